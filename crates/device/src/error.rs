@@ -1,0 +1,72 @@
+//! What can go wrong with a device, in the words of who must act on it.
+
+use copyhold_types::{DeviceId, Purpose};
+
+/// A failed request. `Clone`, since one failure may be told to many waiters.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    #[error("{name}: reading {blocks} blocks at {block} for {why:?} failed: {source}")]
+    Read {
+        name: String,
+        block: u64,
+        blocks: u32,
+        why: Purpose,
+        #[source]
+        source: IoError,
+    },
+    #[error("{name}: writing {blocks} blocks at {block} for {why:?} failed: {source}")]
+    Write {
+        name: String,
+        block: u64,
+        blocks: u32,
+        why: Purpose,
+        #[source]
+        source: IoError,
+    },
+    #[error("{name}: flush failed: {source}; what was written since the last one may be lost")]
+    Flush {
+        name: String,
+        #[source]
+        source: IoError,
+    },
+    #[error("{name}: discarding {blocks} blocks at {block} failed: {source}")]
+    Discard {
+        name: String,
+        block: u64,
+        blocks: u64,
+        #[source]
+        source: IoError,
+    },
+    #[error("{name}: request for blocks {block}..{end} of a device with {size}")]
+    OutOfBounds { name: String, block: u64, end: u64, size: u64 },
+    #[error("{name} is in use by another process; unmount it there first")]
+    Locked { name: String },
+    #[error("cannot open {name}: {source}")]
+    Open {
+        name: String,
+        #[source]
+        source: IoError,
+    },
+    #[error("the pool has no device {}", .0.0)]
+    Missing(DeviceId),
+}
+
+impl DeviceError {
+    /// Whether the host had no space left for a sparse pool file (rule R32).
+    pub fn is_host_full(&self) -> bool {
+        matches!(self, DeviceError::Write { source, .. } if source.0 == libc::ENOSPC)
+    }
+}
+
+/// An errno, with its text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IoError(pub i32);
+
+impl std::fmt::Display for IoError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::io::Error::from_raw_os_error(self.0).fmt(f)
+    }
+}
+
+impl std::error::Error for IoError {}

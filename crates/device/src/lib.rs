@@ -1,0 +1,65 @@
+//! Devices: things that hold blocks.
+//!
+//! A device reads and writes runs of 4 KiB blocks, many in flight, flushes and discards. What was
+//! written is durable only after a flush that began when the write had completed. Every request
+//! carries its purpose and is counted by it.
+
+use std::sync::Arc;
+
+use copyhold_runtime::BoxFuture;
+use copyhold_types::{Buf, DeviceId, Purpose};
+
+mod counters;
+mod error;
+
+pub use counters::{CounterSnapshot, Counters, PurposeCount};
+pub use error::DeviceError;
+
+/// What a device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Size in whole 4 KiB blocks.
+    pub blocks: u64,
+    /// Whether discards reach something that can use them.
+    pub can_discard: bool,
+    /// Path or name, for messages.
+    pub name: String,
+}
+
+/// Block numbers are from the start of the device. A request that reaches past the end is refused
+/// with [`DeviceError::OutOfBounds`]; requests in flight at the same time have no order.
+pub trait Device: Send + Sync {
+    fn id(&self) -> DeviceId;
+
+    fn geometry(&self) -> Geometry;
+
+    /// Reads `blocks` blocks.
+    fn read(
+        &self,
+        block: u64,
+        blocks: u32,
+        why: Purpose,
+    ) -> BoxFuture<'static, Result<Buf, DeviceError>>;
+
+    /// Writes `data`, buffer behind buffer, starting at `block`: one request, as far as the system
+    /// allows. On an error any part may have been written.
+    fn write(
+        &self,
+        block: u64,
+        data: Vec<Buf>,
+        why: Purpose,
+    ) -> BoxFuture<'static, Result<(), DeviceError>>;
+
+    /// Makes durable what completed before the call. After an error, what was not flushed is
+    /// lost and no later success means otherwise (rule R12): the device is done for.
+    fn flush(&self) -> BoxFuture<'static, Result<(), DeviceError>>;
+
+    /// Tells the device that these blocks hold nothing; their content is undefined until written.
+    fn discard(&self, block: u64, blocks: u64) -> BoxFuture<'static, Result<(), DeviceError>>;
+
+    /// Requests so far, by purpose.
+    fn counters(&self) -> &Counters;
+}
+
+/// How the engine holds a device.
+pub type DynDevice = Arc<dyn Device>;

@@ -1,0 +1,46 @@
+//! The one seam between the engine and the machine: tasks, clocks, randomness, file I/O.
+//!
+//! Problem.  The same engine must run on many CPUs with real devices, and in one deterministic
+//!           thread in which a seed decides every interleaving.
+//! Idea.     Everything that is not a value computed from values is asked of a [`Runtime`] that is
+//!           passed in. `Executors` is the machine (one thread and one io_uring per CPU, or a
+//!           thread pool where io_uring is refused); `SeededRuntime` is the simulation.
+//!
+//! Futures are `Send`: a mutex guard held across an await does not compile.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use copyhold_types::{Nanos, Timestamp};
+
+/// A boxed future of the engine.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// What the engine may ask of the world.
+pub trait Runtime: Send + Sync + 'static {
+    /// Runs `task` to its end in the background. A task that panics takes the process down.
+    fn spawn(&self, task: BoxFuture<'static, ()>);
+
+    /// Monotonic nanoseconds.
+    fn now(&self) -> Nanos;
+
+    /// Wall-clock time, for the times that files show.
+    fn wall_clock(&self) -> Timestamp;
+
+    /// Completes `duration` later.
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()>;
+
+    /// 64 random bits: identities, hash keys. Seeded in simulation.
+    fn random(&self) -> u64;
+
+    /// How many tasks can run at once; lanes and shards are cut by it.
+    fn cpus(&self) -> usize;
+
+    /// The caller's CPU, below [`Self::cpus`].
+    fn current_cpu(&self) -> usize;
+}
+
+/// How the engine holds its runtime.
+pub type Rt = Arc<dyn Runtime>;
