@@ -1,0 +1,80 @@
+# Copyhold: what a person runs. `make demo` and `make test` set up a bare Debian machine themselves.
+
+PREFIX ?= /usr/local
+SBINDIR ?= /sbin
+DESTDIR ?=
+SEEDS ?= 100
+ROUNDS ?= 3
+AGAINST ?= btrfs,ext4
+
+export PATH := $(if $(CARGO_HOME),$(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
+TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
+PROGRAM := $(TARGET)/release/copyhold
+HELPERS := mount.fuse.copyhold mount.fuseblk.copyhold mkfs.copyhold mkfs.fuse.copyhold \
+	mkfs.fuseblk.copyhold fsck.copyhold fsck.fuse.copyhold fsck.fuseblk.copyhold
+
+.PHONY: help
+help: ## what there is (this list)
+	@echo "Copyhold: a copy-on-write filesystem in user space."
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+
+.PHONY: demo
+demo: ## build, mount a pool, run real programs on it, kill the daemon, verify
+	scripts/setup.sh build demo
+	scripts/demo.sh
+
+.PHONY: test
+test: ## all tests
+	scripts/setup.sh build demo
+	cargo test --workspace --locked
+
+.PHONY: lint
+lint: ## formatting, clippy, licences and sources of what we depend on
+	scripts/setup.sh build lint
+	cargo fmt --all -- --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo deny --locked check --hide-inclusion-graph licenses bans sources
+
+.PHONY: simulate
+simulate: ## crash simulation on fresh seeds: make simulate SEEDS=1000
+	scripts/setup.sh build
+	cargo run --release --locked -p copyhold-sim -- --seeds $(SEEDS)
+
+.PHONY: build
+build: ## the program, in release mode
+	scripts/setup.sh build
+	cargo build --release --locked -p copyhold-cli
+
+.PHONY: bench
+bench: ## 4 KiB random overwrite against kernel btrfs and ext4 (root): ROUNDS=3 AGAINST=btrfs,ext4
+	scripts/setup.sh build bench
+	cargo build --release --locked -p copyhold-cli -p copyhold-bench
+	$(TARGET)/release/copyhold-bench random-overwrite --against $(AGAINST) --rounds $(ROUNDS)
+
+.PHONY: man
+man: ## man pages and shell completions, into $(TARGET)/man and $(TARGET)/completions
+	cargo build --release --locked -p copyhold-cli
+	$(PROGRAM) generate man $(TARGET)/man
+	$(PROGRAM) generate completions $(TARGET)/completions
+
+.PHONY: install
+install: build man ## program, helpers, man pages, completions: PREFIX=/usr/local SBINDIR=/sbin
+	install -D -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/copyhold
+	install -d $(DESTDIR)$(SBINDIR) $(DESTDIR)$(PREFIX)/share/man/man1
+	for helper in $(HELPERS); do \
+		ln -sf $(PREFIX)/bin/copyhold $(DESTDIR)$(SBINDIR)/$$helper || exit 1; done
+	install -m 644 $(TARGET)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
+	install -D -m 644 $(TARGET)/completions/copyhold.bash \
+		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/copyhold
+	install -D -m 644 $(TARGET)/completions/_copyhold \
+		$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_copyhold
+	install -D -m 644 $(TARGET)/completions/copyhold.fish \
+		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/copyhold.fish
+
+.PHONY: uninstall
+uninstall: ## remove what install put there
+	rm -f $(DESTDIR)$(PREFIX)/bin/copyhold $(addprefix $(DESTDIR)$(SBINDIR)/,$(HELPERS)) \
+		$(DESTDIR)$(PREFIX)/share/man/man1/copyhold*.1 \
+		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/copyhold \
+		$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_copyhold \
+		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/copyhold.fish
