@@ -15,6 +15,12 @@ use std::time::Duration;
 
 use copyhold_types::{Nanos, Timestamp};
 
+mod seeded;
+mod yielding;
+
+pub use seeded::{SeededConfig, SeededRuntime};
+pub use yielding::{YieldNow, yield_now};
+
 /// A boxed future of the engine.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
