@@ -13,6 +13,7 @@ pub mod log;
 pub mod node;
 pub mod space_map;
 pub mod uberblock;
+pub mod wire;
 
 pub use error::FormatError;
 
