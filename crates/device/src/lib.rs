@@ -11,9 +11,11 @@ use copyhold_types::{Buf, DeviceId, Purpose};
 
 mod counters;
 mod error;
+pub mod sim;
 
 pub use counters::{CounterSnapshot, Counters, PurposeCount};
-pub use error::DeviceError;
+pub use error::{DeviceError, IoError};
+pub use sim::SimDevice;
 
 /// What a device is.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,398 @@
+//! A device made of memory and a seed: slow, unreliable, and the same each time.
+//!
+//! Problem.  What a filesystem makes of a crash depends on which writes had reached the medium.
+//!           A real device shows one case in a million; a simulation must show all of them.
+//! Idea.     Remember what was flushed and what was only written. A crash keeps what was flushed
+//!           and a seeded subset of the rest, in any order, torn at 512 bytes. Requests take seeded
+//!           times, so those in flight together complete in any order.
+//!
+//! D1  A flush makes durable what had completed, and been told to its caller, before it began:
+//!     nothing else.
+//! D2  What is in flight at a crash may be there in part, as may what completed since the last
+//!     flush.
+//! D3  After the power is off no request completes or changes anything.
+//! D4  A write whose future was dropped goes on, and lands at some later time or never.
+//! D5  A read of blocks that are being written sees a mixture.
+//!
+//! A request begins at the call, not at the first poll of its future.
+
+mod fault;
+mod image;
+mod state;
+
+use std::future::{pending, poll_fn};
+use std::ops::Range;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use copyhold_runtime::{BoxFuture, Rt};
+use copyhold_types::{BLOCK_BYTES, Buf, DeviceId, Nanos, Purpose};
+use parking_lot::Mutex;
+use rand_xoshiro::rand_core::RngCore;
+
+pub use self::fault::{Fault, FaultRates, Lasting, Trigger};
+pub use self::image::{SECTOR_BYTES, SimImage};
+use self::state::{RequestId, State};
+use crate::{Counters, Device, DeviceError, Geometry, IoError};
+
+/// How a simulated device behaves.
+#[derive(Clone, Debug)]
+pub struct SimConfig {
+    pub seed: u64,
+    pub read_latency: Range<Nanos>,
+    pub write_latency: Range<Nanos>,
+    pub flush_latency: Range<Nanos>,
+    /// One request in so many takes twenty times as long; 0 for none.
+    pub one_slow_in: u64,
+    pub can_discard: bool,
+    pub rates: FaultRates,
+}
+
+impl SimConfig {
+    /// A sound device with the latencies of a fast one.
+    pub fn new(seed: u64) -> SimConfig {
+        SimConfig {
+            seed,
+            read_latency: 20_000..120_000,
+            write_latency: 10_000..60_000,
+            flush_latency: 50_000..500_000,
+            one_slow_in: 32,
+            can_discard: true,
+            rates: FaultRates::default(),
+        }
+    }
+}
+
+/// See the module's text. Blocks that were never written read as zeros and cost no memory.
+pub struct SimDevice {
+    id: DeviceId,
+    rt: Rt,
+    config: SimConfig,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    name: String,
+    blocks: u64,
+    counters: Counters,
+    state: Mutex<State>,
+}
+
+impl SimDevice {
+    pub fn new(rt: Rt, id: DeviceId, blocks: u64, seed: u64) -> Arc<SimDevice> {
+        SimDevice::from_image(rt, id, SimImage::empty(blocks), SimConfig::new(seed))
+    }
+
+    /// A device that holds `image`, all of it durable.
+    pub fn from_image(rt: Rt, id: DeviceId, image: SimImage, config: SimConfig) -> Arc<SimDevice> {
+        let shared = Shared {
+            name: format!("sim{}", id.0),
+            blocks: image.blocks(),
+            counters: Counters::default(),
+            state: Mutex::new(State::new(config.seed, image, config.rates)),
+        };
+        Arc::new(SimDevice { id, rt, config, shared: Arc::new(shared) })
+    }
+
+    // Losing power
+
+    /// The power fails (if it has not yet): what is found afterwards, by `seed`. May be asked for
+    /// any number of seeds.
+    pub fn crash(&self, seed: u64) -> SimImage {
+        self.power_off();
+        self.shared.state.lock().after_crash(seed)
+    }
+
+    /// From now on no request completes.
+    pub fn power_off(&self) {
+        self.shared.state.lock().off = true;
+        self.shared.tell_if_off();
+    }
+
+    pub fn is_off(&self) -> bool {
+        self.shared.state.lock().off
+    }
+
+    /// Completes when the power is off.
+    pub fn until_off(&self) -> BoxFuture<'static, ()> {
+        let shared = self.shared.clone();
+        Box::pin(poll_fn(move |cx| {
+            let mut state = shared.state.lock();
+            if state.off {
+                return Poll::Ready(());
+            }
+            state.off_wakers.push(cx.waker().clone());
+            Poll::Pending
+        }))
+    }
+
+    /// What reads see now: flushed or not, without what is in flight.
+    pub fn image(&self) -> SimImage {
+        self.shared.state.lock().current.clone()
+    }
+
+    // Faults
+
+    /// Lets `fault` happen to the request that `trigger` names.
+    pub fn arm(&self, trigger: Trigger, fault: Fault) {
+        self.shared.state.lock().armed.arm(trigger, fault);
+    }
+
+    /// Forgets what was armed and has not happened.
+    pub fn disarm(&self) {
+        self.shared.state.lock().armed.disarm();
+    }
+
+    pub fn set_rates(&self, rates: FaultRates) {
+        self.shared.state.lock().rates = rates;
+    }
+
+    /// Flips one seeded bit of a block; returns the byte it is in.
+    pub fn rot(&self, block: u64) -> usize {
+        self.shared.state.lock().rot(block)
+    }
+
+    /// Changes a block behind everybody's back.
+    pub fn corrupt(&self, block: u64, change: impl FnOnce(&mut [u8; BLOCK_BYTES])) {
+        self.shared.state.lock().corrupt(block, change);
+    }
+
+    /// Lets reads of `block` fail.
+    pub fn break_block(&self, block: u64, errno: i32, lasting: Lasting) {
+        self.shared.state.lock().armed.set_bad(block, errno, lasting);
+    }
+
+    /// The host has room for so many more blocks of this sparse file, then ENOSPC; `None`: enough.
+    pub fn set_host_free(&self, blocks: Option<u64>) {
+        self.shared.state.lock().host_free = blocks;
+    }
+
+    /// The device really ends here now, though its geometry says otherwise.
+    pub fn shrink(&self, blocks: u64) {
+        self.shared.state.lock().end = blocks.min(self.shared.blocks);
+    }
+
+    // Looking
+
+    /// A block as a read would find it now, without a request.
+    pub fn read_block_now(&self, block: u64) -> [u8; BLOCK_BYTES] {
+        self.shared.state.lock().current.read_block(block)
+    }
+
+    /// Writes that completed since the last flush.
+    pub fn unflushed_writes(&self) -> usize {
+        self.shared.state.lock().unflushed_writes()
+    }
+
+    /// Hash over all requests so far, in order, with what they wrote.
+    pub fn digest(&self) -> u64 {
+        self.shared.state.lock().digest()
+    }
+
+    // Requests
+
+    fn check(&self, block: u64, blocks: u64) -> Result<(), DeviceError> {
+        let size = self.shared.blocks;
+        match block.checked_add(blocks) {
+            Some(end) if end <= size => Ok(()),
+            end => Err(DeviceError::OutOfBounds {
+                name: self.shared.name.clone(),
+                block,
+                end: end.unwrap_or(u64::MAX),
+                size,
+            }),
+        }
+    }
+
+    fn delay(&self, state: &mut State, range: &Range<Nanos>) -> BoxFuture<'static, ()> {
+        let width = range.end.saturating_sub(range.start).max(1);
+        let mut nanos = range.start + state.rng.next_u64() % width;
+        let slow = self.config.one_slow_in;
+        if slow > 0 && state.rng.next_u64().is_multiple_of(slow) {
+            nanos *= 20;
+        }
+        self.rt.sleep(Duration::from_nanos(nanos))
+    }
+
+    /// Notes a request and lets older, abandoned ones land.
+    fn note(&self, state: &mut State, words: [u64; 4]) {
+        words.into_iter().for_each(|word| state.note(word));
+        if !state.off {
+            state.land_abandoned();
+        }
+    }
+}
+
+impl Shared {
+    fn tell_if_off(&self) {
+        let mut state = self.state.lock();
+        if state.off {
+            let wakers = std::mem::take(&mut state.off_wakers);
+            drop(state);
+            wakers.into_iter().for_each(std::task::Waker::wake);
+        }
+    }
+
+    /// The state, unless the power is off: then never.
+    async fn when_done<T>(
+        &self,
+        delay: BoxFuture<'static, ()>,
+        done: impl FnOnce(&mut State) -> T,
+    ) -> T {
+        delay.await;
+        let result = {
+            let mut state = self.state.lock();
+            if state.off { None } else { Some(done(&mut state)) }
+        };
+        match result {
+            Some(result) => result,
+            None => pending().await, // D3
+        }
+    }
+}
+
+/// A write or discard in flight; it goes on when this is dropped (D4).
+struct Ticket {
+    shared: Arc<Shared>,
+    request: RequestId,
+}
+
+impl Ticket {
+    async fn wait(self, delay: BoxFuture<'static, ()>) -> Result<(), i32> {
+        let request = self.request;
+        self.shared.when_done(delay, |state| state.complete(request)).await
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.shared.state.lock().abandon(self.request);
+    }
+}
+
+impl Device for SimDevice {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            blocks: self.shared.blocks,
+            can_discard: self.config.can_discard,
+            name: self.shared.name.clone(),
+        }
+    }
+
+    fn read(
+        &self,
+        block: u64,
+        blocks: u32,
+        why: Purpose,
+    ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
+        if let Err(error) = self.check(block, blocks.into()) {
+            return Box::pin(async { Err(error) });
+        }
+        self.shared.counters.read(why, blocks);
+        let mut state = self.shared.state.lock();
+        self.note(&mut state, [1, block, blocks.into(), why as u64]);
+        let delay = self.delay(&mut state, &self.config.read_latency);
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            let read = shared.when_done(delay, |state| state.complete_read(block, blocks)).await;
+            let name = || shared.name.clone();
+            read.map_err(|errno| DeviceError::Read {
+                name: name(),
+                block,
+                blocks,
+                why,
+                source: IoError(errno),
+            })
+        })
+    }
+
+    fn write(
+        &self,
+        block: u64,
+        data: Vec<Buf>,
+        why: Purpose,
+    ) -> BoxFuture<'static, Result<(), DeviceError>> {
+        let blocks = data.iter().map(|buf| buf.blocks() as u64).sum();
+        if let Err(error) = self.check(block, blocks) {
+            return Box::pin(async { Err(error) });
+        }
+        self.shared.counters.write(why, blocks);
+        let mut state = self.shared.state.lock();
+        self.note(&mut state, [2, block, blocks, why as u64]);
+        if state.off {
+            return Box::pin(pending());
+        }
+        let delay = self.delay(&mut state, &self.config.write_latency);
+        let request = state.begin_write(block, &data, why);
+        drop(state);
+        self.shared.tell_if_off();
+        let (shared, ticket) =
+            (self.shared.clone(), Ticket { shared: self.shared.clone(), request });
+        Box::pin(async move {
+            ticket.wait(delay).await.map_err(|errno| DeviceError::Write {
+                name: shared.name.clone(),
+                block,
+                blocks: blocks as u32,
+                why,
+                source: IoError(errno),
+            })
+        })
+    }
+
+    fn flush(&self) -> BoxFuture<'static, Result<(), DeviceError>> {
+        self.shared.counters.flush();
+        let mut state = self.shared.state.lock();
+        self.note(&mut state, [3, 0, 0, 0]);
+        if state.off {
+            return Box::pin(pending());
+        }
+        let delay = self.delay(&mut state, &self.config.flush_latency);
+        let (covers, fault) = state.begin_flush();
+        drop(state);
+        self.shared.tell_if_off();
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            let flush = shared.when_done(delay, |state| state.complete_flush(covers, fault)).await;
+            let name = || shared.name.clone();
+            flush.map_err(|errno| DeviceError::Flush { name: name(), source: IoError(errno) })
+        })
+    }
+
+    fn discard(&self, block: u64, blocks: u64) -> BoxFuture<'static, Result<(), DeviceError>> {
+        if let Err(error) = self.check(block, blocks) {
+            return Box::pin(async { Err(error) });
+        }
+        self.shared.counters.discard(blocks);
+        let mut state = self.shared.state.lock();
+        self.note(&mut state, [4, block, blocks, 0]);
+        if state.off {
+            return Box::pin(pending());
+        }
+        let delay = self.delay(&mut state, &self.config.write_latency);
+        let request = state.begin_discard(block, blocks);
+        drop(state);
+        self.shared.tell_if_off();
+        let (shared, ticket) =
+            (self.shared.clone(), Ticket { shared: self.shared.clone(), request });
+        Box::pin(async move {
+            ticket.wait(delay).await.map_err(|errno| DeviceError::Discard {
+                name: shared.name.clone(),
+                block,
+                blocks,
+                source: IoError(errno),
+            })
+        })
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+}
+
+#[cfg(test)]
+mod tests;
