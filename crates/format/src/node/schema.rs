@@ -1,0 +1,68 @@
+//! How the values of a kind are cut into columns.
+//!
+//! A value begins with fixed fields, little-endian, of one to eight bytes each; what follows is its
+//! tail. A leaf gives each field a column of its own, where a field that hardly varies costs hardly
+//! anything, and puts the tails on a heap. A leaf describes its own columns, so a schema may change
+//! without a new format: it decides only how leaves are written from then on.
+
+use copyhold_types::Kind;
+
+/// The fixed fields of a kind of item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Schema {
+    /// Widths in bytes, 1 to 8 each.
+    pub fields: &'static [u8],
+}
+
+/// A field more would make a column's header cost more than it saves.
+pub const FIELDS_MAX: usize = 32;
+
+/// Extents: where the blocks are (block number, device), how many less one, flags, epoch, how much
+/// older the origin is, birth, and the checksum of the first block. The tail is the checksums of
+/// the blocks behind it.
+pub const EXTENT: Schema = Schema { fields: &[6, 2, 1, 1, 8, 8, 4, 4] };
+
+const NONE: Schema = Schema { fields: &[] };
+
+impl Schema {
+    /// Kinds without an entry are all tail.
+    pub fn of(kind: Kind) -> Schema {
+        match kind {
+            Kind(16) => EXTENT,
+            _ => NONE,
+        }
+    }
+
+    /// How many leading fields a value of `len` bytes has in full, and how many bytes they are.
+    pub(super) fn prefix(self, len: usize) -> (usize, usize) {
+        let mut bytes = 0;
+        for (n, &width) in self.fields.iter().enumerate() {
+            if bytes + usize::from(width) > len {
+                return (n, bytes);
+            }
+            bytes += usize::from(width);
+        }
+        (self.fields.len(), bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_schema_has_columns_that_a_leaf_can_hold() {
+        for kind in 0..=u8::MAX {
+            let schema = Schema::of(Kind(kind));
+            assert!(schema.fields.len() <= FIELDS_MAX);
+            assert!(schema.fields.iter().all(|width| (1..=8).contains(width)));
+        }
+    }
+
+    #[test]
+    fn a_short_value_has_fewer_fields() {
+        assert_eq!(EXTENT.prefix(34), (8, 34));
+        assert_eq!(EXTENT.prefix(33), (7, 30));
+        assert_eq!(EXTENT.prefix(5), (0, 0));
+    }
+}
