@@ -1,0 +1,120 @@
+//! The command line, as clap reads it: one verb, one file, one struct of arguments.
+//!
+//! Help, man pages and completions all come from these definitions (`generate.rs`).
+
+use clap::{Parser, Subcommand};
+
+use crate::failure::{Failure, exit_codes_text};
+use crate::report::Report;
+use crate::{check, create, debug, generate, info, mount, report, sync, umount, version};
+
+const ABOUT: &str = "Copy-on-write filesystem in user space for hosts with many tenants";
+
+const LONG_ABOUT: &str = "\
+Copyhold keeps a filesystem in a pool: a file, or a block device. `create` makes a pool, `mount` \
+shows it as a directory through FUSE, `umount` closes it again. Files on it are checksummed, every \
+piece of metadata is kept twice, and after a crash or a power cut the pool simply mounts again.";
+
+const EXAMPLES: &str = "\
+Examples:
+  copyhold create /srv/pool.img --size 10G    a sparse file that grows up to 10 GiB
+  copyhold mount /srv/pool.img /mnt           returns when /mnt is usable
+  copyhold sync /mnt                          everything written so far is durable
+  copyhold info /mnt                          space, state and device traffic
+  copyhold umount /mnt                        returns when the pool is closed
+  copyhold check /srv/pool.img                verifies every pointer and digest
+
+`copyhold help VERB` tells more about each, `copyhold help exit-codes` what scripts can rely on.";
+
+/// The whole command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "copyhold",
+    version,
+    about = ABOUT,
+    long_about = LONG_ABOUT,
+    after_help = EXAMPLES,
+    max_term_width = 100,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+pub(crate) struct CommandLine {
+    /// Print JSON: results on standard output, a failure as one object on standard error
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    /// What to log on standard error or, once in the background, to the system log
+    #[arg(
+        long,
+        global = true,
+        env = "COPYHOLD_LOG",
+        value_name = "FILTER",
+        default_value = "info"
+    )]
+    pub(crate) log: String,
+
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    Create(create::Create),
+    Mount(mount::Mount),
+    Umount(umount::Umount),
+    Sync(sync::Sync),
+    Info(info::Info),
+    Check(check::Check),
+    Debug(debug::Debug),
+    Version(version::Version),
+    /// What the exit codes mean
+    ///
+    /// Helpers that other programs call (mount.fuse.copyhold, fsck.copyhold and the like) exit with
+    /// the codes of mount(8) and fsck(8) instead.
+    #[command(after_help = exit_codes_text())]
+    ExitCodes,
+    #[command(hide = true)]
+    Generate(generate::Generate),
+    #[command(hide = true)]
+    Daemon(mount::Mount),
+}
+
+impl CommandLine {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let report = Report { json: self.json };
+        match self.verb {
+            Verb::Create(verb) => verb.run(report),
+            Verb::Mount(verb) => verb.run(&self.log),
+            Verb::Umount(verb) => verb.run(report),
+            Verb::Sync(verb) => verb.run(),
+            Verb::Info(verb) => verb.run(report),
+            Verb::Check(verb) => verb.run(report),
+            Verb::Debug(verb) => verb.run(report),
+            Verb::Version(verb) => verb.run(report),
+            Verb::ExitCodes => report::print(&exit_codes_text()),
+            Verb::Generate(verb) => verb.run(),
+            Verb::Daemon(verb) => verb.serve_in_background(&self.log),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definitions_are_sound() {
+        CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn every_verb_explains_itself_and_gives_examples() {
+        for verb in CommandLine::command().get_subcommands().filter(|verb| !verb.is_hide_set()) {
+            assert!(verb.get_about().is_some(), "{} has no summary", verb.get_name());
+            let teaches = verb.get_after_help().is_some() || verb.has_subcommands();
+            assert!(teaches || verb.get_name() == "version", "{} has no example", verb.get_name());
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! `copyhold debug`: what is really on the device, for whoever mends or learns the format.
+
+use std::path::PathBuf;
+
+use crate::engine;
+use crate::failure::Failure;
+use crate::report::Report;
+
+/// Show the structures on a pool's device
+///
+/// The pool must not be mounted; nothing is changed. Damaged structures are shown as far as they can be
+/// read. docs/format.md says what the fields mean.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Debug {
+    #[command(subcommand)]
+    view: View,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum View {
+    /// Labels at both ends of the device, and the ring of uberblocks
+    Labels(Target),
+    /// Batches of the log, from its head to the last one
+    Log(Target),
+    /// Tables: their partitions, roots, and what the log holds for them
+    Tables(Target),
+    /// Nodes of the tables, with their items
+    Nodes(Nodes),
+    /// Metaslabs and what is free in them
+    Space(Target),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  copyhold debug labels /srv/pool.img --json | jq .")]
+struct Target {
+    /// The file or block device
+    pool: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  copyhold debug nodes /srv/pool.img --table 3")]
+struct Nodes {
+    /// The file or block device
+    pool: PathBuf,
+    /// Only this table
+    #[arg(long)]
+    table: Option<u64>,
+}
+
+impl Debug {
+    pub(crate) fn run(self, report: Report) -> Result<(), Failure> {
+        let shown = match self.view {
+            View::Labels(target) => engine::debug_labels(&target.pool)?,
+            View::Log(target) => engine::debug_log(&target.pool)?,
+            View::Tables(target) => engine::debug_tables(&target.pool)?,
+            View::Nodes(nodes) => engine::debug_nodes(&nodes.pool, nodes.table)?,
+            View::Space(target) => engine::debug_space(&target.pool)?,
+        };
+        report.show(&shown, || {
+            serde_json::to_string_pretty(&shown).expect("views have string keys") + "\n"
+        })
+    }
+}

@@ -1,0 +1,183 @@
+//! What the program says when it fails: one line for a person, one object for a program, one exit
+//! code for a script.
+//!
+//! The table of exit codes below is the only one: `copyhold help exit-codes`, the man page and
+//! `docs/operating.md` (by a test) print it.
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::process::ExitCode;
+
+/// What kind of failure; decides the exit code and the `code` that `--json` shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The operation failed for a reason that only the message tells.
+    Failed,
+    /// The pool, file or directory is missing.
+    NotFound,
+    /// There is something, but no pool.
+    NotAPool,
+    /// A newer program made this pool.
+    NewerFormat,
+    /// `create` would overwrite something.
+    Exists,
+    /// No space, in the pool or on the host.
+    Full,
+    /// The device answered with an error.
+    Device,
+    /// Nothing is mounted there.
+    NotMounted,
+    /// The system refuses this user.
+    Permission,
+    /// The command line makes no sense.
+    Usage,
+    /// What was read from the pool is not what was written.
+    Damaged,
+    /// Another process holds it, or programs still use it.
+    InUse,
+}
+
+impl Kind {
+    const ALL: [Kind; 12] = [
+        Kind::Failed,
+        Kind::NotFound,
+        Kind::NotAPool,
+        Kind::NewerFormat,
+        Kind::Exists,
+        Kind::Full,
+        Kind::Device,
+        Kind::NotMounted,
+        Kind::Permission,
+        Kind::Usage,
+        Kind::Damaged,
+        Kind::InUse,
+    ];
+
+    /// The stable word that `--json` shows.
+    pub(crate) fn code(self) -> &'static str {
+        match self {
+            Kind::Failed => "failed",
+            Kind::NotFound => "not-found",
+            Kind::NotAPool => "not-a-pool",
+            Kind::NewerFormat => "newer-format",
+            Kind::Exists => "exists",
+            Kind::Full => "full",
+            Kind::Device => "device",
+            Kind::NotMounted => "not-mounted",
+            Kind::Permission => "permission",
+            Kind::Usage => "usage",
+            Kind::Damaged => "damaged",
+            Kind::InUse => "in-use",
+        }
+    }
+
+    /// The kind that `code` names.
+    pub(crate) fn from_code(code: &str) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| kind.code() == code)
+    }
+
+    pub(crate) fn exit_status(self) -> u8 {
+        match self {
+            Kind::Usage => 2,
+            Kind::Damaged => 3,
+            Kind::InUse => 4,
+            _ => 1,
+        }
+    }
+}
+
+/// Exit codes and what they mean, as `help exit-codes`, the man page and the book show them.
+pub(crate) const EXIT_CODES: [(u8, &str); 5] = [
+    (0, "it was done"),
+    (1, "the operation failed; the message says why and what to do"),
+    (2, "the command line makes no sense"),
+    (3, "damage was found: what was read is not what was written"),
+    (4, "in use: another process holds the pool, or programs still use the mount"),
+];
+
+/// A failed operation.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) kind: Kind,
+    message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Failure {
+        Failure { kind, message: message.into() }
+    }
+
+    pub(crate) fn usage(message: impl Into<String>) -> Failure {
+        Failure::new(Kind::Usage, message)
+    }
+
+    /// A system call on `what` failed.
+    pub(crate) fn system(what: impl fmt::Display, error: &io::Error) -> Failure {
+        let kind = match error.kind() {
+            ErrorKind::NotFound => Kind::NotFound,
+            ErrorKind::PermissionDenied => Kind::Permission,
+            ErrorKind::ResourceBusy => Kind::InUse,
+            ErrorKind::StorageFull => Kind::Full,
+            ErrorKind::AlreadyExists => Kind::Exists,
+            _ => Kind::Failed,
+        };
+        Failure::new(kind, format!("{what}: {error}"))
+    }
+
+    /// Tells standard error, as text or as one JSON object, and gives the exit code.
+    pub(crate) fn report(&self, json: bool) -> ExitCode {
+        if json {
+            let error = serde_json::json!({
+                "error": { "code": self.kind.code(), "message": self.message }
+            });
+            eprintln!("{error}");
+        } else {
+            eprintln!("copyhold: {}", self.message);
+        }
+        ExitCode::from(self.kind.exit_status())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// The table for people.
+pub(crate) fn exit_codes_text() -> String {
+    EXIT_CODES.iter().map(|(status, meaning)| format!("{status}  {meaning}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_exits_with_a_documented_code() {
+        for kind in Kind::ALL {
+            assert_eq!(Kind::from_code(kind.code()), Some(kind));
+            assert!(EXIT_CODES.iter().any(|(status, _)| *status == kind.exit_status()));
+        }
+    }
+
+    #[test]
+    fn a_busy_directory_is_in_use() {
+        let failure = Failure::system("/mnt", &io::Error::from_raw_os_error(libc_ebusy()));
+        assert_eq!(failure.kind, Kind::InUse);
+        assert!(failure.to_string().starts_with("/mnt: "));
+    }
+
+    fn libc_ebusy() -> i32 {
+        rustix::io::Errno::BUSY.raw_os_error()
+    }
+
+    #[test]
+    fn the_book_has_the_same_exit_codes() {
+        let book = include_str!("../../../docs/operating.md");
+        for (status, meaning) in EXIT_CODES {
+            let row = format!("| {status} | {meaning} |");
+            assert!(book.contains(&row), "docs/operating.md lacks: {row}");
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! `mkfs.copyhold [-qvfF] [-L label] POOL [SIZE]`, as mkfs(8) and test suites call it.
+//!
+//! Unlike `copyhold create` it does not ask: what is there is overwritten, old labels at the device's far end included,
+//! unless it is in use. A size without a suffix is in bytes.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use crate::create::create;
+use crate::engine::Preallocate;
+use crate::failure::Failure;
+use crate::personality::Parsed;
+use crate::size::Size;
+
+pub(crate) fn run(arguments: Vec<OsString>) -> u8 {
+    match make(arguments) {
+        Ok(()) => 0,
+        Err(failure) => {
+            failure.report(false);
+            1
+        }
+    }
+}
+
+fn make(arguments: Vec<OsString>) -> Result<(), Failure> {
+    let parsed = Parsed::new(arguments, "Lt")?;
+    if parsed.has('V') {
+        return crate::report::print(concat!("mkfs.copyhold ", env!("CARGO_PKG_VERSION"), "\n"));
+    }
+    let (pool, size) = match &parsed.operands[..] {
+        [pool] => (pool, None),
+        [pool, size] => (pool, Some(size)),
+        _ => return Err(Failure::usage("usage: mkfs.copyhold [-qvf] [-L LABEL] POOL [SIZE]")),
+    };
+    let size: Option<Size> = size
+        .map(|size| size.to_string_lossy().parse())
+        .transpose()
+        .map_err(|why: String| Failure::usage(why))?;
+    let label = parsed.values('L').last().unwrap_or_default();
+    create(Path::new(pool), size, true, Preallocate::Log, &label)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_without_a_pool_or_with_nonsense_fails() {
+        assert_eq!(run(vec![]), 1);
+        assert_eq!(run(vec!["/tmp/no-such.img".into(), "large".into()]), 1);
+        assert_eq!(run(vec!["-V".into()]), 0);
+    }
+}
