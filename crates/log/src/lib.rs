@@ -1,1 +1,23 @@
-//! (to come)
+//! The log: an endless sequence of blocks kept in a ring, twice.
+//!
+//! Problem.  Every metadata change of the pool is in the log before it is anywhere else. One bad
+//!           sector in the middle must not end it, a torn write at its end must.
+//! Idea.     [`Ring`] maps positions to blocks of two copies and does the I/O; [`Appender`] says
+//!           where the next frame goes and never lets it overwrite what an uberblock needs;
+//!           [`recover`] reads both copies and follows the chain of batches.
+//!
+//! K1  A frame is written to a position at most once in a lap, by one writer.
+//! K2  Positions from the head of the last three uberblocks on are never overwritten (rule R6).
+//! K3  Recovery ends either at a batch with no valid batch behind it, or in [`Damage`].
+//!
+//! Order.    pieces → (data flush) → batch → flush → acknowledgement → the next batch.
+
+#![forbid(unsafe_code)]
+
+mod appender;
+mod recover;
+mod ring;
+
+pub use appender::{Appender, RingFull};
+pub use recover::{Damage, Recovered, RecoveredBatch, recover};
+pub use ring::{Ring, Scan};

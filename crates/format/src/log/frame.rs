@@ -1,6 +1,6 @@
 //! Frames: what every part of the log is wrapped in.
 
-use copyhold_types::{BLOCK_BYTES, Digest, Incarnation, PoolId, Txg};
+use copyhold_types::{BLOCK_BYTES, Buf, Digest, Incarnation, PoolId, Txg};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 use zerocopy::little_endian::{U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -74,46 +74,31 @@ const STORED_PLAIN: u8 = 0;
 const STORED_ZSTD: u8 = 1;
 
 /// Blocks that a frame with `stored` payload bytes takes.
-pub fn frame_blocks(stored: usize) -> u64 {
+fn frame_blocks(stored: usize) -> u64 {
     (HEADER_BYTES + stored).div_ceil(BLOCK_BYTES) as u64
 }
 
-/// Encodes a frame for `position`. Returns whole blocks and the frame's digest. Compression is
-/// zstd level 1, skipped for what fits one block anyway (P16).
-pub fn encode_frame(
-    pool: PoolId,
-    secret: u64,
-    kind: FrameKind,
-    incarnation: Incarnation,
-    position: u64,
-    txg: Txg,
-    payload: &[u8],
-) -> (Vec<u8>, Digest) {
-    let packed = pack(payload);
-    let (packing, stored) = match &packed {
-        Some(packed) => (STORED_ZSTD, packed.as_slice()),
-        None => (STORED_PLAIN, payload),
-    };
-    let header = FrameDisk {
-        magic: MAGIC,
-        kind: kind.code(),
-        pool: pool.0,
-        digest: 0.into(),
-        incarnation: incarnation.0.into(),
-        position: position.into(),
-        txg: txg.get().into(),
-        stored: (stored.len() as u32).into(),
-        unpacked: (payload.len() as u32).into(),
-        packing,
-        reserved: [0; 55],
-    };
-    let mut out = Vec::with_capacity(frame_blocks(stored.len()) as usize * BLOCK_BYTES);
-    out.extend_from_slice(header.as_bytes());
-    out.extend_from_slice(stored);
-    let digest = xxh3_128_with_seed(&out, secret);
-    out[DIGEST_AT..DIGEST_AT + 16].copy_from_slice(&digest.to_le_bytes());
-    out.resize(out.len().next_multiple_of(BLOCK_BYTES), 0);
-    (out, Digest(digest))
+/// A payload as it will be stored: compressed (zstd level 1) when that saves a block (P16). How
+/// large the frame is follows from it, where it goes need not be known yet.
+pub struct Payload<'a> {
+    plain: &'a [u8],
+    packed: Option<Vec<u8>>,
+}
+
+impl<'a> Payload<'a> {
+    pub fn new(plain: &'a [u8]) -> Payload<'a> {
+        assert!(plain.len() <= UNPACKED_MAX, "{} bytes in one frame", plain.len());
+        Payload { plain, packed: pack(plain) }
+    }
+
+    fn stored(&self) -> &[u8] {
+        self.packed.as_deref().unwrap_or(self.plain)
+    }
+
+    /// Blocks that the frame takes.
+    pub fn blocks(&self) -> u64 {
+        frame_blocks(self.stored().len())
+    }
 }
 
 fn pack(payload: &[u8]) -> Option<Vec<u8>> {
@@ -122,6 +107,44 @@ fn pack(payload: &[u8]) -> Option<Vec<u8>> {
     }
     let packed = zstd::bulk::compress(payload, 1).ok()?;
     (frame_blocks(packed.len()) < frame_blocks(payload.len())).then_some(packed)
+}
+
+/// What a frame says of itself before its payload.
+#[derive(Clone, Copy, Debug)]
+pub struct FrameHead {
+    pub pool: PoolId,
+    /// Seeds the digest.
+    pub secret: u64,
+    pub kind: FrameKind,
+    pub incarnation: Incarnation,
+    pub position: u64,
+    pub txg: Txg,
+}
+
+/// Encodes a frame. Returns whole blocks and the frame's digest.
+pub fn encode_frame(head: FrameHead, payload: &Payload<'_>) -> (Buf, Digest) {
+    let stored = payload.stored();
+    let disk = FrameDisk {
+        magic: MAGIC,
+        kind: head.kind.code(),
+        pool: head.pool.0,
+        digest: 0.into(),
+        incarnation: head.incarnation.0.into(),
+        position: head.position.into(),
+        txg: head.txg.get().into(),
+        stored: (stored.len() as u32).into(),
+        unpacked: (payload.plain.len() as u32).into(),
+        packing: if payload.packed.is_some() { STORED_ZSTD } else { STORED_PLAIN },
+        reserved: [0; 55],
+    };
+    let mut buf = Buf::zeroed(payload.blocks() as usize);
+    let out = buf.make_mut();
+    let end = HEADER_BYTES + stored.len();
+    out[..HEADER_BYTES].copy_from_slice(disk.as_bytes());
+    out[HEADER_BYTES..end].copy_from_slice(stored);
+    let digest = xxh3_128_with_seed(&out[..end], head.secret);
+    out[DIGEST_AT..DIGEST_AT + 16].copy_from_slice(&digest.to_le_bytes());
+    (buf, Digest(digest))
 }
 
 impl Frame {
@@ -191,7 +214,18 @@ mod tests {
     const POOL: PoolId = PoolId([9; 16]);
 
     fn frame(payload: &[u8]) -> (Vec<u8>, Digest) {
-        encode_frame(POOL, 5, FrameKind::Piece, Incarnation(1), 40, Txg::FIRST, payload)
+        let (buf, digest) = encode_frame(
+            FrameHead {
+                pool: POOL,
+                secret: 5,
+                kind: FrameKind::Piece,
+                incarnation: Incarnation(1),
+                position: 40,
+                txg: Txg::FIRST,
+            },
+            &Payload::new(payload),
+        );
+        (buf.to_vec(), digest)
     }
 
     #[test]

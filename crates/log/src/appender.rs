@@ -1,0 +1,105 @@
+//! Where the next frame goes.
+
+use std::collections::VecDeque;
+
+/// Uberblocks whose log is kept, so that older ones stay usable when the newest is lost (R6).
+const UBERBLOCKS_KEPT: usize = 3;
+
+/// The ring has no room for a frame until an uberblock moves the head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the log ring is full: {wanted} blocks wanted, {free} free")]
+pub struct RingFull {
+    pub wanted: u64,
+    pub free: u64,
+}
+
+/// Hands out positions in order.
+#[derive(Debug)]
+pub struct Appender {
+    ring_blocks: u64,
+    next: u64,
+    /// Heads of the newest uberblocks, oldest first; what lies before the first may be reused.
+    heads: VecDeque<u64>,
+}
+
+impl Appender {
+    /// `next`: first position that may be written; `head`: of the newest uberblock.
+    pub fn new(ring_blocks: u64, next: u64, head: u64) -> Appender {
+        assert!(head <= next && next <= head + ring_blocks, "head {head}, next {next}");
+        Appender { ring_blocks, next, heads: VecDeque::from([head]) }
+    }
+
+    /// A position for a frame of `blocks` blocks, which never crosses the ring's end.
+    pub fn place(&mut self, blocks: u64) -> Result<u64, RingFull> {
+        let position = self.fitting(blocks);
+        if position + blocks > self.limit() {
+            return Err(RingFull { wanted: blocks, free: self.free() });
+        }
+        self.next = position + blocks;
+        Ok(position)
+    }
+
+    fn fitting(&self, blocks: u64) -> u64 {
+        let at = self.next % self.ring_blocks;
+        if at + blocks <= self.ring_blocks { self.next } else { self.next - at + self.ring_blocks }
+    }
+
+    fn limit(&self) -> u64 {
+        self.heads.front().expect("there is always a head") + self.ring_blocks
+    }
+
+    /// An uberblock with this head is durable on every label.
+    pub fn uberblock_written(&mut self, head: u64) {
+        debug_assert!(self.heads.back().is_none_or(|&last| last <= head));
+        self.heads.push_back(head);
+        while self.heads.len() > UBERBLOCKS_KEPT {
+            self.heads.pop_front();
+        }
+    }
+
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Head of the newest uberblock.
+    pub fn head(&self) -> u64 {
+        *self.heads.back().expect("there is always a head")
+    }
+
+    /// Blocks from the newest head to the end of the log: what a recovery would read.
+    pub fn live(&self) -> u64 {
+        self.next - self.head()
+    }
+
+    /// Blocks until [`RingFull`].
+    pub fn free(&self) -> u64 {
+        self.limit().saturating_sub(self.next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_never_crosses_the_end_of_the_ring() {
+        let mut log = Appender::new(10, 0, 0);
+        assert_eq!(log.place(7), Ok(0));
+        assert_eq!(log.place(4), Err(RingFull { wanted: 4, free: 3 }));
+        (0..3).for_each(|_| log.uberblock_written(7));
+        assert_eq!(log.place(4), Ok(10));
+    }
+
+    #[test]
+    fn what_the_last_three_uberblocks_need_is_kept() {
+        let mut log = Appender::new(10, 0, 0);
+        assert_eq!(log.place(10), Ok(0));
+        for head in [2, 4] {
+            log.uberblock_written(head);
+            assert!(log.place(1).is_err(), "the first uberblock still needs position 0");
+        }
+        log.uberblock_written(6);
+        assert_eq!((log.free(), log.live()), (2, 4));
+        assert_eq!(log.place(2), Ok(10));
+    }
+}

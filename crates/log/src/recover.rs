@@ -1,0 +1,227 @@
+//! Recovery: from an uberblock's head along the chain of batches to the last one.
+//!
+//! Both copies are read and their frames united, so that damage to one is repaired by the other.
+//! The next batch is the one that names the digest of the batch before; where a cut batch and one
+//! of a later incarnation both do, the later incarnation counts (rule R13). A batch is complete when
+//! all its pieces verify. The chain may end at an incomplete batch only if nothing valid was
+//! written behind it: batches are written one after the other was flushed (G1), so a later one
+//! proves damage (rule R2), and so do an uberblock or a mark that call a later txg durable.
+
+use std::collections::BTreeMap;
+
+use copyhold_device::DeviceError;
+use copyhold_format::log::{Batch, Frame, FrameKind};
+use copyhold_format::uberblock::Uberblock;
+use copyhold_types::{Buf, Digest, Incarnation, Txg};
+
+use crate::ring::{Ring, Scan};
+
+/// The log is broken in its middle. What lies before can be read; nothing may be written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the log is damaged behind txg {last}: {evidence}; both copies of what is between are bad. \
+     The pool can be mounted read-only as of txg {last}"
+)]
+pub struct Damage {
+    pub last: u64,
+    pub evidence: String,
+}
+
+/// One batch in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecoveredBatch {
+    pub txg: Txg,
+    pub digest: Digest,
+    /// First position that belongs to it, a piece's or its own.
+    pub start: u64,
+    pub batch: Batch,
+    /// Payloads of its pieces, in order; its last records are `batch.records`.
+    pub pieces: Vec<Vec<u8>>,
+}
+
+/// What the log says.
+#[derive(Debug)]
+pub struct Recovered {
+    pub batches: Vec<RecoveredBatch>,
+    /// The last txg that is complete; the uberblock's when there is no batch.
+    pub last: u64,
+    pub last_digest: Digest,
+    pub incarnation: Incarnation,
+    /// Whether an uberblock or a mark vouches for the last batch, so that it need not be verified.
+    pub confirmed: bool,
+    pub damage: Option<Damage>,
+    /// First position and txg that were certainly never used.
+    pub next_position: u64,
+    pub next_txg: Txg,
+    /// Frames that only the other copy has intact: (damaged copy, position, blocks).
+    pub repairs: Vec<(usize, u64, u64)>,
+}
+
+/// More txgs than can be in flight when the power goes: skipped, so that a number cut is never
+/// used again (rule R13).
+const TXG_MARGIN: u64 = 16;
+
+/// Reads the log that `uberblock` points to. Fails when a part of it can be read from neither
+/// copy: that is not a tail (rule R13).
+pub async fn recover(ring: &Ring, uberblock: &Uberblock) -> Result<Recovered, DeviceError> {
+    let scans = loop {
+        let scans = [ring.scan(0, uberblock.head).await, ring.scan(1, uberblock.head).await];
+        let Some(&position) = lost(&scans).next() else { break scans };
+        // Read again to tell the error; what can be read now is scanned again.
+        ring.read_copy(0, position, 1).await?;
+    };
+    let frames = Frames::unite(&scans);
+    let mut found = follow(&frames, uberblock);
+    found.next_position = scans.iter().map(|s| s.end).fold(uberblock.head, u64::max);
+    found.repairs = repairs(&scans, &frames, uberblock.head);
+    Ok(found)
+}
+
+/// Positions that neither copy can be read at.
+fn lost(scans: &[Scan; 2]) -> impl Iterator<Item = &u64> {
+    scans[0].unreadable.iter().filter(|p| scans[1].unreadable.contains(p))
+}
+
+/// The frames of both copies.
+struct Frames<'a> {
+    by_position: BTreeMap<u64, &'a Frame>,
+    batches: Vec<(&'a Frame, Batch)>,
+}
+
+impl<'a> Frames<'a> {
+    fn unite(scans: &'a [Scan; 2]) -> Frames<'a> {
+        let by_position: BTreeMap<u64, &Frame> =
+            scans.iter().rev().flat_map(|s| s.frames.iter().map(|(p, f)| (*p, f))).collect();
+        let batches = by_position
+            .values()
+            .filter(|f| f.kind == FrameKind::Batch)
+            .filter_map(|f| Some((*f, Batch::parse(&f.payload, f.txg).ok()?)))
+            .collect();
+        Frames { by_position, batches }
+    }
+
+    /// The batch that follows the one with this digest.
+    fn successor(&self, digest: Digest, txg: u64, at_least: Incarnation) -> Option<&(&'a Frame, Batch)> {
+        self.batches
+            .iter()
+            .filter(|(frame, batch)| {
+                batch.before == digest && frame.txg.get() > txg && frame.incarnation >= at_least
+            })
+            .max_by_key(|(frame, _)| frame.incarnation)
+    }
+
+    /// The payloads of all pieces, or nothing when one is missing.
+    fn pieces(&self, batch: &Batch) -> Option<Vec<&'a Frame>> {
+        batch
+            .pieces
+            .iter()
+            .map(|piece| {
+                let frame = self.by_position.get(&piece.position)?;
+                let whole = frame.digest == piece.digest && frame.kind == FrameKind::Piece;
+                whole.then_some(*frame)
+            })
+            .collect()
+    }
+
+    fn marks(&self) -> impl Iterator<Item = &&'a Frame> {
+        self.by_position.values().filter(|f| f.kind == FrameKind::Mark)
+    }
+}
+
+fn follow(frames: &Frames<'_>, uberblock: &Uberblock) -> Recovered {
+    let mut found = Recovered {
+        batches: Vec::new(),
+        last: uberblock.before_head_txg,
+        last_digest: uberblock.before_head,
+        incarnation: uberblock.incarnation,
+        confirmed: true,
+        damage: None,
+        next_position: 0,
+        next_txg: Txg::FIRST,
+        repairs: Vec::new(),
+    };
+    // Batches between the head and the uberblock may be of earlier incarnations than its own.
+    let mut incarnation = Incarnation(0);
+    let mut incomplete = None;
+    while let Some((frame, batch)) =
+        frames.successor(found.last_digest, found.last, incarnation)
+    {
+        let Some(pieces) = frames.pieces(batch) else {
+            incomplete = Some(frame.txg.get());
+            break;
+        };
+        incarnation = frame.incarnation;
+        found.last = frame.txg.get();
+        found.last_digest = frame.digest;
+        found.batches.push(RecoveredBatch {
+            txg: frame.txg,
+            digest: frame.digest,
+            start: pieces.iter().map(|p| p.position).fold(frame.position, u64::min),
+            batch: batch.clone(),
+            pieces: pieces.iter().map(|p| p.payload.clone()).collect(),
+        });
+    }
+    found.damage = damage(frames, uberblock, &found, incarnation, incomplete);
+    found.confirmed = uberblock.durable.get() >= found.last
+        || frames.marks().any(|m| m.txg.get() == found.last && m.incarnation >= incarnation);
+    let newest = frames.by_position.values().map(|f| f.txg.get()).max().unwrap_or(0);
+    let newest = newest.max(found.last).max(uberblock.durable.get());
+    found.next_txg = Txg::FIRST.plus(newest + TXG_MARGIN);
+    found.incarnation = frames
+        .by_position
+        .values()
+        .map(|f| f.incarnation)
+        .fold(uberblock.incarnation, Incarnation::max);
+    found
+}
+
+/// Evidence that the chain went on behind where it can be followed.
+fn damage(
+    frames: &Frames<'_>,
+    uberblock: &Uberblock,
+    found: &Recovered,
+    incarnation: Incarnation,
+    incomplete: Option<u64>,
+) -> Option<Damage> {
+    let last = found.last;
+    let says = |evidence: String| Some(Damage { last, evidence });
+    if uberblock.durable.get() > last {
+        return says(format!("an uberblock says that txg {} is durable", uberblock.durable));
+    }
+    let later = |f: &Frame| f.incarnation >= incarnation && f.txg.get() > last;
+    if let Some(mark) = frames.marks().find(|m| later(m)) {
+        return says(format!("a mark says that txg {} is durable", mark.txg));
+    }
+    // A later batch that itself joins the chain at its end would have been followed: what is left
+    // is an incomplete last one, which may be cut, and ones that were written after it.
+    let beyond = |f: &Frame| later(f) && Some(f.txg.get()) != incomplete;
+    frames
+        .batches
+        .iter()
+        .find(|(f, batch)| beyond(f) && batch.before != found.last_digest)
+        .and_then(|(f, _)| says(format!("txg {} was written after it", f.txg)))
+}
+
+/// Frames of the chain's lap that one copy lacks.
+fn repairs(scans: &[Scan; 2], frames: &Frames<'_>, head: u64) -> Vec<(usize, u64, u64)> {
+    let mut repairs = Vec::new();
+    for (&position, frame) in &frames.by_position {
+        for copy in 0..2 {
+            if position >= head && !scans[copy].frames.contains_key(&position) {
+                repairs.push((copy, position, frame.blocks));
+            }
+        }
+    }
+    repairs
+}
+
+impl Ring {
+    /// Writes what one copy lacks from the other (rule R2), before anything else is written.
+    pub async fn repair(&self, repairs: &[(usize, u64, u64)]) -> Result<(), DeviceError> {
+        for &(copy, position, blocks) in repairs {
+            let good: Buf = self.read_copy(1 - copy, position, blocks).await?;
+            self.write_copy(copy, position, &good).await?;
+        }
+        Ok(())
+    }
+}
