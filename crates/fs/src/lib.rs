@@ -1,1 +1,46 @@
-//! (to come)
+//! The filesystem of a subvolume: inodes, directories, file data. Knows nothing of FUSE.
+//!
+//! Problem.  A kernel's request must be answered without waiting where it can be, its effect must
+//!           reach the log in the order in which it was seen, and an accepted write must survive
+//!           whatever happens between the reply and the device.
+//! Idea.     Every change of metadata is one transaction of absolute items, built and applied while
+//!           the mutexes of its inodes are held: so the order of the log is the order in memory.
+//!           File data gathers in memory and is installed by transactions of its own, with the
+//!           size and the times that belong to it.
+//! In core.  `Inode`: what the file shows, what of it is logged, its dirty blocks.
+//!
+//! F1  What an inode item in the log says never describes data that is not in the log: the logged
+//!     size covers only installed blocks, a pending truncate is logged with what follows it (R35, R36).
+//! F2  A block of a file is read from the dirty blocks first, then from the extents: a block leaves
+//!     the dirty ones only when its extent is applied and its bytes can be read from the device.
+//! F3  Dirty blocks own a reservation; an accepted write is never refused later (R22).
+//! F4  Items are looked up before, and computed within, the section that applies them (R1, R4).
+//!
+//! Locks, outermost first; no task takes them in another order:
+//!   1. the subvolume's rename lock (async), by renames between directories;
+//!   2. directories' entry locks (async), by inode number;
+//!   3. a file's data lock (async): shared by reads, exclusive for writes, truncates, fallocate;
+//!   4. a file's map lock (async): its extent items are looked up and changed under it;
+//!   5. credit of the pool (`Pool::admit`), always last of what may wait;
+//!   6. mutexes of inodes' states, by inode number, then those of the caches. Never held across an
+//!      await; `Pool::apply` runs under them.
+
+#![forbid(unsafe_code)]
+
+mod attr;
+mod caller;
+mod dir;
+mod error;
+mod file;
+mod filesystem;
+mod node;
+mod options;
+
+pub use attr::{Attr, Entry, FileFlags, FileKind, OpenFlags, SetAttr, SetTime, StatFs};
+pub use caller::Caller;
+pub use dir::{DirEntry, RenameFlags};
+pub use error::{FsError, Result};
+pub use file::{FallocateMode, ReadData, Seek, WriteFlags};
+pub use filesystem::{Filesystem, XattrSet};
+pub use node::NodeId;
+pub use options::{Atime, Options};

@@ -1,0 +1,143 @@
+//! The items of a filesystem: what a key of each kind means and what its value holds.
+//!
+//! ```text
+//! a subvolume's table                                   value
+//!   (ino, INODE, 0)                                     inode.rs
+//!   (ino, INLINE, 0)         block 0 of a tiny file     its bytes, at most INLINE_MAX; the rest is zero
+//!   (ino, SYMLINK, 0)                                   the target, 1 to SYMLINK_MAX bytes
+//!   (dir, DIRENT, bucket)    names with one hash        dirent.rs
+//!   (ino, XATTR, bucket)     attributes with one hash   xattr.rs
+//!   (ino, XATTR_VALUE, n)    a piece of a long value    its bytes
+//!   (ino, EXTENT, block)     file blocks from `block`   extent.rs
+//!   (0, ORPHAN, ino)         no name; may be open       empty
+//!   (0, TRUNCATE, ino)       being cut in steps         u64: the first block that is gone
+//! the pool's system table
+//!   (subvolume, SUBVOL, 0)                              subvol.rs
+//!   (epoch, EPOCH, 0)                                   subvol.rs
+//! ```
+//!
+//! Numbers in values are little-endian.
+
+mod dirent;
+mod extent;
+mod hash;
+mod inode;
+mod subvol;
+mod xattr;
+
+use copyhold_types::{InodeNo, Key, Kind};
+
+pub use dirent::{DIRENT_BUCKET_MAX, DirBucket, Dirent, NAME_MAX};
+pub use extent::{EXTENT_BLOCKS_MAX, Extent, ExtentState};
+pub use hash::{HashKey, cookie, dirent_bucket, xattr_bucket};
+pub use inode::{InodeFlags, InodeItem};
+pub use subvol::{EpochItem, SubvolFlags, SubvolItem};
+pub use xattr::{
+    XATTR_BUCKET_MAX, XATTR_NAME_MAX, XATTR_SHORT_MAX, XATTR_VALUE_MAX, XATTR_VALUE_PIECE, Xattr,
+    XattrBucket, XattrValue, xattr_piece,
+};
+
+use crate::FormatError;
+
+pub const INODE: Kind = Kind(10);
+pub const INLINE: Kind = Kind(11);
+pub const SYMLINK: Kind = Kind(12);
+pub const DIRENT: Kind = Kind(13);
+pub const XATTR: Kind = Kind(14);
+pub const XATTR_VALUE: Kind = Kind(15);
+/// Fixed: leaves cut its value into columns, see `node::schema`.
+pub const EXTENT: Kind = Kind(16);
+pub const ORPHAN: Kind = Kind(17);
+pub const TRUNCATE: Kind = Kind(18);
+pub const SUBVOL: Kind = Kind(20);
+pub const EPOCH: Kind = Kind(21);
+
+/// Longest content of a file that lives in its INLINE item.
+pub const INLINE_MAX: usize = 2048;
+/// Longest target of a symlink.
+pub const SYMLINK_MAX: usize = 4095;
+/// The object under which a table lists what concerns many of its files.
+pub const LISTS: u64 = 0;
+
+pub fn inode_key(ino: InodeNo) -> Key {
+    Key::new(ino.0, INODE, 0)
+}
+
+pub fn inline_key(ino: InodeNo) -> Key {
+    Key::new(ino.0, INLINE, 0)
+}
+
+pub fn symlink_key(ino: InodeNo) -> Key {
+    Key::new(ino.0, SYMLINK, 0)
+}
+
+/// `block` counts 4 KiB blocks of the file.
+pub fn extent_key(ino: InodeNo, block: u64) -> Key {
+    Key::new(ino.0, EXTENT, block)
+}
+
+pub fn orphan_key(ino: InodeNo) -> Key {
+    Key::new(LISTS, ORPHAN, ino.0)
+}
+
+pub fn truncate_key(ino: InodeNo) -> Key {
+    Key::new(LISTS, TRUNCATE, ino.0)
+}
+
+/// The value of a TRUNCATE item: blocks from this one on are gone.
+pub fn encode_truncate(first_block: u64) -> [u8; 8] {
+    first_block.to_le_bytes()
+}
+
+pub fn parse_truncate(value: &[u8]) -> Result<u64, FormatError> {
+    let bytes = value
+        .try_into()
+        .map_err(|_| FormatError::Short { what: "truncate item", len: value.len() })?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// Checks the value of an INLINE item.
+pub fn parse_inline(value: &[u8]) -> Result<&[u8], FormatError> {
+    if value.len() > INLINE_MAX {
+        return Err(FormatError::Field {
+            what: "inline data",
+            field: "length",
+            value: value.len() as u64,
+        });
+    }
+    Ok(value)
+}
+
+/// Checks the value of a SYMLINK item.
+pub fn parse_symlink(value: &[u8]) -> Result<&[u8], FormatError> {
+    if value.is_empty() || value.len() > SYMLINK_MAX || value.contains(&0) {
+        return Err(FormatError::Field {
+            what: "symlink",
+            field: "length",
+            value: value.len() as u64,
+        });
+    }
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_give_an_answer_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = InodeItem::parse(&bytes);
+            let _ = DirBucket::parse(&bytes);
+            let _ = XattrBucket::parse(&bytes);
+            let _ = Extent::parse(&bytes);
+            let _ = SubvolItem::parse(&bytes);
+            let _ = EpochItem::parse(&bytes);
+            let _ = parse_truncate(&bytes);
+            let _ = parse_inline(&bytes);
+            let _ = parse_symlink(&bytes);
+        }
+    }
+}

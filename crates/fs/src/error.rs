@@ -1,0 +1,105 @@
+//! What can go wrong in a filesystem operation, one variant for each answer that a caller can tell
+//! apart. The front ends map each to their own kind of answer (an errno, a message).
+
+use copyhold_format::FormatError;
+use copyhold_pool::PoolError;
+use copyhold_types::{InodeNo, SubvolId};
+
+/// `Clone`: a write error is told to every later fsync of the file (R34).
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FsError {
+    /// ENOENT
+    #[error("no such file or directory")]
+    NotFound,
+    /// EEXIST
+    #[error("the name exists already")]
+    Exists,
+    /// ENOTDIR
+    #[error("not a directory")]
+    NotDirectory,
+    /// EISDIR
+    #[error("is a directory")]
+    IsDirectory,
+    /// ENOTEMPTY
+    #[error("the directory is not empty")]
+    NotEmpty,
+    /// ENAMETOOLONG
+    #[error("the name has {len} bytes; at most {max} are allowed")]
+    NameTooLong { len: usize, max: usize },
+    /// EMLINK
+    #[error("the file has as many links as it can have ({max})")]
+    TooManyLinks { max: u32 },
+    /// EINVAL
+    #[error("invalid argument: {0}")]
+    Invalid(&'static str),
+    /// EPERM
+    #[error("not permitted: {0}")]
+    NotPermitted(&'static str),
+    /// EACCES
+    #[error("permission denied")]
+    AccessDenied,
+    /// EROFS
+    #[error("the filesystem is read-only: {why}")]
+    ReadOnly { why: String },
+    /// ENOSPC
+    #[error("{0}")]
+    NoSpace(PoolError),
+    /// ENOSPC: not the pool, but a structure of fixed size is full.
+    #[error("no room for another {what}")]
+    Crowded { what: &'static str },
+    /// EFBIG
+    #[error("the file would be larger than {max} bytes")]
+    FileTooBig { max: u64 },
+    /// E2BIG
+    #[error("the attribute's value has {len} bytes; at most {max} are allowed")]
+    AttributeTooBig { len: usize, max: usize },
+    /// ENODATA
+    #[error("no such attribute")]
+    NoAttribute,
+    /// EOPNOTSUPP
+    #[error("{0} is not supported")]
+    NotSupported(&'static str),
+    /// ENXIO: seeking data or a hole at or behind the end.
+    #[error("no data at or behind this offset")]
+    PastEnd,
+    /// EXDEV
+    #[error("source and target are in different subvolumes")]
+    CrossSubvolume,
+    /// EBUSY
+    #[error("{0} is in use")]
+    Busy(&'static str),
+    /// ESTALE: a node id of something that is gone.
+    #[error("the file is gone")]
+    Stale,
+    /// EIO: what is stored is not what was written. Logged where it was found.
+    #[error(
+        "subvolume {subvol} inode {ino} is damaged at byte {offset}: {why}; restore the file from a copy"
+    )]
+    Damaged { subvol: SubvolId, ino: InodeNo, offset: u64, why: String },
+    /// EIO: a record that describes the filesystem is not what was written.
+    #[error("{what} is damaged: {source}")]
+    Record {
+        what: String,
+        #[source]
+        source: FormatError,
+    },
+    /// EIO
+    #[error(transparent)]
+    Pool(PoolError),
+    /// EIO: the filesystem was told to stop (GOINGDOWN) or is closed.
+    #[error("the filesystem is shut down; mount it again")]
+    ShutDown,
+}
+
+impl From<PoolError> for FsError {
+    fn from(error: PoolError) -> FsError {
+        match error {
+            PoolError::Full { .. } => FsError::NoSpace(error),
+            PoolError::ReadOnly { why } => FsError::ReadOnly { why },
+            other => FsError::Pool(other),
+        }
+    }
+}
+
+pub type Result<T, E = FsError> = std::result::Result<T, E>;

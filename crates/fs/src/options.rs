@@ -1,0 +1,47 @@
+//! Settings of one mount.
+
+use std::time::Duration;
+
+/// When reading changes the access time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Atime {
+    /// When it is not newer than the last change, or a day old.
+    Relative,
+    Never,
+}
+
+/// How a filesystem is opened. The defaults are those of a mount.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Dirty data is written at this age, at the latest.
+    pub writeback_interval: Duration,
+    /// Writers wait while this much is dirty or being written. Writeback starts at half of it.
+    pub dirty_bytes_max: u64,
+    /// A file with this much dirty data is written at once.
+    pub file_dirty_bytes_start: u64,
+    /// An fsync with at most this much dirty data sends it beside the batch (P12); 0 never.
+    pub attach_bytes_max: u64,
+    pub atime: Atime,
+    /// Clean inodes kept in memory.
+    pub inodes_max: usize,
+    /// Whether returned entries count as look-ups that `forget` gives back. A front end without
+    /// a name cache of its own says no; then an unlinked file lives as long as it is open.
+    pub count_lookups: bool,
+    /// Refuse changes, although the pool could take them.
+    pub read_only: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            writeback_interval: Duration::from_secs(5),
+            dirty_bytes_max: 64 << 20,
+            file_dirty_bytes_start: 8 << 20,
+            attach_bytes_max: 64 << 10,
+            atime: Atime::Relative,
+            inodes_max: 65_536,
+            count_lookups: true,
+            read_only: false,
+        }
+    }
+}
