@@ -8,6 +8,9 @@
 //!
 //! Futures are `Send`: a mutex guard held across an await does not compile.
 
+#![deny(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "this is where the machine is asked")]
+
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,10 +18,18 @@ use std::time::Duration;
 
 use copyhold_types::{Nanos, Timestamp};
 
-mod seeded;
+pub mod executors;
+mod op;
+mod ring;
+pub mod seeded;
+mod threads;
+mod worker;
 mod yielding;
 
+pub use executors::{Executors, ReactorKind};
+pub use op::{Completion, Op, Outcome, Reactor};
 pub use seeded::{SeededConfig, SeededRuntime};
+pub use threads::ThreadReactor;
 pub use yielding::{YieldNow, yield_now};
 
 /// A boxed future of the engine.

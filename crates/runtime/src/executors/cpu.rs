@@ -1,0 +1,232 @@
+//! One executor: a thread, its queue of ready tasks, its timers, and what it sleeps on.
+//!
+//! E1  No wake is lost. The executor notes that it goes to sleep under the queue's lock, having
+//!     found the queue empty; who queues a task takes the note under the same lock and wakes it.
+//!     A timer that becomes the first is added before the note is looked at, and the executor
+//!     looks for the first timer after it wrote the note.
+//! E2  No lock is held while a task runs, is dropped, or is woken.
+//! E3  What a task submits goes to the kernel when its poll ends, or with the wait that follows.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
+use std::thread::Thread;
+use std::time::Duration;
+
+use async_task::Runnable;
+use copyhold_types::Nanos;
+use parking_lot::Mutex;
+
+use super::timers::Timers;
+use crate::ring::Ring;
+
+/// Tasks run between two looks at completions and timers.
+const TURN: usize = 32;
+
+pub(super) struct Cpu {
+    queue: Mutex<Queue>,
+    pub(super) timers: Timers,
+    parked: Mutex<Parked>,
+    bed: Bed,
+    stopping: AtomicBool,
+}
+
+#[derive(Default)]
+struct Queue {
+    ready: VecDeque<Runnable>,
+    asleep: bool,
+}
+
+/// Wakers of tasks that wait, so that shutting down can find them.
+#[derive(Default)]
+struct Parked {
+    wakers: Vec<Option<Waker>>,
+    free: Vec<usize>,
+}
+
+/// What the executor sleeps on.
+pub(super) enum Bed {
+    Ring(Box<Ring>),
+    Park(OnceLock<Thread>),
+}
+
+impl Bed {
+    pub(super) fn ring(&self) -> Option<&Ring> {
+        match self {
+            Bed::Ring(ring) => Some(ring),
+            Bed::Park(_) => None,
+        }
+    }
+}
+
+impl Cpu {
+    pub(super) fn new(bed: Bed) -> Cpu {
+        Cpu {
+            queue: Mutex::default(),
+            timers: Timers::default(),
+            parked: Mutex::default(),
+            bed,
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn ring(&self) -> Option<&Ring> {
+        self.bed.ring()
+    }
+
+    /// Makes a task ready.
+    pub(super) fn push(&self, runnable: Runnable) {
+        let mut queue = self.queue.lock();
+        queue.ready.push_back(runnable);
+        let asleep = std::mem::take(&mut queue.asleep);
+        drop(queue);
+        if asleep {
+            self.wake();
+        }
+    }
+
+    /// Lets the executor look at its timers and at whether it should stop.
+    pub(super) fn notify(&self) {
+        if std::mem::take(&mut self.queue.lock().asleep) {
+            self.wake();
+        }
+    }
+
+    pub(super) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.notify();
+    }
+
+    fn wake(&self) {
+        match &self.bed {
+            Bed::Ring(ring) => ring.wake(),
+            Bed::Park(thread) => thread.get().expect("only a started thread sleeps").unpark(),
+        }
+    }
+
+    /// The executor's life, until [`Cpu::stop`]; then waits for what its ring has in flight.
+    pub(super) fn run(&self, now: impl Fn() -> Nanos) {
+        if let Bed::Park(thread) = &self.bed {
+            thread.set(std::thread::current()).expect("an executor is started once");
+        }
+        let mut batch = VecDeque::new();
+        while !self.stopping.load(Ordering::Acquire) {
+            self.run_some(&mut batch);
+            if let Some(ring) = self.ring() {
+                ring.reap();
+            }
+            self.timers.fire(now());
+            if batch.is_empty() && !self.refill(&mut batch) {
+                self.sleep(&now);
+            }
+        }
+        self.queue.lock().ready.extend(batch);
+        if let Some(ring) = self.ring() {
+            ring.close();
+        }
+    }
+
+    fn run_some(&self, batch: &mut VecDeque<Runnable>) {
+        for _ in 0..TURN {
+            let Some(runnable) = batch.pop_front() else { return };
+            if let Some(ring) = self.ring() {
+                ring.flush(); // E3
+            }
+            runnable.run();
+        }
+    }
+
+    /// Takes what is ready. If there is nothing, notes that the executor goes to sleep (E1).
+    fn refill(&self, batch: &mut VecDeque<Runnable>) -> bool {
+        let mut queue = self.queue.lock();
+        if queue.ready.is_empty() {
+            queue.asleep = !self.stopping.load(Ordering::Acquire);
+            return !queue.asleep;
+        }
+        std::mem::swap(&mut queue.ready, batch);
+        true
+    }
+
+    fn sleep(&self, now: &impl Fn() -> Nanos) {
+        let timeout = self.timers.first().map(|at| Duration::from_nanos(at.saturating_sub(now())));
+        match (&self.bed, timeout) {
+            (Bed::Ring(ring), timeout) => ring.wait(timeout),
+            (Bed::Park(_), None) => std::thread::park(),
+            (Bed::Park(_), Some(timeout)) => std::thread::park_timeout(timeout),
+        }
+        self.queue.lock().asleep = false;
+    }
+
+    /// Drops ready tasks and makes waiting ones ready; whether there were any. Only when the
+    /// executor has ended.
+    pub(super) fn drain(&self) -> bool {
+        let ready = std::mem::take(&mut self.queue.lock().ready);
+        let mut wakers = self.timers.take();
+        wakers.extend(self.parked.lock().wakers.iter_mut().filter_map(Option::take));
+        let any = !ready.is_empty() || !wakers.is_empty();
+        drop(ready); // E2
+        wakers.into_iter().for_each(Waker::wake);
+        any
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// A task that its executor knows of while it waits.
+    pub(super) struct Tracked<F> {
+        #[pin]
+        future: F,
+        place: Place,
+    }
+}
+
+struct Place {
+    cpu: Arc<Cpu>,
+    slot: Option<usize>,
+}
+
+impl<F> Tracked<F> {
+    pub(super) fn new(future: F, cpu: Arc<Cpu>) -> Tracked<F> {
+        Tracked { future, place: Place { cpu, slot: None } }
+    }
+}
+
+impl<F: Future<Output = ()>> Future for Tracked<F> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        let poll = this.future.poll(cx);
+        if poll.is_pending() {
+            this.place.park(cx.waker());
+        }
+        poll
+    }
+}
+
+impl Place {
+    fn park(&mut self, waker: &Waker) {
+        if self.slot.is_some() {
+            return; // A task has the same waker all its life.
+        }
+        let mut parked = self.cpu.parked.lock();
+        let slot = parked.free.pop().unwrap_or(parked.wakers.len());
+        if slot == parked.wakers.len() {
+            parked.wakers.push(None);
+        }
+        parked.wakers[slot] = Some(waker.clone());
+        self.slot = Some(slot);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let Some(slot) = self.slot else { return };
+        let mut parked = self.cpu.parked.lock();
+        let waker = parked.wakers[slot].take();
+        parked.free.push(slot);
+        drop(parked);
+        drop(waker);
+    }
+}
