@@ -1,1 +1,57 @@
-//! (to come)
+//! Space: metaslabs, the allocator, the reserve, and what is to be logged of them. No I/O.
+//!
+//! What a caller (the pool) does, in the order of a block's life:
+//!
+//! ```text
+//!   open     restore = Restore::new(layouts, fixed, cpus, config)      labels, log rings: fixed
+//!            restore.replay_alloc(txg, run) / replay_free(txg, run)    before any map is read (R5)
+//!            restore.load(id, descriptor, map) / quarantine(id)        per item of the table
+//!            space = restore.finish(durable)                           or Space::new: a new pool
+//!   accept   r = space.reserve(blocks, tier)?                          no promise, no data
+//!   place    claims = space.claim(lane, blocks, &mut r)?               runs; dropped = given back
+//!            claim = space.claim_run(lane, blocks, &mut r)?            nodes: one run
+//!   apply    run = space.log_alloc(txg, claim)                         with the pointer (R19)
+//!            space.log_free(txg, run)?                                 with the pointer's end
+//!   commit   space.release_deferred(txg)                               when R3 allows
+//!   flush    pins → freeze → write → transaction → installed           see `flush`
+//!   discard  take_discardable → discard → discard_done                 see `discard` (R15)
+//! ```
+//!
+//! Of all this, only the two `log_…` calls happen inside a transaction, and neither waits.
+//!
+//! What is on disk is in `copyhold_format::space_map`. In memory a metaslab is two bitmaps
+//! (`metaslab`), a few bytes per 1 MiB chunk (`free`), and the runs that wait to be allocatable.
+//! Each module states its invariants; [`Space::check`] asserts them all.
+//!
+//! Locks, in order: `scarce` (one allocation at a time when little is left), a lane, a metaslab.
+//! A thread holds at most one of each, never across anything that waits. Totals are atomics.
+
+#![forbid(unsafe_code)]
+
+mod bits;
+mod budget;
+mod changes;
+mod check;
+mod chunk;
+mod claim;
+mod discard;
+mod error;
+mod flush;
+mod free;
+mod lane;
+mod layout;
+mod metaslab;
+mod range_set;
+mod restore;
+mod space;
+
+pub use budget::{Figures, NoSpace, Reservation, Tier};
+pub use claim::{Claim, Claims};
+pub use discard::{Discard, Discardable};
+pub use error::SpaceError;
+pub use flush::{MapJob, Pin};
+pub use lane::{Lane, LaneClass};
+pub use layout::{CHUNK_BLOCKS, MetaslabId, MetaslabLayout};
+pub use range_set::RangeSet;
+pub use restore::Restore;
+pub use space::{Config, Space};

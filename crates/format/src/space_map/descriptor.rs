@@ -1,0 +1,130 @@
+//! What the table of metaslabs says of each: where its map is and what that map holds.
+
+use copyhold_types::{DeviceId, Key, Kind, NodePtr, Txg};
+
+use crate::FormatError;
+use crate::node::{NODE_PTR_BYTES, decode_ptr, encode_ptr};
+use crate::wire::Reader;
+
+/// Items of this kind are [`Descriptor`]s, in the table of metaslabs.
+pub const METASLAB: Kind = Kind(3);
+
+const WHAT: &str = "metaslab descriptor";
+const LEN: usize = NODE_PTR_BYTES + 16;
+
+/// The item of one metaslab, under [`Descriptor::key`]. A metaslab without an item has never been
+/// flushed: its map is empty and complete up to no txg.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// `None`: nothing is allocated.
+    pub map: Option<NodePtr>,
+    /// Blocks that the map calls allocated.
+    pub allocated: u32,
+    /// Every edit of a txg up to this one is in the map.
+    pub complete_to: Txg,
+    /// Longest run of free blocks when the map was made: a hint.
+    pub longest_free: u32,
+}
+
+impl Descriptor {
+    /// Where the descriptor of metaslab `index` of `device` is kept.
+    pub fn key(device: DeviceId, index: u32) -> Key {
+        Key::new(device.0.into(), METASLAB, index.into())
+    }
+
+    /// The reverse of [`Self::key`], for a key that was read from a table.
+    pub fn parse_key(key: Key) -> Result<(DeviceId, u32), FormatError> {
+        let bad = |field, value| FormatError::Field { what: WHAT, field, value };
+        if key.kind != METASLAB {
+            return Err(bad("kind", key.kind.0.into()));
+        }
+        let device = u16::try_from(key.object).map_err(|_| bad("device", key.object))?;
+        let index = u32::try_from(key.offset).map_err(|_| bad("index", key.offset))?;
+        Ok((DeviceId(device), index))
+    }
+
+    /// The pointer (zeros for none), then `complete_to` u64, `allocated` u32, `longest_free` u32.
+    pub fn encode(&self) -> [u8; LEN] {
+        let mut value = [0; LEN];
+        if let Some(map) = &self.map {
+            value[..NODE_PTR_BYTES].copy_from_slice(&encode_ptr(map));
+        }
+        let rest = &mut value[NODE_PTR_BYTES..];
+        rest[..8].copy_from_slice(&self.complete_to.get().to_le_bytes());
+        rest[8..12].copy_from_slice(&self.allocated.to_le_bytes());
+        rest[12..].copy_from_slice(&self.longest_free.to_le_bytes());
+        value
+    }
+
+    pub fn parse(value: &[u8]) -> Result<Descriptor, FormatError> {
+        if value.len() != LEN {
+            return Err(FormatError::Short { what: WHAT, len: value.len() });
+        }
+        let map = decode_ptr(value)?;
+        let mut rest = Reader::new(WHAT, &value[NODE_PTR_BYTES..]);
+        let complete_to = Txg::new(rest.u64()?).ok_or(rest.bad("complete_to", 0))?;
+        let (allocated, longest_free) = (rest.u32()?, rest.u32()?);
+        if map.is_some() != (allocated > 0) {
+            return Err(rest.bad("allocated", allocated.into()));
+        }
+        Ok(Descriptor { map, allocated, complete_to, longest_free })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use copyhold_types::{BlockAddr, Digest, EpochId};
+    use proptest::prelude::*;
+
+    fn example() -> Descriptor {
+        let map = NodePtr {
+            copies: [Some(BlockAddr::new(DeviceId(1), 77)), None],
+            blocks: 2,
+            epoch: EpochId::POOL,
+            digest: Digest(0x1234),
+        };
+        let complete_to = Txg::new(41).unwrap();
+        Descriptor { map: Some(map), allocated: 9, complete_to, longest_free: 300 }
+    }
+
+    #[test]
+    fn a_descriptor_comes_back_with_and_without_a_map() {
+        let with = example();
+        assert_eq!(Descriptor::parse(&with.encode()), Ok(with));
+        let without = Descriptor { map: None, allocated: 0, ..with };
+        assert_eq!(Descriptor::parse(&without.encode()), Ok(without));
+    }
+
+    #[test]
+    fn a_map_without_blocks_or_blocks_without_a_map_are_refused() {
+        let allocated_without_map = Descriptor { map: None, ..example() };
+        assert!(Descriptor::parse(&allocated_without_map.encode()).is_err());
+        let empty_map = Descriptor { allocated: 0, ..example() };
+        assert!(Descriptor::parse(&empty_map.encode()).is_err());
+    }
+
+    #[test]
+    fn a_key_names_device_and_metaslab() {
+        let key = Descriptor::key(DeviceId(2), 199);
+        assert_eq!(Descriptor::parse_key(key), Ok((DeviceId(2), 199)));
+        assert!(Descriptor::parse_key(Key { object: 1 << 16, ..key }).is_err());
+        assert!(Descriptor::parse_key(Key { kind: Kind(4), ..key }).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_value_gives_an_answer(
+            mut bytes in prop::collection::vec(any::<u8>(), 59..62),
+            small in any::<bool>(),
+        ) {
+            if small {
+                bytes[42..44].fill(0);
+                bytes[52..56].fill(1);
+            }
+            if let Ok(descriptor) = Descriptor::parse(&bytes) {
+                prop_assert_eq!(&descriptor.encode()[..], &bytes[..]);
+            }
+        }
+    }
+}

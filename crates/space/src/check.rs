@@ -1,0 +1,41 @@
+//! All invariants of a space at once.
+
+use crate::space::Space;
+
+impl Space {
+    /// Panics when an invariant of this crate does not hold (B1, K1–K3, L1, M1–M3). Walks
+    /// everything; nobody else may be allocating or freeing meanwhile.
+    pub fn check(&self) {
+        let shared = &self.shared;
+        let held = shared.held_runs();
+        let (mut free, mut allocated, mut freeing, mut discarding) = (0, 0, 0, 0);
+        let (mut open, mut good_chunks) = (0, 0);
+        for (index, metaslab) in shared.metaslabs.iter().enumerate() {
+            let state = metaslab.lock();
+            metaslab.check(&state);
+            good_chunks += metaslab.good_chunks();
+            free += u64::from(state.free.free_blocks());
+            let (aside, chunks) = state.free.set_aside();
+            discarding += aside;
+            open += chunks;
+            freeing += state.deferred.values().flatten().map(|run| u64::from(run.1)).sum::<u64>();
+            allocated += if state.quarantined { 0 } else { u64::from(state.logged.count()) };
+            for &(_, run) in held.iter().filter(|held| held.0 == index) {
+                let first = (run.addr.block() - metaslab.first_block) as u32;
+                assert!(state.free.all_used(first, run.blocks), "L1: {run:?} is free");
+                assert!(state.logged.all_clear(first, run.blocks), "L1: {run:?} is allocated");
+            }
+        }
+        let lanes = shared.lanes.iter().filter(|lane| lane.lock().open.is_some()).count();
+        assert_eq!(open, lanes, "M2: chunks that are held, and lanes that hold one");
+        assert_eq!(good_chunks, shared.good_chunks(), "good chunks of all metaslabs");
+        free += held.iter().map(|(_, run)| u64::from(run.blocks)).sum::<u64>();
+        let figures = self.figures();
+        assert_eq!(figures.free, free, "B1: free");
+        assert_eq!(figures.freeing, freeing, "freeing");
+        assert_eq!(figures.discarding, discarding, "discarding");
+        assert_eq!(figures.allocated, allocated + shared.quarantined, "allocated");
+        let sum = free + figures.allocated + figures.claimed + freeing + discarding;
+        assert_eq!(figures.total, sum, "every block is in one state");
+    }
+}

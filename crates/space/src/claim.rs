@@ -1,0 +1,76 @@
+//! Claims: runs that are taken, but that no transaction has logged yet (R19).
+
+use std::fmt;
+use std::sync::Arc;
+
+use copyhold_types::Run;
+use smallvec::SmallVec;
+
+use crate::budget::Reservation;
+use crate::layout::Piece;
+use crate::space::Shared;
+
+/// The claims of one call, nearly always one.
+pub type Claims = SmallVec<[Claim; 2]>;
+
+/// A free run that is taken; [`Space::log_alloc`](crate::Space::log_alloc) makes it an allocation,
+/// dropping it gives it back. A crash gives it back too: nothing of it is on disk.
+#[must_use = "dropping a claim gives it back"]
+pub struct Claim {
+    /// `None` once it is logged.
+    shared: Option<Arc<Shared>>,
+    run: Run,
+    piece: Piece,
+}
+
+impl Claim {
+    pub(crate) fn new(shared: &Arc<Shared>, metaslab: usize, first: u32, blocks: u32) -> Claim {
+        let run = shared.metaslabs[metaslab].run(first, blocks);
+        Claim { shared: Some(Arc::clone(shared)), run, piece: Piece { metaslab, first, blocks } }
+    }
+
+    pub fn run(&self) -> Run {
+        self.run
+    }
+
+    /// Cuts the claim in two; the first keeps `blocks` blocks, both are non-empty.
+    pub fn split(mut self, blocks: u32) -> (Claim, Claim) {
+        let rest = self.run.blocks - blocks;
+        let shared = self.shared.take().expect("a claim that is still held");
+        let first = self.piece.first;
+        let head = Claim::new(&shared, self.piece.metaslab, first, blocks);
+        (head, Claim::new(&shared, self.piece.metaslab, first + blocks, rest))
+    }
+
+    /// Gives the run back and keeps its blocks promised, in `to`.
+    pub fn cancel_into(mut self, to: &mut Reservation) {
+        if let Some(shared) = self.shared.take() {
+            shared.unclaim(self.piece);
+            to.put(self.run.blocks.into());
+        }
+    }
+
+    /// Gives the run back: what dropping does too.
+    pub fn cancel(self) {}
+
+    /// The claim is an allocation from now on.
+    pub(crate) fn settle(mut self) -> Piece {
+        self.shared = None;
+        self.piece
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.take() {
+            shared.unclaim(self.piece);
+            shared.budget.unreserve(self.run.blocks.into());
+        }
+    }
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Claim({:?})", self.run)
+    }
+}

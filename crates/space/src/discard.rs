@@ -1,0 +1,98 @@
+//! Discards: telling the host that freed space is no longer needed, late and in large pieces.
+//!
+//! A run is discarded only while it is allocatable, is taken out of the free set meanwhile, and
+//! goes back when the discard is over (R15). Only whole chunks that have been written to are worth
+//! it, and some of those stay, for writing into a hole halves the rate of fsync (P6).
+
+use std::sync::Arc;
+
+use copyhold_types::{Run, Txg};
+
+use crate::budget::Tier;
+use crate::free::Grade;
+use crate::layout::{CHUNK_BLOCKS, Piece};
+use crate::space::{Shared, Space};
+
+/// What may be discarded.
+#[derive(Clone, Copy, Debug)]
+pub struct Discardable {
+    /// Only runs of at least this many blocks; never less than 1 MiB.
+    pub least: u32,
+    /// Only what was freed before this txg. The pool knows when that was, and waits a minute (P6).
+    pub freed_before: Option<Txg>,
+    /// Leave the warm space that [`Config`](crate::Config) asks for. Not for a trim that the user
+    /// has asked for.
+    pub keep_warm: bool,
+    /// At most this many runs.
+    pub runs: usize,
+}
+
+/// A free run that nobody gets until its discard is over. Dropping it gives it back as it was.
+#[must_use = "a discard is ended by discard_done"]
+#[derive(Debug)]
+pub struct Discard {
+    shared: Arc<Shared>,
+    run: Run,
+    piece: Piece,
+    done: bool,
+}
+
+impl Discard {
+    pub fn run(&self) -> Run {
+        self.run
+    }
+}
+
+impl Drop for Discard {
+    fn drop(&mut self) {
+        let Piece { metaslab, first, blocks } = self.piece;
+        let mut state = self.shared.metaslabs[metaslab].lock();
+        state.free.end_discard(first, blocks, self.done);
+        self.shared.publish(metaslab, &state);
+        drop(state);
+        self.shared.budget.end_discard(blocks.into());
+    }
+}
+
+impl Space {
+    /// Takes runs out of the free set to be discarded. Never takes what is promised or reserved.
+    pub fn take_discardable(&self, which: Discardable) -> Vec<Discard> {
+        let shared = &self.shared;
+        let warm: u64 = shared.metaslabs.iter().map(|metaslab| metaslab.warm_free()).sum();
+        let keep = if which.keep_warm { shared.warm_blocks } else { 0 };
+        let mut spare = warm.saturating_sub(keep);
+        let mut found = Vec::new();
+        for index in 0..shared.metaslabs.len() {
+            while found.len() < which.runs && shared.metaslabs[index].offer(Grade::WholeWarm) > 0 {
+                let Some(discard) = self.take_one(index, which, spare) else { break };
+                spare -= u64::from(discard.run.blocks);
+                found.push(discard);
+            }
+        }
+        found
+    }
+
+    fn take_one(&self, metaslab: usize, which: Discardable, spare: u64) -> Option<Discard> {
+        /// One discard is at most this long, so that none keeps much out of reach (64 MiB).
+        const MOST: u32 = 64 * CHUNK_BLOCKS;
+        let shared = &self.shared;
+        // Promise it to the discard first, so that no accepted write can miss it.
+        let available = shared.budget.figures().available().min(spare);
+        let most = available.min(MOST.max(which.least).into()) as u32;
+        let mut promise = self.reserve(most.into(), Tier::Write).ok()?;
+        let mut state = shared.metaslabs[metaslab].lock();
+        let (first, blocks) = state.free.take_discardable(which.least, most, which.freed_before)?;
+        shared.publish(metaslab, &state);
+        drop(state);
+        promise.take(blocks.into());
+        shared.budget.begin_discard(blocks.into());
+        let run = shared.metaslabs[metaslab].run(first, blocks);
+        let piece = Piece { metaslab, first, blocks };
+        Some(Discard { shared: Arc::clone(shared), run, piece, done: false })
+    }
+
+    /// The run has been discarded; it is free again, as a hole.
+    pub fn discard_done(&self, mut discard: Discard) {
+        discard.done = true;
+    }
+}

@@ -1,0 +1,148 @@
+//! Writing a metaslab's map: what pins the log, and how that is lifted.
+//!
+//! Order.    1. [`Space::freeze`] copies what is logged.
+//!           2. The pool claims space for the map, writes and flushes it.
+//!           3. One transaction puts the new descriptor, logs the claims, and frees the old map.
+//!           4. When the txg of that transaction is *durable*: [`Space::installed`].
+//!           A crash before 3 is durable costs nothing: claims vanish, the old map and the log
+//!           still say it all (R19).
+//!
+//! F1  A frozen map has every edit of the closed txgs. It may have some of later ones; these stay
+//!     pinned and are replayed again, which does no harm, since edits are absolute. The batch that
+//!     brings the new descriptor is not older than any edit in the map, since those had joined
+//!     before it.
+//! F2  Until `installed`, the pin stays where it was: a segment of the log that the old map needs
+//!     is never given up for a descriptor that may not survive (R6).
+
+use copyhold_format::space_map::{Descriptor, Place, SpaceMap};
+use copyhold_types::{Key, NodePtr, Txg};
+
+use crate::layout::MetaslabId;
+use crate::space::Space;
+
+/// What a metaslab keeps of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pin {
+    pub metaslab: MetaslabId,
+    /// The oldest txg with an edit that is not in an installed map.
+    pub oldest: Txg,
+    /// Edits that are in no map, and that a flush would retire.
+    pub edits: u64,
+    /// A map is being written already.
+    pub flushing: bool,
+}
+
+/// A map to be written. Ends in [`Space::installed`] or [`Space::abort`]; dropping it aborts.
+#[must_use = "a frozen map is installed or aborted"]
+#[derive(Debug)]
+pub struct MapJob {
+    space: Space,
+    index: usize,
+    map: SpaceMap,
+    replaces: Option<NodePtr>,
+    done: bool,
+}
+
+impl MapJob {
+    pub fn metaslab(&self) -> MetaslabId {
+        self.space.shared.metaslabs[self.index].id
+    }
+
+    /// Encodes the map, without the zeros up to the end of the last block. `None`: nothing is
+    /// allocated, no map is needed.
+    pub fn encode(&self) -> Option<Vec<u8>> {
+        (self.map.allocated() > 0).then(|| self.map.encode())
+    }
+
+    /// Where the descriptor goes.
+    pub fn key(&self) -> Key {
+        let MetaslabId { device, index } = self.metaslab();
+        Descriptor::key(device, index)
+    }
+
+    /// The descriptor to put, once the map has been written to `map` (`None` if there is none).
+    pub fn descriptor(&self, map: Option<NodePtr>) -> Descriptor {
+        assert_eq!(map.is_some(), self.map.allocated() > 0, "a map is there iff it is needed");
+        Descriptor {
+            map,
+            allocated: self.map.allocated(),
+            complete_to: self.map.complete_to(),
+            longest_free: self.map.longest_free(),
+        }
+    }
+
+    /// The map that this one takes the place of, to be freed in the same transaction.
+    pub fn replaces(&self) -> Option<NodePtr> {
+        self.replaces
+    }
+
+    /// Every edit of a txg up to this one is in the map.
+    pub fn complete_to(&self) -> Txg {
+        self.map.complete_to()
+    }
+}
+
+impl Drop for MapJob {
+    fn drop(&mut self) {
+        if !self.done {
+            let mut state = self.space.shared.metaslabs[self.index].lock();
+            let frozen = state.frozen.take().expect("F2: a job has frozen changes");
+            state.live.rejoin(frozen);
+        }
+    }
+}
+
+impl Space {
+    /// Freezes the map of a metaslab. `closed`: the newest txg whose transactions have all left,
+    /// read before this call.
+    ///
+    /// `None`: there is nothing to retire (no edits up to `closed`), or a map of this metaslab is
+    /// being written already, or it is quarantined, or it does not exist.
+    pub fn freeze(&self, id: MetaslabId, closed: Txg) -> Option<MapJob> {
+        let index = self.shared.geometry.index_of(id)?;
+        let metaslab = &self.shared.metaslabs[index];
+        let mut state = metaslab.lock();
+        if state.frozen.is_some() || state.live.oldest().is_none_or(|oldest| oldest > closed) {
+            return None;
+        }
+        assert!(state.complete_to < Some(closed), "{id} is complete to {closed} already");
+        state.frozen = Some(state.live.split(closed));
+        let words = state.logged.words().to_vec();
+        let replaces = state.map;
+        drop(state);
+        let MetaslabId { device, index: number } = id;
+        let (first_block, blocks) = (metaslab.first_block, metaslab.blocks);
+        let place = Place { device, index: number, first_block, blocks };
+        let map = SpaceMap::new(place, closed, words);
+        Some(MapJob { space: self.clone(), index, map, replaces, done: false })
+    }
+
+    /// The transaction that put the job's descriptor is durable: its edits pin the log no more.
+    pub fn installed(&self, mut job: MapJob, map: Option<NodePtr>) {
+        let mut state = self.shared.metaslabs[job.index].lock();
+        state.frozen.take().expect("F2: a job has frozen changes");
+        state.map = map;
+        state.complete_to = Some(job.map.complete_to());
+        job.done = true;
+    }
+
+    /// The map could not be written or its descriptor not be put: its edits stay pinned.
+    pub fn abort(&self, job: MapJob) {
+        drop(job);
+    }
+
+    /// The metaslabs that pin the log, in no order of age. Takes each one's lock in turn.
+    pub fn pins(&self) -> impl Iterator<Item = Pin> + '_ {
+        self.shared.metaslabs.iter().filter_map(|metaslab| {
+            let state = metaslab.lock();
+            let oldest = state.oldest_pin()?;
+            let (edits, flushing) = (state.live.edits(), state.frozen.is_some());
+            Some(Pin { metaslab: metaslab.id, oldest, edits, flushing })
+        })
+    }
+
+    /// The oldest txg that any metaslab needs the log for.
+    pub fn oldest_pin(&self) -> Option<Txg> {
+        self.pins().map(|pin| pin.oldest).min()
+    }
+}

@@ -1,0 +1,366 @@
+//! The allocatable blocks of one metaslab, and which of its chunks are worth taking.
+//!
+//! Idea.     A bitmap (a set bit is free) and a few bytes per chunk of 1 MiB: how many of its
+//!           blocks are free, and its [`Grade`]. So finding a chunk for a lane looks at bytes, not
+//!           at blocks, and the counts per grade tell without a lock whether to look at all (P10).
+//!
+//! M1  A chunk's `free` is the number of its free bits.
+//! M2  A chunk that a lane holds has no grade. The bits that the lane holds are not free here;
+//!     blocks that become free meanwhile are, and join the grade when the lane gives the chunk up.
+//! M3  `counts` are the chunks per grade; `warm_free` is the free blocks of warm chunks.
+//!
+//! A chunk is *warm* once it has been handed out, until it is discarded: on a sparse pool file,
+//! writing where nothing has ever been written halves the rate of fsync (P6).
+
+use copyhold_types::Txg;
+
+use crate::bits::Bits;
+use crate::chunk::ChunkBits;
+use crate::layout::CHUNK_BLOCKS;
+
+/// What a chunk offers to a lane that looks for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Grade {
+    /// All of it is free and warm.
+    WholeWarm,
+    /// All of it is free; perhaps a hole in the pool file.
+    WholeCold,
+    /// It has a free run of 64 KiB, and has been written to.
+    LargeWarm,
+    LargeCold,
+    /// It has free blocks, in shorter runs.
+    Small,
+}
+
+impl Grade {
+    pub(crate) const COUNT: usize = 5;
+    /// In the order of their numbers.
+    pub(crate) const ALL: [Grade; Self::COUNT] =
+        [Grade::WholeWarm, Grade::WholeCold, Grade::LargeWarm, Grade::LargeCold, Grade::Small];
+
+    /// Whether the chunk has a free run of 64 KiB.
+    pub(crate) fn is_good(self) -> bool {
+        self != Grade::Small
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Free blocks are offered under a grade, if there are any.
+    Idle(Option<Grade>),
+    /// A lane holds it.
+    Held,
+    /// All of it is being discarded.
+    Discarding,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    free: u16,
+    warm: bool,
+    state: State,
+    /// The newest txg whose frees became allocatable here.
+    freed: Option<Txg>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct FreeMap {
+    free: Bits,
+    blocks: u32,
+    chunks: Vec<Chunk>,
+    counts: [u32; Grade::COUNT],
+    warm_free: u64,
+    free_blocks: u32,
+    /// Where the next search begins (next-fit).
+    cursor: usize,
+}
+
+impl FreeMap {
+    /// `free`: one bit for each of `blocks`. Chunks that are not wholly free have been written to.
+    pub(crate) fn new(free: Bits, blocks: u32) -> FreeMap {
+        let chunks = (0..blocks.div_ceil(CHUNK_BLOCKS)).map(|at| {
+            let size = (blocks - at * CHUNK_BLOCKS).min(CHUNK_BLOCKS);
+            let count = free.count_in(at * CHUNK_BLOCKS, size);
+            Chunk { free: count as u16, warm: count < size, state: State::Idle(None), freed: None }
+        });
+        let chunks: Vec<Chunk> = chunks.collect();
+        let warm = chunks.iter().filter(|chunk| chunk.warm);
+        let warm_free = warm.map(|chunk| u64::from(chunk.free)).sum();
+        let free_blocks = free.count();
+        let counts = [0; Grade::COUNT];
+        let mut map = FreeMap { free, blocks, chunks, counts, warm_free, free_blocks, cursor: 0 };
+        (0..map.chunks.len()).for_each(|at| map.regrade(at));
+        map
+    }
+
+    pub(crate) fn counts(&self) -> [u32; Grade::COUNT] {
+        self.counts
+    }
+
+    /// Free blocks, without those that lanes hold.
+    pub(crate) fn free_blocks(&self) -> u32 {
+        self.free_blocks
+    }
+
+    pub(crate) fn warm_free(&self) -> u64 {
+        self.warm_free
+    }
+
+    pub(crate) fn all_used(&self, first: u32, blocks: u32) -> bool {
+        self.free.all_clear(first, blocks)
+    }
+
+    fn bits(&self, at: usize) -> ChunkBits {
+        let words = self.free.words();
+        let first = at * CHUNK_BLOCKS as usize / 64;
+        ChunkBits::from_words(&words[first..words.len().min(first + CHUNK_BLOCKS as usize / 64)])
+    }
+
+    fn grade_of(&self, at: usize) -> Option<Grade> {
+        let Chunk { free, warm, .. } = self.chunks[at];
+        let pick = |if_warm, if_cold| Some(if warm { if_warm } else { if_cold });
+        match u32::from(free) {
+            0 => None,
+            CHUNK_BLOCKS => pick(Grade::WholeWarm, Grade::WholeCold),
+            _ if self.bits(at).has_large_run() => pick(Grade::LargeWarm, Grade::LargeCold),
+            _ => Some(Grade::Small),
+        }
+    }
+
+    fn set_state(&mut self, at: usize, state: State) {
+        if let State::Idle(Some(grade)) = self.chunks[at].state {
+            self.counts[grade as usize] -= 1;
+        }
+        if let State::Idle(Some(grade)) = state {
+            self.counts[grade as usize] += 1;
+        }
+        self.chunks[at].state = state;
+    }
+
+    fn regrade(&mut self, at: usize) {
+        if let State::Idle(_) = self.chunks[at].state {
+            self.set_state(at, State::Idle(self.grade_of(at)));
+        }
+    }
+
+    fn adjust(&mut self, at: usize, more: i32) {
+        let chunk = &mut self.chunks[at];
+        chunk.free = (i32::from(chunk.free) + more) as u16;
+        self.free_blocks = self.free_blocks.wrapping_add_signed(more);
+        if chunk.warm {
+            self.warm_free = self.warm_free.wrapping_add_signed(more.into());
+        }
+    }
+
+    fn set_warm(&mut self, at: usize, warm: bool) {
+        if self.chunks[at].warm != warm {
+            let free = u64::from(self.chunks[at].free);
+            self.chunks[at].warm = warm;
+            self.warm_free = if warm { self.warm_free + free } else { self.warm_free - free };
+        }
+    }
+
+    /// Makes a run allocatable again. `freed`: the txg that freed it, when that is why.
+    pub(crate) fn vacate(&mut self, first: u32, blocks: u32, freed: Option<Txg>) {
+        assert!(self.free.all_clear(first, blocks), "{first}+{blocks} is free already");
+        self.free.set(first, blocks);
+        for (at, _, count) in chunks_of(first, blocks) {
+            self.adjust(at, count as i32);
+            self.chunks[at].freed = self.chunks[at].freed.max(freed);
+            self.regrade(at);
+        }
+    }
+
+    /// Takes a free run out.
+    fn occupy(&mut self, first: u32, blocks: u32) {
+        assert!(self.free.all_set(first, blocks), "{first}+{blocks} is not free");
+        self.free.clear(first, blocks);
+        for (at, _, count) in chunks_of(first, blocks) {
+            self.adjust(at, -(count as i32));
+            self.set_warm(at, true);
+            self.regrade(at);
+        }
+    }
+
+    /// The chunks that `[first, first + blocks)` covers have been written to.
+    pub(crate) fn mark_warm(&mut self, first: u32, blocks: u32) {
+        for (at, within, count) in chunks_of(first, blocks) {
+            let size = self.blocks - at as u32 * CHUNK_BLOCKS;
+            if within == 0 && count == size.min(CHUNK_BLOCKS) {
+                self.set_warm(at, true);
+                self.regrade(at);
+            }
+        }
+    }
+
+    /// Chunk numbers, all of them, from the cursor on.
+    fn from_cursor(&self) -> impl Iterator<Item = usize> + use<> {
+        let (cursor, count) = (self.cursor, self.chunks.len());
+        (cursor..count).chain(0..cursor)
+    }
+
+    /// Hands a chunk of this grade to a lane: its number and the blocks in it that are the lane's.
+    pub(crate) fn hold_chunk(&mut self, grade: Grade) -> Option<(u32, ChunkBits)> {
+        if self.counts[grade as usize] == 0 {
+            return None;
+        }
+        let wanted = State::Idle(Some(grade));
+        let at = self.from_cursor().find(|&at| self.chunks[at].state == wanted)?;
+        let bits = self.bits(at);
+        self.set_state(at, State::Held);
+        for (first, blocks) in bits.runs() {
+            self.occupy(at as u32 * CHUNK_BLOCKS + first, blocks);
+        }
+        self.cursor = (at + 1) % self.chunks.len();
+        Some((at as u32, bits))
+    }
+
+    /// Takes back a chunk that a lane held, with what the lane has left of it.
+    pub(crate) fn give_up_chunk(&mut self, at: u32, rest: ChunkBits) {
+        assert_eq!(self.chunks[at as usize].state, State::Held, "M2: chunk {at}");
+        for (first, blocks) in rest.runs() {
+            self.vacate(at * CHUNK_BLOCKS + first, blocks, None);
+        }
+        self.set_state(at as usize, State::Idle(None));
+        self.regrade(at as usize);
+    }
+
+    /// Takes up to `most` whole chunks that follow each other: the first block, and how many
+    /// blocks.
+    pub(crate) fn take_whole(&mut self, grade: Grade, most: u32) -> Option<(u32, u32)> {
+        if self.counts[grade as usize] == 0 {
+            return None;
+        }
+        let wanted = State::Idle(Some(grade));
+        let at = self.from_cursor().find(|&at| self.chunks[at].state == wanted)?;
+        let follow = self.chunks[at..].iter().take(most as usize);
+        let count = follow.take_while(|chunk| chunk.state == wanted).count();
+        let (first, blocks) = (at as u32 * CHUNK_BLOCKS, count as u32 * CHUNK_BLOCKS);
+        self.occupy(first, blocks);
+        self.cursor = (at + count) % self.chunks.len();
+        Some((first, blocks))
+    }
+
+    /// Takes a free run of up to `want` blocks, as long as one chunk has it: for when lanes are no
+    /// longer affordable. `good`: from good chunks; otherwise from any other.
+    pub(crate) fn take_some(&mut self, want: u32, good: bool) -> Option<(u32, u32)> {
+        let mut best: Option<(usize, u32, u32)> = None;
+        for at in self.from_cursor() {
+            let chunk = self.chunks[at];
+            let is_good = matches!(chunk.state, State::Idle(Some(grade)) if grade.is_good());
+            if chunk.free == 0 || is_good != good {
+                continue;
+            }
+            let bits = self.bits(at);
+            let found = bits.find(0, want).map(|first| (first, want)).or(bits.longest());
+            let Some((first, blocks)) = found else { continue };
+            if best.is_none_or(|best| blocks > best.2) {
+                best = Some((at, first, blocks));
+            }
+            if blocks == want {
+                break;
+            }
+        }
+        let (at, first, blocks) = best?;
+        self.cursor = at;
+        let first = at as u32 * CHUNK_BLOCKS + first;
+        self.occupy(first, blocks);
+        Some((first, blocks))
+    }
+
+    /// Takes exactly `blocks` blocks in one run, wherever they are; where it begins.
+    pub(crate) fn take_run(&mut self, blocks: u32) -> Option<u32> {
+        if self.free_blocks < blocks {
+            return None;
+        }
+        let (first, _) = self.free.runs().find(|&(_, length)| length >= blocks)?;
+        self.occupy(first, blocks);
+        Some(first)
+    }
+
+    /// Takes warm, wholly free chunks that follow each other out for a discard: at least `least`
+    /// blocks, at most `most`, and nothing that was freed at or after `freed_before`. The first
+    /// block and how many blocks.
+    pub(crate) fn take_discardable(
+        &mut self,
+        least: u32,
+        most: u32,
+        freed_before: Option<Txg>,
+    ) -> Option<(u32, u32)> {
+        let old = |chunk: &Chunk| {
+            chunk.state == State::Idle(Some(Grade::WholeWarm))
+                && freed_before.is_none_or(|txg| chunk.freed.is_none_or(|freed| freed < txg))
+        };
+        let least = least.div_ceil(CHUNK_BLOCKS).max(1) as usize;
+        let most = (most / CHUNK_BLOCKS) as usize;
+        if least > most || (self.counts[Grade::WholeWarm as usize] as usize) < least {
+            return None;
+        }
+        let mut at = 0;
+        while at + least <= self.chunks.len() {
+            let count = self.chunks[at..].iter().take(most).take_while(|chunk| old(chunk)).count();
+            if count >= least {
+                let (first, blocks) = (at as u32 * CHUNK_BLOCKS, count as u32 * CHUNK_BLOCKS);
+                self.occupy(first, blocks);
+                (at..at + count).for_each(|at| self.set_state(at, State::Discarding));
+                return Some((first, blocks));
+            }
+            at += count + 1;
+        }
+        None
+    }
+
+    /// Puts back what [`Self::take_discardable`] took; `cold`: it was discarded.
+    pub(crate) fn end_discard(&mut self, first: u32, blocks: u32, cold: bool) {
+        for (at, _, _) in chunks_of(first, blocks) {
+            assert_eq!(self.chunks[at].state, State::Discarding, "chunk {at} is not in a discard");
+            self.set_state(at, State::Idle(None));
+            self.set_warm(at, !cold);
+        }
+        self.vacate(first, blocks, None);
+    }
+
+    /// Blocks that are being discarded, and chunks that lanes hold.
+    pub(crate) fn set_aside(&self) -> (u64, usize) {
+        let count = |state| self.chunks.iter().filter(|chunk| chunk.state == state).count();
+        let discarding = count(State::Discarding) as u64 * u64::from(CHUNK_BLOCKS);
+        (discarding, count(State::Held))
+    }
+
+    /// M1 to M3.
+    pub(crate) fn check(&self) {
+        let mut counts = [0; Grade::COUNT];
+        let (mut warm_free, mut free_blocks) = (0, 0);
+        for (at, chunk) in self.chunks.iter().enumerate() {
+            let free = self.bits(at).count();
+            assert_eq!(u32::from(chunk.free), free, "M1: chunk {at}");
+            match chunk.state {
+                State::Idle(grade) => {
+                    assert_eq!(grade, self.grade_of(at), "M3: chunk {at}");
+                    grade.into_iter().for_each(|grade| counts[grade as usize] += 1);
+                }
+                State::Held => {}
+                State::Discarding => assert_eq!(free, 0, "chunk {at} is in a discard"),
+            }
+            warm_free += if chunk.warm { u64::from(free) } else { 0 };
+            free_blocks += free;
+        }
+        assert_eq!(self.counts, counts, "M3");
+        assert_eq!(self.warm_free, warm_free, "M3");
+        assert_eq!(self.free_blocks, free_blocks, "M1");
+    }
+}
+
+/// The chunks that a run touches, as (chunk, first block in it, blocks in it).
+fn chunks_of(first: u32, blocks: u32) -> impl Iterator<Item = (usize, u32, u32)> {
+    let end = first + blocks;
+    let mut at = first;
+    std::iter::from_fn(move || {
+        let within = at % CHUNK_BLOCKS;
+        let count = (CHUNK_BLOCKS - within).min(end - at);
+        let chunk = (at / CHUNK_BLOCKS) as usize;
+        at += count;
+        (count > 0).then_some((chunk, within, count))
+    })
+}

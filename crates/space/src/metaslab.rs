@@ -1,0 +1,217 @@
+//! One metaslab: what is logged, what is allocatable, what waits.
+//!
+//! A block is in one of these states:
+//!
+//! ```text
+//!          claim              log_alloc            log_free            release_deferred
+//!   free ────────▶ claimed ────────────▶ allocated ─────────▶ deferred ───────────────▶ free
+//!     ▲               │ cancel                                                            │
+//!     └───────────────┘                          discarding ◀──── take_discardable ───────┘
+//! ```
+//!
+//! Two bitmaps say it all, since each state but *allocated* vanishes in a crash (R19):
+//!
+//! K1  `logged`: what all applied transactions say is allocated. Only this reaches a map on disk.
+//! K2  `free`: what may be handed out. Disjoint from `logged`.
+//! K3  What is in neither is fixed (labels, log), claimed, in a lane, deferred or being discarded.
+//!     Deferred runs are disjoint from both and from each other.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use copyhold_types::{BlockAddr, NodePtr, Run, Txg};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::bits::Bits;
+use crate::changes::Changes;
+use crate::free::{FreeMap, Grade};
+use crate::layout::MetaslabId;
+
+/// A metaslab of the pool. Its mutex is the last in the lock order: whoever holds it takes no
+/// other lock.
+#[derive(Debug)]
+pub(crate) struct Metaslab {
+    pub(crate) id: MetaslabId,
+    pub(crate) first_block: u64,
+    pub(crate) blocks: u32,
+    state: Mutex<MetaslabState>,
+    offers: [AtomicU32; Grade::COUNT],
+    warm_free: AtomicU64,
+    /// Number of the oldest txg whose frees are deferred here; `u64::MAX` when there is none.
+    oldest_deferred: AtomicU64,
+}
+
+/// What the mutex guards.
+#[derive(Debug)]
+pub(crate) struct MetaslabState {
+    pub(crate) logged: Bits,
+    pub(crate) free: FreeMap,
+    /// Runs that are freed and not yet allocatable, by the txg that freed them.
+    pub(crate) deferred: BTreeMap<Txg, Vec<(u32, u32)>>,
+    /// Changes that no map has.
+    pub(crate) live: Changes,
+    /// A map is being written that has these.
+    pub(crate) frozen: Option<Changes>,
+    pub(crate) map: Option<NodePtr>,
+    pub(crate) complete_to: Option<Txg>,
+    /// Nobody knows what is allocated here: nothing is handed out, and edits are ignored.
+    pub(crate) quarantined: bool,
+}
+
+impl MetaslabState {
+    pub(crate) fn oldest_pin(&self) -> Option<Txg> {
+        let frozen = self.frozen.as_ref().and_then(Changes::oldest);
+        match (frozen, self.live.oldest()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+}
+
+impl Metaslab {
+    pub(crate) fn new(
+        id: MetaslabId,
+        first_block: u64,
+        blocks: u32,
+        state: MetaslabState,
+    ) -> Metaslab {
+        let metaslab = Metaslab {
+            id,
+            first_block,
+            blocks,
+            state: Mutex::new(state),
+            offers: Default::default(),
+            warm_free: AtomicU64::new(0),
+            oldest_deferred: AtomicU64::new(u64::MAX),
+        };
+        let state = metaslab.lock();
+        metaslab.publish(&state);
+        metaslab.publish_deferred(&state);
+        drop(state);
+        metaslab
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, MetaslabState> {
+        self.state.lock()
+    }
+
+    pub(crate) fn run(&self, first: u32, blocks: u32) -> Run {
+        Run::new(BlockAddr::new(self.id.device, self.first_block + u64::from(first)), blocks)
+    }
+
+    /// Chunks of a grade, as of some moment ago.
+    pub(crate) fn offer(&self, grade: Grade) -> u32 {
+        self.offers[grade as usize].load(Relaxed)
+    }
+
+    /// Chunks with a free run of 64 KiB, as of some moment ago.
+    pub(crate) fn good_chunks(&self) -> i64 {
+        let good = Grade::ALL.into_iter().filter(|grade| grade.is_good());
+        good.map(|grade| i64::from(self.offer(grade))).sum()
+    }
+
+    /// Free blocks that are warm, as of some moment ago.
+    pub(crate) fn warm_free(&self) -> u64 {
+        self.warm_free.load(Relaxed)
+    }
+
+    /// Tells the world what `state` offers; how many more good chunks that is than before.
+    pub(crate) fn publish(&self, state: &MetaslabState) -> i64 {
+        let mut more = 0;
+        for (grade, count) in Grade::ALL.into_iter().zip(state.free.counts()) {
+            let before = self.offers[grade as usize].load(Relaxed);
+            if before != count {
+                self.offers[grade as usize].store(count, Relaxed);
+                more += if grade.is_good() { i64::from(count) - i64::from(before) } else { 0 };
+            }
+        }
+        self.warm_free.store(state.free.warm_free(), Relaxed);
+        more
+    }
+
+    fn publish_deferred(&self, state: &MetaslabState) {
+        let oldest = state.deferred.first_key_value().map_or(u64::MAX, |(txg, _)| txg.get());
+        self.oldest_deferred.store(oldest, Relaxed);
+    }
+
+    /// A claim becomes an allocation.
+    pub(crate) fn log_alloc(&self, txg: Txg, first: u32, blocks: u32) {
+        let mut state = self.lock();
+        assert!(
+            state.free.all_used(first, blocks),
+            "K2: {:?} was not claimed",
+            self.run(first, blocks)
+        );
+        assert!(
+            state.logged.all_clear(first, blocks),
+            "K1: {:?} is allocated",
+            self.run(first, blocks)
+        );
+        state.logged.set(first, blocks);
+        state.live.note(txg);
+    }
+
+    /// Whether all of the run is logged as allocated.
+    pub(crate) fn is_logged(&self, first: u32, blocks: u32) -> bool {
+        let state = self.lock();
+        state.quarantined || state.logged.all_set(first, blocks)
+    }
+
+    /// Frees an allocated run; it is allocatable once `txg` is released. Blocks that count.
+    pub(crate) fn log_free(&self, txg: Txg, first: u32, blocks: u32) -> u32 {
+        let mut state = self.lock();
+        if state.quarantined {
+            return 0;
+        }
+        assert!(state.logged.all_set(first, blocks), "freed twice: {:?}", self.run(first, blocks));
+        state.logged.clear(first, blocks);
+        state.live.note(txg);
+        let runs = state.deferred.entry(txg).or_default();
+        match runs.last_mut() {
+            Some(last) if last.0 + last.1 == first => last.1 += blocks,
+            _ => runs.push((first, blocks)),
+        }
+        self.publish_deferred(&state);
+        blocks
+    }
+
+    /// Makes allocatable what txgs up to `up_to` freed: blocks, and more good chunks.
+    pub(crate) fn release_deferred(&self, up_to: Txg) -> (u64, i64) {
+        if self.oldest_deferred.load(Relaxed) > up_to.get() {
+            return (0, 0);
+        }
+        let mut state = self.lock();
+        let later = state.deferred.split_off(&up_to.next());
+        let released = std::mem::replace(&mut state.deferred, later);
+        let mut count = 0;
+        for (txg, runs) in released {
+            for (first, blocks) in runs {
+                assert!(state.logged.all_clear(first, blocks), "K3: {:?}", self.run(first, blocks));
+                state.free.vacate(first, blocks, Some(txg));
+                count += u64::from(blocks);
+            }
+        }
+        self.publish_deferred(&state);
+        (count, self.publish(&state))
+    }
+
+    /// K1 to K3, as far as one metaslab can tell. The mutex is held.
+    pub(crate) fn check(&self, state: &MetaslabState) {
+        state.free.check();
+        let mut seen = state.logged.clone();
+        for (first, blocks) in state.deferred.values().flatten().copied() {
+            let run = self.run(first, blocks);
+            assert!(seen.all_clear(first, blocks), "K3: {run:?} is deferred and logged or twice");
+            assert!(state.free.all_used(first, blocks), "K3: {run:?} is deferred and free");
+            seen.set(first, blocks);
+        }
+        for (first, blocks) in state.logged.runs() {
+            let run = self.run(first, blocks);
+            assert!(state.free.all_used(first, blocks), "K2: {run:?} is logged and free");
+        }
+        let offers = Grade::ALL.map(|grade| self.offer(grade));
+        assert_eq!(offers, state.free.counts(), "{}: what it offers", self.id);
+        let oldest = state.deferred.keys().next().map_or(u64::MAX, |txg| txg.get());
+        assert_eq!(self.oldest_deferred.load(Relaxed), oldest, "{}", self.id);
+    }
+}

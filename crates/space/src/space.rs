@@ -1,0 +1,311 @@
+//! The space of a whole pool: reserve, claim, log, free, release.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+
+use copyhold_types::{Run, Txg};
+use parking_lot::Mutex;
+
+use crate::budget::{Budget, Figures, NoSpace, Reservation, Tier};
+use crate::claim::{Claim, Claims};
+use crate::error::SpaceError;
+use crate::lane::{Lane, LaneClass, LaneState, Shape};
+use crate::layout::{CHUNK_BLOCKS, Geometry, MetaslabId, MetaslabLayout, Piece};
+use crate::metaslab::{Metaslab, MetaslabState};
+use crate::restore::Restore;
+
+/// What can be set; the defaults are for production.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Config {
+    /// Blocks kept back from writes (R21). `None`: 1/32 of the pool, at least 16 MiB (but at most
+    /// a quarter of the pool), at most 8 GiB.
+    pub reserve_blocks: Option<u64>,
+    /// Free blocks that were written before and are not discarded by the background (P6). `None`:
+    /// 1/32 of the pool, at least 256 MiB.
+    pub warm_blocks: Option<u64>,
+    /// The whole device has been written to: nothing is a hole. For block devices and pools that
+    /// were created preallocated.
+    pub all_warm: bool,
+}
+
+impl Config {
+    pub(crate) fn reserve(&self, total: u64) -> u64 {
+        let least = (16 << 8).min(total / 4);
+        self.reserve_blocks.unwrap_or((total / 32).clamp(least, 8 << 18))
+    }
+
+    pub(crate) fn warm(&self, total: u64) -> u64 {
+        self.warm_blocks.unwrap_or((total / 32).max(256 << 8))
+    }
+}
+
+/// What all handles of one pool's space share. Order of locks: `scarce`, a lane, a metaslab.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) geometry: Geometry,
+    pub(crate) metaslabs: Vec<Metaslab>,
+    pub(crate) lanes: Vec<Mutex<LaneState>>,
+    pub(crate) budget: Budget,
+    /// One allocation at a time when space is scarce.
+    pub(crate) scarce: Mutex<()>,
+    /// Chunks with a free run of 64 KiB, in all metaslabs.
+    good_chunks: AtomicI64,
+    /// This many good chunks are kept for nodes, which need their blocks in one run: half of the
+    /// reserve.
+    kept_chunks: i64,
+    pub(crate) warm_blocks: u64,
+    /// Blocks of quarantined metaslabs: they count as allocated.
+    pub(crate) quarantined: u64,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        geometry: Geometry,
+        states: Vec<MetaslabState>,
+        cpus: usize,
+        budget: Budget,
+        config: &Config,
+    ) -> Shared {
+        let parts = geometry.metaslabs().zip(states);
+        let metaslabs: Vec<Metaslab> = parts
+            .map(|((id, layout), state)| {
+                let first_block = layout.first_block(id.index);
+                Metaslab::new(id, first_block, layout.blocks_of(id.index), state)
+            })
+            .collect();
+        let good = |metaslab: &Metaslab| metaslab.good_chunks();
+        let good_chunks = AtomicI64::new(metaslabs.iter().map(good).sum());
+        // Each CPU begins in a part of the pool of its own.
+        let cpus = cpus.max(1);
+        let lanes = (0..cpus * LaneClass::COUNT).map(|lane| {
+            let at = lane / LaneClass::COUNT * metaslabs.len() / cpus;
+            Mutex::new(LaneState { open: None, at })
+        });
+        let figures = budget.figures();
+        Shared {
+            lanes: lanes.collect(),
+            scarce: Mutex::new(()),
+            good_chunks,
+            kept_chunks: (figures.reserve / 2 / u64::from(CHUNK_BLOCKS)) as i64,
+            warm_blocks: config.warm(figures.total),
+            quarantined: 0,
+            geometry,
+            metaslabs,
+            budget,
+        }
+    }
+
+    /// To be called with what a change of a metaslab's free map has left.
+    pub(crate) fn publish(&self, metaslab: usize, state: &MetaslabState) {
+        self.add_good_chunks(self.metaslabs[metaslab].publish(state));
+    }
+
+    pub(crate) fn add_good_chunks(&self, more: i64) {
+        if more != 0 {
+            self.good_chunks.fetch_add(more, Relaxed);
+        }
+    }
+
+    /// Whether what is left of good chunks is only for nodes.
+    pub(crate) fn good_chunks_are_kept(&self) -> bool {
+        self.good_chunks.load(Relaxed) <= self.kept_chunks
+    }
+
+    pub(crate) fn good_chunks(&self) -> i64 {
+        self.good_chunks.load(Relaxed)
+    }
+
+    /// Whether so little is free that lanes would hold a good part of it.
+    fn is_scarce(&self) -> bool {
+        self.budget.free() < 2 * self.lanes.len() as u64 * u64::from(CHUNK_BLOCKS)
+    }
+
+    fn lane(&self, lane: Lane) -> &Mutex<LaneState> {
+        let cpus = self.lanes.len() / LaneClass::COUNT;
+        &self.lanes[lane.cpu % cpus * LaneClass::COUNT + lane.class as usize]
+    }
+
+    /// One run of `want` blocks or, in pieces, fewer.
+    fn take(&self, lane: Lane, want: u32, shape: Shape) -> Option<(usize, u32, u32)> {
+        let mut state = self.lane(lane).lock();
+        let near = state.at;
+        if !self.is_scarce() && want <= CHUNK_BLOCKS {
+            let run = self.next_run(&mut state, lane.class, want, shape);
+            if run.is_some() {
+                return run;
+            }
+        }
+        drop(state);
+        self.direct_run(near, lane.class, want, shape)
+    }
+
+    /// A claim's run is free again; it stays reserved.
+    pub(crate) fn unclaim(&self, piece: Piece) {
+        let mut state = self.metaslabs[piece.metaslab].lock();
+        state.free.vacate(piece.first, piece.blocks, None);
+        self.publish(piece.metaslab, &state);
+        drop(state);
+        self.budget.unclaim(piece.blocks.into());
+    }
+}
+
+/// The space of a pool; a handle that is cheap to clone. See the crate for how it is used.
+#[derive(Clone, Debug)]
+pub struct Space {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Space {
+    /// A new pool: everything is free but the `fixed` areas (labels, log rings).
+    ///
+    /// `cpus`: how many callers allocate at once; each gets lanes of its own.
+    pub fn new(layouts: &[MetaslabLayout], fixed: &[Run], cpus: usize, config: Config) -> Space {
+        let restore = Restore::new(layouts, fixed, cpus, config).expect("fixed areas lie inside");
+        restore.finish(None).expect("nothing that could be wrong was loaded")
+    }
+
+    /// Promises `blocks` blocks to the caller. Refused when that would take `tier`'s part of the
+    /// reserve; the caller then waits for what is on its way (R22).
+    pub fn reserve(&self, blocks: u64, tier: Tier) -> Result<Reservation, NoSpace> {
+        self.shared.budget.reserve(blocks, tier)?;
+        Ok(Reservation::new(&self.shared, blocks, tier))
+    }
+
+    /// Takes `blocks` free blocks out of `from`, as few and large runs as there are: whole chunks
+    /// for what is larger than one, else runs of 64 KiB or the whole wish, else what is left.
+    ///
+    /// Fails only when nothing is free at all, which a reservation of any tier but the internal
+    /// one rules out; then `from` is as it was.
+    pub fn claim(
+        &self,
+        lane: Lane,
+        blocks: u64,
+        from: &mut Reservation,
+    ) -> Result<Claims, NoSpace> {
+        assert!(blocks <= from.blocks(), "{blocks} blocks of {from:?}");
+        let mut claims = Claims::new();
+        let mut left = blocks;
+        while left > 0 {
+            let Some((metaslab, first, count)) = self.take_for(lane, left) else {
+                claims.into_iter().for_each(|claim: Claim| claim.cancel_into(from));
+                return Err(self.shared.budget.no_space(blocks));
+            };
+            claims.push(self.claimed(metaslab, first, count, from));
+            left -= u64::from(count);
+        }
+        Ok(claims)
+    }
+
+    /// Takes `blocks` blocks in one run: for nodes and maps. Fails when no run is that long any
+    /// more; up to 64 KiB that means that nearly all of the reserve is gone, too.
+    pub fn claim_run(
+        &self,
+        lane: Lane,
+        blocks: u32,
+        from: &mut Reservation,
+    ) -> Result<Claim, NoSpace> {
+        assert!(u64::from(blocks) <= from.blocks(), "{blocks} blocks of {from:?}");
+        match self.shared.take(lane, blocks, Shape::Whole) {
+            Some((metaslab, first, count)) => Ok(self.claimed(metaslab, first, count, from)),
+            None => Err(self.shared.budget.no_space(blocks.into())),
+        }
+    }
+
+    fn take_for(&self, lane: Lane, left: u64) -> Option<(usize, u32, u32)> {
+        let want = left.min(u64::from(u32::MAX / 2)) as u32;
+        if want >= CHUNK_BLOCKS {
+            let near = self.shared.lane(lane).lock().at;
+            if let Some(run) = self.shared.whole_chunks(near, want) {
+                return Some(run);
+            }
+        }
+        self.shared.take(lane, want.min(CHUNK_BLOCKS), Shape::Pieces)
+    }
+
+    fn claimed(&self, metaslab: usize, first: u32, blocks: u32, from: &mut Reservation) -> Claim {
+        self.shared.budget.claim(blocks.into());
+        from.take(blocks.into());
+        Claim::new(&self.shared, metaslab, first, blocks)
+    }
+
+    /// Turns a claim into an allocation of `txg`: in the transaction that adds the pointer to it
+    /// (R19). Does not wait.
+    pub fn log_alloc(&self, txg: Txg, claim: Claim) -> Run {
+        let run = claim.run();
+        let piece = claim.settle();
+        self.shared.metaslabs[piece.metaslab].log_alloc(txg, piece.first, piece.blocks);
+        self.shared.budget.log_alloc(piece.blocks.into());
+        run
+    }
+
+    /// Frees a run in the transaction of `txg` that drops the last pointer to it. Not allocatable
+    /// before [`Self::release_deferred`] of that txg. Does not wait.
+    ///
+    /// When any of it is not allocated nothing is changed: a pointer or a map is damaged, and the
+    /// pool must stop writing.
+    pub fn log_free(&self, txg: Txg, run: Run) -> Result<(), SpaceError> {
+        self.check_allocated(run)?;
+        let pieces = self.shared.geometry.pieces(run).expect("looked at before");
+        for piece in pieces {
+            let metaslab = &self.shared.metaslabs[piece.metaslab];
+            let blocks = metaslab.log_free(txg, piece.first, piece.blocks);
+            self.shared.budget.log_free(blocks.into());
+        }
+        Ok(())
+    }
+
+    /// Whether all of `run` is logged as allocated.
+    pub fn check_allocated(&self, run: Run) -> Result<(), SpaceError> {
+        let outside = |_| SpaceError::Outside { run };
+        for piece in self.shared.geometry.pieces(run).map_err(outside)? {
+            let metaslab = &self.shared.metaslabs[piece.metaslab];
+            if !metaslab.is_logged(piece.first, piece.blocks) {
+                return Err(SpaceError::NotAllocated { run, metaslab: metaslab.id });
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes allocatable what txgs up to `up_to` freed; how many blocks. To be called when a batch
+    /// that names `up_to` as durable is durable itself, and no reader has pinned it or an earlier
+    /// txg (R3).
+    pub fn release_deferred(&self, up_to: Txg) -> u64 {
+        let mut released = 0;
+        for metaslab in &self.shared.metaslabs {
+            let (blocks, good_chunks) = metaslab.release_deferred(up_to);
+            self.shared.add_good_chunks(good_chunks);
+            released += blocks;
+        }
+        self.shared.budget.release(released);
+        released
+    }
+
+    /// What `statfs` tells. Costs a few loads.
+    pub fn figures(&self) -> Figures {
+        self.shared.budget.figures()
+    }
+
+    /// All metaslabs of the pool, in order.
+    pub fn metaslabs(&self) -> impl Iterator<Item = MetaslabId> + '_ {
+        self.shared.metaslabs.iter().map(|metaslab| metaslab.id)
+    }
+
+    /// The allocated runs of a metaslab, in order: for checking and debugging.
+    pub fn allocated_runs(&self, id: MetaslabId) -> Vec<Run> {
+        let Some(index) = self.shared.geometry.index_of(id) else { return Vec::new() };
+        let metaslab = &self.shared.metaslabs[index];
+        let state = metaslab.lock();
+        state.logged.runs().map(|(first, blocks)| metaslab.run(first, blocks)).collect()
+    }
+
+    /// Tells that all of `run` has been written to, so that it is no hole in the pool file (P6).
+    pub fn mark_warm(&self, run: Run) -> Result<(), SpaceError> {
+        let outside = |_| SpaceError::Outside { run };
+        for piece in self.shared.geometry.pieces(run).map_err(outside)? {
+            let mut state = self.shared.metaslabs[piece.metaslab].lock();
+            state.free.mark_warm(piece.first, piece.blocks);
+            self.shared.publish(piece.metaslab, &state);
+        }
+        Ok(())
+    }
+}
