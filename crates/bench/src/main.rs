@@ -1,1 +1,175 @@
-fn main() {}
+//! `copyhold-bench`: one job on a Copyhold mount and on kernel filesystems, alternately.
+//!
+//! Problem.  A figure alone says little: machines, neighbours and caches differ from hour to hour.
+//! Idea.     The same job runs on Copyhold and on its peers in turn, A, B, A, B …, each time on a fresh
+//!           filesystem over a file in the same directory. What counts are medians and their ratios.
+//! Order.    `target` makes a filesystem and takes it away again, whatever happens; `random_overwrite`
+//!           is the job; `summary` turns samples into lines.
+//!
+//! Beside time it reports device bytes per byte that the job wrote: a benchmark that is over before
+//! bookkeeping is due would hide them (P4), so run it with a data set many times the memory for
+//! changes, for example `--size 2G --option delta=2M`.
+
+#![deny(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "clocks are what a benchmark is about")]
+
+mod direct;
+mod error;
+mod interrupt;
+mod random_overwrite;
+mod summary;
+mod target;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+
+use error::BenchError;
+use interrupt::Interrupt;
+use random_overwrite::{Bounds, Variant};
+use summary::Summary;
+use target::{Kind, Site};
+
+const EXAMPLES: &str = "\
+Examples:
+  copyhold-bench random-overwrite
+  copyhold-bench random-overwrite --against btrfs,ext4 --rounds 3
+  copyhold-bench random-overwrite --size 2G --ops 2000000 --option delta=2M --variants direct";
+
+/// Measure Copyhold, and kernel filesystems beside it
+#[derive(Debug, Parser)]
+#[command(name = "copyhold-bench", version, after_help = EXAMPLES, max_term_width = 100)]
+struct CommandLine {
+    /// What to run
+    #[arg(value_enum)]
+    job: Job,
+    /// Kernel filesystems to run it on in turn: btrfs, ext4 (root only: they need loop devices)
+    #[arg(long, value_enum, value_delimiter = ',')]
+    against: Vec<Kind>,
+    /// How often each; medians are of these
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// One JSON object a line instead of a table
+    #[arg(long)]
+    json: bool,
+    /// Size of the file that is overwritten: a number with K, M or G
+    #[arg(long, default_value = "1G", value_parser = parse_size)]
+    size: u64,
+    /// A variant ends after this many seconds …
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+    /// … or this many writes [default: as many as the file has blocks]
+    #[arg(long)]
+    ops: Option<u64>,
+    /// Which of the job's variants
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Variant::ALL)]
+    variants: Vec<Variant>,
+    /// Mount option for Copyhold, as behind -o; may be repeated
+    #[arg(long = "option", value_name = "OPTION")]
+    options: Vec<String>,
+    /// Where the files that hold the filesystems go
+    #[arg(long, default_value = ".")]
+    dir: PathBuf,
+    /// The program [default: `copyhold` beside this one]
+    #[arg(long)]
+    program: Option<PathBuf>,
+    /// Leave Copyhold out
+    #[arg(long, hide = true)]
+    peers_only: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Job {
+    /// 4 KiB writes at random places of a file that is there
+    RandomOverwrite,
+}
+
+impl Job {
+    fn name(self) -> &'static str {
+        match self {
+            Job::RandomOverwrite => "random-overwrite",
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let command_line = CommandLine::parse();
+    match run(&command_line) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("copyhold-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(given: &CommandLine) -> Result<(), BenchError> {
+    let interrupt = Interrupt::watch()?;
+    let mut kinds = given.against.clone();
+    if !given.peers_only {
+        kinds.insert(0, Kind::Copyhold);
+    }
+    kinds.dedup();
+    let blocks = given.size / random_overwrite::BLOCK as u64;
+    let bounds = Bounds {
+        blocks,
+        ops: given.ops.unwrap_or(blocks),
+        time: std::time::Duration::from_secs(given.seconds),
+    };
+    let site = Site::new(&given.dir, given.program.clone(), &given.options, given.size)?;
+    let mut summary = Summary::new(given.job.name(), &kinds, given.rounds);
+    for round in 1..=given.rounds {
+        for &kind in &kinds {
+            eprintln!("round {round} of {}: {}", given.rounds, kind.name());
+            let target = site.set_up(kind)?;
+            let samples = random_overwrite::run(&target, bounds, &given.variants, &interrupt)?;
+            target.take_down()?;
+            summary.add(kind, samples);
+        }
+    }
+    match given.json {
+        true => print!("{}", summary.json_lines()),
+        false => print!("{}", summary.table()),
+    }
+    Ok(())
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.chars().last().map(|letter| letter.to_ascii_uppercase()) {
+        Some('K') => (&text[..text.len() - 1], 10),
+        Some('M') => (&text[..text.len() - 1], 20),
+        Some('G') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| format!("'{text}' is no size"))?;
+    let bytes = number.checked_shl(shift).filter(|bytes| bytes >> shift == number);
+    match bytes {
+        Some(bytes) if bytes >= 1 << 20 => Ok(bytes),
+        Some(_) => Err("at least 1M".into()),
+        None => Err(format!("'{text}' is too large")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        CommandLine::command().debug_assert();
+        let given = ["x", "random-overwrite", "--against", "btrfs,ext4", "--size", "64M"];
+        let given = CommandLine::try_parse_from(given).unwrap();
+        assert_eq!(given.against, [Kind::Btrfs, Kind::Ext4]);
+        assert_eq!(given.size, 64 << 20);
+    }
+
+    #[test]
+    fn sizes_that_make_no_sense_are_refused() {
+        for text in ["", "G", "4K", "1T1", "99999999999G"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Why there are no figures.
+
+use std::io;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BenchError {
+    #[error("{what}: {source}")]
+    System {
+        what: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("`{command}` failed ({status}): {says}")]
+    Command { command: String, status: String, says: String },
+    #[error("kernel filesystems need loop devices, and those need root; leave --against out")]
+    NotRoot,
+    #[error("`{0} info --json` gives no counters that this program knows")]
+    NoCounters(String),
+    #[error("interrupted; everything is unmounted and removed")]
+    Interrupted,
+}
+
+/// Says on what a system call failed.
+pub(crate) trait On<T> {
+    fn on(self, what: impl ToString) -> Result<T, BenchError>;
+}
+
+impl<T, E: Into<io::Error>> On<T> for Result<T, E> {
+    fn on(self, what: impl ToString) -> Result<T, BenchError> {
+        self.map_err(|error| BenchError::System { what: what.to_string(), source: error.into() })
+    }
+}
