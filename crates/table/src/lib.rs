@@ -1,1 +1,64 @@
-//! (to come)
+//! Tables: an immutable base on disk, and the edits that it does not have yet.
+//!
+//! Problem.  Every metadata change goes to the log at once; settling each in its tree at once would
+//!           write a path of nodes per edit.
+//! Idea.     A table is a *base*, B-trees of packed nodes, and a *delta*, the edits in memory. It is
+//!           cut in *partitions*, the subtree under one lowest inner node, which are flushed one at
+//!           a time: freeze the delta, merge it in key order, write the touched nodes to new places,
+//!           install the new root. There is nothing above partitions: their list is in memory, and
+//!           on disk it is the items of the table of tables.
+//! I/O.      None of its own. Nodes are asked of a [`NodeSource`] and given to a [`NodeSink`], which
+//!           the pool implements (cache, copies, repair, allocation, digests).
+//!
+//! ```text
+//!   look up      table.get / range / last_below (nodes, …).await; get_cached never waits
+//!   edit         table.apply(txg, key, edit)            sync, infallible: join last (R1)
+//!   flush        job     = table.freeze(start, …)       O(1)
+//!                flushed = job.merge(nodes, sink).await reads and writes nodes; wait for the writes,
+//!                                                       flush the device, then, in one transaction:
+//!                edits   = table.install(job, flushed)  put `edits` in the table of tables, release
+//!                                                       `flushed.replaced`, log what was written
+//!                table.abort(job)                       if any of this failed: nothing happened
+//!   recover      r = RecoveringTable::new(id); r.apply(txg, key, edit) …; r.finish(…, descriptors)
+//!   policy       table.stats(), table.pin()
+//!   verify       table.for_each_node / for_each_item
+//! ```
+//!
+//! T1  An item's newest version is found in this order: delta, frozen delta, base. A reader takes
+//!     all three at one moment, under one lock, and keeps to that base until its end.
+//! T2  `pin`: no edit of an older txg is missing in the bases. The log may be trimmed up to it.
+//! T3  `complete_to` of a partition: all its edits of txgs up to this one are in its base. It only
+//!     says what replay may drop; replaying more than needed gives the same table (edits are
+//!     absolute, and what is replayed is always all of the log from some point on).
+//! T4  Partitions cover all keys: the first starts at `Key::MIN`, each ends where the next starts.
+//!
+//! Locks: the list of partitions, then one partition. Neither is held across an await.
+
+#![forbid(unsafe_code)]
+
+mod cache;
+mod cursor;
+mod delta;
+mod error;
+mod flush;
+mod merge;
+mod packer;
+mod partition;
+mod read;
+mod read_ahead;
+mod recovery;
+mod source;
+mod table;
+mod value;
+mod walk;
+
+pub use cache::{CacheStats, NodeCache};
+pub use delta::{Delta, EDIT_BYTES};
+pub use error::TableError;
+pub use flush::{DescriptorEdit, FlushJob, FreezePoint};
+pub use merge::{Flushed, Part};
+pub use recovery::RecoveringTable;
+pub use source::{NodeFuture, NodeSink, NodeSource};
+pub use table::{Cached, Limits, PartitionStats, Table};
+pub use value::{Edit, Value};
+pub use walk::NodeVisit;

@@ -1,0 +1,28 @@
+//! What can go wrong with a table.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use copyhold_format::FormatError;
+use copyhold_format::node::Level;
+use copyhold_types::{Key, NodePtr, TableId};
+
+/// `Clone`: one failed read may be told to many waiters.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TableError {
+    /// For a [`crate::NodeSource`]: no copy could be read or verified.
+    #[error("{ptr:?} cannot be read from any of its copies; run a check to see what it held")]
+    Unreadable { ptr: NodePtr, source: Arc<dyn Error + Send + Sync> },
+    #[error("{ptr:?} is not a node as it should be; run a check to see what it held")]
+    Damaged { ptr: NodePtr, source: FormatError },
+    #[error("{ptr:?} is not the {level:?} node that its parent says; run a check")]
+    Level { ptr: NodePtr, level: Level },
+    /// For a [`crate::NodeSink`]: no space, or a device that fails.
+    #[error("a node of {bytes} bytes cannot be written")]
+    Unwritable { bytes: usize, source: Arc<dyn Error + Send + Sync> },
+    #[error("keys from {start} of table {table} cannot be settled; other tables are not affected")]
+    Partition { table: TableId, start: Key, source: Box<TableError> },
+    #[error("the partitions of table {table} do not fit together: {why}; run a check")]
+    Descriptors { table: TableId, why: String },
+}

@@ -1,0 +1,241 @@
+//! Freezing, installing, aborting: what a flush does to a partition in memory.
+//!
+//! `freeze` takes the delta, or the next bounded part of it (R20 iv), and leaves an empty one for
+//! the edits to come; `merge` makes new nodes of it; `install` swaps the base, inside the pool's
+//! transaction, and says what the table of tables is to be told; `abort` puts the edits back.
+//!
+//! A bounded flush is one step of a *sweep* over the partition's keys. Only the last step moves
+//! `complete_to` and with it the pin, so a sweep ends although edits keep coming behind it.
+
+use std::collections::btree_map;
+use std::sync::Arc;
+
+use copyhold_format::node::PartitionDescriptor;
+use copyhold_types::{Key, TableId, Txg};
+
+use crate::delta::Delta;
+use crate::merge::{Flushed, Part};
+use crate::partition::{Base, Partitions, State, Sweep};
+use crate::table::{Limits, Table};
+use crate::{Edit, Value};
+
+/// From when a flush is, and how large it may be.
+#[derive(Clone, Copy, Debug)]
+pub struct FreezePoint {
+    /// All transactions of txgs up to this one have applied their edits already.
+    pub complete_to: Txg,
+    /// The open txg; the birth of the nodes that are written.
+    pub birth: Txg,
+    /// Most edits that this flush takes.
+    pub edits_max: usize,
+}
+
+/// A flush under way: edits that are to go into a base. Ends in install or abort.
+#[must_use]
+#[derive(Debug)]
+pub struct FlushJob {
+    pub(crate) table: TableId,
+    pub(crate) start: Key,
+    pub(crate) limits: Limits,
+    pub(crate) birth: Txg,
+    pub(crate) base: Base,
+    frozen: Arc<Delta>,
+    /// Where the edits of a bounded flush end; `None`: at the partition's end.
+    upto: Option<Key>,
+}
+
+/// What the table of tables is to say of one partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DescriptorEdit {
+    pub table: TableId,
+    pub partition: u64,
+    /// `None`: the partition is no more, its keys are another's.
+    pub descriptor: Option<PartitionDescriptor>,
+}
+
+impl DescriptorEdit {
+    pub fn key(&self) -> Key {
+        PartitionDescriptor::key(self.table, self.partition)
+    }
+
+    pub fn edit(&self) -> Edit {
+        Edit::from(self.descriptor.as_ref().map(|descriptor| Value::from(descriptor.encode())))
+    }
+}
+
+impl FlushJob {
+    /// First key of the partition; its name in [`crate::PartitionStats`].
+    pub fn start(&self) -> Key {
+        self.start
+    }
+
+    pub fn table(&self) -> TableId {
+        self.table
+    }
+
+    /// Edits that are being flushed.
+    pub fn edits_len(&self) -> usize {
+        self.frozen.len()
+    }
+
+    /// The edits with keys in [from, to).
+    pub(crate) fn edits(&self, from: Key, to: Option<Key>) -> btree_map::Range<'_, Key, Edit> {
+        match to {
+            Some(to) => self.frozen.range(from..to),
+            None => self.frozen.range(from..),
+        }
+    }
+}
+
+impl Table {
+    /// Begins to flush the partition that starts at `start`. `None` if it has no edits, is being
+    /// flushed, or is no more.
+    pub fn freeze(&self, start: Key, point: FreezePoint) -> Option<FlushJob> {
+        assert!(point.edits_max > 0, "a flush takes an edit");
+        let partitions = self.partitions.read();
+        let partition = partitions.get(partitions.index_starting(start)?);
+        let mut state = partition.state.lock();
+        if state.frozen.is_some() || state.delta.is_empty() {
+            return None;
+        }
+        let (frozen, upto) = state.take_part(start, point);
+        let frozen = Arc::new(frozen);
+        state.frozen = Some(frozen.clone());
+        Some(FlushJob {
+            table: self.id(),
+            start,
+            limits: self.limits,
+            birth: point.birth,
+            base: state.base,
+            frozen,
+            upto,
+        })
+    }
+
+    /// Makes the new base count. All its nodes are durable, and the transaction that logs the
+    /// returned edits, the releases and the allocations is being applied. Never waits.
+    pub fn install(&self, job: FlushJob, flushed: Flushed) -> Vec<DescriptorEdit> {
+        let mut partitions = self.partitions.write();
+        let index = partitions.index_starting(job.start).expect("a flush keeps its partition");
+        let end = partitions.end(index);
+        let state = partitions.get_mut(index).state.get_mut();
+        let frozen = state.frozen.take().expect("P2: the job froze it");
+        assert!(Arc::ptr_eq(&frozen, &job.frozen), "P2: one flush at a time");
+        assert!(flushed.parts[0].start == job.start, "T4: the first part starts the partition");
+        let old = std::mem::take(state);
+        let mut states = old.into_parts(&flushed.parts, end, job.upto);
+        let (_, first) = states.remove(0);
+        *partitions.get_mut(index).state.get_mut() = first;
+        let parts = 1 + states.len();
+        partitions.insert_behind(index, states);
+        let gone = if parts == 1 { absorb_empty(&mut partitions, index) } else { None };
+        let (index, parts) = if gone.is_some() { (index - 1, 1) } else { (index, parts) };
+        let told = (index..index + parts).map(|index| {
+            let partition = partitions.get(index);
+            (partition.id, Some(partition.descriptor()))
+        });
+        let edits = told
+            .chain(gone.map(|id| (id, None)))
+            .map(|(partition, descriptor)| DescriptorEdit {
+                table: self.id(),
+                partition,
+                descriptor,
+            })
+            .collect();
+        drop(partitions);
+        drop((job, frozen));
+        edits
+    }
+
+    /// Gives up a flush: its edits are the delta's again, the base is as it was.
+    pub fn abort(&self, job: FlushJob) {
+        let partitions = self.partitions.read();
+        let index = partitions.index_starting(job.start).expect("a flush keeps its partition");
+        let mut state = partitions.get(index).state.lock();
+        let frozen = state.frozen.take().expect("P2: the job froze it");
+        assert!(Arc::ptr_eq(&frozen, &job.frozen), "P2: one flush at a time");
+        drop(job);
+        let frozen = Arc::try_unwrap(frozen).unwrap_or_else(|shared| Delta::clone(&shared));
+        state.delta.merge_under(frozen);
+        state.sweep = None;
+    }
+}
+
+impl State {
+    /// Takes the next edits of a sweep out of the delta, and where they end.
+    fn take_part(&mut self, start: Key, point: FreezePoint) -> (Delta, Option<Key>) {
+        let begin = Sweep { complete_to: point.complete_to, resume: start, fresh: None };
+        let sweep = *self.sweep.get_or_insert(begin);
+        let oldest = self.delta.oldest();
+        let beyond = |from: Key| self.delta.range(from..).nth(point.edits_max).map(|(key, _)| *key);
+        let upto = if self.delta.len() > point.edits_max { beyond(sweep.resume) } else { None };
+        let mut part = self.delta.split_off(&sweep.resume);
+        match upto {
+            Some(upto) => {
+                let later = part.split_off(&upto);
+                self.delta.merge_under(later);
+                self.delta.set_oldest(oldest);
+            }
+            None => self.delta.set_oldest(sweep.fresh.or(oldest)),
+        }
+        (part, upto)
+    }
+
+    /// The state of each part after a flush that went up to `upto`. `end`: where the last ends.
+    fn into_parts(
+        mut self,
+        parts: &[Part],
+        end: Option<Key>,
+        upto: Option<Key>,
+    ) -> Vec<(Key, State)> {
+        let sweep = self.sweep.expect("P3: a flush is a step of a sweep");
+        let mut states = Vec::with_capacity(parts.len());
+        for (n, part) in parts.iter().enumerate().rev() {
+            let end = parts.get(n + 1).map(|next| next.start).or(end);
+            let mut state = State {
+                base: Base { root: part.root, height: part.height, items: part.items },
+                delta: if n == 0 {
+                    std::mem::take(&mut self.delta)
+                } else {
+                    self.delta.split_off(&part.start)
+                },
+                complete_to: self.complete_to,
+                ..State::default()
+            };
+            match upto {
+                Some(upto) if end.is_none_or(|end| upto < end) => {
+                    let resume = upto.max(part.start);
+                    state.sweep = Some(Sweep { resume, ..sweep });
+                }
+                _ => {
+                    state.complete_to = state.complete_to.max(Some(sweep.complete_to));
+                    let oldest = state.delta.oldest();
+                    state.delta.set_oldest(sweep.fresh.or(oldest));
+                }
+            }
+            states.push((part.start, state));
+        }
+        states.reverse();
+        states
+    }
+}
+
+/// Gives the keys of a partition without items to the one before, if neither is in the middle of a
+/// flush or sweep; its id, if it is gone. What is complete of both is complete of the whole (T3).
+fn absorb_empty(partitions: &mut Partitions, index: usize) -> Option<u64> {
+    let state = partitions.get_mut(index).state.get_mut();
+    if index == 0 || state.base.root.is_some() || state.sweep.is_some() {
+        return None;
+    }
+    let before = partitions.get_mut(index - 1).state.get_mut();
+    if before.frozen.is_some() || before.sweep.is_some() {
+        return None;
+    }
+    let gone = partitions.remove(index);
+    let id = gone.id;
+    let gone = gone.state.into_inner();
+    let before = partitions.get_mut(index - 1).state.get_mut();
+    before.complete_to = before.complete_to.min(gone.complete_to);
+    before.delta.merge_under(gone.delta);
+    Some(id)
+}

@@ -1,0 +1,352 @@
+//! Merging frozen edits into a base: the touched leaves are written anew, the others kept.
+//!
+//! Leaves are taken in key order and read ahead. A leaf that edits really change opens a *stretch*,
+//! whose items flow with the edits through a [`Packer`] into new leaves; a leaf that nothing
+//! changes closes it and is kept by its pointer. At its edges a stretch takes in a neighbour when
+//! both then make one leaf that is not nearly full. Last, the inner nodes: one, or several if the
+//! partition has grown too large.
+//!
+//! M1  A leaf is either kept or replaced, with all its items; so the new base is the old one plus
+//!     the edits.
+//! M2  Nothing that exists is changed: until the result is installed, the old base stands.
+
+use copyhold_format::node::{Child, LeafBuilder, Level, NodeOrigin, encode_inner};
+use copyhold_types::{BLOCK_BYTES, Buf, Key, NodePtr};
+
+use crate::flush::FlushJob;
+use crate::packer::Packer;
+use crate::partition::Base;
+use crate::read_ahead::{ReadAhead, give_way};
+use crate::source::{InnerNode, LeafNode};
+use crate::{Edit, NodeSink, NodeSource, TableError};
+
+/// What a merge has made. Nothing of it counts before it is installed.
+#[must_use]
+#[derive(Debug)]
+pub struct Flushed {
+    /// The partition, or what it was split into, in the order of keys.
+    pub parts: Vec<Part>,
+    /// Nodes of the old base that the new one does not have; to be released.
+    pub replaced: Vec<NodePtr>,
+    /// Nodes of the new base that the old one did not have.
+    pub written: Vec<NodePtr>,
+    /// Leaves that were read.
+    pub leaves_read: usize,
+}
+
+/// The new base of a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub start: Key,
+    pub root: Option<NodePtr>,
+    pub height: u8,
+    pub items: u64,
+}
+
+impl FlushJob {
+    /// Merges the edits into the base, for [`crate::Table::install`].
+    ///
+    /// # Errors
+    /// [`TableError::Partition`], when a node cannot be read or written. Then the job is to be
+    /// aborted, and what the sink was given is not needed.
+    pub async fn merge(
+        &self,
+        nodes: &dyn NodeSource,
+        sink: &mut dyn NodeSink,
+    ) -> Result<Flushed, TableError> {
+        let merge = Merge {
+            job: self,
+            nodes,
+            sink,
+            packer: Packer::new(self.limits.leaf_bytes),
+            out: Vec::new(),
+            replaced: Vec::new(),
+            written: Vec::new(),
+            leaves_read: 0,
+            scratch: Vec::new(),
+        };
+        merge.run().await.map_err(|error| TableError::Partition {
+            table: self.table,
+            start: self.start,
+            source: Box::new(error),
+        })
+    }
+
+    fn origin(&self) -> NodeOrigin {
+        NodeOrigin { table: self.table, birth: self.birth }
+    }
+}
+
+struct Merge<'a> {
+    job: &'a FlushJob,
+    nodes: &'a dyn NodeSource,
+    sink: &'a mut dyn NodeSink,
+    packer: Packer,
+    /// The new leaves in order.
+    out: Vec<Leaf>,
+    replaced: Vec<NodePtr>,
+    written: Vec<NodePtr>,
+    leaves_read: usize,
+    scratch: Vec<u8>,
+}
+
+struct Leaf {
+    child: Child,
+    kept: bool,
+}
+
+/// Keys of a leaf of the old base, and why it is read.
+struct Place {
+    child: Child,
+    from: Key,
+    to: Option<Key>,
+    why: Why,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Why {
+    /// It is not: no edits lie in it.
+    Not,
+    Edits,
+    /// It and the next one, which has edits, may make one leaf.
+    JoinsNext,
+}
+
+impl Merge<'_> {
+    async fn run(mut self) -> Result<Flushed, TableError> {
+        let places = self.plan().await?;
+        let wanted = places.iter().filter(|place| place.why != Why::Not).map(|p| p.child.ptr);
+        let mut leaves = ReadAhead::new(self.nodes, self.job.limits.read_ahead, wanted);
+        if places.is_empty() {
+            self.feed_edits(self.job.start, None).await?;
+        }
+        for place in &places {
+            let leaf = if place.why != Why::Not {
+                let (ptr, leaf) = leaves.next().await.expect("the leaf was asked for");
+                Some(LeafNode::new(leaf?, ptr)?)
+            } else if self.joins(&place.child.ptr) {
+                Some(LeafNode::fetch(self.nodes, place.child.ptr).await?)
+            } else {
+                None
+            };
+            self.leaves_read += usize::from(leaf.is_some());
+            match leaf {
+                Some(leaf) if self.is_rewritten(&leaf, place) => {
+                    self.feed(&leaf, place).await?;
+                    self.replaced.push(place.child.ptr);
+                }
+                _ => {
+                    self.close_stretch(false).await?;
+                    self.out.push(Leaf { child: place.child, kept: true });
+                }
+            }
+            give_way().await;
+        }
+        self.close_stretch(true).await?;
+        self.finish().await
+    }
+
+    /// The leaves of the old base.
+    async fn plan(&self) -> Result<Vec<Place>, TableError> {
+        let children = self.children().await?;
+        let mut places: Vec<Place> = Vec::with_capacity(children.len());
+        for (n, child) in children.iter().enumerate() {
+            let from = if n == 0 { self.job.start } else { child.first };
+            let to = children.get(n + 1).map(|next| next.first);
+            let why = if self.job.edits(from, to).next().is_some() { Why::Edits } else { Why::Not };
+            if why == Why::Edits
+                && let Some(before) = places.last_mut()
+                && before.why == Why::Not
+                && self.fit_together(bytes_of(&before.child.ptr), bytes_of(&child.ptr))
+            {
+                before.why = Why::JoinsNext;
+            }
+            places.push(Place { child: *child, from, to, why });
+        }
+        Ok(places)
+    }
+
+    async fn children(&self) -> Result<Vec<Child>, TableError> {
+        let Base { root, height, items } = self.job.base;
+        let Some(root) = root else { return Ok(Vec::new()) };
+        if height == 0 {
+            let items = u32::try_from(items).unwrap_or(u32::MAX);
+            return Ok(vec![Child { first: self.job.start, ptr: root, items }]);
+        }
+        Ok(InnerNode::fetch(self.nodes, root).await?.iter().collect())
+    }
+
+    fn fit_together(&self, a: usize, b: usize) -> bool {
+        a + b <= self.job.limits.leaf_bytes / 3 * 2
+    }
+
+    /// Whether the stretch takes in the leaf that follows it.
+    fn joins(&self, next: &NodePtr) -> bool {
+        !self.packer.is_empty() && self.fit_together(self.packer.current_bytes(), bytes_of(next))
+    }
+
+    fn is_rewritten(&self, leaf: &LeafNode, place: &Place) -> bool {
+        let changes = |(key, edit): (&Key, &Edit)| match (leaf.find(*key), edit) {
+            (None, Edit::Delete) => false,
+            (Some(at), Edit::Put(value)) => {
+                let old = leaf.value(&at);
+                old.len() != value.len() || old.to_vec() != value[..]
+            }
+            _ => true,
+        };
+        place.why == Why::JoinsNext
+            || self.job.edits(place.from, place.to).any(changes)
+            || self.joins(&place.child.ptr)
+    }
+
+    /// Sends a leaf's items and the edits among them to the packer.
+    async fn feed(&mut self, leaf: &LeafNode, place: &Place) -> Result<(), TableError> {
+        let job = self.job;
+        let mut edits = job.edits(place.from, place.to).peekable();
+        let mut at = Some(leaf.first());
+        while let Some(place) = at {
+            let key = leaf.key(&place);
+            match edits.next_if(|(edited, _)| **edited <= key) {
+                Some((edited, edit)) => {
+                    self.push_edit(edited, edit);
+                    if *edited == key {
+                        at = leaf.next(&place);
+                    }
+                }
+                None => {
+                    let value = leaf.value(&place);
+                    self.scratch.resize(value.len(), 0);
+                    value.copy_to(&mut self.scratch);
+                    self.packer.push(key, &self.scratch);
+                    at = leaf.next(&place);
+                }
+            }
+            if self.packer.has_full() {
+                self.write_full().await?;
+            }
+        }
+        for (key, edit) in edits {
+            self.push_edit(key, edit);
+            if self.packer.has_full() {
+                self.write_full().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends edits to the packer where there is no leaf.
+    async fn feed_edits(&mut self, from: Key, to: Option<Key>) -> Result<(), TableError> {
+        let job = self.job;
+        for (key, edit) in job.edits(from, to) {
+            self.push_edit(key, edit);
+            if self.packer.has_full() {
+                self.write_full().await?;
+                give_way().await;
+            }
+        }
+        Ok(())
+    }
+
+    fn push_edit(&mut self, key: &Key, edit: &Edit) {
+        if let Some(value) = edit.value() {
+            self.packer.push(*key, value);
+        }
+    }
+
+    /// Ends a stretch: its last leaves are written.
+    async fn close_stretch(&mut self, at_end: bool) -> Result<(), TableError> {
+        self.join_left().await?;
+        for leaf in self.packer.finish(at_end) {
+            self.write_leaf(&leaf).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes in the leaf before the stretch, if both then make one.
+    async fn join_left(&mut self) -> Result<(), TableError> {
+        let Some(Leaf { child, kept: true }) = self.out.last() else { return Ok(()) };
+        let ptr = child.ptr;
+        if !self.packer.is_only() || !self.joins(&ptr) {
+            return Ok(());
+        }
+        let left = LeafNode::fetch(self.nodes, ptr).await?;
+        self.leaves_read += 1;
+        let right = self.packer.take_only().expect("it is the only one");
+        for (key, value) in left.iter() {
+            self.packer.push(key, &value.to_vec());
+        }
+        right.for_each(|key, value| self.packer.push(key, value));
+        self.out.pop();
+        self.replaced.push(ptr);
+        Ok(())
+    }
+
+    async fn write_full(&mut self) -> Result<(), TableError> {
+        for leaf in self.packer.take_full() {
+            self.write_leaf(&leaf).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_leaf(&mut self, leaf: &LeafBuilder) -> Result<(), TableError> {
+        let ptr = self.write(Level::Leaf, leaf.finish(self.job.origin())).await?;
+        let child = Child { first: leaf.first(), ptr, items: leaf.items() as u32 };
+        self.out.push(Leaf { child, kept: false });
+        Ok(())
+    }
+
+    async fn write(&mut self, level: Level, node: Buf) -> Result<NodePtr, TableError> {
+        let ptr = self.sink.write(level, node).await?;
+        self.written.push(ptr);
+        Ok(ptr)
+    }
+
+    /// Inner nodes over the new leaves.
+    async fn finish(mut self) -> Result<Flushed, TableError> {
+        let Base { root, height, items } = self.job.base;
+        let start = self.job.start;
+        let mut parts = Vec::new();
+        if self.replaced.is_empty() && self.written.is_empty() {
+            parts.push(Part { start, root, height, items });
+        } else {
+            if height > 0 {
+                self.replaced.extend(root);
+            }
+            let leaves: Vec<Child> = self.out.iter().map(|leaf| leaf.child).collect();
+            for (n, leaves) in self.split(&leaves).into_iter().enumerate() {
+                let start = if n == 0 { start } else { leaves[0].first };
+                parts.push(self.write_part(start, leaves).await?);
+            }
+        }
+        let Merge { replaced, written, leaves_read, .. } = self;
+        Ok(Flushed { parts, replaced, written, leaves_read })
+    }
+
+    /// The leaves of each part. Parts of a split are about three quarters full.
+    fn split<'c>(&self, leaves: &'c [Child]) -> Vec<&'c [Child]> {
+        let most = self.job.limits.partition_leaves;
+        if leaves.len() <= most {
+            return vec![leaves];
+        }
+        let parts = leaves.len().div_ceil((most * 3 / 4).max(1));
+        let cut = |n: usize| leaves.len() * n / parts;
+        (0..parts).map(|n| &leaves[cut(n)..cut(n + 1)]).collect()
+    }
+
+    async fn write_part(&mut self, start: Key, leaves: &[Child]) -> Result<Part, TableError> {
+        let items = leaves.iter().map(|leaf| u64::from(leaf.items)).sum();
+        let (root, height) = match leaves {
+            [] => (None, 0),
+            [leaf] => (Some(leaf.ptr), 0),
+            _ => {
+                let node = encode_inner(self.job.origin(), leaves);
+                (Some(self.write(Level::Inner, node).await?), 1)
+            }
+        };
+        Ok(Part { start, root, height, items })
+    }
+}
+
+fn bytes_of(ptr: &NodePtr) -> usize {
+    ptr.blocks as usize * BLOCK_BYTES
+}

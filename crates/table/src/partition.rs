@@ -1,0 +1,154 @@
+//! A partition in memory, and the ordered list of them.
+//!
+//! P1  The first partition starts at `Key::MIN`, starts ascend, ids are distinct (T4).
+//! P2  `frozen` is there exactly while a flush of the partition is under way.
+//! P3  Edits of txgs up to `sweep.complete_to` are in the delta above `sweep.resume`, or frozen, or
+//!     in the base; what else is in the delta is no older than `sweep.fresh`.
+
+use std::sync::Arc;
+
+use copyhold_format::node::PartitionDescriptor;
+use copyhold_types::{Key, NodePtr, Txg};
+use parking_lot::Mutex;
+
+use crate::delta::{Delta, earlier};
+use crate::{Edit, Value};
+
+/// The subtree of a partition.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Base {
+    pub(crate) root: Option<NodePtr>,
+    pub(crate) height: u8,
+    pub(crate) items: u64,
+}
+
+/// A pass of flushes over all keys of a partition, a bounded number of edits at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sweep {
+    /// What the partition is complete to when the pass is done.
+    pub(crate) complete_to: Txg,
+    /// Where the pass goes on.
+    pub(crate) resume: Key,
+    /// Oldest txg of the edits that came since the pass began.
+    pub(crate) fresh: Option<Txg>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) base: Base,
+    pub(crate) delta: Delta,
+    pub(crate) frozen: Option<Arc<Delta>>,
+    pub(crate) complete_to: Option<Txg>,
+    pub(crate) sweep: Option<Sweep>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Partition {
+    pub(crate) id: u64,
+    pub(crate) start: Key,
+    pub(crate) state: Mutex<State>,
+}
+
+impl State {
+    pub(crate) fn apply(&mut self, txg: Txg, key: Key, edit: Edit) {
+        if let Some(sweep) = &mut self.sweep {
+            sweep.fresh = earlier(sweep.fresh, Some(txg));
+        }
+        self.delta.apply(txg, key, edit);
+    }
+
+    /// What the edits say about `key`; `None`: ask the base.
+    pub(crate) fn unflushed(&self, key: &Key) -> Option<Option<Value>> {
+        let edit = match self.delta.get(key) {
+            Some(edit) => edit,
+            None => self.frozen.as_ref()?.get(key)?,
+        };
+        Some(edit.value().cloned())
+    }
+
+    /// T2.
+    pub(crate) fn pin(&self) -> Option<Txg> {
+        earlier(self.delta.oldest(), self.frozen.as_ref().and_then(|frozen| frozen.oldest()))
+    }
+}
+
+impl Partition {
+    pub(crate) fn new(id: u64, start: Key, state: State) -> Partition {
+        Partition { id, start, state: Mutex::new(state) }
+    }
+
+    pub(crate) fn descriptor(&self) -> PartitionDescriptor {
+        let state = self.state.lock();
+        PartitionDescriptor {
+            start: self.start,
+            root: state.base.root,
+            height: state.base.height,
+            items: state.base.items,
+            complete_to: state.complete_to,
+            layers: Vec::new(),
+        }
+    }
+}
+
+/// All partitions of a table in the order of their keys; never empty.
+#[derive(Debug)]
+pub(crate) struct Partitions {
+    list: Vec<Partition>,
+    next_id: u64,
+}
+
+impl Partitions {
+    /// `list` as P1 says.
+    pub(crate) fn new(list: Vec<Partition>) -> Partitions {
+        assert!(list.first().is_some_and(|first| first.start == Key::MIN), "P1: keys are covered");
+        assert!(list.is_sorted_by(|a, b| a.start < b.start), "P1: starts ascend");
+        let next_id = list.iter().map(|partition| partition.id + 1).max().unwrap_or(0);
+        Partitions { list, next_id }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Partition> {
+        self.list.iter()
+    }
+
+    /// The partition that `key` belongs to.
+    pub(crate) fn covering(&self, key: Key) -> &Partition {
+        &self.list[self.index_covering(key)]
+    }
+
+    pub(crate) fn index_covering(&self, key: Key) -> usize {
+        self.list.partition_point(|partition| partition.start <= key) - 1
+    }
+
+    /// The partition that starts at `start`.
+    pub(crate) fn index_starting(&self, start: Key) -> Option<usize> {
+        self.list.binary_search_by_key(&start, |partition| partition.start).ok()
+    }
+
+    pub(crate) fn get(&self, index: usize) -> &Partition {
+        &self.list[index]
+    }
+
+    pub(crate) fn get_mut(&mut self, index: usize) -> &mut Partition {
+        &mut self.list[index]
+    }
+
+    /// Where the range of a partition ends; `None`: it has all keys from its start on.
+    pub(crate) fn end(&self, index: usize) -> Option<Key> {
+        self.list.get(index + 1).map(|next| next.start)
+    }
+
+    /// Puts new partitions behind the one at `index`; they get ids of their own.
+    pub(crate) fn insert_behind(&mut self, index: usize, states: Vec<(Key, State)>) {
+        let first_id = self.next_id;
+        self.next_id += states.len() as u64;
+        let new = states.into_iter().zip(first_id..);
+        let partitions = new.map(|((start, state), id)| Partition::new(id, start, state));
+        self.list.splice(index + 1..index + 1, partitions);
+    }
+
+    /// Takes out the partition at `index`; the one before takes over its keys.
+    pub(crate) fn remove(&mut self, index: usize) -> Partition {
+        assert!(index > 0, "P1: the first partition stays");
+        self.list.remove(index)
+    }
+}

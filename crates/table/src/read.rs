@@ -1,0 +1,303 @@
+//! Looking up: the delta over the frozen delta over the base, all of one moment (T1).
+//!
+//! A range is read in *stretches*. A stretch is a partition's part of the range, or less if the
+//! delta has more than [`STRETCH_EDITS`] edits there: the delta's edits are copied, the frozen
+//! delta and the base shared, all under the partition's lock; then the three are merged without
+//! it. One stretch is of one moment, the next may be of a later one; callers that need more hold
+//! the locks of what they read, as they do anyway.
+
+use std::cmp::Ordering;
+use std::collections::btree_map;
+use std::iter::{Peekable, Rev};
+use std::ops::Range;
+use std::sync::Arc;
+use std::vec;
+
+use copyhold_types::Key;
+
+use crate::cursor::Cursor;
+use crate::delta::Delta;
+use crate::partition::{Base, Partitions};
+use crate::source::{InnerNode, LeafNode};
+use crate::table::{Cached, Table};
+use crate::{Edit, NodeSource, TableError, Value};
+
+/// Most edits that are copied under a partition's lock.
+const STRETCH_EDITS: usize = if cfg!(test) { 5 } else { 4096 };
+
+/// What one look at the edits says about a key.
+enum Look {
+    Edit(Option<Value>),
+    Base(Base),
+}
+
+/// The edits of one moment in [from, to), and the base that they lie over.
+struct Stretch {
+    from: Key,
+    to: Key,
+    /// From the delta, in the direction of the walk.
+    edits: Vec<(Key, Edit)>,
+    frozen: Option<Arc<Delta>>,
+    base: Base,
+}
+
+impl Table {
+    /// The value of `key`. Does not suspend when the edits or cached nodes have the answer.
+    pub async fn get(&self, nodes: &dyn NodeSource, key: Key) -> Result<Option<Value>, TableError> {
+        let base = match self.look(key) {
+            Look::Edit(value) => return Ok(value),
+            Look::Base(base) => base,
+        };
+        let Some(root) = base.root else { return Ok(None) };
+        let leaf = if base.height == 0 {
+            root
+        } else {
+            let inner = InnerNode::fetch(nodes, root).await?;
+            match inner.find(key) {
+                Some(child) => inner.child(child).ptr,
+                None => return Ok(None),
+            }
+        };
+        let leaf = LeafNode::fetch(nodes, leaf).await?;
+        Ok(value_in(&leaf, key))
+    }
+
+    /// As [`Self::get`], for where nothing may wait.
+    pub fn get_cached(&self, nodes: &dyn NodeSource, key: Key) -> Cached<Option<Value>> {
+        let base = match self.look(key) {
+            Look::Edit(value) => return Cached::Known(value),
+            Look::Base(base) => base,
+        };
+        let Some(root) = base.root else { return Cached::Known(None) };
+        let leaf = if base.height == 0 {
+            root
+        } else {
+            let node = nodes.cached(&root);
+            let Some(inner) = node.as_ref().and_then(|node| node.as_inner()) else {
+                return Cached::Unknown;
+            };
+            match inner.find(key) {
+                Some(child) => inner.child(child).ptr,
+                None => return Cached::Known(None),
+            }
+        };
+        let node = nodes.cached(&leaf);
+        match node.as_ref().and_then(|node| node.as_leaf()) {
+            Some(leaf) => {
+                Cached::Known(leaf.find(key).map(|place| Value::from(leaf.value(&place))))
+            }
+            None => Cached::Unknown,
+        }
+    }
+
+    /// Items with a key in `range`, ascending, at most `limit`.
+    pub async fn range(
+        &self,
+        nodes: &dyn NodeSource,
+        range: Range<Key>,
+        limit: usize,
+    ) -> Result<Vec<(Key, Value)>, TableError> {
+        let mut items = Vec::new();
+        let mut from = range.start;
+        while from < range.end && items.len() < limit {
+            let stretch = self.stretch_up(from, range.end, limit - items.len());
+            from = stretch.to;
+            stretch.append_to(nodes, &mut items, limit).await?;
+        }
+        Ok(items)
+    }
+
+    /// The last item with `floor <= key < below`.
+    pub async fn last_below(
+        &self,
+        nodes: &dyn NodeSource,
+        below: Key,
+        floor: Key,
+    ) -> Result<Option<(Key, Value)>, TableError> {
+        let mut to = below;
+        while floor < to {
+            let stretch = self.stretch_down(floor, to);
+            to = stretch.from;
+            if let Some(item) = stretch.last(nodes).await? {
+                return Ok(Some(item));
+            }
+        }
+        Ok(None)
+    }
+
+    fn look(&self, key: Key) -> Look {
+        let partitions = self.partitions.read();
+        let state = partitions.covering(key).state.lock();
+        match state.unflushed(&key) {
+            Some(value) => Look::Edit(value),
+            None => Look::Base(state.base),
+        }
+    }
+
+    /// The first stretch of [from, to), which is not empty; enough of it for `limit` items.
+    fn stretch_up(&self, from: Key, mut to: Key, limit: usize) -> Stretch {
+        let partitions = self.partitions.read();
+        let index = partitions.index_covering(from);
+        if let Some(end) = partitions.end(index) {
+            to = to.min(end);
+        }
+        let state = partitions.get(index).state.lock();
+        let (mut edits, mut puts) = (Vec::new(), 0);
+        for (key, edit) in state.delta.range(from..to) {
+            if puts == limit || edits.len() == STRETCH_EDITS {
+                to = *key;
+                break;
+            }
+            puts += usize::from(edit.value().is_some());
+            edits.push((*key, edit.clone()));
+        }
+        Stretch { from, to, edits, frozen: state.frozen.clone(), base: state.base }
+    }
+
+    /// The last stretch of [from, to), which is not empty; down to its last item, if it has one.
+    fn stretch_down(&self, mut from: Key, to: Key) -> Stretch {
+        let partitions = self.partitions.read();
+        let index = last_starting_below(&partitions, to);
+        let partition = partitions.get(index);
+        from = from.max(partition.start);
+        let state = partition.state.lock();
+        let mut edits = Vec::new();
+        for (key, edit) in state.delta.range(from..to).rev() {
+            edits.push((*key, edit.clone()));
+            if edit.value().is_some() || edits.len() == STRETCH_EDITS {
+                from = *key;
+                break;
+            }
+        }
+        Stretch { from, to, edits, frozen: state.frozen.clone(), base: state.base }
+    }
+}
+
+fn value_in(leaf: &LeafNode, key: Key) -> Option<Value> {
+    leaf.find(key).map(|place| Value::from(leaf.value(&place)))
+}
+
+/// The partition that has the keys right below `to`, which is not `Key::MIN`.
+fn last_starting_below(partitions: &Partitions, to: Key) -> usize {
+    let index = partitions.index_covering(to);
+    if partitions.get(index).start == to { index - 1 } else { index }
+}
+
+impl Stretch {
+    /// Appends the items of the stretch in ascending order until `items` has `limit`.
+    async fn append_to(
+        self,
+        nodes: &dyn NodeSource,
+        items: &mut Vec<(Key, Value)>,
+        limit: usize,
+    ) -> Result<(), TableError> {
+        let nothing = Delta::default();
+        let frozen = self.frozen.as_deref().unwrap_or(&nothing);
+        let edits = self.edits.into_iter();
+        let mut edits = Overlay::upwards(edits, frozen.range(self.from..self.to)).peekable();
+        let mut base = Cursor::upwards(nodes, &self.base, self.from, self.to).await?;
+        while items.len() < limit {
+            let edit = edits.peek().map(|(key, _)| *key);
+            let Some(side) = Side::nearer(edit, base.key(), Ordering::Less) else { break };
+            if side == Side::Under {
+                let key = base.key().expect("the nearer side has a key");
+                items.push((key, Value::from(base.value())));
+            } else if let Some((key, Edit::Put(value))) = edits.next() {
+                items.push((key, value));
+            }
+            if side != Side::Over && items.len() < limit {
+                base.advance().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The last item of the stretch.
+    async fn last(self, nodes: &dyn NodeSource) -> Result<Option<(Key, Value)>, TableError> {
+        let nothing = Delta::default();
+        let frozen = self.frozen.as_deref().unwrap_or(&nothing);
+        let edits = self.edits.into_iter();
+        let mut edits = Overlay::downwards(edits, frozen.range(self.from..self.to)).peekable();
+        let mut base = Cursor::downwards(nodes, &self.base, self.from, self.to).await?;
+        loop {
+            let edit = edits.peek().map(|(key, _)| *key);
+            let Some(side) = Side::nearer(edit, base.key(), Ordering::Greater) else {
+                return Ok(None);
+            };
+            if side == Side::Under {
+                let key = base.key().expect("the nearer side has a key");
+                return Ok(Some((key, Value::from(base.value()))));
+            }
+            if let Some((key, Edit::Put(value))) = edits.next() {
+                return Ok(Some((key, value)));
+            }
+            if side == Side::Both {
+                base.advance().await?;
+            }
+        }
+    }
+}
+
+/// Which of two ordered sources has the next key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Over,
+    Under,
+    Both,
+}
+
+impl Side {
+    /// `direction`: how a key that comes first compares with one that comes later.
+    fn nearer(over: Option<Key>, under: Option<Key>, direction: Ordering) -> Option<Side> {
+        match (over, under) {
+            (None, None) => None,
+            (Some(_), None) => Some(Side::Over),
+            (None, Some(_)) => Some(Side::Under),
+            (Some(over), Some(under)) => Some(match over.cmp(&under) {
+                Ordering::Equal => Side::Both,
+                order if order == direction => Side::Over,
+                _ => Side::Under,
+            }),
+        }
+    }
+}
+
+/// The delta's edits over the frozen ones, each key once.
+struct Overlay<U: Iterator> {
+    over: Peekable<vec::IntoIter<(Key, Edit)>>,
+    under: Peekable<U>,
+    direction: Ordering,
+}
+
+type FrozenEdits<'a> = btree_map::Range<'a, Key, Edit>;
+
+impl<'a> Overlay<FrozenEdits<'a>> {
+    fn upwards(over: vec::IntoIter<(Key, Edit)>, under: FrozenEdits<'a>) -> Self {
+        let (over, under) = (over.peekable(), under.peekable());
+        Overlay { over, under, direction: Ordering::Less }
+    }
+}
+
+impl<'a> Overlay<Rev<FrozenEdits<'a>>> {
+    fn downwards(over: vec::IntoIter<(Key, Edit)>, under: FrozenEdits<'a>) -> Self {
+        let (over, under) = (over.peekable(), under.rev().peekable());
+        Overlay { over, under, direction: Ordering::Greater }
+    }
+}
+
+impl<'a, U: Iterator<Item = (&'a Key, &'a Edit)>> Iterator for Overlay<U> {
+    type Item = (Key, Edit);
+
+    fn next(&mut self) -> Option<(Key, Edit)> {
+        let over = self.over.peek().map(|(key, _)| *key);
+        let under = self.under.peek().map(|(key, _)| **key);
+        let side = Side::nearer(over, under, self.direction)?;
+        if side != Side::Over {
+            let under = self.under.next();
+            if side == Side::Under {
+                return under.map(|(key, edit)| (*key, edit.clone()));
+            }
+        }
+        self.over.next()
+    }
+}

@@ -1,0 +1,100 @@
+//! What a table asks of the world: nodes by pointer, and a place for new ones.
+
+use std::future::Future;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use copyhold_format::node::{InnerView, LeafView, Level, Node};
+use copyhold_types::{Buf, NodePtr};
+
+use crate::TableError;
+
+/// A boxed future of a node operation; the same type as the runtime's `BoxFuture`.
+pub type NodeFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, TableError>> + Send + 'a>>;
+
+/// Gives nodes by pointer.
+///
+/// What a reader walks may be replaced meanwhile; that it is not reused is the reader's pin (R3),
+/// which the caller of the table holds.
+pub trait NodeSource: Send + Sync {
+    /// The node, if it needs no waiting.
+    fn cached(&self, ptr: &NodePtr) -> Option<Arc<Node>>;
+
+    /// Reads and verifies the node from any good copy.
+    fn read(&self, ptr: NodePtr, level: Level) -> NodeFuture<'_, Arc<Node>>;
+}
+
+/// Takes the new nodes of a flush.
+pub trait NodeSink: Send {
+    /// Gives `node` its places and digest and starts writing it; the pointer is known before the
+    /// write is done. Who merges waits for all writes before it uses any pointer.
+    fn write(&mut self, level: Level, node: Buf) -> NodeFuture<'_, NodePtr>;
+}
+
+/// A node that is known to be a leaf.
+#[derive(Clone)]
+pub(crate) struct LeafNode(Arc<Node>);
+
+/// A node that is known to be an inner one.
+#[derive(Clone)]
+pub(crate) struct InnerNode(Arc<Node>);
+
+impl LeafNode {
+    pub(crate) fn new(node: Arc<Node>, ptr: NodePtr) -> Result<LeafNode, TableError> {
+        match node.level() {
+            Level::Leaf => Ok(LeafNode(node)),
+            Level::Inner => Err(TableError::Level { ptr, level: Level::Leaf }),
+        }
+    }
+
+    pub(crate) async fn fetch(
+        nodes: &dyn NodeSource,
+        ptr: NodePtr,
+    ) -> Result<LeafNode, TableError> {
+        LeafNode::new(fetch(nodes, ptr, Level::Leaf).await?, ptr)
+    }
+}
+
+impl InnerNode {
+    pub(crate) fn new(node: Arc<Node>, ptr: NodePtr) -> Result<InnerNode, TableError> {
+        match node.level() {
+            Level::Inner => Ok(InnerNode(node)),
+            Level::Leaf => Err(TableError::Level { ptr, level: Level::Inner }),
+        }
+    }
+
+    pub(crate) async fn fetch(
+        nodes: &dyn NodeSource,
+        ptr: NodePtr,
+    ) -> Result<InnerNode, TableError> {
+        InnerNode::new(fetch(nodes, ptr, Level::Inner).await?, ptr)
+    }
+}
+
+impl Deref for LeafNode {
+    type Target = LeafView;
+
+    fn deref(&self) -> &LeafView {
+        self.0.as_leaf().expect("was a leaf when it was wrapped")
+    }
+}
+
+impl Deref for InnerNode {
+    type Target = InnerView;
+
+    fn deref(&self) -> &InnerView {
+        self.0.as_inner().expect("was an inner node when it was wrapped")
+    }
+}
+
+async fn fetch(
+    nodes: &dyn NodeSource,
+    ptr: NodePtr,
+    level: Level,
+) -> Result<Arc<Node>, TableError> {
+    match nodes.cached(&ptr) {
+        Some(node) => Ok(node),
+        None => nodes.read(ptr, level).await,
+    }
+}

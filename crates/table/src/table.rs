@@ -1,0 +1,191 @@
+//! The table itself: its partitions, and edits.
+
+use copyhold_format::node::PartitionDescriptor;
+use copyhold_types::{Key, TableId, Txg};
+use parking_lot::RwLock;
+
+use crate::delta::earlier;
+use crate::partition::{Base, Partition, Partitions, State};
+use crate::{Edit, TableError};
+
+/// Sizes of nodes and partitions, and how a flush reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// A leaf with more than one item is at most as large. A multiple of 4 KiB.
+    pub leaf_bytes: usize,
+    /// A partition with more leaves is split when it is flushed; at least 2. 254 leaves fill an
+    /// inner node of 16 KiB.
+    pub partition_leaves: usize,
+    /// Leaves that a flush or a walk reads ahead.
+    pub read_ahead: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { leaf_bytes: 32 * 1024, partition_leaves: 254, read_ahead: 16 }
+    }
+}
+
+/// One table.
+#[derive(Debug)]
+pub struct Table {
+    id: TableId,
+    pub(crate) limits: Limits,
+    pub(crate) partitions: RwLock<Partitions>,
+}
+
+/// What a lookup that may not wait found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cached<T> {
+    Known(T),
+    /// A node would have to be read.
+    Unknown,
+}
+
+/// What the flush policy looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartitionStats {
+    /// Names the partition to [`Table::freeze`].
+    pub start: Key,
+    pub id: u64,
+    /// Oldest txg of an edit that the base does not have (T2).
+    pub pin: Option<Txg>,
+    /// Edits that the next flush can take.
+    pub edits: usize,
+    pub delta_bytes: usize,
+    /// Edits that are being flushed; 0: no flush is under way.
+    pub frozen_edits: usize,
+    pub frozen_bytes: usize,
+    pub flushing: bool,
+    /// Items in the base.
+    pub base_items: u64,
+}
+
+impl Table {
+    /// A table without items.
+    pub fn new(id: TableId, limits: Limits) -> Table {
+        Table::with_partitions(id, limits, vec![Partition::new(0, Key::MIN, State::default())])
+    }
+
+    /// The table whose partitions the table of tables lists, as (partition id, descriptor) in any
+    /// order; without any, a table without items.
+    ///
+    /// # Errors
+    /// The descriptors do not cover all keys exactly once.
+    pub fn restore(
+        id: TableId,
+        limits: Limits,
+        mut descriptors: Vec<(u64, PartitionDescriptor)>,
+    ) -> Result<Table, TableError> {
+        let fault = |why: String| TableError::Descriptors { table: id, why };
+        if descriptors.is_empty() {
+            return Ok(Table::new(id, limits));
+        }
+        descriptors.sort_by_key(|(_, descriptor)| descriptor.start);
+        let first = descriptors[0].1.start;
+        if first != Key::MIN {
+            return Err(fault(format!("the first starts at {first}")));
+        }
+        for pair in descriptors.windows(2) {
+            if pair[0].1.start == pair[1].1.start {
+                return Err(fault(format!(
+                    "{} and {} both start at {}",
+                    pair[0].0, pair[1].0, pair[0].1.start
+                )));
+            }
+        }
+        let mut list = Vec::with_capacity(descriptors.len());
+        for (partition, d) in descriptors {
+            if !d.layers.is_empty() {
+                let why = "has layers, which this program cannot read; use a newer one";
+                return Err(fault(format!("{partition} {why}")));
+            }
+            let base = Base { root: d.root, height: d.height, items: d.items };
+            let state = State { base, complete_to: d.complete_to, ..State::default() };
+            list.push(Partition::new(partition, d.start, state));
+        }
+        Ok(Table::with_partitions(id, limits, list))
+    }
+
+    fn with_partitions(id: TableId, limits: Limits, list: Vec<Partition>) -> Table {
+        assert!(limits.leaf_bytes >= 4096, "a leaf has at least one block");
+        assert!(limits.partition_leaves >= 2, "a partition that is split has two leaves");
+        assert!(limits.read_ahead >= 1, "at least one leaf is read");
+        Table { id, limits, partitions: RwLock::new(Partitions::new(list)) }
+    }
+
+    pub fn id(&self) -> TableId {
+        self.id
+    }
+
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Makes an edit that `txg` logs. Whoever orders the edits of a key in the log (the locks
+    /// of the layer above, held since before joining the txg) calls in that order.
+    pub fn apply(&self, txg: Txg, key: Key, edit: Edit) {
+        let partitions = self.partitions.read();
+        partitions.covering(key).state.lock().apply(txg, key, edit);
+    }
+
+    /// What the edits in memory say about `key`: its value, or that it is deleted; `None` if they
+    /// say nothing.
+    pub fn unflushed(&self, key: Key) -> Option<Edit> {
+        let partitions = self.partitions.read();
+        let found = partitions.covering(key).state.lock().unflushed(&key);
+        found.map(Edit::from)
+    }
+
+    /// T2 for the whole table; `None`: the bases have everything.
+    pub fn pin(&self) -> Option<Txg> {
+        let partitions = self.partitions.read();
+        partitions.iter().map(|partition| partition.state.lock().pin()).fold(None, earlier)
+    }
+
+    /// Every partition in the order of keys.
+    pub fn stats(&self) -> Vec<PartitionStats> {
+        self.partitions.read().iter().map(stats_of).collect()
+    }
+
+    /// Memory that unflushed edits take, frozen ones included.
+    pub fn unflushed_bytes(&self) -> usize {
+        self.stats().iter().map(|stats| stats.delta_bytes + stats.frozen_bytes).sum()
+    }
+
+    /// The partitions as they are on disk, by id; what the table of tables should say.
+    pub fn descriptors(&self) -> Vec<(u64, PartitionDescriptor)> {
+        let partitions = self.partitions.read();
+        partitions.iter().map(|partition| (partition.id, partition.descriptor())).collect()
+    }
+
+    /// Whether bases and edits are as they must be; for tests and `check`.
+    pub fn check(&self) {
+        let partitions = self.partitions.read();
+        for (index, partition) in partitions.iter().enumerate() {
+            let end = partitions.end(index);
+            assert!(end.is_none_or(|end| partition.start < end), "P1: {}", partition.start);
+            let state = partition.state.lock();
+            let inside = |key: &Key| *key >= partition.start && end.is_none_or(|end| *key < end);
+            assert!(state.delta.range(..).all(|(key, _)| inside(key)), "T4: an edit is astray");
+            assert!(state.delta.is_empty() == state.delta.oldest().is_none(), "T2: delta");
+            assert!(state.base.root.is_some() == (state.base.items > 0), "a base and its count");
+        }
+    }
+}
+
+fn stats_of(partition: &Partition) -> PartitionStats {
+    let state = partition.state.lock();
+    let frozen = state.frozen.as_ref();
+    PartitionStats {
+        start: partition.start,
+        id: partition.id,
+        pin: state.pin(),
+        edits: state.delta.len(),
+        delta_bytes: state.delta.bytes(),
+        frozen_edits: frozen.map_or(0, |frozen| frozen.len()),
+        frozen_bytes: frozen.map_or(0, |frozen| frozen.bytes()),
+        flushing: frozen.is_some(),
+        base_items: state.base.items,
+    }
+}
