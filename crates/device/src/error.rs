@@ -48,6 +48,14 @@ pub enum DeviceError {
         #[source]
         source: IoError,
     },
+    #[error("{name} exists already; choose another path, or force to lose what is in it")]
+    Exists { name: String },
+    #[error("{name} is neither a regular file nor a block device")]
+    NotADevice { name: String },
+    #[error("{name} has sectors of {bytes} bytes; more than 4096 are not supported")]
+    SectorTooLarge { name: String, bytes: u32 },
+    #[error("{name} ends before block {end}: it has become smaller since it was opened")]
+    Shrunk { name: String, end: u64 },
     #[error("the pool has no device {}", .0.0)]
     Missing(DeviceId),
 }
@@ -55,7 +63,7 @@ pub enum DeviceError {
 impl DeviceError {
     /// Whether the host had no space left for a sparse pool file (rule R32).
     pub fn is_host_full(&self) -> bool {
-        matches!(self, DeviceError::Write { source, .. } if source.0 == libc::ENOSPC)
+        matches!(self, DeviceError::Write { source: IoError(libc::ENOSPC | libc::EDQUOT), .. })
     }
 }
 

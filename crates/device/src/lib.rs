@@ -4,6 +4,8 @@
 //! written is durable only after a flush that began when the write had completed. Every request
 //! carries its purpose and is counted by it.
 
+#![deny(unsafe_code)]
+
 use std::sync::Arc;
 
 use copyhold_runtime::BoxFuture;
@@ -11,10 +13,12 @@ use copyhold_types::{Buf, DeviceId, Purpose};
 
 mod counters;
 mod error;
+pub mod file;
 pub mod sim;
 
 pub use counters::{CounterSnapshot, Counters, PurposeCount};
 pub use error::{DeviceError, IoError};
+pub use file::{FileDevice, OpenMode};
 pub use sim::SimDevice;
 
 /// What a device is.

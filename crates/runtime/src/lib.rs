@@ -27,7 +27,7 @@ mod worker;
 mod yielding;
 
 pub use executors::{Executors, ReactorKind};
-pub use op::{Completion, Op, Outcome, Reactor};
+pub use op::{Completion, Op, Outcome, Reactor, SharedFd};
 pub use seeded::{SeededConfig, SeededRuntime};
 pub use threads::ThreadReactor;
 pub use yielding::{YieldNow, yield_now};

@@ -8,7 +8,7 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -18,26 +18,30 @@ use parking_lot::Mutex;
 
 use crate::ring::IoVecs;
 
+/// An open file that operations share: an `OwnedFd`, or something that does more when the last
+/// of them lets go of it.
+pub type SharedFd = Arc<dyn AsFd + Send + Sync>;
+
 /// What a reactor can be asked to do. Offsets and lengths are in bytes.
 pub enum Op {
     /// Fills `buf`. A file that ends before fails with [`io::ErrorKind::UnexpectedEof`].
     Read {
-        fd: Arc<OwnedFd>,
+        fd: SharedFd,
         buf: Buf,
         offset: u64,
     },
     /// Writes `bufs` one behind the other.
     Write {
-        fd: Arc<OwnedFd>,
+        fd: SharedFd,
         bufs: Vec<Buf>,
         offset: u64,
     },
     Fdatasync {
-        fd: Arc<OwnedFd>,
+        fd: SharedFd,
     },
     /// `mode` as for fallocate(2).
     Fallocate {
-        fd: Arc<OwnedFd>,
+        fd: SharedFd,
         mode: i32,
         offset: u64,
         len: u64,
@@ -130,9 +134,9 @@ impl Flight {
     /// Tells the waiter. No lock may be held that a waker might take.
     pub(crate) fn finish(&self, result: io::Result<()>) {
         let nothing = Op::Blocking(Box::new(|| Ok(())));
-        let op = std::mem::replace(&mut self.work.lock().op, nothing);
-        let buf = match op {
-            Op::Read { buf, .. } => Some(buf),
+        // The file is let go of before anybody is told.
+        let buf = match std::mem::replace(&mut self.work.lock().op, nothing) {
+            Op::Read { fd: _, buf, .. } => Some(buf),
             _ => None,
         };
         let mut reply = self.reply.lock();
@@ -212,7 +216,7 @@ mod tests {
     use super::*;
 
     fn write_of(blocks: &[usize]) -> Work {
-        let fd = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
+        let fd = Arc::new(std::fs::File::open("/dev/null").unwrap());
         let bufs = blocks.iter().map(|blocks| Buf::zeroed(*blocks)).collect();
         Work { op: Op::Write { fd, bufs, offset: 0 }, done: 0, iovecs: IoVecs::default() }
     }

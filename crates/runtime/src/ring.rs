@@ -271,17 +271,19 @@ fn prepare(work: &mut Work) -> Entry {
         Op::Read { fd, buf, offset } => {
             let rest = &mut buf.make_mut()[done..];
             let len = rest.len().min(ENTRY_BYTES_MAX) as u32;
-            opcode::Read::new(Fd(fd.as_raw_fd()), rest.as_mut_ptr(), len)
+            opcode::Read::new(Fd(fd.as_fd().as_raw_fd()), rest.as_mut_ptr(), len)
                 .offset(at(*offset))
                 .build()
         }
         Op::Write { fd, bufs, offset } if bufs.len() == 1 => {
             let rest = &bufs[0][done..];
             let len = rest.len().min(ENTRY_BYTES_MAX) as u32;
-            opcode::Write::new(Fd(fd.as_raw_fd()), rest.as_ptr(), len).offset(at(*offset)).build()
+            opcode::Write::new(Fd(fd.as_fd().as_raw_fd()), rest.as_ptr(), len)
+                .offset(at(*offset))
+                .build()
         }
         Op::Write { fd, offset, .. } => {
-            let (fd, offset) = (Fd(fd.as_raw_fd()), at(*offset));
+            let (fd, offset) = (Fd(fd.as_fd().as_raw_fd()), at(*offset));
             let mut iovecs = std::mem::take(&mut work.iovecs.0);
             iovecs.clear();
             iovecs.extend(work.rest(IOVECS_MAX).map(|rest| libc::iovec {
@@ -293,10 +295,13 @@ fn prepare(work: &mut Work) -> Entry {
             opcode::Writev::new(fd, iovecs.as_ptr(), iovecs.len() as u32).offset(offset).build()
         }
         Op::Fdatasync { fd } => {
-            opcode::Fsync::new(Fd(fd.as_raw_fd())).flags(FsyncFlags::DATASYNC).build()
+            opcode::Fsync::new(Fd(fd.as_fd().as_raw_fd())).flags(FsyncFlags::DATASYNC).build()
         }
         Op::Fallocate { fd, mode, offset, len } => {
-            opcode::Fallocate::new(Fd(fd.as_raw_fd()), *len).offset(*offset).mode(*mode).build()
+            opcode::Fallocate::new(Fd(fd.as_fd().as_raw_fd()), *len)
+                .offset(*offset)
+                .mode(*mode)
+                .build()
         }
         Op::Blocking(_) => unreachable!("goes to a thread"),
     }

@@ -155,17 +155,17 @@ fn system_call(work: &mut Work) -> rustix::io::Result<usize> {
     let done = work.done;
     match &mut work.op {
         Op::Read { fd, buf, offset } => {
-            pread(&**fd, &mut buf.make_mut()[done..], *offset + done as u64)
+            pread(fd.as_fd(), &mut buf.make_mut()[done..], *offset + done as u64)
         }
         Op::Write { fd, offset, .. } => {
             let (fd, at) = (fd.clone(), *offset + done as u64);
             let slices: Vec<IoSlice<'_>> = work.rest(IOVECS_MAX).map(IoSlice::new).collect();
-            pwritev(&*fd, &slices, at)
+            pwritev(fd.as_fd(), &slices, at)
         }
-        Op::Fdatasync { fd } => fdatasync(&**fd).map(|()| 0),
+        Op::Fdatasync { fd } => fdatasync(fd.as_fd()).map(|()| 0),
         Op::Fallocate { fd, mode, offset, len } => {
             let mode = FallocateFlags::from_bits_retain(*mode as u32);
-            fallocate(&**fd, mode, *offset, *len).map(|()| 0)
+            fallocate(fd.as_fd(), mode, *offset, *len).map(|()| 0)
         }
         Op::Blocking(_) => unreachable!("done by perform"),
     }

@@ -1,0 +1,279 @@
+//! Regular files and block devices.
+//!
+//! Direct I/O where the filesystem allows it, so that what completed is with the device and the
+//! host keeps no second copy in its page cache. A request goes to the reactor at the call, not at
+//! the first poll, and goes on when its future is dropped.
+//!
+//! The file is locked as long as the device exists and requests are in flight.
+
+mod block_device;
+mod open;
+mod signature;
+
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use copyhold_runtime::{BoxFuture, Completion, Op, Reactor};
+use copyhold_types::{BLOCK_BYTES, Buf, DeviceId, Purpose};
+
+pub use self::open::OpenMode;
+use self::open::{Locked, Opened, io_error};
+pub use self::signature::probe_signature;
+use crate::{Counters, Device, DeviceError, Geometry};
+
+/// Blocks of one write of [`FileDevice::preallocate`], and how many are in flight.
+const PREALLOCATE_BLOCKS: u64 = 256;
+const PREALLOCATE_DEPTH: usize = 4;
+
+/// A regular file or a block device.
+pub struct FileDevice {
+    id: DeviceId,
+    reactor: Arc<dyn Reactor>,
+    fd: Arc<Locked>,
+    mode: OpenMode,
+    is_block_device: bool,
+    is_direct: bool,
+    counters: Counters,
+    shared: Arc<Shared>,
+}
+
+/// What requests need when they end.
+struct Shared {
+    name: String,
+    blocks: u64,
+    can_discard: AtomicBool,
+}
+
+impl FileDevice {
+    /// Opens and locks what exists. [`DeviceError::Locked`] if another process, or another
+    /// device of this one, has it.
+    pub fn open(
+        reactor: Arc<dyn Reactor>,
+        id: DeviceId,
+        path: &Path,
+        mode: OpenMode,
+    ) -> Result<Arc<FileDevice>, DeviceError> {
+        Ok(FileDevice::new(reactor, id, path, mode, open::open(path, mode)?))
+    }
+
+    /// Creates a sparse regular file of `bytes`, which becomes durable with its name. One that
+    /// exists is refused with [`DeviceError::Exists`], or, if `force`, emptied. A block device is
+    /// opened as it is, in its size: ask [`probe_signature`] before.
+    pub fn create(
+        reactor: Arc<dyn Reactor>,
+        id: DeviceId,
+        path: &Path,
+        bytes: u64,
+        force: bool,
+    ) -> Result<Arc<FileDevice>, DeviceError> {
+        let mode = OpenMode::ReadWrite;
+        let opened = match open::is_block_device(path) {
+            Ok(true) => open::open(path, mode)?,
+            _ => open::create(path, bytes, force)?,
+        };
+        Ok(FileDevice::new(reactor, id, path, mode, opened))
+    }
+
+    fn new(
+        reactor: Arc<dyn Reactor>,
+        id: DeviceId,
+        path: &Path,
+        mode: OpenMode,
+        opened: Opened,
+    ) -> Arc<FileDevice> {
+        let shared = Shared {
+            name: open::name_of(path),
+            blocks: opened.bytes / BLOCK_BYTES as u64,
+            can_discard: AtomicBool::new(mode == OpenMode::ReadWrite),
+        };
+        Arc::new(FileDevice {
+            id,
+            reactor,
+            fd: Arc::new(opened.fd),
+            mode,
+            is_block_device: opened.is_block_device,
+            is_direct: opened.is_direct,
+            counters: Counters::default(),
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// Whether requests bypass the host's page cache. Some filesystems refuse that; then the
+    /// cache holds data twice, and nothing else differs.
+    pub fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    pub fn is_block_device(&self) -> bool {
+        self.is_block_device
+    }
+
+    /// Writes zeros, so that later writes there neither need space of the host (rule R32) nor
+    /// its allocator (P6). Not flushed.
+    pub fn preallocate(
+        &self,
+        block: u64,
+        blocks: u64,
+        why: Purpose,
+    ) -> BoxFuture<'_, Result<(), DeviceError>> {
+        Box::pin(async move {
+            let zeros = Buf::zeroed(PREALLOCATE_BLOCKS.min(blocks) as usize);
+            let end = block.saturating_add(blocks);
+            let mut in_flight = std::collections::VecDeque::new();
+            for at in (block..end).step_by(PREALLOCATE_BLOCKS as usize) {
+                if in_flight.len() == PREALLOCATE_DEPTH
+                    && let Some(oldest) = in_flight.pop_front()
+                {
+                    let oldest: BoxFuture<'static, Result<(), DeviceError>> = oldest;
+                    oldest.await?;
+                }
+                let left = (end - at).min(PREALLOCATE_BLOCKS) as usize;
+                let data = if left == zeros.blocks() { zeros.clone() } else { Buf::zeroed(left) };
+                in_flight.push_back(self.write(at, vec![data], why));
+            }
+            for write in in_flight {
+                write.await?;
+            }
+            Ok(())
+        })
+    }
+
+    fn check(&self, block: u64, blocks: u64) -> Result<(), DeviceError> {
+        let size = self.shared.blocks;
+        match block.checked_add(blocks) {
+            Some(end) if end <= size => Ok(()),
+            end => Err(DeviceError::OutOfBounds {
+                name: self.shared.name.clone(),
+                block,
+                end: end.unwrap_or(u64::MAX),
+                size,
+            }),
+        }
+    }
+
+    fn discard_op(&self, block: u64, blocks: u64) -> Op {
+        let (fd, offset, len) = (self.fd.clone(), bytes(block), bytes(blocks));
+        if self.is_block_device {
+            return Op::Blocking(Box::new(move || block_device::discard(&*fd, offset, len)));
+        }
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        Op::Fallocate { fd, mode, offset, len }
+    }
+}
+
+fn bytes(blocks: u64) -> u64 {
+    blocks * BLOCK_BYTES as u64
+}
+
+/// A future that is an answer already.
+fn at_once<T: Send + 'static>(answer: T) -> BoxFuture<'static, T> {
+    Box::pin(std::future::ready(answer))
+}
+
+impl Device for FileDevice {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            blocks: self.shared.blocks,
+            can_discard: self.shared.can_discard.load(Relaxed),
+            name: self.shared.name.clone(),
+        }
+    }
+
+    fn read(
+        &self,
+        block: u64,
+        blocks: u32,
+        why: Purpose,
+    ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
+        if let Err(error) = self.check(block, blocks.into()) {
+            return at_once(Err(error));
+        }
+        self.counters.read(why, blocks);
+        let buf = Buf::zeroed(blocks as usize);
+        let read = self.reactor.submit(Op::Read { fd: self.fd.clone(), buf, offset: bytes(block) });
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            let outcome = read.await;
+            let Err(error) = outcome.result else {
+                return Ok(outcome.buf.expect("a read gives its buffer back"));
+            };
+            let name = shared.name.clone();
+            if error.kind() == ErrorKind::UnexpectedEof {
+                return Err(DeviceError::Shrunk { name, end: block + u64::from(blocks) });
+            }
+            Err(DeviceError::Read { name, block, blocks, why, source: io_error(&error) })
+        })
+    }
+
+    fn write(
+        &self,
+        block: u64,
+        data: Vec<Buf>,
+        why: Purpose,
+    ) -> BoxFuture<'static, Result<(), DeviceError>> {
+        let blocks = data.iter().map(|buf| buf.blocks() as u64).sum();
+        if let Err(error) = self.check(block, blocks) {
+            return at_once(Err(error));
+        }
+        self.counters.write(why, blocks);
+        let op = Op::Write { fd: self.fd.clone(), bufs: data, offset: bytes(block) };
+        let write = self.reactor.submit(op);
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            write.await.result.map_err(|error| DeviceError::Write {
+                name: shared.name.clone(),
+                block,
+                blocks: blocks as u32,
+                why,
+                source: io_error(&error),
+            })
+        })
+    }
+
+    fn flush(&self) -> BoxFuture<'static, Result<(), DeviceError>> {
+        if self.mode == OpenMode::ReadOnly {
+            return at_once(Ok(()));
+        }
+        self.counters.flush();
+        let sync = self.reactor.submit(Op::Fdatasync { fd: self.fd.clone() });
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            sync.await.result.map_err(|error| DeviceError::Flush {
+                name: shared.name.clone(),
+                source: io_error(&error),
+            })
+        })
+    }
+
+    fn discard(&self, block: u64, blocks: u64) -> BoxFuture<'static, Result<(), DeviceError>> {
+        if let Err(error) = self.check(block, blocks) {
+            return at_once(Err(error));
+        }
+        if blocks == 0 || !self.shared.can_discard.load(Relaxed) {
+            return at_once(Ok(()));
+        }
+        self.counters.discard(blocks);
+        let discard: Completion = self.reactor.submit(self.discard_op(block, blocks));
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            let Err(error) = discard.await.result else { return Ok(()) };
+            if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) {
+                // Then the blocks just stay as they are.
+                shared.can_discard.store(false, Relaxed);
+                return Ok(());
+            }
+            let name = shared.name.clone();
+            Err(DeviceError::Discard { name, block, blocks, source: io_error(&error) })
+        })
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}

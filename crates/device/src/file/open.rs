@@ -1,0 +1,197 @@
+//! Opening: kind, lock, direct I/O, size.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use copyhold_types::{BLOCK_BYTES, Buf};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::block_device;
+use crate::{DeviceError, IoError};
+
+/// What to open a device for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenMode {
+    /// Alone: nobody else may have it open through this library.
+    ReadWrite,
+    /// With other readers, but not with a writer.
+    ReadOnly,
+}
+
+/// A locked descriptor. It unlocks when it goes, and does not leave that to the last close: the
+/// kernel may hold the file a moment longer for a request that has completed, and a child that was
+/// just forked until it executes its program.
+pub(super) struct Locked(OwnedFd);
+
+impl AsFd for Locked {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // If this fails, the close that follows does the same.
+        let _unlocked_by_close = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+/// An open and locked file or block device.
+pub(super) struct Opened {
+    pub(super) fd: Locked,
+    pub(super) is_block_device: bool,
+    pub(super) is_direct: bool,
+    pub(super) bytes: u64,
+}
+
+pub(super) fn name_of(path: &Path) -> String {
+    path.display().to_string()
+}
+
+pub(super) fn io_error(error: &io::Error) -> IoError {
+    IoError(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// Turns an errno of opening into an error.
+pub(super) fn failed(path: &Path) -> impl Fn(Errno) -> DeviceError + use<> {
+    let name = name_of(path);
+    move |errno| DeviceError::Open { name: name.clone(), source: IoError(errno.raw_os_error()) }
+}
+
+/// Opens what exists.
+pub(super) fn open(path: &Path, mode: OpenMode) -> Result<Opened, DeviceError> {
+    let is_block_device = is_block_device(path)?;
+    let mut flags = match mode {
+        OpenMode::ReadWrite => OFlags::RDWR,
+        OpenMode::ReadOnly => OFlags::RDONLY,
+    };
+    if is_block_device && mode == OpenMode::ReadWrite {
+        flags |= OFlags::EXCL; // not while mounted, or part of something
+    }
+    opened(path, flags, mode, is_block_device)
+}
+
+/// Creates a regular file of `bytes` that must not exist, or (`replace`) may: then it is emptied,
+/// once it is locked.
+pub(super) fn create(path: &Path, bytes: u64, replace: bool) -> Result<Opened, DeviceError> {
+    let fresh = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+    let (mut file, is_new) = match opened(path, fresh, OpenMode::ReadWrite, false) {
+        Ok(file) => (file, true),
+        Err(DeviceError::Open { source: IoError(libc::EEXIST), .. }) if replace => {
+            (open(path, OpenMode::ReadWrite)?, false)
+        }
+        Err(DeviceError::Open { name, source: IoError(libc::EEXIST) }) => {
+            return Err(DeviceError::Exists { name });
+        }
+        Err(error) => return Err(error),
+    };
+    let sized = size(&mut file, path, bytes);
+    if sized.is_err() && is_new {
+        // Nobody has seen it, so nobody misses it.
+        let _still_there = std::fs::remove_file(path);
+    }
+    sized.map(|()| file)
+}
+
+/// Gives a new file its size, and makes size and name durable.
+fn size(file: &mut Opened, path: &Path, bytes: u64) -> Result<(), DeviceError> {
+    rustix::fs::ftruncate(&file.fd, 0).map_err(failed(path))?;
+    rustix::fs::ftruncate(&file.fd, bytes).map_err(failed(path))?;
+    rustix::fs::fsync(&file.fd).map_err(failed(path))?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
+    let synced = File::open(parent).and_then(|parent| parent.sync_all());
+    synced.map_err(|error| DeviceError::Open { name: name_of(path), source: io_error(&error) })?;
+    file.bytes = bytes;
+    file.check_direct(path)
+}
+
+/// Whether it is a block device; an error unless it is that or a regular file. Opening others
+/// might wait, or do things.
+pub(super) fn is_block_device(path: &Path) -> Result<bool, DeviceError> {
+    let stat = rustix::fs::stat(path).map_err(failed(path))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(false),
+        FileType::BlockDevice => Ok(true),
+        _ => Err(DeviceError::NotADevice { name: name_of(path) }),
+    }
+}
+
+fn opened(
+    path: &Path,
+    flags: OFlags,
+    mode: OpenMode,
+    is_block_device: bool,
+) -> Result<Opened, DeviceError> {
+    let fd = open_patiently(path, flags | OFlags::CLOEXEC).map_err(|errno| match errno {
+        Errno::BUSY => DeviceError::Locked { name: name_of(path) },
+        errno => failed(path)(errno),
+    })?;
+    let fd = lock(fd, path, mode)?;
+    let mut opened = Opened { fd, is_block_device, is_direct: false, bytes: 0 };
+    opened.measure(path)?;
+    opened.check_direct(path)?;
+    Ok(opened)
+}
+
+/// A block device that was just closed can be busy for a moment, see [`Locked`].
+#[allow(clippy::disallowed_methods, reason = "opening happens before there are tasks")]
+fn open_patiently(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    const TRIES: u32 = 20;
+    for _ in 1..TRIES {
+        match rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR) {
+            Err(Errno::BUSY) => std::thread::sleep(Duration::from_millis(5)),
+            result => return result,
+        }
+    }
+    rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)
+}
+
+fn lock(fd: OwnedFd, path: &Path, mode: OpenMode) -> Result<Locked, DeviceError> {
+    let operation = match mode {
+        OpenMode::ReadWrite => FlockOperation::NonBlockingLockExclusive,
+        OpenMode::ReadOnly => FlockOperation::NonBlockingLockShared,
+    };
+    rustix::fs::flock(&fd, operation).map(|()| Locked(fd)).map_err(|errno| match errno {
+        Errno::WOULDBLOCK => DeviceError::Locked { name: name_of(path) },
+        errno => failed(path)(errno),
+    })
+}
+
+impl Opened {
+    fn measure(&mut self, path: &Path) -> Result<(), DeviceError> {
+        let failed_io = |error| DeviceError::Open { name: name_of(path), source: io_error(&error) };
+        if !self.is_block_device {
+            let stat = rustix::fs::fstat(&self.fd).map_err(failed(path))?;
+            self.bytes = stat.st_size.try_into().unwrap_or(0);
+            return Ok(());
+        }
+        let sector = block_device::sector_bytes(&self.fd).map_err(failed_io)?;
+        if sector as usize > BLOCK_BYTES {
+            return Err(DeviceError::SectorTooLarge { name: name_of(path), bytes: sector });
+        }
+        self.bytes = block_device::size(&self.fd).map_err(failed_io)?;
+        Ok(())
+    }
+
+    /// Uses direct I/O where a trial read of one block succeeds with it.
+    fn check_direct(&mut self, path: &Path) -> Result<(), DeviceError> {
+        let flags = rustix::fs::fcntl_getfl(&self.fd).map_err(failed(path))?;
+        let accepted = rustix::fs::fcntl_setfl(&self.fd, flags | OFlags::DIRECT).is_ok();
+        self.is_direct = accepted && self.reads_a_block();
+        if accepted && !self.is_direct {
+            rustix::fs::fcntl_setfl(&self.fd, flags - OFlags::DIRECT).map_err(failed(path))?;
+        }
+        Ok(())
+    }
+
+    /// Whether a block can be read, unless for another reason than its alignment.
+    fn reads_a_block(&self) -> bool {
+        let mut block = Buf::zeroed(1);
+        !matches!(rustix::io::pread(&self.fd, block.make_mut(), 0), Err(Errno::INVAL))
+    }
+}
