@@ -1,6 +1,34 @@
 //! The mount: our own thin FUSE transport.
+//!
+//! Problem.  The mount is what users touch. It must carry every operation that the kernel forwards,
+//!           answer what can be answered at once without allocating, waking or switching threads,
+//!           and never let a waiting operation hold a thread.
+//! Idea.     [`Operations`] is what a filesystem offers: one async method per operation. The
+//!           protocol ([`protocol`]) is parsed and written in one place, without I/O. A back end
+//!           carries messages: here `/dev/fuse`, with a cloned descriptor for each reader.
+//! Order.    [`mount::Mount::new`] makes the mount, [`Session::start`] agrees with the kernel and
+//!           starts the readers, [`Session::wait`] returns when everything is unmounted, finished
+//!           and durable.
+//!
+//! The filesystem below knows nothing of FUSE, and nothing here knows what is stored where.
 
+mod device;
+mod dispatch;
 mod errno;
+mod interrupt;
+pub mod locks;
+pub mod mount;
+mod operations;
+mod payload;
 pub mod protocol;
+mod reader;
+mod session;
+mod spawn;
+mod sys;
 
+pub use device::End;
 pub use errno::Errno;
+pub use operations::{Operations, Reply};
+pub use payload::Payload;
+pub use session::{Counters, Notifier, Session, SessionError};
+pub use spawn::{Spawner, ThreadPerTask};

@@ -20,7 +20,7 @@ pub use extension::{Extensions, SecurityContext};
 pub use negotiate::{InitAnswer, Negotiated, ReaddirPlus, Settings};
 pub use notification::Notification;
 pub use opcode::{NotifyCode, Opcode};
-pub use parse::{Dialect, ParseError, parse_header};
+pub use parse::{Dialect, ParseError, parse_prefix};
 pub use reply::{
     Answer, Attr, AttrReply, Data, Entry, IoctlReply, Lookup, Opened, Segment, Statfs,
 };

@@ -41,12 +41,14 @@ pub struct Dialect {
     pub setxattr_ext: bool,
 }
 
-/// The header at the start of `message`, whose length must be what the header says.
-pub fn parse_header(message: &[u8]) -> Result<wire::InHeader, ParseError> {
-    let (header, _) = wire::InHeader::read_from_prefix(message)
-        .map_err(|_| ParseError::NoHeader { len: message.len() })?;
-    if header.len as usize != message.len() {
-        return Err(ParseError::Length { said: header.len, found: message.len() });
+/// The header at the start of a message of `len` bytes, which must be what the header says.
+/// `start` has as many of them as were read into it.
+pub fn parse_prefix(start: &[u8], len: usize) -> Result<wire::InHeader, ParseError> {
+    let start = &start[..len.min(start.len())];
+    let (header, _) =
+        wire::InHeader::read_from_prefix(start).map_err(|_| ParseError::NoHeader { len })?;
+    if header.len as usize != len {
+        return Err(ParseError::Length { said: header.len, found: len });
     }
     Ok(header)
 }

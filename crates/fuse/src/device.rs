@@ -1,0 +1,111 @@
+//! One way into a connection: an open `/dev/fuse`.
+//!
+//! Each reader has a descriptor of its own, cloned from the one that was mounted, so that readers
+//! do not share a queue of requests in progress. An answer must go back through the descriptor
+//! that its request came from.
+//!
+//! A request is read into two places: the first 80 bytes, and the rest, which starts on a page. For
+//! a WRITE, whose header and arguments are just 80 bytes, the rest is the data.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::io::Errno as Os;
+
+use crate::protocol::{Answer, Notification, wire};
+use crate::{Errno, sys};
+
+pub(crate) const PATH: &str = "/dev/fuse";
+
+/// The first bytes of a request, as they were read.
+pub(crate) type Head = [u8; wire::WRITE_PREFIX];
+
+/// What a read of the device gave.
+#[derive(Debug)]
+pub(crate) enum Got {
+    /// A request of so many bytes.
+    Request(usize),
+    /// Nothing this time.
+    Again,
+    Ended(End),
+}
+
+/// Why a connection ended.
+#[derive(Debug)]
+pub enum End {
+    /// The filesystem was unmounted.
+    Unmounted,
+    /// The connection was aborted (`/sys/fs/fuse/connections/…/abort`, or a forced umount).
+    Aborted,
+    /// The device failed in a way that it should not.
+    Failed(io::Error),
+}
+
+#[derive(Debug)]
+pub(crate) struct Device {
+    fd: OwnedFd,
+}
+
+impl Device {
+    pub(crate) fn new(fd: OwnedFd) -> Device {
+        Device { fd }
+    }
+
+    /// Opens `/dev/fuse`, not connected yet.
+    pub(crate) fn open() -> io::Result<File> {
+        OpenOptions::new().read(true).write(true).open(Path::new(PATH))
+    }
+
+    /// Another way into the same connection, or the same one where the kernel refuses.
+    pub(crate) fn clone_device(&self) -> io::Result<Device> {
+        let device = Device::open()?;
+        sys::clone_device(&device, &self.fd)?;
+        Ok(Device::new(device.into()))
+    }
+
+    /// The same descriptor once more.
+    pub(crate) fn duplicate(&self) -> io::Result<Device> {
+        Ok(Device::new(self.fd.try_clone()?))
+    }
+
+    pub(crate) fn read(&self, head: &mut Head, rest: &mut [u8]) -> Got {
+        let mut pieces = [IoSliceMut::new(head), IoSliceMut::new(rest)];
+        match rustix::io::readv(self.fd.as_fd(), &mut pieces) {
+            Ok(0) => Got::Ended(End::Unmounted),
+            Ok(len) => Got::Request(len),
+            // ENOENT: the request was taken back by a signal before we had it.
+            Err(Os::NOENT | Os::INTR | Os::AGAIN) => Got::Again,
+            Err(Os::NODEV) => Got::Ended(End::Unmounted),
+            Err(Os::CONNABORTED) => Got::Ended(End::Aborted),
+            Err(error) => Got::Ended(End::Failed(error.into())),
+        }
+    }
+
+    /// Sends `answer`; the caller may have given up, then nobody hears it.
+    pub(crate) fn reply(&self, unique: u64, answer: &Answer) {
+        match answer.with_message(unique, |pieces| self.send(pieces)) {
+            // ENOENT: interrupted or aborted meanwhile. Ended: nobody is left.
+            Ok(()) | Err(Os::NOENT | Os::NODEV | Os::CONNABORTED) => {}
+            Err(error) => {
+                tracing::error!(%error, unique, ?answer, "the kernel refused an answer; sent EIO");
+                let _ = Answer::error(Errno::EIO).with_message(unique, |pieces| self.send(pieces));
+            }
+        }
+    }
+
+    /// ENOENT when the kernel has nothing cached that it would concern.
+    pub(crate) fn notify(&self, notification: &Notification<'_>) -> Result<(), Errno> {
+        Ok(notification.with_message(|pieces| self.send(pieces))?)
+    }
+
+    fn send(&self, pieces: &[IoSlice<'_>]) -> Result<(), Os> {
+        loop {
+            match rustix::io::writev(self.fd.as_fd(), pieces) {
+                Err(Os::INTR | Os::AGAIN) => {}
+                result => return result.map(drop),
+            }
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! Making and removing mounts.
+//!
+//! Three ways to the same end, an open `/dev/fuse` connected to a mount point: root calls mount(2);
+//! root on a block device makes it a `fuseblk` mount, so that sync(2) and the end of umount(2)
+//! reach us; anybody else asks fusermount3. The source is shown exactly as it was given, the type
+//! is `fuse.copyhold` or `fuseblk.copyhold`.
+//!
+//! A mount of a daemon that was killed stays as a dead mount point; making a new one at the same
+//! place removes it first.
+
+mod fusermount;
+mod options;
+mod table;
+
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use rustix::io::Errno as Os;
+use rustix::mount::UnmountFlags;
+use thiserror::Error;
+
+use crate::device::{self, Device};
+
+pub use options::{MountOptions, OptionError};
+pub use table::{MountEntry, mounted_at, mounts};
+
+/// Why a mount could not be made, changed or removed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum MountError {
+    #[error("mount point {} does not exist; create the directory first", path.display())]
+    Missing { path: PathBuf },
+    #[error("mount point {} is not a directory", path.display())]
+    NotADirectory { path: PathBuf },
+    #[error("{} is already mounted on {}; unmount it first, or choose another directory",
+            source_name, path.display())]
+    AlreadyMounted { path: PathBuf, source_name: String },
+    #[error("{} is busy: files are open on it or it is somebody's working directory; \
+             `fuser -vm {}` shows whose", path.display(), path.display())]
+    Busy { path: PathBuf },
+    #[error("{} is not mounted", path.display())]
+    NotMounted { path: PathBuf },
+    #[error("/dev/fuse is missing; load the kernel module with `modprobe fuse`, \
+             or give the container the device")]
+    NoDevice,
+    #[error("no permission to mount on {}: {said}", path.display())]
+    Permission { path: PathBuf, said: String },
+    #[error("fusermount3 is not installed; install the package fuse3, or mount as root")]
+    NoHelper,
+    #[error("`allow_other` and `allow_root` need the line `user_allow_other` in /etc/fuse.conf \
+             when an ordinary user mounts")]
+    AllowOther,
+    #[error("the block device {} is in use by another mount or program", path.display())]
+    SourceBusy { path: PathBuf },
+    #[error("fusermount3 refused: {said}")]
+    Helper { said: String },
+    #[error("the kernel refused the mount on {}", path.display())]
+    Refused { path: PathBuf, source: io::Error },
+    #[error("{what} failed")]
+    Io { what: &'static str, source: io::Error },
+}
+
+/// How a mount was made, and so how it is removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MountKind {
+    /// `fuse`, by mount(2).
+    Plain,
+    /// `fuseblk`: sync(2) arrives, and umount(2) waits for us.
+    Block,
+    /// `fuse`, by fusermount3.
+    Helper,
+}
+
+/// A mount of ours, connected to a device. Dropping it does not unmount.
+#[derive(Debug)]
+pub struct Mount {
+    mount_point: PathBuf,
+    kind: MountKind,
+    /// Number of the mounted filesystem, to know it again.
+    number: Option<(u32, u32)>,
+    fd: OwnedFd,
+    only: Option<u32>,
+}
+
+impl Mount {
+    /// Mounts `source` on `mount_point`. Nothing answers there until a session serves it.
+    pub fn new(
+        source: &Path,
+        mount_point: &Path,
+        options: &MountOptions,
+    ) -> Result<Mount, MountError> {
+        let mount_point = checked_mount_point(mount_point)?;
+        let fsname = options.fsname.clone().unwrap_or_else(|| source.display().to_string());
+        let uid = rustix::process::geteuid();
+        let (fd, kind) = if uid.is_root() {
+            mount_as_root(source, &fsname, &mount_point, options)?
+        } else {
+            (fusermount::mount(&mount_point, &fsname, options)?, MountKind::Helper)
+        };
+        let number = mounted_at(&mount_point).ok().flatten().map(|entry| entry.device);
+        let only = options.allow_root.then(|| uid.as_raw());
+        Ok(Mount { mount_point, kind, number, fd, only })
+    }
+
+    pub fn mount_point(&self) -> &Path {
+        &self.mount_point
+    }
+
+    pub fn kind(&self) -> MountKind {
+        self.kind
+    }
+
+    pub(crate) fn device(&self) -> io::Result<Device> {
+        Ok(Device::new(self.fd.try_clone()?))
+    }
+
+    pub(crate) fn only_owner(&self) -> Option<u32> {
+        self.only
+    }
+
+    /// Whether the mount is still there; others may have unmounted it.
+    pub fn is_mounted(&self) -> bool {
+        matches!(mounted_at(&self.mount_point), Ok(Some(entry)) if Some(entry.device) == self.number)
+    }
+
+    /// Unmounts; fails when it is busy. Fine when it is gone already.
+    pub fn unmount(&self) -> Result<(), MountError> {
+        if !self.is_mounted() {
+            return Ok(());
+        }
+        match self.kind {
+            MountKind::Helper => fusermount::unmount(&self.mount_point, false),
+            MountKind::Plain | MountKind::Block => unmount(&self.mount_point, false),
+        }
+    }
+
+    /// Takes the mount out of the tree, busy or not; it ends when its last user leaves.
+    pub fn detach(&self) {
+        if !self.is_mounted() {
+            return;
+        }
+        let result = match self.kind {
+            MountKind::Helper => fusermount::unmount(&self.mount_point, true),
+            MountKind::Plain | MountKind::Block => unmount(&self.mount_point, true),
+        };
+        if let Err(error) = result {
+            tracing::warn!(%error, "the mount point could not be removed");
+        }
+    }
+
+    /// Breaks the connection: every call on the mount fails from now on, also those that wait. Root
+    /// and the user who mounted may do that.
+    pub fn abort(&self) -> io::Result<()> {
+        let Some((_, minor)) = self.number else { return Err(io::ErrorKind::NotFound.into()) };
+        fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1")
+    }
+
+    /// Sets the read-ahead of the mount (root only). The kernel starts with 128 KiB.
+    pub fn set_read_ahead(&self, kib: u32) -> io::Result<()> {
+        let Some((major, minor)) = self.number else { return Err(io::ErrorKind::NotFound.into()) };
+        fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), kib.to_string())
+    }
+}
+
+/// Unmounts whatever is topmost at `mount_point`, as root through umount2(2), else by fusermount3.
+/// `lazy`: also when it is busy; it disappears from the tree and ends with its last user.
+pub fn unmount(mount_point: &Path, lazy: bool) -> Result<(), MountError> {
+    if !rustix::process::geteuid().is_root() {
+        return fusermount::unmount(mount_point, lazy);
+    }
+    let detach = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    let path = mount_point.to_owned();
+    rustix::mount::unmount(mount_point, detach | UnmountFlags::NOFOLLOW).map_err(|error| {
+        match error {
+            Os::BUSY => MountError::Busy { path },
+            Os::INVAL => MountError::NotMounted { path },
+            Os::NOENT => MountError::Missing { path },
+            Os::PERM => MountError::Permission { path, said: "only root may unmount".into() },
+            error => MountError::Refused { path, source: error.into() },
+        }
+    })
+}
+
+/// Changes the flags of the mount at `mount_point`, such as `ro` (root only). The daemon behind it
+/// is not told.
+pub fn remount(mount_point: &Path, options: &MountOptions) -> Result<(), MountError> {
+    let path = mount_point.to_owned();
+    rustix::mount::mount_remount(mount_point, options.flags, c"").map_err(|error| match error {
+        Os::INVAL => MountError::NotMounted { path },
+        Os::NOENT => MountError::Missing { path },
+        Os::BUSY => MountError::Busy { path },
+        Os::PERM => MountError::Permission { path, said: "only root may remount".into() },
+        error => MountError::Refused { path, source: error.into() },
+    })
+}
+
+/// The mount point without links; a dead mount of ours that covers it is removed.
+fn checked_mount_point(given: &Path) -> Result<PathBuf, MountError> {
+    let path = absolute(given)?;
+    if let Some(entry) = mounted_at(&path).ok().flatten().filter(MountEntry::is_copyhold) {
+        if !is_dead(&path) {
+            let source_name = entry.source.to_string_lossy().into_owned();
+            return Err(MountError::AlreadyMounted { path, source_name });
+        }
+        tracing::info!(path = %path.display(), "removing the mount point of a daemon that is gone");
+        unmount(&path, true)?;
+    }
+    match fs::metadata(&path) {
+        Ok(found) if found.is_dir() => Ok(path),
+        Ok(_) => Err(MountError::NotADirectory { path }),
+        Err(error) => Err(not_usable(path, error)),
+    }
+}
+
+/// Links are followed in the parents only, since the place itself may be a dead mount.
+fn absolute(given: &Path) -> Result<PathBuf, MountError> {
+    match given.canonicalize() {
+        Ok(path) => Ok(path),
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
+            let (parent, name) = match (given.parent(), given.file_name()) {
+                (Some(parent), Some(name)) => (parent, name),
+                _ => return Err(not_usable(given.to_owned(), error)),
+            };
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            let parent = parent.canonicalize();
+            Ok(parent.map_err(|error| not_usable(given.to_owned(), error))?.join(name))
+        }
+        Err(error) => Err(not_usable(given.to_owned(), error)),
+    }
+}
+
+fn not_usable(path: PathBuf, error: io::Error) -> MountError {
+    match error.kind() {
+        io::ErrorKind::NotFound => MountError::Missing { path },
+        io::ErrorKind::NotADirectory => MountError::NotADirectory { path },
+        io::ErrorKind::PermissionDenied => {
+            MountError::Permission { path, said: "the directory cannot be reached".into() }
+        }
+        _ => MountError::Refused { path, source: error },
+    }
+}
+
+fn is_dead(path: &Path) -> bool {
+    let gone = [Some(libc::ENOTCONN), Some(libc::ECONNABORTED)];
+    fs::metadata(path).is_err_and(|error| gone.contains(&error.raw_os_error()))
+}
+
+fn mount_as_root(
+    source: &Path,
+    fsname: &str,
+    mount_point: &Path,
+    options: &MountOptions,
+) -> Result<(OwnedFd, MountKind), MountError> {
+    let is_block = fs::metadata(source).is_ok_and(|found| found.file_type().is_block_device());
+    if is_block {
+        match mount_kernel(source.as_os_str().as_encoded_bytes(), mount_point, options, true) {
+            // The kernel wants the device for itself, or has no `fuseblk`.
+            Err(MountError::SourceBusy { .. } | MountError::NoDevice) => tracing::warn!(
+                source = %source.display(),
+                "the kernel does not let the device be mounted as fuseblk; `sync` will not wait \
+                 for this mount"
+            ),
+            result => return Ok((result?, MountKind::Block)),
+        }
+    }
+    Ok((mount_kernel(fsname.as_bytes(), mount_point, options, false)?, MountKind::Plain))
+}
+
+fn mount_kernel(
+    source: &[u8],
+    mount_point: &Path,
+    options: &MountOptions,
+    block: bool,
+) -> Result<OwnedFd, MountError> {
+    let path = mount_point.to_owned();
+    let device = Device::open().map_err(|error| match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => MountError::NoDevice,
+        Some(libc::EACCES | libc::EPERM) => {
+            MountError::Permission { path: device::PATH.into(), said: error.to_string() }
+        }
+        _ => MountError::Io { what: "opening /dev/fuse", source: error },
+    })?;
+    let user = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let mut data = options.kernel_data(device.as_raw_fd(), libc::S_IFDIR, user.0, user.1);
+    if block {
+        data.push_str(&format!(",blksize={}", options.block_size));
+    }
+    let invalid = |_| MountError::Io { what: "a name with a NUL byte", source: Os::INVAL.into() };
+    let data = CString::new(data).map_err(invalid)?;
+    let source = CString::new(source).map_err(invalid)?;
+    let kind = if block { c"fuseblk.copyhold" } else { c"fuse.copyhold" };
+    rustix::mount::mount(&source, mount_point, kind, options.flags, data.as_c_str()).map_err(
+        |error| match error {
+            Os::NODEV => MountError::NoDevice,
+            Os::PERM | Os::ACCESS => {
+                let said = io::Error::from(error).to_string();
+                MountError::Permission { path, said }
+            }
+            Os::BUSY if block => {
+                MountError::SourceBusy { path: source.to_string_lossy().into_owned().into() }
+            }
+            Os::BUSY => MountError::Busy { path },
+            Os::NOENT => MountError::Missing { path },
+            Os::NOTDIR => MountError::NotADirectory { path },
+            error => MountError::Refused { path, source: error.into() },
+        },
+    )?;
+    Ok(device.into())
+}

@@ -1,0 +1,142 @@
+//! The data of a WRITE, on pages of its own, and the store of buffers that it comes from.
+//!
+//! Problem.  Each reader needs a place for the largest WRITE before it knows what will come, and a
+//!           WRITE that waits takes its place along.
+//! Idea.     Readers keep their buffer as long as requests are answered at once. One that waits
+//!           takes the buffer with it and gives it back to the store when it is done. When much
+//!           is out, small writes are copied into buffers of their own size first, so that many
+//!           waiting 4 KiB writes do not hold 256 KiB each.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use copyhold_types::{BLOCK_BYTES, Buf};
+
+/// Data of one WRITE; starts on a page.
+#[derive(Debug)]
+pub struct Payload {
+    buf: Buf,
+    len: usize,
+}
+
+impl Payload {
+    /// `len` bytes at the start of `buf`.
+    pub(crate) fn new(buf: Buf, len: usize) -> Payload {
+        assert!(len <= buf.len(), "payload of {len} in a buffer of {}", buf.len());
+        Payload { buf, len }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.buf[..self.len]
+    }
+
+    /// The data as whole blocks, the last one filled up with zeros. Moves when the data fills the
+    /// buffer, else copies. Nothing is left here.
+    pub fn take(&mut self) -> Buf {
+        let len = std::mem::take(&mut self.len);
+        if len == self.buf.len() {
+            return std::mem::replace(&mut self.buf, Buf::zeroed(0));
+        }
+        Buf::from_bytes(&self.buf[..len])
+    }
+
+    pub(crate) fn into_buf(self) -> Buf {
+        self.buf
+    }
+}
+
+/// Beyond so many bytes in waiting requests small writes no longer keep large buffers.
+const OUT_MAX: usize = 64 << 20;
+
+/// Buffers of one size, shared by the readers.
+#[derive(Debug)]
+pub(crate) struct Buffers {
+    blocks: usize,
+    spare_max: usize,
+    spare: Mutex<Vec<Buf>>,
+    out: AtomicUsize,
+}
+
+impl Buffers {
+    /// Buffers of `bytes`, of which `spare_max` may lie idle.
+    pub(crate) fn new(bytes: usize, spare_max: usize) -> Buffers {
+        let blocks = bytes.div_ceil(BLOCK_BYTES);
+        Buffers { blocks, spare_max, spare: Mutex::default(), out: AtomicUsize::new(0) }
+    }
+
+    /// Size of a buffer.
+    pub(crate) fn bytes(&self) -> usize {
+        self.blocks * BLOCK_BYTES
+    }
+
+    /// A buffer that nothing else refers to; its content is arbitrary.
+    pub(crate) fn get(&self) -> Buf {
+        self.spare.lock().pop().unwrap_or_else(|| Buf::zeroed(self.blocks))
+    }
+
+    /// Keeps `buf` for later if it is whole and nobody else holds it.
+    pub(crate) fn put(&self, buf: Buf) {
+        if buf.blocks() != self.blocks || buf.is_shared() {
+            return;
+        }
+        let mut spare = self.spare.lock();
+        if spare.len() < self.spare_max {
+            spare.push(buf);
+        }
+    }
+
+    /// Whether a write of `len` bytes, about to start, should have a buffer of its own size.
+    pub(crate) fn wants_copy(&self, len: usize) -> bool {
+        len * 4 <= self.blocks * BLOCK_BYTES && self.out.load(Ordering::Relaxed) > OUT_MAX
+    }
+
+    /// A request with `bytes` of buffer waits; give the same number to [`Buffers::settle`].
+    pub(crate) fn lend(&self, bytes: usize) {
+        self.out.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn settle(&self, bytes: usize) {
+        self.out.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_payload_moves_and_a_small_one_is_copied_without_strange_bytes() {
+        let mut full = Payload::new(Buf::from_bytes(&[7; 8192]), 8192);
+        let place = full.bytes().as_ptr();
+        assert_eq!(full.take().as_ptr(), place);
+        let mut part = Payload::new(Buf::from_bytes(&[7; 8192]), 5);
+        let taken = part.take();
+        assert_eq!((taken.blocks(), &taken[..6]), (1, &[7, 7, 7, 7, 7, 0][..]));
+        assert!(part.bytes().is_empty());
+    }
+
+    #[test]
+    fn only_whole_unshared_buffers_are_kept_and_not_too_many() {
+        let buffers = Buffers::new(8192, 1);
+        let (first, second) = (buffers.get(), buffers.get());
+        let held = first.clone();
+        buffers.put(first);
+        buffers.put(Buf::zeroed(1));
+        assert!(buffers.spare.lock().is_empty());
+        buffers.put(second);
+        buffers.put(held);
+        assert_eq!(buffers.spare.lock().len(), 1);
+    }
+
+    #[test]
+    fn small_writes_are_copied_only_when_much_is_out() {
+        let buffers = Buffers::new(256 << 10, 1);
+        assert!(!buffers.wants_copy(4096));
+        buffers.lend(OUT_MAX + 1);
+        assert!(buffers.wants_copy(4096));
+        assert!(!buffers.wants_copy(128 << 10));
+        buffers.settle(OUT_MAX + 1);
+        assert!(!buffers.wants_copy(4096));
+    }
+}
