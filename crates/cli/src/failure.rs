@@ -4,9 +4,12 @@
 //! The table of exit codes below is the only one: `copyhold help exit-codes`, the man page and
 //! `docs/operating.md` (by a test) print it.
 
+use std::error::Error;
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
+
+use copyhold_fuse::mount::MountError;
 
 /// What kind of failure; decides the exit code and the `code` that `--json` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +141,37 @@ impl Failure {
     }
 }
 
+impl From<MountError> for Failure {
+    fn from(error: MountError) -> Failure {
+        let kind = match &error {
+            MountError::Missing { .. } => Kind::NotFound,
+            MountError::NotADirectory { .. } => Kind::Usage,
+            MountError::AlreadyMounted { .. }
+            | MountError::Busy { .. }
+            | MountError::SourceBusy { .. } => Kind::InUse,
+            MountError::NotMounted { .. } => Kind::NotMounted,
+            MountError::Permission { .. } | MountError::AllowOther => Kind::Permission,
+            _ => Kind::Failed,
+        };
+        Failure::new(kind, chain(&error))
+    }
+}
+
+/// An error with what caused it, in one line.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        // Many say what their cause says.
+        if !text.contains(&more) {
+            text += &format!(": {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
@@ -163,13 +197,9 @@ mod tests {
 
     #[test]
     fn a_busy_directory_is_in_use() {
-        let failure = Failure::system("/mnt", &io::Error::from_raw_os_error(libc_ebusy()));
+        let failure = Failure::system("/mnt", &rustix::io::Errno::BUSY.into());
         assert_eq!(failure.kind, Kind::InUse);
         assert!(failure.to_string().starts_with("/mnt: "));
-    }
-
-    fn libc_ebusy() -> i32 {
-        rustix::io::Errno::BUSY.raw_os_error()
     }
 
     #[test]

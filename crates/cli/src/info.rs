@@ -38,9 +38,9 @@ impl Info {
         match mount_table::named(&self.target) {
             Ok(mounts) => {
                 let mount = &mounts[0];
-                let mut info = Control::open(&mount.directory)?.info()?;
+                let mut info = Control::open(&mount.mount_point)?.info()?;
                 let at: Vec<_> =
-                    mounts.iter().map(|mount| mount.directory.to_string_lossy()).collect();
+                    mounts.iter().map(|mount| mount.mount_point.to_string_lossy()).collect();
                 if let Value::Object(fields) = &mut info {
                     fields.insert("mounted_at".into(), at.join(", ").into());
                 }

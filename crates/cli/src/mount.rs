@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::failure::{Failure, Kind};
-use crate::mount_options::MountOptions;
+use crate::mount_options::Options;
 use crate::{background, engine, logging, mount_table};
 
 /// Mount a pool on a directory
@@ -52,7 +52,7 @@ pub(crate) struct Mount {
 pub(crate) struct Request {
     pub(crate) pool: PathBuf,
     pub(crate) directory: PathBuf,
-    pub(crate) options: MountOptions,
+    pub(crate) options: Options,
     pub(crate) fsname: OsString,
 }
 
@@ -102,7 +102,7 @@ impl Mount {
     }
 
     fn request(&self) -> Result<Request, Failure> {
-        let options = MountOptions::parse(&self.options, self.sloppy)?;
+        let options = Options::parse(&self.options, self.sloppy)?;
         if !self.pool.exists() {
             return Err(Failure::new(
                 Kind::NotFound,
@@ -114,24 +114,6 @@ impl Mount {
         }
         let pool = mount_table::absolute(&self.pool);
         let directory = mount_table::absolute(&self.directory);
-        match directory.metadata() {
-            Ok(metadata) if metadata.is_dir() => {}
-            Ok(_) => {
-                return Err(Failure::usage(format!("{} is no directory", directory.display())));
-            }
-            Err(error) => return Err(Failure::system(directory.display(), &error)),
-        }
-        if let Ok(mounts) = mount_table::named(&directory) {
-            return Err(Failure::new(
-                Kind::InUse,
-                format!(
-                    "{0} has {1} mounted already; `copyhold umount {0}` first, or use another \
-                     directory",
-                    directory.display(),
-                    mounts[0].source.display()
-                ),
-            ));
-        }
         let fsname = self.fsname.clone().unwrap_or_else(|| pool.clone().into());
         Ok(Request { pool, directory, options, fsname })
     }

@@ -23,6 +23,6 @@ pub(crate) struct Sync {
 impl Sync {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let mount = mount_table::holding(&self.directory)?;
-        Control::open(&mount.directory)?.sync()
+        Control::open(&mount.mount_point)?.sync()
     }
 }

@@ -5,17 +5,14 @@
 //! copying the pool file or mounting it elsewhere right after would be a race.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-use rustix::mount::UnmountFlags;
+use copyhold_fuse::mount;
 
-use crate::engine;
 use crate::failure::{Failure, Kind};
-use crate::mount_table::{self, Mount};
 use crate::report::Report;
+use crate::{engine, mount_table};
 
 /// Unmount a pool, and wait until it is closed
 ///
@@ -43,61 +40,27 @@ pub(crate) struct Umount {
 impl Umount {
     pub(crate) fn run(self, report: Report) -> Result<(), Failure> {
         let mounts = mount_table::named(&self.target)?;
+        let pool = Path::new(&mounts[0].source);
         for mount in &mounts {
-            detach(&mount.directory, self.lazy)?;
+            mount::unmount(&mount.mount_point, self.lazy)?;
         }
         if !self.lazy {
-            wait_until_closed(&mounts[0], Duration::from_secs(self.timeout))?;
+            wait_until_closed(pool, Duration::from_secs(self.timeout))?;
         }
-        report.note(|| format!("{} is unmounted", mounts[0].source.display()))
+        report.note(|| format!("{} is unmounted", pool.display()))
     }
 }
 
-/// Unmounts one directory, with the system's helper where the user may not do it himself.
-fn detach(directory: &Path, lazy: bool) -> Result<(), Failure> {
-    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-    match rustix::mount::unmount(directory, flags | UnmountFlags::NOFOLLOW) {
-        Ok(()) => Ok(()),
-        Err(Errno::PERM) => detach_as_user(directory, lazy),
-        Err(Errno::BUSY) => Err(busy(directory)),
-        Err(errno) => Err(Failure::system(directory.display(), &errno.into())),
-    }
-}
-
-fn detach_as_user(directory: &Path, lazy: bool) -> Result<(), Failure> {
-    let mut helper = Command::new("fusermount3");
-    helper.arg("-u").args(lazy.then_some("-z")).arg("--").arg(directory);
-    let output = helper.output().map_err(|error| Failure::system("fusermount3", &error))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let says = String::from_utf8_lossy(&output.stderr);
-    if says.contains("busy") {
-        return Err(busy(directory));
-    }
-    Err(Failure::new(Kind::Permission, says.trim().to_owned()))
-}
-
-fn busy(directory: &Path) -> Failure {
-    Failure::new(
-        Kind::InUse,
-        format!(
-            "{0} is in use; end the programs that `fuser -vm {0}` shows, or use --lazy",
-            directory.display()
-        ),
-    )
-}
-
-fn wait_until_closed(mount: &Mount, timeout: Duration) -> Result<(), Failure> {
+fn wait_until_closed(pool: &Path, timeout: Duration) -> Result<(), Failure> {
     let begin = Instant::now();
     let mut pause = Duration::from_millis(1);
-    while engine::is_locked(&mount.source)? {
+    while engine::is_locked(pool)? {
         if begin.elapsed() > timeout {
             return Err(Failure::new(
                 Kind::InUse,
                 format!(
                     "{} is unmounted, but its daemon still writes; it is closed when the daemon ends",
-                    mount.source.display()
+                    pool.display()
                 ),
             ));
         }
