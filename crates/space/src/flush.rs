@@ -2,15 +2,16 @@
 //!
 //! Order.    1. [`Space::freeze`] copies what is logged.
 //!           2. The pool claims space for the map, writes and flushes it.
-//!           3. One transaction puts the new descriptor, logs the claims, and frees the old map.
+//!           3. One transaction, which joins only now, puts the new descriptor, logs the claims, and
+//!              frees the old map.
 //!           4. When the txg of that transaction is *durable*: [`Space::installed`].
 //!           A crash before 3 is durable costs nothing: claims vanish, the old map and the log
 //!           still say it all (R19).
 //!
 //! F1  A frozen map has every edit of the closed txgs. It may have some of later ones; these stay
 //!     pinned and are replayed again, which does no harm, since edits are absolute. The batch that
-//!     brings the new descriptor is not older than any edit in the map, since those had joined
-//!     before it.
+//!     brings the new descriptor is not older than any edit in the map: its transaction joins the
+//!     txg that is open after the freeze, never one that was closing.
 //! F2  Until `installed`, the pin stays where it was: a segment of the log that the old map needs
 //!     is never given up for a descriptor that may not survive (R6).
 

@@ -1,0 +1,189 @@
+//! Random histories of a space against a plain model, through crashes.
+
+mod model;
+
+use copyhold_space::*;
+use copyhold_types::{BlockAddr, DeviceId, Run};
+use model::World;
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Reserve { blocks: u64, tier: Tier },
+    DropReservation { pick: usize },
+    Claim { pick: usize, lane: Lane, blocks: u64 },
+    ClaimRun { pick: usize, lane: Lane, blocks: u32 },
+    Cancel { pick: usize, into: usize },
+    Split { pick: usize, blocks: u32 },
+    Log { pick: usize, late: bool },
+    LogAll,
+    Free { pick: usize, skip: u32, blocks: u32, late: bool, twice: bool },
+    FreeMany { every: usize },
+    Advance { steps: usize },
+    Release { pinned: u64 },
+    Freeze,
+    Put { pick: usize },
+    Abort { pick: usize },
+    Trim,
+    Discard { least: u32, keep_warm: bool },
+    EndDiscard { pick: usize, done: bool },
+    Crash { all: bool },
+}
+
+fn lane() -> impl Strategy<Value = Lane> {
+    let class = prop_oneof![Just(LaneClass::Data), Just(LaneClass::Node), Just(LaneClass::Sync)];
+    (0usize..3, class).prop_map(|(cpu, class)| Lane { cpu, class })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let tier = prop_oneof![
+        6 => Just(Tier::Write),
+        1 => Just(Tier::Delete),
+        1 => Just(Tier::DeleteSubvolume),
+        1 => Just(Tier::Internal),
+    ];
+    let size = || prop_oneof![4 => 1u64..40, 2 => 100u64..1200, 1 => Just(6000u64)];
+    let pick = || 0usize..1000;
+    prop_oneof![
+        6 => (size(), tier).prop_map(|(blocks, tier)| Step::Reserve { blocks, tier }),
+        1 => pick().prop_map(|pick| Step::DropReservation { pick }),
+        8 => (pick(), lane(), size())
+            .prop_map(|(pick, lane, blocks)| Step::Claim { pick, lane, blocks }),
+        3 => (pick(), lane(), 1u32..300)
+            .prop_map(|(pick, lane, blocks)| Step::ClaimRun { pick, lane, blocks }),
+        2 => (pick(), 0usize..4).prop_map(|(pick, into)| Step::Cancel { pick, into }),
+        1 => (pick(), 0u32..300).prop_map(|(pick, blocks)| Step::Split { pick, blocks }),
+        5 => (pick(), any::<bool>()).prop_map(|(pick, late)| Step::Log { pick, late }),
+        3 => Just(Step::LogAll),
+        8 => (pick(), 0u32..300, 0u32..300, any::<bool>(), prop::bool::weighted(0.1)).prop_map(
+            |(pick, skip, blocks, late, twice)| Step::Free { pick, skip, blocks, late, twice }
+        ),
+        1 => (2usize..5).prop_map(|every| Step::FreeMany { every }),
+        8 => (1usize..5).prop_map(|steps| Step::Advance { steps }),
+        4 => (0u64..3).prop_map(|pinned| Step::Release { pinned }),
+        5 => Just(Step::Freeze),
+        5 => pick().prop_map(|pick| Step::Put { pick }),
+        1 => pick().prop_map(|pick| Step::Abort { pick }),
+        2 => Just(Step::Trim),
+        2 => (0u32..600, any::<bool>())
+            .prop_map(|(least, keep_warm)| Step::Discard { least, keep_warm }),
+        2 => (pick(), any::<bool>()).prop_map(|(pick, done)| Step::EndDiscard { pick, done }),
+        1 => any::<bool>().prop_map(|all| Step::Crash { all }),
+    ]
+}
+
+fn apply(world: &mut World, step: Step) {
+    let among = |pick: usize, count: usize| (count > 0).then(|| pick % count);
+    match step {
+        Step::Reserve { blocks, tier } => world.reserve(blocks, tier),
+        Step::DropReservation { pick } => {
+            if let Some(at) = among(pick, world.reservations.len()) {
+                world.drop_reservation(at);
+            }
+        }
+        Step::Claim { pick, lane, blocks } => {
+            if let Some(at) = among(pick, world.reservations.len()) {
+                world.claim(at, lane, blocks);
+            }
+        }
+        Step::ClaimRun { pick, lane, blocks } => {
+            if let Some(at) = among(pick, world.reservations.len()) {
+                world.claim_run(at, lane, blocks);
+            }
+        }
+        Step::Cancel { pick, into } => {
+            if let Some(at) = among(pick, world.claims.len()) {
+                let into = (into < world.reservations.len()).then_some(into);
+                world.cancel(at, into);
+            }
+        }
+        Step::Split { pick, blocks } => {
+            if let Some(at) = among(pick, world.claims.len()) {
+                world.split(at, blocks);
+            }
+        }
+        Step::Log { pick, late } => {
+            if let Some(at) = among(pick, world.claims.len()) {
+                world.log(at, late);
+            }
+        }
+        Step::LogAll => {
+            while !world.claims.is_empty() {
+                world.log(0, false);
+            }
+        }
+        Step::Free { pick, skip, blocks, late, twice } => {
+            if let Some(at) = among(pick, world.allocated.len()) {
+                world.free_run(at, skip, blocks, late, twice);
+            }
+        }
+        Step::FreeMany { every } => {
+            for at in (0..world.allocated.len()).rev().step_by(every) {
+                world.free_run(at, at as u32, 3, false, false);
+            }
+        }
+        Step::Advance { steps } => (0..steps).for_each(|_| world.advance()),
+        Step::Release { pinned } => world.release(pinned),
+        Step::Freeze => world.freeze(),
+        Step::Put { pick } => {
+            if let Some(at) = among(pick, world.jobs.len()) {
+                world.put(at);
+            }
+        }
+        Step::Abort { pick } => {
+            if let Some(at) = among(pick, world.jobs.len()) {
+                world.abort(at);
+            }
+        }
+        Step::Trim => world.trim(),
+        Step::Discard { least, keep_warm } => {
+            world.discard(Discardable { least, freed_before: None, keep_warm, runs: 3 })
+        }
+        Step::EndDiscard { pick, done } => {
+            if let Some(at) = among(pick, world.discards.len()) {
+                world.end_discard(at, done);
+            }
+        }
+        Step::Crash { all } => world.crash(all),
+    }
+}
+
+fn run(mut world: World, steps: Vec<Step>) {
+    for step in steps {
+        apply(&mut world, step);
+        world.check();
+    }
+    world.crash(true);
+    world.check();
+}
+
+fn fixed() -> Vec<Run> {
+    let run = |device, block, blocks| Run::new(BlockAddr::new(DeviceId(device), block), blocks);
+    vec![run(0, 0, 70), run(0, 900, 300), run(1, 0, 1), run(1, 650, 50)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 96,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn a_small_and_often_full_space_behaves_as_a_vector_of_blocks(
+        steps in prop::collection::vec(step(), 1..200),
+        reserve in 0u64..400,
+    ) {
+        let config =
+            Config { reserve_blocks: Some(reserve), warm_blocks: Some(300), all_warm: false };
+        run(World::new(&[(2900, 1024), (700, 256)], &fixed(), 2, config), steps);
+    }
+
+    #[test]
+    fn a_larger_space_with_lanes_behaves_as_a_vector_of_blocks(
+        steps in prop::collection::vec(step(), 1..120),
+    ) {
+        let config = Config { warm_blocks: Some(1000), ..Config::default() };
+        run(World::new(&[(9000, 2048), (3000, 4096)], &fixed(), 1, config), steps);
+    }
+}
