@@ -180,7 +180,10 @@ impl Drop for Executors {
 impl Runtime for Executors {
     fn spawn(&self, future: BoxFuture<'static, ()>) {
         let place = self.shared.next_spawn.fetch_add(1, Ordering::Relaxed);
-        self.shared.task(place % self.shared.cpus.len(), future).schedule();
+        let place = place % self.shared.cpus.len();
+        if !self.shared.cpus[place].is_stopping() {
+            self.shared.task(place, future).schedule();
+        }
     }
 
     fn now(&self) -> Nanos {

@@ -157,7 +157,10 @@ impl Flight {
 
 impl fmt::Debug for Flight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.work.lock().op.fmt(f)
+        match self.work.try_lock() {
+            Some(work) => work.op.fmt(f),
+            None => f.write_str("an operation under way"),
+        }
     }
 }
 

@@ -74,13 +74,23 @@ impl Ring {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let in_flight_max = (params.cq_entries() / 2).max(1);
-        Ok(Ring {
+        let ring = Ring {
             uring,
             in_flight_max,
             submit: Mutex::default(),
             reap: Mutex::default(),
             deferred: AtomicBool::new(false),
-        })
+        };
+        ring.try_out()?;
+        Ok(ring)
+    }
+
+    /// A filter may allow to make a ring but not to use it.
+    fn try_out(&self) -> io::Result<()> {
+        self.push(&mut self.submit.lock(), &opcode::Nop::new().build().user_data(WAKE));
+        self.uring.submitter().submit_and_wait(1)?;
+        self.reap();
+        Ok(())
     }
 
     /// Begins an operation. `defer`: the caller is the ring's executor and will flush or wait.

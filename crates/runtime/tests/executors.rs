@@ -142,6 +142,26 @@ fn a_sleep_of_a_foreign_thread_wakes_a_sleeping_executor() {
 }
 
 #[test]
+fn the_longest_sleep_is_no_error() {
+    on_each(|executors| {
+        let forever = executors.sleep(Duration::MAX);
+        executors.spawn(Box::pin(forever));
+        executors.block_on(executors.sleep(Duration::from_millis(3)));
+    });
+}
+
+#[test]
+fn a_task_that_comes_after_the_end_is_dropped() {
+    on_each(|executors| {
+        executors.shutdown();
+        let held = Arc::new(());
+        let held2 = held.clone();
+        executors.spawn(Box::pin(async move { drop(held2) }));
+        assert_eq!(Arc::strong_count(&held), 1);
+    });
+}
+
+#[test]
 fn no_wake_is_lost_between_executors_and_foreign_threads() {
     on_each(|executors| {
         const ROUNDS: usize = 3_000;

@@ -9,12 +9,12 @@ use copyhold_runtime::executors::Config;
 use copyhold_runtime::{Executors, Op, ReactorKind};
 use copyhold_types::Buf;
 
-/// Lets io_uring_setup fail with `errno` on this thread and those that it starts.
-fn deny_io_uring(errno: i32) {
+/// Lets a call fail with `errno` on this thread and those that it starts.
+fn deny(call: libc::c_long, errno: i32) {
     let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut program = [
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0), // the call's number
-        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_setup as u32),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
         step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
         step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
@@ -29,9 +29,14 @@ fn deny_io_uring(errno: i32) {
 
 #[test]
 fn where_io_uring_is_refused_threads_do_the_work() {
-    for errno in [libc::EPERM, libc::ENOSYS] {
+    let cases = [
+        (libc::SYS_io_uring_setup, libc::EPERM),
+        (libc::SYS_io_uring_setup, libc::ENOSYS),
+        (libc::SYS_io_uring_enter, libc::EACCES),
+    ];
+    for (call, errno) in cases {
         let thread = std::thread::spawn(move || {
-            deny_io_uring(errno);
+            deny(call, errno);
             let config = |reactor| Config { cpus: Some(2), reactor, ..Config::default() };
             let demanded = Executors::start(config(ReactorKind::Ring));
             assert_eq!(demanded.err().unwrap().raw_os_error(), Some(errno));

@@ -24,6 +24,8 @@ use crate::ring::Ring;
 
 /// Tasks run between two looks at completions and timers.
 const TURN: usize = 32;
+/// Longest sleep at a time; the kernel's sums of time overflow with the largest ones.
+const NAP: Duration = Duration::from_secs(3600);
 
 pub(super) struct Cpu {
     queue: Mutex<Queue>,
@@ -99,6 +101,10 @@ impl Cpu {
         self.notify();
     }
 
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
     fn wake(&self) {
         match &self.bed {
             Bed::Ring(ring) => ring.wake(),
@@ -112,7 +118,7 @@ impl Cpu {
             thread.set(std::thread::current()).expect("an executor is started once");
         }
         let mut batch = VecDeque::new();
-        while !self.stopping.load(Ordering::Acquire) {
+        while !self.is_stopping() {
             self.run_some(&mut batch);
             if let Some(ring) = self.ring() {
                 ring.reap();
@@ -142,7 +148,7 @@ impl Cpu {
     fn refill(&self, batch: &mut VecDeque<Runnable>) -> bool {
         let mut queue = self.queue.lock();
         if queue.ready.is_empty() {
-            queue.asleep = !self.stopping.load(Ordering::Acquire);
+            queue.asleep = !self.is_stopping();
             return !queue.asleep;
         }
         std::mem::swap(&mut queue.ready, batch);
@@ -150,7 +156,8 @@ impl Cpu {
     }
 
     fn sleep(&self, now: &impl Fn() -> Nanos) {
-        let timeout = self.timers.first().map(|at| Duration::from_nanos(at.saturating_sub(now())));
+        let left = |at: Nanos| Duration::from_nanos(at.saturating_sub(now())).min(NAP);
+        let timeout = self.timers.first().map(left);
         match (&self.bed, timeout) {
             (Bed::Ring(ring), timeout) => ring.wait(timeout),
             (Bed::Park(_), None) => std::thread::park(),
