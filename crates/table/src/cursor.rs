@@ -34,6 +34,7 @@ impl<'n> Cursor<'n> {
         let leaf = match cursor.open(base).await? {
             Opened::Nothing => return Ok(cursor),
             Opened::Leaf(leaf) => leaf,
+            Opened::Inner(inner) if inner.child(0).first >= to => return Ok(cursor),
             Opened::Inner(inner) => {
                 cursor.child = inner.find(from).unwrap_or(0);
                 cursor.leaf_of(&inner).await?

@@ -165,7 +165,8 @@ impl State {
     /// Takes the next edits of a sweep out of the delta, and where they end.
     fn take_part(&mut self, start: Key, point: FreezePoint) -> (Delta, Option<Key>) {
         let begin = Sweep { complete_to: point.complete_to, resume: start, fresh: None };
-        let sweep = *self.sweep.get_or_insert(begin);
+        let sweep = self.sweep.filter(|sweep| sweep.resume > start).unwrap_or(begin);
+        self.sweep = Some(sweep);
         let oldest = self.delta.oldest();
         let beyond = |from: Key| self.delta.range(from..).nth(point.edits_max).map(|(key, _)| *key);
         let upto = if self.delta.len() > point.edits_max { beyond(sweep.resume) } else { None };
@@ -203,7 +204,7 @@ impl State {
                 ..State::default()
             };
             match upto {
-                Some(upto) if end.is_none_or(|end| upto < end) => {
+                Some(upto) if end.is_none_or(|end| upto < end) && !state.delta.is_empty() => {
                     let resume = upto.max(part.start);
                     state.sweep = Some(Sweep { resume, ..sweep });
                 }

@@ -42,12 +42,16 @@ mod delta;
 mod error;
 mod flush;
 mod merge;
+#[cfg(test)]
+mod model;
 mod packer;
 mod partition;
 mod read;
 mod read_ahead;
 mod recovery;
 mod source;
+#[cfg(test)]
+mod store;
 mod table;
 mod value;
 mod walk;

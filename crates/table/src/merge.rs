@@ -72,6 +72,41 @@ impl FlushJob {
         })
     }
 
+    /// The leaves of the old base.
+    async fn plan(&self, nodes: &dyn NodeSource) -> Result<Vec<Place>, TableError> {
+        let children = self.children(nodes).await?;
+        let mut places: Vec<Place> = Vec::with_capacity(children.len());
+        for (n, child) in children.iter().enumerate() {
+            let from = if n == 0 { self.start } else { child.first };
+            let to = children.get(n + 1).map(|next| next.first);
+            let why = if self.edits(from, to).next().is_some() { Why::Edits } else { Why::Not };
+            if why == Why::Edits
+                && let Some(before) = places.last_mut()
+                && before.why == Why::Not
+                && self.fit_together(bytes_of(&before.child.ptr), bytes_of(&child.ptr))
+            {
+                before.why = Why::JoinsNext;
+            }
+            places.push(Place { child: *child, from, to, why });
+        }
+        Ok(places)
+    }
+
+    async fn children(&self, nodes: &dyn NodeSource) -> Result<Vec<Child>, TableError> {
+        let Base { root, height, items } = self.base;
+        let Some(root) = root else { return Ok(Vec::new()) };
+        if height == 0 {
+            let items = u32::try_from(items).unwrap_or(u32::MAX);
+            return Ok(vec![Child { first: self.start, ptr: root, items }]);
+        }
+        Ok(InnerNode::fetch(nodes, root).await?.iter().collect())
+    }
+
+    /// Whether two leaves make one that is not nearly full.
+    fn fit_together(&self, a: usize, b: usize) -> bool {
+        a + b <= self.limits.leaf_bytes / 3 * 2
+    }
+
     fn origin(&self) -> NodeOrigin {
         NodeOrigin { table: self.table, birth: self.birth }
     }
@@ -114,7 +149,7 @@ enum Why {
 
 impl Merge<'_> {
     async fn run(mut self) -> Result<Flushed, TableError> {
-        let places = self.plan().await?;
+        let places = self.job.plan(self.nodes).await?;
         let wanted = places.iter().filter(|place| place.why != Why::Not).map(|p| p.child.ptr);
         let mut leaves = ReadAhead::new(self.nodes, self.job.limits.read_ahead, wanted);
         if places.is_empty() {
@@ -146,43 +181,10 @@ impl Merge<'_> {
         self.finish().await
     }
 
-    /// The leaves of the old base.
-    async fn plan(&self) -> Result<Vec<Place>, TableError> {
-        let children = self.children().await?;
-        let mut places: Vec<Place> = Vec::with_capacity(children.len());
-        for (n, child) in children.iter().enumerate() {
-            let from = if n == 0 { self.job.start } else { child.first };
-            let to = children.get(n + 1).map(|next| next.first);
-            let why = if self.job.edits(from, to).next().is_some() { Why::Edits } else { Why::Not };
-            if why == Why::Edits
-                && let Some(before) = places.last_mut()
-                && before.why == Why::Not
-                && self.fit_together(bytes_of(&before.child.ptr), bytes_of(&child.ptr))
-            {
-                before.why = Why::JoinsNext;
-            }
-            places.push(Place { child: *child, from, to, why });
-        }
-        Ok(places)
-    }
-
-    async fn children(&self) -> Result<Vec<Child>, TableError> {
-        let Base { root, height, items } = self.job.base;
-        let Some(root) = root else { return Ok(Vec::new()) };
-        if height == 0 {
-            let items = u32::try_from(items).unwrap_or(u32::MAX);
-            return Ok(vec![Child { first: self.job.start, ptr: root, items }]);
-        }
-        Ok(InnerNode::fetch(self.nodes, root).await?.iter().collect())
-    }
-
-    fn fit_together(&self, a: usize, b: usize) -> bool {
-        a + b <= self.job.limits.leaf_bytes / 3 * 2
-    }
-
     /// Whether the stretch takes in the leaf that follows it.
     fn joins(&self, next: &NodePtr) -> bool {
-        !self.packer.is_empty() && self.fit_together(self.packer.current_bytes(), bytes_of(next))
+        !self.packer.is_empty()
+            && self.job.fit_together(self.packer.current_bytes(), bytes_of(next))
     }
 
     fn is_rewritten(&self, leaf: &LeafNode, place: &Place) -> bool {

@@ -26,7 +26,7 @@ pub trait NodeSource: Send + Sync {
 }
 
 /// Takes the new nodes of a flush.
-pub trait NodeSink: Send {
+pub trait NodeSink: Send + Sync {
     /// Gives `node` its places and digest and starts writing it; the pointer is known before the
     /// write is done. Who merges waits for all writes before it uses any pointer.
     fn write(&mut self, level: Level, node: Buf) -> NodeFuture<'_, NodePtr>;
