@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # The main job: real programs on a mounted pool whose daemon is killed while they write.
 #
-# Makes a pool in a file, mounts it, unpacks a real source tree, compiles it, commits it to git, runs
-# SQLite and other writers, kills the daemon with SIGKILL, mounts again and verifies every promise. Any
-# failure ends it with a non-zero status; whatever happens, it unmounts and removes what it made.
+# Makes a pool in a file, mounts it, unpacks a real source tree, compiles it, commits it to git,
+# runs SQLite and other writers, kills the daemon with SIGKILL, mounts again and verifies every
+# promise. Any failure ends it with a non-zero status; whatever happens, it unmounts and removes
+# what it made.
 #
 #   DEMO_DIR=/var/tmp   where the pool file and the mount point go
 #   DEMO_KILLS=3        how often the daemon is killed
@@ -26,6 +27,8 @@ say() { printf '[%6.1f s] %s\n' "$(($(now_ms) - BEGAN))e-3" "$*"; }
 die() { say "FAILED: $*" >&2; exit 1; }
 # took NAME COMMAND...: runs it and keeps the milliseconds in TOOK.
 took() { local from; from=$(now_ms); "$@"; TOOK=$(($(now_ms) - from)); }
+# total CLIENT: how much it was promised so far.
+total() { cat "$ACKS/$1" 2>/dev/null | wc -l; }
 per_second() { echo $(($1 * 1000 / ($2 > 0 ? $2 : 1))); }
 
 # --- what differs between a pool and a plain directory
@@ -39,22 +42,24 @@ fs_build() {
 fs_create() { [ "$DEMO_ON" != pool ] || "$COPYHOLD" create "$POOL" --size 4G >/dev/null; }
 fs_mount() { [ "$DEMO_ON" != pool ] || "$COPYHOLD" mount --log-file "$LOG" "$POOL" "$MNT"; }
 fs_sync() { if [ "$DEMO_ON" = pool ]; then "$COPYHOLD" sync "$MNT"; else sync -f "$MNT"; fi; }
+# fs_info PYTHON: runs it with what `copyhold info` says in `info`.
+fs_info() {
+    "$COPYHOLD" --json info "$MNT" | python3 -c "import json, sys; info = json.load(sys.stdin); $1"
+}
 fs_kill() {
     if [ "$DEMO_ON" != pool ]; then kill -KILL "${WRITERS[@]}"; return; fi
     local daemon
-    daemon=$("$COPYHOLD" --json info "$MNT" | python3 -c 'import json,sys; print(json.load(sys.stdin)["pid"])')
+    daemon=$(fs_info 'print(info["pid"])')
     kill -KILL "$daemon"
 }
 fs_umount() { [ "$DEMO_ON" != pool ] || "$COPYHOLD" umount "$MNT" >/dev/null; }
 fs_check() { [ "$DEMO_ON" != pool ] || "$COPYHOLD" check "$POOL"; }
 fs_traffic() {
     [ "$DEMO_ON" = pool ] || return 0
-    "$COPYHOLD" --json info "$MNT" | python3 -c '
-import json, sys
-counters = json.load(sys.stdin)["counters"]
-written = {purpose: count["written_bytes"] for purpose, count in counters.items()}
-parts = ", ".join(f"{purpose} {size / 2**20:.1f}" for purpose, size in written.items() if size)
-print(f"{sum(written.values()) / 2**20:.1f} MiB to the device since the last mount ({parts})")'
+    fs_info '
+written = {purpose: count["written_bytes"] / 2**20 for purpose, count in info["counters"].items()}
+parts = ", ".join(f"{purpose} {size:.1f}" for purpose, size in written.items() if size)
+print(f"written since the last mount: {sum(written.values()):.1f} MiB ({parts})")'
 }
 
 # --- set-up, and the way out
@@ -70,7 +75,7 @@ clean_up() {
     trap - EXIT INT TERM
     [ ${#WRITERS[@]} = 0 ] || kill -KILL "${WRITERS[@]}" 2>/dev/null || true
     wait 2>/dev/null || true
-    if [ "$DEMO_ON" = pool ] && mountpoint -q "$MNT" 2>/dev/null || grep -qF " $MNT " /proc/mounts; then
+    if [ "$DEMO_ON" = pool ] && grep -qF " $MNT " /proc/mounts; then
         "$COPYHOLD" umount "$MNT" >/dev/null 2>&1 || "$COPYHOLD" umount --lazy "$MNT" || true
     fi
     if [ $status != 0 ]; then
@@ -107,7 +112,9 @@ compile() {
     "$out/zstd" "$source/lib/compress/zstd_compress.c"
 }
 
-manifest() { (cd "$MNT/src" && find . -type f -not -path './.git/*' -print0 | sort -z | xargs -0 sha256sum); }
+manifest() {
+    cd "$MNT/src" && find . -type f -not -path './.git/*' -print0 | sort -z | xargs -0 sha256sum
+}
 
 # Commits with everything fsynced; the commit is promised once a later fsync has returned.
 commit_forever() {
@@ -124,7 +131,10 @@ commit_forever() {
     echo "git: ended by an error"
 }
 
-compile_forever() { while compile "$ZSTD" "$MNT/build-loop"; do :; done; echo "cc: ended by an error"; }
+compile_forever() {
+    while compile "$ZSTD" "$MNT/build-loop"; do :; done
+    echo "cc: ended by an error"
+}
 
 start_writers() {
     WRITERS=()
@@ -154,14 +164,16 @@ verify() {
         git -C "$MNT/src" merge-base --is-ancestor "$commit" HEAD || die "commit $commit is lost"
         count=$((count + 1))
     done < <(tail -n 50 "$ACKS/git")
-    say "    git: fsck clean, $(wc -l <"$ACKS/git") acknowledged commits (the last $count looked up)"
-    manifest | grep -v ' \./notes-' | cmp -s - "$PLACE/manifest" || die "the source tree has changed"
+    say "    git: fsck clean, $(total git) acknowledged commits (the last $count looked up)"
+    (manifest) | grep -v ' \./notes-' | cmp -s - "$PLACE/manifest" || die "the source tree has changed"
     say "    source tree: $(wc -l <"$PLACE/manifest") synced files, all unchanged"
     "$MNT/build/zstd" "$ZSTD/lib/compress/zstd_compress.c" >/dev/null || die "the program built here"
 }
 
+NAMES='zstd-sys|zstd|rustix|libc|syn|serde|serde_json|clap|clap_builder|zerocopy|regex-automata'
+NAMES="$NAMES|tracing|tracing-subscriber|io-uring|async-lock|parking_lot|uuid|smallvec|getrandom"
 mapfile -t PACKAGES < <(find "${CARGO_HOME:-$HOME/.cargo}/registry/cache" -name '*.crate' | sort |
-    grep -E '/(zstd-sys|zstd-safe|zstd|rustix|syn|serde|serde_json|clap|clap_builder|proptest|zerocopy|regex-automata|tracing|tracing-subscriber|async-lock|parking_lot|uuid|smallvec)-[0-9]')
+    grep -E "/($NAMES)-[0-9]")
 [ ${#PACKAGES[@]} -gt 5 ] || die "cargo's package cache holds too little; run \`cargo fetch\`"
 
 say "a pool of 4 GiB in $POOL"
@@ -191,7 +203,7 @@ first_commit() {
 }
 took first_commit
 GIT_MS=$TOOK
-manifest >"$PLACE/manifest"
+(manifest) >"$PLACE/manifest"
 took fs_sync
 say "committed $FILES files in $GIT_MS ms, synced in $TOOK ms"
 
@@ -223,13 +235,13 @@ fs_mount
 verify
 fs_umount
 
-total() { cat "$ACKS/$1" 2>/dev/null | wc -l; }
+UNPACK_RATE=$(($(per_second "$BYTES" "$UNPACK_MS") >> 20))
 WROTE_MS=$((KILLS * SECONDS_EACH * 1000))
 cat <<END
 
 measured here, with all writers at once on $(nproc) CPUs:
   create              $CREATE_MS ms
-  unpack              $(per_second "$FILES" "$UNPACK_MS") files/s, $((BYTES / 1048 / (UNPACK_MS > 0 ? UNPACK_MS : 1))) MiB/s
+  unpack              $(per_second "$FILES" "$UNPACK_MS") files/s, $UNPACK_RATE MiB/s
   git add and commit  $(per_second "$FILES" "$GIT_MS") files/s
   SQLite, WAL         $(per_second "$(total sqlite-wal)" $WROTE_MS) transactions/s
   SQLite, journal     $(per_second "$(total sqlite-journal)" $WROTE_MS) transactions/s

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Programs that write, and know afterwards what they were promised.
 
-Each client writes below DIR and, after each promise (a commit of SQLite, an fsync), appends a line to
-ACK, a file elsewhere. A client ends quietly when the filesystem goes away under it. `verify` compares
-what is there with what was promised: everything acknowledged must be there, and nothing may be
-there that was never written.
+Each client writes below DIR and, after each promise (a commit of SQLite, an fsync), appends a line
+to ACK, a file elsewhere. A client ends quietly when the filesystem goes away under it. `verify`
+compares what is there with what was promised: everything acknowledged must be there, and nothing
+may be there that was never written.
 
     demo_clients.py run  sqlite-wal|sqlite-journal|files|replace|scribble DIR ACK
     demo_clients.py verify ...the same...
@@ -86,16 +86,18 @@ class Sqlite:
 
     def verify(self):
         db = self.connect()
-        must(db.execute("pragma integrity_check").fetchall() == [("ok",)], f"{self.path} is damaged")
+        verdict = db.execute("pragma integrity_check").fetchall()
+        must(verdict == [("ok",)], f"{self.path} is damaged: {verdict[:3]}")
         total = db.execute("select sum(balance) from account").fetchone()[0]
-        must(total == ACCOUNTS * BALANCE, f"{self.path}: {total} on the accounts: half a transaction")
+        must(total == ACCOUNTS * BALANCE, f"{self.path}: half a transaction, {total} in all")
         rows = dict(db.execute("select id, text from done"))
         for number, text in rows.items():
             must(text == self.text(number), f"{self.path}: row {number} has changed")
         promised = [int(line) for line in self.acks.lines()]
         lost = [number for number in promised if number not in rows]
         must(not lost, f"{self.path}: {len(lost)} committed transactions are lost: {lost[:5]}")
-        return f"{len(promised)} committed transactions, all there; {len(rows) - len(promised)} more"
+        more = len(rows) - len(promised)
+        return f"{len(promised)} committed transactions, all there; {more} more"
 
 
 class Files:
@@ -133,7 +135,7 @@ class Files:
 
 
 class Replace:
-    """A setting that is written anew and renamed over the old one: never half, never older than promised."""
+    """A setting, written anew and renamed over the old one: never half, never older than promised."""
 
     def __init__(self, directory, acks):
         self.acks, self.path = acks, directory / "setting"
@@ -172,7 +174,7 @@ class Replace:
 
 
 class Scribble:
-    """Writes without fsync, from which only this is promised: a block is old, new or empty, never foreign."""
+    """Writes without fsync; promised is only that a block is old, new or empty, never foreign."""
 
     SIZE = 512
 
@@ -202,7 +204,8 @@ class Scribble:
             if block == bytes(BLOCK):
                 continue
             words = block[:64].split()
-            must(words[:2] == [b"block", str(number).encode()], f"{self.path}: foreign block {number}")
+            ours = words[:2] == [b"block", str(number).encode()]
+            must(ours, f"{self.path}: foreign block {number}")
             must(block == self.block(number, int(words[3])), f"{self.path}: mixed block {number}")
             filled += 1
         return f"{filled} blocks, none of them mixed or foreign"

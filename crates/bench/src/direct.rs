@@ -43,8 +43,9 @@ pub(crate) fn overwrite(
                 .offset(places.next_offset())
                 .build()
                 .user_data(slot as u64);
-                // SAFETY: `file` and `buffers[slot]` outlive the request: the slot is not idle until its completion
-                // was seen, and the loop is not left before every slot is idle.
+                // SAFETY: `file` and `buffers[slot]` outlive the request: the slot is not idle
+                // until its completion was seen, and the loop is not left before every slot is
+                // idle.
                 unsafe { ring.submission().push(&write) }.expect("one entry a slot");
                 if !meter.go_on(depth - idle.len()) {
                     break;

@@ -1,9 +1,12 @@
 //! `copyhold-bench`: one job on a Copyhold mount and on kernel filesystems, alternately.
 //!
 //! Problem.  A figure alone says little: machines, neighbours and caches differ from hour to hour.
-//! Idea.     The same job runs on Copyhold and on its peers in turn, A, B, A, B …, each time on a fresh
-//!           filesystem over a file in the same directory. What counts are medians and their ratios.
-//! Order.    `target` makes a filesystem and takes it away again, whatever happens; `random_overwrite`
+//! Idea.     The same job runs on Copyhold and on its peers in turn, A, B, A, B …, each time on a
+//! fresh
+// !           filesystem over a file in the same directory. What counts are medians and their
+// ratios.
+//! Order.    `target` makes a filesystem and takes it away again, whatever happens;
+//! `random_overwrite`
 //!           is the job; `summary` turns samples into lines.
 //!
 //! Beside time it reports device bytes per byte that the job wrote: a benchmark that is over before

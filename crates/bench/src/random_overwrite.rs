@@ -1,8 +1,9 @@
 //! The job: 4 KiB writes at uniformly random places of a file that is fully written before.
 //!
-//! Three variants, each on the same file: direct with 32 in flight; buffered, one writer, with one fsync that
-//! counts at the end; an fsync after each write. A variant ends after a number of writes or a time,
-//! whichever is first. Then everything is synced, so that the bytes counted are all that the writes caused so far.
+//! Three variants, each on the same file: direct with 32 in flight; buffered, one writer, with one
+//! fsync that counts at the end; an fsync after each write. A variant ends after a number of writes
+//! or a time, whichever is first. Then everything is synced, so that the bytes counted are all that
+//! the writes caused so far.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

@@ -182,10 +182,11 @@ mod tests {
         summary.add(Kind::Ext4, vec![Sample::new("direct", "iops", "ops/s", 100.0)]);
         let lines = summary.json_lines();
         let lines: Vec<&str> = lines.lines().collect();
-        assert_eq!(
-            lines[1],
-            r#"{"job":"job","target":"ext4","metric":"direct.iops","unit":"ops/s","median":100.0,"min":100.0,"max":100.0,"rounds":1}"#
+        let figure = concat!(
+            r#"{"job":"job","target":"ext4","metric":"direct.iops","unit":"ops/s","#,
+            r#""median":100.0,"min":100.0,"max":100.0,"rounds":1}"#
         );
+        assert_eq!(lines[1], figure);
         assert_eq!(
             lines[2],
             r#"{"job":"job","metric":"direct.iops","ratio_to":"ext4","ratio":0.5}"#

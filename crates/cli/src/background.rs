@@ -1,9 +1,10 @@
 //! Starting the daemon of a mount, and waiting until its mount is usable.
 //!
-//! Forking a process that has threads is a trap, so nothing forks: the program starts itself again as
-//! `copyhold daemon …`, in a session of its own, and reads one line from the child's standard output:
-//! `ready`, or the failure as JSON. Then the child lets go of the pipe. A child that dies before it says anything is a
-//! failure, too: so `mount` never returns success for a mount that is not there.
+//! Forking a process that has threads is a trap, so nothing forks: the program starts itself again
+//! as `copyhold daemon …`, in a session of its own, and reads one line from the child's standard
+//! output: `ready`, or the failure as JSON. Then the child lets go of the pipe. A child that dies
+//! before it says anything is a failure, too: so `mount` never returns success for a mount that is
+//! not there.
 
 use std::ffi::OsString;
 use std::fs::File;

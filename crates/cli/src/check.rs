@@ -10,8 +10,8 @@ use crate::report::Report;
 
 /// Verify a whole pool that is not mounted
 ///
-/// Reads every pointer and compares every digest, counts every block against the space maps and every
-/// name against the links, and changes nothing. Exits with 3 when it finds damage.
+/// Reads every pointer and compares every digest, counts every block against the space maps and
+/// every name against the links, and changes nothing. Exits with 3 when it finds damage.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold check /srv/pool.img\n  \

@@ -4,7 +4,8 @@
 //! everything, one tells how the pool is, as JSON. They go through the mount itself, so there is
 //! nothing to find, to authenticate or to clean up.
 //!
-//! The kernel sizes an ioctl's answer by its number: [`Info`] has room for 8 KiB of text, padded with zeros.
+//! The kernel sizes an ioctl's answer by its number: [`Info`] has room for 8 KiB of text, padded
+//! with zeros.
 #![allow(unsafe_code)]
 
 use std::fs::File;

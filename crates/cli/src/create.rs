@@ -1,7 +1,7 @@
 //! `copyhold create`: makes a pool in a file or on a block device.
 //!
-//! The one verb that destroys something, so it looks first: a device or file whose first or last MiB
-//! holds anything but zeros belongs to somebody, whether or not we know the format.
+//! The one verb that destroys something, so it looks first: a device or file whose first or last
+//! MiB holds anything but zeros belongs to somebody, whether or not we know the format.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -19,15 +19,15 @@ const LOOKED_AT: u64 = 1 << 20;
 
 /// Make a pool in a file or on a block device
 ///
-/// A file is made sparse: it takes the room of what is written to it. Only what commits need is really
-/// allocated at once, so that a full host disk cannot fail them.
+/// A file is made sparse: it takes the room of what is written to it. Only what commits need is
+/// really allocated at once, so that a full host disk cannot fail them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold create /srv/pool.img --size 10G\n  \
     copyhold create /dev/nvme1n1                     the whole device\n  \
     copyhold create /dev/sdb --force                 although it holds something else\n  \
-    copyhold create /srv/db.img --size 50G --preallocate written\n                                                   \
-    no write ever fails for want of room on the host")]
+    copyhold create db.img --size 9G --preallocate written\n\n\
+    The last one takes all its room now: no write fails for want of room on the host.")]
 pub(crate) struct Create {
     /// A file, made if it is not there, or a block device
     pool: PathBuf,

@@ -8,8 +8,8 @@ use crate::report::Report;
 
 /// Show the structures on a pool's device
 ///
-/// The pool must not be mounted; nothing is changed. Damaged structures are shown as far as they can be
-/// read. docs/format.md says what the fields mean.
+/// The pool must not be mounted; nothing is changed. Damaged structures are shown as far as they
+/// can be read. docs/format.md says what the fields mean.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Debug {
     #[command(subcommand)]

@@ -1,4 +1,5 @@
-//! `copyhold generate`, hidden: man pages and completions out of the definitions of the command line.
+//! `copyhold generate`, hidden: man pages and completions out of the definitions of the command
+//! line.
 
 use std::fs;
 use std::io;

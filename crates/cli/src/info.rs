@@ -1,8 +1,9 @@
 //! `copyhold info`: what a pool is and how it does.
 //!
-//! A mounted pool is asked through its daemon, another one is opened read-only. Both answer with the
-//! same JSON object, and the text for people is made from that, so nothing is shown in one and not in
-//! the other: a number of bytes is a field whose name ends in `_bytes` (or `bytes`), and an object of objects is a table.
+//! A mounted pool is asked through its daemon, another one is opened read-only. Both answer with
+//! the same JSON object, and the text for people is made from that, so nothing is shown in one and
+//! not in the other: a number of bytes is a field whose name ends in `_bytes` (or `bytes`), and an
+//! object of objects is a table.
 
 use std::path::PathBuf;
 

@@ -1,8 +1,8 @@
 //! Where the daemon's log goes: standard error in the foreground, the system log in the background,
 //! or a file that was asked for.
 //!
-//! The system log is the datagram socket /dev/log (RFC 3164), which journald and every syslog offer. Where there is none,
-//! /var/log/copyhold.log is appended to, if we may.
+//! The system log is the datagram socket /dev/log (RFC 3164), which journald and every syslog
+//! offer. Where there is none, /var/log/copyhold.log is appended to, if we may.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -2,8 +2,8 @@
 //!
 //! Each verb is a file with its arguments, its help and its work; `command_line.rs` lists them.
 //! `failure.rs` is how they fail and `report.rs` how they answer. What they know of the engine they
-//! know through `engine.rs`. Under other names the program plays the helpers of mount(8), mkfs(8) and
-//! fsck(8) (`personality.rs`).
+//! know through `engine.rs`. Under other names the program plays the helpers of mount(8), mkfs(8)
+//! and fsck(8) (`personality.rs`).
 
 #![deny(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "this is where the machine is asked and passed in")]

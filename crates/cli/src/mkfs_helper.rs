@@ -1,7 +1,7 @@
 //! `mkfs.copyhold [-qvfF] [-L label] POOL [SIZE]`, as mkfs(8) and test suites call it.
 //!
-//! Unlike `copyhold create` it does not ask: what is there is overwritten, old labels at the device's far end included,
-//! unless it is in use. A size without a suffix is in bytes.
+//! Unlike `copyhold create` it does not ask: what is there is overwritten, old labels at the
+//! device's far end included, unless it is in use. A size without a suffix is in bytes.
 
 use std::ffi::OsString;
 use std::path::Path;

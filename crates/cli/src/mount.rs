@@ -1,7 +1,8 @@
 //! `copyhold mount`: shows a pool as a directory.
 //!
 //! Everything that can go wrong goes wrong before it returns: the pool is opened, recovered and
-//! mounted by the daemon, which then reports (`background.rs`). With `-f` this process is the daemon.
+//! mounted by the daemon, which then reports (`background.rs`). With `-f` this process is the
+//! daemon.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,8 +13,9 @@ use crate::{background, engine, logging, mount_table};
 
 /// Mount a pool on a directory
 ///
-/// Returns when the mount is usable. After a crash it recovers the pool first, which takes about a second.
-/// Root mounts directly; another user needs fusermount3 (package fuse3) and a directory that is his.
+/// Returns when the mount is usable. After a crash it recovers the pool first, which takes about a
+/// second. Root mounts directly; another user needs fusermount3 (package fuse3) and a directory
+/// that is his.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold mount /srv/pool.img /mnt\n  \

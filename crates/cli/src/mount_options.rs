@@ -1,4 +1,5 @@
-//! What follows `-o`: options of the engine, taken here, and those of the mount, which `fuse` knows.
+//! What follows `-o`: options of the engine, taken here, and those of the mount, which `fuse`
+//! knows.
 
 use std::time::Duration;
 
@@ -26,8 +27,8 @@ pub(crate) struct EngineOptions {
 }
 
 impl Options {
-    /// `lists`: one for each `-o`; later options win over earlier ones. `sloppy`: what is not known is
-    /// left out.
+    /// `lists`: one for each `-o`; later options win over earlier ones. `sloppy`: what is not known
+    /// is left out.
     pub(crate) fn parse(lists: &[String], sloppy: bool) -> Result<Options, Failure> {
         let Options { mut mount, mut engine } = Options::default();
         let mut add = |text: &str| mount.add(text, |name, value| engine.take(name, value));

@@ -1,6 +1,7 @@
 //! Which mount a person means: a directory, something on it, or the pool.
 //!
-//! Nothing is asked of the mounts themselves, so one whose daemon is gone can be found and taken down.
+//! Nothing is asked of the mounts themselves, so one whose daemon is gone can be found and taken
+//! down.
 
 use std::path::{Path, PathBuf};
 

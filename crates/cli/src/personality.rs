@@ -1,8 +1,9 @@
-//! The helpers that mount(8), mkfs(8), fsck(8) and test suites call, as other names of this program.
+//! The helpers that mount(8), mkfs(8), fsck(8) and test suites call, as other names of this
+//! program.
 //!
-//! `make install` links `/sbin/mount.fuse.copyhold`, `/sbin/mkfs.copyhold` and the like to it; the name by
-//! which it is called decides. Their arguments and exit codes are those of the tools that call them, not ours, and
-//! they print nothing on success.
+//! `make install` links `/sbin/mount.fuse.copyhold`, `/sbin/mkfs.copyhold` and the like to it; the
+//! name by which it is called decides. Their arguments and exit codes are those of the tools that
+//! call them, not ours, and they print nothing on success.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;

@@ -42,7 +42,8 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Rows under headings, columns as wide as they need; numbers (`>` before the heading) to the right.
+/// Rows under headings, columns as wide as they need; numbers (`>` before the heading) to the
+/// right.
 pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     let names: Vec<String> =
         headings.iter().map(|name| name.trim_start_matches('>').into()).collect();

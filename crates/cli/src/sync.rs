@@ -1,7 +1,8 @@
 //! `copyhold sync`: everything that was written to a mounted pool is durable when it returns.
 //!
 //! sync(2) and syncfs(2) never reach the daemon of a plain FUSE mount. So the kernel's dirty pages
-//! are written with syncfs, and then the daemon is asked, by an ioctl on the mount's root, to commit.
+//! are written with syncfs, and then the daemon is asked, by an ioctl on the mount's root, to
+//! commit.
 
 use std::path::PathBuf;
 
@@ -11,8 +12,8 @@ use crate::mount_table;
 
 /// Make everything written to a mounted pool durable
 ///
-/// On a plain FUSE mount the kernel keeps sync(2) to itself; this does what it promises. fsync(2) of
-/// a file is exact on every mount. See docs/semantics.md.
+/// On a plain FUSE mount the kernel keeps sync(2) to itself; this does what it promises. fsync(2)
+/// of a file is exact on every mount. See docs/semantics.md.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  copyhold sync /mnt && echo safe")]
 pub(crate) struct Sync {

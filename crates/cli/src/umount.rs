@@ -1,8 +1,8 @@
 //! `copyhold umount`: takes a mount down and waits until its pool is closed.
 //!
 //! umount(2) of a plain FUSE mount returns before the daemon has written what it holds. The daemon
-//! keeps the pool locked until it has, so the end of that lock is what is waited for. Without that wait,
-//! copying the pool file or mounting it elsewhere right after would be a race.
+//! keeps the pool locked until it has, so the end of that lock is what is waited for. Without that
+//! wait, copying the pool file or mounting it elsewhere right after would be a race.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -16,8 +16,8 @@ use crate::{engine, mount_table};
 
 /// Unmount a pool, and wait until it is closed
 ///
-/// Returns when everything is durable and the daemon has let go of the pool. Fails, and changes nothing,
-/// while programs use the mount.
+/// Returns when everything is durable and the daemon has let go of the pool. Fails, and changes
+/// nothing, while programs use the mount.
 #[derive(Debug, clap::Args)]
 #[command(
     visible_alias = "unmount",
@@ -59,7 +59,7 @@ fn wait_until_closed(pool: &Path, timeout: Duration) -> Result<(), Failure> {
             return Err(Failure::new(
                 Kind::InUse,
                 format!(
-                    "{} is unmounted, but its daemon still writes; it is closed when the daemon ends",
+                    "{} is unmounted, but its daemon still writes; wait until it ends",
                     pool.display()
                 ),
             ));
