@@ -19,6 +19,11 @@ pub use error::FormatError;
 
 use copyhold_types::Digest;
 
+/// The checksum of a block of file data: CRC-32C.
+pub fn block_checksum(block: &[u8]) -> u32 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, block) as u32
+}
+
 /// The digest that nodes, log frames and labels are verified with.
 pub fn digest(bytes: &[u8]) -> Digest {
     Digest(xxhash_rust::xxh3::xxh3_128(bytes))

@@ -45,7 +45,7 @@ impl Appender {
     }
 
     fn limit(&self) -> u64 {
-        self.heads.front().expect("there is always a head") + self.ring_blocks
+        self.floor() + self.ring_blocks
     }
 
     /// An uberblock with this head is durable on every label.
@@ -64,6 +64,11 @@ impl Appender {
     /// Head of the newest uberblock.
     pub fn head(&self) -> u64 {
         *self.heads.back().expect("there is always a head")
+    }
+
+    /// Head of the oldest uberblock that is kept: what lies before may be overwritten.
+    pub fn floor(&self) -> u64 {
+        *self.heads.front().expect("there is always a head")
     }
 
     /// Blocks from the newest head to the end of the log: what a recovery would read.

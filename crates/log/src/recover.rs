@@ -101,7 +101,12 @@ impl<'a> Frames<'a> {
     }
 
     /// The batch that follows the one with this digest.
-    fn successor(&self, digest: Digest, txg: u64, at_least: Incarnation) -> Option<&(&'a Frame, Batch)> {
+    fn successor(
+        &self,
+        digest: Digest,
+        txg: u64,
+        at_least: Incarnation,
+    ) -> Option<&(&'a Frame, Batch)> {
         self.batches
             .iter()
             .filter(|(frame, batch)| {
@@ -143,9 +148,7 @@ fn follow(frames: &Frames<'_>, uberblock: &Uberblock) -> Recovered {
     // Batches between the head and the uberblock may be of earlier incarnations than its own.
     let mut incarnation = Incarnation(0);
     let mut incomplete = None;
-    while let Some((frame, batch)) =
-        frames.successor(found.last_digest, found.last, incarnation)
-    {
+    while let Some((frame, batch)) = frames.successor(found.last_digest, found.last, incarnation) {
         let Some(pieces) = frames.pieces(batch) else {
             incomplete = Some(frame.txg.get());
             break;

@@ -13,9 +13,46 @@
 //! ```
 //!
 //! Small synchronous data may travel with the transaction instead of being written before
-//! (`Transaction::attach`): the commit writes it beside the batch, then flushes both once (P12).
+//! ([`Transaction::attach`]): the commit writes it beside the batch, then flushes both once (P12).
+//!
+//! Inside, from the transaction down: `open_txg` is what it joins, `commit` makes that durable,
+//! `journal` is the log, `flush` settles tables and metaslabs behind it, `open` brings all of it
+//! back after a crash. Locks, in order: the gate of the open txg (shared by transactions), a
+//! table's partition, a metaslab, then leaves of the order such as the journal's state and pins.
+//! None is held across an await.
 
 #![forbid(unsafe_code)]
 
-mod api_sketch;
-pub use api_sketch::*;
+mod admission;
+mod commit;
+mod config;
+mod create;
+mod error;
+mod flush;
+mod group;
+mod health;
+mod ids;
+mod journal;
+mod labels;
+mod marker;
+mod nodes;
+mod open;
+mod open_txg;
+mod pins;
+mod pool;
+mod sabotage;
+mod tables;
+mod tail;
+mod transaction;
+
+pub use config::{CreateOptions, Limits, OpenOptions};
+pub use copyhold_space::{Claim, Figures, LaneClass, Reservation, Tier};
+pub use copyhold_table::{Edit, Value};
+pub use error::PoolError;
+pub use ids::{ID_MARK, IdSpace};
+pub use journal::LogUse;
+pub use labels::{Labels, read_labels, read_uberblocks};
+pub use pins::Pin;
+pub use pool::Pool;
+pub use sabotage::Sabotage;
+pub use transaction::{Credit, Transaction};

@@ -1,0 +1,139 @@
+//! Admission: log, memory and metadata space for a transaction, before it joins (rules R1, R20, R21).
+//!
+//! Every edit in memory will be flushed one day, and that takes space: its own bytes in some leaf,
+//! in two copies, at the leaf's fill. That *growth* is promised when the edit is admitted and
+//! given back when the edit has reached a base. What a flush needs only for a while (new nodes
+//! before the old ones are free) comes out of the reserve, which user transactions cannot touch.
+//!
+//! A1  User transactions are admitted while the log is below its limit; flush, ids and whatever
+//!     else trims it use the rest of the ring.
+//! A2  The growth that is promised covers every edit that is in no base.
+
+use std::task::{Poll, Waker};
+
+use copyhold_space::{Reservation, Tier};
+use copyhold_types::BLOCK_BYTES;
+use parking_lot::Mutex;
+
+use crate::nodes::COPIES;
+use crate::transaction::Credit;
+use crate::{Pool, PoolError};
+
+/// Bytes that an edit takes in a leaf beside its value, and the worst fill of leaves.
+const EDIT_OVERHEAD: u64 = 16;
+const WORST_FILL: u64 = 3;
+
+/// The part of a limit above which user transactions wait, in eighths.
+const FULL_EIGHTHS: u64 = 7;
+
+#[derive(Debug, Default)]
+pub(crate) struct Admission {
+    growth: Mutex<Growth>,
+    waiters: Mutex<Vec<Waker>>,
+}
+
+#[derive(Debug, Default)]
+struct Growth {
+    /// Bytes of growth of edits that are in no base.
+    bytes: u64,
+    held: Option<Reservation>,
+}
+
+impl Growth {
+    fn blocks(bytes: u64) -> u64 {
+        bytes.div_ceil(BLOCK_BYTES as u64)
+    }
+
+    fn held_blocks(&self) -> u64 {
+        self.held.as_ref().map_or(0, Reservation::blocks)
+    }
+}
+
+/// Bytes by which tables may grow on disk from `edits` edits of `bytes` bytes.
+fn growth_of(edits: usize, bytes: usize) -> u64 {
+    (bytes as u64 + edits as u64 * EDIT_OVERHEAD) * COPIES * WORST_FILL
+}
+
+impl Admission {
+    /// Edits have reached a base (or `share` of all that is unflushed has): gives growth back.
+    pub(crate) fn settled(&self, share: f64) {
+        let mut growth = self.growth.lock();
+        growth.bytes -= ((growth.bytes as f64 * share.clamp(0.0, 1.0)) as u64).min(growth.bytes);
+        let keep = Growth::blocks(growth.bytes);
+        let spare = growth.held_blocks().saturating_sub(keep);
+        if let Some(held) = &mut growth.held {
+            held.give_back(spare);
+        }
+    }
+
+    pub(crate) fn wake(&self) {
+        std::mem::take(&mut *self.waiters.lock()).into_iter().for_each(Waker::wake);
+    }
+
+    fn take(&self, growth: Growth) {
+        let mut mine = self.growth.lock();
+        mine.bytes += growth.bytes;
+        match (&mut mine.held, growth.held) {
+            (Some(held), Some(more)) => held.join(more),
+            (held @ None, more) => *held = more,
+            (Some(_), None) => {}
+        }
+    }
+}
+
+impl Pool {
+    /// Obtains what a transaction of at most `edits` edits and `bytes` bytes of keys and values
+    /// needs. Waits while log or deltas are at their limit, and for space that is on its way.
+    pub async fn admit(&self, tier: Tier, edits: usize, bytes: usize) -> Result<Credit, PoolError> {
+        self.check_writable()?;
+        if tier != Tier::Internal {
+            self.wait_for_room().await?;
+        }
+        let grows = growth_of(edits, bytes);
+        let held = match self.grow(grows, tier) {
+            Some(held) => held,
+            None => self.reserve(Growth::blocks(grows), tier).await?,
+        };
+        Ok(Credit { bytes: grows, growth: Some(held) })
+    }
+
+    /// As [`Self::admit`], but never waits: `None` when it would have to.
+    pub fn try_admit(&self, tier: Tier, edits: usize, bytes: usize) -> Option<Credit> {
+        self.check_writable().ok()?;
+        if tier != Tier::Internal && self.is_full() {
+            return None;
+        }
+        let grows = growth_of(edits, bytes);
+        self.grow(grows, tier).map(|held| Credit { bytes: grows, growth: Some(held) })
+    }
+
+    fn grow(&self, bytes: u64, tier: Tier) -> Option<Reservation> {
+        self.space.reserve(Growth::blocks(bytes), tier).ok()
+    }
+
+    /// Whether user transactions have to wait for a flush.
+    fn is_full(&self) -> bool {
+        self.pressure() * 8.0 > FULL_EIGHTHS as f64
+    }
+
+    async fn wait_for_room(&self) -> Result<(), PoolError> {
+        std::future::poll_fn(|cx| {
+            if let Err(stopped) = self.health.check() {
+                return Poll::Ready(Err(stopped));
+            }
+            if !self.is_full() {
+                return Poll::Ready(Ok(()));
+            }
+            self.admission.waiters.lock().push(cx.waker().clone());
+            // What was settled before the waker stood there has not woken it.
+            if self.is_full() { Poll::Pending } else { Poll::Ready(Ok(())) }
+        })
+        .await
+    }
+
+    /// The transaction is applied: its growth is held until its edits are flushed.
+    pub(crate) fn spend(&self, credit: Credit) {
+        let Credit { bytes, growth } = credit;
+        self.admission.take(Growth { bytes, held: growth });
+    }
+}

@@ -1,0 +1,179 @@
+//! Commits: making a txg durable.
+//!
+//! ```text
+//!   close the txg · wait for its pieces · [flush its data, when there is much] ·
+//!   write attached data and batch in parallel · flush once · durable
+//! ```
+//!
+//! Data was written before its transaction joined (rule R31), so the one flush covers data,
+//! attached data, pieces and batch; recovery verifies what the last batch introduces, since
+//! nothing orders them among each other. Whatever fails here is final (rule R12).
+
+use copyhold_format::log::Batch;
+use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run, Txg};
+
+use crate::group::{Lead, Turn};
+use crate::journal::{Closing, PlacedBatch, full};
+use crate::open_txg::{FullPiece, Gathered};
+use crate::{Pool, PoolError};
+
+/// Attached data is joined into requests of up to this many blocks.
+const WRITE_BLOCKS_MAX: usize = 256;
+
+impl Pool {
+    /// Waits until `txg` is durable, and makes it so if nobody else does. A txg that nothing has
+    /// joined is as durable as the one before.
+    pub async fn commit(&self, txg: Txg) -> Result<(), PoolError> {
+        let txg = txg.min(self.last_joined());
+        while self.group.turn(txg, &self.health).await? == Turn::Lead {
+            self.lead().await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until `txg` is durable without hastening it.
+    pub async fn wait_durable(&self, txg: Txg) -> Result<(), PoolError> {
+        self.group.follow(txg, &self.health).await
+    }
+
+    /// Commits even when nothing has joined: what earlier txgs freed comes closer to use (R22).
+    pub(crate) async fn commit_empty(&self) -> Result<(), PoolError> {
+        self.check_writable()?;
+        self.group.lead(&self.health).await?;
+        self.lead().await
+    }
+
+    /// Runs one commit; the caller has just been told to lead.
+    async fn lead(&self) -> Result<(), PoolError> {
+        let lead = Lead::begin(&self.group, &self.health);
+        match self.commit_once().await {
+            Ok((txg, before)) => {
+                lead.end(Some(txg));
+                self.after_commit(txg, before);
+                Ok(())
+            }
+            Err(error) => {
+                self.stop(&format!("a commit failed: {error}"));
+                lead.end(None);
+                Err(error)
+            }
+        }
+    }
+
+    async fn commit_once(&self) -> Result<(Txg, Txg), PoolError> {
+        let before = self.group.durable();
+        let (txg, gathered, tables) = self.open.close(|| self.tables.root_descriptor());
+        let Gathered { records, attached, pieces: slots, edits, introduced_bytes, .. } = gathered;
+        let mut pieces = Vec::with_capacity(slots.len());
+        for slot in slots {
+            pieces.push(slot.wait().await?);
+        }
+        let data_flushed = introduced_bytes > self.limits.tail_verify_bytes;
+        let data = self.write_attached(attached);
+        let batch = self.journal.close_batch(Closing { data_flushed, pieces, tables, records });
+        let batch = self.place_batch(txg, batch, edits).await?;
+        if data_flushed {
+            data.await?;
+            self.flush_device().await?;
+            self.journal.write_batch(&batch).await?;
+        } else {
+            let (data, log) = futures_util::join!(data, self.journal.write_batch(&batch));
+            data.and(log)?;
+        }
+        self.flush_for_commit().await?;
+        self.journal.batch_durable(batch);
+        Ok((txg, before))
+    }
+
+    /// The device flush that a commit acknowledges by.
+    async fn flush_for_commit(&self) -> Result<(), PoolError> {
+        if self.sabotaged(crate::Sabotage::NoFlushBeforeAcknowledgement) {
+            return Ok(());
+        }
+        self.flush_device().await
+    }
+
+    pub(crate) async fn flush_device(&self) -> Result<(), PoolError> {
+        self.device.flush().await.map_err(|error| {
+            self.stop(&error.to_string());
+            PoolError::Device(error)
+        })
+    }
+
+    /// What is freed by a txg that a durable batch calls durable can be used, if nobody pins it.
+    fn after_commit(&self, txg: Txg, before: Txg) {
+        let proven = if self.sabotaged(crate::Sabotage::ReuseFreesAtOnce) { txg } else { before };
+        self.proven.fetch_max(proven.get(), std::sync::atomic::Ordering::AcqRel);
+        self.release_deferred();
+        self.flusher.kick();
+        self.marker.kick();
+    }
+
+    /// Gives back deferred frees that are proven and not pinned (rule R3).
+    pub(crate) fn release_deferred(&self) {
+        let proven = Txg::new(self.proven.load(std::sync::atomic::Ordering::Acquire));
+        let unpinned = match self.pins.oldest() {
+            Some(pin) if !self.sabotaged(crate::Sabotage::IgnorePins) => pin.prev(),
+            _ => proven,
+        };
+        if let (Some(proven), Some(unpinned)) = (proven, unpinned) {
+            self.space.release_deferred(proven.min(unpinned));
+        }
+    }
+
+    /// Writes the data that travels with a txg, adjacent runs in one request.
+    async fn write_attached(&self, mut attached: Vec<(Run, Vec<Buf>)>) -> Result<(), PoolError> {
+        attached.sort_by_key(|(run, _)| run.addr);
+        let mut writes = Vec::new();
+        let mut next: Option<(Run, Vec<Buf>)> = None;
+        for (run, data) in attached {
+            debug_assert_eq!(data.iter().map(Buf::blocks).sum::<usize>(), run.blocks as usize);
+            match &mut next {
+                Some((joined, bufs))
+                    if joined.addr.offset(joined.blocks.into()) == run.addr
+                        && (joined.blocks + run.blocks) as usize <= WRITE_BLOCKS_MAX =>
+                {
+                    *joined = Run::new(joined.addr, joined.blocks + run.blocks);
+                    bufs.extend(data);
+                }
+                _ => writes.extend(next.replace((run, data))),
+            }
+        }
+        writes.extend(next);
+        let writes = writes.into_iter().map(|(run, data)| self.write(run, data, Purpose::Data));
+        futures_util::future::join_all(writes).await.into_iter().collect()
+    }
+
+    /// Writes a full piece in the background; the commit of its txg waits for it.
+    pub(crate) fn write_piece(self: &std::sync::Arc<Self>, piece: FullPiece) {
+        let pool = self.clone();
+        self.rt.spawn(Box::pin(async move {
+            let result = pool.journal.write_piece(piece.txg, &piece.records).await;
+            piece.slot.tell(result);
+        }));
+    }
+}
+
+impl Pool {
+    /// Finds the batch's place. When the ring is full, uberblocks let go of what only older ones
+    /// needed (rule R6); admission sees to it that this is enough (A1).
+    async fn place_batch(
+        &self,
+        txg: Txg,
+        batch: Batch,
+        edits: u64,
+    ) -> Result<PlacedBatch, PoolError> {
+        for _ in 0..3 {
+            match self.journal.place_batch(txg, &batch, edits) {
+                Ok(placed) => return Ok(placed),
+                Err(_) => self.journal.move_head(self.oldest_pin()).await?,
+            };
+        }
+        self.journal.place_batch(txg, &batch, edits).map_err(full)
+    }
+}
+
+/// Data bytes that a transaction introduces: what recovery would have to read.
+pub(crate) fn introduced(claims: impl Iterator<Item = Run>) -> u64 {
+    claims.map(|run| u64::from(run.blocks) * BLOCK_BYTES as u64).sum()
+}

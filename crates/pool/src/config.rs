@@ -1,0 +1,75 @@
+//! How a pool is made, and the limits it runs under.
+
+use std::time::Duration;
+
+use copyhold_types::PoolId;
+
+/// Shape of a new pool. `None` and 0 choose by the size of the device.
+#[derive(Clone, Debug, Default)]
+pub struct CreateOptions {
+    /// Random when absent.
+    pub id: Option<PoolId>,
+    /// What the administrator calls it; at most 64 bytes.
+    pub name: String,
+    /// Bytes of one copy of the log ring.
+    pub log_bytes: Option<u64>,
+    /// Blocks of a metaslab; a power of two.
+    pub metaslab_blocks: Option<u64>,
+    /// Most bytes of a tree node, and most leaves of a partition (P2, P3).
+    pub node_bytes: Option<u32>,
+    pub partition_leaves: Option<u32>,
+}
+
+/// How a pool is opened.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    pub read_only: bool,
+    pub limits: Limits,
+}
+
+/// Every limit with its default.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// A txg closes by itself this long after the one before.
+    pub txg_interval: Duration,
+    /// Idle this long after a commit, the pool marks its last batch as durable (rule R14).
+    pub mark_after: Duration,
+    /// Bytes of edits in memory that no base has yet, over all tables.
+    pub delta_bytes: u64,
+    /// Edits that recovery may have to replay (P9).
+    pub replay_edits: u64,
+    /// Bytes of clean tree nodes in memory.
+    pub node_cache_bytes: usize,
+    /// Data that one txg may introduce before a flush goes between it and the batch.
+    pub tail_verify_bytes: u64,
+    /// The rule that is broken on purpose, for tests of the simulation.
+    #[cfg(feature = "sabotage")]
+    pub sabotage: Option<crate::Sabotage>,
+}
+
+impl Limits {
+    #[cfg(feature = "sabotage")]
+    pub(crate) fn breaks(&self, rule: crate::Sabotage) -> bool {
+        self.sabotage == Some(rule)
+    }
+
+    #[cfg(not(feature = "sabotage"))]
+    pub(crate) fn breaks(&self, _: crate::Sabotage) -> bool {
+        false
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            txg_interval: Duration::from_secs(5),
+            mark_after: Duration::from_millis(100),
+            delta_bytes: 64 << 20,
+            replay_edits: 1_500_000,
+            node_cache_bytes: 64 << 20,
+            tail_verify_bytes: 64 << 20,
+            #[cfg(feature = "sabotage")]
+            sabotage: None,
+        }
+    }
+}

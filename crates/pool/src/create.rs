@@ -1,0 +1,119 @@
+//! Making a pool on a device.
+//!
+//! Order: the log ring is really written (rule R32, P6), then the label areas are wiped, then
+//! uberblock and labels are written and flushed, labels last: a creation that is interrupted leaves
+//! something that is no pool.
+
+use copyhold_device::DynDevice;
+use copyhold_format::label::{AREA_BLOCKS, Features, Label, NAME_MAX};
+use copyhold_format::node::PartitionDescriptor;
+use copyhold_format::uberblock::Uberblock;
+use copyhold_runtime::Rt;
+use copyhold_types::{BLOCK_BYTES, Buf, DeviceId, Digest, Incarnation, Key, PoolId, Purpose, Txg};
+
+use crate::PoolError;
+use crate::config::CreateOptions;
+use crate::labels;
+
+/// The smallest device that can be a pool: labels, two small rings, and room to work.
+const BLOCKS_MIN: u64 = 2048;
+const LOG_BYTES_MIN: u64 = 256 << 10;
+const LOG_BYTES_MAX: u64 = 64 << 20;
+/// One copy of the ring takes this share of the device.
+const LOG_SHARE: u64 = 256;
+const NODE_BYTES: u32 = 32 << 10;
+const PARTITION_LEAVES: u32 = 256;
+/// Metaslabs of a device: about this many, within these sizes (log-spacemap.md, 2.1).
+const METASLABS: u64 = 200;
+const METASLAB_BLOCKS_MIN: u64 = (16 << 20) / BLOCK_BYTES as u64;
+const METASLAB_BLOCKS_MAX: u64 = (16 << 30) / BLOCK_BYTES as u64;
+/// Zeros are written this much at a time.
+const ZERO_BLOCKS: u64 = 256;
+
+/// Writes an empty pool. What was on the device is lost; asking first is the caller's business.
+pub(crate) async fn create(
+    rt: &Rt,
+    device: &DynDevice,
+    options: &CreateOptions,
+) -> Result<Label, PoolError> {
+    let label = layout(rt, device, options)?;
+    for start in label.log {
+        write_zeros(device, start, label.log_blocks).await?;
+    }
+    labels::wipe_areas(device, label.blocks).await?;
+    labels::write_uberblock(device, &label, &first_uberblock(&label)).await?;
+    device.flush().await?;
+    labels::write_labels(device, &label).await?;
+    device.flush().await?;
+    Ok(label)
+}
+
+fn layout(rt: &Rt, device: &DynDevice, options: &CreateOptions) -> Result<Label, PoolError> {
+    let geometry = device.geometry();
+    let blocks = geometry.blocks;
+    if blocks < BLOCKS_MIN {
+        return Err(PoolError::TooSmall { name: geometry.name, wanted: BLOCKS_MIN, found: blocks });
+    }
+    assert!(options.name.len() <= NAME_MAX, "names are checked where they are given");
+    let bytes = blocks * BLOCK_BYTES as u64;
+    let log_bytes = options
+        .log_bytes
+        .unwrap_or((bytes / LOG_SHARE).clamp(4 << 20, LOG_BYTES_MAX))
+        .min(bytes / 16)
+        .max(LOG_BYTES_MIN);
+    let log_blocks = log_bytes / BLOCK_BYTES as u64;
+    let metaslab = (blocks / METASLABS).next_power_of_two();
+    Ok(Label {
+        pool: options.id.unwrap_or_else(|| random_id(rt)),
+        secret: rt.random(),
+        device: DeviceId(0),
+        devices: 1,
+        generation: 1,
+        features: Features::default(),
+        created: rt.wall_clock(),
+        blocks,
+        log: [AREA_BLOCKS, blocks - AREA_BLOCKS - log_blocks],
+        log_blocks,
+        metaslab_blocks: options
+            .metaslab_blocks
+            .unwrap_or(metaslab.clamp(METASLAB_BLOCKS_MIN, METASLAB_BLOCKS_MAX)),
+        node_bytes: options.node_bytes.unwrap_or(NODE_BYTES),
+        partition_leaves: options.partition_leaves.unwrap_or(PARTITION_LEAVES),
+        name: options.name.clone(),
+    })
+}
+
+/// A version 4 UUID from the runtime's randomness.
+fn random_id(rt: &Rt) -> PoolId {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&rt.random().to_le_bytes());
+    id[8..].copy_from_slice(&rt.random().to_le_bytes());
+    id[6] = id[6] & 0x0f | 0x40;
+    id[8] = id[8] & 0x3f | 0x80;
+    PoolId(id)
+}
+
+fn first_uberblock(label: &Label) -> Uberblock {
+    Uberblock {
+        pool: label.pool,
+        number: 1,
+        incarnation: Incarnation(0),
+        durable: Txg::FIRST,
+        head: 0,
+        before_head: Digest(0),
+        before_head_txg: Txg::FIRST.get(),
+        tables: PartitionDescriptor::empty(Key::MIN).encode(),
+    }
+}
+
+async fn write_zeros(device: &DynDevice, start: u64, blocks: u64) -> Result<(), PoolError> {
+    let zeros = Buf::zeroed(ZERO_BLOCKS.min(blocks) as usize);
+    let mut at = 0;
+    while at < blocks {
+        let count = ZERO_BLOCKS.min(blocks - at);
+        let buf = if count == ZERO_BLOCKS { zeros.clone() } else { Buf::zeroed(count as usize) };
+        device.write(start + at, vec![buf], Purpose::Log).await?;
+        at += count;
+    }
+    Ok(())
+}

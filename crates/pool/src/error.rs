@@ -1,0 +1,63 @@
+//! What can go wrong in a pool, in the words of who must act on it.
+
+use copyhold_device::DeviceError;
+use copyhold_format::FormatError;
+use copyhold_log::Damage;
+use copyhold_space::NoSpace;
+use copyhold_table::TableError;
+
+/// `Clone`: one failure is told to many waiters.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    #[error(
+        "pool is full: {wanted} blocks wanted, {free} free, of which {reserve} are kept for \
+         deletes; delete something or use a larger pool"
+    )]
+    Full { wanted: u64, free: u64, reserve: u64 },
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error("{what} is damaged: {why}")]
+    Damaged { what: String, why: String },
+    #[error(transparent)]
+    Log(#[from] Damage),
+    #[error("{name} is not a Copyhold pool: {why}")]
+    NotAPool { name: String, why: String },
+    #[error("{name}: {source}")]
+    Newer {
+        name: String,
+        #[source]
+        source: FormatError,
+    },
+    #[error(
+        "{name} has shrunk: the pool needs {wanted} blocks of 4 KiB, the device has {found}; \
+         give it back its size, nothing has been changed"
+    )]
+    Shrunk { name: String, wanted: u64, found: u64 },
+    #[error("{name} is too small for a pool: {found} blocks of 4 KiB, at least {wanted} needed")]
+    TooSmall { name: String, wanted: u64, found: u64 },
+    #[error("the pool is open read-only: {why}")]
+    ReadOnly { why: String },
+    #[error("the pool has stopped: {why}; nothing more is written, mount it again")]
+    Stopped { why: String },
+    #[error("the pool ran out of {0} numbers; they are never used again")]
+    NoIds(&'static str),
+}
+
+impl PoolError {
+    pub(crate) fn damaged(what: impl Into<String>, why: impl ToString) -> PoolError {
+        PoolError::Damaged { what: what.into(), why: why.to_string() }
+    }
+}
+
+impl From<NoSpace> for PoolError {
+    fn from(full: NoSpace) -> PoolError {
+        PoolError::Full { wanted: full.wanted, free: full.free, reserve: full.reserve }
+    }
+}
+
+impl From<TableError> for PoolError {
+    fn from(error: TableError) -> PoolError {
+        PoolError::damaged("a table", error)
+    }
+}

@@ -1,0 +1,368 @@
+//! The flush policy, and the flush of what it chooses: partitions, metaslabs, the table of tables.
+//!
+//! Each of these pins the log from the oldest edit that its base does not have. What pins the
+//! oldest part goes first, at equal age what has most edits. Nothing is flushed while log and
+//! deltas are less than half full: an edit that waits may be overtaken by another. From half on one
+//! round follows each commit, so that the work is even; above three quarters rounds follow each
+//! other; at seven eighths user transactions wait (`admission`).
+//!
+//! ```text
+//!   a round:  freeze · merge or encode · write nodes in two copies · flush the device ·
+//!             one transaction: new roots, allocations, releases · commit · move the head
+//! ```
+//!
+//! F1  The transaction joins when all nodes that it points to are durable.
+//! F2  What was flushed pins the log until that transaction is durable (rule R6).
+//! F3  A flush of a table edits the table of tables only, and of a metaslab one item of it; the
+//!     table of tables lies in no table. So what flushing adds to the log is a small part of what
+//!     it retires (rule R20).
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use copyhold_space::{Claim, MapJob, MetaslabId, Tier};
+use copyhold_table::{FlushJob, Flushed, FreezePoint, Table};
+use copyhold_types::{Buf, EpochId, Key, NodePtr, Pointer, Purpose, TableId, Txg};
+use parking_lot::Mutex;
+
+use crate::marker::Kick;
+use crate::nodes::NodeWriter;
+use crate::transaction::Transaction;
+use crate::{Pool, PoolError, Sabotage};
+
+/// What one round takes at most.
+const UNITS_PER_ROUND: usize = 8;
+/// Edits that one flush of a partition takes at most, so that a round stays bounded.
+const EDITS_PER_FLUSH: usize = 256 << 10;
+/// The flusher looks by itself this often, should nobody kick it.
+const IDLE: Duration = Duration::from_secs(1);
+/// From where one round follows each commit, and from where rounds follow each other.
+const START: f64 = 0.5;
+const HURRY: f64 = 0.75;
+/// Memory of an edit beside its value.
+const EDIT_BYTES: u64 = copyhold_table::EDIT_BYTES as u64;
+
+/// The policy's state.
+#[derive(Debug, Default)]
+pub(crate) struct Flusher {
+    kick: Kick,
+    closing: AtomicBool,
+    running: Arc<async_lock::Mutex<()>>,
+    /// Flushed, but their record is not durable (F2).
+    recording: Mutex<Vec<Recording>>,
+    /// What cannot be flushed, since a node is unreadable. It stays as it is; others go on.
+    broken: Mutex<BTreeSet<(TableId, Key)>>,
+    /// Memory of edits in deltas; counted up by transactions, set by rounds.
+    delta_bytes: AtomicU64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Recording {
+    record: Txg,
+    pin: Txg,
+}
+
+/// Something that pins the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Unit {
+    Partition(TableId, Key),
+    Metaslab(MetaslabId),
+}
+
+/// How far a unit has come.
+enum Work {
+    Partition { table: Arc<Table>, job: FlushJob, flushed: Flushed },
+    Metaslab { job: MapJob, map: Option<NodePtr> },
+}
+
+impl Flusher {
+    pub(crate) fn kick(&self) {
+        self.kick.kick();
+    }
+
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Relaxed);
+        self.kick();
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Relaxed)
+    }
+
+    pub(crate) async fn ended(&self) {
+        drop(self.running.lock().await);
+    }
+
+    /// A transaction has put edits into deltas.
+    pub(crate) fn edited(&self, edits: u64, value_bytes: u64) {
+        self.delta_bytes.fetch_add(edits * EDIT_BYTES + value_bytes, Relaxed);
+    }
+}
+
+/// Flushes as the policy says, until the pool is closed or stopped.
+pub(crate) async fn run(pool: Weak<Pool>) {
+    let Some(strong) = pool.upgrade() else { return };
+    let running = strong.flusher.running.clone();
+    let _running = running.lock().await;
+    let rt = strong.rt.clone();
+    drop(strong);
+    loop {
+        let Some(strong) = pool.upgrade() else { return };
+        if strong.is_closing() || strong.health.check().is_err() {
+            return;
+        }
+        strong.flusher.kick.wait(&rt, IDLE).await;
+        if let Err(error) = strong.flush_by_policy().await {
+            tracing::error!("flushing: {error}");
+            rt.sleep(IDLE).await;
+        }
+        strong.admission.wake();
+    }
+}
+
+impl Pool {
+    /// How full the fuller of log and deltas is; above 1.0 is beyond the limit.
+    pub(crate) fn pressure(&self) -> f64 {
+        let delta = self.flusher.delta_bytes.load(Relaxed) as f64 / self.limits.delta_bytes as f64;
+        delta.max(self.journal.pressure(self.limits.replay_edits))
+    }
+
+    async fn flush_by_policy(self: &Arc<Self>) -> Result<(), PoolError> {
+        self.measure();
+        while self.pressure() > START && !self.is_closing() {
+            let flushed = self.flush_round(UNITS_PER_ROUND).await?;
+            if !flushed || self.pressure() <= HURRY {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Flushes everything that pins the log and trims it: for tests, and before a long rest.
+    pub async fn flush_all(self: &Arc<Self>) -> Result<(), PoolError> {
+        // Flushing leaves a few edits of its own behind; the second pass leaves next to none.
+        for _ in 0..2 {
+            self.commit(self.open_txg()).await?;
+            let mut units = self.units().len();
+            while units > 0 && self.flush_round(UNITS_PER_ROUND).await? {
+                units = units.saturating_sub(UNITS_PER_ROUND);
+            }
+        }
+        Ok(())
+    }
+
+    /// What pins the log, what pins it longest first.
+    fn units(&self) -> Vec<Unit> {
+        let broken = self.flusher.broken.lock().clone();
+        let mut pinning = Vec::new();
+        for table in self.tables.all() {
+            for stats in table.stats() {
+                let unit = (table.id(), stats.start);
+                if let Some(pin) = stats.pin
+                    && !stats.flushing
+                    && !broken.contains(&unit)
+                {
+                    let more_edits_first = std::cmp::Reverse(stats.edits as u64);
+                    pinning.push((pin, more_edits_first, Unit::Partition(unit.0, unit.1)));
+                }
+            }
+        }
+        for pin in self.space.pins().filter(|pin| !pin.flushing) {
+            let more_edits_first = std::cmp::Reverse(pin.edits);
+            pinning.push((pin.oldest, more_edits_first, Unit::Metaslab(pin.metaslab)));
+        }
+        pinning.sort();
+        pinning.into_iter().map(|(_, _, unit)| unit).collect()
+    }
+
+    /// Flushes the `most` oldest units. Whether there was anything to flush.
+    async fn flush_round(self: &Arc<Self>, most: usize) -> Result<bool, PoolError> {
+        self.check_writable()?;
+        let pin = self.oldest_pin();
+        let reservation = self.space.reserve(0, Tier::Internal)?;
+        let cpu = self.rt.current_cpu();
+        let mut writer = NodeWriter::new(self.device.clone(), self.space.clone(), cpu, reservation);
+        let mut done = Vec::new();
+        for unit in self.units().into_iter().take(most) {
+            done.extend(self.prepare(unit, &mut writer).await);
+        }
+        let (true, Some(pin)) = (!done.is_empty(), pin) else {
+            self.move_head().await?;
+            return Ok(false);
+        };
+        let _pin = self.pin();
+        match self.finish_writes(writer).await {
+            Ok(claims) => self.record(done, claims, pin).await?,
+            Err(error) => {
+                self.abort(done);
+                return Err(error);
+            }
+        }
+        self.measure();
+        self.admission.wake();
+        self.move_head().await?;
+        Ok(true)
+    }
+
+    async fn finish_writes(&self, writer: NodeWriter) -> Result<Vec<Claim>, PoolError> {
+        let claims = writer.finish().await?;
+        if !self.sabotaged(Sabotage::NoFlushBeforeRoot) {
+            self.flush_device().await?;
+        }
+        Ok(claims)
+    }
+
+    /// Freezes a unit and starts writing its new nodes. Nothing, if it cannot be flushed now.
+    async fn prepare(&self, unit: Unit, writer: &mut NodeWriter) -> Option<Work> {
+        match unit {
+            Unit::Partition(table, start) => self.merge(self.table(table), start, writer).await,
+            Unit::Metaslab(id) => {
+                let closed = self.open_txg().prev()?;
+                let job = self.space.freeze(id, closed)?;
+                match job.encode().map(|map| writer.place(Buf::from_bytes(&map), Purpose::Map)) {
+                    None => Some(Work::Metaslab { job, map: None }),
+                    Some(Ok(map)) => Some(Work::Metaslab { job, map: Some(map) }),
+                    Some(Err(error)) => {
+                        tracing::error!("the map of {id:?} cannot be written: {error}");
+                        self.space.abort(job);
+                        None
+                    }
+                }
+            }
+        }
+    }
+
+    async fn merge(&self, table: Arc<Table>, start: Key, writer: &mut NodeWriter) -> Option<Work> {
+        let _pin = self.pin();
+        let birth = self.open_txg();
+        let point = FreezePoint { complete_to: birth.prev()?, birth, edits_max: EDITS_PER_FLUSH };
+        let job = table.freeze(start, point)?;
+        match job.merge(&self.nodes, writer).await {
+            Ok(flushed) => Some(Work::Partition { table, job, flushed }),
+            Err(error) => {
+                tracing::error!("{error}");
+                table.abort(job);
+                self.flusher.broken.lock().insert((table.id(), start));
+                None
+            }
+        }
+    }
+
+    fn abort(&self, done: Vec<Work>) {
+        for work in done {
+            match work {
+                Work::Partition { table, job, .. } => table.abort(job),
+                Work::Metaslab { job, .. } => self.space.abort(job),
+            }
+        }
+    }
+
+    /// Logs the new roots and waits until that is durable.
+    async fn record(
+        self: &Arc<Self>,
+        done: Vec<Work>,
+        claims: Vec<Claim>,
+        pin: Txg,
+    ) -> Result<(), PoolError> {
+        let before = self.unflushed_edits();
+        let credit = self.admit(Tier::Internal, done.len() * 2, done.len() * 256).await?;
+        let mut maps = Vec::new();
+        let mut roots = Some(done);
+        let record = self.apply_with(credit, Transaction::new(), |txg, tx| {
+            claims.into_iter().for_each(|claim| tx.allocate(claim));
+            self.flusher.recording.lock().push(Recording { record: txg, pin });
+            for work in roots.take().expect("a transaction is prepared once") {
+                self.install(work, tx, &mut maps);
+            }
+        });
+        let record = match record {
+            Ok(record) => record,
+            Err(error) => {
+                self.abort(roots.take().unwrap_or_default());
+                return Err(error);
+            }
+        };
+        let left = self.unflushed_edits();
+        self.admission.settled(1.0 - left as f64 / before.max(1) as f64);
+        self.commit(record).await?;
+        for (job, map) in maps {
+            self.space.installed(job, map);
+        }
+        self.flusher.recording.lock().retain(|recording| recording.record > record);
+        Ok(())
+    }
+
+    /// Swaps in a new base, and adds to the transaction what the log must say of it.
+    fn install(&self, work: Work, tx: &mut Transaction, maps: &mut Vec<(MapJob, Option<NodePtr>)>) {
+        match work {
+            Work::Partition { table, job, flushed } => {
+                flushed.replaced.iter().for_each(|ptr| release_node(tx, ptr));
+                for told in table.install(job, flushed) {
+                    match &told.descriptor {
+                        Some(descriptor) if told.table == Pool::TABLES => {
+                            assert_eq!(told.partition, 0, "the table of tables is one partition");
+                            self.tables.set_root(descriptor);
+                        }
+                        _ => tx.edit(Pool::TABLES, told.key(), told.edit()),
+                    }
+                }
+            }
+            Work::Metaslab { job, map } => {
+                if let Some(old) = job.replaces() {
+                    release_node(tx, &old);
+                }
+                tx.put(Pool::TABLES, job.key(), &job.descriptor(map).encode());
+                maps.push((job, map));
+            }
+        }
+    }
+
+    /// The oldest txg that recovery would still have to apply, flushed but unrecorded ones included.
+    pub(crate) fn oldest_pin(&self) -> Option<Txg> {
+        let durable = self.durable_txg();
+        let tables = self.tables.all();
+        let recording = self.flusher.recording.lock().clone();
+        let ahead = self.sabotaged(Sabotage::HeadAheadOfRecord);
+        let recorded = recording.iter().filter(|r| r.record > durable && !ahead).map(|r| r.pin);
+        tables
+            .iter()
+            .filter_map(|table| table.pin())
+            .chain(self.space.oldest_pin())
+            .chain(recorded)
+            .min()
+    }
+
+    /// Trims the log: a new uberblock, if the head can move.
+    pub(crate) async fn move_head(&self) -> Result<(), PoolError> {
+        self.group.lead(&self.health).await?;
+        let lead = crate::group::Lead::begin(&self.group, &self.health);
+        let pin = self.oldest_pin();
+        let moved = self.journal.move_head(pin).await;
+        lead.end(None);
+        if let Err(error) = moved {
+            self.stop(&format!("an uberblock could not be written: {error}"));
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    fn unflushed_edits(&self) -> u64 {
+        let tables = self.tables.all();
+        tables.iter().flat_map(|t| t.stats()).map(|s| (s.edits + s.frozen_edits) as u64).sum()
+    }
+
+    /// Counts what deltas hold.
+    fn measure(&self) {
+        let bytes: usize = self.tables.all().iter().map(|t| t.unflushed_bytes()).sum();
+        self.flusher.delta_bytes.store(bytes as u64, Relaxed);
+    }
+}
+
+/// Gives up all copies of a node. Nodes of the pool belong to no epoch (rule R20).
+fn release_node(tx: &mut Transaction, ptr: &NodePtr) {
+    for run in ptr.runs() {
+        tx.release(Pointer { run, epoch: EpochId::POOL, origin: EpochId::POOL });
+    }
+}

@@ -1,0 +1,141 @@
+//! Group commit: many waiters, one leader (P12).
+//!
+//! Whoever waits first for a txg that is not durable leads: it runs the commit itself, without a
+//! thread in between. Those that come meanwhile are parked; when the leader is done they look
+//! again, and the first that is not served leads the next commit, which carries them all.
+//!
+//! C1  At most one commit is under way.
+//! C2  A commit that was begun and dropped stops the pool: nobody knows what reached the device.
+
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+
+use copyhold_types::Txg;
+use parking_lot::Mutex;
+
+use crate::PoolError;
+use crate::health::Health;
+
+#[derive(Debug)]
+pub(crate) struct Group {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    durable: Txg,
+    leading: bool,
+    waiters: Vec<Waker>,
+}
+
+/// What a waiter is to do.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    Done,
+    Lead,
+}
+
+impl Group {
+    pub(crate) fn new(durable: Txg) -> Group {
+        Group { state: Mutex::new(State { durable, leading: false, waiters: Vec::new() }) }
+    }
+
+    pub(crate) fn durable(&self) -> Txg {
+        self.state.lock().durable
+    }
+
+    /// Waits until `txg` is durable, or until it is the caller's turn to lead. A caller that was
+    /// told to lead holds a [`Lead`] until its commit has ended.
+    pub(crate) async fn turn(&self, txg: Txg, health: &Health) -> Result<Turn, PoolError> {
+        self.wait(txg, health, true).await
+    }
+
+    /// Waits until `txg` is durable, never leading.
+    pub(crate) async fn follow(&self, txg: Txg, health: &Health) -> Result<(), PoolError> {
+        self.wait(txg, health, false).await.map(|_| ())
+    }
+
+    async fn wait(&self, txg: Txg, health: &Health, may_lead: bool) -> Result<Turn, PoolError> {
+        poll_fn(|cx| {
+            let mut state = self.state.lock();
+            if state.durable >= txg {
+                return Poll::Ready(Ok(Turn::Done));
+            }
+            if let Err(stopped) = health.check() {
+                return Poll::Ready(Err(stopped));
+            }
+            if may_lead && !state.leading {
+                state.leading = true;
+                return Poll::Ready(Ok(Turn::Lead));
+            }
+            if !state.waiters.iter().any(|w| w.will_wake(cx.waker())) {
+                state.waiters.push(cx.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Takes the lead without waiting for a txg: for a commit that is wanted even if empty.
+    pub(crate) async fn lead(&self, health: &Health) -> Result<(), PoolError> {
+        poll_fn(|cx| {
+            let mut state = self.state.lock();
+            if let Err(stopped) = health.check() {
+                return Poll::Ready(Err(stopped));
+            }
+            if !state.leading {
+                state.leading = true;
+                return Poll::Ready(Ok(()));
+            }
+            state.waiters.push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Wakes all who wait, to look again: the pool was stopped.
+    pub(crate) fn wake_all(&self) {
+        let waiters = std::mem::take(&mut self.state.lock().waiters);
+        waiters.into_iter().for_each(Waker::wake);
+    }
+
+    /// The leader is done; `durable` is the last txg that is.
+    pub(crate) fn led(&self, durable: Option<Txg>) {
+        let mut state = self.state.lock();
+        assert!(state.leading, "C1: only a leader ends a commit");
+        state.leading = false;
+        if let Some(durable) = durable {
+            assert!(durable > state.durable, "txgs become durable in order");
+            state.durable = durable;
+        }
+        drop(state);
+        self.wake_all();
+    }
+}
+
+/// Held while leading. Dropped before [`Lead::end`], it stops the pool (C2).
+pub(crate) struct Lead<'a> {
+    group: &'a Group,
+    health: &'a Health,
+    ended: bool,
+}
+
+impl<'a> Lead<'a> {
+    pub(crate) fn begin(group: &'a Group, health: &'a Health) -> Lead<'a> {
+        Lead { group, health, ended: false }
+    }
+
+    pub(crate) fn end(mut self, durable: Option<Txg>) {
+        self.ended = true;
+        self.group.led(durable);
+    }
+}
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.health.stop("a commit was abandoned half-way");
+            self.group.led(None);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Numbers that are never given out twice (rule R9).
+//!
+//! Each space of numbers has a high-water mark in the system table. Numbers are given out only
+//! below a mark that is durable; recovery goes on at the mark. So a number that was used by
+//! something lost in a crash, and that somebody may still hold, never names anything else.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use copyhold_types::{InodeNo, Key, Kind, SubvolId, TableId, Txg};
+use parking_lot::Mutex;
+
+use crate::{Pool, PoolError, Tier, Transaction};
+
+/// The item kind of a high-water mark: 8 bytes, little-endian.
+pub const ID_MARK: Kind = Kind(4);
+/// Numbers taken at a time.
+const STEP: u64 = 4096;
+
+/// A space of numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum IdSpace {
+    Table,
+    Epoch,
+    Subvol,
+    Inode(SubvolId),
+}
+
+impl IdSpace {
+    /// Where the high-water mark is kept.
+    pub fn key(self) -> Key {
+        let (class, of) = match self {
+            IdSpace::Table => (0, 0),
+            IdSpace::Epoch => (1, 0),
+            IdSpace::Subvol => (2, 0),
+            IdSpace::Inode(subvol) => (3, u64::from(subvol.0)),
+        };
+        Key::new(class, ID_MARK, of)
+    }
+
+    /// The first number (roots have theirs), and the first that does not fit the format any more (rule R40).
+    fn range(self) -> (u64, u64) {
+        match self {
+            IdSpace::Table => (Pool::SYSTEM.0 + 1, u64::MAX),
+            IdSpace::Epoch => (1, u64::MAX),
+            IdSpace::Subvol => (u64::from(SubvolId::ROOT.0) + 1, 1 << SubvolId::BITS),
+            IdSpace::Inode(_) => (InodeNo::ROOT.0 + 1, 1 << InodeNo::BITS),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            IdSpace::Table => "table",
+            IdSpace::Epoch => "epoch",
+            IdSpace::Subvol => "subvolume",
+            IdSpace::Inode(_) => "inode",
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Ids {
+    spaces: Mutex<BTreeMap<IdSpace, Range>>,
+    /// One extension of a range at a time.
+    extending: async_lock::Mutex<()>,
+}
+
+/// Numbers in hand: below `durable` they may be given out, below `logged` when `by` is durable.
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    next: u64,
+    durable: u64,
+    logged: u64,
+    by: Txg,
+}
+
+impl Ids {
+    /// A number, if one is in hand; and whether the range should be extended soon.
+    fn take(&self, space: IdSpace, durable: Txg) -> Option<(u64, bool)> {
+        let mut spaces = self.spaces.lock();
+        let range = spaces.get_mut(&space)?;
+        if range.by <= durable {
+            range.durable = range.logged;
+        }
+        let number = range.next;
+        (number < range.durable).then(|| {
+            range.next += 1;
+            (number, range.logged - range.next < STEP / 2)
+        })
+    }
+}
+
+impl Pool {
+    /// A new number. Waits for a commit only when a range is used up faster than it is extended.
+    pub async fn next_id(self: &Arc<Self>, space: IdSpace) -> Result<u64, PoolError> {
+        loop {
+            if let Some((number, low)) = self.ids.take(space, self.durable_txg()) {
+                if low && let Some(_extending) = self.ids.extending.try_lock() {
+                    self.extend_ids(space).await?;
+                }
+                return Ok(number);
+            }
+            let extending = self.ids.extending.lock().await;
+            let by = match self.ids.spaces.lock().get(&space) {
+                Some(range) if range.logged > range.next => Some(range.by),
+                _ => None,
+            };
+            let by = match by {
+                Some(by) => by,
+                None => self.extend_ids(space).await?,
+            };
+            drop(extending);
+            self.commit(by).await?;
+        }
+    }
+
+    /// Logs a higher mark; the numbers below it are good when that is durable.
+    async fn extend_ids(self: &Arc<Self>, space: IdSpace) -> Result<Txg, PoolError> {
+        let (first, end) = space.range();
+        let stored = self.get(Pool::SYSTEM, space.key()).await?;
+        let mark = match stored.as_deref().map(<[u8; 8]>::try_from) {
+            None => first,
+            Some(Ok(bytes)) => u64::from_le_bytes(bytes),
+            Some(Err(_)) => return Err(PoolError::damaged("an id mark", "it is not 8 bytes")),
+        };
+        let to = mark.saturating_add(STEP).min(end);
+        if to == mark {
+            return Err(PoolError::NoIds(space.name()));
+        }
+        let mut tx = Transaction::new();
+        tx.put(Pool::SYSTEM, space.key(), &to.to_le_bytes());
+        let credit = self.admit(Tier::Internal, 1, 64).await?;
+        let by = self.apply(credit, tx)?;
+        let mut spaces = self.ids.spaces.lock();
+        let fresh = Range { next: mark, durable: mark, logged: to, by };
+        let range = spaces.entry(space).or_insert(fresh);
+        (range.logged, range.by) = (to, by);
+        Ok(by)
+    }
+
+    /// A new, empty table. A table exists by having items.
+    pub async fn new_table(self: &Arc<Self>) -> Result<TableId, PoolError> {
+        self.next_id(IdSpace::Table).await.map(TableId)
+    }
+}

@@ -1,0 +1,317 @@
+//! The journal: the pool's side of the log. Writes pieces, batches and marks, knows which batches
+//! are still needed, and moves the head.
+//!
+//! J1  A batch is placed only while its txg is being committed, one at a time (C1).
+//! J2  The head of an uberblock is at or before the start of every batch that holds an edit not in
+//!     a durable base, and before every piece of a txg that is not durable.
+//! J3  An uberblock names durable txgs only, and the descriptor of the table of tables as the last
+//!     durable batch has it (rule R6).
+
+use std::collections::{BTreeMap, VecDeque};
+
+use copyhold_device::DynDevice;
+use copyhold_format::label::Label;
+use copyhold_format::log::{Batch, FrameHead, FrameKind, Payload, PieceRef, encode_frame};
+use copyhold_format::uberblock::Uberblock;
+use copyhold_log::{Appender, RecoveredBatch, Ring, RingFull};
+use copyhold_types::{Buf, Digest, Incarnation, Txg};
+use parking_lot::Mutex;
+
+use crate::PoolError;
+use crate::labels;
+
+pub(crate) struct Journal {
+    device: DynDevice,
+    label: Label,
+    ring: Ring,
+    incarnation: Incarnation,
+    state: Mutex<State>,
+}
+
+struct State {
+    appender: Appender,
+    /// Batches that are durable, oldest first, from the head on.
+    batches: VecDeque<BatchMark>,
+    /// Edits in all of them.
+    edits: u64,
+    /// First position of a txg's pieces, while its batch is not durable.
+    pieces: BTreeMap<Txg, u64>,
+    last: LastBatch,
+    uberblock: u64,
+}
+
+/// A batch that recovery would have to apply.
+#[derive(Clone, Copy, Debug)]
+struct BatchMark {
+    txg: Txg,
+    start: u64,
+    edits: u64,
+    before: Digest,
+    before_txg: u64,
+}
+
+#[derive(Clone, Debug)]
+struct LastBatch {
+    txg: u64,
+    digest: Digest,
+    tables: Vec<u8>,
+}
+
+/// What recovery left for the journal to go on from.
+pub(crate) struct Resume {
+    pub(crate) incarnation: Incarnation,
+    pub(crate) next_position: u64,
+    pub(crate) uberblock: Uberblock,
+    pub(crate) last_txg: u64,
+    pub(crate) last_digest: Digest,
+    pub(crate) tables: Vec<u8>,
+}
+
+/// A batch on its way to the ring.
+pub(crate) struct PlacedBatch {
+    position: u64,
+    frame: Buf,
+    mark: BatchMark,
+    last: LastBatch,
+}
+
+/// How full the log is, for the flush policy and for `info`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogUse {
+    /// Blocks that a recovery would read.
+    pub live_blocks: u64,
+    /// Blocks of one copy of the ring.
+    pub ring_blocks: u64,
+    /// Edits that a recovery would replay.
+    pub edits: u64,
+    pub batches: u64,
+}
+
+impl Journal {
+    pub(crate) fn new(
+        device: DynDevice,
+        label: Label,
+        ring: Ring,
+        resume: Resume,
+        batches: &[RecoveredBatch],
+    ) -> Journal {
+        let mut before = (resume.uberblock.before_head, resume.uberblock.before_head_txg);
+        let marks: VecDeque<BatchMark> = batches
+            .iter()
+            .map(|b| {
+                let mark = BatchMark {
+                    txg: b.txg,
+                    start: b.start,
+                    edits: count_edits(b),
+                    before: before.0,
+                    before_txg: before.1,
+                };
+                before = (b.digest, b.txg.get());
+                mark
+            })
+            .collect();
+        let head = resume.uberblock.head;
+        Journal {
+            state: Mutex::new(State {
+                appender: Appender::new(ring.blocks(), resume.next_position, head),
+                edits: marks.iter().map(|b| b.edits).sum(),
+                batches: marks,
+                pieces: BTreeMap::new(),
+                last: LastBatch {
+                    txg: resume.last_txg,
+                    digest: resume.last_digest,
+                    tables: resume.tables,
+                },
+                uberblock: resume.uberblock.number,
+            }),
+            device,
+            label,
+            ring,
+            incarnation: resume.incarnation,
+        }
+    }
+
+    pub(crate) fn usage(&self) -> LogUse {
+        let state = self.state.lock();
+        LogUse {
+            live_blocks: state.appender.live(),
+            ring_blocks: self.ring.blocks(),
+            edits: state.edits,
+            batches: state.batches.len() as u64,
+        }
+    }
+
+    /// How full the part of the log is that user transactions may fill: half the ring (A1), or the
+    /// edits that recovery may have to replay.
+    pub(crate) fn pressure(&self, replay_edits: u64) -> f64 {
+        let state = self.state.lock();
+        let used = self.ring.blocks() - state.appender.free().min(self.ring.blocks());
+        let blocks = used as f64 / (self.ring.blocks() / 2) as f64;
+        blocks.max(state.edits as f64 / replay_edits as f64)
+    }
+
+    fn head_of(&self, kind: FrameKind, position: u64, txg: Txg) -> FrameHead {
+        FrameHead {
+            pool: self.ring.pool(),
+            secret: self.ring.secret(),
+            kind,
+            incarnation: self.incarnation,
+            position,
+            txg,
+        }
+    }
+
+    /// Writes records of an open or closing txg, without a flush.
+    pub(crate) async fn write_piece(
+        &self,
+        txg: Txg,
+        records: &[u8],
+    ) -> Result<PieceRef, PoolError> {
+        let payload = Payload::new(records);
+        let blocks = payload.blocks();
+        let position = {
+            let mut state = self.state.lock();
+            let position = state.appender.place(blocks).map_err(full)?;
+            state.pieces.entry(txg).or_insert(position);
+            position
+        };
+        let (frame, digest) = encode_frame(self.head_of(FrameKind::Piece, position, txg), &payload);
+        self.ring.write(position, &frame).await?;
+        Ok(PieceRef { position, blocks, digest })
+    }
+
+    /// The batch that closes a txg, behind the last durable one.
+    pub(crate) fn close_batch(&self, closing: Closing) -> Batch {
+        let state = self.state.lock();
+        Batch {
+            before: state.last.digest,
+            durable: state.last.txg,
+            data_flushed: closing.data_flushed,
+            pieces: closing.pieces,
+            tables: closing.tables,
+            records: closing.records,
+        }
+    }
+
+    /// Finds the place of a txg's batch and encodes it. Nothing is written yet.
+    pub(crate) fn place_batch(
+        &self,
+        txg: Txg,
+        batch: &Batch,
+        edits: u64,
+    ) -> Result<PlacedBatch, RingFull> {
+        let bytes = batch.encode();
+        let payload = Payload::new(&bytes);
+        let mut state = self.state.lock();
+        let position = state.appender.place(payload.blocks())?;
+        let start = *state.pieces.entry(txg).or_insert(position);
+        drop(state);
+        let (frame, digest) = encode_frame(self.head_of(FrameKind::Batch, position, txg), &payload);
+        Ok(PlacedBatch {
+            position,
+            frame,
+            mark: BatchMark { txg, start, edits, before: batch.before, before_txg: batch.durable },
+            last: LastBatch { txg: txg.get(), digest, tables: batch.tables.clone() },
+        })
+    }
+
+    pub(crate) async fn write_batch(&self, batch: &PlacedBatch) -> Result<(), PoolError> {
+        Ok(self.ring.write(batch.position, &batch.frame).await?)
+    }
+
+    /// The batch was flushed.
+    pub(crate) fn batch_durable(&self, batch: PlacedBatch) {
+        let mut state = self.state.lock();
+        state.pieces.remove(&batch.mark.txg);
+        state.edits += batch.mark.edits;
+        state.batches.push_back(batch.mark);
+        state.last = batch.last;
+    }
+
+    /// Says, without a flush, that `txg` is durable (rule R14). Does nothing when it is not the last.
+    pub(crate) async fn write_mark(&self, txg: Txg) -> Result<(), PoolError> {
+        let position = {
+            let mut state = self.state.lock();
+            if state.last.txg != txg.get() || !state.pieces.is_empty() {
+                return Ok(());
+            }
+            match state.appender.place(1) {
+                Ok(position) => position,
+                Err(RingFull { .. }) => return Ok(()),
+            }
+        };
+        let payload = Payload::new(&[]);
+        let (frame, _) = encode_frame(self.head_of(FrameKind::Mark, position, txg), &payload);
+        Ok(self.ring.write(position, &frame).await?)
+    }
+
+    /// Moves the head to the oldest batch that is still needed: the first of a txg not older than
+    /// `oldest_pin`, which must count what is flushed but not durably recorded as pinned. Called by
+    /// the leader, so that no batch is on its way (J1). Returns whether there was anything to move.
+    pub(crate) async fn move_head(&self, oldest_pin: Option<Txg>) -> Result<bool, PoolError> {
+        let Some(uberblock) = self.next_uberblock(oldest_pin) else { return Ok(false) };
+        labels::write_uberblock(&self.device, &self.label, &uberblock).await?;
+        self.device.flush().await?;
+        let mut state = self.state.lock();
+        state.uberblock = uberblock.number;
+        state.appender.uberblock_written(uberblock.head);
+        while let Some(first) = state.batches.front().copied()
+            && first.txg.get() <= uberblock.before_head_txg
+        {
+            state.edits -= first.edits;
+            state.batches.pop_front();
+        }
+        Ok(true)
+    }
+
+    fn next_uberblock(&self, oldest_pin: Option<Txg>) -> Option<Uberblock> {
+        let state = self.state.lock();
+        let durable = Txg::new(state.last.txg)?;
+        let needed = |b: &&BatchMark| oldest_pin.is_some_and(|pin| b.txg >= pin);
+        let first = state.batches.iter().find(needed);
+        let (before_head, before_head_txg) =
+            first.map_or((state.last.digest, state.last.txg), |b| (b.before, b.before_txg));
+        let head = state
+            .batches
+            .iter()
+            .filter(needed)
+            .map(|b| b.start)
+            .chain(state.pieces.values().copied())
+            .fold(state.appender.next(), u64::min);
+        // Moved or not, a further uberblock lets go of what only older ones needed.
+        let behind = state.appender.head() < head || state.appender.floor() < head;
+        behind.then(|| Uberblock {
+            pool: self.label.pool,
+            number: state.uberblock + 1,
+            incarnation: self.incarnation,
+            durable,
+            head,
+            before_head,
+            before_head_txg,
+            tables: state.last.tables.clone(),
+        })
+    }
+}
+
+/// What a closing txg hands to its batch.
+pub(crate) struct Closing {
+    pub(crate) data_flushed: bool,
+    pub(crate) pieces: Vec<PieceRef>,
+    pub(crate) tables: Vec<u8>,
+    pub(crate) records: Vec<u8>,
+}
+
+pub(crate) fn full(full: RingFull) -> PoolError {
+    PoolError::Stopped { why: full.to_string() }
+}
+
+fn count_edits(batch: &RecoveredBatch) -> u64 {
+    let payloads = batch.pieces.iter().chain([&batch.batch.records]);
+    payloads.map(|bytes| copyhold_format::log::Records::new(bytes).count() as u64).sum()
+}
+
+impl std::fmt::Debug for Journal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Journal({:?})", self.usage())
+    }
+}

@@ -1,0 +1,153 @@
+//! Labels and uberblocks on the device: read at opening, written at creation and when the log's
+//! head moves.
+//!
+//! Either label is enough to open a pool; a damaged one is written again from the other before
+//! anything else is written.
+
+use copyhold_device::DynDevice;
+use copyhold_format::FormatError;
+use copyhold_format::label::{self, AREA_BLOCKS, Label, RING_SLOTS, RING_START};
+use copyhold_format::uberblock::Uberblock;
+use copyhold_types::{BLOCK_BYTES, Buf, PoolId, Purpose};
+
+use crate::PoolError;
+
+/// What the labels of a device say.
+#[derive(Debug)]
+pub struct Labels {
+    pub label: Label,
+    /// What is wrong with the label at the start and the one at the end.
+    pub problems: [Option<String>; 2],
+}
+
+/// Reads both labels. One good label is enough.
+pub async fn read_labels(device: &DynDevice) -> Result<Labels, PoolError> {
+    let geometry = device.geometry();
+    let first = read_label(device, 0).await;
+    // Where the other is follows from the first; without it, from the size of the device.
+    let blocks = first.as_ref().map_or(geometry.blocks, |label| label.blocks);
+    if blocks > geometry.blocks {
+        return Err(PoolError::Shrunk {
+            name: geometry.name,
+            wanted: blocks,
+            found: geometry.blocks,
+        });
+    }
+    let second = match blocks.checked_sub(AREA_BLOCKS) {
+        Some(at) => read_label(device, at).await,
+        None => Err(LabelProblem::Format(FormatError::Magic { what: "label" })),
+    };
+    let problems = [&first, &second].map(|l| l.as_ref().err().map(LabelProblem::to_string));
+    match (first, second) {
+        (Ok(a), Ok(b)) if b.generation > a.generation => Ok(Labels { label: b, problems }),
+        (Ok(label), _) | (_, Ok(label)) => Ok(Labels { label, problems }),
+        (Err(first), Err(second)) => Err(explain(geometry.name, first, second)),
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum LabelProblem {
+    #[error(transparent)]
+    Format(FormatError),
+    #[error(transparent)]
+    Device(#[from] copyhold_device::DeviceError),
+}
+
+async fn read_label(device: &DynDevice, block: u64) -> Result<Label, LabelProblem> {
+    let bytes = device.read(block, 1, Purpose::Label).await?;
+    Label::parse(&bytes).map_err(LabelProblem::Format)
+}
+
+/// The error for two bad labels: the most telling of the two.
+fn explain(name: String, first: LabelProblem, second: LabelProblem) -> PoolError {
+    use FormatError::{Features, Magic, Version};
+    match (first, second) {
+        (LabelProblem::Format(source @ (Version { .. } | Features { .. })), _)
+        | (_, LabelProblem::Format(source @ (Version { .. } | Features { .. }))) => {
+            PoolError::Newer { name, source }
+        }
+        (LabelProblem::Device(error), _) => PoolError::Device(error),
+        (LabelProblem::Format(Magic { .. }), LabelProblem::Format(Magic { .. })) => {
+            PoolError::NotAPool { name, why: "it has no label at either end".into() }
+        }
+        (first, second) => PoolError::damaged(
+            format!("{name}: both labels"),
+            format!("start: {first}; end: {second}"),
+        ),
+    }
+}
+
+/// Writes both labels. Durable after the next flush.
+pub(crate) async fn write_labels(device: &DynDevice, label: &Label) -> Result<(), PoolError> {
+    for at in Label::areas(label.blocks) {
+        write_label(device, label, at).await?;
+    }
+    Ok(())
+}
+
+async fn write_label(device: &DynDevice, label: &Label, at: u64) -> Result<(), PoolError> {
+    Ok(device.write(at, vec![Buf::from_bytes(&label.encode())], Purpose::Label).await?)
+}
+
+/// Writes again what is damaged.
+pub(crate) async fn repair_labels(device: &DynDevice, labels: &Labels) -> Result<(), PoolError> {
+    for (problem, at) in labels.problems.iter().zip(Label::areas(labels.label.blocks)) {
+        if let Some(problem) = problem {
+            tracing::warn!("writing the label at block {at} again: {problem}");
+            write_label(device, &labels.label, at).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Every uberblock that verifies, of both labels, oldest first, without doubles.
+pub async fn read_uberblocks(
+    device: &DynDevice,
+    label: &Label,
+) -> Result<Vec<Uberblock>, PoolError> {
+    let mut found = Vec::new();
+    let mut failed = None;
+    for at in Label::areas(label.blocks) {
+        match device.read(at + RING_START, RING_SLOTS as u32, Purpose::Label).await {
+            Ok(ring) => found.extend(parse_ring(&ring, label.pool)),
+            Err(error) => failed = Some(error),
+        }
+    }
+    found.sort_by_key(|uberblock| uberblock.number);
+    found.dedup();
+    match (found.is_empty(), failed) {
+        (true, Some(error)) => Err(error.into()),
+        (true, None) => Err(PoolError::damaged(
+            device.geometry().name,
+            "no uberblock verifies on either label; the pool cannot be opened",
+        )),
+        _ => Ok(found),
+    }
+}
+
+fn parse_ring(ring: &[u8], pool: PoolId) -> impl Iterator<Item = Uberblock> + '_ {
+    ring.chunks(BLOCK_BYTES).filter_map(move |block| Uberblock::parse(block, pool).ok())
+}
+
+/// Writes an uberblock to both labels. Durable after the next flush.
+pub(crate) async fn write_uberblock(
+    device: &DynDevice,
+    label: &Label,
+    uberblock: &Uberblock,
+) -> Result<(), PoolError> {
+    let block = Buf::from_bytes(&uberblock.encode());
+    let slot = RING_START + uberblock.number % RING_SLOTS;
+    let [first, second] = Label::areas(label.blocks)
+        .map(|area| device.write(area + slot, vec![block.clone()], Purpose::Label));
+    let (first, second) = futures_util::join!(first, second);
+    first.and(second)?;
+    Ok(())
+}
+
+/// Fills both label areas with zeros: what stood there belonged to somebody else.
+pub(crate) async fn wipe_areas(device: &DynDevice, blocks: u64) -> Result<(), PoolError> {
+    for at in Label::areas(blocks) {
+        device.write(at, vec![Buf::zeroed(label::AREA_BLOCKS as usize)], Purpose::Label).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! What the pool does by itself: closes a txg on the timer, and marks the last batch as durable
+//! when it falls idle (rule R14).
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_lock::Mutex;
+use futures_util::future::{Either, select};
+use parking_lot::Mutex as SyncMutex;
+use std::task::{Poll, Waker};
+
+use crate::{Pool, Sabotage};
+
+/// Wakes one background task. Kicks are remembered, not counted.
+#[derive(Debug, Default)]
+pub(crate) struct Kick {
+    state: SyncMutex<(bool, Option<Waker>)>,
+}
+
+impl Kick {
+    pub(crate) fn kick(&self) {
+        let waker = {
+            let mut state = self.state.lock();
+            state.0 = true;
+            state.1.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Waits for a kick, or until `timeout` has passed; whether it was a kick.
+    pub(crate) async fn wait(&self, rt: &copyhold_runtime::Rt, timeout: Duration) -> bool {
+        let kicked = std::future::poll_fn(|cx| {
+            let mut state = self.state.lock();
+            if std::mem::take(&mut state.0) {
+                return Poll::Ready(());
+            }
+            state.1 = Some(cx.waker().clone());
+            Poll::Pending
+        });
+        matches!(select(Box::pin(kicked), rt.sleep(timeout)).await, Either::Left(_))
+    }
+}
+
+/// The timer's side of the pool.
+#[derive(Debug, Default)]
+pub(crate) struct Marker {
+    kick: Kick,
+    /// Held while the task runs, so that closing can wait for its end.
+    running: Arc<Mutex<()>>,
+}
+
+impl Marker {
+    pub(crate) fn kick(&self) {
+        self.kick.kick();
+    }
+
+    /// Waits until the background task has ended; it does once the pool is stopped or closing.
+    pub(crate) async fn ended(&self) {
+        drop(self.running.lock().await);
+    }
+}
+
+/// Closes txgs on the timer and marks idle ones, until the pool is closed.
+pub(crate) async fn run(pool: Weak<Pool>) {
+    let Some(strong) = pool.upgrade() else { return };
+    let (rt, limits) = (strong.rt.clone(), strong.limits.clone());
+    let running = strong.marker.running.clone();
+    let _running = running.lock().await;
+    drop(strong);
+    let mut waited = Duration::ZERO;
+    loop {
+        let Some(strong) = pool.upgrade() else { return };
+        if strong.is_closing() || strong.health.check().is_err() {
+            return;
+        }
+        let kicked = strong.marker.kick.wait(&rt, limits.mark_after).await;
+        waited = if kicked { Duration::ZERO } else { waited + limits.mark_after };
+        if !kicked && waited == limits.mark_after {
+            mark(&strong).await;
+        }
+        if waited >= limits.txg_interval {
+            waited = Duration::ZERO;
+            if let Err(error) = strong.commit(strong.open_txg()).await {
+                tracing::error!("{error}");
+            }
+        }
+    }
+}
+
+/// Marks the last batch. That failing leaves the pool as it was: the mark is a hint.
+pub(crate) async fn mark(pool: &Pool) {
+    if pool.sabotaged(Sabotage::NoMark) {
+        return;
+    }
+    if let Err(error) = pool.journal.write_mark(pool.durable_txg()).await {
+        tracing::warn!("the last batch could not be marked as durable: {error}");
+    }
+}

@@ -1,0 +1,159 @@
+//! Tree nodes and space maps: cached, read from either copy, repaired, written twice.
+//!
+//! N1  A node is found by its address and digest together (rule R3): a reused block never answers
+//!     for what stood there before.
+//! N2  A bad copy is written again only from a good one, and only while the caller's pin keeps the
+//!     blocks from being anybody else's (rule R3).
+
+use std::sync::Arc;
+
+use copyhold_device::{DeviceError, DynDevice};
+use copyhold_format::digest;
+use copyhold_format::node::{Level, Node};
+use copyhold_runtime::BoxFuture;
+use copyhold_space::{Claim, Lane, LaneClass, Reservation, Space};
+use copyhold_table::{NodeCache, NodeFuture, NodeSink, NodeSource, TableError};
+use copyhold_types::{Buf, EpochId, NodePtr, Purpose, Run};
+use parking_lot::Mutex;
+
+use crate::PoolError;
+
+/// Parts of the node cache, each under a lock of its own.
+const CACHE_SHARDS: usize = 8;
+
+/// Copies of each node on a pool of one device.
+pub(crate) const COPIES: u64 = 2;
+
+/// Reads nodes. The table layer's [`NodeSource`].
+pub(crate) struct NodeStore {
+    device: DynDevice,
+    cache: NodeCache,
+    /// Whether bad copies may be written again.
+    repair: bool,
+}
+
+impl NodeStore {
+    pub(crate) fn new(device: DynDevice, cache_bytes: usize, repair: bool) -> NodeStore {
+        NodeStore { device, cache: NodeCache::new(cache_bytes, CACHE_SHARDS), repair }
+    }
+
+    /// The bytes behind `ptr` from the first copy that matches its digest.
+    pub(crate) async fn read_verified(&self, ptr: NodePtr, why: Purpose) -> Result<Buf, PoolError> {
+        let mut bad: Vec<(Run, String)> = Vec::new();
+        for run in ptr.runs() {
+            match self.read_copy(run, ptr, why).await {
+                Ok(buf) => {
+                    self.mend(&bad, &buf, why).await;
+                    return Ok(buf);
+                }
+                Err(problem) => bad.push((run, problem)),
+            }
+        }
+        let why: Vec<String> = bad.iter().map(|(run, why)| format!("{run:?}: {why}")).collect();
+        Err(PoolError::damaged(format!("{ptr:?}"), why.join("; ")))
+    }
+
+    async fn read_copy(&self, run: Run, ptr: NodePtr, why: Purpose) -> Result<Buf, String> {
+        let read = self.device.read(run.addr.block(), run.blocks, why).await;
+        let buf = read.map_err(|error| error.to_string())?;
+        if digest(&buf) == ptr.digest { Ok(buf) } else { Err("digest does not match".into()) }
+    }
+
+    /// Writes good content over bad copies (N2). That failing is no failure of the read.
+    async fn mend(&self, bad: &[(Run, String)], good: &Buf, why: Purpose) {
+        for (run, problem) in bad {
+            tracing::warn!("{why:?} {run:?}: {problem}; the other copy is good");
+            if self.repair {
+                let write = self.device.write(run.addr.block(), vec![good.clone()], why).await;
+                if let Err(error) = write {
+                    tracing::warn!("{run:?} could not be repaired: {error}");
+                }
+            }
+        }
+    }
+}
+
+impl NodeSource for NodeStore {
+    fn cached(&self, ptr: &NodePtr) -> Option<Arc<Node>> {
+        self.cache.get(ptr)
+    }
+
+    fn read(&self, ptr: NodePtr, level: Level) -> NodeFuture<'_, Arc<Node>> {
+        Box::pin(async move {
+            let unreadable =
+                |error: PoolError| TableError::Unreadable { ptr, source: Arc::new(error) };
+            let buf = self.read_verified(ptr, level.purpose()).await.map_err(unreadable)?;
+            let node = Node::parse(buf).map_err(|source| TableError::Damaged { ptr, source })?;
+            let node = Arc::new(node);
+            self.cache.insert(&ptr, node.clone());
+            Ok(node)
+        })
+    }
+}
+
+/// Places and writes what a flush makes. The writes go on in the background until
+/// [`NodeWriter::finish`].
+pub(crate) struct NodeWriter {
+    device: DynDevice,
+    space: Space,
+    lane: Lane,
+    reservation: Reservation,
+    claims: Vec<Claim>,
+    writes: Mutex<Vec<BoxFuture<'static, Result<(), DeviceError>>>>,
+}
+
+impl NodeWriter {
+    /// `reservation`: space for all nodes and their copies.
+    pub(crate) fn new(
+        device: DynDevice,
+        space: Space,
+        cpu: usize,
+        reservation: Reservation,
+    ) -> Self {
+        NodeWriter {
+            device,
+            space,
+            lane: Lane { cpu, class: LaneClass::Node },
+            reservation,
+            claims: Vec::new(),
+            writes: Mutex::default(),
+        }
+    }
+
+    /// Starts writing `buf` to new places, and tells its pointer.
+    pub(crate) fn place(&mut self, buf: Buf, why: Purpose) -> Result<NodePtr, PoolError> {
+        let blocks = buf.blocks() as u32;
+        let wanted = u64::from(blocks) * COPIES;
+        if self.reservation.blocks() < wanted {
+            let more = self.space.reserve(wanted, copyhold_space::Tier::Internal)?;
+            self.reservation.join(more);
+        }
+        let mut copies = [None; 2];
+        for copy in &mut copies {
+            let claim = self.space.claim_run(self.lane, blocks, &mut self.reservation)?;
+            let run = claim.run();
+            *copy = Some(run.addr);
+            self.writes.get_mut().push(self.device.write(run.addr.block(), vec![buf.clone()], why));
+            self.claims.push(claim);
+        }
+        Ok(NodePtr { copies, blocks, epoch: EpochId::POOL, digest: digest(&buf) })
+    }
+
+    /// Waits for all writes; gives the claims, to be logged with the pointers.
+    pub(crate) async fn finish(self) -> Result<Vec<Claim>, PoolError> {
+        for result in futures_util::future::join_all(self.writes.into_inner()).await {
+            result?;
+        }
+        Ok(self.claims)
+    }
+}
+
+impl NodeSink for NodeWriter {
+    fn write(&mut self, level: Level, node: Buf) -> NodeFuture<'_, NodePtr> {
+        let bytes = node.len();
+        let placed = self
+            .place(node, level.purpose())
+            .map_err(|error| TableError::Unwritable { bytes, source: Arc::new(error) });
+        Box::pin(std::future::ready(placed))
+    }
+}

@@ -1,0 +1,364 @@
+//! Opening a pool: labels, uberblock, the log, the tables, and the first batch of an incarnation.
+//!
+//! ```text
+//!   labels → newest uberblock → both copies of the log → the chain of batches
+//!   verify what the last, unconfirmed batch introduces; cut it if it is not whole
+//!   replay: records into edits, without reading any base (rule R5)
+//!   table of tables → descriptors → tables and space maps
+//!   read-write: repair labels and log, then an empty batch of a new incarnation, flushed (R13)
+//! ```
+//!
+//! Nothing is written before all of it could be read, and nothing is served before the new
+//! incarnation is durable. A crash anywhere in between is as if the pool had not been opened.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use copyhold_device::DynDevice;
+use copyhold_format::label::{AREA_BLOCKS, Label};
+use copyhold_format::log::{Record, Records};
+use copyhold_format::node::{PARTITION, PartitionDescriptor};
+use copyhold_format::space_map::{Descriptor, METASLAB, SpaceMap};
+use copyhold_format::uberblock::Uberblock;
+use copyhold_log::{Recovered, RecoveredBatch, Ring, recover};
+use copyhold_runtime::Rt;
+use copyhold_space::{Config, MetaslabId, MetaslabLayout, Restore};
+use copyhold_table::{Edit, Limits as TableLimits, RecoveringTable, Table};
+use copyhold_types::{BlockAddr, Key, Purpose, Run, TableId, Txg};
+
+use crate::admission::Admission;
+use crate::config::{CreateOptions, OpenOptions};
+use crate::flush::Flusher;
+use crate::group::Group;
+use crate::health::Health;
+use crate::ids::Ids;
+use crate::journal::{Journal, Resume};
+use crate::labels::{self, Labels};
+use crate::marker::{self, Marker};
+use crate::nodes::NodeStore;
+use crate::open_txg::OpenTxg;
+use crate::pins::Pins;
+use crate::tables::Tables;
+use crate::{Pool, PoolError, Sabotage, tail};
+
+impl Pool {
+    /// Makes an empty pool on `device`, whatever was on it.
+    pub async fn create(
+        rt: &Rt,
+        device: &DynDevice,
+        options: &CreateOptions,
+    ) -> Result<Label, PoolError> {
+        crate::create::create(rt, device, options).await
+    }
+
+    /// Opens the pool on `device`, after a crash as after a clean close.
+    pub async fn open(
+        rt: Rt,
+        device: DynDevice,
+        options: OpenOptions,
+    ) -> Result<Arc<Pool>, PoolError> {
+        let labels = labels::read_labels(&device).await?;
+        let label = labels.label.clone();
+        if !label.features.writable() && !options.read_only {
+            let why = "it uses features that this program can only read; mount it read-only";
+            return Err(PoolError::ReadOnly { why: why.into() });
+        }
+        let uberblock = newest_uberblock(&device, &label).await?;
+        let ring = Ring::new(device.clone(), label.log, label.log_blocks, label.pool, label.secret);
+        let mut recovered = recover(&ring, &uberblock).await?;
+        cut_at_damage(&mut recovered, &options)?;
+        cut_unverified_tail(&device, &uberblock, &mut recovered, &options).await?;
+        let replayed = Replayed::of(&recovered.batches, restore_space(&rt, &label)?)?;
+        let pool =
+            assemble(rt, device, label, ring.clone(), uberblock, &recovered, replayed, options);
+        let pool = Arc::new(pool.await?);
+        if !pool.is_read_only() {
+            pool.begin_incarnation(&labels, &ring, &recovered).await?;
+        }
+        Ok(pool)
+    }
+
+    /// The first writes of a read-write mount.
+    async fn begin_incarnation(
+        self: &Arc<Self>,
+        labels: &Labels,
+        ring: &Ring,
+        recovered: &Recovered,
+    ) -> Result<(), PoolError> {
+        labels::repair_labels(&self.device, labels).await?;
+        ring.repair(&recovered.repairs).await?;
+        if !self.sabotaged(Sabotage::NoIncarnation) {
+            self.commit_empty().await?;
+        }
+        self.rt.spawn(Box::pin(marker::run(Arc::downgrade(self))));
+        self.rt.spawn(Box::pin(crate::flush::run(Arc::downgrade(self))));
+        Ok(())
+    }
+
+    /// Makes everything durable, marks it so, and ends all background work. What comes after
+    /// answers that the pool has stopped.
+    pub async fn close(&self) -> Result<(), PoolError> {
+        if self.is_read_only() {
+            return Ok(());
+        }
+        self.flusher.close();
+        self.flusher.ended().await;
+        self.marker.kick();
+        self.marker.ended().await;
+        self.commit(self.open_txg()).await?;
+        marker::mark(self).await;
+        self.move_head().await?;
+        self.flush_device().await?;
+        self.health.stop("it is closed");
+        Ok(())
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.flusher.is_closing()
+    }
+}
+
+async fn newest_uberblock(device: &DynDevice, label: &Label) -> Result<Uberblock, PoolError> {
+    let mut found = labels::read_uberblocks(device, label).await?;
+    Ok(found.pop().expect("reading gives at least one"))
+}
+
+/// A log that is damaged in its middle is not cut: it can be read up to there, and that is all (R2).
+fn cut_at_damage(recovered: &mut Recovered, options: &OpenOptions) -> Result<(), PoolError> {
+    match recovered.damage.take() {
+        Some(damage) if !options.read_only => Err(damage.into()),
+        Some(damage) => {
+            tracing::error!("{damage}");
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}
+
+/// The last batch may be there while what it introduces is not: one flush covered both.
+async fn cut_unverified_tail(
+    device: &DynDevice,
+    uberblock: &Uberblock,
+    recovered: &mut Recovered,
+    options: &OpenOptions,
+) -> Result<(), PoolError> {
+    let skip = options.limits.breaks(Sabotage::TailNotVerified);
+    let Some(last) = recovered.batches.last().filter(|_| !recovered.confirmed && !skip) else {
+        return Ok(());
+    };
+    if last.batch.data_flushed || tail::is_whole(device, last).await? {
+        return Ok(());
+    }
+    tracing::warn!("txg {} was not completely written before the crash; it is cut", last.txg);
+    recovered.batches.pop();
+    let (txg, digest) = match recovered.batches.last() {
+        Some(before) => (before.txg.get(), before.digest),
+        None => (uberblock.before_head_txg, uberblock.before_head),
+    };
+    (recovered.last, recovered.last_digest) = (txg, digest);
+    Ok(())
+}
+
+fn restore_space(rt: &Rt, label: &Label) -> Result<Restore, PoolError> {
+    let metaslab = Some(label.metaslab_blocks as u32);
+    let layout = MetaslabLayout::for_device(label.device, label.blocks, metaslab);
+    let run = |start, blocks: u64| Run::new(BlockAddr::new(label.device, start), blocks as u32);
+    let fixed: Vec<Run> = Label::areas(label.blocks)
+        .into_iter()
+        .map(|start| run(start, AREA_BLOCKS))
+        .chain(label.log.into_iter().map(|start| run(start, label.log_blocks)))
+        .collect();
+    Restore::new(&[layout], &fixed, rt.cpus(), Config::default())
+        .map_err(|error| PoolError::damaged("the label", error))
+}
+
+/// What the log's records come to, before any base is read.
+struct Replayed {
+    tables: BTreeMap<TableId, RecoveringTable>,
+    space: Restore,
+}
+
+impl Replayed {
+    fn of(batches: &[RecoveredBatch], space: Restore) -> Result<Replayed, PoolError> {
+        let mut replayed = Replayed { tables: BTreeMap::new(), space };
+        for batch in batches {
+            for bytes in batch.pieces.iter().chain([&batch.batch.records]) {
+                for record in Records::new(bytes) {
+                    let wrong = |e| PoolError::damaged(format!("txg {} of the log", batch.txg), e);
+                    replayed.apply(batch.txg, record.map_err(wrong)?)?;
+                }
+            }
+        }
+        Ok(replayed)
+    }
+
+    fn apply(&mut self, txg: Txg, record: Record<'_>) -> Result<(), PoolError> {
+        let wrong = |error| PoolError::damaged(format!("txg {txg} of the log"), error);
+        match record {
+            Record::Put { table, key, value } => {
+                self.table(table).apply(txg, key, Edit::put(value));
+            }
+            Record::Delete { table, key } => self.table(table).apply(txg, key, Edit::Delete),
+            Record::Alloc(run) => self.space.replay_alloc(txg, run).map_err(wrong)?,
+            Record::Free(run) => self.space.replay_free(txg, run).map_err(wrong)?,
+        }
+        Ok(())
+    }
+
+    fn table(&mut self, id: TableId) -> &mut RecoveringTable {
+        self.tables.entry(id).or_insert_with(|| RecoveringTable::new(id))
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+async fn assemble(
+    rt: Rt,
+    device: DynDevice,
+    label: Label,
+    ring: Ring,
+    uberblock: Uberblock,
+    recovered: &Recovered,
+    mut replayed: Replayed,
+    options: OpenOptions,
+) -> Result<Pool, PoolError> {
+    let nodes = NodeStore::new(device.clone(), options.limits.node_cache_bytes, !options.read_only);
+    let limits = TableLimits {
+        leaf_bytes: label.node_bytes as usize,
+        partition_leaves: label.partition_leaves as usize,
+        ..TableLimits::default()
+    };
+    let root = recovered.batches.last().map_or(&uberblock.tables, |last| &last.batch.tables);
+    let root = root.clone();
+    let tot = open_root(&mut replayed, &root, limits)?;
+    let catalogue = Catalogue::read(&tot, &nodes).await?;
+    load_maps(&catalogue, &nodes, &mut replayed.space).await?;
+    let tables = open_tables(tot, catalogue, replayed.tables, limits)?;
+    let space = replayed.space.finish(None).map_err(|e| PoolError::damaged("space", e))?;
+    let last = Txg::new(recovered.last).unwrap_or(Txg::FIRST);
+    let resume = Resume {
+        incarnation: copyhold_types::Incarnation(recovered.incarnation.0 + 1),
+        next_position: recovered.next_position,
+        last_txg: recovered.last,
+        last_digest: recovered.last_digest,
+        tables: root.clone(),
+        uberblock,
+    };
+    Ok(Pool {
+        journal: Journal::new(device.clone(), label.clone(), ring, resume, &recovered.batches),
+        tables: Tables::new(limits, root, tables),
+        read_only: options.read_only.then(|| "it was asked for".to_owned()),
+        limits: options.limits,
+        health: Health::default(),
+        open: OpenTxg::new(recovered.next_txg.max(last.next())),
+        group: Group::new(last),
+        pins: Pins::default(),
+        ids: Ids::default(),
+        admission: Admission::default(),
+        flusher: Flusher::default(),
+        marker: Marker::default(),
+        joined: AtomicU64::new(0),
+        proven: AtomicU64::new(0),
+        rt,
+        device,
+        label,
+        space,
+        nodes,
+    })
+}
+
+fn open_root(
+    replayed: &mut Replayed,
+    root: &[u8],
+    limits: TableLimits,
+) -> Result<Table, PoolError> {
+    let wrong = |error| PoolError::damaged("the table of tables", error);
+    let descriptor = PartitionDescriptor::parse(root).map_err(wrong)?;
+    let edits = replayed.tables.remove(&Pool::TABLES);
+    let edits = edits.unwrap_or_else(|| RecoveringTable::new(Pool::TABLES));
+    // It is one partition, however large.
+    let limits = TableLimits { partition_leaves: usize::MAX, ..limits };
+    Ok(edits.finish(limits, vec![(0, descriptor)])?)
+}
+
+/// What the table of tables lists.
+#[derive(Default)]
+struct Catalogue {
+    partitions: BTreeMap<TableId, Vec<(u64, PartitionDescriptor)>>,
+    metaslabs: Vec<(MetaslabId, Descriptor)>,
+}
+
+impl Catalogue {
+    async fn read(tot: &Table, nodes: &NodeStore) -> Result<Catalogue, PoolError> {
+        const STEP: usize = 1024;
+        let mut catalogue = Catalogue::default();
+        let mut from = Some(Key::MIN);
+        while let Some(start) = from {
+            let items = tot.range(nodes, start..Key::MAX, STEP).await?;
+            from = (items.len() == STEP).then(|| items[STEP - 1].0.successor()).flatten();
+            for (key, value) in items {
+                catalogue.add(key, &value)?;
+            }
+        }
+        Ok(catalogue)
+    }
+
+    fn add(&mut self, key: Key, value: &[u8]) -> Result<(), PoolError> {
+        let wrong = |error| PoolError::damaged(format!("item {key} of the table of tables"), error);
+        if key.kind == PARTITION {
+            let descriptor = PartitionDescriptor::parse(value).map_err(wrong)?;
+            let of = self.partitions.entry(TableId(key.object)).or_default();
+            of.push((key.offset, descriptor));
+        } else if key.kind == METASLAB {
+            let (device, index) = Descriptor::parse_key(key).map_err(wrong)?;
+            let descriptor = Descriptor::parse(value).map_err(wrong)?;
+            self.metaslabs.push((MetaslabId { device, index }, descriptor));
+        } else {
+            let what = format!("item {key} of the table of tables");
+            return Err(PoolError::damaged(what, "its kind is unknown"));
+        }
+        Ok(())
+    }
+}
+
+/// Reads the space maps. One that no copy gives is set aside: its metaslab is not used, the rest
+/// of the pool is.
+async fn load_maps(
+    catalogue: &Catalogue,
+    nodes: &NodeStore,
+    space: &mut Restore,
+) -> Result<(), PoolError> {
+    for (id, descriptor) in &catalogue.metaslabs {
+        let wrong = |e: &dyn ToString| PoolError::damaged(format!("{id:?}"), e.to_string());
+        let map = match descriptor.map {
+            None => None,
+            Some(ptr) => match nodes.read_verified(ptr, Purpose::Map).await {
+                Ok(bytes) => Some(SpaceMap::parse(&bytes).map_err(|e| wrong(&e))?),
+                Err(error) => {
+                    tracing::error!("{id:?} is set aside: {error}");
+                    space.quarantine(*id).map_err(|e| wrong(&e))?;
+                    continue;
+                }
+            },
+        };
+        space.load(*id, *descriptor, map.as_ref()).map_err(|e| wrong(&e))?;
+    }
+    Ok(())
+}
+
+fn open_tables(
+    tot: Table,
+    mut catalogue: Catalogue,
+    edits: BTreeMap<TableId, RecoveringTable>,
+    limits: TableLimits,
+) -> Result<Vec<Table>, PoolError> {
+    let mut tables = vec![tot];
+    for (id, edits) in edits {
+        let descriptors = catalogue.partitions.remove(&id).unwrap_or_default();
+        tables.push(edits.finish(limits, descriptors)?);
+    }
+    for (id, descriptors) in catalogue.partitions {
+        tables.push(Table::restore(id, limits, descriptors)?);
+    }
+    Ok(tables)
+}

@@ -1,0 +1,143 @@
+//! The open txg: what transactions join, and what a commit takes.
+//!
+//! Joining is holding the gate shared while the edits are applied; closing takes it exclusively for
+//! a moment. Nothing waits for anything else while it holds the gate (rule R1), so the order of
+//! locks above is the order of txgs, and a close waits only for edits being made.
+//!
+//! T1  All records of a transaction are in the txg that it was told.
+//! T2  Records of a txg are in the order in which their transactions joined, piece by piece.
+
+use std::sync::Arc;
+
+use copyhold_format::log::PieceRef;
+use copyhold_types::{Buf, Run, Txg};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+
+use crate::PoolError;
+
+/// Records are written as a piece when this many bytes have gathered (P7).
+pub(crate) const PIECE_BYTES: usize = 128 << 10;
+
+/// The gate and what gathers behind it.
+#[derive(Debug)]
+pub(crate) struct OpenTxg {
+    gate: RwLock<Txg>,
+    gathered: Mutex<Gathered>,
+}
+
+/// What a txg has gathered so far.
+#[derive(Debug, Default)]
+pub(crate) struct Gathered {
+    pub(crate) records: Vec<u8>,
+    pub(crate) attached: Vec<(Run, Vec<Buf>)>,
+    pub(crate) pieces: Vec<Arc<PieceSlot>>,
+    /// Transactions that joined.
+    pub(crate) joined: u64,
+    /// Edits of tables and space.
+    pub(crate) edits: u64,
+    /// Data whose pointers came in with this txg and that no flush has covered.
+    pub(crate) introduced_bytes: u64,
+}
+
+/// Where a piece that is being written tells how it went.
+#[derive(Debug)]
+pub(crate) struct PieceSlot {
+    done: async_lock::OnceCell<Result<PieceRef, PoolError>>,
+}
+
+impl PieceSlot {
+    pub(crate) fn tell(&self, result: Result<PieceRef, PoolError>) {
+        let first = self.done.set_blocking(result).is_ok();
+        assert!(first, "a piece is written once");
+    }
+
+    pub(crate) async fn wait(&self) -> Result<PieceRef, PoolError> {
+        self.done.wait().await.clone()
+    }
+}
+
+/// A full piece, to be written by whoever filled it.
+pub(crate) struct FullPiece {
+    pub(crate) txg: Txg,
+    pub(crate) records: Vec<u8>,
+    pub(crate) slot: Arc<PieceSlot>,
+}
+
+/// Held while a transaction is applied.
+pub(crate) struct Joined<'a> {
+    txg: RwLockReadGuard<'a, Txg>,
+    gathered: &'a Mutex<Gathered>,
+}
+
+impl OpenTxg {
+    pub(crate) fn new(txg: Txg) -> OpenTxg {
+        OpenTxg { gate: RwLock::new(txg), gathered: Mutex::default() }
+    }
+
+    pub(crate) fn number(&self) -> Txg {
+        *self.gate.read()
+    }
+
+    pub(crate) fn join(&self) -> Joined<'_> {
+        Joined { txg: self.gate.read(), gathered: &self.gathered }
+    }
+
+    /// Closes the open txg and opens the next. `while_closed` runs when the last transaction has
+    /// left and none has joined the next.
+    pub(crate) fn close<T>(&self, while_closed: impl FnOnce() -> T) -> (Txg, Gathered, T) {
+        let mut gate = self.gate.write();
+        let txg = *gate;
+        let gathered = std::mem::take(&mut *self.gathered.lock());
+        let result = while_closed();
+        *gate = txg.next();
+        (txg, gathered, result)
+    }
+}
+
+impl Joined<'_> {
+    pub(crate) fn txg(&self) -> Txg {
+        *self.txg
+    }
+
+    /// Adds a transaction's records. Gives back a piece when enough has gathered.
+    pub(crate) fn gather(
+        &self,
+        records: &[u8],
+        edits: u64,
+        introduced_bytes: u64,
+        attached: Vec<(Run, Vec<Buf>)>,
+    ) -> Option<FullPiece> {
+        let mut gathered = self.gathered.lock();
+        gathered.records.extend_from_slice(records);
+        gathered.attached.extend(attached);
+        gathered.joined += 1;
+        gathered.edits += edits;
+        gathered.introduced_bytes += introduced_bytes;
+        if gathered.records.len() < PIECE_BYTES {
+            return None;
+        }
+        let slot = Arc::new(PieceSlot { done: async_lock::OnceCell::new() });
+        gathered.pieces.push(slot.clone());
+        let records =
+            std::mem::replace(&mut gathered.records, Vec::with_capacity(PIECE_BYTES * 9 / 8));
+        Some(FullPiece { txg: self.txg(), records, slot })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_is_cut_when_enough_has_gathered_and_the_rest_closes_with_the_txg() {
+        let open = OpenTxg::new(Txg::FIRST);
+        let half = vec![1; PIECE_BYTES / 2];
+        assert!(open.join().gather(&half, 1, 0, vec![]).is_none());
+        let piece = open.join().gather(&half, 1, 0, vec![]).expect("full");
+        assert_eq!((piece.txg, piece.records.len()), (Txg::FIRST, PIECE_BYTES));
+        assert!(open.join().gather(&[2], 1, 0, vec![]).is_none());
+        let (txg, gathered, ()) = open.close(|| ());
+        assert_eq!((txg, gathered.records, gathered.pieces.len()), (Txg::FIRST, vec![2], 1));
+        assert_eq!(open.number(), Txg::FIRST.next());
+    }
+}

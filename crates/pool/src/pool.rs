@@ -1,0 +1,304 @@
+//! The pool itself: what it is made of, and how a transaction is applied.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use copyhold_device::{CounterSnapshot, DynDevice};
+use copyhold_format::label::Label;
+use copyhold_runtime::Rt;
+use copyhold_space::{Claim, Figures, Lane, LaneClass, Reservation, Space, Tier};
+use copyhold_table::{Table, Value};
+use copyhold_types::{Buf, Key, Purpose, Run, TableId, Txg};
+
+use crate::PoolError;
+use crate::admission::Admission;
+use crate::commit::introduced;
+use crate::config::Limits;
+use crate::flush::Flusher;
+use crate::group::Group;
+use crate::health::Health;
+use crate::ids::Ids;
+use crate::journal::{Journal, LogUse};
+use crate::marker::Marker;
+use crate::nodes::NodeStore;
+use crate::open_txg::{Joined, OpenTxg};
+use crate::pins::{Pin, Pins};
+use crate::tables::Tables;
+use crate::transaction::{Credit, Transaction};
+
+/// How often a write is tried again while the host has no space for a sparse pool file (rule R32).
+const HOST_FULL_RETRY: Duration = Duration::from_secs(1);
+
+/// An open pool. Everything takes `&self`; the pool is shared as `Arc<Pool>`.
+pub struct Pool {
+    pub(crate) rt: Rt,
+    pub(crate) device: DynDevice,
+    pub(crate) label: Label,
+    pub(crate) limits: Limits,
+    /// Why the pool may not be written at all; `None`: it may.
+    pub(crate) read_only: Option<String>,
+    pub(crate) health: Health,
+    pub(crate) journal: Journal,
+    pub(crate) space: Space,
+    pub(crate) tables: Tables,
+    pub(crate) nodes: NodeStore,
+    pub(crate) open: OpenTxg,
+    pub(crate) group: Group,
+    pub(crate) pins: Pins,
+    pub(crate) ids: Ids,
+    pub(crate) admission: Admission,
+    pub(crate) flusher: Flusher,
+    pub(crate) marker: Marker,
+    /// The last txg that a transaction has joined, and the last that a durable batch calls durable.
+    pub(crate) joined: AtomicU64,
+    pub(crate) proven: AtomicU64,
+}
+
+impl Pool {
+    /// The table of tables: descriptors of partitions and metaslabs.
+    pub const TABLES: TableId = TableId(1);
+    /// The pool's own table: subvolumes, epochs, settings, high-water marks of ids.
+    pub const SYSTEM: TableId = TableId(2);
+
+    pub fn runtime(&self) -> &Rt {
+        &self.rt
+    }
+
+    pub fn label(&self) -> &Label {
+        &self.label
+    }
+
+    pub fn device(&self) -> &DynDevice {
+        &self.device
+    }
+
+    /// Why the pool was opened read-only, if it was.
+    pub fn read_only(&self) -> Option<&str> {
+        self.read_only.as_deref()
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        self.read_only.is_some()
+    }
+
+    pub(crate) fn check_writable(&self) -> Result<(), PoolError> {
+        match &self.read_only {
+            Some(why) => Err(PoolError::ReadOnly { why: why.clone() }),
+            None => self.health.check(),
+        }
+    }
+
+    // -- reading ------------------------------------------------------------
+
+    /// To be held from before a look-up until the last use of what it found (rule R3).
+    pub fn pin(&self) -> Pin {
+        self.pins.pin(self.open.number())
+    }
+
+    pub async fn get(&self, table: TableId, key: Key) -> Result<Option<Value>, PoolError> {
+        let _pin = self.pin();
+        Ok(self.table(table).get(&self.nodes, key).await?)
+    }
+
+    /// Items with `from <= key < to`, ascending, at most `limit`.
+    pub async fn range(
+        &self,
+        table: TableId,
+        from: Key,
+        to: Key,
+        limit: usize,
+    ) -> Result<Vec<(Key, Value)>, PoolError> {
+        let _pin = self.pin();
+        Ok(self.table(table).range(&self.nodes, from..to, limit).await?)
+    }
+
+    /// The last item with `floor <= key < below`.
+    pub async fn last_below(
+        &self,
+        table: TableId,
+        below: Key,
+        floor: Key,
+    ) -> Result<Option<(Key, Value)>, PoolError> {
+        let _pin = self.pin();
+        Ok(self.table(table).last_below(&self.nodes, below, floor).await?)
+    }
+
+    /// Reads a run as it is on the device; verifying it is the caller's business.
+    pub async fn read(&self, run: Run, why: Purpose) -> Result<Buf, PoolError> {
+        Ok(self.device.read(run.addr.block(), run.blocks, why).await?)
+    }
+
+    pub(crate) fn table(&self, id: TableId) -> Arc<Table> {
+        self.tables.get(id)
+    }
+
+    // -- writing ------------------------------------------------------------
+
+    /// Promises `blocks` blocks; before it refuses, it waits for space that is on its way: what the
+    /// last txgs freed, and what flushing gives back (rule R22).
+    pub async fn reserve(&self, blocks: u64, tier: Tier) -> Result<Reservation, PoolError> {
+        self.check_writable()?;
+        let mut patience = 3;
+        loop {
+            let full = match self.space.reserve(blocks, tier) {
+                Ok(reservation) => return Ok(reservation),
+                Err(full) => full,
+            };
+            if patience == 0 {
+                return Err(full.into());
+            }
+            patience -= 1;
+            self.hasten_frees().await?;
+        }
+    }
+
+    /// As [`Self::reserve`], but never waits: `None` when it would have to.
+    pub fn try_reserve(&self, blocks: u64, tier: Tier) -> Option<Reservation> {
+        self.check_writable().ok()?;
+        self.space.reserve(blocks, tier).ok()
+    }
+
+    /// Places `blocks` of an accepted reservation: as few runs as there are, in order.
+    pub fn claim(
+        &self,
+        class: LaneClass,
+        blocks: u64,
+        from: &mut Reservation,
+    ) -> Result<Vec<Claim>, PoolError> {
+        let lane = Lane { cpu: self.rt.current_cpu(), class };
+        Ok(self.space.claim(lane, blocks, from)?.into_iter().collect())
+    }
+
+    /// Writes claimed space. While the host has no room for a sparse pool file the write waits and
+    /// is tried again, loudly; nothing is lost (rule R32).
+    pub async fn write(&self, run: Run, data: Vec<Buf>, why: Purpose) -> Result<(), PoolError> {
+        loop {
+            self.health.check()?;
+            match self.device.write(run.addr.block(), data.clone(), why).await {
+                Ok(()) => return Ok(()),
+                Err(error) if error.is_host_full() => {
+                    tracing::error!("{error}: writes wait until the host has space again");
+                    self.rt.sleep(HOST_FULL_RETRY).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Joins the open txg and applies everything at once; never waits. Fails only when the pool
+    /// may not be written or has stopped, and then nothing was applied.
+    pub fn apply(self: &Arc<Self>, credit: Credit, tx: Transaction) -> Result<Txg, PoolError> {
+        self.check_writable()?;
+        self.check_released(&tx)?;
+        let records = tx.records();
+        let joined = self.open.join();
+        Ok(self.apply_joined(joined, credit, tx, records))
+    }
+
+    /// As [`Self::apply`], for what the pool does itself: `prepare` completes the transaction when
+    /// its txg is known.
+    pub(crate) fn apply_with(
+        self: &Arc<Self>,
+        credit: Credit,
+        mut tx: Transaction,
+        prepare: impl FnOnce(Txg, &mut Transaction),
+    ) -> Result<Txg, PoolError> {
+        self.check_writable()?;
+        let joined = self.open.join();
+        prepare(joined.txg(), &mut tx);
+        let records = tx.records();
+        Ok(self.apply_joined(joined, credit, tx, records))
+    }
+
+    fn apply_joined(
+        self: &Arc<Self>,
+        joined: Joined<'_>,
+        credit: Credit,
+        tx: Transaction,
+        records: Vec<u8>,
+    ) -> Txg {
+        let txg = joined.txg();
+        let edits = tx.len() as u64;
+        let introduces = introduced(tx.claims.iter().map(Claim::run));
+        self.joined.fetch_max(txg.get(), Ordering::AcqRel);
+        let piece = joined.gather(&records, edits, introduces, tx.attached);
+        self.flusher.edited(tx.edits.len() as u64, records.len() as u64);
+        for (table, key, edit) in tx.edits {
+            self.table(table).apply(txg, key, edit);
+        }
+        for claim in tx.claims {
+            self.space.log_alloc(txg, claim);
+        }
+        for pointer in tx.released {
+            if let Err(error) = self.space.log_free(txg, pointer.run) {
+                self.stop(&format!("{:?} was freed twice: {error}", pointer.run));
+            }
+        }
+        drop(joined);
+        self.spend(credit);
+        if let Some(piece) = piece {
+            self.write_piece(piece);
+        }
+        txg
+    }
+
+    /// A pointer to something that is not allocated is damage; better to stop before it is logged.
+    fn check_released(&self, tx: &Transaction) -> Result<(), PoolError> {
+        for pointer in &tx.released {
+            if let Err(error) = self.space.check_allocated(pointer.run) {
+                self.stop(&format!("{:?} is to be freed, but: {error}", pointer.run));
+                return self.health.check();
+            }
+        }
+        Ok(())
+    }
+
+    /// The txg that a transaction would join now.
+    pub fn open_txg(&self) -> Txg {
+        self.open.number()
+    }
+
+    /// The last txg that is durable.
+    pub fn durable_txg(&self) -> Txg {
+        self.group.durable()
+    }
+
+    pub(crate) fn last_joined(&self) -> Txg {
+        Txg::new(self.joined.load(Ordering::Acquire)).unwrap_or_else(|| self.durable_txg())
+    }
+
+    /// Commits twice, so that what was freed until now is allocatable if nobody reads it.
+    async fn hasten_frees(&self) -> Result<(), PoolError> {
+        self.commit_empty().await?;
+        self.commit_empty().await
+    }
+
+    /// Stops all writing at once; nothing after this reaches the device (GOINGDOWN, rule R12).
+    pub fn stop(&self, why: &str) {
+        self.health.stop(why);
+        self.group.wake_all();
+        self.admission.wake();
+        self.flusher.kick();
+        self.marker.kick();
+    }
+
+    // -- figures ------------------------------------------------------------
+
+    pub fn space(&self) -> Figures {
+        self.space.figures()
+    }
+
+    /// The allocator, for `check` and debug views.
+    pub fn space_map(&self) -> &Space {
+        &self.space
+    }
+
+    pub fn log_use(&self) -> LogUse {
+        self.journal.usage()
+    }
+
+    pub fn counters(&self) -> CounterSnapshot {
+        self.device.counters().snapshot()
+    }
+}

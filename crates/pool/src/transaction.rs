@@ -1,0 +1,92 @@
+//! A transaction: edits to any tables, space taken and given up, applied as one.
+
+use copyhold_format::log::{Record, RecordWriter};
+use copyhold_space::{Claim, Reservation};
+use copyhold_table::{Edit, Value};
+use copyhold_types::{Buf, Key, Pointer, Run, TableId};
+
+/// Collected without joining anything; handed to `Pool::apply`. Dropping it drops its claims, and
+/// with them what they took (rule R19).
+#[derive(Debug, Default)]
+pub struct Transaction {
+    pub(crate) edits: Vec<(TableId, Key, Edit)>,
+    pub(crate) claims: Vec<Claim>,
+    pub(crate) released: Vec<Pointer>,
+    pub(crate) attached: Vec<(Run, Vec<Buf>)>,
+}
+
+impl Transaction {
+    /// Most edits that one transaction should hold; larger work goes in steps (rule R28).
+    pub const MAX_EDITS: usize = 1024;
+
+    pub fn new() -> Transaction {
+        Transaction::default()
+    }
+
+    pub fn put(&mut self, table: TableId, key: Key, value: impl Into<Value>) {
+        self.edits.push((table, key, Edit::Put(value.into())));
+    }
+
+    pub(crate) fn edit(&mut self, table: TableId, key: Key, edit: Edit) {
+        self.edits.push((table, key, edit));
+    }
+
+    pub fn delete(&mut self, table: TableId, key: Key) {
+        self.edits.push((table, key, Edit::Delete));
+    }
+
+    /// Logs the allocation of what a pointer in this transaction refers to.
+    pub fn allocate(&mut self, claim: Claim) {
+        self.claims.push(claim);
+    }
+
+    /// Drops a reference. What that means is decided when the transaction is applied (rule R4).
+    pub fn release(&mut self, pointer: Pointer) {
+        self.released.push(pointer);
+    }
+
+    /// Data of a claimed run that the commit writes beside its batch (P12). Until that commit the
+    /// caller keeps the bytes readable: they are not on the device.
+    pub fn attach(&mut self, run: Run, data: Vec<Buf>) {
+        self.attached.push((run, data));
+    }
+
+    /// Edits so far, of tables and of space.
+    pub fn len(&self) -> usize {
+        self.edits.len() + self.claims.len() + self.released.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The records of this transaction, in an order that replays to the same state: a run is
+    /// allocated before anything can free it.
+    pub(crate) fn records(&self) -> Vec<u8> {
+        let mut records = RecordWriter::with_capacity(self.len() * 32);
+        for claim in &self.claims {
+            records.push(Record::Alloc(claim.run()));
+        }
+        for (table, key, edit) in &self.edits {
+            let (table, key) = (*table, *key);
+            records.push(match edit {
+                Edit::Put(value) => Record::Put { table, key, value },
+                Edit::Delete => Record::Delete { table, key },
+            });
+        }
+        for pointer in &self.released {
+            records.push(Record::Free(pointer.run));
+        }
+        records.finish()
+    }
+}
+
+/// Log and metadata space obtained for one transaction: what `Pool::admit` gives and
+/// `Pool::apply` takes. Dropping it unused gives everything back.
+#[must_use]
+#[derive(Debug)]
+pub struct Credit {
+    /// Bytes by which flushing these edits may make the tables grow, and the space for it.
+    pub(crate) bytes: u64,
+    pub(crate) growth: Option<Reservation>,
+}
