@@ -195,7 +195,7 @@ impl FreeMap {
     }
 
     /// Chunk numbers, all of them, from the cursor on.
-    fn from_cursor(&self) -> impl Iterator<Item = usize> + use<> {
+    fn round_from_cursor(&self) -> impl Iterator<Item = usize> + use<> {
         let (cursor, count) = (self.cursor, self.chunks.len());
         (cursor..count).chain(0..cursor)
     }
@@ -206,7 +206,7 @@ impl FreeMap {
             return None;
         }
         let wanted = State::Idle(Some(grade));
-        let at = self.from_cursor().find(|&at| self.chunks[at].state == wanted)?;
+        let at = self.round_from_cursor().find(|&at| self.chunks[at].state == wanted)?;
         let bits = self.bits(at);
         self.set_state(at, State::Held);
         for (first, blocks) in bits.runs() {
@@ -233,7 +233,7 @@ impl FreeMap {
             return None;
         }
         let wanted = State::Idle(Some(grade));
-        let at = self.from_cursor().find(|&at| self.chunks[at].state == wanted)?;
+        let at = self.round_from_cursor().find(|&at| self.chunks[at].state == wanted)?;
         let follow = self.chunks[at..].iter().take(most as usize);
         let count = follow.take_while(|chunk| chunk.state == wanted).count();
         let (first, blocks) = (at as u32 * CHUNK_BLOCKS, count as u32 * CHUNK_BLOCKS);
@@ -246,7 +246,7 @@ impl FreeMap {
     /// longer affordable. `good`: from good chunks; otherwise from any other.
     pub(crate) fn take_some(&mut self, want: u32, good: bool) -> Option<(u32, u32)> {
         let mut best: Option<(usize, u32, u32)> = None;
-        for at in self.from_cursor() {
+        for at in self.round_from_cursor() {
             let chunk = self.chunks[at];
             let is_good = matches!(chunk.state, State::Idle(Some(grade)) if grade.is_good());
             if chunk.free == 0 || is_good != good {

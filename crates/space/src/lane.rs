@@ -139,12 +139,12 @@ impl Shared {
         class: LaneClass,
         accept: impl Fn(Grade) -> bool,
     ) -> bool {
-        let scarce = class != LaneClass::Node && self.good_chunks_are_kept();
+        let scarce = class != LaneClass::Node && self.spare_chunks() == 0;
         for grade in class.preference() {
             if !accept(grade) || (scarce && grade.is_good()) {
                 continue;
             }
-            for index in self.from_metaslab(lane.at) {
+            for index in self.round_from(lane.at) {
                 let metaslab = &self.metaslabs[index];
                 if metaslab.offer(grade) == 0 {
                     continue;
@@ -174,17 +174,18 @@ impl Shared {
 
     /// Takes whole chunks in one run of at most `most` blocks, for large writes.
     pub(crate) fn whole_chunks(&self, near: usize, most: u32) -> Option<(usize, u32, u32)> {
-        if self.good_chunks_are_kept() {
+        let chunks = self.spare_chunks().min(most / CHUNK_BLOCKS);
+        if chunks == 0 {
             return None;
         }
         for grade in [Grade::WholeWarm, Grade::WholeCold] {
-            for index in self.from_metaslab(near) {
+            for index in self.round_from(near) {
                 let metaslab = &self.metaslabs[index];
                 if metaslab.offer(grade) == 0 {
                     continue;
                 }
                 let mut state = metaslab.lock();
-                if let Some((first, blocks)) = state.free.take_whole(grade, most / CHUNK_BLOCKS) {
+                if let Some((first, blocks)) = state.free.take_whole(grade, chunks) {
                     self.publish(index, &state);
                     return Some((index, first, blocks));
                 }
@@ -224,7 +225,7 @@ impl Shared {
     }
 
     fn direct_whole(&self, near: usize, want: u32) -> Option<(usize, u32, u32)> {
-        self.from_metaslab(near).find_map(|index| {
+        self.round_from(near).find_map(|index| {
             let mut state = self.metaslabs[index].lock();
             let first = state.free.take_run(want)?;
             self.publish(index, &state);
@@ -234,9 +235,9 @@ impl Shared {
 
     fn direct_piece(&self, near: usize, class: LaneClass, want: u32) -> Option<(usize, u32, u32)> {
         // Good chunks first, unless they are kept for nodes; those only when nothing else is left.
-        let kept = class != LaneClass::Node && self.good_chunks_are_kept();
+        let kept = class != LaneClass::Node && self.spare_chunks() == 0;
         for good in [!kept, kept] {
-            for index in self.from_metaslab(near) {
+            for index in self.round_from(near) {
                 let mut state = self.metaslabs[index].lock();
                 if let Some((first, blocks)) = state.free.take_some(want, good) {
                     self.publish(index, &state);
@@ -255,7 +256,7 @@ impl Shared {
     }
 
     /// All metaslabs, from one on and round.
-    pub(crate) fn from_metaslab(&self, at: usize) -> impl Iterator<Item = usize> + use<> {
+    pub(crate) fn round_from(&self, at: usize) -> impl Iterator<Item = usize> + use<> {
         let count = self.metaslabs.len();
         (at..count).chain(0..at.min(count))
     }

