@@ -54,6 +54,7 @@ fn work(space: &Space, owned: &[AtomicBool], cpu: usize) {
         }
     }
     for run in mine {
+        own(run, false);
         space.log_free(Txg::new(ROUNDS).unwrap(), run).unwrap();
     }
 }
