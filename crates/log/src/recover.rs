@@ -209,8 +209,8 @@ fn damage(
 fn repairs(scans: &[Scan; 2], frames: &Frames<'_>, head: u64) -> Vec<(usize, u64, u64)> {
     let mut repairs = Vec::new();
     for (&position, frame) in &frames.by_position {
-        for copy in 0..2 {
-            if position >= head && !scans[copy].frames.contains_key(&position) {
+        for (copy, scan) in scans.iter().enumerate() {
+            if position >= head && !scan.frames.contains_key(&position) {
                 repairs.push((copy, position, frame.blocks));
             }
         }

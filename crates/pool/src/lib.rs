@@ -27,6 +27,7 @@ mod admission;
 mod commit;
 mod config;
 mod create;
+mod discard;
 mod error;
 mod flush;
 mod group;

@@ -1,15 +1,17 @@
-//! What the pool does by itself: closes a txg on the timer, and marks the last batch as durable
-//! when it falls idle (rule R14).
+//! What the pool does by itself: closes a txg on the timer, marks the last batch as durable when it
+//! falls idle (rule R14), and discards what has been free for long (P6).
 
 use std::sync::{Arc, Weak};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use async_lock::Mutex;
 use futures_util::future::{Either, select};
 use parking_lot::Mutex as SyncMutex;
-use std::task::{Poll, Waker};
 
-use crate::{Pool, Sabotage};
+use copyhold_types::{Nanos, Txg};
+
+use crate::{Pool, Sabotage, discard};
 
 /// Wakes one background task. Kicks are remembered, not counted.
 #[derive(Debug, Default)]
@@ -70,6 +72,7 @@ pub(crate) async fn run(pool: Weak<Pool>) {
     let _running = running.lock().await;
     drop(strong);
     let mut waited = Duration::ZERO;
+    let mut aged = Aged { at: rt.now(), txg: None };
     loop {
         let Some(strong) = pool.upgrade() else { return };
         if strong.is_closing() || strong.health.check().is_err() {
@@ -80,12 +83,32 @@ pub(crate) async fn run(pool: Weak<Pool>) {
         if !kicked && waited == limits.mark_after {
             mark(&strong).await;
         }
+        if rt.now() - aged.at >= discard::AGE.as_nanos() as u64 {
+            aged.discard(&strong).await;
+        }
         if waited >= limits.txg_interval {
             waited = Duration::ZERO;
             if let Err(error) = strong.commit(strong.open_txg()).await {
                 tracing::error!("{error}");
             }
         }
+    }
+}
+
+/// The txg that was open a while ago: what was freed before it has been free for as long.
+struct Aged {
+    at: Nanos,
+    txg: Option<Txg>,
+}
+
+impl Aged {
+    async fn discard(&mut self, pool: &Pool) {
+        if let Some(txg) = self.txg
+            && let Err(error) = pool.discard_old(txg).await
+        {
+            tracing::warn!("{error}");
+        }
+        *self = Aged { at: pool.rt.now(), txg: Some(pool.open_txg()) };
     }
 }
 

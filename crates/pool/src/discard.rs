@@ -1,0 +1,56 @@
+//! Discards: what was freed long ago is given back to the host, late and in large pieces (P6, R15).
+//!
+//! `space` takes a run out of the free set while it is discarded, so nobody can be given it
+//! meanwhile. Here is only when that is done: on request (FITRIM), and in the background for what
+//! has been free for a minute.
+
+use std::time::Duration;
+
+use copyhold_space::Discardable;
+use copyhold_types::Txg;
+
+use crate::{Pool, PoolError};
+
+/// What has been free for so long is discarded.
+pub(crate) const AGE: Duration = Duration::from_secs(60);
+/// Runs discarded at a time.
+const RUNS: usize = 64;
+
+impl Pool {
+    /// Discards free runs of at least `min_blocks` blocks, but no part of one that is less than
+    /// 1 MiB; how many blocks that were.
+    pub async fn trim(&self, min_blocks: u64) -> Result<u64, PoolError> {
+        self.check_writable()?;
+        let least = min_blocks.min(u32::MAX.into()) as u32;
+        let which = Discardable { least, freed_before: None, keep_warm: false, runs: RUNS };
+        let mut blocks = 0;
+        loop {
+            let now = self.discard_some(which).await?;
+            if now == 0 {
+                return Ok(blocks);
+            }
+            blocks += now;
+        }
+    }
+
+    /// Discards some of what was freed before `txg`, but keeps warm space.
+    pub(crate) async fn discard_old(&self, txg: Txg) -> Result<u64, PoolError> {
+        let which = Discardable { least: 0, freed_before: Some(txg), keep_warm: true, runs: RUNS };
+        self.discard_some(which).await
+    }
+
+    async fn discard_some(&self, which: Discardable) -> Result<u64, PoolError> {
+        if !self.device.geometry().can_discard {
+            return Ok(0);
+        }
+        let mut blocks = 0;
+        for discard in self.space.take_discardable(which) {
+            let run = discard.run();
+            self.health.check()?;
+            self.device.discard(run.addr.block(), run.blocks.into()).await?;
+            self.space.discard_done(discard);
+            blocks += u64::from(run.blocks);
+        }
+        Ok(blocks)
+    }
+}
