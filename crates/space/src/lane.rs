@@ -91,7 +91,7 @@ pub(crate) struct LaneState {
 /// Whether a run shorter than wanted will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    Whole,
+    OneRun,
     Pieces,
 }
 
@@ -120,7 +120,7 @@ impl Shared {
             if self.open_chunk(lane, class, |grade| fits(grade, want, shape)) {
                 continue;
             }
-            if shape == Shape::Whole {
+            if shape == Shape::OneRun {
                 return None;
             }
             if let Some(run) = lane.open.as_mut().and_then(|open| open.take_longest(1)) {
@@ -211,7 +211,7 @@ impl Shared {
         for _ in 0..ROUNDS {
             self.close_lanes();
             let found = match shape {
-                Shape::Whole => self.direct_whole(near, want),
+                Shape::OneRun => self.direct_whole(near, want),
                 Shape::Pieces => self.direct_piece(near, class, want),
             };
             if found.is_some() {
@@ -226,6 +226,9 @@ impl Shared {
 
     fn direct_whole(&self, near: usize, want: u32) -> Option<(usize, u32, u32)> {
         self.round_from(near).find_map(|index| {
+            if self.metaslabs[index].free_blocks() < want {
+                return None;
+            }
             let mut state = self.metaslabs[index].lock();
             let first = state.free.take_run(want)?;
             self.publish(index, &state);
@@ -238,7 +241,11 @@ impl Shared {
         let kept = class != LaneClass::Node && self.spare_chunks() == 0;
         for good in [!kept, kept] {
             for index in self.round_from(near) {
-                let mut state = self.metaslabs[index].lock();
+                let metaslab = &self.metaslabs[index];
+                if metaslab.free_blocks() == 0 || (good && metaslab.good_chunks() == 0) {
+                    continue;
+                }
+                let mut state = metaslab.lock();
                 if let Some((first, blocks)) = state.free.take_some(want, good) {
                     self.publish(index, &state);
                     return Some((index, first, blocks));

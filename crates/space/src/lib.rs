@@ -15,6 +15,7 @@
 //!   commit   space.release_deferred(txg)                               when R3 allows
 //!   flush    pins → freeze → write → transaction → installed           see `flush`
 //!   discard  take_discardable → discard → discard_done                 see `discard` (R15)
+//!   look     figures, metaslab, allocated_runs                         statfs, debug, check
 //! ```
 //!
 //! Of all this, only the two `log_…` calls happen inside a transaction, and neither waits.
@@ -38,6 +39,7 @@ mod discard;
 mod error;
 mod flush;
 mod free;
+mod info;
 mod lane;
 mod layout;
 mod metaslab;
@@ -50,6 +52,7 @@ pub use claim::{Claim, Claims};
 pub use discard::{Discard, Discardable};
 pub use error::SpaceError;
 pub use flush::{MapJob, Pin};
+pub use info::MetaslabInfo;
 pub use lane::{Lane, LaneClass};
 pub use layout::{CHUNK_BLOCKS, MetaslabId, MetaslabLayout};
 pub use range_set::RangeSet;

@@ -36,6 +36,7 @@ pub(crate) struct Metaslab {
     pub(crate) blocks: u32,
     state: Mutex<MetaslabState>,
     offers: [AtomicU32; Grade::COUNT],
+    free_blocks: AtomicU32,
     warm_free: AtomicU64,
     /// Number of the oldest txg whose frees are deferred here; `u64::MAX` when there is none.
     oldest_deferred: AtomicU64,
@@ -81,6 +82,7 @@ impl Metaslab {
             blocks,
             state: Mutex::new(state),
             offers: Default::default(),
+            free_blocks: AtomicU32::new(0),
             warm_free: AtomicU64::new(0),
             oldest_deferred: AtomicU64::new(u64::MAX),
         };
@@ -110,6 +112,11 @@ impl Metaslab {
         good.map(|grade| i64::from(self.offer(grade))).sum()
     }
 
+    /// Free blocks that no lane holds, as of some moment ago.
+    pub(crate) fn free_blocks(&self) -> u32 {
+        self.free_blocks.load(Relaxed)
+    }
+
     /// Free blocks that are warm, as of some moment ago.
     pub(crate) fn warm_free(&self) -> u64 {
         self.warm_free.load(Relaxed)
@@ -125,6 +132,7 @@ impl Metaslab {
                 more += if grade.is_good() { i64::from(count) - i64::from(before) } else { 0 };
             }
         }
+        self.free_blocks.store(state.free.free_blocks(), Relaxed);
         self.warm_free.store(state.free.warm_free(), Relaxed);
         more
     }
@@ -211,6 +219,7 @@ impl Metaslab {
         }
         let offers = Grade::ALL.map(|grade| self.offer(grade));
         assert_eq!(offers, state.free.counts(), "{}: what it offers", self.id);
+        assert_eq!(self.free_blocks(), state.free.free_blocks(), "{}: what is free", self.id);
         let oldest = state.deferred.keys().next().map_or(u64::MAX, |txg| txg.get());
         assert_eq!(self.oldest_deferred.load(Relaxed), oldest, "{}", self.id);
     }

@@ -10,7 +10,7 @@ use crate::budget::{Budget, Figures, NoSpace, Reservation, Tier};
 use crate::claim::{Claim, Claims};
 use crate::error::SpaceError;
 use crate::lane::{Lane, LaneClass, LaneState, Shape};
-use crate::layout::{CHUNK_BLOCKS, Geometry, MetaslabId, MetaslabLayout, Piece};
+use crate::layout::{CHUNK_BLOCKS, Geometry, MetaslabLayout, Piece};
 use crate::metaslab::{Metaslab, MetaslabState};
 use crate::restore::Restore;
 
@@ -206,7 +206,7 @@ impl Space {
         from: &mut Reservation,
     ) -> Result<Claim, NoSpace> {
         assert!(u64::from(blocks) <= from.blocks(), "{blocks} blocks of {from:?}");
-        match self.shared.take(lane, blocks, Shape::Whole) {
+        match self.shared.take(lane, blocks, Shape::OneRun) {
             Some((metaslab, first, count)) => Ok(self.claimed(metaslab, first, count, from)),
             None => Err(self.shared.budget.no_space(blocks.into())),
         }
@@ -284,19 +284,6 @@ impl Space {
     /// What `statfs` tells. Costs a few loads.
     pub fn figures(&self) -> Figures {
         self.shared.budget.figures()
-    }
-
-    /// All metaslabs of the pool, in order.
-    pub fn metaslabs(&self) -> impl Iterator<Item = MetaslabId> + '_ {
-        self.shared.metaslabs.iter().map(|metaslab| metaslab.id)
-    }
-
-    /// The allocated runs of a metaslab, in order: for checking and debugging.
-    pub fn allocated_runs(&self, id: MetaslabId) -> Vec<Run> {
-        let Some(index) = self.shared.geometry.index_of(id) else { return Vec::new() };
-        let metaslab = &self.shared.metaslabs[index];
-        let state = metaslab.lock();
-        state.logged.runs().map(|(first, blocks)| metaslab.run(first, blocks)).collect()
     }
 
     /// Tells that all of `run` has been written to, so that it is no hole in the pool file (P6).

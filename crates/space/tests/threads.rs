@@ -10,7 +10,7 @@ use copyhold_types::{DeviceId, Run, Txg};
 
 const CPUS: usize = 4;
 const BLOCKS: u64 = 24 * 256;
-const ROUNDS: u64 = 400;
+const ROUNDS: u64 = 4000;
 
 /// One thread's work: it never holds more than its share of the space, so it is never refused.
 fn work(space: &Space, owned: &[AtomicBool], cpu: usize) {

@@ -227,6 +227,16 @@ mod tests {
     }
 
     #[test]
+    fn the_bytes_of_version_1_stay_as_they_are() {
+        let mut golden = b"CHspcmap\x01\0\0\0\x03\0\0\0\x07\0\0\0\xe8\x03\0\0".to_vec();
+        golden.extend([28672u64, 9].map(u64::to_le_bytes).as_flattened());
+        golden.extend([5u32, 8].map(u32::to_le_bytes).as_flattened());
+        // Blocks 1 to 3, 500, and 999: gap and length less one, each.
+        golden.extend([1, 2, 0xef, 3, 0, 0xf1, 3, 0]);
+        assert_eq!(map_of(1000, &[1, 2, 3, 500, 999]).encode(), golden);
+    }
+
+    #[test]
     fn a_scattered_map_becomes_a_bitmap() {
         let every_other = map_of(4096, &(0..4096).step_by(2).collect::<Vec<_>>());
         assert_eq!(every_other.encode().len(), 48 + 512);

@@ -510,7 +510,10 @@ impl World {
             allocated.insert(*device, vec![false; blocks.len()]);
         }
         for id in self.space.metaslabs() {
-            for run in self.space.allocated_runs(id) {
+            let runs = self.space.allocated_runs(id);
+            let info = self.space.metaslab(id).unwrap();
+            assert_eq!(info.allocated, runs.iter().map(|run| run.blocks).sum::<u32>());
+            for run in runs {
                 let device = allocated.get_mut(&run.addr.device()).unwrap();
                 device[run.addr.block() as usize..run.end() as usize].fill(true);
             }

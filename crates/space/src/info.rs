@@ -1,0 +1,62 @@
+//! What a space tells of itself: for `copyhold debug space`, for checking.
+
+use copyhold_types::{NodePtr, Run, Txg};
+
+use crate::layout::MetaslabId;
+use crate::space::Space;
+
+/// One metaslab as it is now; figures are blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetaslabInfo {
+    pub id: MetaslabId,
+    pub first_block: u64,
+    pub blocks: u32,
+    pub allocated: u32,
+    /// Allocatable, without what lanes hold.
+    pub free: u32,
+    /// Freed, but not yet allocatable.
+    pub freeing: u64,
+    /// Chunks of 1 MiB with a free run of 64 KiB.
+    pub good_chunks: u32,
+    /// The installed map; `None` while there is none, or nothing was allocated in it.
+    pub map: Option<NodePtr>,
+    /// What the installed map is complete up to.
+    pub complete_to: Option<Txg>,
+    /// The oldest txg with an edit that is not in the installed map.
+    pub oldest_pin: Option<Txg>,
+    pub quarantined: bool,
+}
+
+impl Space {
+    /// All metaslabs of the pool, in order.
+    pub fn metaslabs(&self) -> impl Iterator<Item = MetaslabId> + '_ {
+        self.shared.metaslabs.iter().map(|metaslab| metaslab.id)
+    }
+
+    /// `None`: there is no such metaslab. Counts what is allocated, so it is not for hot paths.
+    pub fn metaslab(&self, id: MetaslabId) -> Option<MetaslabInfo> {
+        let metaslab = &self.shared.metaslabs[self.shared.geometry.index_of(id)?];
+        let state = metaslab.lock();
+        Some(MetaslabInfo {
+            id,
+            first_block: metaslab.first_block,
+            blocks: metaslab.blocks,
+            allocated: state.logged.count(),
+            free: state.free.free_blocks(),
+            freeing: state.deferred.values().flatten().map(|run| u64::from(run.1)).sum(),
+            good_chunks: metaslab.good_chunks() as u32,
+            map: state.map,
+            complete_to: state.complete_to,
+            oldest_pin: state.oldest_pin(),
+            quarantined: state.quarantined,
+        })
+    }
+
+    /// The allocated runs of a metaslab, in order; none if it does not exist or is quarantined.
+    pub fn allocated_runs(&self, id: MetaslabId) -> Vec<Run> {
+        let Some(index) = self.shared.geometry.index_of(id) else { return Vec::new() };
+        let metaslab = &self.shared.metaslabs[index];
+        let state = metaslab.lock();
+        state.logged.runs().map(|(first, blocks)| metaslab.run(first, blocks)).collect()
+    }
+}
