@@ -9,6 +9,7 @@
 //!     else trims it use the rest of the ring.
 //! A2  The growth that is promised covers every edit that is in no base.
 
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use copyhold_space::{Reservation, Tier};
@@ -84,11 +85,14 @@ impl Admission {
 impl Pool {
     /// Obtains what a transaction of at most `edits` edits and `bytes` bytes of keys and values
     /// needs. Waits while log or deltas are at their limit, and for space that is on its way.
-    pub async fn admit(&self, tier: Tier, edits: usize, bytes: usize) -> Result<Credit, PoolError> {
+    pub async fn admit(
+        self: &Arc<Self>,
+        tier: Tier,
+        edits: usize,
+        bytes: usize,
+    ) -> Result<Credit, PoolError> {
         self.check_writable()?;
-        if tier != Tier::Internal {
-            self.wait_for_room().await?;
-        }
+        self.wait_for_room().await?;
         let grows = growth_of(edits, bytes);
         let held = match self.grow(grows, tier) {
             Some(held) => held,
@@ -129,6 +133,14 @@ impl Pool {
             if self.is_full() { Poll::Pending } else { Poll::Ready(Ok(())) }
         })
         .await
+    }
+
+    /// Credit for what the pool does itself to trim the log: never refused, never waiting (R21).
+    pub(crate) fn internal_credit(&self, edits: usize, bytes: usize) -> Result<Credit, PoolError> {
+        self.check_writable()?;
+        let grows = growth_of(edits, bytes);
+        let growth = Some(self.space.reserve(Growth::blocks(grows), Tier::Internal)?);
+        Ok(Credit { bytes: grows, growth })
     }
 
     /// The transaction is applied: its growth is held until its edits are flushed.

@@ -267,7 +267,7 @@ impl Pool {
         pin: Txg,
     ) -> Result<(), PoolError> {
         let before = self.unflushed_edits();
-        let credit = self.admit(Tier::Internal, done.len() * 2, done.len() * 256).await?;
+        let credit = self.internal_credit(done.len() * 2, done.len() * 256)?;
         let mut maps = Vec::new();
         let mut roots = Some(done);
         let record = self.apply_with(credit, Transaction::new(), |txg, tx| {
@@ -348,7 +348,7 @@ impl Pool {
         Ok(())
     }
 
-    fn unflushed_edits(&self) -> u64 {
+    pub(crate) fn unflushed_edits(&self) -> u64 {
         let tables = self.tables.all();
         tables.iter().flat_map(|t| t.stats()).map(|s| (s.edits + s.frozen_edits) as u64).sum()
     }

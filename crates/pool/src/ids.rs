@@ -10,7 +10,7 @@ use std::sync::Arc;
 use copyhold_types::{InodeNo, Key, Kind, SubvolId, TableId, Txg};
 use parking_lot::Mutex;
 
-use crate::{Pool, PoolError, Tier, Transaction};
+use crate::{Pool, PoolError, Transaction};
 
 /// The item kind of a high-water mark: 8 bytes, little-endian.
 pub const ID_MARK: Kind = Kind(4);
@@ -129,7 +129,7 @@ impl Pool {
         }
         let mut tx = Transaction::new();
         tx.put(Pool::SYSTEM, space.key(), &to.to_le_bytes());
-        let credit = self.admit(Tier::Internal, 1, 64).await?;
+        let credit = self.internal_credit(1, 64)?;
         let by = self.apply(credit, tx)?;
         let mut spaces = self.ids.spaces.lock();
         let fresh = Range { next: mark, durable: mark, logged: to, by };

@@ -78,9 +78,11 @@ pub(crate) async fn run(pool: Weak<Pool>) {
         if strong.is_closing() || strong.health.check().is_err() {
             return;
         }
-        let kicked = strong.marker.kick.wait(&rt, limits.mark_after).await;
-        waited = if kicked { Duration::ZERO } else { waited + limits.mark_after };
-        if !kicked && waited == limits.mark_after {
+        let marked = waited >= limits.mark_after;
+        let pause = if marked { limits.txg_interval } else { limits.mark_after };
+        let kicked = strong.marker.kick.wait(&rt, pause).await;
+        waited = if kicked { Duration::ZERO } else { waited + pause };
+        if !kicked && !marked {
             mark(&strong).await;
         }
         if rt.now() - aged.at >= discard::AGE.as_nanos() as u64 {

@@ -88,6 +88,9 @@ impl Pool {
     ) -> Result<(), PoolError> {
         labels::repair_labels(&self.device, labels).await?;
         ring.repair(&recovered.repairs).await?;
+        // A2 holds for the edits that recovery found, too.
+        let bytes = self.tables().iter().map(|table| table.unflushed_bytes()).sum();
+        self.spend(self.internal_credit(self.unflushed_edits() as usize, bytes)?);
         if !self.sabotaged(Sabotage::NoIncarnation) {
             self.commit_empty().await?;
         }

@@ -137,20 +137,22 @@ impl Pool {
 
     /// Promises `blocks` blocks; before it refuses, it waits for space that is on its way: what the
     /// last txgs freed, and what flushing gives back (rule R22).
-    pub async fn reserve(&self, blocks: u64, tier: Tier) -> Result<Reservation, PoolError> {
+    pub async fn reserve(
+        self: &Arc<Self>,
+        blocks: u64,
+        tier: Tier,
+    ) -> Result<Reservation, PoolError> {
         self.check_writable()?;
-        let mut patience = 3;
-        loop {
-            let full = match self.space.reserve(blocks, tier) {
-                Ok(reservation) => return Ok(reservation),
-                Err(full) => full,
-            };
-            if patience == 0 {
-                return Err(full.into());
+        for attempt in 0..3 {
+            if let Ok(reservation) = self.space.reserve(blocks, tier) {
+                return Ok(reservation);
             }
-            patience -= 1;
+            if attempt == 1 {
+                self.flush_all().await?;
+            }
             self.hasten_frees().await?;
         }
+        Ok(self.space.reserve(blocks, tier)?)
     }
 
     /// As [`Self::reserve`], but never waits: `None` when it would have to.
