@@ -75,8 +75,6 @@ pub(crate) enum Verb {
     ExitCodes,
     #[command(hide = true)]
     Generate(generate::Generate),
-    #[command(hide = true)]
-    Daemon(mount::Mount),
 }
 
 impl CommandLine {
@@ -93,7 +91,6 @@ impl CommandLine {
             Verb::Version(verb) => verb.run(report),
             Verb::ExitCodes => report::print(&exit_codes_text()),
             Verb::Generate(verb) => verb.run(),
-            Verb::Daemon(verb) => verb.serve_in_background(&self.log),
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::engine;
 use crate::failure::Failure;
 use crate::report::Report;
+use crate::{engine, view};
 
 /// Show the structures on a pool's device
 ///
@@ -50,14 +50,12 @@ struct Nodes {
 impl Debug {
     pub(crate) fn run(self, report: Report) -> Result<(), Failure> {
         let shown = match self.view {
-            View::Labels(target) => engine::debug_labels(&target.pool)?,
-            View::Log(target) => engine::debug_log(&target.pool)?,
-            View::Tables(target) => engine::debug_tables(&target.pool)?,
-            View::Nodes(nodes) => engine::debug_nodes(&nodes.pool, nodes.table)?,
-            View::Space(target) => engine::debug_space(&target.pool)?,
+            View::Labels(target) => engine::labels(&target.pool)?,
+            View::Log(target) => engine::log(&target.pool)?,
+            View::Tables(target) => engine::tables(&target.pool)?,
+            View::Nodes(nodes) => engine::nodes(&nodes.pool, nodes.table)?,
+            View::Space(target) => engine::space(&target.pool)?,
         };
-        report.show(&shown, || {
-            serde_json::to_string_pretty(&shown).expect("views have string keys") + "\n"
-        })
+        report.show(&shown, || view::text(&shown))
     }
 }

@@ -127,6 +127,17 @@ impl Failure {
         Failure::new(kind, format!("{what}: {error}"))
     }
 
+    /// For a pipe: what [`Self::from_text`] reads.
+    pub(crate) fn to_text(&self) -> String {
+        format!("{}\n{}", self.kind.code(), self.message)
+    }
+
+    /// What another process of this program wrote with [`Self::to_text`].
+    pub(crate) fn from_text(text: &str) -> Failure {
+        let (code, message) = text.split_once('\n').unwrap_or(("", text));
+        Failure::new(Kind::from_code(code).unwrap_or(Kind::Failed), message)
+    }
+
     /// Tells standard error, as text or as one JSON object, and gives the exit code.
     pub(crate) fn report(&self, json: bool) -> ExitCode {
         if json {
@@ -193,6 +204,13 @@ mod tests {
             assert_eq!(Kind::from_code(kind.code()), Some(kind));
             assert!(EXIT_CODES.iter().any(|(status, _)| *status == kind.exit_status()));
         }
+    }
+
+    #[test]
+    fn a_failure_survives_a_pipe() {
+        let failure = Failure::from_text(&Failure::new(Kind::InUse, "it is\nlocked").to_text());
+        assert_eq!((failure.kind, failure.to_string().as_str()), (Kind::InUse, "it is\nlocked"));
+        assert_eq!(Failure::from_text("what").kind, Kind::Failed);
     }
 
     #[test]

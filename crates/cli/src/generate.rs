@@ -86,7 +86,7 @@ mod tests {
         for file in ["copyhold.1", "copyhold-mount.1", "copyhold-debug-log.1", "_copyhold"] {
             assert!(directory.path().join(file).is_file(), "{file}");
         }
-        assert!(!directory.path().join("copyhold-daemon.1").exists());
+        assert!(!directory.path().join("copyhold-generate.1").exists());
         let page = fs::read_to_string(directory.path().join("copyhold.1")).unwrap();
         assert!(page.contains(".SH EXIT STATUS"));
         assert!(page.contains("copy-on-write") || page.contains("Copy\\-on\\-write"));

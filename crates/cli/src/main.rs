@@ -8,7 +8,6 @@
 #![deny(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "this is where the machine is asked and passed in")]
 
-mod background;
 mod check;
 mod command_line;
 mod control;
@@ -31,6 +30,7 @@ mod size;
 mod sync;
 mod umount;
 mod version;
+mod view;
 
 use std::env;
 use std::process::ExitCode;

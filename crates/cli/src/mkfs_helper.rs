@@ -6,8 +6,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use crate::create::create;
-use crate::engine::Preallocate;
+use crate::engine::{NewPool, Preallocate};
 use crate::failure::Failure;
 use crate::personality::Parsed;
 use crate::size::Size;
@@ -36,9 +35,9 @@ fn make(arguments: Vec<OsString>) -> Result<(), Failure> {
         .map(|size| size.to_string_lossy().parse())
         .transpose()
         .map_err(|why: String| Failure::usage(why))?;
-    let label = parsed.values('L').last().unwrap_or_default();
-    create(Path::new(pool), size, true, Preallocate::Log, &label)?;
-    Ok(())
+    let name = parsed.values('L').last().unwrap_or_default();
+    let (path, preallocate) = (Path::new(pool), Preallocate::Log);
+    NewPool { path, size, force: true, preallocate, name: &name }.create().map(drop)
 }
 
 #[cfg(test)]

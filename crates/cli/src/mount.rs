@@ -1,15 +1,17 @@
 //! `copyhold mount`: shows a pool as a directory.
 //!
-//! Everything that can go wrong goes wrong before it returns: the pool is opened, recovered and
-//! mounted by the daemon, which then reports (`background.rs`). With `-f` this process is the
-//! daemon.
+//! Everything that can go wrong goes wrong before it returns: the daemon is forked first, opens,
+//! recovers and mounts the pool, and then reports. With `-f` this process is the daemon.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::process;
+
+use copyhold_fuse::daemon::{self, Launch, Outcome, Side};
 
 use crate::failure::{Failure, Kind};
 use crate::mount_options::Options;
-use crate::{background, engine, logging, mount_table};
+use crate::{engine, logging, mount_table};
 
 /// Mount a pool on a directory
 ///
@@ -66,41 +68,35 @@ impl Mount {
                 Some(file) => logging::in_background(log, Some(file))?,
                 None => logging::to_stderr(log)?,
             }
-            return engine::serve(request, || ());
+            return engine::serve(request)?.wait();
         }
-        background::start(&self.daemon_arguments(&request, log))
+        let forked = daemon::fork(self.log_file.as_deref());
+        match forked.map_err(|error| Failure::system("starting the daemon", &error))? {
+            Side::Parent(Outcome::Ready) => Ok(()),
+            Side::Parent(Outcome::Failed(text)) => Err(Failure::from_text(&text)),
+            Side::Parent(Outcome::Died(status)) => Err(Failure::new(
+                Kind::Failed,
+                format!("the daemon ended ({status}) before it could serve; `mount -f` shows why"),
+            )),
+            Side::Child(launch) => self.be_the_daemon(launch, request, log),
+        }
     }
 
-    /// The daemon's side of [`Self::run`].
-    pub(crate) fn serve_in_background(self, log: &str) -> Result<(), Failure> {
-        background::leave_session();
-        let served = self.request().and_then(|request| {
-            logging::in_background(log, self.log_file.as_deref())?;
-            engine::serve(request, background::report_ready)
-        });
-        // Heard only if it was not mounted yet; after that the log has it.
-        if let Err(failure) = &served {
-            background::report_failure(failure);
-            tracing::error!("{failure}");
+    /// In the child: nobody reads what it returns, the parent has what `launch` tells it.
+    fn be_the_daemon(&self, launch: Launch, request: Request, log: &str) -> Result<(), Failure> {
+        let begun = logging::in_background(log, self.log_file.as_deref())
+            .and_then(|()| engine::serve(request));
+        let served = match begun {
+            Ok(served) => served,
+            Err(failure) => {
+                launch.failed(&failure.to_text());
+                process::exit(1);
+            }
+        };
+        if let Err(error) = launch.ready() {
+            tracing::error!(%error, "leaving the terminal failed");
         }
-        served
-    }
-
-    fn daemon_arguments(&self, request: &Request, log: &str) -> Vec<OsString> {
-        let mut arguments: Vec<OsString> = vec!["--log".into(), log.into(), "daemon".into()];
-        for option in &self.options {
-            arguments.extend(["-o".into(), option.into()]);
-        }
-        if let Some(file) = &self.log_file {
-            let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
-            arguments.extend(["--log-file".into(), file.into()]);
-        }
-        if self.sloppy {
-            arguments.push("--sloppy".into());
-        }
-        arguments.extend(["--fsname".into(), request.fsname.clone(), "--".into()]);
-        arguments.extend([request.pool.clone().into(), request.directory.clone().into()]);
-        arguments
+        served.wait().inspect_err(|failure| tracing::error!("{failure}"))
     }
 
     fn request(&self) -> Result<Request, Failure> {

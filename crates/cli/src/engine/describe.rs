@@ -1,0 +1,63 @@
+//! What `info` says of a pool, mounted or not.
+
+use std::path::Path;
+
+use copyhold_pool::Pool;
+use copyhold_types::{BLOCK_BYTES, PoolId, Purpose};
+use serde_json::{Map, Value, json};
+
+/// All fields, in the order in which they are shown.
+pub(crate) fn pool(pool: &Pool, path: &Path) -> Map<String, Value> {
+    let label = pool.label();
+    let space = pool.space();
+    let log = pool.log_use();
+    let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
+    let fields = json!({
+        "pool": path.to_string_lossy(),
+        "id": id(label.pool),
+        "label": label.name,
+        "read_only": pool.read_only(),
+        "durable_txg": pool.durable_txg().get(),
+        "size_bytes": bytes(label.blocks),
+        "allocated_bytes": bytes(space.allocated),
+        "available_bytes": bytes(space.available()),
+        "freeing_bytes": bytes(space.freeing),
+        "reserve_bytes": bytes(space.reserve),
+        "log_used_bytes": bytes(log.live_blocks),
+        "log_size_bytes": bytes(log.ring_blocks),
+        "log_edits": log.edits,
+    });
+    let Value::Object(mut fields) = fields else { unreachable!("an object was made") };
+    let counters = pool.counters();
+    fields.insert("flushes".into(), counters.flushes.into());
+    fields.insert("discarded_bytes".into(), counters.discarded_bytes.into());
+    let by_purpose = Purpose::ALL.iter().zip(&counters.purposes).map(|(purpose, count)| {
+        let counts = json!({
+            "writes": count.writes,
+            "written_bytes": count.written_bytes,
+            "reads": count.reads,
+            "read_bytes": count.read_bytes,
+        });
+        (purpose.name().to_owned(), counts)
+    });
+    fields.insert("counters".into(), Value::Object(by_purpose.collect()));
+    fields
+}
+
+/// As UUIDs are written.
+pub(crate) fn id(id: PoolId) -> String {
+    let hex: String = id.0.iter().map(|byte| format!("{byte:02x}")).collect();
+    let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+    parts.join("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_shown_as_a_uuid() {
+        let shown = id(PoolId(std::array::from_fn(|place| place as u8)));
+        assert_eq!(shown, "00010203-0405-0607-0809-0a0b0c0d0e0f");
+    }
+}

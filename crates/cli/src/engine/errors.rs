@@ -1,0 +1,41 @@
+//! What the engine's errors are to a person at a terminal.
+
+use copyhold_device::DeviceError;
+use copyhold_pool::PoolError;
+
+use crate::failure::{Failure, Kind, chain};
+
+impl From<DeviceError> for Failure {
+    fn from(error: DeviceError) -> Failure {
+        let kind = match &error {
+            error if error.is_host_full() => Kind::Full,
+            DeviceError::Locked { .. } => Kind::InUse,
+            DeviceError::Exists { .. } => Kind::Exists,
+            DeviceError::NotADevice { .. } => Kind::Usage,
+            DeviceError::Open { source, .. } => match source.0 {
+                code if code == rustix::io::Errno::NOENT.raw_os_error() => Kind::NotFound,
+                code if code == rustix::io::Errno::ACCESS.raw_os_error() => Kind::Permission,
+                code if code == rustix::io::Errno::PERM.raw_os_error() => Kind::Permission,
+                _ => Kind::Device,
+            },
+            _ => Kind::Device,
+        };
+        Failure::new(kind, chain(&error))
+    }
+}
+
+impl From<PoolError> for Failure {
+    fn from(error: PoolError) -> Failure {
+        let kind = match error {
+            PoolError::Device(error) => return error.into(),
+            PoolError::Full { .. } => Kind::Full,
+            PoolError::Damaged { .. } | PoolError::Log(_) => Kind::Damaged,
+            PoolError::NotAPool { .. } => Kind::NotAPool,
+            PoolError::Newer { .. } => Kind::NewerFormat,
+            PoolError::TooSmall { .. } => Kind::Usage,
+            PoolError::Shrunk { .. } | PoolError::Stopped { .. } => Kind::Device,
+            _ => Kind::Failed,
+        };
+        Failure::new(kind, chain(&error))
+    }
+}

@@ -1,0 +1,202 @@
+//! What `debug` shows: the structures on a device, one function a view, each as JSON.
+//!
+//! Views read with what verifies as little as possible first: `labels` needs no pool that opens,
+//! `log` needs a label and an uberblock, the others a pool that can be opened read-only.
+
+use std::path::Path;
+
+use copyhold_device::{DynDevice, OpenMode};
+use copyhold_format::label::Label;
+use copyhold_format::node::Level;
+use copyhold_log::{Recovered, Ring, recover};
+use copyhold_pool::{read_labels, read_uberblocks};
+use copyhold_types::{NodePtr, Txg};
+use serde_json::{Value, json};
+
+use super::{Machine, describe};
+use crate::failure::Failure;
+
+/// Labels at both ends, and every uberblock that verifies.
+pub(crate) fn labels(pool: &Path) -> Result<Value, Failure> {
+    let machine = Machine::start()?;
+    let device = machine.open_device(pool, OpenMode::ReadOnly)?;
+    machine.run(async {
+        let labels = read_labels(&device).await?;
+        let label = &labels.label;
+        let [start, end] = labels.problems.map(|problem| problem.unwrap_or("good".into()));
+        let ring = match read_uberblocks(&device, label).await {
+            Ok(found) => found,
+            Err(error) => return Err(Failure::from(error)),
+        };
+        let uberblocks: Vec<Value> = ring.iter().map(uberblock).collect();
+        Ok(json!({
+            "pool": describe::id(label.pool),
+            "label": label.name,
+            "label_at_start": start,
+            "label_at_end": end,
+            "device": label.device.0,
+            "devices": label.devices,
+            "generation": label.generation,
+            "features": format!("{:?}", label.features),
+            "created": label.created.secs,
+            "blocks": label.blocks,
+            "log_at": label.log,
+            "log_blocks": label.log_blocks,
+            "metaslab_blocks": label.metaslab_blocks,
+            "node_bytes": label.node_bytes,
+            "partition_leaves": label.partition_leaves,
+            "uberblocks": uberblocks,
+        }))
+    })
+}
+
+fn uberblock(uberblock: &copyhold_format::uberblock::Uberblock) -> Value {
+    json!({
+        "number": uberblock.number,
+        "incarnation": uberblock.incarnation.0,
+        "durable_txg": uberblock.durable.get(),
+        "head": uberblock.head,
+        "before_head_txg": uberblock.before_head_txg,
+        "before_head": format!("{:032x}", uberblock.before_head.0),
+    })
+}
+
+/// Batches from the log's head to its end, as recovery finds them.
+pub(crate) fn log(pool: &Path) -> Result<Value, Failure> {
+    let machine = Machine::start()?;
+    let device = machine.open_device(pool, OpenMode::ReadOnly)?;
+    machine.run(async {
+        let label = read_labels(&device).await?.label;
+        let recovered = recovered(&device, &label).await?;
+        let batches: Vec<Value> = recovered
+            .batches
+            .iter()
+            .map(|batch| {
+                let header = &batch.batch;
+                json!({
+                    "txg": batch.txg.get(),
+                    "position": batch.start,
+                    "pieces": header.pieces.len(),
+                    "record_bytes": header.records.len()
+                        + batch.pieces.iter().map(Vec::len).sum::<usize>(),
+                    "knows_durable": header.durable,
+                    "data_flushed": header.data_flushed,
+                    "digest": format!("{:032x}", batch.digest.0),
+                })
+            })
+            .collect();
+        Ok(json!({
+            "last_txg": recovered.last,
+            "last_is_confirmed": recovered.confirmed,
+            "incarnation": recovered.incarnation.0,
+            "next_position": recovered.next_position,
+            "ring_blocks": label.log_blocks,
+            "copies_to_repair": recovered.repairs.len(),
+            "damage": recovered.damage.as_ref().map(ToString::to_string),
+            "batches": batches,
+        }))
+    })
+}
+
+async fn recovered(device: &DynDevice, label: &Label) -> Result<Recovered, Failure> {
+    let newest = read_uberblocks(device, label).await?.pop();
+    let newest = newest.expect("reading gives at least one");
+    let ring = Ring::new(device.clone(), label.log, label.log_blocks, label.pool, label.secret);
+    Ok(recover(&ring, &newest).await?)
+}
+
+/// Each partition of each table, and what the log holds for it.
+pub(crate) fn tables(pool: &Path) -> Result<Value, Failure> {
+    let machine = Machine::start()?;
+    let pool = machine.open_to_read(pool)?;
+    let mut partitions = Vec::new();
+    for table in pool.tables() {
+        let stats = table.stats();
+        for (id, descriptor) in table.descriptors() {
+            let unflushed = stats.iter().find(|stats| stats.id == id);
+            partitions.push(json!({
+                "table": table.id().0,
+                "partition": id,
+                "start": descriptor.start.to_string(),
+                "height": descriptor.height,
+                "items": descriptor.items,
+                "complete_to": descriptor.complete_to.map(Txg::get),
+                "layers": descriptor.layers.len(),
+                "unflushed_edits": unflushed.map(|stats| stats.edits),
+                "root": descriptor.root.as_ref().map(place),
+            }));
+        }
+    }
+    Ok(json!({ "partitions": partitions }))
+}
+
+/// Each node that a base refers to; all of them are read.
+pub(crate) fn nodes(pool: &Path, only: Option<u64>) -> Result<Value, Failure> {
+    let machine = Machine::start()?;
+    let pool = machine.open_to_read(pool)?;
+    let mut nodes = Vec::new();
+    for table in pool.tables() {
+        if only.is_some_and(|id| id != table.id().0) {
+            continue;
+        }
+        machine.run(table.for_each_node(pool.node_source(), true, &mut |visit| {
+            let header = match visit.node {
+                Some(Ok(node)) => Some(node.header().clone()),
+                _ => None,
+            };
+            let problem = match visit.node {
+                Some(Err(error)) => error.to_string(),
+                _ => "good".into(),
+            };
+            nodes.push(json!({
+                "table": table.id().0,
+                "level": match visit.level { Level::Leaf => "leaf", Level::Inner => "inner" },
+                "state": problem,
+                "items": header.as_ref().map(|header| header.items),
+                "used_bytes": header.as_ref().map(|header| header.used),
+                "birth_txg": header.as_ref().map(|header| header.birth.get()),
+                "first": header.as_ref().map(|header| header.first.to_string()),
+                "last": header.as_ref().map(|header| header.last.to_string()),
+                "epoch": visit.ptr.epoch.0,
+                "at": place(&visit.ptr),
+            }));
+        }));
+    }
+    Ok(json!({ "nodes": nodes }))
+}
+
+/// `device:block` of each copy.
+fn place(ptr: &NodePtr) -> String {
+    let copies: Vec<String> = ptr.runs().map(|run| run.addr.to_string()).collect();
+    format!("{}+{}", copies.join(" "), ptr.blocks)
+}
+
+/// Metaslabs, and what is allocated in them.
+pub(crate) fn space(pool: &Path) -> Result<Value, Failure> {
+    let machine = Machine::start()?;
+    let pool = machine.open_to_read(pool)?;
+    let figures = pool.space();
+    let map = pool.space_map();
+    let metaslabs: Vec<Value> = map
+        .metaslabs()
+        .map(|id| {
+            let runs = map.allocated_runs(id);
+            let allocated: u64 = runs.iter().map(|run| u64::from(run.blocks)).sum();
+            json!({
+                "device": id.device.0,
+                "metaslab": id.index,
+                "allocated_blocks": allocated,
+                "allocated_runs": runs.len(),
+            })
+        })
+        .collect();
+    Ok(json!({
+        "total_blocks": figures.total,
+        "allocated_blocks": figures.allocated,
+        "free_blocks": figures.free,
+        "freeing_blocks": figures.freeing,
+        "reserve_blocks": figures.reserve,
+        "metaslab_blocks": pool.label().metaslab_blocks,
+        "metaslabs": metaslabs,
+    }))
+}
