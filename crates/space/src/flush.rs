@@ -8,11 +8,13 @@
 //!           A crash before 3 is durable costs nothing: claims vanish, the old map and the log
 //!           still say it all (R19).
 //!
-//! F1  A frozen map has every edit of the closed txgs. It may have some of later ones; these stay
-//!     pinned and are replayed again, which does no harm, since edits are absolute. The batch that
-//!     brings the new descriptor is not older than any edit in the map: its transaction joins the
-//!     txg that is open after the freeze, never one that was closing.
-//! F2  Until `installed`, the pin stays where it was: a segment of the log that the old map needs
+//! F1  A frozen map has every edit that was applied before the freeze, also those of txgs that are
+//!     not closed. So it pins none of them; and it is complete up to the newest *closed* txg, since
+//!     nothing of that can come any more. Replaying later edits again does no harm: they are
+//!     absolute (R5).
+//! F2  The batch that brings the new descriptor is not older than any edit in the map: its
+//!     transaction joins the txg that is open after the freeze, never one that was closing.
+//! F3  Until `installed`, the pin stays where it was: a segment of the log that the old map needs
 //!     is never given up for a descriptor that may not survive (R6).
 
 use copyhold_format::space_map::{Descriptor, Place, SpaceMap};
@@ -87,8 +89,8 @@ impl Drop for MapJob {
     fn drop(&mut self) {
         if !self.done {
             let mut state = self.space.shared.metaslabs[self.index].lock();
-            let frozen = state.frozen.take().expect("F2: a job has frozen changes");
-            state.live.rejoin(frozen);
+            let frozen = state.frozen.take().expect("F3: a job has frozen changes");
+            state.live = state.live.and(frozen);
         }
     }
 }
@@ -97,17 +99,17 @@ impl Space {
     /// Freezes the map of a metaslab. `closed`: the newest txg whose transactions have all left,
     /// read before this call.
     ///
-    /// `None`: there is nothing to retire (no edits up to `closed`), or a map of this metaslab is
-    /// being written already, or it is quarantined, or it does not exist.
+    /// `None`: there is nothing to retire, or a map of this metaslab is being written already, or
+    /// it is quarantined, or it does not exist.
     pub fn freeze(&self, id: MetaslabId, closed: Txg) -> Option<MapJob> {
         let index = self.shared.geometry.index_of(id)?;
         let metaslab = &self.shared.metaslabs[index];
         let mut state = metaslab.lock();
-        if state.frozen.is_some() || state.live.oldest().is_none_or(|oldest| oldest > closed) {
+        if state.frozen.is_some() || state.live.edits == 0 {
             return None;
         }
-        assert!(state.complete_to < Some(closed), "{id} is complete to {closed} already");
-        state.frozen = Some(state.live.split(closed));
+        assert!(state.complete_to <= Some(closed), "{id} is complete beyond {closed} already");
+        state.frozen = Some(std::mem::take(&mut state.live));
         let words = state.logged.words().to_vec();
         let replaces = state.map;
         drop(state);
@@ -121,7 +123,7 @@ impl Space {
     /// The transaction that put the job's descriptor is durable: its edits pin the log no more.
     pub fn installed(&self, mut job: MapJob, map: Option<NodePtr>) {
         let mut state = self.shared.metaslabs[job.index].lock();
-        state.frozen.take().expect("F2: a job has frozen changes");
+        state.frozen.take().expect("F3: a job has frozen changes");
         state.map = map;
         state.complete_to = Some(job.map.complete_to());
         job.done = true;
@@ -137,7 +139,7 @@ impl Space {
         self.shared.metaslabs.iter().filter_map(|metaslab| {
             let state = metaslab.lock();
             let oldest = state.oldest_pin()?;
-            let (edits, flushing) = (state.live.edits(), state.frozen.is_some());
+            let (edits, flushing) = (state.live.edits, state.frozen.is_some());
             Some(Pin { metaslab: metaslab.id, oldest, edits, flushing })
         })
     }

@@ -61,11 +61,7 @@ pub(crate) struct MetaslabState {
 
 impl MetaslabState {
     pub(crate) fn oldest_pin(&self) -> Option<Txg> {
-        let frozen = self.frozen.as_ref().and_then(Changes::oldest);
-        match (frozen, self.live.oldest()) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        self.frozen.map_or(self.live, |frozen| self.live.and(frozen)).oldest
     }
 }
 

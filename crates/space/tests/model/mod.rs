@@ -348,8 +348,7 @@ impl World {
             return;
         };
         let Some(job) = self.space.freeze(pin.metaslab, self.closed()) else {
-            assert!(pin.oldest > self.closed(), "{pin:?} cannot be flushed");
-            return;
+            panic!("{pin:?} cannot be flushed");
         };
         assert!(self.space.freeze(pin.metaslab, self.closed()).is_none(), "one map at a time");
         self.jobs.push(job);
