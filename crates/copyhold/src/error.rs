@@ -1,0 +1,27 @@
+//! What can go wrong, seen from a program that embeds the library.
+
+use copyhold_device::DeviceError;
+use copyhold_fs::FsError;
+use copyhold_pool::PoolError;
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    #[error("{path}: {source}")]
+    File {
+        /// As the caller gave it, with what is not UTF-8 replaced.
+        path: String,
+        #[source]
+        source: FsError,
+    },
+    #[error(transparent)]
+    Filesystem(#[from] FsError),
+    #[error("{path}: more than {max} symbolic links in a row; there may be a loop")]
+    TooManySymlinks { path: String, max: usize },
+    #[error("the executors could not be started: {0}")]
+    Start(std::io::Error),
+}
