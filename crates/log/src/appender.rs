@@ -57,6 +57,11 @@ impl Appender {
         }
     }
 
+    /// Gives up what older uberblocks need. Only for tests that break rule R6 on purpose.
+    pub fn reuse_before(&mut self, head: u64) {
+        self.heads = VecDeque::from([head]);
+    }
+
     pub fn next(&self) -> u64 {
         self.next
     }

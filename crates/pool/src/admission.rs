@@ -10,6 +10,7 @@
 //! A2  The growth that is promised covers every edit that is in no base.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::task::{Poll, Waker};
 
 use copyhold_space::{Reservation, Tier};
@@ -31,6 +32,7 @@ const FULL_EIGHTHS: u64 = 7;
 pub(crate) struct Admission {
     growth: Mutex<Growth>,
     waiters: Mutex<Vec<Waker>>,
+    pub(crate) tickets: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -98,7 +100,7 @@ impl Pool {
             Some(held) => held,
             None => self.reserve(Growth::blocks(grows), tier).await?,
         };
-        Ok(Credit { bytes: grows, growth: Some(held) })
+        Ok(Credit { bytes: grows, growth: Some(held), ticket: self.join_first() })
     }
 
     /// As [`Self::admit`], but never waits: `None` when it would have to.
@@ -108,7 +110,11 @@ impl Pool {
             return None;
         }
         let grows = growth_of(edits, bytes);
-        self.grow(grows, tier).map(|held| Credit { bytes: grows, growth: Some(held) })
+        self.grow(grows, tier).map(|held| Credit {
+            bytes: grows,
+            growth: Some(held),
+            ticket: self.join_first(),
+        })
     }
 
     fn grow(&self, bytes: u64, tier: Tier) -> Option<Reservation> {
@@ -140,12 +146,12 @@ impl Pool {
         self.check_writable()?;
         let grows = growth_of(edits, bytes);
         let growth = Some(self.space.reserve(Growth::blocks(grows), Tier::Internal)?);
-        Ok(Credit { bytes: grows, growth })
+        Ok(Credit { bytes: grows, growth, ticket: self.join_first() })
     }
 
     /// The transaction is applied: its growth is held until its edits are flushed.
     pub(crate) fn spend(&self, credit: Credit) {
-        let Credit { bytes, growth } = credit;
+        let Credit { bytes, growth, ticket: _ } = credit;
         self.admission.take(Growth { bytes, held: growth });
     }
 }

@@ -286,6 +286,9 @@ impl Pool {
         };
         let left = self.unflushed_edits();
         self.admission.settled(1.0 - left as f64 / before.max(1) as f64);
+        if self.sabotaged(Sabotage::HeadAheadOfRecord) {
+            self.move_head().await?;
+        }
         self.commit(record).await?;
         for (job, map) in maps {
             self.space.installed(job, map);

@@ -13,18 +13,20 @@ use copyhold_device::DynDevice;
 use copyhold_format::label::Label;
 use copyhold_format::log::{Batch, FrameHead, FrameKind, Payload, PieceRef, encode_frame};
 use copyhold_format::uberblock::Uberblock;
-use copyhold_log::{Appender, RecoveredBatch, Ring, RingFull};
+use copyhold_log::{Appender, Recovered, RecoveredBatch, Ring, RingFull};
 use copyhold_types::{Buf, Digest, Incarnation, Txg};
 use parking_lot::Mutex;
 
-use crate::PoolError;
-use crate::labels;
+use crate::config::Limits;
+use crate::{PoolError, Sabotage, labels};
 
 pub(crate) struct Journal {
     device: DynDevice,
     label: Label,
     ring: Ring,
     incarnation: Incarnation,
+    /// Asked only for the rule that is broken on purpose.
+    limits: Limits,
     state: Mutex<State>,
 }
 
@@ -93,10 +95,12 @@ impl Journal {
         label: Label,
         ring: Ring,
         resume: Resume,
-        batches: &[RecoveredBatch],
+        recovered: &Recovered,
+        limits: &Limits,
     ) -> Journal {
         let mut before = (resume.uberblock.before_head, resume.uberblock.before_head_txg);
-        let marks: VecDeque<BatchMark> = batches
+        let marks: VecDeque<BatchMark> = recovered
+            .batches
             .iter()
             .map(|b| {
                 let mark = BatchMark {
@@ -128,6 +132,7 @@ impl Journal {
             label,
             ring,
             incarnation: resume.incarnation,
+            limits: limits.clone(),
         }
     }
 
@@ -176,8 +181,15 @@ impl Journal {
             position
         };
         let (frame, digest) = encode_frame(self.head_of(FrameKind::Piece, position, txg), &payload);
-        self.ring.write(position, &frame).await?;
+        self.write_frame(position, &frame).await?;
         Ok(PieceRef { position, blocks, digest })
+    }
+
+    async fn write_frame(&self, position: u64, frame: &Buf) -> Result<(), PoolError> {
+        if self.limits.breaks(Sabotage::OneLogCopy) {
+            return Ok(self.ring.write_copy(0, position, frame).await?);
+        }
+        Ok(self.ring.write(position, frame).await?)
     }
 
     /// The batch that closes a txg, behind the last durable one.
@@ -216,7 +228,7 @@ impl Journal {
     }
 
     pub(crate) async fn write_batch(&self, batch: &PlacedBatch) -> Result<(), PoolError> {
-        Ok(self.ring.write(batch.position, &batch.frame).await?)
+        self.write_frame(batch.position, &batch.frame).await
     }
 
     /// The batch was flushed.
@@ -242,7 +254,7 @@ impl Journal {
         };
         let payload = Payload::new(&[]);
         let (frame, _) = encode_frame(self.head_of(FrameKind::Mark, position, txg), &payload);
-        Ok(self.ring.write(position, &frame).await?)
+        self.write_frame(position, &frame).await
     }
 
     /// Moves the head to the oldest batch that is still needed: the first of a txg not older than
@@ -251,7 +263,11 @@ impl Journal {
     pub(crate) async fn move_head(&self, oldest_pin: Option<Txg>) -> Result<bool, PoolError> {
         let Some(uberblock) = self.next_uberblock(oldest_pin) else { return Ok(false) };
         labels::write_uberblock(&self.device, &self.label, &uberblock).await?;
-        self.device.flush().await?;
+        if self.limits.breaks(Sabotage::ReuseLogAtOnce) {
+            self.state.lock().appender.reuse_before(uberblock.head);
+        } else {
+            self.device.flush().await?;
+        }
         let mut state = self.state.lock();
         state.uberblock = uberblock.number;
         state.appender.uberblock_written(uberblock.head);

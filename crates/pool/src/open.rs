@@ -130,6 +130,7 @@ async fn newest_uberblock(device: &DynDevice, label: &Label) -> Result<Uberblock
 /// A log that is damaged in its middle is not cut: it can be read up to there, and that is all (R2).
 fn cut_at_damage(recovered: &mut Recovered, options: &OpenOptions) -> Result<(), PoolError> {
     match recovered.damage.take() {
+        Some(_) if options.limits.breaks(Sabotage::CutInTheMiddle) => Ok(()),
         Some(damage) if !options.read_only => Err(damage.into()),
         Some(damage) => {
             tracing::error!("{damage}");
@@ -231,7 +232,9 @@ async fn assemble(
         partition_leaves: label.partition_leaves as usize,
         ..TableLimits::default()
     };
-    let root = recovered.batches.last().map_or(&uberblock.tables, |last| &last.batch.tables);
+    let early = options.limits.breaks(Sabotage::ReplayReadsBase);
+    let last_batch = recovered.batches.last().filter(|_| !early);
+    let root = last_batch.map_or(&uberblock.tables, |last| &last.batch.tables);
     let root = root.clone();
     let tot = open_root(&mut replayed, &root, limits)?;
     let catalogue = Catalogue::read(&tot, &nodes).await?;
@@ -248,7 +251,14 @@ async fn assemble(
         uberblock,
     };
     Ok(Pool {
-        journal: Journal::new(device.clone(), label.clone(), ring, resume, &recovered.batches),
+        journal: Journal::new(
+            device.clone(),
+            label.clone(),
+            ring,
+            resume,
+            recovered,
+            &options.limits,
+        ),
         tables: Tables::new(limits, root, tables),
         read_only: options.read_only.then(|| "it was asked for".to_owned()),
         limits: options.limits,

@@ -29,6 +29,8 @@ pub(crate) struct OpenTxg {
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
     pub(crate) records: Vec<u8>,
+    /// Tickets of what is in `records`, with its bytes, where transactions have any.
+    pub(crate) tickets: Vec<(u64, usize)>,
     pub(crate) attached: Vec<(Run, Vec<Buf>)>,
     pub(crate) pieces: Vec<Arc<PieceSlot>>,
     /// Transactions that joined.
@@ -103,12 +105,16 @@ impl Joined<'_> {
     pub(crate) fn gather(
         &self,
         records: &[u8],
+        ticket: Option<u64>,
         edits: u64,
         introduced_bytes: u64,
         attached: Vec<(Run, Vec<Buf>)>,
     ) -> Option<FullPiece> {
         let mut gathered = self.gathered.lock();
-        gathered.records.extend_from_slice(records);
+        match ticket {
+            None => gathered.records.extend_from_slice(records),
+            Some(ticket) => gathered.insert(ticket, records),
+        }
         gathered.attached.extend(attached);
         gathered.joined += 1;
         gathered.edits += edits;
@@ -118,6 +124,7 @@ impl Joined<'_> {
         }
         let slot = Arc::new(PieceSlot { done: async_lock::OnceCell::new() });
         gathered.pieces.push(slot.clone());
+        gathered.tickets.clear();
         let records =
             std::mem::replace(&mut gathered.records, Vec::with_capacity(PIECE_BYTES * 9 / 8));
         Some(FullPiece { txg: self.txg(), records, slot })
@@ -132,10 +139,10 @@ mod tests {
     fn a_piece_is_cut_when_enough_has_gathered_and_the_rest_closes_with_the_txg() {
         let open = OpenTxg::new(Txg::FIRST);
         let half = vec![1; PIECE_BYTES / 2];
-        assert!(open.join().gather(&half, 1, 0, vec![]).is_none());
-        let piece = open.join().gather(&half, 1, 0, vec![]).expect("full");
+        assert!(open.join().gather(&half, None, 1, 0, vec![]).is_none());
+        let piece = open.join().gather(&half, None, 1, 0, vec![]).expect("full");
         assert_eq!((piece.txg, piece.records.len()), (Txg::FIRST, PIECE_BYTES));
-        assert!(open.join().gather(&[2], 1, 0, vec![]).is_none());
+        assert!(open.join().gather(&[2], None, 1, 0, vec![]).is_none());
         let (txg, gathered, ()) = open.close(|| ());
         assert_eq!((txg, gathered.records, gathered.pieces.len()), (Txg::FIRST, vec![2], 1));
         assert_eq!(open.number(), Txg::FIRST.next());

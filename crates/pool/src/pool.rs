@@ -12,6 +12,7 @@ use copyhold_table::{Table, Value};
 use copyhold_types::{Buf, Key, Purpose, Run, TableId, Txg};
 
 use crate::PoolError;
+use crate::Sabotage;
 use crate::admission::Admission;
 use crate::commit::introduced;
 use crate::config::Limits;
@@ -163,18 +164,27 @@ impl Pool {
 
     /// Places `blocks` of an accepted reservation: as few runs as there are, in order.
     pub fn claim(
-        &self,
+        self: &Arc<Self>,
         class: LaneClass,
         blocks: u64,
         from: &mut Reservation,
     ) -> Result<Vec<Claim>, PoolError> {
         let lane = Lane { cpu: self.rt.current_cpu(), class };
-        Ok(self.space.claim(lane, blocks, from)?.into_iter().collect())
+        let claims: Vec<Claim> = self.space.claim(lane, blocks, from)?.into_iter().collect();
+        if self.sabotaged(Sabotage::LogClaims) {
+            self.log_claims(&claims);
+        }
+        Ok(claims)
     }
 
     /// Writes claimed space. While the host has no room for a sparse pool file the write waits and
     /// is tried again, loudly; nothing is lost (rule R32).
     pub async fn write(&self, run: Run, data: Vec<Buf>, why: Purpose) -> Result<(), PoolError> {
+        if self.sabotaged(Sabotage::JoinBeforeData) {
+            let write = self.device.write(run.addr.block(), data, why);
+            self.rt.spawn(Box::pin(async move { drop(write.await) }));
+            return Ok(());
+        }
         loop {
             self.health.check()?;
             match self.device.write(run.addr.block(), data.clone(), why).await {
@@ -193,7 +203,8 @@ impl Pool {
     pub fn apply(self: &Arc<Self>, credit: Credit, tx: Transaction) -> Result<Txg, PoolError> {
         self.check_writable()?;
         self.check_released(&tx)?;
-        let records = tx.records();
+        let allocations = !self.sabotaged(Sabotage::LogClaims);
+        let records = tx.records(allocations);
         let joined = self.open.join();
         Ok(self.apply_joined(joined, credit, tx, records))
     }
@@ -209,7 +220,7 @@ impl Pool {
         self.check_writable()?;
         let joined = self.open.join();
         prepare(joined.txg(), &mut tx);
-        let records = tx.records();
+        let records = tx.records(true);
         Ok(self.apply_joined(joined, credit, tx, records))
     }
 
@@ -224,7 +235,7 @@ impl Pool {
         let edits = tx.len() as u64;
         let introduces = introduced(tx.claims.iter().map(Claim::run));
         self.joined.fetch_max(txg.get(), Ordering::AcqRel);
-        let piece = joined.gather(&records, edits, introduces, tx.attached);
+        let piece = joined.gather(&records, credit.ticket, edits, introduces, tx.attached);
         self.flusher.edited(tx.edits.len() as u64, records.len() as u64);
         for (table, key, edit) in tx.edits {
             self.table(table).apply(txg, key, edit);
@@ -235,6 +246,11 @@ impl Pool {
         for pointer in tx.released {
             if let Err(error) = self.space.log_free(txg, pointer.run) {
                 self.stop(&format!("{:?} was freed twice: {error}", pointer.run));
+            }
+            if self.sabotaged(Sabotage::DiscardEarly) {
+                let Run { addr, blocks } = pointer.run;
+                let discard = self.device.discard(addr.block(), blocks.into());
+                self.rt.spawn(Box::pin(async move { drop(discard.await) }));
             }
         }
         drop(joined);

@@ -2,7 +2,14 @@
 //!
 //! Without the feature `sabotage` this is nothing: `Pool::sabotaged` is `false` at compile time.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use copyhold_format::log::{Record, RecordWriter};
+use copyhold_space::Claim;
+
 use crate::Pool;
+use crate::open_txg::Gathered;
 
 /// One broken rule or ordering each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +36,8 @@ pub enum Sabotage {
     NoMark,
     /// R15: runs are discarded when they are freed.
     DiscardEarly,
+    /// R19: an allocation is logged when it is claimed, before anything refers to it.
+    LogClaims,
     /// Data need not be complete when its transaction joins.
     JoinBeforeData,
     /// A commit is acknowledged without a flush.
@@ -41,7 +50,59 @@ pub enum Sabotage {
     TailNotVerified,
 }
 
+impl Sabotage {
+    /// All of them, in the order of the rules.
+    pub const ALL: [Sabotage; 17] = [
+        Sabotage::JoinFirst,
+        Sabotage::CutInTheMiddle,
+        Sabotage::OneLogCopy,
+        Sabotage::IgnorePins,
+        Sabotage::ReplayReadsBase,
+        Sabotage::HeadAheadOfRecord,
+        Sabotage::ReuseLogAtOnce,
+        Sabotage::TrustSecondFlush,
+        Sabotage::NoIncarnation,
+        Sabotage::NoMark,
+        Sabotage::DiscardEarly,
+        Sabotage::LogClaims,
+        Sabotage::JoinBeforeData,
+        Sabotage::NoFlushBeforeAcknowledgement,
+        Sabotage::ReuseFreesAtOnce,
+        Sabotage::NoFlushBeforeRoot,
+        Sabotage::TailNotVerified,
+    ];
+}
+
+impl Gathered {
+    /// Puts records where their ticket says, whatever has joined meanwhile.
+    pub(crate) fn insert(&mut self, ticket: u64, records: &[u8]) {
+        let place = self.tickets.partition_point(|(other, _)| *other < ticket);
+        let at: usize = self.tickets[..place].iter().map(|(_, bytes)| bytes).sum();
+        self.tickets.insert(place, (ticket, records.len()));
+        self.records.splice(at..at, records.iter().copied());
+    }
+}
+
 impl Pool {
+    /// The place in the log of a transaction that joins when it is admitted.
+    pub(crate) fn join_first(&self) -> Option<u64> {
+        let first = self.sabotaged(Sabotage::JoinFirst);
+        first.then(|| self.admission.tickets.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Logs that claims are allocated.
+    pub(crate) fn log_claims(self: &Arc<Self>, claims: &[Claim]) {
+        let mut records = RecordWriter::with_capacity(claims.len() * 16);
+        claims.iter().for_each(|claim| records.push(Record::Alloc(claim.run())));
+        let joined = self.open.join();
+        self.joined.fetch_max(joined.txg().get(), Ordering::AcqRel);
+        let piece = joined.gather(&records.finish(), None, claims.len() as u64, 0, Vec::new());
+        drop(joined);
+        if let Some(piece) = piece {
+            self.write_piece(piece);
+        }
+    }
+
     pub(crate) fn sabotaged(&self, rule: Sabotage) -> bool {
         self.limits.breaks(rule)
     }

@@ -61,10 +61,10 @@ impl Transaction {
     }
 
     /// The records of this transaction, in an order that replays to the same state: a run is
-    /// allocated before anything can free it.
-    pub(crate) fn records(&self) -> Vec<u8> {
+    /// allocated before anything can free it. Without `allocations` somebody has logged those.
+    pub(crate) fn records(&self, allocations: bool) -> Vec<u8> {
         let mut records = RecordWriter::with_capacity(self.len() * 32);
-        for claim in &self.claims {
+        for claim in self.claims.iter().filter(|_| allocations) {
             records.push(Record::Alloc(claim.run()));
         }
         for (table, key, edit) in &self.edits {
@@ -89,4 +89,6 @@ pub struct Credit {
     /// Bytes by which flushing these edits may make the tables grow, and the space for it.
     pub(crate) bytes: u64,
     pub(crate) growth: Option<Reservation>,
+    /// Its place in the log, where it is given out before joining (`Sabotage::JoinFirst`).
+    pub(crate) ticket: Option<u64>,
 }
