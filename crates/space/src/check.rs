@@ -19,7 +19,7 @@ impl Space {
             discarding += aside;
             open += chunks;
             freeing += state.deferred.values().flatten().map(|run| u64::from(run.1)).sum::<u64>();
-            allocated += if state.quarantined { 0 } else { u64::from(state.logged.count()) };
+            allocated += u64::from(state.logged.count());
             for &(_, run) in held.iter().filter(|held| held.0 == index) {
                 let first = (run.addr.block() - metaslab.first_block) as u32;
                 assert!(state.free.all_used(first, run.blocks), "L1: {run:?} is free");

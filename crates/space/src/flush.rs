@@ -20,7 +20,9 @@
 use copyhold_format::space_map::{Descriptor, Place, SpaceMap};
 use copyhold_types::{Key, NodePtr, Txg};
 
+use crate::changes::Changes;
 use crate::layout::MetaslabId;
+use crate::metaslab::Quarantine;
 use crate::space::Space;
 
 /// What a metaslab keeps of the log.
@@ -41,7 +43,9 @@ pub struct Pin {
 pub struct MapJob {
     space: Space,
     index: usize,
-    map: SpaceMap,
+    complete_to: Txg,
+    /// `None`: the metaslab is quarantined, which its descriptor is to say.
+    map: Option<SpaceMap>,
     replaces: Option<NodePtr>,
     done: bool,
 }
@@ -51,10 +55,15 @@ impl MapJob {
         self.space.shared.metaslabs[self.index].id
     }
 
-    /// Encodes the map, without the zeros up to the end of the last block. `None`: nothing is
-    /// allocated, no map is needed.
+    /// The map, if one is needed.
+    fn needed(&self) -> Option<&SpaceMap> {
+        self.map.as_ref().filter(|map| map.allocated() > 0)
+    }
+
+    /// Encodes the map, without the zeros up to the end of the last block. `None`: no map is
+    /// needed, since nothing is allocated, or nobody knows what is.
     pub fn encode(&self) -> Option<Vec<u8>> {
-        (self.map.allocated() > 0).then(|| self.map.encode())
+        self.needed().map(SpaceMap::encode)
     }
 
     /// Where the descriptor goes.
@@ -65,12 +74,13 @@ impl MapJob {
 
     /// The descriptor to put, once the map has been written to `map` (`None` if there is none).
     pub fn descriptor(&self, map: Option<NodePtr>) -> Descriptor {
-        assert_eq!(map.is_some(), self.map.allocated() > 0, "a map is there iff it is needed");
+        assert_eq!(map.is_some(), self.needed().is_some(), "a map is there iff it is needed");
         Descriptor {
             map,
-            allocated: self.map.allocated(),
-            complete_to: self.map.complete_to(),
-            longest_free: self.map.longest_free(),
+            allocated: self.needed().map_or(0, SpaceMap::allocated),
+            complete_to: self.complete_to,
+            longest_free: self.map.as_ref().map_or(0, SpaceMap::longest_free),
+            quarantined: self.map.is_none(),
         }
     }
 
@@ -81,7 +91,7 @@ impl MapJob {
 
     /// Every edit of a txg up to this one is in the map.
     pub fn complete_to(&self) -> Txg {
-        self.map.complete_to()
+        self.complete_to
     }
 }
 
@@ -100,7 +110,7 @@ impl Space {
     /// read before this call.
     ///
     /// `None`: there is nothing to retire, or a map of this metaslab is being written already, or
-    /// it is quarantined, or it does not exist.
+    /// it does not exist.
     pub fn freeze(&self, id: MetaslabId, closed: Txg) -> Option<MapJob> {
         let index = self.shared.geometry.index_of(id)?;
         let metaslab = &self.shared.metaslabs[index];
@@ -110,14 +120,15 @@ impl Space {
         }
         assert!(state.complete_to <= Some(closed), "{id} is complete beyond {closed} already");
         state.frozen = Some(std::mem::take(&mut state.live));
-        let words = state.logged.words().to_vec();
+        let words = (state.quarantine == Quarantine::No).then(|| state.logged.words().to_vec());
         let replaces = state.map;
         drop(state);
         let MetaslabId { device, index: number } = id;
         let (first_block, blocks) = (metaslab.first_block, metaslab.blocks);
         let place = Place { device, index: number, first_block, blocks };
-        let map = SpaceMap::new(place, closed, words);
-        Some(MapJob { space: self.clone(), index, map, replaces, done: false })
+        let map = words.map(|words| SpaceMap::new(place, closed, words));
+        let (space, complete_to) = (self.clone(), closed);
+        Some(MapJob { space, index, complete_to, map, replaces, done: false })
     }
 
     /// The transaction that put the job's descriptor is durable: its edits pin the log no more.
@@ -125,7 +136,11 @@ impl Space {
         let mut state = self.shared.metaslabs[job.index].lock();
         state.frozen.take().expect("F3: a job has frozen changes");
         state.map = map;
-        state.complete_to = Some(job.map.complete_to());
+        state.complete_to = Some(job.complete_to);
+        if job.map.is_none() {
+            state.quarantine = Quarantine::Recorded;
+            state.live = Changes::default();
+        }
         job.done = true;
     }
 

@@ -3,6 +3,7 @@
 use copyhold_types::{NodePtr, Run, Txg};
 
 use crate::layout::MetaslabId;
+use crate::metaslab::Quarantine;
 use crate::space::Space;
 
 /// One metaslab as it is now; figures are blocks.
@@ -48,7 +49,7 @@ impl Space {
             map: state.map,
             complete_to: state.complete_to,
             oldest_pin: state.oldest_pin(),
-            quarantined: state.quarantined,
+            quarantined: state.quarantine != Quarantine::No,
         })
     }
 

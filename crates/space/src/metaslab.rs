@@ -55,8 +55,19 @@ pub(crate) struct MetaslabState {
     pub(crate) frozen: Option<Changes>,
     pub(crate) map: Option<NodePtr>,
     pub(crate) complete_to: Option<Txg>,
-    /// Nobody knows what is allocated here: nothing is handed out, and edits are ignored.
-    pub(crate) quarantined: bool,
+    pub(crate) quarantine: Quarantine,
+}
+
+/// Whether the map of a metaslab is lost: nobody knows what is allocated, so nothing is handed out
+/// and edits change nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Quarantine {
+    No,
+    /// The descriptor still names the map, which may be readable another time. Then it needs all
+    /// edits since it was made, so these pin the log.
+    Unrecorded,
+    /// The descriptor says so. Edits are of no use any more.
+    Recorded,
 }
 
 impl MetaslabState {
@@ -158,14 +169,19 @@ impl Metaslab {
     /// Whether all of the run is logged as allocated.
     pub(crate) fn is_logged(&self, first: u32, blocks: u32) -> bool {
         let state = self.lock();
-        state.quarantined || state.logged.all_set(first, blocks)
+        state.quarantine != Quarantine::No || state.logged.all_set(first, blocks)
     }
 
     /// Frees an allocated run; it is allocatable once `txg` is released. Blocks that count.
     pub(crate) fn log_free(&self, txg: Txg, first: u32, blocks: u32) -> u32 {
         let mut state = self.lock();
-        if state.quarantined {
-            return 0;
+        match state.quarantine {
+            Quarantine::No => {}
+            Quarantine::Unrecorded => {
+                state.live.note(txg);
+                return 0;
+            }
+            Quarantine::Recorded => return 0,
         }
         assert!(state.logged.all_set(first, blocks), "freed twice: {:?}", self.run(first, blocks));
         state.logged.clear(first, blocks);

@@ -22,7 +22,7 @@ use crate::changes::Changes;
 use crate::error::SpaceError;
 use crate::free::FreeMap;
 use crate::layout::{Geometry, MetaslabId, MetaslabLayout};
-use crate::metaslab::MetaslabState;
+use crate::metaslab::{MetaslabState, Quarantine};
 use crate::range_set::RangeSet;
 use crate::space::{Config, Shared, Space};
 
@@ -124,8 +124,9 @@ impl Restore {
     }
 
     /// The map of a metaslab cannot be read, from any copy. Nothing is allocated from it any more,
-    /// what is freed there stays lost until a repair makes a new map, and it pins no log; all else
-    /// works.
+    /// and what is freed there stays lost until a repair makes a new map; all else works. The next
+    /// flush of the metaslab records this in its descriptor; until then it pins the log, since the
+    /// map, once readable again, would need it.
     pub fn quarantine(&mut self, id: MetaslabId) -> Result<(), SpaceError> {
         let index = self.geometry.index_of(id);
         let index = index.ok_or(SpaceError::NoMetaslab { metaslab: id })?;
@@ -150,7 +151,7 @@ impl Restore {
             let deferred: u64 = state.deferred.values().flatten().map(|run| u64::from(run.1)).sum();
             freeing += deferred;
             allocated += u64::from(state.logged.count());
-            quarantined += if state.quarantined { usable } else { 0 };
+            quarantined += if state.quarantine == Quarantine::No { 0 } else { usable };
             states.push(state);
         }
         let reserve = self.config.reserve(total);
@@ -175,14 +176,17 @@ fn settle(
     edits.sort_by_key(|edit| (edit.txg, edit.free)); // O1
     let mut logged = logged.unwrap_or_else(|| Bits::new(size));
     let mut live = Changes::default();
-    if quarantined {
-        edits.clear();
-        logged = Bits::new(size);
-    }
+    let quarantine = match (quarantined, descriptor) {
+        (_, Some(Descriptor { quarantined: true, .. })) => Quarantine::Recorded,
+        (true, _) => Quarantine::Unrecorded,
+        (false, _) => Quarantine::No,
+    };
     for edit in edits.iter().filter(|edit| Some(edit.txg) > complete_to) {
-        match edit.free {
-            true => logged.clear(edit.first, edit.blocks),
-            false => logged.set(edit.first, edit.blocks),
+        match (quarantine, edit.free) {
+            (Quarantine::No, true) => logged.clear(edit.first, edit.blocks),
+            (Quarantine::No, false) => logged.set(edit.first, edit.blocks),
+            (Quarantine::Unrecorded, _) => {}
+            (Quarantine::Recorded, _) => continue,
         }
         live.note(edit.txg);
     }
@@ -196,10 +200,10 @@ fn settle(
         }
         used.set(first, blocks);
     }
-    let deferred = defer(&edits, durable, &mut used);
-    if quarantined {
+    if quarantine != Quarantine::No {
         used.set(0, size);
     }
+    let deferred = defer(&edits, durable, &mut used);
     let mut free = Bits::new(size);
     free.set(0, size);
     free.words_mut().iter_mut().zip(used.words()).for_each(|(free, used)| *free &= !used);
@@ -209,7 +213,7 @@ fn settle(
     }
     let map = descriptor.and_then(|descriptor| descriptor.map);
     let frozen = None;
-    Ok(MetaslabState { logged, free, deferred, live, frozen, map, complete_to, quarantined })
+    Ok(MetaslabState { logged, free, deferred, live, frozen, map, complete_to, quarantine })
 }
 
 /// The frees that are not allocatable yet, O2; they count as used.

@@ -10,7 +10,9 @@ use crate::wire::Reader;
 pub const METASLAB: Kind = Kind(3);
 
 const WHAT: &str = "metaslab descriptor";
-const LEN: usize = NODE_PTR_BYTES + 16;
+const LEN: usize = NODE_PTR_BYTES + 20;
+/// The only flag.
+const QUARANTINED: u32 = 1;
 
 /// The item of one metaslab, under [`Descriptor::key`]. A metaslab without an item has never been
 /// flushed: its map is empty and complete up to no txg.
@@ -24,6 +26,9 @@ pub struct Descriptor {
     pub complete_to: Txg,
     /// Longest run of free blocks when the map was made: a hint.
     pub longest_free: u32,
+    /// The map was lost: nobody knows what is allocated, and nothing is handed out, until a repair
+    /// makes a new one. There is no map then, and `allocated` is zero.
+    pub quarantined: bool,
 }
 
 impl Descriptor {
@@ -43,7 +48,8 @@ impl Descriptor {
         Ok((DeviceId(device), index))
     }
 
-    /// The pointer (zeros for none), then `complete_to` u64, `allocated` u32, `longest_free` u32.
+    /// The pointer (zeros for none), then `complete_to` u64, `allocated` u32, `longest_free` u32,
+    /// flags u32.
     pub fn encode(&self) -> [u8; LEN] {
         let mut value = [0; LEN];
         if let Some(map) = &self.map {
@@ -52,7 +58,8 @@ impl Descriptor {
         let rest = &mut value[NODE_PTR_BYTES..];
         rest[..8].copy_from_slice(&self.complete_to.get().to_le_bytes());
         rest[8..12].copy_from_slice(&self.allocated.to_le_bytes());
-        rest[12..].copy_from_slice(&self.longest_free.to_le_bytes());
+        rest[12..16].copy_from_slice(&self.longest_free.to_le_bytes());
+        rest[16..].copy_from_slice(&u32::from(self.quarantined).to_le_bytes());
         value
     }
 
@@ -63,11 +70,15 @@ impl Descriptor {
         let map = decode_ptr(value)?;
         let mut rest = Reader::new(WHAT, &value[NODE_PTR_BYTES..]);
         let complete_to = Txg::new(rest.u64()?).ok_or(rest.bad("complete_to", 0))?;
-        let (allocated, longest_free) = (rest.u32()?, rest.u32()?);
+        let (allocated, longest_free, flags) = (rest.u32()?, rest.u32()?, rest.u32()?);
         if map.is_some() != (allocated > 0) {
             return Err(rest.bad("allocated", allocated.into()));
         }
-        Ok(Descriptor { map, allocated, complete_to, longest_free })
+        let quarantined = flags == QUARANTINED;
+        if flags > QUARANTINED || (quarantined && map.is_some()) {
+            return Err(rest.bad("flags", flags.into()));
+        }
+        Ok(Descriptor { map, allocated, complete_to, longest_free, quarantined })
     }
 }
 
@@ -85,7 +96,13 @@ mod tests {
             digest: Digest(0x1234),
         };
         let complete_to = Txg::new(41).unwrap();
-        Descriptor { map: Some(map), allocated: 9, complete_to, longest_free: 300 }
+        Descriptor {
+            map: Some(map),
+            allocated: 9,
+            complete_to,
+            longest_free: 300,
+            quarantined: false,
+        }
     }
 
     #[test]
@@ -94,6 +111,10 @@ mod tests {
         assert_eq!(Descriptor::parse(&with.encode()), Ok(with));
         let without = Descriptor { map: None, allocated: 0, ..with };
         assert_eq!(Descriptor::parse(&without.encode()), Ok(without));
+        let lost = Descriptor { quarantined: true, ..without };
+        assert_eq!(Descriptor::parse(&lost.encode()), Ok(lost));
+        let both = Descriptor { quarantined: true, ..with };
+        assert!(Descriptor::parse(&both.encode()).is_err());
     }
 
     #[test]
@@ -115,12 +136,15 @@ mod tests {
     proptest! {
         #[test]
         fn any_value_gives_an_answer(
-            mut bytes in prop::collection::vec(any::<u8>(), 59..62),
+            mut bytes in prop::collection::vec(any::<u8>(), 63..66),
             small in any::<bool>(),
         ) {
             if small {
                 bytes[42..44].fill(0);
                 bytes[52..56].fill(1);
+                bytes[60..63].fill(0);
+                bytes.truncate(64);
+                bytes[63..].fill(0);
             }
             if let Ok(descriptor) = Descriptor::parse(&bytes) {
                 prop_assert_eq!(&descriptor.encode()[..], &bytes[..]);
