@@ -157,7 +157,6 @@ impl Table {
         drop(job);
         let frozen = Arc::try_unwrap(frozen).unwrap_or_else(|shared| Delta::clone(&shared));
         state.delta.merge_under(frozen);
-        state.sweep = None;
     }
 }
 
@@ -239,4 +238,185 @@ fn absorb_empty(partitions: &mut Partitions, index: usize) -> Option<u64> {
     before.complete_to = before.complete_to.min(gone.complete_to);
     before.delta.merge_under(gone.delta);
     Some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use copyhold_types::Kind;
+
+    use super::*;
+    use crate::store::{Sink, Store, block_on};
+    use crate::{RecoveringTable, Value};
+
+    const LIMITS: Limits = Limits { leaf_bytes: 4096, partition_leaves: 4, read_ahead: 2 };
+
+    fn key(n: u64) -> Key {
+        Key::new(7, Kind(1), n)
+    }
+
+    fn txg(n: u64) -> Txg {
+        Txg::new(n).unwrap()
+    }
+
+    fn put(table: &Table, at: u64, keys: impl Iterator<Item = u64>) {
+        keys.for_each(|n| table.apply(txg(at), key(n), Edit::put(vec![at as u8; 200])));
+    }
+
+    fn point(complete_to: u64, edits_max: usize) -> FreezePoint {
+        FreezePoint { complete_to: txg(complete_to), birth: txg(complete_to + 1), edits_max }
+    }
+
+    fn merge(job: &FlushJob, store: &Arc<Store>) -> Flushed {
+        block_on(job.merge(&**store, &mut Sink::new(store))).unwrap()
+    }
+
+    fn flush(table: &Table, store: &Arc<Store>, start: Key, point: FreezePoint) {
+        let job = table.freeze(start, point).unwrap();
+        let flushed = merge(&job, store);
+        table.install(job, flushed);
+    }
+
+    fn get(table: &Table, store: &Arc<Store>, n: u64) -> Option<Value> {
+        block_on(table.get(&**store, key(n))).unwrap()
+    }
+
+    #[test]
+    fn one_edit_rewrites_one_leaf_and_the_inner_node() {
+        let (table, store) = (Table::new(TableId(1), LIMITS), Arc::default());
+        put(&table, 1, 0..40);
+        flush(&table, &store, Key::MIN, point(1, 1000));
+        store.set_slow(1);
+        put(&table, 2, 5..6);
+        let job = table.freeze(Key::MIN, point(2, 1000)).unwrap();
+        let flushed = merge(&job, &store);
+        assert_eq!((flushed.replaced.len(), flushed.written.len()), (2, 2));
+        assert_eq!((flushed.leaves_read, store.reads()), (1, 2));
+        table.install(job, flushed);
+        assert_eq!(get(&table, &store, 5).as_deref(), Some(&[2; 200][..]));
+    }
+
+    #[test]
+    fn edits_that_change_nothing_write_nothing() {
+        let (table, store) = (Table::new(TableId(1), LIMITS), Arc::default());
+        put(&table, 1, 0..40);
+        flush(&table, &store, Key::MIN, point(1, 1000));
+        table.apply(txg(2), key(100), Edit::put(&[1]));
+        table.apply(txg(2), key(100), Edit::Delete);
+        table.apply(txg(2), key(7), Edit::put(vec![1; 200]));
+        let job = table.freeze(Key::MIN, point(2, 1000)).unwrap();
+        let flushed = merge(&job, &store);
+        assert!(flushed.written.is_empty() && flushed.replaced.is_empty());
+        let told = table.install(job, flushed);
+        let descriptor = told[0].descriptor.as_ref().unwrap();
+        assert_eq!((descriptor.complete_to, descriptor.items), (Some(txg(2)), 40));
+        assert_eq!(table.pin(), None);
+    }
+
+    #[test]
+    fn a_sweep_ends_and_moves_the_pin_although_edits_keep_coming() {
+        let (table, store) = (Table::new(TableId(1), LIMITS), Arc::default());
+        put(&table, 3, 0..10);
+        for step in 0..4u64 {
+            assert_eq!(table.pin(), Some(txg(3)));
+            put(&table, 4 + step, 0..3);
+            flush(&table, &store, Key::MIN, point(3 + step, 3));
+        }
+        assert_eq!(table.pin(), Some(txg(5)), "the first edit behind the sweep");
+        let (_, descriptor) = table.descriptors().remove(0);
+        assert_eq!(descriptor.complete_to, Some(txg(3)));
+        assert_eq!(descriptor.items, 10);
+    }
+
+    #[test]
+    fn a_flush_is_one_at_a_time_and_can_be_given_up() {
+        let (table, store) = (Table::new(TableId(1), LIMITS), Arc::default());
+        assert!(table.freeze(Key::MIN, point(1, 9)).is_none(), "nothing to flush");
+        put(&table, 1, 0..3);
+        let job = table.freeze(Key::MIN, point(1, 9)).unwrap();
+        put(&table, 2, 2..5);
+        assert!(table.freeze(Key::MIN, point(2, 9)).is_none(), "one at a time");
+        assert_eq!((table.stats()[0].frozen_edits, table.stats()[0].edits), (3, 3));
+        table.abort(job);
+        assert_eq!((table.stats()[0].frozen_edits, table.stats()[0].edits), (0, 5));
+        assert_eq!(table.pin(), Some(txg(1)));
+        assert_eq!(get(&table, &store, 2).as_deref(), Some(&[2; 200][..]));
+    }
+
+    #[test]
+    fn an_unreadable_leaf_fails_its_partition_alone() {
+        let (table, store) = (Table::new(TableId(1), LIMITS), Arc::default());
+        put(&table, 1, 0..200);
+        flush(&table, &store, Key::MIN, point(1, 1000));
+        let starts: Vec<Key> = table.stats().iter().map(|stats| stats.start).collect();
+        assert!(starts.len() > 2);
+        put(&table, 2, 0..200);
+        store.set_slow(1);
+        store.set_failing(true);
+        let job = table.freeze(starts[1], point(2, 1000)).unwrap();
+        let error = block_on(job.merge(&*store, &mut Sink::new(&store))).unwrap_err();
+        assert!(error.to_string().contains(&starts[1].to_string()), "{error}");
+        table.abort(job);
+        store.set_failing(false);
+        flush(&table, &store, starts[2], point(2, 1000));
+        assert_eq!(table.stats()[2].edits, 0);
+        assert!(table.stats()[1].edits > 0);
+    }
+
+    /// What was complete of two partitions is complete of the whole only as far as of both: an edit
+    /// between the two would be dropped by replay.
+    #[test]
+    fn a_partition_that_takes_over_an_empty_one_is_complete_as_far_as_both_were() {
+        let (table, store) = (Table::new(TableId(1), LIMITS), Arc::default());
+        put(&table, 1, 0..100);
+        flush(&table, &store, Key::MIN, point(1, 1000));
+        let [first, second, ..] = &table.stats()[..] else { panic!("it was split") };
+        let (second, end) = (second.start, table.stats().get(2).map_or(100, |s| s.start.offset));
+        assert_eq!(first.start, Key::MIN);
+        (second.offset..end).for_each(|n| table.apply(txg(2), key(n), Edit::Delete));
+        put(&table, 2, 0..1);
+        let late = table.freeze(second, point(2, 1000)).unwrap();
+        let emptied = merge(&late, &store);
+        put(&table, 3, second.offset + 1..second.offset + 2);
+        put(&table, 4, 1..2);
+        flush(&table, &store, Key::MIN, point(4, 1000));
+        let told = table.install(late, emptied);
+        assert!(told.iter().any(|told| told.descriptor.is_none()), "the second is gone");
+        assert_eq!(table.pin(), Some(txg(3)));
+
+        let mut recovering = RecoveringTable::new(TableId(1));
+        recovering.apply(txg(3), key(second.offset + 1), Edit::put(vec![3; 200]));
+        recovering.apply(txg(4), key(1), Edit::put(vec![4; 200]));
+        let table = recovering.finish(LIMITS, table.descriptors()).unwrap();
+        assert!(get(&table, &store, second.offset + 1).is_some());
+        assert!(get(&table, &store, second.offset).is_none());
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "real threads, for the locks")]
+    fn threads_edit_while_another_flushes() {
+        let (table, store) = (Table::new(TableId(1), LIMITS), Arc::default());
+        std::thread::scope(|scope| {
+            for thread in 0..3u64 {
+                let table = &table;
+                scope.spawn(move || {
+                    for round in 1..4 {
+                        put(table, round, (0..150).map(|n| n * 3 + thread));
+                    }
+                });
+            }
+            scope.spawn(|| {
+                for step in 0..40 {
+                    let stats = table.stats();
+                    let start = stats[step % stats.len()].start;
+                    let Some(job) = table.freeze(start, point(1, 100)) else { continue };
+                    let flushed = merge(&job, &store);
+                    table.install(job, flushed);
+                }
+            });
+        });
+        table.check();
+        let all = block_on(table.range(&*store, Key::MIN..Key::MAX, usize::MAX)).unwrap();
+        assert!(all.iter().map(|(key, _)| key.offset).eq(0..450));
+        assert!(all.iter().all(|(_, value)| value[..] == [3; 200]));
+    }
 }

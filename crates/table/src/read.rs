@@ -301,3 +301,85 @@ impl<'a, U: Iterator<Item = (&'a Key, &'a Edit)>> Iterator for Overlay<U> {
         self.over.next()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+
+    use copyhold_types::{Kind, TableId, Txg};
+
+    use super::*;
+    use crate::store::{Sink, Store, block_on};
+    use crate::{FreezePoint, Limits};
+
+    fn key(n: u64) -> Key {
+        Key::new(7, Kind(1), n)
+    }
+
+    /// Items 0, 2, 4 … 78 in a base of several leaves, none of them cached.
+    fn settled() -> (Table, Arc<Store>) {
+        let limits = Limits { leaf_bytes: 4096, partition_leaves: 8, read_ahead: 2 };
+        let (table, store) = (Table::new(TableId(1), limits), Arc::<Store>::default());
+        for n in (0..80).step_by(2) {
+            table.apply(Txg::FIRST, key(n), Edit::put(vec![n as u8; 500]));
+        }
+        let birth = Txg::FIRST.next();
+        let point = FreezePoint { complete_to: Txg::FIRST, birth, edits_max: 1000 };
+        let job = table.freeze(Key::MIN, point).unwrap();
+        let flushed = block_on(job.merge(&*store, &mut Sink::new(&store))).unwrap();
+        assert!(flushed.written.len() > 4);
+        table.install(job, flushed);
+        store.set_slow(1);
+        (table, store)
+    }
+
+    #[test]
+    fn what_the_edits_say_needs_no_node() {
+        let (table, store) = settled();
+        table.apply(Txg::FIRST, key(2), Edit::Delete);
+        table.apply(Txg::FIRST, key(3), Edit::put(&[3]));
+        assert_eq!(table.get_cached(&*store, key(2)), Cached::Known(None));
+        assert_eq!(table.get_cached(&*store, key(3)), Cached::Known(Some(Value::from(&[3]))));
+        assert_eq!(table.get_cached(&*store, key(4)), Cached::Unknown);
+        assert_eq!(store.reads(), 0);
+        store.set_slow(0);
+        assert_eq!(table.get_cached(&*store, key(4)), Cached::Known(Some(vec![4; 500].into())));
+        assert_eq!(table.get_cached(&*store, key(5)), Cached::Known(None));
+    }
+
+    #[test]
+    fn a_lookup_reads_the_path_and_nothing_beside_it() {
+        let (table, store) = settled();
+        assert!(block_on(table.get(&*store, key(40))).unwrap().is_some());
+        assert_eq!(store.reads(), 2);
+        let found = block_on(table.range(&*store, key(40)..key(41), 100)).unwrap();
+        assert_eq!((found.len(), store.reads()), (1, 4));
+        let last = block_on(table.last_below(&*store, key(40), key(0))).unwrap();
+        assert_eq!((last.unwrap().0, store.reads()), (key(38), 6));
+    }
+
+    #[test]
+    fn a_range_stops_at_its_limit() {
+        let (table, store) = settled();
+        let found = block_on(table.range(&*store, key(1)..key(79), 1)).unwrap();
+        assert_eq!((found[0].0, found.len(), store.reads()), (key(2), 1, 2));
+        let none = block_on(table.range(&*store, key(50)..key(10), 9)).unwrap();
+        assert!(none.is_empty());
+    }
+
+    #[test]
+    fn a_read_that_waits_is_of_the_moment_when_it_began() {
+        let (table, store) = settled();
+        let mut range = Box::pin(table.range(&*store, key(0)..key(6), 100));
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        while store.reads() == 0 {
+            assert!(range.as_mut().poll(&mut cx).is_pending());
+        }
+        for n in 0..80 {
+            table.apply(Txg::FIRST, key(n), Edit::Delete);
+        }
+        let found = block_on(range).unwrap();
+        assert_eq!(found.iter().map(|(key, _)| key.offset).collect::<Vec<_>>(), [0, 2, 4]);
+        assert!(block_on(table.range(&*store, key(0)..key(6), 100)).unwrap().is_empty());
+    }
+}

@@ -18,9 +18,12 @@ pub(crate) struct ReadAhead<'n> {
     flying: VecDeque<Flight<'n>>,
 }
 
+/// A leaf, or why it cannot be read.
+pub(crate) type Arrival = (NodePtr, Result<Arc<Node>, TableError>);
+
 enum Flight<'n> {
     Reading(NodePtr, NodeFuture<'n, Arc<Node>>),
-    Done(NodePtr, Result<Arc<Node>, TableError>),
+    Done(Arrival),
 }
 
 impl<'n> ReadAhead<'n> {
@@ -33,12 +36,12 @@ impl<'n> ReadAhead<'n> {
     }
 
     /// The next leaf, as it was asked for.
-    pub(crate) async fn next(&mut self) -> Option<(NodePtr, Result<Arc<Node>, TableError>)> {
+    pub(crate) async fn next(&mut self) -> Option<Arrival> {
         while self.flying.len() < self.window
             && let Some(ptr) = self.waiting.pop_front()
         {
             let flight = match self.nodes.cached(&ptr) {
-                Some(node) => Flight::Done(ptr, Ok(node)),
+                Some(node) => Flight::Done((ptr, Ok(node))),
                 None => Flight::Reading(ptr, self.nodes.read(ptr, Level::Leaf)),
             };
             self.flying.push_back(flight);
@@ -46,16 +49,13 @@ impl<'n> ReadAhead<'n> {
         poll_fn(|cx| self.poll_front(cx)).await
     }
 
-    fn poll_front(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<(NodePtr, Result<Arc<Node>, TableError>)>> {
+    fn poll_front(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arrival>> {
         for flight in &mut self.flying {
             flight.poll(cx);
         }
         match self.flying.pop_front() {
             None => Poll::Ready(None),
-            Some(Flight::Done(ptr, result)) => Poll::Ready(Some((ptr, result))),
+            Some(Flight::Done(arrival)) => Poll::Ready(Some(arrival)),
             Some(reading) => {
                 self.flying.push_front(reading);
                 Poll::Pending
@@ -69,7 +69,7 @@ impl Flight<'_> {
         if let Flight::Reading(ptr, read) = self
             && let Poll::Ready(result) = read.as_mut().poll(cx)
         {
-            *self = Flight::Done(*ptr, result);
+            *self = Flight::Done((*ptr, result));
         }
     }
 }

@@ -35,8 +35,11 @@ pub struct LeafBuilder {
     last: Key,
     groups: Vec<Group>,
     objects: Stats,
+    /// What the columns of the groups take of the leaf.
+    group_bytes: usize,
     /// Ordered by kind.
     sections: Vec<Section>,
+    section_bytes: usize,
 }
 
 /// Items with one object and kind.
@@ -60,7 +63,9 @@ impl LeafBuilder {
             last: Key::MIN,
             groups: Vec::new(),
             objects: Stats::default(),
+            group_bytes: 0,
             sections: Vec::new(),
+            section_bytes: 0,
         }
     }
 
@@ -80,8 +85,7 @@ impl LeafBuilder {
 
     /// Bytes that the leaf takes now, before rounding up to whole blocks.
     pub fn bytes(&self) -> usize {
-        let sections: usize = self.sections.iter().map(|section| section.bytes).sum();
-        HEADER_BYTES + self.group_bytes() + sections + PAD_BYTES
+        HEADER_BYTES + self.group_bytes + self.section_bytes + PAD_BYTES
     }
 
     /// Appends an item; keys come in ascending order. `false`: it does not fit, the builder is
@@ -94,6 +98,7 @@ impl LeafBuilder {
         }
         let at = self.section_of(key.kind);
         let section = &mut self.sections[at];
+        self.section_bytes -= section.bytes;
         let same_group =
             self.groups.last().is_some_and(|g| (g.object, g.kind) == (key.object, key.kind));
         if !same_group {
@@ -102,6 +107,10 @@ impl LeafBuilder {
             self.objects.add(key.object);
         }
         section.push(key.offset, value);
+        self.section_bytes += section.bytes;
+        if !same_group {
+            self.group_bytes = self.measure_groups();
+        }
         let last = std::mem::replace(&mut self.last, key);
         self.items += 1;
         if self.items == 1 {
@@ -171,10 +180,13 @@ impl LeafBuilder {
             self.objects.clear();
             self.groups.iter().for_each(|group| self.objects.add(group.object));
         }
+        self.section_bytes -= self.sections[at].bytes;
         self.sections[at].pop();
+        self.section_bytes += self.sections[at].bytes;
         if self.sections[at].len() == 0 {
             self.sections.remove(at);
         }
+        self.group_bytes = self.measure_groups();
     }
 
     /// Object, section, first item and first rank of each group.
@@ -189,7 +201,7 @@ impl LeafBuilder {
         ]
     }
 
-    fn group_bytes(&self) -> usize {
+    fn measure_groups(&self) -> usize {
         let packed = self.group_shapes().map(|shape| shape.bytes(self.groups.len()));
         GROUP_COLUMNS * COLUMN_BYTES + packed.iter().sum::<usize>()
     }
@@ -286,9 +298,7 @@ impl Section {
             self.learn(self.offsets[rank], end - start, start);
             start = end;
         }
-        if self.len() > 0 {
-            self.bytes = self.measure();
-        }
+        self.bytes = if self.len() > 0 { self.measure() } else { 0 };
     }
 
     /// Bytes of all tails.

@@ -75,6 +75,9 @@ pub(super) struct Stats {
     max: u64,
     /// All bits in which some number differs from the first.
     differ: u64,
+    /// What a frame of reference would take.
+    bits: u8,
+    shift: u8,
     /// The distinct numbers in order of appearance, unless they are too many.
     distinct: Vec<u64>,
 }
@@ -87,8 +90,8 @@ impl Stats {
                 last: number,
                 min: number,
                 max: number,
-                differ: 0,
                 distinct: vec![number],
+                ..Stats::default()
             };
             return;
         }
@@ -99,6 +102,8 @@ impl Stats {
         self.min = self.min.min(number);
         self.max = self.max.max(number);
         self.differ |= number ^ self.first;
+        self.shift = self.differ.trailing_zeros() as u8;
+        self.bits = bits_of((self.max - self.min) >> self.shift);
         if self.distinct.len() <= DICT_MAX && !self.distinct.contains(&number) {
             self.distinct.push(number);
         }
@@ -110,9 +115,8 @@ impl Stats {
 
     /// The smallest packing of these numbers, of which there are `n`.
     pub(super) fn shape(&self, n: usize, width: u8) -> Shape {
-        let shift = if self.differ == 0 { 0 } else { self.differ.trailing_zeros() as u8 };
-        let bits = bits_of((self.max - self.min) >> shift);
-        let plain = Shape { base: self.min, bits, shift, dict: 0, width };
+        let Stats { min, bits, shift, .. } = *self;
+        let plain = Shape { base: min, bits, shift, dict: 0, width };
         let distinct = self.distinct.len();
         if distinct > DICT_MAX || usize::from(bits) * n <= distinct * 64 {
             return plain;

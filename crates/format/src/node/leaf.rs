@@ -145,9 +145,9 @@ impl LeafView {
         if self.group_name(group) != wanted {
             return Some(first);
         }
-        let offsets = &self.sections[first.section].offsets;
+        let (node, offsets) = (&self.buf[..], &self.sections[first.section].offsets);
         let ranks = (first.rank, first.rank + (first.end - first.start));
-        let below = |rank| offsets.get(&self.buf, rank) < key.offset;
+        let below = |rank| offsets.get(node, rank) < key.offset;
         let rank = partition_point(ranks.0, ranks.1, below);
         if rank == ranks.1 {
             return (group + 1 < self.header.groups).then(|| self.place_of_group(group + 1));
@@ -280,10 +280,10 @@ impl LeafView {
     }
 
     fn check_offsets(&self, first: &Place) -> Result<(), FormatError> {
-        let offsets = &self.sections[first.section].offsets;
-        let mut before = offsets.get(&self.buf, first.rank);
+        let (node, offsets) = (&self.buf[..], &self.sections[first.section].offsets);
+        let mut before = offsets.get(node, first.rank);
         for rank in first.rank + 1..first.rank + (first.end - first.start) {
-            let offset = offsets.get(&self.buf, rank);
+            let offset = offsets.get(node, rank);
             if offset <= before {
                 return Err(disorder(format!("offset {offset} stands behind {before}")));
             }
@@ -318,11 +318,12 @@ impl ValueRef<'_> {
     /// Writes the value into `out`, which has exactly its length.
     pub fn copy_to(&self, out: &mut [u8]) {
         assert_eq!(out.len(), self.len(), "room for the value");
+        let node = &self.leaf.buf[..];
         let mut at = 0;
         let (from, to) = self.section.fields;
         for column in &self.leaf.fields[from..to] {
             let width = column.width();
-            let number = column.get(&self.leaf.buf, self.rank).to_le_bytes();
+            let number = column.get(node, self.rank).to_le_bytes();
             out[at..at + width].copy_from_slice(&number[..width]);
             at += width;
         }

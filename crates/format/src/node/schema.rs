@@ -7,6 +7,8 @@
 
 use copyhold_types::Kind;
 
+use crate::item;
+
 /// The fixed fields of a kind of item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schema {
@@ -22,13 +24,23 @@ pub const FIELDS_MAX: usize = 32;
 /// the blocks behind it.
 pub const EXTENT: Schema = Schema { fields: &[6, 2, 1, 1, 8, 8, 4, 4] };
 
+/// Inodes: see `item::InodeItem` for the order. Much of it is the same in all inodes of a leaf.
+pub const INODE: Schema =
+    Schema { fields: &[2, 2, 4, 4, 4, 8, 8, 8, 8, 8, 8, 4, 4, 4, 4, 4, 4, 4, 4, 8, 4, 4] };
+
+/// Directory buckets: index, type, length of the name and inode of the first entry, which is nearly
+/// always the only one. The tail is its name and the other entries.
+pub const DIRENT: Schema = Schema { fields: &[1, 1, 1, 1, 8] };
+
 const NONE: Schema = Schema { fields: &[] };
 
 impl Schema {
     /// Kinds without an entry are all tail.
     pub fn of(kind: Kind) -> Schema {
         match kind {
-            Kind(16) => EXTENT,
+            item::INODE => INODE,
+            item::DIRENT => DIRENT,
+            item::EXTENT => EXTENT,
             _ => NONE,
         }
     }
@@ -57,6 +69,14 @@ mod tests {
             assert!(schema.fields.len() <= FIELDS_MAX);
             assert!(schema.fields.iter().all(|width| (1..=8).contains(width)));
         }
+    }
+
+    #[test]
+    fn fields_cover_what_the_items_have() {
+        let bytes = |schema: Schema| schema.fields.iter().map(|&w| usize::from(w)).sum::<usize>();
+        assert_eq!(bytes(INODE), item::InodeItem::BYTES);
+        assert_eq!(bytes(DIRENT), 12);
+        assert_eq!(bytes(EXTENT), 34);
     }
 
     #[test]
