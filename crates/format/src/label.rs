@@ -173,9 +173,10 @@ impl Label {
     }
 
     fn from_disk(disk: &LabelDisk) -> Result<Label, FormatError> {
-        let name = disk.name.get(..disk.name_len.get() as usize).and_then(|bytes| {
-            std::str::from_utf8(bytes).ok().map(str::to_owned)
-        });
+        let name = disk
+            .name
+            .get(..disk.name_len.get() as usize)
+            .and_then(|bytes| std::str::from_utf8(bytes).ok().map(str::to_owned));
         Ok(Label {
             pool: PoolId(disk.pool),
             secret: disk.secret.get(),
@@ -187,10 +188,7 @@ impl Label {
                 ro_compat: disk.ro_compat.get(),
                 incompat: disk.incompat.get(),
             },
-            created: Timestamp {
-                secs: disk.created_secs.get(),
-                nanos: disk.created_nanos.get(),
-            },
+            created: Timestamp { secs: disk.created_secs.get(), nanos: disk.created_nanos.get() },
             blocks: disk.blocks.get(),
             log: disk.log.map(U64::get),
             log_blocks: disk.log_blocks.get(),
@@ -214,7 +212,9 @@ impl Label {
         if self.log[0].abs_diff(self.log[1]) < self.log_blocks || self.log_blocks < 16 {
             return Err(bad("log blocks", self.log_blocks));
         }
-        if !self.metaslab_blocks.is_power_of_two() || self.metaslab_blocks > 1 << 22 {
+        if !self.metaslab_blocks.is_power_of_two()
+            || !(256..=1 << 22).contains(&self.metaslab_blocks)
+        {
             return Err(bad("metaslab blocks", self.metaslab_blocks));
         }
         let node = u64::from(self.node_bytes);
