@@ -1,52 +1,149 @@
-//! The operations, as a front end calls them.
+//! The filesystem as a whole: making, opening, closing, and what every operation needs.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use copyhold_pool::Pool;
-use copyhold_types::Buf;
+use copyhold_format::FormatError;
+use copyhold_format::item::{
+    self, EPOCH, EpochItem, HashKey, InodeFlags, InodeItem, LISTS, ORPHAN, SUBVOL, SubvolFlags,
+    SubvolItem, TRUNCATE,
+};
+use copyhold_pool::{Credit, IdSpace, Pool, PoolError, Reservation, Tier, Transaction, Value};
+use copyhold_runtime::Rt;
+use copyhold_types::{BLOCK_BYTES, Buf, EpochId, InodeNo, Key, SubvolId, Timestamp, Txg};
 
-use crate::*;
+use crate::cache::InodeCache;
+use crate::inode::{Inode, InodeRef};
+use crate::reaper::Reaper;
+use crate::subvol::Subvol;
+use crate::writeback::Flusher;
+use crate::{Caller, FsError, NodeId, Options, Result, StatFs};
 
-const STUB: FsError = FsError::NotSupported("this operation");
-
-/// How an extended attribute is set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XattrSet {
-    Any,
-    /// Fails with [`FsError::Exists`].
-    Create,
-    /// Fails with [`FsError::NoAttribute`].
-    Replace,
-}
+/// Blocks in the buffer of zeros that holes are read from.
+const ZERO_BLOCKS: usize = 32;
 
 /// The files of a pool's root subvolume.
 pub struct Filesystem {
-    pool: Arc<Pool>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) rt: Rt,
+    pub(crate) options: Options,
+    pub(crate) subvol: Subvol,
+    pub(crate) inodes: InodeCache,
+    pub(crate) flusher: Flusher,
+    pub(crate) reaper: Reaper,
+    pub(crate) zeros: Buf,
+    fsid: u64,
+    closed: AtomicBool,
 }
 
-#[allow(unused_variables)]
 impl Filesystem {
     /// Makes the root subvolume of a new pool, in one transaction, and commits it. The root
-    /// directory belongs to `owner`, with `mode`.
+    /// directory belongs to `owner` and has permissions `mode`.
     pub async fn format(pool: &Arc<Pool>, owner: &Caller, mode: u32) -> Result<()> {
-        Err(STUB)
+        let rt = pool.runtime();
+        let table = pool.new_table().await?;
+        let epoch = EpochId(pool.next_id(IdSpace::Epoch).await?);
+        let now = rt.wall_clock();
+        let subvol = SubvolItem {
+            table,
+            epoch,
+            first: epoch,
+            flags: SubvolFlags::default(),
+            hash_key: HashKey(random_bytes(rt)),
+            created: now,
+            identity: random_bytes(rt),
+        };
+        let record = EpochItem { subvol: SubvolId::ROOT, table, first: epoch, parent: None };
+        let root =
+            InodeItem { parent: InodeNo::ROOT, nlink: 2, ..new_item(0o040000 | mode, owner, now) };
+
+        let credit = pool.admit(Tier::Write, 3, 512).await?;
+        let mut tx = Transaction::new();
+        tx.put(Pool::SYSTEM, subvol_key(SubvolId::ROOT), &subvol.encode()[..]);
+        tx.put(Pool::SYSTEM, Key::new(epoch.0, EPOCH, 0), &record.encode()[..]);
+        tx.put(table, item::inode_key(InodeNo::ROOT), &root.encode()[..]);
+        let txg = pool.apply(credit, tx)?;
+        Ok(pool.commit(txg).await?)
     }
 
     /// Opens the root subvolume. Files that were unlinked while open when the pool was last used
     /// are removed in the background.
     pub async fn open(pool: Arc<Pool>, options: Options) -> Result<Arc<Filesystem>> {
-        Ok(Arc::new(Filesystem { pool }))
+        let key = subvol_key(SubvolId::ROOT);
+        let value = pool.get(Pool::SYSTEM, key).await?;
+        let parsed = match &value {
+            Some(value) => SubvolItem::parse(value),
+            None => Err(FormatError::Short { what: "subvolume record", len: 0 }),
+        };
+        let subvol = parsed.map_err(|source| FsError::Record {
+            what: format!("the record of subvolume {}", SubvolId::ROOT),
+            source,
+        })?;
+        let fsid = u64::from_le_bytes(subvol.identity[..8].try_into().expect("eight bytes"));
+        let fs = Arc::new(Filesystem {
+            rt: pool.runtime().clone(),
+            subvol: Subvol::new(SubvolId::ROOT, &subvol),
+            inodes: InodeCache::new(options.inodes_max),
+            flusher: Flusher::new(&options),
+            reaper: Reaper::default(),
+            zeros: Buf::zeroed(ZERO_BLOCKS),
+            fsid,
+            closed: AtomicBool::new(false),
+            options,
+            pool,
+        });
+        if fs.writable().is_ok() {
+            fs.resume().await?;
+        }
+        Ok(fs)
+    }
+
+    /// Takes up what the last use of the pool left: truncates in steps, orphans (R28).
+    async fn resume(self: &Arc<Self>) -> Result<()> {
+        let mut from = Key::new(LISTS, ORPHAN, 0);
+        let end = Key::new(LISTS, TRUNCATE, u64::MAX);
+        loop {
+            let items = self.pool.range(self.subvol.table, from, end, 256).await?;
+            let Some((last, _)) = items.last() else { return Ok(()) };
+            from = last.successor().expect("keys of lists have successors");
+            for (key, value) in &items {
+                let node = self.node(InodeNo(key.offset));
+                if key.kind == ORPHAN {
+                    self.reap_later(node);
+                } else if key.kind == TRUNCATE {
+                    self.resume_truncate(node, value).await?;
+                }
+            }
+        }
     }
 
     /// Writes everything, removes what nobody refers to any more, and ends background work. The pool
     /// stays open: close it next. Operations after this answer [`FsError::ShutDown`].
     pub async fn close(self: &Arc<Self>) -> Result<()> {
-        Err(STUB)
+        if self.closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut result = Ok(());
+        if self.writable().is_ok() {
+            result = self.sync().await;
+            self.orphans_are_closed();
+            self.reaper_idle().await;
+            if result.is_ok() {
+                result = self.sync().await;
+            }
+        }
+        self.closed.store(true, Ordering::Release);
+        self.flusher.end();
+        result
     }
 
-    /// Stops at once (GOINGDOWN): with `flush` everything is written first. EIO afterwards.
+    /// Stops at once (GOINGDOWN); with `flush` everything is written first. EIO afterwards.
     pub async fn shut_down(self: &Arc<Self>, flush: bool) -> Result<()> {
-        Err(STUB)
+        let result = if flush { self.sync().await } else { Ok(()) };
+        self.closed.store(true, Ordering::Release);
+        self.flusher.end();
+        self.pool.stop("the filesystem was told to go down");
+        result
     }
 
     pub fn pool(&self) -> &Arc<Pool> {
@@ -57,292 +154,158 @@ impl Filesystem {
         NodeId::ROOT
     }
 
-    // -- names ---------------------------------------------------------------------------------
-
-    /// `name` may be "." and ".." too.
-    pub async fn lookup(&self, parent: NodeId, name: &[u8]) -> Result<Entry> {
-        Err(STUB)
-    }
-
-    /// Finds a file by its node id, as a look-up of "." (file handles over NFS). [`FsError::Stale`]
-    /// if there is none.
-    pub async fn lookup_node(&self, node: NodeId) -> Result<Entry> {
-        Err(STUB)
-    }
-
-    /// Gives back `count` look-ups.
-    pub fn forget(self: &Arc<Self>, node: NodeId, count: u64) {}
-
-    /// Makes and opens a regular file. An existing one is opened, unless `exclusive`; the flag
-    /// returned says whether it was made.
-    pub async fn create(
-        self: &Arc<Self>,
-        caller: &Caller,
-        parent: NodeId,
-        name: &[u8],
-        mode: u32,
-        flags: OpenFlags,
-        exclusive: bool,
-    ) -> Result<(Entry, bool)> {
-        Err(STUB)
-    }
-
-    /// Makes a file of any kind but directories and symlinks, without opening it. `mode` holds the type.
-    pub async fn mknod(
-        self: &Arc<Self>,
-        caller: &Caller,
-        parent: NodeId,
-        name: &[u8],
-        mode: u32,
-        rdev: u32,
-    ) -> Result<Entry> {
-        Err(STUB)
-    }
-
-    pub async fn mkdir(
-        self: &Arc<Self>,
-        caller: &Caller,
-        parent: NodeId,
-        name: &[u8],
-        mode: u32,
-    ) -> Result<Entry> {
-        Err(STUB)
-    }
-
-    pub async fn symlink(
-        self: &Arc<Self>,
-        caller: &Caller,
-        parent: NodeId,
-        name: &[u8],
-        target: &[u8],
-    ) -> Result<Entry> {
-        Err(STUB)
-    }
-
-    pub async fn readlink(&self, node: NodeId) -> Result<Vec<u8>> {
-        Err(STUB)
-    }
-
-    /// Another name for `node`; also gives a file made by [`Self::tmpfile`] its first.
-    pub async fn link(
-        self: &Arc<Self>,
-        node: NodeId,
-        parent: NodeId,
-        name: &[u8],
-    ) -> Result<Entry> {
-        Err(STUB)
-    }
-
-    pub async fn unlink(self: &Arc<Self>, parent: NodeId, name: &[u8]) -> Result<()> {
-        Err(STUB)
-    }
-
-    pub async fn rmdir(self: &Arc<Self>, parent: NodeId, name: &[u8]) -> Result<()> {
-        Err(STUB)
-    }
-
-    /// What replaces an existing name has its data in the same or an earlier txg (R35).
-    pub async fn rename(
-        self: &Arc<Self>,
-        caller: &Caller,
-        parent: NodeId,
-        name: &[u8],
-        new_parent: NodeId,
-        new_name: &[u8],
-        flags: RenameFlags,
-    ) -> Result<()> {
-        Err(STUB)
-    }
-
-    /// Makes and opens a regular file without a name.
-    pub async fn tmpfile(
-        self: &Arc<Self>,
-        caller: &Caller,
-        parent: NodeId,
-        mode: u32,
-    ) -> Result<Entry> {
-        Err(STUB)
-    }
-
-    /// Hands entries behind the cookie `after` to `visit` until it says false: that entry was not
-    /// taken. 0 starts. Entries that are neither made nor removed meanwhile come exactly once.
-    pub async fn readdir(
-        &self,
-        dir: NodeId,
-        after: u64,
-        visit: &mut (dyn FnMut(&DirEntry<'_>) -> bool + Send),
-    ) -> Result<()> {
-        Err(STUB)
-    }
-
-    /// As [`Self::readdir`], with attributes; each entry taken, but for "." and "..", counts as a
-    /// look-up.
-    pub async fn readdirplus(
-        &self,
-        dir: NodeId,
-        after: u64,
-        visit: &mut (dyn FnMut(&DirEntry<'_>) -> bool + Send),
-    ) -> Result<()> {
-        Err(STUB)
-    }
-
-    // -- attributes ----------------------------------------------------------------------------
-
-    pub async fn getattr(&self, node: NodeId) -> Result<Attr> {
-        Err(STUB)
-    }
-
-    pub async fn setattr(
-        self: &Arc<Self>,
-        caller: &Caller,
-        node: NodeId,
-        set: &SetAttr,
-    ) -> Result<Attr> {
-        Err(STUB)
-    }
-
-    /// Whether `caller` may read (4), write (2), execute or search (1) `node`; mode and ACL decide.
-    pub async fn access(&self, caller: &Caller, node: NodeId, mask: u32) -> Result<()> {
-        Err(STUB)
-    }
-
-    /// Sets [`FileFlags`] and, if given, the project id. Bits outside [`FileFlags::SETTABLE`] are
-    /// refused with [`FsError::NotSupported`].
-    pub async fn set_flags(
-        self: &Arc<Self>,
-        caller: &Caller,
-        node: NodeId,
-        flags: FileFlags,
-        project: Option<u32>,
-    ) -> Result<()> {
-        Err(STUB)
-    }
-
-    pub async fn get_xattr(&self, node: NodeId, name: &[u8]) -> Result<Vec<u8>> {
-        Err(STUB)
-    }
-
-    /// `name` with its namespace. An access ACL changes the mode with it; `kill_sgid` is FUSE's
-    /// `SETXATTR_ACL_KILL_SGID`.
-    pub async fn set_xattr(
-        self: &Arc<Self>,
-        caller: &Caller,
-        node: NodeId,
-        name: &[u8],
-        value: &[u8],
-        how: XattrSet,
-        kill_sgid: bool,
-    ) -> Result<()> {
-        Err(STUB)
-    }
-
-    /// The names, each ended by a zero byte, as `listxattr` returns them.
-    pub async fn list_xattr(&self, node: NodeId) -> Result<Vec<u8>> {
-        Err(STUB)
-    }
-
-    pub async fn remove_xattr(self: &Arc<Self>, node: NodeId, name: &[u8]) -> Result<()> {
-        Err(STUB)
-    }
-
-    // -- data ----------------------------------------------------------------------------------
-
-    /// Counts an open of a file or directory.
-    pub async fn open_node(self: &Arc<Self>, node: NodeId, flags: OpenFlags) -> Result<()> {
-        Err(STUB)
-    }
-
-    /// The other way of [`Self::open_node`], `create` and `tmpfile`.
-    pub fn release(self: &Arc<Self>, node: NodeId) {}
-
-    /// At most `len` bytes; fewer only at the end of the file.
-    pub async fn read(&self, node: NodeId, offset: u64, len: usize) -> Result<ReadData> {
-        Err(STUB)
-    }
-
-    /// Takes all bytes or fails. They are safe after an fsync, and will not fail for lack of space.
-    pub async fn write(
-        self: &Arc<Self>,
-        node: NodeId,
-        offset: u64,
-        data: &[u8],
-        flags: WriteFlags,
-    ) -> Result<()> {
-        Err(STUB)
-    }
-
-    /// As [`Self::write`] for the first `len` bytes of `data`, which is kept instead of copied where
-    /// offset and length are whole blocks.
-    pub async fn write_buf(
-        self: &Arc<Self>,
-        node: NodeId,
-        offset: u64,
-        data: Buf,
-        len: usize,
-        flags: WriteFlags,
-    ) -> Result<()> {
-        Err(STUB)
-    }
-
-    /// Data, attributes and name of `node` are durable when this returns; a write error since the
-    /// last call is told. With `data_only`, times need not be.
-    pub async fn fsync(self: &Arc<Self>, node: NodeId, data_only: bool) -> Result<()> {
-        Err(STUB)
-    }
-
-    pub async fn fsyncdir(self: &Arc<Self>, node: NodeId) -> Result<()> {
-        Err(STUB)
-    }
-
-    /// Everything that was accepted before is durable when this returns.
-    pub async fn sync(self: &Arc<Self>) -> Result<()> {
-        Err(STUB)
-    }
-
-    pub async fn fallocate(
-        self: &Arc<Self>,
-        node: NodeId,
-        offset: u64,
-        len: u64,
-        mode: FallocateMode,
-    ) -> Result<()> {
-        Err(STUB)
-    }
-
-    pub async fn seek(&self, node: NodeId, offset: u64, whence: Seek) -> Result<u64> {
-        Err(STUB)
-    }
-
-    /// Bytes copied: fewer than `len` only at the source's end.
-    pub async fn copy_file_range(
-        self: &Arc<Self>,
-        from: NodeId,
-        from_offset: u64,
-        to: NodeId,
-        to_offset: u64,
-        len: u64,
-    ) -> Result<u64> {
-        Err(STUB)
-    }
-
-    // -- the whole -----------------------------------------------------------------------------
-
     pub fn statfs(&self) -> StatFs {
         let space = self.pool.space();
         StatFs {
-            block_bytes: copyhold_types::BLOCK_BYTES as u32,
+            block_bytes: BLOCK_BYTES as u32,
             blocks: space.total,
             blocks_free: space.free + space.freeing,
-            blocks_available: space.available + space.freeing,
-            files: space.total,
-            files_free: space.available,
-            name_max: 255,
-            fsid: 0,
+            blocks_available: space.available() + space.freeing,
+            // An inode takes about a quarter of a block of nodes, in two copies.
+            files: space.total.saturating_mul(2),
+            files_free: space.available().saturating_mul(2),
+            name_max: item::NAME_MAX as u32,
+            fsid: self.fsid,
         }
     }
 
     /// Discards free space in runs of at least `min_bytes`; bytes discarded.
     pub async fn trim(&self, min_bytes: u64) -> Result<u64> {
-        Err(STUB)
+        self.writable()?;
+        let blocks = self.pool.trim(min_bytes.div_ceil(BLOCK_BYTES as u64).max(1)).await?;
+        Ok(blocks * BLOCK_BYTES as u64)
+    }
+
+    // -- what operations need ------------------------------------------------------------------
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn usable(&self) -> Result<()> {
+        if self.is_closed() { Err(FsError::ShutDown) } else { Ok(()) }
+    }
+
+    pub(crate) fn writable(&self) -> Result<()> {
+        self.usable()?;
+        let why = match () {
+            () if self.options.read_only => "it is mounted so",
+            () if self.subvol.read_only => "the subvolume is",
+            () if self.pool.is_read_only() => "the pool is",
+            () => return Ok(()),
+        };
+        Err(FsError::ReadOnly { why: why.into() })
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        self.rt.wall_clock()
+    }
+
+    pub(crate) fn node(&self, ino: InodeNo) -> NodeId {
+        NodeId { subvol: self.subvol.id, ino }
+    }
+
+    /// An inode that exists, loaded if it must be.
+    pub(crate) async fn inode(&self, node: NodeId) -> Result<InodeRef> {
+        self.usable()?;
+        if let Some(inode) = self.inodes.get(node) {
+            return Ok(inode);
+        }
+        if node.subvol != self.subvol.id {
+            return Err(FsError::Stale);
+        }
+        let _loading = self.inodes.loading(node).await;
+        if let Some(inode) = self.inodes.get(node) {
+            return Ok(inode);
+        }
+        let last_txg = self.inodes.evicted_txg(node);
+        let value = self.pool.get(self.subvol.table, item::inode_key(node.ino)).await?;
+        let item = InodeItem::parse(&value.ok_or(FsError::Stale)?)
+            .map_err(|source| self.damaged_record("the inode item", node, source))?;
+        let inode = Arc::new(Inode::new(node, item, last_txg));
+        self.inodes.insert(inode.clone());
+        Ok(inode)
+    }
+
+    pub(crate) fn damaged_record(&self, what: &str, node: NodeId, source: FormatError) -> FsError {
+        let what = format!("{what} of subvolume {} inode {}", node.subvol, node.ino);
+        tracing::error!(subvol = node.subvol.0, ino = node.ino.0, %source, "{what} is damaged");
+        FsError::Record { what, source }
+    }
+
+    /// Credit for a transaction: the last thing that is waited for.
+    pub(crate) async fn credit(&self, tier: Tier, edits: usize, bytes: usize) -> Result<Credit> {
+        if let Some(credit) = self.pool.try_admit(tier, edits, bytes) {
+            return Ok(credit);
+        }
+        Ok(self.pool.admit(tier, edits, bytes).await?)
+    }
+
+    /// Space for `blocks` blocks. Before it is refused, what this filesystem could free is (R22).
+    pub(crate) async fn reserve(self: &Arc<Self>, blocks: u64) -> Result<Reservation> {
+        if let Some(reserved) = self.pool.try_reserve(blocks, Tier::Write) {
+            return Ok(reserved);
+        }
+        match self.pool.reserve(blocks, Tier::Write).await {
+            Err(PoolError::Full { .. }) => {}
+            other => return Ok(other?),
+        }
+        self.free_what_is_pending().await;
+        Ok(self.pool.reserve(blocks, Tier::Write).await?)
+    }
+
+    /// Applies a transaction that needs no state of its own.
+    pub(crate) fn apply(&self, credit: Credit, tx: Transaction) -> Result<Txg> {
+        Ok(self.pool.apply(credit, tx)?)
+    }
+
+    pub(crate) fn put_inode(&self, tx: &mut Transaction, ino: InodeNo, item: &InodeItem) {
+        tx.put(self.subvol.table, item::inode_key(ino), &item.encode()[..]);
+    }
+
+    pub(crate) async fn get(&self, key: Key) -> Result<Option<Value>> {
+        Ok(self.pool.get(self.subvol.table, key).await?)
+    }
+
+    pub(crate) async fn next_ino(&self) -> Result<InodeNo> {
+        let ino = self.pool.next_id(IdSpace::Inode(self.subvol.id)).await?;
+        if ino >> InodeNo::BITS != 0 {
+            return Err(FsError::Crowded { what: "inode number in this subvolume" });
+        }
+        Ok(InodeNo(ino))
+    }
+}
+
+fn subvol_key(subvol: SubvolId) -> Key {
+    Key::new(subvol.0.into(), SUBVOL, 0)
+}
+
+fn random_bytes(rt: &Rt) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&rt.random().to_le_bytes());
+    bytes[8..].copy_from_slice(&rt.random().to_le_bytes());
+    bytes
+}
+
+/// The item of a new file without content: one link, all times `now`.
+pub(crate) fn new_item(mode: u32, owner: &Caller, now: Timestamp) -> InodeItem {
+    InodeItem {
+        mode: mode as u16,
+        has: InodeFlags::default(),
+        nlink: 1,
+        uid: owner.uid,
+        gid: owner.gid,
+        size: 0,
+        allocated: 0,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+        flags: 0,
+        project: 0,
+        rdev: 0,
+        generation: 0,
+        parent: InodeNo(0),
+        xattrs: 0,
     }
 }

@@ -27,20 +27,30 @@
 
 #![forbid(unsafe_code)]
 
+mod acl;
 mod attr;
+mod cache;
 mod caller;
 mod dir;
 mod error;
 mod file;
 mod filesystem;
+mod handles;
+mod inode;
 mod node;
 mod options;
+mod reaper;
+mod setattr;
+mod subvol;
+mod writeback;
+mod xattr;
 
 pub use attr::{Attr, Entry, FileFlags, FileKind, OpenFlags, SetAttr, SetTime, StatFs};
 pub use caller::Caller;
 pub use dir::{DirEntry, RenameFlags};
 pub use error::{FsError, Result};
 pub use file::{FallocateMode, ReadData, Seek, WriteFlags};
-pub use filesystem::{Filesystem, XattrSet};
+pub use filesystem::Filesystem;
 pub use node::NodeId;
 pub use options::{Atime, Options};
+pub use xattr::XattrSet;

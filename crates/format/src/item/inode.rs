@@ -50,7 +50,7 @@ pub struct InodeItem {
     pub gid: u32,
     /// Bytes; of a directory, the number of its entries.
     pub size: u64,
-    /// Bytes of its extents, with preallocated ones, and of its inline data.
+    /// Bytes of its extents, with preallocated ones; inline data is not counted.
     pub allocated: u64,
     pub atime: Timestamp,
     pub mtime: Timestamp,

@@ -1,23 +1,158 @@
-//! Directories.
+//! Directories: buckets of names, changed under the directory's entry lock.
+//!
+//! A transaction changes the bucket, the directory's inode and the inode that the name leads to, all
+//! at once; whether the directory still lives is asked while it is applied, with its state held.
 
-use crate::{Attr, FileKind, NodeId};
+mod link;
+mod list;
+mod lookup;
+mod make;
+mod name;
+mod remove;
+mod rename;
 
-/// One entry, as a listing shows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DirEntry<'a> {
-    pub name: &'a [u8],
-    pub node: NodeId,
-    pub kind: FileKind,
-    /// Go on behind this entry with it; below 2^63. 0 is the start (R41).
-    pub cookie: u64,
-    /// In `readdirplus`, for all but "." and "..".
-    pub attr: Option<Attr>,
+use copyhold_format::item::{DIRENT, DirBucket, dirent_bucket};
+use copyhold_pool::Value;
+use copyhold_types::{InodeNo, Key, Timestamp};
+
+use crate::inode::{Inode, State};
+use crate::{FileFlags, FileKind, Filesystem, FsError, NodeId, Result};
+
+pub use list::DirEntry;
+pub(crate) use name::Name;
+pub use rename::RenameFlags;
+
+/// Most links of a file or directory.
+pub(crate) const LINKS_MAX: u32 = 65_000;
+/// Edits and bytes of a transaction over two directories and two files.
+pub(crate) const EDITS: usize = 12;
+pub(crate) const EDIT_BYTES: usize = 8 * 160;
+
+/// A bucket as it was looked up. The caller holds the directory's entry lock.
+pub(crate) struct Bucket {
+    key: Key,
+    value: Option<Value>,
 }
 
-/// Flags of rename, as `renameat2`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RenameFlags {
-    pub no_replace: bool,
-    pub exchange: bool,
-    pub whiteout: bool,
+/// What a name leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) node: NodeId,
+    pub(crate) kind: FileKind,
+}
+
+impl Filesystem {
+    pub(crate) async fn bucket(&self, dir: &Inode, name: &[u8]) -> Result<Bucket> {
+        let offset = dirent_bucket(&self.subvol.hash_key, name);
+        let key = Key::new(dir.node.ino.0, DIRENT, offset);
+        let value = self.get(key).await?;
+        if let Some(bytes) = &value {
+            DirBucket::parse(bytes)
+                .map_err(|source| self.damaged_record("a directory bucket", dir.node, source))?;
+        }
+        Ok(Bucket { key, value })
+    }
+
+    pub(crate) fn found(&self, ino: InodeNo, kind: u8) -> Found {
+        let kind = FileKind::from_dirent_type(kind).expect("parsed entries have a type");
+        Found { node: self.node(ino), kind }
+    }
+}
+
+impl Bucket {
+    fn parsed(&self) -> DirBucket<'_> {
+        self.value.as_deref().map_or(DirBucket::EMPTY, |bytes| {
+            DirBucket::parse(bytes).expect("parsed when it was looked up")
+        })
+    }
+
+    pub(crate) fn key(&self) -> Key {
+        self.key
+    }
+
+    /// Bytes of the bucket, for the credit of a transaction that writes it.
+    pub(crate) fn len(&self) -> usize {
+        self.value.as_deref().map_or(0, <[u8]>::len)
+    }
+
+    pub(crate) fn find(&self, fs: &Filesystem, name: &[u8]) -> Option<Found> {
+        self.parsed().find(name).map(|entry| fs.found(entry.ino, entry.kind))
+    }
+
+    pub(crate) fn with(&self, name: &[u8], what: Found) -> Result<Vec<u8>> {
+        let full = FsError::Crowded { what: "name with this hash" };
+        self.parsed().with(what.kind.dirent_type(), what.node.ino, name).ok_or(full)
+    }
+
+    /// The value without `name`; `None` if it was the last.
+    pub(crate) fn without(&self, name: &[u8]) -> Option<Vec<u8>> {
+        Some(self.parsed().without(name)).filter(|left| !left.is_empty())
+    }
+
+    pub(crate) fn replaced(&self, name: &[u8], what: Found) -> Vec<u8> {
+        self.parsed().replaced(name, what.kind.dirent_type(), what.node.ino)
+    }
+
+    /// The bucket as it will be, for another change in the same transaction.
+    pub(crate) fn changed(&self, value: Option<Vec<u8>>) -> Bucket {
+        Bucket { key: self.key, value: value.map(Value::from) }
+    }
+
+    pub(crate) fn value(self) -> Option<Value> {
+        self.value
+    }
+}
+
+impl State {
+    /// A directory that can take a name, or give it up.
+    pub(crate) fn expect_live_dir(&self) -> Result<()> {
+        if self.gone || self.item.nlink == 0 { Err(FsError::NotFound) } else { Ok(()) }
+    }
+
+    /// Whether entries may be taken out of this directory.
+    pub(crate) fn expect_removable_from(&self) -> Result<()> {
+        self.expect_live_dir()?;
+        self.expect_mutable()
+    }
+
+    /// Whether entries may be added.
+    pub(crate) fn expect_addable_to(&self) -> Result<()> {
+        self.expect_live_dir()?;
+        self.expect_not_immutable()
+    }
+
+    /// The directory's item after `entries` came (or went, below zero), among them `dirs`
+    /// directories.
+    pub(crate) fn dir_item(
+        &self,
+        entries: i64,
+        dirs: i64,
+        now: Timestamp,
+    ) -> copyhold_format::item::InodeItem {
+        let mut item = self.next_item();
+        item.size = item.size.saturating_add_signed(entries);
+        item.nlink = item.nlink.saturating_add_signed(dirs as i32);
+        item.mtime = now;
+        item.ctime = now;
+        item
+    }
+
+    /// Takes over a logged item of a directory, or of a file whose size and data are not concerned.
+    pub(crate) fn logged_and_shown(
+        &mut self,
+        item: copyhold_format::item::InodeItem,
+        txg: copyhold_types::Txg,
+        is_dir: bool,
+    ) {
+        if is_dir {
+            self.shown.size = item.size;
+            self.shown.mtime = item.mtime;
+        }
+        self.shown.ctime = item.ctime;
+        self.logged(item, txg);
+    }
+
+    pub(crate) fn is_sync_dir(&self) -> bool {
+        self.has_flag(FileFlags::DIRSYNC) || self.has_flag(FileFlags::SYNC)
+    }
 }

@@ -1,0 +1,72 @@
+//! Another name for a file.
+
+use std::sync::Arc;
+
+use copyhold_format::item::orphan_key;
+use copyhold_pool::{Tier, Transaction};
+
+use super::{EDIT_BYTES, EDITS, Found, LINKS_MAX, Name};
+use crate::inode::lock_states;
+use crate::{Entry, Filesystem, FsError, NodeId, Result};
+
+impl Filesystem {
+    /// Another name for `node`; also gives a file made by [`Self::tmpfile`] its first.
+    pub async fn link(
+        self: &Arc<Self>,
+        node: NodeId,
+        parent: NodeId,
+        name: &[u8],
+    ) -> Result<Entry> {
+        self.writable()?;
+        if node.subvol != parent.subvol {
+            return Err(FsError::CrossSubvolume);
+        }
+        let inode = self.inode(node).await?;
+        if inode.is_dir() {
+            return Err(FsError::NotPermitted("a directory has one name"));
+        }
+        let dir = self.inode(parent).await?;
+        dir.expect_dir()?;
+        let name = Name::to_make(name)?;
+        let entries = dir.lock.write().await;
+        let bucket = self.bucket(&dir, name.bytes()).await?;
+        if bucket.find(self, name.bytes()).is_some() {
+            return Err(FsError::Exists);
+        }
+        let credit = self.credit(Tier::Write, EDITS, EDIT_BYTES + bucket.len()).await?;
+
+        let now = self.now();
+        let [mut dir_state, mut state] = lock_states([&dir, &inode]);
+        dir_state.expect_addable_to()?;
+        state.expect_mutable()?;
+        let nameless = state.item.nlink == 0;
+        if state.gone || (nameless && !state.linkable) {
+            return Err(FsError::NotFound);
+        }
+        if state.item.nlink >= LINKS_MAX {
+            return Err(FsError::TooManyLinks { max: LINKS_MAX });
+        }
+        let mut item = state.next_item();
+        item.nlink += 1;
+        item.ctime = now;
+        let dir_item = dir_state.dir_item(1, 0, now);
+        let mut tx = Transaction::new();
+        let found = Found { node, kind: inode.kind };
+        tx.put(self.subvol.table, bucket.key(), bucket.with(name.bytes(), found)?);
+        self.put_inode(&mut tx, dir.node.ino, &dir_item);
+        self.put_inode(&mut tx, node.ino, &item);
+        if nameless {
+            tx.delete(self.subvol.table, orphan_key(node.ino));
+        }
+        let txg = self.apply(credit, tx)?;
+        dir_state.logged_and_shown(dir_item, txg, true);
+        state.logged_and_shown(item, txg, false);
+        state.linkable = false;
+        let sync = dir_state.is_sync_dir();
+        drop((dir_state, state, entries));
+        if sync {
+            self.pool.commit(txg).await?;
+        }
+        Ok(self.entry(&inode))
+    }
+}

@@ -1,0 +1,118 @@
+//! Listing directories.
+//!
+//! In the order of the keys, which is that of the hashes; a listing goes on behind a cookie, so it
+//! never skips or repeats an entry that stays, whatever is made or removed meanwhile (R41).
+
+use copyhold_format::item::{DIRENT, DirBucket, Dirent, cookie};
+use copyhold_types::{InodeNo, Key};
+
+use crate::inode::Inode;
+use crate::{Attr, FileKind, Filesystem, NodeId, Result};
+
+/// Buckets looked up at once; fewer at the beginning of a listing, which may be all of it.
+const BUCKETS: usize = 256;
+const DOT: u64 = 1;
+const DOT_DOT: u64 = 2;
+
+/// One entry, as a listing shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirEntry<'a> {
+    pub name: &'a [u8],
+    pub node: NodeId,
+    pub kind: FileKind,
+    /// Go on behind this entry with it; below 2^63. 0 is the start (R41).
+    pub cookie: u64,
+    /// In `readdirplus`, for all but "." and "..".
+    pub attr: Option<Attr>,
+}
+
+/// Takes entries until it says no.
+type Visit<'a> = &'a mut (dyn FnMut(&DirEntry<'_>) -> bool + Send);
+
+impl Filesystem {
+    /// Hands entries behind the cookie `after` to `visit` until it says false: that entry was not
+    /// taken. 0 starts. Entries that are neither made nor removed meanwhile come exactly once.
+    pub async fn readdir(&self, dir: NodeId, after: u64, visit: Visit<'_>) -> Result<()> {
+        self.list(dir, after, false, visit).await
+    }
+
+    /// As [`Self::readdir`], with attributes; each entry taken, but for "." and "..", counts as a
+    /// look-up.
+    pub async fn readdirplus(&self, dir: NodeId, after: u64, visit: Visit<'_>) -> Result<()> {
+        self.list(dir, after, true, visit).await
+    }
+
+    async fn list(&self, dir: NodeId, after: u64, plus: bool, visit: Visit<'_>) -> Result<()> {
+        let dir = self.inode(dir).await?;
+        dir.expect_dir()?;
+        let _entries = dir.lock.read().await;
+        let parent = self.parent(&dir);
+        for (name, node, at) in [(&b"."[..], dir.node, DOT), (b"..", parent, DOT_DOT)] {
+            let entry = DirEntry { name, node, kind: FileKind::Directory, cookie: at, attr: None };
+            if after < at && !visit(&entry) {
+                return Ok(());
+            }
+        }
+        let mut from = after & !0xff;
+        let mut buckets = 32;
+        loop {
+            let items = self.buckets(&dir, from, buckets).await?;
+            for (key, value) in &items {
+                let parsed = DirBucket::parse(value).map_err(|source| {
+                    self.damaged_record("a directory bucket", dir.node, source)
+                })?;
+                for entry in parsed.iter().filter(|e| cookie(key.offset, e.index) > after) {
+                    if !self.show(&dir, key.offset, entry, plus, visit).await? {
+                        return Ok(());
+                    }
+                }
+            }
+            let last = items.len() < buckets;
+            match items.last() {
+                Some((key, _)) if !last => from = key.offset + 1,
+                _ => break,
+            }
+            buckets = BUCKETS;
+        }
+        self.touch_atime(&dir);
+        Ok(())
+    }
+
+    async fn buckets(
+        &self,
+        dir: &Inode,
+        from: u64,
+        count: usize,
+    ) -> Result<Vec<(Key, copyhold_pool::Value)>> {
+        let ino = dir.node.ino.0;
+        let (from, to) = (Key::new(ino, DIRENT, from), Key::new(ino, DIRENT, u64::MAX));
+        Ok(self.pool.range(self.subvol.table, from, to, count).await?)
+    }
+
+    async fn show(
+        &self,
+        dir: &Inode,
+        bucket: u64,
+        entry: Dirent<'_>,
+        plus: bool,
+        visit: &mut (dyn FnMut(&DirEntry<'_>) -> bool + Send),
+    ) -> Result<bool> {
+        let found = self.found(InodeNo(entry.ino.0), entry.kind);
+        let mut shown = DirEntry {
+            name: entry.name,
+            node: found.node,
+            kind: found.kind,
+            cookie: cookie(bucket, entry.index),
+            attr: None,
+        };
+        if plus {
+            let inode = self.inode_of_entry(dir, found.node).await?;
+            shown.attr = Some(inode.attr());
+        }
+        let taken = visit(&shown);
+        if taken && plus && self.options.count_lookups {
+            self.inodes.add_lookup(found.node);
+        }
+        Ok(taken)
+    }
+}

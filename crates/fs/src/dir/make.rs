@@ -1,0 +1,275 @@
+//! Making files of every kind.
+
+use std::sync::Arc;
+
+use copyhold_format::item::{InodeItem, SYMLINK_MAX, orphan_key, symlink_key};
+use copyhold_pool::{Tier, Transaction, Value};
+use copyhold_types::{InodeNo, Timestamp};
+
+use super::{Bucket, EDIT_BYTES, EDITS, Found, LINKS_MAX, Name};
+use crate::acl::Inherited;
+use crate::filesystem::new_item;
+use crate::inode::{Inode, InodeRef, State};
+use crate::{Caller, Entry, FileFlags, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result};
+
+const SET_GID: u32 = 0o2000;
+
+/// A file to be made.
+#[derive(Clone, Copy)]
+struct New<'a> {
+    kind: FileKind,
+    /// Permission bits.
+    mode: u32,
+    rdev: u32,
+    /// Of a symlink.
+    target: &'a [u8],
+    opened: bool,
+}
+
+impl Filesystem {
+    /// Makes and opens a regular file. An existing one is opened, unless `exclusive`; the flag
+    /// returned says whether it was made.
+    #[allow(clippy::too_many_arguments)] // as open(2) has them
+    pub async fn create(
+        self: &Arc<Self>,
+        caller: &Caller,
+        parent: NodeId,
+        name: &[u8],
+        mode: u32,
+        flags: OpenFlags,
+        exclusive: bool,
+    ) -> Result<(Entry, bool)> {
+        let new = New { kind: FileKind::Regular, mode, rdev: 0, target: &[], opened: true };
+        loop {
+            match self.make(caller, parent, name, new).await {
+                Err(FsError::Exists) if !exclusive => {}
+                other => return other.map(|inode| (self.entry(&inode), true)),
+            }
+            let entry = match self.lookup(parent, name).await {
+                // Removed in between: made again.
+                Err(FsError::NotFound) => continue,
+                other => other?,
+            };
+            let inode = self.inode(entry.node).await?;
+            if let Err(error) = self.open_inode(&inode, flags).await {
+                self.forget_entry(entry.node);
+                return Err(error);
+            }
+            return Ok((Entry { attr: inode.attr(), ..entry }, false));
+        }
+    }
+
+    /// Makes a file of any kind but directories and symlinks, without opening it. `mode` holds the
+    /// type.
+    pub async fn mknod(
+        self: &Arc<Self>,
+        caller: &Caller,
+        parent: NodeId,
+        name: &[u8],
+        mode: u32,
+        rdev: u32,
+    ) -> Result<Entry> {
+        let type_bits = mode & 0o170000;
+        let kind = match FileKind::from_mode(if type_bits == 0 { 0o100000 } else { type_bits }) {
+            Some(FileKind::Directory | FileKind::Symlink) | None => {
+                return Err(FsError::Invalid("mknod makes no such type"));
+            }
+            Some(kind) => kind,
+        };
+        let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+        let rdev = if device { rdev } else { 0 };
+        let new = New { kind, mode, rdev, target: &[], opened: false };
+        Ok(self.entry(&*self.make(caller, parent, name, new).await?))
+    }
+
+    pub async fn mkdir(
+        self: &Arc<Self>,
+        caller: &Caller,
+        parent: NodeId,
+        name: &[u8],
+        mode: u32,
+    ) -> Result<Entry> {
+        let new = New { kind: FileKind::Directory, mode, rdev: 0, target: &[], opened: false };
+        Ok(self.entry(&*self.make(caller, parent, name, new).await?))
+    }
+
+    pub async fn symlink(
+        self: &Arc<Self>,
+        caller: &Caller,
+        parent: NodeId,
+        name: &[u8],
+        target: &[u8],
+    ) -> Result<Entry> {
+        if target.len() > SYMLINK_MAX {
+            return Err(FsError::NameTooLong { len: target.len(), max: SYMLINK_MAX });
+        }
+        if target.is_empty() || target.contains(&0) {
+            return Err(FsError::Invalid("the target of a symlink"));
+        }
+        let new = New { kind: FileKind::Symlink, mode: 0o777, rdev: 0, target, opened: false };
+        Ok(self.entry(&*self.make(caller, parent, name, new).await?))
+    }
+
+    pub async fn readlink(&self, node: NodeId) -> Result<Vec<u8>> {
+        let inode = self.inode(node).await?;
+        if inode.kind != FileKind::Symlink {
+            return Err(FsError::Invalid("not a symlink"));
+        }
+        let value = self.get(symlink_key(node.ino)).await?;
+        let parsed = copyhold_format::item::parse_symlink(value.as_deref().unwrap_or_default());
+        let target = parsed.map_err(|source| self.damaged_record("the symlink", node, source))?;
+        self.touch_atime(&inode);
+        Ok(target.to_vec())
+    }
+
+    /// Makes and opens a regular file without a name.
+    pub async fn tmpfile(
+        self: &Arc<Self>,
+        caller: &Caller,
+        parent: NodeId,
+        mode: u32,
+    ) -> Result<Entry> {
+        self.writable()?;
+        let dir = self.inode(parent).await?;
+        dir.expect_dir()?;
+        let inherited = self.inherited_acl(&dir, FileKind::Regular, mode, caller.umask).await?;
+        let ino = self.next_ino().await?;
+        let credit = self.credit(Tier::Write, EDITS, EDIT_BYTES + inherited.bytes()).await?;
+
+        let dir_state = dir.state();
+        dir_state.expect_addable_to()?;
+        let new = New { kind: FileKind::Regular, mode, rdev: 0, target: &[], opened: true };
+        let mut item = item_of(new, caller, &dir_state, &inherited, self.now());
+        item.nlink = 0;
+        let mut tx = Transaction::new();
+        inherited.put(self, &mut tx, ino, &mut item);
+        self.put_inode(&mut tx, ino, &item);
+        tx.put(self.subvol.table, orphan_key(ino), &[][..]);
+        let txg = self.apply(credit, tx)?;
+        drop(dir_state);
+
+        let inode = Arc::new(Inode::new(self.node(ino), item, Some(txg)));
+        {
+            let mut state = inode.state();
+            state.opens = 1;
+            state.linkable = true;
+        }
+        self.inodes.insert(inode.clone());
+        Ok(self.entry(&inode))
+    }
+
+    async fn make(
+        self: &Arc<Self>,
+        caller: &Caller,
+        parent: NodeId,
+        name: &[u8],
+        new: New<'_>,
+    ) -> Result<InodeRef> {
+        self.writable()?;
+        let dir = self.inode(parent).await?;
+        dir.expect_dir()?;
+        let name = Name::to_make(name)?;
+        let _entries = dir.lock.write().await;
+        let bucket = self.bucket(&dir, name.bytes()).await?;
+        if bucket.find(self, name.bytes()).is_some() {
+            return Err(FsError::Exists);
+        }
+        let inherited = self.inherited_acl(&dir, new.kind, new.mode, caller.umask).await?;
+        let ino = self.next_ino().await?;
+        let bytes = EDIT_BYTES + bucket.len() + new.target.len() + inherited.bytes();
+        let credit = self.credit(Tier::Write, EDITS, bytes).await?;
+
+        let now = self.now();
+        let mut dir_state = dir.state();
+        dir_state.expect_addable_to()?;
+        let is_dir = new.kind == FileKind::Directory;
+        if is_dir && dir_state.item.nlink >= LINKS_MAX {
+            return Err(FsError::TooManyLinks { max: LINKS_MAX });
+        }
+        let mut item = item_of(new, caller, &dir_state, &inherited, now);
+        if is_dir {
+            (item.nlink, item.parent) = (2, dir.node.ino);
+        }
+        let node = self.node(ino);
+        let mut tx = Transaction::new();
+        tx.put(
+            self.subvol.table,
+            bucket.key(),
+            bucket.with(name.bytes(), Found { node, kind: new.kind })?,
+        );
+        inherited.put(self, &mut tx, ino, &mut item);
+        self.put_inode(&mut tx, ino, &item);
+        if new.kind == FileKind::Symlink {
+            tx.put(self.subvol.table, symlink_key(ino), new.target);
+        }
+        let dir_item = dir_state.dir_item(1, is_dir.into(), now);
+        self.put_inode(&mut tx, dir.node.ino, &dir_item);
+        let txg = self.apply(credit, tx)?;
+        dir_state.logged_and_shown(dir_item, txg, true);
+        let inode = Arc::new(Inode::new(node, item, Some(txg)));
+        inode.state().opens = u32::from(new.opened);
+        self.inodes.insert(inode.clone());
+        let sync = dir_state.is_sync_dir();
+        drop(dir_state);
+        if sync {
+            self.pool.commit(txg).await?;
+        }
+        Ok(inode)
+    }
+
+    fn forget_entry(self: &Arc<Self>, node: NodeId) {
+        if self.options.count_lookups {
+            self.forget(node, 1);
+        }
+    }
+}
+
+/// Puts a bucket, or deletes it where nothing is left.
+pub(super) fn put_bucket(fs: &Filesystem, tx: &mut Transaction, bucket: Bucket) {
+    let key = bucket.key();
+    match bucket.value() {
+        Some(value) => tx.put(fs.subvol.table, key, Value::clone(&value)),
+        None => tx.delete(fs.subvol.table, key),
+    }
+}
+
+/// The item of a new file in a directory: owner, group and flags as the directory has it.
+fn item_of(
+    new: New<'_>,
+    caller: &Caller,
+    dir: &State,
+    inherited: &Inherited,
+    now: Timestamp,
+) -> InodeItem {
+    let is_dir = new.kind == FileKind::Directory;
+    let mut mode = inherited.mode & 0o7777;
+    let mut owner = caller.clone();
+    if dir.item.mode & SET_GID as u16 != 0 {
+        owner.gid = dir.item.gid;
+        if is_dir {
+            mode |= SET_GID;
+        } else if mode & (SET_GID | 0o010) == SET_GID | 0o010
+            && !caller.is_privileged()
+            && caller.groups.is_some()
+            && !caller.in_group(owner.gid)
+        {
+            mode &= !SET_GID;
+        }
+    }
+    let inherits = FileFlags::NODUMP.0
+        | FileFlags::NOATIME.0
+        | FileFlags::SYNC.0
+        | if is_dir { FileFlags::DIRSYNC.0 | FileFlags::PROJINHERIT.0 } else { 0 };
+    let mut item = new_item(new.kind.mode_bits() | mode, &owner, now);
+    item.flags = dir.item.flags & inherits;
+    if dir.has_flag(FileFlags::PROJINHERIT) {
+        item.project = dir.item.project;
+    }
+    if new.kind == FileKind::Symlink {
+        item.size = new.target.len() as u64;
+        item.flags = 0;
+    }
+    item.rdev = new.rdev;
+    debug_assert_eq!(item.parent, InodeNo(0));
+    item
+}

@@ -1,0 +1,75 @@
+//! Removing names.
+
+use std::sync::Arc;
+
+use copyhold_format::item::orphan_key;
+use copyhold_pool::{Tier, Transaction};
+
+use super::make::put_bucket;
+use super::{EDIT_BYTES, EDITS, Name};
+use crate::inode::lock_states;
+use crate::{Filesystem, FsError, NodeId, Result};
+
+impl Filesystem {
+    pub async fn unlink(self: &Arc<Self>, parent: NodeId, name: &[u8]) -> Result<()> {
+        self.remove(parent, name, false).await
+    }
+
+    pub async fn rmdir(self: &Arc<Self>, parent: NodeId, name: &[u8]) -> Result<()> {
+        match name {
+            b"." => Err(FsError::Invalid("a directory is not removed by the name \".\"")),
+            b".." => Err(FsError::NotEmpty),
+            _ => self.remove(parent, name, true).await,
+        }
+    }
+
+    async fn remove(self: &Arc<Self>, parent: NodeId, name: &[u8], is_dir: bool) -> Result<()> {
+        self.writable()?;
+        let dir = self.inode(parent).await?;
+        dir.expect_dir()?;
+        let name = Name::parse(name)?;
+        if name.is_dots() {
+            return Err(FsError::IsDirectory);
+        }
+        let entries = dir.lock.write().await;
+        let bucket = self.bucket(&dir, name.bytes()).await?;
+        let found = bucket.find(self, name.bytes()).ok_or(FsError::NotFound)?;
+        let inode = self.inode_of_entry(&dir, found.node).await?;
+        match (inode.is_dir(), is_dir) {
+            (true, false) => return Err(FsError::IsDirectory),
+            (false, true) => return Err(FsError::NotDirectory),
+            _ => {}
+        }
+        let credit = self.credit(Tier::Delete, EDITS, EDIT_BYTES + bucket.len()).await?;
+
+        let now = self.now();
+        let [mut dir_state, mut state] = lock_states([&dir, &inode]);
+        dir_state.expect_removable_from()?;
+        state.expect_mutable()?;
+        if is_dir && state.item.size > 0 {
+            return Err(FsError::NotEmpty);
+        }
+        let mut item = state.next_item();
+        item.nlink = if is_dir { 0 } else { item.nlink.saturating_sub(1) };
+        item.ctime = now;
+        let dir_item = dir_state.dir_item(-1, -i64::from(is_dir), now);
+        let mut tx = Transaction::new();
+        let left = bucket.without(name.bytes());
+        put_bucket(self, &mut tx, bucket.changed(left));
+        self.put_inode(&mut tx, dir.node.ino, &dir_item);
+        self.put_inode(&mut tx, inode.node.ino, &item);
+        if item.nlink == 0 {
+            tx.put(self.subvol.table, orphan_key(inode.node.ino), &[][..]);
+        }
+        let txg = self.apply(credit, tx)?;
+        dir_state.logged_and_shown(dir_item, txg, true);
+        state.logged_and_shown(item, txg, is_dir);
+        let sync = dir_state.is_sync_dir();
+        drop((dir_state, state, entries));
+        self.reap_if_unused(&inode);
+        if sync {
+            self.pool.commit(txg).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,379 @@
+//! Renaming: the transaction over up to two directories and two files.
+//!
+//! What replaces an existing name is written first, so that the name never leads to less than it did
+//! (R35). Locks: the subvolume's rename lock between directories, then both entry locks by number.
+
+use std::sync::Arc;
+
+use copyhold_format::item::{InodeItem, orphan_key};
+use copyhold_pool::{Tier, Transaction};
+use copyhold_types::Timestamp;
+use parking_lot::MutexGuard;
+use smallvec::SmallVec;
+
+use super::make::put_bucket;
+use super::{Bucket, EDIT_BYTES, EDITS, Found, LINKS_MAX, Name};
+use crate::filesystem::new_item;
+use crate::inode::{Inode, InodeRef, State};
+use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
+
+/// No directory is deeper; more steps to the root mean a loop.
+const DEPTH_MAX: usize = 1 << 20;
+
+/// Flags of rename, as `renameat2`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RenameFlags {
+    pub no_replace: bool,
+    pub exchange: bool,
+    pub whiteout: bool,
+}
+
+/// Both ends, looked up under their directories' locks.
+struct Ends<'a> {
+    from: Place<'a>,
+    to: Place<'a>,
+    source: InodeRef,
+    target: Option<InodeRef>,
+    flags: RenameFlags,
+}
+
+struct Place<'a> {
+    dir: &'a InodeRef,
+    name: Name<'a>,
+    bucket: Bucket,
+}
+
+/// How a directory's counts change.
+#[derive(Clone, Copy, Default)]
+struct Delta {
+    entries: i64,
+    dirs: i64,
+}
+
+impl Filesystem {
+    /// What replaces an existing name has its data in the same or an earlier txg (R35).
+    #[allow(clippy::too_many_arguments)] // as renameat2(2) has them
+    pub async fn rename(
+        self: &Arc<Self>,
+        caller: &Caller,
+        parent: NodeId,
+        name: &[u8],
+        new_parent: NodeId,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.writable()?;
+        if flags.exchange && (flags.no_replace || flags.whiteout) {
+            return Err(FsError::Invalid("these flags of rename do not go together"));
+        }
+        let (name, new_name) = (Name::parse(name)?, Name::parse(new_name)?);
+        if name.is_dots() || new_name.is_dots() {
+            return Err(FsError::Busy("the directory itself"));
+        }
+        if parent.subvol != new_parent.subvol {
+            return Err(FsError::CrossSubvolume);
+        }
+        let dir = self.inode(parent).await?;
+        let new_dir = self.inode(new_parent).await?;
+        dir.expect_dir()?;
+        new_dir.expect_dir()?;
+        let mut written = None;
+        loop {
+            match self
+                .try_rename(caller, (&dir, name), (&new_dir, new_name), flags, written)
+                .await?
+            {
+                None => return Ok(()),
+                Some(source) => {
+                    self.write_through(&source, false).await?;
+                    written = Some(source.node);
+                }
+            }
+        }
+    }
+
+    /// Renames, or returns the file whose data must be written first; `written` was.
+    async fn try_rename(
+        self: &Arc<Self>,
+        caller: &Caller,
+        (dir, name): (&InodeRef, Name<'_>),
+        (new_dir, new_name): (&InodeRef, Name<'_>),
+        flags: RenameFlags,
+        written: Option<NodeId>,
+    ) -> Result<Option<InodeRef>> {
+        let across = dir.node != new_dir.node;
+        let _tree = if across { Some(self.subvol.rename.lock().await) } else { None };
+        let (low, high) = if dir.node <= new_dir.node { (dir, new_dir) } else { (new_dir, dir) };
+        let _low = low.lock.write().await;
+        let _high = if across { Some(high.lock.write().await) } else { None };
+
+        let from = self.bucket(dir, name.bytes()).await?;
+        let to = self.bucket(new_dir, new_name.bytes()).await?;
+        let found = from.find(self, name.bytes()).ok_or(FsError::NotFound)?;
+        let target = to.find(self, new_name.bytes());
+        if flags.no_replace && target.is_some() {
+            return Err(FsError::Exists);
+        }
+        if target.is_some_and(|target| target.node == found.node) {
+            return Ok(None);
+        }
+        let source = self.inode_of_entry(dir, found.node).await?;
+        let target = match target {
+            Some(target) => Some(self.inode_of_entry(new_dir, target.node).await?),
+            None if flags.exchange => return Err(FsError::NotFound),
+            None => None,
+        };
+        let ends = Ends {
+            from: Place { dir, name, bucket: from },
+            to: Place { dir: new_dir, name: new_name, bucket: to },
+            source,
+            target,
+            flags,
+        };
+        self.check_tree(&ends).await?;
+        let replaces = ends.target.is_some() && !flags.exchange;
+        if replaces && written != Some(ends.source.node) && !ends.source.is_dir() {
+            let dirty = !ends.source.state().data.is_clean();
+            if dirty {
+                return Ok(Some(ends.source.clone()));
+            }
+        }
+        self.apply_rename(caller, ends).await?;
+        Ok(None)
+    }
+
+    /// Kinds that can replace each other, and no directory under itself.
+    async fn check_tree(&self, ends: &Ends<'_>) -> Result<()> {
+        let across = ends.from.dir.node != ends.to.dir.node;
+        if ends.source.is_dir() && across {
+            self.expect_outside(ends.to.dir, &ends.source).await?;
+        }
+        let Some(target) = &ends.target else { return Ok(()) };
+        if ends.flags.exchange {
+            if target.is_dir() && across {
+                self.expect_outside(ends.from.dir, target).await?;
+            }
+            return Ok(());
+        }
+        match (ends.source.is_dir(), target.is_dir()) {
+            (false, true) => Err(FsError::IsDirectory),
+            (true, false) => Err(FsError::NotDirectory),
+            // The directory that holds the source is not empty.
+            _ if target.node == ends.from.dir.node => Err(FsError::NotEmpty),
+            _ => Ok(()),
+        }
+    }
+
+    /// `dir` must not be `top` or under it. The caller holds the rename lock.
+    async fn expect_outside(&self, dir: &InodeRef, top: &Inode) -> Result<()> {
+        let mut at = dir.clone();
+        for _ in 0..DEPTH_MAX {
+            if at.node == top.node {
+                return Err(FsError::Invalid("a directory cannot be moved under itself"));
+            }
+            let parent = self.parent(&at);
+            if parent == at.node {
+                return Ok(());
+            }
+            at = self.inode(parent).await?;
+        }
+        let why = "its parents form a loop".into();
+        Err(FsError::Damaged { subvol: dir.node.subvol, ino: dir.node.ino, offset: 0, why })
+    }
+
+    async fn apply_rename(self: &Arc<Self>, caller: &Caller, ends: Ends<'_>) -> Result<()> {
+        let whiteout = match ends.flags.whiteout {
+            true => Some(self.node(self.next_ino().await?)),
+            false => None,
+        };
+        let bytes = EDIT_BYTES + ends.from.bucket.len() + ends.to.bucket.len() + 512;
+        let credit = self.credit(Tier::Delete, EDITS, bytes).await?;
+        let now = self.now();
+        let mut states = States::lock(&ends);
+        ends.check_states(&states)?;
+
+        let mut tx = Transaction::new();
+        self.rename_buckets(&mut tx, &ends, whiteout)?;
+        let mut items = states.items(&ends, now, whiteout.is_some());
+        for (inode, item) in &items {
+            self.put_inode(&mut tx, inode.node.ino, item);
+            if item.nlink == 0 {
+                tx.put(self.subvol.table, orphan_key(inode.node.ino), &[][..]);
+            }
+        }
+        let white_item = new_item(FileKind::CharDevice.mode_bits(), caller, now);
+        if let Some(node) = whiteout {
+            self.put_inode(&mut tx, node.ino, &white_item);
+        }
+        let txg = self.apply(credit, tx)?;
+        for (inode, item) in items.drain(..) {
+            states.of(inode).logged_and_shown(item, txg, inode.is_dir());
+        }
+        if let Some(node) = whiteout {
+            self.inodes.insert(Arc::new(Inode::new(node, white_item, Some(txg))));
+        }
+        let sync = states.of(ends.from.dir).is_sync_dir() || states.of(ends.to.dir).is_sync_dir();
+        drop(items);
+        drop(states);
+        if let Some(target) = &ends.target {
+            self.reap_if_unused(target);
+        }
+        if sync {
+            self.pool.commit(txg).await?;
+        }
+        Ok(())
+    }
+
+    fn rename_buckets(
+        &self,
+        tx: &mut Transaction,
+        ends: &Ends<'_>,
+        whiteout: Option<NodeId>,
+    ) -> Result<()> {
+        let source = Found { node: ends.source.node, kind: ends.source.kind };
+        let (name, new_name) = (ends.from.name.bytes(), ends.to.name.bytes());
+        let in_old_place = match (&ends.target, whiteout) {
+            (Some(target), _) if ends.flags.exchange => {
+                Some(Found { node: target.node, kind: target.kind })
+            }
+            (_, Some(node)) => Some(Found { node, kind: FileKind::CharDevice }),
+            _ => None,
+        };
+        let from = &ends.from.bucket;
+        let from = from.changed(match in_old_place {
+            Some(other) => Some(from.replaced(name, other)),
+            None => from.without(name),
+        });
+        let one_bucket = ends.to.bucket.key() == from.key();
+        let to = if one_bucket { &from } else { &ends.to.bucket };
+        let to = to.changed(Some(match ends.target {
+            Some(_) => to.replaced(new_name, source),
+            None => to.with(new_name, source)?,
+        }));
+        if !one_bucket {
+            put_bucket(self, tx, from);
+        }
+        put_bucket(self, tx, to);
+        Ok(())
+    }
+}
+
+impl Ends<'_> {
+    fn check_states(&self, states: &States<'_>) -> Result<()> {
+        let from = states.get(self.from.dir);
+        let to = states.get(self.to.dir);
+        from.expect_removable_from()?;
+        if self.target.is_some() {
+            to.expect_removable_from()?;
+        } else {
+            to.expect_addable_to()?;
+        }
+        states.get(&self.source).expect_mutable()?;
+        if let Some(target) = &self.target {
+            let state = states.get(target);
+            state.expect_mutable()?;
+            if !self.flags.exchange && target.is_dir() && state.item.size > 0 {
+                return Err(FsError::NotEmpty);
+            }
+        }
+        let [from_delta, to_delta] = self.deltas(false);
+        for (state, delta) in [(from, from_delta), (to, to_delta)] {
+            if delta.dirs > 0 && state.item.nlink >= LINKS_MAX {
+                return Err(FsError::TooManyLinks { max: LINKS_MAX });
+            }
+        }
+        Ok(())
+    }
+
+    /// What the old and the new directory gain; together where they are one.
+    fn deltas(&self, whiteout: bool) -> [Delta; 2] {
+        let source = i64::from(self.source.is_dir());
+        let target = self.target.as_ref().map(|target| i64::from(target.is_dir()));
+        match target {
+            Some(target) if self.flags.exchange => [
+                Delta { entries: 0, dirs: target - source },
+                Delta { entries: 0, dirs: source - target },
+            ],
+            _ => [
+                Delta { entries: i64::from(whiteout) - 1, dirs: -source },
+                Delta { entries: i64::from(target.is_none()), dirs: source - target.unwrap_or(0) },
+            ],
+        }
+    }
+}
+
+/// The states of all that a rename touches, each locked once, by number.
+struct States<'a>(SmallVec<[(NodeId, MutexGuard<'a, State>); 4]>);
+
+impl<'a> States<'a> {
+    fn lock(ends: &'a Ends<'_>) -> States<'a> {
+        let mut inodes: SmallVec<[&'a Inode; 4]> = SmallVec::new();
+        inodes.extend([&**ends.from.dir, &**ends.to.dir, &*ends.source]);
+        inodes.extend(ends.target.as_deref());
+        inodes.sort_unstable_by_key(|inode| inode.node);
+        inodes.dedup_by_key(|inode| inode.node);
+        States(inodes.into_iter().map(|inode| (inode.node, inode.state())).collect())
+    }
+
+    fn at(&self, inode: &Inode) -> usize {
+        let place = self.0.iter().position(|(node, _)| *node == inode.node);
+        place.expect("every inode of a rename is locked")
+    }
+
+    fn get(&self, inode: &Inode) -> &State {
+        &self.0[self.at(inode)].1
+    }
+
+    fn of(&mut self, inode: &Inode) -> &mut State {
+        let at = self.at(inode);
+        &mut self.0[at].1
+    }
+
+    /// The items as they will be.
+    fn items<'e>(
+        &self,
+        ends: &'e Ends<'_>,
+        now: Timestamp,
+        whiteout: bool,
+    ) -> SmallVec<[(&'e Inode, InodeItem); 4]> {
+        let [from, to] = ends.deltas(whiteout);
+        let (dir, new_dir): (&'e Inode, &'e Inode) = (ends.from.dir, ends.to.dir);
+        let mut items = SmallVec::new();
+        if dir.node == new_dir.node {
+            let item = self.get(dir).dir_item(from.entries + to.entries, from.dirs + to.dirs, now);
+            items.push((dir, item));
+        } else {
+            items.push((dir, self.get(dir).dir_item(from.entries, from.dirs, now)));
+            items.push((new_dir, self.get(new_dir).dir_item(to.entries, to.dirs, now)));
+        }
+        let source: &'e Inode = &ends.source;
+        items.push((source, moved(self.get(source), source, new_dir, now)));
+        if let Some(target) = ends.target.as_deref() {
+            let state = self.get(target);
+            items.push((
+                target,
+                match ends.flags.exchange {
+                    true => moved(state, target, dir, now),
+                    false => replaced(state, target, now),
+                },
+            ));
+        }
+        items
+    }
+}
+
+fn moved(state: &State, inode: &Inode, into: &Inode, now: Timestamp) -> InodeItem {
+    let mut item = state.next_item();
+    item.ctime = now;
+    if inode.is_dir() {
+        item.parent = into.node.ino;
+    }
+    item
+}
+
+fn replaced(state: &State, inode: &Inode, now: Timestamp) -> InodeItem {
+    let mut item = state.next_item();
+    item.ctime = now;
+    item.nlink = if inode.is_dir() { 0 } else { item.nlink.saturating_sub(1) };
+    item
+}

@@ -1,0 +1,276 @@
+//! A batch of dirty blocks on its way to the device.
+//!
+//! Taken in the order of the file, placed contiguously, summed, written in requests of up to 1 MiB,
+//! and only then installed (R31). Small synchronous data is not written here: it travels with the
+//! transaction that installs it (P12). A tiny file goes into its INLINE item.
+//!
+//! Whatever ends a batch before it is installed (an error, a caller that gives up) leaves its
+//! blocks as dirty as they were.
+
+use std::collections::VecDeque;
+
+use copyhold_format::item::INLINE_MAX;
+use copyhold_pool::{Claim, LaneClass, Reservation, Tier};
+use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run};
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+
+use super::dirty::{Slot, Taken};
+use super::extents::CHUNK;
+use crate::inode::InodeRef;
+use crate::{Filesystem, FsError, Result};
+
+/// Blocks of one batch: 4 MiB.
+const BLOCKS_MAX: usize = 1024;
+/// Stretches of one batch, so that it fits a transaction where every old extent is cut in two.
+const PIECES_MAX: usize = 256;
+/// Blocks of one request: 1 MiB.
+pub(crate) const REQUEST_BLOCKS_MAX: u32 = 256;
+
+pub(crate) struct Batch<'a> {
+    pub(super) fs: &'a Filesystem,
+    pub(super) inode: &'a InodeRef,
+    pub(super) taken: Taken,
+    pub(super) took: Vec<(u64, Slot)>,
+    reserved: Option<Reservation>,
+    /// Everything fits the INLINE item.
+    inline: bool,
+    pub(super) attach: bool,
+}
+
+/// What is to be installed.
+pub(super) enum Content {
+    /// Size, times or a cut only.
+    Nothing,
+    Inline(Vec<u8>),
+    Placed {
+        placed: Vec<Placed>,
+        claims: VecDeque<Claim>,
+    },
+}
+
+/// A stretch of the batch in its place on the device; within one chunk of the file.
+pub(super) struct Placed {
+    pub(super) at: u64,
+    pub(super) run: Run,
+    pub(super) sums: SmallVec<[u32; 4]>,
+    /// Of its first block among those taken.
+    first: usize,
+}
+
+impl Filesystem {
+    /// Writes and installs a batch of blocks made dirty up to write number `version`; if none is
+    /// left at all, logs a pending cut, size or time. Says whether there was anything to do.
+    pub(crate) async fn write_batch(
+        &self,
+        inode: &InodeRef,
+        version: u64,
+        attach: bool,
+    ) -> Result<bool> {
+        let Some(batch) = Batch::take(self, inode, version, attach) else { return Ok(false) };
+        let result = batch.write().await;
+        if let Err(error) = &result {
+            inode.state().error.get_or_insert_with(|| error.clone());
+        }
+        result.map(|()| true)
+    }
+}
+
+impl<'a> Batch<'a> {
+    fn take(
+        fs: &'a Filesystem,
+        inode: &'a InodeRef,
+        version: u64,
+        attach: bool,
+    ) -> Option<Batch<'a>> {
+        let mut state = inode.state();
+        let size = state.shown.size;
+        let was_ready = state.data.ready();
+        let (id, took) = state.data.take(version, BLOCKS_MAX, PIECES_MAX, CHUNK);
+        if took.is_empty() && !state.data.take_nothing(id) {
+            return None;
+        }
+        let alone = took.len() == 1 && took[0].0 == 0;
+        let no_extents = state.item.allocated == 0 || state.data.cut_block() == 0;
+        let small = (took.len() * BLOCK_BYTES) as u64 <= fs.options.attach_bytes_max;
+        Some(Batch {
+            fs,
+            inode,
+            taken: Taken { id, size },
+            reserved: state.data.take_reserved(took.len() as u64),
+            inline: alone && size <= INLINE_MAX as u64 && no_extents,
+            attach: attach && small && took.len() == was_ready,
+            took,
+        })
+    }
+
+    async fn write(mut self) -> Result<()> {
+        if self.took.is_empty() {
+            return self.install(Content::Nothing).await;
+        }
+        if self.inline {
+            let bytes = self.took[0].1.bytes()[..self.taken.size as usize].to_vec();
+            return self.install(Content::Inline(bytes)).await;
+        }
+        let claims = self.claim()?;
+        let placed = place(&self.took, &claims);
+        if !self.attach {
+            self.send(&placed).await?;
+        }
+        self.install(Content::Placed { placed, claims }).await
+    }
+
+    fn claim(&mut self) -> Result<VecDeque<Claim>> {
+        let blocks = self.took.len() as u64;
+        let held = self.reserved.as_ref().map_or(0, |reserved| reserved.blocks());
+        if held < blocks {
+            // Only after a failed write: D2.
+            let more = self.fs.pool.try_reserve(blocks - held, Tier::Write);
+            let more = more.ok_or_else(|| FsError::NoSpace(self.fs.full(blocks - held)))?;
+            match &mut self.reserved {
+                Some(reserved) => reserved.join(more),
+                None => self.reserved = Some(more),
+            }
+        }
+        let reserved = self.reserved.as_mut().expect("made sure of above");
+        let class = if self.attach { LaneClass::Sync } else { LaneClass::Data };
+        let claims: VecDeque<Claim> = self.fs.pool.claim(class, blocks, reserved)?.into();
+        let placed: u64 = claims.iter().map(|claim| u64::from(claim.run().blocks)).sum();
+        assert_eq!(placed, blocks, "F3: what is reserved can be claimed");
+        Ok(claims)
+    }
+
+    async fn send(&self, placed: &[Placed]) -> Result<()> {
+        let mut requests = Vec::new();
+        let mut rest = placed;
+        while let Some(first) = rest.first() {
+            let mut run = first.run;
+            let mut count = 1;
+            for next in &rest[1..] {
+                let joined = run.blocks + next.run.blocks;
+                if run.addr.offset(run.blocks.into()) != next.run.addr
+                    || joined > REQUEST_BLOCKS_MAX
+                {
+                    break;
+                }
+                run.blocks = joined;
+                count += 1;
+            }
+            let slots = &self.took[first.first..first.first + run.blocks as usize];
+            requests.push((run, gather(slots)));
+            rest = &rest[count..];
+        }
+        let pool = &self.fs.pool;
+        if requests.len() == 1 {
+            let (run, data) = requests.remove(0);
+            return Ok(pool.write(run, data, Purpose::Data).await?);
+        }
+        let writes = requests.into_iter().map(|(run, data)| pool.write(run, data, Purpose::Data));
+        join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
+        Ok(())
+    }
+
+    /// The bytes of a stretch, for a transaction to carry.
+    pub(super) fn data_of(&self, placed: &Placed, skip: u32, blocks: u32) -> Vec<Buf> {
+        let first = placed.first + skip as usize;
+        gather(&self.took[first..first + blocks as usize])
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        let mut state = self.inode.state();
+        let failed =
+            self.took.iter().filter(|(block, _)| state.data.is_current(*block, self.taken.id));
+        let failed: Vec<u64> = failed.map(|(block, _)| *block).collect();
+        for block in &failed {
+            state.data.failed(*block, self.taken.id);
+        }
+        let left = self.reserved.take().filter(|_| !failed.is_empty());
+        let missing =
+            failed.len() as u64 - left.as_ref().map_or(0, |r| r.blocks().min(failed.len() as u64));
+        let again = (missing > 0).then(|| self.fs.pool.try_reserve(missing, Tier::Write)).flatten();
+        for reserved in left.into_iter().chain(again) {
+            state.data.add_reserved(reserved);
+        }
+        state.data.end_batch(self.taken.id);
+        drop(state);
+        self.inode.batch_ended.notify(usize::MAX);
+        self.fs.flusher.made_room();
+    }
+}
+
+/// Lays the blocks taken over the claims, cut at chunks of the file and ends of claims.
+fn place(took: &[(u64, Slot)], claims: &VecDeque<Claim>) -> Vec<Placed> {
+    let mut placed = Vec::with_capacity(took.len().div_ceil(CHUNK as usize) + claims.len());
+    let mut first = 0;
+    for claim in claims {
+        let mut run = Some(claim.run());
+        while let Some(left) = run {
+            let at = took[first].0;
+            let mut blocks = 1;
+            while blocks < left.blocks {
+                let Some((next, _)) = took.get(first + blocks as usize) else { break };
+                if *next != at + u64::from(blocks) || next % CHUNK == 0 {
+                    break;
+                }
+                blocks += 1;
+            }
+            let slots = &took[first..first + blocks as usize];
+            let sums = slots.iter().map(|(_, slot)| checksum(slot.bytes())).collect();
+            placed.push(Placed { at, run: left.slice(0, blocks), sums, first });
+            first += blocks as usize;
+            run = (blocks < left.blocks).then(|| left.slice(blocks, left.blocks - blocks));
+        }
+    }
+    assert_eq!(first, took.len(), "every block has its place");
+    placed
+}
+
+/// The buffers of consecutive blocks; whole ones are not copied.
+fn gather(slots: &[(u64, Slot)]) -> Vec<Buf> {
+    let mut bufs = Vec::with_capacity(slots.len());
+    let mut rest = slots;
+    while let Some((_, slot)) = rest.first() {
+        let blocks = slot.buf.blocks();
+        let whole = slot.index == 0
+            && rest.len() >= blocks
+            && rest[..blocks].iter().enumerate().all(|(n, (_, other))| {
+                other.index as usize == n && other.buf.as_ptr() == slot.buf.as_ptr()
+            });
+        if whole {
+            bufs.push(slot.buf.clone());
+            rest = &rest[blocks..];
+        } else {
+            bufs.push(Buf::from_bytes(slot.bytes()));
+            rest = &rest[1..];
+        }
+    }
+    bufs
+}
+
+/// CRC-32C, as extent items have it for each block.
+pub(crate) fn checksum(block: &[u8]) -> u32 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, block) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_checksum_is_crc_32c() {
+        assert_eq!(checksum(b"123456789"), 0xe306_9283);
+    }
+
+    #[test]
+    fn whole_buffers_are_sent_as_they_are() {
+        let big = Buf::zeroed(3);
+        let slot = |buf: &Buf, index| (0, Slot { buf: buf.clone(), index });
+        let one = Buf::zeroed(1);
+        let slots = [slot(&one, 0), slot(&big, 0), slot(&big, 1), slot(&big, 2), slot(&big, 1)];
+        let bufs = gather(&slots);
+        assert_eq!(bufs.iter().map(Buf::blocks).collect::<Vec<_>>(), [1, 3, 1]);
+        assert_eq!(bufs[1].as_ptr(), big.as_ptr());
+    }
+}

@@ -1,0 +1,367 @@
+//! What of a file is only in memory: its dirty blocks, and the size that they make.
+//!
+//! A block is dirty from the write that changes it until a batch that took it is installed. It can
+//! be both taken and dirty again. After an fsync that sent it beside its batch it stays until that
+//! is durable, since its bytes are not on the device before (P12).
+//!
+//! D1  A block that is dirty, taken or attached is in `blocks`, and is read from there (F2).
+//! D2  `reserved` has a block for each dirty one; a batch takes its share with it (F3). Only after a
+//!     failed write there may be less.
+//! D3  Bytes beyond the end of the file are zero in a dirty block.
+//! D4  `covered` of a block: what is logged of it is right for a file of that size. The logged
+//!     size goes no further than the first block that is not covered in full (F1).
+//! D5  With a `cut`, extents from the first whole block behind it on are gone, although the table
+//!     still has them. The next installation removes them (R35).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use copyhold_pool::Reservation;
+use copyhold_types::{BLOCK_BYTES, Buf, Txg};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// A block's place in a buffer that may hold more of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Slot {
+    pub(crate) buf: Buf,
+    pub(crate) index: u32,
+}
+
+impl Slot {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        let start = self.index as usize * BLOCK_BYTES;
+        &self.buf[start..start + BLOCK_BYTES]
+    }
+
+    /// For changing: in a buffer of its own, copied if anyone else holds it.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        if self.buf.blocks() != 1 {
+            *self = Slot { buf: Buf::from_bytes(self.bytes()), index: 0 };
+        }
+        self.buf.make_mut()
+    }
+}
+
+pub(crate) struct DirtyBlock {
+    pub(crate) slot: Slot,
+    /// The write, by number, that made it dirty; `None` while nothing new is in it.
+    pub(crate) since: Option<u64>,
+    /// The batch that is writing an earlier or this content.
+    pub(crate) taken: Option<u64>,
+    /// Its content goes out with this txg.
+    pub(crate) attached: Option<Txg>,
+    /// D4.
+    pub(crate) covered: u64,
+    /// What the batch writes is right for no larger size: the file was cut here since.
+    taken_limit: u64,
+}
+
+impl DirtyBlock {
+    /// [`Self::covered`], once the content that `batch` took is logged.
+    fn covered_by(&self, batch: Taken) -> u64 {
+        self.covered.max(batch.size.min(self.taken_limit))
+    }
+}
+
+/// A batch under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) id: u64,
+    /// The file's size when its blocks were taken.
+    pub(crate) size: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct FileData {
+    pub(crate) blocks: BTreeMap<u64, DirtyBlock>,
+    reserved: Option<Reservation>,
+    /// Blocks with `since`, but not `taken`.
+    ready: usize,
+    /// Number of the last write.
+    version: u64,
+    last_batch: u64,
+    batches: BTreeSet<u64>,
+    cut: Option<u64>,
+    /// Extents from the cut up to this block are removed already, in steps.
+    cut_done: u64,
+    /// The steps are announced by a TRUNCATE item.
+    pub(crate) cut_announced: bool,
+    /// Size or times differ from what is logged.
+    changed: bool,
+    /// The file is on the list of dirty ones.
+    pub(crate) listed: bool,
+}
+
+impl FileData {
+    pub(crate) fn is_clean(&self) -> bool {
+        self.blocks.is_empty() && self.cut.is_none() && !self.changed && !self.listed
+    }
+
+    /// Nothing to write; perhaps something being written.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.ready == 0 && self.cut.is_none() && !self.changed
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Blocks that a batch could take.
+    pub(crate) fn ready(&self) -> usize {
+        self.ready
+    }
+
+    pub(crate) fn set_changed(&mut self, changed: bool) {
+        self.changed = changed;
+    }
+
+    pub(crate) fn cut(&self) -> Option<u64> {
+        self.cut
+    }
+
+    /// First block of which the table knows nothing that counts (D5).
+    pub(crate) fn cut_block(&self) -> u64 {
+        self.cut.map_or(u64::MAX, |size| size.div_ceil(BLOCK))
+    }
+
+    /// Where the removal in steps goes on.
+    pub(crate) fn cut_from(&self) -> u64 {
+        self.cut_block().max(self.cut_done)
+    }
+
+    /// A step has removed what was before `block`, and announced the rest.
+    pub(crate) fn cut_is_done_to(&mut self, block: u64) {
+        self.cut_done = block;
+        self.cut_announced = true;
+    }
+
+    pub(crate) fn cut_is_logged(&mut self) {
+        self.cut = None;
+        self.cut_done = 0;
+        self.cut_announced = false;
+    }
+
+    /// Sets a cut that an earlier use of the pool has announced.
+    pub(crate) fn resume_cut(&mut self, size: u64) {
+        self.cut = Some(size);
+        self.cut_announced = true;
+    }
+
+    pub(crate) fn add_reserved(&mut self, more: Reservation) {
+        match &mut self.reserved {
+            Some(reserved) => reserved.join(more),
+            None => self.reserved = Some(more),
+        }
+    }
+
+    /// `blocks` blocks of what is reserved, or all there is.
+    pub(crate) fn take_reserved(&mut self, blocks: u64) -> Option<Reservation> {
+        let reserved = self.reserved.as_mut()?;
+        let all = reserved.blocks();
+        if all <= blocks { self.reserved.take() } else { Some(reserved.split(blocks)) }
+    }
+
+    /// How many blocks, 0 or 1, must be reserved for this one to become dirty now.
+    pub(crate) fn unreserved(&self, block: u64) -> u64 {
+        u64::from(self.blocks.get(&block).is_none_or(|entry| entry.since.is_none()))
+    }
+
+    /// Puts `slot` in the place of a block. The reservation is already added; `logged` is the
+    /// logged size. Whether the block was not in memory before.
+    pub(crate) fn put(&mut self, block: u64, slot: Slot, logged: u64) -> bool {
+        self.version += 1;
+        let version = self.version;
+        let covered = self.cut.map_or(logged, |cut| cut.min(logged));
+        let mut fresh = false;
+        let entry = self.blocks.entry(block).or_insert_with(|| {
+            fresh = true;
+            DirtyBlock {
+                slot: slot.clone(),
+                since: None,
+                taken: None,
+                attached: None,
+                covered,
+                taken_limit: u64::MAX,
+            }
+        });
+        if !fresh {
+            entry.slot = slot;
+        }
+        if entry.since.is_none() {
+            entry.since = Some(version);
+            if entry.taken.is_none() {
+                self.ready += 1;
+            }
+        }
+        entry.attached = None;
+        fresh
+    }
+
+    /// Forgets blocks, in whatever state. How many there were.
+    pub(crate) fn drop_blocks(&mut self, range: Range<u64>) -> usize {
+        let gone: Vec<u64> = self.blocks.range(range).map(|(&block, _)| block).collect();
+        let mut dirty = 0;
+        for block in &gone {
+            let entry = self.blocks.remove(block).expect("listed above");
+            if entry.since.is_some() {
+                dirty += 1;
+                if entry.taken.is_none() {
+                    self.ready -= 1;
+                }
+            }
+        }
+        drop(self.take_reserved(dirty));
+        gone.len()
+    }
+
+    /// The file now ends at `size`, below its old end. Blocks forgotten.
+    pub(crate) fn truncate(&mut self, size: u64, logged: u64, allocated: bool) -> usize {
+        let gone = self.drop_blocks(size.div_ceil(BLOCK)..u64::MAX);
+        for entry in self.blocks.values_mut() {
+            entry.covered = entry.covered.min(size);
+            entry.taken_limit = entry.taken_limit.min(size);
+        }
+        if let Some(tail) = self.blocks.get_mut(&(size / BLOCK)) {
+            tail.slot.bytes_mut()[(size % BLOCK) as usize..].fill(0);
+        }
+        if self.cut.is_some() || allocated || logged > size {
+            let lower = self.cut.is_none_or(|cut| size < cut);
+            if lower {
+                self.cut = Some(size);
+                self.cut_done = 0;
+            }
+        }
+        self.changed = true;
+        gone
+    }
+
+    /// The largest size that may be logged (D4) with the blocks that `installing` names, which
+    /// `batch` took: `size`, or what is covered before it.
+    pub(crate) fn loggable_size(
+        &self,
+        size: u64,
+        logged: u64,
+        batch: Taken,
+        installing: &[u64],
+    ) -> u64 {
+        let logged = self.cut.map_or(logged, |cut| cut.min(logged));
+        let uncovered = self.blocks.range(logged / BLOCK..).find_map(|(&block, entry)| {
+            let now = installing.binary_search(&block).is_ok();
+            let pending = entry.since.is_some() || (entry.taken.is_some() && !now);
+            let covered = if now { entry.covered_by(batch) } else { entry.covered };
+            (pending && covered < (block + 1) * BLOCK).then(|| covered.max(block * BLOCK))
+        });
+        uncovered.map_or(size, |limit| size.min(limit))
+    }
+
+    /// Starts a batch of ready blocks with `since` up to `version`, in order: at most `blocks_max`
+    /// in at most `pieces_max` stretches that do not cross a multiple of `chunk` blocks.
+    pub(crate) fn take(
+        &mut self,
+        version: u64,
+        blocks_max: usize,
+        pieces_max: usize,
+        chunk: u64,
+    ) -> (u64, Vec<(u64, Slot)>) {
+        self.last_batch += 1;
+        let id = self.last_batch;
+        let mut took = Vec::with_capacity(self.ready.min(blocks_max));
+        let mut pieces = 0;
+        let mut next = None;
+        for (&block, entry) in &mut self.blocks {
+            if took.len() == blocks_max || self.ready == 0 {
+                break;
+            }
+            if entry.taken.is_some() || entry.since.is_none_or(|since| since > version) {
+                continue;
+            }
+            if next != Some(block) || block % chunk == 0 {
+                pieces += 1;
+                if pieces > pieces_max {
+                    break;
+                }
+            }
+            next = Some(block + 1);
+            entry.taken = Some(id);
+            entry.taken_limit = u64::MAX;
+            entry.since = None;
+            self.ready -= 1;
+            took.push((block, entry.slot.clone()));
+        }
+        if !took.is_empty() {
+            self.batches.insert(id);
+        }
+        (id, took)
+    }
+
+    /// Starts a batch of no blocks: there are none, but size, times or a cut are to be logged.
+    pub(crate) fn take_nothing(&mut self, id: u64) -> bool {
+        let alone = self.ready == 0 && self.batches.is_empty();
+        alone && (self.cut.is_some() || self.changed) && self.batches.insert(id)
+    }
+
+    /// Whether the content that batch `id` took of `block` still is the file's.
+    pub(crate) fn is_current(&self, block: u64, id: u64) -> bool {
+        self.blocks.get(&block).is_some_and(|entry| entry.taken == Some(id))
+    }
+
+    /// The batch's content of `block` is installed. Whether the block has left memory.
+    pub(crate) fn installed(&mut self, block: u64, batch: Taken, attached: Option<Txg>) -> bool {
+        let Some(entry) = self.blocks.get_mut(&block).filter(|e| e.taken == Some(batch.id)) else {
+            return false;
+        };
+        entry.taken = None;
+        entry.covered = entry.covered_by(batch);
+        if entry.since.is_some() {
+            self.ready += 1;
+            return false;
+        }
+        entry.attached = attached;
+        if attached.is_none() {
+            self.blocks.remove(&block);
+        }
+        attached.is_none()
+    }
+
+    /// The batch's content of `block` could not be written: it is dirty as before.
+    pub(crate) fn failed(&mut self, block: u64, id: u64) {
+        let Some(entry) = self.blocks.get_mut(&block).filter(|e| e.taken == Some(id)) else {
+            return;
+        };
+        entry.taken = None;
+        entry.since.get_or_insert(0);
+        self.ready += 1;
+    }
+
+    /// The batch is over.
+    pub(crate) fn end_batch(&mut self, id: u64) {
+        self.batches.remove(&id);
+    }
+
+    /// Whether a batch up to `id` is under way.
+    pub(crate) fn is_writing(&self, id: u64) -> bool {
+        self.batches.first().is_some_and(|&first| first <= id)
+    }
+
+    pub(crate) fn last_batch(&self) -> u64 {
+        self.last_batch
+    }
+
+    /// Whether a block with `since` up to `version` waits.
+    pub(crate) fn waits(&self, version: u64) -> bool {
+        self.blocks.values().any(|entry| entry.since.is_some_and(|since| since <= version))
+    }
+
+    /// The last txg that carries blocks of this file.
+    pub(crate) fn attached_txg(&self) -> Option<Txg> {
+        self.blocks.values().filter_map(|entry| entry.attached).max()
+    }
+
+    /// Lets go the blocks that have become durable. How many.
+    pub(crate) fn settle_attached(&mut self, durable: Txg) -> usize {
+        let before = self.blocks.len();
+        self.blocks.retain(|_, entry| entry.attached.is_none_or(|txg| txg > durable));
+        before - self.blocks.len()
+    }
+}

@@ -1,0 +1,259 @@
+//! fallocate: space ahead of data, holes, zeros.
+//!
+//! Whole blocks are changed in the table, in steps of bounded transactions; parts of blocks are
+//! zeroed as a write would. Preallocated blocks are extents without content. Data written over them
+//! goes to new blocks and frees them, so it is reserved in full like any other (R10).
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use copyhold_format::item::{Extent, ExtentState};
+use copyhold_pool::{LaneClass, Tier, Transaction};
+use copyhold_types::{BLOCK_BYTES, Pointer, Run};
+
+use super::dirty::Slot;
+use super::extent_map::MapEdit;
+use super::extents::CHUNK;
+use super::write::FILE_BYTES_MAX;
+use crate::inode::InodeRef;
+use crate::{Filesystem, FsError, NodeId, Result};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Chunks of the file that one transaction changes, and bytes of an edit in the log.
+const STEP_CHUNKS: u64 = 8;
+const EDIT_BYTES: usize = 256;
+
+/// What `fallocate` is to do; `keep_size` where the size may stay below the range's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FallocateMode {
+    Allocate { keep_size: bool },
+    Punch,
+    Zero { keep_size: bool },
+}
+
+impl Filesystem {
+    pub async fn fallocate(
+        self: &Arc<Self>,
+        node: NodeId,
+        offset: u64,
+        len: u64,
+        mode: FallocateMode,
+    ) -> Result<()> {
+        self.writable()?;
+        let inode = self.inode(node).await?;
+        inode.expect_file()?;
+        let end = offset.checked_add(len).filter(|end| *end <= FILE_BYTES_MAX);
+        let end = end.ok_or(FsError::FileTooBig { max: FILE_BYTES_MAX })?;
+        if len == 0 {
+            return Err(FsError::Invalid("a range without length"));
+        }
+        let _data = inode.lock.write().await;
+        let size = {
+            let state = inode.state();
+            match mode {
+                FallocateMode::Allocate { .. } => state.expect_not_immutable()?,
+                _ => state.expect_mutable()?,
+            }
+            state.shown.size
+        };
+        self.kill_priv(&inode).await?;
+        // The steps below change what is in the table: a cut, and a tiny file's item, go first.
+        self.settle_cut(&inode).await?;
+        let zeroes = !matches!(mode, FallocateMode::Allocate { .. });
+        if zeroes {
+            self.zero_range(&inode, offset, end, size).await?;
+        }
+        if mode != FallocateMode::Punch {
+            self.allocate(&inode, offset / BLOCK..end.div_ceil(BLOCK)).await?;
+        }
+        let grows = match mode {
+            FallocateMode::Allocate { keep_size } | FallocateMode::Zero { keep_size } => !keep_size,
+            FallocateMode::Punch => false,
+        };
+        if grows && end > size {
+            self.extend(&inode, size, end).await?;
+        } else {
+            let now = self.now();
+            let mut state = inode.state();
+            state.shown.mtime = now;
+            state.shown.ctime = now;
+            state.data.set_changed(true);
+        }
+        self.note_dirty(&inode);
+        Ok(())
+    }
+
+    async fn settle_cut(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
+        if inode.state().data.cut().is_some() {
+            self.write_through(inode, false).await?;
+        }
+        let size = inode.state().shown.size;
+        if inode.state().is_inline() {
+            let slot = self.read_block(inode, 0).await?;
+            self.insert_blocks(inode, vec![(0, slot)], size).await?;
+        }
+        Ok(())
+    }
+
+    /// Zeros the bytes `offset..end`: whole blocks become holes. Behind the end of the file all is
+    /// zero already, but there may be preallocated blocks, which become holes too.
+    async fn zero_range(
+        self: &Arc<Self>,
+        inode: &InodeRef,
+        offset: u64,
+        end: u64,
+        size: u64,
+    ) -> Result<()> {
+        // A block that reaches behind the end of the file is whole if the range covers its bytes.
+        let whole_end = if end >= size { end.div_ceil(BLOCK) } else { end / BLOCK };
+        let whole = offset.div_ceil(BLOCK)..whole_end;
+        let mut parts = Vec::new();
+        if offset % BLOCK != 0 {
+            parts.push(offset..end.min(offset.div_ceil(BLOCK) * BLOCK));
+        }
+        let tail = (end / BLOCK * BLOCK).max(offset);
+        if end < size && end % BLOCK != 0 && (tail % BLOCK == 0) {
+            parts.push(tail..end);
+        }
+        let mut slots = Vec::new();
+        for part in parts.into_iter().filter(|part| part.start < size) {
+            slots.extend(self.zeroed_part(inode, part).await?);
+        }
+        if !slots.is_empty() {
+            self.insert_blocks(inode, slots, 0).await?;
+        }
+        let mut at = whole.start;
+        while at < whole.end {
+            at = self.punch_step(inode, at..whole.end).await?;
+        }
+        Ok(())
+    }
+
+    /// The block around `part`, with zeros there; `None` if it has them.
+    async fn zeroed_part(&self, inode: &InodeRef, part: Range<u64>) -> Result<Option<(u64, Slot)>> {
+        let block = part.start / BLOCK;
+        let mut slot = self.read_block(inode, block).await?;
+        let bytes = (part.start - block * BLOCK) as usize..(part.end - block * BLOCK) as usize;
+        if slot.bytes()[bytes.clone()].iter().all(|byte| *byte == 0) {
+            return Ok(None);
+        }
+        slot.bytes_mut()[bytes].fill(0);
+        Ok(Some((block, slot)))
+    }
+
+    /// Makes a hole of the beginning of `range`. Where to go on.
+    async fn punch_step(self: &Arc<Self>, inode: &InodeRef, range: Range<u64>) -> Result<u64> {
+        let limit = (STEP_CHUNKS * CHUNK) as usize;
+        let _map = inode.map.write().await;
+        let extents = self.extents(inode, range.clone(), limit + 1).await?;
+        let to = match extents.get(limit) {
+            Some((next, _)) => *next,
+            None => range.end,
+        };
+        let mut edit = MapEdit::default();
+        edit.load(extents.into_iter().filter(|(start, _)| *start < to));
+        edit.remove(range.start..to);
+        self.apply_map(inode, edit, |state| state.data.drop_blocks(range.start..to)).await?;
+        Ok(to)
+    }
+
+    /// Gives every block of `range` that has none a place on the device.
+    async fn allocate(self: &Arc<Self>, inode: &InodeRef, range: Range<u64>) -> Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            let to = range.end.min((at / CHUNK + STEP_CHUNKS) * CHUNK);
+            let mut reserved = self.reserve(to - at).await?;
+            let _map = inode.map.write().await;
+            let extents = self.extents(inode, at..to, (to - at) as usize).await?;
+            let holes = {
+                let state = inode.state();
+                let dirty = |block: u64| state.data.blocks.contains_key(&block);
+                let stored = |block: u64| {
+                    extents.iter().any(|(start, extent)| {
+                        (*start..start + u64::from(extent.blocks())).contains(&block)
+                    })
+                };
+                (at..to).filter(|block| !dirty(*block) && !stored(*block)).collect::<Vec<_>>()
+            };
+            if !holes.is_empty() {
+                let mut edit = MapEdit::default();
+                edit.load(extents);
+                let claims = self.pool.claim(LaneClass::Data, holes.len() as u64, &mut reserved)?;
+                let runs: Vec<Run> = claims.iter().map(|claim| claim.run()).collect();
+                let credit = self.map_credit(edit.len() + holes.len()).await?;
+                let mut state = inode.state();
+                state.expect_present()?;
+                let epochs = self.subvol.epochs();
+                for (start, run) in lay_out(&holes, &runs) {
+                    let pointer = Pointer { run, epoch: epochs.current, origin: epochs.current };
+                    edit.add(start, Extent { pointer, birth: 0, state: ExtentState::Unwritten });
+                }
+                let mut tx = Transaction::new();
+                claims.into_iter().for_each(|claim| tx.allocate(claim));
+                self.log_map(inode, &mut state, credit, tx, edit)?;
+            }
+            at = to;
+        }
+        Ok(())
+    }
+
+    async fn map_credit(&self, extents: usize) -> Result<copyhold_pool::Credit> {
+        let edits = extents * 2 + 8;
+        self.credit(Tier::Internal, edits * 2, edits * EDIT_BYTES).await
+    }
+
+    /// Applies a change of the map together with one of the dirty blocks.
+    async fn apply_map(
+        &self,
+        inode: &InodeRef,
+        edit: MapEdit,
+        change: impl FnOnce(&mut crate::inode::State) -> usize,
+    ) -> Result<()> {
+        let credit = self.map_credit(edit.len()).await?;
+        let mut state = inode.state();
+        state.expect_present()?;
+        let forgotten = change(&mut state);
+        self.flusher.forget(forgotten);
+        self.log_map(inode, &mut state, credit, Transaction::new(), edit)
+    }
+
+    fn log_map(
+        &self,
+        inode: &InodeRef,
+        state: &mut crate::inode::State,
+        credit: copyhold_pool::Credit,
+        mut tx: Transaction,
+        edit: MapEdit,
+    ) -> Result<()> {
+        let change = edit.finish();
+        if change.items.is_empty() {
+            return Ok(());
+        }
+        let mut item = state.next_item();
+        super::install::count_blocks(&mut item, &change);
+        self.put_extents(&mut tx, inode.node.ino, &change);
+        self.put_inode(&mut tx, inode.node.ino, &item);
+        let txg = self.apply(credit, tx)?;
+        state.logged(item, txg);
+        Ok(())
+    }
+}
+
+/// Cuts `blocks` into extents over `runs`: consecutive, within a chunk of the file and a run.
+fn lay_out(blocks: &[u64], runs: &[Run]) -> Vec<(u64, Run)> {
+    let mut placed = Vec::new();
+    let mut rest = blocks;
+    for run in runs {
+        let mut left = Some(*run);
+        while let Some(run) = left {
+            let at = rest[0];
+            let fits = |n: &usize| rest[*n] == at + *n as u64 && rest[*n] % CHUNK != 0;
+            let blocks = 1 + (1..rest.len().min(run.blocks as usize)).take_while(fits).count();
+            placed.push((at, run.slice(0, blocks as u32)));
+            rest = &rest[blocks..];
+            let more = run.blocks - blocks as u32;
+            left = (more > 0).then(|| run.slice(blocks as u32, more));
+        }
+    }
+    placed
+}

@@ -1,0 +1,337 @@
+//! Installing what a batch has written: extents, size and times in one transaction.
+//!
+//! Under the file's map lock: what is replaced is looked up, credit is obtained, and then, with the
+//! state held, only blocks that still are the batch's go into the transaction (R33). A pending cut
+//! goes with it, so a file that was truncated and rewritten is never empty after a crash (R35); one
+//! with more extents than a transaction takes is cut in steps before, announced by a TRUNCATE item.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use copyhold_format::FormatError;
+use copyhold_format::item::{
+    Extent, ExtentState, InodeFlags, InodeItem, encode_truncate, inline_key, parse_truncate,
+    truncate_key,
+};
+use copyhold_pool::{Claim, PoolError, Tier, Transaction, Value};
+use copyhold_types::{BLOCK_BYTES, EpochId, Pointer, Txg};
+use smallvec::SmallVec;
+
+use super::batch::{Batch, Content, Placed};
+use super::extent_map::{MapChange, MapEdit};
+use super::extents::CHUNK;
+use crate::inode::{Inode, InodeRef, State};
+use crate::{Filesystem, NodeId, Result};
+
+/// Extents that a transaction removes beside what it adds.
+const CUT_MAX: usize = 100;
+/// Edits of the map in one transaction; each may come with an allocation and a release.
+const EDITS_MAX: usize = 400;
+/// Pieces whose old extents are looked up at once.
+const STRETCH_MAX: usize = 8;
+/// Bytes of an edit in the log, at most: key, value with all checksums, allocation, release.
+const EDIT_BYTES: usize = 256;
+
+impl Batch<'_> {
+    pub(super) async fn install(&self, content: Content) -> Result<()> {
+        match content {
+            Content::Nothing => self.install_some(&[], &mut VecDeque::new(), None).await.map(drop),
+            Content::Inline(bytes) => {
+                self.install_some(&[], &mut VecDeque::new(), Some(bytes)).await.map(drop)
+            }
+            Content::Placed { placed, mut claims } => {
+                let mut rest = &placed[..];
+                while !rest.is_empty() {
+                    let done = self.install_some(rest, &mut claims, None).await?;
+                    rest = &rest[done..];
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Installs as many of `placed` as fit one transaction. How many.
+    async fn install_some(
+        &self,
+        placed: &[Placed],
+        claims: &mut VecDeque<Claim>,
+        inline: Option<Vec<u8>>,
+    ) -> Result<usize> {
+        let (fs, inode) = (self.fs, self.inode);
+        while !fs.cut_step(inode).await? {}
+        let _map = inode.map.write().await;
+
+        let (cut_from, cut) = {
+            let state = inode.state();
+            (state.data.cut_from(), state.data.cut().is_some())
+        };
+        let mut old = MapEdit::default();
+        if cut {
+            old.load(fs.extents(inode, cut_from..u64::MAX, CUT_MAX + 1).await?);
+        }
+        let count = self.load_replaced(placed, &mut old).await?;
+        let placed = &placed[..count];
+        let edits = old.len() + count * 2 + 4;
+        let credit = fs.credit(Tier::Internal, edits * 2, edits * EDIT_BYTES + 4096).await?;
+
+        let mut state = inode.state();
+        if state.gone {
+            return Ok(count);
+        }
+        let epochs = fs.subvol.epochs();
+        let mut tx = Transaction::new();
+        let mut item = state.next_item();
+        if cut {
+            old.remove(cut_from..u64::MAX);
+        }
+        self.stamp(placed, claims, &mut old, &mut tx, &state, epochs.current);
+        let change = old.finish();
+        fs.put_extents(&mut tx, inode.node.ino, &change);
+        count_blocks(&mut item, &change);
+
+        let inline = inline.filter(|_| state.data.is_current(0, self.taken.id));
+        let blocks = self.installed_blocks(placed, &state, inline.is_some());
+        let inline_goes = blocks.first() == Some(&0) || (cut && state.data.cut_block() == 0);
+        fs.put_inline(&mut tx, inode, &mut item, inline, inline_goes);
+        if state.data.cut_announced {
+            tx.delete(fs.subvol.table, truncate_key(inode.node.ino));
+        }
+        item.size = state.data.loggable_size(state.shown.size, item.size, self.taken, &blocks);
+        item.mtime = state.shown.mtime;
+        item.ctime = state.shown.ctime;
+        fs.put_inode(&mut tx, inode.node.ino, &item);
+        let txg = fs.pool.apply(credit, tx)?;
+        drop(epochs);
+
+        let attached = self.attach.then_some(txg);
+        let mut left = 0;
+        for &block in &blocks {
+            left += usize::from(state.data.installed(block, self.taken, attached));
+        }
+        if cut {
+            state.data.cut_is_logged();
+        }
+        state.logged(item, txg);
+        state.note_logged();
+        drop(state);
+        fs.flusher.forget(left);
+        Ok(count)
+    }
+
+    fn installed_blocks(&self, placed: &[Placed], state: &State, inline: bool) -> Vec<u64> {
+        if inline {
+            return vec![0];
+        }
+        let all = placed.iter().flat_map(|piece| piece.at..piece.at + u64::from(piece.run.blocks));
+        all.filter(|block| state.data.is_current(*block, self.taken.id)).collect()
+    }
+
+    /// Looks up what `placed` replaces, for as many as fit. How many.
+    async fn load_replaced(&self, placed: &[Placed], old: &mut MapEdit) -> Result<usize> {
+        let mut count = 0;
+        let mut bound = old.len();
+        let mut rest = placed;
+        while let Some(first) = rest.first() {
+            let (stretch, range) = stretch(rest, first);
+            let extents = self.fs.extents(self.inode, range, usize::MAX >> 1).await?;
+            bound += extents.len() + 2 * stretch;
+            if count > 0 && bound > EDITS_MAX {
+                break;
+            }
+            old.load(extents);
+            count += stretch;
+            rest = &rest[stretch..];
+        }
+        Ok(count)
+    }
+
+    /// Puts the pieces that are still current in place of what was there. Claims of the others are
+    /// dropped.
+    fn stamp(
+        &self,
+        placed: &[Placed],
+        claims: &mut VecDeque<Claim>,
+        old: &mut MapEdit,
+        tx: &mut Transaction,
+        state: &State,
+        epoch: EpochId,
+    ) {
+        // Consecutive blocks that are all current, or all not.
+        let (mut blocks, mut kept) = (0, true);
+        for piece in placed {
+            for (skip, count, current) in self.parts(piece, state) {
+                if current != kept {
+                    take_claims(claims, blocks, tx, kept);
+                    (blocks, kept) = (0, current);
+                }
+                blocks += count;
+                if !current {
+                    continue;
+                }
+                let at = piece.at + u64::from(skip);
+                let run = piece.run.slice(skip, count);
+                let sums = piece.sums[skip as usize..(skip + count) as usize].into();
+                old.remove(at..at + u64::from(count));
+                old.add(
+                    at,
+                    Extent {
+                        pointer: Pointer { run, epoch, origin: epoch },
+                        birth: 0,
+                        state: ExtentState::Written(sums),
+                    },
+                );
+                if self.attach {
+                    tx.attach(run, self.data_of(piece, skip, count));
+                }
+            }
+        }
+        take_claims(claims, blocks, tx, kept);
+    }
+
+    /// The piece cut where its blocks cease, or begin, to be the batch's: first block, count,
+    /// whether they are.
+    fn parts(&self, piece: &Placed, state: &State) -> SmallVec<[(u32, u32, bool); 2]> {
+        let mut parts: SmallVec<[(u32, u32, bool); 2]> = SmallVec::new();
+        for skip in 0..piece.run.blocks {
+            let current = state.data.is_current(piece.at + u64::from(skip), self.taken.id);
+            match parts.last_mut() {
+                Some((_, count, same)) if *same == current => *count += 1,
+                _ => parts.push((skip, 1, current)),
+            }
+        }
+        parts
+    }
+}
+
+impl State {
+    /// After a change was logged: does anything that is shown still differ?
+    fn note_logged(&mut self) {
+        let same = self.item.size == self.shown.size
+            && self.item.mtime == self.shown.mtime
+            && self.item.ctime == self.shown.ctime;
+        self.data.set_changed(!same);
+    }
+}
+
+impl Filesystem {
+    /// Removes some of a cut's extents if they are too many for one transaction, and says whether
+    /// what is left is not.
+    pub(crate) async fn cut_step(&self, inode: &InodeRef) -> Result<bool> {
+        if inode.state().data.cut().is_none() {
+            return Ok(true);
+        }
+        let _map = inode.map.write().await;
+        let (from, first) = {
+            let state = inode.state();
+            (state.data.cut_from(), state.data.cut_block())
+        };
+        let extents = self.extents(inode, from..u64::MAX, CUT_MAX + 1).await?;
+        if extents.len() <= CUT_MAX {
+            return Ok(true);
+        }
+        let (last, extent) = &extents[CUT_MAX - 1];
+        let to = last + u64::from(extent.blocks());
+        let mut edit = MapEdit::default();
+        edit.load(extents.into_iter().take(CUT_MAX));
+        edit.remove(from..to);
+
+        let edits = CUT_MAX + 4;
+        let credit = self.credit(Tier::Internal, edits * 2, edits * EDIT_BYTES).await?;
+        let mut state = inode.state();
+        if state.gone {
+            return Ok(true);
+        }
+        let mut tx = Transaction::new();
+        let mut item = state.next_item();
+        let change = edit.finish();
+        self.put_extents(&mut tx, inode.node.ino, &change);
+        count_blocks(&mut item, &change);
+        item.size = item.size.min(state.data.cut().unwrap_or(u64::MAX));
+        self.put_inline(&mut tx, inode, &mut item, None, first == 0);
+        tx.put(self.subvol.table, truncate_key(inode.node.ino), &encode_truncate(first)[..]);
+        self.put_inode(&mut tx, inode.node.ino, &item);
+        let txg = self.pool.apply(credit, tx)?;
+        state.data.cut_is_done_to(to);
+        state.logged(item, txg);
+        Ok(false)
+    }
+
+    /// Puts the content of a tiny file, or deletes it if it `goes`.
+    fn put_inline(
+        &self,
+        tx: &mut Transaction,
+        inode: &Inode,
+        item: &mut InodeItem,
+        content: Option<Vec<u8>>,
+        goes: bool,
+    ) {
+        let key = inline_key(inode.node.ino);
+        if let Some(bytes) = content {
+            tx.put(self.subvol.table, key, &bytes[..]);
+            item.has.set(InodeFlags::INLINE, true);
+        } else if goes && item.has.has(InodeFlags::INLINE) {
+            tx.delete(self.subvol.table, key);
+            item.has.set(InodeFlags::INLINE, false);
+        }
+    }
+
+    /// Goes on with a truncate that was announced when the pool was last used.
+    pub(crate) async fn resume_truncate(&self, node: NodeId, value: &Value) -> Result<()> {
+        let record = |source: FormatError| self.damaged_record("the truncate item", node, source);
+        let block = parse_truncate(value).map_err(record)?;
+        let inode = self.inode(node).await?;
+        inode.state().data.resume_cut(block.saturating_mul(BLOCK_BYTES as u64));
+        while self.write_batch(&inode, u64::MAX, false).await? {}
+        Ok(())
+    }
+
+    pub(crate) fn full(&self, wanted: u64) -> PoolError {
+        let space = self.pool.space();
+        PoolError::Full { wanted, free: space.free, reserve: space.reserve }
+    }
+
+    /// The txg after which all of `inode` that is logged is durable.
+    pub(crate) fn last_txg(&self, inode: &Inode) -> Option<Txg> {
+        inode.state().last_txg
+    }
+}
+
+/// How many of `placed` continue `first` without a gap, and the file blocks of whole chunks around.
+fn stretch(placed: &[Placed], first: &Placed) -> (usize, Range<u64>) {
+    let mut end = first.at;
+    let mut count = 0;
+    for piece in placed {
+        if piece.at != end || count == STRETCH_MAX {
+            break;
+        }
+        end += u64::from(piece.run.blocks);
+        count += 1;
+    }
+    (count, first.at / CHUNK * CHUNK..end.div_ceil(CHUNK) * CHUNK)
+}
+
+/// Cuts the next `blocks` blocks off the claims: into the transaction, or dropped.
+fn take_claims(claims: &mut VecDeque<Claim>, blocks: u32, tx: &mut Transaction, keep: bool) {
+    let mut wanted = blocks;
+    while wanted > 0 {
+        let claim = claims.pop_front().expect("every piece was claimed");
+        let has = claim.run().blocks;
+        let taken = if has <= wanted {
+            claim
+        } else {
+            let (head, tail) = claim.split(wanted);
+            claims.push_front(tail);
+            head
+        };
+        wanted -= taken.run().blocks;
+        if keep {
+            tx.allocate(taken);
+        }
+    }
+}
+
+pub(super) fn count_blocks(item: &mut InodeItem, change: &MapChange) {
+    let bytes = BLOCK_BYTES as u64;
+    item.allocated = (item.allocated + change.blocks_added * bytes)
+        .saturating_sub(change.blocks_removed * bytes);
+}

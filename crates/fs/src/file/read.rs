@@ -1,0 +1,344 @@
+//! Reading: dirty blocks first, then extents, each block verified.
+//!
+//! A read never returns bytes that do not match their checksum: it fails, and says where.
+
+use std::ops::Range;
+
+use copyhold_format::item::{Extent, ExtentState, inline_key, parse_inline};
+use copyhold_pool::PoolError;
+use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run};
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+
+use super::batch::{REQUEST_BLOCKS_MAX, checksum};
+use super::dirty::Slot;
+use crate::inode::{Inode, State};
+use crate::{Atime, FileFlags, Filesystem, FsError, NodeId, Result};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// What a read returned: slices of buffers that are not copied.
+#[derive(Clone, Debug, Default)]
+pub struct ReadData {
+    pieces: Vec<(Buf, Range<usize>)>,
+    len: usize,
+}
+
+impl ReadData {
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes, in order.
+    pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        self.pieces.iter().map(|(buf, range)| &buf[range.clone()])
+    }
+
+    /// Copies everything.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut all = Vec::with_capacity(self.len);
+        self.slices().for_each(|slice| all.extend_from_slice(slice));
+        all
+    }
+
+    fn push(&mut self, buf: &Buf, range: Range<usize>) {
+        self.len += range.len();
+        match self.pieces.last_mut() {
+            Some((last, before)) if last.as_ptr() == buf.as_ptr() && before.end == range.start => {
+                before.end = range.end;
+            }
+            _ => self.pieces.push((buf.clone(), range)),
+        }
+    }
+}
+
+/// Where consecutive blocks of a file come from.
+enum Source {
+    Memory(Slot),
+    Zero,
+    Inline,
+    /// To be looked up.
+    Table,
+    /// Some of the blocks of a request.
+    Device {
+        request: usize,
+        skip: u32,
+    },
+}
+
+struct Part {
+    blocks: Range<u64>,
+    source: Source,
+}
+
+/// A run to be read, for blocks of the file from `at`.
+struct Request {
+    at: u64,
+    run: Run,
+    sums: SmallVec<[u32; 32]>,
+}
+
+impl Filesystem {
+    /// At most `len` bytes; fewer only at the end of the file.
+    pub async fn read(&self, node: NodeId, offset: u64, len: usize) -> Result<ReadData> {
+        let inode = self.inode(node).await?;
+        inode.expect_file()?;
+        let _shared = inode.lock.read().await;
+        let size = inode.state().shown.size;
+        let end = size.min(offset.saturating_add(len as u64));
+        if offset >= end {
+            return Ok(ReadData::default());
+        }
+        let blocks = offset / BLOCK..end.div_ceil(BLOCK);
+        let parts = self.read_blocks(&inode, blocks).await?;
+        self.touch_atime(&inode);
+        Ok(assemble(&parts, offset..end, &self.zeros))
+    }
+
+    /// The content of one block, as it is now; zeros where nothing is. The caller holds the data
+    /// lock.
+    pub(super) async fn read_block(&self, inode: &Inode, block: u64) -> Result<Slot> {
+        let parts = self.read_blocks(inode, block..block + 1).await?;
+        let Some((buf, index)) = &parts[0].1 else {
+            return Ok(Slot { buf: Buf::zeroed(1), index: 0 });
+        };
+        Ok(Slot { buf: buf.clone(), index: *index })
+    }
+
+    /// Where the bytes of `blocks` are: block ranges in order, each with its buffer and place, or
+    /// `None` for zeros.
+    async fn read_blocks(
+        &self,
+        inode: &Inode,
+        blocks: Range<u64>,
+    ) -> Result<Vec<(Range<u64>, Option<(Buf, u32)>)>> {
+        let mut parts = plan(&inode.state(), blocks);
+        let mut bufs = Vec::new();
+        if parts.iter().any(|part| matches!(part.source, Source::Table | Source::Inline)) {
+            // From the look-up to the end of the last request (R3).
+            let _pin = self.pool.pin();
+            let requests = self.look_up(inode, &mut parts, &mut bufs).await?;
+            bufs.extend(self.fetch(inode, &requests).await?);
+        }
+        let resolve = |part: Part| {
+            let place = match part.source {
+                Source::Memory(slot) => Some((slot.buf, slot.index)),
+                Source::Device { request, skip } => Some((bufs[request].clone(), skip)),
+                Source::Zero | Source::Inline | Source::Table => None,
+            };
+            (part.blocks, place)
+        };
+        Ok(parts.into_iter().map(resolve).collect())
+    }
+
+    /// Turns parts to be looked up into zeros and requests; inline data goes into `bufs` at once.
+    async fn look_up(
+        &self,
+        inode: &Inode,
+        parts: &mut Vec<Part>,
+        bufs: &mut Vec<Buf>,
+    ) -> Result<Vec<Request>> {
+        let _map = inode.map.read().await;
+        let mut requests = Vec::new();
+        let mut done = Vec::with_capacity(parts.len());
+        for part in parts.drain(..) {
+            match part.source {
+                Source::Inline => {
+                    bufs.push(self.inline_block(inode).await?);
+                    done.push(Part { source: Source::Device { request: 0, skip: 0 }, ..part });
+                }
+                Source::Table => {
+                    let first = bufs.len();
+                    let count = (part.blocks.end - part.blocks.start) as usize;
+                    let extents = self.extents(inode, part.blocks.clone(), count).await?;
+                    resolve(part.blocks, &extents, first, &mut requests, &mut done);
+                }
+                _ => done.push(part),
+            }
+        }
+        *parts = done;
+        Ok(requests)
+    }
+
+    async fn inline_block(&self, inode: &Inode) -> Result<Buf> {
+        let value = self.get(inline_key(inode.node.ino)).await?;
+        let bytes = match &value {
+            Some(value) => parse_inline(value)
+                .map_err(|source| self.damaged_record("the inline data", inode.node, source))?,
+            None => &[],
+        };
+        let mut block = Buf::zeroed(1);
+        block.make_mut()[..bytes.len()].copy_from_slice(bytes);
+        Ok(block)
+    }
+
+    async fn fetch(&self, inode: &Inode, requests: &[Request]) -> Result<Vec<Buf>> {
+        let results = match requests {
+            [] => Vec::new(),
+            [one] => vec![self.pool.read(one.run, Purpose::Data).await],
+            many => {
+                let reads = many.iter().map(|request| self.pool.read(request.run, Purpose::Data));
+                join_all(reads).await
+            }
+        };
+        requests
+            .iter()
+            .zip(results)
+            .map(|(request, buf)| self.verify(inode, request, buf))
+            .collect()
+    }
+
+    fn verify(&self, inode: &Inode, request: &Request, buf: Result<Buf, PoolError>) -> Result<Buf> {
+        let damaged = |block: u64, why: String| {
+            let (subvol, ino, offset) = (inode.node.subvol, inode.node.ino, block * BLOCK);
+            tracing::error!(subvol = subvol.0, ino = ino.0, offset, why, "file data is damaged");
+            FsError::Damaged { subvol, ino, offset, why }
+        };
+        let buf = match buf {
+            Ok(buf) => buf,
+            Err(error @ PoolError::Device(_)) => {
+                return Err(damaged(request.at, error.to_string()));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        for (n, sum) in request.sums.iter().enumerate() {
+            let found = checksum(&buf[n * BLOCK_BYTES..(n + 1) * BLOCK_BYTES]);
+            if found != *sum {
+                let place = request.run.addr.offset(n as u64);
+                let why = format!("block {place} has checksum {found:08x} instead of {sum:08x}");
+                return Err(damaged(request.at + n as u64, why));
+            }
+        }
+        Ok(buf)
+    }
+
+    /// The access time, as relatime has it; logged with the next change of the file.
+    pub(crate) fn touch_atime(&self, inode: &Inode) {
+        if self.options.atime == Atime::Never || self.writable().is_err() {
+            return;
+        }
+        let now = self.now();
+        let mut state = inode.state();
+        let shown = state.shown;
+        let stale = shown.atime <= shown.mtime
+            || shown.atime <= shown.ctime
+            || shown.atime.secs.saturating_add(24 * 3600) <= now.secs;
+        if stale && shown.atime < now && !state.has_flag(FileFlags::NOATIME) {
+            state.shown.atime = now;
+            state.atime_lazy = true;
+        }
+    }
+}
+
+/// Cuts `blocks` into what is in memory and what is to be looked up.
+fn plan(state: &State, blocks: Range<u64>) -> Vec<Part> {
+    let mut parts = Vec::new();
+    let data = &state.data;
+    let mut at = blocks.start;
+    for (&block, entry) in data.blocks.range(blocks.clone()) {
+        plan_gap(state, at..block, &mut parts);
+        let source = Source::Memory(entry.slot.clone());
+        parts.push(Part { blocks: block..block + 1, source });
+        at = block + 1;
+    }
+    plan_gap(state, at..blocks.end, &mut parts);
+    parts
+}
+
+fn plan_gap(state: &State, gap: Range<u64>, parts: &mut Vec<Part>) {
+    let mut push = |blocks: Range<u64>, source| {
+        if !blocks.is_empty() {
+            parts.push(Part { blocks, source });
+        }
+    };
+    let cut = state.data.cut_block().clamp(gap.start, gap.end);
+    let inline = if state.is_inline() { 1.clamp(gap.start, cut) } else { gap.start };
+    // Block 0 of a tiny file is nowhere else.
+    push(gap.start..inline, Source::Inline);
+    let empty = state.item.allocated == 0;
+    push(inline..cut, if empty { Source::Zero } else { Source::Table });
+    push(cut..gap.end, Source::Zero);
+}
+
+/// Lays `extents` over `blocks`: what joins on the device becomes one request.
+fn resolve(
+    blocks: Range<u64>,
+    extents: &[(u64, Extent)],
+    first: usize,
+    requests: &mut Vec<Request>,
+    parts: &mut Vec<Part>,
+) {
+    let mut at = blocks.start;
+    for (start, extent) in extents {
+        let from = blocks.start.max(*start);
+        let to = blocks.end.min(start + u64::from(extent.blocks()));
+        if at < from {
+            parts.push(Part { blocks: at..from, source: Source::Zero });
+        }
+        at = to;
+        let ExtentState::Written(sums) = &extent.state else {
+            parts.push(Part { blocks: from..to, source: Source::Zero });
+            continue;
+        };
+        let (skip, count) = ((from - start) as u32, (to - from) as u32);
+        let run = extent.pointer.run.slice(skip, count);
+        let sums = &sums[skip as usize..(skip + count) as usize];
+        let joins = requests.last().is_some_and(|last| last.takes(from, run));
+        if !joins {
+            requests.push(Request { at: from, run, sums: SmallVec::from_slice(sums) });
+        } else if let Some(last) = requests.last_mut() {
+            last.run.blocks += count;
+            last.sums.extend_from_slice(sums);
+        }
+        let last = requests.last().expect("pushed or joined above");
+        let skip = (from - last.at) as u32;
+        let source = Source::Device { request: first + requests.len() - 1, skip };
+        parts.push(Part { blocks: from..to, source });
+    }
+    if at < blocks.end {
+        parts.push(Part { blocks: at..blocks.end, source: Source::Zero });
+    }
+}
+
+impl Request {
+    /// Whether `run`, for file blocks from `at`, continues this request.
+    fn takes(&self, at: u64, run: Run) -> bool {
+        self.at + u64::from(self.run.blocks) == at
+            && self.run.addr.offset(self.run.blocks.into()) == run.addr
+            && self.run.blocks + run.blocks <= REQUEST_BLOCKS_MAX
+    }
+}
+
+/// The bytes of `range` out of whole blocks.
+fn assemble(
+    parts: &[(Range<u64>, Option<(Buf, u32)>)],
+    range: Range<u64>,
+    zeros: &Buf,
+) -> ReadData {
+    let mut data = ReadData::default();
+    for (blocks, place) in parts {
+        let from = range.start.max(blocks.start * BLOCK);
+        let to = range.end.min(blocks.end * BLOCK);
+        let (skip, len) = ((from - blocks.start * BLOCK) as usize, (to - from) as usize);
+        match place {
+            Some((buf, index)) => {
+                let start = *index as usize * BLOCK_BYTES + skip;
+                data.push(buf, start..start + len);
+            }
+            None => {
+                let mut left = len;
+                while left > 0 {
+                    let some = left.min(zeros.len());
+                    data.push(zeros, 0..some);
+                    left -= some;
+                }
+            }
+        }
+    }
+    debug_assert_eq!(data.len as u64, range.end - range.start);
+    data
+}

@@ -1,0 +1,142 @@
+//! fsync, sync: what was accepted becomes durable.
+
+use std::sync::Arc;
+
+use copyhold_pool::{Tier, Transaction};
+use futures_util::future::join_all;
+
+use crate::inode::{Inode, InodeRef};
+use crate::{Filesystem, NodeId, Result};
+
+/// Files that one sync writes at the same time.
+const SYNC_FILES: usize = 8;
+
+impl Filesystem {
+    /// Data, attributes and name of `node` are durable when this returns; a write error since the
+    /// last call is told. With `data_only`, times need not be; here that is the same work.
+    pub async fn fsync(self: &Arc<Self>, node: NodeId, data_only: bool) -> Result<()> {
+        let _ = data_only;
+        let inode = self.inode(node).await?;
+        if self.writable().is_err() {
+            return Ok(());
+        }
+        self.fsync_inode(&inode).await
+    }
+
+    /// The entries and attributes of a directory are durable when this returns.
+    pub async fn fsyncdir(self: &Arc<Self>, node: NodeId) -> Result<()> {
+        self.fsync(node, false).await
+    }
+
+    async fn fsync_inode(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
+        let written = self.write_through(inode, true).await;
+        // An error that a background write met is told once, here (R34).
+        let earlier = inode.state().error.take();
+        written?;
+        earlier.map_or(Ok(()), Err)?;
+        if let Some(txg) = self.last_txg(inode) {
+            if txg > self.pool.durable_txg() {
+                self.pool.commit(txg).await?;
+            }
+        }
+        self.unlist_if_clean(inode);
+        Ok(())
+    }
+
+    /// Installs all that is dirty of the file when this is called, whoever writes it.
+    pub(crate) async fn write_through(&self, inode: &InodeRef, attach: bool) -> Result<()> {
+        let (mut version, size) = {
+            let state = inode.state();
+            if state.data.is_settled() && !state.data.is_writing(u64::MAX) {
+                return Ok(());
+            }
+            (state.data.version(), state.shown.size)
+        };
+        loop {
+            while self.write_batch(inode, version, attach).await? {}
+            self.batches_end(inode).await;
+            let state = inode.state();
+            let data = &state.data;
+            let all = !data.waits(version)
+                && data.cut().is_none()
+                && state.item.size >= size.min(state.shown.size);
+            if all || state.gone {
+                return Ok(());
+            }
+            // Blocks made dirty since stand between the logged size and what was there.
+            version = data.version();
+        }
+    }
+
+    /// Waits until the batches under way have ended.
+    pub(crate) async fn batches_end(&self, inode: &Inode) {
+        let last = inode.state().data.last_batch();
+        loop {
+            let listener = inode.batch_ended.listen();
+            if !inode.state().data.is_writing(last) {
+                return;
+            }
+            listener.await;
+        }
+    }
+
+    /// Everything that was accepted before is durable when this returns.
+    pub async fn sync(self: &Arc<Self>) -> Result<()> {
+        if self.writable().is_err() {
+            return self.usable();
+        }
+        let mut result = self.write_all().await;
+        if let Err(error) = self.log_atimes().await {
+            result = result.and(Err(error));
+        }
+        self.pool.commit(self.pool.open_txg()).await?;
+        self.flusher.files().iter().for_each(|inode| self.unlist_if_clean(inode));
+        result
+    }
+
+    /// Installs whatever is dirty now. Goes on after an error, and tells the first.
+    pub(crate) async fn write_all(self: &Arc<Self>) -> Result<()> {
+        let mut result = Ok(());
+        for files in self.flusher.files().chunks(SYNC_FILES) {
+            let writes = files.iter().map(|inode| self.write_through(inode, false));
+            for written in join_all(writes).await {
+                result = result.and(written);
+            }
+        }
+        result
+    }
+
+    /// Logs access times that waited for another change.
+    async fn log_atimes(&self) -> Result<()> {
+        for inode in self.inodes.all() {
+            if !inode.state().atime_lazy {
+                continue;
+            }
+            let credit = self.credit(Tier::Internal, 2, 256).await?;
+            let mut state = inode.state();
+            if state.gone || !state.atime_lazy {
+                continue;
+            }
+            let mut tx = Transaction::new();
+            let item = state.next_item();
+            self.put_inode(&mut tx, inode.node.ino, &item);
+            let txg = self.apply(credit, tx)?;
+            state.logged(item, txg);
+        }
+        Ok(())
+    }
+
+    /// Makes room of what only waits to be given back: cuts, replaced extents, orphans (R22).
+    pub(crate) async fn free_what_is_pending(self: &Arc<Self>) {
+        if let Err(error) = self.write_all().await {
+            tracing::debug!(%error, "not all dirty data could be written for want of space");
+        }
+        self.reaper_idle().await;
+        // Freed in this txg, usable when the next one is durable.
+        for _ in 0..2 {
+            if self.pool.commit(self.pool.open_txg()).await.is_err() {
+                return;
+            }
+        }
+    }
+}

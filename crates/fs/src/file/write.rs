@@ -1,0 +1,279 @@
+//! Writing into memory: room, reservation, the blocks that are only changed in part.
+//!
+//! The data lock is held throughout, so what a write has looked at stays as it is, but for batches
+//! that take blocks meanwhile: then those need another reservation.
+
+use std::sync::Arc;
+
+use copyhold_pool::Reservation;
+use copyhold_types::{BLOCK_BYTES, Buf};
+
+use super::dirty::Slot;
+use crate::inode::{Inode, InodeRef, State};
+use crate::{FileFlags, Filesystem, FsError, NodeId, Result};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Largest size of a file.
+pub(crate) const FILE_BYTES_MAX: u64 = i64::MAX as u64 & !(BLOCK - 1);
+/// What is written in one step, so that a huge write can be throttled.
+const STEP_BYTES: usize = 1 << 20;
+/// Buffers of this many blocks are kept, smaller ones copied block by block.
+const KEEP_BLOCKS: usize = 16;
+
+/// Flags of a write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteFlags {
+    /// Clear set-user-id, set-group-id and capabilities first (`FUSE_WRITE_KILL_SUIDGID`).
+    pub kill_priv: bool,
+    /// The descriptor was opened to append: the offset is ignored, the data goes to the end.
+    pub append: bool,
+}
+
+/// The bytes of a write.
+#[derive(Clone, Copy)]
+enum Input<'a> {
+    Copied(&'a [u8]),
+    /// Bytes of whole blocks of a buffer, which may be kept.
+    Kept(&'a Buf, &'a [u8], usize),
+}
+
+impl<'a> Input<'a> {
+    fn bytes(&self) -> &'a [u8] {
+        match self {
+            Input::Copied(bytes) | Input::Kept(_, bytes, _) => bytes,
+        }
+    }
+
+    fn split(self, at: usize) -> (Input<'a>, Input<'a>) {
+        let (head, tail) = self.bytes().split_at(at);
+        match self {
+            Input::Copied(_) => (Input::Copied(head), Input::Copied(tail)),
+            Input::Kept(buf, _, skip) => {
+                (Input::Kept(buf, head, skip), Input::Kept(buf, tail, skip + at / BLOCK_BYTES))
+            }
+        }
+    }
+
+    /// What is exactly one block.
+    fn whole_block(&self) -> Slot {
+        match self {
+            Input::Kept(buf, _, skip) => Slot { buf: (*buf).clone(), index: *skip as u32 },
+            Input::Copied(bytes) => Slot { buf: Buf::from_bytes(bytes), index: 0 },
+        }
+    }
+}
+
+impl Filesystem {
+    /// Takes all bytes or fails. They are safe after an fsync, and will not fail for lack of space.
+    pub async fn write(
+        self: &Arc<Self>,
+        node: NodeId,
+        offset: u64,
+        data: &[u8],
+        flags: WriteFlags,
+    ) -> Result<()> {
+        self.write_input(node, offset, Input::Copied(data), flags).await
+    }
+
+    /// As [`Self::write`] for the first `len` bytes of `data`, which is kept instead of copied where
+    /// that is cheaper.
+    pub async fn write_buf(
+        self: &Arc<Self>,
+        node: NodeId,
+        offset: u64,
+        data: Buf,
+        len: usize,
+        flags: WriteFlags,
+    ) -> Result<()> {
+        let bytes = data.get(..len).ok_or(FsError::Invalid("more bytes than the buffer has"))?;
+        let keep = offset % BLOCK == 0
+            && !flags.append
+            && (data.blocks() == 1 || data.blocks() >= KEEP_BLOCKS);
+        let input = if keep { Input::Kept(&data, bytes, 0) } else { Input::Copied(bytes) };
+        self.write_input(node, offset, input, flags).await
+    }
+
+    async fn write_input(
+        self: &Arc<Self>,
+        node: NodeId,
+        offset: u64,
+        input: Input<'_>,
+        flags: WriteFlags,
+    ) -> Result<()> {
+        self.writable()?;
+        let inode = self.inode(node).await?;
+        inode.expect_file()?;
+        if input.bytes().is_empty() {
+            return Ok(());
+        }
+        self.wait_for_room().await?;
+        let _data = inode.lock.write().await;
+        let size = inode.state().shown.size;
+        let offset = if flags.append { size } else { offset };
+        self.may_write(&inode, offset, input.bytes().len())?;
+        if flags.kill_priv {
+            self.kill_priv(&inode).await?;
+        }
+        let (mut at, mut rest) = (offset, input);
+        while !rest.bytes().is_empty() {
+            let step = (STEP_BYTES - (at % BLOCK) as usize).min(rest.bytes().len());
+            let (head, tail) = rest.split(step);
+            self.write_step(&inode, at, head).await?;
+            (at, rest) = (at + step as u64, tail);
+            if !rest.bytes().is_empty() {
+                self.wait_for_room().await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn may_write(&self, inode: &Inode, offset: u64, len: usize) -> Result<()> {
+        let end = offset.checked_add(len as u64).filter(|end| *end <= FILE_BYTES_MAX);
+        if end.is_none() {
+            return Err(FsError::FileTooBig { max: FILE_BYTES_MAX });
+        }
+        let state = inode.state();
+        state.expect_not_immutable()?;
+        if state.has_flag(FileFlags::APPEND) && offset < state.shown.size {
+            return Err(FsError::NotPermitted("the file can only be appended to"));
+        }
+        Ok(())
+    }
+
+    async fn write_step(
+        self: &Arc<Self>,
+        inode: &InodeRef,
+        at: u64,
+        input: Input<'_>,
+    ) -> Result<()> {
+        let end = at + input.bytes().len() as u64;
+        let size = inode.state().shown.size;
+        let mut slots = Vec::with_capacity((end.div_ceil(BLOCK) - at / BLOCK) as usize + 1);
+        if size % BLOCK != 0 && size / BLOCK < at / BLOCK {
+            slots.extend(self.stale_tail(inode, size).await?);
+        }
+        let mut rest = input;
+        let mut at = at;
+        while at < end {
+            let (block, skip) = (at / BLOCK, (at % BLOCK) as usize);
+            let len = (BLOCK_BYTES - skip).min(rest.bytes().len());
+            let (head, tail) = rest.split(len);
+            let slot = match len {
+                BLOCK_BYTES => head.whole_block(),
+                _ => self.changed_block(inode, block, skip, head.bytes(), size).await?,
+            };
+            slots.push((block, slot));
+            (at, rest) = (at + len as u64, tail);
+        }
+        self.insert_blocks(inode, slots, end).await
+    }
+
+    /// A block in which `bytes` from `skip` on are new.
+    async fn changed_block(
+        &self,
+        inode: &Inode,
+        block: u64,
+        skip: usize,
+        bytes: &[u8],
+        size: u64,
+    ) -> Result<Slot> {
+        let end = block * BLOCK + (skip + bytes.len()) as u64;
+        let mut slot = if skip == 0 && end >= size {
+            Slot { buf: Buf::zeroed(1), index: 0 }
+        } else {
+            self.block_to_change(inode, block, size).await?
+        };
+        slot.bytes_mut()[skip..skip + bytes.len()].copy_from_slice(bytes);
+        Ok(slot)
+    }
+
+    /// A block's content, with zeros behind the end of the file.
+    async fn block_to_change(&self, inode: &Inode, block: u64, size: u64) -> Result<Slot> {
+        if block * BLOCK >= size {
+            return Ok(Slot { buf: Buf::zeroed(1), index: 0 });
+        }
+        let mut slot = self.read_block(inode, block).await?;
+        let valid = (size - block * BLOCK).min(BLOCK) as usize;
+        if slot.bytes()[valid..].iter().any(|byte| *byte != 0) {
+            slot.bytes_mut()[valid..].fill(0);
+        }
+        Ok(slot)
+    }
+
+    /// The last block, with zeros behind the end at `size`, if it must be written again because
+    /// what is or will be stored has something else there, which would show when the file grows
+    /// (R36).
+    pub(super) async fn stale_tail(&self, inode: &Inode, size: u64) -> Result<Option<(u64, Slot)>> {
+        let (block, valid) = (size / BLOCK, (size % BLOCK) as usize);
+        let in_memory = {
+            let state = inode.state();
+            state.data.blocks.get(&block).map(|entry| (entry.since.is_some(), entry.slot.clone()))
+        };
+        match in_memory {
+            // It will be written as it is, and is zero there.
+            Some((true, _)) => Ok(None),
+            Some((false, slot)) => Ok(Some((block, slot))),
+            // A tiny file that grows gets blocks of its own, beginning with this.
+            None if inode.state().is_inline() => {
+                Ok(Some((block, self.block_to_change(inode, block, size).await?)))
+            }
+            None => {
+                let mut slot = self.read_block(inode, block).await?;
+                if slot.bytes()[valid..].iter().all(|byte| *byte == 0) {
+                    return Ok(None);
+                }
+                slot.bytes_mut()[valid..].fill(0);
+                Ok(Some((block, slot)))
+            }
+        }
+    }
+
+    /// Makes blocks dirty, with reservations for them; the file is at least `end` long then.
+    pub(super) async fn insert_blocks(
+        self: &Arc<Self>,
+        inode: &InodeRef,
+        slots: Vec<(u64, Slot)>,
+        end: u64,
+    ) -> Result<()> {
+        let mut held: Option<Reservation> = None;
+        loop {
+            let have = held.as_ref().map_or(0, |reserved| reserved.blocks());
+            let missing = {
+                let mut state = inode.state();
+                state.expect_present()?;
+                let wanted = slots.iter().map(|(block, _)| state.data.unreserved(*block)).sum();
+                if have >= wanted {
+                    if let Some(mut reserved) = held {
+                        state.data.add_reserved(reserved.split(wanted));
+                    }
+                    self.put_dirty(inode, &mut state, slots, end);
+                    break;
+                }
+                wanted - have
+            };
+            // A batch may take blocks while this waits: then they need more.
+            let more = self.reserve(missing).await?;
+            match &mut held {
+                Some(reserved) => reserved.join(more),
+                None => held = Some(more),
+            }
+        }
+        self.note_dirty(inode);
+        Ok(())
+    }
+
+    fn put_dirty(&self, inode: &Inode, state: &mut State, slots: Vec<(u64, Slot)>, end: u64) {
+        debug_assert_eq!(inode.kind, crate::FileKind::Regular);
+        let now = self.now();
+        let logged = state.item.size;
+        let mut fresh = 0;
+        for (block, slot) in slots {
+            fresh += usize::from(state.data.put(block, slot, logged));
+        }
+        state.shown.size = state.shown.size.max(end);
+        state.shown.mtime = now;
+        state.shown.ctime = now;
+        state.data.set_changed(true);
+        self.flusher.add(fresh);
+    }
+}

@@ -1,0 +1,96 @@
+//! What refers to files from outside: look-ups and opens. A file without a name lives as long.
+
+use std::sync::Arc;
+
+use crate::inode::{Inode, InodeRef};
+use crate::{Entry, FileFlags, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result};
+
+impl Filesystem {
+    /// The entry of a file that was found or made, counted.
+    pub(crate) fn entry(&self, inode: &Inode) -> Entry {
+        if self.options.count_lookups {
+            self.inodes.add_lookup(inode.node);
+        }
+        Entry { node: inode.node, attr: inode.attr() }
+    }
+
+    /// Gives back `count` look-ups.
+    pub fn forget(self: &Arc<Self>, node: NodeId, count: u64) {
+        if self.inodes.drop_lookups(node, count) {
+            self.unused(node);
+        }
+    }
+
+    /// Counts an open of a file or directory.
+    pub async fn open_node(self: &Arc<Self>, node: NodeId, flags: OpenFlags) -> Result<()> {
+        let inode = self.inode(node).await?;
+        self.open_inode(&inode, flags).await
+    }
+
+    pub(crate) async fn open_inode(
+        self: &Arc<Self>,
+        inode: &InodeRef,
+        flags: OpenFlags,
+    ) -> Result<()> {
+        let changes = flags.write || flags.truncate;
+        if changes && inode.is_dir() {
+            return Err(FsError::IsDirectory);
+        }
+        if changes && inode.kind == FileKind::Regular {
+            self.writable()?;
+        }
+        {
+            let mut state = inode.state();
+            state.expect_present()?;
+            if changes {
+                state.expect_not_immutable()?;
+            }
+            if flags.truncate || (flags.write && !flags.append) {
+                if state.has_flag(FileFlags::APPEND) {
+                    return Err(FsError::NotPermitted("the file can only be appended to"));
+                }
+            }
+            state.opens += 1;
+        }
+        if flags.truncate && inode.kind == FileKind::Regular {
+            if let Err(error) = self.truncate_open(inode, flags.kill_priv).await {
+                self.release(inode.node);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    async fn truncate_open(self: &Arc<Self>, inode: &InodeRef, kill_priv: bool) -> Result<()> {
+        let _data = inode.lock.write().await;
+        if kill_priv {
+            self.kill_priv(inode).await?;
+        }
+        self.set_size(inode, 0).await
+    }
+
+    /// The other way of [`Self::open_node`], `create` and `tmpfile`.
+    pub fn release(self: &Arc<Self>, node: NodeId) {
+        let Some(inode) = self.inodes.get(node) else { return };
+        let last = {
+            let mut state = inode.state();
+            state.opens = state.opens.saturating_sub(1);
+            state.opens == 0
+        };
+        if last {
+            self.reap_if_unused(&inode);
+        }
+    }
+
+    /// Nothing is to be done on close: errors are told by fsync (R34).
+    pub async fn flush(&self, node: NodeId) -> Result<()> {
+        self.inode(node).await.map(drop)
+    }
+
+    fn unused(self: &Arc<Self>, node: NodeId) {
+        // An inode that is not in memory has a name.
+        if let Some(inode) = self.inodes.get(node) {
+            self.reap_if_unused(&inode);
+        }
+    }
+}

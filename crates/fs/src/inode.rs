@@ -1,0 +1,206 @@
+//! A file in memory: what is logged of it, what it shows, and its locks.
+
+use std::sync::Arc;
+
+use copyhold_format::item::{InodeFlags, InodeItem};
+use copyhold_types::{BLOCK_BYTES, Timestamp, Txg};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::file::FileData;
+use crate::{Attr, FileFlags, FileKind, FsError, NodeId, Result};
+
+/// A file that is in use, or was lately. Where the locks stand in the order: see the crate.
+pub(crate) struct Inode {
+    pub(crate) node: NodeId,
+    /// Never changes.
+    pub(crate) kind: FileKind,
+    /// A directory's entries, another file's data.
+    pub(crate) lock: async_lock::RwLock<()>,
+    /// The extent items.
+    pub(crate) map: async_lock::RwLock<()>,
+    state: Mutex<State>,
+    /// A batch of dirty blocks has ended.
+    pub(crate) batch_ended: event_listener::Event,
+}
+
+/// How the rest of the crate holds one.
+pub(crate) type InodeRef = Arc<Inode>;
+
+pub(crate) struct State {
+    /// The inode item as it is in the log.
+    pub(crate) item: InodeItem,
+    /// What of it callers see otherwise, until the data it belongs to is logged (F1).
+    pub(crate) shown: Shown,
+    pub(crate) opens: u32,
+    /// The last txg with a change of this file (R34).
+    pub(crate) last_txg: Option<Txg>,
+    /// A failed write that no fsync has told yet (R34).
+    pub(crate) error: Option<FsError>,
+    /// Made without a name: may get its first.
+    pub(crate) linkable: bool,
+    /// Removed for good.
+    pub(crate) gone: bool,
+    /// The access time is newer than the logged one and goes out with the next change.
+    pub(crate) atime_lazy: bool,
+    pub(crate) data: FileData,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shown {
+    pub(crate) size: u64,
+    pub(crate) atime: Timestamp,
+    pub(crate) mtime: Timestamp,
+    pub(crate) ctime: Timestamp,
+}
+
+impl Inode {
+    /// `last_txg`: no change of it can be in a later one.
+    pub(crate) fn new(node: NodeId, item: InodeItem, last_txg: Option<Txg>) -> Inode {
+        let kind = FileKind::from_mode(item.mode.into()).expect("parsed items have a type");
+        let shown =
+            Shown { size: item.size, atime: item.atime, mtime: item.mtime, ctime: item.ctime };
+        Inode {
+            node,
+            kind,
+            lock: async_lock::RwLock::new(()),
+            map: async_lock::RwLock::new(()),
+            state: Mutex::new(State {
+                item,
+                shown,
+                opens: 0,
+                last_txg,
+                error: None,
+                linkable: false,
+                gone: false,
+                atime_lazy: false,
+                data: FileData::default(),
+            }),
+            batch_ended: event_listener::Event::new(),
+        }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    pub(crate) fn is_dir(&self) -> bool {
+        self.kind == FileKind::Directory
+    }
+
+    pub(crate) fn expect_dir(&self) -> Result<()> {
+        if self.is_dir() { Ok(()) } else { Err(FsError::NotDirectory) }
+    }
+
+    /// Regular files only: the answer for others is what read(2) and write(2) give.
+    pub(crate) fn expect_file(&self) -> Result<()> {
+        match self.kind {
+            FileKind::Regular => Ok(()),
+            FileKind::Directory => Err(FsError::IsDirectory),
+            _ => Err(FsError::Invalid("not a regular file")),
+        }
+    }
+
+    pub(crate) fn attr(&self) -> Attr {
+        self.state().attr(self.node, self.kind)
+    }
+}
+
+/// Locks the states of several different inodes in the order of their numbers.
+pub(crate) fn lock_states<const N: usize>(inodes: [&Inode; N]) -> [MutexGuard<'_, State>; N] {
+    let mut order: [usize; N] = std::array::from_fn(|n| n);
+    order.sort_unstable_by_key(|&n| inodes[n].node);
+    let mut guards = [const { None }; N];
+    for n in order {
+        guards[n] = Some(inodes[n].state());
+    }
+    guards.map(|guard| guard.expect("each was locked"))
+}
+
+impl State {
+    pub(crate) fn attr(&self, node: NodeId, kind: FileKind) -> Attr {
+        let item = &self.item;
+        Attr {
+            node,
+            kind,
+            mode: u32::from(item.mode) & 0o7777,
+            uid: item.uid,
+            gid: item.gid,
+            nlink: item.nlink,
+            size: self.shown.size,
+            blocks: self.occupied_bytes(kind).div_ceil(512),
+            atime: self.shown.atime,
+            mtime: self.shown.mtime,
+            ctime: self.shown.ctime,
+            btime: item.btime,
+            rdev: item.rdev,
+            flags: FileFlags(item.flags),
+            project: item.project,
+            generation: item.generation,
+        }
+    }
+
+    /// Logged space, and an estimate for dirty blocks: archivers take a file of no blocks for a hole.
+    fn occupied_bytes(&self, kind: FileKind) -> u64 {
+        if kind != FileKind::Regular {
+            return self.item.allocated;
+        }
+        let block = BLOCK_BYTES as u64;
+        let whole = self.shown.size.div_ceil(block) * block;
+        let allocated = match self.data.cut() {
+            Some(_) => self.item.allocated.min(whole),
+            None => self.item.allocated,
+        };
+        let inline = if self.is_inline() { self.shown.size } else { 0 };
+        let dirty = self.data.blocks.len() as u64 * block;
+        (allocated + dirty).min(whole.max(allocated)).max(inline)
+    }
+
+    pub(crate) fn has_flag(&self, flag: FileFlags) -> bool {
+        FileFlags(self.item.flags).contains(flag)
+    }
+
+    /// Refuses changes of a file that is immutable or may only grow.
+    pub(crate) fn expect_mutable(&self) -> Result<()> {
+        if self.has_flag(FileFlags::IMMUTABLE) {
+            return Err(FsError::NotPermitted("the file is immutable"));
+        }
+        if self.has_flag(FileFlags::APPEND) {
+            return Err(FsError::NotPermitted("the file can only be appended to"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn expect_not_immutable(&self) -> Result<()> {
+        if self.has_flag(FileFlags::IMMUTABLE) {
+            return Err(FsError::NotPermitted("the file is immutable"));
+        }
+        Ok(())
+    }
+
+    /// Refuses what was removed for good.
+    pub(crate) fn expect_present(&self) -> Result<()> {
+        if self.gone { Err(FsError::Stale) } else { Ok(()) }
+    }
+
+    pub(crate) fn is_inline(&self) -> bool {
+        self.item.has.has(InodeFlags::INLINE)
+    }
+
+    /// The item for a transaction that changes more than data: with the access time, which waits
+    /// for such an occasion.
+    pub(crate) fn next_item(&self) -> InodeItem {
+        InodeItem { atime: self.shown.atime, ..self.item }
+    }
+
+    /// Takes over what a transaction of `txg` has logged.
+    pub(crate) fn logged(&mut self, item: InodeItem, txg: Txg) {
+        self.item = item;
+        self.atime_lazy = false;
+        self.last_txg = self.last_txg.max(Some(txg));
+    }
+
+    /// Nothing is lost if this inode leaves memory.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.opens == 0 && self.error.is_none() && self.item.nlink > 0 && self.data.is_clean()
+    }
+}

@@ -1,0 +1,171 @@
+//! Files without a name: removed when nobody refers to them any more, in the background and in
+//! steps (R28).
+//!
+//! The transaction that takes a file's last name adds an ORPHAN item; the one that removes the last
+//! of its items removes the ORPHAN item too. So whatever a crash leaves is found at the next mount.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use copyhold_format::item::{EXTENT, Extent, ORPHAN, inode_key, orphan_key, truncate_key};
+use copyhold_pool::{Tier, Transaction};
+use copyhold_types::Key;
+use parking_lot::Mutex;
+
+use crate::inode::{Inode, InodeRef};
+use crate::{Filesystem, FsError, NodeId, Result};
+
+/// Items that one transaction removes.
+const STEP: usize = 256;
+
+#[derive(Default)]
+pub(crate) struct Reaper {
+    queue: Mutex<Queue>,
+    /// Held by the task while it works.
+    working: async_lock::Mutex<()>,
+}
+
+#[derive(Default)]
+struct Queue {
+    nodes: BTreeSet<NodeId>,
+    task: bool,
+}
+
+impl Filesystem {
+    /// Queues a file if it has no name and nobody refers to it.
+    pub(crate) fn reap_if_unused(self: &Arc<Self>, inode: &Inode) {
+        let unused = {
+            let state = inode.state();
+            state.item.nlink == 0
+                && state.opens == 0
+                && !state.gone
+                && !self.inodes.has_lookups(inode.node)
+        };
+        if unused && self.writable().is_ok() {
+            self.reap_later(inode.node);
+        }
+    }
+
+    pub(crate) fn reap_later(self: &Arc<Self>, node: NodeId) {
+        let mut queue = self.reaper.queue.lock();
+        queue.nodes.insert(node);
+        if std::mem::replace(&mut queue.task, true) {
+            return;
+        }
+        drop(queue);
+        let fs = self.clone();
+        self.rt.spawn(Box::pin(async move { fs.reap_queue().await }));
+    }
+
+    /// At the end of a mount nobody refers to anything any more.
+    pub(crate) fn orphans_are_closed(self: &Arc<Self>) {
+        for inode in self.inodes.all() {
+            let state = inode.state();
+            if state.item.nlink == 0 && !state.gone {
+                drop(state);
+                self.reap_later(inode.node);
+            }
+        }
+    }
+
+    /// Waits until the queue is empty.
+    pub(crate) async fn reaper_idle(self: &Arc<Self>) {
+        loop {
+            let _working = self.reaper.working.lock().await;
+            let queue = self.reaper.queue.lock();
+            if queue.nodes.is_empty() && !queue.task {
+                return;
+            }
+            drop(queue);
+            drop(_working);
+            self.reap_queue().await;
+        }
+    }
+
+    async fn reap_queue(self: &Arc<Self>) {
+        let _working = self.reaper.working.lock().await;
+        loop {
+            let node = {
+                let mut queue = self.reaper.queue.lock();
+                let Some(node) = queue.nodes.pop_first() else {
+                    queue.task = false;
+                    return;
+                };
+                node
+            };
+            if let Err(error) = self.reap(node).await {
+                // It stays an orphan, which the next mount takes up again.
+                tracing::warn!(%node, %error, "removing an unlinked file failed");
+            }
+        }
+    }
+
+    async fn reap(self: &Arc<Self>, node: NodeId) -> Result<()> {
+        let inode = match self.inode(node).await {
+            Ok(inode) => inode,
+            Err(FsError::Stale) => return self.drop_list_items(node).await,
+            Err(error) => return Err(error),
+        };
+        let forgotten = {
+            let _map = inode.map.write().await;
+            let mut state = inode.state();
+            if state.item.nlink > 0 || state.gone {
+                return Ok(());
+            }
+            state.gone = true;
+            let forgotten = state.data.drop_blocks(0..u64::MAX);
+            state.data.set_changed(false);
+            state.data.cut_is_logged();
+            forgotten
+        };
+        self.flusher.forget(forgotten);
+        self.unlist_if_clean(&inode);
+        let removed = self.remove_items(&inode).await;
+        self.inodes.remove(node);
+        removed
+    }
+
+    /// Removes every item of the file, its inode and place on the lists last.
+    async fn remove_items(&self, inode: &InodeRef) -> Result<()> {
+        let ino = inode.node.ino;
+        let mut from = Key::new(ino.0, copyhold_types::Kind(0), 0);
+        let end = Key::new(ino.0 + 1, copyhold_types::Kind(0), 0);
+        loop {
+            let items = self.pool.range(self.subvol.table, from, end, STEP).await?;
+            let credit = self.credit(Tier::Delete, STEP * 2 + 8, STEP * 96).await?;
+            let mut tx = Transaction::new();
+            for (key, value) in &items {
+                if key.kind == EXTENT {
+                    let extent = Extent::parse(value)
+                        .map_err(|source| self.damaged_record("an extent", inode.node, source))?;
+                    tx.release(extent.pointer);
+                }
+                if *key != inode_key(ino) {
+                    tx.delete(self.subvol.table, *key);
+                }
+            }
+            let last = items.len() < STEP;
+            if last {
+                tx.delete(self.subvol.table, inode_key(ino));
+                tx.delete(self.subvol.table, orphan_key(ino));
+                tx.delete(self.subvol.table, truncate_key(ino));
+            }
+            let txg = self.apply(credit, tx)?;
+            inode.state().last_txg = Some(txg);
+            match items.last().and_then(|(key, _)| key.successor()) {
+                Some(next) if !last => from = next,
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Places on the lists of a file that does not exist.
+    async fn drop_list_items(&self, node: NodeId) -> Result<()> {
+        let credit = self.credit(Tier::Delete, 2, 128).await?;
+        let mut tx = Transaction::new();
+        debug_assert_eq!(orphan_key(node.ino).kind, ORPHAN);
+        tx.delete(self.subvol.table, orphan_key(node.ino));
+        tx.delete(self.subvol.table, truncate_key(node.ino));
+        self.apply(credit, tx).map(drop)
+    }
+}

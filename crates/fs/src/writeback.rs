@@ -1,0 +1,268 @@
+//! When dirty data is written, and how writers are kept within the limit.
+//!
+//! A file is on the list from its first dirty block until nothing of it is only in memory. It is
+//! written by a task of its own: when it is old, when much of it is dirty, when half of the limit
+//! is used. So devices are busy long before a writer has to wait, which it does at the limit.
+//!
+//! One timer runs while the list is not empty. Tasks hold the filesystem weakly: one that is
+//! dropped ends them.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use copyhold_types::{BLOCK_BYTES, Nanos};
+use event_listener::Event;
+use futures_util::future::join;
+use parking_lot::Mutex;
+
+use crate::inode::InodeRef;
+use crate::{Filesystem, NodeId, Options, Result};
+
+/// Files that are written at the same time.
+const WRITERS_MAX: usize = 8;
+/// The timer looks this often in an interval.
+const TICKS: u32 = 5;
+/// Pause after a failed write, before the next writer may take the file.
+const RETRY: Duration = Duration::from_millis(200);
+
+pub(crate) struct Flusher {
+    /// Bytes of dirty blocks, taken ones included.
+    bytes: AtomicU64,
+    bytes_max: u64,
+    file_bytes_start: u64,
+    interval: Duration,
+    list: Mutex<List>,
+    room: Event,
+}
+
+#[derive(Default)]
+struct List {
+    files: BTreeMap<NodeId, Dirty>,
+    timer: bool,
+    writers: usize,
+    ended: bool,
+}
+
+struct Dirty {
+    inode: InodeRef,
+    since: Nanos,
+    /// A task is writing it.
+    writing: bool,
+}
+
+impl Flusher {
+    pub(crate) fn new(options: &Options) -> Flusher {
+        Flusher {
+            bytes: AtomicU64::new(0),
+            bytes_max: options.dirty_bytes_max.max(1 << 20),
+            file_bytes_start: options.file_dirty_bytes_start,
+            interval: options.writeback_interval,
+            list: Mutex::new(List::default()),
+            room: Event::new(),
+        }
+    }
+
+    /// `blocks` more are in memory.
+    pub(crate) fn add(&self, blocks: usize) {
+        self.bytes.fetch_add((blocks * BLOCK_BYTES) as u64, Ordering::Relaxed);
+    }
+
+    /// `blocks` have left memory.
+    pub(crate) fn forget(&self, blocks: usize) {
+        self.bytes.fetch_sub((blocks * BLOCK_BYTES) as u64, Ordering::Relaxed);
+        self.made_room();
+    }
+
+    /// Wakes the writers that wait, if they need not any more.
+    pub(crate) fn made_room(&self) {
+        self.room.notify(usize::MAX);
+    }
+
+    /// No more background work.
+    pub(crate) fn end(&self) {
+        let mut list = self.list.lock();
+        list.ended = true;
+        list.files.clear();
+        drop(list);
+        self.made_room();
+    }
+
+    fn is_full(&self) -> bool {
+        self.bytes.load(Ordering::Relaxed) >= self.bytes_max
+    }
+
+    fn is_half_full(&self) -> bool {
+        self.bytes.load(Ordering::Relaxed) >= self.bytes_max / 2
+    }
+
+    /// The dirty files, by number.
+    pub(crate) fn files(&self) -> Vec<InodeRef> {
+        self.list.lock().files.values().map(|dirty| dirty.inode.clone()).collect()
+    }
+}
+
+impl Filesystem {
+    /// Bytes of file data that are only in memory.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.flusher.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Puts a file on the list, and starts what its being there calls for.
+    pub(crate) fn note_dirty(self: &Arc<Self>, inode: &InodeRef) {
+        let (listed, ready) = {
+            let mut state = inode.state();
+            (std::mem::replace(&mut state.data.listed, true), state.data.ready())
+        };
+        if !listed {
+            self.list_file(inode);
+        }
+        if (ready * BLOCK_BYTES) as u64 >= self.flusher.file_bytes_start {
+            self.start_writer(inode.node);
+        } else if self.flusher.is_half_full() {
+            self.start_writers(|_| true);
+        }
+    }
+
+    fn list_file(self: &Arc<Self>, inode: &InodeRef) {
+        let mut list = self.flusher.list.lock();
+        let dirty = Dirty { inode: inode.clone(), since: self.rt.now(), writing: false };
+        list.files.entry(inode.node).or_insert(dirty);
+        if !list.timer && !list.ended {
+            list.timer = true;
+            drop(list);
+            self.start_timer();
+        }
+    }
+
+    fn start_timer(self: &Arc<Self>) {
+        let (weak, rt) = (Arc::downgrade(self), self.rt.clone());
+        let tick = self.flusher.interval / TICKS;
+        self.rt.spawn(Box::pin(async move {
+            loop {
+                rt.sleep(tick).await;
+                let Some(fs) = Weak::upgrade(&weak) else { return };
+                if !fs.tick() {
+                    return;
+                }
+            }
+        }));
+    }
+
+    /// Starts writing what is old. Whether to go on.
+    fn tick(self: &Arc<Self>) -> bool {
+        let interval = self.flusher.interval.as_nanos() as Nanos;
+        let tick = interval / Nanos::from(TICKS);
+        let old = self.rt.now().saturating_sub(interval.saturating_sub(tick));
+        self.start_writers(|since| since <= old);
+        let mut list = self.flusher.list.lock();
+        if list.files.is_empty() || list.ended {
+            list.timer = false;
+        }
+        list.timer
+    }
+
+    fn start_writers(self: &Arc<Self>, due: impl Fn(Nanos) -> bool) {
+        let mut due: Vec<(Nanos, NodeId)> = {
+            let list = self.flusher.list.lock();
+            if list.writers >= WRITERS_MAX {
+                return;
+            }
+            let waiting = list.files.iter().filter(|(_, dirty)| !dirty.writing && due(dirty.since));
+            waiting.map(|(node, dirty)| (dirty.since, *node)).collect()
+        };
+        due.sort_unstable();
+        due.into_iter().take(WRITERS_MAX).for_each(|(_, node)| self.start_writer(node));
+    }
+
+    /// Spawns a task that writes what is dirty of the file now, unless one does.
+    fn start_writer(self: &Arc<Self>, node: NodeId) {
+        let inode = {
+            let mut list = self.flusher.list.lock();
+            if list.ended || list.writers >= WRITERS_MAX {
+                return;
+            }
+            let Some(dirty) = list.files.get_mut(&node).filter(|dirty| !dirty.writing) else {
+                return;
+            };
+            dirty.writing = true;
+            dirty.since = self.rt.now();
+            let inode = dirty.inode.clone();
+            list.writers += 1;
+            inode
+        };
+        let fs = self.clone();
+        self.rt.spawn(Box::pin(async move {
+            if let Err(error) = fs.write_out_twice(&inode).await {
+                tracing::warn!(node = %inode.node, %error, "writing dirty data failed; it stays");
+                fs.rt.sleep(RETRY).await;
+            }
+            fs.writer_ended(&inode);
+        }));
+    }
+
+    fn writer_ended(self: &Arc<Self>, inode: &InodeRef) {
+        {
+            let mut list = self.flusher.list.lock();
+            list.writers -= 1;
+            if let Some(dirty) = list.files.get_mut(&inode.node) {
+                dirty.writing = false;
+            }
+        }
+        self.unlist_if_clean(inode);
+        self.flusher.made_room();
+        if self.flusher.is_half_full() && inode.state().error.is_none() {
+            self.start_writers(|_| true);
+        }
+    }
+
+    /// Takes a file off the list once nothing of it is only in memory.
+    pub(crate) fn unlist_if_clean(&self, inode: &InodeRef) {
+        let settled = {
+            let mut state = inode.state();
+            let settled = state.data.settle_attached(self.pool.durable_txg());
+            let clean = state.data.blocks.is_empty() && state.data.is_settled();
+            if clean {
+                state.data.listed = false;
+                self.flusher.list.lock().files.remove(&inode.node);
+            }
+            settled
+        };
+        self.flusher.forget(settled);
+    }
+
+    /// Writes everything that is dirty of the file when this is called.
+    pub(crate) async fn write_out(&self, inode: &InodeRef) -> Result<()> {
+        let version = inode.state().data.version();
+        while self.write_batch(inode, version, false).await? {}
+        Ok(())
+    }
+
+    /// As [`Self::write_out`], one batch being summed while another is being written; and what was
+    /// under way when it began has ended, too.
+    async fn write_out_twice(&self, inode: &InodeRef) -> Result<()> {
+        let (one, other) = join(self.write_out(inode), self.write_out(inode)).await;
+        one.and(other)?;
+        self.batches_end(inode).await;
+        let attached = inode.state().data.attached_txg();
+        if let Some(txg) = attached {
+            self.pool.wait_durable(txg).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits while the limit is used up.
+    pub(crate) async fn wait_for_room(self: &Arc<Self>) -> Result<()> {
+        while self.flusher.is_full() {
+            let listener = self.flusher.room.listen();
+            if !self.flusher.is_full() {
+                break;
+            }
+            self.writable()?;
+            self.start_writers(|_| true);
+            listener.await;
+        }
+        Ok(())
+    }
+}
