@@ -10,14 +10,13 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 
 use rustix::io::Errno as Os;
 
 use crate::protocol::{Answer, Notification, wire};
 use crate::{Errno, sys};
 
-pub(crate) const PATH: &str = "/dev/fuse";
+const PATH: &str = "/dev/fuse";
 
 /// The first bytes of a request, as they were read.
 pub(crate) type Head = [u8; wire::WRITE_PREFIX];
@@ -55,7 +54,7 @@ impl Device {
 
     /// Opens `/dev/fuse`, not connected yet.
     pub(crate) fn open() -> io::Result<File> {
-        OpenOptions::new().read(true).write(true).open(Path::new(PATH))
+        OpenOptions::new().read(true).write(true).open(PATH)
     }
 
     /// Another way into the same connection, or the same one where the kernel refuses.

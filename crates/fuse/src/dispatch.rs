@@ -35,14 +35,12 @@ pub(crate) async fn answer<O: Operations>(
         Ok(request) => request,
         Err(error) => return Answer::error(refusal(&error)),
     };
-    let caller = Caller {
-        unique: header.unique,
-        uid: header.uid,
-        gid: header.gid,
-        pid: header.pid,
-    };
+    let caller =
+        Caller { unique: header.unique, uid: header.uid, gid: header.gid, pid: header.pid };
     let node = NodeId(header.nodeid);
-    call(fs, caller, node, request, payload.as_mut(), interrupts).await.unwrap_or_else(Answer::error)
+    call(fs, caller, node, request, payload.as_mut(), interrupts)
+        .await
+        .unwrap_or_else(Answer::error)
 }
 
 fn refusal(error: &ParseError) -> Errno {
@@ -106,9 +104,7 @@ async fn call<O: Operations>(
         Request::Statfs => Answer::statfs(&fs.statfs(by, node).await?),
         Request::Syncfs => done(fs.syncfs(by).await?),
         Request::Setxattr(set) => done(fs.setxattr(by, node, set).await?),
-        Request::Getxattr { name, size } => {
-            Answer::xattr(fs.getxattr(by, node, name).await?, size)
-        }
+        Request::Getxattr { name, size } => Answer::xattr(fs.getxattr(by, node, name).await?, size),
         Request::Listxattr { size } => Answer::xattr(fs.listxattr(by, node).await?, size),
         Request::Removexattr { name } => done(fs.removexattr(by, node, name).await?),
         Request::Access { mask } => done(fs.access(by, node, mask).await?),
@@ -133,7 +129,10 @@ async fn call<O: Operations>(
         Request::Bmap { block, block_size } => {
             Answer::bmap(fs.bmap(by, node, block, block_size).await?)
         }
-        Request::Destroy => done(fs.destroy().await),
+        Request::Destroy => {
+            fs.destroy().await;
+            Answer::OK
+        }
         Request::Forget { .. }
         | Request::BatchForget(_)
         | Request::Interrupt { .. }
@@ -143,7 +142,7 @@ async fn call<O: Operations>(
 }
 
 /// The answer to the older COPY_FILE_RANGE has 32 bits.
-const NARROW_COPY_MAX: u64 = (u32::MAX & !0xfff) as u64;
+const NARROW_COPY_MAX: u64 = !0xfff_u32 as u64;
 
 /// A READ must not answer more than was asked for: the kernel would fail it.
 fn bounded(data: Data, room: u32) -> Reply<Data> {

@@ -21,6 +21,7 @@ struct State {
     /// Listeners by the number of their request, with their waker once they were polled.
     listening: BTreeMap<u64, Option<Waker>>,
     strays: VecDeque<u64>,
+    ended: bool,
 }
 
 /// The listeners of one connection.
@@ -33,12 +34,24 @@ impl Interrupts {
     /// Completes when request `unique` is interrupted.
     pub(crate) fn listen(self: &Arc<Interrupts>, unique: u64) -> Interrupted {
         let mut state = self.state.lock();
-        if let Some(at) = state.strays.iter().position(|&stray| stray == unique) {
+        if state.ended {
+            // Not listening means interrupted.
+        } else if let Some(at) = state.strays.iter().position(|&stray| stray == unique) {
             state.strays.remove(at);
         } else {
             state.listening.insert(unique, None);
         }
         Interrupted { interrupts: Arc::clone(self), unique }
+    }
+
+    /// The connection is gone: interrupts all who wait, now and later.
+    pub(crate) fn end(&self) {
+        let listening = {
+            let mut state = self.state.lock();
+            state.ended = true;
+            std::mem::take(&mut state.listening)
+        };
+        listening.into_values().flatten().for_each(Waker::wake);
     }
 
     pub(crate) fn interrupt(&self, unique: u64) {
@@ -88,7 +101,10 @@ impl Drop for Interrupted {
 }
 
 /// The output of `work`, or `None` when `stop` completes first; `work` is dropped then.
-pub(crate) async fn unless<W: Future>(stop: impl Future<Output = ()>, work: W) -> Option<W::Output> {
+pub(crate) async fn unless<W: Future>(
+    stop: impl Future<Output = ()>,
+    work: W,
+) -> Option<W::Output> {
     let mut stop = std::pin::pin!(stop);
     let mut work = std::pin::pin!(work);
     std::future::poll_fn(|cx| {
@@ -130,5 +146,15 @@ mod tests {
         assert_eq!(interrupts.state.lock().strays.len(), STRAYS_MAX);
         drop(interrupts.listen(5000));
         assert!(interrupts.state.lock().listening.is_empty());
+    }
+
+    #[test]
+    fn the_end_interrupts_everybody() {
+        let interrupts = Arc::new(Interrupts::default());
+        let mut early = interrupts.listen(2);
+        assert!(poll(&mut early).is_pending());
+        interrupts.end();
+        assert!(poll(&mut early).is_ready());
+        assert!(poll(&mut interrupts.listen(4)).is_ready());
     }
 }

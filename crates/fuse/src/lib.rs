@@ -12,17 +12,24 @@
 //!
 //! The filesystem below knows nothing of FUSE, and nothing here knows what is stored where.
 
+// A front end: readers are threads, and a filesystem in memory has a clock of its own.
+#![allow(clippy::disallowed_methods)]
+
+pub mod daemon;
 mod device;
 mod dispatch;
 mod errno;
 mod interrupt;
 pub mod locks;
+pub mod memory;
 pub mod mount;
 mod operations;
+mod parking;
 mod payload;
 pub mod protocol;
 mod reader;
 mod session;
+mod signals;
 mod spawn;
 mod sys;
 
@@ -30,5 +37,6 @@ pub use device::End;
 pub use errno::Errno;
 pub use operations::{Operations, Reply};
 pub use payload::Payload;
-pub use session::{Counters, Notifier, Session, SessionError};
+pub use session::{Counters, CountersFn, Notifier, Session, SessionError};
+pub use signals::Signals;
 pub use spawn::{Spawner, ThreadPerTask};

@@ -200,7 +200,9 @@ impl Future for Wait {
             let mut state = wait.locks.state.lock();
             let (wakers, result) = state.try_set(wait.node, &wait.lock);
             let result = match result {
-                Err(Errno::EAGAIN) if wait.lock.flock || !state.is_deadlock(wait.node, &wait.lock) => {
+                Err(Errno::EAGAIN)
+                    if wait.lock.flock || !state.is_deadlock(wait.node, &wait.lock) =>
+                {
                     let ticket = *wait.ticket.get_or_insert_with(|| {
                         state.next_ticket += 1;
                         state.next_ticket

@@ -16,13 +16,14 @@ use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::{fs, io};
 
 use rustix::io::Errno as Os;
 use rustix::mount::UnmountFlags;
 use thiserror::Error;
 
-use crate::device::{self, Device};
+use crate::device::Device;
 
 pub use options::{MountOptions, OptionError};
 pub use table::{MountEntry, mounted_at, mounts};
@@ -43,15 +44,24 @@ pub enum MountError {
     Busy { path: PathBuf },
     #[error("{} is not mounted", path.display())]
     NotMounted { path: PathBuf },
-    #[error("/dev/fuse is missing; load the kernel module with `modprobe fuse`, \
-             or give the container the device")]
+    #[error(
+        "/dev/fuse is missing; load the kernel module with `modprobe fuse`, \
+             or give the container the device"
+    )]
     NoDevice,
+    #[error(
+        "{user} may not open /dev/fuse; the administrator can allow it with \
+             `chmod 666 /dev/fuse`, which is usual"
+    )]
+    DeviceForbidden { user: &'static str },
     #[error("no permission to mount on {}: {said}", path.display())]
     Permission { path: PathBuf, said: String },
     #[error("fusermount3 is not installed; install the package fuse3, or mount as root")]
     NoHelper,
-    #[error("`allow_other` and `allow_root` need the line `user_allow_other` in /etc/fuse.conf \
-             when an ordinary user mounts")]
+    #[error(
+        "`allow_other` and `allow_root` need the line `user_allow_other` in /etc/fuse.conf \
+             when an ordinary user mounts"
+    )]
     AllowOther,
     #[error("the block device {} is in use by another mount or program", path.display())]
     SourceBusy { path: PathBuf },
@@ -83,6 +93,8 @@ pub struct Mount {
     number: Option<(u32, u32)>,
     fd: OwnedFd,
     only: Option<u32>,
+    /// Another mount may have taken the place and even the number of this one.
+    ended: AtomicBool,
 }
 
 impl Mount {
@@ -102,7 +114,7 @@ impl Mount {
         };
         let number = mounted_at(&mount_point).ok().flatten().map(|entry| entry.device);
         let only = options.allow_root.then(|| uid.as_raw());
-        Ok(Mount { mount_point, kind, number, fd, only })
+        Ok(Mount { mount_point, kind, number, fd, only, ended: AtomicBool::new(false) })
     }
 
     pub fn mount_point(&self) -> &Path {
@@ -123,7 +135,24 @@ impl Mount {
 
     /// Whether the mount is still there; others may have unmounted it.
     pub fn is_mounted(&self) -> bool {
-        matches!(mounted_at(&self.mount_point), Ok(Some(entry)) if Some(entry.device) == self.number)
+        !self.ended.load(Ordering::Acquire) && self.is_listed()
+    }
+
+    fn is_listed(&self) -> bool {
+        let entry = mounted_at(&self.mount_point).ok().flatten();
+        entry.is_some_and(|entry| Some(entry.device) == self.number)
+    }
+
+    /// Nobody serves this mount any more. If it is still in the tree, dead, it is taken out; `true`
+    /// then.
+    pub(crate) fn end(&self) -> bool {
+        let is_left = !self.ended.swap(true, Ordering::AcqRel)
+            && self.is_listed()
+            && is_dead(&self.mount_point);
+        if is_left {
+            self.take_out();
+        }
+        is_left
     }
 
     /// Unmounts; fails when it is busy. Fine when it is gone already.
@@ -139,9 +168,12 @@ impl Mount {
 
     /// Takes the mount out of the tree, busy or not; it ends when its last user leaves.
     pub fn detach(&self) {
-        if !self.is_mounted() {
-            return;
+        if self.is_mounted() {
+            self.take_out();
         }
+    }
+
+    fn take_out(&self) {
         let result = match self.kind {
             MountKind::Helper => fusermount::unmount(&self.mount_point, true),
             MountKind::Plain | MountKind::Block => unmount(&self.mount_point, true),
@@ -152,10 +184,20 @@ impl Mount {
     }
 
     /// Breaks the connection: every call on the mount fails from now on, also those that wait. Root
-    /// and the user who mounted may do that.
+    /// may do that, and the user who mounted where `/sys/fs/fuse/connections` is there.
     pub fn abort(&self) -> io::Result<()> {
         let Some((_, minor)) = self.number else { return Err(io::ErrorKind::NotFound.into()) };
-        fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1")
+        let control = fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
+        if control.is_ok() || !self.is_mounted() {
+            return control;
+        }
+        // The control filesystem is not mounted. A forced umount breaks the connection, whether or
+        // not the mount can be removed.
+        let force = UnmountFlags::FORCE | UnmountFlags::NOFOLLOW;
+        match rustix::mount::unmount(&self.mount_point, force) {
+            Ok(()) | Err(Os::BUSY) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Sets the read-ahead of the mount (root only). The kernel starts with 128 KiB.
@@ -173,15 +215,15 @@ pub fn unmount(mount_point: &Path, lazy: bool) -> Result<(), MountError> {
     }
     let detach = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     let path = mount_point.to_owned();
-    rustix::mount::unmount(mount_point, detach | UnmountFlags::NOFOLLOW).map_err(|error| {
-        match error {
+    rustix::mount::unmount(mount_point, detach | UnmountFlags::NOFOLLOW).map_err(
+        |error| match error {
             Os::BUSY => MountError::Busy { path },
             Os::INVAL => MountError::NotMounted { path },
             Os::NOENT => MountError::Missing { path },
             Os::PERM => MountError::Permission { path, said: "only root may unmount".into() },
             error => MountError::Refused { path, source: error.into() },
-        }
-    })
+        },
+    )
 }
 
 /// Changes the flags of the mount at `mount_point`, such as `ro` (root only). The daemon behind it
@@ -278,9 +320,7 @@ fn mount_kernel(
     let path = mount_point.to_owned();
     let device = Device::open().map_err(|error| match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => MountError::NoDevice,
-        Some(libc::EACCES | libc::EPERM) => {
-            MountError::Permission { path: device::PATH.into(), said: error.to_string() }
-        }
+        Some(libc::EACCES | libc::EPERM) => MountError::DeviceForbidden { user: "root" },
         _ => MountError::Io { what: "opening /dev/fuse", source: error },
     })?;
     let user = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());

@@ -14,8 +14,8 @@ use crate::Errno;
 use crate::payload::Payload;
 use crate::protocol::{
     AttrReply, Caller, CopyRange, Data, Entries, Entry, Fallocate, Handle, Ioctl, IoctlReply, Lock,
-    LockOwner, Lookup, Negotiated, NewNode, NodeId, Open, Opened, Poll, Read, Release, Rename, Seek,
-    SetAttr, SetXattr, Statfs, Write,
+    LockOwner, Lookup, Negotiated, NewNode, NodeId, Open, Opened, Poll, Read, Release, Rename,
+    Seek, SetAttr, SetXattr, Statfs, Write,
 };
 
 /// What an operation comes to.

@@ -2,17 +2,15 @@
 //!
 //! Fast path.  The operation is ready when first polled: its answer has been sent from here, and its
 //!             message and its place are used again. Nothing is allocated, nobody is woken.
-//! Slow path.  It must wait: the future goes to the [`Spawner`] with its message, and the reader
-//!             takes a new place. The answer is sent by whoever polls it last.
-//!
-//! The future is polled here with a waker that does nothing; this is sound because a spawner polls
-//! it again at once.
+//! Slow path.  It must wait: the future is parked with its message until it can go on (see
+//!             [`crate::parking`]), and the reader takes a new place. The answer is sent by whoever
+//!             polls it last.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -23,6 +21,7 @@ use crate::device::{Device, End, Got, Head};
 use crate::dispatch::{self, Message};
 use crate::interrupt::Interrupts;
 use crate::operations::Operations;
+use crate::parking::FirstPoll;
 use crate::payload::{Buffers, Payload};
 use crate::protocol::{Answer, Dialect, NodeId, Opcode, Request, parse_prefix, wire};
 use crate::spawn::Spawner;
@@ -87,13 +86,9 @@ pub(crate) fn run<O: Operations>(channel: Arc<Channel<O>>) -> End {
 /// One request from its message to its answer. Gives the message back for the next one.
 async fn serve<O: Operations>(channel: Arc<Channel<O>>, mut message: Message) -> Message {
     let connection = &channel.connection;
-    let answer = dispatch::answer(
-        &*connection.fs,
-        &mut message,
-        connection.dialect,
-        &connection.interrupts,
-    )
-    .await;
+    let answer =
+        dispatch::answer(&*connection.fs, &mut message, connection.dialect, &connection.interrupts)
+            .await;
     channel.device.reply(message.header.unique, &answer);
     message
 }
@@ -105,13 +100,15 @@ struct Reader<O, F> {
     args: Vec<u8>,
     /// Where the operation is polled; empty between requests.
     place: Pin<Box<Option<F>>>,
+    first: FirstPoll,
 }
 
 impl<O: Operations, F: Future<Output = Message> + Send + 'static> Reader<O, F> {
     fn new(channel: Arc<Channel<O>>) -> Reader<O, F> {
         let rest = channel.connection.buffers.get();
         let head = [0; wire::WRITE_PREFIX];
-        Reader { channel, head, rest, args: Vec::new(), place: Box::pin(None) }
+        let first = FirstPoll::new(&channel.connection.spawner);
+        Reader { channel, head, rest, args: Vec::new(), place: Box::pin(None), first }
     }
 
     fn run(mut self, serve: impl Fn(Arc<Channel<O>>, Message) -> F) -> End {
@@ -223,7 +220,7 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Reader<O, F> {
     fn poll(&mut self, operation: F) {
         self.place.set(Some(operation));
         let future = self.place.as_mut().as_pin_mut().expect("it was just put there");
-        match future.poll(&mut Context::from_waker(Waker::noop())) {
+        match future.poll(&mut Context::from_waker(&self.first.waker)) {
             Poll::Ready(message) => {
                 self.place.set(None);
                 self.recycle(message);
@@ -257,7 +254,8 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Reader<O, F> {
         connection.flight.parked.fetch_add(1, Ordering::Relaxed);
         let place = std::mem::replace(&mut self.place, Box::pin(None));
         let parked = Parked { place, held, connection: Arc::clone(connection) };
-        connection.spawner.run(Box::pin(parked));
+        let first = std::mem::replace(&mut self.first, FirstPoll::new(&connection.spawner));
+        first.bell.park(Box::pin(parked));
     }
 }
 

@@ -50,13 +50,16 @@ pub struct Counters {
     pub parked: u64,
 }
 
+/// Reads the counters of a session, also when it is over.
+pub type CountersFn = Arc<dyn Fn() -> Counters + Send + Sync>;
+
 /// A filesystem being served. Dropping it leaves the mount alone; see [`Session::wait`].
 pub struct Session {
     mount: Arc<Mount>,
     notifier: Notifier,
     negotiated: Negotiated,
     readers: Vec<JoinHandle<End>>,
-    counters: Arc<dyn Fn() -> Counters + Send + Sync>,
+    counters: CountersFn,
     finish: Box<dyn FnOnce() + Send>,
 }
 
@@ -134,8 +137,8 @@ impl Session {
         &self.mount
     }
 
-    pub fn counters(&self) -> Counters {
-        (self.counters)()
+    pub fn counters(&self) -> CountersFn {
+        Arc::clone(&self.counters)
     }
 
     /// Asks the kernel to unmount; `wait` then returns. EBUSY while files are open or somebody's
@@ -147,23 +150,14 @@ impl Session {
     /// Blocks until the filesystem is unmounted or aborted, everything in flight is finished and
     /// `destroy` is done. A dead mount point (after an abort) is removed.
     pub fn wait(self) -> End {
-        let ends: Vec<End> = self
-            .readers
-            .into_iter()
-            .map(|reader| reader.join().unwrap_or(End::Aborted))
-            .collect();
+        let ends: Vec<End> =
+            self.readers.into_iter().map(|reader| reader.join().unwrap_or(End::Aborted)).collect();
+        // Before the rest is finished: a new mount at the same place must not be mistaken for ours.
+        let was_left = self.mount.end();
         (self.finish)();
-        let is_dead = |end: &End| !matches!(end, End::Unmounted);
-        let end = ends.into_iter().fold(End::Unmounted, |worst, end| match (&worst, &end) {
-            (End::Failed(_), _) | (_, End::Unmounted) => worst,
-            _ => end,
-        });
-        // The kernel forgets the mount only when its last descriptor is closed.
-        drop(self.notifier);
-        if is_dead(&end) {
-            self.mount.detach();
-        }
-        end
+        let aborted = was_left || ends.iter().any(|end| matches!(end, End::Aborted));
+        let failed = ends.into_iter().find(|end| matches!(end, End::Failed(_)));
+        failed.unwrap_or(if aborted { End::Aborted } else { End::Unmounted })
     }
 }
 
@@ -190,6 +184,8 @@ impl Drop for AbortOnPanic {
 
 /// After the last reader: nothing new can come.
 fn finish<O: Operations>(connection: &Arc<Connection<O>>) {
+    // Callers who waited for a lock have been told; nobody else ends that wait.
+    connection.interrupts.end();
     connection.flight.drain();
     if connection.destroyed.swap(true, Ordering::AcqRel) {
         return;
@@ -220,9 +216,8 @@ fn shake_hands(device: &Device, settings: &Settings) -> Result<Negotiated, Sessi
             Got::Ended(End::Failed(error)) => return Err(SessionError::Device(error)),
             Got::Ended(_) => return Err(SessionError::Gone),
         };
-        let no_init = |reason: &dyn std::fmt::Display| SessionError::NoInit {
-            reason: reason.to_string(),
-        };
+        let no_init =
+            |reason: &dyn std::fmt::Display| SessionError::NoInit { reason: reason.to_string() };
         let header = parse_prefix(&head, len).map_err(|error| no_init(&error))?;
         let message = [&head[..], &rest].concat();
         let args = &message[size_of::<wire::InHeader>()..len];

@@ -8,8 +8,8 @@ use std::thread::{self, Thread};
 
 use copyhold_runtime::{BoxFuture, Rt};
 
-/// Drives futures to their end. Each one has been polled before with a waker that does nothing,
-/// and must be polled again at once.
+/// Drives futures to their end. Each one may have been polled before, with another waker, and must
+/// be polled again at once.
 pub trait Spawner: Send + Sync + 'static {
     fn run(&self, task: BoxFuture<'static, ()>);
 }

@@ -131,9 +131,8 @@ mod tests {
 
     fn locks() -> impl Strategy<Value = Lock> {
         let kind = prop_oneof![Just(LockKind::Read), Just(LockKind::Write), Just(LockKind::Unlock)];
-        (0u64..4, kind, 0..BYTES, 0..BYTES).prop_map(|(owner, kind, a, b)| {
-            lock(owner, kind, a.min(b), a.max(b))
-        })
+        (0u64..4, kind, 0..BYTES, 0..BYTES)
+            .prop_map(|(owner, kind, a, b)| lock(owner, kind, a.min(b), a.max(b)))
     }
 
     fn model_refuses(model: &Model, lock: &Lock) -> bool {

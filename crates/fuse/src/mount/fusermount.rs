@@ -95,6 +95,8 @@ fn refusal(mount_point: &Path, said: String) -> MountError {
         MountError::Busy { path }
     } else if has("device not found") || has("modprobe fuse") {
         MountError::NoDevice
+    } else if has("failed to open /dev/fuse: Permission denied") {
+        MountError::DeviceForbidden { user: "this user" }
     } else if has("Permission denied")
         || has("Operation not permitted")
         || has("not permitted")

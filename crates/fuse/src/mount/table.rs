@@ -69,7 +69,8 @@ mod tests {
 
     #[test]
     fn a_line_is_read_whatever_its_optional_fields() {
-        let line = b"36 35 0:45 / /mnt/a\\040b rw,noatime shared:1 master:2 - fuse.copyhold /p\\134q rw";
+        let line =
+            b"36 35 0:45 / /mnt/a\\040b rw,noatime shared:1 master:2 - fuse.copyhold /p\\134q rw";
         let entry = MountEntry::parse(line).unwrap();
         assert_eq!(entry.mount_point, Path::new("/mnt/a b"));
         assert_eq!((entry.device, entry.source.as_bytes()), ((0, 45), &b"/p\\q"[..]));

@@ -116,7 +116,10 @@ fn a_message_must_be_as_long_as_it_says() {
     let mut message = [header(Opcode::Lookup, args, 0).as_bytes(), args].concat();
     assert!(parse_prefix(&message, message.len()).is_ok());
     message.push(0);
-    assert_eq!(parse_prefix(&message, message.len()), Err(ParseError::Length { said: 44, found: 45 }));
+    assert_eq!(
+        parse_prefix(&message, message.len()),
+        Err(ParseError::Length { said: 44, found: 45 })
+    );
     assert_eq!(parse_prefix(&message, 39), Err(ParseError::NoHeader { len: 39 }));
 }
 

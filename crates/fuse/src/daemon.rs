@@ -1,0 +1,105 @@
+//! Going into the background, in such a way that the caller knows whether it worked.
+//!
+//! Problem.  `mount` must return when the mount can be used, and report what went wrong before; the
+//!           process that serves it lives on. A process with threads cannot fork.
+//! Idea.     [`fork`] comes first, before any thread. The child works on, with a pipe to its parent.
+//!           The parent waits: for "ready" it leaves with success, for a text it prints that and
+//!           fails; if the child ends without a word it fails with the child's exit code.
+//! Order.    `fork`; open the pool, mount, start the session; [`Launch::ready`], which also lets go
+//!           of the terminal; serve.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::sys::{self, Fork};
+
+const READY: u8 = 0;
+const FAILED: u8 = 1;
+
+/// Where [`fork`] returned.
+#[derive(Debug)]
+pub enum Side {
+    /// In the process that was started; the other one serves, or has failed.
+    Parent(Outcome),
+    /// In the one that serves.
+    Child(Launch),
+}
+
+/// What the parent hears of its child.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Ready,
+    /// Could not start, and why.
+    Failed(String),
+    /// Ended without a word, with this exit code.
+    Died(i32),
+}
+
+/// The child's obligation to say how it went. Dropping it says nothing: see [`Outcome::Died`].
+#[derive(Debug)]
+pub struct Launch {
+    pipe: File,
+    log: Option<PathBuf>,
+}
+
+/// Forks this process. Fails if it has more than one thread. What is written to standard output
+/// and error after [`Launch::ready`] is appended to `log`, or lost without one.
+pub fn fork(log: Option<&Path>) -> io::Result<Side> {
+    let threads = sys::threads()?;
+    assert!(threads == 1, "fork before the first thread is started; there are {threads}");
+    let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
+    match sys::fork()? {
+        Fork::Parent { child } => {
+            drop(theirs);
+            Ok(Side::Parent(listen(ours.into(), child)?))
+        }
+        Fork::Child => {
+            drop(ours);
+            // A session of its own: no signal of the terminal reaches it.
+            rustix::process::setsid()?;
+            let log = log.map(Path::to_owned);
+            Ok(Side::Child(Launch { pipe: theirs.into(), log }))
+        }
+    }
+}
+
+fn listen(mut pipe: File, child: i32) -> io::Result<Outcome> {
+    let mut said = Vec::new();
+    pipe.read_to_end(&mut said)?;
+    match said.split_first() {
+        Some((&READY, _)) => Ok(Outcome::Ready),
+        Some((_, text)) => {
+            sys::wait_for(child)?;
+            Ok(Outcome::Failed(String::from_utf8_lossy(text).into_owned()))
+        }
+        None => Ok(Outcome::Died(sys::wait_for(child)?)),
+    }
+}
+
+impl Launch {
+    /// The mount can be used: lets the parent go, and leaves terminal and working directory.
+    pub fn ready(mut self) -> io::Result<()> {
+        // First what can fail: afterwards nobody would hear of it.
+        let nothing = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+        let log: OwnedFd = match &self.log {
+            Some(path) => OpenOptions::new().create(true).append(true).open(path)?.into(),
+            None => nothing.try_clone()?.into(),
+        };
+        std::env::set_current_dir("/")?;
+        rustix::stdio::dup2_stdin(&nothing)?;
+        rustix::stdio::dup2_stdout(&log)?;
+        rustix::stdio::dup2_stderr(&log)?;
+        self.pipe.write_all(&[READY])
+    }
+
+    /// It could not start: the parent prints `text`. The child should end now.
+    pub fn failed(mut self, text: &str) {
+        let message = [&[FAILED], text.as_bytes()].concat();
+        // Without a parent nobody is left who wants to know.
+        let _ = self.pipe.write_all(&message);
+    }
+}

@@ -1,0 +1,92 @@
+//! A mounted filesystem in memory for one test.
+
+#![allow(dead_code, unreachable_pub)]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use copyhold_fuse::memory::{Contents, MemoryFs};
+use copyhold_fuse::mount::{Mount, MountOptions};
+use copyhold_fuse::protocol::Settings;
+use copyhold_fuse::{Counters, CountersFn, End, Notifier, Operations, Session, ThreadPerTask};
+use tempfile::TempDir;
+
+/// Whether mounts can be made here; says so if not.
+pub fn can_mount() -> bool {
+    let possible = Path::new("/dev/fuse").exists() && is_root();
+    if !possible {
+        println!("left out: this test mounts, which needs root and /dev/fuse");
+    }
+    possible
+}
+
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+pub struct Mounted {
+    pub dir: TempDir,
+    pub mount: Arc<Mount>,
+    pub notifier: Notifier,
+    counters: CountersFn,
+    served: Option<JoinHandle<End>>,
+}
+
+impl Mounted {
+    pub fn memory() -> Mounted {
+        Mounted::new(Arc::new(MemoryFs::new(Contents::Kept)), &Settings::default())
+    }
+
+    pub fn new<O: Operations>(fs: Arc<O>, settings: &Settings) -> Mounted {
+        let dir = TempDir::new().unwrap();
+        let options = MountOptions::default();
+        let mount = Mount::new(Path::new("memory"), dir.path(), &options).unwrap();
+        Mounted::serve(dir, mount, fs, settings)
+    }
+
+    pub fn serve<O: Operations>(
+        dir: TempDir,
+        mount: Mount,
+        fs: Arc<O>,
+        settings: &Settings,
+    ) -> Mounted {
+        let session = Session::start(mount, fs, Arc::new(ThreadPerTask), settings, None).unwrap();
+        let mount = Arc::clone(session.mount());
+        let notifier = session.notifier();
+        let counters = session.counters();
+        let served = Some(std::thread::spawn(move || session.wait()));
+        Mounted { dir, mount, notifier, counters, served }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn counters(&self) -> Counters {
+        (self.counters)()
+    }
+
+    /// Unmounts and waits for the end.
+    pub fn end(mut self) -> End {
+        self.mount.unmount().unwrap();
+        self.served.take().unwrap().join().unwrap()
+    }
+
+    /// Waits for the end that comes from elsewhere.
+    pub fn wait(mut self) -> End {
+        self.served.take().unwrap().join().unwrap()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Some(served) = self.served.take() {
+            // Also when the test has failed and its own threads wait for an answer.
+            if self.mount.unmount().is_err() {
+                self.mount.abort().unwrap();
+            }
+            let _ = served.join();
+        }
+    }
+}
