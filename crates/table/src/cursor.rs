@@ -6,6 +6,7 @@ use copyhold_format::node::{Place, ValueRef};
 use copyhold_types::Key;
 
 use crate::partition::Base;
+use crate::read_ahead::ReadAhead;
 use crate::source::{InnerNode, LeafNode};
 use crate::{NodeSource, TableError};
 
@@ -19,24 +20,36 @@ pub(crate) struct Cursor<'n> {
     /// Of `inner`, the child in which `leaf` is.
     child: usize,
     at: Option<(LeafNode, Place)>,
+    /// The leaves behind, if they are read ahead.
+    ahead: Option<ReadAhead<'n>>,
 }
 
 impl<'n> Cursor<'n> {
-    /// Stands on the first item of `base` at or above `from`; goes up.
+    fn new(nodes: &'n dyn NodeSource, from: Key, to: Key, downwards: bool) -> Cursor<'n> {
+        Cursor { nodes, from, to, downwards, inner: None, child: 0, at: None, ahead: None }
+    }
+
+    /// Stands on the first item of `base` at or above `from`; goes up, and reads `read_ahead`
+    /// leaves beyond the one that it is in.
     pub(crate) async fn upwards(
         nodes: &'n dyn NodeSource,
         base: &Base,
         from: Key,
         to: Key,
+        read_ahead: usize,
     ) -> Result<Cursor<'n>, TableError> {
-        let mut cursor =
-            Cursor { nodes, from, to, downwards: false, inner: None, child: 0, at: None };
+        let mut cursor = Cursor::new(nodes, from, to, false);
         let leaf = match cursor.open(base).await? {
             Opened::Nothing => return Ok(cursor),
             Opened::Leaf(leaf) => leaf,
             Opened::Inner(inner) if inner.child(0).first >= to => return Ok(cursor),
             Opened::Inner(inner) => {
                 cursor.child = inner.find(from).unwrap_or(0);
+                if read_ahead > 0 {
+                    let behind = inner.iter().skip(cursor.child + 1);
+                    let wanted = behind.take_while(|child| child.first < to).map(|child| child.ptr);
+                    cursor.ahead = Some(ReadAhead::new(nodes, read_ahead, wanted));
+                }
                 cursor.leaf_of(&inner).await?
             }
         };
@@ -54,8 +67,7 @@ impl<'n> Cursor<'n> {
         from: Key,
         to: Key,
     ) -> Result<Cursor<'n>, TableError> {
-        let mut cursor =
-            Cursor { nodes, from, to, downwards: true, inner: None, child: 0, at: None };
+        let mut cursor = Cursor::new(nodes, from, to, true);
         let leaf = match cursor.open(base).await? {
             Opened::Nothing => return Ok(cursor),
             Opened::Leaf(leaf) => leaf,
@@ -120,7 +132,13 @@ impl<'n> Cursor<'n> {
                 return Ok(());
             }
             self.child = next;
-            let leaf = self.leaf_of(&inner).await?;
+            let leaf = match &mut self.ahead {
+                Some(ahead) => {
+                    let (ptr, leaf) = ahead.next().await.expect("every leaf was asked for");
+                    LeafNode::new(leaf?, ptr)?
+                }
+                None => self.leaf_of(&inner).await?,
+            };
             let first = leaf.first();
             self.at = Some((leaf, first));
         }
@@ -137,7 +155,7 @@ impl<'n> Cursor<'n> {
         Ok(Opened::Inner(inner))
     }
 
-    async fn leaf_of(&self, inner: &InnerNode) -> Result<LeafNode, TableError> {
+    async fn leaf_of(&mut self, inner: &InnerNode) -> Result<LeafNode, TableError> {
         LeafNode::fetch(self.nodes, inner.child(self.child).ptr).await
     }
 }

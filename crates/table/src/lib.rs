@@ -2,26 +2,27 @@
 //!
 //! Problem.  Every metadata change goes to the log at once; settling each in its tree at once would
 //!           write a path of nodes per edit.
-//! Idea.     A table is a *base*, B-trees of packed nodes, and a *delta*, the edits in memory. It is
-//!           cut in *partitions*, the subtree under one lowest inner node, which are flushed one at
-//!           a time: freeze the delta, merge it in key order, write the touched nodes to new places,
-//!           install the new root. There is nothing above partitions: their list is in memory, and
-//!           on disk it is the items of the table of tables.
-//! I/O.      None of its own. Nodes are asked of a [`NodeSource`] and given to a [`NodeSink`], which
-//!           the pool implements (cache, copies, repair, allocation, digests).
+//! Idea.     A table is a *base*, B-trees of packed nodes, and a *delta*, the edits in memory. It
+//!           is cut in *partitions*, the subtree under one lowest inner node, which are flushed one
+//!           at a time: freeze the delta, merge it in key order, write the touched nodes to new
+//!           places, install the new root. There is nothing above partitions: their list is in
+//!           memory, and on disk it is the items of the table of tables.
+//! I/O.      None of its own. Nodes are asked of a [`NodeSource`] and given to a [`NodeSink`],
+//!           which the pool implements (cache, copies, repair, allocation, digests).
 //!
 //! ```text
-//!   look up      table.get / range / last_below (nodes, …).await; get_cached never waits
-//!   edit         table.apply(txg, key, edit)            sync, infallible: join last (R1)
-//!   flush        job     = table.freeze(start, …)       O(1)
-//!                flushed = job.merge(nodes, sink).await reads and writes nodes; wait for the writes,
-//!                                                       flush the device, then, in one transaction:
-//!                edits   = table.install(job, flushed)  put `edits` in the table of tables, release
-//!                                                       `flushed.replaced`, log what was written
-//!                table.abort(job)                       if any of this failed: nothing happened
-//!   recover      r = RecoveringTable::new(id); r.apply(txg, key, edit) …; r.finish(…, descriptors)
-//!   policy       table.stats(), table.pin()
-//!   verify       table.for_each_node / for_each_item
+//!   look up   table.get / range / last_below (nodes, …).await; get_cached never waits
+//!   edit      table.apply(txg, key, edit)             sync, infallible: join last (R1)
+//!   flush     job     = table.freeze(start, …)        the delta's edits, or a bounded part of them
+//!             flushed = job.merge(nodes, sink).await  reads and writes nodes; then wait for the
+//!                                                     writes, flush the device and, in one
+//!                                                     transaction,
+//!             edits   = table.install(job, flushed)   put `edits` in the table of tables, release
+//!                                                     `flushed.replaced`, log the allocations
+//!             table.abort(job)                        if any of it failed: nothing has happened
+//!   recover   r = RecoveringTable::new(id); r.apply(txg, key, edit) …; r.finish(…, descriptors)
+//!   policy    table.stats(), table.pin()
+//!   verify    table.for_each_node / for_each_item
 //! ```
 //!
 //! T1  An item's newest version is found in this order: delta, frozen delta, base. A reader takes

@@ -380,6 +380,13 @@ impl World {
         let all = block_on(self.table.range(&*self.store, range, usize::MAX)).unwrap();
         let all: Items = all.into_iter().map(|(key, value)| (key, value.to_vec())).collect();
         assert!(all == self.items, "the table is not what it should be");
+        let mut visited = Items::new();
+        block_on(self.table.for_each_item(&*self.store, Key::MIN..Key::MAX, &mut |key, value| {
+            assert!(visited.last_key_value().is_none_or(|(last, _)| *last < key));
+            visited.insert(key, value.to_vec());
+        }))
+        .unwrap();
+        assert!(visited == self.items, "a walk visits everything");
         let mut backwards = Vec::new();
         let mut below = Key::MAX;
         while let Some((key, value)) =

@@ -9,10 +9,11 @@
 use std::cmp::Ordering;
 use std::collections::btree_map;
 use std::iter::{Peekable, Rev};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::vec;
 
+use copyhold_format::node::ValueRef;
 use copyhold_types::Key;
 
 use crate::cursor::Cursor;
@@ -29,6 +30,21 @@ const STRETCH_EDITS: usize = if cfg!(test) { 5 } else { 4096 };
 enum Look {
     Edit(Option<Value>),
     Base(Base),
+}
+
+/// A value where it was found.
+enum Found<'a> {
+    Edit(Value),
+    Base(ValueRef<'a>),
+}
+
+impl From<Found<'_>> for Value {
+    fn from(found: Found<'_>) -> Value {
+        match found {
+            Found::Edit(value) => value,
+            Found::Base(value) => Value::from(value),
+        }
+    }
 }
 
 /// The edits of one moment in [from, to), and the base that they lie over.
@@ -102,9 +118,45 @@ impl Table {
         while from < range.end && items.len() < limit {
             let stretch = self.stretch_up(from, range.end, limit - items.len());
             from = stretch.to;
-            stretch.append_to(nodes, &mut items, limit).await?;
+            let visit = |key, value: Found<'_>| {
+                items.push((key, Value::from(value)));
+                if items.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            };
+            stretch.for_each(nodes, 0, visit).await?;
         }
         Ok(items)
+    }
+
+    /// Visits the items in `range` in order, edits over bases, as consistent as a
+    /// [range](Table::range) is; reads leaves ahead.
+    ///
+    /// # Errors
+    /// The first node that cannot be read.
+    pub async fn for_each_item(
+        &self,
+        nodes: &dyn NodeSource,
+        range: Range<Key>,
+        visit: &mut (dyn FnMut(Key, &[u8]) + Send),
+    ) -> Result<(), TableError> {
+        let mut scratch = Vec::new();
+        let mut from = range.start;
+        while from < range.end {
+            let stretch = self.stretch_up(from, range.end, STRETCH_EDITS);
+            from = stretch.to;
+            let visit = |key, value: Found<'_>| {
+                match value {
+                    Found::Edit(value) => visit(key, &value),
+                    Found::Base(value) => {
+                        scratch.resize(value.len(), 0);
+                        value.copy_to(&mut scratch);
+                        visit(key, &scratch);
+                    }
+                }
+                ControlFlow::Continue(())
+            };
+            stretch.for_each(nodes, self.limits.read_ahead, visit).await?;
+        }
+        Ok(())
     }
 
     /// The last item with `floor <= key < below`.
@@ -184,28 +236,34 @@ fn last_starting_below(partitions: &Partitions, to: Key) -> usize {
 }
 
 impl Stretch {
-    /// Appends the items of the stretch in ascending order until `items` has `limit`.
-    async fn append_to(
+    /// Visits the items of the stretch in ascending order until `visit` breaks off; reads
+    /// `read_ahead` leaves beyond the one that it is in.
+    async fn for_each(
         self,
         nodes: &dyn NodeSource,
-        items: &mut Vec<(Key, Value)>,
-        limit: usize,
+        read_ahead: usize,
+        mut visit: impl FnMut(Key, Found<'_>) -> ControlFlow<()> + Send,
     ) -> Result<(), TableError> {
         let nothing = Delta::default();
         let frozen = self.frozen.as_deref().unwrap_or(&nothing);
         let edits = self.edits.into_iter();
         let mut edits = Overlay::upwards(edits, frozen.range(self.from..self.to)).peekable();
-        let mut base = Cursor::upwards(nodes, &self.base, self.from, self.to).await?;
-        while items.len() < limit {
+        let mut base = Cursor::upwards(nodes, &self.base, self.from, self.to, read_ahead).await?;
+        loop {
             let edit = edits.peek().map(|(key, _)| *key);
             let Some(side) = Side::nearer(edit, base.key(), Ordering::Less) else { break };
-            if side == Side::Under {
+            let flow = if side == Side::Under {
                 let key = base.key().expect("the nearer side has a key");
-                items.push((key, Value::from(base.value())));
+                visit(key, Found::Base(base.value()))
             } else if let Some((key, Edit::Put(value))) = edits.next() {
-                items.push((key, value));
+                visit(key, Found::Edit(value))
+            } else {
+                ControlFlow::Continue(())
+            };
+            if flow.is_break() {
+                break;
             }
-            if side != Side::Over && items.len() < limit {
+            if side != Side::Over {
                 base.advance().await?;
             }
         }

@@ -1,8 +1,8 @@
 //! A table while the log is replayed: edits only, since replay reads no base (R5).
 //!
 //! The descriptors come from the table of tables, which is itself replayed; so edits are gathered
-//! per key, the last with its txg, and dealt out to partitions when all of the log was read. An edit
-//! that its partition's base has already (`complete_to`, T3) is dropped then.
+//! per key, the last with its txg, and dealt out to partitions when all of the log was read. An
+//! edit that its partition's base has already (`complete_to`, T3) is dropped then.
 
 use std::collections::BTreeMap;
 

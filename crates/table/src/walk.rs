@@ -1,6 +1,4 @@
-//! Visiting everything, for `check` and the debug views.
-
-use std::ops::Range;
+//! Visiting all nodes, for `check` and the debug views.
 
 use copyhold_format::node::{Level, Node};
 use copyhold_types::{Key, NodePtr};
@@ -9,9 +7,6 @@ use crate::read_ahead::ReadAhead;
 use crate::source::InnerNode;
 use crate::table::Table;
 use crate::{NodeSource, TableError};
-
-/// Items that are gathered at a time.
-const ITEMS_AT_ONCE: usize = 1024;
 
 /// One node of a base.
 #[derive(Debug)]
@@ -67,26 +62,54 @@ impl Table {
             }
         }
     }
+}
 
-    /// Visits the items in `range` in order, edits over bases; consistent as a
-    /// [range](Table::range) is.
-    ///
-    /// # Errors
-    /// The first node that cannot be read.
-    pub async fn for_each_item(
-        &self,
-        nodes: &dyn NodeSource,
-        range: Range<Key>,
-        visit: &mut (dyn FnMut(Key, &[u8]) + Send),
-    ) -> Result<(), TableError> {
-        let mut from = range.start;
-        loop {
-            let items = self.range(nodes, from..range.end, ITEMS_AT_ONCE).await?;
-            items.iter().for_each(|(key, value)| visit(*key, value));
-            match items.last().and_then(|(key, _)| key.successor()) {
-                Some(next) if items.len() == ITEMS_AT_ONCE => from = next,
-                _ => return Ok(()),
-            }
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use copyhold_types::{Kind, TableId, Txg};
+
+    use super::*;
+    use crate::store::{Sink, Store, block_on};
+    use crate::{Edit, FreezePoint, Limits};
+
+    #[test]
+    fn a_walk_tells_what_it_cannot_read_and_goes_on() {
+        let limits = Limits { leaf_bytes: 4096, partition_leaves: 4, read_ahead: 2 };
+        let (table, store) = (Table::new(TableId(1), limits), Arc::<Store>::default());
+        for n in 0..200 {
+            table.apply(Txg::FIRST, Key::new(7, Kind(1), n), Edit::put(vec![1; 200]));
         }
+        let birth = Txg::FIRST.next();
+        let point = FreezePoint { complete_to: Txg::FIRST, birth, edits_max: 1000 };
+        let job = table.freeze(Key::MIN, point).unwrap();
+        let flushed = block_on(job.merge(&*store, &mut Sink::new(&store))).unwrap();
+        let written = flushed.written.len();
+        table.install(job, flushed);
+
+        let visits = |read_leaves| {
+            let (mut nodes, mut errors) = (0, 0);
+            let mut visit = |visit: NodeVisit<'_>| {
+                nodes += 1;
+                errors += usize::from(matches!(visit.node, Some(Err(_))));
+            };
+            let walk = table.for_each_node(&*store, read_leaves, &mut visit);
+            fn can_move_between_threads<T: Send>(future: T) -> T {
+                future
+            }
+            block_on(can_move_between_threads(walk));
+            (nodes, errors)
+        };
+        assert_eq!(visits(true), (written, 0));
+        assert_eq!(visits(false), (written, 0));
+        store.set_slow(2);
+        store.set_failing(true);
+        let (nodes, errors) = visits(true);
+        assert!(errors > 0 && nodes > errors && nodes <= written);
+        let mut nothing = |_: Key, _: &[u8]| {};
+        let walk = table.for_each_item(&*store, Key::MIN..Key::MAX, &mut nothing);
+        let walk: std::pin::Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(walk);
+        assert!(block_on(walk).is_err());
     }
 }

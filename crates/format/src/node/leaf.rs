@@ -549,7 +549,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_leaf_gives_back_what_was_put(items in items(), probes in proptest::collection::vec(keys(), 20)) {
+        fn a_leaf_gives_back_what_was_put(
+            items in items(),
+            probes in proptest::collection::vec(keys(), 20),
+        ) {
             let view = LeafView::parse(leaf(&items)).unwrap();
             let read: Items = view.iter().map(|(key, value)| (key, value.to_vec())).collect();
             prop_assert_eq!(&read, &items);
