@@ -38,6 +38,11 @@ impl ReadData {
         self.pieces.iter().map(|(buf, range)| &buf[range.clone()])
     }
 
+    /// The buffers, and which bytes of each, in order: for passing on without a copy.
+    pub fn pieces(&self) -> impl Iterator<Item = &(Buf, Range<usize>)> {
+        self.pieces.iter()
+    }
+
     /// Copies everything.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut all = Vec::with_capacity(self.len);
