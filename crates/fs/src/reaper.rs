@@ -71,13 +71,15 @@ impl Filesystem {
     /// Waits until the queue is empty.
     pub(crate) async fn reaper_idle(self: &Arc<Self>) {
         loop {
-            let _working = self.reaper.working.lock().await;
-            let queue = self.reaper.queue.lock();
-            if queue.nodes.is_empty() && !queue.task {
+            let working = self.reaper.working.lock().await;
+            let is_idle = {
+                let queue = self.reaper.queue.lock();
+                queue.nodes.is_empty() && !queue.task
+            };
+            if is_idle {
                 return;
             }
-            drop(queue);
-            drop(_working);
+            drop(working);
             self.reap_queue().await;
         }
     }

@@ -36,34 +36,36 @@ impl Filesystem {
         let credit = self.credit(Tier::Write, EDITS, EDIT_BYTES + bucket.len()).await?;
 
         let now = self.now();
-        let [mut dir_state, mut state] = lock_states([&dir, &inode]);
-        dir_state.expect_addable_to()?;
-        state.expect_mutable()?;
-        let nameless = state.item.nlink == 0;
-        if state.gone || (nameless && !state.linkable) {
-            return Err(FsError::NotFound);
-        }
-        if state.item.nlink >= LINKS_MAX {
-            return Err(FsError::TooManyLinks { max: LINKS_MAX });
-        }
-        let mut item = state.next_item();
-        item.nlink += 1;
-        item.ctime = now;
-        let dir_item = dir_state.dir_item(1, 0, now);
-        let mut tx = Transaction::new();
-        let found = Found { node, kind: inode.kind };
-        tx.put(self.subvol.table, bucket.key(), bucket.with(name.bytes(), found)?);
-        self.put_inode(&mut tx, dir.node.ino, &dir_item);
-        self.put_inode(&mut tx, node.ino, &item);
-        if nameless {
-            tx.delete(self.subvol.table, orphan_key(node.ino));
-        }
-        let txg = self.apply(credit, tx)?;
-        dir_state.logged_and_shown(dir_item, txg, true);
-        state.logged_and_shown(item, txg, false);
-        state.linkable = false;
-        let sync = dir_state.is_sync_dir();
-        drop((dir_state, state, entries));
+        let (txg, sync) = {
+            let [mut dir_state, mut state] = lock_states([&dir, &inode]);
+            dir_state.expect_addable_to()?;
+            state.expect_mutable()?;
+            let nameless = state.item.nlink == 0;
+            if state.gone || (nameless && !state.linkable) {
+                return Err(FsError::NotFound);
+            }
+            if state.item.nlink >= LINKS_MAX {
+                return Err(FsError::TooManyLinks { max: LINKS_MAX });
+            }
+            let mut item = state.next_item();
+            item.nlink += 1;
+            item.ctime = now;
+            let dir_item = dir_state.dir_item(1, 0, now);
+            let mut tx = Transaction::new();
+            let found = Found { node, kind: inode.kind };
+            tx.put(self.subvol.table, bucket.key(), bucket.with(name.bytes(), found)?);
+            self.put_inode(&mut tx, dir.node.ino, &dir_item);
+            self.put_inode(&mut tx, node.ino, &item);
+            if nameless {
+                tx.delete(self.subvol.table, orphan_key(node.ino));
+            }
+            let txg = self.apply(credit, tx)?;
+            dir_state.logged_and_shown(dir_item, txg, true);
+            state.logged_and_shown(item, txg, false);
+            state.linkable = false;
+            (txg, dir_state.is_sync_dir())
+        };
+        drop(entries);
         if sync {
             self.pool.commit(txg).await?;
         }

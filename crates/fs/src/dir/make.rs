@@ -180,37 +180,38 @@ impl Filesystem {
         let credit = self.credit(Tier::Write, EDITS, bytes).await?;
 
         let now = self.now();
-        let mut dir_state = dir.state();
-        dir_state.expect_addable_to()?;
-        let is_dir = new.kind == FileKind::Directory;
-        if is_dir && dir_state.item.nlink >= LINKS_MAX {
-            return Err(FsError::TooManyLinks { max: LINKS_MAX });
-        }
-        let mut item = item_of(new, caller, &dir_state, &inherited, now);
-        if is_dir {
-            (item.nlink, item.parent) = (2, dir.node.ino);
-        }
-        let node = self.node(ino);
-        let mut tx = Transaction::new();
-        tx.put(
-            self.subvol.table,
-            bucket.key(),
-            bucket.with(name.bytes(), Found { node, kind: new.kind })?,
-        );
-        inherited.put(self, &mut tx, ino, &mut item);
-        self.put_inode(&mut tx, ino, &item);
-        if new.kind == FileKind::Symlink {
-            tx.put(self.subvol.table, symlink_key(ino), new.target);
-        }
-        let dir_item = dir_state.dir_item(1, is_dir.into(), now);
-        self.put_inode(&mut tx, dir.node.ino, &dir_item);
-        let txg = self.apply(credit, tx)?;
-        dir_state.logged_and_shown(dir_item, txg, true);
-        let inode = Arc::new(Inode::new(node, item, Some(txg)));
-        inode.state().opens = u32::from(new.opened);
-        self.inodes.insert(inode.clone());
-        let sync = dir_state.is_sync_dir();
-        drop(dir_state);
+        let (inode, txg, sync) = {
+            let mut dir_state = dir.state();
+            dir_state.expect_addable_to()?;
+            let is_dir = new.kind == FileKind::Directory;
+            if is_dir && dir_state.item.nlink >= LINKS_MAX {
+                return Err(FsError::TooManyLinks { max: LINKS_MAX });
+            }
+            let mut item = item_of(new, caller, &dir_state, &inherited, now);
+            if is_dir {
+                (item.nlink, item.parent) = (2, dir.node.ino);
+            }
+            let node = self.node(ino);
+            let mut tx = Transaction::new();
+            tx.put(
+                self.subvol.table,
+                bucket.key(),
+                bucket.with(name.bytes(), Found { node, kind: new.kind })?,
+            );
+            inherited.put(self, &mut tx, ino, &mut item);
+            self.put_inode(&mut tx, ino, &item);
+            if new.kind == FileKind::Symlink {
+                tx.put(self.subvol.table, symlink_key(ino), new.target);
+            }
+            let dir_item = dir_state.dir_item(1, is_dir.into(), now);
+            self.put_inode(&mut tx, dir.node.ino, &dir_item);
+            let txg = self.apply(credit, tx)?;
+            dir_state.logged_and_shown(dir_item, txg, true);
+            let inode = Arc::new(Inode::new(node, item, Some(txg)));
+            inode.state().opens = u32::from(new.opened);
+            self.inodes.insert(inode.clone());
+            (inode, txg, dir_state.is_sync_dir())
+        };
         if sync {
             self.pool.commit(txg).await?;
         }

@@ -43,29 +43,31 @@ impl Filesystem {
         let credit = self.credit(Tier::Delete, EDITS, EDIT_BYTES + bucket.len()).await?;
 
         let now = self.now();
-        let [mut dir_state, mut state] = lock_states([&dir, &inode]);
-        dir_state.expect_removable_from()?;
-        state.expect_mutable()?;
-        if is_dir && state.item.size > 0 {
-            return Err(FsError::NotEmpty);
-        }
-        let mut item = state.next_item();
-        item.nlink = if is_dir { 0 } else { item.nlink.saturating_sub(1) };
-        item.ctime = now;
-        let dir_item = dir_state.dir_item(-1, -i64::from(is_dir), now);
-        let mut tx = Transaction::new();
-        let left = bucket.without(name.bytes());
-        put_bucket(self, &mut tx, bucket.changed(left));
-        self.put_inode(&mut tx, dir.node.ino, &dir_item);
-        self.put_inode(&mut tx, inode.node.ino, &item);
-        if item.nlink == 0 {
-            tx.put(self.subvol.table, orphan_key(inode.node.ino), &[][..]);
-        }
-        let txg = self.apply(credit, tx)?;
-        dir_state.logged_and_shown(dir_item, txg, true);
-        state.logged_and_shown(item, txg, is_dir);
-        let sync = dir_state.is_sync_dir();
-        drop((dir_state, state, entries));
+        let (txg, sync) = {
+            let [mut dir_state, mut state] = lock_states([&dir, &inode]);
+            dir_state.expect_removable_from()?;
+            state.expect_mutable()?;
+            if is_dir && state.item.size > 0 {
+                return Err(FsError::NotEmpty);
+            }
+            let mut item = state.next_item();
+            item.nlink = if is_dir { 0 } else { item.nlink.saturating_sub(1) };
+            item.ctime = now;
+            let dir_item = dir_state.dir_item(-1, -i64::from(is_dir), now);
+            let mut tx = Transaction::new();
+            let left = bucket.without(name.bytes());
+            put_bucket(self, &mut tx, bucket.changed(left));
+            self.put_inode(&mut tx, dir.node.ino, &dir_item);
+            self.put_inode(&mut tx, inode.node.ino, &item);
+            if item.nlink == 0 {
+                tx.put(self.subvol.table, orphan_key(inode.node.ino), &[][..]);
+            }
+            let txg = self.apply(credit, tx)?;
+            dir_state.logged_and_shown(dir_item, txg, true);
+            state.logged_and_shown(item, txg, is_dir);
+            (txg, dir_state.is_sync_dir())
+        };
+        drop(entries);
         self.reap_if_unused(&inode);
         if sync {
             self.pool.commit(txg).await?;

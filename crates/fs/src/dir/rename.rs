@@ -189,32 +189,33 @@ impl Filesystem {
         let bytes = EDIT_BYTES + ends.from.bucket.len() + ends.to.bucket.len() + 512;
         let credit = self.credit(Tier::Delete, EDITS, bytes).await?;
         let now = self.now();
-        let mut states = States::lock(&ends);
-        ends.check_states(&states)?;
+        let (txg, sync) = {
+            let mut states = States::lock(&ends);
+            ends.check_states(&states)?;
 
-        let mut tx = Transaction::new();
-        self.rename_buckets(&mut tx, &ends, whiteout)?;
-        let mut items = states.items(&ends, now, whiteout.is_some());
-        for (inode, item) in &items {
-            self.put_inode(&mut tx, inode.node.ino, item);
-            if item.nlink == 0 {
-                tx.put(self.subvol.table, orphan_key(inode.node.ino), &[][..]);
+            let mut tx = Transaction::new();
+            self.rename_buckets(&mut tx, &ends, whiteout)?;
+            let mut items = states.items(&ends, now, whiteout.is_some());
+            for (inode, item) in &items {
+                self.put_inode(&mut tx, inode.node.ino, item);
+                if item.nlink == 0 {
+                    tx.put(self.subvol.table, orphan_key(inode.node.ino), &[][..]);
+                }
             }
-        }
-        let white_item = new_item(FileKind::CharDevice.mode_bits(), caller, now);
-        if let Some(node) = whiteout {
-            self.put_inode(&mut tx, node.ino, &white_item);
-        }
-        let txg = self.apply(credit, tx)?;
-        for (inode, item) in items.drain(..) {
-            states.of(inode).logged_and_shown(item, txg, inode.is_dir());
-        }
-        if let Some(node) = whiteout {
-            self.inodes.insert(Arc::new(Inode::new(node, white_item, Some(txg))));
-        }
-        let sync = states.of(ends.from.dir).is_sync_dir() || states.of(ends.to.dir).is_sync_dir();
-        drop(items);
-        drop(states);
+            let white_item = new_item(FileKind::CharDevice.mode_bits(), caller, now);
+            if let Some(node) = whiteout {
+                self.put_inode(&mut tx, node.ino, &white_item);
+            }
+            let txg = self.apply(credit, tx)?;
+            for (inode, item) in items.drain(..) {
+                states.of(inode).logged_and_shown(item, txg, inode.is_dir());
+            }
+            if let Some(node) = whiteout {
+                self.inodes.insert(Arc::new(Inode::new(node, white_item, Some(txg))));
+            }
+            let mut is_sync = |dir| states.of(dir).is_sync_dir();
+            (txg, is_sync(ends.from.dir) || is_sync(ends.to.dir))
+        };
         if let Some(target) = &ends.target {
             self.reap_if_unused(target);
         }

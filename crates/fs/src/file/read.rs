@@ -43,6 +43,11 @@ impl ReadData {
         self.pieces.iter()
     }
 
+    /// The bytes, in order, with the buffers that they are in.
+    pub fn into_pieces(self) -> Vec<(Buf, Range<usize>)> {
+        self.pieces
+    }
+
     /// Copies everything.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut all = Vec::with_capacity(self.len);
