@@ -1,0 +1,107 @@
+//! A machine with one disk, whose power can fail.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_lock::Semaphore;
+use copyhold_device::DynDevice;
+use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
+use copyhold_runtime::{BoxFuture, Rt, Runtime, SeededRuntime};
+use copyhold_types::DeviceId;
+use futures_util::future::{Either, select};
+use futures_util::pin_mut;
+
+/// Nothing that a history does takes longer; what does waits for something that never comes.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// From power on to power off.
+pub struct Machine {
+    pub rt: Arc<SeededRuntime>,
+    pub disk: Arc<SimDevice>,
+}
+
+impl Machine {
+    /// Switches on a machine whose disk holds `image`.
+    pub fn on(seed: u64, image: SimImage) -> Machine {
+        let rt = SeededRuntime::new(seed);
+        let config = SimConfig { one_slow_in: 4 << (seed % 4), ..SimConfig::new(seed) };
+        let disk = SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image, config);
+        Machine { rt, disk }
+    }
+
+    pub fn rt(&self) -> Rt {
+        self.rt.clone() as Rt
+    }
+
+    pub fn device(&self) -> DynDevice {
+        self.disk.clone()
+    }
+
+    /// Runs until `future` is done; nothing, if the power failed before.
+    pub fn run<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        self.rt.block_on(async {
+            let off = select(self.disk.until_off(), self.rt.sleep(PATIENCE));
+            pin_mut!(future);
+            match select(future, off).await {
+                Either::Left((done, _)) => Some(done),
+                Either::Right((Either::Left(_), _)) => None,
+                Either::Right((Either::Right(_), _)) => {
+                    panic!("stuck: not done after {} s", PATIENCE.as_secs())
+                }
+            }
+        })
+    }
+
+    /// Runs all tasks, side by side, until each is done; nothing, if the power failed before.
+    pub fn run_all(&self, tasks: Vec<BoxFuture<'static, ()>>) -> Option<()> {
+        let done = Arc::new(Semaphore::new(0));
+        let count = tasks.len();
+        for task in tasks {
+            let done = done.clone();
+            self.rt.spawn(Box::pin(async move {
+                task.await;
+                done.add_permits(1);
+            }));
+        }
+        self.run(async {
+            for _ in 0..count {
+                done.acquire().await.forget();
+            }
+        })
+    }
+
+    /// Switches the machine off, now.
+    pub fn crash(&self, seed: u64) -> SimImage {
+        self.disk.power_off();
+        self.rt.drop_tasks();
+        self.disk.crash(seed)
+    }
+
+    /// Stops the machine when all that it wrote has come to rest, flushed or not.
+    pub fn rest(&self) -> SimImage {
+        self.disk.power_off();
+        self.rt.drop_tasks();
+        self.disk.image()
+    }
+
+    /// A number for all that happened: the same for the same history.
+    pub fn digest(&self) -> u64 {
+        self.disk.digest().rotate_left(17) ^ self.rt.history()
+    }
+
+    /// Lets the power fail in a while, whatever happens then.
+    pub fn fail_power_in(&self, nanos: u64) {
+        let (disk, sleep) = (self.disk.clone(), self.rt.sleep(Duration::from_nanos(nanos)));
+        self.rt.spawn(Box::pin(async move {
+            sleep.await;
+            disk.power_off();
+        }));
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.rt.drop_tasks();
+    }
+}

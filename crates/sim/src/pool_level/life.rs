@@ -1,0 +1,341 @@
+//! The lives of a pool: switched on, recovered, verified, used, and ended in some way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use copyhold_device::sim::{Fault, FaultRates, Lasting, SimImage, Trigger};
+use copyhold_format::label::Label;
+use copyhold_pool::{Pool, PoolError};
+use copyhold_runtime::BoxFuture;
+use copyhold_types::{BLOCK_BYTES, Run};
+
+use super::client::Client;
+use super::model::Shared;
+use super::shape::Shape;
+use super::verify;
+use crate::dice::Dice;
+use crate::machine::Machine;
+use crate::weather::Weather;
+use crate::{Outcome, Plan};
+
+const CLIENTS_MAX: u64 = 4;
+const OPERATIONS_MAX: u64 = 120;
+const EIO: i32 = 5;
+
+/// Lives through a whole history. Panics when the pool is not what it must be.
+pub fn history(plan: &Plan) -> Outcome {
+    let mut dice = Dice::new(plan.seed);
+    let shape = Shape::by(&mut dice, plan.broken);
+    let mut history = History::begin(plan, shape, dice);
+    let lives = 2 + history.dice.below(4);
+    for _ in 0..lives {
+        history.life();
+    }
+    history.last_look();
+    history.outcome
+}
+
+struct History {
+    weather: Option<Weather>,
+    shape: Shape,
+    dice: Dice,
+    label: Label,
+    image: SimImage,
+    shared: Arc<Shared>,
+    outcome: Outcome,
+    /// The copy of nodes that may rot; the other stays good.
+    weak_copy: usize,
+    /// Blocks of the image that can be read only when this is over.
+    unreadable: Vec<(u64, Lasting)>,
+}
+
+impl History {
+    fn begin(plan: &Plan, shape: Shape, mut dice: Dice) -> History {
+        let machine = Machine::on(dice.number(), SimImage::empty(shape.blocks));
+        let (rt, device) = (machine.rt(), machine.device());
+        let label = machine.run(Pool::create(&rt, &device, &shape.create));
+        let label = label.expect("nothing happens yet").expect("a pool is made");
+        let image = machine.crash(dice.number());
+        History {
+            weather: plan.weather,
+            weak_copy: dice.below(2) as usize,
+            shape,
+            dice,
+            label,
+            image,
+            shared: Arc::default(),
+            outcome: Outcome::default(),
+            unreadable: Vec::new(),
+        }
+    }
+
+    /// One life; its end is the next one's image.
+    fn life(&mut self) {
+        let today = Weather::today(&mut self.dice);
+        let weather = self.weather.unwrap_or(today);
+        let (machine, pool) = self.recover();
+        if let Some((trigger, fault)) = weather.fault(&mut self.dice) {
+            machine.disk.arm(trigger, fault);
+        }
+        if weather == Weather::PowerCut {
+            machine.fail_power_in(self.dice.magnitude(27));
+        }
+        if weather == Weather::HostFull {
+            self.fill_host_for_a_while(&machine);
+        }
+        let clients = self.clients(&pool, weather.shows());
+        let done = machine.run_all(clients);
+        self.image = match done {
+            Some(_) => self.end(weather, &machine, pool),
+            None => self.crash(&machine),
+        };
+        self.outcome.note(machine.digest());
+        if weather == Weather::Misread {
+            self.misread();
+        }
+    }
+
+    fn clients(&mut self, pool: &Arc<Pool>, forgiving: bool) -> Vec<BoxFuture<'static, ()>> {
+        let count = 1 + self.dice.below(CLIENTS_MAX);
+        let operations = self.dice.magnitude(7).min(OPERATIONS_MAX) / count;
+        (0..count)
+            .map(|id| {
+                let client = Client::new(id, pool, &self.shared, self.dice.fork(), forgiving);
+                self.outcome.operations += operations;
+                Box::pin(client.live(operations)) as BoxFuture<'static, ()>
+            })
+            .collect()
+    }
+
+    fn fill_host_for_a_while(&mut self, machine: &Machine) {
+        let (disk, rt) = (machine.disk.clone(), machine.rt());
+        let (begin, blocks) = (self.dice.magnitude(24), self.dice.magnitude(6));
+        machine.rt().spawn(Box::pin(async move {
+            rt.sleep(Duration::from_nanos(begin)).await;
+            disk.set_host_free(Some(blocks));
+            rt.sleep(Duration::from_secs(3)).await;
+            disk.set_host_free(None);
+        }));
+    }
+
+    // -- coming up ----------------------------------------------------------
+
+    /// Switches on until a recovery goes through, and verifies what it has found.
+    fn recover(&mut self) -> (Machine, Arc<Pool>) {
+        loop {
+            let machine = Machine::on(self.dice.number(), self.image.clone());
+            for (block, lasting) in std::mem::take(&mut self.unreadable) {
+                machine.disk.break_block(block, EIO, lasting);
+            }
+            if self.dice.one_in(4) {
+                let nth = self.dice.magnitude(3);
+                let write = Trigger::Write { nth, why: None };
+                let trigger = self.dice.pick(&[write, Trigger::Flush { nth: nth / 4 }]);
+                machine.disk.arm(trigger, Fault::PowerOff);
+            }
+            let opened = Pool::open(machine.rt(), machine.device(), self.shape.open(false));
+            match machine.run(opened) {
+                Some(Ok(pool)) => {
+                    machine.disk.disarm();
+                    self.outcome.recoveries += 1;
+                    self.verify(&machine, &pool);
+                    return (machine, pool);
+                }
+                // What cannot be read is no reason to forget anything; the next attempt can.
+                Some(Err(PoolError::Device(_))) => self.image = machine.rest(),
+                Some(Err(error)) => panic!("the pool cannot be opened: {error}"),
+                None => self.image = self.crash(&machine),
+            }
+        }
+    }
+
+    fn verify(&mut self, machine: &Machine, pool: &Arc<Pool>) {
+        let mut world = self.shared.world.lock();
+        let verified = machine.run(async {
+            let n = verify::find_prefix(pool, &world, CLIENTS_MAX).await?;
+            let state = world.state_at(n);
+            verify::check_space(pool, &state).await?;
+            Ok::<u64, PoolError>(n)
+        });
+        match verified {
+            Some(Ok(n)) => world.settle(n),
+            Some(Err(error)) => panic!("after recovery: {error}"),
+            None => panic!("the power failed where it should not"),
+        }
+        drop(world);
+        let world = std::mem::take(&mut *self.shared.world.lock());
+        self.shared = Arc::new(Shared::with(world));
+    }
+
+    // -- going down ---------------------------------------------------------
+
+    fn crash(&mut self, machine: &Machine) -> SimImage {
+        self.outcome.crashes += 1;
+        machine.crash(self.dice.number())
+    }
+
+    fn end(&mut self, weather: Weather, machine: &Machine, pool: Arc<Pool>) -> SimImage {
+        machine.disk.disarm();
+        match weather {
+            Weather::Calm | Weather::HostFull => self.end_well(machine, &pool),
+            Weather::NodeRot => {
+                self.rot_node(machine, &pool);
+                self.end_well(machine, &pool)
+            }
+            Weather::LogRot => {
+                let mut image = self.crash(machine);
+                let copy = self.dice.below(2) as usize;
+                for _ in 0..1 + self.dice.below(8) {
+                    if let Some(at) = self.log_block(&image) {
+                        self.rot(&mut image, self.label.log[copy] + at);
+                    }
+                }
+                image
+            }
+            Weather::LogRotTwice => self.rot_log_twice(machine, &pool),
+            Weather::LogUnreadable => {
+                let image = self.crash(machine);
+                if let Some(at) = self.log_block(&image) {
+                    let lasting =
+                        self.dice.pick(&[Lasting::Once, Lasting::UntilWritten, Lasting::Forever]);
+                    let copies = self.dice.pick(&[&[0][..], &[1], &[0, 1]]);
+                    let blocks = copies.iter().map(|copy| self.label.log[*copy] + at);
+                    self.unreadable = blocks.map(|block| (block, lasting)).collect();
+                }
+                image
+            }
+            Weather::TailRot => self.rot_tail(machine, &pool),
+            _ => self.crash(machine),
+        }
+    }
+
+    /// Everybody has finished: the pool is what they made of it, before and after it is closed.
+    fn end_well(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimImage {
+        let mut world = self.shared.world.lock();
+        let closes = self.dice.one_in(2);
+        let ended = machine.run(async {
+            verify::is_now(pool, &world).await?;
+            verify::check_space(pool, &world.now).await?;
+            if closes { pool.close().await } else { Ok(()) }
+        });
+        ended.expect("the power is on").expect("the pool is well");
+        if closes {
+            world.synced = world.last();
+        }
+        drop(world);
+        if self.dice.one_in(2) { machine.rest() } else { self.crash(machine) }
+    }
+
+    /// Leaves the pool alone until it is idle, everything acknowledged and marked so.
+    fn come_to_rest(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimImage {
+        let mut client = Client::new(0, pool, &self.shared, self.dice.fork(), false);
+        let resting = machine.run(async {
+            client.transact().await?;
+            pool.commit(pool.open_txg()).await?;
+            machine.rt().sleep(Duration::from_secs(2)).await;
+            Ok::<(), PoolError>(())
+        });
+        resting.expect("the power is on").expect("the pool is well");
+        let mut world = self.shared.world.lock();
+        world.synced = world.last();
+        drop(world);
+        machine.rest()
+    }
+
+    // -- damage -------------------------------------------------------------
+
+    fn rot(&mut self, image: &mut SimImage, block: u64) -> (u64, usize) {
+        let byte = self.dice.below(BLOCK_BYTES as u64) as usize;
+        image.corrupt(block, |bytes| bytes[byte] ^= 0x40);
+        (block, byte)
+    }
+
+    /// A block of the ring that was ever written.
+    fn log_block(&mut self, image: &SimImage) -> Option<u64> {
+        let start = self.label.log[0];
+        let written = |at: &u64| image.read_block(start + at).iter().any(|byte| *byte != 0);
+        let written: Vec<u64> = (0..self.label.log_blocks).filter(written).collect();
+        (!written.is_empty()).then(|| self.dice.pick(&written))
+    }
+
+    fn rot_node(&mut self, machine: &Machine, pool: &Arc<Pool>) {
+        let nodes = machine.run(verify::nodes(pool)).expect("the power is on");
+        for ptr in nodes.expect("the pool is well") {
+            if let Some(addr) = ptr.copies[self.weak_copy].filter(|_| self.dice.one_in(3)) {
+                machine.disk.rot(addr.block() + self.dice.below(ptr.blocks.into()));
+            }
+        }
+    }
+
+    /// Both copies of a block of the log rot: the pool must say so, or have no use for it. Then the
+    /// damage is undone, and nothing may have been lost.
+    fn rot_log_twice(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimImage {
+        let whole = self.come_to_rest(machine, pool);
+        let Some(at) = self.log_block(&whole) else { return whole };
+        let mut image = whole.clone();
+        for start in self.label.log {
+            self.rot(&mut image, start + at);
+        }
+        let machine = Machine::on(self.dice.number(), image);
+        let opened = Pool::open(machine.rt(), machine.device(), self.shape.open(false));
+        match machine.run(opened).expect("the power is on") {
+            Err(PoolError::Log(_)) => {
+                let opened = Pool::open(machine.rt(), machine.device(), self.shape.open(true));
+                let opened = machine.run(opened).expect("the power is on");
+                let excused = matches!(opened, Ok(_) | Err(PoolError::Damaged { .. }));
+                assert!(excused, "not even for reading: {:?}", opened.err());
+                whole
+            }
+            Err(error) => panic!("the pool cannot be opened: {error}"),
+            Ok(pool) => {
+                self.verify(&machine, &pool);
+                machine.rest()
+            }
+        }
+    }
+
+    /// Data that the last batch brought rots (rule R14).
+    fn rot_tail(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimImage {
+        let before = self.shared.world.lock().last();
+        let mut image = self.come_to_rest(machine, pool);
+        let runs = self.shared.world.lock().extents_since(before);
+        self.rot_one_of(&mut image, &runs);
+        image
+    }
+
+    fn rot_one_of(&mut self, image: &mut SimImage, runs: &[Run]) -> Option<(u64, usize)> {
+        if runs.is_empty() {
+            return None;
+        }
+        let run = self.dice.pick(runs);
+        let block = run.addr.block() + self.dice.below(run.blocks.into());
+        self.shared.world.lock().spoiled.insert(block);
+        Some(self.rot(image, block))
+    }
+
+    /// A recovery reads some data wrongly and cuts what was not acknowledged; after the next crash
+    /// the data can be read again (rule R13).
+    fn misread(&mut self) {
+        let world = self.shared.world.lock();
+        let runs = world.extents_since(world.synced);
+        drop(world);
+        let mut image = self.image.clone();
+        let Some((block, byte)) = self.rot_one_of(&mut image, &runs) else { return };
+        self.image = image;
+        let (machine, pool) = self.recover();
+        drop(pool);
+        self.image = self.crash(&machine);
+        self.image.corrupt(block, |bytes| bytes[byte] ^= 0x40);
+        self.shared.world.lock().spoiled.remove(&block);
+    }
+
+    /// The end: whatever happened before, one more recovery, without any faults.
+    fn last_look(&mut self) {
+        let (machine, pool) = self.recover();
+        machine.disk.set_rates(FaultRates::default());
+        let world = self.shared.world.lock();
+        let looked = machine.run(verify::is_now(&pool, &world));
+        looked.expect("the power is on").expect("the pool is well");
+        self.outcome.note(machine.digest());
+    }
+}

@@ -1,0 +1,144 @@
+//! The model of a pool: a map, and the list of what was done to it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use async_lock::Mutex as AsyncMutex;
+use copyhold_format::item::EXTENT;
+use copyhold_format::item::Extent;
+use copyhold_types::{BLOCK_BYTES, Buf, Key, Kind, Run, TableId, Txg};
+use parking_lot::Mutex;
+
+pub(crate) const TABLE: TableId = TableId(1 << 40);
+/// An item of bytes.
+pub(crate) const ITEM: Kind = Kind(40);
+const COUNTER: Kind = Kind(41);
+pub(crate) const OBJECTS: u64 = 6;
+
+/// Where a client keeps the number of its last transaction.
+pub(crate) fn counter(client: u64) -> Key {
+    Key::new(0, COUNTER, client)
+}
+
+/// What a table has under a key, and what the blocks behind it hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stored {
+    pub(crate) value: Vec<u8>,
+    /// Names the content of an extent's blocks.
+    pub(crate) stamp: u64,
+}
+
+impl Stored {
+    pub(crate) fn plain(value: Vec<u8>) -> Stored {
+        Stored { value, stamp: 0 }
+    }
+
+    pub(crate) fn extent(&self, key: Key) -> Option<Extent> {
+        (key.kind == EXTENT).then(|| Extent::parse(&self.value).expect("the model's own"))
+    }
+}
+
+/// Block `index` of what is named by `stamp`.
+pub(crate) fn content(stamp: u64, index: u32) -> Buf {
+    let word = (stamp ^ u64::from(index) << 56).to_le_bytes();
+    let mut buf = Buf::zeroed(1);
+    buf.make_mut().chunks_exact_mut(8).for_each(|place| place.copy_from_slice(&word));
+    buf
+}
+
+pub(crate) fn holds(block: &[u8], stamp: u64, index: u32) -> bool {
+    assert_eq!(block.len(), BLOCK_BYTES);
+    let word = (stamp ^ u64::from(index) << 56).to_le_bytes();
+    block.chunks_exact(8).all(|found| found == word)
+}
+
+pub(crate) type State = BTreeMap<Key, Stored>;
+
+/// One transaction: what it made of the keys it touched.
+pub(crate) type Changes = Vec<(Key, Option<Stored>)>;
+
+/// What is known of a pool from outside. Transactions are numbered from 1, in the order in which
+/// they were applied.
+#[derive(Debug, Default)]
+pub(crate) struct World {
+    /// The state after transaction `settled`, and the transactions since.
+    base: State,
+    settled: u64,
+    log: Vec<Changes>,
+    pub(crate) now: State,
+    /// Everything up to this transaction was acknowledged as durable.
+    pub(crate) synced: u64,
+    /// Ids that the pool gave out, ever (rule R9).
+    pub(crate) ids: BTreeSet<u64>,
+    /// Data that travels with a txg; until that is durable it is not on the device.
+    pub(crate) attached: BTreeMap<u64, Txg>,
+    /// Blocks of data that were damaged on purpose.
+    pub(crate) spoiled: BTreeSet<u64>,
+}
+
+impl World {
+    pub(crate) fn next(&self) -> u64 {
+        self.last() + 1
+    }
+
+    pub(crate) fn last(&self) -> u64 {
+        self.settled + self.log.len() as u64
+    }
+
+    pub(crate) fn push(&mut self, changes: Changes) -> u64 {
+        apply(&mut self.now, &changes);
+        self.log.push(changes);
+        self.last()
+    }
+
+    /// The state after transaction `n`.
+    pub(crate) fn state_at(&self, n: u64) -> State {
+        let mut state = self.base.clone();
+        let count = (n - self.settled) as usize;
+        self.log[..count].iter().for_each(|changes| apply(&mut state, changes));
+        state
+    }
+
+    pub(crate) fn settled(&self) -> u64 {
+        self.settled
+    }
+
+    /// Recovery has settled on the state after transaction `n`: nothing later has ever been.
+    pub(crate) fn settle(&mut self, n: u64) {
+        self.base = self.state_at(n);
+        self.now = self.base.clone();
+        (self.settled, self.synced) = (n, n);
+        self.log.clear();
+        self.attached.clear();
+    }
+
+    /// Extents that transactions after `n` brought.
+    pub(crate) fn extents_since(&self, n: u64) -> Vec<Run> {
+        let skip = n.saturating_sub(self.settled) as usize;
+        let changes = self.log[skip..].iter().flatten();
+        let extents = changes.filter_map(|(key, to)| to.as_ref().and_then(|to| to.extent(*key)));
+        extents.map(|extent| extent.pointer.run).collect()
+    }
+}
+
+fn apply(state: &mut State, changes: &Changes) {
+    for (key, to) in changes {
+        match to {
+            Some(stored) => drop(state.insert(*key, stored.clone())),
+            None => drop(state.remove(key)),
+        }
+    }
+}
+
+/// The world and the locks that its clients take.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    pub(crate) world: Mutex<World>,
+    pub(crate) objects: [AsyncMutex<()>; OBJECTS as usize],
+}
+
+impl Shared {
+    /// Fresh locks: whoever held one is gone.
+    pub(crate) fn with(world: World) -> Shared {
+        Shared { world: Mutex::new(world), objects: Default::default() }
+    }
+}

@@ -1,0 +1,43 @@
+//! How a simulated pool is made: small, so that everything that has a limit reaches it.
+
+use std::time::Duration;
+
+use copyhold_pool::{CreateOptions, Limits, OpenOptions, Sabotage};
+use copyhold_types::PoolId;
+
+use crate::dice::Dice;
+
+/// Sizes of one pool, and the limits it runs under.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    pub blocks: u64,
+    pub create: CreateOptions,
+    pub limits: Limits,
+}
+
+impl Shape {
+    pub fn by(dice: &mut Dice, broken: Option<Sabotage>) -> Shape {
+        let create = CreateOptions {
+            id: Some(PoolId([dice.below(256) as u8; 16])),
+            name: "simulated".into(),
+            log_bytes: Some(dice.pick(&[256 << 10, 512 << 10, 1 << 20])),
+            metaslab_blocks: Some(dice.pick(&[256, 1024])),
+            node_bytes: Some(4096),
+            partition_leaves: Some(dice.pick(&[2, 8, 32])),
+        };
+        let limits = Limits {
+            txg_interval: Duration::from_millis(dice.pick(&[2, 20, 5000])),
+            mark_after: Duration::from_millis(dice.pick(&[1, 10, 100])),
+            delta_bytes: dice.pick(&[16 << 10, 64 << 10, 256 << 10]),
+            replay_edits: dice.pick(&[500, 4000]),
+            node_cache_bytes: dice.pick(&[0, 16 << 10, 64 << 20]),
+            tail_verify_bytes: dice.pick(&[16 << 10, 64 << 20, 64 << 20]),
+            sabotage: broken,
+        };
+        Shape { blocks: dice.pick(&[2048, 4096, 8192]), create, limits }
+    }
+
+    pub fn open(&self, read_only: bool) -> OpenOptions {
+        OpenOptions { read_only, limits: self.limits.clone() }
+    }
+}

@@ -1,0 +1,150 @@
+//! What a pool must be like after every recovery.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use copyhold_format::item::ExtentState;
+use copyhold_format::node::PartitionDescriptor;
+use copyhold_format::space_map::{Descriptor, METASLAB};
+use copyhold_pool::{Pool, PoolError};
+use copyhold_types::{BLOCK_BYTES, Key, NodePtr, Purpose, Run};
+
+use super::model::{OBJECTS, State, TABLE, World, counter, holds};
+
+/// Finds the transaction at which recovery arrived, checks that the pool is what it was then and
+/// that nothing synced is missing.
+pub(crate) async fn find_prefix(
+    pool: &Arc<Pool>,
+    world: &World,
+    clients: u64,
+) -> Result<u64, PoolError> {
+    let found = contents(pool).await?;
+    let number = |client| {
+        let value = found.get(&counter(client));
+        value.map_or(0, |value| u64::from_le_bytes(value[..].try_into().expect("a counter")))
+    };
+    let n = (0..clients).map(number).max().unwrap_or(0);
+    assert!(n >= world.synced, "lost: {} was synced, but the pool is at {n}", world.synced);
+    assert!(n >= world.settled(), "an earlier recovery had settled on {}", world.settled());
+    assert!(n <= world.last(), "time travel: {n}, but only {} ever happened", world.last());
+    let expected = world.state_at(n);
+    compare(&found, &expected, n);
+    read_all(pool, world, &expected).await?;
+    Ok(n)
+}
+
+/// While nobody changes anything, a pool is as the last transaction left it.
+pub(crate) async fn is_now(pool: &Arc<Pool>, world: &World) -> Result<(), PoolError> {
+    compare(&contents(pool).await?, &world.now, world.last());
+    Ok(())
+}
+
+async fn contents(pool: &Pool) -> Result<BTreeMap<Key, Vec<u8>>, PoolError> {
+    let items = pool.range(TABLE, Key::MIN, Key::MAX, usize::MAX).await?;
+    Ok(items.into_iter().map(|(key, value)| (key, value.to_vec())).collect())
+}
+
+fn compare(found: &BTreeMap<Key, Vec<u8>>, expected: &State, n: u64) {
+    for (key, stored) in expected {
+        let value = found.get(key);
+        assert!(value.is_some(), "not a prefix: at {n} there was {key}");
+        assert_eq!(
+            value,
+            Some(&stored.value),
+            "not a prefix: {key} differs from what it was at {n}"
+        );
+    }
+    let extra = found.keys().find(|key| !expected.contains_key(key));
+    assert_eq!(extra, None, "not a prefix: there was no such key at {n}");
+}
+
+/// All data is what was written, to the bit.
+async fn read_all(pool: &Pool, world: &World, state: &State) -> Result<(), PoolError> {
+    for (key, stored) in state.iter().filter(|(key, _)| (1..=OBJECTS).contains(&key.object)) {
+        let Some(extent) = stored.extent(*key) else { continue };
+        if extent.state == ExtentState::Unwritten {
+            continue;
+        }
+        let run = extent.pointer.run;
+        let data = pool.read(run, Purpose::Data).await?;
+        for (i, block) in data.chunks(BLOCK_BYTES).enumerate() {
+            let spoiled = world.spoiled.contains(&(run.addr.block() + i as u64));
+            let right = holds(block, stored.stamp, i as u32);
+            assert!(right || spoiled, "{key}: block {i} of {run:?} is not what was written");
+        }
+    }
+    Ok(())
+}
+
+/// Space is what items, nodes and maps refer to, each block once; and all invariants hold. Looks
+/// again while the flusher is at work.
+pub(crate) async fn check_space(pool: &Arc<Pool>, state: &State) -> Result<(), PoolError> {
+    for _ in 0..100 {
+        let before = settled_parts(pool).await?;
+        let nodes = nodes(pool).await?;
+        let problem = problem_of_space(pool, state, &nodes);
+        if settled_parts(pool).await? == before {
+            assert_eq!(problem, None);
+            pool.tables().iter().for_each(|table| table.check());
+            return Ok(());
+        }
+        pool.runtime().sleep(Duration::from_millis(50)).await;
+    }
+    panic!("the flusher does not come to rest");
+}
+
+type SettledParts = (Vec<Vec<(u64, PartitionDescriptor)>>, Vec<(Key, Vec<u8>)>, Vec<Run>);
+
+/// What changes when something is flushed.
+async fn settled_parts(pool: &Arc<Pool>) -> Result<SettledParts, PoolError> {
+    let items = pool.range(Pool::TABLES, Key::MIN, Key::MAX, usize::MAX).await?;
+    let items = items.into_iter().map(|(key, value)| (key, value.to_vec())).collect();
+    let descriptors = pool.tables().iter().map(|table| table.descriptors()).collect();
+    Ok((descriptors, items, allocated(pool)))
+}
+
+fn allocated(pool: &Pool) -> Vec<Run> {
+    let space = pool.space_map();
+    space.metaslabs().flat_map(|id| space.allocated_runs(id)).collect()
+}
+
+fn problem_of_space(pool: &Arc<Pool>, state: &State, nodes: &[NodePtr]) -> Option<String> {
+    let extents = state.iter().filter_map(|(key, stored)| stored.extent(*key));
+    let runs = extents.map(|extent| extent.pointer.run).chain(nodes.iter().flat_map(NodePtr::runs));
+    let mut referenced = BTreeSet::new();
+    for run in runs {
+        for block in run.addr.block()..run.end() {
+            if !referenced.insert(block) {
+                return Some(format!("block {block} is referred to twice"));
+            }
+        }
+    }
+    let blocks = |run: Run| run.addr.block()..run.end();
+    let allocated: BTreeSet<u64> = allocated(pool).into_iter().flat_map(blocks).collect();
+    pool.space_map().check();
+    if let Some(block) = allocated.difference(&referenced).next() {
+        return Some(format!("block {block} is allocated, but nothing refers to it"));
+    }
+    let block = referenced.difference(&allocated).next()?;
+    Some(format!("block {block} is referred to, but not allocated"))
+}
+
+/// Every node of every table, all read, and every space map.
+pub(crate) async fn nodes(pool: &Arc<Pool>) -> Result<Vec<NodePtr>, PoolError> {
+    let mut nodes = Vec::new();
+    for table in pool.tables() {
+        let mut visit = |visit: copyhold_table::NodeVisit<'_>| {
+            if let Some(Err(error)) = visit.node {
+                panic!("a node of table {}: {error}", table.id().0);
+            }
+            nodes.push(visit.ptr);
+        };
+        table.for_each_node(pool.node_source(), true, &mut visit).await;
+    }
+    let items = pool.range(Pool::TABLES, Key::MIN, Key::MAX, usize::MAX).await?;
+    for (_, value) in items.iter().filter(|(key, _)| key.kind == METASLAB) {
+        nodes.extend(Descriptor::parse(value).expect("the pool's own").map);
+    }
+    Ok(nodes)
+}

@@ -1,0 +1,108 @@
+//! Running one seed, and what came of it.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::{Sabotage, Weather, pool_level};
+
+/// What is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    Pool,
+}
+
+impl Level {
+    pub const ALL: [Level; 1] = [Level::Pool];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Pool => "pool",
+        }
+    }
+}
+
+/// One history: everything else follows from this.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub level: Level,
+    pub seed: u64,
+    /// The same weather in every life, instead of what the seed says.
+    pub weather: Option<Weather>,
+    /// A rule of the engine that is broken on purpose.
+    pub broken: Option<Sabotage>,
+}
+
+/// A history that went well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    pub operations: u64,
+    pub crashes: u64,
+    pub recoveries: u64,
+    /// A number for all that happened, on every disk and in every task.
+    pub digest: u64,
+}
+
+impl Outcome {
+    pub(crate) fn note(&mut self, digest: u64) {
+        self.digest = (self.digest ^ digest).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31);
+    }
+
+    pub fn add(&mut self, other: &Outcome) {
+        self.operations += other.operations;
+        self.crashes += other.crashes;
+        self.recoveries += other.recoveries;
+        self.note(other.digest);
+    }
+}
+
+/// A history that ended in what must not be.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub plan: Plan,
+    pub why: String,
+}
+
+impl Plan {
+    pub fn new(level: Level, seed: u64) -> Plan {
+        Plan { level, seed, weather: None, broken: None }
+    }
+
+    pub fn run(&self) -> Result<Outcome, Failure> {
+        let history = || match self.level {
+            Level::Pool => pool_level::history(self),
+        };
+        catch_unwind(AssertUnwindSafe(history)).map_err(|panic| {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string()));
+            Failure { plan: *self, why: text.unwrap_or_else(|| "it panicked".into()) }
+        })
+    }
+}
+
+impl fmt::Display for Plan {
+    /// The command that replays it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (level, seed) = (self.level.name(), self.seed);
+        write!(f, "cargo run --release -p copyhold-sim -- --level {level} --seed {seed}")?;
+        if let Some(weather) = self.weather {
+            write!(f, " --weather {weather:?}")?;
+        }
+        if let Some(rule) = self.broken {
+            write!(f, " --break {rule:?}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} seed {}: {}\n  replay: {}",
+            self.plan.level.name(),
+            self.plan.seed,
+            self.why,
+            self.plan
+        )
+    }
+}

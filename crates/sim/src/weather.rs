@@ -1,0 +1,102 @@
+//! What goes wrong in a life, from switching a machine on to its end.
+
+use copyhold_device::sim::{Fault, Trigger};
+use copyhold_types::Purpose;
+
+use crate::dice::Dice;
+
+const EIO: i32 = 5;
+
+/// One life has one of these; a history has several lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weather {
+    /// The pool is closed, or the machine is switched off when everybody is done.
+    Calm,
+    /// The power fails at some moment.
+    PowerCut,
+    /// The power fails while a certain kind of write is in flight.
+    PowerCutAtWrite,
+    /// The power fails during a flush.
+    PowerCutAtFlush,
+    /// The power fails during a discard.
+    PowerCutAtDiscard,
+    /// A flush fails once.
+    FlushError,
+    /// A write fails once.
+    WriteError,
+    /// A write of metadata, which is kept twice, is lost.
+    LostWrite,
+    /// The host's disk is full for a while.
+    HostFull,
+    /// One copy of a node or a space map rots.
+    NodeRot,
+    /// The power fails, and one copy of the log rots in several places.
+    LogRot,
+    /// Both copies of the log rot in the same place, after everything has come to rest.
+    LogRotTwice,
+    /// The power fails, and afterwards a part of the log is unreadable in one copy, or in both for
+    /// a while.
+    LogUnreadable,
+    /// Data of the last batch rots after everything has come to rest.
+    TailRot,
+    /// The power fails; the next recovery reads data wrongly, a later one does not.
+    Misread,
+}
+
+impl Weather {
+    pub const ALL: [Weather; 15] = [
+        Weather::Calm,
+        Weather::PowerCut,
+        Weather::PowerCutAtWrite,
+        Weather::PowerCutAtFlush,
+        Weather::PowerCutAtDiscard,
+        Weather::FlushError,
+        Weather::WriteError,
+        Weather::LostWrite,
+        Weather::HostFull,
+        Weather::NodeRot,
+        Weather::LogRot,
+        Weather::LogRotTwice,
+        Weather::LogUnreadable,
+        Weather::TailRot,
+        Weather::Misread,
+    ];
+
+    /// Losing power is what happens most.
+    pub(crate) fn today(dice: &mut Dice) -> Weather {
+        const CUTS: [Weather; 3] =
+            [Weather::PowerCut, Weather::PowerCutAtWrite, Weather::PowerCutAtFlush];
+        if dice.one_in(2) { dice.pick(&CUTS) } else { dice.pick(&Weather::ALL) }
+    }
+
+    /// What is to happen to the disk's requests.
+    pub(crate) fn fault(self, dice: &mut Dice) -> Option<(Trigger, Fault)> {
+        let nth = dice.magnitude(8);
+        let any = Trigger::Write { nth, why: None };
+        let why = dice.pick(&Purpose::ALL);
+        let of_kind = Trigger::Write { nth: dice.magnitude(5), why: Some(why) };
+        Some(match self {
+            Weather::PowerCutAtWrite if dice.one_in(4) => (any, Fault::PowerOff),
+            Weather::PowerCutAtWrite => (of_kind, Fault::PowerOff),
+            Weather::PowerCutAtFlush => {
+                (Trigger::Flush { nth: dice.magnitude(6) }, Fault::PowerOff)
+            }
+            Weather::PowerCutAtDiscard => {
+                (Trigger::Discard { nth: dice.magnitude(2) }, Fault::PowerOff)
+            }
+            Weather::FlushError => (Trigger::Flush { nth: dice.magnitude(6) }, Fault::Error(EIO)),
+            Weather::WriteError => (of_kind, Fault::Error(EIO)),
+            Weather::LostWrite => {
+                let kept_twice = [Purpose::Log, Purpose::Leaf, Purpose::Inner, Purpose::Map];
+                let why = Some(dice.pick(&kept_twice));
+                (Trigger::Write { nth: dice.magnitude(6), why }, Fault::Lose)
+            }
+            _ => return None,
+        })
+    }
+
+    /// Whether clients may see errors.
+    pub(crate) fn shows(self) -> bool {
+        matches!(self, Weather::FlushError | Weather::WriteError)
+    }
+}
