@@ -165,9 +165,9 @@ verify() {
         count=$((count + 1))
     done < <(tail -n 50 "$ACKS/git")
     say "    git: fsck clean, $(total git) acknowledged commits (the last $count looked up)"
-    (manifest) | grep -v ' \./notes-' | cmp -s - "$PLACE/manifest" || die "the source tree has changed"
+    (manifest) | grep -v ' \./notes-' | cmp -s - "$PLACE/manifest" || die "a source has changed"
     say "    source tree: $(wc -l <"$PLACE/manifest") synced files, all unchanged"
-    "$MNT/build/zstd" "$ZSTD/lib/compress/zstd_compress.c" >/dev/null || die "the program built here"
+    "$MNT/build/zstd" "$ZSTD/lib/zstd.h" >/dev/null || die "the program that was built here"
 }
 
 NAMES='zstd-sys|zstd|rustix|libc|syn|serde|serde_json|clap|clap_builder|zerocopy|regex-automata'

@@ -135,7 +135,7 @@ class Files:
 
 
 class Replace:
-    """A setting, written anew and renamed over the old one: never half, never older than promised."""
+    """A setting, renamed over the old one each time: never half, never older than promised."""
 
     def __init__(self, directory, acks):
         self.acks, self.path = acks, directory / "setting"

@@ -20,8 +20,10 @@ use crate::failure::{Failure, Kind};
 
 /// Group of our private ioctl numbers.
 const GROUP: u8 = b'C';
-const SYNC: u32 = opcode::none(GROUP, 1);
-const INFO: u32 = opcode::read::<InfoText>(GROUP, 2);
+/// Commits everything; returns when it is durable.
+pub(crate) const SYNC: u32 = opcode::none(GROUP, 1);
+/// Tells how the pool is, as JSON.
+pub(crate) const INFO: u32 = opcode::read::<InfoText>(GROUP, 2);
 
 type InfoText = [u8; 8192];
 

@@ -5,6 +5,7 @@
 mod create;
 mod describe;
 mod errors;
+mod serve;
 mod views;
 
 use std::future::Future;
@@ -22,9 +23,9 @@ use rustix::io::Errno;
 
 use crate::check::Verdict;
 use crate::failure::{Failure, Kind};
-use crate::mount::Request;
 
 pub(crate) use create::{NewPool, Preallocate};
+pub(crate) use serve::serve;
 pub(crate) use views::{labels, log, nodes, space, tables};
 
 /// Executors, and what they open.
@@ -88,19 +89,4 @@ pub(crate) fn info(pool: &Path) -> Result<serde_json::Value, Failure> {
 pub(crate) fn check(pool: &Path, _data: bool) -> Result<Verdict, Failure> {
     Machine::start()?.open_to_read(pool)?;
     Err(Failure::new(Kind::Failed, "this build cannot check pools"))
-}
-
-/// A mounted pool, being served.
-pub(crate) struct Served;
-
-/// Opens the pool, mounts it and begins to serve; the mount is usable when this returns.
-pub(crate) fn serve(_request: Request) -> Result<Served, Failure> {
-    Err(Failure::new(Kind::Failed, "this build cannot mount"))
-}
-
-impl Served {
-    /// Waits until it is unmounted and closed.
-    pub(crate) fn wait(self) -> Result<(), Failure> {
-        Ok(())
-    }
 }

@@ -1,7 +1,7 @@
 //! `copyhold info`: what a pool is and how it does.
 //!
-//! A mounted pool is asked through its daemon, another one is opened read-only; both answer with the
-//! same JSON object (`engine/describe.rs`).
+//! A mounted pool is asked through its daemon, another one is opened read-only; both answer with
+//! the same JSON object (`engine/describe.rs`).
 
 use std::path::PathBuf;
 

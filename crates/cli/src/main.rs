@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "this is where the machine is asked and passed in")]
 
+mod adapter;
 mod check;
 mod command_line;
 mod control;

@@ -25,8 +25,7 @@ use crate::{engine, logging, mount_table};
     copyhold mount -f /srv/pool.img /mnt     stay here, log to the terminal, Ctrl-C unmounts\n\n\
     Options for -o are those of mount(8) and FUSE, and:\n  \
     delta=SIZE      memory for changes that are not in the tables yet [64M]\n  \
-    commit=SECONDS  how old unsynced changes may get [5]\n  \
-    cut-tail        after a crash, drop a last commit whose data does not verify\n\n\
+    commit=SECONDS  how old unsynced changes may get [5]\n\n\
     A line for /etc/fstab:\n  \
     /srv/pool.img  /mnt  fuse.copyhold  defaults,nofail  0  0")]
 pub(crate) struct Mount {

@@ -22,8 +22,6 @@ pub(crate) struct EngineOptions {
     pub(crate) delta: Option<Size>,
     /// How old unsynced changes may get.
     pub(crate) commit: Option<Duration>,
-    /// Drop a last commit whose data does not verify (R14).
-    pub(crate) cut_tail: bool,
 }
 
 impl Options {
@@ -57,7 +55,6 @@ impl EngineOptions {
                 let seconds: u64 = parsed(name, value, "a number of seconds")?;
                 self.commit = Some(Duration::from_secs(seconds.max(1)));
             }
-            "cut-tail" => self.cut_tail = true,
             _ => return Ok(false),
         }
         Ok(true)

@@ -5,6 +5,7 @@ use std::path::Path;
 use copyhold_device::file::probe_signature;
 use copyhold_device::{DynDevice, FileDevice, OpenMode};
 use copyhold_format::label::NAME_MAX;
+use copyhold_fs::{Caller, Filesystem};
 use copyhold_pool::{CreateOptions, Pool, read_labels};
 use copyhold_types::{DeviceId, Purpose};
 use serde_json::{Value, json};
@@ -13,6 +14,9 @@ use super::Machine;
 use super::describe;
 use crate::failure::{Failure, Kind};
 use crate::size::Size;
+
+/// Permissions of a new pool's root directory.
+const ROOT_MODE: u32 = 0o755;
 
 /// What `create` allocates on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -107,8 +111,15 @@ impl NewPool<'_> {
         let rt = machine.rt();
         let label = Pool::create(&rt, &device, &options).await?;
         let pool = Pool::open(rt, device, Default::default()).await?;
+        Filesystem::format(&pool, &owner(), ROOT_MODE).await?;
         pool.close().await?;
         let id = describe::id(label.pool);
         Ok(json!({ "pool": self.path.to_string_lossy(), "id": id }))
     }
+}
+
+/// Whoever makes a pool owns its root directory.
+fn owner() -> Caller {
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    Caller::new(uid.as_raw(), gid.as_raw(), 0)
 }

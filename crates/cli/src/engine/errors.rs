@@ -1,6 +1,8 @@
 //! What the engine's errors are to a person at a terminal.
 
 use copyhold_device::DeviceError;
+use copyhold_fs::FsError;
+use copyhold_fuse::SessionError;
 use copyhold_pool::PoolError;
 
 use crate::failure::{Failure, Kind, chain};
@@ -37,5 +39,22 @@ impl From<PoolError> for Failure {
             _ => Kind::Failed,
         };
         Failure::new(kind, chain(&error))
+    }
+}
+
+impl From<FsError> for Failure {
+    fn from(error: FsError) -> Failure {
+        let kind = match error {
+            FsError::Pool(error) | FsError::NoSpace(error) => return error.into(),
+            FsError::Damaged { .. } | FsError::Record { .. } => Kind::Damaged,
+            _ => Kind::Failed,
+        };
+        Failure::new(kind, chain(&error))
+    }
+}
+
+impl From<SessionError> for Failure {
+    fn from(error: SessionError) -> Failure {
+        Failure::new(Kind::Failed, chain(&error))
     }
 }

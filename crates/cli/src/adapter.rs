@@ -1,0 +1,365 @@
+//! The filesystem as the kernel's operations: `fs` on one side, `fuse` on the other.
+//!
+//! Each method turns a request's values into the engine's and the answer back; nothing is decided
+//! here but what only a mount knows: how long the kernel may believe what it was told (for long: it
+//! is the only way to change anything), and that file locks are the kernel's own, since all
+//! who could hold one come through it.
+//!
+//! `convert` has the values, `ioctls` the numbers that arrive by ioctl(2).
+
+mod convert;
+mod ioctls;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use copyhold_fs::{FallocateMode, Filesystem, FsError, RenameFlags, Seek, WriteFlags, XattrSet};
+use copyhold_fuse::protocol::flags::fopen;
+use copyhold_fuse::protocol::{
+    AttrReply, Caller, CopyRange, Data, DirEntry, Entries, Entry, Fallocate, Handle, Ioctl,
+    IoctlReply, Lookup, NewNode, NodeId, Open, Opened, Read, Release, Rename, SetAttr, SetXattr,
+    Settings, Statfs, Write,
+};
+use copyhold_fuse::{Errno, Operations, Payload, Reply};
+
+use convert::{answer, asker, errno, file_mode, found, known, set_attr, to_open};
+
+/// What makes the answer to the control ioctl that asks how the pool is: JSON.
+pub(crate) type Describe = Box<dyn Fn() -> String + Send + Sync>;
+
+const RENAME_NOREPLACE: u32 = 1;
+const RENAME_EXCHANGE: u32 = 2;
+const RENAME_WHITEOUT: u32 = 4;
+const FALLOC_KEEP_SIZE: u32 = 0x01;
+const FALLOC_PUNCH_HOLE: u32 = 0x02;
+const FALLOC_ZERO_RANGE: u32 = 0x10;
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+const XATTR_CREATE: u32 = 1;
+const XATTR_REPLACE: u32 = 2;
+
+/// A filesystem being served.
+pub(crate) struct Adapter {
+    fs: Arc<Filesystem>,
+    describe: Describe,
+}
+
+/// How the kernel is to treat this mount.
+pub(crate) fn settings() -> Settings {
+    Settings { locks: false, ..Settings::default() }
+}
+
+/// Nothing changes but through the kernel, and what it changes it knows.
+const VALID: Duration = Duration::from_secs(24 * 3600);
+
+fn opened() -> Opened {
+    let flags = fopen::KEEP_CACHE | fopen::CACHE_DIR | fopen::PARALLEL_DIRECT_WRITES;
+    Opened { handle: Handle(0), flags }
+}
+
+impl Adapter {
+    pub(crate) fn new(fs: Arc<Filesystem>, describe: Describe) -> Adapter {
+        Adapter { fs, describe }
+    }
+
+    async fn attributes(&self, node: NodeId) -> Reply<AttrReply> {
+        let attr = self.fs.getattr(known(node)?).await.map_err(errno)?;
+        Ok(answer(&attr))
+    }
+}
+
+impl Operations for Adapter {
+    async fn destroy(&self) {
+        let closed = self.fs.close().await;
+        let closed = match closed {
+            Ok(()) => self.fs.pool().close().await.map_err(FsError::from),
+            failed => failed.and(self.fs.pool().close().await.map_err(FsError::from)),
+        };
+        match closed {
+            Ok(()) => tracing::info!("closed"),
+            Err(FsError::ShutDown) => tracing::info!("closed, having been told to stop before"),
+            Err(error) => tracing::error!(%error, "closing failed; mounting again recovers"),
+        }
+    }
+
+    fn forget(&self, node: NodeId, lookups: u64) {
+        if let Ok(node) = known(node) {
+            self.fs.forget(node, lookups);
+        }
+    }
+
+    async fn lookup(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<Lookup> {
+        let parent = known(parent)?;
+        let looked_up = match name {
+            b"." => self.fs.lookup_node(parent).await,
+            _ => self.fs.lookup(parent, name).await,
+        };
+        match looked_up {
+            Ok(entry) => Ok(Lookup::Found(found(&entry))),
+            Err(FsError::NotFound) => Ok(Lookup::Absent { valid: VALID }),
+            Err(error) => Err(errno(error)),
+        }
+    }
+
+    async fn getattr(&self, _: Caller, node: NodeId, _: Option<Handle>) -> Reply<AttrReply> {
+        self.attributes(node).await
+    }
+
+    async fn statx(&self, _: Caller, node: NodeId, _: Option<Handle>) -> Reply<AttrReply> {
+        self.attributes(node).await
+    }
+
+    async fn setattr(&self, by: Caller, node: NodeId, set: SetAttr) -> Reply<AttrReply> {
+        let changed = self.fs.setattr(&asker(by, None), known(node)?, &set_attr(&set)).await;
+        changed.map(|attr| answer(&attr)).map_err(errno)
+    }
+
+    async fn readlink(&self, _: Caller, node: NodeId) -> Reply<Vec<u8>> {
+        self.fs.readlink(known(node)?).await.map_err(errno)
+    }
+
+    async fn symlink(
+        &self,
+        by: Caller,
+        parent: NodeId,
+        name: &[u8],
+        target: &[u8],
+        new: NewNode<'_>,
+    ) -> Reply<Entry> {
+        let caller = asker(by, Some(&new));
+        let made = self.fs.symlink(&caller, known(parent)?, name, target).await;
+        made.map(|entry| found(&entry)).map_err(errno)
+    }
+
+    async fn mknod(
+        &self,
+        by: Caller,
+        parent: NodeId,
+        name: &[u8],
+        new: NewNode<'_>,
+    ) -> Reply<Entry> {
+        let caller = asker(by, Some(&new));
+        let made = self.fs.mknod(&caller, known(parent)?, name, new.mode, new.rdev).await;
+        made.map(|entry| found(&entry)).map_err(errno)
+    }
+
+    async fn mkdir(
+        &self,
+        by: Caller,
+        parent: NodeId,
+        name: &[u8],
+        new: NewNode<'_>,
+    ) -> Reply<Entry> {
+        let caller = asker(by, Some(&new));
+        let made = self.fs.mkdir(&caller, known(parent)?, name, file_mode(&new)).await;
+        made.map(|entry| found(&entry)).map_err(errno)
+    }
+
+    async fn create(
+        &self,
+        by: Caller,
+        parent: NodeId,
+        name: &[u8],
+        new: NewNode<'_>,
+        open: Open,
+    ) -> Reply<(Entry, Opened)> {
+        let (caller, flags) = (asker(by, Some(&new)), to_open(&open));
+        let mode = file_mode(&new);
+        // The kernel has looked the name up under the directory's lock and found nothing.
+        let made = self.fs.create(&caller, known(parent)?, name, mode, flags, false).await;
+        made.map(|(entry, _)| (found(&entry), opened())).map_err(errno)
+    }
+
+    async fn tmpfile(
+        &self,
+        by: Caller,
+        parent: NodeId,
+        new: NewNode<'_>,
+        _: Open,
+    ) -> Reply<(Entry, Opened)> {
+        let caller = asker(by, Some(&new));
+        let made = self.fs.tmpfile(&caller, known(parent)?, file_mode(&new)).await;
+        made.map(|entry| (found(&entry), opened())).map_err(errno)
+    }
+
+    async fn unlink(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
+        self.fs.unlink(known(parent)?, name).await.map_err(errno)
+    }
+
+    async fn rmdir(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
+        self.fs.rmdir(known(parent)?, name).await.map_err(errno)
+    }
+
+    async fn rename(&self, by: Caller, parent: NodeId, rename: Rename<'_>) -> Reply<()> {
+        let has = |flag| rename.flags & flag != 0;
+        if rename.flags & !(RENAME_NOREPLACE | RENAME_EXCHANGE | RENAME_WHITEOUT) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let flags = RenameFlags {
+            no_replace: has(RENAME_NOREPLACE),
+            exchange: has(RENAME_EXCHANGE),
+            whiteout: has(RENAME_WHITEOUT),
+        };
+        let (from, to) = (known(parent)?, known(rename.new_parent)?);
+        let caller = asker(by, None);
+        let renamed = self.fs.rename(&caller, from, rename.name, to, rename.new_name, flags).await;
+        renamed.map_err(errno)
+    }
+
+    async fn link(&self, _: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> Reply<Entry> {
+        let linked = self.fs.link(known(node)?, known(parent)?, name).await;
+        linked.map(|entry| found(&entry)).map_err(errno)
+    }
+
+    async fn open(&self, _: Caller, node: NodeId, open: Open) -> Reply<Opened> {
+        self.fs.open_node(known(node)?, to_open(&open)).await.map_err(errno)?;
+        Ok(opened())
+    }
+
+    async fn read(&self, _: Caller, node: NodeId, read: Read) -> Reply<Data> {
+        let data = self.fs.read(known(node)?, read.offset, read.size as usize).await;
+        data.map(|data| convert::data(&data)).map_err(errno)
+    }
+
+    async fn write(&self, _: Caller, node: NodeId, write: Write, data: &mut Payload) -> Reply<u32> {
+        // The kernel has resolved O_APPEND: it may send the parts of one write in any order.
+        let flags = WriteFlags { kill_priv: write.kill_suidgid, append: false };
+        let (node, length) = (known(node)?, data.bytes().len());
+        self.fs.write_buf(node, write.offset, data.take(), length, flags).await.map_err(errno)?;
+        Ok(write.size)
+    }
+
+    async fn release(&self, _: Caller, node: NodeId, _: Release) -> Reply<()> {
+        self.fs.release(known(node)?);
+        Ok(())
+    }
+
+    async fn fsync(&self, _: Caller, node: NodeId, _: Handle, data_only: bool) -> Reply<()> {
+        self.fs.fsync(known(node)?, data_only).await.map_err(errno)
+    }
+
+    async fn opendir(&self, by: Caller, node: NodeId, open: Open) -> Reply<Opened> {
+        self.open(by, node, open).await
+    }
+
+    async fn readdir(
+        &self,
+        _: Caller,
+        node: NodeId,
+        read: Read,
+        entries: &mut Entries,
+    ) -> Reply<()> {
+        let plus = entries.wants_attributes();
+        let mut take = |entry: &copyhold_fs::DirEntry<'_>| {
+            let plain = DirEntry {
+                ino: entry.node.raw(),
+                cookie: entry.cookie,
+                mode: entry.kind.mode_bits(),
+                name: entry.name,
+            };
+            match entry.attr {
+                Some(attr) => {
+                    let found = found(&copyhold_fs::Entry { node: entry.node, attr });
+                    entries.push_plus(&found, plain)
+                }
+                None => entries.push(plain),
+            }
+        };
+        let listed = match plus {
+            true => self.fs.readdirplus(known(node)?, read.offset, &mut take).await,
+            false => self.fs.readdir(known(node)?, read.offset, &mut take).await,
+        };
+        listed.map_err(errno)
+    }
+
+    async fn releasedir(&self, by: Caller, node: NodeId, release: Release) -> Reply<()> {
+        self.release(by, node, release).await
+    }
+
+    async fn fsyncdir(&self, _: Caller, node: NodeId, _: Handle, _: bool) -> Reply<()> {
+        self.fs.fsyncdir(known(node)?).await.map_err(errno)
+    }
+
+    async fn statfs(&self, _: Caller, _: NodeId) -> Reply<Statfs> {
+        let found = self.fs.statfs();
+        Ok(Statfs {
+            blocks: found.blocks,
+            free: found.blocks_free,
+            available: found.blocks_available,
+            files: found.files,
+            files_free: found.files_free,
+            bsize: found.block_bytes,
+            frsize: found.block_bytes,
+            name_max: found.name_max,
+        })
+    }
+
+    async fn syncfs(&self, _: Caller) -> Reply<()> {
+        self.fs.sync().await.map_err(errno)
+    }
+
+    async fn setxattr(&self, by: Caller, node: NodeId, set: SetXattr<'_>) -> Reply<()> {
+        let how = match set.flags {
+            0 => XattrSet::Any,
+            XATTR_CREATE => XattrSet::Create,
+            XATTR_REPLACE => XattrSet::Replace,
+            _ => return Err(Errno::EINVAL),
+        };
+        let (caller, node) = (asker(by, None), known(node)?);
+        let done = self.fs.set_xattr(&caller, node, set.name, set.value, how, set.kill_sgid).await;
+        done.map_err(errno)
+    }
+
+    async fn getxattr(&self, _: Caller, node: NodeId, name: &[u8]) -> Reply<Vec<u8>> {
+        self.fs.get_xattr(known(node)?, name).await.map_err(errno)
+    }
+
+    async fn listxattr(&self, _: Caller, node: NodeId) -> Reply<Vec<u8>> {
+        self.fs.list_xattr(known(node)?).await.map_err(errno)
+    }
+
+    async fn removexattr(&self, _: Caller, node: NodeId, name: &[u8]) -> Reply<()> {
+        self.fs.remove_xattr(known(node)?, name).await.map_err(errno)
+    }
+
+    async fn access(&self, by: Caller, node: NodeId, mask: u32) -> Reply<()> {
+        self.fs.access(&asker(by, None), known(node)?, mask).await.map_err(errno)
+    }
+
+    async fn fallocate(&self, _: Caller, node: NodeId, range: Fallocate) -> Reply<()> {
+        let keep_size = range.mode & FALLOC_KEEP_SIZE != 0;
+        let mode = match range.mode & !FALLOC_KEEP_SIZE {
+            0 => FallocateMode::Allocate { keep_size },
+            FALLOC_PUNCH_HOLE => FallocateMode::Punch,
+            FALLOC_ZERO_RANGE => FallocateMode::Zero { keep_size },
+            _ => return Err(Errno::EOPNOTSUPP),
+        };
+        let done = self.fs.fallocate(known(node)?, range.offset, range.length, mode).await;
+        done.map_err(errno)
+    }
+
+    async fn lseek(
+        &self,
+        _: Caller,
+        node: NodeId,
+        seek: copyhold_fuse::protocol::Seek,
+    ) -> Reply<u64> {
+        let whence = match seek.whence {
+            SEEK_DATA => Seek::Data,
+            SEEK_HOLE => Seek::Hole,
+            _ => return Err(Errno::EINVAL),
+        };
+        self.fs.seek(known(node)?, seek.offset, whence).await.map_err(errno)
+    }
+
+    async fn copy_range(&self, _: Caller, node: NodeId, copy: CopyRange) -> Reply<u64> {
+        let (from, to) = (known(node)?, known(copy.target)?);
+        let copied =
+            self.fs.copy_file_range(from, copy.offset, to, copy.target_offset, copy.length).await;
+        copied.map_err(errno)
+    }
+
+    async fn ioctl(&self, by: Caller, node: NodeId, ioctl: Ioctl<'_>) -> Reply<IoctlReply> {
+        ioctls::answer(&self.fs, &self.describe, by, known(node)?, &ioctl).await
+    }
+}

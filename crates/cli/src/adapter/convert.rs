@@ -1,0 +1,168 @@
+//! Values of the engine and values of the kernel's protocol, and the one table of error numbers.
+
+use copyhold_fs::{FsError, OpenFlags};
+use copyhold_fuse::Errno;
+use copyhold_fuse::protocol::{
+    Attr, AttrReply, Caller, Data, Entry, NewNode, NodeId, Open, Segment, SetAttr, SetTime,
+};
+
+use super::VALID;
+
+const ACCESS_MODES: u32 = 0o3;
+const WRITE_ONLY: u32 = 0o1;
+const O_TRUNC: u32 = 0o1000;
+const O_APPEND: u32 = 0o2000;
+/// What is a file's own of a mode: permissions, set-id bits, sticky.
+const PERMISSIONS: u32 = 0o7777;
+/// Preferred size of a request, as stat(2) shows it.
+const BLOCK_SIZE: u32 = 4096;
+/// STATX_ATTR_ bits, which have the numbers of the file flags.
+const STATX_IMMUTABLE: u64 = 0x10;
+const STATX_APPEND: u64 = 0x20;
+const STATX_NODUMP: u64 = 0x40;
+const STATX_SHOWN: u64 = STATX_IMMUTABLE | STATX_APPEND | STATX_NODUMP;
+
+/// The node that the kernel names; it only knows those that it was told.
+pub(super) fn known(node: NodeId) -> Result<copyhold_fs::NodeId, Errno> {
+    copyhold_fs::NodeId::from_raw(node.0).ok_or(Errno::ESTALE)
+}
+
+fn node_id(node: copyhold_fs::NodeId) -> NodeId {
+    NodeId(node.raw())
+}
+
+/// Who asks; `new` has the umask, and the group that a directory gives, if there is one to tell.
+pub(super) fn asker(by: Caller, new: Option<&NewNode<'_>>) -> copyhold_fs::Caller {
+    let groups: Option<Vec<u32>> =
+        new.map(|new| new.extensions.groups().collect()).filter(|groups: &Vec<u32>| {
+            // None sent means that none is known.
+            !groups.is_empty()
+        });
+    let umask = new.map_or(0, |new| new.umask);
+    copyhold_fs::Caller { uid: by.uid, gid: by.gid, groups, umask }
+}
+
+pub(super) fn file_mode(new: &NewNode<'_>) -> u32 {
+    new.mode & PERMISSIONS
+}
+
+pub(super) fn to_open(open: &Open) -> OpenFlags {
+    let access = open.flags & ACCESS_MODES;
+    OpenFlags {
+        read: access != WRITE_ONLY,
+        write: access != 0,
+        append: open.flags & O_APPEND != 0,
+        truncate: open.flags & O_TRUNC != 0,
+        kill_priv: open.kill_suidgid,
+    }
+}
+
+pub(super) fn set_attr(set: &SetAttr) -> copyhold_fs::SetAttr {
+    let time = |time: SetTime| match time {
+        SetTime::Now => copyhold_fs::SetTime::Now,
+        SetTime::At(at) => copyhold_fs::SetTime::At(at),
+    };
+    copyhold_fs::SetAttr {
+        mode: set.mode.map(|mode| mode & PERMISSIONS),
+        uid: set.uid,
+        gid: set.gid,
+        size: set.size,
+        atime: set.atime.map(time),
+        mtime: set.mtime.map(time),
+        ctime: set.ctime,
+        kill_priv: set.kill_suidgid,
+    }
+}
+
+fn attr(attr: &copyhold_fs::Attr) -> Attr {
+    Attr {
+        ino: attr.node.raw(),
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: attr.atime,
+        mtime: attr.mtime,
+        ctime: attr.ctime,
+        btime: Some(attr.btime),
+        mode: attr.st_mode(),
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: BLOCK_SIZE,
+        attributes: u64::from(attr.flags.0) & STATX_SHOWN,
+        attributes_mask: STATX_SHOWN,
+    }
+}
+
+pub(super) fn answer(found: &copyhold_fs::Attr) -> AttrReply {
+    AttrReply { attr: attr(found), valid: VALID }
+}
+
+pub(super) fn found(entry: &copyhold_fs::Entry) -> Entry {
+    Entry {
+        node: node_id(entry.node),
+        generation: entry.attr.generation.into(),
+        attr: attr(&entry.attr),
+        entry_valid: VALID,
+        attr_valid: VALID,
+    }
+}
+
+/// What was read; the bytes of cached buffers are not copied.
+pub(super) fn data(read: &copyhold_fs::ReadData) -> Data {
+    let mut data = Data::default();
+    for (buf, range) in read.pieces() {
+        data.push(Segment::Part { buf: buf.clone(), start: range.start, len: range.len() });
+    }
+    data
+}
+
+/// The number for each answer. What is lost or damaged was logged where it was found.
+pub(super) fn errno(error: FsError) -> Errno {
+    match error {
+        FsError::NotFound => Errno::ENOENT,
+        FsError::Exists => Errno::EEXIST,
+        FsError::NotDirectory => Errno::ENOTDIR,
+        FsError::IsDirectory => Errno::EISDIR,
+        FsError::NotEmpty => Errno::ENOTEMPTY,
+        FsError::NameTooLong { .. } => Errno::ENAMETOOLONG,
+        FsError::TooManyLinks { .. } => Errno::EMLINK,
+        FsError::Invalid(_) => Errno::EINVAL,
+        FsError::NotPermitted(_) => Errno::EPERM,
+        FsError::AccessDenied => Errno::EACCES,
+        FsError::ReadOnly { .. } => Errno::EROFS,
+        FsError::NoSpace(_) | FsError::Crowded { .. } => Errno::ENOSPC,
+        FsError::FileTooBig { .. } => Errno::EFBIG,
+        FsError::AttributeTooBig { .. } => Errno::E2BIG,
+        FsError::NoAttribute => Errno::ENODATA,
+        FsError::NotSupported(_) => Errno::EOPNOTSUPP,
+        FsError::PastEnd => Errno::ENXIO,
+        FsError::CrossSubvolume => Errno::EXDEV,
+        FsError::Busy(_) => Errno::EBUSY,
+        FsError::Stale => Errno::ESTALE,
+        error => {
+            tracing::error!(%error, "answered EIO");
+            Errno::EIO
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn open_modes_are_told_apart() {
+        let open = |flags| to_open(&Open { flags, kill_suidgid: false });
+        assert_eq!((open(0).read, open(0).write), (true, false));
+        assert_eq!((open(1).read, open(1).write), (false, true));
+        assert_eq!((open(2).read, open(2).write), (true, true));
+        assert!(open(0o3001).append && open(0o3001).truncate);
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_is_stale() {
+        assert_eq!(known(NodeId(0)), Err(Errno::ESTALE));
+        assert_eq!(known(NodeId::ROOT).map(node_id), Ok(NodeId::ROOT));
+    }
+}

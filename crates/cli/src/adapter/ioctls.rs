@@ -1,0 +1,142 @@
+//! What arrives by ioctl(2): file flags, project ids, labels, trim, shutdown, and our own control.
+//!
+//! Numbers are those of `<linux/fs.h>`; the group of our own is in `control.rs`.
+
+use std::sync::Arc;
+
+use copyhold_fs::{FileFlags, Filesystem, NodeId};
+use copyhold_fuse::protocol::{Caller, Ioctl, IoctlReply};
+use copyhold_fuse::{Errno, Reply};
+
+use super::Describe;
+use super::convert::{asker, errno};
+use crate::control;
+
+const GETFLAGS: u32 = 0x8008_6601;
+const SETFLAGS: u32 = 0x4008_6602;
+const GETFLAGS_32: u32 = 0x8004_6601;
+const SETFLAGS_32: u32 = 0x4004_6602;
+const GETVERSION: u32 = 0x8008_7601;
+const FSGETXATTR: u32 = 0x801c_581f;
+const FSSETXATTR: u32 = 0x401c_5820;
+const GETFSLABEL: u32 = 0x8100_9431;
+const FITRIM: u32 = 0xc018_5879;
+const SHUTDOWN: u32 = 0x8004_587d;
+const LABEL_BYTES: usize = 256;
+const FSXATTR_BYTES: usize = 28;
+/// `SHUTDOWN`: without writing anything more.
+const NO_FLUSH: u32 = 2;
+
+/// `FS_XFLAG_…` and the file flag that is the same.
+const XFLAGS: [(u32, FileFlags); 6] = [
+    (0x008, FileFlags::IMMUTABLE),
+    (0x010, FileFlags::APPEND),
+    (0x020, FileFlags::SYNC),
+    (0x040, FileFlags::NOATIME),
+    (0x080, FileFlags::NODUMP),
+    (0x200, FileFlags::PROJINHERIT),
+];
+
+pub(super) async fn answer(
+    fs: &Arc<Filesystem>,
+    describe: &Describe,
+    by: Caller,
+    node: NodeId,
+    ioctl: &Ioctl<'_>,
+) -> Reply<IoctlReply> {
+    let output = match ioctl.command {
+        GETFLAGS | GETFLAGS_32 => flags_of(fs, node).await?.0.to_ne_bytes().to_vec(),
+        SETFLAGS | SETFLAGS_32 => {
+            let flags = FileFlags(word(ioctl.input, 0)?);
+            fs.set_flags(&asker(by, None), node, flags, None).await.map_err(errno)?;
+            Vec::new()
+        }
+        GETVERSION => fs.getattr(node).await.map_err(errno)?.generation.to_ne_bytes().to_vec(),
+        FSGETXATTR => get_xflags(fs, node).await?,
+        FSSETXATTR => {
+            set_xflags(fs, by, node, ioctl.input).await?;
+            Vec::new()
+        }
+        GETFSLABEL => {
+            let mut label = fs.pool().label().name.clone().into_bytes();
+            label.resize(LABEL_BYTES, 0);
+            label
+        }
+        FITRIM => trim(fs, by, ioctl.input).await?,
+        SHUTDOWN => {
+            only_root(by)?;
+            let how = word(ioctl.input, 0).unwrap_or_default();
+            fs.shut_down(how != NO_FLUSH).await.map_err(errno)?;
+            Vec::new()
+        }
+        control::SYNC => {
+            fs.sync().await.map_err(errno)?;
+            Vec::new()
+        }
+        control::INFO => {
+            let mut text = describe().into_bytes();
+            // One zero at least ends the text.
+            if text.len() >= ioctl.output_size as usize {
+                return Err(Errno::EOVERFLOW);
+            }
+            text.resize(ioctl.output_size as usize, 0);
+            text
+        }
+        _ => return Err(Errno::ENOTTY),
+    };
+    let room = ioctl.output_size as usize;
+    let output = output.into_iter().take(room).collect();
+    Ok(IoctlReply { result: 0, output })
+}
+
+fn only_root(by: Caller) -> Reply<()> {
+    if by.uid == 0 { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+async fn flags_of(fs: &Filesystem, node: NodeId) -> Reply<FileFlags> {
+    Ok(fs.getattr(node).await.map_err(errno)?.flags)
+}
+
+fn word(input: &[u8], at: usize) -> Reply<u32> {
+    let bytes = input.get(at..at + 4).ok_or(Errno::EINVAL)?;
+    Ok(u32::from_ne_bytes(bytes.try_into().expect("four bytes")))
+}
+
+/// `struct fsxattr`: flags, extent size hint, extents, project, hint of copies, padding.
+async fn get_xflags(fs: &Filesystem, node: NodeId) -> Reply<Vec<u8>> {
+    let attr = fs.getattr(node).await.map_err(errno)?;
+    let set = XFLAGS.iter().filter(|(_, flag)| attr.flags.contains(*flag));
+    let xflags = set.fold(0, |all, (xflag, _)| all | xflag);
+    let mut bytes = vec![0; FSXATTR_BYTES];
+    bytes[..4].copy_from_slice(&xflags.to_ne_bytes());
+    bytes[12..16].copy_from_slice(&attr.project.to_ne_bytes());
+    Ok(bytes)
+}
+
+async fn set_xflags(fs: &Arc<Filesystem>, by: Caller, node: NodeId, input: &[u8]) -> Reply<()> {
+    let (xflags, project) = (word(input, 0)?, word(input, 12)?);
+    let known = XFLAGS.iter().fold(0, |all, (xflag, _)| all | xflag);
+    if xflags & !known != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    // Flags that this structure cannot name stay as they are.
+    let named = XFLAGS.iter().fold(0, |all, (_, flag)| all | flag.0);
+    let mut flags = flags_of(fs, node).await?.0 & !named;
+    for (xflag, flag) in XFLAGS {
+        if xflags & xflag != 0 {
+            flags |= flag.0;
+        }
+    }
+    let caller = asker(by, None);
+    fs.set_flags(&caller, node, FileFlags(flags), Some(project)).await.map_err(errno)
+}
+
+/// `struct fstrim_range`: start, length, least length; the length comes back as what was trimmed.
+async fn trim(fs: &Filesystem, by: Caller, input: &[u8]) -> Reply<Vec<u8>> {
+    only_root(by)?;
+    let mut range = input.get(..24).ok_or(Errno::EINVAL)?.to_vec();
+    let least = u64::from_ne_bytes(range[16..24].try_into().expect("eight bytes"));
+    let trimmed = fs.trim(least).await.map_err(errno)?;
+    range[8..16].copy_from_slice(&trimmed.to_ne_bytes());
+    Ok(range)
+}

@@ -1,0 +1,159 @@
+//! Serving a mounted pool, from opening it to its end.
+//!
+//! Order: block the signals, start the executors, open the pool (which recovers it), mount, begin to
+//! serve. The way back is the other way round: unmounted, by whomever, the session finishes what is
+//! in flight and closes the filesystem and the pool; then the process ends and lets go of the lock.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use copyhold_device::{DynDevice, OpenMode};
+use copyhold_fs::{Atime, Filesystem};
+use copyhold_fuse::mount::Mount;
+use copyhold_fuse::{End, Session, Signals};
+use copyhold_pool::{Limits, OpenOptions, Pool};
+use rustix::mount::MountFlags;
+use serde_json::Value;
+
+use super::{Machine, describe};
+use crate::adapter::{self, Adapter};
+use crate::failure::{Failure, Kind};
+use crate::mount::Request;
+use crate::mount_options::{EngineOptions, Options};
+use crate::mount_table;
+
+/// How long a mount waits for a daemon that is leaving.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What the kernel reads ahead on this mount.
+const READ_AHEAD_KIB: u32 = 1024;
+
+/// A mounted pool, being served.
+pub(crate) struct Served {
+    session: Session,
+    // Ends last: closing needs it.
+    _machine: Machine,
+}
+
+/// Opens the pool, mounts it and begins to serve; the mount is usable when this returns.
+pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
+    let blocked = Signals::block();
+    let signals = blocked.map_err(|error| Failure::system("blocking signals", &error))?;
+    let machine = Machine::start()?;
+    let Request { pool: path, directory, options, fsname } = request;
+    let fs = open(&machine, &path, &options)?;
+    let describe = describer(&machine, &fs, &path);
+    let started = mount(&path, &directory, options, fsname).and_then(|mount| {
+        let adapter = Arc::new(Adapter::new(fs.clone(), describe));
+        let spawner = Arc::new(machine.rt());
+        Ok(Session::start(mount, adapter, spawner, &adapter::settings(), None)?)
+    });
+    let session = match started {
+        Ok(session) => session,
+        Err(failure) => {
+            machine.run(close(&fs))?;
+            return Err(failure);
+        }
+    };
+    let handed_over = signals.unmount_on_arrival(session.mount().clone());
+    handed_over.map_err(|error| Failure::system("waiting for signals", &error))?;
+    tracing::info!("{} is mounted on {}", path.display(), directory.display());
+    Ok(Served { session, _machine: machine })
+}
+
+impl Served {
+    /// Waits until it is unmounted and closed.
+    pub(crate) fn wait(self) -> Result<(), Failure> {
+        match self.session.wait() {
+            End::Failed(error) => Err(Failure::system("/dev/fuse", &error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn open(machine: &Machine, path: &Path, options: &Options) -> Result<Arc<Filesystem>, Failure> {
+    let read_only = options.mount.read_only();
+    let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
+    let device = patiently(path, || machine.open_device(path, mode))?;
+    let limits = limits(&options.engine);
+    let mut settings = copyhold_fs::Options { read_only, ..Default::default() };
+    settings.writeback_interval = limits.txg_interval;
+    if options.mount.flags.contains(MountFlags::NOATIME) {
+        settings.atime = Atime::Never;
+    }
+    machine.run(async {
+        let open = OpenOptions { read_only, limits };
+        let pool = Pool::open(machine.rt(), device, open).await?;
+        if let Some(why) = pool.read_only().filter(|_| !read_only) {
+            tracing::warn!("the pool can only be read: {why}");
+        }
+        Ok(Filesystem::open(pool, settings).await?)
+    })
+}
+
+fn limits(engine: &EngineOptions) -> Limits {
+    let usual = Limits::default();
+    Limits {
+        delta_bytes: engine.delta.map_or(usual.delta_bytes, |size| size.0),
+        txg_interval: engine.commit.unwrap_or(usual.txg_interval),
+        ..usual
+    }
+}
+
+/// Tries again while the pool is locked, unless a mount shows that it will stay so.
+fn patiently(
+    path: &Path,
+    open: impl Fn() -> Result<DynDevice, Failure>,
+) -> Result<DynDevice, Failure> {
+    let begin = Instant::now();
+    loop {
+        match open() {
+            Err(failure) if failure.kind == Kind::InUse && begin.elapsed() < PATIENCE => {
+                if mount_table::named(path).is_ok() {
+                    return Err(failure);
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+            result => return result,
+        }
+    }
+}
+
+fn mount(
+    path: &Path,
+    directory: &Path,
+    options: Options,
+    fsname: OsString,
+) -> Result<Mount, Failure> {
+    let mut options = options.mount;
+    options.fsname.get_or_insert_with(|| fsname.to_string_lossy().into_owned());
+    let mount = Mount::new(path, directory, &options)?;
+    // Only root may; what others get is slower, not wrong.
+    if let Err(error) = mount.set_read_ahead(READ_AHEAD_KIB) {
+        tracing::debug!(%error, "read-ahead stays as it is");
+    }
+    Ok(mount)
+}
+
+async fn close(fs: &Arc<Filesystem>) -> Result<(), Failure> {
+    fs.close().await?;
+    Ok(fs.pool().close().await?)
+}
+
+/// Answers `info` for as long as the pool is mounted.
+fn describer(machine: &Machine, fs: &Arc<Filesystem>, path: &Path) -> adapter::Describe {
+    let (pool, path) = (fs.pool().clone(), path.to_owned());
+    let io = match machine.executors.refusal() {
+        None if machine.executors.has_rings() => "io_uring".to_owned(),
+        None => "threads".to_owned(),
+        Some(error) => format!("threads, since io_uring is refused: {error}"),
+    };
+    Box::new(move || {
+        let mut info = describe::pool(&pool, &path);
+        info.shift_insert(1, "pid".into(), std::process::id().into());
+        info.shift_insert(2, "io".into(), io.clone().into());
+        Value::Object(info).to_string()
+    })
+}
