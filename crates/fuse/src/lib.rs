@@ -28,6 +28,7 @@ mod parking;
 mod payload;
 pub mod protocol;
 mod reader;
+pub mod serve;
 mod session;
 mod signals;
 mod spawn;

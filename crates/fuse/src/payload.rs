@@ -31,6 +31,11 @@ impl Payload {
         &self.buf[..self.len]
     }
 
+    /// Whether [`Payload::take`] moves the data instead of copying it.
+    pub fn is_whole(&self) -> bool {
+        self.len == self.buf.len()
+    }
+
     /// The data as whole blocks, the last one filled up with zeros. Moves when the data fills the
     /// buffer, else copies. Nothing is left here.
     pub fn take(&mut self) -> Buf {
