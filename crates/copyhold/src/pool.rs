@@ -40,9 +40,13 @@ impl Pool {
     ) -> Result<(), Error> {
         let executors = start(Some(1))?;
         let reactor = executors.reactor();
-        let device =
-            FileDevice::create(reactor, DeviceId(0), path.as_ref(), bytes, false)?;
-        executors.block_on(format(executors.clone(), device, options))
+        let device = FileDevice::create(reactor, DeviceId(0), path.as_ref(), bytes, false)?;
+        let made = executors.block_on(format(executors.clone(), device, options));
+        if made.is_err() {
+            // The file is ours, and half a pool is of no use; the failure is what matters.
+            let _ = std::fs::remove_file(path.as_ref());
+        }
+        made
     }
 
     /// Opens the pool at `path`, a file or a block device, after a crash as after a clean close.
@@ -62,10 +66,8 @@ impl Pool {
     ) -> Result<Pool, Error> {
         let rt: Rt = executors.clone();
         let filesystem = executors.block_on(async {
-            let open = copyhold_pool::OpenOptions {
-                read_only: options.read_only,
-                limits: options.limits,
-            };
+            let open =
+                copyhold_pool::OpenOptions { read_only: options.read_only, limits: options.limits };
             let pool = copyhold_pool::Pool::open(rt, device, open).await?;
             let options = copyhold_fs::Options {
                 count_lookups: false,
@@ -79,7 +81,7 @@ impl Pool {
 
     /// The pool's root subvolume.
     pub fn root(&self) -> Volume {
-        Volume::new(self.executors.clone(), self.filesystem.clone())
+        Volume::new(self.executors.clone(), &self.filesystem)
     }
 
     /// The same in futures, in VFS terms.

@@ -3,7 +3,7 @@
 //! A path is bytes, its components are divided by `/`, and it starts at the volume's root. Symbolic
 //! links are followed within the volume.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use copyhold_fs::{
     Attr, Caller, FileKind, Filesystem, FsError, NodeId, OpenFlags, RenameFlags, SetAttr, StatFs,
@@ -17,11 +17,12 @@ use crate::path::{self, Last, file_error};
 const FILE_MODE: u32 = 0o644;
 const DIR_MODE: u32 = 0o755;
 
-/// A subvolume of an open pool. Cheap to clone.
+/// A subvolume of an open pool. Cheap to clone. It does not keep the pool open: when that is
+/// closed, every call answers [`FsError::ShutDown`].
 #[derive(Clone)]
 pub struct Volume {
     executors: Arc<Executors>,
-    fs: Arc<Filesystem>,
+    fs: Weak<Filesystem>,
 }
 
 /// One entry of a directory.
@@ -32,12 +33,17 @@ pub struct DirItem {
 }
 
 impl Volume {
-    pub(crate) fn new(executors: Arc<Executors>, fs: Arc<Filesystem>) -> Volume {
-        Volume { executors, fs }
+    pub(crate) fn new(executors: Arc<Executors>, fs: &Arc<Filesystem>) -> Volume {
+        Volume { executors, fs: Arc::downgrade(fs) }
     }
 
-    fn run<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        self.executors.block_on(work)
+    /// Runs `work` on the filesystem, if it is still open.
+    fn run<T>(
+        &self,
+        work: impl AsyncFnOnce(&Arc<Filesystem>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let fs = self.fs.upgrade().ok_or(FsError::ShutDown)?;
+        self.executors.block_on(work(&fs))
     }
 
     // -- whole files --------------------------------------------------------
@@ -45,9 +51,9 @@ impl Volume {
     /// The content of a file.
     pub fn read(&self, path: impl AsRef<[u8]>) -> Result<Vec<u8>, Error> {
         let path = path.as_ref();
-        self.run(async {
-            let file = path::find(&self.fs, path, Last::Follow).await?;
-            let data = self.fs.read(file.node, 0, file.size as usize).await;
+        self.run(async |fs| {
+            let file = path::find(fs, path, Last::Follow).await?;
+            let data = fs.read(file.node, 0, file.size as usize).await;
             Ok(data.map_err(file_error(path))?.to_vec())
         })
     }
@@ -55,10 +61,10 @@ impl Volume {
     /// Makes `data` the content of a file, which is created if it is not there.
     pub fn write(&self, path: impl AsRef<[u8]>, data: &[u8]) -> Result<(), Error> {
         let path = path.as_ref();
-        self.run(async {
-            let file = self.open(path, true).await?;
-            let written = self.fs.write(file, 0, data, WriteFlags::default()).await;
-            self.fs.release(file);
+        self.run(async |fs| {
+            let file = open(fs, path, true).await?;
+            let written = fs.write(file, 0, data, WriteFlags::default()).await;
+            fs.release(file);
             written.map_err(file_error(path))
         })
     }
@@ -73,56 +79,33 @@ impl Volume {
         len: usize,
     ) -> Result<Vec<u8>, Error> {
         let path = path.as_ref();
-        self.run(async {
-            let file = path::find(&self.fs, path, Last::Follow).await?;
-            let data = self.fs.read(file.node, offset, len).await;
+        self.run(async |fs| {
+            let file = path::find(fs, path, Last::Follow).await?;
+            let data = fs.read(file.node, offset, len).await;
             Ok(data.map_err(file_error(path))?.to_vec())
         })
     }
 
     /// Writes into a file, which is created if it is not there; what lies between its end and
     /// `offset` reads as zeros.
-    pub fn write_at(
-        &self,
-        path: impl AsRef<[u8]>,
-        offset: u64,
-        data: &[u8],
-    ) -> Result<(), Error> {
+    pub fn write_at(&self, path: impl AsRef<[u8]>, offset: u64, data: &[u8]) -> Result<(), Error> {
         let path = path.as_ref();
-        self.run(async {
-            let file = self.open(path, false).await?;
-            let written = self.fs.write(file, offset, data, WriteFlags::default()).await;
-            self.fs.release(file);
+        self.run(async |fs| {
+            let file = open(fs, path, false).await?;
+            let written = fs.write(file, offset, data, WriteFlags::default()).await;
+            fs.release(file);
             written.map_err(file_error(path))
         })
     }
 
     pub fn truncate(&self, path: impl AsRef<[u8]>, size: u64) -> Result<(), Error> {
         let path = path.as_ref();
-        self.run(async {
-            let file = path::find(&self.fs, path, Last::Follow).await?;
+        self.run(async |fs| {
+            let file = path::find(fs, path, Last::Follow).await?;
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
-            let done = self.fs.setattr(&Caller::ROOT, file.node, &set).await;
+            let done = fs.setattr(&Caller::ROOT, file.node, &set).await;
             done.map(|_| ()).map_err(file_error(path))
         })
-    }
-
-    /// Opens a file for writing, creating it if need be. To be released.
-    async fn open(&self, path: &[u8], truncate: bool) -> Result<NodeId, Error> {
-        let flags = OpenFlags { truncate, ..OpenFlags::READ_WRITE };
-        match path::find(&self.fs, path, Last::Follow).await {
-            Ok(file) => {
-                self.fs.open_node(file.node, flags).await.map_err(file_error(path))?;
-                Ok(file.node)
-            }
-            Err(Error::File { source: FsError::NotFound, .. }) => {
-                let (dir, name) = path::parent(&self.fs, path).await?;
-                let made =
-                    self.fs.create(&Caller::ROOT, dir, name, FILE_MODE, flags, false).await;
-                Ok(made.map_err(file_error(path))?.0.node)
-            }
-            Err(error) => Err(error),
-        }
     }
 
     // -- names --------------------------------------------------------------
@@ -130,11 +113,10 @@ impl Volume {
     /// The entries of a directory, without "." and "..", in no particular order.
     pub fn list(&self, path: impl AsRef<[u8]>) -> Result<Vec<DirItem>, Error> {
         let path = path.as_ref();
-        self.run(async {
-            let dir = path::find(&self.fs, path, Last::Follow).await?;
+        self.run(async |fs| {
+            let dir = path::find(fs, path, Last::Follow).await?;
             let mut items = Vec::new();
-            let listed = self
-                .fs
+            let listed = fs
                 .readdir(dir.node, 0, &mut |entry| {
                     if entry.name != b"." && entry.name != b".." {
                         items.push(DirItem { name: entry.name.to_vec(), kind: entry.kind });
@@ -149,18 +131,18 @@ impl Volume {
 
     pub fn create_dir(&self, path: impl AsRef<[u8]>) -> Result<(), Error> {
         let path = path.as_ref();
-        self.run(async {
-            let (dir, name) = path::parent(&self.fs, path).await?;
-            let made = self.fs.mkdir(&Caller::ROOT, dir, name, DIR_MODE).await;
+        self.run(async |fs| {
+            let (dir, name) = path::parent(fs, path).await?;
+            let made = fs.mkdir(&Caller::ROOT, dir, name, DIR_MODE).await;
             made.map(|_| ()).map_err(file_error(path))
         })
     }
 
     pub fn symlink(&self, target: impl AsRef<[u8]>, path: impl AsRef<[u8]>) -> Result<(), Error> {
         let path = path.as_ref();
-        self.run(async {
-            let (dir, name) = path::parent(&self.fs, path).await?;
-            let made = self.fs.symlink(&Caller::ROOT, dir, name, target.as_ref()).await;
+        self.run(async |fs| {
+            let (dir, name) = path::parent(fs, path).await?;
+            let made = fs.symlink(&Caller::ROOT, dir, name, target.as_ref()).await;
             made.map(|_| ()).map_err(file_error(path))
         })
     }
@@ -168,12 +150,11 @@ impl Volume {
     /// Moves a file or directory; an existing target is replaced as by rename(2).
     pub fn rename(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<(), Error> {
         let (from, to) = (from.as_ref(), to.as_ref());
-        self.run(async {
-            let (dir, name) = path::parent(&self.fs, from).await?;
-            let (new_dir, new_name) = path::parent(&self.fs, to).await?;
+        self.run(async |fs| {
+            let (dir, name) = path::parent(fs, from).await?;
+            let (new_dir, new_name) = path::parent(fs, to).await?;
             let flags = RenameFlags::default();
-            let done =
-                self.fs.rename(&Caller::ROOT, dir, name, new_dir, new_name, flags).await;
+            let done = fs.rename(&Caller::ROOT, dir, name, new_dir, new_name, flags).await;
             done.map_err(file_error(from))
         })
     }
@@ -181,24 +162,24 @@ impl Volume {
     /// Removes a name of a file that is no directory.
     pub fn remove_file(&self, path: impl AsRef<[u8]>) -> Result<(), Error> {
         let path = path.as_ref();
-        self.run(async {
-            let (dir, name) = path::parent(&self.fs, path).await?;
-            self.fs.unlink(dir, name).await.map_err(file_error(path))
+        self.run(async |fs| {
+            let (dir, name) = path::parent(fs, path).await?;
+            fs.unlink(dir, name).await.map_err(file_error(path))
         })
     }
 
     /// Removes an empty directory.
     pub fn remove_dir(&self, path: impl AsRef<[u8]>) -> Result<(), Error> {
         let path = path.as_ref();
-        self.run(async {
-            let (dir, name) = path::parent(&self.fs, path).await?;
-            self.fs.rmdir(dir, name).await.map_err(file_error(path))
+        self.run(async |fs| {
+            let (dir, name) = path::parent(fs, path).await?;
+            fs.rmdir(dir, name).await.map_err(file_error(path))
         })
     }
 
     /// What a path names; a link that it ends in is not followed.
     pub fn metadata(&self, path: impl AsRef<[u8]>) -> Result<Attr, Error> {
-        self.run(path::find(&self.fs, path.as_ref(), Last::Keep))
+        self.run(async |fs| path::find(fs, path.as_ref(), Last::Keep).await)
     }
 
     // -- the whole ----------------------------------------------------------
@@ -206,18 +187,35 @@ impl Volume {
     /// Data and metadata of one file, and its name, are durable when this returns.
     pub fn sync_file(&self, path: impl AsRef<[u8]>) -> Result<(), Error> {
         let path = path.as_ref();
-        self.run(async {
-            let file = path::find(&self.fs, path, Last::Follow).await?;
-            self.fs.fsync(file.node, false).await.map_err(file_error(path))
+        self.run(async |fs| {
+            let file = path::find(fs, path, Last::Follow).await?;
+            fs.fsync(file.node, false).await.map_err(file_error(path))
         })
     }
 
     /// Everything that was done before is durable when this returns.
     pub fn sync(&self) -> Result<(), Error> {
-        self.run(async { Ok(self.fs.sync().await?) })
+        self.run(async |fs| Ok(fs.sync().await?))
     }
 
-    pub fn statfs(&self) -> StatFs {
-        self.fs.statfs()
+    pub fn statfs(&self) -> Result<StatFs, Error> {
+        self.run(async |fs| Ok(fs.statfs()))
+    }
+}
+
+/// Opens a file for writing, creating it if need be. To be released.
+async fn open(fs: &Arc<Filesystem>, path: &[u8], truncate: bool) -> Result<NodeId, Error> {
+    let flags = OpenFlags { truncate, ..OpenFlags::READ_WRITE };
+    match path::find(fs, path, Last::Follow).await {
+        Ok(file) => {
+            fs.open_node(file.node, flags).await.map_err(file_error(path))?;
+            Ok(file.node)
+        }
+        Err(Error::File { source: FsError::NotFound, .. }) => {
+            let (dir, name) = path::parent(fs, path).await?;
+            let made = fs.create(&Caller::ROOT, dir, name, FILE_MODE, flags, false).await;
+            Ok(made.map_err(file_error(path))?.0.node)
+        }
+        Err(error) => Err(error),
     }
 }

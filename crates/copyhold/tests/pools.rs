@@ -1,0 +1,89 @@
+//! The library as an embedding program sees it, on real files.
+
+use copyhold::{CreateOptions, Error, FsError, OpenOptions, Pool};
+
+const SIZE: u64 = 64 << 20;
+
+fn new_pool(dir: &tempfile::TempDir) -> std::path::PathBuf {
+    let path = dir.path().join("pool.img");
+    Pool::create(&path, SIZE, &CreateOptions::default()).unwrap();
+    path
+}
+
+#[test]
+fn what_was_written_is_there_after_closing_and_opening() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = new_pool(&dir);
+    let pool = Pool::open(&path, OpenOptions::default()).unwrap();
+    let volume = pool.root();
+    volume.create_dir("a").unwrap();
+    volume.write("a/file", &vec![7; 300_000]).unwrap();
+    volume.symlink("a/file", "link").unwrap();
+    volume.write_at("link", 299_999, b"end").unwrap();
+    volume.rename("a/file", "a/moved").unwrap();
+    pool.close().unwrap();
+
+    let pool = Pool::open(&path, OpenOptions::default()).unwrap();
+    let volume = pool.root();
+    let data = volume.read("a/moved").unwrap();
+    assert_eq!((data.len(), &data[299_998..]), (300_002, &b"\x07end"[..]));
+    assert!(matches!(volume.read("link"), Err(Error::File { source: FsError::NotFound, .. })));
+    volume.truncate("a/moved", 3).unwrap();
+    assert_eq!(volume.read("a/moved").unwrap(), [7; 3]);
+    volume.remove_file("a/moved").unwrap();
+    volume.remove_dir("a").unwrap();
+    assert_eq!(volume.list("").unwrap().len(), 1);
+    pool.close().unwrap();
+}
+
+#[test]
+fn a_volume_of_a_closed_pool_says_so_and_does_not_keep_it_locked() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = new_pool(&dir);
+    let pool = Pool::open(&path, OpenOptions::default()).unwrap();
+    let volume = pool.root();
+    pool.close().unwrap();
+    assert!(matches!(volume.read("x"), Err(Error::Filesystem(FsError::ShutDown))));
+    Pool::open(&path, OpenOptions::default()).unwrap().close().unwrap();
+}
+
+#[test]
+fn a_pool_is_opened_by_one_writer_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = new_pool(&dir);
+    let pool = Pool::open(&path, OpenOptions::default()).unwrap();
+    let second = Pool::open(&path, OpenOptions::default()).err().expect("it is locked");
+    assert!(second.to_string().contains("in use by another process"), "{second}");
+    pool.close().unwrap();
+}
+
+#[test]
+fn an_existing_file_is_not_overwritten_and_what_is_no_pool_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("letters");
+    std::fs::write(&path, vec![b'x'; 1 << 20]).unwrap();
+    assert!(Pool::create(&path, SIZE, &CreateOptions::default()).is_err());
+    assert_eq!(std::fs::read(&path).unwrap(), vec![b'x'; 1 << 20]);
+    let error = Pool::open(&path, OpenOptions::default()).err().expect("no pool");
+    assert!(error.to_string().contains("is not a Copyhold pool"), "{error}");
+}
+
+#[test]
+fn a_loop_of_links_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::open(new_pool(&dir), OpenOptions::default()).unwrap();
+    let volume = pool.root();
+    volume.symlink("b", "a").unwrap();
+    volume.symlink("a", "b").unwrap();
+    assert!(matches!(volume.read("a"), Err(Error::TooManySymlinks { .. })));
+    pool.close().unwrap();
+}
+
+#[test]
+fn a_pool_that_is_too_small_is_refused_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tiny.img");
+    let error = Pool::create(&path, 1 << 20, &CreateOptions::default()).expect_err("too small");
+    assert!(error.to_string().contains("too small for a pool"), "{error}");
+    assert!(!path.exists());
+}
