@@ -28,7 +28,6 @@ mod parking;
 mod payload;
 pub mod protocol;
 mod reader;
-pub mod serve;
 mod session;
 mod signals;
 mod spawn;
