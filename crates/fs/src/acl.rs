@@ -165,6 +165,11 @@ pub(crate) struct Inherited {
 }
 
 impl Inherited {
+    /// Edits that [`Self::put`] adds to a transaction.
+    pub(crate) fn edits(&self) -> usize {
+        usize::from(self.access.is_some()) + usize::from(self.default.is_some())
+    }
+
     /// Bytes that [`Self::put`] adds to a transaction.
     pub(crate) fn bytes(&self) -> usize {
         let both = [&self.access, &self.default];

@@ -19,6 +19,10 @@ use crate::subvol::Subvol;
 use crate::writeback::Flusher;
 use crate::{Caller, FsError, NodeId, Options, Result, StatFs};
 
+/// Bytes of a key, and of an inode item with its key: for the credit of transactions.
+pub(crate) const KEY_BYTES: usize = 17;
+pub(crate) const INODE_BYTES: usize = KEY_BYTES + InodeItem::BYTES;
+
 /// Blocks in the buffer of zeros that holes are read from.
 const ZERO_BLOCKS: usize = 32;
 
@@ -233,11 +237,10 @@ impl Filesystem {
         FsError::Record { what, source }
     }
 
-    /// Credit for a transaction: the last thing that is waited for.
+    /// Credit for a transaction: the last thing that is waited for. What was accepted already asks
+    /// with the internal tier: it waits for room in the log like everybody, but is never refused.
+    /// The estimate should be close: all of it is held until the edits are flushed.
     pub(crate) async fn credit(&self, tier: Tier, edits: usize, bytes: usize) -> Result<Credit> {
-        if let Some(credit) = self.pool.try_admit(tier, edits, bytes) {
-            return Ok(credit);
-        }
         Ok(self.pool.admit(tier, edits, bytes).await?)
     }
 

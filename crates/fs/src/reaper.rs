@@ -12,6 +12,7 @@ use copyhold_pool::{Tier, Transaction};
 use copyhold_types::Key;
 use parking_lot::Mutex;
 
+use crate::filesystem::KEY_BYTES;
 use crate::inode::{Inode, InodeRef};
 use crate::{Filesystem, FsError, NodeId, Result};
 
@@ -134,7 +135,8 @@ impl Filesystem {
         let end = Key::new(ino.0 + 1, copyhold_types::Kind(0), 0);
         loop {
             let items = self.pool.range(self.subvol.table, from, end, STEP).await?;
-            let credit = self.credit(Tier::Delete, STEP * 2 + 8, STEP * 96).await?;
+            let edits = items.len() + 3;
+            let credit = self.credit(Tier::Delete, edits, edits * KEY_BYTES).await?;
             let mut tx = Transaction::new();
             for (key, value) in &items {
                 if key.kind == EXTENT {
@@ -163,7 +165,7 @@ impl Filesystem {
 
     /// Places on the lists of a file that does not exist.
     async fn drop_list_items(&self, node: NodeId) -> Result<()> {
-        let credit = self.credit(Tier::Delete, 2, 128).await?;
+        let credit = self.credit(Tier::Delete, 2, 2 * KEY_BYTES).await?;
         let mut tx = Transaction::new();
         debug_assert_eq!(orphan_key(node.ino).kind, ORPHAN);
         tx.delete(self.subvol.table, orphan_key(node.ino));

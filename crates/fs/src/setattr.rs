@@ -6,6 +6,7 @@ use copyhold_format::item::InodeItem;
 use copyhold_pool::{Tier, Transaction};
 use copyhold_types::Timestamp;
 
+use crate::filesystem::INODE_BYTES;
 use crate::inode::{Inode, InodeRef, State};
 use crate::xattr::CAPABILITY;
 use crate::{
@@ -58,7 +59,7 @@ impl Filesystem {
         inode: &Inode,
         change: impl FnOnce(&mut State, &mut InodeItem) -> Result<()>,
     ) -> Result<()> {
-        let credit = self.credit(Tier::Delete, 2, 256).await?;
+        let credit = self.credit(Tier::Delete, 1, INODE_BYTES).await?;
         let mut state = inode.state();
         state.expect_present()?;
         let mut item = state.next_item();

@@ -10,6 +10,7 @@ use copyhold_pool::{Tier, Transaction, Value};
 use copyhold_types::Key;
 
 use crate::acl::{ACCESS_ACL, Acl, DEFAULT_ACL};
+use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::{Inode, InodeRef};
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
 
@@ -111,8 +112,9 @@ impl Filesystem {
         let (bytes, index) = parsed(&bucket).with(name, stored).ok_or(crowded)?;
         let old_pieces = old.map_or(0, |old| old.value.pieces());
         let pieces = stored.pieces().max(old_pieces);
-        let size = bytes.len() + value.len() + pieces * 32 + 256;
-        let credit = self.credit(Tier::Write, pieces + 4, size).await?;
+        let long = if short { 0 } else { value.len() };
+        let size = INODE_BYTES + (pieces + 1) * KEY_BYTES + bytes.len() + long;
+        let credit = self.credit(Tier::Write, pieces + 2, size).await?;
 
         let now = self.now();
         let mut state = inode.state();
@@ -189,7 +191,8 @@ impl Filesystem {
         let old = bucket.find(name).ok_or(FsError::NoAttribute)?;
         let pieces = old.value.pieces();
         let left = bucket.without(name);
-        let credit = self.credit(Tier::Delete, pieces + 4, left.len() + pieces * 32 + 256).await?;
+        let size = INODE_BYTES + (pieces + 1) * KEY_BYTES + left.len();
+        let credit = self.credit(Tier::Delete, pieces + 2, size).await?;
 
         let now = self.now();
         let mut state = inode.state();

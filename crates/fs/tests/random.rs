@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{World, pattern};
+use common::{World, check_space, pattern};
 use copyhold_fs::{
     Caller, FallocateMode, FileKind, Filesystem, FsError, NodeId, OpenFlags, Options, RenameFlags,
     Seek, SetAttr, XattrSet,
@@ -416,6 +416,7 @@ fn play(seed: u64, steps: usize) {
                 world.close(player.fs.clone()).await;
                 player.fs = world.open_with(options()).await;
                 player.verify().await;
+                check_space(&player.fs).await;
             }
         });
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use copyhold_format::item::orphan_key;
 use copyhold_pool::{Tier, Transaction};
 
-use super::{EDIT_BYTES, EDITS, Found, LINKS_MAX, Name};
+use super::{Found, LINKS_MAX, Name};
+use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::lock_states;
 use crate::{Entry, Filesystem, FsError, NodeId, Result};
 
@@ -33,7 +34,8 @@ impl Filesystem {
         if bucket.find(self, name.bytes()).is_some() {
             return Err(FsError::Exists);
         }
-        let credit = self.credit(Tier::Write, EDITS, EDIT_BYTES + bucket.len()).await?;
+        let bytes = 2 * INODE_BYTES + bucket.edit_bytes(name.bytes()) + KEY_BYTES;
+        let credit = self.credit(Tier::Write, 4, bytes).await?;
 
         let now = self.now();
         let (txg, sync) = {

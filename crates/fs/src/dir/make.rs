@@ -6,9 +6,9 @@ use copyhold_format::item::{InodeItem, SYMLINK_MAX, orphan_key, symlink_key};
 use copyhold_pool::{Tier, Transaction, Value};
 use copyhold_types::{InodeNo, Timestamp};
 
-use super::{Bucket, EDIT_BYTES, EDITS, Found, LINKS_MAX, Name};
+use super::{Bucket, Found, LINKS_MAX, Name};
 use crate::acl::Inherited;
-use crate::filesystem::new_item;
+use crate::filesystem::{INODE_BYTES, KEY_BYTES, new_item};
 use crate::inode::{Inode, InodeRef, State};
 use crate::{Caller, Entry, FileFlags, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result};
 
@@ -134,7 +134,8 @@ impl Filesystem {
         dir.expect_dir()?;
         let inherited = self.inherited_acl(&dir, FileKind::Regular, mode, caller.umask).await?;
         let ino = self.next_ino().await?;
-        let credit = self.credit(Tier::Write, EDITS, EDIT_BYTES + inherited.bytes()).await?;
+        let bytes = INODE_BYTES + KEY_BYTES + inherited.bytes();
+        let credit = self.credit(Tier::Write, 4, bytes).await?;
 
         let dir_state = dir.state();
         dir_state.expect_addable_to()?;
@@ -176,8 +177,10 @@ impl Filesystem {
         }
         let inherited = self.inherited_acl(&dir, new.kind, new.mode, caller.umask).await?;
         let ino = self.next_ino().await?;
-        let bytes = EDIT_BYTES + bucket.len() + new.target.len() + inherited.bytes();
-        let credit = self.credit(Tier::Write, EDITS, bytes).await?;
+        let target = if new.target.is_empty() { 0 } else { KEY_BYTES + new.target.len() };
+        let bytes = 2 * INODE_BYTES + bucket.edit_bytes(name.bytes()) + target + inherited.bytes();
+        let edits = 3 + usize::from(target > 0) + inherited.edits();
+        let credit = self.credit(Tier::Write, edits, bytes).await?;
 
         let now = self.now();
         let (inode, txg, sync) = {

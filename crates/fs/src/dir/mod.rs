@@ -15,6 +15,7 @@ use copyhold_format::item::{DIRENT, DirBucket, dirent_bucket};
 use copyhold_pool::Value;
 use copyhold_types::{InodeNo, Key, Timestamp};
 
+use crate::filesystem::KEY_BYTES;
 use crate::inode::{Inode, State};
 use crate::{FileFlags, FileKind, Filesystem, FsError, NodeId, Result};
 
@@ -24,9 +25,6 @@ pub use rename::RenameFlags;
 
 /// Most links of a file or directory.
 pub(crate) const LINKS_MAX: u32 = 65_000;
-/// Edits and bytes of a transaction over two directories and two files.
-pub(crate) const EDITS: usize = 12;
-pub(crate) const EDIT_BYTES: usize = 8 * 160;
 
 /// A bucket as it was looked up. The caller holds the directory's entry lock.
 pub(crate) struct Bucket {
@@ -70,9 +68,9 @@ impl Bucket {
         self.key
     }
 
-    /// Bytes of the bucket, for the credit of a transaction that writes it.
-    pub(crate) fn len(&self) -> usize {
-        self.value.as_deref().map_or(0, <[u8]>::len)
+    /// Bytes of an edit that adds or changes `name`, for the credit of its transaction.
+    pub(crate) fn edit_bytes(&self, name: &[u8]) -> usize {
+        KEY_BYTES + self.value.as_deref().map_or(0, <[u8]>::len) + 12 + name.len()
     }
 
     pub(crate) fn find(&self, fs: &Filesystem, name: &[u8]) -> Option<Found> {

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use copyhold_format::item::orphan_key;
 use copyhold_pool::{Tier, Transaction};
 
+use super::Name;
 use super::make::put_bucket;
-use super::{EDIT_BYTES, EDITS, Name};
+use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::lock_states;
 use crate::{Filesystem, FsError, NodeId, Result};
 
@@ -40,7 +41,8 @@ impl Filesystem {
             (false, true) => return Err(FsError::NotDirectory),
             _ => {}
         }
-        let credit = self.credit(Tier::Delete, EDITS, EDIT_BYTES + bucket.len()).await?;
+        let bytes = 2 * INODE_BYTES + bucket.edit_bytes(name.bytes()) + KEY_BYTES;
+        let credit = self.credit(Tier::Delete, 4, bytes).await?;
 
         let now = self.now();
         let (txg, sync) = {

@@ -12,8 +12,8 @@ use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
 use super::make::put_bucket;
-use super::{Bucket, EDIT_BYTES, EDITS, Found, LINKS_MAX, Name};
-use crate::filesystem::new_item;
+use super::{Bucket, Found, LINKS_MAX, Name};
+use crate::filesystem::{INODE_BYTES, KEY_BYTES, new_item};
 use crate::inode::{Inode, InodeRef, State};
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
 
@@ -186,8 +186,9 @@ impl Filesystem {
             true => Some(self.node(self.next_ino().await?)),
             false => None,
         };
-        let bytes = EDIT_BYTES + ends.from.bucket.len() + ends.to.bucket.len() + 512;
-        let credit = self.credit(Tier::Delete, EDITS, bytes).await?;
+        let names = [&ends.from, &ends.to].map(|place| place.bucket.edit_bytes(place.name.bytes()));
+        let bytes = 5 * INODE_BYTES + KEY_BYTES + names[0] + names[1];
+        let credit = self.credit(Tier::Delete, 8, bytes).await?;
         let now = self.now();
         let (txg, sync) = {
             let mut states = States::lock(&ends);

@@ -10,6 +10,8 @@ use std::ops::Range;
 use copyhold_format::item::{EXTENT_BLOCKS_MAX, Extent};
 use copyhold_types::Pointer;
 
+use crate::filesystem::KEY_BYTES;
+
 #[derive(Default)]
 pub(crate) struct MapEdit {
     /// By first file block; they do not overlap.
@@ -18,6 +20,11 @@ pub(crate) struct MapEdit {
     released: Vec<Pointer>,
     blocks_added: u64,
     blocks_removed: u64,
+}
+
+/// Bytes of the item of an extent of so many blocks.
+pub(crate) fn extent_bytes(blocks: u32) -> usize {
+    30 + 4 * blocks as usize
 }
 
 /// What [`MapEdit::finish`] found.
@@ -81,6 +88,13 @@ impl MapEdit {
     /// How many extents there are.
     pub(crate) fn len(&self) -> usize {
         self.now.len()
+    }
+
+    /// Bytes of the edits that cutting each extent once takes, at most.
+    pub(crate) fn edit_bytes(&self) -> usize {
+        let cut =
+            |extent: &Extent| 2 * (KEY_BYTES + extent_bytes(0)) + 4 * extent.blocks() as usize;
+        self.now.values().map(cut).sum()
     }
 
     pub(crate) fn finish(mut self) -> MapChange {

@@ -12,16 +12,16 @@ use copyhold_pool::{LaneClass, Tier, Transaction};
 use copyhold_types::{BLOCK_BYTES, Pointer, Run};
 
 use super::dirty::Slot;
-use super::extent_map::MapEdit;
+use super::extent_map::{MapEdit, extent_bytes};
 use super::extents::CHUNK;
 use super::write::FILE_BYTES_MAX;
+use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::InodeRef;
 use crate::{Filesystem, FsError, NodeId, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Chunks of the file that one transaction changes, and bytes of an edit in the log.
+/// Chunks of the file that one transaction changes.
 const STEP_CHUNKS: u64 = 8;
-const EDIT_BYTES: usize = 256;
 
 /// What `fallocate` is to do; `keep_size` where the size may stay below the range's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,7 +180,7 @@ impl Filesystem {
                 edit.load(extents);
                 let claims = self.pool.claim(LaneClass::Data, holes.len() as u64, &mut reserved)?;
                 let runs: Vec<Run> = claims.iter().map(|claim| claim.run()).collect();
-                let credit = self.map_credit(edit.len() + holes.len()).await?;
+                let credit = self.map_credit(&edit, holes.len()).await?;
                 let mut state = inode.state();
                 state.expect_present()?;
                 let epochs = self.subvol.epochs();
@@ -197,9 +197,10 @@ impl Filesystem {
         Ok(())
     }
 
-    async fn map_credit(&self, extents: usize) -> Result<copyhold_pool::Credit> {
-        let edits = extents * 2 + 8;
-        self.credit(Tier::Internal, edits * 2, edits * EDIT_BYTES).await
+    /// Credit for cutting each extent of `edit`, and for `added` new ones.
+    async fn map_credit(&self, edit: &MapEdit, added: usize) -> Result<copyhold_pool::Credit> {
+        let bytes = edit.edit_bytes() + added * (KEY_BYTES + extent_bytes(1)) + INODE_BYTES;
+        self.credit(Tier::Internal, 2 * edit.len() + added + 1, bytes).await
     }
 
     /// Applies a change of the map together with one of the dirty blocks.
@@ -209,7 +210,7 @@ impl Filesystem {
         edit: MapEdit,
         change: impl FnOnce(&mut crate::inode::State) -> usize,
     ) -> Result<()> {
-        let credit = self.map_credit(edit.len()).await?;
+        let credit = self.map_credit(&edit, 0).await?;
         let mut state = inode.state();
         state.expect_present()?;
         let forgotten = change(&mut state);

@@ -18,8 +18,9 @@ use copyhold_types::{BLOCK_BYTES, EpochId, Pointer, Txg};
 use smallvec::SmallVec;
 
 use super::batch::{Batch, Content, Placed};
-use super::extent_map::{MapChange, MapEdit};
+use super::extent_map::{MapChange, MapEdit, extent_bytes};
 use super::extents::CHUNK;
+use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::{Inode, InodeRef, State};
 use crate::{Filesystem, NodeId, Result};
 
@@ -29,8 +30,6 @@ const CUT_MAX: usize = 100;
 const EDITS_MAX: usize = 400;
 /// Pieces whose old extents are looked up at once.
 const STRETCH_MAX: usize = 8;
-/// Bytes of an edit in the log, at most: key, value with all checksums, allocation, release.
-const EDIT_BYTES: usize = 256;
 
 impl Batch<'_> {
     pub(super) async fn install(&self, content: Content) -> Result<()> {
@@ -71,8 +70,10 @@ impl Batch<'_> {
         }
         let count = self.load_replaced(placed, &mut old).await?;
         let placed = &placed[..count];
-        let edits = old.len() + count * 2 + 4;
-        let credit = fs.credit(Tier::Internal, edits * 2, edits * EDIT_BYTES + 4096).await?;
+        let inline_bytes = inline.as_ref().map_or(0, |bytes| KEY_BYTES + bytes.len());
+        let bytes = old.edit_bytes() + new_bytes(placed) + INODE_BYTES + inline_bytes;
+        let edits = old.len() + count + 3;
+        let credit = fs.credit(Tier::Internal, edits, bytes).await?;
 
         let mut state = inode.state();
         if state.gone {
@@ -235,8 +236,8 @@ impl Filesystem {
         edit.load(extents.into_iter().take(CUT_MAX));
         edit.remove(from..to);
 
-        let edits = CUT_MAX + 4;
-        let credit = self.credit(Tier::Internal, edits * 2, edits * EDIT_BYTES).await?;
+        let bytes = CUT_MAX * KEY_BYTES + INODE_BYTES + 256;
+        let credit = self.credit(Tier::Internal, CUT_MAX + 4, bytes).await?;
         let mut state = inode.state();
         if state.gone {
             return Ok(true);
@@ -308,6 +309,11 @@ fn stretch(placed: &[Placed], first: &Placed) -> (usize, Range<u64>) {
         count += 1;
     }
     (count, first.at / CHUNK * CHUNK..end.div_ceil(CHUNK) * CHUNK)
+}
+
+/// Bytes of edits that put `placed`.
+fn new_bytes(placed: &[Placed]) -> usize {
+    placed.iter().map(|piece| KEY_BYTES + extent_bytes(piece.run.blocks)).sum()
 }
 
 /// Cuts the next `blocks` blocks off the claims: into the transaction, or dropped.

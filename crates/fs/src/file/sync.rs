@@ -5,6 +5,7 @@ use std::sync::Arc;
 use copyhold_pool::{Tier, Transaction};
 use futures_util::future::join_all;
 
+use crate::filesystem::INODE_BYTES;
 use crate::inode::{Inode, InodeRef};
 use crate::{Filesystem, NodeId, Result};
 
@@ -112,7 +113,7 @@ impl Filesystem {
             if !inode.state().atime_lazy {
                 continue;
             }
-            let credit = self.credit(Tier::Internal, 2, 256).await?;
+            let credit = self.credit(Tier::Internal, 1, INODE_BYTES).await?;
             let mut state = inode.state();
             if state.gone || !state.atime_lazy {
                 continue;
@@ -132,11 +133,5 @@ impl Filesystem {
             tracing::debug!(%error, "not all dirty data could be written for want of space");
         }
         self.reaper_idle().await;
-        // Freed in this txg, usable when the next one is durable.
-        for _ in 0..2 {
-            if self.pool.commit(self.pool.open_txg()).await.is_err() {
-                return;
-            }
-        }
     }
 }

@@ -2,14 +2,16 @@
 #![allow(dead_code)] // each test binary uses a part
 #![allow(unreachable_pub)] // a module of several test programs
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use copyhold_device::DynDevice;
 use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
+use copyhold_format::{item, space_map};
 use copyhold_fs::{Caller, Entry, Filesystem, NodeId, OpenFlags, Options, Result};
 use copyhold_pool::{CreateOptions, OpenOptions, Pool};
 use copyhold_runtime::{Rt, SeededRuntime};
-use copyhold_types::DeviceId;
+use copyhold_types::{DeviceId, Key, Run};
 
 pub struct World {
     pub rt: Arc<SeededRuntime>,
@@ -39,6 +41,14 @@ impl World {
         World { rt, device }
     }
 
+    /// Loses power now; what the device kept is the next world.
+    pub fn crash(&self, fs: Arc<Filesystem>, seed: u64) -> World {
+        self.rt.drop_tasks();
+        let image = self.device.crash(seed);
+        drop(fs);
+        World::on(seed ^ 0x5eed, image)
+    }
+
     pub fn run<T>(&self, future: impl Future<Output = T>) -> T {
         self.rt.block_on(future)
     }
@@ -61,6 +71,55 @@ impl World {
         fs.close().await.unwrap();
         fs.pool().close().await.unwrap();
     }
+}
+
+/// Space that extents, nodes and maps refer to is exactly what is allocated, and each file's item
+/// counts its own.
+pub async fn check_space(fs: &Filesystem) {
+    let pool = fs.pool();
+    let mut referenced = BTreeSet::new();
+    let mut refer = |run: Run| {
+        for block in run.addr.block()..run.end() {
+            assert!(referenced.insert(block), "block {block} is referred to twice");
+        }
+    };
+    for table in pool.tables() {
+        let mut nodes = Vec::new();
+        table.for_each_node(pool.node_source(), true, &mut |visit| nodes.push(visit.ptr)).await;
+        nodes.iter().flat_map(|ptr| ptr.runs()).for_each(&mut refer);
+    }
+    let maps = pool.range(Pool::TABLES, Key::MIN, Key::MAX, usize::MAX).await.unwrap();
+    for (_, value) in maps.iter().filter(|(key, _)| key.kind == space_map::METASLAB) {
+        let map = space_map::Descriptor::parse(value).unwrap().map;
+        map.iter().flat_map(|ptr| ptr.runs()).for_each(&mut refer);
+    }
+    let system = pool.range(Pool::SYSTEM, Key::MIN, Key::MAX, usize::MAX).await.unwrap();
+    let (_, subvol) = system.iter().find(|(key, _)| key.kind == item::SUBVOL).unwrap();
+    let table = item::SubvolItem::parse(subvol).unwrap().table;
+    let items = pool.range(table, Key::MIN, Key::MAX, usize::MAX).await.unwrap();
+    let mut counted: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut free_from = (0, 0);
+    for (key, value) in items.iter().filter(|(key, _)| key.kind == item::EXTENT) {
+        let extent = item::Extent::parse(value).unwrap();
+        refer(extent.pointer.run);
+        assert!((key.object, key.offset) >= free_from, "extents overlap at {key}");
+        free_from = (key.object, key.offset + u64::from(extent.blocks()));
+        *counted.entry(key.object).or_default() += extent.pointer.run.bytes();
+    }
+    for (key, value) in items.iter().filter(|(key, _)| key.kind == item::INODE) {
+        let inode = item::InodeItem::parse(value).unwrap();
+        assert_eq!(inode.allocated, counted.remove(&key.object).unwrap_or(0), "inode {key}");
+    }
+    assert!(counted.is_empty(), "extents without an inode: {counted:?}");
+    let space = pool.space_map();
+    let allocated: BTreeSet<u64> = space
+        .metaslabs()
+        .flat_map(|id| space.allocated_runs(id))
+        .flat_map(|run| run.addr.block()..run.end())
+        .collect();
+    let leaked: Vec<_> = allocated.difference(&referenced).collect();
+    let dangling: Vec<_> = referenced.difference(&allocated).collect();
+    assert!(leaked.is_empty() && dangling.is_empty(), "leaked {leaked:?}, dangling {dangling:?}");
 }
 
 pub const ROOT: NodeId = NodeId::ROOT;
