@@ -94,14 +94,9 @@ impl Pool {
     }
 
     pub(crate) async fn flush_device(&self) -> Result<(), PoolError> {
-        let mut flushed = self.device.flush().await;
-        if self.sabotaged(crate::Sabotage::TrustSecondFlush) && flushed.is_err() {
-            flushed = self.device.flush().await;
-        }
-        flushed.map_err(|error| {
-            self.stop(&error.to_string());
-            PoolError::Device(error)
-        })
+        let again = self.sabotaged(crate::Sabotage::TrustSecondFlush);
+        let flushed = self.health.flush(&self.device, again).await;
+        flushed.inspect_err(|error| self.stop(&error.to_string()))
     }
 
     /// What is freed by a txg that a durable batch calls durable can be used, if nobody pins it.
@@ -170,7 +165,7 @@ impl Pool {
         for _ in 0..3 {
             match self.journal.place_batch(txg, &batch, edits) {
                 Ok(placed) => return Ok(placed),
-                Err(_) => self.journal.move_head(self.oldest_pin()).await?,
+                Err(_) => self.journal.move_head(self.oldest_pin(), &self.health).await?,
             };
         }
         self.journal.place_batch(txg, &batch, edits).map_err(full)

@@ -342,7 +342,7 @@ impl Pool {
         self.group.lead(&self.health).await?;
         let lead = crate::group::Lead::begin(&self.group, &self.health);
         let pin = self.oldest_pin();
-        let moved = self.journal.move_head(pin).await;
+        let moved = self.journal.move_head(pin, &self.health).await;
         lead.end(None);
         if let Err(error) = moved {
             self.stop(&format!("an uberblock could not be written: {error}"));

@@ -4,13 +4,21 @@
 //! acknowledged may not be there, and no later success says otherwise. From then on every
 //! operation that would write answers [`PoolError::Stopped`]; reading goes on.
 
+//!
+//! H1  One flush at a time. Where two overlapped, the failure of one could lose what the success of
+//!     the other then acknowledges; so each begins when the one before is known to have succeeded.
+
 use std::sync::OnceLock;
+
+use async_lock::Mutex;
+use copyhold_device::DynDevice;
 
 use crate::PoolError;
 
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     stopped: OnceLock<String>,
+    flushing: Mutex<()>,
 }
 
 impl Health {
@@ -19,6 +27,21 @@ impl Health {
         if self.stopped.set(why.to_owned()).is_ok() {
             tracing::error!("the pool stops writing: {why}");
         }
+    }
+
+    /// Flushes the device (H1). `again`: a failed flush is tried again and trusted, which breaks
+    /// rule R12.
+    pub(crate) async fn flush(&self, device: &DynDevice, again: bool) -> Result<(), PoolError> {
+        let _one = self.flushing.lock().await;
+        self.check()?;
+        let mut flushed = device.flush().await;
+        if again && flushed.is_err() {
+            flushed = device.flush().await;
+        }
+        flushed.map_err(|error| {
+            self.stop(&error.to_string());
+            PoolError::Device(error)
+        })
     }
 
     pub(crate) fn check(&self) -> Result<(), PoolError> {

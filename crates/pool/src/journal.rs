@@ -18,6 +18,7 @@ use copyhold_types::{Buf, Digest, Incarnation, Txg};
 use parking_lot::Mutex;
 
 use crate::config::Limits;
+use crate::health::Health;
 use crate::{PoolError, Sabotage, labels};
 
 pub(crate) struct Journal {
@@ -39,6 +40,8 @@ struct State {
     /// First position of a txg's pieces, while its batch is not durable.
     pieces: BTreeMap<Txg, u64>,
     last: LastBatch,
+    /// The last batch that was marked as durable.
+    marked: Option<Txg>,
     uberblock: u64,
 }
 
@@ -126,6 +129,7 @@ impl Journal {
                     digest: resume.last_digest,
                     tables: resume.tables,
                 },
+                marked: None,
                 uberblock: resume.uberblock.number,
             }),
             device,
@@ -240,13 +244,17 @@ impl Journal {
         state.last = batch.last;
     }
 
-    /// Says, without a flush, that `txg` is durable (rule R14). Does nothing when it is not the last.
+    /// Says, without a flush, that `txg` is durable (rule R14). Does nothing when it is not the last
+    /// or has its mark, and when the log needs its space for more than hints.
     pub(crate) async fn write_mark(&self, txg: Txg) -> Result<(), PoolError> {
         let position = {
             let mut state = self.state.lock();
-            if state.last.txg != txg.get() || !state.pieces.is_empty() {
+            let marked = state.marked == Some(txg);
+            let scarce = state.appender.free() < self.ring.blocks() / 4;
+            if marked || scarce || state.last.txg != txg.get() || !state.pieces.is_empty() {
                 return Ok(());
             }
+            state.marked = Some(txg);
             match state.appender.place(1) {
                 Ok(position) => position,
                 Err(RingFull { .. }) => return Ok(()),
@@ -260,13 +268,18 @@ impl Journal {
     /// Moves the head to the oldest batch that is still needed: the first of a txg not older than
     /// `oldest_pin`, which must count what is flushed but not durably recorded as pinned. Called by
     /// the leader, so that no batch is on its way (J1). Returns whether there was anything to move.
-    pub(crate) async fn move_head(&self, oldest_pin: Option<Txg>) -> Result<bool, PoolError> {
+    pub(crate) async fn move_head(
+        &self,
+        oldest_pin: Option<Txg>,
+        health: &Health,
+    ) -> Result<bool, PoolError> {
         let Some(uberblock) = self.next_uberblock(oldest_pin) else { return Ok(false) };
         labels::write_uberblock(&self.device, &self.label, &uberblock).await?;
         if self.limits.breaks(Sabotage::ReuseLogAtOnce) {
             self.state.lock().appender.reuse_before(uberblock.head);
         } else {
-            self.device.flush().await?;
+            let again = self.limits.breaks(Sabotage::TrustSecondFlush);
+            health.flush(&self.device, again).await?;
         }
         let mut state = self.state.lock();
         state.uberblock = uberblock.number;

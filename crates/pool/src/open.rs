@@ -69,6 +69,9 @@ impl Pool {
         let mut recovered = recover(&ring, &uberblock).await?;
         cut_at_damage(&mut recovered, &options)?;
         cut_unverified_tail(&device, &uberblock, &mut recovered, &options).await?;
+        if options.limits.breaks(Sabotage::ReplayReadsBase) {
+            read_early(&device, &label, &uberblock).await?;
+        }
         let replayed = Replayed::of(&recovered.batches, restore_space(&rt, &label)?)?;
         let pool =
             assemble(rt, device, label, ring.clone(), uberblock, &recovered, replayed, options);
@@ -164,6 +167,20 @@ async fn cut_unverified_tail(
     Ok(())
 }
 
+/// Looks things up in the base that the uberblock names, as replay must not (rule R5).
+async fn read_early(
+    device: &DynDevice,
+    label: &Label,
+    uberblock: &Uberblock,
+) -> Result<(), PoolError> {
+    let nodes = NodeStore::new(device.clone(), 0, false);
+    let descriptor = PartitionDescriptor::parse(&uberblock.tables)
+        .map_err(|error| PoolError::damaged("the table of tables", error))?;
+    let limits = TableLimits { leaf_bytes: label.node_bytes as usize, ..TableLimits::default() };
+    let tot = Table::restore(Pool::TABLES, limits, vec![(0, descriptor)])?;
+    Catalogue::read(&tot, &nodes).await.map(drop)
+}
+
 fn restore_space(rt: &Rt, label: &Label) -> Result<Restore, PoolError> {
     let metaslab = Some(label.metaslab_blocks as u32);
     let layout = MetaslabLayout::for_device(label.device, label.blocks, metaslab);
@@ -232,9 +249,7 @@ async fn assemble(
         partition_leaves: label.partition_leaves as usize,
         ..TableLimits::default()
     };
-    let early = options.limits.breaks(Sabotage::ReplayReadsBase);
-    let last_batch = recovered.batches.last().filter(|_| !early);
-    let root = last_batch.map_or(&uberblock.tables, |last| &last.batch.tables);
+    let root = recovered.batches.last().map_or(&uberblock.tables, |last| &last.batch.tables);
     let root = root.clone();
     let tot = open_root(&mut replayed, &root, limits)?;
     let catalogue = Catalogue::read(&tot, &nodes).await?;
