@@ -56,10 +56,6 @@ impl Model {
         Model { nodes: BTreeMap::from([(ROOT, root)]), next: 1 }
     }
 
-    pub fn node(&self, id: Id) -> &Node {
-        &self.nodes[&id]
-    }
-
     fn node_mut(&mut self, id: Id) -> &mut Node {
         self.nodes.get_mut(&id).unwrap()
     }
