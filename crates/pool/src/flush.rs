@@ -23,7 +23,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use copyhold_space::{Claim, MapJob, MetaslabId, Tier};
-use copyhold_table::{FlushJob, Flushed, FreezePoint, Table};
+use copyhold_table::{FlushJob, Flushed, FreezePoint, Table, TableError};
 use copyhold_types::{Buf, EpochId, Key, NodePtr, Pointer, Purpose, TableId, Txg};
 use parking_lot::Mutex;
 
@@ -182,13 +182,18 @@ impl Pool {
         self.check_writable()?;
         let pin = self.oldest_pin();
         let reservation = self.space.reserve(0, Tier::Internal)?;
-        let cpu = self.rt.current_cpu();
-        let mut writer = NodeWriter::new(self.device.clone(), self.space.clone(), cpu, reservation);
+        let mut writer = NodeWriter::new(self.clone(), reservation);
         let mut done = Vec::new();
         for unit in self.units().into_iter().take(most) {
-            done.extend(self.prepare(unit, &mut writer).await);
+            let mark = writer.mark();
+            match self.prepare(unit, &mut writer).await {
+                Some(work) => done.push(work),
+                None => writer.give_up(mark),
+            }
         }
         let (true, Some(pin)) = (!done.is_empty(), pin) else {
+            self.abort(done);
+            writer.finish().await?;
             self.move_head().await?;
             return Ok(false);
         };
@@ -244,7 +249,10 @@ impl Pool {
             Err(error) => {
                 tracing::error!("{error}");
                 table.abort(job);
-                self.flusher.broken.lock().insert((table.id(), start));
+                // Where there is no room now there may be some later.
+                if !matches!(error, TableError::Unwritable { .. }) {
+                    self.flusher.broken.lock().insert((table.id(), start));
+                }
                 None
             }
         }

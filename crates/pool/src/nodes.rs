@@ -7,16 +7,16 @@
 
 use std::sync::Arc;
 
-use copyhold_device::{DeviceError, DynDevice};
+use copyhold_device::DynDevice;
 use copyhold_format::digest;
 use copyhold_format::node::{Level, Node};
 use copyhold_runtime::BoxFuture;
-use copyhold_space::{Claim, Lane, LaneClass, Reservation, Space};
+use copyhold_space::{Claim, Lane, LaneClass, Reservation};
 use copyhold_table::{NodeCache, NodeFuture, NodeSink, NodeSource, TableError};
 use copyhold_types::{Buf, EpochId, NodePtr, Purpose, Run};
 use parking_lot::Mutex;
 
-use crate::PoolError;
+use crate::{Pool, PoolError};
 
 /// Parts of the node cache, each under a lock of its own.
 const CACHE_SHARDS: usize = 8;
@@ -92,30 +92,26 @@ impl NodeSource for NodeStore {
 }
 
 /// Places and writes what a flush makes. The writes go on in the background until
-/// [`NodeWriter::finish`].
+/// [`NodeWriter::finish`], and so long its claims are held, also those of what was given up: space
+/// is nobody else's while a write to it is under way.
 pub(crate) struct NodeWriter {
-    device: DynDevice,
-    space: Space,
+    pool: Arc<Pool>,
     lane: Lane,
     reservation: Reservation,
     claims: Vec<Claim>,
-    writes: Mutex<Vec<BoxFuture<'static, Result<(), DeviceError>>>>,
+    given_up: Vec<Claim>,
+    writes: Mutex<Vec<BoxFuture<'static, Result<(), PoolError>>>>,
 }
 
 impl NodeWriter {
     /// `reservation`: space for all nodes and their copies.
-    pub(crate) fn new(
-        device: DynDevice,
-        space: Space,
-        cpu: usize,
-        reservation: Reservation,
-    ) -> Self {
+    pub(crate) fn new(pool: Arc<Pool>, reservation: Reservation) -> Self {
         NodeWriter {
-            device,
-            space,
-            lane: Lane { cpu, class: LaneClass::Node },
+            lane: Lane { cpu: pool.rt.current_cpu(), class: LaneClass::Node },
+            pool,
             reservation,
             claims: Vec::new(),
+            given_up: Vec::new(),
             writes: Mutex::default(),
         }
     }
@@ -124,19 +120,30 @@ impl NodeWriter {
     pub(crate) fn place(&mut self, buf: Buf, why: Purpose) -> Result<NodePtr, PoolError> {
         let blocks = buf.blocks() as u32;
         let wanted = u64::from(blocks) * COPIES;
+        let space = &self.pool.space;
         if self.reservation.blocks() < wanted {
-            let more = self.space.reserve(wanted, copyhold_space::Tier::Internal)?;
+            let more = space.reserve(wanted, copyhold_space::Tier::Internal)?;
             self.reservation.join(more);
         }
         let mut copies = [None; 2];
         for copy in &mut copies {
-            let claim = self.space.claim_run(self.lane, blocks, &mut self.reservation)?;
+            let claim = space.claim_run(self.lane, blocks, &mut self.reservation)?;
             let run = claim.run();
             *copy = Some(run.addr);
-            self.writes.get_mut().push(self.device.write(run.addr.block(), vec![buf.clone()], why));
+            self.writes.get_mut().push(self.pool.begin_write(run, vec![buf.clone()], why));
             self.claims.push(claim);
         }
         Ok(NodePtr { copies, blocks, epoch: EpochId::POOL, digest: digest(&buf) })
+    }
+
+    /// Where the claims of the next unit begin.
+    pub(crate) fn mark(&self) -> usize {
+        self.claims.len()
+    }
+
+    /// Nothing will point to what was placed since the mark.
+    pub(crate) fn give_up(&mut self, mark: usize) {
+        self.given_up.extend(self.claims.drain(mark..));
     }
 
     /// Waits for all writes; gives the claims, to be logged with the pointers.

@@ -31,7 +31,6 @@ use crate::admission::Admission;
 use crate::config::{CreateOptions, OpenOptions};
 use crate::flush::Flusher;
 use crate::group::Group;
-use crate::health::Health;
 use crate::ids::Ids;
 use crate::journal::{Journal, Resume};
 use crate::labels::{self, Labels};
@@ -277,7 +276,7 @@ async fn assemble(
         tables: Tables::new(limits, root, tables),
         read_only: options.read_only.then(|| "it was asked for".to_owned()),
         limits: options.limits,
-        health: Health::default(),
+        health: Arc::default(),
         open: OpenTxg::new(recovered.next_txg.max(last.next())),
         group: Group::new(last),
         pins: Pins::default(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use copyhold_device::{CounterSnapshot, DynDevice};
 use copyhold_format::label::Label;
-use copyhold_runtime::Rt;
+use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_space::{Claim, Figures, Lane, LaneClass, Reservation, Space, Tier};
 use copyhold_table::{Table, Value};
 use copyhold_types::{Buf, Key, Purpose, Run, TableId, Txg};
@@ -39,7 +39,7 @@ pub struct Pool {
     pub(crate) limits: Limits,
     /// Why the pool may not be written at all; `None`: it may.
     pub(crate) read_only: Option<String>,
-    pub(crate) health: Health,
+    pub(crate) health: Arc<Health>,
     pub(crate) journal: Journal,
     pub(crate) space: Space,
     pub(crate) tables: Tables,
@@ -185,17 +185,34 @@ impl Pool {
             self.rt.spawn(Box::pin(async move { drop(write.await) }));
             return Ok(());
         }
-        loop {
-            self.health.check()?;
-            match self.device.write(run.addr.block(), data.clone(), why).await {
-                Ok(()) => return Ok(()),
-                Err(error) if error.is_host_full() => {
-                    tracing::error!("{error}: writes wait until the host has space again");
-                    self.rt.sleep(HOST_FULL_RETRY).await;
-                }
-                Err(error) => return Err(error.into()),
-            }
+        self.begin_write(run, data, why).await
+    }
+
+    /// As [`Self::write`], begun at the call.
+    pub(crate) fn begin_write(
+        &self,
+        run: Run,
+        data: Vec<Buf>,
+        why: Purpose,
+    ) -> BoxFuture<'static, Result<(), PoolError>> {
+        if let Err(stopped) = self.health.check() {
+            return Box::pin(std::future::ready(Err(stopped)));
         }
+        let (rt, device, health) = (self.rt.clone(), self.device.clone(), self.health.clone());
+        let mut write = self.device.write(run.addr.block(), data.clone(), why);
+        Box::pin(async move {
+            loop {
+                match write.await {
+                    Err(error) if error.is_host_full() => {
+                        tracing::error!("{error}: writes wait until the host has space again");
+                    }
+                    result => return Ok(result?),
+                }
+                rt.sleep(HOST_FULL_RETRY).await;
+                health.check()?;
+                write = device.write(run.addr.block(), data.clone(), why);
+            }
+        })
     }
 
     /// Joins the open txg and applies everything at once; never waits. Fails only when the pool

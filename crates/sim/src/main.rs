@@ -51,7 +51,12 @@ fn run_level(level: Level, start: u64, args: &Args) -> u64 {
     let mut failed = 0;
     let mut told = begin;
     for seed in start..start + args.seeds {
-        let plan = Plan { weather: args.weather, broken: args.broken, ..Plan::new(level, seed) };
+        let plan = Plan {
+            weather: args.weather,
+            broken: args.broken,
+            tell: args.seeds == 1,
+            ..Plan::new(level, seed)
+        };
         match plan.run() {
             Ok(outcome) => sum.add(&outcome),
             Err(failure) => {

@@ -30,6 +30,8 @@ pub struct Plan {
     pub weather: Option<Weather>,
     /// A rule of the engine that is broken on purpose.
     pub broken: Option<Sabotage>,
+    /// Say on standard error what happens.
+    pub tell: bool,
 }
 
 /// A history that went well.
@@ -64,7 +66,13 @@ pub struct Failure {
 
 impl Plan {
     pub fn new(level: Level, seed: u64) -> Plan {
-        Plan { level, seed, weather: None, broken: None }
+        Plan { level, seed, weather: None, broken: None, tell: false }
+    }
+
+    pub(crate) fn tell(&self, what: impl FnOnce() -> String) {
+        if self.tell {
+            eprintln!("  {}", what());
+        }
     }
 
     pub fn run(&self) -> Result<Outcome, Failure> {

@@ -36,7 +36,7 @@ pub fn history(plan: &Plan) -> Outcome {
 }
 
 struct History {
-    weather: Option<Weather>,
+    plan: Plan,
     shape: Shape,
     dice: Dice,
     label: Label,
@@ -57,7 +57,7 @@ impl History {
         let label = label.expect("nothing happens yet").expect("a pool is made");
         let image = machine.crash(dice.number());
         History {
-            weather: plan.weather,
+            plan: *plan,
             weak_copy: dice.below(2) as usize,
             shape,
             dice,
@@ -72,9 +72,11 @@ impl History {
     /// One life; its end is the next one's image.
     fn life(&mut self) {
         let today = Weather::today(&mut self.dice);
-        let weather = self.weather.unwrap_or(today);
+        let weather = self.plan.weather.unwrap_or(today);
         let (machine, pool) = self.recover();
+        self.plan.tell(|| format!("a life: {weather:?}, {:?}", pool.log_use()));
         if let Some((trigger, fault)) = weather.fault(&mut self.dice) {
+            self.plan.tell(|| format!("{fault:?} at {trigger:?}"));
             machine.disk.arm(trigger, fault);
         }
         if weather == Weather::PowerCut {
@@ -85,6 +87,7 @@ impl History {
         }
         let clients = self.clients(&pool, weather.shows());
         let done = machine.run_all(clients);
+        self.shared.world.lock().know_durable(pool.durable_txg());
         self.image = match done {
             Some(_) => self.end(weather, &machine, pool),
             None => self.crash(&machine),
@@ -142,7 +145,10 @@ impl History {
                     return (machine, pool);
                 }
                 // What cannot be read is no reason to forget anything; the next attempt can.
-                Some(Err(PoolError::Device(_))) => self.image = machine.rest(),
+                Some(Err(PoolError::Device(error))) => {
+                    self.plan.tell(|| format!("not opened: {error}"));
+                    self.image = machine.rest();
+                }
                 Some(Err(error)) => panic!("the pool cannot be opened: {error}"),
                 None => self.image = self.crash(&machine),
             }
@@ -158,7 +164,11 @@ impl History {
             Ok::<u64, PoolError>(n)
         });
         match verified {
-            Some(Ok(n)) => world.settle(n),
+            Some(Ok(n)) => {
+                let (last, synced) = (world.last(), world.synced);
+                self.plan.tell(|| format!("recovered {n} of {last}, {synced} synced"));
+                world.settle(n);
+            }
             Some(Err(error)) => panic!("after recovery: {error}"),
             None => panic!("the power failed where it should not"),
         }
@@ -171,6 +181,7 @@ impl History {
 
     fn crash(&mut self, machine: &Machine) -> SimImage {
         self.outcome.crashes += 1;
+        self.plan.tell(|| format!("the power fails at {} us", machine.rt.now() / 1000));
         machine.crash(self.dice.number())
     }
 
@@ -220,7 +231,7 @@ impl History {
         });
         ended.expect("the power is on").expect("the pool is well");
         if closes {
-            world.synced = world.last();
+            world.sync_all();
         }
         drop(world);
         if self.dice.one_in(2) { machine.rest() } else { self.crash(machine) }
@@ -236,9 +247,7 @@ impl History {
             Ok::<(), PoolError>(())
         });
         resting.expect("the power is on").expect("the pool is well");
-        let mut world = self.shared.world.lock();
-        world.synced = world.last();
-        drop(world);
+        self.shared.world.lock().sync_all();
         machine.rest()
     }
 
@@ -317,10 +326,11 @@ impl History {
     /// the data can be read again (rule R13).
     fn misread(&mut self) {
         let world = self.shared.world.lock();
-        let runs = world.extents_since(world.synced);
+        let runs = world.extents_of_doubt();
         drop(world);
         let mut image = self.image.clone();
         let Some((block, byte)) = self.rot_one_of(&mut image, &runs) else { return };
+        self.plan.tell(|| format!("block {block} is misread"));
         self.image = image;
         let (machine, pool) = self.recover();
         drop(pool);

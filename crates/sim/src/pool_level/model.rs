@@ -63,10 +63,12 @@ pub(crate) struct World {
     /// The state after transaction `settled`, and the transactions since.
     base: State,
     settled: u64,
-    log: Vec<Changes>,
+    log: Vec<(Txg, Changes)>,
     pub(crate) now: State,
     /// Everything up to this transaction was acknowledged as durable.
     pub(crate) synced: u64,
+    /// And so was this txg, with all that was in it.
+    synced_txg: Option<Txg>,
     /// Ids that the pool gave out, ever (rule R9).
     pub(crate) ids: BTreeSet<u64>,
     /// Data that travels with a txg; until that is durable it is not on the device.
@@ -84,17 +86,36 @@ impl World {
         self.settled + self.log.len() as u64
     }
 
-    pub(crate) fn push(&mut self, changes: Changes) -> u64 {
+    pub(crate) fn push(&mut self, txg: Txg, changes: Changes) -> u64 {
         apply(&mut self.now, &changes);
-        self.log.push(changes);
+        self.log.push((txg, changes));
         self.last()
+    }
+
+    /// Transaction `n` was acknowledged as durable, in `txg`.
+    pub(crate) fn sync(&mut self, txg: Txg, n: u64) {
+        self.synced = self.synced.max(n);
+        self.synced_txg = self.synced_txg.max(Some(txg));
+    }
+
+    /// The pool knows `txg` to be durable, whoever was told.
+    pub(crate) fn know_durable(&mut self, txg: Txg) {
+        let count = self.log.partition_point(|(of, _)| *of <= txg) as u64;
+        self.sync(txg, self.settled + count);
+    }
+
+    /// So was all that has happened.
+    pub(crate) fn sync_all(&mut self) {
+        if let Some((txg, _)) = self.log.last() {
+            self.sync(*txg, self.last());
+        }
     }
 
     /// The state after transaction `n`.
     pub(crate) fn state_at(&self, n: u64) -> State {
         let mut state = self.base.clone();
         let count = (n - self.settled) as usize;
-        self.log[..count].iter().for_each(|changes| apply(&mut state, changes));
+        self.log[..count].iter().for_each(|(_, changes)| apply(&mut state, changes));
         state
     }
 
@@ -114,10 +135,20 @@ impl World {
     /// Extents that transactions after `n` brought.
     pub(crate) fn extents_since(&self, n: u64) -> Vec<Run> {
         let skip = n.saturating_sub(self.settled) as usize;
-        let changes = self.log[skip..].iter().flatten();
-        let extents = changes.filter_map(|(key, to)| to.as_ref().and_then(|to| to.extent(*key)));
-        extents.map(|extent| extent.pointer.run).collect()
+        extents(&self.log[skip..])
     }
+
+    /// Extents that came in txgs of which nothing was acknowledged.
+    pub(crate) fn extents_of_doubt(&self) -> Vec<Run> {
+        let skip = self.log.partition_point(|(txg, _)| Some(*txg) <= self.synced_txg);
+        extents(&self.log[skip..])
+    }
+}
+
+fn extents(log: &[(Txg, Changes)]) -> Vec<Run> {
+    let changes = log.iter().flat_map(|(_, changes)| changes);
+    let extents = changes.filter_map(|(key, to)| to.as_ref().and_then(|to| to.extent(*key)));
+    extents.map(|extent| extent.pointer.run).collect()
 }
 
 fn apply(state: &mut State, changes: &Changes) {
