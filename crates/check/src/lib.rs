@@ -1,1 +1,77 @@
-//! (to come)
+//! Verifies a whole pool, and says what each damage means.
+//!
+//! Problem.  A filesystem verifies what it reads, but it reads one copy of a node, and only what is
+//!           asked for. What it wrote wrongly itself has a right digest.
+//! Idea.     Follow every pointer from the uberblock on, in every copy, and judge what is found by
+//!           what must hold between structures: parents and children, names and inodes, maps of
+//!           space and what refers to it. Everything is read, nothing is changed.
+//!
+//! ```text
+//!   device    labels · uberblocks · log, in both copies        check_device
+//!   pool      space maps → trees by pointer → subvolumes       check
+//!   files     items in order → names and links → contents
+//! ```
+//!
+//! A finding is a [`Problem`] put in words: what is damaged, how bad that is, which files it affects
+//! and what to do. Invariants are numbered where they are checked (B, S, Y, I, L).
+//!
+//! Memory: two bits a block of the device, 32 bytes a file; findings are bounded.
+
+#![forbid(unsafe_code)]
+
+mod checker;
+mod copies;
+mod device;
+mod files;
+mod items;
+mod labels;
+mod log;
+mod maps;
+mod meaning;
+mod owners;
+mod problem;
+mod reach;
+mod report;
+mod system;
+mod tree;
+
+use std::sync::Arc;
+
+use copyhold_device::DynDevice;
+use copyhold_pool::{Pool, PoolError};
+use copyhold_runtime::Rt;
+
+pub use problem::{End, FileId, Owner, Problem, Severity};
+pub use report::{AffectedFile, Finding, Report, Verified};
+
+/// What to verify.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The contents of files, too: reads everything that is allocated.
+    pub data: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { data: true }
+    }
+}
+
+/// Checks an open pool: one that is open read-only, or to which nobody writes meanwhile. Labels and
+/// log are not looked at: an open pool has repaired them.
+pub async fn check(pool: &Arc<Pool>, options: Options) -> Report {
+    checker::Checker::run(pool, options, report::Draft::default()).await
+}
+
+/// Checks a pool that is not open, from its labels on; opens it read-only. That it cannot be opened
+/// is a finding, when damage is the reason.
+///
+/// # Errors
+/// There is no pool, a newer program made it, the device has shrunk or cannot be read at all.
+pub async fn check_device(
+    rt: Rt,
+    device: DynDevice,
+    options: Options,
+) -> Result<Report, PoolError> {
+    device::check(rt, device, options).await
+}

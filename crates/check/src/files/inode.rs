@@ -1,0 +1,298 @@
+//! One inode: its item against all else that it has.
+//!
+//! I1  An inode has an inode item, and only items that its type has.
+//! I2  Extents ascend, do not overlap, never cross a multiple of 32 blocks (P11), are of an epoch that
+//!     the subvolume has seen, and sum up to what the inode says is allocated.
+//! I3  A name, of an entry or an attribute, is under the key that its hash gives (R41).
+//! I4  What an inode counts (entries, attributes, bytes of a target) it has.
+//!
+//! I4 and the sum of I2 are not asked of a file that is being removed in steps.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use copyhold_format::FormatError;
+use copyhold_format::item::{
+    DIRENT, DirBucket, EXTENT, EXTENT_BLOCKS_MAX, Extent, ExtentState, INLINE, INODE, InodeFlags,
+    InodeItem, SYMLINK, XATTR, XATTR_VALUE, XATTR_VALUE_PIECE, XattrBucket, XattrValue,
+    dirent_bucket, inode_key, parse_inline, parse_symlink, xattr_bucket, xattr_piece,
+};
+use copyhold_types::{BLOCK_BYTES, Key};
+
+use super::Walk;
+use super::data::DataJob;
+use super::index::DIRECTORY;
+use crate::checker::Checker;
+use crate::problem::{FileId, Owner, Problem};
+
+const REGULAR: u8 = 8;
+const LINK: u8 = 10;
+
+/// What has been seen of an inode.
+pub(super) struct Current {
+    file: FileId,
+    item: Option<InodeItem>,
+    /// Its inode item is there, though it may mean nothing.
+    has_item: bool,
+    items: u64,
+    /// First file block behind the last extent.
+    end: u64,
+    blocks: u64,
+    entries: u64,
+    attributes: u64,
+    /// Pieces of long values that are still to come: how long, and of which attribute.
+    pieces: BTreeMap<Key, (usize, String)>,
+    inline: bool,
+    target: Option<u64>,
+    first_extent: Option<u64>,
+}
+
+impl Current {
+    pub(super) fn new(file: FileId) -> Current {
+        Current {
+            file,
+            item: None,
+            has_item: false,
+            items: 0,
+            end: 0,
+            blocks: 0,
+            entries: 0,
+            attributes: 0,
+            pieces: BTreeMap::new(),
+            inline: false,
+            target: None,
+            first_extent: None,
+        }
+    }
+
+    pub(super) fn ino(&self) -> u64 {
+        self.file.ino.0
+    }
+
+    fn kind(&self) -> Option<u8> {
+        self.item.map(|item| (item.mode >> 12) as u8)
+    }
+
+    pub(super) fn item(
+        &mut self,
+        walk: &mut Walk<'_>,
+        checker: &mut Checker,
+        key: Key,
+        value: &[u8],
+    ) {
+        self.items += 1;
+        let parsed = match key.kind {
+            INODE if key.offset == 0 => self.inode_item(walk, value),
+            INLINE if key.offset == 0 => {
+                self.inline = true;
+                self.expect(checker, key, REGULAR, "it is not a regular file");
+                parse_inline(value).map(drop)
+            }
+            SYMLINK if key.offset == 0 => {
+                self.target = Some(value.len() as u64);
+                self.expect(checker, key, LINK, "it is not a symlink");
+                parse_symlink(value).map(drop)
+            }
+            DIRENT => self.bucket(walk, checker, key, value),
+            XATTR => self.attributes(walk, checker, key, value),
+            XATTR_VALUE => self.piece(checker, key, value),
+            EXTENT => self.extent(walk, checker, key, value),
+            _ => {
+                checker.report.add(Problem::UnknownItem { table: walk.table(), key });
+                Ok(())
+            }
+        };
+        if let Err(error) = parsed {
+            let why = error.to_string();
+            checker.report.add(Problem::Item { file: self.file, key, why });
+        }
+    }
+
+    fn inode_item(&mut self, walk: &mut Walk<'_>, value: &[u8]) -> Result<(), FormatError> {
+        self.has_item = true;
+        let item = InodeItem::parse(value)?;
+        let kind = (item.mode >> 12) as u8;
+        walk.index.add_inode(self.file.ino, kind, item.nlink, item.parent);
+        self.item = Some(item);
+        Ok(())
+    }
+
+    /// I1: the item belongs to inodes of `kind` only.
+    fn expect(&self, checker: &mut Checker, key: Key, kind: u8, why: &'static str) {
+        if self.kind().is_some_and(|found| found != kind) {
+            checker.report.add(Problem::Misplaced { file: self.file, key, why });
+        }
+    }
+
+    fn bucket(
+        &mut self,
+        walk: &mut Walk<'_>,
+        checker: &mut Checker,
+        key: Key,
+        value: &[u8],
+    ) -> Result<(), FormatError> {
+        self.expect(checker, key, DIRECTORY, "it is not a directory");
+        let bucket = DirBucket::parse(value)?;
+        let mut names = BTreeSet::new();
+        for entry in bucket.iter() {
+            self.entries += 1;
+            checker.report.verified.names += 1;
+            walk.index.add_name(self.file.ino, entry.ino, entry.kind);
+            let why = match () {
+                () if dirent_bucket(&walk.item.hash_key, entry.name) != key.offset => {
+                    "it is under another name's hash"
+                }
+                () if !names.insert(entry.name) => "it is there twice",
+                () => continue,
+            };
+            let name = String::from_utf8_lossy(entry.name).into_owned();
+            checker.report.add(Problem::Entry { dir: self.file, name, why: why.into() });
+        }
+        Ok(())
+    }
+
+    fn attributes(
+        &mut self,
+        walk: &Walk<'_>,
+        checker: &mut Checker,
+        key: Key,
+        value: &[u8],
+    ) -> Result<(), FormatError> {
+        for attribute in XattrBucket::parse(value)?.iter() {
+            self.attributes += 1;
+            checker.report.verified.attributes += 1;
+            let name = String::from_utf8_lossy(attribute.name).into_owned();
+            if xattr_bucket(&walk.item.hash_key, attribute.name) != key.offset {
+                let why = "it is under another name's hash".into();
+                checker.report.add(Problem::Xattr { file: self.file, name, why });
+                continue;
+            }
+            let XattrValue::Pieces(len) = attribute.value else { continue };
+            for n in 0..attribute.value.pieces() {
+                let piece = xattr_piece(self.file.ino, key.offset, attribute.index, n);
+                let bytes = (len - n * XATTR_VALUE_PIECE).min(XATTR_VALUE_PIECE);
+                self.pieces.insert(piece, (bytes, name.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    fn piece(&mut self, checker: &mut Checker, key: Key, value: &[u8]) -> Result<(), FormatError> {
+        let file = self.file;
+        match self.pieces.remove(&key) {
+            None => {
+                let why = "no attribute has this piece of a value";
+                checker.report.add(Problem::Misplaced { file, key, why });
+            }
+            Some((bytes, _)) if bytes == value.len() => {}
+            Some((bytes, name)) => {
+                let why = format!("a piece of its value has {} bytes of {bytes}", value.len());
+                checker.report.add(Problem::Xattr { file, name, why });
+            }
+        }
+        Ok(())
+    }
+
+    fn extent(
+        &mut self,
+        walk: &mut Walk<'_>,
+        checker: &mut Checker,
+        key: Key,
+        value: &[u8],
+    ) -> Result<(), FormatError> {
+        self.expect(checker, key, REGULAR, "it is not a regular file");
+        let extent = Extent::parse(value)?;
+        let (block, blocks) = (key.offset, extent.blocks());
+        checker.report.verified.extents += 1;
+        if let Some(why) = self.extent_is_wrong(walk, block, &extent) {
+            checker.report.add(Problem::Extent { file: self.file, block, why });
+        }
+        self.end = self.end.max(block.saturating_add(blocks.into()));
+        self.blocks += u64::from(blocks);
+        self.first_extent = self.first_extent.or(Some(block));
+        let run = extent.pointer.run;
+        checker.refer(run, Owner::File { file: self.file, block });
+        if let ExtentState::Written(sums) = extent.state
+            && checker.options.data
+        {
+            walk.jobs.push(DataJob { file: self.file, block, run, sums });
+        }
+        Ok(())
+    }
+
+    /// I2.
+    fn extent_is_wrong(&self, walk: &Walk<'_>, block: u64, extent: &Extent) -> Option<String> {
+        let (epoch, origin) = (extent.pointer.epoch, extent.pointer.origin);
+        let last = block.saturating_add(u64::from(extent.blocks()) - 1);
+        let chunk = u64::from(EXTENT_BLOCKS_MAX);
+        if block < self.end {
+            return Some("it overlaps the one before".into());
+        }
+        if block / chunk != last / chunk {
+            return Some(format!("its {} blocks cross a multiple of {chunk}", extent.blocks()));
+        }
+        if epoch > walk.item.epoch {
+            let now = walk.item.epoch;
+            return Some(format!("it is of epoch {epoch}, and the subvolume is at {now}"));
+        }
+        (epoch.0 == 0 || origin.0 == 0).then(|| "it is of no epoch".into())
+    }
+
+    /// There are no more items of it.
+    pub(super) fn finish(mut self, walk: &mut Walk<'_>, checker: &mut Checker) {
+        let file = self.file;
+        if !self.has_item {
+            if !checker.is_lost(walk.table(), inode_key(file.ino)) {
+                checker.report.add(Problem::NoInode { file, items: self.items });
+            }
+            return;
+        }
+        let Some(item) = self.item else { return };
+        checker.report.verified.inodes += 1;
+        if file.ino.0 >= walk.mark && file.ino != copyhold_types::InodeNo::ROOT {
+            let (what, number, mark) = ("inode", file.ino.0, walk.mark);
+            checker.report.add(Problem::IdMark { what, number, mark });
+        }
+        if item.nlink == 0 && walk.orphans.contains(&file.ino.0) {
+            checker.report.verified.orphans += 1;
+            return;
+        }
+        if !walk.is_partly_lost(checker, file.ino.0) {
+            self.check_counts(checker, &item);
+        }
+    }
+
+    /// I4, and the sum of I2.
+    fn check_counts(&mut self, checker: &mut Checker, item: &InodeItem) {
+        let file = self.file;
+        let mut field = |field, said: u64, found: u64| {
+            if said != found {
+                checker.report.add(Problem::Field { file, field, said, found });
+            }
+        };
+        field("number of attributes", item.xattrs.into(), self.attributes);
+        match self.kind() {
+            Some(DIRECTORY) => field("number of entries", item.size, self.entries),
+            Some(LINK) => field("size", item.size, self.target.unwrap_or(item.size)),
+            Some(REGULAR) => {
+                field("allocated size", item.allocated, self.blocks * BLOCK_BYTES as u64);
+            }
+            _ => {}
+        }
+        if self.kind() == Some(LINK) && self.target.is_none() {
+            checker.report.add(Problem::NoTarget { file });
+        }
+        let says_inline = item.has.has(InodeFlags::INLINE);
+        if says_inline && !self.inline {
+            checker.report.add(Problem::NoInline { file });
+        }
+        if self.inline && (!says_inline || self.first_extent == Some(0)) {
+            let key = Key::new(file.ino.0, INLINE, 0);
+            let why = "its first block is elsewhere";
+            checker.report.add(Problem::Misplaced { file, key, why });
+        }
+        for (_, name) in std::mem::take(&mut self.pieces).into_values() {
+            let why = "a piece of its value is missing".into();
+            checker.report.add(Problem::Xattr { file, name, why });
+        }
+    }
+}

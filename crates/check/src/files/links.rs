@@ -1,0 +1,164 @@
+//! Names against inodes.
+//!
+//! L1  A name leads to an inode that exists and is of the type that the entry says.
+//! L2  An inode has as many links as names; a directory two and one for each directory in it.
+//! L3  A directory but the root has one name, in the directory that it calls its parent; going up
+//!     from it one comes to the root.
+//! L4  An inode without links is on the list of orphans, and what is on the list has none.
+//!
+//! Where items could not be read, what is missing may be among them: then only what is too much is
+//! told.
+
+use std::collections::BTreeSet;
+
+use copyhold_format::item::inode_key;
+use copyhold_types::InodeNo;
+
+use super::Walk;
+use super::index::{DIRECTORY, Inode};
+use super::paths;
+use crate::checker::Checker;
+use crate::problem::Problem;
+
+impl Walk<'_> {
+    pub(super) async fn check_links(&mut self, checker: &mut Checker) {
+        self.count_subdirectories();
+        self.check_names(checker).await;
+        let complete = !checker.lost.contains_key(&self.table());
+        for inode in &self.index.inodes {
+            self.check_inode(checker, inode, complete);
+        }
+        self.check_circles(checker);
+        self.check_lists(checker, complete);
+        let root = InodeNo::ROOT;
+        let lost = checker.is_lost(self.table(), inode_key(root));
+        if self.index.find(root).is_none() && !lost {
+            let why = "its root directory does not exist".into();
+            checker.report.add(Problem::Subvolume { subvol: self.subvol, why });
+        }
+    }
+
+    fn count_subdirectories(&mut self) {
+        for at in 0..self.index.names.len() {
+            let name = self.index.names[at];
+            if name.kind() == DIRECTORY
+                && let Some(dir) = self.index.position(name.dir())
+            {
+                self.index.inodes[dir].subdirs += 1;
+            }
+        }
+    }
+
+    /// L1.
+    async fn check_names(&self, checker: &mut Checker) {
+        let mut wrong = Vec::new();
+        for name in &self.index.names {
+            match self.index.find(name.to) {
+                Some(inode) if inode.kind() == name.kind() => {}
+                None if checker.is_lost(self.table(), inode_key(name.to)) => {}
+                found => wrong.push((name.dir(), name.to, found.map(Inode::kind))),
+            }
+        }
+        let pairs = wrong.iter().map(|(dir, to, _)| (*dir, *to)).collect();
+        let names = paths::names(checker, self.table(), pairs).await;
+        for (dir, to, found) in wrong {
+            let name = names.get(&(dir, to)).cloned().unwrap_or_default();
+            let dir = self.file(dir.0);
+            let why = "it says that the file is of another type than it is".to_owned();
+            checker.report.add(match found {
+                None => Problem::MissingInode { dir, name, to },
+                Some(_) => Problem::Entry { dir, name, why },
+            });
+        }
+    }
+
+    /// L2, and the name of L3.
+    fn check_inode(&self, checker: &mut Checker, inode: &Inode, complete: bool) {
+        let (ino, said) = (inode.ino(), inode.nlink);
+        let file = self.file(ino.0);
+        let names = self.index.names_of(ino);
+        let is_root = ino == InodeNo::ROOT;
+        let count = names.len() as u32;
+        if said == 0 && count == 0 {
+            if !self.orphans.contains(&ino.0) && complete {
+                checker.report.add(Problem::UnlistedOrphan { file });
+            }
+            return;
+        }
+        if count == 0 && !is_root {
+            if complete {
+                checker.report.add(Problem::Unreachable { file, why: "it has no name" });
+            }
+            return;
+        }
+        let found = if inode.is_dir() { 2 + inode.subdirs } else { count };
+        if found > said || (found < said && complete) {
+            checker.report.add(Problem::Links { file, said, found });
+        }
+        if inode.is_dir() {
+            self.check_parent(checker, inode, complete);
+        }
+    }
+
+    fn check_parent(&self, checker: &mut Checker, inode: &Inode, complete: bool) {
+        let ino = inode.ino();
+        let (file, names) = (self.file(ino.0), self.index.names_of(ino));
+        let is_root = ino == InodeNo::ROOT;
+        if names.len() > usize::from(!is_root) {
+            let names = names.len() as u32;
+            checker.report.add(Problem::DirectoryNames { file, names });
+            return;
+        }
+        let found = if is_root { ino } else { names[0].dir() };
+        let said = self.index.parent(ino).unwrap_or_default();
+        if said != found && complete {
+            checker.report.add(Problem::Parent { file, said, found });
+        }
+    }
+
+    /// L3: directories from which one goes up in a circle.
+    fn check_circles(&self, checker: &mut Checker) {
+        let mut good = vec![false; self.index.inodes.len()];
+        let mut told = BTreeSet::new();
+        for start in self.index.inodes.iter().filter(|inode| inode.is_dir()) {
+            let mut way = Vec::new();
+            let mut at = start.ino();
+            while let Some(place) = self.index.position(at) {
+                if good[place] || at == InodeNo::ROOT || told.contains(&at) {
+                    break;
+                }
+                if let Some(turn) = way.iter().position(|&seen| seen == place) {
+                    let circle: Vec<InodeNo> =
+                        way[turn..].iter().map(|&p: &usize| self.index.inodes[p].ino()).collect();
+                    told.extend(circle);
+                    break;
+                }
+                way.push(place);
+                let Some(name) = self.index.names_of(at).first() else { break };
+                at = name.dir();
+            }
+            way.iter().for_each(|&place| good[place] = true);
+        }
+        for ino in told {
+            let why = "going up from it leads in a circle";
+            checker.report.add(Problem::Unreachable { file: self.file(ino.0), why });
+        }
+    }
+
+    /// L4.
+    fn check_lists(&self, checker: &mut Checker, complete: bool) {
+        let lists = [("orphans", &self.orphans), ("files that are being cut", &self.truncates)];
+        for (list, inos) in lists {
+            for &ino in inos {
+                let found = self.index.find(InodeNo(ino));
+                let why = match found {
+                    None if complete => "but does not exist",
+                    Some(inode) if inode.nlink > 0 && list == "orphans" => "but has links",
+                    _ => continue,
+                };
+                let file = self.file(ino);
+                checker.report.add(Problem::Listed { file, list, why });
+            }
+        }
+    }
+}

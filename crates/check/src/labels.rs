@@ -1,0 +1,131 @@
+//! Labels and uberblocks, at both ends of a device.
+//!
+//! B1 (of `format::label`): the labels differ in nothing. A slot of the uberblock ring is zero, or
+//! an uberblock that is the same at both ends. The slot that would be written next may be torn: a
+//! crash does that, and the one before it is still good.
+
+use copyhold_device::DynDevice;
+use copyhold_format::label::{AREA_BLOCKS, Label, RING_SLOTS, RING_START};
+use copyhold_format::uberblock::Uberblock;
+use copyhold_types::{BLOCK_BYTES, PoolId, Purpose};
+
+use crate::problem::{End, Problem};
+use crate::report::Draft;
+
+/// Magic of an uberblock: tells a device whose labels are gone from one that never was a pool.
+const UBERBLOCK_MAGIC: &[u8] = b"CHUBERBL";
+
+/// What one end of a device holds.
+pub(crate) struct Area {
+    pub(crate) label: Result<Label, String>,
+    /// The blocks of the ring of uberblocks.
+    pub(crate) ring: Result<Vec<u8>, String>,
+}
+
+/// Reads both ends. Where the second is, a good label at the start says, else the device's size.
+pub(crate) async fn read_areas(device: &DynDevice) -> [Area; 2] {
+    let start = read_area(device, 0).await;
+    let size = device.geometry().blocks;
+    let blocks = start.label.as_ref().map_or(size, |label| label.blocks);
+    let end = match blocks.checked_sub(AREA_BLOCKS) {
+        Some(at) => read_area(device, at).await,
+        None => {
+            let why = || "the device is too small".to_owned();
+            Area { label: Err(why()), ring: Err(why()) }
+        }
+    };
+    [start, end]
+}
+
+async fn read_area(device: &DynDevice, at: u64) -> Area {
+    let label = match device.read(at, 1, Purpose::Label).await {
+        Ok(block) => Label::parse(&block).map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    let ring = device.read(at + RING_START, RING_SLOTS as u32, Purpose::Label).await;
+    Area { label, ring: ring.map(|buf| buf.to_vec()).map_err(|error| error.to_string()) }
+}
+
+/// Whether uberblocks say that this was a pool, although no label does.
+pub(crate) fn was_a_pool(areas: &[Area; 2]) -> bool {
+    let rings = areas.iter().filter_map(|area| area.ring.as_ref().ok());
+    rings.flat_map(|ring| ring.chunks(BLOCK_BYTES)).any(|block| block.starts_with(UBERBLOCK_MAGIC))
+}
+
+pub(crate) fn check_labels(device: &str, areas: &[Area; 2], report: &mut Draft) {
+    for (end, area) in End::BOTH.into_iter().zip(areas) {
+        match &area.label {
+            Ok(_) => report.verified.labels += 1,
+            Err(why) => {
+                report.add(Problem::Label { device: device.into(), end, why: why.clone() });
+            }
+        }
+    }
+    if let [Ok(a), Ok(b)] = [&areas[0].label, &areas[1].label]
+        && let Some(what) = difference(a, b)
+    {
+        report.add(Problem::LabelsDiffer { device: device.into(), what });
+    }
+}
+
+fn difference(a: &Label, b: &Label) -> Option<&'static str> {
+    match () {
+        () if a == b => None,
+        () if a.pool != b.pool => Some("the pool that they name"),
+        () if a.generation != b.generation => Some("their generation"),
+        () if a.blocks != b.blocks => Some("the size of the device"),
+        () => Some("their settings"),
+    }
+}
+
+/// What one slot of the ring holds at one end.
+#[derive(PartialEq, Eq)]
+enum Slot {
+    Nothing,
+    Good(u64),
+    Bad,
+}
+
+fn slot(area: &Area, slot: u64, pool: PoolId) -> Slot {
+    let Ok(ring) = &area.ring else { return Slot::Bad };
+    let at = slot as usize * BLOCK_BYTES;
+    let block = &ring[at..at + BLOCK_BYTES];
+    match Uberblock::parse(block, pool) {
+        Ok(uberblock) if uberblock.number % RING_SLOTS == slot => Slot::Good(uberblock.number),
+        Err(_) if block.iter().all(|&byte| byte == 0) => Slot::Nothing,
+        _ => Slot::Bad,
+    }
+}
+
+pub(crate) fn check_uberblocks(device: &str, areas: &[Area; 2], label: &Label, report: &mut Draft) {
+    for at in 0..RING_SLOTS {
+        let found = [slot(&areas[0], at, label.pool), slot(&areas[1], at, label.pool)];
+        let good = found.iter().filter(|slot| matches!(slot, Slot::Good(_))).count();
+        report.verified.uberblocks += good as u64;
+        if found[0] == found[1] && found[0] != Slot::Bad {
+            continue;
+        }
+        let number = found.iter().filter_map(|slot| match slot {
+            Slot::Good(number) => Some(*number),
+            _ => None,
+        });
+        let Some(number) = number.max() else {
+            report.add(Problem::Uberblock { device: device.into(), slot: at });
+            continue;
+        };
+        for (end, found) in End::BOTH.into_iter().zip(&found) {
+            if *found != Slot::Good(number) {
+                report.add(Problem::UberblockCopy { device: device.into(), end, slot: at, number });
+            }
+        }
+    }
+}
+
+/// The newest uberblock of either end.
+pub(crate) fn newest(areas: &[Area; 2], pool: PoolId) -> Option<Uberblock> {
+    let rings = areas.iter().filter_map(|area| area.ring.as_ref().ok());
+    rings
+        .flat_map(|ring| ring.chunks(BLOCK_BYTES))
+        .filter_map(|block| Uberblock::parse(block, pool).ok())
+        .max_by_key(|uberblock| uberblock.number)
+}

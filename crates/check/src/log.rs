@@ -1,0 +1,104 @@
+//! The log: what recovery would use of it, in both copies.
+//!
+//! Recovery unites the copies, so damage to one goes unnoticed until the other goes, too: each
+//! frame of the chain is looked for in both. Frames that are no part of the chain (what a crash
+//! cut, earlier laps, marks) may be in one copy, in both, or torn, and mean nothing.
+
+use copyhold_device::DynDevice;
+use copyhold_format::label::Label;
+use copyhold_format::log::{Frame, FrameKind, Records};
+use copyhold_format::uberblock::Uberblock;
+use copyhold_log::{Recovered, Ring, Scan, recover};
+
+use crate::problem::Problem;
+use crate::report::Draft;
+
+/// Checks the log from the head that `uberblock` names. What recovery makes of it, unless it cannot
+/// be read.
+pub(crate) async fn check_log(
+    device: &DynDevice,
+    label: &Label,
+    uberblock: &Uberblock,
+    report: &mut Draft,
+) -> Option<Recovered> {
+    let name = device.geometry().name;
+    let ring = Ring::new(device.clone(), label.log, label.log_blocks, label.pool, label.secret);
+    let recovered = match recover(&ring, uberblock).await {
+        Ok(recovered) => recovered,
+        Err(error) => {
+            report.add(Problem::LogUnreadable { device: name, why: error.to_string() });
+            return None;
+        }
+    };
+    let scans = [ring.scan(0, uberblock.head).await, ring.scan(1, uberblock.head).await];
+    let copies = Copies { name: &name, label, scans };
+    copies.check(&recovered, report);
+    check_records(&recovered, report);
+    if let Some(damage) = &recovered.damage {
+        let evidence = damage.evidence.clone();
+        report.add(Problem::Log { last: damage.last, evidence });
+    }
+    Some(recovered)
+}
+
+struct Copies<'a> {
+    name: &'a str,
+    label: &'a Label,
+    scans: [Scan; 2],
+}
+
+impl Copies<'_> {
+    fn check(&self, recovered: &Recovered, report: &mut Draft) {
+        let last = recovered.batches.last().map(|batch| batch.txg);
+        for batch in &recovered.batches {
+            let unproven = !recovered.confirmed && Some(batch.txg) == last;
+            let of_batch = |frame: &&Frame| frame.digest == batch.digest;
+            let own = self.frames().find(of_batch);
+            let pieces = batch.batch.pieces.iter().map(|piece| piece.position);
+            for position in pieces.chain(own.map(|frame| frame.position)) {
+                self.check_frame(position, unproven, report);
+            }
+        }
+    }
+
+    fn frames(&self) -> impl Iterator<Item = &Frame> {
+        self.scans.iter().flat_map(|scan| scan.frames.values())
+    }
+
+    fn check_frame(&self, position: u64, last: bool, report: &mut Draft) {
+        let found = [0, 1].map(|copy| self.scans[copy].frames.get(&position));
+        for copy in 0..2 {
+            let (None, Some(other)) = (found[copy], found[1 - copy]) else { continue };
+            report.add(Problem::LogCopy {
+                device: self.name.into(),
+                copy,
+                what: match other.kind {
+                    FrameKind::Piece => "piece",
+                    FrameKind::Batch => "batch",
+                    FrameKind::Mark => "mark",
+                },
+                txg: other.txg,
+                position,
+                block: self.label.log[copy] + position % self.label.log_blocks,
+                last,
+            });
+        }
+    }
+}
+
+fn check_records(recovered: &Recovered, report: &mut Draft) {
+    for batch in &recovered.batches {
+        report.verified.log_batches += 1;
+        for bytes in batch.pieces.iter().chain([&batch.batch.records]) {
+            for record in Records::new(bytes) {
+                match record {
+                    Ok(_) => report.verified.log_records += 1,
+                    Err(error) => {
+                        let why = error.to_string();
+                        report.add(Problem::LogRecord { txg: batch.txg, why });
+                    }
+                }
+            }
+        }
+    }
+}

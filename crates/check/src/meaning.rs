@@ -1,0 +1,311 @@
+//! What problems come to: how bad, for whom, and what to do.
+
+use copyhold_pool::Pool;
+use copyhold_types::{InodeNo, TableId};
+
+use crate::problem::{FileId, Owner, Problem, Severity};
+
+const RESTORE: &str = "restore what is affected from a backup";
+const REPAIRED: &str = "nothing is lost: the other copy is good, and mounting the pool writes this \
+                        one again";
+const OTHER_COPY: &str = "nothing is lost: the other copy is good, and is read instead; this one is \
+                          replaced when it is next read, or when this part is next written";
+const READ_ONLY: &str = "copy what you need while it is mounted read-only, and restore the pool \
+                         from a backup";
+
+/// Files that a problem is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Affected {
+    Nobody,
+    File(FileId),
+    Two(FileId, FileId),
+    /// Those of the table with inode numbers in this range, which may hold few of them.
+    Inodes(TableId, InodeNo, InodeNo),
+}
+
+impl Problem {
+    /// Stable name of the kind of damage.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Problem::Label { .. } => "label",
+            Problem::LabelsDiffer { .. } => "labels-differ",
+            Problem::UberblockCopy { .. } => "uberblock-copy",
+            Problem::Uberblock { .. } => "uberblock",
+            Problem::CannotOpen { .. } => "cannot-open",
+            Problem::LogCopy { .. } => "log-copy",
+            Problem::Log { .. } => "log",
+            Problem::LogUnreadable { .. } => "log-unreadable",
+            Problem::LogRecord { .. } => "log-record",
+            Problem::NodeCopy { .. } => "node-copy",
+            Problem::Node { .. } => "node",
+            Problem::NodeContent { .. } => "node-content",
+            Problem::Table { .. } => "table",
+            Problem::UnknownTable { .. } => "unknown-table",
+            Problem::MapCopy { .. } => "map-copy",
+            Problem::Map { .. } => "map",
+            Problem::MapContent { .. } => "map-content",
+            Problem::Leaked { .. } => "leaked",
+            Problem::Unaccounted { .. } => "unaccounted",
+            Problem::Dangling { .. } => "dangling",
+            Problem::Twice { .. } => "twice",
+            Problem::Outside { .. } => "outside",
+            Problem::NoSubvolume { .. } => "no-subvolume",
+            Problem::Subvolume { .. } => "subvolume",
+            Problem::Epoch { .. } => "epoch",
+            Problem::IdMark { .. } => "id-mark",
+            Problem::UnknownItem { .. } => "unknown-item",
+            Problem::Item { .. } => "item",
+            Problem::NoInode { .. } => "no-inode",
+            Problem::MissingInode { .. } => "missing-inode",
+            Problem::Entry { .. } => "entry",
+            Problem::Links { .. } => "links",
+            Problem::DirectoryNames { .. } => "directory-names",
+            Problem::Parent { .. } => "parent",
+            Problem::Unreachable { .. } => "unreachable",
+            Problem::UnlistedOrphan { .. } => "unlisted-orphan",
+            Problem::Listed { .. } => "listed",
+            Problem::Field { .. } => "field",
+            Problem::Misplaced { .. } => "misplaced",
+            Problem::NoTarget { .. } => "no-target",
+            Problem::NoInline { .. } => "no-inline",
+            Problem::Extent { .. } => "extent",
+            Problem::Xattr { .. } => "xattr",
+            Problem::Data { .. } => "data",
+        }
+    }
+
+    pub fn severity(&self) -> Severity {
+        use Severity::{AtRisk, Cosmetic, DataLost, Fatal, Leak, Repairable};
+        match self {
+            Problem::CannotOpen { .. }
+            | Problem::Log { .. }
+            | Problem::LogUnreadable { .. }
+            | Problem::LogRecord { .. }
+            | Problem::NoSubvolume { .. }
+            | Problem::Subvolume { .. }
+            | Problem::MapContent { .. }
+            | Problem::Table { .. } => Fatal,
+            Problem::Node { table, .. } if is_pools_own(*table) => Fatal,
+            Problem::Node { .. }
+            | Problem::Item { .. }
+            | Problem::NoInode { .. }
+            | Problem::MissingInode { .. }
+            | Problem::Unreachable { .. }
+            | Problem::NoTarget { .. }
+            | Problem::NoInline { .. }
+            | Problem::Xattr { .. }
+            | Problem::Data { .. } => DataLost,
+            Problem::LogCopy { last: true, .. } | Problem::Uberblock { .. } => Cosmetic,
+            Problem::Label { .. }
+            | Problem::UberblockCopy { .. }
+            | Problem::LogCopy { .. }
+            | Problem::NodeCopy { .. }
+            | Problem::MapCopy { .. } => Repairable,
+            Problem::Links { said, found, .. } if said > found => Leak,
+            Problem::LabelsDiffer { .. }
+            | Problem::NodeContent { .. }
+            | Problem::Dangling { .. }
+            | Problem::Twice { .. }
+            | Problem::Outside { .. }
+            | Problem::Epoch { .. }
+            | Problem::IdMark { .. }
+            | Problem::Entry { .. }
+            | Problem::Links { .. }
+            | Problem::DirectoryNames { .. }
+            | Problem::Parent { .. }
+            | Problem::Misplaced { .. }
+            | Problem::Extent { .. } => AtRisk,
+            Problem::Map { .. }
+            | Problem::Leaked { .. }
+            | Problem::Unaccounted { .. }
+            | Problem::UnknownTable { .. }
+            | Problem::UnlistedOrphan { .. } => Leak,
+            Problem::UnknownItem { .. } | Problem::Listed { .. } | Problem::Field { .. } => {
+                Cosmetic
+            }
+        }
+    }
+
+    /// What it means for the user, and what to do.
+    pub fn meaning(&self) -> String {
+        match self {
+            Problem::Label { .. } | Problem::LogCopy { last: false, .. } => REPAIRED.into(),
+            Problem::LabelsDiffer { .. } => {
+                "the one of the higher generation is used; a program wrote only one of them, or a \
+                 label of another pool stands at one end"
+                    .into()
+            }
+            Problem::NodeCopy { .. } | Problem::MapCopy { .. } => OTHER_COPY.into(),
+            Problem::UberblockCopy { .. } => {
+                "nothing is lost: the other end of the device has it; it is overwritten in the \
+                 course of things"
+                    .into()
+            }
+            Problem::Uberblock { .. } => {
+                "nothing is lost: an older or newer one is used; a crash while it was written \
+                 leaves the same trace"
+                    .into()
+            }
+            Problem::LogCopy { .. } => {
+                "the power failed while the last commit was being written; mounting the pool \
+                 completes it"
+                    .into()
+            }
+            Problem::CannotOpen { .. } => {
+                format!(
+                    "no file in it can be read as it is; keep the device as it is, and {RESTORE}"
+                )
+            }
+            Problem::Log { last, .. } => format!(
+                "changes of metadata after txg {last} are lost, also synced ones, and what is on \
+                 the device may not fit the state before; {READ_ONLY}"
+            ),
+            Problem::LogUnreadable { .. } => {
+                format!("recent changes cannot be read, so the pool cannot be opened; {RESTORE}")
+            }
+            Problem::LogRecord { .. } => {
+                format!("a program wrote what it should not have; {RESTORE}, and report this")
+            }
+            Problem::Node { table, .. } if is_pools_own(*table) => {
+                format!("the pool cannot be opened without it; {RESTORE}")
+            }
+            Problem::Node { .. } => format!(
+                "the files named below, or parts of them, or names in these directories cannot be \
+                 read (EIO); {RESTORE}"
+            ),
+            Problem::NodeContent { .. } | Problem::MapContent { .. } | Problem::Table { .. } => {
+                format!(
+                    "a program wrote what it should not have, or it was changed on purpose; {READ_ONLY}"
+                )
+            }
+            Problem::UnknownTable { .. } => {
+                "space that no subvolume uses, unless a newer program made it".into()
+            }
+            Problem::Map { .. } => "no file is affected; the space of this metaslab is not used \
+                                    any more"
+                .into(),
+            Problem::Leaked { .. } => "no file is affected; this space is not used any more".into(),
+            Problem::Unaccounted { .. } => {
+                "these blocks may be what the damaged nodes refer to, so they are left alone".into()
+            }
+            Problem::Dangling { .. } => format!(
+                "what refers to it reads correctly now, but writing to the pool may overwrite it; \
+                 {READ_ONLY}"
+            ),
+            Problem::Twice { .. } => format!(
+                "at most one of both reads correctly, and deleting one destroys the other; \
+                 {READ_ONLY}"
+            ),
+            Problem::Outside { .. } => format!("it cannot be read, nor freed; {READ_ONLY}"),
+            Problem::NoSubvolume { .. } => {
+                "there are no files in the pool; if its creation was interrupted, create it again"
+                    .into()
+            }
+            Problem::Subvolume { .. } => format!("its files cannot be reached; {RESTORE}"),
+            Problem::Epoch { .. } => {
+                format!("what is shared with snapshots is not known; {READ_ONLY}")
+            }
+            Problem::IdMark { .. } => format!(
+                "the number may be given out a second time, and two things become one; {READ_ONLY}"
+            ),
+            Problem::UnknownItem { .. } => {
+                "nothing reads it; a newer program may have written it".into()
+            }
+            Problem::Item { .. } => {
+                format!("the file, or this part of it, cannot be read (EIO); {RESTORE}")
+            }
+            Problem::NoInode { .. } => {
+                format!("a file is gone, and its content cannot be reached; {RESTORE}")
+            }
+            Problem::MissingInode { .. } => {
+                format!("the file of this name is gone; {RESTORE}, and remove the name")
+            }
+            Problem::Entry { .. } => {
+                "the name may be listed and yet not be found; copy the directory elsewhere, and \
+                 remove it"
+                    .into()
+            }
+            Problem::Links { said, found, .. } if said > found => {
+                "when its last name is removed its space will not be freed".into()
+            }
+            Problem::Links { .. } => {
+                "removing one of its names removes the file, though others are left; copy it \
+                 before you remove any"
+                    .into()
+            }
+            Problem::DirectoryNames { .. } | Problem::Parent { .. } => {
+                "walking up from it leads elsewhere than walking down to it; move it to another \
+                 directory"
+                    .into()
+            }
+            Problem::Unreachable { .. } => {
+                format!("it is whole, but no path leads to it; {RESTORE}")
+            }
+            Problem::UnlistedOrphan { .. } => {
+                "it was removed, but its space is never freed; no file is affected".into()
+            }
+            Problem::Listed { .. } => "no file is affected; the next mount tidies it up".into(),
+            Problem::Field { .. } => {
+                "the file reads correctly; what stat shows of it is not exact".into()
+            }
+            Problem::Misplaced { .. } | Problem::Extent { .. } => {
+                format!("this part of the file may read as it never was; {READ_ONLY}")
+            }
+            Problem::NoTarget { .. } => format!("it leads nowhere; {RESTORE}"),
+            Problem::NoInline { .. } => format!("the file reads as zeros; {RESTORE}"),
+            Problem::Xattr { .. } => {
+                format!("the attribute cannot be read, or not be found; set it again, or {RESTORE}")
+            }
+            Problem::Data { blocks, .. } => format!(
+                "reading these {} KiB of the file gives EIO; {RESTORE}, or write them again",
+                u64::from(*blocks) * 4
+            ),
+        }
+    }
+
+    pub(crate) fn affected(&self) -> Affected {
+        match self {
+            Problem::Node { table, from, to, .. } if !is_pools_own(*table) => {
+                let last = if to.kind.0 == 0 && to.offset == 0 {
+                    to.object.saturating_sub(1)
+                } else {
+                    to.object
+                };
+                Affected::Inodes(*table, InodeNo(from.object), InodeNo(last))
+            }
+            Problem::Dangling { by, .. } | Problem::Outside { by, .. } => of_owner(by),
+            Problem::Twice { by, and, .. } => match (of_owner(by), and.as_ref().map(of_owner)) {
+                (Affected::File(a), Some(Affected::File(b))) if a != b => Affected::Two(a, b),
+                (Affected::Nobody, Some(other)) => other,
+                (one, _) => one,
+            },
+            Problem::MissingInode { dir: file, .. }
+            | Problem::Entry { dir: file, .. }
+            | Problem::Item { file, .. }
+            | Problem::Links { file, .. }
+            | Problem::DirectoryNames { file, .. }
+            | Problem::Parent { file, .. }
+            | Problem::Unreachable { file, .. }
+            | Problem::Field { file, .. }
+            | Problem::Misplaced { file, .. }
+            | Problem::NoTarget { file }
+            | Problem::NoInline { file }
+            | Problem::Extent { file, .. }
+            | Problem::Xattr { file, .. }
+            | Problem::Data { file, .. }
+            | Problem::NoInode { file, .. } => Affected::File(*file),
+            _ => Affected::Nobody,
+        }
+    }
+}
+
+fn is_pools_own(table: TableId) -> bool {
+    table == Pool::TABLES || table == Pool::SYSTEM
+}
+
+fn of_owner(owner: &Owner) -> Affected {
+    match owner {
+        Owner::File { file, .. } => Affected::File(*file),
+        _ => Affected::Nobody,
+    }
+}

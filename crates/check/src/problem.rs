@@ -1,0 +1,239 @@
+//! Everything that can be wrong with a pool, one variant a kind of damage.
+//!
+//! A problem names what is damaged and where; its `Display` is that, `meaning` (in `meaning.rs`)
+//! is what it comes to for whoever has files in the pool, and what to do about it.
+
+use copyhold_format::item::{DIRENT, EXTENT, INLINE, INODE, SYMLINK, XATTR, XATTR_VALUE};
+use copyhold_format::node::Level;
+use copyhold_space::MetaslabId;
+use copyhold_types::{InodeNo, Key, Kind, Run, SubvolId, TableId, Txg};
+
+/// One end of a device, where a label area is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Start,
+    End,
+}
+
+impl End {
+    pub(crate) const BOTH: [End; 2] = [End::Start, End::End];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            End::Start => "start",
+            End::End => "end",
+        }
+    }
+}
+
+/// A file by its number; its path, where there is one, stands in the finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileId {
+    pub subvol: SubvolId,
+    pub ino: InodeNo,
+}
+
+impl std::fmt::Display for FileId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "inode {} of subvolume {}", self.ino, self.subvol)
+    }
+}
+
+/// What refers to blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    Node {
+        table: TableId,
+        level: Level,
+    },
+    Map(MetaslabId),
+    /// An extent whose first file block is `block`.
+    File {
+        file: FileId,
+        block: u64,
+    },
+}
+
+impl std::fmt::Display for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Owner::Node { table, level } => write!(f, "{} of table {table}", level_name(*level)),
+            Owner::Map(metaslab) => write!(f, "the space map of {metaslab}"),
+            Owner::File { file, block } => write!(f, "block {block} of {file}"),
+        }
+    }
+}
+
+pub(crate) fn level_name(level: Level) -> &'static str {
+    match level {
+        Level::Leaf => "a leaf",
+        Level::Inner => "an inner node",
+    }
+}
+
+fn kind_name(kind: &Kind) -> &'static str {
+    match *kind {
+        INODE => "the inode item",
+        INLINE => "the inline data",
+        SYMLINK => "the target of the symlink",
+        XATTR | XATTR_VALUE => "an extended attribute",
+        DIRENT => "a bucket of names",
+        EXTENT => "an extent",
+        _ => "an item",
+    }
+}
+
+/// How bad a problem is, the worst first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Severity {
+    /// The pool cannot be used, or only read.
+    Fatal,
+    /// Something that was stored is gone.
+    DataLost,
+    /// Nothing may be lost yet, but writing to the pool could lose it.
+    AtRisk,
+    /// A copy is bad and the other good: it is repaired when the pool is next written to.
+    Repairable,
+    /// Space that nothing uses and nothing frees.
+    Leak,
+    /// Of no consequence, or the trace that a crash leaves.
+    Cosmetic,
+}
+
+impl Severity {
+    pub fn name(self) -> &'static str {
+        match self {
+            Severity::Fatal => "fatal",
+            Severity::DataLost => "data-lost",
+            Severity::AtRisk => "at-risk",
+            Severity::Repairable => "repairable",
+            Severity::Leak => "leak",
+            Severity::Cosmetic => "cosmetic",
+        }
+    }
+}
+
+/// What a check found. See the module.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Problem {
+    // -- device ---------------------------------------------------------------------------------
+    #[error("{device}: the label at the {} is damaged: {why}", .end.name())]
+    Label { device: String, end: End, why: String },
+    #[error("{device}: the labels at both ends are good, but differ in {what}")]
+    LabelsDiffer { device: String, what: &'static str },
+    #[error("{device}: uberblock {number} is damaged in slot {slot} at the {}", .end.name())]
+    UberblockCopy { device: String, end: End, slot: u64, number: u64 },
+    #[error("{device}: the uberblock in slot {slot} is damaged at both ends")]
+    Uberblock { device: String, slot: u64 },
+    #[error("{device}: the pool cannot be opened: {why}")]
+    CannotOpen { device: String, why: String },
+
+    // -- log ------------------------------------------------------------------------------------
+    #[error(
+        "{device}: copy {copy} of the log lacks the {what} of txg {txg} at position {position} \
+         (block {block}); the other copy has it"
+    )]
+    LogCopy {
+        device: String,
+        copy: usize,
+        what: &'static str,
+        txg: Txg,
+        position: u64,
+        block: u64,
+        /// Whether it belongs to the last batch that nothing proves durable.
+        last: bool,
+    },
+    #[error("the log is damaged behind txg {last}, in both copies: {evidence}")]
+    Log { last: u64, evidence: String },
+    #[error("{device}: the log cannot be read: {why}")]
+    LogUnreadable { device: String, why: String },
+    #[error("the log has records of txg {txg} that mean nothing: {why}")]
+    LogRecord { txg: Txg, why: String },
+
+    // -- nodes ----------------------------------------------------------------------------------
+    #[error("a copy of {} of table {table} at {run:?} is damaged: {why}", level_name(*.level))]
+    NodeCopy { table: TableId, level: Level, run: Run, why: String },
+    #[error(
+        "{} of table {table} with keys from {from} to {to} is damaged in every copy: {why}",
+        level_name(*.level)
+    )]
+    Node { table: TableId, level: Level, from: Key, to: Key, why: String },
+    #[error("{} of table {table} at {run:?} is whole, but wrong: {why}", level_name(*.level))]
+    NodeContent { table: TableId, level: Level, run: Run, why: String },
+    #[error("table {table}: {why}")]
+    Table { table: TableId, why: String },
+    #[error("nothing says what table {table} is, which has {items} items")]
+    UnknownTable { table: TableId, items: u64 },
+
+    // -- space ----------------------------------------------------------------------------------
+    #[error("a copy of the space map of {metaslab} at {run:?} is damaged: {why}")]
+    MapCopy { metaslab: MetaslabId, run: Run, why: String },
+    #[error("the space map of {metaslab} is damaged in every copy: {why}")]
+    Map { metaslab: MetaslabId, why: String },
+    #[error("the space map of {metaslab} is whole, but wrong: {why}")]
+    MapContent { metaslab: MetaslabId, why: String },
+    #[error("{run:?} is allocated, but nothing refers to it")]
+    Leaked { run: Run },
+    #[error("{blocks} blocks are allocated, and what refers to them is in damaged nodes")]
+    Unaccounted { blocks: u64 },
+    #[error("{run:?} is free, but {by} refers to it")]
+    Dangling { run: Run, by: Owner },
+    #[error("{run:?} is referred to by {by}, and by {}", or_unknown(.and))]
+    Twice { run: Run, by: Owner, and: Option<Owner> },
+    #[error("{run:?}, which {by} refers to, is not space for data: {why}")]
+    Outside { run: Run, by: Owner, why: &'static str },
+
+    // -- system ---------------------------------------------------------------------------------
+    #[error("there is no record of subvolume {subvol}")]
+    NoSubvolume { subvol: SubvolId },
+    #[error("the record of subvolume {subvol} is wrong: {why}")]
+    Subvolume { subvol: SubvolId, why: String },
+    #[error("epoch {epoch} of subvolume {subvol}: {why}")]
+    Epoch { subvol: SubvolId, epoch: u64, why: String },
+    #[error("{what} {number} is in use, but numbers are promised from {mark} on")]
+    IdMark { what: &'static str, number: u64, mark: u64 },
+    #[error("table {table} has an item {key} that means nothing here")]
+    UnknownItem { table: TableId, key: Key },
+
+    // -- files ----------------------------------------------------------------------------------
+    #[error("{} of {file} (key {key}) is damaged: {why}", kind_name(&.key.kind))]
+    Item { file: FileId, key: Key, why: String },
+    #[error("{file} has {items} items, but no inode item")]
+    NoInode { file: FileId, items: u64 },
+    #[error("an entry {name:?} in directory {dir} leads to inode {to}, which does not exist")]
+    MissingInode { dir: FileId, name: String, to: InodeNo },
+    #[error("the entry {name:?} in directory {dir} is wrong: {why}")]
+    Entry { dir: FileId, name: String, why: String },
+    #[error("{file} says that it has {said} links, and has {found}")]
+    Links { file: FileId, said: u32, found: u32 },
+    #[error("{file} is a directory with {names} names")]
+    DirectoryNames { file: FileId, names: u32 },
+    #[error("{file} is a directory in {found}, and says that it is in {said}")]
+    Parent { file: FileId, said: InodeNo, found: InodeNo },
+    #[error("{file} cannot be reached: {why}")]
+    Unreachable { file: FileId, why: &'static str },
+    #[error("{file} has no links, and is not on the list of orphans")]
+    UnlistedOrphan { file: FileId },
+    #[error("{file} is on the list of {list}, {why}")]
+    Listed { file: FileId, list: &'static str, why: &'static str },
+    #[error("{file}: its {field} is {said}, and should be {found}")]
+    Field { file: FileId, field: &'static str, said: u64, found: u64 },
+    #[error("{file} has {} that it cannot have: {why}", kind_name(&.key.kind))]
+    Misplaced { file: FileId, key: Key, why: &'static str },
+    #[error("{file} is a symlink without a target")]
+    NoTarget { file: FileId },
+    #[error("{file}: its inline data is missing")]
+    NoInline { file: FileId },
+    #[error("{file}: the extent at block {block} is wrong: {why}")]
+    Extent { file: FileId, block: u64, why: String },
+    #[error("{file}: the attribute {name:?} is wrong: {why}")]
+    Xattr { file: FileId, name: String, why: String },
+    #[error("{file}: {blocks} blocks from block {block} on, at {run:?}, are damaged: {why}")]
+    Data { file: FileId, block: u64, blocks: u32, run: Run, why: String },
+}
+
+fn or_unknown(owner: &Option<Owner>) -> String {
+    owner.map_or_else(|| "something else".to_owned(), |owner| owner.to_string())
+}

@@ -1,0 +1,161 @@
+//! The trees of a table: every node in every copy, and that each is the one its parent means.
+//!
+//! For a node at hand the digest is right, so what is wrong in it was written so. Checked are: its
+//! level, the table in its header, its keys (inside the range that the parent gives it, beginning at
+//! the key that the parent names), its items (as many as the parent says), and its birth. That the
+//! keys of a node ascend is what parsing it shows.
+
+use std::ops::Range;
+
+use copyhold_device::DynDevice;
+use copyhold_format::node::{Child, Header, InnerView, Level, Node, PartitionDescriptor};
+use copyhold_types::{Key, NodePtr, TableId, Txg};
+use futures_util::stream::{self, StreamExt};
+
+use crate::copies::Copies;
+use crate::problem::Problem;
+use crate::report::Draft;
+
+/// Nodes that are read at the same time.
+const READS: usize = 8;
+
+/// Checks the tree of one partition after the other.
+pub(crate) struct TreeCheck<'a> {
+    pub(crate) device: &'a DynDevice,
+    pub(crate) table: TableId,
+    /// No node was written in a later txg.
+    pub(crate) newest: Txg,
+    pub(crate) report: &'a mut Draft,
+    /// Every node, to be counted as a reference.
+    pub(crate) nodes: Vec<(NodePtr, Level)>,
+    /// Ranges of keys that cannot be read.
+    pub(crate) lost: Vec<Range<Key>>,
+}
+
+/// What a parent says of a node.
+struct Said {
+    ptr: NodePtr,
+    level: Level,
+    range: Range<Key>,
+    /// `None`: the parent does not say.
+    first: Option<Key>,
+    items: Option<u64>,
+}
+
+impl TreeCheck<'_> {
+    /// `descriptors` in the order of their keys.
+    pub(crate) async fn partitions(&mut self, descriptors: &[(u64, PartitionDescriptor)]) {
+        for (at, (_, descriptor)) in descriptors.iter().enumerate() {
+            let end = descriptors.get(at + 1).map_or(Key::MAX, |(_, next)| next.start);
+            self.report.verified.partitions += 1;
+            self.partition(descriptor, descriptor.start..end).await;
+        }
+    }
+
+    async fn partition(&mut self, descriptor: &PartitionDescriptor, range: Range<Key>) {
+        let Some(ptr) = descriptor.root else { return };
+        let level = Level::of_height(descriptor.height);
+        let items = (level == Level::Leaf).then_some(descriptor.items);
+        let root = Said { ptr, level, range: range.clone(), first: None, items };
+        let copies = Copies::read(self.device, ptr, level.purpose()).await;
+        let Some(Node::Inner(inner)) = self.node(&root, copies) else { return };
+        let found = self.leaves(&inner, &range).await;
+        if found.is_some_and(|found| found != descriptor.items) {
+            let why = format!("it says that it has {} items", descriptor.items);
+            self.wrong(&root, format!("{why}, and has {}", found.unwrap_or(0)));
+        }
+    }
+
+    /// The items of all leaves; `None`: some cannot be read.
+    async fn leaves(&mut self, inner: &InnerView, range: &Range<Key>) -> Option<u64> {
+        let children: Vec<Child> = inner.iter().collect();
+        let device = self.device;
+        let mut reads = stream::iter(children.iter().enumerate())
+            .map(|(n, child)| async move {
+                (n, Copies::read(device, child.ptr, Level::Leaf.purpose()).await)
+            })
+            .buffered(READS);
+        let mut found = Some(0);
+        while let Some((n, copies)) = reads.next().await {
+            let child = &children[n];
+            let from = if n == 0 { range.start } else { child.first };
+            let to = children.get(n + 1).map_or(range.end, |next| next.first);
+            let said = Said {
+                ptr: child.ptr,
+                level: Level::Leaf,
+                range: from..to,
+                first: Some(child.first),
+                items: Some(child.items.into()),
+            };
+            let items = self.node(&said, copies).map(|node| node.header().items as u64);
+            found = found.zip(items).map(|(sum, items)| sum + items);
+        }
+        found
+    }
+
+    /// Checks one node. `None`: it cannot be used.
+    fn node(&mut self, said: &Said, copies: Copies) -> Option<Node> {
+        self.nodes.push((said.ptr, said.level));
+        self.report.verified.node_copies += copies.count;
+        let parsed = copies.good.as_ref().map(|buf| Node::parse(buf.clone()));
+        let why = match parsed {
+            Some(Ok(node)) if node.level() == said.level => {
+                self.bad_copies(said, &copies);
+                self.check_header(said, node.header());
+                return Some(node);
+            }
+            Some(Ok(_)) => "it is of another level than its parent says".to_owned(),
+            Some(Err(error)) => error.to_string(),
+            None => copies.complaints(),
+        };
+        self.lost.push(said.range.clone());
+        self.report.add(Problem::Node {
+            table: self.table,
+            level: said.level,
+            from: said.range.start,
+            to: said.range.end,
+            why,
+        });
+        None
+    }
+
+    fn bad_copies(&mut self, said: &Said, copies: &Copies) {
+        for (run, why) in &copies.bad {
+            self.report.add(Problem::NodeCopy {
+                table: self.table,
+                level: said.level,
+                run: *run,
+                why: why.clone(),
+            });
+        }
+    }
+
+    fn check_header(&mut self, said: &Said, header: &Header) {
+        if header.table != self.table {
+            self.wrong(said, format!("it was written for table {}", header.table));
+        }
+        if header.birth > self.newest {
+            self.wrong(said, format!("it was born in txg {}, which is yet to come", header.birth));
+        }
+        let range = &said.range;
+        if header.first < range.start || header.last >= range.end {
+            let (first, last) = (header.first, header.last);
+            let ends = format!("from {} to {}", range.start, range.end);
+            self.wrong(said, format!("its keys {first} to {last} are not in its range {ends}"));
+        } else if said.first.is_some_and(|first| first != header.first) {
+            self.wrong(said, "its parent names another first key".into());
+        }
+        let items = header.items as u64;
+        if let Some(wanted) = said.items
+            && wanted != items
+        {
+            self.wrong(said, format!("it has {items} items, and its parent says {wanted}"));
+        }
+    }
+
+    fn wrong(&mut self, said: &Said, why: String) {
+        let run = said.ptr.runs().next().expect("a pointer that was parsed has a copy");
+        let (table, level) = (self.table, said.level);
+        self.report.add(Problem::NodeContent { table, level, run, why });
+    }
+}
