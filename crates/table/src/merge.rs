@@ -72,22 +72,15 @@ impl FlushJob {
         })
     }
 
-    /// The leaves of the old base.
+    /// The leaves of the old base, and which of them have edits.
     async fn plan(&self, nodes: &dyn NodeSource) -> Result<Vec<Place>, TableError> {
         let children = self.children(nodes).await?;
         let mut places: Vec<Place> = Vec::with_capacity(children.len());
         for (n, child) in children.iter().enumerate() {
             let from = if n == 0 { self.start } else { child.first };
             let to = children.get(n + 1).map(|next| next.first);
-            let why = if self.edits(from, to).next().is_some() { Why::Edits } else { Why::Not };
-            if why == Why::Edits
-                && let Some(before) = places.last_mut()
-                && before.why == Why::Not
-                && self.fit_together(bytes_of(&before.child.ptr), bytes_of(&child.ptr))
-            {
-                before.why = Why::JoinsNext;
-            }
-            places.push(Place { child: *child, from, to, why });
+            let edited = self.edits(from, to).next().is_some();
+            places.push(Place { child: *child, from, to, edited });
         }
         Ok(places)
     }
@@ -130,33 +123,24 @@ struct Leaf {
     kept: bool,
 }
 
-/// Keys of a leaf of the old base, and why it is read.
+/// A leaf of the old base, and the keys that belong in it.
 struct Place {
     child: Child,
     from: Key,
     to: Option<Key>,
-    why: Why,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Why {
-    /// It is not: no edits lie in it.
-    Not,
-    Edits,
-    /// It and the next one, which has edits, may make one leaf.
-    JoinsNext,
+    edited: bool,
 }
 
 impl Merge<'_> {
     async fn run(mut self) -> Result<Flushed, TableError> {
         let places = self.job.plan(self.nodes).await?;
-        let wanted = places.iter().filter(|place| place.why != Why::Not).map(|p| p.child.ptr);
+        let wanted = places.iter().filter(|place| place.edited).map(|place| place.child.ptr);
         let mut leaves = ReadAhead::new(self.nodes, self.job.limits.read_ahead, wanted);
         if places.is_empty() {
             self.feed_edits(self.job.start, None).await?;
         }
         for place in &places {
-            let leaf = if place.why != Why::Not {
+            let leaf = if place.edited {
                 let (ptr, leaf) = leaves.next().await.expect("the leaf was asked for");
                 Some(LeafNode::new(leaf?, ptr)?)
             } else if self.joins(&place.child.ptr) {
@@ -169,13 +153,13 @@ impl Merge<'_> {
                 Some(leaf) if self.is_rewritten(&leaf, place) => {
                     self.feed(&leaf, place).await?;
                     self.replaced.push(place.child.ptr);
+                    give_way().await;
                 }
                 _ => {
                     self.close_stretch(false).await?;
                     self.out.push(Leaf { child: place.child, kept: true });
                 }
             }
-            give_way().await;
         }
         self.close_stretch(true).await?;
         self.finish().await
@@ -196,9 +180,7 @@ impl Merge<'_> {
             }
             _ => true,
         };
-        place.why == Why::JoinsNext
-            || self.job.edits(place.from, place.to).any(changes)
-            || self.joins(&place.child.ptr)
+        self.job.edits(place.from, place.to).any(changes) || self.joins(&place.child.ptr)
     }
 
     /// Sends a leaf's items and the edits among them to the packer.
@@ -351,4 +333,97 @@ impl Merge<'_> {
 
 fn bytes_of(ptr: &NodePtr) -> usize {
     ptr.blocks as usize * BLOCK_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::ops::Range;
+    use std::sync::Arc;
+
+    use copyhold_types::{Kind, TableId, Txg};
+
+    use crate::store::{Sink, Store, block_on};
+    use crate::{Edit, FreezePoint, Limits, Table};
+
+    use super::*;
+
+    fn key(n: u64) -> Key {
+        Key::new(7, Kind(1), n)
+    }
+
+    /// Leaves of three blocks, about 53 items each.
+    struct Settled {
+        table: Table,
+        store: Arc<Store>,
+    }
+
+    impl Settled {
+        fn new() -> Settled {
+            let limits = Limits { leaf_bytes: 12 << 10, partition_leaves: 8, read_ahead: 2 };
+            let settled = Settled { table: Table::new(TableId(1), limits), store: Arc::default() };
+            settled.edit(0..200, Edit::put(vec![1; 200]));
+            assert_eq!(settled.leaves().len(), 4);
+            settled
+        }
+
+        /// First key and blocks of each leaf.
+        fn leaves(&self) -> Vec<(u64, u32)> {
+            let mut leaves = Vec::new();
+            let mut reachable = BTreeSet::new();
+            block_on(self.table.for_each_node(&*self.store, true, &mut |visit| {
+                reachable.extend(visit.ptr.copies[0]);
+                if visit.level == Level::Leaf {
+                    let header = visit.node.unwrap().unwrap().header();
+                    leaves.push((header.first.offset, visit.ptr.blocks));
+                }
+            }));
+            assert_eq!(reachable, self.store.addresses(), "M1: replaced is what is not there");
+            leaves
+        }
+
+        /// Makes one edit of each key and flushes.
+        fn edit(&self, keys: Range<u64>, edit: Edit) {
+            keys.for_each(|n| self.table.apply(Txg::FIRST, key(n), edit.clone()));
+            let birth = Txg::FIRST.next();
+            let point = FreezePoint { complete_to: Txg::FIRST, birth, edits_max: 1000 };
+            let job = self.table.freeze(Key::MIN, point).unwrap();
+            let flushed = block_on(job.merge(&*self.store, &mut Sink::new(&self.store))).unwrap();
+            flushed.replaced.iter().for_each(|ptr| self.store.free(ptr));
+            self.table.install(job, flushed);
+        }
+
+        fn items(&self) -> Vec<u64> {
+            let all = block_on(self.table.range(&*self.store, Key::MIN..Key::MAX, 1000)).unwrap();
+            all.into_iter().map(|(key, _)| key.offset).collect()
+        }
+    }
+
+    #[test]
+    fn leaves_that_shrink_join_the_one_before_or_behind() {
+        let settled = Settled::new();
+        let [first, second, third, fourth] = settled.leaves()[..] else { unreachable!() };
+        assert_eq!((first.1, second.1, third.1), (3, 3, 3));
+        settled.edit(second.0 + 5..third.0, Edit::Delete);
+        assert_eq!(settled.leaves(), [first, (second.0, 1), third, fourth], "neighbours are full");
+        settled.edit(third.0 + 5..fourth.0, Edit::Delete);
+        assert_eq!(settled.leaves(), [first, (second.0, 1), fourth], "joins the one before");
+        settled.edit(first.0 + 5..second.0, Edit::Delete);
+        assert_eq!(settled.leaves(), [(0, 1), fourth], "joins the one behind");
+        let kept = |n| [first.0, second.0, third.0].map(|from| from + n);
+        let mut expect: Vec<u64> = (0..5).flat_map(kept).chain(fourth.0..200).collect();
+        expect.sort();
+        assert_eq!(settled.items(), expect);
+    }
+
+    #[test]
+    fn a_neighbour_that_is_rather_full_is_left_alone() {
+        let settled = Settled::new();
+        let [first, second, third, fourth] = settled.leaves()[..] else { unreachable!() };
+        settled.edit(second.0 + 5..third.0, Edit::Delete);
+        settled.edit(third.0 + 25..fourth.0, Edit::Delete);
+        assert_eq!(settled.leaves(), [first, (second.0, 1), (third.0, 2), fourth]);
+        settled.edit(0..1, Edit::put(vec![2; 10]));
+        assert_eq!(settled.leaves().len(), 4);
+    }
 }

@@ -19,7 +19,9 @@ use crate::{
     Edit, FlushJob, Flushed, FreezePoint, Limits, RecoveringTable, Table, TableError, Value,
 };
 
-const LIMITS: Limits = Limits { leaf_bytes: 4096, partition_leaves: 4, read_ahead: 3 };
+/// Leaves of one block split often; leaves of several blocks join, too.
+const SMALL: Limits = Limits { leaf_bytes: 4096, partition_leaves: 4, read_ahead: 3 };
+const LARGE: Limits = Limits { leaf_bytes: 12 << 10, partition_leaves: 3, read_ahead: 2 };
 const ID: TableId = TableId(5);
 
 #[derive(Clone, Debug)]
@@ -100,6 +102,7 @@ struct Durable {
 }
 
 struct World {
+    limits: Limits,
     table: Arc<Table>,
     store: Arc<Store>,
     items: Items,
@@ -118,9 +121,10 @@ struct World {
 }
 
 impl World {
-    fn new() -> World {
+    fn new(limits: Limits) -> World {
         World {
-            table: Arc::new(Table::new(ID, LIMITS)),
+            limits,
+            table: Arc::new(Table::new(ID, limits)),
             store: Arc::default(),
             items: Items::new(),
             changes: Vec::new(),
@@ -279,7 +283,7 @@ impl World {
             recovering.apply(*txg, *key, edit.clone());
         }
         let descriptors = self.descriptors.clone().into_iter().collect();
-        self.table = Arc::new(recovering.finish(LIMITS, descriptors).unwrap());
+        self.table = Arc::new(recovering.finish(self.limits, descriptors).unwrap());
         self.changes.clear();
         let reachable = self.reachable();
         self.released.clear();
@@ -400,16 +404,17 @@ impl World {
 
     /// Rows name what their leaves hold; leaves and partitions are within their limits.
     fn check_shape(&self) {
+        let limits = self.limits;
         let mut rows = Vec::new();
         let mut leaves = BTreeMap::new();
         block_on(self.table.for_each_node(&*self.store, true, &mut |visit| {
             let node = visit.node.unwrap().unwrap();
             if let Some(inner) = node.as_inner() {
-                assert!((2..=LIMITS.partition_leaves).contains(&inner.children()));
+                assert!((2..=limits.partition_leaves).contains(&inner.children()));
                 rows.extend(inner.iter());
             } else {
                 let header = node.header();
-                assert!(header.used <= LIMITS.leaf_bytes || header.items == 1);
+                assert!(header.used <= limits.leaf_bytes || header.items == 1);
                 assert!(header.first >= visit.partition);
                 leaves.insert(visit.ptr.copies, (header.first, header.items));
             }
@@ -425,8 +430,9 @@ proptest! {
     #[test]
     fn a_table_is_a_map_through_flushes_failures_and_crashes(
         ops in proptest::collection::vec(ops(), 1..120),
+        limits in prop_oneof![Just(SMALL), Just(LARGE)],
     ) {
-        let mut world = World::new();
+        let mut world = World::new(limits);
         ops.into_iter().for_each(|op| world.run(op));
         world.settle();
     }

@@ -130,6 +130,8 @@ mod tests {
     #[test]
     fn leaves_hold_all_items_in_order_and_share_the_last_ones_evenly() {
         for items in 0..1500 {
+            let leaves = |appends_next| pack(items, appends_next).len();
+            assert_eq!(leaves(true), leaves(false), "sharing makes no more leaves");
             for appends_next in [true, false] {
                 let leaves = pack(items, appends_next);
                 let mut expect = 0..items;

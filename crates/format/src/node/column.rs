@@ -289,6 +289,17 @@ mod tests {
         assert_eq!(round_trip(&numbers), 3 * 8 + 250);
     }
 
+    #[test]
+    fn a_place_behind_the_dictionary_reads_its_last_entry() {
+        let shape = Shape { base: 0, bits: 16, shift: 0, dict: 2, width: 8 };
+        let mut bytes = [7u64, 9].map(u64::to_le_bytes).concat();
+        bytes.extend([0xff; 2]);
+        let (mut at, end) = (0, bytes.len());
+        bytes.resize(end + PAD_BYTES, 0);
+        let column = Column::parse(&shape.disk(), 1, &mut at, end).unwrap();
+        assert_eq!(column.get(&bytes, 0), 9);
+    }
+
     proptest! {
         #[test]
         fn any_numbers_come_back(

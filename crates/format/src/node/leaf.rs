@@ -547,6 +547,28 @@ mod tests {
         assert!(!is_whole(&[0; 4096]));
     }
 
+    /// Groups, sections, dictionaries and tails of all lengths; each bit of it changed.
+    #[test]
+    fn any_changed_bit_gives_an_answer_or_an_error() {
+        let mut items = Items::new();
+        for n in 0..24u64 {
+            let far = [5, 1 << 44, 1 << 60][n as usize % 3];
+            let mut extent = vec![0; 34 + n as usize % 3 * 4];
+            extent[..8].copy_from_slice(&(n * 977).to_le_bytes());
+            extent[10..18].copy_from_slice(&u64::to_le_bytes(far));
+            items.insert(Key::new(far, EXTENT, n * 8), extent);
+            items.insert(Key::new(far, Kind(3), n), vec![n as u8; n as usize % 5]);
+        }
+        let buf = leaf(&items);
+        let used = LeafView::parse(buf.clone()).unwrap().header().used;
+        let probes: Vec<Key> = items.keys().copied().collect();
+        for bit in 0..used * 8 {
+            let mut changed = buf.clone();
+            changed.make_mut()[bit / 8] ^= 1 << (bit % 8);
+            exercise(changed, &probes);
+        }
+    }
+
     proptest! {
         #[test]
         fn a_leaf_gives_back_what_was_put(
@@ -614,6 +636,7 @@ mod tests {
     fn exercise(buf: Buf, probes: &[Key]) {
         let Ok(Node::Leaf(view)) = Node::parse(buf) else { return };
         assert_eq!(view.iter().count(), view.items());
+        assert!(view.iter().is_sorted_by(|a, b| a.0 < b.0), "N1");
         view.iter().for_each(|(_, value)| assert_eq!(value.to_vec().len(), value.len()));
         for probe in probes {
             let _ = view.find(*probe).map(|place| view.value(&place).to_vec());
