@@ -45,18 +45,19 @@ impl Filesystem {
             if changes {
                 state.expect_not_immutable()?;
             }
-            if flags.truncate || (flags.write && !flags.append) {
-                if state.has_flag(FileFlags::APPEND) {
-                    return Err(FsError::NotPermitted("the file can only be appended to"));
-                }
+            if (flags.truncate || (flags.write && !flags.append))
+                && state.has_flag(FileFlags::APPEND)
+            {
+                return Err(FsError::NotPermitted("the file can only be appended to"));
             }
             state.opens += 1;
         }
-        if flags.truncate && inode.kind == FileKind::Regular {
-            if let Err(error) = self.truncate_open(inode, flags.kill_priv).await {
-                self.release(inode.node);
-                return Err(error);
-            }
+        if flags.truncate
+            && inode.kind == FileKind::Regular
+            && let Err(error) = self.truncate_open(inode, flags.kill_priv).await
+        {
+            self.release(inode.node);
+            return Err(error);
         }
         Ok(())
     }

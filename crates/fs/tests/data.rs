@@ -372,3 +372,21 @@ fn going_down_loses_what_was_not_synced_and_nothing_else() {
         world.close(fs).await;
     });
 }
+
+#[test]
+fn regression_punching_beside_a_cut_does_not_bring_back_what_was_cut_off() {
+    let world = World::new(8, 16384);
+    world.run(async {
+        let fs = world.open().await;
+        let node = create(&fs, "file").await;
+        write(&fs, node, 0, &[0xff; 8192]).await;
+        fs.fsync(node, false).await.unwrap();
+        fs.setattr(&Caller::ROOT, node, &resized(3000)).await.unwrap();
+        fs.fsync(node, false).await.unwrap();
+        fs.fallocate(node, 1000, 500, FallocateMode::Punch).await.unwrap();
+        write(&fs, node, 10_000, b"x").await;
+        let found = read(&fs, node, 0, 20_000).await;
+        assert!(found[3000..10_000].iter().all(|byte| *byte == 0));
+        world.close(fs).await;
+    });
+}

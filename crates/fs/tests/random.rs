@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{World, check_space, pattern};
+use common::{World, check_space, pattern, seeds};
 use copyhold_fs::{
     Caller, FallocateMode, FileKind, Filesystem, FsError, NodeId, OpenFlags, Options, RenameFlags,
     Seek, SetAttr, XattrSet,
@@ -428,9 +428,7 @@ fn play(seed: u64, steps: usize) {
 
 #[test]
 fn random_operations_do_what_the_model_does() {
-    let seeds = std::env::var("SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(12);
-    let first = std::env::var("SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
-    for seed in first..first + seeds {
+    for seed in seeds(12) {
         println!("seed {seed}");
         play(seed, 800);
     }

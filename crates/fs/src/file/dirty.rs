@@ -365,3 +365,101 @@ impl FileData {
         before - self.blocks.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(byte: u8) -> Slot {
+        Slot { buf: Buf::from_bytes(&[byte; BLOCK_BYTES]), index: 0 }
+    }
+
+    fn take_all(data: &mut FileData, size: u64) -> Taken {
+        let (id, _) = data.take(u64::MAX, 100, 100, 32);
+        Taken { id, size }
+    }
+
+    #[test]
+    fn a_block_changed_while_it_is_written_stays_dirty() {
+        let mut data = FileData::default();
+        data.put(0, slot(1), 0);
+        let batch = take_all(&mut data, 4096);
+        data.put(0, slot(2), 0);
+        assert_eq!(data.ready(), 0, "a block is in one batch at a time");
+        assert!(!data.installed(0, batch, None));
+        assert_eq!(data.ready(), 1);
+        let (_, took) = data.take(u64::MAX, 100, 100, 32);
+        assert_eq!(took[0].1.bytes()[0], 2);
+    }
+
+    #[test]
+    fn the_logged_size_stops_before_what_is_not_installed() {
+        let mut data = FileData::default();
+        for block in 0..4 {
+            data.put(block, slot(1), 0);
+        }
+        let (id, _) = data.take(u64::MAX, 2, 100, 32);
+        let batch = Taken { id, size: 16_000 };
+        assert_eq!(data.loggable_size(16_000, 0, batch, &[]), 0);
+        assert_eq!(data.loggable_size(16_000, 0, batch, &[0]), 4096);
+        assert_eq!(data.loggable_size(16_000, 0, batch, &[0, 1]), 8192);
+        data.installed(0, batch, None);
+        data.installed(1, batch, None);
+        let rest = take_all(&mut data, 16_000);
+        assert_eq!(data.loggable_size(16_000, 8192, rest, &[2, 3]), 16_000);
+    }
+
+    #[test]
+    fn a_block_that_grew_while_it_was_written_is_covered_as_far_as_it_was() {
+        let mut data = FileData::default();
+        data.put(0, slot(1), 0);
+        let batch = take_all(&mut data, 100);
+        data.put(0, slot(2), 0);
+        assert_eq!(data.loggable_size(3000, 0, batch, &[0]), 100);
+    }
+
+    #[test]
+    fn overwritten_blocks_do_not_hold_the_size_back() {
+        let mut data = FileData::default();
+        data.put(0, slot(1), 50_000);
+        let none = Taken { id: 0, size: 0 };
+        assert_eq!(data.loggable_size(60_000, 50_000, none, &[]), 60_000);
+    }
+
+    #[test]
+    fn a_cut_lowers_what_older_writes_have_covered() {
+        let mut data = FileData::default();
+        data.put(0, slot(0xff), 8192);
+        let batch = take_all(&mut data, 8192);
+        data.truncate(1000, 8192, true);
+        // The batch still carries the bytes behind the cut; the size must not reach over them.
+        data.put(0, slot(0), 8192);
+        assert_eq!(data.cut_block(), 1);
+        assert_eq!(data.loggable_size(6000, 8192, batch, &[0]), 1000);
+    }
+
+    #[test]
+    fn truncating_forgets_blocks_and_zeroes_the_tail() {
+        let mut data = FileData::default();
+        for block in 0..3 {
+            data.put(block, slot(7), 0);
+        }
+        assert_eq!(data.truncate(5000, 0, false), 1);
+        assert_eq!(data.cut(), None, "nothing was stored");
+        let tail = &data.blocks[&1];
+        assert_eq!(tail.slot.bytes()[903], 7);
+        assert!(tail.slot.bytes()[904..].iter().all(|byte| *byte == 0));
+        assert_eq!(data.ready(), 2);
+    }
+
+    #[test]
+    fn a_failed_batch_leaves_its_blocks_dirty() {
+        let mut data = FileData::default();
+        data.put(0, slot(1), 0);
+        let batch = take_all(&mut data, 4096);
+        assert!(data.is_writing(batch.id));
+        data.failed(0, batch.id);
+        data.end_batch(batch.id);
+        assert_eq!((data.ready(), data.is_writing(batch.id)), (1, false));
+    }
+}

@@ -107,3 +107,95 @@ impl MapEdit {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use copyhold_format::item::ExtentState;
+    use copyhold_types::{BlockAddr, DeviceId, EpochId, Run};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BLOCKS: u64 = 160;
+
+    fn extent(place: u64, blocks: u32) -> Extent {
+        let run = Run::new(BlockAddr::new(DeviceId(0), place), blocks);
+        let pointer = Pointer { run, epoch: EpochId(2), origin: EpochId(1) };
+        let sums = (0..blocks).map(|n| place as u32 + n).collect();
+        Extent { pointer, birth: 0, state: ExtentState::Written(sums) }
+    }
+
+    /// The table and a plain array, changed together.
+    #[derive(Default)]
+    struct Both {
+        table: BTreeMap<u64, Extent>,
+        model: BTreeMap<u64, u64>,
+        next: u64,
+        allocated: BTreeSet<u64>,
+    }
+
+    impl Both {
+        /// Replaces `range` by new extents, or by nothing.
+        fn change(&mut self, range: Range<u64>, fill: bool) {
+            let mut edit = MapEdit::default();
+            let chunk = u64::from(EXTENT_BLOCKS_MAX);
+            let around = range.start / chunk * chunk..range.end;
+            edit.load(self.table.range(around).map(|(at, extent)| (*at, extent.clone())));
+            edit.remove(range.clone());
+            self.model.retain(|block, _| !range.contains(block));
+            let mut at = range.start;
+            while fill && at < range.end {
+                let blocks = (chunk - at % chunk).min(range.end - at);
+                edit.add(at, extent(self.next, blocks as u32));
+                for n in 0..blocks {
+                    self.model.insert(at + n, self.next + n);
+                    self.allocated.insert(self.next + n);
+                }
+                (at, self.next) = (at + blocks, self.next + blocks + 1);
+            }
+            let change = edit.finish();
+            let added = if fill { range.end - range.start } else { 0 };
+            assert_eq!(change.blocks_added, added);
+            let released: u64 = change.released.iter().map(|p| u64::from(p.run.blocks)).sum();
+            assert_eq!(change.blocks_removed, released);
+            for pointer in change.released {
+                for block in pointer.run.addr.block()..pointer.run.end() {
+                    assert!(self.allocated.remove(&block), "block {block} is given back once");
+                }
+            }
+            for (at, extent) in change.items {
+                match extent {
+                    Some(extent) => drop(self.table.insert(at, extent)),
+                    None => drop(self.table.remove(&at)),
+                }
+            }
+        }
+
+        fn check(&self) {
+            let mut found = BTreeMap::new();
+            for (at, extent) in &self.table {
+                let ExtentState::Written(sums) = &extent.state else { panic!() };
+                for n in 0..extent.blocks() {
+                    let place = extent.pointer.run.addr.block() + u64::from(n);
+                    assert_eq!(u64::from(sums[n as usize]), place);
+                    assert!(found.insert(at + u64::from(n), place).is_none());
+                }
+            }
+            assert_eq!(found, self.model);
+            assert_eq!(self.allocated, self.model.values().copied().collect());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_map_of_extents_is_an_array_of_blocks(
+            changes in proptest::collection::vec((0..BLOCKS, 1..70u64, any::<bool>()), 1..40)
+        ) {
+            let mut both = Both::default();
+            for (start, len, fill) in changes {
+                both.change(start..(start + len).min(BLOCKS), fill);
+                both.check();
+            }
+        }
+    }
+}

@@ -89,7 +89,7 @@ impl Filesystem {
         }
         let size = inode.state().shown.size;
         if inode.state().is_inline() {
-            let slot = self.read_block(inode, 0).await?;
+            let slot = self.block_to_change(inode, 0, size).await?;
             self.insert_blocks(inode, vec![(0, slot)], size).await?;
         }
         Ok(())
@@ -108,16 +108,16 @@ impl Filesystem {
         let whole_end = if end >= size { end.div_ceil(BLOCK) } else { end / BLOCK };
         let whole = offset.div_ceil(BLOCK)..whole_end;
         let mut parts = Vec::new();
-        if offset % BLOCK != 0 {
+        if !offset.is_multiple_of(BLOCK) {
             parts.push(offset..end.min(offset.div_ceil(BLOCK) * BLOCK));
         }
         let tail = (end / BLOCK * BLOCK).max(offset);
-        if end < size && end % BLOCK != 0 && (tail % BLOCK == 0) {
+        if end < size && !end.is_multiple_of(BLOCK) && tail.is_multiple_of(BLOCK) {
             parts.push(tail..end);
         }
         let mut slots = Vec::new();
         for part in parts.into_iter().filter(|part| part.start < size) {
-            slots.extend(self.zeroed_part(inode, part).await?);
+            slots.extend(self.zeroed_part(inode, part, size).await?);
         }
         if !slots.is_empty() {
             self.insert_blocks(inode, slots, 0).await?;
@@ -130,9 +130,14 @@ impl Filesystem {
     }
 
     /// The block around `part`, with zeros there; `None` if it has them.
-    async fn zeroed_part(&self, inode: &InodeRef, part: Range<u64>) -> Result<Option<(u64, Slot)>> {
+    async fn zeroed_part(
+        &self,
+        inode: &InodeRef,
+        part: Range<u64>,
+        size: u64,
+    ) -> Result<Option<(u64, Slot)>> {
         let block = part.start / BLOCK;
-        let mut slot = self.read_block(inode, block).await?;
+        let mut slot = self.block_to_change(inode, block, size).await?;
         let bytes = (part.start - block * BLOCK) as usize..(part.end - block * BLOCK) as usize;
         if slot.bytes()[bytes.clone()].iter().all(|byte| *byte == 0) {
             return Ok(None);
@@ -248,7 +253,7 @@ fn lay_out(blocks: &[u64], runs: &[Run]) -> Vec<(u64, Run)> {
         let mut left = Some(*run);
         while let Some(run) = left {
             let at = rest[0];
-            let fits = |n: &usize| rest[*n] == at + *n as u64 && rest[*n] % CHUNK != 0;
+            let fits = |n: &usize| rest[*n] == at + *n as u64 && !rest[*n].is_multiple_of(CHUNK);
             let blocks = 1 + (1..rest.len().min(run.blocks as usize)).take_while(fits).count();
             placed.push((at, run.slice(0, blocks as u32)));
             rest = &rest[blocks..];

@@ -80,6 +80,10 @@ enum Source {
     },
 }
 
+/// Consecutive blocks of a file and where their bytes are: a buffer and a block of it, or `None`
+/// for zeros.
+type Located = (Range<u64>, Option<(Buf, u32)>);
+
 struct Part {
     blocks: Range<u64>,
     source: Source,
@@ -119,13 +123,8 @@ impl Filesystem {
         Ok(Slot { buf: buf.clone(), index: *index })
     }
 
-    /// Where the bytes of `blocks` are: block ranges in order, each with its buffer and place, or
-    /// `None` for zeros.
-    async fn read_blocks(
-        &self,
-        inode: &Inode,
-        blocks: Range<u64>,
-    ) -> Result<Vec<(Range<u64>, Option<(Buf, u32)>)>> {
+    /// Where the bytes of `blocks` are, in order.
+    async fn read_blocks(&self, inode: &Inode, blocks: Range<u64>) -> Result<Vec<Located>> {
         let mut parts = plan(&inode.state(), blocks);
         let mut bufs = Vec::new();
         if parts.iter().any(|part| matches!(part.source, Source::Table | Source::Inline)) {
@@ -324,11 +323,7 @@ impl Request {
 }
 
 /// The bytes of `range` out of whole blocks.
-fn assemble(
-    parts: &[(Range<u64>, Option<(Buf, u32)>)],
-    range: Range<u64>,
-    zeros: &Buf,
-) -> ReadData {
+fn assemble(parts: &[Located], range: Range<u64>, zeros: &Buf) -> ReadData {
     let mut data = ReadData::default();
     for (blocks, place) in parts {
         let from = range.start.max(blocks.start * BLOCK);

@@ -35,10 +35,10 @@ impl Filesystem {
         let earlier = inode.state().error.take();
         written?;
         earlier.map_or(Ok(()), Err)?;
-        if let Some(txg) = self.last_txg(inode) {
-            if txg > self.pool.durable_txg() {
-                self.pool.commit(txg).await?;
-            }
+        if let Some(txg) = self.last_txg(inode)
+            && txg > self.pool.durable_txg()
+        {
+            self.pool.commit(txg).await?;
         }
         self.unlist_if_clean(inode);
         Ok(())

@@ -86,7 +86,7 @@ impl Filesystem {
         flags: WriteFlags,
     ) -> Result<()> {
         let bytes = data.get(..len).ok_or(FsError::Invalid("more bytes than the buffer has"))?;
-        let keep = offset % BLOCK == 0
+        let keep = offset.is_multiple_of(BLOCK)
             && !flags.append
             && (data.blocks() == 1 || data.blocks() >= KEEP_BLOCKS);
         let input = if keep { Input::Kept(&data, bytes, 0) } else { Input::Copied(bytes) };
@@ -107,7 +107,7 @@ impl Filesystem {
             return Ok(());
         }
         self.wait_for_room().await?;
-        let _data = inode.lock.write().await;
+        let data = inode.lock.write().await;
         let size = inode.state().shown.size;
         let offset = if flags.append { size } else { offset };
         self.may_write(&inode, offset, input.bytes().len())?;
@@ -123,6 +123,10 @@ impl Filesystem {
             if !rest.bytes().is_empty() {
                 self.wait_for_room().await?;
             }
+        }
+        drop(data);
+        if inode.state().has_flag(FileFlags::SYNC) {
+            self.fsync(node, false).await?;
         }
         Ok(())
     }
@@ -149,7 +153,7 @@ impl Filesystem {
         let end = at + input.bytes().len() as u64;
         let size = inode.state().shown.size;
         let mut slots = Vec::with_capacity((end.div_ceil(BLOCK) - at / BLOCK) as usize + 1);
-        if size % BLOCK != 0 && size / BLOCK < at / BLOCK {
+        if !size.is_multiple_of(BLOCK) && size / BLOCK < at / BLOCK {
             slots.extend(self.stale_tail(inode, size).await?);
         }
         let mut rest = input;
@@ -188,7 +192,12 @@ impl Filesystem {
     }
 
     /// A block's content, with zeros behind the end of the file.
-    async fn block_to_change(&self, inode: &Inode, block: u64, size: u64) -> Result<Slot> {
+    pub(super) async fn block_to_change(
+        &self,
+        inode: &Inode,
+        block: u64,
+        size: u64,
+    ) -> Result<Slot> {
         if block * BLOCK >= size {
             return Ok(Slot { buf: Buf::zeroed(1), index: 0 });
         }

@@ -163,3 +163,11 @@ pub async fn names(fs: &Filesystem, dir: NodeId) -> Vec<String> {
 pub fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|n| (n / 7) as u8 ^ (n / 4096) as u8 ^ seed.wrapping_mul(31)).collect()
 }
+
+/// The seeds of a test of random histories: `count` from 1, or SEEDS from SEED.
+#[allow(clippy::disallowed_methods)] // a test program's arguments
+pub fn seeds(count: u64) -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let first = number("SEED").unwrap_or(1);
+    first..first + number("SEEDS").unwrap_or(count)
+}
