@@ -106,7 +106,7 @@ impl Pool {
     /// As [`Self::admit`], but never waits: `None` when it would have to.
     pub fn try_admit(&self, tier: Tier, edits: usize, bytes: usize) -> Option<Credit> {
         self.check_writable().ok()?;
-        if tier != Tier::Internal && self.is_full() {
+        if self.is_full() {
             return None;
         }
         let grows = growth_of(edits, bytes);
