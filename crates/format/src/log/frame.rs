@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn small_large_and_incompressible_payloads_come_back() {
-        let noise: Vec<u8> = (0..20_000u64).map(|i| (i * i % 251 * 7 >> 1) as u8).collect();
+        let noise: Vec<u8> = (0..20_000u64).map(|i| ((i * i % 251 * 7) >> 1) as u8).collect();
         for payload in [vec![], vec![1; 100], vec![2; 100_000], noise] {
             let (bytes, digest) = frame(&payload);
             let blocks = Frame::claimed_blocks(&bytes, POOL, 40).unwrap();
