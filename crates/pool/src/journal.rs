@@ -274,10 +274,10 @@ impl Journal {
         health: &Health,
     ) -> Result<bool, PoolError> {
         let Some(uberblock) = self.next_uberblock(oldest_pin) else { return Ok(false) };
-        labels::write_uberblock(&self.device, &self.label, &uberblock).await?;
         if self.limits.breaks(Sabotage::ReuseLogAtOnce) {
             self.state.lock().appender.reuse_before(uberblock.head);
         } else {
+            labels::write_uberblock(&self.device, &self.label, &uberblock).await?;
             let again = self.limits.breaks(Sabotage::TrustSecondFlush);
             health.flush(&self.device, again).await?;
         }

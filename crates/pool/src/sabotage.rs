@@ -26,7 +26,7 @@ pub enum Sabotage {
     ReplayReadsBase,
     /// R6: the head moves on what is flushed, before the record of it is durable.
     HeadAheadOfRecord,
-    /// R6: log segments are reused as soon as the head has moved in memory.
+    /// R6: log segments are reused as soon as the head has moved in memory, and no uberblock says so.
     ReuseLogAtOnce,
     /// R12: a failed flush is retried and trusted.
     TrustSecondFlush,

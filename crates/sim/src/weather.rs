@@ -20,6 +20,8 @@ pub enum Weather {
     PowerCutAtFlush,
     /// The power fails during a discard.
     PowerCutAtDiscard,
+    /// The power fails while everything is being settled: nodes, records, uberblocks.
+    PowerCutInSettling,
     /// A flush fails once.
     FlushError,
     /// A write fails once.
@@ -37,6 +39,8 @@ pub enum Weather {
     /// The power fails, and afterwards a part of the log is unreadable in one copy, or in both for
     /// a while.
     LogUnreadable,
+    /// The power fails, and the newest uberblocks rot on both labels.
+    UberblockRot,
     /// Data of the last batch rots after everything has come to rest.
     TailRot,
     /// The power fails; the next recovery reads data wrongly, a later one does not.
@@ -44,12 +48,13 @@ pub enum Weather {
 }
 
 impl Weather {
-    pub const ALL: [Weather; 15] = [
+    pub const ALL: [Weather; 17] = [
         Weather::Calm,
         Weather::PowerCut,
         Weather::PowerCutAtWrite,
         Weather::PowerCutAtFlush,
         Weather::PowerCutAtDiscard,
+        Weather::PowerCutInSettling,
         Weather::FlushError,
         Weather::WriteError,
         Weather::LostWrite,
@@ -58,6 +63,7 @@ impl Weather {
         Weather::LogRot,
         Weather::LogRotTwice,
         Weather::LogUnreadable,
+        Weather::UberblockRot,
         Weather::TailRot,
         Weather::Misread,
     ];
@@ -78,7 +84,7 @@ impl Weather {
         Some(match self {
             Weather::PowerCutAtWrite if dice.one_in(4) => (any, Fault::PowerOff),
             Weather::PowerCutAtWrite => (of_kind, Fault::PowerOff),
-            Weather::PowerCutAtFlush => {
+            Weather::PowerCutAtFlush | Weather::Misread => {
                 (Trigger::Flush { nth: dice.magnitude(6) }, Fault::PowerOff)
             }
             Weather::PowerCutAtDiscard => {

@@ -132,7 +132,10 @@ impl Client {
         for _ in 0..self.dice.within(1..EDITS) {
             let object = 1 + locked[self.dice.below(locked.len() as u64) as usize].0;
             let kind = if self.dice.one_in(3) { ITEM } else { EXTENT };
-            let key = Key::new(object, kind, self.dice.magnitude(8) % OFFSETS);
+            // Some keys are changed again and again, in one txg.
+            let hot = self.dice.one_in(2);
+            let offset = if hot { self.dice.below(4) } else { self.dice.magnitude(8) % OFFSETS };
+            let key = Key::new(object, kind, offset);
             if changes.iter().any(|(other, _)| *other == key) {
                 continue;
             }
@@ -203,6 +206,27 @@ impl Client {
         }
     }
 
+    /// Puts extents where nobody looks until only so many blocks are left.
+    pub(crate) async fn fill(&mut self, left: u64) -> Result<(), PoolError> {
+        for offset in 0.. {
+            if self.pool.space().available() < left {
+                return Ok(());
+            }
+            let mut tx = Transaction::new();
+            let Some(credit) = self.admit(Tier::Write).await? else { return Ok(()) };
+            let Some(new) = self.write_extent(&mut tx).await? else { return Ok(()) };
+            let key = Key::new(OBJECTS + 1, EXTENT, offset);
+            tx.put(TABLE, key, new.value.clone());
+            let mut world = self.shared.world.lock();
+            let n = world.next();
+            let stored = Stored::plain(n.to_le_bytes().to_vec());
+            tx.put(TABLE, counter(self.id), stored.value.clone());
+            let txg = self.pool.apply(credit, tx)?;
+            world.push(txg, vec![(key, Some(new)), (counter(self.id), Some(stored))]);
+        }
+        Ok(())
+    }
+
     /// Deletes a good part of an object: what must always be possible (rule R21).
     async fn make_room(&mut self) -> Result<(), PoolError> {
         let object = self.dice.below(OBJECTS);
@@ -264,7 +288,8 @@ impl Client {
         let Some((key, value)) = found.get(self.dice.below(16) as usize) else { return Ok(()) };
         let extent = Extent::parse(value).expect("items are what was put");
         let durable = self.pool.durable_txg();
-        self.pause(24).await;
+        let bits = self.dice.pick(&[20, 24, 28]);
+        self.pause(bits).await;
         let ExtentState::Written(sums) = &extent.state else { return Ok(()) };
         let run = extent.pointer.run;
         let data = self.pool.read(run, Purpose::Data).await?;

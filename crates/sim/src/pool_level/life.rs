@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use copyhold_device::sim::{Fault, FaultRates, Lasting, SimImage, Trigger};
-use copyhold_format::label::Label;
+use copyhold_format::label::{Label, RING_SLOTS, RING_START};
+use copyhold_format::uberblock::Uberblock;
+use copyhold_log::Ring;
 use copyhold_pool::{Pool, PoolError};
 use copyhold_runtime::BoxFuture;
-use copyhold_types::{BLOCK_BYTES, Run};
+use copyhold_types::{BLOCK_BYTES, Purpose, Run};
 
 use super::client::Client;
 use super::model::Shared;
@@ -19,7 +21,6 @@ use crate::weather::Weather;
 use crate::{Outcome, Plan};
 
 const CLIENTS_MAX: u64 = 4;
-const OPERATIONS_MAX: u64 = 120;
 const EIO: i32 = 5;
 
 /// Lives through a whole history. Panics when the pool is not what it must be.
@@ -27,6 +28,7 @@ pub fn history(plan: &Plan) -> Outcome {
     let mut dice = Dice::new(plan.seed);
     let shape = Shape::by(&mut dice, plan.broken);
     let mut history = History::begin(plan, shape, dice);
+    history.crowd();
     let lives = 2 + history.dice.below(4);
     for _ in 0..lives {
         history.life();
@@ -69,6 +71,23 @@ impl History {
         }
     }
 
+    /// Fills the pool with what nobody touches again, if that is its shape.
+    fn crowd(&mut self) {
+        if !self.shape.crowded {
+            return;
+        }
+        let (machine, pool) = self.recover();
+        let mut client = Client::new(0, &pool, &self.shared, self.dice.fork(), false);
+        let left = 128 << self.dice.below(3);
+        let crowded = machine.run(async {
+            client.fill(left).await?;
+            pool.close().await
+        });
+        crowded.expect("the power is on").expect("a new pool has room");
+        self.shared.world.lock().sync_all();
+        self.image = machine.rest();
+    }
+
     /// One life; its end is the next one's image.
     fn life(&mut self) {
         let today = Weather::today(&mut self.dice);
@@ -100,7 +119,7 @@ impl History {
 
     fn clients(&mut self, pool: &Arc<Pool>, forgiving: bool) -> Vec<BoxFuture<'static, ()>> {
         let count = 1 + self.dice.below(CLIENTS_MAX);
-        let operations = self.dice.magnitude(7).min(OPERATIONS_MAX) / count;
+        let operations = self.dice.magnitude(9) / count;
         (0..count)
             .map(|id| {
                 let client = Client::new(id, pool, &self.shared, self.dice.fork(), forgiving);
@@ -193,26 +212,32 @@ impl History {
                 self.rot_node(machine, &pool);
                 self.end_well(machine, &pool)
             }
+            Weather::PowerCutInSettling => self.cut_in_settling(machine, &pool),
             Weather::LogRot => {
                 let mut image = self.crash(machine);
                 let copy = self.dice.below(2) as usize;
+                let blocks = self.log_blocks(&image);
                 for _ in 0..1 + self.dice.below(8) {
-                    if let Some(at) = self.log_block(&image) {
-                        self.rot(&mut image, self.label.log[copy] + at);
-                    }
+                    let at = self.dice.pick(&blocks);
+                    self.rot(&mut image, self.label.log[copy] + at);
                 }
                 image
             }
             Weather::LogRotTwice => self.rot_log_twice(machine, &pool),
             Weather::LogUnreadable => {
                 let image = self.crash(machine);
-                if let Some(at) = self.log_block(&image) {
-                    let lasting =
-                        self.dice.pick(&[Lasting::Once, Lasting::UntilWritten, Lasting::Forever]);
-                    let copies = self.dice.pick(&[&[0][..], &[1], &[0, 1]]);
-                    let blocks = copies.iter().map(|copy| self.label.log[*copy] + at);
-                    self.unreadable = blocks.map(|block| (block, lasting)).collect();
-                }
+                let at = self.log_blocks(&image);
+                let at = self.dice.pick(&at);
+                let lasting =
+                    self.dice.pick(&[Lasting::Once, Lasting::UntilWritten, Lasting::Forever]);
+                let copies = self.dice.pick(&[&[0][..], &[1], &[0, 1]]);
+                let blocks = copies.iter().map(|copy| self.label.log[*copy] + at);
+                self.unreadable = blocks.map(|block| (block, lasting)).collect();
+                image
+            }
+            Weather::UberblockRot => {
+                let mut image = self.crash(machine);
+                self.rot_uberblocks(&mut image);
                 image
             }
             Weather::TailRot => self.rot_tail(machine, &pool),
@@ -237,6 +262,18 @@ impl History {
         if self.dice.one_in(2) { machine.rest() } else { self.crash(machine) }
     }
 
+    fn cut_in_settling(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimImage {
+        let nth = self.dice.magnitude(4);
+        let write = Trigger::Write { nth, why: Some(self.dice.pick(&Purpose::ALL)) };
+        let trigger = self.dice.pick(&[write, Trigger::Flush { nth }]);
+        self.plan.tell(|| format!("settling, until {trigger:?}"));
+        machine.disk.arm(trigger, Fault::PowerOff);
+        if let Some(settled) = machine.run(pool.flush_all()) {
+            settled.expect("the pool is well");
+        }
+        self.crash(machine)
+    }
+
     /// Leaves the pool alone until it is idle, everything acknowledged and marked so.
     fn come_to_rest(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimImage {
         let mut client = Client::new(0, pool, &self.shared, self.dice.fork(), false);
@@ -259,12 +296,27 @@ impl History {
         (block, byte)
     }
 
-    /// A block of the ring that was ever written.
-    fn log_block(&mut self, image: &SimImage) -> Option<u64> {
-        let start = self.label.log[0];
-        let written = |at: &u64| image.read_block(start + at).iter().any(|byte| *byte != 0);
-        let written: Vec<u64> = (0..self.label.log_blocks).filter(written).collect();
-        (!written.is_empty()).then(|| self.dice.pick(&written))
+    /// Blocks of the ring that recovery reads: where frames of the live log begin, once for any
+    /// other one.
+    fn log_blocks(&mut self, image: &SimImage) -> Vec<u64> {
+        let Label { log, log_blocks, pool, secret, .. } = self.label;
+        let head = self.uberblocks(image).last().map_or(0, |(uberblock, _)| uberblock.head);
+        let machine = Machine::on(0, image.clone());
+        let ring = Ring::new(machine.device(), log, log_blocks, pool, secret);
+        let scan = machine.run(ring.scan(0, head)).expect("the power is on");
+        let live = scan.frames.keys().map(|position| position % log_blocks);
+        live.chain([self.dice.below(log_blocks)]).collect()
+    }
+
+    /// The uberblocks of an image, oldest first, with their blocks.
+    fn uberblocks(&self, image: &SimImage) -> Vec<(Uberblock, u64)> {
+        let slots = |area: u64| (area + RING_START)..(area + RING_START + RING_SLOTS);
+        let blocks = Label::areas(self.label.blocks).into_iter().flat_map(slots);
+        let parse = |block: u64| Uberblock::parse(&image.read_block(block), self.label.pool);
+        let mut found: Vec<(Uberblock, u64)> =
+            blocks.filter_map(|block| Some((parse(block).ok()?, block))).collect();
+        found.sort_by_key(|(uberblock, _)| uberblock.number);
+        found
     }
 
     fn rot_node(&mut self, machine: &Machine, pool: &Arc<Pool>) {
@@ -280,7 +332,8 @@ impl History {
     /// damage is undone, and nothing may have been lost.
     fn rot_log_twice(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimImage {
         let whole = self.come_to_rest(machine, pool);
-        let Some(at) = self.log_block(&whole) else { return whole };
+        let blocks = self.log_blocks(&whole);
+        let at = self.dice.pick(&blocks);
         let mut image = whole.clone();
         for start in self.label.log {
             self.rot(&mut image, start + at);
@@ -300,6 +353,17 @@ impl History {
                 self.verify(&machine, &pool);
                 machine.rest()
             }
+        }
+    }
+
+    /// The newest one or two of the uberblocks rot, on both labels. What older ones need is kept
+    /// (rule R6).
+    fn rot_uberblocks(&mut self, image: &mut SimImage) {
+        let found = self.uberblocks(image);
+        let newest = found.last().map_or(0, |(uberblock, _)| uberblock.number);
+        let oldest_lost = newest.saturating_sub(self.dice.below(2)).max(2);
+        for (_, block) in found.iter().filter(|(found, _)| found.number >= oldest_lost) {
+            self.rot(image, *block);
         }
     }
 

@@ -141,7 +141,13 @@ impl World {
     /// Extents that came in txgs of which nothing was acknowledged.
     pub(crate) fn extents_of_doubt(&self) -> Vec<Run> {
         let skip = self.log.partition_point(|(txg, _)| Some(*txg) <= self.synced_txg);
-        extents(&self.log[skip..])
+        let (known, doubtful) = self.log.split_at(skip);
+        // A part of an extent that was there before is nothing new.
+        let base = self.base.iter().filter_map(|(key, stored)| stored.extent(*key));
+        let base = base.map(|extent| extent.pointer.run);
+        let old: BTreeSet<u64> = base.chain(extents(known)).map(|run| run.addr.block()).collect();
+        let new = extents(doubtful).into_iter();
+        new.filter(|run| !old.contains(&run.addr.block())).collect()
     }
 }
 

@@ -13,6 +13,8 @@ pub struct Shape {
     pub blocks: u64,
     pub create: CreateOptions,
     pub limits: Limits,
+    /// Nearly full from the beginning, so that what is freed is used again soon.
+    pub crowded: bool,
 }
 
 impl Shape {
@@ -28,13 +30,15 @@ impl Shape {
         let limits = Limits {
             txg_interval: Duration::from_millis(dice.pick(&[2, 20, 5000])),
             mark_after: Duration::from_millis(dice.pick(&[1, 10, 100])),
-            delta_bytes: dice.pick(&[16 << 10, 64 << 10, 256 << 10]),
-            replay_edits: dice.pick(&[500, 4000]),
+            delta_bytes: dice.pick(&[4 << 10, 16 << 10, 64 << 10]),
+            replay_edits: dice.pick(&[100, 500, 4000]),
             node_cache_bytes: dice.pick(&[0, 16 << 10, 64 << 20]),
             tail_verify_bytes: dice.pick(&[16 << 10, 64 << 20, 64 << 20]),
             sabotage: broken,
         };
-        Shape { blocks: dice.pick(&[2048, 4096, 8192]), create, limits }
+        let crowded = dice.one_in(2);
+        let blocks = if crowded { 2048 } else { dice.pick(&[2048, 4096, 8192]) };
+        Shape { blocks, create, limits, crowded }
     }
 
     pub fn open(&self, read_only: bool) -> OpenOptions {
