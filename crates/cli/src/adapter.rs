@@ -33,6 +33,7 @@ const RENAME_WHITEOUT: u32 = 4;
 const FALLOC_KEEP_SIZE: u32 = 0x01;
 const FALLOC_PUNCH_HOLE: u32 = 0x02;
 const FALLOC_ZERO_RANGE: u32 = 0x10;
+const O_EXCL: u32 = 0o200;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 const XATTR_CREATE: u32 = 1;
@@ -49,8 +50,12 @@ pub(crate) fn settings() -> Settings {
     Settings { locks: false, ..Settings::default() }
 }
 
-/// Nothing changes but through the kernel, and what it changes it knows.
-const VALID: Duration = Duration::from_secs(24 * 3600);
+/// Names change only through the kernel, which knows what it changes.
+const NAMES_VALID: Duration = Duration::from_secs(24 * 3600);
+/// So do attributes, but for one: the space that a file takes is known once its data is written.
+const ATTRIBUTES_VALID: Duration = Duration::from_secs(60);
+/// Data of so many bytes is kept with its buffer; less is copied where it belongs.
+const KEEP_BYTES: usize = 64 << 10;
 
 fn opened() -> Opened {
     let flags = fopen::KEEP_CACHE | fopen::CACHE_DIR | fopen::PARALLEL_DIRECT_WRITES;
@@ -96,7 +101,7 @@ impl Operations for Adapter {
         };
         match looked_up {
             Ok(entry) => Ok(Lookup::Found(found(&entry))),
-            Err(FsError::NotFound) => Ok(Lookup::Absent { valid: VALID }),
+            Err(FsError::NotFound) => Ok(Lookup::Absent { valid: NAMES_VALID }),
             Err(error) => Err(errno(error)),
         }
     }
@@ -165,8 +170,10 @@ impl Operations for Adapter {
     ) -> Reply<(Entry, Opened)> {
         let (caller, flags) = (asker(by, Some(&new)), to_open(&open));
         let mode = file_mode(&new);
-        // The kernel has looked the name up under the directory's lock and found nothing.
-        let made = self.fs.create(&caller, known(parent)?, name, mode, flags, false).await;
+        // The kernel has looked the name up under the directory's lock and found nothing; that may
+        // have been long ago.
+        let exclusive = open.flags & O_EXCL != 0;
+        let made = self.fs.create(&caller, known(parent)?, name, mode, flags, exclusive).await;
         made.map(|(entry, _)| (found(&entry), opened())).map_err(errno)
     }
 
@@ -218,15 +225,19 @@ impl Operations for Adapter {
 
     async fn read(&self, _: Caller, node: NodeId, read: Read) -> Reply<Data> {
         let data = self.fs.read(known(node)?, read.offset, read.size as usize).await;
-        data.map(|data| convert::data(&data)).map_err(errno)
+        data.map(convert::data).map_err(errno)
     }
 
     async fn write(&self, _: Caller, node: NodeId, write: Write, data: &mut Payload) -> Reply<u32> {
         // The kernel has resolved O_APPEND: it may send the parts of one write in any order.
         let flags = WriteFlags { kill_priv: write.kill_suidgid, append: false };
         let (node, length) = (known(node)?, data.bytes().len());
-        self.fs.write_buf(node, write.offset, data.take(), length, flags).await.map_err(errno)?;
-        Ok(write.size)
+        let written = if length >= KEEP_BYTES {
+            self.fs.write_buf(node, write.offset, data.take(), length, flags).await
+        } else {
+            self.fs.write(node, write.offset, data.bytes(), flags).await
+        };
+        written.map(|()| write.size).map_err(errno)
     }
 
     async fn release(&self, _: Caller, node: NodeId, _: Release) -> Reply<()> {

@@ -2,8 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
-
 use crate::engine;
 use crate::failure::{Failure, Kind};
 use crate::report::Report;
@@ -24,50 +22,42 @@ pub(crate) struct Check {
     data: bool,
 }
 
-/// One thing that is not as it should be.
-#[derive(Debug, Serialize)]
-pub(crate) struct Finding {
-    /// Stable name of the kind of damage.
-    pub(crate) kind: String,
-    /// What is damaged, and where.
-    pub(crate) what: String,
-    /// What that means for the user.
-    pub(crate) meaning: String,
-}
-
-/// Everything that a check found, and what it looked at.
-#[derive(Debug, Default, Serialize)]
-pub(crate) struct Verdict {
-    pub(crate) findings: Vec<Finding>,
-    /// What was verified: names and counts.
-    pub(crate) verified: serde_json::Map<String, serde_json::Value>,
-}
-
 impl Check {
     pub(crate) fn run(self, report: Report) -> Result<(), Failure> {
-        let verdict = engine::check(&self.pool, self.data)?;
-        report.show(&verdict, || text(&self.pool, &verdict))?;
-        match verdict.findings.len() {
-            0 => Ok(()),
-            found => Err(Failure::new(
-                Kind::Damaged,
-                format!("{}: {found} kinds of damage", self.pool.display()),
-            )),
-        }
+        let found = engine::check(&self.pool, self.data)?;
+        report.show(&found, || text(&self.pool, &found))?;
+        verdict(&self.pool, &found)
     }
 }
 
-pub(crate) fn text(pool: &Path, verdict: &Verdict) -> String {
-    let mut text = String::new();
-    for finding in &verdict.findings {
-        text += &format!("{}: {}\n    {}\n", finding.kind, finding.what, finding.meaning);
+/// Damage is a failure; what is only untidy is not.
+pub(crate) fn verdict(pool: &Path, found: &copyhold_check::Report) -> Result<(), Failure> {
+    if found.is_clean() {
+        return Ok(());
     }
-    let verified: Vec<String> = verdict
-        .verified
-        .iter()
-        .map(|(name, count)| format!("{count} {}", name.replace('_', " ")))
-        .collect();
+    let more: u64 = found.more.values().sum();
+    let all = found.findings.len() as u64 + more;
+    Err(Failure::new(Kind::Damaged, format!("{}: {all} findings", pool.display())))
+}
+
+pub(crate) fn text(pool: &Path, found: &copyhold_check::Report) -> String {
+    let mut text = String::new();
+    for finding in &found.findings {
+        text +=
+            &format!("{}: {}\n    {}\n", finding.severity.name(), finding.what, finding.meaning);
+        for file in &finding.files {
+            let place = format!("subvolume {} inode {}", file.subvolume, file.inode);
+            text += &format!("    {} ({place})\n", file.path.as_deref().unwrap_or("a file"));
+        }
+    }
+    for (kind, count) in &found.more {
+        text += &format!("and {count} more of the kind {kind}\n");
+    }
+    let counts = found.verified.counts();
+    let counts = counts.iter().filter(|(_, count)| *count > 0);
+    let verified: Vec<String> =
+        counts.map(|(name, count)| format!("{count} {}", name.replace('_', " "))).collect();
     text += &format!("{}: verified {}", pool.display(), verified.join(", "));
-    text += if verdict.findings.is_empty() { "; clean\n" } else { "\n" };
+    text += if found.is_clean() { "; clean\n" } else { "\n" };
     text
 }

@@ -48,14 +48,9 @@ fn verify(arguments: Vec<OsString>) -> Result<(), Failure> {
     };
     let pool = Path::new(pool);
     let at_boot = (parsed.has('a') || parsed.has('p')) && !parsed.has('f');
-    let verdict = engine::check(pool, !at_boot)?;
-    report::print(&check::text(pool, &verdict))?;
-    match verdict.findings.len() {
-        0 => Ok(()),
-        found => {
-            Err(Failure::new(Kind::Damaged, format!("{}: {found} kinds of damage", pool.display())))
-        }
-    }
+    let found = engine::check(pool, !at_boot)?;
+    report::print(&check::text(pool, &found))?;
+    check::verdict(pool, &found)
 }
 
 #[cfg(test)]

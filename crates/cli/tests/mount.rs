@@ -4,10 +4,10 @@
 //! where there is none they say so and pass, except under CI.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -226,7 +226,7 @@ fn sync_makes_everything_durable() {
 fn a_mount_in_use_is_not_unmounted_unless_lazily() {
     let Some(site) = Site::mounted() else { return };
     let mut file = File::create(site.path("open")).unwrap();
-    refused(&site.verb("umount", &[]), 4, "in use");
+    refused(&site.verb("umount", &[]), 4, "is busy");
     file.write_all(b"still there").unwrap();
     site.does("umount", &["--lazy"]);
     assert!(!site.is_mounted());
@@ -402,6 +402,12 @@ fn an_ordinary_user_mounts_what_is_his() {
         return;
     }
     let Some(site) = Site::new() else { return };
+    let mode = fs::metadata("/dev/fuse").unwrap().permissions().mode();
+    if mode & 0o006 != 0o006 {
+        assert!(std::env::var_os("CI").is_none(), "CI needs a /dev/fuse that all may open");
+        eprintln!("skipped: /dev/fuse is root's alone; scripts/setup.sh opens it");
+        return;
+    }
     let nobody = 65534;
     for path in [site.place.path().to_owned(), site.pool(), site.mnt()] {
         std::os::unix::fs::chown(&path, Some(nobody), Some(nobody)).unwrap();
@@ -468,7 +474,7 @@ fn on_a_block_device_sync_2_reaches_the_pool() {
     refused(&output, 1, "a pool already");
 }
 
-/// A pool in a file that its host cannot keep: writes fail, what was synced stays.
+/// A pool in a file that its host cannot keep: writers wait for room, and nothing is lost.
 #[test]
 fn a_host_that_fills_up_loses_nothing() {
     if !is_root() {
@@ -480,9 +486,15 @@ fn a_host_that_fills_up_loses_nothing() {
     let options = ["-t", "tmpfs", "-o", "size=48M", "none"];
     assert!(Command::new("mount").args(options).arg(&host).status().unwrap().success());
     let result = std::panic::catch_unwind(|| fill_the_host(&site, &host));
+    make_room(&host);
     let _ = Command::new(PROGRAM).arg("umount").arg(site.mnt()).output();
     let _ = Command::new("umount").arg("-l").arg(&host).status();
     result.unwrap();
+}
+
+fn make_room(host: &Path) {
+    let larger = ["-o", "remount,size=512M"];
+    assert!(Command::new("mount").args(larger).arg(host).status().unwrap().success());
 }
 
 fn fill_the_host(site: &Site, host: &Path) {
@@ -490,24 +502,17 @@ fn fill_the_host(site: &Site, host: &Path) {
     done(&["create".as_ref(), pool.as_os_str(), "--size".as_ref(), "1G".as_ref()]);
     done(&["mount".as_ref(), pool.as_os_str(), site.mnt().as_os_str()]);
     write_synced(&site.path("kept"), &[1; 1 << 20]);
-    let mut failed = false;
-    for number in 0..64 {
-        let file = OpenOptions::new().create(true).append(true).open(site.path("growing"));
-        let grown = file.and_then(|mut file| {
-            file.write_all(&vec![number; 1 << 20])?;
-            file.sync_all()
-        });
-        failed |= grown.is_err();
-    }
-    assert!(failed, "the host was never full");
-    let _ = Command::new(PROGRAM).arg("umount").arg(site.mnt()).output().unwrap();
-    wait_until(|| !is_mount_point(&site.mnt()));
-    // Room again: the pool goes on with everything that was acknowledged.
-    let larger = ["-o", "remount,size=512M"];
-    assert!(Command::new("mount").args(larger).arg(host).status().unwrap().success());
+    let growing = site.path("growing");
+    let writer = thread::spawn(move || write_synced(&growing, &vec![2; 64 << 20]));
+    wait_until(|| rustix::fs::statvfs(host).unwrap().f_bavail == 0);
+    assert!(!writer.is_finished(), "64 MiB do not fit a host of 48");
+    assert_eq!(fs::read(site.path("kept")).unwrap(), [1; 1 << 20], "reading does not wait");
+    make_room(host);
+    writer.join().unwrap();
+    site.kill();
     done(&["mount".as_ref(), pool.as_os_str(), site.mnt().as_os_str()]);
     assert_eq!(fs::read(site.path("kept")).unwrap(), [1; 1 << 20]);
-    assert!(fs::metadata(site.path("growing")).unwrap().size() >= 1 << 20);
+    assert!(fs::read(site.path("growing")).unwrap() == vec![2; 64 << 20]);
     done(&["umount".as_ref(), site.mnt().as_os_str()]);
     done(&["check".as_ref(), pool.as_os_str()]);
 }

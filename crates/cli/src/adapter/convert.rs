@@ -6,7 +6,7 @@ use copyhold_fuse::protocol::{
     Attr, AttrReply, Caller, Data, Entry, NewNode, NodeId, Open, Segment, SetAttr, SetTime,
 };
 
-use super::VALID;
+use super::{ATTRIBUTES_VALID, NAMES_VALID};
 
 const ACCESS_MODES: u32 = 0o3;
 const WRITE_ONLY: u32 = 0o1;
@@ -95,7 +95,7 @@ fn attr(attr: &copyhold_fs::Attr) -> Attr {
 }
 
 pub(super) fn answer(found: &copyhold_fs::Attr) -> AttrReply {
-    AttrReply { attr: attr(found), valid: VALID }
+    AttrReply { attr: attr(found), valid: ATTRIBUTES_VALID }
 }
 
 pub(super) fn found(entry: &copyhold_fs::Entry) -> Entry {
@@ -103,16 +103,16 @@ pub(super) fn found(entry: &copyhold_fs::Entry) -> Entry {
         node: node_id(entry.node),
         generation: entry.attr.generation.into(),
         attr: attr(&entry.attr),
-        entry_valid: VALID,
-        attr_valid: VALID,
+        entry_valid: NAMES_VALID,
+        attr_valid: ATTRIBUTES_VALID,
     }
 }
 
 /// What was read; the bytes of cached buffers are not copied.
-pub(super) fn data(read: &copyhold_fs::ReadData) -> Data {
+pub(super) fn data(read: copyhold_fs::ReadData) -> Data {
     let mut data = Data::default();
-    for (buf, range) in read.pieces() {
-        data.push(Segment::Part { buf: buf.clone(), start: range.start, len: range.len() });
+    for (buf, range) in read.into_pieces() {
+        data.push(Segment::Part { buf, start: range.start, len: range.len() });
     }
     data
 }

@@ -65,7 +65,8 @@ pub(super) async fn answer(
         FITRIM => trim(fs, by, ioctl.input).await?,
         SHUTDOWN => {
             only_root(by)?;
-            let how = word(ioctl.input, 0).unwrap_or_default();
+            // The kernel copies the caller's flags only for commands that are said to write.
+            let how = word(ioctl.input, 0).unwrap_or(NO_FLUSH);
             fs.shut_down(how != NO_FLUSH).await.map_err(errno)?;
             Vec::new()
         }

@@ -1,8 +1,9 @@
 //! Serving a mounted pool, from opening it to its end.
 //!
-//! Order: block the signals, start the executors, open the pool (which recovers it), mount, begin to
-//! serve. The way back is the other way round: unmounted, by whomever, the session finishes what is
-//! in flight and closes the filesystem and the pool; then the process ends and lets go of the lock.
+//! Order: block the signals, start the executors, open the pool (which recovers it), mount, begin
+//! to serve. The way back is the other way round: unmounted, by whomever, the session finishes what
+//! is in flight and closes the filesystem and the pool; then the process ends and lets go of the
+//! lock.
 
 use std::ffi::OsString;
 use std::path::Path;
