@@ -159,8 +159,12 @@ impl NodeSink for NodeWriter {
     fn write(&mut self, level: Level, node: Buf) -> NodeFuture<'_, NodePtr> {
         let bytes = node.len();
         let placed = self
-            .place(node, level.purpose())
+            .place(node.clone(), level.purpose())
             .map_err(|error| TableError::Unwritable { bytes, source: Arc::new(error) });
+        // What was written will be read: keep it, instead of fetching it back from the device.
+        if let (Ok(ptr), Ok(node)) = (&placed, Node::parse(node)) {
+            self.pool.nodes.cache.insert(ptr, Arc::new(node));
+        }
         Box::pin(std::future::ready(placed))
     }
 }
