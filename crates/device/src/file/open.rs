@@ -65,14 +65,23 @@ pub(super) fn failed(path: &Path) -> impl Fn(Errno) -> DeviceError + use<> {
 /// Opens what exists.
 pub(super) fn open(path: &Path, mode: OpenMode) -> Result<Opened, DeviceError> {
     let is_block_device = is_block_device(path)?;
-    let mut flags = match mode {
+    let flags = match mode {
         OpenMode::ReadWrite => OFlags::RDWR,
         OpenMode::ReadOnly => OFlags::RDONLY,
     };
     if is_block_device && mode == OpenMode::ReadWrite {
-        flags |= OFlags::EXCL; // not while mounted, or part of something
+        // Not while it is mounted, or part of something. The claim is not kept: a `fuseblk` mount
+        // of this very pool makes the kernel claim the device for itself.
+        drop(open_file(path, flags | OFlags::EXCL)?);
     }
     opened(path, flags, mode, is_block_device)
+}
+
+fn open_file(path: &Path, flags: OFlags) -> Result<OwnedFd, DeviceError> {
+    open_patiently(path, flags | OFlags::CLOEXEC).map_err(|errno| match errno {
+        Errno::BUSY => DeviceError::Locked { name: name_of(path) },
+        errno => failed(path)(errno),
+    })
 }
 
 /// Creates a regular file of `bytes` that must not exist, or (`replace`) may: then it is emptied,
@@ -127,11 +136,7 @@ fn opened(
     mode: OpenMode,
     is_block_device: bool,
 ) -> Result<Opened, DeviceError> {
-    let fd = open_patiently(path, flags | OFlags::CLOEXEC).map_err(|errno| match errno {
-        Errno::BUSY => DeviceError::Locked { name: name_of(path) },
-        errno => failed(path)(errno),
-    })?;
-    let fd = lock(fd, path, mode)?;
+    let fd = lock(open_file(path, flags)?, path, mode)?;
     let mut opened = Opened { fd, is_block_device, is_direct: false, bytes: 0 };
     opened.measure(path)?;
     opened.check_direct(path)?;
