@@ -9,7 +9,7 @@ use copyhold_format::label::Label;
 use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_space::{Claim, Figures, Lane, LaneClass, Reservation, Space, Tier};
 use copyhold_table::{Table, Value};
-use copyhold_types::{Buf, Key, Purpose, Run, TableId, Txg};
+use copyhold_types::{Buf, Key, Nanos, Purpose, Run, TableId, Txg};
 
 use crate::PoolError;
 use crate::Sabotage;
@@ -30,6 +30,11 @@ use crate::transaction::{Credit, Transaction};
 
 /// How often a write is tried again while the host has no space for a sparse pool file (rule R32).
 const HOST_FULL_RETRY: Duration = Duration::from_secs(1);
+
+/// How long space that readers hold back is waited for before the pool is called full, and how
+/// often it is looked at.
+const READERS_PATIENCE: Duration = Duration::from_secs(2);
+const READERS_STEP: Duration = Duration::from_millis(5);
 
 /// An open pool. Everything takes `&self`; the pool is shared as `Arc<Pool>`.
 pub struct Pool {
@@ -153,7 +158,23 @@ impl Pool {
             }
             self.hasten_frees().await?;
         }
-        Ok(self.space.reserve(blocks, tier)?)
+        self.wait_for_readers(blocks, tier).await
+    }
+
+    /// What was freed may be held back by somebody who reads it (rule R3): waits for that, too.
+    async fn wait_for_readers(&self, blocks: u64, tier: Tier) -> Result<Reservation, PoolError> {
+        let until = self.rt.now() + READERS_PATIENCE.as_nanos() as Nanos;
+        loop {
+            self.release_deferred();
+            match self.space.reserve(blocks, tier) {
+                Ok(reservation) => return Ok(reservation),
+                Err(full) if full.on_the_way == 0 || self.rt.now() > until => {
+                    return Err(full.into());
+                }
+                Err(_) => self.rt.sleep(READERS_STEP).await,
+            }
+            self.check_writable()?;
+        }
     }
 
     /// As [`Self::reserve`], but never waits: `None` when it would have to.

@@ -47,7 +47,7 @@ impl Client {
         for _ in 0..operations {
             if let Err(error) = self.do_something().await {
                 if !self.forgiving {
-                    panic!("client {}: {error}", self.id);
+                    panic!("client {}: {error}; {:?}", self.id, self.pool.space());
                 }
                 if matches!(error, PoolError::Stopped { .. }) {
                     return;

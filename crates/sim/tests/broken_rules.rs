@@ -1,0 +1,108 @@
+//! A simulation that has never failed proves nothing: each rule is broken on purpose, and within a
+//! bounded number of seeds the simulation must notice, while the same seeds pass unbroken.
+
+use copyhold_sim::{Level, Plan, Sabotage, Weather};
+
+/// Seeds that a rule may take to be noticed; most take a few.
+const SEEDS: u64 = 400;
+
+#[track_caller]
+fn is_noticed(rule: Sabotage, weather: impl Into<Option<Weather>>) {
+    let weather = weather.into();
+    for seed in 1..=SEEDS {
+        let sound = Plan { weather, ..Plan::new(Level::Pool, seed) };
+        if let Err(failure) = sound.run() {
+            panic!("{failure}");
+        }
+        if let Err(noticed) = (Plan { broken: Some(rule), ..sound }).run() {
+            println!("{rule:?}: noticed at seed {seed}: {}", noticed.why);
+            return;
+        }
+    }
+    panic!("{rule:?} can be broken for {SEEDS} seeds, and nobody notices");
+}
+
+#[test]
+fn r1_joining_before_what_is_waited_for_is_noticed() {
+    is_noticed(Sabotage::JoinFirst, None);
+}
+
+#[test]
+fn r2_cutting_the_log_in_its_middle_is_noticed() {
+    is_noticed(Sabotage::CutInTheMiddle, Weather::LogRotTwice);
+}
+
+#[test]
+fn r2_a_log_of_one_copy_is_noticed() {
+    is_noticed(Sabotage::OneLogCopy, Weather::LogRot);
+}
+
+#[test]
+fn r3_reusing_what_somebody_reads_is_noticed() {
+    is_noticed(Sabotage::IgnorePins, Weather::Calm);
+}
+
+#[test]
+fn r5_a_recovery_that_reads_bases_is_noticed() {
+    is_noticed(Sabotage::ReplayReadsBase, Weather::UberblockRot);
+}
+
+#[test]
+fn r6_a_head_ahead_of_the_record_is_noticed() {
+    is_noticed(Sabotage::HeadAheadOfRecord, Weather::PowerCutInSettling);
+}
+
+#[test]
+fn r6_reusing_the_log_before_the_uberblock_is_noticed() {
+    is_noticed(Sabotage::ReuseLogAtOnce, Weather::PowerCut);
+}
+
+#[test]
+fn r12_trusting_the_second_flush_is_noticed() {
+    is_noticed(Sabotage::TrustSecondFlush, Weather::FlushError);
+}
+
+#[test]
+fn r13_going_on_in_the_same_incarnation_is_noticed() {
+    is_noticed(Sabotage::NoIncarnation, Weather::Misread);
+}
+
+#[test]
+fn r14_a_last_batch_without_a_mark_is_noticed() {
+    is_noticed(Sabotage::NoMark, Weather::TailRot);
+}
+
+#[test]
+fn r15_discarding_what_is_freed_at_once_is_noticed() {
+    is_noticed(Sabotage::DiscardEarly, Weather::PowerCut);
+}
+
+#[test]
+fn r19_logging_an_allocation_when_it_is_claimed_is_noticed() {
+    is_noticed(Sabotage::LogClaims, Weather::PowerCut);
+}
+
+#[test]
+fn r31_joining_before_the_data_is_there_is_noticed() {
+    is_noticed(Sabotage::JoinBeforeData, Weather::PowerCut);
+}
+
+#[test]
+fn acknowledging_without_a_flush_is_noticed() {
+    is_noticed(Sabotage::NoFlushBeforeAcknowledgement, Weather::PowerCut);
+}
+
+#[test]
+fn using_frees_one_txg_too_early_is_noticed() {
+    is_noticed(Sabotage::ReuseFreesAtOnce, Weather::PowerCutAtFlush);
+}
+
+#[test]
+fn recording_a_root_before_its_nodes_are_flushed_is_noticed() {
+    is_noticed(Sabotage::NoFlushBeforeRoot, Weather::PowerCutInSettling);
+}
+
+#[test]
+fn not_verifying_the_tail_is_noticed() {
+    is_noticed(Sabotage::TailNotVerified, Weather::PowerCutAtFlush);
+}

@@ -1,0 +1,41 @@
+//! Recorded seeds and a bounded number of others; `make simulate SEEDS=N` runs fresh ones.
+
+use copyhold_sim::{Level, Plan};
+
+const SEEDS: u64 = 60;
+
+fn holds(plan: Plan) {
+    if let Err(failure) = plan.run() {
+        panic!("{failure}");
+    }
+}
+
+#[test]
+fn recorded_regressions_hold() {
+    for line in include_str!("../regressions.txt").lines().filter(|line| !line.starts_with('#')) {
+        let mut words = line.split_whitespace();
+        let name = words.next().expect("a level");
+        let level = Level::ALL.into_iter().find(|level| level.name() == name).expect("a level");
+        let seed = words.next().and_then(|seed| seed.parse().ok()).expect("a seed");
+        holds(Plan::new(level, seed));
+    }
+}
+
+#[test]
+fn histories_of_every_level_hold() {
+    for level in Level::ALL {
+        (0..SEEDS).for_each(|seed| holds(Plan::new(level, seed)));
+    }
+}
+
+#[test]
+fn one_seed_is_one_history() {
+    for level in Level::ALL {
+        for seed in 0..10 {
+            let outcomes = [1, 2].map(|_| Plan::new(level, seed).run().expect("it holds"));
+            assert_eq!(outcomes[0], outcomes[1], "{} seed {seed}", level.name());
+            let other = Plan::new(level, seed + 1000).run().expect("it holds");
+            assert_ne!(outcomes[0].digest, other.digest);
+        }
+    }
+}
