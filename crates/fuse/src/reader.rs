@@ -96,7 +96,8 @@ async fn serve<O: Operations>(channel: Arc<Channel<O>>, mut message: Message) ->
 struct Reader<O, F> {
     channel: Arc<Channel<O>>,
     head: Head,
-    rest: Buf,
+    /// Where the rest of a request is read to; none when a WRITE has taken it.
+    rest: Option<Buf>,
     args: Vec<u8>,
     /// Where the operation is polled; empty between requests.
     place: Pin<Box<Option<F>>>,
@@ -105,7 +106,7 @@ struct Reader<O, F> {
 
 impl<O: Operations, F: Future<Output = Message> + Send + 'static> Reader<O, F> {
     fn new(channel: Arc<Channel<O>>) -> Reader<O, F> {
-        let rest = channel.connection.buffers.get();
+        let rest = None;
         let head = [0; wire::WRITE_PREFIX];
         let first = FirstPoll::new(&channel.connection.spawner);
         Reader { channel, head, rest, args: Vec::new(), place: Box::pin(None), first }
@@ -113,7 +114,9 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Reader<O, F> {
 
     fn run(mut self, serve: impl Fn(Arc<Channel<O>>, Message) -> F) -> End {
         loop {
-            let len = match self.channel.device.read(&mut self.head, self.rest.make_mut()) {
+            let Channel { device, connection, .. } = &*self.channel;
+            let rest = self.rest.get_or_insert_with(|| connection.buffers.get());
+            let len = match device.read(&mut self.head, rest.make_mut()) {
                 Got::Request(len) => len,
                 Got::Again => continue,
                 Got::Ended(end) => return end,
@@ -146,7 +149,7 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Reader<O, F> {
         if opcode == Some(Opcode::Write) {
             payload = Some(self.payload(in_rest));
         } else {
-            args.extend_from_slice(&self.rest[..in_rest]);
+            args.extend_from_slice(&self.rest.as_ref().expect("just read to")[..in_rest]);
         }
         let message = Message { header, args, payload };
         if !self.is_admitted(&message.header, opcode) {
@@ -171,10 +174,13 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Reader<O, F> {
     /// The `len` bytes in `rest` as the data of a WRITE.
     fn payload(&mut self, len: usize) -> Payload {
         let buffers = &self.channel.connection.buffers;
+        let rest = self.rest.take().expect("just read to");
         if buffers.wants_copy(len) {
-            return Payload::new(Buf::from_bytes(&self.rest[..len]), len);
+            let own = Buf::from_bytes(&rest[..len]);
+            self.rest = Some(rest);
+            return Payload::new(own, len);
         }
-        Payload::new(std::mem::replace(&mut self.rest, Buf::zeroed(0)), len)
+        Payload::new(rest, len)
     }
 
     /// With `allow_root`, others may use what was opened for them, but nothing else.
@@ -227,9 +233,6 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Reader<O, F> {
             }
             Poll::Pending => self.park(),
         }
-        if self.rest.blocks() == 0 {
-            self.rest = self.channel.connection.buffers.get();
-        }
     }
 
     /// Takes back what the next request needs.
@@ -237,18 +240,15 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Reader<O, F> {
         self.args = message.args;
         if let Some(payload) = message.payload {
             let buf = payload.into_buf();
-            if self.rest.blocks() == 0 && buf.blocks() > 0 && !buf.is_shared() {
-                self.rest = buf;
+            if self.rest.is_none() && buf.blocks() > 0 && !buf.is_shared() {
+                self.rest = Some(buf);
             }
-        }
-        if self.rest.blocks() == 0 {
-            self.rest = self.channel.connection.buffers.get();
         }
     }
 
     fn park(&mut self) {
         let connection = &self.channel.connection;
-        let held = if self.rest.blocks() == 0 { connection.buffers.bytes() } else { 0 };
+        let held = if self.rest.is_none() { connection.buffers.bytes() } else { 0 };
         connection.buffers.lend(held);
         connection.flight.start();
         connection.flight.parked.fetch_add(1, Ordering::Relaxed);
