@@ -130,6 +130,13 @@ impl Client {
                 let how = XattrSet::Any;
                 drop(fs.set_xattr(&CALLER, file, &name, &value, how, false).await);
             }
+            19 if at % 3 == 0 => {
+                let name = [&b"system.posix_acl_access"[..], b"system.posix_acl_default"];
+                let name = name[len as usize % 2];
+                let node = if len % 2 == 0 { file } else { dir };
+                let how = XattrSet::Any;
+                drop(fs.set_xattr(&CALLER, node, name, &acl(), how, false).await);
+            }
             19 => drop(fs.remove_xattr(file, format!("user.{}", at % 5).as_bytes()).await),
             20 => drop(fs.fsync(file, false).await),
             _ => {
@@ -160,6 +167,24 @@ impl Client {
         ][self.pick(3) as usize];
         drop(self.fs.rename(&CALLER, dir, name, to, &new_name, flags).await);
     }
+}
+
+/// User rwx, user 1000 r-x, group r--, mask rwx, others none.
+fn acl() -> Vec<u8> {
+    let entries: [(u16, u16, u32); 5] = [
+        (0x01, 7, u32::MAX),
+        (0x02, 5, 1000),
+        (0x04, 4, u32::MAX),
+        (0x10, 7, u32::MAX),
+        (0x20, 0, u32::MAX),
+    ];
+    let mut bytes = 2u32.to_le_bytes().to_vec();
+    for (tag, perm, id) in entries {
+        bytes.extend_from_slice(&tag.to_le_bytes());
+        bytes.extend_from_slice(&perm.to_le_bytes());
+        bytes.extend_from_slice(&id.to_le_bytes());
+    }
+    bytes
 }
 
 /// Some operations, then a loss of power or a clean end; what is left is sound.

@@ -24,6 +24,11 @@ use super::index::DIRECTORY;
 use crate::checker::Checker;
 use crate::problem::{FileId, Owner, Problem};
 
+/// Attributes that the inode must say it has, since only then they are looked for.
+const ACLS: [(&[u8], u16); 2] = [
+    (b"system.posix_acl_access", InodeFlags::ACCESS_ACL),
+    (b"system.posix_acl_default", InodeFlags::DEFAULT_ACL),
+];
 const REGULAR: u8 = 8;
 const LINK: u8 = 10;
 
@@ -39,6 +44,8 @@ pub(super) struct Current {
     blocks: u64,
     entries: u64,
     attributes: u64,
+    /// Flags of the ACLs among them.
+    acls: InodeFlags,
     /// Pieces of long values that are still to come: how long, and of which attribute.
     pieces: BTreeMap<Key, (usize, String)>,
     inline: bool,
@@ -57,6 +64,7 @@ impl Current {
             blocks: 0,
             entries: 0,
             attributes: 0,
+            acls: InodeFlags::default(),
             pieces: BTreeMap::new(),
             inline: false,
             target: None,
@@ -165,6 +173,9 @@ impl Current {
                 let why = "it is under another name's hash".into();
                 checker.report.add(Problem::Xattr { file: self.file, name, why });
                 continue;
+            }
+            for (_, flag) in ACLS.iter().filter(|(acl, _)| *acl == attribute.name) {
+                self.acls.set(*flag, true);
             }
             let XattrValue::Pieces(len) = attribute.value else { continue };
             for n in 0..attribute.value.pieces() {
@@ -289,6 +300,13 @@ impl Current {
             let key = Key::new(file.ino.0, INLINE, 0);
             let why = "its first block is elsewhere";
             checker.report.add(Problem::Misplaced { file, key, why });
+        }
+        for (acl, flag) in ACLS {
+            if self.acls.has(flag) != item.has.has(flag) {
+                let name = String::from_utf8_lossy(acl).into_owned();
+                let why = "the inode says otherwise, so it is not looked at or not found".into();
+                checker.report.add(Problem::Xattr { file, name, why });
+            }
         }
         for (_, name) in std::mem::take(&mut self.pieces).into_values() {
             let why = "a piece of its value is missing".into();

@@ -3,8 +3,8 @@
 use copyhold_check::{Problem, Severity};
 use copyhold_device::sim::SimImage;
 use copyhold_format::item::{
-    self, DIRENT, DirBucket, EPOCH, Extent, SUBVOL, SubvolItem, XATTR, XATTR_VALUE, dirent_bucket,
-    extent_key, inode_key,
+    self, DIRENT, DirBucket, EPOCH, Extent, InodeFlags, SUBVOL, SubvolItem, XATTR, XATTR_VALUE,
+    dirent_bucket, extent_key, inode_key,
 };
 use copyhold_pool::{IdSpace, Pool, Transaction};
 use copyhold_types::{EpochId, InodeNo, Key, Kind, SubvolId};
@@ -179,6 +179,15 @@ fn attributes_that_are_not_whole_are_told() {
         files.put(Key { offset: key.offset ^ 0x10000, ..key }, &value).await;
     });
     assert!(kinds.contains(&"xattr"), "{kinds:?}");
+}
+
+#[test]
+fn an_acl_that_the_inode_does_not_know_of_is_told() {
+    let (kinds, _, text) = after(async |files| {
+        files.change_inode(LONG, |item| item.has.set(InodeFlags::DEFAULT_ACL, true)).await;
+    });
+    assert_eq!(kinds, ["xattr"]);
+    assert!(text.contains("\"system.posix_acl_default\""), "{text}");
 }
 
 #[test]
