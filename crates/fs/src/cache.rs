@@ -33,7 +33,7 @@ struct Shard {
 #[derive(Default)]
 struct ShardMap {
     inodes: BTreeMap<NodeId, InodeRef>,
-    /// Candidates for leaving, oldest first; each cached inode is in it once.
+    /// Candidates for leaving, oldest first: each cached inode once, and some that were removed.
     order: VecDeque<NodeId>,
     lookups: BTreeMap<NodeId, u64>,
     evicted_txg: Option<Txg>,
@@ -78,7 +78,10 @@ impl InodeCache {
     pub(crate) fn remove(&self, node: NodeId) {
         let mut map = self.shard(node).map.lock();
         map.inodes.remove(&node);
-        map.order.retain(|other| *other != node);
+        if map.order.len() > 2 * map.inodes.len() + 64 {
+            let ShardMap { inodes, order, .. } = &mut *map;
+            order.retain(|node| inodes.contains_key(node));
+        }
     }
 
     pub(crate) fn add_lookup(&self, node: NodeId) {
@@ -118,8 +121,8 @@ impl ShardMap {
         let mut tries = 8.min(self.order.len());
         while self.inodes.len() >= max && tries > 0 {
             tries -= 1;
-            let node = self.order.pop_front().expect("one for each inode");
-            let inode = &self.inodes[&node];
+            let Some(node) = self.order.pop_front() else { return };
+            let Some(inode) = self.inodes.get(&node) else { continue };
             // Every other reference was cloned from this one under this lock, or from such a clone.
             let idle = Arc::strong_count(inode) == 1 && {
                 let state = inode.state();

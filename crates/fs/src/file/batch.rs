@@ -9,6 +9,7 @@
 
 use std::collections::VecDeque;
 
+use copyhold_format::block_checksum;
 use copyhold_format::item::INLINE_MAX;
 use copyhold_pool::{Claim, LaneClass, Reservation, Tier};
 use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run};
@@ -217,7 +218,7 @@ fn place(took: &[(u64, Slot)], claims: &VecDeque<Claim>) -> Vec<Placed> {
                 blocks += 1;
             }
             let slots = &took[first..first + blocks as usize];
-            let sums = slots.iter().map(|(_, slot)| checksum(slot.bytes())).collect();
+            let sums = slots.iter().map(|(_, slot)| block_checksum(slot.bytes())).collect();
             placed.push(Placed { at, run: left.slice(0, blocks), sums, first });
             first += blocks as usize;
             run = (blocks < left.blocks).then(|| left.slice(blocks, left.blocks - blocks));
@@ -249,19 +250,9 @@ fn gather(slots: &[(u64, Slot)]) -> Vec<Buf> {
     bufs
 }
 
-/// CRC-32C, as extent items have it for each block.
-pub(crate) fn checksum(block: &[u8]) -> u32 {
-    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, block) as u32
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_checksum_is_crc_32c() {
-        assert_eq!(checksum(b"123456789"), 0xe306_9283);
-    }
 
     #[test]
     fn whole_buffers_are_sent_as_they_are() {

@@ -4,13 +4,14 @@
 
 use std::ops::Range;
 
+use copyhold_format::block_checksum;
 use copyhold_format::item::{Extent, ExtentState, inline_key, parse_inline};
 use copyhold_pool::PoolError;
 use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
-use super::batch::{REQUEST_BLOCKS_MAX, checksum};
+use super::batch::REQUEST_BLOCKS_MAX;
 use super::dirty::Slot;
 use crate::inode::{Inode, State};
 use crate::{Atime, FileFlags, Filesystem, FsError, NodeId, Result};
@@ -215,7 +216,7 @@ impl Filesystem {
             Err(error) => return Err(error.into()),
         };
         for (n, sum) in request.sums.iter().enumerate() {
-            let found = checksum(&buf[n * BLOCK_BYTES..(n + 1) * BLOCK_BYTES]);
+            let found = block_checksum(&buf[n * BLOCK_BYTES..(n + 1) * BLOCK_BYTES]);
             if found != *sum {
                 let place = request.run.addr.offset(n as u64);
                 let why = format!("block {place} has checksum {found:08x} instead of {sum:08x}");
