@@ -59,12 +59,13 @@ fs_traffic() {
     fs_info '
 written = {purpose: count["written_bytes"] / 2**20 for purpose, count in info["counters"].items()}
 parts = ", ".join(f"{purpose} {size:.1f}" for purpose, size in written.items() if size)
-print(f"written since the last mount: {sum(written.values()):.1f} MiB ({parts})")'
+print(f"written before the last kill: {sum(written.values()):.1f} MiB ({parts})")'
 }
 
 # --- set-up, and the way out
 
 fs_build
+BEGAN=$(now_ms)
 PLACE=$(mktemp -d "${DEMO_DIR:-/var/tmp}/copyhold-demo.XXXXXX")
 POOL=$PLACE/pool.img MNT=$PLACE/mnt ACKS=$PLACE/acks LOG=$PLACE/daemon.log OUT=$PLACE/out
 mkdir "$MNT" "$ACKS" "$OUT"
@@ -116,14 +117,16 @@ manifest() {
     cd "$MNT/src" && find . -type f -not -path './.git/*' -print0 | sort -z | xargs -0 sha256sum
 }
 
-# Commits with everything fsynced; the commit is promised once a later fsync has returned.
+# By default git does not sync loose objects, nor the names of any; a commit is promised once a
+# later fsync has returned, since that makes every earlier name durable, too.
+SYNCED=(-c core.fsync=all -c core.fsyncMethod=fsync -c gc.auto=0)
 commit_forever() {
     local number=0 commit
     while true; do
         number=$((number + 1))
         echo "$number $RANDOM" >>"$MNT/src/notes-$((number % 5)).txt"
-        git -C "$MNT/src" add -A . || break
-        git -C "$MNT/src" -c core.fsync=all -c gc.auto=0 commit -qm "note $number" || break
+        git -C "$MNT/src" "${SYNCED[@]}" add -A . || break
+        git -C "$MNT/src" "${SYNCED[@]}" commit -qm "note $number" || break
         commit=$(git -C "$MNT/src" rev-parse HEAD) || break
         dd if=/dev/null of="$MNT/stamp" conv=fsync,notrunc status=none || break
         echo "$commit" >>"$ACKS/git"
@@ -215,6 +218,7 @@ for ((kill = 1; kill <= KILLS; kill++)); do
     for writer in "${WRITERS[@]}"; do
         kill -0 "$writer" 2>/dev/null || die "a writer ended before the kill; see below"
     done
+    TRAFFIC=$(fs_traffic)
     fs_kill
     for writer in "${WRITERS[@]}"; do wait "$writer" 2>/dev/null || true; done
     WRITERS=()
@@ -226,7 +230,6 @@ for ((kill = 1; kill <= KILLS; kill++)); do
 done
 
 say "one more mount, after a clean umount"
-TRAFFIC=$(fs_traffic)
 fs_umount
 say "checking the pool"
 took fs_check
