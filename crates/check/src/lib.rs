@@ -21,6 +21,7 @@
 
 mod checker;
 mod copies;
+pub mod debug;
 mod device;
 mod files;
 mod items;

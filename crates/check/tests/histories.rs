@@ -130,10 +130,10 @@ impl Client {
                 let how = XattrSet::Any;
                 drop(fs.set_xattr(&CALLER, file, &name, &value, how, false).await);
             }
-            19 if at % 3 == 0 => {
+            19 if at.is_multiple_of(3) => {
                 let name = [&b"system.posix_acl_access"[..], b"system.posix_acl_default"];
                 let name = name[len as usize % 2];
-                let node = if len % 2 == 0 { file } else { dir };
+                let node = [file, dir][len as usize % 2];
                 let how = XattrSet::Any;
                 drop(fs.set_xattr(&CALLER, node, name, &acl(), how, false).await);
             }

@@ -9,8 +9,6 @@
 //! Where items could not be read, what is missing may be among them: then only what is too much is
 //! told.
 
-use std::collections::BTreeSet;
-
 use copyhold_format::item::inode_key;
 use copyhold_types::InodeNo;
 
@@ -118,30 +116,28 @@ impl Walk<'_> {
 
     /// L3: directories from which one goes up in a circle.
     fn check_circles(&self, checker: &mut Checker) {
-        let mut good = vec![false; self.index.inodes.len()];
-        let mut told = BTreeSet::new();
-        for start in self.index.inodes.iter().filter(|inode| inode.is_dir()) {
-            let mut way = Vec::new();
+        let inodes = &self.index.inodes;
+        // For each directory the walk that came by, counted from 1.
+        let mut walks = vec![0u32; inodes.len()];
+        for (walk, start) in (1..).zip(inodes.iter().filter(|inode| inode.is_dir())) {
             let mut at = start.ino();
-            while let Some(place) = self.index.position(at) {
-                if good[place] || at == InodeNo::ROOT || told.contains(&at) {
-                    break;
-                }
-                if let Some(turn) = way.iter().position(|&seen| seen == place) {
-                    let circle: Vec<InodeNo> =
-                        way[turn..].iter().map(|&p: &usize| self.index.inodes[p].ino()).collect();
-                    told.extend(circle);
-                    break;
-                }
-                way.push(place);
-                let Some(name) = self.index.names_of(at).first() else { break };
+            while at != InodeNo::ROOT
+                && let Some(place) = self.index.position(at)
+                && walks[place] == 0
+                && let Some(name) = self.index.names_of(at).first()
+            {
+                walks[place] = walk;
                 at = name.dir();
             }
-            way.iter().for_each(|&place| good[place] = true);
-        }
-        for ino in told {
-            let why = "going up from it leads in a circle";
-            checker.report.add(Problem::Unreachable { file: self.file(ino.0), why });
+            // Where this walk came by before is a circle, which is gone round once more.
+            while let Some(place) = self.index.position(at)
+                && walks[place] == walk
+            {
+                walks[place] = u32::MAX;
+                let why = "going up from it leads in a circle";
+                checker.report.add(Problem::Unreachable { file: self.file(at.0), why });
+                at = self.index.names_of(at)[0].dir();
+            }
         }
     }
 

@@ -1,11 +1,13 @@
 //! Images damaged on purpose, one kind of damage a test: the check finds it, names it, and says what
 //! it means; and the pool behaves as is promised.
 
+mod debug;
 mod device;
 mod files;
 mod log;
 mod nodes;
 mod pool;
+mod random;
 mod space;
 
 use pool::{kinds, report, sound};

@@ -1,0 +1,345 @@
+//! What is really on a device: plain values for `copyhold debug` and for programs.
+//!
+//! Each view shows what can be read, and says of the rest what is wrong with it. `labels` needs
+//! nothing, `log` a label and an uberblock, the others a pool that opens read-only. A field whose
+//! name ends in `blocks` counts blocks of 4 KiB, `bytes` bytes.
+
+use copyhold_device::DynDevice;
+use copyhold_format::label::{Label, RING_SLOTS};
+use copyhold_format::node::{Level, Node};
+use copyhold_format::uberblock::Uberblock;
+use copyhold_log::{Ring, recover};
+use copyhold_pool::{Pool, PoolError, read_labels, read_uberblocks};
+use copyhold_table::Table;
+use copyhold_types::{BLOCK_BYTES, Key, NodePtr, TableId, Txg};
+use serde::Serialize;
+
+use crate::copies::Copies;
+use crate::labels::{Area, read_areas};
+use crate::problem::End;
+
+/// Both ends of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LabelsView {
+    pub device: String,
+    pub device_blocks: u64,
+    pub ends: Vec<EndView>,
+    pub uberblocks: Vec<UberblockView>,
+}
+
+/// One end of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EndView {
+    pub end: &'static str,
+    /// "good", or what is wrong with the label.
+    pub state: String,
+    pub label: Option<LabelView>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LabelView {
+    pub pool: String,
+    pub name: String,
+    pub device: u16,
+    pub devices: u16,
+    pub generation: u64,
+    pub compat: u64,
+    pub ro_compat: u64,
+    pub incompat: u64,
+    pub created: i64,
+    pub blocks: u64,
+    pub log_at: [u64; 2],
+    pub log_blocks: u64,
+    pub metaslab_blocks: u64,
+    pub node_bytes: u32,
+    pub partition_leaves: u32,
+}
+
+/// One slot of the ring of uberblocks that is not empty.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct UberblockView {
+    pub end: &'static str,
+    pub slot: u64,
+    /// "good", or what is wrong with it; then all else is missing.
+    pub state: String,
+    pub number: Option<u64>,
+    pub incarnation: Option<u64>,
+    pub durable_txg: Option<u64>,
+    pub head: Option<u64>,
+    pub before_head_txg: Option<u64>,
+    pub before_head: Option<String>,
+}
+
+/// Labels and uberblocks, good or not.
+pub async fn labels(device: &DynDevice) -> LabelsView {
+    let geometry = device.geometry();
+    let areas = read_areas(device).await;
+    let ends = End::BOTH.into_iter().zip(&areas);
+    LabelsView {
+        ends: ends.clone().map(|(end, area)| end_view(end, area)).collect(),
+        uberblocks: ends.flat_map(|(end, area)| ring_view(end, area, &areas)).collect(),
+        device: geometry.name,
+        device_blocks: geometry.blocks,
+    }
+}
+
+fn end_view(end: End, area: &Area) -> EndView {
+    let state = area.label.as_ref().map_or_else(Clone::clone, |_| "good".to_owned());
+    EndView { end: end.name(), state, label: area.label.as_ref().ok().map(label_view) }
+}
+
+fn label_view(label: &Label) -> LabelView {
+    LabelView {
+        pool: label.pool.to_string(),
+        name: label.name.clone(),
+        device: label.device.0,
+        devices: label.devices,
+        generation: label.generation,
+        compat: label.features.compat,
+        ro_compat: label.features.ro_compat,
+        incompat: label.features.incompat,
+        created: label.created.secs,
+        blocks: label.blocks,
+        log_at: label.log,
+        log_blocks: label.log_blocks,
+        metaslab_blocks: label.metaslab_blocks,
+        node_bytes: label.node_bytes,
+        partition_leaves: label.partition_leaves,
+    }
+}
+
+fn ring_view(end: End, area: &Area, areas: &[Area; 2]) -> Vec<UberblockView> {
+    let Ok(ring) = &area.ring else { return Vec::new() };
+    let pool = areas.iter().find_map(|area| area.label.as_ref().ok()).map(|label| label.pool);
+    let slots = (0..RING_SLOTS).zip(ring.chunks(BLOCK_BYTES));
+    let used = slots.filter(|(_, block)| block.iter().any(|&byte| byte != 0));
+    let view = |(slot, block): (u64, &[u8])| {
+        let parsed = match pool {
+            Some(pool) => Uberblock::parse(block, pool).map_err(|error| error.to_string()),
+            None => Err("no label says which pool it should be of".into()),
+        };
+        let found = parsed.as_ref().ok();
+        UberblockView {
+            end: end.name(),
+            slot,
+            state: parsed.as_ref().map_or_else(Clone::clone, |_| "good".to_owned()),
+            number: found.map(|it| it.number),
+            incarnation: found.map(|it| it.incarnation.0),
+            durable_txg: found.map(|it| it.durable.get()),
+            head: found.map(|it| it.head),
+            before_head_txg: found.map(|it| it.before_head_txg),
+            before_head: found.map(|it| it.before_head.to_string()),
+        }
+    };
+    used.map(view).collect()
+}
+
+/// The log, as recovery reads it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LogView {
+    pub last_txg: u64,
+    /// Whether something says that the last batch is durable.
+    pub last_is_confirmed: bool,
+    pub incarnation: u64,
+    pub head: u64,
+    pub next_position: u64,
+    pub ring_blocks: u64,
+    /// Frames that are in one copy only.
+    pub copies_to_repair: usize,
+    pub damage: Option<String>,
+    pub batches: Vec<BatchView>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BatchView {
+    pub txg: u64,
+    /// Where its first frame is.
+    pub position: u64,
+    pub pieces: usize,
+    pub record_bytes: usize,
+    pub knows_durable: u64,
+    pub data_flushed: bool,
+    pub digest: String,
+}
+
+/// Batches from the head of the log to its end.
+///
+/// # Errors
+/// No label or no uberblock can be used, or the log cannot be read.
+pub async fn log(device: &DynDevice) -> Result<LogView, PoolError> {
+    let label = read_labels(device).await?.label;
+    let mut uberblocks = read_uberblocks(device, &label).await?;
+    let newest = uberblocks.pop().expect("reading gives at least one");
+    let ring = Ring::new(device.clone(), label.log, label.log_blocks, label.pool, label.secret);
+    let recovered = recover(&ring, &newest).await?;
+    let batches = recovered.batches.iter().map(|batch| BatchView {
+        txg: batch.txg.get(),
+        position: batch.start,
+        pieces: batch.pieces.len(),
+        record_bytes: batch.batch.records.len() + batch.pieces.iter().map(Vec::len).sum::<usize>(),
+        knows_durable: batch.batch.durable,
+        data_flushed: batch.batch.data_flushed,
+        digest: batch.digest.to_string(),
+    });
+    Ok(LogView {
+        batches: batches.collect(),
+        last_txg: recovered.last,
+        last_is_confirmed: recovered.confirmed,
+        incarnation: recovered.incarnation.0,
+        head: newest.head,
+        next_position: recovered.next_position,
+        ring_blocks: label.log_blocks,
+        copies_to_repair: recovered.repairs.len(),
+        damage: recovered.damage.map(|damage| damage.to_string()),
+    })
+}
+
+/// A partition of a table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PartitionView {
+    pub table: u64,
+    pub partition: u64,
+    pub start: String,
+    pub height: u8,
+    pub items: u64,
+    pub complete_to: Option<u64>,
+    pub layers: usize,
+    /// Edits that are in the log, and not in the base.
+    pub unflushed_edits: usize,
+    pub root: Option<String>,
+}
+
+/// Each partition of each table.
+pub fn tables(pool: &Pool) -> Vec<PartitionView> {
+    pool.tables().iter().flat_map(|table| partitions(table)).collect()
+}
+
+fn partitions(table: &Table) -> Vec<PartitionView> {
+    let stats = table.stats();
+    let view = |(id, descriptor): (u64, copyhold_format::node::PartitionDescriptor)| {
+        let unflushed = stats.iter().find(|stats| stats.id == id);
+        PartitionView {
+            table: table.id().0,
+            partition: id,
+            start: descriptor.start.to_string(),
+            height: descriptor.height,
+            items: descriptor.items,
+            complete_to: descriptor.complete_to.map(Txg::get),
+            layers: descriptor.layers.len(),
+            unflushed_edits: unflushed.map_or(0, |stats| stats.edits + stats.frozen_edits),
+            root: descriptor.root.as_ref().map(place),
+        }
+    };
+    table.descriptors().into_iter().map(view).collect()
+}
+
+/// `device:block` of each copy, and how many blocks each has.
+fn place(ptr: &NodePtr) -> String {
+    let copies: Vec<String> = ptr.runs().map(|run| run.addr.to_string()).collect();
+    format!("{}+{}", copies.join(" "), ptr.blocks)
+}
+
+/// A node of a base.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NodeView {
+    pub table: u64,
+    pub level: &'static str,
+    /// "good", or what is wrong with its copies.
+    pub state: String,
+    pub items: Option<usize>,
+    pub used_bytes: Option<usize>,
+    pub birth_txg: Option<u64>,
+    pub first: Option<String>,
+    pub last: Option<String>,
+    pub epoch: u64,
+    pub at: String,
+}
+
+/// Each node of each table, or of one; every copy is read.
+pub async fn nodes(pool: &Pool, only: Option<TableId>) -> Vec<NodeView> {
+    let mut views = Vec::new();
+    for table in pool.tables() {
+        if only.is_some_and(|id| id != table.id()) {
+            continue;
+        }
+        let mut found = Vec::new();
+        let mut visit = |visit: copyhold_table::NodeVisit<'_>| found.push((visit.ptr, visit.level));
+        table.for_each_node(pool.node_source(), false, &mut visit).await;
+        for (ptr, level) in found {
+            let copies = Copies::read(pool.device(), ptr, level.purpose()).await;
+            views.push(node_view(table.id(), ptr, level, &copies));
+        }
+    }
+    views
+}
+
+fn node_view(table: TableId, ptr: NodePtr, level: Level, copies: &Copies) -> NodeView {
+    let parsed = copies.good.clone().map(Node::parse);
+    let state = match &parsed {
+        Some(Err(error)) => error.to_string(),
+        _ if copies.bad.is_empty() => "good".into(),
+        _ => copies.complaints(),
+    };
+    let header = parsed.and_then(Result::ok).map(|node| node.header().clone());
+    let header = header.as_ref();
+    let shown = |key: Key| key.to_string();
+    NodeView {
+        table: table.0,
+        level: match level {
+            Level::Leaf => "leaf",
+            Level::Inner => "inner",
+        },
+        state,
+        items: header.map(|header| header.items),
+        used_bytes: header.map(|header| header.used),
+        birth_txg: header.map(|header| header.birth.get()),
+        first: header.map(|header| shown(header.first)),
+        last: header.map(|header| shown(header.last)),
+        epoch: ptr.epoch.0,
+        at: place(&ptr),
+    }
+}
+
+/// Space of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SpaceView {
+    pub total_blocks: u64,
+    pub allocated_blocks: u64,
+    pub free_blocks: u64,
+    pub freeing_blocks: u64,
+    pub reserve_blocks: u64,
+    pub metaslab_blocks: u64,
+    pub metaslabs: Vec<MetaslabView>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MetaslabView {
+    pub device: u16,
+    pub metaslab: u32,
+    pub allocated_blocks: u64,
+    pub allocated_runs: usize,
+}
+
+/// Metaslabs, and what is allocated in them.
+pub fn space(pool: &Pool) -> SpaceView {
+    let figures = pool.space();
+    let map = pool.space_map();
+    let view = |id: copyhold_space::MetaslabId| {
+        let runs = map.allocated_runs(id);
+        MetaslabView {
+            device: id.device.0,
+            metaslab: id.index,
+            allocated_blocks: runs.iter().map(|run| u64::from(run.blocks)).sum(),
+            allocated_runs: runs.len(),
+        }
+    };
+    SpaceView {
+        total_blocks: figures.total,
+        allocated_blocks: figures.allocated,
+        free_blocks: figures.free,
+        freeing_blocks: figures.freeing,
+        reserve_blocks: figures.reserve,
+        metaslab_blocks: pool.label().metaslab_blocks,
+        metaslabs: map.metaslabs().map(view).collect(),
+    }
+}
