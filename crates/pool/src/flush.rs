@@ -1,7 +1,8 @@
 //! The flush policy, and the flush of what it chooses: partitions, metaslabs, the table of tables.
 //!
 //! Each of these pins the log from the oldest edit that its base does not have. What pins the
-//! oldest part goes first, at equal age what has most edits. Nothing is flushed while log and
+//! oldest part goes first, at equal age what has most edits; where the memory of deltas presses
+//! more than the log, what has most edits. Nothing is flushed while log and
 //! deltas are less than half full: an edit that waits may be overtaken by another. From half on one
 //! round follows each commit, so that the work is even; above three quarters rounds follow each
 //! other; at seven eighths user transactions wait (`admission`).
@@ -17,6 +18,7 @@
 //!     table of tables lies in no table. So what flushing adds to the log is a small part of what
 //!     it retires (rule R20).
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
@@ -125,8 +127,11 @@ pub(crate) async fn run(pool: Weak<Pool>) {
 impl Pool {
     /// How full the fuller of log and deltas is; above 1.0 is beyond the limit.
     pub(crate) fn pressure(&self) -> f64 {
-        let delta = self.flusher.delta_bytes.load(Relaxed) as f64 / self.limits.delta_bytes as f64;
-        delta.max(self.journal.pressure(self.limits.replay_edits))
+        self.delta_pressure().max(self.journal.pressure(self.limits.replay_edits))
+    }
+
+    fn delta_pressure(&self) -> f64 {
+        self.flusher.delta_bytes.load(Relaxed) as f64 / self.limits.delta_bytes as f64
     }
 
     async fn flush_by_policy(self: &Arc<Self>) -> Result<(), PoolError> {
@@ -153,10 +158,16 @@ impl Pool {
         Ok(())
     }
 
-    /// What pins the log, what pins it longest first.
+    /// What can be flushed, the most urgent first: what pins the log longest, or, where memory
+    /// presses more than the log, what holds most edits; metaslabs hold none.
     fn units(&self) -> Vec<Unit> {
+        let memory = self.delta_pressure() > self.journal.pressure(self.limits.replay_edits);
+        let urgency = |pin: Txg, edits: u64| match memory {
+            true => (Reverse(edits), pin.get(), Reverse(edits)),
+            false => (Reverse(0), pin.get(), Reverse(edits)),
+        };
         let broken = self.flusher.broken.lock().clone();
-        let mut pinning = Vec::new();
+        let mut units = Vec::new();
         for table in self.tables.all() {
             for stats in table.stats() {
                 let unit = (table.id(), stats.start);
@@ -164,17 +175,17 @@ impl Pool {
                     && !stats.flushing
                     && !broken.contains(&unit)
                 {
-                    let more_edits_first = std::cmp::Reverse(stats.edits as u64);
-                    pinning.push((pin, more_edits_first, Unit::Partition(unit.0, unit.1)));
+                    let urgency = urgency(pin, stats.edits as u64);
+                    units.push((urgency, Unit::Partition(unit.0, unit.1)));
                 }
             }
         }
         for pin in self.space.pins().filter(|pin| !pin.flushing) {
-            let more_edits_first = std::cmp::Reverse(pin.edits);
-            pinning.push((pin.oldest, more_edits_first, Unit::Metaslab(pin.metaslab)));
+            let edits = if memory { 0 } else { pin.edits };
+            units.push((urgency(pin.oldest, edits), Unit::Metaslab(pin.metaslab)));
         }
-        pinning.sort();
-        pinning.into_iter().map(|(_, _, unit)| unit).collect()
+        units.sort();
+        units.into_iter().map(|(_, unit)| unit).collect()
     }
 
     /// Flushes the `most` oldest units. Whether there was anything to flush.
