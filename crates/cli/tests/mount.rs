@@ -3,6 +3,8 @@
 //! Each test has a pool and a directory of its own and takes them down again. They need /dev/fuse;
 //! where there is none they say so and pass, except under CI.
 
+#![allow(clippy::disallowed_methods, reason = "it looks at processes from outside")]
+
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
