@@ -1,4 +1,5 @@
-//! Mounts a filesystem in memory: `memory DIR [-o OPTIONS] [--null] [--foreground]`.
+//! Mounts a filesystem in memory:
+//! `memory DIR [-o OPTIONS] [--null] [--foreground] [--readers N]`.
 //!
 //! `--null` throws file data away: the ceiling of what any filesystem can do behind this mount.
 
@@ -21,16 +22,22 @@ struct Arguments {
     options: MountOptions,
     contents: Contents,
     foreground: bool,
+    readers: Option<usize>,
 }
 
 fn arguments() -> Result<Arguments, Failure> {
     let mut options = MountOptions::default();
     let (mut dir, mut contents, mut foreground) = (None, Contents::Kept, false);
+    let mut readers = None;
     let mut rest = std::env::args_os().skip(1);
     while let Some(argument) = rest.next() {
         match argument.to_str() {
             Some("--null") => contents = Contents::Dropped,
             Some("--foreground") => foreground = true,
+            Some("--readers") => {
+                let number = rest.next().ok_or("--readers wants a number")?;
+                readers = Some(number.to_string_lossy().parse()?);
+            }
             Some("-o") => {
                 let text = rest.next().ok_or("-o wants options")?;
                 options.add(&text.to_string_lossy(), |_, _| Ok(false))?;
@@ -38,14 +45,16 @@ fn arguments() -> Result<Arguments, Failure> {
             _ => dir = Some(PathBuf::from(argument)),
         }
     }
-    Ok(Arguments { dir: dir.ok_or("where should it be mounted?")?, options, contents, foreground })
+    let dir = dir.ok_or("where should it be mounted?")?;
+    Ok(Arguments { dir, options, contents, foreground, readers })
 }
 
 fn start(arguments: &Arguments) -> Result<(Session, Signals), Failure> {
     let signals = Signals::block()?;
     let mount = Mount::new(Path::new("memory"), &arguments.dir, &arguments.options)?;
     let fs = Arc::new(MemoryFs::new(arguments.contents));
-    let session = Session::start(mount, fs, Arc::new(ThreadPerTask), &Settings::default(), None)?;
+    let (spawner, settings) = (Arc::new(ThreadPerTask), Settings::default());
+    let session = Session::start(mount, fs, spawner, &settings, arguments.readers)?;
     Ok((session, signals))
 }
 

@@ -7,7 +7,7 @@ mod common;
 use std::fs::{self, File};
 use std::future::poll_fn;
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,9 @@ use std::thread;
 use common::{Mounted, can_mount};
 use copyhold_fuse::memory::{Contents, MemoryFs};
 use copyhold_fuse::mount::{self, Mount, MountError, MountKind, MountOptions};
-use copyhold_fuse::protocol::{Attr, AttrReply, Caller, Handle, NodeId, Settings, Statfs, flags};
+use copyhold_fuse::protocol::{
+    Attr, AttrReply, Caller, Handle, NodeId, Notification, Settings, Statfs, flags,
+};
 use copyhold_fuse::{End, Errno, Operations, Reply};
 use rustix::fs::{FlockOperation, StatVfs, flock, statvfs};
 use tempfile::TempDir;
@@ -291,6 +293,51 @@ fn a_name_that_is_forgotten_is_asked_for_again() {
     assert!(requests() > before);
     assert!(!mounted.notifier.forget_entry(NodeId::ROOT, b"other").unwrap());
     assert!(mounted.notifier.forget_inode(node).unwrap());
+}
+
+#[test]
+fn what_is_stored_is_read_without_asking_and_what_is_deleted_is_gone() {
+    if !can_mount() {
+        return;
+    }
+    let mounted = Mounted::memory();
+    let path = mounted.path("file");
+    fs::write(&path, [1; 4096]).unwrap();
+    let node = NodeId(fs::metadata(&path).unwrap().ino());
+    let store = Notification::Store { node, offset: 0, data: &[2; 4096] };
+    assert!(mounted.notifier.notify(&store).unwrap());
+    assert_eq!(fs::read(&path).unwrap(), [2; 4096], "from the page cache, not from us");
+    assert!(mounted.notifier.forget_inode(node).unwrap());
+    assert_eq!(fs::read(&path).unwrap(), [1; 4096]);
+    let delete = Notification::Delete { parent: NodeId::ROOT, child: node, name: b"file" };
+    assert!(mounted.notifier.notify(&delete).unwrap());
+    assert_eq!(fs::metadata(&path).unwrap().ino(), node.0, "it was still here");
+}
+
+#[test]
+fn with_allow_root_nobody_else_comes_in() {
+    if !can_mount() {
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let list = |path: &Path| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "ls"]).arg(path);
+        command.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
+    };
+    for (text, others) in [("allow_root", false), ("allow_other", true)] {
+        let mut options = MountOptions::default();
+        options.add(text, |_, _| Ok(false)).unwrap();
+        let point = TempDir::new_in(dir.path()).unwrap();
+        fs::set_permissions(point.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let mount = Mount::new(Path::new("memory"), point.path(), &options).unwrap();
+        let fs = Arc::new(MemoryFs::new(Contents::Kept));
+        let mounted = Mounted::serve(point, mount, fs, &Settings::default());
+        assert_eq!(list(mounted.dir.path()), others, "{text}");
+        assert!(mounted.path("").read_dir().is_ok());
+        assert!(matches!(mounted.end(), End::Unmounted));
+    }
 }
 
 #[test]
