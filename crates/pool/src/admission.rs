@@ -122,7 +122,7 @@ impl Pool {
     }
 
     /// Whether user transactions have to wait for a flush.
-    fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.pressure() * 8.0 > FULL_EIGHTHS as f64
     }
 
@@ -135,6 +135,7 @@ impl Pool {
                 return Poll::Ready(Ok(()));
             }
             self.admission.waiters.lock().push(cx.waker().clone());
+            self.flusher.kick();
             // What was settled before the waker stood there has not woken it.
             if self.is_full() { Poll::Pending } else { Poll::Ready(Ok(())) }
         })

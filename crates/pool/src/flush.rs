@@ -40,6 +40,8 @@ const UNITS_PER_ROUND: usize = 8;
 const EDITS_PER_FLUSH: usize = 256 << 10;
 /// The flusher looks by itself this often, should nobody kick it.
 const IDLE: Duration = Duration::from_secs(1);
+/// Before it looks again for something to flush when there was nothing.
+const PAUSE: Duration = Duration::from_millis(50);
 /// From where one round follows each commit, and from where rounds follow each other.
 const START: f64 = 0.5;
 const HURRY: f64 = 0.75;
@@ -58,6 +60,8 @@ pub(crate) struct Flusher {
     broken: Mutex<BTreeSet<(TableId, Key)>>,
     /// Memory of edits in deltas; counted up by transactions, set by rounds.
     delta_bytes: AtomicU64,
+    /// A transaction has kicked since the flusher last looked.
+    urged: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -97,9 +101,13 @@ impl Flusher {
         drop(self.running.lock().await);
     }
 
-    /// A transaction has put edits into deltas.
-    pub(crate) fn edited(&self, edits: u64, value_bytes: u64) {
-        self.delta_bytes.fetch_add(edits * EDIT_BYTES + value_bytes, Relaxed);
+    /// A transaction has put edits into deltas. Wakes the flusher when that is enough for a round.
+    pub(crate) fn edited(&self, edits: u64, value_bytes: u64, limit: u64) {
+        let more = edits * EDIT_BYTES + value_bytes;
+        let bytes = self.delta_bytes.fetch_add(more, Relaxed) + more;
+        if bytes as f64 > limit as f64 * START && !self.urged.swap(true, Relaxed) {
+            self.kick();
+        }
     }
 }
 
@@ -116,9 +124,15 @@ pub(crate) async fn run(pool: Weak<Pool>) {
             return;
         }
         strong.flusher.kick.wait(&rt, IDLE).await;
-        if let Err(error) = strong.flush_by_policy().await {
-            tracing::error!("flushing: {error}");
-            rt.sleep(IDLE).await;
+        strong.flusher.urged.store(false, Relaxed);
+        match strong.flush_by_policy().await {
+            // Nothing can be flushed now; those who wait would only kick again.
+            Ok(false) if strong.is_full() => rt.sleep(PAUSE).await,
+            Ok(_) => {}
+            Err(error) => {
+                tracing::error!("flushing: {error}");
+                rt.sleep(IDLE).await;
+            }
         }
         strong.admission.wake();
     }
@@ -134,15 +148,18 @@ impl Pool {
         self.flusher.delta_bytes.load(Relaxed) as f64 / self.limits.delta_bytes as f64
     }
 
-    async fn flush_by_policy(self: &Arc<Self>) -> Result<(), PoolError> {
+    /// Whether anything was flushed.
+    async fn flush_by_policy(self: &Arc<Self>) -> Result<bool, PoolError> {
         self.measure();
+        let mut any = false;
         while self.pressure() > START && !self.is_closing() {
             let flushed = self.flush_round(UNITS_PER_ROUND).await?;
+            any |= flushed;
             if !flushed || self.pressure() <= HURRY {
                 break;
             }
         }
-        Ok(())
+        Ok(any)
     }
 
     /// Flushes everything that pins the log and trims it: for tests, and before a long rest.

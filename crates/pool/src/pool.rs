@@ -274,7 +274,7 @@ impl Pool {
         let introduces = introduced(tx.claims.iter().map(Claim::run));
         self.joined.fetch_max(txg.get(), Ordering::AcqRel);
         let piece = joined.gather(&records, credit.ticket, edits, introduces, tx.attached);
-        self.flusher.edited(tx.edits.len() as u64, records.len() as u64);
+        self.flusher.edited(tx.edits.len() as u64, records.len() as u64, self.limits.delta_bytes);
         for (table, key, edit) in tx.edits {
             self.table(table).apply(txg, key, edit);
         }
