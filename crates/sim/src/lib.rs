@@ -12,7 +12,9 @@
 
 #![forbid(unsafe_code)]
 
+mod damage;
 mod dice;
+pub mod fs_level;
 mod machine;
 pub mod pool_level;
 mod run;

@@ -98,6 +98,17 @@ impl Machine {
             disk.power_off();
         }));
     }
+
+    /// After a while the host's disk has room for so many blocks only; three seconds later for all.
+    pub fn fill_host(&self, nanos: u64, blocks: u64) {
+        let (disk, rt) = (self.disk.clone(), self.rt());
+        self.rt.spawn(Box::pin(async move {
+            rt.sleep(Duration::from_nanos(nanos)).await;
+            disk.set_host_free(Some(blocks));
+            rt.sleep(Duration::from_secs(3)).await;
+            disk.set_host_free(None);
+        }));
+    }
 }
 
 impl Drop for Machine {

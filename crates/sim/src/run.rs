@@ -3,20 +3,22 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::{Sabotage, Weather, pool_level};
+use crate::{Sabotage, Weather, fs_level, pool_level};
 
 /// What is simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     Pool,
+    Fs,
 }
 
 impl Level {
-    pub const ALL: [Level; 1] = [Level::Pool];
+    pub const ALL: [Level; 2] = [Level::Pool, Level::Fs];
 
     pub fn name(self) -> &'static str {
         match self {
             Level::Pool => "pool",
+            Level::Fs => "fs",
         }
     }
 }
@@ -78,6 +80,7 @@ impl Plan {
     pub fn run(&self) -> Result<Outcome, Failure> {
         let history = || match self.level {
             Level::Pool => pool_level::history(self),
+            Level::Fs => fs_level::history(self),
         };
         catch_unwind(AssertUnwindSafe(history)).map_err(|panic| {
             let text = panic.downcast_ref::<String>().cloned();

@@ -4,17 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use copyhold_device::sim::{Fault, FaultRates, Lasting, SimImage, Trigger};
-use copyhold_format::label::{Label, RING_SLOTS, RING_START};
-use copyhold_format::uberblock::Uberblock;
-use copyhold_log::Ring;
+use copyhold_format::label::Label;
 use copyhold_pool::{Pool, PoolError};
 use copyhold_runtime::BoxFuture;
-use copyhold_types::{BLOCK_BYTES, Purpose, Run};
+use copyhold_types::{Purpose, Run};
 
 use super::client::Client;
 use super::model::Shared;
 use super::shape::Shape;
 use super::verify;
+use crate::damage;
 use crate::dice::Dice;
 use crate::machine::Machine;
 use crate::weather::Weather;
@@ -102,7 +101,7 @@ impl History {
             machine.fail_power_in(self.dice.magnitude(27));
         }
         if weather == Weather::HostFull {
-            self.fill_host_for_a_while(&machine);
+            machine.fill_host(self.dice.magnitude(24), self.dice.magnitude(6));
         }
         let clients = self.clients(&pool, weather.shows());
         let done = machine.run_all(clients);
@@ -127,17 +126,6 @@ impl History {
                 Box::pin(client.live(operations)) as BoxFuture<'static, ()>
             })
             .collect()
-    }
-
-    fn fill_host_for_a_while(&mut self, machine: &Machine) {
-        let (disk, rt) = (machine.disk.clone(), machine.rt());
-        let (begin, blocks) = (self.dice.magnitude(24), self.dice.magnitude(6));
-        machine.rt().spawn(Box::pin(async move {
-            rt.sleep(Duration::from_nanos(begin)).await;
-            disk.set_host_free(Some(blocks));
-            rt.sleep(Duration::from_secs(3)).await;
-            disk.set_host_free(None);
-        }));
     }
 
     // -- coming up ----------------------------------------------------------
@@ -215,29 +203,18 @@ impl History {
             Weather::PowerCutInSettling => self.cut_in_settling(machine, &pool),
             Weather::LogRot => {
                 let mut image = self.crash(machine);
-                let copy = self.dice.below(2) as usize;
-                let blocks = self.log_blocks(&image);
-                for _ in 0..1 + self.dice.below(8) {
-                    let at = self.dice.pick(&blocks);
-                    self.rot(&mut image, self.label.log[copy] + at);
-                }
+                damage::rot_log(&mut self.dice, &self.label, &mut image);
                 image
             }
             Weather::LogRotTwice => self.rot_log_twice(machine, &pool),
             Weather::LogUnreadable => {
                 let image = self.crash(machine);
-                let at = self.log_blocks(&image);
-                let at = self.dice.pick(&at);
-                let lasting =
-                    self.dice.pick(&[Lasting::Once, Lasting::UntilWritten, Lasting::Forever]);
-                let copies = self.dice.pick(&[&[0][..], &[1], &[0, 1]]);
-                let blocks = copies.iter().map(|copy| self.label.log[*copy] + at);
-                self.unreadable = blocks.map(|block| (block, lasting)).collect();
+                self.unreadable = damage::unreadable_log(&mut self.dice, &self.label, &image);
                 image
             }
             Weather::UberblockRot => {
                 let mut image = self.crash(machine);
-                self.rot_uberblocks(&mut image);
+                damage::rot_uberblocks(&mut self.dice, &self.label, &mut image);
                 image
             }
             Weather::TailRot => self.rot_tail(machine, &pool),
@@ -290,35 +267,6 @@ impl History {
 
     // -- damage -------------------------------------------------------------
 
-    fn rot(&mut self, image: &mut SimImage, block: u64) -> (u64, usize) {
-        let byte = self.dice.below(BLOCK_BYTES as u64) as usize;
-        image.corrupt(block, |bytes| bytes[byte] ^= 0x40);
-        (block, byte)
-    }
-
-    /// Blocks of the ring that recovery reads: where frames of the live log begin, once for any
-    /// other one.
-    fn log_blocks(&mut self, image: &SimImage) -> Vec<u64> {
-        let Label { log, log_blocks, pool, secret, .. } = self.label;
-        let head = self.uberblocks(image).last().map_or(0, |(uberblock, _)| uberblock.head);
-        let machine = Machine::on(0, image.clone());
-        let ring = Ring::new(machine.device(), log, log_blocks, pool, secret);
-        let scan = machine.run(ring.scan(0, head)).expect("the power is on");
-        let live = scan.frames.keys().map(|position| position % log_blocks);
-        live.chain([self.dice.below(log_blocks)]).collect()
-    }
-
-    /// The uberblocks of an image, oldest first, with their blocks.
-    fn uberblocks(&self, image: &SimImage) -> Vec<(Uberblock, u64)> {
-        let slots = |area: u64| (area + RING_START)..(area + RING_START + RING_SLOTS);
-        let blocks = Label::areas(self.label.blocks).into_iter().flat_map(slots);
-        let parse = |block: u64| Uberblock::parse(&image.read_block(block), self.label.pool);
-        let mut found: Vec<(Uberblock, u64)> =
-            blocks.filter_map(|block| Some((parse(block).ok()?, block))).collect();
-        found.sort_by_key(|(uberblock, _)| uberblock.number);
-        found
-    }
-
     fn rot_node(&mut self, machine: &Machine, pool: &Arc<Pool>) {
         let nodes = machine.run(verify::nodes(pool)).expect("the power is on");
         for ptr in nodes.expect("the pool is well") {
@@ -332,11 +280,10 @@ impl History {
     /// damage is undone, and nothing may have been lost.
     fn rot_log_twice(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimImage {
         let whole = self.come_to_rest(machine, pool);
-        let blocks = self.log_blocks(&whole);
-        let at = self.dice.pick(&blocks);
+        let at = damage::log_block(&mut self.dice, &self.label, &whole);
         let mut image = whole.clone();
         for start in self.label.log {
-            self.rot(&mut image, start + at);
+            damage::rot(&mut self.dice, &mut image, start + at);
         }
         let machine = Machine::on(self.dice.number(), image);
         let opened = Pool::open(machine.rt(), machine.device(), self.shape.open(false));
@@ -356,17 +303,6 @@ impl History {
         }
     }
 
-    /// The newest one or two of the uberblocks rot, on both labels. What older ones need is kept
-    /// (rule R6).
-    fn rot_uberblocks(&mut self, image: &mut SimImage) {
-        let found = self.uberblocks(image);
-        let newest = found.last().map_or(0, |(uberblock, _)| uberblock.number);
-        let oldest_lost = newest.saturating_sub(self.dice.below(2)).max(2);
-        for (_, block) in found.iter().filter(|(found, _)| found.number >= oldest_lost) {
-            self.rot(image, *block);
-        }
-    }
-
     /// Data that the last batch brought rots (rule R14).
     fn rot_tail(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimImage {
         let before = self.shared.world.lock().last();
@@ -383,7 +319,7 @@ impl History {
         let run = self.dice.pick(runs);
         let block = run.addr.block() + self.dice.below(run.blocks.into());
         self.shared.world.lock().spoiled.insert(block);
-        Some(self.rot(image, block))
+        Some(damage::rot(&mut self.dice, image, block))
     }
 
     /// A recovery reads some data wrongly and cuts what was not acknowledged; after the next crash

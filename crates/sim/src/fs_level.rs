@@ -1,0 +1,19 @@
+//! Histories of a filesystem: several clients work in the same directories, each with names of its
+//! own, and what can go wrong does.
+//!
+//! Each client knows what it did and in which order; between clients only what ended before
+//! something began has an order. So after a recovery there must be a number of operations for each
+//! client such that together they give exactly what is found, contain everything that was synced,
+//! and contain whatever had ended before one of them began.
+//!
+//! Data is no part of that order. Each block of a file must be what it was at some moment not
+//! before the file's last fsync, whole; and what was renamed over another name is there.
+
+mod client;
+mod content;
+mod life;
+mod tree;
+mod verify;
+mod world;
+
+pub use life::history;

@@ -1,0 +1,548 @@
+//! A client of a filesystem: what it does in its own names, and what it checks while it lives.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use copyhold_fs::{
+    Caller, FallocateMode, Filesystem, FsError, NodeId, OpenFlags, RenameFlags, SetAttr,
+    WriteFlags, XattrSet,
+};
+use parking_lot::MutexGuard;
+
+use super::content::{Content, Versions};
+use super::tree::{Dir, Kind, Object, ObjectId, Place, SHARED_DIRS, Tree};
+use super::world::{Shared, World};
+use crate::dice::Dice;
+
+const NAMES: u64 = 12;
+/// Files end below this, mostly: a little more than the longest extent.
+const FILE_BYTES: u64 = 160 << 10;
+
+/// The client goes on no longer: the filesystem has stopped.
+pub(crate) struct Stopped;
+
+pub(crate) type Done = Result<(), Stopped>;
+
+pub(crate) struct Client {
+    pub(crate) id: usize,
+    pub(crate) fs: Arc<Filesystem>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) dice: Dice,
+    /// Errors are part of this life.
+    pub(crate) forgiving: bool,
+}
+
+impl Client {
+    /// Does `operations` things, or fewer if the filesystem stops.
+    pub(crate) async fn live(mut self, operations: u64) {
+        for _ in 0..operations {
+            if self.do_something().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn do_something(&mut self) -> Done {
+        match self.dice.below(100) {
+            0..13 => self.make(Kind::File).await,
+            13..18 => self.make(Kind::Dir).await,
+            18..20 => self.make(Kind::Fifo).await,
+            20..23 => self.make_symlink().await,
+            23..27 => self.link().await,
+            27..34 => self.remove().await,
+            34..42 => self.rename().await,
+            42..47 => self.change_xattr().await,
+            47..50 => self.change_mode().await,
+            50..71 => self.write().await,
+            71..76 => self.truncate().await,
+            76..80 => self.fallocate().await,
+            80..82 => self.copy().await,
+            82..88 => self.read().await,
+            88..91 => self.list().await,
+            91..96 => self.fsync().await,
+            96..97 => self.sync().await,
+            97..98 => self.expect_refusals().await,
+            _ => self.rest().await,
+        }
+    }
+
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.shared.world.lock()
+    }
+
+    fn tree(&self) -> Tree {
+        self.world().logs[self.id].now().clone()
+    }
+
+    /// What an operation gave: nothing when the pool is full.
+    fn given<T>(&self, what: &str, result: Result<T, FsError>) -> Result<Option<T>, Stopped> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(FsError::NoSpace(_)) => Ok(None),
+            Err(_) if self.forgiving => {
+                self.world().troubled = true;
+                Err(Stopped)
+            }
+            Err(error) => panic!("client {}: {what}: {error}", self.id),
+        }
+    }
+
+    // -- names --------------------------------------------------------------
+
+    fn a_dir(&mut self, tree: &Tree) -> Dir {
+        let own = tree.objects.iter().filter(|(_, object)| object.kind == Kind::Dir);
+        let own: Vec<ObjectId> = own.map(|(id, _)| *id).collect();
+        if own.is_empty() || self.dice.one_in(3) {
+            return Dir::Shared(self.dice.below(SHARED_DIRS as u64) as usize);
+        }
+        Dir::Own(self.dice.pick(&own))
+    }
+
+    fn a_place(&mut self, tree: &Tree) -> Place {
+        let dir = self.a_dir(tree);
+        (dir, format!("c{}-{}", self.id, self.dice.below(NAMES)).into_bytes())
+    }
+
+    fn a_free_place(&mut self, tree: &Tree) -> Option<Place> {
+        let place = self.a_place(tree);
+        (!tree.entries.contains_key(&place)).then_some(place)
+    }
+
+    fn an_entry(&mut self, tree: &Tree) -> Option<(Place, ObjectId)> {
+        let count = tree.entries.len() as u64;
+        let nth = (count > 0).then(|| self.dice.below(count) as usize)?;
+        tree.entries.iter().nth(nth).map(|(place, id)| (place.clone(), *id))
+    }
+
+    fn a_file(&mut self) -> Option<(ObjectId, NodeId)> {
+        let world = self.shared.world.lock();
+        let objects = &world.logs[self.id].now().objects;
+        let files = objects.iter().filter(|(_, object)| object.kind == Kind::File);
+        let files: Vec<ObjectId> = files.map(|(id, _)| *id).collect();
+        let id = (!files.is_empty()).then(|| self.dice.pick(&files))?;
+        Some((id, world.nodes[&id]))
+    }
+
+    /// A step begins that makes this of the client's tree, and touches these objects.
+    fn begin(&self, name: &'static str, tree: Tree, touched: &[ObjectId]) {
+        let mut world = self.world();
+        world.begin(self.id, name, tree);
+        touched.iter().for_each(|id| world.touch(*id));
+    }
+
+    fn end(&self, done: bool) {
+        let mut world = self.world();
+        if done { world.end(self.id) } else { world.take_back(self.id) }
+    }
+
+    fn node(&self, dir: Dir) -> NodeId {
+        self.world().node(dir)
+    }
+
+    async fn make(&mut self, kind: Kind) -> Done {
+        let mut tree = self.tree();
+        let Some(place) = self.a_free_place(&tree) else { return Ok(()) };
+        let parent = self.node(place.0);
+        let id = self.world().new_object();
+        let mode = match kind {
+            Kind::Symlink(_) => 0o777,
+            _ => self.dice.pick(&[0o644, 0o600, 0o755]),
+        };
+        let object = Object { kind: kind.clone(), mode, xattrs: Default::default() };
+        tree.put(place.clone(), id, object);
+        self.begin("make", tree, &[id]);
+        let (fs, root, name) = (&self.fs, &Caller::ROOT, &place.1);
+        let made = match &kind {
+            Kind::File => {
+                let flags = OpenFlags::READ_WRITE;
+                let made = fs.create(root, parent, name, mode, flags, true).await;
+                made.map(|(entry, _)| {
+                    fs.release(entry.node);
+                    entry
+                })
+            }
+            Kind::Dir => fs.mkdir(root, parent, name, mode).await,
+            Kind::Fifo => fs.mknod(root, parent, name, 0o010000 | mode, 0).await,
+            Kind::Symlink(target) => fs.symlink(root, parent, name, target).await,
+        };
+        match self.given("make", made)? {
+            Some(entry) => {
+                let mut world = self.world();
+                let earlier = world.nodes.insert(id, entry.node);
+                assert_eq!(earlier, None);
+                world.data.insert(id, Versions::of(Content::default()));
+                world.end(self.id);
+                Ok(())
+            }
+            None => {
+                self.end(false);
+                self.make_room().await
+            }
+        }
+    }
+
+    async fn make_symlink(&mut self) -> Done {
+        let len = 1 + self.dice.magnitude(8) as usize;
+        let target = self.dice.bytes(len).into_iter().map(|byte| byte | 1).collect();
+        self.make(Kind::Symlink(target)).await
+    }
+
+    async fn link(&mut self) -> Done {
+        let mut tree = self.tree();
+        let (Some(place), Some((id, node))) = (self.a_free_place(&tree), self.a_file()) else {
+            return Ok(());
+        };
+        tree.link(place.clone(), id);
+        let parent = self.node(place.0);
+        self.begin("link", tree, &[id]);
+        let linked = self.fs.link(node, parent, &place.1).await;
+        let linked = self.given("link", linked)?;
+        self.end(linked.is_some());
+        Ok(())
+    }
+
+    async fn remove(&mut self) -> Done {
+        let tree = self.tree();
+        let Some((place, id)) = self.an_entry(&tree) else { return Ok(()) };
+        self.remove_entry(tree, place, id).await
+    }
+
+    /// Deleting works on a full pool, too (rule R21).
+    async fn remove_entry(&mut self, mut tree: Tree, place: Place, id: ObjectId) -> Done {
+        let is_dir = tree.objects[&id].kind == Kind::Dir;
+        let parent = self.node(place.0);
+        if is_dir && !tree.is_empty(id) {
+            let refused = self.fs.rmdir(parent, &place.1).await;
+            assert!(self.forgiving || matches!(refused, Err(FsError::NotEmpty)), "{refused:?}");
+            return Ok(());
+        }
+        let open = !is_dir && self.dice.one_in(4);
+        let node = self.world().nodes[&id];
+        if open {
+            let opened = self.fs.open_node(node, OpenFlags::READ).await;
+            self.given("open", opened)?;
+        }
+        tree.remove(&place);
+        self.begin("remove", tree, &[id]);
+        let removed = match is_dir {
+            true => self.fs.rmdir(parent, &place.1).await,
+            false => self.fs.unlink(parent, &place.1).await,
+        };
+        if self.given("remove", removed)?.is_none() {
+            panic!("R21: nothing can be deleted on a full pool: {:?}", self.fs.pool().space());
+        }
+        self.end(true);
+        if open {
+            self.pause(20).await;
+            self.fs.release(node);
+        }
+        Ok(())
+    }
+
+    async fn rename(&mut self) -> Done {
+        let mut tree = self.tree();
+        let Some((from, id)) = self.an_entry(&tree) else { return Ok(()) };
+        let to = self.a_place(&tree);
+        let is_dir = tree.objects[&id].kind == Kind::Dir;
+        if from == to || (is_dir && tree.is_within(to.0, id)) {
+            return Ok(());
+        }
+        let target = tree.entries.get(&to).copied();
+        let mut flags = RenameFlags::default();
+        let mut name = "rename";
+        match target {
+            None => {
+                flags.no_replace = self.dice.one_in(4);
+                tree.rename(&from, to.clone());
+            }
+            Some(other) if self.dice.one_in(3) => {
+                let other_is_dir = tree.objects[&other].kind == Kind::Dir;
+                if other_is_dir && tree.is_within(from.0, other) {
+                    return Ok(());
+                }
+                (flags.exchange, name) = (true, "exchange");
+                tree.exchange(&from, &to);
+            }
+            Some(other) => {
+                let other_is_dir = tree.objects[&other].kind == Kind::Dir;
+                if other_is_dir != is_dir || (other_is_dir && !tree.is_empty(other)) {
+                    return Ok(());
+                }
+                name = "rename over";
+                // Two names of one file: nothing happens.
+                if other != id {
+                    tree.rename(&from, to.clone());
+                }
+            }
+        }
+        let [from_dir, to_dir] = [from.0, to.0].map(|dir| self.node(dir));
+        let touched: Vec<ObjectId> = [Some(id), target].into_iter().flatten().collect();
+        self.begin(name, tree, &touched);
+        if target.is_some() && target != Some(id) {
+            let mut world = self.world();
+            let renamed = if flags.exchange { &touched[..] } else { &touched[..1] };
+            world.brings(self.id, renamed);
+        }
+        let root = &Caller::ROOT;
+        let renamed = self.fs.rename(root, from_dir, &from.1, to_dir, &to.1, flags).await;
+        let renamed = self.given(name, renamed)?;
+        self.end(renamed.is_some());
+        Ok(())
+    }
+
+    async fn change_xattr(&mut self) -> Done {
+        let mut tree = self.tree();
+        let Some((_, id)) = self.an_entry(&tree) else { return Ok(()) };
+        let object = tree.objects.get_mut(&id).expect("it has a name");
+        if !matches!(object.kind, Kind::File | Kind::Dir) {
+            return Ok(());
+        }
+        let name = format!("user.{}", self.dice.below(5)).into_bytes();
+        let node = self.world().nodes[&id];
+        let done = if object.xattrs.contains_key(&name) && self.dice.one_in(3) {
+            object.xattrs.remove(&name);
+            self.begin("remove xattr", tree, &[id]);
+            self.fs.remove_xattr(node, &name).await
+        } else {
+            let len = self.dice.magnitude(if self.dice.clone().one_in(8) { 12 } else { 7 });
+            let value = self.dice.bytes(len as usize);
+            object.xattrs.insert(name.clone(), value.clone());
+            self.begin("set xattr", tree, &[id]);
+            let root = &Caller::ROOT;
+            self.fs.set_xattr(root, node, &name, &value, XattrSet::Any, false).await
+        };
+        let done = self.given("xattr", done)?;
+        self.end(done.is_some());
+        Ok(())
+    }
+
+    async fn change_mode(&mut self) -> Done {
+        let mut tree = self.tree();
+        let Some((_, id)) = self.an_entry(&tree) else { return Ok(()) };
+        let object = tree.objects.get_mut(&id).expect("it has a name");
+        if matches!(object.kind, Kind::Symlink(_)) {
+            return Ok(());
+        }
+        object.mode = self.dice.below(0o1000) as u32;
+        let set = SetAttr { mode: Some(object.mode), ..SetAttr::default() };
+        let node = self.world().nodes[&id];
+        self.begin("chmod", tree, &[id]);
+        let done = self.fs.setattr(&Caller::ROOT, node, &set).await;
+        let done = self.given("chmod", done)?;
+        self.end(done.is_some());
+        Ok(())
+    }
+
+    // -- data ---------------------------------------------------------------
+
+    /// The file will hold what `change` makes of it.
+    fn begin_data(&self, id: ObjectId, change: impl FnOnce(&mut Content)) {
+        let mut world = self.world();
+        world.touch(id);
+        let versions = world.data.get_mut(&id).expect("a file has data");
+        let mut content = versions.now().clone();
+        change(&mut content);
+        versions.begin(content);
+    }
+
+    /// The operation has ended. Where the pool was full, what it did is looked up.
+    async fn end_data(&mut self, id: ObjectId, node: NodeId, done: bool) -> Done {
+        if !done {
+            let held = self.fs.read(node, 0, 4 << 20).await;
+            let Some(held) = self.given("read", held)? else { panic!("a read needs no space") };
+            let content = Content::from_bytes(&held.to_vec());
+            self.world().data.get_mut(&id).expect("a file has data").begin(content);
+        }
+        self.world().data.get_mut(&id).expect("a file has data").end();
+        if done { Ok(()) } else { self.make_room().await }
+    }
+
+    fn a_range(&mut self) -> (u64, u64) {
+        let far = if self.dice.one_in(12) { 4 * FILE_BYTES } else { FILE_BYTES };
+        let mut offset = self.dice.below(far);
+        let mut len = 1 + self.dice.magnitude(16);
+        if self.dice.one_in(2) {
+            (offset, len) = (offset & !4095, (len + 4095) & !4095);
+        }
+        (offset, len)
+    }
+
+    async fn write(&mut self) -> Done {
+        let Some((id, node)) = self.a_file() else { return Ok(()) };
+        let (offset, len) = self.a_range();
+        // Often where something is, so that it is overwritten.
+        let offset = if self.dice.one_in(2) { offset % (16 << 10) } else { offset };
+        let bytes = self.dice.bytes(len as usize);
+        self.begin_data(id, |content| content.write(offset, &bytes));
+        let wrote = self.fs.write(node, offset, &bytes, WriteFlags::default()).await;
+        let wrote = self.given("write", wrote)?;
+        self.end_data(id, node, wrote.is_some()).await
+    }
+
+    async fn truncate(&mut self) -> Done {
+        let Some((id, node)) = self.a_file() else { return Ok(()) };
+        let size = if self.dice.one_in(3) { 0 } else { self.a_range().0 };
+        self.begin_data(id, |content| content.set_size(size));
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        let cut = self.fs.setattr(&Caller::ROOT, node, &set).await;
+        let cut = self.given("truncate", cut)?;
+        self.end_data(id, node, cut.is_some()).await
+    }
+
+    async fn fallocate(&mut self) -> Done {
+        let Some((id, node)) = self.a_file() else { return Ok(()) };
+        let (offset, len) = self.a_range();
+        let keep_size = self.dice.one_in(2);
+        let mode = self.dice.pick(&[
+            FallocateMode::Allocate { keep_size },
+            FallocateMode::Punch,
+            FallocateMode::Zero { keep_size },
+        ]);
+        self.begin_data(id, |content| {
+            let grows = match mode {
+                FallocateMode::Allocate { keep_size } => !keep_size,
+                FallocateMode::Punch => false,
+                FallocateMode::Zero { keep_size } => !keep_size,
+            };
+            if !matches!(mode, FallocateMode::Allocate { .. }) {
+                content.zero(offset, len);
+            }
+            if grows && offset + len > content.size() {
+                content.set_size(offset + len);
+            }
+        });
+        let done = self.fs.fallocate(node, offset, len, mode).await;
+        let done = self.given("fallocate", done)?;
+        self.end_data(id, node, done.is_some()).await
+    }
+
+    async fn copy(&mut self) -> Done {
+        let (Some((source, from)), Some((target, to))) = (self.a_file(), self.a_file()) else {
+            return Ok(());
+        };
+        let ((from_offset, len), (to_offset, _)) = (self.a_range(), self.a_range());
+        let bytes = self.world().data[&source].now().read(from_offset, len);
+        if source == target || bytes.is_empty() {
+            return Ok(());
+        }
+        self.begin_data(target, |content| content.write(to_offset, &bytes));
+        let copied =
+            self.fs.copy_file_range(from, from_offset, to, to_offset, bytes.len() as u64).await;
+        let whole = match self.given("copy", copied)? {
+            Some(copied) => copied == bytes.len() as u64,
+            None => false,
+        };
+        self.end_data(target, to, whole).await
+    }
+
+    // -- looking ------------------------------------------------------------
+
+    async fn read(&mut self) -> Done {
+        let Some((id, node)) = self.a_file() else { return Ok(()) };
+        let (offset, len) = self.a_range();
+        let read = self.fs.read(node, offset, len as usize).await;
+        let Some(read) = self.given("read", read)? else { panic!("a read needs no space") };
+        let expected = self.world().data[&id].now().read(offset, len);
+        let same = read.to_vec() == expected;
+        assert!(same || self.forgiving, "object {id}: read of {len} bytes at {offset} is wrong");
+        Ok(())
+    }
+
+    /// A directory lists each of this client's names once.
+    async fn list(&mut self) -> Done {
+        let tree = self.tree();
+        let dir = self.a_dir(&tree);
+        let node = self.node(dir);
+        let own = format!("c{}-", self.id).into_bytes();
+        let mut found = Vec::new();
+        let mut take = |entry: &copyhold_fs::DirEntry<'_>| {
+            if entry.name.starts_with(&own) {
+                found.push((entry.name.to_vec(), entry.node));
+            }
+            true
+        };
+        let listed = self.fs.readdir(node, 0, &mut take).await;
+        self.given("readdir", listed)?;
+        found.sort_unstable();
+        let world = self.world();
+        let names = tree.entries.iter().filter(|((of, _), _)| *of == dir);
+        let expected: Vec<_> =
+            names.map(|((_, name), id)| (name.clone(), world.nodes[id])).collect();
+        assert_eq!(found, expected, "client {}: a list of {dir:?}", self.id);
+        Ok(())
+    }
+
+    async fn expect_refusals(&mut self) -> Done {
+        let tree = self.tree();
+        let Some((place, _)) = self.an_entry(&tree) else { return Ok(()) };
+        let (parent, root) = (self.node(place.0), &Caller::ROOT);
+        let made = self.fs.mkdir(root, parent, &place.1, 0o755).await;
+        assert!(self.forgiving || matches!(made, Err(FsError::Exists)), "{made:?}");
+        let removed = self.fs.unlink(parent, b"never").await;
+        assert!(self.forgiving || matches!(removed, Err(FsError::NotFound)), "{removed:?}");
+        Ok(())
+    }
+
+    // -- making durable -----------------------------------------------------
+
+    /// Of this client's files or of another's.
+    async fn fsync(&mut self) -> Done {
+        let (id, node, version, moment) = {
+            let world = self.shared.world.lock();
+            let of = self.dice.below(world.logs.len() as u64) as usize;
+            let objects = &world.logs[of].now().objects;
+            let files = objects
+                .iter()
+                .filter(|(id, object)| object.kind == Kind::File && world.nodes.contains_key(id));
+            let files: Vec<ObjectId> = files.map(|(id, _)| *id).collect();
+            if files.is_empty() {
+                return Ok(());
+            }
+            let id = self.dice.pick(&files);
+            (id, world.nodes[&id], world.data[&id].done(), world.touched(id))
+        };
+        match self.fs.fsync(node, self.dice.one_in(2)).await {
+            // Somebody has removed it meanwhile.
+            Err(FsError::Stale) => return Ok(()),
+            Err(FsError::NoSpace(error)) => panic!("R22: accepted, but not written: {error}"),
+            result => self.given("fsync", result)?,
+        };
+        let mut world = self.world();
+        world.sync(moment);
+        if !world.troubled
+            && let Some(versions) = world.data.get_mut(&id)
+        {
+            versions.synced(version);
+        }
+        Ok(())
+    }
+
+    async fn sync(&mut self) -> Done {
+        let (moment, versions) = self.world().before_sync();
+        let result = self.fs.sync().await;
+        if let Err(FsError::NoSpace(error)) = &result {
+            panic!("R22: accepted, but not written: {error}");
+        }
+        self.given("sync", result)?;
+        self.world().after_sync(moment, &versions);
+        Ok(())
+    }
+
+    /// The pool is full: deletes one of its names.
+    async fn make_room(&mut self) -> Done {
+        let tree = self.tree();
+        let Some((place, id)) = self.an_entry(&tree) else { return Ok(()) };
+        self.remove_entry(tree, place, id).await
+    }
+
+    async fn rest(&mut self) -> Done {
+        let bits = self.dice.pick(&[20, 26, 33]);
+        self.pause(bits).await;
+        Ok(())
+    }
+
+    async fn pause(&mut self, bits: u64) {
+        let nanos = self.dice.magnitude(bits);
+        self.fs.pool().runtime().sleep(Duration::from_nanos(nanos)).await;
+    }
+}

@@ -1,0 +1,158 @@
+//! What a file has held: every version since it was last known to be durable.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use copyhold_types::BLOCK_BYTES;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+static ZEROS: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
+
+/// The bytes of a file at one moment; a clone shares the blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Content {
+    size: u64,
+    /// What is not there is zero, as is what lies behind the size.
+    blocks: BTreeMap<u64, Arc<Vec<u8>>>,
+}
+
+impl Content {
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Content {
+        let mut content = Content::default();
+        content.write(0, bytes);
+        content
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub(crate) fn block(&self, block: u64) -> &[u8] {
+        self.blocks.get(&block).map_or(&ZEROS, |bytes| bytes)
+    }
+
+    pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) {
+        self.change(offset, bytes.len() as u64, |at| bytes[at as usize]);
+        self.size = self.size.max(offset + bytes.len() as u64);
+    }
+
+    /// Zeros where there is content; the size stays.
+    pub(crate) fn zero(&mut self, offset: u64, len: u64) {
+        let end = (offset + len).min(self.size);
+        if offset < end {
+            self.change(offset, end - offset, |_| 0);
+        }
+    }
+
+    pub(crate) fn set_size(&mut self, size: u64) {
+        if size < self.size {
+            self.zero(size, self.size - size);
+        }
+        self.size = size;
+    }
+
+    pub(crate) fn read(&self, offset: u64, len: u64) -> Vec<u8> {
+        let end = (offset + len).min(self.size);
+        let byte = |at: u64| self.block(at / BLOCK)[(at % BLOCK) as usize];
+        (offset..end.max(offset)).map(byte).collect()
+    }
+
+    fn change(&mut self, offset: u64, len: u64, byte: impl Fn(u64) -> u8) {
+        for at in 0..len {
+            let place = offset + at;
+            let block =
+                self.blocks.entry(place / BLOCK).or_insert_with(|| Arc::new(ZEROS.to_vec()));
+            Arc::make_mut(block)[(place % BLOCK) as usize] = byte(at);
+        }
+    }
+}
+
+/// All that a file may hold after a crash.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Versions {
+    all: Vec<Content>,
+    /// Versions whose operation has returned; a later one may be under way.
+    done: usize,
+    /// The oldest version that may still be found.
+    synced: usize,
+}
+
+impl Versions {
+    pub(crate) fn of(content: Content) -> Versions {
+        Versions { all: vec![content], done: 0, synced: 0 }
+    }
+
+    pub(crate) fn now(&self) -> &Content {
+        self.all.last().expect("there is always a version")
+    }
+
+    /// An operation begins that will make this of the file.
+    pub(crate) fn begin(&mut self, content: Content) {
+        self.all.push(content);
+    }
+
+    pub(crate) fn end(&mut self) {
+        self.done = self.all.len() - 1;
+    }
+
+    /// What an fsync that begins now makes durable.
+    pub(crate) fn done(&self) -> usize {
+        self.done
+    }
+
+    pub(crate) fn synced(&mut self, version: usize) {
+        self.synced = self.synced.max(version);
+    }
+
+    /// What is wrong with `found`, which must be made of versions not older than `least`.
+    pub(crate) fn problem(&self, found: &[u8], least: usize) -> Option<String> {
+        let versions = &self.all[self.synced.max(least)..];
+        let sizes = || versions.iter().map(|version| version.size);
+        let (least, most) = (sizes().min().expect("one"), sizes().max().expect("one"));
+        let size = found.len() as u64;
+        if size < least || size > most {
+            return Some(format!("its size is {size}, not between {least} and {most}"));
+        }
+        for (block, bytes) in found.chunks(BLOCK_BYTES).enumerate() {
+            let was = |version: &Content| version.block(block as u64)[..bytes.len()] == *bytes;
+            if !versions.iter().any(was) {
+                let of = versions.len();
+                let zero = bytes.iter().all(|byte| *byte == 0);
+                let what = if zero { "zeros" } else { "not what it ever was" };
+                return Some(format!("block {block} is {what}, by {of} versions"));
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cut_off_is_zero_when_the_file_grows_again() {
+        let mut content = Content::from_bytes(&[7; 5000]);
+        content.set_size(100);
+        content.set_size(6000);
+        assert_eq!(content.read(90, 20), [[7; 10], [0; 10]].concat());
+        assert_eq!(content.read(5990, 100).len(), 10);
+    }
+
+    #[test]
+    fn each_block_may_be_of_another_version_but_of_one() {
+        let mut versions = Versions::of(Content::from_bytes(&[1; 2 * BLOCK_BYTES]));
+        versions.begin(Content::from_bytes(&[2; 2 * BLOCK_BYTES]));
+        versions.end();
+        let of = |a: u8, b: u8| [[a; BLOCK_BYTES], [b; BLOCK_BYTES]].concat();
+        for (a, b) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
+            assert_eq!(versions.problem(&of(a, b), 0), None);
+        }
+        let mut mixed = of(1, 1);
+        mixed[0] = 2;
+        assert!(versions.problem(&mixed, 0).is_some());
+        versions.synced(versions.done());
+        assert!(versions.problem(&of(1, 2), 0).is_some());
+        assert!(versions.problem(&[2; 10], 0).is_some());
+    }
+}

@@ -1,0 +1,287 @@
+//! The lives of a filesystem: switched on, recovered, checked, verified, used, and ended in some way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use copyhold_check::{Finding, Problem, Severity, check_device};
+use copyhold_device::sim::{Fault, Lasting, SimImage, Trigger};
+use copyhold_format::label::Label;
+use copyhold_fs::{Caller, Filesystem, FsError, Options};
+use copyhold_pool::{Pool, PoolError};
+use copyhold_runtime::BoxFuture;
+
+use super::client::Client;
+use super::tree::{SHARED_DIRS, shared_name};
+use super::verify;
+use super::world::{Shared, World};
+use crate::damage;
+use crate::dice::Dice;
+use crate::machine::Machine;
+use crate::pool_level::Shape;
+use crate::weather::Weather;
+use crate::{Outcome, Plan};
+
+const CLIENTS_MAX: u64 = 4;
+const EIO: i32 = 5;
+
+/// Lives through a whole history. Panics when the filesystem is not what it must be.
+pub fn history(plan: &Plan) -> Outcome {
+    let mut history = History::begin(plan);
+    let lives = 2 + history.dice.below(4);
+    for _ in 0..lives {
+        history.life();
+    }
+    history.last_look();
+    history.outcome
+}
+
+struct History {
+    plan: Plan,
+    shape: Shape,
+    options: Options,
+    dice: Dice,
+    label: Label,
+    image: SimImage,
+    shared: Arc<Shared>,
+    clients: u64,
+    outcome: Outcome,
+    /// Blocks of the image that cannot be read for a while.
+    unreadable: Vec<(u64, Lasting)>,
+    /// The image was damaged on purpose: `check` will say so.
+    damaged: bool,
+}
+
+impl History {
+    fn begin(plan: &Plan) -> History {
+        let mut dice = Dice::new(plan.seed ^ 0x66_73);
+        let mut shape = Shape::by(&mut dice, plan.broken);
+        shape.create.node_bytes = Some(dice.pick(&[16 << 10, 32 << 10]));
+        let options = options(&mut dice);
+        let machine = Machine::on(dice.number(), SimImage::empty(shape.blocks));
+        let clients = 1 + dice.below(CLIENTS_MAX);
+        let (rt, device) = (machine.rt(), machine.device());
+        let label = machine.run(Pool::create(&rt, &device, &shape.create));
+        let label = label.expect("the power is on").expect("a pool is made");
+        let mut world = World::new(clients as usize);
+        let made = machine.run(async {
+            let pool = Pool::open(machine.rt(), machine.device(), shape.open(false)).await?;
+            Filesystem::format(&pool, &Caller::ROOT, 0o755).await?;
+            let fs = Filesystem::open(pool.clone(), options.clone()).await?;
+            world.shared[0] = Some(fs.root());
+            for n in 1..SHARED_DIRS {
+                let made = fs.mkdir(&Caller::ROOT, fs.root(), &shared_name(n), 0o755).await?;
+                world.shared[n] = Some(made.node);
+            }
+            fs.close().await?;
+            pool.close().await?;
+            Ok::<(), FsError>(())
+        });
+        made.expect("the power is on").expect("a filesystem is made");
+        History {
+            plan: *plan,
+            shape,
+            options,
+            label,
+            image: machine.rest(),
+            shared: Arc::new(Shared { world: parking_lot::Mutex::new(world) }),
+            clients,
+            outcome: Outcome::default(),
+            unreadable: Vec::new(),
+            damaged: false,
+            dice,
+        }
+    }
+
+    /// One life; its end is the next one's image.
+    fn life(&mut self) {
+        let today = Weather::today(&mut self.dice);
+        let weather = self.plan.weather.unwrap_or(today);
+        let (machine, fs) = self.recover();
+        self.plan.tell(|| format!("a life: {weather:?}, {:?}", fs.pool().log_use()));
+        if let Some((trigger, fault)) = weather.fault(&mut self.dice) {
+            self.plan.tell(|| format!("{fault:?} at {trigger:?}"));
+            machine.disk.arm(trigger, fault);
+        }
+        if weather == Weather::PowerCut {
+            machine.fail_power_in(self.dice.magnitude(28));
+        }
+        if weather == Weather::HostFull {
+            machine.fill_host(self.dice.magnitude(24), self.dice.magnitude(6));
+        }
+        let clients = self.clients(&fs, weather.shows());
+        let done = machine.run_all(clients);
+        self.image = match done {
+            Some(()) => self.end(weather, &machine, fs),
+            None => self.crash(&machine),
+        };
+        self.outcome.note(machine.digest());
+    }
+
+    fn clients(&mut self, fs: &Arc<Filesystem>, forgiving: bool) -> Vec<BoxFuture<'static, ()>> {
+        let operations = self.dice.magnitude(9) / self.clients;
+        (0..self.clients as usize)
+            .map(|id| {
+                let (fs, shared) = (fs.clone(), self.shared.clone());
+                let client = Client { id, fs, shared, dice: self.dice.fork(), forgiving };
+                self.outcome.operations += operations;
+                Box::pin(client.live(operations)) as BoxFuture<'static, ()>
+            })
+            .collect()
+    }
+
+    // -- coming up ----------------------------------------------------------
+
+    /// Switches on until a recovery goes through, and verifies what it has found.
+    fn recover(&mut self) -> (Machine, Arc<Filesystem>) {
+        if !std::mem::take(&mut self.damaged) {
+            self.check();
+        }
+        loop {
+            let machine = Machine::on(self.dice.number(), self.image.clone());
+            for (block, lasting) in std::mem::take(&mut self.unreadable) {
+                machine.disk.break_block(block, EIO, lasting);
+            }
+            if self.dice.one_in(4) {
+                let nth = self.dice.magnitude(4);
+                let write = Trigger::Write { nth, why: None };
+                let trigger = self.dice.pick(&[write, Trigger::Flush { nth: nth / 4 }]);
+                machine.disk.arm(trigger, Fault::PowerOff);
+            }
+            let opened = machine.run(async {
+                let pool =
+                    Pool::open(machine.rt(), machine.device(), self.shape.open(false)).await?;
+                Filesystem::open(pool, self.options.clone()).await
+            });
+            match opened {
+                Some(Ok(fs)) => {
+                    machine.disk.disarm();
+                    self.outcome.recoveries += 1;
+                    self.verify(&machine, &fs);
+                    return (machine, fs);
+                }
+                Some(Err(FsError::Pool(PoolError::Device(error)))) => {
+                    self.plan.tell(|| format!("not opened: {error}"));
+                    self.image = machine.rest();
+                }
+                Some(Err(error)) => panic!("the filesystem cannot be opened: {error}"),
+                None => self.image = self.crash(&machine),
+            }
+        }
+    }
+
+    fn verify(&mut self, machine: &Machine, fs: &Arc<Filesystem>) {
+        let looked = machine.run(verify::look(fs)).expect("the power is on");
+        let names = looked.unwrap_or_else(|error| panic!("after recovery: {error}"));
+        let mut world = self.shared.world.lock();
+        verify::settle(&mut world, &names);
+        self.plan.tell(|| format!("recovered, with {} names", names.len()));
+    }
+
+    /// `check` finds nothing wrong with the image.
+    fn check(&mut self) {
+        let machine = Machine::on(self.dice.number(), self.image.clone());
+        let checked = check_device(machine.rt(), machine.device(), Default::default());
+        match machine.run(checked).expect("the power is on") {
+            Ok(report) => {
+                // A crash tears the uberblock that is being written.
+                let excused = |problem: &&Problem| matches!(problem, Problem::UberblockCopy { .. });
+                let severe = |finding: &&Finding| finding.severity < Severity::Cosmetic;
+                let found = report.findings.iter().filter(severe).map(|finding| &finding.problem);
+                let found = found.filter(|problem| !excused(problem)).map(|p| p.to_string());
+                let found: Vec<String> = found.take(5).collect();
+                assert!(found.is_empty(), "check: {}", found.join("; "));
+            }
+            Err(error) => panic!("check: {error}"),
+        }
+    }
+
+    // -- going down ---------------------------------------------------------
+
+    fn crash(&mut self, machine: &Machine) -> SimImage {
+        self.outcome.crashes += 1;
+        self.plan.tell(|| format!("the power fails at {} us", machine.rt.now() / 1000));
+        machine.crash(self.dice.number())
+    }
+
+    fn end(&mut self, weather: Weather, machine: &Machine, fs: Arc<Filesystem>) -> SimImage {
+        machine.disk.disarm();
+        match weather {
+            Weather::Calm | Weather::HostFull => self.end_well(machine, &fs),
+            Weather::PowerCutInSettling => self.cut_in_settling(machine, &fs),
+            Weather::LogRot => {
+                let mut image = self.crash(machine);
+                damage::rot_log(&mut self.dice, &self.label, &mut image);
+                self.damaged = true;
+                image
+            }
+            Weather::LogUnreadable => {
+                let image = self.crash(machine);
+                self.unreadable = damage::unreadable_log(&mut self.dice, &self.label, &image);
+                image
+            }
+            Weather::UberblockRot => {
+                let mut image = self.crash(machine);
+                damage::rot_uberblocks(&mut self.dice, &self.label, &mut image);
+                self.damaged = true;
+                image
+            }
+            Weather::LostWrite => {
+                self.damaged = true;
+                self.crash(machine)
+            }
+            _ => self.crash(machine),
+        }
+    }
+
+    /// Everything is closed, and all is there.
+    fn end_well(&mut self, machine: &Machine, fs: &Arc<Filesystem>) -> SimImage {
+        let (moment, versions) = self.shared.world.lock().before_sync();
+        let closed = machine.run(async {
+            fs.close().await?;
+            Ok::<(), FsError>(fs.pool().close().await?)
+        });
+        closed.expect("the power is on").expect("the filesystem is well");
+        self.shared.world.lock().after_sync(moment, &versions);
+        if self.dice.one_in(2) { machine.rest() } else { self.crash(machine) }
+    }
+
+    /// The power fails while everything is being written: data, nodes, records, uberblocks.
+    fn cut_in_settling(&mut self, machine: &Machine, fs: &Arc<Filesystem>) -> SimImage {
+        let nth = self.dice.magnitude(5);
+        let trigger =
+            self.dice.pick(&[Trigger::Write { nth, why: None }, Trigger::Flush { nth: nth / 2 }]);
+        self.plan.tell(|| format!("settling, until {trigger:?}"));
+        machine.disk.arm(trigger, Fault::PowerOff);
+        let settled = machine.run(async {
+            fs.sync().await?;
+            Ok::<(), FsError>(fs.pool().flush_all().await?)
+        });
+        if let Some(settled) = settled {
+            settled.expect("the filesystem is well");
+        }
+        self.crash(machine)
+    }
+
+    /// The end: one more recovery, without any faults, and all that has just been made of it.
+    fn last_look(&mut self) {
+        let (machine, fs) = self.recover();
+        self.image = self.end_well(&machine, &fs);
+        self.damaged = false;
+        drop(fs);
+        self.outcome.note(machine.digest());
+        self.check();
+    }
+}
+
+/// Limits small enough to be reached.
+fn options(dice: &mut Dice) -> Options {
+    Options {
+        writeback_interval: Duration::from_millis(dice.pick(&[5, 100, 5000])),
+        dirty_bytes_max: dice.pick(&[128 << 10, 1 << 20, 64 << 20]),
+        file_dirty_bytes_start: dice.pick(&[32 << 10, 256 << 10, 8 << 20]),
+        attach_bytes_max: dice.pick(&[0, 8 << 10, 64 << 10]),
+        inodes_max: dice.pick(&[4, 32, 65_536]),
+        count_lookups: false,
+        ..Options::default()
+    }
+}

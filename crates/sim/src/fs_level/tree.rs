@@ -1,0 +1,126 @@
+//! What one client has made: its names, and what they lead to.
+
+use std::collections::BTreeMap;
+
+/// Something with a name, numbered over the whole history.
+pub(crate) type ObjectId = u64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Dir {
+    /// Everybody's; never removed.
+    Shared(usize),
+    Own(ObjectId),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    File,
+    Dir,
+    Fifo,
+    Symlink(Vec<u8>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Object {
+    pub(crate) kind: Kind,
+    pub(crate) mode: u32,
+    pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+pub(crate) type Place = (Dir, Vec<u8>);
+pub(crate) type Path = Vec<Vec<u8>>;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tree {
+    pub(crate) entries: BTreeMap<Place, ObjectId>,
+    pub(crate) objects: BTreeMap<ObjectId, Object>,
+}
+
+impl Tree {
+    pub(crate) fn put(&mut self, place: Place, id: ObjectId, object: Object) {
+        assert!(self.entries.insert(place, id).is_none(), "a name leads to one object");
+        self.objects.insert(id, object);
+    }
+
+    pub(crate) fn link(&mut self, place: Place, id: ObjectId) {
+        assert!(self.entries.insert(place, id).is_none(), "a name leads to one object");
+    }
+
+    pub(crate) fn remove(&mut self, place: &Place) {
+        let id = self.entries.remove(place).expect("the name is there");
+        if self.links(id) == 0 {
+            self.objects.remove(&id);
+        }
+    }
+
+    pub(crate) fn rename(&mut self, from: &Place, to: Place) {
+        let id = self.entries.remove(from).expect("the name is there");
+        if let Some(replaced) = self.entries.insert(to, id)
+            && self.links(replaced) == 0
+        {
+            self.objects.remove(&replaced);
+        }
+    }
+
+    pub(crate) fn exchange(&mut self, a: &Place, b: &Place) {
+        let (one, other) = (self.entries[a], self.entries[b]);
+        self.entries.insert(a.clone(), other);
+        self.entries.insert(b.clone(), one);
+    }
+
+    pub(crate) fn links(&self, id: ObjectId) -> u32 {
+        self.entries.values().filter(|other| **other == id).count() as u32
+    }
+
+    pub(crate) fn is_empty(&self, dir: ObjectId) -> bool {
+        !self.entries.keys().any(|(of, _)| *of == Dir::Own(dir))
+    }
+
+    pub(crate) fn subdirs(&self, dir: Dir) -> u32 {
+        let within = self.entries.iter().filter(|((of, _), _)| *of == dir);
+        within.filter(|(_, id)| self.objects[id].kind == Kind::Dir).count() as u32
+    }
+
+    pub(crate) fn count_in(&self, dir: Dir) -> u64 {
+        self.entries.keys().filter(|(of, _)| *of == dir).count() as u64
+    }
+
+    /// Whether `dir` is `of`, or lies below it.
+    pub(crate) fn is_within(&self, dir: Dir, of: ObjectId) -> bool {
+        let Dir::Own(id) = dir else { return false };
+        let parent = || self.entries.iter().find(|(_, child)| **child == id);
+        id == of || parent().is_some_and(|((parent, _), _)| self.is_within(*parent, of))
+    }
+
+    /// Every name with its whole path.
+    pub(crate) fn paths(&self) -> BTreeMap<Path, ObjectId> {
+        let mut paths = BTreeMap::new();
+        for ((dir, name), id) in &self.entries {
+            let mut path = self.path_of(*dir);
+            path.push(name.clone());
+            paths.insert(path, *id);
+        }
+        paths
+    }
+
+    fn path_of(&self, dir: Dir) -> Path {
+        match dir {
+            Dir::Shared(0) => Path::new(),
+            Dir::Shared(n) => vec![shared_name(n)],
+            Dir::Own(id) => {
+                let ((parent, name), _) =
+                    self.entries.iter().find(|(_, child)| **child == id).expect("it has a name");
+                let mut path = self.path_of(*parent);
+                path.push(name.clone());
+                path
+            }
+        }
+    }
+}
+
+/// Directories that all clients use; the first is the root.
+pub(crate) const SHARED_DIRS: usize = 3;
+
+pub(crate) fn shared_name(n: usize) -> Vec<u8> {
+    format!("shared{n}").into_bytes()
+}

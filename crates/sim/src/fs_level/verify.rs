@@ -1,0 +1,250 @@
+//! What a filesystem must be like after every recovery.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use copyhold_fs::{Attr, FileKind, Filesystem, FsError, NodeId};
+
+use super::content::{Content, Versions};
+use super::tree::{Dir, Kind, ObjectId, Path, SHARED_DIRS, Tree, shared_name};
+use super::world::{Log, World};
+
+/// Something that is found under a name.
+pub(crate) struct Found {
+    attr: Attr,
+    target: Vec<u8>,
+    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    bytes: Vec<u8>,
+}
+
+type Names = BTreeMap<Path, Found>;
+
+/// Everything there is.
+pub(crate) async fn look(fs: &Arc<Filesystem>) -> Result<Names, FsError> {
+    let mut names = Names::new();
+    let mut dirs = vec![(Path::new(), fs.root())];
+    while let Some((path, dir)) = dirs.pop() {
+        for name in list(fs, dir).await? {
+            let entry = fs.lookup(dir, &name).await?;
+            let mut path = path.clone();
+            path.push(name);
+            if entry.attr.kind == FileKind::Directory {
+                dirs.push((path.clone(), entry.node));
+            }
+            names.insert(path, look_at(fs, entry.node).await?);
+        }
+    }
+    Ok(names)
+}
+
+async fn list(fs: &Filesystem, dir: NodeId) -> Result<Vec<Vec<u8>>, FsError> {
+    let mut names = Vec::new();
+    let mut take = |entry: &copyhold_fs::DirEntry<'_>| {
+        names.push(entry.name.to_vec());
+        true
+    };
+    fs.readdir(dir, 0, &mut take).await?;
+    names.retain(|name| name != b"." && name != b"..");
+    Ok(names)
+}
+
+async fn look_at(fs: &Filesystem, node: NodeId) -> Result<Found, FsError> {
+    let attr = fs.getattr(node).await?;
+    let mut found = Found { attr, target: Vec::new(), xattrs: BTreeMap::new(), bytes: Vec::new() };
+    if attr.kind == FileKind::Symlink {
+        found.target = fs.readlink(node).await?;
+    }
+    if attr.kind == FileKind::Regular {
+        found.bytes = fs.read(node, 0, attr.size as usize).await?.to_vec();
+        assert_eq!(found.bytes.len() as u64, attr.size, "a read of a whole file");
+    }
+    for name in fs.list_xattr(node).await?.split(|byte| *byte == 0).filter(|name| !name.is_empty())
+    {
+        found.xattrs.insert(name.to_vec(), fs.get_xattr(node, name).await?);
+    }
+    Ok(found)
+}
+
+/// Finds how far each client had come, checks the rest, and makes that the world.
+pub(crate) fn settle(world: &mut World, names: &Names) {
+    let mut own: Vec<BTreeMap<&Path, &Found>> = vec![BTreeMap::new(); world.logs.len()];
+    for (path, found) in names {
+        if let Some(client) = owner(path) {
+            own[client].insert(path, found);
+        }
+    }
+    let candidates: Vec<Vec<usize>> =
+        world.logs.iter().zip(&own).map(|(log, own)| matching(log, own, world.synced)).collect();
+    let taken = consistent(&world.logs, candidates);
+    let trees: Vec<Tree> =
+        world.logs.iter().zip(&taken).map(|(log, n)| log.after(*n).clone()).collect();
+    check_shared(names, &trees);
+    check_data(world, &taken, &trees, &own);
+    forget_the_rest(world, trees, &own);
+}
+
+/// The client whose name is the first in a path that is not everybody's.
+fn owner(path: &Path) -> Option<usize> {
+    let name = path.iter().find(|name| !name.starts_with(b"shared"))?;
+    let text = String::from_utf8_lossy(name);
+    let number = text.strip_prefix('c').and_then(|rest| rest.split('-').next());
+    Some(number.and_then(|number| number.parse().ok()).expect("a client's name"))
+}
+
+/// After which numbers of steps, not fewer than the synced ones, the client's names are these.
+fn matching(log: &Log, own: &BTreeMap<&Path, &Found>, synced: u64) -> Vec<usize> {
+    let least = log.ended_before(synced);
+    let mut differences = Vec::new();
+    let mut matching = Vec::new();
+    for n in (least..=log.steps.len()).rev() {
+        match difference(log.after(n), own) {
+            None => matching.push(n),
+            Some(difference) => differences.push(format!("after {n}: {difference}")),
+        }
+    }
+    if matching.is_empty() {
+        let early = (0..least).rev().find(|n| difference(log.after(*n), own).is_none());
+        let names: Vec<_> = log.steps.iter().map(|step| step.name).collect();
+        panic!(
+            "not a prefix: {least} of {} steps were synced; it is as after {early:?}; {}; {names:?}",
+            log.steps.len(),
+            differences.join("; ")
+        );
+    }
+    matching
+}
+
+fn difference(tree: &Tree, own: &BTreeMap<&Path, &Found>) -> Option<String> {
+    let paths = tree.paths();
+    let show = |path: &Path| String::from_utf8_lossy(&path.join(&b'/')).into_owned();
+    if let Some(extra) = own.keys().find(|path| !paths.contains_key(**path)) {
+        return Some(format!("there should be no {}", show(extra)));
+    }
+    let mut nodes: BTreeMap<NodeId, ObjectId> = BTreeMap::new();
+    for (path, id) in &paths {
+        let Some(found) = own.get(path) else { return Some(format!("{} is missing", show(path))) };
+        if *nodes.entry(found.attr.node).or_insert(*id) != *id {
+            return Some(format!("{} is another file's name", show(path)));
+        }
+        if let Some(why) = differs(tree, *id, found) {
+            return Some(format!("{}: {why}", show(path)));
+        }
+    }
+    let objects: BTreeSet<_> = nodes.values().collect();
+    (objects.len() != nodes.len()).then(|| "two names of one file are two files".into())
+}
+
+fn differs(tree: &Tree, id: ObjectId, found: &Found) -> Option<String> {
+    let object = &tree.objects[&id];
+    let attr = &found.attr;
+    let (kind, nlink) = match &object.kind {
+        Kind::File => (FileKind::Regular, tree.links(id)),
+        Kind::Dir => (FileKind::Directory, 2 + tree.subdirs(Dir::Own(id))),
+        Kind::Fifo => (FileKind::Fifo, tree.links(id)),
+        Kind::Symlink(_) => (FileKind::Symlink, tree.links(id)),
+    };
+    if attr.kind != kind {
+        return Some(format!("a {:?}, not a {kind:?}", attr.kind));
+    }
+    if attr.mode != object.mode {
+        return Some(format!("mode {:o}, not {:o}", attr.mode, object.mode));
+    }
+    if attr.nlink != nlink {
+        return Some(format!("{} links, not {nlink}", attr.nlink));
+    }
+    if found.xattrs != object.xattrs {
+        return Some("other attributes".into());
+    }
+    match &object.kind {
+        Kind::Symlink(target) if found.target != *target => Some("another target".into()),
+        Kind::Dir if attr.size != tree.count_in(Dir::Own(id)) => {
+            Some(format!("{} entries counted", attr.size))
+        }
+        _ => None,
+    }
+}
+
+/// The most of each client's steps such that what had ended before one of them began is there.
+fn consistent(logs: &[Log], mut candidates: Vec<Vec<usize>>) -> Vec<usize> {
+    loop {
+        let taken: Vec<usize> = candidates.iter().map(|of| of[0]).collect();
+        let begun = logs.iter().zip(&taken).map(|(log, n)| log.steps[..*n].last());
+        let begun: Vec<u64> = begun.map(|step| step.map_or(0, |step| step.begun)).collect();
+        let mut changed = false;
+        for (other, log) in logs.iter().enumerate() {
+            // The first step of another client that is not there; nothing that began after its
+            // end can be.
+            let Some(missing) = log.steps.get(taken[other]).and_then(|step| step.ended) else {
+                continue;
+            };
+            for client in (0..logs.len()).filter(|client| begun[*client] > missing) {
+                candidates[client].remove(0);
+                changed = true;
+                assert!(
+                    !candidates[client].is_empty(),
+                    "not a prefix: client {client} has a step that began after one ended that \
+                     client {other} does not have ({})",
+                    log.steps[taken[other]].name
+                );
+            }
+            if changed {
+                break;
+            }
+        }
+        if !changed {
+            return taken;
+        }
+    }
+}
+
+/// Shared directories count what all clients have in them.
+fn check_shared(names: &Names, trees: &[Tree]) {
+    for n in 1..SHARED_DIRS {
+        let found = &names[&vec![shared_name(n)]];
+        let dir = Dir::Shared(n);
+        let subdirs: u32 = trees.iter().map(|tree| tree.subdirs(dir)).sum();
+        let entries: u64 = trees.iter().map(|tree| tree.count_in(dir)).sum();
+        assert_eq!(found.attr.nlink, 2 + subdirs, "links of shared directory {n}");
+        assert_eq!(found.attr.size, entries, "entries of shared directory {n}");
+    }
+}
+
+fn check_data(world: &World, taken: &[usize], trees: &[Tree], own: &[BTreeMap<&Path, &Found>]) {
+    for (client, tree) in trees.iter().enumerate() {
+        let steps = &world.logs[client].steps[..taken[client]];
+        let mut least: BTreeMap<ObjectId, usize> = BTreeMap::new();
+        for (id, version) in steps.iter().flat_map(|step| &step.brings) {
+            let least = least.entry(*id).or_default();
+            *least = (*least).max(*version);
+        }
+        for (path, id) in tree.paths() {
+            let found = &own[client][&path];
+            if found.attr.kind != FileKind::Regular {
+                continue;
+            }
+            let nothing = Versions::of(Content::default());
+            let versions = world.data.get(&id).unwrap_or(&nothing);
+            let problem = versions.problem(&found.bytes, least.get(&id).copied().unwrap_or(0));
+            if let Some(problem) = problem {
+                let path = String::from_utf8_lossy(&path.join(&b'/')).into_owned();
+                panic!("{path} (object {id}, {}): {problem}", found.attr.node);
+            }
+        }
+    }
+}
+
+/// What is found is all that ever was.
+fn forget_the_rest(world: &mut World, trees: Vec<Tree>, own: &[BTreeMap<&Path, &Found>]) {
+    world.data.clear();
+    world.nodes.clear();
+    for (client, tree) in trees.into_iter().enumerate() {
+        for (path, id) in tree.paths() {
+            let found = &own[client][&path];
+            world.nodes.insert(id, found.attr.node);
+            let content = Content::from_bytes(&found.bytes);
+            world.data.insert(id, Versions::of(content));
+        }
+        world.logs[client] = Log { base: tree, steps: Vec::new() };
+    }
+    world.troubled = false;
+}

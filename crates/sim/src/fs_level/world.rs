@@ -1,0 +1,150 @@
+//! What is known of a filesystem from outside.
+
+use std::collections::BTreeMap;
+
+use copyhold_fs::NodeId;
+use parking_lot::Mutex;
+
+use super::content::Versions;
+use super::tree::{Dir, ObjectId, SHARED_DIRS, Tree};
+
+/// A moment: the count of what has begun or ended.
+pub(crate) type Moment = u64;
+
+/// One operation of a client that changes metadata, and what it makes of the client's tree.
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    pub(crate) name: &'static str,
+    pub(crate) begun: Moment,
+    /// Nothing while it is under way.
+    pub(crate) ended: Option<Moment>,
+    pub(crate) tree: Tree,
+    /// Data that is there if this is: of which file, and since which version (rule R35).
+    pub(crate) brings: Vec<(ObjectId, usize)>,
+}
+
+/// All that a client did since the last recovery.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Log {
+    pub(crate) base: Tree,
+    pub(crate) steps: Vec<Step>,
+}
+
+impl Log {
+    /// After the first `n` steps.
+    pub(crate) fn after(&self, n: usize) -> &Tree {
+        n.checked_sub(1).map_or(&self.base, |last| &self.steps[last].tree)
+    }
+
+    pub(crate) fn now(&self) -> &Tree {
+        self.after(self.steps.len())
+    }
+
+    /// How many steps had ended before a moment.
+    pub(crate) fn ended_before(&self, moment: Moment) -> usize {
+        let ended = |step: &&Step| step.ended.is_some_and(|ended| ended < moment);
+        self.steps.iter().take_while(ended).count()
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct World {
+    moment: Moment,
+    pub(crate) logs: Vec<Log>,
+    pub(crate) data: BTreeMap<ObjectId, Versions>,
+    pub(crate) nodes: BTreeMap<ObjectId, NodeId>,
+    pub(crate) shared: [Option<NodeId>; SHARED_DIRS],
+    /// What had ended before this moment is durable.
+    pub(crate) synced: Moment,
+    next_object: ObjectId,
+    /// When the last operation on an object began.
+    touched: BTreeMap<ObjectId, Moment>,
+    /// Somebody was told of an error: from now on a success says less.
+    pub(crate) troubled: bool,
+}
+
+impl World {
+    pub(crate) fn new(clients: usize) -> World {
+        World { logs: vec![Log::default(); clients], ..World::default() }
+    }
+
+    pub(crate) fn tick(&mut self) -> Moment {
+        self.moment += 1;
+        self.moment
+    }
+
+    pub(crate) fn new_object(&mut self) -> ObjectId {
+        self.next_object += 1;
+        self.next_object
+    }
+
+    pub(crate) fn node(&self, dir: Dir) -> NodeId {
+        match dir {
+            Dir::Shared(n) => self.shared[n].expect("made at the beginning"),
+            Dir::Own(id) => self.nodes[&id],
+        }
+    }
+
+    /// A step of a client begins.
+    pub(crate) fn begin(&mut self, client: usize, name: &'static str, tree: Tree) {
+        let begun = self.tick();
+        self.logs[client].steps.push(Step { name, begun, ended: None, tree, brings: vec![] });
+    }
+
+    pub(crate) fn end(&mut self, client: usize) {
+        let ended = Some(self.tick());
+        self.logs[client].steps.last_mut().expect("it has begun").ended = ended;
+    }
+
+    /// The step under way was refused, and changed nothing.
+    pub(crate) fn take_back(&mut self, client: usize) {
+        let step = self.logs[client].steps.pop().expect("it has begun");
+        assert_eq!(step.ended, None);
+    }
+
+    /// An operation on an object begins.
+    pub(crate) fn touch(&mut self, id: ObjectId) {
+        let moment = self.tick();
+        self.touched.insert(id, moment);
+    }
+
+    /// An fsync that begins now makes durable what had ended before this moment: the file's last
+    /// change, and all that came before it.
+    pub(crate) fn touched(&self, id: ObjectId) -> Moment {
+        self.touched.get(&id).copied().unwrap_or(0)
+    }
+
+    /// The step that has just begun brings all data that these objects have (rule R35).
+    pub(crate) fn brings(&mut self, client: usize, objects: &[ObjectId]) {
+        let versions = objects.iter().filter_map(|id| Some((*id, self.data.get(id)?.done())));
+        let versions = versions.collect();
+        self.logs[client].steps.last_mut().expect("it has begun").brings = versions;
+    }
+
+    /// What a sync that begins now makes durable.
+    pub(crate) fn before_sync(&mut self) -> (Moment, Vec<(ObjectId, usize)>) {
+        let versions = self.data.iter().map(|(id, data)| (*id, data.done())).collect();
+        (self.tick(), versions)
+    }
+
+    pub(crate) fn after_sync(&mut self, moment: Moment, versions: &[(ObjectId, usize)]) {
+        self.sync(moment);
+        for (id, version) in versions.iter().filter(|_| !self.troubled) {
+            if let Some(data) = self.data.get_mut(id) {
+                data.synced(*version);
+            }
+        }
+    }
+
+    /// Everything that had ended at `moment` was acknowledged as durable.
+    pub(crate) fn sync(&mut self, moment: Moment) {
+        if !self.troubled {
+            self.synced = self.synced.max(moment);
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    pub(crate) world: Mutex<World>,
+}
