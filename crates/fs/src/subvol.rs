@@ -19,7 +19,6 @@ pub(crate) struct Subvol {
 }
 
 #[derive(Clone, Copy, Debug)]
-#[expect(dead_code, reason = "`first` decides releases once there are snapshots")]
 pub(crate) struct Epochs {
     pub(crate) current: EpochId,
     /// The start of what is shared with nobody.

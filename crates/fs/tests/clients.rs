@@ -64,32 +64,38 @@ impl Client {
                 let at = if byte % 2 == 0 { at / 4096 * 4096 } else { at };
                 let bytes = pattern(byte, len);
                 let end = at + len;
+                if is_full(fs.write(node, at as u64, &bytes, Default::default()).await) {
+                    return;
+                }
                 if file.data.len() < end {
                     file.data.resize(end, 0);
                 }
                 file.data[at..end].copy_from_slice(&bytes);
                 file.synced = None;
-                write(&fs, node, at as u64, &bytes).await;
             }
             5 => {
                 let size = if byte < 100 { 0 } else { at };
+                let set = SetAttr { size: Some(size as u64), ..SetAttr::default() };
+                if is_full(fs.setattr(&Caller::ROOT, node, &set).await.map(drop)) {
+                    return;
+                }
                 file.data.resize(size, 0);
                 file.synced = None;
-                let set = SetAttr { size: Some(size as u64), ..SetAttr::default() };
-                fs.setattr(&Caller::ROOT, node, &set).await.unwrap();
             }
             6 => {
+                let punch = FallocateMode::Punch;
+                if is_full(fs.fallocate(node, at as u64, len as u64, punch).await) {
+                    return;
+                }
                 let end = file.data.len().min(at + len);
                 if at < end {
                     file.data[at..end].fill(0);
                 }
                 file.synced = None;
-                let (at, len) = (at as u64, len as u64);
-                fs.fallocate(node, at, len, FallocateMode::Punch).await.unwrap();
             }
             7 => {
                 let keep = FallocateMode::Allocate { keep_size: true };
-                fs.fallocate(node, at as u64, len as u64, keep).await.unwrap();
+                is_full(fs.fallocate(node, at as u64, len as u64, keep).await);
             }
             8 | 9 => {
                 fs.fsync(node, false).await.unwrap();
@@ -135,13 +141,22 @@ impl Client {
         use FsError::*;
         match result {
             Ok(()) | Err(NotFound | Exists | NotDirectory | IsDirectory | NotEmpty) => {}
-            Err(Invalid(_) | NotPermitted(_) | Stale) => {}
+            Err(Invalid(_) | NotPermitted(_) | Stale | NoSpace(_)) => {}
             Err(error) => panic!("{error}"),
         }
     }
 
     async fn shared(&self, n: u32) -> NodeId {
         lookup(&self.fs, &format!("shared{n}")).await.unwrap().node
+    }
+}
+
+/// Whether there was no space, and so nothing was changed.
+fn is_full(result: Result<(), FsError>) -> bool {
+    match result {
+        Ok(()) => false,
+        Err(FsError::NoSpace(_)) => true,
+        Err(error) => panic!("{error}"),
     }
 }
 
@@ -178,7 +193,8 @@ async fn check_names(fs: &Filesystem) {
     }
 }
 
-fn play(seed: u64, crash: bool) {
+/// `spare`: blocks that another file leaves free.
+fn play(seed: u64, crash: bool, spare: Option<u64>) {
     let options = Options {
         count_lookups: false,
         dirty_bytes_max: 1 << 20,
@@ -186,7 +202,7 @@ fn play(seed: u64, crash: bool) {
         inodes_max: 64,
         ..Options::default()
     };
-    let mut world = World::new(seed, 65_536);
+    let mut world = World::new(seed, if spare.is_some() { 4096 } else { 65_536 });
     let rt = world.rt.clone();
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
     let (fs, known) = rt.block_on(async {
@@ -202,6 +218,13 @@ fn play(seed: u64, crash: bool) {
             }
             let rng = Xoshiro256PlusPlus::seed_from_u64(rng.next_u64());
             clients.push(Client { fs: fs.clone(), rng, files, steps: 150 }.run());
+        }
+        if let Some(spare) = spare {
+            let filler = create(&fs, "filler").await;
+            fs.sync().await.unwrap();
+            let blocks = fs.statfs().blocks_available.saturating_sub(spare);
+            let all = FallocateMode::Allocate { keep_size: false };
+            fs.fallocate(filler, 0, blocks * 4096, all).await.unwrap();
         }
         // What survives a crash is what was synced; names must have been, too.
         fs.sync().await.unwrap();
@@ -235,7 +258,17 @@ fn play(seed: u64, crash: bool) {
 fn clients_do_not_disturb_each_other() {
     for seed in seeds(10) {
         println!("seed {seed}");
-        play(seed, false);
-        play(seed, true);
+        play(seed, false, None);
+        play(seed, true, None);
+    }
+}
+
+#[test]
+fn clients_do_not_disturb_each_other_in_a_crowded_pool() {
+    for seed in seeds(10) {
+        println!("seed {seed}");
+        let spare = 50 + seed % 8 * 100;
+        play(seed, false, Some(spare));
+        play(seed, true, Some(spare));
     }
 }

@@ -390,3 +390,40 @@ fn regression_punching_beside_a_cut_does_not_bring_back_what_was_cut_off() {
         world.close(fs).await;
     });
 }
+
+#[test]
+fn what_fallocate_promised_can_be_written_when_the_pool_is_full() {
+    for seed in 0..8 {
+        let mut world = World::new(seed, 4096);
+        let rt = world.rt.clone();
+        let size = 2 << 20;
+        let (fs, node) = rt.block_on(async {
+            let fs = world.open().await;
+            let node = create(&fs, "promised").await;
+            let allocate = FallocateMode::Allocate { keep_size: seed % 2 == 0 };
+            fs.fallocate(node, 0, size, allocate).await.unwrap();
+            let filler = create(&fs, "filler").await;
+            let mut at = 0;
+            while fs.write(filler, at, &pattern(1, 4096), Default::default()).await.is_ok() {
+                at += 4096;
+            }
+            for at in (0..size).step_by(98_304) {
+                let len = 98_304.min(size - at) as usize;
+                write(&fs, node, at, &pattern(seed as u8, size as usize)[at as usize..][..len])
+                    .await;
+            }
+            fs.fsync(node, false).await.unwrap();
+            let more = fs.write(node, size, b"more", Default::default()).await;
+            assert!(matches!(more, Err(FsError::NoSpace(_))), "{more:?}");
+            (fs, node)
+        });
+        world = world.crash(fs, seed);
+        world.run(async {
+            let fs = world.open().await;
+            let found = read(&fs, node, 0, 4 << 20).await;
+            assert!(found == pattern(seed as u8, size as usize), "seed {seed}");
+            check_space(&fs).await;
+            world.close(fs).await;
+        });
+    }
+}

@@ -16,7 +16,7 @@ use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
-use super::dirty::{Slot, Taken};
+use super::dirty::{Slot, Taken, Took};
 use super::extents::CHUNK;
 use crate::inode::InodeRef;
 use crate::{Filesystem, FsError, Result};
@@ -37,6 +37,8 @@ pub(crate) struct Batch<'a> {
     /// Everything fits the INLINE item.
     inline: bool,
     pub(super) attach: bool,
+    /// There is no reservation: the content goes into preallocated space.
+    in_place: bool,
 }
 
 /// What is to be installed.
@@ -56,7 +58,7 @@ pub(super) struct Placed {
     pub(super) run: Run,
     pub(super) sums: SmallVec<[u32; 4]>,
     /// Of its first block among those taken.
-    first: usize,
+    pub(super) first: usize,
 }
 
 impl Filesystem {
@@ -87,7 +89,8 @@ impl<'a> Batch<'a> {
         let mut state = inode.state();
         let size = state.shown.size;
         let was_ready = state.data.ready();
-        let (id, took) = state.data.take(version, BLOCKS_MAX, PIECES_MAX, CHUNK);
+        let Took { id, blocks: took, in_place } =
+            state.data.take(version, BLOCKS_MAX, PIECES_MAX, CHUNK);
         if took.is_empty() && !state.data.take_nothing(id) {
             return None;
         }
@@ -98,9 +101,13 @@ impl<'a> Batch<'a> {
             fs,
             inode,
             taken: Taken { id, size },
-            reserved: state.data.take_reserved(took.len() as u64),
+            reserved: match in_place {
+                true => None,
+                false => state.data.take_reserved(took.len() as u64),
+            },
+            in_place,
             inline: alone && size <= INLINE_MAX as u64 && no_extents,
-            attach: attach && small && took.len() == was_ready,
+            attach: attach && small && took.len() == was_ready && !in_place,
             took,
         })
     }
@@ -112,6 +119,9 @@ impl<'a> Batch<'a> {
         if self.inline {
             let bytes = self.took[0].1.bytes()[..self.taken.size as usize].to_vec();
             return self.install(Content::Inline(bytes)).await;
+        }
+        if self.in_place {
+            return self.write_in_place().await;
         }
         let claims = self.claim()?;
         let placed = place(&self.took, &claims);
@@ -141,7 +151,7 @@ impl<'a> Batch<'a> {
         Ok(claims)
     }
 
-    async fn send(&self, placed: &[Placed]) -> Result<()> {
+    pub(super) async fn send(&self, placed: &[Placed]) -> Result<()> {
         let mut requests = Vec::new();
         let mut rest = placed;
         while let Some(first) = rest.first() {
@@ -185,8 +195,9 @@ impl Drop for Batch<'_> {
             self.took.iter().filter(|(block, _)| state.data.is_current(*block, self.taken.id));
         let failed: Vec<u64> = failed.map(|(block, _)| *block).collect();
         for block in &failed {
-            state.data.failed(*block, self.taken.id);
+            state.data.failed(*block, self.taken.id, self.in_place);
         }
+        let failed = if self.in_place { Vec::new() } else { failed };
         let left = self.reserved.take().filter(|_| !failed.is_empty());
         let missing =
             failed.len() as u64 - left.as_ref().map_or(0, |r| r.blocks().min(failed.len() as u64));

@@ -5,8 +5,8 @@
 //! is durable, since its bytes are not on the device before (P12).
 //!
 //! D1  A block that is dirty, taken or attached is in `blocks`, and is read from there (F2).
-//! D2  `reserved` has a block for each dirty one; a batch takes its share with it (F3). Only after a
-//!     failed write there may be less.
+//! D2  `reserved` has a block for each dirty one that is not written in place; a batch takes its
+//!     share with it (F3). Only after a failed write there may be less.
 //! D3  Bytes beyond the end of the file are zero in a dirty block.
 //! D4  `covered` of a block: what is logged of it is right for a file of that size. The logged
 //!     size goes no further than the first block that is not covered in full (F1).
@@ -49,6 +49,8 @@ pub(crate) struct DirtyBlock {
     pub(crate) since: Option<u64>,
     /// The batch that is writing an earlier or this content.
     pub(crate) taken: Option<u64>,
+    /// Its new content has no reservation: it goes where preallocated space is.
+    in_place: bool,
     /// Its content goes out with this txg.
     pub(crate) attached: Option<Txg>,
     /// D4.
@@ -70,6 +72,13 @@ pub(crate) struct Taken {
     pub(crate) id: u64,
     /// The file's size when its blocks were taken.
     pub(crate) size: u64,
+}
+
+/// What [`FileData::take`] took.
+pub(crate) struct Took {
+    pub(crate) id: u64,
+    pub(crate) blocks: Vec<(u64, Slot)>,
+    pub(crate) in_place: bool,
 }
 
 #[derive(Default)]
@@ -169,7 +178,7 @@ impl FileData {
 
     /// Puts `slot` in the place of a block. The reservation is already added; `logged` is the
     /// logged size. Whether the block was not in memory before.
-    pub(crate) fn put(&mut self, block: u64, slot: Slot, logged: u64) -> bool {
+    pub(crate) fn put(&mut self, block: u64, slot: Slot, logged: u64, in_place: bool) -> bool {
         self.version += 1;
         let version = self.version;
         let covered = self.cut.map_or(logged, |cut| cut.min(logged));
@@ -182,6 +191,7 @@ impl FileData {
                 taken: None,
                 attached: None,
                 covered,
+                in_place: false,
                 taken_limit: u64::MAX,
             }
         });
@@ -190,6 +200,7 @@ impl FileData {
         }
         if entry.since.is_none() {
             entry.since = Some(version);
+            entry.in_place = in_place;
             if entry.taken.is_none() {
                 self.ready += 1;
             }
@@ -205,7 +216,7 @@ impl FileData {
         for block in &gone {
             let entry = self.blocks.remove(block).expect("listed above");
             if entry.since.is_some() {
-                dirty += 1;
+                dirty += u64::from(!entry.in_place);
                 if entry.taken.is_none() {
                     self.ready -= 1;
                 }
@@ -256,24 +267,29 @@ impl FileData {
     }
 
     /// Starts a batch of ready blocks with `since` up to `version`, in order: at most `blocks_max`
-    /// in at most `pieces_max` stretches that do not cross a multiple of `chunk` blocks.
+    /// in at most `pieces_max` stretches that do not cross a multiple of `chunk` blocks. Blocks to be
+    /// written in place have batches of their own.
     pub(crate) fn take(
         &mut self,
         version: u64,
         blocks_max: usize,
         pieces_max: usize,
         chunk: u64,
-    ) -> (u64, Vec<(u64, Slot)>) {
+    ) -> Took {
         self.last_batch += 1;
         let id = self.last_batch;
         let mut took = Vec::with_capacity(self.ready.min(blocks_max));
         let mut pieces = 0;
         let mut next = None;
+        let mut in_place = None;
         for (&block, entry) in &mut self.blocks {
             if took.len() == blocks_max || self.ready == 0 {
                 break;
             }
             if entry.taken.is_some() || entry.since.is_none_or(|since| since > version) {
+                continue;
+            }
+            if *in_place.get_or_insert(entry.in_place) != entry.in_place {
                 continue;
             }
             if next != Some(block) || block % chunk == 0 {
@@ -292,7 +308,7 @@ impl FileData {
         if !took.is_empty() {
             self.batches.insert(id);
         }
-        (id, took)
+        Took { id, blocks: took, in_place: in_place.unwrap_or(false) }
     }
 
     /// Starts a batch of no blocks: there are none, but size, times or a cut are to be logged.
@@ -325,12 +341,15 @@ impl FileData {
     }
 
     /// The batch's content of `block` could not be written: it is dirty as before.
-    pub(crate) fn failed(&mut self, block: u64, id: u64) {
+    pub(crate) fn failed(&mut self, block: u64, id: u64, in_place: bool) {
         let Some(entry) = self.blocks.get_mut(&block).filter(|e| e.taken == Some(id)) else {
             return;
         };
         entry.taken = None;
-        entry.since.get_or_insert(0);
+        if entry.since.is_none() {
+            entry.since = Some(0);
+            entry.in_place = in_place;
+        }
         self.ready += 1;
     }
 
@@ -375,30 +394,29 @@ mod tests {
     }
 
     fn take_all(data: &mut FileData, size: u64) -> Taken {
-        let (id, _) = data.take(u64::MAX, 100, 100, 32);
-        Taken { id, size }
+        Taken { id: data.take(u64::MAX, 100, 100, 32).id, size }
     }
 
     #[test]
     fn a_block_changed_while_it_is_written_stays_dirty() {
         let mut data = FileData::default();
-        data.put(0, slot(1), 0);
+        data.put(0, slot(1), 0, false);
         let batch = take_all(&mut data, 4096);
-        data.put(0, slot(2), 0);
+        data.put(0, slot(2), 0, false);
         assert_eq!(data.ready(), 0, "a block is in one batch at a time");
         assert!(!data.installed(0, batch, None));
         assert_eq!(data.ready(), 1);
-        let (_, took) = data.take(u64::MAX, 100, 100, 32);
-        assert_eq!(took[0].1.bytes()[0], 2);
+        let took = data.take(u64::MAX, 100, 100, 32);
+        assert_eq!(took.blocks[0].1.bytes()[0], 2);
     }
 
     #[test]
     fn the_logged_size_stops_before_what_is_not_installed() {
         let mut data = FileData::default();
         for block in 0..4 {
-            data.put(block, slot(1), 0);
+            data.put(block, slot(1), 0, false);
         }
-        let (id, _) = data.take(u64::MAX, 2, 100, 32);
+        let id = data.take(u64::MAX, 2, 100, 32).id;
         let batch = Taken { id, size: 16_000 };
         assert_eq!(data.loggable_size(16_000, 0, batch, &[]), 0);
         assert_eq!(data.loggable_size(16_000, 0, batch, &[0]), 4096);
@@ -412,16 +430,16 @@ mod tests {
     #[test]
     fn a_block_that_grew_while_it_was_written_is_covered_as_far_as_it_was() {
         let mut data = FileData::default();
-        data.put(0, slot(1), 0);
+        data.put(0, slot(1), 0, false);
         let batch = take_all(&mut data, 100);
-        data.put(0, slot(2), 0);
+        data.put(0, slot(2), 0, false);
         assert_eq!(data.loggable_size(3000, 0, batch, &[0]), 100);
     }
 
     #[test]
     fn overwritten_blocks_do_not_hold_the_size_back() {
         let mut data = FileData::default();
-        data.put(0, slot(1), 50_000);
+        data.put(0, slot(1), 50_000, false);
         let none = Taken { id: 0, size: 0 };
         assert_eq!(data.loggable_size(60_000, 50_000, none, &[]), 60_000);
     }
@@ -429,11 +447,11 @@ mod tests {
     #[test]
     fn a_cut_lowers_what_older_writes_have_covered() {
         let mut data = FileData::default();
-        data.put(0, slot(0xff), 8192);
+        data.put(0, slot(0xff), 8192, false);
         let batch = take_all(&mut data, 8192);
         data.truncate(1000, 8192, true);
         // The batch still carries the bytes behind the cut; the size must not reach over them.
-        data.put(0, slot(0), 8192);
+        data.put(0, slot(0), 8192, false);
         assert_eq!(data.cut_block(), 1);
         assert_eq!(data.loggable_size(6000, 8192, batch, &[0]), 1000);
     }
@@ -442,7 +460,7 @@ mod tests {
     fn truncating_forgets_blocks_and_zeroes_the_tail() {
         let mut data = FileData::default();
         for block in 0..3 {
-            data.put(block, slot(7), 0);
+            data.put(block, slot(7), 0, false);
         }
         assert_eq!(data.truncate(5000, 0, false), 1);
         assert_eq!(data.cut(), None, "nothing was stored");
@@ -455,10 +473,10 @@ mod tests {
     #[test]
     fn a_failed_batch_leaves_its_blocks_dirty() {
         let mut data = FileData::default();
-        data.put(0, slot(1), 0);
+        data.put(0, slot(1), 0, false);
         let batch = take_all(&mut data, 4096);
         assert!(data.is_writing(batch.id));
-        data.failed(0, batch.id);
+        data.failed(0, batch.id, false);
         data.end_batch(batch.id);
         assert_eq!((data.ready(), data.is_writing(batch.id)), (1, false));
     }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use copyhold_format::item::{EXTENT_BLOCKS_MAX, Extent};
+use copyhold_format::item::{EXTENT_BLOCKS_MAX, Extent, ExtentState};
 use copyhold_types::Pointer;
 
 use crate::filesystem::KEY_BYTES;
@@ -74,6 +74,27 @@ impl MapEdit {
         }
     }
 
+    /// Gives the blocks of `range`, which lie in one unwritten extent, the checksums of what was
+    /// written there. The pointer stays, and its epoch.
+    pub(crate) fn convert(&mut self, range: Range<u64>, sums: &[u32]) {
+        let (&at, _) = self.now.range(..=range.start).next_back().expect("an extent is there");
+        let old = self.now.remove(&at).expect("found above");
+        assert_eq!(old.state, ExtentState::Unwritten, "only what is unwritten is converted");
+        let (skip, count) = ((range.start - at) as u32, sums.len() as u32);
+        let rest = old.blocks() - skip - count;
+        if skip > 0 {
+            self.now.insert(at, old.slice(0, skip));
+            self.changed.insert(at);
+        }
+        if rest > 0 {
+            self.now.insert(range.end, old.slice(skip + count, rest));
+            self.changed.insert(range.end);
+        }
+        let written = ExtentState::Written(sums.into());
+        self.now.insert(range.start, Extent { state: written, ..old.slice(skip, count) });
+        self.changed.insert(range.start);
+    }
+
     /// Adds an extent where nothing is.
     pub(crate) fn add(&mut self, at: u64, extent: Extent) {
         let max = u64::from(EXTENT_BLOCKS_MAX);
@@ -110,7 +131,6 @@ impl MapEdit {
 
 #[cfg(test)]
 mod tests {
-    use copyhold_format::item::ExtentState;
     use copyhold_types::{BlockAddr, DeviceId, EpochId, Run};
     use proptest::prelude::*;
 
@@ -184,6 +204,22 @@ mod tests {
             assert_eq!(found, self.model);
             assert_eq!(self.allocated, self.model.values().copied().collect());
         }
+    }
+
+    #[test]
+    fn converting_keeps_the_run_and_gives_nothing_back() {
+        let mut edit = MapEdit::default();
+        edit.load([(10, Extent { state: ExtentState::Unwritten, ..extent(100, 8) })]);
+        edit.convert(12..15, &[1, 2, 3]);
+        let change = edit.finish();
+        assert!(change.released.is_empty());
+        let runs: Vec<_> = change
+            .items
+            .into_iter()
+            .map(|(at, extent)| (at, extent.unwrap()))
+            .map(|(at, extent)| (at, extent.pointer.run.addr.block(), extent.blocks()))
+            .collect();
+        assert_eq!(runs, [(10, 100, 2), (12, 102, 3), (15, 105, 3)]);
     }
 
     proptest! {

@@ -2,7 +2,8 @@
 //!
 //! Whole blocks are changed in the table, in steps of bounded transactions; parts of blocks are
 //! zeroed as a write would. Preallocated blocks are extents without content. Data written over them
-//! goes to new blocks and frees them, so it is reserved in full like any other (R10).
+//! goes to new blocks and frees them, and is reserved in full like any other (R10); only where the
+//! pool is full it is written into them, see `in_place`.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -13,7 +13,7 @@ use copyhold_format::item::{
     Extent, ExtentState, InodeFlags, InodeItem, encode_truncate, inline_key, parse_truncate,
     truncate_key,
 };
-use copyhold_pool::{Claim, PoolError, Tier, Transaction, Value};
+use copyhold_pool::{Claim, Credit, PoolError, Tier, Transaction, Value};
 use copyhold_types::{BLOCK_BYTES, EpochId, Pointer, Txg};
 use smallvec::SmallVec;
 
@@ -97,29 +97,44 @@ impl Batch<'_> {
         if state.data.cut_announced {
             tx.delete(fs.subvol.table, truncate_key(inode.node.ino));
         }
-        item.size = state.data.loggable_size(state.shown.size, item.size, self.taken, &blocks);
-        item.mtime = state.shown.mtime;
-        item.ctime = state.shown.ctime;
-        fs.put_inode(&mut tx, inode.node.ino, &item);
-        let txg = fs.pool.apply(credit, tx)?;
-        drop(epochs);
-
-        let attached = self.attach.then_some(txg);
-        let mut left = 0;
-        for &block in &blocks {
-            left += usize::from(state.data.installed(block, self.taken, attached));
-        }
+        self.log(&mut state, credit, tx, item, &blocks)?;
         if cut {
             state.data.cut_is_logged();
         }
-        state.logged(item, txg);
         state.note_logged();
-        drop(state);
-        fs.flusher.forget(left);
         Ok(count)
     }
 
-    fn installed_blocks(&self, placed: &[Placed], state: &State, inline: bool) -> Vec<u64> {
+    /// Applies the transaction that installs `blocks`, with size and times that belong to them.
+    pub(super) fn log(
+        &self,
+        state: &mut State,
+        credit: Credit,
+        mut tx: Transaction,
+        mut item: InodeItem,
+        blocks: &[u64],
+    ) -> Result<()> {
+        item.size = state.data.loggable_size(state.shown.size, item.size, self.taken, blocks);
+        item.mtime = state.shown.mtime;
+        item.ctime = state.shown.ctime;
+        self.fs.put_inode(&mut tx, self.inode.node.ino, &item);
+        let txg = self.fs.pool.apply(credit, tx)?;
+        let attached = self.attach.then_some(txg);
+        let mut left = 0;
+        for &block in blocks {
+            left += usize::from(state.data.installed(block, self.taken, attached));
+        }
+        state.logged(item, txg);
+        self.fs.flusher.forget(left);
+        Ok(())
+    }
+
+    pub(super) fn installed_blocks(
+        &self,
+        placed: &[Placed],
+        state: &State,
+        inline: bool,
+    ) -> Vec<u64> {
         if inline {
             return vec![0];
         }
@@ -191,7 +206,7 @@ impl Batch<'_> {
 
     /// The piece cut where its blocks cease, or begin, to be the batch's: first block, count,
     /// whether they are.
-    fn parts(&self, piece: &Placed, state: &State) -> SmallVec<[(u32, u32, bool); 2]> {
+    pub(super) fn parts(&self, piece: &Placed, state: &State) -> SmallVec<[(u32, u32, bool); 2]> {
         let mut parts: SmallVec<[(u32, u32, bool); 2]> = SmallVec::new();
         for skip in 0..piece.run.blocks {
             let current = state.data.is_current(piece.at + u64::from(skip), self.taken.id);
@@ -206,7 +221,7 @@ impl Batch<'_> {
 
 impl State {
     /// After a change was logged: does anything that is shown still differ?
-    fn note_logged(&mut self) {
+    pub(super) fn note_logged(&mut self) {
         let same = self.item.size == self.shown.size
             && self.item.mtime == self.shown.mtime
             && self.item.ctime == self.shown.ctime;

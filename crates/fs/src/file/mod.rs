@@ -4,6 +4,7 @@
 //!   write.rs, truncate.rs  →  dirty.rs  →  batch.rs  →  install.rs  →  extents.rs (the table)
 //!   read.rs, seek.rs       ←  dirty.rs first, then extents.rs
 //!   fallocate.rs           →  extents.rs, in steps of its own
+//!   in_place.rs            writing into preallocated space of a full pool
 //!   sync.rs                drives batches to their end, and commits
 //! ```
 
@@ -13,6 +14,7 @@ mod dirty;
 mod extent_map;
 mod extents;
 mod fallocate;
+mod in_place;
 mod install;
 mod read;
 mod seek;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use copyhold_pool::Reservation;
+use copyhold_pool::{Reservation, Tier};
 use copyhold_types::{BLOCK_BYTES, Buf};
 
 use super::dirty::Slot;
@@ -245,23 +245,32 @@ impl Filesystem {
         end: u64,
     ) -> Result<()> {
         let mut held: Option<Reservation> = None;
+        let mut in_place = false;
         loop {
             let have = held.as_ref().map_or(0, |reserved| reserved.blocks());
             let missing = {
                 let mut state = inode.state();
                 state.expect_present()?;
                 let wanted = slots.iter().map(|(block, _)| state.data.unreserved(*block)).sum();
-                if have >= wanted {
-                    if let Some(mut reserved) = held {
+                if have >= wanted || in_place {
+                    if let Some(mut reserved) = held.filter(|_| !in_place) {
                         state.data.add_reserved(reserved.split(wanted));
                     }
-                    self.put_dirty(inode, &mut state, slots, end);
+                    self.put_dirty(inode, &mut state, slots, end, in_place);
                     break;
                 }
                 wanted - have
             };
             // A batch may take blocks while this waits: then they need more.
-            let more = self.reserve(missing).await?;
+            let more = match self.pool.try_reserve(missing, Tier::Write) {
+                Some(more) => more,
+                // What fallocate has promised is there.
+                None if self.all_preallocated(inode, &slots).await? => {
+                    in_place = true;
+                    continue;
+                }
+                None => self.reserve(missing).await?,
+            };
             match &mut held {
                 Some(reserved) => reserved.join(more),
                 None => held = Some(more),
@@ -271,13 +280,20 @@ impl Filesystem {
         Ok(())
     }
 
-    fn put_dirty(&self, inode: &Inode, state: &mut State, slots: Vec<(u64, Slot)>, end: u64) {
+    fn put_dirty(
+        &self,
+        inode: &Inode,
+        state: &mut State,
+        slots: Vec<(u64, Slot)>,
+        end: u64,
+        in_place: bool,
+    ) {
         debug_assert_eq!(inode.kind, crate::FileKind::Regular);
         let now = self.now();
         let logged = state.item.size;
         let mut fresh = 0;
         for (block, slot) in slots {
-            fresh += usize::from(state.data.put(block, slot, logged));
+            fresh += usize::from(state.data.put(block, slot, logged, in_place));
         }
         state.shown.size = state.shown.size.max(end);
         state.shown.mtime = now;

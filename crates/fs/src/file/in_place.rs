@@ -1,0 +1,131 @@
+//! Writing into preallocated space, where a full pool has no other.
+//!
+//! Only what this subvolume owns and nobody else refers to may be written in place, and the map
+//! lock is held from the look-up until the extents are converted (R10). Recovery verifies what a
+//! batch allocates; this is not among it, so the data is made durable before its transaction.
+
+use copyhold_format::block_checksum;
+use copyhold_format::item::{Extent, ExtentState};
+use copyhold_pool::{Tier, Transaction};
+use copyhold_types::EpochId;
+
+use super::batch::{Batch, Placed};
+use super::dirty::Slot;
+use super::extent_map::{MapEdit, extent_bytes};
+use crate::filesystem::{INODE_BYTES, KEY_BYTES};
+use crate::inode::InodeRef;
+use crate::{Filesystem, FsError, Result};
+
+impl Filesystem {
+    /// Whether each of the blocks is dirty already, or lies in preallocated space that may be
+    /// written in place. The caller holds the data lock.
+    pub(super) async fn all_preallocated(
+        &self,
+        inode: &InodeRef,
+        slots: &[(u64, Slot)],
+    ) -> Result<bool> {
+        let _map = inode.map.read().await;
+        for &(block, _) in slots {
+            {
+                let state = inode.state();
+                match state.data.blocks.get(&block) {
+                    Some(entry) if entry.since.is_some() => continue,
+                    // Being written: it will be content, and content is not overwritten.
+                    Some(_) => return Ok(false),
+                    None if block >= state.data.cut_block() => return Ok(false),
+                    None => {}
+                }
+            }
+            let extents = self.extents(inode, block..block + 1, 1).await?;
+            if !extents.iter().any(|(_, extent)| self.is_writable_in_place(extent)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn is_writable_in_place(&self, extent: &Extent) -> bool {
+        let first: EpochId = self.subvol.epochs().first;
+        extent.state == ExtentState::Unwritten && extent.pointer.epoch >= first
+    }
+
+    /// Makes durable what was written before the call.
+    async fn flush_written(&self, inode: &InodeRef) -> Result<()> {
+        // A commit flushes only if it has something to commit.
+        self.change_inode(inode, |_, _| Ok(())).await?;
+        match self.last_txg(inode) {
+            Some(txg) => Ok(self.pool.commit(txg).await?),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Batch<'_> {
+    pub(super) async fn write_in_place(&self) -> Result<()> {
+        let (fs, inode) = (self.fs, self.inode);
+        let _map = inode.map.write().await;
+        let (Some((first, _)), Some((last, _))) = (self.took.first(), self.took.last()) else {
+            return Ok(());
+        };
+        let extents = fs.extents(inode, *first..last + 1, (last - first) as usize + 1).await?;
+        let placed = self.place_in(&extents)?;
+        self.send(&placed).await?;
+        fs.flush_written(inode).await?;
+
+        let mut edit = MapEdit::default();
+        edit.load(extents);
+        let new: usize = placed.iter().map(|p| KEY_BYTES + extent_bytes(p.run.blocks)).sum();
+        let bytes = edit.edit_bytes() + new + INODE_BYTES;
+        let edits = edit.len() + 2 * placed.len() + 1;
+        let credit = fs.credit(Tier::Internal, edits, bytes).await?;
+        let mut state = inode.state();
+        state.expect_present()?;
+        for piece in &placed {
+            for (skip, count, current) in self.parts(piece, &state) {
+                if current {
+                    let at = piece.at + u64::from(skip);
+                    let sums = &piece.sums[skip as usize..(skip + count) as usize];
+                    edit.convert(at..at + u64::from(count), sums);
+                }
+            }
+        }
+        let mut tx = Transaction::new();
+        fs.put_extents(&mut tx, inode.node.ino, &edit.finish());
+        let item = state.next_item();
+        let blocks = self.installed_blocks(&placed, &state, false);
+        self.log(&mut state, credit, tx, item, &blocks)?;
+        state.note_logged();
+        Ok(())
+    }
+
+    /// Lays the blocks over the preallocated extents that they are in.
+    fn place_in(&self, extents: &[(u64, Extent)]) -> Result<Vec<Placed>> {
+        let mut placed: Vec<Placed> = Vec::new();
+        for (n, (block, slot)) in self.took.iter().enumerate() {
+            let within = |(at, extent): &&(u64, Extent)| {
+                (*at..at + u64::from(extent.blocks())).contains(block)
+            };
+            let (at, extent) = extents
+                .iter()
+                .find(within)
+                .filter(|(_, extent)| self.fs.is_writable_in_place(extent))
+                .ok_or_else(|| FsError::NoSpace(self.fs.full(1)))?;
+            let sum = block_checksum(slot.bytes());
+            let run = extent.pointer.run.slice((block - at) as u32, 1);
+            let joins = placed.last().is_some_and(|last| {
+                last.at + u64::from(last.run.blocks) == *block && last.at >= *at
+            });
+            match placed.last_mut().filter(|_| joins) {
+                Some(last) => {
+                    last.run.blocks += 1;
+                    last.sums.push(sum);
+                }
+                None => {
+                    let sums = std::iter::once(sum).collect();
+                    placed.push(Placed { at: *block, run, sums, first: n });
+                }
+            }
+        }
+        Ok(placed)
+    }
+}
