@@ -14,6 +14,8 @@
 
 // A front end: readers are threads, and a filesystem in memory has a clock of its own.
 #![allow(clippy::disallowed_methods)]
+// Except in `sys`, which has the calls that no crate wraps.
+#![deny(unsafe_code)]
 
 pub mod daemon;
 mod device;

@@ -71,7 +71,8 @@ fn usual_readers() -> usize {
 
 impl Session {
     /// Serves `mount` with `fs`; operations that wait go to `spawner`. Returns when the mount can
-    /// be used. `readers`: threads, or `None` for what suits this machine.
+    /// be used. `readers`: threads, or `None` for what suits this machine. After an error the mount
+    /// is gone.
     pub fn start<O: Operations>(
         mount: Mount,
         fs: Arc<O>,
@@ -79,10 +80,25 @@ impl Session {
         settings: &Settings,
         readers: Option<usize>,
     ) -> Result<Session, SessionError> {
+        let mount = Arc::new(mount);
+        let readers = readers.unwrap_or_else(usual_readers).max(1);
+        let session = Session::begin(&mount, fs, spawner, settings, readers);
+        if session.is_err() {
+            mount.detach();
+        }
+        session
+    }
+
+    fn begin<O: Operations>(
+        mount: &Arc<Mount>,
+        fs: Arc<O>,
+        spawner: Arc<dyn Spawner>,
+        settings: &Settings,
+        readers: usize,
+    ) -> Result<Session, SessionError> {
         let first = mount.device().map_err(SessionError::Device)?;
         let negotiated = shake_hands(&first, settings)?;
         fs.init(&negotiated);
-        let readers = readers.unwrap_or_else(usual_readers).max(1);
         let connection = Arc::new(Connection {
             fs,
             dialect: negotiated.dialect(),
@@ -114,7 +130,7 @@ impl Session {
             parked: counted.flight.parked.load(Ordering::Relaxed),
         };
         Ok(Session {
-            mount: Arc::new(mount),
+            mount: Arc::clone(mount),
             notifier: Notifier { device: Arc::new(first) },
             negotiated,
             readers: threads.map_err(SessionError::Thread)?,
