@@ -12,8 +12,8 @@
 //!   files     items in order → names and links → contents
 //! ```
 //!
-//! A finding is a [`Problem`] put in words: what is damaged, how bad that is, which files it affects
-//! and what to do. Invariants are numbered where they are checked (B, S, Y, I, L).
+//! A finding is a [`Problem`] put in words: what is damaged, how bad that is, which files it
+//! affects and what to do. Invariants are numbered where they are checked (B, S, Y, I, L).
 //!
 //! Memory: two bits a block of the device, 32 bytes a file; findings are bounded.
 

@@ -1,9 +1,9 @@
 //! The trees of a table: every node in every copy, and that each is the one its parent means.
 //!
 //! For a node at hand the digest is right, so what is wrong in it was written so. Checked are: its
-//! level, the table in its header, its keys (inside the range that the parent gives it, beginning at
-//! the key that the parent names), its items (as many as the parent says), and its birth. That the
-//! keys of a node ascend is what parsing it shows.
+//! level, the table in its header, its keys (inside the range that the parent gives it, beginning
+//! at the key that the parent names), its items (as many as the parent says), and its birth. That
+//! the keys of a node ascend is what parsing it shows.
 
 use std::ops::Range;
 

@@ -201,7 +201,8 @@ impl Inherited {
 }
 
 impl Filesystem {
-    /// The mode and ACLs of a file to be made in `dir`. The umask counts only without a default ACL.
+    /// The mode and ACLs of a file to be made in `dir`. The umask counts only without a default
+    /// ACL.
     pub(crate) async fn inherited_acl(
         &self,
         dir: &Inode,

@@ -121,8 +121,8 @@ impl Filesystem {
         }
     }
 
-    /// Writes everything, removes what nobody refers to any more, and ends background work. The pool
-    /// stays open: close it next. Operations after this answer [`FsError::ShutDown`].
+    /// Writes everything, removes what nobody refers to any more, and ends background work. The
+    /// pool stays open: close it next. Operations after this answer [`FsError::ShutDown`].
     pub async fn close(self: &Arc<Self>) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
             return Ok(());

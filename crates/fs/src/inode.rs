@@ -139,7 +139,8 @@ impl State {
         }
     }
 
-    /// Logged space, and an estimate for dirty blocks: archivers take a file of no blocks for a hole.
+    /// Logged space, and an estimate for dirty blocks: archivers take a file of no blocks for a
+    /// hole.
     fn occupied_bytes(&self, kind: FileKind) -> u64 {
         if kind != FileKind::Regular {
             return self.item.allocated;

@@ -10,7 +10,8 @@
 //! In core.  `Inode`: what the file shows, what of it is logged, its dirty blocks.
 //!
 //! F1  What an inode item in the log says never describes data that is not in the log: the logged
-//!     size covers only installed blocks, a pending truncate is logged with what follows it (R35, R36).
+//!     size covers only installed blocks, a pending truncate is logged with what follows it (R35,
+//!     R36).
 //! F2  A block of a file is read from the dirty blocks first, then from the extents: a block leaves
 //!     the dirty ones only when its extent is applied and its bytes can be read from the device.
 //! F3  Dirty blocks own a reservation; an accepted write is never refused later (R22).

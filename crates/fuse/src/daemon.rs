@@ -2,9 +2,9 @@
 //!
 //! Problem.  `mount` must return when the mount can be used, and report what went wrong before; the
 //!           process that serves it lives on. A process with threads cannot fork.
-//! Idea.     [`fork`] comes first, before any thread. The child works on, with a pipe to its parent.
-//!           The parent waits: for "ready" it leaves with success, for a text it prints that and
-//!           fails; if the child ends without a word it fails with the child's exit code.
+//! Idea.     [`fork`] comes first, before any thread. The child works on, with a pipe to its
+//!           parent. The parent waits: for "ready" it leaves with success, for a text it prints
+//!           that and fails; if the child ends without a word it fails with the child's exit code.
 //! Order.    `fork`; open the pool, mount, start the session; [`Launch::ready`], which also lets go
 //!           of the terminal; serve.
 

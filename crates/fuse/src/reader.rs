@@ -1,7 +1,7 @@
 //! The loop of one reader: read a request, poll its operation once, go on.
 //!
-//! Fast path.  The operation is ready when first polled: its answer has been sent from here, and its
-//!             message and its place are used again. Nothing is allocated, nobody is woken.
+//! Fast path.  The operation is ready when first polled: its answer has been sent from here, and
+//!             its message and its place are used again. Nothing is allocated, nobody is woken.
 //! Slow path.  It must wait: the future is parked with its message until it can go on (see
 //!             [`crate::parking`]), and the reader takes a new place. The answer is sent by whoever
 //!             polls it last.

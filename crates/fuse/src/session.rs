@@ -3,8 +3,8 @@
 //! Start.  The first request is INIT. Once it is answered the mount can be used; then each reader
 //!         gets a clone of the device and a thread.
 //! End.    Unmounting (by us or anybody) or aborting makes every read of the device fail: the
-//!         readers leave, what waits is finished, `destroy` is called unless the kernel asked for it
-//!         itself. Only then does [`Session::wait`] return.
+//!         readers leave, what waits is finished, `destroy` is called unless the kernel asked for
+//!         it itself. Only then does [`Session::wait`] return.
 
 use std::io;
 use std::num::NonZeroUsize;

@@ -2,8 +2,8 @@
 //!
 //! Both copies are read and their frames united, so that damage to one is repaired by the other.
 //! The next batch is the one that names the digest of the batch before; where a cut batch and one
-//! of a later incarnation both do, the later incarnation counts (rule R13). A batch is complete when
-//! all its pieces verify. The chain may end at an incomplete batch only if nothing valid was
+//! of a later incarnation both do, the later incarnation counts (rule R13). A batch is complete
+//! when all its pieces verify. The chain may end at an incomplete batch only if nothing valid was
 //! written behind it: batches are written one after the other was flushed (G1), so a later one
 //! proves damage (rule R2), and so do an uberblock or a mark that call a later txg durable.
 

@@ -1,4 +1,5 @@
-//! Admission: log, memory and metadata space for a transaction, before it joins (rules R1, R20, R21).
+//! Admission: log, memory and metadata space for a transaction, before it joins (rules R1, R20,
+//! R21).
 //!
 //! Every edit in memory will be flushed one day, and that takes space: its own bytes in some leaf,
 //! in two copies, at the leaf's fill. That *growth* is promised when the edit is admitted and

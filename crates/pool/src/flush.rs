@@ -358,7 +358,8 @@ impl Pool {
         }
     }
 
-    /// The oldest txg that recovery would still have to apply, flushed but unrecorded ones included.
+    /// The oldest txg that recovery would still have to apply, flushed but unrecorded ones
+    /// included.
     pub(crate) fn oldest_pin(&self) -> Option<Txg> {
         let durable = self.durable_txg();
         let tables = self.tables.all();

@@ -38,7 +38,8 @@ impl IdSpace {
         Key::new(class, ID_MARK, of)
     }
 
-    /// The first number (roots have theirs), and the first that does not fit the format any more (rule R40).
+    /// The first number (roots have theirs), and the first that does not fit the format any more
+    /// (rule R40).
     fn range(self) -> (u64, u64) {
         match self {
             IdSpace::Table => (Pool::SYSTEM.0 + 1, u64::MAX),

@@ -244,8 +244,8 @@ impl Journal {
         state.last = batch.last;
     }
 
-    /// Says, without a flush, that `txg` is durable (rule R14). Does nothing when it is not the last
-    /// or has its mark, and when the log needs its space for more than hints.
+    /// Says, without a flush, that `txg` is durable (rule R14). Does nothing when it is not the
+    /// last or has its mark, and when the log needs its space for more than hints.
     pub(crate) async fn write_mark(&self, txg: Txg) -> Result<(), PoolError> {
         let position = {
             let mut state = self.state.lock();

@@ -129,7 +129,8 @@ async fn newest_uberblock(device: &DynDevice, label: &Label) -> Result<Uberblock
     Ok(found.pop().expect("reading gives at least one"))
 }
 
-/// A log that is damaged in its middle is not cut: it can be read up to there, and that is all (R2).
+/// A log that is damaged in its middle is not cut: it can be read up to there, and that is all
+/// (R2).
 fn cut_at_damage(recovered: &mut Recovered, options: &OpenOptions) -> Result<(), PoolError> {
     match recovered.damage.take() {
         Some(_) if options.limits.breaks(Sabotage::CutInTheMiddle) => Ok(()),

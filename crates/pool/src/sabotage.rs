@@ -22,11 +22,13 @@ pub enum Sabotage {
     OneLogCopy,
     /// R3: freed space is reused while somebody reads it.
     IgnorePins,
-    /// R5: recovery does not apply edits older than what a base calls complete, but reads bases early.
+    /// R5: recovery does not apply edits older than what a base calls complete, but reads bases
+    /// early.
     ReplayReadsBase,
     /// R6: the head moves on what is flushed, before the record of it is durable.
     HeadAheadOfRecord,
-    /// R6: log segments are reused as soon as the head has moved in memory, and no uberblock says so.
+    /// R6: log segments are reused as soon as the head has moved in memory, and no uberblock says
+    /// so.
     ReuseLogAtOnce,
     /// R12: a failed flush is retried and trusted.
     TrustSecondFlush,

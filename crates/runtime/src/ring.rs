@@ -7,7 +7,8 @@
 //!
 //! U1  The submission queue is touched only under `submit`, the completion queue only under `reap`.
 //! U2  An operation's entry carries one strong count of its [`Flight`], which owns all memory that
-//!     the entry points to; the completion gives it back. So memory outlives the kernel's use of it.
+//!     the entry points to; the completion gives it back. So memory outlives the kernel's use of
+//!     it.
 //! U3  At most `in_flight_max` operations are in the kernel, fewer than the completion queue holds;
 //!     the others wait in `backlog` and are submitted as completions are reaped.
 //! U4  Every entry pushed is taken by the kernel before its pusher goes away, or `deferred` is set

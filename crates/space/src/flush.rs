@@ -2,8 +2,8 @@
 //!
 //! Order.    1. [`Space::freeze`] copies what is logged.
 //!           2. The pool claims space for the map, writes and flushes it.
-//!           3. One transaction, which joins only now, puts the new descriptor, logs the claims, and
-//!              frees the old map.
+//!           3. One transaction, which joins only now, puts the new descriptor, logs the claims,
+//!              and frees the old map.
 //!           4. When the txg of that transaction is *durable*: [`Space::installed`].
 //!           A crash before 3 is durable costs nothing: claims vanish, the old map and the log
 //!           still say it all (R19).

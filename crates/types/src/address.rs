@@ -24,7 +24,8 @@ impl BlockAddr {
         BlockAddr(u64::from(device.0) << Self::BLOCK_BITS | block)
     }
 
-    /// The packed form, as on disk. Any `u64` is a well-formed address (not always an existing one).
+    /// The packed form, as on disk. Any `u64` is a well-formed address (not always an existing
+    /// one).
     pub fn from_raw(raw: u64) -> BlockAddr {
         BlockAddr(raw)
     }

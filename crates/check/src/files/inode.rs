@@ -1,8 +1,8 @@
 //! One inode: its item against all else that it has.
 //!
 //! I1  An inode has an inode item, and only items that its type has.
-//! I2  Extents ascend, do not overlap, never cross a multiple of 32 blocks (P11), are of an epoch that
-//!     the subvolume has seen, and sum up to what the inode says is allocated.
+//! I2  Extents ascend, do not overlap, never cross a multiple of 32 blocks (P11), are of an epoch
+//!     that the subvolume has seen, and sum up to what the inode says is allocated.
 //! I3  A name, of an entry or an attribute, is under the key that its hash gives (R41).
 //! I4  What an inode counts (entries, attributes, bytes of a target) it has.
 //!

@@ -2,8 +2,8 @@
 //!
 //! One pass over its items in order: those of an inode follow each other, so that what concerns one
 //! file alone is judged when the next begins (`inode`). What concerns several (names and the inodes
-//! they lead to) is noted in two sorted lists of 16 bytes an entry, and judged at the end (`links`).
-//! Contents are read page by page beside it (`data`).
+//! they lead to) is noted in two sorted lists of 16 bytes an entry, and judged at the end
+//! (`links`). Contents are read page by page beside it (`data`).
 
 mod data;
 mod index;

@@ -1,7 +1,7 @@
 //! Which files findings are about, by path.
 //!
-//! The index knows which directory holds an inode, but no names. So first the pairs of directory and
-//! inode on all ways to the root are gathered, and then each directory is read once.
+//! The index knows which directory holds an inode, but no names. So first the pairs of directory
+//! and inode on all ways to the root are gathered, and then each directory is read once.
 
 use std::collections::{BTreeMap, BTreeSet};
 

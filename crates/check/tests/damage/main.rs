@@ -1,5 +1,5 @@
-//! Images damaged on purpose, one kind of damage a test: the check finds it, names it, and says what
-//! it means; and the pool behaves as is promised.
+//! Images damaged on purpose, one kind of damage a test: the check finds it, names it, and says
+//! what it means; and the pool behaves as is promised.
 
 mod debug;
 mod device;

@@ -63,7 +63,8 @@ impl<'a> DirBucket<'a> {
         self.iter().find(|entry| entry.name == name)
     }
 
-    /// The bucket with another entry, which is not in it yet; its index is chosen here. `None`: full.
+    /// The bucket with another entry, which is not in it yet; its index is chosen here. `None`:
+    /// full.
     pub fn with(&self, kind: u8, ino: InodeNo, name: &[u8]) -> Option<Vec<u8>> {
         debug_assert!(self.find(name).is_none());
         let mut out = Vec::with_capacity(self.0.len() + 12 + name.len());

@@ -3,7 +3,7 @@
 //! ```text
 //! a subvolume's table                                   value
 //!   (ino, INODE, 0)                                     inode.rs
-//!   (ino, INLINE, 0)         block 0 of a tiny file     its bytes, at most INLINE_MAX; the rest is zero
+//!   (ino, INLINE, 0)         block 0 of a tiny file     its bytes, at most INLINE_MAX, then zeros
 //!   (ino, SYMLINK, 0)                                   the target, 1 to SYMLINK_MAX bytes
 //!   (dir, DIRENT, bucket)    names with one hash        dirent.rs
 //!   (ino, XATTR, bucket)     attributes with one hash   xattr.rs

@@ -1,7 +1,8 @@
 //! Directories: buckets of names, changed under the directory's entry lock.
 //!
-//! A transaction changes the bucket, the directory's inode and the inode that the name leads to, all
-//! at once; whether the directory still lives is asked while it is applied, with its state held.
+//! A transaction changes the bucket, the directory's inode and the inode that the name leads to,
+//! all at once; whether the directory still lives is asked while it is applied, with its state
+//! held.
 
 mod link;
 mod list;

@@ -267,8 +267,8 @@ impl FileData {
     }
 
     /// Starts a batch of ready blocks with `since` up to `version`, in order: at most `blocks_max`
-    /// in at most `pieces_max` stretches that do not cross a multiple of `chunk` blocks. Blocks to be
-    /// written in place have batches of their own.
+    /// in at most `pieces_max` stretches that do not cross a multiple of `chunk` blocks. Blocks to
+    /// be written in place have batches of their own.
     pub(crate) fn take(
         &mut self,
         version: u64,

@@ -75,8 +75,8 @@ impl Filesystem {
         self.write_input(node, offset, Input::Copied(data), flags).await
     }
 
-    /// As [`Self::write`] for the first `len` bytes of `data`, which is kept instead of copied where
-    /// that is cheaper.
+    /// As [`Self::write`] for the first `len` bytes of `data`, which is kept instead of copied
+    /// where that is cheaper.
     pub async fn write_buf(
         self: &Arc<Self>,
         node: NodeId,

@@ -1,8 +1,8 @@
 //! INIT: what the kernel offers, what we want, what both will do.
 //!
 //! Every wish is a field of [`Settings`] with a default and its reason; what the kernel does not
-//! offer is left out silently and can be seen in [`Negotiated`]. `/dev/fuse` figures that led to the
-//! defaults are in the book, chapter "operating".
+//! offer is left out silently and can be seen in [`Negotiated`]. `/dev/fuse` figures that led to
+//! the defaults are in the book, chapter "operating".
 
 use super::flags::init as flag;
 use super::parse::Dialect;

@@ -1,4 +1,5 @@
-//! The lives of a filesystem: switched on, recovered, checked, verified, used, and ended in some way.
+//! The lives of a filesystem: switched on, recovered, checked, verified, used, and ended in some
+//! way.
 
 use std::sync::Arc;
 use std::time::Duration;
