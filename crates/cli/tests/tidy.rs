@@ -3,8 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Widest line, in characters.
+/// Widest comment, and widest line of a script, in characters.
 const WIDTH: usize = 100;
+/// Widest line of code: rustfmt breaks it at 100, unless a string or a macro is in the way.
+const CODE_WIDTH: usize = 120;
 /// A file longer than this opens with its theory.
 const SHORT: usize = 100;
 /// A file longer than this holds two ideas.
@@ -61,7 +63,8 @@ fn complaints(path: &Path) -> Vec<String> {
     let mut complain = |line: usize, what: &str| {
         found.push(format!("{}:{line}: {what}", path.display()));
     };
-    if is_rust && lines > SHORT && !text.trim_start_matches("#!").starts_with("//!") {
+    let is_tests = path.file_name().is_some_and(|name| name == "tests.rs");
+    if is_rust && !is_tests && lines > SHORT && !text.trim_start_matches("#!").starts_with("//!") {
         complain(1, "a long file opens with its theory (//!)");
     }
     if is_rust && lines > LONG {
@@ -78,8 +81,10 @@ fn complaints(path: &Path) -> Vec<String> {
         concat!("dbg", "!("),
     ];
     for (number, line) in text.lines().enumerate() {
-        if line.chars().count() > WIDTH {
-            complain(number + 1, "wider than 100 characters");
+        let is_code = is_rust && !line.trim_start().starts_with("//");
+        let widest = if is_code { CODE_WIDTH } else { WIDTH };
+        if line.chars().count() > widest {
+            complain(number + 1, "too wide");
         }
         if leftovers.iter().any(|leftover| line.contains(leftover)) {
             complain(number + 1, "a leftover");
