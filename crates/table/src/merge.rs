@@ -92,7 +92,14 @@ impl FlushJob {
             let items = u32::try_from(items).unwrap_or(u32::MAX);
             return Ok(vec![Child { first: self.start, ptr: root, items }]);
         }
-        Ok(InnerNode::fetch(nodes, root).await?.iter().collect())
+        let children: Vec<Child> = InnerNode::fetch(nodes, root).await?.iter().collect();
+        match children.get(1) {
+            Some(second) if second.first <= self.start => Err(TableError::Descriptors {
+                table: self.table,
+                why: format!("the one that starts at {} has keys before that", self.start),
+            }),
+            _ => Ok(children),
+        }
     }
 
     /// Whether two leaves make one that is not nearly full.

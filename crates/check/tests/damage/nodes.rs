@@ -244,6 +244,16 @@ fn keys_outside_of_the_range_of_a_node_are_told() {
         .await;
     });
     assert!(complaints(&image).contains("are not in its range"));
+    let power = Power::on(&image);
+    let files = crate::pool::Files { pool: power.open(false).unwrap() };
+    power.rt.block_on(async {
+        files.change_inode(InodeNo(FIRST_OF_MANY), |item| item.uid = 1).await;
+        files
+            .put(Key::new(10, copyhold_format::item::DIRENT, 6_900_000_000_000_000_000), b"x")
+            .await;
+        // That settling it is refused would be an answer, too.
+        let _ = files.pool.flush_all().await;
+    });
 }
 
 #[test]
