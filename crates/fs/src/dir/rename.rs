@@ -51,7 +51,7 @@ struct Delta {
 }
 
 impl Filesystem {
-    /// What replaces an existing name has its data in the same or an earlier txg (R35).
+    /// What takes over an existing name has its data in the same or an earlier txg (R35).
     #[allow(clippy::too_many_arguments)] // as renameat2(2) has them
     pub async fn rename(
         self: &Arc<Self>,
@@ -77,16 +77,16 @@ impl Filesystem {
         let new_dir = self.inode(new_parent).await?;
         dir.expect_dir()?;
         new_dir.expect_dir()?;
-        let mut written = None;
+        let mut written: SmallVec<[NodeId; 2]> = SmallVec::new();
         loop {
             match self
-                .try_rename(caller, (&dir, name), (&new_dir, new_name), flags, written)
+                .try_rename(caller, (&dir, name), (&new_dir, new_name), flags, &written)
                 .await?
             {
                 None => return Ok(()),
-                Some(source) => {
-                    self.write_through(&source, false).await?;
-                    written = Some(source.node);
+                Some(file) => {
+                    self.write_through(&file, false).await?;
+                    written.push(file.node);
                 }
             }
         }
@@ -99,7 +99,7 @@ impl Filesystem {
         (dir, name): (&InodeRef, Name<'_>),
         (new_dir, new_name): (&InodeRef, Name<'_>),
         flags: RenameFlags,
-        written: Option<NodeId>,
+        written: &[NodeId],
     ) -> Result<Option<InodeRef>> {
         let across = dir.node != new_dir.node;
         let _tree = if across { Some(self.subvol.rename.lock().await) } else { None };
@@ -131,11 +131,13 @@ impl Filesystem {
             flags,
         };
         self.check_tree(&ends).await?;
-        let replaces = ends.target.is_some() && !flags.exchange;
-        if replaces && written != Some(ends.source.node) && !ends.source.is_dir() {
-            let dirty = !ends.source.state().data.is_clean();
-            if dirty {
-                return Ok(Some(ends.source.clone()));
+        if let Some(target) = &ends.target {
+            let moved = [Some(&ends.source), flags.exchange.then_some(target)];
+            let dirty = |file: &&InodeRef| {
+                !file.is_dir() && !written.contains(&file.node) && !file.state().data.is_clean()
+            };
+            if let Some(file) = moved.into_iter().flatten().find(dirty) {
+                return Ok(Some(file.clone()));
             }
         }
         self.apply_rename(caller, ends).await?;

@@ -336,13 +336,13 @@ impl Client {
     // -- data ---------------------------------------------------------------
 
     /// The file will hold what `change` makes of it.
-    fn begin_data(&self, id: ObjectId, change: impl FnOnce(&mut Content)) {
+    fn begin_data(&self, name: &'static str, id: ObjectId, change: impl FnOnce(&mut Content)) {
         let mut world = self.world();
         world.touch(id);
         let versions = world.data.get_mut(&id).expect("a file has data");
         let mut content = versions.now().clone();
         change(&mut content);
-        versions.begin(content);
+        versions.begin(name, content);
     }
 
     /// The operation has ended. Where the pool was full, what it did is looked up.
@@ -351,7 +351,7 @@ impl Client {
             let held = self.fs.read(node, 0, 4 << 20).await;
             let Some(held) = self.given("read", held)? else { panic!("a read needs no space") };
             let content = Content::from_bytes(&held.to_vec());
-            self.world().data.get_mut(&id).expect("a file has data").begin(content);
+            self.world().data.get_mut(&id).expect("a file has data").begin("found", content);
         }
         self.world().data.get_mut(&id).expect("a file has data").end();
         if done { Ok(()) } else { self.make_room().await }
@@ -373,7 +373,7 @@ impl Client {
         // Often where something is, so that it is overwritten.
         let offset = if self.dice.one_in(2) { offset % (16 << 10) } else { offset };
         let bytes = self.dice.bytes(len as usize);
-        self.begin_data(id, |content| content.write(offset, &bytes));
+        self.begin_data("write", id, |content| content.write(offset, &bytes));
         let wrote = self.fs.write(node, offset, &bytes, WriteFlags::default()).await;
         let wrote = self.given("write", wrote)?;
         self.end_data(id, node, wrote.is_some()).await
@@ -382,7 +382,7 @@ impl Client {
     async fn truncate(&mut self) -> Done {
         let Some((id, node)) = self.a_file() else { return Ok(()) };
         let size = if self.dice.one_in(3) { 0 } else { self.a_range().0 };
-        self.begin_data(id, |content| content.set_size(size));
+        self.begin_data("truncate", id, |content| content.set_size(size));
         let set = SetAttr { size: Some(size), ..SetAttr::default() };
         let cut = self.fs.setattr(&Caller::ROOT, node, &set).await;
         let cut = self.given("truncate", cut)?;
@@ -398,7 +398,7 @@ impl Client {
             FallocateMode::Punch,
             FallocateMode::Zero { keep_size },
         ]);
-        self.begin_data(id, |content| {
+        self.begin_data("fallocate", id, |content| {
             let grows = match mode {
                 FallocateMode::Allocate { keep_size } => !keep_size,
                 FallocateMode::Punch => false,
@@ -425,7 +425,7 @@ impl Client {
         if source == target || bytes.is_empty() {
             return Ok(());
         }
-        self.begin_data(target, |content| content.write(to_offset, &bytes));
+        self.begin_data("copy", target, |content| content.write(to_offset, &bytes));
         let copied =
             self.fs.copy_file_range(from, from_offset, to, to_offset, bytes.len() as u64).await;
         let whole = match self.given("copy", copied)? {

@@ -71,6 +71,8 @@ impl Content {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Versions {
     all: Vec<Content>,
+    /// What made each of them, for messages.
+    names: Vec<&'static str>,
     /// Versions whose operation has returned; a later one may be under way.
     done: usize,
     /// The oldest version that may still be found.
@@ -79,7 +81,7 @@ pub(crate) struct Versions {
 
 impl Versions {
     pub(crate) fn of(content: Content) -> Versions {
-        Versions { all: vec![content], done: 0, synced: 0 }
+        Versions { all: vec![content], names: vec!["base"], done: 0, synced: 0 }
     }
 
     pub(crate) fn now(&self) -> &Content {
@@ -87,8 +89,9 @@ impl Versions {
     }
 
     /// An operation begins that will make this of the file.
-    pub(crate) fn begin(&mut self, content: Content) {
+    pub(crate) fn begin(&mut self, name: &'static str, content: Content) {
         self.all.push(content);
+        self.names.push(name);
     }
 
     pub(crate) fn end(&mut self) {
@@ -106,12 +109,15 @@ impl Versions {
 
     /// What is wrong with `found`, which must be made of versions not older than `least`.
     pub(crate) fn problem(&self, found: &[u8], least: usize) -> Option<String> {
+        let (synced, names) = (self.synced, &self.names);
+        let history = || format!("synced {synced}, at least {least} of {names:?}");
         let versions = &self.all[self.synced.max(least)..];
         let sizes = || versions.iter().map(|version| version.size);
-        let (least, most) = (sizes().min().expect("one"), sizes().max().expect("one"));
+        let (short, long) = (sizes().min().expect("one"), sizes().max().expect("one"));
         let size = found.len() as u64;
-        if size < least || size > most {
-            return Some(format!("its size is {size}, not between {least} and {most}"));
+        if size < short || size > long {
+            let history = history();
+            return Some(format!("its size is {size}, not between {short} and {long}; {history}"));
         }
         for (block, bytes) in found.chunks(BLOCK_BYTES).enumerate() {
             let was = |version: &Content| version.block(block as u64)[..bytes.len()] == *bytes;
@@ -119,7 +125,8 @@ impl Versions {
                 let of = versions.len();
                 let zero = bytes.iter().all(|byte| *byte == 0);
                 let what = if zero { "zeros" } else { "not what it ever was" };
-                return Some(format!("block {block} is {what}, by {of} versions"));
+                let history = history();
+                return Some(format!("block {block} is {what}, by {of} versions; {history}"));
             }
         }
         None
@@ -142,7 +149,7 @@ mod tests {
     #[test]
     fn each_block_may_be_of_another_version_but_of_one() {
         let mut versions = Versions::of(Content::from_bytes(&[1; 2 * BLOCK_BYTES]));
-        versions.begin(Content::from_bytes(&[2; 2 * BLOCK_BYTES]));
+        versions.begin("write", Content::from_bytes(&[2; 2 * BLOCK_BYTES]));
         versions.end();
         let of = |a: u8, b: u8| [[a; BLOCK_BYTES], [b; BLOCK_BYTES]].concat();
         for (a, b) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
