@@ -6,12 +6,19 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-use copyhold_runtime::{BoxFuture, Rt};
+use copyhold_runtime::{BoxFuture, Executors, Rt};
 
 /// Drives futures to their end. Each one may have been polled before, with another waker, and must
 /// be polled again at once.
 pub trait Spawner: Send + Sync + 'static {
     fn run(&self, task: BoxFuture<'static, ()>);
+}
+
+/// Operations go on where they were woken.
+impl Spawner for Arc<Executors> {
+    fn run(&self, task: BoxFuture<'static, ()>) {
+        self.spawn_here(task);
+    }
 }
 
 impl Spawner for Rt {

@@ -124,6 +124,15 @@ impl Executors {
         std::mem::forget(bomb);
     }
 
+    /// Runs `task` in the background on the executor that is closest to this thread; called by a
+    /// task, on its own one. What goes on where it was woken costs no other wake.
+    pub fn spawn_here(&self, task: BoxFuture<'static, ()>) {
+        let place = self.shared.here();
+        if !self.shared.cpus[place].is_stopping() {
+            self.shared.task(place, task).schedule();
+        }
+    }
+
     /// Drives `future` on this thread, which must not be one of the runtime's.
     pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         assert!(!worker::is_worker(), "a task may not block its executor");

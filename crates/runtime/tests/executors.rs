@@ -97,6 +97,24 @@ fn thousands_of_tasks_run_to_their_end() {
 }
 
 #[test]
+fn a_task_spawned_here_stays_on_the_executor_of_its_maker() {
+    on_each(|executors| {
+        let gate = Gate::after(20);
+        for _ in 0..20 {
+            let (gate, executors2) = (gate.clone(), executors.clone());
+            executors.spawn(Box::pin(async move {
+                let (maker, executors3) = (executors2.current_cpu(), executors2.clone());
+                executors2.spawn_here(Box::pin(async move {
+                    assert_eq!(executors3.current_cpu(), maker);
+                    gate.arrive();
+                }));
+            }));
+        }
+        executors.block_on(gate.open());
+    });
+}
+
+#[test]
 fn sleepers_wake_in_the_order_of_their_deadlines() {
     on_each(|executors| {
         let (gate, woken) = (Gate::after(4), Arc::new(Mutex::new(Vec::new())));

@@ -48,7 +48,7 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
     let describe = describer(&machine, &fs, &path);
     let started = mount(&path, &directory, options, fsname).and_then(|mount| {
         let adapter = Arc::new(Adapter::new(fs.clone(), describe));
-        let spawner = Arc::new(machine.rt());
+        let spawner = Arc::new(machine.executors.clone());
         Ok(Session::start(mount, adapter, spawner, &adapter::settings(), None)?)
     });
     let session = match started {
