@@ -603,9 +603,11 @@ fn a_handle_of_a_file_outlives_the_kernels_caches() {
     let Some(site) = Site::mounted() else { return };
     fs::write(site.path("file"), "by its handle").unwrap();
     let script = "import ctypes,os,sys\nL=ctypes.CDLL(None,use_errno=True)\n\
-                  class H(ctypes.Structure):\n _fields_=[('n',ctypes.c_uint),('t',ctypes.c_int),('b',ctypes.c_char*128)]\n\
+                  class H(ctypes.Structure):\n _fields_=[('n',ctypes.c_uint),('t',ctypes.c_int),\
+                  ('b',ctypes.c_char*128)]\n\
                   h=H(128,0)\nm=ctypes.c_int()\n\
-                  assert L.name_to_handle_at(-100,(sys.argv[1]+'/file').encode(),ctypes.byref(h),ctypes.byref(m),0)==0\n\
+                  assert L.name_to_handle_at(-100,(sys.argv[1]+'/file').encode(),\
+                  ctypes.byref(h),ctypes.byref(m),0)==0\n\
                   open('/proc/sys/vm/drop_caches','w').write('2')\n\
                   f=L.open_by_handle_at(os.open(sys.argv[1],0),ctypes.byref(h),0)\n\
                   assert f>=0,ctypes.get_errno()\nassert os.read(f,99)==b'by its handle'\n";
