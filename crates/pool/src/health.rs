@@ -29,6 +29,11 @@ impl Health {
         }
     }
 
+    /// An end that nothing is wrong with.
+    pub(crate) fn close(&self) {
+        let _stopped_before = self.stopped.set("it is closed".into());
+    }
+
     /// Flushes the device (H1). `again`: a failed flush is tried again and trusted, which breaks
     /// rule R12.
     pub(crate) async fn flush(&self, device: &DynDevice, again: bool) -> Result<(), PoolError> {

@@ -115,7 +115,7 @@ impl Pool {
         marker::mark(self).await;
         self.move_head().await?;
         self.flush_device().await?;
-        self.health.stop("it is closed");
+        self.health.close();
         Ok(())
     }
 
