@@ -26,9 +26,6 @@ use crate::{Pool, PoolError};
 const EDIT_OVERHEAD: u64 = 16;
 const WORST_FILL: u64 = 3;
 
-/// The part of a limit above which user transactions wait, in eighths.
-const FULL_EIGHTHS: u64 = 7;
-
 #[derive(Debug, Default)]
 pub(crate) struct Admission {
     growth: Mutex<Growth>,
@@ -124,7 +121,7 @@ impl Pool {
 
     /// Whether user transactions have to wait for a flush.
     pub(crate) fn is_full(&self) -> bool {
-        self.pressure() * 8.0 > FULL_EIGHTHS as f64
+        self.pressure() > 1.0
     }
 
     async fn wait_for_room(&self) -> Result<(), PoolError> {

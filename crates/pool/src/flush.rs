@@ -2,10 +2,11 @@
 //!
 //! Each of these pins the log from the oldest edit that its base does not have. What pins the
 //! oldest part goes first, at equal age what has most edits; where the memory of deltas presses
-//! more than the log, what has most edits. Nothing is flushed while log and
-//! deltas are less than half full: an edit that waits may be overtaken by another. From half on one
-//! round follows each commit, so that the work is even; above three quarters rounds follow each
-//! other; at seven eighths user transactions wait (`admission`).
+//! more than the log, what has most edits. Nothing is flushed while both are
+//! below seven tenths of their limits: an edit that waits may be overtaken by another, and the more
+//! edits a flush gathers, the less it writes for each (P4). From there on rounds follow commits, so
+//! that the work is even, above 85 hundredths each other; at the limit user transactions wait
+//! (`admission`).
 //!
 //! ```text
 //!   a round:  freeze · merge or encode · write nodes in two copies · flush the device ·
@@ -43,8 +44,8 @@ const IDLE: Duration = Duration::from_secs(1);
 /// Before it looks again for something to flush when there was nothing.
 const PAUSE: Duration = Duration::from_millis(50);
 /// From where one round follows each commit, and from where rounds follow each other.
-const START: f64 = 0.5;
-const HURRY: f64 = 0.75;
+const START: f64 = 0.7;
+const HURRY: f64 = 0.85;
 /// Memory of an edit beside its value.
 const EDIT_BYTES: u64 = copyhold_table::EDIT_BYTES as u64;
 
