@@ -277,8 +277,9 @@ impl Client {
         }
         let [from_dir, to_dir] = [from.0, to.0].map(|dir| self.node(dir));
         let touched: Vec<ObjectId> = [Some(id), target].into_iter().flatten().collect();
-        self.begin(name, tree, &touched);
-        if target.is_some() && target != Some(id) {
+        let same = target == Some(id);
+        self.begin(name, tree, if same { &[] } else { &touched });
+        if target.is_some() && !same {
             let mut world = self.world();
             let renamed = if flags.exchange { &touched[..] } else { &touched[..1] };
             world.brings(self.id, renamed);
@@ -338,7 +339,10 @@ impl Client {
     /// The file will hold what `change` makes of it.
     fn begin_data(&self, name: &'static str, id: ObjectId, change: impl FnOnce(&mut Content)) {
         let mut world = self.world();
-        world.touch(id);
+        if name == "write" {
+            // The others may turn out to change nothing.
+            world.touch(id);
+        }
         let versions = world.data.get_mut(&id).expect("a file has data");
         let mut content = versions.now().clone();
         change(&mut content);

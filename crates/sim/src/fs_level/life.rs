@@ -48,7 +48,7 @@ struct History {
     outcome: Outcome,
     /// Blocks of the image that cannot be read for a while.
     unreadable: Vec<(u64, Lasting)>,
-    /// The image was damaged on purpose: `check` will say so.
+    /// One copy of something was damaged on purpose: `check` may say so.
     damaged: bool,
 }
 
@@ -134,9 +134,7 @@ impl History {
 
     /// Switches on until a recovery goes through, and verifies what it has found.
     fn recover(&mut self) -> (Machine, Arc<Filesystem>) {
-        if !std::mem::take(&mut self.damaged) {
-            self.check();
-        }
+        self.check();
         loop {
             let machine = Machine::on(self.dice.number(), self.image.clone());
             for (block, lasting) in std::mem::take(&mut self.unreadable) {
@@ -185,11 +183,14 @@ impl History {
         match machine.run(checked).expect("the power is on") {
             Ok(report) => {
                 // A crash tears the uberblock that is being written.
-                let excused = |problem: &&Problem| matches!(problem, Problem::UberblockCopy { .. });
-                let severe = |finding: &&Finding| finding.severity < Severity::Cosmetic;
-                let found = report.findings.iter().filter(severe).map(|finding| &finding.problem);
-                let found = found.filter(|problem| !excused(problem)).map(|p| p.to_string());
-                let found: Vec<String> = found.take(5).collect();
+                let torn = |of: &Finding| matches!(of.problem, Problem::UberblockCopy { .. });
+                let excused = |of: &Finding| match of.severity {
+                    Severity::Cosmetic => true,
+                    Severity::Repairable => torn(of) || self.damaged,
+                    _ => false,
+                };
+                let found = report.findings.iter().filter(|finding| !excused(finding));
+                let found: Vec<String> = found.take(5).map(|of| of.problem.to_string()).collect();
                 assert!(found.is_empty(), "check: {}", found.join("; "));
             }
             Err(error) => panic!("check: {error}"),
@@ -267,7 +268,6 @@ impl History {
     fn last_look(&mut self) {
         let (machine, fs) = self.recover();
         self.image = self.end_well(&machine, &fs);
-        self.damaged = false;
         drop(fs);
         self.outcome.note(machine.digest());
         self.check();

@@ -74,7 +74,7 @@ pub(crate) fn settle(world: &mut World, names: &Names) {
         }
     }
     let candidates: Vec<Vec<usize>> =
-        world.logs.iter().zip(&own).map(|(log, own)| matching(log, own, world.synced)).collect();
+        world.logs.iter().zip(&own).map(|(log, own)| matching(world, log, own)).collect();
     let taken = consistent(&world.logs, candidates);
     let trees: Vec<Tree> =
         world.logs.iter().zip(&taken).map(|(log, n)| log.after(*n).clone()).collect();
@@ -92,18 +92,18 @@ fn owner(path: &Path) -> Option<usize> {
 }
 
 /// After which numbers of steps, not fewer than the synced ones, the client's names are these.
-fn matching(log: &Log, own: &BTreeMap<&Path, &Found>, synced: u64) -> Vec<usize> {
-    let least = log.ended_before(synced);
+fn matching(world: &World, log: &Log, own: &BTreeMap<&Path, &Found>) -> Vec<usize> {
+    let least = log.ended_before(world.synced);
     let mut differences = Vec::new();
     let mut matching = Vec::new();
     for n in (least..=log.steps.len()).rev() {
-        match difference(log.after(n), own) {
+        match difference(world, log.after(n), own) {
             None => matching.push(n),
             Some(difference) => differences.push(format!("after {n}: {difference}")),
         }
     }
     if matching.is_empty() {
-        let early = (0..least).rev().find(|n| difference(log.after(*n), own).is_none());
+        let early = (0..least).rev().find(|n| difference(world, log.after(*n), own).is_none());
         let names: Vec<_> = log.steps.iter().map(|step| step.name).collect();
         panic!(
             "not a prefix: {least} of {} steps were synced; it is as after {early:?}; {}; {names:?}",
@@ -114,7 +114,7 @@ fn matching(log: &Log, own: &BTreeMap<&Path, &Found>, synced: u64) -> Vec<usize>
     matching
 }
 
-fn difference(tree: &Tree, own: &BTreeMap<&Path, &Found>) -> Option<String> {
+fn difference(world: &World, tree: &Tree, own: &BTreeMap<&Path, &Found>) -> Option<String> {
     let paths = tree.paths();
     let show = |path: &Path| String::from_utf8_lossy(&path.join(&b'/')).into_owned();
     if let Some(extra) = own.keys().find(|path| !paths.contains_key(**path)) {
@@ -123,6 +123,9 @@ fn difference(tree: &Tree, own: &BTreeMap<&Path, &Found>) -> Option<String> {
     let mut nodes: BTreeMap<NodeId, ObjectId> = BTreeMap::new();
     for (path, id) in &paths {
         let Some(found) = own.get(path) else { return Some(format!("{} is missing", show(path))) };
+        if world.nodes.get(id).is_some_and(|node| *node != found.attr.node) {
+            return Some(format!("{} leads to another file", show(path)));
+        }
         if *nodes.entry(found.attr.node).or_insert(*id) != *id {
             return Some(format!("{} is another file's name", show(path)));
         }
