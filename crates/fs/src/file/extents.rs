@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use copyhold_format::item::{EXTENT_BLOCKS_MAX, Extent, extent_key};
 use copyhold_pool::Transaction;
-use copyhold_types::InodeNo;
+use copyhold_types::{InodeNo, Key};
 
 use super::extent_map::MapChange;
 use crate::inode::Inode;
@@ -22,26 +22,36 @@ impl Filesystem {
         limit: usize,
     ) -> Result<Vec<(u64, Extent)>> {
         let ino = inode.node.ino;
-        // One that overlaps the start begins in the same chunk.
-        let from = extent_key(ino, range.start / CHUNK * CHUNK);
-        let to = extent_key(ino, range.end);
-        let slack = (range.start % CHUNK) as usize;
-        let items =
-            self.pool.range(self.subvol.table, from, to, limit.saturating_add(slack)).await?;
-        let mut extents = Vec::with_capacity(items.len());
-        for (key, value) in &items {
-            let extent = Extent::parse(value).map_err(|source| {
-                self.damaged_record(
-                    &format!("the extent at block {}", key.offset),
-                    inode.node,
-                    source,
-                )
-            })?;
-            if key.offset + u64::from(extent.blocks()) > range.start && extents.len() < limit {
-                extents.push((key.offset, extent));
+        let (from, to) = (extent_key(ino, range.start), extent_key(ino, range.end));
+        if range.is_empty() {
+            return Ok(Vec::new());
+        }
+        let items = self.pool.range(self.subvol.table, from, to, limit).await?;
+        let mut extents = Vec::with_capacity(items.len() + 1);
+        // One that overlaps the start from before begins in the same chunk.
+        let chunk = range.start / CHUNK * CHUNK;
+        let starts_there = items.first().is_some_and(|(key, _)| *key == from);
+        if chunk < range.start && !starts_there {
+            let floor = extent_key(ino, chunk);
+            let before = self.pool.last_below(self.subvol.table, from, floor).await?;
+            if let Some((key, value)) = before {
+                let (at, extent) = self.parse_extent(inode, key, &value)?;
+                if at + u64::from(extent.blocks()) > range.start {
+                    extents.push((at, extent));
+                }
             }
         }
+        for (key, value) in &items[..items.len().min(limit - extents.len())] {
+            extents.push(self.parse_extent(inode, *key, value)?);
+        }
         Ok(extents)
+    }
+
+    fn parse_extent(&self, inode: &Inode, key: Key, value: &[u8]) -> Result<(u64, Extent)> {
+        let extent = Extent::parse(value).map_err(|source| {
+            self.damaged_record(&format!("the extent at block {}", key.offset), inode.node, source)
+        })?;
+        Ok((key.offset, extent))
     }
 
     /// Adds a change of the map to a transaction.

@@ -19,7 +19,6 @@ use smallvec::SmallVec;
 
 use super::batch::{Batch, Content, Placed};
 use super::extent_map::{MapChange, MapEdit, extent_bytes};
-use super::extents::CHUNK;
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::{Inode, InodeRef, State};
 use crate::{Filesystem, NodeId, Result};
@@ -312,7 +311,7 @@ impl Filesystem {
     }
 }
 
-/// How many of `placed` continue `first` without a gap, and the file blocks of whole chunks around.
+/// How many of `placed` continue `first` without a gap, and their file blocks.
 fn stretch(placed: &[Placed], first: &Placed) -> (usize, Range<u64>) {
     let mut end = first.at;
     let mut count = 0;
@@ -323,7 +322,7 @@ fn stretch(placed: &[Placed], first: &Placed) -> (usize, Range<u64>) {
         end += u64::from(piece.run.blocks);
         count += 1;
     }
-    (count, first.at / CHUNK * CHUNK..end.div_ceil(CHUNK) * CHUNK)
+    (count, first.at..end)
 }
 
 /// Bytes of edits that put `placed`.
