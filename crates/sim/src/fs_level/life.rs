@@ -7,9 +7,10 @@ use std::time::Duration;
 use copyhold_check::{Finding, Problem, Severity, check_device};
 use copyhold_device::sim::{Fault, Lasting, SimImage, Trigger};
 use copyhold_format::label::Label;
-use copyhold_fs::{Caller, Filesystem, FsError, Options};
+use copyhold_fs::{Caller, FallocateMode, Filesystem, FsError, OpenFlags, Options};
 use copyhold_pool::{Pool, PoolError};
 use copyhold_runtime::BoxFuture;
+use copyhold_types::BLOCK_BYTES;
 
 use super::client::Client;
 use super::tree::{SHARED_DIRS, shared_name};
@@ -72,6 +73,9 @@ impl History {
             for n in 1..SHARED_DIRS {
                 let made = fs.mkdir(&Caller::ROOT, fs.root(), &shared_name(n), 0o755).await?;
                 world.shared[n] = Some(made.node);
+            }
+            if shape.crowded {
+                crowd(&fs, 16 + dice.magnitude(9)).await?;
             }
             fs.close().await?;
             pool.close().await?;
@@ -272,6 +276,17 @@ impl History {
         self.outcome.note(machine.digest());
         self.check();
     }
+}
+
+/// Takes all space but so many blocks, in a file that nobody touches.
+async fn crowd(fs: &Arc<Filesystem>, left: u64) -> Result<(), FsError> {
+    let (root, flags) = (&Caller::ROOT, OpenFlags::READ_WRITE);
+    let name = shared_name(SHARED_DIRS);
+    let (made, _) = fs.create(root, fs.root(), &name, 0o600, flags, true).await?;
+    fs.release(made.node);
+    let blocks = fs.pool().space().available().saturating_sub(left);
+    let mode = FallocateMode::Allocate { keep_size: true };
+    fs.fallocate(made.node, 0, blocks.max(1) * BLOCK_BYTES as u64, mode).await
 }
 
 /// Limits small enough to be reached.
