@@ -8,8 +8,8 @@ use crate::problem::{FileId, Owner, Problem, Severity};
 const RESTORE: &str = "restore what is affected from a backup";
 const REPAIRED: &str = "nothing is lost: the other copy is good, and mounting the pool writes this \
                         one again";
-const OTHER_COPY: &str = "nothing is lost: the other copy is good, and is read instead; this one is \
-                          replaced when it is next read, or when this part is next written";
+const OTHER_COPY: &str = "nothing is lost: the other copy is good, and is read instead; this one \
+                          is replaced when it is next read, or when this part is next written";
 const READ_ONLY: &str = "copy what you need while it is mounted read-only, and restore the pool \
                          from a backup";
 
@@ -175,7 +175,8 @@ impl Problem {
             ),
             Problem::NodeContent { .. } | Problem::MapContent { .. } | Problem::Table { .. } => {
                 format!(
-                    "a program wrote what it should not have, or it was changed on purpose; {READ_ONLY}"
+                    "a program wrote what it should not have, or it was changed on purpose; \
+                     {READ_ONLY}"
                 )
             }
             Problem::UnknownTable { .. } => {
