@@ -117,7 +117,8 @@ pub(super) fn data(read: copyhold_fs::ReadData) -> Data {
     data
 }
 
-/// The number for each answer. What is lost or damaged was logged where it was found.
+/// The number for each answer. What is damaged, and why a pool has stopped, was logged where it was
+/// found, once.
 pub(super) fn errno(error: FsError) -> Errno {
     match error {
         FsError::NotFound => Errno::ENOENT,
@@ -141,7 +142,7 @@ pub(super) fn errno(error: FsError) -> Errno {
         FsError::Busy(_) => Errno::EBUSY,
         FsError::Stale => Errno::ESTALE,
         error => {
-            tracing::error!(%error, "answered EIO");
+            tracing::debug!(%error, "answered EIO");
             Errno::EIO
         }
     }
