@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release -p copyhold-pool --example pool_speed [FILE]`
 
+#![allow(clippy::disallowed_methods, reason = "a measurement")]
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
