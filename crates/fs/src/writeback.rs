@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use copyhold_pool::Tier;
 use copyhold_types::{BLOCK_BYTES, Nanos};
 use event_listener::Event;
 use futures_util::future::join;
@@ -196,7 +197,11 @@ impl Filesystem {
         self.rt.spawn(Box::pin(async move {
             if let Err(error) = fs.write_out_twice(&inode).await {
                 tracing::warn!(node = %inode.node, %error, "writing dirty data failed; it stays");
-                fs.rt.sleep(RETRY).await;
+                match fs.pool_runs().await {
+                    Ok(()) => fs.rt.sleep(RETRY).await,
+                    // No retry helps a pool that has stopped.
+                    Err(_) => fs.flusher.end(),
+                }
             }
             fs.writer_ended(&inode);
         }));
@@ -252,6 +257,11 @@ impl Filesystem {
         Ok(())
     }
 
+    /// Fails if the pool has stopped.
+    async fn pool_runs(&self) -> Result<()> {
+        Ok(self.pool.reserve(0, Tier::Write).await.map(drop)?)
+    }
+
     /// Waits while the limit is used up.
     pub(crate) async fn wait_for_room(self: &Arc<Self>) -> Result<()> {
         while self.flusher.is_full() {
@@ -260,6 +270,7 @@ impl Filesystem {
                 break;
             }
             self.writable()?;
+            self.pool_runs().await?;
             self.start_writers(|_| true);
             listener.await;
         }

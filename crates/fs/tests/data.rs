@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use common::*;
 use copyhold_device::Device;
+use copyhold_device::sim::{Fault, Trigger};
 use copyhold_fs::{
     Caller, FallocateMode, FsError, NodeId, OpenFlags, Options, RenameFlags, Seek, SetAttr,
 };
@@ -426,4 +427,86 @@ fn what_fallocate_promised_can_be_written_when_the_pool_is_full() {
             world.close(fs).await;
         });
     }
+}
+
+#[test]
+fn a_write_error_is_told_once_and_the_data_is_kept() {
+    for background in [false, true] {
+        let mut world = World::new(9, 16384);
+        let rt = world.rt.clone();
+        let data = pattern(7, 1 << 20);
+        let fs = rt.block_on(async {
+            let fs = world.open().await;
+            let node = create(&fs, "file").await;
+            write(&fs, node, 0, &data).await;
+            let next_data = Trigger::Write { nth: 0, why: Some(Purpose::Data) };
+            world.device.arm(next_data, Fault::Error(5));
+            if background {
+                fs.pool().runtime().sleep(Duration::from_secs(20)).await;
+                assert_eq!(fs.dirty_bytes(), 0, "it was written again");
+            }
+            let told = fs.fsync(node, false).await;
+            assert!(matches!(told, Err(FsError::Pool(_))), "{told:?}");
+            assert_eq!(read(&fs, node, 0, 2 << 20).await, data);
+            fs.fsync(node, false).await.unwrap();
+            fs
+        });
+        world = world.crash(fs, 1);
+        world.run(async {
+            let fs = world.open().await;
+            let node = lookup(&fs, "file").await.unwrap().node;
+            assert!(read(&fs, node, 0, 2 << 20).await == data);
+            check_space(&fs).await;
+            world.close(fs).await;
+        });
+    }
+}
+
+#[test]
+fn what_the_timer_wrote_is_durable_after_fsync() {
+    for seed in 0..10 {
+        let mut world = World::new(seed, 16384);
+        let rt = world.rt.clone();
+        let data = pattern(7, 500_000);
+        let fs = rt.block_on(async {
+            let fs = world.open().await;
+            let node = create(&fs, "file").await;
+            write(&fs, node, 0, &data).await;
+            while fs.dirty_bytes() > 0 {
+                fs.pool().runtime().sleep(Duration::from_millis(100)).await;
+            }
+            // Nothing is dirty any more; the txg that has it may still be open.
+            fs.fsync(node, false).await.unwrap();
+            fs
+        });
+        world = world.crash(fs, seed);
+        world.run(async {
+            let fs = world.open().await;
+            let node = lookup(&fs, "file").await.unwrap().node;
+            assert!(read(&fs, node, 0, 1 << 20).await == data, "seed {seed}");
+            world.close(fs).await;
+        });
+    }
+}
+
+#[test]
+fn a_pool_that_has_stopped_answers_writers_with_an_error() {
+    let world = World::new(10, 16384);
+    world.run(async {
+        let options = Options { dirty_bytes_max: 1 << 20, ..Options::default() };
+        let fs = world.open_with(options).await;
+        let node = create(&fs, "file").await;
+        fs.sync().await.unwrap();
+        world.device.arm(Trigger::Flush { nth: 0 }, Fault::Error(5));
+        write(&fs, node, 0, &pattern(1, 5000)).await;
+        assert!(fs.fsync(node, false).await.is_err());
+        for n in 0..1000 {
+            if fs.write(node, n * 4096, &[1; 4096], Default::default()).await.is_err() {
+                assert!(fs.fsync(node, false).await.is_err());
+                assert!(fs.mkdir(&Caller::ROOT, ROOT, b"dir", 0o700).await.is_err());
+                return;
+            }
+        }
+        panic!("writes go on");
+    });
 }

@@ -1,7 +1,8 @@
 //! Renaming: the transaction over up to two directories and two files.
 //!
-//! What replaces an existing name is written first, so that the name never leads to less than it did
-//! (R35). Locks: the subvolume's rename lock between directories, then both entry locks by number.
+//! What replaces an existing name is written first, so that the name never leads to less than it
+//! did (R35). Locks: the subvolume's rename lock between directories, then both entry locks by
+//! number.
 
 use std::sync::Arc;
 

@@ -15,8 +15,7 @@ const SYNC_FILES: usize = 8;
 impl Filesystem {
     /// Data, attributes and name of `node` are durable when this returns; a write error since the
     /// last call is told. With `data_only`, times need not be; here that is the same work.
-    pub async fn fsync(self: &Arc<Self>, node: NodeId, data_only: bool) -> Result<()> {
-        let _ = data_only;
+    pub async fn fsync(self: &Arc<Self>, node: NodeId, _data_only: bool) -> Result<()> {
         let inode = self.inode(node).await?;
         if self.writable().is_err() {
             return Ok(());
