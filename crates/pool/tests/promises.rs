@@ -1,0 +1,267 @@
+//! What a pool promises beyond surviving crashes, which is `copyhold-sim`'s business.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_lock::Semaphore;
+use copyhold_device::sim::{SimDevice, SimImage};
+use copyhold_device::{Counters, Device, DeviceError, DynDevice, Geometry};
+use copyhold_pool::{
+    CreateOptions, LaneClass, Limits, OpenOptions, Pool, PoolError, Tier, Transaction,
+};
+use copyhold_runtime::{BoxFuture, Rt, Runtime, SeededRuntime};
+use copyhold_types::{Buf, DeviceId, EpochId, Key, Kind, NodePtr, Pointer, Purpose, Run, TableId};
+
+const TABLE: TableId = TableId(100);
+const BLOCKS: u64 = 4096;
+
+struct Machine {
+    rt: Arc<SeededRuntime>,
+    disk: Arc<SimDevice>,
+}
+
+impl Machine {
+    fn new() -> Machine {
+        Machine::on(SimImage::empty(BLOCKS))
+    }
+
+    fn on(image: SimImage) -> Machine {
+        let rt = SeededRuntime::new(1);
+        let config = copyhold_device::sim::SimConfig::new(1);
+        let disk = SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image, config);
+        Machine { rt, disk }
+    }
+
+    fn new_pool(&self, limits: Limits) -> Arc<Pool> {
+        self.new_pool_on(self.disk.clone(), limits)
+    }
+
+    fn new_pool_on(&self, device: DynDevice, limits: Limits) -> Arc<Pool> {
+        let options = CreateOptions {
+            log_bytes: Some(1 << 20),
+            metaslab_blocks: Some(1024),
+            node_bytes: Some(4096),
+            partition_leaves: Some(8),
+            ..CreateOptions::default()
+        };
+        let rt: Rt = self.rt.clone();
+        self.rt.block_on(Pool::create(&rt, &device, &options)).expect("a pool is made");
+        let options = OpenOptions { limits, ..OpenOptions::default() };
+        self.rt.block_on(Pool::open(rt, device, options)).expect("it opens")
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.rt.drop_tasks();
+    }
+}
+
+fn key(n: u64) -> Key {
+    Key::new(1, Kind(40), n)
+}
+
+async fn put(pool: &Arc<Pool>, n: u64) -> Result<(), PoolError> {
+    let mut tx = Transaction::new();
+    tx.put(TABLE, key(n), vec![n as u8; 40]);
+    let credit = pool.admit(Tier::Write, 1, 64).await?;
+    let txg = pool.apply(credit, tx)?;
+    pool.commit(txg).await
+}
+
+/// Allocates `blocks` blocks under an item, and says where.
+async fn allocate(pool: &Arc<Pool>, n: u64, blocks: u64) -> Result<Vec<Run>, PoolError> {
+    let mut reserved = pool.reserve(blocks, Tier::Write).await?;
+    let claims = pool.claim(LaneClass::Data, blocks, &mut reserved)?;
+    let mut tx = Transaction::new();
+    tx.put(TABLE, key(n), vec![1; 8]);
+    let runs = claims.iter().map(|claim| claim.run()).collect();
+    claims.into_iter().for_each(|claim| tx.allocate(claim));
+    let credit = pool.admit(Tier::Write, tx.len(), 64).await?;
+    pool.apply(credit, tx)?;
+    Ok(runs)
+}
+
+async fn release(pool: &Arc<Pool>, n: u64, runs: Vec<Run>) -> Result<(), PoolError> {
+    let mut tx = Transaction::new();
+    tx.delete(TABLE, key(n));
+    for run in runs {
+        tx.release(Pointer { run, epoch: EpochId(1), origin: EpochId(1) });
+    }
+    let credit = pool.admit(Tier::Delete, tx.len(), 64).await?;
+    pool.apply(credit, tx).map(drop)
+}
+
+async fn leaves(pool: &Arc<Pool>, table: TableId) -> Vec<NodePtr> {
+    let mut found = Vec::new();
+    for of in pool.tables().into_iter().filter(|of| of.id() == table) {
+        let mut visit = |visit: copyhold_table::NodeVisit<'_>| found.push(visit.ptr);
+        of.for_each_node(pool.node_source(), true, &mut visit).await;
+    }
+    found
+}
+
+#[test]
+fn flushing_everything_leaves_next_to_no_log() {
+    let machine = Machine::new();
+    let pool = machine.new_pool(Limits { delta_bytes: 64 << 10, ..Limits::default() });
+    machine.rt.block_on(async {
+        for n in 0..200 {
+            put(&pool, n).await.expect("there is room");
+        }
+        pool.flush_all().await.expect("it flushes");
+        assert!(pool.log_use().edits < 60, "{:?}", pool.log_use());
+        for n in 0..200 {
+            let found = pool.get(TABLE, key(n)).await.expect("it can be read");
+            assert_eq!(found.as_deref(), Some(&[n as u8; 40][..]));
+        }
+        pool.close().await.expect("it closes");
+    });
+}
+
+#[test]
+fn an_idle_pool_marks_its_last_batch_once_and_writes_no_more() {
+    let machine = Machine::new();
+    let interval = Duration::from_millis(20);
+    let limits = Limits { txg_interval: interval, mark_after: interval / 4, ..Limits::default() };
+    let pool = machine.new_pool(limits);
+    machine.rt.block_on(async {
+        put(&pool, 1).await.expect("there is room");
+        machine.rt.sleep(interval * 4).await;
+        let before = pool.counters();
+        machine.rt.sleep(Duration::from_secs(60)).await;
+        assert_eq!(pool.counters(), before);
+    });
+}
+
+/// A disk that holds back writes of data until it is told otherwise.
+struct Slow {
+    disk: DynDevice,
+    gate: Arc<Semaphore>,
+}
+
+impl Device for Slow {
+    fn id(&self) -> DeviceId {
+        self.disk.id()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.disk.geometry()
+    }
+
+    fn read(
+        &self,
+        block: u64,
+        blocks: u32,
+        why: Purpose,
+    ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
+        self.disk.read(block, blocks, why)
+    }
+
+    fn write(
+        &self,
+        block: u64,
+        data: Vec<Buf>,
+        why: Purpose,
+    ) -> BoxFuture<'static, Result<(), DeviceError>> {
+        let (disk, gate) = (self.disk.clone(), self.gate.clone());
+        if why != Purpose::Data {
+            return disk.write(block, data, why);
+        }
+        Box::pin(async move {
+            gate.acquire().await.forget();
+            disk.write(block, data, why).await
+        })
+    }
+
+    fn flush(&self) -> BoxFuture<'static, Result<(), DeviceError>> {
+        self.disk.flush()
+    }
+
+    fn discard(&self, block: u64, blocks: u64) -> BoxFuture<'static, Result<(), DeviceError>> {
+        self.disk.discard(block, blocks)
+    }
+
+    fn counters(&self) -> &Counters {
+        self.disk.counters()
+    }
+}
+
+/// R31: what a neighbour writes enters a txg when it is there, not before.
+#[test]
+fn a_commit_waits_for_nobody_elses_data() {
+    let machine = Machine::new();
+    let gate = Arc::new(Semaphore::new(0));
+    let slow = Arc::new(Slow { disk: machine.disk.clone(), gate: gate.clone() });
+    let pool = machine.new_pool_on(slow, Limits::default());
+    let neighbour = pool.clone();
+    machine.rt.block_on(async {
+        let mut reserved = pool.reserve(8, Tier::Write).await.expect("there is room");
+        let claims = pool.claim(LaneClass::Data, 8, &mut reserved).expect("it was reserved");
+        let run = claims[0].run();
+        let data = vec![Buf::zeroed(run.blocks as usize)];
+        let written = Arc::new(Semaphore::new(0));
+        let told = written.clone();
+        machine.rt.spawn(Box::pin(async move {
+            neighbour.write(run, data, Purpose::Data).await.expect("it is written at last");
+            told.add_permits(1);
+        }));
+        put(&pool, 1).await.expect("the commit went through");
+        assert!(written.try_acquire().is_none(), "the neighbour still waits");
+        gate.add_permits(1);
+        written.acquire().await.forget();
+    });
+}
+
+/// R19: where a node cannot be read, what had been placed already is given back.
+#[test]
+fn a_flush_that_fails_leaks_nothing() {
+    let machine = Machine::new();
+    let limits = Limits { node_cache_bytes: 0, ..Limits::default() };
+    let pool = machine.new_pool(limits);
+    machine.rt.block_on(async {
+        for n in 0..600 {
+            put(&pool, n).await.expect("there is room");
+        }
+        pool.flush_all().await.expect("it flushes");
+        let nodes = leaves(&pool, TABLE).await;
+        assert!(nodes.len() > 4);
+        for run in nodes.last().expect("a leaf").runs() {
+            machine.disk.rot(run.addr.block());
+        }
+        let before = pool.space().allocated;
+        for n in 0..600 {
+            put(&pool, n).await.expect("there is room");
+        }
+        let flushed = pool.flush_all().await;
+        assert!(flushed.is_ok(), "one bad node is one bad table: {flushed:?}");
+        machine.rt.sleep(Duration::from_secs(5)).await;
+        let after = pool.space();
+        // Some nodes of the other tables came and went.
+        assert!(after.allocated <= before + 32, "{before} before, {after:?} after");
+        assert_eq!(after.claimed, 0);
+        pool.space_map().check();
+    });
+}
+
+/// R22: space that a reader holds back is on its way, too.
+#[test]
+fn a_full_pool_waits_for_its_readers() {
+    let machine = Machine::new();
+    let pool = machine.new_pool(Limits::default());
+    let reader = pool.clone();
+    let rt = machine.rt.clone();
+    machine.rt.block_on(async {
+        let most = pool.space().available() - 64;
+        let runs = allocate(&pool, 1, most).await.expect("there is room");
+        let pin = reader.pin();
+        release(&pool, 1, runs).await.expect("deleting works");
+        let sleep = rt.sleep(Duration::from_millis(500));
+        machine.rt.spawn(Box::pin(async move {
+            sleep.await;
+            drop(pin);
+        }));
+        let reserved = pool.reserve(most / 2, Tier::Write).await;
+        assert!(reserved.is_ok(), "{:?}", reserved.err());
+    });
+}
