@@ -95,9 +95,10 @@ impl Problem {
             | Problem::NoInline { .. }
             | Problem::Xattr { .. }
             | Problem::Data { .. } => DataLost,
-            Problem::LogCopy { last: true, .. } | Problem::Uberblock { .. } => Cosmetic,
-            Problem::Label { .. }
+            Problem::LogCopy { last: true, .. }
             | Problem::UberblockCopy { .. }
+            | Problem::Uberblock { .. } => Cosmetic,
+            Problem::Label { .. }
             | Problem::LogCopy { .. }
             | Problem::NodeCopy { .. }
             | Problem::MapCopy { .. } => Repairable,
@@ -137,8 +138,8 @@ impl Problem {
             }
             Problem::NodeCopy { .. } | Problem::MapCopy { .. } => OTHER_COPY.into(),
             Problem::UberblockCopy { .. } => {
-                "nothing is lost: the other end of the device has it; it is overwritten in the \
-                 course of things"
+                "nothing is lost: the other end of the device has it; a crash while it was written \
+                 leaves the same trace"
                     .into()
             }
             Problem::Uberblock { .. } => {
