@@ -253,6 +253,28 @@ fn statfs_and_flags_reach_the_caller() {
 }
 
 #[test]
+fn a_running_program_is_neither_written_nor_truncated() {
+    if !can_mount() {
+        return;
+    }
+    let mounted = Mounted::memory();
+    let path = mounted.path("program");
+    fs::copy("/bin/sleep", &path).unwrap();
+    let len = fs::metadata(&path).unwrap().len();
+    let mut running = std::process::Command::new(&path).arg("1000").spawn().unwrap();
+    for flags in [libc::O_WRONLY, libc::O_RDWR, libc::O_RDONLY | libc::O_TRUNC] {
+        let flags = rustix::fs::OFlags::from_bits_retain(flags as u32);
+        let error = rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).unwrap_err();
+        assert_eq!(error, rustix::io::Errno::TXTBSY);
+    }
+    assert_eq!(fs::metadata(&path).unwrap().len(), len);
+    assert!(running.try_wait().unwrap().is_none(), "it still runs");
+    running.kill().unwrap();
+    running.wait().unwrap();
+    assert!(File::options().write(true).open(&path).is_ok());
+}
+
+#[test]
 fn names_of_any_bytes_and_255_of_them_are_fine() {
     use std::os::unix::ffi::OsStrExt;
     if !can_mount() {

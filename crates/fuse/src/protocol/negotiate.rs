@@ -32,8 +32,10 @@ pub struct Settings {
     pub readdirplus: ReaddirPlus,
     /// Small buffered writes gather in the kernel; quota and space errors then come at fsync: off.
     pub writeback_cache: bool,
-    /// OPEN and OPENDIR will be answered with ENOSYS, so O_TRUNC must come as SETATTR: off.
-    pub without_open: bool,
+    /// O_TRUNC is done by OPEN instead of by a SETATTR of its own. Saves that message, but the
+    /// kernel then has a running program truncated before it finds that it must refuse
+    /// (`O_RDONLY | O_TRUNC`), and OPEN may not be answered with ENOSYS: off.
+    pub truncating_open: bool,
     /// fcntl(2) and flock(2) locks come to us; else the kernel keeps them itself, as well.
     pub locks: bool,
     /// The kernel checks and caches POSIX ACLs, and we apply the umask where no default ACL is.
@@ -56,7 +58,7 @@ impl Default for Settings {
             max_readahead: 1 << 20,
             readdirplus: ReaddirPlus::Adaptive,
             writeback_cache: false,
-            without_open: false,
+            truncating_open: false,
             locks: true,
             posix_acl: true,
             security_context: false,
@@ -152,7 +154,7 @@ impl Settings {
         always
             | plus
             | when(self.writeback_cache, flag::WRITEBACK_CACHE)
-            | when(!self.without_open, flag::ATOMIC_O_TRUNC)
+            | when(self.truncating_open, flag::ATOMIC_O_TRUNC)
             | when(self.locks, flag::POSIX_LOCKS | flag::FLOCK_LOCKS)
             | when(self.posix_acl, flag::POSIX_ACL | flag::DONT_MASK)
             | when(self.security_context, flag::SECURITY_CTX)
@@ -193,10 +195,10 @@ mod tests {
     }
 
     #[test]
-    fn without_open_truncation_is_not_left_to_open() {
-        let settings = Settings { without_open: true, ..Settings::default() };
-        assert_eq!(settings.wanted() & flag::ATOMIC_O_TRUNC, 0);
-        assert_ne!(Settings::default().wanted() & flag::ATOMIC_O_TRUNC, 0);
+    fn truncation_is_left_to_open_only_on_demand() {
+        let settings = Settings { truncating_open: true, ..Settings::default() };
+        assert_ne!(settings.wanted() & flag::ATOMIC_O_TRUNC, 0);
+        assert_eq!(Settings::default().wanted() & flag::ATOMIC_O_TRUNC, 0);
     }
 
     #[test]
