@@ -25,7 +25,8 @@ use crate::{engine, logging, mount_table};
     copyhold mount -f /srv/pool.img /mnt     stay here, log to the terminal, Ctrl-C unmounts\n\n\
     Options for -o are those of mount(8) and FUSE, and:\n  \
     delta=SIZE      memory for changes that are not in the tables yet [64M]\n  \
-    commit=SECONDS  how old unsynced changes may get [5]\n\n\
+    commit=SECONDS  how old unsynced changes may get [5]\n  \
+    readers=N       threads that read the kernel's requests [2 for each CPU, at most 16]\n\n\
     A line for /etc/fstab:\n  \
     /srv/pool.img  /mnt  fuse.copyhold  defaults,nofail  0  0")]
 pub(crate) struct Mount {

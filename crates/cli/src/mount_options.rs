@@ -8,6 +8,9 @@ use copyhold_fuse::mount::{MountOptions, OptionError};
 use crate::failure::Failure;
 use crate::size::Size;
 
+/// More threads than this only wait for each other.
+const READERS_MAX: usize = 64;
+
 /// Everything behind `-o`, sorted by who must know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
@@ -22,6 +25,8 @@ pub(crate) struct EngineOptions {
     pub(crate) delta: Option<Size>,
     /// How old unsynced changes may get.
     pub(crate) commit: Option<Duration>,
+    /// Threads that read the kernel's requests.
+    pub(crate) readers: Option<usize>,
 }
 
 impl Options {
@@ -54,6 +59,10 @@ impl EngineOptions {
             "commit" => {
                 let seconds: u64 = parsed(name, value, "a number of seconds")?;
                 self.commit = Some(Duration::from_secs(seconds.max(1)));
+            }
+            "readers" => {
+                let readers: usize = parsed(name, value, "a number of threads")?;
+                self.readers = Some(readers.clamp(1, READERS_MAX));
             }
             _ => return Ok(false),
         }

@@ -46,10 +46,11 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
     let Request { pool: path, directory, options, fsname } = request;
     let fs = open(&machine, &path, &options)?;
     let describe = describer(&machine, &fs, &path);
+    let readers = options.engine.readers;
     let started = mount(&path, &directory, options, fsname).and_then(|mount| {
         let adapter = Arc::new(Adapter::new(fs.clone(), describe));
         let spawner = Arc::new(machine.executors.clone());
-        Ok(Session::start(mount, adapter, spawner, &adapter::settings(), None)?)
+        Ok(Session::start(mount, adapter, spawner, &adapter::settings(), readers)?)
     });
     let session = match started {
         Ok(session) => session,
