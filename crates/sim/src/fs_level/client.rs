@@ -127,7 +127,7 @@ impl Client {
     fn begin(&self, name: &'static str, tree: Tree, touched: &[ObjectId]) {
         let mut world = self.world();
         world.begin(self.id, name, tree);
-        touched.iter().for_each(|id| world.touch(*id));
+        world.touch(self.id, touched);
     }
 
     fn end(&self, done: bool) {
@@ -340,8 +340,10 @@ impl Client {
     fn begin_data(&self, name: &'static str, id: ObjectId, change: impl FnOnce(&mut Content)) {
         let mut world = self.world();
         if name == "write" {
-            // The others may turn out to change nothing.
-            world.touch(id);
+            world.touch(self.id, &[id]);
+        } else {
+            // It may change nothing, or leave nothing of what was written before.
+            world.forget_touch(id);
         }
         let versions = world.data.get_mut(&id).expect("a file has data");
         let mut content = versions.now().clone();
@@ -357,7 +359,11 @@ impl Client {
             let content = Content::from_bytes(&held.to_vec());
             self.world().data.get_mut(&id).expect("a file has data").begin("found", content);
         }
-        self.world().data.get_mut(&id).expect("a file has data").end();
+        {
+            let mut world = self.world();
+            world.data.get_mut(&id).expect("a file has data").end();
+            world.touch_ends(self.id);
+        }
         if done { Ok(()) } else { self.make_room().await }
     }
 

@@ -249,5 +249,6 @@ fn forget_the_rest(world: &mut World, trees: Vec<Tree>, own: &[BTreeMap<&Path, &
         }
         world.logs[client] = Log { base: tree, steps: Vec::new() };
     }
+    world.forget_touches();
     world.troubled = false;
 }

@@ -57,8 +57,10 @@ pub(crate) struct World {
     /// What had ended before this moment is durable.
     pub(crate) synced: Moment,
     next_object: ObjectId,
-    /// When the last operation on an object began.
+    /// When the last operation on an object began that has ended.
     touched: BTreeMap<ObjectId, Moment>,
+    /// The objects of each client's operation that is under way.
+    touching: BTreeMap<usize, (Moment, Vec<ObjectId>)>,
     /// Somebody was told of an error: from now on a success says less.
     pub(crate) troubled: bool,
 }
@@ -94,18 +96,37 @@ impl World {
     pub(crate) fn end(&mut self, client: usize) {
         let ended = Some(self.tick());
         self.logs[client].steps.last_mut().expect("it has begun").ended = ended;
+        self.touch_ends(client);
     }
 
     /// The step under way was refused, and changed nothing.
     pub(crate) fn take_back(&mut self, client: usize) {
         let step = self.logs[client].steps.pop().expect("it has begun");
         assert_eq!(step.ended, None);
+        self.touching.remove(&client);
     }
 
-    /// An operation on an object begins.
-    pub(crate) fn touch(&mut self, id: ObjectId) {
+    /// An operation of a client begins that will be logged with these objects.
+    pub(crate) fn touch(&mut self, client: usize, objects: &[ObjectId]) {
         let moment = self.tick();
-        self.touched.insert(id, moment);
+        self.touching.insert(client, (moment, objects.to_vec()));
+    }
+
+    /// It has ended.
+    pub(crate) fn touch_ends(&mut self, client: usize) {
+        if let Some((moment, objects)) = self.touching.remove(&client) {
+            self.touched.extend(objects.into_iter().map(|id| (id, moment)));
+        }
+    }
+
+    /// Whoever was doing something is gone.
+    pub(crate) fn forget_touches(&mut self) {
+        self.touching.clear();
+    }
+
+    /// What was to be logged of an object may not be any more.
+    pub(crate) fn forget_touch(&mut self, id: ObjectId) {
+        self.touched.remove(&id);
     }
 
     /// An fsync that begins now makes durable what had ended before this moment: the file's last
