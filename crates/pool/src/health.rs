@@ -10,15 +10,22 @@
 
 use std::sync::OnceLock;
 
-use async_lock::Mutex;
+use async_lock::Semaphore;
 use copyhold_device::DynDevice;
 
 use crate::PoolError;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Health {
     stopped: OnceLock<String>,
-    flushing: Mutex<()>,
+    /// Of one; a mutex of this crate asks the machine's clock who has waited too long.
+    flushing: Semaphore,
+}
+
+impl Default for Health {
+    fn default() -> Health {
+        Health { stopped: OnceLock::new(), flushing: Semaphore::new(1) }
+    }
 }
 
 impl Health {
@@ -37,7 +44,7 @@ impl Health {
     /// Flushes the device (H1). `again`: a failed flush is tried again and trusted, which breaks
     /// rule R12.
     pub(crate) async fn flush(&self, device: &DynDevice, again: bool) -> Result<(), PoolError> {
-        let _one = self.flushing.lock().await;
+        let _one = self.flushing.acquire().await;
         self.check()?;
         let mut flushed = device.flush().await;
         if again && flushed.is_err() {

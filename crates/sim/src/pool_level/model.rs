@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use async_lock::Mutex as AsyncMutex;
+use async_lock::Semaphore;
 use copyhold_format::item::EXTENT;
 use copyhold_format::item::Extent;
 use copyhold_types::{BLOCK_BYTES, Buf, Key, Kind, Run, TableId, Txg};
@@ -167,15 +167,22 @@ fn apply(state: &mut State, changes: &Changes) {
 }
 
 /// The world and the locks that its clients take.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) world: Mutex<World>,
-    pub(crate) objects: [AsyncMutex<()>; OBJECTS as usize],
+    /// One holder each.
+    pub(crate) objects: [Semaphore; OBJECTS as usize],
+}
+
+impl Default for Shared {
+    fn default() -> Shared {
+        Shared::with(World::default())
+    }
 }
 
 impl Shared {
     /// Fresh locks: whoever held one is gone.
     pub(crate) fn with(world: World) -> Shared {
-        Shared { world: Mutex::new(world), objects: Default::default() }
+        Shared { world: Mutex::new(world), objects: std::array::from_fn(|_| Semaphore::new(1)) }
     }
 }
