@@ -28,6 +28,14 @@ test: ## all tests
 	scripts/setup.sh build demo
 	cargo test --workspace --locked
 
+.PHONY: examples
+examples: ## run the library's examples on a pool of their own
+	scripts/setup.sh build
+	dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
+	cargo run -q --locked -p copyhold --example hello_pool -- "$$dir/hello.img" && \
+	cargo run -q --locked -p copyhold --example durable_counter -- "$$dir/counter.img" 20 && \
+	cargo run -q --locked -p copyhold --example durable_counter -- "$$dir/counter.img" 20
+
 .PHONY: lint
 lint: ## formatting, clippy, licences and sources of what we depend on
 	scripts/setup.sh build lint
