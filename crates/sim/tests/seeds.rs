@@ -32,8 +32,8 @@ fn histories_of_every_level_hold() {
 fn one_seed_is_one_history() {
     for level in Level::ALL {
         for seed in 0..10 {
-            // async-lock's RwLock lets a task that has waited for half a millisecond of real time go
-            // first: on a machine that stalls, a history of a filesystem can differ once.
+            // async-lock's RwLock lets a task that has waited for half a millisecond of real time
+            // go first: on a machine that stalls, a history of a filesystem can differ once.
             let twice = || [1, 2].map(|_| Plan::new(level, seed).run().expect("it holds"));
             let mut outcomes = twice();
             for _ in 0..4 {
