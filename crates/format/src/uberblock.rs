@@ -56,7 +56,7 @@ const DIGEST_AT: usize = 32;
 impl Uberblock {
     /// One block, ready to be written.
     pub fn encode(&self) -> Vec<u8> {
-        assert!(self.tables.len() <= TABLES_MAX, "a descriptor without layers fits");
+        assert!(self.tables.len() <= TABLES_MAX, "a descriptor fits, with all its layers");
         let mut tables = [0; TABLES_MAX];
         tables[..self.tables.len()].copy_from_slice(&self.tables);
         let disk = UberblockDisk {

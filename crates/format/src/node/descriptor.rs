@@ -1,9 +1,8 @@
 //! A partition as an item of the table of tables: "keys [start, next start) of table T: this
 //! subtree, complete to that txg".
 //!
-//! The item's key is (table, [`PARTITION`], partition id). The value has room for layers, sorted
-//! runs of edits between delta and base; a pool that has any names them as a feature, and none is
-//! written yet.
+//! The item's key is (table, [`PARTITION`], partition id). Layers are sorted runs of edits that lie
+//! over the base, each a tree like it; the values in their leaves are edits (`layer`).
 //!
 //! ```text
 //!   0 start key: object u64, offset u64, kind u8
@@ -40,19 +39,22 @@ pub struct PartitionDescriptor {
     pub height: u8,
     /// Items in the base.
     pub items: u64,
-    /// Edits of txgs up to this one are all in the base.
+    /// Edits of txgs up to this one are all in the base or in a layer.
     pub complete_to: Option<Txg>,
     /// Newest first.
     pub layers: Vec<LayerDescriptor>,
 }
 
 /// An immutable sorted run of edits.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerDescriptor {
     pub root: NodePtr,
     pub height: u8,
+    /// Edits, at least one.
     pub items: u64,
+    /// No edit is of an older txg.
     pub first_txg: Txg,
+    /// No edit is of a younger one; that of an older layer is not younger.
     pub last_txg: Txg,
 }
 
@@ -110,6 +112,9 @@ impl PartitionDescriptor {
             let (layer, behind) = LayerDisk::ref_from_prefix(rest).map_err(|_| short())?;
             rest = behind;
             layers.push(layer.parse()?);
+        }
+        if !layers.is_sorted_by(|newer, older| newer.last_txg >= older.last_txg) {
+            return Err(field("order of layers", layers.len() as u64));
         }
         if !rest.is_empty() {
             return Err(field("bytes behind its end", rest.len() as u64));
@@ -175,6 +180,9 @@ impl LayerDisk {
         if first_txg > last_txg {
             return Err(field("first txg of a layer", first_txg.get()));
         }
+        if self.items.get() == 0 {
+            return Err(field("items of a layer", 0));
+        }
         Ok(LayerDescriptor {
             root: self.root.parse()?,
             height: checked_height(self.height)?,
@@ -229,7 +237,12 @@ mod tests {
             last_txg: txg(15),
         };
         d.layers = vec![layer; LAYERS_MAX];
-        assert_eq!(PartitionDescriptor::parse(&d.encode()), Ok(d));
+        assert_eq!(PartitionDescriptor::parse(&d.encode()), Ok(d.clone()));
+        assert!(d.encode().len() <= crate::uberblock::TABLES_MAX);
+        d.layers[1].last_txg = txg(16);
+        assert!(PartitionDescriptor::parse(&d.encode()).is_err(), "the newest is first");
+        d.layers = vec![LayerDescriptor { items: 0, ..layer }];
+        assert!(PartitionDescriptor::parse(&d.encode()).is_err(), "a layer has an edit");
         let empty = PartitionDescriptor::empty(Key::MIN);
         assert_eq!(PartitionDescriptor::parse(&empty.encode()), Ok(empty));
     }

@@ -93,6 +93,8 @@ pub struct ValueRef<'a> {
     section: &'a Section,
     rank: usize,
     tail: &'a [u8],
+    /// At most what fields and tail have; the rest is cut off.
+    len: usize,
 }
 
 impl LeafView {
@@ -188,7 +190,8 @@ impl LeafView {
         let section = &self.sections[place.section];
         let (from, to) = self.tail(section, place.rank);
         let heap = &self.buf[section.heap_at..section.heap_at + section.heap_bytes];
-        ValueRef { leaf: self, section, rank: place.rank, tail: &heap[from..to] }
+        let (tail, len) = (&heap[from..to], section.fixed + to - from);
+        ValueRef { leaf: self, section, rank: place.rank, tail, len }
     }
 
     /// All items in order.
@@ -309,31 +312,43 @@ impl LeafView {
     }
 }
 
-impl ValueRef<'_> {
+impl<'a> ValueRef<'a> {
     #[expect(clippy::len_without_is_empty, reason = "the length is a size, not a count")]
     pub fn len(&self) -> usize {
-        self.section.fixed + self.tail.len()
+        self.len
     }
 
     /// Writes the value into `out`, which has exactly its length.
     pub fn copy_to(&self, out: &mut [u8]) {
         assert_eq!(out.len(), self.len(), "room for the value");
-        let node = &self.leaf.buf[..];
         let mut at = 0;
-        let (from, to) = self.section.fields;
-        for column in &self.leaf.fields[from..to] {
-            let width = column.width();
-            let number = column.get(node, self.rank).to_le_bytes();
+        for column in self.columns() {
+            let width = column.width().min(self.len - at);
+            let number = column.get(&self.leaf.buf, self.rank).to_le_bytes();
             out[at..at + width].copy_from_slice(&number[..width]);
             at += width;
         }
-        out[at..].copy_from_slice(self.tail);
+        out[at..].copy_from_slice(&self.tail[..self.len - at]);
     }
 
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len()];
         self.copy_to(&mut bytes);
         bytes
+    }
+
+    /// The value without its last byte, and that byte.
+    pub(super) fn split_last(self) -> Option<(ValueRef<'a>, u8)> {
+        let last = match self.len.checked_sub(self.section.fixed + 1) {
+            Some(at) => self.tail[at],
+            None => *self.to_vec().last()?,
+        };
+        Some((ValueRef { len: self.len - 1, ..self }, last))
+    }
+
+    fn columns(&self) -> &'a [Column] {
+        let (from, to) = self.section.fields;
+        &self.leaf.fields[from..to]
     }
 }
 

@@ -26,6 +26,7 @@ mod builder;
 mod column;
 mod descriptor;
 mod inner;
+mod layer;
 mod leaf;
 mod pointer;
 pub mod schema;
@@ -33,6 +34,7 @@ pub mod schema;
 pub use builder::{ITEMS_MAX, LeafBuilder, NodeOrigin};
 pub use descriptor::{LAYERS_MAX, LayerDescriptor, PARTITION, PartitionDescriptor};
 pub use inner::{Child, InnerView, encode_inner};
+pub use layer::{encode_edit, parse_edit};
 pub use leaf::{LeafView, Place, ValueRef};
 pub use pointer::{NODE_BLOCKS_MAX, NODE_PTR_BYTES, decode_ptr, encode_ptr};
 
