@@ -1,0 +1,7 @@
+//! Tenants: subvolumes and their epochs, what a released pointer means, and who pays.
+//!
+//! `docs/tenants.md` is the theory. The crate knows tables and transactions, nothing of files.
+
+#![forbid(unsafe_code)]
+
+pub mod quota;

@@ -1,0 +1,1 @@
+//! Simple quotas: an extent is charged to its creator for life.
