@@ -36,7 +36,9 @@ pub(crate) enum Got {
 pub enum End {
     /// The filesystem was unmounted.
     Unmounted,
-    /// The connection was aborted (`/sys/fs/fuse/connections/…/abort`, or a forced umount).
+    /// The connection was aborted: by [`crate::mount::Mount::abort`], through
+    /// `/sys/fs/fuse/connections/…/abort`, or by a forced umount that could not remove the mount.
+    /// One by others that could looks like any umount.
     Aborted,
     /// The device failed in a way that it should not.
     Failed(io::Error),

@@ -17,7 +17,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::{fs, io};
+use std::time::{Duration, Instant};
+use std::{fs, io, thread};
 
 use rustix::io::Errno as Os;
 use rustix::mount::UnmountFlags;
@@ -95,6 +96,9 @@ pub struct Mount {
     only: Option<u32>,
     /// Another mount may have taken the place and even the number of this one.
     ended: AtomicBool,
+    /// We broke the connection. The kernel does not always say so itself: after a forced umount
+    /// that took the mount down, readers hear only that it is gone.
+    aborted: AtomicBool,
 }
 
 impl Mount {
@@ -114,7 +118,8 @@ impl Mount {
         };
         let number = mounted_at(&mount_point).ok().flatten().map(|entry| entry.device);
         let only = options.allow_root.then(|| uid.as_raw());
-        Ok(Mount { mount_point, kind, number, fd, only, ended: AtomicBool::new(false) })
+        let (ended, aborted) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Mount { mount_point, kind, number, fd, only, ended, aborted })
     }
 
     pub fn mount_point(&self) -> &Path {
@@ -155,15 +160,12 @@ impl Mount {
         is_left
     }
 
-    /// Unmounts; fails when it is busy. Fine when it is gone already.
+    /// Unmounts; fails when it stays busy. Fine when it is gone already.
     pub fn unmount(&self) -> Result<(), MountError> {
         if !self.is_mounted() {
             return Ok(());
         }
-        match self.kind {
-            MountKind::Helper => fusermount::unmount(&self.mount_point, false),
-            MountKind::Plain | MountKind::Block => unmount(&self.mount_point, false),
-        }
+        unmount(&self.mount_point, false)
     }
 
     /// Takes the mount out of the tree, busy or not; it ends when its last user leaves.
@@ -174,11 +176,7 @@ impl Mount {
     }
 
     fn take_out(&self) {
-        let result = match self.kind {
-            MountKind::Helper => fusermount::unmount(&self.mount_point, true),
-            MountKind::Plain | MountKind::Block => unmount(&self.mount_point, true),
-        };
-        if let Err(error) = result {
+        if let Err(error) = unmount(&self.mount_point, true) {
             tracing::warn!(%error, "the mount point could not be removed");
         }
     }
@@ -186,16 +184,30 @@ impl Mount {
     /// Breaks the connection: every call on the mount fails from now on, also those that wait. Root
     /// may do that, and the user who mounted where `/sys/fs/fuse/connections` is there.
     pub fn abort(&self) -> io::Result<()> {
+        // Before it is broken: who waits for the end asks right after.
+        let before = self.aborted.swap(true, Ordering::AcqRel);
+        let broken = self.break_connection();
+        if broken.is_err() {
+            self.aborted.store(before, Ordering::Release);
+        }
+        broken
+    }
+
+    pub(crate) fn was_aborted(&self) -> bool {
+        self.aborted.load(Ordering::Acquire)
+    }
+
+    fn break_connection(&self) -> io::Result<()> {
         let Some((_, minor)) = self.number else { return Err(io::ErrorKind::NotFound.into()) };
         let control = fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
         if control.is_ok() || !self.is_mounted() {
             return control;
         }
         // The control filesystem is not mounted. A forced umount breaks the connection, whether or
-        // not the mount can be removed.
+        // not it can remove the mount, or finds that somebody else just has.
         let force = UnmountFlags::FORCE | UnmountFlags::NOFOLLOW;
         match rustix::mount::unmount(&self.mount_point, force) {
-            Ok(()) | Err(Os::BUSY) => Ok(()),
+            Ok(()) | Err(Os::BUSY | Os::INVAL) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
@@ -207,9 +219,29 @@ impl Mount {
     }
 }
 
+/// How long a busy mount is tried again. Many users are gone in a moment: a program that just
+/// ended, one that looks at every new file, a child that holds all files of its parent until it
+/// runs its own program.
+const BUSY_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Unmounts whatever is topmost at `mount_point`, as root through umount2(2), else by fusermount3.
-/// `lazy`: also when it is busy; it disappears from the tree and ends with its last user.
+/// Busy is tried again for a second. `lazy`: also when it is busy; it disappears from the tree and
+/// ends with its last user.
 pub fn unmount(mount_point: &Path, lazy: bool) -> Result<(), MountError> {
+    let begin = Instant::now();
+    let mut pause = Duration::from_millis(1);
+    loop {
+        match unmount_once(mount_point, lazy) {
+            Err(MountError::Busy { .. }) if begin.elapsed() < BUSY_PATIENCE => {
+                thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(50));
+            }
+            result => return result,
+        }
+    }
+}
+
+fn unmount_once(mount_point: &Path, lazy: bool) -> Result<(), MountError> {
     if !rustix::process::geteuid().is_root() {
         return fusermount::unmount(mount_point, lazy);
     }

@@ -171,7 +171,9 @@ impl Session {
         // Before the rest is finished: a new mount at the same place must not be mistaken for ours.
         let was_left = self.mount.end();
         (self.finish)();
-        let aborted = was_left || ends.iter().any(|end| matches!(end, End::Aborted));
+        let aborted = was_left
+            || self.mount.was_aborted()
+            || ends.iter().any(|end| matches!(end, End::Aborted));
         let failed = ends.into_iter().find(|end| matches!(end, End::Failed(_)));
         failed.unwrap_or(if aborted { End::Aborted } else { End::Unmounted })
     }

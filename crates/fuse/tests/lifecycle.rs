@@ -263,6 +263,16 @@ fn an_abort_fails_the_callers_and_waits_for_what_is_in_flight() {
 }
 
 #[test]
+fn an_abort_that_takes_an_idle_mount_down_is_still_an_abort() {
+    if !can_mount() {
+        return;
+    }
+    let mounted = Mounted::memory();
+    mounted.mount.abort().unwrap();
+    assert!(matches!(mounted.wait(), End::Aborted));
+}
+
+#[test]
 fn unsupported_operations_have_a_proper_errno() {
     if !can_mount() {
         return;

@@ -82,7 +82,11 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         if let Some(served) = self.served.take() {
-            // Also when the test has failed and its own threads wait for an answer.
+            // A test that has failed may never let its own operations end.
+            if std::thread::panicking() {
+                let _ = self.mount.abort();
+                return;
+            }
             if self.mount.unmount().is_err() {
                 self.mount.abort().unwrap();
             }
