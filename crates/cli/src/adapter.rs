@@ -34,6 +34,7 @@ const FALLOC_KEEP_SIZE: u32 = 0x01;
 const FALLOC_PUNCH_HOLE: u32 = 0x02;
 const FALLOC_ZERO_RANGE: u32 = 0x10;
 const O_EXCL: u32 = 0o200;
+const O_DIRECT: u32 = rustix::fs::OFlags::DIRECT.bits();
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 const XATTR_CREATE: u32 = 1;
@@ -57,8 +58,13 @@ const ATTRIBUTES_VALID: Duration = Duration::from_secs(60);
 /// Data of so many bytes is kept with its buffer; less is copied where it belongs.
 const KEEP_BYTES: usize = 64 << 10;
 
-fn opened() -> Opened {
-    let flags = fopen::KEEP_CACHE | fopen::CACHE_DIR | fopen::PARALLEL_DIRECT_WRITES;
+/// Who opens a file for direct I/O has the kernel drop what it caches of it. Each direct write would
+/// have to, and one that may not wait is tried over and over before the kernel gives up.
+fn opened(open: &Open) -> Opened {
+    let mut flags = fopen::CACHE_DIR | fopen::PARALLEL_DIRECT_WRITES;
+    if open.flags & O_DIRECT == 0 {
+        flags |= fopen::KEEP_CACHE;
+    }
     Opened { handle: Handle(0), flags }
 }
 
@@ -174,7 +180,7 @@ impl Operations for Adapter {
         // have been long ago.
         let exclusive = open.flags & O_EXCL != 0;
         let made = self.fs.create(&caller, known(parent)?, name, mode, flags, exclusive).await;
-        made.map(|(entry, _)| (found(&entry), opened())).map_err(errno)
+        made.map(|(entry, _)| (found(&entry), opened(&open))).map_err(errno)
     }
 
     async fn tmpfile(
@@ -182,11 +188,11 @@ impl Operations for Adapter {
         by: Caller,
         parent: NodeId,
         new: NewNode<'_>,
-        _: Open,
+        open: Open,
     ) -> Reply<(Entry, Opened)> {
         let caller = asker(by, Some(&new));
         let made = self.fs.tmpfile(&caller, known(parent)?, file_mode(&new)).await;
-        made.map(|entry| (found(&entry), opened())).map_err(errno)
+        made.map(|entry| (found(&entry), opened(&open))).map_err(errno)
     }
 
     async fn unlink(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
@@ -220,7 +226,7 @@ impl Operations for Adapter {
 
     async fn open(&self, _: Caller, node: NodeId, open: Open) -> Reply<Opened> {
         self.fs.open_node(known(node)?, to_open(&open)).await.map_err(errno)?;
-        Ok(opened())
+        Ok(opened(&open))
     }
 
     async fn read(&self, _: Caller, node: NodeId, read: Read) -> Reply<Data> {
