@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use copyhold_runtime::{FifoMutex, FifoMutexGuard};
 use copyhold_types::Txg;
 use parking_lot::Mutex;
 
@@ -26,7 +27,7 @@ pub(crate) struct InodeCache {
 #[derive(Default)]
 struct Shard {
     /// Held while an inode of this shard is read from the table.
-    load: async_lock::Mutex<()>,
+    load: FifoMutex,
     map: Mutex<ShardMap>,
 }
 
@@ -56,7 +57,7 @@ impl InodeCache {
     }
 
     /// Taken, and the cache asked again, before an inode is read from the table (C1).
-    pub(crate) async fn loading(&self, node: NodeId) -> async_lock::MutexGuard<'_, ()> {
+    pub(crate) async fn loading(&self, node: NodeId) -> FifoMutexGuard<'_> {
         self.shard(node).load.lock().await
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use copyhold_format::item::{InodeFlags, InodeItem};
+use copyhold_runtime::FifoRwLock;
 use copyhold_types::{BLOCK_BYTES, Timestamp, Txg};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -15,9 +16,9 @@ pub(crate) struct Inode {
     /// Never changes.
     pub(crate) kind: FileKind,
     /// A directory's entries, another file's data.
-    pub(crate) lock: async_lock::RwLock<()>,
+    pub(crate) lock: FifoRwLock,
     /// The extent items.
-    pub(crate) map: async_lock::RwLock<()>,
+    pub(crate) map: FifoRwLock,
     state: Mutex<State>,
     /// A batch of dirty blocks has ended.
     pub(crate) batch_ended: event_listener::Event,
@@ -62,8 +63,8 @@ impl Inode {
         Inode {
             node,
             kind,
-            lock: async_lock::RwLock::new(()),
-            map: async_lock::RwLock::new(()),
+            lock: FifoRwLock::new(),
+            map: FifoRwLock::new(),
             state: Mutex::new(State {
                 item,
                 shown,

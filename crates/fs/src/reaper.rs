@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use copyhold_format::item::{EXTENT, Extent, ORPHAN, inode_key, orphan_key, truncate_key};
 use copyhold_pool::{Tier, Transaction};
+use copyhold_runtime::FifoMutex;
 use copyhold_types::Key;
 use parking_lot::Mutex;
 
@@ -23,7 +24,7 @@ const STEP: usize = 256;
 pub(crate) struct Reaper {
     queue: Mutex<Queue>,
     /// Held by the task while it works.
-    working: async_lock::Mutex<()>,
+    working: FifoMutex,
 }
 
 #[derive(Default)]

@@ -1,6 +1,7 @@
 //! The subvolume whose files these are.
 
 use copyhold_format::item::{HashKey, SubvolFlags, SubvolItem};
+use copyhold_runtime::FifoMutex;
 use copyhold_types::{EpochId, SubvolId, TableId};
 use parking_lot::{RwLock, RwLockReadGuard};
 
@@ -12,7 +13,7 @@ pub(crate) struct Subvol {
     pub(crate) hash_key: HashKey,
     pub(crate) read_only: bool,
     /// Renames between directories, one at a time: so the ways to the root stand still under them.
-    pub(crate) rename: async_lock::Mutex<()>,
+    pub(crate) rename: FifoMutex,
     /// Held shared while a transaction that stamps pointers is applied, exclusively when an epoch
     /// is sealed (R4).
     epochs: RwLock<Epochs>,
@@ -32,7 +33,7 @@ impl Subvol {
             table: item.table,
             hash_key: item.hash_key,
             read_only: item.flags.0 & SubvolFlags::READ_ONLY != 0,
-            rename: async_lock::Mutex::new(()),
+            rename: FifoMutex::new(),
             epochs: RwLock::new(Epochs { current: item.epoch, first: item.first }),
         }
     }

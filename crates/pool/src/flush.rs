@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use copyhold_runtime::FifoMutex;
 use copyhold_space::{Claim, MapJob, MetaslabId, Tier};
 use copyhold_table::{FlushJob, Flushed, FreezePoint, Table, TableError};
 use copyhold_types::{Buf, EpochId, Key, NodePtr, Pointer, Purpose, TableId, Txg};
@@ -54,7 +55,7 @@ const EDIT_BYTES: u64 = copyhold_table::EDIT_BYTES as u64;
 pub(crate) struct Flusher {
     kick: Kick,
     closing: AtomicBool,
-    running: Arc<async_lock::Mutex<()>>,
+    running: Arc<FifoMutex>,
     /// Flushed, but their record is not durable (F2).
     recording: Mutex<Vec<Recording>>,
     /// What cannot be flushed, since a node is unreadable. It stays as it is; others go on.

@@ -3,29 +3,21 @@
 //! A failed flush, or a failed write of the log, is final for this incarnation (rule R12): what was
 //! acknowledged may not be there, and no later success says otherwise. From then on every
 //! operation that would write answers [`PoolError::Stopped`]; reading goes on.
-
 //!
 //! H1  One flush at a time. Where two overlapped, the failure of one could lose what the success of
 //!     the other then acknowledges; so each begins when the one before is known to have succeeded.
 
 use std::sync::OnceLock;
 
-use async_lock::Semaphore;
 use copyhold_device::DynDevice;
+use copyhold_runtime::FifoMutex;
 
 use crate::PoolError;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Health {
     stopped: OnceLock<String>,
-    /// Of one; a mutex of this crate asks the machine's clock who has waited too long.
-    flushing: Semaphore,
-}
-
-impl Default for Health {
-    fn default() -> Health {
-        Health { stopped: OnceLock::new(), flushing: Semaphore::new(1) }
-    }
+    flushing: FifoMutex,
 }
 
 impl Health {
@@ -44,7 +36,7 @@ impl Health {
     /// Flushes the device (H1). `again`: a failed flush is tried again and trusted, which breaks
     /// rule R12.
     pub(crate) async fn flush(&self, device: &DynDevice, again: bool) -> Result<(), PoolError> {
-        let _one = self.flushing.acquire().await;
+        let _one = self.flushing.lock().await;
         self.check()?;
         let mut flushed = device.flush().await;
         if again && flushed.is_err() {

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use async_lock::Semaphore;
+use copyhold_runtime::FifoMutex;
 use copyhold_types::{InodeNo, Key, Kind, SubvolId, TableId, Txg};
 use parking_lot::Mutex;
 
@@ -60,17 +60,11 @@ impl IdSpace {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Ids {
     spaces: Mutex<BTreeMap<IdSpace, Range>>,
     /// One extension of a range at a time.
-    extending: Semaphore,
-}
-
-impl Default for Ids {
-    fn default() -> Ids {
-        Ids { spaces: Mutex::default(), extending: Semaphore::new(1) }
-    }
+    extending: FifoMutex,
 }
 
 /// Numbers in hand: below `durable` they may be given out, below `logged` when `by` is durable.
@@ -103,12 +97,12 @@ impl Pool {
     pub async fn next_id(self: &Arc<Self>, space: IdSpace) -> Result<u64, PoolError> {
         loop {
             if let Some((number, low)) = self.ids.take(space, self.durable_txg()) {
-                if low && let Some(_extending) = self.ids.extending.try_acquire() {
+                if low && let Some(_extending) = self.ids.extending.try_lock() {
                     self.extend_ids(space).await?;
                 }
                 return Ok(number);
             }
-            let extending = self.ids.extending.acquire().await;
+            let extending = self.ids.extending.lock().await;
             let by = match self.ids.spaces.lock().get(&space) {
                 Some(range) if range.logged > range.next => Some(range.by),
                 _ => None,

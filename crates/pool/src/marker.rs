@@ -5,9 +5,9 @@ use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use async_lock::Mutex;
+use copyhold_runtime::FifoMutex;
 use futures_util::future::{Either, select};
-use parking_lot::Mutex as SyncMutex;
+use parking_lot::Mutex;
 
 use copyhold_types::{Nanos, Txg};
 
@@ -16,7 +16,7 @@ use crate::{Pool, Sabotage, discard};
 /// Wakes one background task. Kicks are remembered, not counted.
 #[derive(Debug, Default)]
 pub(crate) struct Kick {
-    state: SyncMutex<(bool, Option<Waker>)>,
+    state: Mutex<(bool, Option<Waker>)>,
 }
 
 impl Kick {
@@ -50,7 +50,7 @@ impl Kick {
 pub(crate) struct Marker {
     kick: Kick,
     /// Held while the task runs, so that closing can wait for its end.
-    running: Arc<Mutex<()>>,
+    running: Arc<FifoMutex>,
 }
 
 impl Marker {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_lock::SemaphoreGuard;
 use copyhold_format::block_checksum;
 use copyhold_format::item::{EXTENT, Extent, ExtentState};
 use copyhold_pool::{Claim, Credit, IdSpace, LaneClass, Pool, PoolError, Tier, Transaction};
+use copyhold_runtime::FifoMutexGuard;
 use copyhold_types::{Buf, EpochId, Key, Pointer, Purpose, Run, SubvolId};
 
 use super::model::{Changes, ITEM, OBJECTS, Shared, Stored, TABLE, content, counter};
@@ -78,10 +78,10 @@ impl Client {
         // What is obtained first does not matter, as long as joining comes last (rule R1).
         let early = if self.dice.one_in(2) { self.admit(Tier::Write).await? } else { None };
         let (a, b) = (self.dice.below(OBJECTS), self.dice.below(OBJECTS));
-        let mut locked: Vec<(u64, SemaphoreGuard<'_>)> = Vec::new();
+        let mut locked: Vec<(u64, FifoMutexGuard<'_>)> = Vec::new();
         for object in [a.min(b), a.max(b)] {
             if locked.last().is_none_or(|(last, _)| *last != object) {
-                locked.push((object, shared.objects[object as usize].acquire().await));
+                locked.push((object, shared.objects[object as usize].lock().await));
             }
         }
         let Some((mut tx, mut changes)) = self.collect(&locked).await? else {
@@ -124,7 +124,7 @@ impl Client {
     /// Edits of keys in locked objects. Nothing, when there was no room, which it has made.
     async fn collect(
         &mut self,
-        locked: &[(u64, SemaphoreGuard<'_>)],
+        locked: &[(u64, FifoMutexGuard<'_>)],
     ) -> Result<Option<(Transaction, Changes)>, PoolError> {
         let mut tx = Transaction::new();
         let mut changes = Changes::new();
@@ -231,7 +231,7 @@ impl Client {
     async fn make_room(&mut self) -> Result<(), PoolError> {
         let object = self.dice.below(OBJECTS);
         let shared = self.shared.clone();
-        let locked = shared.objects[object as usize].acquire().await;
+        let locked = shared.objects[object as usize].lock().await;
         let mut tx = Transaction::new();
         let mut changes = Changes::new();
         let state = shared.world.lock().now.clone();
@@ -310,7 +310,7 @@ impl Client {
     /// Under its lock a key has what was last put there.
     async fn look_up(&mut self) -> Result<(), PoolError> {
         let object = self.dice.below(OBJECTS);
-        let _lock = self.shared.objects[object as usize].acquire().await;
+        let _lock = self.shared.objects[object as usize].lock().await;
         let kind = self.dice.pick(&[ITEM, EXTENT]);
         let key = Key::new(object + 1, kind, self.dice.magnitude(8) % OFFSETS);
         let found = self.pool.get(TABLE, key).await?;
@@ -322,7 +322,7 @@ impl Client {
 
     async fn scan(&mut self) -> Result<(), PoolError> {
         let object = self.dice.below(OBJECTS);
-        let _lock = self.shared.objects[object as usize].acquire().await;
+        let _lock = self.shared.objects[object as usize].lock().await;
         let [from, to] = [1, 2].map(|next| Key { object: object + next, ..Key::MIN });
         let found = self.pool.range(TABLE, from, to, usize::MAX).await?;
         let world = self.shared.world.lock();

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use async_lock::Semaphore;
 use copyhold_format::item::EXTENT;
 use copyhold_format::item::Extent;
+use copyhold_runtime::FifoMutex;
 use copyhold_types::{BLOCK_BYTES, Buf, Key, Kind, Run, TableId, Txg};
 use parking_lot::Mutex;
 
@@ -167,22 +167,15 @@ fn apply(state: &mut State, changes: &Changes) {
 }
 
 /// The world and the locks that its clients take.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) world: Mutex<World>,
-    /// One holder each.
-    pub(crate) objects: [Semaphore; OBJECTS as usize],
-}
-
-impl Default for Shared {
-    fn default() -> Shared {
-        Shared::with(World::default())
-    }
+    pub(crate) objects: [FifoMutex; OBJECTS as usize],
 }
 
 impl Shared {
     /// Fresh locks: whoever held one is gone.
     pub(crate) fn with(world: World) -> Shared {
-        Shared { world: Mutex::new(world), objects: std::array::from_fn(|_| Semaphore::new(1)) }
+        Shared { world: Mutex::new(world), ..Shared::default() }
     }
 }
