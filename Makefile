@@ -26,9 +26,7 @@ demo: ## build, mount a pool, run real programs on it, kill the daemon, verify
 .PHONY: test
 test: ## all tests
 	scripts/setup.sh build demo
-	@# One test of a program at a time: those that mount start programs, and a child between its
-	@# fork and its exec holds the files of its neighbours, whose mounts are busy then.
-	RUST_TEST_THREADS=1 cargo test --workspace --locked
+	cargo test --workspace --locked
 
 .PHONY: examples
 examples: ## run the library's examples on a pool of their own

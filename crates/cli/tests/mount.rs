@@ -63,18 +63,9 @@ impl Site {
         command.output().unwrap()
     }
 
-    /// A program that another test starts holds this one's files between its fork and its exec: so
-    /// busy is tried again.
     #[track_caller]
     fn does(&self, verb: &str, more: &[&str]) {
-        let mut output = self.verb(verb, more);
-        for _ in 0..100 {
-            if !says(&output).contains(" is busy") {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-            output = self.verb(verb, more);
-        }
+        let output = self.verb(verb, more);
         assert!(output.status.success(), "{verb}: {}", says(&output));
     }
 
