@@ -80,6 +80,9 @@ class Sqlite:
             db.execute("update account set balance = balance + 1 where id = ?", (target,))
             db.execute("insert into done values(?, ?)", (number, self.text(number)))
             db.execute("commit")
+            # SQLite takes a directory that it cannot open for one that need not be synced, also
+            # when the daemon is gone since the unlink. If it opens now, it did then.
+            os.close(os.open(self.path.parent, os.O_RDONLY))
             self.acks.add(str(number))
 
     @staticmethod
