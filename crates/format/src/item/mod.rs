@@ -14,6 +14,7 @@
 //! the pool's system table
 //!   (subvolume, SUBVOL, 0)                              subvol.rs
 //!   (epoch, EPOCH, 0)                                   subvol.rs
+//!   QUOTA, USAGE, GROUP, MEMBER, HEIR, INODES           quota.rs
 //! ```
 //!
 //! Numbers in values are little-endian.
@@ -22,6 +23,7 @@ mod dirent;
 mod extent;
 mod hash;
 mod inode;
+mod quota;
 mod subvol;
 mod xattr;
 
@@ -31,6 +33,11 @@ pub use dirent::{DIRENT_BUCKET_MAX, DirBucket, Dirent, NAME_MAX};
 pub use extent::{EXTENT_BLOCKS_MAX, Extent, ExtentState};
 pub use hash::{HashKey, cookie, dirent_bucket, xattr_bucket};
 pub use inode::{InodeFlags, InodeItem};
+pub use quota::{
+    BadGroupId, GROUP, GroupId, GroupItem, HEIR, INODES, InodesItem, Limits, MEMBER, QUOTA,
+    QuotaItem, TOMBSTONE_NAME_MAX, Tombstone, USAGE, UsageItem, encode_heir, group_key, heir_key,
+    inodes_key, member_key, parse_heir, quota_key, usage_key,
+};
 pub use subvol::{EpochItem, SubvolFlags, SubvolItem};
 pub use xattr::{
     XATTR_BUCKET_MAX, XATTR_NAME_MAX, XATTR_SHORT_MAX, XATTR_VALUE_MAX, XATTR_VALUE_PIECE, Xattr,
