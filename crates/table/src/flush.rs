@@ -89,13 +89,13 @@ impl FlushJob {
 
 impl Table {
     /// Begins to flush the partition that starts at `start`. `None` if it has no edits, is being
-    /// flushed, or is no more.
+    /// flushed, is no more, or has no base yet since the table was forked.
     pub fn freeze(&self, start: Key, point: FreezePoint) -> Option<FlushJob> {
         assert!(point.edits_max > 0, "a flush takes an edit");
         let partitions = self.partitions.read();
         let partition = partitions.get(partitions.index_starting(start)?);
         let mut state = partition.state.lock();
-        if state.frozen.is_some() || state.delta.is_empty() {
+        if partitions.under.is_some() || state.frozen.is_some() || state.delta.is_empty() {
             return None;
         }
         let (frozen, upto) = state.take_part(start, point);

@@ -20,6 +20,8 @@
 //!             edits   = table.install(job, flushed)   put `edits` in the table of tables, release
 //!                                                     `flushed.replaced`, log the allocations
 //!             table.abort(job)                        if any of it failed: nothing has happened
+//!   fork      child   = Table::over(parent, id)     the same content; the parent takes no more edits
+//!             edits   = child.adopt()               when the parent is settled: its partitions
 //!   recover   r = RecoveringTable::new(id); r.apply(txg, key, edit) …; r.finish(…, descriptors)
 //!   policy    table.stats(), table.pin()
 //!   verify    table.for_each_node / for_each_item
@@ -42,6 +44,7 @@ mod cursor;
 mod delta;
 mod error;
 mod flush;
+mod fork;
 mod merge;
 #[cfg(test)]
 mod model;

@@ -12,6 +12,7 @@ use copyhold_types::{Key, NodePtr, Txg};
 use parking_lot::Mutex;
 
 use crate::delta::{Delta, earlier};
+use crate::table::Table;
 use crate::{Edit, Value};
 
 /// The subtree of a partition.
@@ -95,6 +96,9 @@ impl Partition {
 pub(crate) struct Partitions {
     list: Vec<Partition>,
     next_id: u64,
+    /// What the table was forked from, until its partitions are handed over (`fork`). While it is
+    /// there, there is one partition, without a base.
+    pub(crate) under: Option<Arc<Table>>,
 }
 
 impl Partitions {
@@ -103,7 +107,7 @@ impl Partitions {
         assert!(list.first().is_some_and(|first| first.start == Key::MIN), "P1: keys are covered");
         assert!(list.is_sorted_by(|a, b| a.start < b.start), "P1: starts ascend");
         let next_id = list.iter().map(|partition| partition.id + 1).max().unwrap_or(0);
-        Partitions { list, next_id }
+        Partitions { list, next_id, under: None }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Partition> {

@@ -180,14 +180,43 @@ impl Table {
     fn look(&self, key: Key) -> Look {
         let partitions = self.partitions.read();
         let state = partitions.covering(key).state.lock();
-        match state.unflushed(&key) {
-            Some(value) => Look::Edit(value),
-            None => Look::Base(state.base),
+        match (state.unflushed(&key), &partitions.under) {
+            (Some(value), _) => Look::Edit(value),
+            (None, Some(under)) => under.look(key),
+            (None, None) => Look::Base(state.base),
         }
     }
 
     /// The first stretch of [from, to), which is not empty; enough of it for `limit` items.
-    fn stretch_up(&self, from: Key, mut to: Key, limit: usize) -> Stretch {
+    fn stretch_up(&self, from: Key, to: Key, limit: usize) -> Stretch {
+        let (own, under) = self.own_stretch_up(from, to, limit);
+        match under {
+            None => own,
+            Some(under) => {
+                let lower = under.stretch_up(own.from, own.to, limit);
+                own.over(lower, Ordering::Less)
+            }
+        }
+    }
+
+    /// The last stretch of [from, to), which is not empty; down to its last item, if it has one.
+    fn stretch_down(&self, from: Key, to: Key) -> Stretch {
+        let (own, under) = self.own_stretch_down(from, to);
+        match under {
+            None => own,
+            Some(under) => {
+                let lower = under.stretch_down(own.from, own.to);
+                own.over(lower, Ordering::Greater)
+            }
+        }
+    }
+
+    fn own_stretch_up(
+        &self,
+        from: Key,
+        mut to: Key,
+        limit: usize,
+    ) -> (Stretch, Option<Arc<Table>>) {
         let partitions = self.partitions.read();
         let index = partitions.index_covering(from);
         if let Some(end) = partitions.end(index) {
@@ -203,11 +232,11 @@ impl Table {
             puts += usize::from(edit.value().is_some());
             edits.push((*key, edit.clone()));
         }
-        Stretch { from, to, edits, frozen: state.frozen.clone(), base: state.base }
+        let own = Stretch { from, to, edits, frozen: state.frozen.clone(), base: state.base };
+        (own, partitions.under.clone())
     }
 
-    /// The last stretch of [from, to), which is not empty; down to its last item, if it has one.
-    fn stretch_down(&self, mut from: Key, to: Key) -> Stretch {
+    fn own_stretch_down(&self, mut from: Key, to: Key) -> (Stretch, Option<Arc<Table>>) {
         let partitions = self.partitions.read();
         let index = last_starting_below(&partitions, to);
         let partition = partitions.get(index);
@@ -221,7 +250,8 @@ impl Table {
                 break;
             }
         }
-        Stretch { from, to, edits, frozen: state.frozen.clone(), base: state.base }
+        let own = Stretch { from, to, edits, frozen: state.frozen.clone(), base: state.base };
+        (own, partitions.under.clone())
     }
 }
 
@@ -236,6 +266,24 @@ fn last_starting_below(partitions: &Partitions, to: Key) -> usize {
 }
 
 impl Stretch {
+    /// The edits of a forked table over what it was forked from, where both are known. It has no
+    /// frozen edits and no base of its own.
+    fn over(self, lower: Stretch, direction: Ordering) -> Stretch {
+        let (from, to) = (lower.from, lower.to);
+        let inside = |(key, _): &(Key, Edit)| (from..to).contains(key);
+        let own: Vec<(Key, Edit)> = self.edits.into_iter().filter(inside).collect();
+        let edits = match (own.is_empty(), lower.edits.is_empty()) {
+            (true, _) => lower.edits,
+            (_, true) => own,
+            _ => {
+                let over = own.into_iter().peekable();
+                let under = lower.edits.iter().map(|(key, edit)| (key, edit)).peekable();
+                Overlay { over, under, direction }.collect()
+            }
+        };
+        Stretch { edits, ..lower }
+    }
+
     /// Visits the items of the stretch in ascending order until `visit` breaks off; reads
     /// `read_ahead` leaves beyond the one that it is in.
     async fn for_each(

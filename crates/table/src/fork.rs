@@ -1,0 +1,262 @@
+//! Forking: tables that begin with the content of another one.
+//!
+//! Problem.  A snapshot must not depend on the size of what it shows, nor on how much of that is not
+//!           flushed.
+//! Idea.     The table that was forked takes no edits any more and lies *under* its children. A child
+//!           has edits, and no base: what its edits do not say, the table under it does. When that
+//!           is settled (all in its bases, nothing under it), the child *adopts* its partitions.
+//!
+//! K1  A table with something under it has one partition without a base, and is not flushed; so what
+//!     is under it is flushed before it.
+//! K2  What is under a table never changes but by being flushed and by adopting.
+//! K3  A table without edits that itself lies over another one is passed over: its children lie over
+//!     that other one. So the depth is that of tables with unflushed edits (R29).
+//! K4  A child replays all of its edits in the log, whatever it adopts (T3).
+
+use std::sync::Arc;
+
+use copyhold_types::{Key, TableId};
+
+use crate::flush::DescriptorEdit;
+use crate::partition::{Base, Partition, Partitions, State};
+use crate::table::Table;
+
+impl Table {
+    /// A table with the content of `parent`, which takes no edits from now on.
+    pub fn over(parent: &Arc<Table>, id: TableId) -> Table {
+        let child = Table::new(id, parent.limits());
+        child.partitions.write().under = Some(parent.fork_point());
+        child
+    }
+
+    /// What children of this table lie over: itself, or what it adds nothing to (K3).
+    pub fn fork_point(self: &Arc<Table>) -> Arc<Table> {
+        match self.under() {
+            Some(under) if self.has_no_edits() => under,
+            _ => self.clone(),
+        }
+    }
+
+    /// What this table lies over, if it has no base of its own yet.
+    pub fn under(&self) -> Option<Arc<Table>> {
+        self.partitions.read().under.clone()
+    }
+
+    /// Puts a recovered table over what it was forked from.
+    pub fn lay_over(&self, under: Arc<Table>) {
+        let mut partitions = self.partitions.write();
+        assert!(partitions.iter().count() == 1, "K1: {} has bases of its own", self.id());
+        partitions.under = Some(under);
+    }
+
+    /// How many tables lie under this one.
+    pub fn depth(&self) -> usize {
+        self.under().map_or(0, |under| 1 + under.depth())
+    }
+
+    fn has_no_edits(&self) -> bool {
+        let partitions = self.partitions.read();
+        partitions.iter().all(|partition| {
+            let state = partition.state.lock();
+            state.delta.is_empty() && state.frozen.is_none()
+        })
+    }
+
+    /// Whether all of the table is in bases of its own.
+    pub fn is_settled(&self) -> bool {
+        self.under().is_none() && self.has_no_edits()
+    }
+
+    /// Takes over the partitions of the settled table under this one, while the transaction that
+    /// logs the returned edits is being applied. Never waits.
+    pub fn adopt(&self) -> Vec<DescriptorEdit> {
+        let mut partitions = self.partitions.write();
+        let under = partitions.under.take().expect("K1: a table is forked from something");
+        assert!(under.is_settled(), "K1: {} is not settled", under.id());
+        let own = std::mem::take(partitions.get_mut(0).state.get_mut());
+        assert!(own.frozen.is_none() && own.base.root.is_none(), "K1: {} was flushed", self.id());
+        let mut delta = own.delta;
+        let bases: Vec<(Key, Base)> = {
+            let of = under.partitions.read();
+            of.iter().map(|partition| (partition.start, partition.state.lock().base)).collect()
+        };
+        let mut list = Vec::with_capacity(bases.len());
+        for (id, (start, base)) in bases.into_iter().enumerate().rev() {
+            let delta = if id == 0 { std::mem::take(&mut delta) } else { delta.split_off(&start) };
+            let state = State { base, delta, ..State::default() };
+            list.push(Partition::new(id as u64, start, state));
+        }
+        list.reverse();
+        *partitions = Partitions::new(list);
+        drop(partitions);
+        let told = self.descriptors().into_iter();
+        told.map(|(partition, descriptor)| DescriptorEdit {
+            table: self.id(),
+            partition,
+            descriptor: Some(descriptor),
+        })
+        .collect()
+    }
+
+    /// What the table of tables is to be told when this table is no more.
+    pub fn gone(&self) -> Vec<DescriptorEdit> {
+        let told = self.descriptors().into_iter();
+        told.map(|(partition, _)| DescriptorEdit { table: self.id(), partition, descriptor: None })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use copyhold_types::{Kind, Txg};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::store::{Sink, Store, block_on};
+    use crate::{Edit, FreezePoint, Limits};
+
+    const LIMITS: Limits = Limits { leaf_bytes: 4096, partition_leaves: 4, read_ahead: 2 };
+
+    type Content = BTreeMap<u64, u8>;
+
+    fn key(n: u64) -> Key {
+        Key::new(7, Kind(1), n)
+    }
+
+    fn flush(table: &Table, store: &Arc<Store>, edits_max: usize) {
+        for stats in table.stats() {
+            let point =
+                FreezePoint { complete_to: Txg::FIRST, birth: Txg::FIRST.next(), edits_max };
+            let Some(job) = table.freeze(stats.start, point) else { continue };
+            let flushed = block_on(job.merge(&**store, &mut Sink::new(store))).unwrap();
+            table.install(job, flushed);
+        }
+    }
+
+    fn settle(table: &Table, store: &Arc<Store>) {
+        if let Some(under) = table.under() {
+            settle(&under, store);
+            table.adopt();
+        }
+        // A sweep that is under way has to come round first.
+        while !table.is_settled() {
+            flush(table, store, 10_000);
+        }
+        table.check();
+    }
+
+    /// Everything that can be asked gives the same answer as the model.
+    fn compare(table: &Table, store: &Arc<Store>, wanted: &Content) {
+        let all = block_on(table.range(&**store, Key::MIN..Key::MAX, usize::MAX)).unwrap();
+        let all: Content = all.iter().map(|(key, value)| (key.offset, value[0])).collect();
+        assert_eq!(&all, wanted);
+        for n in (0..120).step_by(7) {
+            let found = block_on(table.get(&**store, key(n))).unwrap();
+            assert_eq!(found.map(|value| value[0]), wanted.get(&n).copied());
+            let last = block_on(table.last_below(&**store, key(n), key(0))).unwrap();
+            let last = last.map(|(key, value)| (key.offset, value[0]));
+            assert_eq!(last, wanted.range(..n).next_back().map(|(n, byte)| (*n, *byte)));
+            let some = block_on(table.range(&**store, key(n)..key(120), 3)).unwrap();
+            let some: Vec<u64> = some.iter().map(|(key, _)| key.offset).collect();
+            let near: Vec<u64> = wanted.range(n..).take(3).map(|(n, _)| *n).collect();
+            assert_eq!(some, near);
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Put(usize, u64, u8),
+        Delete(usize, u64),
+        Fork(usize),
+        Flush(usize, usize),
+        Settle(usize),
+        Drop(usize),
+    }
+
+    fn ops() -> impl Strategy<Value = Op> {
+        let table = || any::<usize>();
+        prop_oneof![
+            8 => (table(), 0..120u64, any::<u8>()).prop_map(|(t, n, byte)| Op::Put(t, n, byte)),
+            4 => (table(), 0..120u64).prop_map(|(t, n)| Op::Delete(t, n)),
+            2 => table().prop_map(Op::Fork),
+            2 => (table(), 1..40usize).prop_map(|(t, edits)| Op::Flush(t, edits)),
+            1 => table().prop_map(Op::Settle),
+            1 => table().prop_map(Op::Drop),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn forked_tables_are_copies_that_live_on_by_themselves(
+            ops in prop::collection::vec(ops(), 1..80)
+        ) {
+            let store = Arc::<Store>::default();
+            let mut next = 10;
+            let mut live = vec![(Arc::new(Table::new(TableId(9), LIMITS)), Content::new())];
+            for op in ops {
+                match op {
+                    Op::Put(at, n, byte) => {
+                        let at = at % live.len();
+                        let (table, content) = &mut live[at];
+                        table.apply(Txg::FIRST, key(n), Edit::put(vec![byte; 150]));
+                        content.insert(n, byte);
+                    }
+                    Op::Delete(at, n) => {
+                        let at = at % live.len();
+                        let (table, content) = &mut live[at];
+                        table.apply(Txg::FIRST, key(n), Edit::Delete);
+                        content.remove(&n);
+                    }
+                    Op::Fork(at) if live.len() < 6 => {
+                        let at = at % live.len();
+                        let (parent, content) = live.remove(at);
+                        for _ in 0..2 {
+                            let child = Arc::new(Table::over(&parent, TableId(next)));
+                            next += 1;
+                            live.push((child, content.clone()));
+                        }
+                    }
+                    Op::Fork(_) => {}
+                    // A table over another one cannot be flushed: what lies under it can.
+                    Op::Flush(at, edits) => {
+                        let table = &live[at % live.len()].0;
+                        flush(&table.under().unwrap_or_else(|| table.clone()), &store, edits);
+                    }
+                    Op::Settle(at) => settle(&live[at % live.len()].0, &store),
+                    Op::Drop(at) if live.len() > 1 => {
+                        live.remove(at % live.len());
+                    }
+                    Op::Drop(_) => {}
+                }
+            }
+            for (table, content) in &live {
+                compare(table, &store, content);
+            }
+            for (table, content) in &live {
+                settle(table, &store);
+                compare(table, &store, content);
+            }
+        }
+    }
+
+    #[test]
+    fn a_table_without_edits_is_passed_over() {
+        let root = Arc::new(Table::new(TableId(1), LIMITS));
+        root.apply(Txg::FIRST, key(1), Edit::put(&[1]));
+        let mut newest = Arc::new(Table::over(&root, TableId(2)));
+        for id in 3..100 {
+            newest = Arc::new(Table::over(&newest, TableId(id)));
+        }
+        assert_eq!(newest.depth(), 1);
+        assert!(
+            newest
+                .freeze(
+                    Key::MIN,
+                    FreezePoint { complete_to: Txg::FIRST, birth: Txg::FIRST, edits_max: 1 }
+                )
+                .is_none()
+        );
+    }
+}
