@@ -15,7 +15,7 @@ use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run, Txg};
 use crate::group::{Lead, Turn};
 use crate::journal::{Closing, PlacedBatch, full};
 use crate::open_txg::{FullPiece, Gathered};
-use crate::{Pool, PoolError};
+use crate::{Pool, PoolError, Transaction};
 
 /// Attached data is joined into requests of up to this many blocks.
 const WRITE_BLOCKS_MAX: usize = 256;
@@ -62,7 +62,10 @@ impl Pool {
 
     async fn commit_once(&self) -> Result<(Txg, Txg), PoolError> {
         let before = self.group.durable();
-        let (txg, gathered, tables) = self.open.close(|| self.tables.root_descriptor());
+        let (txg, gathered, tables) = self.open.close(|txg, gathered| {
+            self.close_with_totals(txg, gathered);
+            self.tables.root_descriptor()
+        });
         let Gathered { records, attached, pieces: slots, edits, introduced_bytes, .. } = gathered;
         let mut pieces = Vec::with_capacity(slots.len());
         for slot in slots {
@@ -83,6 +86,24 @@ impl Pool {
         self.flush_for_commit().await?;
         self.journal.batch_durable(batch);
         Ok((txg, before))
+    }
+
+    /// Adds what belongs to the txg as a whole (R24). No transaction is joined.
+    fn close_with_totals(&self, txg: Txg, gathered: &mut Gathered) {
+        if gathered.joined == 0 {
+            return;
+        }
+        let mut tx = Transaction::new();
+        for (table, key, edit) in self.tenancy().closing(txg) {
+            tx.edit(table, key, edit);
+        }
+        let records = tx.records(true);
+        gathered.edits += tx.len() as u64;
+        gathered.records.extend_from_slice(&records);
+        self.flusher.edited(tx.len() as u64, records.len() as u64, self.limits.delta_bytes);
+        for (table, key, edit) in tx.edits {
+            self.table(table).apply(txg, key, edit);
+        }
     }
 
     /// The device flush that a commit acknowledges by.

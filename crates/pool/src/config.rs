@@ -24,6 +24,9 @@ pub struct CreateOptions {
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     pub read_only: bool,
+    /// A layer above will say whose tables are whose ([`crate::Tenancy`]); nothing is flushed
+    /// before.
+    pub tenants: bool,
     pub limits: Limits,
 }
 

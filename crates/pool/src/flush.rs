@@ -28,11 +28,12 @@ use std::time::Duration;
 use copyhold_runtime::FifoMutex;
 use copyhold_space::{Claim, MapJob, MetaslabId, Tier};
 use copyhold_table::{FlushJob, Flushed, FreezePoint, Table, TableError};
-use copyhold_types::{Buf, EpochId, Key, NodePtr, Pointer, Purpose, TableId, Txg};
+use copyhold_types::{Buf, Key, NodePtr, Purpose, TableId, Txg};
 use parking_lot::Mutex;
 
 use crate::marker::Kick;
 use crate::nodes::NodeWriter;
+use crate::tenancy::{NodeTurnover, free_node};
 use crate::transaction::Transaction;
 use crate::{Pool, PoolError, Sabotage};
 
@@ -153,7 +154,7 @@ impl Pool {
     /// Whether anything was flushed.
     async fn flush_by_policy(self: &Arc<Self>) -> Result<bool, PoolError> {
         self.measure();
-        let mut any = false;
+        let mut any = self.hand_over()?;
         while self.pressure() > START && !self.is_closing() {
             let flushed = self.flush_round(UNITS_PER_ROUND).await?;
             any |= flushed;
@@ -169,6 +170,7 @@ impl Pool {
         // Flushing leaves a few edits of its own behind; the second pass leaves next to none.
         for _ in 0..2 {
             self.commit(self.open_txg()).await?;
+            self.hand_over()?;
             let mut units = self.units().len();
             while units > 0 && self.flush_round(UNITS_PER_ROUND).await? {
                 units = units.saturating_sub(UNITS_PER_ROUND);
@@ -186,8 +188,14 @@ impl Pool {
             false => (Reverse(0), pin.get(), Reverse(edits)),
         };
         let broken = self.flusher.broken.lock().clone();
+        let forked = self.forked();
         let mut units = Vec::new();
         for table in self.tables.all() {
+            if table.under().is_some() {
+                continue;
+            }
+            // What others lie over keeps them from being flushed.
+            let first = !forked.contains(&table.id());
             for stats in table.stats() {
                 let unit = (table.id(), stats.start);
                 if let Some(pin) = stats.pin
@@ -195,13 +203,14 @@ impl Pool {
                     && !broken.contains(&unit)
                 {
                     let urgency = urgency(pin, stats.edits as u64);
-                    units.push((urgency, Unit::Partition(unit.0, unit.1)));
+                    units.push(((first, urgency), Unit::Partition(unit.0, unit.1)));
                 }
             }
         }
         for pin in self.space.pins().filter(|pin| !pin.flushing) {
             let edits = if memory { 0 } else { pin.edits };
-            units.push((urgency(pin.oldest, edits), Unit::Metaslab(pin.metaslab)));
+            let urgency = (true, urgency(pin.oldest, edits));
+            units.push((urgency, Unit::Metaslab(pin.metaslab)));
         }
         units.sort();
         units.into_iter().map(|(_, unit)| unit).collect()
@@ -209,12 +218,25 @@ impl Pool {
 
     /// Flushes the `most` oldest units. Whether there was anything to flush.
     async fn flush_round(self: &Arc<Self>, most: usize) -> Result<bool, PoolError> {
+        let mut units = self.units();
+        units.truncate(most);
+        self.flush_units(units).await
+    }
+
+    /// Flushes the partitions of one table. Whether there was anything to flush.
+    pub(crate) async fn flush_only(self: &Arc<Self>, table: &Table) -> Result<bool, PoolError> {
+        let stats = table.stats().into_iter().filter(|stats| stats.edits > 0);
+        let units = stats.map(|stats| Unit::Partition(table.id(), stats.start));
+        self.flush_units(units.take(UNITS_PER_ROUND).collect()).await
+    }
+
+    async fn flush_units(self: &Arc<Self>, units: Vec<Unit>) -> Result<bool, PoolError> {
         self.check_writable()?;
         let pin = self.oldest_pin();
         let reservation = self.space.reserve(0, Tier::Internal)?;
         let mut writer = NodeWriter::new(self.clone(), reservation);
         let mut done = Vec::new();
-        for unit in self.units().into_iter().take(most) {
+        for unit in units {
             let mark = writer.mark();
             match self.prepare(unit, &mut writer).await {
                 Some(work) => done.push(work),
@@ -274,6 +296,7 @@ impl Pool {
         let birth = self.open_txg();
         let point = FreezePoint { complete_to: birth.prev()?, birth, edits_max: EDITS_PER_FLUSH };
         let job = table.freeze(start, point)?;
+        writer.epoch = self.tenancy().epoch(table.id());
         match job.merge(&self.nodes, writer).await {
             Ok(flushed) => Some(Work::Partition { table, job, flushed }),
             Err(error) => {
@@ -308,14 +331,21 @@ impl Pool {
         let credit = self.internal_credit(done.len() * 2, done.len() * 256)?;
         let mut maps = Vec::new();
         let mut roots = Some(done);
-        let record = self.apply_with(credit, Transaction::new(), |txg, tx| {
-            claims.into_iter().for_each(|claim| tx.allocate(claim));
-            self.flusher.recording.lock().push(Recording { record: txg, pin });
-            for work in roots.take().expect("a transaction is prepared once") {
-                self.install(work, tx, &mut maps);
-            }
+        let tables = tables_of(roots.as_deref().unwrap_or_default());
+        let mut job = Some((credit, claims));
+        let mut record = None;
+        self.tenancy().steady(&tables, &mut |turnover| {
+            let (credit, claims) = job.take().expect("a record is applied once");
+            record = Some(self.apply_with(credit, Transaction::new(), |txg, tx| {
+                claims.into_iter().for_each(|claim| tx.allocate(claim));
+                self.flusher.recording.lock().push(Recording { record: txg, pin });
+                for work in roots.take().expect("a transaction is prepared once") {
+                    self.install(work, turnover, tx, &mut maps);
+                }
+                self.forget_gone(tx);
+            }));
         });
-        let record = match record {
+        let record = match record.expect("the layer above runs what it is given") {
             Ok(record) => record,
             Err(error) => {
                 self.abort(roots.take().unwrap_or_default());
@@ -336,10 +366,16 @@ impl Pool {
     }
 
     /// Swaps in a new base, and adds to the transaction what the log must say of it.
-    fn install(&self, work: Work, tx: &mut Transaction, maps: &mut Vec<(MapJob, Option<NodePtr>)>) {
+    fn install(
+        &self,
+        work: Work,
+        turnover: &mut dyn NodeTurnover,
+        tx: &mut Transaction,
+        maps: &mut Vec<(MapJob, Option<NodePtr>)>,
+    ) {
         match work {
             Work::Partition { table, job, flushed } => {
-                flushed.replaced.iter().for_each(|ptr| release_node(tx, ptr));
+                turnover.turned_over(table.id(), &flushed.written, &flushed.replaced, tx);
                 for told in table.install(job, flushed) {
                     match &told.descriptor {
                         Some(descriptor) if told.table == Pool::TABLES => {
@@ -352,7 +388,7 @@ impl Pool {
             }
             Work::Metaslab { job, map } => {
                 if let Some(old) = job.replaces() {
-                    release_node(tx, &old);
+                    free_node(tx, &old);
                 }
                 tx.put(Pool::TABLES, job.key(), &job.descriptor(map).encode());
                 maps.push((job, map));
@@ -402,9 +438,16 @@ impl Pool {
     }
 }
 
-/// Gives up all copies of a node. Nodes of the pool belong to no epoch (rule R20).
-fn release_node(tx: &mut Transaction, ptr: &NodePtr) {
-    for run in ptr.runs() {
-        tx.release(Pointer { run, epoch: EpochId::POOL, origin: EpochId::POOL });
-    }
+/// The tables whose trees a round has written.
+fn tables_of(done: &[Work]) -> Vec<TableId> {
+    let mut tables: Vec<TableId> = done
+        .iter()
+        .filter_map(|work| match work {
+            Work::Partition { table, .. } => Some(table.id()),
+            Work::Metaslab { .. } => None,
+        })
+        .collect();
+    tables.sort();
+    tables.dedup();
+    tables
 }

@@ -15,6 +15,8 @@ use crate::{Pool, PoolError, Transaction};
 
 /// The item kind of a high-water mark: 8 bytes, little-endian.
 pub const ID_MARK: Kind = Kind(4);
+/// Tables below have fixed numbers.
+const FIRST_TABLE: u64 = 16;
 /// Numbers taken at a time.
 const STEP: u64 = 4096;
 
@@ -43,7 +45,7 @@ impl IdSpace {
     /// (rule R40).
     fn range(self) -> (u64, u64) {
         match self {
-            IdSpace::Table => (Pool::SYSTEM.0 + 1, u64::MAX),
+            IdSpace::Table => (FIRST_TABLE, u64::MAX),
             IdSpace::Epoch => (1, u64::MAX),
             IdSpace::Subvol => (u64::from(SubvolId::ROOT.0) + 1, 1 << SubvolId::BITS),
             IdSpace::Inode(_) => (InodeNo::ROOT.0 + 1, 1 << InodeNo::BITS),
@@ -138,6 +140,13 @@ impl Pool {
         let range = spaces.entry(space).or_insert(fresh);
         (range.logged, range.by) = (to, by);
         Ok(by)
+    }
+
+    /// The mark below which all numbers of a space lie that were ever given out, for a space that
+    /// goes on from there; now, and while the caller holds off whoever takes numbers.
+    pub fn id_mark(&self, space: IdSpace, stored: u64) -> u64 {
+        let spaces = self.ids.spaces.lock();
+        spaces.get(&space).map_or(stored, |range| range.logged.max(stored))
     }
 
     /// A new, empty table. A table exists by having items.

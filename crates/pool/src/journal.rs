@@ -293,6 +293,13 @@ impl Journal {
         Ok(true)
     }
 
+    /// The txg before the head of the log, and the number of the uberblock that says so.
+    pub(crate) fn head(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        let before = state.batches.front().map_or(state.last.txg, |first| first.before_txg);
+        (before, state.uberblock)
+    }
+
     fn next_uberblock(&self, oldest_pin: Option<Txg>) -> Option<Uberblock> {
         let state = self.state.lock();
         let durable = Txg::new(state.last.txg)?;

@@ -98,6 +98,8 @@ pub(crate) struct NodeWriter {
     pool: Arc<Pool>,
     lane: Lane,
     reservation: Reservation,
+    /// What nodes are stamped with.
+    pub(crate) epoch: EpochId,
     claims: Vec<Claim>,
     given_up: Vec<Claim>,
     writes: Mutex<Vec<BoxFuture<'static, Result<(), PoolError>>>>,
@@ -110,6 +112,7 @@ impl NodeWriter {
             lane: Lane { cpu: pool.rt.current_cpu(), class: LaneClass::Node },
             pool,
             reservation,
+            epoch: EpochId::POOL,
             claims: Vec::new(),
             given_up: Vec::new(),
             writes: Mutex::default(),
@@ -133,7 +136,7 @@ impl NodeWriter {
             self.writes.get_mut().push(self.pool.begin_write(run, vec![buf.clone()], why));
             self.claims.push(claim);
         }
-        Ok(NodePtr { copies, blocks, epoch: EpochId::POOL, digest: digest(&buf) })
+        Ok(NodePtr { copies, blocks, epoch: self.epoch, digest: digest(&buf) })
     }
 
     /// Where the claims of the next unit begin.

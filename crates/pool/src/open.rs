@@ -18,7 +18,7 @@ use std::sync::atomic::AtomicU64;
 use copyhold_device::DynDevice;
 use copyhold_format::label::{AREA_BLOCKS, Label};
 use copyhold_format::log::{Record, Records};
-use copyhold_format::node::{PARTITION, PartitionDescriptor};
+use copyhold_format::node::{LINEAGE, Lineage, PARTITION, PartitionDescriptor};
 use copyhold_format::space_map::{Descriptor, METASLAB, SpaceMap};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Recovered, RecoveredBatch, Ring, recover};
@@ -26,10 +26,12 @@ use copyhold_runtime::Rt;
 use copyhold_space::{Config, MetaslabId, MetaslabLayout, Restore};
 use copyhold_table::{Edit, Limits as TableLimits, RecoveringTable, Table};
 use copyhold_types::{BlockAddr, Key, Purpose, Run, TableId, Txg};
+use parking_lot::{Mutex, RwLock};
 
 use crate::admission::Admission;
 use crate::config::{CreateOptions, OpenOptions};
 use crate::flush::Flusher;
+use crate::fork::{Forks, Gone};
 use crate::group::Group;
 use crate::ids::Ids;
 use crate::journal::{Journal, Resume};
@@ -39,6 +41,7 @@ use crate::nodes::NodeStore;
 use crate::open_txg::OpenTxg;
 use crate::pins::Pins;
 use crate::tables::Tables;
+use crate::tenancy::{NoTenants, Tenancy};
 use crate::{Pool, PoolError, Sabotage, tail};
 
 impl Pool {
@@ -57,6 +60,7 @@ impl Pool {
         device: DynDevice,
         options: OpenOptions,
     ) -> Result<Arc<Pool>, PoolError> {
+        let tenants = options.tenants;
         let labels = labels::read_labels(&device).await?;
         let label = labels.label.clone();
         if !label.features.writable() && !options.read_only {
@@ -77,6 +81,9 @@ impl Pool {
         let pool = Arc::new(pool.await?);
         if !pool.is_read_only() {
             pool.begin_incarnation(&labels, &ring, &recovered).await?;
+            if !tenants {
+                pool.begin_flushing();
+            }
         }
         Ok(pool)
     }
@@ -97,8 +104,19 @@ impl Pool {
             self.commit_empty().await?;
         }
         self.rt.spawn(Box::pin(marker::run(Arc::downgrade(self))));
-        self.rt.spawn(Box::pin(crate::flush::run(Arc::downgrade(self))));
         Ok(())
+    }
+
+    fn begin_flushing(self: &Arc<Self>) {
+        self.rt.spawn(Box::pin(crate::flush::run(Arc::downgrade(self))));
+    }
+
+    /// Who knows from now on whose tables are whose ([`OpenOptions::tenants`]).
+    pub fn set_tenancy(self: &Arc<Self>, tenancy: Arc<dyn Tenancy>) {
+        *self.tenancy.write() = tenancy;
+        if !self.is_read_only() {
+            self.begin_flushing();
+        }
     }
 
     /// Makes everything durable, marks it so, and ends all background work. What comes after
@@ -254,6 +272,7 @@ async fn assemble(
     let tot = open_root(&mut replayed, &root, limits)?;
     let catalogue = Catalogue::read(&tot, &nodes).await?;
     load_maps(&catalogue, &nodes, &mut replayed.space).await?;
+    let gone = catalogue.gone();
     let tables = open_tables(tot, catalogue, replayed.tables, limits)?;
     let space = replayed.space.finish(None).map_err(|e| PoolError::damaged("space", e))?;
     let last = Txg::new(recovered.last).unwrap_or(Txg::FIRST);
@@ -285,6 +304,8 @@ async fn assemble(
         admission: Admission::default(),
         flusher: Flusher::default(),
         marker: Marker::default(),
+        forks: Forks { gone: Mutex::new(gone), ..Forks::default() },
+        tenancy: RwLock::new(Arc::new(NoTenants)),
         joined: AtomicU64::new(0),
         proven: AtomicU64::new(0),
         rt,
@@ -314,9 +335,19 @@ fn open_root(
 struct Catalogue {
     partitions: BTreeMap<TableId, Vec<(u64, PartitionDescriptor)>>,
     metaslabs: Vec<(MetaslabId, Descriptor)>,
+    lineages: BTreeMap<TableId, Lineage>,
 }
 
 impl Catalogue {
+    /// Tables that went, and when.
+    fn gone(&self) -> Vec<Gone> {
+        let gone = |(id, lineage): (&TableId, &Lineage)| match lineage {
+            Lineage::Gone(since) => Some(Gone::new(*id, *since)),
+            Lineage::Over(_) => None,
+        };
+        self.lineages.iter().filter_map(gone).collect()
+    }
+
     async fn read(tot: &Table, nodes: &NodeStore) -> Result<Catalogue, PoolError> {
         const STEP: usize = 1024;
         let mut catalogue = Catalogue::default();
@@ -337,6 +368,8 @@ impl Catalogue {
             let descriptor = PartitionDescriptor::parse(value).map_err(wrong)?;
             let of = self.partitions.entry(TableId(key.object)).or_default();
             of.push((key.offset, descriptor));
+        } else if key.kind == LINEAGE {
+            self.lineages.insert(TableId(key.object), Lineage::parse(value).map_err(wrong)?);
         } else if key.kind == METASLAB {
             let (device, index) = Descriptor::parse_key(key).map_err(wrong)?;
             let descriptor = Descriptor::parse(value).map_err(wrong)?;
@@ -379,14 +412,43 @@ fn open_tables(
     mut catalogue: Catalogue,
     edits: BTreeMap<TableId, RecoveringTable>,
     limits: TableLimits,
-) -> Result<Vec<Table>, PoolError> {
+) -> Result<Vec<Arc<Table>>, PoolError> {
     let mut tables = vec![tot];
     for (id, edits) in edits {
+        if let Some(Lineage::Gone(_)) = catalogue.lineages.get(&id) {
+            continue;
+        }
         let descriptors = catalogue.partitions.remove(&id).unwrap_or_default();
         tables.push(edits.finish(limits, descriptors)?);
     }
     for (id, descriptors) in catalogue.partitions {
         tables.push(Table::restore(id, limits, descriptors)?);
     }
-    Ok(tables)
+    lay_over(tables, catalogue.lineages, limits)
+}
+
+/// Lays forked tables over each other again, the lower ones first: ids grow with every fork.
+fn lay_over(
+    tables: Vec<Table>,
+    lineages: BTreeMap<TableId, Lineage>,
+    limits: TableLimits,
+) -> Result<Vec<Arc<Table>>, PoolError> {
+    let mut tables: BTreeMap<TableId, Arc<Table>> =
+        tables.into_iter().map(|table| (table.id(), Arc::new(table))).collect();
+    for (id, lineage) in lineages {
+        let Lineage::Over(under) = lineage else { continue };
+        let damaged =
+            |why: String| Err(PoolError::damaged(format!("the lineage of table {id}"), why));
+        if under >= id {
+            return damaged(format!("it lies over table {under}, which is not older"));
+        }
+        let mut get =
+            |id| tables.entry(id).or_insert_with(|| Arc::new(Table::new(id, limits))).clone();
+        let (table, under) = (get(id), get(under));
+        if table.stats().len() != 1 || table.stats()[0].base_items != 0 {
+            return damaged("it lies over another table and has a base of its own".into());
+        }
+        table.lay_over(under);
+    }
+    Ok(tables.into_values().collect())
 }

@@ -85,12 +85,15 @@ impl OpenTxg {
     }
 
     /// Closes the open txg and opens the next. `while_closed` runs when the last transaction has
-    /// left and none has joined the next.
-    pub(crate) fn close<T>(&self, while_closed: impl FnOnce() -> T) -> (Txg, Gathered, T) {
+    /// left and none has joined the next; it may still add to what has gathered.
+    pub(crate) fn close<T>(
+        &self,
+        while_closed: impl FnOnce(Txg, &mut Gathered) -> T,
+    ) -> (Txg, Gathered, T) {
         let mut gate = self.gate.write();
         let txg = *gate;
-        let gathered = std::mem::take(&mut *self.gathered.lock());
-        let result = while_closed();
+        let mut gathered = std::mem::take(&mut *self.gathered.lock());
+        let result = while_closed(txg, &mut gathered);
         *gate = txg.next();
         (txg, gathered, result)
     }
@@ -143,7 +146,7 @@ mod tests {
         let piece = open.join().gather(&half, None, 1, 0, vec![]).expect("full");
         assert_eq!((piece.txg, piece.records.len()), (Txg::FIRST, PIECE_BYTES));
         assert!(open.join().gather(&[2], None, 1, 0, vec![]).is_none());
-        let (txg, gathered, ()) = open.close(|| ());
+        let (txg, gathered, ()) = open.close(|_, _| ());
         assert_eq!((txg, gathered.records, gathered.pieces.len()), (Txg::FIRST, vec![2], 1));
         assert_eq!(open.number(), Txg::FIRST.next());
     }

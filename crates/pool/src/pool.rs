@@ -8,8 +8,9 @@ use copyhold_device::{CounterSnapshot, DynDevice};
 use copyhold_format::label::Label;
 use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_space::{Claim, Figures, Lane, LaneClass, Reservation, Space, Tier};
-use copyhold_table::{Table, Value};
+use copyhold_table::{Cached, Table, Value};
 use copyhold_types::{Buf, Key, Nanos, Purpose, Run, TableId, Txg};
+use parking_lot::RwLock;
 
 use crate::PoolError;
 use crate::Sabotage;
@@ -17,6 +18,7 @@ use crate::admission::Admission;
 use crate::commit::introduced;
 use crate::config::Limits;
 use crate::flush::Flusher;
+use crate::fork::Forks;
 use crate::group::Group;
 use crate::health::Health;
 use crate::ids::Ids;
@@ -26,6 +28,7 @@ use crate::nodes::NodeStore;
 use crate::open_txg::{Joined, OpenTxg};
 use crate::pins::{Pin, Pins};
 use crate::tables::Tables;
+use crate::tenancy::Tenancy;
 use crate::transaction::{Credit, Transaction};
 
 /// How often a write is tried again while the host has no space for a sparse pool file (rule R32).
@@ -56,6 +59,8 @@ pub struct Pool {
     pub(crate) admission: Admission,
     pub(crate) flusher: Flusher,
     pub(crate) marker: Marker,
+    pub(crate) forks: Forks,
+    pub(crate) tenancy: RwLock<Arc<dyn Tenancy>>,
     /// The last txg that a transaction has joined, and the last that a durable batch calls durable.
     pub(crate) joined: AtomicU64,
     pub(crate) proven: AtomicU64,
@@ -66,6 +71,9 @@ impl Pool {
     pub const TABLES: TableId = TableId(1);
     /// The pool's own table: subvolumes, epochs, settings, high-water marks of ids.
     pub const SYSTEM: TableId = TableId(2);
+    /// References beyond the first, and releases that are not decided yet: the layer above's.
+    pub const SHARES: TableId = TableId(3);
+    pub const PENDING: TableId = TableId(4);
 
     pub fn runtime(&self) -> &Rt {
         &self.rt
@@ -135,7 +143,23 @@ impl Pool {
         Ok(self.device.read(run.addr.block(), run.blocks, why).await?)
     }
 
-    pub(crate) fn table(&self, id: TableId) -> Arc<Table> {
+    /// As [`Self::range`], for where nothing may wait.
+    pub fn range_cached(
+        &self,
+        table: TableId,
+        from: Key,
+        to: Key,
+        limit: usize,
+    ) -> Cached<Vec<(Key, Value)>> {
+        let _pin = self.pin();
+        self.table(table).range_cached(&self.nodes, from..to, limit)
+    }
+
+    pub(crate) fn tenancy(&self) -> Arc<dyn Tenancy> {
+        self.tenancy.read().clone()
+    }
+
+    pub fn table(&self, id: TableId) -> Arc<Table> {
         self.tables.get(id)
     }
 
@@ -241,15 +265,19 @@ impl Pool {
     pub fn apply(self: &Arc<Self>, credit: Credit, tx: Transaction) -> Result<Txg, PoolError> {
         self.check_writable()?;
         self.check_released(&tx)?;
+        if !tx.forks.is_empty() || !tx.forgotten.is_empty() {
+            let _order = self.forks.order.lock();
+            return self.apply_with(credit, tx, |txg, tx| self.tell_lineage(txg, tx));
+        }
         let allocations = !self.sabotaged(Sabotage::LogClaims);
         let records = tx.records(allocations);
         let joined = self.open.join();
         Ok(self.apply_joined(joined, credit, tx, records))
     }
 
-    /// As [`Self::apply`], for what the pool does itself: `prepare` completes the transaction when
-    /// its txg is known.
-    pub(crate) fn apply_with(
+    /// As [`Self::apply`]; `prepare` completes the transaction when its txg is known, and cannot be
+    /// undone. What it decides by stands still until this returns: the caller holds its locks.
+    pub fn apply_with(
         self: &Arc<Self>,
         credit: Credit,
         mut tx: Transaction,
@@ -273,6 +301,7 @@ impl Pool {
         let edits = tx.len() as u64;
         let introduces = introduced(tx.claims.iter().map(Claim::run));
         self.joined.fetch_max(txg.get(), Ordering::AcqRel);
+        self.make_forks(&tx);
         let piece = joined.gather(&records, credit.ticket, edits, introduces, tx.attached);
         self.flusher.edited(tx.edits.len() as u64, records.len() as u64, self.limits.delta_bytes);
         for (table, key, edit) in tx.edits {

@@ -25,9 +25,9 @@ impl Tables {
     pub(crate) fn new(
         limits: Limits,
         root: Vec<u8>,
-        tables: impl IntoIterator<Item = Table>,
+        tables: impl IntoIterator<Item = Arc<Table>>,
     ) -> Tables {
-        let open = tables.into_iter().map(|table| (table.id(), Arc::new(table))).collect();
+        let open = tables.into_iter().map(|table| (table.id(), table)).collect();
         Tables { limits, open: RwLock::new(open), root: Mutex::new(root) }
     }
 
@@ -38,6 +38,15 @@ impl Tables {
         }
         let new = || Arc::new(Table::new(id, self.limits));
         self.open.write().entry(id).or_insert_with(new).clone()
+    }
+
+    pub(crate) fn insert(&self, table: Table) {
+        let before = self.open.write().insert(table.id(), Arc::new(table));
+        assert!(before.is_none_or(|before| before.is_settled()), "a table is made once");
+    }
+
+    pub(crate) fn remove(&self, id: TableId) {
+        self.open.write().remove(&id);
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Table>> {

@@ -3,7 +3,7 @@
 use copyhold_format::log::{Record, RecordWriter};
 use copyhold_space::{Claim, Reservation};
 use copyhold_table::{Edit, Value};
-use copyhold_types::{Buf, Key, Pointer, Run, TableId};
+use copyhold_types::{Buf, EpochId, Key, Pointer, Run, TableId};
 
 /// Collected without joining anything; handed to `Pool::apply`. Dropping it drops its claims, and
 /// with them what they took (rule R19).
@@ -13,6 +13,8 @@ pub struct Transaction {
     pub(crate) claims: Vec<Claim>,
     pub(crate) released: Vec<Pointer>,
     pub(crate) attached: Vec<(Run, Vec<Buf>)>,
+    pub(crate) forks: Vec<(TableId, [TableId; 2])>,
+    pub(crate) forgotten: Vec<TableId>,
 }
 
 impl Transaction {
@@ -27,7 +29,7 @@ impl Transaction {
         self.edits.push((table, key, Edit::Put(value.into())));
     }
 
-    pub(crate) fn edit(&mut self, table: TableId, key: Key, edit: Edit) {
+    pub fn edit(&mut self, table: TableId, key: Key, edit: Edit) {
         self.edits.push((table, key, edit));
     }
 
@@ -40,9 +42,25 @@ impl Transaction {
         self.claims.push(claim);
     }
 
-    /// Drops a reference. What that means is decided when the transaction is applied (rule R4).
+    /// Drops a reference. What that means is decided when the transaction is applied (rule R4): by
+    /// the layer above, which takes these out, or else the run is free.
     pub fn release(&mut self, pointer: Pointer) {
         self.released.push(pointer);
+    }
+
+    /// Frees a run.
+    pub fn free(&mut self, run: Run) {
+        self.release(Pointer { run, epoch: EpochId::POOL, origin: EpochId::POOL });
+    }
+
+    /// What was released so far, to be decided on by the caller.
+    pub fn take_released(&mut self) -> Vec<Pointer> {
+        std::mem::take(&mut self.released)
+    }
+
+    /// Runs whose allocation this transaction logs.
+    pub fn allocated(&self) -> impl Iterator<Item = Run> + '_ {
+        self.claims.iter().map(Claim::run)
     }
 
     /// Data of a claimed run that the commit writes beside its batch (P12). Until that commit the
@@ -53,7 +71,8 @@ impl Transaction {
 
     /// Edits so far, of tables and of space.
     pub fn len(&self) -> usize {
-        self.edits.len() + self.claims.len() + self.released.len()
+        let lineage = 3 * self.forks.len() + self.forgotten.len();
+        self.edits.len() + self.claims.len() + self.released.len() + lineage
     }
 
     pub fn is_empty(&self) -> bool {

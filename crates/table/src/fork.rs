@@ -98,6 +98,13 @@ impl Table {
         .collect()
     }
 
+    /// A partition has no items any more; somebody has given up its nodes.
+    pub fn empty_partition(&self, start: Key) {
+        let partitions = self.partitions.read();
+        let index = partitions.index_starting(start).expect("a partition starts there");
+        partitions.get(index).state.lock().base = Base::default();
+    }
+
     /// What the table of tables is to be told when this table is no more.
     pub fn gone(&self) -> Vec<DescriptorEdit> {
         let told = self.descriptors().into_iter();

@@ -8,20 +8,23 @@
 
 use std::cmp::Ordering;
 use std::collections::btree_map;
+use std::future::Future;
 use std::iter::{Peekable, Rev};
 use std::ops::{ControlFlow, Range};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::vec;
 
-use copyhold_format::node::ValueRef;
-use copyhold_types::Key;
+use copyhold_format::node::{Level, Node, ValueRef};
+use copyhold_types::{Key, NodePtr};
 
 use crate::cursor::Cursor;
 use crate::delta::Delta;
 use crate::partition::{Base, Partitions};
 use crate::source::{InnerNode, LeafNode};
 use crate::table::{Cached, Table};
-use crate::{Edit, NodeSource, TableError, Value};
+use crate::{Edit, NodeFuture, NodeSource, TableError, Value};
 
 /// Most edits that are copied under a partition's lock.
 const STRETCH_EDITS: usize = if cfg!(test) { 5 } else { 4096 };
@@ -44,6 +47,19 @@ impl From<Found<'_>> for Value {
             Found::Edit(value) => value,
             Found::Base(value) => Value::from(value),
         }
+    }
+}
+
+/// Nodes that need no waiting; for the others it waits for ever.
+struct CachedNodes<'a>(&'a dyn NodeSource);
+
+impl NodeSource for CachedNodes<'_> {
+    fn cached(&self, ptr: &NodePtr) -> Option<Arc<Node>> {
+        self.0.cached(ptr)
+    }
+
+    fn read(&self, _: NodePtr, _: Level) -> NodeFuture<'_, Arc<Node>> {
+        Box::pin(std::future::pending())
     }
 }
 
@@ -125,6 +141,21 @@ impl Table {
             stretch.for_each(nodes, 0, visit).await?;
         }
         Ok(items)
+    }
+
+    /// As [`Self::range`], for where nothing may wait.
+    pub fn range_cached(
+        &self,
+        nodes: &dyn NodeSource,
+        range: Range<Key>,
+        limit: usize,
+    ) -> Cached<Vec<(Key, Value)>> {
+        let cached = CachedNodes(nodes);
+        let read = pin!(self.range(&cached, range, limit));
+        match read.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(items)) => Cached::Known(items),
+            _ => Cached::Unknown,
+        }
     }
 
     /// Visits the items in `range` in order, edits over bases, as consistent as a
@@ -410,8 +441,6 @@ impl<'a, U: Iterator<Item = (&'a Key, &'a Edit)>> Iterator for Overlay<U> {
 
 #[cfg(test)]
 mod tests {
-    use std::future::Future;
-
     use copyhold_types::{Kind, TableId, Txg};
 
     use super::*;
@@ -451,6 +480,11 @@ mod tests {
         store.set_slow(0);
         assert_eq!(table.get_cached(&*store, key(4)), Cached::Known(Some(vec![4; 500].into())));
         assert_eq!(table.get_cached(&*store, key(5)), Cached::Known(None));
+        let range = || table.range_cached(&*store, key(2)..key(5), 9);
+        let found = vec![(key(3), Value::from(&[3])), (key(4), vec![4; 500].into())];
+        assert_eq!(range(), Cached::Known(found));
+        store.set_slow(1);
+        assert_eq!(range(), Cached::Unknown);
     }
 
     #[test]

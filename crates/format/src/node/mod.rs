@@ -28,6 +28,7 @@ mod descriptor;
 mod inner;
 mod layer;
 mod leaf;
+mod lineage;
 mod pointer;
 pub mod schema;
 
@@ -36,6 +37,7 @@ pub use descriptor::{LAYERS_MAX, LayerDescriptor, PARTITION, PartitionDescriptor
 pub use inner::{Child, InnerView, encode_inner};
 pub use layer::{encode_edit, parse_edit};
 pub use leaf::{LeafView, Place, ValueRef};
+pub use lineage::{LINEAGE, Lineage};
 pub use pointer::{NODE_BLOCKS_MAX, NODE_PTR_BYTES, decode_ptr, encode_ptr};
 
 use copyhold_types::{Buf, Key, Kind, Purpose, TableId, Txg};

@@ -1,0 +1,256 @@
+//! Forked tables: their records, their settling and handing over, and tables that go.
+//!
+//! A fork is an item of the table of tables for each child, [`Lineage::Over`]: whatever the size
+//! of what is forked. Children lie over the forked table in memory (`table::fork`); when it is
+//! settled, one transaction for each child writes the child's own descriptors and deletes the item.
+//! With the last child the forked table goes: its descriptors are deleted, its nodes stay, since
+//! they are the children's now.
+//!
+//! G1  What a table lies over is decided, and its children are made, in one step with handing over
+//!     (`Forks::order`): neither sees half of the other.
+//! G2  A table that goes leaves a [`Lineage::Gone`] behind until the log has nothing of it any more:
+//!     replay must not bring it back.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use copyhold_format::node::{Lineage, PartitionDescriptor};
+use copyhold_table::{Edit, NodeVisit, Table};
+use copyhold_types::{NodePtr, TableId, Txg};
+use parking_lot::Mutex;
+
+use crate::tenancy::free_node;
+use crate::{Pool, PoolError, Transaction};
+
+/// Unflushed tables that may lie over each other before a fork has to wait (R29); a lookup asks
+/// each of them (P13).
+pub const FORK_DEPTH_MAX: usize = 4;
+/// Items of tables that went, deleted by one transaction.
+const GONE_PER_STEP: usize = 64;
+/// Recovery may begin at any of as many uberblocks (R6).
+const UBERBLOCKS_KEPT: u64 = 3;
+/// Before settling looks again, when another flush has the table.
+const PAUSE: Duration = Duration::from_millis(5);
+
+#[derive(Debug, Default)]
+pub(crate) struct Forks {
+    /// Held while a fork or a handover is applied (G1).
+    pub(crate) order: Mutex<()>,
+    pub(crate) gone: Mutex<Vec<Gone>>,
+}
+
+/// A table that went.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gone {
+    table: TableId,
+    since: Txg,
+    /// The uberblock in which the log was first seen to begin behind it.
+    passed: Option<u64>,
+}
+
+impl Gone {
+    pub(crate) fn new(table: TableId, since: Txg) -> Gone {
+        Gone { table, since, passed: None }
+    }
+}
+
+impl Transaction {
+    /// Makes two tables with the content of `from`, which takes no edits any more; also none in
+    /// this transaction. Edits of the children may be in it.
+    pub fn fork(&mut self, from: TableId, children: [TableId; 2]) {
+        self.forks.push((from, children));
+    }
+
+    /// `table` is no more. Its nodes are the caller's business. It takes no edits any more.
+    pub fn forget(&mut self, table: TableId) {
+        self.forgotten.push(table);
+    }
+}
+
+impl Pool {
+    /// How many unflushed tables lie under `table`; a fork of it adds one if it has edits.
+    pub fn fork_depth(&self, table: TableId) -> usize {
+        self.table(table).depth()
+    }
+
+    /// The edits by which the log tells of the forks and of what is forgotten.
+    pub(crate) fn tell_lineage(&self, txg: Txg, tx: &mut Transaction) {
+        for (from, children) in tx.forks.clone() {
+            let under = self.table(from).fork_point();
+            for child in children {
+                tx.put(Pool::TABLES, Lineage::key(child), &Lineage::Over(under.id()).encode()[..]);
+            }
+            if under.id() != from {
+                tx.delete(Pool::TABLES, Lineage::key(from));
+            }
+        }
+        for table in tx.forgotten.clone() {
+            self.tell_gone(txg, &self.table(table), tx);
+        }
+    }
+
+    fn tell_gone(&self, txg: Txg, table: &Table, tx: &mut Transaction) {
+        for told in table.gone() {
+            tx.edit(Pool::TABLES, told.key(), told.edit());
+        }
+        let gone = Lineage::Gone(txg).encode();
+        tx.put(Pool::TABLES, Lineage::key(table.id()), &gone[..]);
+        self.forks.gone.lock().push(Gone::new(table.id(), txg));
+    }
+
+    /// Makes the children, before any edit of them is applied.
+    pub(crate) fn make_forks(&self, tx: &Transaction) {
+        for (from, children) in &tx.forks {
+            let parent = self.table(*from);
+            for child in children {
+                self.tables.insert(Table::over(&parent, *child));
+            }
+            if parent.fork_point().id() != *from {
+                self.tables.remove(*from);
+            }
+        }
+        for table in &tx.forgotten {
+            self.tables.remove(*table);
+        }
+    }
+
+    /// Tables that something else lies over: what is to be flushed first.
+    pub(crate) fn forked(&self) -> BTreeSet<TableId> {
+        let tables = self.tables.all();
+        tables.iter().filter_map(|table| table.under()).map(|under| under.id()).collect()
+    }
+
+    /// Hands settled tables over to what lies over them. Whether there was any.
+    pub(crate) fn hand_over(self: &Arc<Self>) -> Result<bool, PoolError> {
+        let mut any = false;
+        for child in self.tables.all() {
+            if child.under().is_some_and(|under| under.is_settled()) {
+                any |= self.hand_over_to(&child)?;
+            }
+        }
+        Ok(any)
+    }
+
+    fn hand_over_to(self: &Arc<Self>, child: &Arc<Table>) -> Result<bool, PoolError> {
+        let _order = self.forks.order.lock();
+        let Some(under) = child.under().filter(|under| under.is_settled()) else {
+            return Ok(false);
+        };
+        let parts = under.stats().len();
+        let credit = self.internal_credit(parts * 2 + 2, parts * 256)?;
+        self.apply_with(credit, Transaction::new(), |txg, tx| {
+            for told in child.adopt() {
+                tx.edit(Pool::TABLES, told.key(), told.edit());
+            }
+            tx.edit(Pool::TABLES, Lineage::key(child.id()), Edit::Delete);
+            if !self.forked().contains(&under.id()) {
+                self.tell_gone(txg, &under, tx);
+                self.tables.remove(under.id());
+            }
+        })?;
+        Ok(true)
+    }
+
+    /// Flushes `table` and what lies under it, until all of it is in bases of its own. It must take
+    /// no edits meanwhile, or this may not end.
+    pub async fn settle(self: &Arc<Self>, table: TableId) -> Result<(), PoolError> {
+        loop {
+            let top = self.table(table);
+            if top.is_settled() {
+                return Ok(());
+            }
+            self.settle_under(&top).await?;
+            self.flush_table(&top).await?;
+        }
+    }
+
+    /// Flushes what lies under `table` and hands it over, so that it has bases of its own.
+    pub async fn settle_under(self: &Arc<Self>, table: &Arc<Table>) -> Result<(), PoolError> {
+        while let Some(mut lowest) = table.under() {
+            while let Some(lower) = lowest.under() {
+                lowest = lower;
+            }
+            self.flush_table(&lowest).await?;
+            self.hand_over()?;
+        }
+        Ok(())
+    }
+
+    /// Flushes the partitions of one table, or waits for whoever does.
+    async fn flush_table(self: &Arc<Self>, table: &Arc<Table>) -> Result<(), PoolError> {
+        if table.is_settled() {
+            return Ok(());
+        }
+        self.commit(self.open_txg()).await?;
+        if !self.flush_only(table).await? {
+            self.check_writable()?;
+            self.rt.sleep(PAUSE).await;
+        }
+        Ok(())
+    }
+
+    /// Drops a table of the pool's own with all its nodes, in bounded steps. It takes no edits
+    /// any more.
+    pub async fn drop_table(self: &Arc<Self>, id: TableId) -> Result<(), PoolError> {
+        self.settle(id).await?;
+        let table = self.table(id);
+        for (partition, descriptor) in table.descriptors() {
+            self.drop_partition(&table, partition, descriptor).await?;
+        }
+        let credit = self.internal_credit(2, 128)?;
+        let mut tx = Transaction::new();
+        tx.forget(id);
+        self.apply(credit, tx)?;
+        Ok(())
+    }
+
+    /// Frees the nodes of a partition, then says that it is empty: a crash in between frees again
+    /// what is still named.
+    async fn drop_partition(
+        self: &Arc<Self>,
+        table: &Arc<Table>,
+        partition: u64,
+        descriptor: PartitionDescriptor,
+    ) -> Result<(), PoolError> {
+        let mut nodes: Vec<NodePtr> = Vec::new();
+        let start = descriptor.start;
+        let _pin = self.pin();
+        table
+            .for_each_node(&self.nodes, false, &mut |visit: NodeVisit<'_>| {
+                if visit.partition == start {
+                    nodes.push(visit.ptr);
+                }
+            })
+            .await;
+        let credit = self.internal_credit(1 + nodes.len() * 2, 64)?;
+        let mut tx = Transaction::new();
+        nodes.iter().for_each(|ptr| free_node(&mut tx, ptr));
+        let empty = PartitionDescriptor {
+            complete_to: descriptor.complete_to,
+            ..PartitionDescriptor::empty(start)
+        };
+        let key = PartitionDescriptor::key(table.id(), partition);
+        tx.put(Pool::TABLES, key, &empty.encode()[..]);
+        self.apply_with(credit, tx, |_, _| table.empty_partition(start))?;
+        Ok(())
+    }
+
+    /// Items of tables that the log has nothing of any more are deleted with a flush's record.
+    pub(crate) fn forget_gone(&self, tx: &mut Transaction) {
+        let (before_head, uberblock) = self.journal.head();
+        let mut left = GONE_PER_STEP;
+        self.forks.gone.lock().retain_mut(|gone| {
+            if gone.since.get() <= before_head {
+                gone.passed.get_or_insert(uberblock);
+            }
+            let passed = gone.passed.is_some_and(|since| uberblock >= since + UBERBLOCKS_KEPT);
+            let forget = passed && left > 0;
+            if forget {
+                left -= 1;
+                tx.delete(Pool::TABLES, Lineage::key(gone.table));
+            }
+            !forget
+        });
+    }
+}

@@ -1,0 +1,72 @@
+//! What the pool asks of the layer that knows whose tables are whose.
+//!
+//! A flush writes nodes of some table's tree and gives up others. Whose they are, and whether a
+//! node that a tree gives up is still another's, only the layer above knows (R4): it is asked while
+//! the flush's transaction is applied, with everything that decides held still.
+
+use copyhold_table::Edit;
+use copyhold_types::{EpochId, Key, NodePtr, Pointer, TableId, Txg};
+
+use crate::Transaction;
+
+/// The layer above, as the pool sees it.
+pub trait Tenancy: Send + Sync {
+    /// What new nodes of `table` are stamped with.
+    fn epoch(&self, table: TableId) -> EpochId;
+
+    /// Runs `apply`, which joins the open txg, while what decides about the nodes of these tables
+    /// stands still: the locks of the layer above come before the pool's.
+    fn steady(&self, tables: &[TableId], apply: &mut dyn FnMut(&mut dyn NodeTurnover));
+
+    /// Edits that belong to a txg as a whole. Nothing is joined to any txg while it answers; it
+    /// never waits.
+    fn closing(&self, txg: Txg) -> Vec<(TableId, Key, Edit)>;
+}
+
+/// Takes account of what a flush has done to a table's tree.
+pub trait NodeTurnover {
+    /// Adds to `tx` what it means that these nodes are new and those are given up.
+    fn turned_over(
+        &mut self,
+        table: TableId,
+        written: &[NodePtr],
+        replaced: &[NodePtr],
+        tx: &mut Transaction,
+    );
+}
+
+/// A pool without tenants: its nodes are its own, and a replaced one is free.
+pub(crate) struct NoTenants;
+
+impl Tenancy for NoTenants {
+    fn epoch(&self, _: TableId) -> EpochId {
+        EpochId::POOL
+    }
+
+    fn steady(&self, _: &[TableId], apply: &mut dyn FnMut(&mut dyn NodeTurnover)) {
+        apply(&mut NoTenants);
+    }
+
+    fn closing(&self, _: Txg) -> Vec<(TableId, Key, Edit)> {
+        Vec::new()
+    }
+}
+
+impl NodeTurnover for NoTenants {
+    fn turned_over(
+        &mut self,
+        _: TableId,
+        _: &[NodePtr],
+        replaced: &[NodePtr],
+        tx: &mut Transaction,
+    ) {
+        replaced.iter().for_each(|ptr| free_node(tx, ptr));
+    }
+}
+
+/// Gives up all copies of a node that is nobody's but the pool's (rule R20).
+pub fn free_node(tx: &mut Transaction, ptr: &NodePtr) {
+    for run in ptr.runs() {
+        tx.release(Pointer { run, epoch: EpochId::POOL, origin: EpochId::POOL });
+    }
+}
