@@ -1,6 +1,6 @@
 //! Forked tables through flushes, handovers and crashes, against plain copies.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use copyhold_device::DynDevice;
@@ -151,6 +151,17 @@ impl World {
             let found: Content = found.iter().map(|(key, v)| (key.offset, v[0])).collect();
             assert_eq!(&found, wanted, "table {table}");
         }
+        let mut known: BTreeSet<TableId> = self.live.iter().map(|(table, _)| *table).collect();
+        for (table, _) in &self.live {
+            let mut lower = self.pool.table(*table).under();
+            while let Some(under) = lower {
+                known.insert(under.id());
+                lower = under.under();
+            }
+        }
+        let there = self.pool.tables().into_iter().map(|table| table.id());
+        let astray: Vec<_> = there.filter(|id| *id >= FIRST && !known.contains(id)).collect();
+        assert!(astray.is_empty(), "{astray:?} should be gone");
     }
 }
 
