@@ -60,7 +60,7 @@ impl System {
                     }
                 }
             }
-            EPOCH if key.offset == 0 => match EpochItem::parse(value) {
+            EPOCH if key.offset == 0 => match EpochItem::parse(key, value) {
                 Ok(item) => drop(self.epochs.insert(key.object, item)),
                 Err(error) => {
                     let (subvol, epoch) = (SubvolId::default(), key.object);

@@ -14,7 +14,10 @@ pub enum FormatError {
     Field { what: &'static str, field: &'static str, value: u64 },
     #[error("{what} is not in order: {detail}")]
     Order { what: &'static str, detail: String },
-    #[error("the pool has format version {found}, this program reads {supported}; use a newer one")]
+    #[error(
+        "the pool has format version {found}, this program reads {supported}; \
+         use the program that goes with it, or copy its files to a new pool"
+    )]
     Version { found: u32, supported: u32 },
     #[error("the pool uses features that this program does not know ({bits:#x}); use a newer one")]
     Features { bits: u64 },

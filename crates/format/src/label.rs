@@ -20,7 +20,7 @@ use crate::{FormatError, digest};
 /// First bytes of a label.
 pub const MAGIC: [u8; 8] = *b"COPYHOLD";
 /// Raised when old programs must not touch a pool at all. Before 1.0 it may rise at any time.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Blocks at each end of a device that hold label and uberblocks.
 pub const AREA_BLOCKS: u64 = 64;
 /// First uberblock slot and number of slots, in blocks from the start of the area.
@@ -39,7 +39,7 @@ pub struct Features {
 }
 
 impl Features {
-    /// What this program knows. None yet: version 1 is the base that features are added to.
+    /// What this program knows. None yet: version 2 is the base that features are added to.
     pub const KNOWN: Features = Features { compat: 0, ro_compat: 0, incompat: 0 };
 
     /// Whether a pool with these features may be written by this program.
@@ -282,10 +282,13 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_version_is_named_even_if_the_rest_means_nothing_to_us() {
-        let mut block = label().encode();
-        block[8] = 2;
-        assert_eq!(Label::parse(&block), Err(FormatError::Version { found: 2, supported: 1 }));
+    fn another_version_is_named_even_if_the_rest_means_nothing_to_us() {
+        for found in [VERSION - 1, VERSION + 1] {
+            let mut block = label().encode();
+            block[8] = found as u8;
+            let supported = VERSION;
+            assert_eq!(Label::parse(&block), Err(FormatError::Version { found, supported }));
+        }
     }
 
     #[test]

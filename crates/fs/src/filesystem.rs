@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use copyhold_format::FormatError;
 use copyhold_format::item::{
-    self, EPOCH, EpochItem, HashKey, InodeFlags, InodeItem, LISTS, ORPHAN, SUBVOL, SubvolFlags,
+    self, EPOCH, EpochItem, HashKey, InodeFlags, InodeItem, LISTS, ORPHAN, Place, SUBVOL,
     SubvolItem, TRUNCATE,
 };
 use copyhold_pool::{Credit, IdSpace, Pool, PoolError, Reservation, Tier, Transaction, Value};
@@ -48,16 +48,10 @@ impl Filesystem {
         let table = pool.new_table().await?;
         let epoch = EpochId(pool.next_id(IdSpace::Epoch).await?);
         let now = rt.wall_clock();
-        let subvol = SubvolItem {
-            table,
-            epoch,
-            first: epoch,
-            flags: SubvolFlags::default(),
-            hash_key: HashKey(random_bytes(rt)),
-            created: now,
-            identity: random_bytes(rt),
-        };
-        let record = EpochItem { subvol: SubvolId::ROOT, table, first: epoch, parent: None };
+        let place = Place { subvol: SubvolId::ROOT, directory: InodeNo::ROOT };
+        let hash_key = HashKey(random_bytes(rt));
+        let subvol = SubvolItem::new(table, epoch, place, hash_key, now, random_bytes(rt));
+        let record = EpochItem::root(SubvolId::ROOT, table, epoch);
         let root =
             InodeItem { parent: InodeNo::ROOT, nlink: 2, ..new_item(0o040000 | mode, owner, now) };
 

@@ -9,7 +9,7 @@ use copyhold_device::{Device, DynDevice};
 use copyhold_format::block_checksum;
 use copyhold_format::item::{
     self, DIRENT, DirBucket, EPOCH, EpochItem, Extent, ExtentState, HashKey, InodeFlags, InodeItem,
-    SUBVOL, SubvolFlags, SubvolItem, XATTR, XATTR_VALUE_PIECE, XattrBucket, XattrValue,
+    SUBVOL, SubvolItem, XATTR, XATTR_VALUE_PIECE, XattrBucket, XattrValue,
     dirent_bucket, xattr_bucket, xattr_piece,
 };
 use copyhold_pool::{
@@ -250,17 +250,10 @@ impl Files {
         let epoch = pool.next_id(IdSpace::Epoch).await.unwrap().max(1);
         let space = IdSpace::Inode(SubvolId::ROOT);
         assert_eq!(pool.next_id(space).await.unwrap(), DIR.0);
-        let subvol = SubvolItem {
-            table: TABLE,
-            epoch: EpochId(epoch),
-            first: EpochId(epoch),
-            flags: SubvolFlags::default(),
-            hash_key: HASH,
-            created: Timestamp::default(),
-            identity: [3; 16],
-        };
-        let (subvolume, first) = (SubvolId::ROOT, EpochId(epoch));
-        let record = EpochItem { subvol: subvolume, table: TABLE, first, parent: None };
+        let place = item::Place { subvol: SubvolId::ROOT, directory: InodeNo::ROOT };
+        let (created, identity, first) = (Timestamp::default(), [3; 16], EpochId(epoch));
+        let subvol = SubvolItem::new(TABLE, first, place, HASH, created, identity);
+        let record = EpochItem::root(SubvolId::ROOT, TABLE, first);
         let mut tx = Transaction::new();
         let key = Key::new(SubvolId::ROOT.0.into(), SUBVOL, 0);
         tx.put(Pool::SYSTEM, key, &subvol.encode()[..]);

@@ -2,9 +2,13 @@
 //!
 //! ```text
 //!   0 address u64 (block 48 bits, device 16) · blocks - 1 u8 · flags u8
-//!  10 epoch u64 · epoch - origin u64 · birth u32 · CRC-32C of the first block u32
+//!  10 epoch u64 · origin u64 · birth u32 · CRC-32C of the first block u32
 //!  34 CRC-32C of each following block: u32 each
 //! ```
+//!
+//! The origin is stored as its distance from the epoch, which is nearly always 0: twice epoch -
+//! origin, or, where the origin is the newer (a clone of a neighbour's extent), twice the distance
+//! less 1. The difference wraps, so that any two numbers have one.
 //!
 //! The key's offset is the file block of the first. An extent has at most [`EXTENT_BLOCKS_MAX`]
 //! blocks and never crosses a multiple of them in the file (P11). The fields up to 34 are columns
@@ -39,7 +43,8 @@ pub enum ExtentState {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// 1 to [`EXTENT_BLOCKS_MAX`] blocks; the origin is not newer than the epoch.
+    /// 1 to [`EXTENT_BLOCKS_MAX`] blocks. Epoch and origin differ after a reflink only, and either
+    /// may be the newer.
     pub pointer: Pointer,
     /// The low 32 bits of the txg that wrote a guarded extent; 0 for others.
     pub birth: u32,
@@ -66,7 +71,6 @@ impl Extent {
     pub fn encode(&self) -> SmallVec<[u8; 64]> {
         let Pointer { run, epoch, origin } = self.pointer;
         assert!((1..=EXTENT_BLOCKS_MAX).contains(&run.blocks), "extent of {} blocks", run.blocks);
-        assert!(origin <= epoch, "origin {origin} is newer than epoch {epoch}");
         let (flags, sums): (u8, &[u32]) = match &self.state {
             ExtentState::Written(sums) => (0, sums),
             ExtentState::Unwritten => (UNWRITTEN, &[0]),
@@ -76,7 +80,7 @@ impl Extent {
         out.extend_from_slice(&run.addr.raw().to_le_bytes());
         out.extend_from_slice(&[(run.blocks - 1) as u8, flags]);
         out.extend_from_slice(&epoch.0.to_le_bytes());
-        out.extend_from_slice(&(epoch.0 - origin.0).to_le_bytes());
+        out.extend_from_slice(&distance(epoch, origin).to_le_bytes());
         out.extend_from_slice(&self.birth.to_le_bytes());
         for sum in sums {
             out.extend_from_slice(&sum.to_le_bytes());
@@ -90,7 +94,7 @@ impl Extent {
         let blocks = u32::from(reader.u8()?) + 1;
         let flags = reader.u8()?;
         let epoch = reader.u64()?;
-        let age = reader.u64()?;
+        let distance = reader.u64()?;
         let birth = reader.u32()?;
         let first = reader.u32()?;
         if blocks > EXTENT_BLOCKS_MAX || addr.block() + u64::from(blocks) > BlockAddr::MAX_BLOCK {
@@ -98,9 +102,6 @@ impl Extent {
         }
         if flags & !UNWRITTEN != 0 {
             return Err(reader.bad("flags", flags.into()));
-        }
-        if age > epoch {
-            return Err(reader.bad("origin", age));
         }
         let state = if flags & UNWRITTEN != 0 {
             if first != 0 {
@@ -122,10 +123,22 @@ impl Extent {
         let pointer = Pointer {
             run: Run::new(addr, blocks),
             epoch: EpochId(epoch),
-            origin: EpochId(epoch - age),
+            origin: origin_at(EpochId(epoch), distance),
         };
         Ok(Extent { pointer, birth, state })
     }
+}
+
+/// The distance of an origin from its epoch, small in either direction.
+fn distance(epoch: EpochId, origin: EpochId) -> u64 {
+    let older = epoch.0.wrapping_sub(origin.0);
+    (older << 1) ^ ((older as i64) >> 63) as u64
+}
+
+/// The origin at a distance from its epoch.
+fn origin_at(epoch: EpochId, distance: u64) -> EpochId {
+    let older = (distance >> 1) ^ (distance & 1).wrapping_neg();
+    EpochId(epoch.0.wrapping_sub(older))
 }
 
 #[cfg(test)]
@@ -164,6 +177,17 @@ mod tests {
         fn an_extent_comes_back_as_it_was(sums in proptest::collection::vec(any::<u32>(), 1..=32)) {
             let it = extent(sums.len() as u32, ExtentState::Written(sums.into_iter().collect()));
             prop_assert_eq!(Extent::parse(&it.encode()), Ok(it));
+        }
+
+        #[test]
+        fn an_origin_may_be_older_or_newer_than_the_epoch(epoch in any::<u64>(), by in 0..100u64) {
+            let epoch = EpochId(epoch);
+            for origin in [epoch.0.wrapping_add(by), epoch.0.wrapping_sub(by)].map(EpochId) {
+                let mut it = extent(1, ExtentState::Unwritten);
+                (it.pointer.epoch, it.pointer.origin) = (epoch, origin);
+                prop_assert!(distance(epoch, origin) <= 2 * by);
+                prop_assert_eq!(Extent::parse(&it.encode()), Ok(it));
+            }
         }
     }
 }

@@ -13,13 +13,17 @@
 //!   (0, TRUNCATE, ino)       being cut in steps         u64: the first block that is gone
 //! the pool's system table
 //!   (subvolume, SUBVOL, 0)                              subvol.rs
-//!   (epoch, EPOCH, 0)                                   subvol.rs
+//!   (epoch, EPOCH, 0)                                   epoch.rs
 //!   QUOTA, USAGE, GROUP, MEMBER, HEIR, INODES           quota.rs
+//! a deadlist set, the shares, what is pending
+//!   (epoch, DEAD, address), (0, SHARE, address), (holder, PENDING, sequence)   deadlist.rs
 //! ```
 //!
 //! Numbers in values are little-endian.
 
+mod deadlist;
 mod dirent;
+mod epoch;
 mod extent;
 mod hash;
 mod inode;
@@ -29,7 +33,11 @@ mod xattr;
 
 use copyhold_types::{InodeNo, Key, Kind};
 
+pub use deadlist::{
+    Content, DeadItem, PendingItem, ShareItem, WINDOW_BLOCKS, dead_key, pending_key, share_key,
+};
 pub use dirent::{DIRENT_BUCKET_MAX, DirBucket, Dirent, NAME_MAX};
+pub use epoch::{EpochItem, EpochState, epoch_key};
 pub use extent::{EXTENT_BLOCKS_MAX, Extent, ExtentState};
 pub use hash::{HashKey, cookie, dirent_bucket, xattr_bucket};
 pub use inode::{InodeFlags, InodeItem};
@@ -38,7 +46,7 @@ pub use quota::{
     QuotaItem, TOMBSTONE_NAME_MAX, Tombstone, USAGE, UsageItem, encode_heir, group_key, heir_key,
     inodes_key, member_key, parse_heir, quota_key, usage_key,
 };
-pub use subvol::{EpochItem, SubvolFlags, SubvolItem};
+pub use subvol::{Place, Step, SubvolFlags, SubvolItem, SubvolState, subvol_key};
 pub use xattr::{
     XATTR_BUCKET_MAX, XATTR_NAME_MAX, XATTR_SHORT_MAX, XATTR_VALUE_MAX, XATTR_VALUE_PIECE, Xattr,
     XattrBucket, XattrValue, xattr_piece,
@@ -58,6 +66,9 @@ pub const ORPHAN: Kind = Kind(17);
 pub const TRUNCATE: Kind = Kind(18);
 pub const SUBVOL: Kind = Kind(20);
 pub const EPOCH: Kind = Kind(21);
+pub const DEAD: Kind = Kind(22);
+pub const SHARE: Kind = Kind(23);
+pub const PENDING: Kind = Kind(24);
 
 /// Longest content of a file that lives in its INLINE item.
 pub const INLINE_MAX: usize = 2048;
@@ -141,7 +152,7 @@ mod tests {
             let _ = XattrBucket::parse(&bytes);
             let _ = Extent::parse(&bytes);
             let _ = SubvolItem::parse(&bytes);
-            let _ = EpochItem::parse(&bytes);
+            let _ = EpochItem::parse(Key::new(7, EPOCH, 0), &bytes);
             let _ = parse_truncate(&bytes);
             let _ = parse_inline(&bytes);
             let _ = parse_symlink(&bytes);

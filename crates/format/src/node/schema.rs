@@ -32,6 +32,12 @@ pub const INODE: Schema =
 /// always the only one. The tail is its name and the other entries.
 pub const DIRENT: Schema = Schema { fields: &[1, 1, 1, 1, 8] };
 
+/// Deadlist segments: blocks, content, count, origin.
+pub const DEAD: Schema = Schema { fields: &[1, 1, 4, 8] };
+
+/// Shares: blocks, count.
+pub const SHARE: Schema = Schema { fields: &[1, 4] };
+
 const NONE: Schema = Schema { fields: &[] };
 
 impl Schema {
@@ -41,6 +47,8 @@ impl Schema {
             item::INODE => INODE,
             item::DIRENT => DIRENT,
             item::EXTENT => EXTENT,
+            item::DEAD => DEAD,
+            item::SHARE => SHARE,
             _ => NONE,
         }
     }
@@ -77,6 +85,8 @@ mod tests {
         assert_eq!(bytes(INODE), item::InodeItem::BYTES);
         assert_eq!(bytes(DIRENT), 12);
         assert_eq!(bytes(EXTENT), 34);
+        assert_eq!(bytes(DEAD), item::DeadItem::BYTES);
+        assert_eq!(bytes(SHARE), item::ShareItem::BYTES);
     }
 
     #[test]
