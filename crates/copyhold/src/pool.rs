@@ -66,8 +66,11 @@ impl Pool {
     ) -> Result<Pool, Error> {
         let rt: Rt = executors.clone();
         let filesystem = executors.block_on(async {
-            let open =
-                copyhold_pool::OpenOptions { read_only: options.read_only, limits: options.limits };
+            let open = copyhold_pool::OpenOptions {
+                read_only: options.read_only,
+                limits: options.limits,
+                ..Default::default()
+            };
             let pool = copyhold_pool::Pool::open(rt, device, open).await?;
             let options = copyhold_fs::Options {
                 count_lookups: false,

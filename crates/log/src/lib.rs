@@ -19,5 +19,5 @@ mod recover;
 mod ring;
 
 pub use appender::{Appender, RingFull};
-pub use recover::{Damage, Recovered, RecoveredBatch, recover};
+pub use recover::{Damage, Recovered, RecoveredBatch, recover, recover_readable};
 pub use ring::{Ring, Scan};

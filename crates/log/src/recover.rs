@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use copyhold_device::DeviceError;
 use copyhold_format::log::{Batch, Frame, FrameKind};
 use copyhold_format::uberblock::Uberblock;
-use copyhold_types::{Buf, Digest, Incarnation, Txg};
+use copyhold_types::{BLOCK_BYTES, Buf, Digest, Incarnation, Txg};
 
 use crate::ring::{Ring, Scan};
 
@@ -20,11 +20,27 @@ use crate::ring::{Ring, Scan};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the log is damaged behind txg {last}: {evidence}; both copies of what is between are bad. \
-     The pool can be mounted read-only as of txg {last}"
+     Mount it read-only (-o ro) to copy what was there as of txg {last}; `-o cut-tail` goes on from \
+     txg {last} and gives up {lost} for good",
+    lost = self.lost()
 )]
 pub struct Damage {
     pub last: u64,
     pub evidence: String,
+    /// The highest txg that anything tells of.
+    pub newest: u64,
+    /// Frames behind the damage that verify, and their bytes: of no use without what is bad.
+    pub frames: u64,
+    pub bytes: u64,
+}
+
+impl Damage {
+    /// What a cut after `last` loses.
+    pub fn lost(&self) -> String {
+        let Damage { last, newest, frames, bytes, .. } = self;
+        let kib = bytes / 1024;
+        format!("what txgs {} to {newest} changed ({frames} frames, {kib} KiB of log)", last + 1)
+    }
 }
 
 /// One batch in order.
@@ -55,6 +71,8 @@ pub struct Recovered {
     pub next_txg: Txg,
     /// Frames that only the other copy has intact: (damaged copy, position, blocks).
     pub repairs: Vec<(usize, u64, u64)>,
+    /// Positions that neither copy can be read at.
+    pub unreadable: Vec<u64>,
 }
 
 /// More txgs than can be in flight when the power goes: skipped, so that a number cut is never
@@ -64,17 +82,23 @@ const TXG_MARGIN: u64 = 16;
 /// Reads the log that `uberblock` points to. Fails when a part of it can be read from neither
 /// copy: that is not a tail (rule R13).
 pub async fn recover(ring: &Ring, uberblock: &Uberblock) -> Result<Recovered, DeviceError> {
-    let scans = loop {
-        let scans = [ring.scan(0, uberblock.head).await, ring.scan(1, uberblock.head).await];
-        let Some(&position) = lost(&scans).next() else { break scans };
+    loop {
+        let found = recover_readable(ring, uberblock).await;
+        let Some(&position) = found.unreadable.first() else { return Ok(found) };
         // Read again to tell the error; what can be read now is scanned again.
         ring.read_copy(0, position, 1).await?;
-    };
+    }
+}
+
+/// As [`recover`], with what can be read: only for who was told to give up the rest.
+pub async fn recover_readable(ring: &Ring, uberblock: &Uberblock) -> Recovered {
+    let scans = [ring.scan(0, uberblock.head).await, ring.scan(1, uberblock.head).await];
     let frames = Frames::unite(&scans);
     let mut found = follow(&frames, uberblock);
     found.next_position = scans.iter().map(|s| s.end).fold(uberblock.head, u64::max);
     found.repairs = repairs(&scans, &frames, uberblock.head);
-    Ok(found)
+    found.unreadable = lost(&scans).copied().collect();
+    found
 }
 
 /// Positions that neither copy can be read at.
@@ -144,6 +168,7 @@ fn follow(frames: &Frames<'_>, uberblock: &Uberblock) -> Recovered {
         next_position: 0,
         next_txg: Txg::FIRST,
         repairs: Vec::new(),
+        unreadable: Vec::new(),
     };
     // Batches between the head and the uberblock may be of earlier incarnations than its own.
     let mut incarnation = Incarnation(0);
@@ -166,6 +191,7 @@ fn follow(frames: &Frames<'_>, uberblock: &Uberblock) -> Recovered {
     }
     found.damage = damage(frames, uberblock, &found, incarnation, incomplete);
     found.confirmed = uberblock.durable.get() >= found.last
+        || found.damage.is_some() // What came later was written when it was durable (G1).
         || frames.marks().any(|m| m.txg.get() == found.last && m.incarnation >= incarnation);
     let newest = frames.by_position.values().map(|f| f.txg.get()).max().unwrap_or(0);
     let newest = newest.max(found.last).max(uberblock.durable.get());
@@ -187,11 +213,17 @@ fn damage(
     incomplete: Option<u64>,
 ) -> Option<Damage> {
     let last = found.last;
-    let says = |evidence: String| Some(Damage { last, evidence });
+    let later = |f: &Frame| f.incarnation >= incarnation && f.txg.get() > last;
+    let says = |evidence: String| {
+        let lost: Vec<&Frame> = frames.by_position.values().copied().filter(|f| later(f)).collect();
+        let newest = lost.iter().map(|f| f.txg.get()).fold(uberblock.durable.get(), u64::max);
+        let blocks: u64 = lost.iter().map(|f| f.blocks).sum();
+        let bytes = blocks * BLOCK_BYTES as u64;
+        Some(Damage { last, evidence, newest, frames: lost.len() as u64, bytes })
+    };
     if uberblock.durable.get() > last {
         return says(format!("an uberblock says that txg {} is durable", uberblock.durable));
     }
-    let later = |f: &Frame| f.incarnation >= incarnation && f.txg.get() > last;
     if let Some(mark) = frames.marks().find(|m| later(m)) {
         return says(format!("a mark says that txg {} is durable", mark.txg));
     }
@@ -224,6 +256,14 @@ impl Ring {
         for &(copy, position, blocks) in repairs {
             let good: Buf = self.read_copy(1 - copy, position, blocks).await?;
             self.write_copy(copy, position, &good).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes zeros where neither copy can be read, after what was there has been given up.
+    pub async fn give_up(&self, unreadable: &[u64]) -> Result<(), DeviceError> {
+        for &position in unreadable {
+            self.write(position, &Buf::zeroed(1)).await?;
         }
         Ok(())
     }

@@ -24,6 +24,9 @@ pub struct CreateOptions {
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     pub read_only: bool,
+    /// A log that is damaged in its middle, or unreadable, is cut there, for good (R14). Without
+    /// this, such a pool does not open for writing.
+    pub cut_tail: bool,
     /// A layer above will say whose tables are whose ([`crate::Tenancy`]); nothing is flushed
     /// before.
     pub tenants: bool,

@@ -293,6 +293,21 @@ impl Journal {
         Ok(true)
     }
 
+    /// Writes an uberblock that was the newest once as the newest, durably: what later ones know is
+    /// given up.
+    pub(crate) async fn go_back_to(
+        &self,
+        uberblock: &Uberblock,
+        health: &Health,
+    ) -> Result<(), PoolError> {
+        let number = self.state.lock().uberblock + 1;
+        let again = Uberblock { number, ..uberblock.clone() };
+        labels::write_uberblock(&self.device, &self.label, &again).await?;
+        health.flush(&self.device, false).await?;
+        self.state.lock().uberblock = number;
+        Ok(())
+    }
+
     /// The txg before the head of the log, and the number of the uberblock that says so.
     pub(crate) fn head(&self) -> (u64, u64) {
         let state = self.state.lock();

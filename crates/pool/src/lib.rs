@@ -27,6 +27,7 @@ mod admission;
 mod commit;
 mod config;
 mod create;
+mod cut;
 mod discard;
 mod error;
 mod flush;

@@ -1,7 +1,7 @@
 //! Opening a pool: labels, uberblock, the log, the tables, and the first batch of an incarnation.
 //!
 //! ```text
-//!   labels → newest uberblock → both copies of the log → the chain of batches
+//!   labels → newest uberblock → both copies of the log → the chain of batches (`cut`: damage)
 //!   verify what the last, unconfirmed batch introduces; cut it if it is not whole
 //!   replay: records into edits, without reading any base (rule R5)
 //!   table of tables → descriptors → tables and space maps
@@ -21,7 +21,7 @@ use copyhold_format::log::{Record, Records};
 use copyhold_format::node::{LINEAGE, Lineage, PARTITION, PartitionDescriptor};
 use copyhold_format::space_map::{Descriptor, METASLAB, SpaceMap};
 use copyhold_format::uberblock::Uberblock;
-use copyhold_log::{Recovered, RecoveredBatch, Ring, recover};
+use copyhold_log::{Recovered, RecoveredBatch, Ring};
 use copyhold_runtime::Rt;
 use copyhold_space::{Config, MetaslabId, MetaslabLayout, Restore};
 use copyhold_table::{Edit, Limits as TableLimits, RecoveringTable, Table};
@@ -30,6 +30,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::admission::Admission;
 use crate::config::{CreateOptions, OpenOptions};
+use crate::cut::Start;
 use crate::flush::Flusher;
 use crate::fork::{Forks, Gone};
 use crate::group::Group;
@@ -67,19 +68,35 @@ impl Pool {
             let why = "it uses features that this program can only read; mount it read-only";
             return Err(PoolError::ReadOnly { why: why.into() });
         }
-        let uberblock = newest_uberblock(&device, &label).await?;
         let ring = Ring::new(device.clone(), label.log, label.log_blocks, label.pool, label.secret);
-        let mut recovered = recover(&ring, &uberblock).await?;
-        cut_at_damage(&mut recovered, &options)?;
+        let start = Start::find(&device, &label, &ring, &options).await?;
+        let Start { uberblock, mut recovered, cut } = start;
+        if let Some(cut) = &cut {
+            tracing::error!("the log is damaged behind txg {}; without {cut}", recovered.last);
+        }
         cut_unverified_tail(&device, &uberblock, &mut recovered, &options).await?;
         if options.limits.breaks(Sabotage::ReplayReadsBase) {
             read_early(&device, &label, &uberblock).await?;
         }
         let replayed = Replayed::of(&recovered.batches, restore_space(&rt, &label)?)?;
-        let pool =
-            assemble(rt, device, label, ring.clone(), uberblock, &recovered, replayed, options);
-        let pool = Arc::new(pool.await?);
+        let pool = assemble(
+            rt,
+            device,
+            label,
+            ring.clone(),
+            uberblock.clone(),
+            &recovered,
+            replayed,
+            options,
+        );
+        let mut pool = pool.await?;
+        pool.cut = cut;
+        let pool = Arc::new(pool);
         if !pool.is_read_only() {
+            if pool.cut.is_some() {
+                pool.journal.go_back_to(&uberblock, &pool.health).await?;
+                ring.give_up(&recovered.unreadable).await?;
+            }
             pool.begin_incarnation(&labels, &ring, &recovered).await?;
             if !tenants {
                 pool.begin_flushing();
@@ -139,25 +156,6 @@ impl Pool {
 
     pub(crate) fn is_closing(&self) -> bool {
         self.flusher.is_closing()
-    }
-}
-
-async fn newest_uberblock(device: &DynDevice, label: &Label) -> Result<Uberblock, PoolError> {
-    let mut found = labels::read_uberblocks(device, label).await?;
-    Ok(found.pop().expect("reading gives at least one"))
-}
-
-/// A log that is damaged in its middle is not cut: it can be read up to there, and that is all
-/// (R2).
-fn cut_at_damage(recovered: &mut Recovered, options: &OpenOptions) -> Result<(), PoolError> {
-    match recovered.damage.take() {
-        Some(_) if options.limits.breaks(Sabotage::CutInTheMiddle) => Ok(()),
-        Some(damage) if !options.read_only => Err(damage.into()),
-        Some(damage) => {
-            tracing::error!("{damage}");
-            Ok(())
-        }
-        None => Ok(()),
     }
 }
 
@@ -294,6 +292,7 @@ async fn assemble(
             &options.limits,
         ),
         tables: Tables::new(limits, root, tables),
+        cut: None,
         read_only: options.read_only.then(|| "it was asked for".to_owned()),
         limits: options.limits,
         health: Arc::default(),

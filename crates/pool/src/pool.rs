@@ -47,6 +47,7 @@ pub struct Pool {
     pub(crate) limits: Limits,
     /// Why the pool may not be written at all; `None`: it may.
     pub(crate) read_only: Option<String>,
+    pub(crate) cut: Option<String>,
     pub(crate) health: Arc<Health>,
     pub(crate) journal: Journal,
     pub(crate) space: Space,
@@ -90,6 +91,11 @@ impl Pool {
     /// Why the pool was opened read-only, if it was.
     pub fn read_only(&self) -> Option<&str> {
         self.read_only.as_deref()
+    }
+
+    /// What a damaged log made it give up at opening.
+    pub fn cut(&self) -> Option<&str> {
+        self.cut.as_deref()
     }
 
     pub fn is_read_only(&self) -> bool {

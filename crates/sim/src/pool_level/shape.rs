@@ -42,6 +42,6 @@ impl Shape {
     }
 
     pub fn open(&self, read_only: bool) -> OpenOptions {
-        OpenOptions { read_only, limits: self.limits.clone() }
+        OpenOptions { read_only, limits: self.limits.clone(), ..OpenOptions::default() }
     }
 }

@@ -1,0 +1,114 @@
+//! From where a pool goes on whose log is damaged, for who gives up the rest (`cut-tail`, R2, R14).
+//!
+//! Problem.  The log can be followed up to some txg; later ones were durable, and are lost with
+//!           what is between. The uberblock may name a head that moved because of one of those: the
+//!           edits before it were flushed to bases that no batch left tells of. Replaying from that
+//!           head would lose old changes, too, and take blocks in use for free.
+//! Idea.     A state is whole when the uberblock that it begins at names nothing durable that comes
+//!           after it. If the newest does, an older one whose log is still there is taken: its head
+//!           is further back, and the root is in the last batch.
+//! Order.    The uberblock that is gone back to is written as the newest and flushed; then what
+//!           cannot be read is overwritten; then comes the first batch of the new incarnation,
+//!           which hides what was cut (R13). Until that is durable the damage is told again.
+//!
+//! D1  No pool is written from a state that is not whole.
+//!
+//! Blocks that the lost txgs freed may have been used again: what still refers to them fails its
+//! checksum, and `check` lists it.
+
+use copyhold_device::DynDevice;
+use copyhold_format::label::Label;
+use copyhold_format::uberblock::Uberblock;
+use copyhold_log::{Damage, Recovered, Ring, recover, recover_readable};
+
+use crate::config::OpenOptions;
+use crate::{PoolError, Sabotage, labels};
+
+/// Uberblocks that may still have their log (R6).
+const OLDER: usize = 3;
+
+/// Where recovery begins, and what it found.
+pub(crate) struct Start {
+    pub(crate) uberblock: Uberblock,
+    pub(crate) recovered: Recovered,
+    /// What was given up, if anything.
+    pub(crate) cut: Option<String>,
+}
+
+impl Start {
+    pub(crate) async fn find(
+        device: &DynDevice,
+        label: &Label,
+        ring: &Ring,
+        options: &OpenOptions,
+    ) -> Result<Start, PoolError> {
+        let mut uberblocks = labels::read_uberblocks(device, label).await?;
+        let uberblock = uberblocks.pop().expect("reading gives at least one");
+        let mut recovered = match options.cut_tail {
+            false => recover(ring, &uberblock).await?,
+            true => recover_readable(ring, &uberblock).await,
+        };
+        let damage = recovered.damage.take();
+        let unreadable = recovered.unreadable.len();
+        let newest = Start { uberblock, recovered, cut: None };
+        match damage {
+            None if unreadable == 0 => Ok(newest),
+            None => {
+                let cut = format!("what {unreadable} unreadable blocks of the log may have held");
+                Ok(Start { cut: Some(cut), ..newest })
+            }
+            Some(_) if options.limits.breaks(Sabotage::CutInTheMiddle) => Ok(newest),
+            Some(damage) if !options.read_only && !options.cut_tail => Err(damage.into()),
+            Some(damage) => {
+                let older = uberblocks.into_iter().rev().take(OLDER);
+                if newest.is_whole() {
+                    return Ok(newest.told(&damage, ""));
+                }
+                match newest.go_back(ring, older).await {
+                    Some(start) => Ok(start.told(&damage, "")),
+                    None if !options.read_only => Err(hopeless(&damage)),
+                    None => {
+                        Ok(newest.told(&damage, ", and of older changes one cannot tell which"))
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the state at the end of what was found is one that really was.
+    fn is_whole(&self) -> bool {
+        self.uberblock.durable.get() <= self.recovered.last
+    }
+
+    /// The same with an older uberblock. What was used since stays used: positions, txgs and
+    /// incarnations.
+    async fn go_back(&self, ring: &Ring, older: impl Iterator<Item = Uberblock>) -> Option<Start> {
+        let newest = &self.recovered;
+        for uberblock in older.filter(|u| newest.next_position <= u.head + ring.blocks()) {
+            let mut recovered = recover_readable(ring, &uberblock).await;
+            recovered.next_position = recovered.next_position.max(newest.next_position);
+            recovered.next_txg = recovered.next_txg.max(newest.next_txg);
+            recovered.incarnation = recovered.incarnation.max(newest.incarnation);
+            recovered.confirmed = true; // The newest uberblock comes after it.
+            let uberblock = Uberblock { number: self.uberblock.number, ..uberblock };
+            let start = Start { uberblock, recovered, cut: None };
+            if start.is_whole() {
+                return Some(start);
+            }
+        }
+        None
+    }
+
+    fn told(self, damage: &Damage, more: &str) -> Start {
+        let damage = Damage { last: self.recovered.last, ..damage.clone() };
+        Start { cut: Some(damage.lost() + more), ..self }
+    }
+}
+
+fn hopeless(damage: &Damage) -> PoolError {
+    let why = format!(
+        "{damage}. Here it cannot be cut: the newest uberblock stands on what is lost, and the log \
+         of the ones before it is gone, too. Copy what can be read (-o ro) to another pool"
+    );
+    PoolError::damaged("the log", why)
+}
