@@ -238,7 +238,7 @@ impl Filesystem {
     }
 
     /// Writes everything that is dirty of the file when this is called.
-    pub(crate) async fn write_out(&self, inode: &InodeRef) -> Result<()> {
+    pub(crate) async fn write_out(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
         let version = inode.state().data.version();
         while self.write_batch(inode, version, false).await? {}
         Ok(())
@@ -246,7 +246,7 @@ impl Filesystem {
 
     /// As [`Self::write_out`], one batch being summed while another is being written; and what was
     /// under way when it began has ended, too.
-    async fn write_out_twice(&self, inode: &InodeRef) -> Result<()> {
+    async fn write_out_twice(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
         let (one, other) = join(self.write_out(inode), self.write_out(inode)).await;
         one.and(other)?;
         self.batches_end(inode).await;

@@ -9,7 +9,10 @@
 //! attached data, pieces and batch; recovery verifies what the last batch introduces, since
 //! nothing orders them among each other. Whatever fails here is final (rule R12).
 
+use std::sync::Arc;
+
 use copyhold_format::log::Batch;
+use copyhold_runtime::{Finishing, finishing};
 use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run, Txg};
 
 use crate::group::{Lead, Turn};
@@ -23,7 +26,7 @@ const WRITE_BLOCKS_MAX: usize = 256;
 impl Pool {
     /// Waits until `txg` is durable, and makes it so if nobody else does. A txg that nothing has
     /// joined is as durable as the one before.
-    pub async fn commit(&self, txg: Txg) -> Result<(), PoolError> {
+    pub async fn commit(self: &Arc<Self>, txg: Txg) -> Result<(), PoolError> {
         let txg = txg.min(self.last_joined());
         while self.group.turn(txg, &self.health).await? == Turn::Lead {
             self.lead().await?;
@@ -37,27 +40,31 @@ impl Pool {
     }
 
     /// Commits even when nothing has joined: what earlier txgs freed comes closer to use (R22).
-    pub(crate) async fn commit_empty(&self) -> Result<(), PoolError> {
+    pub(crate) async fn commit_empty(self: &Arc<Self>) -> Result<(), PoolError> {
         self.check_writable()?;
         self.group.lead(&self.health).await?;
         self.lead().await
     }
 
-    /// Runs one commit; the caller has just been told to lead.
-    async fn lead(&self) -> Result<(), PoolError> {
-        let lead = Lead::begin(&self.group, &self.health);
-        match self.commit_once().await {
-            Ok((txg, before)) => {
-                lead.end(Some(txg));
-                self.after_commit(txg, before);
-                Ok(())
+    /// Runs one commit; the caller has just been told to lead. Should it give up, the commit goes
+    /// on: others wait for it.
+    fn lead(self: &Arc<Self>) -> Finishing<Result<(), PoolError>> {
+        let pool = self.clone();
+        finishing(&self.rt, async move {
+            let lead = Lead::begin(&pool.group, &pool.health);
+            match pool.commit_once().await {
+                Ok((txg, before)) => {
+                    lead.end(Some(txg));
+                    pool.after_commit(txg, before);
+                    Ok(())
+                }
+                Err(error) => {
+                    pool.stop(&format!("a commit failed: {error}"));
+                    lead.end(None);
+                    Err(error)
+                }
             }
-            Err(error) => {
-                self.stop(&format!("a commit failed: {error}"));
-                lead.end(None);
-                Err(error)
-            }
-        }
+        })
     }
 
     async fn commit_once(&self) -> Result<(Txg, Txg), PoolError> {
@@ -165,7 +172,7 @@ impl Pool {
     }
 
     /// Writes a full piece in the background; the commit of its txg waits for it.
-    pub(crate) fn write_piece(self: &std::sync::Arc<Self>, piece: FullPiece) {
+    pub(crate) fn write_piece(self: &Arc<Self>, piece: FullPiece) {
         let pool = self.clone();
         self.rt.spawn(Box::pin(async move {
             let result = pool.journal.write_piece(piece.txg, &piece.records).await;

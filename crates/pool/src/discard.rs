@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use copyhold_runtime::finishing;
 use copyhold_space::Discardable;
 use copyhold_types::Txg;
 
@@ -47,8 +48,10 @@ impl Pool {
         for discard in self.space.take_discardable(which) {
             let run = discard.run();
             self.health.check()?;
-            self.device.discard(run.addr.block(), run.blocks.into()).await?;
-            self.space.discard_done(discard);
+            let request = self.device.discard(run.addr.block(), run.blocks.into());
+            // Nobody gets the run while the device may still be at it (R15).
+            let done = finishing(&self.rt, async move { request.await.map(|()| discard) });
+            self.space.discard_done(done.await?);
             blocks += u64::from(run.blocks);
         }
         Ok(blocks)

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use copyhold_runtime::FifoMutex;
+use copyhold_runtime::{FifoMutex, Finishing, finishing};
 use copyhold_space::{Claim, MapJob, MetaslabId, Tier};
 use copyhold_table::{FlushJob, Flushed, FreezePoint, Table, TableError};
 use copyhold_types::{Buf, Key, NodePtr, Purpose, TableId, Txg};
@@ -230,7 +230,14 @@ impl Pool {
         self.flush_units(units.take(UNITS_PER_ROUND).collect()).await
     }
 
-    async fn flush_units(self: &Arc<Self>, units: Vec<Unit>) -> Result<bool, PoolError> {
+    /// Should the caller give up, the round goes on: nodes are being written to what it has claimed,
+    /// and its units wait for their new bases.
+    fn flush_units(self: &Arc<Self>, units: Vec<Unit>) -> Finishing<Result<bool, PoolError>> {
+        let pool = self.clone();
+        finishing(&self.rt, async move { pool.run_round(units).await })
+    }
+
+    async fn run_round(self: &Arc<Self>, units: Vec<Unit>) -> Result<bool, PoolError> {
         self.check_writable()?;
         let pin = self.oldest_pin();
         let reservation = self.space.reserve(0, Tier::Internal)?;
@@ -412,7 +419,8 @@ impl Pool {
             .min()
     }
 
-    /// Trims the log: a new uberblock, if the head can move.
+    /// Trims the log: a new uberblock, if the head can move. Within a round, or while the pool is
+    /// opened: nobody gives it up half-way.
     pub(crate) async fn move_head(&self) -> Result<(), PoolError> {
         self.group.lead(&self.health).await?;
         let lead = crate::group::Lead::begin(&self.group, &self.health);

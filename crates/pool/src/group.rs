@@ -5,7 +5,8 @@
 //! again, and the first that is not served leads the next commit, which carries them all.
 //!
 //! C1  At most one commit is under way.
-//! C2  A commit that was begun and dropped stops the pool: nobody knows what reached the device.
+//! C2  A commit that was begun is finished, also where its leader gives up. Should it be dropped
+//!     all the same, with its runtime, the pool stops: nobody knows what reached the device.
 
 use std::future::poll_fn;
 use std::task::{Poll, Waker};

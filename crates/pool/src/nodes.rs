@@ -10,12 +10,13 @@ use std::sync::Arc;
 use copyhold_device::DynDevice;
 use copyhold_format::digest;
 use copyhold_format::node::{Level, Node};
-use copyhold_runtime::BoxFuture;
+use copyhold_runtime::{BoxFuture, Rt, finishing};
 use copyhold_space::{Claim, Lane, LaneClass, Reservation};
 use copyhold_table::{NodeCache, NodeFuture, NodeSink, NodeSource, TableError};
 use copyhold_types::{Buf, EpochId, NodePtr, Purpose, Run};
 use parking_lot::Mutex;
 
+use crate::pins::Pins;
 use crate::{Pool, PoolError};
 
 /// Parts of the node cache, each under a lock of its own.
@@ -28,12 +29,18 @@ pub(crate) const COPIES: u64 = 2;
 pub(crate) struct NodeStore {
     device: DynDevice,
     cache: NodeCache,
-    /// Whether bad copies may be written again.
-    repair: bool,
+    repair: Option<Repair>,
+}
+
+/// What writing bad copies again takes.
+pub(crate) struct Repair {
+    pub(crate) rt: Rt,
+    pub(crate) pins: Pins,
 }
 
 impl NodeStore {
-    pub(crate) fn new(device: DynDevice, cache_bytes: usize, repair: bool) -> NodeStore {
+    /// Without `repair` bad copies stay as they are.
+    pub(crate) fn new(device: DynDevice, cache_bytes: usize, repair: Option<Repair>) -> NodeStore {
         NodeStore { device, cache: NodeCache::new(cache_bytes, CACHE_SHARDS), repair }
     }
 
@@ -63,11 +70,13 @@ impl NodeStore {
     async fn mend(&self, bad: &[(Run, String)], good: &Buf, why: Purpose) {
         for (run, problem) in bad {
             tracing::warn!("{why:?} {run:?}: {problem}; the other copy is good");
-            if self.repair {
-                let write = self.device.write(run.addr.block(), vec![good.clone()], why).await;
-                if let Err(error) = write {
-                    tracing::warn!("{run:?} could not be repaired: {error}");
-                }
+            let Some(Repair { rt, pins }) = &self.repair else { continue };
+            // A pin of its own: the caller, and its pin, may be gone before the device is done.
+            let pin = pins.pin_oldest();
+            let write = self.device.write(run.addr.block(), vec![good.clone()], why);
+            let written = finishing(rt, async move { (write.await, pin) });
+            if let (Err(error), _) = written.await {
+                tracing::warn!("{run:?} could not be repaired: {error}");
             }
         }
     }
@@ -93,7 +102,7 @@ impl NodeSource for NodeStore {
 
 /// Places and writes what a flush makes. The writes go on in the background until
 /// [`NodeWriter::finish`], and so long its claims are held, also those of what was given up: space
-/// is nobody else's while a write to it is under way.
+/// is nobody else's while a write to it is under way. So a round of flushing is always finished.
 pub(crate) struct NodeWriter {
     pool: Arc<Pool>,
     lane: Lane,

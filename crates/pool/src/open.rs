@@ -38,7 +38,7 @@ use crate::ids::Ids;
 use crate::journal::{Journal, Resume};
 use crate::labels::{self, Labels};
 use crate::marker::{self, Marker};
-use crate::nodes::NodeStore;
+use crate::nodes::{NodeStore, Repair};
 use crate::open_txg::OpenTxg;
 use crate::pins::Pins;
 use crate::tables::Tables;
@@ -138,7 +138,7 @@ impl Pool {
 
     /// Makes everything durable, marks it so, and ends all background work. What comes after
     /// answers that the pool has stopped.
-    pub async fn close(&self) -> Result<(), PoolError> {
+    pub async fn close(self: &Arc<Self>) -> Result<(), PoolError> {
         if self.is_read_only() {
             return Ok(());
         }
@@ -189,7 +189,7 @@ async fn read_early(
     label: &Label,
     uberblock: &Uberblock,
 ) -> Result<(), PoolError> {
-    let nodes = NodeStore::new(device.clone(), 0, false);
+    let nodes = NodeStore::new(device.clone(), 0, None);
     let descriptor = PartitionDescriptor::parse(&uberblock.tables)
         .map_err(|error| PoolError::damaged("the table of tables", error))?;
     let limits = TableLimits { leaf_bytes: label.node_bytes as usize, ..TableLimits::default() };
@@ -259,7 +259,10 @@ async fn assemble(
     mut replayed: Replayed,
     options: OpenOptions,
 ) -> Result<Pool, PoolError> {
-    let nodes = NodeStore::new(device.clone(), options.limits.node_cache_bytes, !options.read_only);
+    let pins = Pins::default();
+    let repair = Repair { rt: rt.clone(), pins: pins.clone() };
+    let repair = (!options.read_only).then_some(repair);
+    let nodes = NodeStore::new(device.clone(), options.limits.node_cache_bytes, repair);
     let limits = TableLimits {
         leaf_bytes: label.node_bytes as usize,
         partition_leaves: label.partition_leaves as usize,
@@ -298,7 +301,7 @@ async fn assemble(
         health: Arc::default(),
         open: OpenTxg::new(recovered.next_txg.max(last.next())),
         group: Group::new(last),
-        pins: Pins::default(),
+        pins,
         ids: Ids::default(),
         admission: Admission::default(),
         flusher: Flusher::default(),

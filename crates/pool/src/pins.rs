@@ -30,6 +30,14 @@ impl Pins {
         Pin { txg: open, held: self.held.clone() }
     }
 
+    /// One more pin of what is pinned longest; nothing, if nothing is.
+    pub(crate) fn pin_oldest(&self) -> Option<Pin> {
+        let mut held = self.held.lock();
+        let (txg, count) = held.iter_mut().next()?;
+        *count += 1;
+        Some(Pin { txg: *txg, held: self.held.clone() })
+    }
+
     /// The oldest txg that is pinned.
     pub(crate) fn oldest(&self) -> Option<Txg> {
         self.held.lock().keys().next().copied()

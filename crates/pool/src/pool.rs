@@ -230,6 +230,10 @@ impl Pool {
 
     /// Writes claimed space. While the host has no room for a sparse pool file the write waits and
     /// is tried again, loudly; nothing is lost (rule R32).
+    ///
+    /// The claim must outlive the request, which goes on when this is dropped: a caller that may
+    /// give up waits for it in something that is finished all the same
+    /// ([`finishing`](copyhold_runtime::finishing)).
     pub async fn write(&self, run: Run, data: Vec<Buf>, why: Purpose) -> Result<(), PoolError> {
         if self.sabotaged(Sabotage::JoinBeforeData) {
             let write = self.device.write(run.addr.block(), data, why);
@@ -360,7 +364,7 @@ impl Pool {
     }
 
     /// Commits twice, so that what was freed until now is allocatable if nobody reads it.
-    async fn hasten_frees(&self) -> Result<(), PoolError> {
+    async fn hasten_frees(self: &Arc<Self>) -> Result<(), PoolError> {
         self.commit_empty().await?;
         self.commit_empty().await
     }

@@ -19,6 +19,7 @@ use std::time::Duration;
 use copyhold_types::{Nanos, Timestamp};
 
 pub mod executors;
+mod finishing;
 mod lock;
 mod op;
 mod ring;
@@ -28,6 +29,7 @@ mod worker;
 mod yielding;
 
 pub use executors::{Executors, ReactorKind};
+pub use finishing::{Finishing, finishing};
 pub use lock::{FifoMutex, FifoMutexGuard, FifoRwLock, ReadGuard, WriteGuard};
 pub use op::{Completion, Op, Outcome, Reactor, SharedFd};
 pub use seeded::{SeededConfig, SeededRuntime};

@@ -4,14 +4,17 @@
 //! and only then installed (R31). Small synchronous data is not written here: it travels with the
 //! transaction that installs it (P12). A tiny file goes into its INLINE item.
 //!
-//! Whatever ends a batch before it is installed (an error, a caller that gives up) leaves its
-//! blocks as dirty as they were.
+//! A batch that was taken is finished, also where its caller gives up: the device writes to what
+//! it has claimed, or, in place, to what its map lock covers. An error leaves its blocks as dirty as
+//! they were.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use copyhold_format::block_checksum;
 use copyhold_format::item::INLINE_MAX;
 use copyhold_pool::{Claim, LaneClass, Reservation, Tier};
+use copyhold_runtime::finishing;
 use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
@@ -28,9 +31,9 @@ const PIECES_MAX: usize = 256;
 /// Blocks of one request: 1 MiB.
 pub(crate) const REQUEST_BLOCKS_MAX: u32 = 256;
 
-pub(crate) struct Batch<'a> {
-    pub(super) fs: &'a Filesystem,
-    pub(super) inode: &'a InodeRef,
+pub(crate) struct Batch {
+    pub(super) fs: Arc<Filesystem>,
+    pub(super) inode: InodeRef,
     pub(super) taken: Taken,
     pub(super) took: Vec<(u64, Slot)>,
     reserved: Option<Reservation>,
@@ -65,27 +68,26 @@ impl Filesystem {
     /// Writes and installs a batch of blocks made dirty up to write number `version`; if none is
     /// left at all, logs a pending cut, size or time. Says whether there was anything to do.
     pub(crate) async fn write_batch(
-        &self,
+        self: &Arc<Self>,
         inode: &InodeRef,
         version: u64,
         attach: bool,
     ) -> Result<bool> {
         let Some(batch) = Batch::take(self, inode, version, attach) else { return Ok(false) };
-        let result = batch.write().await;
-        if let Err(error) = &result {
-            inode.state().error.get_or_insert_with(|| error.clone());
-        }
-        result.map(|()| true)
+        let inode = inode.clone();
+        let write = async move {
+            let result = batch.write().await;
+            if let Err(error) = &result {
+                inode.state().error.get_or_insert_with(|| error.clone());
+            }
+            result.map(|()| true)
+        };
+        finishing(&self.rt, write).await
     }
 }
 
-impl<'a> Batch<'a> {
-    fn take(
-        fs: &'a Filesystem,
-        inode: &'a InodeRef,
-        version: u64,
-        attach: bool,
-    ) -> Option<Batch<'a>> {
+impl Batch {
+    fn take(fs: &Arc<Filesystem>, inode: &InodeRef, version: u64, attach: bool) -> Option<Batch> {
         let mut state = inode.state();
         let size = state.shown.size;
         let was_ready = state.data.ready();
@@ -98,8 +100,8 @@ impl<'a> Batch<'a> {
         let no_extents = state.item.allocated == 0 || state.data.cut_block() == 0;
         let small = (took.len() * BLOCK_BYTES) as u64 <= fs.options.attach_bytes_max;
         Some(Batch {
-            fs,
-            inode,
+            fs: fs.clone(),
+            inode: inode.clone(),
             taken: Taken { id, size },
             reserved: match in_place {
                 true => None,
@@ -188,7 +190,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-impl Drop for Batch<'_> {
+impl Drop for Batch {
     fn drop(&mut self) {
         let mut state = self.inode.state();
         let failed =

@@ -60,9 +60,9 @@ impl Filesystem {
     }
 }
 
-impl Batch<'_> {
+impl Batch {
     pub(super) async fn write_in_place(&self) -> Result<()> {
-        let (fs, inode) = (self.fs, self.inode);
+        let (fs, inode) = (&self.fs, &self.inode);
         let _map = inode.map.write().await;
         let (Some((first, _)), Some((last, _))) = (self.took.first(), self.took.last()) else {
             return Ok(());

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 use copyhold_format::FormatError;
 use copyhold_format::item::{
@@ -30,7 +31,7 @@ const EDITS_MAX: usize = 400;
 /// Pieces whose old extents are looked up at once.
 const STRETCH_MAX: usize = 8;
 
-impl Batch<'_> {
+impl Batch {
     pub(super) async fn install(&self, content: Content) -> Result<()> {
         match content {
             Content::Nothing => self.install_some(&[], &mut VecDeque::new(), None).await.map(drop),
@@ -55,7 +56,7 @@ impl Batch<'_> {
         claims: &mut VecDeque<Claim>,
         inline: Option<Vec<u8>>,
     ) -> Result<usize> {
-        let (fs, inode) = (self.fs, self.inode);
+        let (fs, inode) = (&self.fs, &self.inode);
         while !fs.cut_step(inode).await? {}
         let _map = inode.map.write().await;
 
@@ -148,7 +149,7 @@ impl Batch<'_> {
         let mut rest = placed;
         while let Some(first) = rest.first() {
             let (stretch, range) = stretch(rest, first);
-            let extents = self.fs.extents(self.inode, range, usize::MAX >> 1).await?;
+            let extents = self.fs.extents(&self.inode, range, usize::MAX >> 1).await?;
             bound += extents.len() + 2 * stretch;
             if count > 0 && bound > EDITS_MAX {
                 break;
@@ -291,7 +292,11 @@ impl Filesystem {
     }
 
     /// Goes on with a truncate that was announced when the pool was last used.
-    pub(crate) async fn resume_truncate(&self, node: NodeId, value: &Value) -> Result<()> {
+    pub(crate) async fn resume_truncate(
+        self: &Arc<Self>,
+        node: NodeId,
+        value: &Value,
+    ) -> Result<()> {
         let record = |source: FormatError| self.damaged_record("the truncate item", node, source);
         let block = parse_truncate(value).map_err(record)?;
         let inode = self.inode(node).await?;

@@ -44,7 +44,11 @@ impl Filesystem {
     }
 
     /// Installs all that is dirty of the file when this is called, whoever writes it.
-    pub(crate) async fn write_through(&self, inode: &InodeRef, attach: bool) -> Result<()> {
+    pub(crate) async fn write_through(
+        self: &Arc<Self>,
+        inode: &InodeRef,
+        attach: bool,
+    ) -> Result<()> {
         let (mut version, size) = {
             let state = inode.state();
             if state.data.is_settled() && !state.data.is_writing(u64::MAX) {
