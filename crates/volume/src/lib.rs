@@ -4,4 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod family;
 pub mod quota;
+pub mod release;
+pub mod segment;
