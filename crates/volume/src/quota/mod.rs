@@ -1,1 +1,56 @@
-//! Simple quotas: an extent is charged to its creator for life.
+//! Simple quotas: who pays for what, and how much anybody may have.
+//!
+//! Problem.  Limits per tenant that hold with any number of snapshots, are exact after a crash, and
+//!           cost nothing that can be measured: no walk from an extent to whoever refers to it.
+//! Idea.     Every extent and node is paid for, for its whole life, by the owner of its *origin
+//!           epoch*. Charged when it is born, refunded when it dies, nothing in between.
+//! On disk.  `format::item::quota`, in the system table; a row of usage for each origin epoch.
+//! In core.  A [`Ledger`]: `rows` by epoch, an account for each owner, a node with running sums and
+//!           limits for each group; all counters are atomics.
+//!
+//! Q1  What is counted has an origin not older than the enabling epoch, at birth and at death (R25).
+//! Q2  The sums of an account are those of the rows that name it, or name somebody whose heir it is.
+//! Q3  The sums of a group are those of the distinct accounts below it, by however many ways.
+//! Q4  `load` of a node is what it uses, has reserved and owes for unflushed edits; of a subvolume
+//!     also what subvolumes held inside it do. A hold is given while load stays within the limit of
+//!     every node on the way up, or of none.
+//! Q5  A reserved byte has one holder: a [`Hold`] has it until it is charged, spent or given back.
+//! Q6  Rows that closing a txg logs are those of its last transaction exactly (R24).
+//! Q7  A row goes when it is zero and its epoch has ended (R26), an owner when it is dead and its
+//!     last row has gone.
+//!
+//! Order of locks: groups; a shard of rows or accounts; the way up of one account. A charge takes
+//! the last two, shared; none of them is held by one tenant in another one's way.
+//!
+//! The caller serialises what changes groups or owners, each from its call until the rows that it
+//! gives are in a transaction that is applied: then their order in the log is their order here.
+
+mod account;
+mod error;
+mod groups;
+mod hold;
+mod ledger;
+mod load;
+mod mode;
+#[cfg(test)]
+mod model;
+mod node;
+mod owners;
+mod paths;
+#[cfg(test)]
+mod reference;
+mod rows;
+mod show;
+mod sweep;
+
+pub use copyhold_format::item::{GroupId, Limits};
+pub use error::{Exceeded, Miscount, QuotaError, Resource};
+pub use groups::LimitKind;
+pub use hold::{Hold, Request, Tier};
+pub use ledger::{Amount, Ledger};
+pub use load::{Loader, Stray};
+pub use owners::{Inherit, Resident};
+pub use show::{GroupState, GroupUse, Status};
+
+/// Edits of the system table, to be logged as they are, in this order.
+pub type Rows = Vec<(copyhold_types::Key, copyhold_pool::Edit)>;

@@ -1,0 +1,294 @@
+//! An account: what one owner pays, and the way up from there.
+//!
+//! Problem.  A group's sum is that of the distinct accounts below it, while charges go on and groups
+//!           are rearranged; and no lock may be shared by tenants (P8).
+//! Idea.     Each account knows its way up, a set of nodes, under a lock of its own. A change holds
+//!           it shared and visits each node once. Rearranging holds it exclusively, account by
+//!           account: nodes that are new on the way get the account's sums, nodes that have gone
+//!           lose them. So there is nothing that could be counted twice (Q3).
+//!
+//! A1  A change is added to the account and to all of its way, or it is added to the heir's.
+//! A2  The way of an account with an heir is empty, and so are its sums.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+
+use copyhold_format::item::{GroupId, InodesItem};
+use copyhold_types::{InodeNo, SubvolId};
+use parking_lot::RwLock;
+
+use super::error::Exceeded;
+use super::hold::{Hold, Request, Tier};
+use super::node::{Node, Share, Sums};
+
+/// The nodes above an account, each once, in the order in which they are asked.
+pub(super) type Above = Vec<(Arc<Node>, Share)>;
+
+#[derive(Debug)]
+pub(super) struct Account {
+    pub(super) subvol: SubvolId,
+    /// Its group of level 0.
+    pub(super) node: Arc<Node>,
+    way: RwLock<Way>,
+    /// Its own part of what the gates of its node count.
+    inodes: AtomicI64,
+    snapshots: AtomicI64,
+    taken: AtomicU64,
+    /// Rows that name it.
+    pub(super) rows: AtomicU64,
+    dead: AtomicBool,
+    pub(super) files: Files,
+}
+
+#[derive(Debug, Default)]
+struct Way {
+    above: Above,
+    heir: Option<Arc<Account>>,
+}
+
+/// The exact number of an owner's inodes, from a certain number on.
+#[derive(Debug)]
+pub(super) struct Files {
+    from: AtomicU64,
+    count: AtomicU64,
+    pub(super) dirty: AtomicBool,
+}
+
+impl Files {
+    /// No inode has this number.
+    const UNCOUNTED: u64 = u64::MAX;
+
+    pub(super) fn counts(&self, ino: InodeNo) -> bool {
+        ino.0 >= self.from.load(Relaxed)
+    }
+
+    pub(super) fn item(&self) -> Option<InodesItem> {
+        let from = self.from.load(Relaxed);
+        let count = self.count.load(Relaxed);
+        (from != Self::UNCOUNTED).then_some(InodesItem { counted_from: InodeNo(from), count })
+    }
+
+    pub(super) fn set(&self, item: &InodesItem) {
+        self.from.store(item.counted_from.0, Relaxed);
+        self.count.store(item.count, Relaxed);
+    }
+
+    pub(super) fn clear(&self) -> u64 {
+        self.from.store(Self::UNCOUNTED, Relaxed);
+        self.count.swap(0, Relaxed)
+    }
+
+    /// Begins to count, unless it is being done.
+    pub(super) fn begin(&self, from: InodeNo) -> bool {
+        self.from.compare_exchange(Self::UNCOUNTED, from.0, Relaxed, Relaxed).is_ok()
+    }
+
+    pub(super) fn add(&self) {
+        self.count.fetch_add(1, Relaxed);
+    }
+
+    /// False if there is none to take away.
+    pub(super) fn remove(&self) -> bool {
+        self.count.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1)).is_ok()
+    }
+}
+
+impl Account {
+    pub(super) fn new(subvol: SubvolId, promised: Arc<AtomicI64>) -> Account {
+        Account {
+            subvol,
+            node: Arc::new(Node::new(GroupId::of(subvol), promised)),
+            way: RwLock::default(),
+            inodes: AtomicI64::new(0),
+            snapshots: AtomicI64::new(0),
+            taken: AtomicU64::new(0),
+            rows: AtomicU64::new(0),
+            dead: AtomicBool::new(false),
+            files: Files {
+                from: AtomicU64::new(Files::UNCOUNTED),
+                count: AtomicU64::new(0),
+                dirty: AtomicBool::new(false),
+            },
+        }
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead.load(Relaxed)
+    }
+
+    pub(super) fn has_rows(&self) -> bool {
+        self.rows.load(Relaxed) > 0
+    }
+
+    pub(super) fn set_dead(&self) {
+        self.dead.store(true, Relaxed);
+    }
+
+    /// Living snapshots of it.
+    pub(super) fn snapshots(&self) -> u64 {
+        self.taken.load(Relaxed)
+    }
+
+    /// A snapshot of it has been made; `gated` if a hold has let it through.
+    pub(super) fn count_snapshot(&self, gated: bool) {
+        self.taken.fetch_add(1, Relaxed);
+        if !gated {
+            self.pay(&Sums { snapshots: 1, ..Sums::default() });
+        }
+    }
+
+    /// `count` of the living snapshots are not counted any more.
+    pub(super) fn uncount_snapshots(&self, count: u64) {
+        let less = |taken: u64| taken.checked_sub(count);
+        if self.taken.fetch_update(Relaxed, Relaxed, less).is_ok() {
+            self.pay(&Sums { snapshots: -(count as i64), ..Sums::default() });
+        }
+    }
+
+    /// Calls `act` for whoever pays, with the nodes above, while neither can change.
+    fn with_payer<T>(&self, act: impl FnOnce(&Account, &Above) -> T) -> T {
+        let way = self.way.read();
+        let Some(heir) = &way.heir else { return act(self, &way.above) };
+        let heir = Arc::clone(heir);
+        drop(way);
+        heir.with_payer(act)
+    }
+
+    fn add(&self, change: &Sums) {
+        self.node.add(change, Share::Member);
+        if change.inodes != 0 {
+            self.inodes.fetch_add(change.inodes, Relaxed);
+        }
+        if change.snapshots != 0 {
+            self.snapshots.fetch_add(change.snapshots, Relaxed);
+        }
+    }
+
+    /// Its inodes count no more.
+    pub(super) fn forget_inodes(&self) {
+        let inodes = self.files.clear() as i64;
+        self.pay(&Sums { inodes: -inodes, ..Sums::default() });
+    }
+
+    /// Changes its sums and those above (A1).
+    pub(super) fn pay(&self, change: &Sums) {
+        self.with_payer(|account, above| {
+            account.add(change);
+            above.iter().for_each(|(node, share)| node.add(change, *share));
+        });
+    }
+
+    /// Reserves, here and everywhere above, or nowhere (Q4). It looks before it takes, so that what
+    /// is refused disturbs nobody; only two that take the last room at once can both be refused.
+    pub(super) fn hold(self: &Arc<Self>, wanted: Request, tier: Tier) -> Result<Hold, Exceeded> {
+        self.with_payer(|account, above| {
+            let nodes = || std::iter::once(&account.node).chain(above.iter().map(|(node, _)| node));
+            nodes().try_for_each(|node| node.would_take(&wanted, tier))?;
+            let change = wanted.reserving();
+            for (taken, node) in nodes().enumerate() {
+                if let Err(exceeded) = node.take(&wanted, tier) {
+                    let back = change.negated();
+                    nodes().take(taken).for_each(|node| node.add(&back, Share::Inside));
+                    return Err(exceeded);
+                }
+            }
+            account.node.note_reserved(change.reserved);
+            account.inodes.fetch_add(change.inodes, Relaxed);
+            account.snapshots.fetch_add(change.snapshots, Relaxed);
+            let members = above.iter().filter(|(_, share)| *share == Share::Member);
+            members.for_each(|(node, _)| node.note_reserved(change.reserved));
+            Ok(())
+        })?;
+        Ok(Hold::new(Arc::clone(self), wanted))
+    }
+
+    pub(super) fn give_back(&self, left: &Request) {
+        self.pay(&left.reserving().negated());
+    }
+
+    /// Reserved bytes become an estimate of what edits will take.
+    pub(super) fn owe_reserved(&self, bytes: u64) {
+        let bytes = bytes as i64;
+        if bytes != 0 {
+            self.pay(&Sums { reserved: -bytes, unflushed: bytes, ..Sums::default() });
+        }
+    }
+
+    /// A flush has written `merged` of `merged + left` bytes of edits: the estimate shrinks with
+    /// them. An heir's estimate is settled by its own flushes.
+    pub(super) fn settle_flushed(&self, merged: u64, left: u64) {
+        let way = self.way.read();
+        if way.heir.is_none() {
+            let settled = self.node.settle_unflushed(merged, left);
+            let change = Sums { unflushed: -settled, ..Sums::default() };
+            way.above.iter().for_each(|(node, share)| node.add(&change, *share));
+        }
+    }
+
+    /// Its own sums, without those of whom it holds. The way is locked.
+    fn own(&self) -> Sums {
+        Sums {
+            inodes: self.inodes.load(Relaxed),
+            snapshots: self.snapshots.load(Relaxed),
+            ..self.node.sums()
+        }
+    }
+
+    /// Gives it another way up; what is on the old one and the new one stays as it is.
+    pub(super) fn set_above(&self, above: Above) {
+        let mut way = self.way.write();
+        assert!(way.heir.is_none(), "A2: who has an heir has no way up");
+        let own = self.own();
+        let is_on = |nodes: &Above, id: GroupId| nodes.iter().any(|(node, _)| node.id == id);
+        for (node, share) in above.iter().filter(|(node, _)| !is_on(&way.above, node.id)) {
+            node.add(&own, *share);
+        }
+        for (node, share) in way.above.iter().filter(|(node, _)| !is_on(&above, node.id)) {
+            node.add(&own.negated(), *share);
+        }
+        way.above = above;
+    }
+
+    /// From now on `heir` pays (A2). The estimate of unflushed edits is not inherited.
+    pub(super) fn set_heir(&self, heir: &Arc<Account>) {
+        let mut way = self.way.write();
+        if way.heir.is_none() {
+            let own = self.own();
+            // First the heir: a moment of too much is safe, a moment of too little is not.
+            heir.pay(&Sums { unflushed: 0, ..own });
+            let gone = own.negated();
+            self.add(&gone);
+            std::mem::take(&mut way.above).iter().for_each(|(node, share)| node.add(&gone, *share));
+        }
+        way.heir = Some(Arc::clone(heir));
+    }
+
+    /// While this is held, nothing changes the sums of this account, nor of what is above it by way
+    /// of this account.
+    pub(super) fn still(&self) -> impl Sized + '_ {
+        self.way.write()
+    }
+
+    /// Bytes and inodes that the limits here and above leave; `None` where there is no limit.
+    pub(super) fn available(&self) -> (Option<u64>, Option<u64>) {
+        let least = |a: Option<u64>, b: Option<u64>| a.into_iter().chain(b).min();
+        self.with_payer(|account, above| {
+            let nodes = above.iter().map(|(node, _)| node.left());
+            nodes.fold(account.node.left(), |(bytes, inodes), left| {
+                (least(bytes, left.0), least(inodes, left.1))
+            })
+        })
+    }
+}
+
+impl Request {
+    /// As a change of sums.
+    fn reserving(&self) -> Sums {
+        Sums {
+            reserved: self.bytes() as i64,
+            inodes: self.inodes as i64,
+            snapshots: self.snapshots as i64,
+            ..Sums::default()
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Holds: what a write was promised before it was accepted (R23).
+//!
+//! A hold is taken against the owner and everything above it, all or nothing. From then on each of
+//! its bytes is in one place only: in the hold, in the usage of what was charged from it, or in the
+//! estimate of unflushed edits; what is left goes back when the hold is dropped.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::account::Account;
+use super::ledger::Amount;
+
+/// What is wanted. Zeros want nothing, and so fit whatever the limits say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    pub data: u64,
+    /// An estimate: nodes, in all their copies.
+    pub metadata: u64,
+    pub inodes: u64,
+    pub snapshots: u64,
+}
+
+impl Request {
+    /// More than any device holds; sums of such requests do not overflow.
+    pub(super) const MAX: u64 = 1 << 60;
+
+    /// Of `edits` edits of tables, with keys and values of `bytes` bytes: what they may add to the
+    /// tables, in two copies, in leaves that are a third full.
+    pub fn for_edits(edits: usize, bytes: usize) -> Request {
+        const OVERHEAD: u64 = 16;
+        const COPIES: u64 = 2;
+        const WORST_FILL: u64 = 3;
+        let metadata = (bytes as u64 + edits as u64 * OVERHEAD) * COPIES * WORST_FILL;
+        Request { metadata, ..Request::default() }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.data + self.metadata
+    }
+
+    pub(super) fn is_sane(&self) -> bool {
+        [self.data, self.metadata, self.inodes, self.snapshots].iter().all(|n| *n <= Self::MAX)
+    }
+}
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// Whatever adds something.
+    Write,
+    /// What tidies up or barely adds: unlink, truncate down, punch, chmod, rename. May go over a
+    /// limit by 1 MiB and a 64th of it: more than all leaves that map a full subvolume's data take.
+    Tidy,
+}
+
+impl Tier {
+    const TIDY_MIN: i64 = 1 << 20;
+    const TIDY_PART: i64 = 64;
+
+    /// Bytes beyond `limit`.
+    pub(super) fn slack(self, limit: i64) -> i64 {
+        match self {
+            Tier::Write => 0,
+            Tier::Tidy => Self::TIDY_MIN + limit / Self::TIDY_PART,
+        }
+    }
+}
+
+/// What is reserved for one owner. Dropping it gives back what is left.
+#[must_use = "dropping a hold gives it back"]
+#[derive(Default)]
+pub struct Hold {
+    /// `None` while quotas are off.
+    account: Option<Arc<Account>>,
+    left: Request,
+}
+
+impl Hold {
+    pub(super) fn new(account: Arc<Account>, left: Request) -> Hold {
+        Hold { account: Some(account), left }
+    }
+
+    /// A hold of nothing, as one has while quotas are off.
+    pub fn nothing() -> Hold {
+        Hold::default()
+    }
+
+    /// What it still holds.
+    pub fn left(&self) -> Request {
+        self.left
+    }
+
+    /// Takes up to this much of it out into a hold of its own.
+    pub fn split(&mut self, part: Request) -> Hold {
+        let part = Request {
+            data: part.data.min(self.left.data),
+            metadata: part.metadata.min(self.left.metadata),
+            inodes: part.inodes.min(self.left.inodes),
+            snapshots: part.snapshots.min(self.left.snapshots),
+        };
+        self.left.data -= part.data;
+        self.left.metadata -= part.metadata;
+        self.left.inodes -= part.inodes;
+        self.left.snapshots -= part.snapshots;
+        Hold { account: self.account.clone(), left: part }
+    }
+
+    /// Adds another one of the same owner. One of somebody else, or from before quotas were turned
+    /// off and on again, comes back.
+    pub fn join(&mut self, mut other: Hold) -> Option<Hold> {
+        if self.left == Request::default() {
+            std::mem::swap(self, &mut other);
+            return None;
+        }
+        if other.left != Request::default() && !self.is_of(other.account.as_ref()) {
+            return Some(other);
+        }
+        let more = std::mem::take(&mut other.left);
+        self.left.data += more.data;
+        self.left.metadata += more.metadata;
+        self.left.inodes += more.inodes;
+        self.left.snapshots += more.snapshots;
+        None
+    }
+
+    /// The transaction is applied: its metadata has become edits, which a flush will turn into
+    /// nodes. From now on it is the owner's estimate of unflushed edits.
+    pub fn spend_metadata(&mut self) {
+        let metadata = std::mem::take(&mut self.left.metadata);
+        if let Some(account) = &self.account {
+            account.owe_reserved(metadata);
+        }
+    }
+
+    fn is_of(&self, account: Option<&Arc<Account>>) -> bool {
+        match (&self.account, account) {
+            (Some(mine), Some(other)) => Arc::ptr_eq(mine, other),
+            (None, None) => true,
+            _ => false,
+        }
+    }
+
+    /// Takes out what pays for `amount`, which is being charged to `account`. The caller accounts
+    /// for it.
+    pub(super) fn settle(&mut self, account: &Arc<Account>, amount: Amount) -> u64 {
+        if !self.is_of(Some(account)) {
+            return 0;
+        }
+        let data = self.left.data.min(amount.data);
+        let metadata = self.left.metadata.min(amount.metadata);
+        self.left.data -= data;
+        self.left.metadata -= metadata;
+        data + metadata
+    }
+
+    /// Takes out an inode, or a snapshot, if it has one for `account`.
+    pub(super) fn settle_inodes(&mut self, account: &Arc<Account>, count: u64) -> u64 {
+        let count = if self.is_of(Some(account)) { count.min(self.left.inodes) } else { 0 };
+        self.left.inodes -= count;
+        count
+    }
+
+    pub(super) fn settle_snapshot(&mut self, account: &Arc<Account>) -> bool {
+        let has = self.is_of(Some(account)) && self.left.snapshots > 0;
+        self.left.snapshots -= u64::from(has);
+        has
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(account) = &self.account
+            && self.left != Request::default()
+        {
+            account.give_back(&self.left);
+        }
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let owner = self.account.as_ref().map(|account| account.subvol);
+        write!(f, "Hold({:?} of {owner:?})", self.left)
+    }
+}

@@ -1,0 +1,354 @@
+//! The ledger: what the way of a write touches.
+//!
+//! ```text
+//!   hold   = ledger.hold(subvolume, wanted, tier)     before anything is accepted
+//!   ledger.charge(origin, amount, Some(&mut hold))    while the transaction is applied
+//!   hold.spend_metadata()                             and its edits are unflushed now
+//!   ledger.charge(origin, nodes, None), ledger.flushed(subvolume, …)      a flush
+//!   rows   = ledger.closing(txg)                      while no transaction is joined
+//! ```
+//!
+//! While quotas are off, each of these looks at one number and is done. Else a charge takes two
+//! locks, shared: a shard of rows, and the owner's way up; and changes counters of the owner and of
+//! each distinct node above.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+
+use copyhold_format::item::inodes_key;
+use copyhold_pool::Edit;
+use copyhold_types::{EpochId, InodeNo, SubvolId, Txg};
+use parking_lot::{Mutex, RwLock};
+
+use super::account::Account;
+use super::error::{Miscount, QuotaError};
+use super::groups::Groups;
+use super::hold::{Hold, Request, Tier};
+use super::node::Sums;
+use super::rows::{EpochRows, Row};
+use super::{GroupId, Rows};
+
+/// Bytes that are paid for: whole blocks, nodes in all their copies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    pub data: u64,
+    pub metadata: u64,
+}
+
+impl Amount {
+    pub fn data(data: u64) -> Amount {
+        Amount { data, metadata: 0 }
+    }
+
+    pub fn metadata(metadata: u64) -> Amount {
+        Amount { data: 0, metadata }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.data + self.metadata
+    }
+
+    pub(super) fn sums(&self) -> Sums {
+        Sums { data: self.data as i64, metadata: self.metadata as i64, ..Sums::default() }
+    }
+}
+
+/// The quotas of one pool.
+#[derive(Debug)]
+pub struct Ledger {
+    /// Origins from this one on are counted; [`Self::OFF`] while quotas are off.
+    pub(super) counted_from: AtomicU64,
+    pub(super) rows: EpochRows,
+    pub(super) accounts: Accounts,
+    /// What is not on the way of a write: relations, records, who is dead.
+    pub(super) groups: Mutex<Groups>,
+    /// Bytes promised by reserves and not yet taken (N3).
+    pub(super) promised: Arc<AtomicI64>,
+    /// Dead owners that a sweep should look at.
+    pub(super) sweepable: Mutex<BTreeSet<SubvolId>>,
+}
+
+impl Default for Ledger {
+    fn default() -> Ledger {
+        Ledger {
+            counted_from: AtomicU64::new(Ledger::OFF),
+            rows: EpochRows::new(),
+            accounts: Accounts::new(),
+            groups: Mutex::default(),
+            promised: Arc::default(),
+            sweepable: Mutex::default(),
+        }
+    }
+}
+
+impl Ledger {
+    pub(super) const OFF: u64 = u64::MAX;
+
+    /// Whether what has this origin is counted (R25). A subvolume whose current epoch is not takes a
+    /// new number before it writes.
+    pub fn counts(&self, origin: EpochId) -> bool {
+        origin.0 >= self.counted_from.load(Relaxed)
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.counted_from.load(Relaxed) != Self::OFF
+    }
+
+    /// `subvol` writes with this epoch from now on; the number has not been used before.
+    /// `next_inode` is a number that none of its inodes has reached: where the count of inodes
+    /// begins, unless it has begun.
+    pub fn begin_epoch(
+        &self,
+        epoch: EpochId,
+        subvol: SubvolId,
+        next_inode: InodeNo,
+    ) -> Result<(), Miscount> {
+        if !self.counts(epoch) {
+            return Ok(());
+        }
+        let account = self.accounts.get(subvol).ok_or(Miscount::UnknownSubvolume(subvol))?;
+        if account.files.begin(next_inode) {
+            self.accounts.touch(&account);
+        }
+        self.rows.insert(Row::new(epoch, account, true));
+        Ok(())
+    }
+
+    /// Nothing will be charged to `epoch` any more: it is sealed and its tables are flushed and
+    /// handed over, or its subvolume is gone. Refunds go on.
+    pub fn end_epoch(&self, epoch: EpochId) {
+        self.rows.end(epoch);
+    }
+
+    /// Something is born. What `hold` has for it is used up. While a transaction is applied.
+    pub fn charge(
+        &self,
+        origin: EpochId,
+        amount: Amount,
+        hold: Option<&mut Hold>,
+    ) -> Result<(), Miscount> {
+        if !self.counts(origin) {
+            return Ok(());
+        }
+        let charged = self.rows.with(origin, |row| {
+            row.add(amount);
+            self.rows.touch(row);
+            let settled = hold.map_or(0, |hold| hold.settle(&row.owner, amount));
+            row.owner.pay(&Sums { reserved: -(settled as i64), ..amount.sums() });
+        });
+        charged.ok_or(Miscount::UnknownEpoch(origin)).or_else(|bug| self.unless_off(origin, bug))
+    }
+
+    /// Something died: nothing refers to it any more. While a transaction is applied.
+    pub fn refund(&self, origin: EpochId, amount: Amount) -> Result<(), Miscount> {
+        if !self.counts(origin) {
+            return Ok(());
+        }
+        let refunded = self.rows.with(origin, |row| {
+            row.subtract(amount)?;
+            self.rows.touch(row);
+            row.owner.pay(&amount.sums().negated());
+            Ok(())
+        });
+        let refunded = refunded.unwrap_or(Err(Miscount::UnknownEpoch(origin)));
+        refunded.or_else(|bug| self.unless_off(origin, bug))
+    }
+
+    /// Quotas that are being turned off take the rows away first.
+    fn unless_off(&self, origin: EpochId, bug: Miscount) -> Result<(), Miscount> {
+        if self.counts(origin) { Err(bug) } else { Ok(()) }
+    }
+
+    /// Reserves for what `subvol` is about to do, against its limits and all above it, all or
+    /// nothing (R23). Before an EDQUOT reaches anybody, the caller makes what is on its way free
+    /// arrive, and asks once more (R22).
+    pub fn hold(&self, subvol: SubvolId, wanted: Request, tier: Tier) -> Result<Hold, QuotaError> {
+        if !self.is_on() || wanted == Request::default() {
+            return Ok(Hold::nothing());
+        }
+        if !wanted.is_sane() {
+            return Err(QuotaError::Nonsense(wanted.data.max(wanted.metadata)));
+        }
+        let account = self.accounts.get(subvol);
+        let account = account.ok_or(QuotaError::NoGroup(GroupId::of(subvol)))?;
+        if account.is_dead() {
+            return Err(QuotaError::Deleted(subvol));
+        }
+        account.hold(wanted, tier).map_err(QuotaError::Exceeded)
+    }
+
+    /// A flush of a table of `subvol` has written `merged` bytes of its edits; `left` bytes are
+    /// still unflushed.
+    pub fn flushed(&self, subvol: SubvolId, merged: u64, left: u64) {
+        if self.is_on()
+            && let Some(account) = self.accounts.get(subvol)
+        {
+            account.settle_flushed(merged, left);
+        }
+    }
+
+    /// `subvol` has unflushed edits that nobody held space for: those that recovery found.
+    pub fn owes(&self, subvol: SubvolId, bytes: u64) {
+        if let Some(account) = self.accounts.get(subvol) {
+            let unflushed = bytes.min(Request::MAX) as i64;
+            account.pay(&Sums { unflushed, ..Sums::default() });
+        }
+    }
+
+    /// Bytes that the limits of `subvol` and of all above it leave; `None` without any. O(ancestors).
+    pub fn available(&self, subvol: SubvolId) -> Option<u64> {
+        self.accounts.get(subvol)?.available().0
+    }
+
+    /// As [`Self::available`], of inodes.
+    pub fn available_inodes(&self, subvol: SubvolId) -> Option<u64> {
+        self.accounts.get(subvol)?.available().1
+    }
+
+    /// Bytes of the pool that are kept for reserves of others: `subvol` may take what is available
+    /// beyond them.
+    pub fn kept_for_others(&self, subvol: SubvolId) -> u64 {
+        let promised = self.promised.load(Relaxed);
+        if promised == 0 {
+            return 0;
+        }
+        let own = self.accounts.get(subvol).map_or(0, |account| account.node.promise());
+        (promised - own).max(0) as u64
+    }
+
+    /// An inode of `subvol` is born. While a transaction is applied.
+    pub fn created(
+        &self,
+        subvol: SubvolId,
+        ino: InodeNo,
+        hold: Option<&mut Hold>,
+    ) -> Result<(), Miscount> {
+        self.with_files(subvol, ino, |account| {
+            account.files.add();
+            let held = hold.map_or(0, |hold| hold.settle_inodes(account, 1));
+            if held == 0 {
+                account.pay(&Sums { inodes: 1, ..Sums::default() });
+            }
+            Ok(())
+        })
+    }
+
+    /// An inode of `subvol` is gone. While a transaction is applied.
+    pub fn removed(&self, subvol: SubvolId, ino: InodeNo) -> Result<(), Miscount> {
+        self.with_files(subvol, ino, |account| {
+            if !account.files.remove() {
+                return Err(Miscount::Inodes(subvol));
+            }
+            account.pay(&Sums { inodes: -1, ..Sums::default() });
+            Ok(())
+        })
+    }
+
+    fn with_files(
+        &self,
+        subvol: SubvolId,
+        ino: InodeNo,
+        act: impl FnOnce(&Arc<Account>) -> Result<(), Miscount>,
+    ) -> Result<(), Miscount> {
+        if !self.is_on() {
+            return Ok(());
+        }
+        let account = self.accounts.get(subvol).ok_or(Miscount::UnknownSubvolume(subvol));
+        let account = match account {
+            Ok(account) => account,
+            Err(_) if !self.is_on() => return Ok(()),
+            Err(bug) => return Err(bug),
+        };
+        if account.is_dead() || !account.files.counts(ino) {
+            return Ok(());
+        }
+        act(&account)?;
+        self.accounts.touch(&account);
+        Ok(())
+    }
+
+    /// What has changed up to the end of `txg`, as absolute values, each row once (R24). Called while
+    /// no transaction is joined; the edits go into the records of `txg`.
+    pub fn closing(&self, txg: Txg) -> Rows {
+        let (mut edits, losers) = self.rows.close();
+        let dead = losers.iter().filter(|account| account.is_dead() && !account.has_rows());
+        self.sweepable.lock().extend(dead.map(|account| account.subvol));
+        edits.extend(self.accounts.close());
+        if !edits.is_empty() {
+            tracing::trace!(%txg, rows = edits.len(), "usage is logged");
+        }
+        edits
+    }
+}
+
+const SHARDS: usize = 64;
+
+/// Accounts by subvolume, in shards, and which of them have another number of inodes.
+#[derive(Debug)]
+pub(super) struct Accounts {
+    shards: Vec<Shard>,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    accounts: RwLock<BTreeMap<SubvolId, Arc<Account>>>,
+    dirty: Mutex<Vec<Arc<Account>>>,
+}
+
+impl Accounts {
+    fn new() -> Accounts {
+        Accounts { shards: (0..SHARDS).map(|_| Shard::default()).collect() }
+    }
+
+    fn shard(&self, subvol: SubvolId) -> &Shard {
+        &self.shards[subvol.0 as usize % SHARDS]
+    }
+
+    pub(super) fn get(&self, subvol: SubvolId) -> Option<Arc<Account>> {
+        self.shard(subvol).accounts.read().get(&subvol).cloned()
+    }
+
+    pub(super) fn insert(&self, account: &Arc<Account>) {
+        let shard = self.shard(account.subvol);
+        shard.accounts.write().insert(account.subvol, Arc::clone(account));
+    }
+
+    pub(super) fn remove(&self, subvol: SubvolId) {
+        self.shard(subvol).accounts.write().remove(&subvol);
+    }
+
+    fn touch(&self, account: &Arc<Account>) {
+        if !account.files.dirty.swap(true, Relaxed) {
+            self.shard(account.subvol).dirty.lock().push(Arc::clone(account));
+        }
+    }
+
+    /// Counts of inodes that have changed, as edits.
+    fn close(&self) -> Rows {
+        let lists = self.shards.iter().map(|shard| std::mem::take(&mut *shard.dirty.lock()));
+        let mut dirty: Vec<_> = lists.flatten().collect();
+        dirty.sort_unstable_by_key(|account| account.subvol);
+        let mut edits = Rows::with_capacity(dirty.len());
+        for account in dirty {
+            account.files.dirty.store(false, Relaxed);
+            if let Some(item) = account.files.item()
+                && !account.is_dead()
+            {
+                let put = Edit::Put((&item.encode()).into());
+                edits.push((inodes_key(account.subvol), put));
+            }
+        }
+        edits
+    }
+
+    /// Forgets everything; gives whose counts of inodes there may be records of.
+    pub(super) fn clear(&self) -> Vec<SubvolId> {
+        let mut subvols = Vec::new();
+        for shard in &self.shards {
+            subvols.extend(std::mem::take(&mut *shard.accounts.write()).into_keys());
+            shard.dirty.lock().clear();
+        }
+        subvols
+    }
+}

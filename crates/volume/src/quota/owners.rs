@@ -1,0 +1,306 @@
+//! Owners: subvolumes that pay, from their creation to their last byte.
+//!
+//! ```text
+//!   living ──delete──▶ dead, pays: tombstone ──last byte──▶ stale ──last epoch ended──▶ swept
+//!                        └──heir──▶ pays nothing, its rows are the heir's ──last row──▶ swept
+//! ```
+//!
+//! A dead owner stays in its groups and inside its holder: what is still paid for in its name was
+//! written under their limits.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use copyhold_format::item::{
+    GroupId, GroupItem, TOMBSTONE_NAME_MAX, Tombstone, encode_heir, heir_key, inodes_key,
+    member_key,
+};
+use copyhold_pool::Edit;
+use copyhold_types::{Key, SubvolId, Timestamp};
+
+use super::account::Account;
+use super::error::QuotaError;
+use super::groups::{Group, Groups, Heir, Owner};
+use super::hold::{Hold, Request, Tier};
+use super::{Ledger, Rows};
+
+/// A living subvolume, as its record has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resident {
+    pub subvol: SubvolId,
+    /// The subvolume that holds its directory entry; of the root none.
+    pub holder: Option<SubvolId>,
+    /// What it is a snapshot of.
+    pub origin: Option<SubvolId>,
+}
+
+/// Which groups a new subvolume joins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Inherit {
+    /// Those of the subvolume that holds its directory entry.
+    FromHolder,
+    /// These, and no others: a privilege, for with it one leaves the groups of the holder.
+    Groups(Vec<GroupId>),
+}
+
+impl Groups {
+    fn inherited(
+        &self,
+        new: &Resident,
+        inherit: &Inherit,
+    ) -> Result<BTreeSet<GroupId>, QuotaError> {
+        match inherit {
+            Inherit::FromHolder => {
+                let holder = new.holder.and_then(|holder| self.all.get(&GroupId::of(holder)));
+                Ok(holder.map_or(BTreeSet::new(), |holder| holder.parents.clone()))
+            }
+            Inherit::Groups(list) => {
+                for id in list {
+                    if id.level() == 0 {
+                        return Err(QuotaError::SubvolumeGroup(*id));
+                    }
+                    self.get(*id)?;
+                }
+                Ok(list.iter().copied().collect())
+            }
+        }
+    }
+
+    /// Adds an owner that is in no group and inside of nothing, without logging anything.
+    fn add_owner(&mut self, account: &Arc<Account>) {
+        let owner = Owner::new(Arc::clone(account));
+        let group = Group::new(Arc::clone(&account.node), Some(owner));
+        self.all.insert(account.node.id, group);
+    }
+
+    /// Says whose directory holds, or held, the entry of an owner.
+    pub(super) fn set_holder(&mut self, subvol: SubvolId, holder: Option<SubvolId>) {
+        let holder = holder.filter(|holder| *holder != subvol);
+        let Some(owner) = self.owner_mut(subvol) else { return };
+        owner.holder = holder;
+        if let Some(holder) = holder.and_then(|holder| self.owner_mut(holder)) {
+            holder.held.insert(subvol);
+        }
+    }
+
+    /// Puts living subvolumes in their places and counts snapshots. The ways are set afterwards.
+    pub(super) fn place_residents(&mut self, residents: &[Resident]) {
+        for Resident { subvol, holder, origin } in residents {
+            self.set_holder(*subvol, *holder);
+            if let Some(origin) = origin {
+                self.count_snapshot(*subvol, *origin, false);
+            }
+        }
+    }
+
+    /// Takes an owner out again that has just been added.
+    fn take_back(&mut self, subvol: SubvolId, parents: &BTreeSet<GroupId>) {
+        let id = GroupId::of(subvol);
+        for parent in parents {
+            self.unlink(id, *parent);
+        }
+        let removed = self.all.remove(&id).and_then(|group| group.owner);
+        if let Some(holder) = removed.and_then(|owner| owner.holder)
+            && let Some(holder) = self.owner_mut(holder)
+        {
+            holder.held.remove(&subvol);
+        }
+    }
+
+    /// Counts one more living snapshot of `origin`, if that is still an owner of its own.
+    pub(super) fn count_snapshot(&mut self, snapshot: SubvolId, origin: SubvolId, gated: bool) {
+        let Some(account) = self.owner(origin).filter(|owner| owner.heir.is_none()) else { return };
+        account.account.count_snapshot(gated);
+        if let Some(owner) = self.owner_mut(snapshot) {
+            owner.origin = Some(origin);
+        }
+    }
+}
+
+impl Ledger {
+    pub(super) fn add_account(&self, groups: &mut Groups, subvol: SubvolId) -> Arc<Account> {
+        let account = Arc::new(Account::new(subvol, Arc::clone(&self.promised)));
+        self.accounts.insert(&account);
+        groups.add_owner(&account);
+        account
+    }
+
+    /// Whether [`Self::create_subvolume`] would know the groups: to refuse a request before work.
+    pub fn check_inherit(&self, new: &Resident, inherit: &Inherit) -> Result<(), QuotaError> {
+        match self.on() {
+            Ok(groups) => groups.inherited(new, inherit).map(drop),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// A subvolume or snapshot comes into being; its epoch begins after this. `hold` may have the
+    /// snapshot's place under a limit of its origin. A snapshot has all the inodes of its origin,
+    /// and groups with a limit on those may refuse it. Nothing happens while quotas are off.
+    pub fn create_subvolume(
+        &self,
+        new: Resident,
+        inherit: &Inherit,
+        hold: Option<&mut Hold>,
+    ) -> Result<Rows, QuotaError> {
+        let Ok(mut groups) = self.on() else { return Ok(Rows::new()) };
+        let id = GroupId::of(new.subvol);
+        if groups.all.contains_key(&id) {
+            return Err(QuotaError::Exists(id));
+        }
+        let parents = groups.inherited(&new, inherit)?;
+        let account = self.add_account(&mut groups, new.subvol);
+        groups.set_holder(new.subvol, new.holder);
+        parents.iter().for_each(|parent| groups.link(id, *parent));
+        account.set_above(groups.above(new.subvol));
+        let mut rows = Rows::new();
+        if let Some(origin) = new.origin {
+            if let Err(refused) = copy_inodes(&groups, &account, origin, &mut rows) {
+                account.set_above(vec![]);
+                groups.take_back(new.subvol, &parents);
+                self.accounts.remove(new.subvol);
+                return Err(refused);
+            }
+            let held = groups.owner(origin).map(|owner| Arc::clone(&owner.account));
+            let gated = held.zip(hold).is_some_and(|(origin, hold)| hold.settle_snapshot(&origin));
+            groups.count_snapshot(new.subvol, origin, gated);
+        }
+        for parent in parents {
+            rows.push((member_key(id, parent), Edit::Put((&[]).into())));
+        }
+        Ok(rows)
+    }
+
+    /// A subvolume has been deleted: it is dead, though its extents are yet to be freed. `name` is
+    /// what it was called. With an heir, see [`Self::give_to_heir`].
+    pub fn delete_subvolume(
+        &self,
+        subvol: SubvolId,
+        since: Timestamp,
+        name: &[u8],
+        heir: Option<SubvolId>,
+    ) -> Result<Rows, QuotaError> {
+        let Ok(mut groups) = self.on() else { return Ok(Rows::new()) };
+        let group = groups.get(GroupId::of(subvol))?;
+        let owner = group.owner.as_ref().ok_or(QuotaError::NoGroup(GroupId::of(subvol)))?;
+        let (account, holder) = (Arc::clone(&owner.account), owner.holder);
+        if account.is_dead() {
+            return Err(QuotaError::Deleted(subvol));
+        }
+        if let Some(heir) = heir {
+            groups.check_heir(subvol, heir)?;
+        }
+        account.set_dead();
+        let mut rows = Rows::new();
+        groups.forget_files(&account, &mut rows);
+        groups.set_reserve(subvol, 0);
+        let name = name[..name.len().min(TOMBSTONE_NAME_MAX)].into();
+        let group = groups.get_mut(GroupId::of(subvol))?;
+        let tombstone = Some(Tombstone { since, holder, name });
+        group.item = GroupItem { limits: group.item.limits, reserve: 0, tombstone };
+        group.log(&mut rows);
+        if let Some(heir) = heir {
+            rows.push(self.set_heir(&mut groups, subvol, heir));
+        }
+        self.sweepable.lock().insert(subvol);
+        Ok(rows)
+    }
+
+    /// What the dead `owner` pays for, and will pay for while it is being freed, `heir` pays from now
+    /// on: one record, whatever it is (R42). The heir must be alive. It may end above its limits,
+    /// then it can write nothing new.
+    pub fn give_to_heir(&self, owner: SubvolId, heir: SubvolId) -> Result<Rows, QuotaError> {
+        let mut groups = self.on()?;
+        let dead = groups.owner(owner).ok_or(QuotaError::NoGroup(GroupId::of(owner)))?;
+        if !dead.account.is_dead() {
+            return Err(QuotaError::NotDeleted(owner));
+        }
+        groups.check_heir(owner, heir)?;
+        Ok(vec![self.set_heir(&mut groups, owner, heir)])
+    }
+
+    /// Gives what `owner` pays, and what it has inherited, to `heir`. Checked.
+    fn set_heir(&self, groups: &mut Groups, owner: SubvolId, heir: SubvolId) -> (Key, Edit) {
+        let inherited = groups.owner(owner).map(|owner| owner.heir_of.clone());
+        let moved = inherited.into_iter().flatten().chain([owner]);
+        groups.leave_groups(owner);
+        for subvol in moved {
+            groups.redirect(subvol, heir);
+            self.sweepable.lock().insert(subvol);
+        }
+        (heir_key(owner), Edit::Put((&encode_heir(heir)).into()))
+    }
+}
+
+/// A snapshot begins with the inodes of its origin, if those are counted.
+fn copy_inodes(
+    groups: &Groups,
+    account: &Arc<Account>,
+    origin: SubvolId,
+    rows: &mut Rows,
+) -> Result<(), QuotaError> {
+    let Some(origin) = groups.owner(origin) else { return Ok(()) };
+    let Some(item) = origin.account.files.item() else { return Ok(()) };
+    let wanted = Request { inodes: item.count, ..Request::default() };
+    let mut hold = account.hold(wanted, Tier::Write).map_err(QuotaError::Exceeded)?;
+    hold.settle_inodes(account, item.count);
+    account.files.set(&item);
+    rows.push((inodes_key(account.subvol), Edit::Put((&item.encode()).into())));
+    Ok(())
+}
+
+impl Groups {
+    fn check_heir(&self, owner: SubvolId, heir: SubvolId) -> Result<(), QuotaError> {
+        if owner == heir {
+            return Err(QuotaError::OwnHeir(owner));
+        }
+        if self.owner(owner).is_some_and(|owner| owner.heir.is_some()) {
+            return Err(QuotaError::HasHeir(owner));
+        }
+        let id = GroupId::of(heir);
+        let living = self.owner(heir).ok_or(QuotaError::NoGroup(id))?;
+        if living.account.is_dead() { Err(QuotaError::Deleted(heir)) } else { Ok(()) }
+    }
+
+    /// The owner is dead: its inodes and its being a snapshot count no more.
+    fn forget_files(&mut self, account: &Arc<Account>, rows: &mut Rows) {
+        if account.files.item().is_some() {
+            rows.push((inodes_key(account.subvol), Edit::Delete));
+        }
+        account.forget_inodes();
+        let origin = self.owner_mut(account.subvol).and_then(|owner| owner.origin.take());
+        if let Some(origin) = origin.and_then(|origin| self.owner(origin))
+            && origin.heir.is_none()
+        {
+            origin.account.uncount_snapshots(1);
+        }
+    }
+
+    /// Groups do not have it as a member any more; their records are taken away by a sweep.
+    fn leave_groups(&mut self, subvol: SubvolId) {
+        let id = GroupId::of(subvol);
+        for parent in self.all.get(&id).map_or(BTreeSet::new(), |group| group.parents.clone()) {
+            if let Some(parent) = self.all.get_mut(&parent) {
+                parent.members.remove(&id);
+            }
+        }
+    }
+
+    fn redirect(&mut self, subvol: SubvolId, last: SubvolId) {
+        let Some(heir) = self.owner(last).map(|heir| Arc::clone(&heir.account)) else { return };
+        let Some(owner) = self.owner_mut(subvol) else { return };
+        let before = owner.heir.replace(Heir { written: last, last });
+        if let (Some(before), Some(now)) = (before, &mut owner.heir) {
+            now.written = before.written;
+        }
+        owner.account.uncount_snapshots(owner.account.snapshots());
+        owner.account.set_heir(&heir);
+        if let Some(heir) = self.owner_mut(last) {
+            heir.heir_of.insert(subvol);
+        }
+        if let Some(before) = before.filter(|before| before.last != before.written)
+            && let Some(passed) = self.owner_mut(before.last)
+        {
+            passed.heir_of.remove(&subvol);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Usage by origin epoch: the rows that are logged, and the dirty ones among them.
+//!
+//! A charge finds its row in one of 64 shards, by the epoch's number, and changes two atomics. The
+//! first change since the last closing puts the row on the shard's list of dirty ones. Closing a
+//! txg takes those lists while no transaction is joined, so what it reads are the sums of exactly
+//! the txgs up to this one (R24, Q6).
+//!
+//! W1  A row is on the list of its shard if and only if it is dirty.
+//! W2  A row that is neither zero nor of a live epoch is in its shard; one that is both is dirty,
+//!     and goes when the txg closes (R26, Q7).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use copyhold_format::item::{UsageItem, usage_key};
+use copyhold_pool::Edit;
+use copyhold_types::{EpochId, Key};
+use parking_lot::{Mutex, RwLock};
+
+use super::account::Account;
+use super::error::Miscount;
+use super::ledger::Amount;
+
+const SHARDS: usize = 64;
+
+/// What has one epoch as its origin.
+#[derive(Debug)]
+pub(super) struct Row {
+    pub(super) epoch: EpochId,
+    /// Whom the row names; it may have an heir.
+    pub(super) owner: Arc<Account>,
+    data: AtomicU64,
+    metadata: AtomicU64,
+    /// Something may still be charged.
+    live: AtomicBool,
+    dirty: AtomicBool,
+    /// It is, or is about to be, in the table.
+    logged: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    rows: RwLock<BTreeMap<EpochId, Arc<Row>>>,
+    dirty: Mutex<Vec<Arc<Row>>>,
+}
+
+#[derive(Debug)]
+pub(super) struct EpochRows {
+    shards: Vec<Shard>,
+}
+
+impl Row {
+    pub(super) fn new(epoch: EpochId, owner: Arc<Account>, live: bool) -> Row {
+        Row {
+            epoch,
+            owner,
+            data: AtomicU64::new(0),
+            metadata: AtomicU64::new(0),
+            live: AtomicBool::new(live),
+            dirty: AtomicBool::new(false),
+            logged: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn loaded(epoch: EpochId, owner: Arc<Account>, live: bool, has: Amount) -> Row {
+        let row = Row::new(epoch, owner, live);
+        row.add(has);
+        row.logged.store(has != Amount::default(), Relaxed);
+        row
+    }
+
+    pub(super) fn amount(&self) -> Amount {
+        Amount { data: self.data.load(Relaxed), metadata: self.metadata.load(Relaxed) }
+    }
+
+    pub(super) fn add(&self, amount: Amount) {
+        if amount.data != 0 {
+            self.data.fetch_add(amount.data, Relaxed);
+        }
+        if amount.metadata != 0 {
+            self.metadata.fetch_add(amount.metadata, Relaxed);
+        }
+    }
+
+    /// All of `amount` or nothing of it.
+    pub(super) fn subtract(&self, amount: Amount) -> Result<(), Miscount> {
+        let take = |counter: &AtomicU64, bytes: u64| {
+            counter.fetch_update(Relaxed, Relaxed, |has| has.checked_sub(bytes)).is_ok()
+        };
+        if take(&self.data, amount.data) {
+            if take(&self.metadata, amount.metadata) {
+                return Ok(());
+            }
+            self.data.fetch_add(amount.data, Relaxed);
+        }
+        let Amount { data, metadata } = amount;
+        Err(Miscount::Underflow { epoch: self.epoch, data, metadata })
+    }
+
+    pub(super) fn item(&self) -> UsageItem {
+        let Amount { data, metadata } = self.amount();
+        UsageItem { owner: self.owner.subvol, data, metadata }
+    }
+
+    fn is_over(&self) -> bool {
+        self.amount() == Amount::default() && !self.live.load(Relaxed)
+    }
+}
+
+impl EpochRows {
+    pub(super) fn new() -> EpochRows {
+        EpochRows { shards: (0..SHARDS).map(|_| Shard::default()).collect() }
+    }
+
+    fn shard(&self, epoch: EpochId) -> &Shard {
+        &self.shards[epoch.0 as usize % SHARDS]
+    }
+
+    /// Calls `act` with the row of `epoch`, if there is one.
+    pub(super) fn with<T>(&self, epoch: EpochId, act: impl FnOnce(&Arc<Row>) -> T) -> Option<T> {
+        self.shard(epoch).rows.read().get(&epoch).map(act)
+    }
+
+    pub(super) fn insert(&self, row: Row) {
+        row.owner.rows.fetch_add(1, Relaxed);
+        let epoch = row.epoch;
+        let old = self.shard(epoch).rows.write().insert(epoch, Arc::new(row));
+        assert!(old.is_none(), "epoch {epoch} begins once");
+    }
+
+    /// The row has changed, or may have come to its end.
+    pub(super) fn touch(&self, row: &Arc<Row>) {
+        if !row.dirty.swap(true, Relaxed) {
+            self.shard(row.epoch).dirty.lock().push(Arc::clone(row));
+        }
+    }
+
+    /// Nothing will be charged to this epoch any more, only refunded.
+    pub(super) fn end(&self, epoch: EpochId) {
+        self.with(epoch, |row| {
+            row.live.store(false, Relaxed);
+            if row.is_over() {
+                self.touch(row);
+            }
+        });
+    }
+
+    /// Takes what has changed: the edits that say so, and who has lost a row. No transaction is
+    /// joined meanwhile.
+    pub(super) fn close(&self) -> (Vec<(Key, Edit)>, Vec<Arc<Account>>) {
+        let lists = self.shards.iter().map(|shard| std::mem::take(&mut *shard.dirty.lock()));
+        let mut dirty: Vec<_> = lists.flatten().collect();
+        dirty.sort_unstable_by_key(|row| row.epoch);
+        let mut edits = Vec::with_capacity(dirty.len());
+        let mut losers = Vec::new();
+        for row in dirty {
+            row.dirty.store(false, Relaxed);
+            let has_any = row.amount() != Amount::default();
+            let was_logged = row.logged.swap(has_any, Relaxed);
+            if has_any {
+                edits.push((usage_key(row.epoch), Edit::Put((&row.item().encode()).into())));
+            } else if was_logged {
+                edits.push((usage_key(row.epoch), Edit::Delete));
+            }
+            if row.is_over() {
+                self.shard(row.epoch).rows.write().remove(&row.epoch);
+                row.owner.rows.fetch_sub(1, Relaxed);
+                losers.push(Arc::clone(&row.owner));
+            }
+        }
+        (edits, losers)
+    }
+
+    /// All rows, in order of epochs.
+    pub(super) fn all(&self) -> Vec<Arc<Row>> {
+        let mut all: Vec<_> = Vec::new();
+        for shard in &self.shards {
+            all.extend(shard.rows.read().values().cloned());
+        }
+        all.sort_unstable_by_key(|row| row.epoch);
+        all
+    }
+
+    /// Forgets everything; gives the epochs of which there may be records.
+    pub(super) fn clear(&self) -> Vec<EpochId> {
+        let mut epochs = Vec::new();
+        for shard in &self.shards {
+            epochs.extend(std::mem::take(&mut *shard.rows.write()).into_keys());
+            shard.dirty.lock().clear();
+        }
+        epochs
+    }
+}

@@ -1,0 +1,127 @@
+//! What `quota status` and `qgroup show` show.
+
+use std::collections::BTreeMap;
+
+use copyhold_format::item::{GroupId, Limits, Tombstone, UsageItem};
+use copyhold_types::EpochId;
+
+use super::groups::Group;
+use super::{Ledger, QuotaError};
+
+/// Whether quotas are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// On: what has an origin from this epoch on is counted.
+    pub counted_from: Option<EpochId>,
+    /// How often quotas were enabled.
+    pub generation: u64,
+    /// Records of quotas that were turned off, not yet removed.
+    pub leftovers: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupState {
+    Live,
+    /// A deleted subvolume that still pays, for what others refer to or is yet to be freed.
+    Tombstone,
+    /// A deleted subvolume that pays for nothing. It goes by itself.
+    Stale,
+}
+
+impl GroupState {
+    /// As programs see it.
+    pub fn name(self) -> &'static str {
+        match self {
+            GroupState::Live => "live",
+            GroupState::Tombstone => "tombstone",
+            GroupState::Stale => "stale",
+        }
+    }
+}
+
+/// One group as it is now. Sizes are bytes; paths are the caller's business.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupUse {
+    pub id: GroupId,
+    pub state: GroupState,
+    /// What is known of a deleted subvolume: since when, and what it was called.
+    pub tombstone: Option<Tombstone>,
+    /// `data` and `metadata`. `exclusive` is the same: every byte has one payer.
+    pub referenced: u64,
+    pub exclusive: u64,
+    pub data: u64,
+    pub metadata: u64,
+    pub reserved: u64,
+    /// What unflushed edits will take, at most.
+    pub unflushed: u64,
+    /// Of living subvolumes, with what is held inside them.
+    pub inodes: u64,
+    pub snapshots: u64,
+    pub limits: Limits,
+    /// Bytes that it is sure to get.
+    pub reserve: u64,
+    pub parents: Vec<GroupId>,
+    pub members: Vec<GroupId>,
+}
+
+impl Ledger {
+    pub fn status(&self) -> Status {
+        let groups = self.groups.lock();
+        Status {
+            counted_from: groups.from,
+            generation: groups.generation,
+            leftovers: groups.leftovers.len(),
+        }
+    }
+
+    /// All groups, in order of their ids. Charges go on meanwhile, so sums of different groups may
+    /// be of different moments.
+    pub fn show(&self) -> Result<Vec<GroupUse>, QuotaError> {
+        let groups = self.on()?;
+        let visible = groups.all.values().filter(|group| group.is_visible());
+        Ok(visible.map(GroupUse::of).collect())
+    }
+
+    /// Usage by origin epoch, as the next closing would leave it in the records.
+    pub fn usage(&self) -> BTreeMap<EpochId, UsageItem> {
+        let rows = self.rows.all().into_iter();
+        let items = rows.map(|row| (row.epoch, row.item()));
+        items.filter(|(_, item)| item.data + item.metadata > 0).collect()
+    }
+
+    /// One of them.
+    pub fn show_group(&self, id: GroupId) -> Result<GroupUse, QuotaError> {
+        self.on()?.get(id).map(GroupUse::of)
+    }
+}
+
+impl GroupUse {
+    fn of(group: &Group) -> GroupUse {
+        let sums = group.node.sums();
+        let positive = |count: i64| count.max(0) as u64;
+        let (data, metadata) = (positive(sums.data), positive(sums.metadata));
+        let is_dead = group.owner.as_ref().is_some_and(|owner| owner.account.is_dead());
+        let state = match (is_dead, data + metadata) {
+            (false, _) => GroupState::Live,
+            (true, 0) => GroupState::Stale,
+            (true, _) => GroupState::Tombstone,
+        };
+        GroupUse {
+            id: group.node.id,
+            state,
+            tombstone: group.item.tombstone.clone(),
+            referenced: data + metadata,
+            exclusive: data + metadata,
+            data,
+            metadata,
+            reserved: positive(sums.reserved),
+            unflushed: positive(sums.unflushed),
+            inodes: positive(sums.inodes),
+            snapshots: positive(sums.snapshots),
+            limits: group.item.limits,
+            reserve: group.item.reserve,
+            parents: group.parents.iter().copied().collect(),
+            members: group.members.iter().copied().collect(),
+        }
+    }
+}
