@@ -26,7 +26,8 @@ use crate::{engine, logging, mount_table};
     Options for -o are those of mount(8) and FUSE, and:\n  \
     delta=SIZE      memory for changes that are not in the tables yet [64M]\n  \
     commit=SECONDS  how old unsynced changes may get [5]\n  \
-    readers=N       threads that read the kernel's requests [2 for each CPU, at most 16]\n\n\
+    readers=N       threads that read the kernel's requests [2 for each CPU, at most 16]\n  \
+    cut-tail        give up, for good, what comes after the damage in a damaged log\n\n\
     A line for /etc/fstab:\n  \
     /srv/pool.img  /mnt  fuse.copyhold  defaults,nofail  0  0")]
 pub(crate) struct Mount {
@@ -72,7 +73,12 @@ impl Mount {
         }
         let forked = daemon::fork(self.log_file.as_deref());
         match forked.map_err(|error| Failure::system("starting the daemon", &error))? {
-            Side::Parent(Outcome::Ready) => Ok(()),
+            Side::Parent(Outcome::Ready(text)) => {
+                if !text.is_empty() {
+                    eprintln!("copyhold: {text}");
+                }
+                Ok(())
+            }
             Side::Parent(Outcome::Failed(text)) => Err(Failure::from_text(&text)),
             Side::Parent(Outcome::Died(status)) => Err(Failure::new(
                 Kind::Failed,
@@ -93,7 +99,7 @@ impl Mount {
                 process::exit(1);
             }
         };
-        if let Err(error) = launch.ready() {
+        if let Err(error) = launch.ready(served.warning().unwrap_or_default()) {
             tracing::error!(%error, "leaving the terminal failed");
         }
         served.wait().inspect_err(|failure| tracing::error!("{failure}"))

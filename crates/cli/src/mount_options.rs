@@ -27,6 +27,8 @@ pub(crate) struct EngineOptions {
     pub(crate) commit: Option<Duration>,
     /// Threads that read the kernel's requests.
     pub(crate) readers: Option<usize>,
+    /// Give up what a damaged log does not tell any more.
+    pub(crate) cut_tail: bool,
 }
 
 impl Options {
@@ -64,6 +66,7 @@ impl EngineOptions {
                 let readers: usize = parsed(name, value, "a number of threads")?;
                 self.readers = Some(readers.clamp(1, READERS_MAX));
             }
+            "cut-tail" => self.cut_tail = true,
             _ => return Ok(false),
         }
         Ok(true)
@@ -95,9 +98,11 @@ mod tests {
 
     #[test]
     fn options_go_to_whom_they_concern() {
-        let options = parse("defaults,nofail,x-systemd.automount,ro,delta=2M,noatime,commit=1");
+        let list = "defaults,nofail,x-systemd.automount,ro,delta=2M,noatime,commit=1,cut-tail";
+        let options = parse(list);
         let Options { mount, engine } = options.unwrap();
         assert!(mount.read_only());
+        assert!(engine.cut_tail);
         assert_eq!(engine.delta, Some(Size(2 << 20)));
         assert_eq!(engine.commit, Some(Duration::from_secs(1)));
     }

@@ -13,8 +13,7 @@ use std::os::unix::fs::{
     FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink,
 };
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::process::{Command, Stdio};
 
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, IFlags, Mode, RenameFlags, SeekFrom, StatxFlags,

@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -222,6 +222,47 @@ fn sync_makes_everything_durable() {
     for number in 0..50 {
         assert_eq!(fs::read(site.path(&format!("file{number}"))).unwrap(), vec![number; 5000]);
     }
+}
+
+/// The view `debug NAME` of the pool.
+fn debug(site: &Site, name: &str) -> Value {
+    let pool = site.pool();
+    let mut command = Command::new(PROGRAM);
+    let output = command.args(["debug", name, "--json"]).arg(pool).output().unwrap();
+    assert!(output.status.success(), "{}", says(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_log_damaged_in_its_middle_is_cut_on_demand_only() {
+    let Some(site) = Site::mounted() else { return };
+    for number in 0..8 {
+        write_synced(&site.path(&format!("file{number}")), &[number; 5000]);
+    }
+    site.kill();
+    site.does("umount", &[]);
+    let (labels, log) = (debug(&site, "labels"), debug(&site, "log"));
+    let batches = log["batches"].as_array().unwrap();
+    let lost = batches[batches.len() - 4]["position"].as_u64().unwrap();
+    let file = File::options().write(true).open(site.pool()).unwrap();
+    for copy in labels["log_at"].as_array().unwrap() {
+        let block = copy.as_u64().unwrap() + lost % labels["log_blocks"].as_u64().unwrap();
+        file.write_all_at(&[0xa5; 100], block * 4096 + 60).unwrap();
+    }
+    refused(&site.verb("mount", &[]), 3, "-o cut-tail");
+    let there = || (0..8).filter(|number| site.path(&format!("file{number}")).exists()).count();
+    site.does("mount", &["-o", "ro"]);
+    let beginning = there();
+    assert!((1..8).contains(&beginning), "{beginning}");
+    site.does("umount", &[]);
+    let output = site.verb("mount", &["-o", "cut-tail"]);
+    assert!(output.status.success() && says(&output).contains("goes on without what txgs"));
+    assert_eq!(there(), beginning);
+    fs::write(site.path("after"), b"1").unwrap();
+    site.does("umount", &[]);
+    site.does("check", &[]);
+    site.does("mount", &[]);
+    assert_eq!((there(), site.path("after").exists()), (beginning, true));
 }
 
 #[test]

@@ -70,12 +70,12 @@ fn run() -> Result<(), Failure> {
         return serve(start(&arguments)?);
     }
     match daemon::fork(None)? {
-        Side::Parent(Outcome::Ready) => Ok(()),
+        Side::Parent(Outcome::Ready(_)) => Ok(()),
         Side::Parent(Outcome::Failed(text)) => Err(text.into()),
         Side::Parent(Outcome::Died(code)) => Err(format!("ended with {code}").into()),
         Side::Child(launch) => match start(&arguments) {
             Ok(started) => {
-                launch.ready()?;
+                launch.ready("")?;
                 serve(started)
             }
             Err(error) => {

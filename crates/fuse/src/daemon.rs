@@ -3,8 +3,9 @@
 //! Problem.  `mount` must return when the mount can be used, and report what went wrong before; the
 //!           process that serves it lives on. A process with threads cannot fork.
 //! Idea.     [`fork`] comes first, before any thread. The child works on, with a pipe to its
-//!           parent. The parent waits: for "ready" it leaves with success, for a text it prints
-//!           that and fails; if the child ends without a word it fails with the child's exit code.
+//!           parent. The parent waits: for "ready" it prints what comes with it and leaves with
+//!           success, for a failure it prints that and fails; if the child ends without a word it
+//!           fails with the child's exit code.
 //! Order.    `fork`; open the pool, mount, start the session; [`Launch::ready`], which also lets go
 //!           of the terminal; serve.
 
@@ -32,7 +33,8 @@ pub enum Side {
 /// What the parent hears of its child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    Ready,
+    /// And what its user should know all the same; mostly nothing.
+    Ready(String),
     /// Could not start, and why.
     Failed(String),
     /// Ended without a word, with this exit code.
@@ -71,7 +73,7 @@ fn listen(mut pipe: File, child: i32) -> io::Result<Outcome> {
     let mut said = Vec::new();
     pipe.read_to_end(&mut said)?;
     match said.split_first() {
-        Some((&READY, _)) => Ok(Outcome::Ready),
+        Some((&READY, text)) => Ok(Outcome::Ready(String::from_utf8_lossy(text).into_owned())),
         Some((_, text)) => {
             sys::wait_for(child)?;
             Ok(Outcome::Failed(String::from_utf8_lossy(text).into_owned()))
@@ -81,8 +83,9 @@ fn listen(mut pipe: File, child: i32) -> io::Result<Outcome> {
 }
 
 impl Launch {
-    /// The mount can be used: lets the parent go, and leaves terminal and working directory.
-    pub fn ready(mut self) -> io::Result<()> {
+    /// The mount can be used: lets the parent print `text`, if any, and go; and leaves terminal and
+    /// working directory.
+    pub fn ready(mut self, text: &str) -> io::Result<()> {
         // First what can fail: afterwards nobody would hear of it.
         let nothing = OpenOptions::new().read(true).write(true).open("/dev/null")?;
         let log: OwnedFd = match &self.log {
@@ -93,7 +96,7 @@ impl Launch {
         rustix::stdio::dup2_stdin(&nothing)?;
         rustix::stdio::dup2_stdout(&log)?;
         rustix::stdio::dup2_stderr(&log)?;
-        self.pipe.write_all(&[READY])
+        self.pipe.write_all(&[&[READY], text.as_bytes()].concat())
     }
 
     /// It could not start: the parent prints `text`. The child should end now.

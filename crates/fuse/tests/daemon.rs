@@ -50,7 +50,7 @@ fn serve(dir: &str, options: &str) {
         Side::Child(launch) => return child(dir, options, launch),
     };
     match outcome {
-        Outcome::Ready => {}
+        Outcome::Ready(text) => assert_eq!(text, "by the way"),
         Outcome::Failed(text) => {
             eprintln!("{text}");
             std::process::exit(1);
@@ -79,7 +79,7 @@ fn child(dir: &str, text: &str, launch: Launch) {
     signals.unmount_on_arrival(Arc::clone(session.mount())).unwrap();
     // For who wants to send a signal: beside the mount point.
     let _ = fs::write(Path::new(dir).with_extension("pid"), std::process::id().to_string());
-    launch.ready().unwrap();
+    launch.ready("by the way").unwrap();
     session.wait();
 }
 

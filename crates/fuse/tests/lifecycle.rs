@@ -157,7 +157,8 @@ fn a_detached_mount_serves_its_last_user() {
     file.set_len(77).unwrap();
     assert_eq!(file.metadata().unwrap().size(), 77);
     drop(file);
-    assert!(matches!(mounted.wait(), End::Unmounted));
+    let end = mounted.wait();
+    assert!(matches!(end, End::Unmounted), "{end:?}");
 }
 
 /// Waits in `statfs` until the gate is opened.

@@ -34,6 +34,7 @@ const READ_AHEAD_KIB: u32 = 1024;
 /// A mounted pool, being served.
 pub(crate) struct Served {
     session: Session,
+    warning: Option<String>,
     // Ends last: closing needs it.
     _machine: Machine,
 }
@@ -62,10 +63,20 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
     let handed_over = signals.unmount_on_arrival(session.mount().clone());
     handed_over.map_err(|error| Failure::system("waiting for signals", &error))?;
     tracing::info!("{} is mounted on {}", path.display(), directory.display());
-    Ok(Served { session, _machine: machine })
+    let warning = fs.pool().cut().map(|cut| {
+        let path = path.display();
+        format!("the log of {path} was damaged; it goes on without {cut}. `copyhold check` tells \
+                 what else that concerns")
+    });
+    Ok(Served { session, warning, _machine: machine })
 }
 
 impl Served {
+    /// What the user should know, although it is mounted.
+    pub(crate) fn warning(&self) -> Option<&str> {
+        self.warning.as_deref()
+    }
+
     /// Waits until it is unmounted and closed.
     pub(crate) fn wait(self) -> Result<(), Failure> {
         match self.session.wait() {
@@ -86,7 +97,8 @@ fn open(machine: &Machine, path: &Path, options: &Options) -> Result<Arc<Filesys
         settings.atime = Atime::Never;
     }
     machine.run(async {
-        let open = OpenOptions { read_only, limits };
+        let cut_tail = options.engine.cut_tail;
+        let open = OpenOptions { read_only, cut_tail, limits, ..Default::default() };
         let pool = Pool::open(machine.rt(), device, open).await?;
         if let Some(why) = pool.read_only().filter(|_| !read_only) {
             tracing::warn!("the pool can only be read: {why}");
