@@ -204,7 +204,9 @@ pub struct PartitionView {
     pub items: u64,
     pub complete_to: Option<u64>,
     pub layers: usize,
-    /// Edits that are in the log, and not in the base.
+    /// Edits in layers; a key may have one in several.
+    pub layer_edits: u64,
+    /// Edits that are in the log only.
     pub unflushed_edits: usize,
     pub root: Option<String>,
 }
@@ -226,6 +228,7 @@ fn partitions(table: &Table) -> Vec<PartitionView> {
             items: descriptor.items,
             complete_to: descriptor.complete_to.map(Txg::get),
             layers: descriptor.layers.len(),
+            layer_edits: descriptor.layers.iter().map(|layer| layer.items).sum(),
             unflushed_edits: unflushed.map_or(0, |stats| stats.edits + stats.frozen_edits),
             root: descriptor.root.as_ref().map(place),
         }
@@ -239,10 +242,12 @@ fn place(ptr: &NodePtr) -> String {
     format!("{}+{}", copies.join(" "), ptr.blocks)
 }
 
-/// A node of a base.
+/// A node of a base or layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NodeView {
     pub table: u64,
+    /// The layer that it is of, 0 for the newest; none: the base.
+    pub layer: Option<usize>,
     pub level: &'static str,
     /// "good", or what is wrong with its copies.
     pub state: String,
@@ -263,11 +268,14 @@ pub async fn nodes(pool: &Pool, only: Option<TableId>) -> Vec<NodeView> {
             continue;
         }
         let mut found = Vec::new();
-        let mut visit = |visit: copyhold_table::NodeVisit<'_>| found.push((visit.ptr, visit.level));
+        let mut visit = |visit: copyhold_table::NodeVisit<'_>| {
+            found.push((visit.ptr, visit.level, visit.layer))
+        };
         table.for_each_node(pool.node_source(), false, &mut visit).await;
-        for (ptr, level) in found {
+        for (ptr, level, layer) in found {
             let copies = Copies::read(pool.device(), ptr, level.purpose()).await;
-            views.push(node_view(table.id(), ptr, level, &copies));
+            let view = node_view(table.id(), ptr, level, &copies);
+            views.push(NodeView { layer, ..view });
         }
     }
     views
@@ -285,6 +293,7 @@ fn node_view(table: TableId, ptr: NodePtr, level: Level, copies: &Copies) -> Nod
     let shown = |key: Key| key.to_string();
     NodeView {
         table: table.0,
+        layer: None,
         level: match level {
             Level::Leaf => "leaf",
             Level::Inner => "inner",

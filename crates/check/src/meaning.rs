@@ -39,6 +39,9 @@ impl Problem {
             Problem::NodeCopy { .. } => "node-copy",
             Problem::Node { .. } => "node",
             Problem::NodeContent { .. } => "node-content",
+            Problem::LayerCopy { .. } => "layer-copy",
+            Problem::Layer { .. } => "layer",
+            Problem::LayerContent { .. } => "layer-content",
             Problem::Table { .. } => "table",
             Problem::UnknownTable { .. } => "unknown-table",
             Problem::MapCopy { .. } => "map-copy",
@@ -85,8 +88,11 @@ impl Problem {
             | Problem::Subvolume { .. }
             | Problem::MapContent { .. }
             | Problem::Table { .. } => Fatal,
-            Problem::Node { table, .. } if is_pools_own(*table) => Fatal,
+            Problem::Node { table, .. } | Problem::Layer { table, .. } if is_pools_own(*table) => {
+                Fatal
+            }
             Problem::Node { .. }
+            | Problem::Layer { .. }
             | Problem::Item { .. }
             | Problem::NoInode { .. }
             | Problem::MissingInode { .. }
@@ -101,10 +107,12 @@ impl Problem {
             Problem::Label { .. }
             | Problem::LogCopy { .. }
             | Problem::NodeCopy { .. }
+            | Problem::LayerCopy { .. }
             | Problem::MapCopy { .. } => Repairable,
             Problem::Links { said, found, .. } if said > found => Leak,
             Problem::LabelsDiffer { .. }
             | Problem::NodeContent { .. }
+            | Problem::LayerContent { .. }
             | Problem::Dangling { .. }
             | Problem::Twice { .. }
             | Problem::Outside { .. }
@@ -136,7 +144,9 @@ impl Problem {
                  label of another pool stands at one end"
                     .into()
             }
-            Problem::NodeCopy { .. } | Problem::MapCopy { .. } => OTHER_COPY.into(),
+            Problem::NodeCopy { .. } | Problem::LayerCopy { .. } | Problem::MapCopy { .. } => {
+                OTHER_COPY.into()
+            }
             Problem::UberblockCopy { .. } => {
                 "nothing is lost: the other end of the device has it; a crash while it was written \
                  leaves the same trace"
@@ -167,14 +177,21 @@ impl Problem {
             Problem::LogRecord { .. } => {
                 format!("a program wrote what it should not have; {RESTORE}, and report this")
             }
-            Problem::Node { table, .. } if is_pools_own(*table) => {
+            Problem::Node { table, .. } | Problem::Layer { table, .. } if is_pools_own(*table) => {
                 format!("the pool cannot be opened without it; {RESTORE}")
             }
             Problem::Node { .. } => format!(
                 "the files named below, or parts of them, or names in these directories cannot be \
                  read (EIO); {RESTORE}"
             ),
-            Problem::NodeContent { .. } | Problem::MapContent { .. } | Problem::Table { .. } => {
+            Problem::Layer { .. } => format!(
+                "the newest changes of the files named below, or of parts of them, are lost, and \
+                 what they were before is not shown in their place (EIO); {RESTORE}"
+            ),
+            Problem::NodeContent { .. }
+            | Problem::LayerContent { .. }
+            | Problem::MapContent { .. }
+            | Problem::Table { .. } => {
                 format!(
                     "a program wrote what it should not have, or it was changed on purpose; \
                      {READ_ONLY}"
@@ -267,7 +284,9 @@ impl Problem {
 
     pub(crate) fn affected(&self) -> Affected {
         match self {
-            Problem::Node { table, from, to, .. } if !is_pools_own(*table) => {
+            Problem::Node { table, from, to, .. } | Problem::Layer { table, from, to, .. }
+                if !is_pools_own(*table) =>
+            {
                 let last = if to.kind.0 == 0 && to.offset == 0 {
                     to.object.saturating_sub(1)
                 } else {

@@ -162,6 +162,15 @@ pub enum Problem {
     Node { table: TableId, level: Level, from: Key, to: Key, why: String },
     #[error("{} of table {table} at {run:?} is whole, but wrong: {why}", level_name(*.level))]
     NodeContent { table: TableId, level: Level, run: Run, why: String },
+    #[error("a copy of a node of a layer of table {table} at {run:?} is damaged: {why}")]
+    LayerCopy { table: TableId, run: Run, why: String },
+    #[error(
+        "a layer of table {table} with changes to keys from {from} to {to} is damaged in every \
+         copy: {why}"
+    )]
+    Layer { table: TableId, from: Key, to: Key, why: String },
+    #[error("a layer of table {table} at {run:?} is whole, but wrong: {why}")]
+    LayerContent { table: TableId, run: Run, why: String },
     #[error("table {table}: {why}")]
     Table { table: TableId, why: String },
     #[error("nothing says what table {table} is, which has {items} items")]

@@ -41,6 +41,8 @@ pub struct Verified {
     pub log_records: u64,
     pub tables: u64,
     pub partitions: u64,
+    /// Sorted runs of edits over the trees of partitions.
+    pub layers: u64,
     /// Copies of nodes, each read and digested.
     pub node_copies: u64,
     pub map_copies: u64,
@@ -59,7 +61,7 @@ pub struct Verified {
 
 impl Verified {
     /// Names and counts, in the order in which they are shown.
-    pub fn counts(&self) -> [(&'static str, u64); 17] {
+    pub fn counts(&self) -> [(&'static str, u64); 18] {
         [
             ("labels", self.labels),
             ("uberblocks", self.uberblocks),
@@ -67,6 +69,7 @@ impl Verified {
             ("log_records", self.log_records),
             ("tables", self.tables),
             ("partitions", self.partitions),
+            ("layers", self.layers),
             ("node_copies", self.node_copies),
             ("map_copies", self.map_copies),
             ("items", self.items),

@@ -1,15 +1,19 @@
-//! The trees of a table: every node in every copy, and that each is the one its parent means.
+//! The trees of a table, bases and layers: every node in every copy, and that each is the one its
+//! parent means.
 //!
 //! For a node at hand the digest is right, so what is wrong in it was written so. Checked are: its
 //! level, the table in its header, its keys (inside the range that the parent gives it, beginning
 //! at the key that the parent names), its items (as many as the parent says), and its birth. That
-//! the keys of a node ascend is what parsing it shows.
+//! the keys of a node ascend is what parsing it shows. Each value of a layer is an edit.
 
 use std::ops::Range;
 
 use copyhold_device::DynDevice;
-use copyhold_format::node::{Child, Header, InnerView, Level, Node, PartitionDescriptor};
-use copyhold_types::{Key, NodePtr, TableId, Txg};
+use copyhold_format::node::{
+    Child, Header, InnerView, LayerDescriptor, LeafView, Level, Node, PartitionDescriptor,
+    parse_edit,
+};
+use copyhold_types::{Key, NodePtr, Purpose, TableId, Txg};
 use futures_util::stream::{self, StreamExt};
 
 use crate::copies::Copies;
@@ -19,7 +23,7 @@ use crate::report::Draft;
 /// Nodes that are read at the same time.
 const READS: usize = 8;
 
-/// Checks the tree of one partition after the other.
+/// Checks the trees of one partition after the other.
 pub(crate) struct TreeCheck<'a> {
     pub(crate) device: &'a DynDevice,
     pub(crate) table: TableId,
@@ -36,6 +40,7 @@ pub(crate) struct TreeCheck<'a> {
 struct Said {
     ptr: NodePtr,
     level: Level,
+    in_layer: bool,
     range: Range<Key>,
     /// `None`: the parent does not say.
     first: Option<Key>,
@@ -53,27 +58,49 @@ impl TreeCheck<'_> {
     }
 
     async fn partition(&mut self, descriptor: &PartitionDescriptor, range: Range<Key>) {
+        for layer in &descriptor.layers {
+            self.report.verified.layers += 1;
+            self.layer(layer, range.clone()).await;
+        }
         let Some(ptr) = descriptor.root else { return };
-        let level = Level::of_height(descriptor.height);
-        let items = (level == Level::Leaf).then_some(descriptor.items);
-        let root = Said { ptr, level, range: range.clone(), first: None, items };
-        let copies = Copies::read(self.device, ptr, level.purpose()).await;
+        let (level, items) = (Level::of_height(descriptor.height), descriptor.items);
+        self.tree(Said { ptr, level, in_layer: false, range, first: None, items: Some(items) })
+            .await;
+    }
+
+    async fn layer(&mut self, layer: &LayerDescriptor, range: Range<Key>) {
+        let (ptr, level, items) = (layer.root, Level::of_height(layer.height), layer.items);
+        let root = Said { ptr, level, in_layer: true, range, first: None, items: Some(items) };
+        if layer.last_txg > self.newest {
+            let last = layer.last_txg;
+            self.wrong(&root, format!("it has edits up to txg {last}, which is yet to come"));
+        }
+        self.tree(root).await;
+    }
+
+    /// `root`: says how many items the whole tree has.
+    async fn tree(&mut self, root: Said) {
+        let all = root.items.unwrap_or(0);
+        let root = match root.level {
+            Level::Leaf => root,
+            Level::Inner => Said { items: None, ..root },
+        };
+        let copies = Copies::read(self.device, root.ptr, root.purpose()).await;
         let Some(Node::Inner(inner)) = self.node(&root, copies) else { return };
-        let found = self.leaves(&inner, &range).await;
-        if found.is_some_and(|found| found != descriptor.items) {
-            let why = format!("it says that it has {} items", descriptor.items);
+        let found = self.leaves(&inner, &root).await;
+        if found.is_some_and(|found| found != all) {
+            let why = format!("it says that it has {all} items");
             self.wrong(&root, format!("{why}, and has {}", found.unwrap_or(0)));
         }
     }
 
     /// The items of all leaves; `None`: some cannot be read.
-    async fn leaves(&mut self, inner: &InnerView, range: &Range<Key>) -> Option<u64> {
+    async fn leaves(&mut self, inner: &InnerView, root: &Said) -> Option<u64> {
         let children: Vec<Child> = inner.iter().collect();
-        let device = self.device;
+        let (device, range) = (self.device, &root.range);
+        let why = purpose(Level::Leaf, root.in_layer);
         let mut reads = stream::iter(children.iter().enumerate())
-            .map(|(n, child)| async move {
-                (n, Copies::read(device, child.ptr, Level::Leaf.purpose()).await)
-            })
+            .map(|(n, child)| async move { (n, Copies::read(device, child.ptr, why).await) })
             .buffered(READS);
         let mut found = Some(0);
         while let Some((n, copies)) = reads.next().await {
@@ -83,6 +110,7 @@ impl TreeCheck<'_> {
             let said = Said {
                 ptr: child.ptr,
                 level: Level::Leaf,
+                in_layer: root.in_layer,
                 range: from..to,
                 first: Some(child.first),
                 items: Some(child.items.into()),
@@ -102,6 +130,9 @@ impl TreeCheck<'_> {
             Some(Ok(node)) if node.level() == said.level => {
                 self.bad_copies(said, &copies);
                 self.check_header(said, node.header());
+                if let (Node::Leaf(leaf), true) = (&node, said.in_layer) {
+                    self.check_edits(said, leaf);
+                }
                 return Some(node);
             }
             Some(Ok(_)) => "it is of another level than its parent says".to_owned(),
@@ -109,24 +140,29 @@ impl TreeCheck<'_> {
             None => copies.complaints(),
         };
         self.lost.push(said.range.clone());
-        self.report.add(Problem::Node {
-            table: self.table,
-            level: said.level,
-            from: said.range.start,
-            to: said.range.end,
-            why,
+        let (table, from, to) = (self.table, said.range.start, said.range.end);
+        self.report.add(match said.in_layer {
+            true => Problem::Layer { table, from, to, why },
+            false => Problem::Node { table, level: said.level, from, to, why },
         });
         None
     }
 
     fn bad_copies(&mut self, said: &Said, copies: &Copies) {
+        let (table, level) = (self.table, said.level);
         for (run, why) in &copies.bad {
-            self.report.add(Problem::NodeCopy {
-                table: self.table,
-                level: said.level,
-                run: *run,
-                why: why.clone(),
+            let (run, why) = (*run, why.clone());
+            self.report.add(match said.in_layer {
+                true => Problem::LayerCopy { table, run, why },
+                false => Problem::NodeCopy { table, level, run, why },
             });
+        }
+    }
+
+    fn check_edits(&mut self, said: &Said, leaf: &LeafView) {
+        let wrong = |(key, value)| parse_edit(value).err().map(|error| (key, error));
+        if let Some((key, error)) = leaf.iter().find_map(wrong) {
+            self.wrong(said, format!("what it says of {key} means nothing: {error}"));
         }
     }
 
@@ -156,6 +192,19 @@ impl TreeCheck<'_> {
     fn wrong(&mut self, said: &Said, why: String) {
         let run = said.ptr.runs().next().expect("a pointer that was parsed has a copy");
         let (table, level) = (self.table, said.level);
-        self.report.add(Problem::NodeContent { table, level, run, why });
+        self.report.add(match said.in_layer {
+            true => Problem::LayerContent { table, run, why },
+            false => Problem::NodeContent { table, level, run, why },
+        });
     }
+}
+
+impl Said {
+    fn purpose(&self) -> Purpose {
+        purpose(self.level, self.in_layer)
+    }
+}
+
+fn purpose(level: Level, in_layer: bool) -> Purpose {
+    if in_layer { Purpose::Layer } else { level.purpose() }
 }

@@ -8,8 +8,12 @@
 //! that the work is even, above 85 hundredths each other; at the limit user transactions wait
 //! (`admission`).
 //!
+//! A partition is merged into its base, or its edits become a layer over it: when that writes less
+//! (P4), and while a node that the merge needs cannot be read. Such a partition frees its part of
+//! the log like any other, and the node is tried again at each of its flushes (R20 iii).
+//!
 //! ```text
-//!   a round:  freeze · merge or encode · write nodes in two copies · flush the device ·
+//!   a round:  freeze · merge, spill or encode · write nodes in two copies · flush the device ·
 //!             one transaction: new roots, allocations, releases · commit · move the head
 //! ```
 //!
@@ -20,14 +24,14 @@
 //!     it retires (rule R20).
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use copyhold_runtime::{FifoMutex, Finishing, finishing};
 use copyhold_space::{Claim, MapJob, MetaslabId, Tier};
-use copyhold_table::{FlushJob, Flushed, FreezePoint, Table, TableError};
+use copyhold_table::{FlushJob, Flushed, FreezePoint, NodeSource, Table, TableError};
 use copyhold_types::{Buf, Key, NodePtr, Purpose, TableId, Txg};
 use parking_lot::Mutex;
 
@@ -48,6 +52,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// From where one round follows each commit, and from where rounds follow each other.
 const START: f64 = 0.7;
 const HURRY: f64 = 0.85;
+/// What the table of tables is told of a unit, most of the time less than half of this.
+const DESCRIPTOR_BYTES: usize = 768;
 /// Memory of an edit beside its value.
 const EDIT_BYTES: u64 = copyhold_table::EDIT_BYTES as u64;
 
@@ -59,8 +65,8 @@ pub(crate) struct Flusher {
     running: Arc<FifoMutex>,
     /// Flushed, but their record is not durable (F2).
     recording: Mutex<Vec<Recording>>,
-    /// What cannot be flushed, since a node is unreadable. It stays as it is; others go on.
-    broken: Mutex<BTreeSet<(TableId, Key)>>,
+    /// Partitions that cannot be merged, each with the node that is unreadable.
+    broken: Mutex<BTreeMap<(TableId, Key), Option<NodePtr>>>,
     /// Memory of edits in deltas; counted up by transactions, set by rounds.
     delta_bytes: AtomicU64,
     /// A transaction has kicked since the flusher last looked.
@@ -71,6 +77,15 @@ pub(crate) struct Flusher {
 struct Recording {
     record: Txg,
     pin: Txg,
+}
+
+/// What a round is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Aim {
+    /// To free log and memory, writing little.
+    Trim,
+    /// To settle everything in bases.
+    Settle,
 }
 
 /// Something that pins the log.
@@ -156,7 +171,7 @@ impl Pool {
         self.measure();
         let mut any = self.hand_over()?;
         while self.pressure() > START && !self.is_closing() {
-            let flushed = self.flush_round(UNITS_PER_ROUND).await?;
+            let flushed = self.flush_round(UNITS_PER_ROUND, Aim::Trim).await?;
             any |= flushed;
             if !flushed || self.pressure() <= HURRY {
                 break;
@@ -165,14 +180,15 @@ impl Pool {
         Ok(any)
     }
 
-    /// Flushes everything that pins the log and trims it: for tests, and before a long rest.
+    /// Flushes everything that pins the log, merges all layers, and trims the log: for tests, for
+    /// space, and before a long rest.
     pub async fn flush_all(self: &Arc<Self>) -> Result<(), PoolError> {
         // Flushing leaves a few edits of its own behind; the second pass leaves next to none.
         for _ in 0..2 {
             self.commit(self.open_txg()).await?;
             self.hand_over()?;
-            let mut units = self.units().len();
-            while units > 0 && self.flush_round(UNITS_PER_ROUND).await? {
+            let mut units = self.units(Aim::Settle).len();
+            while units > 0 && self.flush_round(UNITS_PER_ROUND, Aim::Settle).await? {
                 units = units.saturating_sub(UNITS_PER_ROUND);
             }
         }
@@ -181,7 +197,7 @@ impl Pool {
 
     /// What can be flushed, the most urgent first: what pins the log longest, or, where memory
     /// presses more than the log, what holds most edits; metaslabs hold none.
-    fn units(&self) -> Vec<Unit> {
+    fn units(&self, aim: Aim) -> Vec<Unit> {
         let memory = self.delta_pressure() > self.journal.pressure(self.limits.replay_edits);
         let urgency = |pin: Txg, edits: u64| match memory {
             true => (Reverse(edits), pin.get(), Reverse(edits)),
@@ -198,10 +214,10 @@ impl Pool {
             let first = !forked.contains(&table.id());
             for stats in table.stats() {
                 let unit = (table.id(), stats.start);
-                if let Some(pin) = stats.pin
-                    && !stats.flushing
-                    && !broken.contains(&unit)
-                {
+                // Layers pin nothing; there is no hurry to merge them.
+                let layers = aim == Aim::Settle && stats.layers > 0 && !broken.contains_key(&unit);
+                let pin = stats.pin.or(layers.then(|| self.open_txg()));
+                if let Some(pin) = pin.filter(|_| !stats.flushing) {
                     let urgency = urgency(pin, stats.edits as u64);
                     units.push(((first, urgency), Unit::Partition(unit.0, unit.1)));
                 }
@@ -217,45 +233,48 @@ impl Pool {
     }
 
     /// Flushes the `most` oldest units. Whether there was anything to flush.
-    async fn flush_round(self: &Arc<Self>, most: usize) -> Result<bool, PoolError> {
-        let mut units = self.units();
+    async fn flush_round(self: &Arc<Self>, most: usize, aim: Aim) -> Result<bool, PoolError> {
+        let mut units = self.units(aim);
         units.truncate(most);
-        self.flush_units(units).await
+        self.flush_units(units, aim).await
     }
 
     /// Flushes the partitions of one table. Whether there was anything to flush.
     pub(crate) async fn flush_only(self: &Arc<Self>, table: &Table) -> Result<bool, PoolError> {
         let stats = table.stats().into_iter().filter(|stats| stats.edits > 0);
         let units = stats.map(|stats| Unit::Partition(table.id(), stats.start));
-        self.flush_units(units.take(UNITS_PER_ROUND).collect()).await
+        self.flush_units(units.take(UNITS_PER_ROUND).collect(), Aim::Trim).await
     }
 
     /// Should the caller give up, the round goes on: nodes are being written to what it has claimed,
     /// and its units wait for their new bases.
-    fn flush_units(self: &Arc<Self>, units: Vec<Unit>) -> Finishing<Result<bool, PoolError>> {
+    fn flush_units(
+        self: &Arc<Self>,
+        units: Vec<Unit>,
+        aim: Aim,
+    ) -> Finishing<Result<bool, PoolError>> {
         let pool = self.clone();
-        finishing(&self.rt, async move { pool.run_round(units).await })
+        finishing(&self.rt, async move { pool.run_round(units, aim).await })
     }
 
-    async fn run_round(self: &Arc<Self>, units: Vec<Unit>) -> Result<bool, PoolError> {
+    async fn run_round(self: &Arc<Self>, units: Vec<Unit>, aim: Aim) -> Result<bool, PoolError> {
         self.check_writable()?;
-        let pin = self.oldest_pin();
+        let pin = self.oldest_pin().unwrap_or_else(|| self.open_txg());
         let reservation = self.space.reserve(0, Tier::Internal)?;
         let mut writer = NodeWriter::new(self.clone(), reservation);
         let mut done = Vec::new();
         for unit in units {
             let mark = writer.mark();
-            match self.prepare(unit, &mut writer).await {
+            match self.prepare(unit, aim, &mut writer).await {
                 Some(work) => done.push(work),
                 None => writer.give_up(mark),
             }
         }
-        let (true, Some(pin)) = (!done.is_empty(), pin) else {
-            self.abort(done);
+        if done.is_empty() {
             writer.finish().await?;
             self.move_head().await?;
             return Ok(false);
-        };
+        }
         let _pin = self.pin();
         match self.finish_writes(writer).await {
             Ok(claims) => self.record(done, claims, pin).await?,
@@ -279,9 +298,11 @@ impl Pool {
     }
 
     /// Freezes a unit and starts writing its new nodes. Nothing, if it cannot be flushed now.
-    async fn prepare(&self, unit: Unit, writer: &mut NodeWriter) -> Option<Work> {
+    async fn prepare(&self, unit: Unit, aim: Aim, writer: &mut NodeWriter) -> Option<Work> {
         match unit {
-            Unit::Partition(table, start) => self.merge(self.table(table), start, writer).await,
+            Unit::Partition(table, start) => {
+                self.flush_partition(self.table(table), start, aim, writer).await
+            }
             Unit::Metaslab(id) => {
                 let closed = self.open_txg().prev()?;
                 let job = self.space.freeze(id, closed)?;
@@ -298,23 +319,65 @@ impl Pool {
         }
     }
 
-    async fn merge(&self, table: Arc<Table>, start: Key, writer: &mut NodeWriter) -> Option<Work> {
+    async fn flush_partition(
+        &self,
+        table: Arc<Table>,
+        start: Key,
+        aim: Aim,
+        writer: &mut NodeWriter,
+    ) -> Option<Work> {
         let _pin = self.pin();
         let birth = self.open_txg();
         let point = FreezePoint { complete_to: birth.prev()?, birth, edits_max: EDITS_PER_FLUSH };
-        let job = table.freeze(start, point)?;
+        let job = match aim {
+            Aim::Trim => table.freeze(start, point)?,
+            Aim::Settle => table.freeze_layers(start, point)?,
+        };
         writer.epoch = self.tenancy().epoch(table.id());
-        match job.merge(&self.nodes, writer).await {
+        let flushed = match self.spills(&job, aim).await {
+            true => job.spill(&self.nodes, writer).await,
+            false => self.merge(&job, writer).await,
+        };
+        match flushed {
             Ok(flushed) => Some(Work::Partition { table, job, flushed }),
             Err(error) => {
                 tracing::error!("{error}");
                 table.abort(job);
-                // Where there is no room now there may be some later.
-                if !matches!(error, TableError::Unwritable { .. }) {
-                    self.flusher.broken.lock().insert((table.id(), start));
-                }
                 None
             }
+        }
+    }
+
+    /// Whether the edits become a layer: what a merge needs is still unreadable, or it would write
+    /// more.
+    async fn spills(&self, job: &FlushJob, aim: Aim) -> bool {
+        let broken = self.flusher.broken.lock().get(&(job.table(), job.start())).copied();
+        match broken {
+            Some(Some(node)) => self.nodes.read(node, Purpose::Leaf).await.is_err(),
+            Some(None) => false,
+            None => aim == Aim::Trim && job.is_cheaper_to_spill(&self.nodes).await,
+        }
+    }
+
+    /// Merges the edits into the base, or, if that cannot be read, makes a layer of them.
+    async fn merge(&self, job: &FlushJob, writer: &mut NodeWriter) -> Result<Flushed, TableError> {
+        let unit = (job.table(), job.start());
+        let mark = writer.mark();
+        match job.merge(&self.nodes, writer).await {
+            // Where there is no room now there may be some later.
+            Err(error) if !error.is_unwritable() => {
+                tracing::error!("{error}; what is new is kept beside it");
+                self.flusher.broken.lock().insert(unit, error.node());
+                writer.give_up(mark);
+                job.spill(&self.nodes, writer).await
+            }
+            Ok(flushed) => {
+                if self.flusher.broken.lock().remove(&unit).is_some() {
+                    tracing::info!("keys from {} of table {} are whole again", unit.1, unit.0);
+                }
+                Ok(flushed)
+            }
+            full => full,
         }
     }
 
@@ -335,7 +398,7 @@ impl Pool {
         pin: Txg,
     ) -> Result<(), PoolError> {
         let before = self.unflushed_edits();
-        let credit = self.internal_credit(done.len() * 2, done.len() * 256)?;
+        let credit = self.internal_credit(done.len() * 2, done.len() * DESCRIPTOR_BYTES)?;
         let mut maps = Vec::new();
         let mut roots = Some(done);
         let tables = tables_of(roots.as_deref().unwrap_or_default());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use copyhold_device::DynDevice;
 use copyhold_format::digest;
-use copyhold_format::node::{Level, Node};
+use copyhold_format::node::Node;
 use copyhold_runtime::{BoxFuture, Rt, finishing};
 use copyhold_space::{Claim, Lane, LaneClass, Reservation};
 use copyhold_table::{NodeCache, NodeFuture, NodeSink, NodeSource, TableError};
@@ -87,11 +87,11 @@ impl NodeSource for NodeStore {
         self.cache.get(ptr)
     }
 
-    fn read(&self, ptr: NodePtr, level: Level) -> NodeFuture<'_, Arc<Node>> {
+    fn read(&self, ptr: NodePtr, why: Purpose) -> NodeFuture<'_, Arc<Node>> {
         Box::pin(async move {
             let unreadable =
                 |error: PoolError| TableError::Unreadable { ptr, source: Arc::new(error) };
-            let buf = self.read_verified(ptr, level.purpose()).await.map_err(unreadable)?;
+            let buf = self.read_verified(ptr, why).await.map_err(unreadable)?;
             let node = Node::parse(buf).map_err(|source| TableError::Damaged { ptr, source })?;
             let node = Arc::new(node);
             self.cache.insert(&ptr, node.clone());
@@ -168,10 +168,10 @@ impl NodeWriter {
 }
 
 impl NodeSink for NodeWriter {
-    fn write(&mut self, level: Level, node: Buf) -> NodeFuture<'_, NodePtr> {
+    fn write(&mut self, why: Purpose, node: Buf) -> NodeFuture<'_, NodePtr> {
         let bytes = node.len();
         let placed = self
-            .place(node.clone(), level.purpose())
+            .place(node.clone(), why)
             .map_err(|error| TableError::Unwritable { bytes, source: Arc::new(error) });
         // What was written will be read: keep it, instead of fetching it back from the device.
         if let (Ok(ptr), Ok(node)) = (&placed, Node::parse(node)) {

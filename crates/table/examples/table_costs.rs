@@ -11,9 +11,11 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use copyhold_format::digest;
-use copyhold_format::node::{Level, Node};
+use copyhold_format::node::Node;
 use copyhold_table::{Edit, FreezePoint, Limits, NodeFuture, NodeSink, NodeSource, Table};
-use copyhold_types::{BlockAddr, Buf, DeviceId, EpochId, Key, Kind, NodePtr, TableId, Txg};
+use copyhold_types::{
+    BlockAddr, Buf, DeviceId, EpochId, Key, Kind, NodePtr, Purpose, TableId, Txg,
+};
 
 const EXTENTS: u64 = 600_000;
 
@@ -30,7 +32,7 @@ impl NodeSource for Nodes {
         self.nodes.get(ptr).cloned()
     }
 
-    fn read(&self, ptr: NodePtr, _: Level) -> NodeFuture<'_, Arc<Node>> {
+    fn read(&self, ptr: NodePtr, _: Purpose) -> NodeFuture<'_, Arc<Node>> {
         let node = self.nodes[&ptr].clone();
         Box::pin(std::future::ready(Ok(node)))
     }
@@ -39,7 +41,7 @@ impl NodeSource for Nodes {
 struct Sink(Vec<(NodePtr, Buf)>, u64);
 
 impl NodeSink for Sink {
-    fn write(&mut self, _: Level, node: Buf) -> NodeFuture<'_, NodePtr> {
+    fn write(&mut self, _: Purpose, node: Buf) -> NodeFuture<'_, NodePtr> {
         self.1 += node.blocks() as u64;
         let addr = BlockAddr::new(DeviceId(0), self.1);
         let ptr = NodePtr {

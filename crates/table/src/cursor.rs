@@ -1,18 +1,19 @@
-//! Walking a base in either direction; a node is read only when its items are needed.
+//! Walking a tree in either direction; a node is read only when its items are needed.
 //!
-//! A base is at most two levels high: a leaf, or one inner node over leaves.
+//! A base or layer is at most two levels high: a leaf, or one inner node over leaves.
 
-use copyhold_format::node::{Place, ValueRef};
-use copyhold_types::Key;
+use copyhold_format::node::{Level, Place, ValueRef};
+use copyhold_types::{Key, NodePtr};
 
-use crate::partition::Base;
 use crate::read_ahead::ReadAhead;
+use crate::settled::{Tree, edit_of};
 use crate::source::{InnerNode, LeafNode};
 use crate::{NodeSource, TableError};
 
-/// The items of a base in [from, to), upwards or downwards.
+/// The items of a tree in [from, to), upwards or downwards.
 pub(crate) struct Cursor<'n> {
     nodes: &'n dyn NodeSource,
+    tree: Tree,
     from: Key,
     to: Key,
     downwards: bool,
@@ -25,21 +26,36 @@ pub(crate) struct Cursor<'n> {
 }
 
 impl<'n> Cursor<'n> {
-    fn new(nodes: &'n dyn NodeSource, from: Key, to: Key, downwards: bool) -> Cursor<'n> {
-        Cursor { nodes, from, to, downwards, inner: None, child: 0, at: None, ahead: None }
+    fn new(
+        nodes: &'n dyn NodeSource,
+        tree: Tree,
+        from: Key,
+        to: Key,
+        downwards: bool,
+    ) -> Cursor<'n> {
+        Cursor { nodes, tree, from, to, downwards, inner: None, child: 0, at: None, ahead: None }
     }
 
-    /// Stands on the first item of `base` at or above `from`; goes up, and reads `read_ahead`
+    /// Over no tree.
+    pub(crate) fn nothing(nodes: &'n dyn NodeSource) -> Cursor<'n> {
+        let tree = Tree { root: None, height: 0, is_layer: false };
+        Cursor::new(nodes, tree, Key::MIN, Key::MIN, false)
+    }
+
+    /// Stands on the first item of `tree` at or above `from`; goes up, and reads `read_ahead`
     /// leaves beyond the one that it is in.
     pub(crate) async fn upwards(
         nodes: &'n dyn NodeSource,
-        base: &Base,
+        tree: Tree,
         from: Key,
         to: Key,
         read_ahead: usize,
     ) -> Result<Cursor<'n>, TableError> {
-        let mut cursor = Cursor::new(nodes, from, to, false);
-        let leaf = match cursor.open(base).await? {
+        let mut cursor = Cursor::new(nodes, tree, from, to, false);
+        if from >= to {
+            return Ok(cursor);
+        }
+        let leaf = match cursor.open().await? {
             Opened::Nothing => return Ok(cursor),
             Opened::Leaf(leaf) => leaf,
             Opened::Inner(inner) if inner.child(0).first >= to => return Ok(cursor),
@@ -48,7 +64,8 @@ impl<'n> Cursor<'n> {
                 if read_ahead > 0 {
                     let behind = inner.iter().skip(cursor.child + 1);
                     let wanted = behind.take_while(|child| child.first < to).map(|child| child.ptr);
-                    cursor.ahead = Some(ReadAhead::new(nodes, read_ahead, wanted));
+                    cursor.ahead =
+                        Some(ReadAhead::new(nodes, tree.purpose(Level::Leaf), read_ahead, wanted));
                 }
                 cursor.leaf_of(&inner).await?
             }
@@ -60,15 +77,15 @@ impl<'n> Cursor<'n> {
         Ok(cursor)
     }
 
-    /// Stands on the last item of `base` below `to`; goes down.
+    /// Stands on the last item of `tree` below `to`; goes down.
     pub(crate) async fn downwards(
         nodes: &'n dyn NodeSource,
-        base: &Base,
+        tree: Tree,
         from: Key,
         to: Key,
     ) -> Result<Cursor<'n>, TableError> {
-        let mut cursor = Cursor::new(nodes, from, to, true);
-        let leaf = match cursor.open(base).await? {
+        let mut cursor = Cursor::new(nodes, tree, from, to, true);
+        let leaf = match cursor.open().await? {
             Opened::Nothing => return Ok(cursor),
             Opened::Leaf(leaf) => leaf,
             Opened::Inner(inner) => {
@@ -98,10 +115,43 @@ impl<'n> Cursor<'n> {
         (self.from <= key && key < self.to).then_some(key)
     }
 
-    /// The value under the cursor, where [`Self::key`] has one.
-    pub(crate) fn value(&self) -> ValueRef<'_> {
+    /// The value under the cursor, where [`Self::key`] has one; `None`: the layer says that the
+    /// key is deleted.
+    pub(crate) fn edit(&self) -> Result<Option<ValueRef<'_>>, TableError> {
         let (leaf, place) = self.at.as_ref().expect("the cursor stands on an item");
-        leaf.value(place)
+        let value = leaf.value(place);
+        if self.tree.is_layer { edit_of(value, self.leaf_ptr()) } else { Ok(Some(value)) }
+    }
+
+    fn leaf_ptr(&self) -> NodePtr {
+        match &self.inner {
+            Some(inner) => inner.child(self.child).ptr,
+            None => self.tree.root.expect("a leaf is at hand"),
+        }
+    }
+
+    /// Whether the tree is likely to have items in [from, to): a guess where the nodes at hand do
+    /// not say.
+    pub(crate) fn is_likely_in(&self, from: Key, to: Option<Key>) -> bool {
+        let before_end = |key: Key| to.is_none_or(|to| key < to);
+        match (&self.inner, &self.at) {
+            (Some(inner), _) => {
+                let behind = inner.find(from).map_or(0, |child| child + 1);
+                let starts_there =
+                    behind < inner.children() && before_end(inner.child(behind).first);
+                starts_there || (0 < behind && behind < inner.children())
+            }
+            (None, Some((leaf, _))) => {
+                leaf.lower_bound(from).is_some_and(|place| before_end(leaf.key(&place)))
+            }
+            (None, None) => false,
+        }
+    }
+
+    /// The root, and the leaves below it.
+    pub(crate) fn nodes(&self) -> Vec<NodePtr> {
+        let leaves = self.inner.iter().flat_map(|inner| inner.iter().map(|child| child.ptr));
+        self.tree.root.into_iter().chain(leaves).collect()
     }
 
     /// One item on. Does not read a leaf that cannot have items in the range.
@@ -145,18 +195,21 @@ impl<'n> Cursor<'n> {
         Ok(())
     }
 
-    async fn open(&mut self, base: &Base) -> Result<Opened, TableError> {
-        let Some(root) = base.root else { return Ok(Opened::Nothing) };
-        if base.height == 0 {
-            return Ok(Opened::Leaf(LeafNode::fetch(self.nodes, root).await?));
+    async fn open(&mut self) -> Result<Opened, TableError> {
+        let Some(root) = self.tree.root else { return Ok(Opened::Nothing) };
+        if self.tree.height == 0 {
+            let why = self.tree.purpose(Level::Leaf);
+            return Ok(Opened::Leaf(LeafNode::fetch(self.nodes, root, why).await?));
         }
-        let inner = InnerNode::fetch(self.nodes, root).await?;
+        let why = self.tree.purpose(Level::Inner);
+        let inner = InnerNode::fetch(self.nodes, root, why).await?;
         self.inner = Some(inner.clone());
         Ok(Opened::Inner(inner))
     }
 
     async fn leaf_of(&mut self, inner: &InnerNode) -> Result<LeafNode, TableError> {
-        LeafNode::fetch(self.nodes, inner.child(self.child).ptr).await
+        let why = self.tree.purpose(Level::Leaf);
+        LeafNode::fetch(self.nodes, inner.child(self.child).ptr, why).await
     }
 }
 

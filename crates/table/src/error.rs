@@ -23,6 +23,33 @@ pub enum TableError {
     Unwritable { bytes: usize, source: Arc<dyn Error + Send + Sync> },
     #[error("keys from {start} of table {table} cannot be settled; other tables are not affected")]
     Partition { table: TableId, start: Key, source: Box<TableError> },
+    /// Layers that cannot be read and merged take up all that the partition may have.
+    #[error(
+        "no more edits can be laid over what cannot be read; {layers} layers are there; run a check"
+    )]
+    Layers { layers: usize },
     #[error("the partitions of table {table} do not fit together: {why}; run a check")]
     Descriptors { table: TableId, why: String },
+}
+
+impl TableError {
+    /// The node that is at fault, if one is.
+    pub fn node(&self) -> Option<NodePtr> {
+        match self {
+            TableError::Unreadable { ptr, .. }
+            | TableError::Damaged { ptr, .. }
+            | TableError::Level { ptr, .. } => Some(*ptr),
+            TableError::Partition { source, .. } => source.node(),
+            _ => None,
+        }
+    }
+
+    /// Whether it was for want of space or a device that fails, not for what is stored.
+    pub fn is_unwritable(&self) -> bool {
+        match self {
+            TableError::Unwritable { .. } => true,
+            TableError::Partition { source, .. } => source.is_unwritable(),
+            _ => false,
+        }
+    }
 }

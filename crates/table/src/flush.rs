@@ -1,13 +1,13 @@
 //! Freezing, installing, aborting: what a flush does to a partition in memory.
 //!
 //! `freeze` takes the delta, or the next bounded part of it (R20 iv), and leaves an empty one for
-//! the edits to come; `merge` makes new nodes of it; `install` swaps the base, inside the pool's
-//! transaction, and says what the table of tables is to be told; `abort` puts the edits back.
+//! the edits to come; `merge` or `spill` makes new nodes of it; `install` swaps base and layers,
+//! inside the pool's transaction, and says what the table of tables is to be told; `abort` puts the
+//! edits back.
 //!
 //! A bounded flush is one step of a *sweep* over the partition's keys. Only the last step moves
 //! `complete_to` and with it the pin, so a sweep ends although edits keep coming behind it.
 
-use std::collections::btree_map;
 use std::sync::Arc;
 
 use copyhold_format::node::PartitionDescriptor;
@@ -15,7 +15,8 @@ use copyhold_types::{Key, TableId, Txg};
 
 use crate::delta::Delta;
 use crate::merge::{Flushed, Part};
-use crate::partition::{Base, Partitions, State, Sweep};
+use crate::partition::{Partitions, State, Sweep};
+use crate::settled::Settled;
 use crate::table::{Limits, Table};
 use crate::{Edit, Value};
 
@@ -30,7 +31,7 @@ pub struct FreezePoint {
     pub edits_max: usize,
 }
 
-/// A flush under way: edits that are to go into a base. Ends in install or abort.
+/// A flush under way: edits that are to be settled. Ends in install or abort.
 #[must_use]
 #[derive(Debug)]
 pub struct FlushJob {
@@ -38,8 +39,8 @@ pub struct FlushJob {
     pub(crate) start: Key,
     pub(crate) limits: Limits,
     pub(crate) birth: Txg,
-    pub(crate) base: Base,
-    frozen: Arc<Delta>,
+    pub(crate) settled: Settled,
+    pub(crate) frozen: Arc<Delta>,
     /// Where the edits of a bounded flush end; `None`: at the partition's end.
     upto: Option<Key>,
 }
@@ -77,25 +78,32 @@ impl FlushJob {
     pub fn edits_len(&self) -> usize {
         self.frozen.len()
     }
-
-    /// The edits with keys in [from, to).
-    pub(crate) fn edits(&self, from: Key, to: Option<Key>) -> btree_map::Range<'_, Key, Edit> {
-        match to {
-            Some(to) => self.frozen.range(from..to),
-            None => self.frozen.range(from..),
-        }
-    }
 }
 
 impl Table {
     /// Begins to flush the partition that starts at `start`. `None` if it has no edits, is being
     /// flushed, is no more, or has no base yet since the table was forked.
     pub fn freeze(&self, start: Key, point: FreezePoint) -> Option<FlushJob> {
+        self.freeze_if(start, point, |state| !state.delta.is_empty())
+    }
+
+    /// As [`Self::freeze`], for a merge that is not due: a partition with layers needs no edits.
+    pub fn freeze_layers(&self, start: Key, point: FreezePoint) -> Option<FlushJob> {
+        let has_any = |state: &State| !state.delta.is_empty() || !state.settled.layers.is_empty();
+        self.freeze_if(start, point, has_any)
+    }
+
+    fn freeze_if(
+        &self,
+        start: Key,
+        point: FreezePoint,
+        is_due: impl FnOnce(&State) -> bool,
+    ) -> Option<FlushJob> {
         assert!(point.edits_max > 0, "a flush takes an edit");
         let partitions = self.partitions.read();
         let partition = partitions.get(partitions.index_starting(start)?);
         let mut state = partition.state.lock();
-        if partitions.under.is_some() || state.frozen.is_some() || state.delta.is_empty() {
+        if partitions.under.is_some() || state.frozen.is_some() || !is_due(&state) {
             return None;
         }
         let (frozen, upto) = state.take_part(start, point);
@@ -106,14 +114,14 @@ impl Table {
             start,
             limits: self.limits,
             birth: point.birth,
-            base: state.base,
+            settled: state.settled.clone(),
             frozen,
             upto,
         })
     }
 
-    /// Makes the new base count. All its nodes are durable, and the transaction that logs the
-    /// returned edits, the releases and the allocations is being applied. Never waits.
+    /// Makes the new base and layers count. All new nodes are durable, and the transaction that
+    /// logs the returned edits, the releases and the allocations is being applied. Never waits.
     pub fn install(&self, job: FlushJob, flushed: Flushed) -> Vec<DescriptorEdit> {
         let mut partitions = self.partitions.write();
         let index = partitions.index_starting(job.start).expect("a flush keeps its partition");
@@ -124,7 +132,9 @@ impl Table {
         assert!(flushed.parts[0].start == job.start, "T4: the first part starts the partition");
         let old = std::mem::take(state);
         let mut states = old.into_parts(&flushed.parts, end, job.upto);
-        let (_, first) = states.remove(0);
+        let (_, mut first) = states.remove(0);
+        assert!(flushed.layers.is_empty() || states.is_empty(), "L2: layers lie over one base");
+        first.settled.layers = flushed.layers.into();
         *partitions.get_mut(index).state.get_mut() = first;
         let parts = 1 + states.len();
         partitions.insert_behind(index, states);
@@ -147,7 +157,7 @@ impl Table {
         edits
     }
 
-    /// Gives up a flush: its edits are the delta's again, the base is as it was.
+    /// Gives up a flush: its edits are the delta's again, nothing else has changed.
     pub fn abort(&self, job: FlushJob) {
         let partitions = self.partitions.read();
         let index = partitions.index_starting(job.start).expect("a flush keeps its partition");
@@ -193,7 +203,7 @@ impl State {
         for (n, part) in parts.iter().enumerate().rev() {
             let end = parts.get(n + 1).map(|next| next.start).or(end);
             let mut state = State {
-                base: Base { root: part.root, height: part.height, items: part.items },
+                settled: Settled { base: part.base(), layers: Default::default() },
                 delta: if n == 0 {
                     std::mem::take(&mut self.delta)
                 } else {
@@ -224,7 +234,7 @@ impl State {
 /// flush or sweep; its id, if it is gone. What is complete of both is complete of the whole (T3).
 fn absorb_empty(partitions: &mut Partitions, index: usize) -> Option<u64> {
     let state = partitions.get_mut(index).state.get_mut();
-    if index == 0 || state.base.root.is_some() || state.sweep.is_some() {
+    if index == 0 || !state.settled.is_empty() || state.sweep.is_some() {
         return None;
     }
     let before = partitions.get_mut(index - 1).state.get_mut();

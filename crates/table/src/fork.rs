@@ -18,7 +18,8 @@ use std::sync::Arc;
 use copyhold_types::{Key, TableId};
 
 use crate::flush::DescriptorEdit;
-use crate::partition::{Base, Partition, Partitions, State};
+use crate::partition::{Partition, Partitions, State};
+use crate::settled::Settled;
 use crate::table::Table;
 
 impl Table {
@@ -74,16 +75,21 @@ impl Table {
         let under = partitions.under.take().expect("K1: a table is forked from something");
         assert!(under.is_settled(), "K1: {} is not settled", under.id());
         let own = std::mem::take(partitions.get_mut(0).state.get_mut());
-        assert!(own.frozen.is_none() && own.base.root.is_none(), "K1: {} was flushed", self.id());
+        assert!(
+            own.frozen.is_none() && own.settled.base.root.is_none(),
+            "K1: {} was flushed",
+            self.id()
+        );
         let mut delta = own.delta;
-        let bases: Vec<(Key, Base)> = {
+        let bases: Vec<(Key, Settled)> = {
             let of = under.partitions.read();
-            of.iter().map(|partition| (partition.start, partition.state.lock().base)).collect()
+            let settled = |partition: &Partition| partition.state.lock().settled.clone();
+            of.iter().map(|partition| (partition.start, settled(partition))).collect()
         };
         let mut list = Vec::with_capacity(bases.len());
-        for (id, (start, base)) in bases.into_iter().enumerate().rev() {
+        for (id, (start, settled)) in bases.into_iter().enumerate().rev() {
             let delta = if id == 0 { std::mem::take(&mut delta) } else { delta.split_off(&start) };
-            let state = State { base, delta, ..State::default() };
+            let state = State { settled, delta, ..State::default() };
             list.push(Partition::new(id as u64, start, state));
         }
         list.reverse();
@@ -102,7 +108,7 @@ impl Table {
     pub fn empty_partition(&self, start: Key) {
         let partitions = self.partitions.read();
         let index = partitions.index_starting(start).expect("a partition starts there");
-        partitions.get(index).state.lock().base = Base::default();
+        partitions.get(index).state.lock().settled = Settled::default();
     }
 
     /// What the table of tables is to be told when this table is no more.

@@ -7,6 +7,8 @@
 //!           at a time: freeze the delta, merge it in key order, write the touched nodes to new
 //!           places, install the new root. There is nothing above partitions: their list is in
 //!           memory, and on disk it is the items of the table of tables.
+//!           Where the base cannot be read, or merging would rewrite much for little, the frozen
+//!           edits become a *layer* instead, a sorted run over the base.
 //! I/O.      None of its own. Nodes are asked of a [`NodeSource`] and given to a [`NodeSink`],
 //!           which the pool implements (cache, copies, repair, allocation, digests).
 //!
@@ -14,7 +16,8 @@
 //!   look up   table.get / range / last_below (nodes, …).await; get_cached never waits
 //!   edit      table.apply(txg, key, edit)             sync, infallible: join last (R1)
 //!   flush     job     = table.freeze(start, …)        the delta's edits, or a bounded part of them
-//!             flushed = job.merge(nodes, sink).await  reads and writes nodes; then wait for the
+//!             flushed = job.merge(nodes, sink).await  reads and writes nodes; or, to make a layer,
+//!                       job.spill(nodes, sink).await  which reads no base. Then wait for the
 //!                                                     writes, flush the device and, in one
 //!                                                     transaction,
 //!             edits   = table.install(job, flushed)   put `edits` in the table of tables, release
@@ -27,10 +30,11 @@
 //!   verify    table.for_each_node / for_each_item
 //! ```
 //!
-//! T1  An item's newest version is found in this order: delta, frozen delta, base. A reader takes
-//!     all three at one moment, under one lock, and keeps to that base until its end.
-//! T2  `pin`: no edit of an older txg is missing in the bases. The log may be trimmed up to it.
-//! T3  `complete_to` of a partition: all its edits of txgs up to this one are in its base. It only
+//! T1  An item's newest version is found in this order: delta, frozen delta, layers, base. A reader
+//!     takes all of them at one moment, under one lock, and keeps to them until its end.
+//! T2  `pin`: every edit of an older txg is settled, in a base or layer. The log may be trimmed up
+//!     to it.
+//! T3  `complete_to` of a partition: all its edits of txgs up to this one are settled. It only
 //!     says what replay may drop; replaying more than needed gives the same table (edits are
 //!     absolute, and what is replayed is always all of the log from some point on).
 //! T4  Partitions cover all keys: the first starts at `Key::MIN`, each ends where the next starts.
@@ -42,6 +46,7 @@
 mod cache;
 mod cursor;
 mod delta;
+mod edits;
 mod error;
 mod flush;
 mod fork;
@@ -50,10 +55,13 @@ mod merge;
 mod model;
 mod packer;
 mod partition;
+mod pile;
 mod read;
 mod read_ahead;
 mod recovery;
+mod settled;
 mod source;
+mod spill;
 #[cfg(test)]
 mod store;
 mod table;

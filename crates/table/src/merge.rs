@@ -1,4 +1,5 @@
-//! Merging frozen edits into a base: the touched leaves are written anew, the others kept.
+//! Merging frozen edits and all layers into a base: the touched leaves are written anew, the others
+//! kept.
 //!
 //! Leaves are taken in key order and read ahead. A leaf that edits really change opens a *stretch*,
 //! whose items flow with the edits through a [`Packer`] into new leaves; a leaf that nothing
@@ -10,25 +11,28 @@
 //!     the edits.
 //! M2  Nothing that exists is changed: until the result is installed, the old base stands.
 
-use copyhold_format::node::{Child, LeafBuilder, Level, NodeOrigin, encode_inner};
-use copyhold_types::{BLOCK_BYTES, Buf, Key, NodePtr};
+use copyhold_format::node::{Child, LayerDescriptor, LeafBuilder, NodeOrigin, encode_inner};
+use copyhold_types::{BLOCK_BYTES, Buf, Key, NodePtr, Purpose};
 
+use crate::edits::Edits;
 use crate::flush::FlushJob;
 use crate::packer::Packer;
-use crate::partition::Base;
 use crate::read_ahead::{ReadAhead, give_way};
+use crate::settled::Base;
 use crate::source::{InnerNode, LeafNode};
 use crate::{Edit, NodeSink, NodeSource, TableError};
 
-/// What a merge has made. Nothing of it counts before it is installed.
+/// What a merge or spill has made. Nothing of it counts before it is installed.
 #[must_use]
 #[derive(Debug)]
 pub struct Flushed {
     /// The partition, or what it was split into, in the order of keys.
     pub parts: Vec<Part>,
-    /// Nodes of the old base that the new one does not have; to be released.
+    /// The layers over it, the newest first; over a part of several none.
+    pub layers: Vec<LayerDescriptor>,
+    /// Nodes that base and layers do not have any more; to be released.
     pub replaced: Vec<NodePtr>,
-    /// Nodes of the new base that the old one did not have.
+    /// Nodes that they did not have before.
     pub written: Vec<NodePtr>,
     /// Leaves that were read.
     pub leaves_read: usize,
@@ -43,8 +47,14 @@ pub struct Part {
     pub items: u64,
 }
 
+impl Part {
+    pub(crate) fn base(&self) -> Base {
+        Base { root: self.root, height: self.height, items: self.items }
+    }
+}
+
 impl FlushJob {
-    /// Merges the edits into the base, for [`crate::Table::install`].
+    /// Merges edits and layers into the base, for [`crate::Table::install`].
     ///
     /// # Errors
     /// [`TableError::Partition`], when a node cannot be read or written. Then the job is to be
@@ -54,45 +64,40 @@ impl FlushJob {
         nodes: &dyn NodeSource,
         sink: &mut dyn NodeSink,
     ) -> Result<Flushed, TableError> {
-        let merge = Merge {
-            job: self,
-            nodes,
-            sink,
-            packer: Packer::new(self.limits.leaf_bytes),
-            out: Vec::new(),
-            replaced: Vec::new(),
-            written: Vec::new(),
-            leaves_read: 0,
-            scratch: Vec::new(),
+        let merged = async {
+            let layers = &self.settled.layers;
+            let ahead = self.limits.read_ahead;
+            let merge = Merge {
+                job: self,
+                nodes,
+                sink,
+                edits: Edits::new(nodes, &self.frozen, layers, ahead).await?,
+                packer: Packer::new(self.limits.leaf_bytes),
+                out: Vec::new(),
+                replaced: Vec::new(),
+                written: Vec::new(),
+                leaves_read: 0,
+                scratch: Vec::new(),
+            };
+            merge.run().await
         };
-        merge.run().await.map_err(|error| TableError::Partition {
-            table: self.table,
-            start: self.start,
-            source: Box::new(error),
-        })
+        merged.await.map_err(|error| self.failed(error))
     }
 
-    /// The leaves of the old base, and which of them have edits.
-    async fn plan(&self, nodes: &dyn NodeSource) -> Result<Vec<Place>, TableError> {
-        let children = self.children(nodes).await?;
-        let mut places: Vec<Place> = Vec::with_capacity(children.len());
-        for (n, child) in children.iter().enumerate() {
-            let from = if n == 0 { self.start } else { child.first };
-            let to = children.get(n + 1).map(|next| next.first);
-            let edited = self.edits(from, to).next().is_some();
-            places.push(Place { child: *child, from, to, edited });
-        }
-        Ok(places)
+    pub(crate) fn failed(&self, error: TableError) -> TableError {
+        TableError::Partition { table: self.table, start: self.start, source: Box::new(error) }
     }
 
-    async fn children(&self, nodes: &dyn NodeSource) -> Result<Vec<Child>, TableError> {
-        let Base { root, height, items } = self.base;
+    /// The leaves of the old base.
+    pub(crate) async fn children(&self, nodes: &dyn NodeSource) -> Result<Vec<Child>, TableError> {
+        let Base { root, height, items } = self.settled.base;
         let Some(root) = root else { return Ok(Vec::new()) };
         if height == 0 {
             let items = u32::try_from(items).unwrap_or(u32::MAX);
             return Ok(vec![Child { first: self.start, ptr: root, items }]);
         }
-        let children: Vec<Child> = InnerNode::fetch(nodes, root).await?.iter().collect();
+        let children: Vec<Child> =
+            InnerNode::fetch(nodes, root, Purpose::Inner).await?.iter().collect();
         match children.get(1) {
             Some(second) if second.first <= self.start => Err(TableError::Descriptors {
                 table: self.table,
@@ -107,7 +112,7 @@ impl FlushJob {
         a + b <= self.limits.leaf_bytes / 3 * 2
     }
 
-    fn origin(&self) -> NodeOrigin {
+    pub(crate) fn origin(&self) -> NodeOrigin {
         NodeOrigin { table: self.table, birth: self.birth }
     }
 }
@@ -116,6 +121,7 @@ struct Merge<'a> {
     job: &'a FlushJob,
     nodes: &'a dyn NodeSource,
     sink: &'a mut dyn NodeSink,
+    edits: Edits<'a>,
     packer: Packer,
     /// The new leaves in order.
     out: Vec<Leaf>,
@@ -130,35 +136,35 @@ struct Leaf {
     kept: bool,
 }
 
-/// A leaf of the old base, and the keys that belong in it.
+/// A leaf of the old base, where the keys that belong in it end, and whether it is read ahead.
 struct Place {
     child: Child,
-    from: Key,
     to: Option<Key>,
-    edited: bool,
+    ahead: bool,
 }
 
 impl Merge<'_> {
     async fn run(mut self) -> Result<Flushed, TableError> {
-        let places = self.job.plan(self.nodes).await?;
-        let wanted = places.iter().filter(|place| place.edited).map(|place| place.child.ptr);
-        let mut leaves = ReadAhead::new(self.nodes, self.job.limits.read_ahead, wanted);
+        let places = self.plan().await?;
+        let wanted = places.iter().filter(|place| place.ahead).map(|place| place.child.ptr);
+        let window = self.job.limits.read_ahead;
+        let mut leaves = ReadAhead::new(self.nodes, Purpose::Leaf, window, wanted);
         if places.is_empty() {
-            self.feed_edits(self.job.start, None).await?;
+            self.feed_edits(None).await?;
         }
         for place in &places {
-            let leaf = if place.edited {
+            let leaf = if place.ahead {
                 let (ptr, leaf) = leaves.next().await.expect("the leaf was asked for");
                 Some(LeafNode::new(leaf?, ptr)?)
-            } else if self.joins(&place.child.ptr) {
-                Some(LeafNode::fetch(self.nodes, place.child.ptr).await?)
+            } else if self.edits.peek_before(place.to).is_some() || self.joins(&place.child.ptr) {
+                Some(LeafNode::fetch(self.nodes, place.child.ptr, Purpose::Leaf).await?)
             } else {
                 None
             };
             self.leaves_read += usize::from(leaf.is_some());
             match leaf {
-                Some(leaf) if self.is_rewritten(&leaf, place) => {
-                    self.feed(&leaf, place).await?;
+                Some(leaf) if self.is_rewritten(&leaf, place).await? => {
+                    self.feed(&leaf, place.to).await?;
                     self.replaced.push(place.child.ptr);
                     give_way().await;
                 }
@@ -172,39 +178,58 @@ impl Merge<'_> {
         self.finish().await
     }
 
+    async fn plan(&mut self) -> Result<Vec<Place>, TableError> {
+        let children = self.job.children(self.nodes).await?;
+        let mut from = self.job.start;
+        let mut places = Vec::with_capacity(children.len());
+        for (n, child) in children.iter().enumerate() {
+            let to = children.get(n + 1).map(|next| next.first);
+            let ahead = self.edits.are_likely_in(&self.job.frozen, from, to);
+            places.push(Place { child: *child, to, ahead });
+            from = to.unwrap_or(from);
+        }
+        Ok(places)
+    }
+
     /// Whether the stretch takes in the leaf that follows it.
     fn joins(&self, next: &NodePtr) -> bool {
         !self.packer.is_empty()
             && self.job.fit_together(self.packer.current_bytes(), bytes_of(next))
     }
 
-    fn is_rewritten(&self, leaf: &LeafNode, place: &Place) -> bool {
-        let changes = |(key, edit): (&Key, &Edit)| match (leaf.find(*key), edit) {
-            (None, Edit::Delete) => false,
-            (Some(at), Edit::Put(value)) => {
-                let old = leaf.value(&at);
-                old.len() != value.len() || old.to_vec() != value[..]
+    /// Whether edits change the leaf; those before the first that does are dropped.
+    async fn is_rewritten(&mut self, leaf: &LeafNode, place: &Place) -> Result<bool, TableError> {
+        while let Some((key, edit)) = self.edits.peek_before(place.to) {
+            let changes = match (leaf.find(*key), edit) {
+                (None, Edit::Delete) => false,
+                (Some(at), Edit::Put(value)) => {
+                    let old = leaf.value(&at);
+                    old.len() != value.len() || old.to_vec() != value[..]
+                }
+                _ => true,
+            };
+            if changes {
+                return Ok(true);
             }
-            _ => true,
-        };
-        self.job.edits(place.from, place.to).any(changes) || self.joins(&place.child.ptr)
+            self.edits.next_before(place.to).await?;
+        }
+        Ok(self.joins(&place.child.ptr))
     }
 
-    /// Sends a leaf's items and the edits among them to the packer.
-    async fn feed(&mut self, leaf: &LeafNode, place: &Place) -> Result<(), TableError> {
-        let job = self.job;
-        let mut edits = job.edits(place.from, place.to).peekable();
+    /// Sends a leaf's items and the edits among them, up to `to`, to the packer.
+    async fn feed(&mut self, leaf: &LeafNode, to: Option<Key>) -> Result<(), TableError> {
         let mut at = Some(leaf.first());
         while let Some(place) = at {
             let key = leaf.key(&place);
-            match edits.next_if(|(edited, _)| **edited <= key) {
-                Some((edited, edit)) => {
-                    self.push_edit(edited, edit);
+            match self.edits.peek_before(to) {
+                Some((edited, edit)) if *edited <= key => {
                     if *edited == key {
                         at = leaf.next(&place);
                     }
+                    push_edit(&mut self.packer, *edited, edit);
+                    self.edits.next_before(to).await?;
                 }
-                None => {
+                _ => {
                     let value = leaf.value(&place);
                     self.scratch.resize(value.len(), 0);
                     value.copy_to(&mut self.scratch);
@@ -216,32 +241,19 @@ impl Merge<'_> {
                 self.write_full().await?;
             }
         }
-        for (key, edit) in edits {
-            self.push_edit(key, edit);
-            if self.packer.has_full() {
-                self.write_full().await?;
-            }
-        }
-        Ok(())
+        self.feed_edits(to).await
     }
 
-    /// Sends edits to the packer where there is no leaf.
-    async fn feed_edits(&mut self, from: Key, to: Option<Key>) -> Result<(), TableError> {
-        let job = self.job;
-        for (key, edit) in job.edits(from, to) {
-            self.push_edit(key, edit);
+    /// Sends edits to the packer where the leaf has ended, or there is none.
+    async fn feed_edits(&mut self, to: Option<Key>) -> Result<(), TableError> {
+        while let Some((key, edit)) = self.edits.next_before(to).await? {
+            push_edit(&mut self.packer, key, &edit);
             if self.packer.has_full() {
                 self.write_full().await?;
                 give_way().await;
             }
         }
         Ok(())
-    }
-
-    fn push_edit(&mut self, key: &Key, edit: &Edit) {
-        if let Some(value) = edit.value() {
-            self.packer.push(*key, value);
-        }
     }
 
     /// Ends a stretch: its last leaves are written.
@@ -260,7 +272,7 @@ impl Merge<'_> {
         if !self.packer.is_only() || !self.joins(&ptr) {
             return Ok(());
         }
-        let left = LeafNode::fetch(self.nodes, ptr).await?;
+        let left = LeafNode::fetch(self.nodes, ptr, Purpose::Leaf).await?;
         self.leaves_read += 1;
         let right = self.packer.take_only().expect("it is the only one");
         for (key, value) in left.iter() {
@@ -280,21 +292,21 @@ impl Merge<'_> {
     }
 
     async fn write_leaf(&mut self, leaf: &LeafBuilder) -> Result<(), TableError> {
-        let ptr = self.write(Level::Leaf, leaf.finish(self.job.origin())).await?;
+        let ptr = self.write(Purpose::Leaf, leaf.finish(self.job.origin())).await?;
         let child = Child { first: leaf.first(), ptr, items: leaf.items() as u32 };
         self.out.push(Leaf { child, kept: false });
         Ok(())
     }
 
-    async fn write(&mut self, level: Level, node: Buf) -> Result<NodePtr, TableError> {
-        let ptr = self.sink.write(level, node).await?;
+    async fn write(&mut self, why: Purpose, node: Buf) -> Result<NodePtr, TableError> {
+        let ptr = self.sink.write(why, node).await?;
         self.written.push(ptr);
         Ok(ptr)
     }
 
     /// Inner nodes over the new leaves.
     async fn finish(mut self) -> Result<Flushed, TableError> {
-        let Base { root, height, items } = self.job.base;
+        let Base { root, height, items } = self.job.settled.base;
         let start = self.job.start;
         let mut parts = Vec::new();
         if self.replaced.is_empty() && self.written.is_empty() {
@@ -309,8 +321,9 @@ impl Merge<'_> {
                 parts.push(self.write_part(start, leaves).await?);
             }
         }
-        let Merge { replaced, written, leaves_read, .. } = self;
-        Ok(Flushed { parts, replaced, written, leaves_read })
+        let Merge { edits, mut replaced, written, leaves_read, .. } = self;
+        replaced.extend(edits.layer_nodes());
+        Ok(Flushed { parts, layers: Vec::new(), replaced, written, leaves_read })
     }
 
     /// The leaves of each part. Parts of a split are about three quarters full.
@@ -331,10 +344,16 @@ impl Merge<'_> {
             [leaf] => (Some(leaf.ptr), 0),
             _ => {
                 let node = encode_inner(self.job.origin(), leaves);
-                (Some(self.write(Level::Inner, node).await?), 1)
+                (Some(self.write(Purpose::Inner, node).await?), 1)
             }
         };
         Ok(Part { start, root, height, items })
+    }
+}
+
+fn push_edit(packer: &mut Packer, key: Key, edit: &Edit) {
+    if let Some(value) = edit.value() {
+        packer.push(key, value);
     }
 }
 
@@ -348,6 +367,7 @@ mod tests {
     use std::ops::Range;
     use std::sync::Arc;
 
+    use copyhold_format::node::Level;
     use copyhold_types::{Kind, TableId, Txg};
 
     use crate::store::{Sink, Store, block_on};

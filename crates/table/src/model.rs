@@ -1,5 +1,6 @@
 //! The table against a `BTreeMap`: random histories in which edits, readers, flushes and crashes
-//! interleave, over small leaves and partitions, so that both split and merge all the time.
+//! interleave, over small leaves and partitions, so that both split and merge all the time; nodes
+//! become unreadable and readable again, and flushes go to layers by choice and for need.
 //!
 //! A reader is checked against what each key was at some moment while it ran; without edits in
 //! between that is exact.
@@ -35,13 +36,26 @@ enum Op {
     Range(Key, Key, usize),
     LastBelow(Key, Key),
     /// One of the partitions; at most so many edits.
-    Flush(usize, usize),
+    Flush(usize, usize, How),
+    /// One of the nodes cannot be read, wherever it is.
+    Rot(usize),
+    Heal,
     /// Lets one of the tasks go on.
     Step(usize),
     Failing(bool),
     Slow(u64),
     CloseTxg,
     Crash,
+}
+
+/// Where a flush goes, unless the base cannot be read.
+#[derive(Clone, Copy, Debug)]
+enum How {
+    Merge,
+    Spill,
+    AsIsCheaper,
+    /// Merges layers, edits or not.
+    Layers,
 }
 
 fn keys() -> impl Strategy<Value = Key> {
@@ -68,14 +82,20 @@ fn ops() -> impl Strategy<Value = Op> {
         3 => (keys(), keys(), 0..40usize)
             .prop_map(|(a, b, limit)| Op::Range(a.min(b), a.max(b), limit)),
         4 => (keys(), keys()).prop_map(|(a, b)| Op::LastBelow(a.max(b), a.min(b))),
-        6 => (0..8usize, prop_oneof![Just(10_000usize), 1..60usize])
-            .prop_map(|(partition, edits)| Op::Flush(partition, edits)),
+        8 => (0..8usize, prop_oneof![Just(10_000usize), 1..60usize], hows())
+            .prop_map(|(partition, edits, how)| Op::Flush(partition, edits, how)),
+        1 => any::<usize>().prop_map(Op::Rot),
+        1 => Just(Op::Heal),
         10 => any::<usize>().prop_map(Op::Step),
         1 => any::<bool>().prop_map(Op::Failing),
         1 => (0..3u64).prop_map(Op::Slow),
         3 => Just(Op::CloseTxg),
         1 => Just(Op::Crash),
     ]
+}
+
+fn hows() -> impl Strategy<Value = How> {
+    prop_oneof![Just(How::Merge), Just(How::Spill), Just(How::AsIsCheaper), Just(How::Layers)]
 }
 
 type Items = BTreeMap<Key, Vec<u8>>;
@@ -167,7 +187,15 @@ impl World {
             Op::Get(key) => self.read(Query::Get(key)),
             Op::Range(from, to, limit) => self.read(Query::Range(from, to, limit)),
             Op::LastBelow(below, floor) => self.read(Query::LastBelow(below, floor)),
-            Op::Flush(partition, edits_max) => self.flush(partition, edits_max),
+            Op::Flush(partition, edits_max, how) => self.flush(partition, edits_max, how),
+            Op::Rot(n) => {
+                let addresses = self.store.addresses();
+                if let Some(addr) = addresses.iter().nth(n % addresses.len().max(1)) {
+                    self.failed = true;
+                    self.store.set_rotten(*addr);
+                }
+            }
+            Op::Heal => self.store.heal(),
             Op::Step(n) => self.step(n),
             Op::Failing(failing) => {
                 self.failed |= failing;
@@ -198,15 +226,33 @@ impl World {
         self.step(self.tasks.len() - 1);
     }
 
-    fn flush(&mut self, partition: usize, edits_max: usize) {
+    fn flush(&mut self, partition: usize, edits_max: usize, how: How) {
         let starts: Vec<Key> = self.table.stats().iter().map(|stats| stats.start).collect();
         let Some(complete_to) = self.open.prev() else { return };
         let point = FreezePoint { complete_to, birth: self.open, edits_max };
-        let Some(job) = self.table.freeze(starts[partition % starts.len()], point) else { return };
+        let start = starts[partition % starts.len()];
+        let job = match how {
+            How::Layers => self.table.freeze_layers(start, point),
+            _ => self.table.freeze(start, point),
+        };
+        let Some(job) = job else { return };
         let mut sink = Sink::new(&self.store);
         let store = self.store.clone();
         self.tasks.push(Task::Flush(Box::pin(async move {
-            let merged = job.merge(&*store, &mut sink).await;
+            let spills = match how {
+                How::Merge | How::Layers => false,
+                How::Spill => true,
+                How::AsIsCheaper => job.is_cheaper_to_spill(&*store).await,
+            };
+            if spills {
+                let spilled = job.spill(&*store, &mut sink).await;
+                return (job, sink, spilled);
+            }
+            let mut merged = job.merge(&*store, &mut sink).await;
+            if merged.is_err() {
+                sink.written.drain(..).for_each(|ptr| store.free(&ptr));
+                merged = job.spill(&*store, &mut sink).await;
+            }
             (job, sink, merged)
         })));
     }
@@ -245,6 +291,7 @@ impl World {
         }
         let flushed = merged.unwrap();
         assert_eq!(flushed.written, sink.written);
+        assert!(flushed.layers.len() <= 4 || self.failed, "S1: {:?}", flushed.layers);
         self.released.extend(&flushed.replaced);
         for told in self.table.install(job, flushed) {
             match told.descriptor {
@@ -301,6 +348,7 @@ impl World {
     fn reachable(&self) -> BTreeSet<copyhold_types::BlockAddr> {
         let mut reachable = BTreeSet::new();
         self.store.set_failing(false);
+        self.store.heal();
         block_on(self.table.for_each_node(&*self.store, true, &mut |visit| {
             assert!(matches!(visit.node, Some(Ok(_))));
             assert!(reachable.insert(visit.ptr.copies[0].unwrap()), "a node with two parents");
@@ -350,14 +398,16 @@ impl World {
     /// Lets everything end, flushes everything, and compares everything.
     fn settle(mut self) {
         self.store.set_failing(false);
+        self.store.heal();
         self.finish_tasks();
         self.compare();
         for _ in 0..1000 {
-            let Some(partition) = self.table.stats().iter().position(|s| s.edits > 0) else {
+            let stats = self.table.stats();
+            let Some(partition) = stats.iter().position(|s| s.edits > 0 || s.layers > 0) else {
                 break;
             };
             self.close_txg();
-            self.flush(partition, 700);
+            self.flush(partition, 700, How::Layers);
             self.finish_tasks();
         }
         assert_eq!(self.table.pin(), None);

@@ -3,25 +3,18 @@
 //! P1  The first partition starts at `Key::MIN`, starts ascend, ids are distinct (T4).
 //! P2  `frozen` is there exactly while a flush of the partition is under way.
 //! P3  Edits of txgs up to `sweep.complete_to` are in the delta above `sweep.resume`, or frozen, or
-//!     in the base; what else is in the delta is no older than `sweep.fresh`.
+//!     settled; what else is in the delta is no older than `sweep.fresh`.
 
 use std::sync::Arc;
 
 use copyhold_format::node::PartitionDescriptor;
-use copyhold_types::{Key, NodePtr, Txg};
+use copyhold_types::{Key, Txg};
 use parking_lot::Mutex;
 
 use crate::delta::{Delta, earlier};
+use crate::settled::Settled;
 use crate::table::Table;
 use crate::{Edit, Value};
-
-/// The subtree of a partition.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Base {
-    pub(crate) root: Option<NodePtr>,
-    pub(crate) height: u8,
-    pub(crate) items: u64,
-}
 
 /// A pass of flushes over all keys of a partition, a bounded number of edits at a time.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +29,7 @@ pub(crate) struct Sweep {
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    pub(crate) base: Base,
+    pub(crate) settled: Settled,
     pub(crate) delta: Delta,
     pub(crate) frozen: Option<Arc<Delta>>,
     pub(crate) complete_to: Option<Txg>,
@@ -58,7 +51,7 @@ impl State {
         self.delta.apply(txg, key, edit);
     }
 
-    /// What the edits say about `key`; `None`: ask the base.
+    /// What the edits say about `key`; `None`: ask what is settled.
     pub(crate) fn unflushed(&self, key: &Key) -> Option<Option<Value>> {
         let edit = match self.delta.get(key) {
             Some(edit) => edit,
@@ -80,13 +73,14 @@ impl Partition {
 
     pub(crate) fn descriptor(&self) -> PartitionDescriptor {
         let state = self.state.lock();
+        let Settled { base, layers } = &state.settled;
         PartitionDescriptor {
             start: self.start,
-            root: state.base.root,
-            height: state.base.height,
-            items: state.base.items,
+            root: base.root,
+            height: base.height,
+            items: base.items,
             complete_to: state.complete_to,
-            layers: Vec::new(),
+            layers: layers.to_vec(),
         }
     }
 }

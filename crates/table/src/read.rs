@@ -1,8 +1,8 @@
-//! Looking up: the delta over the frozen delta over the base, all of one moment (T1).
+//! Looking up: the delta over the frozen delta over what is settled, all of one moment (T1).
 //!
 //! A range is read in *stretches*. A stretch is a partition's part of the range, or less if the
 //! delta has more than [`STRETCH_EDITS`] edits there: the delta's edits are copied, the frozen
-//! delta and the base shared, all under the partition's lock; then the three are merged without
+//! delta, layers and base shared, all under the partition's lock; then they are merged without
 //! it. One stretch is of one moment, the next may be of a later one; callers that need more hold
 //! the locks of what they read, as they do anyway.
 
@@ -16,13 +16,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::vec;
 
-use copyhold_format::node::{Level, Node, ValueRef};
-use copyhold_types::{Key, NodePtr};
+use copyhold_format::node::{Node, ValueRef};
+use copyhold_types::{Key, NodePtr, Purpose};
 
-use crate::cursor::Cursor;
 use crate::delta::Delta;
-use crate::partition::{Base, Partitions};
-use crate::source::{InnerNode, LeafNode};
+use crate::partition::Partitions;
+use crate::pile::Pile;
+use crate::settled::Settled;
 use crate::table::{Cached, Table};
 use crate::{Edit, NodeFuture, NodeSource, TableError, Value};
 
@@ -32,20 +32,20 @@ const STRETCH_EDITS: usize = if cfg!(test) { 5 } else { 4096 };
 /// What one look at the edits says about a key.
 enum Look {
     Edit(Option<Value>),
-    Base(Base),
+    Settled(Settled),
 }
 
 /// A value where it was found.
 enum Found<'a> {
     Edit(Value),
-    Base(ValueRef<'a>),
+    Node(ValueRef<'a>),
 }
 
 impl From<Found<'_>> for Value {
     fn from(found: Found<'_>) -> Value {
         match found {
             Found::Edit(value) => value,
-            Found::Base(value) => Value::from(value),
+            Found::Node(value) => Value::from(value),
         }
     }
 }
@@ -58,67 +58,35 @@ impl NodeSource for CachedNodes<'_> {
         self.0.cached(ptr)
     }
 
-    fn read(&self, _: NodePtr, _: Level) -> NodeFuture<'_, Arc<Node>> {
+    fn read(&self, _: NodePtr, _: Purpose) -> NodeFuture<'_, Arc<Node>> {
         Box::pin(std::future::pending())
     }
 }
 
-/// The edits of one moment in [from, to), and the base that they lie over.
+/// The edits of one moment in [from, to), and what is settled under them.
 struct Stretch {
     from: Key,
     to: Key,
     /// From the delta, in the direction of the walk.
     edits: Vec<(Key, Edit)>,
     frozen: Option<Arc<Delta>>,
-    base: Base,
+    settled: Settled,
 }
 
 impl Table {
     /// The value of `key`. Does not suspend when the edits or cached nodes have the answer.
     pub async fn get(&self, nodes: &dyn NodeSource, key: Key) -> Result<Option<Value>, TableError> {
-        let base = match self.look(key) {
-            Look::Edit(value) => return Ok(value),
-            Look::Base(base) => base,
-        };
-        let Some(root) = base.root else { return Ok(None) };
-        let leaf = if base.height == 0 {
-            root
-        } else {
-            let inner = InnerNode::fetch(nodes, root).await?;
-            match inner.find(key) {
-                Some(child) => inner.child(child).ptr,
-                None => return Ok(None),
-            }
-        };
-        let leaf = LeafNode::fetch(nodes, leaf).await?;
-        Ok(value_in(&leaf, key))
+        match self.look(key) {
+            Look::Edit(value) => Ok(value),
+            Look::Settled(settled) => settled.get(nodes, key).await,
+        }
     }
 
     /// As [`Self::get`], for where nothing may wait.
     pub fn get_cached(&self, nodes: &dyn NodeSource, key: Key) -> Cached<Option<Value>> {
-        let base = match self.look(key) {
-            Look::Edit(value) => return Cached::Known(value),
-            Look::Base(base) => base,
-        };
-        let Some(root) = base.root else { return Cached::Known(None) };
-        let leaf = if base.height == 0 {
-            root
-        } else {
-            let node = nodes.cached(&root);
-            let Some(inner) = node.as_ref().and_then(|node| node.as_inner()) else {
-                return Cached::Unknown;
-            };
-            match inner.find(key) {
-                Some(child) => inner.child(child).ptr,
-                None => return Cached::Known(None),
-            }
-        };
-        let node = nodes.cached(&leaf);
-        match node.as_ref().and_then(|node| node.as_leaf()) {
-            Some(leaf) => {
-                Cached::Known(leaf.find(key).map(|place| Value::from(leaf.value(&place))))
-            }
-            None => Cached::Unknown,
+        match self.look(key) {
+            Look::Edit(value) => Cached::Known(value),
+            Look::Settled(settled) => settled.get_cached(nodes, key),
         }
     }
 
@@ -177,7 +145,7 @@ impl Table {
             let visit = |key, value: Found<'_>| {
                 match value {
                     Found::Edit(value) => visit(key, &value),
-                    Found::Base(value) => {
+                    Found::Node(value) => {
                         scratch.resize(value.len(), 0);
                         value.copy_to(&mut scratch);
                         visit(key, &scratch);
@@ -214,7 +182,7 @@ impl Table {
         match (state.unflushed(&key), &partitions.under) {
             (Some(value), _) => Look::Edit(value),
             (None, Some(under)) => under.look(key),
-            (None, None) => Look::Base(state.base),
+            (None, None) => Look::Settled(state.settled.clone()),
         }
     }
 
@@ -263,8 +231,8 @@ impl Table {
             puts += usize::from(edit.value().is_some());
             edits.push((*key, edit.clone()));
         }
-        let own = Stretch { from, to, edits, frozen: state.frozen.clone(), base: state.base };
-        (own, partitions.under.clone())
+        let (frozen, settled) = (state.frozen.clone(), state.settled.clone());
+        (Stretch { from, to, edits, frozen, settled }, partitions.under.clone())
     }
 
     fn own_stretch_down(&self, mut from: Key, to: Key) -> (Stretch, Option<Arc<Table>>) {
@@ -281,13 +249,9 @@ impl Table {
                 break;
             }
         }
-        let own = Stretch { from, to, edits, frozen: state.frozen.clone(), base: state.base };
-        (own, partitions.under.clone())
+        let (frozen, settled) = (state.frozen.clone(), state.settled.clone());
+        (Stretch { from, to, edits, frozen, settled }, partitions.under.clone())
     }
-}
-
-fn value_in(leaf: &LeafNode, key: Key) -> Option<Value> {
-    leaf.find(key).map(|place| Value::from(leaf.value(&place)))
 }
 
 /// The partition that has the keys right below `to`, which is not `Key::MIN`.
@@ -327,13 +291,19 @@ impl Stretch {
         let frozen = self.frozen.as_deref().unwrap_or(&nothing);
         let edits = self.edits.into_iter();
         let mut edits = Overlay::upwards(edits, frozen.range(self.from..self.to)).peekable();
-        let mut base = Cursor::upwards(nodes, &self.base, self.from, self.to, read_ahead).await?;
+        // Where an edit has the only key that there can be, nothing is read.
+        let is_known = self.from.successor() == Some(self.to) && edits.peek().is_some();
+        let to = if is_known { self.from } else { self.to };
+        let mut under = Pile::upwards(nodes, &self.settled, self.from, to, read_ahead).await?;
         loop {
             let edit = edits.peek().map(|(key, _)| *key);
-            let Some(side) = Side::nearer(edit, base.key(), Ordering::Less) else { break };
+            let Some(side) = Side::nearer(edit, under.key(), Ordering::Less) else { break };
             let flow = if side == Side::Under {
-                let key = base.key().expect("the nearer side has a key");
-                visit(key, Found::Base(base.value()))
+                let key = under.key().expect("the nearer side has a key");
+                match under.value()? {
+                    Some(value) => visit(key, Found::Node(value)),
+                    None => ControlFlow::Continue(()),
+                }
             } else if let Some((key, Edit::Put(value))) = edits.next() {
                 visit(key, Found::Edit(value))
             } else {
@@ -343,7 +313,7 @@ impl Stretch {
                 break;
             }
             if side != Side::Over {
-                base.advance().await?;
+                under.advance().await?;
             }
         }
         Ok(())
@@ -355,21 +325,28 @@ impl Stretch {
         let frozen = self.frozen.as_deref().unwrap_or(&nothing);
         let edits = self.edits.into_iter();
         let mut edits = Overlay::downwards(edits, frozen.range(self.from..self.to)).peekable();
-        let mut base = Cursor::downwards(nodes, &self.base, self.from, self.to).await?;
+        // Where an edit puts an item right at the end, nothing is read.
+        if let Some((key, Edit::Put(value))) = edits.peek()
+            && key.successor() == Some(self.to)
+        {
+            return Ok(Some((*key, value.clone())));
+        }
+        let mut under = Pile::downwards(nodes, &self.settled, self.from, self.to).await?;
         loop {
             let edit = edits.peek().map(|(key, _)| *key);
-            let Some(side) = Side::nearer(edit, base.key(), Ordering::Greater) else {
+            let Some(side) = Side::nearer(edit, under.key(), Ordering::Greater) else {
                 return Ok(None);
             };
             if side == Side::Under {
-                let key = base.key().expect("the nearer side has a key");
-                return Ok(Some((key, Value::from(base.value()))));
-            }
-            if let Some((key, Edit::Put(value))) = edits.next() {
+                let key = under.key().expect("the nearer side has a key");
+                if let Some(value) = under.value()? {
+                    return Ok(Some((key, Value::from(value))));
+                }
+            } else if let Some((key, Edit::Put(value))) = edits.next() {
                 return Ok(Some((key, value)));
             }
-            if side == Side::Both {
-                base.advance().await?;
+            if side != Side::Over {
+                under.advance().await?;
             }
         }
     }

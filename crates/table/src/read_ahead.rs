@@ -5,14 +5,15 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use copyhold_format::node::{Level, Node};
-use copyhold_types::NodePtr;
+use copyhold_format::node::Node;
+use copyhold_types::{NodePtr, Purpose};
 
 use crate::{NodeFuture, NodeSource, TableError};
 
 /// Leaves to come, of which up to a window are being read.
 pub(crate) struct ReadAhead<'n> {
     nodes: &'n dyn NodeSource,
+    why: Purpose,
     window: usize,
     waiting: VecDeque<NodePtr>,
     flying: VecDeque<Flight<'n>>,
@@ -29,10 +30,11 @@ enum Flight<'n> {
 impl<'n> ReadAhead<'n> {
     pub(crate) fn new(
         nodes: &'n dyn NodeSource,
+        why: Purpose,
         window: usize,
         leaves: impl Iterator<Item = NodePtr>,
     ) -> ReadAhead<'n> {
-        ReadAhead { nodes, window, waiting: leaves.collect(), flying: VecDeque::new() }
+        ReadAhead { nodes, why, window, waiting: leaves.collect(), flying: VecDeque::new() }
     }
 
     /// The next leaf, as it was asked for.
@@ -42,7 +44,7 @@ impl<'n> ReadAhead<'n> {
         {
             let flight = match self.nodes.cached(&ptr) {
                 Some(node) => Flight::Done((ptr, Ok(node))),
-                None => Flight::Reading(ptr, self.nodes.read(ptr, Level::Leaf)),
+                None => Flight::Reading(ptr, self.nodes.read(ptr, self.why)),
             };
             self.flying.push_back(flight);
         }

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use copyhold_format::node::{InnerView, LeafView, Level, Node};
-use copyhold_types::{Buf, NodePtr};
+use copyhold_types::{Buf, NodePtr, Purpose};
 
 use crate::TableError;
 
@@ -21,15 +21,15 @@ pub trait NodeSource: Send + Sync {
     /// The node, if it needs no waiting.
     fn cached(&self, ptr: &NodePtr) -> Option<Arc<Node>>;
 
-    /// Reads and verifies the node from any good copy.
-    fn read(&self, ptr: NodePtr, level: Level) -> NodeFuture<'_, Arc<Node>>;
+    /// Reads and verifies the node from any good copy. `why`: what the reading is counted as.
+    fn read(&self, ptr: NodePtr, why: Purpose) -> NodeFuture<'_, Arc<Node>>;
 }
 
 /// Takes the new nodes of a flush.
 pub trait NodeSink: Send + Sync {
     /// Gives `node` its places and digest and starts writing it; the pointer is known before the
     /// write is done. Who merges waits for all writes before it uses any pointer.
-    fn write(&mut self, level: Level, node: Buf) -> NodeFuture<'_, NodePtr>;
+    fn write(&mut self, why: Purpose, node: Buf) -> NodeFuture<'_, NodePtr>;
 }
 
 /// A node that is known to be a leaf.
@@ -51,8 +51,9 @@ impl LeafNode {
     pub(crate) async fn fetch(
         nodes: &dyn NodeSource,
         ptr: NodePtr,
+        why: Purpose,
     ) -> Result<LeafNode, TableError> {
-        LeafNode::new(fetch(nodes, ptr, Level::Leaf).await?, ptr)
+        LeafNode::new(fetch(nodes, ptr, why).await?, ptr)
     }
 }
 
@@ -67,8 +68,9 @@ impl InnerNode {
     pub(crate) async fn fetch(
         nodes: &dyn NodeSource,
         ptr: NodePtr,
+        why: Purpose,
     ) -> Result<InnerNode, TableError> {
-        InnerNode::new(fetch(nodes, ptr, Level::Inner).await?, ptr)
+        InnerNode::new(fetch(nodes, ptr, why).await?, ptr)
     }
 }
 
@@ -91,10 +93,10 @@ impl Deref for InnerNode {
 async fn fetch(
     nodes: &dyn NodeSource,
     ptr: NodePtr,
-    level: Level,
+    why: Purpose,
 ) -> Result<Arc<Node>, TableError> {
     match nodes.cached(&ptr) {
         Some(node) => Ok(node),
-        None => nodes.read(ptr, level).await,
+        None => nodes.read(ptr, why).await,
     }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use copyhold_format::digest;
-use copyhold_format::node::{Level, Node};
-use copyhold_types::{BlockAddr, Buf, DeviceId, EpochId, NodePtr};
+use copyhold_format::node::Node;
+use copyhold_types::{BlockAddr, Buf, DeviceId, EpochId, NodePtr, Purpose};
 use parking_lot::Mutex;
 
 use crate::{NodeFuture, NodeSink, NodeSource, TableError};
@@ -26,6 +26,8 @@ struct Inside {
     slow: u64,
     reads: u64,
     failing: bool,
+    /// Nodes that cannot be read.
+    rotten: BTreeSet<BlockAddr>,
 }
 
 impl Store {
@@ -39,6 +41,15 @@ impl Store {
         self.inside.lock().failing = failing;
     }
 
+    /// The node there cannot be read, until it is freed or healed.
+    pub(crate) fn set_rotten(&self, addr: BlockAddr) {
+        self.inside.lock().rotten.insert(addr);
+    }
+
+    pub(crate) fn heal(&self) {
+        self.inside.lock().rotten.clear();
+    }
+
     pub(crate) fn reads(&self) -> u64 {
         self.inside.lock().reads
     }
@@ -49,7 +60,9 @@ impl Store {
 
     pub(crate) fn free(&self, ptr: &NodePtr) {
         let addr = ptr.copies[0].expect("the store makes one copy");
-        self.inside.lock().nodes.remove(&addr).expect("freed once");
+        let mut inside = self.inside.lock();
+        inside.rotten.remove(&addr);
+        inside.nodes.remove(&addr).expect("freed once");
     }
 
     fn node(&self, ptr: &NodePtr) -> Arc<Node> {
@@ -62,12 +75,14 @@ impl Store {
 
 impl NodeSource for Store {
     fn cached(&self, ptr: &NodePtr) -> Option<Arc<Node>> {
-        let slow = self.inside.lock().slow;
-        let waits = slow > 0 && ptr.copies[0]?.block().is_multiple_of(slow);
+        let inside = self.inside.lock();
+        let (slow, addr) = (inside.slow, ptr.copies[0]?);
+        let waits = slow > 0 && addr.block().is_multiple_of(slow) || inside.rotten.contains(&addr);
+        drop(inside);
         (!waits).then(|| self.node(ptr))
     }
 
-    fn read(&self, ptr: NodePtr, level: Level) -> NodeFuture<'_, Arc<Node>> {
+    fn read(&self, ptr: NodePtr, why: Purpose) -> NodeFuture<'_, Arc<Node>> {
         Box::pin(async move {
             let turns = ptr.copies[0].map_or(0, BlockAddr::block) % 4;
             for _ in 0..turns {
@@ -75,13 +90,13 @@ impl NodeSource for Store {
             }
             let mut inside = self.inside.lock();
             inside.reads += 1;
-            if inside.failing {
+            if inside.failing || ptr.copies[0].is_some_and(|addr| inside.rotten.contains(&addr)) {
                 let source = Arc::new(std::io::Error::other("failing on demand"));
                 return Err(TableError::Unreadable { ptr, source });
             }
             drop(inside);
             let node = self.node(&ptr);
-            assert_eq!(node.level(), level);
+            assert!(why == Purpose::Layer || why == node.level().purpose());
             Ok(node)
         })
     }
@@ -100,9 +115,10 @@ impl Sink {
 }
 
 impl NodeSink for Sink {
-    fn write(&mut self, level: Level, node: Buf) -> NodeFuture<'_, NodePtr> {
+    fn write(&mut self, why: Purpose, node: Buf) -> NodeFuture<'_, NodePtr> {
         Box::pin(async move {
-            assert_eq!(Node::parse(node.clone()).unwrap().level(), level);
+            let level = Node::parse(node.clone()).unwrap().level();
+            assert!(why == Purpose::Layer || why == level.purpose());
             let mut inside = self.store.inside.lock();
             inside.next_block += 1;
             let addr = BlockAddr::new(DeviceId(0), inside.next_block);

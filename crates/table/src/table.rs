@@ -1,11 +1,12 @@
 //! The table itself: its partitions, and edits.
 
-use copyhold_format::node::PartitionDescriptor;
+use copyhold_format::node::{LAYERS_MAX, PartitionDescriptor};
 use copyhold_types::{Key, TableId, Txg};
 use parking_lot::RwLock;
 
 use crate::delta::earlier;
-use crate::partition::{Base, Partition, Partitions, State};
+use crate::partition::{Partition, Partitions, State};
+use crate::settled::{Base, Settled};
 use crate::{Edit, TableError};
 
 /// Sizes of nodes and partitions, and how a flush reads.
@@ -48,7 +49,7 @@ pub struct PartitionStats {
     /// Names the partition to [`Table::freeze`].
     pub start: Key,
     pub id: u64,
-    /// Oldest txg of an edit that the base does not have (T2).
+    /// Oldest txg of an edit that is in memory only (T2).
     pub pin: Option<Txg>,
     /// Edits that the next flush can take.
     pub edits: usize,
@@ -59,6 +60,9 @@ pub struct PartitionStats {
     pub flushing: bool,
     /// Items in the base.
     pub base_items: u64,
+    pub layers: usize,
+    /// Edits in layers; a key may have one in several.
+    pub layer_edits: u64,
 }
 
 impl Table {
@@ -96,12 +100,9 @@ impl Table {
         }
         let mut list = Vec::with_capacity(descriptors.len());
         for (partition, d) in descriptors {
-            if !d.layers.is_empty() {
-                let why = "has layers, which this program cannot read; use a newer one";
-                return Err(fault(format!("{partition} {why}")));
-            }
             let base = Base { root: d.root, height: d.height, items: d.items };
-            let state = State { base, complete_to: d.complete_to, ..State::default() };
+            let settled = Settled { base, layers: d.layers.into() };
+            let state = State { settled, complete_to: d.complete_to, ..State::default() };
             list.push(Partition::new(partition, d.start, state));
         }
         Ok(Table::with_partitions(id, limits, list))
@@ -137,7 +138,7 @@ impl Table {
         found.map(Edit::from)
     }
 
-    /// T2 for the whole table; `None`: the bases have everything.
+    /// T2 for the whole table; `None`: everything is settled.
     pub fn pin(&self) -> Option<Txg> {
         let partitions = self.partitions.read();
         partitions.iter().map(|partition| partition.state.lock().pin()).fold(None, earlier)
@@ -169,7 +170,11 @@ impl Table {
             let inside = |key: &Key| *key >= partition.start && end.is_none_or(|end| *key < end);
             assert!(state.delta.range(..).all(|(key, _)| inside(key)), "T4: an edit is astray");
             assert!(state.delta.is_empty() == state.delta.oldest().is_none(), "T2: delta");
-            assert!(state.base.root.is_some() == (state.base.items > 0), "a base and its count");
+            let Settled { base, layers } = &state.settled;
+            assert!(base.root.is_some() == (base.items > 0), "a base and its count");
+            assert!(layers.iter().all(|layer| layer.items > 0), "L2: a layer without edits");
+            let newest_first = layers.is_sorted_by(|a, b| a.last_txg >= b.last_txg);
+            assert!(newest_first && layers.len() <= LAYERS_MAX, "L1: {layers:?}");
         }
     }
 }
@@ -186,6 +191,8 @@ fn stats_of(partition: &Partition) -> PartitionStats {
         frozen_edits: frozen.map_or(0, |frozen| frozen.len()),
         frozen_bytes: frozen.map_or(0, |frozen| frozen.bytes()),
         flushing: frozen.is_some(),
-        base_items: state.base.items,
+        base_items: state.settled.base.items,
+        layers: state.settled.layers.len(),
+        layer_edits: state.settled.layers.edits(),
     }
 }

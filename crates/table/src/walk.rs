@@ -4,15 +4,18 @@ use copyhold_format::node::{Level, Node};
 use copyhold_types::{Key, NodePtr};
 
 use crate::read_ahead::ReadAhead;
+use crate::settled::Tree;
 use crate::source::InnerNode;
 use crate::table::Table;
 use crate::{NodeSource, TableError};
 
-/// One node of a base.
+/// One node of a base or layer.
 #[derive(Debug)]
 pub struct NodeVisit<'a> {
     /// Where its partition starts.
     pub partition: Key,
+    /// The layer that it is of, 0 for the newest; `None`: of the base.
+    pub layer: Option<usize>,
     pub ptr: NodePtr,
     pub level: Level,
     /// `None`: a leaf, and leaves are not read.
@@ -20,9 +23,9 @@ pub struct NodeVisit<'a> {
 }
 
 impl Table {
-    /// Visits every node that a base refers to, once, parents before children; each partition's are
-    /// of one moment. Leaves are read only if `read_leaves`. A node that cannot be read is visited
-    /// with its error, and the walk goes on.
+    /// Visits every node that a base or layer refers to, once, parents before children; each
+    /// partition's are of one moment. Leaves are read only if `read_leaves`. A node that cannot be
+    /// read is visited with its error, and the walk goes on.
     pub async fn for_each_node(
         &self,
         nodes: &dyn NodeSource,
@@ -30,37 +33,69 @@ impl Table {
         visit: &mut (dyn FnMut(NodeVisit<'_>) + Send),
     ) {
         for (_, descriptor) in self.descriptors() {
-            let Some(root) = descriptor.root else { continue };
-            let partition = descriptor.start;
-            let mut leaves = vec![root];
-            if descriptor.height > 0 {
-                leaves.clear();
-                let read = match nodes.cached(&root) {
-                    Some(node) => Ok(node),
-                    None => nodes.read(root, Level::Inner).await,
-                };
-                let inner = read.clone().and_then(|node| InnerNode::new(node, root));
-                let node = match (&inner, &read) {
-                    (Ok(_), Ok(node)) => Ok(&**node),
-                    (Err(error), _) | (_, Err(error)) => Err(error),
-                };
-                visit(NodeVisit { partition, ptr: root, level: Level::Inner, node: Some(node) });
-                if let Ok(inner) = &inner {
-                    leaves.extend(inner.iter().map(|child| child.ptr));
-                }
-            }
-            if !read_leaves {
-                for ptr in leaves {
-                    visit(NodeVisit { partition, ptr, level: Level::Leaf, node: None });
-                }
-                continue;
-            }
-            let mut leaves = ReadAhead::new(nodes, self.limits().read_ahead, leaves.into_iter());
-            while let Some((ptr, read)) = leaves.next().await {
-                let node = Some(read.as_ref().map(|node| &**node));
-                visit(NodeVisit { partition, ptr, level: Level::Leaf, node });
+            let layers = descriptor.layers.iter().enumerate();
+            let layers = layers.map(|(n, layer)| (Some(n), Tree::of(layer)));
+            let base = Tree { root: descriptor.root, height: descriptor.height, is_layer: false };
+            for (layer, tree) in layers.chain([(None, base)]) {
+                let walk = Walk { nodes, partition: descriptor.start, layer, tree };
+                walk.run(self.limits().read_ahead, read_leaves, visit).await;
             }
         }
+    }
+}
+
+/// Of one tree.
+struct Walk<'n> {
+    nodes: &'n dyn NodeSource,
+    partition: Key,
+    layer: Option<usize>,
+    tree: Tree,
+}
+
+impl Walk<'_> {
+    async fn run(
+        &self,
+        read_ahead: usize,
+        read_leaves: bool,
+        visit: &mut (dyn FnMut(NodeVisit<'_>) + Send),
+    ) {
+        let Some(root) = self.tree.root else { return };
+        let mut leaves = vec![root];
+        if self.tree.height > 0 {
+            leaves.clear();
+            let read = match self.nodes.cached(&root) {
+                Some(node) => Ok(node),
+                None => self.nodes.read(root, self.tree.purpose(Level::Inner)).await,
+            };
+            let inner = read.clone().and_then(|node| InnerNode::new(node, root));
+            let node = match (&inner, &read) {
+                (Ok(_), Ok(node)) => Ok(&**node),
+                (Err(error), _) | (_, Err(error)) => Err(error),
+            };
+            visit(self.visit(root, Level::Inner, Some(node)));
+            if let Ok(inner) = &inner {
+                leaves.extend(inner.iter().map(|child| child.ptr));
+            }
+        }
+        if !read_leaves {
+            leaves.into_iter().for_each(|ptr| visit(self.visit(ptr, Level::Leaf, None)));
+            return;
+        }
+        let why = self.tree.purpose(Level::Leaf);
+        let mut leaves = ReadAhead::new(self.nodes, why, read_ahead, leaves.into_iter());
+        while let Some((ptr, read)) = leaves.next().await {
+            let node = Some(read.as_ref().map(|node| &**node));
+            visit(self.visit(ptr, Level::Leaf, node));
+        }
+    }
+
+    fn visit<'a>(
+        &self,
+        ptr: NodePtr,
+        level: Level,
+        node: Option<Result<&'a Node, &'a TableError>>,
+    ) -> NodeVisit<'a> {
+        NodeVisit { partition: self.partition, layer: self.layer, ptr, level, node }
     }
 }
 

@@ -9,8 +9,8 @@ use copyhold_device::{Device, DynDevice};
 use copyhold_format::block_checksum;
 use copyhold_format::item::{
     self, DIRENT, DirBucket, EPOCH, EpochItem, Extent, ExtentState, HashKey, InodeFlags, InodeItem,
-    SUBVOL, SubvolItem, XATTR, XATTR_VALUE_PIECE, XattrBucket, XattrValue,
-    dirent_bucket, xattr_bucket, xattr_piece,
+    SUBVOL, SubvolItem, XATTR, XATTR_VALUE_PIECE, XattrBucket, XattrValue, dirent_bucket,
+    xattr_bucket, xattr_piece,
 };
 use copyhold_pool::{
     CreateOptions, IdSpace, LaneClass, OpenOptions, Pool, PoolError, Tier, Transaction,
@@ -99,7 +99,7 @@ pub(crate) struct Files {
     pub(crate) pool: Arc<Pool>,
 }
 
-pub(crate) const TABLE: TableId = TableId(3);
+pub(crate) const TABLE: TableId = TableId(16);
 
 pub(crate) fn inode(kind: u16, links: u32) -> InodeItem {
     let now = Timestamp { secs: 1_700_000_000, nanos: 0 };

@@ -1,0 +1,181 @@
+//! What a partition has on disk: a base, and the layers that lie over it.
+//!
+//! A layer is a sorted run of edits. It is written where a base cannot be read, or is too large for
+//! the few edits at hand to be merged into it, and is a tree like a base: the same nodes, the same
+//! cursor. A lookup goes down from the newest layer and stops where it finds the key, so it reads
+//! nothing below that.
+//!
+//! L1  The newest layer comes first. What it says of a key counts, then the next, last the base.
+//! L2  A layer has edits of its partition's keys only, at least one.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use copyhold_format::node::{LayerDescriptor, Level, Place, ValueRef, parse_edit};
+use copyhold_types::{Key, NodePtr, Purpose};
+
+use crate::source::{InnerNode, LeafNode};
+use crate::table::Cached;
+use crate::{NodeSource, TableError, Value};
+
+/// The subtree of a partition.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Base {
+    pub(crate) root: Option<NodePtr>,
+    pub(crate) height: u8,
+    pub(crate) items: u64,
+}
+
+/// The layers of a partition, shared with whoever reads them (L1).
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Layers(Option<Arc<[LayerDescriptor]>>);
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Settled {
+    pub(crate) base: Base,
+    pub(crate) layers: Layers,
+}
+
+/// A base or a layer: at most two levels.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tree {
+    pub(crate) root: Option<NodePtr>,
+    pub(crate) height: u8,
+    pub(crate) is_layer: bool,
+}
+
+impl Base {
+    pub(crate) fn tree(&self) -> Tree {
+        Tree { root: self.root, height: self.height, is_layer: false }
+    }
+}
+
+impl From<Vec<LayerDescriptor>> for Layers {
+    fn from(layers: Vec<LayerDescriptor>) -> Layers {
+        Layers((!layers.is_empty()).then(|| layers.into()))
+    }
+}
+
+impl Deref for Layers {
+    type Target = [LayerDescriptor];
+
+    fn deref(&self) -> &[LayerDescriptor] {
+        self.0.as_deref().unwrap_or(&[])
+    }
+}
+
+impl Layers {
+    pub(crate) fn edits(&self) -> u64 {
+        self.iter().map(|layer| layer.items).sum()
+    }
+}
+
+impl Settled {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.base.root.is_none() && self.layers.is_empty()
+    }
+
+    pub(crate) async fn get(
+        &self,
+        nodes: &dyn NodeSource,
+        key: Key,
+    ) -> Result<Option<Value>, TableError> {
+        for layer in self.layers.iter() {
+            if let Some(found) = Tree::of(layer).find(nodes, key).await? {
+                return found.edit();
+            }
+        }
+        let found = self.base.tree().find(nodes, key).await?;
+        Ok(found.map(|found| Value::from(found.leaf.value(&found.place))))
+    }
+
+    /// As [`Self::get`], as far as no node has to be read. What is wrong with one is for `get` to
+    /// tell.
+    pub(crate) fn get_cached(&self, nodes: &dyn NodeSource, key: Key) -> Cached<Option<Value>> {
+        for layer in self.layers.iter() {
+            match Tree::of(layer).find_cached(nodes, key) {
+                Cached::Known(Some(found)) => {
+                    return found.edit().map_or(Cached::Unknown, Cached::Known);
+                }
+                Cached::Known(None) => {}
+                Cached::Unknown => return Cached::Unknown,
+            }
+        }
+        match self.base.tree().find_cached(nodes, key) {
+            Cached::Known(found) => {
+                Cached::Known(found.map(|found| Value::from(found.leaf.value(&found.place))))
+            }
+            Cached::Unknown => Cached::Unknown,
+        }
+    }
+}
+
+/// An item where it is.
+struct Located {
+    ptr: NodePtr,
+    leaf: LeafNode,
+    place: Place,
+}
+
+impl Located {
+    /// In a layer: the value that is put, if the key is not deleted.
+    fn edit(&self) -> Result<Option<Value>, TableError> {
+        let put = edit_of(self.leaf.value(&self.place), self.ptr)?;
+        Ok(put.map(Value::from))
+    }
+}
+
+impl Tree {
+    pub(crate) fn of(layer: &LayerDescriptor) -> Tree {
+        Tree { root: Some(layer.root), height: layer.height, is_layer: true }
+    }
+
+    /// What requests for a node of the tree are counted as.
+    pub(crate) fn purpose(self, level: Level) -> Purpose {
+        if self.is_layer { Purpose::Layer } else { level.purpose() }
+    }
+
+    async fn find(self, nodes: &dyn NodeSource, key: Key) -> Result<Option<Located>, TableError> {
+        let Some(root) = self.root else { return Ok(None) };
+        let ptr = if self.height == 0 {
+            root
+        } else {
+            let inner = InnerNode::fetch(nodes, root, self.purpose(Level::Inner)).await?;
+            match inner.find(key) {
+                Some(child) => inner.child(child).ptr,
+                None => return Ok(None),
+            }
+        };
+        let leaf = LeafNode::fetch(nodes, ptr, self.purpose(Level::Leaf)).await?;
+        Ok(leaf.find(key).map(|place| Located { ptr, leaf, place }))
+    }
+
+    fn find_cached(self, nodes: &dyn NodeSource, key: Key) -> Cached<Option<Located>> {
+        let Some(root) = self.root else { return Cached::Known(None) };
+        let ptr = if self.height == 0 {
+            root
+        } else {
+            let node = nodes.cached(&root);
+            let Some(inner) = node.as_ref().and_then(|node| node.as_inner()) else {
+                return Cached::Unknown;
+            };
+            match inner.find(key) {
+                Some(child) => inner.child(child).ptr,
+                None => return Cached::Known(None),
+            }
+        };
+        match nodes.cached(&ptr).and_then(|node| LeafNode::new(node, ptr).ok()) {
+            Some(leaf) => Cached::Known(leaf.find(key).map(|place| Located { ptr, leaf, place })),
+            None => Cached::Unknown,
+        }
+    }
+}
+
+/// What a value in a layer says of its key: what is put, or that it is deleted.
+pub(crate) fn edit_of(
+    value: ValueRef<'_>,
+    ptr: NodePtr,
+) -> Result<Option<ValueRef<'_>>, TableError> {
+    parse_edit(value).map_err(|source| TableError::Damaged { ptr, source })
+}
