@@ -14,6 +14,7 @@ use copyhold_types::{InodeNo, Key};
 use smallvec::SmallVec;
 
 use crate::inode::{Inode, InodeRef};
+use crate::subvol::{FILES, Subvol};
 use crate::xattr::first_xattr;
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
 
@@ -178,7 +179,7 @@ impl Inherited {
 
     pub(crate) fn put(
         &self,
-        fs: &Filesystem,
+        subvol: &Subvol,
         tx: &mut Transaction,
         ino: InodeNo,
         item: &mut InodeItem,
@@ -188,14 +189,14 @@ impl Inherited {
         let mut buckets: Vec<(u64, Vec<u8>)> = Vec::new();
         for (name, value, flag) in [access, default] {
             let Some(value) = value else { continue };
-            let (bucket, bytes) = first_xattr(fs, name, value);
+            let (bucket, bytes) = first_xattr(subvol, name, value);
             debug_assert!(buckets.iter().all(|(other, _)| *other != bucket));
             buckets.push((bucket, bytes));
             item.xattrs += 1;
             item.has.set(flag, true);
         }
         for (bucket, bytes) in buckets {
-            tx.put(fs.subvol.table, Key::new(ino.0, XATTR, bucket), bytes);
+            tx.put(FILES, Key::new(ino.0, XATTR, bucket), bytes);
         }
     }
 }

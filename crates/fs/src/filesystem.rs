@@ -1,5 +1,6 @@
 //! The filesystem as a whole: making, opening, closing, and what every operation needs.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,11 +12,12 @@ use copyhold_format::item::{
 use copyhold_pool::{Credit, IdSpace, Pool, PoolError, Reservation, Tier, Transaction, Value};
 use copyhold_runtime::Rt;
 use copyhold_types::{BLOCK_BYTES, Buf, EpochId, InodeNo, Key, SubvolId, Timestamp, Txg};
+use parking_lot::RwLock;
 
 use crate::cache::InodeCache;
 use crate::inode::{Inode, InodeRef};
 use crate::reaper::Reaper;
-use crate::subvol::Subvol;
+use crate::subvol::{FILES, Subvol};
 use crate::writeback::Flusher;
 use crate::{Caller, FsError, NodeId, Options, Result, StatFs};
 
@@ -31,7 +33,10 @@ pub struct Filesystem {
     pub(crate) pool: Arc<Pool>,
     pub(crate) rt: Rt,
     pub(crate) options: Options,
-    pub(crate) subvol: Subvol,
+    /// Of the root directory; the others are found below it.
+    root: Arc<Subvol>,
+    /// Those that were asked for.
+    subvols: RwLock<BTreeMap<SubvolId, Arc<Subvol>>>,
     pub(crate) inodes: InodeCache,
     pub(crate) flusher: Flusher,
     pub(crate) reaper: Reaper,
@@ -78,9 +83,11 @@ impl Filesystem {
             source,
         })?;
         let fsid = u64::from_le_bytes(subvol.identity[..8].try_into().expect("eight bytes"));
+        let root = Arc::new(Subvol::new(SubvolId::ROOT, &subvol));
         let fs = Arc::new(Filesystem {
             rt: pool.runtime().clone(),
-            subvol: Subvol::new(SubvolId::ROOT, &subvol),
+            subvols: RwLock::new(BTreeMap::from([(SubvolId::ROOT, root.clone())])),
+            root,
             inodes: InodeCache::new(options.inodes_max),
             flusher: Flusher::new(&options),
             reaper: Reaper::default(),
@@ -91,21 +98,21 @@ impl Filesystem {
             pool,
         });
         if fs.writable().is_ok() {
-            fs.resume().await?;
+            fs.resume(&fs.root.clone()).await?;
         }
         Ok(fs)
     }
 
     /// Takes up what the last use of the pool left: truncates in steps, orphans (R28).
-    async fn resume(self: &Arc<Self>) -> Result<()> {
+    async fn resume(self: &Arc<Self>, subvol: &Arc<Subvol>) -> Result<()> {
         let mut from = Key::new(LISTS, ORPHAN, 0);
         let end = Key::new(LISTS, TRUNCATE, u64::MAX);
         loop {
-            let items = self.pool.range(self.subvol.table, from, end, 256).await?;
+            let items = self.range(subvol, from, end, 256).await?;
             let Some((last, _)) = items.last() else { return Ok(()) };
             from = last.successor().expect("keys of lists have successors");
             for (key, value) in &items {
-                let node = self.node(InodeNo(key.offset));
+                let node = subvol.node(InodeNo(key.offset));
                 if key.kind == ORPHAN {
                     self.reap_later(node);
                 } else if key.kind == TRUNCATE {
@@ -188,7 +195,6 @@ impl Filesystem {
         self.usable()?;
         let why = match () {
             () if self.options.read_only => "it is mounted so",
-            () if self.subvol.read_only => "the subvolume is",
             () if self.pool.is_read_only() => "the pool is",
             () => return Ok(()),
         };
@@ -199,8 +205,9 @@ impl Filesystem {
         self.rt.wall_clock()
     }
 
-    pub(crate) fn node(&self, ino: InodeNo) -> NodeId {
-        NodeId { subvol: self.subvol.id, ino }
+    /// A subvolume that is there.
+    pub(crate) async fn subvol(&self, id: SubvolId) -> Result<Arc<Subvol>> {
+        self.subvols.read().get(&id).cloned().ok_or(FsError::Stale)
     }
 
     /// An inode that exists, loaded if it must be.
@@ -209,18 +216,16 @@ impl Filesystem {
         if let Some(inode) = self.inodes.get(node) {
             return Ok(inode);
         }
-        if node.subvol != self.subvol.id {
-            return Err(FsError::Stale);
-        }
+        let subvol = self.subvol(node.subvol).await?;
         let _loading = self.inodes.loading(node).await;
         if let Some(inode) = self.inodes.get(node) {
             return Ok(inode);
         }
         let last_txg = self.inodes.evicted_txg(node);
-        let value = self.pool.get(self.subvol.table, item::inode_key(node.ino)).await?;
+        let value = self.get(&subvol, item::inode_key(node.ino)).await?;
         let item = InodeItem::parse(&value.ok_or(FsError::Stale)?)
             .map_err(|source| self.damaged_record("the inode item", node, source))?;
-        let inode = Arc::new(Inode::new(node, item, last_txg));
+        let inode = Arc::new(Inode::new(&subvol, node.ino, item, last_txg));
         self.inodes.insert(inode.clone());
         Ok(inode)
     }
@@ -251,21 +256,45 @@ impl Filesystem {
         Ok(self.pool.reserve(blocks, Tier::Write).await?)
     }
 
-    /// Applies a transaction that needs no state of its own.
-    pub(crate) fn apply(&self, credit: Credit, tx: Transaction) -> Result<Txg> {
-        Ok(self.pool.apply(credit, tx)?)
+    /// Applies a transaction that stamps no pointers.
+    pub(crate) fn apply(&self, subvol: &Subvol, credit: Credit, tx: Transaction) -> Result<Txg> {
+        Ok(subvol.hold().apply(&self.pool, credit, tx)?)
     }
 
     pub(crate) fn put_inode(&self, tx: &mut Transaction, ino: InodeNo, item: &InodeItem) {
-        tx.put(self.subvol.table, item::inode_key(ino), &item.encode()[..]);
+        tx.put(FILES, item::inode_key(ino), &item.encode()[..]);
     }
 
-    pub(crate) async fn get(&self, key: Key) -> Result<Option<Value>> {
-        Ok(self.pool.get(self.subvol.table, key).await?)
+    pub(crate) async fn get(&self, subvol: &Subvol, key: Key) -> Result<Option<Value>> {
+        let _pin = self.pool.pin();
+        Ok(self.pool.get(subvol.table(), key).await?)
     }
 
-    pub(crate) async fn next_ino(&self) -> Result<InodeNo> {
-        let ino = self.pool.next_id(IdSpace::Inode(self.subvol.id)).await?;
+    /// Items of a subvolume's files with `from <= key < to`, ascending, at most `limit`.
+    pub(crate) async fn range(
+        &self,
+        subvol: &Subvol,
+        from: Key,
+        to: Key,
+        limit: usize,
+    ) -> Result<Vec<(Key, Value)>> {
+        let _pin = self.pool.pin();
+        Ok(self.pool.range(subvol.table(), from, to, limit).await?)
+    }
+
+    /// The last item of a subvolume's files with `floor <= key < below`.
+    pub(crate) async fn last_below(
+        &self,
+        subvol: &Subvol,
+        below: Key,
+        floor: Key,
+    ) -> Result<Option<(Key, Value)>> {
+        let _pin = self.pool.pin();
+        Ok(self.pool.last_below(subvol.table(), below, floor).await?)
+    }
+
+    pub(crate) async fn next_ino(&self, subvol: &Subvol) -> Result<InodeNo> {
+        let ino = self.pool.next_id(IdSpace::Inode(subvol.id)).await?;
         if ino >> InodeNo::BITS != 0 {
             return Err(FsError::Crowded { what: "inode number in this subvolume" });
         }

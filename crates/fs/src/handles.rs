@@ -38,6 +38,7 @@ impl Filesystem {
         }
         if changes && inode.kind == FileKind::Regular {
             self.writable()?;
+            inode.subvol.writable()?;
         }
         {
             let mut state = inode.state();

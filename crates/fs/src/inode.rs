@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use copyhold_format::item::{InodeFlags, InodeItem};
 use copyhold_runtime::FifoRwLock;
-use copyhold_types::{BLOCK_BYTES, Timestamp, Txg};
+use copyhold_types::{BLOCK_BYTES, InodeNo, Timestamp, Txg};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::file::FileData;
+use crate::subvol::Subvol;
 use crate::{Attr, FileFlags, FileKind, FsError, NodeId, Result};
 
 /// A file that is in use, or was lately. Where the locks stand in the order: see the crate.
 pub(crate) struct Inode {
     pub(crate) node: NodeId,
+    pub(crate) subvol: Arc<Subvol>,
     /// Never changes.
     pub(crate) kind: FileKind,
     /// A directory's entries, another file's data.
@@ -56,12 +58,18 @@ pub(crate) struct Shown {
 
 impl Inode {
     /// `last_txg`: no change of it can be in a later one.
-    pub(crate) fn new(node: NodeId, item: InodeItem, last_txg: Option<Txg>) -> Inode {
+    pub(crate) fn new(
+        subvol: &Arc<Subvol>,
+        ino: InodeNo,
+        item: InodeItem,
+        last_txg: Option<Txg>,
+    ) -> Inode {
         let kind = FileKind::from_mode(item.mode.into()).expect("parsed items have a type");
         let shown =
             Shown { size: item.size, atime: item.atime, mtime: item.mtime, ctime: item.ctime };
         Inode {
-            node,
+            node: NodeId { subvol: subvol.id, ino },
+            subvol: subvol.clone(),
             kind,
             lock: FifoRwLock::new(),
             map: FifoRwLock::new(),

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 
 use crate::filesystem::KEY_BYTES;
 use crate::inode::{Inode, InodeRef};
+use crate::subvol::FILES;
 use crate::{Filesystem, FsError, NodeId, Result};
 
 /// Items that one transaction removes.
@@ -135,7 +136,7 @@ impl Filesystem {
         let mut from = Key::new(ino.0, copyhold_types::Kind(0), 0);
         let end = Key::new(ino.0 + 1, copyhold_types::Kind(0), 0);
         loop {
-            let items = self.pool.range(self.subvol.table, from, end, STEP).await?;
+            let items = self.range(&inode.subvol, from, end, STEP).await?;
             let edits = items.len() + 3;
             let credit = self.credit(Tier::Delete, edits, edits * KEY_BYTES).await?;
             let mut tx = Transaction::new();
@@ -146,16 +147,16 @@ impl Filesystem {
                     tx.release(extent.pointer);
                 }
                 if *key != inode_key(ino) {
-                    tx.delete(self.subvol.table, *key);
+                    tx.delete(FILES, *key);
                 }
             }
             let last = items.len() < STEP;
             if last {
-                tx.delete(self.subvol.table, inode_key(ino));
-                tx.delete(self.subvol.table, orphan_key(ino));
-                tx.delete(self.subvol.table, truncate_key(ino));
+                tx.delete(FILES, inode_key(ino));
+                tx.delete(FILES, orphan_key(ino));
+                tx.delete(FILES, truncate_key(ino));
             }
-            let txg = self.apply(credit, tx)?;
+            let txg = self.apply(&inode.subvol, credit, tx)?;
             inode.state().last_txg = Some(txg);
             match items.last().and_then(|(key, _)| key.successor()) {
                 Some(next) if !last => from = next,
@@ -169,8 +170,9 @@ impl Filesystem {
         let credit = self.credit(Tier::Delete, 2, 2 * KEY_BYTES).await?;
         let mut tx = Transaction::new();
         debug_assert_eq!(orphan_key(node.ino).kind, ORPHAN);
-        tx.delete(self.subvol.table, orphan_key(node.ino));
-        tx.delete(self.subvol.table, truncate_key(node.ino));
-        self.apply(credit, tx).map(drop)
+        tx.delete(FILES, orphan_key(node.ino));
+        tx.delete(FILES, truncate_key(node.ino));
+        let subvol = self.subvol(node.subvol).await?;
+        self.apply(&subvol, credit, tx).map(drop)
     }
 }

@@ -30,6 +30,7 @@ impl Filesystem {
     ) -> Result<Attr> {
         self.writable()?;
         let inode = self.inode(node).await?;
+        inode.subvol.writable()?;
         inode.state().expect_not_immutable()?;
         if let Some(size) = set.size {
             inode.expect_file()?;
@@ -66,7 +67,7 @@ impl Filesystem {
         change(&mut state, &mut item)?;
         let mut tx = Transaction::new();
         self.put_inode(&mut tx, inode.node.ino, &item);
-        let txg = self.apply(credit, tx)?;
+        let txg = self.apply(&inode.subvol, credit, tx)?;
         state.logged(item, txg);
         Ok(())
     }
@@ -113,6 +114,7 @@ impl Filesystem {
             return Err(FsError::NotSupported("one of these flags"));
         }
         let inode = self.inode(node).await?;
+        inode.subvol.writable()?;
         let now = self.now();
         self.change_inode(&inode, |state, item| {
             let guarded = FileFlags::IMMUTABLE.0 | FileFlags::APPEND.0;

@@ -1,44 +1,96 @@
-//! The subvolume whose files these are.
+//! The subvolumes whose files these are.
+//!
+//! Transactions name the table of their files [`FILES`]; which table that is, is decided when they
+//! are applied, since a snapshot gives a subvolume another one.
+
+use std::sync::Arc;
 
 use copyhold_format::item::{HashKey, SubvolFlags, SubvolItem};
+use copyhold_pool::{Credit, Pool, PoolError, Transaction};
 use copyhold_runtime::FifoMutex;
-use copyhold_types::{EpochId, SubvolId, TableId};
+use copyhold_types::{EpochId, InodeNo, SubvolId, TableId, Txg};
 use parking_lot::{RwLock, RwLockReadGuard};
+
+use crate::{FsError, NodeId, Result};
+
+/// The files of the subvolume that a transaction is applied to.
+pub(crate) const FILES: TableId = TableId(0);
 
 /// A live subvolume.
 pub(crate) struct Subvol {
     pub(crate) id: SubvolId,
-    /// Where its items are.
-    pub(crate) table: TableId,
     pub(crate) hash_key: HashKey,
-    pub(crate) read_only: bool,
+    read_only: bool,
     /// Renames between directories, one at a time: so the ways to the root stand still under them.
     pub(crate) rename: FifoMutex,
     /// Held shared while a transaction that stamps pointers is applied, exclusively when an epoch
     /// is sealed (R4).
-    epochs: RwLock<Epochs>,
+    now: RwLock<Now>,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Epochs {
-    pub(crate) current: EpochId,
+struct Now {
+    table: TableId,
+    current: EpochId,
     /// The start of what is shared with nobody.
-    pub(crate) first: EpochId,
+    first: EpochId,
+}
+
+/// A subvolume whose epochs stand still.
+pub(crate) struct Hold<'a> {
+    now: RwLockReadGuard<'a, Now>,
 }
 
 impl Subvol {
     pub(crate) fn new(id: SubvolId, item: &SubvolItem) -> Subvol {
         Subvol {
             id,
-            table: item.table,
             hash_key: item.hash_key,
             read_only: item.flags.0 & SubvolFlags::READ_ONLY != 0,
             rename: FifoMutex::new(),
-            epochs: RwLock::new(Epochs { current: item.epoch, first: item.first }),
+            now: RwLock::new(Now { table: item.table, current: item.epoch, first: item.first }),
         }
     }
 
-    pub(crate) fn epochs(&self) -> RwLockReadGuard<'_, Epochs> {
-        self.epochs.read()
+    pub(crate) fn writable(&self) -> Result<()> {
+        match self.read_only {
+            true => Err(FsError::ReadOnly { why: "the subvolume is".into() }),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn node(&self, ino: InodeNo) -> NodeId {
+        NodeId { subvol: self.id, ino }
+    }
+
+    /// Where its items are now. The caller has pinned what it will read.
+    pub(crate) fn table(&self) -> TableId {
+        self.now.read().table
+    }
+
+    /// Taken before the transaction is stamped, held until it is applied.
+    pub(crate) fn hold(&self) -> Hold<'_> {
+        Hold { now: self.now.read() }
+    }
+}
+
+impl Hold<'_> {
+    pub(crate) fn current(&self) -> EpochId {
+        self.now.current
+    }
+
+    /// Whether a pointer of that epoch is shared with no other subvolume.
+    pub(crate) fn owns(&self, epoch: EpochId) -> bool {
+        epoch >= self.now.first
+    }
+
+    pub(crate) fn apply(
+        &self,
+        pool: &Arc<Pool>,
+        credit: Credit,
+        mut tx: Transaction,
+    ) -> std::result::Result<Txg, PoolError> {
+        tx.bind(FILES, self.now.table);
+        pool.apply(credit, tx)
     }
 }

@@ -12,6 +12,7 @@ use copyhold_types::Key;
 use crate::acl::{ACCESS_ACL, Acl, DEFAULT_ACL};
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::{Inode, InodeRef};
+use crate::subvol::{FILES, Subvol};
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
 
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
@@ -49,7 +50,7 @@ impl Filesystem {
         let mut value = Vec::with_capacity(len);
         for n in 0..found.value.pieces() {
             let key = xattr_piece(inode.node.ino, key.offset, found.index, n);
-            if let Some(piece) = self.get(key).await? {
+            if let Some(piece) = self.get(&inode.subvol, key).await? {
                 value.extend_from_slice(&piece);
             }
         }
@@ -78,6 +79,7 @@ impl Filesystem {
     ) -> Result<()> {
         self.writable()?;
         let inode = self.inode(node).await?;
+        inode.subvol.writable()?;
         check_name(name)?;
         if value.len() > XATTR_VALUE_MAX {
             return Err(FsError::AttributeTooBig { len: value.len(), max: XATTR_VALUE_MAX });
@@ -122,15 +124,15 @@ impl Filesystem {
         state.expect_mutable()?;
         let mut item = state.next_item();
         let mut tx = Transaction::new();
-        tx.put(self.subvol.table, key, bytes);
+        tx.put(FILES, key, bytes);
         let mut rest = if short { &[][..] } else { value };
         for n in 0..pieces {
             let key = xattr_piece(ino, key.offset, index, n);
             let (piece, more) = rest.split_at(rest.len().min(XATTR_VALUE_PIECE));
             rest = more;
             match piece {
-                [] => tx.delete(self.subvol.table, key),
-                piece => tx.put(self.subvol.table, key, piece),
+                [] => tx.delete(FILES, key),
+                piece => tx.put(FILES, key, piece),
             }
         }
         item.xattrs += u32::from(old.is_none());
@@ -140,7 +142,7 @@ impl Filesystem {
         }
         item.ctime = now;
         self.put_inode(&mut tx, ino, &item);
-        let txg = self.apply(credit, tx)?;
+        let txg = self.apply(&inode.subvol, credit, tx)?;
         state.logged_and_shown(item, txg, false);
         Ok(())
     }
@@ -156,7 +158,7 @@ impl Filesystem {
         let mut from = Key::new(node.ino.0, XATTR, 0);
         let end = Key::new(node.ino.0, copyhold_types::Kind(XATTR.0 + 1), 0);
         loop {
-            let items = self.pool.range(self.subvol.table, from, end, 64).await?;
+            let items = self.range(&inode.subvol, from, end, 64).await?;
             for (_, value) in &items {
                 let bucket = XattrBucket::parse(value)
                     .map_err(|source| self.damaged_record("an attribute bucket", node, source))?;
@@ -175,6 +177,7 @@ impl Filesystem {
     pub async fn remove_xattr(self: &Arc<Self>, node: NodeId, name: &[u8]) -> Result<()> {
         self.writable()?;
         let inode = self.inode(node).await?;
+        inode.subvol.writable()?;
         check_name(name)?;
         inode.state().expect_mutable()?;
         self.remove_xattr_of(&inode, name).await
@@ -200,25 +203,25 @@ impl Filesystem {
         let mut item = state.next_item();
         let mut tx = Transaction::new();
         match left.is_empty() {
-            true => tx.delete(self.subvol.table, key),
-            false => tx.put(self.subvol.table, key, left),
+            true => tx.delete(FILES, key),
+            false => tx.put(FILES, key, left),
         }
         for n in 0..pieces {
-            tx.delete(self.subvol.table, xattr_piece(inode.node.ino, key.offset, old.index, n));
+            tx.delete(FILES, xattr_piece(inode.node.ino, key.offset, old.index, n));
         }
         item.xattrs = item.xattrs.saturating_sub(1);
         note_acl(&mut item.has, name, false);
         item.ctime = now;
         self.put_inode(&mut tx, inode.node.ino, &item);
-        let txg = self.apply(credit, tx)?;
+        let txg = self.apply(&inode.subvol, credit, tx)?;
         state.logged_and_shown(item, txg, false);
         Ok(())
     }
 
     async fn xattr_bucket(&self, inode: &Inode, name: &[u8]) -> Result<(Key, Option<Value>)> {
-        let offset = xattr_bucket(&self.subvol.hash_key, name);
+        let offset = xattr_bucket(&inode.subvol.hash_key, name);
         let key = Key::new(inode.node.ino.0, XATTR, offset);
-        let value = self.get(key).await?;
+        let value = self.get(&inode.subvol, key).await?;
         if let Some(bytes) = &value {
             XattrBucket::parse(bytes)
                 .map_err(|source| self.damaged_record("an attribute bucket", inode.node, source))?;
@@ -252,10 +255,10 @@ fn check_name(name: &[u8]) -> Result<()> {
 }
 
 /// Bytes of a single attribute item in a new file.
-pub(crate) fn first_xattr(fs: &Filesystem, name: &[u8], value: &[u8]) -> (u64, Vec<u8>) {
+pub(crate) fn first_xattr(subvol: &Subvol, name: &[u8], value: &[u8]) -> (u64, Vec<u8>) {
     let here = XattrValue::Here(value);
     let (bytes, _) = XattrBucket::EMPTY.with(name, here).expect("an ACL fits a bucket");
-    (xattr_bucket(&fs.subvol.hash_key, name), bytes)
+    (xattr_bucket(&subvol.hash_key, name), bytes)
 }
 
 impl Filesystem {

@@ -33,6 +33,13 @@ impl Transaction {
         self.edits.push((table, key, edit));
     }
 
+    /// Edits of the table `name` are of `table`: for who learns late which table it is.
+    pub fn bind(&mut self, name: TableId, table: TableId) {
+        for (of, _, _) in self.edits.iter_mut().filter(|(of, _, _)| *of == name) {
+            *of = table;
+        }
+    }
+
     pub fn delete(&mut self, table: TableId, key: Key) {
         self.edits.push((table, key, Edit::Delete));
     }

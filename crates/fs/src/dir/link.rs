@@ -8,6 +8,7 @@ use copyhold_pool::{Tier, Transaction};
 use super::{Found, LINKS_MAX, Name};
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::lock_states;
+use crate::subvol::FILES;
 use crate::{Entry, Filesystem, FsError, NodeId, Result};
 
 impl Filesystem {
@@ -23,6 +24,7 @@ impl Filesystem {
             return Err(FsError::CrossSubvolume);
         }
         let inode = self.inode(node).await?;
+        inode.subvol.writable()?;
         if inode.is_dir() {
             return Err(FsError::NotPermitted("a directory has one name"));
         }
@@ -31,7 +33,7 @@ impl Filesystem {
         let name = Name::to_make(name)?;
         let entries = dir.lock.write().await;
         let bucket = self.bucket(&dir, name.bytes()).await?;
-        if bucket.find(self, name.bytes()).is_some() {
+        if bucket.find(&dir, name.bytes()).is_some() {
             return Err(FsError::Exists);
         }
         let bytes = 2 * INODE_BYTES + bucket.edit_bytes(name.bytes()) + KEY_BYTES;
@@ -55,13 +57,13 @@ impl Filesystem {
             let dir_item = dir_state.dir_item(1, 0, now);
             let mut tx = Transaction::new();
             let found = Found { node, kind: inode.kind };
-            tx.put(self.subvol.table, bucket.key(), bucket.with(name.bytes(), found)?);
+            tx.put(FILES, bucket.key(), bucket.with(name.bytes(), found)?);
             self.put_inode(&mut tx, dir.node.ino, &dir_item);
             self.put_inode(&mut tx, node.ino, &item);
             if nameless {
-                tx.delete(self.subvol.table, orphan_key(node.ino));
+                tx.delete(FILES, orphan_key(node.ino));
             }
-            let txg = self.apply(credit, tx)?;
+            let txg = self.apply(&dir.subvol, credit, tx)?;
             dir_state.logged_and_shown(dir_item, txg, true);
             state.logged_and_shown(item, txg, false);
             state.linkable = false;

@@ -86,7 +86,7 @@ impl Filesystem {
     ) -> Result<Vec<(Key, copyhold_pool::Value)>> {
         let ino = dir.node.ino.0;
         let (from, to) = (Key::new(ino, DIRENT, from), Key::new(ino, DIRENT, u64::MAX));
-        Ok(self.pool.range(self.subvol.table, from, to, count).await?)
+        Ok(self.range(&dir.subvol, from, to, count).await?)
     }
 
     async fn show(
@@ -97,7 +97,7 @@ impl Filesystem {
         plus: bool,
         visit: &mut (dyn FnMut(&DirEntry<'_>) -> bool + Send),
     ) -> Result<bool> {
-        let found = self.found(InodeNo(entry.ino.0), entry.kind);
+        let found = dir.found(InodeNo(entry.ino.0), entry.kind);
         let mut shown = DirEntry {
             name: entry.name,
             node: found.node,

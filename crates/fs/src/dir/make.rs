@@ -10,6 +10,7 @@ use super::{Bucket, Found, LINKS_MAX, Name};
 use crate::acl::Inherited;
 use crate::filesystem::{INODE_BYTES, KEY_BYTES, new_item};
 use crate::inode::{Inode, InodeRef, State};
+use crate::subvol::FILES;
 use crate::{Caller, Entry, FileFlags, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result};
 
 const SET_GID: u32 = 0o2000;
@@ -115,7 +116,7 @@ impl Filesystem {
         if inode.kind != FileKind::Symlink {
             return Err(FsError::Invalid("not a symlink"));
         }
-        let value = self.get(symlink_key(node.ino)).await?;
+        let value = self.get(&inode.subvol, symlink_key(node.ino)).await?;
         let parsed = copyhold_format::item::parse_symlink(value.as_deref().unwrap_or_default());
         let target = parsed.map_err(|source| self.damaged_record("the symlink", node, source))?;
         self.touch_atime(&inode);
@@ -131,9 +132,10 @@ impl Filesystem {
     ) -> Result<Entry> {
         self.writable()?;
         let dir = self.inode(parent).await?;
+        dir.subvol.writable()?;
         dir.expect_dir()?;
         let inherited = self.inherited_acl(&dir, FileKind::Regular, mode, caller.umask).await?;
-        let ino = self.next_ino().await?;
+        let ino = self.next_ino(&dir.subvol).await?;
         let bytes = INODE_BYTES + KEY_BYTES + inherited.bytes();
         let credit = self.credit(Tier::Write, 4, bytes).await?;
 
@@ -143,13 +145,13 @@ impl Filesystem {
         let mut item = item_of(new, caller, &dir_state, &inherited, self.now());
         item.nlink = 0;
         let mut tx = Transaction::new();
-        inherited.put(self, &mut tx, ino, &mut item);
+        inherited.put(&dir.subvol, &mut tx, ino, &mut item);
         self.put_inode(&mut tx, ino, &item);
-        tx.put(self.subvol.table, orphan_key(ino), &[][..]);
-        let txg = self.apply(credit, tx)?;
+        tx.put(FILES, orphan_key(ino), &[][..]);
+        let txg = self.apply(&dir.subvol, credit, tx)?;
         drop(dir_state);
 
-        let inode = Arc::new(Inode::new(self.node(ino), item, Some(txg)));
+        let inode = Arc::new(Inode::new(&dir.subvol, ino, item, Some(txg)));
         {
             let mut state = inode.state();
             state.opens = 1;
@@ -168,15 +170,16 @@ impl Filesystem {
     ) -> Result<InodeRef> {
         self.writable()?;
         let dir = self.inode(parent).await?;
+        dir.subvol.writable()?;
         dir.expect_dir()?;
         let name = Name::to_make(name)?;
         let _entries = dir.lock.write().await;
         let bucket = self.bucket(&dir, name.bytes()).await?;
-        if bucket.find(self, name.bytes()).is_some() {
+        if bucket.find(&dir, name.bytes()).is_some() {
             return Err(FsError::Exists);
         }
         let inherited = self.inherited_acl(&dir, new.kind, new.mode, caller.umask).await?;
-        let ino = self.next_ino().await?;
+        let ino = self.next_ino(&dir.subvol).await?;
         let target = if new.target.is_empty() { 0 } else { KEY_BYTES + new.target.len() };
         let bytes = 2 * INODE_BYTES + bucket.edit_bytes(name.bytes()) + target + inherited.bytes();
         let edits = 3 + usize::from(target > 0) + inherited.edits();
@@ -194,23 +197,19 @@ impl Filesystem {
             if is_dir {
                 (item.nlink, item.parent) = (2, dir.node.ino);
             }
-            let node = self.node(ino);
+            let node = dir.subvol.node(ino);
             let mut tx = Transaction::new();
-            tx.put(
-                self.subvol.table,
-                bucket.key(),
-                bucket.with(name.bytes(), Found { node, kind: new.kind })?,
-            );
-            inherited.put(self, &mut tx, ino, &mut item);
+            tx.put(FILES, bucket.key(), bucket.with(name.bytes(), Found { node, kind: new.kind })?);
+            inherited.put(&dir.subvol, &mut tx, ino, &mut item);
             self.put_inode(&mut tx, ino, &item);
             if new.kind == FileKind::Symlink {
-                tx.put(self.subvol.table, symlink_key(ino), new.target);
+                tx.put(FILES, symlink_key(ino), new.target);
             }
             let dir_item = dir_state.dir_item(1, is_dir.into(), now);
             self.put_inode(&mut tx, dir.node.ino, &dir_item);
-            let txg = self.apply(credit, tx)?;
+            let txg = self.apply(&dir.subvol, credit, tx)?;
             dir_state.logged_and_shown(dir_item, txg, true);
-            let inode = Arc::new(Inode::new(node, item, Some(txg)));
+            let inode = Arc::new(Inode::new(&dir.subvol, ino, item, Some(txg)));
             inode.state().opens = u32::from(new.opened);
             self.inodes.insert(inode.clone());
             (inode, txg, dir_state.is_sync_dir())
@@ -229,11 +228,11 @@ impl Filesystem {
 }
 
 /// Puts a bucket, or deletes it where nothing is left.
-pub(super) fn put_bucket(fs: &Filesystem, tx: &mut Transaction, bucket: Bucket) {
+pub(super) fn put_bucket(tx: &mut Transaction, bucket: Bucket) {
     let key = bucket.key();
     match bucket.value() {
-        Some(value) => tx.put(fs.subvol.table, key, Value::clone(&value)),
-        None => tx.delete(fs.subvol.table, key),
+        Some(value) => tx.put(FILES, key, Value::clone(&value)),
+        None => tx.delete(FILES, key),
     }
 }
 

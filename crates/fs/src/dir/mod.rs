@@ -42,19 +42,22 @@ pub(crate) struct Found {
 
 impl Filesystem {
     pub(crate) async fn bucket(&self, dir: &Inode, name: &[u8]) -> Result<Bucket> {
-        let offset = dirent_bucket(&self.subvol.hash_key, name);
+        let offset = dirent_bucket(&dir.subvol.hash_key, name);
         let key = Key::new(dir.node.ino.0, DIRENT, offset);
-        let value = self.get(key).await?;
+        let value = self.get(&dir.subvol, key).await?;
         if let Some(bytes) = &value {
             DirBucket::parse(bytes)
                 .map_err(|source| self.damaged_record("a directory bucket", dir.node, source))?;
         }
         Ok(Bucket { key, value })
     }
+}
 
+impl Inode {
+    /// What an entry of this directory leads to.
     pub(crate) fn found(&self, ino: InodeNo, kind: u8) -> Found {
         let kind = FileKind::from_dirent_type(kind).expect("parsed entries have a type");
-        Found { node: self.node(ino), kind }
+        Found { node: self.subvol.node(ino), kind }
     }
 }
 
@@ -74,8 +77,8 @@ impl Bucket {
         KEY_BYTES + self.value.as_deref().map_or(0, <[u8]>::len) + 12 + name.len()
     }
 
-    pub(crate) fn find(&self, fs: &Filesystem, name: &[u8]) -> Option<Found> {
-        self.parsed().find(name).map(|entry| fs.found(entry.ino, entry.kind))
+    pub(crate) fn find(&self, dir: &Inode, name: &[u8]) -> Option<Found> {
+        self.parsed().find(name).map(|entry| dir.found(entry.ino, entry.kind))
     }
 
     pub(crate) fn with(&self, name: &[u8], what: Found) -> Result<Vec<u8>> {

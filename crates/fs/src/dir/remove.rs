@@ -9,6 +9,7 @@ use super::Name;
 use super::make::put_bucket;
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::lock_states;
+use crate::subvol::FILES;
 use crate::{Filesystem, FsError, NodeId, Result};
 
 impl Filesystem {
@@ -27,6 +28,7 @@ impl Filesystem {
     async fn remove(self: &Arc<Self>, parent: NodeId, name: &[u8], is_dir: bool) -> Result<()> {
         self.writable()?;
         let dir = self.inode(parent).await?;
+        dir.subvol.writable()?;
         dir.expect_dir()?;
         let name = Name::parse(name)?;
         if name.is_dots() {
@@ -34,7 +36,7 @@ impl Filesystem {
         }
         let entries = dir.lock.write().await;
         let bucket = self.bucket(&dir, name.bytes()).await?;
-        let found = bucket.find(self, name.bytes()).ok_or(FsError::NotFound)?;
+        let found = bucket.find(&dir, name.bytes()).ok_or(FsError::NotFound)?;
         let inode = self.inode_of_entry(&dir, found.node).await?;
         match (inode.is_dir(), is_dir) {
             (true, false) => return Err(FsError::IsDirectory),
@@ -58,13 +60,13 @@ impl Filesystem {
             let dir_item = dir_state.dir_item(-1, -i64::from(is_dir), now);
             let mut tx = Transaction::new();
             let left = bucket.without(name.bytes());
-            put_bucket(self, &mut tx, bucket.changed(left));
+            put_bucket(&mut tx, bucket.changed(left));
             self.put_inode(&mut tx, dir.node.ino, &dir_item);
             self.put_inode(&mut tx, inode.node.ino, &item);
             if item.nlink == 0 {
-                tx.put(self.subvol.table, orphan_key(inode.node.ino), &[][..]);
+                tx.put(FILES, orphan_key(inode.node.ino), &[][..]);
             }
-            let txg = self.apply(credit, tx)?;
+            let txg = self.apply(&dir.subvol, credit, tx)?;
             dir_state.logged_and_shown(dir_item, txg, true);
             state.logged_and_shown(item, txg, is_dir);
             (txg, dir_state.is_sync_dir())

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use copyhold_format::item::{InodeItem, orphan_key};
 use copyhold_pool::{Tier, Transaction};
-use copyhold_types::Timestamp;
+use copyhold_types::{InodeNo, Timestamp};
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
@@ -16,6 +16,7 @@ use super::make::put_bucket;
 use super::{Bucket, Found, LINKS_MAX, Name};
 use crate::filesystem::{INODE_BYTES, KEY_BYTES, new_item};
 use crate::inode::{Inode, InodeRef, State};
+use crate::subvol::FILES;
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
 
 /// No directory is deeper; more steps to the root mean a loop.
@@ -78,6 +79,7 @@ impl Filesystem {
         let new_dir = self.inode(new_parent).await?;
         dir.expect_dir()?;
         new_dir.expect_dir()?;
+        dir.subvol.writable()?;
         let mut written: SmallVec<[NodeId; 2]> = SmallVec::new();
         loop {
             match self
@@ -103,15 +105,15 @@ impl Filesystem {
         written: &[NodeId],
     ) -> Result<Option<InodeRef>> {
         let across = dir.node != new_dir.node;
-        let _tree = if across { Some(self.subvol.rename.lock().await) } else { None };
+        let _tree = if across { Some(dir.subvol.rename.lock().await) } else { None };
         let (low, high) = if dir.node <= new_dir.node { (dir, new_dir) } else { (new_dir, dir) };
         let _low = low.lock.write().await;
         let _high = if across { Some(high.lock.write().await) } else { None };
 
         let from = self.bucket(dir, name.bytes()).await?;
         let to = self.bucket(new_dir, new_name.bytes()).await?;
-        let found = from.find(self, name.bytes()).ok_or(FsError::NotFound)?;
-        let target = to.find(self, new_name.bytes());
+        let found = from.find(dir, name.bytes()).ok_or(FsError::NotFound)?;
+        let target = to.find(new_dir, new_name.bytes());
         if flags.no_replace && target.is_some() {
             return Err(FsError::Exists);
         }
@@ -186,7 +188,7 @@ impl Filesystem {
 
     async fn apply_rename(self: &Arc<Self>, caller: &Caller, ends: Ends<'_>) -> Result<()> {
         let whiteout = match ends.flags.whiteout {
-            true => Some(self.node(self.next_ino().await?)),
+            true => Some(self.next_ino(&ends.from.dir.subvol).await?),
             false => None,
         };
         let names = [&ends.from, &ends.to].map(|place| place.bucket.edit_bytes(place.name.bytes()));
@@ -203,19 +205,20 @@ impl Filesystem {
             for (inode, item) in &items {
                 self.put_inode(&mut tx, inode.node.ino, item);
                 if item.nlink == 0 {
-                    tx.put(self.subvol.table, orphan_key(inode.node.ino), &[][..]);
+                    tx.put(FILES, orphan_key(inode.node.ino), &[][..]);
                 }
             }
             let white_item = new_item(FileKind::CharDevice.mode_bits(), caller, now);
-            if let Some(node) = whiteout {
-                self.put_inode(&mut tx, node.ino, &white_item);
+            if let Some(ino) = whiteout {
+                self.put_inode(&mut tx, ino, &white_item);
             }
-            let txg = self.apply(credit, tx)?;
+            let txg = self.apply(&ends.from.dir.subvol, credit, tx)?;
             for (inode, item) in items.drain(..) {
                 states.of(inode).logged_and_shown(item, txg, inode.is_dir());
             }
-            if let Some(node) = whiteout {
-                self.inodes.insert(Arc::new(Inode::new(node, white_item, Some(txg))));
+            if let Some(ino) = whiteout {
+                let white = Inode::new(&ends.from.dir.subvol, ino, white_item, Some(txg));
+                self.inodes.insert(Arc::new(white));
             }
             let mut is_sync = |dir| states.of(dir).is_sync_dir();
             (txg, is_sync(ends.from.dir) || is_sync(ends.to.dir))
@@ -233,7 +236,7 @@ impl Filesystem {
         &self,
         tx: &mut Transaction,
         ends: &Ends<'_>,
-        whiteout: Option<NodeId>,
+        whiteout: Option<InodeNo>,
     ) -> Result<()> {
         let source = Found { node: ends.source.node, kind: ends.source.kind };
         let (name, new_name) = (ends.from.name.bytes(), ends.to.name.bytes());
@@ -241,7 +244,10 @@ impl Filesystem {
             (Some(target), _) if ends.flags.exchange => {
                 Some(Found { node: target.node, kind: target.kind })
             }
-            (_, Some(node)) => Some(Found { node, kind: FileKind::CharDevice }),
+            (_, Some(ino)) => {
+                let node = ends.from.dir.subvol.node(ino);
+                Some(Found { node, kind: FileKind::CharDevice })
+            }
             _ => None,
         };
         let from = &ends.from.bucket;
@@ -256,9 +262,9 @@ impl Filesystem {
             None => to.with(new_name, source)?,
         }));
         if !one_bucket {
-            put_bucket(self, tx, from);
+            put_bucket(tx, from);
         }
-        put_bucket(self, tx, to);
+        put_bucket(tx, to);
         Ok(())
     }
 }

@@ -8,6 +8,7 @@ use copyhold_types::{InodeNo, Key};
 
 use super::extent_map::MapChange;
 use crate::inode::Inode;
+use crate::subvol::FILES;
 use crate::{Filesystem, Result};
 
 /// File blocks of one chunk, which no extent crosses.
@@ -26,14 +27,14 @@ impl Filesystem {
         if range.is_empty() {
             return Ok(Vec::new());
         }
-        let items = self.pool.range(self.subvol.table, from, to, limit).await?;
+        let items = self.range(&inode.subvol, from, to, limit).await?;
         let mut extents = Vec::with_capacity(items.len() + 1);
         // One that overlaps the start from before begins in the same chunk.
         let chunk = range.start / CHUNK * CHUNK;
         let starts_there = items.first().is_some_and(|(key, _)| *key == from);
         if chunk < range.start && !starts_there {
             let floor = extent_key(ino, chunk);
-            let before = self.pool.last_below(self.subvol.table, from, floor).await?;
+            let before = self.last_below(&inode.subvol, from, floor).await?;
             if let Some((key, value)) = before {
                 let (at, extent) = self.parse_extent(inode, key, &value)?;
                 if at + u64::from(extent.blocks()) > range.start {
@@ -59,9 +60,9 @@ impl Filesystem {
         for (at, extent) in &change.items {
             match extent {
                 Some(extent) => {
-                    tx.put(self.subvol.table, extent_key(ino, *at), &extent.encode()[..]);
+                    tx.put(FILES, extent_key(ino, *at), &extent.encode()[..]);
                 }
-                None => tx.delete(self.subvol.table, extent_key(ino, *at)),
+                None => tx.delete(FILES, extent_key(ino, *at)),
             }
         }
         change.released.iter().for_each(|pointer| tx.release(*pointer));

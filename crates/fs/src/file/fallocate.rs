@@ -18,6 +18,7 @@ use super::extents::CHUNK;
 use super::write::FILE_BYTES_MAX;
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::InodeRef;
+use crate::subvol::Hold;
 use crate::{Filesystem, FsError, NodeId, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -42,6 +43,7 @@ impl Filesystem {
     ) -> Result<()> {
         self.writable()?;
         let inode = self.inode(node).await?;
+        inode.subvol.writable()?;
         inode.expect_file()?;
         let end = offset.checked_add(len).filter(|end| *end <= FILE_BYTES_MAX);
         let end = end.ok_or(FsError::FileTooBig { max: FILE_BYTES_MAX })?;
@@ -189,14 +191,14 @@ impl Filesystem {
                 let credit = self.map_credit(&edit, holes.len()).await?;
                 let mut state = inode.state();
                 state.expect_present()?;
-                let epochs = self.subvol.epochs();
+                let hold = inode.subvol.hold();
                 for (start, run) in lay_out(&holes, &runs) {
-                    let pointer = Pointer { run, epoch: epochs.current, origin: epochs.current };
+                    let pointer = Pointer { run, epoch: hold.current(), origin: hold.current() };
                     edit.add(start, Extent { pointer, birth: 0, state: ExtentState::Unwritten });
                 }
                 let mut tx = Transaction::new();
                 claims.into_iter().for_each(|claim| tx.allocate(claim));
-                self.log_map(inode, &mut state, credit, tx, edit)?;
+                self.log_map(inode, &mut state, &hold, credit, tx, edit)?;
             }
             at = to;
         }
@@ -221,13 +223,16 @@ impl Filesystem {
         state.expect_present()?;
         let forgotten = change(&mut state);
         self.flusher.forget(forgotten);
-        self.log_map(inode, &mut state, credit, Transaction::new(), edit)
+        let hold = inode.subvol.hold();
+        self.log_map(inode, &mut state, &hold, credit, Transaction::new(), edit)
     }
 
+    #[allow(clippy::too_many_arguments)] // a transaction and what it changes
     fn log_map(
         &self,
         inode: &InodeRef,
         state: &mut crate::inode::State,
+        hold: &Hold<'_>,
         credit: copyhold_pool::Credit,
         mut tx: Transaction,
         edit: MapEdit,
@@ -240,7 +245,7 @@ impl Filesystem {
         super::install::count_blocks(&mut item, &change);
         self.put_extents(&mut tx, inode.node.ino, &change);
         self.put_inode(&mut tx, inode.node.ino, &item);
-        let txg = self.apply(credit, tx)?;
+        let txg = hold.apply(&self.pool, credit, tx)?;
         state.logged(item, txg);
         Ok(())
     }

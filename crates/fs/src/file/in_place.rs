@@ -7,13 +7,12 @@
 use copyhold_format::block_checksum;
 use copyhold_format::item::{Extent, ExtentState};
 use copyhold_pool::{Tier, Transaction};
-use copyhold_types::EpochId;
 
 use super::batch::{Batch, Placed};
 use super::dirty::Slot;
 use super::extent_map::{MapEdit, extent_bytes};
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
-use crate::inode::InodeRef;
+use crate::inode::{Inode, InodeRef};
 use crate::{Filesystem, FsError, Result};
 
 impl Filesystem {
@@ -37,16 +36,11 @@ impl Filesystem {
                 }
             }
             let extents = self.extents(inode, block..block + 1, 1).await?;
-            if !extents.iter().any(|(_, extent)| self.is_writable_in_place(extent)) {
+            if !extents.iter().any(|(_, extent)| is_writable_in_place(inode, extent)) {
                 return Ok(false);
             }
         }
         Ok(true)
-    }
-
-    fn is_writable_in_place(&self, extent: &Extent) -> bool {
-        let first: EpochId = self.subvol.epochs().first;
-        extent.state == ExtentState::Unwritten && extent.pointer.epoch >= first
     }
 
     /// Makes durable what was written before the call.
@@ -93,7 +87,7 @@ impl Batch {
         fs.put_extents(&mut tx, inode.node.ino, &edit.finish());
         let item = state.next_item();
         let blocks = self.installed_blocks(&placed, &state, false);
-        self.log(&mut state, credit, tx, item, &blocks)?;
+        self.log(&mut state, &inode.subvol.hold(), credit, tx, item, &blocks)?;
         state.note_logged();
         Ok(())
     }
@@ -108,7 +102,7 @@ impl Batch {
             let (at, extent) = extents
                 .iter()
                 .find(within)
-                .filter(|(_, extent)| self.fs.is_writable_in_place(extent))
+                .filter(|(_, extent)| is_writable_in_place(self.inode, extent))
                 .ok_or_else(|| FsError::NoSpace(self.fs.full(1)))?;
             let sum = block_checksum(slot.bytes());
             let run = extent.pointer.run.slice((block - at) as u32, 1);
@@ -128,4 +122,9 @@ impl Batch {
         }
         Ok(placed)
     }
+}
+
+/// Only space without content that no other subvolume refers to (R10).
+fn is_writable_in_place(inode: &Inode, extent: &Extent) -> bool {
+    extent.state == ExtentState::Unwritten && inode.subvol.hold().owns(extent.pointer.epoch)
 }

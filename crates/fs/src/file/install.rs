@@ -22,6 +22,7 @@ use super::batch::{Batch, Content, Placed};
 use super::extent_map::{MapChange, MapEdit, extent_bytes};
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::{Inode, InodeRef, State};
+use crate::subvol::{FILES, Hold};
 use crate::{Filesystem, NodeId, Result};
 
 /// Extents that a transaction removes beside what it adds.
@@ -79,13 +80,13 @@ impl Batch {
         if state.gone {
             return Ok(count);
         }
-        let epochs = fs.subvol.epochs();
+        let hold = inode.subvol.hold();
         let mut tx = Transaction::new();
         let mut item = state.next_item();
         if cut {
             old.remove(cut_from..u64::MAX);
         }
-        self.stamp(placed, claims, &mut old, &mut tx, &state, epochs.current);
+        self.stamp(placed, claims, &mut old, &mut tx, &state, hold.current());
         let change = old.finish();
         fs.put_extents(&mut tx, inode.node.ino, &change);
         count_blocks(&mut item, &change);
@@ -95,9 +96,9 @@ impl Batch {
         let inline_goes = blocks.first() == Some(&0) || (cut && state.data.cut_block() == 0);
         fs.put_inline(&mut tx, inode, &mut item, inline, inline_goes);
         if state.data.cut_announced {
-            tx.delete(fs.subvol.table, truncate_key(inode.node.ino));
+            tx.delete(FILES, truncate_key(inode.node.ino));
         }
-        self.log(&mut state, credit, tx, item, &blocks)?;
+        self.log(&mut state, &hold, credit, tx, item, &blocks)?;
         if cut {
             state.data.cut_is_logged();
         }
@@ -106,9 +107,11 @@ impl Batch {
     }
 
     /// Applies the transaction that installs `blocks`, with size and times that belong to them.
+    #[allow(clippy::too_many_arguments)] // a transaction and what it changes
     pub(super) fn log(
         &self,
         state: &mut State,
+        hold: &Hold<'_>,
         credit: Credit,
         mut tx: Transaction,
         mut item: InodeItem,
@@ -118,7 +121,7 @@ impl Batch {
         item.mtime = state.shown.mtime;
         item.ctime = state.shown.ctime;
         self.fs.put_inode(&mut tx, self.inode.node.ino, &item);
-        let txg = self.fs.pool.apply(credit, tx)?;
+        let txg = hold.apply(&self.fs.pool, credit, tx)?;
         let attached = self.attach.then_some(txg);
         let mut left = 0;
         for &block in blocks {
@@ -264,9 +267,9 @@ impl Filesystem {
         count_blocks(&mut item, &change);
         item.size = item.size.min(state.data.cut().unwrap_or(u64::MAX));
         self.put_inline(&mut tx, inode, &mut item, None, first == 0);
-        tx.put(self.subvol.table, truncate_key(inode.node.ino), &encode_truncate(first)[..]);
+        tx.put(FILES, truncate_key(inode.node.ino), &encode_truncate(first)[..]);
         self.put_inode(&mut tx, inode.node.ino, &item);
-        let txg = self.pool.apply(credit, tx)?;
+        let txg = self.apply(&inode.subvol, credit, tx)?;
         state.data.cut_is_done_to(to);
         state.logged(item, txg);
         Ok(false)
@@ -283,10 +286,10 @@ impl Filesystem {
     ) {
         let key = inline_key(inode.node.ino);
         if let Some(bytes) = content {
-            tx.put(self.subvol.table, key, &bytes[..]);
+            tx.put(FILES, key, &bytes[..]);
             item.has.set(InodeFlags::INLINE, true);
         } else if goes && item.has.has(InodeFlags::INLINE) {
-            tx.delete(self.subvol.table, key);
+            tx.delete(FILES, key);
             item.has.set(InodeFlags::INLINE, false);
         }
     }

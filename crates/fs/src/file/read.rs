@@ -175,7 +175,7 @@ impl Filesystem {
     }
 
     async fn inline_block(&self, inode: &Inode) -> Result<Buf> {
-        let value = self.get(inline_key(inode.node.ino)).await?;
+        let value = self.get(&inode.subvol, inline_key(inode.node.ino)).await?;
         let bytes = match &value {
             Some(value) => parse_inline(value)
                 .map_err(|source| self.damaged_record("the inline data", inode.node, source))?,

@@ -124,7 +124,7 @@ impl Filesystem {
             let mut tx = Transaction::new();
             let item = state.next_item();
             self.put_inode(&mut tx, inode.node.ino, &item);
-            let txg = self.apply(credit, tx)?;
+            let txg = self.apply(&inode.subvol, credit, tx)?;
             state.logged(item, txg);
         }
         Ok(())

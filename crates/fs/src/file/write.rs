@@ -102,6 +102,7 @@ impl Filesystem {
     ) -> Result<()> {
         self.writable()?;
         let inode = self.inode(node).await?;
+        inode.subvol.writable()?;
         inode.expect_file()?;
         if input.bytes().is_empty() {
             return Ok(());
