@@ -102,7 +102,7 @@ impl Batch {
             let (at, extent) = extents
                 .iter()
                 .find(within)
-                .filter(|(_, extent)| is_writable_in_place(self.inode, extent))
+                .filter(|(_, extent)| is_writable_in_place(&self.inode, extent))
                 .ok_or_else(|| FsError::NoSpace(self.fs.full(1)))?;
             let sum = block_checksum(slot.bytes());
             let run = extent.pointer.run.slice((block - at) as u32, 1);
