@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use copyhold_format::item::{HashKey, SubvolFlags, SubvolItem};
+use copyhold_format::item::{HashKey, SubvolItem};
 use copyhold_pool::{Credit, Pool, PoolError, Transaction};
 use copyhold_runtime::FifoMutex;
 use copyhold_types::{EpochId, InodeNo, SubvolId, TableId, Txg};
@@ -21,6 +21,7 @@ pub(crate) struct Subvol {
     pub(crate) id: SubvolId,
     pub(crate) hash_key: HashKey,
     read_only: bool,
+    parent: NodeId,
     /// Renames between directories, one at a time: so the ways to the root stand still under them.
     pub(crate) rename: FifoMutex,
     /// Held shared while a transaction that stamps pointers is applied, exclusively when an epoch
@@ -46,7 +47,8 @@ impl Subvol {
         Subvol {
             id,
             hash_key: item.hash_key,
-            read_only: item.flags.0 & SubvolFlags::READ_ONLY != 0,
+            read_only: item.flags.read_only(),
+            parent: NodeId { subvol: item.place.subvol, ino: item.place.directory },
             rename: FifoMutex::new(),
             now: RwLock::new(Now { table: item.table, current: item.epoch, first: item.first }),
         }
@@ -57,6 +59,11 @@ impl Subvol {
             true => Err(FsError::ReadOnly { why: "the subvolume is".into() }),
             false => Ok(()),
         }
+    }
+
+    /// The directory that holds its entry; of the pool's root subvolume, itself.
+    pub(crate) fn parent(&self) -> NodeId {
+        self.parent
     }
 
     pub(crate) fn node(&self, ino: InodeNo) -> NodeId {

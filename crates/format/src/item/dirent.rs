@@ -1,18 +1,20 @@
 //! A bucket of directory entries: the names of a directory whose hashes share a key.
 //!
 //! ```text
-//! per entry, by index:  index u8 · type u8 (DT_*) · name length u8 · 0 u8 · inode u64 · name
+//! per entry, by index:  index u8 · type u8 (DT_*, 13: subvolume) · name length u8 · 0 u8 · inode u64 · name
 //! ```
 //!
 //! An entry keeps its index while it lives; a new one takes the lowest that is free (R41).
 
-use copyhold_types::InodeNo;
+use copyhold_types::{InodeNo, SubvolId};
 
 use crate::FormatError;
 use crate::wire::Reader;
 
 const WHAT: &str = "directory bucket";
 
+/// The type of an entry that leads to another subvolume; its number stands for the inode.
+pub const DIRENT_SUBVOL: u8 = 13;
 /// Longest name, in bytes.
 pub const NAME_MAX: usize = 255;
 /// Entries that a bucket can hold.
@@ -21,7 +23,7 @@ pub const DIRENT_BUCKET_MAX: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dirent<'a> {
     pub index: u8,
-    /// `DT_*`, one of the seven that exist.
+    /// `DT_*`, one of the seven that exist, or [`DIRENT_SUBVOL`].
     pub kind: u8,
     pub ino: InodeNo,
     /// 1 to [`NAME_MAX`] bytes, neither "/" nor zero among them.
@@ -113,10 +115,11 @@ fn read<'a>(reader: &mut Reader<'a>) -> Result<Dirent<'a>, FormatError> {
     let (index, kind, len, zero) = (reader.u8()?, reader.u8()?, reader.u8()?, reader.u8()?);
     let ino = reader.u64()?;
     let name = reader.bytes(len.into())?;
-    if !matches!(kind, 1 | 2 | 4 | 6 | 8 | 10 | 12) {
+    if !matches!(kind, 1 | 2 | 4 | 6 | 8 | 10 | 12 | DIRENT_SUBVOL) {
         return Err(reader.bad("type", kind.into()));
     }
-    if ino == 0 || ino >> InodeNo::BITS != 0 {
+    let bits = if kind == DIRENT_SUBVOL { SubvolId::BITS } else { InodeNo::BITS };
+    if ino == 0 || ino >> bits != 0 {
         return Err(reader.bad("inode", ino));
     }
     if zero != 0 || name.is_empty() || name.iter().any(|&byte| byte == 0 || byte == b'/') {

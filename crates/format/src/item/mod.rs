@@ -36,7 +36,7 @@ use copyhold_types::{InodeNo, Key, Kind};
 pub use deadlist::{
     Content, DeadItem, PendingItem, ShareItem, WINDOW_BLOCKS, dead_key, pending_key, share_key,
 };
-pub use dirent::{DIRENT_BUCKET_MAX, DirBucket, Dirent, NAME_MAX};
+pub use dirent::{DIRENT_BUCKET_MAX, DIRENT_SUBVOL, DirBucket, Dirent, NAME_MAX};
 pub use epoch::{EpochItem, EpochState, epoch_key};
 pub use extent::{EXTENT_BLOCKS_MAX, Extent, ExtentState};
 pub use hash::{HashKey, cookie, dirent_bucket, xattr_bucket};

@@ -429,7 +429,8 @@ mod tests {
         assert_eq!("1/100".parse(), Ok(group(1, 100)));
         assert_eq!(group(65535, (1 << 48) - 1).to_string(), "65535/281474976710655");
         assert_eq!(GroupId::of(SubvolId(7)).to_string(), "0/7");
-        for bad in ["", "1", "/", "1/", "/1", "+1/2", "1/-2", "65536/1", "0/281474976710656", "1/2/3"]
+        for bad in
+            ["", "1", "/", "1/", "/1", "+1/2", "1/-2", "65536/1", "0/281474976710656", "1/2/3"]
         {
             assert_eq!(bad.parse::<GroupId>(), Err(BadGroupId), "{bad}");
         }
@@ -466,13 +467,12 @@ mod tests {
     }
 
     fn tombstone() -> impl Strategy<Value = Tombstone> {
-        (any::<i64>(), 0..1_000_000_000u32, proptest::option::of(1..1u32 << 28), ".{0,60}").prop_map(
-            |(secs, nanos, holder, name)| Tombstone {
+        (any::<i64>(), 0..1_000_000_000u32, proptest::option::of(1..1u32 << 28), ".{0,60}")
+            .prop_map(|(secs, nanos, holder, name)| Tombstone {
                 since: Timestamp { secs, nanos },
                 holder: holder.map(SubvolId),
                 name: name.into_bytes().into(),
-            },
-        )
+            })
     }
 
     fn limits() -> impl Strategy<Value = Limits> {

@@ -53,6 +53,9 @@ impl Filesystem {
     }
 
     pub(crate) fn parent(&self, dir: &Inode) -> NodeId {
-        dir.subvol.node(dir.state().item.parent)
+        match dir.is_subvol_root() {
+            true => dir.subvol.parent(),
+            false => dir.subvol.node(dir.state().item.parent),
+        }
     }
 }

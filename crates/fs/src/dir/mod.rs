@@ -12,9 +12,9 @@ mod name;
 mod remove;
 mod rename;
 
-use copyhold_format::item::{DIRENT, DirBucket, dirent_bucket};
+use copyhold_format::item::{DIRENT, DIRENT_SUBVOL, DirBucket, dirent_bucket};
 use copyhold_pool::Value;
-use copyhold_types::{InodeNo, Key, Timestamp};
+use copyhold_types::{InodeNo, Key, SubvolId, Timestamp};
 
 use crate::filesystem::KEY_BYTES;
 use crate::inode::{Inode, State};
@@ -53,11 +53,30 @@ impl Filesystem {
     }
 }
 
+impl Found {
+    /// Type and number of an entry that leads there. Only subvolumes are entered by their root.
+    fn dirent(self) -> (u8, InodeNo) {
+        match self.node.ino {
+            InodeNo::ROOT => (DIRENT_SUBVOL, InodeNo(self.node.subvol.0.into())),
+            ino => (self.kind.dirent_type(), ino),
+        }
+    }
+}
+
 impl Inode {
     /// What an entry of this directory leads to.
     pub(crate) fn found(&self, ino: InodeNo, kind: u8) -> Found {
+        if kind == DIRENT_SUBVOL {
+            let node = NodeId { subvol: SubvolId(ino.0 as u32), ino: InodeNo::ROOT };
+            return Found { node, kind: FileKind::Directory };
+        }
         let kind = FileKind::from_dirent_type(kind).expect("parsed entries have a type");
         Found { node: self.subvol.node(ino), kind }
+    }
+
+    /// No entry of its own subvolume leads to it, only one of the subvolume that holds it.
+    pub(crate) fn is_subvol_root(&self) -> bool {
+        self.node.ino == InodeNo::ROOT
     }
 }
 
@@ -83,7 +102,8 @@ impl Bucket {
 
     pub(crate) fn with(&self, name: &[u8], what: Found) -> Result<Vec<u8>> {
         let full = FsError::Crowded { what: "name with this hash" };
-        self.parsed().with(what.kind.dirent_type(), what.node.ino, name).ok_or(full)
+        let (kind, ino) = what.dirent();
+        self.parsed().with(kind, ino, name).ok_or(full)
     }
 
     /// The value without `name`; `None` if it was the last.
@@ -92,7 +112,8 @@ impl Bucket {
     }
 
     pub(crate) fn replaced(&self, name: &[u8], what: Found) -> Vec<u8> {
-        self.parsed().replaced(name, what.kind.dirent_type(), what.node.ino)
+        let (kind, ino) = what.dirent();
+        self.parsed().replaced(name, kind, ino)
     }
 
     /// The bucket as it will be, for another change in the same transaction.

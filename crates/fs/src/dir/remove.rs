@@ -43,6 +43,9 @@ impl Filesystem {
             (false, true) => return Err(FsError::NotDirectory),
             _ => {}
         }
+        if inode.is_subvol_root() {
+            return Err(FsError::Busy("a subvolume; delete it as one"));
+        }
         let bytes = 2 * INODE_BYTES + bucket.edit_bytes(name.bytes()) + KEY_BYTES;
         let credit = self.credit(Tier::Delete, 4, bytes).await?;
 

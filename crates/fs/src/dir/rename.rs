@@ -133,6 +133,7 @@ impl Filesystem {
             target,
             flags,
         };
+        ends.check_subvols()?;
         self.check_tree(&ends).await?;
         if let Some(target) = &ends.target {
             let moved = [Some(&ends.source), flags.exchange.then_some(target)];
@@ -270,6 +271,19 @@ impl Filesystem {
 }
 
 impl Ends<'_> {
+    /// The entry of a subvolume gets another name, and that is all: its record names the directory
+    /// (R39).
+    fn check_subvols(&self) -> Result<()> {
+        let stays = self.from.dir.node == self.to.dir.node && self.target.is_none();
+        let is_root = |inode: &InodeRef| inode.is_subvol_root();
+        match is_root(&self.source) && !(stays && !self.flags.whiteout)
+            || self.target.as_ref().is_some_and(is_root)
+        {
+            true => Err(FsError::Busy("a subvolume is renamed within its directory")),
+            false => Ok(()),
+        }
+    }
+
     fn check_states(&self, states: &States<'_>) -> Result<()> {
         let from = states.get(self.from.dir);
         let to = states.get(self.to.dir);
@@ -358,7 +372,9 @@ impl<'a> States<'a> {
             items.push((new_dir, self.get(new_dir).dir_item(to.entries, to.dirs, now)));
         }
         let source: &'e Inode = &ends.source;
-        items.push((source, moved(self.get(source), source, new_dir, now)));
+        if !source.is_subvol_root() {
+            items.push((source, moved(self.get(source), source, new_dir, now)));
+        }
         if let Some(target) = ends.target.as_deref() {
             let state = self.get(target);
             items.push((
