@@ -10,6 +10,7 @@ use copyhold_format::node::PartitionDescriptor;
 use copyhold_format::uberblock::Uberblock;
 use copyhold_runtime::Rt;
 use copyhold_types::{BLOCK_BYTES, Buf, DeviceId, Digest, Incarnation, Key, PoolId, Purpose, Txg};
+use futures_util::future::join_all;
 
 use crate::PoolError;
 use crate::config::CreateOptions;
@@ -19,16 +20,18 @@ use crate::labels;
 const BLOCKS_MIN: u64 = 2048;
 const LOG_BYTES_MIN: u64 = 256 << 10;
 const LOG_BYTES_MAX: u64 = 64 << 20;
-/// One copy of the ring takes this share of the device.
-const LOG_SHARE: u64 = 256;
+/// One copy of the ring takes this share of the device (P9): each fsync takes a block of it, and the
+/// fewer there are, the sooner tables must be flushed for a few edits.
+const LOG_SHARE: u64 = 64;
 const NODE_BYTES: u32 = 32 << 10;
 const PARTITION_LEAVES: u32 = 256;
 /// Metaslabs of a device: about this many, within these sizes (log-spacemap.md, 2.1).
 const METASLABS: u64 = 200;
 const METASLAB_BLOCKS_MIN: u64 = (16 << 20) / BLOCK_BYTES as u64;
 const METASLAB_BLOCKS_MAX: u64 = (16 << 30) / BLOCK_BYTES as u64;
-/// Zeros are written this much at a time.
+/// Zeros are written this much at a time, and so many at once.
 const ZERO_BLOCKS: u64 = 256;
+const ZERO_WRITES: usize = 4;
 
 /// Writes an empty pool. What was on the device is lost; asking first is the caller's business.
 pub(crate) async fn create(
@@ -108,12 +111,17 @@ fn first_uberblock(label: &Label) -> Uberblock {
 
 async fn write_zeros(device: &DynDevice, start: u64, blocks: u64) -> Result<(), PoolError> {
     let zeros = Buf::zeroed(ZERO_BLOCKS.min(blocks) as usize);
-    let mut at = 0;
-    while at < blocks {
-        let count = ZERO_BLOCKS.min(blocks - at);
-        let buf = if count == ZERO_BLOCKS { zeros.clone() } else { Buf::zeroed(count as usize) };
-        device.write(start + at, vec![buf], Purpose::Log).await?;
-        at += count;
+    let places: Vec<u64> = (0..blocks).step_by(ZERO_BLOCKS as usize).collect();
+    for places in places.chunks(ZERO_WRITES) {
+        let writes = places.iter().map(|at| {
+            let count = ZERO_BLOCKS.min(blocks - at);
+            let whole = count == ZERO_BLOCKS;
+            let buf = if whole { zeros.clone() } else { Buf::zeroed(count as usize) };
+            device.write(start + at, vec![buf], Purpose::Log)
+        });
+        for written in join_all(writes).await {
+            written?;
+        }
     }
     Ok(())
 }
