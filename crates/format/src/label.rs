@@ -39,8 +39,16 @@ pub struct Features {
 }
 
 impl Features {
-    /// What this program knows. None yet: version 2 is the base that features are added to.
-    pub const KNOWN: Features = Features { compat: 0, ro_compat: 0, incompat: 0 };
+    /// Compat: all of the device was allocated when the pool was made, and stays so: nothing is
+    /// discarded.
+    pub const PREALLOCATED: u64 = 1 << 0;
+    /// What this program knows. Version 2 is the base that features are added to.
+    pub const KNOWN: Features =
+        Features { compat: Features::PREALLOCATED, ro_compat: 0, incompat: 0 };
+
+    pub fn preallocated(&self) -> bool {
+        self.compat & Features::PREALLOCATED != 0
+    }
 
     /// Whether a pool with these features may be written by this program.
     pub fn writable(&self) -> bool {

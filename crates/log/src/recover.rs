@@ -20,8 +20,8 @@ use crate::ring::{Ring, Scan};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the log is damaged behind txg {last}: {evidence}; both copies of what is between are bad. \
-     Mount it read-only (-o ro) to copy what was there as of txg {last}; `-o cut-tail` goes on from \
-     txg {last} and gives up {lost} for good",
+     Mount it read-only (-o ro) to copy what was there as of txg {last}; `-o cut-tail` goes on \
+     from txg {last} and gives up {lost} for good",
     lost = self.lost()
 )]
 pub struct Damage {

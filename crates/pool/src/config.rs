@@ -15,6 +15,8 @@ pub struct CreateOptions {
     pub log_bytes: Option<u64>,
     /// Blocks of a metaslab; a power of two.
     pub metaslab_blocks: Option<u64>,
+    /// The whole device is allocated already, and is to stay so: nothing is ever discarded.
+    pub preallocated: bool,
     /// Most bytes of a tree node, and most leaves of a partition (P2, P3).
     pub node_bytes: Option<u32>,
     pub partition_leaves: Option<u32>,

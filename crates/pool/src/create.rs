@@ -72,7 +72,10 @@ fn layout(rt: &Rt, device: &DynDevice, options: &CreateOptions) -> Result<Label,
         device: DeviceId(0),
         devices: 1,
         generation: 1,
-        features: Features::default(),
+        features: Features {
+            compat: if options.preallocated { Features::PREALLOCATED } else { 0 },
+            ..Features::default()
+        },
         created: rt.wall_clock(),
         blocks,
         log: [AREA_BLOCKS, blocks - AREA_BLOCKS - log_blocks],

@@ -41,7 +41,8 @@ impl Pool {
     }
 
     async fn discard_some(&self, which: Discardable) -> Result<u64, PoolError> {
-        if !self.device.geometry().can_discard {
+        // A preallocated pool keeps what it has, whoever asks.
+        if !self.device.geometry().can_discard || self.label.features.preallocated() {
             return Ok(0);
         }
         let mut blocks = 0;

@@ -206,7 +206,8 @@ fn restore_space(rt: &Rt, label: &Label) -> Result<Restore, PoolError> {
         .map(|start| run(start, AREA_BLOCKS))
         .chain(label.log.into_iter().map(|start| run(start, label.log_blocks)))
         .collect();
-    Restore::new(&[layout], &fixed, rt.cpus(), Config::default())
+    let config = Config { all_warm: label.features.preallocated(), ..Config::default() };
+    Restore::new(&[layout], &fixed, rt.cpus(), config)
         .map_err(|error| PoolError::damaged("the label", error))
 }
 

@@ -23,7 +23,7 @@ const ROOT_MODE: u32 = 0o755;
 pub(crate) enum Preallocate {
     /// What commits need: the log and the labels
     Log,
-    /// Everything: the file never grows
+    /// Everything: the file neither grows nor shrinks, and nothing is discarded
     Written,
 }
 
@@ -107,7 +107,11 @@ impl NewPool<'_> {
             device.preallocate(0, device.geometry().blocks, Purpose::Data).await?;
         }
         let device: DynDevice = device;
-        let options = CreateOptions { name: self.name.to_owned(), ..CreateOptions::default() };
+        let options = CreateOptions {
+            name: self.name.to_owned(),
+            preallocated: self.preallocate == Preallocate::Written,
+            ..CreateOptions::default()
+        };
         let rt = machine.rt();
         let label = Pool::create(&rt, &device, &options).await?;
         let pool = Pool::open(rt, device, Default::default()).await?;
