@@ -256,10 +256,15 @@ impl Pool {
         let (rt, device, health) = (self.rt.clone(), self.device.clone(), self.health.clone());
         let mut write = self.device.write(run.addr.block(), data.clone(), why);
         Box::pin(async move {
+            let mut tries = 0_u64;
             loop {
                 match write.await {
                     Err(error) if error.is_host_full() => {
-                        tracing::error!("{error}: writes wait until the host has space again");
+                        tries += 1;
+                        // At once, and then ever less often.
+                        if tries.is_power_of_two() {
+                            tracing::error!("{error}: writes wait until the host has space again");
+                        }
                     }
                     result => return Ok(result?),
                 }
