@@ -10,7 +10,7 @@
 mod convert;
 mod ioctls;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use copyhold_fs::{FallocateMode, Filesystem, FsError, RenameFlags, Seek, WriteFlags, XattrSet};
@@ -20,7 +20,7 @@ use copyhold_fuse::protocol::{
     IoctlReply, Lookup, NewNode, NodeId, Open, Opened, Read, Release, Rename, SetAttr, SetXattr,
     Settings, Statfs, Write,
 };
-use copyhold_fuse::{Errno, Operations, Payload, Reply};
+use copyhold_fuse::{Errno, Notifier, Operations, Payload, Reply};
 
 use convert::{answer, asker, errno, file_mode, found, known, set_attr, to_open};
 
@@ -44,6 +44,8 @@ const XATTR_REPLACE: u32 = 2;
 pub(crate) struct Adapter {
     fs: Arc<Filesystem>,
     describe: Describe,
+    /// Known once the mount is being served.
+    notifier: OnceLock<Notifier>,
 }
 
 /// How the kernel is to treat this mount.
@@ -70,7 +72,12 @@ fn opened(open: &Open) -> Opened {
 
 impl Adapter {
     pub(crate) fn new(fs: Arc<Filesystem>, describe: Describe) -> Adapter {
-        Adapter { fs, describe }
+        Adapter { fs, describe, notifier: OnceLock::new() }
+    }
+
+    /// How the kernel is told what changed behind its back.
+    pub(crate) fn notify_through(&self, notifier: Notifier) {
+        let _already = self.notifier.set(notifier);
     }
 
     async fn attributes(&self, node: NodeId) -> Reply<AttrReply> {
@@ -377,6 +384,13 @@ impl Operations for Adapter {
     }
 
     async fn ioctl(&self, by: Caller, node: NodeId, ioctl: Ioctl<'_>) -> Reply<IoctlReply> {
-        ioctls::answer(&self.fs, &self.describe, by, known(node)?, &ioctl).await
+        let answer = ioctls::answer(&self.fs, &self.describe, by, known(node)?, &ioctl).await?;
+        if ioctls::changes_attributes(ioctl.command)
+            && let Some(notifier) = self.notifier.get()
+        {
+            // If it cannot be told, its attributes are old for a minute.
+            let _ = notifier.forget_attributes(node);
+        }
+        Ok(answer)
     }
 }

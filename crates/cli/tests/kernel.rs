@@ -43,10 +43,15 @@ impl Site {
     }
 
     fn mounted() -> Option<Site> {
+        Site::of(&[])
+    }
+
+    /// `options`: how the pool is made.
+    fn of(options: &[&str]) -> Option<Site> {
         Site::possible().then(|| {
             let place = tempfile::tempdir().unwrap();
             let pool = place.path().join("pool.img");
-            Site { place, pool, loop_device: false }.begun()
+            Site { place, pool, loop_device: false }.begun(options)
         })
     }
 
@@ -64,13 +69,13 @@ impl Site {
             return None;
         }
         let pool = PathBuf::from(String::from_utf8_lossy(&made.stdout).trim());
-        Some(Site { place, pool, loop_device: true }.begun())
+        Some(Site { place, pool, loop_device: true }.begun(&[]))
     }
 
-    fn begun(self) -> Site {
+    fn begun(self, options: &[&str]) -> Site {
         fs::create_dir(self.mnt()).unwrap();
         let mut create = Command::new(PROGRAM);
-        create.arg("create").arg(&self.pool);
+        create.arg("create").arg(&self.pool).args(options);
         if !self.loop_device {
             create.args(["--size", "256M"]);
         }
@@ -541,6 +546,34 @@ fn statfs_tells_the_pools_space() {
 
 fn tool(name: &str, arguments: &[&str], at: &Path) -> std::process::Output {
     Command::new(name).args(arguments).arg(at).output().unwrap()
+}
+
+#[test]
+fn a_change_of_flags_shows_in_ctime_at_once() {
+    let Some(site) = Site::mounted() else { return };
+    fs::write(site.path("file"), b"1").unwrap();
+    let changed = || {
+        let found = fs::metadata(site.path("file")).unwrap();
+        (found.ctime(), found.ctime_nsec())
+    };
+    let before = changed();
+    assert!(tool("chattr", &["+d"], &site.path("file")).status.success());
+    assert!(changed() > before, "{before:?}");
+}
+
+#[test]
+fn a_preallocated_pool_stays_so() {
+    let Some(site) = Site::of(&["--preallocate", "written"]) else { return };
+    let allocated = || fs::metadata(&site.pool).unwrap().blocks() * 512;
+    let size = fs::metadata(&site.pool).unwrap().len();
+    assert!(allocated() >= size);
+    fs::write(site.path("large"), vec![1; 32 << 20]).unwrap();
+    fs::remove_file(site.path("large")).unwrap();
+    for _ in 0..3 {
+        tool("fstrim", &["-v"], &site.mnt());
+    }
+    site.unmount();
+    assert!(allocated() >= size, "{} of {size}", allocated());
 }
 
 #[test]

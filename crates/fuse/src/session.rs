@@ -283,6 +283,11 @@ impl Notifier {
         self.notify(&Notification::InvalEntry { parent, name, expire: false })
     }
 
+    /// Drops the attributes alone. Waits for no lock.
+    pub fn forget_attributes(&self, node: NodeId) -> Result<bool, Errno> {
+        self.notify(&Notification::InvalInode { node, offset: -1, len: 0 })
+    }
+
     /// Drops the attributes and all cached data.
     pub fn forget_inode(&self, node: NodeId) -> Result<bool, Errno> {
         self.notify(&Notification::InvalInode { node, offset: 0, len: 0 })

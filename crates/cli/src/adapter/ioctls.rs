@@ -37,6 +37,11 @@ const XFLAGS: [(u32, FileFlags); 6] = [
     (0x200, FileFlags::PROJINHERIT),
 ];
 
+/// The kernel does not know what its users ask for by these.
+pub(super) fn changes_attributes(command: u32) -> bool {
+    matches!(command, SETFLAGS | SETFLAGS_32 | FSSETXATTR)
+}
+
 pub(super) async fn answer(
     fs: &Arc<Filesystem>,
     describe: &Describe,

@@ -51,7 +51,10 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
     let started = mount(&path, &directory, options, fsname).and_then(|mount| {
         let adapter = Arc::new(Adapter::new(fs.clone(), describe));
         let spawner = Arc::new(machine.executors.clone());
-        Ok(Session::start(mount, adapter, spawner, &adapter::settings(), readers)?)
+        let settings = adapter::settings();
+        let session = Session::start(mount, adapter.clone(), spawner, &settings, readers)?;
+        adapter.notify_through(session.notifier());
+        Ok(session)
     });
     let session = match started {
         Ok(session) => session,
@@ -65,8 +68,10 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
     tracing::info!("{} is mounted on {}", path.display(), directory.display());
     let warning = fs.pool().cut().map(|cut| {
         let path = path.display();
-        format!("the log of {path} was damaged; it goes on without {cut}. `copyhold check` tells \
-                 what else that concerns")
+        format!(
+            "the log of {path} was damaged; it goes on without {cut}. `copyhold check` tells \
+                 what else that concerns"
+        )
     });
     Ok(Served { session, warning, _machine: machine })
 }
