@@ -6,6 +6,7 @@ DESTDIR ?=
 SEEDS ?= 100
 ROUNDS ?= 3
 AGAINST ?= btrfs,ext4
+TARGETS ?= copyhold,btrfs
 
 export PATH := $(if $(CARGO_HOME),$(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
@@ -58,6 +59,12 @@ bench: ## 4 KiB random overwrite against kernel btrfs and ext4 (root): ROUNDS=3 
 	scripts/setup.sh build bench
 	cargo build --release --locked -p copyhold-cli -p copyhold-bench
 	$(TARGET)/release/copyhold-bench random-overwrite --against $(AGAINST) --rounds $(ROUNDS)
+
+.PHONY: scenarios
+scenarios: ## who pays for what, case by case, beside kernel btrfs (root): TARGETS=copyhold,btrfs
+	scripts/setup.sh build bench
+	cargo build --release --locked -p copyhold-cli -p copyhold-suite
+	$(TARGET)/release/copyhold-scenarios crates/suite/scenarios --target $(TARGETS)
 
 .PHONY: man
 man: ## man pages and shell completions, into $(TARGET)/man and $(TARGET)/completions

@@ -1,0 +1,200 @@
+//! Copyhold, through its program.
+//!
+//! `qgroup show --json` answers with an array of objects `{id, path, state, referenced, exclusive,
+//! data, metadata, reserved, limits: {referenced, exclusive}, parents}`, bytes throughout; a command
+//! that fails says `{"error": {"code", "message"}}` on standard error.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::error::SuiteError;
+use crate::filesystem::{Filesystem, Row};
+use crate::outcome::{Outcome, run, show};
+use crate::place::Place;
+use crate::scenario::{GroupId, State};
+
+pub(crate) struct Copyhold {
+    program: PathBuf,
+    place: Place,
+    mount_point: PathBuf,
+    options: Option<String>,
+}
+
+impl Copyhold {
+    pub(crate) fn make(
+        program: &Path,
+        parent: &Path,
+        bytes: u64,
+        options: Option<&str>,
+    ) -> Result<Copyhold, SuiteError> {
+        let place = Place::new(parent, bytes)?;
+        let copyhold = Copyhold {
+            program: program.to_owned(),
+            mount_point: place.mount_point(),
+            place,
+            options: options.map(str::to_owned),
+        };
+        run(copyhold.program().arg("create").arg(copyhold.place.image()))?;
+        copyhold.mount()?;
+        Ok(copyhold)
+    }
+
+    fn mount(&self) -> Result<(), SuiteError> {
+        let mut mount = self.program();
+        mount.arg("mount");
+        if let Some(options) = &self.options {
+            mount.args(["-o", options]);
+        }
+        run(mount.arg(self.place.image()).arg(&self.mount_point))?;
+        let mut umount = self.program();
+        umount.arg("umount").arg(&self.mount_point);
+        self.place.undo_with(umount);
+        Ok(())
+    }
+}
+
+impl Filesystem for Copyhold {
+    fn mount_point(&self) -> &Path {
+        &self.mount_point
+    }
+
+    fn program(&self) -> Command {
+        let mut program = Command::new(&self.program);
+        program.arg("--json");
+        program
+    }
+
+    fn enable(&self) -> Result<Outcome, SuiteError> {
+        let mut enable = self.program();
+        Outcome::of_command(enable.args(["quota", "enable", "--simple"]).arg(&self.mount_point))
+    }
+
+    fn deduplicate(&self, _source: &Path, _target: &Path) -> Result<Outcome, SuiteError> {
+        Ok(Outcome::of(Err(rustix::io::Errno::OPNOTSUPP)))
+    }
+
+    fn defragment(&self, _file: &Path) -> Result<Outcome, SuiteError> {
+        Ok(Outcome::of(Err(rustix::io::Errno::OPNOTSUPP)))
+    }
+
+    fn subvolume_id(&self, path: &Path) -> Result<u64, SuiteError> {
+        let mut ask = self.program();
+        ask.args(["subvolume", "show"]).arg(path);
+        let answer = run(&mut ask)?;
+        let id = serde_json::from_str::<Value>(&answer).ok().and_then(|it| it.get("id")?.as_u64());
+        id.ok_or_else(|| contract(&ask, format!("no number 'id' in {}", answer.trim())))
+    }
+
+    fn sync(&self) -> Result<(), SuiteError> {
+        run(self.program().arg("sync").arg(&self.mount_point)).map(drop)
+    }
+
+    fn finish_deletions(&self) -> Result<(), SuiteError> {
+        run(self.program().args(["subvolume", "sync"]).arg(&self.mount_point))?;
+        self.sync()
+    }
+
+    fn remount(&self) -> Result<(), SuiteError> {
+        self.place.undo_last()?;
+        self.mount()
+    }
+
+    fn accounts(&self) -> Result<Vec<Row>, SuiteError> {
+        let mut ask = self.program();
+        ask.args(["qgroup", "show"]).arg(&self.mount_point);
+        let outcome = Outcome::of_command(&mut ask)?;
+        if outcome
+            .failure
+            .is_some_and(|failure| failure.errno == crate::errno::Errno::named("ENOTCONN"))
+        {
+            return Ok(Vec::new());
+        }
+        let answer = run(&mut ask)?;
+        rows(&answer).map_err(|what| contract(&ask, what))
+    }
+
+    fn take_down(&self) -> Result<(), SuiteError> {
+        self.place.undo_all()?;
+        run(self.program().arg("check").arg(self.place.image())).map(drop)
+    }
+}
+
+fn contract(command: &Command, what: String) -> SuiteError {
+    SuiteError::Contract { command: show(command), what }
+}
+
+#[derive(Deserialize)]
+struct RowJson {
+    id: String,
+    state: String,
+    referenced: u64,
+    exclusive: u64,
+    data: u64,
+    metadata: u64,
+    limits: LimitsJson,
+    parents: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct LimitsJson {
+    referenced: Option<u64>,
+    exclusive: Option<u64>,
+}
+
+fn rows(answer: &str) -> Result<Vec<Row>, String> {
+    let rows: Vec<RowJson> = serde_json::from_str(answer).map_err(|error| error.to_string())?;
+    rows.into_iter().map(row).collect()
+}
+
+fn row(json: RowJson) -> Result<Row, String> {
+    let group = |text: &str| GroupId::parse(text).ok_or_else(|| format!("'{text}' is no group id"));
+    let state = State::named(&json.state);
+    let sum = json.data.checked_add(json.metadata);
+    if sum != Some(json.referenced) || json.exclusive != json.referenced {
+        return Err(format!("{}: data and metadata are not what is referenced", json.id));
+    }
+    Ok(Row {
+        group: group(&json.id)?,
+        state: state.ok_or_else(|| format!("'{}' is no state", json.state))?,
+        data: json.data,
+        metadata: json.metadata,
+        limit: json.limits.referenced.or(json.limits.exclusive),
+        parents: json.parents.iter().map(|id| group(id)).collect::<Result<_, _>>()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROW: &str = r#"[{"id": "0/256", "path": "a", "state": "tombstone", "referenced": 12288,
+        "exclusive": 12288, "data": 8192, "metadata": 4096, "reserved": 0,
+        "limits": {"referenced": 1048576, "exclusive": null}, "parents": ["1/100"]}]"#;
+
+    #[test]
+    fn rows_are_as_the_contract_says() {
+        let rows = rows(ROW).unwrap();
+        assert_eq!(rows[0].group, GroupId::of_subvolume(256));
+        assert_eq!(rows[0].state, State::Tombstone);
+        assert_eq!((rows[0].data, rows[0].metadata), (8192, 4096));
+        assert_eq!(rows[0].limit, Some(1 << 20));
+        assert_eq!(rows[0].parents, [GroupId { level: 1, id: 100 }]);
+    }
+
+    #[test]
+    fn answers_against_the_contract_are_told() {
+        let changed = [
+            ("tombstone", "dead", "'dead' is no state"),
+            ("0/256", "256", "no group id"),
+            ("\"data\": 8192", "\"data\": 8193", "not what is referenced"),
+            ("\"data\"", "\"dat\"", "missing field"),
+        ];
+        for (from, to, says) in changed {
+            let error = rows(&ROW.replace(from, to)).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}
