@@ -44,6 +44,11 @@ impl Transaction {
         self.edits.push((table, key, Edit::Delete));
     }
 
+    /// Leads every edit to another table, or leaves it where it is.
+    pub fn readdress(&mut self, to: impl Fn(TableId) -> TableId) {
+        self.edits.iter_mut().for_each(|(table, _, _)| *table = to(*table));
+    }
+
     /// Logs the allocation of what a pointer in this transaction refers to.
     pub fn allocate(&mut self, claim: Claim) {
         self.claims.push(claim);

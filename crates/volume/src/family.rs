@@ -122,7 +122,7 @@ impl Family {
     /// The families that these records make up.
     pub fn restore(items: &BTreeMap<EpochId, EpochItem>) -> Result<Vec<Family>, BadFamily> {
         let mut epochs = BTreeMap::new();
-        for (&id, item) in items.iter().filter(|(_, item)| item.state != EpochState::Absorbed) {
+        for (&id, item) in items {
             epochs.insert(id, Epoch::from_item(id, item));
         }
         let mut children: BTreeMap<EpochId, Vec<EpochId>> = BTreeMap::new();

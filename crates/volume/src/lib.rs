@@ -1,10 +1,32 @@
 //! Tenants: subvolumes and their epochs, what a released pointer means, and who pays.
 //!
-//! `docs/tenants.md` is the theory. The crate knows tables and transactions, nothing of files.
+//! `docs/tenants.md` is the theory. The crate knows tables and transactions, and of files only that
+//! their tables have extents.
+//!
+//! The algebra, without I/O: [`family`] is the tree of epochs, [`segment`] how deadlists and shares
+//! speak of blocks, [`release`] what a dropped pointer comes to. Over it, on a pool: [`Volumes`]:
+//! transactions of files (`steady`), nodes (`nodes`), `birth`, `deletion` and its `walk`, `reflink`,
+//! and what was left for later (`pending`). Who pays: [`quota`].
 
 #![forbid(unsafe_code)]
 
+mod birth;
+mod deletion;
+mod error;
 pub mod family;
+mod nodes;
+mod pending;
 pub mod quota;
+mod reflink;
 pub mod release;
 pub mod segment;
+mod steady;
+mod stored;
+mod volumes;
+mod walk;
+
+pub use birth::{NewSubvol, Numbers};
+pub use deletion::Leaving;
+pub use error::VolumeError;
+pub use steady::Steady;
+pub use volumes::{Subvol, Volumes};

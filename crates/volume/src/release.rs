@@ -22,6 +22,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use copyhold_format::FormatError;
 use copyhold_format::item::{Content, DeadItem, PendingItem, ShareItem, dead_key, share_key};
 use copyhold_table::{Cached, Edit};
 use copyhold_types::{BlockAddr, EpochId, Key, Pointer, Run, TableId};
@@ -50,10 +51,10 @@ pub struct DeadWindow {
 
 /// What tables say, without waiting.
 pub trait Lookup {
-    fn dead(&self, at: DeadWindow) -> Cached<Vec<Segment<Dead>>>;
+    fn dead(&self, at: DeadWindow) -> Result<Cached<Vec<Segment<Dead>>>, Damage>;
 
     /// Counts of shares in the window that begins at this block.
-    fn shares(&self, window: BlockAddr) -> Cached<Vec<Segment<u32>>>;
+    fn shares(&self, window: BlockAddr) -> Result<Cached<Vec<Segment<u32>>>, Damage>;
 
     /// Whether nothing at all is shared: then nobody asks.
     fn nothing_is_shared(&self) -> bool;
@@ -101,7 +102,7 @@ pub struct Outcome {
 }
 
 /// Pointers and tables that contradict each other; nothing may be applied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
     #[error("{pointer:?} is dropped by epoch {holder}, which is not in its family")]
     NoHolder { holder: EpochId, pointer: Pointer },
@@ -113,6 +114,8 @@ pub enum Damage {
     Origin { run: Run, said: EpochId, found: EpochId },
     #[error("segments of {0:?} overlap or cross their window (G1)")]
     Segments(Missing),
+    #[error("item {key} of {place:?}: {source}")]
+    Item { place: Place, key: Key, source: FormatError },
 }
 
 /// A window as it was, and as it is to be.
@@ -138,18 +141,14 @@ impl<M: Copy + Eq> Overlay<M> {
         Ok(Some(Overlay { stored, now }))
     }
 
-    /// What differs: deletes, then puts.
-    fn edits<'s>(
-        &'s self,
-        put: impl Fn(&Segment<M>) -> (Key, Edit) + 's,
-    ) -> impl Iterator<Item = (Key, Edit)> + 's {
-        let (before, now) = (&self.stored, self.now.segments());
-        let kept = |start: BlockAddr| now.iter().any(|segment| segment.run.addr == start);
-        let gone = before.iter().filter(move |segment| !kept(segment.run.addr));
+    /// What differs from what is stored, which it is now: deletes, then puts.
+    fn take_edits(&mut self, put: impl Fn(&Segment<M>) -> (Key, Edit)) -> Vec<(Key, Edit)> {
+        let now = self.now.segments().to_vec();
+        let before = std::mem::replace(&mut self.stored, now.clone());
+        let stays = |was: &Segment<M>| now.iter().any(|segment| segment.run.addr == was.run.addr);
+        let gone = before.iter().filter(|was| !stays(was)).map(|was| (put(was).0, Edit::Delete));
         let news = now.iter().filter(|segment| !before.contains(segment));
-        let delete = |(key, _)| (key, Edit::Delete);
-        let deletes: Vec<_> = gone.map(|segment| delete(put(segment))).collect();
-        deletes.into_iter().chain(news.map(put))
+        gone.chain(news.map(&put)).collect()
     }
 }
 
@@ -171,9 +170,8 @@ impl<'a> Evaluation<'a> {
         self
     }
 
-    /// Whether anything had to be left for later.
-    pub fn is_complete(&self) -> bool {
-        self.outcome.pending.is_empty()
+    pub fn family(&self) -> &'a Family {
+        self.family
     }
 
     pub fn release(&mut self, release: Release) -> Result<(), Damage> {
@@ -205,17 +203,19 @@ impl<'a> Evaluation<'a> {
         Ok(true)
     }
 
-    pub fn finish(mut self) -> Outcome {
-        for (at, overlay) in &self.dead {
+    /// What was evaluated since this was last asked. It is to be applied before anybody else
+    /// evaluates; more may be released then, over what was told.
+    pub fn take(&mut self) -> Outcome {
+        for (at, overlay) in &mut self.dead {
             let place = Place::Deadlist(at.set);
-            let edits = overlay.edits(|segment| dead_put(at.epoch, segment));
-            self.outcome.edits.extend(edits.map(|(key, edit)| (place, key, edit)));
+            let edits = overlay.take_edits(|segment| dead_put(at.epoch, segment));
+            self.outcome.edits.extend(edits.into_iter().map(|(key, edit)| (place, key, edit)));
         }
-        for overlay in self.shares.values() {
-            let edits = overlay.edits(share_put);
+        for overlay in self.shares.values_mut() {
+            let edits = overlay.take_edits(share_put).into_iter();
             self.outcome.edits.extend(edits.map(|(key, edit)| (Place::Shares, key, edit)));
         }
-        self.outcome
+        std::mem::take(&mut self.outcome)
     }
 
     /// Nodes are never shared by reflink.
@@ -357,7 +357,7 @@ impl<'a> Evaluation<'a> {
     fn load_dead(&mut self, at: DeadWindow) -> Result<bool, Damage> {
         if !self.dead.contains_key(&at) {
             let missing = Missing::Dead(at);
-            let Some(overlay) = Overlay::load(self.look.dead(at), missing)? else {
+            let Some(overlay) = Overlay::load(self.look.dead(at)?, missing)? else {
                 self.outcome.missing.insert(missing);
                 return Ok(false);
             };
@@ -371,7 +371,7 @@ impl<'a> Evaluation<'a> {
         let window = window_of(run.addr);
         if !self.shares.contains_key(&window) {
             let missing = Missing::Shares(window);
-            let Some(overlay) = Overlay::load(self.look.shares(window), missing)? else {
+            let Some(overlay) = Overlay::load(self.look.shares(window)?, missing)? else {
                 self.outcome.missing.insert(missing);
                 return Ok(false);
             };

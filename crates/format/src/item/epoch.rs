@@ -7,8 +7,8 @@
 //!
 //! A live epoch is a subvolume's; pointers that it writes carry its *current* number, which is its
 //! own until it takes a newer one (R25). A sealed one has exactly two children, which name it as
-//! their parent. Of one that is absorbed only the first field lives on: pointers still have its
-//! number as their origin, and somebody pays for them (R26).
+//! their parent. One that is absorbed has no record: its number lives on in pointers, and where
+//! somebody pays for them, in a row of usage (R26).
 
 use copyhold_types::{EpochId, Key, SubvolId, TableId};
 use zerocopy::little_endian::{U32, U64};
@@ -39,7 +39,6 @@ pub struct EpochItem {
 pub enum EpochState {
     Live = 0,
     Sealed = 1,
-    Absorbed = 2,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -78,13 +77,6 @@ impl EpochItem {
         }
     }
 
-    /// What stays of an epoch that `subvol` pays for.
-    pub fn absorbed(subvol: SubvolId) -> EpochItem {
-        let state = EpochState::Absorbed;
-        let (none, table) = (EpochId(0), TableId(0));
-        EpochItem { subvol, state, current: none, first: none, parent: None, table, deadlist: None }
-    }
-
     pub fn encode(&self) -> [u8; Self::BYTES] {
         zerocopy::transmute!(EpochDisk {
             subvol: self.subvol.0.into(),
@@ -110,19 +102,11 @@ impl EpochItem {
         let state = match disk.state {
             0 => EpochState::Live,
             1 => EpochState::Sealed,
-            2 => EpochState::Absorbed,
             state => return Err(bad("state", state.into())),
         };
         let some = |number: U64| Some(number.get()).filter(|&number| number != 0);
         let (current, first) = (disk.current.get(), disk.first.get());
         let (parent, set) = (some(disk.parent), some(disk.deadlist));
-        if state == EpochState::Absorbed {
-            let rest = current | first | disk.parent.get() | disk.table.get() | disk.deadlist.get();
-            return match rest {
-                0 => Ok(EpochItem::absorbed(SubvolId(subvol))),
-                _ => Err(bad("place of what is absorbed", rest)),
-            };
-        }
         if first == 0 || first > key.object {
             return Err(bad("first epoch", first));
         }
@@ -168,7 +152,13 @@ mod tests {
         assert_eq!(parse(child()), Ok(child()));
         let root = EpochItem::root(SubvolId(2), TableId(5), EpochId(7));
         assert_eq!(parse(root), Ok(root));
-        assert_eq!(parse(EpochItem::absorbed(SubvolId(2))), Ok(EpochItem::absorbed(SubvolId(2))));
+    }
+
+    #[test]
+    fn a_state_that_nobody_knows_is_refused() {
+        let mut bytes = child().encode();
+        bytes[4] = 2;
+        assert!(EpochItem::parse(epoch_key(EpochId(7)), &bytes).is_err());
     }
 
     #[test]
@@ -183,7 +173,6 @@ mod tests {
         assert!(bad(|item| item.parent = Some(EpochId(4))));
         assert!(bad(|item| item.deadlist = None));
         assert!(bad(|item| item.subvol = SubvolId(0)));
-        assert!(bad(|item| item.state = EpochState::Absorbed));
     }
 
     proptest! {

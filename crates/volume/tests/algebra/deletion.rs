@@ -154,11 +154,11 @@ impl World {
         self.trees.remove(&leaf.id);
         let Some(done) = self.families.get_mut(&family).unwrap().absorb(subvol) else {
             self.families.remove(&family);
-            self.forget_epochs(&[leaf.id, leaf.current]);
+            self.forget_epochs(&[leaf.id]);
             self.go_on(subvol, Step::Forget { sets: None });
             return Ok(true);
         };
-        self.forget_epochs(&[leaf.id, leaf.current, done.parent.id, done.parent.current]);
+        self.forget_epochs(&[leaf.id, done.parent.id]);
         self.put_epoch(family, done.heir);
         let heir = *self.families[&family].get(done.heir).unwrap();
         if heir.is_live() {
@@ -172,7 +172,6 @@ impl World {
         Ok(true)
     }
 
-    /// Rows of owners are the quota's business, which is not part of this.
     fn forget_epochs(&mut self, epochs: &[copyhold_types::EpochId]) {
         let system = self.tables.get_mut(&SYSTEM).unwrap();
         epochs.iter().for_each(|&epoch| drop(system.remove(&epoch_key(epoch))));
@@ -207,9 +206,6 @@ impl World {
             self.drain()?;
             self.recount()?;
         }
-        // Rows of epoch numbers that live epochs have left behind.
-        let rows = self.tables.get_mut(&SYSTEM).unwrap();
-        rows.retain(|key, _| key.kind != copyhold_format::item::EPOCH);
         Ok(())
     }
 }

@@ -103,8 +103,9 @@ impl World {
         for (key, value) in &self.tables[&SHARES] {
             let item = ShareItem::parse(*key, value).map_err(|e| e.to_string())?;
             let start = BlockAddr::from_raw(key.offset).block();
-            (start..start + u64::from(item.blocks))
-                .for_each(|block| drop(shares.insert(block, item.count)));
+            (start..start + u64::from(item.blocks)).for_each(|block| {
+                shares.insert(block, item.count);
+            });
         }
         let counts = references.iter().map(|(&block, of)| (block, of.values().sum::<u32>() - 1));
         let wanted: BTreeMap<u64, u32> = counts.filter(|(_, shares)| *shares > 0).collect();

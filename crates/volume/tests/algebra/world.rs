@@ -110,12 +110,12 @@ impl Tables<'_> {
 }
 
 impl Lookup for Tables<'_> {
-    fn dead(&self, at: DeadWindow) -> Cached<Vec<Segment<Dead>>> {
+    fn dead(&self, at: DeadWindow) -> Result<Cached<Vec<Segment<Dead>>>, Damage> {
         let items = self.items(at.set, dead_key(at.epoch, at.window));
-        self.known(items.map(|(key, value)| dead_segment(key, value)).collect())
+        Ok(self.known(items.map(|(key, value)| dead_segment(key, value)).collect()))
     }
 
-    fn shares(&self, window: BlockAddr) -> Cached<Vec<Segment<u32>>> {
+    fn shares(&self, window: BlockAddr) -> Result<Cached<Vec<Segment<u32>>>, Damage> {
         let items = self.items(SHARES, share_key(window));
         let segments = items.map(|(key, value)| {
             let item = ShareItem::parse(key, value).unwrap();
@@ -124,7 +124,7 @@ impl Lookup for Tables<'_> {
                 mark: item.count,
             }
         });
-        self.known(segments.collect())
+        Ok(self.known(segments.collect()))
     }
 
     fn nothing_is_shared(&self) -> bool {
@@ -219,7 +219,7 @@ impl World {
         for release in releases {
             evaluation.release(*release).map_err(wrong)?;
         }
-        Ok(evaluation.finish())
+        Ok(evaluation.take())
     }
 
     pub(crate) fn apply(&mut self, outcome: Outcome) -> Result<(), String> {
@@ -456,7 +456,7 @@ impl World {
                 return Ok(false);
             }
         }
-        let outcome = evaluation.finish();
+        let outcome = evaluation.take();
         self.apply(outcome)?;
         Ok(true)
     }
@@ -505,8 +505,6 @@ impl World {
         self.families.get_mut(&family).unwrap().renumber(subvol, current);
         let leaf = self.leaf(subvol);
         self.put_epoch(family, leaf.id);
-        let owner = EpochItem::absorbed(subvol);
-        self.put(epoch_key(current), &owner.encode());
     }
 
     // -- flushing -----------------------------------------------------------

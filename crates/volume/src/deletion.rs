@@ -1,0 +1,338 @@
+//! The end of a subvolume: at once for whoever looks, in steps for its space.
+//!
+//! ```text
+//!   delete:  one record: the entry goes, the subvolume is dying; no transaction of its files,
+//!            no snapshot and no reflink from then on
+//!   settle   its table and what lies under it is flushed; the tree stands still from here
+//!   walk     what it owns is released (`walk`), the cursor in the record
+//!   absorb   its sibling takes its parent's place, when nothing is pending for the two
+//!   rebury   what the sibling had dropped is released once more, by the heir that it is now
+//!   forget   tables and records go
+//! ```
+//!
+//! D1  One deletion at a time in a family; the others wait at *settle*, and are begun by id (R17).
+//! D2  Each step is bounded transactions, and the record says which step comes next: after a crash
+//!     it is taken again from there (R18, R28).
+//!
+//! Nothing here is needed to open a pool.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use copyhold_format::item::{Step, SubvolItem, SubvolState, epoch_key, subvol_key};
+use copyhold_pool::{Cached, Credit, IdSpace, Pool, PoolError, Tier, Transaction};
+use copyhold_types::{EpochId, Key, SubvolId, TableId, Timestamp, Txg};
+
+use crate::birth::put_epoch;
+use crate::error::{Result, VolumeError};
+use crate::family::{Absorption, FamilyId};
+use crate::pending::RELEASES_PER_STEP;
+use crate::release::Release;
+use crate::stored::dead_segment;
+use crate::volumes::{Map, Subvol, Volumes};
+
+/// Edits and bytes of a step that changes records only.
+const RECORD_EDITS: usize = 8;
+const RECORD_BYTES: usize = 1024;
+/// Rows of owners that one transaction sweeps.
+const ROWS_PER_STEP: usize = 64;
+/// How often background work is looked for when there was none.
+const IDLE: Duration = Duration::from_millis(100);
+
+/// Who pays for what a deleted subvolume leaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Leaving<'a> {
+    pub since: Timestamp,
+    /// What it was called.
+    pub name: &'a [u8],
+    pub heir: Option<SubvolId>,
+}
+
+/// The epoch in whose place a deletion goes on, once its own is gone.
+pub(crate) fn heir_of(step: Step) -> Option<EpochId> {
+    match step {
+        Step::Rebury { heir, .. } => Some(heir),
+        _ => None,
+    }
+}
+
+impl Volumes {
+    /// Deletes a subvolume: when this returns, nobody sees it. `tx` has the edits of the directory
+    /// that held its entry.
+    ///
+    /// # Errors
+    /// It is the root, or holds other subvolumes.
+    pub fn delete(
+        &self,
+        subvol: &Subvol,
+        leaving: &Leaving<'_>,
+        credit: Credit,
+        mut tx: Transaction,
+    ) -> Result<Txg> {
+        if subvol.id() == SubvolId::ROOT {
+            return Err(VolumeError::Root(subvol.id()));
+        }
+        let holder = subvol.item().place.subvol;
+        let holder = self.subvol(holder).ok_or(VolumeError::NoSubvolume(holder))?;
+        let (own, other) = (&subvol.family, &holder.family);
+        // The locks of two families are taken in the order of their ids.
+        let before = (other.id < own.id).then(|| other.tree.read());
+        let tree = own.tree.write();
+        let behind = (other.id > own.id).then(|| other.tree.read());
+        subvol.check_live()?;
+        let _owners = self.state.owners.lock();
+        if let Some(held) = self.held_by(subvol.id()) {
+            return Err(VolumeError::Holds(subvol.id(), held));
+        }
+        let held_by = before.as_ref().or(behind.as_ref()).map_or(&*tree, |other| other);
+        if let Some(leaf) = held_by.leaf(holder.id()) {
+            tx.readdress(|table| if table > Pool::PENDING { leaf.table } else { table });
+        }
+        let Leaving { since, name, heir } = *leaving;
+        let rows = self.state.ledger.delete_subvolume(subvol.id(), since, name, heir)?;
+        self.put_rows(rows, &mut tx);
+        let item = SubvolItem { state: SubvolState::Dying(Step::Settle), ..subvol.item() };
+        tx.put(Pool::SYSTEM, subvol_key(subvol.id()), &item.encode()[..]);
+        let txg = self.pool.apply(credit, tx)?;
+        subvol.set_item(item);
+        Ok(txg)
+    }
+
+    fn held_by(&self, holder: SubvolId) -> Option<SubvolId> {
+        let map = self.state.map.read();
+        let mut held = map.subvols.values().filter(|subvol| !subvol.is_dying());
+        held.find(|held| held.item().place.subvol == holder && held.id() != holder)
+            .map(|held| held.id())
+    }
+
+    // -- in the background --------------------------------------------------
+
+    /// Works in the background until the pool is closed or stopped.
+    pub fn begin_background(self: &Arc<Self>) {
+        let (rt, weak) = (self.pool.runtime().clone(), Arc::downgrade(self));
+        self.pool.runtime().spawn(Box::pin(async move {
+            loop {
+                match background(&weak).await {
+                    Some(true) => copyhold_runtime::yield_now().await,
+                    Some(false) => rt.sleep(IDLE).await,
+                    None => return,
+                }
+            }
+        }));
+    }
+
+    /// One bounded step of what waits: pending releases first, for deletions wait for them. Whether
+    /// there was anything to do.
+    pub async fn background_step(&self) -> Result<bool> {
+        let _working = self.working.lock().await;
+        if self.pending_step().await? || self.sweep_step().await? {
+            return Ok(true);
+        }
+        let mut any = Ok(false);
+        for subvol in self.deletions() {
+            // One that cannot go on is told, and does not stop the others.
+            match self.deletion_step(&subvol).await {
+                Ok(done) => any = any.map(|any| any || done),
+                Err(VolumeError::Pool(
+                    error @ (PoolError::Stopped { .. } | PoolError::ReadOnly { .. }),
+                )) => {
+                    return Err(error.into());
+                }
+                Err(error) => {
+                    tracing::error!("subvolume {} cannot be freed: {error}", subvol.id());
+                    any = any.or(Ok(false));
+                }
+            }
+        }
+        any
+    }
+
+    /// Works until nothing is left to do now; for tests, and for who waits for deletions.
+    pub async fn finish_background(&self) -> Result<()> {
+        while self.background_step().await? {}
+        Ok(())
+    }
+
+    /// The deletions that may go on: of each family the one that has begun, or else one (D1).
+    fn deletions(&self) -> Vec<Arc<Subvol>> {
+        let mut dying: Vec<_> = self.list().into_iter().filter(|s| s.is_dying()).collect();
+        dying.sort_by_key(|subvol| subvol.item().state == SubvolState::Dying(Step::Settle));
+        let mut families: BTreeSet<FamilyId> = BTreeSet::new();
+        let first = |subvol: &Arc<Subvol>| {
+            let state = subvol.item().state;
+            matches!(state, SubvolState::Dying(Step::Forget { .. }))
+                || families.insert(subvol.family.id)
+        };
+        dying.into_iter().filter(first).collect()
+    }
+
+    /// Whether anything could be done.
+    async fn deletion_step(&self, subvol: &Subvol) -> Result<bool> {
+        let SubvolState::Dying(step) = subvol.item().state else { return Ok(false) };
+        match step {
+            Step::Settle => {
+                self.pool.settle(subvol.files()).await?;
+                self.go_on(subvol, Step::Walk(Key::MIN), Transaction::new()).await?;
+            }
+            Step::Walk(from) => self.walk_step(subvol, from).await?,
+            Step::Absorb => return self.absorb_step(subvol).await,
+            Step::Rebury { heir, inherited, left } => {
+                self.rebury_step(subvol, heir, [inherited, left]).await?;
+            }
+            Step::Forget { sets } => self.forget_step(subvol, sets).await?,
+        }
+        Ok(true)
+    }
+
+    /// Credit for a step that changes records only.
+    async fn small_credit(&self) -> Result<Credit> {
+        Ok(self.pool.admit(Tier::DeleteSubvolume, RECORD_EDITS, RECORD_BYTES).await?)
+    }
+
+    async fn go_on(&self, subvol: &Subvol, step: Step, mut tx: Transaction) -> Result<()> {
+        let credit = self.small_credit().await?;
+        let item = put_step(subvol, step, &mut tx);
+        self.pool.apply(credit, tx)?;
+        subvol.set_item(item);
+        Ok(())
+    }
+
+    /// `false`: something is pending for the leaf or its parent.
+    async fn absorb_step(&self, subvol: &Subvol) -> Result<bool> {
+        loop {
+            let credit = self.small_credit().await?;
+            match self.absorb(subvol, credit)? {
+                Ok(done) => return Ok(done),
+                Err(unknown) => self.fetch_pending(unknown).await?,
+            }
+        }
+    }
+
+    /// `Err`: what is pending for this epoch has to be read first.
+    fn absorb(
+        &self,
+        subvol: &Subvol,
+        credit: Credit,
+    ) -> Result<std::result::Result<bool, EpochId>> {
+        let mut tree = subvol.family.tree.write();
+        let leaf = *tree.leaf(subvol.id()).ok_or(VolumeError::NoSubvolume(subvol.id()))?;
+        for holder in [Some(leaf.id), leaf.parent].into_iter().flatten() {
+            match self.has_pending(holder) {
+                Cached::Known(false) => {}
+                Cached::Known(true) => return Ok(Ok(false)),
+                Cached::Unknown => return Ok(Err(holder)),
+            }
+        }
+        let mut tx = Transaction::new();
+        tx.delete(Pool::SYSTEM, epoch_key(leaf.id));
+        let done = tree.absorb(subvol.id());
+        let mut heirs = None;
+        let step = match &done {
+            None => Step::Forget { sets: None },
+            Some(Absorption { parent, heir, inherited, left, .. }) => {
+                tx.delete(Pool::SYSTEM, epoch_key(parent.id));
+                put_epoch(&mut tx, &tree, *heir);
+                let heir = tree.get(*heir).expect("it has just absorbed");
+                if heir.is_live() {
+                    let live = self.subvol(heir.subvol);
+                    let live = live.ok_or(VolumeError::NoSubvolume(heir.subvol))?;
+                    let item = SubvolItem { first: heir.first, ..live.item() };
+                    tx.put(Pool::SYSTEM, subvol_key(live.id()), &item.encode()[..]);
+                    heirs = Some((live, item));
+                }
+                Step::Rebury { heir: heir.id, inherited: *inherited, left: *left }
+            }
+        };
+        let item = put_step(subvol, step, &mut tx);
+        self.pool.apply(credit, tx)?;
+        if let Some((live, item)) = heirs {
+            live.set_item(item);
+        }
+        subvol.set_item(item);
+        let mut map = self.state.map.write();
+        for gone in [Some(leaf), done.map(|done| done.parent)].into_iter().flatten() {
+            map.forget_epoch(gone.id, gone.table);
+            self.state.ledger.end_epoch(gone.current);
+        }
+        Ok(Ok(true))
+    }
+
+    async fn rebury_step(
+        &self,
+        subvol: &Subvol,
+        heir: EpochId,
+        [inherited, left]: [TableId; 2],
+    ) -> Result<()> {
+        let most = RELEASES_PER_STEP;
+        let items = self.pool.range(inherited, Key::MIN, Key::MAX, most).await?;
+        if items.is_empty() {
+            let step = Step::Forget { sets: Some([inherited, left]) };
+            return self.go_on(subvol, step, Transaction::new()).await;
+        }
+        let (mut tx, mut releases) = (Transaction::new(), Vec::new());
+        for (key, value) in items {
+            let segment = dead_segment(inherited, key, &value)?;
+            releases.push(Release::of_dead(heir, EpochId(key.object), &segment));
+            tx.delete(inherited, key);
+        }
+        self.release_step(&subvol.family, &releases, tx).await
+    }
+
+    async fn forget_step(&self, subvol: &Subvol, sets: Option<[TableId; 2]>) -> Result<()> {
+        for set in sets.into_iter().flatten() {
+            self.pool.drop_table(set).await?;
+        }
+        let credit = self.small_credit().await?;
+        let mut tx = Transaction::new();
+        tx.forget(subvol.files());
+        tx.delete(Pool::SYSTEM, subvol_key(subvol.id()));
+        tx.delete(Pool::SYSTEM, IdSpace::Inode(subvol.id()).key());
+        self.pool.apply(credit, tx)?;
+        self.state.map.write().subvols.remove(&subvol.id());
+        Ok(())
+    }
+
+    /// Rows of owners that are dead and pay for nothing any more (R26).
+    async fn sweep_step(&self) -> Result<bool> {
+        if !self.state.ledger.wants_sweep() {
+            return Ok(false);
+        }
+        let credit = self.pool.admit(Tier::DeleteSubvolume, ROWS_PER_STEP, RECORD_BYTES).await?;
+        let _owners = self.state.owners.lock();
+        let rows = self.state.ledger.sweep(ROWS_PER_STEP / 2);
+        let any = !rows.is_empty();
+        if any {
+            let mut tx = Transaction::new();
+            self.put_rows(rows, &mut tx);
+            self.pool.apply(credit, tx)?;
+        }
+        Ok(any)
+    }
+}
+
+impl Map {
+    fn forget_epoch(&mut self, epoch: EpochId, table: TableId) {
+        self.epochs.remove(&epoch);
+        self.tables.remove(&table);
+    }
+}
+
+pub(crate) fn put_step(subvol: &Subvol, step: Step, tx: &mut Transaction) -> SubvolItem {
+    let item = SubvolItem { state: SubvolState::Dying(step), ..subvol.item() };
+    tx.put(Pool::SYSTEM, subvol_key(subvol.id()), &item.encode()[..]);
+    item
+}
+
+/// A step, if there still is a pool to make it in; whether it found something to do.
+async fn background(volumes: &Weak<Volumes>) -> Option<bool> {
+    let volumes = volumes.upgrade()?;
+    match volumes.background_step().await {
+        Ok(any) => Some(any),
+        Err(VolumeError::Pool(PoolError::Stopped { .. } | PoolError::ReadOnly { .. })) => None,
+        Err(error) => {
+            tracing::error!("in the background: {error}");
+            Some(false)
+        }
+    }
+}

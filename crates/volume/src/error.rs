@@ -1,0 +1,38 @@
+//! What can go wrong with tenants, in the words of who must act on it.
+
+use copyhold_format::FormatError;
+use copyhold_pool::PoolError;
+use copyhold_types::{Key, SubvolId};
+
+use crate::family::BadFamily;
+use crate::quota::QuotaError;
+use crate::release::Damage;
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VolumeError {
+    #[error("there is no subvolume {0}")]
+    NoSubvolume(SubvolId),
+    #[error("subvolume {0} is being deleted; close what is open in it")]
+    Dying(SubvolId),
+    #[error("subvolume {0} is the root of the pool and cannot be deleted")]
+    Root(SubvolId),
+    #[error("subvolume {0} holds subvolume {1}; delete or move that one first")]
+    Holds(SubvolId, SubvolId),
+    #[error("the record {key} of the system table: {source}")]
+    Record {
+        key: Key,
+        #[source]
+        source: FormatError,
+    },
+    #[error("subvolumes do not go with their epochs: {0}; run a check")]
+    Family(#[from] BadFamily),
+    #[error("{0}; nothing more is freed here, run a check")]
+    Damage(#[from] Damage),
+    #[error(transparent)]
+    Quota(#[from] QuotaError),
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+}
+
+pub(crate) type Result<T> = std::result::Result<T, VolumeError>;

@@ -1,0 +1,111 @@
+//! Nodes of subvolumes' tables: whose they are when a flush writes them, and what it means that a
+//! flush gives some up.
+//!
+//! A table of files belongs to an epoch for life. Its nodes are stamped with the number that the
+//! epoch stamps, and released by it like data: what a forked table's flush replaces may be another's
+//! still. All other tables are the pool's own.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use copyhold_format::item::Content;
+use copyhold_pool::{Edit, NodeTurnover, Pool, Tenancy, Transaction, free_node};
+use copyhold_types::{EpochId, Key, NodePtr, Pointer, TableId, Txg};
+
+use crate::family::FamilyId;
+use crate::quota::Amount;
+use crate::release::{Evaluation, Release};
+use crate::steady::{refund, told};
+use crate::stored::Stored;
+use crate::volumes::{FamilyCell, State};
+
+/// Answers the pool.
+pub(crate) struct Tenants(pub(crate) Arc<State>);
+
+impl Tenancy for Tenants {
+    fn epoch(&self, table: TableId) -> EpochId {
+        let home = self.0.map.read().tables.get(&table).cloned();
+        let Some((family, epoch)) = home else { return EpochId::POOL };
+        let tree = family.tree.read();
+        tree.get(epoch).map_or(EpochId::POOL, |epoch| epoch.current)
+    }
+
+    fn steady(&self, tables: &[TableId], apply: &mut dyn FnMut(&mut dyn NodeTurnover)) {
+        let Some(pool) = self.0.pool.upgrade() else { return };
+        let homes: BTreeMap<TableId, (Arc<FamilyCell>, EpochId)> = {
+            let map = self.0.map.read();
+            let home = |table| map.tables.get(table).map(|home| (*table, home.clone()));
+            tables.iter().filter_map(home).collect()
+        };
+        let cells: BTreeMap<FamilyId, &Arc<FamilyCell>> =
+            homes.values().map(|(family, _)| (family.id, family)).collect();
+        let trees: BTreeMap<_, _> =
+            cells.iter().map(|(id, family)| (*id, family.tree.read())).collect();
+        let _burials: Vec<_> = cells.values().map(|family| family.burial.lock()).collect();
+        let look = Stored { pool: &pool, state: &self.0 };
+        let evaluations =
+            trees.iter().map(|(id, tree)| (*id, Evaluation::new(tree, &look))).collect();
+        let unflushed =
+            homes.keys().map(|&id| (id, pool.table(id).unflushed_bytes() as u64)).collect();
+        let state = &*self.0;
+        apply(&mut Turnover { state, pool: &pool, homes: &homes, evaluations, unflushed });
+    }
+
+    fn closing(&self, txg: Txg) -> Vec<(TableId, Key, Edit)> {
+        let rows = self.0.ledger.closing(txg);
+        rows.into_iter().map(|(key, edit)| (Pool::SYSTEM, key, edit)).collect()
+    }
+}
+
+/// The turnover of one flush, with the families of its tables held still.
+struct Turnover<'a> {
+    state: &'a State,
+    pool: &'a Pool,
+    homes: &'a BTreeMap<TableId, (Arc<FamilyCell>, EpochId)>,
+    evaluations: BTreeMap<FamilyId, Evaluation<'a>>,
+    /// Of each table, before the flush.
+    unflushed: BTreeMap<TableId, u64>,
+}
+
+impl NodeTurnover for Turnover<'_> {
+    fn turned_over(
+        &mut self,
+        table: TableId,
+        written: &[NodePtr],
+        replaced: &[NodePtr],
+        tx: &mut Transaction,
+    ) {
+        for ptr in written {
+            let bytes = ptr.runs().map(|run| run.bytes()).sum();
+            told(self.state.ledger.charge(ptr.epoch, Amount::metadata(bytes), None));
+        }
+        let Some((family, holder)) = self.homes.get(&table) else {
+            return replaced.iter().for_each(|ptr| free_node(tx, ptr));
+        };
+        let evaluation = self.evaluations.get_mut(&family.id).expect("its family is held");
+        for release in replaced.iter().flat_map(|ptr| releases(*holder, ptr)) {
+            // The transaction is being applied: what contradicts itself stays allocated, and a
+            // check finds it.
+            if let Err(damage) = evaluation.release(release) {
+                tracing::error!("{damage}; run a check");
+            }
+        }
+        let freed = self.state.decided(self.pool, evaluation.take(), tx);
+        freed.iter().for_each(|freed| refund(self.state, freed));
+        let left = self.pool.table(table).unflushed_bytes() as u64;
+        let merged = self.unflushed.insert(table, left).unwrap_or(0).saturating_sub(left);
+        // The tree is held already; to take it a second time would be to wait behind a writer.
+        if let Some(epoch) = evaluation.family().get(*holder) {
+            self.state.ledger.flushed(epoch.subvol, merged, left);
+        }
+    }
+}
+
+/// What giving up a node releases: each of its copies.
+pub(crate) fn releases(holder: EpochId, ptr: &NodePtr) -> impl Iterator<Item = Release> + use<> {
+    let epoch = ptr.epoch;
+    ptr.runs().map(move |run| {
+        let pointer = Pointer { run, epoch, origin: epoch };
+        Release { holder, pointer, content: Content::Node, count: 1 }
+    })
+}

@@ -1,0 +1,127 @@
+//! Releases that were left for later, taken up in bounded steps.
+//!
+//! Look-ups there must not wait, so what they would have to read is read before, and the step is
+//! tried again. It may fail to help, when the cache forgets sooner than the step comes: then what
+//! is unknown stays pending, and the rest is done.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use copyhold_format::item::{PENDING, PendingItem};
+use copyhold_pool::{Cached, Pool, Tier, Transaction, Value};
+use copyhold_types::{EpochId, Key};
+
+use crate::error::{Result, VolumeError};
+use crate::family::{Family, FamilyId};
+use crate::release::{Evaluation, Missing, Outcome, Release};
+use crate::stored::fetch;
+use crate::volumes::{FamilyCell, Volumes};
+
+/// Releases that one step takes.
+pub(crate) const RELEASES_PER_STEP: usize = 64;
+/// Levels that a release climbs in one step.
+const LEVELS_PER_STEP: u32 = 64;
+/// How often what is missing is read before a step does without.
+const TRIES: usize = 4;
+/// Edits and bytes that one release of a step may come to.
+const EDITS: usize = 6;
+const BYTES: usize = 48;
+
+impl Volumes {
+    /// Takes up pending releases, of one family. Whether there were any.
+    pub(crate) async fn pending_step(&self) -> Result<bool> {
+        let (from, to) = (Key::MIN, Key::MAX);
+        let items = self.pool.range(Pool::PENDING, from, to, RELEASES_PER_STEP).await?;
+        let mut by_family: BTreeMap<FamilyId, (Arc<FamilyCell>, Vec<(Key, Release)>)> =
+            BTreeMap::new();
+        for (key, value) in items {
+            let release = parse(key, &value)?;
+            let family = self.state.map.read().epochs.get(&release.holder).cloned();
+            let Some(family) = family else {
+                let Release { holder, pointer, .. } = release;
+                return Err(crate::release::Damage::NoHolder { holder, pointer }.into());
+            };
+            by_family
+                .entry(family.id)
+                .or_insert_with(|| (family, Vec::new()))
+                .1
+                .push((key, release));
+        }
+        let any = !by_family.is_empty();
+        for (family, releases) in by_family.into_values() {
+            let mut tx = Transaction::new();
+            releases.iter().for_each(|(key, _)| tx.delete(Pool::PENDING, *key));
+            let releases = releases.into_iter().map(|(_, release)| release).collect::<Vec<_>>();
+            self.release_step(&family, &releases, tx).await?;
+        }
+        Ok(any)
+    }
+
+    /// Applies `tx` together with what the releases come to.
+    pub(crate) async fn release_step(
+        &self,
+        family: &FamilyCell,
+        releases: &[Release],
+        tx: Transaction,
+    ) -> Result<()> {
+        let mut tx = Some(tx);
+        for attempt in 0.. {
+            let missing = {
+                let edits = tx.as_ref().map_or(0, Transaction::len) + releases.len() * EDITS;
+                let credit = self.pool.admit(Tier::DeleteSubvolume, edits, edits * BYTES).await?;
+                let tree = family.tree.read();
+                let _burial = family.burial.lock();
+                let sharing = self.state.sharing.load(Ordering::Acquire);
+                let _shares = sharing.then(|| self.state.shares.lock());
+                let outcome = self.evaluate(&tree, releases)?;
+                if outcome.missing.is_empty() || attempt == TRIES {
+                    let tx = tx.take().expect("it is applied once");
+                    self.apply_decided(credit, tx, outcome, None)?;
+                    return Ok(());
+                }
+                outcome.missing
+            };
+            fetch(&self.pool, &missing).await?;
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    fn evaluate(&self, tree: &Family, releases: &[Release]) -> Result<Outcome> {
+        let look = self.stored();
+        let mut evaluation = Evaluation::new(tree, &look).climbing(LEVELS_PER_STEP);
+        releases.iter().try_for_each(|release| evaluation.release(*release))?;
+        Ok(evaluation.take())
+    }
+
+    /// Whether a release of this holder is pending; `Unknown`: a node has to be read.
+    pub(crate) fn has_pending(&self, holder: EpochId) -> Cached<bool> {
+        let (from, to) = pending_of(holder);
+        match self.pool.range_cached(Pool::PENDING, from, to, 1) {
+            Cached::Known(items) => Cached::Known(!items.is_empty()),
+            Cached::Unknown => Cached::Unknown,
+        }
+    }
+
+    /// Reads what [`Self::has_pending`] needs.
+    pub(crate) async fn fetch_pending(&self, holder: EpochId) -> Result<()> {
+        let (from, to) = pending_of(holder);
+        self.pool.range(Pool::PENDING, from, to, 1).await?;
+        Ok(())
+    }
+
+    /// For those who add to the table of shares: what they miss is read.
+    pub(crate) async fn fetch_missing(&self, missing: &BTreeSet<Missing>) -> Result<()> {
+        fetch(&self.pool, missing).await
+    }
+}
+
+fn pending_of(holder: EpochId) -> (Key, Key) {
+    (Key::new(holder.0, PENDING, 0), Key::new(holder.0, PENDING, u64::MAX))
+}
+
+fn parse(key: Key, value: &Value) -> Result<Release> {
+    let wrong = |source| VolumeError::Record { key, source };
+    let item = PendingItem::parse(value).map_err(wrong)?;
+    Ok(Release::from_item(EpochId(key.object), &item))
+}

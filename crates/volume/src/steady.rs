@@ -1,0 +1,191 @@
+//! Transactions of a subvolume's files, while its family stands still.
+//!
+//! What pointers are stamped with, which of them are owned and what it means to drop one depends on
+//! the family. So it is held still from before the first pointer is made until the transaction is
+//! applied (R4):
+//!
+//! ```text
+//!   let still = volumes.steady(&subvol)?;      nothing below may wait
+//!   … make pointers of epoch still.epoch() …
+//!   still.apply(credit, tx, hold)
+//! ```
+
+use std::sync::atomic::Ordering;
+
+use copyhold_format::item::{Content, pending_key};
+use copyhold_pool::{Cached, Credit, Pool, Transaction};
+use copyhold_types::{EpochId, Pointer, Run, TableId, Txg};
+use parking_lot::RwLockReadGuard;
+
+use crate::error::{Result, VolumeError};
+use crate::family::{Epoch, Family};
+use crate::quota::{Amount, Hold, Miscount};
+use crate::release::{Evaluation, Freed, Lookup, Outcome, Place, Release};
+use crate::segment::{window_of, windows};
+use crate::stored::Stored;
+use crate::volumes::{State, Subvol, Volumes};
+
+/// A live subvolume whose family stands still. Others of the family may make transactions, too.
+pub struct Steady<'a> {
+    volumes: &'a Volumes,
+    subvol: &'a Subvol,
+    tree: RwLockReadGuard<'a, Family>,
+    leaf: Epoch,
+}
+
+impl Volumes {
+    /// Holds the family of a live subvolume still. Nothing may wait until the guard is dropped.
+    pub fn steady<'a>(&'a self, subvol: &'a Subvol) -> Result<Steady<'a>> {
+        let tree = subvol.family.tree.read();
+        subvol.check_live()?;
+        let leaf = *tree.leaf(subvol.id()).ok_or(VolumeError::NoSubvolume(subvol.id()))?;
+        Ok(Steady { volumes: self, subvol, tree, leaf })
+    }
+
+    /// Applies a transaction of a subvolume's files that makes no pointers, or whose pointers are
+    /// of the epoch that is current whatever happens.
+    pub fn apply(
+        &self,
+        subvol: &Subvol,
+        credit: Credit,
+        tx: Transaction,
+        hold: Option<&mut Hold>,
+    ) -> Result<Txg> {
+        self.steady(subvol)?.apply(credit, tx, hold)
+    }
+}
+
+impl Steady<'_> {
+    /// What new pointers are stamped with, as epoch and as origin.
+    pub fn epoch(&self) -> EpochId {
+        self.leaf.current
+    }
+
+    /// Where the files are while this is held.
+    pub fn files(&self) -> TableId {
+        self.leaf.table
+    }
+
+    /// Whether nobody else refers to what this pointer does, so that it may be changed in place:
+    /// never of what is shared by snapshot or reflink (R10). Unknown: a node had to be read.
+    pub fn is_exclusive(&self, pointer: &Pointer) -> Result<Cached<bool>> {
+        let look = self.volumes.stored();
+        if !self.leaf.owns(pointer.epoch) {
+            return Ok(Cached::Known(false));
+        }
+        if look.nothing_is_shared() {
+            return Ok(Cached::Known(true));
+        }
+        for part in windows(pointer.run) {
+            let Cached::Known(shares) = look.shares(window_of(part.addr))? else {
+                return Ok(Cached::Unknown);
+            };
+            let part = part.addr.block()..part.end();
+            let touches = |run: Run| run.addr.block() < part.end && part.start < run.end();
+            if shares.iter().any(|segment| touches(segment.run)) {
+                return Ok(Cached::Known(false));
+            }
+        }
+        Ok(Cached::Known(true))
+    }
+
+    /// Joins the open txg and applies everything at once; never waits. Edits of the subvolume's
+    /// files are led to the table where those are now. What is allocated is charged to the current
+    /// epoch, `hold` having been taken for it.
+    pub fn apply(
+        self,
+        credit: Credit,
+        mut tx: Transaction,
+        hold: Option<&mut Hold>,
+    ) -> Result<Txg> {
+        let Steady { volumes, subvol, tree, leaf } = self;
+        tx.readdress(|table| if table > Pool::PENDING { leaf.table } else { table });
+        let releases: Vec<Release> = tx
+            .take_released()
+            .into_iter()
+            .map(|pointer| Release { holder: leaf.id, pointer, content: Content::Data, count: 1 })
+            .collect();
+        let buries = releases.iter().any(|release| !leaf.owns(release.pointer.epoch));
+        let _burial = buries.then(|| subvol.family.burial.lock());
+        let shares = !releases.is_empty() && volumes.state.sharing.load(Ordering::Acquire);
+        let _shares = shares.then(|| volumes.state.shares.lock());
+        let look = volumes.stored();
+        let mut evaluation = Evaluation::new(&tree, &look);
+        releases.iter().try_for_each(|release| evaluation.release(*release))?;
+        volumes.apply_decided(credit, tx, evaluation.take(), Some((leaf.current, hold)))
+    }
+}
+
+impl Volumes {
+    pub(crate) fn stored(&self) -> Stored<'_> {
+        Stored { pool: &self.pool, state: &self.state }
+    }
+
+    /// Applies what was decided, with its locks held. `births`: whose the allocations are.
+    pub(crate) fn apply_decided(
+        &self,
+        credit: Credit,
+        mut tx: Transaction,
+        outcome: Outcome,
+        births: Option<(EpochId, Option<&mut Hold>)>,
+    ) -> Result<Txg> {
+        let freed = self.state.decided(&self.pool, outcome, &mut tx);
+        let ledger = &self.state.ledger;
+        let txg = self.pool.apply_with(credit, tx, |_, tx| {
+            if let Some((epoch, mut hold)) = births {
+                let born: u64 = tx.allocated().map(Run::bytes).sum();
+                let charge = |hold: Option<&mut Hold>| match born {
+                    0 => Ok(()),
+                    born => ledger.charge(epoch, Amount::data(born), hold),
+                };
+                told(charge(hold.as_deref_mut()));
+                hold.into_iter().for_each(Hold::spend_metadata);
+            }
+            freed.iter().for_each(|freed| refund(&self.state, freed));
+        })?;
+        Ok(txg)
+    }
+}
+
+impl State {
+    /// Adds to `tx` what was decided. What is free is to be refunded when the transaction joins.
+    pub(crate) fn decided(
+        &self,
+        pool: &Pool,
+        outcome: Outcome,
+        tx: &mut Transaction,
+    ) -> Vec<Freed> {
+        for (place, key, edit) in outcome.edits {
+            let table = match place {
+                Place::Deadlist(set) => set,
+                Place::Shares => Pool::SHARES,
+            };
+            tx.edit(table, key, edit);
+        }
+        for release in outcome.pending {
+            let sequence = self.next_sequence(pool.open_txg());
+            let key = pending_key(release.holder, sequence);
+            tx.put(Pool::PENDING, key, &release.item().encode());
+        }
+        outcome.freed.iter().for_each(|freed| tx.free(freed.run));
+        outcome.freed
+    }
+}
+
+/// While a transaction is applied.
+pub(crate) fn refund(state: &State, freed: &Freed) {
+    let bytes = freed.run.bytes();
+    let amount = match freed.content {
+        Content::Data => Amount::data(bytes),
+        Content::Node => Amount::metadata(bytes),
+    };
+    told(state.ledger.refund(freed.origin, amount));
+}
+
+/// A sum that is wrong is told and does not stop anybody's writes: a check recounts it.
+pub(crate) fn told(counted: std::result::Result<(), Miscount>) {
+    if let Err(miscount) = counted {
+        debug_assert!(false, "{miscount}");
+        tracing::error!("{miscount}");
+    }
+}

@@ -1,0 +1,89 @@
+//! What the tables of a pool say of deadlists and shares, without waiting; and how to make it so
+//! that the next look-up need not wait.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use copyhold_format::item::{DeadItem, ShareItem, WINDOW_BLOCKS, dead_key, share_key};
+use copyhold_pool::{Cached, Pool, Value};
+use copyhold_types::{BlockAddr, Key, Run, TableId};
+
+use crate::error::Result;
+use crate::release::{Damage, Dead, DeadWindow, Lookup, Missing, Place};
+use crate::segment::Segment;
+use crate::volumes::State;
+
+/// A window in a table: from this key, up to that one.
+fn keys(first: Key) -> (Key, Key) {
+    (first, Key { offset: first.offset + u64::from(WINDOW_BLOCKS), ..first })
+}
+
+pub(crate) struct Stored<'a> {
+    pub(crate) pool: &'a Pool,
+    pub(crate) state: &'a State,
+}
+
+impl Stored<'_> {
+    fn segments<M>(
+        &self,
+        table: TableId,
+        first: Key,
+        parse: impl Fn(Key, &Value) -> std::result::Result<Segment<M>, Damage>,
+    ) -> std::result::Result<Cached<Vec<Segment<M>>>, Damage> {
+        let (from, to) = keys(first);
+        match self.pool.range_cached(table, from, to, WINDOW_BLOCKS as usize) {
+            Cached::Unknown => Ok(Cached::Unknown),
+            Cached::Known(items) => {
+                let segments = items.iter().map(|(key, value)| parse(*key, value));
+                segments.collect::<std::result::Result<_, _>>().map(Cached::Known)
+            }
+        }
+    }
+}
+
+impl Lookup for Stored<'_> {
+    fn dead(&self, at: DeadWindow) -> std::result::Result<Cached<Vec<Segment<Dead>>>, Damage> {
+        self.segments(at.set, dead_key(at.epoch, at.window), |key, value| {
+            dead_segment(at.set, key, value)
+        })
+    }
+
+    fn shares(&self, window: BlockAddr) -> std::result::Result<Cached<Vec<Segment<u32>>>, Damage> {
+        self.segments(Pool::SHARES, share_key(window), |key, value| {
+            let damage = |source| Damage::Item { place: Place::Shares, key, source };
+            let item = ShareItem::parse(key, value).map_err(damage)?;
+            let run = Run::new(BlockAddr::from_raw(key.offset), item.blocks);
+            Ok(Segment { run, mark: item.count })
+        })
+    }
+
+    fn nothing_is_shared(&self) -> bool {
+        !self.state.sharing.load(Ordering::Acquire)
+    }
+}
+
+/// A segment of a deadlist as it is stored.
+pub(crate) fn dead_segment(
+    set: TableId,
+    key: Key,
+    value: &[u8],
+) -> std::result::Result<Segment<Dead>, Damage> {
+    let damage = |source| Damage::Item { place: Place::Deadlist(set), key, source };
+    let DeadItem { blocks, content, count, origin } =
+        DeadItem::parse(key, value).map_err(damage)?;
+    let run = Run::new(BlockAddr::from_raw(key.offset), blocks);
+    Ok(Segment { run, mark: Dead { content, count, origin } })
+}
+
+/// Reads the nodes that were missing.
+pub(crate) async fn fetch(pool: &Arc<Pool>, missing: &BTreeSet<Missing>) -> Result<()> {
+    for missing in missing {
+        let (table, (from, to)) = match missing {
+            Missing::Dead(at) => (at.set, keys(dead_key(at.epoch, at.window))),
+            Missing::Shares(window) => (Pool::SHARES, keys(share_key(*window))),
+        };
+        pool.range(table, from, to, WINDOW_BLOCKS as usize).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,357 @@
+//! The subvolumes of a pool, and the families that they are in.
+//!
+//! In core: each subvolume's record, and its family's tree of epochs. All of it is read from the
+//! system table when the pool is opened; no tree of files is.
+//!
+//! ```text
+//!   subvolume ──▶ family: tree (lock), burial (lock)      epoch ──▶ family
+//!                                                         table ──▶ family, epoch
+//! ```
+//!
+//! Locks, in order: trees of families by their ids (shared by whoever stamps or releases pointers,
+//! exclusive for seal, absorption and a subvolume's end, R4); their burials, by id (R16); the
+//! shares; owners and groups; then those of the pool, beginning with the open txg's gate. They are
+//! held from a decision until what was decided is in the log and in the tables: then the order of
+//! decisions is the order of the log. None is held across an await.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use copyhold_format::item::{
+    EPOCH, EpochItem, Place, SUBVOL, SubvolFlags, SubvolItem, SubvolState, subvol_key,
+};
+use copyhold_pool::{Credit, Pool, Tier, Transaction};
+use copyhold_runtime::FifoMutex;
+use copyhold_types::{EpochId, Key, SubvolId, TableId, Txg};
+use parking_lot::{Mutex, RwLock};
+
+use crate::error::{Result, VolumeError};
+use crate::family::{Family, FamilyId};
+use crate::nodes::Tenants;
+use crate::quota::{Ledger, Loader, Resident};
+
+/// Items of the system table that are read at a time.
+const STEP: usize = 1024;
+/// A sequence number is a txg and a count.
+const SEQUENCE_BITS: u32 = 24;
+
+/// All subvolumes of an open pool.
+pub struct Volumes {
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) state: Arc<State>,
+    /// One step of background work at a time.
+    pub(crate) working: FifoMutex,
+}
+
+/// What the pool's questions are answered from, too.
+pub(crate) struct State {
+    pub(crate) pool: Weak<Pool>,
+    pub(crate) map: RwLock<Map>,
+    /// Who changes the table of shares.
+    pub(crate) shares: Mutex<()>,
+    /// Whether that table may have anything.
+    pub(crate) sharing: AtomicBool,
+    /// Who changes owners and groups (`quota`).
+    pub(crate) owners: Mutex<()>,
+    pub(crate) ledger: Ledger,
+    sequence: AtomicU64,
+}
+
+/// Who is where. Locked for a moment, after any family.
+#[derive(Default)]
+pub(crate) struct Map {
+    pub(crate) subvols: BTreeMap<SubvolId, Arc<Subvol>>,
+    pub(crate) epochs: BTreeMap<EpochId, Arc<FamilyCell>>,
+    pub(crate) tables: BTreeMap<TableId, (Arc<FamilyCell>, EpochId)>,
+}
+
+/// A family and its locks.
+pub(crate) struct FamilyCell {
+    pub(crate) id: FamilyId,
+    pub(crate) tree: RwLock<Family>,
+    /// Held while a pointer is looked up in a sibling's deadlist and put on its own (R16).
+    pub(crate) burial: Mutex<()>,
+}
+
+/// A subvolume, live or being deleted.
+pub struct Subvol {
+    id: SubvolId,
+    pub(crate) family: Arc<FamilyCell>,
+    item: Mutex<SubvolItem>,
+    files: AtomicU64,
+}
+
+impl Subvol {
+    pub(crate) fn new(id: SubvolId, family: Arc<FamilyCell>, item: SubvolItem) -> Arc<Subvol> {
+        let files = AtomicU64::new(item.table.0);
+        Arc::new(Subvol { id, family, item: Mutex::new(item), files })
+    }
+
+    pub fn id(&self) -> SubvolId {
+        self.id
+    }
+
+    /// Its record, as of now.
+    pub fn item(&self) -> SubvolItem {
+        *self.item.lock()
+    }
+
+    /// Where its files are now. A snapshot moves them to another table, which begins with the same
+    /// content; who has locks on what it read before may go on, for its edits are led there.
+    pub fn files(&self) -> TableId {
+        TableId(self.files.load(Ordering::Acquire))
+    }
+
+    pub fn is_dying(&self) -> bool {
+        self.item.lock().state != SubvolState::Live
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        self.item.lock().flags.read_only()
+    }
+
+    pub(crate) fn set_item(&self, item: SubvolItem) {
+        *self.item.lock() = item;
+        self.files.store(item.table.0, Ordering::Release);
+    }
+
+    pub(crate) fn check_live(&self) -> Result<()> {
+        match self.is_dying() {
+            true => Err(VolumeError::Dying(self.id)),
+            false => Ok(()),
+        }
+    }
+}
+
+/// What the system table says.
+#[derive(Default)]
+struct Records {
+    subvols: BTreeMap<SubvolId, SubvolItem>,
+    epochs: BTreeMap<EpochId, EpochItem>,
+    quotas: Loader,
+}
+
+impl Records {
+    async fn read(pool: &Arc<Pool>) -> Result<Records> {
+        let mut records = Records::default();
+        let mut from = Some(Key::MIN);
+        while let Some(start) = from {
+            let items = pool.range(Pool::SYSTEM, start, Key::MAX, STEP).await?;
+            from = (items.len() == STEP).then(|| items[STEP - 1].0.successor()).flatten();
+            for (key, value) in items {
+                let wrong = |source| VolumeError::Record { key, source };
+                records.add(key, &value).map_err(wrong)?;
+            }
+        }
+        Ok(records)
+    }
+
+    fn add(
+        &mut self,
+        key: Key,
+        value: &[u8],
+    ) -> std::result::Result<(), copyhold_format::FormatError> {
+        match key.kind {
+            SUBVOL => {
+                self.subvols.insert(SubvolId(key.object as u32), SubvolItem::parse(value)?);
+            }
+            EPOCH => {
+                self.epochs.insert(EpochId(key.object), EpochItem::parse(key, value)?);
+            }
+            _ => {
+                self.quotas.row(key, value)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Map {
+    fn of(subvols: BTreeMap<SubvolId, SubvolItem>, families: Vec<Family>) -> Result<Map> {
+        let mut map = Map::default();
+        let mut homes = BTreeMap::new();
+        for family in families {
+            let leaves: Vec<SubvolId> = family.subvols().collect();
+            let cell = map.add_family(family);
+            homes.extend(leaves.into_iter().map(|subvol| (subvol, cell.clone())));
+        }
+        for (id, item) in subvols {
+            // A deletion that has passed its leaf has no home but its heir's.
+            let heir = match item.state {
+                SubvolState::Dying(step) => crate::deletion::heir_of(step),
+                SubvolState::Live => None,
+            };
+            let home = homes.get(&id).or_else(|| map.epochs.get(&heir?)).cloned();
+            let leaf = home.as_ref().and_then(|home| home.tree.read().leaf(id).copied());
+            let is_wrong = match leaf {
+                Some(leaf) => {
+                    (leaf.id, leaf.first, leaf.table) != (item.epoch, item.first, item.table)
+                }
+                None => item.state == SubvolState::Live,
+            };
+            // Of one that is to be forgotten only the record is left.
+            let alone = || FamilyCell::new(Family::new(item.epoch, id, item.table));
+            let home = home.unwrap_or_else(alone);
+            if is_wrong {
+                let why = "its subvolume's record says something else";
+                return Err(crate::family::BadFamily { epoch: item.epoch, why }.into());
+            }
+            map.subvols.insert(id, Subvol::new(id, home, item));
+        }
+        Ok(map)
+    }
+
+    pub(crate) fn add_family(&mut self, family: Family) -> Arc<FamilyCell> {
+        let cell = FamilyCell::new(family);
+        let tree = cell.tree.read();
+        for epoch in tree.epochs() {
+            self.epochs.insert(epoch.id, cell.clone());
+            self.tables.insert(epoch.table, (cell.clone(), epoch.id));
+        }
+        drop(tree);
+        cell
+    }
+}
+
+impl FamilyCell {
+    fn new(family: Family) -> Arc<FamilyCell> {
+        let id = family.id();
+        Arc::new(FamilyCell { id, tree: RwLock::new(family), burial: Mutex::new(()) })
+    }
+}
+
+impl State {
+    /// Tells pending releases apart, across crashes too: txgs are never used again (R13).
+    pub(crate) fn next_sequence(&self, open: Txg) -> u64 {
+        let floor = open.get() << SEQUENCE_BITS;
+        let next = |last: u64| Some(floor.max(last + 1));
+        let update = self.sequence.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
+        floor.max(update.expect("there is a next one") + 1)
+    }
+}
+
+impl Volumes {
+    /// Most edits, and bytes of them, that creating, snapshotting or deleting a subvolume adds to
+    /// the caller's transaction; credit has to cover them.
+    pub const LIFE_EDITS: usize = 32;
+    pub const LIFE_BYTES: usize = 4096;
+
+    /// Reads what there is. The pool was opened for tenants (`OpenOptions::tenants`), and begins to
+    /// flush now. What an interrupted deletion has left goes on when background work does.
+    pub async fn open(pool: Arc<Pool>) -> Result<Arc<Volumes>> {
+        let Records { subvols, epochs, quotas } = Records::read(&pool).await?;
+        let families = Family::restore(&epochs)?;
+        let resident = |(&subvol, item): (&SubvolId, &SubvolItem)| resident(subvol, item);
+        let live = subvols.iter().filter(|(_, item)| item.state == SubvolState::Live);
+        let payers = epochs.values().map(|item| (item.current, item.subvol));
+        let (ledger, strays) = quotas.finish(live.map(resident), payers);
+        strays.iter().for_each(|stray| tracing::error!("{stray}; run a check"));
+        let sharing = !pool.range(Pool::SHARES, Key::MIN, Key::MAX, 1).await?.is_empty();
+        let state = Arc::new(State {
+            pool: Arc::downgrade(&pool),
+            map: RwLock::new(Map::of(subvols, families)?),
+            shares: Mutex::new(()),
+            sharing: AtomicBool::new(sharing),
+            owners: Mutex::new(()),
+            ledger,
+            sequence: AtomicU64::new(0),
+        });
+        for subvol in state.map.read().subvols.values() {
+            let unflushed = pool.table(subvol.files()).unflushed_bytes();
+            state.ledger.owes(subvol.id, unflushed as u64);
+        }
+        pool.set_tenancy(Arc::new(Tenants(state.clone())));
+        Ok(Arc::new(Volumes { pool, state, working: FifoMutex::new() }))
+    }
+
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    pub fn ledger(&self) -> &Ledger {
+        &self.state.ledger
+    }
+
+    /// A subvolume, live or being deleted.
+    pub fn subvol(&self, id: SubvolId) -> Option<Arc<Subvol>> {
+        self.state.map.read().subvols.get(&id).cloned()
+    }
+
+    /// All subvolumes by id, live and being deleted.
+    pub fn list(&self) -> Vec<Arc<Subvol>> {
+        self.state.map.read().subvols.values().cloned().collect()
+    }
+
+    /// The living, as quotas are told of them.
+    pub fn residents(&self) -> Vec<Resident> {
+        let live = self.list().into_iter().filter(|subvol| !subvol.is_dying());
+        live.map(|subvol| resident(subvol.id, &subvol.item())).collect()
+    }
+
+    /// Credit for a transaction of a subvolume's files that drops `releases` pointers: what those
+    /// may come to is added.
+    pub async fn admit(
+        &self,
+        subvol: &Subvol,
+        tier: Tier,
+        edits: usize,
+        bytes: usize,
+        releases: usize,
+    ) -> Result<Credit> {
+        /// A segment that is split, on the deadlist and among the shares, with their keys.
+        const EDITS: usize = 4;
+        const BYTES: usize = 32;
+        let alone = subvol.family.tree.read().epochs().nth(1).is_none();
+        let more = match alone && !self.state.sharing.load(Ordering::Acquire) {
+            true => 0,
+            false => releases * EDITS,
+        };
+        Ok(self.pool.admit(tier, edits + more, bytes + more * BYTES).await?)
+    }
+
+    /// Changes a live subvolume's record.
+    fn rewrite(
+        &self,
+        subvol: &Subvol,
+        credit: Credit,
+        mut tx: Transaction,
+        change: impl FnOnce(&mut SubvolItem),
+    ) -> Result<Txg> {
+        let _still = subvol.family.tree.write();
+        subvol.check_live()?;
+        let mut item = subvol.item();
+        change(&mut item);
+        tx.put(Pool::SYSTEM, subvol_key(subvol.id), &item.encode()[..]);
+        let txg = self.pool.apply(credit, tx)?;
+        subvol.set_item(item);
+        Ok(txg)
+    }
+
+    /// Forbids changes, or allows them again. Refusing them is the caller's business; what was
+    /// dirty when this returns is not to be written any more.
+    pub fn set_read_only(&self, subvol: &Subvol, on: bool, credit: Credit) -> Result<Txg> {
+        self.rewrite(subvol, credit, Transaction::new(), |item| {
+            let flags = item.flags.0 & !SubvolFlags::READ_ONLY;
+            item.flags = SubvolFlags(flags | if on { SubvolFlags::READ_ONLY } else { 0 });
+        })
+    }
+
+    /// Its entry is in another directory now; `tx` has the edits of the directories, which are in
+    /// the same subvolume (R39).
+    pub fn moved(
+        &self,
+        subvol: &Subvol,
+        to: Place,
+        credit: Credit,
+        tx: Transaction,
+    ) -> Result<Txg> {
+        assert!(to.subvol == subvol.item().place.subvol, "entries move in their subvolume only");
+        self.rewrite(subvol, credit, tx, |item| item.place = to)
+    }
+}
+
+fn resident(subvol: SubvolId, item: &SubvolItem) -> Resident {
+    let holder = Some(item.place.subvol).filter(|&holder| holder != subvol);
+    Resident { subvol, holder, origin: item.origin }
+}

@@ -1,0 +1,183 @@
+//! What a dying subvolume owns, released in key order and bounded steps.
+//!
+//! Its table is settled and takes no edits. A node that is older than the subvolume's first epoch
+//! has nothing below it that is not: it is skipped with all that. A partition's own nodes are
+//! released when its items have been, so that after a crash the cursor never leads to a node that
+//! is gone (R18). Layers hide items of the base, so a partition that has some is read as a whole.
+//!
+//! A step is one transaction: releases, and the cursor behind them.
+
+use copyhold_format::item::{EXTENT, Extent, Step};
+use copyhold_format::node::PartitionDescriptor;
+use copyhold_pool::Transaction;
+use copyhold_table::{NodeVisit, Table};
+use copyhold_types::{Key, NodePtr, Pointer, Purpose};
+
+use crate::deletion::put_step;
+use crate::error::{Result, VolumeError};
+use crate::family::Epoch;
+use crate::nodes;
+use crate::release::Release;
+use crate::volumes::{Subvol, Volumes};
+
+/// Extents that one step releases.
+const EXTENTS_PER_STEP: usize = 256;
+/// Items that are read at a time where layers hide others.
+const ITEMS_PER_READ: usize = 1024;
+
+/// Where a walk is: the partition, and what comes behind it.
+struct Place {
+    partition: PartitionDescriptor,
+    end: Option<Key>,
+}
+
+/// What a step found from its cursor on.
+#[derive(Default)]
+struct Found {
+    owned: Vec<Pointer>,
+    /// Where the next step begins; `None`: behind the partition.
+    next: Option<Key>,
+}
+
+impl Volumes {
+    pub(crate) async fn walk_step(&self, subvol: &Subvol, from: Key) -> Result<()> {
+        let table = self.pool.table(subvol.files());
+        let leaf = *(subvol.family.tree.read().leaf(subvol.id()))
+            .ok_or(VolumeError::NoSubvolume(subvol.id()))?;
+        let pin = self.pool.pin();
+        let place = place(&table, from);
+        let Found { owned, next } = match place.partition.layers.is_empty() {
+            true => self.owned_below(&leaf, &place, from).await?,
+            false => self.owned_merged(&leaf, &table, &place, from).await?,
+        };
+        let content = copyhold_format::item::Content::Data;
+        let holder = leaf.id;
+        let release = |pointer| Release { holder, pointer, content, count: 1 };
+        let mut releases: Vec<Release> = owned.into_iter().map(release).collect();
+        let step = match (next, place.end) {
+            (Some(next), _) => Step::Walk(next),
+            (None, end) => {
+                let owned = self.owned_nodes(&leaf, &table, &place).await;
+                releases.extend(owned.iter().flat_map(|ptr| nodes::releases(leaf.id, ptr)));
+                end.map_or(Step::Absorb, Step::Walk)
+            }
+        };
+        drop(pin);
+        let mut tx = Transaction::new();
+        let item = put_step(subvol, step, &mut tx);
+        self.release_step(&subvol.family, &releases, tx).await?;
+        subvol.set_item(item);
+        Ok(())
+    }
+
+    /// Owned extents under owned leaves.
+    async fn owned_below(&self, leaf: &Epoch, place: &Place, from: Key) -> Result<Found> {
+        let mut found = Found::default();
+        let Some(root) = place.partition.root.filter(|root| leaf.owns(root.epoch)) else {
+            return Ok(found);
+        };
+        let mut leaves = vec![(place.partition.start, root)];
+        if place.partition.height > 0 {
+            let inner = self.node(root, Purpose::Inner).await?;
+            let inner =
+                inner.as_inner().ok_or_else(|| self.damaged(root, "it is no inner node"))?;
+            leaves = inner.iter().map(|child| (child.first, child.ptr)).collect();
+        }
+        for (n, (_, ptr)) in leaves.iter().enumerate() {
+            // A child ends where the next begins.
+            let end = leaves.get(n + 1).map(|next| next.0);
+            if end.is_some_and(|end| end <= from) || !leaf.owns(ptr.epoch) {
+                continue;
+            }
+            let node = self.node(*ptr, Purpose::Leaf).await?;
+            let node = node.as_leaf().ok_or_else(|| self.damaged(*ptr, "it is no leaf"))?;
+            for (key, value) in node.iter().filter(|(key, _)| *key >= from && key.kind == EXTENT) {
+                found.add(leaf, key, &value.to_vec())?;
+                if found.owned.len() == EXTENTS_PER_STEP {
+                    found.next = place.behind(key);
+                    return Ok(found);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    async fn owned_merged(
+        &self,
+        leaf: &Epoch,
+        table: &Table,
+        place: &Place,
+        from: Key,
+    ) -> Result<Found> {
+        let mut found = Found::default();
+        let end = place.end.unwrap_or(Key::MAX);
+        let items = self.pool.range(table.id(), from, end, ITEMS_PER_READ).await?;
+        if items.len() == ITEMS_PER_READ {
+            found.next = place.behind(items[ITEMS_PER_READ - 1].0);
+        }
+        for (key, value) in items.iter().filter(|(key, _)| key.kind == EXTENT) {
+            found.add(leaf, *key, value)?;
+        }
+        Ok(found)
+    }
+
+    /// Nodes of the partition's base and layers that the subvolume owns.
+    async fn owned_nodes(&self, leaf: &Epoch, table: &Table, place: &Place) -> Vec<NodePtr> {
+        let PartitionDescriptor { start, root, layers, .. } = &place.partition;
+        let roots = root.iter().chain(layers.iter().map(|layer| &layer.root));
+        let mut owned = Vec::new();
+        if !roots.into_iter().any(|root| leaf.owns(root.epoch)) {
+            return owned;
+        }
+        let mut visit = |visit: NodeVisit<'_>| {
+            if visit.partition == *start && leaf.owns(visit.ptr.epoch) {
+                owned.push(visit.ptr);
+            }
+        };
+        table.for_each_node(self.pool.node_source(), false, &mut visit).await;
+        owned
+    }
+
+    async fn node(
+        &self,
+        ptr: NodePtr,
+        why: Purpose,
+    ) -> Result<std::sync::Arc<copyhold_format::node::Node>> {
+        let nodes = self.pool.node_source();
+        if let Some(node) = nodes.cached(&ptr) {
+            return Ok(node);
+        }
+        Ok(nodes.read(ptr, why).await.map_err(copyhold_pool::PoolError::from)?)
+    }
+
+    fn damaged(&self, ptr: NodePtr, why: &str) -> VolumeError {
+        let what = format!("{ptr:?}");
+        copyhold_pool::PoolError::Damaged { what, why: why.into() }.into()
+    }
+}
+
+impl Place {
+    /// The key behind `key`, if it is in the partition.
+    fn behind(&self, key: Key) -> Option<Key> {
+        key.successor().filter(|next| self.end.is_none_or(|end| *next < end))
+    }
+}
+
+impl Found {
+    fn add(&mut self, leaf: &Epoch, key: Key, value: &[u8]) -> Result<()> {
+        let wrong = |source| VolumeError::Record { key, source };
+        let pointer = Extent::parse(value).map_err(wrong)?.pointer;
+        if leaf.owns(pointer.epoch) {
+            self.owned.push(pointer);
+        }
+        Ok(())
+    }
+}
+
+/// The partition that has `from`.
+fn place(table: &Table, from: Key) -> Place {
+    let mut partitions: Vec<_> = table.descriptors().into_iter().map(|(_, d)| d).collect();
+    let at = partitions.partition_point(|partition| partition.start <= from);
+    let end = partitions.get(at).map(|next| next.start);
+    Place { partition: partitions.swap_remove(at - 1), end }
+}
