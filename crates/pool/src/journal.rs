@@ -21,6 +21,9 @@ use crate::config::Limits;
 use crate::health::Health;
 use crate::{PoolError, Sabotage, labels};
 
+/// Where the uberblock comes late, on purpose: only one of so many is written.
+const LATE: u64 = 4;
+
 pub(crate) struct Journal {
     device: DynDevice,
     label: Label,
@@ -274,9 +277,11 @@ impl Journal {
         health: &Health,
     ) -> Result<bool, PoolError> {
         let Some(uberblock) = self.next_uberblock(oldest_pin) else { return Ok(false) };
-        if self.limits.breaks(Sabotage::ReuseLogAtOnce) {
+        let late = self.limits.breaks(Sabotage::ReuseLogAtOnce);
+        if late {
             self.state.lock().appender.reuse_before(uberblock.head);
-        } else {
+        }
+        if !late || uberblock.number.is_multiple_of(LATE) {
             labels::write_uberblock(&self.device, &self.label, &uberblock).await?;
             let again = self.limits.breaks(Sabotage::TrustSecondFlush);
             health.flush(&self.device, again).await?;

@@ -25,10 +25,9 @@ pub enum Sabotage {
     /// R5: recovery does not apply edits older than what a base calls complete, but reads bases
     /// early.
     ReplayReadsBase,
-    /// R6: the head moves on what is flushed, before the record of it is durable.
+    /// R6: the head moves at once on what is flushed, before the record of it is durable.
     HeadAheadOfRecord,
-    /// R6: log segments are reused as soon as the head has moved in memory, and no uberblock says
-    /// so.
+    /// R6: the log is reused as soon as the head has moved in memory; an uberblock says so later.
     ReuseLogAtOnce,
     /// R12: a failed flush is retried and trusted.
     TrustSecondFlush,

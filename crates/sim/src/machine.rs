@@ -25,7 +25,11 @@ impl Machine {
     /// Switches on a machine whose disk holds `image`.
     pub fn on(seed: u64, image: SimImage) -> Machine {
         let rt = SeededRuntime::new(seed);
-        let config = SimConfig { one_slow_in: 4 << (seed % 4), ..SimConfig::new(seed) };
+        let mut config = SimConfig { one_slow_in: 4 << (seed % 4), ..SimConfig::new(seed) };
+        if seed >> 8 & 3 == 0 {
+            // So slow that what is being read may be freed, and used again, meanwhile.
+            config.read_latency.end *= 20;
+        }
         let disk = SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image, config);
         Machine { rt, disk }
     }

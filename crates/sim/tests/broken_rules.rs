@@ -8,9 +8,13 @@ const SEEDS: u64 = 400;
 
 #[track_caller]
 fn is_noticed(rule: Sabotage, weather: impl Into<Option<Weather>>) {
-    let weather = weather.into();
+    is_noticed_at(Level::Pool, rule, weather.into());
+}
+
+#[track_caller]
+fn is_noticed_at(level: Level, rule: Sabotage, weather: Option<Weather>) {
     for seed in 1..=SEEDS {
-        let sound = Plan { weather, ..Plan::new(Level::Pool, seed) };
+        let sound = Plan { weather, ..Plan::new(level, seed) };
         if let Err(failure) = sound.run() {
             panic!("{failure}");
         }
@@ -54,7 +58,7 @@ fn r6_a_head_ahead_of_the_record_is_noticed() {
 
 #[test]
 fn r6_reusing_the_log_before_the_uberblock_is_noticed() {
-    is_noticed(Sabotage::ReuseLogAtOnce, Weather::PowerCut);
+    is_noticed(Sabotage::ReuseLogAtOnce, Weather::UberblockRot);
 }
 
 #[test]
@@ -105,4 +109,22 @@ fn recording_a_root_before_its_nodes_are_flushed_is_noticed() {
 #[test]
 fn not_verifying_the_tail_is_noticed() {
     is_noticed(Sabotage::TailNotVerified, Weather::PowerCutAtFlush);
+}
+
+// Through files a broken rule shows less often: what is read is mostly in memory, and what a crash
+// takes was mostly not promised. These need the weather that they are about there, too.
+
+#[test]
+fn through_files_reusing_what_somebody_reads_is_noticed() {
+    is_noticed_at(Level::Fs, Sabotage::IgnorePins, Some(Weather::Calm));
+}
+
+#[test]
+fn through_files_trusting_the_second_flush_is_noticed() {
+    is_noticed_at(Level::Fs, Sabotage::TrustSecondFlush, Some(Weather::FlushError));
+}
+
+#[test]
+fn through_files_not_verifying_the_tail_is_noticed() {
+    is_noticed_at(Level::Fs, Sabotage::TailNotVerified, Some(Weather::PowerCutAtFlush));
 }

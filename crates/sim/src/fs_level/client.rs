@@ -1,5 +1,6 @@
 //! A client of a filesystem: what it does in its own names, and what it checks while it lives.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,8 @@ use copyhold_fs::{
     Caller, FallocateMode, Filesystem, FsError, NodeId, OpenFlags, RenameFlags, SetAttr,
     WriteFlags, XattrSet,
 };
+use futures_util::future::{Either, select};
+use futures_util::pin_mut;
 use parking_lot::MutexGuard;
 
 use super::content::{Content, Versions};
@@ -57,9 +60,10 @@ impl Client {
             71..76 => self.truncate().await,
             76..80 => self.fallocate().await,
             80..82 => self.copy().await,
-            82..88 => self.read().await,
-            88..91 => self.list().await,
-            91..96 => self.fsync().await,
+            82..86 => self.read().await,
+            86..89 => self.read_anothers().await,
+            89..91 => self.list().await,
+            91..96 => self.fsync_any().await,
             96..97 => self.sync().await,
             97..98 => self.expect_refusals().await,
             _ => self.rest().await,
@@ -386,7 +390,12 @@ impl Client {
         self.begin_data("write", id, |content| content.write(offset, &bytes));
         let wrote = self.fs.write(node, offset, &bytes, WriteFlags::default()).await;
         let wrote = self.given("write", wrote)?;
-        self.end_data(id, node, wrote.is_some()).await
+        self.end_data(id, node, wrote.is_some()).await?;
+        // What an editor does, or a database.
+        if self.dice.one_in(6) && self.world().logs[self.id].now().objects.contains_key(&id) {
+            return self.fsync(id).await;
+        }
+        Ok(())
     }
 
     async fn truncate(&mut self) -> Done {
@@ -458,6 +467,24 @@ impl Client {
         Ok(())
     }
 
+    /// Reads a file that another may be changing or removing, without opening it. Each block is
+    /// what it was at some time.
+    async fn read_anothers(&mut self) -> Done {
+        let Some((id, node)) = self.anybodys_file() else { return Ok(()) };
+        let (offset, len) = self.a_range();
+        let offset = offset & !4095;
+        let fs = self.fs.clone();
+        let read = self.with_patience(fs.read(node, offset, len as usize)).await;
+        let Some(read) = read.filter(|read| !matches!(read, Err(FsError::Stale))) else {
+            return Ok(());
+        };
+        let Some(read) = self.given("read", read)? else { panic!("a read needs no space") };
+        let world = self.world();
+        let ever = world.data.get(&id).is_none_or(|data| data.ever_held(offset, &read.to_vec()));
+        assert!(ever || self.forgiving, "object {id}: never held what is read at {offset}");
+        Ok(())
+    }
+
     /// A directory lists each of this client's names once.
     async fn list(&mut self) -> Done {
         let tree = self.tree();
@@ -495,27 +522,53 @@ impl Client {
 
     // -- making durable -----------------------------------------------------
 
-    /// Of this client's files or of another's.
-    async fn fsync(&mut self) -> Done {
-        let (id, node, version, moment) = {
-            let world = self.shared.world.lock();
-            let of = self.dice.below(world.logs.len() as u64) as usize;
-            let objects = &world.logs[of].now().objects;
-            let files = objects
-                .iter()
-                .filter(|(id, object)| object.kind == Kind::File && world.nodes.contains_key(id));
-            let files: Vec<ObjectId> = files.map(|(id, _)| *id).collect();
-            if files.is_empty() {
-                return Ok(());
-            }
-            let id = self.dice.pick(&files);
-            (id, world.nodes[&id], world.data[&id].done(), world.touched(id))
+    /// Of this client or of another.
+    fn anybodys_file(&mut self) -> Option<(ObjectId, NodeId)> {
+        let world = self.shared.world.lock();
+        let of = self.dice.below(world.logs.len() as u64) as usize;
+        let objects = &world.logs[of].now().objects;
+        let files = objects
+            .iter()
+            .filter(|(id, object)| object.kind == Kind::File && world.nodes.contains_key(id));
+        let files: Vec<ObjectId> = files.map(|(id, _)| *id).collect();
+        let id = (!files.is_empty()).then(|| self.dice.pick(&files))?;
+        Some((id, world.nodes[&id]))
+    }
+
+    /// What an operation gives, unless this client gives it up before.
+    async fn with_patience<T>(&mut self, operation: impl Future<Output = T>) -> Option<T> {
+        if !self.dice.one_in(8) {
+            return Some(operation.await);
+        }
+        let patience = Duration::from_nanos(self.dice.magnitude(21));
+        let over = self.fs.pool().runtime().sleep(patience);
+        pin_mut!(operation);
+        match select(operation, over).await {
+            Either::Left((given, _)) => Some(given),
+            Either::Right(_) => None,
+        }
+    }
+
+    async fn fsync_any(&mut self) -> Done {
+        match self.anybodys_file() {
+            Some((id, _)) => self.fsync(id).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn fsync(&mut self, id: ObjectId) -> Done {
+        let (node, version, moment) = {
+            let world = self.world();
+            (world.nodes[&id], world.data[&id].done(), world.touched(id))
         };
-        match self.fs.fsync(node, self.dice.one_in(2)).await {
-            // Somebody has removed it meanwhile.
-            Err(FsError::Stale) => return Ok(()),
-            Err(FsError::NoSpace(error)) => panic!("R22: accepted, but not written: {error}"),
-            result => self.given("fsync", result)?,
+        let (fs, data_only) = (self.fs.clone(), self.dice.one_in(2));
+        match self.with_patience(fs.fsync(node, data_only)).await {
+            // Given up, or somebody has removed it meanwhile.
+            None | Some(Err(FsError::Stale)) => return Ok(()),
+            Some(Err(FsError::NoSpace(error))) => {
+                panic!("R22: accepted, but not written: {error}")
+            }
+            Some(result) => self.given("fsync", result)?,
         };
         let mut world = self.world();
         world.sync(moment);
@@ -529,7 +582,8 @@ impl Client {
 
     async fn sync(&mut self) -> Done {
         let (moment, versions) = self.world().before_sync();
-        let result = self.fs.sync().await;
+        let fs = self.fs.clone();
+        let Some(result) = self.with_patience(fs.sync()).await else { return Ok(()) };
         if let Err(FsError::NoSpace(error)) = &result {
             panic!("R22: accepted, but not written: {error}");
         }

@@ -107,6 +107,15 @@ impl Versions {
         self.synced = self.synced.max(version);
     }
 
+    /// Whether each block of `bytes`, which begin with a whole one, was in its place once, or is
+    /// nothing.
+    pub(crate) fn ever_held(&self, offset: u64, bytes: &[u8]) -> bool {
+        bytes.chunks(BLOCK_BYTES).zip(offset / BLOCK..).all(|(bytes, block)| {
+            let was = |version: &Content| version.block(block)[..bytes.len()] == *bytes;
+            self.all.iter().any(was) || bytes.iter().all(|byte| *byte == 0)
+        })
+    }
+
     /// What is wrong with `found`, which must be made of versions not older than `least`.
     pub(crate) fn problem(&self, found: &[u8], least: usize) -> Option<String> {
         let (synced, names) = (self.synced, &self.names);
