@@ -105,6 +105,9 @@ impl Ledger {
 
     /// Everything of which there may be a record, when quotas have been turned off.
     pub(super) fn forget_all(&self, groups: &mut Groups) {
+        for subvol in groups.all.keys().filter_map(|id| id.subvol()) {
+            groups.set_reserve(subvol, 0);
+        }
         let mut keys = std::mem::take(&mut groups.leftovers);
         for (id, group) in std::mem::take(&mut groups.all) {
             keys.extend(group.is_logged.then(|| group_key(id)));
