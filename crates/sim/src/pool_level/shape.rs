@@ -26,6 +26,7 @@ impl Shape {
             metaslab_blocks: Some(dice.pick(&[256, 1024])),
             node_bytes: Some(4096),
             partition_leaves: Some(dice.pick(&[2, 8, 32])),
+            ..CreateOptions::default()
         };
         let limits = Limits {
             txg_interval: Duration::from_millis(dice.pick(&[2, 20, 5000])),
