@@ -16,6 +16,10 @@ pub(crate) enum BenchError {
     NotRoot,
     #[error("`{0} info --json` gives no counters that this program knows")]
     NoCounters(String),
+    #[error("{files} files are more than a process may have open ({open}); use fewer --files")]
+    TooManyFiles { files: u32, open: u64 },
+    #[error("the background could not begin to write; what it said is above")]
+    NoBackground,
     #[error("interrupted; everything is unmounted and removed")]
     Interrupted,
 }

@@ -2,12 +2,10 @@
 //!
 //! Problem.  A figure alone says little: machines, neighbours and caches differ from hour to hour.
 //! Idea.     The same job runs on Copyhold and on its peers in turn, A, B, A, B …, each time on a
-//! fresh
-// !           filesystem over a file in the same directory. What counts are medians and their
-// ratios.
+//!           fresh filesystem over a file in the same directory. What counts are medians and their
+//!           ratios.
 //! Order.    `target` makes a filesystem and takes it away again, whatever happens;
-//! `random_overwrite`
-//!           is the job; `summary` turns samples into lines.
+//!           `random_overwrite` and `unshare` are the jobs; `summary` turns samples into lines.
 //!
 //! Beside time it reports device bytes per byte that the job wrote: a benchmark that is over before
 //! bookkeeping is due would hide them (P4), so run it with a data set many times the memory for
@@ -22,40 +20,78 @@ mod interrupt;
 mod random_overwrite;
 mod summary;
 mod target;
+mod unshare;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 
 use error::BenchError;
 use interrupt::Interrupt;
 use random_overwrite::{Bounds, Variant};
-use summary::Summary;
+use summary::{Sample, Summary};
 use target::{Kind, Site};
+use unshare::{Background, Unshare};
 
 const EXAMPLES: &str = "\
 Examples:
   copyhold-bench random-overwrite
   copyhold-bench random-overwrite --against btrfs,ext4 --rounds 3
-  copyhold-bench random-overwrite --size 2G --ops 2000000 --option delta=2M --variants direct";
+  copyhold-bench random-overwrite --size 2G --ops 2000000 --option delta=2M --variants direct
+  copyhold-bench unshare --files 200 --snapshots 50 --quota off,simple --against btrfs";
 
 /// Measure Copyhold, and kernel filesystems beside it
 #[derive(Debug, Parser)]
 #[command(name = "copyhold-bench", version, after_help = EXAMPLES, max_term_width = 100)]
 struct CommandLine {
-    /// What to run
-    #[arg(value_enum)]
+    #[command(subcommand)]
     job: Job,
-    /// Kernel filesystems to run it on in turn: btrfs, ext4 (root only: they need loop devices)
-    #[arg(long, value_enum, value_delimiter = ',')]
+    #[command(flatten)]
+    common: Common,
+}
+
+/// What every job takes, before or behind its name.
+#[derive(Debug, Args)]
+struct Common {
+    /// Kernel filesystems to run it on in turn: btrfs, ext4, xfs (root only: they need loop
+    /// devices)
+    #[arg(long, global = true, value_enum, value_delimiter = ',')]
     against: Vec<Kind>,
     /// How often each; medians are of these
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, global = true, default_value_t = 3)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// One JSON object a line instead of a table
-    #[arg(long)]
+    #[arg(long, global = true)]
     json: bool,
+    /// Mount option for Copyhold, as behind -o; may be repeated
+    #[arg(long = "option", global = true, value_name = "OPTION")]
+    options: Vec<String>,
+    /// Where the files that hold the filesystems go
+    #[arg(long, global = true, default_value = ".")]
+    dir: PathBuf,
+    /// The program [default: `copyhold` beside this one]
+    #[arg(long, global = true)]
+    program: Option<PathBuf>,
+    /// Leave Copyhold out
+    #[arg(long, global = true, hide = true)]
+    peers_only: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Job {
+    /// 4 KiB writes at random places of a file that is there
+    RandomOverwrite(RandomOverwrite),
+    /// Many tenants, each writing into its own snapshot of one subvolume
+    Unshare(Unshare),
+    /// A process that `unshare` starts
+    #[command(hide = true)]
+    Background(Background),
+}
+
+#[derive(Clone, Debug, Args)]
+struct RandomOverwrite {
     /// Size of the file that is overwritten: a number with K, M or G
     #[arg(long, default_value = "1G", value_parser = parse_size)]
     size: u64,
@@ -68,37 +104,66 @@ struct CommandLine {
     /// Which of the job's variants
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Variant::ALL)]
     variants: Vec<Variant>,
-    /// Mount option for Copyhold, as behind -o; may be repeated
-    #[arg(long = "option", value_name = "OPTION")]
-    options: Vec<String>,
-    /// Where the files that hold the filesystems go
-    #[arg(long, default_value = ".")]
-    dir: PathBuf,
-    /// The program [default: `copyhold` beside this one]
-    #[arg(long)]
-    program: Option<PathBuf>,
-    /// Leave Copyhold out
-    #[arg(long, hide = true)]
-    peers_only: bool,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Job {
-    /// 4 KiB writes at random places of a file that is there
-    RandomOverwrite,
 }
 
 impl Job {
-    fn name(self) -> &'static str {
+    fn name(&self) -> &'static str {
         match self {
-            Job::RandomOverwrite => "random-overwrite",
+            Job::RandomOverwrite(_) => "random-overwrite",
+            Job::Unshare(_) => "unshare",
+            Job::Background(_) => "background",
+        }
+    }
+
+    /// What a filesystem holds at most.
+    fn data_bytes(&self) -> u64 {
+        match self {
+            Job::RandomOverwrite(job) => job.size,
+            Job::Unshare(job) => job.data_bytes(),
+            Job::Background(_) => 0,
+        }
+    }
+
+    /// One round on one kind of filesystem.
+    fn run(
+        &self,
+        site: &Site,
+        kind: Kind,
+        round: u32,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Sample>, BenchError> {
+        match self {
+            Job::RandomOverwrite(job) => {
+                let blocks = job.size / random_overwrite::BLOCK as u64;
+                let bounds = Bounds {
+                    blocks,
+                    ops: job.ops.unwrap_or(blocks),
+                    time: std::time::Duration::from_secs(job.seconds),
+                };
+                let target = site.set_up(kind)?;
+                let samples = random_overwrite::run(&target, bounds, &job.variants, interrupt)?;
+                target.take_down()?;
+                Ok(samples)
+            }
+            Job::Unshare(job) => {
+                let mut samples = Vec::new();
+                for quota in job.modes(kind, round) {
+                    let target = site.set_up(kind)?;
+                    samples.extend(job.run(&target, quota, interrupt)?);
+                    target.take_down()?;
+                }
+                let compared = unshare::simple_to_off(&samples);
+                samples.extend(compared);
+                Ok(samples)
+            }
+            Job::Background(_) => unreachable!("it has no rounds"),
         }
     }
 }
 
 fn main() -> ExitCode {
     let command_line = CommandLine::parse();
-    match run(&command_line) {
+    match run(&command_line.job, &command_line.common) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("copyhold-bench: {error}");
@@ -107,28 +172,23 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(given: &CommandLine) -> Result<(), BenchError> {
+fn run(job: &Job, given: &Common) -> Result<(), BenchError> {
     let interrupt = Interrupt::watch()?;
+    if let Job::Background(job) = job {
+        // Ctrl-C reaches it, too; it ends with the process that started it.
+        return job.run();
+    }
     let mut kinds = given.against.clone();
     if !given.peers_only {
         kinds.insert(0, Kind::Copyhold);
     }
     kinds.dedup();
-    let blocks = given.size / random_overwrite::BLOCK as u64;
-    let bounds = Bounds {
-        blocks,
-        ops: given.ops.unwrap_or(blocks),
-        time: std::time::Duration::from_secs(given.seconds),
-    };
-    let site = Site::new(&given.dir, given.program.clone(), &given.options, given.size)?;
-    let mut summary = Summary::new(given.job.name(), &kinds, given.rounds);
+    let site = Site::new(&given.dir, given.program.clone(), &given.options, job.data_bytes())?;
+    let mut summary = Summary::new(job.name(), &kinds, given.rounds);
     for round in 1..=given.rounds {
         for &kind in &kinds {
             eprintln!("round {round} of {}: {}", given.rounds, kind.name());
-            let target = site.set_up(kind)?;
-            let samples = random_overwrite::run(&target, bounds, &given.variants, &interrupt)?;
-            target.take_down()?;
-            summary.add(kind, samples);
+            summary.add(kind, job.run(&site, kind, round, &interrupt)?);
         }
     }
     match given.json {
@@ -165,8 +225,11 @@ mod tests {
         CommandLine::command().debug_assert();
         let given = ["x", "random-overwrite", "--against", "btrfs,ext4", "--size", "64M"];
         let given = CommandLine::try_parse_from(given).unwrap();
-        assert_eq!(given.against, [Kind::Btrfs, Kind::Ext4]);
-        assert_eq!(given.size, 64 << 20);
+        assert_eq!(given.common.against, [Kind::Btrfs, Kind::Ext4]);
+        assert!(matches!(given.job, Job::RandomOverwrite(job) if job.size == 64 << 20));
+        let given = ["x", "--json", "unshare", "--quota", "off,simple", "--against", "xfs"];
+        let given = CommandLine::try_parse_from(given).unwrap();
+        assert!(given.common.json && matches!(given.job, Job::Unshare(_)));
     }
 
     #[test]

@@ -19,6 +19,14 @@ impl Sample {
     pub(crate) fn new(variant: &str, metric: &str, unit: &'static str, value: f64) -> Sample {
         Sample { metric: format!("{variant}.{metric}"), unit, value }
     }
+
+    pub(crate) fn metric(&self) -> &str {
+        &self.metric
+    }
+
+    pub(crate) fn value(&self) -> f64 {
+        self.value
+    }
 }
 
 /// All samples of a job.

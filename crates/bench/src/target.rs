@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -20,6 +21,7 @@ pub(crate) enum Kind {
     Copyhold,
     Btrfs,
     Ext4,
+    Xfs,
 }
 
 impl Kind {
@@ -28,6 +30,7 @@ impl Kind {
             Kind::Copyhold => "copyhold",
             Kind::Btrfs => "btrfs",
             Kind::Ext4 => "ext4",
+            Kind::Xfs => "xfs",
         }
     }
 }
@@ -71,7 +74,7 @@ impl Site {
         fs::create_dir(target.directory()).on("the mount point")?;
         match kind {
             Kind::Copyhold => target.mount_pool()?,
-            Kind::Btrfs | Kind::Ext4 => target.mount_loop()?,
+            Kind::Btrfs | Kind::Ext4 | Kind::Xfs => target.mount_loop()?,
         }
         Ok(target)
     }
@@ -105,6 +108,19 @@ impl Target<'_> {
     fn mount_pool(&self) -> Result<(), BenchError> {
         let size = self.site.image_bytes.to_string();
         run(self.copyhold().arg("create").arg(self.image()).args(["--size", &size]))?;
+        self.mount_again()
+    }
+
+    /// Mounts what was made before.
+    fn mount_again(&self) -> Result<(), BenchError> {
+        if let Some(device) = self.loop_device() {
+            run(Command::new("mount")
+                .args(["-t", self.kind.name(), "-o", "noatime"])
+                .arg(&device)
+                .arg(self.directory()))?;
+            self.undo.borrow_mut().push(Undo::KernelMount);
+            return Ok(());
+        }
         let mut mount = self.copyhold();
         mount.arg("mount");
         for option in &self.site.options {
@@ -122,26 +138,51 @@ impl Target<'_> {
         let device = run(Command::new("losetup").args(attach).arg(self.image()))?;
         let device = PathBuf::from(device.trim());
         self.undo.borrow_mut().push(Undo::Loop(device.clone()));
-        let quiet: &[&str] = if self.kind == Kind::Btrfs { &["-q", "-f"] } else { &["-q", "-F"] };
+        let quiet: &[&str] = if self.kind == Kind::Ext4 { &["-q", "-F"] } else { &["-q", "-f"] };
         let mkfs = format!("mkfs.{}", self.kind.name());
         run(Command::new(mkfs).args(quiet).arg(&device))?;
-        run(Command::new("mount")
-            .args(["-t", self.kind.name()])
-            .arg(&device)
-            .arg(self.directory()))?;
-        self.undo.borrow_mut().push(Undo::KernelMount);
-        Ok(())
+        self.mount_again()
     }
 
-    fn copyhold(&self) -> Command {
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    fn loop_device(&self) -> Option<PathBuf> {
+        let undo = self.undo.borrow();
+        undo.iter().find_map(|undo| match undo {
+            Undo::Loop(device) => Some(device.clone()),
+            _ => None,
+        })
+    }
+
+    /// Unmounts and mounts again; how long each took.
+    pub(crate) fn remount(&self) -> Result<(Duration, Duration), BenchError> {
+        let began = Instant::now();
+        let mount = self.undo.borrow_mut().pop();
+        mount.map_or(Ok(()), |mount| self.undo_one(mount))?;
+        let unmounted = Instant::now();
+        self.mount_again()?;
+        Ok((unmounted - began, unmounted.elapsed()))
+    }
+
+    pub(crate) fn copyhold(&self) -> Command {
         Command::new(&self.site.program)
+    }
+
+    /// What `copyhold info --json` says of the mount.
+    pub(crate) fn info(&self) -> Result<Value, BenchError> {
+        let mut ask = self.copyhold();
+        let info = run(ask.args(["--json", "info"]).arg(self.directory()))?;
+        let program = self.site.program.display().to_string();
+        serde_json::from_str(&info).map_err(|_| BenchError::NoCounters(program))
     }
 
     /// Makes everything durable that was written.
     pub(crate) fn sync(&self) -> Result<(), BenchError> {
         match self.kind {
             Kind::Copyhold => run(self.copyhold().arg("sync").arg(self.directory())).map(drop),
-            Kind::Btrfs | Kind::Ext4 => {
+            Kind::Btrfs | Kind::Ext4 | Kind::Xfs => {
                 let root = File::open(self.directory()).on(self.directory().display())?;
                 rustix::fs::syncfs(&root).on("syncfs")
             }
@@ -152,18 +193,12 @@ impl Target<'_> {
     pub(crate) fn traffic(&self) -> Result<Traffic, BenchError> {
         match self.kind {
             Kind::Copyhold => {
-                let mut ask = self.copyhold();
-                let info = run(ask.args(["--json", "info"]).arg(self.directory()))?;
                 let program = self.site.program.display().to_string();
-                Traffic::of_info(&info).ok_or(BenchError::NoCounters(program))
+                Traffic::of_info(&self.info()?).ok_or(BenchError::NoCounters(program))
             }
-            Kind::Btrfs | Kind::Ext4 => {
-                let undo = self.undo.borrow();
-                let device = undo.iter().find_map(|undo| match undo {
-                    Undo::Loop(device) => device.file_name(),
-                    _ => None,
-                });
-                let name = device.expect("a kernel filesystem has a loop device");
+            Kind::Btrfs | Kind::Ext4 | Kind::Xfs => {
+                let device = self.loop_device().expect("a kernel filesystem has a loop device");
+                let name = device.file_name().expect("devices have names");
                 let path = Path::new("/sys/block").join(name).join("stat");
                 let stat = fs::read_to_string(&path).on(path.display())?;
                 Ok(Traffic::of_block_stat(&stat))
@@ -178,17 +213,20 @@ impl Target<'_> {
 
     fn undo_all(&self) -> Result<(), BenchError> {
         let mut first_failure = Ok(());
-        while let Some(undo) = self.undo.borrow_mut().pop() {
-            let undone = match undo {
-                Undo::Loop(device) => run(Command::new("losetup").arg("-d").arg(device)),
-                Undo::KernelMount => run(Command::new("umount").arg(self.directory())),
-                Undo::PoolMount => run(self.copyhold().arg("umount").arg(self.directory())),
-            };
-            if first_failure.is_ok() {
-                first_failure = undone.map(drop);
-            }
+        loop {
+            let Some(undo) = self.undo.borrow_mut().pop() else { return first_failure };
+            let undone = self.undo_one(undo);
+            first_failure = first_failure.and(undone);
         }
-        first_failure
+    }
+
+    fn undo_one(&self, undo: Undo) -> Result<(), BenchError> {
+        match undo {
+            Undo::Loop(device) => run(Command::new("losetup").arg("-d").arg(device)),
+            Undo::KernelMount => run(Command::new("umount").arg(self.directory())),
+            Undo::PoolMount => run(self.copyhold().arg("umount").arg(self.directory())),
+        }
+        .map(drop)
     }
 }
 
@@ -209,8 +247,7 @@ pub(crate) struct Traffic {
 
 impl Traffic {
     /// From `copyhold info --json`: `counters: {purpose: {written_bytes, …}}` and `flushes`.
-    fn of_info(info: &str) -> Option<Traffic> {
-        let info: Value = serde_json::from_str(info).ok()?;
+    fn of_info(info: &Value) -> Option<Traffic> {
         let purposes = info.get("counters")?.as_object()?.iter();
         let written_bytes = purposes
             .map(|(purpose, counts)| {
@@ -261,7 +298,7 @@ impl Traffic {
 }
 
 /// Runs a command to its end; its standard output.
-fn run(command: &mut Command) -> Result<String, BenchError> {
+pub(crate) fn run(command: &mut Command) -> Result<String, BenchError> {
     let shown = format!("{command:?}").replace('"', "");
     let output = command.stdin(Stdio::null()).output().on(&shown)?;
     if !output.status.success() {
@@ -283,13 +320,13 @@ mod tests {
         let info = r#"{"pool":"x","flushes":7,"counters":{
             "data":{"writes":1,"written_bytes":8192,"reads":0,"read_bytes":0},
             "log":{"writes":1,"written_bytes":4096,"reads":0,"read_bytes":0}}}"#;
-        let traffic = Traffic::of_info(info).unwrap();
+        let traffic = Traffic::of_info(&serde_json::from_str(info).unwrap()).unwrap();
         let since = traffic.since(&Traffic { flushes: 5, ..Traffic::default() });
         assert_eq!(since.flushes, 2);
         assert_eq!(since.written_bytes, traffic.written_bytes);
         let samples = since.samples("direct", 2);
         assert_eq!(samples[0], Sample::new("direct", "device_bytes", "bytes/byte", 1.5));
-        assert_eq!(Traffic::of_info("{}"), None);
+        assert_eq!(Traffic::of_info(&Value::Null), None);
 
         let stat = "1 0 8 0 5 0 24 0 0 0 0 0 0 0 0 3 0";
         let expected = Traffic { written_bytes: vec![("all".into(), 24 * 512)], flushes: 3 };

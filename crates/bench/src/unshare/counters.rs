@@ -1,0 +1,156 @@
+//! What a filesystem tells of its commits, and of the time that operations wait for them.
+//!
+//! Copyhold: `copyhold info --json` has `durable_txg`, which counts commits, and may have
+//! `join_wait: {count, total_ns, max_ns}`: how often an operation joined a transaction group, and
+//! how long all of them waited for that. btrfs: `commit_stats` in sysfs; what its operations wait
+//! is told by kernel probes only. Others tell nothing.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::error::{BenchError, On};
+use crate::summary::Sample;
+use crate::target::{Kind, Target, run};
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Counters {
+    commits: Option<u64>,
+    /// Time spent in commits.
+    commit_ms: Option<u64>,
+    /// The longest commit since the mount.
+    commit_max_ms: Option<u64>,
+    joins: Option<u64>,
+    join_wait_ns: Option<u64>,
+    /// The longest wait since the mount.
+    join_wait_max_ns: Option<u64>,
+}
+
+impl Counters {
+    pub(super) fn read(target: &Target<'_>) -> Result<Counters, BenchError> {
+        match target.kind() {
+            Kind::Copyhold => {
+                let counters = Counters::of_info(&target.info()?);
+                if counters.joins.is_none() {
+                    eprintln!("time of waiting to join a commit: not offered by `info --json`");
+                }
+                Ok(counters)
+            }
+            Kind::Btrfs => Counters::of_btrfs(&target.directory()),
+            Kind::Ext4 | Kind::Xfs => Ok(Counters::default()),
+        }
+    }
+
+    fn of_info(info: &Value) -> Counters {
+        let waited = |field: &str| info.get("join_wait")?.get(field)?.as_u64();
+        Counters {
+            commits: info.get("durable_txg").and_then(Value::as_u64),
+            joins: waited("count"),
+            join_wait_ns: waited("total_ns"),
+            join_wait_max_ns: waited("max_ns"),
+            ..Counters::default()
+        }
+    }
+
+    fn of_btrfs(mount_point: &Path) -> Result<Counters, BenchError> {
+        let shown = run(Command::new("btrfs").args(["filesystem", "show"]).arg(mount_point))?;
+        let uuid = shown.split_whitespace().skip_while(|word| *word != "uuid:").nth(1);
+        let path = Path::new("/sys/fs/btrfs").join(uuid.unwrap_or_default()).join("commit_stats");
+        let stats = fs::read_to_string(&path).on(path.display())?;
+        Ok(Counters::of_commit_stats(&stats))
+    }
+
+    fn of_commit_stats(stats: &str) -> Counters {
+        let of = |name: &str| {
+            let line = stats.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            line.and_then(|number| number.trim().parse().ok())
+        };
+        Counters {
+            commits: of("commits"),
+            commit_ms: of("total_commit_ms"),
+            commit_max_ms: of("max_commit_ms"),
+            ..Counters::default()
+        }
+    }
+
+    pub(super) fn since(&self, before: &Counters) -> Counters {
+        let less = |now: Option<u64>, before: Option<u64>| Some(now?.saturating_sub(before?));
+        Counters {
+            commits: less(self.commits, before.commits),
+            commit_ms: less(self.commit_ms, before.commit_ms),
+            joins: less(self.joins, before.joins),
+            join_wait_ns: less(self.join_wait_ns, before.join_wait_ns),
+            ..self.clone()
+        }
+    }
+
+    /// Only what was told.
+    pub(super) fn samples(&self, variant: &str) -> Vec<Sample> {
+        let number = |name: &str, unit, value: Option<f64>| {
+            value.map(|value| Sample::new(variant, name, unit, value))
+        };
+        let per = |total: Option<u64>, count: Option<u64>| {
+            Some(total? as f64 / count.filter(|count| *count > 0)? as f64)
+        };
+        let us = |ns: f64| ns / 1000.0;
+        let wait = per(self.join_wait_ns, self.joins).map(us);
+        let wait_max = self.join_wait_max_ns.map(|ns| us(ns as f64));
+        [
+            number("commits", "commits", self.commits.map(|count| count as f64)),
+            number("commit_mean", "ms", per(self.commit_ms, self.commits)),
+            number("commit_max", "ms", self.commit_max_ms.map(|ms| ms as f64)),
+            number("joins", "ops", self.joins.map(|count| count as f64)),
+            number("join_wait_mean", "us", wait),
+            number("join_wait_max", "us", wait_max),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+}
+
+/// The most memory that the daemon had; `None` for a filesystem of the kernel.
+pub(super) fn memory_bytes(target: &Target<'_>) -> Result<Option<u64>, BenchError> {
+    if target.kind() != Kind::Copyhold {
+        return Ok(None);
+    }
+    let Some(pid) = target.info()?.get("pid").and_then(Value::as_u64) else { return Ok(None) };
+    let path = format!("/proc/{pid}/status");
+    let status = fs::read_to_string(&path).on(path)?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    Ok(kib.map(|kib| kib << 10))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_becomes_figures_and_what_is_not_does_not() {
+        let info = |json: &str| Counters::of_info(&serde_json::from_str(json).unwrap());
+        let before = info(r#"{"durable_txg": 5, "join_wait": {"count": 10, "total_ns": 1000}}"#);
+        let after = info(
+            r#"{"durable_txg": 9, "join_wait": {"count": 20, "total_ns": 51000, "max_ns": 9000}}"#,
+        );
+        let samples = after.since(&before).samples("off.next");
+        let expected = [
+            Sample::new("off.next", "commits", "commits", 4.0),
+            Sample::new("off.next", "joins", "ops", 10.0),
+            Sample::new("off.next", "join_wait_mean", "us", 5.0),
+            Sample::new("off.next", "join_wait_max", "us", 9.0),
+        ];
+        assert_eq!(samples, expected);
+        assert_eq!(Counters::default().samples("off.next"), []);
+    }
+
+    #[test]
+    fn commit_stats_of_the_kernel_are_read() {
+        let stats = "commits 4\nlast_commit_ms 3\nmax_commit_ms 20\ntotal_commit_ms 44\n";
+        let counters = Counters::of_commit_stats(stats);
+        assert_eq!((counters.commits, counters.commit_ms), (Some(4), Some(44)));
+        assert_eq!(counters.commit_max_ms, Some(20));
+    }
+}
