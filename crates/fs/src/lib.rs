@@ -20,7 +20,8 @@
 //! Locks, outermost first; no task takes them in another order:
 //!   1. the subvolume's rename lock (async), by renames between directories;
 //!   2. directories' entry locks (async), by inode number;
-//!   3. a file's data lock (async): shared by reads, exclusive for writes, truncates, fallocate;
+//!   3. a file's data lock (async): shared by reads and by writes of whole blocks within the file,
+//!      exclusive for other writes, truncates, fallocate;
 //!   4. a file's map lock (async): its extent items are looked up and changed under it;
 //!   5. credit of the pool (`Pool::admit`), always last of what may wait;
 //!   6. mutexes of inodes' states, by inode number, then those of the caches. Never held across an

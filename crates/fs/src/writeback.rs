@@ -18,7 +18,7 @@ use event_listener::Event;
 use futures_util::future::join;
 use parking_lot::Mutex;
 
-use crate::inode::InodeRef;
+use crate::inode::{InodeRef, State};
 use crate::{Filesystem, NodeId, Options, Result};
 
 /// Files that are written at the same time.
@@ -104,6 +104,21 @@ impl Flusher {
     }
 }
 
+/// What a file that has become dirty was before, and how much of it can be written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dirt {
+    listed: bool,
+    ready: usize,
+}
+
+impl State {
+    /// The file is dirty, and will be on the list.
+    pub(crate) fn note_dirty(&mut self) -> Dirt {
+        let listed = std::mem::replace(&mut self.data.listed, true);
+        Dirt { listed, ready: self.data.ready() }
+    }
+}
+
 impl Filesystem {
     /// Bytes of file data that are only in memory.
     pub fn dirty_bytes(&self) -> u64 {
@@ -112,14 +127,16 @@ impl Filesystem {
 
     /// Puts a file on the list, and starts what its being there calls for.
     pub(crate) fn note_dirty(self: &Arc<Self>, inode: &InodeRef) {
-        let (listed, ready) = {
-            let mut state = inode.state();
-            (std::mem::replace(&mut state.data.listed, true), state.data.ready())
-        };
-        if !listed {
+        let dirt = inode.state().note_dirty();
+        self.see_to_dirty(inode, dirt);
+    }
+
+    /// As [`Self::note_dirty`], with what the state has noted already.
+    pub(crate) fn see_to_dirty(self: &Arc<Self>, inode: &InodeRef, dirt: Dirt) {
+        if !dirt.listed {
             self.list_file(inode);
         }
-        if (ready * BLOCK_BYTES) as u64 >= self.flusher.file_bytes_start {
+        if (dirt.ready * BLOCK_BYTES) as u64 >= self.flusher.file_bytes_start {
             self.start_writer(inode.node);
         } else if self.flusher.is_half_full() {
             self.start_writers(|_| true);

@@ -146,6 +146,9 @@ impl Filesystem {
     }
 
     /// Turns parts to be looked up into zeros and requests; inline data goes into `bufs` at once.
+    ///
+    /// Under the map's lock nothing is installed. So what is in memory is looked at once more: with
+    /// what the table has now it makes the file of one moment, although others overwrite it.
     async fn look_up(
         &self,
         inode: &Inode,
@@ -153,6 +156,9 @@ impl Filesystem {
         bufs: &mut Vec<Buf>,
     ) -> Result<Vec<Request>> {
         let _map = inode.map.read().await;
+        let blocks = parts.first().map_or(0, |part| part.blocks.start)
+            ..parts.last().map_or(0, |part| part.blocks.end);
+        *parts = plan(&inode.state(), blocks);
         let mut requests = Vec::new();
         let mut done = Vec::with_capacity(parts.len());
         for part in parts.drain(..) {

@@ -1,12 +1,14 @@
 //! Writing into memory: room, reservation, the blocks that are only changed in part.
 //!
 //! The data lock is held throughout, so what a write has looked at stays as it is, but for batches
-//! that take blocks meanwhile: then those need another reservation.
+//! that take blocks meanwhile: then those need another reservation. Whole blocks within the file
+//! need nothing looked at but its end, so writes of them share the lock: none waits for another.
 
 use std::sync::Arc;
 
 use copyhold_pool::{Reservation, Tier};
 use copyhold_types::{BLOCK_BYTES, Buf};
+use smallvec::SmallVec;
 
 use super::dirty::Slot;
 use crate::inode::{Inode, InodeRef, State};
@@ -108,6 +110,9 @@ impl Filesystem {
             return Ok(());
         }
         self.wait_for_room().await?;
+        if self.overwrite(&inode, offset, input, flags).await {
+            return self.write_is_done(&inode).await;
+        }
         let data = inode.lock.write().await;
         let size = inode.state().shown.size;
         let offset = if flags.append { size } else { offset };
@@ -126,10 +131,54 @@ impl Filesystem {
             }
         }
         drop(data);
+        self.write_is_done(&inode).await
+    }
+
+    async fn write_is_done(self: &Arc<Self>, inode: &Inode) -> Result<()> {
         if inode.state().has_flag(FileFlags::SYNC) {
-            self.fsync(node, false).await?;
+            self.fsync(inode.node, false).await?;
         }
         Ok(())
+    }
+
+    /// Takes whole blocks within the file, if there is room for them at once, while others read and
+    /// overwrite it, too. Whether it has; if not, nothing has happened.
+    async fn overwrite(
+        self: &Arc<Self>,
+        inode: &InodeRef,
+        offset: u64,
+        input: Input<'_>,
+        flags: WriteFlags,
+    ) -> bool {
+        let len = input.bytes().len();
+        let whole = offset.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK_BYTES);
+        if !whole || len > STEP_BYTES || flags.append || flags.kill_priv {
+            return false;
+        }
+        let blocks = (len / BLOCK_BYTES) as u64;
+        let Some(mut reserved) = self.pool.try_reserve(blocks, Tier::Write) else { return false };
+        let mut slots: SmallVec<[(u64, Slot); 1]> = SmallVec::with_capacity(blocks as usize);
+        let mut rest = input;
+        for block in offset / BLOCK..offset / BLOCK + blocks {
+            let (head, tail) = rest.split(BLOCK_BYTES);
+            slots.push((block, head.whole_block()));
+            rest = tail;
+        }
+        let _shared = inode.lock.read().await;
+        let dirt = {
+            let mut state = inode.state();
+            let end = offset.saturating_add(len as u64);
+            let plain = !state.has_flag(FileFlags::APPEND) && !state.has_flag(FileFlags::IMMUTABLE);
+            if state.gone || end > state.shown.size || !plain {
+                return false;
+            }
+            let wanted = slots.iter().map(|(block, _)| state.data.unreserved(*block)).sum();
+            state.data.add_reserved(reserved.split(wanted));
+            self.put_dirty(inode, &mut state, slots, end, false);
+            state.note_dirty()
+        };
+        self.see_to_dirty(inode, dirt);
+        true
     }
 
     fn may_write(&self, inode: &Inode, offset: u64, len: usize) -> Result<()> {
@@ -285,7 +334,7 @@ impl Filesystem {
         &self,
         inode: &Inode,
         state: &mut State,
-        slots: Vec<(u64, Slot)>,
+        slots: impl IntoIterator<Item = (u64, Slot)>,
         end: u64,
         in_place: bool,
     ) {
