@@ -1,0 +1,241 @@
+//! Section 6: limits, reservations, counts of inodes and snapshots, reserves. Refusals say who
+//! refuses; what was refused has reserved nothing.
+
+use super::*;
+
+#[test]
+fn a_limit_can_be_used_to_its_last_byte_and_below_what_is_used_gives_nothing() {
+    let mut pool = Pool::on();
+    pool.limit(at(A), 16 * MIB);
+    pool.write(A, 16 * MIB - 4096);
+    assert_eq!(pool.ledger.available(SubvolId(A)), Some(4096));
+    let extent = pool.write(A, 4096);
+    pool.refused(A, 1);
+    pool.limit(at(A), MIB);
+    assert_eq!(pool.ledger.available(SubvolId(A)), Some(0));
+    pool.free(extent);
+    pool.refused(A, 1);
+    pool.done(pool.ledger.limit(at(A), LimitKind::Referenced, None));
+    pool.write(A, MIB);
+}
+
+#[test]
+fn exclusive_limits_mean_the_same_and_the_smaller_one_counts() {
+    let mut pool = Pool::on();
+    pool.limit(at(A), 2 * MIB);
+    pool.done(pool.ledger.limit(at(A), LimitKind::Exclusive, Some(MIB)));
+    assert_eq!(pool.refused(A, 2 * MIB).limit, MIB);
+    pool.done(pool.ledger.limit(at(A), LimitKind::Exclusive, None));
+    pool.write(A, 2 * MIB);
+}
+
+#[test]
+fn metadata_counts_without_any_data() {
+    let mut pool = Pool::on();
+    pool.limit(at(A), 4 * MIB);
+    let one_file = Request::for_edits(3, 300);
+    let mut files = 0;
+    while let Ok(mut hold) = pool.ledger.hold(SubvolId(A), one_file, Tier::Write) {
+        hold.spend_metadata();
+        files += 1;
+    }
+    // Unflushed edits are counted at what they may take; flushing tells what they do.
+    assert_eq!(files, 4 * MIB / one_file.metadata);
+    assert_eq!(pool.ledger.show_group(at(A)).unwrap().unflushed, files * one_file.metadata);
+    pool.write_after_flush();
+}
+
+impl Pool {
+    fn write_after_flush(&mut self) {
+        self.new_epoch(A);
+        let nodes = Amount::metadata(128 << 10);
+        self.ledger.charge(EpochId(self.epochs[&A]), nodes, None).unwrap();
+        self.ledger.flushed(SubvolId(A), 1000, 1000);
+        assert!(self.ledger.available(SubvolId(A)).unwrap() > MIB);
+        self.ledger.flushed(SubvolId(A), 1000, 0);
+        assert_eq!(self.ledger.available(SubvolId(A)), Some(4 * MIB - (128 << 10)));
+        self.write(A, 3 * MIB);
+    }
+}
+
+#[test]
+fn a_refusal_names_the_group_its_use_its_reservations_and_its_limit() {
+    let mut pool = Pool::on();
+    let one = pool.group("1/5", &["0/2", "0/3"]);
+    pool.limit(one, 10 * MIB);
+    pool.limit(at(A), 100 * MIB);
+    pool.write(B, 6 * MIB);
+    let wanted = Request { data: 2 * MIB, metadata: MIB, ..Request::default() };
+    let hold = pool.ledger.hold(SubvolId(B), wanted, Tier::Write).unwrap();
+    let refused = pool.refused(A, 2 * MIB);
+    assert_eq!((refused.group, refused.used, refused.reserved), (one, 6 * MIB, 3 * MIB));
+    assert_eq!((refused.limit, refused.wanted), (10 * MIB, 2 * MIB));
+    let text = QuotaError::Exceeded(refused).to_string();
+    assert!(text.contains("1/5") && text.contains("3145728 reserved"), "{text}");
+    assert_eq!(QuotaError::Exceeded(refused).code(), "EDQUOT");
+    drop(hold);
+    pool.write(A, 2 * MIB);
+}
+
+#[test]
+fn a_hold_that_one_group_refuses_reserves_nothing_anywhere() {
+    let mut pool = Pool::on();
+    let one = pool.group("1/1", &["0/2"]);
+    let two = pool.group("2/1", &["1/1"]);
+    pool.limit(two, MIB);
+    pool.refused(A, 2 * MIB);
+    for id in [at(A), one, two] {
+        assert_eq!(pool.ledger.show_group(id).unwrap().reserved, 0);
+    }
+}
+
+#[test]
+fn a_reserved_byte_has_one_holder_from_the_hold_to_the_charge() {
+    let pool = &mut Pool::on();
+    pool.new_epoch(A);
+    pool.limit(at(A), MIB);
+    let wanted = Request { data: MIB / 2, metadata: MIB / 2, ..Request::default() };
+    let mut hold = pool.ledger.hold(SubvolId(A), wanted, Tier::Write).unwrap();
+    let half = Request { data: MIB / 4, ..Request::default() };
+    let mut part = hold.split(half);
+    let left = |pool: &Pool| {
+        let shown = pool.ledger.show_group(at(A)).unwrap();
+        assert_eq!(pool.ledger.available(SubvolId(A)), Some(0));
+        (shown.data, shown.reserved, shown.unflushed)
+    };
+    assert_eq!(left(pool), (0, MIB, 0));
+    let epoch = EpochId(pool.epochs[&A]);
+    pool.ledger.charge(epoch, Amount::data(MIB / 4), Some(&mut part)).unwrap();
+    assert_eq!(left(pool), (MIB / 4, MIB * 3 / 4, 0));
+    drop(part);
+    hold.spend_metadata();
+    assert_eq!(left(pool), (MIB / 4, MIB / 4, MIB / 2));
+    // An operation that fails: what it held goes back, once.
+    drop(hold);
+    assert_eq!(pool.ledger.available(SubvolId(A)), Some(MIB / 4));
+}
+
+#[test]
+fn holds_of_one_owner_join_and_those_of_two_do_not() {
+    let pool = Pool::on();
+    let hold = |subvol| {
+        let wanted = Request { data: 4096, ..Request::default() };
+        pool.ledger.hold(SubvolId(subvol), wanted, Tier::Write).unwrap()
+    };
+    let mut mine = hold(A);
+    assert!(mine.join(hold(A)).is_none());
+    assert_eq!(mine.left().data, 8192);
+    assert_eq!(mine.join(hold(B)).expect("is somebody else's").left().data, 4096);
+    let mut empty = Hold::nothing();
+    assert!(empty.join(mine).is_none());
+    assert_eq!(pool.ledger.show_group(at(A)).unwrap().reserved, 8192);
+}
+
+#[test]
+fn tidying_up_works_at_the_limit_by_a_bounded_amount() {
+    let mut pool = Pool::on();
+    pool.limit(at(A), 64 * MIB);
+    pool.write(A, 64 * MIB);
+    let unlink = Request::for_edits(4, 200);
+    assert!(pool.ledger.hold(SubvolId(A), unlink, Tier::Write).is_err());
+    let mut bytes = 0;
+    while let Ok(mut hold) = pool.ledger.hold(SubvolId(A), unlink, Tier::Tidy) {
+        hold.spend_metadata();
+        bytes += unlink.metadata;
+    }
+    assert!((MIB..=2 * MIB).contains(&bytes), "1 MiB and a 64th of the limit: {bytes}");
+    // What asks for nothing is never refused.
+    assert!(pool.ledger.hold(SubvolId(A), Request::default(), Tier::Write).is_ok());
+}
+
+#[test]
+fn disabling_with_writes_in_flight_and_enabling_again_finds_no_stray_reservation() {
+    let mut pool = Pool::on();
+    let wanted = Request { data: MIB, ..Request::default() };
+    let hold = pool.ledger.hold(SubvolId(A), wanted, Tier::Write).unwrap();
+    pool.disable();
+    pool.enable();
+    pool.limit(at(A), MIB);
+    drop(hold);
+    assert_eq!(pool.ledger.available(SubvolId(A)), Some(MIB));
+    pool.write(A, MIB);
+}
+
+#[test]
+fn reservations_begin_at_nothing_after_a_crash_and_usage_at_the_last_closing() {
+    let mut pool = Pool::on();
+    pool.limit(at(A), 10 * MIB);
+    pool.write(A, MIB);
+    let wanted = Request { data: 3 * MIB, ..Request::default() };
+    let _hold = pool.ledger.hold(SubvolId(A), wanted, Tier::Write).unwrap();
+    pool.sync();
+    pool.write(A, MIB);
+    assert_eq!(pool.crash(), vec![]);
+    assert_eq!(pool.ledger.available(SubvolId(A)), Some(9 * MIB));
+}
+
+#[test]
+fn inodes_are_limited_and_old_ones_are_not_counted() {
+    let mut pool = Pool::on();
+    let one = pool.group("1/1", &["0/2"]);
+    pool.ledger.begin_epoch(EpochId(50), SubvolId(A), InodeNo(100)).unwrap();
+    pool.done(pool.ledger.limit(one, LimitKind::Inodes, Some(2)));
+    pool.ledger.removed(SubvolId(A), InodeNo(99)).unwrap();
+    let wanted = Request { inodes: 1, ..Request::default() };
+    for ino in [100, 101] {
+        let mut hold = pool.ledger.hold(SubvolId(A), wanted, Tier::Write).unwrap();
+        pool.ledger.created(SubvolId(A), InodeNo(ino), Some(&mut hold)).unwrap();
+    }
+    let refused = pool.ledger.hold(SubvolId(A), wanted, Tier::Tidy).unwrap_err();
+    assert!(refused.to_string().contains("2 used of 2"), "{refused}");
+    assert_eq!(pool.ledger.available_inodes(SubvolId(A)), Some(0));
+    // A snapshot has as many, and would pass the limit of the group that it would join.
+    assert_eq!(code(pool.snapshot(A, S, A)), "EDQUOT");
+    assert_eq!(code(pool.ledger.show_group(at(S))), "ENOENT");
+    pool.snapshot(A, S, ROOT).unwrap();
+    assert_eq!(pool.ledger.show_group(at(S)).unwrap().inodes, 2);
+    pool.ledger.removed(SubvolId(A), InodeNo(100)).unwrap();
+    pool.sync();
+    assert_eq!(pool.crash(), vec![]);
+    assert_eq!(pool.ledger.available_inodes(SubvolId(A)), Some(1));
+    pool.ledger.removed(SubvolId(A), InodeNo(101)).unwrap();
+    let none = pool.ledger.removed(SubvolId(A), InodeNo(102));
+    assert_eq!(none, Err(Miscount::Inodes(SubvolId(A))));
+}
+
+#[test]
+fn snapshots_are_limited_by_what_they_are_snapshots_of() {
+    let mut pool = Pool::on();
+    pool.done(pool.ledger.limit(at(A), LimitKind::Snapshots, Some(1)));
+    pool.snapshot(A, S, ROOT).unwrap();
+    assert_eq!(code(pool.snapshot(A, T, ROOT)), "EDQUOT");
+    pool.delete(S, None).unwrap();
+    pool.snapshot(A, T, ROOT).unwrap();
+    assert_eq!(pool.ledger.show_group(at(A)).unwrap().snapshots, 1);
+}
+
+#[test]
+fn a_reserve_is_kept_from_others_until_it_is_used() {
+    let mut pool = Pool::on();
+    let free = 100 * MIB;
+    pool.done(pool.ledger.reserve(at(A), 60 * MIB, free));
+    assert_eq!(code(pool.ledger.reserve(at(B), 60 * MIB, free)), "ENOSPC");
+    assert_eq!(pool.ledger.kept_for_others(SubvolId(B)), 60 * MIB);
+    assert_eq!(pool.ledger.kept_for_others(SubvolId(A)), 0);
+    pool.write(A, 20 * MIB);
+    assert_eq!(pool.ledger.kept_for_others(SubvolId(B)), 40 * MIB);
+    pool.write(A, 50 * MIB);
+    assert_eq!(pool.ledger.kept_for_others(SubvolId(B)), 0);
+    pool.limit(at(A), 60 * MIB);
+    assert_eq!(code(pool.ledger.limit(at(A), LimitKind::Referenced, Some(MIB))), "EINVAL");
+    assert_eq!(code(pool.ledger.reserve(at(A), 61 * MIB, free)), "EINVAL");
+    assert_eq!(code(pool.ledger.reserve(group("1/1"), MIB, free)), "ENOENT");
+    pool.group("1/1", &[]);
+    assert_eq!(code(pool.ledger.reserve(group("1/1"), MIB, free)), "EINVAL");
+    pool.sync();
+    pool.crash();
+    pool.free_part(Extent { origin: pool.epochs[&A], amount: Amount::data(70 * MIB) }, 30 * MIB);
+    assert_eq!(pool.ledger.kept_for_others(SubvolId(B)), 20 * MIB);
+    pool.delete(A, None).unwrap();
+    assert_eq!(pool.ledger.kept_for_others(SubvolId(B)), 0);
+}

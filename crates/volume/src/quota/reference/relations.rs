@@ -1,0 +1,123 @@
+//! Section 5: groups, relations, inheritance.
+
+use super::*;
+
+#[test]
+fn wrong_relations_are_refused_as_btrfs_refuses_them() {
+    let mut pool = Pool::on();
+    let (one, two) = (pool.group("1/100", &[]), pool.group("2/100", &[]));
+    let missing = group("1/7");
+    assert_eq!(code(pool.ledger.assign(two, one)), "EINVAL");
+    assert_eq!(code(pool.ledger.assign(one, one)), "EINVAL");
+    assert_eq!(code(pool.ledger.assign(at(A), at(B))), "EINVAL");
+    assert_eq!(code(pool.ledger.assign(missing, two)), "EINVAL");
+    assert_eq!(code(pool.ledger.assign(at(A), missing)), "EINVAL");
+    pool.done(pool.ledger.assign(at(A), one));
+    assert_eq!(code(pool.ledger.assign(at(A), one)), "EEXIST");
+    assert_eq!(code(pool.ledger.remove(at(B), one)), "ENOENT");
+    assert_eq!(code(pool.ledger.remove(missing, two)), "ENOENT");
+    assert_eq!(code(pool.ledger.destroy(one)), "EBUSY");
+    assert_eq!(code(pool.ledger.destroy(at(A))), "EBUSY");
+    assert_eq!(code(pool.ledger.destroy(missing)), "ENOENT");
+    assert_eq!(code(pool.ledger.create(group("0/77"))), "EINVAL");
+    assert_eq!(code(pool.ledger.create(one)), "EEXIST");
+    assert_eq!(code(pool.ledger.limit(missing, LimitKind::Referenced, Some(1))), "ENOENT");
+    let nonsense = pool.ledger.limit(one, LimitKind::Referenced, Some(u64::MAX - 1));
+    assert_eq!(code(nonsense), "EINVAL");
+}
+
+#[test]
+fn a_group_without_members_can_be_destroyed_and_leaves_its_own_groups() {
+    let mut pool = Pool::on();
+    let one = pool.group("1/1", &["0/2"]);
+    let two = pool.group("2/1", &["1/1"]);
+    pool.done(pool.ledger.remove(at(A), one));
+    pool.done(pool.ledger.destroy(one));
+    assert_eq!(pool.ledger.show_group(two).unwrap().members, vec![]);
+    pool.done(pool.ledger.destroy(two));
+    assert_eq!(pool.disk.len(), 1, "the status");
+}
+
+#[test]
+fn a_group_uses_what_its_members_do_when_they_come_and_when_they_go() {
+    let mut pool = Pool::on();
+    let extent = pool.write(A, 3 * MIB);
+    pool.write(B, 4 * MIB);
+    let one = pool.group("1/1", &["0/2", "0/3"]);
+    assert_eq!(pool.used(one), 7 * MIB);
+    pool.free(extent);
+    assert_eq!(pool.used(one), 4 * MIB);
+    pool.done(pool.ledger.remove(at(B), one));
+    assert_eq!(pool.used(one), 0);
+}
+
+#[test]
+fn a_late_diamond_counts_once_at_its_top_where_btrfs_counts_twice() {
+    let mut pool = Pool::on();
+    pool.write(A, 4 * MIB);
+    let top = pool.group("2/1", &[]);
+    for side in ["1/1", "1/2"] {
+        let side = pool.group(side, &[]);
+        pool.done(pool.ledger.assign(side, top));
+        pool.done(pool.ledger.assign(at(A), side));
+    }
+    assert_eq!(pool.used(top), 4 * MIB);
+    pool.done(pool.ledger.remove(at(A), group("1/1")));
+    assert_eq!((pool.used(top), pool.used(group("1/1"))), (4 * MIB, 0));
+    pool.done(pool.ledger.remove(at(A), group("1/2")));
+    assert_eq!(pool.used(top), 0);
+}
+
+#[test]
+fn a_new_subvolume_joins_the_groups_of_whoever_holds_its_entry_and_not_of_its_origin() {
+    let mut pool = Pool::on();
+    let one = pool.group("1/100", &["0/2"]);
+    pool.limit(at(A), 100 * MIB);
+    pool.snapshot(A, S, A).unwrap();
+    pool.snapshot(A, T, ROOT).unwrap();
+    let shown = |id| pool.ledger.show_group(at(id)).unwrap();
+    assert_eq!(shown(S).parents, vec![one]);
+    assert_eq!(shown(T).parents, vec![]);
+    assert_eq!(shown(S).limits, Limits::default(), "limits of its own are not copied");
+}
+
+#[test]
+fn groups_that_are_asked_for_are_checked_before_anything_is_made() {
+    let mut pool = Pool::on();
+    let two = pool.group("2/1", &[]);
+    let one = pool.group("1/1", &[]);
+    pool.done(pool.ledger.assign(one, two));
+    let wrong = |id| Inherit::Groups(vec![one, id]);
+    assert_eq!(code(pool.try_create(S, ROOT, wrong(at(A)))), "EINVAL");
+    assert_eq!(code(pool.try_create(S, ROOT, wrong(group("1/9")))), "ENOENT");
+    assert_eq!(code(pool.ledger.show_group(at(S))), "ENOENT");
+    pool.try_create(S, ROOT, Inherit::Groups(vec![one, one])).unwrap();
+    pool.write(S, MIB);
+    // The regression of a snapshot into an inner group: no ghosts in between or above.
+    assert_eq!((pool.used(one), pool.used(two)), (MIB, MIB));
+    assert_eq!(code(pool.try_create(S, ROOT, Inherit::FromHolder)), "EEXIST");
+}
+
+#[test]
+fn a_child_cannot_escape_the_limit_of_the_subvolume_that_holds_it() {
+    let mut pool = Pool::on();
+    pool.limit(at(A), MIB);
+    pool.create(S, A);
+    pool.create(T, S);
+    let extent = pool.write(T, MIB);
+    assert_eq!(pool.refused(T, 4096).group, at(A));
+    assert_eq!(pool.refused(A, 4096).used, MIB);
+    assert_eq!(pool.ledger.available(SubvolId(T)), Some(0));
+    assert_eq!((pool.data(A), pool.data(S), pool.data(T)), (0, 0, MIB), "and A is not charged");
+    pool.free(extent);
+    pool.write(A, MIB);
+}
+
+#[test]
+fn a_limit_of_the_root_subvolume_is_for_its_own_files() {
+    let mut pool = Pool::on();
+    pool.limit(at(ROOT), MIB);
+    pool.write(A, 2 * MIB);
+    assert_eq!(pool.ledger.available(SubvolId(A)), None);
+    assert_eq!(pool.refused(ROOT, 2 * MIB).group, at(ROOT));
+}
