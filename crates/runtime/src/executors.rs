@@ -3,9 +3,10 @@
 //! Problem.  An operation that waits for a device must hold no thread, and one that does not wait
 //!           must cost no hop from thread to thread (performance rule P1).
 //! Idea.     A task belongs to one executor and always runs there, but whoever brings it may poll
-//!           it the first time himself ([`Executors::spawn_inline`]); most then are done. Any
-//!           thread submits I/O itself, to the ring of the CPU that it is on; that ring's executor
-//!           waits for completions and timers at one place, and sleeps when there is nothing.
+//!           it the first time himself ([`Executors::spawn_inline`]); most then are done. I/O is
+//!           submitted by executors, each to its ring; what another thread has is brought to one
+//!           that is free. An executor waits for tasks, completions and timers at one place, and
+//!           sleeps when there is nothing.
 //!
 //! Where io_uring is refused (containers often do), executors park, and a pool of threads does the
 //! I/O; nobody above sees a difference but in speed.
@@ -241,6 +242,13 @@ impl Shared {
         worker::executor_of(self.identity()).unwrap_or_else(|| sched_getcpu() % self.cpus.len())
     }
 
+    /// The executor closest to this thread, or one that polls no task while that does.
+    fn free_cpu(&self) -> &Cpu {
+        let here = &self.cpus[self.here()];
+        let free = || self.cpus.iter().find(|cpu| !cpu.is_polling());
+        if here.is_polling() { free().unwrap_or(here) } else { here }
+    }
+
     fn task(&self, place: usize, future: impl Future<Output = ()> + Send + 'static) -> Runnable {
         let cpu = self.cpus[place].clone();
         let tracked = Tracked::new(future, cpu.clone());
@@ -311,10 +319,10 @@ impl Reactor for RingReactor {
             shared.io_threads.carry(flight);
             return completion;
         }
-        let own = worker::executor_of(shared.identity());
-        let place = own.unwrap_or_else(|| shared.here());
-        let ring = shared.cpus[place].ring().expect("all executors have rings, or none");
-        ring.carry(flight, own.is_some());
+        match worker::executor_of(shared.identity()) {
+            Some(own) => shared.cpus[own].ring().expect("all have rings, or none").carry(flight),
+            None => shared.free_cpu().bring(flight),
+        }
         completion
     }
 }

@@ -1,9 +1,9 @@
 //! One io_uring: operations in, completions out.
 //!
-//! Problem.  Any thread may have an operation to submit, without waiting for the executor that the
-//!           ring belongs to; one thread waits for completions.
-//! Idea.     The submission queue is behind a mutex. Who submits enters the kernel himself, except
-//!           the ring's own executor, whose next wait or flush submits as well.
+//! Problem.  An executor submits many operations and waits for them; other threads wake it.
+//! Idea.     What is submitted goes to the kernel with the executor's next wait or flush. The
+//!           submission queue is behind a mutex for those who wake: they enter the kernel
+//!           themselves.
 //!
 //! U1  The submission queue is touched only under `submit`, the completion queue only under `reap`.
 //! U2  An operation's entry carries one strong count of its [`Flight`], which owns all memory that
@@ -94,8 +94,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Begins an operation. `defer`: the caller is the ring's executor and will flush or wait.
-    pub(crate) fn carry(&self, flight: Arc<Flight>, defer: bool) {
+    /// Begins an operation at the next flush or wait. Only for the ring's executor.
+    pub(crate) fn carry(&self, flight: Arc<Flight>) {
         if flight.work.lock().is_empty() {
             return flight.finish(Ok(()));
         }
@@ -109,9 +109,9 @@ impl Ring {
             return;
         }
         submit.in_flight += 1;
-        let pushed = self.launch(&mut submit, flight, Flags::empty());
+        self.launch(&mut submit, flight, Flags::empty());
         drop(submit);
-        self.hand_over(pushed, defer);
+        self.deferred.store(true, Relaxed);
     }
 
     /// Makes the executor's wait return, from another thread.
@@ -119,7 +119,7 @@ impl Ring {
         let mut submit = self.submit.lock();
         let pushed = self.push(&mut submit, &opcode::Nop::new().build().user_data(WAKE));
         drop(submit);
-        self.hand_over(pushed, false);
+        self.enter(pushed);
     }
 
     /// Submits what was deferred.
@@ -212,11 +212,11 @@ impl Ring {
         }
     }
 
-    /// Pushes the next entry of an operation; how many are in the queue now.
-    fn launch(&self, submit: &mut Submit, flight: Arc<Flight>, flags: Flags) -> u32 {
+    /// Pushes the next entry of an operation.
+    fn launch(&self, submit: &mut Submit, flight: Arc<Flight>, flags: Flags) {
         let entry = prepare(&mut flight.work.lock()).flags(flags);
         let token = Arc::into_raw(flight) as u64; // U2
-        self.push(submit, &entry.user_data(token))
+        self.push(submit, &entry.user_data(token));
     }
 
     fn push(&self, submit: &mut Submit, entry: &Entry) -> u32 {
@@ -238,14 +238,6 @@ impl Ring {
     fn pushed(&self, _submit: &mut Submit) -> u32 {
         // SAFETY: U1.
         unsafe { self.uring.submission_shared() }.len() as u32
-    }
-
-    fn hand_over(&self, pushed: u32, defer: bool) {
-        if defer {
-            self.deferred.store(true, Relaxed);
-        } else {
-            self.enter(pushed);
-        }
     }
 
     /// Lets the kernel take all entries up to the one after which `pushed` were in the queue (U4).

@@ -6,6 +6,9 @@
 //!     looks for the first timer after it wrote the note.
 //! E2  No lock is held while a task runs, is dropped, or is woken.
 //! E3  What a task submits goes to the kernel when its poll ends, or with the wait that follows.
+//! E4  Only the executor submits to its ring. What other threads bring is queued like a task, and
+//!     submitted together; the kernel tells the end of an operation to the thread that submitted
+//!     it, and any other thread would be woken for nothing but to pass that on.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -20,6 +23,7 @@ use copyhold_types::Nanos;
 use parking_lot::Mutex;
 
 use super::timers::Timers;
+use crate::op::Flight;
 use crate::ring::Ring;
 
 /// Tasks run between two looks at completions and timers.
@@ -33,12 +37,18 @@ pub(super) struct Cpu {
     parked: Mutex<Parked>,
     bed: Bed,
     stopping: AtomicBool,
+    /// A task is being polled.
+    polling: AtomicBool,
 }
 
 #[derive(Default)]
 struct Queue {
     ready: VecDeque<Runnable>,
+    /// Operations that other threads brought (E4).
+    brought: Vec<Arc<Flight>>,
     asleep: bool,
+    /// The executor has ended.
+    closed: bool,
 }
 
 /// Wakers of tasks that wait, so that shutting down can find them.
@@ -71,6 +81,7 @@ impl Cpu {
             parked: Mutex::default(),
             bed,
             stopping: AtomicBool::new(false),
+            polling: AtomicBool::new(false),
         }
     }
 
@@ -87,6 +98,26 @@ impl Cpu {
         if asleep {
             self.wake();
         }
+    }
+
+    /// Has the executor submit an operation; refused once it has ended.
+    pub(super) fn bring(&self, flight: Arc<Flight>) {
+        let mut queue = self.queue.lock();
+        if queue.closed {
+            drop(queue);
+            return flight.refuse();
+        }
+        queue.brought.push(flight);
+        let asleep = std::mem::take(&mut queue.asleep);
+        drop(queue);
+        if asleep {
+            self.wake();
+        }
+    }
+
+    /// Whether what is brought now has to wait for the end of a task's poll.
+    pub(super) fn is_polling(&self) -> bool {
+        self.polling.load(Ordering::Relaxed)
     }
 
     /// Lets the executor look at its timers and at whether it should stop.
@@ -117,19 +148,24 @@ impl Cpu {
         if let Bed::Park(thread) = &self.bed {
             thread.set(std::thread::current()).expect("an executor is started once");
         }
-        let mut batch = VecDeque::new();
+        let (mut batch, mut brought) = (VecDeque::new(), Vec::new());
         while !self.is_stopping() {
             self.run_some(&mut batch);
             if let Some(ring) = self.ring() {
                 ring.reap();
             }
             self.timers.fire(now());
-            if batch.is_empty() && !self.refill(&mut batch) {
+            if batch.is_empty() && !self.refill(&mut batch, &mut brought) {
                 self.sleep(&now);
             }
         }
-        self.queue.lock().ready.extend(batch);
+        let mut queue = self.queue.lock();
+        queue.ready.extend(batch);
+        queue.closed = true;
+        let brought = std::mem::take(&mut queue.brought);
+        drop(queue);
         if let Some(ring) = self.ring() {
+            brought.into_iter().for_each(|flight| ring.carry(flight));
             ring.close();
         }
     }
@@ -140,18 +176,26 @@ impl Cpu {
             if let Some(ring) = self.ring() {
                 ring.flush(); // E3
             }
+            self.polling.store(true, Ordering::Relaxed);
             runnable.run();
+            self.polling.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Takes what is ready. If there is nothing, notes that the executor goes to sleep (E1).
-    fn refill(&self, batch: &mut VecDeque<Runnable>) -> bool {
+    /// Takes what is ready, and submits what was brought. If there is nothing, notes that the
+    /// executor goes to sleep (E1).
+    fn refill(&self, batch: &mut VecDeque<Runnable>, brought: &mut Vec<Arc<Flight>>) -> bool {
         let mut queue = self.queue.lock();
-        if queue.ready.is_empty() {
+        if queue.ready.is_empty() && queue.brought.is_empty() {
             queue.asleep = !self.is_stopping();
             return !queue.asleep;
         }
         std::mem::swap(&mut queue.ready, batch);
+        std::mem::swap(&mut queue.brought, brought);
+        drop(queue);
+        for flight in brought.drain(..) {
+            self.ring().expect("brought to where there is one").carry(flight);
+        }
         true
     }
 
