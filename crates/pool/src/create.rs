@@ -20,8 +20,8 @@ use crate::labels;
 const BLOCKS_MIN: u64 = 2048;
 const LOG_BYTES_MIN: u64 = 256 << 10;
 const LOG_BYTES_MAX: u64 = 64 << 20;
-/// One copy of the ring takes this share of the device (P9): each fsync takes a block of it, and the
-/// fewer there are, the sooner tables must be flushed for a few edits.
+/// One copy of the ring takes this share of the device (P9): each fsync takes a block of it, and
+/// the fewer there are, the sooner tables must be flushed for a few edits.
 const LOG_SHARE: u64 = 64;
 const NODE_BYTES: u32 = 32 << 10;
 const PARTITION_LEAVES: u32 = 256;
