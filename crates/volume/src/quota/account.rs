@@ -1,7 +1,7 @@
 //! An account: what one owner pays, and the way up from there.
 //!
-//! Problem.  A group's sum is that of the distinct accounts below it, while charges go on and groups
-//!           are rearranged; and no lock may be shared by tenants (P8).
+//! Problem.  A group's sum is that of the distinct accounts below it, while charges go on and
+//!           groups are rearranged; and no lock may be shared by tenants (P8).
 //! Idea.     Each account knows its way up, a set of nodes, under a lock of its own. A change holds
 //!           it shared and visits each node once. Rearranging holds it exclusively, account by
 //!           account: nodes that are new on the way get the account's sums, nodes that have gone

@@ -1,8 +1,8 @@
 //! Groups and their relations: what an administrator changes.
 //!
-//! Nothing here is on the way of a write. A change is checked first, then made, then the ways of the
-//! accounts below it are set anew, one by one: each of them is in its old place or in its new one at
-//! any time, with all that it has.
+//! Nothing here is on the way of a write. A change is checked first, then made, then the ways of
+//! the accounts below it are set anew, one by one: each of them is in its old place or in its new
+//! one at any time, with all that it has.
 //!
 //! The refusals are those of btrfs in its simple mode, but for what `docs/quotas.md` lists.
 

@@ -85,8 +85,8 @@ impl Default for Ledger {
 impl Ledger {
     pub(super) const OFF: u64 = u64::MAX;
 
-    /// Whether what has this origin is counted (R25). A subvolume whose current epoch is not takes a
-    /// new number before it writes.
+    /// Whether what has this origin is counted (R25). A subvolume whose current epoch is not takes
+    /// a new number before it writes.
     pub fn counts(&self, origin: EpochId) -> bool {
         origin.0 >= self.counted_from.load(Relaxed)
     }
@@ -196,7 +196,8 @@ impl Ledger {
         }
     }
 
-    /// Bytes that the limits of `subvol` and of all above it leave; `None` without any. O(ancestors).
+    /// Bytes that the limits of `subvol` and of all above it leave; `None` without any. It looks at
+    /// each of them once.
     pub fn available(&self, subvol: SubvolId) -> Option<u64> {
         self.accounts.get(subvol)?.available().0
     }
@@ -268,8 +269,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// What has changed up to the end of `txg`, as absolute values, each row once (R24). Called while
-    /// no transaction is joined; the edits go into the records of `txg`.
+    /// What has changed up to the end of `txg`, as absolute values, each row once (R24). Called
+    /// while no transaction is joined; the edits go into the records of `txg`.
     pub fn closing(&self, txg: Txg) -> Rows {
         let (mut edits, losers) = self.rows.close();
         let dead = losers.iter().filter(|account| account.is_dead() && !account.has_rows());

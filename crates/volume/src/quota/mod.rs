@@ -8,8 +8,8 @@
 //! In core.  A [`Ledger`]: `rows` by epoch, an account for each owner, a node with running sums and
 //!           limits for each group; all counters are atomics.
 //!
-//! Q1  What is counted has an origin not older than the enabling epoch, at birth and at death (R25).
-//! Q2  The sums of an account are those of the rows that name it, or name somebody whose heir it is.
+//! Q1  What is counted has an origin not older than the enabling epoch, at birth and death (R25).
+//! Q2  The sums of an account are those of the rows that name it, or somebody whose heir it is.
 //! Q3  The sums of a group are those of the distinct accounts below it, by however many ways.
 //! Q4  `load` of a node is what it uses, has reserved and owes for unflushed edits; of a subvolume
 //!     also what subvolumes held inside it do. A hold is given while load stays within the limit of

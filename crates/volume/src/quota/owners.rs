@@ -205,8 +205,8 @@ impl Ledger {
         Ok(rows)
     }
 
-    /// What the dead `owner` pays for, and will pay for while it is being freed, `heir` pays from now
-    /// on: one record, whatever it is (R42). The heir must be alive. It may end above its limits,
+    /// What the dead `owner` pays for, and will pay for while it is being freed, `heir` pays from
+    /// now on: one record, whatever it is (R42). The heir must be alive. It may end above its limits,
     /// then it can write nothing new.
     pub fn give_to_heir(&self, owner: SubvolId, heir: SubvolId) -> Result<Rows, QuotaError> {
         let mut groups = self.on()?;

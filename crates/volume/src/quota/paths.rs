@@ -1,8 +1,8 @@
 //! Ways: from an account to each distinct node above it.
 //!
 //! On the way are the groups that it is below, however many memberships lead there, and the
-//! subvolumes that hold its directory entry: what is made inside a subvolume cannot escape the limit
-//! of that. The root subvolume is not among them, since everything is inside it: its limit is for
+//! subvolumes that hold its directory entry: what is made inside a subvolume cannot escape its
+//! limit. The root subvolume is not among them, since everything is inside it: its limit is for
 //! its own files.
 
 use std::collections::BTreeSet;

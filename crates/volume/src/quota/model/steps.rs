@@ -1,5 +1,5 @@
-//! The steps of a history. Each is given to the ledger and to the model; what the ledger refuses, and
-//! with which code, the model must have expected.
+//! The steps of a history. Each is given to the ledger and to the model; what the ledger refuses,
+//! and with which code, the model must have expected.
 
 use std::collections::BTreeSet;
 
@@ -61,7 +61,7 @@ impl World {
     fn create(&mut self, a: u32, b: u32, c: u32) {
         let holder = pick(&self.plain.alive(), a).unwrap();
         let group = pick(&self.plain.groups.iter().copied().collect::<Vec<_>>(), b);
-        let explicit = group.filter(|_| c % 3 == 0);
+        let explicit = group.filter(|_| c.is_multiple_of(3));
         self.add(holder, None, explicit);
     }
 
@@ -144,7 +144,7 @@ impl World {
             metadata: u64::from(c % 16) * 4 * KIB,
             ..Request::default()
         };
-        let tier = if c % 5 == 0 { Tier::Tidy } else { Tier::Write };
+        let tier = if c.is_multiple_of(5) { Tier::Tidy } else { Tier::Write };
         let refusing = self.refusing(subvol, wanted, tier);
         let mut hold = match self.ledger.hold(SubvolId(subvol), wanted, tier) {
             Err(refused) => return self.expect_refused(refused, refusing),
@@ -154,7 +154,7 @@ impl World {
         let amount = Amount { data: wanted.data / (1 + u64::from(b % 3)), metadata: 0 };
         self.ledger.charge(EpochId(origin), amount, Some(&mut hold)).unwrap();
         self.born(origin, amount);
-        if c % 3 == 0 && self.plain.from.is_some() {
+        if c.is_multiple_of(3) && self.plain.from.is_some() {
             *self.owed.entry(subvol).or_default() += hold.left().metadata;
             hold.spend_metadata();
         }
@@ -179,7 +179,7 @@ impl World {
         }
         let at = a as usize % self.plain.extents.len();
         let (origin, mut amount) = self.plain.extents.swap_remove(at);
-        if a % 3 == 0 && amount.data >= 8 * KIB {
+        if a.is_multiple_of(3) && amount.data >= 8 * KIB {
             // Only a part of it dies: no bookends.
             self.plain.extents.push((origin, Amount::data(amount.data - 4 * KIB)));
             amount = Amount { data: 4 * KIB, ..amount };
@@ -210,7 +210,7 @@ impl World {
         let leaves: Vec<_> =
             alive.iter().copied().filter(|id| *id != 1 && !holds_one(*id)).collect();
         let Some(subvol) = pick(&leaves, a) else { return };
-        let heir = pick(&alive, b).filter(|_| b % 3 == 0);
+        let heir = pick(&alive, b).filter(|_| b.is_multiple_of(3));
         let since = Timestamp { secs: b.into(), nanos: 5 };
         let heir_id = heir.map(SubvolId);
         let code = self.ledger.delete_subvolume(SubvolId(subvol), since, b"name", heir_id);
@@ -310,10 +310,11 @@ impl World {
 
     fn relate(&mut self, a: u32, b: u32, c: u32) {
         let groups: Vec<_> = self.plain.groups.iter().copied().collect();
-        let parent = pick(&groups, b).filter(|_| c % 8 != 0).unwrap_or_else(|| self.group(b));
+        let parent =
+            pick(&groups, b).filter(|_| !c.is_multiple_of(8)).unwrap_or_else(|| self.group(b));
         let mut child = self.group(a);
         let both = [child, parent].iter().all(|id| self.is_there(*id));
-        if c % 3 == 0 {
+        if c.is_multiple_of(3) {
             if let Some((one, _)) = pick(&self.plain.members.iter().copied().collect::<Vec<_>>(), a)
             {
                 child = one;
@@ -350,7 +351,7 @@ impl World {
             [LimitKind::Referenced, LimitKind::Exclusive, LimitKind::Inodes, LimitKind::Snapshots];
         let kind = kinds[c as usize % 4];
         let unit = if c % 4 < 2 { 64 * KIB } else { 1 };
-        let limit = (b % 4 != 0).then(|| u64::from(b % 24) * unit);
+        let limit = (!b.is_multiple_of(4)).then(|| u64::from(b % 24) * unit);
         let code = self.ledger.limit(id, kind, limit);
         let is_there = self.is_there(id);
         match self.log(code) {
@@ -390,10 +391,10 @@ impl World {
     }
 
     fn toggle(&mut self, a: u32) {
-        if self.plain.from.is_some() && a % 3 == 0 {
+        if self.plain.from.is_some() && a.is_multiple_of(3) {
             let rows = self.ledger.disable();
             self.open.extend(rows);
-            if a % 2 == 0 {
+            if a.is_multiple_of(2) {
                 self.close_before_disabled();
             }
             self.ledger.disabled();
@@ -451,7 +452,7 @@ impl World {
         let ino = sub.next_inode;
         sub.next_inode += 1;
         sub.inodes.insert(ino);
-        let held = (a % 4 != 0).then_some(&mut hold);
+        let held = (!a.is_multiple_of(4)).then_some(&mut hold);
         self.ledger.created(SubvolId(subvol), InodeNo(ino), held).unwrap();
     }
 
