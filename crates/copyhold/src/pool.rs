@@ -68,6 +68,7 @@ impl Pool {
         let filesystem = executors.block_on(async {
             let open = copyhold_pool::OpenOptions {
                 read_only: options.read_only,
+                tenants: true,
                 limits: options.limits,
                 ..Default::default()
             };

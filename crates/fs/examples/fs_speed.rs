@@ -145,7 +145,10 @@ fn main() {
     let (done, wait) = std::sync::mpsc::channel();
     rt.spawn(Box::pin(async move {
         Pool::create(&one, &two, &CreateOptions::default()).await.expect("created");
-        let pool = Pool::open(one, two.clone(), OpenOptions::default()).await.expect("opened");
+        let pool =
+            Pool::open(one, two.clone(), OpenOptions { tenants: true, ..Default::default() })
+                .await
+                .expect("opened");
         Filesystem::format(&pool, &Caller::ROOT, 0o755).await.expect("formatted");
         let fs = Filesystem::open(pool.clone(), Options::default()).await.expect("opened");
         if part != "data" {

@@ -1,9 +1,13 @@
 //! What can go wrong in a filesystem operation, one variant for each answer that a caller can tell
 //! apart. The front ends map each to their own kind of answer (an errno, a message).
 
+use std::sync::Arc;
+
 use copyhold_format::FormatError;
 use copyhold_pool::PoolError;
 use copyhold_types::{InodeNo, SubvolId};
+use copyhold_volume::VolumeError;
+use copyhold_volume::quota::QuotaError;
 
 /// `Clone`: a write error is told to every later fsync of the file (R34).
 #[derive(Clone, Debug, thiserror::Error)]
@@ -87,6 +91,12 @@ pub enum FsError {
     /// EIO
     #[error(transparent)]
     Pool(PoolError),
+    /// EDQUOT, or what [`QuotaError::code`] says.
+    #[error(transparent)]
+    Quota(QuotaError),
+    /// EIO, EBUSY or EINVAL: what concerns subvolumes as such.
+    #[error(transparent)]
+    Volume(Arc<VolumeError>),
     /// EIO: the filesystem was told to stop (GOINGDOWN) or is closed.
     #[error("the filesystem is shut down; mount it again")]
     ShutDown,
@@ -99,6 +109,23 @@ impl From<PoolError> for FsError {
             PoolError::ReadOnly { why } => FsError::ReadOnly { why },
             other => FsError::Pool(other),
         }
+    }
+}
+
+impl From<VolumeError> for FsError {
+    fn from(error: VolumeError) -> FsError {
+        match error {
+            VolumeError::Pool(error) => error.into(),
+            VolumeError::Quota(error) => FsError::Quota(error),
+            VolumeError::NoSubvolume(_) | VolumeError::Dying(_) => FsError::Stale,
+            other => FsError::Volume(Arc::new(other)),
+        }
+    }
+}
+
+impl From<QuotaError> for FsError {
+    fn from(error: QuotaError) -> FsError {
+        FsError::Quota(error)
     }
 }
 

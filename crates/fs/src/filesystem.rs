@@ -1,8 +1,9 @@
 //! The filesystem as a whole: making, opening, closing, and what every operation needs.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use copyhold_format::FormatError;
 use copyhold_format::item::{
@@ -12,6 +13,7 @@ use copyhold_format::item::{
 use copyhold_pool::{Credit, IdSpace, Pool, PoolError, Reservation, Tier, Transaction, Value};
 use copyhold_runtime::Rt;
 use copyhold_types::{BLOCK_BYTES, Buf, EpochId, InodeNo, Key, SubvolId, Timestamp, Txg};
+use copyhold_volume::Volumes;
 use parking_lot::RwLock;
 
 use crate::cache::InodeCache;
@@ -33,8 +35,9 @@ pub struct Filesystem {
     pub(crate) pool: Arc<Pool>,
     pub(crate) rt: Rt,
     pub(crate) options: Options,
-    /// Of the root directory; the others are found below it.
-    root: Arc<Subvol>,
+    /// For tasks that outlive the call that begins them.
+    me: Weak<Filesystem>,
+    pub(crate) volumes: Arc<Volumes>,
     /// Those that were asked for.
     subvols: RwLock<BTreeMap<SubvolId, Arc<Subvol>>>,
     pub(crate) inodes: InodeCache,
@@ -69,25 +72,21 @@ impl Filesystem {
         Ok(pool.commit(txg).await?)
     }
 
-    /// Opens the root subvolume. Files that were unlinked while open when the pool was last used
-    /// are removed in the background.
+    /// Opens the subvolumes of a pool that was opened for tenants
+    /// ([`OpenOptions::tenants`](copyhold_pool::OpenOptions)). Files that were unlinked while open
+    /// when the pool was last used are removed in the background.
     pub async fn open(pool: Arc<Pool>, options: Options) -> Result<Arc<Filesystem>> {
-        let key = subvol_key(SubvolId::ROOT);
-        let value = pool.get(Pool::SYSTEM, key).await?;
-        let parsed = match &value {
-            Some(value) => SubvolItem::parse(value),
-            None => Err(FormatError::Short { what: "subvolume record", len: 0 }),
-        };
-        let subvol = parsed.map_err(|source| FsError::Record {
+        let volumes = Volumes::open(pool.clone()).await?;
+        let root = volumes.subvol(SubvolId::ROOT).ok_or_else(|| FsError::Record {
             what: format!("the record of subvolume {}", SubvolId::ROOT),
-            source,
+            source: FormatError::Short { what: "subvolume record", len: 0 },
         })?;
-        let fsid = u64::from_le_bytes(subvol.identity[..8].try_into().expect("eight bytes"));
-        let root = Arc::new(Subvol::new(SubvolId::ROOT, &subvol));
-        let fs = Arc::new(Filesystem {
+        let fsid = u64::from_le_bytes(root.item().identity[..8].try_into().expect("eight bytes"));
+        let fs = Arc::new_cyclic(|me| Filesystem {
+            me: me.clone(),
             rt: pool.runtime().clone(),
-            subvols: RwLock::new(BTreeMap::from([(SubvolId::ROOT, root.clone())])),
-            root,
+            volumes,
+            subvols: RwLock::default(),
             inodes: InodeCache::new(options.inodes_max),
             flusher: Flusher::new(&options),
             reaper: Reaper::default(),
@@ -98,8 +97,9 @@ impl Filesystem {
             pool,
         });
         if fs.writable().is_ok() {
-            fs.resume(&fs.root.clone()).await?;
+            fs.volumes.begin_background();
         }
+        fs.subvol(SubvolId::ROOT).await?;
         Ok(fs)
     }
 
@@ -205,9 +205,27 @@ impl Filesystem {
         self.rt.wall_clock()
     }
 
-    /// A subvolume that is there.
+    /// A subvolume that is there and not being deleted. What its last use has left is taken up when
+    /// it is first asked for; of a snapshot, that is what its source had left (R38).
     pub(crate) async fn subvol(&self, id: SubvolId) -> Result<Arc<Subvol>> {
-        self.subvols.read().get(&id).cloned().ok_or(FsError::Stale)
+        if let Some(subvol) = self.subvols.read().get(&id) {
+            subvol.present()?;
+            return Ok(subvol.clone());
+        }
+        let subvol = Arc::new(Subvol::new(self.volumes.subvol(id).ok_or(FsError::Stale)?));
+        subvol.present()?;
+        let (subvol, is_first) = match self.subvols.write().entry(id) {
+            Entry::Occupied(known) => (known.get().clone(), false),
+            Entry::Vacant(place) => (place.insert(subvol).clone(), true),
+        };
+        if is_first
+            && self.writable().is_ok()
+            && subvol.writable().is_ok()
+            && let Some(me) = self.me.upgrade()
+        {
+            Box::pin(me.resume(&subvol)).await?;
+        }
+        Ok(subvol)
     }
 
     /// An inode that exists, loaded if it must be.
@@ -258,7 +276,7 @@ impl Filesystem {
 
     /// Applies a transaction that stamps no pointers.
     pub(crate) fn apply(&self, subvol: &Subvol, credit: Credit, tx: Transaction) -> Result<Txg> {
-        Ok(subvol.hold().apply(&self.pool, credit, tx)?)
+        Ok(self.volumes.apply(&subvol.volume, credit, tx, None)?)
     }
 
     pub(crate) fn put_inode(&self, tx: &mut Transaction, ino: InodeNo, item: &InodeItem) {
@@ -294,7 +312,7 @@ impl Filesystem {
     }
 
     pub(crate) async fn next_ino(&self, subvol: &Subvol) -> Result<InodeNo> {
-        let ino = self.pool.next_id(IdSpace::Inode(subvol.id)).await?;
+        let ino = self.pool.next_id(IdSpace::Inode(subvol.id())).await?;
         if ino >> InodeNo::BITS != 0 {
             return Err(FsError::Crowded { what: "inode number in this subvolume" });
         }

@@ -68,7 +68,7 @@ impl Inode {
         let shown =
             Shown { size: item.size, atime: item.atime, mtime: item.mtime, ctime: item.ctime };
         Inode {
-            node: NodeId { subvol: subvol.id, ino },
+            node: subvol.node(ino),
             subvol: subvol.clone(),
             kind,
             lock: FifoRwLock::new(),

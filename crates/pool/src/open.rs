@@ -129,7 +129,11 @@ impl Pool {
     }
 
     /// Who knows from now on whose tables are whose ([`OpenOptions::tenants`]).
+    ///
+    /// # Panics
+    /// Nobody was announced: what was flushed meanwhile may have freed what is another's.
     pub fn set_tenancy(self: &Arc<Self>, tenancy: Arc<dyn Tenancy>) {
+        assert!(self.tenants || self.is_read_only(), "a pool is opened for tenants, or has none");
         *self.tenancy.write() = tenancy;
         if !self.is_read_only() {
             self.begin_flushing();
@@ -308,6 +312,7 @@ async fn assemble(
         flusher: Flusher::default(),
         marker: Marker::default(),
         forks: Forks { gone: Mutex::new(gone), ..Forks::default() },
+        tenants: options.tenants,
         tenancy: RwLock::new(Arc::new(NoTenants)),
         joined: AtomicU64::new(0),
         proven: AtomicU64::new(0),

@@ -61,6 +61,8 @@ pub struct Pool {
     pub(crate) flusher: Flusher,
     pub(crate) marker: Marker,
     pub(crate) forks: Forks,
+    /// A layer above was announced ([`OpenOptions::tenants`]).
+    pub(crate) tenants: bool,
     pub(crate) tenancy: RwLock<Arc<dyn Tenancy>>,
     /// The last txg that a transaction has joined, and the last that a durable batch calls durable.
     pub(crate) joined: AtomicU64,

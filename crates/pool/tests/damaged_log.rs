@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
 use copyhold_device::DynDevice;
+use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
 use copyhold_format::label::Label;
 use copyhold_log::{Recovered, Ring, recover};
 use copyhold_pool::{

@@ -103,7 +103,7 @@ fn open(machine: &Machine, path: &Path, options: &Options) -> Result<Arc<Filesys
     }
     machine.run(async {
         let cut_tail = options.engine.cut_tail;
-        let open = OpenOptions { read_only, cut_tail, limits, ..Default::default() };
+        let open = OpenOptions { read_only, cut_tail, tenants: true, limits };
         let pool = Pool::open(machine.rt(), device, open).await?;
         if let Some(why) = pool.read_only().filter(|_| !read_only) {
             tracing::warn!("the pool can only be read: {why}");

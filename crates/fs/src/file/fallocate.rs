@@ -11,6 +11,7 @@ use std::sync::Arc;
 use copyhold_format::item::{Extent, ExtentState};
 use copyhold_pool::{LaneClass, Tier, Transaction};
 use copyhold_types::{BLOCK_BYTES, Pointer, Run};
+use copyhold_volume::Steady;
 
 use super::dirty::Slot;
 use super::extent_map::{MapEdit, extent_bytes};
@@ -18,7 +19,6 @@ use super::extents::CHUNK;
 use super::write::FILE_BYTES_MAX;
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::InodeRef;
-use crate::subvol::Hold;
 use crate::{Filesystem, FsError, NodeId, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -191,14 +191,14 @@ impl Filesystem {
                 let credit = self.map_credit(&edit, holes.len()).await?;
                 let mut state = inode.state();
                 state.expect_present()?;
-                let hold = inode.subvol.hold();
+                let steady = self.volumes.steady(&inode.subvol.volume)?;
                 for (start, run) in lay_out(&holes, &runs) {
-                    let pointer = Pointer { run, epoch: hold.current(), origin: hold.current() };
+                    let pointer = Pointer { run, epoch: steady.epoch(), origin: steady.epoch() };
                     edit.add(start, Extent { pointer, birth: 0, state: ExtentState::Unwritten });
                 }
                 let mut tx = Transaction::new();
                 claims.into_iter().for_each(|claim| tx.allocate(claim));
-                self.log_map(inode, &mut state, &hold, credit, tx, edit)?;
+                self.log_map(inode, &mut state, steady, credit, tx, edit)?;
             }
             at = to;
         }
@@ -223,8 +223,8 @@ impl Filesystem {
         state.expect_present()?;
         let forgotten = change(&mut state);
         self.flusher.forget(forgotten);
-        let hold = inode.subvol.hold();
-        self.log_map(inode, &mut state, &hold, credit, Transaction::new(), edit)
+        let steady = self.volumes.steady(&inode.subvol.volume)?;
+        self.log_map(inode, &mut state, steady, credit, Transaction::new(), edit)
     }
 
     #[allow(clippy::too_many_arguments)] // a transaction and what it changes
@@ -232,7 +232,7 @@ impl Filesystem {
         &self,
         inode: &InodeRef,
         state: &mut crate::inode::State,
-        hold: &Hold<'_>,
+        steady: Steady<'_>,
         credit: copyhold_pool::Credit,
         mut tx: Transaction,
         edit: MapEdit,
@@ -245,7 +245,7 @@ impl Filesystem {
         super::install::count_blocks(&mut item, &change);
         self.put_extents(&mut tx, inode.node.ino, &change);
         self.put_inode(&mut tx, inode.node.ino, &item);
-        let txg = hold.apply(&self.pool, credit, tx)?;
+        let txg = steady.apply(credit, tx, None)?;
         state.logged(item, txg);
         Ok(())
     }

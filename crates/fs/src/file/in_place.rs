@@ -6,7 +6,7 @@
 
 use copyhold_format::block_checksum;
 use copyhold_format::item::{Extent, ExtentState};
-use copyhold_pool::{Tier, Transaction};
+use copyhold_pool::{Cached, Tier, Transaction};
 
 use super::batch::{Batch, Placed};
 use super::dirty::Slot;
@@ -36,11 +36,18 @@ impl Filesystem {
                 }
             }
             let extents = self.extents(inode, block..block + 1, 1).await?;
-            if !extents.iter().any(|(_, extent)| is_writable_in_place(inode, extent)) {
+            if !extents.iter().any(|(_, extent)| self.is_writable_in_place(inode, extent)) {
                 return Ok(false);
             }
         }
         Ok(true)
+    }
+
+    /// Only space without content that nobody else refers to (R10).
+    fn is_writable_in_place(&self, inode: &Inode, extent: &Extent) -> bool {
+        let Ok(steady) = self.volumes.steady(&inode.subvol.volume) else { return false };
+        let alone = || matches!(steady.is_exclusive(&extent.pointer), Ok(Cached::Known(true)));
+        extent.state == ExtentState::Unwritten && alone()
     }
 
     /// Makes durable what was written before the call.
@@ -87,7 +94,8 @@ impl Batch {
         fs.put_extents(&mut tx, inode.node.ino, &edit.finish());
         let item = state.next_item();
         let blocks = self.installed_blocks(&placed, &state, false);
-        self.log(&mut state, &inode.subvol.hold(), credit, tx, item, &blocks)?;
+        let steady = fs.volumes.steady(&inode.subvol.volume)?;
+        self.log(&mut state, steady, credit, tx, item, &blocks)?;
         state.note_logged();
         Ok(())
     }
@@ -102,7 +110,7 @@ impl Batch {
             let (at, extent) = extents
                 .iter()
                 .find(within)
-                .filter(|(_, extent)| is_writable_in_place(&self.inode, extent))
+                .filter(|(_, extent)| self.fs.is_writable_in_place(&self.inode, extent))
                 .ok_or_else(|| FsError::NoSpace(self.fs.full(1)))?;
             let sum = block_checksum(slot.bytes());
             let run = extent.pointer.run.slice((block - at) as u32, 1);
@@ -122,9 +130,4 @@ impl Batch {
         }
         Ok(placed)
     }
-}
-
-/// Only space without content that no other subvolume refers to (R10).
-fn is_writable_in_place(inode: &Inode, extent: &Extent) -> bool {
-    extent.state == ExtentState::Unwritten && inode.subvol.hold().owns(extent.pointer.epoch)
 }

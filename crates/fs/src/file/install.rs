@@ -16,13 +16,14 @@ use copyhold_format::item::{
 };
 use copyhold_pool::{Claim, Credit, PoolError, Tier, Transaction, Value};
 use copyhold_types::{BLOCK_BYTES, EpochId, Pointer, Txg};
+use copyhold_volume::Steady;
 use smallvec::SmallVec;
 
 use super::batch::{Batch, Content, Placed};
 use super::extent_map::{MapChange, MapEdit, extent_bytes};
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::{Inode, InodeRef, State};
-use crate::subvol::{FILES, Hold};
+use crate::subvol::FILES;
 use crate::{Filesystem, NodeId, Result};
 
 /// Extents that a transaction removes beside what it adds.
@@ -80,13 +81,13 @@ impl Batch {
         if state.gone {
             return Ok(count);
         }
-        let hold = inode.subvol.hold();
+        let steady = fs.volumes.steady(&inode.subvol.volume)?;
         let mut tx = Transaction::new();
         let mut item = state.next_item();
         if cut {
             old.remove(cut_from..u64::MAX);
         }
-        self.stamp(placed, claims, &mut old, &mut tx, &state, hold.current());
+        self.stamp(placed, claims, &mut old, &mut tx, &state, steady.epoch());
         let change = old.finish();
         fs.put_extents(&mut tx, inode.node.ino, &change);
         count_blocks(&mut item, &change);
@@ -98,7 +99,7 @@ impl Batch {
         if state.data.cut_announced {
             tx.delete(FILES, truncate_key(inode.node.ino));
         }
-        self.log(&mut state, &hold, credit, tx, item, &blocks)?;
+        self.log(&mut state, steady, credit, tx, item, &blocks)?;
         if cut {
             state.data.cut_is_logged();
         }
@@ -111,7 +112,7 @@ impl Batch {
     pub(super) fn log(
         &self,
         state: &mut State,
-        hold: &Hold<'_>,
+        steady: Steady<'_>,
         credit: Credit,
         mut tx: Transaction,
         mut item: InodeItem,
@@ -121,7 +122,7 @@ impl Batch {
         item.mtime = state.shown.mtime;
         item.ctime = state.shown.ctime;
         self.fs.put_inode(&mut tx, self.inode.node.ino, &item);
-        let txg = hold.apply(&self.fs.pool, credit, tx)?;
+        let txg = steady.apply(credit, tx, None)?;
         let attached = self.attach.then_some(txg);
         let mut left = 0;
         for &block in blocks {

@@ -55,7 +55,7 @@ impl World {
 
     pub async fn pool(&self, read_only: bool) -> Arc<Pool> {
         let device: DynDevice = self.device.clone();
-        let options = OpenOptions { read_only, ..OpenOptions::default() };
+        let options = OpenOptions { read_only, tenants: true, ..OpenOptions::default() };
         Pool::open(self.rt.clone() as Rt, device, options).await.unwrap()
     }
 

@@ -66,7 +66,7 @@ impl History {
         let label = label.expect("the power is on").expect("a pool is made");
         let mut world = World::new(clients as usize);
         let made = machine.run(async {
-            let pool = Pool::open(machine.rt(), machine.device(), shape.open(false)).await?;
+            let pool = Pool::open(machine.rt(), machine.device(), shape.open_for_tenants()).await?;
             Filesystem::format(&pool, &Caller::ROOT, 0o755).await?;
             let fs = Filesystem::open(pool.clone(), options.clone()).await?;
             world.shared[0] = Some(fs.root());
@@ -152,7 +152,7 @@ impl History {
             }
             let opened = machine.run(async {
                 let pool =
-                    Pool::open(machine.rt(), machine.device(), self.shape.open(false)).await?;
+                    Pool::open(machine.rt(), machine.device(), self.shape.open_for_tenants()).await?;
                 Filesystem::open(pool, self.options.clone()).await
             });
             match opened {

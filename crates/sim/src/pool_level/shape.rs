@@ -42,6 +42,10 @@ impl Shape {
         Shape { blocks, create, limits, crowded }
     }
 
+    pub fn open_for_tenants(&self) -> OpenOptions {
+        OpenOptions { tenants: true, ..self.open(false) }
+    }
+
     pub fn open(&self, read_only: bool) -> OpenOptions {
         OpenOptions { read_only, limits: self.limits.clone(), ..OpenOptions::default() }
     }
