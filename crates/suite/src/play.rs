@@ -218,8 +218,12 @@ impl Player<'_> {
                 self.in_groups(&mut program, groups)?;
                 program.arg(self.at(source)).arg(self.at(path));
             }
-            Step::Delete { path } => {
-                program.args(["subvolume", "delete"]).arg(self.at(path));
+            Step::Delete { path, heir } => {
+                program.args(["subvolume", "delete"]);
+                if let Some(heir) = heir {
+                    program.arg("--heir").arg(self.at(heir));
+                }
+                program.arg(self.at(path));
             }
             Step::Disable => {
                 program.args(["quota", "disable"]).arg(mount_point);

@@ -100,7 +100,7 @@ impl fmt::Display for GroupId {
 pub(crate) enum Step {
     Create { path: PathBuf, groups: Vec<GroupName> },
     Snapshot { source: PathBuf, path: PathBuf, readonly: bool, groups: Vec<GroupName> },
-    Delete { path: PathBuf },
+    Delete { path: PathBuf, heir: Option<PathBuf> },
     Write { path: PathBuf, span: Span, how: How },
     Overwrite { path: PathBuf, span: Span, how: How },
     Fallocate { path: PathBuf, span: Span },

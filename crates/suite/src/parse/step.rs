@@ -18,7 +18,11 @@ pub(super) fn read(first: &str, words: &mut Words<'_>) -> Result<Step, String> {
             path: words.path("the snapshot's path")?,
             groups: in_groups(words)?,
         },
-        "delete" => Step::Delete { path: words.path("the subvolume's path")? },
+        "delete" => {
+            let path = words.path("the subvolume's path")?;
+            let heir = if words.take("heir") { Some(words.path("the heir's path")?) } else { None };
+            Step::Delete { path, heir }
+        }
         "write" => {
             let path = words.path("the file")?;
             let bytes = words.amount("how much to write")?;
