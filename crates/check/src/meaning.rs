@@ -9,7 +9,8 @@ const RESTORE: &str = "restore what is affected from a backup";
 const REPAIRED: &str = "nothing is lost: the other copy is good, and mounting the pool writes this \
                         one again";
 const OTHER_COPY: &str = "nothing is lost: the other copy is good, and is read instead; this one \
-                          is replaced when it is next read, or when this part is next written";
+                          is written again when one of the next two mounts reads it, or when this \
+                          part of the pool is next written";
 const READ_ONLY: &str = "copy what you need while it is mounted read-only, and restore the pool \
                          from a backup";
 

@@ -2,6 +2,9 @@
 //!
 //! N1  A node is found by its address and digest together (rule R3): a reused block never answers
 //!     for what stood there before.
+//!     A read looks at one copy, and at the other only if that is bad. Which comes first depends on
+//!     the node and on the mount, so that what one mount does not look at the next one does: a bad
+//!     copy is repaired by every second mount that reads the node from the device.
 //! N2  A bad copy is written again only from a good one, and only while the caller's pin keeps the
 //!     blocks from being anybody else's (rule R3).
 
@@ -30,6 +33,8 @@ pub(crate) struct NodeStore {
     device: DynDevice,
     cache: NodeCache,
     repair: Option<Repair>,
+    /// Counts mounts.
+    turn: u64,
 }
 
 /// What writing bad copies again takes.
@@ -39,15 +44,20 @@ pub(crate) struct Repair {
 }
 
 impl NodeStore {
-    /// Without `repair` bad copies stay as they are.
-    pub(crate) fn new(device: DynDevice, cache_bytes: usize, repair: Option<Repair>) -> NodeStore {
-        NodeStore { device, cache: NodeCache::new(cache_bytes, CACHE_SHARDS), repair }
+    /// Without `repair` bad copies stay as they are. `turn`: another number for each mount.
+    pub(crate) fn new(
+        device: DynDevice,
+        cache_bytes: usize,
+        repair: Option<Repair>,
+        turn: u64,
+    ) -> NodeStore {
+        NodeStore { device, cache: NodeCache::new(cache_bytes, CACHE_SHARDS), repair, turn }
     }
 
-    /// The bytes behind `ptr` from the first copy that matches its digest.
+    /// The bytes behind `ptr` from a copy that matches its digest.
     pub(crate) async fn read_verified(&self, ptr: NodePtr, why: Purpose) -> Result<Buf, PoolError> {
         let mut bad: Vec<(Run, String)> = Vec::new();
-        for run in ptr.runs() {
+        for run in self.in_turn(&ptr) {
             match self.read_copy(run, ptr, why).await {
                 Ok(buf) => {
                     self.mend(&bad, &buf, why).await;
@@ -58,6 +68,14 @@ impl NodeStore {
         }
         let why: Vec<String> = bad.iter().map(|(run, why)| format!("{run:?}: {why}")).collect();
         Err(PoolError::damaged(format!("{ptr:?}"), why.join("; ")))
+    }
+
+    /// The copies of a node, first the one whose turn it is.
+    fn in_turn(&self, ptr: &NodePtr) -> impl Iterator<Item = Run> + use<> {
+        let [first, second] = ptr.copies;
+        let swapped = (ptr.digest.0 as u64).wrapping_add(self.turn) % 2 == 1;
+        let copies = if swapped { [second, first] } else { [first, second] };
+        NodePtr { copies, ..*ptr }.runs()
     }
 
     async fn read_copy(&self, run: Run, ptr: NodePtr, why: Purpose) -> Result<Buf, String> {

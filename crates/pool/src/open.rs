@@ -193,7 +193,7 @@ async fn read_early(
     label: &Label,
     uberblock: &Uberblock,
 ) -> Result<(), PoolError> {
-    let nodes = NodeStore::new(device.clone(), 0, None);
+    let nodes = NodeStore::new(device.clone(), 0, None, 0);
     let descriptor = PartitionDescriptor::parse(&uberblock.tables)
         .map_err(|error| PoolError::damaged("the table of tables", error))?;
     let limits = TableLimits { leaf_bytes: label.node_bytes as usize, ..TableLimits::default() };
@@ -267,7 +267,8 @@ async fn assemble(
     let pins = Pins::default();
     let repair = Repair { rt: rt.clone(), pins: pins.clone() };
     let repair = (!options.read_only).then_some(repair);
-    let nodes = NodeStore::new(device.clone(), options.limits.node_cache_bytes, repair);
+    let cache_bytes = options.limits.node_cache_bytes;
+    let nodes = NodeStore::new(device.clone(), cache_bytes, repair, recovered.incarnation.0);
     let limits = TableLimits {
         leaf_bytes: label.node_bytes as usize,
         partition_leaves: label.partition_leaves as usize,

