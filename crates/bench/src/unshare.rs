@@ -13,8 +13,9 @@
 //! alternate on fresh filesystems, in turned order each round, and `simple_to_off` figures compare
 //! within rounds.
 //!
-//! `tenant` is a writer, `background` runs those that nobody times, `copies` makes what it writes into, `measured` turns times into figures,
-//! `counters` reads what the filesystem tells of commits, `enable` turns quotas on.
+//! `tenant` is a writer, `background` runs those that nobody times, `copies` makes what they write
+//! into, `measured` turns times into figures, `counters` reads what is told of commits, `enable`
+//! turns quotas on.
 
 mod background;
 mod copies;

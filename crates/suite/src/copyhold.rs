@@ -1,8 +1,8 @@
 //! Copyhold, through its program.
 //!
 //! `qgroup show --json` answers with an array of objects `{id, path, state, referenced, exclusive,
-//! data, metadata, reserved, limits: {referenced, exclusive}, parents}`, bytes throughout; a command
-//! that fails says `{"error": {"code", "message"}}` on standard error.
+//! data, metadata, reserved, limits: {referenced, exclusive}, parents}`, bytes throughout; a
+//! command that fails says `{"error": {"code", "message"}}` on standard error.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,9 +10,10 @@ use std::process::Command;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::errno::Errno;
 use crate::error::SuiteError;
 use crate::filesystem::{Filesystem, Row};
-use crate::outcome::{Outcome, run, show};
+use crate::outcome::{Outcome, ask as answer_of, run, show};
 use crate::place::Place;
 use crate::scenario::{GroupId, State};
 
@@ -105,15 +106,11 @@ impl Filesystem for Copyhold {
     fn accounts(&self) -> Result<Vec<Row>, SuiteError> {
         let mut ask = self.program();
         ask.args(["qgroup", "show"]).arg(&self.mount_point);
-        let outcome = Outcome::of_command(&mut ask)?;
-        if outcome
-            .failure
-            .is_some_and(|failure| failure.errno == crate::errno::Errno::named("ENOTCONN"))
-        {
-            return Ok(Vec::new());
+        match answer_of(&mut ask)? {
+            Ok(answer) => rows(&answer).map_err(|what| contract(&ask, what)),
+            Err(failure) if failure.errno == Errno::named("ENOTCONN") => Ok(Vec::new()),
+            Err(failure) => Err(SuiteError::Command { command: show(&ask), says: failure.says }),
         }
-        let answer = run(&mut ask)?;
-        rows(&answer).map_err(|what| contract(&ask, what))
     }
 
     fn take_down(&self) -> Result<(), SuiteError> {

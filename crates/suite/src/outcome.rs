@@ -36,14 +36,18 @@ impl Outcome {
     /// Runs a program to its end. It may say `{"error": {"code": …, "message": …}}`, or end a line
     /// with the system's text for an errno.
     pub(crate) fn of_command(command: &mut Command) -> Result<Outcome, SuiteError> {
-        let output = command.stdin(Stdio::null()).output().on(show(command))?;
-        let failure = (!output.status.success()).then(|| {
-            let says = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            let says = if says.is_empty() { output.status.to_string() } else { says };
-            failure(says)
-        });
-        Ok(Outcome { accepted: 0, failure })
+        Ok(Outcome { accepted: 0, failure: ask(command)?.err() })
     }
+}
+
+/// What a program answers on standard output, or how it failed.
+pub(crate) fn ask(command: &mut Command) -> Result<Result<String, Failure>, SuiteError> {
+    let output = command.stdin(Stdio::null()).output().on(show(command))?;
+    if output.status.success() {
+        return Ok(Ok(String::from_utf8_lossy(&output.stdout).into_owned()));
+    }
+    let says = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Ok(Err(failure(if says.is_empty() { output.status.to_string() } else { says })))
 }
 
 /// Where btrfs-progs check before they ask the kernel, or translate its answer.
@@ -64,12 +68,8 @@ fn failure(says: String) -> Failure {
 
 /// Runs a program that must not fail; its standard output.
 pub(crate) fn run(command: &mut Command) -> Result<String, SuiteError> {
-    let output = command.stdin(Stdio::null()).output().on(show(command))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    let says = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(SuiteError::Command { command: show(command), says })
+    let answer = ask(command)?;
+    answer.map_err(|failure| SuiteError::Command { command: show(command), says: failure.says })
 }
 
 pub(crate) fn show(command: &Command) -> String {
