@@ -21,11 +21,14 @@ use crate::inode::{Inode, InodeRef};
 use crate::reaper::Reaper;
 use crate::subvol::{FILES, Subvol};
 use crate::writeback::Flusher;
-use crate::{Caller, FsError, NodeId, Options, Result, StatFs};
+use crate::{Caller, FileFlags, FsError, NodeId, Options, Result, StatFs};
 
 /// Bytes of a key, and of an inode item with its key: for the credit of transactions.
 pub(crate) const KEY_BYTES: usize = 17;
 pub(crate) const INODE_BYTES: usize = KEY_BYTES + InodeItem::BYTES;
+
+/// Numbers from here on are placeholders': the subvolume's number is added.
+pub(crate) const FIRST_PLACEHOLDER: u64 = 1 << (InodeNo::BITS - 1);
 
 /// Blocks in the buffer of zeros that holes are read from.
 const ZERO_BLOCKS: usize = 32;
@@ -39,7 +42,7 @@ pub struct Filesystem {
     me: Weak<Filesystem>,
     pub(crate) volumes: Arc<Volumes>,
     /// Those that were asked for.
-    subvols: RwLock<BTreeMap<SubvolId, Arc<Subvol>>>,
+    pub(crate) subvols: RwLock<BTreeMap<SubvolId, Arc<Subvol>>>,
     pub(crate) inodes: InodeCache,
     pub(crate) flusher: Flusher,
     pub(crate) reaper: Reaper,
@@ -104,7 +107,7 @@ impl Filesystem {
     }
 
     /// Takes up what the last use of the pool left: truncates in steps, orphans (R28).
-    async fn resume(self: &Arc<Self>, subvol: &Arc<Subvol>) -> Result<()> {
+    pub(crate) async fn resume(self: &Arc<Self>, subvol: &Arc<Subvol>) -> Result<()> {
         let mut from = Key::new(LISTS, ORPHAN, 0);
         let end = Key::new(LISTS, TRUNCATE, u64::MAX);
         loop {
@@ -235,6 +238,9 @@ impl Filesystem {
             return Ok(inode);
         }
         let subvol = self.subvol(node.subvol).await?;
+        if node.ino.0 >= FIRST_PLACEHOLDER {
+            return Ok(Arc::new(placeholder(&subvol, node.ino)));
+        }
         let _loading = self.inodes.loading(node).await;
         if let Some(inode) = self.inodes.get(node) {
             return Ok(inode);
@@ -313,7 +319,7 @@ impl Filesystem {
 
     pub(crate) async fn next_ino(&self, subvol: &Subvol) -> Result<InodeNo> {
         let ino = self.pool.next_id(IdSpace::Inode(subvol.id())).await?;
-        if ino >> InodeNo::BITS != 0 {
+        if ino >= FIRST_PLACEHOLDER {
             return Err(FsError::Crowded { what: "inode number in this subvolume" });
         }
         Ok(InodeNo(ino))
@@ -324,11 +330,24 @@ fn subvol_key(subvol: SubvolId) -> Key {
     Key::new(subvol.0.into(), SUBVOL, 0)
 }
 
-fn random_bytes(rt: &Rt) -> [u8; 16] {
+pub(crate) fn random_bytes(rt: &Rt) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&rt.random().to_le_bytes());
     bytes[8..].copy_from_slice(&rt.random().to_le_bytes());
     bytes
+}
+
+/// An empty directory that nobody can change: what the entry of a subvolume leads to where that
+/// subvolume is not.
+fn placeholder(subvol: &Arc<Subvol>, ino: InodeNo) -> Inode {
+    let born = subvol.volume.item().created;
+    let item = InodeItem {
+        nlink: 2,
+        flags: FileFlags::IMMUTABLE.0,
+        parent: InodeNo::ROOT,
+        ..new_item(0o040555, &Caller::ROOT, born)
+    };
+    Inode::new(subvol, ino, item, None)
 }
 
 /// The item of a new file without content: one link, all times `now`.

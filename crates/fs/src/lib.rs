@@ -44,6 +44,7 @@ mod options;
 mod reaper;
 mod setattr;
 mod subvol;
+mod tenants;
 mod writeback;
 mod xattr;
 
@@ -55,4 +56,5 @@ pub use file::{FallocateMode, ReadData, Seek, WriteFlags};
 pub use filesystem::Filesystem;
 pub use node::NodeId;
 pub use options::{Atime, Options};
+pub use tenants::SubvolInfo;
 pub use xattr::XattrSet;

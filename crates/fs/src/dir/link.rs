@@ -33,7 +33,7 @@ impl Filesystem {
         let name = Name::to_make(name)?;
         let entries = dir.lock.write().await;
         let bucket = self.bucket(&dir, name.bytes()).await?;
-        if bucket.find(&dir, name.bytes()).is_some() {
+        if bucket.find(self, &dir, name.bytes()).is_some() {
             return Err(FsError::Exists);
         }
         let bytes = 2 * INODE_BYTES + bucket.edit_bytes(name.bytes()) + KEY_BYTES;

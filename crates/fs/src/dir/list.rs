@@ -97,7 +97,7 @@ impl Filesystem {
         plus: bool,
         visit: &mut (dyn FnMut(&DirEntry<'_>) -> bool + Send),
     ) -> Result<bool> {
-        let found = dir.found(InodeNo(entry.ino.0), entry.kind);
+        let found = dir.found(self, InodeNo(entry.ino.0), entry.kind);
         let mut shown = DirEntry {
             name: entry.name,
             node: found.node,

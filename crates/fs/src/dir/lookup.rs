@@ -35,7 +35,7 @@ impl Filesystem {
     /// meanwhile.
     pub(crate) async fn child(&self, dir: &Inode, name: &[u8]) -> Result<InodeRef> {
         let bucket = self.bucket(dir, name).await?;
-        let found = bucket.find(dir, name).ok_or(FsError::NotFound)?;
+        let found = bucket.find(self, dir, name).ok_or(FsError::NotFound)?;
         self.inode_of_entry(dir, found.node).await
     }
 

@@ -175,7 +175,7 @@ impl Filesystem {
         let name = Name::to_make(name)?;
         let _entries = dir.lock.write().await;
         let bucket = self.bucket(&dir, name.bytes()).await?;
-        if bucket.find(&dir, name.bytes()).is_some() {
+        if bucket.find(self, &dir, name.bytes()).is_some() {
             return Err(FsError::Exists);
         }
         let inherited = self.inherited_acl(&dir, new.kind, new.mode, caller.umask).await?;
@@ -228,7 +228,7 @@ impl Filesystem {
 }
 
 /// Puts a bucket, or deletes it where nothing is left.
-pub(super) fn put_bucket(tx: &mut Transaction, bucket: Bucket) {
+pub(crate) fn put_bucket(tx: &mut Transaction, bucket: Bucket) {
     let key = bucket.key();
     match bucket.value() {
         Some(value) => tx.put(FILES, key, Value::clone(&value)),

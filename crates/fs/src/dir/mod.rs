@@ -12,15 +12,16 @@ mod name;
 mod remove;
 mod rename;
 
-use copyhold_format::item::{DIRENT, DIRENT_SUBVOL, DirBucket, dirent_bucket};
+use copyhold_format::item::{DIRENT, DIRENT_SUBVOL, DirBucket, Place, dirent_bucket};
 use copyhold_pool::Value;
 use copyhold_types::{InodeNo, Key, SubvolId, Timestamp};
 
-use crate::filesystem::KEY_BYTES;
+use crate::filesystem::{FIRST_PLACEHOLDER, KEY_BYTES};
 use crate::inode::{Inode, State};
 use crate::{FileFlags, FileKind, Filesystem, FsError, NodeId, Result};
 
 pub use list::DirEntry;
+pub(crate) use make::put_bucket;
 pub(crate) use name::Name;
 pub use rename::RenameFlags;
 
@@ -51,6 +52,17 @@ impl Filesystem {
         }
         Ok(Bucket { key, value })
     }
+
+    /// Where the entry of a subvolume leads: to its root if its record names this directory, else,
+    /// in a snapshot of what held it, to a placeholder (R39).
+    fn subvol_entry(&self, dir: NodeId, subvol: SubvolId) -> NodeId {
+        let place = Place { subvol: dir.subvol, directory: dir.ino };
+        let there = self.volumes.subvol(subvol);
+        match there.is_some_and(|there| !there.is_dying() && there.item().place == place) {
+            true => NodeId { subvol, ino: InodeNo::ROOT },
+            false => NodeId { ino: InodeNo(FIRST_PLACEHOLDER + u64::from(subvol.0)), ..dir },
+        }
+    }
 }
 
 impl Found {
@@ -58,6 +70,9 @@ impl Found {
     fn dirent(self) -> (u8, InodeNo) {
         match self.node.ino {
             InodeNo::ROOT => (DIRENT_SUBVOL, InodeNo(self.node.subvol.0.into())),
+            InodeNo(ino) if ino >= FIRST_PLACEHOLDER => {
+                (DIRENT_SUBVOL, InodeNo(ino - FIRST_PLACEHOLDER))
+            }
             ino => (self.kind.dirent_type(), ino),
         }
     }
@@ -65,9 +80,9 @@ impl Found {
 
 impl Inode {
     /// What an entry of this directory leads to.
-    pub(crate) fn found(&self, ino: InodeNo, kind: u8) -> Found {
+    pub(crate) fn found(&self, fs: &Filesystem, ino: InodeNo, kind: u8) -> Found {
         if kind == DIRENT_SUBVOL {
-            let node = NodeId { subvol: SubvolId(ino.0 as u32), ino: InodeNo::ROOT };
+            let node = fs.subvol_entry(self.node, SubvolId(ino.0 as u32));
             return Found { node, kind: FileKind::Directory };
         }
         let kind = FileKind::from_dirent_type(kind).expect("parsed entries have a type");
@@ -77,6 +92,10 @@ impl Inode {
     /// No entry of its own subvolume leads to it, only one of the subvolume that holds it.
     pub(crate) fn is_subvol_root(&self) -> bool {
         self.node.ino == InodeNo::ROOT
+    }
+
+    pub(crate) fn is_placeholder(&self) -> bool {
+        self.node.ino.0 >= FIRST_PLACEHOLDER
     }
 }
 
@@ -96,8 +115,8 @@ impl Bucket {
         KEY_BYTES + self.value.as_deref().map_or(0, <[u8]>::len) + 12 + name.len()
     }
 
-    pub(crate) fn find(&self, dir: &Inode, name: &[u8]) -> Option<Found> {
-        self.parsed().find(name).map(|entry| dir.found(entry.ino, entry.kind))
+    pub(crate) fn find(&self, fs: &Filesystem, dir: &Inode, name: &[u8]) -> Option<Found> {
+        self.parsed().find(name).map(|entry| dir.found(fs, entry.ino, entry.kind))
     }
 
     pub(crate) fn with(&self, name: &[u8], what: Found) -> Result<Vec<u8>> {

@@ -36,7 +36,7 @@ impl Filesystem {
         }
         let entries = dir.lock.write().await;
         let bucket = self.bucket(&dir, name.bytes()).await?;
-        let found = bucket.find(&dir, name.bytes()).ok_or(FsError::NotFound)?;
+        let found = bucket.find(self, &dir, name.bytes()).ok_or(FsError::NotFound)?;
         let inode = self.inode_of_entry(&dir, found.node).await?;
         match (inode.is_dir(), is_dir) {
             (true, false) => return Err(FsError::IsDirectory),
@@ -53,7 +53,9 @@ impl Filesystem {
         let (txg, sync) = {
             let [mut dir_state, mut state] = lock_states([&dir, &inode]);
             dir_state.expect_removable_from()?;
-            state.expect_mutable()?;
+            if !inode.is_placeholder() {
+                state.expect_mutable()?;
+            }
             if is_dir && state.item.size > 0 {
                 return Err(FsError::NotEmpty);
             }
@@ -65,9 +67,11 @@ impl Filesystem {
             let left = bucket.without(name.bytes());
             put_bucket(&mut tx, bucket.changed(left));
             self.put_inode(&mut tx, dir.node.ino, &dir_item);
-            self.put_inode(&mut tx, inode.node.ino, &item);
-            if item.nlink == 0 {
-                tx.put(FILES, orphan_key(inode.node.ino), &[][..]);
+            if !inode.is_placeholder() {
+                self.put_inode(&mut tx, inode.node.ino, &item);
+                if item.nlink == 0 {
+                    tx.put(FILES, orphan_key(inode.node.ino), &[][..]);
+                }
             }
             let txg = self.apply(&dir.subvol, credit, tx)?;
             dir_state.logged_and_shown(dir_item, txg, true);
@@ -75,7 +79,9 @@ impl Filesystem {
             (txg, dir_state.is_sync_dir())
         };
         drop(entries);
-        self.reap_if_unused(&inode);
+        if !inode.is_placeholder() {
+            self.reap_if_unused(&inode);
+        }
         if sync {
             self.pool.commit(txg).await?;
         }

@@ -112,8 +112,8 @@ impl Filesystem {
 
         let from = self.bucket(dir, name.bytes()).await?;
         let to = self.bucket(new_dir, new_name.bytes()).await?;
-        let found = from.find(dir, name.bytes()).ok_or(FsError::NotFound)?;
-        let target = to.find(new_dir, new_name.bytes());
+        let found = from.find(self, dir, name.bytes()).ok_or(FsError::NotFound)?;
+        let target = to.find(self, new_dir, new_name.bytes());
         if flags.no_replace && target.is_some() {
             return Err(FsError::Exists);
         }
@@ -275,7 +275,7 @@ impl Ends<'_> {
     /// (R39).
     fn check_subvols(&self) -> Result<()> {
         let stays = self.from.dir.node == self.to.dir.node && self.target.is_none();
-        let is_root = |inode: &InodeRef| inode.is_subvol_root();
+        let is_root = |inode: &InodeRef| inode.is_subvol_root() || inode.is_placeholder();
         match is_root(&self.source) && !(stays && !self.flags.whiteout)
             || self.target.as_ref().is_some_and(is_root)
         {
@@ -293,7 +293,9 @@ impl Ends<'_> {
         } else {
             to.expect_addable_to()?;
         }
-        states.get(&self.source).expect_mutable()?;
+        if !self.source.is_placeholder() {
+            states.get(&self.source).expect_mutable()?;
+        }
         if let Some(target) = &self.target {
             let state = states.get(target);
             state.expect_mutable()?;
@@ -372,7 +374,7 @@ impl<'a> States<'a> {
             items.push((new_dir, self.get(new_dir).dir_item(to.entries, to.dirs, now)));
         }
         let source: &'e Inode = &ends.source;
-        if !source.is_subvol_root() {
+        if !source.is_subvol_root() && !source.is_placeholder() {
             items.push((source, moved(self.get(source), source, new_dir, now)));
         }
         if let Some(target) = ends.target.as_deref() {

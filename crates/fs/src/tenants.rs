@@ -1,0 +1,292 @@
+//! Subvolumes as a user of the mount meets them: made, snapshotted, deleted.
+//!
+//! A subvolume's entry is an entry of a directory like any other, of a type of its own; the record
+//! of the subvolume names the directory, and only there the entry counts (R39). Elsewhere, in a
+//! snapshot of what held it, it is a placeholder that can be removed.
+//!
+//! S1  What a snapshot shows was written before its record joins: dirty data of the source is
+//!     installed first, while writers go on; what they write meanwhile is the source's alone.
+//! S2  No lock of an inode is held across the volume layer's locks but those of the directory that
+//!     gets or loses the entry; its state is held while the transaction is applied.
+
+use std::sync::Arc;
+
+use copyhold_format::item::{HashKey, Place, SubvolState};
+use copyhold_pool::{Credit, IdSpace, Tier, Transaction};
+use copyhold_types::{InodeNo, SubvolId, Timestamp};
+use copyhold_volume::quota::{GroupId, Inherit};
+use copyhold_volume::{Leaving, NewSubvol, Volumes};
+use futures_util::future::join_all;
+
+use crate::dir::{Bucket, Found, LINKS_MAX, Name, put_bucket};
+use crate::filesystem::{INODE_BYTES, new_item, random_bytes};
+use crate::inode::{Inode, InodeRef, State};
+use crate::subvol::FILES;
+use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
+
+/// Files whose dirty data is installed at a time before a snapshot.
+const FILES_AT_ONCE: usize = 16;
+/// Rounds of installing what writers go on making dirty, before the rest is left to the source.
+const ROUNDS: usize = 3;
+
+/// A subvolume, as it is listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubvolInfo {
+    pub id: SubvolId,
+    /// The directory that holds its entry; of the root its own.
+    pub parent: NodeId,
+    pub read_only: bool,
+    /// What it is a snapshot of.
+    pub origin: Option<SubvolId>,
+    pub created: Timestamp,
+    /// Its space is being given back.
+    pub is_dying: bool,
+    /// A random UUID.
+    pub identity: [u8; 16],
+}
+
+impl Filesystem {
+    /// What knows of subvolumes as such, and of quotas.
+    pub fn volumes(&self) -> &Arc<Volumes> {
+        &self.volumes
+    }
+
+    /// All subvolumes by id, those that are being deleted, too.
+    pub fn subvolumes(&self) -> Vec<SubvolInfo> {
+        let info = |subvol: Arc<copyhold_volume::Subvol>| {
+            let item = subvol.item();
+            SubvolInfo {
+                id: subvol.id(),
+                parent: NodeId { subvol: item.place.subvol, ino: item.place.directory },
+                read_only: item.flags.read_only(),
+                origin: item.origin,
+                created: item.created,
+                is_dying: item.state != SubvolState::Live,
+                identity: item.identity,
+            }
+        };
+        self.volumes.list().into_iter().map(info).collect()
+    }
+
+    /// Makes an empty subvolume under `name` in `parent`; it joins the quota groups of the
+    /// subvolume that holds it, or those given.
+    pub async fn create_subvolume(
+        self: &Arc<Self>,
+        caller: &Caller,
+        parent: NodeId,
+        name: &[u8],
+        groups: Option<Vec<GroupId>>,
+    ) -> Result<SubvolId> {
+        let dir = self.dir_to_change(parent).await?;
+        let name = Name::to_make(name)?;
+        let _entries = dir.lock.write().await;
+        let bucket = self.free_place(&dir, name).await?;
+        let numbers = self.volumes.numbers(None).await?;
+        let now = self.now();
+        let root = new_item(FileKind::Directory.mode_bits() | (0o777 & !caller.umask), caller, now);
+        let root = copyhold_format::item::InodeItem { nlink: 2, parent: InodeNo::ROOT, ..root };
+        let credit = self.life_credit(Tier::Write, &bucket, name).await?;
+
+        let mut state = dir.state();
+        let mut tx = add_entry(&state, &bucket, name, numbers.subvol)?;
+        let key = copyhold_format::item::inode_key(InodeNo::ROOT);
+        tx.put(numbers.table(), key, &root.encode()[..]);
+        let item = state.dir_item(1, 1, now);
+        self.put_inode(&mut tx, dir.node.ino, &item);
+        let new = self.new_subvol(&dir, HashKey(random_bytes(&self.rt)), false, groups);
+        let (subvol, txg) = self.volumes.create(&numbers, &new, credit, tx)?;
+        state.logged_and_shown(item, txg, true);
+        Ok(subvol.id())
+    }
+
+    /// Makes a subvolume under `name` in `parent` that shows what the subvolume `source` is now.
+    pub async fn snapshot(
+        self: &Arc<Self>,
+        source: SubvolId,
+        parent: NodeId,
+        name: &[u8],
+        read_only: bool,
+        groups: Option<Vec<GroupId>>,
+    ) -> Result<SubvolId> {
+        let from = self.subvol(source).await?;
+        self.write_subvol(source).await?;
+        let dir = self.dir_to_change(parent).await?;
+        let name = Name::to_make(name)?;
+        let _entries = dir.lock.write().await;
+        let bucket = self.free_place(&dir, name).await?;
+        let numbers = self.volumes.numbers(Some(&from.volume)).await?;
+        let mark = self.pool.next_id(IdSpace::Inode(source)).await?;
+        let credit = self.life_credit(Tier::Write, &bucket, name).await?;
+
+        let mut state = dir.state();
+        let mut tx = add_entry(&state, &bucket, name, numbers.subvol)?;
+        let item = state.dir_item(1, 1, self.now());
+        self.put_inode(&mut tx, dir.node.ino, &item);
+        // All numbers that the source has given out lie below its mark (R9).
+        let mark = self.pool.id_mark(IdSpace::Inode(source), mark);
+        let key = IdSpace::Inode(numbers.subvol).key();
+        tx.put(copyhold_pool::Pool::SYSTEM, key, &mark.to_le_bytes());
+        let new = self.new_subvol(&dir, from.hash_key, read_only, groups);
+        let next = InodeNo(mark);
+        let (subvol, txg) =
+            self.volumes.snapshot(&from.volume, &numbers, &new, next, (credit, None), tx)?;
+        state.logged_and_shown(item, txg, true);
+        Ok(subvol.id())
+    }
+
+    /// Deletes a subvolume by its entry: gone when this returns, its space is given back in the
+    /// background. What it goes on paying for can be given to an heir.
+    pub async fn delete_subvolume(
+        self: &Arc<Self>,
+        parent: NodeId,
+        name: &[u8],
+        heir: Option<SubvolId>,
+    ) -> Result<SubvolId> {
+        let dir = self.dir_to_change(parent).await?;
+        let name = Name::parse(name)?;
+        let _entries = dir.lock.write().await;
+        let bucket = self.bucket(&dir, name.bytes()).await?;
+        let found = bucket.find(self, &dir, name.bytes()).ok_or(FsError::NotFound)?;
+        let victim = found.node.subvol;
+        if victim == dir.node.subvol {
+            return Err(FsError::Invalid("not a subvolume"));
+        }
+        let subvol = self.subvol(victim).await?;
+        let credit = self.life_credit(Tier::DeleteSubvolume, &bucket, name).await?;
+        {
+            let mut state = dir.state();
+            state.expect_removable_from()?;
+            let mut tx = Transaction::new();
+            let left = bucket.without(name.bytes());
+            put_bucket(&mut tx, bucket.changed(left));
+            let item = state.dir_item(-1, -1, self.now());
+            self.put_inode(&mut tx, dir.node.ino, &item);
+            let leaving = Leaving { since: self.now(), name: name.bytes(), heir };
+            let txg = self.volumes.delete(&subvol.volume, &leaving, credit, tx)?;
+            state.logged_and_shown(item, txg, true);
+        }
+        self.forget_subvol(victim);
+        Ok(victim)
+    }
+
+    /// Forbids changes of a subvolume, or allows them again.
+    pub async fn set_subvolume_read_only(self: &Arc<Self>, id: SubvolId, on: bool) -> Result<()> {
+        self.writable()?;
+        let subvol = self.subvol(id).await?;
+        if on {
+            self.write_subvol(id).await?;
+        }
+        let credit = self.credit(Tier::Delete, 1, Volumes::LIFE_BYTES).await?;
+        self.volumes.set_read_only(&subvol.volume, on, credit)?;
+        if !on {
+            // What was unlinked when the snapshot was taken goes now (R38).
+            self.resume(&subvol).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until nothing of these subvolumes, or of all, is left to be given back.
+    pub async fn sync_subvolumes(self: &Arc<Self>, ids: &[SubvolId]) -> Result<()> {
+        let is_meant = |id: SubvolId| ids.is_empty() || ids.contains(&id);
+        loop {
+            let left = self.volumes.list().into_iter();
+            if !left.into_iter().any(|subvol| subvol.is_dying() && is_meant(subvol.id())) {
+                return Ok(());
+            }
+            self.usable()?;
+            if !self.volumes.background_step().await? {
+                self.rt.sleep(std::time::Duration::from_millis(20)).await;
+            }
+        }
+    }
+
+    /// Installs what is dirty of a subvolume; a few times, if writers go on (S1).
+    async fn write_subvol(self: &Arc<Self>, id: SubvolId) -> Result<()> {
+        for _ in 0..ROUNDS {
+            let mut files = self.flusher.files();
+            files.retain(|inode| inode.node.subvol == id);
+            if files.is_empty() {
+                break;
+            }
+            for files in files.chunks(FILES_AT_ONCE) {
+                let writes = files.iter().map(|inode| self.write_through(inode, false));
+                join_all(writes).await.into_iter().collect::<Result<()>>()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Inodes of a deleted subvolume are stale, and what was dirty of them is nobody's.
+    fn forget_subvol(&self, id: SubvolId) {
+        self.subvols.write().remove(&id);
+        for inode in self.inodes.all().into_iter().filter(|inode| inode.node.subvol == id) {
+            let forgotten = {
+                let mut state = inode.state();
+                state.gone = true;
+                let forgotten = state.data.drop_blocks(0..u64::MAX);
+                state.data.set_changed(false);
+                forgotten
+            };
+            self.flusher.forget(forgotten);
+            self.unlist_if_clean(&inode);
+            self.inodes.remove(inode.node);
+        }
+    }
+
+    async fn dir_to_change(&self, parent: NodeId) -> Result<InodeRef> {
+        self.writable()?;
+        let dir = self.inode(parent).await?;
+        dir.expect_dir()?;
+        dir.subvol.writable()?;
+        Ok(dir)
+    }
+
+    /// Where the entry of a new subvolume goes. The caller holds the directory's entry lock.
+    async fn free_place(&self, dir: &InodeRef, name: Name<'_>) -> Result<Bucket> {
+        let bucket = self.bucket(dir, name.bytes()).await?;
+        match bucket.find(self, dir, name.bytes()) {
+            Some(_) => Err(FsError::Exists),
+            None => Ok(bucket),
+        }
+    }
+
+    async fn life_credit(&self, tier: Tier, bucket: &Bucket, name: Name<'_>) -> Result<Credit> {
+        let bytes = Volumes::LIFE_BYTES + 2 * INODE_BYTES + bucket.edit_bytes(name.bytes());
+        self.credit(tier, Volumes::LIFE_EDITS + 3, bytes).await
+    }
+
+    fn new_subvol(
+        &self,
+        dir: &Inode,
+        hash_key: HashKey,
+        read_only: bool,
+        groups: Option<Vec<GroupId>>,
+    ) -> NewSubvol {
+        NewSubvol {
+            place: Place { subvol: dir.node.subvol, directory: dir.node.ino },
+            read_only,
+            hash_key,
+            created: self.now(),
+            identity: random_bytes(&self.rt),
+            inherit: groups.map_or(Inherit::FromHolder, Inherit::Groups),
+        }
+    }
+}
+
+/// The edit that adds the entry of a subvolume to a directory.
+fn add_entry(
+    dir: &State,
+    bucket: &Bucket,
+    name: Name<'_>,
+    subvol: SubvolId,
+) -> Result<Transaction> {
+    dir.expect_addable_to()?;
+    if dir.item.nlink >= LINKS_MAX {
+        return Err(FsError::TooManyLinks { max: LINKS_MAX });
+    }
+    let node = NodeId { subvol, ino: InodeNo::ROOT };
+    let found = Found { node, kind: FileKind::Directory };
+    let mut tx = Transaction::new();
+    tx.put(FILES, bucket.key(), bucket.with(name.bytes(), found)?);
+    Ok(tx)
+}

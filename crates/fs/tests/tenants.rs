@@ -1,0 +1,228 @@
+//! Subvolumes and snapshots: what they show, and that their space comes back.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use common::*;
+use copyhold_fs::{Caller, Filesystem, FsError, NodeId, OpenFlags};
+use copyhold_types::{InodeNo, SubvolId};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use rand_xoshiro::rand_core::{RngCore, SeedableRng};
+
+fn root_of(subvol: SubvolId) -> NodeId {
+    NodeId { subvol, ino: InodeNo::ROOT }
+}
+
+async fn file(fs: &Arc<Filesystem>, dir: NodeId, name: &str) -> NodeId {
+    let flags = OpenFlags::READ_WRITE;
+    let made = fs.create(&Caller::ROOT, dir, name.as_bytes(), 0o644, flags, false).await;
+    made.unwrap().0.node
+}
+
+async fn content(fs: &Filesystem, dir: NodeId, name: &str) -> Vec<u8> {
+    let node = fs.lookup(dir, name.as_bytes()).await.unwrap().node;
+    read(fs, node, 0, 1 << 20).await
+}
+
+async fn subvolume(fs: &Arc<Filesystem>, name: &str) -> SubvolId {
+    fs.create_subvolume(&Caller::ROOT, ROOT, name.as_bytes(), None).await.unwrap()
+}
+
+async fn snapshot(fs: &Arc<Filesystem>, of: SubvolId, name: &str, read_only: bool) -> SubvolId {
+    fs.snapshot(of, ROOT, name.as_bytes(), read_only, None).await.unwrap()
+}
+
+/// Blocks that are free when nothing is on the way any more.
+async fn free_blocks(fs: &Arc<Filesystem>) -> u64 {
+    fs.volumes().finish_background().await.unwrap();
+    for _ in 0..4 {
+        fs.pool().flush_all().await.unwrap();
+        fs.sync().await.unwrap();
+    }
+    fs.pool().space().free
+}
+
+#[test]
+fn a_snapshot_stays_as_it_was_and_a_clone_goes_its_own_way() {
+    let world = World::new(1, 16384);
+    world.run(async {
+        let fs = world.open().await;
+        let a = subvolume(&fs, "a").await;
+        let node = file(&fs, root_of(a), "f").await;
+        write(&fs, node, 0, &pattern(1, 200_000)).await;
+        let s = snapshot(&fs, a, "s", true).await;
+        let c = snapshot(&fs, a, "c", false).await;
+        write(&fs, node, 50_000, &pattern(2, 60_000)).await;
+        let cloned = fs.lookup(root_of(c), b"f").await.unwrap().node;
+        assert_eq!(cloned.ino, node.ino, "an inode number means the same file in both");
+        write(&fs, cloned, 0, &pattern(3, 10_000)).await;
+        let (mut in_a, mut in_c) = (pattern(1, 200_000), pattern(1, 200_000));
+        in_a[50_000..110_000].copy_from_slice(&pattern(2, 60_000));
+        in_c[..10_000].copy_from_slice(&pattern(3, 10_000));
+        for round in 0..2 {
+            assert_eq!(content(&fs, root_of(s), "f").await, pattern(1, 200_000), "{round}");
+            assert_eq!(content(&fs, root_of(a), "f").await, in_a);
+            assert_eq!(content(&fs, root_of(c), "f").await, in_c);
+            fs.sync().await.unwrap();
+            fs.pool().flush_all().await.unwrap();
+        }
+        let kept = fs.lookup(root_of(s), b"f").await.unwrap().node;
+        let refused = fs.write(kept, 0, b"x", Default::default()).await;
+        assert!(matches!(refused, Err(FsError::ReadOnly { .. })), "{refused:?}");
+        fs.set_subvolume_read_only(s, false).await.unwrap();
+        write(&fs, kept, 0, b"x").await;
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn an_entry_of_a_subvolume_counts_only_where_its_record_says() {
+    let world = World::new(2, 16384);
+    world.run(async {
+        let fs = world.open().await;
+        let a = subvolume(&fs, "a").await;
+        let inner = fs.create_subvolume(&Caller::ROOT, root_of(a), b"inner", None).await.unwrap();
+        file(&fs, root_of(inner), "f").await;
+        let up = fs.lookup(root_of(inner), b"..").await.unwrap().node;
+        assert_eq!(up, root_of(a));
+        let s = snapshot(&fs, a, "s", false).await;
+        let there = fs.lookup(root_of(s), b"inner").await.unwrap();
+        assert_ne!(there.node, root_of(inner));
+        assert_eq!(names(&fs, there.node).await, [".", ".."]);
+        let made = fs.mkdir(&Caller::ROOT, there.node, b"x", 0o755).await;
+        assert!(made.is_err());
+        let held = fs.delete_subvolume(ROOT, b"a", None).await;
+        assert!(held.is_err(), "it holds another one");
+        fs.rmdir(root_of(s), b"inner").await.unwrap();
+        assert_eq!(names(&fs, root_of(s)).await, [".", ".."]);
+        let across = fs
+            .rename(&Caller::ROOT, root_of(inner), b"f", root_of(a), b"f", Default::default())
+            .await;
+        assert!(matches!(across, Err(FsError::CrossSubvolume)));
+        fs.rename(&Caller::ROOT, ROOT, b"s", ROOT, b"t", Default::default()).await.unwrap();
+        assert_eq!(fs.lookup(ROOT, b"t").await.unwrap().node, root_of(s));
+        fs.delete_subvolume(root_of(a), b"inner", None).await.unwrap();
+        fs.delete_subvolume(ROOT, b"a", None).await.unwrap();
+        assert!(matches!(fs.getattr(root_of(a)).await, Err(FsError::Stale)));
+        fs.delete_subvolume(ROOT, b"t", None).await.unwrap();
+        fs.sync_subvolumes(&[]).await.unwrap();
+        assert_eq!(fs.subvolumes().len(), 1);
+        world.close(fs).await;
+    });
+}
+
+type Files = BTreeMap<String, Vec<u8>>;
+
+struct History {
+    rng: Xoshiro256PlusPlus,
+    live: BTreeMap<SubvolId, (String, Files)>,
+    next: u32,
+}
+
+impl History {
+    fn below(&mut self, n: u64) -> u64 {
+        self.rng.next_u64() % n
+    }
+
+    fn any(&mut self) -> SubvolId {
+        let n = self.below(self.live.len() as u64) as usize;
+        *self.live.keys().nth(n).expect("there is one")
+    }
+
+    async fn step(&mut self, fs: &Arc<Filesystem>) {
+        match self.below(100) {
+            0..3 if self.live.len() < 7 => self.born(fs, None, false).await,
+            3..14 if self.live.len() < 7 => {
+                let of = self.any();
+                self.born(fs, Some(of), false).await;
+            }
+            14..22 if self.live.len() > 1 => {
+                let id = self.any();
+                let (name, _) = self.live.remove(&id).expect("it lives");
+                fs.delete_subvolume(ROOT, name.as_bytes(), None).await.unwrap();
+            }
+            22..30 => {
+                let (id, name) = (self.any(), format!("f{}", self.below(4)));
+                if self.live.get_mut(&id).expect("it lives").1.remove(&name).is_some() {
+                    fs.unlink(root_of(id), name.as_bytes()).await.unwrap();
+                }
+            }
+            30..36 => fs.sync().await.unwrap(),
+            36..40 => fs.pool().flush_all().await.unwrap(),
+            40..50 => drop(fs.volumes().background_step().await.unwrap()),
+            _ => {
+                let (id, name) = (self.any(), format!("f{}", self.below(4)));
+                let (at, len) = (self.below(40_000) as usize, self.below(30_000) as usize + 1);
+                let data = pattern(self.below(256) as u8, len);
+                let node = file(fs, root_of(id), &name).await;
+                write(fs, node, at as u64, &data).await;
+                fs.release(node);
+                let file = self.live.get_mut(&id).expect("it lives").1.entry(name).or_default();
+                file.resize(file.len().max(at + len), 0);
+                file[at..at + len].copy_from_slice(&data);
+            }
+        }
+    }
+
+    async fn born(&mut self, fs: &Arc<Filesystem>, of: Option<SubvolId>, read_only: bool) {
+        self.next += 1;
+        let name = format!("v{}", self.next);
+        let id = match of {
+            None => subvolume(fs, &name).await,
+            Some(of) => snapshot(fs, of, &name, read_only).await,
+        };
+        let files = of.map_or_else(Files::new, |of| self.live[&of].1.clone());
+        self.live.insert(id, (name, files));
+    }
+
+    async fn compare(&self, fs: &Arc<Filesystem>) {
+        for (id, (name, files)) in &self.live {
+            let entry = fs.lookup(ROOT, name.as_bytes()).await.unwrap();
+            assert_eq!(entry.node, root_of(*id));
+            let there: Vec<String> = files.keys().cloned().collect();
+            let found = names(fs, root_of(*id)).await;
+            assert_eq!(found[2..], there, "subvolume {id}");
+            for (name, bytes) in files {
+                let found = content(fs, root_of(*id), name).await;
+                assert!(found == *bytes, "subvolume {id} {name} differs");
+            }
+        }
+    }
+}
+
+#[test]
+fn subvolumes_share_and_part_through_crashes_and_give_everything_back() {
+    for seed in seeds(12) {
+        let mut world = World::new(seed, 32768);
+        let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+        let mut history = History { rng, live: BTreeMap::new(), next: 0 };
+        let mut fs = world.run(world.open());
+        let before = world.run(free_blocks(&fs));
+        world.run(history.born(&fs, None, false));
+        for _ in 0..5 {
+            world.run(async {
+                for _ in 0..25 {
+                    history.step(&fs).await;
+                }
+                fs.sync().await.unwrap();
+            });
+            world = world.crash(fs, seed);
+            fs = world.run(world.open());
+            world.run(history.compare(&fs));
+        }
+        world.run(async {
+            for (id, (name, _)) in std::mem::take(&mut history.live) {
+                let deleted = fs.delete_subvolume(ROOT, name.as_bytes(), None).await;
+                assert_eq!(deleted.unwrap(), id);
+            }
+            fs.sync_subvolumes(&[]).await.unwrap();
+            assert_eq!(names(&fs, ROOT).await, [".", ".."]);
+            let after = free_blocks(&fs).await;
+            // What the tables of the pool itself have grown by.
+            assert!(after + 64 >= before, "seed {seed}: {before} blocks were free, now {after}");
+            world.close(fs).await;
+        });
+    }
+}
