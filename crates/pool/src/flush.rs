@@ -32,7 +32,7 @@ use std::time::Duration;
 use copyhold_runtime::{FifoMutex, Finishing, finishing};
 use copyhold_space::{Claim, MapJob, MetaslabId, Tier};
 use copyhold_table::{FlushJob, Flushed, FreezePoint, NodeSource, Table, TableError};
-use copyhold_types::{Buf, Key, NodePtr, Purpose, TableId, Txg};
+use copyhold_types::{Buf, EpochId, Key, NodePtr, Purpose, TableId, Txg};
 use parking_lot::Mutex;
 
 use crate::marker::Kick;
@@ -306,6 +306,7 @@ impl Pool {
             Unit::Metaslab(id) => {
                 let closed = self.open_txg().prev()?;
                 let job = self.space.freeze(id, closed)?;
+                writer.epoch = EpochId::POOL;
                 match job.encode().map(|map| writer.place(Buf::from_bytes(&map), Purpose::Map)) {
                     None => Some(Work::Metaslab { job, map: None }),
                     Some(Ok(map)) => Some(Work::Metaslab { job, map: Some(map) }),

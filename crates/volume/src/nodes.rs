@@ -5,7 +5,7 @@
 //! epoch stamps, and released by it like data: what a forked table's flush replaces may be another's
 //! still. All other tables are the pool's own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use copyhold_format::item::Content;
@@ -45,10 +45,9 @@ impl Tenancy for Tenants {
         let look = Stored { pool: &pool, state: &self.0 };
         let evaluations =
             trees.iter().map(|(id, tree)| (*id, Evaluation::new(tree, &look))).collect();
-        let unflushed =
-            homes.keys().map(|&id| (id, pool.table(id).unflushed_bytes() as u64)).collect();
+        let settled = BTreeSet::new();
         let state = &*self.0;
-        apply(&mut Turnover { state, pool: &pool, homes: &homes, evaluations, unflushed });
+        apply(&mut Turnover { state, pool: &pool, homes: &homes, evaluations, settled });
     }
 
     fn closing(&self, txg: Txg) -> Vec<(TableId, Key, Edit)> {
@@ -63,8 +62,8 @@ struct Turnover<'a> {
     pool: &'a Pool,
     homes: &'a BTreeMap<TableId, (Arc<FamilyCell>, EpochId)>,
     evaluations: BTreeMap<FamilyId, Evaluation<'a>>,
-    /// Of each table, before the flush.
-    unflushed: BTreeMap<TableId, u64>,
+    /// Tables of which it is known how much the flush has merged.
+    settled: BTreeSet<TableId>,
 }
 
 impl NodeTurnover for Turnover<'_> {
@@ -92,13 +91,23 @@ impl NodeTurnover for Turnover<'_> {
         }
         let freed = self.state.decided(self.pool, evaluation.take(), tx);
         freed.iter().for_each(|freed| refund(self.state, freed));
-        let left = self.pool.table(table).unflushed_bytes() as u64;
-        let merged = self.unflushed.insert(table, left).unwrap_or(0).saturating_sub(left);
         // The tree is held already; to take it a second time would be to wait behind a writer.
-        if let Some(epoch) = evaluation.family().get(*holder) {
+        if let Some(epoch) = evaluation.family().get(*holder)
+            && self.settled.insert(table)
+        {
+            let (merged, left) = estimate(self.pool, table);
             self.state.ledger.flushed(epoch.subvol, merged, left);
         }
     }
+}
+
+/// Bytes of edits that are being flushed, and that are not. A round takes all partitions of a table
+/// that are frozen.
+fn estimate(pool: &Pool, table: TableId) -> (u64, u64) {
+    let stats = pool.table(table).stats();
+    let merged: usize = stats.iter().map(|stats| stats.frozen_bytes).sum();
+    let left: usize = stats.iter().map(|stats| stats.delta_bytes).sum();
+    (merged as u64, left as u64)
 }
 
 /// What giving up a node releases: each of its copies.

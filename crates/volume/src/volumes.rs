@@ -103,6 +103,11 @@ impl Subvol {
         TableId(self.files.load(Ordering::Acquire))
     }
 
+    /// Subvolumes with the same number may share by snapshot.
+    pub fn family_number(&self) -> u64 {
+        self.family.id.0.0
+    }
+
     pub fn is_dying(&self) -> bool {
         self.item.lock().state != SubvolState::Live
     }

@@ -1,0 +1,500 @@
+//! A pool on a simulated device, its subvolumes, and plain copies of their files.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use copyhold_device::DynDevice;
+use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
+use copyhold_format::item::{
+    EXTENT, EpochItem, Extent, ExtentState, HashKey, Place, SubvolItem, epoch_key, extent_key,
+    subvol_key,
+};
+use copyhold_pool::{
+    CreateOptions, IdSpace, LaneClass, Limits, OpenOptions, Pool, Tier, Transaction,
+};
+use copyhold_runtime::{Rt, SeededRuntime};
+use copyhold_types::{
+    Buf, DeviceId, EpochId, InodeNo, Key, Pointer, Purpose, Run, SubvolId, TableId, Timestamp,
+};
+use copyhold_volume::quota::Inherit;
+use copyhold_volume::{Leaving, NewSubvol, Subvol, Volumes};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use rand_xoshiro::rand_core::{RngCore, SeedableRng};
+
+const BLOCKS: u64 = 32768;
+const FILES: u64 = 3;
+const FILE_BLOCKS: u64 = 200;
+const SUBVOLS: usize = 7;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Config {
+    /// Bytes of nodes in memory.
+    pub(crate) cache: usize,
+    /// Background work runs by itself.
+    pub(crate) beside: bool,
+    pub(crate) quotas: bool,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config { cache: 8 << 20, beside: false, quotas: false }
+    }
+}
+
+/// What is in each block: a number that was never written before.
+pub(crate) type Files = BTreeMap<(u64, u64), u64>;
+
+pub(crate) struct World {
+    pub(crate) rt: Arc<SeededRuntime>,
+    disk: Arc<SimDevice>,
+    pub(crate) volumes: Arc<Volumes>,
+    rng: Xoshiro256PlusPlus,
+    pub(crate) config: Config,
+    pub(crate) model: BTreeMap<SubvolId, Files>,
+    /// Who began each epoch, and pays for it.
+    pub(crate) owners: BTreeMap<EpochId, SubvolId>,
+    next: u64,
+}
+
+fn open(rt: &Arc<SeededRuntime>, disk: &Arc<SimDevice>, config: Config) -> Arc<Volumes> {
+    let limits =
+        Limits { delta_bytes: 160 << 10, node_cache_bytes: config.cache, ..Limits::default() };
+    let options = OpenOptions { tenants: true, limits, ..OpenOptions::default() };
+    let device: DynDevice = disk.clone();
+    rt.block_on(async {
+        let pool = Pool::open(rt.clone() as Rt, device, options).await.expect("it opens");
+        if pool.get(Pool::SYSTEM, subvol_key(SubvolId::ROOT)).await.unwrap().is_none() {
+            format(&pool).await;
+        }
+        let volumes = Volumes::open(pool).await.unwrap();
+        if config.beside {
+            volumes.begin_background();
+        }
+        volumes
+    })
+}
+
+async fn format(pool: &Arc<Pool>) {
+    let table = pool.new_table().await.unwrap();
+    let epoch = EpochId(pool.next_id(IdSpace::Epoch).await.unwrap());
+    let place = Place { subvol: SubvolId::ROOT, directory: InodeNo::ROOT };
+    let (hash, now) = (HashKey([1; 16]), Timestamp::default());
+    let item = SubvolItem::new(table, epoch, place, hash, now, [1; 16]);
+    let mut tx = Transaction::new();
+    tx.put(Pool::SYSTEM, subvol_key(SubvolId::ROOT), &item.encode()[..]);
+    let record = EpochItem::root(SubvolId::ROOT, table, epoch);
+    tx.put(Pool::SYSTEM, epoch_key(epoch), &record.encode()[..]);
+    let credit = pool.admit(Tier::Write, 2, 512).await.unwrap();
+    let txg = pool.apply(credit, tx).unwrap();
+    pool.commit(txg).await.unwrap();
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, config: Config) -> World {
+        let rt = SeededRuntime::new(seed);
+        let image = SimImage::empty(BLOCKS);
+        let disk =
+            SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image, SimConfig::new(seed));
+        let options = CreateOptions {
+            log_bytes: Some(1 << 20),
+            metaslab_blocks: Some(1024),
+            node_bytes: Some(4096),
+            partition_leaves: Some(4),
+            ..CreateOptions::default()
+        };
+        let device: DynDevice = disk.clone();
+        rt.block_on(Pool::create(&(rt.clone() as Rt), &device, &options)).unwrap();
+        let volumes = open(&rt, &disk, config);
+        let root = volumes.subvol(SubvolId::ROOT).unwrap();
+        let owners = BTreeMap::from([(root.item().epoch, SubvolId::ROOT)]);
+        let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+        let model = BTreeMap::from([(SubvolId::ROOT, Files::new())]);
+        let mut world = World { rt, disk, volumes, rng, config, model, owners, next: 1 };
+        if config.quotas {
+            world.enable_quotas();
+        }
+        world
+    }
+
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
+        self.volumes.pool()
+    }
+
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.rng.next_u64() % n
+    }
+
+    fn any(&mut self) -> Arc<Subvol> {
+        let live: Vec<SubvolId> = self.model.keys().copied().collect();
+        let at = self.below(live.len() as u64) as usize;
+        self.volumes.subvol(live[at]).expect("a live subvolume")
+    }
+
+    pub(crate) fn step(&mut self) {
+        match self.below(100) {
+            0..40 => self.write(),
+            40..52 => self.reflink(),
+            52..60 => self.drop_range(),
+            60..72 if self.model.len() < SUBVOLS => self.snapshot(),
+            72..75 if self.model.len() < SUBVOLS => self.create(),
+            75..82 => self.delete(),
+            82..92 => self.background(),
+            92..94 => self.rt.block_on(self.pool().flush_all()).unwrap(),
+            94..97 => self.settle(),
+            97.. => self.crash(),
+            _ => self.write(),
+        }
+    }
+
+    fn range(&mut self) -> (u64, std::ops::Range<u64>) {
+        let from = self.below(FILE_BLOCKS);
+        let blocks = 1 + self.below(24);
+        (1 + self.below(FILES), from..(from + blocks).min(FILE_BLOCKS))
+    }
+
+    /// Takes blocks out of a file: extents are cut where they need be.
+    async fn take(
+        volumes: &Volumes,
+        subvol: &Subvol,
+        file: u64,
+        range: std::ops::Range<u64>,
+        tx: &mut Transaction,
+    ) {
+        let (ino, files) = (InodeNo(file), subvol.files());
+        let (from, to) = (extent_key(ino, range.start.saturating_sub(32)), range.end);
+        let items = volumes.pool().range(files, from, extent_key(ino, to), 10_000).await.unwrap();
+        for (key, value) in items {
+            let extent = Extent::parse(&value).unwrap();
+            let (start, end) = (key.offset, key.offset + u64::from(extent.blocks()));
+            if end <= range.start {
+                continue;
+            }
+            let (cut_from, cut_to) = (start.max(range.start), end.min(range.end));
+            tx.delete(files, key);
+            for (a, b) in [(start, cut_from), (cut_to, end)] {
+                if a < b {
+                    let part = extent.slice((a - start) as u32, (b - a) as u32);
+                    tx.put(files, extent_key(ino, a), &part.encode()[..]);
+                }
+            }
+            let gone = extent.slice((cut_from - start) as u32, (cut_to - cut_from) as u32);
+            tx.release(gone.pointer);
+        }
+    }
+
+    fn put_run(tx: &mut Transaction, table: TableId, file: u64, mut at: u64, pointer: Pointer) {
+        // An extent crosses no multiple of 32 blocks of its file.
+        let mut done = 0;
+        while done < pointer.run.blocks {
+            let here = (32 - at % 32).min(u64::from(pointer.run.blocks - done)) as u32;
+            let pointer = Pointer { run: pointer.run.slice(done, here), ..pointer };
+            let extent = Extent { pointer, birth: 0, state: ExtentState::Unwritten };
+            tx.put(table, extent_key(InodeNo(file), at), &extent.encode()[..]);
+            (done, at) = (done + here, at + u64::from(here));
+        }
+    }
+
+    fn write(&mut self) {
+        let subvol = self.any();
+        let (file, range) = self.range();
+        let blocks = range.end - range.start;
+        let tags: Vec<u64> = range.clone().map(|_| self.tag()).collect();
+        let volumes = self.volumes.clone();
+        self.rt.block_on(async {
+            let pool = volumes.pool();
+            let mut space = pool.reserve(blocks, Tier::Write).await.unwrap();
+            let claims = pool.claim(LaneClass::Data, blocks, &mut space).unwrap();
+            let mut left = &tags[..];
+            for claim in &claims {
+                let run = claim.run();
+                let (these, rest) = left.split_at(run.blocks as usize);
+                left = rest;
+                let bytes: Vec<u8> = these
+                    .iter()
+                    .flat_map(|tag| tag.to_le_bytes().into_iter().chain([0; 4088]))
+                    .collect();
+                pool.write(run, vec![Buf::from_bytes(&bytes)], Purpose::Data).await.unwrap();
+            }
+            let mut tx = Transaction::new();
+            Self::take(&volumes, &subvol, file, range.clone(), &mut tx).await;
+            let credit = volumes.admit(&subvol, Tier::Write, 64, 8192, 24).await.unwrap();
+            let still = volumes.steady(&subvol).unwrap();
+            let (epoch, mut at) = (still.epoch(), range.start);
+            for claim in claims {
+                let run = claim.run();
+                let pointer = Pointer { run, epoch, origin: epoch };
+                Self::put_run(&mut tx, still.files(), file, at, pointer);
+                at += u64::from(run.blocks);
+                tx.allocate(claim);
+            }
+            still.apply(credit, tx, None).unwrap();
+        });
+        let files = self.model.get_mut(&subvol.id()).unwrap();
+        range.zip(tags).for_each(|(block, tag)| drop_value(files.insert((file, block), tag)));
+    }
+
+    fn tag(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn drop_range(&mut self) {
+        let subvol = self.any();
+        let (file, range) = self.range();
+        let volumes = self.volumes.clone();
+        self.rt.block_on(async {
+            let mut tx = Transaction::new();
+            Self::take(&volumes, &subvol, file, range.clone(), &mut tx).await;
+            let credit = volumes.admit(&subvol, Tier::Delete, 64, 4096, 24).await.unwrap();
+            volumes.apply(&subvol, credit, tx, None).unwrap();
+        });
+        let files = self.model.get_mut(&subvol.id()).unwrap();
+        range.for_each(|block| drop_value(files.remove(&(file, block))));
+    }
+
+    fn reflink(&mut self) {
+        let (from, to) = (self.any(), self.any());
+        let (source, range) = self.range();
+        let (target, at) = (1 + self.below(FILES), self.below(FILE_BLOCKS));
+        // Of one file, only where the two ranges are apart.
+        let blocks = range.end - range.start;
+        if (from.id(), source) == (to.id(), target)
+            && at < range.end + 32
+            && range.start < at + blocks + 32
+        {
+            return;
+        }
+        let volumes = self.volumes.clone();
+        self.rt.block_on(async {
+            let ino = InodeNo(source);
+            let (first, last) =
+                (extent_key(ino, range.start.saturating_sub(32)), extent_key(ino, range.end));
+            let items = volumes.pool().range(from.files(), first, last, 10_000).await.unwrap();
+            let mut found: Vec<(u64, Pointer)> = Vec::new();
+            for (key, value) in items {
+                let extent = Extent::parse(&value).unwrap();
+                let (start, end) = (key.offset, key.offset + u64::from(extent.blocks()));
+                let (a, b) = (start.max(range.start), end.min(range.end));
+                if a < b {
+                    let part = extent.slice((a - start) as u32, (b - a) as u32);
+                    found.push((at + a - range.start, part.pointer));
+                }
+            }
+            let mut tx = Transaction::new();
+            Self::take(&volumes, &to, target, at..at + blocks, &mut tx).await;
+            let runs: Vec<Run> = found.iter().map(|(_, pointer)| pointer.run).collect();
+            let credit = volumes.admit(&to, Tier::Write, 128, 8192, 48).await.unwrap();
+            let build = |epoch| {
+                for (at, pointer) in &found {
+                    let pointer = Pointer { epoch, ..*pointer };
+                    Self::put_run(&mut tx, to.files(), target, *at, pointer);
+                }
+                tx
+            };
+            volumes.reflink(&from, &to, &runs, (credit, None), build).await.unwrap();
+        });
+        let tags: Vec<Option<u64>> =
+            range.map(|block| self.model[&from.id()].get(&(source, block)).copied()).collect();
+        let files = self.model.get_mut(&to.id()).unwrap();
+        for (block, tag) in (at..).zip(tags) {
+            match tag {
+                Some(tag) => files.insert((target, block), tag),
+                None => files.remove(&(target, block)),
+            };
+        }
+    }
+
+    fn new_subvol(&mut self) -> NewSubvol {
+        let live: Vec<SubvolId> = self.model.keys().copied().collect();
+        // Mostly in the root, so that many can be deleted.
+        let holder = match self.below(4) {
+            0 => live[self.below(live.len() as u64) as usize],
+            _ => SubvolId::ROOT,
+        };
+        NewSubvol {
+            place: Place { subvol: holder, directory: InodeNo::ROOT },
+            read_only: false,
+            hash_key: HashKey([2; 16]),
+            created: Timestamp::default(),
+            identity: [2; 16],
+            inherit: Inherit::FromHolder,
+        }
+    }
+
+    fn entry(&mut self, new: &NewSubvol) -> Transaction {
+        // Stands for the directory's entry: it must reach the holder's files, and no snapshot.
+        let holder = self.volumes.subvol(new.place.subvol).unwrap();
+        let mut tx = Transaction::new();
+        let key = Key::new(9, copyhold_format::item::DIRENT, self.tag());
+        tx.put(holder.files(), key, &b"entry"[..]);
+        tx
+    }
+
+    fn snapshot(&mut self) {
+        let source = self.any();
+        let new = self.new_subvol();
+        let tx = self.entry(&new);
+        let volumes = self.volumes.clone();
+        let (subvol, numbers) = self.rt.block_on(async {
+            let numbers = volumes.numbers(Some(&source)).await.unwrap();
+            let edits = Volumes::LIFE_EDITS + 1;
+            let credit = volumes.pool().admit(Tier::Write, edits, 4096).await.unwrap();
+            let next = InodeNo(1000);
+            let made = volumes.snapshot(&source, &numbers, &new, next, (credit, None), tx);
+            (made.unwrap().0, numbers)
+        });
+        let files = self.model[&source.id()].clone();
+        self.model.insert(subvol.id(), files);
+        self.owners.insert(numbers.epoch(), subvol.id());
+        self.owners.insert(source.item().epoch, source.id());
+    }
+
+    fn create(&mut self) {
+        let new = self.new_subvol();
+        let tx = self.entry(&new);
+        let volumes = self.volumes.clone();
+        let (subvol, _) = self.rt.block_on(async {
+            let numbers = volumes.numbers(None).await.unwrap();
+            let edits = Volumes::LIFE_EDITS + 1;
+            let credit = volumes.pool().admit(Tier::Write, edits, 4096).await.unwrap();
+            volumes.create(&numbers, &new, credit, tx).unwrap()
+        });
+        self.owners.insert(subvol.item().epoch, subvol.id());
+        self.model.insert(subvol.id(), Files::new());
+    }
+
+    fn delete(&mut self) {
+        let subvol = self.any();
+        self.delete_one(&subvol);
+    }
+
+    fn delete_one(&mut self, subvol: &Arc<Subvol>) -> bool {
+        let volumes = self.volumes.clone();
+        let deleted = self.rt.block_on(async {
+            let (edits, bytes) = (Volumes::LIFE_EDITS, Volumes::LIFE_BYTES);
+            let credit = volumes.pool().admit(Tier::DeleteSubvolume, edits, bytes).await.unwrap();
+            let leaving = Leaving { since: Timestamp::default(), name: b"gone", heir: None };
+            volumes.delete(subvol, &leaving, credit, Transaction::new())
+        });
+        match deleted {
+            Ok(_) => {
+                self.model.remove(&subvol.id());
+                assert!(volumes.steady(subvol).is_err(), "nobody writes to what is deleted");
+            }
+            Err(refused) => {
+                let is_holder = self.holds(subvol.id()) || subvol.id() == SubvolId::ROOT;
+                assert!(is_holder, "{refused}");
+            }
+        }
+        !self.model.contains_key(&subvol.id())
+    }
+
+    fn holds(&self, holder: SubvolId) -> bool {
+        let live = self.model.keys().filter(|id| **id != holder);
+        let place = |id: &SubvolId| self.volumes.subvol(*id).unwrap().item().place.subvol;
+        live.map(place).any(|place| place == holder)
+    }
+
+    fn background(&mut self) {
+        let volumes = self.volumes.clone();
+        self.rt.block_on(volumes.background_step()).unwrap();
+    }
+
+    fn settle(&mut self) {
+        let subvol = self.any();
+        let pool = self.pool().clone();
+        self.rt.block_on(pool.settle(subvol.files())).unwrap();
+    }
+
+    /// Power is lost some background steps after a commit.
+    pub(crate) fn crash(&mut self) {
+        let volumes = self.volumes.clone();
+        let steps = self.below(6);
+        self.rt.block_on(async {
+            let pool = volumes.pool();
+            pool.commit(pool.open_txg()).await.unwrap();
+            for _ in 0..steps {
+                volumes.background_step().await.unwrap();
+            }
+        });
+        let seed = self.rng.next_u64();
+        let image = self.disk.crash(seed);
+        self.rt.drop_tasks();
+        drop(volumes);
+        let config = SimConfig::new(seed);
+        self.disk = SimDevice::from_image(self.rt.clone() as Rt, DeviceId(0), image, config);
+        self.volumes = open(&self.rt, &self.disk, self.config);
+        let live = self.volumes.list().into_iter().filter(|subvol| !subvol.is_dying());
+        let live: Vec<SubvolId> = live.map(|subvol| subvol.id()).collect();
+        assert!(live.iter().eq(self.model.keys()), "{live:?} live, not {:?}", self.model.keys());
+    }
+
+    fn enable_quotas(&mut self) {
+        let volumes = self.volumes.clone();
+        let renewed = self.rt.block_on(async {
+            let pool = volumes.pool();
+            let from = EpochId(pool.next_id(IdSpace::Epoch).await.unwrap());
+            let rows = volumes.ledger().enable(from, volumes.residents()).unwrap();
+            let mut tx = Transaction::new();
+            rows.into_iter().for_each(|(key, edit)| tx.edit(Pool::SYSTEM, key, edit));
+            let credit = pool.admit(Tier::Write, 8, 1024).await.unwrap();
+            pool.apply(credit, tx).unwrap();
+            let root = volumes.subvol(SubvolId::ROOT).unwrap();
+            assert!(volumes.is_outdated(&root));
+            let credit = pool.admit(Tier::Write, 8, 1024).await.unwrap();
+            volumes.renew(&root, credit).await.unwrap();
+            assert!(!volumes.is_outdated(&root));
+            volumes.steady(&root).unwrap().epoch()
+        });
+        self.owners.insert(renewed, SubvolId::ROOT);
+    }
+
+    pub(crate) fn finish(&self) {
+        let volumes = self.volumes.clone();
+        self.rt.block_on(async {
+            // Flushing gives up nodes, and what is given up may stay pending.
+            for _ in 0..3 {
+                volumes.finish_background().await.unwrap();
+                volumes.pool().flush_all().await.unwrap();
+            }
+            volumes.finish_background().await.unwrap();
+            volumes.pool().commit(volumes.pool().open_txg()).await.unwrap();
+        });
+    }
+
+    pub(crate) fn delete_everything(&mut self) {
+        let mut left: Vec<SubvolId> = self.model.keys().copied().collect();
+        left.retain(|id| *id != SubvolId::ROOT);
+        while !left.is_empty() {
+            let at = self.below(left.len() as u64) as usize;
+            let subvol = self.volumes.subvol(left[at]).unwrap();
+            if self.delete_one(&subvol) {
+                left.remove(at);
+            }
+        }
+        self.finish();
+        let all: Vec<SubvolId> = self.volumes.list().iter().map(|subvol| subvol.id()).collect();
+        assert_eq!(all, [SubvolId::ROOT], "what was deleted is gone");
+        let tables = self.pool().tables();
+        let files = self.volumes.subvol(SubvolId::ROOT).unwrap().files();
+        let ids: Vec<TableId> =
+            tables.iter().map(|table| table.id()).filter(|id| *id > Pool::PENDING).collect();
+        assert_eq!(ids, [files], "tables of what is gone are gone");
+    }
+
+    pub(crate) fn close(self) {
+        self.rt.block_on(self.volumes.pool().close()).unwrap();
+        self.rt.drop_tasks();
+    }
+
+    /// The extents of a subvolume.
+    pub(crate) fn extents(&self, subvol: SubvolId) -> Vec<(Key, Extent)> {
+        let subvol = self.volumes.subvol(subvol).unwrap();
+        let (from, to) = (Key::MIN, Key::MAX);
+        let items = self.rt.block_on(self.pool().range(subvol.files(), from, to, usize::MAX));
+        let items = items.unwrap().into_iter().filter(|(key, _)| key.kind == EXTENT);
+        items.map(|(key, value)| (key, Extent::parse(&value).unwrap())).collect()
+    }
+}
+
+fn drop_value<T>(_: Option<T>) {}
