@@ -11,8 +11,10 @@ macro_rules! errnos {
     ($($name:ident),* $(,)?) => {
         impl Errno {
             $(pub const $name: Errno = Errno(libc::$name);)*
+            const ALL: &[Errno] = &[$(Errno::$name),*];
 
-            fn name(self) -> Option<&'static str> {
+            /// As programmers write it, of those that are known here.
+            pub fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $(libc::$name => Some(stringify!($name)),)*
                     _ => None,
@@ -26,7 +28,7 @@ errnos! {
     EPERM, ENOENT, EINTR, EIO, ENXIO, E2BIG, EBADF, EAGAIN, ENOMEM, EACCES, EBUSY, EEXIST, EXDEV,
     ENODEV, ENOTDIR, EISDIR, EINVAL, ENFILE, EMFILE, ENOTTY, ETXTBSY, EFBIG, ENOSPC, ESPIPE, EROFS,
     EMLINK, ERANGE, EDEADLK, ENAMETOOLONG, ENOLCK, ENOSYS, ENOTEMPTY, ELOOP, ENODATA, EPROTO,
-    EOVERFLOW, EOPNOTSUPP, ETIMEDOUT, ECONNABORTED, ESTALE, EDQUOT, ECANCELED,
+    EOVERFLOW, EOPNOTSUPP, ETIMEDOUT, ECONNABORTED, ENOTCONN, ESTALE, EDQUOT, ECANCELED,
 }
 
 impl Errno {
@@ -35,6 +37,11 @@ impl Errno {
     /// `code` as the kernel counts it; what it would not take becomes `EIO`.
     pub const fn new(code: i32) -> Errno {
         if code > 0 && code <= Errno::MAX { Errno(code) } else { Errno::EIO }
+    }
+
+    /// The error that is written so.
+    pub fn named(name: &str) -> Option<Errno> {
+        Errno::ALL.iter().copied().find(|errno| errno.name() == Some(name))
     }
 
     pub const fn code(self) -> i32 {

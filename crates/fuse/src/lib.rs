@@ -17,6 +17,7 @@
 // Except in `sys`, which has the calls that no crate wraps.
 #![deny(unsafe_code)]
 
+pub mod ask;
 pub mod daemon;
 mod device;
 mod dispatch;

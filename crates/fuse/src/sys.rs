@@ -1,10 +1,11 @@
-//! System calls that have no safe wrapper: the clone of a FUSE device, signal masks, fork.
+//! System calls that have no safe wrapper: the clone of a FUSE device, private ioctls, signal
+//! masks, fork.
 
 #![allow(unsafe_code)]
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::ioctl::{Setter, ioctl, opcode};
 
@@ -16,6 +17,16 @@ pub(crate) fn clone_device(device: impl AsFd, of: impl AsFd) -> io::Result<()> {
     // SAFETY: the command reads one u32, a descriptor, which is open for the time of the call.
     unsafe { ioctl(device, Setter::<CLONE, u32>::new(source)) }?;
     Ok(())
+}
+
+/// A command whose number says how many bytes it reads and writes at most.
+pub(crate) fn ioctl_sized(of: BorrowedFd<'_>, number: u32, bytes: &mut [u8]) -> io::Result<()> {
+    assert!(bytes.len() >= (number >> 16) as usize & 0x3fff, "the number says more than there is");
+    // SAFETY: the buffer has what the number says, which is what commands of this form copy.
+    match unsafe { libc::ioctl(of.as_raw_fd(), number as _, bytes.as_mut_ptr()) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
 }
 
 /// Blocks `signals` for this thread and those that it starts later.
