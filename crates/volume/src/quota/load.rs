@@ -17,6 +17,7 @@ use copyhold_format::item::{
 use copyhold_types::{EpochId, Key, SubvolId};
 
 use super::groups::{Group, Groups, Heir};
+use super::hold::Request;
 use super::ledger::Amount;
 use super::node::{Node, Sums};
 use super::rows::Row;
@@ -28,6 +29,8 @@ use super::{Ledger, Resident};
 pub enum Stray {
     #[error("epoch {epoch} has a payer, {owner}, that does not exist")]
     Payer { epoch: EpochId, owner: SubvolId },
+    #[error("epoch {0} has more usage than any pool could have")]
+    Usage(EpochId),
     #[error("epoch {0} has usage and is older than quotas")]
     OldEpoch(EpochId),
     #[error("quota group {0} is a living subvolume that does not exist")]
@@ -241,7 +244,14 @@ impl Loader {
     ) {
         let mut live: BTreeMap<_, _> = epochs.into_iter().collect();
         live.retain(|epoch, _| ledger.counts(*epoch));
+        let mut total = 0u64;
         for (epoch, item) in &self.usage {
+            let more = total.saturating_add(item.data).saturating_add(item.metadata);
+            if more > Request::MAX {
+                strays.push(Stray::Usage(*epoch));
+                continue;
+            }
+            total = more;
             if !ledger.counts(*epoch) {
                 strays.push(Stray::OldEpoch(*epoch));
                 continue;

@@ -146,6 +146,8 @@ impl Groups {
             let Some(owner) = self.owner_mut(subvol) else { return };
             let holder = owner.holder;
             let Some(held) = owner.held.pop_first() else { return };
+            // Nothing is inside itself, whatever damaged records say.
+            let holder = holder.filter(|holder| *holder != held);
             if let Some(holder) = holder.and_then(|holder| self.owner_mut(holder)) {
                 holder.held.insert(held);
             }

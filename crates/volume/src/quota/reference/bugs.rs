@@ -2,6 +2,8 @@
 
 use copyhold_types::{Key, Timestamp};
 
+use proptest::prelude::*;
+
 use super::*;
 
 #[test]
@@ -109,6 +111,68 @@ fn keys_that_cannot_be_are_refused() {
     assert!(loader.row(Key::new(1 << 50, HEIR, 0), &encode_heir(SubvolId(1))).is_err());
     assert!(loader.row(Key::new(5, USAGE, 0), &usage[..20]).is_err());
     assert_eq!(loader.row(Key::new(5, SUBVOL, 0), &[]), Ok(false));
+}
+
+fn record() -> impl Strategy<Value = (Key, Vec<u8>)> {
+    use copyhold_format::item::*;
+    let subvol = || (1..6u32).prop_map(SubvolId);
+    let id = || {
+        let level = prop_oneof![3 => Just(0u16), 2 => 1..3u16];
+        (level, 1..6u64).prop_map(|(level, id)| GroupId::new(level, id).unwrap())
+    };
+    let usage =
+        (1..9u64, subvol(), 0..1u64 << 60, 0..9u64).prop_map(|(epoch, owner, data, metadata)| {
+            let item = UsageItem { owner, data, metadata };
+            (usage_key(EpochId(epoch)), item.encode().to_vec())
+        });
+    let tombstone = proptest::option::of(proptest::option::of(subvol()));
+    let group = (id(), tombstone, 0..9u64).prop_map(|(id, dead, reserve)| {
+        let tombstone = dead.map(|holder| Tombstone { holder, ..Tombstone::default() });
+        (group_key(id), GroupItem { reserve, tombstone, ..GroupItem::default() }.encode())
+    });
+    let member = (id(), id()).prop_map(|(child, parent)| (member_key(child, parent), vec![]));
+    let heir = (subvol(), subvol())
+        .prop_map(|(owner, heir)| (heir_key(owner), encode_heir(heir).to_vec()));
+    let inodes = (subvol(), 0..9u64).prop_map(|(subvol, count)| {
+        let item = InodesItem { counted_from: InodeNo(3), count };
+        (inodes_key(subvol), item.encode().to_vec())
+    });
+    prop_oneof![2 => usage, 3 => group, 2 => member, 3 => heir, 1 => inodes]
+}
+
+proptest! {
+    #[test]
+    fn any_records_make_a_ledger_that_works(
+        records in proptest::collection::vec(record(), 0..40),
+        is_on in proptest::bool::weighted(0.9),
+    ) {
+        let mut pool = Pool::on();
+        if !is_on {
+            pool.disk.clear();
+        }
+        for (key, value) in records {
+            pool.disk.insert(key, value.into());
+        }
+        pool.epochs.insert(A, 7);
+        pool.next_epoch = 20;
+        pool.crash();
+        pool.sync();
+        pool.sync();
+        prop_assert!(!pool.ledger.wants_sweep());
+        if !is_on {
+            prop_assert!(pool.disk.is_empty());
+            pool.enable();
+        }
+        pool.new_epoch(A);
+        let before = pool.data(A);
+        let extent = pool.write(A, 4096);
+        prop_assert_eq!(pool.data(A), before + 4096);
+        pool.free(extent);
+        pool.delete(A, Some(B)).unwrap();
+        pool.sync();
+        prop_assert!(pool.ledger.show_group(at(A)).is_err());
+        prop_assert!(pool.data(B) >= before);
+    }
 }
 
 #[test]
