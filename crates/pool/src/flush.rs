@@ -239,11 +239,24 @@ impl Pool {
         self.flush_units(units, aim).await
     }
 
-    /// Flushes the partitions of one table. Whether there was anything to flush.
-    pub(crate) async fn flush_only(self: &Arc<Self>, table: &Table) -> Result<bool, PoolError> {
-        let stats = table.stats().into_iter().filter(|stats| stats.edits > 0);
-        let units = stats.map(|stats| Unit::Partition(table.id(), stats.start));
-        self.flush_units(units.take(UNITS_PER_ROUND).collect(), Aim::Trim).await
+    /// Flushes the partitions of one table, and merges its `layers`, too. Whether there was anything
+    /// to flush.
+    pub(crate) async fn flush_only(
+        self: &Arc<Self>,
+        table: &Table,
+        layers: bool,
+    ) -> Result<bool, PoolError> {
+        let stats = table.stats().into_iter();
+        let due = stats.filter(|stats| stats.edits > 0 || layers && stats.layers > 0);
+        let units = due.map(|stats| Unit::Partition(table.id(), stats.start));
+        let aim = if layers { Aim::Settle } else { Aim::Trim };
+        self.flush_units(units.take(UNITS_PER_ROUND).collect(), aim).await
+    }
+
+    /// Whether a part of this table can only be kept in layers, since its base is unreadable.
+    pub(crate) fn is_broken(&self, table: TableId) -> bool {
+        let broken = self.flusher.broken.lock();
+        broken.range((table, Key::MIN)..).next().is_some_and(|((of, _), _)| *of == table)
     }
 
     /// Should the caller give up, the round goes on: nodes are being written to what it has claimed,

@@ -152,16 +152,24 @@ impl Pool {
         Ok(true)
     }
 
-    /// Flushes `table` and what lies under it, until all of it is in bases of its own. It must take
-    /// no edits meanwhile, or this may not end.
+    /// Flushes `table` and what lies under it, until all of it is in bases of its own, without
+    /// layers. It must take no edits meanwhile, or this may not end.
+    ///
+    /// # Errors
+    /// A part of it cannot be read.
     pub async fn settle(self: &Arc<Self>, table: TableId) -> Result<(), PoolError> {
         loop {
             let top = self.table(table);
-            if top.is_settled() {
+            let has_layers = top.stats().iter().any(|stats| stats.layers > 0);
+            if top.is_settled() && !has_layers {
                 return Ok(());
             }
+            if has_layers && self.is_broken(table) {
+                let why = "a part of it cannot be read, so it cannot be settled";
+                return Err(PoolError::damaged(format!("table {table}"), why));
+            }
             self.settle_under(&top).await?;
-            self.flush_table(&top).await?;
+            self.flush_table(&top, true).await?;
         }
     }
 
@@ -171,19 +179,23 @@ impl Pool {
             while let Some(lower) = lowest.under() {
                 lowest = lower;
             }
-            self.flush_table(&lowest).await?;
+            self.flush_table(&lowest, false).await?;
             self.hand_over()?;
         }
         Ok(())
     }
 
     /// Flushes the partitions of one table, or waits for whoever does.
-    async fn flush_table(self: &Arc<Self>, table: &Arc<Table>) -> Result<(), PoolError> {
-        if table.is_settled() {
+    async fn flush_table(
+        self: &Arc<Self>,
+        table: &Arc<Table>,
+        layers: bool,
+    ) -> Result<(), PoolError> {
+        if table.is_settled() && !layers {
             return Ok(());
         }
         self.commit(self.open_txg()).await?;
-        if !self.flush_only(table).await? {
+        if !self.flush_only(table, layers).await? {
             self.check_writable()?;
             self.rt.sleep(PAUSE).await;
         }
