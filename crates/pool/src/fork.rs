@@ -173,6 +173,14 @@ impl Pool {
         }
     }
 
+    /// Settles a table whose nodes are going to be given up: they stand still from then on.
+    pub async fn retire(self: &Arc<Self>, table: TableId) -> Result<(), PoolError> {
+        self.settle(table).await?;
+        self.table(table).retire();
+        // Layers may be on their way into a base.
+        self.settle(table).await
+    }
+
     /// Flushes what lies under `table` and hands it over, so that it has bases of its own.
     pub async fn settle_under(self: &Arc<Self>, table: &Arc<Table>) -> Result<(), PoolError> {
         while let Some(mut lowest) = table.under() {
@@ -205,7 +213,7 @@ impl Pool {
     /// Drops a table of the pool's own with all its nodes, in bounded steps. It takes no edits
     /// any more.
     pub async fn drop_table(self: &Arc<Self>, id: TableId) -> Result<(), PoolError> {
-        self.settle(id).await?;
+        self.retire(id).await?;
         let table = self.table(id);
         for (partition, descriptor) in table.descriptors() {
             self.drop_partition(&table, partition, descriptor).await?;

@@ -9,6 +9,7 @@
 //! `complete_to` and with it the pin, so a sweep ends although edits keep coming behind it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use copyhold_format::node::PartitionDescriptor;
 use copyhold_types::{Key, TableId, Txg};
@@ -82,7 +83,7 @@ impl FlushJob {
 
 impl Table {
     /// Begins to flush the partition that starts at `start`. `None` if it has no edits, is being
-    /// flushed, is no more, or has no base yet since the table was forked.
+    /// flushed, is no more, has no base yet since the table was forked, or the table is retired.
     pub fn freeze(&self, start: Key, point: FreezePoint) -> Option<FlushJob> {
         self.freeze_if(start, point, |state| !state.delta.is_empty())
     }
@@ -103,7 +104,11 @@ impl Table {
         let partitions = self.partitions.read();
         let partition = partitions.get(partitions.index_starting(start)?);
         let mut state = partition.state.lock();
-        if partitions.under.is_some() || state.frozen.is_some() || !is_due(&state) {
+        if self.retired.load(Ordering::Acquire)
+            || partitions.under.is_some()
+            || state.frozen.is_some()
+            || !is_due(&state)
+        {
             return None;
         }
         let (frozen, upto) = state.take_part(start, point);

@@ -1,5 +1,7 @@
 //! The table itself: its partitions, and edits.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use copyhold_format::node::{LAYERS_MAX, PartitionDescriptor};
 use copyhold_types::{Key, TableId, Txg};
 use parking_lot::RwLock;
@@ -33,6 +35,8 @@ pub struct Table {
     id: TableId,
     pub(crate) limits: Limits,
     pub(crate) partitions: RwLock<Partitions>,
+    /// Nothing of it is flushed or merged any more.
+    pub(crate) retired: AtomicBool,
 }
 
 /// What a lookup that may not wait found.
@@ -112,7 +116,8 @@ impl Table {
         assert!(limits.leaf_bytes >= 4096, "a leaf has at least one block");
         assert!(limits.partition_leaves >= 2, "a partition that is split has two leaves");
         assert!(limits.read_ahead >= 1, "at least one leaf is read");
-        Table { id, limits, partitions: RwLock::new(Partitions::new(list)) }
+        let partitions = RwLock::new(Partitions::new(list));
+        Table { id, limits, partitions, retired: AtomicBool::new(false) }
     }
 
     pub fn id(&self) -> TableId {
@@ -121,6 +126,12 @@ impl Table {
 
     pub fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// No flush begins any more, not even of layers without edits: somebody is about to give up its
+    /// nodes. What has begun goes on; when the table is settled again, its nodes stand still.
+    pub fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
     }
 
     /// Makes an edit that `txg` logs. Whoever orders the edits of a key in the log (the locks

@@ -49,6 +49,11 @@ pub struct Leaving<'a> {
     pub heir: Option<SubvolId>,
 }
 
+/// Whether its tree stands still, for good.
+pub(crate) fn is_retired(step: Step) -> bool {
+    !matches!(step, Step::Settle)
+}
+
 /// The epoch in whose place a deletion goes on, once its own is gone.
 pub(crate) fn heir_of(step: Step) -> Option<EpochId> {
     match step {
@@ -172,7 +177,7 @@ impl Volumes {
         let SubvolState::Dying(step) = subvol.item().state else { return Ok(false) };
         match step {
             Step::Settle => {
-                self.pool.settle(subvol.files()).await?;
+                self.pool.retire(subvol.files()).await?;
                 self.go_on(subvol, Step::Walk(Key::MIN), Transaction::new()).await?;
             }
             Step::Walk(from) => self.walk_step(subvol, from).await?,

@@ -265,6 +265,11 @@ impl Volumes {
         for subvol in state.map.read().subvols.values() {
             let unflushed = pool.table(subvol.files()).unflushed_bytes();
             state.ledger.owes(subvol.id, unflushed as u64);
+            if let SubvolState::Dying(step) = subvol.item().state
+                && crate::deletion::is_retired(step)
+            {
+                pool.table(subvol.files()).retire();
+            }
         }
         pool.set_tenancy(Arc::new(Tenants(state.clone())));
         Ok(Arc::new(Volumes { pool, state, working: FifoMutex::new() }))

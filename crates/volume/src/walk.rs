@@ -1,6 +1,6 @@
 //! What a dying subvolume owns, released in key order and bounded steps.
 //!
-//! Its table is settled and takes no edits. A node that is older than the subvolume's first epoch
+//! Its table is settled and stands still. A node that is older than the subvolume's first epoch
 //! has nothing below it that is not: it is skipped with all that. A partition's own nodes are
 //! released when its items have been, so that after a crash the cursor never leads to a node that
 //! is gone (R18). Layers hide items of the base, so a partition that has some is read as a whole.
@@ -9,7 +9,7 @@
 
 use copyhold_format::item::{EXTENT, Extent, Step};
 use copyhold_format::node::PartitionDescriptor;
-use copyhold_pool::Transaction;
+use copyhold_pool::{Pool, Transaction};
 use copyhold_table::{NodeVisit, Table};
 use copyhold_types::{Key, NodePtr, Pointer, Purpose};
 
@@ -27,6 +27,7 @@ const ITEMS_PER_READ: usize = 1024;
 
 /// Where a walk is: the partition, and what comes behind it.
 struct Place {
+    id: u64,
     partition: PartitionDescriptor,
     end: Option<Key>,
 }
@@ -54,18 +55,22 @@ impl Volumes {
         let holder = leaf.id;
         let release = |pointer| Release { holder, pointer, content, count: 1 };
         let mut releases: Vec<Release> = owned.into_iter().map(release).collect();
+        let mut tx = Transaction::new();
         let step = match (next, place.end) {
             (Some(next), _) => Step::Walk(next),
             (None, end) => {
                 let owned = self.owned_nodes(&leaf, &table, &place).await;
                 releases.extend(owned.iter().flat_map(|ptr| nodes::releases(leaf.id, ptr)));
+                place.tell_empty(&table, &mut tx);
                 end.map_or(Step::Absorb, Step::Walk)
             }
         };
         drop(pin);
-        let mut tx = Transaction::new();
         let item = put_step(subvol, step, &mut tx);
         self.release_step(&subvol.family, &releases, tx).await?;
+        if next.is_none() {
+            table.empty_partition(place.partition.start);
+        }
         subvol.set_item(item);
         Ok(())
     }
@@ -157,6 +162,14 @@ impl Volumes {
 }
 
 impl Place {
+    /// Nobody who reads this table after a crash meets what is gone.
+    fn tell_empty(&self, table: &Table, tx: &mut Transaction) {
+        let PartitionDescriptor { start, complete_to, .. } = self.partition;
+        let empty = PartitionDescriptor { complete_to, ..PartitionDescriptor::empty(start) };
+        let key = PartitionDescriptor::key(table.id(), self.id);
+        tx.put(Pool::TABLES, key, &empty.encode()[..]);
+    }
+
     /// The key behind `key`, if it is in the partition.
     fn behind(&self, key: Key) -> Option<Key> {
         key.successor().filter(|next| self.end.is_none_or(|end| *next < end))
@@ -176,8 +189,10 @@ impl Found {
 
 /// The partition that has `from`.
 fn place(table: &Table, from: Key) -> Place {
-    let mut partitions: Vec<_> = table.descriptors().into_iter().map(|(_, d)| d).collect();
-    let at = partitions.partition_point(|partition| partition.start <= from);
-    let end = partitions.get(at).map(|next| next.start);
-    Place { partition: partitions.swap_remove(at - 1), end }
+    let mut partitions = table.descriptors();
+    partitions.sort_by_key(|(_, partition)| partition.start);
+    let at = partitions.partition_point(|(_, partition)| partition.start <= from);
+    let end = partitions.get(at).map(|(_, next)| next.start);
+    let (id, partition) = partitions.swap_remove(at - 1);
+    Place { id, partition, end }
 }
