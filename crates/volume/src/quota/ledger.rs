@@ -356,9 +356,7 @@ impl Accounts {
         let mut edits = Rows::with_capacity(dirty.len());
         for account in dirty {
             account.files.dirty.store(false, Relaxed);
-            if let Some(item) = account.files.item()
-                && !account.is_dead()
-            {
+            if let Some(item) = account.files.item() {
                 let put = Edit::Put((&item.encode()).into());
                 edits.push((inodes_key(account.subvol), put));
             }

@@ -262,14 +262,14 @@ impl Loader {
             }
             let is_live = live.remove(epoch).is_some();
             let amount = Amount { data: item.data, metadata: item.metadata };
-            ledger.load_row(groups, *epoch, item.owner, is_live, amount);
+            ledger.load_row(groups, *epoch, item.owner, is_live, Some(amount));
         }
         for (epoch, owner) in live {
             if groups.owner(owner).is_none() {
                 strays.push(Stray::Payer { epoch, owner });
                 ledger.add_dead(groups, owner);
             }
-            ledger.load_row(groups, epoch, owner, true, Amount::default());
+            ledger.load_row(groups, epoch, owner, true, None);
         }
     }
 }
@@ -306,16 +306,20 @@ impl Ledger {
         self.add_account(groups, subvol).set_dead();
     }
 
+    /// The row of an epoch that is live or has a record.
     fn load_row(
         &self,
         groups: &Groups,
         epoch: EpochId,
         owner: SubvolId,
         is_live: bool,
-        amount: Amount,
+        record: Option<Amount>,
     ) {
         let Some(owner) = groups.owner(owner) else { return };
         let account = Arc::clone(&owner.account);
+        let Some(amount) = record else {
+            return self.rows.insert(Row::new(epoch, account, is_live));
+        };
         account.pay(&amount.sums());
         self.rows.insert(Row::loaded(epoch, account, is_live, amount));
         if !is_live {

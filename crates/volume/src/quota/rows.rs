@@ -63,10 +63,10 @@ impl Row {
         }
     }
 
+    /// As its record has it.
     pub(super) fn loaded(epoch: EpochId, owner: Arc<Account>, live: bool, has: Amount) -> Row {
-        let row = Row::new(epoch, owner, live);
+        let row = Row { logged: AtomicBool::new(true), ..Row::new(epoch, owner, live) };
         row.add(has);
-        row.logged.store(has != Amount::default(), Relaxed);
         row
     }
 

@@ -85,6 +85,9 @@ fn records_that_fit_nothing_are_told_and_the_rest_is_loaded() {
     let usage = |owner| UsageItem { owner: SubvolId(owner), data: 5, metadata: 0 }.encode();
     put(usage_key(EpochId(90)), &usage(77));
     put(usage_key(EpochId(2)), &usage(A));
+    // Harmless, and cleared away: a row that says nothing.
+    let nothing = UsageItem { owner: SubvolId(B), data: 0, metadata: 0 };
+    put(usage_key(EpochId(91)), &nothing.encode());
     put(group_key(at(88)), &GroupItem::default().encode());
     let dead = GroupItem { tombstone: Some(Tombstone::default()), ..GroupItem::default() };
     put(group_key(at(A)), &dead.encode());
@@ -99,6 +102,8 @@ fn records_that_fit_nothing_are_told_and_the_rest_is_loaded() {
     assert_eq!(pool.ledger.show_group(at(77)).unwrap().state, GroupState::Tombstone);
     assert_eq!(pool.ledger.show_group(at(A)).unwrap().state, GroupState::Live);
     pool.write(A, MIB);
+    pool.close();
+    assert!(!pool.disk.contains_key(&usage_key(EpochId(91))));
 }
 
 #[test]
@@ -226,4 +231,33 @@ fn charges_of_many_threads_while_groups_are_rearranged_add_up() {
     let left = pool.ledger.available(SubvolId(A));
     assert_eq!(left, Some((1 << 40) - 2 * each), "N2: the load is the sum");
     assert_eq!(pool.ledger.kept_for_others(SubvolId(B)), 0, "N3");
+}
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "a test of threads")]
+fn holds_of_many_threads_at_a_limit_never_pass_it_and_leave_nothing_behind() {
+    let mut pool = Pool::on();
+    let one = pool.group("1/1", &["0/2", "0/3"]);
+    let room = 5 * 4096;
+    pool.limit(one, room);
+    pool.limit(at(A), room);
+    let ledger = &pool.ledger;
+    let taker = |subvol: u32| {
+        move || {
+            for _ in 0..20_000 {
+                let wanted = Request { data: 3 * 4096, ..Request::default() };
+                let hold = ledger.hold(SubvolId(subvol), wanted, Tier::Write);
+                assert!(ledger.show_group(one).unwrap().reserved <= room);
+                drop(hold);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for subvol in [A, B, A, B] {
+            scope.spawn(taker(subvol));
+        }
+    });
+    assert_eq!(ledger.available(SubvolId(A)), Some(room));
+    assert_eq!(ledger.available(SubvolId(B)), Some(room));
+    pool.write(A, room);
 }

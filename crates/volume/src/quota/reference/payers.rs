@@ -206,6 +206,29 @@ fn an_heirs_heir_pays_for_all_and_records_lead_straight_to_it() {
 }
 
 #[test]
+fn who_was_an_heir_in_between_goes_like_everybody_else() {
+    let (mut pool, extent) = shared();
+    pool.snapshot(A, T, ROOT).unwrap();
+    let group = pool.group("1/1", &["0/2"]);
+    // No sweep in between: A's record names S, and T was its last heir before B.
+    pool.delete(A, Some(S)).unwrap();
+    pool.close();
+    assert_eq!(pool.crash(), vec![]);
+    assert_eq!(pool.ledger.show_group(group).unwrap().members, vec![]);
+    pool.delete(S, Some(T)).unwrap();
+    pool.delete(T, Some(B)).unwrap();
+    assert_eq!(pool.data(B), 8 * MIB);
+    pool.free(extent);
+    pool.sync();
+    pool.done(pool.ledger.destroy(group));
+    pool.delete(B, None).unwrap();
+    pool.sync();
+    let shown: Vec<_> = pool.ledger.show().unwrap().iter().map(|group| group.id).collect();
+    assert_eq!(shown, vec![at(ROOT)]);
+    assert_eq!(pool.disk.len(), 1, "the status");
+}
+
+#[test]
 fn heirs_that_cannot_be_are_refused_and_nothing_happens() {
     let (mut pool, _) = shared();
     let give =
