@@ -5,10 +5,13 @@
 //! is the only way to change anything), and that file locks are the kernel's own, since all
 //! who could hold one come through it.
 //!
-//! `convert` has the values, `ioctls` the numbers that arrive by ioctl(2).
+//! `convert` has the values, `ioctls` the numbers that arrive by ioctl(2), `tenants` what is asked
+//! about subvolumes and quotas, `forget` how the kernel learns of what changed without it.
 
 mod convert;
+mod forget;
 mod ioctls;
+mod tenants;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -22,7 +25,12 @@ use copyhold_fuse::protocol::{
 };
 use copyhold_fuse::{Errno, Notifier, Operations, Payload, Reply};
 
-use convert::{answer, asker, errno, file_mode, found, known, set_attr, to_open};
+use convert::{answer, asker, file_mode, found, known, set_attr, to_open};
+
+pub(crate) use convert::errno;
+pub(crate) use tenants::Rules;
+
+use crate::control;
 
 /// What makes the answer to the control ioctl that asks how the pool is: JSON.
 pub(crate) type Describe = Box<dyn Fn() -> String + Send + Sync>;
@@ -44,6 +52,7 @@ const XATTR_REPLACE: u32 = 2;
 pub(crate) struct Adapter {
     fs: Arc<Filesystem>,
     describe: Describe,
+    rules: Rules,
     /// Known once the mount is being served.
     notifier: OnceLock<Notifier>,
 }
@@ -71,8 +80,8 @@ fn opened(open: &Open) -> Opened {
 }
 
 impl Adapter {
-    pub(crate) fn new(fs: Arc<Filesystem>, describe: Describe) -> Adapter {
-        Adapter { fs, describe, notifier: OnceLock::new() }
+    pub(crate) fn new(fs: Arc<Filesystem>, describe: Describe, rules: Rules) -> Adapter {
+        Adapter { fs, describe, rules, notifier: OnceLock::new() }
     }
 
     /// How the kernel is told what changed behind its back.
@@ -83,6 +92,15 @@ impl Adapter {
     async fn attributes(&self, node: NodeId) -> Reply<AttrReply> {
         let attr = self.fs.getattr(known(node)?).await.map_err(errno)?;
         Ok(answer(&attr))
+    }
+
+    async fn ask_tenants(&self, by: Caller, node: NodeId, ioctl: &Ioctl<'_>) -> Reply<IoctlReply> {
+        let (on, room) = (known(node)?, ioctl.output_size as usize);
+        let answered = tenants::answer(&self.fs, self.rules, by, on, ioctl.input, room).await;
+        if let (Some(name), Some(notifier)) = (answered.entry, self.notifier.get()) {
+            forget::entry(notifier.clone(), node, name).await;
+        }
+        Ok(IoctlReply { result: 0, output: answered.text })
     }
 }
 
@@ -384,6 +402,9 @@ impl Operations for Adapter {
     }
 
     async fn ioctl(&self, by: Caller, node: NodeId, ioctl: Ioctl<'_>) -> Reply<IoctlReply> {
+        if ioctl.command == control::TENANTS.number() {
+            return self.ask_tenants(by, node, &ioctl).await;
+        }
         let answer = ioctls::answer(&self.fs, &self.describe, by, known(node)?, &ioctl).await?;
         if ioctls::changes_attributes(ioctl.command)
             && let Some(notifier) = self.notifier.get()

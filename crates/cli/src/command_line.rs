@@ -6,7 +6,10 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::{Failure, exit_codes_text};
 use crate::report::Report;
-use crate::{check, create, debug, generate, info, mount, report, sync, umount, version};
+use crate::{
+    check, create, debug, df, generate, info, mount, property, qgroup, quota, report, subvolume,
+    sync, umount, version,
+};
 
 const ABOUT: &str = "Copy-on-write filesystem in user space for hosts with many tenants";
 
@@ -64,6 +67,11 @@ pub(crate) enum Verb {
     Umount(umount::Umount),
     Sync(sync::Sync),
     Info(info::Info),
+    Subvolume(subvolume::Verb),
+    Property(property::Verb),
+    Quota(quota::Verb),
+    Qgroup(qgroup::Verb),
+    Df(df::Df),
     Check(check::Check),
     Debug(debug::Debug),
     Version(version::Version),
@@ -86,6 +94,11 @@ impl CommandLine {
             Verb::Umount(verb) => verb.run(report),
             Verb::Sync(verb) => verb.run(),
             Verb::Info(verb) => verb.run(report),
+            Verb::Subvolume(verb) => verb.run(report),
+            Verb::Property(verb) => verb.run(report),
+            Verb::Quota(verb) => verb.run(report),
+            Verb::Qgroup(verb) => verb.run(report),
+            Verb::Df(verb) => verb.run(report),
             Verb::Check(verb) => verb.run(report),
             Verb::Debug(verb) => verb.run(report),
             Verb::Version(verb) => verb.run(report),

@@ -1,19 +1,19 @@
 //! Talking to the daemon of a mounted pool.
 //!
-//! Until there is a socket, two private ioctls on the mount's root directory do: one commits
-//! everything, one tells how the pool is, as JSON. They go through the mount itself, so there is
-//! nothing to find, to authenticate or to clean up.
-//!
-//! The kernel sizes an ioctl's answer by its number: [`Info`] has room for 8 KiB of text, padded
-//! with zeros.
-#![allow(unsafe_code)]
+//! Until there is a socket, private ioctls on directories of the mount do: one commits everything,
+//! one tells how the pool is, one carries questions about tenants and their answers (`wire`), all as
+//! JSON. They go through the mount itself, so there is nothing to find, to authenticate or to clean
+//! up.
+
+pub(crate) mod tenants;
+pub(crate) mod wire;
 
 use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::io::Errno;
-use rustix::ioctl::{Getter, NoArg, ioctl, opcode};
+use copyhold_fuse::Errno;
+use copyhold_fuse::ask::{Command, ask};
+use rustix::fs::OFlags;
 use serde_json::Value;
 
 use crate::failure::{Failure, Kind};
@@ -21,72 +21,73 @@ use crate::failure::{Failure, Kind};
 /// Group of our private ioctl numbers.
 const GROUP: u8 = b'C';
 /// Commits everything; returns when it is durable.
-pub(crate) const SYNC: u32 = opcode::none(GROUP, 1);
+pub(crate) const SYNC: Command = Command::bare(GROUP, 1);
 /// Tells how the pool is, as JSON.
-pub(crate) const INFO: u32 = opcode::read::<InfoText>(GROUP, 2);
+pub(crate) const INFO: Command = Command::answering(GROUP, 2, 8192);
+/// A question about tenants.
+pub(crate) const TENANTS: Command = Command::exchanging(GROUP, 3, (16 << 10) - 8);
 
-type InfoText = [u8; 8192];
-
-/// An open root directory of a mounted pool.
+/// An open directory of a mounted pool.
 pub(crate) struct Control {
-    root: File,
+    file: File,
     directory: PathBuf,
 }
 
 impl Control {
     pub(crate) fn open(directory: &Path) -> Result<Control, Failure> {
-        let root = File::open(directory).map_err(|error| {
-            match Errno::from_io_error(&error) == Some(Errno::NOTCONN) {
-                true => daemon_is_gone(directory),
-                false => Failure::system(directory.display(), &error),
-            }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(directory, flags, rustix::fs::Mode::empty());
+        let file = opened.map(File::from).map_err(|errno| match errno {
+            rustix::io::Errno::NOTCONN => daemon_is_gone(directory),
+            errno => Failure::system(directory.display(), &errno.into()),
         })?;
-        Ok(Control { root, directory: directory.to_owned() })
+        Ok(Control { file, directory: directory.to_owned() })
     }
 
     /// Writes the kernel's dirty pages of this mount, then commits; returns when all is durable.
     pub(crate) fn sync(&self) -> Result<(), Failure> {
-        rustix::fs::syncfs(&self.root).map_err(|errno| self.failed(errno))?;
-        // SAFETY: `SYNC` has no argument: no memory is read or written.
-        let done = unsafe { ioctl(&self.root, NoArg::<SYNC>::new()) };
-        done.map_err(|errno| self.failed(errno))
+        self.write_pages()?;
+        ask(&self.file, SYNC, b"").map(drop).map_err(|errno| self.failed(errno))
+    }
+
+    /// Hands the kernel's dirty pages of this mount to the daemon.
+    pub(crate) fn write_pages(&self) -> Result<(), Failure> {
+        rustix::fs::syncfs(&self.file).map_err(|errno| self.failed(errno.into()))
     }
 
     /// How the pool is.
     pub(crate) fn info(&self) -> Result<Value, Failure> {
-        // SAFETY: the number carries the size of `InfoText`, which the kernel fills at most; every
-        // pattern of bytes is a valid one.
-        let text = unsafe { ioctl(&self.root, Getter::<INFO, InfoText>::new()) };
-        let text = text.map_err(|errno| self.failed(errno))?;
-        let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
-        serde_json::from_slice(&text[..end]).map_err(|error| {
-            Failure::new(
-                Kind::Failed,
-                format!(
-                    "the daemon of {} answers what this program does not understand ({error}); \
-                     use the program that mounted it",
-                    self.directory.display()
-                ),
-            )
-        })
+        let text = ask(&self.file, INFO, b"").map_err(|errno| self.failed(errno))?;
+        serde_json::from_slice(&text).map_err(|error| self.misunderstood(&error))
+    }
+
+    fn misunderstood(&self, error: &serde_json::Error) -> Failure {
+        Failure::new(
+            Kind::Failed,
+            format!(
+                "the daemon of {} answers what this program does not understand ({error}); use the \
+                 program that mounted it",
+                self.directory.display()
+            ),
+        )
     }
 
     fn failed(&self, errno: Errno) -> Failure {
+        let directory = self.directory.display();
         match errno {
-            Errno::NOTCONN | Errno::CONNABORTED => daemon_is_gone(&self.directory),
-            Errno::NOTTY | Errno::NOSYS => Failure::new(
+            Errno::ENOTCONN | Errno::ECONNABORTED => daemon_is_gone(&self.directory),
+            Errno::ENOTTY | Errno::ENOSYS => Failure::new(
                 Kind::NotMounted,
-                format!("{} is no mounted pool of this program", self.directory.display()),
+                format!("{directory} is on no mounted pool of this program"),
             ),
-            Errno::IO => Failure::new(
+            Errno::EIO => Failure::new(
                 Kind::Device,
                 format!(
-                    "{}: the pool has stopped after a device error; see its log, then mount it \
-                     again",
-                    self.directory.display()
+                    "{directory}: the pool has stopped after a device error; see its log, then \
+                     mount it again"
                 ),
             ),
-            _ => Failure::system(self.directory.display(), &io::Error::from(errno)),
+            _ => Failure::system(directory, &std::io::Error::from_raw_os_error(errno.code())),
         }
     }
 }

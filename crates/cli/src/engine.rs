@@ -6,6 +6,7 @@ mod create;
 mod describe;
 mod errors;
 mod serve;
+pub(crate) mod tenants;
 mod views;
 
 use std::future::Future;

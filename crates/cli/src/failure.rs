@@ -9,7 +9,10 @@ use std::fmt;
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
+use copyhold_fuse::Errno;
 use copyhold_fuse::mount::MountError;
+
+use crate::control::wire::Refusal;
 
 /// What kind of failure; decides the exit code and the `code` that `--json` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,12 +105,38 @@ pub(crate) const EXIT_CODES: [(u8, &str); 5] = [
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) kind: Kind,
+    /// The name of an errno, which `--json` shows instead of the kind's word.
+    errno: Option<String>,
     message: String,
 }
 
 impl Failure {
     pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Failure {
-        Failure { kind, message: message.into() }
+        Failure { kind, errno: None, message: message.into() }
+    }
+
+    /// The engine refuses what concerns tenants.
+    pub(crate) fn refused(refusal: Refusal) -> Failure {
+        let kind = match refusal.code.as_str() {
+            "ENOENT" => Kind::NotFound,
+            "EEXIST" => Kind::Exists,
+            "ENOSPC" => Kind::Full,
+            "EIO" => Kind::Device,
+            "EPERM" | "EACCES" => Kind::Permission,
+            _ => Kind::Failed,
+        };
+        Failure { errno: Some(refusal.code), ..Failure::new(kind, refusal.message) }
+    }
+
+    /// A system call on `what` failed, in a verb that tells errnos.
+    pub(crate) fn call(what: impl fmt::Display, error: &io::Error) -> Failure {
+        let errno = error.raw_os_error().and_then(|code| Errno::new(code).name());
+        Failure { errno: errno.map(str::to_owned), ..Failure::system(what, error) }
+    }
+
+    /// What `--json` shows.
+    pub(crate) fn code(&self) -> &str {
+        self.errno.as_deref().unwrap_or(self.kind.code())
     }
 
     pub(crate) fn usage(message: impl Into<String>) -> Failure {
@@ -142,7 +171,7 @@ impl Failure {
     pub(crate) fn report(&self, json: bool) -> ExitCode {
         if json {
             let error = serde_json::json!({
-                "error": { "code": self.kind.code(), "message": self.message }
+                "error": { "code": self.code(), "message": self.message }
             });
             eprintln!("{error}");
         } else {
@@ -211,6 +240,15 @@ mod tests {
         let failure = Failure::from_text(&Failure::new(Kind::InUse, "it is\nlocked").to_text());
         assert_eq!((failure.kind, failure.to_string().as_str()), (Kind::InUse, "it is\nlocked"));
         assert_eq!(Failure::from_text("what").kind, Kind::Failed);
+    }
+
+    #[test]
+    fn what_the_engine_refuses_is_told_by_its_errno() {
+        let full = Failure::refused(Refusal::new("EDQUOT", "quota group 1/7 is at its limit"));
+        assert_eq!((full.kind, full.code()), (Kind::Failed, "EDQUOT"));
+        let gone = Failure::call("/x", &rustix::io::Errno::NOENT.into());
+        assert_eq!((gone.kind, gone.code()), (Kind::NotFound, "ENOENT"));
+        assert_eq!(Failure::usage("what").code(), "usage");
     }
 
     #[test]

@@ -27,7 +27,8 @@ use crate::{engine, logging, mount_table};
     delta=SIZE      memory for changes that are not in the tables yet [64M]\n  \
     commit=SECONDS  how old unsynced changes may get [5]\n  \
     readers=N       threads that read the kernel's requests [2 for each CPU, at most 16]\n  \
-    cut-tail        give up, for good, what comes after the damage in a damaged log\n\n\
+    cut-tail        give up, for good, what comes after the damage in a damaged log\n  \
+    user_subvolumes owners of directories may make and delete subvolumes in them\n\n\
     A line for /etc/fstab:\n  \
     /srv/pool.img  /mnt  fuse.copyhold  defaults,nofail  0  0")]
 pub(crate) struct Mount {

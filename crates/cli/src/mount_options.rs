@@ -29,6 +29,8 @@ pub(crate) struct EngineOptions {
     pub(crate) readers: Option<usize>,
     /// Give up what a damaged log does not tell any more.
     pub(crate) cut_tail: bool,
+    /// Owners of directories may make, snapshot and delete subvolumes in them.
+    pub(crate) user_subvolumes: bool,
 }
 
 impl Options {
@@ -67,6 +69,7 @@ impl EngineOptions {
                 self.readers = Some(readers.clamp(1, READERS_MAX));
             }
             "cut-tail" => self.cut_tail = true,
+            "user_subvolumes" => self.user_subvolumes = true,
             _ => return Ok(false),
         }
         Ok(true)
@@ -98,11 +101,11 @@ mod tests {
 
     #[test]
     fn options_go_to_whom_they_concern() {
-        let list = "defaults,nofail,x-systemd.automount,ro,delta=2M,noatime,commit=1,cut-tail";
+        let list = "defaults,nofail,x-systemd.automount,ro,delta=2M,noatime,commit=1,cut-tail,user_subvolumes";
         let options = parse(list);
         let Options { mount, engine } = options.unwrap();
         assert!(mount.read_only());
-        assert!(engine.cut_tail);
+        assert!(engine.cut_tail && engine.user_subvolumes);
         assert_eq!(engine.delta, Some(Size(2 << 20)));
         assert_eq!(engine.commit, Some(Duration::from_secs(1)));
     }

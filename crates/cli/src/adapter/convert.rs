@@ -5,6 +5,7 @@ use copyhold_fuse::Errno;
 use copyhold_fuse::protocol::{
     Attr, AttrReply, Caller, Data, Entry, NewNode, NodeId, Open, Segment, SetAttr, SetTime,
 };
+use copyhold_volume::VolumeError;
 
 use super::{ATTRIBUTES_VALID, NAMES_VALID};
 
@@ -119,7 +120,7 @@ pub(super) fn data(read: copyhold_fs::ReadData) -> Data {
 
 /// The number for each answer. What is damaged, and why a pool has stopped, was logged where it was
 /// found, once.
-pub(super) fn errno(error: FsError) -> Errno {
+pub(crate) fn errno(error: FsError) -> Errno {
     match error {
         FsError::NotFound => Errno::ENOENT,
         FsError::Exists => Errno::EEXIST,
@@ -141,6 +142,9 @@ pub(super) fn errno(error: FsError) -> Errno {
         FsError::CrossSubvolume => Errno::EXDEV,
         FsError::Busy(_) => Errno::EBUSY,
         FsError::Stale => Errno::ESTALE,
+        FsError::Quota(error) => Errno::named(error.code()).unwrap_or(Errno::EIO),
+        FsError::Volume(error) if matches!(*error, VolumeError::Holds(..)) => Errno::EBUSY,
+        FsError::Volume(error) if matches!(*error, VolumeError::Root(_)) => Errno::EINVAL,
         error => {
             tracing::debug!(%error, "answered EIO");
             Errno::EIO
@@ -159,6 +163,16 @@ mod tests {
         assert_eq!((open(1).read, open(1).write), (false, true));
         assert_eq!((open(2).read, open(2).write), (true, true));
         assert!(open(0o3001).append && open(0o3001).truncate);
+    }
+
+    #[test]
+    fn what_quotas_refuse_has_its_number() {
+        use copyhold_volume::quota::QuotaError;
+        let nonsense = FsError::Quota(QuotaError::Nonsense(u64::MAX));
+        assert_eq!(errno(nonsense), Errno::EINVAL);
+        assert_eq!(errno(FsError::Quota(QuotaError::Off)), Errno::ENOTCONN);
+        let (outer, inner) = (copyhold_types::SubvolId(2), copyhold_types::SubvolId(3));
+        assert_eq!(errno(VolumeError::Holds(outer, inner).into()), Errno::EBUSY);
     }
 
     #[test]

@@ -12,6 +12,9 @@ use super::Describe;
 use super::convert::{asker, errno};
 use crate::control;
 
+const SYNC: u32 = control::SYNC.number();
+const INFO: u32 = control::INFO.number();
+
 const GETFLAGS: u32 = 0x8008_6601;
 const SETFLAGS: u32 = 0x4008_6602;
 const GETFLAGS_32: u32 = 0x8004_6601;
@@ -75,11 +78,11 @@ pub(super) async fn answer(
             fs.shut_down(how != NO_FLUSH).await.map_err(errno)?;
             Vec::new()
         }
-        control::SYNC => {
+        SYNC => {
             fs.sync().await.map_err(errno)?;
             Vec::new()
         }
-        control::INFO => {
+        INFO => {
             let mut text = describe().into_bytes();
             // One zero at least ends the text.
             if text.len() >= ioctl.output_size as usize {

@@ -20,7 +20,7 @@ use rustix::mount::MountFlags;
 use serde_json::Value;
 
 use super::{Machine, describe};
-use crate::adapter::{self, Adapter};
+use crate::adapter::{self, Adapter, Rules};
 use crate::failure::{Failure, Kind};
 use crate::mount::Request;
 use crate::mount_options::{EngineOptions, Options};
@@ -48,8 +48,10 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
     let fs = open(&machine, &path, &options)?;
     let describe = describer(&machine, &fs, &path);
     let readers = options.engine.readers;
+    let mounted_by = rustix::process::geteuid().as_raw();
+    let rules = Rules { mounted_by, owners_may: options.engine.user_subvolumes };
     let started = mount(&path, &directory, options, fsname).and_then(|mount| {
-        let adapter = Arc::new(Adapter::new(fs.clone(), describe));
+        let adapter = Arc::new(Adapter::new(fs.clone(), describe, rules));
         let spawner = Arc::new(machine.executors.clone());
         let settings = adapter::settings();
         let session = Session::start(mount, adapter.clone(), spawner, &settings, readers)?;

@@ -1,0 +1,253 @@
+//! Questions about tenants, as they arrive: who may ask what, and answers that fit.
+//!
+//! T1  What changes groups, limits or whether quotas are on is for root, and for the user who
+//!     mounted the pool: he has the pool's file.
+//! T2  So is what changes subvolumes, unless the mount allows it to owners (`user_subvolumes`). Then
+//!     the caller must own the directory that holds the entry, and the root of a subvolume that he
+//!     snapshots, deletes or makes read-only; choosing groups (`-i`) and heirs stays a privilege,
+//!     since with it one leaves one's limits.
+//! T3  Looking needs no privilege, as on btrfs.
+//! T4  A refusal is an answer: it tells more than an errno can.
+//!
+//! When an entry has come or gone, the kernel is told before the answer: it may know better for a
+//! day otherwise.
+
+use copyhold_format::item::GroupId;
+use copyhold_fs::NodeId;
+use copyhold_fuse::protocol::Caller;
+use copyhold_types::{InodeNo, SubvolId};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::convert::asker;
+use crate::control::wire::{Group, Numbered, Page, Question, Refusal, Told};
+use crate::engine::tenants::{Answer, Place, Tenants};
+
+/// Rows that are looked up for one page.
+const ROWS: usize = 128;
+/// What is around the rows of a page.
+const FRAME_BYTES: usize = 128;
+
+/// Who may do what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    /// Besides root.
+    pub(crate) mounted_by: u32,
+    /// Owners of directories may make and delete subvolumes in them.
+    pub(crate) owners_may: bool,
+}
+
+/// What is told, and what the kernel should forget before.
+#[derive(Debug, Default)]
+pub(super) struct Answered {
+    /// Ends with a zero.
+    pub(super) text: Vec<u8>,
+    /// This name in the directory that was asked.
+    pub(super) entry: Option<Vec<u8>>,
+}
+
+/// Answers what was asked on the directory `node`, in less than `room` bytes.
+pub(super) async fn answer<T: Tenants>(
+    tenants: &T,
+    rules: Rules,
+    by: Caller,
+    node: NodeId,
+    question: &[u8],
+    room: usize,
+) -> Answered {
+    let end = question.iter().position(|&byte| byte == 0).unwrap_or(question.len());
+    let desk = Desk { tenants, rules, by, node, room };
+    let mut entry = None;
+    let told = match serde_json::from_slice(&question[..end]) {
+        Ok(question) => desk.answer(question, &mut entry).await,
+        Err(error) => Err(Refusal::new(
+            "EINVAL",
+            format!("the daemon does not understand ({error}); use the program that mounted it"),
+        )),
+    };
+    let mut text = encode(told);
+    if text.len() >= room {
+        let why = format!("the answer has {} bytes, more than there is room for", text.len());
+        text = encode(Err(Refusal::new("EOVERFLOW", why)));
+    }
+    text.push(0);
+    Answered { text, entry }
+}
+
+fn encode(told: Answer<Value>) -> Vec<u8> {
+    let told = match told {
+        Ok(answer) => Told::Answer(answer),
+        Err(refusal) => Told::Error(refusal),
+    };
+    serde_json::to_vec(&told).expect("answers have string keys")
+}
+
+/// One question on its way.
+struct Desk<'a, T> {
+    tenants: &'a T,
+    rules: Rules,
+    by: Caller,
+    node: NodeId,
+    room: usize,
+}
+
+impl<T: Tenants> Desk<'_, T> {
+    async fn answer(&self, question: Question, entry: &mut Option<Vec<u8>>) -> Answer<Value> {
+        let tenants = self.tenants;
+        Ok(match question {
+            Question::Create { .. } | Question::Snapshot { .. } | Question::Delete { .. } => {
+                return self.change(question, entry).await;
+            }
+            Question::SetReadOnly { on } => {
+                self.may_change(&[self.node], false).await?;
+                let subvol = root(self.node)?;
+                json!(tenants.set_read_only(subvol, on).await?)
+            }
+            Question::Subvolume => {
+                let after = u64::from(self.node.subvol.0) - 1;
+                let found = tenants.subvolumes(after, 1).await?.into_iter().next();
+                let found = found.filter(|found| found.id == self.node.subvol.0);
+                json!(found.ok_or_else(|| Refusal::new("ESTALE", "the subvolume is deleted"))?)
+            }
+            Question::Subvolumes { after } => {
+                // The root is where they all are, not one of them.
+                let after = after.max(SubvolId::ROOT.0.into());
+                self.page(tenants.subvolumes(after, ROWS).await?)?
+            }
+            Question::Leaving { after } => self.page(tenants.leaving(after, ROWS).await?)?,
+            Question::Groups { after } => self.page(tenants.groups(after, ROWS).await?)?,
+            Question::Room => json!(tenants.room(self.node).await?),
+            Question::QuotaStatus => json!(tenants.quota_status().await?),
+            Question::QuotaRescan => json!(tenants.quota_rescan().await?),
+            Question::QuotaEnable { simple } => {
+                self.privileged()?;
+                json!(tenants.quota_enable(simple).await?)
+            }
+            Question::QuotaDisable => {
+                self.privileged()?;
+                json!(tenants.quota_disable().await?)
+            }
+            Question::Regroup { change } => {
+                self.privileged()?;
+                json!(tenants.regroup(&change).await?)
+            }
+            Question::GroupClearStale => {
+                self.privileged()?;
+                json!(tenants.clear_stale().await?)
+            }
+        })
+    }
+
+    /// What makes or takes away an entry of the directory.
+    async fn change(&self, question: Question, entry: &mut Option<Vec<u8>>) -> Answer<Value> {
+        let by = asker(self.by, None);
+        let ids = |groups: &[Group]| groups.iter().map(|group| group.0).collect::<Vec<GroupId>>();
+        match question {
+            Question::Create { name, groups } => {
+                self.may_change(&[self.node], !groups.is_empty()).await?;
+                let groups = ids(&groups);
+                let place = Place { by: &by, parent: self.node, name: &name, groups: &groups };
+                let made = self.tenants.create(place).await?;
+                *entry = Some(name);
+                Ok(json!(made.0))
+            }
+            Question::Snapshot { source, name, read_only, groups } => {
+                let source = node(source)?;
+                let subvol = root(source)?;
+                self.may_change(&[self.node, source], !groups.is_empty()).await?;
+                let groups = ids(&groups);
+                let place = Place { by: &by, parent: self.node, name: &name, groups: &groups };
+                let made = self.tenants.snapshot(subvol, place, read_only).await?;
+                *entry = Some(name);
+                Ok(json!(made.0))
+            }
+            Question::Delete { name, heir } => {
+                let found = self.tenants.entry(self.node, &name).await?;
+                let subvol = root(found).map_err(|_| {
+                    let name = String::from_utf8_lossy(&name);
+                    Refusal::new(
+                        "EINVAL",
+                        format!("{name} is no subvolume; rm and rmdir delete it"),
+                    )
+                })?;
+                self.may_change(&[self.node, found], heir.is_some()).await?;
+                let heir = heir.map(|heir| root(node(heir)?)).transpose()?;
+                self.tenants.delete(self.node, &name, heir).await?;
+                *entry = Some(name);
+                Ok(json!(subvol.0))
+            }
+            _ => unreachable!("only these make or take away an entry"),
+        }
+    }
+
+    fn is_privileged(&self) -> bool {
+        self.by.uid == 0 || self.by.uid == self.rules.mounted_by
+    }
+
+    fn privileged(&self) -> Answer<()> {
+        match self.is_privileged() {
+            true => Ok(()),
+            false => Err(Refusal::new("EPERM", "only root may do this")),
+        }
+    }
+
+    /// Whether subvolumes may be changed by the owner of all `owned`; `freely`: beyond his limits.
+    async fn may_change(&self, owned: &[NodeId], freely: bool) -> Answer<()> {
+        if self.is_privileged() {
+            return Ok(());
+        }
+        if !self.rules.owners_may {
+            let why = "only root may do this, or owners with `mount -o user_subvolumes`";
+            return Err(Refusal::new("EPERM", why));
+        }
+        if freely {
+            return Err(Refusal::new("EPERM", "only root may choose quota groups and heirs"));
+        }
+        for &node in owned {
+            if self.tenants.owner(node).await? != self.by.uid {
+                let why = "only the owner of the directory and of the subvolume's root may do this";
+                return Err(Refusal::new("EPERM", why));
+            }
+        }
+        Ok(())
+    }
+
+    /// As many rows as fit.
+    fn page<R: Numbered>(&self, rows: Vec<R>) -> Answer<Value> {
+        let mut room = self.room.saturating_sub(FRAME_BYTES);
+        let (all, mut shown, mut last) = (rows.len(), Vec::new(), None);
+        for row in rows {
+            let bytes = length(&row) + 1;
+            if bytes > room {
+                break;
+            }
+            room -= bytes;
+            last = Some(row.number());
+            shown.push(json!(row));
+        }
+        if shown.is_empty() && all > 0 {
+            return Err(Refusal::new("EOVERFLOW", "one row is larger than an answer can be"));
+        }
+        let next = last.filter(|_| shown.len() < all || all == ROWS);
+        Ok(json!(Page { rows: shown, next }))
+    }
+}
+
+fn length(row: &impl Serialize) -> usize {
+    serde_json::to_vec(row).expect("rows have string keys").len()
+}
+
+fn node(raw: u64) -> Answer<NodeId> {
+    NodeId::from_raw(raw).ok_or_else(|| Refusal::new("EINVAL", format!("{raw} is no node")))
+}
+
+/// The subvolume whose root this is.
+fn root(node: NodeId) -> Answer<SubvolId> {
+    match node.ino {
+        InodeNo::ROOT => Ok(node.subvol),
+        _ => Err(Refusal::new("EINVAL", "this is not the root of a subvolume")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,271 @@
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+
+use super::*;
+use crate::control::TENANTS;
+use crate::control::wire::{GroupChange, GroupRow, Subvolume, SubvolumeState};
+
+const ALICE: u32 = 1000;
+const BOB: u32 = 1001;
+
+/// Directories with owners; subvolumes 1 to `subvolumes`; notes of what was done.
+#[derive(Default)]
+struct Fake {
+    owners: BTreeMap<NodeId, u32>,
+    subvolumes: u32,
+    path: String,
+    done: Mutex<Vec<String>>,
+}
+
+impl Fake {
+    fn did(&self, what: String) {
+        self.done.lock().push(what);
+    }
+}
+
+impl Tenants for Fake {
+    async fn owner(&self, node: NodeId) -> Answer<u32> {
+        Ok(self.owners.get(&node).copied().unwrap_or(0))
+    }
+
+    async fn entry(&self, _: NodeId, name: &[u8]) -> Answer<NodeId> {
+        match name {
+            b"sub" => Ok(at(7, 1)),
+            b"directory" => Ok(at(1, 99)),
+            _ => Err(Refusal::new("ENOENT", "no such file or directory")),
+        }
+    }
+
+    async fn create(&self, place: Place<'_>) -> Answer<SubvolId> {
+        self.did(format!("create in {} for {}", place.parent, place.by.uid));
+        Ok(SubvolId(42))
+    }
+
+    async fn snapshot(&self, source: SubvolId, _: Place<'_>, _: bool) -> Answer<SubvolId> {
+        self.did(format!("snapshot {source}"));
+        Ok(SubvolId(43))
+    }
+
+    async fn delete(&self, _: NodeId, _: &[u8], heir: Option<SubvolId>) -> Answer<()> {
+        self.did(format!("delete, heir {heir:?}"));
+        Ok(())
+    }
+
+    async fn set_read_only(&self, subvol: SubvolId, on: bool) -> Answer<()> {
+        self.did(format!("{subvol} ro {on}"));
+        Ok(())
+    }
+
+    async fn subvolumes(&self, after: u64, most: usize) -> Answer<Vec<Subvolume>> {
+        let ids = (after as u32 + 1..=self.subvolumes).take(most);
+        Ok(ids
+            .map(|id| Subvolume {
+                id,
+                path: Some(self.path.clone()),
+                parent: Some(1),
+                readonly: false,
+                origin: None,
+                created: "2026-11-21T10:00:00Z".into(),
+                state: SubvolumeState::Live,
+                freeing_bytes: None,
+            })
+            .collect())
+    }
+
+    async fn quota_disable(&self) -> Answer<()> {
+        Err(Refusal::new("ENOTCONN", "quotas are off"))
+    }
+
+    async fn groups(&self, _: u64, _: usize) -> Answer<Vec<GroupRow>> {
+        Ok(Vec::new())
+    }
+}
+
+fn at(subvol: u32, ino: u64) -> NodeId {
+    NodeId { subvol: SubvolId(subvol), ino: InodeNo(ino) }
+}
+
+fn now<T>(task: impl Future<Output = T>) -> T {
+    match pin!(task).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(done) => done,
+        Poll::Pending => panic!("nothing here waits"),
+    }
+}
+
+fn rules(owners_may: bool) -> Rules {
+    Rules { mounted_by: 0, owners_may }
+}
+
+/// What `uid` is told who asks on `node`, as text; and the entry that the kernel forgets.
+fn told(
+    fake: &Fake,
+    rules: Rules,
+    uid: u32,
+    node: NodeId,
+    text: &[u8],
+) -> (Value, Option<Vec<u8>>) {
+    let by = Caller { unique: 1, uid, gid: uid, pid: 1 };
+    let room = TENANTS.bytes();
+    let Answered { mut text, entry } = now(answer(fake, rules, by, node, text, room));
+    assert!(text.len() <= room);
+    assert_eq!(text.pop(), Some(0));
+    (serde_json::from_slice(&text).unwrap(), entry)
+}
+
+fn ask(fake: &Fake, rules: Rules, uid: u32, node: NodeId, question: Question) -> Value {
+    let mut text = serde_json::to_vec(&question).unwrap();
+    text.resize(TENANTS.bytes(), 0);
+    told(fake, rules, uid, node, &text).0
+}
+
+#[track_caller]
+fn refused(told: &Value, code: &str, says: &str) {
+    assert_eq!(told["error"]["code"], code, "{told}");
+    assert!(told["error"]["message"].as_str().unwrap().contains(says), "{told}");
+}
+
+fn create() -> Question {
+    Question::Create { name: b"new".to_vec(), groups: vec![] }
+}
+
+fn snapshot() -> Question {
+    let name = b"new".to_vec();
+    Question::Snapshot { source: at(7, 1).raw(), name, read_only: false, groups: vec![] }
+}
+
+fn delete(name: &str) -> Question {
+    Question::Delete { name: name.into(), heir: None }
+}
+
+#[test]
+fn root_changes_everything_and_the_kernel_forgets_the_entry() {
+    let fake = Fake::default();
+    let text = serde_json::to_vec(&create()).unwrap();
+    let (told, entry) = told(&fake, rules(false), 0, at(1, 5), &text);
+    assert_eq!((told, entry), (json!({"answer": 42}), Some(b"new".to_vec())));
+    assert_eq!(ask(&fake, rules(false), 0, at(1, 5), snapshot()), json!({"answer": 43}));
+    assert_eq!(ask(&fake, rules(false), 0, at(1, 5), delete("sub")), json!({"answer": 7}));
+    let done = ["create in 1/5 for 0", "snapshot 7", "delete, heir None"];
+    assert_eq!(*fake.done.lock(), done);
+}
+
+#[test]
+fn who_mounted_the_pool_is_as_good_as_root() {
+    let mine = Rules { mounted_by: ALICE, owners_may: false };
+    assert_eq!(ask(&Fake::default(), mine, ALICE, at(1, 5), create())["answer"], 42);
+    refused(&ask(&Fake::default(), mine, BOB, at(1, 5), create()), "EPERM", "user_subvolumes");
+}
+
+#[test]
+fn owners_need_the_option_and_all_that_is_concerned() {
+    let mine = [(at(1, 5), ALICE), (at(7, 1), ALICE), (at(1, 6), BOB)];
+    let fake = Fake { owners: mine.into(), ..Fake::default() };
+    for question in [create(), snapshot(), delete("sub")] {
+        let on = |rules, uid, node| ask(&fake, rules, uid, node, question.clone());
+        refused(&on(rules(false), ALICE, at(1, 5)), "EPERM", "user_subvolumes");
+        refused(&on(rules(true), BOB, at(1, 5)), "EPERM", "owner of the directory");
+        assert!(on(rules(true), ALICE, at(1, 5))["answer"].is_u64());
+    }
+    // His directory, her subvolume.
+    for question in [snapshot(), delete("sub")] {
+        refused(&ask(&fake, rules(true), BOB, at(1, 6), question), "EPERM", "subvolume's root");
+    }
+    let set = Question::SetReadOnly { on: true };
+    refused(&ask(&fake, rules(true), BOB, at(7, 1), set.clone()), "EPERM", "owner");
+    assert_eq!(ask(&fake, rules(true), ALICE, at(7, 1), set), json!({"answer": null}));
+}
+
+#[test]
+fn owners_cannot_leave_their_limits() {
+    let mine = [(at(1, 5), ALICE), (at(7, 1), ALICE)];
+    let fake = Fake { owners: mine.into(), ..Fake::default() };
+    let group: Group = "1/100".parse().unwrap();
+    let (name, groups) = (b"new".to_vec(), vec![group]);
+    let heir = Some(at(7, 1).raw());
+    for question in [
+        Question::Create { name: name.clone(), groups: groups.clone() },
+        Question::Snapshot { source: at(7, 1).raw(), name, read_only: false, groups },
+        Question::Delete { name: b"sub".to_vec(), heir },
+    ] {
+        refused(&ask(&fake, rules(true), ALICE, at(1, 5), question), "EPERM", "groups and heirs");
+    }
+    for question in [
+        Question::QuotaEnable { simple: true },
+        Question::QuotaDisable,
+        Question::Regroup { change: GroupChange::Create { group } },
+        Question::GroupClearStale,
+    ] {
+        refused(&ask(&fake, rules(true), ALICE, at(1, 5), question), "EPERM", "only root");
+    }
+    assert!(fake.done.lock().is_empty());
+}
+
+#[test]
+fn looking_needs_no_privilege() {
+    let fake = Fake { subvolumes: 3, ..Fake::default() };
+    let list = ask(&fake, rules(false), BOB, at(1, 5), Question::Subvolumes { after: 0 });
+    assert_eq!(list["answer"]["rows"].as_array().unwrap().len(), 2, "the root is not listed");
+    let show = ask(&fake, rules(false), BOB, at(3, 8), Question::Subvolume);
+    assert_eq!(show["answer"]["id"], 3);
+    refused(&ask(&fake, rules(false), BOB, at(9, 1), Question::Subvolume), "ESTALE", "deleted");
+}
+
+#[test]
+fn lists_come_in_pages_that_fit_and_miss_nothing() {
+    for path in ["p".to_owned(), "deep/".repeat(1000)] {
+        let fake = Fake { subvolumes: 1000, path, ..Fake::default() };
+        let (mut ids, mut after, mut pages) = (Vec::new(), 0, 0);
+        loop {
+            let question = Question::Subvolumes { after };
+            let page = &ask(&fake, rules(false), 0, at(1, 1), question)["answer"];
+            let rows = page["rows"].as_array().unwrap();
+            ids.extend(rows.iter().map(|row| row["id"].as_u64().unwrap()));
+            pages += 1;
+            match page["next"].as_u64() {
+                Some(next) => after = next,
+                None => break,
+            }
+        }
+        assert_eq!(ids, (2..=1000).collect::<Vec<u64>>());
+        assert!(pages >= 8, "{pages}");
+    }
+}
+
+#[test]
+fn a_row_that_fits_nowhere_is_told() {
+    let fake = Fake { subvolumes: 2, path: "x".repeat(20_000), ..Fake::default() };
+    let list = ask(&fake, rules(false), 0, at(1, 1), Question::Subvolumes { after: 0 });
+    refused(&list, "EOVERFLOW", "larger than an answer");
+    let show = ask(&fake, rules(false), 0, at(2, 1), Question::Subvolume);
+    refused(&show, "EOVERFLOW", "more than there is room for");
+}
+
+#[test]
+fn only_subvolumes_are_treated_as_such() {
+    let fake = Fake::default();
+    let on = |question| ask(&fake, rules(false), 0, at(1, 5), question);
+    refused(&on(delete("directory")), "EINVAL", "no subvolume");
+    refused(&on(delete("nothing")), "ENOENT", "no such file");
+    refused(&on(Question::SetReadOnly { on: true }), "EINVAL", "root of a subvolume");
+    let name = b"new".to_vec();
+    let source = at(3, 77).raw();
+    let inside = Question::Snapshot { source, name, read_only: true, groups: vec![] };
+    refused(&on(inside), "EINVAL", "root of a subvolume");
+    assert!(fake.done.lock().is_empty());
+}
+
+#[test]
+fn refusals_are_answers_and_nonsense_is_refused() {
+    let fake = Fake::default();
+    refused(&ask(&fake, rules(false), 0, at(1, 1), Question::QuotaDisable), "ENOTCONN", "off");
+    let room = ask(&fake, rules(false), 0, at(1, 1), Question::Room);
+    refused(&room, "ENOSYS", "not built yet");
+    for nonsense in ["", "{}", "{\"ask\": \"dance\"}", "\u{0}", "[[[["] {
+        let (told, _) = told(&fake, rules(false), 0, at(1, 1), nonsense.as_bytes());
+        refused(&told, "EINVAL", "does not understand");
+    }
+}

@@ -1,0 +1,215 @@
+//! Asking the daemon about tenants.
+//!
+//! A person names paths; a question is asked on a directory. So the verbs begin with what a path
+//! means: the directory that it is or is in, a subvolume, or an entry that is to be made or taken
+//! away. Numbers of inodes are those of nodes: a subvolume's root tells which subvolume it is.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use copyhold_fs::NodeId;
+use copyhold_fuse::Errno;
+use copyhold_fuse::ask::ask;
+use copyhold_types::InodeNo;
+use serde::de::DeserializeOwned;
+
+use super::wire::{Page, Question, Refusal, Told};
+use super::{Control, TENANTS};
+use crate::failure::Failure;
+use crate::mount_table;
+
+impl Control {
+    /// What the daemon answers.
+    pub(crate) fn put<T: DeserializeOwned>(&self, question: &Question) -> Result<T, Failure> {
+        let text = serde_json::to_vec(question).expect("questions have string keys");
+        let answer = ask(&self.file, TENANTS, &text).map_err(|errno| match errno {
+            Errno::E2BIG => Failure::refused(Refusal::new("E2BIG", "too many groups at once")),
+            errno => self.failed(errno),
+        })?;
+        let told = serde_json::from_slice(&answer).map_err(|error| self.misunderstood(&error))?;
+        match told {
+            Told::Answer(answer) => Ok(answer),
+            Told::Error(refusal) => Err(Failure::refused(refusal)),
+        }
+    }
+
+    /// All rows of a list that comes in pages; `question` says behind which number.
+    pub(crate) fn put_all<T: DeserializeOwned>(
+        &self,
+        question: impl Fn(u64) -> Question,
+    ) -> Result<Vec<T>, Failure> {
+        collect(|after| self.put(&question(after)))
+    }
+}
+
+fn collect<T>(page: impl Fn(u64) -> Result<Page<T>, Failure>) -> Result<Vec<T>, Failure> {
+    let (mut rows, mut next) = (Vec::new(), Some(0));
+    while let Some(after) = next {
+        let page = page(after)?;
+        rows.extend(page.rows);
+        // Whatever the daemon says, this ends.
+        next = page.next.filter(|&next| next > after);
+    }
+    Ok(rows)
+}
+
+/// The directory that `path` is, or is in.
+pub(crate) fn directory(path: &Path) -> Result<Control, Failure> {
+    mount_table::holding(path)?;
+    let found = metadata(path)?;
+    let full = mount_table::absolute(path);
+    Control::open(full.parent().filter(|_| !found.is_dir()).unwrap_or(path))
+}
+
+/// A subvolume's root directory.
+#[derive(Debug)]
+pub(crate) struct Root {
+    /// Without links and dots.
+    pub(crate) path: PathBuf,
+    pub(crate) node: u64,
+    device: u64,
+}
+
+/// The subvolume whose root directory `path` is.
+pub(crate) fn subvolume(path: &Path) -> Result<Root, Failure> {
+    mount_table::holding(path)?;
+    let found = metadata(path)?;
+    let node = NodeId::from_raw(found.ino()).filter(|node| node.ino == InodeNo::ROOT);
+    let node = node.filter(|_| found.is_dir()).ok_or_else(|| {
+        Failure::refused(Refusal::new(
+            "EINVAL",
+            format!(
+                "{0} is no subvolume; `copyhold subvolume list {0}` shows them",
+                path.display()
+            ),
+        ))
+    })?;
+    Ok(Root { path: mount_table::absolute(path), node: node.raw(), device: found.dev() })
+}
+
+impl Root {
+    pub(crate) fn open(&self) -> Result<Control, Failure> {
+        Control::open(&self.path)
+    }
+
+    /// The directory that holds its entry, and the entry's name.
+    pub(crate) fn entry(&self) -> Result<Entry, Failure> {
+        match self.node == NodeId::ROOT.raw() {
+            true => Err(Failure::refused(Refusal::new(
+                "EINVAL",
+                format!("{} is the root of the pool, not a subvolume in it", self.path.display()),
+            ))),
+            false => Entry::of(&self.path),
+        }
+    }
+
+    /// Where a snapshot goes for which `target` was named: there, or into that directory.
+    pub(crate) fn snapshot_entry(&self, target: &Path) -> Result<Entry, Failure> {
+        let entry = match fs::metadata(target) {
+            Ok(found) if found.is_dir() => {
+                let name = self.path.file_name().filter(|_| self.node != NodeId::ROOT.raw());
+                match name {
+                    Some(name) => Entry { directory: target.to_owned(), name: name.to_owned() },
+                    None => return Err(exists(target)),
+                }
+            }
+            Ok(_) => return Err(exists(target)),
+            Err(_) => Entry::of(target)?,
+        };
+        if metadata(&entry.directory)?.dev() != self.device {
+            return Err(Failure::refused(Refusal::new(
+                "EXDEV",
+                format!("{} and {} are on different mounts", self.path.display(), target.display()),
+            )));
+        }
+        Ok(entry)
+    }
+}
+
+/// A name in a directory.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    directory: PathBuf,
+    name: OsString,
+}
+
+impl Entry {
+    fn of(path: &Path) -> Result<Entry, Failure> {
+        let Some(name) = path.file_name() else {
+            let what = format!("{} names nothing that could be made", path.display());
+            return Err(Failure::refused(Refusal::new("EINVAL", what)));
+        };
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = directory.unwrap_or(Path::new(".")).to_owned();
+        Ok(Entry { directory, name: name.to_owned() })
+    }
+
+    /// An entry that is to be made.
+    pub(crate) fn new(path: &Path) -> Result<Entry, Failure> {
+        let entry = Entry::of(path)?;
+        match fs::symlink_metadata(path) {
+            Ok(_) => Err(exists(path)),
+            Err(_) => metadata(&entry.directory).map(|_| entry),
+        }
+    }
+
+    pub(crate) fn open(&self) -> Result<Control, Failure> {
+        mount_table::holding(&self.directory)?;
+        Control::open(&self.directory)
+    }
+
+    pub(crate) fn name(&self) -> Vec<u8> {
+        OsStr::as_bytes(&self.name).to_owned()
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.directory.join(&self.name)
+    }
+}
+
+fn metadata(path: &Path) -> Result<fs::Metadata, Failure> {
+    fs::metadata(path).map_err(|error| Failure::call(path.display(), &error))
+}
+
+fn exists(path: &Path) -> Failure {
+    Failure::refused(Refusal::new("EEXIST", format!("{} exists already", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn pages_are_asked_for_until_there_is_none() {
+        let asked = RefCell::new(Vec::new());
+        let rows = collect(|after| {
+            asked.borrow_mut().push(after);
+            let rows: Vec<u64> = (after + 1..=7).take(3).collect();
+            let next = rows.last().copied().filter(|&last| last < 7);
+            Ok(Page { rows, next })
+        });
+        assert_eq!(rows.unwrap(), [1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(*asked.borrow(), [0, 3, 6]);
+    }
+
+    #[test]
+    fn a_daemon_that_repeats_itself_is_asked_once() {
+        let rows = collect(|_| Ok(Page { rows: vec![1], next: Some(0) })).unwrap();
+        assert_eq!(rows, [1]);
+    }
+
+    #[test]
+    fn an_entry_is_a_name_in_a_directory() {
+        let entry = |path: &str| Entry::of(Path::new(path)).map(|entry| entry.path());
+        assert_eq!(entry("/a/b/").unwrap(), Path::new("/a/b"));
+        assert_eq!(entry("b").unwrap(), Path::new("./b"));
+        for nothing in ["/", "a/..", ""] {
+            assert!(entry(nothing).unwrap_err().to_string().contains("names nothing"));
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! What program and daemon say to each other about tenants: JSON in both directions.
+//!
+//! A question is asked on a directory: that is what it is about, and whose permissions decide. What
+//! may not fit into one answer comes in pages, in the order of a number; each question says behind
+//! which number it goes on, so the daemon remembers nothing.
+//!
+//! Names in questions are bytes, as the kernel has them. Paths in answers are for people and for
+//! JSON, where bytes that are no UTF-8 cannot be.
+
+use std::fmt;
+use std::str::FromStr;
+
+use copyhold_format::item::{BadGroupId, GroupId};
+use serde::{Deserialize, Serialize};
+
+/// One question.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "kebab-case")]
+pub(crate) enum Question {
+    /// Makes a subvolume in this directory.
+    Create {
+        name: Vec<u8>,
+        groups: Vec<Group>,
+    },
+    /// Snapshots a subvolume, named by its root's number, into this directory.
+    Snapshot {
+        source: u64,
+        name: Vec<u8>,
+        read_only: bool,
+        groups: Vec<Group>,
+    },
+    /// Deletes a subvolume of this directory.
+    Delete {
+        name: Vec<u8>,
+        heir: Option<u64>,
+    },
+    /// [`Subvolume`]s with ids behind this one, in a [`Page`].
+    Subvolumes {
+        after: u64,
+    },
+    /// The [`Subvolume`] that this directory is in.
+    Subvolume,
+    /// Ids of subvolumes that are being freed, behind this one, in a [`Page`].
+    Leaving {
+        after: u64,
+    },
+    /// Forbids or allows changes in the subvolume whose root this directory is.
+    SetReadOnly {
+        on: bool,
+    },
+    /// [`Room`] in this directory.
+    Room,
+    QuotaEnable {
+        simple: bool,
+    },
+    QuotaDisable,
+    /// [`QuotaStatus`]
+    QuotaStatus,
+    QuotaRescan,
+    /// [`GroupRow`]s behind this one, in a [`Page`]. Those of subvolumes come first.
+    Groups {
+        after: u64,
+    },
+    Regroup {
+        change: GroupChange,
+    },
+    /// How many went.
+    GroupClearStale,
+}
+
+/// What an administrator changes of groups.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum GroupChange {
+    Create { group: Group },
+    Destroy { group: Group },
+    Assign { child: Group, parent: Group },
+    Remove { child: Group, parent: Group },
+    Limit { group: Group, kind: Limited, limit: Option<u64> },
+    Reserve { group: Group, bytes: u64 },
+}
+
+/// What is told to the one who asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Told<T> {
+    Answer(T),
+    Error(Refusal),
+}
+
+/// Why not, with the name of an errno.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Refusal {
+    pub(crate) code: String,
+    pub(crate) message: String,
+}
+
+impl Refusal {
+    pub(crate) fn new(code: &str, message: impl Into<String>) -> Refusal {
+        Refusal { code: code.to_owned(), message: message.into() }
+    }
+}
+
+/// Part of a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Page<T> {
+    pub(crate) rows: Vec<T>,
+    /// Behind which number the next page begins, if there is one.
+    pub(crate) next: Option<u64>,
+}
+
+/// A row of a page, by its number.
+pub(crate) trait Numbered: Serialize {
+    fn number(&self) -> u64;
+}
+
+/// A quota group, written `level/id`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Group(pub(crate) GroupId);
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for Group {
+    type Err = BadGroupId;
+
+    fn from_str(text: &str) -> Result<Group, BadGroupId> {
+        text.parse().map(Group)
+    }
+}
+
+impl TryFrom<String> for Group {
+    type Error = BadGroupId;
+
+    fn try_from(text: String) -> Result<Group, BadGroupId> {
+        text.parse()
+    }
+}
+
+impl From<Group> for String {
+    fn from(group: Group) -> String {
+        group.to_string()
+    }
+}
+
+/// What a limit counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Limited {
+    Referenced,
+    Exclusive,
+    Inodes,
+    Snapshots,
+}
+
+/// A subvolume, as `subvolume list` and `show` print it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Subvolume {
+    pub(crate) id: u32,
+    /// From the root of the mount; `null` for one that is being freed.
+    pub(crate) path: Option<String>,
+    /// The subvolume that holds its directory entry.
+    pub(crate) parent: Option<u32>,
+    pub(crate) readonly: bool,
+    /// What it is a snapshot of.
+    pub(crate) origin: Option<u32>,
+    /// As in RFC 3339, in UTC.
+    pub(crate) created: String,
+    pub(crate) state: SubvolumeState,
+    /// Of one that is being freed, what it still pays for, where quotas know.
+    pub(crate) freeing_bytes: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum SubvolumeState {
+    Live,
+    /// Deleted, and being freed in the background.
+    Deleting,
+}
+
+impl Numbered for Subvolume {
+    fn number(&self) -> u64 {
+        self.id.into()
+    }
+}
+
+impl Numbered for u32 {
+    fn number(&self) -> u64 {
+        (*self).into()
+    }
+}
+
+/// Whether quotas are on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct QuotaStatus {
+    pub(crate) enabled: bool,
+    /// `simple`, or `null` when they are off.
+    pub(crate) mode: Option<String>,
+    /// How often they were enabled.
+    pub(crate) generation: u64,
+    /// What was written by an older epoch is not counted.
+    pub(crate) counted_from_epoch: Option<u64>,
+    /// Records of quotas that were turned off, not yet removed.
+    pub(crate) leftovers: u64,
+}
+
+/// A quota group, as `qgroup show` prints it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GroupRow {
+    pub(crate) id: Group,
+    /// Of a subvolume: from the root of the mount, or what a deleted one was called.
+    pub(crate) path: Option<String>,
+    /// `live`, `tombstone` or `stale`
+    pub(crate) state: String,
+    /// Of a deleted subvolume: since when it is.
+    pub(crate) deleted: Option<String>,
+    pub(crate) referenced: u64,
+    pub(crate) exclusive: u64,
+    pub(crate) data: u64,
+    pub(crate) metadata: u64,
+    pub(crate) reserved: u64,
+    /// What unflushed changes will take, at most.
+    pub(crate) unflushed: u64,
+    pub(crate) inodes: u64,
+    pub(crate) snapshots: u64,
+    pub(crate) limits: GroupLimits,
+    /// Bytes that it is sure to get.
+    pub(crate) reserve: u64,
+    pub(crate) parents: Vec<Group>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GroupLimits {
+    pub(crate) referenced: Option<u64>,
+    pub(crate) exclusive: Option<u64>,
+    pub(crate) inodes: Option<u64>,
+    pub(crate) snapshots: Option<u64>,
+}
+
+impl Numbered for GroupRow {
+    fn number(&self) -> u64 {
+        self.id.0.raw()
+    }
+}
+
+/// What a tenant has left: the smaller of what its limits and the pool leave.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Room {
+    pub(crate) subvolume: u32,
+    pub(crate) size_bytes: u64,
+    pub(crate) used_bytes: u64,
+    pub(crate) available_bytes: u64,
+    pub(crate) inodes_available: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn groups_are_text_in_both_directions() {
+        let group: Group = "1/100".parse().unwrap();
+        assert_eq!(json!(group), json!("1/100"));
+        assert_eq!(serde_json::from_value::<Group>(json!("1/100")).unwrap(), group);
+        assert!(serde_json::from_value::<Group>(json!("100")).is_err());
+        assert!(serde_json::from_value::<Group>(json!("1/-1")).is_err());
+    }
+
+    #[test]
+    fn a_question_survives_the_way_and_an_unknown_one_is_refused() {
+        let groups = vec!["1/7".parse().unwrap()];
+        let questions = [
+            Question::Create { name: vec![0xff, b'a'], groups: groups.clone() },
+            Question::Snapshot { source: 1 << 36 | 1, name: vec![b'b'], read_only: true, groups },
+            Question::Subvolume,
+            Question::Groups { after: u64::MAX },
+            Question::Regroup { change: GroupChange::Create { group: "1/7".parse().unwrap() } },
+        ];
+        for question in questions {
+            let text = serde_json::to_vec(&question).unwrap();
+            assert_eq!(serde_json::from_slice::<Question>(&text).unwrap(), question);
+        }
+        assert!(serde_json::from_value::<Question>(json!({"ask": "dance"})).is_err());
+    }
+
+    #[test]
+    fn an_answer_and_a_refusal_are_told_apart() {
+        let told = json!(Told::Answer(Page { rows: vec![3], next: None::<u64> }));
+        assert_eq!(told, json!({"answer": {"rows": [3], "next": null}}));
+        let refusal = json!({"error": {"code": "EDQUOT", "message": "no"}});
+        let told: Told<Page<u32>> = serde_json::from_value(refusal).unwrap();
+        assert_eq!(told, Told::Error(Refusal::new("EDQUOT", "no")));
+    }
+}

@@ -1,0 +1,29 @@
+//! `copyhold df`: what a tenant has left.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use crate::control::tenants;
+use crate::control::wire::{Question, Room};
+use crate::failure::Failure;
+use crate::report::Report;
+use crate::view;
+
+/// Show how much room there is, as whoever writes there will find it
+///
+/// The smaller of what the pool and the limits of the subvolume and its quota groups leave. df(1)
+/// shows the same figures.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  copyhold df /mnt/alice --json | jq .available_bytes")]
+pub(crate) struct Df {
+    /// Any directory or file of the mount
+    path: PathBuf,
+}
+
+impl Df {
+    pub(crate) fn run(self, report: Report) -> Result<(), Failure> {
+        let room: Room = tenants::directory(&self.path)?.put(&Question::Room)?;
+        report.show(&room, || view::text(&json!(room)))
+    }
+}

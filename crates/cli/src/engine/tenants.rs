@@ -1,0 +1,120 @@
+//! What the engine does for tenants, as the mount's front end asks for it.
+//!
+//! A small trait, so that who may ask what, and how answers travel, is tested without a pool. What
+//! is not there answers ENOSYS: that is what the methods do that nobody has written.
+
+mod filesystem;
+mod paths;
+
+use std::future::Future;
+
+use copyhold_format::item::GroupId;
+use copyhold_fs::{Caller, NodeId};
+use copyhold_types::SubvolId;
+
+use crate::control::wire::{GroupChange, GroupRow, QuotaStatus, Refusal, Room, Subvolume};
+
+/// An answer, or why not.
+pub(crate) type Answer<T> = Result<T, Refusal>;
+
+/// Where a new subvolume is to be, and for whom.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    pub(crate) by: &'a Caller,
+    pub(crate) parent: NodeId,
+    pub(crate) name: &'a [u8],
+    /// None: those of the subvolume that holds the entry.
+    pub(crate) groups: &'a [GroupId],
+}
+
+async fn not_built<T>(what: &'static str) -> Answer<T> {
+    Err(Refusal::new("ENOSYS", format!("{what}: not built yet")))
+}
+
+/// The engine, to who asks about tenants. Permissions were checked before.
+pub(crate) trait Tenants: Send + Sync {
+    /// Who owns a file or directory.
+    fn owner(&self, node: NodeId) -> impl Future<Output = Answer<u32>> + Send;
+
+    /// What a name leads to.
+    fn entry(&self, parent: NodeId, name: &[u8]) -> impl Future<Output = Answer<NodeId>> + Send;
+
+    fn create(&self, _: Place<'_>) -> impl Future<Output = Answer<SubvolId>> + Send {
+        not_built("creating subvolumes")
+    }
+
+    fn snapshot(
+        &self,
+        _source: SubvolId,
+        _: Place<'_>,
+        _read_only: bool,
+    ) -> impl Future<Output = Answer<SubvolId>> + Send {
+        not_built("snapshots")
+    }
+
+    /// Deletes the subvolume that `name` in `parent` leads to.
+    fn delete(
+        &self,
+        _parent: NodeId,
+        _name: &[u8],
+        _heir: Option<SubvolId>,
+    ) -> impl Future<Output = Answer<()>> + Send {
+        not_built("deleting subvolumes")
+    }
+
+    fn set_read_only(&self, _: SubvolId, _on: bool) -> impl Future<Output = Answer<()>> + Send {
+        not_built("changing properties")
+    }
+
+    /// At most `most` subvolumes with ids behind `after`, the root and the dying too, in order.
+    fn subvolumes(
+        &self,
+        _after: u64,
+        _most: usize,
+    ) -> impl Future<Output = Answer<Vec<Subvolume>>> + Send {
+        not_built("listing subvolumes")
+    }
+
+    /// Ids of those that are being freed, likewise.
+    fn leaving(&self, _after: u64, _most: usize) -> impl Future<Output = Answer<Vec<u32>>> + Send {
+        not_built("listing deleted subvolumes")
+    }
+
+    fn room(&self, _: NodeId) -> impl Future<Output = Answer<Room>> + Send {
+        not_built("telling what is left")
+    }
+
+    fn quota_enable(&self, _simple: bool) -> impl Future<Output = Answer<()>> + Send {
+        not_built("quotas")
+    }
+
+    fn quota_disable(&self) -> impl Future<Output = Answer<()>> + Send {
+        not_built("quotas")
+    }
+
+    fn quota_rescan(&self) -> impl Future<Output = Answer<()>> + Send {
+        not_built("quotas")
+    }
+
+    fn quota_status(&self) -> impl Future<Output = Answer<QuotaStatus>> + Send {
+        not_built("quotas")
+    }
+
+    /// At most `most` groups behind `after`, in order of their raw ids.
+    fn groups(
+        &self,
+        _after: u64,
+        _most: usize,
+    ) -> impl Future<Output = Answer<Vec<GroupRow>>> + Send {
+        not_built("quotas")
+    }
+
+    fn regroup(&self, _: &GroupChange) -> impl Future<Output = Answer<()>> + Send {
+        not_built("quotas")
+    }
+
+    /// Forgets what is stale; how many groups that were.
+    fn clear_stale(&self) -> impl Future<Output = Answer<u64>> + Send {
+        not_built("quotas")
+    }
+}

@@ -1,0 +1,299 @@
+//! `copyhold subvolume`: parts of a pool that can be snapshotted, deleted and limited as one.
+//!
+//! Arguments come in the order that btrfs users know. The work is the daemon's; here paths become
+//! questions (`control/tenants.rs`) and answers text.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::control::Control;
+use crate::control::tenants::{self, Entry};
+use crate::control::wire::{Group, Question, Subvolume, SubvolumeState};
+use crate::failure::Failure;
+use crate::report::{Report, table};
+use crate::size::Size;
+use crate::view;
+
+/// How often `sync` asks: soon at first, less often later.
+const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];
+
+/// Make, snapshot, list and delete subvolumes
+///
+/// A subvolume looks like a directory. It can be snapshotted at once, whatever its size, be held to
+/// a limit (`copyhold help qgroup`) and be deleted at once. Snapshots are subvolumes, too: nothing
+/// depends on the order in which they are deleted.
+///
+/// Only root and whoever mounted the pool may change subvolumes, and with `mount -o
+/// user_subvolumes` the owner of the directories that it concerns.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Verb {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    Create(Create),
+    Delete(Delete),
+    List(List),
+    Show(Show),
+    Snapshot(Snapshot),
+    Sync(Sync),
+}
+
+/// Make an empty subvolume
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    copyhold subvolume create /mnt/alice\n  \
+    copyhold subvolume create -i 1/100 /mnt/bob     in quota group 1/100")]
+struct Create {
+    /// Put it into this quota group, and not into those of the subvolume around it
+    #[arg(short = 'i', value_name = "GROUP")]
+    groups: Vec<Group>,
+    /// What is to be made
+    path: PathBuf,
+}
+
+/// Delete subvolumes, with all that is in them
+///
+/// Returns at once; the space is freed in the background (`subvolume sync` waits, `subvolume list`
+/// shows what remains). What snapshots share with them stays. A subvolume that holds others cannot
+/// be deleted. While others share what a deleted one has paid for, its quota group stays as a
+/// `tombstone`, unless there is an heir.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    copyhold subvolume delete /mnt/alice /mnt/bob\n  \
+    copyhold subvolume delete --heir /mnt/clone /mnt/base")]
+struct Delete {
+    /// The subvolume that pays from now on for what this one leaves
+    #[arg(long, value_name = "PATH")]
+    heir: Option<PathBuf>,
+    /// Roots of subvolumes
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+}
+
+/// List the subvolumes of a pool, and those that are being freed
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    copyhold subvolume list /mnt\n  \
+    copyhold subvolume list /mnt --json | jq '.[] | select(.readonly) | .path'")]
+struct List {
+    /// Any directory or file of the mount
+    path: PathBuf,
+}
+
+/// Tell about one subvolume
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  copyhold subvolume show /mnt/alice")]
+struct Show {
+    /// The root of a subvolume
+    path: PathBuf,
+}
+
+/// Make a snapshot of a subvolume
+///
+/// It takes milliseconds and no space, whatever the size, and can be written like its source unless
+/// it is made with -r. It has what was written before it was asked for. Subvolumes inside the source
+/// are empty directories in it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    copyhold subvolume snapshot /mnt/base /mnt/alice\n  \
+    copyhold subvolume snapshot -r /mnt/alice /mnt/backups     as /mnt/backups/alice")]
+struct Snapshot {
+    /// It cannot be changed, until `property set PATH ro false`
+    #[arg(short = 'r')]
+    read_only: bool,
+    /// Put it into this quota group, and not into those of the subvolume around it
+    #[arg(short = 'i', value_name = "GROUP")]
+    groups: Vec<Group>,
+    /// The root of a subvolume
+    source: PathBuf,
+    /// What is to be made, or an existing directory: then under the source's name in it
+    target: PathBuf,
+}
+
+/// Wait until deleted subvolumes are freed
+///
+/// Those that are deleted now; others may be deleted meanwhile.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  copyhold subvolume delete /mnt/a && copyhold subvolume sync /mnt"
+)]
+struct Sync {
+    /// Any directory or file of the mount
+    path: PathBuf,
+    /// Only these subvolumes, as `subvolume list` showed them
+    #[arg(value_name = "ID")]
+    ids: Vec<u32>,
+}
+
+impl Verb {
+    pub(crate) fn run(self, report: Report) -> Result<(), Failure> {
+        match self.what {
+            What::Create(verb) => verb.run(report),
+            What::Delete(verb) => verb.run(report),
+            What::List(verb) => verb.run(report),
+            What::Show(verb) => verb.run(report),
+            What::Snapshot(verb) => verb.run(report),
+            What::Sync(verb) => verb.run(),
+        }
+    }
+}
+
+impl Create {
+    fn run(self, report: Report) -> Result<(), Failure> {
+        let entry = Entry::new(&self.path)?;
+        let question = Question::Create { name: entry.name(), groups: self.groups };
+        let made: u32 = entry.open()?.put(&question)?;
+        let path = entry.path().display().to_string();
+        let text = || format!("made subvolume {made} at {path}\n");
+        report.show(&json!({ "id": made, "path": path }), text)
+    }
+}
+
+impl Delete {
+    fn run(self, report: Report) -> Result<(), Failure> {
+        let heir = self.heir.as_deref().map(tenants::subvolume).transpose()?;
+        for path in &self.paths {
+            let entry = tenants::subvolume(path)?.entry()?;
+            let heir = heir.as_ref().map(|heir| heir.node);
+            let gone: u32 = entry.open()?.put(&Question::Delete { name: entry.name(), heir })?;
+            report.note(|| format!("deleted subvolume {gone} at {}", path.display()))?;
+        }
+        Ok(())
+    }
+}
+
+impl List {
+    fn run(self, report: Report) -> Result<(), Failure> {
+        let control = tenants::directory(&self.path)?;
+        let question = |after| Question::Subvolumes { after };
+        let subvolumes: Vec<Subvolume> = control.put_all(question)?;
+        report.show(&subvolumes, || list_text(&subvolumes))
+    }
+}
+
+fn list_text(subvolumes: &[Subvolume]) -> String {
+    let rows: Vec<Vec<String>> = subvolumes.iter().map(row).collect();
+    table(&[">id", ">in", ">of", "made", "state", "path"], &rows)
+}
+
+fn row(subvolume: &Subvolume) -> Vec<String> {
+    let id = |id: Option<u32>| id.map_or("-".into(), |id| id.to_string());
+    let state = match (subvolume.state, subvolume.readonly, subvolume.freeing_bytes) {
+        (SubvolumeState::Live, false, _) => "writable".into(),
+        (SubvolumeState::Live, true, _) => "read-only".into(),
+        (SubvolumeState::Deleting, _, None) => "being freed".into(),
+        (SubvolumeState::Deleting, _, Some(bytes)) => format!("being freed, {} left", Size(bytes)),
+    };
+    vec![
+        subvolume.id.to_string(),
+        id(subvolume.parent),
+        id(subvolume.origin),
+        subvolume.created.clone(),
+        state,
+        subvolume.path.clone().unwrap_or("-".into()),
+    ]
+}
+
+impl Show {
+    fn run(self, report: Report) -> Result<(), Failure> {
+        let shown: Subvolume = tenants::subvolume(&self.path)?.open()?.put(&Question::Subvolume)?;
+        report.show(&shown, || view::text(&json!(shown)))
+    }
+}
+
+impl Snapshot {
+    fn run(self, report: Report) -> Result<(), Failure> {
+        let source = tenants::subvolume(&self.source)?;
+        let entry = source.snapshot_entry(&self.target)?;
+        let control = entry.open()?;
+        // What programs wrote to maps of files is the kernel's still.
+        control.write_pages()?;
+        let question = Question::Snapshot {
+            source: source.node,
+            name: entry.name(),
+            read_only: self.read_only,
+            groups: self.groups,
+        };
+        let made: u32 = control.put(&question)?;
+        let (from, path) = (self.source.display(), entry.path().display().to_string());
+        let text = || format!("made subvolume {made} at {path}, a snapshot of {from}\n");
+        report.show(&json!({ "id": made, "path": path }), text)
+    }
+}
+
+impl Sync {
+    fn run(self) -> Result<(), Failure> {
+        let control = tenants::directory(&self.path)?;
+        let mut awaited = leaving(&control)?;
+        if !self.ids.is_empty() {
+            awaited.retain(|id| self.ids.contains(id));
+        }
+        let mut pause = PAUSES[0];
+        while !awaited.is_empty() {
+            thread::sleep(pause);
+            pause = (pause * 2).min(PAUSES[1]);
+            let still = leaving(&control)?;
+            awaited.retain(|id| still.contains(id));
+        }
+        Ok(())
+    }
+}
+
+/// Who is being freed. Ids are not used again.
+fn leaving(control: &Control) -> Result<BTreeSet<u32>, Failure> {
+    let ids: Vec<u32> = control.put_all(|after| Question::Leaving { after })?;
+    Ok(ids.into_iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subvolume(id: u32) -> Subvolume {
+        Subvolume {
+            id,
+            path: Some(format!("a{id}")),
+            parent: Some(1),
+            readonly: false,
+            origin: None,
+            created: "2026-11-21T10:00:00Z".into(),
+            state: SubvolumeState::Live,
+            freeing_bytes: None,
+        }
+    }
+
+    #[test]
+    fn the_json_of_a_subvolume_is_a_contract() {
+        let state = SubvolumeState::Deleting;
+        let gone = Subvolume { path: None, origin: Some(2), state, ..subvolume(7) };
+        assert_eq!(
+            json!(gone),
+            json!({"id": 7, "path": null, "parent": 1, "readonly": false, "origin": 2,
+                "created": "2026-11-21T10:00:00Z", "state": "deleting", "freeing_bytes": null})
+        );
+        assert_eq!(json!(subvolume(3))["state"], "live");
+    }
+
+    #[test]
+    fn a_list_tells_what_is_read_only_and_what_is_left_of_the_deleted() {
+        let freeing = Subvolume {
+            path: None,
+            state: SubvolumeState::Deleting,
+            freeing_bytes: Some(3 << 20),
+            ..subvolume(300)
+        };
+        let kept = Subvolume { readonly: true, origin: Some(300), ..subvolume(4) };
+        let text = list_text(&[subvolume(2), kept, freeing]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[1], "  2   1    -  2026-11-21T10:00:00Z  writable               a2");
+        assert_eq!(lines[2], "  4   1  300  2026-11-21T10:00:00Z  read-only              a4");
+        assert!(lines[3].contains("being freed, 3.0 MiB left  -"), "{text}");
+    }
+}
