@@ -182,24 +182,30 @@ impl Account {
     /// is refused disturbs nobody; only two that take the last room at once can both be refused.
     pub(super) fn hold(self: &Arc<Self>, wanted: Request, tier: Tier) -> Result<Hold, Exceeded> {
         self.with_payer(|account, above| {
-            let nodes = || std::iter::once(&account.node).chain(above.iter().map(|(node, _)| node));
-            nodes().try_for_each(|node| node.would_take(&wanted, tier))?;
-            let change = wanted.reserving();
-            for (taken, node) in nodes().enumerate() {
-                if let Err(exceeded) = node.take(&wanted, tier) {
-                    let back = change.negated();
-                    nodes().take(taken).for_each(|node| node.add(&back, Share::Inside));
-                    return Err(exceeded);
-                }
-            }
-            account.node.note_reserved(change.reserved);
-            account.inodes.fetch_add(change.inodes, Relaxed);
-            account.snapshots.fetch_add(change.snapshots, Relaxed);
-            let members = above.iter().filter(|(_, share)| *share == Share::Member);
-            members.for_each(|(node, _)| node.note_reserved(change.reserved));
-            Ok(())
+            let mut nodes = nodes(&account.node, above);
+            nodes.try_for_each(|node| node.would_take(&wanted, tier))?;
+            account.take(above, &wanted, tier)
         })?;
         Ok(Hold::new(Arc::clone(self), wanted))
+    }
+
+    /// Takes from every node, or gives back what it has taken from those before.
+    fn take(&self, above: &Above, wanted: &Request, tier: Tier) -> Result<(), Exceeded> {
+        let change = wanted.reserving();
+        for (taken, node) in nodes(&self.node, above).enumerate() {
+            if let Err(exceeded) = node.take(wanted, tier) {
+                let back = change.negated();
+                let before = nodes(&self.node, above).take(taken);
+                before.for_each(|node| node.add(&back, Share::Inside));
+                return Err(exceeded);
+            }
+        }
+        self.node.note_reserved(change.reserved);
+        self.inodes.fetch_add(change.inodes, Relaxed);
+        self.snapshots.fetch_add(change.snapshots, Relaxed);
+        let members = above.iter().filter(|(_, share)| *share == Share::Member);
+        members.for_each(|(node, _)| node.note_reserved(change.reserved));
+        Ok(())
     }
 
     pub(super) fn give_back(&self, left: &Request) {
@@ -281,6 +287,11 @@ impl Account {
     }
 }
 
+/// An account's own node, and those above.
+fn nodes<'a>(own: &'a Arc<Node>, above: &'a Above) -> impl Iterator<Item = &'a Arc<Node>> {
+    std::iter::once(own).chain(above.iter().map(|(node, _)| node))
+}
+
 impl Request {
     /// As a change of sums.
     fn reserving(&self) -> Sums {
@@ -290,5 +301,38 @@ impl Request {
             snapshots: self.snapshots as i64,
             ..Sums::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use copyhold_format::item::Limits;
+
+    use super::*;
+
+    #[test]
+    fn whoever_is_too_late_for_the_last_room_gives_back_what_it_took_on_the_way() {
+        let promised = Arc::new(AtomicI64::new(0));
+        let account = Account::new(SubvolId(2), Arc::clone(&promised));
+        let node = |id| Arc::new(Node::new(GroupId::new(1, id).unwrap(), Arc::clone(&promised)));
+        let (first, last) = (node(1), node(2));
+        let above = vec![(Arc::clone(&first), Share::Member), (Arc::clone(&last), Share::Member)];
+        let wanted = Request { data: 4096, metadata: 4096, inodes: 2, snapshots: 1 };
+        for limits in [
+            Limits { referenced: Some(8191), ..Limits::default() },
+            Limits { inodes: Some(1), ..Limits::default() },
+            Limits { snapshots: Some(0), ..Limits::default() },
+        ] {
+            last.set_limits(&limits);
+            // It looked before, and there was room.
+            let refused = account.take(&above, &wanted, Tier::Write).unwrap_err();
+            assert_eq!(refused.group, last.id);
+            for node in [&account.node, &first, &last] {
+                assert_eq!((node.sums(), node.load()), (Sums::default(), 0));
+            }
+        }
+        last.set_limits(&Limits::default());
+        account.take(&above, &wanted, Tier::Write).unwrap();
+        assert_eq!((last.load(), last.sums().reserved), (8192, 8192));
     }
 }
