@@ -28,13 +28,15 @@ const TRIES: usize = 4;
 const EDITS: usize = 6;
 const BYTES: usize = 48;
 
+/// Pending releases of one family.
+type Batch = (Arc<FamilyCell>, Vec<(Key, Release)>);
+
 impl Volumes {
     /// Takes up pending releases, of one family. Whether there were any.
     pub(crate) async fn pending_step(&self) -> Result<bool> {
         let (from, to) = (Key::MIN, Key::MAX);
         let items = self.pool.range(Pool::PENDING, from, to, RELEASES_PER_STEP).await?;
-        let mut by_family: BTreeMap<FamilyId, (Arc<FamilyCell>, Vec<(Key, Release)>)> =
-            BTreeMap::new();
+        let mut by_family: BTreeMap<FamilyId, Batch> = BTreeMap::new();
         for (key, value) in items {
             let release = parse(key, &value)?;
             let family = self.state.map.read().epochs.get(&release.holder).cloned();

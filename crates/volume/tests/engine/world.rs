@@ -41,6 +41,8 @@ impl Default for Config {
     }
 }
 
+pub(crate) const ROOT_PLACE: Place = Place { subvol: SubvolId::ROOT, directory: InodeNo::ROOT };
+
 /// What is in each block: a number that was never written before.
 pub(crate) type Files = BTreeMap<(u64, u64), u64>;
 
@@ -54,6 +56,8 @@ pub(crate) struct World {
     /// Who began each epoch, and pays for it.
     pub(crate) owners: BTreeMap<EpochId, SubvolId>,
     next: u64,
+    /// Releases have been seen that wait.
+    pub(crate) seen_pending: bool,
 }
 
 fn open(rt: &Arc<SeededRuntime>, disk: &Arc<SimDevice>, config: Config) -> Arc<Volumes> {
@@ -109,7 +113,8 @@ impl World {
         let owners = BTreeMap::from([(root.item().epoch, SubvolId::ROOT)]);
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let model = BTreeMap::from([(SubvolId::ROOT, Files::new())]);
-        let mut world = World { rt, disk, volumes, rng, config, model, owners, next: 1 };
+        let (next, seen_pending) = (1, false);
+        let mut world = World { rt, disk, volumes, rng, config, model, owners, next, seen_pending };
         if config.quotas {
             world.enable_quotas();
         }
@@ -196,6 +201,11 @@ impl World {
 
     fn write(&mut self) {
         let subvol = self.any();
+        self.write_to(&subvol);
+    }
+
+    /// Some blocks of some file.
+    pub(crate) fn write_to(&mut self, subvol: &Arc<Subvol>) {
         let (file, range) = self.range();
         let blocks = range.end - range.start;
         let tags: Vec<u64> = range.clone().map(|_| self.tag()).collect();
@@ -216,9 +226,9 @@ impl World {
                 pool.write(run, vec![Buf::from_bytes(&bytes)], Purpose::Data).await.unwrap();
             }
             let mut tx = Transaction::new();
-            Self::take(&volumes, &subvol, file, range.clone(), &mut tx).await;
-            let credit = volumes.admit(&subvol, Tier::Write, 64, 8192, 24).await.unwrap();
-            let still = volumes.steady(&subvol).unwrap();
+            Self::take(&volumes, subvol, file, range.clone(), &mut tx).await;
+            let credit = volumes.admit(subvol, Tier::Write, 64, 8192, 24).await.unwrap();
+            let still = volumes.steady(subvol).unwrap();
             let (epoch, mut at) = (still.epoch(), range.start);
             for claim in claims {
                 let run = claim.run();
@@ -304,7 +314,7 @@ impl World {
         }
     }
 
-    fn new_subvol(&mut self) -> NewSubvol {
+    pub(crate) fn new_subvol(&mut self) -> NewSubvol {
         let live: Vec<SubvolId> = self.model.keys().copied().collect();
         // Mostly in the root, so that many can be deleted.
         let holder = match self.below(4) {
@@ -331,22 +341,33 @@ impl World {
     }
 
     fn snapshot(&mut self) {
-        let source = self.any();
-        let new = self.new_subvol();
-        let tx = self.entry(&new);
+        let (source, new) = (self.any(), self.new_subvol());
+        self.snapshot_of(&source, &new);
+    }
+
+    /// A snapshot in the root.
+    pub(crate) fn snapshot_in_root(&mut self, source: SubvolId) -> SubvolId {
+        let new = NewSubvol { place: ROOT_PLACE, ..self.new_subvol() };
+        let source = self.volumes.subvol(source).unwrap();
+        self.snapshot_of(&source, &new)
+    }
+
+    fn snapshot_of(&mut self, source: &Arc<Subvol>, new: &NewSubvol) -> SubvolId {
+        let tx = self.entry(new);
         let volumes = self.volumes.clone();
         let (subvol, numbers) = self.rt.block_on(async {
-            let numbers = volumes.numbers(Some(&source)).await.unwrap();
+            let numbers = volumes.numbers(Some(source)).await.unwrap();
             let edits = Volumes::LIFE_EDITS + 1;
             let credit = volumes.pool().admit(Tier::Write, edits, 4096).await.unwrap();
             let next = InodeNo(1000);
-            let made = volumes.snapshot(&source, &numbers, &new, next, (credit, None), tx);
+            let made = volumes.snapshot(source, &numbers, new, next, (credit, None), tx);
             (made.unwrap().0, numbers)
         });
         let files = self.model[&source.id()].clone();
         self.model.insert(subvol.id(), files);
         self.owners.insert(numbers.epoch(), subvol.id());
         self.owners.insert(source.item().epoch, source.id());
+        subvol.id()
     }
 
     fn create(&mut self) {
@@ -368,7 +389,8 @@ impl World {
         self.delete_one(&subvol);
     }
 
-    fn delete_one(&mut self, subvol: &Arc<Subvol>) -> bool {
+    /// Whether it is gone: the root stays, and who holds others.
+    pub(crate) fn delete_one(&mut self, subvol: &Arc<Subvol>) -> bool {
         let volumes = self.volumes.clone();
         let deleted = self.rt.block_on(async {
             let (edits, bytes) = (Volumes::LIFE_EDITS, Volumes::LIFE_BYTES);
@@ -395,8 +417,10 @@ impl World {
         live.map(place).any(|place| place == holder)
     }
 
-    fn background(&mut self) {
+    pub(crate) fn background(&mut self) {
         let volumes = self.volumes.clone();
+        let pending = volumes.pool().range(Pool::PENDING, Key::MIN, Key::MAX, 1);
+        self.seen_pending |= !self.rt.block_on(pending).unwrap().is_empty();
         self.rt.block_on(volumes.background_step()).unwrap();
     }
 
@@ -408,8 +432,12 @@ impl World {
 
     /// Power is lost some background steps after a commit.
     pub(crate) fn crash(&mut self) {
-        let volumes = self.volumes.clone();
         let steps = self.below(6);
+        self.crash_after(steps);
+    }
+
+    pub(crate) fn crash_after(&mut self, steps: u64) {
+        let volumes = self.volumes.clone();
         self.rt.block_on(async {
             let pool = volumes.pool();
             pool.commit(pool.open_txg()).await.unwrap();
