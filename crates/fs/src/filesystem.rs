@@ -10,14 +10,16 @@ use copyhold_format::item::{
     self, EPOCH, EpochItem, HashKey, InodeFlags, InodeItem, LISTS, ORPHAN, Place, SUBVOL,
     SubvolItem, TRUNCATE,
 };
-use copyhold_pool::{Credit, IdSpace, Pool, PoolError, Reservation, Tier, Transaction, Value};
+use copyhold_pool::{Credit, IdSpace, Pool, Tier, Transaction, Value};
 use copyhold_runtime::Rt;
 use copyhold_types::{BLOCK_BYTES, Buf, EpochId, InodeNo, Key, SubvolId, Timestamp, Txg};
 use copyhold_volume::Volumes;
+use copyhold_volume::quota::GroupId;
 use parking_lot::RwLock;
 
 use crate::cache::InodeCache;
 use crate::inode::{Inode, InodeRef};
+use crate::promise::Charge;
 use crate::reaper::Reaper;
 use crate::subvol::{FILES, Subvol};
 use crate::writeback::Flusher;
@@ -177,6 +179,26 @@ impl Filesystem {
         }
     }
 
+    /// As [`Self::statfs`], as the subvolume of `node` sees it: no more than its limits leave.
+    pub fn statfs_of(&self, node: NodeId) -> StatFs {
+        let pool = self.statfs();
+        let ledger = self.volumes.ledger();
+        let block = BLOCK_BYTES as u64;
+        let Some(left) = ledger.available(node.subvol).map(|bytes| bytes / block) else {
+            return pool;
+        };
+        let group = GroupId::of(node.subvol);
+        let used = ledger.show_group(group).map_or(0, |shown| shown.referenced.div_ceil(block));
+        let inodes = ledger.available_inodes(node.subvol).unwrap_or(u64::MAX);
+        StatFs {
+            blocks: pool.blocks.min(used + left),
+            blocks_free: pool.blocks_free.min(left),
+            blocks_available: pool.blocks_available.min(left),
+            files_free: pool.files_free.min(inodes),
+            ..pool
+        }
+    }
+
     /// Discards free space in runs of at least `min_bytes`; bytes discarded.
     pub async fn trim(&self, min_bytes: u64) -> Result<u64> {
         self.writable()?;
@@ -267,22 +289,15 @@ impl Filesystem {
         Ok(self.pool.admit(tier, edits, bytes).await?)
     }
 
-    /// Space for `blocks` blocks. Before it is refused, what this filesystem could free is (R22).
-    pub(crate) async fn reserve(self: &Arc<Self>, blocks: u64) -> Result<Reservation> {
-        if let Some(reserved) = self.pool.try_reserve(blocks, Tier::Write) {
-            return Ok(reserved);
-        }
-        match self.pool.reserve(blocks, Tier::Write).await {
-            Err(PoolError::Full { .. }) => {}
-            other => return Ok(other?),
-        }
-        self.free_what_is_pending().await;
-        Ok(self.pool.reserve(blocks, Tier::Write).await?)
-    }
-
     /// Applies a transaction that stamps no pointers.
-    pub(crate) fn apply(&self, subvol: &Subvol, credit: Credit, tx: Transaction) -> Result<Txg> {
-        Ok(self.volumes.apply(&subvol.volume, credit, tx, None)?)
+    pub(crate) fn apply(
+        &self,
+        subvol: &Subvol,
+        charge: impl Into<Charge>,
+        tx: Transaction,
+    ) -> Result<Txg> {
+        let Charge { credit, mut hold } = charge.into();
+        Ok(self.volumes.apply(&subvol.volume, credit, tx, Some(&mut hold))?)
     }
 
     pub(crate) fn put_inode(&self, tx: &mut Transaction, ino: InodeNo, item: &InodeItem) {

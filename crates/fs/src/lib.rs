@@ -41,6 +41,7 @@ mod handles;
 mod inode;
 mod node;
 mod options;
+mod promise;
 mod reaper;
 mod setattr;
 mod subvol;

@@ -8,6 +8,7 @@ use copyhold_types::Timestamp;
 
 use crate::filesystem::INODE_BYTES;
 use crate::inode::{Inode, InodeRef, State};
+use crate::promise::Charge;
 use crate::xattr::CAPABILITY;
 use crate::{
     Attr, Caller, FileFlags, FileKind, Filesystem, FsError, NodeId, Result, SetAttr, SetTime,
@@ -56,18 +57,28 @@ impl Filesystem {
 
     /// Logs a change of the inode item alone. `change` sees the state and the item to be logged.
     pub(crate) async fn change_inode(
-        &self,
+        self: &Arc<Self>,
         inode: &Inode,
         change: impl FnOnce(&mut State, &mut InodeItem) -> Result<()>,
     ) -> Result<()> {
-        let credit = self.credit(Tier::Delete, 1, INODE_BYTES).await?;
+        let charge = self.charge(&inode.subvol, Tier::Delete, 1, INODE_BYTES).await?;
+        self.change_inode_with(charge, inode, change)
+    }
+
+    /// As [`Self::change_inode`]; never waits.
+    pub(crate) fn change_inode_with(
+        &self,
+        charge: Charge,
+        inode: &Inode,
+        change: impl FnOnce(&mut State, &mut InodeItem) -> Result<()>,
+    ) -> Result<()> {
         let mut state = inode.state();
         state.expect_present()?;
         let mut item = state.next_item();
         change(&mut state, &mut item)?;
         let mut tx = Transaction::new();
         self.put_inode(&mut tx, inode.node.ino, &item);
-        let txg = self.apply(&inode.subvol, credit, tx)?;
+        let txg = self.apply(&inode.subvol, charge, tx)?;
         state.logged(item, txg);
         Ok(())
     }

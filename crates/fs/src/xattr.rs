@@ -116,7 +116,7 @@ impl Filesystem {
         let pieces = stored.pieces().max(old_pieces);
         let long = if short { 0 } else { value.len() };
         let size = INODE_BYTES + (pieces + 1) * KEY_BYTES + bytes.len() + long;
-        let credit = self.credit(Tier::Write, pieces + 2, size).await?;
+        let credit = self.charge(&inode.subvol, Tier::Write, pieces + 2, size).await?;
 
         let now = self.now();
         let mut state = inode.state();
@@ -195,7 +195,7 @@ impl Filesystem {
         let pieces = old.value.pieces();
         let left = bucket.without(name);
         let size = INODE_BYTES + (pieces + 1) * KEY_BYTES + left.len();
-        let credit = self.credit(Tier::Delete, pieces + 2, size).await?;
+        let credit = self.charge(&inode.subvol, Tier::Delete, pieces + 2, size).await?;
 
         let now = self.now();
         let mut state = inode.state();

@@ -121,6 +121,14 @@ impl Pool {
         tables.iter().filter_map(|table| table.under()).map(|under| under.id()).collect()
     }
 
+    /// Flushes the edits of one table, as far as it has bases of its own or lies over what has.
+    pub async fn flush_edits_of(self: &Arc<Self>, table: TableId) -> Result<(), PoolError> {
+        let table = self.table(table);
+        self.settle_under(&table).await?;
+        self.commit(self.open_txg()).await?;
+        self.flush_only(&table, false).await.map(drop)
+    }
+
     /// Hands settled tables over to what lies over them. Whether there was any.
     pub(crate) fn hand_over(self: &Arc<Self>) -> Result<bool, PoolError> {
         let mut any = false;

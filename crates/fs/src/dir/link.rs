@@ -37,7 +37,7 @@ impl Filesystem {
             return Err(FsError::Exists);
         }
         let bytes = 2 * INODE_BYTES + bucket.edit_bytes(name.bytes()) + KEY_BYTES;
-        let credit = self.credit(Tier::Write, 4, bytes).await?;
+        let credit = self.charge(&dir.subvol, Tier::Write, 4, bytes).await?;
 
         let now = self.now();
         let (txg, sync) = {

@@ -137,7 +137,7 @@ impl Filesystem {
         let inherited = self.inherited_acl(&dir, FileKind::Regular, mode, caller.umask).await?;
         let ino = self.next_ino(&dir.subvol).await?;
         let bytes = INODE_BYTES + KEY_BYTES + inherited.bytes();
-        let credit = self.credit(Tier::Write, 4, bytes).await?;
+        let credit = self.charge(&dir.subvol, Tier::Write, 4, bytes).await?;
 
         let dir_state = dir.state();
         dir_state.expect_addable_to()?;
@@ -183,7 +183,7 @@ impl Filesystem {
         let target = if new.target.is_empty() { 0 } else { KEY_BYTES + new.target.len() };
         let bytes = 2 * INODE_BYTES + bucket.edit_bytes(name.bytes()) + target + inherited.bytes();
         let edits = 3 + usize::from(target > 0) + inherited.edits();
-        let credit = self.credit(Tier::Write, edits, bytes).await?;
+        let credit = self.charge(&dir.subvol, Tier::Write, edits, bytes).await?;
 
         let now = self.now();
         let (inode, txg, sync) = {

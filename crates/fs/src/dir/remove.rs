@@ -47,7 +47,7 @@ impl Filesystem {
             return Err(FsError::Busy("a subvolume; delete it as one"));
         }
         let bytes = 2 * INODE_BYTES + bucket.edit_bytes(name.bytes()) + KEY_BYTES;
-        let credit = self.credit(Tier::Delete, 4, bytes).await?;
+        let credit = self.charge(&dir.subvol, Tier::Delete, 4, bytes).await?;
 
         let now = self.now();
         let (txg, sync) = {

@@ -194,7 +194,7 @@ impl Filesystem {
         };
         let names = [&ends.from, &ends.to].map(|place| place.bucket.edit_bytes(place.name.bytes()));
         let bytes = 5 * INODE_BYTES + KEY_BYTES + names[0] + names[1];
-        let credit = self.credit(Tier::Delete, 8, bytes).await?;
+        let credit = self.charge(&ends.from.dir.subvol, Tier::Delete, 8, bytes).await?;
         let now = self.now();
         let (txg, sync) = {
             let mut states = States::lock(&ends);

@@ -13,15 +13,18 @@ use std::sync::Arc;
 
 use copyhold_format::block_checksum;
 use copyhold_format::item::INLINE_MAX;
-use copyhold_pool::{Claim, LaneClass, Reservation, Tier};
+use copyhold_pool::{Claim, LaneClass};
 use copyhold_runtime::finishing;
 use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run};
+use copyhold_volume::quota::Hold;
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::dirty::{Slot, Taken, Took};
 use super::extents::CHUNK;
 use crate::inode::InodeRef;
+use crate::promise::Promise;
 use crate::{Filesystem, FsError, Result};
 
 /// Blocks of one batch: 4 MiB.
@@ -36,7 +39,9 @@ pub(crate) struct Batch {
     pub(super) inode: InodeRef,
     pub(super) taken: Taken,
     pub(super) took: Vec<(u64, Slot)>,
-    reserved: Option<Reservation>,
+    reserved: Option<Promise>,
+    /// What the blocks that are claimed are charged to.
+    pub(super) hold: Mutex<Hold>,
     /// Everything fits the INLINE item.
     inline: bool,
     pub(super) attach: bool,
@@ -107,6 +112,7 @@ impl Batch {
                 true => None,
                 false => state.data.take_reserved(took.len() as u64),
             },
+            hold: Mutex::default(),
             in_place,
             inline: alone && size <= INLINE_MAX as u64 && no_extents,
             attach: attach && small && took.len() == was_ready && !in_place,
@@ -138,7 +144,7 @@ impl Batch {
         let held = self.reserved.as_ref().map_or(0, |reserved| reserved.blocks());
         if held < blocks {
             // Only after a failed write: D2.
-            let more = self.fs.pool.try_reserve(blocks - held, Tier::Write);
+            let more = self.fs.try_promise(&self.inode.subvol, blocks - held);
             let more = more.ok_or_else(|| FsError::NoSpace(self.fs.full(blocks - held)))?;
             match &mut self.reserved {
                 Some(reserved) => reserved.join(more),
@@ -147,7 +153,9 @@ impl Batch {
         }
         let reserved = self.reserved.as_mut().expect("made sure of above");
         let class = if self.attach { LaneClass::Sync } else { LaneClass::Data };
-        let claims: VecDeque<Claim> = self.fs.pool.claim(class, blocks, reserved)?.into();
+        let claims: VecDeque<Claim> =
+            self.fs.pool.claim(class, blocks, &mut reserved.space)?.into();
+        drop(self.hold.lock().join(std::mem::take(&mut reserved.hold)));
         let placed: u64 = claims.iter().map(|claim| u64::from(claim.run().blocks)).sum();
         assert_eq!(placed, blocks, "F3: what is reserved can be claimed");
         Ok(claims)
@@ -203,7 +211,8 @@ impl Drop for Batch {
         let left = self.reserved.take().filter(|_| !failed.is_empty());
         let missing =
             failed.len() as u64 - left.as_ref().map_or(0, |r| r.blocks().min(failed.len() as u64));
-        let again = (missing > 0).then(|| self.fs.pool.try_reserve(missing, Tier::Write)).flatten();
+        let again =
+            (missing > 0).then(|| self.fs.try_promise(&self.inode.subvol, missing)).flatten();
         for reserved in left.into_iter().chain(again) {
             state.data.add_reserved(reserved);
         }

@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use copyhold_pool::Reservation;
+use crate::promise::Promise;
 use copyhold_types::{BLOCK_BYTES, Buf, Txg};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -84,7 +84,7 @@ pub(crate) struct Took {
 #[derive(Default)]
 pub(crate) struct FileData {
     pub(crate) blocks: BTreeMap<u64, DirtyBlock>,
-    reserved: Option<Reservation>,
+    reserved: Option<Promise>,
     /// Blocks with `since`, but not `taken`.
     ready: usize,
     /// Number of the last write.
@@ -157,7 +157,7 @@ impl FileData {
         self.cut_announced = true;
     }
 
-    pub(crate) fn add_reserved(&mut self, more: Reservation) {
+    pub(crate) fn add_reserved(&mut self, more: Promise) {
         match &mut self.reserved {
             Some(reserved) => reserved.join(more),
             None => self.reserved = Some(more),
@@ -165,7 +165,7 @@ impl FileData {
     }
 
     /// `blocks` blocks of what is reserved, or all there is.
-    pub(crate) fn take_reserved(&mut self, blocks: u64) -> Option<Reservation> {
+    pub(crate) fn take_reserved(&mut self, blocks: u64) -> Option<Promise> {
         let reserved = self.reserved.as_mut()?;
         let all = reserved.blocks();
         if all <= blocks { self.reserved.take() } else { Some(reserved.split(blocks)) }

@@ -12,6 +12,7 @@ use copyhold_format::item::{Extent, ExtentState};
 use copyhold_pool::{LaneClass, Tier, Transaction};
 use copyhold_types::{BLOCK_BYTES, Pointer, Run};
 use copyhold_volume::Steady;
+use copyhold_volume::quota::Hold;
 
 use super::dirty::Slot;
 use super::extent_map::{MapEdit, extent_bytes};
@@ -170,7 +171,7 @@ impl Filesystem {
         let mut at = range.start;
         while at < range.end {
             let to = range.end.min((at / CHUNK + STEP_CHUNKS) * CHUNK);
-            let mut reserved = self.reserve(to - at).await?;
+            let mut promise = self.promise(&inode.subvol, to - at).await?;
             let _map = inode.map.write().await;
             let extents = self.extents(inode, at..to, (to - at) as usize).await?;
             let holes = {
@@ -186,7 +187,8 @@ impl Filesystem {
             if !holes.is_empty() {
                 let mut edit = MapEdit::default();
                 edit.load(extents);
-                let claims = self.pool.claim(LaneClass::Data, holes.len() as u64, &mut reserved)?;
+                let claims =
+                    self.pool.claim(LaneClass::Data, holes.len() as u64, &mut promise.space)?;
                 let runs: Vec<Run> = claims.iter().map(|claim| claim.run()).collect();
                 let credit = self.map_credit(&edit, holes.len()).await?;
                 let mut state = inode.state();
@@ -198,7 +200,8 @@ impl Filesystem {
                 }
                 let mut tx = Transaction::new();
                 claims.into_iter().for_each(|claim| tx.allocate(claim));
-                self.log_map(inode, &mut state, steady, credit, tx, edit)?;
+                let hold = Some(&mut promise.hold);
+                self.log_map(inode, &mut state, steady, (credit, hold), tx, edit)?;
             }
             at = to;
         }
@@ -224,7 +227,7 @@ impl Filesystem {
         let forgotten = change(&mut state);
         self.flusher.forget(forgotten);
         let steady = self.volumes.steady(&inode.subvol.volume)?;
-        self.log_map(inode, &mut state, steady, credit, Transaction::new(), edit)
+        self.log_map(inode, &mut state, steady, (credit, None), Transaction::new(), edit)
     }
 
     #[allow(clippy::too_many_arguments)] // a transaction and what it changes
@@ -233,7 +236,7 @@ impl Filesystem {
         inode: &InodeRef,
         state: &mut crate::inode::State,
         steady: Steady<'_>,
-        credit: copyhold_pool::Credit,
+        (credit, hold): (copyhold_pool::Credit, Option<&mut Hold>),
         mut tx: Transaction,
         edit: MapEdit,
     ) -> Result<()> {
@@ -245,7 +248,7 @@ impl Filesystem {
         super::install::count_blocks(&mut item, &change);
         self.put_extents(&mut tx, inode.node.ino, &change);
         self.put_inode(&mut tx, inode.node.ino, &item);
-        let txg = steady.apply(credit, tx, None)?;
+        let txg = steady.apply(credit, tx, hold)?;
         state.logged(item, txg);
         Ok(())
     }

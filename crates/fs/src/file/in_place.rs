@@ -53,7 +53,8 @@ impl Filesystem {
     /// Makes durable what was written before the call.
     async fn flush_written(&self, inode: &InodeRef) -> Result<()> {
         // A commit flushes only if it has something to commit.
-        self.change_inode(inode, |_, _| Ok(())).await?;
+        let credit = self.credit(Tier::Internal, 1, INODE_BYTES).await?;
+        self.change_inode_with(credit.into(), inode, |_, _| Ok(()))?;
         match self.last_txg(inode) {
             Some(txg) => Ok(self.pool.commit(txg).await?),
             None => Ok(()),

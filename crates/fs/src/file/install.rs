@@ -122,7 +122,7 @@ impl Batch {
         item.mtime = state.shown.mtime;
         item.ctime = state.shown.ctime;
         self.fs.put_inode(&mut tx, self.inode.node.ino, &item);
-        let txg = steady.apply(credit, tx, None)?;
+        let txg = steady.apply(credit, tx, Some(&mut *self.hold.lock()))?;
         let attached = self.attach.then_some(txg);
         let mut left = 0;
         for &block in blocks {

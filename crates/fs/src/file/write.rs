@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 
-use copyhold_pool::{Reservation, Tier};
 use copyhold_types::{BLOCK_BYTES, Buf};
 use smallvec::SmallVec;
 
 use super::dirty::Slot;
 use crate::inode::{Inode, InodeRef, State};
+use crate::promise::Promise;
 use crate::{FileFlags, Filesystem, FsError, NodeId, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -156,7 +156,7 @@ impl Filesystem {
             return false;
         }
         let blocks = (len / BLOCK_BYTES) as u64;
-        let Some(mut reserved) = self.pool.try_reserve(blocks, Tier::Write) else { return false };
+        let Some(mut reserved) = self.try_promise(&inode.subvol, blocks) else { return false };
         let mut slots: SmallVec<[(u64, Slot); 1]> = SmallVec::with_capacity(blocks as usize);
         let mut rest = input;
         for block in offset / BLOCK..offset / BLOCK + blocks {
@@ -294,7 +294,7 @@ impl Filesystem {
         slots: Vec<(u64, Slot)>,
         end: u64,
     ) -> Result<()> {
-        let mut held: Option<Reservation> = None;
+        let mut held: Option<Promise> = None;
         let mut in_place = false;
         loop {
             let have = held.as_ref().map_or(0, |reserved| reserved.blocks());
@@ -312,14 +312,14 @@ impl Filesystem {
                 wanted - have
             };
             // A batch may take blocks while this waits: then they need more.
-            let more = match self.pool.try_reserve(missing, Tier::Write) {
+            let more = match self.try_promise(&inode.subvol, missing) {
                 Some(more) => more,
                 // What fallocate has promised is there.
                 None if self.all_preallocated(inode, &slots).await? => {
                     in_place = true;
                     continue;
                 }
-                None => self.reserve(missing).await?,
+                None => self.promise(&inode.subvol, missing).await?,
             };
             match &mut held {
                 Some(reserved) => reserved.join(more),

@@ -22,7 +22,7 @@ use super::account::Account;
 use super::error::QuotaError;
 use super::groups::{Group, Groups, Heir, Owner};
 use super::hold::{Hold, Request, Tier};
-use super::{Ledger, PARENTS_MAX, Rows};
+use super::{Ledger, Rows};
 
 /// A living subvolume, as its record has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,11 +61,7 @@ impl Groups {
                     }
                     self.get(*id)?;
                 }
-                let groups: BTreeSet<_> = list.iter().copied().collect();
-                if groups.len() > PARENTS_MAX {
-                    return Err(QuotaError::TooMany(GroupId::of(new.subvol)));
-                }
-                Ok(groups)
+                Ok(list.iter().copied().collect())
             }
         }
     }
