@@ -13,6 +13,7 @@
 //! subvolume the items of its root directory, in the table `ids.table()`.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use copyhold_format::item::{
     HashKey, Place, SubvolFlags, SubvolItem, SubvolState, epoch_key, subvol_key,
@@ -110,11 +111,12 @@ impl Volumes {
         put_epoch(&mut tx, &family, epoch);
         let resident = Resident { subvol: id, holder: Some(holder.id()), origin: None };
         self.put_rows(self.state.ledger.create_subvolume(resident, &new.inherit, None)?, &mut tx);
-        told(self.state.ledger.begin_epoch(epoch, id, InodeNo::ROOT));
+        self.begin_epoch(epoch, id, InodeNo::ROOT);
+        // A flush asks whose the table is as soon as it has edits.
+        let home = self.state.map.write().add_family(family);
         let txg = self.pool.apply(credit, tx)?;
-        let mut map = self.state.map.write();
-        let subvol = Subvol::new(id, map.add_family(family), item);
-        map.subvols.insert(id, subvol.clone());
+        let subvol = Subvol::new(id, home, item);
+        self.state.map.write().subvols.insert(id, subvol.clone());
         Ok((subvol, txg))
     }
 
@@ -142,15 +144,16 @@ impl Volumes {
         let second = others(false);
         source.check_live()?;
         holder.check_live()?;
-        let _owners = self.state.owners.lock();
-        let resident = Resident {
-            subvol: numbers.subvol,
-            holder: Some(holder.id()),
-            origin: Some(source.id()),
-        };
-        let rows = self.state.ledger.create_subvolume(resident, &new.inherit, hold)?;
-
         let sealed = *tree.leaf(source.id()).ok_or(VolumeError::NoSubvolume(source.id()))?;
+        if numbers.epochs.iter().any(|epoch| *epoch <= sealed.current) {
+            return Err(VolumeError::Overtaken(source.id()));
+        }
+        let _owners = self.state.owners.lock();
+        let (subvol, origin) = (numbers.subvol, Some(source.id()));
+        let resident = Resident { subvol, holder: Some(holder.id()), origin };
+        let rows = self.state.ledger.create_subvolume(resident, &new.inherit, hold)?;
+        self.put_rows(rows, &mut tx);
+
         let births = births(source.id(), numbers);
         tree.seal(source.id(), births);
         tx.fork(sealed.table, births.map(|birth| birth.table));
@@ -162,22 +165,26 @@ impl Volumes {
         for epoch in [sealed.id, births[0].id, births[1].id] {
             put_epoch(&mut tx, &tree, epoch);
         }
-        self.put_rows(rows, &mut tx);
         let items = items(source, new, births);
         for (birth, item) in births.iter().zip(&items) {
             tx.put(Pool::SYSTEM, subvol_key(birth.subvol), &item.encode()[..]);
-            told(self.state.ledger.begin_epoch(birth.id, birth.subvol, next_inode));
+            self.begin_epoch(birth.id, birth.subvol, next_inode);
         }
-        let txg = self.pool.apply(credit, tx)?;
-        let mut map = self.state.map.write();
-        for birth in births {
-            map.epochs.insert(birth.id, cell.clone());
-            map.tables.insert(birth.table, (cell.clone(), birth.id));
-        }
-        source.set_item(items[0]);
-        let subvol = Subvol::new(numbers.subvol, cell.clone(), items[1]);
-        map.subvols.insert(numbers.subvol, subvol.clone());
+        // A flush asks whose a table is as soon as it has edits.
+        self.state.map.write().add_births(&cell, births);
+        source.begin_move();
+        let applied = self.pool.apply(credit, tx);
+        source.set_moved(items[0]);
+        let txg = applied?;
+        let subvol = Subvol::new(subvol, cell.clone(), items[1]);
+        self.state.map.write().subvols.insert(subvol.id(), subvol.clone());
         Ok((subvol, txg))
+    }
+
+    /// Somebody stamps this number from now on. Owners are locked.
+    pub(crate) fn begin_epoch(&self, epoch: EpochId, subvol: SubvolId, next_inode: InodeNo) {
+        self.state.newest.fetch_max(epoch.0, Ordering::AcqRel);
+        told(self.state.ledger.begin_epoch(epoch, subvol, next_inode));
     }
 
     fn holder(&self, new: &NewSubvol) -> Result<Arc<Subvol>> {
@@ -210,7 +217,7 @@ impl Volumes {
         let mut tx = Transaction::new();
         tree.renumber(subvol.id(), current);
         put_epoch(&mut tx, &tree, leaf.id);
-        told(self.state.ledger.begin_epoch(current, subvol.id(), next_inode));
+        self.begin_epoch(current, subvol.id(), next_inode);
         self.pool.apply(credit, tx)?;
         Ok(())
     }

@@ -101,6 +101,7 @@ impl Volumes {
         tx.put(Pool::SYSTEM, subvol_key(subvol.id()), &item.encode()[..]);
         let txg = self.pool.apply(credit, tx)?;
         subvol.set_item(item);
+        self.state.map.write().dying.insert(subvol.id(), true);
         Ok(txg)
     }
 
@@ -134,23 +135,30 @@ impl Volumes {
         if self.pending_step().await? || self.sweep_step().await? {
             return Ok(true);
         }
-        let mut any = Ok(false);
+        let mut any = false;
         for subvol in self.deletions() {
-            // One that cannot go on is told, and does not stop the others.
-            match self.deletion_step(&subvol).await {
-                Ok(done) => any = any.map(|any| any || done),
-                Err(VolumeError::Pool(
-                    error @ (PoolError::Stopped { .. } | PoolError::ReadOnly { .. }),
-                )) => {
-                    return Err(error.into());
-                }
-                Err(error) => {
-                    tracing::error!("subvolume {} cannot be freed: {error}", subvol.id());
-                    any = any.or(Ok(false));
-                }
-            }
+            any |= match self.deletion_step(&subvol).await {
+                Ok(done) => done,
+                Err(error) => self.step_failed(&subvol, error)?,
+            };
         }
-        any
+        Ok(any)
+    }
+
+    /// Where there is damage, that deletion stops and others go on; what may pass is tried again.
+    fn step_failed(&self, subvol: &Subvol, error: VolumeError) -> Result<bool> {
+        let is_damage = !matches!(
+            error,
+            VolumeError::Pool(
+                PoolError::Stopped { .. } | PoolError::ReadOnly { .. } | PoolError::Full { .. }
+            )
+        );
+        if !is_damage {
+            return Err(error);
+        }
+        tracing::error!("subvolume {} cannot be freed: {error}", subvol.id());
+        self.state.map.write().dying.insert(subvol.id(), false);
+        Ok(false)
     }
 
     /// Works until nothing is left to do now; for tests, and for who waits for deletions.
@@ -159,17 +167,26 @@ impl Volumes {
         Ok(())
     }
 
-    /// The deletions that may go on: of each family the one that has begun, or else one (D1).
+    /// The deletions that may go on: of each family the one that has begun, or else one (D1). One
+    /// that cannot go on is in the way of its family.
     fn deletions(&self) -> Vec<Arc<Subvol>> {
-        let mut dying: Vec<_> = self.list().into_iter().filter(|s| s.is_dying()).collect();
-        dying.sort_by_key(|subvol| subvol.item().state == SubvolState::Dying(Step::Settle));
-        let mut families: BTreeSet<FamilyId> = BTreeSet::new();
-        let first = |subvol: &Arc<Subvol>| {
-            let state = subvol.item().state;
-            matches!(state, SubvolState::Dying(Step::Forget { .. }))
-                || families.insert(subvol.family.id)
+        let mut dying: Vec<(Arc<Subvol>, bool)> = {
+            let map = self.state.map.read();
+            map.dying.iter().map(|(id, goes_on)| (map.subvols[id].clone(), *goes_on)).collect()
         };
-        dying.into_iter().filter(first).collect()
+        dying.sort_by_key(|(subvol, _)| subvol.item().state == SubvolState::Dying(Step::Settle));
+        let mut families: BTreeSet<FamilyId> = BTreeSet::new();
+        dying.retain(|(subvol, goes_on)| {
+            let state = subvol.item().state;
+            let is_last = matches!(state, SubvolState::Dying(Step::Forget { .. }));
+            (is_last || families.insert(subvol.family.id)) && *goes_on
+        });
+        dying.into_iter().map(|(subvol, _)| subvol).collect()
+    }
+
+    /// Subvolumes whose space is still being freed.
+    pub fn dying(&self) -> Vec<SubvolId> {
+        self.state.map.read().dying.keys().copied().collect()
     }
 
     /// Whether anything could be done.
@@ -294,7 +311,9 @@ impl Volumes {
         tx.delete(Pool::SYSTEM, subvol_key(subvol.id()));
         tx.delete(Pool::SYSTEM, IdSpace::Inode(subvol.id()).key());
         self.pool.apply(credit, tx)?;
-        self.state.map.write().subvols.remove(&subvol.id());
+        let mut map = self.state.map.write();
+        map.dying.remove(&subvol.id());
+        map.subvols.remove(&subvol.id());
         Ok(())
     }
 

@@ -19,6 +19,8 @@ pub enum VolumeError {
     Root(SubvolId),
     #[error("subvolume {0} holds subvolume {1}; delete or move that one first")]
     Holds(SubvolId, SubvolId),
+    #[error("subvolume {0} has taken a newer epoch than the snapshot was given; try again")]
+    Overtaken(SubvolId),
     #[error("the record {key} of the system table: {source}")]
     Record {
         key: Key,

@@ -27,7 +27,7 @@ use copyhold_types::{EpochId, Key, SubvolId, TableId, Txg};
 use parking_lot::{Mutex, RwLock};
 
 use crate::error::{Result, VolumeError};
-use crate::family::{Family, FamilyId};
+use crate::family::{Birth, Family, FamilyId};
 use crate::nodes::Tenants;
 use crate::quota::{Ledger, Loader, Resident};
 
@@ -55,6 +55,8 @@ pub(crate) struct State {
     /// Who changes owners and groups (`quota`).
     pub(crate) owners: Mutex<()>,
     pub(crate) ledger: Ledger,
+    /// The newest epoch number that anybody stamps; changed with `owners` held.
+    pub(crate) newest: AtomicU64,
     sequence: AtomicU64,
 }
 
@@ -62,6 +64,8 @@ pub(crate) struct State {
 #[derive(Default)]
 pub(crate) struct Map {
     pub(crate) subvols: BTreeMap<SubvolId, Arc<Subvol>>,
+    /// Those of them that are being deleted; false: one that cannot go on, for there is damage.
+    pub(crate) dying: BTreeMap<SubvolId, bool>,
     pub(crate) epochs: BTreeMap<EpochId, Arc<FamilyCell>>,
     pub(crate) tables: BTreeMap<TableId, (Arc<FamilyCell>, EpochId)>,
 }
@@ -80,12 +84,14 @@ pub struct Subvol {
     pub(crate) family: Arc<FamilyCell>,
     item: Mutex<SubvolItem>,
     files: AtomicU64,
+    /// Twice the number of times that its files were moved to another table; odd while they are.
+    moves: AtomicU64,
 }
 
 impl Subvol {
     pub(crate) fn new(id: SubvolId, family: Arc<FamilyCell>, item: SubvolItem) -> Arc<Subvol> {
         let files = AtomicU64::new(item.table.0);
-        Arc::new(Subvol { id, family, item: Mutex::new(item), files })
+        Arc::new(Subvol { id, family, item: Mutex::new(item), files, moves: AtomicU64::new(0) })
     }
 
     pub fn id(&self) -> SubvolId {
@@ -98,7 +104,8 @@ impl Subvol {
     }
 
     /// Where its files are now. A snapshot moves them to another table, which begins with the same
-    /// content; who has locks on what it read before may go on, for its edits are led there.
+    /// content: who has locks on what it read before may go on, for its edits are led there. But
+    /// the table that they were moved from may be no more: to read, see [`Volumes::get`].
     pub fn files(&self) -> TableId {
         TableId(self.files.load(Ordering::Acquire))
     }
@@ -119,6 +126,21 @@ impl Subvol {
     pub(crate) fn set_item(&self, item: SubvolItem) {
         *self.item.lock() = item;
         self.files.store(item.table.0, Ordering::Release);
+    }
+
+    /// Says that the files are being moved, until [`Self::set_moved`]. The family is locked.
+    pub(crate) fn begin_move(&self) {
+        self.moves.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The files are where the record says.
+    pub(crate) fn set_moved(&self, item: SubvolItem) {
+        self.set_item(item);
+        self.moves.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Acquire)
     }
 
     pub(crate) fn check_live(&self) -> Result<()> {
@@ -202,6 +224,9 @@ impl Map {
                 let why = "its subvolume's record says something else";
                 return Err(crate::family::BadFamily { epoch: item.epoch, why }.into());
             }
+            if item.state != SubvolState::Live {
+                map.dying.insert(id, true);
+            }
             map.subvols.insert(id, Subvol::new(id, home, item));
         }
         Ok(map)
@@ -216,6 +241,16 @@ impl Map {
         }
         drop(tree);
         cell
+    }
+}
+
+impl Map {
+    /// Two epochs begin in a family.
+    pub(crate) fn add_births(&mut self, family: &Arc<FamilyCell>, births: [Birth; 2]) {
+        for birth in births {
+            self.epochs.insert(birth.id, family.clone());
+            self.tables.insert(birth.table, (family.clone(), birth.id));
+        }
     }
 }
 
@@ -249,6 +284,7 @@ impl Volumes {
         let families = Family::restore(&epochs)?;
         let resident = |(&subvol, item): (&SubvolId, &SubvolItem)| resident(subvol, item);
         let live = subvols.iter().filter(|(_, item)| item.state == SubvolState::Live);
+        let newest = epochs.values().map(|item| item.current.0).max().unwrap_or(0);
         let payers = epochs.values().map(|item| (item.current, item.subvol));
         let (ledger, strays) = quotas.finish(live.map(resident), payers);
         strays.iter().for_each(|stray| tracing::error!("{stray}; run a check"));
@@ -260,6 +296,7 @@ impl Volumes {
             sharing: AtomicBool::new(sharing),
             owners: Mutex::new(()),
             ledger,
+            newest: AtomicU64::new(newest),
             sequence: AtomicU64::new(0),
         });
         for subvol in state.map.read().subvols.values() {

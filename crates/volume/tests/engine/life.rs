@@ -1,7 +1,7 @@
 //! Lives of subvolumes, one matter at a time.
 
 use copyhold_device::PurposeCount;
-use copyhold_pool::{FORK_DEPTH_MAX, Tier, Transaction};
+use copyhold_pool::{Credit, FORK_DEPTH_MAX, Tier, Transaction};
 use copyhold_types::{InodeNo, SubvolId};
 use copyhold_volume::{Leaving, NewSubvol, VolumeError, Volumes};
 
@@ -212,6 +212,22 @@ fn a_read_only_mark_and_a_place_survive_a_crash() {
     assert!(item.flags.read_only());
     assert_eq!((item.place, item.origin), (moved, Some(SubvolId::ROOT)));
     world.close();
+}
+
+/// Futures may go from thread to thread.
+#[allow(dead_code)]
+fn moves_between_threads(
+    volumes: &Volumes,
+    subvol: &copyhold_volume::Subvol,
+    credit: fn() -> Credit,
+) {
+    fn is_send<T: Send>(_: T) {}
+    is_send(volumes.numbers(Some(subvol)));
+    is_send(volumes.renew(subvol, credit()));
+    is_send(volumes.enable_quotas(credit()));
+    is_send(volumes.background_step());
+    is_send(volumes.get(subvol, copyhold_types::Key::MIN));
+    is_send(volumes.reflink(subvol, subvol, &[], (credit(), None), |_| Transaction::new()));
 }
 
 fn new() -> NewSubvol {

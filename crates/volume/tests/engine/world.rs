@@ -167,7 +167,7 @@ impl World {
     ) {
         let (ino, files) = (InodeNo(file), subvol.files());
         let (from, to) = (extent_key(ino, range.start.saturating_sub(32)), range.end);
-        let items = volumes.pool().range(files, from, extent_key(ino, to), 10_000).await.unwrap();
+        let items = volumes.range(subvol, from, extent_key(ino, to), 10_000).await.unwrap();
         for (key, value) in items {
             let extent = Extent::parse(&value).unwrap();
             let (start, end) = (key.offset, key.offset + u64::from(extent.blocks()));
@@ -279,7 +279,7 @@ impl World {
             let ino = InodeNo(source);
             let (first, last) =
                 (extent_key(ino, range.start.saturating_sub(32)), extent_key(ino, range.end));
-            let items = volumes.pool().range(from.files(), first, last, 10_000).await.unwrap();
+            let items = volumes.range(&from, first, last, 10_000).await.unwrap();
             let mut found: Vec<(u64, Pointer)> = Vec::new();
             for (key, value) in items {
                 let extent = Extent::parse(&value).unwrap();
@@ -461,12 +461,8 @@ impl World {
         let volumes = self.volumes.clone();
         let renewed = self.rt.block_on(async {
             let pool = volumes.pool();
-            let from = EpochId(pool.next_id(IdSpace::Epoch).await.unwrap());
-            let rows = volumes.ledger().enable(from, volumes.residents()).unwrap();
-            let mut tx = Transaction::new();
-            rows.into_iter().for_each(|(key, edit)| tx.edit(Pool::SYSTEM, key, edit));
             let credit = pool.admit(Tier::Write, 8, 1024).await.unwrap();
-            pool.apply(credit, tx).unwrap();
+            volumes.enable_quotas(credit).await.unwrap();
             let root = volumes.subvol(SubvolId::ROOT).unwrap();
             assert!(volumes.is_outdated(&root));
             let credit = pool.admit(Tier::Write, 8, 1024).await.unwrap();
@@ -519,7 +515,7 @@ impl World {
     pub(crate) fn extents(&self, subvol: SubvolId) -> Vec<(Key, Extent)> {
         let subvol = self.volumes.subvol(subvol).unwrap();
         let (from, to) = (Key::MIN, Key::MAX);
-        let items = self.rt.block_on(self.pool().range(subvol.files(), from, to, usize::MAX));
+        let items = self.rt.block_on(self.volumes.range(&subvol, from, to, usize::MAX));
         let items = items.unwrap().into_iter().filter(|(key, _)| key.kind == EXTENT);
         items.map(|(key, value)| (key, Extent::parse(&value).unwrap())).collect()
     }
