@@ -5,6 +5,8 @@ use std::fmt;
 use copyhold_format::item::GroupId;
 use copyhold_types::{EpochId, SubvolId};
 
+use super::PARENTS_MAX;
+
 /// What a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
@@ -85,6 +87,8 @@ pub enum QuotaError {
     Member { child: GroupId, parent: GroupId },
     #[error("quota group {child} is not a member of {parent}")]
     NoMember { child: GroupId, parent: GroupId },
+    #[error("quota group {0} would be a member of more than {PARENTS_MAX} groups")]
+    TooMany(GroupId),
     #[error("quota group {0} has members; remove them first")]
     HasMembers(GroupId),
     #[error("quota group {0} is a living subvolume; delete that")]
@@ -120,6 +124,7 @@ impl QuotaError {
             Off => "ENOTCONN",
             NoGroup(_) | NoMember { .. } => "ENOENT",
             Exists(_) | Member { .. } | HasHeir(_) => "EEXIST",
+            TooMany(_) => "EMLINK",
             FullMode => "EOPNOTSUPP",
             NoRoom { .. } => "ENOSPC",
             Deleted(_) => "ESTALE",

@@ -18,7 +18,7 @@ use super::account::Account;
 use super::error::QuotaError;
 use super::hold::Request;
 use super::node::Node;
-use super::{Ledger, Rows};
+use super::{Ledger, PARENTS_MAX, Rows};
 
 /// Everything that is known of groups, and of subvolumes as groups of level 0.
 #[derive(Debug, Default)]
@@ -237,6 +237,9 @@ impl Ledger {
         }
         if groups.get(child)?.parents.contains(&parent) {
             return Err(QuotaError::Member { child, parent });
+        }
+        if groups.get(child)?.parents.len() >= PARENTS_MAX {
+            return Err(QuotaError::TooMany(child));
         }
         groups.link(child, parent);
         groups.set_ways_below(child);

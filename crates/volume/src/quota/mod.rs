@@ -52,5 +52,9 @@ pub use load::{Loader, Stray};
 pub use owners::{Inherit, Resident};
 pub use show::{GroupState, GroupUse, Status};
 
+/// Most groups of which one can be a member itself: so creating a subvolume is one transaction of
+/// bounded size (R28).
+pub const PARENTS_MAX: usize = 16;
+
 /// Edits of the system table, to be logged as they are, in this order.
 pub type Rows = Vec<(copyhold_types::Key, copyhold_pool::Edit)>;

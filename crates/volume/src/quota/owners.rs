@@ -22,7 +22,7 @@ use super::account::Account;
 use super::error::QuotaError;
 use super::groups::{Group, Groups, Heir, Owner};
 use super::hold::{Hold, Request, Tier};
-use super::{Ledger, Rows};
+use super::{Ledger, PARENTS_MAX, Rows};
 
 /// A living subvolume, as its record has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,11 @@ impl Groups {
                     }
                     self.get(*id)?;
                 }
-                Ok(list.iter().copied().collect())
+                let groups: BTreeSet<_> = list.iter().copied().collect();
+                if groups.len() > PARENTS_MAX {
+                    return Err(QuotaError::TooMany(GroupId::of(new.subvol)));
+                }
+                Ok(groups)
             }
         }
     }

@@ -99,6 +99,19 @@ fn groups_that_are_asked_for_are_checked_before_anything_is_made() {
 }
 
 #[test]
+fn nobody_is_a_member_of_more_groups_than_one_transaction_can_say() {
+    let mut pool = Pool::on();
+    let ids: Vec<_> = (0..17).map(|id| group(&format!("1/{id}"))).collect();
+    ids.iter().for_each(|id| pool.done(pool.ledger.create(*id)));
+    let too_many = Inherit::Groups(ids.clone());
+    assert_eq!(code(pool.try_create(S, ROOT, too_many)), "EMLINK");
+    ids[..16].iter().for_each(|id| pool.done(pool.ledger.assign(at(A), *id)));
+    assert_eq!(code(pool.ledger.assign(at(A), ids[16])), "EMLINK");
+    pool.create(S, A);
+    assert_eq!(pool.ledger.show_group(at(S)).unwrap().parents.len(), 16);
+}
+
+#[test]
 fn a_child_cannot_escape_the_limit_of_the_subvolume_that_holds_it() {
     let mut pool = Pool::on();
     pool.limit(at(A), MIB);
