@@ -21,7 +21,7 @@ fn flush(world: &World) {
 }
 
 /// Allocated blocks when nothing is on its way.
-fn used(world: &World) -> u64 {
+fn used(world: &mut World) -> u64 {
     world.finish();
     let space = world.pool().space_map();
     let runs = space.metaslabs().flat_map(|id| space.allocated_runs(id));
@@ -118,14 +118,14 @@ fn what_a_clone_alone_had_is_free_when_it_is_gone() {
     let mut world = world(9);
     fill(&mut world, SubvolId::ROOT, 30);
     flush(&world);
-    let before = used(&world);
+    let before = used(&mut world);
     let clone = world.snapshot_in_root(SubvolId::ROOT);
     fill(&mut world, clone, 30);
-    let with = used(&world);
+    let with = used(&mut world);
     let subvol = world.volumes.subvol(clone).unwrap();
     assert!(world.delete_one(&subvol));
     drop(subvol);
-    let after = used(&world);
+    let after = used(&mut world);
     assert!(with > before + 100, "{before} blocks, {with} with a clone");
     // Records of the deletion may have changed the shape of the pool's own tables.
     assert!(after <= before + 16, "{before} blocks before, {after} after");

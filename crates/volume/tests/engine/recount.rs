@@ -18,23 +18,36 @@ fn blocks(run: Run) -> std::ops::Range<u64> {
 impl World {
     /// Every live subvolume has the files that were written to it.
     pub(crate) fn compare(&self) {
+        let found = self.found();
+        assert!(found.keys().eq(self.model.keys()), "{:?} live", found.keys());
         for (subvol, wanted) in &self.model {
-            let mut found = Files::new();
-            for (key, extent) in self.extents(*subvol) {
-                let run = extent.pointer.run;
-                let data = self.rt.block_on(self.pool().read(run, Purpose::Data)).unwrap();
-                for (n, block) in data.chunks(4096).enumerate() {
-                    let tag = u64::from_le_bytes(block[..8].try_into().unwrap());
-                    let at = (key.object, key.offset + n as u64);
-                    assert!(found.insert(at, tag).is_none(), "{subvol}: {at:?} twice");
-                }
-            }
-            assert!(found == *wanted, "subvolume {subvol}: {}", difference(&found, wanted));
+            let found = &found[subvol];
+            assert!(found == wanted, "subvolume {subvol}: {}", difference(found, wanted));
         }
     }
 
+    /// The files of the living.
+    pub(crate) fn found(&self) -> BTreeMap<SubvolId, Files> {
+        let live = self.volumes.list().into_iter().filter(|subvol| !subvol.is_dying());
+        live.map(|subvol| (subvol.id(), self.files_of(subvol.id()))).collect()
+    }
+
+    fn files_of(&self, subvol: SubvolId) -> Files {
+        let mut found = Files::new();
+        for (key, extent) in self.extents(subvol) {
+            let run = extent.pointer.run;
+            let data = self.rt.block_on(self.pool().read(run, Purpose::Data)).unwrap();
+            for (n, block) in data.chunks(4096).enumerate() {
+                let tag = u64::from_le_bytes(block[..8].try_into().unwrap());
+                let at = (key.object, key.offset + n as u64);
+                assert!(found.insert(at, tag).is_none(), "{subvol}: {at:?} twice");
+            }
+        }
+        found
+    }
+
     /// E1, E2 and E6, when all that is on its way has arrived.
-    pub(crate) fn recount(&self) {
+    pub(crate) fn recount(&mut self) {
         self.finish();
         let nodes = self.nodes();
         let mut held: BTreeMap<u64, String> = BTreeMap::new();

@@ -58,6 +58,8 @@ pub(crate) struct World {
     next: u64,
     /// Releases have been seen that wait.
     pub(crate) seen_pending: bool,
+    /// What there was after each operation since all was durable.
+    history: Vec<BTreeMap<SubvolId, Files>>,
 }
 
 fn open(rt: &Arc<SeededRuntime>, disk: &Arc<SimDevice>, config: Config) -> Arc<Volumes> {
@@ -113,8 +115,9 @@ impl World {
         let owners = BTreeMap::from([(root.item().epoch, SubvolId::ROOT)]);
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let model = BTreeMap::from([(SubvolId::ROOT, Files::new())]);
-        let (next, seen_pending) = (1, false);
-        let mut world = World { rt, disk, volumes, rng, config, model, owners, next, seen_pending };
+        let (next, seen_pending, history) = (1, false, Vec::new());
+        let mut world =
+            World { rt, disk, volumes, rng, config, model, owners, next, seen_pending, history };
         if config.quotas {
             world.enable_quotas();
         }
@@ -136,6 +139,7 @@ impl World {
     }
 
     pub(crate) fn step(&mut self) {
+        self.history.push(self.model.clone());
         match self.below(100) {
             0..40 => self.write(),
             40..52 => self.reflink(),
@@ -146,7 +150,8 @@ impl World {
             82..92 => self.background(),
             92..94 => self.rt.block_on(self.pool().flush_all()).unwrap(),
             94..97 => self.settle(),
-            97.. => self.crash(),
+            97 => self.crash(),
+            98.. => self.crash_at_once(),
             _ => self.write(),
         }
     }
@@ -437,24 +442,41 @@ impl World {
     }
 
     pub(crate) fn crash_after(&mut self, steps: u64) {
+        self.commit();
         let volumes = self.volumes.clone();
         self.rt.block_on(async {
-            let pool = volumes.pool();
-            pool.commit(pool.open_txg()).await.unwrap();
             for _ in 0..steps {
                 volumes.background_step().await.unwrap();
             }
         });
+        drop(volumes);
+        self.lose_power();
+        assert!(self.found() == self.model, "what was durable is there");
+    }
+
+    pub(crate) fn commit(&mut self) {
+        let pool = self.pool().clone();
+        self.rt.block_on(pool.commit(pool.open_txg())).unwrap();
+        self.history.clear();
+    }
+
+    /// Power is lost with operations that nothing has made durable: what is there afterwards is
+    /// what was there after one of them.
+    fn crash_at_once(&mut self) {
+        self.lose_power();
+        let found = self.found();
+        let states = self.history.drain(..).chain([self.model.clone()]);
+        let state = states.into_iter().find(|state| *state == found);
+        self.model = state.expect("a state since the last commit");
+    }
+
+    fn lose_power(&mut self) {
         let seed = self.rng.next_u64();
         let image = self.disk.crash(seed);
         self.rt.drop_tasks();
-        drop(volumes);
         let config = SimConfig::new(seed);
         self.disk = SimDevice::from_image(self.rt.clone() as Rt, DeviceId(0), image, config);
         self.volumes = open(&self.rt, &self.disk, self.config);
-        let live = self.volumes.list().into_iter().filter(|subvol| !subvol.is_dying());
-        let live: Vec<SubvolId> = live.map(|subvol| subvol.id()).collect();
-        assert!(live.iter().eq(self.model.keys()), "{live:?} live, not {:?}", self.model.keys());
     }
 
     fn enable_quotas(&mut self) {
@@ -473,7 +495,8 @@ impl World {
         self.owners.insert(renewed, SubvolId::ROOT);
     }
 
-    pub(crate) fn finish(&self) {
+    pub(crate) fn finish(&mut self) {
+        self.history.clear();
         let volumes = self.volumes.clone();
         self.rt.block_on(async {
             // Flushing gives up nodes, and what is given up may stay pending.
