@@ -292,8 +292,8 @@ mod tests {
         let kept = Subvolume { readonly: true, origin: Some(300), ..subvolume(4) };
         let text = list_text(&[subvolume(2), kept, freeing]);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[1], "  2   1    -  2026-11-21T10:00:00Z  writable               a2");
-        assert_eq!(lines[2], "  4   1  300  2026-11-21T10:00:00Z  read-only              a4");
+        assert_eq!(lines[1], "  2   1    -  2026-11-21T10:00:00Z  writable                   a2");
+        assert_eq!(lines[2], "  4   1  300  2026-11-21T10:00:00Z  read-only                  a4");
         assert!(lines[3].contains("being freed, 3.0 MiB left  -"), "{text}");
     }
 }

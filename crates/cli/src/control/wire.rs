@@ -256,6 +256,8 @@ pub(crate) struct Room {
     pub(crate) used_bytes: u64,
     pub(crate) available_bytes: u64,
     pub(crate) inodes_available: u64,
+    /// A limit leaves less than the pool does.
+    pub(crate) limited: bool,
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use copyhold_pool::{Limits, OpenOptions, Pool};
 use rustix::mount::MountFlags;
 use serde_json::Value;
 
-use super::{Machine, describe};
+use super::{Machine, describe, tenants};
 use crate::adapter::{self, Adapter, Rules};
 use crate::failure::{Failure, Kind};
 use crate::mount::Request;
@@ -110,7 +110,14 @@ fn open(machine: &Machine, path: &Path, options: &Options) -> Result<Arc<Filesys
         if let Some(why) = pool.read_only().filter(|_| !read_only) {
             tracing::warn!("the pool can only be read: {why}");
         }
-        Ok(Filesystem::open(pool, settings).await?)
+        let fs = Filesystem::open(pool, settings).await?;
+        if fs.pool().read_only().is_none()
+            && !read_only
+            && let Err(refusal) = tenants::renew(&fs).await
+        {
+            tracing::error!("quotas do not count everything: {}", refusal.message);
+        }
+        Ok(fs)
     })
 }
 

@@ -6,6 +6,8 @@
 mod filesystem;
 mod paths;
 
+pub(crate) use filesystem::renew;
+
 use std::future::Future;
 
 use copyhold_format::item::GroupId;
