@@ -243,6 +243,9 @@ impl Filesystem {
             Entry::Occupied(known) => (known.get().clone(), false),
             Entry::Vacant(place) => (place.insert(subvol).clone(), true),
         };
+        if is_first && self.writable().is_ok() && self.volumes.is_outdated(&subvol.volume) {
+            self.renew(&subvol.volume).await?;
+        }
         if is_first
             && self.writable().is_ok()
             && subvol.writable().is_ok()
@@ -305,8 +308,7 @@ impl Filesystem {
     }
 
     pub(crate) async fn get(&self, subvol: &Subvol, key: Key) -> Result<Option<Value>> {
-        let _pin = self.pool.pin();
-        Ok(self.pool.get(subvol.table(), key).await?)
+        Ok(self.volumes.get(&subvol.volume, key).await?)
     }
 
     /// Items of a subvolume's files with `from <= key < to`, ascending, at most `limit`.
@@ -317,8 +319,7 @@ impl Filesystem {
         to: Key,
         limit: usize,
     ) -> Result<Vec<(Key, Value)>> {
-        let _pin = self.pool.pin();
-        Ok(self.pool.range(subvol.table(), from, to, limit).await?)
+        Ok(self.volumes.range(&subvol.volume, from, to, limit).await?)
     }
 
     /// The last item of a subvolume's files with `floor <= key < below`.
@@ -328,8 +329,7 @@ impl Filesystem {
         below: Key,
         floor: Key,
     ) -> Result<Option<(Key, Value)>> {
-        let _pin = self.pool.pin();
-        Ok(self.pool.last_below(subvol.table(), below, floor).await?)
+        Ok(self.volumes.last_below(&subvol.volume, below, floor).await?)
     }
 
     pub(crate) async fn next_ino(&self, subvol: &Subvol) -> Result<InodeNo> {

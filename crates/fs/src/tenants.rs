@@ -14,7 +14,7 @@ use std::sync::Arc;
 use copyhold_format::item::{HashKey, Place, SubvolState};
 use copyhold_pool::{Credit, IdSpace, Tier, Transaction};
 use copyhold_types::{InodeNo, SubvolId, Timestamp};
-use copyhold_volume::quota::{GroupId, Inherit};
+use copyhold_volume::quota::{GroupId, Inherit, Ledger, QuotaError, Rows};
 use copyhold_volume::{Leaving, NewSubvol, Volumes};
 use futures_util::future::join_all;
 
@@ -183,6 +183,44 @@ impl Filesystem {
             self.resume(&subvol).await?;
         }
         Ok(())
+    }
+
+    /// Turns simple quotas on: what is written from now on counts, whoever was there before (R25).
+    pub async fn enable_quotas(self: &Arc<Self>) -> Result<()> {
+        self.writable()?;
+        self.volumes.enable_quotas(self.quota_credit().await?).await?;
+        for subvol in self.volumes.list() {
+            if !subvol.is_dying() && self.volumes.is_outdated(&subvol) {
+                self.renew(&subvol).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Turns quotas off; groups, limits and relations are lost.
+    pub async fn disable_quotas(self: &Arc<Self>) -> Result<()> {
+        self.writable()?;
+        self.volumes.disable_quotas(self.quota_credit().await?)?;
+        Ok(())
+    }
+
+    /// Makes a change of groups or limits.
+    pub async fn change_quotas(
+        self: &Arc<Self>,
+        change: impl FnOnce(&Ledger) -> std::result::Result<Rows, QuotaError>,
+    ) -> Result<()> {
+        self.writable()?;
+        self.volumes.change_quotas(self.quota_credit().await?, change)?;
+        Ok(())
+    }
+
+    /// Lets a subvolume stamp an epoch that quotas count.
+    pub(crate) async fn renew(&self, subvol: &copyhold_volume::Subvol) -> Result<()> {
+        Ok(self.volumes.renew(subvol, self.quota_credit().await?).await?)
+    }
+
+    async fn quota_credit(&self) -> Result<Credit> {
+        self.credit(Tier::Delete, Volumes::LIFE_EDITS, Volumes::LIFE_BYTES).await
     }
 
     /// Waits until nothing of these subvolumes, or of all, is left to be given back.

@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use common::*;
-use copyhold_fs::{Caller, Filesystem, FsError, NodeId, OpenFlags};
+use copyhold_fs::{Caller, Filesystem, FsError, NodeId, OpenFlags, SetAttr};
 use copyhold_types::{InodeNo, SubvolId};
+use copyhold_volume::quota::{GroupId, Ledger, LimitKind};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
@@ -109,6 +110,106 @@ fn an_entry_of_a_subvolume_counts_only_where_its_record_says() {
         fs.delete_subvolume(ROOT, b"t", None).await.unwrap();
         fs.sync_subvolumes(&[]).await.unwrap();
         assert_eq!(fs.subvolumes().len(), 1);
+        world.close(fs).await;
+    });
+}
+
+const MIB: u64 = 1 << 20;
+
+async fn data_of(fs: &Arc<Filesystem>, subvol: SubvolId) -> u64 {
+    fs.volumes().finish_background().await.unwrap();
+    fs.sync().await.unwrap();
+    fs.volumes().ledger().show_group(GroupId::of(subvol)).unwrap().data
+}
+
+/// The rows of the reference, section 7, that a container host meets first.
+#[test]
+fn an_extent_is_charged_to_its_creator_until_its_last_reference_goes() {
+    let world = World::new(3, 32768);
+    world.run(async {
+        let fs = world.open().await;
+        let old = subvolume(&fs, "old").await;
+        let node = file(&fs, root_of(old), "f").await;
+        write(&fs, node, 0, &pattern(9, MIB as usize)).await;
+        fs.sync().await.unwrap();
+        fs.enable_quotas().await.unwrap();
+        assert_eq!(data_of(&fs, old).await, 0, "what was there before is not counted");
+        write(&fs, node, 0, &pattern(8, 64 << 10)).await;
+        assert_eq!(data_of(&fs, old).await, 64 << 10);
+
+        let a = subvolume(&fs, "a").await;
+        let node = file(&fs, root_of(a), "f").await;
+        write(&fs, node, 0, &pattern(1, MIB as usize)).await;
+        let s = snapshot(&fs, a, "s", true).await;
+        assert_eq!((data_of(&fs, a).await, data_of(&fs, s).await), (MIB, 0));
+        write(&fs, node, 0, &pattern(2, 512 << 10)).await;
+        assert_eq!((data_of(&fs, a).await, data_of(&fs, s).await), (MIB + MIB / 2, 0));
+        fs.unlink(root_of(a), b"f").await.unwrap();
+        fs.release(node);
+        fs.forget(node, 1);
+        assert_eq!((data_of(&fs, a).await, data_of(&fs, s).await), (MIB, 0));
+        fs.delete_subvolume(ROOT, b"a", None).await.unwrap();
+        assert_eq!(data_of(&fs, a).await, MIB, "a tombstone pays for what the snapshot holds");
+        fs.delete_subvolume(ROOT, b"s", None).await.unwrap();
+        fs.volumes().finish_background().await.unwrap();
+        fs.sync().await.unwrap();
+        fs.volumes().finish_background().await.unwrap();
+        let gone = fs.volumes().ledger().show_group(GroupId::of(a));
+        assert!(gone.is_err(), "it went with its last byte: {gone:?}");
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn a_tenant_at_its_limit_is_refused_and_can_still_tidy_up() {
+    let world = World::new(4, 32768);
+    world.run(async {
+        let fs = world.open().await;
+        fs.enable_quotas().await.unwrap();
+        let (a, b) = (subvolume(&fs, "a").await, subvolume(&fs, "b").await);
+        let limit = |bytes| {
+            let fs = fs.clone();
+            async move {
+                let group = GroupId::of(a);
+                let change = |ledger: &Ledger| ledger.limit(group, LimitKind::Referenced, bytes);
+                fs.change_quotas(change).await.unwrap();
+            }
+        };
+        limit(Some(4 * MIB)).await;
+        let mut files = Vec::new();
+        let refused = loop {
+            let name = format!("f{}", files.len());
+            let node = file(&fs, root_of(a), &name).await;
+            files.push(name);
+            let wrote = fs.write(node, 0, &pattern(3, 256 << 10), Default::default()).await;
+            fs.release(node);
+            match wrote {
+                Ok(()) => fs.sync().await.unwrap(),
+                Err(refused) => break refused,
+            }
+            assert!(files.len() < 20);
+        };
+        assert!(matches!(refused, FsError::Quota(_)), "{refused:?}");
+        assert!(files.len() > 12, "{} files of 256 KiB under 4 MiB", files.len());
+        assert!(fs.statfs_of(root_of(a)).blocks_available < 256);
+        assert!(fs.statfs_of(root_of(b)).blocks_available > 10_000);
+        let other = file(&fs, root_of(b), "f").await;
+        write(&fs, other, 0, &pattern(3, 3 * MIB as usize)).await;
+        let first = fs.lookup(root_of(a), b"f0").await.unwrap().node;
+        fs.setattr(&Caller::ROOT, first, &SetAttr { mode: Some(0o600), ..SetAttr::default() })
+            .await
+            .unwrap();
+        fs.rename(&Caller::ROOT, root_of(a), b"f0", root_of(a), b"g", Default::default())
+            .await
+            .unwrap();
+        for name in &files[1..5] {
+            let node = fs.lookup(root_of(a), name.as_bytes()).await.unwrap().node;
+            fs.unlink(root_of(a), name.as_bytes()).await.unwrap();
+            fs.forget(node, 2);
+        }
+        let again = file(&fs, root_of(a), "again").await;
+        write(&fs, again, 0, &pattern(4, 512 << 10)).await;
+        fs.sync().await.unwrap();
         world.close(fs).await;
     });
 }
