@@ -214,6 +214,56 @@ fn a_tenant_at_its_limit_is_refused_and_can_still_tidy_up() {
     });
 }
 
+#[test]
+fn copied_ranges_share_their_blocks_and_part_when_either_side_writes() {
+    let world = World::new(5, 32768);
+    world.run(async {
+        let fs = world.open().await;
+        fs.enable_quotas().await.unwrap();
+        let (a, b) = (subvolume(&fs, "a").await, subvolume(&fs, "b").await);
+        let len = 3 * MIB as usize + 1234;
+        let from = file(&fs, root_of(a), "f").await;
+        write(&fs, from, 0, &pattern(1, len)).await;
+        let to = file(&fs, root_of(b), "g").await;
+        let near = file(&fs, root_of(a), "h").await;
+        let mut copied = 0;
+        while copied < len as u64 {
+            let left = len as u64 - copied;
+            copied += fs.copy_file_range(from, copied, to, copied, left).await.unwrap();
+        }
+        assert_eq!(fs.copy_file_range(from, 4096, near, 8192, 40_000).await.unwrap(), 40_000);
+        assert_eq!(data_of(&fs, b).await, 0, "who wrote it pays");
+        let whole = (len as u64).div_ceil(4096) * 4096;
+        assert_eq!(data_of(&fs, a).await, whole + 4096, "the last block of one copy is not whole");
+        write(&fs, to, 100_000, &pattern(2, 5000)).await;
+        write(&fs, from, 0, &pattern(3, 20_000)).await;
+        let (mut in_a, mut in_b) = (pattern(1, len), pattern(1, len));
+        let mut in_h = vec![0; 8192];
+        in_h.extend_from_slice(&in_b[4096..44_096]);
+        in_b[100_000..105_000].copy_from_slice(&pattern(2, 5000));
+        in_a[..20_000].copy_from_slice(&pattern(3, 20_000));
+        for _ in 0..2 {
+            assert!(read(&fs, to, 0, 1 << 23).await == in_b);
+            assert!(read(&fs, from, 0, 1 << 23).await == in_a);
+            assert!(read(&fs, near, 0, 1 << 23).await == in_h);
+            fs.sync().await.unwrap();
+            fs.pool().flush_all().await.unwrap();
+        }
+        for (node, dir, name) in [(from, a, "f"), (near, a, "h")] {
+            fs.unlink(root_of(dir), name.as_bytes()).await.unwrap();
+            fs.release(node);
+            fs.forget(node, 1);
+        }
+        assert!(read(&fs, to, 0, 1 << 23).await == in_b);
+        assert!(data_of(&fs, a).await > 2 * MIB, "it pays for what the copy holds");
+        fs.unlink(root_of(b), b"g").await.unwrap();
+        fs.release(to);
+        fs.forget(to, 1);
+        assert_eq!((data_of(&fs, a).await, data_of(&fs, b).await), (0, 0));
+        world.close(fs).await;
+    });
+}
+
 type Files = BTreeMap<String, Vec<u8>>;
 
 struct History {
@@ -252,6 +302,7 @@ impl History {
             }
             30..36 => fs.sync().await.unwrap(),
             36..40 => fs.pool().flush_all().await.unwrap(),
+            50..58 => self.copy(fs).await,
             40..50 => drop(fs.volumes().background_step().await.unwrap()),
             _ => {
                 let (id, name) = (self.any(), format!("f{}", self.below(4)));
@@ -265,6 +316,29 @@ impl History {
                 file[at..at + len].copy_from_slice(&data);
             }
         }
+    }
+
+    /// Copies a file's content to another file, of any subvolume.
+    async fn copy(&mut self, fs: &Arc<Filesystem>) {
+        let (from, to) = (self.any(), self.any());
+        let (name, new_name) = (format!("f{}", self.below(4)), format!("f{}", self.below(4)));
+        let Some(bytes) = self.live[&from].1.get(&name).cloned() else { return };
+        if (from, &name) == (to, &new_name) {
+            return;
+        }
+        let at = self.below(3) * 4096;
+        let source = fs.lookup(root_of(from), name.as_bytes()).await.unwrap().node;
+        let target = file(fs, root_of(to), &new_name).await;
+        let mut done = 0;
+        while done < bytes.len() as u64 {
+            let left = bytes.len() as u64 - done;
+            done += fs.copy_file_range(source, done, target, at + done, left).await.unwrap();
+        }
+        fs.release(target);
+        let file = self.live.get_mut(&to).expect("it lives").1.entry(new_name).or_default();
+        let at = at as usize;
+        file.resize(file.len().max(at + bytes.len()), 0);
+        file[at..at + bytes.len()].copy_from_slice(&bytes);
     }
 
     async fn born(&mut self, fs: &Arc<Filesystem>, of: Option<SubvolId>, read_only: bool) {

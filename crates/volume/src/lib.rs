@@ -31,5 +31,6 @@ mod walk;
 pub use birth::{NewSubvol, Numbers};
 pub use deletion::Leaving;
 pub use error::VolumeError;
+pub use reflink::Unread;
 pub use steady::Steady;
 pub use volumes::{Subvol, Volumes};
