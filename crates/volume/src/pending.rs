@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use copyhold_format::item::{PENDING, PendingItem};
-use copyhold_pool::{Cached, Pool, Tier, Transaction, Value};
+use copyhold_pool::{Cached, Credit, Pool, Tier, Transaction, Value};
 use copyhold_types::{EpochId, Key};
 
 use crate::error::{Result, VolumeError};
@@ -24,9 +24,11 @@ pub(crate) const RELEASES_PER_STEP: usize = 64;
 const LEVELS_PER_STEP: u32 = 64;
 /// How often what is missing is read before a step does without.
 const TRIES: usize = 4;
-/// Edits and bytes that one release of a step may come to.
-const EDITS: usize = 6;
-const BYTES: usize = 48;
+/// Bytes of an edit of deadlists, shares and pending releases, and of a step's records.
+const EDIT_BYTES: usize = 48;
+const RECORD_BYTES: usize = 512;
+/// Should somebody else's releases change what a step comes to, while it waits for credit.
+const SPARE_EDITS: usize = 32;
 
 /// Pending releases of one family.
 type Batch = (Arc<FamilyCell>, Vec<(Key, Release)>);
@@ -60,7 +62,8 @@ impl Volumes {
         Ok(any)
     }
 
-    /// Applies `tx` together with what the releases come to.
+    /// Applies `tx` together with what the releases come to. Credit is for just that: a step that
+    /// frees must not want the space of one that buries (R21).
     pub(crate) async fn release_step(
         &self,
         family: &FamilyCell,
@@ -68,25 +71,38 @@ impl Volumes {
         tx: Transaction,
     ) -> Result<()> {
         let mut tx = Some(tx);
+        let mut held: Option<(usize, Credit)> = None;
         for attempt in 0.. {
-            let missing = {
-                let edits = tx.as_ref().map_or(0, Transaction::len) + releases.len() * EDITS;
-                let credit = self.pool.admit(Tier::DeleteSubvolume, edits, edits * BYTES).await?;
+            let (missing, wanted) = {
                 let tree = family.tree.read();
                 let _burial = family.burial.lock();
                 let sharing = self.state.sharing.load(Ordering::Acquire);
                 let _shares = sharing.then(|| self.state.shares.lock());
                 let outcome = self.evaluate(&tree, releases)?;
-                if outcome.missing.is_empty() || attempt == TRIES {
-                    let tx = tx.take().expect("it is applied once");
-                    self.apply_decided(credit, tx, outcome, None)?;
-                    return Ok(());
+                if !outcome.missing.is_empty() && attempt < TRIES {
+                    (outcome.missing, None)
+                } else {
+                    let others = tx.as_ref().map_or(0, Transaction::len);
+                    let edits = others + outcome.edits.len() + outcome.pending.len();
+                    let enough = held.take().filter(|(of, _)| *of >= edits);
+                    let credit = enough.map(|(_, credit)| credit);
+                    let (tier, bytes) = (Tier::DeleteSubvolume, bytes_of(edits));
+                    if let Some(credit) = credit.or_else(|| self.pool.try_admit(tier, edits, bytes))
+                    {
+                        let tx = tx.take().expect("it is applied once");
+                        self.apply_decided(credit, tx, outcome, None)?;
+                        return Ok(());
+                    }
+                    (BTreeSet::new(), Some(edits + SPARE_EDITS))
                 }
-                outcome.missing
             };
             fetch(&self.pool, &missing).await?;
+            if let Some(edits) = wanted {
+                let credit = self.pool.admit(Tier::DeleteSubvolume, edits, bytes_of(edits)).await?;
+                held = Some((edits, credit));
+            }
         }
-        unreachable!("the last attempt returns")
+        unreachable!("a step is tried until it is applied")
     }
 
     fn evaluate(&self, tree: &Family, releases: &[Release]) -> Result<Outcome> {
@@ -116,6 +132,10 @@ impl Volumes {
     pub(crate) async fn fetch_missing(&self, missing: &BTreeSet<Missing>) -> Result<()> {
         fetch(&self.pool, missing).await
     }
+}
+
+fn bytes_of(edits: usize) -> usize {
+    edits * EDIT_BYTES + RECORD_BYTES
 }
 
 fn pending_of(holder: EpochId) -> (Key, Key) {

@@ -133,6 +133,35 @@ fn what_a_clone_alone_had_is_free_when_it_is_gone() {
 }
 
 #[test]
+fn a_full_pool_lets_subvolumes_go() {
+    let mut world = world(13);
+    fill(&mut world, SubvolId::ROOT, 40);
+    let snapshot = world.snapshot_in_root(SubvolId::ROOT);
+    fill(&mut world, SubvolId::ROOT, 40);
+    let before = used(&mut world);
+    let pool = world.pool().clone();
+    // All that ordinary writes may have is somebody else's.
+    let mut blocks = pool.space().free;
+    let hog = loop {
+        match pool.try_reserve(blocks, Tier::Write) {
+            Some(hog) => break hog,
+            None => blocks -= 1,
+        }
+    };
+    assert!(pool.try_reserve(1, Tier::Write).is_none());
+    let subvol = world.volumes.subvol(snapshot).unwrap();
+    assert!(world.delete_one(&subvol));
+    drop(subvol);
+    let after = used(&mut world);
+    assert!(world.volumes.dying().is_empty(), "R21: a deletion has a way");
+    assert!(after + 100 < before, "{before} blocks before, {after} after");
+    drop(hog);
+    world.compare();
+    world.recount();
+    world.close();
+}
+
+#[test]
 fn what_cannot_be_is_refused_and_changes_nothing() {
     let mut world = world(10);
     fill(&mut world, SubvolId::ROOT, 5);
