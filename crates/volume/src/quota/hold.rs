@@ -50,6 +50,8 @@ pub enum Tier {
     Write,
     /// What tidies up or barely adds: unlink, truncate down, punch, chmod, rename. May go over a
     /// limit by 1 MiB and a 64th of it: more than all leaves that map a full subvolume's data take.
+    /// Where more than the limit is in use already, since that was set below it or something was
+    /// inherited, as much over that: whoever is over a limit can always tidy up.
     Tidy,
 }
 
@@ -57,11 +59,14 @@ impl Tier {
     const TIDY_MIN: i64 = 1 << 20;
     const TIDY_PART: i64 = 64;
 
-    /// Bytes beyond `limit`.
-    pub(super) fn slack(self, limit: i64) -> i64 {
+    /// Bytes beyond `limit`, where `used` bytes are in use.
+    pub(super) fn slack(self, limit: i64, used: i64) -> i64 {
         match self {
             Tier::Write => 0,
-            Tier::Tidy => Self::TIDY_MIN + limit / Self::TIDY_PART,
+            Tier::Tidy => {
+                let over = used.saturating_sub(limit).max(0);
+                Self::TIDY_MIN + limit / Self::TIDY_PART + over
+            }
         }
     }
 }

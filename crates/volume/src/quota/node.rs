@@ -157,6 +157,11 @@ impl Node {
         self.load.count()
     }
 
+    /// What is in use, without what is only promised or estimated.
+    fn settled(&self) -> i64 {
+        self.load() - self.reserved.load(Relaxed) - self.unflushed.load(Relaxed)
+    }
+
     /// Changes counters, whatever the limits say.
     pub(super) fn add(&self, change: &Sums, share: Share) {
         if share == Share::Member {
@@ -191,7 +196,7 @@ impl Node {
         let bytes = wanted.bytes() as i64;
         let (inodes, snapshots) = (wanted.inodes as i64, wanted.snapshots as i64);
         if bytes != 0 {
-            let slack = tier.slack(self.load.limit());
+            let slack = tier.slack(self.load.limit(), self.settled());
             let taken = self.load.take(bytes, slack);
             let before = taken.map_err(|_| self.exceeded(Resource::Bytes, wanted))?;
             self.keep_promise(before, before + bytes);
@@ -214,7 +219,7 @@ impl Node {
             let limit = gate.limit().saturating_add(slack);
             wanted == 0 || gate.count().saturating_add(wanted as i64) <= limit
         };
-        let slack = tier.slack(self.load.limit());
+        let slack = tier.slack(self.load.limit(), self.settled());
         if !fits(&self.load, wanted.bytes(), slack) {
             Err(self.exceeded(Resource::Bytes, wanted))
         } else if !fits(&self.inodes, wanted.inodes, 0) {

@@ -277,10 +277,12 @@ impl World {
         let nodes = holders.into_iter().chain([subvol]).map(zero).chain(groups);
         let refuses = |id: &GroupId| {
             let limits = self.limits(*id);
-            let [load, inodes, snapshots] = sums.get(id).map_or([0; 3], |(_, gates)| *gates);
+            let (own, gates) = sums.get(id).copied().unwrap_or_default();
+            let [load, inodes, snapshots] = gates;
+            let settled = load - own.reserved - own.unflushed;
             let slack = |limit: u64| match tier {
                 Tier::Write => 0,
-                Tier::Tidy => (1 << 20) + limit / 64,
+                Tier::Tidy => (1 << 20) + limit / 64 + settled.saturating_sub(limit),
             };
             let bytes = wanted.data + wanted.metadata;
             let over = |count: u64, wanted: u64, limit: Option<u64>| {
