@@ -322,8 +322,8 @@ impl Operations for Adapter {
         self.fs.fsyncdir(known(node)?).await.map_err(errno)
     }
 
-    async fn statfs(&self, _: Caller, _: NodeId) -> Reply<Statfs> {
-        let found = self.fs.statfs();
+    async fn statfs(&self, _: Caller, node: NodeId) -> Reply<Statfs> {
+        let found = self.fs.statfs_of(known(node)?);
         Ok(Statfs {
             blocks: found.blocks,
             free: found.blocks_free,

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
+use rustix::fs::Mode;
 use serde_json::json;
 
 use crate::control::Control;
@@ -148,12 +149,19 @@ impl Verb {
 impl Create {
     fn run(self, report: Report) -> Result<(), Failure> {
         let entry = Entry::new(&self.path)?;
-        let question = Question::Create { name: entry.name(), groups: self.groups };
+        let question = Question::Create { name: entry.name(), umask: umask(), groups: self.groups };
         let made: u32 = entry.open()?.put(&question)?;
         let path = entry.path().display().to_string();
         let text = || format!("made subvolume {made} at {path}\n");
         report.show(&json!({ "id": made, "path": path }), text)
     }
+}
+
+/// What whoever started this process withholds. It can only be asked by setting another one.
+fn umask() -> u32 {
+    let mine = rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    rustix::process::umask(mine);
+    mine.bits() & 0o777
 }
 
 impl Delete {

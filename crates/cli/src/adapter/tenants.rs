@@ -143,7 +143,8 @@ impl<T: Tenants> Desk<'_, T> {
         let by = asker(self.by, None);
         let ids = |groups: &[Group]| groups.iter().map(|group| group.0).collect::<Vec<GroupId>>();
         match question {
-            Question::Create { name, groups } => {
+            Question::Create { name, umask, groups } => {
+                let by = copyhold_fs::Caller { umask, ..by };
                 self.may_change(&[self.node], !groups.is_empty()).await?;
                 let groups = ids(&groups);
                 let place = Place { by: &by, parent: self.node, name: &name, groups: &groups };

@@ -20,6 +20,8 @@ pub(crate) enum Question {
     /// Makes a subvolume in this directory.
     Create {
         name: Vec<u8>,
+        /// Permissions that nobody gets.
+        umask: u32,
         groups: Vec<Group>,
     },
     /// Snapshots a subvolume, named by its root's number, into this directory.
@@ -279,7 +281,7 @@ mod tests {
     fn a_question_survives_the_way_and_an_unknown_one_is_refused() {
         let groups = vec!["1/7".parse().unwrap()];
         let questions = [
-            Question::Create { name: vec![0xff, b'a'], groups: groups.clone() },
+            Question::Create { name: vec![0xff, b'a'], umask: 0o22, groups: groups.clone() },
             Question::Snapshot { source: 1 << 36 | 1, name: vec![b'b'], read_only: true, groups },
             Question::Subvolume,
             Question::Groups { after: u64::MAX },

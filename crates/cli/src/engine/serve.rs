@@ -111,11 +111,8 @@ fn open(machine: &Machine, path: &Path, options: &Options) -> Result<Arc<Filesys
             tracing::warn!("the pool can only be read: {why}");
         }
         let fs = Filesystem::open(pool, settings).await?;
-        if fs.pool().read_only().is_none()
-            && !read_only
-            && let Err(refusal) = tenants::renew(&fs).await
-        {
-            tracing::error!("quotas do not count everything: {}", refusal.message);
+        if !read_only && fs.pool().read_only().is_none() {
+            tenants::count_all(&fs).await?;
         }
         Ok(fs)
     })

@@ -6,7 +6,7 @@
 mod filesystem;
 mod paths;
 
-pub(crate) use filesystem::renew;
+pub(crate) use filesystem::count_all;
 
 use std::future::Future;
 

@@ -3,6 +3,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
+use copyhold_fs::Caller as By;
 use parking_lot::Mutex;
 
 use super::*;
@@ -41,7 +42,8 @@ impl Tenants for Fake {
     }
 
     async fn create(&self, place: Place<'_>) -> Answer<SubvolId> {
-        self.did(format!("create in {} for {}", place.parent, place.by.uid));
+        let By { uid, umask, .. } = place.by;
+        self.did(format!("create in {} for {uid}, umask {umask:o}", place.parent));
         Ok(SubvolId(42))
     }
 
@@ -129,7 +131,7 @@ fn refused(told: &Value, code: &str, says: &str) {
 }
 
 fn create() -> Question {
-    Question::Create { name: b"new".to_vec(), groups: vec![] }
+    Question::Create { name: b"new".to_vec(), umask: 0o27, groups: vec![] }
 }
 
 fn snapshot() -> Question {
@@ -149,7 +151,7 @@ fn root_changes_everything_and_the_kernel_forgets_the_entry() {
     assert_eq!((told, entry), (json!({"answer": 42}), Some(b"new".to_vec())));
     assert_eq!(ask(&fake, rules(false), 0, at(1, 5), snapshot()), json!({"answer": 43}));
     assert_eq!(ask(&fake, rules(false), 0, at(1, 5), delete("sub")), json!({"answer": 7}));
-    let done = ["create in 1/5 for 0", "snapshot 7", "delete, heir None"];
+    let done = ["create in 1/5 for 0, umask 27", "snapshot 7", "delete, heir None"];
     assert_eq!(*fake.done.lock(), done);
 }
 
@@ -187,7 +189,7 @@ fn owners_cannot_leave_their_limits() {
     let (name, groups) = (b"new".to_vec(), vec![group]);
     let heir = Some(at(7, 1).raw());
     for question in [
-        Question::Create { name: name.clone(), groups: groups.clone() },
+        Question::Create { name: name.clone(), umask: 0, groups: groups.clone() },
         Question::Snapshot { source: at(7, 1).raw(), name, read_only: false, groups },
         Question::Delete { name: b"sub".to_vec(), heir },
     ] {

@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use copyhold_format::item::GroupId;
 use copyhold_fs::{Filesystem, FsError, NodeId, SubvolInfo};
-use copyhold_pool::{Credit, Tier};
 use copyhold_types::SubvolId;
-use copyhold_volume::quota::{GroupState, GroupUse, LimitKind, QuotaError};
-use copyhold_volume::{VolumeError, Volumes};
+use copyhold_volume::quota::{GroupState, GroupUse, Ledger, LimitKind, QuotaError};
+use copyhold_volume::{Subvol, Volumes};
 
 use super::paths::Paths;
 use super::{Answer, Place, Tenants};
@@ -18,11 +17,6 @@ use crate::control::wire::{
 };
 use crate::failure::chain;
 use crate::moment::rfc3339;
-
-/// Relations that one clearing ends, at most.
-const CLEAR_EDITS: usize = 64;
-/// A relation's record.
-const RELATION_BYTES: usize = 32;
 
 impl Tenants for Arc<Filesystem> {
     async fn owner(&self, node: NodeId) -> Answer<u32> {
@@ -82,43 +76,30 @@ impl Tenants for Arc<Filesystem> {
     }
 
     async fn room(&self, node: NodeId) -> Answer<Room> {
-        let (pool, ledger) = (self.statfs(), self.volumes().ledger());
-        let bytes = |blocks: u64| blocks * u64::from(pool.block_bytes);
-        let (group, subvol) = (GroupId::of(node.subvol), node.subvol);
-        let free = bytes(pool.blocks_available).saturating_sub(ledger.kept_for_others(subvol));
-        let left = ledger.available(subvol);
-        let available = left.map_or(free, |left| left.min(free));
-        let used = match ledger.show_group(group) {
-            Ok(group) if left.is_some() => group.referenced,
-            _ => bytes(pool.blocks - pool.blocks_free),
-        };
-        let files = ledger.available_inodes(subvol);
+        let (pool, own) = (self.statfs(), self.statfs_of(node));
+        let bytes = |blocks: u64| blocks * u64::from(own.block_bytes);
         Ok(Room {
-            subvolume: subvol.0,
-            size_bytes: used + available,
-            used_bytes: used,
-            available_bytes: available,
-            inodes_available: files.map_or(pool.files_free, |left| left.min(pool.files_free)),
-            limited: left.is_some_and(|left| left < free),
+            subvolume: node.subvol.0,
+            size_bytes: bytes(own.blocks),
+            used_bytes: bytes(own.blocks.saturating_sub(own.blocks_free)),
+            available_bytes: bytes(own.blocks_available),
+            inodes_available: own.files_free,
+            limited: own.blocks_available < pool.blocks_available,
         })
     }
 
     async fn quota_enable(&self, simple: bool) -> Answer<()> {
-        let volumes = self.volumes();
         if !simple {
-            return volumes.ledger().enable_full().map(drop).map_err(quota);
+            return self.volumes().ledger().enable_full().map(drop).map_err(quota);
         }
-        let credit = credit(self, 0).await?;
-        volumes.enable_quotas(credit).await.map_err(volume)?;
-        renew(self).await
+        self.enable_quotas().await.map_err(refused)
     }
 
     async fn quota_disable(&self) -> Answer<()> {
-        if !self.volumes().ledger().is_on() {
-            return Ok(());
+        match self.volumes().ledger().is_on() {
+            true => self.disable_quotas().await.map_err(refused),
+            false => Ok(()),
         }
-        let credit = credit(self, 0).await?;
-        self.volumes().disable_quotas(credit).map(drop).map_err(volume)
     }
 
     async fn quota_status(&self) -> Answer<QuotaStatus> {
@@ -154,61 +135,37 @@ impl Tenants for Arc<Filesystem> {
     }
 
     async fn regroup(&self, change: &GroupChange) -> Answer<()> {
-        let (volumes, change) = (self.volumes(), change.clone());
-        let free = self.statfs();
-        let free = free.blocks_available * u64::from(free.block_bytes);
-        let credit = credit(self, relations(self, &change)).await?;
-        let changed = volumes.change_quotas(credit, |ledger| match change {
+        let pool = self.statfs();
+        let free = pool.blocks_available * u64::from(pool.block_bytes);
+        let change = |ledger: &Ledger| match *change {
             GroupChange::Create { group } => ledger.create(group.0),
             GroupChange::Destroy { group } => ledger.destroy(group.0),
             GroupChange::Assign { child, parent } => ledger.assign(child.0, parent.0),
             GroupChange::Remove { child, parent } => ledger.remove(child.0, parent.0),
             GroupChange::Limit { group, kind, limit } => ledger.limit(group.0, of(kind), limit),
             GroupChange::Reserve { group, bytes } => ledger.reserve(group.0, bytes, free),
-        });
-        changed.map(drop).map_err(volume)
+        };
+        self.change_quotas(change).await.map_err(refused)
     }
 
     async fn clear_stale(&self) -> Answer<u64> {
-        let ledger = self.volumes().ledger();
-        let before = ledger.show().map_err(quota)?.len();
-        let credit = credit(self, CLEAR_EDITS).await?;
-        let cleared =
-            self.volumes().change_quotas(credit, |ledger| ledger.clear_stale(CLEAR_EDITS / 2));
-        cleared.map_err(volume)?;
-        Ok(before.saturating_sub(ledger.show().map_err(quota)?.len()) as u64)
+        let shown = || self.volumes().ledger().show().map_err(quota);
+        let before = shown()?.len();
+        let clear = |ledger: &Ledger| ledger.clear_stale(Volumes::LIFE_EDITS / 2);
+        self.change_quotas(clear).await.map_err(refused)?;
+        Ok(before.saturating_sub(shown()?.len()) as u64)
     }
 }
 
-/// Lets all subvolumes stamp epochs that quotas count, so that what is written from now on does. A
-/// crash may have come between that and the enabling.
-pub(crate) async fn renew(fs: &Filesystem) -> Answer<()> {
+/// Lets all subvolumes stamp epochs that quotas count, if they are on: a crash may have come between
+/// that and the enabling.
+pub(crate) async fn count_all(fs: &Arc<Filesystem>) -> Result<(), FsError> {
     let volumes = fs.volumes();
-    for subvol in volumes.list().into_iter().filter(|subvol| !subvol.is_dying()) {
-        if volumes.is_outdated(&subvol) {
-            let credit = credit(fs, 0).await?;
-            match volumes.renew(&subvol, credit).await {
-                Err(_) if subvol.is_dying() => {}
-                renewed => renewed.map_err(volume)?,
-            }
-        }
+    let is_outdated = |subvol: &Arc<Subvol>| !subvol.is_dying() && volumes.is_outdated(subvol);
+    match volumes.list().iter().any(is_outdated) {
+        true => fs.enable_quotas().await,
+        false => Ok(()),
     }
-    Ok(())
-}
-
-/// For a change of quotas, and for edits of so many relations besides. What tidies up may take from
-/// the reserve, and a limit is what one sets when there is no room left.
-async fn credit(fs: &Filesystem, relations: usize) -> Answer<Credit> {
-    let edits = Volumes::LIFE_EDITS + relations;
-    let bytes = Volumes::LIFE_BYTES + relations * RELATION_BYTES;
-    let credit = fs.pool().admit(Tier::Delete, edits, bytes).await;
-    credit.map_err(|error| refused(error.into()))
-}
-
-/// Relations that go with a group.
-fn relations(fs: &Filesystem, change: &GroupChange) -> usize {
-    let GroupChange::Destroy { group } = change else { return 0 };
-    fs.volumes().ledger().show_group(group.0).map_or(0, |group| group.parents.len())
 }
 
 fn of(kind: Limited) -> LimitKind {
@@ -267,10 +224,6 @@ fn group_row(group: &GroupUse, path: Option<String>) -> GroupRow {
         reserve: group.reserve,
         parents: group.parents.iter().map(|parent| Group(*parent)).collect(),
     }
-}
-
-fn volume(error: VolumeError) -> Refusal {
-    refused(error.into())
 }
 
 fn quota(error: QuotaError) -> Refusal {
