@@ -167,39 +167,39 @@ impl Filesystem {
         let mut credit = Some(self.credit(Tier::Write, edits, cost).await?);
         let mut work = Some((edit, pieces));
         loop {
-            let mut state = target.state();
-            state.expect_present()?;
-            let now = self.now();
-            let mut item = state.next_item();
-            let build = |epoch| {
-                let (mut edit, pieces) = work.take().expect("it is built once");
-                edit.remove(to..to + blocks);
-                for Piece { at, extent } in pieces {
-                    let pointer = Pointer { epoch, ..extent.pointer };
-                    edit.add(at, Extent { pointer, ..extent });
+            let unread = {
+                let mut state = target.state();
+                state.expect_present()?;
+                let now = self.now();
+                let mut item = state.next_item();
+                let build = |epoch| {
+                    let (mut edit, pieces) = work.take().expect("it is built once");
+                    edit.remove(to..to + blocks);
+                    for Piece { at, extent } in pieces {
+                        let pointer = Pointer { epoch, ..extent.pointer };
+                        edit.add(at, Extent { pointer, ..extent });
+                    }
+                    let change = edit.finish();
+                    let mut tx = Transaction::new();
+                    self.put_extents(&mut tx, target.node.ino, &change);
+                    count_blocks(&mut item, &change);
+                    item.size = item.size.max(to_offset + bytes);
+                    (item.mtime, item.ctime) = (now, now);
+                    self.put_inode(&mut tx, target.node.ino, &item);
+                    tx
+                };
+                let (from, into) = (&source.subvol.volume, &target.subvol.volume);
+                match self.volumes.try_reflink(from, into, &runs, (&mut credit, None), build)? {
+                    Ok(txg) => {
+                        state.shown.size = state.shown.size.max(item.size);
+                        (state.shown.mtime, state.shown.ctime) = (now, now);
+                        state.logged(item, txg);
+                        return Ok(bytes);
+                    }
+                    Err(unread) => unread,
                 }
-                let change = edit.finish();
-                let mut tx = Transaction::new();
-                self.put_extents(&mut tx, target.node.ino, &change);
-                count_blocks(&mut item, &change);
-                item.size = item.size.max(to_offset + bytes);
-                (item.mtime, item.ctime) = (now, now);
-                self.put_inode(&mut tx, target.node.ino, &item);
-                tx
             };
-            let (from, into) = (&source.subvol.volume, &target.subvol.volume);
-            match self.volumes.try_reflink(from, into, &runs, (&mut credit, None), build)? {
-                Ok(txg) => {
-                    state.shown.size = state.shown.size.max(item.size);
-                    (state.shown.mtime, state.shown.ctime) = (now, now);
-                    state.logged(item, txg);
-                    return Ok(bytes);
-                }
-                Err(unread) => {
-                    drop(state);
-                    self.volumes.read_shares(unread).await?;
-                }
-            }
+            self.volumes.read_shares(unread).await?;
         }
     }
 }
