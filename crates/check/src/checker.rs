@@ -1,28 +1,30 @@
 //! The check of an open pool, from the trees up to the files.
 //!
-//! Order.    Space maps; trees, by pointer, which also tells what cannot be read; subvolumes; then
-//!           the items of each subvolume, edits over bases; last, what is allocated and was not
-//!           referred to. A step leaves out what an earlier one found to be unreadable: one bad
-//!           node is one finding, not one for each item that it held.
+//! Order.    Space maps; trees, by pointer, which also tells what cannot be read, the pool's own
+//!           first, for they say whose the others are; then the items of each subvolume, edits over
+//!           bases, family by family; last, what is allocated and was not referred to. A step
+//!           leaves out what an earlier one found to be unreadable: one bad node is one finding,
+//!           not one for each item that it held.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use copyhold_format::node::PARTITION;
+use copyhold_format::node::{LINEAGE, Lineage, PARTITION};
 use copyhold_format::space_map::METASLAB;
 use copyhold_pool::Pool;
 use copyhold_space::MetaslabId;
 use copyhold_table::Table;
-use copyhold_types::{Key, NodePtr, Run, TableId};
+use copyhold_types::{BlockAddr, InodeNo, Key, NodePtr, Run, SubvolId, TableId};
 
 use crate::files::FileIndex;
 use crate::items::Items;
 use crate::problem::{Owner, Problem};
 use crate::reach::{Flaw, Reach};
 use crate::report::{Draft, Report};
+use crate::system::{Role, System};
 use crate::tree::TreeCheck;
-use crate::{Options, maps, owners, system};
+use crate::{Options, families, maps, owners};
 
 /// The state of a check.
 pub(crate) struct Checker {
@@ -32,11 +34,18 @@ pub(crate) struct Checker {
     pub(crate) reach: Reach,
     /// Ranges of keys that cannot be read, in order.
     pub(crate) lost: BTreeMap<TableId, Vec<Range<Key>>>,
-    /// Tables whose items somebody looks after.
-    pub(crate) known_tables: Vec<TableId>,
-    /// The files of each subvolume.
+    /// Nodes that cannot be read, by their first copy.
+    unreadable: BTreeSet<BlockAddr>,
+    /// The files of subvolumes, of those that there is room for ([`FILES_KEPT`]).
     pub(crate) files: Vec<FileIndex>,
+    /// Whether references are counted: something is, or may be, shared or paid for.
+    pub(crate) counting: bool,
+    /// Entries of subvolumes: holder, directory, and whose they are.
+    pub(crate) subvol_entries: Vec<(SubvolId, InodeNo, SubvolId)>,
 }
+
+/// Inodes and names that are kept for naming files that a finding of another subvolume is about.
+const FILES_KEPT: usize = 1 << 20;
 
 impl Checker {
     /// `report`: what was found before the pool was opened.
@@ -50,37 +59,55 @@ impl Checker {
             options,
             report,
             lost: BTreeMap::new(),
-            known_tables: vec![Pool::TABLES, Pool::SYSTEM],
+            unreadable: BTreeSet::new(),
             files: Vec::new(),
+            counting: false,
+            subvol_entries: Vec::new(),
         };
         maps::check(&mut checker).await;
-        for table in pool.tables() {
-            checker.tree(&table).await;
+        let (first, others): (Vec<_>, Vec<_>) =
+            pool.tables().into_iter().partition(|table| table.id() <= Pool::SYSTEM);
+        for table in &first {
+            checker.tree(table, Role::Own).await;
         }
-        system::check(&mut checker).await;
-        checker.unknown_tables().await;
+        let system = System::read(&mut checker).await;
+        for table in &others {
+            checker.tree(table, system.role(table.id())).await;
+        }
+        system.check(&mut checker).await;
+        families::check(&mut checker, &system).await;
+        system.places(&mut checker);
+        checker.unknown_tables(&system).await;
         checker.space();
         owners::find(&mut checker).await;
         let files = checker.affected_files().await;
         checker.report.finish(files)
     }
 
-    async fn tree(&mut self, table: &Table) {
+    async fn tree(&mut self, table: &Table, role: Role) {
         let mut descriptors = table.descriptors();
         descriptors.sort_by_key(|(_, descriptor)| descriptor.start);
+        let released = role.released_before(&descriptors);
         let mut check = TreeCheck {
             device: self.pool.device(),
             table: table.id(),
+            role,
+            seen: Some(&self.reach),
+            unreadable: &mut self.unreadable,
             newest: self.pool.open_txg(),
             report: &mut self.report,
             nodes: Vec::new(),
             lost: Vec::new(),
         };
-        check.partitions(&descriptors).await;
+        check.partitions(&descriptors[released..]).await;
         let (nodes, lost) = (check.nodes, check.lost);
         self.report.verified.tables += 1;
         for (ptr, level) in nodes {
-            self.refer_node(&ptr, Owner::Node { table: table.id(), level });
+            let by = Owner::Node { table: table.id(), level };
+            match role.is_inherited(ptr.epoch) {
+                true => ptr.runs().for_each(|run| self.refer_again(run, by)),
+                false => self.refer_node(&ptr, by),
+            }
         }
         if !lost.is_empty() {
             self.lost.insert(table.id(), lost);
@@ -95,7 +122,18 @@ impl Checker {
 
     /// Counts a reference, and says what is wrong with it.
     pub(crate) fn refer(&mut self, run: Run, by: Owner) {
-        for flaw in self.reach.refer(run) {
+        let flaws = self.reach.refer(run);
+        self.flaws(flaws, by);
+    }
+
+    /// The same of a reference that may be one of several.
+    pub(crate) fn refer_again(&mut self, run: Run, by: Owner) {
+        let flaws = self.reach.refer_again(run);
+        self.flaws(flaws, by);
+    }
+
+    fn flaws(&mut self, flaws: Vec<Flaw>, by: Owner) {
+        for flaw in flaws {
             self.report.add(match flaw {
                 Flaw::Outside(run, why) => Problem::Outside { run, by, why },
                 Flaw::Dangling(run) => Problem::Dangling { run, by },
@@ -110,27 +148,47 @@ impl Checker {
 
     /// The items of a table, as far as they can be read.
     pub(crate) fn items(&self, table: &Arc<Table>, range: Range<Key>) -> Items {
-        let lost = self.lost.get(&table.id()).cloned().unwrap_or_default();
-        Items::new(self.pool.clone(), table.clone(), range, &lost)
+        Items::new(self.pool.clone(), table.clone(), range, &self.lost_of(table.id()))
+    }
+
+    /// What cannot be read of a table, or of what it lies over.
+    pub(crate) fn lost_of(&self, table: TableId) -> Vec<Range<Key>> {
+        if self.lost.is_empty() {
+            return Vec::new();
+        }
+        let base = self.table(table).map_or(table, |table| families::lowest(&table).id());
+        self.lost.get(&base).cloned().unwrap_or_default()
     }
 
     pub(crate) fn is_lost(&self, table: TableId, key: Key) -> bool {
-        self.lost.get(&table).is_some_and(|lost| lost.iter().any(|range| range.contains(&key)))
+        self.lost_of(table).iter().any(|range| range.contains(&key))
+    }
+
+    /// Keeps the files of a subvolume to name them later, as long as there is room; those of one
+    /// with findings always.
+    pub(crate) fn keep(&mut self, index: FileIndex, has_findings: bool) {
+        let size = |index: &FileIndex| index.inodes.len() + index.names.len();
+        let kept: usize = self.files.iter().map(size).sum();
+        if has_findings || self.files.is_empty() || kept + size(&index) <= FILES_KEPT {
+            self.files.push(index);
+        }
     }
 
     /// What the table of tables has beside partitions and metaslabs, and tables that nobody knows.
-    async fn unknown_tables(&mut self) {
+    async fn unknown_tables(&mut self, system: &System) {
         let Some(tables) = self.table(Pool::TABLES) else { return };
         let mut items = self.items(&tables, Key::MIN..Key::MAX);
         while let Some(page) = items.next(&mut self.report).await {
-            for (key, _) in page {
-                if key.kind != PARTITION && key.kind != METASLAB {
-                    self.report.add(Problem::UnknownItem { table: Pool::TABLES, key });
+            for (key, value) in page {
+                match key.kind {
+                    PARTITION | METASLAB => {}
+                    LINEAGE => self.lineage(key, &value),
+                    _ => self.report.add(Problem::UnknownItem { table: Pool::TABLES, key }),
                 }
             }
         }
         for table in self.pool.tables() {
-            if self.known_tables.contains(&table.id()) {
+            if system.role(table.id()) != Role::Unknown {
                 continue;
             }
             let mut count = 0;
@@ -142,6 +200,18 @@ impl Checker {
                 self.report.add(Problem::UnknownTable { table: table.id(), items: count });
             }
         }
+    }
+
+    /// What a table lies over exists.
+    fn lineage(&mut self, key: Key, value: &[u8]) {
+        let why = match Lineage::parse(value) {
+            Ok(Lineage::Over(under)) if self.table(under).is_none() => {
+                format!("it lies over table {under}, which does not exist")
+            }
+            Ok(_) => return,
+            Err(error) => error.to_string(),
+        };
+        self.report.add(Problem::Table { table: TableId(key.object), why });
     }
 
     /// S1: what is allocated and was not referred to.

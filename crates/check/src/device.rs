@@ -1,5 +1,7 @@
 //! The check of a device that holds a pool which is not open: from the labels on.
 
+use std::collections::BTreeSet;
+
 use copyhold_device::DynDevice;
 use copyhold_format::node::PartitionDescriptor;
 use copyhold_format::uberblock::Uberblock;
@@ -10,6 +12,7 @@ use copyhold_types::Txg;
 
 use crate::checker::Checker;
 use crate::report::{Draft, Report};
+use crate::system::Role;
 use crate::tree::TreeCheck;
 use crate::{Options, Problem, labels, log};
 
@@ -78,6 +81,9 @@ async fn check_root(
     let mut check = TreeCheck {
         device,
         table: Pool::TABLES,
+        role: Role::Own,
+        seen: None,
+        unreadable: &mut BTreeSet::new(),
         newest: Txg::new(recovered.last).unwrap_or(Txg::FIRST),
         report,
         nodes: Vec::new(),

@@ -10,12 +10,14 @@
 //!   device    labels · uberblocks · log, in both copies        check_device
 //!   pool      space maps → trees by pointer → subvolumes       check
 //!   files     items in order → names and links → contents
+//!   families  what is held → deadlists, shares, usage
 //! ```
 //!
 //! A finding is a [`Problem`] put in words: what is damaged, how bad that is, which files it
-//! affects and what to do. Invariants are numbered where they are checked (B, S, Y, I, L).
+//! affects and what to do. Invariants are numbered where they are checked (B, E, S, Y, I, L).
 //!
-//! Memory: two bits a block of the device, 32 bytes a file; findings are bounded.
+//! Memory: three bits a block of the device, 32 bytes a file of one subvolume at a time; where
+//! something is shared, 48 bytes a run of what is (`families`); findings are bounded.
 
 #![forbid(unsafe_code)]
 
@@ -23,6 +25,7 @@ mod checker;
 mod copies;
 pub mod debug;
 mod device;
+mod families;
 mod files;
 mod items;
 mod labels;
@@ -32,6 +35,7 @@ mod meaning;
 mod owners;
 mod problem;
 mod reach;
+mod refs;
 mod report;
 mod system;
 mod tree;

@@ -1,7 +1,7 @@
 //! What problems come to: how bad, for whom, and what to do.
 
 use copyhold_pool::Pool;
-use copyhold_types::{InodeNo, TableId};
+use copyhold_types::{InodeNo, SubvolId, TableId};
 
 use crate::problem::{FileId, Owner, Problem, Severity};
 
@@ -58,6 +58,15 @@ impl Problem {
             Problem::Epoch { .. } => "epoch",
             Problem::IdMark { .. } => "id-mark",
             Problem::UnknownItem { .. } => "unknown-item",
+            Problem::Family { .. } => "family",
+            Problem::Record { .. } => "record",
+            Problem::Deadlist { .. } => "deadlist",
+            Problem::Pending { .. } => "pending",
+            Problem::Shares { .. } => "shares",
+            Problem::Origin { .. } => "origin",
+            Problem::Usage { .. } => "usage",
+            Problem::Quota { .. } => "quota",
+            Problem::SubvolumeEntry { .. } => "subvolume-entry",
             Problem::Item { .. } => "item",
             Problem::NoInode { .. } => "no-inode",
             Problem::MissingInode { .. } => "missing-inode",
@@ -88,6 +97,7 @@ impl Problem {
             | Problem::NoSubvolume { .. }
             | Problem::Subvolume { .. }
             | Problem::MapContent { .. }
+            | Problem::Family { .. }
             | Problem::Table { .. } => Fatal,
             Problem::Node { table, .. } | Problem::Layer { table, .. } if is_pools_own(*table) => {
                 Fatal
@@ -98,6 +108,7 @@ impl Problem {
             | Problem::NoInode { .. }
             | Problem::MissingInode { .. }
             | Problem::Unreachable { .. }
+            | Problem::SubvolumeEntry { .. }
             | Problem::NoTarget { .. }
             | Problem::NoInline { .. }
             | Problem::Xattr { .. }
@@ -111,7 +122,12 @@ impl Problem {
             | Problem::LayerCopy { .. }
             | Problem::MapCopy { .. } => Repairable,
             Problem::Links { said, found, .. } if said > found => Leak,
-            Problem::LabelsDiffer { .. }
+            Problem::Deadlist { said, found, .. } if said < found => Leak,
+            Problem::Shares { said, found, .. } if said > found => Leak,
+            Problem::Deadlist { .. }
+            | Problem::Shares { .. }
+            | Problem::Record { .. }
+            | Problem::LabelsDiffer { .. }
             | Problem::NodeContent { .. }
             | Problem::LayerContent { .. }
             | Problem::Dangling { .. }
@@ -129,6 +145,10 @@ impl Problem {
             | Problem::Leaked { .. }
             | Problem::Unaccounted { .. }
             | Problem::UnknownTable { .. }
+            | Problem::Pending { .. }
+            | Problem::Origin { .. }
+            | Problem::Usage { .. }
+            | Problem::Quota { .. }
             | Problem::UnlistedOrphan { .. } => Leak,
             Problem::UnknownItem { .. } | Problem::Listed { .. } | Problem::Field { .. } => {
                 Cosmetic
@@ -225,6 +245,42 @@ impl Problem {
             Problem::Epoch { .. } => {
                 format!("what is shared with snapshots is not known; {READ_ONLY}")
             }
+            Problem::Family { .. } => {
+                format!(
+                    "what snapshots share is not known, so the pool cannot be mounted; {RESTORE}"
+                )
+            }
+            Problem::Record { .. } => format!(
+                "what it says of space is not known, and what depends on it fails; {READ_ONLY}"
+            ),
+            Problem::Deadlist { said, found, .. } if said > found => format!(
+                "when the other subvolume lets go of it, it will be freed though it is still in \
+                 use; {READ_ONLY}"
+            ),
+            Problem::Shares { said, found, .. } if said < found => format!(
+                "deleting one of the files that share it destroys what the others read there; \
+                 {READ_ONLY}"
+            ),
+            Problem::Deadlist { .. } | Problem::Shares { .. } => {
+                "no file is affected; its space will not be freed with the last file that uses it"
+                    .into()
+            }
+            Problem::Pending { .. } => {
+                "no file is affected; this space is never freed, nor that of subvolumes that are \
+                 deleted and wait for it"
+                    .into()
+            }
+            Problem::Origin { .. } | Problem::Usage { .. } => {
+                "no file is affected; limits of quotas hold too early or too late. Disable quotas \
+                 and enable them again to count anew"
+                    .into()
+            }
+            Problem::Quota { .. } => {
+                "no file is affected; this relation or limit is not applied. Set it again".into()
+            }
+            Problem::SubvolumeEntry { .. } => format!(
+                "the subvolume is whole, but no path leads to it, or more than one; {READ_ONLY}"
+            ),
             Problem::IdMark { .. } => format!(
                 "the number may be given out a second time, and two things become one; {READ_ONLY}"
             ),
@@ -280,6 +336,16 @@ impl Problem {
                 "reading these {} KiB of the file gives EIO; {RESTORE}, or write them again",
                 u64::from(*blocks) * 4
             ),
+        }
+    }
+
+    /// Whether files of this subvolume may have to be named for it.
+    pub(crate) fn is_about(&self, subvol: SubvolId, table: TableId) -> bool {
+        match self.affected() {
+            Affected::Nobody => false,
+            Affected::File(file) => file.subvol == subvol,
+            Affected::Two(one, other) => one.subvol == subvol || other.subvol == subvol,
+            Affected::Inodes(of, ..) => of == table,
         }
     }
 

@@ -6,7 +6,7 @@
 use copyhold_format::item::{DIRENT, EXTENT, INLINE, INODE, SYMLINK, XATTR, XATTR_VALUE};
 use copyhold_format::node::Level;
 use copyhold_space::MetaslabId;
-use copyhold_types::{InodeNo, Key, Kind, Run, SubvolId, TableId, Txg};
+use copyhold_types::{EpochId, InodeNo, Key, Kind, Run, SubvolId, TableId, Txg};
 
 /// One end of a device, where a label area is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +52,14 @@ pub enum Owner {
         file: FileId,
         block: u64,
     },
+    /// An extent of a subvolume that is being deleted.
+    Dying {
+        subvol: SubvolId,
+    },
+    /// What an epoch has dropped, or is to drop, and may not have to itself.
+    Release {
+        holder: EpochId,
+    },
 }
 
 impl std::fmt::Display for Owner {
@@ -60,6 +68,8 @@ impl std::fmt::Display for Owner {
             Owner::Node { table, level } => write!(f, "{} of table {table}", level_name(*level)),
             Owner::Map(metaslab) => write!(f, "the space map of {metaslab}"),
             Owner::File { file, block } => write!(f, "block {block} of {file}"),
+            Owner::Dying { subvol } => write!(f, "subvolume {subvol}, which is being deleted"),
+            Owner::Release { holder } => write!(f, "what epoch {holder} is to release"),
         }
     }
 }
@@ -205,6 +215,32 @@ pub enum Problem {
     IdMark { what: &'static str, number: u64, mark: u64 },
     #[error("table {table} has an item {key} that means nothing here")]
     UnknownItem { table: TableId, key: Key },
+
+    // -- tenants --------------------------------------------------------------------------------
+    #[error("the epochs of subvolumes make up no families: epoch {epoch}: {why}")]
+    Family { epoch: EpochId, why: String },
+    #[error("the item {key} of table {table} means nothing: {why}")]
+    Record { table: TableId, key: Key, why: String },
+    #[error(
+        "epoch {epoch}'s deadlist has {run:?} {said} times; what its sibling holds and it does \
+         not comes to {found}"
+    )]
+    Deadlist { epoch: EpochId, run: Run, said: u32, found: u32 },
+    #[error("releases of epoch {holder} are pending, and cannot be decided: {why}")]
+    Pending { holder: EpochId, why: String },
+    #[error("{run:?} has {said} references beyond the first, and should have {found}")]
+    Shares { run: Run, said: u32, found: u32 },
+    #[error("{run:?} is paid for as a part of epoch {origin}, and of epoch {other}")]
+    Origin { run: Run, origin: EpochId, other: EpochId },
+    #[error("the {what} of epoch {epoch} is counted as {said} bytes, and is {found}")]
+    Usage { epoch: EpochId, what: &'static str, said: u64, found: u64 },
+    #[error("records of quotas contradict each other: {why}")]
+    Quota { why: String },
+    #[error(
+        "subvolume {subvol} is in directory {directory} of subvolume {holder}, says its record, \
+         but {why}"
+    )]
+    SubvolumeEntry { subvol: SubvolId, holder: SubvolId, directory: InodeNo, why: String },
 
     // -- files ----------------------------------------------------------------------------------
     #[error("{} of {file} (key {key}) is damaged: {why}", kind_name(&.key.kind))]

@@ -1,6 +1,7 @@
-//! Which blocks are referred to, against which are allocated: two bits a block.
+//! Which blocks are referred to, against which are allocated: three bits a block.
 //!
-//! S1  A block is allocated exactly when something refers to it, and then one thing does.
+//! S1  A block is allocated exactly when something refers to it; and then one thing does, or else
+//!     all that do are of a kind that may be shared. How often they may is `families`' business.
 //! S2  Nothing refers to a label or the log.
 
 use std::ops::Range;
@@ -44,6 +45,8 @@ pub(crate) struct Reach {
     fixed: [Range<u64>; 4],
     allocated: Blocks,
     reached: Blocks,
+    /// What refers to them may be one of many.
+    shared: Blocks,
     /// Ranges whose space map is lost, so that nothing is known to be allocated.
     unknown: Vec<Range<u64>>,
 }
@@ -59,6 +62,7 @@ impl Reach {
             fixed: [start, first, second, end],
             allocated: Blocks::new(label.blocks),
             reached: Blocks::new(label.blocks),
+            shared: Blocks::new(label.blocks),
             unknown: Vec::new(),
         };
         for run in allocated {
@@ -78,8 +82,24 @@ impl Reach {
         self.allocated.0.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// Notes a reference. What is wrong with it, as runs that are as long as possible.
+    /// Whether something refers to all of these blocks.
+    pub(crate) fn has(&self, run: Run) -> bool {
+        let is_inside = run.addr.device() == self.device && run.end() <= self.blocks;
+        is_inside && (run.addr.block()..run.end()).all(|block| self.reached.has(block))
+    }
+
+    /// Notes a reference that must be the only one.
     pub(crate) fn refer(&mut self, run: Run) -> Vec<Flaw> {
+        self.note(run, false)
+    }
+
+    /// Notes a reference that others of its kind may be beside.
+    pub(crate) fn refer_again(&mut self, run: Run) -> Vec<Flaw> {
+        self.note(run, true)
+    }
+
+    /// What is wrong with a reference, as runs that are as long as possible.
+    fn note(&mut self, run: Run, may_share: bool) -> Vec<Flaw> {
         if run.addr.device() != self.device || run.end() > self.blocks {
             return vec![Flaw::Outside(run, "it is on no device of the pool")];
         }
@@ -90,8 +110,12 @@ impl Reach {
         let mut flaws = Vec::new();
         for block in run.addr.block()..run.end() {
             let one = Run::new(BlockAddr::new(self.device, block), 1);
+            let is_shared =
+                if may_share { self.shared.insert(block) } else { self.shared.has(block) };
             if self.reached.insert(block) {
-                push(&mut flaws, Flaw::Twice(one));
+                if !(may_share && is_shared) {
+                    push(&mut flaws, Flaw::Twice(one));
+                }
             } else if !self.allocated.has(block) && !self.is_unknown(block) {
                 push(&mut flaws, Flaw::Dangling(one));
             }
@@ -185,6 +209,16 @@ mod tests {
         assert_eq!(reach.refer(run(500, 1)), [Flaw::Dangling(run(500, 1))]);
         reach.set_unknown(600..700);
         assert_eq!(reach.refer(run(650, 1)), []);
+    }
+
+    #[test]
+    fn what_may_be_shared_is_shared_with_its_kind_only() {
+        let mut reach = Reach::new(&label(), [run(200, 10)].into_iter());
+        assert_eq!(reach.refer_again(run(200, 6)), []);
+        assert_eq!(reach.refer_again(run(204, 4)), []);
+        assert!(reach.has(run(200, 8)) && !reach.has(run(200, 9)));
+        assert_eq!(reach.refer(run(207, 2)), [Flaw::Twice(run(207, 1))]);
+        assert_eq!(reach.refer_again(run(208, 1)), [Flaw::Twice(run(208, 1))]);
     }
 
     #[test]

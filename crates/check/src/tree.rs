@@ -5,7 +5,10 @@
 //! level, the table in its header, its keys (inside the range that the parent gives it, beginning
 //! at the key that the parent names), its items (as many as the parent says), and its birth. That
 //! the keys of a node ascend is what parsing it shows. Each value of a layer is an edit.
+//!
+//! A node that snapshots share is read once: who inherits it again takes what the first one found.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use copyhold_device::DynDevice;
@@ -13,12 +16,14 @@ use copyhold_format::node::{
     Child, Header, InnerView, LayerDescriptor, LeafView, Level, Node, PartitionDescriptor,
     parse_edit,
 };
-use copyhold_types::{Key, NodePtr, Purpose, TableId, Txg};
+use copyhold_types::{BlockAddr, Key, NodePtr, Purpose, TableId, Txg};
 use futures_util::stream::{self, StreamExt};
 
 use crate::copies::Copies;
 use crate::problem::Problem;
+use crate::reach::Reach;
 use crate::report::Draft;
+use crate::system::Role;
 
 /// Nodes that are read at the same time.
 const READS: usize = 8;
@@ -27,6 +32,11 @@ const READS: usize = 8;
 pub(crate) struct TreeCheck<'a> {
     pub(crate) device: &'a DynDevice,
     pub(crate) table: TableId,
+    pub(crate) role: Role,
+    /// What was read for other tables, if any were.
+    pub(crate) seen: Option<&'a Reach>,
+    /// Nodes that cannot be read, by their first copy: each table says what it lacks.
+    pub(crate) unreadable: &'a mut BTreeSet<BlockAddr>,
     /// No node was written in a later txg.
     pub(crate) newest: Txg,
     pub(crate) report: &'a mut Draft,
@@ -99,10 +109,16 @@ impl TreeCheck<'_> {
         let children: Vec<Child> = inner.iter().collect();
         let (device, range) = (self.device, &root.range);
         let why = purpose(Level::Leaf, root.in_layer);
-        let mut reads = stream::iter(children.iter().enumerate())
+        let mut found = Some(0);
+        let (seen, unread): (Vec<_>, Vec<_>) =
+            children.iter().enumerate().partition(|(_, child)| self.is_seen(&child.ptr));
+        for (_, child) in seen {
+            self.nodes.push((child.ptr, Level::Leaf));
+            found = found.map(|sum| sum + u64::from(child.items));
+        }
+        let mut reads = stream::iter(unread)
             .map(|(n, child)| async move { (n, Copies::read(device, child.ptr, why).await) })
             .buffered(READS);
-        let mut found = Some(0);
         while let Some((n, copies)) = reads.next().await {
             let child = &children[n];
             let from = if n == 0 { range.start } else { child.first };
@@ -128,6 +144,9 @@ impl TreeCheck<'_> {
         let parsed = copies.good.as_ref().map(|buf| Node::parse(buf.clone()));
         let why = match parsed {
             Some(Ok(node)) if node.level() == said.level => {
+                if self.is_seen(&said.ptr) {
+                    return Some(node);
+                }
                 self.bad_copies(said, &copies);
                 self.check_header(said, node.header());
                 if let (Node::Leaf(leaf), true) = (&node, said.in_layer) {
@@ -140,12 +159,21 @@ impl TreeCheck<'_> {
             None => copies.complaints(),
         };
         self.lost.push(said.range.clone());
+        self.unreadable.extend(said.ptr.copies.into_iter().flatten().take(1));
         let (table, from, to) = (self.table, said.range.start, said.range.end);
         self.report.add(match said.in_layer {
             true => Problem::Layer { table, from, to, why },
             false => Problem::Node { table, level: said.level, from, to, why },
         });
         None
+    }
+
+    /// Whether the node was read, and could be, for another table that has inherited it.
+    fn is_seen(&self, ptr: &NodePtr) -> bool {
+        let is_unreadable = || ptr.copies.iter().flatten().any(|at| self.unreadable.contains(at));
+        self.role.is_inherited(ptr.epoch)
+            && self.seen.is_some_and(|seen| ptr.runs().all(|run| seen.has(run)))
+            && !is_unreadable()
     }
 
     fn bad_copies(&mut self, said: &Said, copies: &Copies) {
@@ -167,7 +195,7 @@ impl TreeCheck<'_> {
     }
 
     fn check_header(&mut self, said: &Said, header: &Header) {
-        if header.table != self.table {
+        if !self.role.fits(said.ptr.epoch, header.table, self.table) {
             self.wrong(said, format!("it was written for table {}", header.table));
         }
         if header.birth > self.newest {

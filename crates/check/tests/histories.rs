@@ -56,7 +56,8 @@ impl World {
 
     async fn pool(&self) -> Arc<Pool> {
         let rt = self.rt.clone() as Rt;
-        Pool::open(rt, self.device(), OpenOptions::default()).await.unwrap()
+        let options = OpenOptions { tenants: true, ..OpenOptions::default() };
+        Pool::open(rt, self.device(), options).await.unwrap()
     }
 
     fn check(&self) -> Report {

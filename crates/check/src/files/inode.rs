@@ -12,17 +12,19 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use copyhold_format::FormatError;
 use copyhold_format::item::{
-    DIRENT, DirBucket, EXTENT, EXTENT_BLOCKS_MAX, Extent, ExtentState, INLINE, INODE, InodeFlags,
-    InodeItem, SYMLINK, XATTR, XATTR_VALUE, XATTR_VALUE_PIECE, XattrBucket, XattrValue,
-    dirent_bucket, inode_key, parse_inline, parse_symlink, xattr_bucket, xattr_piece,
+    Content, DIRENT, DIRENT_SUBVOL, DirBucket, EXTENT, EXTENT_BLOCKS_MAX, Extent, ExtentState,
+    INLINE, INODE, InodeFlags, InodeItem, SYMLINK, XATTR, XATTR_VALUE, XATTR_VALUE_PIECE,
+    XattrBucket, XattrValue, dirent_bucket, inode_key, parse_inline, parse_symlink, xattr_bucket,
+    xattr_piece,
 };
-use copyhold_types::{BLOCK_BYTES, Key};
+use copyhold_types::{BLOCK_BYTES, Key, SubvolId};
 
 use super::Walk;
 use super::data::DataJob;
 use super::index::DIRECTORY;
 use crate::checker::Checker;
 use crate::problem::{FileId, Owner, Problem};
+use crate::refs::Ref;
 
 /// Attributes that the inode must say it has, since only then they are looked for.
 const ACLS: [(&[u8], u16); 2] = [
@@ -144,7 +146,14 @@ impl Current {
         for entry in bucket.iter() {
             self.entries += 1;
             checker.report.verified.names += 1;
-            walk.index.add_name(self.file.ino, entry.ino, entry.kind);
+            if entry.kind == DIRENT_SUBVOL {
+                let (holder, directory) = (self.file.subvol, self.file.ino);
+                walk.holders.push(directory);
+                let subvol = SubvolId(entry.ino.0 as u32);
+                checker.subvol_entries.push((holder, directory, subvol));
+            } else {
+                walk.index.add_name(self.file.ino, entry.ino, entry.kind);
+            }
             let why = match () {
                 () if dirent_bucket(&walk.item.hash_key, entry.name) != key.offset => {
                     "it is under another name's hash"
@@ -221,9 +230,17 @@ impl Current {
         self.blocks += u64::from(blocks);
         self.first_extent = self.first_extent.or(Some(block));
         let run = extent.pointer.run;
-        checker.refer(run, Owner::File { file: self.file, block });
+        let (by, is_read) = (Owner::File { file: self.file, block }, checker.reach.has(run));
+        if checker.counting {
+            checker.refer_again(run, by);
+            walk.refs.push(Ref::new(Content::Data, extent.pointer, [1]));
+        } else {
+            checker.refer(run, by);
+        }
+        // What snapshots share is read once.
         if let ExtentState::Written(sums) = extent.state
             && checker.options.data
+            && !(checker.counting && is_read)
         {
             walk.jobs.push(DataJob { file: self.file, block, run, sums });
         }
@@ -241,8 +258,8 @@ impl Current {
         if block / chunk != last / chunk {
             return Some(format!("its {} blocks cross a multiple of {chunk}", extent.blocks()));
         }
-        if epoch > walk.item.epoch {
-            let now = walk.item.epoch;
+        if epoch > walk.bounds.newest {
+            let now = walk.bounds.newest;
             return Some(format!("it is of epoch {epoch}, and the subvolume is at {now}"));
         }
         (epoch.0 == 0 || origin.0 == 0).then(|| "it is of no epoch".into())
@@ -259,8 +276,8 @@ impl Current {
         }
         let Some(item) = self.item else { return };
         checker.report.verified.inodes += 1;
-        if file.ino.0 >= walk.mark && file.ino != copyhold_types::InodeNo::ROOT {
-            let (what, number, mark) = ("inode", file.ino.0, walk.mark);
+        if file.ino.0 >= walk.bounds.mark && file.ino != copyhold_types::InodeNo::ROOT {
+            let (what, number, mark) = ("inode", file.ino.0, walk.bounds.mark);
             checker.report.add(Problem::IdMark { what, number, mark });
         }
         if item.nlink == 0 && walk.orphans.contains(&file.ino.0) {

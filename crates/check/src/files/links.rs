@@ -1,7 +1,8 @@
 //! Names against inodes.
 //!
 //! L1  A name leads to an inode that exists and is of the type that the entry says.
-//! L2  An inode has as many links as names; a directory two and one for each directory in it.
+//! L2  An inode has as many links as names; a directory two and one for each directory in it, and
+//!     for each entry of a subvolume, whether it counts or not.
 //! L3  A directory but the root has one name, in the directory that it calls its parent; going up
 //!     from it one comes to the root.
 //! L4  An inode without links is on the list of orphans, and what is on the list has none.
@@ -22,7 +23,7 @@ impl Walk<'_> {
     pub(super) async fn check_links(&mut self, checker: &mut Checker) {
         self.count_subdirectories();
         self.check_names(checker).await;
-        let complete = !checker.lost.contains_key(&self.table());
+        let complete = checker.lost_of(self.table()).is_empty();
         for inode in &self.index.inodes {
             self.check_inode(checker, inode, complete);
         }
@@ -42,6 +43,11 @@ impl Walk<'_> {
             if name.kind() == DIRECTORY
                 && let Some(dir) = self.index.position(name.dir())
             {
+                self.index.inodes[dir].subdirs += 1;
+            }
+        }
+        for dir in std::mem::take(&mut self.holders) {
+            if let Some(dir) = self.index.position(dir) {
                 self.index.inodes[dir].subdirs += 1;
             }
         }

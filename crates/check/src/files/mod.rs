@@ -14,10 +14,11 @@ mod paths;
 use std::collections::BTreeSet;
 
 use copyhold_format::item::{LISTS, ORPHAN, SubvolItem, TRUNCATE, parse_truncate};
-use copyhold_types::{InodeNo, Key, SubvolId, TableId};
+use copyhold_types::{EpochId, InodeNo, Key, SubvolId, TableId};
 
 use crate::checker::Checker;
 use crate::problem::{FileId, Problem};
+use crate::refs::Ref;
 
 pub(crate) use index::FileIndex;
 
@@ -28,9 +29,12 @@ use inode::Current;
 pub(super) struct Walk<'a> {
     subvol: SubvolId,
     item: &'a SubvolItem,
-    /// Inode numbers from here on were never given out.
-    mark: u64,
+    bounds: Bounds,
     index: FileIndex,
+    /// Directories with entries of subvolumes, one for each.
+    holders: Vec<InodeNo>,
+    /// What extents refer to, if that is counted.
+    refs: Vec<Ref<1>>,
     /// The inode whose items are being read.
     current: Option<Current>,
     orphans: BTreeSet<u64>,
@@ -39,12 +43,30 @@ pub(super) struct Walk<'a> {
     jobs: Vec<DataJob>,
 }
 
-pub(crate) async fn check(checker: &mut Checker, subvol: SubvolId, item: &SubvolItem, mark: u64) {
+/// What numbers in a subvolume's items may be.
+#[derive(Clone, Copy)]
+pub(crate) struct Bounds {
+    /// Inode numbers from here on were never given out.
+    pub(crate) mark: u64,
+    /// The number that its epoch stamps, or stamped last.
+    pub(crate) newest: EpochId,
+}
+
+/// What its extents refer to is the answer, if references are counted.
+pub(crate) async fn check(
+    checker: &mut Checker,
+    subvol: SubvolId,
+    item: &SubvolItem,
+    bounds: Bounds,
+) -> Vec<Ref<1>> {
+    let before = checker.report.problems.len();
     let mut walk = Walk {
         subvol,
         item,
-        mark,
+        bounds,
         index: FileIndex::new(subvol, item.table),
+        holders: Vec::new(),
+        refs: Vec::new(),
         current: None,
         orphans: BTreeSet::new(),
         truncates: BTreeSet::new(),
@@ -60,7 +82,10 @@ pub(crate) async fn check(checker: &mut Checker, subvol: SubvolId, item: &Subvol
     walk.finish_inode(checker);
     walk.index.sort();
     walk.check_links(checker).await;
-    checker.files.push(walk.index);
+    let has_findings = checker.report.problems.len() > before
+        || checker.report.problems.iter().any(|found| found.is_about(subvol, item.table));
+    checker.keep(walk.index, has_findings);
+    walk.refs
 }
 
 impl Walk<'_> {
@@ -108,7 +133,7 @@ impl Walk<'_> {
     fn is_partly_lost(&self, checker: &Checker, ino: u64) -> bool {
         let from = Key::new(ino, copyhold_types::Kind(0), 0);
         let to = Key::new(ino + 1, copyhold_types::Kind(0), 0);
-        let lost = checker.lost.get(&self.table()).map_or(&[][..], Vec::as_slice);
+        let lost = checker.lost_of(self.table());
         lost.iter().any(|range| range.start < to && from < range.end)
     }
 }

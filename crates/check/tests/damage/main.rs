@@ -10,6 +10,7 @@ mod nodes;
 mod pool;
 mod random;
 mod space;
+mod tenants;
 
 use pool::{kinds, report, sound};
 

@@ -46,7 +46,7 @@ pub enum Stray {
 }
 
 /// Collects records, in any order.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Loader {
     keys: BTreeSet<Key>,
     status: QuotaItem,
