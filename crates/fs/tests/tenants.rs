@@ -116,6 +116,23 @@ fn an_entry_of_a_subvolume_counts_only_where_its_record_says() {
 
 const MIB: u64 = 1 << 20;
 
+/// Futures of operations move between threads.
+#[test]
+fn operations_can_move_between_threads() {
+    fn moves(_: impl Send) {}
+    let world = World::new(6, 16384);
+    world.run(async {
+        let fs = world.open().await;
+        moves(fs.copy_file_range(ROOT, 0, ROOT, 0, 0));
+        moves(fs.create_subvolume(&Caller::ROOT, ROOT, b"a", None));
+        moves(fs.snapshot(SubvolId::ROOT, ROOT, b"a", true, None));
+        moves(fs.delete_subvolume(ROOT, b"a", None));
+        moves(fs.sync_subvolumes(&[]));
+        moves(fs.enable_quotas());
+        world.close(fs).await;
+    });
+}
+
 async fn data_of(fs: &Arc<Filesystem>, subvol: SubvolId) -> u64 {
     fs.volumes().finish_background().await.unwrap();
     fs.sync().await.unwrap();
