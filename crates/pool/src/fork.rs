@@ -181,12 +181,21 @@ impl Pool {
         }
     }
 
-    /// Settles a table whose nodes are going to be given up: they stand still from then on.
+    /// Readies a table whose nodes are going to be given up: it has no edits, lies over nothing, and
+    /// stands still from then on. Its layers stay what they are.
     pub async fn retire(self: &Arc<Self>, table: TableId) -> Result<(), PoolError> {
-        self.settle(table).await?;
-        self.table(table).retire();
-        // Layers may be on their way into a base.
-        self.settle(table).await
+        let table = self.table(table);
+        loop {
+            if table.is_settled() {
+                table.retire();
+                // A merge may have begun just before.
+                if table.is_settled() {
+                    return Ok(());
+                }
+            }
+            self.settle_under(&table).await?;
+            self.flush_table(&table, false).await?;
+        }
     }
 
     /// Flushes what lies under `table` and hands it over, so that it has bases of its own.

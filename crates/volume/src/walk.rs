@@ -48,6 +48,7 @@ impl Volumes {
         let pin = self.pool.pin();
         let place = place(&table, from);
         let Found { owned, next } = match place.partition.layers.is_empty() {
+            _ if !place.has_owned(&leaf) => Found::default(),
             true => self.owned_below(&leaf, &place, from).await?,
             false => self.owned_merged(&leaf, &table, &place, from).await?,
         };
@@ -128,14 +129,13 @@ impl Volumes {
 
     /// Nodes of the partition's base and layers that the subvolume owns.
     async fn owned_nodes(&self, leaf: &Epoch, table: &Table, place: &Place) -> Vec<NodePtr> {
-        let PartitionDescriptor { start, root, layers, .. } = &place.partition;
-        let roots = root.iter().chain(layers.iter().map(|layer| &layer.root));
+        let start = place.partition.start;
         let mut owned = Vec::new();
-        if !roots.into_iter().any(|root| leaf.owns(root.epoch)) {
+        if !place.has_owned(leaf) {
             return owned;
         }
         let mut visit = |visit: NodeVisit<'_>| {
-            if visit.partition == *start && leaf.owns(visit.ptr.epoch) {
+            if visit.partition == start && leaf.owns(visit.ptr.epoch) {
                 owned.push(visit.ptr);
             }
         };
@@ -162,6 +162,13 @@ impl Volumes {
 }
 
 impl Place {
+    /// Whether anything in it can be owned.
+    fn has_owned(&self, leaf: &Epoch) -> bool {
+        let PartitionDescriptor { root, layers, .. } = &self.partition;
+        let mut roots = root.iter().chain(layers.iter().map(|layer| &layer.root));
+        roots.any(|root| leaf.owns(root.epoch))
+    }
+
     /// Nobody who reads this table after a crash meets what is gone.
     fn tell_empty(&self, table: &Table, tx: &mut Transaction) {
         let PartitionDescriptor { start, complete_to, .. } = self.partition;
