@@ -64,8 +64,8 @@ pub struct NewSubvol {
 }
 
 impl Volumes {
-    /// Obtains numbers for a new subvolume, or for a snapshot of `source`; for that, fewer unflushed
-    /// tables are made to lie over each other, if those are too many.
+    /// Obtains numbers for a new subvolume, or for a snapshot of `source`; for that, fewer
+    /// unflushed tables are made to lie over each other, if those are too many.
     pub async fn numbers(&self, source: Option<&Subvol>) -> Result<Numbers> {
         if let Some(source) = source {
             while self.pool.fork_depth(source.files()) >= FORK_DEPTH_MAX {
@@ -120,8 +120,8 @@ impl Volumes {
         Ok((subvol, txg))
     }
 
-    /// Seals what `source` is now, and lets it and a new subvolume go on from there. What the caller
-    /// has not written yet belongs to the time after. `next_inode` is a number that none of the
+    /// Seals what `source` is now, and lets it and a new subvolume go on from there. What the
+    /// caller has not written yet belongs to the time after. `next_inode` is a number that none of the
     /// source's inodes has reached.
     pub fn snapshot(
         &self,

@@ -1,11 +1,11 @@
 //! A family: the tree of epochs of subvolumes that share anything by snapshot.
 //!
 //! ```text
-//!            1 sealed                 a snapshot of subvolume A seals its epoch 1 and begins 2, A's,
-//!          ┌────┴─────┐               and 3, the snapshot B's; then one of B seals 3.
+//!            1 sealed              a snapshot of subvolume A seals its epoch 1 and begins 2, A's,
+//!          ┌────┴─────┐            and 3, the snapshot B's; then one of B seals 3.
 //!        2 A      3 sealed
-//!              ┌──────┴─────┐         What an epoch wrote between its *first* epoch and its end,
-//!            4 B          5 C         nobody outside of its subtree holds.
+//!              ┌──────┴─────┐      What an epoch wrote between its *first* epoch and its end,
+//!            4 B          5 C      nobody outside of its subtree holds.
 //! ```
 //!
 //! When the subvolume of a leaf is gone, the leaf's sibling, its *heir*, takes their parent's

@@ -2,8 +2,8 @@
 //! flush gives some up.
 //!
 //! A table of files belongs to an epoch for life. Its nodes are stamped with the number that the
-//! epoch stamps, and released by it like data: what a forked table's flush replaces may be another's
-//! still. All other tables are the pool's own.
+//! epoch stamps, and released by it like data: what a forked table's flush replaces may still be
+//! another's. All other tables are the pool's own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -25,8 +25,8 @@ impl Volumes {
         Ok(self.pool.apply(credit, tx)?)
     }
 
-    /// Turns quotas on: what begins from here on is counted. Nothing is rewritten; a subvolume takes
-    /// a new epoch when it next writes ([`Self::is_outdated`], [`Self::renew`]).
+    /// Turns quotas on: what begins from here on is counted. Nothing is rewritten; a subvolume
+    /// takes a new epoch when it next writes ([`Self::is_outdated`], [`Self::renew`]).
     pub async fn enable_quotas(&self, credit: Credit) -> Result<Txg> {
         let mut credit = Some(credit);
         loop {
