@@ -23,6 +23,8 @@ Examples:
   copyhold create /srv/pool.img --size 10G    a sparse file that grows up to 10 GiB
   copyhold mount /srv/pool.img /mnt           returns when /mnt is usable
   copyhold sync /mnt                          everything written so far is durable
+  copyhold subvolume snapshot /mnt/a /mnt/b   a clone of /mnt/a, at once
+  copyhold qgroup limit 10G 0/2 /mnt          no more than that for subvolume 2
   copyhold info /mnt                          space, state and device traffic
   copyhold umount /mnt                        returns when the pool is closed
   copyhold check /srv/pool.img                verifies every pointer and digest
@@ -117,6 +119,55 @@ mod tests {
     #[test]
     fn the_definitions_are_sound() {
         CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn verbs_of_tenants_take_their_arguments_as_btrfs_does() {
+        for line in [
+            "subvolume create -i 1/1 -i 1/2 /m/a",
+            "subvolume delete --heir /m/b /m/a /m/c",
+            "subvolume list /m",
+            "subvolume show /m/a --json",
+            "subvolume snapshot -r -i 1/1 /m/a /m/b",
+            "subvolume sync /m 5 6",
+            "property get /m/a ro",
+            "property set /m/a ro true",
+            "quota enable --simple /m",
+            "quota enable /m",
+            "quota disable /m",
+            "quota status /m",
+            "quota rescan /m",
+            "qgroup show --json --raw --sort used --sync /m",
+            "qgroup create 1/100 /m",
+            "qgroup destroy 1/100 /m",
+            "qgroup assign 0/5 1/100 /m",
+            "qgroup remove 0/5 1/100 /m",
+            "qgroup limit -e 16M 0/5 /m",
+            "qgroup limit none 0/5 /m",
+            "qgroup limit --inodes 100 0/5 /m",
+            "qgroup reserve 1G 0/5 /m",
+            "qgroup clear-stale /m",
+            "df /m/a",
+        ] {
+            let words = std::iter::once("copyhold").chain(line.split(' '));
+            assert!(CommandLine::try_parse_from(words).is_ok(), "{line}");
+        }
+        for line in [
+            "subvolume create -i 100 /m/a",
+            "subvolume create",
+            "subvolume delete",
+            "subvolume snapshot /m/a",
+            "subvolume sync /m alice",
+            "property set /m/a ro maybe",
+            "property set /m/a color true",
+            "qgroup limit lots 0/5 /m",
+            "qgroup limit -e --inodes 5 0/5 /m",
+            "qgroup assign 0/5 /m",
+            "qgroup show --sort beauty /m",
+        ] {
+            let words = std::iter::once("copyhold").chain(line.split(' '));
+            assert!(CommandLine::try_parse_from(words).is_err(), "{line}");
+        }
     }
 
     #[test]

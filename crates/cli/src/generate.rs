@@ -83,10 +83,22 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         man_pages(directory.path()).unwrap();
         completions(directory.path()).unwrap();
-        for file in ["copyhold.1", "copyhold-mount.1", "copyhold-debug-log.1", "_copyhold"] {
+        for file in [
+            "copyhold.1",
+            "copyhold-mount.1",
+            "copyhold-debug-log.1",
+            "copyhold-subvolume-snapshot.1",
+            "copyhold-property-set.1",
+            "copyhold-quota-enable.1",
+            "copyhold-qgroup-limit.1",
+            "copyhold-df.1",
+            "_copyhold",
+        ] {
             assert!(directory.path().join(file).is_file(), "{file}");
         }
         assert!(!directory.path().join("copyhold-generate.1").exists());
+        let bash = fs::read_to_string(directory.path().join("copyhold.bash")).unwrap();
+        assert!(bash.contains("clear-stale") && bash.contains("--heir"));
         let page = fs::read_to_string(directory.path().join("copyhold.1")).unwrap();
         assert!(page.contains(".SH EXIT STATUS"));
         assert!(page.contains("copy-on-write") || page.contains("Copy\\-on\\-write"));
