@@ -121,8 +121,8 @@ impl Volumes {
     }
 
     /// Seals what `source` is now, and lets it and a new subvolume go on from there. What the
-    /// caller has not written yet belongs to the time after. `next_inode` is a number that none of the
-    /// source's inodes has reached.
+    /// caller has not written yet belongs to the time after. `next_inode` is a number that none of
+    /// the source's inodes has reached.
     pub fn snapshot(
         &self,
         source: &Subvol,

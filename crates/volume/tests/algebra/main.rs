@@ -2,9 +2,10 @@
 //!
 //! The world (`world`) has real families, windows, evaluations and records, and no I/O: tables are
 //! maps, and a subvolume's tree is a map of blocks with a node for each few of them. What the
-//! plan's executable model leaves out is here: runs with counts that overlap in any way, reflinks within
-//! and across families, releases that stay pending and are taken in any order, deletion in steps
-//! with a crash after each, trees whose nodes are runs too, forked trees that are not flushed yet.
+//! plan's executable model leaves out is here: runs with counts that overlap in any way, reflinks
+//! within and across families, releases that stay pending and are taken in any order, deletion in
+//! steps with a crash after each, trees whose nodes are runs too, forked trees that are not flushed
+//! yet.
 //!
 //! After every operation (`recount`), on a copy in which all that is on its way has arrived:
 //! E1 allocated blocks are those that a live subvolume refers to; E2 usage of each origin; E6
