@@ -4,7 +4,6 @@
 //! their tables have extents.
 //!
 //! The algebra, without I/O: [`family`] is the tree of epochs, [`segment`] how deadlists and shares
-//! The algebra, without I/O: [`family`] is the tree of epochs, [`segment`] how deadlists and shares
 //! speak of blocks, [`release`] what a dropped pointer comes to. Over it, on a pool: [`Volumes`]:
 //! transactions of files (`steady`) and what they read (`read`), nodes (`nodes`), `birth`,
 //! `deletion` and its `walk`, `reflink`, and what was left for later (`pending`). Who pays:
