@@ -10,12 +10,13 @@
 //!     gets or loses the entry; its state is held while the transaction is applied.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use copyhold_format::item::{HashKey, Place, SubvolState};
 use copyhold_pool::{Credit, IdSpace, Tier, Transaction};
 use copyhold_types::{InodeNo, SubvolId, Timestamp};
 use copyhold_volume::quota::{GroupId, Inherit, Ledger, QuotaError, Rows};
-use copyhold_volume::{Leaving, NewSubvol, Volumes};
+use copyhold_volume::{Leaving, NewSubvol, VolumeError, Volumes};
 use futures_util::future::join_all;
 
 use crate::dir::{Bucket, Found, LINKS_MAX, Name, put_bucket};
@@ -28,6 +29,9 @@ use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
 const FILES_AT_ONCE: usize = 16;
 /// Rounds of installing what writers go on making dirty, before the rest is left to the source.
 const ROUNDS: usize = 3;
+
+/// How often a deletion that others work at is looked at.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// A subvolume, as it is listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -188,7 +192,16 @@ impl Filesystem {
     /// Turns simple quotas on: what is written from now on counts, whoever was there before (R25).
     pub async fn enable_quotas(self: &Arc<Self>) -> Result<()> {
         self.writable()?;
-        self.volumes.enable_quotas(self.quota_credit().await?).await?;
+        loop {
+            let credit = self.quota_credit().await?;
+            match self.volumes.enable_quotas(credit).await {
+                // Records of the time before are being swept: that is soon done.
+                Err(VolumeError::Quota(QuotaError::Clearing)) => {
+                    self.volumes.background_step().await?;
+                }
+                done => break done.map(drop)?,
+            }
+        }
         for subvol in self.volumes.list() {
             if !subvol.is_dying() && self.volumes.is_outdated(&subvol) {
                 self.renew(&subvol).await?;
@@ -227,13 +240,16 @@ impl Filesystem {
     pub async fn sync_subvolumes(self: &Arc<Self>, ids: &[SubvolId]) -> Result<()> {
         let is_meant = |id: SubvolId| ids.is_empty() || ids.contains(&id);
         loop {
-            let left = self.volumes.list().into_iter();
-            if !left.into_iter().any(|subvol| subvol.is_dying() && is_meant(subvol.id())) {
-                return Ok(());
-            }
             self.usable()?;
-            if !self.volumes.background_step().await? {
-                self.rt.sleep(std::time::Duration::from_millis(20)).await;
+            // Releases that are pending and rows of the dead, too.
+            let worked = self.volumes.background_step().await?;
+            let mut left = self.volumes.list().into_iter();
+            if left.any(|subvol| subvol.is_dying() && is_meant(subvol.id())) {
+                if !worked {
+                    self.rt.sleep(LOOK_AGAIN).await;
+                }
+            } else if !worked {
+                return Ok(());
             }
         }
     }
