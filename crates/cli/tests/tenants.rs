@@ -145,6 +145,7 @@ fn subvolumes_come_and_go_and_the_kernel_knows_at_once() {
         fs::metadata(site.path("a/file")).unwrap().ino(),
         fs::metadata(site.path("b/file")).unwrap().ino()
     );
+    site.done(&["sync", &site.at("")]);
     site.delete("a");
     assert!(!site.path("a").exists());
     assert!(!site.path("a/file").exists());
