@@ -49,7 +49,7 @@ impl Promise {
 }
 
 /// What a block of data adds to nodes, in two copies: an extent takes 11 to 25 bytes in a leaf.
-const NODES_PER_BLOCK: u64 = 64;
+const NODES_PER_BLOCK: u64 = 128;
 
 /// What `blocks` blocks of data need.
 pub(crate) fn data(blocks: u64) -> Request {

@@ -239,6 +239,7 @@ impl Filesystem {
     /// Waits until nothing of these subvolumes, or of all, is left to be given back.
     pub async fn sync_subvolumes(self: &Arc<Self>, ids: &[SubvolId]) -> Result<()> {
         let is_meant = |id: SubvolId| ids.is_empty() || ids.contains(&id);
+        let mut is_told = false;
         loop {
             self.usable()?;
             // Releases that are pending and rows of the dead, too.
@@ -248,8 +249,11 @@ impl Filesystem {
                 if !worked {
                     self.rt.sleep(LOOK_AGAIN).await;
                 }
-            } else if !worked {
+            } else if !worked && std::mem::replace(&mut is_told, true) {
                 return Ok(());
+            } else if !worked {
+                // What was given back counts with the txg; then rows of the dead can go.
+                self.pool.commit(self.pool.open_txg()).await?;
             }
         }
     }

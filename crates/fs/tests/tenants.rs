@@ -116,6 +116,28 @@ fn an_entry_of_a_subvolume_counts_only_where_its_record_says() {
 
 const MIB: u64 = 1 << 20;
 
+#[test]
+fn what_is_dirty_of_a_deleted_subvolume_keeps_nobody_waiting() {
+    let world = World::new(7, 16384);
+    world.run(async {
+        let fs = world.open().await;
+        let a = subvolume(&fs, "a").await;
+        let node = file(&fs, root_of(a), "f").await;
+        write(&fs, node, 0, &pattern(1, 100_000)).await;
+        let s = snapshot(&fs, a, "s", false).await;
+        let truncate = SetAttr { size: Some(0), ..SetAttr::default() };
+        fs.setattr(&Caller::ROOT, node, &truncate).await.unwrap();
+        write(&fs, node, 0, &pattern(2, 50_000)).await;
+        fs.delete_subvolume(ROOT, b"a", None).await.unwrap();
+        let late = fs.write(node, 0, b"x", Default::default()).await;
+        assert!(matches!(late, Err(FsError::Stale)), "{late:?}");
+        fs.sync().await.unwrap();
+        fs.sync_subvolumes(&[]).await.unwrap();
+        assert_eq!(content(&fs, root_of(s), "f").await, pattern(1, 100_000));
+        world.close(fs).await;
+    });
+}
+
 /// Futures of operations move between threads.
 #[test]
 fn operations_can_move_between_threads() {

@@ -86,7 +86,7 @@ impl Filesystem {
     ) -> Result<Vec<(Key, copyhold_pool::Value)>> {
         let ino = dir.node.ino.0;
         let (from, to) = (Key::new(ino, DIRENT, from), Key::new(ino, DIRENT, u64::MAX));
-        Ok(self.range(&dir.subvol, from, to, count).await?)
+        self.range(&dir.subvol, from, to, count).await
     }
 
     async fn show(

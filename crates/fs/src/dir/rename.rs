@@ -274,11 +274,11 @@ impl Ends<'_> {
     /// The entry of a subvolume gets another name, and that is all: its record names the directory
     /// (R39).
     fn check_subvols(&self) -> Result<()> {
-        let stays = self.from.dir.node == self.to.dir.node && self.target.is_none();
+        let only_renames =
+            self.from.dir.node == self.to.dir.node && self.target.is_none() && !self.flags.whiteout;
         let is_root = |inode: &InodeRef| inode.is_subvol_root() || inode.is_placeholder();
-        match is_root(&self.source) && !(stays && !self.flags.whiteout)
-            || self.target.as_ref().is_some_and(is_root)
-        {
+        let concerned = is_root(&self.source) || self.target.as_ref().is_some_and(is_root);
+        match concerned && !only_renames {
             true => Err(FsError::Busy("a subvolume is renamed within its directory")),
             false => Ok(()),
         }

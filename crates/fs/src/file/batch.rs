@@ -94,6 +94,9 @@ impl Filesystem {
 impl Batch {
     fn take(fs: &Arc<Filesystem>, inode: &InodeRef, version: u64, attach: bool) -> Option<Batch> {
         let mut state = inode.state();
+        if state.gone {
+            return None;
+        }
         let size = state.shown.size;
         let was_ready = state.data.ready();
         let Took { id, blocks: took, in_place } =

@@ -152,7 +152,8 @@ impl History {
             }
             let opened = machine.run(async {
                 let pool =
-                    Pool::open(machine.rt(), machine.device(), self.shape.open_for_tenants()).await?;
+                    Pool::open(machine.rt(), machine.device(), self.shape.open_for_tenants())
+                        .await?;
                 Filesystem::open(pool, self.options.clone()).await
             });
             match opened {
