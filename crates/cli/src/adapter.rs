@@ -69,8 +69,8 @@ const ATTRIBUTES_VALID: Duration = Duration::from_secs(60);
 /// Data of so many bytes is kept with its buffer; less is copied where it belongs.
 const KEEP_BYTES: usize = 64 << 10;
 
-/// Who opens a file for direct I/O has the kernel drop what it caches of it. Each direct write would
-/// have to, and one that may not wait is tried over and over before the kernel gives up.
+/// Who opens a file for direct I/O has the kernel drop what it caches of it. Each direct write
+/// would have to, and one that may not wait is tried over and over before the kernel gives up.
 fn opened(open: &Open) -> Opened {
     let mut flags = fopen::CACHE_DIR | fopen::PARALLEL_DIRECT_WRITES;
     if open.flags & O_DIRECT == 0 {

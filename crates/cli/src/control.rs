@@ -1,9 +1,9 @@
 //! Talking to the daemon of a mounted pool.
 //!
 //! Until there is a socket, private ioctls on directories of the mount do: one commits everything,
-//! one tells how the pool is, one carries questions about tenants and their answers (`wire`), all as
-//! JSON. They go through the mount itself, so there is nothing to find, to authenticate or to clean
-//! up.
+//! one tells how the pool is, one carries questions about tenants and their answers (`wire`), all
+//! as JSON. They go through the mount itself, so there is nothing to find, to authenticate or to
+//! clean up.
 
 pub(crate) mod tenants;
 pub(crate) mod wire;

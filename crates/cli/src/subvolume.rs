@@ -99,8 +99,8 @@ struct Show {
 /// Make a snapshot of a subvolume
 ///
 /// It takes milliseconds and no space, whatever the size, and can be written like its source unless
-/// it is made with -r. It has what was written before it was asked for. Subvolumes inside the source
-/// are empty directories in it.
+/// it is made with -r. It has what was written before it was asked for. Subvolumes inside the
+/// source are empty directories in it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold subvolume snapshot /mnt/base /mnt/alice\n  \

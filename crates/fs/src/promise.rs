@@ -65,7 +65,8 @@ impl Filesystem {
         Some(Promise { space: self.pool.try_reserve(blocks, Tier::Write)?, hold })
     }
 
-    /// A promise of `blocks` blocks. Before it is refused, what this filesystem could free is (R22).
+    /// A promise of `blocks` blocks. Before it is refused, what this filesystem could free is
+    /// (R22).
     pub(crate) async fn promise(self: &Arc<Self>, subvol: &Subvol, blocks: u64) -> Result<Promise> {
         if let Some(promise) = self.try_promise(subvol, blocks) {
             return Ok(promise);
@@ -120,8 +121,8 @@ impl Filesystem {
             Err(QuotaError::Exceeded(_)) => {}
             other => return Ok(other?),
         }
-        // What was freed comes back, and edits take less than was held for them (R22). No lock of an
-        // inode may be waited for: the caller has some.
+        // What was freed comes back, and edits take less than was held for them (R22). No lock of
+        // an inode may be waited for: the caller has some.
         for _ in 0..STEPS {
             if !self.volumes.background_step().await? {
                 break;

@@ -171,6 +171,8 @@ impl Pool {
         self.measure();
         let mut any = self.hand_over()?;
         while self.pressure() > START && !self.is_closing() {
+            // What lies over a table that is settled by now can be flushed from here on.
+            any |= self.hand_over()?;
             let flushed = self.flush_round(UNITS_PER_ROUND, Aim::Trim).await?;
             any |= flushed;
             if !flushed || self.pressure() <= HURRY {
@@ -239,8 +241,8 @@ impl Pool {
         self.flush_units(units, aim).await
     }
 
-    /// Flushes the partitions of one table, and merges its `layers`, too. Whether there was anything
-    /// to flush.
+    /// Flushes the partitions of one table, and merges its `layers`, too. Whether there was
+    /// anything to flush.
     pub(crate) async fn flush_only(
         self: &Arc<Self>,
         table: &Table,
@@ -259,8 +261,8 @@ impl Pool {
         broken.range((table, Key::MIN)..).next().is_some_and(|((of, _), _)| *of == table)
     }
 
-    /// Should the caller give up, the round goes on: nodes are being written to what it has claimed,
-    /// and its units wait for their new bases.
+    /// Should the caller give up, the round goes on: nodes are being written to what it has
+    /// claimed, and its units wait for their new bases.
     fn flush_units(
         self: &Arc<Self>,
         units: Vec<Unit>,

@@ -8,8 +8,8 @@
 //!
 //! G1  What a table lies over is decided, and its children are made, in one step with handing over
 //!     (`Forks::order`): neither sees half of the other.
-//! G2  A table that goes leaves a [`Lineage::Gone`] behind until the log has nothing of it any more:
-//!     replay must not bring it back.
+//! G2  A table that goes leaves a [`Lineage::Gone`] behind until the log has nothing of it any
+//!     more: replay must not bring it back.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -181,8 +181,8 @@ impl Pool {
         }
     }
 
-    /// Readies a table whose nodes are going to be given up: it has no edits, lies over nothing, and
-    /// stands still from then on. Its layers stay what they are.
+    /// Readies a table whose nodes are going to be given up: it has no edits, lies over nothing,
+    /// and stands still from then on. Its layers stay what they are.
     pub async fn retire(self: &Arc<Self>, table: TableId) -> Result<(), PoolError> {
         let table = self.table(table);
         loop {

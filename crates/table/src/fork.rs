@@ -1,16 +1,17 @@
 //! Forking: tables that begin with the content of another one.
 //!
-//! Problem.  A snapshot must not depend on the size of what it shows, nor on how much of that is not
-//!           flushed.
-//! Idea.     The table that was forked takes no edits any more and lies *under* its children. A child
-//!           has edits, and no base: what its edits do not say, the table under it does. When that
-//!           is settled (all in its bases, nothing under it), the child *adopts* its partitions.
+//! Problem.  A snapshot must not depend on the size of what it shows, nor on how much of that is
+//!           not flushed.
+//! Idea.     The table that was forked takes no edits any more and lies *under* its children. A
+//!           child has edits, and no base: what its edits do not say, the table under it does. When
+//!           that is settled (all in its bases, nothing under it), the child *adopts* its
+//!           partitions.
 //!
-//! K1  A table with something under it has one partition without a base, and is not flushed; so what
-//!     is under it is flushed before it.
+//! K1  A table with something under it has one partition without a base, and is not flushed; so
+//!     what is under it is flushed before it.
 //! K2  What is under a table never changes but by being flushed and by adopting.
-//! K3  A table without edits that itself lies over another one is passed over: its children lie over
-//!     that other one. So the depth is that of tables with unflushed edits (R29).
+//! K3  A table without edits that itself lies over another one is passed over: its children lie
+//!     over that other one. So the depth is that of tables with unflushed edits (R29).
 //! K4  A child replays all of its edits in the log, whatever it adopts (T3).
 
 use std::sync::Arc;

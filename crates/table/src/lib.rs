@@ -23,7 +23,7 @@
 //!             edits   = table.install(job, flushed)   put `edits` in the table of tables, release
 //!                                                     `flushed.replaced`, log the allocations
 //!             table.abort(job)                        if any of it failed: nothing has happened
-//!   fork      child   = Table::over(parent, id)     the same content; the parent takes no more edits
+//!   fork      child   = Table::over(parent, id)     the same content; no more edits of parent
 //!             edits   = child.adopt()               when the parent is settled: its partitions
 //!   recover   r = RecoveringTable::new(id); r.apply(txg, key, edit) …; r.finish(…, descriptors)
 //!   policy    table.stats(), table.pin()

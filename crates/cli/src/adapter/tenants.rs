@@ -2,10 +2,10 @@
 //!
 //! T1  What changes groups, limits or whether quotas are on is for root, and for the user who
 //!     mounted the pool: he has the pool's file.
-//! T2  So is what changes subvolumes, unless the mount allows it to owners (`user_subvolumes`). Then
-//!     the caller must own the directory that holds the entry, and the root of a subvolume that he
-//!     snapshots, deletes or makes read-only; choosing groups (`-i`) and heirs stays a privilege,
-//!     since with it one leaves one's limits.
+//! T2  So is what changes subvolumes, unless the mount allows it to owners (`user_subvolumes`).
+//!     Then the caller must own the directory that holds the entry, and the root of a subvolume
+//!     that he snapshots, deletes or makes read-only; choosing groups (`-i`) and heirs stays a
+//!     privilege, since with it one leaves one's limits.
 //! T3  Looking needs no privilege, as on btrfs.
 //! T4  A refusal is an answer: it tells more than an errno can.
 //!

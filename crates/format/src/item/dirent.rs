@@ -1,7 +1,8 @@
 //! A bucket of directory entries: the names of a directory whose hashes share a key.
 //!
 //! ```text
-//! per entry, by index:  index u8 · type u8 (DT_*, 13: subvolume) · name length u8 · 0 u8 · inode u64 · name
+//! per entry, by index:  index u8 · type u8 (DT_*, 13: subvolume) · name length u8 · 0 u8 ·
+//!                       inode u64 · name
 //! ```
 //!
 //! An entry keeps its index while it lives; a new one takes the lowest that is free (R41).

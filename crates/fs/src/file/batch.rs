@@ -5,8 +5,8 @@
 //! transaction that installs it (P12). A tiny file goes into its INLINE item.
 //!
 //! A batch that was taken is finished, also where its caller gives up: the device writes to what
-//! it has claimed, or, in place, to what its map lock covers. An error leaves its blocks as dirty as
-//! they were.
+//! it has claimed, or, in place, to what its map lock covers. An error leaves its blocks as dirty
+//! as they were.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

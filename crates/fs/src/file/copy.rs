@@ -222,8 +222,8 @@ fn shareable(
     if is_end { has } else { has / BLOCK * BLOCK }
 }
 
-/// The source's content in `blocks` blocks from `first` on as extents of the target from `to` on: cut
-/// at the range and at chunks of the target. Space without content is a hole.
+/// The source's content in `blocks` blocks from `first` on as extents of the target from `to` on:
+/// cut at the range and at chunks of the target. Space without content is a hole.
 fn pieces(found: Vec<(u64, Extent)>, first: u64, blocks: u64, to: u64) -> Vec<Piece> {
     let mut pieces = Vec::with_capacity(found.len() + found.len() / 2);
     for (start, extent) in found {

@@ -18,8 +18,8 @@ use super::{Ledger, QuotaError, Resident, Rows};
 
 impl Ledger {
     /// Turns quotas on, or leaves them on. `from` is an epoch that nobody has begun; the caller
-    /// lets no subvolume and no epoch begin from its choice to the end of this call. `residents` are all
-    /// living subvolumes. Each takes a new epoch before it next writes.
+    /// lets no subvolume and no epoch begin from its choice to the end of this call. `residents`
+    /// are all living subvolumes. Each takes a new epoch before it next writes.
     pub fn enable(
         &self,
         from: EpochId,

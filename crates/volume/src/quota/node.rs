@@ -3,8 +3,8 @@
 //! N1  `data`, `metadata`, `reserved` and `unflushed` are those of the accounts below a group; of a
 //!     subvolume its own.
 //! N2  `load`, `inodes` and `snapshots` are what limits look at. They are changed by one atomic
-//!     step each, so no two holds can both fit into room for one. Of a subvolume they contain what is
-//!     held inside it.
+//!     step each, so no two holds can both fit into room for one. Of a subvolume they contain what
+//!     is held inside it.
 //! N3  `promised` of the ledger is the sum over all nodes of what their reserve exceeds their load.
 //!
 //! A reader may see one counter before and another after a change; never a wrong sum once the

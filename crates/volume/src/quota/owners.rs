@@ -210,8 +210,8 @@ impl Ledger {
     }
 
     /// What the dead `owner` pays for, and will pay for while it is being freed, `heir` pays from
-    /// now on: one record, whatever it is (R42). The heir must be alive. It may end above its limits,
-    /// then it can write nothing new.
+    /// now on: one record, whatever it is (R42). The heir must be alive. It may end above its
+    /// limits, then it can write nothing new.
     pub fn give_to_heir(&self, owner: SubvolId, heir: SubvolId) -> Result<Rows, QuotaError> {
         let mut groups = self.on()?;
         let dead = groups.owner(owner).ok_or(QuotaError::NoGroup(GroupId::of(owner)))?;

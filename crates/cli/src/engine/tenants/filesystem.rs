@@ -157,8 +157,8 @@ impl Tenants for Arc<Filesystem> {
     }
 }
 
-/// Lets all subvolumes stamp epochs that quotas count, if they are on: a crash may have come between
-/// that and the enabling.
+/// Lets all subvolumes stamp epochs that quotas count, if they are on: a crash may have come
+/// between that and the enabling.
 pub(crate) async fn count_all(fs: &Arc<Filesystem>) -> Result<(), FsError> {
     let volumes = fs.volumes();
     let is_outdated = |subvol: &Arc<Subvol>| !subvol.is_dying() && volumes.is_outdated(subvol);

@@ -1,6 +1,6 @@
 //! The scenarios that were measured on btrfs in its simple mode, as far as they can be played
-//! without files: what is born and what dies is said here, who pays and who is refused is asked of the
-//! ledger. Names and comments say where we differ on purpose.
+//! without files: what is born and what dies is said here, who pays and who is refused is asked of
+//! the ledger. Names and comments say where we differ on purpose.
 
 use std::collections::BTreeMap;
 
