@@ -1,5 +1,7 @@
 //! A client of a filesystem: what it does in its own names, and what it checks while it lives.
 
+mod subvols;
+
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +58,8 @@ impl Client {
             34..42 => self.rename().await,
             42..47 => self.change_xattr().await,
             47..50 => self.change_mode().await,
-            50..71 => self.write().await,
+            50..69 => self.write().await,
+            69..71 | 98 => self.live_in_subvolumes().await,
             71..76 => self.truncate().await,
             76..80 => self.fallocate().await,
             80..82 => self.copy().await,
@@ -94,7 +97,7 @@ impl Client {
     // -- names --------------------------------------------------------------
 
     fn a_dir(&mut self, tree: &Tree) -> Dir {
-        let own = tree.objects.iter().filter(|(_, object)| object.kind == Kind::Dir);
+        let own = tree.objects.iter().filter(|(_, object)| object.kind.is_dir());
         let own: Vec<ObjectId> = own.map(|(id, _)| *id).collect();
         if own.is_empty() || self.dice.one_in(3) {
             return Dir::Shared(self.dice.below(SHARED_DIRS as u64) as usize);
@@ -166,6 +169,7 @@ impl Client {
                 })
             }
             Kind::Dir => fs.mkdir(root, parent, name, mode).await,
+            Kind::Subvol => unreachable!("subvolumes are made by `subvols`"),
             Kind::Fifo => fs.mknod(root, parent, name, 0o010000 | mode, 0).await,
             Kind::Symlink(target) => fs.symlink(root, parent, name, target).await,
         };
@@ -196,6 +200,14 @@ impl Client {
         let (Some(place), Some((id, node))) = (self.a_free_place(&tree), self.a_file()) else {
             return Ok(());
         };
+        if tree.home_of(id) != tree.subvol_of(place.0) {
+            let refused = self.fs.link(node, self.node(place.0), &place.1).await;
+            assert!(
+                self.forgiving || matches!(refused, Err(FsError::CrossSubvolume)),
+                "{refused:?}"
+            );
+            return Ok(());
+        }
         tree.link(place.clone(), id);
         let parent = self.node(place.0);
         self.begin("link", tree, &[id]);
@@ -213,6 +225,9 @@ impl Client {
 
     /// Deleting works on a full pool, too (rule R21).
     async fn remove_entry(&mut self, mut tree: Tree, place: Place, id: ObjectId) -> Done {
+        if tree.objects[&id].kind == Kind::Subvol {
+            return self.delete_subvol(tree, place).await;
+        }
         let is_dir = tree.objects[&id].kind == Kind::Dir;
         let parent = self.node(place.0);
         if is_dir && !tree.is_empty(id) {
@@ -252,6 +267,14 @@ impl Client {
             return Ok(());
         }
         let target = tree.entries.get(&to).copied();
+        let is_subvol = |id: ObjectId| tree.objects[&id].kind == Kind::Subvol;
+        if is_subvol(id) || target.is_some_and(is_subvol) {
+            return Ok(());
+        }
+        // A directory that holds a subvolume's entry goes to no other subvolume, nor does any.
+        if tree.subvol_of(from.0) != tree.subvol_of(to.0) {
+            return self.expect_other_subvolume(&from, &to).await;
+        }
         let mut flags = RenameFlags::default();
         let mut name = "rename";
         match target {

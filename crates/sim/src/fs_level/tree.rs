@@ -18,6 +18,14 @@ pub(crate) enum Kind {
     Dir,
     Fifo,
     Symlink(Vec<u8>),
+    /// Seen as a directory.
+    Subvol,
+}
+
+impl Kind {
+    pub(crate) fn is_dir(&self) -> bool {
+        matches!(self, Kind::Dir | Kind::Subvol)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +86,7 @@ impl Tree {
 
     pub(crate) fn subdirs(&self, dir: Dir) -> u32 {
         let within = self.entries.iter().filter(|((of, _), _)| *of == dir);
-        within.filter(|(_, id)| self.objects[id].kind == Kind::Dir).count() as u32
+        within.filter(|(_, id)| self.objects[id].kind.is_dir()).count() as u32
     }
 
     pub(crate) fn count_in(&self, dir: Dir) -> u64 {
@@ -90,6 +98,62 @@ impl Tree {
         let Dir::Own(id) = dir else { return false };
         let parent = || self.entries.iter().find(|(_, child)| **child == id);
         id == of || parent().is_some_and(|((parent, _), _)| self.is_within(*parent, of))
+    }
+
+    /// The subvolume that a directory is in; `None`: the one that holds everything.
+    pub(crate) fn subvol_of(&self, dir: Dir) -> Option<ObjectId> {
+        let Dir::Own(id) = dir else { return None };
+        if self.objects[&id].kind == Kind::Subvol {
+            return Some(id);
+        }
+        let parent = self.entries.iter().find(|(_, child)| **child == id);
+        parent.and_then(|((parent, _), _)| self.subvol_of(*parent))
+    }
+
+    /// Of a file or a directory, by any of its names.
+    pub(crate) fn home_of(&self, id: ObjectId) -> Option<ObjectId> {
+        let name = self.entries.iter().find(|(_, child)| **child == id);
+        name.and_then(|((dir, _), _)| self.subvol_of(*dir))
+    }
+
+    pub(crate) fn subvols(&self) -> Vec<(Place, ObjectId)> {
+        let is_subvol = |id: &ObjectId| self.objects[id].kind == Kind::Subvol;
+        let subvols = self.entries.iter().filter(|(_, id)| is_subvol(id));
+        subvols.map(|(place, id)| (place.clone(), *id)).collect()
+    }
+
+    /// All that is in a subvolume, its root too.
+    pub(crate) fn within(&self, subvol: ObjectId) -> Vec<ObjectId> {
+        let inside = self.entries.iter().filter(|((dir, _), _)| self.is_within(*dir, subvol));
+        let mut all: Vec<ObjectId> = inside.map(|(_, id)| *id).chain([subvol]).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// A second subvolume with the same content, whose objects have these numbers.
+    pub(crate) fn snapshot(&mut self, subvol: ObjectId, to: Place, ids: &BTreeMap<ObjectId, u64>) {
+        let inside = self.entries.iter().filter(|((dir, _), _)| self.is_within(*dir, subvol));
+        let copies: Vec<(Place, ObjectId)> = inside
+            .map(|((dir, name), id)| {
+                let Dir::Own(dir) = dir else { panic!("a subvolume has no shared directories") };
+                ((Dir::Own(ids[dir]), name.clone()), ids[id])
+            })
+            .collect();
+        self.entries.extend(copies);
+        for (old, new) in ids {
+            let object = self.objects[old].clone();
+            self.objects.insert(*new, object);
+        }
+        assert!(self.entries.insert(to, ids[&subvol]).is_none(), "a name leads to one object");
+    }
+
+    /// A subvolume goes with all that is in it.
+    pub(crate) fn delete(&mut self, place: &Place) {
+        let subvol = self.entries[place];
+        let gone = self.within(subvol);
+        self.entries.retain(|_, id| !gone.contains(id));
+        self.objects.retain(|id, _| !gone.contains(id));
     }
 
     /// Every name with its whole path.

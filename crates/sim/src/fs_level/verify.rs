@@ -142,7 +142,7 @@ fn differs(tree: &Tree, id: ObjectId, found: &Found) -> Option<String> {
     let attr = &found.attr;
     let (kind, nlink) = match &object.kind {
         Kind::File => (FileKind::Regular, tree.links(id)),
-        Kind::Dir => (FileKind::Directory, 2 + tree.subdirs(Dir::Own(id))),
+        Kind::Dir | Kind::Subvol => (FileKind::Directory, 2 + tree.subdirs(Dir::Own(id))),
         Kind::Fifo => (FileKind::Fifo, tree.links(id)),
         Kind::Symlink(_) => (FileKind::Symlink, tree.links(id)),
     };
@@ -160,7 +160,7 @@ fn differs(tree: &Tree, id: ObjectId, found: &Found) -> Option<String> {
     }
     match &object.kind {
         Kind::Symlink(target) if found.target != *target => Some("another target".into()),
-        Kind::Dir if attr.size != tree.count_in(Dir::Own(id)) => {
+        Kind::Dir | Kind::Subvol if attr.size != tree.count_in(Dir::Own(id)) => {
             Some(format!("{} entries counted", attr.size))
         }
         _ => None,
