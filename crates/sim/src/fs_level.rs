@@ -6,8 +6,8 @@
 //! client such that together they give exactly what is found, contain everything that was synced,
 //! and contain whatever had ended before one of them began.
 //!
-//! A subvolume is a directory that can be copied at once: a snapshot is one operation that gives each
-//! object a second one, with the data that the first had when it began.
+//! A subvolume is a directory that can be copied at once: a snapshot is one operation that gives
+//! each object a second one, with the data that the first had when it began.
 //!
 //! Data is no part of that order. Each block of a file must be what it was at some moment not
 //! before the file's last fsync, whole; and what was renamed over another name is there.
