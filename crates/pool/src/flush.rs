@@ -63,6 +63,8 @@ pub(crate) struct Flusher {
     kick: Kick,
     closing: AtomicBool,
     running: Arc<FifoMutex>,
+    /// Held while a round goes on, whoever asked for it.
+    rounds: FifoMutex,
     /// Flushed, but their record is not durable (F2).
     recording: Mutex<Vec<Recording>>,
     /// Partitions that cannot be merged, each with the node that is unreadable.
@@ -273,6 +275,9 @@ impl Pool {
     }
 
     async fn run_round(self: &Arc<Self>, units: Vec<Unit>, aim: Aim) -> Result<bool, PoolError> {
+        // One round at a time: while one cannot go on, since the host is full, others would fill the
+        // log with records that retire nothing.
+        let _round = self.flusher.rounds.lock().await;
         self.check_writable()?;
         let pin = self.oldest_pin().unwrap_or_else(|| self.open_txg());
         let reservation = self.space.reserve(0, Tier::Internal)?;

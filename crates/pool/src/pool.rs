@@ -370,10 +370,16 @@ impl Pool {
         Txg::new(self.joined.load(Ordering::Acquire)).unwrap_or_else(|| self.durable_txg())
     }
 
-    /// Commits twice, so that what was freed until now is allocatable if nobody reads it.
+    /// Commits twice, so that what was freed until now is allocatable if nobody reads it; but not
+    /// out of the part of the log that trims it (A1): whoever asks again and again for space that is
+    /// not there would use that up.
     async fn hasten_frees(self: &Arc<Self>) -> Result<(), PoolError> {
-        self.commit_empty().await?;
-        self.commit_empty().await
+        for _ in 0..2 {
+            if !self.is_full() {
+                self.commit_empty().await?;
+            }
+        }
+        Ok(())
     }
 
     /// Stops all writing at once; nothing after this reaches the device (GOINGDOWN, rule R12).
