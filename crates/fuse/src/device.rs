@@ -72,16 +72,25 @@ impl Device {
     }
 
     pub(crate) fn read(&self, head: &mut Head, rest: &mut [u8]) -> Got {
-        let mut pieces = [IoSliceMut::new(head), IoSliceMut::new(rest)];
-        match rustix::io::readv(self.fd.as_fd(), &mut pieces) {
+        match self.receive(head, rest) {
             Ok(0) => Got::Ended(End::Unmounted),
             Ok(len) => Got::Request(len),
             // ENOENT: the request was taken back by a signal before we had it.
             Err(Os::NOENT | Os::INTR | Os::AGAIN) => Got::Again,
             Err(Os::NODEV) => Got::Ended(End::Unmounted),
-            Err(Os::CONNABORTED) => Got::Ended(End::Aborted),
+            Err(Os::CONNABORTED) => match self.receive(head, rest) {
+                // Who was just being given a request when the connection ended hears of an abort,
+                // however it ended; a further read tells whether it was one.
+                Err(Os::NODEV) => Got::Ended(End::Unmounted),
+                _ => Got::Ended(End::Aborted),
+            },
             Err(error) => Got::Ended(End::Failed(error.into())),
         }
+    }
+
+    fn receive(&self, head: &mut Head, rest: &mut [u8]) -> Result<usize, Os> {
+        let mut pieces = [IoSliceMut::new(head), IoSliceMut::new(rest)];
+        rustix::io::readv(self.fd.as_fd(), &mut pieces)
     }
 
     /// Sends `answer`; the caller may have given up, then nobody hears it.
