@@ -275,8 +275,8 @@ impl Pool {
     }
 
     async fn run_round(self: &Arc<Self>, units: Vec<Unit>, aim: Aim) -> Result<bool, PoolError> {
-        // One round at a time: while one cannot go on, since the host is full, others would fill the
-        // log with records that retire nothing.
+        // One round at a time: while one cannot go on, since the host is full, others would fill
+        // the log with records that retire nothing.
         let _round = self.flusher.rounds.lock().await;
         self.check_writable()?;
         let pin = self.oldest_pin().unwrap_or_else(|| self.open_txg());

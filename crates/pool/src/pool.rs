@@ -371,8 +371,8 @@ impl Pool {
     }
 
     /// Commits twice, so that what was freed until now is allocatable if nobody reads it; but not
-    /// out of the part of the log that trims it (A1): whoever asks again and again for space that is
-    /// not there would use that up.
+    /// out of the part of the log that trims it (A1): whoever asks again and again for space that
+    /// is not there would use that up.
     async fn hasten_frees(self: &Arc<Self>) -> Result<(), PoolError> {
         for _ in 0..2 {
             if !self.is_full() {
