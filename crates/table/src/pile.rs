@@ -52,12 +52,13 @@ impl<'n> Pile<'n> {
     }
 
     /// All that is settled in [from, to), downwards. The base is not read where a layer has an item
-    /// right at the end.
+    /// right at the end and the caller wants no more: `first_only`.
     pub(crate) async fn downwards(
         nodes: &'n dyn NodeSource,
         settled: &Settled,
         from: Key,
         to: Key,
+        first_only: bool,
     ) -> Result<Pile<'n>, TableError> {
         let mut layers = Vec::with_capacity(settled.layers.len());
         for layer in settled.layers.iter() {
@@ -66,7 +67,7 @@ impl<'n> Pile<'n> {
         let base = Cursor::nothing(nodes);
         let mut pile = Pile { layers, base, direction: Ordering::Greater };
         let at_end = pile.key().is_some_and(|key| key.successor() == Some(to));
-        if !(at_end && pile.value()?.is_some()) {
+        if !(first_only && at_end && pile.value()?.is_some()) {
             pile.base = Cursor::downwards(nodes, settled.base.tree(), from, to).await?;
         }
         Ok(pile)

@@ -325,13 +325,15 @@ impl Stretch {
         let frozen = self.frozen.as_deref().unwrap_or(&nothing);
         let edits = self.edits.into_iter();
         let mut edits = Overlay::downwards(edits, frozen.range(self.from..self.to)).peekable();
-        // Where an edit puts an item right at the end, nothing is read.
-        if let Some((key, Edit::Put(value))) = edits.peek()
-            && key.successor() == Some(self.to)
-        {
+        // Where an edit puts an item right at the end, nothing is read. Where it deletes one there,
+        // what lies below is wanted, whatever a layer has at the end.
+        let at_end = edits.peek().filter(|(key, _)| key.successor() == Some(self.to));
+        if let Some((key, Edit::Put(value))) = at_end {
             return Ok(Some((*key, value.clone())));
         }
-        let mut under = Pile::downwards(nodes, &self.settled, self.from, self.to).await?;
+        let first_only = at_end.is_none();
+        let mut under =
+            Pile::downwards(nodes, &self.settled, self.from, self.to, first_only).await?;
         loop {
             let edit = edits.peek().map(|(key, _)| *key);
             let Some(side) = Side::nearer(edit, under.key(), Ordering::Greater) else {
@@ -473,6 +475,23 @@ mod tests {
         assert_eq!((found.len(), store.reads()), (1, 4));
         let last = block_on(table.last_below(&*store, key(40), key(0))).unwrap();
         assert_eq!((last.unwrap().0, store.reads()), (key(38), 6));
+    }
+
+    #[test]
+    fn an_item_of_a_layer_that_is_deleted_does_not_hide_the_base_below() {
+        let (table, store) = settled();
+        table.apply(Txg::FIRST, key(78), Edit::put(&[1]));
+        let birth = Txg::FIRST.next();
+        let point = FreezePoint { complete_to: Txg::FIRST, birth, edits_max: 1000 };
+        let start = table.stats().last().unwrap().start;
+        let job = table.freeze(start, point).unwrap();
+        let spilled = block_on(job.spill(&*store, &mut Sink::new(&store))).unwrap();
+        table.install(job, spilled);
+        table.apply(Txg::FIRST, key(78), Edit::Delete);
+        for below in [79, 80] {
+            let last = block_on(table.last_below(&*store, key(below), key(0))).unwrap();
+            assert_eq!(last.map(|(key, _)| key), Some(key(76)));
+        }
     }
 
     #[test]
