@@ -15,7 +15,7 @@ use std::time::Duration;
 use copyhold_format::item::{HashKey, Place, SubvolState};
 use copyhold_pool::{Credit, IdSpace, Tier, Transaction};
 use copyhold_types::{InodeNo, SubvolId, Timestamp};
-use copyhold_volume::quota::{GroupId, Inherit, Ledger, QuotaError, Rows};
+use copyhold_volume::quota::{self, GroupId, Inherit, Ledger, QuotaError, Request, Rows};
 use copyhold_volume::{Leaving, NewSubvol, VolumeError, Volumes};
 use futures_util::future::join_all;
 
@@ -121,6 +121,8 @@ impl Filesystem {
         let numbers = self.volumes.numbers(Some(&from.volume)).await?;
         let mark = self.pool.next_id(IdSpace::Inode(source)).await?;
         let credit = self.life_credit(Tier::Write, &bucket, name).await?;
+        let one = Request { snapshots: 1, ..Request::default() };
+        let mut hold = self.volumes.ledger().hold(source, one, quota::Tier::Write)?;
 
         let mut state = dir.state();
         let mut tx = add_entry(&state, &bucket, name, numbers.subvol)?;
@@ -132,8 +134,14 @@ impl Filesystem {
         tx.put(copyhold_pool::Pool::SYSTEM, key, &mark.to_le_bytes());
         let new = self.new_subvol(&dir, from.hash_key, read_only, groups);
         let next = InodeNo(mark);
-        let (subvol, txg) =
-            self.volumes.snapshot(&from.volume, &numbers, &new, next, (credit, None), tx)?;
+        let (subvol, txg) = self.volumes.snapshot(
+            &from.volume,
+            &numbers,
+            &new,
+            next,
+            (credit, Some(&mut hold)),
+            tx,
+        )?;
         state.logged_and_shown(item, txg, true);
         Ok(subvol.id())
     }

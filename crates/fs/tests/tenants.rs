@@ -254,6 +254,25 @@ fn a_tenant_at_its_limit_is_refused_and_can_still_tidy_up() {
 }
 
 #[test]
+fn a_limit_of_snapshots_refuses_one_more() {
+    let world = World::new(8, 16384);
+    world.run(async {
+        let fs = world.open().await;
+        fs.enable_quotas().await.unwrap();
+        let a = subvolume(&fs, "a").await;
+        let group = GroupId::of(a);
+        let change = |ledger: &Ledger| ledger.limit(group, LimitKind::Snapshots, Some(1));
+        fs.change_quotas(change).await.unwrap();
+        snapshot(&fs, a, "s", true).await;
+        let refused = fs.snapshot(a, ROOT, b"t", true, None).await;
+        assert!(matches!(refused, Err(FsError::Quota(_))), "{refused:?}");
+        fs.delete_subvolume(ROOT, b"s", None).await.unwrap();
+        snapshot(&fs, a, "t", true).await;
+        world.close(fs).await;
+    });
+}
+
+#[test]
 fn copied_ranges_share_their_blocks_and_part_when_either_side_writes() {
     let world = World::new(5, 32768);
     world.run(async {

@@ -70,8 +70,12 @@ impl Tenants for Arc<Filesystem> {
     }
 
     async fn leaving(&self, after: u64, most: usize) -> Answer<Vec<u32>> {
-        let all = Filesystem::subvolumes(self).into_iter();
-        let dying = all.filter(|one| one.is_dying).map(|one| one.id.0);
+        let all = Filesystem::subvolumes(self);
+        if !all.iter().any(|one| one.is_dying) {
+            // What they released and the rows that they leave go with them.
+            self.sync_subvolumes(&[]).await.map_err(refused)?;
+        }
+        let dying = all.into_iter().filter(|one| one.is_dying).map(|one| one.id.0);
         Ok(dying.filter(|&id| u64::from(id) > after).take(most).collect())
     }
 
