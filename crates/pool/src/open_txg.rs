@@ -2,12 +2,15 @@
 //!
 //! Joining is holding the gate shared while the edits are applied; closing takes it exclusively for
 //! a moment. Nothing waits for anything else while it holds the gate (rule R1), so the order of
-//! locks above is the order of txgs, and a close waits only for edits being made.
+//! locks above is the order of txgs, and a close waits only for edits being made. Asking for the
+//! number takes no gate: whoever has joined may ask again while a close is waiting for him, and a
+//! second shared hold would queue behind the close.
 //!
 //! T1  All records of a transaction are in the txg that it was told.
 //! T2  Records of a txg are in the order in which their transactions joined, piece by piece.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use copyhold_format::log::PieceRef;
 use copyhold_types::{Buf, Run, Txg};
@@ -22,6 +25,8 @@ pub(crate) const PIECE_BYTES: usize = 128 << 10;
 #[derive(Debug)]
 pub(crate) struct OpenTxg {
     gate: RwLock<Txg>,
+    /// What the gate guards, for those who only want to know; changes while it is held exclusively.
+    number: AtomicU64,
     gathered: Mutex<Gathered>,
 }
 
@@ -73,11 +78,13 @@ pub(crate) struct Joined<'a> {
 
 impl OpenTxg {
     pub(crate) fn new(txg: Txg) -> OpenTxg {
-        OpenTxg { gate: RwLock::new(txg), gathered: Mutex::default() }
+        let number = AtomicU64::new(txg.get());
+        OpenTxg { gate: RwLock::new(txg), number, gathered: Mutex::default() }
     }
 
+    /// The txg that is open, or was a moment ago.
     pub(crate) fn number(&self) -> Txg {
-        *self.gate.read()
+        Txg::new(self.number.load(Ordering::Acquire)).expect("txgs count from one")
     }
 
     pub(crate) fn join(&self) -> Joined<'_> {
@@ -95,6 +102,7 @@ impl OpenTxg {
         let mut gathered = std::mem::take(&mut *self.gathered.lock());
         let result = while_closed(txg, &mut gathered);
         *gate = txg.next();
+        self.number.store(gate.get(), Ordering::Release);
         (txg, gathered, result)
     }
 }
@@ -149,5 +157,12 @@ mod tests {
         let (txg, gathered, ()) = open.close(|_, _| ());
         assert_eq!((txg, gathered.records, gathered.pieces.len()), (Txg::FIRST, vec![2], 1));
         assert_eq!(open.number(), Txg::FIRST.next());
+    }
+
+    #[test]
+    fn the_number_can_be_asked_for_while_the_txg_closes() {
+        let open = OpenTxg::new(Txg::FIRST);
+        let (_, _, while_closed) = open.close(|_, _| open.number());
+        assert_eq!(while_closed, Txg::FIRST);
     }
 }
