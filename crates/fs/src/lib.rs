@@ -34,6 +34,7 @@ mod attr;
 mod cache;
 mod caller;
 mod dir;
+mod dirty_files;
 mod error;
 mod file;
 mod filesystem;

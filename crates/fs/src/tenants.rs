@@ -269,8 +269,7 @@ impl Filesystem {
     /// Installs what is dirty of a subvolume; a few times, if writers go on (S1).
     async fn write_subvol(self: &Arc<Self>, id: SubvolId) -> Result<()> {
         for _ in 0..ROUNDS {
-            let mut files = self.flusher.files();
-            files.retain(|inode| inode.node.subvol == id);
+            let files = self.flusher.files_of(id);
             if files.is_empty() {
                 break;
             }

@@ -7,17 +7,17 @@
 //! One timer runs while the list is not empty. Tasks hold the filesystem weakly: one that is
 //! dropped ends them.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use copyhold_pool::Tier;
-use copyhold_types::{BLOCK_BYTES, Nanos};
-use event_listener::Event;
+use copyhold_types::{BLOCK_BYTES, Nanos, SubvolId};
+use event_listener::{Event, IntoNotification};
 use futures_util::future::join;
 use parking_lot::Mutex;
 
+use crate::dirty_files::DirtyFiles;
 use crate::inode::{InodeRef, State};
 use crate::{Filesystem, NodeId, Options, Result};
 
@@ -40,17 +40,10 @@ pub(crate) struct Flusher {
 
 #[derive(Default)]
 struct List {
-    files: BTreeMap<NodeId, Dirty>,
+    files: DirtyFiles,
     timer: bool,
     writers: usize,
     ended: bool,
-}
-
-struct Dirty {
-    inode: InodeRef,
-    since: Nanos,
-    /// A task is writing it.
-    writing: bool,
 }
 
 impl Flusher {
@@ -70,14 +63,20 @@ impl Flusher {
         self.bytes.fetch_add((blocks * BLOCK_BYTES) as u64, Ordering::Relaxed);
     }
 
-    /// `blocks` have left memory.
+    /// `blocks` have left memory: as many of those who wait for room can go on, each with one.
+    /// Who does not use it lets another wait longer, until half of the room is free for all.
     pub(crate) fn forget(&self, blocks: usize) {
-        self.bytes.fetch_sub((blocks * BLOCK_BYTES) as u64, Ordering::Relaxed);
-        self.made_room();
+        let bytes = (blocks * BLOCK_BYTES) as u64;
+        let before = self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if before - bytes < self.bytes_max / 2 {
+            self.wake_all();
+        } else if blocks > 0 {
+            self.room.notify(blocks.additional());
+        }
     }
 
-    /// Wakes the writers that wait, if they need not any more.
-    pub(crate) fn made_room(&self) {
+    /// Those who wait for room look again whether there will be any.
+    pub(crate) fn wake_all(&self) {
         self.room.notify(usize::MAX);
     }
 
@@ -85,9 +84,9 @@ impl Flusher {
     pub(crate) fn end(&self) {
         let mut list = self.list.lock();
         list.ended = true;
-        list.files.clear();
+        list.files = DirtyFiles::default();
         drop(list);
-        self.made_room();
+        self.wake_all();
     }
 
     fn is_full(&self) -> bool {
@@ -100,7 +99,12 @@ impl Flusher {
 
     /// The dirty files, by number.
     pub(crate) fn files(&self) -> Vec<InodeRef> {
-        self.list.lock().files.values().map(|dirty| dirty.inode.clone()).collect()
+        self.list.lock().files.all()
+    }
+
+    /// The dirty files of a subvolume, by number.
+    pub(crate) fn files_of(&self, subvol: SubvolId) -> Vec<InodeRef> {
+        self.list.lock().files.of(subvol)
     }
 }
 
@@ -139,14 +143,13 @@ impl Filesystem {
         if (dirt.ready * BLOCK_BYTES) as u64 >= self.flusher.file_bytes_start {
             self.start_writer(inode.node);
         } else if self.flusher.is_half_full() {
-            self.start_writers(|_| true);
+            self.start_writers(Nanos::MAX);
         }
     }
 
     fn list_file(self: &Arc<Self>, inode: &InodeRef) {
         let mut list = self.flusher.list.lock();
-        let dirty = Dirty { inode: inode.clone(), since: self.rt.now(), writing: false };
-        list.files.entry(inode.node).or_insert(dirty);
+        list.files.insert(inode.node, inode, self.rt.now());
         if !list.timer && !list.ended {
             list.timer = true;
             drop(list);
@@ -173,7 +176,7 @@ impl Filesystem {
         let interval = self.flusher.interval.as_nanos() as Nanos;
         let tick = interval / Nanos::from(TICKS);
         let old = self.rt.now().saturating_sub(interval.saturating_sub(tick));
-        self.start_writers(|since| since <= old);
+        self.start_writers(old);
         let mut list = self.flusher.list.lock();
         if list.files.is_empty() || list.ended {
             list.timer = false;
@@ -181,17 +184,16 @@ impl Filesystem {
         list.timer
     }
 
-    fn start_writers(self: &Arc<Self>, due: impl Fn(Nanos) -> bool) {
-        let mut due: Vec<(Nanos, NodeId)> = {
-            let list = self.flusher.list.lock();
-            if list.writers >= WRITERS_MAX {
-                return;
-            }
-            let waiting = list.files.iter().filter(|(_, dirty)| !dirty.writing && due(dirty.since));
-            waiting.map(|(node, dirty)| (dirty.since, *node)).collect()
-        };
-        due.sort_unstable();
-        due.into_iter().take(WRITERS_MAX).for_each(|(_, node)| self.start_writer(node));
+    /// Starts writing what has been dirty since `due` or longer, the oldest first.
+    fn start_writers(self: &Arc<Self>, due: Nanos) {
+        loop {
+            let next = {
+                let list = self.flusher.list.lock();
+                list.files.oldest(due).filter(|_| list.writers < WRITERS_MAX && !list.ended)
+            };
+            let Some(node) = next else { return };
+            self.start_writer(node);
+        }
     }
 
     /// Spawns a task that writes what is dirty of the file now, unless one does.
@@ -201,12 +203,7 @@ impl Filesystem {
             if list.ended || list.writers >= WRITERS_MAX {
                 return;
             }
-            let Some(dirty) = list.files.get_mut(&node).filter(|dirty| !dirty.writing) else {
-                return;
-            };
-            dirty.writing = true;
-            dirty.since = self.rt.now();
-            let inode = dirty.inode.clone();
+            let Some(inode) = list.files.begin(node, self.rt.now()) else { return };
             list.writers += 1;
             inode
         };
@@ -228,14 +225,14 @@ impl Filesystem {
         {
             let mut list = self.flusher.list.lock();
             list.writers -= 1;
-            if let Some(dirty) = list.files.get_mut(&inode.node) {
-                dirty.writing = false;
-            }
+            list.files.ended(inode.node);
         }
         self.unlist_if_clean(inode);
-        self.flusher.made_room();
-        if self.flusher.is_half_full() && inode.state().error.is_none() {
-            self.start_writers(|_| true);
+        let failed = inode.state().error.is_some();
+        if failed {
+            self.flusher.wake_all();
+        } else if self.flusher.is_half_full() {
+            self.start_writers(Nanos::MAX);
         }
     }
 
@@ -247,7 +244,7 @@ impl Filesystem {
             let clean = state.data.blocks.is_empty() && state.data.is_settled();
             if clean {
                 state.data.listed = false;
-                self.flusher.list.lock().files.remove(&inode.node);
+                self.flusher.list.lock().files.remove(inode.node);
             }
             settled
         };
@@ -288,7 +285,7 @@ impl Filesystem {
             }
             self.writable()?;
             self.pool_runs().await?;
-            self.start_writers(|_| true);
+            self.start_writers(Nanos::MAX);
             listener.await;
         }
         Ok(())

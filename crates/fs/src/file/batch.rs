@@ -222,7 +222,6 @@ impl Drop for Batch {
         state.data.end_batch(self.taken.id);
         drop(state);
         self.inode.batch_ended.notify(usize::MAX);
-        self.fs.flusher.made_room();
     }
 }
 
