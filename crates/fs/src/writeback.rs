@@ -1,8 +1,8 @@
 //! When dirty data is written, and how writers are kept within the limit.
 //!
 //! A file is on the list from its first dirty block until nothing of it is only in memory. It is
-//! written by a task of its own: when it is old, when much of it is dirty, when half of the limit
-//! is used. So devices are busy long before a writer has to wait, which it does at the limit.
+//! written when it is old, when much of it is dirty, when half of the limit is used: by a task of
+//! its own, or together with others where little of each is dirty. So devices are busy long before a writer has to wait, which it does at the limit.
 //!
 //! One timer runs while the list is not empty. Tasks hold the filesystem weakly: one that is
 //! dropped ends them.
@@ -21,8 +21,10 @@ use crate::dirty_files::DirtyFiles;
 use crate::inode::{InodeRef, State};
 use crate::{Filesystem, NodeId, Options, Result};
 
-/// Files that are written at the same time.
+/// Tasks that write at the same time.
 const WRITERS_MAX: usize = 8;
+/// Files with less than this much ready are written together with others: a request in all.
+const GROUP_BLOCKS: usize = 256;
 /// The timer looks this often in an interval.
 const TICKS: u32 = 5;
 /// Pause after a failed write, before the next writer may take the file.
@@ -44,6 +46,20 @@ struct List {
     timer: bool,
     writers: usize,
     ended: bool,
+}
+
+impl List {
+    /// Counts one more task that writes, if there may be one.
+    fn begin_writer(&mut self) -> bool {
+        let may = !self.ended && self.writers < WRITERS_MAX;
+        self.writers += usize::from(may);
+        may
+    }
+
+    fn begin_oldest(&mut self, due: Nanos, now: Nanos) -> Option<InodeRef> {
+        let node = self.files.oldest(due)?;
+        self.files.begin(node, now)
+    }
 }
 
 impl Flusher {
@@ -186,50 +202,73 @@ impl Filesystem {
 
     /// Starts writing what has been dirty since `due` or longer, the oldest first.
     fn start_writers(self: &Arc<Self>, due: Nanos) {
-        loop {
-            let next = {
-                let list = self.flusher.list.lock();
-                list.files.oldest(due).filter(|_| list.writers < WRITERS_MAX && !list.ended)
-            };
-            let Some(node) = next else { return };
-            self.start_writer(node);
+        while let Some(group) = self.next_group(due) {
+            self.spawn_writer(group);
         }
     }
 
-    /// Spawns a task that writes what is dirty of the file now, unless one does.
+    /// Starts to write what is dirty of the file now, unless it is being written.
     fn start_writer(self: &Arc<Self>, node: NodeId) {
-        let inode = {
+        let begun = {
             let mut list = self.flusher.list.lock();
-            if list.ended || list.writers >= WRITERS_MAX {
-                return;
-            }
-            let Some(inode) = list.files.begin(node, self.rt.now()) else { return };
-            list.writers += 1;
-            inode
+            list.begin_writer().then(|| list.files.begin(node, self.rt.now()))
         };
+        match begun {
+            Some(Some(inode)) => self.spawn_writer(vec![inode]),
+            Some(None) => self.flusher.list.lock().writers -= 1,
+            None => {}
+        }
+    }
+
+    /// What one task is to write: the file that has waited longest, and, while that is little, those
+    /// behind it. The task is counted already.
+    fn next_group(&self, due: Nanos) -> Option<Vec<InodeRef>> {
+        let first = {
+            let mut list = self.flusher.list.lock();
+            list.files.oldest(due)?;
+            list.begin_writer().then(|| list.begin_oldest(due, self.rt.now())).flatten()?
+        };
+        let mut blocks = first.state().data.ready();
+        let mut group = vec![first];
+        while blocks < GROUP_BLOCKS && group.len() < GROUP_BLOCKS {
+            let next = self.flusher.list.lock().begin_oldest(due, self.rt.now());
+            let Some(inode) = next else { break };
+            blocks += inode.state().data.ready();
+            group.push(inode);
+        }
+        Some(group)
+    }
+
+    fn spawn_writer(self: &Arc<Self>, group: Vec<InodeRef>) {
         let fs = self.clone();
         self.rt.spawn(Box::pin(async move {
-            if let Err(error) = fs.write_out_twice(&inode).await {
-                tracing::warn!(node = %inode.node, %error, "writing dirty data failed; it stays");
+            let mut result = match &group[..] {
+                [inode] => fs.write_out_twice(inode).await,
+                files => fs.write_together(files).await,
+            };
+            for inode in &group {
+                result = result.and(fs.writes_end(inode).await);
+            }
+            if let Err(error) = result {
+                tracing::warn!(node = %group[0].node, %error, "writing dirty data failed; it stays");
                 match fs.pool_runs().await {
                     Ok(()) => fs.rt.sleep(RETRY).await,
                     // No retry helps a pool that has stopped.
                     Err(_) => fs.flusher.end(),
                 }
             }
-            fs.writer_ended(&inode);
+            fs.writer_ended(&group);
         }));
     }
 
-    fn writer_ended(self: &Arc<Self>, inode: &InodeRef) {
+    fn writer_ended(self: &Arc<Self>, group: &[InodeRef]) {
         {
             let mut list = self.flusher.list.lock();
             list.writers -= 1;
-            list.files.ended(inode.node);
+            group.iter().for_each(|inode| list.files.ended(inode.node));
         }
-        self.unlist_if_clean(inode);
-        let failed = inode.state().error.is_some();
-        if failed {
+        group.iter().for_each(|inode| self.unlist_if_clean(inode));
+        if group.iter().any(|inode| inode.state().error.is_some()) {
             self.flusher.wake_all();
         } else if self.flusher.is_half_full() {
             self.start_writers(Nanos::MAX);
@@ -251,18 +290,23 @@ impl Filesystem {
         self.flusher.forget(settled);
     }
 
-    /// Writes everything that is dirty of the file when this is called.
-    pub(crate) async fn write_out(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
-        let version = inode.state().data.version();
+    /// Writes everything that is dirty of the file up to write number `version`.
+    pub(crate) async fn write_out(self: &Arc<Self>, inode: &InodeRef, version: u64) -> Result<()> {
         while self.write_batch(inode, version, false).await? {}
         Ok(())
     }
 
-    /// As [`Self::write_out`], one batch being summed while another is being written; and what was
-    /// under way when it began has ended, too.
+    /// As [`Self::write_out`] of all there is now, one batch being summed while another is being
+    /// written.
     async fn write_out_twice(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
-        let (one, other) = join(self.write_out(inode), self.write_out(inode)).await;
-        one.and(other)?;
+        let version = inode.state().data.version();
+        let (one, other) =
+            join(self.write_out(inode, version), self.write_out(inode, version)).await;
+        one.and(other)
+    }
+
+    /// Waits until what is under way has ended, whoever writes it.
+    async fn writes_end(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
         self.batches_end(inode).await;
         let attached = inode.state().data.attached_txg();
         if let Some(txg) = attached {

@@ -23,7 +23,7 @@ use smallvec::SmallVec;
 
 use super::dirty::{Slot, Taken, Took};
 use super::extents::CHUNK;
-use crate::inode::InodeRef;
+use crate::inode::{Inode, InodeRef};
 use crate::promise::Promise;
 use crate::{Filesystem, FsError, Result};
 
@@ -82,17 +82,29 @@ impl Filesystem {
         let inode = inode.clone();
         let write = async move {
             let result = batch.write().await;
-            if let Err(error) = &result {
-                inode.state().error.get_or_insert_with(|| error.clone());
-            }
+            inode.tell(result.clone());
             result.map(|()| true)
         };
         finishing(&self.rt, write).await
     }
 }
 
+impl Inode {
+    /// Keeps the first error of background writes for the next fsync (R34).
+    pub(super) fn tell(&self, written: Result<()>) {
+        if let Err(error) = written {
+            self.state().error.get_or_insert(error);
+        }
+    }
+}
+
 impl Batch {
-    fn take(fs: &Arc<Filesystem>, inode: &InodeRef, version: u64, attach: bool) -> Option<Batch> {
+    pub(super) fn take(
+        fs: &Arc<Filesystem>,
+        inode: &InodeRef,
+        version: u64,
+        attach: bool,
+    ) -> Option<Batch> {
         let mut state = inode.state();
         if state.gone {
             return None;
@@ -123,7 +135,12 @@ impl Batch {
         })
     }
 
-    async fn write(mut self) -> Result<()> {
+    /// Its blocks get new places on the device.
+    pub(super) fn is_placed(&self) -> bool {
+        !self.took.is_empty() && !self.inline && !self.in_place
+    }
+
+    pub(super) async fn write(mut self) -> Result<()> {
         if self.took.is_empty() {
             return self.install(Content::Nothing).await;
         }
@@ -136,13 +153,22 @@ impl Batch {
         }
         let claims = self.claim()?;
         let placed = place(&self.took, &claims);
-        if !self.attach {
-            self.send(&placed).await?;
+        match self.attach {
+            true => self.install(Content::Placed { placed, claims }).await,
+            false => self.send_and_install(placed, claims).await,
         }
+    }
+
+    pub(super) async fn send_and_install(
+        &self,
+        placed: Vec<Placed>,
+        claims: VecDeque<Claim>,
+    ) -> Result<()> {
+        self.send(&placed).await?;
         self.install(Content::Placed { placed, claims }).await
     }
 
-    fn claim(&mut self) -> Result<VecDeque<Claim>> {
+    pub(super) fn claim(&mut self) -> Result<VecDeque<Claim>> {
         let blocks = self.took.len() as u64;
         let held = self.reserved.as_ref().map_or(0, |reserved| reserved.blocks());
         if held < blocks {
@@ -226,7 +252,7 @@ impl Drop for Batch {
 }
 
 /// Lays the blocks taken over the claims, cut at chunks of the file and ends of claims.
-fn place(took: &[(u64, Slot)], claims: &VecDeque<Claim>) -> Vec<Placed> {
+pub(super) fn place(took: &[(u64, Slot)], claims: &VecDeque<Claim>) -> Vec<Placed> {
     let mut placed = Vec::with_capacity(took.len().div_ceil(CHUNK as usize) + claims.len());
     let mut first = 0;
     for claim in claims {
@@ -253,7 +279,7 @@ fn place(took: &[(u64, Slot)], claims: &VecDeque<Claim>) -> Vec<Placed> {
 }
 
 /// The buffers of consecutive blocks; whole ones are not copied.
-fn gather(slots: &[(u64, Slot)]) -> Vec<Buf> {
+pub(super) fn gather(slots: &[(u64, Slot)]) -> Vec<Buf> {
     let mut bufs = Vec::with_capacity(slots.len());
     let mut rest = slots;
     while let Some((_, slot)) = rest.first() {

@@ -4,6 +4,7 @@
 //!   write.rs, truncate.rs  →  dirty.rs  →  batch.rs  →  install.rs  →  extents.rs (the table)
 //!   read.rs, seek.rs       ←  dirty.rs first, then extents.rs
 //!   fallocate.rs           →  extents.rs, in steps of its own
+//!   together.rs            many small batches in one request
 //!   in_place.rs            writing into preallocated space of a full pool
 //!   sync.rs                drives batches to their end, and commits
 //! ```
@@ -19,6 +20,7 @@ mod install;
 mod read;
 mod seek;
 mod sync;
+mod together;
 mod truncate;
 mod write;
 

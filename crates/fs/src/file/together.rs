@@ -1,0 +1,108 @@
+//! The small dirty parts of many files, sent together.
+//!
+//! A hundred tenants that write here and there leave thousands of files with one dirty block each.
+//! A request for each would cost the device more than the bytes do. Claims that follow each other
+//! are next to each other on the device most of the time, so the batches of a group are claimed one
+//! after the other and go out in few requests; each is installed by a transaction of its own.
+//!
+//! A request that fails is repeated by those of whose blocks it had some, each for itself: so only
+//! files are told of an error that have one.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use copyhold_pool::Claim;
+use copyhold_runtime::finishing;
+use copyhold_types::{Buf, Purpose, Run};
+use futures_util::future::join_all;
+
+use super::batch::{Batch, Content, Placed, REQUEST_BLOCKS_MAX, gather, place};
+use crate::inode::InodeRef;
+use crate::{Filesystem, Result};
+
+/// A batch with its place, not sent yet.
+struct Ready {
+    batch: Batch,
+    placed: Vec<Placed>,
+    claims: VecDeque<Claim>,
+}
+
+impl Filesystem {
+    /// Writes everything that is dirty of the files when this is called. Each is told of its own
+    /// error, the caller of the first.
+    pub(crate) async fn write_together(self: &Arc<Self>, files: &[InodeRef]) -> Result<()> {
+        let versions: Vec<u64> = files.iter().map(|file| file.state().data.version()).collect();
+        let batches = files.iter().zip(&versions);
+        let batches: Vec<Batch> = batches
+            .filter_map(|(file, version)| Batch::take(self, file, *version, false))
+            .collect();
+        let fs = self.clone();
+        let mut result = finishing(&self.rt, async move { fs.write_batches(batches).await }).await;
+        for (file, version) in files.iter().zip(versions) {
+            // More than one batch takes.
+            if file.state().data.waits(version) {
+                result = result.and(self.write_out(file, version).await);
+            }
+        }
+        result
+    }
+
+    async fn write_batches(&self, batches: Vec<Batch>) -> Result<()> {
+        let mut group = Vec::with_capacity(batches.len());
+        let mut told = Ok(());
+        for mut batch in batches {
+            let inode = batch.inode.clone();
+            let result = if !batch.is_placed() {
+                batch.write().await
+            } else {
+                batch.claim().map(|claims| {
+                    let placed = place(&batch.took, &claims);
+                    group.push(Ready { batch, placed, claims });
+                })
+            };
+            inode.tell(result.clone());
+            told = told.and(result);
+        }
+        let sent = self.send_together(&group).await;
+        for (ready, sent) in group.into_iter().zip(sent) {
+            let Ready { batch, placed, claims } = ready;
+            let result = match sent {
+                true => batch.install(Content::Placed { placed, claims }).await,
+                false => batch.send_and_install(placed, claims).await,
+            };
+            batch.inode.tell(result.clone());
+            told = told.and(result);
+        }
+        told
+    }
+
+    /// Of each of the group, whether all that it has was written.
+    async fn send_together(&self, group: &[Ready]) -> Vec<bool> {
+        let mut requests: Vec<(Run, Vec<Buf>, usize, usize)> = Vec::new();
+        for (member, ready) in group.iter().enumerate() {
+            for placed in &ready.placed {
+                let run = placed.run;
+                let slots = &ready.batch.took[placed.first..placed.first + run.blocks as usize];
+                match requests.last_mut() {
+                    Some((last, bufs, _, to))
+                        if last.end() == run.addr.block()
+                            && last.blocks + run.blocks <= REQUEST_BLOCKS_MAX =>
+                    {
+                        last.blocks += run.blocks;
+                        bufs.extend(gather(slots));
+                        *to = member;
+                    }
+                    _ => requests.push((run, gather(slots), member, member)),
+                }
+            }
+        }
+        let writes = requests.into_iter().map(|(run, data, from, to)| async move {
+            (self.pool.write(run, data, Purpose::Data).await.is_ok(), from, to)
+        });
+        let mut sent = vec![true; group.len()];
+        for (written, from, to) in join_all(writes).await {
+            sent[from..=to].iter_mut().for_each(|sent| *sent &= written);
+        }
+        sent
+    }
+}
