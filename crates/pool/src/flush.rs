@@ -1,12 +1,10 @@
 //! The flush policy, and the flush of what it chooses: partitions, metaslabs, the table of tables.
 //!
-//! Each of these pins the log from the oldest edit that its base does not have. What pins the
-//! oldest part goes first, at equal age what has most edits; where the memory of deltas presses
-//! more than the log, what has most edits. Nothing is flushed while both are
-//! below seven tenths of their limits: an edit that waits may be overtaken by another, and the more
-//! edits a flush gathers, the less it writes for each (P4). From there on rounds follow commits, so
-//! that the work is even, above 85 hundredths each other; at the limit user transactions wait
-//! (`admission`).
+//! Each of these pins the log from the oldest edit that its base does not have (`units`). Nothing is
+//! flushed while log and memory are below seven tenths of their limits: an edit that waits may be
+//! overtaken by another, and the more edits a flush gathers, the less it writes for each (P4). From
+//! there on rounds follow commits, so that the work is even, above 85 hundredths each other; at the
+//! limit user transactions wait (`admission`).
 //!
 //! A partition is merged into its base, or its edits become a layer over it: when that writes less
 //! (P4), and while a node that the merge needs cannot be read. Such a partition frees its part of
@@ -23,14 +21,13 @@
 //!     table of tables lies in no table. So what flushing adds to the log is a small part of what
 //!     it retires (rule R20).
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use copyhold_runtime::{FifoMutex, Finishing, finishing};
-use copyhold_space::{Claim, MapJob, MetaslabId, Tier};
+use copyhold_space::{Claim, MapJob, Tier};
 use copyhold_table::{FlushJob, Flushed, FreezePoint, NodeSource, Table, TableError};
 use copyhold_types::{Buf, EpochId, Key, NodePtr, Purpose, TableId, Txg};
 use parking_lot::Mutex;
@@ -39,10 +36,9 @@ use crate::marker::Kick;
 use crate::nodes::NodeWriter;
 use crate::tenancy::{NodeTurnover, free_node};
 use crate::transaction::Transaction;
+use crate::units::{Aim, UNITS_PER_ROUND, Unit, one_round};
 use crate::{Pool, PoolError, Sabotage};
 
-/// What one round takes at most.
-const UNITS_PER_ROUND: usize = 8;
 /// Edits that one flush of a partition takes at most, so that a round stays bounded.
 const EDITS_PER_FLUSH: usize = 256 << 10;
 /// The flusher looks by itself this often, should nobody kick it.
@@ -68,7 +64,7 @@ pub(crate) struct Flusher {
     /// Flushed, but their record is not durable (F2).
     recording: Mutex<Vec<Recording>>,
     /// Partitions that cannot be merged, each with the node that is unreadable.
-    broken: Mutex<BTreeMap<(TableId, Key), Option<NodePtr>>>,
+    pub(crate) broken: Mutex<BTreeMap<(TableId, Key), Option<NodePtr>>>,
     /// Memory of edits in deltas; counted up by transactions, set by rounds.
     delta_bytes: AtomicU64,
     /// A transaction has kicked since the flusher last looked.
@@ -79,22 +75,6 @@ pub(crate) struct Flusher {
 struct Recording {
     record: Txg,
     pin: Txg,
-}
-
-/// What a round is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Aim {
-    /// To free log and memory, writing little.
-    Trim,
-    /// To settle everything in bases.
-    Settle,
-}
-
-/// Something that pins the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Unit {
-    Partition(TableId, Key),
-    Metaslab(MetaslabId),
 }
 
 /// How far a unit has come.
@@ -164,7 +144,7 @@ impl Pool {
         self.delta_pressure().max(self.journal.pressure(self.limits.replay_edits))
     }
 
-    fn delta_pressure(&self) -> f64 {
+    pub(crate) fn delta_pressure(&self) -> f64 {
         self.flusher.delta_bytes.load(Relaxed) as f64 / self.limits.delta_bytes as f64
     }
 
@@ -175,7 +155,7 @@ impl Pool {
         while self.pressure() > START && !self.is_closing() {
             // What lies over a table that is settled by now can be flushed from here on.
             any |= self.hand_over()?;
-            let flushed = self.flush_round(UNITS_PER_ROUND, Aim::Trim).await?;
+            let flushed = self.flush_round(Aim::Trim).await? > 0;
             any |= flushed;
             if !flushed || self.pressure() <= HURRY {
                 break;
@@ -192,55 +172,21 @@ impl Pool {
             self.commit(self.open_txg()).await?;
             self.hand_over()?;
             let mut units = self.units(Aim::Settle).len();
-            while units > 0 && self.flush_round(UNITS_PER_ROUND, Aim::Settle).await? {
-                units = units.saturating_sub(UNITS_PER_ROUND);
+            while units > 0 {
+                match self.flush_round(Aim::Settle).await? {
+                    0 => break,
+                    flushed => units = units.saturating_sub(flushed),
+                }
             }
         }
         Ok(())
     }
 
-    /// What can be flushed, the most urgent first: what pins the log longest, or, where memory
-    /// presses more than the log, what holds most edits; metaslabs hold none.
-    fn units(&self, aim: Aim) -> Vec<Unit> {
-        let memory = self.delta_pressure() > self.journal.pressure(self.limits.replay_edits);
-        let urgency = |pin: Txg, edits: u64| match memory {
-            true => (Reverse(edits), pin.get(), Reverse(edits)),
-            false => (Reverse(0), pin.get(), Reverse(edits)),
-        };
-        let broken = self.flusher.broken.lock().clone();
-        let forked = self.forked();
-        let mut units = Vec::new();
-        for table in self.tables.all() {
-            if table.under().is_some() {
-                continue;
-            }
-            // What others lie over keeps them from being flushed.
-            let first = !forked.contains(&table.id());
-            for stats in table.stats() {
-                let unit = (table.id(), stats.start);
-                // Layers pin nothing; there is no hurry to merge them.
-                let layers = aim == Aim::Settle && stats.layers > 0 && !broken.contains_key(&unit);
-                let pin = stats.pin.or(layers.then(|| self.open_txg()));
-                if let Some(pin) = pin.filter(|_| !stats.flushing) {
-                    let urgency = urgency(pin, stats.edits as u64);
-                    units.push(((first, urgency), Unit::Partition(unit.0, unit.1)));
-                }
-            }
-        }
-        for pin in self.space.pins().filter(|pin| !pin.flushing) {
-            let edits = if memory { 0 } else { pin.edits };
-            let urgency = (true, urgency(pin.oldest, edits));
-            units.push((urgency, Unit::Metaslab(pin.metaslab)));
-        }
-        units.sort();
-        units.into_iter().map(|(_, unit)| unit).collect()
-    }
-
-    /// Flushes the `most` oldest units. Whether there was anything to flush.
-    async fn flush_round(self: &Arc<Self>, most: usize, aim: Aim) -> Result<bool, PoolError> {
-        let mut units = self.units(aim);
-        units.truncate(most);
-        self.flush_units(units, aim).await
+    /// Flushes what is most urgent. How many units it took, none if nothing could be flushed.
+    async fn flush_round(self: &Arc<Self>, aim: Aim) -> Result<usize, PoolError> {
+        let units = one_round(self.units(aim));
+        let count = units.len();
+        Ok(if self.flush_units(units, aim).await? { count } else { 0 })
     }
 
     /// Flushes the partitions of one table, and merges its `layers`, too. Whether there was
@@ -491,7 +437,7 @@ impl Pool {
     /// included.
     pub(crate) fn oldest_pin(&self) -> Option<Txg> {
         let durable = self.durable_txg();
-        let tables = self.tables.all();
+        let tables = self.tables.busy();
         let recording = self.flusher.recording.lock().clone();
         let ahead = self.sabotaged(Sabotage::HeadAheadOfRecord);
         let recorded = recording.iter().filter(|r| r.record > durable && !ahead).map(|r| r.pin);
@@ -519,13 +465,13 @@ impl Pool {
     }
 
     pub(crate) fn unflushed_edits(&self) -> u64 {
-        let tables = self.tables.all();
+        let tables = self.tables.busy();
         tables.iter().flat_map(|t| t.stats()).map(|s| (s.edits + s.frozen_edits) as u64).sum()
     }
 
     /// Counts what deltas hold.
     fn measure(&self) {
-        let bytes: usize = self.tables.all().iter().map(|t| t.unflushed_bytes()).sum();
+        let bytes: usize = self.tables.busy().iter().map(|t| t.unflushed_bytes()).sum();
         self.flusher.delta_bytes.store(bytes as u64, Relaxed);
     }
 }

@@ -117,7 +117,7 @@ impl Pool {
 
     /// Tables that something else lies over: what is to be flushed first.
     pub(crate) fn forked(&self) -> BTreeSet<TableId> {
-        let tables = self.tables.all();
+        let tables = self.tables.busy();
         tables.iter().filter_map(|table| table.under()).map(|under| under.id()).collect()
     }
 
@@ -132,7 +132,7 @@ impl Pool {
     /// Hands settled tables over to what lies over them. Whether there was any.
     pub(crate) fn hand_over(self: &Arc<Self>) -> Result<bool, PoolError> {
         let mut any = false;
-        for child in self.tables.all() {
+        for child in self.tables.busy() {
             if child.under().is_some_and(|under| under.is_settled()) {
                 any |= self.hand_over_to(&child)?;
             }

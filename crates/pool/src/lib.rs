@@ -48,6 +48,7 @@ mod tables;
 mod tail;
 mod tenancy;
 mod transaction;
+mod units;
 
 pub use config::{CreateOptions, Limits, OpenOptions};
 pub use copyhold_space::{Claim, Figures, LaneClass, Reservation, Tier};

@@ -322,7 +322,7 @@ impl Pool {
         let piece = joined.gather(&records, credit.ticket, edits, introduces, tx.attached);
         self.flusher.edited(tx.edits.len() as u64, records.len() as u64, self.limits.delta_bytes);
         for (table, key, edit) in tx.edits {
-            self.table(table).apply(txg, key, edit);
+            self.tables.apply(txg, table, key, edit);
         }
         for claim in tx.claims {
             self.space.log_alloc(txg, claim);

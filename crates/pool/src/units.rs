@@ -1,0 +1,103 @@
+//! What a flush round takes: units that pin the log, the most urgent first.
+//!
+//! What pins the oldest part of the log goes first, at equal age what has most edits; where the
+//! memory of deltas presses more than the log, what has most edits. What others lie over goes before
+//! all else, since it keeps them from being flushed.
+
+use std::cmp::Reverse;
+
+use copyhold_space::MetaslabId;
+use copyhold_types::{Key, TableId, Txg};
+
+use crate::Pool;
+
+/// What one round takes at most; more where few edits are in each, as with a thousand tenants that
+/// write a little.
+pub(crate) const UNITS_PER_ROUND: usize = 8;
+const SMALL_UNITS_PER_ROUND: usize = 64;
+const EDITS_OF_SMALL_UNITS: usize = 4096;
+
+/// What a round is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Aim {
+    /// To free log and memory, writing little.
+    Trim,
+    /// To settle everything in bases.
+    Settle,
+}
+
+/// Something that pins the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Unit {
+    Partition(TableId, Key),
+    Metaslab(MetaslabId),
+}
+
+impl Pool {
+    /// What can be flushed, the most urgent first: what pins the log longest, or, where memory
+    /// presses more than the log, what holds most edits; metaslabs hold none.
+    pub(crate) fn units(&self, aim: Aim) -> Vec<(Unit, u64)> {
+        let memory = self.delta_pressure() > self.journal.pressure(self.limits.replay_edits);
+        let urgency = |pin: Txg, edits: u64| match memory {
+            true => (Reverse(edits), pin.get(), Reverse(edits)),
+            false => (Reverse(0), pin.get(), Reverse(edits)),
+        };
+        let broken = self.flusher.broken.lock().clone();
+        let forked = self.forked();
+        let mut units = Vec::new();
+        let tables = if aim == Aim::Settle { self.tables.all() } else { self.tables.busy() };
+        for table in tables {
+            if table.under().is_some() {
+                continue;
+            }
+            // What others lie over keeps them from being flushed.
+            let first = !forked.contains(&table.id());
+            for stats in table.stats() {
+                let unit = (table.id(), stats.start);
+                // Layers pin nothing; there is no hurry to merge them.
+                let layers = aim == Aim::Settle && stats.layers > 0 && !broken.contains_key(&unit);
+                let pin = stats.pin.or(layers.then(|| self.open_txg()));
+                if let Some(pin) = pin.filter(|_| !stats.flushing) {
+                    let edits = stats.edits as u64;
+                    let unit = Unit::Partition(unit.0, unit.1);
+                    units.push(((first, urgency(pin, edits)), unit, edits));
+                }
+            }
+        }
+        for pin in self.space.pins().filter(|pin| !pin.flushing) {
+            let edits = if memory { 0 } else { pin.edits };
+            let urgency = (true, urgency(pin.oldest, edits));
+            units.push((urgency, Unit::Metaslab(pin.metaslab), pin.edits));
+        }
+        units.sort();
+        units.into_iter().map(|(_, unit, edits)| (unit, edits)).collect()
+    }
+}
+
+/// As many of the first units as make one round.
+pub(crate) fn one_round(units: Vec<(Unit, u64)>) -> Vec<Unit> {
+    let mut round = Vec::new();
+    let mut sum = 0;
+    for (unit, edits) in units.into_iter().take(SMALL_UNITS_PER_ROUND) {
+        sum += edits;
+        if round.len() >= UNITS_PER_ROUND && sum > EDITS_OF_SMALL_UNITS as u64 {
+            break;
+        }
+        round.push(unit);
+    }
+    round
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_takes_eight_units_or_more_of_small_ones() {
+        let round = |edits: u64| {
+            let unit = |id| (Unit::Partition(TableId(id), Key::MIN), edits);
+            one_round((0..100).map(unit).collect()).len()
+        };
+        assert_eq!((round(0), round(60), round(200), round(100_000)), (64, 64, 20, 8));
+    }
+}
