@@ -16,7 +16,9 @@ mod tenants;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use copyhold_fs::{FallocateMode, Filesystem, FsError, RenameFlags, Seek, WriteFlags, XattrSet};
+use copyhold_fs::{
+    FallocateMode, Filesystem, FsError, NodeId as FsNode, RenameFlags, Seek, WriteFlags, XattrSet,
+};
 use copyhold_fuse::protocol::flags::fopen;
 use copyhold_fuse::protocol::{
     AttrReply, Caller, CopyRange, Data, DirEntry, Entries, Entry, Fallocate, Handle, Ioctl,
@@ -97,10 +99,24 @@ impl Adapter {
     async fn ask_tenants(&self, by: Caller, node: NodeId, ioctl: &Ioctl<'_>) -> Reply<IoctlReply> {
         let (on, room) = (known(node)?, ioctl.output_size as usize);
         let answered = tenants::answer(&self.fs, self.rules, by, on, ioctl.input, room).await;
-        if let (Some(name), Some(notifier)) = (answered.entry, self.notifier.get()) {
-            forget::entry(notifier.clone(), node, name).await;
-        }
+        self.kernel_forgets(answered.changed).await;
         Ok(IoctlReply { result: 0, output: answered.text })
+    }
+
+    async fn kernel_forgets(&self, changed: tenants::Changed) {
+        if let Some(notifier) = self.notifier.get().filter(|_| changed != Default::default()) {
+            forget::changed(notifier.clone(), changed).await;
+        }
+    }
+
+    /// An empty subvolume goes as a directory does, for whoever may delete subvolumes.
+    async fn remove_subvolume(&self, by: Caller, parent: FsNode, name: &[u8]) -> Reply<()> {
+        let may = tenants::may_delete(&self.fs, self.rules, by, parent, name).await;
+        may.map_err(|refusal| Errno::named(&refusal.code).unwrap_or(Errno::EIO))?;
+        let deleted = self.fs.remove_empty_subvolume(parent, name).await.map_err(errno)?;
+        // The entry it forgets itself, having been asked to remove it.
+        self.kernel_forgets(tenants::Changed { stale: deleted.stale, entries: vec![] }).await;
+        Ok(())
     }
 }
 
@@ -224,8 +240,12 @@ impl Operations for Adapter {
         self.fs.unlink(known(parent)?, name).await.map_err(errno)
     }
 
-    async fn rmdir(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
-        self.fs.rmdir(known(parent)?, name).await.map_err(errno)
+    async fn rmdir(&self, by: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
+        let parent = known(parent)?;
+        match self.fs.rmdir(parent, name).await {
+            Err(FsError::IsSubvolume(_)) => self.remove_subvolume(by, parent, name).await,
+            removed => removed.map_err(errno),
+        }
     }
 
     async fn rename(&self, by: Caller, parent: NodeId, rename: Rename<'_>) -> Reply<()> {

@@ -3,8 +3,10 @@
 //! Arguments come in the order that btrfs users know. The work is the daemon's; here paths become
 //! questions (`control/tenants.rs`) and answers text.
 
+mod rollback;
+
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -41,6 +43,7 @@ enum What {
     Create(Create),
     Delete(Delete),
     List(List),
+    Rollback(rollback::Rollback),
     Show(Show),
     Snapshot(Snapshot),
     Sync(Sync),
@@ -63,7 +66,8 @@ struct Create {
 ///
 /// Returns at once; the space is freed in the background (`subvolume sync` waits, `subvolume list`
 /// shows what remains). What snapshots share with them stays. A subvolume that holds others cannot
-/// be deleted. While others share what a deleted one has paid for, its quota group stays as a
+/// be deleted; when several are named and one cannot be deleted, the others are. `rmdir` deletes an
+/// empty one, too. While others share what a deleted one has paid for, its quota group stays as a
 /// `tombstone`, unless there is an heir.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
@@ -139,6 +143,7 @@ impl Verb {
             What::Create(verb) => verb.run(report),
             What::Delete(verb) => verb.run(report),
             What::List(verb) => verb.run(report),
+            What::Rollback(verb) => verb.run(report),
             What::Show(verb) => verb.run(report),
             What::Snapshot(verb) => verb.run(report),
             What::Sync(verb) => verb.run(),
@@ -165,16 +170,26 @@ fn umask() -> u32 {
 }
 
 impl Delete {
+    /// What cannot be deleted is told, and the others are.
     fn run(self, report: Report) -> Result<(), Failure> {
         let heir = self.heir.as_deref().map(tenants::subvolume).transpose()?;
+        let heir = heir.map(|heir| heir.node);
+        let mut last = None;
         for path in &self.paths {
-            let entry = tenants::subvolume(path)?.entry()?;
-            let heir = heir.as_ref().map(|heir| heir.node);
-            let gone: u32 = entry.open()?.put(&Question::Delete { name: entry.name(), heir })?;
-            report.note(|| format!("deleted subvolume {gone} at {}", path.display()))?;
+            if let Err(failure) = delete(path, heir, report)
+                && let Some(before) = last.replace(failure)
+            {
+                before.report(report.json);
+            }
         }
-        Ok(())
+        last.map_or(Ok(()), Err)
     }
+}
+
+fn delete(path: &Path, heir: Option<u64>, report: Report) -> Result<(), Failure> {
+    let entry = tenants::subvolume(path)?.entry()?;
+    let gone: u32 = entry.open()?.put(&Question::Delete { name: entry.name(), heir })?;
+    report.note(|| format!("deleted subvolume {gone} at {}", path.display()))
 }
 
 impl List {

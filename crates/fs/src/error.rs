@@ -73,6 +73,9 @@ pub enum FsError {
     /// EBUSY
     #[error("{0} is in use")]
     Busy(&'static str),
+    /// EBUSY
+    #[error("it is subvolume {0}; delete it as one")]
+    IsSubvolume(SubvolId),
     /// ESTALE: a node id of something that is gone.
     #[error("the file is gone")]
     Stale,

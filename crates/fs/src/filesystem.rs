@@ -11,7 +11,7 @@ use copyhold_format::item::{
     SubvolItem, TRUNCATE,
 };
 use copyhold_pool::{Credit, IdSpace, Pool, Tier, Transaction, Value};
-use copyhold_runtime::Rt;
+use copyhold_runtime::{FifoMutex, Rt};
 use copyhold_types::{BLOCK_BYTES, Buf, EpochId, InodeNo, Key, SubvolId, Timestamp, Txg};
 use copyhold_volume::Volumes;
 use copyhold_volume::quota::GroupId;
@@ -45,6 +45,9 @@ pub struct Filesystem {
     pub(crate) volumes: Arc<Volumes>,
     /// Those that were asked for.
     pub(crate) subvols: RwLock<BTreeMap<SubvolId, Arc<Subvol>>>,
+    /// Entries of subvolumes go to other subvolumes one at a time: so that none comes to be inside
+    /// itself.
+    pub(crate) moves: FifoMutex,
     pub(crate) inodes: InodeCache,
     pub(crate) flusher: Flusher,
     pub(crate) reaper: Reaper,
@@ -92,6 +95,7 @@ impl Filesystem {
             rt: pool.runtime().clone(),
             volumes,
             subvols: RwLock::default(),
+            moves: FifoMutex::new(),
             inodes: InodeCache::new(options.inodes_max),
             flusher: Flusher::new(&options),
             reaper: Reaper::default(),
@@ -276,6 +280,11 @@ impl Filesystem {
             .map_err(|source| self.damaged_record("the inode item", node, source))?;
         let inode = Arc::new(Inode::new(&subvol, node.ino, item, last_txg));
         self.inodes.insert(inode.clone());
+        if let Err(gone) = subvol.present() {
+            // Whoever deleted it may not have met this one.
+            self.forget_inode(&inode);
+            return Err(gone);
+        }
         Ok(inode)
     }
 

@@ -18,7 +18,8 @@
 //! F4  Items are looked up before, and computed within, the section that applies them (R1, R4).
 //!
 //! Locks, outermost first; no task takes them in another order:
-//!   1. the subvolume's rename lock (async), by renames between directories;
+//!   1. the lock of moves (async), by what takes an entry of a subvolume to another subvolume, or
+//!      the subvolume's rename lock (async), by renames between its directories;
 //!   2. directories' entry locks (async), by inode number;
 //!   3. a file's data lock (async): shared by reads and by writes of whole blocks within the file,
 //!      exclusive for other writes, truncates, fallocate;
@@ -44,6 +45,7 @@ mod node;
 mod options;
 mod promise;
 mod reaper;
+mod rollback;
 mod setattr;
 mod subvol;
 mod tenants;
@@ -58,5 +60,6 @@ pub use file::{FallocateMode, ReadData, Seek, WriteFlags};
 pub use filesystem::Filesystem;
 pub use node::NodeId;
 pub use options::{Atime, Options};
-pub use tenants::SubvolInfo;
+pub use rollback::RolledBack;
+pub use tenants::{Deleted, SubvolInfo};
 pub use xattr::XattrSet;

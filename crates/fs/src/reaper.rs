@@ -11,10 +11,10 @@ use copyhold_format::item::{EXTENT, Extent, ORPHAN, inode_key, orphan_key, trunc
 use copyhold_pool::{Tier, Transaction};
 use copyhold_runtime::FifoMutex;
 use copyhold_types::Key;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::filesystem::KEY_BYTES;
-use crate::inode::{Inode, InodeRef};
+use crate::inode::{Inode, InodeRef, State};
 use crate::subvol::FILES;
 use crate::{Filesystem, FsError, NodeId, Result};
 
@@ -111,23 +111,29 @@ impl Filesystem {
             Err(FsError::Stale) => return self.drop_list_items(node).await,
             Err(error) => return Err(error),
         };
-        let forgotten = {
+        {
             let _map = inode.map.write().await;
-            let mut state = inode.state();
+            let state = inode.state();
             if state.item.nlink > 0 || state.gone {
                 return Ok(());
             }
-            state.gone = true;
-            let forgotten = state.data.drop_blocks(0..u64::MAX);
-            state.data.set_changed(false);
-            state.data.cut_is_logged();
-            forgotten
-        };
-        self.flusher.forget(forgotten);
-        self.unlist_if_clean(&inode);
+            self.end_inode(&inode, state);
+        }
         let removed = self.remove_items(&inode).await;
         self.inodes.remove(node);
         removed
+    }
+
+    /// Whoever still has the file finds it gone, and what was dirty of it is nobody's.
+    pub(crate) fn end_inode(&self, inode: &InodeRef, mut state: MutexGuard<'_, State>) {
+        state.gone = true;
+        let forgotten = state.data.drop_blocks(0..u64::MAX);
+        state.data.set_changed(false);
+        // A pending truncate is nobody's, too: nothing would ever log it.
+        state.data.cut_is_logged();
+        drop(state);
+        self.flusher.forget(forgotten);
+        self.unlist_if_clean(inode);
     }
 
     /// Removes every item of the file, its inode and place on the lists last.

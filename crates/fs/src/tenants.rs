@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use copyhold_format::item::{HashKey, Place, SubvolState};
+use copyhold_format::item::{HashKey, SubvolState};
 use copyhold_pool::{Credit, IdSpace, Tier, Transaction};
 use copyhold_types::{InodeNo, SubvolId, Timestamp};
 use copyhold_volume::quota::{self, GroupId, Inherit, Ledger, QuotaError, Request, Rows};
@@ -21,7 +21,8 @@ use futures_util::future::join_all;
 
 use crate::dir::{Bucket, Found, LINKS_MAX, Name, put_bucket};
 use crate::filesystem::{INODE_BYTES, new_item, random_bytes};
-use crate::inode::{Inode, InodeRef, State};
+use crate::inode::{Inode, InodeRef, State, lock_states};
+use crate::rollback::place_in;
 use crate::subvol::FILES;
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
 
@@ -47,6 +48,15 @@ pub struct SubvolInfo {
     pub is_dying: bool,
     /// A random UUID.
     pub identity: [u8; 16],
+}
+
+/// What a deletion has done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Deleted {
+    pub subvol: SubvolId,
+    /// Nodes that are gone, of whose content or attributes a front end may know: what was open, and
+    /// directories, in which processes may stand.
+    pub stale: Vec<NodeId>,
 }
 
 impl Filesystem {
@@ -153,21 +163,44 @@ impl Filesystem {
         parent: NodeId,
         name: &[u8],
         heir: Option<SubvolId>,
-    ) -> Result<SubvolId> {
+    ) -> Result<Deleted> {
+        self.end_subvolume(parent, name, heir, false).await
+    }
+
+    /// As [`Self::delete_subvolume`], of a subvolume that has no files.
+    pub async fn remove_empty_subvolume(
+        self: &Arc<Self>,
+        parent: NodeId,
+        name: &[u8],
+    ) -> Result<Deleted> {
+        self.end_subvolume(parent, name, None, true).await
+    }
+
+    async fn end_subvolume(
+        self: &Arc<Self>,
+        parent: NodeId,
+        name: &[u8],
+        heir: Option<SubvolId>,
+        only_empty: bool,
+    ) -> Result<Deleted> {
         let dir = self.dir_to_change(parent).await?;
         let name = Name::parse(name)?;
         let _entries = dir.lock.write().await;
         let bucket = self.bucket(&dir, name.bytes()).await?;
         let found = bucket.find(self, &dir, name.bytes()).ok_or(FsError::NotFound)?;
-        let victim = found.node.subvol;
-        if victim == dir.node.subvol {
+        if found.node.ino != InodeNo::ROOT {
             return Err(FsError::Invalid("not a subvolume"));
         }
-        let subvol = self.subvol(victim).await?;
+        let subvol = self.subvol(found.node.subvol).await?;
+        let root = self.inode(found.node).await?;
         let credit = self.life_credit(Tier::DeleteSubvolume, &bucket, name).await?;
         {
-            let mut state = dir.state();
+            let [mut state, root] = lock_states([&dir, &root]);
             state.expect_removable_from()?;
+            // With its state held nobody adds a name, and later it is dying.
+            if only_empty && root.item.size > 0 {
+                return Err(FsError::NotEmpty);
+            }
             let mut tx = Transaction::new();
             let left = bucket.without(name.bytes());
             put_bucket(&mut tx, bucket.changed(left));
@@ -177,8 +210,8 @@ impl Filesystem {
             let txg = self.volumes.delete(&subvol.volume, &leaving, credit, tx)?;
             state.logged_and_shown(item, txg, true);
         }
-        self.forget_subvol(victim);
-        Ok(victim)
+        let stale = self.forget_subvol(subvol.id());
+        Ok(Deleted { subvol: subvol.id(), stale })
     }
 
     /// Forbids changes of a subvolume, or allows them again.
@@ -267,7 +300,7 @@ impl Filesystem {
     }
 
     /// Installs what is dirty of a subvolume; a few times, if writers go on (S1).
-    async fn write_subvol(self: &Arc<Self>, id: SubvolId) -> Result<()> {
+    pub(crate) async fn write_subvol(self: &Arc<Self>, id: SubvolId) -> Result<()> {
         for _ in 0..ROUNDS {
             let files = self.flusher.files_of(id);
             if files.is_empty() {
@@ -281,26 +314,25 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Inodes of a deleted subvolume are stale, and what was dirty of them is nobody's.
-    fn forget_subvol(&self, id: SubvolId) {
+    /// Inodes of a deleted subvolume are stale, and what was dirty of them is nobody's. Gives those
+    /// of whose content a front end may know: what was open, and directories.
+    pub(crate) fn forget_subvol(&self, id: SubvolId) -> Vec<NodeId> {
         self.subvols.write().remove(&id);
-        for inode in self.inodes.all().into_iter().filter(|inode| inode.node.subvol == id) {
-            let forgotten = {
-                let mut state = inode.state();
-                state.gone = true;
-                let forgotten = state.data.drop_blocks(0..u64::MAX);
-                state.data.set_changed(false);
-                // A pending truncate is nobody's, too: nothing would ever log it.
-                state.data.cut_is_logged();
-                forgotten
-            };
-            self.flusher.forget(forgotten);
-            self.unlist_if_clean(&inode);
-            self.inodes.remove(inode.node);
-        }
+        let inodes = self.inodes.all().into_iter().filter(|inode| inode.node.subvol == id);
+        let is_known = |inode: &InodeRef| inode.is_dir() || inode.state().opens > 0;
+        let forgotten = inodes.filter_map(|inode| {
+            self.forget_inode(&inode);
+            is_known(&inode).then_some(inode.node)
+        });
+        forgotten.collect()
     }
 
-    async fn dir_to_change(&self, parent: NodeId) -> Result<InodeRef> {
+    pub(crate) fn forget_inode(&self, inode: &InodeRef) {
+        self.end_inode(inode, inode.state());
+        self.inodes.remove(inode.node);
+    }
+
+    pub(crate) async fn dir_to_change(&self, parent: NodeId) -> Result<InodeRef> {
         self.writable()?;
         let dir = self.inode(parent).await?;
         dir.expect_dir()?;
@@ -309,7 +341,7 @@ impl Filesystem {
     }
 
     /// Where the entry of a new subvolume goes. The caller holds the directory's entry lock.
-    async fn free_place(&self, dir: &InodeRef, name: Name<'_>) -> Result<Bucket> {
+    pub(crate) async fn free_place(&self, dir: &InodeRef, name: Name<'_>) -> Result<Bucket> {
         let bucket = self.bucket(dir, name.bytes()).await?;
         match bucket.find(self, dir, name.bytes()) {
             Some(_) => Err(FsError::Exists),
@@ -322,7 +354,7 @@ impl Filesystem {
         self.credit(tier, Volumes::LIFE_EDITS + 3, bytes).await
     }
 
-    fn new_subvol(
+    pub(crate) fn new_subvol(
         &self,
         dir: &Inode,
         hash_key: HashKey,
@@ -330,7 +362,7 @@ impl Filesystem {
         groups: Option<Vec<GroupId>>,
     ) -> NewSubvol {
         NewSubvol {
-            place: Place { subvol: dir.node.subvol, directory: dir.node.ino },
+            place: place_in(dir),
             read_only,
             hash_key,
             created: self.now(),

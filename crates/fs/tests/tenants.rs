@@ -327,6 +327,8 @@ type Files = BTreeMap<String, Vec<u8>>;
 struct History {
     rng: Xoshiro256PlusPlus,
     live: BTreeMap<SubvolId, (String, Files)>,
+    /// Where the entries of those are that are not in the root.
+    inside: BTreeMap<SubvolId, SubvolId>,
     next: u32,
 }
 
@@ -347,12 +349,13 @@ impl History {
                 let of = self.any();
                 self.born(fs, Some(of), false).await;
             }
-            14..22 if self.live.len() > 1 => {
+            14..20 if self.live.len() > 1 => {
                 let id = self.any();
-                let (name, _) = self.live.remove(&id).expect("it lives");
-                fs.delete_subvolume(ROOT, name.as_bytes(), None).await.unwrap();
+                self.delete(fs, id).await;
             }
-            22..30 => {
+            20..23 => self.roll_back(fs).await,
+            23..26 => self.move_entry(fs).await,
+            26..30 => {
                 let (id, name) = (self.any(), format!("f{}", self.below(4)));
                 if self.live.get_mut(&id).expect("it lives").1.remove(&name).is_some() {
                     fs.unlink(root_of(id), name.as_bytes()).await.unwrap();
@@ -373,6 +376,73 @@ impl History {
                 file.resize(file.len().max(at + len), 0);
                 file[at..at + len].copy_from_slice(&data);
             }
+        }
+    }
+
+    fn place(&self, id: SubvolId) -> NodeId {
+        self.inside.get(&id).map_or(ROOT, |holder| root_of(*holder))
+    }
+
+    fn holds(&self, id: SubvolId) -> bool {
+        self.inside.values().any(|holder| *holder == id)
+    }
+
+    async fn delete(&mut self, fs: &Arc<Filesystem>, id: SubvolId) {
+        let place = self.place(id);
+        let name = self.live[&id].0.clone();
+        let deleted = fs.delete_subvolume(place, name.as_bytes(), None).await;
+        assert_eq!(deleted.is_err(), self.holds(id), "subvolume {id}: {deleted:?}");
+        if deleted.is_ok() {
+            self.live.remove(&id);
+            self.inside.remove(&id);
+        }
+    }
+
+    /// One becomes what another is, and is gone or kept; if they are related.
+    async fn roll_back(&mut self, fs: &Arc<Filesystem>) {
+        let (id, to) = (self.any(), self.any());
+        let (place, name) = (self.place(id), self.live[&id].0.clone());
+        let family = |id| fs.volumes().subvol(id).expect("it lives").family_number();
+        let may = id != to && family(id) == family(to);
+        let keep = (self.below(2) == 0 && self.live.len() < 7).then(|| {
+            self.next += 1;
+            format!("v{}", self.next)
+        });
+        let kept = keep.as_ref().map(|name| (ROOT, name.as_bytes()));
+        let done = fs.roll_back_subvolume(place, name.as_bytes(), to, kept).await;
+        let may = may && (keep.is_some() || !self.holds(id));
+        assert_eq!(done.is_ok(), may, "{id} to {to}: {done:?}");
+        let Ok(done) = done else { return };
+        let files = self.live[&to].1.clone();
+        let old = self.live.remove(&id).expect("it lives");
+        self.live.insert(done.subvol, (name, files));
+        if let Some(holder) = self.inside.remove(&id) {
+            self.inside.insert(done.subvol, holder);
+        }
+        if let Some(keep) = keep {
+            self.live.insert(id, (keep, old.1));
+        }
+    }
+
+    /// Moves an entry into another subvolume, or back.
+    async fn move_entry(&mut self, fs: &Arc<Filesystem>) {
+        let (id, into) = (self.any(), self.any());
+        let (from, name) = (self.place(id), self.live[&id].0.clone());
+        let to = if self.below(3) == 0 { ROOT } else { root_of(into) };
+        let mut way = Some(to.subvol).filter(|_| to != ROOT);
+        let mut under_itself = false;
+        while let Some(at) = way {
+            under_itself |= at == id;
+            way = self.inside.get(&at).copied();
+        }
+        let plain = Default::default();
+        let moved =
+            fs.rename(&Caller::ROOT, from, name.as_bytes(), to, name.as_bytes(), plain).await;
+        assert_eq!(moved.is_ok(), !under_itself, "{id} to {to}: {moved:?}");
+        match moved {
+            Ok(()) if to == ROOT => drop(self.inside.remove(&id)),
+            Ok(()) => drop(self.inside.insert(id, to.subvol)),
+            Err(_) => {}
         }
     }
 
@@ -412,11 +482,12 @@ impl History {
 
     async fn compare(&self, fs: &Arc<Filesystem>) {
         for (id, (name, files)) in &self.live {
-            let entry = fs.lookup(ROOT, name.as_bytes()).await.unwrap();
+            let entry = fs.lookup(self.place(*id), name.as_bytes()).await.unwrap();
             assert_eq!(entry.node, root_of(*id));
+            let mut found = names(fs, root_of(*id)).await.split_off(2);
+            found.retain(|name| name.starts_with('f'));
             let there: Vec<String> = files.keys().cloned().collect();
-            let found = names(fs, root_of(*id)).await;
-            assert_eq!(found[2..], there, "subvolume {id}");
+            assert_eq!(found, there, "subvolume {id}");
             for (name, bytes) in files {
                 let found = content(fs, root_of(*id), name).await;
                 assert!(found == *bytes, "subvolume {id} {name} differs");
@@ -430,7 +501,7 @@ fn subvolumes_share_and_part_through_crashes_and_give_everything_back() {
     for seed in seeds(24) {
         let mut world = World::new(seed, 32768);
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let mut history = History { rng, live: BTreeMap::new(), next: 0 };
+        let mut history = History { rng, live: BTreeMap::new(), inside: BTreeMap::new(), next: 0 };
         let mut fs = world.run(world.open());
         let before = world.run(free_blocks(&fs));
         world.run(history.born(&fs, None, false));
@@ -446,9 +517,11 @@ fn subvolumes_share_and_part_through_crashes_and_give_everything_back() {
             world.run(history.compare(&fs));
         }
         world.run(async {
-            for (id, (name, _)) in std::mem::take(&mut history.live) {
-                let deleted = fs.delete_subvolume(ROOT, name.as_bytes(), None).await;
-                assert_eq!(deleted.unwrap(), id);
+            while !history.live.is_empty() {
+                let innermost: Vec<SubvolId> = history.live.keys().copied().collect();
+                for id in innermost {
+                    history.delete(&fs, id).await;
+                }
             }
             fs.sync_subvolumes(&[]).await.unwrap();
             assert_eq!(names(&fs, ROOT).await, [".", ".."]);

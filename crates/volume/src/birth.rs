@@ -20,12 +20,12 @@ use copyhold_format::item::{
 };
 use copyhold_pool::{Credit, FORK_DEPTH_MAX, IdSpace, Pool, Transaction};
 use copyhold_types::{EpochId, InodeNo, SubvolId, TableId, Timestamp, Txg};
-use parking_lot::RwLockReadGuard;
 
 use crate::error::{Result, VolumeError};
-use crate::family::{Birth, Epoch, Family};
+use crate::family::{Birth, Family};
 use crate::quota::{Hold, Inherit, Resident};
 use crate::steady::told;
+use crate::trees::Trees;
 use crate::volumes::{Subvol, Volumes};
 
 /// Numbers for a new subvolume; those of a snapshot's source, too.
@@ -95,10 +95,10 @@ impl Volumes {
         credit: Credit,
         mut tx: Transaction,
     ) -> Result<(Arc<Subvol>, Txg)> {
-        let holder = self.holder(new)?;
-        let tree = holder.family.tree.read();
+        let holder = self.holder(new.place)?;
+        let trees = Trees::lock(&[], &[&*holder]);
         holder.check_live()?;
-        lead_to(&mut tx, numbers, tree.leaf(holder.id()));
+        trees.lead(&mut tx, [&*holder; 2], Some(numbers.table()))?;
         let _owners = self.state.owners.lock();
         let (id, epoch) = (numbers.subvol, numbers.epoch());
         let NewSubvol { place, hash_key, created, identity, .. } = *new;
@@ -132,51 +132,70 @@ impl Volumes {
         (credit, hold): (Credit, Option<&mut Hold>),
         mut tx: Transaction,
     ) -> Result<(Arc<Subvol>, Txg)> {
-        let holder = self.holder(new)?;
-        let cell = source.family.clone();
-        // The locks of two families are taken in the order of their ids.
-        let others = |before| {
-            let is_other = holder.family.id != cell.id && before == (holder.family.id < cell.id);
-            is_other.then(|| holder.family.tree.read())
-        };
-        let first: Option<RwLockReadGuard<'_, Family>> = others(true);
-        let mut tree = cell.tree.write();
-        let second = others(false);
+        let holder = self.holder(new.place)?;
+        let mut trees = Trees::lock(&[source], &[&*holder]);
         source.check_live()?;
         holder.check_live()?;
-        let sealed = *tree.leaf(source.id()).ok_or(VolumeError::NoSubvolume(source.id()))?;
-        if numbers.epochs.iter().any(|epoch| *epoch <= sealed.current) {
-            return Err(VolumeError::Overtaken(source.id()));
-        }
+        self.check_sealable(&trees, source, numbers)?;
         let _owners = self.state.owners.lock();
         let (subvol, origin) = (numbers.subvol, Some(source.id()));
         let resident = Resident { subvol, holder: Some(holder.id()), origin };
         let rows = self.state.ledger.create_subvolume(resident, &new.inherit, hold)?;
         self.put_rows(rows, &mut tx);
+        let holders = [&*holder; 2];
+        self.branch(&mut trees, source, holders, numbers, new, next_inode, credit, tx)
+    }
 
+    /// Whether [`Self::branch`] can go on from here.
+    pub(crate) fn check_sealable(
+        &self,
+        trees: &Trees<'_>,
+        source: &Subvol,
+        numbers: &Numbers,
+    ) -> Result<()> {
+        let sealed = trees.leaf(source)?;
+        match numbers.epochs.iter().any(|epoch| *epoch <= sealed.current) {
+            true => Err(VolumeError::Overtaken(source.id())),
+            false => Ok(()),
+        }
+    }
+
+    /// Seals `source` and applies everything. Edits of the holders' files come behind the seal, as
+    /// the source itself may hold the entry. What could be refused was; owners are locked.
+    #[allow(clippy::too_many_arguments)] // each is a different thing
+    pub(crate) fn branch(
+        &self,
+        trees: &mut Trees<'_>,
+        source: &Subvol,
+        holders: [&Subvol; 2],
+        numbers: &Numbers,
+        new: &NewSubvol,
+        next_inode: InodeNo,
+        credit: Credit,
+        mut tx: Transaction,
+    ) -> Result<(Arc<Subvol>, Txg)> {
+        let sealed = trees.leaf(source)?;
         let births = births(source.id(), numbers);
-        tree.seal(source.id(), births);
+        trees.changed(source).seal(source.id(), births);
+        trees.lead(&mut tx, holders, Some(numbers.table()))?;
+        let tree = trees.of(source);
         tx.fork(sealed.table, births.map(|birth| birth.table));
-        let held_by = match first.as_ref().or(second.as_ref()) {
-            Some(other) => other.leaf(holder.id()),
-            None => tree.leaf(holder.id()),
-        };
-        lead_to(&mut tx, numbers, held_by);
         for epoch in [sealed.id, births[0].id, births[1].id] {
-            put_epoch(&mut tx, &tree, epoch);
+            put_epoch(&mut tx, tree, epoch);
         }
         let items = items(source, new, births);
         for (birth, item) in births.iter().zip(&items) {
             tx.put(Pool::SYSTEM, subvol_key(birth.subvol), &item.encode()[..]);
             self.begin_epoch(birth.id, birth.subvol, next_inode);
         }
+        let cell = &source.family;
         // A flush asks whose a table is as soon as it has edits.
-        self.state.map.write().add_births(&cell, births);
+        self.state.map.write().add_births(cell, births);
         source.begin_move();
         let applied = self.pool.apply(credit, tx);
         source.set_moved(items[0]);
         let txg = applied?;
-        let subvol = Subvol::new(subvol, cell.clone(), items[1]);
+        let subvol = Subvol::new(numbers.subvol, cell.clone(), items[1]);
         self.state.map.write().subvols.insert(subvol.id(), subvol.clone());
         Ok((subvol, txg))
     }
@@ -187,8 +206,7 @@ impl Volumes {
         told(self.state.ledger.begin_epoch(epoch, subvol, next_inode));
     }
 
-    fn holder(&self, new: &NewSubvol) -> Result<Arc<Subvol>> {
-        let holder = new.place.subvol;
+    pub(crate) fn holder(&self, Place { subvol: holder, .. }: Place) -> Result<Arc<Subvol>> {
         self.subvol(holder).ok_or(VolumeError::NoSubvolume(holder))
     }
 
@@ -257,13 +275,6 @@ fn items(source: &Subvol, new: &NewSubvol, births: [Birth; 2]) -> [SubvolItem; 2
         ..moved(births[1])
     };
     [moved(births[0]), snapshot]
-}
-
-/// Edits of files are the new subvolume's own, or else its holder's.
-fn lead_to(tx: &mut Transaction, numbers: &Numbers, holder: Option<&Epoch>) {
-    let Some(holder) = holder else { return };
-    let is_files = |table| table > Pool::PENDING && table != numbers.table();
-    tx.readdress(|table| if is_files(table) { holder.table } else { table });
 }
 
 pub(crate) fn put_epoch(tx: &mut Transaction, tree: &Family, epoch: EpochId) {

@@ -30,6 +30,7 @@ use crate::family::{Absorption, FamilyId};
 use crate::pending::RELEASES_PER_STEP;
 use crate::release::Release;
 use crate::stored::dead_segment;
+use crate::trees::Trees;
 use crate::volumes::{Map, Subvol, Volumes};
 
 /// Edits and bytes of a step that changes records only.
@@ -78,22 +79,14 @@ impl Volumes {
         if subvol.id() == SubvolId::ROOT {
             return Err(VolumeError::Root(subvol.id()));
         }
-        let holder = subvol.item().place.subvol;
-        let holder = self.subvol(holder).ok_or(VolumeError::NoSubvolume(holder))?;
-        let (own, other) = (&subvol.family, &holder.family);
-        // The locks of two families are taken in the order of their ids.
-        let before = (other.id < own.id).then(|| other.tree.read());
-        let tree = own.tree.write();
-        let behind = (other.id > own.id).then(|| other.tree.read());
+        let holder = self.holder(subvol.item().place)?;
+        let trees = Trees::lock(&[subvol], &[&*holder]);
         subvol.check_live()?;
         let _owners = self.state.owners.lock();
         if let Some(held) = self.held_by(subvol.id()) {
             return Err(VolumeError::Holds(subvol.id(), held));
         }
-        let held_by = before.as_ref().or(behind.as_ref()).map_or(&*tree, |other| other);
-        if let Some(leaf) = held_by.leaf(holder.id()) {
-            tx.readdress(|table| if table > Pool::PENDING { leaf.table } else { table });
-        }
+        trees.lead(&mut tx, [&*holder; 2], None)?;
         let Leaving { since, name, heir } = *leaving;
         let rows = self.state.ledger.delete_subvolume(subvol.id(), since, name, heir)?;
         self.put_rows(rows, &mut tx);
@@ -105,7 +98,8 @@ impl Volumes {
         Ok(txg)
     }
 
-    fn held_by(&self, holder: SubvolId) -> Option<SubvolId> {
+    /// A living subvolume that it holds.
+    pub(crate) fn held_by(&self, holder: SubvolId) -> Option<SubvolId> {
         let map = self.state.map.read();
         let mut held = map.subvols.values().filter(|subvol| !subvol.is_dying());
         held.find(|held| held.item().place.subvol == holder && held.id() != holder)

@@ -15,10 +15,15 @@ pub enum VolumeError {
     NoSubvolume(SubvolId),
     #[error("subvolume {0} is being deleted; close what is open in it")]
     Dying(SubvolId),
-    #[error("subvolume {0} is the root of the pool and cannot be deleted")]
+    #[error("subvolume {0} is the root of the pool: it cannot be deleted, moved or rolled back")]
     Root(SubvolId),
     #[error("subvolume {0} holds subvolume {1}; delete or move that one first")]
     Holds(SubvolId, SubvolId),
+    #[error(
+        "subvolume {subvol} cannot become what subvolume {snapshot} is: they share no history, or \
+         are the same; take a snapshot of it, or of what it was made from"
+    )]
+    Unrelated { subvol: SubvolId, snapshot: SubvolId },
     #[error("subvolume {0} has taken a newer epoch than the snapshot was given; try again")]
     Overtaken(SubvolId),
     #[error("the record {key} of the system table: {source}")]

@@ -6,8 +6,8 @@
 //! The algebra, without I/O: [`family`] is the tree of epochs, [`segment`] how deadlists and shares
 //! speak of blocks, [`release`] what a dropped pointer comes to. Over it, on a pool: [`Volumes`]:
 //! transactions of files (`steady`) and what they read (`read`), nodes (`nodes`), `birth`,
-//! `deletion` and its `walk`, `reflink`, and what was left for later (`pending`). Who pays:
-//! [`quota`], changed through `owners`.
+//! `place`, `rollback`, `deletion` and its `walk`, `reflink`, and what was left for later
+//! (`pending`). Who pays: [`quota`], changed through `owners`.
 
 #![forbid(unsafe_code)]
 
@@ -18,13 +18,16 @@ pub mod family;
 mod nodes;
 mod owners;
 mod pending;
+mod place;
 pub mod quota;
 mod read;
 mod reflink;
 pub mod release;
+mod rollback;
 pub mod segment;
 mod steady;
 mod stored;
+mod trees;
 mod volumes;
 mod walk;
 
@@ -32,5 +35,6 @@ pub use birth::{NewSubvol, Numbers};
 pub use deletion::Leaving;
 pub use error::VolumeError;
 pub use reflink::Unread;
+pub use rollback::OldState;
 pub use steady::Steady;
 pub use volumes::{Subvol, Volumes};

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use copyhold_format::item::{
-    EPOCH, EpochItem, Place, SUBVOL, SubvolFlags, SubvolItem, SubvolState, subvol_key,
+    EPOCH, EpochItem, SUBVOL, SubvolFlags, SubvolItem, SubvolState, subvol_key,
 };
 use copyhold_pool::{Credit, Pool, Tier, Transaction};
 use copyhold_runtime::FifoMutex;
@@ -382,19 +382,6 @@ impl Volumes {
             let flags = item.flags.0 & !SubvolFlags::READ_ONLY;
             item.flags = SubvolFlags(flags | if on { SubvolFlags::READ_ONLY } else { 0 });
         })
-    }
-
-    /// Its entry is in another directory now; `tx` has the edits of the directories, which are in
-    /// the same subvolume (R39).
-    pub fn moved(
-        &self,
-        subvol: &Subvol,
-        to: Place,
-        credit: Credit,
-        tx: Transaction,
-    ) -> Result<Txg> {
-        assert!(to.subvol == subvol.item().place.subvol, "entries move in their subvolume only");
-        self.rewrite(subvol, credit, tx, |item| item.place = to)
     }
 }
 

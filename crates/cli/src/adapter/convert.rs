@@ -140,11 +140,15 @@ pub(crate) fn errno(error: FsError) -> Errno {
         FsError::NotSupported(_) => Errno::EOPNOTSUPP,
         FsError::PastEnd => Errno::ENXIO,
         FsError::CrossSubvolume => Errno::EXDEV,
-        FsError::Busy(_) => Errno::EBUSY,
+        FsError::Busy(_) | FsError::IsSubvolume(_) => Errno::EBUSY,
         FsError::Stale => Errno::ESTALE,
         FsError::Quota(error) => Errno::named(error.code()).unwrap_or(Errno::EIO),
         FsError::Volume(error) if matches!(*error, VolumeError::Holds(..)) => Errno::EBUSY,
-        FsError::Volume(error) if matches!(*error, VolumeError::Root(_)) => Errno::EINVAL,
+        FsError::Volume(error)
+            if matches!(*error, VolumeError::Root(_) | VolumeError::Unrelated { .. }) =>
+        {
+            Errno::EINVAL
+        }
         error => {
             tracing::debug!(%error, "answered EIO");
             Errno::EIO

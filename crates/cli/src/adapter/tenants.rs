@@ -42,8 +42,16 @@ pub(crate) struct Rules {
 pub(super) struct Answered {
     /// Ends with a zero.
     pub(super) text: Vec<u8>,
-    /// This name in the directory that was asked.
-    pub(super) entry: Option<Vec<u8>>,
+    pub(super) changed: Changed,
+}
+
+/// What changed behind the kernel's back.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Changed {
+    /// Names in directories.
+    pub(super) entries: Vec<(NodeId, Vec<u8>)>,
+    /// What is gone, of whose content the kernel may know.
+    pub(super) stale: Vec<NodeId>,
 }
 
 /// Answers what was asked on the directory `node`, in less than `room` bytes.
@@ -57,9 +65,9 @@ pub(super) async fn answer<T: Tenants>(
 ) -> Answered {
     let end = question.iter().position(|&byte| byte == 0).unwrap_or(question.len());
     let desk = Desk { tenants, rules, by, node, room };
-    let mut entry = None;
+    let mut changed = Changed::default();
     let told = match serde_json::from_slice(&question[..end]) {
-        Ok(question) => desk.answer(question, &mut entry).await,
+        Ok(question) => desk.answer(question, &mut changed).await,
         Err(error) => Err(Refusal::new(
             "EINVAL",
             format!("the daemon does not understand ({error}); use the program that mounted it"),
@@ -71,7 +79,20 @@ pub(super) async fn answer<T: Tenants>(
         text = encode(Err(Refusal::new("EOVERFLOW", why)));
     }
     text.push(0);
-    Answered { text, entry }
+    Answered { text, changed }
+}
+
+/// Whether the one who asks may delete the subvolume that this name in `node` leads to.
+pub(super) async fn may_delete<T: Tenants>(
+    tenants: &T,
+    rules: Rules,
+    by: Caller,
+    node: NodeId,
+    name: &[u8],
+) -> Answer<()> {
+    let desk = Desk { tenants, rules, by, node, room: 0 };
+    let found = tenants.entry(node, name).await?;
+    desk.may_change(&[node, found], false).await
 }
 
 fn encode(told: Answer<Value>) -> Vec<u8> {
@@ -92,12 +113,13 @@ struct Desk<'a, T> {
 }
 
 impl<T: Tenants> Desk<'_, T> {
-    async fn answer(&self, question: Question, entry: &mut Option<Vec<u8>>) -> Answer<Value> {
+    async fn answer(&self, question: Question, changed: &mut Changed) -> Answer<Value> {
         let tenants = self.tenants;
         Ok(match question {
-            Question::Create { .. } | Question::Snapshot { .. } | Question::Delete { .. } => {
-                return self.change(question, entry).await;
-            }
+            Question::Create { .. }
+            | Question::Snapshot { .. }
+            | Question::Delete { .. }
+            | Question::RollBack { .. } => return self.change(question, changed).await,
             Question::SetReadOnly { on } => {
                 self.may_change(&[self.node], false).await?;
                 let subvol = root(self.node)?;
@@ -139,7 +161,7 @@ impl<T: Tenants> Desk<'_, T> {
     }
 
     /// What makes or takes away an entry of the directory.
-    async fn change(&self, question: Question, entry: &mut Option<Vec<u8>>) -> Answer<Value> {
+    async fn change(&self, question: Question, changed: &mut Changed) -> Answer<Value> {
         let by = asker(self.by, None);
         let ids = |groups: &[Group]| groups.iter().map(|group| group.0).collect::<Vec<GroupId>>();
         match question {
@@ -149,7 +171,7 @@ impl<T: Tenants> Desk<'_, T> {
                 let groups = ids(&groups);
                 let place = Place { by: &by, parent: self.node, name: &name, groups: &groups };
                 let made = self.tenants.create(place).await?;
-                *entry = Some(name);
+                changed.entries.push((self.node, name));
                 Ok(json!(made.0))
             }
             Question::Snapshot { source, name, read_only, groups } => {
@@ -159,26 +181,43 @@ impl<T: Tenants> Desk<'_, T> {
                 let groups = ids(&groups);
                 let place = Place { by: &by, parent: self.node, name: &name, groups: &groups };
                 let made = self.tenants.snapshot(subvol, place, read_only).await?;
-                *entry = Some(name);
+                changed.entries.push((self.node, name));
                 Ok(json!(made.0))
             }
             Question::Delete { name, heir } => {
-                let found = self.tenants.entry(self.node, &name).await?;
-                let subvol = root(found).map_err(|_| {
-                    let name = String::from_utf8_lossy(&name);
-                    Refusal::new(
-                        "EINVAL",
-                        format!("{name} is no subvolume; rm and rmdir delete it"),
-                    )
-                })?;
+                let found = self.subvolume_at(&name).await?;
                 self.may_change(&[self.node, found], heir.is_some()).await?;
                 let heir = heir.map(|heir| root(node(heir)?)).transpose()?;
-                self.tenants.delete(self.node, &name, heir).await?;
-                *entry = Some(name);
-                Ok(json!(subvol.0))
+                changed.stale = self.tenants.delete(self.node, &name, heir).await?;
+                changed.entries.push((self.node, name));
+                Ok(json!(found.subvol.0))
+            }
+            Question::RollBack { name, snapshot, keep } => {
+                let found = self.subvolume_at(&name).await?;
+                let snapshot = node(snapshot)?;
+                let subvol = root(snapshot)?;
+                let keep = keep.map(|keep| Ok((node(keep.directory)?, keep.name))).transpose()?;
+                let mut owned = vec![self.node, found, snapshot];
+                owned.extend(keep.iter().map(|(directory, _)| *directory));
+                self.may_change(&owned, false).await?;
+                let to = keep.as_ref().map(|(directory, name)| (*directory, &name[..]));
+                let made = self.tenants.roll_back(self.node, &name, subvol, to).await?;
+                changed.stale = made.stale;
+                changed.entries.push((self.node, name));
+                changed.entries.extend(keep);
+                Ok(json!(made.subvol.0))
             }
             _ => unreachable!("only these make or take away an entry"),
         }
+    }
+
+    /// The root of the subvolume that this name leads to.
+    async fn subvolume_at(&self, name: &[u8]) -> Answer<NodeId> {
+        let found = self.tenants.entry(self.node, name).await?;
+        root(found).map(|_| found).map_err(|_| {
+            let name = String::from_utf8_lossy(name);
+            Refusal::new("EINVAL", format!("{name} is no subvolume; rm and rmdir delete it"))
+        })
     }
 
     fn is_privileged(&self) -> bool {

@@ -119,13 +119,17 @@ impl Root {
             Ok(_) => return Err(exists(target)),
             Err(_) => Entry::of(target)?,
         };
-        if metadata(&entry.directory)?.dev() != self.device {
-            return Err(Failure::refused(Refusal::new(
-                "EXDEV",
-                format!("{} and {} are on different mounts", self.path.display(), target.display()),
-            )));
-        }
+        self.expect_same_mount(&entry)?;
         Ok(entry)
+    }
+
+    pub(crate) fn expect_same_mount(&self, entry: &Entry) -> Result<(), Failure> {
+        if metadata(&entry.directory)?.dev() == self.device {
+            return Ok(());
+        }
+        let (own, other) = (self.path.display(), entry.path());
+        let what = format!("{own} and {} are on different mounts", other.display());
+        Err(Failure::refused(Refusal::new("EXDEV", what)))
     }
 }
 
@@ -159,6 +163,11 @@ impl Entry {
     pub(crate) fn open(&self) -> Result<Control, Failure> {
         mount_table::holding(&self.directory)?;
         Control::open(&self.directory)
+    }
+
+    /// The number of the directory.
+    pub(crate) fn directory_node(&self) -> Result<u64, Failure> {
+        Ok(metadata(&self.directory)?.ino())
     }
 
     pub(crate) fn name(&self) -> Vec<u8> {

@@ -36,6 +36,13 @@ pub(crate) enum Question {
         name: Vec<u8>,
         heir: Option<u64>,
     },
+    /// Puts a new snapshot of a subvolume, named by its root's number, in the place of a subvolume
+    /// of this directory.
+    RollBack {
+        name: Vec<u8>,
+        snapshot: u64,
+        keep: Option<Keep>,
+    },
     /// [`Subvolume`]s with ids behind this one, in a [`Page`].
     Subvolumes {
         after: u64,
@@ -68,6 +75,13 @@ pub(crate) enum Question {
     },
     /// How many went.
     GroupClearStale,
+}
+
+/// Where a subvolume goes on that is rolled back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Keep {
+    pub(crate) directory: u64,
+    pub(crate) name: Vec<u8>,
 }
 
 /// What an administrator changes of groups.

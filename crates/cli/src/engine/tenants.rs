@@ -11,7 +11,7 @@ pub(crate) use filesystem::count_all;
 use std::future::Future;
 
 use copyhold_format::item::GroupId;
-use copyhold_fs::{Caller, NodeId};
+use copyhold_fs::{Caller, NodeId, RolledBack};
 use copyhold_types::SubvolId;
 
 use crate::control::wire::{GroupChange, GroupRow, QuotaStatus, Refusal, Room, Subvolume};
@@ -54,14 +54,26 @@ pub(crate) trait Tenants: Send + Sync {
         not_built("snapshots")
     }
 
-    /// Deletes the subvolume that `name` in `parent` leads to.
+    /// Deletes the subvolume that `name` in `parent` leads to; nodes that have become stale.
     fn delete(
         &self,
         _parent: NodeId,
         _name: &[u8],
         _heir: Option<SubvolId>,
-    ) -> impl Future<Output = Answer<()>> + Send {
+    ) -> impl Future<Output = Answer<Vec<NodeId>>> + Send {
         not_built("deleting subvolumes")
+    }
+
+    /// Puts a new snapshot of `snapshot` in the place of what `name` in `parent` leads to, which
+    /// goes on as `keep`, if anywhere.
+    fn roll_back(
+        &self,
+        _parent: NodeId,
+        _name: &[u8],
+        _snapshot: SubvolId,
+        _keep: Option<(NodeId, &[u8])>,
+    ) -> impl Future<Output = Answer<RolledBack>> + Send {
+        not_built("rolling back")
     }
 
     fn set_read_only(&self, _: SubvolId, _on: bool) -> impl Future<Output = Answer<()>> + Send {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use copyhold_format::item::{InodeItem, SYMLINK_MAX, orphan_key, symlink_key};
-use copyhold_pool::{Tier, Transaction, Value};
+use copyhold_pool::{Tier, Transaction};
 use copyhold_types::{InodeNo, Timestamp};
 
 use super::{Bucket, Found, LINKS_MAX, Name};
@@ -229,11 +229,7 @@ impl Filesystem {
 
 /// Puts a bucket, or deletes it where nothing is left.
 pub(crate) fn put_bucket(tx: &mut Transaction, bucket: Bucket) {
-    let key = bucket.key();
-    match bucket.value() {
-        Some(value) => tx.put(FILES, key, Value::clone(&value)),
-        None => tx.delete(FILES, key),
-    }
+    bucket.put(tx, FILES);
 }
 
 /// The item of a new file in a directory: owner, group and flags as the directory has it.

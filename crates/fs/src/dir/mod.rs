@@ -13,8 +13,8 @@ mod remove;
 mod rename;
 
 use copyhold_format::item::{DIRENT, DIRENT_SUBVOL, DirBucket, Place, dirent_bucket};
-use copyhold_pool::Value;
-use copyhold_types::{InodeNo, Key, SubvolId, Timestamp};
+use copyhold_pool::{Transaction, Value};
+use copyhold_types::{InodeNo, Key, SubvolId, TableId, Timestamp};
 
 use crate::filesystem::{FIRST_PLACEHOLDER, KEY_BYTES};
 use crate::inode::{Inode, State};
@@ -140,8 +140,12 @@ impl Bucket {
         Bucket { key: self.key, value: value.map(Value::from) }
     }
 
-    pub(crate) fn value(self) -> Option<Value> {
-        self.value
+    /// The edit that makes it what it is, among these files.
+    pub(crate) fn put(&self, tx: &mut Transaction, files: TableId) {
+        match &self.value {
+            Some(value) => tx.put(files, self.key, Value::clone(value)),
+            None => tx.delete(files, self.key),
+        }
     }
 }
 

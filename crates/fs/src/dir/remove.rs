@@ -17,6 +17,8 @@ impl Filesystem {
         self.remove(parent, name, false).await
     }
 
+    /// Subvolumes are refused: whether the caller may delete one is another question, see
+    /// [`Filesystem::remove_empty_subvolume`].
     pub async fn rmdir(self: &Arc<Self>, parent: NodeId, name: &[u8]) -> Result<()> {
         match name {
             b"." => Err(FsError::Invalid("a directory is not removed by the name \".\"")),
@@ -44,7 +46,7 @@ impl Filesystem {
             _ => {}
         }
         if inode.is_subvol_root() {
-            return Err(FsError::Busy("a subvolume; delete it as one"));
+            return Err(FsError::IsSubvolume(inode.node.subvol));
         }
         let bytes = 2 * INODE_BYTES + bucket.edit_bytes(name.bytes()) + KEY_BYTES;
         let credit = self.charge(&dir.subvol, Tier::Delete, 4, bytes).await?;

@@ -1,21 +1,25 @@
 //! Renaming: the transaction over up to two directories and two files.
 //!
 //! What replaces an existing name is written first, so that the name never leads to less than it
-//! did (R35). Locks: the subvolume's rename lock between directories, then both entry locks by
-//! number.
+//! did (R35). Locks: between directories the subvolume's rename lock, or between subvolumes that of
+//! moves; then both entry locks by number.
+//!
+//! The entry of a subvolume can go to any directory, also of another subvolume, and its record says
+//! so in the same transaction (R39). Nothing else leaves its subvolume.
 
 use std::sync::Arc;
 
-use copyhold_format::item::{InodeItem, orphan_key};
+use copyhold_format::item::{InodeItem, SubvolItem, inode_key, orphan_key};
 use copyhold_pool::{Tier, Transaction};
-use copyhold_types::{InodeNo, Timestamp};
+use copyhold_types::{InodeNo, TableId, Timestamp};
+use copyhold_volume::{self as volume, Volumes};
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
-use super::make::put_bucket;
 use super::{Bucket, Found, LINKS_MAX, Name};
 use crate::filesystem::{INODE_BYTES, KEY_BYTES, new_item};
 use crate::inode::{Inode, InodeRef, State};
+use crate::rollback::place_in;
 use crate::subvol::FILES;
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
 
@@ -72,14 +76,12 @@ impl Filesystem {
         if name.is_dots() || new_name.is_dots() {
             return Err(FsError::Busy("the directory itself"));
         }
-        if parent.subvol != new_parent.subvol {
-            return Err(FsError::CrossSubvolume);
-        }
         let dir = self.inode(parent).await?;
         let new_dir = self.inode(new_parent).await?;
         dir.expect_dir()?;
         new_dir.expect_dir()?;
         dir.subvol.writable()?;
+        new_dir.subvol.writable()?;
         let mut written: SmallVec<[NodeId; 2]> = SmallVec::new();
         loop {
             match self
@@ -105,7 +107,11 @@ impl Filesystem {
         written: &[NodeId],
     ) -> Result<Option<InodeRef>> {
         let across = dir.node != new_dir.node;
-        let _tree = if across { Some(dir.subvol.rename.lock().await) } else { None };
+        let _tree = match () {
+            () if !across => None,
+            () if dir.node.subvol != new_dir.node.subvol => Some(self.moves.lock().await),
+            () => Some(dir.subvol.rename.lock().await),
+        };
         let (low, high) = if dir.node <= new_dir.node { (dir, new_dir) } else { (new_dir, dir) };
         let _low = low.lock.write().await;
         let _high = if across { Some(high.lock.write().await) } else { None };
@@ -171,7 +177,7 @@ impl Filesystem {
     }
 
     /// `dir` must not be `top` or under it. The caller holds the rename lock.
-    async fn expect_outside(&self, dir: &InodeRef, top: &Inode) -> Result<()> {
+    pub(crate) async fn expect_outside(&self, dir: &InodeRef, top: &Inode) -> Result<()> {
         let mut at = dir.clone();
         for _ in 0..DEPTH_MAX {
             if at.node == top.node {
@@ -193,8 +199,10 @@ impl Filesystem {
             false => None,
         };
         let names = [&ends.from, &ends.to].map(|place| place.bucket.edit_bytes(place.name.bytes()));
+        let records = ends.moves().len();
         let bytes = 5 * INODE_BYTES + KEY_BYTES + names[0] + names[1];
-        let credit = self.charge(&ends.from.dir.subvol, Tier::Delete, 8, bytes).await?;
+        let bytes = bytes + records * (KEY_BYTES + SubvolItem::BYTES);
+        let charge = self.charge(&ends.from.dir.subvol, Tier::Delete, 8 + records, bytes).await?;
         let now = self.now();
         let (txg, sync) = {
             let mut states = States::lock(&ends);
@@ -204,16 +212,24 @@ impl Filesystem {
             self.rename_buckets(&mut tx, &ends, whiteout)?;
             let mut items = states.items(&ends, now, whiteout.is_some());
             for (inode, item) in &items {
-                self.put_inode(&mut tx, inode.node.ino, item);
+                let files = ends.files(inode);
+                tx.put(files, inode_key(inode.node.ino), &item.encode()[..]);
                 if item.nlink == 0 {
-                    tx.put(FILES, orphan_key(inode.node.ino), &[][..]);
+                    tx.put(files, orphan_key(inode.node.ino), &[][..]);
                 }
             }
             let white_item = new_item(FileKind::CharDevice.mode_bits(), caller, now);
             if let Some(ino) = whiteout {
                 self.put_inode(&mut tx, ino, &white_item);
             }
-            let txg = self.apply(&ends.from.dir.subvol, credit, tx)?;
+            let moves = ends.moves();
+            let txg = match moves.is_empty() {
+                true => self.apply(&ends.from.dir.subvol, charge, tx)?,
+                false => {
+                    let holders = [&ends.from, &ends.to].map(|end| &*end.dir.subvol.volume);
+                    self.volumes.moved(&moves, holders, charge.credit, tx)?
+                }
+            };
             for (inode, item) in items.drain(..) {
                 states.of(inode).logged_and_shown(item, txg, inode.is_dir());
             }
@@ -224,7 +240,7 @@ impl Filesystem {
             let mut is_sync = |dir| states.of(dir).is_sync_dir();
             (txg, is_sync(ends.from.dir) || is_sync(ends.to.dir))
         };
-        if let Some(target) = &ends.target {
+        if let Some(target) = ends.target.as_ref().filter(|target| !target.is_placeholder()) {
             self.reap_if_unused(target);
         }
         if sync {
@@ -256,32 +272,57 @@ impl Filesystem {
             Some(other) => Some(from.replaced(name, other)),
             None => from.without(name),
         });
-        let one_bucket = ends.to.bucket.key() == from.key();
+        let (here, there) = (ends.from.dir.node.subvol, ends.to.dir.node.subvol);
+        let one_bucket = here == there && ends.to.bucket.key() == from.key();
         let to = if one_bucket { &from } else { &ends.to.bucket };
         let to = to.changed(Some(match ends.target {
             Some(_) => to.replaced(new_name, source),
             None => to.with(new_name, source)?,
         }));
         if !one_bucket {
-            put_bucket(tx, from);
+            from.put(tx, FILES);
         }
-        put_bucket(tx, to);
+        to.put(tx, ends.files(ends.to.dir));
         Ok(())
     }
 }
 
 impl Ends<'_> {
-    /// The entry of a subvolume gets another name, and that is all: its record names the directory
-    /// (R39).
+    /// Only subvolumes go to other subvolumes, and they are not replaced.
     fn check_subvols(&self) -> Result<()> {
-        let only_renames =
-            self.from.dir.node == self.to.dir.node && self.target.is_none() && !self.flags.whiteout;
-        let is_root = |inode: &InodeRef| inode.is_subvol_root() || inode.is_placeholder();
-        let concerned = is_root(&self.source) || self.target.as_ref().is_some_and(is_root);
-        match concerned && !only_renames {
-            true => Err(FsError::Busy("a subvolume is renamed within its directory")),
+        let target = self.target.as_ref();
+        let exchanged = target.filter(|_| self.flags.exchange);
+        let is_across = self.from.dir.node.subvol != self.to.dir.node.subvol;
+        let mut moved = [Some(&self.source), exchanged].into_iter().flatten();
+        if is_across && !moved.all(|inode| inode.is_subvol_root()) {
+            return Err(FsError::CrossSubvolume);
+        }
+        if self.source.is_subvol_root() && self.flags.whiteout {
+            return Err(FsError::Invalid("a subvolume leaves no whiteout"));
+        }
+        match target.is_some_and(|target| target.is_subvol_root()) && !self.flags.exchange {
+            true => Err(FsError::NotEmpty),
             false => Ok(()),
         }
+    }
+
+    /// Whose records name another directory afterwards.
+    fn moves(&self) -> SmallVec<[(&volume::Subvol, copyhold_format::item::Place); 2]> {
+        let mut moves = SmallVec::new();
+        let (from, to) = (self.from.dir, self.to.dir);
+        let exchanged = self.target.as_ref().filter(|_| self.flags.exchange);
+        let ends = [Some((&self.source, to)), exchanged.map(|target| (target, from))];
+        for (inode, into) in ends.into_iter().flatten() {
+            if inode.is_subvol_root() && from.node != to.node {
+                moves.push((&*inode.subvol.volume, place_in(into)));
+            }
+        }
+        moves
+    }
+
+    /// What edits of this inode, or of its entries, are of.
+    fn files(&self, inode: &Inode) -> TableId {
+        if inode.node.subvol == self.from.dir.node.subvol { FILES } else { Volumes::THERE }
     }
 
     fn check_states(&self, states: &States<'_>) -> Result<()> {
@@ -298,7 +339,9 @@ impl Ends<'_> {
         }
         if let Some(target) = &self.target {
             let state = states.get(target);
-            state.expect_mutable()?;
+            if !target.is_placeholder() {
+                state.expect_mutable()?;
+            }
             if !self.flags.exchange && target.is_dir() && state.item.size > 0 {
                 return Err(FsError::NotEmpty);
             }
@@ -374,10 +417,12 @@ impl<'a> States<'a> {
             items.push((new_dir, self.get(new_dir).dir_item(to.entries, to.dirs, now)));
         }
         let source: &'e Inode = &ends.source;
-        if !source.is_subvol_root() && !source.is_placeholder() {
+        // Of others there is only the entry.
+        let has_item = |inode: &Inode| !inode.is_subvol_root() && !inode.is_placeholder();
+        if has_item(source) {
             items.push((source, moved(self.get(source), source, new_dir, now)));
         }
-        if let Some(target) = ends.target.as_deref() {
+        if let Some(target) = ends.target.as_deref().filter(|target| has_item(target)) {
             let state = self.get(target);
             items.push((
                 target,

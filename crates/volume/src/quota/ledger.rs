@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
-use copyhold_format::item::{InodesItem, inodes_key};
+use copyhold_format::item::inodes_key;
 use copyhold_pool::Edit;
 use copyhold_types::{EpochId, InodeNo, SubvolId, Txg};
 use parking_lot::{Mutex, RwLock};
@@ -244,29 +244,6 @@ impl Ledger {
             account.pay(&Sums { inodes: -1, ..Sums::default() });
             Ok(())
         })
-    }
-
-    /// `subvol` has become what `snapshot` was, so it has the inodes of that. `next_inode` is a
-    /// number that none of them has reached. While a transaction is applied.
-    pub fn rolled_back(
-        &self,
-        subvol: SubvolId,
-        snapshot: SubvolId,
-        next_inode: InodeNo,
-    ) -> Result<(), Miscount> {
-        if !self.is_on() {
-            return Ok(());
-        }
-        let account = self.accounts.get(subvol).ok_or(Miscount::UnknownSubvolume(subvol))?;
-        let uncounted = InodesItem { counted_from: next_inode, count: 0 };
-        let of = self.accounts.get(snapshot).and_then(|snapshot| snapshot.files.item());
-        let of = of.unwrap_or(uncounted);
-        let before = account.files.item().map_or(0, |item| item.count);
-        account.files.set(&of);
-        let inodes = of.count as i64 - before as i64;
-        account.pay(&Sums { inodes, ..Sums::default() });
-        self.accounts.touch(&account);
-        Ok(())
     }
 
     fn with_files(

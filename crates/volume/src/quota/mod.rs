@@ -39,6 +39,7 @@ mod owners;
 mod paths;
 #[cfg(test)]
 mod reference;
+mod replace;
 mod rows;
 mod show;
 mod sweep;
@@ -50,6 +51,7 @@ pub use hold::{Hold, Request, Tier};
 pub use ledger::{Amount, Ledger};
 pub use load::{Loader, Stray};
 pub use owners::{Inherit, Resident};
+pub use replace::Replaced;
 pub use show::{GroupState, GroupUse, Status};
 
 /// Most groups of which one can be a member itself: so creating a subvolume is one transaction of

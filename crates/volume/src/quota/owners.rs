@@ -186,27 +186,42 @@ impl Ledger {
         let Ok(mut groups) = self.on() else { return Ok(Rows::new()) };
         let group = groups.get(GroupId::of(subvol))?;
         let owner = group.owner.as_ref().ok_or(QuotaError::NoGroup(GroupId::of(subvol)))?;
-        let (account, holder) = (Arc::clone(&owner.account), owner.holder);
-        if account.is_dead() {
+        if owner.account.is_dead() {
             return Err(QuotaError::Deleted(subvol));
         }
         if let Some(heir) = heir {
             groups.check_heir(subvol, heir)?;
         }
-        account.set_dead();
         let mut rows = Rows::new();
-        groups.forget_files(&account, &mut rows);
+        self.end_owner(&mut groups, subvol, since, name, heir, &mut rows)?;
+        Ok(rows)
+    }
+
+    /// The owner is dead from now on. Checked.
+    pub(super) fn end_owner(
+        &self,
+        groups: &mut Groups,
+        subvol: SubvolId,
+        since: Timestamp,
+        name: &[u8],
+        heir: Option<SubvolId>,
+        rows: &mut Rows,
+    ) -> Result<(), QuotaError> {
+        let owner = groups.owner(subvol).ok_or(QuotaError::NoGroup(GroupId::of(subvol)))?;
+        let (account, holder) = (Arc::clone(&owner.account), owner.holder);
+        account.set_dead();
+        groups.forget_files(&account, rows);
         groups.set_reserve(subvol, 0);
         let name = name[..name.len().min(TOMBSTONE_NAME_MAX)].into();
         let group = groups.get_mut(GroupId::of(subvol))?;
         let tombstone = Some(Tombstone { since, holder, name });
         group.item = GroupItem { limits: group.item.limits, reserve: 0, tombstone };
-        group.log(&mut rows);
+        group.log(rows);
         if let Some(heir) = heir {
-            rows.push(self.set_heir(&mut groups, subvol, heir));
+            rows.push(self.set_heir(groups, subvol, heir));
         }
         self.sweepable.lock().insert(subvol);
-        Ok(rows)
+        Ok(())
     }
 
     /// What the dead `owner` pays for, and will pay for while it is being freed, `heir` pays from

@@ -234,7 +234,10 @@ fn a_read_only_mark_and_a_place_survive_a_crash() {
     let subvol = volumes.subvol(snapshot).unwrap();
     let credit = || world.rt.block_on(volumes.pool().admit(Tier::Write, 2, 512)).unwrap();
     volumes.set_read_only(&subvol, true, credit()).unwrap();
-    volumes.moved(&subvol, moved, credit(), Transaction::new()).unwrap();
+    let root = volumes.subvol(SubvolId::ROOT).unwrap();
+    let (moves, tx) = ([(&*subvol, moved)], Transaction::new());
+    volumes.moved(&moves, [&*root; 2], credit(), tx).unwrap();
+    drop(root);
     drop((volumes, subvol));
     world.crash();
     let item = world.volumes.subvol(snapshot).unwrap().item();

@@ -144,11 +144,11 @@ impl World {
         let ledger = self.volumes.ledger();
         let mut wanted: BTreeMap<SubvolId, (u64, u64)> = BTreeMap::new();
         for origin in data.values().filter(|origin| ledger.counts(**origin)) {
-            wanted.entry(self.owners[origin]).or_default().0 += 4096;
+            wanted.entry(self.payer(self.owners[origin])).or_default().0 += 4096;
         }
         for ptr in nodes.iter().filter(|ptr| ledger.counts(ptr.epoch)) {
             let bytes: u64 = ptr.runs().map(Run::bytes).sum();
-            wanted.entry(self.owners[&ptr.epoch]).or_default().1 += bytes;
+            wanted.entry(self.payer(self.owners[&ptr.epoch])).or_default().1 += bytes;
         }
         for group in ledger.show().unwrap() {
             let subvol = SubvolId(group.id.id() as u32);

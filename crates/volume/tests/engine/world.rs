@@ -17,7 +17,7 @@ use copyhold_types::{
     Buf, DeviceId, EpochId, InodeNo, Key, Pointer, Purpose, Run, SubvolId, TableId, Timestamp,
 };
 use copyhold_volume::quota::Inherit;
-use copyhold_volume::{Leaving, NewSubvol, Subvol, Volumes};
+use copyhold_volume::{Leaving, NewSubvol, OldState, Subvol, Volumes};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
@@ -55,6 +55,8 @@ pub(crate) struct World {
     pub(crate) model: BTreeMap<SubvolId, Files>,
     /// Who began each epoch, and pays for it.
     pub(crate) owners: BTreeMap<EpochId, SubvolId>,
+    /// Who pays for what one leaves that was rolled back.
+    heirs: BTreeMap<SubvolId, SubvolId>,
     next: u64,
     /// Releases have been seen that wait.
     pub(crate) seen_pending: bool,
@@ -112,12 +114,24 @@ impl World {
         rt.block_on(Pool::create(&(rt.clone() as Rt), &device, &options)).unwrap();
         let volumes = open(&rt, &disk, config);
         let root = volumes.subvol(SubvolId::ROOT).unwrap();
+        let heirs = BTreeMap::new();
         let owners = BTreeMap::from([(root.item().epoch, SubvolId::ROOT)]);
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let model = BTreeMap::from([(SubvolId::ROOT, Files::new())]);
         let (next, seen_pending, history) = (1, false, Vec::new());
-        let mut world =
-            World { rt, disk, volumes, rng, config, model, owners, next, seen_pending, history };
+        let mut world = World {
+            rt,
+            disk,
+            volumes,
+            rng,
+            config,
+            model,
+            owners,
+            heirs,
+            next,
+            seen_pending,
+            history,
+        };
         if config.quotas {
             world.enable_quotas();
         }
@@ -142,11 +156,13 @@ impl World {
         self.history.push(self.model.clone());
         match self.below(100) {
             0..40 => self.write(),
-            40..52 => self.reflink(),
+            40..50 => self.reflink(),
+            50..52 => self.move_entry(),
             52..60 => self.drop_range(),
             60..72 if self.model.len() < SUBVOLS => self.snapshot(),
-            72..75 if self.model.len() < SUBVOLS => self.create(),
-            75..82 => self.delete(),
+            72..74 if self.model.len() < SUBVOLS => self.create(),
+            74..78 => self.roll_back(),
+            78..82 => self.delete(),
             82..92 => self.background(),
             92..94 => self.rt.block_on(self.pool().flush_all()).unwrap(),
             94..97 => self.settle(),
@@ -416,6 +432,73 @@ impl World {
         !self.model.contains_key(&subvol.id())
     }
 
+    /// One becomes what another is, where they are related; the old state is gone or kept.
+    fn roll_back(&mut self) {
+        let (old, snapshot, kept) = (self.any(), self.any(), self.new_subvol().place);
+        let is_outside = !self.is_inside(kept.subvol, old.id());
+        let keep = self.below(2) == 0 && self.model.len() < SUBVOLS && is_outside;
+        let new = NewSubvol { place: old.item().place, ..self.new_subvol() };
+        let mut tx = self.entry(&new);
+        tx.put(Volumes::THERE, Key::new(9, copyhold_format::item::DIRENT, self.tag()), &b"e"[..]);
+        let then = match keep {
+            true => OldState::Kept(kept),
+            false => OldState::Deleted { since: Timestamp::default(), name: b"gone" },
+        };
+        let volumes = self.volumes.clone();
+        let (done, numbers) = self.rt.block_on(async {
+            let numbers = volumes.numbers(Some(&snapshot)).await.unwrap();
+            let (edits, bytes) = (2 * Volumes::LIFE_EDITS, 2 * Volumes::LIFE_BYTES);
+            let credit = volumes.pool().admit(Tier::DeleteSubvolume, edits, bytes).await.unwrap();
+            let next = InodeNo(1000);
+            let done = volumes.roll_back(&old, &snapshot, &numbers, &new, next, then, credit, tx);
+            (done, numbers)
+        });
+        let (old_id, related) = (old.id(), old.family_number() == snapshot.family_number());
+        let may = old_id != SubvolId::ROOT && old_id != snapshot.id() && related;
+        assert_eq!(done.is_ok(), may && (keep || !self.holds(old_id)), "{old_id}, keep {keep}");
+        let Ok((subvol, _)) = done else { return };
+        self.model.insert(subvol.id(), self.model[&snapshot.id()].clone());
+        self.owners.insert(numbers.epoch(), subvol.id());
+        self.owners.insert(snapshot.item().epoch, snapshot.id());
+        if !keep {
+            self.model.remove(&old_id);
+            self.heirs.insert(old_id, subvol.id());
+        }
+    }
+
+    /// Who pays for what this one began.
+    pub(crate) fn payer(&self, mut owner: SubvolId) -> SubvolId {
+        while let Some(heir) = self.heirs.get(&owner) {
+            owner = *heir;
+        }
+        owner
+    }
+
+    /// An entry goes to another subvolume, if that is not inside.
+    fn move_entry(&mut self) {
+        let (subvol, to) = (self.any(), self.any());
+        if self.is_inside(to.id(), subvol.id()) || subvol.id() == SubvolId::ROOT {
+            return;
+        }
+        let from = self.volumes.subvol(subvol.item().place.subvol).unwrap();
+        let mut tx = Transaction::new();
+        for (n, table) in [from.files(), Volumes::THERE].into_iter().enumerate() {
+            let key = Key::new(9, copyhold_format::item::DIRENT, self.next + n as u64);
+            tx.put(table, key, &b"entry"[..]);
+        }
+        let credit = self.rt.block_on(self.pool().admit(Tier::Write, 4, 1024)).unwrap();
+        let place = Place { subvol: to.id(), directory: InodeNo::ROOT };
+        self.volumes.moved(&[(&subvol, place)], [&from, &to], credit, tx).unwrap();
+    }
+
+    /// Whether it is `top`, or held by it or by what that holds.
+    fn is_inside(&self, mut at: SubvolId, top: SubvolId) -> bool {
+        while at != top && at != SubvolId::ROOT {
+            at = self.volumes.subvol(at).unwrap().item().place.subvol;
+        }
+        at == top
+    }
+
     fn holds(&self, holder: SubvolId) -> bool {
         let live = self.model.keys().filter(|id| **id != holder);
         let place = |id: &SubvolId| self.volumes.subvol(*id).unwrap().item().place.subvol;
@@ -468,6 +551,8 @@ impl World {
         let states = self.history.drain(..).chain([self.model.clone()]);
         let state = states.into_iter().find(|state| *state == found);
         self.model = state.expect("a state since the last commit");
+        let model = &self.model;
+        self.heirs.retain(|old, _| !model.contains_key(old));
     }
 
     fn lose_power(&mut self) {

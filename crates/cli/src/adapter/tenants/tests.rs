@@ -3,12 +3,12 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use copyhold_fs::Caller as By;
+use copyhold_fs::{Caller as By, RolledBack};
 use parking_lot::Mutex;
 
 use super::*;
 use crate::control::TENANTS;
-use crate::control::wire::{GroupChange, GroupRow, Subvolume, SubvolumeState};
+use crate::control::wire::{GroupChange, GroupRow, Keep, Subvolume, SubvolumeState};
 
 const ALICE: u32 = 1000;
 const BOB: u32 = 1001;
@@ -52,9 +52,20 @@ impl Tenants for Fake {
         Ok(SubvolId(43))
     }
 
-    async fn delete(&self, _: NodeId, _: &[u8], heir: Option<SubvolId>) -> Answer<()> {
+    async fn delete(&self, _: NodeId, _: &[u8], heir: Option<SubvolId>) -> Answer<Vec<NodeId>> {
         self.did(format!("delete, heir {heir:?}"));
-        Ok(())
+        Ok(vec![at(7, 12)])
+    }
+
+    async fn roll_back(
+        &self,
+        _: NodeId,
+        _: &[u8],
+        snapshot: SubvolId,
+        keep: Option<(NodeId, &[u8])>,
+    ) -> Answer<RolledBack> {
+        self.did(format!("roll back to {snapshot}, keep {}", keep.is_some()));
+        Ok(RolledBack { subvol: SubvolId(44), stale: vec![at(7, 13)] })
     }
 
     async fn set_read_only(&self, subvol: SubvolId, on: bool) -> Answer<()> {
@@ -102,20 +113,14 @@ fn rules(owners_may: bool) -> Rules {
     Rules { mounted_by: 0, owners_may }
 }
 
-/// What `uid` is told who asks on `node`, as text; and the entry that the kernel forgets.
-fn told(
-    fake: &Fake,
-    rules: Rules,
-    uid: u32,
-    node: NodeId,
-    text: &[u8],
-) -> (Value, Option<Vec<u8>>) {
+/// What `uid` is told who asks on `node`, as text; and what the kernel forgets.
+fn told(fake: &Fake, rules: Rules, uid: u32, node: NodeId, text: &[u8]) -> (Value, Changed) {
     let by = Caller { unique: 1, uid, gid: uid, pid: 1 };
     let room = TENANTS.bytes();
-    let Answered { mut text, entry } = now(answer(fake, rules, by, node, text, room));
+    let Answered { mut text, changed } = now(answer(fake, rules, by, node, text, room));
     assert!(text.len() <= room);
     assert_eq!(text.pop(), Some(0));
-    (serde_json::from_slice(&text).unwrap(), entry)
+    (serde_json::from_slice(&text).unwrap(), changed)
 }
 
 fn ask(fake: &Fake, rules: Rules, uid: u32, node: NodeId, question: Question) -> Value {
@@ -134,6 +139,12 @@ fn create() -> Question {
     Question::Create { name: b"new".to_vec(), umask: 0o27, groups: vec![] }
 }
 
+fn roll_back(keep: Option<NodeId>) -> Question {
+    let snapshot = at(7, 1).raw();
+    let keep = keep.map(|directory| Keep { directory: directory.raw(), name: b"kept".to_vec() });
+    Question::RollBack { name: b"sub".to_vec(), snapshot, keep }
+}
+
 fn snapshot() -> Question {
     let name = b"new".to_vec();
     Question::Snapshot { source: at(7, 1).raw(), name, read_only: false, groups: vec![] }
@@ -147,12 +158,47 @@ fn delete(name: &str) -> Question {
 fn root_changes_everything_and_the_kernel_forgets_the_entry() {
     let fake = Fake::default();
     let text = serde_json::to_vec(&create()).unwrap();
-    let (told, entry) = told(&fake, rules(false), 0, at(1, 5), &text);
-    assert_eq!((told, entry), (json!({"answer": 42}), Some(b"new".to_vec())));
+    let (told, changed) = told(&fake, rules(false), 0, at(1, 5), &text);
+    let forgotten = Changed { entries: vec![(at(1, 5), b"new".to_vec())], stale: vec![] };
+    assert_eq!((told, changed), (json!({"answer": 42}), forgotten));
     assert_eq!(ask(&fake, rules(false), 0, at(1, 5), snapshot()), json!({"answer": 43}));
     assert_eq!(ask(&fake, rules(false), 0, at(1, 5), delete("sub")), json!({"answer": 7}));
     let done = ["create in 1/5 for 0, umask 27", "snapshot 7", "delete, heir None"];
     assert_eq!(*fake.done.lock(), done);
+}
+
+#[test]
+fn the_kernel_forgets_both_names_and_what_is_gone() {
+    let fake = Fake::default();
+    let asked = |question: &Question| {
+        let text = serde_json::to_vec(question).unwrap();
+        told(&fake, rules(false), 0, at(1, 5), &text)
+    };
+    let (answer, changed) = asked(&roll_back(Some(at(1, 6))));
+    assert_eq!(answer, json!({"answer": 44}));
+    let entries = vec![(at(1, 5), b"sub".to_vec()), (at(1, 6), b"kept".to_vec())];
+    assert_eq!(changed, Changed { entries, stale: vec![at(7, 13)] });
+    let (_, changed) = asked(&delete("sub"));
+    let entries = vec![(at(1, 5), b"sub".to_vec())];
+    assert_eq!(changed, Changed { entries, stale: vec![at(7, 12)] });
+    let (refused, changed) = asked(&delete("directory"));
+    assert_eq!((refused["error"]["code"].as_str(), changed), (Some("EINVAL"), Changed::default()));
+    assert_eq!(*fake.done.lock(), ["roll back to 7, keep true", "delete, heir None"]);
+}
+
+#[test]
+fn who_may_delete_a_subvolume_may_remove_an_empty_one() {
+    let mine = [(at(1, 5), ALICE), (at(7, 1), ALICE), (at(1, 6), BOB)];
+    let fake = Fake { owners: mine.into(), ..Fake::default() };
+    let may = |rules, uid, node| {
+        let by = Caller { unique: 1, uid, gid: uid, pid: 1 };
+        now(may_delete(&fake, rules, by, node, b"sub")).map_err(|refusal| refusal.code)
+    };
+    let not = Err("EPERM".to_owned());
+    assert_eq!(may(rules(false), 0, at(1, 5)), Ok(()));
+    assert_eq!(may(rules(false), ALICE, at(1, 5)), not);
+    assert_eq!(may(rules(true), ALICE, at(1, 5)), Ok(()));
+    assert_eq!(may(rules(true), BOB, at(1, 6)), not);
 }
 
 #[test]
@@ -166,14 +212,17 @@ fn who_mounted_the_pool_is_as_good_as_root() {
 fn owners_need_the_option_and_all_that_is_concerned() {
     let mine = [(at(1, 5), ALICE), (at(7, 1), ALICE), (at(1, 6), BOB)];
     let fake = Fake { owners: mine.into(), ..Fake::default() };
-    for question in [create(), snapshot(), delete("sub")] {
+    for question in [create(), snapshot(), delete("sub"), roll_back(None)] {
         let on = |rules, uid, node| ask(&fake, rules, uid, node, question.clone());
         refused(&on(rules(false), ALICE, at(1, 5)), "EPERM", "user_subvolumes");
         refused(&on(rules(true), BOB, at(1, 5)), "EPERM", "owner of the directory");
         assert!(on(rules(true), ALICE, at(1, 5))["answer"].is_u64());
     }
+    let keep = |directory| ask(&fake, rules(true), ALICE, at(1, 5), roll_back(Some(directory)));
+    assert!(keep(at(1, 5))["answer"].is_u64());
+    refused(&keep(at(1, 6)), "EPERM", "owner of the directory");
     // His directory, her subvolume.
-    for question in [snapshot(), delete("sub")] {
+    for question in [snapshot(), delete("sub"), roll_back(None)] {
         refused(&ask(&fake, rules(true), BOB, at(1, 6), question), "EPERM", "subvolume's root");
     }
     let set = Question::SetReadOnly { on: true };

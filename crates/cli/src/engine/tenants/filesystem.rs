@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use copyhold_format::item::GroupId;
-use copyhold_fs::{Filesystem, FsError, NodeId, SubvolInfo};
+use copyhold_fs::{Filesystem, FsError, NodeId, RolledBack, SubvolInfo};
 use copyhold_types::SubvolId;
 use copyhold_volume::quota::{GroupState, GroupUse, Ledger, LimitKind, QuotaError};
 use copyhold_volume::{Subvol, Volumes};
@@ -46,8 +46,24 @@ impl Tenants for Arc<Filesystem> {
         made.map_err(refused)
     }
 
-    async fn delete(&self, parent: NodeId, name: &[u8], heir: Option<SubvolId>) -> Answer<()> {
-        self.delete_subvolume(parent, name, heir).await.map(drop).map_err(refused)
+    async fn delete(
+        &self,
+        parent: NodeId,
+        name: &[u8],
+        heir: Option<SubvolId>,
+    ) -> Answer<Vec<NodeId>> {
+        let deleted = self.delete_subvolume(parent, name, heir).await.map_err(refused)?;
+        Ok(deleted.stale)
+    }
+
+    async fn roll_back(
+        &self,
+        parent: NodeId,
+        name: &[u8],
+        snapshot: SubvolId,
+        keep: Option<(NodeId, &[u8])>,
+    ) -> Answer<RolledBack> {
+        self.roll_back_subvolume(parent, name, snapshot, keep).await.map_err(refused)
     }
 
     async fn set_read_only(&self, subvol: SubvolId, on: bool) -> Answer<()> {

@@ -204,26 +204,6 @@ fn inodes_are_limited_and_old_ones_are_not_counted() {
 }
 
 #[test]
-fn a_subvolume_that_is_rolled_back_has_the_inodes_of_the_snapshot() {
-    let mut pool = Pool::on();
-    pool.ledger.begin_epoch(EpochId(50), SubvolId(A), InodeNo(10)).unwrap();
-    let create = |pool: &Pool, ino| pool.ledger.created(SubvolId(A), InodeNo(ino), None).unwrap();
-    create(&pool, 10);
-    pool.snapshot(A, S, ROOT).unwrap();
-    [11, 12].into_iter().for_each(|ino| create(&pool, ino));
-    let inodes = |pool: &Pool, id| pool.ledger.show_group(at(id)).unwrap().inodes;
-    assert_eq!((inodes(&pool, A), inodes(&pool, S)), (3, 1));
-    pool.ledger.rolled_back(SubvolId(A), SubvolId(S), InodeNo(13)).unwrap();
-    pool.close();
-    assert_eq!(pool.crash(), vec![]);
-    assert_eq!((inodes(&pool, A), inodes(&pool, S)), (1, 1));
-    // B has never been counted: its inodes are not, whatever their numbers.
-    pool.ledger.rolled_back(SubvolId(A), SubvolId(B), InodeNo(70)).unwrap();
-    pool.ledger.removed(SubvolId(A), InodeNo(69)).unwrap();
-    assert_eq!(inodes(&pool, A), 0);
-}
-
-#[test]
 fn snapshots_are_limited_by_what_they_are_snapshots_of() {
     let mut pool = Pool::on();
     pool.done(pool.ledger.limit(at(A), LimitKind::Snapshots, Some(1)));

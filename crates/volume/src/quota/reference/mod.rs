@@ -13,6 +13,7 @@ mod enabling;
 mod limits;
 mod payers;
 mod relations;
+mod replaced;
 
 const MIB: u64 = 1 << 20;
 const ROOT: u32 = 1;

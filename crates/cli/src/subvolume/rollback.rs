@@ -1,0 +1,64 @@
+//! `copyhold subvolume rollback`: a subvolume becomes what a snapshot was.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use crate::control::tenants::{self, Entry};
+use crate::control::wire::{Keep, Question};
+use crate::failure::Failure;
+use crate::report::Report;
+
+/// Make a subvolume what a snapshot is
+///
+/// At once, whatever the size: a new, writable snapshot of SNAPSHOT takes the place of SUBVOLUME,
+/// with its quota groups, limits and reserve, and pays from then on for what the old state leaves.
+/// It has an id of its own. The old state is deleted, as by `subvolume delete`; with --keep it is a
+/// subvolume at another path instead. Files of the old state that are open answer ESTALE when it is
+/// deleted; SNAPSHOT stays as it is.
+///
+/// SNAPSHOT is any subvolume that shares history with SUBVOLUME: a snapshot of it, or what it was
+/// made from. A subvolume that holds others can only be rolled back with --keep; they stay in the
+/// old state.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    copyhold subvolume rollback /mnt/alice /mnt/backups/alice-monday\n  \
+    copyhold subvolume rollback --keep /mnt/alice-broken /mnt/alice /mnt/backups/alice-monday\n  \
+    copyhold subvolume rollback /mnt/ci-7 /mnt/base     a clone becomes fresh again")]
+pub(super) struct Rollback {
+    /// Keep the old state as a subvolume of this path
+    #[arg(long, value_name = "PATH")]
+    keep: Option<PathBuf>,
+    /// The root of the subvolume that is to change
+    subvolume: PathBuf,
+    /// The root of what it is to become
+    snapshot: PathBuf,
+}
+
+impl Rollback {
+    pub(super) fn run(self, report: Report) -> Result<(), Failure> {
+        let entry = tenants::subvolume(&self.subvolume)?.entry()?;
+        let snapshot = tenants::subvolume(&self.snapshot)?;
+        snapshot.expect_same_mount(&entry)?;
+        let kept = self.keep.as_deref().map(Entry::new).transpose()?;
+        let keep = match &kept {
+            Some(kept) => {
+                snapshot.expect_same_mount(kept)?;
+                Some(Keep { directory: kept.directory_node()?, name: kept.name() })
+            }
+            None => None,
+        };
+        let control = entry.open()?;
+        // What programs wrote to maps of files is the kernel's still.
+        control.write_pages()?;
+        let question = Question::RollBack { name: entry.name(), snapshot: snapshot.node, keep };
+        let made: u32 = control.put(&question)?;
+        let (path, of) = (self.subvolume.display().to_string(), self.snapshot.display());
+        let kept = kept.map(|kept| kept.path().display().to_string());
+        let text = || {
+            let old = kept.as_ref().map(|at| format!("; what it was is at {at}"));
+            format!("{path} is subvolume {made} now, as {of} is{}\n", old.unwrap_or_default())
+        };
+        report.show(&json!({ "id": made, "path": path, "kept": kept }), text)
+    }
+}

@@ -1,0 +1,207 @@
+//! A subvolume becomes what a snapshot was, in one transaction.
+//!
+//! What is at the entry afterwards is a new subvolume: node ids of the old state lead to nothing,
+//! or to the old state where that was kept. So a front end forgets the entry, and with it all that
+//! it knows below; of what is open it forgets the content.
+
+use std::sync::Arc;
+
+use copyhold_format::item::{Place, inode_key};
+use copyhold_pool::{IdSpace, Pool, Tier, Transaction};
+use copyhold_types::{InodeNo, SubvolId, Timestamp, Txg};
+use copyhold_volume::{OldState, Volumes};
+use smallvec::SmallVec;
+
+use crate::dir::{Bucket, Found, LINKS_MAX, Name};
+use crate::filesystem::INODE_BYTES;
+use crate::inode::{Inode, InodeRef};
+use crate::subvol::{FILES, Subvol};
+use crate::{FileKind, Filesystem, FsError, NodeId, Result};
+
+/// What has taken the place of a subvolume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RolledBack {
+    pub subvol: SubvolId,
+    /// As of [`Filesystem::delete_subvolume`].
+    pub stale: Vec<NodeId>,
+}
+
+/// A name in a directory whose entry lock is held.
+struct Slot<'a> {
+    dir: &'a InodeRef,
+    name: Name<'a>,
+    bucket: Bucket,
+}
+
+/// What a transaction does to one directory.
+struct Change<'a> {
+    dir: &'a Inode,
+    /// As they will be.
+    buckets: SmallVec<[Bucket; 2]>,
+    /// Subvolumes that it gets.
+    more: i64,
+}
+
+impl Filesystem {
+    /// The subvolume under `name` in `parent` becomes what `snapshot` is: a new, writable snapshot
+    /// of that takes its place, with its quota groups, limits and reserve. The old state is deleted
+    /// as by [`Self::delete_subvolume`], or is a subvolume under the name `keep` from then on.
+    ///
+    /// # Errors
+    /// It is the root, is read-only, or shares no history with `snapshot`; it holds other
+    /// subvolumes and is not kept.
+    pub async fn roll_back_subvolume(
+        self: &Arc<Self>,
+        parent: NodeId,
+        name: &[u8],
+        snapshot: SubvolId,
+        keep: Option<(NodeId, &[u8])>,
+    ) -> Result<RolledBack> {
+        let dir = self.dir_to_change(parent).await?;
+        let name = Name::parse(name)?;
+        let keep = match keep {
+            Some((parent, name)) => Some((self.dir_to_change(parent).await?, Name::to_make(name)?)),
+            None => None,
+        };
+        let from = self.subvol(snapshot).await?;
+        self.write_subvol(snapshot).await?;
+        // What is kept goes elsewhere: the ways to the root stand still meanwhile.
+        let _moves = self.moves.lock().await;
+        let there = keep.as_ref().map_or(&dir, |(there, _)| there);
+        let (low, high) = if dir.node <= there.node { (&dir, there) } else { (there, &dir) };
+        let _low = low.lock.write().await;
+        let _high = if low.node != high.node { Some(high.lock.write().await) } else { None };
+
+        let slot = Slot { dir: &dir, name, bucket: self.bucket(&dir, name.bytes()).await? };
+        let found = slot.bucket.find(self, &dir, name.bytes()).ok_or(FsError::NotFound)?;
+        if found.node.ino != InodeNo::ROOT {
+            return Err(FsError::Invalid("not a subvolume"));
+        }
+        let old = self.subvol(found.node.subvol).await?;
+        old.writable()?;
+        let kept = match &keep {
+            Some((there, name)) => {
+                self.expect_outside(there, &*self.inode(found.node).await?).await?;
+                let bucket = self.free_place(there, *name).await?;
+                Some(Slot { dir: there, name: *name, bucket })
+            }
+            None => None,
+        };
+        let made = self.put_in_place(&old, &from, &slot, kept.as_ref()).await?;
+        let stale = match kept {
+            Some(_) => Vec::new(),
+            None => self.forget_subvol(old.id()),
+        };
+        Ok(RolledBack { subvol: made, stale })
+    }
+
+    /// The transaction. The entry locks are held.
+    async fn put_in_place(
+        &self,
+        old: &Subvol,
+        from: &Subvol,
+        slot: &Slot<'_>,
+        kept: Option<&Slot<'_>>,
+    ) -> Result<SubvolId> {
+        let numbers = self.volumes.numbers(Some(&from.volume)).await?;
+        let mark = self.pool.next_id(IdSpace::Inode(from.id())).await?;
+        let slots = [Some(slot), kept].into_iter().flatten();
+        let names: usize = slots.map(|slot| slot.bucket.edit_bytes(slot.name.bytes())).sum();
+        let bytes = 2 * (Volumes::LIFE_BYTES + INODE_BYTES) + names;
+        // At a limit or in a full pool this may be the way out: it is a deletion, too.
+        let tier = if kept.is_some() { Tier::Write } else { Tier::DeleteSubvolume };
+        let credit = self.credit(tier, 2 * Volumes::LIFE_EDITS + 4, bytes).await?;
+
+        let now = self.now();
+        let mut tx = Transaction::new();
+        // All numbers that the snapshot's files have lie below its mark (R9).
+        let mark = self.pool.id_mark(IdSpace::Inode(from.id()), mark);
+        let key = IdSpace::Inode(numbers.subvol).key();
+        tx.put(Pool::SYSTEM, key, &mark.to_le_bytes());
+        let new = self.new_subvol(slot.dir, from.hash_key, false, None);
+        let then = match kept {
+            Some(kept) => OldState::Kept(place_in(kept.dir)),
+            None => OldState::Deleted { since: now, name: slot.name.bytes() },
+        };
+        let changes = changes(slot, kept, numbers.subvol, old.id())?;
+        self.change_dirs(&changes, now, tx, |tx| {
+            let (old, from) = (&old.volume, &from.volume);
+            let next = InodeNo(mark);
+            let (made, txg) =
+                self.volumes.roll_back(old, from, &numbers, &new, next, then, credit, tx)?;
+            Ok((made.id(), txg))
+        })
+    }
+
+    /// Applies a transaction that changes directories; the first says which subvolume's [`FILES`]
+    /// are.
+    fn change_dirs<T>(
+        &self,
+        changes: &[Change<'_>],
+        now: Timestamp,
+        mut tx: Transaction,
+        apply: impl FnOnce(Transaction) -> Result<(T, Txg)>,
+    ) -> Result<T> {
+        let mut order: SmallVec<[&Change<'_>; 2]> = changes.iter().collect();
+        order.sort_unstable_by_key(|change| change.dir.node);
+        let mut states: SmallVec<[_; 2]> = SmallVec::new();
+        for change in order {
+            let state = change.dir.state();
+            state.expect_removable_from()?;
+            if change.more > 0 && state.item.nlink >= LINKS_MAX {
+                return Err(FsError::TooManyLinks { max: LINKS_MAX });
+            }
+            let is_here = change.dir.node.subvol == changes[0].dir.node.subvol;
+            let files = if is_here { FILES } else { Volumes::THERE };
+            for bucket in &change.buckets {
+                bucket.put(&mut tx, files);
+            }
+            let item = state.dir_item(change.more, change.more, now);
+            tx.put(files, inode_key(change.dir.node.ino), &item.encode()[..]);
+            states.push((state, item));
+        }
+        let (done, txg) = apply(tx)?;
+        for (mut state, item) in states {
+            state.logged_and_shown(item, txg, true);
+        }
+        Ok(done)
+    }
+}
+
+pub(crate) fn place_in(dir: &Inode) -> Place {
+    Place { subvol: dir.node.subvol, directory: dir.node.ino }
+}
+
+/// What happens to the directories, that of the entry first.
+fn changes<'a>(
+    slot: &'a Slot<'_>,
+    kept: Option<&'a Slot<'_>>,
+    new: SubvolId,
+    old: SubvolId,
+) -> Result<SmallVec<[Change<'a>; 2]>> {
+    let root = |subvol| {
+        let node = NodeId { subvol, ino: InodeNo::ROOT };
+        Found { node, kind: FileKind::Directory }
+    };
+    let replaced = slot.bucket.replaced(slot.name.bytes(), root(new));
+    let replaced = slot.bucket.changed(Some(replaced));
+    let change = |dir, buckets, more| Change { dir, buckets, more };
+    let mut changes = SmallVec::new();
+    let Some(kept) = kept else {
+        changes.push(change(&**slot.dir, SmallVec::from_iter([replaced]), 0));
+        return Ok(changes);
+    };
+    let is_one_dir = kept.dir.node == slot.dir.node;
+    let is_one = is_one_dir && kept.bucket.key() == replaced.key();
+    let before = if is_one { &replaced } else { &kept.bucket };
+    let after = before.changed(Some(before.with(kept.name.bytes(), root(old))?));
+    if is_one {
+        changes.push(change(&**slot.dir, SmallVec::from_iter([after]), 1));
+    } else if is_one_dir {
+        changes.push(change(&**slot.dir, SmallVec::from_iter([replaced, after]), 1));
+    } else {
+        changes.push(change(&**slot.dir, SmallVec::from_iter([replaced]), 0));
+        changes.push(change(&**kept.dir, SmallVec::from_iter([after]), 1));
+    }
+    Ok(changes)
+}

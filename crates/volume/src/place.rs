@@ -1,0 +1,58 @@
+//! Where the entries of subvolumes are.
+//!
+//! A subvolume's record names the directory that holds its entry, and only there the entry counts
+//! (R39). So whoever moves an entry rewrites the record in the same transaction. The subvolume that
+//! holds the directory is its *holder*: what is inside a subvolume cannot escape its limit, so with
+//! an entry that goes to another subvolume all that is paid for inside moves along.
+
+use copyhold_format::item::{Place, SubvolItem, subvol_key};
+use copyhold_pool::{Credit, Pool, Transaction};
+use copyhold_types::{SubvolId, TableId, Txg};
+
+use crate::error::{Result, VolumeError};
+use crate::trees::Trees;
+use crate::volumes::{Subvol, Volumes};
+
+impl Volumes {
+    /// Whose files edits are, in a transaction that changes directories of two subvolumes: those of
+    /// this table are the second's.
+    pub const THERE: TableId = TableId(14);
+
+    /// Entries have gone to other directories; `tx` has the edits of the directories, which are
+    /// `holders[0]`'s, or those of [`Self::THERE`] `holders[1]`'s. That none comes to be inside
+    /// itself is the caller's business. A new holder may end above its limit.
+    pub fn moved(
+        &self,
+        moves: &[(&Subvol, Place)],
+        holders: [&Subvol; 2],
+        credit: Credit,
+        mut tx: Transaction,
+    ) -> Result<Txg> {
+        let subvols: Vec<&Subvol> = moves.iter().map(|(subvol, _)| *subvol).collect();
+        let trees = Trees::lock(&subvols, &holders);
+        for subvol in subvols.iter().chain(&holders) {
+            subvol.check_live()?;
+        }
+        if let Some((root, _)) = moves.iter().find(|(subvol, _)| subvol.id() == SubvolId::ROOT) {
+            return Err(VolumeError::Root(root.id()));
+        }
+        trees.lead(&mut tx, holders, None)?;
+        let _owners = self.state.owners.lock();
+        let items = moves.iter().map(|(subvol, place)| {
+            assert!(holders.iter().any(|holder| holder.id() == place.subvol), "a holder is one");
+            SubvolItem { place: *place, ..subvol.item() }
+        });
+        let items: Vec<SubvolItem> = items.collect();
+        for (subvol, item) in subvols.iter().zip(&items) {
+            tx.put(Pool::SYSTEM, subvol_key(subvol.id()), &item.encode()[..]);
+            if item.place.subvol != subvol.item().place.subvol {
+                self.state.ledger.move_subvolume(subvol.id(), item.place.subvol);
+            }
+        }
+        let txg = self.pool.apply(credit, tx)?;
+        for (subvol, item) in subvols.into_iter().zip(items) {
+            subvol.set_item(item);
+        }
+        Ok(txg)
+    }
+}

@@ -1,0 +1,130 @@
+//! Subvolumes that are rolled back, and those whose entry goes to another subvolume.
+
+use super::*;
+use crate::quota::Replaced;
+
+const DELETED: Replaced<'_> =
+    Replaced::Deleted { since: Timestamp { secs: 1_700_000_000, nanos: 0 }, name: b"a" };
+
+impl Pool {
+    /// `new`, a snapshot of `snapshot`, comes in the place of `old`, which is at the top.
+    fn replace(&mut self, old: u32, snapshot: u32, new: u32, replaced: Replaced<'_>) {
+        let (holder, origin) = (Some(SubvolId(ROOT)), Some(SubvolId(snapshot)));
+        let resident = Resident { subvol: SubvolId(new), holder, origin };
+        let rows = self.ledger.replace_subvolume(resident, SubvolId(old), replaced);
+        self.done(rows);
+        self.residents.push(resident);
+        match replaced {
+            Replaced::Deleted { .. } => {
+                self.residents.retain(|resident| resident.subvol.0 != old);
+                self.ledger.end_epoch(EpochId(self.epochs.remove(&old).unwrap()));
+            }
+            Replaced::Kept { holder } => {
+                let old = self.residents.iter_mut().find(|resident| resident.subvol.0 == old);
+                old.unwrap().holder = Some(holder);
+            }
+        }
+        self.new_epoch(snapshot);
+        self.new_epoch(new);
+    }
+
+    fn both_ways(&mut self, check: impl Fn(&Pool)) {
+        check(self);
+        self.sync();
+        assert_eq!(self.crash(), vec![]);
+        check(self);
+    }
+}
+
+#[test]
+fn groups_limits_and_debts_hold_on_when_a_subvolume_is_rolled_back() {
+    let mut pool = Pool::on();
+    let all = pool.group("1/1", &["0/2"]);
+    pool.limit(at(A), 8 * MIB);
+    pool.done(pool.ledger.reserve(at(A), 4 * MIB, 100 * MIB));
+    let old = pool.write(A, 3 * MIB);
+    pool.snapshot(A, S, ROOT).unwrap();
+    let young = pool.write(A, 2 * MIB);
+    pool.replace(A, S, T, DELETED);
+    pool.both_ways(|pool| {
+        let shown = pool.ledger.show_group(at(T)).unwrap();
+        assert_eq!((shown.referenced, shown.parents), (5 * MIB, vec![all]));
+        assert_eq!((shown.limits.referenced, shown.reserve), (Some(8 * MIB), 4 * MIB));
+        assert_eq!(pool.used(all), 5 * MIB);
+        assert_eq!(code(pool.ledger.show_group(at(A))), "ENOENT", "it has an heir");
+        assert_eq!(pool.ledger.kept_for_others(SubvolId(B)), 0);
+    });
+    assert_eq!(pool.refused(T, 4 * MIB).group, at(T));
+    pool.free(young);
+    assert_eq!((pool.data(T), pool.used(all)), (3 * MIB, 3 * MIB));
+    assert_eq!(pool.ledger.kept_for_others(SubvolId(B)), MIB);
+    // And once more.
+    pool.replace(T, S, 9, DELETED);
+    pool.both_ways(|pool| assert_eq!((pool.data(9), pool.used(all)), (3 * MIB, 3 * MIB)));
+    pool.free(old);
+    pool.both_ways(|pool| assert_eq!((pool.data(9), pool.used(all)), (0, 0)));
+}
+
+#[test]
+fn the_old_state_that_is_kept_pays_for_itself() {
+    let mut pool = Pool::on();
+    let all = pool.group("1/1", &["0/2"]);
+    pool.limit(at(A), 8 * MIB);
+    pool.done(pool.ledger.reserve(at(A), 6 * MIB, 100 * MIB));
+    pool.write(A, 3 * MIB);
+    pool.snapshot(A, S, ROOT).unwrap();
+    pool.limit(at(B), 10 * MIB);
+    pool.write(B, 4 * MIB);
+    pool.replace(A, S, T, Replaced::Kept { holder: SubvolId(B) });
+    pool.write(T, MIB);
+    pool.both_ways(|pool| {
+        assert_eq!((pool.data(A), pool.data(T), pool.used(all)), (3 * MIB, MIB, 4 * MIB));
+        let limits = |id| pool.ledger.show_group(at(id)).unwrap().limits.referenced;
+        assert_eq!([limits(A), limits(T)], [Some(8 * MIB); 2]);
+        let reserves = [A, T].map(|id| pool.ledger.show_group(at(id)).unwrap().reserve);
+        assert_eq!(reserves, [0, 6 * MIB], "a promise is not doubled");
+        assert_eq!(pool.ledger.available(SubvolId(B)), Some(3 * MIB), "it is inside B now");
+    });
+}
+
+#[test]
+fn a_subvolume_that_is_rolled_back_has_the_inodes_of_the_snapshot() {
+    let mut pool = Pool::on();
+    pool.ledger.begin_epoch(EpochId(50), SubvolId(A), InodeNo(10)).unwrap();
+    let create = |pool: &Pool, ino| pool.ledger.created(SubvolId(A), InodeNo(ino), None).unwrap();
+    create(&pool, 10);
+    pool.snapshot(A, S, ROOT).unwrap();
+    [11, 12].into_iter().for_each(|ino| create(&pool, ino));
+    let inodes = |pool: &Pool, id| pool.ledger.show_group(at(id)).unwrap().inodes;
+    assert_eq!((inodes(&pool, A), inodes(&pool, S)), (3, 1));
+    pool.done(pool.ledger.limit(at(A), LimitKind::Inodes, Some(2)));
+    pool.replace(A, S, T, DELETED);
+    pool.both_ways(|pool| assert_eq!((inodes(pool, T), inodes(pool, S)), (1, 1)));
+    assert_eq!(pool.ledger.available_inodes(SubvolId(T)), Some(1));
+}
+
+#[test]
+fn what_is_inside_a_subvolume_moves_with_its_entry() {
+    let mut pool = Pool::on();
+    pool.limit(at(A), 16 * MIB);
+    pool.limit(at(B), 4 * MIB);
+    pool.create(S, A);
+    pool.create(T, S);
+    pool.write(S, 2 * MIB);
+    let inner = pool.write(T, 3 * MIB);
+    assert_eq!(pool.ledger.available(SubvolId(A)), Some(11 * MIB));
+    pool.ledger.move_subvolume(SubvolId(S), SubvolId(B));
+    let moved = pool.residents.iter_mut().find(|resident| resident.subvol.0 == S);
+    moved.unwrap().holder = Some(SubvolId(B));
+    pool.both_ways(|pool| {
+        assert_eq!(pool.ledger.available(SubvolId(A)), Some(16 * MIB));
+        assert_eq!(pool.ledger.available(SubvolId(B)), Some(0), "above its limit, not refused");
+        assert_eq!((pool.data(S), pool.data(T), pool.data(A)), (2 * MIB, 3 * MIB, 0));
+    });
+    assert_eq!(pool.refused(T, MIB).group, at(B));
+    pool.free(inner);
+    assert_eq!(pool.refused(T, 3 * MIB).group, at(B));
+    pool.write(T, 2 * MIB);
+    pool.delete(T, None).unwrap();
+    assert_eq!(pool.ledger.available(SubvolId(B)), Some(0));
+}

@@ -1,0 +1,92 @@
+//! A subvolume becomes what a snapshot was.
+//!
+//! A new snapshot of that snapshot gets the entry of the subvolume, its groups, limits and reserve;
+//! the subvolume itself is dying from then on, with the new one as heir, or goes on under another
+//! entry. All of it is one transaction: a crash leaves one or the other. The new one has an id of
+//! its own, so nothing that anybody still holds of the old state can be taken for the new.
+
+use std::sync::Arc;
+
+use copyhold_format::item::{Place, Step, SubvolItem, SubvolState, subvol_key};
+use copyhold_pool::{Credit, Pool, Transaction};
+use copyhold_types::{InodeNo, SubvolId, Timestamp, Txg};
+
+use crate::birth::{NewSubvol, Numbers};
+use crate::error::{Result, VolumeError};
+use crate::quota::{Replaced, Resident};
+use crate::trees::Trees;
+use crate::volumes::{Subvol, Volumes};
+
+/// What becomes of the old state.
+#[derive(Clone, Copy, Debug)]
+pub enum OldState<'a> {
+    /// It is deleted, as of now; what it was called.
+    Deleted { since: Timestamp, name: &'a [u8] },
+    /// It goes on as the subvolume that it was, with its entry here.
+    Kept(Place),
+}
+
+impl Volumes {
+    /// Puts a new snapshot of `snapshot` in the place of `old`. `new` has that place, and its
+    /// groups are `old`'s, whatever it says. `tx` has the edits of the directories: the entry's,
+    /// and under [`Self::THERE`] those of the one where `old` goes on.
+    ///
+    /// # Errors
+    /// `old` is the root, or holds others and is not kept; the two share no history.
+    #[allow(clippy::too_many_arguments)] // each is a different thing
+    pub fn roll_back(
+        &self,
+        old: &Subvol,
+        snapshot: &Subvol,
+        numbers: &Numbers,
+        new: &NewSubvol,
+        next_inode: InodeNo,
+        then: OldState<'_>,
+        credit: Credit,
+        mut tx: Transaction,
+    ) -> Result<(Arc<Subvol>, Txg)> {
+        if old.id() == SubvolId::ROOT {
+            return Err(VolumeError::Root(old.id()));
+        }
+        if old.id() == snapshot.id() || old.family_number() != snapshot.family_number() {
+            return Err(VolumeError::Unrelated { subvol: old.id(), snapshot: snapshot.id() });
+        }
+        let here = self.holder(new.place)?;
+        let there = match then {
+            OldState::Kept(place) => self.holder(place)?,
+            OldState::Deleted { .. } => here.clone(),
+        };
+        let mut trees = Trees::lock(&[old], &[&*here, &*there]);
+        for subvol in [old, snapshot, &*here, &*there] {
+            subvol.check_live()?;
+        }
+        assert!(old.item().place == new.place, "who is replaced has that entry");
+        let holders = [&*here, &*there];
+        let _owners = self.state.owners.lock();
+        if let (OldState::Deleted { .. }, Some(held)) = (then, self.held_by(old.id())) {
+            return Err(VolumeError::Holds(old.id(), held));
+        }
+        self.check_sealable(&trees, snapshot, numbers)?;
+        let (holder, origin) = (Some(here.id()), Some(snapshot.id()));
+        let resident = Resident { subvol: numbers.subvol, holder, origin };
+        let (item, replaced) = match then {
+            OldState::Deleted { since, name } => {
+                let state = SubvolState::Dying(Step::Settle);
+                (SubvolItem { state, ..old.item() }, Replaced::Deleted { since, name })
+            }
+            OldState::Kept(place) => {
+                (SubvolItem { place, ..old.item() }, Replaced::Kept { holder: there.id() })
+            }
+        };
+        let rows = self.state.ledger.replace_subvolume(resident, old.id(), replaced)?;
+        self.put_rows(rows, &mut tx);
+        tx.put(Pool::SYSTEM, subvol_key(old.id()), &item.encode()[..]);
+        let made =
+            self.branch(&mut trees, snapshot, holders, numbers, new, next_inode, credit, tx)?;
+        old.set_item(item);
+        if old.is_dying() {
+            self.state.map.write().dying.insert(old.id(), true);
+        }
+        Ok(made)
+    }
+}
