@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicU64;
 use std::task::{Poll, Waker};
 
 use copyhold_space::{Reservation, Tier};
-use copyhold_types::BLOCK_BYTES;
+use copyhold_types::{BLOCK_BYTES, Nanos};
 use parking_lot::Mutex;
 
 use crate::nodes::COPIES;
@@ -92,13 +92,28 @@ impl Pool {
         bytes: usize,
     ) -> Result<Credit, PoolError> {
         self.check_writable()?;
-        self.wait_for_room().await?;
         let grows = growth_of(edits, bytes);
-        let held = match self.grow(grows, tier) {
-            Some(held) => held,
-            None => self.reserve(Growth::blocks(grows), tier).await?,
+        let at_once = if self.is_full() { None } else { self.grow(grows, tier) };
+        let (held, waited) = match at_once {
+            Some(held) => (held, 0),
+            None => self.wait_for_growth(grows, tier).await?,
         };
-        Ok(Credit { bytes: grows, growth: Some(held), ticket: self.join_first() })
+        Ok(Credit { bytes: grows, growth: Some(held), waited, ticket: self.join_first() })
+    }
+
+    /// Waits for room in the log, then for space; says for how long.
+    async fn wait_for_growth(
+        self: &Arc<Self>,
+        bytes: u64,
+        tier: Tier,
+    ) -> Result<(Reservation, Nanos), PoolError> {
+        let since = self.rt.now();
+        self.wait_for_room().await?;
+        let held = match self.grow(bytes, tier) {
+            Some(held) => held,
+            None => self.reserve(Growth::blocks(bytes), tier).await?,
+        };
+        Ok((held, self.rt.now().saturating_sub(since)))
     }
 
     /// As [`Self::admit`], but never waits: `None` when it would have to.
@@ -111,6 +126,7 @@ impl Pool {
         self.grow(grows, tier).map(|held| Credit {
             bytes: grows,
             growth: Some(held),
+            waited: 0,
             ticket: self.join_first(),
         })
     }
@@ -145,12 +161,12 @@ impl Pool {
         self.check_writable()?;
         let grows = growth_of(edits, bytes);
         let growth = Some(self.space.reserve(Growth::blocks(grows), Tier::Internal)?);
-        Ok(Credit { bytes: grows, growth, ticket: self.join_first() })
+        Ok(Credit { bytes: grows, growth, waited: 0, ticket: self.join_first() })
     }
 
     /// The transaction is applied: its growth is held until its edits are flushed.
     pub(crate) fn spend(&self, credit: Credit) {
-        let Credit { bytes, growth, ticket: _ } = credit;
+        let Credit { bytes, growth, .. } = credit;
         self.admission.take(Growth { bytes, held: growth });
     }
 }

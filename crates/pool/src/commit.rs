@@ -73,6 +73,7 @@ impl Pool {
             self.close_with_totals(txg, gathered);
             self.tables.root_descriptor()
         });
+        self.join_waits.closed(gathered.joined);
         let Gathered { records, attached, pieces: slots, edits, introduced_bytes, .. } = gathered;
         let mut pieces = Vec::with_capacity(slots.len());
         for slot in slots {

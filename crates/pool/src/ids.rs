@@ -149,6 +149,12 @@ impl Pool {
         spaces.get(&space).map_or(stored, |range| range.logged.max(stored))
     }
 
+    /// A number above all that were given out, of which `taken` is one.
+    pub fn id_after(&self, space: IdSpace, taken: u64) -> u64 {
+        let spaces = self.ids.spaces.lock();
+        spaces.get(&space).map_or(0, |range| range.next).max(taken + 1)
+    }
+
     /// A new, empty table. A table exists by having items.
     pub async fn new_table(self: &Arc<Self>) -> Result<TableId, PoolError> {
         self.next_id(IdSpace::Table).await.map(TableId)

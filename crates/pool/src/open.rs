@@ -35,6 +35,7 @@ use crate::flush::Flusher;
 use crate::fork::{Forks, Gone};
 use crate::group::Group;
 use crate::ids::Ids;
+use crate::join_wait::JoinWaits;
 use crate::journal::{Journal, Resume};
 use crate::labels::{self, Labels};
 use crate::marker::{self, Marker};
@@ -315,6 +316,7 @@ async fn assemble(
         forks: Forks { gone: Mutex::new(gone), ..Forks::default() },
         tenants: options.tenants,
         tenancy: RwLock::new(Arc::new(NoTenants)),
+        join_waits: JoinWaits::default(),
         joined: AtomicU64::new(0),
         proven: AtomicU64::new(0),
         rt,

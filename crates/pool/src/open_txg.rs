@@ -91,6 +91,16 @@ impl OpenTxg {
         Joined { txg: self.gate.read(), gathered: &self.gathered }
     }
 
+    /// As [`Self::join`], if that need not wait.
+    pub(crate) fn try_join(&self) -> Option<Joined<'_>> {
+        Some(Joined { txg: self.gate.try_read()?, gathered: &self.gathered })
+    }
+
+    /// Transactions that have joined it.
+    pub(crate) fn joined(&self) -> u64 {
+        self.gathered.lock().joined
+    }
+
     /// Closes the open txg and opens the next. `while_closed` runs when the last transaction has
     /// left and none has joined the next; it may still add to what has gathered.
     pub(crate) fn close<T>(

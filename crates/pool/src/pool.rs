@@ -22,6 +22,7 @@ use crate::fork::Forks;
 use crate::group::Group;
 use crate::health::Health;
 use crate::ids::Ids;
+use crate::join_wait::JoinWaits;
 use crate::journal::{Journal, LogUse};
 use crate::marker::Marker;
 use crate::nodes::NodeStore;
@@ -64,6 +65,7 @@ pub struct Pool {
     /// A layer above was announced ([`OpenOptions::tenants`]).
     pub(crate) tenants: bool,
     pub(crate) tenancy: RwLock<Arc<dyn Tenancy>>,
+    pub(crate) join_waits: JoinWaits,
     /// The last txg that a transaction has joined, and the last that a durable batch calls durable.
     pub(crate) joined: AtomicU64,
     pub(crate) proven: AtomicU64,
@@ -282,13 +284,12 @@ impl Pool {
     pub fn apply(self: &Arc<Self>, credit: Credit, tx: Transaction) -> Result<Txg, PoolError> {
         self.check_writable()?;
         self.check_released(&tx)?;
-        if !tx.forks.is_empty() || !tx.forgotten.is_empty() {
-            let _order = self.forks.order.lock();
-            return self.apply_with(credit, tx, |txg, tx| self.tell_lineage(txg, tx));
+        if tx.changes_lineage() {
+            return self.apply_with(credit, tx, |_, _| ());
         }
         let allocations = !self.sabotaged(Sabotage::LogClaims);
         let records = tx.records(allocations);
-        let joined = self.open.join();
+        let joined = self.join(credit.waited);
         Ok(self.apply_joined(joined, credit, tx, records))
     }
 
@@ -301,7 +302,11 @@ impl Pool {
         prepare: impl FnOnce(Txg, &mut Transaction),
     ) -> Result<Txg, PoolError> {
         self.check_writable()?;
-        let joined = self.open.join();
+        let order = tx.changes_lineage().then(|| self.forks.order.lock());
+        let joined = self.join(credit.waited);
+        if order.is_some() {
+            self.tell_lineage(joined.txg(), &mut tx);
+        }
         prepare(joined.txg(), &mut tx);
         let records = tx.records(true);
         Ok(self.apply_joined(joined, credit, tx, records))

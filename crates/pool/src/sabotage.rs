@@ -95,7 +95,7 @@ impl Pool {
     pub(crate) fn log_claims(self: &Arc<Self>, claims: &[Claim]) {
         let mut records = RecordWriter::with_capacity(claims.len() * 16);
         claims.iter().for_each(|claim| records.push(Record::Alloc(claim.run())));
-        let joined = self.open.join();
+        let joined = self.join(0);
         self.joined.fetch_max(joined.txg().get(), Ordering::AcqRel);
         let piece = joined.gather(&records.finish(), None, claims.len() as u64, 0, Vec::new());
         drop(joined);

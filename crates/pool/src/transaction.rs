@@ -3,7 +3,7 @@
 use copyhold_format::log::{Record, RecordWriter};
 use copyhold_space::{Claim, Reservation};
 use copyhold_table::{Edit, Value};
-use copyhold_types::{Buf, EpochId, Key, Pointer, Run, TableId};
+use copyhold_types::{Buf, EpochId, Key, Nanos, Pointer, Run, TableId};
 
 /// Collected without joining anything; handed to `Pool::apply`. Dropping it drops its claims, and
 /// with them what they took (rule R19).
@@ -47,6 +47,11 @@ impl Transaction {
     /// Leads every edit to another table, or leaves it where it is.
     pub fn readdress(&mut self, to: impl Fn(TableId) -> TableId) {
         self.edits.iter_mut().for_each(|(table, _, _)| *table = to(*table));
+    }
+
+    /// Whether tables are forked or dropped: such transactions are applied one at a time.
+    pub(crate) fn changes_lineage(&self) -> bool {
+        !self.forks.is_empty() || !self.forgotten.is_empty()
     }
 
     /// Logs the allocation of what a pointer in this transaction refers to.
@@ -120,6 +125,8 @@ pub struct Credit {
     /// Bytes by which flushing these edits may make the tables grow, and the space for it.
     pub(crate) bytes: u64,
     pub(crate) growth: Option<Reservation>,
+    /// What was waited for it.
+    pub(crate) waited: Nanos,
     /// Its place in the log, where it is given out before joining (`Sabotage::JoinFirst`).
     pub(crate) ticket: Option<u64>,
 }

@@ -265,3 +265,33 @@ fn a_full_pool_waits_for_its_readers() {
         assert!(reserved.is_ok(), "{:?}", reserved.err());
     });
 }
+
+#[test]
+fn joins_are_counted_and_those_that_have_to_wait_are_timed() {
+    let calm = Machine::new();
+    let pool = calm.new_pool(Limits::default());
+    let before = pool.join_wait();
+    calm.rt.block_on(async {
+        for n in 0..10 {
+            put(&pool, n).await.unwrap();
+        }
+    });
+    let waits = pool.join_wait();
+    assert!(waits.count >= before.count + 10, "{waits:?}");
+    assert_eq!((waits.waited, waits.total, waits.max, waits.p99), (0, 0, 0, 0));
+
+    let busy = Machine::new();
+    let pool = busy.new_pool(Limits { delta_bytes: 16 << 10, ..Limits::default() });
+    busy.rt.block_on(async {
+        for n in 0..3000 {
+            let mut tx = Transaction::new();
+            tx.put(TABLE, key(n), vec![n as u8; 40]);
+            let credit = pool.admit(Tier::Write, 1, 64).await.unwrap();
+            pool.apply(credit, tx).unwrap();
+        }
+    });
+    let waits = pool.join_wait();
+    assert!(waits.count >= 3000 && (1..3000).contains(&waits.waited), "{waits:?}");
+    assert!(waits.max > 0 && waits.max <= waits.total, "{waits:?}");
+    assert!(waits.p50 <= waits.p99 && waits.p99 <= waits.max, "{waits:?}");
+}

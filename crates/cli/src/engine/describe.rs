@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use copyhold_pool::Pool;
+use copyhold_pool::{JoinWait, Pool};
 use copyhold_types::{BLOCK_BYTES, PoolId, Purpose};
 use serde_json::{Map, Value, json};
 
@@ -32,6 +32,7 @@ pub(crate) fn pool(pool: &Pool, path: &Path) -> Map<String, Value> {
     let counters = pool.counters();
     fields.insert("flushes".into(), counters.flushes.into());
     fields.insert("discarded_bytes".into(), counters.discarded_bytes.into());
+    fields.insert("join_wait".into(), join_wait(&pool.join_wait()));
     let by_purpose = Purpose::ALL.iter().zip(&counters.purposes).map(|(purpose, count)| {
         let counts = json!({
             "writes": count.writes,
@@ -43,6 +44,19 @@ pub(crate) fn pool(pool: &Pool, path: &Path) -> Map<String, Value> {
     });
     fields.insert("counters".into(), Value::Object(by_purpose.collect()));
     fields
+}
+
+/// How long operations have waited before they joined a transaction group.
+fn join_wait(waits: &JoinWait) -> Value {
+    json!({
+        "count": waits.count,
+        "waited": waits.waited,
+        "total_ns": waits.total,
+        "max_ns": waits.max,
+        "p50_ns": waits.p50,
+        "p95_ns": waits.p95,
+        "p99_ns": waits.p99,
+    })
 }
 
 /// As UUIDs are written.
