@@ -65,6 +65,7 @@ impl Problem {
             Problem::Shares { .. } => "shares",
             Problem::Origin { .. } => "origin",
             Problem::Usage { .. } => "usage",
+            Problem::Inodes { .. } => "inodes",
             Problem::Quota { .. } => "quota",
             Problem::SubvolumeEntry { .. } => "subvolume-entry",
             Problem::Item { .. } => "item",
@@ -148,6 +149,7 @@ impl Problem {
             | Problem::Pending { .. }
             | Problem::Origin { .. }
             | Problem::Usage { .. }
+            | Problem::Inodes { .. }
             | Problem::Quota { .. }
             | Problem::UnlistedOrphan { .. } => Leak,
             Problem::UnknownItem { .. } | Problem::Listed { .. } | Problem::Field { .. } => {
@@ -270,7 +272,7 @@ impl Problem {
                  deleted and wait for it"
                     .into()
             }
-            Problem::Origin { .. } | Problem::Usage { .. } => {
+            Problem::Origin { .. } | Problem::Usage { .. } | Problem::Inodes { .. } => {
                 "no file is affected; limits of quotas hold too early or too late. Disable quotas \
                  and enable them again to count anew"
                     .into()

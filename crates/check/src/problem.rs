@@ -234,6 +234,8 @@ pub enum Problem {
     Origin { run: Run, origin: EpochId, other: EpochId },
     #[error("the {what} of epoch {epoch} is counted as {said} bytes, and is {found}")]
     Usage { epoch: EpochId, what: &'static str, said: u64, found: u64 },
+    #[error("subvolume {subvol} is said to have {said} inodes that count, and has {found}")]
+    Inodes { subvol: SubvolId, said: u64, found: u64 },
     #[error("records of quotas contradict each other: {why}")]
     Quota { why: String },
     #[error(

@@ -11,8 +11,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use copyhold_format::item::{
-    EPOCH, EpochItem, EpochState, GROUP, HEIR, INODES, MEMBER, QUOTA, QuotaItem, SUBVOL, Step,
-    SubvolItem, SubvolState, USAGE, UsageItem,
+    EPOCH, EpochItem, EpochState, GROUP, HEIR, INODES, InodesItem, MEMBER, QUOTA, QuotaItem,
+    SUBVOL, Step, SubvolItem, SubvolState, USAGE, UsageItem,
 };
 use copyhold_format::node::PartitionDescriptor;
 use copyhold_pool::{ID_MARK, IdSpace, Pool};
@@ -34,6 +34,7 @@ pub(crate) struct System {
     roles: BTreeMap<TableId, Role>,
     quotas: QuotaItem,
     usage: BTreeMap<EpochId, UsageItem>,
+    inodes: BTreeMap<SubvolId, InodesItem>,
     groups: Loader,
     /// Subvolumes with a record that means nothing.
     bad: Vec<SubvolId>,
@@ -141,6 +142,10 @@ impl System {
                 let item = UsageItem::parse(value).ok();
                 self.usage.extend(item.map(|item| (EpochId(key.object), item)));
             }
+            INODES => {
+                let item = InodesItem::parse(value).ok();
+                self.inodes.extend(item.map(|item| (SubvolId(key.object as u32), item)));
+            }
             _ => {}
         }
     }
@@ -245,7 +250,15 @@ impl System {
         let Some(item) = self.subvols.get(&subvol) else { return Vec::new() };
         let mark = self.mark(IdSpace::Inode(subvol));
         let newest = self.epochs.get(&item.epoch).map_or(item.epoch, |epoch| epoch.current);
-        files::check(checker, subvol, item, files::Bounds { mark, newest }).await
+        let said = self.inodes.get(&subvol).filter(|_| self.quotas.counted_from.is_some());
+        let counted_from = said.map_or(InodeNo(u64::MAX), |said| said.counted_from);
+        let bounds = files::Bounds { mark, newest, counted_from };
+        let (refs, found) = files::check(checker, subvol, item, bounds).await;
+        let is_whole = checker.lost_of(item.table).is_empty();
+        if let Some(said) = said.map(|said| said.count).filter(|said| *said != found && is_whole) {
+            checker.report.add(Problem::Inodes { subvol, said, found });
+        }
+        refs
     }
 
     /// Numbers of this space from here on were never given out.
@@ -354,6 +367,13 @@ impl System {
         let (_, strays) = self.groups.clone().finish(residents, payers);
         for stray in strays {
             checker.report.add(Problem::Quota { why: stray.to_string() });
+        }
+        for subvol in self.live().filter(|subvol| !self.inodes.contains_key(subvol)) {
+            let epoch = self.epochs.get(&self.subvols[&subvol].epoch).map(|item| item.current);
+            if self.quotas.counted_from.is_some_and(|from| epoch.is_some_and(|at| at >= from)) {
+                let why = format!("no record says how many inodes subvolume {subvol} has");
+                checker.report.add(Problem::Quota { why });
+            }
         }
     }
 

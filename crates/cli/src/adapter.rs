@@ -281,14 +281,18 @@ impl Operations for Adapter {
 
     async fn write(&self, _: Caller, node: NodeId, write: Write, data: &mut Payload) -> Reply<u32> {
         // The kernel has resolved O_APPEND: it may send the parts of one write in any order.
-        let flags = WriteFlags { kill_priv: write.kill_suidgid, append: false };
+        // Pages that it writes back are accepted by all or nobody: it asks for no count there.
+        let partial = !write.cached;
+        let flags = WriteFlags { kill_priv: write.kill_suidgid, append: false, partial };
         let (node, length) = (known(node)?, data.bytes().len());
         let written = if length >= KEEP_BYTES {
             self.fs.write_buf(node, write.offset, data.take(), length, flags).await
+        } else if partial {
+            self.fs.write_some(node, write.offset, data.bytes(), flags).await
         } else {
-            self.fs.write(node, write.offset, data.bytes(), flags).await
+            self.fs.write(node, write.offset, data.bytes(), flags).await.map(|()| length)
         };
-        written.map(|()| write.size).map_err(errno)
+        written.map(|bytes| bytes as u32).map_err(errno)
     }
 
     async fn release(&self, _: Caller, node: NodeId, _: Release) -> Reply<()> {

@@ -315,3 +315,90 @@ fn ordinary_users_may_look_and_change_what_they_are_let() {
     let free = ["subvolume", "create", "-i", "1/1", &site.at("home/d")];
     assert_eq!(code(&free), "EPERM");
 }
+
+#[test]
+fn what_programs_are_told_of_quotas_is_a_contract() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    let mnt = &site.at("");
+    let id = site.subvolume("a");
+    site.done(&["quota", "enable", "--simple", mnt]);
+    site.done(&["qgroup", "create", "1/100", mnt]);
+    let own = &format!("0/{id}");
+    site.done(&["qgroup", "assign", own, "1/100", mnt]);
+    site.done(&["qgroup", "limit", "1M", own, mnt]);
+    fs::write(site.path("a/f"), vec![1; 300_000]).unwrap();
+    site.snapshot("a", "s");
+    site.delete("a");
+    let shown = site.done(&["qgroup", "show", "--sync", mnt]);
+    let rows = shown.as_array().expect("an array");
+    for row in rows {
+        for bytes in ["referenced", "exclusive", "data", "metadata", "reserved"] {
+            assert!(row[bytes].is_u64(), "{bytes}: {row}");
+        }
+        assert!(row["id"].is_string() && row["parents"].is_array(), "{row}");
+        for limit in ["referenced", "exclusive"] {
+            let limits = row["limits"].as_object().expect("an object");
+            assert!(limits[limit].is_null() || limits[limit].is_u64(), "{row}");
+        }
+        assert_eq!(row["referenced"], row["exclusive"]);
+        let sum = row["data"].as_u64().unwrap() + row["metadata"].as_u64().unwrap();
+        assert_eq!(row["referenced"], sum);
+    }
+    let dead = rows.iter().find(|row| row["id"] == **own).expect("it pays");
+    assert_eq!((&dead["state"], &dead["path"]), (&json!("tombstone"), &json!("a")));
+    assert_eq!((&dead["data"], &dead["parents"]), (&json!(303_104), &json!(["1/100"])));
+    assert_eq!(dead["limits"]["referenced"], 1 << 20);
+    let group = rows.iter().find(|row| row["id"] == "1/100").unwrap();
+    assert_eq!((&group["state"], &group["path"]), (&json!("live"), &json!(null)));
+
+    let refused = site.run(&["qgroup", "destroy", "1/100", mnt]);
+    let told = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!((told.lines().count(), told.ends_with('\n')), (1, true), "{told:?}");
+    let error: Value = serde_json::from_str(&told).unwrap();
+    let fields = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(fields(&error), ["error"]);
+    assert_eq!(fields(&error["error"]), ["code", "message"]);
+    site.refused(&["qgroup", "destroy", own, mnt], "EBUSY", "still pays");
+    site.refused(&["qgroup", "clear-stale", &site.at("nothing")], "ENOENT", "");
+    site.done(&["qgroup", "clear-stale", mnt]);
+    assert_eq!(site.group(own)["state"], "tombstone", "it is not stale");
+
+    let waits = site.done(&["info", mnt])["join_wait"].clone();
+    for field in ["count", "waited", "total_ns", "max_ns", "p50_ns", "p95_ns", "p99_ns"] {
+        assert!(waits[field].is_u64(), "{waits}");
+    }
+    assert!(waits["count"].as_u64() > Some(0));
+}
+
+#[test]
+fn a_tenant_at_its_limit_of_inodes_makes_no_more_and_a_write_takes_what_fits() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    let mnt = &site.at("");
+    let own = &format!("0/{}", site.subvolume("a"));
+    site.done(&["quota", "enable", "--simple", mnt]);
+    site.done(&["qgroup", "limit", "--inodes", "10", own, mnt]);
+    let seen = || rustix::fs::statvfs(site.path("a")).unwrap();
+    let made = (0..20).take_while(|n| File::create(site.path(&format!("a/f{n}"))).is_ok()).count();
+    // Its root directory is older than quotas.
+    assert_eq!((made, site.group(own)["inodes"].as_u64()), (10, Some(10)));
+    assert_eq!((seen().f_files, seen().f_ffree), (10, 0));
+    assert_eq!(number(fs::create_dir(site.path("a/d"))), Some(Errno::DQUOT));
+    assert!(!site.path("a/d").exists());
+    for n in 0..50 {
+        fs::remove_file(site.path(&format!("a/f{}", n % 10))).unwrap();
+        File::create(site.path(&format!("a/f{}", n % 10))).expect("the place of another one");
+    }
+    fs::remove_file(site.path("a/f0")).unwrap();
+
+    site.done(&["qgroup", "limit", "4M", own, mnt]);
+    let mut file = File::create(site.path("a/big")).unwrap();
+    let block = vec![7; 3 << 20];
+    assert_eq!(file.write(&block).unwrap(), block.len());
+    let taken = file.write(&block).unwrap();
+    assert!(taken < block.len() && taken >= 512 << 10 && taken.is_multiple_of(4096), "{taken}");
+    let refused = std::iter::repeat_with(|| file.write(&block)).find_map(Result::err).unwrap();
+    assert_eq!(refused.raw_os_error(), Some(Errno::DQUOT.raw_os_error()));
+    let length = file.metadata().unwrap().len();
+    assert_eq!(fs::read(site.path("a/big")).unwrap(), vec![7; length as usize]);
+    assert!(length > (4 << 20) - (256 << 10), "{length}");
+}

@@ -49,6 +49,12 @@ pub enum FsError {
     /// ENOSPC
     #[error("{0}")]
     NoSpace(PoolError),
+    /// ENOSPC: what the pool has left is promised.
+    #[error(
+        "{blocks} blocks wanted, and {kept} blocks are kept for reserves of other subvolumes; \
+         delete something or make reserves smaller"
+    )]
+    Kept { blocks: u64, kept: u64 },
     /// ENOSPC: not the pool, but a structure of fixed size is full.
     #[error("no room for another {what}")]
     Crowded { what: &'static str },
@@ -103,6 +109,14 @@ pub enum FsError {
     /// EIO: the filesystem was told to stop (GOINGDOWN) or is closed.
     #[error("the filesystem is shut down; mount it again")]
     ShutDown,
+}
+
+impl FsError {
+    /// There is no room, in the pool or under a limit.
+    pub(crate) fn is_full(&self) -> bool {
+        let exceeded = matches!(self, FsError::Quota(QuotaError::Exceeded(_)));
+        exceeded || matches!(self, FsError::NoSpace(_) | FsError::Kept { .. })
+    }
 }
 
 impl From<PoolError> for FsError {

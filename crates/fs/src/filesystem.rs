@@ -13,14 +13,14 @@ use copyhold_format::item::{
 use copyhold_pool::{Credit, IdSpace, Pool, Tier, Transaction, Value};
 use copyhold_runtime::{FifoMutex, Rt};
 use copyhold_types::{BLOCK_BYTES, Buf, EpochId, InodeNo, Key, SubvolId, Timestamp, Txg};
-use copyhold_volume::Volumes;
-use copyhold_volume::quota::GroupId;
+use copyhold_volume::{InodeChange, Volumes};
 use parking_lot::RwLock;
 
 use crate::cache::InodeCache;
 use crate::inode::{Inode, InodeRef};
 use crate::promise::Charge;
 use crate::reaper::Reaper;
+use crate::refusal::Refusals;
 use crate::subvol::{FILES, Subvol};
 use crate::writeback::Flusher;
 use crate::{Caller, FileFlags, FsError, NodeId, Options, Result, StatFs};
@@ -51,6 +51,7 @@ pub struct Filesystem {
     pub(crate) inodes: InodeCache,
     pub(crate) flusher: Flusher,
     pub(crate) reaper: Reaper,
+    pub(crate) refusals: Refusals,
     pub(crate) zeros: Buf,
     fsid: u64,
     closed: AtomicBool,
@@ -99,6 +100,7 @@ impl Filesystem {
             inodes: InodeCache::new(options.inodes_max),
             flusher: Flusher::new(&options),
             reaper: Reaper::default(),
+            refusals: Refusals::default(),
             zeros: Buf::zeroed(ZERO_BLOCKS),
             fsid,
             closed: AtomicBool::new(false),
@@ -183,24 +185,28 @@ impl Filesystem {
         }
     }
 
-    /// As [`Self::statfs`], as the subvolume of `node` sees it: no more than its limits leave.
+    /// As [`Self::statfs`], as the subvolume of `node` sees it: no more than its limits and the
+    /// reserves of others leave.
     pub fn statfs_of(&self, node: NodeId) -> StatFs {
         let pool = self.statfs();
-        let ledger = self.volumes.ledger();
+        let Some(room) = self.volumes.ledger().room(node.subvol) else { return pool };
         let block = BLOCK_BYTES as u64;
-        let Some(left) = ledger.available(node.subvol).map(|bytes| bytes / block) else {
-            return pool;
-        };
-        let group = GroupId::of(node.subvol);
-        let used = ledger.show_group(group).map_or(0, |shown| shown.referenced.div_ceil(block));
-        let inodes = ledger.available_inodes(node.subvol).unwrap_or(u64::MAX);
-        StatFs {
-            blocks: pool.blocks.min(used + left),
-            blocks_free: pool.blocks_free.min(left),
-            blocks_available: pool.blocks_available.min(left),
-            files_free: pool.files_free.min(inodes),
+        let kept = self.volumes.ledger().kept_for_others(node.subvol) / block;
+        let mut shown = StatFs {
+            blocks_free: pool.blocks_free.saturating_sub(kept),
+            blocks_available: pool.blocks_available.saturating_sub(kept),
             ..pool
+        };
+        if let Some(left) = room.bytes_left.map(|bytes| bytes / block) {
+            shown.blocks = pool.blocks.min(room.bytes.div_ceil(block) + left);
+            shown.blocks_free = shown.blocks_free.min(left);
+            shown.blocks_available = shown.blocks_available.min(left);
         }
+        if let Some(left) = room.inodes_left {
+            shown.files = pool.files.min(room.inodes + left);
+            shown.files_free = pool.files_free.min(left);
+        }
+        shown
     }
 
     /// Discards free space in runs of at least `min_bytes`; bytes discarded.
@@ -310,6 +316,19 @@ impl Filesystem {
     ) -> Result<Txg> {
         let Charge { credit, mut hold } = charge.into();
         Ok(self.volumes.apply(&subvol.volume, credit, tx, Some(&mut hold))?)
+    }
+
+    /// As [`Self::apply`], of a transaction that adds an inode or takes one away.
+    pub(crate) fn apply_inode(
+        &self,
+        subvol: &Subvol,
+        charge: impl Into<Charge>,
+        tx: Transaction,
+        change: InodeChange,
+    ) -> Result<Txg> {
+        let Charge { credit, mut hold } = charge.into();
+        let steady = self.volumes.steady(&subvol.volume)?.with_inode(change);
+        Ok(steady.apply(credit, tx, Some(&mut hold))?)
     }
 
     pub(crate) fn put_inode(&self, tx: &mut Transaction, ino: InodeNo, item: &InodeItem) {

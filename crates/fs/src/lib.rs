@@ -45,6 +45,7 @@ mod node;
 mod options;
 mod promise;
 mod reaper;
+mod refusal;
 mod rollback;
 mod setattr;
 mod subvol;

@@ -3,14 +3,17 @@
 
 use copyhold_pool::{Credit, Pool, PoolError, Reservation, Tier};
 use copyhold_types::BLOCK_BYTES;
-use copyhold_volume::quota::{self, Hold, QuotaError, Request};
+use copyhold_volume::quota::{self, Exceeded, Hold, QuotaError, Request, Resource};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::subvol::Subvol;
 use crate::{Filesystem, FsError, Result};
 
 /// Steps of background work that an EDQUOT waits for.
 const STEPS: usize = 64;
+/// How long the kernel may take to say that it has forgotten what was unlinked.
+const FORGETTING: Duration = Duration::from_millis(2);
 
 /// Blocks to be claimed, and the hold that they are charged to.
 #[derive(Debug)]
@@ -57,38 +60,107 @@ pub(crate) fn data(blocks: u64) -> Request {
     Request { data, metadata, ..Request::default() }
 }
 
+/// How many blocks a write wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Take {
+    /// All or none.
+    All,
+    /// As many as there is room for.
+    Some,
+}
+
 impl Filesystem {
     /// A promise of `blocks` blocks, if there is room for them at once.
     pub(crate) fn try_promise(&self, subvol: &Subvol, blocks: u64) -> Option<Promise> {
-        let hold =
-            self.volumes.ledger().hold(subvol.id(), data(blocks), quota::Tier::Write).ok()?;
-        Some(Promise { space: self.pool.try_reserve(blocks, Tier::Write)?, hold })
+        let hold = self.volumes.ledger().hold(subvol.id(), data(blocks), quota::Tier::Data).ok()?;
+        Some(Promise { space: self.try_space(subvol, blocks)?, hold })
+    }
+
+    /// Blocks of the pool that are kept for the reserves of other subvolumes.
+    fn kept(&self, subvol: &Subvol) -> u64 {
+        self.volumes.ledger().kept_for_others(subvol.id()).div_ceil(BLOCK_BYTES as u64)
+    }
+
+    /// Blocks of the pool, as long as those that are kept for others are left.
+    fn try_space(&self, subvol: &Subvol, blocks: u64) -> Option<Reservation> {
+        let kept = self.kept(subvol);
+        let mut space = self.pool.try_reserve(blocks + kept, Tier::Write)?;
+        space.give_back(kept);
+        Some(space)
+    }
+
+    async fn space(&self, subvol: &Subvol, blocks: u64) -> Result<Reservation> {
+        let kept = self.kept(subvol);
+        match self.pool.reserve(blocks + kept, Tier::Write).await {
+            Err(PoolError::Full { .. }) if kept > 0 => Err(FsError::Kept { blocks, kept }),
+            space => {
+                let mut space = space?;
+                space.give_back(kept);
+                Ok(space)
+            }
+        }
     }
 
     /// A promise of `blocks` blocks. Before it is refused, what this filesystem could free is
-    /// (R22).
-    pub(crate) async fn promise(self: &Arc<Self>, subvol: &Subvol, blocks: u64) -> Result<Promise> {
+    /// (R22). With [`Take::Some`], what there is room for, and why there is no more.
+    pub(crate) async fn promise(
+        self: &Arc<Self>,
+        subvol: &Subvol,
+        blocks: u64,
+        take: Take,
+    ) -> Result<(Option<Promise>, Option<FsError>)> {
+        match self.promise_all(subvol, blocks).await {
+            Err(refused) if take == Take::Some && refused.is_full() => {
+                Ok((self.promise_most(subvol, blocks), Some(refused)))
+            }
+            promise => Ok((Some(promise?), None)),
+        }
+    }
+
+    /// All of `blocks` blocks.
+    pub(crate) async fn promise_all(
+        self: &Arc<Self>,
+        subvol: &Subvol,
+        blocks: u64,
+    ) -> Result<Promise> {
         if let Some(promise) = self.try_promise(subvol, blocks) {
             return Ok(promise);
         }
-        let tier = quota::Tier::Write;
+        let tier = quota::Tier::Data;
         let hold = match self.hold(subvol, data(blocks), tier).await {
             Err(FsError::Quota(_)) => {
                 self.free_what_is_pending().await;
-                self.hold(subvol, data(blocks), tier).await.inspect_err(|error| {
-                    tracing::info!(subvol = subvol.id().0, "{error}");
-                })?
+                self.hold(subvol, data(blocks), tier).await?
             }
             hold => hold?,
         };
-        let space = match self.pool.reserve(blocks, Tier::Write).await {
-            Err(PoolError::Full { .. }) => {
+        let space = match self.space(subvol, blocks).await {
+            Err(full) if full.is_full() => {
                 self.free_what_is_pending().await;
-                self.pool.reserve(blocks, Tier::Write).await?
+                self.space(subvol, blocks).await?
             }
-            other => other?,
+            space => space?,
         };
         Ok(Promise { space, hold })
+    }
+
+    /// What there is room for at once, of fewer than `blocks` blocks: power of two by power of two.
+    fn promise_most(&self, subvol: &Subvol, blocks: u64) -> Option<Promise> {
+        let mut most: Option<Promise> = None;
+        let mut step = blocks.next_power_of_two() / 2;
+        while step > 0 {
+            let have = most.as_ref().map_or(0, Promise::blocks);
+            if have + step <= blocks
+                && let Some(more) = self.try_promise(subvol, step)
+            {
+                match &mut most {
+                    Some(most) => most.join(more),
+                    None => most = Some(more),
+                }
+            }
+            step /= 2;
+        }
+        most
     }
 
     /// Credit for a transaction of names and attributes, charged to its subvolume's owner.
@@ -99,14 +171,29 @@ impl Filesystem {
         edits: usize,
         bytes: usize,
     ) -> Result<Charge> {
+        self.charge_for(subvol, tier, edits, bytes, 0).await
+    }
+
+    /// As [`Self::charge`], of a transaction that makes `inodes` inodes.
+    pub(crate) async fn charge_for(
+        self: &Arc<Self>,
+        subvol: &Subvol,
+        tier: Tier,
+        edits: usize,
+        bytes: usize,
+        inodes: u64,
+    ) -> Result<Charge> {
         let strict = match tier {
             Tier::Write => quota::Tier::Write,
             _ => quota::Tier::Tidy,
         };
-        let wanted = Request::for_edits(edits, bytes);
-        let hold = self.hold(subvol, wanted, strict).await.inspect_err(|error| {
-            tracing::info!(subvol = subvol.id().0, "{error}");
-        })?;
+        let wanted = Request { inodes, ..Request::for_edits(edits, bytes) };
+        let hold = self.hold(subvol, wanted, strict).await;
+        let hold = hold.inspect_err(|refused| self.tell_refused(subvol, refused))?;
+        // Who tidies up may take what is kept for others: it gives back more.
+        if tier == Tier::Write && self.kept(subvol) > 0 {
+            drop(self.space(subvol, 1).await?);
+        }
         Ok(Charge { credit: self.pool.admit(tier, edits, bytes).await?, hold })
     }
 
@@ -118,6 +205,9 @@ impl Filesystem {
     ) -> Result<Hold> {
         let ledger = self.volumes.ledger();
         match ledger.hold(subvol.id(), wanted, tier) {
+            Err(QuotaError::Exceeded(Exceeded { resource: Resource::Inodes, .. })) => {
+                return self.hold_inodes(subvol, wanted, tier).await;
+            }
             Err(QuotaError::Exceeded(_)) => {}
             other => return Ok(other?),
         }
@@ -131,11 +221,31 @@ impl Filesystem {
         settle_edits(&self.pool, subvol).await?;
         Ok(ledger.hold(subvol.id(), wanted, tier)?)
     }
+
+    /// Files that were unlinked count until they are reaped, which is soon done (R22): the kernel
+    /// may still be saying that it has forgotten them. Whoever makes a file has locks of
+    /// directories only, which come before those that the reaper waits for.
+    async fn hold_inodes(
+        self: &Arc<Self>,
+        subvol: &Subvol,
+        wanted: Request,
+        tier: quota::Tier,
+    ) -> Result<Hold> {
+        let ledger = self.volumes.ledger();
+        self.reaper_idle().await;
+        if let Ok(hold) = ledger.hold(subvol.id(), wanted, tier) {
+            return Ok(hold);
+        }
+        self.rt.sleep(FORGETTING).await;
+        self.reaper_idle().await;
+        Ok(ledger.hold(subvol.id(), wanted, tier)?)
+    }
 }
 
 /// Turns the estimate of a subvolume's unflushed edits into what they really take.
 async fn settle_edits(pool: &Arc<Pool>, subvol: &Subvol) -> Result<()> {
-    if pool.table(subvol.table()).unflushed_bytes() > 0 {
+    let table = pool.table(subvol.table());
+    if table.unflushed_bytes() > 0 || table.under().is_some() {
         pool.flush_edits_of(subvol.table()).await?;
     }
     Ok(())

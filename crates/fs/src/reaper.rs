@@ -11,6 +11,7 @@ use copyhold_format::item::{EXTENT, Extent, ORPHAN, inode_key, orphan_key, trunc
 use copyhold_pool::{Tier, Transaction};
 use copyhold_runtime::FifoMutex;
 use copyhold_types::Key;
+use copyhold_volume::InodeChange;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::filesystem::KEY_BYTES;
@@ -162,7 +163,10 @@ impl Filesystem {
                 tx.delete(FILES, orphan_key(ino));
                 tx.delete(FILES, truncate_key(ino));
             }
-            let txg = self.apply(&inode.subvol, credit, tx)?;
+            let txg = match last {
+                true => self.apply_inode(&inode.subvol, credit, tx, InodeChange::Gone(ino))?,
+                false => self.apply(&inode.subvol, credit, tx)?,
+            };
             inode.state().last_txg = Some(txg);
             match items.last().and_then(|(key, _)| key.successor()) {
                 Some(next) if !last => from = next,

@@ -238,7 +238,10 @@ impl Filesystem {
             match self.volumes.enable_quotas(credit).await {
                 // Records of the time before are being swept: that is soon done.
                 Err(VolumeError::Quota(QuotaError::Clearing)) => {
-                    self.volumes.background_step().await?;
+                    self.writable()?;
+                    if !self.volumes.background_step().await? {
+                        self.rt.sleep(LOOK_AGAIN).await;
+                    }
                 }
                 done => break done.map(drop)?,
             }

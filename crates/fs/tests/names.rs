@@ -157,7 +157,7 @@ fn a_change_of_owner_or_content_takes_privileges_away() {
         fs.setattr(&Caller::ROOT, node, &chmod(0o6755)).await.unwrap();
         let any = XattrSet::Any;
         fs.set_xattr(&Caller::ROOT, node, b"security.capability", b"x", any, false).await.unwrap();
-        let kill = copyhold_fs::WriteFlags { kill_priv: true, append: false };
+        let kill = copyhold_fs::WriteFlags { kill_priv: true, ..Default::default() };
         fs.write(node, 0, b"new", kill).await.unwrap();
         assert_eq!(fs.getattr(node).await.unwrap().mode, 0o755);
         let gone = fs.get_xattr(node, b"security.capability").await;

@@ -111,10 +111,10 @@ impl Volumes {
         put_epoch(&mut tx, &family, epoch);
         let resident = Resident { subvol: id, holder: Some(holder.id()), origin: None };
         self.put_rows(self.state.ledger.create_subvolume(resident, &new.inherit, None)?, &mut tx);
-        self.begin_epoch(epoch, id, InodeNo::ROOT);
         // A flush asks whose the table is as soon as it has edits.
         let home = self.state.map.write().add_family(family);
-        let txg = self.pool.apply(credit, tx)?;
+        let begin = || self.begin_epoch(epoch, id, InodeNo::ROOT);
+        let txg = self.pool.apply_with(credit, tx, |_, _| begin())?;
         let subvol = Subvol::new(id, home, item);
         self.state.map.write().subvols.insert(id, subvol.clone());
         Ok((subvol, txg))
@@ -143,7 +143,7 @@ impl Volumes {
         let rows = self.state.ledger.create_subvolume(resident, &new.inherit, hold)?;
         self.put_rows(rows, &mut tx);
         let holders = [&*holder; 2];
-        self.branch(&mut trees, source, holders, numbers, new, next_inode, credit, tx)
+        self.branch(&mut trees, source, holders, numbers, new, next_inode, None, credit, tx)
     }
 
     /// Whether [`Self::branch`] can go on from here.
@@ -161,7 +161,8 @@ impl Volumes {
     }
 
     /// Seals `source` and applies everything. Edits of the holders' files come behind the seal, as
-    /// the source itself may hold the entry. What could be refused was; owners are locked.
+    /// the source itself may hold the entry. What could be refused was; owners are locked. Whoever
+    /// `dies` in the same transaction has no inodes any more.
     #[allow(clippy::too_many_arguments)] // each is a different thing
     pub(crate) fn branch(
         &self,
@@ -171,6 +172,7 @@ impl Volumes {
         numbers: &Numbers,
         new: &NewSubvol,
         next_inode: InodeNo,
+        dies: Option<SubvolId>,
         credit: Credit,
         mut tx: Transaction,
     ) -> Result<(Arc<Subvol>, Txg)> {
@@ -186,13 +188,17 @@ impl Volumes {
         let items = items(source, new, births);
         for (birth, item) in births.iter().zip(&items) {
             tx.put(Pool::SYSTEM, subvol_key(birth.subvol), &item.encode()[..]);
-            self.begin_epoch(birth.id, birth.subvol, next_inode);
         }
+        let ledger = &self.state.ledger;
+        let begin = |birth: &Birth| self.begin_epoch(birth.id, birth.subvol, next_inode);
         let cell = &source.family;
         // A flush asks whose a table is as soon as it has edits.
         self.state.map.write().add_births(cell, births);
         source.begin_move();
-        let applied = self.pool.apply(credit, tx);
+        let applied = self.pool.apply_with(credit, tx, |_, _| {
+            births.iter().for_each(begin);
+            dies.into_iter().for_each(|dead| ledger.forget_inodes(dead));
+        });
         source.set_moved(items[0]);
         let txg = applied?;
         let subvol = Subvol::new(numbers.subvol, cell.clone(), items[1]);
@@ -200,7 +206,8 @@ impl Volumes {
         Ok((subvol, txg))
     }
 
-    /// Somebody stamps this number from now on. Owners are locked.
+    /// Somebody stamps this number from now on. Owners are locked, and the transaction that says so
+    /// is being applied: so no txg has the count of inodes, which begins here, without it.
     pub(crate) fn begin_epoch(&self, epoch: EpochId, subvol: SubvolId, next_inode: InodeNo) {
         self.state.newest.fetch_max(epoch.0, Ordering::AcqRel);
         told(self.state.ledger.begin_epoch(epoch, subvol, next_inode));
@@ -224,7 +231,8 @@ impl Volumes {
     /// Lets the subvolume stamp a new epoch from now on, sharing as before.
     pub async fn renew(&self, subvol: &Subvol, credit: Credit) -> Result<()> {
         let current = EpochId(self.pool.next_id(IdSpace::Epoch).await?);
-        let next_inode = InodeNo(self.pool.next_id(IdSpace::Inode(subvol.id())).await?);
+        let inodes = IdSpace::Inode(subvol.id());
+        let taken = self.pool.next_id(inodes).await?;
         let mut tree = subvol.family.tree.write();
         subvol.check_live()?;
         let leaf = *tree.leaf(subvol.id()).ok_or(VolumeError::NoSubvolume(subvol.id()))?;
@@ -235,8 +243,11 @@ impl Volumes {
         let mut tx = Transaction::new();
         tree.renumber(subvol.id(), current);
         put_epoch(&mut tx, &tree, leaf.id);
-        self.begin_epoch(current, subvol.id(), next_inode);
-        self.pool.apply(credit, tx)?;
+        // Numbers that were given out, to whoever waits for the family now too, do not count.
+        let next_inode = InodeNo(self.pool.id_after(inodes, taken));
+        self.pool.apply_with(credit, tx, |_, _| {
+            self.begin_epoch(current, subvol.id(), next_inode);
+        })?;
         Ok(())
     }
 }

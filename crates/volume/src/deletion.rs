@@ -92,7 +92,8 @@ impl Volumes {
         self.put_rows(rows, &mut tx);
         let item = SubvolItem { state: SubvolState::Dying(Step::Settle), ..subvol.item() };
         tx.put(Pool::SYSTEM, subvol_key(subvol.id()), &item.encode()[..]);
-        let txg = self.pool.apply(credit, tx)?;
+        let forget = || self.state.ledger.forget_inodes(subvol.id());
+        let txg = self.pool.apply_with(credit, tx, |_, _| forget())?;
         subvol.set_item(item);
         self.state.map.write().dying.insert(subvol.id(), true);
         Ok(txg)

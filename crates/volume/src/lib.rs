@@ -36,5 +36,5 @@ pub use deletion::Leaving;
 pub use error::VolumeError;
 pub use reflink::Unread;
 pub use rollback::OldState;
-pub use steady::Steady;
+pub use steady::{InodeChange, Steady};
 pub use volumes::{Subvol, Volumes};

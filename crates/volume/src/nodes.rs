@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use copyhold_format::item::Content;
 use copyhold_pool::{Edit, NodeTurnover, Pool, Tenancy, Transaction, free_node};
-use copyhold_types::{EpochId, Key, NodePtr, Pointer, TableId, Txg};
+use copyhold_types::{EpochId, Key, NodePtr, Pointer, SubvolId, TableId, Txg};
 
-use crate::family::FamilyId;
+use crate::family::{Family, FamilyId};
 use crate::quota::Amount;
 use crate::release::{Evaluation, Release};
 use crate::steady::{refund, told};
@@ -95,19 +95,40 @@ impl NodeTurnover for Turnover<'_> {
         if let Some(epoch) = evaluation.family().get(*holder)
             && self.settled.insert(table)
         {
-            let (merged, left) = estimate(self.pool, table);
-            self.state.ledger.flushed(epoch.subvol, merged, left);
+            // A round takes all partitions of a table that are frozen.
+            let stats = self.pool.table(table).stats();
+            let merged: usize = stats.iter().map(|stats| stats.frozen_bytes).sum();
+            let left: usize = stats.iter().map(|stats| stats.delta_bytes).sum();
+            let family = evaluation.family();
+            let others = unflushed_of(self.pool, family, epoch.subvol, &self.settled);
+            self.state.ledger.flushed(epoch.subvol, merged as u64, left as u64 + others);
         }
     }
 }
 
-/// Bytes of edits that are being flushed, and that are not. A round takes all partitions of a table
-/// that are frozen.
-fn estimate(pool: &Pool, table: TableId) -> (u64, u64) {
-    let stats = pool.table(table).stats();
-    let merged: usize = stats.iter().map(|stats| stats.frozen_bytes).sum();
-    let left: usize = stats.iter().map(|stats| stats.delta_bytes).sum();
-    (merged as u64, left as u64)
+/// Bytes of a subvolume's unflushed edits: in the table of its files, and in those under it that
+/// were its own before it was snapshotted; but for those in `settled`.
+pub(crate) fn unflushed_of(
+    pool: &Pool,
+    family: &Family,
+    subvol: SubvolId,
+    settled: &BTreeSet<TableId>,
+) -> u64 {
+    let Some(leaf) = family.leaf(subvol) else { return 0 };
+    let (mut at, mut epoch) = (Some(pool.table(leaf.table)), Some(leaf));
+    let mut bytes = 0;
+    while let (Some(table), Some(of)) = (at, epoch) {
+        // Sealed epochs that are handed over have no table any more.
+        if table.id() == of.table {
+            let counts = of.subvol == subvol && !settled.contains(&table.id());
+            bytes += if counts { table.unflushed_bytes() as u64 } else { 0 };
+            at = table.under();
+        } else {
+            at = Some(table);
+        }
+        epoch = of.parent.and_then(|parent| family.get(parent));
+    }
+    bytes
 }
 
 /// What giving up a node releases: each of its copies.

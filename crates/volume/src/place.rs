@@ -7,9 +7,11 @@
 
 use copyhold_format::item::{Place, SubvolItem, subvol_key};
 use copyhold_pool::{Credit, Pool, Transaction};
-use copyhold_types::{SubvolId, TableId, Txg};
+use copyhold_types::{InodeNo, SubvolId, TableId, Txg};
 
 use crate::error::{Result, VolumeError};
+use crate::quota::Hold;
+use crate::steady::told;
 use crate::trees::Trees;
 use crate::volumes::{Subvol, Volumes};
 
@@ -20,12 +22,14 @@ impl Volumes {
 
     /// Entries have gone to other directories; `tx` has the edits of the directories, which are
     /// `holders[0]`'s, or those of [`Self::THERE`] `holders[1]`'s. That none comes to be inside
-    /// itself is the caller's business. A new holder may end above its limit.
+    /// itself is the caller's business. A new holder may end above its limit. `made`: an inode that
+    /// comes to be in `holders[0]`, for which `hold` is.
     pub fn moved(
         &self,
         moves: &[(&Subvol, Place)],
         holders: [&Subvol; 2],
-        credit: Credit,
+        made: Option<InodeNo>,
+        (credit, mut hold): (Credit, Hold),
         mut tx: Transaction,
     ) -> Result<Txg> {
         let subvols: Vec<&Subvol> = moves.iter().map(|(subvol, _)| *subvol).collect();
@@ -49,7 +53,12 @@ impl Volumes {
                 self.state.ledger.move_subvolume(subvol.id(), item.place.subvol);
             }
         }
-        let txg = self.pool.apply(credit, tx)?;
+        let ledger = &self.state.ledger;
+        let txg = self.pool.apply_with(credit, tx, |_, _| {
+            let count = |ino| told(ledger.created(holders[0].id(), ino, Some(&mut hold)));
+            made.into_iter().for_each(count);
+            hold.spend_metadata();
+        })?;
         for (subvol, item) in subvols.into_iter().zip(items) {
             subvol.set_item(item);
         }

@@ -15,6 +15,7 @@ use copyhold_types::{EpochId, Run, Txg};
 use crate::error::{Result, VolumeError};
 use crate::quota::Hold;
 use crate::release::{Evaluation, Missing, Release};
+use crate::steady::Births;
 use crate::volumes::{Subvol, Volumes};
 
 /// What has to be read before runs can be shared.
@@ -62,8 +63,8 @@ impl Volumes {
             evaluation.release(Release { holder, pointer, content, count: 1 })?;
         }
         let credit = credit.take().expect("credit for what is applied");
-        let births = Some((leaf.current, hold));
-        self.apply_decided(credit, tx, evaluation.take(), births).map(Ok)
+        let births = Births { subvol: to.id(), epoch: leaf.current, inode: None, hold };
+        self.apply_decided(credit, tx, evaluation.take(), Some(births)).map(Ok)
     }
 
     /// Reads what [`Self::try_reflink`] had to know.

@@ -81,8 +81,9 @@ impl Volumes {
         let rows = self.state.ledger.replace_subvolume(resident, old.id(), replaced)?;
         self.put_rows(rows, &mut tx);
         tx.put(Pool::SYSTEM, subvol_key(old.id()), &item.encode()[..]);
+        let dies = (item.state != SubvolState::Live).then(|| old.id());
         let made =
-            self.branch(&mut trees, snapshot, holders, numbers, new, next_inode, credit, tx)?;
+            self.branch(&mut trees, snapshot, holders, numbers, new, next_inode, dies, credit, tx)?;
         old.set_item(item);
         if old.is_dying() {
             self.state.map.write().dying.insert(old.id(), true);

@@ -14,12 +14,12 @@ use std::sync::atomic::Ordering;
 
 use copyhold_format::item::{Content, pending_key};
 use copyhold_pool::{Cached, Credit, Pool, Transaction};
-use copyhold_types::{EpochId, Pointer, Run, TableId, Txg};
+use copyhold_types::{EpochId, InodeNo, Pointer, Run, SubvolId, TableId, Txg};
 use parking_lot::RwLockReadGuard;
 
 use crate::error::{Result, VolumeError};
 use crate::family::{Epoch, Family};
-use crate::quota::{Amount, Hold, Miscount};
+use crate::quota::{Amount, Hold, Ledger, Miscount};
 use crate::release::{Evaluation, Freed, Lookup, Outcome, Place, Release};
 use crate::segment::{window_of, windows};
 use crate::stored::Stored;
@@ -31,6 +31,41 @@ pub struct Steady<'a> {
     subvol: &'a Subvol,
     tree: RwLockReadGuard<'a, Family>,
     leaf: Epoch,
+    inode: Option<InodeChange>,
+}
+
+/// What a transaction does to the number of its subvolume's inodes: the item of one is new, or is
+/// deleted for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InodeChange {
+    Born(InodeNo),
+    Gone(InodeNo),
+}
+
+/// What is charged for a transaction of files.
+pub(crate) struct Births<'a> {
+    pub(crate) subvol: SubvolId,
+    /// Whose the allocations are.
+    pub(crate) epoch: EpochId,
+    pub(crate) inode: Option<InodeChange>,
+    pub(crate) hold: Option<&'a mut Hold>,
+}
+
+impl Births<'_> {
+    /// While the transaction is applied.
+    fn charge(self, ledger: &Ledger, tx: &Transaction) {
+        let Births { subvol, epoch, inode, mut hold } = self;
+        let born: u64 = tx.allocated().map(Run::bytes).sum();
+        if born != 0 {
+            told(ledger.charge(epoch, Amount::data(born), hold.as_deref_mut()));
+        }
+        match inode {
+            None => {}
+            Some(InodeChange::Born(ino)) => told(ledger.created(subvol, ino, hold.as_deref_mut())),
+            Some(InodeChange::Gone(ino)) => told(ledger.removed(subvol, ino)),
+        }
+        hold.into_iter().for_each(Hold::spend_metadata);
+    }
 }
 
 impl Volumes {
@@ -39,7 +74,7 @@ impl Volumes {
         let tree = subvol.family.tree.read();
         subvol.check_live()?;
         let leaf = *tree.leaf(subvol.id()).ok_or(VolumeError::NoSubvolume(subvol.id()))?;
-        Ok(Steady { volumes: self, subvol, tree, leaf })
+        Ok(Steady { volumes: self, subvol, tree, leaf, inode: None })
     }
 
     /// Applies a transaction of a subvolume's files that makes no pointers, or whose pointers are
@@ -89,6 +124,11 @@ impl Steady<'_> {
         Ok(Cached::Known(true))
     }
 
+    /// Says that the transaction adds an inode, or takes one away.
+    pub fn with_inode(self, change: InodeChange) -> Self {
+        Steady { inode: Some(change), ..self }
+    }
+
     /// Joins the open txg and applies everything at once; never waits. Edits of the subvolume's
     /// files are led to the table where those are now. What is allocated is charged to the current
     /// epoch, `hold` having been taken for it.
@@ -98,7 +138,7 @@ impl Steady<'_> {
         mut tx: Transaction,
         hold: Option<&mut Hold>,
     ) -> Result<Txg> {
-        let Steady { volumes, subvol, tree, leaf } = self;
+        let Steady { volumes, subvol, tree, leaf, inode } = self;
         tx.readdress(|table| if table > Pool::PENDING { leaf.table } else { table });
         let releases: Vec<Release> = tx
             .take_released()
@@ -112,7 +152,8 @@ impl Steady<'_> {
         let look = volumes.stored();
         let mut evaluation = Evaluation::new(&tree, &look);
         releases.iter().try_for_each(|release| evaluation.release(*release))?;
-        volumes.apply_decided(credit, tx, evaluation.take(), Some((leaf.current, hold)))
+        let births = Births { subvol: subvol.id(), epoch: leaf.current, inode, hold };
+        volumes.apply_decided(credit, tx, evaluation.take(), Some(births))
     }
 }
 
@@ -121,26 +162,18 @@ impl Volumes {
         Stored { pool: &self.pool, state: &self.state }
     }
 
-    /// Applies what was decided, with its locks held. `births`: whose the allocations are.
+    /// Applies what was decided, with its locks held.
     pub(crate) fn apply_decided(
         &self,
         credit: Credit,
         mut tx: Transaction,
         outcome: Outcome,
-        births: Option<(EpochId, Option<&mut Hold>)>,
+        births: Option<Births<'_>>,
     ) -> Result<Txg> {
         let freed = self.state.decided(&self.pool, outcome, &mut tx);
         let ledger = &self.state.ledger;
         let txg = self.pool.apply_with(credit, tx, |_, tx| {
-            if let Some((epoch, mut hold)) = births {
-                let born: u64 = tx.allocated().map(Run::bytes).sum();
-                let charge = |hold: Option<&mut Hold>| match born {
-                    0 => Ok(()),
-                    born => ledger.charge(epoch, Amount::data(born), hold),
-                };
-                told(charge(hold.as_deref_mut()));
-                hold.into_iter().for_each(Hold::spend_metadata);
-            }
+            births.into_iter().for_each(|births| births.charge(ledger, tx));
             freed.iter().for_each(|freed| refund(&self.state, freed));
         })?;
         Ok(txg)

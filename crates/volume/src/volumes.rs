@@ -14,7 +14,7 @@
 //! held from a decision until what was decided is in the log and in the tables: then the order of
 //! decisions is the order of the log. None is held across an await.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -28,7 +28,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::error::{Result, VolumeError};
 use crate::family::{Birth, Family, FamilyId};
-use crate::nodes::Tenants;
+use crate::nodes::{Tenants, unflushed_of};
 use crate::quota::{Ledger, Loader, Resident};
 
 /// Items of the system table that are read at a time.
@@ -300,8 +300,9 @@ impl Volumes {
             sequence: AtomicU64::new(0),
         });
         for subvol in state.map.read().subvols.values() {
-            let unflushed = pool.table(subvol.files()).unflushed_bytes();
-            state.ledger.owes(subvol.id, unflushed as u64);
+            let family = subvol.family.tree.read();
+            let unflushed = unflushed_of(&pool, &family, subvol.id, &BTreeSet::new());
+            state.ledger.owes(subvol.id, unflushed);
             if let SubvolState::Dying(step) = subvol.item().state
                 && crate::deletion::is_retired(step)
             {

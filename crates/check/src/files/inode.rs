@@ -119,6 +119,7 @@ impl Current {
 
     fn inode_item(&mut self, walk: &mut Walk<'_>, value: &[u8]) -> Result<(), FormatError> {
         self.has_item = true;
+        walk.inodes += u64::from(self.file.ino >= walk.bounds.counted_from);
         let item = InodeItem::parse(value)?;
         let kind = (item.mode >> 12) as u8;
         walk.index.add_inode(self.file.ino, kind, item.nlink, item.parent);

@@ -35,6 +35,8 @@ pub(super) struct Walk<'a> {
     holders: Vec<InodeNo>,
     /// What extents refer to, if that is counted.
     refs: Vec<Ref<1>>,
+    /// Inode items that count for quotas.
+    inodes: u64,
     /// The inode whose items are being read.
     current: Option<Current>,
     orphans: BTreeSet<u64>,
@@ -50,15 +52,17 @@ pub(crate) struct Bounds {
     pub(crate) mark: u64,
     /// The number that its epoch stamps, or stamped last.
     pub(crate) newest: EpochId,
+    /// Inodes with numbers from here on count for quotas.
+    pub(crate) counted_from: InodeNo,
 }
 
-/// What its extents refer to is the answer, if references are counted.
+/// What its extents refer to is the answer, if references are counted; and how many inodes count.
 pub(crate) async fn check(
     checker: &mut Checker,
     subvol: SubvolId,
     item: &SubvolItem,
     bounds: Bounds,
-) -> Vec<Ref<1>> {
+) -> (Vec<Ref<1>>, u64) {
     let before = checker.report.problems.len();
     let mut walk = Walk {
         subvol,
@@ -67,6 +71,7 @@ pub(crate) async fn check(
         index: FileIndex::new(subvol, item.table),
         holders: Vec::new(),
         refs: Vec::new(),
+        inodes: 0,
         current: None,
         orphans: BTreeSet::new(),
         truncates: BTreeSet::new(),
@@ -85,7 +90,7 @@ pub(crate) async fn check(
     let has_findings = checker.report.problems.len() > before
         || checker.report.problems.iter().any(|found| found.is_about(subvol, item.table));
     checker.keep(walk.index, has_findings);
-    walk.refs
+    (walk.refs, walk.inodes)
 }
 
 impl Walk<'_> {

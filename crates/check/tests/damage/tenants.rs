@@ -9,9 +9,9 @@ use std::sync::Arc;
 use copyhold_check::{Problem, Report, Severity};
 use copyhold_device::sim::SimImage;
 use copyhold_format::item::{
-    Content, DEAD, DIRENT, DeadItem, EXTENT, EpochItem, Extent, GroupId, PendingItem, Place,
-    QuotaItem, SHARE, SubvolItem, UsageItem, dead_key, epoch_key, member_key, pending_key,
-    quota_key, share_key, subvol_key, usage_key,
+    Content, DEAD, DIRENT, DeadItem, EXTENT, EpochItem, Extent, GroupId, InodesItem, PendingItem,
+    Place, QuotaItem, SHARE, SubvolItem, UsageItem, dead_key, epoch_key, inodes_key, member_key,
+    pending_key, quota_key, share_key, subvol_key, usage_key,
 };
 use copyhold_fs::{Caller, Filesystem, NodeId, OpenFlags};
 use copyhold_pool::{CreateOptions, OpenOptions, Pool, Transaction};
@@ -228,6 +228,34 @@ fn usage_that_nobody_has_and_relations_of_nobody_are_told() {
         put(files, Pool::SYSTEM, member_key(child, parent), b"").await;
     });
     assert_eq!((kinds, report.worst()), (vec!["quota"], Some(Severity::Leak)));
+}
+
+#[test]
+fn inodes_that_are_counted_wrong_or_not_at_all_are_told() {
+    let on = QuotaItem { counted_from: Some(EpochId(1 << 40)), generation: 1 };
+    let said = |count, from| {
+        after(async move |files, (_, epoch), _| {
+            put(files, Pool::SYSTEM, quota_key(), &on.encode()).await;
+            let item = InodesItem { counted_from: InodeNo(from), count };
+            put(files, Pool::SYSTEM, inodes_key(epoch.subvol), &item.encode()).await;
+        })
+    };
+    assert_eq!(said(2, 1).0, Vec::<&str>::new(), "the root directory and the file");
+    assert_eq!(said(1, 2).0, Vec::<&str>::new());
+    assert_eq!(said(0, 1 << 20).0, Vec::<&str>::new());
+    let (kinds, report) = said(3, 1);
+    assert_eq!((kinds, report.worst()), (vec!["inodes"], Some(Severity::Leak)));
+    let Some(Problem::Inodes { said, found, .. }) = report.problems().next() else {
+        panic!("{report:?}");
+    };
+    assert_eq!((*said, *found), (3, 2));
+
+    // Everybody's epochs count, and nobody's inodes do.
+    let on = QuotaItem { counted_from: Some(EpochId(1)), generation: 1 };
+    let (kinds, _) = after(async |files, _, _| {
+        put(files, Pool::SYSTEM, quota_key(), &on.encode()).await;
+    });
+    assert!(kinds.contains(&"quota"), "{kinds:?}");
 }
 
 #[test]

@@ -133,7 +133,7 @@ pub(crate) fn errno(error: FsError) -> Errno {
         FsError::NotPermitted(_) => Errno::EPERM,
         FsError::AccessDenied => Errno::EACCES,
         FsError::ReadOnly { .. } => Errno::EROFS,
-        FsError::NoSpace(_) | FsError::Crowded { .. } => Errno::ENOSPC,
+        FsError::NoSpace(_) | FsError::Kept { .. } | FsError::Crowded { .. } => Errno::ENOSPC,
         FsError::FileTooBig { .. } => Errno::EFBIG,
         FsError::AttributeTooBig { .. } => Errno::E2BIG,
         FsError::NoAttribute => Errno::ENODATA,

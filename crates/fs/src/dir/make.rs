@@ -5,6 +5,7 @@ use std::sync::Arc;
 use copyhold_format::item::{InodeItem, SYMLINK_MAX, orphan_key, symlink_key};
 use copyhold_pool::{Tier, Transaction};
 use copyhold_types::{InodeNo, Timestamp};
+use copyhold_volume::InodeChange;
 
 use super::{Bucket, Found, LINKS_MAX, Name};
 use crate::acl::Inherited;
@@ -137,7 +138,7 @@ impl Filesystem {
         let inherited = self.inherited_acl(&dir, FileKind::Regular, mode, caller.umask).await?;
         let ino = self.next_ino(&dir.subvol).await?;
         let bytes = INODE_BYTES + KEY_BYTES + inherited.bytes();
-        let credit = self.charge(&dir.subvol, Tier::Write, 4, bytes).await?;
+        let credit = self.charge_for(&dir.subvol, Tier::Write, 4, bytes, 1).await?;
 
         let dir_state = dir.state();
         dir_state.expect_addable_to()?;
@@ -148,7 +149,7 @@ impl Filesystem {
         inherited.put(&dir.subvol, &mut tx, ino, &mut item);
         self.put_inode(&mut tx, ino, &item);
         tx.put(FILES, orphan_key(ino), &[][..]);
-        let txg = self.apply(&dir.subvol, credit, tx)?;
+        let txg = self.apply_inode(&dir.subvol, credit, tx, InodeChange::Born(ino))?;
         drop(dir_state);
 
         let inode = Arc::new(Inode::new(&dir.subvol, ino, item, Some(txg)));
@@ -183,7 +184,7 @@ impl Filesystem {
         let target = if new.target.is_empty() { 0 } else { KEY_BYTES + new.target.len() };
         let bytes = 2 * INODE_BYTES + bucket.edit_bytes(name.bytes()) + target + inherited.bytes();
         let edits = 3 + usize::from(target > 0) + inherited.edits();
-        let credit = self.charge(&dir.subvol, Tier::Write, edits, bytes).await?;
+        let credit = self.charge_for(&dir.subvol, Tier::Write, edits, bytes, 1).await?;
 
         let now = self.now();
         let (inode, txg, sync) = {
@@ -207,7 +208,7 @@ impl Filesystem {
             }
             let dir_item = dir_state.dir_item(1, is_dir.into(), now);
             self.put_inode(&mut tx, dir.node.ino, &dir_item);
-            let txg = self.apply(&dir.subvol, credit, tx)?;
+            let txg = self.apply_inode(&dir.subvol, credit, tx, InodeChange::Born(ino))?;
             dir_state.logged_and_shown(dir_item, txg, true);
             let inode = Arc::new(Inode::new(&dir.subvol, ino, item, Some(txg)));
             inode.state().opens = u32::from(new.opened);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use copyhold_format::item::{InodeItem, SubvolItem, inode_key, orphan_key};
 use copyhold_pool::{Tier, Transaction};
 use copyhold_types::{InodeNo, TableId, Timestamp};
-use copyhold_volume::{self as volume, Volumes};
+use copyhold_volume::{self as volume, InodeChange, Volumes};
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
@@ -202,7 +202,9 @@ impl Filesystem {
         let records = ends.moves().len();
         let bytes = 5 * INODE_BYTES + KEY_BYTES + names[0] + names[1];
         let bytes = bytes + records * (KEY_BYTES + SubvolItem::BYTES);
-        let charge = self.charge(&ends.from.dir.subvol, Tier::Delete, 8 + records, bytes).await?;
+        let inodes = u64::from(whiteout.is_some());
+        let subvol = &ends.from.dir.subvol;
+        let charge = self.charge_for(subvol, Tier::Delete, 8 + records, bytes, inodes).await?;
         let now = self.now();
         let (txg, sync) = {
             let mut states = States::lock(&ends);
@@ -223,11 +225,20 @@ impl Filesystem {
                 self.put_inode(&mut tx, ino, &white_item);
             }
             let moves = ends.moves();
-            let txg = match moves.is_empty() {
-                true => self.apply(&ends.from.dir.subvol, charge, tx)?,
-                false => {
+            let txg = match (moves.is_empty(), whiteout) {
+                (true, Some(ino)) => {
+                    self.apply_inode(subvol, charge, tx, InodeChange::Born(ino))?
+                }
+                (true, None) => self.apply(subvol, charge, tx)?,
+                (false, _) => {
                     let holders = [&ends.from, &ends.to].map(|end| &*end.dir.subvol.volume);
-                    self.volumes.moved(&moves, holders, charge.credit, tx)?
+                    self.volumes.moved(
+                        &moves,
+                        holders,
+                        whiteout,
+                        (charge.credit, charge.hold),
+                        tx,
+                    )?
                 }
             };
             for (inode, item) in items.drain(..) {

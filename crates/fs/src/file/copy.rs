@@ -82,8 +82,15 @@ impl Filesystem {
         let data = self.read(from, from_offset, len).await?;
         let mut at = to_offset;
         for slice in data.slices() {
-            self.write(to, at, slice, WriteFlags::default()).await?;
-            at += slice.len() as u64;
+            let taken = self.write_some(to, at, slice, WriteFlags::default()).await;
+            let taken = match taken {
+                Err(refused) if at > to_offset && refused.is_full() => break,
+                taken => taken?,
+            };
+            at += taken as u64;
+            if taken < slice.len() {
+                break;
+            }
         }
         Ok(at - to_offset)
     }

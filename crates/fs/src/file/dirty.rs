@@ -176,6 +176,16 @@ impl FileData {
         u64::from(self.blocks.get(&block).is_none_or(|entry| entry.since.is_none()))
     }
 
+    /// How many of these blocks, from the first on, can become dirty with `reserved` reservations.
+    pub(crate) fn fitting(&self, slots: &[(u64, Slot)], reserved: u64) -> usize {
+        let mut wanted = 0;
+        let fits = |(block, _): &&(u64, Slot)| {
+            wanted += self.unreserved(*block);
+            wanted <= reserved
+        };
+        slots.iter().take_while(fits).count()
+    }
+
     /// Puts `slot` in the place of a block. The reservation is already added; `logged` is the
     /// logged size. Whether the block was not in memory before.
     pub(crate) fn put(&mut self, block: u64, slot: Slot, logged: u64, in_place: bool) -> bool {

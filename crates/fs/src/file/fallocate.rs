@@ -171,7 +171,9 @@ impl Filesystem {
         let mut at = range.start;
         while at < range.end {
             let to = range.end.min((at / CHUNK + STEP_CHUNKS) * CHUNK);
-            let mut promise = self.promise(&inode.subvol, to - at).await?;
+            let promise = self.promise_all(&inode.subvol, to - at).await;
+            let mut promise =
+                promise.inspect_err(|refused| self.tell_refused(&inode.subvol, refused))?;
             let _map = inode.map.write().await;
             let extents = self.extents(inode, at..to, (to - at) as usize).await?;
             let holes = {

@@ -16,31 +16,31 @@ use crate::inode::{Inode, InodeRef};
 use crate::{Filesystem, FsError, Result};
 
 impl Filesystem {
-    /// Whether each of the blocks is dirty already, or lies in preallocated space that may be
-    /// written in place. The caller holds the data lock.
-    pub(super) async fn all_preallocated(
+    /// How many of the blocks, from the first on, are dirty already, or lie in preallocated space
+    /// that may be written in place. The caller holds the data lock.
+    pub(super) async fn preallocated(
         &self,
         inode: &InodeRef,
         slots: &[(u64, Slot)],
-    ) -> Result<bool> {
+    ) -> Result<usize> {
         let _map = inode.map.read().await;
-        for &(block, _) in slots {
+        for (n, &(block, _)) in slots.iter().enumerate() {
             {
                 let state = inode.state();
                 match state.data.blocks.get(&block) {
                     Some(entry) if entry.since.is_some() => continue,
                     // Being written: it will be content, and content is not overwritten.
-                    Some(_) => return Ok(false),
-                    None if block >= state.data.cut_block() => return Ok(false),
+                    Some(_) => return Ok(n),
+                    None if block >= state.data.cut_block() => return Ok(n),
                     None => {}
                 }
             }
             let extents = self.extents(inode, block..block + 1, 1).await?;
             if !extents.iter().any(|(_, extent)| self.is_writable_in_place(inode, extent)) {
-                return Ok(false);
+                return Ok(n);
             }
         }
-        Ok(true)
+        Ok(slots.len())
     }
 
     /// Only space without content that nobody else refers to (R10).

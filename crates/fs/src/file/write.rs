@@ -3,6 +3,9 @@
 //! The data lock is held throughout, so what a write has looked at stays as it is, but for batches
 //! that take blocks meanwhile: then those need another reservation. Whole blocks within the file
 //! need nothing looked at but its end, so writes of them share the lock: none waits for another.
+//!
+//! Where there is no room for all blocks of a step, a partial write takes the first ones that there
+//! is room for, and ends there: what the caller is told has been taken is what was promised room.
 
 use std::sync::Arc;
 
@@ -11,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::dirty::Slot;
 use crate::inode::{Inode, InodeRef, State};
-use crate::promise::Promise;
+use crate::promise::{Promise, Take};
 use crate::{FileFlags, Filesystem, FsError, NodeId, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -29,6 +32,8 @@ pub struct WriteFlags {
     pub kill_priv: bool,
     /// The descriptor was opened to append: the offset is ignored, the data goes to the end.
     pub append: bool,
+    /// Where there is no room for all, the first blocks are taken that there is room for.
+    pub partial: bool,
 }
 
 /// The bytes of a write.
@@ -65,6 +70,15 @@ impl<'a> Input<'a> {
     }
 }
 
+/// Adds what more was promised.
+fn add(held: &mut Option<Promise>, more: Option<Promise>) {
+    match (held, more) {
+        (_, None) => {}
+        (Some(held), Some(more)) => held.join(more),
+        (held @ None, more) => *held = more,
+    }
+}
+
 impl Filesystem {
     /// Takes all bytes or fails. They are safe after an fsync, and will not fail for lack of space.
     pub async fn write(
@@ -74,11 +88,25 @@ impl Filesystem {
         data: &[u8],
         flags: WriteFlags,
     ) -> Result<()> {
+        let flags = WriteFlags { partial: false, ..flags };
+        self.write_input(node, offset, Input::Copied(data), flags).await.map(drop)
+    }
+
+    /// As [`Self::write`], but takes what there is room for, in whole blocks from the first byte
+    /// on, and says how many bytes that is. Fails if there is room for none.
+    pub async fn write_some(
+        self: &Arc<Self>,
+        node: NodeId,
+        offset: u64,
+        data: &[u8],
+        flags: WriteFlags,
+    ) -> Result<usize> {
+        let flags = WriteFlags { partial: true, ..flags };
         self.write_input(node, offset, Input::Copied(data), flags).await
     }
 
-    /// As [`Self::write`] for the first `len` bytes of `data`, which is kept instead of copied
-    /// where that is cheaper.
+    /// Writes the first `len` bytes of `data`, which is kept instead of copied where that is
+    /// cheaper: all of them, or what there is room for, as the flags say. How many.
     pub async fn write_buf(
         self: &Arc<Self>,
         node: NodeId,
@@ -86,7 +114,7 @@ impl Filesystem {
         data: Buf,
         len: usize,
         flags: WriteFlags,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         let bytes = data.get(..len).ok_or(FsError::Invalid("more bytes than the buffer has"))?;
         let keep = offset.is_multiple_of(BLOCK)
             && !flags.append
@@ -101,37 +129,61 @@ impl Filesystem {
         offset: u64,
         input: Input<'_>,
         flags: WriteFlags,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         self.writable()?;
         let inode = self.inode(node).await?;
         inode.subvol.writable()?;
         inode.expect_file()?;
-        if input.bytes().is_empty() {
-            return Ok(());
+        let len = input.bytes().len();
+        if len == 0 {
+            return Ok(0);
         }
         self.wait_for_room().await?;
         if self.overwrite(&inode, offset, input, flags).await {
-            return self.write_is_done(&inode).await;
+            self.write_is_done(&inode).await?;
+            return Ok(len);
         }
         let data = inode.lock.write().await;
         let size = inode.state().shown.size;
         let offset = if flags.append { size } else { offset };
-        self.may_write(&inode, offset, input.bytes().len())?;
+        self.may_write(&inode, offset, len)?;
         if flags.kill_priv {
             self.kill_priv(&inode).await?;
         }
+        let taken = self.write_steps(&inode, offset, input, flags.partial).await;
+        let taken = taken.inspect_err(|refused| self.tell_refused(&inode.subvol, refused))?;
+        drop(data);
+        self.write_is_done(&inode).await?;
+        Ok(taken)
+    }
+
+    /// Bytes that were taken.
+    async fn write_steps(
+        self: &Arc<Self>,
+        inode: &InodeRef,
+        offset: u64,
+        input: Input<'_>,
+        partial: bool,
+    ) -> Result<usize> {
         let (mut at, mut rest) = (offset, input);
         while !rest.bytes().is_empty() {
-            let step = (STEP_BYTES - (at % BLOCK) as usize).min(rest.bytes().len());
-            let (head, tail) = rest.split(step);
-            self.write_step(&inode, at, head).await?;
-            (at, rest) = (at + step as u64, tail);
-            if !rest.bytes().is_empty() {
+            if at > offset {
                 self.wait_for_room().await?;
             }
+            let step = (STEP_BYTES - (at % BLOCK) as usize).min(rest.bytes().len());
+            let (head, tail) = rest.split(step);
+            let reached = match self.write_step(inode, at, head, partial).await {
+                // Whoever goes on from there is told.
+                Err(refused) if partial && at > offset && refused.is_full() => break,
+                reached => reached?,
+            };
+            let is_whole = reached == at + step as u64;
+            (at, rest) = (reached, tail);
+            if !is_whole {
+                break;
+            }
         }
-        drop(data);
-        self.write_is_done(&inode).await
+        Ok((at - offset) as usize)
     }
 
     async fn write_is_done(self: &Arc<Self>, inode: &Inode) -> Result<()> {
@@ -194,18 +246,21 @@ impl Filesystem {
         Ok(())
     }
 
+    /// Where in the file ends what was taken.
     async fn write_step(
         self: &Arc<Self>,
         inode: &InodeRef,
         at: u64,
         input: Input<'_>,
-    ) -> Result<()> {
+        partial: bool,
+    ) -> Result<u64> {
         let end = at + input.bytes().len() as u64;
         let size = inode.state().shown.size;
         let mut slots = Vec::with_capacity((end.div_ceil(BLOCK) - at / BLOCK) as usize + 1);
         if !size.is_multiple_of(BLOCK) && size / BLOCK < at / BLOCK {
             slots.extend(self.stale_tail(inode, size).await?);
         }
+        let before = slots.len();
         let mut rest = input;
         let mut at = at;
         while at < end {
@@ -219,7 +274,8 @@ impl Filesystem {
             slots.push((block, slot));
             (at, rest) = (at + len as u64, tail);
         }
-        self.insert_blocks(inode, slots, end).await
+        let take = if partial { Take::Some } else { Take::All };
+        self.insert(inode, slots, before, end, take).await
     }
 
     /// A block in which `bytes` from `skip` on are new.
@@ -294,10 +350,24 @@ impl Filesystem {
         slots: Vec<(u64, Slot)>,
         end: u64,
     ) -> Result<()> {
+        let inserted = self.insert(inode, slots, 0, end, Take::All).await;
+        inserted.inspect_err(|refused| self.tell_refused(&inode.subvol, refused)).map(drop)
+    }
+
+    /// As [`Self::insert_blocks`]; with [`Take::Some`] perhaps only the first ones, but more than
+    /// `before`. Where what was taken ends.
+    async fn insert(
+        self: &Arc<Self>,
+        inode: &InodeRef,
+        mut slots: Vec<(u64, Slot)>,
+        before: usize,
+        mut end: u64,
+        take: Take,
+    ) -> Result<u64> {
         let mut held: Option<Promise> = None;
         let mut in_place = false;
         loop {
-            let have = held.as_ref().map_or(0, |reserved| reserved.blocks());
+            let have = held.as_ref().map_or(0, Promise::blocks);
             let missing = {
                 let mut state = inode.state();
                 state.expect_present()?;
@@ -312,22 +382,31 @@ impl Filesystem {
                 wanted - have
             };
             // A batch may take blocks while this waits: then they need more.
-            let more = match self.try_promise(&inode.subvol, missing) {
-                Some(more) => more,
+            let Some(more) = self.try_promise(&inode.subvol, missing) else {
                 // What fallocate has promised is there.
-                None if self.all_preallocated(inode, &slots).await? => {
+                let ready = self.preallocated(inode, &slots).await?;
+                if ready == slots.len() {
                     in_place = true;
                     continue;
                 }
-                None => self.promise(&inode.subvol, missing).await?,
+                let (more, refused) = self.promise(&inode.subvol, missing, take).await?;
+                add(&mut held, more);
+                if let Some(refused) = refused {
+                    let have = held.as_ref().map_or(0, Promise::blocks);
+                    let fit = inode.state().data.fitting(&slots, have);
+                    let taken = if fit > before { fit } else { ready };
+                    if taken <= before {
+                        return Err(refused);
+                    }
+                    slots.truncate(taken);
+                    end = end.min((slots[taken - 1].0 + 1) * BLOCK);
+                }
+                continue;
             };
-            match &mut held {
-                Some(reserved) => reserved.join(more),
-                None => held = Some(more),
-            }
+            add(&mut held, Some(more));
         }
         self.note_dirty(inode);
-        Ok(())
+        Ok(end)
     }
 
     fn put_dirty(

@@ -46,7 +46,10 @@ impl Request {
 /// Who asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// Whatever adds something.
+    /// Data of files. It leaves some room for nodes, which are whole blocks in two copies and so
+    /// may come to more than was estimated: 64 KiB, of limits below 4 MiB a 64th.
+    Data,
+    /// Whatever else adds something.
     Write,
     /// What tidies up or barely adds: unlink, truncate down, punch, chmod, rename. May go over a
     /// limit by 1 MiB and a 64th of it: more than all leaves that map a full subvolume's data take.
@@ -56,12 +59,15 @@ pub enum Tier {
 }
 
 impl Tier {
+    const DATA_ROOM: i64 = 64 << 10;
+    const DATA_PART: i64 = 64;
     const TIDY_MIN: i64 = 1 << 20;
     const TIDY_PART: i64 = 64;
 
     /// Bytes beyond `limit`, where `used` bytes are in use.
     pub(super) fn slack(self, limit: i64, used: i64) -> i64 {
         match self {
+            Tier::Data => -Self::DATA_ROOM.min(limit / Self::DATA_PART),
             Tier::Write => 0,
             Tier::Tidy => {
                 let over = used.saturating_sub(limit).max(0);

@@ -54,6 +54,16 @@ impl Amount {
     }
 }
 
+/// What a subvolume uses, and what its limits and those above it leave; `None` without one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    pub bytes: u64,
+    pub bytes_left: Option<u64>,
+    /// With those of subvolumes inside it.
+    pub inodes: u64,
+    pub inodes_left: Option<u64>,
+}
+
 /// The quotas of one pool.
 #[derive(Debug)]
 pub struct Ledger {
@@ -207,6 +217,21 @@ impl Ledger {
         self.accounts.get(subvol)?.available().1
     }
 
+    /// What `subvol` uses and may use, from the nodes on its way up and nothing else; `None` while
+    /// nobody counts.
+    pub fn room(&self, subvol: SubvolId) -> Option<Room> {
+        let account = self.accounts.get(subvol)?;
+        let (bytes_left, inodes_left) = account.available();
+        let sums = account.node.sums();
+        let positive = |count: i64| count.max(0) as u64;
+        Some(Room {
+            bytes: positive(sums.data + sums.metadata),
+            bytes_left,
+            inodes: positive(sums.inodes),
+            inodes_left,
+        })
+    }
+
     /// Bytes of the pool that are kept for reserves of others: `subvol` may take what is available
     /// beyond them.
     pub fn kept_for_others(&self, subvol: SubvolId) -> u64 {
@@ -244,6 +269,14 @@ impl Ledger {
             account.pay(&Sums { inodes: -1, ..Sums::default() });
             Ok(())
         })
+    }
+
+    /// `subvol` is deleted, and its inodes count no more. While a transaction is applied.
+    pub fn forget_inodes(&self, subvol: SubvolId) {
+        if let Some(account) = self.accounts.get(subvol).filter(|_| self.is_on()) {
+            account.forget_inodes();
+            self.accounts.touch(&account);
+        }
     }
 
     fn with_files(
@@ -333,10 +366,11 @@ impl Accounts {
         let mut edits = Rows::with_capacity(dirty.len());
         for account in dirty {
             account.files.dirty.store(false, Relaxed);
-            if let Some(item) = account.files.item() {
-                let put = Edit::Put((&item.encode()).into());
-                edits.push((inodes_key(account.subvol), put));
-            }
+            let edit = match account.files.item() {
+                Some(item) => Edit::Put((&item.encode()).into()),
+                None => Edit::Delete,
+            };
+            edits.push((inodes_key(account.subvol), edit));
         }
         edits
     }

@@ -48,7 +48,7 @@ pub use copyhold_format::item::{GroupId, Limits};
 pub use error::{Exceeded, Miscount, QuotaError, Resource};
 pub use groups::LimitKind;
 pub use hold::{Hold, Request, Tier};
-pub use ledger::{Amount, Ledger};
+pub use ledger::{Amount, Ledger, Room};
 pub use load::{Loader, Stray};
 pub use owners::{Inherit, Resident};
 pub use replace::Replaced;

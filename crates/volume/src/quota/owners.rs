@@ -12,11 +12,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use copyhold_format::item::{
-    GroupId, GroupItem, TOMBSTONE_NAME_MAX, Tombstone, encode_heir, heir_key, inodes_key,
-    member_key,
+    GroupId, GroupItem, InodesItem, TOMBSTONE_NAME_MAX, Tombstone, encode_heir, heir_key,
+    inodes_key, member_key,
 };
 use copyhold_pool::Edit;
-use copyhold_types::{Key, SubvolId, Timestamp};
+use copyhold_types::{InodeNo, Key, SubvolId, Timestamp};
 
 use super::account::Account;
 use super::error::QuotaError;
@@ -138,8 +138,9 @@ impl Ledger {
     }
 
     /// A subvolume or snapshot comes into being; its epoch begins after this. `hold` may have the
-    /// snapshot's place under a limit of its origin. A snapshot has all the inodes of its origin,
-    /// and groups with a limit on those may refuse it. Nothing happens while quotas are off.
+    /// snapshot's place under a limit of its origin. A snapshot has all the inodes of its origin, a
+    /// subvolume its root directory, and groups with a limit on inodes may refuse it. Nothing
+    /// happens while quotas are off.
     pub fn create_subvolume(
         &self,
         new: Resident,
@@ -157,13 +158,13 @@ impl Ledger {
         parents.iter().for_each(|parent| groups.link(id, *parent));
         account.set_above(groups.above(new.subvol));
         let mut rows = Rows::new();
+        if let Err(refused) = first_inodes(&groups, &account, new.origin, &mut rows) {
+            account.set_above(vec![]);
+            groups.take_back(new.subvol, &parents);
+            self.accounts.remove(new.subvol);
+            return Err(refused);
+        }
         if let Some(origin) = new.origin {
-            if let Err(refused) = copy_inodes(&groups, &account, origin, &mut rows) {
-                account.set_above(vec![]);
-                groups.take_back(new.subvol, &parents);
-                self.accounts.remove(new.subvol);
-                return Err(refused);
-            }
             let held = groups.owner(origin).map(|owner| Arc::clone(&owner.account));
             let gated = held.zip(hold).is_some_and(|(origin, hold)| hold.settle_snapshot(&origin));
             groups.count_snapshot(new.subvol, origin, gated);
@@ -175,7 +176,8 @@ impl Ledger {
     }
 
     /// A subvolume has been deleted: it is dead, though its extents are yet to be freed. `name` is
-    /// what it was called. With an heir, see [`Self::give_to_heir`].
+    /// what it was called. With an heir, see [`Self::give_to_heir`]. Its inodes count until
+    /// [`Self::forget_inodes`].
     pub fn delete_subvolume(
         &self,
         subvol: SubvolId,
@@ -210,7 +212,7 @@ impl Ledger {
         let owner = groups.owner(subvol).ok_or(QuotaError::NoGroup(GroupId::of(subvol)))?;
         let (account, holder) = (Arc::clone(&owner.account), owner.holder);
         account.set_dead();
-        groups.forget_files(&account, rows);
+        groups.forget_snapshot(subvol);
         groups.set_reserve(subvol, 0);
         let name = name[..name.len().min(TOMBSTONE_NAME_MAX)].into();
         let group = groups.get_mut(GroupId::of(subvol))?;
@@ -250,15 +252,20 @@ impl Ledger {
     }
 }
 
-/// A snapshot begins with the inodes of its origin, if those are counted.
-fn copy_inodes(
+/// A subvolume begins with its root directory; a snapshot with the inodes of its origin, if those
+/// are counted.
+fn first_inodes(
     groups: &Groups,
     account: &Arc<Account>,
-    origin: SubvolId,
+    origin: Option<SubvolId>,
     rows: &mut Rows,
 ) -> Result<(), QuotaError> {
-    let Some(origin) = groups.owner(origin) else { return Ok(()) };
-    let Some(item) = origin.account.files.item() else { return Ok(()) };
+    let of_origin = |origin| groups.owner(origin)?.account.files.item();
+    let item = match origin {
+        Some(origin) => of_origin(origin),
+        None => Some(InodesItem { counted_from: InodeNo::ROOT, count: 1 }),
+    };
+    let Some(item) = item else { return Ok(()) };
     let wanted = Request { inodes: item.count, ..Request::default() };
     let mut hold = account.hold(wanted, Tier::Write).map_err(QuotaError::Exceeded)?;
     hold.settle_inodes(account, item.count);
@@ -280,13 +287,9 @@ impl Groups {
         if living.account.is_dead() { Err(QuotaError::Deleted(heir)) } else { Ok(()) }
     }
 
-    /// The owner is dead: its inodes and its being a snapshot count no more.
-    fn forget_files(&mut self, account: &Arc<Account>, rows: &mut Rows) {
-        if account.files.item().is_some() {
-            rows.push((inodes_key(account.subvol), Edit::Delete));
-        }
-        account.forget_inodes();
-        let origin = self.owner_mut(account.subvol).and_then(|owner| owner.origin.take());
+    /// The owner is dead: its being a snapshot counts no more.
+    fn forget_snapshot(&mut self, subvol: SubvolId) {
+        let origin = self.owner_mut(subvol).and_then(|owner| owner.origin.take());
         if let Some(origin) = origin.and_then(|origin| self.owner(origin))
             && origin.heir.is_none()
         {

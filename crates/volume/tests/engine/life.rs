@@ -3,6 +3,7 @@
 use copyhold_device::PurposeCount;
 use copyhold_pool::{Credit, FORK_DEPTH_MAX, Tier, Transaction};
 use copyhold_types::{InodeNo, SubvolId};
+use copyhold_volume::quota::Hold;
 use copyhold_volume::{Leaving, NewSubvol, VolumeError, Volumes};
 
 use crate::world::{Config, ROOT_PLACE, World};
@@ -236,7 +237,7 @@ fn a_read_only_mark_and_a_place_survive_a_crash() {
     volumes.set_read_only(&subvol, true, credit()).unwrap();
     let root = volumes.subvol(SubvolId::ROOT).unwrap();
     let (moves, tx) = ([(&*subvol, moved)], Transaction::new());
-    volumes.moved(&moves, [&*root; 2], credit(), tx).unwrap();
+    volumes.moved(&moves, [&*root; 2], None, (credit(), Hold::nothing()), tx).unwrap();
     drop(root);
     drop((volumes, subvol));
     world.crash();

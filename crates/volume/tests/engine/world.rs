@@ -16,7 +16,7 @@ use copyhold_runtime::{Rt, SeededRuntime};
 use copyhold_types::{
     Buf, DeviceId, EpochId, InodeNo, Key, Pointer, Purpose, Run, SubvolId, TableId, Timestamp,
 };
-use copyhold_volume::quota::Inherit;
+use copyhold_volume::quota::{Hold, Inherit};
 use copyhold_volume::{Leaving, NewSubvol, OldState, Subvol, Volumes};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
@@ -488,7 +488,9 @@ impl World {
         }
         let credit = self.rt.block_on(self.pool().admit(Tier::Write, 4, 1024)).unwrap();
         let place = Place { subvol: to.id(), directory: InodeNo::ROOT };
-        self.volumes.moved(&[(&subvol, place)], [&from, &to], credit, tx).unwrap();
+        self.volumes
+            .moved(&[(&subvol, place)], [&from, &to], None, (credit, Hold::nothing()), tx)
+            .unwrap();
     }
 
     /// Whether it is `top`, or held by it or by what that holds.

@@ -171,8 +171,15 @@ impl Tenants for Arc<Filesystem> {
     async fn clear_stale(&self) -> Answer<u64> {
         let shown = || self.volumes().ledger().show().map_err(quota);
         let before = shown()?.len();
-        let clear = |ledger: &Ledger| ledger.clear_stale(Volumes::LIFE_EDITS / 2);
-        self.change_quotas(clear).await.map_err(refused)?;
+        let mut rows = usize::MAX;
+        while rows > 0 {
+            let clear = |ledger: &Ledger| {
+                let cleared = ledger.clear_stale(Volumes::LIFE_EDITS / 2)?;
+                rows = cleared.len();
+                Ok(cleared)
+            };
+            self.change_quotas(clear).await.map_err(refused)?;
+        }
         Ok(before.saturating_sub(shown()?.len()) as u64)
     }
 }

@@ -280,15 +280,16 @@ impl World {
             let (own, gates) = sums.get(id).copied().unwrap_or_default();
             let [load, inodes, snapshots] = gates;
             let settled = load - own.reserved - own.unflushed;
-            let slack = |limit: u64| match tier {
-                Tier::Write => 0,
-                Tier::Tidy => (1 << 20) + limit / 64 + settled.saturating_sub(limit),
+            let end = |limit: u64| match tier {
+                Tier::Data => limit - (64 * KIB).min(limit / 64),
+                Tier::Write => limit,
+                Tier::Tidy => limit + (1 << 20) + limit / 64 + settled.saturating_sub(limit),
             };
             let bytes = wanted.data + wanted.metadata;
             let over = |count: u64, wanted: u64, limit: Option<u64>| {
                 wanted > 0 && limit.is_some_and(|limit| count + wanted > limit)
             };
-            over(load, bytes, limits.bytes().map(|limit| limit + slack(limit)))
+            over(load, bytes, limits.bytes().map(end))
                 || over(inodes, wanted.inodes, limits.inodes)
                 || over(snapshots, wanted.snapshots, limits.snapshots)
         };

@@ -175,6 +175,20 @@ fn reservations_begin_at_nothing_after_a_crash_and_usage_at_the_last_closing() {
 }
 
 #[test]
+fn data_leave_room_for_nodes_and_names_use_it() {
+    let mut pool = Pool::on();
+    for (limit, room) in [(16 * MIB, 64 << 10), (MIB, 16 << 10)] {
+        pool.limit(at(A), limit);
+        let held = |bytes, tier| {
+            let wanted = Request { metadata: bytes, ..Request::default() };
+            pool.ledger.hold(SubvolId(A), wanted, tier).is_ok()
+        };
+        assert!(held(limit - room, Tier::Data) && !held(limit - room + 1, Tier::Data));
+        assert!(held(limit, Tier::Write) && !held(limit + 1, Tier::Write));
+    }
+}
+
+#[test]
 fn inodes_are_limited_and_old_ones_are_not_counted() {
     let mut pool = Pool::on();
     let one = pool.group("1/1", &["0/2"]);

@@ -164,6 +164,7 @@ impl Pool {
         let since = Timestamp { secs: 1_700_000_000, nanos: 0 };
         let rows =
             self.ledger.delete_subvolume(SubvolId(id), since, b"gone", heir.map(SubvolId))?;
+        self.ledger.forget_inodes(SubvolId(id));
         self.log(rows);
         self.residents.retain(|resident| resident.subvol.0 != id);
         if let Some(epoch) = self.epochs.remove(&id) {

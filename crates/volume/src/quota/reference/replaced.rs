@@ -17,6 +17,7 @@ impl Pool {
         match replaced {
             Replaced::Deleted { .. } => {
                 self.residents.retain(|resident| resident.subvol.0 != old);
+                self.ledger.forget_inodes(SubvolId(old));
                 self.ledger.end_epoch(EpochId(self.epochs.remove(&old).unwrap()));
             }
             Replaced::Kept { holder } => {
