@@ -18,6 +18,10 @@ pub(crate) enum BenchError {
     NoCounters(String),
     #[error("{files} files are more than a process may have open ({open}); use fewer --files")]
     TooManyFiles { files: u32, open: u64 },
+    #[error("{0} has no snapshots; leave it out")]
+    NoSnapshots(&'static str),
+    #[error("the daemon refuses: {0}")]
+    Refused(String),
     #[error("the background could not begin to write; what it said is above")]
     NoBackground,
     #[error("interrupted; everything is unmounted and removed")]

@@ -5,7 +5,9 @@
 //!           fresh filesystem over a file in the same directory. What counts are medians and their
 //!           ratios.
 //! Order.    `target` makes a filesystem and takes it away again, whatever happens;
-//!           `random_overwrite` and `unshare` are the jobs; `summary` turns samples into lines.
+//!           `random_overwrite`, `unshare` and `snapshots` are the jobs; `tenant` is a writer of
+//!           theirs, `measured` its times, `counters` what is told of commits and memory; `summary`
+//!           turns samples into lines.
 //!
 //! Beside time it reports device bytes per byte that the job wrote: a benchmark that is over before
 //! bookkeeping is due would hide them (P4), so run it with a data set many times the memory for
@@ -14,12 +16,16 @@
 #![deny(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "clocks are what a benchmark is about")]
 
+mod counters;
 mod direct;
 mod error;
 mod interrupt;
+mod measured;
 mod random_overwrite;
+mod snapshots;
 mod summary;
 mod target;
+mod tenant;
 mod unshare;
 
 use std::path::PathBuf;
@@ -30,6 +36,7 @@ use clap::{Args, Parser, Subcommand};
 use error::BenchError;
 use interrupt::Interrupt;
 use random_overwrite::{Bounds, Variant};
+use snapshots::Snapshots;
 use summary::{Sample, Summary};
 use target::{Kind, Site};
 use unshare::{Background, Unshare};
@@ -39,7 +46,9 @@ Examples:
   copyhold-bench random-overwrite
   copyhold-bench random-overwrite --against btrfs,ext4 --rounds 3
   copyhold-bench random-overwrite --size 2G --ops 2000000 --option delta=2M --variants direct
-  copyhold-bench unshare --files 200 --snapshots 50 --quota off,simple --against btrfs";
+  copyhold-bench unshare --files 200 --snapshots 50 --quota off,simple --against btrfs
+  copyhold-bench unshare --files 200 --snapshots 10,100,1000 --rounds 1
+  copyhold-bench snapshots --files 100000 --snapshots 1000 --against btrfs";
 
 /// Measure Copyhold, and kernel filesystems beside it
 #[derive(Debug, Parser)]
@@ -85,6 +94,8 @@ enum Job {
     RandomOverwrite(RandomOverwrite),
     /// Many tenants, each writing into its own snapshot of one subvolume
     Unshare(Unshare),
+    /// Snapshots made and deleted, and what a neighbour notices of it
+    Snapshots(Snapshots),
     /// A process that `unshare` starts
     #[command(hide = true)]
     Background(Background),
@@ -111,6 +122,7 @@ impl Job {
         match self {
             Job::RandomOverwrite(_) => "random-overwrite",
             Job::Unshare(_) => "unshare",
+            Job::Snapshots(_) => "snapshots",
             Job::Background(_) => "background",
         }
     }
@@ -120,6 +132,7 @@ impl Job {
         match self {
             Job::RandomOverwrite(job) => job.size,
             Job::Unshare(job) => job.data_bytes(),
+            Job::Snapshots(job) => job.data_bytes(),
             Job::Background(_) => 0,
         }
     }
@@ -147,13 +160,19 @@ impl Job {
             }
             Job::Unshare(job) => {
                 let mut samples = Vec::new();
-                for quota in job.modes(kind, round) {
+                for each in job.runs(kind, round) {
                     let target = site.set_up(kind)?;
-                    samples.extend(job.run(&target, quota, interrupt)?);
+                    samples.extend(job.run(&target, each, interrupt)?);
                     target.take_down()?;
                 }
-                let compared = unshare::simple_to_off(&samples);
+                let compared = summary::compared(&samples, "simple", "off");
                 samples.extend(compared);
+                Ok(samples)
+            }
+            Job::Snapshots(job) => {
+                let target = site.set_up(kind)?;
+                let samples = job.run(&target, interrupt)?;
+                target.take_down()?;
                 Ok(samples)
             }
             Job::Background(_) => unreachable!("it has no rounds"),

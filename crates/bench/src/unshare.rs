@@ -11,31 +11,27 @@
 //! Variants are named `QUOTA.FSYNC`: quotas `off` or `simple`; `next` fsyncs another file than was
 //! written (what fio does by default), `strict` the same. Where both modes of quotas run, they
 //! alternate on fresh filesystems, in turned order each round, and `simple_to_off` figures compare
-//! within rounds.
+//! within rounds. Where there are several numbers of snapshots, `QUOTA.FSYNC.sN` are those with N.
 //!
-//! `tenant` is a writer, `background` runs those that nobody times, `copies` makes what they write
-//! into, `measured` turns times into figures, `counters` reads what is told of commits, `enable`
+//! `background` runs the writers that nobody times, `copies` makes what they write into, `enable`
 //! turns quotas on.
 
 mod background;
-mod copies;
-mod counters;
+pub(crate) mod copies;
 mod enable;
-mod measured;
-mod tenant;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::counters::{self, Counters};
 use crate::error::BenchError;
 use crate::interrupt::Interrupt;
+use crate::measured::Writes;
 use crate::summary::Sample;
 use crate::target::{Kind, Target};
+use crate::tenant::{self, FILE_BYTES, Fsync, Tenant};
 pub(crate) use background::Background;
 use background::Processes;
-use counters::Counters;
-use tenant::{FILE_BYTES, Fsync, Tenant};
 
 /// Seed of the timed writer; background writers count up from the next.
 const SEED: u64 = 12345;
@@ -50,9 +46,9 @@ pub(crate) struct Unshare {
     /// Files in the subvolume, of 128 KiB each
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     files: u32,
-    /// Snapshots with a writer in the background
-    #[arg(long, default_value_t = 100)]
-    snapshots: u32,
+    /// Snapshots with a writer in the background; of several numbers each is run
+    #[arg(long, value_delimiter = ',', default_values_t = [100])]
+    snapshots: Vec<u32>,
     /// Quotas on Copyhold and btrfs, alternately if both: off, simple
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Quota::Off])]
     quota: Vec<Quota>,
@@ -88,11 +84,19 @@ impl std::fmt::Display for Quota {
 impl Unshare {
     /// What a filesystem holds at most: every snapshot written anew.
     pub(crate) fn data_bytes(&self) -> u64 {
-        u64::from(self.files) * FILE_BYTES * (u64::from(self.snapshots) + 2)
+        let most = self.snapshots.iter().max().copied().unwrap_or_default();
+        u64::from(self.files) * FILE_BYTES * (u64::from(most) + 2)
     }
 
-    /// The modes of quotas to run on `kind`, in the order of this round.
-    pub(crate) fn modes(&self, kind: Kind, round: u32) -> Vec<Quota> {
+    /// What to run on `kind`, each on a fresh filesystem: numbers of snapshots, and for each the
+    /// modes of quotas, in the order of this round.
+    pub(crate) fn runs(&self, kind: Kind, round: u32) -> Vec<(u32, Quota)> {
+        let modes = self.modes(kind, round);
+        let with = |&snapshots: &u32| modes.iter().map(move |&quota| (snapshots, quota));
+        self.snapshots.iter().flat_map(with).collect()
+    }
+
+    fn modes(&self, kind: Kind, round: u32) -> Vec<Quota> {
         let has_quotas = matches!(kind, Kind::Copyhold | Kind::Btrfs);
         let mut modes = self.quota.clone();
         modes.sort_unstable();
@@ -108,7 +112,7 @@ impl Unshare {
     pub(crate) fn run(
         &self,
         target: &Target<'_>,
-        quota: Quota,
+        (snapshots, quota): (u32, Quota),
         interrupt: &Interrupt,
     ) -> Result<Vec<Sample>, BenchError> {
         if quota == Quota::Simple {
@@ -120,23 +124,25 @@ impl Unshare {
         tenant::fill(&original, self.files, interrupt)?;
         let victim = directory.join("snap.victim");
         let mut copies = vec![victim.clone()];
-        copies.extend((0..self.snapshots).map(|number| snapshot(&directory, number)));
+        copies.extend((0..snapshots).map(|number| snapshot(&directory, number)));
         let took = copies::make(target, &original, &copies, interrupt)?;
         target.sync()?;
 
         let mut foreground = Tenant::new(&victim, self.files, SEED, self.fsync())?;
-        let background = Processes::start(&directory, self.snapshots, self.files, self.fsync())?;
+        let background = Processes::start(&directory, snapshots, self.files, self.fsync())?;
         let before = Counters::read(target)?;
         let ops = u64::from(self.files) * FILE_BYTES / crate::random_overwrite::BLOCK as u64;
         let time = Duration::from_secs(self.seconds);
-        let writes = measured::Writes::measure(&mut foreground, ops, time, interrupt)?;
+        let writes = Writes::measure(&mut foreground, Duration::ZERO, |done, elapsed| {
+            interrupt.check().map(|()| done < ops && elapsed < time)
+        })?;
         let counters = Counters::read(target)?.since(&before);
         drop(foreground);
         background.end()?;
         let memory = counters::memory_bytes(target)?;
         let (umount, mount) = target.remount()?;
 
-        let variant = format!("{quota}.{}", self.fsync().name());
+        let variant = self.variant(snapshots, quota);
         let mut samples = writes.samples(&variant);
         samples.extend(counters.samples(&variant));
         samples.extend(copies::samples(&variant, took));
@@ -148,21 +154,17 @@ impl Unshare {
         Ok(samples)
     }
 
+    fn variant(&self, snapshots: u32, quota: Quota) -> String {
+        let fsync = self.fsync().name();
+        match self.snapshots.len() {
+            1 => format!("{quota}.{fsync}"),
+            _ => format!("{quota}.{fsync}.s{snapshots}"),
+        }
+    }
+
     fn fsync(&self) -> Fsync {
         if self.strict { Fsync::Strict } else { Fsync::Next }
     }
-}
-
-/// How `simple` compares with `off` in one round of one target.
-pub(crate) fn simple_to_off(samples: &[Sample]) -> Vec<Sample> {
-    let value_of: BTreeMap<&str, f64> =
-        samples.iter().map(|sample| (sample.metric(), sample.value())).collect();
-    let compare = |metric: &str, value: f64| {
-        let name = metric.strip_prefix("simple.")?;
-        let off = *value_of.get(format!("off.{name}").as_str())?;
-        (off > 0.0).then(|| Sample::new("simple_to_off", name, "ratio", value / off))
-    };
-    value_of.iter().filter_map(|(metric, value)| compare(metric, *value)).collect()
 }
 
 #[cfg(test)]
@@ -170,7 +172,7 @@ mod tests {
     use super::*;
 
     fn job(quota: &[Quota]) -> Unshare {
-        Unshare { files: 2, snapshots: 3, quota: quota.to_vec(), seconds: 1, strict: true }
+        Unshare { files: 2, snapshots: vec![3], quota: quota.to_vec(), seconds: 1, strict: true }
     }
 
     #[test]
@@ -183,10 +185,14 @@ mod tests {
     }
 
     #[test]
-    fn simple_is_compared_with_off_within_a_round() {
-        let sample = |variant, value| Sample::new(variant, "iops", "ops/s", value);
-        let compared = simple_to_off(&[sample("off.next", 50.0), sample("simple.next", 49.0)]);
-        assert_eq!(compared, [Sample::new("simple_to_off", "next.iops", "ratio", 0.98)]);
-        assert_eq!(simple_to_off(&[sample("simple.next", 49.0)]), []);
+    fn each_number_of_snapshots_is_run_and_named() {
+        let mut job = job(&[Quota::Off, Quota::Simple]);
+        assert_eq!(job.variant(3, Quota::Off), "off.strict");
+        job.snapshots = vec![10, 100];
+        let runs = job.runs(Kind::Copyhold, 2);
+        let expected = [10, 100].map(|n| [(n, Quota::Simple), (n, Quota::Off)]).concat();
+        assert_eq!(runs, expected);
+        assert_eq!(job.variant(100, Quota::Off), "off.strict.s100");
+        assert_eq!(job.data_bytes(), 2 * FILE_BYTES * 102);
     }
 }

@@ -13,9 +13,9 @@ use std::thread;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::tenant::{Fsync, Tenant};
 use super::{SEED, snapshot};
 use crate::error::{BenchError, On};
+use crate::tenant::{Fsync, Tenant};
 
 /// A writer needs little, and there may be thousands.
 const STACK_BYTES: usize = 128 << 10;
@@ -177,9 +177,9 @@ fn tenants_a_process(files: u32) -> Result<u32, BenchError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tenant;
     use super::*;
     use crate::interrupt::Interrupt;
+    use crate::tenant;
 
     #[test]
     fn all_snapshots_are_written_until_the_end() {

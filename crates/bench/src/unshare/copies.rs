@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::tenant;
 use crate::error::{BenchError, On};
 use crate::interrupt::Interrupt;
 use crate::summary::Sample;
 use crate::target::{Kind, Target, run};
+use crate::tenant;
 
-pub(super) fn make_original(target: &Target<'_>, path: &Path) -> Result<(), BenchError> {
+pub(crate) fn make_original(target: &Target<'_>, path: &Path) -> Result<(), BenchError> {
     match program(target) {
         Some(mut program) => run(program.args(["subvolume", "create"]).arg(path)).map(drop),
         None => fs::create_dir(path).on(path.display()),

@@ -16,7 +16,7 @@ use crate::summary::Sample;
 use crate::target::{Kind, Target, run};
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Counters {
+pub(crate) struct Counters {
     commits: Option<u64>,
     /// Time spent in commits.
     commit_ms: Option<u64>,
@@ -29,7 +29,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    pub(super) fn read(target: &Target<'_>) -> Result<Counters, BenchError> {
+    pub(crate) fn read(target: &Target<'_>) -> Result<Counters, BenchError> {
         match target.kind() {
             Kind::Copyhold => {
                 let counters = Counters::of_info(&target.info()?);
@@ -75,7 +75,7 @@ impl Counters {
         }
     }
 
-    pub(super) fn since(&self, before: &Counters) -> Counters {
+    pub(crate) fn since(&self, before: &Counters) -> Counters {
         let less = |now: Option<u64>, before: Option<u64>| Some(now?.saturating_sub(before?));
         Counters {
             commits: less(self.commits, before.commits),
@@ -87,7 +87,7 @@ impl Counters {
     }
 
     /// Only what was told.
-    pub(super) fn samples(&self, variant: &str) -> Vec<Sample> {
+    pub(crate) fn samples(&self, variant: &str) -> Vec<Sample> {
         let number = |name: &str, unit, value: Option<f64>| {
             value.map(|value| Sample::new(variant, name, unit, value))
         };
@@ -112,7 +112,7 @@ impl Counters {
 }
 
 /// The most memory that the daemon had; `None` for a filesystem of the kernel.
-pub(super) fn memory_bytes(target: &Target<'_>) -> Result<Option<u64>, BenchError> {
+pub(crate) fn memory_bytes(target: &Target<'_>) -> Result<Option<u64>, BenchError> {
     if target.kind() != Kind::Copyhold {
         return Ok(None);
     }

@@ -18,17 +18,17 @@ use crate::error::{BenchError, On};
 use crate::interrupt::Interrupt;
 use crate::random_overwrite::BLOCK;
 
-pub(super) const FILE_BYTES: u64 = 128 << 10;
+pub(crate) const FILE_BYTES: u64 = 128 << 10;
 const BLOCKS: usize = FILE_BYTES as usize / BLOCK;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fsync {
+pub(crate) enum Fsync {
     Next,
     Strict,
 }
 
 impl Fsync {
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Fsync::Next => "next",
             Fsync::Strict => "strict",
@@ -36,7 +36,7 @@ impl Fsync {
     }
 }
 
-pub(super) struct Tenant {
+pub(crate) struct Tenant {
     files: Vec<Kept>,
     /// Files that are not through.
     left: Vec<usize>,
@@ -57,13 +57,13 @@ const _: () = assert!(BLOCKS == u32::BITS as usize);
 
 /// How long a write and its fsync took.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Times {
-    pub(super) write: Duration,
-    pub(super) fsync: Duration,
+pub(crate) struct Times {
+    pub(crate) write: Duration,
+    pub(crate) fsync: Duration,
 }
 
 impl Tenant {
-    pub(super) fn new(
+    pub(crate) fn new(
         directory: &Path,
         files: u32,
         seed: u64,
@@ -80,7 +80,7 @@ impl Tenant {
         Ok(Tenant { files: kept, left, cursor: 0, fsync, rng })
     }
 
-    pub(super) fn write_and_sync(&mut self) -> Result<Times, BenchError> {
+    pub(crate) fn write_and_sync(&mut self) -> Result<Times, BenchError> {
         let mut block = [0; BLOCK];
         for line in block.chunks_exact_mut(64) {
             line[..8].copy_from_slice(&self.rng.next_u64().to_le_bytes());
@@ -132,7 +132,7 @@ impl Tenant {
 }
 
 /// Makes the files of the original: 4 KiB writes one after another, no fsync.
-pub(super) fn fill(directory: &Path, files: u32, interrupt: &Interrupt) -> Result<(), BenchError> {
+pub(crate) fn fill(directory: &Path, files: u32, interrupt: &Interrupt) -> Result<(), BenchError> {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
     let mut block = [0; BLOCK];
     for index in 0..files {
@@ -148,7 +148,7 @@ pub(super) fn fill(directory: &Path, files: u32, interrupt: &Interrupt) -> Resul
 }
 
 /// Copies all files; where the filesystem can, they share their data.
-pub(super) fn copy(from: &Path, to: &Path) -> Result<(), BenchError> {
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), BenchError> {
     for entry in fs::read_dir(from).on(from.display())? {
         let entry = entry.on(from.display())?;
         fs::copy(entry.path(), to.join(entry.file_name())).on("copying")?;

@@ -1,0 +1,87 @@
+//! Snapshots and deletions by one ioctl each, as the programs ask for them.
+//!
+//! Copyhold: a question in JSON, as the program puts it (`crates/cli/src/control/wire.rs`). btrfs:
+//! `BTRFS_IOC_SNAP_CREATE` and `BTRFS_IOC_SNAP_DESTROY`.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use copyhold_fuse::ask::{self, ask};
+use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
+use serde_json::{Value, json};
+
+use crate::error::{BenchError, On};
+use crate::target::Kind;
+
+const TENANTS: ask::Command = ask::Command::exchanging(b'C', 3, (16 << 10) - 8);
+
+/// `struct btrfs_ioctl_vol_args`.
+#[repr(C)]
+struct VolumeArguments {
+    fd: i64,
+    name: [u8; 4088],
+}
+
+const SNAP_CREATE: Opcode = opcode::write::<VolumeArguments>(0x94, 1);
+const SNAP_DESTROY: Opcode = opcode::write::<VolumeArguments>(0x94, 15);
+
+/// A directory in which snapshots are made and deleted.
+pub(super) struct Control {
+    kind: Kind,
+    directory: File,
+}
+
+impl Control {
+    pub(super) fn open(kind: Kind, directory: &Path) -> Result<Control, BenchError> {
+        let directory = File::open(directory).on(directory.display())?;
+        Ok(Control { kind, directory })
+    }
+
+    /// A writable snapshot of the subvolume whose root `source` is.
+    pub(super) fn snapshot(&self, source: &Path, name: &str) -> Result<(), BenchError> {
+        let source = File::open(source).on(source.display())?;
+        match self.kind {
+            Kind::Copyhold => self.put(&json!({
+                "ask": "snapshot",
+                "source": source.metadata().on("the source")?.ino(),
+                "name": name.as_bytes(),
+                "read_only": false,
+                "groups": [],
+            })),
+            _ => self.btrfs::<SNAP_CREATE>(source.as_raw_fd(), name),
+        }
+    }
+
+    pub(super) fn delete(&self, name: &str) -> Result<(), BenchError> {
+        match self.kind {
+            Kind::Copyhold => {
+                self.put(&json!({ "ask": "delete", "name": name.as_bytes(), "heir": null }))
+            }
+            _ => self.btrfs::<SNAP_DESTROY>(0, name),
+        }
+    }
+
+    fn put(&self, question: &Value) -> Result<(), BenchError> {
+        let answer = ask(&self.directory, TENANTS, question.to_string().as_bytes());
+        let answer = answer.map_err(|errno| io::Error::from_raw_os_error(errno.code()));
+        let told: Value = serde_json::from_slice(&answer.on("asking the daemon")?)
+            .map_err(io::Error::from)
+            .on("the daemon's answer")?;
+        match told.get("error") {
+            Some(error) => Err(BenchError::Refused(error.to_string())),
+            None => Ok(()),
+        }
+    }
+
+    fn btrfs<const COMMAND: Opcode>(&self, fd: RawFd, name: &str) -> Result<(), BenchError> {
+        let mut arguments = VolumeArguments { fd: fd.into(), name: [0; 4088] };
+        arguments.name[..name.len()].copy_from_slice(name.as_bytes());
+        // SAFETY: both numbers were made of the structure's size, and the kernel only reads it, a
+        // zero behind the name included, while the call lasts.
+        unsafe { ioctl(&self.directory, Setter::<COMMAND, _>::new(arguments)) }.on(name)
+    }
+}
