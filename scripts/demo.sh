@@ -3,8 +3,9 @@
 #
 # Makes a pool in a file, mounts it, unpacks a real source tree, compiles it, commits it to git,
 # runs SQLite and other writers, kills the daemon with SIGKILL, mounts again and verifies every
-# promise. Any failure ends it with a non-zero status; whatever happens, it unmounts and removes
-# what it made.
+# promise. Then three tenants share the pool, each in a clone and with a limit (demo_tenants.sh).
+# Any failure ends it with a non-zero status; whatever happens, it unmounts and removes what it
+# made.
 #
 #   DEMO_DIR=/var/tmp   where the pool file and the mount point go
 #   DEMO_KILLS=3        how often the daemon is killed
@@ -96,8 +97,8 @@ trap 'exit 143' TERM
 # The packages that this build was made from: real sources, already fetched.
 unpack() {
     local package
-    mkdir -p "$MNT/src"
-    for package in "${PACKAGES[@]}"; do tar -xzf "$package" -C "$MNT/src" || return 1; done
+    mkdir -p "$1"
+    for package in "${PACKAGES[@]}"; do tar -xzf "$package" -C "$1" || return 1; done
 }
 
 # A C library out of that tree, and a program that uses it.
@@ -114,7 +115,7 @@ compile() {
 }
 
 manifest() {
-    cd "$MNT/src" && find . -type f -not -path './.git/*' -print0 | sort -z | xargs -0 sha256sum
+    cd "$1" && find . -type f -not -path './.git/*' -print0 | sort -z | xargs -0 sha256sum
 }
 
 # By default git does not sync loose objects, nor the names of any; a commit is promised once a
@@ -168,10 +169,14 @@ verify() {
         count=$((count + 1))
     done < <(tail -n 50 "$ACKS/git")
     say "    git: fsck clean, $(total git) acknowledged commits (the last $count looked up)"
-    (manifest) | grep -v ' \./notes-' | cmp -s - "$PLACE/manifest" || die "a source has changed"
+    (manifest "$MNT/src") | grep -v ' \./notes-' | cmp -s - "$PLACE/manifest" ||
+        die "a source has changed"
     say "    source tree: $(wc -l <"$PLACE/manifest") synced files, all unchanged"
     "$MNT/build/zstd" "$ZSTD/lib/zstd.h" >/dev/null || die "the program that was built here"
 }
+
+# shellcheck source=scripts/demo_tenants.sh
+. scripts/demo_tenants.sh
 
 NAMES='zstd-sys|zstd|rustix|libc|syn|serde|serde_json|clap|clap_builder|zerocopy|regex-automata'
 NAMES="$NAMES|tracing|tracing-subscriber|io-uring|async-lock|parking_lot|uuid|smallvec|getrandom"
@@ -186,7 +191,7 @@ took fs_mount
 say "created in $CREATE_MS ms, mounted in $TOOK ms"
 
 say "unpacking ${#PACKAGES[@]} source packages"
-took unpack
+took unpack "$MNT/src"
 UNPACK_MS=$TOOK
 FILES=$(find "$MNT/src" -type f | wc -l) BYTES=$(du -sb "$MNT/src" | cut -f1)
 say "$FILES files, $((BYTES >> 20)) MiB in $UNPACK_MS ms"
@@ -206,7 +211,7 @@ first_commit() {
 }
 took first_commit
 GIT_MS=$TOOK
-(manifest) >"$PLACE/manifest"
+(manifest "$MNT/src") >"$PLACE/manifest"
 took fs_sync
 say "committed $FILES files in $GIT_MS ms, synced in $TOOK ms"
 
@@ -229,6 +234,7 @@ for ((kill = 1; kill <= KILLS; kill++)); do
     verify
 done
 
+if [ "$DEMO_ON" = pool ]; then tenants_work; fi
 say "one more mount, after a clean umount"
 fs_umount
 say "checking the pool"
@@ -236,7 +242,13 @@ took fs_check
 CHECK_MS=$TOOK
 fs_mount
 verify
-fs_umount
+if [ "$DEMO_ON" = pool ]; then
+    tenants_leave
+    fs_umount
+    fs_check
+else
+    fs_umount
+fi
 
 UNPACK_RATE=$(($(per_second "$BYTES" "$UNPACK_MS") >> 20))
 WROTE_MS=$((KILLS * SECONDS_EACH * 1000))
@@ -252,6 +264,8 @@ measured here, with all writers at once on $(nproc) CPUs:
   synced git commits  $(total git)
   mount after a kill  ${RECOVERIES[*]} ms
   check               $CHECK_MS ms
+  clones for tenants  ${CLONE_MS[*]:-none} ms
+  work by the second  ${BESIDES:-} (while carol ran away)
   ${TRAFFIC:-}
 END
 say "all promises held over $KILLS kills; everything is unmounted and removed"

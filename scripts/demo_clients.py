@@ -6,14 +6,16 @@ to ACK, a file elsewhere. A client ends quietly when the filesystem goes away un
 compares what is there with what was promised: everything acknowledged must be there, and nothing
 may be there that was never written.
 
-    demo_clients.py run  sqlite-wal|sqlite-journal|files|replace|scribble DIR ACK
+    demo_clients.py run  sqlite-wal|sqlite-journal|files|replace|scribble|runaway DIR ACK
     demo_clients.py verify ...the same...
 """
 
+import errno
 import hashlib
 import os
 import sqlite3
 import sys
+import time
 from pathlib import Path
 
 ACCOUNTS, BALANCE = 50, 1000
@@ -216,10 +218,35 @@ class Scribble:
         return f"{filled} blocks, none of them mixed or foreign"
 
 
+class Runaway:
+    """Takes all it can get, and does not stop when it is refused. Noted are the refusals."""
+
+    def __init__(self, directory, acks):
+        self.acks, self.path = acks, directory / "flood"
+
+    def run(self):
+        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        block = os.urandom(1 << 20)
+        while True:
+            try:
+                os.write(fd, block)
+            except OSError as error:
+                if error.errno != errno.EDQUOT:
+                    raise
+                self.acks.add(str(os.fstat(fd).st_size))
+                time.sleep(0.01)
+
+    def verify(self):
+        refusals = self.acks.lines()
+        must(refusals, f"{self.path} was never refused anything")
+        return f"EDQUOT {len(refusals)} times, first at {int(refusals[0]) >> 20} MiB"
+
+
 def client(name, directory, acks):
     if name.startswith("sqlite-"):
         return Sqlite(directory, acks, {"wal": "wal", "journal": "delete"}[name.split("-")[1]])
-    return {"files": Files, "replace": Replace, "scribble": Scribble}[name](directory, acks)
+    others = {"files": Files, "replace": Replace, "scribble": Scribble, "runaway": Runaway}
+    return others[name](directory, acks)
 
 
 def main():

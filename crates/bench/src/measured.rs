@@ -53,7 +53,13 @@ impl Writes {
         ];
         samples.extend(self.percentiles(variant, "write", |times| times.write));
         samples.extend(self.percentiles(variant, "fsync", |times| times.fsync));
-        samples.extend(self.percentiles(variant, "both", |times| times.write + times.fsync));
+        samples
+    }
+
+    /// Of a write and its fsync together.
+    pub(crate) fn samples_of_both(&self, variant: &str) -> Vec<Sample> {
+        let mut samples = vec![Sample::new(variant, "writes", "ops", self.ops() as f64)];
+        samples.extend(self.percentiles(variant, "write_and_fsync", |it| it.write + it.fsync));
         samples
     }
 
@@ -92,7 +98,8 @@ mod tests {
         let of = |name: &str, unit, value| Sample::new("off.next", name, unit, value);
         assert!(samples.contains(&of("iops", "ops/s", 50.0)));
         assert!(samples.contains(&of("write_max", "us", 100.0)));
-        assert!(samples.contains(&of("both_max", "us", 201.0)));
+        let both = writes.samples_of_both("off.next");
+        assert!(both.contains(&of("write_and_fsync_max", "us", 201.0)));
         let write_p50 = samples.iter().find(|sample| sample.metric().ends_with("write_p50"));
         assert!((write_p50.unwrap().value() - 51.0).abs() < 0.01);
         assert_eq!(at(&[], 0.5), Duration::ZERO);

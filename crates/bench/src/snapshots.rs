@@ -4,7 +4,8 @@
 //! snapshots and again with S of them, some are made by the ioctl alone (`ioctl`: from inside this
 //! process, so the engine and the way there) and some by the program (`program`: a process from
 //! start to end). Between any two, blocks of some files of the subvolume change, with fsync, so
-//! that all differ. Some of the S are deleted in both ways, out of the middle.
+//! that all differ. Some of the S are deleted in both ways, out of the middle. `question_ioctl` is
+//! a question without work, for comparison: the way there and back, and what else runs here.
 //!
 //! Meanwhile nobody else works. After that a neighbour in another subvolume overwrites 4 KiB at a
 //! time, with fsync, at a fixed rate: alone (`quiet`), while all snapshots are deleted one after
@@ -36,7 +37,7 @@ use ioctl::Control;
 use source::Source;
 
 /// Calls that are timed, of each kind.
-const CALLS: u32 = 10;
+const CALLS: u32 = 20;
 const SEED: u64 = 54321;
 
 #[derive(Debug, Clone, clap::Args)]
@@ -148,8 +149,8 @@ impl Snapshots {
         })?;
         let after = quiet(&mut tenant)?;
 
-        let mut samples = before.and(after).samples("quiet");
-        samples.extend(deleting.samples("deleting"));
+        let mut samples = before.and(after).samples_of_both("quiet");
+        samples.extend(deleting.samples_of_both("deleting"));
         samples.extend(times("deleting", "return", deletion.returned));
         let seconds = |name, time: Duration| Sample::new("deletion", name, "s", time.as_secs_f64());
         samples.push(seconds("all_returned", deletion.all_returned));
@@ -183,9 +184,10 @@ impl Site<'_> {
         source: &mut Source,
         samples: &mut Vec<Sample>,
     ) -> Result<u32, BenchError> {
-        let (mut by_ioctl, mut by_program) = (Vec::new(), Vec::new());
+        let (mut by_ioctl, mut by_program, mut questions) = (Vec::new(), Vec::new(), Vec::new());
         for number in from..from + 2 * CALLS {
             source.change()?;
+            questions.push(timed(|| self.control.question())?);
             let path = self.snapshot(number);
             match number % 2 {
                 0 => by_ioctl.push(timed(|| self.control.snapshot(&self.original, &name(number)))?),
@@ -194,6 +196,9 @@ impl Site<'_> {
                     run(snapshot.args(["subvolume", "snapshot"]).args([&self.original, &path]))
                 })?),
             }
+        }
+        if self.target.kind() == Kind::Copyhold {
+            samples.extend(times(variant, "question_ioctl", questions));
         }
         samples.extend(times(variant, "snapshot_ioctl", by_ioctl));
         samples.extend(times(variant, "snapshot_program", by_program));
@@ -274,7 +279,7 @@ fn times(variant: &str, call: &str, mut took: Vec<Duration>) -> Vec<Sample> {
         let ms = at(&took, share).as_secs_f64() * 1000.0;
         Sample::new(variant, &format!("{call}_{name}"), "ms", ms)
     };
-    vec![ms("p50", 0.5), ms("max", 1.0)]
+    vec![ms("min", 0.0), ms("p50", 0.5), ms("max", 1.0)]
 }
 
 #[cfg(test)]
@@ -285,6 +290,7 @@ mod tests {
     fn of_calls_the_median_and_the_longest_are_told() {
         let took = [3, 1, 2].map(Duration::from_millis).to_vec();
         let expected = [
+            Sample::new("few", "snapshot_ioctl_min", "ms", 1.0),
             Sample::new("few", "snapshot_ioctl_p50", "ms", 2.0),
             Sample::new("few", "snapshot_ioctl_max", "ms", 3.0),
         ];

@@ -65,6 +65,14 @@ impl Control {
         }
     }
 
+    /// Asks what costs nothing; btrfs is not asked.
+    pub(super) fn question(&self) -> Result<(), BenchError> {
+        match self.kind {
+            Kind::Copyhold => self.put(&json!({ "ask": "leaving", "after": u32::MAX })),
+            _ => Ok(()),
+        }
+    }
+
     fn put(&self, question: &Value) -> Result<(), BenchError> {
         let answer = ask(&self.directory, TENANTS, question.to_string().as_bytes());
         let answer = answer.map_err(|errno| io::Error::from_raw_os_error(errno.code()));
