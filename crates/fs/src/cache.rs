@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use copyhold_runtime::{FifoMutex, FifoMutexGuard};
-use copyhold_types::Txg;
+use copyhold_types::{InodeNo, SubvolId, Txg};
 use parking_lot::Mutex;
 
 use crate::NodeId;
@@ -103,6 +103,18 @@ impl InodeCache {
 
     pub(crate) fn has_lookups(&self, node: NodeId) -> bool {
         self.shard(node).map.lock().lookups.contains_key(&node)
+    }
+
+    /// The inodes in memory of one subvolume, however many there are of others.
+    pub(crate) fn of_subvol(&self, subvol: SubvolId) -> Vec<InodeRef> {
+        let numbers = [0, u64::MAX].map(|ino| NodeId { subvol, ino: InodeNo(ino) });
+        let mut found: Vec<InodeRef> = Vec::new();
+        for shard in &self.shards {
+            let map = shard.map.lock();
+            found.extend(map.inodes.range(numbers[0]..=numbers[1]).map(|(_, inode)| inode.clone()));
+        }
+        found.sort_unstable_by_key(|inode| inode.node);
+        found
     }
 
     /// All inodes in memory, by number.

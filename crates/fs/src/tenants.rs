@@ -321,7 +321,7 @@ impl Filesystem {
     /// of whose content a front end may know: what was open, and directories.
     pub(crate) fn forget_subvol(&self, id: SubvolId) -> Vec<NodeId> {
         self.subvols.write().remove(&id);
-        let inodes = self.inodes.all().into_iter().filter(|inode| inode.node.subvol == id);
+        let inodes = self.inodes.of_subvol(id).into_iter();
         let is_known = |inode: &InodeRef| inode.is_dir() || inode.state().opens > 0;
         let forgotten = inodes.filter_map(|inode| {
             self.forget_inode(&inode);
