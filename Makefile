@@ -34,6 +34,7 @@ examples: ## run the library's examples on a pool of their own
 	scripts/setup.sh build
 	dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
 	cargo run -q --locked -p copyhold --example hello_pool -- "$$dir/hello.img" && \
+	cargo run -q --locked -p copyhold --example tenants -- "$$dir/tenants.img" && \
 	cargo run -q --locked -p copyhold --example durable_counter -- "$$dir/counter.img" 20 && \
 	cargo run -q --locked -p copyhold --example durable_counter -- "$$dir/counter.img" 20
 

@@ -27,10 +27,13 @@
 mod error;
 mod path;
 mod pool;
+mod tenants;
 mod volume;
 
-pub use copyhold_fs::{Attr, FileKind, Filesystem, FsError, StatFs};
+pub use copyhold_fs::{Attr, FileKind, Filesystem, FsError, StatFs, SubvolInfo};
 pub use copyhold_pool::{CreateOptions, Limits, PoolError};
+pub use copyhold_types::SubvolId;
+pub use copyhold_volume::quota::{GroupId, GroupState, GroupUse};
 pub use error::Error;
 pub use pool::{OpenOptions, Pool};
 pub use volume::{DirItem, Volume};

@@ -28,13 +28,22 @@ fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = Vec<u8>> + '_ {
     path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).map(<[u8]>::to_vec)
 }
 
-/// Finds what `path` names, from the root of the volume; absolute and relative paths are the same.
-pub(crate) async fn find(fs: &Filesystem, path: &[u8], last: Last) -> Result<Attr, Error> {
+/// Finds what `path` names, from the `root` of a volume; absolute and relative paths are the same.
+/// Nothing leads out of the volume upwards.
+pub(crate) async fn find(
+    fs: &Filesystem,
+    root: NodeId,
+    path: &[u8],
+    last: Last,
+) -> Result<Attr, Error> {
     let error = file_error(path);
     let mut left: VecDeque<Vec<u8>> = components(path).collect();
-    let mut at = fs.getattr(fs.root()).await.map_err(&error)?;
+    let mut at = fs.getattr(root).await.map_err(&error)?;
     let mut links = 0;
     while let Some(name) = left.pop_front() {
+        if at.node == root && name == b".." {
+            continue;
+        }
         let found = fs.lookup(at.node, &name).await.map_err(&error)?.attr;
         let follow = found.kind == FileKind::Symlink && (last == Last::Follow || !left.is_empty());
         if !follow {
@@ -47,7 +56,7 @@ pub(crate) async fn find(fs: &Filesystem, path: &[u8], last: Last) -> Result<Att
         }
         let target = fs.readlink(found.node).await.map_err(&error)?;
         if target.first() == Some(&b'/') {
-            at = fs.getattr(fs.root()).await.map_err(&error)?;
+            at = fs.getattr(root).await.map_err(&error)?;
         }
         for name in components(&target).rev() {
             left.push_front(name);
@@ -59,6 +68,7 @@ pub(crate) async fn find(fs: &Filesystem, path: &[u8], last: Last) -> Result<Att
 /// The directory that holds the last component of `path`, and that component.
 pub(crate) async fn parent<'a>(
     fs: &Filesystem,
+    root: NodeId,
     path: &'a [u8],
 ) -> Result<(NodeId, &'a [u8]), Error> {
     let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
@@ -66,6 +76,6 @@ pub(crate) async fn parent<'a>(
     if start == end {
         return Err(file_error(path)(FsError::Invalid("the path names the root")));
     }
-    let dir = find(fs, &path[..start], Last::Follow).await?;
+    let dir = find(fs, root, &path[..start], Last::Follow).await?;
     Ok((dir.node, &path[start..end]))
 }

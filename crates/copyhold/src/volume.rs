@@ -23,6 +23,7 @@ const DIR_MODE: u32 = 0o755;
 pub struct Volume {
     executors: Arc<Executors>,
     fs: Weak<Filesystem>,
+    pub(crate) root: NodeId,
 }
 
 /// One entry of a directory.
@@ -34,11 +35,16 @@ pub struct DirItem {
 
 impl Volume {
     pub(crate) fn new(executors: Arc<Executors>, fs: &Arc<Filesystem>) -> Volume {
-        Volume { executors, fs: Arc::downgrade(fs) }
+        Volume { executors, fs: Arc::downgrade(fs), root: NodeId::ROOT }
+    }
+
+    /// Another subvolume of the same pool.
+    pub(crate) fn at(&self, root: NodeId) -> Volume {
+        Volume { root, ..self.clone() }
     }
 
     /// Runs `work` on the filesystem, if it is still open.
-    fn run<T>(
+    pub(crate) fn run<T>(
         &self,
         work: impl AsyncFnOnce(&Arc<Filesystem>) -> Result<T, Error>,
     ) -> Result<T, Error> {
@@ -52,7 +58,7 @@ impl Volume {
     pub fn read(&self, path: impl AsRef<[u8]>) -> Result<Vec<u8>, Error> {
         let path = path.as_ref();
         self.run(async |fs| {
-            let file = path::find(fs, path, Last::Follow).await?;
+            let file = path::find(fs, self.root, path, Last::Follow).await?;
             let data = fs.read(file.node, 0, file.size as usize).await;
             Ok(data.map_err(file_error(path))?.to_vec())
         })
@@ -62,7 +68,7 @@ impl Volume {
     pub fn write(&self, path: impl AsRef<[u8]>, data: &[u8]) -> Result<(), Error> {
         let path = path.as_ref();
         self.run(async |fs| {
-            let file = open(fs, path, true).await?;
+            let file = open(fs, self.root, path, true).await?;
             let written = fs.write(file, 0, data, WriteFlags::default()).await;
             fs.release(file);
             written.map_err(file_error(path))
@@ -80,7 +86,7 @@ impl Volume {
     ) -> Result<Vec<u8>, Error> {
         let path = path.as_ref();
         self.run(async |fs| {
-            let file = path::find(fs, path, Last::Follow).await?;
+            let file = path::find(fs, self.root, path, Last::Follow).await?;
             let data = fs.read(file.node, offset, len).await;
             Ok(data.map_err(file_error(path))?.to_vec())
         })
@@ -91,7 +97,7 @@ impl Volume {
     pub fn write_at(&self, path: impl AsRef<[u8]>, offset: u64, data: &[u8]) -> Result<(), Error> {
         let path = path.as_ref();
         self.run(async |fs| {
-            let file = open(fs, path, false).await?;
+            let file = open(fs, self.root, path, false).await?;
             let written = fs.write(file, offset, data, WriteFlags::default()).await;
             fs.release(file);
             written.map_err(file_error(path))
@@ -101,7 +107,7 @@ impl Volume {
     pub fn truncate(&self, path: impl AsRef<[u8]>, size: u64) -> Result<(), Error> {
         let path = path.as_ref();
         self.run(async |fs| {
-            let file = path::find(fs, path, Last::Follow).await?;
+            let file = path::find(fs, self.root, path, Last::Follow).await?;
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
             let done = fs.setattr(&Caller::ROOT, file.node, &set).await;
             done.map(|_| ()).map_err(file_error(path))
@@ -114,7 +120,7 @@ impl Volume {
     pub fn list(&self, path: impl AsRef<[u8]>) -> Result<Vec<DirItem>, Error> {
         let path = path.as_ref();
         self.run(async |fs| {
-            let dir = path::find(fs, path, Last::Follow).await?;
+            let dir = path::find(fs, self.root, path, Last::Follow).await?;
             let mut items = Vec::new();
             let listed = fs
                 .readdir(dir.node, 0, &mut |entry| {
@@ -132,7 +138,7 @@ impl Volume {
     pub fn create_dir(&self, path: impl AsRef<[u8]>) -> Result<(), Error> {
         let path = path.as_ref();
         self.run(async |fs| {
-            let (dir, name) = path::parent(fs, path).await?;
+            let (dir, name) = path::parent(fs, self.root, path).await?;
             let made = fs.mkdir(&Caller::ROOT, dir, name, DIR_MODE).await;
             made.map(|_| ()).map_err(file_error(path))
         })
@@ -141,7 +147,7 @@ impl Volume {
     pub fn symlink(&self, target: impl AsRef<[u8]>, path: impl AsRef<[u8]>) -> Result<(), Error> {
         let path = path.as_ref();
         self.run(async |fs| {
-            let (dir, name) = path::parent(fs, path).await?;
+            let (dir, name) = path::parent(fs, self.root, path).await?;
             let made = fs.symlink(&Caller::ROOT, dir, name, target.as_ref()).await;
             made.map(|_| ()).map_err(file_error(path))
         })
@@ -151,8 +157,8 @@ impl Volume {
     pub fn rename(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<(), Error> {
         let (from, to) = (from.as_ref(), to.as_ref());
         self.run(async |fs| {
-            let (dir, name) = path::parent(fs, from).await?;
-            let (new_dir, new_name) = path::parent(fs, to).await?;
+            let (dir, name) = path::parent(fs, self.root, from).await?;
+            let (new_dir, new_name) = path::parent(fs, self.root, to).await?;
             let flags = RenameFlags::default();
             let done = fs.rename(&Caller::ROOT, dir, name, new_dir, new_name, flags).await;
             done.map_err(file_error(from))
@@ -163,7 +169,7 @@ impl Volume {
     pub fn remove_file(&self, path: impl AsRef<[u8]>) -> Result<(), Error> {
         let path = path.as_ref();
         self.run(async |fs| {
-            let (dir, name) = path::parent(fs, path).await?;
+            let (dir, name) = path::parent(fs, self.root, path).await?;
             fs.unlink(dir, name).await.map_err(file_error(path))
         })
     }
@@ -172,14 +178,14 @@ impl Volume {
     pub fn remove_dir(&self, path: impl AsRef<[u8]>) -> Result<(), Error> {
         let path = path.as_ref();
         self.run(async |fs| {
-            let (dir, name) = path::parent(fs, path).await?;
+            let (dir, name) = path::parent(fs, self.root, path).await?;
             fs.rmdir(dir, name).await.map_err(file_error(path))
         })
     }
 
     /// What a path names; a link that it ends in is not followed.
     pub fn metadata(&self, path: impl AsRef<[u8]>) -> Result<Attr, Error> {
-        self.run(async |fs| path::find(fs, path.as_ref(), Last::Keep).await)
+        self.run(async |fs| path::find(fs, self.root, path.as_ref(), Last::Keep).await)
     }
 
     // -- the whole ----------------------------------------------------------
@@ -188,7 +194,7 @@ impl Volume {
     pub fn sync_file(&self, path: impl AsRef<[u8]>) -> Result<(), Error> {
         let path = path.as_ref();
         self.run(async |fs| {
-            let file = path::find(fs, path, Last::Follow).await?;
+            let file = path::find(fs, self.root, path, Last::Follow).await?;
             fs.fsync(file.node, false).await.map_err(file_error(path))
         })
     }
@@ -198,21 +204,27 @@ impl Volume {
         self.run(async |fs| Ok(fs.sync().await?))
     }
 
+    /// The smaller of what the pool and the limits of this subvolume leave.
     pub fn statfs(&self) -> Result<StatFs, Error> {
-        self.run(async |fs| Ok(fs.statfs()))
+        self.run(async |fs| Ok(fs.statfs_of(self.root)))
     }
 }
 
 /// Opens a file for writing, creating it if need be. To be released.
-async fn open(fs: &Arc<Filesystem>, path: &[u8], truncate: bool) -> Result<NodeId, Error> {
+async fn open(
+    fs: &Arc<Filesystem>,
+    root: NodeId,
+    path: &[u8],
+    truncate: bool,
+) -> Result<NodeId, Error> {
     let flags = OpenFlags { truncate, ..OpenFlags::READ_WRITE };
-    match path::find(fs, path, Last::Follow).await {
+    match path::find(fs, root, path, Last::Follow).await {
         Ok(file) => {
             fs.open_node(file.node, flags).await.map_err(file_error(path))?;
             Ok(file.node)
         }
         Err(Error::File { source: FsError::NotFound, .. }) => {
-            let (dir, name) = path::parent(fs, path).await?;
+            let (dir, name) = path::parent(fs, root, path).await?;
             let made = fs.create(&Caller::ROOT, dir, name, FILE_MODE, flags, false).await;
             Ok(made.map_err(file_error(path))?.0.node)
         }

@@ -87,3 +87,60 @@ fn a_pool_that_is_too_small_is_refused_and_leaves_nothing() {
     assert!(error.to_string().contains("too small for a pool"), "{error}");
     assert!(!path.exists());
 }
+
+#[test]
+fn tenants_have_their_own_view_limits_and_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = new_pool(&dir);
+    let pool = Pool::open(&path, OpenOptions::default()).unwrap();
+    let root = pool.root();
+    let base = root.create_subvolume("base").unwrap();
+    assert!(matches!(base.usage(), Err(Error::Filesystem(FsError::Quota(_)))), "they are off");
+    pool.enable_quotas().unwrap();
+    base.write("file", &vec![7; 1 << 20]).unwrap();
+    let clone = root.snapshot("base", "clone", false).unwrap();
+    let kept = root.snapshot("base", "kept", true).unwrap();
+    let refused = kept.write("file", b"x");
+    assert!(matches!(refused, Err(Error::File { source: FsError::ReadOnly { .. }, .. })));
+    kept.set_read_only(false).unwrap();
+    kept.write("file", b"x").unwrap();
+    root.create_dir("plain").unwrap();
+    assert!(root.subvolume("plain").is_err());
+
+    // Nothing leads out of a volume.
+    root.write("secret", b"root's").unwrap();
+    clone.symlink("../../secret", "out").unwrap();
+    for outside in ["../secret", "out", "/../secret"] {
+        let read = clone.read(outside);
+        assert!(matches!(read, Err(Error::File { source: FsError::NotFound, .. })), "{outside}");
+    }
+    clone.write("secret", b"own").unwrap();
+    assert_eq!(clone.read("out").unwrap(), b"own");
+
+    clone.limit(Some(2 << 20)).unwrap();
+    assert!(clone.write("flood", &vec![7; 4 << 20]).is_err());
+    let left = clone.statfs().unwrap();
+    assert!(left.blocks * u64::from(left.block_bytes) <= 2 << 20);
+    clone.limit(None).unwrap();
+    clone.write("flood", &vec![7; 4 << 20]).unwrap();
+
+    root.delete_subvolume("base").unwrap();
+    assert!(base.read("file").is_err());
+    pool.sync_subvolumes().unwrap();
+    assert_eq!(clone.read("file").unwrap(), vec![7; 1 << 20]);
+    let dead = pool.usage().unwrap().into_iter().find(|group| group.tombstone.is_some());
+    assert_eq!(dead.unwrap().data, 1 << 20);
+    pool.close().unwrap();
+
+    let pool = Pool::open(&path, OpenOptions::default()).unwrap();
+    let root = pool.root();
+    assert_eq!(pool.subvolumes().len(), 3);
+    assert_eq!(root.subvolume("clone").unwrap().id(), clone.id());
+    for name in ["clone", "kept"] {
+        root.delete_subvolume(name).unwrap();
+    }
+    pool.sync_subvolumes().unwrap();
+    let groups = pool.usage().unwrap();
+    assert_eq!((pool.subvolumes().len(), groups.len()), (1, 1), "{groups:?}");
+    pool.close().unwrap();
+}

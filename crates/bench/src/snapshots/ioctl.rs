@@ -68,7 +68,7 @@ impl Control {
     /// Asks what costs nothing; btrfs is not asked.
     pub(super) fn question(&self) -> Result<(), BenchError> {
         match self.kind {
-            Kind::Copyhold => self.put(&json!({ "ask": "leaving", "after": u32::MAX })),
+            Kind::Copyhold => self.put(&json!({ "ask": "room" })),
             _ => Ok(()),
         }
     }
