@@ -10,9 +10,13 @@ mod site;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, chown};
+use std::path::Path;
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use site::*;
 
@@ -277,6 +281,44 @@ fn the_dead_pay_visibly_or_have_an_heir() {
     site.done(&["qgroup", "clear-stale", &site.at("")]);
     let shown = site.done(&["qgroup", "show", &site.at("")]);
     assert!(!shown.to_string().contains(&format!("\"0/{}\"", ids[0])), "{shown}");
+}
+
+#[test]
+fn deletions_go_on_when_the_pool_is_mounted_again() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.subvolume("a");
+    for n in 0..500 {
+        fs::write(site.path("a").join(n.to_string()), vec![1; 10_000]).unwrap();
+    }
+    site.snapshot("a", "b");
+    fs::write(site.path("b/0"), "other").unwrap();
+    site.snapshot("b", "c");
+    site.done(&["sync", &site.at("")]);
+    site.delete("b");
+    site.done(&["sync", &site.at("")]);
+    // Killed, however far it is; then unmounted, however far it is.
+    let daemon = site.done(&["info", &site.at("")])["pid"].as_i64().unwrap();
+    let daemon = Pid::from_raw(daemon.try_into().unwrap()).unwrap();
+    kill_process(daemon, Signal::KILL).unwrap();
+    let is_there = || Path::new(&format!("/proc/{}", daemon.as_raw_nonzero())).exists();
+    while is_there() || fs::read_dir(site.path("")).is_ok() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    site.mount(&[]);
+    site.delete("a");
+    site.done(&["umount", &site.at("")]);
+    site.mount(&[]);
+    site.done(&["subvolume", "sync", &site.at("")]);
+    let rows = site.list();
+    assert_eq!(rows.len(), 1, "{rows:?}");
+    assert_eq!(rows[0]["path"], "c");
+    assert_eq!(fs::read(site.path("c/0")).unwrap(), b"other");
+    assert_eq!(fs::read(site.path("c/499")).unwrap(), vec![1; 10_000]);
+    site.delete("c");
+    site.done(&["subvolume", "sync", &site.at("")]);
+    assert!(site.list().is_empty());
+    site.done(&["umount", &site.at("")]);
+    site.done(&["check", &site.pool()]);
 }
 
 #[test]

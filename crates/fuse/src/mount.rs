@@ -317,9 +317,10 @@ fn not_usable(path: PathBuf, error: io::Error) -> MountError {
     }
 }
 
+/// Attributes of the root would not tell: the kernel may remember those of a mount whose daemon is
+/// gone. The state of the filesystem is asked for each time.
 fn is_dead(path: &Path) -> bool {
-    let gone = [Some(libc::ENOTCONN), Some(libc::ECONNABORTED)];
-    fs::metadata(path).is_err_and(|error| gone.contains(&error.raw_os_error()))
+    matches!(rustix::fs::statfs(path), Err(Os::NOTCONN | Os::CONNABORTED))
 }
 
 fn mount_as_root(
