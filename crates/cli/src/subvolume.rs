@@ -208,11 +208,10 @@ fn list_text(subvolumes: &[Subvolume]) -> String {
 
 fn row(subvolume: &Subvolume) -> Vec<String> {
     let id = |id: Option<u32>| id.map_or("-".into(), |id| id.to_string());
-    let state = match (subvolume.state, subvolume.readonly, subvolume.freeing_bytes) {
-        (SubvolumeState::Live, false, _) => "writable".into(),
-        (SubvolumeState::Live, true, _) => "read-only".into(),
-        (SubvolumeState::Deleting, _, None) => "being freed".into(),
-        (SubvolumeState::Deleting, _, Some(bytes)) => format!("being freed, {} left", Size(bytes)),
+    let state = match (subvolume.state, subvolume.readonly) {
+        (SubvolumeState::Live, false) => "writable".into(),
+        (SubvolumeState::Live, true) => "read-only".into(),
+        (SubvolumeState::Deleting, _) => being_freed(subvolume),
     };
     vec![
         subvolume.id.to_string(),
@@ -222,6 +221,12 @@ fn row(subvolume: &Subvolume) -> Vec<String> {
         state,
         subvolume.path.clone().unwrap_or("-".into()),
     ]
+}
+
+fn being_freed(subvolume: &Subvolume) -> String {
+    let done = subvolume.freed_percent.map(|percent| format!(", {percent} % done"));
+    let paid = subvolume.freeing_bytes.map(|bytes| format!(", pays for {}", Size(bytes)));
+    format!("being freed{}{}", done.unwrap_or_default(), paid.unwrap_or_default())
 }
 
 impl Show {
@@ -289,6 +294,7 @@ mod tests {
             created: "2026-11-21T10:00:00Z".into(),
             state: SubvolumeState::Live,
             freeing_bytes: None,
+            freed_percent: None,
         }
     }
 
@@ -299,7 +305,8 @@ mod tests {
         assert_eq!(
             json!(gone),
             json!({"id": 7, "path": null, "parent": 1, "readonly": false, "origin": 2,
-                "created": "2026-11-21T10:00:00Z", "state": "deleting", "freeing_bytes": null})
+                "created": "2026-11-21T10:00:00Z", "state": "deleting", "freeing_bytes": null,
+                "freed_percent": null})
         );
         assert_eq!(json!(subvolume(3))["state"], "live");
     }
@@ -310,13 +317,17 @@ mod tests {
             path: None,
             state: SubvolumeState::Deleting,
             freeing_bytes: Some(3 << 20),
+            freed_percent: Some(40),
             ..subvolume(300)
         };
         let kept = Subvolume { readonly: true, origin: Some(300), ..subvolume(4) };
         let text = list_text(&[subvolume(2), kept, freeing]);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[1], "  2   1    -  2026-11-21T10:00:00Z  writable                   a2");
-        assert_eq!(lines[2], "  4   1  300  2026-11-21T10:00:00Z  read-only                  a4");
-        assert!(lines[3].contains("being freed, 3.0 MiB left  -"), "{text}");
+        let row = |id, of, state, path| {
+            format!("  {id}   1  {of}  2026-11-21T10:00:00Z  {state:<40}  {path}")
+        };
+        assert_eq!(lines[1], row(2, "  -", "writable", "a2"));
+        assert_eq!(lines[2], row(4, "300", "read-only", "a4"));
+        assert!(lines[3].contains("being freed, 40 % done, pays for 3.0 MiB  -"), "{text}");
     }
 }

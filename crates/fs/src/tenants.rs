@@ -46,6 +46,8 @@ pub struct SubvolInfo {
     pub created: Timestamp,
     /// Its space is being given back.
     pub is_dying: bool,
+    /// How much of its tree the deletion has gone through.
+    pub walked_percent: Option<u8>,
     /// A random UUID.
     pub identity: [u8; 16],
 }
@@ -76,6 +78,7 @@ impl Filesystem {
                 origin: item.origin,
                 created: item.created,
                 is_dying: item.state != SubvolState::Live,
+                walked_percent: self.volumes.walked_percent(&subvol),
                 identity: item.identity,
             }
         };

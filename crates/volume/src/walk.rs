@@ -7,7 +7,7 @@
 //!
 //! A step is one transaction: releases, and the cursor behind them.
 
-use copyhold_format::item::{EXTENT, Extent, Step};
+use copyhold_format::item::{EXTENT, Extent, Step, SubvolState};
 use copyhold_format::node::PartitionDescriptor;
 use copyhold_pool::{Pool, Transaction};
 use copyhold_table::{NodeVisit, Table};
@@ -41,6 +41,21 @@ struct Found {
 }
 
 impl Volumes {
+    /// How far the deletion of a subvolume has come in its tree, in percent of the partitions.
+    /// Behind it are only records and what its relatives had dropped. `None`: it lives.
+    pub fn walked_percent(&self, subvol: &Subvol) -> Option<u8> {
+        let SubvolState::Dying(step) = subvol.item().state else { return None };
+        Some(match step {
+            Step::Settle => 0,
+            Step::Walk(cursor) => {
+                let partitions = self.pool.table(subvol.files()).descriptors();
+                let passed = partitions.iter().filter(|(_, one)| one.start <= cursor).count();
+                (passed.saturating_sub(1) * 100 / partitions.len().max(1)) as u8
+            }
+            Step::Absorb | Step::Rebury { .. } | Step::Forget { .. } => 100,
+        })
+    }
+
     pub(crate) async fn walk_step(&self, subvol: &Subvol, from: Key) -> Result<()> {
         let table = self.pool.table(subvol.files());
         let leaf = *(subvol.family.tree.read().leaf(subvol.id()))

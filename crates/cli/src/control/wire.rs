@@ -187,8 +187,11 @@ pub(crate) struct Subvolume {
     /// As in RFC 3339, in UTC.
     pub(crate) created: String,
     pub(crate) state: SubvolumeState,
-    /// Of one that is being freed, what it still pays for, where quotas know.
+    /// Of one that is being freed, what it still pays for, where quotas know: at most so much of
+    /// what it wrote comes back yet, for what snapshots and clones hold of that is in it.
     pub(crate) freeing_bytes: Option<u64>,
+    /// Of one that is being freed, how much of its tree has been gone through.
+    pub(crate) freed_percent: Option<u8>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

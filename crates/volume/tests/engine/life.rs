@@ -53,6 +53,27 @@ fn a_deletion_survives_a_crash_after_each_of_its_steps() {
 }
 
 #[test]
+fn a_deletion_tells_how_far_it_has_come() {
+    let mut world = world(13);
+    fill(&mut world, SubvolId::ROOT, 5);
+    let gone = world.snapshot_in_root(SubvolId::ROOT);
+    fill(&mut world, gone, 30);
+    let subvol = world.volumes.subvol(gone).unwrap();
+    assert_eq!(world.volumes.walked_percent(&subvol), None);
+    assert!(world.delete_one(&subvol));
+    let mut seen = Vec::new();
+    for _ in 0..1000 {
+        seen.extend(world.volumes.walked_percent(&subvol));
+        world.background();
+    }
+    assert!(world.volumes.subvol(gone).is_none());
+    assert!(seen.is_sorted());
+    assert_eq!((seen.first(), seen.last()), (Some(&0), Some(&100)));
+    drop(subvol);
+    world.close();
+}
+
+#[test]
 fn a_chain_of_snapshots_goes_in_any_order() {
     for order in 0..6 {
         let mut world = world(order);

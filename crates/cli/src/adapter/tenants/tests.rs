@@ -85,6 +85,7 @@ impl Tenants for Fake {
                 created: "2026-11-21T10:00:00Z".into(),
                 state: SubvolumeState::Live,
                 freeing_bytes: None,
+                freed_percent: None,
             })
             .collect())
     }

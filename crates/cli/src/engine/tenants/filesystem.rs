@@ -224,6 +224,7 @@ fn row(fs: &Filesystem, info: &SubvolInfo, path: Option<String>) -> Subvolume {
         created: rfc3339(info.created),
         state,
         freeing_bytes: info.is_dying.then(paid).flatten(),
+        freed_percent: info.walked_percent,
     }
 }
 
