@@ -110,7 +110,7 @@ impl Pool {
         gathered.records.extend_from_slice(&records);
         self.flusher.edited(tx.len() as u64, records.len() as u64, self.limits.delta_bytes);
         for (table, key, edit) in tx.edits {
-            self.table(table).apply(txg, key, edit);
+            self.tables.apply(txg, table, key, edit);
         }
     }
 
