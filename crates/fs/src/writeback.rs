@@ -2,7 +2,8 @@
 //!
 //! A file is on the list from its first dirty block until nothing of it is only in memory. It is
 //! written when it is old, when much of it is dirty, when half of the limit is used: by a task of
-//! its own, or together with others where little of each is dirty. So devices are busy long before a writer has to wait, which it does at the limit.
+//! its own, or together with others where little of each is dirty. So devices are busy long before
+//! a writer has to wait, which it does at the limit.
 //!
 //! One timer runs while the list is not empty. Tasks hold the filesystem weakly: one that is
 //! dropped ends them.
@@ -220,8 +221,8 @@ impl Filesystem {
         }
     }
 
-    /// What one task is to write: the file that has waited longest, and, while that is little, those
-    /// behind it. The task is counted already.
+    /// What one task is to write: the file that has waited longest, and, while that is little,
+    /// those behind it. The task is counted already.
     fn next_group(&self, due: Nanos) -> Option<Vec<InodeRef>> {
         let first = {
             let mut list = self.flusher.list.lock();
@@ -250,7 +251,8 @@ impl Filesystem {
                 result = result.and(fs.writes_end(inode).await);
             }
             if let Err(error) = result {
-                tracing::warn!(node = %group[0].node, %error, "writing dirty data failed; it stays");
+                let node = group[0].node;
+                tracing::warn!(%node, %error, "writing dirty data failed; it stays");
                 match fs.pool_runs().await {
                     Ok(()) => fs.rt.sleep(RETRY).await,
                     // No retry helps a pool that has stopped.

@@ -71,6 +71,7 @@ impl Pool {
         let before = self.group.durable();
         let (txg, gathered, tables) = self.open.close(|txg, gathered| {
             self.close_with_totals(txg, gathered);
+            self.tables.check();
             self.tables.root_descriptor()
         });
         self.join_waits.closed(gathered.joined);

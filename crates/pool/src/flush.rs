@@ -1,10 +1,10 @@
 //! The flush policy, and the flush of what it chooses: partitions, metaslabs, the table of tables.
 //!
-//! Each of these pins the log from the oldest edit that its base does not have (`units`). Nothing is
-//! flushed while log and memory are below seven tenths of their limits: an edit that waits may be
-//! overtaken by another, and the more edits a flush gathers, the less it writes for each (P4). From
-//! there on rounds follow commits, so that the work is even, above 85 hundredths each other; at the
-//! limit user transactions wait (`admission`).
+//! Each of these pins the log from the oldest edit that its base does not have (`units`). Nothing
+//! is flushed while log and memory are below seven tenths of their limits: an edit that waits may
+//! be overtaken by another, and the more edits a flush gathers, the less it writes for each (P4).
+//! From there on rounds follow commits, so that the work is even, above 85 hundredths each other;
+//! at the limit user transactions wait (`admission`).
 //!
 //! A partition is merged into its base, or its edits become a layer over it: when that writes less
 //! (P4), and while a node that the merge needs cannot be read. Such a partition frees its part of

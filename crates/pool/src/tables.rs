@@ -112,6 +112,18 @@ impl Tables {
         tables
     }
 
+    /// Asserts B1, in debug builds; to be called where no transaction is being applied.
+    pub(crate) fn check(&self) {
+        if cfg!(debug_assertions) {
+            let open = self.open.read();
+            let busy = self.busy.lock();
+            for table in open.values().map(|open| &open.table) {
+                let id = table.id();
+                assert!(table.is_settled() || busy.contains(&id), "B1: table {id} is forgotten");
+            }
+        }
+    }
+
     fn note_busy(&self, open: &Open) {
         if !open.is_busy.swap(true, Ordering::SeqCst) {
             self.busy.lock().insert(open.table.id());

@@ -1,8 +1,8 @@
 //! What a flush round takes: units that pin the log, the most urgent first.
 //!
 //! What pins the oldest part of the log goes first, at equal age what has most edits; where the
-//! memory of deltas presses more than the log, what has most edits. What others lie over goes before
-//! all else, since it keeps them from being flushed.
+//! memory of deltas presses more than the log, what has most edits. What others lie over goes
+//! before all else, since it keeps them from being flushed.
 
 use std::cmp::Reverse;
 
