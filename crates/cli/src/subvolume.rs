@@ -3,6 +3,10 @@
 //! Arguments come in the order that btrfs users know. The work is the daemon's; here paths become
 //! questions (`control/tenants.rs`) and answers text.
 
+mod diff;
+mod du;
+mod find_new;
+mod progress;
 mod rollback;
 
 use std::collections::BTreeSet;
@@ -42,6 +46,9 @@ pub(crate) struct Verb {
 enum What {
     Create(Create),
     Delete(Delete),
+    Diff(diff::Diff),
+    Du(du::Du),
+    FindNew(find_new::FindNew),
     List(List),
     Rollback(rollback::Rollback),
     Show(Show),
@@ -142,6 +149,9 @@ impl Verb {
         match self.what {
             What::Create(verb) => verb.run(report),
             What::Delete(verb) => verb.run(report),
+            What::Diff(verb) => verb.run(report),
+            What::Du(verb) => verb.run(report),
+            What::FindNew(verb) => verb.run(report),
             What::List(verb) => verb.run(report),
             What::Rollback(verb) => verb.run(report),
             What::Show(verb) => verb.run(report),
@@ -293,6 +303,7 @@ mod tests {
             origin: None,
             created: "2026-11-21T10:00:00Z".into(),
             state: SubvolumeState::Live,
+            generation: Some(9),
             freeing_bytes: None,
             freed_percent: None,
         }
@@ -305,7 +316,8 @@ mod tests {
         assert_eq!(
             json!(gone),
             json!({"id": 7, "path": null, "parent": 1, "readonly": false, "origin": 2,
-                "created": "2026-11-21T10:00:00Z", "state": "deleting", "freeing_bytes": null,
+                "created": "2026-11-21T10:00:00Z", "state": "deleting", "generation": 9,
+                "freeing_bytes": null,
                 "freed_percent": null})
         );
         assert_eq!(json!(subvolume(3))["state"], "live");

@@ -444,3 +444,55 @@ fn a_tenant_at_its_limit_of_inodes_makes_no_more_and_a_write_takes_what_fits() {
     assert_eq!(fs::read(site.path("a/big")).unwrap(), vec![7; length as usize]);
     assert!(length > (4 << 20) - (256 << 10), "{length}");
 }
+
+#[test]
+fn what_changed_is_listed_and_weighed() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.subvolume("a");
+    for n in 0..50 {
+        fs::write(site.path(&format!("a/f{n}")), vec![n as u8; 20_000]).unwrap();
+    }
+    site.done(&["subvolume", "snapshot", "-r", &site.at("a"), &site.at("s")]);
+    let marker = site.done(&["subvolume", "show", &site.at("s")])["generation"].as_u64().unwrap();
+    let diff =
+        |from: &str, to: &str| site.done(&["subvolume", "diff", &site.at(from), &site.at(to)]);
+    assert_eq!(diff("s", "a"), json!([]));
+    let file = File::options().write(true).open(site.path("a/f7")).unwrap();
+    rustix::io::pwrite(&file, &[0xff; 4096], 4096).unwrap();
+    fs::rename(site.path("a/f8"), site.path("a/moved")).unwrap();
+    fs::remove_file(site.path("a/f9")).unwrap();
+    fs::create_dir(site.path("a/new")).unwrap();
+    let changes = diff("s", "a");
+    let told: Vec<(&str, &str)> = changes
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| (row["change"].as_str().unwrap(), row["path"].as_str().unwrap()))
+        .collect();
+    let wanted = [("modified", "f7"), ("deleted", "f9"), ("renamed", "moved"), ("added", "new")];
+    assert_eq!(told, wanted);
+    assert_eq!(changes[0]["parts"], json!(["content"]));
+    assert_eq!(changes[2]["from"], "f8");
+
+    let since = marker.to_string();
+    let fresh = site.done(&["subvolume", "find-new", &site.at("a"), &since]);
+    let extents = fresh["extents"].as_array().unwrap();
+    let place = |row: &Value| (row["path"].clone(), row["offset"].clone(), row["bytes"].clone());
+    let places: Vec<_> = extents.iter().map(place).collect();
+    assert_eq!(places, [(json!("f7"), json!(4096), json!(4096))], "{fresh}");
+    assert!(fresh["generation"].as_u64().unwrap() > marker);
+
+    let weighed = site.done(&["subvolume", "du", &site.at("a"), &site.at("s")]);
+    let block = |blocks: u64| json!(blocks * 4096);
+    assert_eq!(weighed[0]["total_bytes"], block(49 * 5));
+    assert_eq!(weighed[0]["exclusive_bytes"], block(1));
+    assert_eq!(weighed[1]["shared_bytes"], block(48 * 5 + 4));
+    assert_eq!(weighed[1]["exclusive_bytes"], block(6));
+    let alone = site.done(&["subvolume", "du", "--exclusive", &site.at("s")]);
+    assert_eq!((&alone[0]["exclusive_bytes"], &alone[0]["total_bytes"]), (&block(6), &json!(null)));
+
+    site.refused(&["subvolume", "diff", &site.at("s"), &site.at("")], "EINVAL", "no snapshots of");
+    let refused = site.nobody(&["subvolume", "du", &site.at("a")]);
+    assert!(!refused.status.success());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("EPERM"), "{refused:?}");
+}

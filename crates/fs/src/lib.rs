@@ -34,6 +34,7 @@ mod acl;
 mod attr;
 mod cache;
 mod caller;
+mod changes;
 mod dir;
 mod dirty_files;
 mod error;
@@ -55,6 +56,7 @@ mod xattr;
 
 pub use attr::{Attr, Entry, FileFlags, FileKind, OpenFlags, SetAttr, SetTime, StatFs};
 pub use caller::Caller;
+pub use changes::{Brief, Change, Changes, Fact, Named, Names, Places, Side, Target, What};
 pub use dir::{DirEntry, RenameFlags};
 pub use error::{FsError, Result};
 pub use file::{FallocateMode, ReadData, Seek, WriteFlags};

@@ -10,10 +10,18 @@ use crate::settled::{Tree, edit_of};
 use crate::source::{InnerNode, LeafNode};
 use crate::{NodeSource, TableError};
 
+/// Which leaves are read.
+pub(crate) type Wants<'a> = dyn Fn(&NodePtr) -> bool + Send + Sync + 'a;
+
+/// Every leaf is.
+pub(crate) const ALL: &Wants<'static> = &|_| true;
+
 /// The items of a tree in [from, to), upwards or downwards.
 pub(crate) struct Cursor<'n> {
     nodes: &'n dyn NodeSource,
     tree: Tree,
+    /// The others are passed over, upwards.
+    wants: &'n Wants<'n>,
     from: Key,
     to: Key,
     downwards: bool,
@@ -33,7 +41,8 @@ impl<'n> Cursor<'n> {
         to: Key,
         downwards: bool,
     ) -> Cursor<'n> {
-        Cursor { nodes, tree, from, to, downwards, inner: None, child: 0, at: None, ahead: None }
+        let (inner, child, at, ahead) = (None, 0, None, None);
+        Cursor { nodes, tree, wants: ALL, from, to, downwards, inner, child, at, ahead }
     }
 
     /// Over no tree.
@@ -51,8 +60,21 @@ impl<'n> Cursor<'n> {
         to: Key,
         read_ahead: usize,
     ) -> Result<Cursor<'n>, TableError> {
-        let mut cursor = Cursor::new(nodes, tree, from, to, false);
-        if from >= to {
+        Cursor::partly(nodes, tree, ALL, from, to, read_ahead).await
+    }
+
+    /// As [`Self::upwards`], over the leaves that are wanted.
+    pub(crate) async fn partly(
+        nodes: &'n dyn NodeSource,
+        tree: Tree,
+        wants: &'n Wants<'n>,
+        from: Key,
+        to: Key,
+        read_ahead: usize,
+    ) -> Result<Cursor<'n>, TableError> {
+        let mut cursor = Cursor { wants, ..Cursor::new(nodes, tree, from, to, false) };
+        let is_leaf = |root: &NodePtr| tree.height == 0 && !wants(root);
+        if from >= to || tree.root.as_ref().is_some_and(is_leaf) {
             return Ok(cursor);
         }
         let leaf = match cursor.open().await? {
@@ -60,10 +82,13 @@ impl<'n> Cursor<'n> {
             Opened::Leaf(leaf) => leaf,
             Opened::Inner(inner) if inner.child(0).first >= to => return Ok(cursor),
             Opened::Inner(inner) => {
-                cursor.child = inner.find(from).unwrap_or(0);
+                let first = inner.find(from).unwrap_or(0);
+                let Some(first) = cursor.wanted_from(&inner, first) else { return Ok(cursor) };
+                cursor.child = first;
                 if read_ahead > 0 {
                     let behind = inner.iter().skip(cursor.child + 1);
                     let wanted = behind.take_while(|child| child.first < to).map(|child| child.ptr);
+                    let wanted = wanted.filter(wants);
                     cursor.ahead =
                         Some(ReadAhead::new(nodes, tree.purpose(Level::Leaf), read_ahead, wanted));
                 }
@@ -177,10 +202,7 @@ impl<'n> Cursor<'n> {
             let last = leaf.last();
             self.at = Some((leaf, last));
         } else {
-            let next = self.child + 1;
-            if next >= inner.children() || inner.child(next).first >= self.to {
-                return Ok(());
-            }
+            let Some(next) = self.wanted_from(&inner, self.child + 1) else { return Ok(()) };
             self.child = next;
             let leaf = match &mut self.ahead {
                 Some(ahead) => {
@@ -193,6 +215,14 @@ impl<'n> Cursor<'n> {
             self.at = Some((leaf, first));
         }
         Ok(())
+    }
+
+    /// The first wanted child from the `n`th on that may have items in the range.
+    fn wanted_from(&self, inner: &InnerNode, n: usize) -> Option<usize> {
+        let behind = (n..inner.children()).map(|n| (n, inner.child(n)));
+        // The `n`th itself may begin before the range.
+        let mut inside = behind.take_while(|(_, child)| child.first < self.to);
+        inside.find(|(_, child)| (self.wants)(&child.ptr)).map(|(n, _)| n)
     }
 
     async fn open(&mut self) -> Result<Opened, TableError> {

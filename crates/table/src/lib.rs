@@ -73,6 +73,7 @@ pub use delta::{Delta, EDIT_BYTES};
 pub use error::TableError;
 pub use flush::{DescriptorEdit, FlushJob, FreezePoint};
 pub use merge::{Flushed, Part};
+pub use read::{Differing, Told};
 pub use recovery::RecoveringTable;
 pub use source::{NodeFuture, NodeSink, NodeSource};
 pub use table::{Cached, Limits, PartitionStats, Table};

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use copyhold_format::node::{LayerDescriptor, ValueRef};
 use copyhold_types::{Key, NodePtr};
 
-use crate::cursor::Cursor;
+use crate::cursor::{Cursor, Wants};
 use crate::settled::{Settled, Tree};
 use crate::{NodeSource, TableError};
 
@@ -49,6 +49,19 @@ impl<'n> Pile<'n> {
             layers.push(Cursor::upwards(nodes, Tree::of(layer), from, to, read_ahead).await?);
         }
         Ok(Pile { layers, base: Cursor::nothing(nodes), direction: Ordering::Less })
+    }
+
+    /// What these layers and the wanted leaves of a base say in [from, to), upwards.
+    pub(crate) async fn partly(
+        nodes: &'n dyn NodeSource,
+        (layers, base): (&[LayerDescriptor], Tree),
+        wants: &'n Wants<'n>,
+        (from, to): (Key, Key),
+        read_ahead: usize,
+    ) -> Result<Pile<'n>, TableError> {
+        let mut pile = Pile::of_layers(nodes, layers, from, to, read_ahead).await?;
+        pile.base = Cursor::partly(nodes, base, wants, from, to, read_ahead).await?;
+        Ok(pile)
     }
 
     /// All that is settled in [from, to), downwards. The base is not read where a layer has an item

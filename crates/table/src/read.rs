@@ -6,6 +6,8 @@
 //! it. One stretch is of one moment, the next may be of a later one; callers that need more hold
 //! the locks of what they read, as they do anyway.
 
+mod part;
+
 use std::cmp::Ordering;
 use std::collections::btree_map;
 use std::future::Future;
@@ -25,6 +27,8 @@ use crate::pile::Pile;
 use crate::settled::Settled;
 use crate::table::{Cached, Table};
 use crate::{Edit, NodeFuture, NodeSource, TableError, Value};
+
+pub use part::{Differing, Told};
 
 /// Most edits that are copied under a partition's lock.
 const STRETCH_EDITS: usize = if cfg!(test) { 5 } else { 4096 };

@@ -26,6 +26,10 @@ pub enum VolumeError {
     Unrelated { subvol: SubvolId, snapshot: SubvolId },
     #[error("subvolume {0} has taken a newer epoch than the snapshot was given; try again")]
     Overtaken(SubvolId),
+    #[error(
+        "subvolumes {0} and {1} are no snapshots of each other, nor of one that both were made from"
+    )]
+    Incomparable(SubvolId, SubvolId),
     #[error("the record {key} of the system table: {source}")]
     Record {
         key: Key,

@@ -7,7 +7,8 @@
 //! speak of blocks, [`release`] what a dropped pointer comes to. Over it, on a pool: [`Volumes`]:
 //! transactions of files (`steady`) and what they read (`read`), nodes (`nodes`), `birth`,
 //! `place`, `rollback`, `deletion` and its `walk`, `reflink`, and what was left for later
-//! (`pending`). Who pays: [`quota`], changed through `owners`.
+//! (`pending`). Looking, without changing anything: `scan` for what differs or is new, `weigh` for
+//! what a deletion would free. Who pays: [`quota`], changed through `owners`.
 
 #![forbid(unsafe_code)]
 
@@ -24,17 +25,21 @@ mod read;
 mod reflink;
 pub mod release;
 mod rollback;
+mod scan;
 pub mod segment;
 mod steady;
 mod stored;
 mod trees;
 mod volumes;
 mod walk;
+mod weigh;
 
 pub use birth::{NewSubvol, Numbers};
 pub use deletion::Leaving;
 pub use error::VolumeError;
 pub use reflink::Unread;
 pub use rollback::OldState;
+pub use scan::{Fresh, Scanned};
 pub use steady::{InodeChange, Steady};
 pub use volumes::{Subvol, Volumes};
+pub use weigh::{SharedRun, Tally, WeighAt, Weighed, Weighing};

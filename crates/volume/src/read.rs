@@ -12,7 +12,7 @@ use crate::volumes::{Subvol, Volumes};
 
 impl Subvol {
     /// Where the files are, and how often they were moved before; not while they are being moved.
-    async fn place(&self) -> (TableId, u64) {
+    pub(crate) async fn place(&self) -> (TableId, u64) {
         loop {
             let moves = self.moves();
             if moves.is_multiple_of(2) {

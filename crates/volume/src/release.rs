@@ -132,6 +132,8 @@ pub struct Evaluation<'a> {
     shares: BTreeMap<BlockAddr, Overlay<u32>>,
     outcome: Outcome,
     climb_max: u32,
+    /// Instead of taking shares: which references are gone for good.
+    dropped: Option<Vec<(Run, u32)>>,
 }
 
 impl<M: Copy + Eq> Overlay<M> {
@@ -161,7 +163,20 @@ impl<'a> Evaluation<'a> {
             shares: BTreeMap::new(),
             outcome: Outcome::default(),
             climb_max: CLIMB_MAX,
+            dropped: None,
         }
+    }
+
+    /// Only to tell which references would be gone for good ([`Self::take_dropped`]): what then is
+    /// free, shares decide, at which this does not look. What is [taken](Self::take) is not to be
+    /// applied.
+    pub fn weighing(mut self) -> Evaluation<'a> {
+        self.dropped = Some(Vec::new());
+        self
+    }
+
+    pub fn take_dropped(&mut self) -> Vec<(Run, u32)> {
+        self.dropped.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// For releases that are taken up from among the pending ones, and may climb further.
@@ -178,7 +193,8 @@ impl<'a> Evaluation<'a> {
         let Release { holder, pointer, .. } = release;
         let damage = Damage::NoHolder { holder, pointer };
         let epoch = self.family.get(holder).ok_or(damage)?;
-        if epoch.owns(pointer.epoch) && self.is_unshared(release.content) {
+        let is_weighed = self.dropped.is_some();
+        if epoch.owns(pointer.epoch) && !is_weighed && self.is_unshared(release.content) {
             return self.give_up(release, pointer.run, release.count);
         }
         for run in windows(pointer.run) {
@@ -239,6 +255,10 @@ impl<'a> Evaluation<'a> {
     /// Takes shares where there are any; what has none is free.
     fn unshare(&mut self, release: Release) -> Result<(), Damage> {
         let Release { pointer, content, count, .. } = release;
+        if let Some(dropped) = &mut self.dropped {
+            dropped.push((pointer.run, count));
+            return Ok(());
+        }
         if self.is_unshared(content) {
             return self.give_up(release, pointer.run, count);
         }

@@ -15,7 +15,7 @@ use crate::segment::Segment;
 use crate::volumes::State;
 
 /// A window in a table: from this key, up to that one.
-fn keys(first: Key) -> (Key, Key) {
+pub(crate) fn keys(first: Key) -> (Key, Key) {
     (first, Key { offset: first.offset + u64::from(WINDOW_BLOCKS), ..first })
 }
 
@@ -50,12 +50,7 @@ impl Lookup for Stored<'_> {
     }
 
     fn shares(&self, window: BlockAddr) -> std::result::Result<Cached<Vec<Segment<u32>>>, Damage> {
-        self.segments(Pool::SHARES, share_key(window), |key, value| {
-            let damage = |source| Damage::Item { place: Place::Shares, key, source };
-            let item = ShareItem::parse(key, value).map_err(damage)?;
-            let run = Run::new(BlockAddr::from_raw(key.offset), item.blocks);
-            Ok(Segment { run, mark: item.count })
-        })
+        self.segments(Pool::SHARES, share_key(window), |key, value| share_segment(key, value))
     }
 
     fn nothing_is_shared(&self) -> bool {
@@ -74,6 +69,14 @@ pub(crate) fn dead_segment(
         DeadItem::parse(key, value).map_err(damage)?;
     let run = Run::new(BlockAddr::from_raw(key.offset), blocks);
     Ok(Segment { run, mark: Dead { content, count, origin } })
+}
+
+/// A segment of the shares as it is stored.
+pub(crate) fn share_segment(key: Key, value: &[u8]) -> std::result::Result<Segment<u32>, Damage> {
+    let damage = |source| Damage::Item { place: Place::Shares, key, source };
+    let item = ShareItem::parse(key, value).map_err(damage)?;
+    let run = Run::new(BlockAddr::from_raw(key.offset), item.blocks);
+    Ok(Segment { run, mark: item.count })
 }
 
 /// Reads the nodes that were missing.

@@ -145,7 +145,12 @@ pub(crate) fn errno(error: FsError) -> Errno {
         FsError::Quota(error) => Errno::named(error.code()).unwrap_or(Errno::EIO),
         FsError::Volume(error) if matches!(*error, VolumeError::Holds(..)) => Errno::EBUSY,
         FsError::Volume(error)
-            if matches!(*error, VolumeError::Root(_) | VolumeError::Unrelated { .. }) =>
+            if matches!(
+                *error,
+                VolumeError::Root(_)
+                    | VolumeError::Unrelated { .. }
+                    | VolumeError::Incomparable(..)
+            ) =>
         {
             Errno::EINVAL
         }

@@ -6,7 +6,9 @@
 //!     Then the caller must own the directory that holds the entry, and the root of a subvolume
 //!     that he snapshots, deletes or makes read-only; choosing groups (`-i`) and heirs stays a
 //!     privilege, since with it one leaves one's limits.
-//! T3  Looking needs no privilege, as on btrfs.
+//! T3  Looking needs no privilege, as on btrfs; but looking through a subvolume's files shows names
+//!     and sizes wherever they are: that is for root, for the user who mounted the pool, and for
+//!     the owner of the roots concerned.
 //! T4  A refusal is an answer: it tells more than an errno can.
 //!
 //! When an entry has come or gone, the kernel is told before the answer: it may know better for a
@@ -138,6 +140,14 @@ impl<T: Tenants> Desk<'_, T> {
             }
             Question::Leaving { after } => self.page(tenants.leaving(after, ROWS).await?)?,
             Question::Groups { after } => self.page(tenants.groups(after, ROWS).await?)?,
+            Question::Scan { step } => {
+                let subvol = root(self.node)?;
+                let other = step.other().map(node).transpose()?;
+                other.map(root).transpose()?;
+                self.may_scan(&[Some(self.node), other]).await?;
+                let room = self.room.saturating_sub(FRAME_BYTES);
+                tenants.scan(subvol, &step, room).await?
+            }
             Question::Room => json!(tenants.room(self.node).await?),
             Question::QuotaStatus => json!(tenants.quota_status().await?),
             Question::QuotaRescan => json!(tenants.quota_rescan().await?),
@@ -246,6 +256,17 @@ impl<T: Tenants> Desk<'_, T> {
         for &node in owned {
             if self.tenants.owner(node).await? != self.by.uid {
                 let why = "only the owner of the directory and of the subvolume's root may do this";
+                return Err(Refusal::new("EPERM", why));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the caller may look through all of these subvolumes.
+    async fn may_scan(&self, roots: &[Option<NodeId>]) -> Answer<()> {
+        for &node in roots.iter().flatten().filter(|_| !self.is_privileged()) {
+            if self.tenants.owner(node).await? != self.by.uid {
+                let why = "only root and the owner of the subvolume's root may look through it";
                 return Err(Refusal::new("EPERM", why));
             }
         }

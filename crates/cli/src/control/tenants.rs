@@ -91,6 +91,21 @@ pub(crate) fn subvolume(path: &Path) -> Result<Root, Failure> {
 }
 
 impl Root {
+    /// That two subvolumes can be looked at together.
+    pub(crate) fn with(&self, other: &Root) -> Result<(), Failure> {
+        match self.device == other.device {
+            true => Ok(()),
+            false => Err(Failure::refused(Refusal::new(
+                "EXDEV",
+                format!(
+                    "{} and {} are on different mounts",
+                    self.path.display(),
+                    other.path.display()
+                ),
+            ))),
+        }
+    }
+
     pub(crate) fn open(&self) -> Result<Control, Failure> {
         Control::open(&self.path)
     }

@@ -7,11 +7,15 @@
 //! Names in questions are bytes, as the kernel has them. Paths in answers are for people and for
 //! JSON, where bytes that are no UTF-8 cannot be.
 
+pub(crate) mod scan;
+
 use std::fmt;
 use std::str::FromStr;
 
 use copyhold_format::item::{BadGroupId, GroupId};
 use serde::{Deserialize, Serialize};
+
+use scan::Scan;
 
 /// One question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +60,10 @@ pub(crate) enum Question {
     /// Forbids or allows changes in the subvolume whose root this directory is.
     SetReadOnly {
         on: bool,
+    },
+    /// A step of looking through the subvolume whose root this directory is; see there for answers.
+    Scan {
+        step: Scan,
     },
     /// [`Room`] in this directory.
     Room,
@@ -187,6 +195,8 @@ pub(crate) struct Subvolume {
     /// As in RFC 3339, in UTC.
     pub(crate) created: String,
     pub(crate) state: SubvolumeState,
+    /// What it stamps on what it writes, as `subvolume find-new` takes it.
+    pub(crate) generation: Option<u64>,
     /// Of one that is being freed, what it still pays for, where quotas know: at most so much of
     /// what it wrote comes back yet, for what snapshots and clones hold of that is in it.
     pub(crate) freeing_bytes: Option<u64>,

@@ -5,6 +5,7 @@
 
 mod filesystem;
 mod paths;
+mod scans;
 
 pub(crate) use filesystem::count_all;
 
@@ -14,6 +15,7 @@ use copyhold_format::item::GroupId;
 use copyhold_fs::{Caller, NodeId, RolledBack};
 use copyhold_types::SubvolId;
 
+use crate::control::wire::scan::Scan;
 use crate::control::wire::{GroupChange, GroupRow, QuotaStatus, Refusal, Room, Subvolume};
 
 /// An answer, or why not.
@@ -92,6 +94,16 @@ pub(crate) trait Tenants: Send + Sync {
     /// Ids of those that are being freed, likewise.
     fn leaving(&self, _after: u64, _most: usize) -> impl Future<Output = Answer<Vec<u32>>> + Send {
         not_built("listing deleted subvolumes")
+    }
+
+    /// A step of looking through a subvolume, whose answer takes at most so many bytes.
+    fn scan(
+        &self,
+        _: SubvolId,
+        _: &Scan,
+        _room: usize,
+    ) -> impl Future<Output = Answer<serde_json::Value>> + Send {
+        not_built("looking through subvolumes")
     }
 
     fn room(&self, _: NodeId) -> impl Future<Output = Answer<Room>> + Send {

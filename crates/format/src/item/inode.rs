@@ -61,7 +61,8 @@ pub struct InodeItem {
     pub project: u32,
     pub rdev: u32,
     pub generation: u32,
-    /// The directory that holds a directory, itself for the root; 0 for other files.
+    /// The directory that holds a directory, itself for the root. Of another file, the directory in
+    /// which its latest name was made: it may have gone again. 0: unknown.
     pub parent: InodeNo,
     /// How many extended attributes there are.
     pub xattrs: u32,

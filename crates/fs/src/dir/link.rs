@@ -53,7 +53,7 @@ impl Filesystem {
             }
             let mut item = state.next_item();
             item.nlink += 1;
-            item.ctime = now;
+            (item.parent, item.ctime) = (dir.node.ino, now);
             let dir_item = dir_state.dir_item(1, 0, now);
             let mut tx = Transaction::new();
             let found = Found { node, kind: inode.kind };

@@ -195,8 +195,9 @@ impl Filesystem {
                 return Err(FsError::TooManyLinks { max: LINKS_MAX });
             }
             let mut item = item_of(new, caller, &dir_state, &inherited, now);
+            item.parent = dir.node.ino;
             if is_dir {
-                (item.nlink, item.parent) = (2, dir.node.ino);
+                item.nlink = 2;
             }
             let node = dir.subvol.node(ino);
             let mut tx = Transaction::new();

@@ -431,14 +431,14 @@ impl<'a> States<'a> {
         // Of others there is only the entry.
         let has_item = |inode: &Inode| !inode.is_subvol_root() && !inode.is_placeholder();
         if has_item(source) {
-            items.push((source, moved(self.get(source), source, new_dir, now)));
+            items.push((source, moved(self.get(source), new_dir, now)));
         }
         if let Some(target) = ends.target.as_deref().filter(|target| has_item(target)) {
             let state = self.get(target);
             items.push((
                 target,
                 match ends.flags.exchange {
-                    true => moved(state, target, dir, now),
+                    true => moved(state, dir, now),
                     false => replaced(state, target, now),
                 },
             ));
@@ -447,13 +447,8 @@ impl<'a> States<'a> {
     }
 }
 
-fn moved(state: &State, inode: &Inode, into: &Inode, now: Timestamp) -> InodeItem {
-    let mut item = state.next_item();
-    item.ctime = now;
-    if inode.is_dir() {
-        item.parent = into.node.ino;
-    }
-    item
+fn moved(state: &State, into: &Inode, now: Timestamp) -> InodeItem {
+    InodeItem { ctime: now, parent: into.node.ino, ..state.next_item() }
 }
 
 fn replaced(state: &State, inode: &Inode, now: Timestamp) -> InodeItem {

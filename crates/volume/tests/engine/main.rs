@@ -7,6 +7,7 @@
 
 mod life;
 mod recount;
+mod scans;
 mod world;
 
 use world::{Config, World};

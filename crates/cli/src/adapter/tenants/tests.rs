@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::control::TENANTS;
+use crate::control::wire::scan::Scan;
 use crate::control::wire::{GroupChange, GroupRow, Keep, Subvolume, SubvolumeState};
 
 const ALICE: u32 = 1000;
@@ -84,10 +85,16 @@ impl Tenants for Fake {
                 origin: None,
                 created: "2026-11-21T10:00:00Z".into(),
                 state: SubvolumeState::Live,
+                generation: Some(1),
                 freeing_bytes: None,
                 freed_percent: None,
             })
             .collect())
+    }
+
+    async fn scan(&self, subvol: SubvolId, step: &Scan, _: usize) -> Answer<Value> {
+        self.did(format!("scan {subvol} {step:?}"));
+        Ok(json!(null))
     }
 
     async fn quota_disable(&self) -> Answer<()> {
@@ -108,6 +115,25 @@ fn now<T>(task: impl Future<Output = T>) -> T {
         Poll::Ready(done) => done,
         Poll::Pending => panic!("nothing here waits"),
     }
+}
+
+#[test]
+fn only_owners_of_roots_look_through_subvolumes() {
+    let owners = BTreeMap::from([(at(7, 1), ALICE), (at(8, 1), BOB), (at(7, 5), ALICE)]);
+    let fake = Fake { owners, ..Fake::default() };
+    let ask = |uid, node, step: Scan| {
+        let text = serde_json::to_vec(&Question::Scan { step }).unwrap();
+        told(&fake, rules(false), uid, node, &text).0
+    };
+    assert_eq!(ask(ALICE, at(7, 1), Scan::Begin), json!({"answer": null}));
+    assert_eq!(ask(0, at(8, 1), Scan::Begin), json!({"answer": null}));
+    assert_eq!(ask(BOB, at(7, 1), Scan::Begin)["error"]["code"], "EPERM");
+    assert_eq!(ask(ALICE, at(7, 5), Scan::Begin)["error"]["code"], "EINVAL");
+    let changes = |from: NodeId| Scan::Changes { from: from.raw(), at: None };
+    assert_eq!(ask(ALICE, at(7, 1), changes(at(8, 1)))["error"]["code"], "EPERM");
+    assert_eq!(ask(0, at(7, 1), changes(at(8, 1))), json!({"answer": null}));
+    assert_eq!(ask(0, at(7, 1), changes(at(8, 9)))["error"]["code"], "EINVAL");
+    assert_eq!(fake.done.lock().len(), 3);
 }
 
 fn rules(owners_may: bool) -> Rules {

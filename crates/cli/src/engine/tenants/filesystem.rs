@@ -9,8 +9,10 @@ use copyhold_volume::quota::{GroupState, GroupUse, Ledger, LimitKind, QuotaError
 use copyhold_volume::{Subvol, Volumes};
 
 use super::paths::Paths;
+use super::scans;
 use super::{Answer, Place, Tenants};
 use crate::adapter::errno;
+use crate::control::wire::scan::Scan;
 use crate::control::wire::{
     Group, GroupChange, GroupLimits, GroupRow, Limited, QuotaStatus, Refusal, Room, Subvolume,
     SubvolumeState,
@@ -93,6 +95,10 @@ impl Tenants for Arc<Filesystem> {
         }
         let dying = all.into_iter().filter(|one| one.is_dying).map(|one| one.id.0);
         Ok(dying.filter(|&id| u64::from(id) > after).take(most).collect())
+    }
+
+    async fn scan(&self, subvol: SubvolId, step: &Scan, room: usize) -> Answer<serde_json::Value> {
+        scans::step(self, subvol, step, room).await.map_err(refused)
     }
 
     async fn room(&self, node: NodeId) -> Answer<Room> {
@@ -215,6 +221,8 @@ fn row(fs: &Filesystem, info: &SubvolInfo, path: Option<String>) -> Subvolume {
     };
     let group = GroupId::of(info.id);
     let paid = || fs.volumes().ledger().show_group(group).ok().map(|group| group.referenced);
+    let subvol = fs.volumes().subvol(info.id);
+    let generation = subvol.and_then(|subvol| fs.volumes().generation(&subvol).ok());
     Subvolume {
         id: info.id.0,
         path,
@@ -223,6 +231,7 @@ fn row(fs: &Filesystem, info: &SubvolInfo, path: Option<String>) -> Subvolume {
         origin: info.origin.map(|origin| origin.0),
         created: rfc3339(info.created),
         state,
+        generation: generation.map(|epoch| epoch.0),
         freeing_bytes: info.is_dying.then(paid).flatten(),
         freed_percent: info.walked_percent,
     }

@@ -1,0 +1,104 @@
+//! `copyhold subvolume du`: what subvolumes hold, and what is theirs alone.
+
+use std::path::{Path, PathBuf};
+
+use copyhold_types::{BLOCK_BYTES, BlockAddr, Key, Run};
+use copyhold_volume::{SharedRun, Tally, WeighAt, Weighed};
+use serde::Serialize;
+
+use super::progress::Progress;
+use crate::control::tenants;
+use crate::control::wire::Question;
+use crate::control::wire::scan::{At, Scan, WeighedStep};
+use crate::failure::Failure;
+use crate::report::{Report, table};
+use crate::size::Size;
+
+/// Show how much data subvolumes hold, share, and would free
+///
+/// Exclusive is what would become free if the subvolume were deleted now: what is shared with no
+/// other, by snapshot or by reflink. It is found by reading the extents of all files, in steps
+/// beside other work; nobody waits for it, and ending the program ends it. While files are written
+/// or subvolumes freed meanwhile, the figures are near what is; else they are exact. Data is
+/// counted, not metadata; each block once, whatever number of references a subvolume has to it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    copyhold subvolume du /mnt/alice /mnt/backups/alice\n  \
+    copyhold subvolume du --exclusive /mnt/backups/*     faster: only what is not shared is read")]
+pub(super) struct Du {
+    /// Only what is exclusive, which needs less reading
+    #[arg(long)]
+    exclusive: bool,
+    /// Roots of subvolumes
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    path: String,
+    total_bytes: Option<u64>,
+    shared_bytes: Option<u64>,
+    exclusive_bytes: u64,
+}
+
+impl Du {
+    pub(super) fn run(self, report: Report) -> Result<(), Failure> {
+        let mut rows = Vec::new();
+        for path in &self.paths {
+            let tally = weigh(path, self.exclusive)?;
+            let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
+            let (total, exclusive_bytes) = (bytes(tally.total()), bytes(tally.exclusive()));
+            let total_bytes = (!self.exclusive).then_some(total);
+            let shared_bytes = total_bytes.map(|total| total.saturating_sub(exclusive_bytes));
+            let path = path.display().to_string();
+            rows.push(Row { path, total_bytes, shared_bytes, exclusive_bytes });
+        }
+        report.show(&rows, || text(&rows, self.exclusive))
+    }
+}
+
+fn weigh(path: &Path, exclusive: bool) -> Result<Tally, Failure> {
+    let control = tenants::subvolume(path)?.open()?;
+    control.write_pages()?;
+    let _generation: u64 = control.put(&Question::Scan { step: Scan::Begin })?;
+    let mut progress = Progress::new("weighing");
+    let (mut tally, mut next) = (Tally::default(), Some((false, At::from(Key::MIN))));
+    while let Some((dropped, at)) = next {
+        let step = Scan::Weigh { exclusive, dropped, at: Some(at) };
+        let found: WeighedStep = control.put(&Question::Scan { step })?;
+        tally.add(&weighed(&found));
+        progress.at(found.progress);
+        next = found.next;
+    }
+    Ok(tally)
+}
+
+/// As the engine told it.
+fn weighed(step: &WeighedStep) -> Weighed {
+    let shared = step.shared.iter().map(|&(addr, blocks, drops, shares, held)| SharedRun {
+        run: Run::new(BlockAddr::from_raw(addr), blocks),
+        drops,
+        shares,
+        held,
+    });
+    let next = step.next.map(|(dropped, at)| match dropped {
+        false => WeighAt::Files(at.into()),
+        true => WeighAt::Dropped(at.into()),
+    });
+    Weighed { held: step.held, exclusive: step.exclusive, shared: shared.collect(), next }
+}
+
+fn text(rows: &[Row], exclusive: bool) -> String {
+    let size = |bytes: u64| Size(bytes).to_string();
+    if exclusive {
+        let cells = rows.iter().map(|row| vec![size(row.exclusive_bytes), row.path.clone()]);
+        return table(&[">exclusive", "path"], &cells.collect::<Vec<_>>());
+    }
+    let cells = rows.iter().map(|row| {
+        let of = |bytes: Option<u64>| size(bytes.unwrap_or_default());
+        let (total, shared) = (of(row.total_bytes), of(row.shared_bytes));
+        vec![total, shared, size(row.exclusive_bytes), row.path.clone()]
+    });
+    table(&[">total", ">shared", ">exclusive", "path"], &cells.collect::<Vec<_>>())
+}
