@@ -46,7 +46,7 @@ pub struct Limits {
     pub delta_bytes: u64,
     /// Edits that recovery may have to replay (P9).
     pub replay_edits: u64,
-    /// Bytes of clean tree nodes in memory.
+    /// Bytes of clean tree nodes in memory; on a pool of tenants room for a few at least.
     pub node_cache_bytes: usize,
     /// Data that one txg may introduce before a flush goes between it and the batch.
     pub tail_verify_bytes: u64,

@@ -24,6 +24,11 @@ use crate::{Pool, PoolError};
 
 /// Parts of the node cache, each under a lock of its own.
 const CACHE_SHARDS: usize = 8;
+/// Nodes that each part has room for, or else there is one part.
+const SHARD_NODES: usize = 64;
+/// Nodes that are kept however small the cache is said to be, on a pool of tenants: what one
+/// release of a pointer looks up has to be there at once, or it would stay pending for ever.
+pub(crate) const CACHE_NODES_MIN: usize = 32;
 
 /// Copies of each node on a pool of one device.
 pub(crate) const COPIES: u64 = 2;
@@ -48,10 +53,12 @@ impl NodeStore {
     pub(crate) fn new(
         device: DynDevice,
         cache_bytes: usize,
+        node_bytes: usize,
         repair: Option<Repair>,
         turn: u64,
     ) -> NodeStore {
-        NodeStore { device, cache: NodeCache::new(cache_bytes, CACHE_SHARDS), repair, turn }
+        let shards = (cache_bytes / (SHARD_NODES * node_bytes)).clamp(1, CACHE_SHARDS);
+        NodeStore { device, cache: NodeCache::new(cache_bytes, shards), repair, turn }
     }
 
     /// The bytes behind `ptr` from a copy that matches its digest.

@@ -39,7 +39,7 @@ use crate::join_wait::JoinWaits;
 use crate::journal::{Journal, Resume};
 use crate::labels::{self, Labels};
 use crate::marker::{self, Marker};
-use crate::nodes::{NodeStore, Repair};
+use crate::nodes::{CACHE_NODES_MIN, NodeStore, Repair};
 use crate::open_txg::OpenTxg;
 use crate::pins::Pins;
 use crate::tables::Tables;
@@ -194,7 +194,7 @@ async fn read_early(
     label: &Label,
     uberblock: &Uberblock,
 ) -> Result<(), PoolError> {
-    let nodes = NodeStore::new(device.clone(), 0, None, 0);
+    let nodes = NodeStore::new(device.clone(), 0, label.node_bytes as usize, None, 0);
     let descriptor = PartitionDescriptor::parse(&uberblock.tables)
         .map_err(|error| PoolError::damaged("the table of tables", error))?;
     let limits = TableLimits { leaf_bytes: label.node_bytes as usize, ..TableLimits::default() };
@@ -268,8 +268,11 @@ async fn assemble(
     let pins = Pins::default();
     let repair = Repair { rt: rt.clone(), pins: pins.clone() };
     let repair = (!options.read_only).then_some(repair);
-    let cache_bytes = options.limits.node_cache_bytes;
-    let nodes = NodeStore::new(device.clone(), cache_bytes, repair, recovered.incarnation.0);
+    let node_bytes = label.node_bytes as usize;
+    let least = if options.tenants { CACHE_NODES_MIN * node_bytes } else { 0 };
+    let cache_bytes = options.limits.node_cache_bytes.max(least);
+    let turn = recovered.incarnation.0;
+    let nodes = NodeStore::new(device.clone(), cache_bytes, node_bytes, repair, turn);
     let limits = TableLimits {
         leaf_bytes: label.node_bytes as usize,
         partition_leaves: label.partition_leaves as usize,

@@ -154,6 +154,31 @@ fn what_a_clone_alone_had_is_free_when_it_is_gone() {
     world.close();
 }
 
+/// What a release has to look up must be in memory for a moment, however small the cache is said to
+/// be: else it would wait for ever.
+#[test]
+fn a_cache_without_room_lets_subvolumes_go() {
+    for seed in 0..4 {
+        let mut world = World::new(seed, Config { cache: 0, ..Config::default() });
+        fill(&mut world, SubvolId::ROOT, 40);
+        let snapshot = world.snapshot_in_root(SubvolId::ROOT);
+        for subvol in [SubvolId::ROOT, snapshot] {
+            fill(&mut world, subvol, 30);
+            flush(&world);
+        }
+        let subvol = world.volumes.subvol(snapshot).unwrap();
+        assert!(world.delete_one(&subvol));
+        drop(subvol);
+        let volumes = world.volumes.clone();
+        let step = || world.rt.block_on(volumes.background_step()).unwrap();
+        assert!((0..5000).any(|_| !step()), "the background work does not end");
+        drop(volumes);
+        world.compare();
+        world.recount();
+        world.close();
+    }
+}
+
 #[test]
 fn a_full_pool_lets_subvolumes_go() {
     let mut world = world(13);
