@@ -10,10 +10,53 @@ use copyhold_device::sim::{Fault, Trigger};
 use copyhold_fs::{
     Caller, FallocateMode, FsError, NodeId, OpenFlags, Options, RenameFlags, Seek, SetAttr,
 };
+use copyhold_runtime::Runtime;
 use copyhold_types::Purpose;
 
 fn resized(size: u64) -> SetAttr {
     SetAttr { size: Some(size), ..SetAttr::default() }
+}
+
+/// Batches of a file end in any order. What a crash leaves behind the end that is logged by then
+/// must not show when the file grows.
+#[test]
+fn regression_blocks_behind_the_end_after_a_crash_are_zeros_when_the_file_grows() {
+    const BLOCK: usize = 4096;
+    let mut behind = 0;
+    for seed in 0..128 {
+        let world = World::new(seed, 8192);
+        let options = Options {
+            writeback_interval: Duration::from_micros(100),
+            file_dirty_bytes_start: BLOCK as u64,
+            attach_bytes_max: 0,
+            ..Options::default()
+        };
+        let fs = world.run(async {
+            let fs = world.open_with(options).await;
+            let node = create(&fs, "f").await;
+            fs.sync().await.unwrap();
+            // The last block is being written when one before it is changed.
+            for (n, pause) in [(2, seed % 8), (1, seed / 8)] {
+                write(&fs, node, n * BLOCK as u64, &pattern(n as u8, BLOCK)).await;
+                world.rt.sleep(Duration::from_micros(40 * pause)).await;
+            }
+            // What is logged becomes durable; what is not yet is lost.
+            fs.pool().commit(fs.pool().open_txg()).await.unwrap();
+            fs
+        });
+        let world = world.crash(fs, seed);
+        world.run(async {
+            let fs = world.open().await;
+            let attr = lookup(&fs, "f").await.unwrap().attr;
+            behind += usize::from(attr.size == BLOCK as u64);
+            let set = SetAttr { size: Some(16 * BLOCK as u64), ..SetAttr::default() };
+            fs.setattr(&Caller::ROOT, attr.node, &set).await.unwrap();
+            let bytes = read(&fs, attr.node, attr.size, 16 * BLOCK).await;
+            assert!(bytes.iter().all(|byte| *byte == 0), "seed {seed}: not zero behind the end");
+            world.close(fs).await;
+        });
+    }
+    assert!(behind > 0, "no crash came between");
 }
 
 #[test]

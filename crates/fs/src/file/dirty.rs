@@ -12,6 +12,8 @@
 //!     size goes no further than the first block that is not covered in full (F1).
 //! D5  With a `cut`, extents from the first whole block behind it on are gone, although the table
 //!     still has them. The next installation removes them (R35).
+//! D6  Blocks that are logged behind the logged size are announced as a cut: after a crash they are
+//!     nobody's content, and must not show when the file grows (R36).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -96,6 +98,10 @@ pub(crate) struct FileData {
     cut_done: u64,
     /// The steps are announced by a TRUNCATE item.
     pub(crate) cut_announced: bool,
+    /// Where the blocks end that were logged behind the logged size, and the block from which on a
+    /// TRUNCATE item announces them as cut (D6).
+    ahead: u64,
+    ahead_announced: Option<u64>,
     /// Size or times differ from what is logged.
     changed: bool,
     /// The file is on the list of dirty ones.
@@ -143,6 +149,27 @@ impl FileData {
     pub(crate) fn cut_is_done_to(&mut self, block: u64) {
         self.cut_done = block;
         self.cut_announced = true;
+        self.ahead_announced = None;
+    }
+
+    /// The cut goes with what is being logged, and what was ahead with it.
+    pub(crate) fn cut_goes(&mut self) {
+        self.ahead = 0;
+        if self.cut_announced {
+            self.ahead_announced = None;
+        }
+    }
+
+    /// What a TRUNCATE item is to say now that `blocks` are logged together with `size`, if that is
+    /// news: from which block on there is nothing, or that there is none (D6).
+    pub(crate) fn announce(&mut self, size: u64, blocks: &[u64]) -> Option<Option<u64>> {
+        let end = blocks.last().map_or(0, |last| (last + 1) * BLOCK);
+        let first = size.div_ceil(BLOCK);
+        let ahead = self.ahead.max(end);
+        self.ahead = if ahead > first * BLOCK { ahead } else { 0 };
+        let wanted = (self.ahead > 0).then_some(first);
+        let was = std::mem::replace(&mut self.ahead_announced, wanted);
+        (was != wanted).then_some(wanted)
     }
 
     pub(crate) fn cut_is_logged(&mut self) {

@@ -11,6 +11,7 @@ use copyhold_pool::{Cached, Tier, Transaction};
 use super::batch::{Batch, Placed};
 use super::dirty::Slot;
 use super::extent_map::{MapEdit, extent_bytes};
+use super::install::ANNOUNCE_BYTES;
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::{Inode, InodeRef};
 use crate::{Filesystem, FsError, Result};
@@ -77,8 +78,8 @@ impl Batch {
         let mut edit = MapEdit::default();
         edit.load(extents);
         let new: usize = placed.iter().map(|p| KEY_BYTES + extent_bytes(p.run.blocks)).sum();
-        let bytes = edit.edit_bytes() + new + INODE_BYTES;
-        let edits = edit.len() + 2 * placed.len() + 1;
+        let bytes = edit.edit_bytes() + new + INODE_BYTES + ANNOUNCE_BYTES;
+        let edits = edit.len() + 2 * placed.len() + 2;
         let credit = fs.credit(Tier::Internal, edits, bytes).await?;
         let mut state = inode.state();
         state.expect_present()?;

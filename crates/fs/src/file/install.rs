@@ -30,6 +30,8 @@ use crate::{Filesystem, NodeId, Result};
 const CUT_MAX: usize = 100;
 /// Edits of the map in one transaction; each may come with an allocation and a release.
 const EDITS_MAX: usize = 400;
+/// Of an edit that announces a cut.
+pub(super) const ANNOUNCE_BYTES: usize = KEY_BYTES + 8;
 /// Pieces whose old extents are looked up at once.
 const STRETCH_MAX: usize = 8;
 
@@ -74,7 +76,7 @@ impl Batch {
         let placed = &placed[..count];
         let inline_bytes = inline.as_ref().map_or(0, |bytes| KEY_BYTES + bytes.len());
         let bytes = old.edit_bytes() + new_bytes(placed) + INODE_BYTES + inline_bytes;
-        let edits = old.len() + count + 3;
+        let (bytes, edits) = (bytes + ANNOUNCE_BYTES, old.len() + count + 4);
         let credit = fs.credit(Tier::Internal, edits, bytes).await?;
 
         let mut state = inode.state();
@@ -99,6 +101,9 @@ impl Batch {
         if state.data.cut_announced {
             tx.delete(FILES, truncate_key(inode.node.ino));
         }
+        if cut {
+            state.data.cut_goes();
+        }
         self.log(&mut state, steady, credit, tx, item, &blocks)?;
         if cut {
             state.data.cut_is_logged();
@@ -121,6 +126,12 @@ impl Batch {
         item.size = state.data.loggable_size(state.shown.size, item.size, self.taken, blocks);
         item.mtime = state.shown.mtime;
         item.ctime = state.shown.ctime;
+        let list = truncate_key(self.inode.node.ino);
+        match state.data.announce(item.size, blocks) {
+            Some(Some(first)) => tx.put(FILES, list, &encode_truncate(first)[..]),
+            Some(None) => tx.delete(FILES, list),
+            None => {}
+        }
         self.fs.put_inode(&mut tx, self.inode.node.ino, &item);
         let txg = steady.apply(credit, tx, Some(&mut *self.hold.lock()))?;
         let attached = self.attach.then_some(txg);
