@@ -72,8 +72,8 @@ impl Filesystem {
         }
     }
 
-    /// Waits until the queue is empty.
-    pub(crate) async fn reaper_idle(self: &Arc<Self>) {
+    /// Waits until all files that have no name and that nobody refers to are removed.
+    pub async fn reaper_idle(self: &Arc<Self>) {
         loop {
             let working = self.reaper.working.lock().await;
             let is_idle = {

@@ -284,6 +284,9 @@ impl Filesystem {
     }
 
     /// Waits until nothing of these subvolumes, or of all, is left to be given back.
+    ///
+    /// # Errors
+    /// Damage is in the way: it would be in vain to wait.
     pub async fn sync_subvolumes(self: &Arc<Self>, ids: &[SubvolId]) -> Result<()> {
         let is_meant = |id: SubvolId| ids.is_empty() || ids.contains(&id);
         let mut is_told = false;
@@ -293,8 +296,10 @@ impl Filesystem {
             let worked = self.volumes.background_step().await?;
             let mut left = self.volumes.list().into_iter();
             if left.any(|subvol| subvol.is_dying() && is_meant(subvol.id())) {
-                if !worked {
-                    self.rt.sleep(LOOK_AGAIN).await;
+                match self.volumes.unfreeable() {
+                    _ if worked => {}
+                    Some(id) => return Err(VolumeError::Unfreeable(id).into()),
+                    None => self.rt.sleep(LOOK_AGAIN).await,
                 }
             } else if !worked && std::mem::replace(&mut is_told, true) {
                 return Ok(());

@@ -6,8 +6,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use common::*;
+use copyhold_format::item::extent_key;
 use copyhold_fs::{Caller, Filesystem, FsError, NodeId, OpenFlags, SetAttr};
+use copyhold_pool::{Tier, Transaction};
 use copyhold_types::{InodeNo, SubvolId};
+use copyhold_volume::VolumeError;
 use copyhold_volume::quota::{GroupId, Ledger, LimitKind};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
@@ -531,4 +534,29 @@ fn subvolumes_share_and_part_through_crashes_and_give_everything_back() {
             world.close(fs).await;
         });
     }
+}
+
+#[test]
+fn waiting_for_a_deletion_that_meets_damage_ends() {
+    let world = World::new(31, 16384);
+    world.run(async {
+        let fs = world.open().await;
+        let a = subvolume(&fs, "a").await;
+        let node = file(&fs, root_of(a), "f").await;
+        write(&fs, node, 0, &pattern(1, 100_000)).await;
+        fs.sync().await.unwrap();
+        let table = fs.volumes().subvol(a).unwrap().files();
+        let mut tx = Transaction::new();
+        tx.put(table, extent_key(node.ino, 4096), &b"junk"[..]);
+        let credit = fs.pool().admit(Tier::Write, 1, 100).await.unwrap();
+        fs.pool().apply(credit, tx).unwrap();
+        fs.delete_subvolume(ROOT, b"a", None).await.unwrap();
+        let waited = fs.sync_subvolumes(&[a]).await;
+        let unfreeable = |error: &FsError| {
+            matches!(error, FsError::Volume(error)
+            if matches!(**error, VolumeError::Unfreeable(id) if id == a))
+        };
+        assert!(waited.as_ref().is_err_and(unfreeable), "{waited:?}");
+        world.close(fs).await;
+    });
 }

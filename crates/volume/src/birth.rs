@@ -24,6 +24,7 @@ use copyhold_types::{EpochId, InodeNo, SubvolId, TableId, Timestamp, Txg};
 use crate::error::{Result, VolumeError};
 use crate::family::{Birth, Family};
 use crate::quota::{Hold, Inherit, Resident};
+use crate::sabotage::Sabotage;
 use crate::steady::told;
 use crate::trees::Trees;
 use crate::volumes::{Subvol, Volumes};
@@ -225,7 +226,10 @@ impl Volumes {
     pub fn is_outdated(&self, subvol: &Subvol) -> bool {
         let ledger = &self.state.ledger;
         let tree = subvol.family.tree.read();
-        ledger.is_on() && tree.leaf(subvol.id()).is_some_and(|leaf| !ledger.counts(leaf.current))
+        let keeps = ledger.breaks(Sabotage::KeepEpoch);
+        !keeps
+            && ledger.is_on()
+            && tree.leaf(subvol.id()).is_some_and(|leaf| !ledger.counts(leaf.current))
     }
 
     /// Lets the subvolume stamp a new epoch from now on, sharing as before.

@@ -29,6 +29,7 @@ use crate::error::{Result, VolumeError};
 use crate::family::{Absorption, FamilyId};
 use crate::pending::RELEASES_PER_STEP;
 use crate::release::Release;
+use crate::sabotage::Sabotage;
 use crate::stored::dead_segment;
 use crate::trees::Trees;
 use crate::volumes::{Map, Subvol, Volumes};
@@ -171,9 +172,10 @@ impl Volumes {
         };
         dying.sort_by_key(|(subvol, _)| subvol.item().state == SubvolState::Dying(Step::Settle));
         let mut families: BTreeSet<FamilyId> = BTreeSet::new();
+        let together = self.ledger().breaks(Sabotage::DeleteTogether);
         dying.retain(|(subvol, goes_on)| {
             let state = subvol.item().state;
-            let is_last = matches!(state, SubvolState::Dying(Step::Forget { .. }));
+            let is_last = together || matches!(state, SubvolState::Dying(Step::Forget { .. }));
             (is_last || families.insert(subvol.family.id)) && *goes_on
         });
         dying.into_iter().map(|(subvol, _)| subvol).collect()
@@ -184,12 +186,20 @@ impl Volumes {
         self.state.map.read().dying.keys().copied().collect()
     }
 
+    /// A subvolume whose space cannot be given back, for there is damage.
+    pub fn unfreeable(&self) -> Option<SubvolId> {
+        let map = self.state.map.read();
+        map.dying.iter().find(|(_, goes_on)| !**goes_on).map(|(id, _)| *id)
+    }
+
     /// Whether anything could be done.
     async fn deletion_step(&self, subvol: &Subvol) -> Result<bool> {
         let SubvolState::Dying(step) = subvol.item().state else { return Ok(false) };
         match step {
             Step::Settle => {
-                self.pool.retire(subvol.files()).await?;
+                if !self.ledger().breaks(Sabotage::WalkUnsettled) {
+                    self.pool.retire(subvol.files()).await?;
+                }
                 self.go_on(subvol, Step::Walk(Key::MIN), Transaction::new()).await?;
             }
             Step::Walk(from) => self.walk_step(subvol, from).await?,

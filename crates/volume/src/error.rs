@@ -30,6 +30,8 @@ pub enum VolumeError {
         "subvolumes {0} and {1} are no snapshots of each other, nor of one that both were made from"
     )]
     Incomparable(SubvolId, SubvolId),
+    #[error("subvolume {0} cannot be freed any further, for there is damage; run a check")]
+    Unfreeable(SubvolId),
     #[error("the record {key} of the system table: {source}")]
     Record {
         key: Key,

@@ -51,7 +51,7 @@ impl Tenancy for Tenants {
     }
 
     fn closing(&self, txg: Txg) -> Vec<(TableId, Key, Edit)> {
-        let rows = self.0.ledger.closing(txg);
+        let rows = self.0.ledger.hold_back(self.0.ledger.closing(txg));
         rows.into_iter().map(|(key, edit)| (Pool::SYSTEM, key, edit)).collect()
     }
 }

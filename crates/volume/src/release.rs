@@ -134,6 +134,8 @@ pub struct Evaluation<'a> {
     climb_max: u32,
     /// Instead of taking shares: which references are gone for good.
     dropped: Option<Vec<(Run, u32)>>,
+    /// What siblings have dropped is not seen (`Sabotage::BlindBuries`).
+    pub(crate) blind: bool,
 }
 
 impl<M: Copy + Eq> Overlay<M> {
@@ -164,6 +166,7 @@ impl<'a> Evaluation<'a> {
             outcome: Outcome::default(),
             climb_max: CLIMB_MAX,
             dropped: None,
+            blind: false,
         }
     }
 
@@ -315,10 +318,11 @@ impl<'a> Evaluation<'a> {
         }
         let (mut parts, mut wrong) = (Vec::new(), None);
         let overlay = self.dead.get_mut(&theirs).expect("it was loaded");
+        let blind = self.blind;
         overlay.now.update(pointer.run, |part, dead| {
-            let Some(dead) = dead else {
+            let Some(dead) = dead.filter(|_| !blind) else {
                 parts.push((part, 0));
-                return None;
+                return dead;
             };
             if dead.origin != pointer.origin || dead.content != content {
                 wrong = Some((part, dead.origin));

@@ -21,6 +21,7 @@ use crate::error::{Result, VolumeError};
 use crate::family::{Epoch, Family};
 use crate::quota::{Amount, Hold, Ledger, Miscount};
 use crate::release::{Evaluation, Freed, Lookup, Outcome, Place, Release};
+use crate::sabotage::Sabotage;
 use crate::segment::{window_of, windows};
 use crate::stored::Stored;
 use crate::volumes::{State, Subvol, Volumes};
@@ -105,6 +106,9 @@ impl Steady<'_> {
     /// never of what is shared by snapshot or reflink (R10). Unknown: a node had to be read.
     pub fn is_exclusive(&self, pointer: &Pointer) -> Result<Cached<bool>> {
         let look = self.volumes.stored();
+        if self.volumes.ledger().breaks(Sabotage::AlwaysInPlace) {
+            return Ok(Cached::Known(true));
+        }
         if !self.leaf.owns(pointer.epoch) {
             return Ok(Cached::Known(false));
         }
@@ -151,6 +155,7 @@ impl Steady<'_> {
         let _shares = shares.then(|| volumes.state.shares.lock());
         let look = volumes.stored();
         let mut evaluation = Evaluation::new(&tree, &look);
+        evaluation.blind = volumes.ledger().breaks(Sabotage::BlindBuries);
         releases.iter().try_for_each(|release| evaluation.release(*release))?;
         let births = Births { subvol: subvol.id(), epoch: leaf.current, inode, hold };
         volumes.apply_decided(credit, tx, evaluation.take(), Some(births))
