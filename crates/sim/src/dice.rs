@@ -46,6 +46,10 @@ impl Dice {
         of[self.below(of.len() as u64) as usize]
     }
 
+    pub fn pick_ref<'a, T>(&mut self, of: &'a [T]) -> &'a T {
+        &of[self.below(of.len() as u64) as usize]
+    }
+
     /// Bytes that do not compress.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];

@@ -18,10 +18,11 @@ pub mod fs_level;
 mod machine;
 pub mod pool_level;
 mod run;
+mod sabotage;
 mod weather;
 
-pub use copyhold_pool::Sabotage;
 pub use dice::Dice;
 pub use machine::Machine;
 pub use run::{Failure, Level, Outcome, Plan};
+pub use sabotage::Sabotage;
 pub use weather::Weather;

@@ -106,7 +106,7 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
                 parsed.weather = Some(named(&value()?, &Weather::ALL, |w| format!("{w:?}"))?);
             }
             "--break" => {
-                parsed.broken = Some(named(&value()?, &Sabotage::ALL, |r| format!("{r:?}"))?);
+                parsed.broken = Some(named(&value()?, &Sabotage::all(), Sabotage::name)?);
             }
             _ => return Err(format!("unknown argument {name}")),
         }

@@ -99,7 +99,7 @@ impl fmt::Display for Plan {
             write!(f, " --weather {weather:?}")?;
         }
         if let Some(rule) = self.broken {
-            write!(f, " --break {rule:?}")?;
+            write!(f, " --break {}", rule.name())?;
         }
         Ok(())
     }

@@ -1,7 +1,9 @@
 //! A simulation that has never failed proves nothing: each rule is broken on purpose, and within a
 //! bounded number of seeds the simulation must notice, while the same seeds pass unbroken.
 
-use copyhold_sim::{Level, Plan, Sabotage, Weather};
+use copyhold_pool::Sabotage;
+use copyhold_sim::{Level, Plan, Weather};
+use copyhold_volume::Sabotage as OfTenants;
 
 /// Seeds that a rule may take to be noticed; most take a few.
 const SEEDS: u64 = 400;
@@ -12,18 +14,19 @@ fn is_noticed(rule: Sabotage, weather: impl Into<Option<Weather>>) {
 }
 
 #[track_caller]
-fn is_noticed_at(level: Level, rule: Sabotage, weather: Option<Weather>) {
+fn is_noticed_at(level: Level, rule: impl Into<copyhold_sim::Sabotage>, weather: Option<Weather>) {
+    let rule = rule.into();
     for seed in 1..=SEEDS {
         let sound = Plan { weather, ..Plan::new(level, seed) };
         if let Err(failure) = sound.run() {
             panic!("{failure}");
         }
         if let Err(noticed) = (Plan { broken: Some(rule), ..sound }).run() {
-            println!("{rule:?}: noticed at seed {seed}: {}", noticed.why);
+            println!("{}: noticed at seed {seed}: {}", rule.name(), noticed.why);
             return;
         }
     }
-    panic!("{rule:?} can be broken for {SEEDS} seeds, and nobody notices");
+    panic!("{} can be broken for {SEEDS} seeds, and nobody notices", rule.name());
 }
 
 #[test]
@@ -127,4 +130,51 @@ fn through_files_trusting_the_second_flush_is_noticed() {
 #[test]
 fn through_files_not_verifying_the_tail_is_noticed() {
     is_noticed_at(Level::Fs, Sabotage::TailNotVerified, Some(Weather::PowerCutAtFlush));
+}
+
+// Rules of tenants: these histories snapshot, share and delete, and know who pays.
+
+#[track_caller]
+fn is_noticed_among_tenants(rule: OfTenants) {
+    is_noticed_at(Level::Fs, rule, None);
+}
+
+#[test]
+fn r4_deciding_before_what_is_decided_is_applied_is_noticed() {
+    is_noticed_among_tenants(OfTenants::DecideEarly);
+}
+
+#[test]
+fn r16_siblings_that_do_not_see_what_the_other_drops_are_noticed() {
+    is_noticed_among_tenants(OfTenants::BlindBuries);
+}
+
+#[test]
+fn r17_deletions_of_one_family_at_the_same_time_are_noticed() {
+    is_noticed_among_tenants(OfTenants::DeleteTogether);
+}
+
+#[test]
+fn r18_walking_what_is_not_settled_is_noticed() {
+    is_noticed_among_tenants(OfTenants::WalkUnsettled);
+}
+
+#[test]
+fn r23_limits_that_are_not_looked_at_are_noticed() {
+    is_noticed_among_tenants(OfTenants::IgnoreLimits);
+}
+
+#[test]
+fn r24_usage_of_another_txg_is_noticed() {
+    is_noticed_among_tenants(OfTenants::LateUsage);
+}
+
+#[test]
+fn r25_writing_with_an_epoch_from_before_quotas_is_noticed() {
+    is_noticed_among_tenants(OfTenants::KeepEpoch);
+}
+
+#[test]
+fn r44_a_reflink_that_is_not_counted_is_noticed() {
+    is_noticed_among_tenants(OfTenants::UncountedShares);
 }

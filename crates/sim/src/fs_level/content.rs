@@ -31,6 +31,11 @@ impl Content {
         self.blocks.get(&block).map_or(&ZEROS, |bytes| bytes)
     }
 
+    /// Blocks that hold something.
+    pub(crate) fn stored(&self) -> impl Iterator<Item = &[u8]> {
+        self.blocks.values().map(|bytes| &bytes[..])
+    }
+
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) {
         self.change(offset, bytes.len() as u64, |at| bytes[at as usize]);
         self.size = self.size.max(offset + bytes.len() as u64);

@@ -13,7 +13,9 @@ use copyhold_runtime::BoxFuture;
 use copyhold_types::BLOCK_BYTES;
 
 use super::client::Client;
+use super::settings;
 use super::tree::{SHARED_DIRS, shared_name};
+use super::usage::Shown;
 use super::verify;
 use super::world::{Shared, World};
 use crate::damage;
@@ -21,7 +23,7 @@ use crate::dice::Dice;
 use crate::machine::Machine;
 use crate::pool_level::Shape;
 use crate::weather::Weather;
-use crate::{Outcome, Plan};
+use crate::{Outcome, Plan, Sabotage};
 
 const CLIENTS_MAX: u64 = 4;
 const EIO: i32 = 5;
@@ -51,6 +53,10 @@ struct History {
     unreadable: Vec<(u64, Lasting)>,
     /// One copy of something was damaged on purpose: `check` may say so.
     damaged: bool,
+    /// It is known to the byte who pays for what.
+    exact: bool,
+    /// Quotas are turned on and off.
+    quotas: bool,
 }
 
 impl History {
@@ -58,7 +64,9 @@ impl History {
         let mut dice = Dice::new(plan.seed ^ 0x66_73);
         let mut shape = Shape::by(&mut dice, plan.broken);
         shape.create.node_bytes = Some(dice.pick(&[16 << 10, 32 << 10]));
-        let options = options(&mut dice);
+        let exact = dice.one_in(2);
+        let quotas = exact || dice.one_in(2);
+        let options = options(&mut dice, exact);
         let machine = Machine::on(dice.number(), SimImage::empty(shape.blocks));
         let clients = 1 + dice.below(CLIENTS_MAX);
         let (rt, device) = (machine.rt(), machine.device());
@@ -93,6 +101,8 @@ impl History {
             outcome: Outcome::default(),
             unreadable: Vec::new(),
             damaged: false,
+            exact,
+            quotas,
             dice,
         }
     }
@@ -103,6 +113,7 @@ impl History {
         let weather = self.plan.weather.unwrap_or(today);
         let (machine, fs) = self.recover();
         self.plan.tell(|| format!("a life: {weather:?}, {:?}", fs.pool().log_use()));
+        self.change_settings(&machine, &fs);
         if let Some((trigger, fault)) = weather.fault(&mut self.dice) {
             self.plan.tell(|| format!("{fault:?} at {trigger:?}"));
             machine.disk.arm(trigger, fault);
@@ -122,12 +133,24 @@ impl History {
         self.outcome.note(machine.digest());
     }
 
+    fn change_settings(&mut self, machine: &Machine, fs: &Arc<Filesystem>) {
+        let lasting = match self.quotas && self.dice.one_in(2) {
+            true => machine.run(settings::change(fs, &mut self.dice)).expect("the power is on"),
+            false => Ok(true),
+        };
+        let lasting = lasting.unwrap_or_else(|error| panic!("settings: {error}"));
+        let shown = Shown::of(fs.volumes().ledger());
+        self.plan.tell(|| format!("quotas: {}, {} groups", shown.on, shown.groups.len()));
+        self.shared.world.lock().usage.turned(&shown, lasting);
+    }
+
     fn clients(&mut self, fs: &Arc<Filesystem>, forgiving: bool) -> Vec<BoxFuture<'static, ()>> {
         let operations = self.dice.magnitude(9) / self.clients;
         (0..self.clients as usize)
             .map(|id| {
                 let (fs, shared) = (fs.clone(), self.shared.clone());
-                let client = Client { id, fs, shared, dice: self.dice.fork(), forgiving };
+                let (dice, exact) = (self.dice.fork(), self.exact);
+                let client = Client { id, fs, shared, dice, forgiving, exact };
                 self.outcome.operations += operations;
                 Box::pin(client.live(operations)) as BoxFuture<'static, ()>
             })
@@ -160,6 +183,9 @@ impl History {
                 Some(Ok(fs)) => {
                     machine.disk.disarm();
                     self.outcome.recoveries += 1;
+                    if let Some(rule) = self.plan.broken.and_then(Sabotage::of_volume) {
+                        fs.volumes().break_rule(rule);
+                    }
                     self.verify(&machine, &fs);
                     return (machine, fs);
                 }
@@ -176,9 +202,35 @@ impl History {
     fn verify(&mut self, machine: &Machine, fs: &Arc<Filesystem>) {
         let looked = machine.run(verify::look(fs)).expect("the power is on");
         let names = looked.unwrap_or_else(|error| panic!("after recovery: {error}"));
-        let mut world = self.shared.world.lock();
-        verify::settle(&mut world, &names);
+        {
+            let mut world = self.shared.world.lock();
+            verify::settle(&mut world, &names);
+            let subvols = fs.subvolumes().into_iter();
+            let live = subvols.filter(|subvol| !subvol.is_dying).map(|subvol| subvol.id);
+            world.usage.settle(&Shown::of(fs.volumes().ledger()), &live.collect());
+        }
         self.plan.tell(|| format!("recovered, with {} names", names.len()));
+        if self.dice.one_in(2) {
+            self.check_usage(machine, fs);
+        }
+    }
+
+    /// When nothing is on its way any more, each subvolume pays for what it must, to the byte.
+    fn check_usage(&mut self, machine: &Machine, fs: &Arc<Filesystem>) {
+        if !self.exact {
+            return;
+        }
+        let quiet = machine.run(async {
+            fs.sync().await?;
+            // Files without a name are removed when their subvolume is looked at.
+            verify::look(fs).await?;
+            fs.reaper_idle().await;
+            fs.sync_subvolumes(&[]).await
+        });
+        quiet.expect("the power is on").expect("the filesystem is well");
+        let world = self.shared.world.lock();
+        let shown = Shown::of(fs.volumes().ledger());
+        world.usage.check(&shown, world.files().into_iter().map(|id| world.data[&id].now()));
     }
 
     /// `check` finds nothing wrong with the image.
@@ -242,6 +294,9 @@ impl History {
 
     /// Everything is closed, and all is there.
     fn end_well(&mut self, machine: &Machine, fs: &Arc<Filesystem>) -> SimImage {
+        if !self.shared.world.lock().troubled {
+            self.check_usage(machine, fs);
+        }
         let (moment, versions) = self.shared.world.lock().before_sync();
         let closed = machine.run(async {
             fs.close().await?;
@@ -295,12 +350,14 @@ async fn crowd(fs: &Arc<Filesystem>, left: u64) -> Result<(), FsError> {
 }
 
 /// Limits small enough to be reached.
-fn options(dice: &mut Dice) -> Options {
+fn options(dice: &mut Dice, exact: bool) -> Options {
+    let attach = dice.pick(&[0, 8 << 10, 64 << 10]);
     Options {
         writeback_interval: Duration::from_millis(dice.pick(&[5, 100, 5000])),
         dirty_bytes_max: dice.pick(&[128 << 10, 1 << 20, 64 << 20]),
         file_dirty_bytes_start: dice.pick(&[32 << 10, 256 << 10, 8 << 20]),
-        attach_bytes_max: dice.pick(&[0, 8 << 10, 64 << 10]),
+        // What is in the log only is copied, where other content is shared.
+        attach_bytes_max: if exact { 0 } else { attach },
         inodes_max: dice.pick(&[4, 32, 65_536]),
         count_lookups: false,
         ..Options::default()

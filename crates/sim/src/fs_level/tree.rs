@@ -1,6 +1,6 @@
 //! What one client has made: its names, and what they lead to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Something with a name, numbered over the whole history.
 pub(crate) type ObjectId = u64;
@@ -20,11 +20,13 @@ pub(crate) enum Kind {
     Symlink(Vec<u8>),
     /// Seen as a directory.
     Subvol,
+    /// What a snapshot has where its source had the entry of a subvolume (R39): empty.
+    Placeholder,
 }
 
 impl Kind {
     pub(crate) fn is_dir(&self) -> bool {
-        matches!(self, Kind::Dir | Kind::Subvol)
+        matches!(self, Kind::Dir | Kind::Subvol | Kind::Placeholder)
     }
 }
 
@@ -42,6 +44,8 @@ pub(crate) type Path = Vec<Vec<u8>>;
 pub(crate) struct Tree {
     pub(crate) entries: BTreeMap<Place, ObjectId>,
     pub(crate) objects: BTreeMap<ObjectId, Object>,
+    /// Subvolumes that nobody may change.
+    pub(crate) read_only: BTreeSet<ObjectId>,
 }
 
 impl Tree {
@@ -116,15 +120,42 @@ impl Tree {
         name.and_then(|((dir, _), _)| self.subvol_of(*dir))
     }
 
+    /// The subvolume whose files an object is among, a subvolume's root its own.
+    pub(crate) fn subvol_with(&self, id: ObjectId) -> Option<ObjectId> {
+        match self.objects[&id].kind {
+            Kind::Subvol => Some(id),
+            _ => self.home_of(id),
+        }
+    }
+
+    /// Whether names may come and go there.
+    pub(crate) fn is_writable(&self, dir: Dir) -> bool {
+        self.subvol_of(dir).is_none_or(|subvol| !self.read_only.contains(&subvol))
+    }
+
+    /// Whether the object itself may be changed.
+    pub(crate) fn may_change(&self, id: ObjectId) -> bool {
+        let is_placeholder = self.objects[&id].kind == Kind::Placeholder;
+        let subvol = self.subvol_with(id);
+        !is_placeholder && subvol.is_none_or(|subvol| !self.read_only.contains(&subvol))
+    }
+
+    /// Whether the entry of another subvolume is in it: then it cannot go.
+    pub(crate) fn holds_any(&self, subvol: ObjectId) -> bool {
+        let mut held = self.subvols().into_iter();
+        held.any(|((dir, _), _)| self.subvol_of(dir) == Some(subvol))
+    }
+
     pub(crate) fn subvols(&self) -> Vec<(Place, ObjectId)> {
         let is_subvol = |id: &ObjectId| self.objects[id].kind == Kind::Subvol;
         let subvols = self.entries.iter().filter(|(_, id)| is_subvol(id));
         subvols.map(|(place, id)| (place.clone(), *id)).collect()
     }
 
-    /// All that is in a subvolume, its root too.
+    /// All that is in a subvolume, its root too, and the roots of those that it holds.
     pub(crate) fn within(&self, subvol: ObjectId) -> Vec<ObjectId> {
-        let inside = self.entries.iter().filter(|((dir, _), _)| self.is_within(*dir, subvol));
+        let is_inside = |dir: Dir| self.subvol_of(dir) == Some(subvol);
+        let inside = self.entries.iter().filter(|((dir, _), _)| is_inside(*dir));
         let mut all: Vec<ObjectId> = inside.map(|(_, id)| *id).chain([subvol]).collect();
         all.sort_unstable();
         all.dedup();
@@ -133,7 +164,8 @@ impl Tree {
 
     /// A second subvolume with the same content, whose objects have these numbers.
     pub(crate) fn snapshot(&mut self, subvol: ObjectId, to: Place, ids: &BTreeMap<ObjectId, u64>) {
-        let inside = self.entries.iter().filter(|((dir, _), _)| self.is_within(*dir, subvol));
+        let is_inside = |dir: Dir| self.subvol_of(dir) == Some(subvol);
+        let inside = self.entries.iter().filter(|((dir, _), _)| is_inside(*dir));
         let copies: Vec<(Place, ObjectId)> = inside
             .map(|((dir, name), id)| {
                 let Dir::Own(dir) = dir else { panic!("a subvolume has no shared directories") };
@@ -142,7 +174,10 @@ impl Tree {
             .collect();
         self.entries.extend(copies);
         for (old, new) in ids {
-            let object = self.objects[old].clone();
+            let mut object = self.objects[old].clone();
+            if object.kind == Kind::Subvol && *old != subvol {
+                object.kind = Kind::Placeholder;
+            }
             self.objects.insert(*new, object);
         }
         assert!(self.entries.insert(to, ids[&subvol]).is_none(), "a name leads to one object");
@@ -154,6 +189,7 @@ impl Tree {
         let gone = self.within(subvol);
         self.entries.retain(|_, id| !gone.contains(id));
         self.objects.retain(|id, _| !gone.contains(id));
+        self.read_only.remove(&subvol);
     }
 
     /// Every name with its whole path.

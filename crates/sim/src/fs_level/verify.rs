@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use copyhold_fs::{Attr, FileKind, Filesystem, FsError, NodeId};
+use copyhold_types::InodeNo;
 
 use super::content::{Content, Versions};
 use super::tree::{Dir, Kind, ObjectId, Path, SHARED_DIRS, Tree, shared_name};
@@ -15,6 +16,8 @@ pub(crate) struct Found {
     target: Vec<u8>,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     bytes: Vec<u8>,
+    /// Of a subvolume's root.
+    read_only: bool,
 }
 
 type Names = BTreeMap<Path, Found>;
@@ -50,7 +53,13 @@ async fn list(fs: &Filesystem, dir: NodeId) -> Result<Vec<Vec<u8>>, FsError> {
 
 async fn look_at(fs: &Filesystem, node: NodeId) -> Result<Found, FsError> {
     let attr = fs.getattr(node).await?;
-    let mut found = Found { attr, target: Vec::new(), xattrs: BTreeMap::new(), bytes: Vec::new() };
+    let (target, xattrs, bytes) = (Vec::new(), BTreeMap::new(), Vec::new());
+    let mut found = Found { attr, target, xattrs, bytes, read_only: false };
+    if node.ino == InodeNo::ROOT {
+        let subvols = fs.subvolumes();
+        let subvol = subvols.iter().find(|subvol| subvol.id == node.subvol);
+        found.read_only = subvol.is_some_and(|subvol| subvol.read_only);
+    }
     if attr.kind == FileKind::Symlink {
         found.target = fs.readlink(node).await?;
     }
@@ -143,11 +152,18 @@ fn differs(tree: &Tree, id: ObjectId, found: &Found) -> Option<String> {
     let (kind, nlink) = match &object.kind {
         Kind::File => (FileKind::Regular, tree.links(id)),
         Kind::Dir | Kind::Subvol => (FileKind::Directory, 2 + tree.subdirs(Dir::Own(id))),
+        Kind::Placeholder => (FileKind::Directory, 2),
         Kind::Fifo => (FileKind::Fifo, tree.links(id)),
         Kind::Symlink(_) => (FileKind::Symlink, tree.links(id)),
     };
     if attr.kind != kind {
         return Some(format!("a {:?}, not a {kind:?}", attr.kind));
+    }
+    if object.kind == Kind::Placeholder {
+        return (attr.nlink != nlink || attr.size > 0).then(|| "no placeholder".into());
+    }
+    if found.read_only != tree.read_only.contains(&id) {
+        return Some(format!("read-only: {}", found.read_only));
     }
     if attr.mode != object.mode {
         return Some(format!("mode {:o}, not {:o}", attr.mode, object.mode));

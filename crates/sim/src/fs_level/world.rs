@@ -6,7 +6,8 @@ use copyhold_fs::NodeId;
 use parking_lot::Mutex;
 
 use super::content::Versions;
-use super::tree::{Dir, ObjectId, SHARED_DIRS, Tree};
+use super::tree::{Dir, Kind, ObjectId, SHARED_DIRS, Tree};
+use super::usage::Usage;
 
 /// A moment: the count of what has begun or ended.
 pub(crate) type Moment = u64;
@@ -63,6 +64,7 @@ pub(crate) struct World {
     touching: BTreeMap<usize, (Moment, Vec<ObjectId>)>,
     /// Somebody was told of an error: from now on a success says less.
     pub(crate) troubled: bool,
+    pub(crate) usage: Usage,
 }
 
 impl World {
@@ -85,6 +87,13 @@ impl World {
             Dir::Shared(n) => self.shared[n].expect("made at the beginning"),
             Dir::Own(id) => self.nodes[&id],
         }
+    }
+
+    /// Every file that has a name, whose data is known.
+    pub(crate) fn files(&self) -> Vec<ObjectId> {
+        let objects = self.logs.iter().flat_map(|log| &log.now().objects);
+        let files = objects.filter(|(_, object)| object.kind == Kind::File).map(|(id, _)| *id);
+        files.filter(|id| self.data.contains_key(id)).collect()
     }
 
     /// A step of a client begins.

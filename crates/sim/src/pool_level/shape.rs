@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use copyhold_pool::{CreateOptions, Limits, OpenOptions, Sabotage};
+use copyhold_pool::{CreateOptions, Limits, OpenOptions};
 use copyhold_types::PoolId;
 
+use crate::Sabotage;
 use crate::dice::Dice;
 
 /// Sizes of one pool, and the limits it runs under.
@@ -35,7 +36,7 @@ impl Shape {
             replay_edits: dice.pick(&[100, 500, 4000]),
             node_cache_bytes: dice.pick(&[0, 16 << 10, 64 << 20]),
             tail_verify_bytes: dice.pick(&[16 << 10, 64 << 20, 64 << 20]),
-            sabotage: broken,
+            sabotage: broken.and_then(Sabotage::of_pool),
         };
         let crowded = dice.one_in(2);
         let blocks = if crowded { 2048 } else { dice.pick(&[2048, 4096, 8192]) };

@@ -8,36 +8,36 @@ use std::collections::BTreeMap;
 
 use copyhold_fs::{Caller, FsError, NodeId};
 use copyhold_types::{InodeNo, SubvolId};
+use copyhold_volume::VolumeError;
 
 use super::{Client, Done};
 use crate::fs_level::tree::{Kind, Object, ObjectId, Place, Tree};
 
 /// Subvolumes that a client has at the same time.
-const SUBVOLS_MAX: usize = 4;
+const SUBVOLS_MAX: usize = 6;
 
 impl Client {
     pub(crate) async fn live_in_subvolumes(&mut self) -> Done {
         let tree = self.tree();
         let subvols = tree.subvols();
         let full = subvols.len() >= SUBVOLS_MAX;
-        match (subvols.is_empty(), self.dice.below(3)) {
-            (true, _) => self.make_subvol(tree).await,
-            (false, 0) if !full => self.make_subvol(tree).await,
-            (false, n) if n < 2 && !full => {
-                let nth = self.dice.below(subvols.len() as u64) as usize;
-                self.snapshot(tree, subvols[nth].1).await
-            }
-            _ => {
-                let nth = self.dice.below(subvols.len() as u64) as usize;
-                self.delete_subvol(tree, subvols[nth].0.clone()).await
-            }
+        if subvols.is_empty() {
+            return self.make_subvol(tree).await;
+        }
+        let (place, id) = self.dice.pick_ref(&subvols).clone();
+        match self.dice.below(12) {
+            0..2 if !full => self.make_subvol(tree).await,
+            2..5 if !full => self.snapshot(tree, id).await,
+            5..7 => self.set_read_only(tree, id).await,
+            7..9 => self.set_limit(id).await,
+            _ if tree.is_writable(place.0) => self.delete_subvol(tree, place).await,
+            _ => Ok(()),
         }
     }
 
-    /// Entries of subvolumes are in the root subvolume only, so that no snapshot holds any.
+    /// In any subvolume that may be changed, also in what is snapshotted.
     fn a_place_for_subvol(&mut self, tree: &Tree) -> Option<Place> {
-        let place = self.a_free_place(tree)?;
-        tree.subvol_of(place.0).is_none().then_some(place)
+        self.a_free_place(tree)
     }
 
     async fn make_subvol(&mut self, mut tree: Tree) -> Done {
@@ -83,10 +83,18 @@ impl Client {
             (world.nodes[&source].subvol, ids)
         };
         tree.snapshot(source, place.clone(), &ids);
+        let read_only = self.dice.one_in(3);
+        if read_only {
+            tree.read_only.insert(ids[&source]);
+        }
         let copies: Vec<ObjectId> = ids.values().copied().collect();
+        if read_only && self.exact {
+            // What has no name any more, nobody would remove there (R38).
+            self.fs.reaper_idle().await;
+        }
         self.begin("snapshot", tree, &copies);
         self.world().brings(self.id, &copies);
-        let made = self.fs.snapshot(of, parent, &place.1, false, None).await;
+        let made = self.fs.snapshot(of, parent, &place.1, read_only, None).await;
         match self.given("snapshot", made)? {
             Some(subvol) => {
                 self.name_copies(&ids, subvol);
@@ -101,26 +109,78 @@ impl Client {
         }
     }
 
-    /// An inode's number means the same file in both.
+    /// An inode's number means the same file in both. Subvolumes inside the source are not in the
+    /// snapshot.
     fn name_copies(&self, ids: &BTreeMap<ObjectId, ObjectId>, subvol: SubvolId) {
         let mut world = self.world();
+        let tree = world.logs[self.id].now().clone();
         for (old, new) in ids {
-            let node = NodeId { subvol, ..world.nodes[old] };
-            assert_eq!(world.nodes.insert(*new, node), None);
+            if tree.objects[new].kind != Kind::Placeholder {
+                let node = NodeId { subvol, ..world.nodes[old] };
+                assert_eq!(world.nodes.insert(*new, node), None);
+            }
         }
+    }
+
+    /// `property set ro`, there and back again.
+    async fn set_read_only(&mut self, mut tree: Tree, id: ObjectId) -> Done {
+        let on = !tree.read_only.remove(&id);
+        if on {
+            tree.read_only.insert(id);
+        }
+        let subvol = self.world().nodes[&id].subvol;
+        if on && self.exact {
+            self.fs.reaper_idle().await;
+        }
+        self.begin("property set ro", tree, &[]);
+        let set = self.fs.set_subvolume_read_only(subvol, on).await;
+        let set = self.given("property set ro", set)?;
+        self.end(set.is_some());
+        Ok(())
     }
 
     /// Deleting a subvolume works on a full pool, too (rule R21).
     pub(crate) async fn delete_subvol(&mut self, mut tree: Tree, place: Place) -> Done {
         let parent = self.node(place.0);
-        let gone = tree.within(tree.entries[&place]);
+        let id = tree.entries[&place];
+        if tree.holds_any(id) {
+            return self.expect_held(parent, &place.1).await;
+        }
+        let victim = self.world().nodes[&id].subvol;
+        let heir = self.an_heir(&tree, id);
+        let gone = tree.within(id);
         tree.delete(&place);
         self.begin("delete subvolume", tree, &gone);
-        let deleted = self.fs.delete_subvolume(parent, &place.1, None).await;
+        if let Some(heir) = heir {
+            self.world().usage.inherit(victim, heir);
+        }
+        let deleted = self.fs.delete_subvolume(parent, &place.1, heir).await;
         if self.given("delete subvolume", deleted)?.is_none() {
             panic!("R21: no subvolume can be deleted on a full pool: {:?}", self.fs.pool().space());
         }
         self.end(true);
+        Ok(())
+    }
+
+    /// Who is to pay for what a subvolume leaves (rule R42).
+    fn an_heir(&mut self, tree: &Tree, dead: ObjectId) -> Option<SubvolId> {
+        let all = tree.subvols().into_iter().map(|(_, id)| id).filter(|id| *id != dead);
+        let all: Vec<ObjectId> = all.collect();
+        if !self.world().usage.on || !self.dice.one_in(3) {
+            return None;
+        }
+        let heir = (!all.is_empty()).then(|| self.dice.pick(&all));
+        Some(heir.map_or(SubvolId::ROOT, |heir| self.world().nodes[&heir].subvol))
+    }
+
+    async fn expect_held(&mut self, parent: NodeId, name: &[u8]) -> Done {
+        let refused = self.fs.delete_subvolume(parent, name, None).await;
+        let holds = |error: &FsError| {
+            matches!(error, FsError::Volume(error)
+            if matches!(**error, VolumeError::Holds(..)))
+        };
+        let as_it_must = refused.as_ref().is_err_and(holds);
+        assert!(self.forgiving || as_it_must, "{refused:?}");
         Ok(())
     }
 
