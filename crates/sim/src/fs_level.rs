@@ -10,7 +10,7 @@
 //! each object a second one, with the data that the first had when it began.
 //!
 //! In some histories all content is whole blocks that no two writes make alike: then it is known to
-//! the byte what each subvolume pays for (`usage`), and that is compared when nothing is on its way.
+//! the byte what each subvolume pays for (`usage`), which is compared when nothing is on its way.
 //!
 //! Data is no part of that order. Each block of a file must be what it was at some moment not
 //! before the file's last fsync, whole; and what was renamed over another name is there.
