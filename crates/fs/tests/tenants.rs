@@ -82,6 +82,24 @@ fn a_snapshot_stays_as_it_was_and_a_clone_goes_its_own_way() {
 }
 
 #[test]
+fn an_fsync_of_a_file_makes_the_snapshot_durable_that_it_is_in() {
+    let world = World::new(52, 16384);
+    world.run(async {
+        let fs = world.open().await;
+        let origin = subvolume(&fs, "origin").await;
+        write(&fs, file(&fs, root_of(origin), "f").await, 0, b"before").await;
+        fs.sync().await.unwrap();
+        let snap = snapshot(&fs, origin, "snap", true).await;
+        let made = fs.pool().open_txg();
+        let copy = fs.lookup(root_of(snap), b"f").await.unwrap().node;
+        assert!(fs.pool().durable_txg() < made);
+        fs.fsync(copy, false).await.unwrap();
+        assert!(fs.pool().durable_txg() >= made);
+        world.close(fs).await;
+    });
+}
+
+#[test]
 fn an_entry_of_a_subvolume_counts_only_where_its_record_says() {
     let world = World::new(2, 16384);
     world.run(async {

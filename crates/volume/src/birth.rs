@@ -117,6 +117,7 @@ impl Volumes {
         let begin = || self.begin_epoch(epoch, id, InodeNo::ROOT);
         let txg = self.pool.apply_with(credit, tx, |_, _| begin())?;
         let subvol = Subvol::new(id, home, item);
+        subvol.tell(txg);
         self.state.map.write().subvols.insert(id, subvol.clone());
         Ok((subvol, txg))
     }
@@ -203,6 +204,7 @@ impl Volumes {
         source.set_moved(items[0]);
         let txg = applied?;
         let subvol = Subvol::new(numbers.subvol, cell.clone(), items[1]);
+        subvol.tell(txg);
         self.state.map.write().subvols.insert(subvol.id(), subvol.clone());
         Ok((subvol, txg))
     }

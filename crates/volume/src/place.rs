@@ -61,6 +61,7 @@ impl Volumes {
         })?;
         for (subvol, item) in subvols.into_iter().zip(items) {
             subvol.set_item(item);
+            subvol.tell(txg);
         }
         Ok(txg)
     }

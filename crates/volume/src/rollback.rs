@@ -85,6 +85,7 @@ impl Volumes {
         let made =
             self.branch(&mut trees, snapshot, holders, numbers, new, next_inode, dies, credit, tx)?;
         old.set_item(item);
+        old.tell(made.1);
         if old.is_dying() {
             self.state.map.write().dying.insert(old.id(), true);
         }

@@ -86,12 +86,15 @@ pub struct Subvol {
     files: AtomicU64,
     /// Twice the number of times that its files were moved to another table; odd while they are.
     moves: AtomicU64,
+    /// The last txg that made, moved or changed it as a whole since the pool was opened; or 0.
+    told: AtomicU64,
 }
 
 impl Subvol {
     pub(crate) fn new(id: SubvolId, family: Arc<FamilyCell>, item: SubvolItem) -> Arc<Subvol> {
         let files = AtomicU64::new(item.table.0);
-        Arc::new(Subvol { id, family, item: Mutex::new(item), files, moves: AtomicU64::new(0) })
+        let (moves, told) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Subvol { id, family, item: Mutex::new(item), files, moves, told })
     }
 
     pub fn id(&self) -> SubvolId {
@@ -121,6 +124,16 @@ impl Subvol {
 
     pub fn is_read_only(&self) -> bool {
         self.item.lock().flags.read_only()
+    }
+
+    /// What is durable of its files is found after a crash when this txg is durable, too: that it
+    /// exists, and where its entry is.
+    pub fn told(&self) -> Option<Txg> {
+        Txg::new(self.told.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn tell(&self, txg: Txg) {
+        self.told.fetch_max(txg.get(), Ordering::AcqRel);
     }
 
     pub(crate) fn set_item(&self, item: SubvolItem) {
@@ -373,6 +386,7 @@ impl Volumes {
         tx.put(Pool::SYSTEM, subvol_key(subvol.id), &item.encode()[..]);
         let txg = self.pool.apply(credit, tx)?;
         subvol.set_item(item);
+        subvol.tell(txg);
         Ok(txg)
     }
 

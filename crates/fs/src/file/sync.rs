@@ -13,8 +13,9 @@ use crate::{Filesystem, NodeId, Result};
 const SYNC_FILES: usize = 8;
 
 impl Filesystem {
-    /// Data, attributes and name of `node` are durable when this returns; a write error since the
-    /// last call is told. With `data_only`, times need not be; here that is the same work.
+    /// Data, attributes and name of `node` are durable when this returns, and so is the subvolume
+    /// that it is in: a file of a fresh snapshot is there, too. A write error since the last call
+    /// is told. With `data_only`, times need not be; here that is the same work.
     pub async fn fsync(self: &Arc<Self>, node: NodeId, _data_only: bool) -> Result<()> {
         let inode = self.inode(node).await?;
         if self.writable().is_err() {
@@ -34,7 +35,8 @@ impl Filesystem {
         let earlier = inode.state().error.take();
         written?;
         earlier.map_or(Ok(()), Err)?;
-        if let Some(txg) = self.last_txg(inode)
+        let txg = self.last_txg(inode).max(inode.subvol.volume.told());
+        if let Some(txg) = txg
             && txg > self.pool.durable_txg()
         {
             self.pool.commit(txg).await?;
