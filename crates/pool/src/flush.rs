@@ -364,7 +364,7 @@ impl Pool {
         claims: Vec<Claim>,
         pin: Txg,
     ) -> Result<(), PoolError> {
-        let before = self.unflushed_edits();
+        let mut edits = self.unflushed_edits();
         let credit = self.internal_credit(done.len() * 2, done.len() * DESCRIPTOR_BYTES)?;
         let mut maps = Vec::new();
         let mut roots = Some(done);
@@ -380,6 +380,7 @@ impl Pool {
                     self.install(work, turnover, tx, &mut maps);
                 }
                 self.forget_gone(tx);
+                edits += tx.len() as u64;
             }));
         });
         let record = match record.expect("the layer above runs what it is given") {
@@ -390,7 +391,8 @@ impl Pool {
             }
         };
         let left = self.unflushed_edits();
-        self.admission.settled(1.0 - left as f64 / before.max(1) as f64);
+        // Of all growth that is promised, the record's own included.
+        self.admission.settled(1.0 - left as f64 / edits.max(1) as f64);
         if self.sabotaged(Sabotage::HeadAheadOfRecord) {
             self.move_head().await?;
         }

@@ -244,6 +244,25 @@ fn a_flush_that_fails_leaks_nothing() {
     });
 }
 
+/// R20: a flush adds a few edits itself; what is promised for those does not pile up.
+#[test]
+fn flushing_what_is_flushed_keeps_no_more_and_more_space() {
+    let machine = Machine::new();
+    let pool = machine.new_pool(Limits::default());
+    machine.rt.block_on(async {
+        put(&pool, 1).await.expect("there is room");
+        for _ in 0..5 {
+            pool.flush_all().await.expect("it flushes");
+        }
+        let before = pool.space().reserved;
+        for _ in 0..50 {
+            pool.flush_all().await.expect("it flushes");
+        }
+        let after = pool.space().reserved;
+        assert!(after <= before + 8, "{before} blocks are promised before, {after} after");
+    });
+}
+
 /// R22: space that a reader holds back is on its way, too.
 #[test]
 fn a_full_pool_waits_for_its_readers() {
