@@ -504,7 +504,8 @@ mod tests {
             let item = InodesItem { counted_from: InodeNo(7), count: small.into() };
             prop_assert_eq!(InodesItem::parse(&item.encode()), Ok(item));
             prop_assert_eq!(parse_heir(&encode_heir(SubvolId(small))), Ok(SubvolId(small)));
-            let id = GroupId::parse(u64::from(small) << 30 | u64::from(small)).unwrap();
+            let level = u64::from(small % 0xffff + 1) << 48;
+            let id = GroupId::parse(level | u64::from(small)).unwrap();
             prop_assert_eq!(id.to_string().parse(), Ok(id));
         }
 
