@@ -281,8 +281,9 @@ impl Operations for Adapter {
 
     async fn write(&self, _: Caller, node: NodeId, write: Write, data: &mut Payload) -> Reply<u32> {
         // The kernel has resolved O_APPEND: it may send the parts of one write in any order.
-        // Pages that it writes back are accepted by all or nobody: it asks for no count there.
-        let partial = !write.cached;
+        // Pages that it writes back are accepted by all or nobody: it asks for no count there. Of a
+        // short count for a direct write, whose parts are under way together, it makes EIO.
+        let partial = !write.cached && write.flags & O_DIRECT == 0;
         let flags = WriteFlags { kill_priv: write.kill_suidgid, append: false, partial };
         let (node, length) = (known(node)?, data.bytes().len());
         let written = if length >= KEEP_BYTES {
