@@ -9,7 +9,7 @@ mod site;
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, chown};
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -410,6 +410,24 @@ fn what_programs_are_told_of_quotas_is_a_contract() {
         assert!(waits[field].is_u64(), "{waits}");
     }
     assert!(waits["count"].as_u64() > Some(0));
+}
+
+/// The kernel makes EIO of a short count for a direct write.
+#[test]
+fn a_direct_write_beyond_a_limit_is_refused_as_that() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    let mnt = &site.at("");
+    let own = &format!("0/{}", site.subvolume("a"));
+    site.done(&["quota", "enable", "--simple", mnt]);
+    site.done(&["qgroup", "limit", "16M", own, mnt]);
+    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+    let mut options = fs::OpenOptions::new();
+    let mut file =
+        options.write(true).create(true).custom_flags(direct).open(site.path("a/big")).unwrap();
+    let bytes = vec![7; 1 << 20];
+    let refused = std::iter::repeat_with(|| file.write(&bytes)).find_map(Result::err).unwrap();
+    assert_eq!(refused.raw_os_error(), Some(Errno::DQUOT.raw_os_error()));
+    assert!(file.metadata().unwrap().len() >= 15 * bytes.len() as u64);
 }
 
 #[test]
