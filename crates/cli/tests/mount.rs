@@ -202,6 +202,19 @@ fn a_killed_daemon_leaves_a_pool_that_simply_mounts_again() {
 }
 
 #[test]
+fn a_mount_right_behind_a_kill_waits_for_the_daemon_to_be_gone() {
+    let Some(site) = Site::mounted() else { return };
+    for round in 0..10u8 {
+        // Memory takes a dying process longer than anything else.
+        fs::write(site.path("file"), vec![round; 96 << 20]).unwrap();
+        kill_process(site.daemon(), Signal::KILL).unwrap();
+        site.does("mount", &[]);
+    }
+    site.does("umount", &[]);
+    site.does("check", &[]);
+}
+
+#[test]
 fn umount_removes_the_mount_of_a_dead_daemon() {
     let Some(site) = Site::mounted() else { return };
     site.kill();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use copyhold_device::{DynDevice, OpenMode};
 use copyhold_fs::{Atime, Filesystem};
-use copyhold_fuse::mount::Mount;
+use copyhold_fuse::mount::{Mount, MountEntry};
 use copyhold_fuse::{End, Session, Signals};
 use copyhold_pool::{Limits, OpenOptions, Pool};
 use rustix::mount::MountFlags;
@@ -127,7 +127,8 @@ fn limits(engine: &EngineOptions) -> Limits {
     }
 }
 
-/// Tries again while the pool is locked, unless a mount shows that it will stay so.
+/// Tries again while the pool is locked, unless a mount that is served shows that it will stay so.
+/// The mount of a daemon that was killed is in the table both before and after the daemon is gone.
 fn patiently(
     path: &Path,
     open: impl Fn() -> Result<DynDevice, Failure>,
@@ -136,7 +137,7 @@ fn patiently(
     loop {
         match open() {
             Err(failure) if failure.kind == Kind::InUse && begin.elapsed() < PATIENCE => {
-                if mount_table::named(path).is_ok() {
+                if mount_table::named(path).is_ok_and(|all| !all.iter().all(MountEntry::is_dead)) {
                     return Err(failure);
                 }
                 thread::sleep(Duration::from_millis(20));

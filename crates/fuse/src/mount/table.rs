@@ -22,6 +22,11 @@ impl MountEntry {
         matches!(self.kind.as_str(), "fuse.copyhold" | "fuseblk.copyhold")
     }
 
+    /// Whether its daemon is gone. Waits for one that is about to be, as any use of the mount does.
+    pub fn is_dead(&self) -> bool {
+        super::is_dead(&self.mount_point)
+    }
+
     fn parse(line: &[u8]) -> Option<MountEntry> {
         let mut fields = line.split(|&byte| byte == b' ').filter(|field| !field.is_empty());
         let device = std::str::from_utf8(fields.nth(2)?).ok()?;
