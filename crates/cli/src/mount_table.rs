@@ -6,7 +6,9 @@
 use std::path::{Path, PathBuf};
 
 use copyhold_fuse::mount::{self, MountEntry};
+use rustix::io::Errno;
 
+use crate::control::wire::Refusal;
 use crate::failure::{Failure, Kind};
 
 /// The mounts of Copyhold that this process sees, oldest first.
@@ -38,13 +40,18 @@ fn choose(mounts: Vec<MountEntry>, target: &Path) -> Option<Vec<MountEntry>> {
 }
 
 /// The mounted pool that holds `path`, whichever file or directory of it that is.
-pub(crate) fn holding(path: &Path) -> Result<MountEntry, Failure> {
-    let path = absolute(path);
-    innermost(mounts()?, &path).ok_or_else(|| {
-        Failure::new(
+pub(crate) fn holding(given: &Path) -> Result<MountEntry, Failure> {
+    let path = absolute(given);
+    innermost(mounts()?, &path).ok_or_else(|| match rustix::fs::stat(given) {
+        // The working directory, or what a process has open.
+        Err(Errno::STALE) => Failure::refused(Refusal::new(
+            "ESTALE",
+            format!("the subvolume of {} has been deleted", given.display()),
+        )),
+        _ => Failure::new(
             Kind::NotMounted,
             format!("{} is on no mounted pool; `copyhold mount` makes one", path.display()),
-        )
+        ),
     })
 }
 

@@ -14,15 +14,6 @@ use rustix::io::Errno;
 use serde_json::json;
 use site::*;
 
-impl Site {
-    /// Unmounts, and finds the pool whole.
-    fn checked(&self) {
-        self.done(&["umount", &self.at("")]);
-        let check = self.run(&["check", &self.pool()]);
-        assert!(check.status.success(), "{check:?}");
-    }
-}
-
 #[test]
 fn a_rollback_is_seen_at_once_and_nothing_of_before() {
     let Some(site) = Site::mounted(&[]) else { return };

@@ -117,6 +117,15 @@ impl Root {
                 "EINVAL",
                 format!("{} is the root of the pool, not a subvolume in it", self.path.display()),
             ))),
+            false if mount_table::holding(&self.path)?.mount_point == self.path => {
+                Err(Failure::refused(Refusal::new(
+                    "EBUSY",
+                    format!(
+                        "{} is where the subvolume is mounted, not its name in the pool; use that",
+                        self.path.display()
+                    ),
+                )))
+            }
             false => Entry::of(&self.path),
         }
     }

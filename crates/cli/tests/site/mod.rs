@@ -22,6 +22,10 @@ pub(crate) struct Site {
 
 impl Site {
     pub(crate) fn mounted(options: &[&str]) -> Option<Site> {
+        Site::sized("512M", options)
+    }
+
+    pub(crate) fn sized(size: &str, options: &[&str]) -> Option<Site> {
         let possible = rustix::process::geteuid().is_root()
             && File::options().read(true).write(true).open("/dev/fuse").is_ok();
         assert!(possible || std::env::var_os("CI").is_none(), "CI needs root and /dev/fuse");
@@ -32,7 +36,7 @@ impl Site {
         let site = Site { place: tempfile::tempdir().unwrap() };
         fs::set_permissions(site.place.path(), Permissions::from_mode(0o755)).unwrap();
         fs::create_dir(site.path("")).unwrap();
-        site.done(&["create", &site.pool(), "--size", "512M"]);
+        site.done(&["create", &site.pool(), "--size", size]);
         site.mount(options);
         Some(site)
     }
@@ -96,6 +100,14 @@ impl Site {
         let shown = self.done(&["qgroup", "show", "--sync", &self.at("")]);
         let mut rows = shown.as_array().unwrap().iter();
         rows.find(|row| row["id"] == id).unwrap_or_else(|| panic!("no {id} in {shown}")).clone()
+    }
+
+    /// Unmounts, and finds the pool whole.
+    #[track_caller]
+    pub(crate) fn checked(&self) {
+        self.done(&["umount", &self.at("")]);
+        let check = self.run(&["check", &self.pool()]);
+        assert!(check.status.success(), "{check:?}");
     }
 
     /// What the program tells an ordinary user.

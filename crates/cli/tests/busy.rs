@@ -1,0 +1,248 @@
+//! Subvolumes that somebody uses while they are snapshotted, compared, rolled back or deleted: by
+//! a mount, as a working directory, by a program that asks, by writers.
+
+#![allow(clippy::disallowed_methods, reason = "it looks at processes from outside")]
+
+mod site;
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use rustix::io::Errno;
+use serde_json::{Value, json};
+use site::*;
+
+/// A mount, gone at the end.
+struct Mounted<'a>(&'a Path);
+
+impl Mounted<'_> {
+    fn new<'a>(options: &[&str], what: &Path, at: &'a Path) -> Mounted<'a> {
+        let status = Command::new("mount").args(options).arg(what).arg(at).status().unwrap();
+        assert!(status.success(), "{options:?}");
+        Mounted(at)
+    }
+
+    fn unmount(self) -> bool {
+        Command::new("umount").arg(self.0).status().unwrap().success()
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        let mut umount = Command::new("umount");
+        let _ = umount.arg("--lazy").arg(self.0).stderr(Stdio::null()).status();
+    }
+}
+
+fn is_mount_point(path: &Path) -> bool {
+    let table = fs::read_to_string("/proc/self/mounts").unwrap();
+    table.lines().any(|line| line.split(' ').nth(1) == path.to_str())
+}
+
+#[test]
+fn a_subvolume_is_deleted_whatever_is_mounted_from_it_or_in_it() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.subvolume("a");
+    fs::create_dir(site.path("a/dir")).unwrap();
+    fs::write(site.path("a/dir/file"), "one").unwrap();
+    site.snapshot("a", "s");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let bound = Mounted::new(&["--bind"], &site.path("a"), elsewhere.path());
+    let inside = site.path("a/dir");
+    let covered = Mounted::new(&["-t", "tmpfs"], Path::new("none"), &inside);
+    assert_eq!(fs::read(elsewhere.path().join("dir/file")).unwrap(), b"one");
+    site.delete("a");
+    assert!(!site.path("a").exists());
+    // What was bound elsewhere stays a mount, of nothing; what was mounted inside is unmounted.
+    assert_eq!(number(fs::read_dir(elsewhere.path())), Some(Errno::STALE));
+    assert_eq!(number(fs::read(elsewhere.path().join("dir/file"))), Some(Errno::STALE));
+    assert_eq!(number(fs::write(elsewhere.path().join("new"), "x")), Some(Errno::STALE));
+    assert!(!is_mount_point(&inside));
+    assert!(bound.unmount());
+    drop(covered);
+    site.done(&["subvolume", "sync", &site.at("")]);
+    assert_eq!(fs::read(site.path("s/dir/file")).unwrap(), b"one");
+    site.checked();
+}
+
+#[test]
+fn what_is_only_seen_through_a_bind_mount_is_not_deleted_by_that_name() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.subvolume("a");
+    fs::write(site.path("a/file"), "one").unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let bound = Mounted::new(&["--bind"], &site.path("a"), elsewhere.path());
+    let name = elsewhere.path().to_str().unwrap();
+    site.refused(&["subvolume", "delete", name], "EBUSY", "not its name in the pool");
+    assert_eq!(fs::read(site.path("a/file")).unwrap(), b"one");
+    // A snapshot needs no name of its source.
+    site.done(&["subvolume", "snapshot", name, &site.at("s")]);
+    assert_eq!(fs::read(site.path("s/file")).unwrap(), b"one");
+    assert!(bound.unmount());
+    site.checked();
+}
+
+#[test]
+fn a_deleted_subvolume_that_is_held_open_is_no_source_of_anything() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    for name in ["a", "b"] {
+        site.subvolume(name);
+    }
+    site.snapshot("a", "s");
+    let held = File::open(site.path("a")).unwrap();
+    let held_at = format!("/proc/{}/fd/{}", std::process::id(), held.as_raw_fd());
+    site.done(&["subvolume", "show", &held_at]);
+    site.delete("a");
+    let (target, s) = (site.at("t"), site.at("s"));
+    let refused: [&[&str]; 6] = [
+        &["subvolume", "snapshot", &held_at, &target],
+        &["subvolume", "snapshot", "-r", &held_at, &target],
+        &["subvolume", "rollback", &s, &held_at],
+        &["subvolume", "diff", &s, &held_at],
+        &["subvolume", "delete", &held_at],
+        &["subvolume", "du", &held_at],
+    ];
+    for arguments in refused {
+        site.refused(arguments, "ESTALE", "has been deleted");
+    }
+    drop(held);
+    // From inside, too.
+    let script = "\"$0\" subvolume delete ../b && \"$0\" --json subvolume snapshot . ../t";
+    let mut inside = Command::new("sh");
+    inside.args(["-c", script, PROGRAM]).current_dir(site.path("b"));
+    let told = String::from_utf8(inside.output().unwrap().stderr).unwrap();
+    assert!(told.contains("\"ESTALE\"") && !site.path("t").exists(), "{told}");
+    site.checked();
+}
+
+#[test]
+fn a_snapshot_of_what_is_being_deleted_is_whole_or_refused() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    let (mut made, mut late) = (0, 0);
+    for round in 0..12 {
+        site.subvolume("a");
+        for n in 0..20 {
+            fs::write(site.path(&format!("a/f{n}")), vec![n; 20_000]).unwrap();
+        }
+        let target = format!("s{round}");
+        let snapshot = || site.run(&["subvolume", "snapshot", &site.at("a"), &site.at(&target)]);
+        let delete = || {
+            thread::sleep(std::time::Duration::from_millis(round));
+            site.delete("a");
+        };
+        let snapshot = thread::scope(|scope| {
+            let deleting = scope.spawn(delete);
+            let snapshot = snapshot();
+            deleting.join().unwrap();
+            snapshot
+        });
+        if snapshot.status.success() {
+            for n in 0..20 {
+                let found = fs::read(site.path(&format!("{target}/f{n}"))).unwrap();
+                assert!(found == vec![n; 20_000], "round {round}, file {n}");
+            }
+            made += 1;
+        } else {
+            let error: Value = serde_json::from_slice(&snapshot.stderr).unwrap();
+            let code = error["error"]["code"].as_str().unwrap();
+            assert!(["ENOENT", "ESTALE", "not-found"].contains(&code), "{error}");
+            assert!(!site.path(&target).exists());
+            late += 1;
+        }
+    }
+    eprintln!("{made} were made, {late} came too late");
+    site.done(&["subvolume", "sync", &site.at("")]);
+    site.checked();
+}
+
+/// Writes and renames until it is told to stop.
+fn disturb(site: &Site, name: &str, stop: &AtomicBool) {
+    let file = File::create(site.path(&format!("{name}/busy"))).unwrap();
+    let mut n = 0u64;
+    while !stop.load(Ordering::Relaxed) {
+        n += 1;
+        file.write_all_at(&n.to_le_bytes().repeat(512), n % 64 * 4096).unwrap();
+        let made = site.path(&format!("{name}/made{}", n % 16));
+        fs::write(&made, n.to_le_bytes()).unwrap();
+        fs::rename(&made, site.path(&format!("{name}/moved{}", n % 8))).unwrap();
+    }
+}
+
+fn told(changes: &Value) -> Vec<(&str, &str)> {
+    let rows = changes.as_array().unwrap().iter();
+    rows.map(|row| (row["change"].as_str().unwrap(), row["path"].as_str().unwrap())).collect()
+}
+
+#[test]
+fn writers_do_not_change_what_differs_between_snapshots() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.subvolume("a");
+    for n in 0..100 {
+        fs::write(site.path(&format!("a/f{n:02}")), vec![n; 5000]).unwrap();
+    }
+    let read_only =
+        |to: &str| site.done(&["subvolume", "snapshot", "-r", &site.at("a"), &site.at(to)]);
+    let diff =
+        |from: &str, to: &str| site.done(&["subvolume", "diff", &site.at(from), &site.at(to)]);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| disturb(&site, "a", &stop));
+        read_only("old");
+        fs::write(site.path("a/f07"), "changed").unwrap();
+        fs::remove_file(site.path("a/f08")).unwrap();
+        fs::rename(site.path("a/f09"), site.path("a/renamed")).unwrap();
+        read_only("new");
+        let first = diff("old", "new");
+        for _ in 0..10 {
+            assert_eq!(diff("old", "new"), first);
+            // With the one that is written to: what was done before is told, whatever else is.
+            let live = diff("old", "a");
+            let live = told(&live);
+            for change in [("modified", "f07"), ("deleted", "f08"), ("renamed", "renamed")] {
+                assert!(live.contains(&change), "{change:?}: {live:?}");
+            }
+            assert!(!live.iter().any(|(_, path)| path.starts_with("f1")), "{live:?}");
+        }
+        let busy = ["busy", "made", "moved"];
+        let mut quiet = told(&first);
+        quiet.retain(|(_, path)| !busy.iter().any(|busy| path.starts_with(busy)));
+        let wanted = [("modified", "f07"), ("deleted", "f08"), ("renamed", "renamed")];
+        assert_eq!(quiet, wanted);
+        stop.store(true, Ordering::Relaxed);
+        writer.join().unwrap();
+    });
+    site.checked();
+}
+
+#[test]
+fn after_a_rollback_nothing_differs_from_the_snapshot_and_all_from_the_old_state() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.subvolume("a");
+    for n in 0..20 {
+        fs::write(site.path(&format!("a/f{n:02}")), vec![n; 5000]).unwrap();
+    }
+    site.done(&["subvolume", "snapshot", "-r", &site.at("a"), &site.at("s")]);
+    fs::write(site.path("a/f03"), "changed").unwrap();
+    fs::remove_file(site.path("a/f04")).unwrap();
+    fs::write(site.path("a/new"), "new").unwrap();
+    let diff =
+        |from: &str, to: &str| site.done(&["subvolume", "diff", &site.at(from), &site.at(to)]);
+    let before = diff("s", "a");
+    assert_eq!(told(&before), [("modified", "f03"), ("deleted", "f04"), ("added", "new")]);
+    let (a, s, kept) = (site.at("a"), site.at("s"), site.at("kept"));
+    site.done(&["subvolume", "rollback", "--keep", &kept, &a, &s]);
+    assert_eq!(diff("s", "a"), json!([]));
+    assert_eq!(diff("s", "kept"), before);
+    let back = diff("kept", "a");
+    assert_eq!(told(&back), [("modified", "f03"), ("added", "f04"), ("deleted", "new")]);
+    fs::write(site.path("a/f05"), "again").unwrap();
+    assert_eq!(told(&diff("s", "a")), [("modified", "f05")]);
+    site.done(&["subvolume", "rollback", &a, &s]);
+    assert_eq!(diff("s", "a"), json!([]));
+    site.checked();
+}
