@@ -79,8 +79,13 @@ impl Player<'_> {
         self.rows = None;
         let outcome = self.perform(step)?;
         let done = outcome.failure.is_none();
-        self.is_deleting |= matches!(step, Step::Delete { .. });
-        if let (true, Step::Create { path, .. } | Step::Snapshot { path, .. }) = (done, step) {
+        self.is_deleting |= matches!(step, Step::Delete { .. } | Step::Rollback { .. });
+        let made = match step {
+            Step::Create { path, .. } | Step::Snapshot { path, .. } => [Some(path), None],
+            Step::Rollback { path, keep, .. } => [Some(path), keep.as_ref()],
+            _ => [None, None],
+        };
+        for path in made.into_iter().flatten().filter(|_| done) {
             let id = self.filesystem.subvolume_id(&self.at(path))?;
             self.names.insert(path.clone(), id);
         }
@@ -224,6 +229,13 @@ impl Player<'_> {
                     program.arg("--heir").arg(self.at(heir));
                 }
                 program.arg(self.at(path));
+            }
+            Step::Rollback { path, snapshot, keep } => {
+                program.args(["subvolume", "rollback"]);
+                if let Some(keep) = keep {
+                    program.arg("--keep").arg(self.at(keep));
+                }
+                program.arg(self.at(path)).arg(self.at(snapshot));
             }
             Step::Disable => {
                 program.args(["quota", "disable"]).arg(mount_point);

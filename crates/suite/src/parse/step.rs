@@ -23,6 +23,13 @@ pub(super) fn read(first: &str, words: &mut Words<'_>) -> Result<Step, String> {
             let heir = if words.take("heir") { Some(words.path("the heir's path")?) } else { None };
             Step::Delete { path, heir }
         }
+        "rollback" => {
+            let path = words.path("the subvolume's path")?;
+            let snapshot = words.path("the snapshot's path")?;
+            let keep =
+                if words.take("keep") { Some(words.path("the old state's path")?) } else { None };
+            Step::Rollback { path, snapshot, keep }
+        }
         "write" => {
             let path = words.path("the file")?;
             let bytes = words.amount("how much to write")?;

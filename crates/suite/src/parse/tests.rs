@@ -62,6 +62,17 @@ fn steps_take_places_sizes_and_manners() {
 }
 
 #[test]
+fn a_rollback_keeps_the_old_state_where_it_says() {
+    let step = |keep| {
+        let (path, snapshot) = ("a".into(), "s".into());
+        Action::Step(Step::Rollback { path, snapshot, keep })
+    };
+    let lines = lines("rollback a s\nrollback a s keep old/a");
+    assert_eq!([&lines[0].action, &lines[1].action], [&step(None), &step(Some("old/a".into()))]);
+    assert!(complaint("rollback a").contains("the snapshot's path is missing"));
+}
+
+#[test]
 fn an_allocation_is_one_call_unless_it_says_by() {
     let lines = lines("fallocate a/f 8M\nfallocate a/f 8M by 4K");
     let chunks = lines.iter().filter_map(|line| match &line.action {
