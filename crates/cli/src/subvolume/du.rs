@@ -19,8 +19,13 @@ use crate::size::Size;
 /// Exclusive is what would become free if the subvolume were deleted now: what is shared with no
 /// other, by snapshot or by reflink. It is found by reading the extents of all files, in steps
 /// beside other work; nobody waits for it, and ending the program ends it. While files are written
-/// or subvolumes freed meanwhile, the figures are near what is; else they are exact. Data is
-/// counted, not metadata; each block once, whatever number of references a subvolume has to it.
+/// or subvolumes freed meanwhile, the figures are near what is; else they are exact. Each block is
+/// counted once, whatever number of references a subvolume has to it.
+///
+/// Data only: names, attributes and maps of extents are not counted. They lie in nodes that many
+/// files, and snapshots, have together, and many of their changes are in memory until the node is
+/// written; so a node is nobody's alone for long. What metadata a subvolume pays for is told by
+/// `qgroup show`. A file of up to a few hundred bytes is metadata, too.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold subvolume du /mnt/alice /mnt/backups/alice\n  \
