@@ -67,6 +67,12 @@ scenarios: ## who pays for what, case by case, beside kernel btrfs (root): TARGE
 	cargo build --release --locked -p copyhold-cli -p copyhold-suite
 	$(TARGET)/release/copyhold-scenarios crates/suite/scenarios --target $(TARGETS)
 
+.PHONY: acceptance
+acceptance: ## pjdfstest and fsx on a mount (root): OPS=1000000 SEEDS="1 2 3"
+	scripts/setup.sh build acceptance
+	cargo build --release --locked -p copyhold-cli
+	scripts/acceptance.sh
+
 .PHONY: man
 man: ## man pages and shell completions, into $(TARGET)/man and $(TARGET)/completions
 	cargo build --release --locked -p copyhold-cli

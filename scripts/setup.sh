@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs what the build, the tests and the demo need and this machine lacks. Debian, as root or
-# with sudo; asks nothing, does nothing twice. Usage: scripts/setup.sh [build] [demo] [bench] [lint]
+# with sudo; asks nothing, does nothing twice.
+# Usage: scripts/setup.sh [build] [demo] [bench] [acceptance] [lint]
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -24,8 +25,9 @@ for part in "${@:-build}"; do
         ;;
     demo) need git git; need sqlite3 sqlite3; need python3 python3; need tar tar; need cc gcc ;;
     bench) need mkfs.ext4 e2fsprogs; need mkfs.btrfs btrfs-progs; need losetup mount ;;
+    acceptance) need unshare util-linux ;;
     lint) ;;
-    *) die "unknown part '$part'; use build, demo, bench or lint" ;;
+    *) die "unknown part '$part'; use build, demo, bench, acceptance or lint" ;;
     esac
 done
 
