@@ -98,119 +98,37 @@ impl fmt::Display for GroupId {
 
 #[derive(Debug, PartialEq)]
 pub(crate) enum Step {
-    Create {
-        path: PathBuf,
-        groups: Vec<GroupName>,
-    },
-    Snapshot {
-        source: PathBuf,
-        path: PathBuf,
-        readonly: bool,
-        groups: Vec<GroupName>,
-    },
-    Delete {
-        path: PathBuf,
-        heir: Option<PathBuf>,
-    },
-    /// `path` becomes what `snapshot` is; what it was is at `keep` then, or deleted.
-    Rollback {
-        path: PathBuf,
-        snapshot: PathBuf,
-        keep: Option<PathBuf>,
-    },
-    Write {
-        path: PathBuf,
-        span: Span,
-        how: How,
-    },
-    Overwrite {
-        path: PathBuf,
-        span: Span,
-        how: How,
-    },
-    Fallocate {
-        path: PathBuf,
-        span: Span,
-    },
-    Punch {
-        path: PathBuf,
-        span: Span,
-    },
-    Truncate {
-        path: PathBuf,
-        bytes: u64,
-    },
-    Unlink {
-        path: PathBuf,
-    },
-    Files {
-        directory: PathBuf,
-        count: u64,
-        bytes: u64,
-    },
-    Clear {
-        directory: PathBuf,
-    },
-    Mkdir {
-        path: PathBuf,
-    },
-    Symlink {
-        path: PathBuf,
-    },
-    Link {
-        source: PathBuf,
-        path: PathBuf,
-    },
-    Rename {
-        source: PathBuf,
-        path: PathBuf,
-    },
-    Chmod {
-        path: PathBuf,
-        mode: u32,
-    },
-    Setxattr {
-        path: PathBuf,
-        bytes: u64,
-    },
-    Reflink {
-        source: PathBuf,
-        path: PathBuf,
-    },
-    Dedupe {
-        source: PathBuf,
-        path: PathBuf,
-    },
-    Defragment {
-        path: PathBuf,
-    },
-    Open {
-        path: PathBuf,
-    },
-    Close {
-        path: PathBuf,
-    },
+    Create { path: PathBuf, groups: Vec<GroupName> },
+    Snapshot { source: PathBuf, path: PathBuf, readonly: bool, groups: Vec<GroupName> },
+    Delete { path: PathBuf, heir: Option<PathBuf> },
+    Rollback { path: PathBuf, snapshot: PathBuf, keep: Option<PathBuf> },
+    Write { path: PathBuf, span: Span, how: How },
+    Overwrite { path: PathBuf, span: Span, how: How },
+    Fallocate { path: PathBuf, span: Span },
+    Punch { path: PathBuf, span: Span },
+    Truncate { path: PathBuf, bytes: u64 },
+    Unlink { path: PathBuf },
+    Files { directory: PathBuf, count: u64, bytes: u64 },
+    Clear { directory: PathBuf },
+    Mkdir { path: PathBuf },
+    Symlink { path: PathBuf },
+    Link { source: PathBuf, path: PathBuf },
+    Rename { source: PathBuf, path: PathBuf },
+    Chmod { path: PathBuf, mode: u32 },
+    Setxattr { path: PathBuf, bytes: u64 },
+    Reflink { source: PathBuf, path: PathBuf },
+    Dedupe { source: PathBuf, path: PathBuf },
+    Defragment { path: PathBuf },
+    Open { path: PathBuf },
+    Close { path: PathBuf },
     Enable,
     Disable,
     Rescan,
-    Limit {
-        group: GroupName,
-        bytes: Option<u64>,
-    },
-    GroupCreate {
-        group: GroupName,
-    },
-    GroupDestroy {
-        group: GroupName,
-    },
-    GroupAssign {
-        member: GroupName,
-        group: GroupName,
-    },
-    GroupRemove {
-        member: GroupName,
-        group: GroupName,
-    },
+    Limit { group: GroupName, bytes: Option<u64> },
+    GroupCreate { group: GroupName },
+    GroupDestroy { group: GroupName },
+    GroupAssign { member: GroupName, group: GroupName },
+    GroupRemove { member: GroupName, group: GroupName },
     Sync,
     Remount,
 }
