@@ -52,6 +52,7 @@ clean_up() {
     exit $status
 }
 trap clean_up EXIT
+[ -x "$COPYHOLD" ] || die "there is no $COPYHOLD; \`make build\` makes it"
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
