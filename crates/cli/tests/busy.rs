@@ -246,3 +246,71 @@ fn after_a_rollback_nothing_differs_from_the_snapshot_and_all_from_the_old_state
     assert_eq!(diff("s", "a"), json!([]));
     site.checked();
 }
+
+/// Works in `a` until it is told to stop, whatever `a` is by then: what is gone is stale, or was
+/// never there, or (the two names of a rename) one of them is in what `a` was; nothing else fails.
+fn work(site: &Site, who: u64, stop: &AtomicBool) -> u64 {
+    let (mut done, mut turn) = (0, 0u64);
+    while !stop.load(Ordering::Relaxed) {
+        turn += 1;
+        let name = |n: u64| site.path(&format!("a/w{who}-{}", n % 8));
+        let worked = || {
+            let file = File::create(name(turn))?;
+            file.write_all_at(&turn.to_le_bytes().repeat(2000), turn % 5 * 3000)?;
+            if turn.is_multiple_of(7) {
+                file.sync_all()?;
+            }
+            fs::rename(name(turn), name(turn + 3))?;
+            fs::read(name(turn + 3)).map(|found| assert!(found.len() >= 16_000))?;
+            fs::remove_file(name(turn + 5)).or_else(|error| match error.raw_os_error() {
+                Some(code) if code == Errno::NOENT.raw_os_error() => Ok(()),
+                _ => Err(error),
+            })
+        };
+        match worked() {
+            Ok(()) => done += 1,
+            Err(error) => {
+                let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+                let gone = [Errno::STALE, Errno::NOENT, Errno::XDEV].map(Some).contains(&errno);
+                assert!(gone, "worker {who}, turn {turn}: {error:?}");
+            }
+        }
+    }
+    done
+}
+
+#[test]
+fn a_subvolume_is_rolled_back_again_and_again_while_it_is_worked_in() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.subvolume("a");
+    fs::write(site.path("a/kept"), vec![7; 300_000]).unwrap();
+    site.done(&["subvolume", "snapshot", "-r", &site.at("a"), &site.at("s")]);
+    let stop = AtomicBool::new(false);
+    let (a, s, old) = (site.at("a"), site.at("s"), site.at("old"));
+    thread::scope(|scope| {
+        let workers = [1, 2, 3].map(|who| {
+            scope.spawn({
+                let (site, stop) = (&site, &stop);
+                move || work(site, who, stop)
+            })
+        });
+        for round in 0..24 {
+            match round % 3 {
+                0 => drop(site.done(&["subvolume", "rollback", "--keep", &old, &a, &s])),
+                _ => drop(site.done(&["subvolume", "rollback", &a, &s])),
+            }
+            assert!(fs::read(site.path("a/kept")).unwrap() == vec![7; 300_000], "round {round}");
+            if round % 3 == 0 {
+                site.delete("old");
+            }
+            thread::sleep(std::time::Duration::from_millis(20));
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(workers.into_iter().map(|worker| worker.join().unwrap()).sum::<u64>() > 0);
+    });
+    site.done(&["subvolume", "sync", &site.at("")]);
+    assert_eq!(site.list().len(), 2);
+    site.done(&["subvolume", "rollback", &a, &s]);
+    assert_eq!(fs::read_dir(site.path("a")).unwrap().count(), 1);
+    site.checked();
+}
