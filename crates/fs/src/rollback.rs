@@ -81,7 +81,11 @@ impl Filesystem {
         old.writable()?;
         let kept = match &keep {
             Some((there, name)) => {
-                self.expect_outside(there, &*self.inode(found.node).await?).await?;
+                let root = self.inode(found.node).await?;
+                self.expect_outside(there, &root).await?;
+                if there.node != dir.node {
+                    self.expect_sole_entry(&root, there, name.bytes()).await?;
+                }
                 let bucket = self.free_place(there, *name).await?;
                 Some(Slot { dir: there, name: *name, bucket })
             }

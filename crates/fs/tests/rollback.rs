@@ -359,6 +359,38 @@ fn placeholders_move_and_go_like_empty_directories() {
     });
 }
 
+/// Else both entries would lead to it (R39).
+#[test]
+fn a_subvolume_is_not_brought_where_something_stands_for_it() {
+    let world = World::new(18, 16384);
+    world.run(async {
+        let fs = world.open().await;
+        let a = subvolume(&fs, ROOT, "a").await;
+        let inner = root_of(subvolume(&fs, root_of(a), "inner").await);
+        let s = root_of(fs.snapshot(a, ROOT, b"s", false, None).await.unwrap());
+        let d = dir(&fs, s, "d").await;
+        let refused = |done: Result<(), FsError>| {
+            assert!(matches!(done, Err(FsError::Busy(_))), "{done:?}");
+        };
+        refused(rename(&fs, (root_of(a), "inner"), (s, "two"), PLAIN).await);
+        // Elsewhere, and in its place, it may be; keeping what is rolled back is a move, too.
+        rename(&fs, (root_of(a), "inner"), (d, "two"), PLAIN).await.unwrap();
+        refused(rename(&fs, (s, "inner"), (d, "three"), PLAIN).await);
+        rename(&fs, (d, "two"), (s, "inner"), PLAIN).await.unwrap();
+        assert_eq!(where_is(&fs, s, "inner").await, inner);
+        assert_eq!(names(&fs, s).await, [".", "..", "d", "inner"]);
+
+        let t = root_of(fs.snapshot(s.subvol, ROOT, b"t", false, None).await.unwrap());
+        let v = fs.snapshot(inner.subvol, ROOT, b"v", false, None).await.unwrap();
+        let kept = Some((t, &b"old"[..]));
+        refused(fs.roll_back_subvolume(s, b"inner", v, kept).await.map(drop));
+        let kept = Some((t, &b"inner"[..]));
+        let there = fs.roll_back_subvolume(s, b"inner", v, kept).await;
+        assert!(matches!(there, Err(FsError::Exists)), "{there:?}");
+        world.close(fs).await;
+    });
+}
+
 #[test]
 fn an_empty_subvolume_is_removed_and_a_full_one_is_not() {
     let world = World::new(9, 16384);

@@ -10,7 +10,7 @@ use crate::inode::Inode;
 use crate::{Attr, FileKind, Filesystem, NodeId, Result};
 
 /// Buckets looked up at once; fewer at the beginning of a listing, which may be all of it.
-const BUCKETS: usize = 256;
+pub(super) const BUCKETS: usize = 256;
 const DOT: u64 = 1;
 const DOT_DOT: u64 = 2;
 
@@ -78,7 +78,7 @@ impl Filesystem {
         Ok(())
     }
 
-    async fn buckets(
+    pub(super) async fn buckets(
         &self,
         dir: &Inode,
         from: u64,

@@ -11,6 +11,7 @@ mod make;
 mod name;
 mod remove;
 mod rename;
+mod sole;
 
 use copyhold_format::item::{DIRENT, DIRENT_SUBVOL, DirBucket, Place, dirent_bucket};
 use copyhold_pool::{Transaction, Value};
@@ -55,7 +56,7 @@ impl Filesystem {
 
     /// Where the entry of a subvolume leads: to its root if its record names this directory, else,
     /// in a snapshot of what held it, to a placeholder (R39).
-    fn subvol_entry(&self, dir: NodeId, subvol: SubvolId) -> NodeId {
+    pub(super) fn subvol_entry(&self, dir: NodeId, subvol: SubvolId) -> NodeId {
         let place = Place { subvol: dir.subvol, directory: dir.ino };
         let there = self.volumes.subvol(subvol);
         match there.is_some_and(|there| !there.is_dying() && there.item().place == place) {

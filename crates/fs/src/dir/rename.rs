@@ -17,7 +17,7 @@ use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
 use super::{Bucket, Found, LINKS_MAX, Name};
-use crate::filesystem::{INODE_BYTES, KEY_BYTES, new_item};
+use crate::filesystem::{FIRST_PLACEHOLDER, INODE_BYTES, KEY_BYTES, new_item};
 use crate::inode::{Inode, InodeRef, State};
 use crate::rollback::place_in;
 use crate::subvol::FILES;
@@ -123,7 +123,8 @@ impl Filesystem {
         if flags.no_replace && target.is_some() {
             return Err(FsError::Exists);
         }
-        if target.is_some_and(|target| target.node == found.node) {
+        let is_same = target.is_some_and(|target| target.node == found.node);
+        if is_same && found.node.ino.0 < FIRST_PLACEHOLDER {
             return Ok(None);
         }
         let source = self.inode_of_entry(dir, found.node).await?;
@@ -140,6 +141,7 @@ impl Filesystem {
             flags,
         };
         ends.check_subvols()?;
+        self.check_entries(&ends).await?;
         self.check_tree(&ends).await?;
         if let Some(target) = &ends.target {
             let moved = [Some(&ends.source), flags.exchange.then_some(target)];
@@ -152,6 +154,18 @@ impl Filesystem {
         }
         self.apply_rename(caller, ends).await?;
         Ok(None)
+    }
+
+    /// What stands for a subvolume is not where that is.
+    async fn check_entries(&self, ends: &Ends<'_>) -> Result<()> {
+        let exchanged = ends.target.as_ref().filter(|_| ends.flags.exchange);
+        let comes = [Some((&ends.source, &ends.to)), exchanged.map(|other| (other, &ends.from))];
+        if ends.from.dir.node != ends.to.dir.node {
+            for (inode, place) in comes.into_iter().flatten() {
+                self.expect_sole_entry(inode, place.dir, place.name.bytes()).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Kinds that can replace each other, and no directory under itself.
