@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use copyhold_format::item::{
-    Content, DeadItem, EXTENT, Extent, PendingItem, ShareItem, Step, SubvolState,
+    Content, DeadItem, EXTENT, Extent, PendingItem, ShareItem, Step, SubvolState, WINDOW_BLOCKS,
 };
 use copyhold_pool::Pool;
 use copyhold_table::{NodeVisit, Table};
@@ -326,6 +326,7 @@ async fn dead<const N: usize>(
     remainder: Option<EpochId>,
     into: &mut Vec<Ref<N>>,
 ) {
+    let mut before = None;
     for (key, value) in all(checker, set).await {
         let item = match DeadItem::parse(key, &value) {
             Ok(item) => item,
@@ -335,6 +336,8 @@ async fn dead<const N: usize>(
             }
         };
         let run = Run::new(BlockAddr::from_raw(key.offset), item.blocks);
+        let says = (EpochId(key.object), item.content, item.count, item.origin);
+        canonical(checker, set, key, (run, says), &mut before);
         if let Some(holder) = remainder {
             checker.refer_again(run, Owner::Release { holder });
         }
@@ -343,16 +346,38 @@ async fn dead<const N: usize>(
     }
 }
 
+/// Of what is said of runs in one window, there is one way to write it (R27).
+fn canonical<T: PartialEq>(
+    checker: &mut Checker,
+    table: TableId,
+    key: Key,
+    segment: (Run, T),
+    before: &mut Option<(Run, T)>,
+) {
+    if let Some((run, says)) = before {
+        let window = u64::from(WINDOW_BLOCKS);
+        let [one, next] = [run.addr.block(), segment.0.addr.block()];
+        let is_window =
+            run.addr.device() == segment.0.addr.device() && one / window == next / window;
+        if is_window && run.end() == next && *says == segment.1 {
+            record(checker, table, key, &"it says the same as the segment before it");
+        }
+    }
+    *before = Some(segment);
+}
+
 /// E6: the table of shares against own references.
 async fn shares(checker: &mut Checker, own: &Held) {
     let data = |one: &&Ref<1>| one.what.content == Content::Data && one.counts[0] > 1;
     let mut both: Vec<Ref<2>> =
         own.iter().filter(data).map(|one| one.lanes([one.counts[0] - 1, 0])).collect();
     both.iter_mut().for_each(|one| one.what.origin = EpochId::POOL);
+    let mut before = None;
     for (key, value) in all(checker, Pool::SHARES).await {
         match ShareItem::parse(key, &value) {
             Ok(item) => {
                 let run = Run::new(BlockAddr::from_raw(key.offset), item.blocks);
+                canonical(checker, Pool::SHARES, key, (run, item.count), &mut before);
                 let (epoch, origin) = (EpochId::POOL, EpochId::POOL);
                 let pointer = Pointer { run, epoch, origin };
                 both.push(Ref::new(Content::Data, pointer, [0, item.count]));

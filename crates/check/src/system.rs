@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use copyhold_format::item::{
     EPOCH, EpochItem, EpochState, GROUP, HEIR, INODES, InodesItem, MEMBER, QUOTA, QuotaItem,
-    SUBVOL, Step, SubvolItem, SubvolState, USAGE, UsageItem,
+    SUBVOL, Step, SubvolItem, SubvolState, USAGE, UsageItem, usage_key,
 };
 use copyhold_format::node::PartitionDescriptor;
 use copyhold_pool::{ID_MARK, IdSpace, Pool};
@@ -384,6 +384,11 @@ impl System {
         for epoch in epochs.range(from..) {
             let row = self.usage.get(epoch);
             let said = row.map_or([0; 2], |row| [row.data, row.metadata]);
+            if row.is_some() && said == [0; 2] {
+                let (table, key) = (Pool::SYSTEM, usage_key(*epoch));
+                let why = "a row of usage that counts nothing".into();
+                checker.report.add(Problem::Record { table, key, why });
+            }
             let found = found.get(epoch).copied().unwrap_or_default();
             for (n, what) in ["data", "metadata"].into_iter().enumerate() {
                 if said[n] != found[n] {

@@ -1,70 +1,23 @@
 //! What the filesystem writes is sound: after a random history, after a crash at any moment of one,
 //! and after everything was settled.
 
+mod common;
+
 use std::sync::Arc;
 
-use copyhold_check::{Options, Report, Verified, check, check_device};
-use copyhold_device::DynDevice;
-use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
+use common::Power;
+use copyhold_check::{Options, Verified, check};
+use copyhold_device::sim::SimImage;
 use copyhold_fs::{
     Caller, FallocateMode, Filesystem, NodeId, OpenFlags, RenameFlags, SetAttr, XattrSet,
 };
-use copyhold_pool::{CreateOptions, OpenOptions, Pool};
-use copyhold_runtime::{Rt, SeededRuntime};
-use copyhold_types::DeviceId;
+use copyhold_pool::Limits;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
 const ROOT: NodeId = NodeId::ROOT;
 const SEEDS: u64 = 40;
 const CALLER: Caller = Caller::ROOT;
-
-struct World {
-    rt: Arc<SeededRuntime>,
-    device: Arc<SimDevice>,
-}
-
-impl World {
-    fn on(seed: u64, image: SimImage) -> World {
-        let rt = SeededRuntime::new(seed);
-        let config = SimConfig::new(seed);
-        let device = SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image, config);
-        World { rt, device }
-    }
-
-    fn device(&self) -> DynDevice {
-        self.device.clone()
-    }
-
-    fn format(&self) {
-        let rt: Rt = self.rt.clone();
-        let options = CreateOptions {
-            log_bytes: Some(1 << 20),
-            metaslab_blocks: Some(1024),
-            node_bytes: Some(4096),
-            partition_leaves: Some(8),
-            ..CreateOptions::default()
-        };
-        self.rt.block_on(async {
-            Pool::create(&rt, &self.device(), &options).await.unwrap();
-            let pool = self.pool().await;
-            Filesystem::format(&pool, &CALLER, 0o755).await.unwrap();
-            pool.close().await.unwrap();
-        });
-        self.rt.drop_tasks();
-    }
-
-    async fn pool(&self) -> Arc<Pool> {
-        let rt = self.rt.clone() as Rt;
-        let options = OpenOptions { tenants: true, ..OpenOptions::default() };
-        Pool::open(rt, self.device(), options).await.unwrap()
-    }
-
-    fn check(&self) -> Report {
-        let rt = self.rt.clone() as Rt;
-        self.rt.block_on(check_device(rt, self.device(), Options::default())).unwrap()
-    }
-}
 
 /// A client that does anything to a few names.
 struct Client {
@@ -191,14 +144,15 @@ fn acl() -> Vec<u8> {
 /// Some operations, then a loss of power or a clean end; what is left is sound.
 fn history(seed: u64) -> Verified {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-    let mut world = World::on(seed, SimImage::empty(32768));
-    world.format();
+    let mut power = Power::on(seed, SimImage::empty(32768));
+    power.format(8);
     let mut verified = Verified::default();
     for life in 0..3 {
         let steps = rng.next_u64() % 400;
         let crash = life != 1;
-        world.rt.block_on(async {
-            let fs = Filesystem::open(world.pool().await, Default::default()).await.unwrap();
+        power.rt.block_on(async {
+            let pool = power.pool(Limits::default()).await;
+            let fs = Filesystem::open(pool, Default::default()).await.unwrap();
             let own = Xoshiro256PlusPlus::seed_from_u64(rng.next_u64());
             let mut client = Client { fs: fs.clone(), rng: own, dirs: vec![ROOT], files: vec![] };
             client.create(ROOT, b"first").await;
@@ -222,10 +176,10 @@ fn history(seed: u64) -> Verified {
                 fs.pool().close().await.unwrap();
             }
         });
-        world.rt.drop_tasks();
-        let image = world.device.crash(rng.next_u64());
-        world = World::on(rng.next_u64(), image);
-        let report = world.check();
+        power.rt.drop_tasks();
+        let image = power.device.crash(rng.next_u64());
+        power = Power::on(rng.next_u64(), image);
+        let report = power.check();
         assert!(report.is_clean(), "seed {seed} life {life}: {:#?}", report.findings);
         assert!(crash || report.findings.is_empty(), "seed {seed}: {:#?}", report.findings);
         verified = report.verified;

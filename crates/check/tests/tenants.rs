@@ -1,16 +1,16 @@
 //! Whatever subvolumes share, and however they end, the pool is sound: after a crash at any moment,
 //! with deletions half done and releases pending, and when all has settled.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use copyhold_check::{Options, Report, check_device};
-use copyhold_device::DynDevice;
-use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
+use common::Power;
+use copyhold_device::sim::SimImage;
 use copyhold_fs::{Caller, Filesystem, NodeId, OpenFlags};
-use copyhold_pool::{CreateOptions, IdSpace, Limits, OpenOptions, Pool, Tier, Transaction};
-use copyhold_runtime::{Rt, SeededRuntime};
-use copyhold_types::{DeviceId, EpochId, InodeNo, SubvolId};
+use copyhold_pool::{IdSpace, Limits, Pool, Tier, Transaction};
+use copyhold_types::{EpochId, InodeNo, SubvolId};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
@@ -20,55 +20,6 @@ const STEPS: usize = 40;
 
 fn root_of(subvol: SubvolId) -> NodeId {
     NodeId { subvol, ino: InodeNo::ROOT }
-}
-
-/// A device that is switched on.
-struct Power {
-    rt: Arc<SeededRuntime>,
-    device: Arc<SimDevice>,
-}
-
-impl Power {
-    fn on(seed: u64, image: SimImage) -> Power {
-        let rt = SeededRuntime::new(seed);
-        let config = SimConfig::new(seed);
-        let device = SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image, config);
-        Power { rt, device }
-    }
-
-    fn device(&self) -> DynDevice {
-        self.device.clone()
-    }
-
-    fn format(&self) {
-        let rt: Rt = self.rt.clone();
-        let options = CreateOptions {
-            log_bytes: Some(1 << 20),
-            metaslab_blocks: Some(1024),
-            node_bytes: Some(4096),
-            partition_leaves: Some(4),
-            ..CreateOptions::default()
-        };
-        self.rt.block_on(async {
-            Pool::create(&rt, &self.device(), &options).await.unwrap();
-            let pool = self.pool(1 << 20).await;
-            Filesystem::format(&pool, &Caller::ROOT, 0o755).await.unwrap();
-            pool.close().await.unwrap();
-        });
-        self.rt.drop_tasks();
-    }
-
-    /// `cache`: bytes of nodes in memory; with few, releases stay pending.
-    async fn pool(&self, cache: usize) -> Arc<Pool> {
-        let limits = Limits { delta_bytes: 96 << 10, node_cache_bytes: cache, ..Limits::default() };
-        let options = OpenOptions { tenants: true, limits, ..OpenOptions::default() };
-        Pool::open(self.rt.clone() as Rt, self.device(), options).await.unwrap()
-    }
-
-    fn check(&self) -> Report {
-        let rt = self.rt.clone() as Rt;
-        self.rt.block_on(check_device(rt, self.device(), Options::default())).unwrap()
-    }
 }
 
 struct History {
@@ -178,14 +129,19 @@ async fn enable_quotas(fs: &Arc<Filesystem>) {
     }
 }
 
+/// `cache`: bytes of nodes in memory; with few, releases stay pending.
+fn limits(cache: usize) -> Limits {
+    Limits { delta_bytes: 96 << 10, node_cache_bytes: cache, ..Limits::default() }
+}
+
 fn history(seed: u64, cache: usize, quotas: bool) {
     let mut power = Power::on(seed, SimImage::empty(32768));
-    power.format();
+    power.format(4);
     let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
     let mut history = History { rng, live: BTreeMap::new(), next: 0 };
     for life in 0..LIVES {
         power.rt.block_on(async {
-            let pool = power.pool(cache).await;
+            let pool = power.pool(limits(cache)).await;
             let fs = Filesystem::open(pool, Default::default()).await.unwrap();
             if quotas && life == 1 {
                 enable_quotas(&fs).await;

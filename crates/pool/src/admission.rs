@@ -132,7 +132,7 @@ impl Pool {
     }
 
     fn grow(&self, bytes: u64, tier: Tier) -> Option<Reservation> {
-        self.space.reserve(Growth::blocks(bytes), tier).ok()
+        self.space.reserve(Growth::blocks(bytes), self.tier(tier)).ok()
     }
 
     /// Whether user transactions have to wait for a flush.

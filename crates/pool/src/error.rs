@@ -14,7 +14,8 @@ pub enum PoolError {
         "pool is full: {wanted} blocks wanted, {free} free, of which {reserve} are kept for \
          deletes; delete something or use a larger pool"
     )]
-    Full { wanted: u64, free: u64, reserve: u64 },
+    /// `on_the_way`: freed, and waited for in vain (R22).
+    Full { wanted: u64, free: u64, reserve: u64, on_the_way: u64 },
     #[error(transparent)]
     Device(#[from] DeviceError),
     #[error("{what} is damaged: {why}")]
@@ -52,7 +53,8 @@ impl PoolError {
 
 impl From<NoSpace> for PoolError {
     fn from(full: NoSpace) -> PoolError {
-        PoolError::Full { wanted: full.wanted, free: full.free, reserve: full.reserve }
+        let NoSpace { wanted, free, reserve, on_the_way } = full;
+        PoolError::Full { wanted, free, reserve, on_the_way }
     }
 }
 

@@ -21,7 +21,7 @@ use copyhold_types::{NodePtr, TableId, Txg};
 use parking_lot::Mutex;
 
 use crate::tenancy::free_node;
-use crate::{Pool, PoolError, Transaction};
+use crate::{Pool, PoolError, Sabotage, Transaction};
 
 /// Unflushed tables that may lie over each other before a fork has to wait (R29); a lookup asks
 /// each of them (P13).
@@ -152,7 +152,8 @@ impl Pool {
                 tx.edit(Pool::TABLES, told.key(), told.edit());
             }
             tx.edit(Pool::TABLES, Lineage::key(child.id()), Edit::Delete);
-            if !self.forked().contains(&under.id()) {
+            let keeps = self.sabotaged(Sabotage::KeepSealed);
+            if !keeps && !self.forked().contains(&under.id()) {
                 self.tell_gone(txg, &under, tx);
                 self.tables.remove(under.id());
             }

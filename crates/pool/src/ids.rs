@@ -11,7 +11,7 @@ use copyhold_runtime::FifoMutex;
 use copyhold_types::{InodeNo, Key, Kind, SubvolId, TableId, Txg};
 use parking_lot::Mutex;
 
-use crate::{Pool, PoolError, Transaction};
+use crate::{Pool, PoolError, Sabotage, Transaction};
 
 /// The item kind of a high-water mark: 8 bytes, little-endian.
 pub const ID_MARK: Kind = Kind(4);
@@ -79,11 +79,12 @@ struct Range {
 }
 
 impl Ids {
-    /// A number, if one is in hand; and whether the range should be extended soon.
-    fn take(&self, space: IdSpace, durable: Txg) -> Option<(u64, bool)> {
+    /// A number, if one is in hand; and whether the range should be extended soon. `durable`: the
+    /// txg that is, if that matters.
+    fn take(&self, space: IdSpace, durable: Option<Txg>) -> Option<(u64, bool)> {
         let mut spaces = self.spaces.lock();
         let range = spaces.get_mut(&space)?;
-        if range.by <= durable {
+        if durable.is_none_or(|durable| range.by <= durable) {
             range.durable = range.logged;
         }
         let number = range.next;
@@ -98,7 +99,8 @@ impl Pool {
     /// A new number. Waits for a commit only when a range is used up faster than it is extended.
     pub async fn next_id(self: &Arc<Self>, space: IdSpace) -> Result<u64, PoolError> {
         loop {
-            if let Some((number, low)) = self.ids.take(space, self.durable_txg()) {
+            let durable = (!self.sabotaged(Sabotage::ReissueIds)).then(|| self.durable_txg());
+            if let Some((number, low)) = self.ids.take(space, durable) {
                 if low && let Some(_extending) = self.ids.extending.try_lock() {
                     self.extend_ids(space).await?;
                 }

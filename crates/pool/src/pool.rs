@@ -39,6 +39,7 @@ const HOST_FULL_RETRY: Duration = Duration::from_secs(1);
 /// often it is looked at.
 const READERS_PATIENCE: Duration = Duration::from_secs(2);
 const READERS_STEP: Duration = Duration::from_millis(5);
+const READERS_STEP_MAX: Duration = Duration::from_millis(320);
 
 /// An open pool. Everything takes `&self`; the pool is shared as `Arc<Pool>`.
 pub struct Pool {
@@ -183,9 +184,12 @@ impl Pool {
         tier: Tier,
     ) -> Result<Reservation, PoolError> {
         self.check_writable()?;
+        let tier = self.tier(tier);
         for attempt in 0..3 {
-            if let Ok(reservation) = self.space.reserve(blocks, tier) {
-                return Ok(reservation);
+            match self.space.reserve(blocks, tier) {
+                Ok(reservation) => return Ok(reservation),
+                Err(full) if self.sabotaged(Sabotage::RefuseAtOnce) => return Err(full.into()),
+                Err(_) => {}
             }
             if attempt == 1 {
                 self.flush_all().await?;
@@ -195,9 +199,15 @@ impl Pool {
         self.wait_for_readers(blocks, tier).await
     }
 
-    /// What was freed may be held back by somebody who reads it (rule R3): waits for that, too.
-    async fn wait_for_readers(&self, blocks: u64, tier: Tier) -> Result<Reservation, PoolError> {
+    /// What was freed may be held back by somebody who reads it (rule R3): waits for that, too, and
+    /// makes durable what is freed meanwhile.
+    async fn wait_for_readers(
+        self: &Arc<Self>,
+        blocks: u64,
+        tier: Tier,
+    ) -> Result<Reservation, PoolError> {
         let until = self.rt.now() + READERS_PATIENCE.as_nanos() as Nanos;
+        let mut step = READERS_STEP;
         loop {
             self.release_deferred();
             match self.space.reserve(blocks, tier) {
@@ -205,8 +215,10 @@ impl Pool {
                 Err(full) if full.on_the_way == 0 || self.rt.now() > until => {
                     return Err(full.into());
                 }
-                Err(_) => self.rt.sleep(READERS_STEP).await,
+                Err(_) => self.rt.sleep(step).await,
             }
+            step = (step * 2).min(READERS_STEP_MAX);
+            self.hasten_frees().await?;
             self.check_writable()?;
         }
     }
@@ -214,7 +226,7 @@ impl Pool {
     /// As [`Self::reserve`], but never waits: `None` when it would have to.
     pub fn try_reserve(&self, blocks: u64, tier: Tier) -> Option<Reservation> {
         self.check_writable().ok()?;
-        self.space.reserve(blocks, tier).ok()
+        self.space.reserve(blocks, self.tier(tier)).ok()
     }
 
     /// Places `blocks` of an accepted reservation: as few runs as there are, in order.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use copyhold_format::log::{Record, RecordWriter};
-use copyhold_space::Claim;
+use copyhold_space::{Claim, Tier};
 
 use crate::Pool;
 use crate::open_txg::Gathered;
@@ -29,6 +29,8 @@ pub enum Sabotage {
     HeadAheadOfRecord,
     /// R6: the log is reused as soon as the head has moved in memory; an uberblock says so later.
     ReuseLogAtOnce,
+    /// R9: numbers are given out before it is durable that they are.
+    ReissueIds,
     /// R12: a failed flush is retried and trusted.
     TrustSecondFlush,
     /// R13: recovery does not begin a new incarnation.
@@ -39,6 +41,12 @@ pub enum Sabotage {
     DiscardEarly,
     /// R19: an allocation is logged when it is claimed, before anything refers to it.
     LogClaims,
+    /// R21: writes may take the reserve.
+    NoReserve,
+    /// R22: a full pool refuses at once, whatever is on its way to be free.
+    RefuseAtOnce,
+    /// R30: a sealed table that was handed over stays one that can be read.
+    KeepSealed,
     /// Data need not be complete when its transaction joins.
     JoinBeforeData,
     /// A commit is acknowledged without a flush.
@@ -53,7 +61,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 17] = [
+    pub const ALL: [Sabotage; 21] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::OneLogCopy,
@@ -61,11 +69,15 @@ impl Sabotage {
         Sabotage::ReplayReadsBase,
         Sabotage::HeadAheadOfRecord,
         Sabotage::ReuseLogAtOnce,
+        Sabotage::ReissueIds,
         Sabotage::TrustSecondFlush,
         Sabotage::NoIncarnation,
         Sabotage::NoMark,
         Sabotage::DiscardEarly,
         Sabotage::LogClaims,
+        Sabotage::NoReserve,
+        Sabotage::RefuseAtOnce,
+        Sabotage::KeepSealed,
         Sabotage::JoinBeforeData,
         Sabotage::NoFlushBeforeAcknowledgement,
         Sabotage::ReuseFreesAtOnce,
@@ -101,6 +113,14 @@ impl Pool {
         drop(joined);
         if let Some(piece) = piece {
             self.write_piece(piece);
+        }
+    }
+
+    /// The tier by which space is asked for.
+    pub(crate) fn tier(&self, tier: Tier) -> Tier {
+        match self.sabotaged(Sabotage::NoReserve) && tier == Tier::Write {
+            true => Tier::Internal,
+            false => tier,
         }
     }
 

@@ -69,7 +69,8 @@ impl Volumes {
     /// unflushed tables are made to lie over each other, if those are too many.
     pub async fn numbers(&self, source: Option<&Subvol>) -> Result<Numbers> {
         if let Some(source) = source {
-            while self.pool.fork_depth(source.files()) >= FORK_DEPTH_MAX {
+            let any_depth = self.ledger().breaks(Sabotage::DeepForks);
+            while !any_depth && self.pool.fork_depth(source.files()) >= FORK_DEPTH_MAX {
                 source.check_live()?;
                 self.pool.settle_under(&self.pool.table(source.files())).await?;
             }

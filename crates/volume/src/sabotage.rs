@@ -5,6 +5,10 @@
 #[cfg(feature = "sabotage")]
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use copyhold_format::item::DeadItem;
+use copyhold_pool::{Edit, Transaction};
+use copyhold_types::{Key, TableId};
+
 use crate::quota::Ledger;
 #[cfg(feature = "sabotage")]
 use crate::volumes::Volumes;
@@ -28,13 +32,21 @@ pub enum Sabotage {
     LateUsage,
     /// R25: who was there when quotas were enabled goes on with an epoch that is not counted.
     KeepEpoch,
+    /// R26: rows of usage stay when nothing is left of what they count.
+    KeepRows,
+    /// R27: what a deadlist says of neighbours is not joined.
+    SplitSegments,
+    /// R28: a deletion releases all that it finds in one step.
+    OneStep,
+    /// R29: any number of unflushed tables may lie over each other.
+    DeepForks,
     /// R44: a reflink does not say that there is another reference.
     UncountedShares,
 }
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 9] = [
+    pub const ALL: [Sabotage; 13] = [
         Sabotage::DecideEarly,
         Sabotage::AlwaysInPlace,
         Sabotage::BlindBuries,
@@ -43,6 +55,10 @@ impl Sabotage {
         Sabotage::IgnoreLimits,
         Sabotage::LateUsage,
         Sabotage::KeepEpoch,
+        Sabotage::KeepRows,
+        Sabotage::SplitSegments,
+        Sabotage::OneStep,
+        Sabotage::DeepForks,
         Sabotage::UncountedShares,
     ];
 }
@@ -81,6 +97,18 @@ impl Ledger {
     pub(crate) fn hold_back(&self, rows: crate::quota::Rows) -> crate::quota::Rows {
         rows
     }
+}
+
+/// Adds an edit of a deadlist as two, where it says something of several blocks.
+pub(crate) fn split(table: TableId, key: Key, edit: Edit, tx: &mut Transaction) {
+    let item = match &edit {
+        Edit::Put(value) => DeadItem::parse(key, value).ok(),
+        Edit::Delete => None,
+    };
+    let Some(item) = item.filter(|item| item.blocks > 1) else { return tx.edit(table, key, edit) };
+    let rest = Key { offset: key.offset + 1, ..key };
+    tx.put(table, key, &DeadItem { blocks: 1, ..item }.encode()[..]);
+    tx.put(table, rest, &DeadItem { blocks: item.blocks - 1, ..item }.encode()[..]);
 }
 
 #[cfg(feature = "sabotage")]

@@ -21,7 +21,7 @@ use crate::error::{Result, VolumeError};
 use crate::family::{Epoch, Family};
 use crate::quota::{Amount, Hold, Ledger, Miscount};
 use crate::release::{Evaluation, Freed, Lookup, Outcome, Place, Release};
-use crate::sabotage::Sabotage;
+use crate::sabotage::{self, Sabotage};
 use crate::segment::{window_of, windows};
 use crate::stored::Stored;
 use crate::volumes::{State, Subvol, Volumes};
@@ -198,7 +198,10 @@ impl State {
                 Place::Deadlist(set) => set,
                 Place::Shares => Pool::SHARES,
             };
-            tx.edit(table, key, edit);
+            match self.ledger.breaks(Sabotage::SplitSegments) {
+                true => sabotage::split(table, key, edit, tx),
+                false => tx.edit(table, key, edit),
+            }
         }
         for release in outcome.pending {
             let sequence = self.next_sequence(pool.open_txg());

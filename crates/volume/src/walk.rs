@@ -18,6 +18,7 @@ use crate::error::{Result, VolumeError};
 use crate::family::Epoch;
 use crate::nodes;
 use crate::release::Release;
+use crate::sabotage::Sabotage;
 use crate::volumes::{Subvol, Volumes};
 
 /// Extents that one step releases.
@@ -114,7 +115,8 @@ impl Volumes {
             let node = node.as_leaf().ok_or_else(|| self.damaged(*ptr, "it is no leaf"))?;
             for (key, value) in node.iter().filter(|(key, _)| *key >= from && key.kind == EXTENT) {
                 found.add(leaf, key, &value.to_vec())?;
-                if found.owned.len() == EXTENTS_PER_STEP {
+                let bounded = !self.ledger().breaks(Sabotage::OneStep);
+                if bounded && found.owned.len() == EXTENTS_PER_STEP {
                     found.next = place.behind(key);
                     return Ok(found);
                 }

@@ -322,7 +322,7 @@ impl Filesystem {
 
     pub(crate) fn full(&self, wanted: u64) -> PoolError {
         let space = self.pool.space();
-        PoolError::Full { wanted, free: space.free, reserve: space.reserve }
+        PoolError::Full { wanted, free: space.free, reserve: space.reserve, on_the_way: 0 }
     }
 
     /// The txg after which all of `inode` that is logged is durable.

@@ -311,7 +311,7 @@ impl Ledger {
     /// What has changed up to the end of `txg`, as absolute values, each row once (R24). Called
     /// while no transaction is joined; the edits go into the records of `txg`.
     pub fn closing(&self, txg: Txg) -> Rows {
-        let (mut edits, losers) = self.rows.close();
+        let (mut edits, losers) = self.rows.close(self.breaks(Sabotage::KeepRows));
         let dead = losers.iter().filter(|account| account.is_dead() && !account.has_rows());
         self.sweepable.lock().extend(dead.map(|account| account.subvol));
         edits.extend(self.accounts.close());

@@ -111,9 +111,11 @@ impl Groups {
         }
     }
 
-    /// Counts one more living snapshot of `origin`, if that is still an owner of its own.
+    /// Counts one more living snapshot of `origin`, if that lives.
     pub(super) fn count_snapshot(&mut self, snapshot: SubvolId, origin: SubvolId, gated: bool) {
-        let Some(account) = self.owner(origin).filter(|owner| owner.heir.is_none()) else { return };
+        let Some(account) = self.owner(origin).filter(|owner| !owner.account.is_dead()) else {
+            return;
+        };
         account.account.count_snapshot(gated);
         if let Some(owner) = self.owner_mut(snapshot) {
             owner.origin = Some(origin);
@@ -212,6 +214,7 @@ impl Ledger {
         let owner = groups.owner(subvol).ok_or(QuotaError::NoGroup(GroupId::of(subvol)))?;
         let (account, holder) = (Arc::clone(&owner.account), owner.holder);
         account.set_dead();
+        account.uncount_snapshots(account.snapshots());
         groups.forget_snapshot(subvol);
         groups.set_reserve(subvol, 0);
         let name = name[..name.len().min(TOMBSTONE_NAME_MAX)].into();
@@ -291,7 +294,7 @@ impl Groups {
     fn forget_snapshot(&mut self, subvol: SubvolId) {
         let origin = self.owner_mut(subvol).and_then(|owner| owner.origin.take());
         if let Some(origin) = origin.and_then(|origin| self.owner(origin))
-            && origin.heir.is_none()
+            && !origin.account.is_dead()
         {
             origin.account.uncount_snapshots(1);
         }
@@ -314,7 +317,6 @@ impl Groups {
         if let (Some(before), Some(now)) = (before, &mut owner.heir) {
             now.written = before.written;
         }
-        owner.account.uncount_snapshots(owner.account.snapshots());
         owner.account.set_heir(&heir);
         if let Some(heir) = self.owner_mut(last) {
             heir.heir_of.insert(subvol);

@@ -148,7 +148,8 @@ impl EpochRows {
 
     /// Takes what has changed: the edits that say so, and who has lost a row. No transaction is
     /// joined meanwhile.
-    pub(super) fn close(&self) -> (Vec<(Key, Edit)>, Vec<Arc<Account>>) {
+    /// `keep`: those stay that are over (`Sabotage::KeepRows`).
+    pub(super) fn close(&self, keep: bool) -> (Vec<(Key, Edit)>, Vec<Arc<Account>>) {
         let lists = self.shards.iter().map(|shard| std::mem::take(&mut *shard.dirty.lock()));
         let mut dirty: Vec<_> = lists.flatten().collect();
         dirty.sort_unstable_by_key(|row| row.epoch);
@@ -156,14 +157,14 @@ impl EpochRows {
         let mut losers = Vec::new();
         for row in dirty {
             row.dirty.store(false, Relaxed);
-            let has_any = row.amount() != Amount::default();
+            let has_any = row.amount() != Amount::default() || keep;
             let was_logged = row.logged.swap(has_any, Relaxed);
             if has_any {
                 edits.push((usage_key(row.epoch), Edit::Put((&row.item().encode()).into())));
             } else if was_logged {
                 edits.push((usage_key(row.epoch), Edit::Delete));
             }
-            if row.is_over() {
+            if row.is_over() && !keep {
                 self.shard(row.epoch).rows.write().remove(&row.epoch);
                 row.owner.rows.fetch_sub(1, Relaxed);
                 losers.push(Arc::clone(&row.owner));

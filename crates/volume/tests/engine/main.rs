@@ -5,6 +5,7 @@
 //! content, block by block, and counts what is allocated, shared and paid for from what they refer
 //! to.
 
+mod epochs;
 mod life;
 mod recount;
 mod scans;
@@ -52,6 +53,26 @@ fn a_cache_of_few_nodes_leaves_releases_pending_and_loses_none() {
 fn background_work_beside_writes_changes_nothing() {
     for seed in 200..240 {
         play(seed, Config { beside: true, ..Config::default() });
+    }
+}
+
+/// As the plan's model says, which knows nothing of tables and steps.
+#[test]
+fn blocks_shares_deadlists_and_usage_are_those_of_the_plain_model() {
+    for seed in 400..430 {
+        let config = Config { quotas: true, plain: true, ..Config::default() };
+        let mut world = World::new(seed, config);
+        for n in 0..OPS {
+            world.step();
+            if n % 10 == 9 {
+                world.compare_epochs();
+            }
+        }
+        world.crash();
+        world.compare_epochs();
+        world.delete_everything();
+        world.compare_epochs();
+        world.close();
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::epochs::Epochs;
 use copyhold_device::DynDevice;
 use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
 use copyhold_format::item::{
@@ -33,11 +34,13 @@ pub(crate) struct Config {
     /// Background work runs by itself.
     pub(crate) beside: bool,
     pub(crate) quotas: bool,
+    /// The plain model of epochs goes along; no crash takes anything back then.
+    pub(crate) plain: bool,
 }
 
 impl Default for Config {
     fn default() -> Config {
-        Config { cache: 8 << 20, beside: false, quotas: false }
+        Config { cache: 8 << 20, beside: false, quotas: false, plain: false }
     }
 }
 
@@ -57,6 +60,7 @@ pub(crate) struct World {
     pub(crate) owners: BTreeMap<EpochId, SubvolId>,
     /// Who pays for what one leaves that was rolled back.
     heirs: BTreeMap<SubvolId, SubvolId>,
+    pub(crate) plain: Option<Epochs>,
     next: u64,
     /// Releases have been seen that wait.
     pub(crate) seen_pending: bool,
@@ -128,12 +132,18 @@ impl World {
             model,
             owners,
             heirs,
+            plain: None,
             next,
             seen_pending,
             history,
         };
         if config.quotas {
             world.enable_quotas();
+        }
+        if config.plain {
+            let current = world.volumes.steady(&root).unwrap().epoch();
+            let plain = world.plain.insert(Epochs::default());
+            plain.create(SubvolId::ROOT, root.item().epoch, current);
         }
         world
     }
@@ -167,6 +177,7 @@ impl World {
             92..94 => self.rt.block_on(self.pool().flush_all()).unwrap(),
             94..97 => self.settle(),
             97 => self.crash(),
+            98.. if self.config.plain => self.crash(),
             98.. => self.crash_at_once(),
             _ => self.write(),
         }
@@ -260,6 +271,10 @@ impl World {
             }
             still.apply(credit, tx, None).unwrap();
         });
+        for (block, tag) in range.clone().zip(&tags) {
+            let plain = self.plain.iter_mut();
+            plain.for_each(|plain| plain.write(subvol.id(), (file, block), *tag));
+        }
         let files = self.model.get_mut(&subvol.id()).unwrap();
         range.zip(tags).for_each(|(block, tag)| drop_value(files.insert((file, block), tag)));
     }
@@ -279,6 +294,10 @@ impl World {
             let credit = volumes.admit(&subvol, Tier::Delete, 64, 4096, 24).await.unwrap();
             volumes.apply(&subvol, credit, tx, None).unwrap();
         });
+        for block in range.clone() {
+            let plain = self.plain.iter_mut();
+            plain.for_each(|plain| plain.drop_slot(subvol.id(), (file, block)));
+        }
         let files = self.model.get_mut(&subvol.id()).unwrap();
         range.for_each(|block| drop_value(files.remove(&(file, block))));
     }
@@ -324,6 +343,10 @@ impl World {
             };
             volumes.reflink(&from, &to, &runs, (credit, None), build).await.unwrap();
         });
+        for (block, at) in range.clone().zip(at..) {
+            let (from, to) = ((from.id(), (source, block)), (to.id(), (target, at)));
+            self.plain.iter_mut().for_each(|plain| plain.reflink(from, to));
+        }
         let tags: Vec<Option<u64>> =
             range.map(|block| self.model[&from.id()].get(&(source, block)).copied()).collect();
         let files = self.model.get_mut(&to.id()).unwrap();
@@ -388,6 +411,8 @@ impl World {
         self.model.insert(subvol.id(), files);
         self.owners.insert(numbers.epoch(), subvol.id());
         self.owners.insert(source.item().epoch, source.id());
+        let ids = [source.item().epoch, numbers.epoch()];
+        self.plain.iter_mut().for_each(|plain| plain.snapshot(source.id(), subvol.id(), ids));
         subvol.id()
     }
 
@@ -401,7 +426,9 @@ impl World {
             let credit = volumes.pool().admit(Tier::Write, edits, 4096).await.unwrap();
             volumes.create(&numbers, &new, credit, tx).unwrap()
         });
-        self.owners.insert(subvol.item().epoch, subvol.id());
+        let epoch = subvol.item().epoch;
+        self.owners.insert(epoch, subvol.id());
+        self.plain.iter_mut().for_each(|plain| plain.create(subvol.id(), epoch, epoch));
         self.model.insert(subvol.id(), Files::new());
     }
 
@@ -422,6 +449,7 @@ impl World {
         match deleted {
             Ok(_) => {
                 self.model.remove(&subvol.id());
+                self.plain.iter_mut().for_each(|plain| plain.delete(subvol.id()));
                 assert!(volumes.steady(subvol).is_err(), "nobody writes to what is deleted");
             }
             Err(refused) => {
@@ -460,7 +488,10 @@ impl World {
         self.model.insert(subvol.id(), self.model[&snapshot.id()].clone());
         self.owners.insert(numbers.epoch(), subvol.id());
         self.owners.insert(snapshot.item().epoch, snapshot.id());
+        let ids = [snapshot.item().epoch, numbers.epoch()];
+        self.plain.iter_mut().for_each(|plain| plain.snapshot(snapshot.id(), subvol.id(), ids));
         if !keep {
+            self.plain.iter_mut().for_each(|plain| plain.delete(old_id));
             self.model.remove(&old_id);
             self.heirs.insert(old_id, subvol.id());
         }

@@ -228,7 +228,7 @@ impl World {
         for (id, sub) in &plain.subs {
             own.get_mut(id).unwrap().inodes += plain.counted_inodes(*id);
             if let Some(origin) = sub.origin.filter(|_| !sub.dead)
-                && self.is_there(zero(origin))
+                && !plain.subs[&origin].dead
             {
                 own.get_mut(&origin).unwrap().snapshots += 1;
             }
