@@ -8,6 +8,24 @@ use copyhold_types::BLOCK_BYTES;
 
 use crate::dice::Dice;
 use crate::machine::Machine;
+use crate::weather::Weather;
+
+/// What a weather does when the power has failed; blocks that it makes unreadable are added to
+/// those that are.
+pub(crate) fn by_weather(
+    weather: Weather,
+    dice: &mut Dice,
+    label: &Label,
+    image: &mut SimImage,
+    unreadable: &mut Vec<(u64, Lasting)>,
+) {
+    match weather {
+        Weather::LogRot => rot_log(dice, label, image),
+        Weather::LogUnreadable => *unreadable = unreadable_log(dice, label, image),
+        Weather::UberblockRot => rot_uberblocks(dice, label, image),
+        _ => {}
+    }
+}
 
 /// A bit flips; in which byte of the block.
 pub(crate) fn rot(dice: &mut Dice, image: &mut SimImage, block: u64) -> (u64, usize) {
@@ -17,7 +35,7 @@ pub(crate) fn rot(dice: &mut Dice, image: &mut SimImage, block: u64) -> (u64, us
 }
 
 /// One copy of the log rots in several places.
-pub(crate) fn rot_log(dice: &mut Dice, label: &Label, image: &mut SimImage) {
+fn rot_log(dice: &mut Dice, label: &Label, image: &mut SimImage) {
     let copy = dice.below(2) as usize;
     let blocks = log_blocks(dice, label, image);
     for _ in 0..1 + dice.below(8) {
@@ -27,11 +45,7 @@ pub(crate) fn rot_log(dice: &mut Dice, label: &Label, image: &mut SimImage) {
 }
 
 /// Blocks of the log that cannot be read, in one copy or in both.
-pub(crate) fn unreadable_log(
-    dice: &mut Dice,
-    label: &Label,
-    image: &SimImage,
-) -> Vec<(u64, Lasting)> {
+fn unreadable_log(dice: &mut Dice, label: &Label, image: &SimImage) -> Vec<(u64, Lasting)> {
     let at = log_block(dice, label, image);
     let lasting = dice.pick(&[Lasting::Once, Lasting::UntilWritten, Lasting::Forever]);
     let copies = dice.pick(&[&[0][..], &[1], &[0, 1]]);
@@ -40,7 +54,7 @@ pub(crate) fn unreadable_log(
 
 /// The newest one or two of the uberblocks rot, on both labels. What older ones need is kept (rule
 /// R6).
-pub(crate) fn rot_uberblocks(dice: &mut Dice, label: &Label, image: &mut SimImage) {
+fn rot_uberblocks(dice: &mut Dice, label: &Label, image: &mut SimImage) {
     let found = uberblocks(label, image);
     let newest = found.last().map_or(0, |(uberblock, _)| uberblock.number);
     let oldest_lost = newest.saturating_sub(dice.below(2)).max(2);

@@ -17,6 +17,7 @@
 
 mod client;
 mod content;
+mod counts;
 mod life;
 mod settings;
 mod tree;

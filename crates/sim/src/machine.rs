@@ -6,11 +6,15 @@ use std::time::Duration;
 
 use async_lock::Semaphore;
 use copyhold_device::DynDevice;
-use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
+use copyhold_device::sim::{Fault, Lasting, SimConfig, SimDevice, SimImage, Trigger};
 use copyhold_runtime::{BoxFuture, Rt, Runtime, SeededRuntime};
 use copyhold_types::DeviceId;
 use futures_util::future::{Either, select};
 use futures_util::pin_mut;
+
+use crate::dice::Dice;
+
+const EIO: i32 = 5;
 
 /// Nothing that a history does takes longer; what does waits for something that never comes.
 const PATIENCE: Duration = Duration::from_secs(3600);
@@ -32,6 +36,27 @@ impl Machine {
         }
         let disk = SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image, config);
         Machine { rt, disk }
+    }
+
+    /// Switches on a machine that is to recover. Some blocks of its disk cannot be read; its power
+    /// may fail again, after fewer than `2^bits` writes.
+    pub(crate) fn on_again(
+        dice: &mut Dice,
+        image: SimImage,
+        unreadable: &mut Vec<(u64, Lasting)>,
+        bits: u64,
+    ) -> Machine {
+        let machine = Machine::on(dice.number(), image);
+        for (block, lasting) in unreadable.drain(..) {
+            machine.disk.break_block(block, EIO, lasting);
+        }
+        if dice.one_in(4) {
+            let nth = dice.magnitude(bits);
+            let write = Trigger::Write { nth, why: None };
+            let trigger = dice.pick(&[write, Trigger::Flush { nth: nth / 4 }]);
+            machine.disk.arm(trigger, Fault::PowerOff);
+        }
+        machine
     }
 
     pub fn rt(&self) -> Rt {

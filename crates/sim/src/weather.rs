@@ -3,7 +3,9 @@
 use copyhold_device::sim::{Fault, Trigger};
 use copyhold_types::Purpose;
 
+use crate::Plan;
 use crate::dice::Dice;
+use crate::machine::Machine;
 
 const EIO: i32 = 5;
 
@@ -75,8 +77,21 @@ impl Weather {
         if dice.one_in(2) { dice.pick(&CUTS) } else { dice.pick(&Weather::ALL) }
     }
 
+    /// Comes over a machine that is at work; where its power fails by itself, within `2^bits` ns.
+    pub(crate) fn come_over(self, machine: &Machine, dice: &mut Dice, bits: u64, plan: &Plan) {
+        if let Some((trigger, fault)) = self.fault(dice) {
+            plan.tell(|| format!("{fault:?} at {trigger:?}"));
+            machine.disk.arm(trigger, fault);
+        }
+        match self {
+            Weather::PowerCut => machine.fail_power_in(dice.magnitude(bits)),
+            Weather::HostFull => machine.fill_host(dice.magnitude(24), dice.magnitude(6)),
+            _ => {}
+        }
+    }
+
     /// What is to happen to the disk's requests.
-    pub(crate) fn fault(self, dice: &mut Dice) -> Option<(Trigger, Fault)> {
+    fn fault(self, dice: &mut Dice) -> Option<(Trigger, Fault)> {
         let nth = dice.magnitude(8);
         let any = Trigger::Write { nth, why: None };
         let why = dice.pick(&Purpose::ALL);

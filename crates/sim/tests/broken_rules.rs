@@ -132,6 +132,26 @@ fn through_files_not_verifying_the_tail_is_noticed() {
     is_noticed_at(Level::Fs, Sabotage::TailNotVerified, Some(Weather::PowerCutAtFlush));
 }
 
+#[test]
+fn r9_numbers_that_are_given_out_again_are_noticed() {
+    is_noticed_at(Level::Fs, Sabotage::ReissueIds, None);
+}
+
+#[test]
+fn r21_writes_that_take_the_reserve_are_noticed() {
+    is_noticed_at(Level::Fs, Sabotage::NoReserve, None);
+}
+
+#[test]
+fn r22_refusing_while_space_is_on_its_way_is_noticed() {
+    is_noticed_at(Level::Fs, Sabotage::RefuseAtOnce, None);
+}
+
+#[test]
+fn r30_sealed_tables_that_stay_are_noticed() {
+    is_noticed_at(Level::Fs, Sabotage::KeepSealed, None);
+}
+
 // Rules of tenants: these histories snapshot, share and delete, and know who pays.
 
 #[track_caller]
@@ -172,6 +192,26 @@ fn r24_usage_of_another_txg_is_noticed() {
 #[test]
 fn r25_writing_with_an_epoch_from_before_quotas_is_noticed() {
     is_noticed_among_tenants(OfTenants::KeepEpoch);
+}
+
+#[test]
+fn r10_writing_in_place_what_others_refer_to_is_noticed() {
+    is_noticed_among_tenants(OfTenants::AlwaysInPlace);
+}
+
+#[test]
+fn r26_rows_of_usage_that_stay_are_noticed() {
+    is_noticed_among_tenants(OfTenants::KeepRows);
+}
+
+#[test]
+fn r27_deadlists_in_no_canonical_form_are_noticed() {
+    is_noticed_among_tenants(OfTenants::SplitSegments);
+}
+
+#[test]
+fn r29_tables_in_high_piles_are_noticed() {
+    is_noticed_among_tenants(OfTenants::DeepForks);
 }
 
 #[test]

@@ -26,7 +26,6 @@ use crate::weather::Weather;
 use crate::{Outcome, Plan, Sabotage};
 
 const CLIENTS_MAX: u64 = 4;
-const EIO: i32 = 5;
 
 /// Lives through a whole history. Panics when the filesystem is not what it must be.
 pub fn history(plan: &Plan) -> Outcome {
@@ -55,6 +54,8 @@ struct History {
     damaged: bool,
     /// It is known to the byte who pays for what.
     exact: bool,
+    /// How many of a hundred things that clients do are about subvolumes.
+    tenancy: u64,
     /// Quotas are turned on and off.
     quotas: bool,
 }
@@ -66,6 +67,7 @@ impl History {
         shape.create.node_bytes = Some(dice.pick(&[16 << 10, 32 << 10]));
         let exact = dice.one_in(2);
         let quotas = exact || dice.one_in(2);
+        let tenancy = if exact { dice.pick(&[20, 20, 60]) } else { dice.pick(&[0, 0, 40]) };
         let options = options(&mut dice, exact);
         let machine = Machine::on(dice.number(), SimImage::empty(shape.blocks));
         let clients = 1 + dice.below(CLIENTS_MAX);
@@ -102,6 +104,7 @@ impl History {
             unreadable: Vec::new(),
             damaged: false,
             exact,
+            tenancy,
             quotas,
             dice,
         }
@@ -111,19 +114,15 @@ impl History {
     fn life(&mut self) {
         let today = Weather::today(&mut self.dice);
         let weather = self.plan.weather.unwrap_or(today);
-        let (machine, fs) = self.recover();
-        self.plan.tell(|| format!("a life: {weather:?}, {:?}", fs.pool().log_use()));
-        self.change_settings(&machine, &fs);
-        if let Some((trigger, fault)) = weather.fault(&mut self.dice) {
-            self.plan.tell(|| format!("{fault:?} at {trigger:?}"));
-            machine.disk.arm(trigger, fault);
-        }
-        if weather == Weather::PowerCut {
-            machine.fail_power_in(self.dice.magnitude(28));
-        }
-        if weather == Weather::HostFull {
-            machine.fill_host(self.dice.magnitude(24), self.dice.magnitude(6));
-        }
+        let (machine, fs) = loop {
+            let (machine, fs) = self.recover();
+            self.plan.tell(|| format!("a life: {weather:?}, {:?}", fs.pool().log_use()));
+            if self.change_settings(&machine, &fs) {
+                break (machine, fs);
+            }
+            self.image = self.crash(&machine);
+        };
+        weather.come_over(&machine, &mut self.dice, 28, &self.plan);
         let clients = self.clients(&fs, weather.shows());
         let done = machine.run_all(clients);
         self.image = match done {
@@ -133,15 +132,25 @@ impl History {
         self.outcome.note(machine.digest());
     }
 
-    fn change_settings(&mut self, machine: &Machine, fs: &Arc<Filesystem>) {
-        let lasting = match self.quotas && self.dice.one_in(2) {
-            true => machine.run(settings::change(fs, &mut self.dice)).expect("the power is on"),
-            false => Ok(true),
-        };
-        let lasting = lasting.unwrap_or_else(|error| panic!("settings: {error}"));
+    /// False if the power has failed meanwhile.
+    fn change_settings(&mut self, machine: &Machine, fs: &Arc<Filesystem>) -> bool {
+        let mut lasting = true;
+        if self.quotas && self.dice.one_in(2) {
+            if self.dice.one_in(3) {
+                let nth = self.dice.magnitude(4);
+                machine.disk.arm(Trigger::Write { nth, why: None }, Fault::PowerOff);
+            }
+            let Some(changed) = machine.run(settings::change(fs, &mut self.dice)) else {
+                self.shared.world.lock().usage.may_have_turned();
+                return false;
+            };
+            machine.disk.disarm();
+            lasting = changed.unwrap_or_else(|error| panic!("settings: {error}"));
+        }
         let shown = Shown::of(fs.volumes().ledger());
         self.plan.tell(|| format!("quotas: {}, {} groups", shown.on, shown.groups.len()));
         self.shared.world.lock().usage.turned(&shown, lasting);
+        true
     }
 
     fn clients(&mut self, fs: &Arc<Filesystem>, forgiving: bool) -> Vec<BoxFuture<'static, ()>> {
@@ -150,7 +159,8 @@ impl History {
             .map(|id| {
                 let (fs, shared) = (fs.clone(), self.shared.clone());
                 let (dice, exact) = (self.dice.fork(), self.exact);
-                let client = Client { id, fs, shared, dice, forgiving, exact };
+                let tenancy = self.tenancy;
+                let client = Client { id, fs, shared, dice, forgiving, exact, tenancy };
                 self.outcome.operations += operations;
                 Box::pin(client.live(operations)) as BoxFuture<'static, ()>
             })
@@ -163,16 +173,8 @@ impl History {
     fn recover(&mut self) -> (Machine, Arc<Filesystem>) {
         self.check();
         loop {
-            let machine = Machine::on(self.dice.number(), self.image.clone());
-            for (block, lasting) in std::mem::take(&mut self.unreadable) {
-                machine.disk.break_block(block, EIO, lasting);
-            }
-            if self.dice.one_in(4) {
-                let nth = self.dice.magnitude(4);
-                let write = Trigger::Write { nth, why: None };
-                let trigger = self.dice.pick(&[write, Trigger::Flush { nth: nth / 4 }]);
-                machine.disk.arm(trigger, Fault::PowerOff);
-            }
+            let (image, unreadable) = (self.image.clone(), &mut self.unreadable);
+            let machine = Machine::on_again(&mut self.dice, image, unreadable, 4);
             let opened = machine.run(async {
                 let pool =
                     Pool::open(machine.rt(), machine.device(), self.shape.open_for_tenants())
@@ -207,6 +209,8 @@ impl History {
             verify::settle(&mut world, &names);
             let subvols = fs.subvolumes().into_iter();
             let live = subvols.filter(|subvol| !subvol.is_dying).map(|subvol| subvol.id);
+            let world = &mut *world;
+            world.usage.settle_replaced(&world.nodes);
             world.usage.settle(&Shown::of(fs.volumes().ledger()), &live.collect());
         }
         self.plan.tell(|| format!("recovered, with {} names", names.len()));
@@ -230,7 +234,8 @@ impl History {
         quiet.expect("the power is on").expect("the filesystem is well");
         let world = self.shared.world.lock();
         let shown = Shown::of(fs.volumes().ledger());
-        world.usage.check(&shown, world.files().into_iter().map(|id| world.data[&id].now()));
+        let files = world.files().into_iter().map(|id| world.data[&id].now());
+        world.usage.check(&shown, files, &world.counts());
     }
 
     /// `check` finds nothing wrong with the image.
@@ -267,29 +272,19 @@ impl History {
         match weather {
             Weather::Calm | Weather::HostFull => self.end_well(machine, &fs),
             Weather::PowerCutInSettling => self.cut_in_settling(machine, &fs),
-            Weather::LogRot => {
-                let mut image = self.crash(machine);
-                damage::rot_log(&mut self.dice, &self.label, &mut image);
+            Weather::LogRot | Weather::UberblockRot | Weather::LostWrite => {
                 self.damaged = true;
-                image
+                self.crash_in(weather, machine)
             }
-            Weather::LogUnreadable => {
-                let image = self.crash(machine);
-                self.unreadable = damage::unreadable_log(&mut self.dice, &self.label, &image);
-                image
-            }
-            Weather::UberblockRot => {
-                let mut image = self.crash(machine);
-                damage::rot_uberblocks(&mut self.dice, &self.label, &mut image);
-                self.damaged = true;
-                image
-            }
-            Weather::LostWrite => {
-                self.damaged = true;
-                self.crash(machine)
-            }
-            _ => self.crash(machine),
+            _ => self.crash_in(weather, machine),
         }
+    }
+
+    fn crash_in(&mut self, weather: Weather, machine: &Machine) -> SimImage {
+        let mut image = self.crash(machine);
+        let (dice, unreadable) = (&mut self.dice, &mut self.unreadable);
+        damage::by_weather(weather, dice, &self.label, &mut image, unreadable);
+        image
     }
 
     /// Everything is closed, and all is there.

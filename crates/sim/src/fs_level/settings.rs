@@ -18,7 +18,12 @@ pub(crate) async fn change(fs: &Arc<Filesystem>, dice: &mut Dice) -> Result<bool
     fs.sync().await?;
     let on = fs.volumes().ledger().is_on();
     match dice.below(6) {
-        0 if on => fs.disable_quotas().await?,
+        0 if on => {
+            fs.disable_quotas().await?;
+            if dice.one_in(2) {
+                fs.enable_quotas().await?;
+            }
+        }
         0..4 if !on => fs.enable_quotas().await?,
         _ if on => {
             for _ in 0..1 + dice.below(4) {

@@ -46,6 +46,10 @@ pub(crate) struct Tree {
     pub(crate) objects: BTreeMap<ObjectId, Object>,
     /// Subvolumes that nobody may change.
     pub(crate) read_only: BTreeSet<ObjectId>,
+    /// The subvolume that each placeholder stands for.
+    pub(crate) stands_for: BTreeMap<ObjectId, ObjectId>,
+    /// What each snapshot was made of, also where that is gone.
+    pub(crate) origins: BTreeMap<ObjectId, ObjectId>,
 }
 
 impl Tree {
@@ -128,6 +132,12 @@ impl Tree {
         }
     }
 
+    /// Who holds a subvolume, and who holds those, but for the one that holds everything.
+    pub(crate) fn holders(&self, subvol: Option<ObjectId>) -> Vec<ObjectId> {
+        let holder = |of: ObjectId| self.home_of(of);
+        std::iter::successors(subvol.and_then(holder), |of| holder(*of)).collect()
+    }
+
     /// Whether names may come and go there.
     pub(crate) fn is_writable(&self, dir: Dir) -> bool {
         self.subvol_of(dir).is_none_or(|subvol| !self.read_only.contains(&subvol))
@@ -164,23 +174,80 @@ impl Tree {
 
     /// A second subvolume with the same content, whose objects have these numbers.
     pub(crate) fn snapshot(&mut self, subvol: ObjectId, to: Place, ids: &BTreeMap<ObjectId, u64>) {
+        let copies = self.copies(subvol, ids);
+        self.put_copies(subvol, to, ids, copies);
+    }
+
+    /// What is at `place` becomes a snapshot of `subvol`; what it was is gone, or kept elsewhere.
+    pub(crate) fn roll_back(
+        &mut self,
+        place: &Place,
+        subvol: ObjectId,
+        keep: Option<&Place>,
+        ids: &BTreeMap<ObjectId, u64>,
+    ) {
+        let copies = self.copies(subvol, ids);
+        match keep {
+            Some(keep) => self.rename(place, keep.clone()),
+            None => self.delete(place),
+        }
+        self.put_copies(subvol, place.clone(), ids, copies);
+    }
+
+    /// The objects and entries of a snapshot that is made now.
+    fn copies(
+        &self,
+        subvol: ObjectId,
+        ids: &BTreeMap<ObjectId, u64>,
+    ) -> (BTreeMap<ObjectId, Object>, BTreeMap<Place, ObjectId>) {
         let is_inside = |dir: Dir| self.subvol_of(dir) == Some(subvol);
         let inside = self.entries.iter().filter(|((dir, _), _)| is_inside(*dir));
-        let copies: Vec<(Place, ObjectId)> = inside
-            .map(|((dir, name), id)| {
-                let Dir::Own(dir) = dir else { panic!("a subvolume has no shared directories") };
-                ((Dir::Own(ids[dir]), name.clone()), ids[id])
-            })
-            .collect();
-        self.entries.extend(copies);
-        for (old, new) in ids {
+        let entries = inside.map(|((dir, name), id)| {
+            let Dir::Own(dir) = dir else { panic!("a subvolume has no shared directories") };
+            ((Dir::Own(ids[dir]), name.clone()), ids[id])
+        });
+        let objects = ids.iter().map(|(old, new)| {
             let mut object = self.objects[old].clone();
             if object.kind == Kind::Subvol && *old != subvol {
                 object.kind = Kind::Placeholder;
             }
-            self.objects.insert(*new, object);
+            (*new, object)
+        });
+        (objects.collect(), entries.collect())
+    }
+
+    fn put_copies(
+        &mut self,
+        subvol: ObjectId,
+        to: Place,
+        ids: &BTreeMap<ObjectId, u64>,
+        (objects, entries): (BTreeMap<ObjectId, Object>, BTreeMap<Place, ObjectId>),
+    ) {
+        self.objects.extend(objects);
+        self.entries.extend(entries);
+        self.origins.insert(ids[&subvol], subvol);
+        for (old, new) in ids.iter().filter(|(old, _)| **old != subvol) {
+            let stands_for = match self.objects[new].kind {
+                Kind::Placeholder => *self.stands_for.get(old).unwrap_or(old),
+                _ => continue,
+            };
+            self.stands_for.insert(*new, stands_for);
         }
         assert!(self.entries.insert(to, ids[&subvol]).is_none(), "a name leads to one object");
+    }
+
+    /// Whether a placeholder is where the subvolume is that it stands for: which is not to be.
+    pub(crate) fn has_twins(&self) -> bool {
+        let dir_of =
+            |id| self.entries.iter().find(|(_, other)| **other == id).map(|((dir, _), _)| dir);
+        let placeholders =
+            self.entries.iter().filter_map(|((dir, _), id)| Some((dir, *self.stands_for.get(id)?)));
+        placeholders.into_iter().any(|(dir, subvol)| dir_of(subvol) == Some(dir))
+    }
+
+    /// What all that share anything by snapshot have in common: the first of them.
+    pub(crate) fn family_of(&self, subvol: ObjectId) -> ObjectId {
+        self.origins.get(&subvol).map_or(subvol, |origin| self.family_of(*origin))
     }
 
     /// A subvolume goes with all that is in it.

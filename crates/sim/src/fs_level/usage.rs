@@ -9,10 +9,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use copyhold_format::item::Limits;
+use copyhold_fs::NodeId;
 use copyhold_types::{BLOCK_BYTES, SubvolId};
-use copyhold_volume::quota::{GroupId, GroupUse, Ledger};
+use copyhold_volume::quota::{GroupId, GroupState, GroupUse, Ledger};
 
 use super::content::Content;
+use super::counts::Count;
+use super::tree::ObjectId;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// What a block holds begins with its number; zeros are nobody's.
@@ -57,12 +61,18 @@ pub(crate) struct Usage {
     pub(crate) on: bool,
     pub(crate) generation: u64,
     payers: BTreeMap<BlockId, SubvolId>,
+    /// What was made while quotas were on, and what was snapshotted of it: these inodes count.
+    counted: BTreeSet<ObjectId>,
     /// Who was to inherit of whom; a crash may have undone it.
     heirs: Vec<(SubvolId, SubvolId)>,
+    /// In whose place something comes whose number is not known yet; whether the old one is kept.
+    replaced: Vec<(SubvolId, ObjectId, bool)>,
     /// What the limit of a subvolume was set to since the last recovery, and what it was then.
-    limits: BTreeMap<SubvolId, Vec<Option<u64>>>,
+    limits: BTreeMap<SubvolId, Vec<Limits>>,
     /// What it was before quotas were turned on or off, while that may be undone by a crash.
     before: Option<Box<Usage>>,
+    /// Quotas were being turned on or off when the power failed.
+    turning: bool,
 }
 
 impl Usage {
@@ -91,12 +101,61 @@ impl Usage {
         self.heirs.push((dead, heir));
     }
 
-    pub(crate) fn set_limit(&mut self, of: SubvolId, limit: Option<u64>) {
-        self.limits.entry(of).or_insert_with(|| vec![None]).push(limit);
+    /// An object is to come in the place of `old`, which it inherits of unless that is kept.
+    pub(crate) fn replace(&mut self, old: SubvolId, new: ObjectId, is_kept: bool) {
+        self.replaced.push((old, new, is_kept));
     }
 
-    pub(crate) fn limit(&self, of: SubvolId) -> Option<u64> {
-        self.limits.get(&of).and_then(|limits| *limits.last().expect("there is one"))
+    /// This object has come, and its number is known; or it will never come.
+    pub(crate) fn replaced(&mut self, new: ObjectId, node: Option<NodeId>) {
+        let Some(at) = self.replaced.iter().position(|(_, id, _)| *id == new) else { return };
+        let (old, _, is_kept) = self.replaced.remove(at);
+        let Some(new) = node.map(|node| node.subvol) else { return };
+        if !is_kept {
+            self.inherit(old, new);
+        }
+        if let Some(limits) = self.limits.get(&old).cloned() {
+            self.limits.insert(new, limits);
+        }
+    }
+
+    /// After a recovery it is known of all what has come.
+    pub(crate) fn settle_replaced(&mut self, nodes: &BTreeMap<ObjectId, NodeId>) {
+        for (_, new, _) in self.replaced.clone() {
+            self.replaced(new, nodes.get(&new).copied());
+        }
+    }
+
+    pub(crate) fn set_limits(&mut self, of: SubvolId, limits: Limits) {
+        self.limits.entry(of).or_insert_with(|| vec![Limits::default()]).push(limits);
+    }
+
+    pub(crate) fn limits(&self, of: SubvolId) -> Limits {
+        let limits = self.limits.get(&of).and_then(|limits| limits.last());
+        limits.copied().unwrap_or_default()
+    }
+
+    /// Something is being made.
+    pub(crate) fn make(&mut self, id: ObjectId) {
+        if self.on {
+            self.counted.insert(id);
+        }
+    }
+
+    /// A snapshot is being made of the first, which has the second.
+    pub(crate) fn snapshot(&mut self, ids: &BTreeMap<ObjectId, ObjectId>) {
+        let copies = ids.iter().filter(|(old, _)| self.counted.contains(old));
+        let copies: Vec<ObjectId> = copies.map(|(_, new)| *new).collect();
+        self.counted.extend(copies);
+    }
+
+    pub(crate) fn is_counted(&self, id: ObjectId) -> bool {
+        self.counted.contains(&id)
+    }
+
+    /// The power has failed while an operator was at work.
+    pub(crate) fn may_have_turned(&mut self) {
+        self.turning = true;
     }
 
     /// Bytes of each payer that these files hold.
@@ -123,17 +182,24 @@ impl Usage {
     pub(crate) fn settle(&mut self, shown: &Shown, live: &BTreeSet<SubvolId>) {
         let found = (shown.on, shown.generation);
         if found != (self.on, self.generation) {
-            let before = self.before.take();
-            *self = *before.expect("quotas are on or off as they were turned");
+            let turned = Usage { on: found.0, generation: found.1, ..Usage::default() };
+            let may_be = self.turning && (0..2).contains(&(found.1 - self.generation));
+            let before = self.before.take().filter(|_| !may_be);
+            *self = match before {
+                Some(before) => *before,
+                None if may_be => turned,
+                None => panic!("quotas are on or off as they never were"),
+            };
             assert_eq!(found, (self.on, self.generation), "quotas are as they never were");
         }
         self.before = None;
+        self.turning = false;
         self.heirs.retain(|(dead, _)| !live.contains(dead));
         let mut limits = BTreeMap::new();
         for group in shown.groups.iter().filter(|group| group.id.level() == 0) {
-            let (of, found) = (SubvolId(group.id.id() as u32), group.limits.referenced);
-            let was = self.limits.get(&of).map_or(&[None][..], |was| was);
-            assert!(was.contains(&found), "the limit of {of} is {found:?}, and was {was:?}");
+            let (of, found) = (SubvolId(group.id.id() as u32), group.limits);
+            let was = self.limits.get(&of).cloned().unwrap_or_else(|| vec![Limits::default()]);
+            assert!(was.contains(&found), "the limits of {of} are {found:?}, and were {was:?}");
             limits.insert(of, vec![found]);
         }
         self.limits = limits;
@@ -141,13 +207,24 @@ impl Usage {
 
     /// E2, for data: when nothing is on its way, usage is what files hold; of a group, the sum of
     /// the distinct subvolumes below it.
-    pub(crate) fn check<'a>(&self, shown: &Shown, files: impl IntoIterator<Item = &'a Content>) {
+    pub(crate) fn check<'a>(
+        &self,
+        shown: &Shown,
+        files: impl IntoIterator<Item = &'a Content>,
+        counts: &BTreeMap<SubvolId, Count>,
+    ) {
         let (found, predicted) = (shown.data(), self.of(files));
         assert_eq!(found, predicted, "E2: bytes of data that each subvolume pays for");
         for group in shown.groups.iter().filter(|group| group.id.level() > 0) {
             let below = shown.below(group.id);
             let data: u64 = below.iter().filter_map(|subvol| predicted.get(subvol)).sum();
             assert_eq!(group.data, data, "E2: bytes of data of group {}", group.id);
+        }
+        let is_live = |group: &&GroupUse| group.state == GroupState::Live && group.id.level() == 0;
+        for group in shown.groups.iter().filter(is_live) {
+            let count = Count { inodes: group.inodes, snapshots: group.snapshots };
+            let predicted = counts.get(&SubvolId(group.id.id() as u32)).copied();
+            assert_eq!(count, predicted.unwrap_or_default(), "E2: what is in {}", group.id);
         }
     }
 }

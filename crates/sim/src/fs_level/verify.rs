@@ -132,10 +132,15 @@ fn difference(world: &World, tree: &Tree, own: &BTreeMap<&Path, &Found>) -> Opti
     let mut nodes: BTreeMap<NodeId, ObjectId> = BTreeMap::new();
     for (path, id) in &paths {
         let Some(found) = own.get(path) else { return Some(format!("{} is missing", show(path))) };
-        if world.nodes.get(id).is_some_and(|node| *node != found.attr.node) {
+        // A number that something has had is nothing else's.
+        let known = world.object(found.attr.node).is_some_and(|known| known != *id);
+        let other = world.nodes.get(id).is_some_and(|node| *node != found.attr.node);
+        if other || (known && tree.objects[id].kind != Kind::Placeholder) {
             return Some(format!("{} leads to another file", show(path)));
         }
-        if *nodes.entry(found.attr.node).or_insert(*id) != *id {
+        // Those that stand for one subvolume in a snapshot are one.
+        let is_placeholder = tree.objects[id].kind == Kind::Placeholder;
+        if !is_placeholder && *nodes.entry(found.attr.node).or_insert(*id) != *id {
             return Some(format!("{} is another file's name", show(path)));
         }
         if let Some(why) = differs(tree, *id, found) {
@@ -254,12 +259,11 @@ fn check_data(world: &World, taken: &[usize], trees: &[Tree], own: &[BTreeMap<&P
 
 /// What is found is all that ever was.
 fn forget_the_rest(world: &mut World, trees: Vec<Tree>, own: &[BTreeMap<&Path, &Found>]) {
-    world.data.clear();
-    world.nodes.clear();
+    world.forget_objects();
     for (client, tree) in trees.into_iter().enumerate() {
         for (path, id) in tree.paths() {
             let found = &own[client][&path];
-            world.nodes.insert(id, found.attr.node);
+            world.found(id, found.attr.node);
             let content = Content::from_bytes(&found.bytes);
             world.data.insert(id, Versions::of(content));
         }

@@ -1,11 +1,13 @@
 //! What is known of a filesystem from outside.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use copyhold_fs::NodeId;
+use copyhold_types::SubvolId;
 use parking_lot::Mutex;
 
 use super::content::Versions;
+use super::counts::{self, Count};
 use super::tree::{Dir, Kind, ObjectId, SHARED_DIRS, Tree};
 use super::usage::Usage;
 
@@ -54,6 +56,10 @@ pub(crate) struct World {
     pub(crate) logs: Vec<Log>,
     pub(crate) data: BTreeMap<ObjectId, Versions>,
     pub(crate) nodes: BTreeMap<ObjectId, NodeId>,
+    /// Every number that was ever given to something (R9).
+    given: BTreeSet<NodeId>,
+    /// What has had each number since the last recovery.
+    objects: BTreeMap<NodeId, ObjectId>,
     pub(crate) shared: [Option<NodeId>; SHARED_DIRS],
     /// What had ended before this moment is durable.
     pub(crate) synced: Moment,
@@ -82,6 +88,32 @@ impl World {
         self.next_object
     }
 
+    /// An object has been made, and has this number.
+    pub(crate) fn born(&mut self, id: ObjectId, node: NodeId) {
+        assert!(self.given.insert(node), "R9: {node} was something else before");
+        assert_eq!(self.nodes.insert(id, node), None);
+        self.objects.insert(node, id);
+    }
+
+    /// An object has been found, with this number.
+    pub(crate) fn found(&mut self, id: ObjectId, node: NodeId) {
+        self.given.insert(node);
+        self.nodes.insert(id, node);
+        self.objects.insert(node, id);
+    }
+
+    /// What has, or had, this number.
+    pub(crate) fn object(&self, node: NodeId) -> Option<ObjectId> {
+        self.objects.get(&node).copied()
+    }
+
+    /// Before all that there is has been found.
+    pub(crate) fn forget_objects(&mut self) {
+        self.data.clear();
+        self.nodes.clear();
+        self.objects.clear();
+    }
+
     pub(crate) fn node(&self, dir: Dir) -> NodeId {
         match dir {
             Dir::Shared(n) => self.shared[n].expect("made at the beginning"),
@@ -94,6 +126,20 @@ impl World {
         let objects = self.logs.iter().flat_map(|log| &log.now().objects);
         let files = objects.filter(|(_, object)| object.kind == Kind::File).map(|(id, _)| *id);
         files.filter(|id| self.data.contains_key(id)).collect()
+    }
+
+    /// What inodes and snapshots count for each subvolume.
+    pub(crate) fn counts(&self) -> BTreeMap<SubvolId, Count> {
+        let mut sums: BTreeMap<SubvolId, Count> = BTreeMap::new();
+        for (subvol, count) in self.logs.iter().flat_map(|log| counts::of(log.now(), &self.usage)) {
+            let node = subvol.map(|id| self.nodes.get(&id));
+            // What is being made has no number yet.
+            let Some(subvol) = node.map_or(Some(SubvolId::ROOT), |node| Some(node?.subvol)) else {
+                continue;
+            };
+            sums.entry(subvol).or_default().add(count);
+        }
+        sums
     }
 
     /// A step of a client begins.

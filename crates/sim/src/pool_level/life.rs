@@ -20,7 +20,6 @@ use crate::weather::Weather;
 use crate::{Outcome, Plan};
 
 const CLIENTS_MAX: u64 = 4;
-const EIO: i32 = 5;
 
 /// Lives through a whole history. Panics when the pool is not what it must be.
 pub fn history(plan: &Plan) -> Outcome {
@@ -93,16 +92,7 @@ impl History {
         let weather = self.plan.weather.unwrap_or(today);
         let (machine, pool) = self.recover();
         self.plan.tell(|| format!("a life: {weather:?}, {:?}", pool.log_use()));
-        if let Some((trigger, fault)) = weather.fault(&mut self.dice) {
-            self.plan.tell(|| format!("{fault:?} at {trigger:?}"));
-            machine.disk.arm(trigger, fault);
-        }
-        if weather == Weather::PowerCut {
-            machine.fail_power_in(self.dice.magnitude(27));
-        }
-        if weather == Weather::HostFull {
-            machine.fill_host(self.dice.magnitude(24), self.dice.magnitude(6));
-        }
+        weather.come_over(&machine, &mut self.dice, 27, &self.plan);
         let clients = self.clients(&pool, weather.shows());
         let done = machine.run_all(clients);
         self.shared.world.lock().know_durable(pool.durable_txg());
@@ -133,16 +123,8 @@ impl History {
     /// Switches on until a recovery goes through, and verifies what it has found.
     fn recover(&mut self) -> (Machine, Arc<Pool>) {
         loop {
-            let machine = Machine::on(self.dice.number(), self.image.clone());
-            for (block, lasting) in std::mem::take(&mut self.unreadable) {
-                machine.disk.break_block(block, EIO, lasting);
-            }
-            if self.dice.one_in(4) {
-                let nth = self.dice.magnitude(3);
-                let write = Trigger::Write { nth, why: None };
-                let trigger = self.dice.pick(&[write, Trigger::Flush { nth: nth / 4 }]);
-                machine.disk.arm(trigger, Fault::PowerOff);
-            }
+            let (image, unreadable) = (self.image.clone(), &mut self.unreadable);
+            let machine = Machine::on_again(&mut self.dice, image, unreadable, 3);
             let opened = Pool::open(machine.rt(), machine.device(), self.shape.open(false));
             match machine.run(opened) {
                 Some(Ok(pool)) => {
@@ -201,25 +183,17 @@ impl History {
                 self.end_well(machine, &pool)
             }
             Weather::PowerCutInSettling => self.cut_in_settling(machine, &pool),
-            Weather::LogRot => {
-                let mut image = self.crash(machine);
-                damage::rot_log(&mut self.dice, &self.label, &mut image);
-                image
-            }
             Weather::LogRotTwice => self.rot_log_twice(machine, &pool),
-            Weather::LogUnreadable => {
-                let image = self.crash(machine);
-                self.unreadable = damage::unreadable_log(&mut self.dice, &self.label, &image);
-                image
-            }
-            Weather::UberblockRot => {
-                let mut image = self.crash(machine);
-                damage::rot_uberblocks(&mut self.dice, &self.label, &mut image);
-                image
-            }
             Weather::TailRot => self.rot_tail(machine, &pool),
-            _ => self.crash(machine),
+            _ => self.crash_in(weather, machine),
         }
+    }
+
+    fn crash_in(&mut self, weather: Weather, machine: &Machine) -> SimImage {
+        let mut image = self.crash(machine);
+        let (dice, unreadable) = (&mut self.dice, &mut self.unreadable);
+        damage::by_weather(weather, dice, &self.label, &mut image, unreadable);
+        image
     }
 
     /// Everybody has finished: the pool is what they made of it, before and after it is closed.

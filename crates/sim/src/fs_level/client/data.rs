@@ -5,9 +5,16 @@
 
 use copyhold_fs::{Caller, FallocateMode, NodeId, SetAttr, WriteFlags};
 
+use copyhold_types::BLOCK_BYTES;
+
 use super::{Client, Done, FILE_BYTES};
 use crate::fs_level::content::Content;
-use crate::fs_level::tree::ObjectId;
+use crate::fs_level::tree::{Kind, ObjectId, Tree};
+
+/// Where hoarded space is, behind all content.
+const HOARD: u64 = 1 << 32;
+
+type File = (ObjectId, NodeId);
 
 impl Client {
     /// The file will hold what `change` makes of it.
@@ -56,18 +63,22 @@ impl Client {
         let (offset, len) = self.a_range();
         // Often where something is, so that it is overwritten.
         let offset = if self.dice.one_in(2) { offset % (16 << 10) } else { offset };
+        self.write_at((id, node), offset, len).await?;
+        // What an editor does, or a database.
+        if self.dice.one_in(6) && self.world().logs[self.id].now().objects.contains_key(&id) {
+            return self.fsync(id).await;
+        }
+        Ok(())
+    }
+
+    async fn write_at(&mut self, (id, node): File, offset: u64, len: u64) -> Done {
         let bytes = self.dice.bytes(len as usize);
         let room = self.room_for(id, offset, &bytes);
         self.begin_data("write", id, |content| content.write(offset, &bytes));
         let wrote = self.fs.write(node, offset, &bytes, WriteFlags::default()).await;
         self.check_room(room, &wrote);
         let wrote = self.given("write", wrote)?;
-        self.end_data(id, node, wrote.is_some()).await?;
-        // What an editor does, or a database.
-        if self.dice.one_in(6) && self.world().logs[self.id].now().objects.contains_key(&id) {
-            return self.fsync(id).await;
-        }
-        Ok(())
+        self.end_data(id, node, wrote.is_some()).await
     }
 
     pub(super) async fn truncate(&mut self) -> Done {
@@ -78,6 +89,55 @@ impl Client {
         let cut = self.fs.setattr(&Caller::ROOT, node, &set).await;
         let cut = self.given("truncate", cut)?;
         self.end_data(id, node, cut.is_some()).await
+    }
+
+    /// What is preallocated when a snapshot is made is written on both sides, when there is no
+    /// other space (R10): only then is anything written in place.
+    pub(super) async fn part_preallocated(&mut self, tree: Tree, subvol: ObjectId) -> Done {
+        let files = tree.within(subvol).into_iter();
+        let files = files.filter(|id| tree.objects[id].kind == Kind::File && tree.may_change(*id));
+        let files: Vec<ObjectId> = files.collect();
+        let Some(id) = (!files.is_empty()).then(|| self.dice.pick(&files)) else { return Ok(()) };
+        let node = self.world().nodes[&id];
+        let len = BLOCK_BYTES as u64 * (1 + self.dice.below(8));
+        let mode = FallocateMode::Allocate { keep_size: false };
+        let from = self.world().data[&id].now().size().next_multiple_of(BLOCK_BYTES as u64);
+        self.fallocate_at((id, node), from, len, mode).await?;
+        let tree = self.tree();
+        if !tree.objects.contains_key(&id) || !tree.objects.contains_key(&subvol) {
+            return Ok(());
+        }
+        self.fsync(id).await?;
+        self.snapshot(tree, subvol).await?;
+        let copies: Vec<File> = {
+            let world = self.world();
+            let copies = world.nodes.iter().filter(|(_, other)| other.ino == node.ino);
+            copies.map(|(id, node)| (*id, *node)).collect()
+        };
+        self.hog(node).await;
+        for file in copies {
+            let tree = self.tree();
+            let is_copy = tree.objects.get(&file.0).is_some_and(|of| of.kind == Kind::File);
+            if is_copy && tree.may_change(file.0) {
+                self.write_at(file, from, len).await?;
+                self.fsync(file.0).await?;
+            }
+        }
+        drop(self.fs.fallocate(node, HOARD, HOARD, FallocateMode::Punch).await);
+        Ok(())
+    }
+
+    /// Takes all space that a write can get, behind the end of a file. The reserve is not there for
+    /// that (R21).
+    async fn hog(&mut self, node: NodeId) {
+        let space = self.fs.pool().space();
+        for blocks in [space.free, space.available()] {
+            let mode = FallocateMode::Allocate { keep_size: true };
+            let bytes = blocks * BLOCK_BYTES as u64;
+            if bytes > 0 && self.fs.fallocate(node, HOARD, bytes, mode).await.is_ok() {
+                return;
+            }
+        }
     }
 
     pub(super) async fn fallocate(&mut self) -> Done {
@@ -93,6 +153,16 @@ impl Client {
                 FallocateMode::Zero { keep_size },
             ]),
         };
+        self.fallocate_at((id, node), offset, len, mode).await
+    }
+
+    async fn fallocate_at(
+        &mut self,
+        (id, node): File,
+        offset: u64,
+        len: u64,
+        mode: FallocateMode,
+    ) -> Done {
         self.begin_data("fallocate", id, |content| {
             let grows = match mode {
                 FallocateMode::Allocate { keep_size } => !keep_size,
@@ -111,6 +181,7 @@ impl Client {
         self.end_data(id, node, done.is_some()).await
     }
 
+    /// Copies, which shares whole blocks, and changes what is shared on one side or the other.
     pub(super) async fn copy(&mut self) -> Done {
         let (Some((source, from)), Some((target, to))) = (self.a_file(), self.a_pliable_file())
         else {
@@ -118,7 +189,9 @@ impl Client {
         };
         let ((from_offset, len), (to_offset, _)) = (self.a_range(), self.a_range());
         let bytes = self.world().data[&source].now().read(from_offset, len);
-        if source == target || bytes.is_empty() {
+        let overlaps = from_offset.abs_diff(to_offset) < len;
+        // Within a file nothing is shared, but copied.
+        if bytes.is_empty() || (source == target && (overlaps || self.exact)) {
             return Ok(());
         }
         self.begin_data("copy", target, |content| content.write(to_offset, &bytes));
@@ -128,6 +201,31 @@ impl Client {
             Some(copied) => copied == bytes.len() as u64,
             None => false,
         };
-        self.end_data(target, to, whole).await
+        self.end_data(target, to, whole).await?;
+        for _ in 0..if whole { self.dice.below(4) } else { 0 } {
+            let sides = [((source, from), from_offset), ((target, to), to_offset)];
+            let (file, offset) = self.dice.pick(&sides);
+            self.change_part(file, offset, len).await?;
+        }
+        Ok(())
+    }
+
+    /// Overwrites a part of a range, or punches a hole there.
+    async fn change_part(&mut self, file: File, offset: u64, len: u64) -> Done {
+        let tree = self.tree();
+        let is_there = tree.objects.contains_key(&file.0) && tree.may_change(file.0);
+        if !is_there {
+            return Ok(());
+        }
+        let from = offset + self.dice.below(len);
+        let len = 1 + self.dice.below(offset + len - from);
+        let (from, len) = match self.exact {
+            true => (from & !4095, (len + 4095) & !4095),
+            false => (from, len),
+        };
+        if self.dice.one_in(3) {
+            return self.fallocate_at(file, from, len, FallocateMode::Punch).await;
+        }
+        self.write_at(file, from, len).await
     }
 }

@@ -6,17 +6,21 @@
 
 use std::collections::BTreeMap;
 
+use copyhold_format::item::Limits;
 use copyhold_fs::FsError;
 use copyhold_types::SubvolId;
-use copyhold_volume::quota::{GroupId, LimitKind, QuotaError};
+use copyhold_volume::quota::{GroupId, Ledger, LimitKind, QuotaError};
 
 use super::{Client, Done};
 use crate::fs_level::content::Content;
-use crate::fs_level::tree::{Kind, ObjectId, Tree};
+use crate::fs_level::counts::{self, Count};
+use crate::fs_level::tree::{Dir, Kind, ObjectId, Tree};
 use crate::fs_level::world::World;
 
 /// More than nodes, unflushed edits and what is on its way ever take of a simulated pool.
 const MARGIN: u64 = 4 << 20;
+/// More than a client ever has, with what is yet to be given back.
+const INODES_MARGIN: u64 = 1 << 20;
 
 /// What limits must say of a write.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,24 +30,92 @@ pub(super) struct Room {
 }
 
 impl Client {
-    /// Sets the limit of one of its subvolumes, mostly to what is soon reached.
+    /// Sets a limit of one of its subvolumes, mostly to what is soon reached.
     pub(super) async fn set_limit(&mut self, subvol: ObjectId) -> Done {
-        let (of, used) = {
+        let (of, used, count, was) = {
             let world = self.world();
             let Some(node) = world.nodes.get(&subvol).filter(|_| world.usage.on) else {
                 return Ok(());
             };
-            (node.subvol, used_now(&world))
+            let of = node.subvol;
+            let used = used_now(&world).get(&of).copied().unwrap_or(0);
+            let count = world.counts().get(&of).copied().unwrap_or_default();
+            (of, used, count, world.usage.limits(of))
         };
-        let used = used.get(&of).copied().unwrap_or(0);
-        let more = self.dice.magnitude(19);
-        let limit = self.dice.pick(&[None, Some(used + more), Some(used + 2 * MARGIN)]);
-        self.world().usage.set_limit(of, limit);
-        let change = |ledger: &copyhold_volume::quota::Ledger| {
-            ledger.limit(GroupId::of(of), LimitKind::Referenced, limit)
+        let kinds = [LimitKind::Referenced, LimitKind::Inodes, LimitKind::Snapshots];
+        let kind = self.dice.pick(&kinds);
+        let mut near = |used: u64, bits: u64, margin: u64| {
+            let near = used + self.dice.magnitude(bits);
+            self.dice.pick(&[None, Some(near), Some(used + 2 * margin)])
         };
+        let (limit, limits) = match kind {
+            LimitKind::Inodes => {
+                let inodes = near(count.inodes, 4, INODES_MARGIN);
+                (inodes, Limits { inodes, ..was })
+            }
+            LimitKind::Snapshots => {
+                let snapshots = near(count.snapshots, 2, INODES_MARGIN);
+                (snapshots, Limits { snapshots, ..was })
+            }
+            _ => {
+                let referenced = near(used, 19, MARGIN);
+                (referenced, Limits { referenced, ..was })
+            }
+        };
+        self.world().usage.set_limits(of, limits);
+        let change = |ledger: &Ledger| ledger.limit(GroupId::of(of), kind, limit);
         let set = self.fs.change_quotas(change).await;
         self.given("limit", set).map(drop)
+    }
+
+    /// What is known of the room for an inode in a directory.
+    pub(super) fn room_for_inode(&self, tree: &Tree, dir: Dir) -> Room {
+        let more = Count { inodes: 1, snapshots: 0 };
+        self.room_for_more(tree, tree.subvol_of(dir), more)
+    }
+
+    /// What is known of the room for a snapshot, whose entry is to be in a directory.
+    pub(super) fn room_for_snapshot(&self, tree: &Tree, source: ObjectId, dir: Dir) -> Room {
+        let more = Count { inodes: 0, snapshots: 1 };
+        let of_source = self.room_for_more(tree, Some(source), more);
+        let copies = tree.within(source).into_iter();
+        let world = self.world();
+        let is_counted = |id: &ObjectId| {
+            let is_root = tree.objects[id].kind == Kind::Subvol && *id != source;
+            !is_root && tree.objects[id].kind != Kind::Placeholder && world.usage.is_counted(*id)
+        };
+        let inodes = copies.filter(is_counted).count() as u64;
+        drop(world);
+        let more = Count { inodes, snapshots: 0 };
+        let of_holder = self.room_for_more(tree, tree.subvol_of(dir), more);
+        Room { none: of_source.none || of_holder.none, ample: of_source.ample && of_holder.ample }
+    }
+
+    /// What limits on inodes and snapshots leave in a subvolume and in those that hold it.
+    fn room_for_more(&self, tree: &Tree, subvol: Option<ObjectId>, more: Count) -> Room {
+        let world = self.world();
+        if !self.exact || !world.usage.on {
+            return Room::default();
+        }
+        let counts = counts::of(tree, &world.usage);
+        let mut room = Room { none: false, ample: true };
+        let asked = subvol.into_iter().chain(tree.holders(subvol));
+        for asked in asked {
+            let limits = world.usage.limits(world.nodes[&asked].subvol);
+            let has = counts.get(&Some(asked)).copied().unwrap_or_default();
+            // Bytes of nodes are not known.
+            room.ample &= limits.referenced.is_none();
+            let pairs = [
+                (limits.inodes, has.inodes, more.inodes),
+                (limits.snapshots, has.snapshots, more.snapshots),
+            ];
+            for (limit, has, more) in pairs {
+                let Some(limit) = limit.filter(|_| more > 0) else { continue };
+                room.none |= has + more > limit;
+                room.ample &= has + more + INODES_MARGIN <= limit;
+            }
+        }
+        room
     }
 
     /// What is known of the room for a write, which begins.
@@ -56,7 +128,7 @@ impl Client {
         world.usage.write(payer, bytes);
         let tree = world.logs[self.id].now();
         let inside = inside(&world, tree, id);
-        if inside.iter().all(|(subvol, _)| world.usage.limit(*subvol).is_none()) {
+        if inside.iter().all(|(subvol, _)| world.usage.limits(*subvol).referenced.is_none()) {
             return Room { none: false, ample: true };
         }
         let mut changed = world.data[&id].now().clone();
@@ -64,7 +136,7 @@ impl Client {
         let [before, after] = [None, Some((id, &changed))].map(|change| used(&world, change));
         let mut room = Room { none: false, ample: true };
         for (subvol, members) in inside {
-            let Some(limit) = world.usage.limit(subvol) else { continue };
+            let Some(limit) = world.usage.limits(subvol).referenced else { continue };
             let sum = |of: &BTreeMap<SubvolId, u64>| -> u64 {
                 members.iter().filter_map(|member| of.get(member)).sum()
             };
@@ -75,7 +147,7 @@ impl Client {
         room
     }
 
-    pub(super) fn check_room(&self, room: Room, wrote: &Result<(), FsError>) {
+    pub(super) fn check_room<T>(&self, room: Room, wrote: &Result<T, FsError>) {
         let refused = matches!(wrote, Err(FsError::Quota(QuotaError::Exceeded(_))));
         assert!(!room.none || wrote.is_err(), "R23: a limit is exceeded and nobody minds");
         let plenty = room.ample && refused;

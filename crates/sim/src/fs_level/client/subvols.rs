@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use copyhold_fs::{Caller, FsError, NodeId};
+use copyhold_pool::FORK_DEPTH_MAX;
 use copyhold_types::{InodeNo, SubvolId};
 use copyhold_volume::VolumeError;
 
@@ -25,11 +26,15 @@ impl Client {
             return self.make_subvol(tree).await;
         }
         let (place, id) = self.dice.pick_ref(&subvols).clone();
-        match self.dice.below(12) {
+        match self.dice.below(20) {
             0..2 if !full => self.make_subvol(tree).await,
             2..5 if !full => self.snapshot(tree, id).await,
             5..7 => self.set_read_only(tree, id).await,
             7..9 => self.set_limit(id).await,
+            9..12 if tree.is_writable(place.0) => self.roll_back(tree, place).await,
+            15..17 if !full && !self.exact => self.part_preallocated(tree, id).await,
+            17..18 if !full => self.snapshot_often(id).await,
+            12..15 if tree.is_writable(place.0) => self.rename_entry(tree, place, id).await,
             _ if tree.is_writable(place.0) => self.delete_subvol(tree, place).await,
             _ => Ok(()),
         }
@@ -43,7 +48,9 @@ impl Client {
     async fn make_subvol(&mut self, mut tree: Tree) -> Done {
         let Some(place) = self.a_place_for_subvol(&tree) else { return Ok(()) };
         let parent = self.node(place.0);
+        let room = self.room_for_inode(&tree, place.0);
         let id = self.world().new_object();
+        self.world().usage.make(id);
         let mode = 0o777 & !Caller::ROOT.umask;
         tree.put(
             place.clone(),
@@ -52,11 +59,12 @@ impl Client {
         );
         self.begin("make subvolume", tree, &[id]);
         let made = self.fs.create_subvolume(&Caller::ROOT, parent, &place.1, None).await;
+        self.check_room(room, &made);
         match self.given("make subvolume", made)? {
             Some(subvol) => {
                 let node = NodeId { subvol, ino: InodeNo::ROOT };
                 let mut world = self.world();
-                assert_eq!(world.nodes.insert(id, node), None);
+                world.born(id, node);
                 world.end(self.id);
                 Ok(())
             }
@@ -67,21 +75,11 @@ impl Client {
         }
     }
 
-    async fn snapshot(&mut self, mut tree: Tree, source: ObjectId) -> Done {
+    pub(super) async fn snapshot(&mut self, mut tree: Tree, source: ObjectId) -> Done {
         let Some(place) = self.a_place_for_subvol(&tree) else { return Ok(()) };
         let parent = self.node(place.0);
-        let within = tree.within(source);
-        let (of, ids) = {
-            let mut world = self.world();
-            let ids: BTreeMap<ObjectId, ObjectId> =
-                within.iter().map(|old| (*old, world.new_object())).collect();
-            for (old, new) in &ids {
-                if let Some(data) = world.data.get(old).cloned() {
-                    world.data.insert(*new, data);
-                }
-            }
-            (world.nodes[&source].subvol, ids)
-        };
+        let room = self.room_for_snapshot(&tree, source, place.0);
+        let (of, ids) = self.copies(&tree, source);
         tree.snapshot(source, place.clone(), &ids);
         let read_only = self.dice.one_in(3);
         if read_only {
@@ -95,9 +93,11 @@ impl Client {
         self.begin("snapshot", tree, &copies);
         self.world().brings(self.id, &copies);
         let made = self.fs.snapshot(of, parent, &place.1, read_only, None).await;
+        self.check_room(room, &made);
         match self.given("snapshot", made)? {
             Some(subvol) => {
                 self.name_copies(&ids, subvol);
+                self.check_depth(of);
                 self.end(true);
                 Ok(())
             }
@@ -109,15 +109,54 @@ impl Client {
         }
     }
 
+    /// Snapshots with a change between each two: many tables to lie over each other.
+    async fn snapshot_often(&mut self, id: ObjectId) -> Done {
+        for _ in 0..SUBVOLS_MAX {
+            self.snapshot(self.tree(), id).await?;
+            let tree = self.tree();
+            if tree.objects.contains_key(&id) && tree.may_change(id) {
+                self.change_mode_of(tree, id).await?;
+            } else {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// R29: however many snapshots are made, a look-up asks few tables.
+    pub(super) fn check_depth(&self, of: SubvolId) {
+        let subvol = self.fs.volumes().subvol(of).expect("it has just been snapshotted");
+        let depth = self.fs.pool().fork_depth(subvol.files());
+        assert!(depth <= FORK_DEPTH_MAX, "R29: {depth} unflushed tables lie under {of}");
+    }
+
+    /// Objects for a snapshot of a subvolume, with the data that is there now.
+    pub(super) fn copies(
+        &self,
+        tree: &Tree,
+        source: ObjectId,
+    ) -> (SubvolId, BTreeMap<ObjectId, ObjectId>) {
+        let mut world = self.world();
+        let within = tree.within(source).into_iter();
+        let ids: BTreeMap<_, _> = within.map(|old| (old, world.new_object())).collect();
+        for (old, new) in &ids {
+            if let Some(data) = world.data.get(old).cloned() {
+                world.data.insert(*new, data);
+            }
+        }
+        world.usage.snapshot(&ids);
+        (world.nodes[&source].subvol, ids)
+    }
+
     /// An inode's number means the same file in both. Subvolumes inside the source are not in the
     /// snapshot.
-    fn name_copies(&self, ids: &BTreeMap<ObjectId, ObjectId>, subvol: SubvolId) {
+    pub(super) fn name_copies(&self, ids: &BTreeMap<ObjectId, ObjectId>, subvol: SubvolId) {
         let mut world = self.world();
         let tree = world.logs[self.id].now().clone();
         for (old, new) in ids {
             if tree.objects[new].kind != Kind::Placeholder {
                 let node = NodeId { subvol, ..world.nodes[old] };
-                assert_eq!(world.nodes.insert(*new, node), None);
+                world.born(*new, node);
             }
         }
     }
@@ -143,18 +182,27 @@ impl Client {
     pub(crate) async fn delete_subvol(&mut self, mut tree: Tree, place: Place) -> Done {
         let parent = self.node(place.0);
         let id = tree.entries[&place];
+        let as_dir = self.dice.one_in(3);
+        if as_dir && !tree.is_empty(id) {
+            let refused = self.fs.remove_empty_subvolume(parent, &place.1).await;
+            assert!(self.forgiving || matches!(refused, Err(FsError::NotEmpty)), "{refused:?}");
+            return Ok(());
+        }
         if tree.holds_any(id) {
             return self.expect_held(parent, &place.1).await;
         }
         let victim = self.world().nodes[&id].subvol;
-        let heir = self.an_heir(&tree, id);
+        let heir = if as_dir { None } else { self.an_heir(&tree, id) };
         let gone = tree.within(id);
         tree.delete(&place);
         self.begin("delete subvolume", tree, &gone);
         if let Some(heir) = heir {
             self.world().usage.inherit(victim, heir);
         }
-        let deleted = self.fs.delete_subvolume(parent, &place.1, heir).await;
+        let deleted = match as_dir {
+            true => self.fs.remove_empty_subvolume(parent, &place.1).await,
+            false => self.fs.delete_subvolume(parent, &place.1, heir).await,
+        };
         if self.given("delete subvolume", deleted)?.is_none() {
             panic!("R21: no subvolume can be deleted on a full pool: {:?}", self.fs.pool().space());
         }
@@ -180,15 +228,6 @@ impl Client {
             if matches!(**error, VolumeError::Holds(..)))
         };
         let as_it_must = refused.as_ref().is_err_and(holds);
-        assert!(self.forgiving || as_it_must, "{refused:?}");
-        Ok(())
-    }
-
-    pub(crate) async fn expect_other_subvolume(&mut self, from: &Place, to: &Place) -> Done {
-        let [from_dir, to_dir] = [from.0, to.0].map(|dir| self.node(dir));
-        let flags = Default::default();
-        let refused = self.fs.rename(&Caller::ROOT, from_dir, &from.1, to_dir, &to.1, flags).await;
-        let as_it_must = matches!(refused, Err(FsError::CrossSubvolume));
         assert!(self.forgiving || as_it_must, "{refused:?}");
         Ok(())
     }

@@ -1,0 +1,105 @@
+//! What a client rolls back: a subvolume becomes what a relative of it is.
+
+use copyhold_fs::{FsError, NodeId};
+use copyhold_volume::VolumeError;
+
+use super::{Client, Done};
+use crate::fs_level::tree::{ObjectId, Place, Tree};
+
+impl Client {
+    /// The subvolume at `place` becomes what another is; what it was is deleted, or kept elsewhere.
+    pub(super) async fn roll_back(&mut self, mut tree: Tree, place: Place) -> Done {
+        let old = tree.entries[&place];
+        let relatives = tree.subvols().into_iter().map(|(_, id)| id);
+        let relatives: Vec<ObjectId> =
+            relatives.filter(|id| *id != old || tree.subvols().len() == 1).collect();
+        let source = self.dice.pick(&relatives);
+        let keep = if self.dice.one_in(2) { self.a_free_place(&tree) } else { None };
+        if let Some(is_as_it_must) = refusal(&tree, old, source, keep.as_ref()) {
+            return self.expect_no_rollback(&place, source, keep, is_as_it_must).await;
+        }
+        let gone = if keep.is_some() { vec![] } else { tree.within(old) };
+        let (of, ids) = self.copies(&tree, source);
+        tree.roll_back(&place, source, keep.as_ref(), &ids);
+        let copies: Vec<ObjectId> = ids.values().copied().collect();
+        if tree.has_twins() {
+            copies.iter().for_each(|id| drop(self.world().data.remove(id)));
+            let is_busy = |error: &FsError| matches!(error, FsError::Busy(_));
+            return self.expect_no_rollback(&place, source, keep, is_busy).await;
+        }
+        self.begin("rollback", tree, &[&copies[..], &gone].concat());
+        {
+            let mut world = self.world();
+            world.brings(self.id, &copies);
+            let old = world.nodes[&old].subvol;
+            world.usage.replace(old, ids[&source], keep.is_some());
+        }
+        let parent = self.node(place.0);
+        let kept = keep.as_ref().map(|keep| (self.node(keep.0), &keep.1[..]));
+        let made = self.fs.roll_back_subvolume(parent, &place.1, of, kept).await;
+        match self.given("rollback", made)? {
+            Some(made) => {
+                self.name_copies(&ids, made.subvol);
+                let mut world = self.world();
+                let node = world.nodes[&ids[&source]];
+                world.usage.replaced(ids[&source], Some(node));
+                drop(world);
+                self.end(true);
+                Ok(())
+            }
+            None if keep.is_some() => {
+                copies.iter().for_each(|id| drop(self.world().data.remove(id)));
+                self.world().usage.replaced(ids[&source], None);
+                self.end(false);
+                self.make_room().await
+            }
+            None => panic!("R21: no way back on a full pool: {:?}", self.fs.pool().space()),
+        }
+    }
+
+    async fn expect_no_rollback(
+        &mut self,
+        place: &Place,
+        source: ObjectId,
+        keep: Option<Place>,
+        is_as_it_must: fn(&FsError) -> bool,
+    ) -> Done {
+        let (parent, of): (NodeId, _) = (self.node(place.0), self.world().nodes[&source].subvol);
+        let kept = keep.as_ref().map(|keep| (self.node(keep.0), &keep.1[..]));
+        let refused = self.fs.roll_back_subvolume(parent, &place.1, of, kept).await;
+        // The place where it is to be kept is looked at first.
+        let is_no_place = matches!(refused, Err(FsError::NoSpace(_) | FsError::Busy(_)));
+        let as_it_must = refused.as_ref().is_err_and(is_as_it_must);
+        let as_it_must = as_it_must || (keep.is_some() && is_no_place);
+        assert!(self.forgiving || as_it_must, "{refused:?}");
+        Ok(())
+    }
+}
+
+/// How this must be refused.
+fn refusal(
+    tree: &Tree,
+    old: ObjectId,
+    source: ObjectId,
+    keep: Option<&Place>,
+) -> Option<fn(&FsError) -> bool> {
+    if tree.read_only.contains(&old) {
+        return Some(|error| matches!(error, FsError::ReadOnly { .. }));
+    }
+    if keep.is_some_and(|keep| tree.is_within(keep.0, old)) {
+        return Some(|error| matches!(error, FsError::Invalid(_)));
+    }
+    if old == source || tree.family_of(old) != tree.family_of(source) {
+        return Some(|error| {
+            is_volume(error, |error| matches!(error, VolumeError::Unrelated { .. }))
+        });
+    }
+    match keep.is_none() && tree.holds_any(old) {
+        true => Some(|error| is_volume(error, |error| matches!(error, VolumeError::Holds(..)))),
+        false => None,
+    }
+}
+
+fn is_volume(error: &FsError, is_meant: fn(&VolumeError) -> bool) -> bool {
+    matches!(error, FsError::Volume(error) if is_meant(error))
+}
