@@ -4,6 +4,7 @@ PREFIX ?= /usr/local
 SBINDIR ?= /sbin
 DESTDIR ?=
 SEEDS ?= 100
+FUZZ_SECONDS ?= 60
 ROUNDS ?= 3
 AGAINST ?= btrfs,ext4
 TARGETS ?= copyhold,btrfs
@@ -43,6 +44,7 @@ lint: ## formatting, clippy, licences and sources of what we depend on
 	scripts/setup.sh build lint
 	cargo fmt --all -- --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo check --manifest-path fuzz/Cargo.toml --locked
 	cargo deny --locked check --hide-inclusion-graph licenses bans sources
 
 .PHONY: simulate
@@ -66,6 +68,12 @@ scenarios: ## who pays for what, case by case, beside kernel btrfs (root): TARGE
 	scripts/setup.sh build bench
 	cargo build --release --locked -p copyhold-cli -p copyhold-suite
 	$(TARGET)/release/copyhold-scenarios crates/suite/scenarios --target $(TARGETS)
+
+.PHONY: fuzz
+fuzz: ## each fuzz target for FUZZ_SECONDS=60 (a nightly toolchain and cargo-fuzz)
+	scripts/setup.sh build
+	cd fuzz && for target in $$(cargo +nightly fuzz list); do \
+		cargo +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
 
 .PHONY: acceptance
 acceptance: ## pjdfstest and fsx on a mount (root): OPS=1000000 SEEDS="1 2 3"
