@@ -99,6 +99,10 @@ impl EpochItem {
         if subvol == 0 || subvol >> SubvolId::BITS != 0 {
             return Err(bad("subvolume", subvol.into()));
         }
+        let [a, b, c] = disk.reserved;
+        if [a, b, c] != [0; 3] {
+            return Err(bad("reserved field", u32::from_le_bytes([a, b, c, 0]).into()));
+        }
         let state = match disk.state {
             0 => EpochState::Live,
             1 => EpochState::Sealed,
@@ -158,6 +162,13 @@ mod tests {
     fn a_state_that_nobody_knows_is_refused() {
         let mut bytes = child().encode();
         bytes[4] = 2;
+        assert!(EpochItem::parse(epoch_key(EpochId(7)), &bytes).is_err());
+    }
+
+    #[test]
+    fn a_field_that_nobody_knows_is_refused() {
+        let mut bytes = child().encode();
+        bytes[7] = 1;
         assert!(EpochItem::parse(epoch_key(EpochId(7)), &bytes).is_err());
     }
 

@@ -198,6 +198,10 @@ impl SubvolItem {
         if flags & !SubvolFlags::KNOWN != 0 {
             return Err(bad("flags", flags));
         }
+        let [a, b, c] = disk.reserved;
+        if [a, b, c] != [0; 3] {
+            return Err(bad("reserved field", u32::from_le_bytes([a, b, c, 0]).into()));
+        }
         if first == 0 || first > epoch {
             return Err(bad("first epoch", first));
         }
@@ -277,6 +281,7 @@ mod tests {
         assert!(bad(16, 4), "a first epoch behind the current one");
         assert!(bad(24, 2), "a flag that nobody knows");
         assert!(bad(60, 6), "a state that nobody knows");
+        assert!(bad(63, 1), "a field that nobody knows");
         assert!(bad(80, 0), "no holder");
         assert!(bad(87, 0x80), "an origin of 32 bits");
         assert!(bad(96, 1), "a live subvolume that is being deleted");
@@ -289,6 +294,17 @@ mod tests {
             bytes in proptest::collection::vec(any::<u8>(), 110..130),
         ) {
             let _ = SubvolItem::parse(&bytes);
+        }
+
+        #[test]
+        fn a_changed_byte_is_seen_or_refused(
+            at in 0..SubvolItem::BYTES, byte in any::<u8>(),
+        ) {
+            let mut bytes = snapshot(SubvolState::Live).encode();
+            bytes[at] = byte;
+            if let Ok(item) = SubvolItem::parse(&bytes) {
+                prop_assert_eq!(item.encode(), bytes);
+            }
         }
     }
 }
