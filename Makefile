@@ -30,6 +30,11 @@ test: ## all tests
 	scripts/setup.sh build demo
 	cargo test --workspace --locked
 
+.PHONY: test-uring
+test-uring: ## the mount tests over io_uring (root, /sys/module/fuse/parameters/enable_uring = Y)
+	scripts/setup.sh build demo
+	COPYHOLD_TEST_TRANSPORT=uring cargo test -p copyhold-fuse -p copyhold-cli --locked
+
 .PHONY: examples
 examples: ## run the library's examples on a pool of their own
 	scripts/setup.sh build

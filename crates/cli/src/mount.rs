@@ -26,6 +26,7 @@ use crate::{engine, logging, mount_table};
     Options for -o are those of mount(8) and FUSE, and:\n  \
     delta=SIZE      memory for changes that are not in the tables yet [64M]\n  \
     commit=SECONDS  how old unsynced changes may get [5]\n  \
+    transport=T     how requests come from the kernel: auto, dev (/dev/fuse), uring [auto]\n  \
     readers=N       threads that read the kernel's requests [2 for each CPU, at most 16]\n  \
     cut-tail        give up, for good, what comes after the damage in a damaged log\n  \
     user_subvolumes owners of directories may make and delete subvolumes in them\n\n\

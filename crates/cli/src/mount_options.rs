@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use copyhold_fuse::Transport;
 use copyhold_fuse::mount::{MountOptions, OptionError};
 
 use crate::failure::Failure;
@@ -27,6 +28,8 @@ pub(crate) struct EngineOptions {
     pub(crate) commit: Option<Duration>,
     /// Threads that read the kernel's requests.
     pub(crate) readers: Option<usize>,
+    /// How requests come from the kernel.
+    pub(crate) transport: Transport,
     /// Give up what a damaged log does not tell any more.
     pub(crate) cut_tail: bool,
     /// Owners of directories may make, snapshot and delete subvolumes in them.
@@ -68,6 +71,7 @@ impl EngineOptions {
                 let readers: usize = parsed(name, value, "a number of threads")?;
                 self.readers = Some(readers.clamp(1, READERS_MAX));
             }
+            "transport" => self.transport = parsed(name, value, "auto, dev or uring")?,
             "cut-tail" => self.cut_tail = true,
             "user_subvolumes" => self.user_subvolumes = true,
             _ => return Ok(false),
@@ -101,18 +105,20 @@ mod tests {
 
     #[test]
     fn options_go_to_whom_they_concern() {
-        let list = "defaults,nofail,x-systemd.automount,ro,delta=2M,noatime,commit=1,cut-tail,user_subvolumes";
+        let list = "defaults,nofail,x-systemd.automount,ro,delta=2M,noatime,commit=1,cut-tail,user_subvolumes,\
+             transport=uring";
         let options = parse(list);
         let Options { mount, engine } = options.unwrap();
         assert!(mount.read_only());
         assert!(engine.cut_tail && engine.user_subvolumes);
         assert_eq!(engine.delta, Some(Size(2 << 20)));
+        assert_eq!(engine.transport, Transport::Uring);
         assert_eq!(engine.commit, Some(Duration::from_secs(1)));
     }
 
     #[test]
     fn nonsense_is_refused_and_the_unknown_unless_sloppy() {
-        for list in ["delta", "delta=much", "commit=soon", "nonsense"] {
+        for list in ["delta", "delta=much", "commit=soon", "transport=tcp", "nonsense"] {
             assert!(parse(list).is_err(), "{list}");
         }
         let sloppy = Options::parse(&["nonsense,ro".into(), "rw".into()], true).unwrap();

@@ -25,6 +25,9 @@ use rustix::io::Errno;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_copyhold");
 const NOBODY: u32 = 65534;
 
+#[path = "site/transport.rs"]
+mod transport;
+
 struct Site {
     place: tempfile::TempDir,
     pool: PathBuf,
@@ -39,7 +42,7 @@ impl Site {
         if !possible {
             eprintln!("skipped: needs root and /dev/fuse");
         }
-        possible
+        possible && transport::is_there()
     }
 
     fn mounted() -> Option<Site> {
@@ -96,7 +99,8 @@ impl Site {
     #[track_caller]
     fn mount(&self) {
         let mut mount = Command::new(PROGRAM);
-        let run = mount.arg("mount").arg(&self.pool).arg(self.mnt()).output().unwrap();
+        mount.arg("mount").arg(&self.pool).arg(self.mnt()).args(transport::options());
+        let run = mount.output().unwrap();
         assert!(run.status.success(), "{run:?}");
     }
 
@@ -623,7 +627,9 @@ fn on_a_block_device_sync_reaches_the_pool_and_umount_waits_for_it() {
     let plain = tool("umount", &[], &site.mnt());
     assert!(plain.status.success(), "{plain:?}");
     // Not even copyhold's own waiting is needed.
-    let mounted = Command::new(PROGRAM).arg("mount").arg(&site.pool).arg(site.mnt()).output();
+    let mut mount = Command::new(PROGRAM);
+    mount.arg("mount").arg(&site.pool).arg(site.mnt()).args(transport::options());
+    let mounted = mount.output();
     assert!(mounted.unwrap().status.success());
     assert_eq!(fs::read(site.path("file")).unwrap(), b"closed");
     let twice = Command::new(PROGRAM).arg("mount").arg(&site.pool).arg(site.place.path()).output();

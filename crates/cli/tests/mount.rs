@@ -20,6 +20,9 @@ use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_copyhold");
 
+#[path = "site/transport.rs"]
+mod transport;
+
 /// A pool file and a mount point, both gone at the end.
 struct Site {
     place: tempfile::TempDir,
@@ -28,6 +31,9 @@ struct Site {
 impl Site {
     /// `None` where nothing can be mounted.
     fn new() -> Option<Site> {
+        if !transport::is_there() {
+            return None;
+        }
         if File::options().read(true).write(true).open("/dev/fuse").is_err() {
             assert!(std::env::var_os("CI").is_none(), "CI needs /dev/fuse");
             eprintln!("skipped: no /dev/fuse here");
@@ -56,6 +62,9 @@ impl Site {
         command.arg(verb).args(more);
         if verb == "mount" || verb == "check" {
             command.arg(self.pool());
+        }
+        if verb == "mount" {
+            command.args(transport::options());
         }
         if verb != "check" {
             command.arg(self.mnt());
@@ -332,6 +341,7 @@ fn sigterm_and_ctrl_c_unmount_cleanly() {
     for signal in [Signal::TERM, Signal::INT] {
         let mut command = Command::new(PROGRAM);
         command.arg("mount").arg("-f").arg(site.pool()).arg(site.mnt());
+        command.args(transport::options());
         let mut daemon: Child = command.stderr(Stdio::piped()).spawn().unwrap();
         wait_until(|| site.is_mounted() && site.verb("info", &[]).status.success());
         fs::write(site.path("file"), format!("{signal:?}")).unwrap();

@@ -1,5 +1,5 @@
 //! Mounts a filesystem in memory:
-//! `memory DIR [-o OPTIONS] [--null] [--foreground] [--readers N]`.
+//! `memory DIR [-o OPTIONS] [--null] [--foreground] [--readers N] [--transport T]`.
 //!
 //! `--null` throws file data away: the ceiling of what any filesystem can do behind this mount.
 
@@ -13,7 +13,7 @@ use copyhold_fuse::daemon::{self, Outcome, Side};
 use copyhold_fuse::memory::{Contents, MemoryFs};
 use copyhold_fuse::mount::{Mount, MountOptions};
 use copyhold_fuse::protocol::Settings;
-use copyhold_fuse::{Session, Signals, ThreadPerTask};
+use copyhold_fuse::{Session, SessionOptions, Signals, ThreadPerTask};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -22,13 +22,13 @@ struct Arguments {
     options: MountOptions,
     contents: Contents,
     foreground: bool,
-    readers: Option<usize>,
+    session: SessionOptions,
 }
 
 fn arguments() -> Result<Arguments, Failure> {
     let mut options = MountOptions::default();
     let (mut dir, mut contents, mut foreground) = (None, Contents::Kept, false);
-    let mut readers = None;
+    let mut session = SessionOptions::default();
     let mut rest = std::env::args_os().skip(1);
     while let Some(argument) = rest.next() {
         match argument.to_str() {
@@ -36,7 +36,11 @@ fn arguments() -> Result<Arguments, Failure> {
             Some("--foreground") => foreground = true,
             Some("--readers") => {
                 let number = rest.next().ok_or("--readers wants a number")?;
-                readers = Some(number.to_string_lossy().parse()?);
+                session.readers = Some(number.to_string_lossy().parse()?);
+            }
+            Some("--transport") => {
+                let name = rest.next().ok_or("--transport wants auto, dev or uring")?;
+                session.transport = name.to_string_lossy().parse()?;
             }
             Some("-o") => {
                 let text = rest.next().ok_or("-o wants options")?;
@@ -46,7 +50,7 @@ fn arguments() -> Result<Arguments, Failure> {
         }
     }
     let dir = dir.ok_or("where should it be mounted?")?;
-    Ok(Arguments { dir, options, contents, foreground, readers })
+    Ok(Arguments { dir, options, contents, foreground, session })
 }
 
 fn start(arguments: &Arguments) -> Result<(Session, Signals), Failure> {
@@ -54,7 +58,7 @@ fn start(arguments: &Arguments) -> Result<(Session, Signals), Failure> {
     let mount = Mount::new(Path::new("memory"), &arguments.dir, &arguments.options)?;
     let fs = Arc::new(MemoryFs::new(arguments.contents));
     let (spawner, settings) = (Arc::new(ThreadPerTask), Settings::default());
-    let session = Session::start(mount, fs, spawner, &settings, arguments.readers)?;
+    let session = Session::start(mount, fs, spawner, &settings, arguments.session)?;
     Ok((session, signals))
 }
 

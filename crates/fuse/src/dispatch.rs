@@ -12,6 +12,7 @@ use crate::payload::Payload;
 use crate::protocol::{
     Answer, Caller, Data, Dialect, Entries, NodeId, ParseError, Read, Request, Write, wire,
 };
+use crate::uring::Lease;
 
 /// One request as it was read.
 #[derive(Debug)]
@@ -21,6 +22,16 @@ pub(crate) struct Message {
     pub(crate) args: Vec<u8>,
     /// The data of a WRITE.
     pub(crate) payload: Option<Payload>,
+    /// The entry that it came by, if it came by a ring and the payload has not got it.
+    pub(crate) lease: Option<Lease>,
+}
+
+impl Message {
+    /// The entry that the answer goes into, if the request came by a ring.
+    pub(crate) fn take_lease(&mut self) -> Option<Lease> {
+        let lent = || self.payload.take_if(|payload| payload.is_lent())?.into_lease();
+        self.lease.take().or_else(lent)
+    }
 }
 
 /// Computes the answer to `message`; FORGET and the like have been dealt with before.
@@ -30,7 +41,7 @@ pub(crate) async fn answer<O: Operations>(
     dialect: Dialect,
     interrupts: &Arc<Interrupts>,
 ) -> Answer {
-    let Message { header, args, payload } = message;
+    let Message { header, args, payload, .. } = message;
     let request = match Request::parse(header, args, dialect) {
         Ok(request) => request,
         Err(error) => return Answer::error(refusal(&error)),

@@ -5,7 +5,8 @@
 //!           and never let a waiting operation hold a thread.
 //! Idea.     [`Operations`] is what a filesystem offers: one async method per operation. The
 //!           protocol ([`protocol`]) is parsed and written in one place, without I/O. A back end
-//!           carries messages: here `/dev/fuse`, with a cloned descriptor for each reader.
+//!           carries messages: `/dev/fuse`, with a cloned descriptor for each reader, or a ring,
+//!           with a thread on each CPU.
 //! Order.    [`mount::Mount::new`] makes the mount, [`Session::start`] agrees with the kernel and
 //!           starts the readers, [`Session::wait`] returns when everything is unmounted, finished
 //!           and durable.
@@ -14,11 +15,13 @@
 
 // A front end: readers are threads, and a filesystem in memory has a clock of its own.
 #![allow(clippy::disallowed_methods)]
-// Except in `sys`, which has the calls that no crate wraps.
+// Except in `sys`, which has the calls that no crate wraps, and `uring`, which shares memory with
+// the kernel.
 #![deny(unsafe_code)]
 
 pub mod ask;
 pub mod daemon;
+mod desk;
 mod device;
 mod dispatch;
 mod errno;
@@ -35,11 +38,14 @@ mod session;
 mod signals;
 mod spawn;
 mod sys;
+mod transport;
+mod uring;
 
 pub use device::End;
 pub use errno::Errno;
 pub use operations::{Operations, Reply};
 pub use payload::Payload;
-pub use session::{Counters, CountersFn, Notifier, Session, SessionError};
+pub use session::{Counters, CountersFn, Notifier, Session, SessionError, SessionOptions};
 pub use signals::Signals;
 pub use spawn::{Spawner, ThreadPerTask};
+pub use transport::Transport;

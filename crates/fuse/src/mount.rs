@@ -320,7 +320,8 @@ fn not_usable(path: PathBuf, error: io::Error) -> MountError {
 /// Attributes of the root would not tell: the kernel may remember those of a mount whose daemon is
 /// gone. The state of the filesystem is asked for each time.
 fn is_dead(path: &Path) -> bool {
-    matches!(rustix::fs::statfs(path), Err(Os::NOTCONN | Os::CONNABORTED))
+    // Cancelled: the kernel is taking down the ring of a daemon that was killed.
+    matches!(rustix::fs::statfs(path), Err(Os::NOTCONN | Os::CONNABORTED | Os::CANCELED))
 }
 
 fn mount_as_root(

@@ -13,41 +13,77 @@ use parking_lot::Mutex;
 
 use copyhold_types::{BLOCK_BYTES, Buf};
 
+use crate::uring::Lease;
+
 /// Data of one WRITE; starts on a page.
 #[derive(Debug)]
 pub struct Payload {
-    buf: Buf,
+    source: Source,
     len: usize,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// Read from the device.
+    Own(Buf),
+    /// In the entry of a ring that the request came by.
+    Lent(Lease),
 }
 
 impl Payload {
     /// `len` bytes at the start of `buf`.
     pub(crate) fn new(buf: Buf, len: usize) -> Payload {
         assert!(len <= buf.len(), "payload of {len} in a buffer of {}", buf.len());
-        Payload { buf, len }
+        Payload { source: Source::Own(buf), len }
+    }
+
+    /// What `lease` has beside its headers.
+    pub(crate) fn lent(lease: Lease) -> Payload {
+        let len = lease.payload().len();
+        Payload { source: Source::Lent(lease), len }
     }
 
     pub fn bytes(&self) -> &[u8] {
-        &self.buf[..self.len]
+        match &self.source {
+            Source::Own(buf) => &buf[..self.len],
+            Source::Lent(lease) => &lease.payload()[..self.len],
+        }
     }
 
     /// Whether [`Payload::take`] moves the data instead of copying it.
     pub fn is_whole(&self) -> bool {
-        self.len == self.buf.len()
+        matches!(&self.source, Source::Own(buf) if buf.len() == self.len)
     }
 
-    /// The data as whole blocks, the last one filled up with zeros. Moves when the data fills the
+    /// The data as whole blocks, the last one filled up with zeros. Moves when the data fills a
     /// buffer, else copies. Nothing is left here.
     pub fn take(&mut self) -> Buf {
+        let whole = self.is_whole();
         let len = std::mem::take(&mut self.len);
-        if len == self.buf.len() {
-            return std::mem::replace(&mut self.buf, Buf::zeroed(0));
+        match &mut self.source {
+            Source::Own(buf) if whole => std::mem::replace(buf, Buf::zeroed(0)),
+            Source::Own(buf) => Buf::from_bytes(&buf[..len]),
+            Source::Lent(lease) => Buf::from_bytes(&lease.payload()[..len]),
         }
-        Buf::from_bytes(&self.buf[..len])
     }
 
-    pub(crate) fn into_buf(self) -> Buf {
-        self.buf
+    /// What is left of the device's buffer.
+    pub(crate) fn into_buf(self) -> Option<Buf> {
+        match self.source {
+            Source::Own(buf) => Some(buf),
+            Source::Lent(_) => None,
+        }
+    }
+
+    pub(crate) fn is_lent(&self) -> bool {
+        matches!(self.source, Source::Lent(_))
+    }
+
+    pub(crate) fn into_lease(self) -> Option<Lease> {
+        match self.source {
+            Source::Own(_) => None,
+            Source::Lent(lease) => Some(lease),
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! A mounted filesystem being served: INIT, the readers, and an orderly end.
 //!
 //! Start.  The first request is INIT. Once it is answered the mount can be used; then each reader
-//!         gets a clone of the device and a thread.
+//!         gets a clone of the device and a thread. With a ring its threads come first and take
+//!         the requests, and one reader is left.
 //! End.    Unmounting (by us or anybody) or aborting makes every read of the device fail: the
 //!         readers leave, what waits is finished, `destroy` is called unless the kernel asked for
 //!         it itself. Only then does [`Session::wait`] return.
@@ -15,6 +16,7 @@ use std::thread::{self, JoinHandle};
 use thiserror::Error;
 
 use crate::Errno;
+use crate::desk::{AbortOnPanic, Channel, Connection, Flight};
 use crate::device::{Device, End, Got};
 use crate::mount::{Mount, MountError};
 use crate::operations::Operations;
@@ -22,8 +24,10 @@ use crate::payload::Buffers;
 use crate::protocol::{
     Answer, InitAnswer, Negotiated, NodeId, Notification, Request, Settings, parse_prefix, wire,
 };
-use crate::reader::{self, Channel, Connection, Flight};
+use crate::reader;
 use crate::spawn::Spawner;
+use crate::transport::Transport;
+use crate::uring::Rings;
 
 /// Why a mounted filesystem could not be served.
 #[derive(Debug, Error)]
@@ -41,6 +45,12 @@ pub enum SessionError {
     NoInit { reason: String },
     #[error("a thread for the mount could not be started; raise the limit on processes")]
     Thread(#[source] io::Error),
+    #[error(
+        "FUSE over io_uring cannot be had: {reason}; as root `echo Y > \
+             /sys/module/fuse/parameters/enable_uring` (Linux 6.14 or newer), or mount with \
+             transport=auto"
+    )]
+    NoRing { reason: String },
 }
 
 /// How many requests were served, and how many of them had to wait.
@@ -60,7 +70,23 @@ pub struct Session {
     negotiated: Negotiated,
     readers: Vec<JoinHandle<End>>,
     counters: CountersFn,
+    transport: InUse,
     finish: Box<dyn FnOnce() + Send>,
+}
+
+/// What was chosen.
+struct InUse {
+    ring: bool,
+    /// Why there is no ring although it was tried.
+    refusal: Option<String>,
+}
+
+/// How to serve.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionOptions {
+    /// Threads that read the device, or what suits this machine. A ring needs one.
+    pub readers: Option<usize>,
+    pub transport: Transport,
 }
 
 /// Two readers for each CPU, so that one may be in a copy while the other reads; 16 at most.
@@ -71,18 +97,18 @@ fn usual_readers() -> usize {
 
 impl Session {
     /// Serves `mount` with `fs`; operations that wait go to `spawner`. Returns when the mount can
-    /// be used. `readers`: threads, or `None` for what suits this machine. After an error the mount
-    /// is gone.
+    /// be used. After an error the mount is gone.
     pub fn start<O: Operations>(
         mount: Mount,
         fs: Arc<O>,
         spawner: Arc<dyn Spawner>,
         settings: &Settings,
-        readers: Option<usize>,
+        options: SessionOptions,
     ) -> Result<Session, SessionError> {
         let mount = Arc::new(mount);
-        let readers = readers.unwrap_or_else(usual_readers).max(1);
-        let session = Session::begin(&mount, fs, spawner, settings, readers);
+        let prepare: Prepare<O> = Rings::prepare;
+        let rings = options.transport.tries_ring().then_some(prepare);
+        let session = Session::begin(&mount, fs, spawner, settings, options, rings);
         if session.is_err() {
             mount.detach();
         }
@@ -94,11 +120,13 @@ impl Session {
         fs: Arc<O>,
         spawner: Arc<dyn Spawner>,
         settings: &Settings,
-        readers: usize,
+        options: SessionOptions,
+        prepare: Option<Prepare<O>>,
     ) -> Result<Session, SessionError> {
         let first = mount.device().map_err(SessionError::Device)?;
-        let negotiated = shake_hands(&first, settings)?;
+        let Agreed { negotiated, rings, refusal } = shake_hands(&first, settings, prepare)?;
         fs.init(&negotiated);
+        let readers = options.readers.unwrap_or_else(usual_readers).max(1);
         let connection = Arc::new(Connection {
             fs,
             dialect: negotiated.dialect(),
@@ -110,24 +138,31 @@ impl Session {
             only: mount.only_owner(),
         });
         let mut channels = Vec::new();
-        for _ in 0..readers {
-            // Old or restricted kernels refuse to clone; sharing the descriptor works, too.
-            let device = first.clone_device().or_else(|_| first.duplicate());
-            channels.push(Arc::new(Channel {
-                device: device.map_err(SessionError::Device)?,
-                connection: Arc::clone(&connection),
-                requests: AtomicU64::new(0),
-            }));
+        let mut transport = InUse { ring: rings.is_some(), refusal };
+        if let Some(rings) = &rings {
+            channels = channels_of(&first, &connection, rings.threads())?;
+            if let Err(error) = rings.register(channels.clone()) {
+                transport = InUse { ring: false, refusal: Some(error.to_string()) };
+            }
         }
-        let threads: io::Result<Vec<_>> = channels
-            .iter()
-            .enumerate()
-            .map(|(number, channel)| start_reader(number, Arc::clone(channel)))
-            .collect();
+        if options.transport == Transport::Uring && !transport.ring {
+            return Err(SessionError::NoRing { reason: transport.refusal.unwrap_or_default() });
+        }
+        let readers = if transport.ring { 1 } else { readers };
+        let read = channels_of(&first, &connection, readers)?;
+        channels.extend(read.iter().map(Arc::clone));
+        let threads: io::Result<Vec<_>> =
+            read.into_iter().enumerate().map(|(number, one)| start_reader(number, one)).collect();
         let counted = Arc::clone(&connection);
         let counters = move || Counters {
             requests: channels.iter().map(|one| one.requests.load(Ordering::Relaxed)).sum(),
             parked: counted.flight.parked.load(Ordering::Relaxed),
+        };
+        let end = move || {
+            if let Some(rings) = rings {
+                rings.end();
+            }
+            finish(&connection);
         };
         Ok(Session {
             mount: Arc::clone(mount),
@@ -135,8 +170,20 @@ impl Session {
             negotiated,
             readers: threads.map_err(SessionError::Thread)?,
             counters: Arc::new(counters),
-            finish: Box::new(move || finish(&connection)),
+            transport,
+            finish: Box::new(end),
         })
+    }
+
+    /// How requests come, in words.
+    pub fn transport(&self) -> String {
+        match &self.transport {
+            InUse { ring: true, .. } => "io_uring".to_owned(),
+            InUse { refusal: None, .. } => "/dev/fuse".to_owned(),
+            InUse { refusal: Some(reason), .. } => {
+                format!("/dev/fuse, since the ring is refused: {reason}")
+            }
+        }
     }
 
     /// What was agreed with the kernel.
@@ -179,6 +226,24 @@ impl Session {
     }
 }
 
+/// `count` ways into the connection.
+fn channels_of<O>(
+    first: &Device,
+    connection: &Arc<Connection<O>>,
+    count: usize,
+) -> Result<Vec<Arc<Channel<O>>>, SessionError> {
+    let channel = |_| {
+        // Old or restricted kernels refuse to clone; sharing the descriptor works, too.
+        let device = first.clone_device().or_else(|_| first.duplicate());
+        Ok(Arc::new(Channel {
+            device: device.map_err(SessionError::Device)?,
+            connection: Arc::clone(connection),
+            requests: AtomicU64::new(0),
+        }))
+    };
+    (0..count).map(channel).collect()
+}
+
 fn start_reader<O: Operations>(
     number: usize,
     channel: Arc<Channel<O>>,
@@ -188,16 +253,6 @@ fn start_reader<O: Operations>(
         let _guard = AbortOnPanic;
         reader::run(channel)
     })
-}
-
-struct AbortOnPanic;
-
-impl Drop for AbortOnPanic {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            std::process::abort();
-        }
-    }
 }
 
 /// After the last reader: nothing new can come.
@@ -223,8 +278,23 @@ fn buffer_bytes(max_write: u32) -> usize {
     wire::MIN_READ_BUFFER.max(max_write as usize)
 }
 
-/// Answers INIT.
-fn shake_hands(device: &Device, settings: &Settings) -> Result<Negotiated, SessionError> {
+/// Makes rings for a connection that is about to be agreed, with this `max_write`.
+type Prepare<O> = fn(&Device, u32) -> io::Result<Rings<O>>;
+
+/// What INIT came to.
+struct Agreed<O> {
+    negotiated: Negotiated,
+    rings: Option<Rings<O>>,
+    /// Why there are none, if they were tried.
+    refusal: Option<String>,
+}
+
+/// Answers INIT. Rings are made before, so that the kernel is not promised what will not come.
+fn shake_hands<O: Operations>(
+    device: &Device,
+    settings: &Settings,
+    prepare: Option<Prepare<O>>,
+) -> Result<Agreed<O>, SessionError> {
     let mut head = [0; wire::WRITE_PREFIX];
     let mut rest = vec![0; buffer_bytes(settings.max_write)];
     loop {
@@ -244,10 +314,24 @@ fn shake_hands(device: &Device, settings: &Settings) -> Result<Negotiated, Sessi
             Request::Init(init) => init,
             _ => return Err(no_init(&format!("operation {}", header.opcode))),
         };
-        match settings.answer(&init) {
+        let mut answer = settings.answer(&init);
+        let (mut rings, mut refusal) = (None, None);
+        if let (Some(prepare), InitAnswer::Agreed(..)) = (prepare, &answer) {
+            let with_ring = Settings { over_io_uring: true, ..*settings }.answer(&init);
+            match with_ring {
+                InitAnswer::Agreed(_, agreed) if agreed.over_io_uring() => {
+                    match prepare(device, agreed.max_write) {
+                        Ok(prepared) => (answer, rings) = (with_ring, Some(prepared)),
+                        Err(error) => refusal = Some(error.to_string()),
+                    }
+                }
+                _ => refusal = Some("the kernel does not offer it".to_owned()),
+            }
+        }
+        match answer {
             InitAnswer::Agreed(out, negotiated) => {
                 device.reply(header.unique, &Answer::init(&out));
-                return Ok(negotiated);
+                return Ok(Agreed { negotiated, rings, refusal });
             }
             InitAnswer::TryOlder(out) => device.reply(header.unique, &Answer::init(&out)),
             InitAnswer::TooOld => {
@@ -291,5 +375,68 @@ impl Notifier {
     /// Drops the attributes and all cached data.
     pub fn forget_inode(&self, node: NodeId) -> Result<bool, Errno> {
         self.notify(&Notification::InvalInode { node, offset: 0, len: 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::memory::{Contents, MemoryFs};
+    use crate::mount::MountOptions;
+    use crate::spawn::ThreadPerTask;
+    use crate::uring::plan_too_many_queues;
+
+    /// A mount whose kernel is offered a ring with one queue more than it has.
+    fn begin(dir: &tempfile::TempDir, transport: Transport) -> Result<Session, SessionError> {
+        let mount = Mount::new("memory".as_ref(), dir.path(), &MountOptions::default()).unwrap();
+        let fs = Arc::new(MemoryFs::new(Contents::Kept));
+        let prepare: Prepare<MemoryFs> =
+            |device, max_write| Rings::start(device, plan_too_many_queues(max_write)?);
+        let options = SessionOptions { readers: None, transport };
+        let (mount, settings) = (Arc::new(mount), Settings::default());
+        let spawner = Arc::new(ThreadPerTask);
+        let begun = Session::begin(&mount, fs, spawner, &settings, options, Some(prepare));
+        if begun.is_err() {
+            mount.detach();
+        }
+        begun
+    }
+
+    fn can_mount() -> bool {
+        let enabled = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+        let possible = rustix::process::geteuid().is_root()
+            && Device::open().is_ok()
+            && enabled.is_ok_and(|text| text.starts_with('Y'));
+        if !possible {
+            println!("left out: needs root, /dev/fuse, and FUSE over io_uring");
+        }
+        possible
+    }
+
+    #[test]
+    fn a_ring_that_the_kernel_takes_in_part_is_done_without() {
+        if !can_mount() {
+            return;
+        }
+        let dir = tempfile::TempDir::new().unwrap();
+        let session = begin(&dir, Transport::Auto).unwrap();
+        assert!(session.transport().starts_with("/dev/fuse, since"), "{}", session.transport());
+        fs::write(dir.path().join("file"), [5; 300_000]).unwrap();
+        assert_eq!(fs::read(dir.path().join("file")).unwrap(), [5; 300_000]);
+        session.unmount().unwrap();
+        assert!(matches!(session.wait(), End::Unmounted));
+    }
+
+    #[test]
+    fn a_ring_that_is_demanded_and_refused_is_an_error_and_no_mount_is_left() {
+        if !can_mount() {
+            return;
+        }
+        let dir = tempfile::TempDir::new().unwrap();
+        let error = begin(&dir, Transport::Uring).err().expect("it is refused");
+        assert!(matches!(error, SessionError::NoRing { .. }), "{error}");
+        assert!(crate::mount::mounted_at(dir.path()).unwrap().is_none());
     }
 }

@@ -12,12 +12,21 @@ use copyhold_runtime::{BoxFuture, Executors, Rt};
 /// be polled again at once.
 pub trait Spawner: Send + Sync + 'static {
     fn run(&self, task: BoxFuture<'static, ()>);
+
+    /// The same, on another CPU than this one, if there is one.
+    fn run_elsewhere(&self, task: BoxFuture<'static, ()>) {
+        self.run(task);
+    }
 }
 
 /// Operations go on where they were woken.
 impl Spawner for Arc<Executors> {
     fn run(&self, task: BoxFuture<'static, ()>) {
         self.spawn_here(task);
+    }
+
+    fn run_elsewhere(&self, task: BoxFuture<'static, ()>) {
+        self.spawn_beside(task);
     }
 }
 

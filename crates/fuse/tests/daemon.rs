@@ -75,7 +75,8 @@ fn child(dir: &str, text: &str, launch: Launch) {
     };
     let fs = Arc::new(MemoryFs::new(Contents::Kept));
     let spawner = Arc::new(ThreadPerTask);
-    let session = Session::start(mount, fs, spawner, &Settings::default(), None).unwrap();
+    let settings = Settings::default();
+    let session = Session::start(mount, fs, spawner, &settings, common::options()).unwrap();
     signals.unmount_on_arrival(Arc::clone(session.mount())).unwrap();
     // For who wants to send a signal: beside the mount point.
     let _ = fs::write(Path::new(dir).with_extension("pid"), std::process::id().to_string());

@@ -321,3 +321,30 @@ fn many_threads_see_their_own_work_and_no_other() {
     assert_eq!(fs::read_dir(mounted.dir.path()).unwrap().count(), 0);
     assert!(matches!(mounted.end(), End::Unmounted));
 }
+
+#[test]
+fn many_large_direct_writes_at_once_are_all_taken_whole() {
+    if !can_mount() {
+        return;
+    }
+    let mounted = Mounted::memory();
+    let write = &|name: String| {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).custom_flags(libc::O_DIRECT);
+        let file = options.open(mounted.path(&name)).unwrap();
+        let mut data = vec![0; (1 << 20) + 4096];
+        let start = data.as_ptr().align_offset(4096);
+        let data = &mut data[start..start + (1 << 20)];
+        for round in 1..=40 {
+            data.fill(round);
+            assert_eq!(file.write_at(data, 0).unwrap(), data.len(), "{name}");
+            file.read_exact_at(data, 0).unwrap();
+            assert!(data.iter().all(|byte| *byte == round), "{name} {round}");
+        }
+    };
+    thread::scope(|scope| {
+        for number in 0..24 {
+            scope.spawn(move || write(format!("file{number}")));
+        }
+    });
+}

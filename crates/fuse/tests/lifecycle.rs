@@ -21,7 +21,7 @@ use copyhold_fuse::mount::{self, Mount, MountError, MountKind, MountOptions};
 use copyhold_fuse::protocol::{
     Attr, AttrReply, Caller, Handle, NodeId, Notification, Settings, Statfs, flags,
 };
-use copyhold_fuse::{End, Errno, Operations, Reply};
+use copyhold_fuse::{End, Errno, Operations, Reply, Session, SessionOptions};
 use rustix::fs::{FlockOperation, StatVfs, flock, statvfs};
 use tempfile::TempDir;
 
@@ -40,8 +40,8 @@ fn the_kernel_agrees_to_what_pays() {
     let mount = Mount::new(Path::new("a source"), dir.path(), &MountOptions::default()).unwrap();
     let fs = Arc::new(MemoryFs::new(Contents::Kept));
     let spawner = Arc::new(copyhold_fuse::ThreadPerTask);
-    let session =
-        copyhold_fuse::Session::start(mount, fs, spawner, &Settings::default(), Some(3)).unwrap();
+    let options = SessionOptions { readers: Some(3), ..common::options() };
+    let session = Session::start(mount, fs, spawner, &Settings::default(), options).unwrap();
     let agreed = *session.negotiated();
     assert!(agreed.minor >= 31);
     for flag in [flags::init::HANDLE_KILLPRIV_V2, flags::init::PARALLEL_DIROPS] {

@@ -134,6 +134,15 @@ impl Executors {
         }
     }
 
+    /// Runs `task` in the background on another executor than the one that is closest to this
+    /// thread, if there is another: work that should not wait behind, nor delay, what is here.
+    pub fn spawn_beside(&self, task: BoxFuture<'static, ()>) {
+        let place = (self.shared.here() + 1) % self.shared.cpus.len();
+        if !self.shared.cpus[place].is_stopping() {
+            self.shared.task(place, task).schedule();
+        }
+    }
+
     /// Drives `future` on this thread, which must not be one of the runtime's.
     pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         assert!(!worker::is_worker(), "a task may not block its executor");

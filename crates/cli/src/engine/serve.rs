@@ -7,14 +7,14 @@
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use copyhold_device::{DynDevice, OpenMode};
 use copyhold_fs::{Atime, Filesystem};
 use copyhold_fuse::mount::{Mount, MountEntry};
-use copyhold_fuse::{End, Session, Signals};
+use copyhold_fuse::{End, Session, SessionOptions, Signals};
 use copyhold_pool::{Limits, OpenOptions, Pool};
 use rustix::mount::MountFlags;
 use serde_json::Value;
@@ -46,15 +46,18 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
     let machine = Machine::start()?;
     let Request { pool: path, directory, options, fsname } = request;
     let fs = open(&machine, &path, &options)?;
-    let describe = describer(&machine, &fs, &path);
-    let readers = options.engine.readers;
+    let transport = Arc::new(OnceLock::new());
+    let describe = describer(&machine, &fs, &path, Arc::clone(&transport));
+    let EngineOptions { readers, transport: wanted, .. } = options.engine;
     let mounted_by = rustix::process::geteuid().as_raw();
     let rules = Rules { mounted_by, owners_may: options.engine.user_subvolumes };
     let started = mount(&path, &directory, options, fsname).and_then(|mount| {
         let adapter = Arc::new(Adapter::new(fs.clone(), describe, rules));
         let spawner = Arc::new(machine.executors.clone());
         let settings = adapter::settings();
-        let session = Session::start(mount, adapter.clone(), spawner, &settings, readers)?;
+        let how = SessionOptions { readers, transport: wanted };
+        let session = Session::start(mount, adapter.clone(), spawner, &settings, how)?;
+        let _ = transport.set(session.transport());
         adapter.notify_through(session.notifier());
         Ok(session)
     });
@@ -169,7 +172,12 @@ async fn close(fs: &Arc<Filesystem>) -> Result<(), Failure> {
 }
 
 /// Answers `info` for as long as the pool is mounted.
-fn describer(machine: &Machine, fs: &Arc<Filesystem>, path: &Path) -> adapter::Describe {
+fn describer(
+    machine: &Machine,
+    fs: &Arc<Filesystem>,
+    path: &Path,
+    transport: Arc<OnceLock<String>>,
+) -> adapter::Describe {
     let (pool, path) = (fs.pool().clone(), path.to_owned());
     let io = match machine.executors.refusal() {
         None if machine.executors.has_rings() => "io_uring".to_owned(),
@@ -180,6 +188,9 @@ fn describer(machine: &Machine, fs: &Arc<Filesystem>, path: &Path) -> adapter::D
         let mut info = describe::pool(&pool, &path);
         info.shift_insert(1, "pid".into(), std::process::id().into());
         info.shift_insert(2, "io".into(), io.clone().into());
+        // Unknown only to who asks in the moment when serving begins.
+        let transport = transport.get().cloned();
+        info.shift_insert(3, "transport".into(), transport.into());
         Value::Object(info).to_string()
     })
 }

@@ -5,6 +5,8 @@
 #![allow(dead_code, reason = "each test file uses some of it")]
 #![allow(clippy::disallowed_methods, reason = "it looks at processes from outside")]
 
+mod transport;
+
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -33,6 +35,9 @@ impl Site {
             eprintln!("skipped: needs root and /dev/fuse");
             return None;
         }
+        if !transport::is_there() {
+            return None;
+        }
         let site = Site { place: tempfile::tempdir().unwrap() };
         fs::set_permissions(site.place.path(), Permissions::from_mode(0o755)).unwrap();
         fs::create_dir(site.path("")).unwrap();
@@ -42,7 +47,9 @@ impl Site {
     }
 
     pub(crate) fn mount(&self, options: &[&str]) {
-        self.done(&[&["mount", &self.pool(), &self.at("")], options].concat());
+        let transport = transport::options();
+        let transport: Vec<&str> = transport.iter().map(String::as_str).collect();
+        self.done(&[&["mount", &self.pool(), &self.at("")], &transport[..], options].concat());
     }
 
     pub(crate) fn pool(&self) -> String {

@@ -48,6 +48,8 @@ pub struct Settings {
     pub cache_symlinks: bool,
     /// Reading the device of an aborted connection says so.
     pub abort_error: bool,
+    /// Requests come through a ring. A session decides that itself.
+    pub over_io_uring: bool,
 }
 
 impl Default for Settings {
@@ -65,6 +67,7 @@ impl Default for Settings {
             direct_io_mmap: true,
             cache_symlinks: true,
             abort_error: true,
+            over_io_uring: false,
         }
     }
 }
@@ -79,6 +82,10 @@ pub struct Negotiated {
 }
 
 impl Negotiated {
+    pub fn over_io_uring(&self) -> bool {
+        self.flags & flag::OVER_IO_URING != 0
+    }
+
     pub fn dialect(&self) -> Dialect {
         Dialect { setxattr_ext: self.flags & flag::SETXATTR_EXT != 0 }
     }
@@ -161,6 +168,7 @@ impl Settings {
             | when(self.direct_io_mmap, flag::DIRECT_IO_ALLOW_MMAP)
             | when(self.cache_symlinks, flag::CACHE_SYMLINKS)
             | when(self.abort_error, flag::ABORT_ERROR)
+            | when(self.over_io_uring, flag::OVER_IO_URING)
     }
 }
 

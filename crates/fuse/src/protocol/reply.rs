@@ -339,10 +339,34 @@ impl Answer {
         }
     }
 
+    /// Writes what follows the header to the start of `place`, which must have room for it.
+    pub fn write_body(&self, place: &mut [u8]) {
+        match &self.body {
+            None => {}
+            Some(Body::Fixed { len, bytes }) => {
+                let len = usize::from(*len);
+                place[..len].copy_from_slice(&bytes[..len]);
+            }
+            Some(Body::Data(data)) => {
+                let mut rest = place;
+                data.each_piece(|piece| {
+                    let (here, behind) = std::mem::take(&mut rest).split_at_mut(piece.len());
+                    here.copy_from_slice(piece);
+                    rest = behind;
+                });
+            }
+        }
+    }
+
+    /// The header of the message.
+    pub fn header(&self, unique: u64) -> wire::OutHeader {
+        let len = (size_of::<wire::OutHeader>() + self.body_len()) as u32;
+        wire::OutHeader { len, error: self.error, unique }
+    }
+
     /// Hands `send` the whole message in pieces, as `writev` takes them.
     pub fn with_message<R>(&self, unique: u64, send: impl FnOnce(&[IoSlice<'_>]) -> R) -> R {
-        let len = (size_of::<wire::OutHeader>() + self.body_len()) as u32;
-        let header = wire::OutHeader { len, error: self.error, unique };
+        let header = self.header(unique);
         let mut pieces: SmallVec<[IoSlice<'_>; 4]> = smallvec![IoSlice::new(header.as_bytes())];
         match &self.body {
             None => {}
@@ -479,7 +503,14 @@ mod tests {
         expected.extend_from_slice(b"ell");
         assert_eq!(data.len(), expected.len());
         assert_eq!(data.to_vec(), expected);
-        assert_eq!(message(&Answer::data(data))[16..], expected);
+        let answer = Answer::data(data);
+        let mut place = vec![9; expected.len() + 5];
+        answer.write_body(&mut place);
+        assert_eq!(
+            (&place[..expected.len()], &place[expected.len()..]),
+            (&expected[..], &[9; 5][..])
+        );
+        assert_eq!(message(&answer)[16..], expected);
     }
 
     #[test]

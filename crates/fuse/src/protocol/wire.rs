@@ -14,6 +14,11 @@ pub const MINOR: u32 = 45;
 /// ways that flags of INIT announce.
 pub const MINOR_MIN: u32 = 31;
 
+/// Command to a ring: here is an entry, give it a request.
+pub const RING_REGISTER: u32 = 1;
+/// Command to a ring: the entry has an answer, give it the next request.
+pub const RING_COMMIT_AND_FETCH: u32 = 2;
+
 macro_rules! wire {
     ($($(#[$doc:meta])* $name:ident($size:literal) { $($field:ident: $type:ty),* $(,)? })*) => {$(
         $(#[$doc])*
@@ -60,6 +65,15 @@ wire! {
         map_alignment: u16, flags2: u32, max_stack_depth: u32, request_timeout: u16,
         unused: [u16; 11],
     }
+
+    /// At the start of an entry of a ring (`fuse_uring_req_header`): the request's or the answer's
+    /// header, the operation's own one, and how much of the payload is used.
+    RingHeaders(288) {
+        in_out: [u64; 16], op_in: [u64; 16], flags: u64, commit_id: u64, payload_size: u32,
+        padding: u32, reserved: u64,
+    }
+    /// Follows a command to a ring (`fuse_uring_cmd_req`).
+    RingCommand(24) { flags: u64, commit_id: u64, queue: u16, padding: [u8; 6] }
 
     EntryOut(128) {
         nodeid: u64, generation: u64, entry_valid: u64, attr_valid: u64, entry_valid_nsec: u32,

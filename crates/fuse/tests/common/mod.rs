@@ -9,16 +9,35 @@ use std::thread::JoinHandle;
 use copyhold_fuse::memory::{Contents, MemoryFs};
 use copyhold_fuse::mount::{Mount, MountOptions};
 use copyhold_fuse::protocol::Settings;
-use copyhold_fuse::{Counters, CountersFn, End, Notifier, Operations, Session, ThreadPerTask};
+use copyhold_fuse::{
+    Counters, CountersFn, End, Notifier, Operations, Session, SessionOptions, ThreadPerTask,
+    Transport,
+};
 use tempfile::TempDir;
 
-/// Whether mounts can be made here; says so if not.
+/// Whether mounts can be made here, with the transport that is asked for; says so if not.
 pub fn can_mount() -> bool {
     let possible = Path::new("/dev/fuse").exists() && is_root();
     if !possible {
         println!("left out: this test mounts, which needs root and /dev/fuse");
     }
-    possible
+    let has_transport = options().transport != Transport::Uring || has_ring();
+    if !has_transport {
+        println!("left out: the kernel does not offer FUSE over io_uring");
+    }
+    possible && has_transport
+}
+
+/// All tests run on the transport that `COPYHOLD_TEST_TRANSPORT` names: auto, dev or uring.
+pub fn options() -> SessionOptions {
+    let named = std::env::var("COPYHOLD_TEST_TRANSPORT").ok();
+    let transport = named.map_or(Transport::Auto, |name| name.parse().unwrap());
+    SessionOptions { transport, readers: None }
+}
+
+pub fn has_ring() -> bool {
+    let enabled = std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    enabled.is_ok_and(|text| text.starts_with('Y'))
 }
 
 pub fn is_root() -> bool {
@@ -51,7 +70,8 @@ impl Mounted {
         fs: Arc<O>,
         settings: &Settings,
     ) -> Mounted {
-        let session = Session::start(mount, fs, Arc::new(ThreadPerTask), settings, None).unwrap();
+        let spawner = Arc::new(ThreadPerTask);
+        let session = Session::start(mount, fs, spawner, settings, options()).unwrap();
         let mount = Arc::clone(session.mount());
         let notifier = session.notifier();
         let counters = session.counters();

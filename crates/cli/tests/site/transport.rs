@@ -1,0 +1,24 @@
+//! All mount tests run on the transport that `COPYHOLD_TEST_TRANSPORT` names: auto, dev or uring.
+
+use std::env;
+use std::fs;
+
+fn named() -> Option<String> {
+    env::var("COPYHOLD_TEST_TRANSPORT").ok()
+}
+
+/// What follows `copyhold mount`.
+pub(crate) fn options() -> Vec<String> {
+    named().map_or_else(Vec::new, |name| vec!["-o".into(), format!("transport={name}")])
+}
+
+/// Whether the kernel has it; says so if not.
+pub(crate) fn is_there() -> bool {
+    let enabled = || fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    let is_there = named().is_none_or(|name| name != "uring")
+        || enabled().is_ok_and(|text| text.starts_with('Y'));
+    if !is_there {
+        eprintln!("skipped: the kernel does not offer FUSE over io_uring");
+    }
+    is_there
+}

@@ -1,0 +1,260 @@
+//! What becomes of a request, whichever way it came: it is admitted, polled once, and parked if it
+//! must wait.
+//!
+//! Fast path.  The operation is ready when first polled: its answer has been sent from here, and
+//!             its message and its place are used again. Nothing is allocated, nobody is woken.
+//! Slow path.  It must wait: the future is parked with its message until it can go on (see
+//!             [`crate::parking`]), and the next operation gets a new place. The answer is sent by
+//!             whoever polls it last.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::Errno;
+use crate::device::Device;
+use crate::dispatch::{self, Message};
+use crate::interrupt::Interrupts;
+use crate::operations::Operations;
+use crate::parking::FirstPoll;
+use crate::payload::Buffers;
+use crate::protocol::{Answer, Dialect, NodeId, Opcode, Request, wire};
+use crate::spawn::Spawner;
+
+/// What all desks of a connection share.
+pub(crate) struct Connection<O> {
+    pub(crate) fs: Arc<O>,
+    pub(crate) dialect: Dialect,
+    pub(crate) spawner: Arc<dyn Spawner>,
+    pub(crate) buffers: Buffers,
+    pub(crate) interrupts: Arc<Interrupts>,
+    pub(crate) flight: Flight,
+    /// DESTROY was received.
+    pub(crate) destroyed: AtomicBool,
+    /// Only this user and root are served (`allow_root`).
+    pub(crate) only: Option<u32>,
+}
+
+/// One way into the connection: a reader's, or that of a ring's thread.
+pub(crate) struct Channel<O> {
+    pub(crate) device: Device,
+    pub(crate) connection: Arc<Connection<O>>,
+    pub(crate) requests: AtomicU64,
+}
+
+/// The operations that wait.
+#[derive(Debug, Default)]
+pub(crate) struct Flight {
+    waiting: Mutex<usize>,
+    landed: Condvar,
+    /// How many ever had to wait.
+    pub(crate) parked: AtomicU64,
+}
+
+impl Flight {
+    pub(crate) fn start(&self) {
+        *self.waiting.lock() += 1;
+    }
+
+    pub(crate) fn land(&self) {
+        let mut waiting = self.waiting.lock();
+        *waiting -= 1;
+        if *waiting == 0 {
+            self.landed.notify_all();
+        }
+    }
+
+    /// Blocks until no operation waits.
+    pub(crate) fn drain(&self) {
+        let mut waiting = self.waiting.lock();
+        while *waiting > 0 {
+            self.landed.wait(&mut waiting);
+        }
+    }
+}
+
+impl<O: Operations> Channel<O> {
+    /// Sends `answer` the way that `message` came.
+    fn reply(&self, message: &mut Message, answer: &Answer) {
+        match message.take_lease() {
+            Some(lease) => lease.answer(message.header.unique, answer),
+            None => self.device.reply(message.header.unique, answer),
+        }
+    }
+}
+
+/// One request from its message to its answer. Gives the message back for the next one.
+pub(crate) async fn serve<O: Operations>(
+    channel: Arc<Channel<O>>,
+    mut message: Message,
+) -> Message {
+    let connection = &channel.connection;
+    let answer =
+        dispatch::answer(&*connection.fs, &mut message, connection.dialect, &connection.interrupts)
+            .await;
+    channel.reply(&mut message, &answer);
+    message
+}
+
+/// Where the requests of one thread are dealt with.
+pub(crate) struct Desk<O, F> {
+    channel: Arc<Channel<O>>,
+    /// Where the operation is polled; empty between requests.
+    place: Pin<Box<Option<F>>>,
+    first: FirstPoll,
+}
+
+impl<O: Operations, F: Future<Output = Message> + Send + 'static> Desk<O, F> {
+    pub(crate) fn new(channel: Arc<Channel<O>>) -> Desk<O, F> {
+        let first = FirstPoll::new(&channel.connection.spawner);
+        Desk { channel, place: Box::pin(None), first }
+    }
+
+    pub(crate) fn channel(&self) -> &Arc<Channel<O>> {
+        &self.channel
+    }
+
+    /// Whether `message` is an operation to be polled. If not, it has been dealt with.
+    pub(crate) fn admits(&self, message: &mut Message) -> bool {
+        self.channel.requests.fetch_add(1, Ordering::Relaxed);
+        let opcode = Opcode::new(message.header.opcode);
+        if !self.may_ask(&message.header, opcode) {
+            self.channel.reply(message, &Answer::error(Errno::EACCES));
+            return false;
+        }
+        match opcode {
+            Some(opcode) if !opcode.expects_reply() => {
+                self.hear(message);
+                false
+            }
+            Some(Opcode::Destroy) => {
+                self.channel.connection.destroyed.store(true, Ordering::Release);
+                true
+            }
+            _ => true,
+        }
+    }
+
+    /// With `allow_root`, others may use what was opened for them, but nothing else.
+    fn may_ask(&self, header: &wire::InHeader, opcode: Option<Opcode>) -> bool {
+        let harmless = opcode.is_some_and(|opcode| {
+            matches!(
+                opcode,
+                Opcode::Read
+                    | Opcode::Write
+                    | Opcode::Fsync
+                    | Opcode::Flush
+                    | Opcode::Release
+                    | Opcode::Readdir
+                    | Opcode::Readdirplus
+                    | Opcode::Fsyncdir
+                    | Opcode::Releasedir
+                    | Opcode::Destroy
+                    | Opcode::Syncfs
+            ) || !opcode.expects_reply()
+        });
+        match self.channel.connection.only {
+            Some(owner) => harmless || header.uid == owner || header.uid == 0,
+            None => true,
+        }
+    }
+
+    /// A message that expects no answer.
+    fn hear(&self, message: &Message) {
+        let connection = &self.channel.connection;
+        match Request::parse(&message.header, &message.args, connection.dialect) {
+            Ok(Request::Forget { lookups }) => {
+                connection.fs.forget(NodeId(message.header.nodeid), lookups);
+            }
+            Ok(Request::BatchForget(list)) => {
+                list.into_iter().for_each(|one| connection.fs.forget(one.node, one.lookups));
+            }
+            Ok(Request::Interrupt { unique }) => connection.interrupts.interrupt(unique),
+            Ok(_) => {}
+            Err(error) => tracing::error!(%error, "the kernel's message is not understood"),
+        }
+    }
+
+    /// Polls `operation` once: its message if it is done, else it is parked. `held`: bytes of a
+    /// reader's buffer that it takes along then.
+    pub(crate) fn poll(&mut self, operation: F, held: usize) -> Option<Message> {
+        self.place.set(Some(operation));
+        let future = self.place.as_mut().as_pin_mut().expect("it was just put there");
+        match future.poll(&mut Context::from_waker(&self.first.waker)) {
+            Poll::Ready(message) => {
+                self.place.set(None);
+                Some(message)
+            }
+            Poll::Pending => {
+                self.park(held);
+                None
+            }
+        }
+    }
+
+    fn park(&mut self, held: usize) {
+        let connection = &self.channel.connection;
+        connection.buffers.lend(held);
+        connection.flight.start();
+        connection.flight.parked.fetch_add(1, Ordering::Relaxed);
+        let place = std::mem::replace(&mut self.place, Box::pin(None));
+        let parked = Parked { place, held, connection: Arc::clone(connection) };
+        let first = std::mem::replace(&mut self.first, FirstPoll::new(&connection.spawner));
+        first.bell.park(Box::pin(parked));
+    }
+
+    /// Has `operation` polled on another CPU from the beginning.
+    pub(crate) fn hand_over(&self, operation: F) {
+        let connection = Arc::clone(&self.channel.connection);
+        connection.flight.start();
+        let spawner = Arc::clone(&connection.spawner);
+        let place = Box::pin(Some(operation));
+        spawner.run_elsewhere(Box::pin(Parked { place, held: 0, connection }));
+    }
+}
+
+/// An operation that waits, wherever it is polled.
+struct Parked<O: Operations, F> {
+    place: Pin<Box<Option<F>>>,
+    /// Bytes of a reader's buffer that it took along.
+    held: usize,
+    connection: Arc<Connection<O>>,
+}
+
+impl<O: Operations, F: Future<Output = Message>> Future for Parked<O, F> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(future) = self.place.as_mut().as_pin_mut() else { return Poll::Ready(()) };
+        let Poll::Ready(message) = future.poll(cx) else { return Poll::Pending };
+        self.place.set(None);
+        if let Some(buf) = message.payload.and_then(|payload| payload.into_buf()) {
+            self.connection.buffers.put(buf);
+        }
+        Poll::Ready(())
+    }
+}
+
+impl<O: Operations, F> Drop for Parked<O, F> {
+    fn drop(&mut self) {
+        // The operation ends before it counts as landed.
+        self.place.set(None);
+        self.connection.buffers.settle(self.held);
+        self.connection.flight.land();
+    }
+}
+
+/// For threads that poll operations: nobody would wait for the answer of one that panicked in vain.
+pub(crate) struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Which way requests come: chosen by the user, or by what the kernel offers.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// What a session is told to use. `docs/transport.md` has the differences.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// What is best of what there is.
+    #[default]
+    Auto,
+    /// `/dev/fuse` alone.
+    Device,
+    /// FUSE over io_uring, or an error.
+    Uring,
+}
+
+impl Transport {
+    /// Whether the ring is tried.
+    pub(crate) fn tries_ring(self) -> bool {
+        matches!(self, Transport::Uring)
+    }
+}
+
+impl FromStr for Transport {
+    type Err = UnknownTransport;
+
+    fn from_str(text: &str) -> Result<Transport, UnknownTransport> {
+        match text {
+            "auto" => Ok(Transport::Auto),
+            "dev" => Ok(Transport::Device),
+            "uring" => Ok(Transport::Uring),
+            _ => Err(UnknownTransport),
+        }
+    }
+}
+
+/// A transport is `auto`, `dev` or `uring`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownTransport;
+
+impl fmt::Display for UnknownTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a transport is auto, dev or uring")
+    }
+}
+
+impl std::error::Error for UnknownTransport {}

@@ -1,0 +1,194 @@
+//! FUSE over io_uring: a thread for each CPU, bound to it, with a ring of its own.
+//!
+//! `docs/transport.md` has the theory, the order of steps and what happens when one fails; U1 to U4
+//! are explained there. `slot` has the memory that is shared with the kernel, and the lease of it;
+//! `ring` the commands and completions; `mailbox` brings answers to the thread that commits them;
+//! `queue` is that thread. Here they are started and ended.
+
+mod mailbox;
+mod queue;
+mod ring;
+mod slot;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+use self::mailbox::Mailbox;
+pub(crate) use self::slot::Lease;
+use crate::desk::Channel;
+use crate::device::Device;
+use crate::operations::Operations;
+
+/// Entries that a queue begins with.
+const DEPTH: usize = 16;
+const DEPTH_MIN: usize = 4;
+/// Most memory of all entries that queues begin with.
+const MEMORY_MAX: usize = 64 << 20;
+/// Values of extended attributes come whole, however small the largest WRITE is.
+const PAYLOAD_MIN: usize = 128 << 10;
+const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
+
+/// What one thread serves.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    /// The CPU that it is bound to.
+    cpu: usize,
+    /// Numbers of the queues, which are those of the callers' CPUs.
+    queues: Vec<u16>,
+    depth: usize,
+    payload_bytes: usize,
+}
+
+/// A queue's thread, as its session sees it.
+struct Worker<O> {
+    mailbox: Arc<Mailbox>,
+    begin: Sender<Arc<Channel<O>>>,
+    told: Receiver<io::Result<()>>,
+    thread: JoinHandle<()>,
+}
+
+/// All threads of a connection. Dropping it ends them, when the connection is gone.
+pub(crate) struct Rings<O> {
+    workers: Vec<Worker<O>>,
+}
+
+impl<O: Operations> Rings<O> {
+    /// Starts threads that have all they need, but have not told the kernel of it: INIT is not
+    /// answered yet. `max_write`: as it will be agreed.
+    pub(crate) fn prepare(device: &Device, max_write: u32) -> io::Result<Rings<O>> {
+        if (max_write as usize) < PAYLOAD_MIN {
+            return Err(io::Error::other("max_write is below 128 KiB"));
+        }
+        Rings::start(device, plans(possible_cpus()?, &allowed_cpus()?, max_write as usize))
+    }
+
+    pub(crate) fn start(device: &Device, plans: Vec<Plan>) -> io::Result<Rings<O>> {
+        let mut rings = Rings { workers: Vec::new() };
+        for plan in plans {
+            let device = device.clone_device().or_else(|_| device.duplicate())?;
+            let mailbox = Arc::new(Mailbox::new()?);
+            let ((begin, begun), (tell, told)) = (channel(), channel());
+            let name = format!("fuse-cpu{}", plan.cpu);
+            let queue = queue::Start { plan, device, mailbox: Arc::clone(&mailbox) };
+            let thread =
+                thread::Builder::new().name(name).spawn(move || queue.run(&begun, &tell))?;
+            rings.workers.push(Worker { mailbox, begin, told, thread });
+        }
+        rings.workers.iter().try_for_each(Worker::answer)?;
+        Ok(rings)
+    }
+
+    /// How many ways into the connection [`Rings::register`] wants.
+    pub(crate) fn threads(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// After INIT: gives the kernel the entries, and serves what comes. After an error the kernel
+    /// has been told to do without; what it has sent until then is served.
+    pub(crate) fn register(&self, channels: Vec<Arc<Channel<O>>>) -> io::Result<()> {
+        assert_eq!(channels.len(), self.workers.len());
+        for (worker, channel) in self.workers.iter().zip(channels) {
+            worker.begin.send(channel).map_err(|_| io::ErrorKind::BrokenPipe)?;
+        }
+        let told: Vec<io::Result<()>> = self.workers.iter().map(Worker::answer).collect();
+        told.into_iter().collect()
+    }
+
+    /// The connection is gone: waits until the kernel has given everything back.
+    pub(crate) fn end(mut self) {
+        self.close();
+        for Worker { begin, thread, .. } in self.workers.drain(..) {
+            drop(begin);
+            thread.join().expect("a panic in a thread of a ring aborts");
+        }
+    }
+}
+
+impl<O> Rings<O> {
+    fn close(&self) {
+        self.workers.iter().for_each(|worker| worker.mailbox.close());
+    }
+}
+
+impl<O> Drop for Rings<O> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl<O> Worker<O> {
+    fn answer(&self) -> io::Result<()> {
+        self.told.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
+    }
+}
+
+fn possible_cpus() -> io::Result<usize> {
+    queues_of(&std::fs::read_to_string(POSSIBLE)?)
+        .ok_or_else(|| io::Error::other(format!("{POSSIBLE} is not understood")))
+}
+
+/// Of which the kernel will take a part.
+#[cfg(test)]
+pub(crate) fn plan_too_many_queues(max_write: u32) -> io::Result<Vec<Plan>> {
+    Ok(plans(possible_cpus()? + 1, &allowed_cpus()?, max_write as usize))
+}
+
+fn allowed_cpus() -> io::Result<Vec<usize>> {
+    let allowed = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect())
+}
+
+/// How many queues the kernel has, from its list of possible CPUs such as `0-3,8`.
+fn queues_of(possible: &str) -> Option<usize> {
+    let last = possible.trim().rsplit([',', '-']).next()?;
+    last.parse::<u16>().ok().map(|last| usize::from(last) + 1)
+}
+
+/// A thread for each allowed CPU. It serves its CPU's queue, and its share of those whose CPUs are
+/// not allowed, or not there.
+fn plans(queues: usize, allowed: &[usize], payload_bytes: usize) -> Vec<Plan> {
+    let depth = (MEMORY_MAX / payload_bytes / queues).clamp(DEPTH_MIN, DEPTH);
+    let mut bound: Vec<usize> = allowed.iter().copied().filter(|cpu| *cpu < queues).collect();
+    if bound.is_empty() {
+        bound.push(0);
+    }
+    let mut served: BTreeMap<usize, Vec<u16>> = bound.iter().map(|cpu| (*cpu, vec![])).collect();
+    for queue in 0..queues {
+        let cpu = if bound.contains(&queue) { queue } else { bound[queue % bound.len()] };
+        served.get_mut(&cpu).expect("a bound CPU").push(queue as u16);
+    }
+    let plan = |(cpu, queues)| Plan { cpu, queues, depth, payload_bytes };
+    served.into_iter().map(plan).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_as_many_queues_as_cpus_may_come() {
+        let read = ["0\n", "0-1\n", "0-3,8-11", "", "none"].map(queues_of);
+        assert_eq!(read, [Some(1), Some(2), Some(12), None, None]);
+    }
+
+    #[test]
+    fn every_queue_is_served_once_and_by_its_own_cpu_if_that_is_allowed() {
+        let plans = plans(6, &[1, 4, 9], 256 << 10);
+        assert_eq!(plans.iter().map(|plan| plan.cpu).collect::<Vec<_>>(), [1, 4]);
+        assert!(plans.iter().all(|plan| plan.queues.contains(&(plan.cpu as u16))));
+        let mut served: Vec<u16> = plans.iter().flat_map(|plan| plan.queues.clone()).collect();
+        served.sort_unstable();
+        assert_eq!(served, [0, 1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn many_cpus_get_fewer_entries_each() {
+        let depth = |queues| plans(queues, &[0], 256 << 10)[0].depth;
+        assert_eq!([depth(2), depth(32), depth(512)], [16, 8, 4]);
+    }
+}

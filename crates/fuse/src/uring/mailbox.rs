@@ -1,0 +1,118 @@
+//! Answers on their way to the thread that commits them.
+//!
+//! An answer lies in its entry; here is only that it is there. The thread is woken by an eventfd if
+//! it sleeps: it says so, under the lock, having found nothing, and whoever comes next takes that
+//! note away and wakes it. So no answer is left lying, and many wake it once.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+
+/// An entry whose answer is to be committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Answered {
+    pub(super) index: u32,
+    pub(super) commit_id: u64,
+    /// Request or answer had many pages.
+    pub(super) was_large: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Mailbox {
+    state: Mutex<State>,
+    bell: OwnedFd,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    answered: Vec<Answered>,
+    asleep: bool,
+    closed: bool,
+}
+
+impl Mailbox {
+    pub(super) fn new() -> io::Result<Mailbox> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Mailbox { state: Mutex::default(), bell })
+    }
+
+    /// Readable when the thread is wanted.
+    pub(super) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    pub(super) fn post(&self, answered: Answered) {
+        let mut state = self.state.lock();
+        state.answered.push(answered);
+        let asleep = std::mem::take(&mut state.asleep);
+        drop(state);
+        if asleep {
+            self.ring();
+        }
+    }
+
+    /// The connection is gone.
+    pub(super) fn close(&self) {
+        self.state.lock().closed = true;
+        self.ring();
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.state.lock().closed
+    }
+
+    /// What has come since, into `taken`, which is empty.
+    pub(super) fn take(&self, taken: &mut Vec<Answered>) {
+        debug_assert!(taken.is_empty());
+        std::mem::swap(&mut self.state.lock().answered, taken);
+    }
+
+    /// Whether the thread may sleep: nothing is there, and the bell will be rung.
+    pub(super) fn may_sleep(&self) -> bool {
+        let mut state = self.state.lock();
+        state.asleep = state.answered.is_empty();
+        state.asleep
+    }
+
+    pub(super) fn is_awake(&self) {
+        self.state.lock().asleep = false;
+    }
+
+    fn ring(&self) {
+        // Full after 2^64 rings that nobody heard: then it is readable anyway.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    /// Makes the bell quiet.
+    pub(super) fn hush(&self) {
+        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rung(mailbox: &Mailbox) -> bool {
+        rustix::io::read(&mailbox.bell, &mut [0u8; 8]).is_ok()
+    }
+
+    #[test]
+    fn who_sleeps_is_woken_once_and_who_is_awake_never() {
+        let mailbox = Mailbox::new().unwrap();
+        let answered = Answered { index: 1, commit_id: 2, was_large: false };
+        mailbox.post(answered);
+        assert!(!rung(&mailbox));
+        assert!(!mailbox.may_sleep(), "there is something");
+        let mut taken = Vec::new();
+        mailbox.take(&mut taken);
+        assert_eq!(taken, [answered]);
+        assert!(mailbox.may_sleep());
+        mailbox.post(answered);
+        assert!(rung(&mailbox));
+        mailbox.post(answered);
+        assert!(!rung(&mailbox));
+    }
+}
