@@ -73,3 +73,36 @@ impl RecoveringTable {
         Ok(table)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: Key = Key::MIN;
+
+    /// A flush took an edit of a txg that was open, so its descriptor names the txg before.
+    fn brought_back() -> Table {
+        let flushed = PartitionDescriptor {
+            complete_to: Some(Txg::FIRST),
+            ..PartitionDescriptor::empty(Key::MIN)
+        };
+        let mut replayed = RecoveringTable::new(TableId(20));
+        replayed.apply(Txg::FIRST.next(), KEY, Edit::put(b"in the base"));
+        replayed.finish(Limits::default(), vec![(0, flushed)]).unwrap()
+    }
+
+    #[test]
+    fn edits_of_a_txg_that_no_base_is_complete_to_are_brought_back() {
+        let table = brought_back();
+        assert_eq!(table.pin(), Some(Txg::FIRST.next()));
+        assert_eq!(table.unflushed(KEY), Some(Edit::put(b"in the base")));
+    }
+
+    #[test]
+    fn what_replay_brings_back_of_a_retired_table_pins_nothing() {
+        let table = brought_back();
+        table.retire_again();
+        assert!(table.is_settled());
+        assert_eq!((table.pin(), table.unflushed(KEY)), (None, None));
+    }
+}

@@ -6,7 +6,7 @@ use copyhold_format::node::{LAYERS_MAX, PartitionDescriptor};
 use copyhold_types::{Key, TableId, Txg};
 use parking_lot::RwLock;
 
-use crate::delta::earlier;
+use crate::delta::{Delta, earlier};
 use crate::partition::{Partition, Partitions, State};
 use crate::settled::{Base, Settled};
 use crate::{Edit, TableError};
@@ -132,6 +132,15 @@ impl Table {
     /// nodes. What has begun goes on; when the table is settled again, its nodes stand still.
     pub fn retire(&self) {
         self.retired.store(true, Ordering::Release);
+    }
+
+    /// Retires a table that was retired before a crash. It was settled then: an edit that replay
+    /// brought back is in its bases, or in what was given up of them, and pins the log for nothing.
+    pub fn retire_again(&self) {
+        self.retire();
+        for partition in self.partitions.read().iter() {
+            partition.state.lock().delta = Delta::default();
+        }
     }
 
     /// Makes an edit that `txg` logs. Whoever orders the edits of a key in the log (the locks

@@ -319,7 +319,7 @@ impl Volumes {
             if let SubvolState::Dying(step) = subvol.item().state
                 && crate::deletion::is_retired(step)
             {
-                pool.table(subvol.files()).retire();
+                pool.table(subvol.files()).retire_again();
             }
         }
         pool.set_tenancy(Arc::new(Tenants(state.clone())));
