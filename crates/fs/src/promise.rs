@@ -71,9 +71,9 @@ pub(crate) enum Take {
 
 impl Filesystem {
     /// A promise of `blocks` blocks, if there is room for them at once.
-    pub(crate) fn try_promise(&self, subvol: &Subvol, blocks: u64) -> Option<Promise> {
-        let hold = self.volumes.ledger().hold(subvol.id(), data(blocks), quota::Tier::Data).ok()?;
-        Some(Promise { space: self.try_space(subvol, blocks)?, hold })
+    pub(crate) fn promise_now(&self, subvol: &Subvol, blocks: u64) -> Result<Promise> {
+        let hold = self.volumes.ledger().hold(subvol.id(), data(blocks), quota::Tier::Data)?;
+        Ok(Promise { space: self.space_now(subvol, blocks)?, hold })
     }
 
     /// Blocks of the pool that are kept for the reserves of other subvolumes.
@@ -82,11 +82,11 @@ impl Filesystem {
     }
 
     /// Blocks of the pool, as long as those that are kept for others are left.
-    fn try_space(&self, subvol: &Subvol, blocks: u64) -> Option<Reservation> {
+    fn space_now(&self, subvol: &Subvol, blocks: u64) -> Result<Reservation> {
         let kept = self.kept(subvol);
-        let mut space = self.pool.try_reserve(blocks + kept, Tier::Write)?;
+        let mut space = self.pool.reserve_now(blocks + kept, Tier::Write)?;
         space.give_back(kept);
-        Some(space)
+        Ok(space)
     }
 
     async fn space(&self, subvol: &Subvol, blocks: u64) -> Result<Reservation> {
@@ -123,7 +123,7 @@ impl Filesystem {
         subvol: &Subvol,
         blocks: u64,
     ) -> Result<Promise> {
-        if let Some(promise) = self.try_promise(subvol, blocks) {
+        if let Ok(promise) = self.promise_now(subvol, blocks) {
             return Ok(promise);
         }
         let tier = quota::Tier::Data;
@@ -151,7 +151,7 @@ impl Filesystem {
         while step > 0 {
             let have = most.as_ref().map_or(0, Promise::blocks);
             if have + step <= blocks
-                && let Some(more) = self.try_promise(subvol, step)
+                && let Ok(more) = self.promise_now(subvol, step)
             {
                 match &mut most {
                     Some(most) => most.join(more),

@@ -17,6 +17,23 @@ async fn give_up_after<T>(fs: &Filesystem, nanos: u64, operation: impl Future<Ou
 }
 
 #[test]
+fn a_pool_that_has_stopped_says_so_and_not_that_it_is_full() {
+    let world = World::new(1, 4096);
+    world.run(async {
+        let fs = world.open().await;
+        let node = create(&fs, "a").await;
+        write(&fs, node, 0, &pattern(1, 150_000)).await;
+        assert!(!give_up_after(&fs, 1_000, fs.fsync(node, false)).await);
+        fs.pool().stop("the test wants it");
+        fs.pool().runtime().sleep(Duration::from_secs(1)).await;
+        for _ in 0..3 {
+            let error = fs.fsync(node, false).await.unwrap_err();
+            assert!(error.to_string().contains("the test wants it"), "{error}");
+        }
+    });
+}
+
+#[test]
 fn space_is_nobody_elses_while_the_device_still_writes_there() {
     let mut given_up = 0;
     for seed in 0..60 {

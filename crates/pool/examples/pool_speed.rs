@@ -31,7 +31,7 @@ fn value(run: Run, sum: u32) -> Vec<u8> {
 async fn overwrite(pool: &Arc<Pool>, at: u64, attach: bool) -> copyhold_types::Txg {
     let key = Key::new(7, EXTENT, at);
     let old = pool.get(TABLE, key).await.expect("readable");
-    let mut space = pool.try_reserve(1, Tier::Write).expect("there is room");
+    let mut space = pool.reserve_now(1, Tier::Write).expect("there is room");
     let claim = pool.claim(LaneClass::Sync, 1, &mut space).expect("reserved").remove(0);
     let run = claim.run();
     let mut tx = Transaction::new();

@@ -223,10 +223,10 @@ impl Pool {
         }
     }
 
-    /// As [`Self::reserve`], but never waits: `None` when it would have to.
-    pub fn try_reserve(&self, blocks: u64, tier: Tier) -> Option<Reservation> {
-        self.check_writable().ok()?;
-        self.space.reserve(blocks, self.tier(tier)).ok()
+    /// As [`Self::reserve`], but never waits: full when it would have to.
+    pub fn reserve_now(&self, blocks: u64, tier: Tier) -> Result<Reservation, PoolError> {
+        self.check_writable()?;
+        Ok(self.space.reserve(blocks, self.tier(tier))?)
     }
 
     /// Places `blocks` of an accepted reservation: as few runs as there are, in order.

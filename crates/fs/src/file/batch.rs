@@ -173,8 +173,7 @@ impl Batch {
         let held = self.reserved.as_ref().map_or(0, |reserved| reserved.blocks());
         if held < blocks {
             // Only after a failed write: D2.
-            let more = self.fs.try_promise(&self.inode.subvol, blocks - held);
-            let more = more.ok_or_else(|| FsError::NoSpace(self.fs.full(blocks - held)))?;
+            let more = self.fs.promise_now(&self.inode.subvol, blocks - held)?;
             match &mut self.reserved {
                 Some(reserved) => reserved.join(more),
                 None => self.reserved = Some(more),
@@ -241,7 +240,7 @@ impl Drop for Batch {
         let missing =
             failed.len() as u64 - left.as_ref().map_or(0, |r| r.blocks().min(failed.len() as u64));
         let again =
-            (missing > 0).then(|| self.fs.try_promise(&self.inode.subvol, missing)).flatten();
+            (missing > 0).then(|| self.fs.promise_now(&self.inode.subvol, missing).ok()).flatten();
         for reserved in left.into_iter().chain(again) {
             state.data.add_reserved(reserved);
         }

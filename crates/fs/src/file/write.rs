@@ -208,7 +208,7 @@ impl Filesystem {
             return false;
         }
         let blocks = (len / BLOCK_BYTES) as u64;
-        let Some(mut reserved) = self.try_promise(&inode.subvol, blocks) else { return false };
+        let Ok(mut reserved) = self.promise_now(&inode.subvol, blocks) else { return false };
         let mut slots: SmallVec<[(u64, Slot); 1]> = SmallVec::with_capacity(blocks as usize);
         let mut rest = input;
         for block in offset / BLOCK..offset / BLOCK + blocks {
@@ -382,7 +382,7 @@ impl Filesystem {
                 wanted - have
             };
             // A batch may take blocks while this waits: then they need more.
-            let Some(more) = self.try_promise(&inode.subvol, missing) else {
+            let Ok(more) = self.promise_now(&inode.subvol, missing) else {
                 // What fallocate has promised is there.
                 let ready = self.preallocated(inode, &slots).await?;
                 if ready == slots.len() {

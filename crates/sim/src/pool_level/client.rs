@@ -297,7 +297,7 @@ impl Client {
         let world = self.shared.world.lock();
         let block = run.addr.block();
         // What a failed flush has lost shows; it was never synced.
-        let stopped = self.forgiving && self.pool.try_reserve(0, Tier::Internal).is_none();
+        let stopped = self.forgiving && self.pool.reserve_now(0, Tier::Internal).is_err();
         let pending = world.attached.get(&block).is_some_and(|txg| *txg > durable);
         for (i, (bytes, sum)) in data.chunks(copyhold_types::BLOCK_BYTES).zip(sums).enumerate() {
             let right = block_checksum(bytes) == *sum;

@@ -190,12 +190,12 @@ fn a_full_pool_lets_subvolumes_go() {
     // All that ordinary writes may have is somebody else's.
     let mut blocks = pool.space().free;
     let hog = loop {
-        match pool.try_reserve(blocks, Tier::Write) {
-            Some(hog) => break hog,
-            None => blocks -= 1,
+        match pool.reserve_now(blocks, Tier::Write) {
+            Ok(hog) => break hog,
+            Err(_) => blocks -= 1,
         }
     };
-    assert!(pool.try_reserve(1, Tier::Write).is_none());
+    assert!(pool.reserve_now(1, Tier::Write).is_err());
     let subvol = world.volumes.subvol(snapshot).unwrap();
     assert!(world.delete_one(&subvol));
     drop(subvol);
