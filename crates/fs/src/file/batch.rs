@@ -25,7 +25,7 @@ use super::dirty::{Slot, Taken, Took};
 use super::extents::CHUNK;
 use crate::inode::{Inode, InodeRef};
 use crate::promise::Promise;
-use crate::{Filesystem, FsError, Result};
+use crate::{Filesystem, Result};
 
 /// Blocks of one batch: 4 MiB.
 const BLOCKS_MAX: usize = 1024;
