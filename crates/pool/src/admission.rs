@@ -8,6 +8,7 @@
 //!
 //! A1  User transactions are admitted while the log is below its limit; flush, ids and whatever
 //!     else trims it use the rest of the ring.
+//!     What is admitted and not there yet is counted, too (`log_room`).
 //! A2  The growth that is promised covers every edit that is in no base.
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use copyhold_space::{Reservation, Tier};
 use copyhold_types::{BLOCK_BYTES, Nanos};
 use parking_lot::Mutex;
 
+use crate::log_room::{LogRoom, Room};
 use crate::nodes::COPIES;
 use crate::transaction::Credit;
 use crate::{Pool, PoolError};
@@ -30,6 +32,7 @@ const WORST_FILL: u64 = 3;
 pub(crate) struct Admission {
     growth: Mutex<Growth>,
     waiters: Mutex<Vec<Waker>>,
+    room: Arc<Room>,
     pub(crate) tickets: AtomicU64,
 }
 
@@ -55,6 +58,11 @@ fn growth_of(edits: usize, bytes: usize) -> u64 {
     (bytes as u64 + edits as u64 * EDIT_OVERHEAD) * COPIES * WORST_FILL
 }
 
+/// Bytes that `edits` edits of `bytes` bytes take in the log, before it is compressed.
+fn records_of(edits: usize, bytes: usize) -> u64 {
+    bytes as u64 + edits as u64 * EDIT_OVERHEAD
+}
+
 impl Admission {
     /// Edits have reached a base (or `share` of all that is unflushed has): gives growth back.
     pub(crate) fn settled(&self, share: f64) {
@@ -69,6 +77,7 @@ impl Admission {
 
     pub(crate) fn wake(&self) {
         std::mem::take(&mut *self.waiters.lock()).into_iter().for_each(Waker::wake);
+        self.room.wake();
     }
 
     fn take(&self, growth: Growth) {
@@ -92,43 +101,42 @@ impl Pool {
         bytes: usize,
     ) -> Result<Credit, PoolError> {
         self.check_writable()?;
+        if let Some(credit) = self.admit_now(tier, edits, bytes) {
+            return Ok(credit);
+        }
+        let since = self.rt.now();
+        let room = self.wait_for_room(records_of(edits, bytes)).await?;
         let grows = growth_of(edits, bytes);
-        let at_once = if self.is_full() { None } else { self.grow(grows, tier) };
-        let (held, waited) = match at_once {
-            Some(held) => (held, 0),
-            None => self.wait_for_growth(grows, tier).await?,
+        let held = match self.grow(grows, tier) {
+            Some(held) => held,
+            None => self.reserve(Growth::blocks(grows), tier).await?,
         };
-        Ok(Credit { bytes: grows, growth: Some(held), waited, ticket: self.join_first() })
+        let waited = self.rt.now().saturating_sub(since);
+        Ok(self.credit(grows, held, room, waited))
     }
 
-    /// Waits for room in the log, then for space; says for how long.
-    async fn wait_for_growth(
-        self: &Arc<Self>,
-        bytes: u64,
-        tier: Tier,
-    ) -> Result<(Reservation, Nanos), PoolError> {
-        let since = self.rt.now();
-        self.wait_for_room().await?;
-        let held = match self.grow(bytes, tier) {
-            Some(held) => held,
-            None => self.reserve(Growth::blocks(bytes), tier).await?,
-        };
-        Ok((held, self.rt.now().saturating_sub(since)))
+    fn credit(&self, bytes: u64, growth: Reservation, room: LogRoom, waited: Nanos) -> Credit {
+        Credit { bytes, growth: Some(growth), room, waited, ticket: self.join_first() }
+    }
+
+    fn admit_now(&self, tier: Tier, edits: usize, bytes: usize) -> Option<Credit> {
+        if self.is_full() {
+            return None;
+        }
+        let room = self.room_now(records_of(edits, bytes))?;
+        let grows = growth_of(edits, bytes);
+        Some(self.credit(grows, self.grow(grows, tier)?, room, 0))
+    }
+
+    /// Room in the log for records that are not there yet (A3).
+    fn room_now(&self, bytes: u64) -> Option<LogRoom> {
+        self.admission.room.take(bytes, self.journal.room())
     }
 
     /// As [`Self::admit`], but never waits: `None` when it would have to.
     pub fn try_admit(&self, tier: Tier, edits: usize, bytes: usize) -> Option<Credit> {
         self.check_writable().ok()?;
-        if self.is_full() {
-            return None;
-        }
-        let grows = growth_of(edits, bytes);
-        self.grow(grows, tier).map(|held| Credit {
-            bytes: grows,
-            growth: Some(held),
-            waited: 0,
-            ticket: self.join_first(),
-        })
+        self.admit_now(tier, edits, bytes)
     }
 
     fn grow(&self, bytes: u64, tier: Tier) -> Option<Reservation> {
@@ -140,7 +148,22 @@ impl Pool {
         self.pressure() > 1.0
     }
 
-    async fn wait_for_room(&self) -> Result<(), PoolError> {
+    /// Waits until the log is below its limit, and for room in it.
+    async fn wait_for_room(self: &Arc<Self>, bytes: u64) -> Result<LogRoom, PoolError> {
+        self.wait_for_flush().await?;
+        if let Some(room) = self.room_now(bytes) {
+            return Ok(room);
+        }
+        // What has gathered gets its place; what others were admitted for comes by itself.
+        self.commit(self.open_txg()).await?;
+        let find = || match self.health.check() {
+            Ok(()) => self.room_now(bytes).map(Ok),
+            Err(stopped) => Some(Err(stopped)),
+        };
+        std::future::poll_fn(|cx| self.admission.room.poll(cx, find)).await
+    }
+
+    async fn wait_for_flush(&self) -> Result<(), PoolError> {
         std::future::poll_fn(|cx| {
             if let Err(stopped) = self.health.check() {
                 return Poll::Ready(Err(stopped));
@@ -160,8 +183,9 @@ impl Pool {
     pub(crate) fn internal_credit(&self, edits: usize, bytes: usize) -> Result<Credit, PoolError> {
         self.check_writable()?;
         let grows = growth_of(edits, bytes);
-        let growth = Some(self.space.reserve(Growth::blocks(grows), Tier::Internal)?);
-        Ok(Credit { bytes: grows, growth, waited: 0, ticket: self.join_first() })
+        let growth = self.space.reserve(Growth::blocks(grows), Tier::Internal)?;
+        let room = self.admission.room.take_anyway(records_of(edits, bytes));
+        Ok(self.credit(grows, growth, room, 0))
     }
 
     /// The transaction is applied: its growth is held until its edits are flushed.

@@ -75,7 +75,8 @@ impl Pool {
             self.tables.root_descriptor()
         });
         self.join_waits.closed(gathered.joined);
-        let Gathered { records, attached, pieces: slots, edits, introduced_bytes, .. } = gathered;
+        let Gathered { records, room, attached, pieces: slots, edits, introduced_bytes, .. } =
+            gathered;
         let mut pieces = Vec::with_capacity(slots.len());
         for slot in slots {
             pieces.push(slot.wait().await?);
@@ -84,6 +85,7 @@ impl Pool {
         let data = self.write_attached(attached);
         let batch = self.journal.close_batch(Closing { data_flushed, pieces, tables, records });
         let batch = self.place_batch(txg, batch, edits).await?;
+        drop(room);
         if data_flushed {
             data.await?;
             self.flush_device().await?;
@@ -178,6 +180,7 @@ impl Pool {
         let pool = self.clone();
         self.rt.spawn(Box::pin(async move {
             let result = pool.journal.write_piece(piece.txg, &piece.records).await;
+            drop(piece.room);
             piece.slot.tell(result);
         }));
     }

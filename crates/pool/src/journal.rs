@@ -14,7 +14,7 @@ use copyhold_format::label::Label;
 use copyhold_format::log::{Batch, FrameHead, FrameKind, Payload, PieceRef, encode_frame};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Appender, Recovered, RecoveredBatch, Ring, RingFull};
-use copyhold_types::{Buf, Digest, Incarnation, Txg};
+use copyhold_types::{BLOCK_BYTES, Buf, Digest, Incarnation, Txg};
 use parking_lot::Mutex;
 
 use crate::config::Limits;
@@ -160,6 +160,12 @@ impl Journal {
         let used = self.ring.blocks() - state.appender.free().min(self.ring.blocks());
         let blocks = used as f64 / (self.ring.blocks() / 2) as f64;
         blocks.max(state.edits as f64 / replay_edits as f64)
+    }
+
+    /// Bytes of the log that admitted records may take: up to three quarters of the ring (A3).
+    pub(crate) fn room(&self) -> u64 {
+        let free = self.state.lock().appender.free();
+        free.saturating_sub(self.ring.blocks() / 4) * BLOCK_BYTES as u64
     }
 
     fn head_of(&self, kind: FrameKind, position: u64, txg: Txg) -> FrameHead {

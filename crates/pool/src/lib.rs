@@ -38,6 +38,7 @@ mod ids;
 mod join_wait;
 mod journal;
 mod labels;
+mod log_room;
 mod marker;
 mod nodes;
 mod open;

@@ -17,6 +17,7 @@ use copyhold_types::{Buf, Run, Txg};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::PoolError;
+use crate::log_room::LogRoom;
 
 /// Records are written as a piece when this many bytes have gathered (P7).
 pub(crate) const PIECE_BYTES: usize = 128 << 10;
@@ -34,6 +35,8 @@ pub(crate) struct OpenTxg {
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
     pub(crate) records: Vec<u8>,
+    /// What they take in the log.
+    pub(crate) room: LogRoom,
     /// Tickets of what is in `records`, with its bytes, where transactions have any.
     pub(crate) tickets: Vec<(u64, usize)>,
     pub(crate) attached: Vec<(Run, Vec<Buf>)>,
@@ -67,6 +70,8 @@ impl PieceSlot {
 pub(crate) struct FullPiece {
     pub(crate) txg: Txg,
     pub(crate) records: Vec<u8>,
+    /// To be dropped when they have a place in the log.
+    pub(crate) room: LogRoom,
     pub(crate) slot: Arc<PieceSlot>,
 }
 
@@ -126,6 +131,7 @@ impl Joined<'_> {
     pub(crate) fn gather(
         &self,
         records: &[u8],
+        room: LogRoom,
         ticket: Option<u64>,
         edits: u64,
         introduced_bytes: u64,
@@ -136,6 +142,7 @@ impl Joined<'_> {
             None => gathered.records.extend_from_slice(records),
             Some(ticket) => gathered.insert(ticket, records),
         }
+        gathered.room.join(room);
         gathered.attached.extend(attached);
         gathered.joined += 1;
         gathered.edits += edits;
@@ -148,7 +155,8 @@ impl Joined<'_> {
         gathered.tickets.clear();
         let records =
             std::mem::replace(&mut gathered.records, Vec::with_capacity(PIECE_BYTES * 9 / 8));
-        Some(FullPiece { txg: self.txg(), records, slot })
+        let room = std::mem::take(&mut gathered.room);
+        Some(FullPiece { txg: self.txg(), records, room, slot })
     }
 }
 
@@ -160,10 +168,11 @@ mod tests {
     fn a_piece_is_cut_when_enough_has_gathered_and_the_rest_closes_with_the_txg() {
         let open = OpenTxg::new(Txg::FIRST);
         let half = vec![1; PIECE_BYTES / 2];
-        assert!(open.join().gather(&half, None, 1, 0, vec![]).is_none());
-        let piece = open.join().gather(&half, None, 1, 0, vec![]).expect("full");
+        assert!(open.join().gather(&half, LogRoom::default(), None, 1, 0, vec![]).is_none());
+        let piece =
+            open.join().gather(&half, LogRoom::default(), None, 1, 0, vec![]).expect("full");
         assert_eq!((piece.txg, piece.records.len()), (Txg::FIRST, PIECE_BYTES));
-        assert!(open.join().gather(&[2], None, 1, 0, vec![]).is_none());
+        assert!(open.join().gather(&[2], LogRoom::default(), None, 1, 0, vec![]).is_none());
         let (txg, gathered, ()) = open.close(|_, _| ());
         assert_eq!((txg, gathered.records, gathered.pieces.len()), (Txg::FIRST, vec![2], 1));
         assert_eq!(open.number(), Txg::FIRST.next());

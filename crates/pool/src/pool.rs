@@ -327,7 +327,7 @@ impl Pool {
     fn apply_joined(
         self: &Arc<Self>,
         joined: Joined<'_>,
-        credit: Credit,
+        mut credit: Credit,
         tx: Transaction,
         records: Vec<u8>,
     ) -> Txg {
@@ -336,7 +336,10 @@ impl Pool {
         let introduces = introduced(tx.claims.iter().map(Claim::run));
         self.joined.fetch_max(txg.get(), Ordering::AcqRel);
         self.make_forks(&tx);
-        let piece = joined.gather(&records, credit.ticket, edits, introduces, tx.attached);
+        let mut room = std::mem::take(&mut credit.room);
+        room.resize(records.len() as u64);
+        let ticket = credit.ticket;
+        let piece = joined.gather(&records, room, ticket, edits, introduces, tx.attached);
         self.flusher.edited(tx.edits.len() as u64, records.len() as u64, self.limits.delta_bytes);
         for (table, key, edit) in tx.edits {
             self.tables.apply(txg, table, key, edit);

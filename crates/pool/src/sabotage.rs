@@ -9,6 +9,7 @@ use copyhold_format::log::{Record, RecordWriter};
 use copyhold_space::{Claim, Tier};
 
 use crate::Pool;
+use crate::log_room::LogRoom;
 use crate::open_txg::Gathered;
 
 /// One broken rule or ordering each.
@@ -109,7 +110,14 @@ impl Pool {
         claims.iter().for_each(|claim| records.push(Record::Alloc(claim.run())));
         let joined = self.join(0);
         self.joined.fetch_max(joined.txg().get(), Ordering::AcqRel);
-        let piece = joined.gather(&records.finish(), None, claims.len() as u64, 0, Vec::new());
+        let piece = joined.gather(
+            &records.finish(),
+            LogRoom::default(),
+            None,
+            claims.len() as u64,
+            0,
+            Vec::new(),
+        );
         drop(joined);
         if let Some(piece) = piece {
             self.write_piece(piece);

@@ -5,6 +5,8 @@ use copyhold_space::{Claim, Reservation};
 use copyhold_table::{Edit, Value};
 use copyhold_types::{Buf, EpochId, Key, Nanos, Pointer, Run, TableId};
 
+use crate::log_room::LogRoom;
+
 /// Collected without joining anything; handed to `Pool::apply`. Dropping it drops its claims, and
 /// with them what they took (rule R19).
 #[derive(Debug, Default)]
@@ -125,6 +127,8 @@ pub struct Credit {
     /// Bytes by which flushing these edits may make the tables grow, and the space for it.
     pub(crate) bytes: u64,
     pub(crate) growth: Option<Reservation>,
+    /// Room for its records in the log.
+    pub(crate) room: LogRoom,
     /// What was waited for it.
     pub(crate) waited: Nanos,
     /// Its place in the log, where it is given out before joining (`Sabotage::JoinFirst`).

@@ -314,3 +314,27 @@ fn joins_are_counted_and_those_that_have_to_wait_are_timed() {
     assert!(waits.max > 0 && waits.max <= waits.total, "{waits:?}");
     assert!(waits.p50 <= waits.p99 && waits.p99 <= waits.max, "{waits:?}");
 }
+
+/// Waits between admission and joining, as writers do whose data is on its way.
+async fn put_late(pool: &Arc<Pool>, n: u64) -> Result<(), PoolError> {
+    let mut tx = Transaction::new();
+    let value: Vec<u8> = (0..2000_u64).map(|at| (n * 31 + at * at / 7) as u8).collect();
+    tx.put(TABLE, key(n % 50), value);
+    let credit = pool.admit(Tier::Write, 1, 2048).await?;
+    pool.runtime().sleep(Duration::from_millis(1)).await;
+    pool.apply(credit, tx).map(drop)
+}
+
+#[test]
+fn as_many_are_admitted_at_once_as_the_log_has_room_for() {
+    let machine = Machine::on(SimImage::empty(8 * BLOCKS));
+    let pool = machine.new_pool(Limits::default());
+    machine.rt.block_on(async {
+        // The ring has 1 MiB.
+        let puts = (0..2000).map(|n| put_late(&pool, n));
+        for put in futures_util::future::join_all(puts).await {
+            put.expect("it waits for room in the log");
+        }
+        pool.close().await.expect("it closes");
+    });
+}
