@@ -3,8 +3,11 @@
 //!
 //! Every edit in memory will be flushed one day, and that takes space: its own bytes in some leaf,
 //! in two copies, at the leaf's fill. That *growth* is promised when the edit is admitted and
-//! given back when the edit has reached a base. What a flush needs only for a while (new nodes
-//! before the old ones are free) comes out of the reserve, which user transactions cannot touch.
+//! given back when the edit has reached a base. A merge may need far more, where leaves are shared
+//! with snapshots and give nothing back; it is made where users' space has room for that, and else
+//! the edits become a layer, which takes what was promised: its bytes, and for each partition with
+//! edits one block more in two copies. What a flush needs only for a while (new nodes before the
+//! old ones are free) comes out of the reserve, which user transactions cannot touch.
 //!
 //! A1  User transactions are admitted while the log is below its limit; flush, ids and whatever
 //!     else trims it use the rest of the ring.
@@ -15,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::task::{Poll, Waker};
 
-use copyhold_space::{Reservation, Tier};
+use copyhold_space::{Reservation, Space, Tier};
 use copyhold_types::{BLOCK_BYTES, Nanos};
 use parking_lot::Mutex;
 
@@ -27,10 +30,14 @@ use crate::{Pool, PoolError};
 /// Bytes that an edit takes in a leaf beside its value, and the worst fill of leaves.
 const EDIT_OVERHEAD: u64 = 16;
 const WORST_FILL: u64 = 3;
+/// Blocks of the smallest layer.
+const LAYER_BLOCKS: u64 = COPIES;
 
 #[derive(Debug, Default)]
 pub(crate) struct Admission {
     growth: Mutex<Growth>,
+    /// For the layers of partitions with edits.
+    layers: Mutex<Option<Reservation>>,
     waiters: Mutex<Vec<Waker>>,
     room: Arc<Room>,
     pub(crate) tickets: AtomicU64,
@@ -63,6 +70,21 @@ fn records_of(edits: usize, bytes: usize) -> u64 {
     bytes as u64 + edits as u64 * EDIT_OVERHEAD
 }
 
+/// Makes `held` hold so many blocks.
+fn hold(held: &mut Option<Reservation>, space: &Space, blocks: u64) {
+    let have = held.as_ref().map_or(0, Reservation::blocks);
+    match held {
+        Some(held) if blocks < have => held.give_back(have - blocks),
+        _ => {
+            let Ok(more) = space.reserve(blocks - have, Tier::Internal) else { return };
+            match held {
+                Some(held) => held.join(more),
+                None => *held = Some(more),
+            }
+        }
+    }
+}
+
 impl Admission {
     /// Edits have reached a base (or `share` of all that is unflushed has): gives growth back.
     pub(crate) fn settled(&self, share: f64) {
@@ -73,6 +95,21 @@ impl Admission {
         if let Some(held) = &mut growth.held {
             held.give_back(spare);
         }
+    }
+
+    /// So many partitions more have edits. Their transactions were admitted, so this is not
+    /// refused; who comes next finds less.
+    pub(crate) fn dirtied(&self, space: &Space, partitions: u64) {
+        if partitions > 0 {
+            let mut layers = self.layers.lock();
+            let held = layers.as_ref().map_or(0, Reservation::blocks);
+            hold(&mut layers, space, held + partitions * LAYER_BLOCKS);
+        }
+    }
+
+    /// So many have edits now.
+    pub(crate) fn are_dirty(&self, space: &Space, partitions: u64) {
+        hold(&mut self.layers.lock(), space, partitions * LAYER_BLOCKS);
     }
 
     pub(crate) fn wake(&self) {

@@ -29,11 +29,11 @@ use std::time::Duration;
 use copyhold_runtime::{FifoMutex, Finishing, finishing};
 use copyhold_space::{Claim, MapJob, Tier};
 use copyhold_table::{FlushJob, Flushed, FreezePoint, NodeSource, Table, TableError};
-use copyhold_types::{Buf, EpochId, Key, NodePtr, Purpose, TableId, Txg};
+use copyhold_types::{BLOCK_BYTES, Buf, EpochId, Key, NodePtr, Purpose, TableId, Txg};
 use parking_lot::Mutex;
 
 use crate::marker::Kick;
-use crate::nodes::NodeWriter;
+use crate::nodes::{COPIES, NodeWriter};
 use crate::tenancy::{NodeTurnover, free_node};
 use crate::transaction::Transaction;
 use crate::units::{Aim, UNITS_PER_ROUND, Unit, one_round};
@@ -302,6 +302,10 @@ impl Pool {
         };
         writer.epoch = self.tenancy().epoch(table.id());
         let flushed = match self.spills(&job, aim).await {
+            true if job.is_idle() => {
+                table.abort(job);
+                return None;
+            }
             true => job.spill(&self.nodes, writer).await,
             false => self.merge(&job, writer).await,
         };
@@ -322,8 +326,21 @@ impl Pool {
         match broken {
             Some(Some(node)) => self.nodes.read(node, Purpose::Leaf).await.is_err(),
             Some(None) => false,
-            None => aim == Aim::Trim && job.is_cheaper_to_spill(&self.nodes).await,
+            None if aim == Aim::Trim && job.is_cheaper_to_spill(&self.nodes).await => true,
+            None => !self.has_room_to_merge(job).await,
         }
+    }
+
+    /// Whether users' part of the space has room for a merge. Nobody was promised more than a layer
+    /// takes: where leaves are shared, new ones give nothing back.
+    async fn has_room_to_merge(&self, job: &FlushJob) -> bool {
+        let limits = job.limits();
+        let partition = (2 * limits.partition_leaves.min(1 << 16) * limits.leaf_bytes) as u64;
+        let is_free = |bytes: u64| {
+            let blocks = bytes.div_ceil(BLOCK_BYTES as u64) * COPIES;
+            self.space.reserve(blocks, Tier::Write).is_ok()
+        };
+        is_free(partition) || is_free(job.merge_bytes_max(&self.nodes).await)
     }
 
     /// Merges the edits into the base, or, if that cannot be read, makes a layer of them.
@@ -472,9 +489,14 @@ impl Pool {
     }
 
     /// Counts what deltas hold.
-    fn measure(&self) {
-        let bytes: usize = self.tables.busy().iter().map(|t| t.unflushed_bytes()).sum();
+    pub(crate) fn measure(&self) {
+        let (mut bytes, mut dirty) = (0, 0);
+        for stats in self.tables.busy().iter().flat_map(|table| table.stats()) {
+            bytes += stats.delta_bytes + stats.frozen_bytes;
+            dirty += u64::from(stats.edits + stats.frozen_edits > 0);
+        }
         self.flusher.delta_bytes.store(bytes as u64, Relaxed);
+        self.admission.are_dirty(&self.space, dirty);
     }
 }
 

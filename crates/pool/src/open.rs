@@ -118,6 +118,7 @@ impl Pool {
         // A2 holds for the edits that recovery found, too.
         let bytes = self.tables().iter().map(|table| table.unflushed_bytes()).sum();
         self.spend(self.internal_credit(self.unflushed_edits() as usize, bytes)?);
+        self.measure();
         if !self.sabotaged(Sabotage::NoIncarnation) {
             self.commit_empty().await?;
         }

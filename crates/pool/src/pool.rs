@@ -341,9 +341,11 @@ impl Pool {
         let ticket = credit.ticket;
         let piece = joined.gather(&records, room, ticket, edits, introduces, tx.attached);
         self.flusher.edited(tx.edits.len() as u64, records.len() as u64, self.limits.delta_bytes);
+        let mut dirtied = 0;
         for (table, key, edit) in tx.edits {
-            self.tables.apply(txg, table, key, edit);
+            dirtied += u64::from(self.tables.apply(txg, table, key, edit));
         }
+        self.admission.dirtied(&self.space, dirtied);
         for claim in tx.claims {
             self.space.log_alloc(txg, claim);
         }

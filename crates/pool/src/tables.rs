@@ -68,14 +68,16 @@ impl Tables {
         self.open.write().entry(id).or_insert_with(new).table.clone()
     }
 
-    /// While the transaction of `txg` is being applied.
-    pub(crate) fn apply(&self, txg: Txg, id: TableId, key: Key, edit: Edit) {
+    /// While the transaction of `txg` is being applied. Whether it is the first edit that its
+    /// partition has to flush.
+    pub(crate) fn apply(&self, txg: Txg, id: TableId, key: Key, edit: Edit) -> bool {
         if let Some(open) = self.open.read().get(&id) {
-            open.table.apply(txg, key, edit);
-            return self.note_busy(open);
+            let first = open.table.apply(txg, key, edit);
+            self.note_busy(open);
+            return first;
         }
         drop(self.get(id));
-        self.apply(txg, id, key, edit);
+        self.apply(txg, id, key, edit)
     }
 
     pub(crate) fn insert(&self, table: Table) {

@@ -71,6 +71,10 @@ impl FlushJob {
         self.start
     }
 
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
     pub fn table(&self) -> TableId {
         self.table
     }

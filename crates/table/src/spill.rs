@@ -49,25 +49,44 @@ impl FlushJob {
             return true;
         }
         match self.children(nodes).await {
-            Ok(children) => self.touched_items(&children) >= edits * REWRITTEN,
+            Ok(children) => {
+                let items = self.touched(&children).map(|leaf| u64::from(leaf.items));
+                items.sum::<u64>() >= edits * REWRITTEN
+            }
             Err(_) => false,
         }
     }
 
-    /// Items of the leaves that have edits.
-    fn touched_items(&self, children: &[Child]) -> u64 {
+    /// Bytes of the nodes that a merge may write, in one copy, before it gives any back. What
+    /// cannot be read, a merge tells.
+    pub async fn merge_bytes_max(&self, nodes: &dyn NodeSource) -> u64 {
+        let Ok(children) = self.children(nodes).await else { return 0 };
+        let leaves = match self.settled.layers.is_empty() {
+            true => self.touched(&children).count(),
+            false => 2 * children.len(),
+        };
+        // The first and last leaf may take in neighbours; the root is new, too.
+        ((leaves + 3) * self.limits.leaf_bytes + 2 * self.frozen.bytes()) as u64
+    }
+
+    /// Nothing but layers to be merged.
+    pub fn is_idle(&self) -> bool {
+        self.frozen.is_empty()
+    }
+
+    /// The leaves that have edits.
+    fn touched<'a>(&'a self, children: &'a [Child]) -> impl Iterator<Item = &'a Child> + 'a {
         let mut edits = self.frozen.range(..).map(|(key, _)| *key);
         let mut next = edits.next();
-        let mut touched = 0;
-        for (n, child) in children.iter().enumerate() {
+        children.iter().enumerate().filter_map(move |(n, child)| {
             let to = children.get(n + 1).map(|next| next.first);
             let is_here = |key: &Key| to.is_none_or(|to| *key < to);
-            if next.as_ref().is_some_and(is_here) {
-                touched += u64::from(child.items);
+            let touched = next.as_ref().is_some_and(is_here);
+            if touched {
                 next = edits.find(|key| !is_here(key));
             }
-        }
-        touched
+            touched.then_some(child)
+        })
     }
 
     /// Makes a layer of the edits, for [`crate::Table::install`].

@@ -145,9 +145,14 @@ impl Table {
 
     /// Makes an edit that `txg` logs. Whoever orders the edits of a key in the log (the locks
     /// of the layer above, held since before joining the txg) calls in that order.
-    pub fn apply(&self, txg: Txg, key: Key, edit: Edit) {
+    ///
+    /// Whether it is the first edit that the partition has to flush.
+    pub fn apply(&self, txg: Txg, key: Key, edit: Edit) -> bool {
         let partitions = self.partitions.read();
-        partitions.covering(key).state.lock().apply(txg, key, edit);
+        let mut state = partitions.covering(key).state.lock();
+        let was_clean = state.delta.is_empty();
+        state.apply(txg, key, edit);
+        was_clean
     }
 
     /// What the edits in memory say about `key`: its value, or that it is deleted; `None` if they
