@@ -20,6 +20,8 @@
 //! F3  A flush of a table edits the table of tables only, and of a metaslab one item of it; the
 //!     table of tables lies in no table. So what flushing adds to the log is a small part of what
 //!     it retires (rule R20).
+//! F4  While the log is full, a round that cannot flush what pins it longest records nothing: users
+//!     wait then, and the ring is not used up.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -228,15 +230,20 @@ impl Pool {
         let pin = self.oldest_pin().unwrap_or_else(|| self.open_txg());
         let reservation = self.space.reserve(0, Tier::Internal)?;
         let mut writer = NodeWriter::new(self.clone(), reservation);
-        let mut done = Vec::new();
+        let (mut done, mut held_up) = (Vec::new(), false);
         for unit in units {
             let mark = writer.mark();
             match self.prepare(unit, aim, &mut writer).await {
                 Some(work) => done.push(work),
-                None => writer.give_up(mark),
+                None => {
+                    writer.give_up(mark);
+                    held_up |= self.pin_of(unit).is_some_and(|of| of <= pin);
+                }
             }
         }
-        if done.is_empty() {
+        // While what pins the log longest stays, records would only use up the ring.
+        if done.is_empty() || (held_up && self.is_log_full()) {
+            self.abort(done);
             writer.finish().await?;
             self.move_head().await?;
             return Ok(false);
@@ -253,6 +260,19 @@ impl Pool {
         self.admission.wake();
         self.move_head().await?;
         Ok(true)
+    }
+
+    fn pin_of(&self, unit: Unit) -> Option<Txg> {
+        match unit {
+            Unit::Partition(table, _) => self.table(table).pin(),
+            Unit::Metaslab(id) => {
+                self.space.pins().find(|pin| pin.metaslab == id).map(|pin| pin.oldest)
+            }
+        }
+    }
+
+    fn is_log_full(&self) -> bool {
+        self.journal.pressure(self.limits.replay_edits) > 1.0
     }
 
     async fn finish_writes(&self, writer: NodeWriter) -> Result<Vec<Claim>, PoolError> {

@@ -338,3 +338,29 @@ fn as_many_are_admitted_at_once_as_the_log_has_room_for() {
         pool.close().await.expect("it closes");
     });
 }
+
+#[test]
+fn a_table_that_cannot_be_flushed_makes_writers_wait_and_does_not_fill_the_log() {
+    let machine = Machine::new();
+    let pool = machine.new_pool(Limits::default());
+    let stuck = TableId(101);
+    machine.rt.block_on(async {
+        let mut tx = Transaction::new();
+        tx.put(stuck, key(1), vec![1; 40]);
+        let credit = pool.admit(Tier::Write, 1, 64).await.unwrap();
+        pool.apply(credit, tx).unwrap();
+        pool.table(stuck).retire();
+        let waits = async {
+            for n in 0.. {
+                put(&pool, n % 50).await.expect("the pool goes on");
+            }
+        };
+        let long = machine.rt.sleep(Duration::from_secs(600));
+        futures_util::pin_mut!(waits, long);
+        futures_util::future::select(waits, long).await;
+        let log = pool.log_use();
+        assert!(log.live_blocks >= log.ring_blocks / 2, "writers waited for nothing: {log:?}");
+        assert!(log.live_blocks < log.ring_blocks * 3 / 4, "{log:?}");
+        pool.reserve(1, Tier::Internal).await.expect("it has not stopped");
+    });
+}
