@@ -53,9 +53,9 @@ lint: ## formatting, clippy, licences and sources of what we depend on
 	cargo deny --locked check --hide-inclusion-graph licenses bans sources
 
 .PHONY: simulate
-simulate: ## crash simulation on fresh seeds: make simulate SEEDS=1000
+simulate: ## crash simulation on fresh seeds: make simulate SEEDS=1000 (START=1: on the same ones)
 	scripts/setup.sh build
-	cargo run --release --locked -p copyhold-sim -- --seeds $(SEEDS)
+	cargo run --release --locked -p copyhold-sim -- --seeds $(SEEDS) $(if $(START),--start $(START))
 
 .PHONY: build
 build: ## the program, in release mode

@@ -361,6 +361,6 @@ fn a_table_that_cannot_be_flushed_makes_writers_wait_and_does_not_fill_the_log()
         let log = pool.log_use();
         assert!(log.live_blocks >= log.ring_blocks / 2, "writers waited for nothing: {log:?}");
         assert!(log.live_blocks < log.ring_blocks * 3 / 4, "{log:?}");
-        pool.reserve(1, Tier::Internal).await.expect("it has not stopped");
+        drop(pool.reserve(1, Tier::Internal).await.expect("it has not stopped"));
     });
 }
