@@ -72,7 +72,7 @@ impl Tables {
     /// partition has to flush.
     pub(crate) fn apply(&self, txg: Txg, id: TableId, key: Key, edit: Edit) -> bool {
         if let Some(open) = self.open.read().get(&id) {
-            let first = open.table.apply(txg, key, edit);
+            let first = open.table.apply_first(txg, key, edit);
             self.note_busy(open);
             return first;
         }

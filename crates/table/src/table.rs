@@ -145,9 +145,12 @@ impl Table {
 
     /// Makes an edit that `txg` logs. Whoever orders the edits of a key in the log (the locks
     /// of the layer above, held since before joining the txg) calls in that order.
-    ///
-    /// Whether it is the first edit that the partition has to flush.
-    pub fn apply(&self, txg: Txg, key: Key, edit: Edit) -> bool {
+    pub fn apply(&self, txg: Txg, key: Key, edit: Edit) {
+        self.apply_first(txg, key, edit);
+    }
+
+    /// As [`Self::apply`]. Whether it is the first edit that the partition has to flush.
+    pub fn apply_first(&self, txg: Txg, key: Key, edit: Edit) -> bool {
         let partitions = self.partitions.read();
         let mut state = partitions.covering(key).state.lock();
         let was_clean = state.delta.is_empty();
