@@ -12,8 +12,10 @@ use crate::{Filesystem, FsError, Result};
 
 /// Steps of background work that an EDQUOT waits for.
 const STEPS: usize = 64;
-/// How long the kernel may take to say that it has forgotten what was unlinked.
+/// Before it is looked again whether the kernel has forgotten what was unlinked; each time twice as
+/// long, so often.
 const FORGETTING: Duration = Duration::from_millis(2);
+const LOOKS: u32 = 6;
 
 /// Blocks to be claimed, and the hold that they are charged to.
 #[derive(Debug)]
@@ -232,11 +234,13 @@ impl Filesystem {
         tier: quota::Tier,
     ) -> Result<Hold> {
         let ledger = self.volumes.ledger();
-        self.reaper_idle().await;
-        if let Ok(hold) = ledger.hold(subvol.id(), wanted, tier) {
-            return Ok(hold);
+        for look in 0..LOOKS {
+            self.reaper_idle().await;
+            if let Ok(hold) = ledger.hold(subvol.id(), wanted, tier) {
+                return Ok(hold);
+            }
+            self.rt.sleep(FORGETTING * 2_u32.pow(look)).await;
         }
-        self.rt.sleep(FORGETTING).await;
         self.reaper_idle().await;
         Ok(ledger.hold(subvol.id(), wanted, tier)?)
     }
