@@ -49,6 +49,33 @@ async fn free_blocks(fs: &Arc<Filesystem>) -> u64 {
 }
 
 #[test]
+fn a_deletion_tells_how_far_it_has_come_within_a_partition() {
+    let world = World::new(21, 16384);
+    world.run(async {
+        let fs = world.open().await;
+        let a = subvolume(&fs, "a").await;
+        for n in 0..1000 {
+            let node = file(&fs, root_of(a), &format!("f{n}")).await;
+            write(&fs, node, 0, &pattern(n as u8, 4096)).await;
+        }
+        fs.sync().await.unwrap();
+        fs.pool().flush_all().await.unwrap();
+        let files = fs.volumes().subvol(a).unwrap().files();
+        assert_eq!(fs.pool().table(files).stats().len(), 1);
+        fs.delete_subvolume(ROOT, b"a", None).await.unwrap();
+        let mut seen = Vec::new();
+        while !fs.volumes().dying().is_empty() {
+            let all = fs.subvolumes().into_iter();
+            seen.extend(all.filter(|one| one.id == a).filter_map(|one| one.walked_percent));
+            fs.volumes().background_step().await.unwrap();
+        }
+        assert!(seen.is_sorted() && seen.iter().any(|&percent| 0 < percent && percent < 100));
+        assert_eq!((seen.first(), seen.last()), (Some(&0), Some(&100)), "{seen:?}");
+        world.close(fs).await;
+    });
+}
+
+#[test]
 fn a_snapshot_stays_as_it_was_and_a_clone_goes_its_own_way() {
     let world = World::new(1, 16384);
     world.run(async {

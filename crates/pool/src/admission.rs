@@ -15,11 +15,11 @@
 //! A2  The growth that is promised covers every edit that is in no base.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Poll, Waker};
 
 use copyhold_space::{Reservation, Space, Tier};
-use copyhold_types::{BLOCK_BYTES, Nanos};
+use copyhold_types::{BLOCK_BYTES, Nanos, Purpose};
 use parking_lot::Mutex;
 
 use crate::log_room::{LogRoom, Room};
@@ -41,6 +41,8 @@ pub(crate) struct Admission {
     waiters: Mutex<Vec<Waker>>,
     room: Arc<Room>,
     pub(crate) tickets: AtomicU64,
+    /// Credits that were asked for, but for freeing what was deleted.
+    asked: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -97,19 +99,11 @@ impl Admission {
         }
     }
 
-    /// So many partitions more have edits. Their transactions were admitted, so this is not
-    /// refused; who comes next finds less.
-    pub(crate) fn dirtied(&self, space: &Space, partitions: u64) {
-        if partitions > 0 {
-            let mut layers = self.layers.lock();
-            let held = layers.as_ref().map_or(0, Reservation::blocks);
-            hold(&mut layers, space, held + partitions * LAYER_BLOCKS);
-        }
-    }
-
-    /// So many have edits now.
-    pub(crate) fn are_dirty(&self, space: &Space, partitions: u64) {
-        hold(&mut self.layers.lock(), space, partitions * LAYER_BLOCKS);
+    /// So many partitions have edits now. Their transactions were admitted, so this is not refused;
+    /// who comes next finds less.
+    pub(crate) fn are_dirty(&self, space: &Space, partitions: impl FnOnce() -> u64) {
+        let mut layers = self.layers.lock();
+        hold(&mut layers, space, partitions() * LAYER_BLOCKS);
     }
 
     pub(crate) fn wake(&self) {
@@ -138,6 +132,7 @@ impl Pool {
         bytes: usize,
     ) -> Result<Credit, PoolError> {
         self.check_writable()?;
+        self.note_asked(tier);
         if let Some(credit) = self.admit_now(tier, edits, bytes) {
             return Ok(credit);
         }
@@ -173,7 +168,22 @@ impl Pool {
     /// As [`Self::admit`], but never waits: `None` when it would have to.
     pub fn try_admit(&self, tier: Tier, edits: usize, bytes: usize) -> Option<Credit> {
         self.check_writable().ok()?;
+        self.note_asked(tier);
         self.admit_now(tier, edits, bytes)
+    }
+
+    fn note_asked(&self, tier: Tier) {
+        if tier != Tier::DeleteSubvolume {
+            self.admission.asked.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// A count of what users have asked for: transactions, but for those that free what was
+    /// deleted, and data from the device. Who works for them in the background can tell from it
+    /// whether anybody is there.
+    pub fn asked(&self) -> u64 {
+        let reads = self.counters().purposes[Purpose::Data as usize].reads;
+        self.admission.asked.load(Relaxed) + reads
     }
 
     fn grow(&self, bytes: u64, tier: Tier) -> Option<Reservation> {

@@ -111,10 +111,9 @@ impl Pool {
         let records = tx.records(true);
         gathered.edits += tx.len() as u64;
         gathered.records.extend_from_slice(&records);
-        self.flusher.edited(tx.len() as u64, records.len() as u64, self.limits.delta_bytes);
-        for (table, key, edit) in tx.edits {
-            self.tables.apply(txg, table, key, edit);
-        }
+        let edits = tx.edits.into_iter();
+        let more = edits.map(|(table, key, edit)| self.tables.apply(txg, table, key, edit)).sum();
+        self.edited(more);
     }
 
     /// The device flush that a commit acknowledges by.

@@ -24,13 +24,13 @@
 //!     wait then, and the ring is not used up.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use copyhold_runtime::{FifoMutex, Finishing, finishing};
 use copyhold_space::{Claim, MapJob, Tier};
-use copyhold_table::{FlushJob, Flushed, FreezePoint, NodeSource, Table, TableError};
+use copyhold_table::{FlushJob, Flushed, FreezePoint, NodeSource, Table, TableError, Weight};
 use copyhold_types::{BLOCK_BYTES, Buf, EpochId, Key, NodePtr, Purpose, TableId, Txg};
 use parking_lot::Mutex;
 
@@ -38,7 +38,7 @@ use crate::marker::Kick;
 use crate::nodes::{COPIES, NodeWriter};
 use crate::tenancy::{NodeTurnover, free_node};
 use crate::transaction::Transaction;
-use crate::units::{Aim, UNITS_PER_ROUND, Unit, one_round};
+use crate::units::{Aim, Unit, one_round};
 use crate::{Pool, PoolError, Sabotage};
 
 /// Edits that one flush of a partition takes at most, so that a round stays bounded.
@@ -52,8 +52,6 @@ const START: f64 = 0.7;
 const HURRY: f64 = 0.85;
 /// What the table of tables is told of a unit, most of the time less than half of this.
 const DESCRIPTOR_BYTES: usize = 768;
-/// Memory of an edit beside its value.
-const EDIT_BYTES: u64 = copyhold_table::EDIT_BYTES as u64;
 
 /// The policy's state.
 #[derive(Debug, Default)]
@@ -67,8 +65,11 @@ pub(crate) struct Flusher {
     recording: Mutex<Vec<Recording>>,
     /// Partitions that cannot be merged, each with the node that is unreadable.
     pub(crate) broken: Mutex<BTreeMap<(TableId, Key), Option<NodePtr>>>,
-    /// Memory of edits in deltas; counted up by transactions, set by rounds.
-    delta_bytes: AtomicU64,
+    /// Edits that are in memory only, and the memory that they take.
+    edits: AtomicI64,
+    bytes: AtomicI64,
+    /// Partitions that have any.
+    dirty: AtomicI64,
     /// A transaction has kicked since the flusher last looked.
     urged: AtomicBool,
 }
@@ -86,6 +87,17 @@ enum Work {
 }
 
 impl Flusher {
+    /// `weight`: of what recovery has found.
+    pub(crate) fn new(weight: Weight) -> Flusher {
+        let Weight { edits, bytes, partitions } = weight;
+        Flusher {
+            edits: AtomicI64::new(edits),
+            bytes: AtomicI64::new(bytes),
+            dirty: AtomicI64::new(partitions),
+            ..Flusher::default()
+        }
+    }
+
     pub(crate) fn kick(&self) {
         self.kick.kick();
     }
@@ -103,13 +115,9 @@ impl Flusher {
         drop(self.running.lock().await);
     }
 
-    /// A transaction has put edits into deltas. Wakes the flusher when that is enough for a round.
-    pub(crate) fn edited(&self, edits: u64, value_bytes: u64, limit: u64) {
-        let more = edits * EDIT_BYTES + value_bytes;
-        let bytes = self.delta_bytes.fetch_add(more, Relaxed) + more;
-        if bytes as f64 > limit as f64 * START && !self.urged.swap(true, Relaxed) {
-            self.kick();
-        }
+    /// Until `record` is durable, recovery needs the log from `pin` on (F2).
+    pub(crate) fn pin_until(&self, record: Txg, pin: Txg) {
+        self.recording.lock().push(Recording { record, pin });
     }
 }
 
@@ -147,13 +155,13 @@ impl Pool {
     }
 
     pub(crate) fn delta_pressure(&self) -> f64 {
-        self.flusher.delta_bytes.load(Relaxed) as f64 / self.limits.delta_bytes as f64
+        self.flusher.bytes.load(Relaxed).max(0) as f64 / self.limits.delta_bytes as f64
     }
 
     /// Whether anything was flushed.
     async fn flush_by_policy(self: &Arc<Self>) -> Result<bool, PoolError> {
-        self.measure();
         let mut any = self.hand_over()?;
+        any |= self.settle_deep().await?;
         while self.pressure() > START && !self.is_closing() {
             // What lies over a table that is settled by now can be flushed from here on.
             any |= self.hand_over()?;
@@ -191,18 +199,22 @@ impl Pool {
         Ok(if self.flush_units(units, aim).await? { count } else { 0 })
     }
 
-    /// Flushes the partitions of one table, and merges its `layers`, too. Whether there was
-    /// anything to flush.
+    /// Flushes partitions of these tables, and merges their `layers`, too. Whether there was
+    /// anything to flush. What the log says of it is durable some time later.
     pub(crate) async fn flush_only(
         self: &Arc<Self>,
-        table: &Table,
+        tables: impl IntoIterator<Item = &Arc<Table>>,
         layers: bool,
     ) -> Result<bool, PoolError> {
-        let stats = table.stats().into_iter();
-        let due = stats.filter(|stats| stats.edits > 0 || layers && stats.layers > 0);
-        let units = due.map(|stats| Unit::Partition(table.id(), stats.start));
-        let aim = if layers { Aim::Settle } else { Aim::Trim };
-        self.flush_units(units.take(UNITS_PER_ROUND).collect(), aim).await
+        let mut units = Vec::new();
+        for table in tables {
+            let stats = table.stats().into_iter();
+            let due = stats.filter(|stats| stats.edits > 0 || layers && stats.layers > 0);
+            let unit = |edits: u64, start| (Unit::Partition(table.id(), start), edits);
+            units.extend(due.map(|stats| unit(stats.edits as u64, stats.start)));
+        }
+        let aim = if layers { Aim::Settle } else { Aim::Hand };
+        self.flush_units(one_round(units), aim).await
     }
 
     /// Whether a part of this table can only be kept in layers, since its base is unreadable.
@@ -245,20 +257,23 @@ impl Pool {
         if done.is_empty() || (held_up && self.is_log_full()) {
             self.abort(done);
             writer.finish().await?;
-            self.move_head().await?;
+            if aim.trims() {
+                self.move_head().await?;
+            }
             return Ok(false);
         }
         let _pin = self.pin();
         match self.finish_writes(writer).await {
-            Ok(claims) => self.record(done, claims, pin).await?,
+            Ok(claims) => self.record(done, claims, pin, aim).await?,
             Err(error) => {
                 self.abort(done);
                 return Err(error);
             }
         }
-        self.measure();
         self.admission.wake();
-        self.move_head().await?;
+        if aim.trims() {
+            self.move_head().await?;
+        }
         Ok(true)
     }
 
@@ -317,7 +332,7 @@ impl Pool {
         let birth = self.open_txg();
         let point = FreezePoint { complete_to: birth.prev()?, birth, edits_max: EDITS_PER_FLUSH };
         let job = match aim {
-            Aim::Trim => table.freeze(start, point)?,
+            Aim::Trim | Aim::Hand => table.freeze(start, point)?,
             Aim::Settle => table.freeze_layers(start, point)?,
         };
         writer.epoch = self.tenancy().epoch(table.id());
@@ -333,7 +348,7 @@ impl Pool {
             Ok(flushed) => Some(Work::Partition { table, job, flushed }),
             Err(error) => {
                 tracing::error!("{error}");
-                table.abort(job);
+                self.settled(table.abort(job));
                 None
             }
         }
@@ -346,7 +361,7 @@ impl Pool {
         match broken {
             Some(Some(node)) => self.nodes.read(node, Purpose::Leaf).await.is_err(),
             Some(None) => false,
-            None if aim == Aim::Trim && job.is_cheaper_to_spill(&self.nodes).await => true,
+            None if aim != Aim::Settle && job.is_cheaper_to_spill(&self.nodes).await => true,
             None => !self.has_room_to_merge(job).await,
         }
     }
@@ -385,21 +400,28 @@ impl Pool {
         }
     }
 
+    /// Whether commits are needed for the space that they give back, or for room in the log.
+    fn is_short(&self) -> bool {
+        let figures = self.space();
+        self.is_full() || figures.freeing > figures.available()
+    }
+
     fn abort(&self, done: Vec<Work>) {
         for work in done {
             match work {
-                Work::Partition { table, job, .. } => table.abort(job),
+                Work::Partition { table, job, .. } => self.settled(table.abort(job)),
                 Work::Metaslab { job, .. } => self.space.abort(job),
             }
         }
     }
 
-    /// Logs the new roots and waits until that is durable.
+    /// Logs the new roots and waits until that is durable, unless it is only for the tables' sake.
     async fn record(
         self: &Arc<Self>,
         done: Vec<Work>,
         claims: Vec<Claim>,
         pin: Txg,
+        aim: Aim,
     ) -> Result<(), PoolError> {
         let mut edits = self.unflushed_edits();
         let credit = self.internal_credit(done.len() * 2, done.len() * DESCRIPTOR_BYTES)?;
@@ -412,7 +434,7 @@ impl Pool {
             let (credit, claims) = job.take().expect("a record is applied once");
             record = Some(self.apply_with(credit, Transaction::new(), |txg, tx| {
                 claims.into_iter().for_each(|claim| tx.allocate(claim));
-                self.flusher.recording.lock().push(Recording { record: txg, pin });
+                self.flusher.pin_until(txg, pin);
                 for work in roots.take().expect("a transaction is prepared once") {
                     self.install(work, turnover, tx, &mut maps);
                 }
@@ -433,11 +455,14 @@ impl Pool {
         if self.sabotaged(Sabotage::HeadAheadOfRecord) {
             self.move_head().await?;
         }
-        self.commit(record).await?;
+        if aim.trims() || self.is_short() {
+            self.commit(record).await?;
+        }
         for (job, map) in maps {
             self.space.installed(job, map);
         }
-        self.flusher.recording.lock().retain(|recording| recording.record > record);
+        let durable = self.durable_txg();
+        self.flusher.recording.lock().retain(|recording| recording.record > durable);
         Ok(())
     }
 
@@ -452,7 +477,9 @@ impl Pool {
         match work {
             Work::Partition { table, job, flushed } => {
                 turnover.turned_over(table.id(), &flushed.written, &flushed.replaced, tx);
-                for told in table.install(job, flushed) {
+                let (tells, settled) = table.install(job, flushed);
+                self.settled(settled);
+                for told in tells {
                     match &told.descriptor {
                         Some(descriptor) if told.table == Pool::TABLES => {
                             assert_eq!(told.partition, 0, "the table of tables is one partition");
@@ -461,6 +488,7 @@ impl Pool {
                         _ => tx.edit(Pool::TABLES, told.key(), told.edit()),
                     }
                 }
+                self.tables.flushed(table.id());
             }
             Work::Metaslab { job, map } => {
                 if let Some(old) = job.replaces() {
@@ -476,16 +504,11 @@ impl Pool {
     /// included.
     pub(crate) fn oldest_pin(&self) -> Option<Txg> {
         let durable = self.durable_txg();
-        let tables = self.tables.busy();
         let recording = self.flusher.recording.lock().clone();
         let ahead = self.sabotaged(Sabotage::HeadAheadOfRecord);
         let recorded = recording.iter().filter(|r| r.record > durable && !ahead).map(|r| r.pin);
-        tables
-            .iter()
-            .filter_map(|table| table.pin())
-            .chain(self.space.oldest_pin())
-            .chain(recorded)
-            .min()
+        let edits = self.tables.oldest_pin();
+        edits.into_iter().chain(self.space.oldest_pin()).chain(recorded).min()
     }
 
     /// Trims the log: a new uberblock, if the head can move. Within a round, or while the pool is
@@ -504,18 +527,42 @@ impl Pool {
     }
 
     pub(crate) fn unflushed_edits(&self) -> u64 {
-        let tables = self.tables.busy();
-        tables.iter().flat_map(|t| t.stats()).map(|s| (s.edits + s.frozen_edits) as u64).sum()
+        self.unflushed().edits.max(0) as u64
     }
 
-    /// Counts what deltas hold.
-    pub(crate) fn measure(&self) {
-        let (mut bytes, mut dirty) = (0, 0);
-        for stats in self.tables.busy().iter().flat_map(|table| table.stats()) {
-            bytes += stats.delta_bytes + stats.frozen_bytes;
-            dirty += u64::from(stats.edits + stats.frozen_edits > 0);
+    /// Edits that are in memory only.
+    pub fn unflushed(&self) -> Weight {
+        let Flusher { edits, bytes, dirty, .. } = &self.flusher;
+        Weight {
+            edits: edits.load(Relaxed),
+            bytes: bytes.load(Relaxed),
+            partitions: dirty.load(Relaxed),
         }
-        self.flusher.delta_bytes.store(bytes as u64, Relaxed);
+    }
+
+    /// A transaction has put edits into deltas. Wakes the flusher when that is enough for a round.
+    pub(crate) fn edited(&self, more: Weight) {
+        let flusher = &self.flusher;
+        flusher.edits.fetch_add(more.edits, Relaxed);
+        let bytes = flusher.bytes.fetch_add(more.bytes, Relaxed) + more.bytes;
+        let limit = self.limits.delta_bytes as f64 * START;
+        if bytes as f64 > limit && !flusher.urged.swap(true, Relaxed) {
+            flusher.kick();
+        }
+        if more.partitions != 0 {
+            flusher.dirty.fetch_add(more.partitions, Relaxed);
+            self.promise_layers();
+        }
+    }
+
+    /// Edits are in memory no more, or were replaced there.
+    pub(crate) fn settled(&self, weight: Weight) {
+        self.edited(Weight::default() - weight);
+    }
+
+    /// Promises each partition with edits its layer (A2).
+    pub(crate) fn promise_layers(&self) {
+        let dirty = || self.unflushed().partitions.max(0) as u64;
         self.admission.are_dirty(&self.space, dirty);
     }
 }

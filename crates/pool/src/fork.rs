@@ -6,12 +6,16 @@
 //! With the last child the forked table goes: its descriptors are deleted, its nodes stay, since
 //! they are the children's now.
 //!
+//! Lookups ask every table that lies under one that is not settled (P13). So from two on the
+//! flusher settles the lowest, in one round for all such stacks, and who forks waits only when
+//! forks come much faster than that (R29).
+//!
 //! G1  What a table lies over is decided, and its children are made, in one step with handing over
 //!     (`Forks::order`): neither sees half of the other.
 //! G2  A table that goes leaves a [`Lineage::Gone`] behind until the log has nothing of it any
 //!     more: replay must not bring it back.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,7 +29,9 @@ use crate::{Pool, PoolError, Sabotage, Transaction};
 
 /// Unflushed tables that may lie over each other before a fork has to wait (R29); a lookup asks
 /// each of them (P13).
-pub const FORK_DEPTH_MAX: usize = 4;
+pub const FORK_DEPTH_MAX: usize = 8;
+/// As many may lie under a table while nothing presses; where more do, the flusher settles them.
+const FORK_DEPTH_KEPT: usize = 1;
 /// Items of tables that went, deleted by one transaction.
 const GONE_PER_STEP: usize = 64;
 /// Recovery may begin at any of as many uberblocks (R6).
@@ -100,44 +106,62 @@ impl Pool {
     }
 
     /// Makes the children, before any edit of them is applied.
-    pub(crate) fn make_forks(&self, tx: &Transaction) {
+    pub(crate) fn make_forks(&self, txg: Txg, tx: &Transaction) {
         for (from, children) in &tx.forks {
             let parent = self.table(*from);
             for child in children {
-                self.tables.insert(Table::over(&parent, *child));
+                let table = Table::over(&parent, *child);
+                let is_deep = table.depth() > FORK_DEPTH_KEPT;
+                self.tables.insert(table);
+                if is_deep {
+                    self.tables.is_deep(*child);
+                    self.flusher.kick();
+                }
             }
             if parent.fork_point().id() != *from {
                 self.tables.remove(*from);
             }
         }
         for table in &tx.forgotten {
+            self.drop_edits(txg, &self.table(*table));
             self.tables.remove(*table);
         }
-    }
-
-    /// Tables that something else lies over: what is to be flushed first.
-    pub(crate) fn forked(&self) -> BTreeSet<TableId> {
-        let tables = self.tables.busy();
-        tables.iter().filter_map(|table| table.under()).map(|under| under.id()).collect()
     }
 
     /// Flushes the edits of one table, as far as it has bases of its own or lies over what has.
     pub async fn flush_edits_of(self: &Arc<Self>, table: TableId) -> Result<(), PoolError> {
         let table = self.table(table);
         self.settle_under(&table).await?;
-        self.commit(self.open_txg()).await?;
-        self.flush_only(&table, false).await.map(drop)
+        self.flush_only([&table], false).await.map(drop)
     }
 
     /// Hands settled tables over to what lies over them. Whether there was any.
     pub(crate) fn hand_over(self: &Arc<Self>) -> Result<bool, PoolError> {
         let mut any = false;
-        for child in self.tables.busy() {
-            if child.under().is_some_and(|under| under.is_settled()) {
-                any |= self.hand_over_to(&child)?;
+        while let Some((under, children)) = self.tables.take_ripe() {
+            for child in children.iter().filter(|_| under.is_settled()) {
+                let done = self.hand_over_to(child);
+                any |= done.inspect_err(|_| self.tables.flushed(under.id()))?;
             }
         }
         Ok(any)
+    }
+
+    /// Flushes the lowest of tables that lie over each other where those are too many. Whether
+    /// there was any to flush.
+    pub(crate) async fn settle_deep(self: &Arc<Self>) -> Result<bool, PoolError> {
+        let mut deep = self.tables.take_deep();
+        deep.retain(|table| table.depth() > FORK_DEPTH_KEPT);
+        deep.iter().for_each(|table| self.tables.is_deep(table.id()));
+        let lowest: BTreeMap<TableId, Arc<Table>> =
+            deep.iter().filter_map(lowest_under).map(|table| (table.id(), table)).collect();
+        if lowest.is_empty() || !self.flush_only(lowest.values(), false).await? {
+            return Ok(false);
+        }
+        self.hand_over()?;
+        // There may be more of them by now.
+        self.flusher.kick();
+        Ok(true)
     }
 
     fn hand_over_to(self: &Arc<Self>, child: &Arc<Table>) -> Result<bool, PoolError> {
@@ -152,8 +176,9 @@ impl Pool {
                 tx.edit(Pool::TABLES, told.key(), told.edit());
             }
             tx.edit(Pool::TABLES, Lineage::key(child.id()), Edit::Delete);
+            self.tables.adopted(child.id(), under.id());
             let keeps = self.sabotaged(Sabotage::KeepSealed);
-            if !keeps && !self.forked().contains(&under.id()) {
+            if !keeps && !self.tables.is_under(under.id()) {
                 self.tell_gone(txg, &under, tx);
                 self.tables.remove(under.id());
             }
@@ -199,16 +224,27 @@ impl Pool {
         }
     }
 
+    /// A table was retired before a crash.
+    pub fn retire_again(&self, table: TableId) {
+        self.settled(self.table(table).retire_again());
+    }
+
     /// Flushes what lies under `table` and hands it over, so that it has bases of its own.
     pub async fn settle_under(self: &Arc<Self>, table: &Arc<Table>) -> Result<(), PoolError> {
-        while let Some(mut lowest) = table.under() {
-            while let Some(lower) = lowest.under() {
-                lowest = lower;
-            }
-            self.flush_table(&lowest, false).await?;
-            self.hand_over()?;
-        }
+        while self.settle_lowest_under(table).await? {}
         Ok(())
+    }
+
+    /// Flushes the lowest of the tables that lie under `table`, and hands it over. Whether there
+    /// was one.
+    pub async fn settle_lowest_under(
+        self: &Arc<Self>,
+        table: &Arc<Table>,
+    ) -> Result<bool, PoolError> {
+        let Some(lowest) = lowest_under(table) else { return Ok(false) };
+        self.flush_table(&lowest, false).await?;
+        self.hand_over()?;
+        Ok(true)
     }
 
     /// Flushes the partitions of one table, or waits for whoever does.
@@ -220,8 +256,7 @@ impl Pool {
         if table.is_settled() && !layers {
             return Ok(());
         }
-        self.commit(self.open_txg()).await?;
-        if !self.flush_only(table, layers).await? {
+        if !self.flush_only([table], layers).await? {
             self.check_writable()?;
             self.rt.sleep(PAUSE).await;
         }
@@ -229,10 +264,14 @@ impl Pool {
     }
 
     /// Drops a table of the pool's own with all its nodes, in bounded steps. It takes no edits
-    /// any more.
+    /// any more; those that are not flushed go with it, for it would be in vain to flush them.
     pub async fn drop_table(self: &Arc<Self>, id: TableId) -> Result<(), PoolError> {
-        self.retire(id).await?;
         let table = self.table(id);
+        table.retire();
+        while table.is_being_flushed() {
+            self.check_writable()?;
+            self.rt.sleep(PAUSE).await;
+        }
         for (partition, descriptor) in table.descriptors() {
             self.drop_partition(&table, partition, descriptor).await?;
         }
@@ -274,6 +313,18 @@ impl Pool {
         Ok(())
     }
 
+    /// Edits go with a table that `txg` forgets. Should that be lost they count again: until it is
+    /// durable, the log keeps them.
+    fn drop_edits(&self, txg: Txg, table: &Table) {
+        if let Some(pin) = table.pin() {
+            self.flusher.pin_until(txg, pin);
+        }
+        let weight = table.weight();
+        let share = weight.edits as f64 / self.unflushed_edits().max(1) as f64;
+        self.settled(weight);
+        self.admission.settled(share);
+    }
+
     /// Items of tables that the log has nothing of any more are deleted with a flush's record.
     pub(crate) fn forget_gone(&self, tx: &mut Transaction) {
         let (before_head, uberblock) = self.journal.head();
@@ -291,4 +342,13 @@ impl Pool {
             !forget
         });
     }
+}
+
+/// What has to be flushed first, if anything lies under `table`.
+fn lowest_under(table: &Arc<Table>) -> Option<Arc<Table>> {
+    let mut lowest = table.under()?;
+    while let Some(lower) = lowest.under() {
+        lowest = lower;
+    }
+    Some(lowest)
 }

@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+mod busy;
 mod commit;
 mod config;
 mod create;
@@ -54,7 +55,7 @@ mod units;
 
 pub use config::{CreateOptions, Limits, OpenOptions};
 pub use copyhold_space::{Claim, Figures, LaneClass, Reservation, Tier};
-pub use copyhold_table::{Cached, Edit, Value};
+pub use copyhold_table::{Cached, Edit, Value, Weight};
 pub use error::PoolError;
 pub use fork::FORK_DEPTH_MAX;
 pub use ids::{ID_MARK, IdSpace};

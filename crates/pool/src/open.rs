@@ -24,7 +24,7 @@ use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Recovered, RecoveredBatch, Ring};
 use copyhold_runtime::Rt;
 use copyhold_space::{Config, MetaslabId, MetaslabLayout, Restore};
-use copyhold_table::{Edit, Limits as TableLimits, RecoveringTable, Table};
+use copyhold_table::{Edit, Limits as TableLimits, RecoveringTable, Table, Weight};
 use copyhold_types::{BlockAddr, Key, Purpose, Run, TableId, Txg};
 use parking_lot::{Mutex, RwLock};
 
@@ -116,9 +116,9 @@ impl Pool {
         labels::repair_labels(&self.device, labels).await?;
         ring.repair(&recovered.repairs).await?;
         // A2 holds for the edits that recovery found, too.
-        let bytes = self.tables().iter().map(|table| table.unflushed_bytes()).sum();
-        self.spend(self.internal_credit(self.unflushed_edits() as usize, bytes)?);
-        self.measure();
+        let Weight { edits, bytes, .. } = self.tables.weight();
+        self.spend(self.internal_credit(edits as usize, bytes as usize)?);
+        self.promise_layers();
         if !self.sabotaged(Sabotage::NoIncarnation) {
             self.commit_empty().await?;
         }
@@ -296,7 +296,9 @@ async fn assemble(
         tables: root.clone(),
         uberblock,
     };
+    let tables = Tables::new(limits, root, tables);
     Ok(Pool {
+        flusher: Flusher::new(tables.weight()),
         journal: Journal::new(
             device.clone(),
             label.clone(),
@@ -305,7 +307,7 @@ async fn assemble(
             recovered,
             &options.limits,
         ),
-        tables: Tables::new(limits, root, tables),
+        tables,
         cut: None,
         read_only: options.read_only.then(|| "it was asked for".to_owned()),
         limits: options.limits,
@@ -315,7 +317,6 @@ async fn assemble(
         pins,
         ids: Ids::default(),
         admission: Admission::default(),
-        flusher: Flusher::default(),
         marker: Marker::default(),
         forks: Forks { gone: Mutex::new(gone), ..Forks::default() },
         tenants: options.tenants,

@@ -335,17 +335,14 @@ impl Pool {
         let edits = tx.len() as u64;
         let introduces = introduced(tx.claims.iter().map(Claim::run));
         self.joined.fetch_max(txg.get(), Ordering::AcqRel);
-        self.make_forks(&tx);
+        self.make_forks(txg, &tx);
         let mut room = std::mem::take(&mut credit.room);
         room.resize(records.len() as u64);
         let ticket = credit.ticket;
         let piece = joined.gather(&records, room, ticket, edits, introduces, tx.attached);
-        self.flusher.edited(tx.edits.len() as u64, records.len() as u64, self.limits.delta_bytes);
-        let mut dirtied = 0;
-        for (table, key, edit) in tx.edits {
-            dirtied += u64::from(self.tables.apply(txg, table, key, edit));
-        }
-        self.admission.dirtied(&self.space, dirtied);
+        let edits = tx.edits.into_iter();
+        let more = edits.map(|(table, key, edit)| self.tables.apply(txg, table, key, edit)).sum();
+        self.edited(more);
         for claim in tx.claims {
             self.space.log_alloc(txg, claim);
         }

@@ -4,33 +4,34 @@
 //! of each batch and of the uberblock (rule R5).
 //!
 //! There are a few tables for each snapshot, and most of them are at rest: settled, with no edits.
-//! What looks for work asks the busy ones only, so it costs what is being changed, not what exists.
-//!
-//! B1  A table that has edits or lies over another is in `busy`, or an edit is being applied.
+//! What looks for work does not look at those (`busy`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use copyhold_format::node::PartitionDescriptor;
-use copyhold_table::{Edit, Limits, Table};
+use copyhold_table::{Edit, Limits, Table, Weight};
 use copyhold_types::{Key, TableId, Txg};
 use parking_lot::{Mutex, RwLock};
 
 use crate::Pool;
+use crate::busy::Busy;
 
 #[derive(Debug)]
 pub(crate) struct Tables {
     limits: Limits,
     open: RwLock<BTreeMap<TableId, Open>>,
-    busy: Mutex<BTreeSet<TableId>>,
+    busy: Mutex<Busy>,
     root: Mutex<Vec<u8>>,
+    /// How often a table was looked at by who looks for work.
+    looks: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Open {
     table: Arc<Table>,
-    /// It is in `busy`.
+    /// It is filed as one that has edits.
     is_busy: AtomicBool,
 }
 
@@ -54,8 +55,12 @@ impl Tables {
             open: RwLock::new(open),
             busy: Mutex::default(),
             root: Mutex::new(root),
+            looks: AtomicU64::new(0),
         };
-        tables.open.read().values().for_each(|open| tables.note_busy(open));
+        for open in tables.open.read().values() {
+            open.table.pin().into_iter().for_each(|pin| tables.note_edit(open, pin));
+            tables.note_under(&open.table);
+        }
         tables
     }
 
@@ -68,13 +73,16 @@ impl Tables {
         self.open.write().entry(id).or_insert_with(new).table.clone()
     }
 
-    /// While the transaction of `txg` is being applied. Whether it is the first edit that its
-    /// partition has to flush.
-    pub(crate) fn apply(&self, txg: Txg, id: TableId, key: Key, edit: Edit) -> bool {
+    fn find(&self, id: TableId) -> Option<Arc<Table>> {
+        self.open.read().get(&id).map(|open| open.table.clone())
+    }
+
+    /// While the transaction of `txg` is being applied; what it adds to what is in memory.
+    pub(crate) fn apply(&self, txg: Txg, id: TableId, key: Key, edit: Edit) -> Weight {
         if let Some(open) = self.open.read().get(&id) {
-            let first = open.table.apply_first(txg, key, edit);
-            self.note_busy(open);
-            return first;
+            let more = open.table.apply_weighed(txg, key, edit);
+            self.note_edit(open, txg);
+            return more;
         }
         drop(self.get(id));
         self.apply(txg, id, key, edit)
@@ -83,53 +91,138 @@ impl Tables {
     pub(crate) fn insert(&self, table: Table) {
         let mut open = self.open.write();
         let id = table.id();
-        let before = open.insert(id, Open::at_rest(Arc::new(table)));
+        let table = Arc::new(table);
+        let before = open.insert(id, Open::at_rest(table.clone()));
         assert!(before.is_none_or(|before| before.table.is_settled()), "a table is made once");
-        self.note_busy(&open[&id]);
+        self.note_under(&table);
     }
 
-    pub(crate) fn remove(&self, id: TableId) {
-        self.open.write().remove(&id);
+    /// The table, which may have had edits.
+    pub(crate) fn remove(&self, id: TableId) -> Option<Arc<Table>> {
+        let mut open = self.open.write();
+        let gone = open.remove(&id)?.table;
+        let mut busy = self.busy.lock();
+        busy.gone(id);
+        gone.under().into_iter().for_each(|under| busy.lifted(id, under.id()));
+        Some(gone)
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Table>> {
         self.open.read().values().map(|open| open.table.clone()).collect()
     }
 
-    /// Those that have edits or lie over others.
-    pub(crate) fn busy(&self) -> Vec<Arc<Table>> {
+    /// Of all tables together.
+    pub(crate) fn weight(&self) -> Weight {
+        self.open.read().values().map(|open| open.table.weight()).sum()
+    }
+
+    /// Those that have edits; some may have had them a moment ago.
+    pub(crate) fn with_edits(&self) -> Vec<Arc<Table>> {
         let open = self.open.read();
-        let mut tables = Vec::new();
-        self.busy.lock().retain(|id| {
-            let Some(open) = open.get(id) else { return false };
-            // First this, then the look: an edit that the look misses sees it, and notes itself.
-            open.is_busy.store(false, Ordering::SeqCst);
-            let stays = !open.table.is_settled();
-            if stays {
-                open.is_busy.store(true, Ordering::SeqCst);
-                tables.push(open.table.clone());
-            }
-            stays
-        });
+        let busy = self.busy.lock();
+        let found = busy.with_edits().filter_map(|id| open.get(&id));
+        let tables: Vec<Arc<Table>> = found.map(|open| open.table.clone()).collect();
+        self.looks.fetch_add(tables.len() as u64, Ordering::Relaxed);
         tables
     }
 
-    /// Asserts B1, in debug builds; to be called where no transaction is being applied.
+    /// The oldest txg of an edit that is in memory only.
+    pub(crate) fn oldest_pin(&self) -> Option<Txg> {
+        let open = self.open.read();
+        let mut busy = self.busy.lock();
+        loop {
+            let (txg, id) = busy.oldest()?;
+            self.looks.fetch_add(1, Ordering::Relaxed);
+            let pin = open.get(&id).and_then(|open| {
+                // First this, then the look: an edit that the look misses sees it, and files it.
+                open.is_busy.store(false, Ordering::SeqCst);
+                let pin = open.table.pin();
+                open.is_busy.store(pin.is_some(), Ordering::SeqCst);
+                pin
+            });
+            if pin == Some(txg) {
+                return pin;
+            }
+            busy.file(id, pin);
+        }
+    }
+
+    // -- forked tables --------------------------------------------------------
+
+    /// Tables that others lie over.
+    pub(crate) fn under(&self) -> BTreeSet<TableId> {
+        self.busy.lock().under()
+    }
+
+    pub(crate) fn is_under(&self, id: TableId) -> bool {
+        self.busy.lock().is_under(id)
+    }
+
+    /// A flush of the table has ended.
+    pub(crate) fn flushed(&self, id: TableId) {
+        self.busy.lock().may_be_settled(id);
+    }
+
+    /// `child` has taken over what lay under it.
+    pub(crate) fn adopted(&self, child: TableId, under: TableId) {
+        self.busy.lock().lifted(child, under);
+    }
+
+    /// Next of the tables that may be settled, and what lies over it.
+    pub(crate) fn take_ripe(&self) -> Option<(Arc<Table>, Vec<Arc<Table>>)> {
+        loop {
+            let (id, children) = {
+                let mut busy = self.busy.lock();
+                let id = busy.take_ripe()?;
+                (id, busy.over(id).collect::<Vec<_>>())
+            };
+            self.looks.fetch_add(1, Ordering::Relaxed);
+            if let Some(table) = self.find(id) {
+                return Some((
+                    table,
+                    children.into_iter().filter_map(|id| self.find(id)).collect(),
+                ));
+            }
+        }
+    }
+
+    /// Notes a table that more than enough others lie under, to be looked at in the background.
+    pub(crate) fn is_deep(&self, id: TableId) {
+        self.busy.lock().is_deep(id);
+    }
+
+    pub(crate) fn take_deep(&self) -> Vec<Arc<Table>> {
+        let ids = self.busy.lock().take_deep();
+        ids.into_iter().filter_map(|id| self.find(id)).collect()
+    }
+
+    // -- invariants -----------------------------------------------------------
+
+    /// Asserts B1 and B2, in debug builds; to be called where no transaction is being applied.
     pub(crate) fn check(&self) {
         if cfg!(debug_assertions) {
             let open = self.open.read();
             let busy = self.busy.lock();
             for table in open.values().map(|open| &open.table) {
                 let id = table.id();
-                let at_rest = table.pin().is_none() && table.under().is_none();
-                assert!(at_rest || busy.contains(&id), "B1: table {id} is forgotten");
+                let is_filed = |pin| busy.filed(id).is_some_and(|txg| txg <= pin);
+                assert!(table.pin().is_none_or(is_filed), "B1: table {id} is forgotten");
+                if let Some(under) = table.under() {
+                    assert!(busy.over(under.id()).any(|over| over == id), "B2: table {id}");
+                }
             }
         }
     }
 
-    fn note_busy(&self, open: &Open) {
+    fn note_edit(&self, open: &Open, txg: Txg) {
         if !open.is_busy.swap(true, Ordering::SeqCst) {
-            self.busy.lock().insert(open.table.id());
+            self.busy.lock().begin(open.table.id(), txg);
+        }
+    }
+
+    fn note_under(&self, table: &Table) {
+        if let Some(under) = table.under() {
+            self.busy.lock().laid_over(table.id(), under.id());
         }
     }
 
@@ -150,6 +243,12 @@ impl Pool {
         self.tables.all()
     }
 
+    /// How often a table was looked at to see whether something is to be done about it: a measure
+    /// of what commits and flushes cost beside their edits.
+    pub fn table_looks(&self) -> u64 {
+        self.tables.looks.load(Ordering::Relaxed)
+    }
+
     /// Reads and verifies nodes, for walks.
     pub fn node_source(&self) -> &dyn copyhold_table::NodeSource {
         &self.nodes
@@ -160,19 +259,38 @@ impl Pool {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_looks_for_work_sees_tables_with_edits_and_those_that_lie_over_others() {
+    fn tables() -> Tables {
         let table = |id| Arc::new(Table::new(TableId(id), Limits::default()));
-        let tables = Tables::new(Limits::default(), Vec::new(), [table(20), table(21)]);
-        let busy = |tables: &Tables| tables.busy().iter().map(|t| t.id().0).collect::<Vec<_>>();
-        assert_eq!((busy(&tables), tables.all().len()), (vec![], 2));
+        Tables::new(Limits::default(), Vec::new(), [table(20), table(21)])
+    }
+
+    #[test]
+    fn what_looks_for_work_sees_tables_with_edits() {
+        let tables = tables();
+        let seen =
+            |tables: &Tables| tables.with_edits().iter().map(|t| t.id().0).collect::<Vec<_>>();
+        assert_eq!((seen(&tables), tables.all().len()), (vec![], 2));
         for id in [22, 21, 21] {
             tables.apply(Txg::FIRST, TableId(id), Key::MIN, Edit::Delete);
         }
-        assert_eq!((busy(&tables), busy(&tables)), (vec![21, 22], vec![21, 22]));
-        tables.insert(Table::over(&tables.get(TableId(21)), TableId(23)));
-        assert_eq!(busy(&tables), [21, 22, 23]);
+        assert_eq!((seen(&tables), tables.oldest_pin()), (vec![21, 22], Some(Txg::FIRST)));
         tables.remove(TableId(22));
-        assert_eq!(busy(&tables), [21, 23]);
+        assert_eq!((seen(&tables), tables.weight().edits), (vec![21], 1));
+        tables.check();
+    }
+
+    #[test]
+    fn a_table_with_a_settled_one_under_it_is_ripe_to_take_that_over() {
+        let tables = tables();
+        tables.apply(Txg::FIRST, TableId(21), Key::MIN, Edit::Delete);
+        tables.insert(Table::over(&tables.get(TableId(21)), TableId(23)));
+        assert_eq!(tables.under(), [TableId(21)].into());
+        let (under, over) = tables.take_ripe().unwrap();
+        assert_eq!((under.id(), over.len(), over[0].id()), (TableId(21), 1, TableId(23)));
+        assert!(tables.take_ripe().is_none());
+        tables.flushed(TableId(21));
+        assert!(tables.take_ripe().is_some());
+        tables.remove(TableId(23));
+        assert!(!tables.is_under(TableId(21)));
     }
 }

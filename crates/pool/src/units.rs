@@ -13,7 +13,7 @@ use crate::Pool;
 
 /// What one round takes at most; more where few edits are in each, as with a thousand tenants that
 /// write a little.
-pub(crate) const UNITS_PER_ROUND: usize = 8;
+const UNITS_PER_ROUND: usize = 8;
 const SMALL_UNITS_PER_ROUND: usize = 64;
 const EDITS_OF_SMALL_UNITS: usize = 4096;
 
@@ -22,8 +22,17 @@ const EDITS_OF_SMALL_UNITS: usize = 4096;
 pub(crate) enum Aim {
     /// To free log and memory, writing little.
     Trim,
+    /// To hand tables over, or to give them up; the log is not what matters.
+    Hand,
     /// To settle everything in bases.
     Settle,
+}
+
+impl Aim {
+    /// Whether the log is shorter afterwards.
+    pub(crate) fn trims(self) -> bool {
+        self != Aim::Hand
+    }
 }
 
 /// Something that pins the log.
@@ -43,9 +52,9 @@ impl Pool {
             false => (Reverse(0), pin.get(), Reverse(edits)),
         };
         let broken = self.flusher.broken.lock().clone();
-        let forked = self.forked();
+        let forked = self.tables.under();
         let mut units = Vec::new();
-        let tables = if aim == Aim::Settle { self.tables.all() } else { self.tables.busy() };
+        let tables = if aim == Aim::Settle { self.tables.all() } else { self.tables.with_edits() };
         for table in tables {
             if table.under().is_some() {
                 continue;

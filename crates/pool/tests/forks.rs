@@ -146,6 +146,8 @@ impl World {
     }
 
     async fn compare(&self) {
+        let counted = self.pool.tables().iter().map(|table| table.weight()).sum();
+        assert_eq!(self.pool.unflushed(), counted, "what is in memory is counted exactly");
         for (table, wanted) in &self.live {
             let found = self.pool.range(*table, Key::MIN, Key::MAX, usize::MAX).await.unwrap();
             let found: Content = found.iter().map(|(key, v)| (key.offset, v[0])).collect();

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Range;
-use std::ops::RangeBounds;
+use std::iter::Sum;
+use std::ops::{Add, RangeBounds, Sub};
 
 use copyhold_types::{Key, Txg};
 
@@ -12,6 +13,45 @@ use crate::Edit;
 /// map are half to two thirds full. Measured: 100 bytes with random keys, 125 with ascending ones.
 /// A value that is not short adds its length.
 pub const EDIT_BYTES: usize = 112;
+
+/// How many edits, and the memory that they take; or a difference of such.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Weight {
+    pub edits: i64,
+    pub bytes: i64,
+    /// Partitions that have any.
+    pub partitions: i64,
+}
+
+impl Add for Weight {
+    type Output = Weight;
+
+    fn add(self, other: Weight) -> Weight {
+        Weight {
+            edits: self.edits + other.edits,
+            bytes: self.bytes + other.bytes,
+            partitions: self.partitions + other.partitions,
+        }
+    }
+}
+
+impl Sub for Weight {
+    type Output = Weight;
+
+    fn sub(self, other: Weight) -> Weight {
+        Weight {
+            edits: self.edits - other.edits,
+            bytes: self.bytes - other.bytes,
+            partitions: self.partitions - other.partitions,
+        }
+    }
+}
+
+impl Sum for Weight {
+    fn sum<I: Iterator<Item = Weight>>(all: I) -> Weight {
+        all.fold(Weight::default(), Add::add)
+    }
+}
 
 /// Edits that a base does not have.
 #[derive(Clone, Debug, Default)]
@@ -47,6 +87,10 @@ impl Delta {
     /// Memory that the edits take.
     pub fn bytes(&self) -> usize {
         self.edits.len() * EDIT_BYTES + self.heap_bytes
+    }
+
+    pub(crate) fn weight(&self) -> Weight {
+        Weight { edits: self.len() as i64, bytes: self.bytes() as i64, partitions: 0 }
     }
 
     /// No edit here is of an older txg; `None` only if there is no edit.

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use copyhold_format::node::PartitionDescriptor;
 use copyhold_types::{Key, TableId, Txg};
 
-use crate::delta::Delta;
+use crate::delta::{Delta, Weight};
 use crate::merge::{Flushed, Part};
 use crate::partition::{Partitions, State, Sweep};
 use crate::settled::Settled;
@@ -131,8 +131,11 @@ impl Table {
 
     /// Makes the new base and layers count. All new nodes are durable, and the transaction that
     /// logs the returned edits, the releases and the allocations is being applied. Never waits.
-    pub fn install(&self, job: FlushJob, flushed: Flushed) -> Vec<DescriptorEdit> {
+    ///
+    /// With them, what the table has in memory no more.
+    pub fn install(&self, job: FlushJob, flushed: Flushed) -> (Vec<DescriptorEdit>, Weight) {
         let mut partitions = self.partitions.write();
+        let before = partitions.weight();
         let index = partitions.index_starting(job.start).expect("a flush keeps its partition");
         let end = partitions.end(index);
         let state = partitions.get_mut(index).state.get_mut();
@@ -161,21 +164,25 @@ impl Table {
                 descriptor,
             })
             .collect();
+        let settled = before - partitions.weight();
         drop(partitions);
         drop((job, frozen));
-        edits
+        (edits, settled)
     }
 
-    /// Gives up a flush: its edits are the delta's again, nothing else has changed.
-    pub fn abort(&self, job: FlushJob) {
+    /// Gives up a flush: its edits are the delta's again, nothing else has changed. What the table
+    /// loses of what it has in memory: edits that newer ones of the same key replace.
+    pub fn abort(&self, job: FlushJob) -> Weight {
         let partitions = self.partitions.read();
         let index = partitions.index_starting(job.start).expect("a flush keeps its partition");
         let mut state = partitions.get(index).state.lock();
+        let before = state.weight();
         let frozen = state.frozen.take().expect("P2: the job froze it");
         assert!(Arc::ptr_eq(&frozen, &job.frozen), "P2: one flush at a time");
         drop(job);
         let frozen = Arc::try_unwrap(frozen).unwrap_or_else(|shared| Delta::clone(&shared));
         state.delta.merge_under(frozen);
+        before - state.weight()
     }
 }
 
@@ -325,7 +332,7 @@ mod tests {
         let job = table.freeze(Key::MIN, point(2, 1000)).unwrap();
         let flushed = merge(&job, &store);
         assert!(flushed.written.is_empty() && flushed.replaced.is_empty());
-        let told = table.install(job, flushed);
+        let (told, _) = table.install(job, flushed);
         let descriptor = told[0].descriptor.as_ref().unwrap();
         assert_eq!((descriptor.complete_to, descriptor.items), (Some(txg(2)), 40));
         assert_eq!(table.pin(), None);
@@ -398,7 +405,7 @@ mod tests {
         put(&table, 3, second.offset + 1..second.offset + 2);
         put(&table, 4, 1..2);
         flush(&table, &store, Key::MIN, point(4, 1000));
-        let told = table.install(late, emptied);
+        let (told, _) = table.install(late, emptied);
         assert!(told.iter().any(|told| told.descriptor.is_none()), "the second is gone");
         assert_eq!(table.pin(), Some(txg(3)));
 

@@ -20,7 +20,7 @@
 //!                       job.spill(nodes, sink).await  which reads no base. Then wait for the
 //!                                                     writes, flush the device and, in one
 //!                                                     transaction,
-//!             edits   = table.install(job, flushed)   put `edits` in the table of tables, release
+//!             (edits, _) = table.install(job, flushed)   put `edits` in the table of tables, release
 //!                                                     `flushed.replaced`, log the allocations
 //!             table.abort(job)                        if any of it failed: nothing has happened
 //!   fork      child   = Table::over(parent, id)     the same content; no more edits of parent
@@ -69,7 +69,7 @@ mod value;
 mod walk;
 
 pub use cache::{CacheStats, NodeCache};
-pub use delta::{Delta, EDIT_BYTES};
+pub use delta::{Delta, EDIT_BYTES, Weight};
 pub use error::TableError;
 pub use flush::{DescriptorEdit, FlushJob, FreezePoint};
 pub use merge::{Flushed, Part};

@@ -17,7 +17,7 @@ use proptest::prelude::*;
 
 use crate::store::{Sink, Store, block_on};
 use crate::{
-    Edit, FlushJob, Flushed, FreezePoint, Limits, RecoveringTable, Table, TableError, Value,
+    Edit, FlushJob, Flushed, FreezePoint, Limits, RecoveringTable, Table, TableError, Value, Weight,
 };
 
 /// Leaves of one block split often; leaves of several blocks join, too.
@@ -136,6 +136,8 @@ struct World {
     tasks: Vec<Task>,
     failed: bool,
     flushes: u64,
+    /// What edits, flushes and aborts have said that there is in memory.
+    weight: Weight,
     /// Released in a txg that is not durable yet, or while somebody may still read it.
     released: Vec<NodePtr>,
 }
@@ -155,6 +157,7 @@ impl World {
             tasks: Vec::new(),
             failed: false,
             flushes: 0,
+            weight: Weight::default(),
             released: Vec::new(),
         }
     }
@@ -167,7 +170,7 @@ impl World {
         self.changes.push((key, before));
         let edit = Edit::from(value.map(Value::from));
         self.log.push((self.open, key, edit.clone()));
-        self.table.apply(self.open, key, edit);
+        self.weight = self.weight + self.table.apply_weighed(self.open, key, edit);
     }
 
     fn run(&mut self, op: Op) {
@@ -285,7 +288,8 @@ impl World {
         self.flushes += 1;
         if merged.is_err() || self.flushes.is_multiple_of(6) {
             assert!(merged.is_ok() || self.failed);
-            self.table.abort(job);
+            self.weight = self.weight - self.table.abort(job);
+            assert_eq!(self.table.weight(), self.weight, "after an abort");
             sink.written.iter().for_each(|ptr| self.store.free(ptr));
             return;
         }
@@ -293,12 +297,15 @@ impl World {
         assert_eq!(flushed.written, sink.written);
         assert!(flushed.layers.len() <= 4 || self.failed, "S1: {:?}", flushed.layers);
         self.released.extend(&flushed.replaced);
-        for told in self.table.install(job, flushed) {
+        let (tells, settled) = self.table.install(job, flushed);
+        self.weight = self.weight - settled;
+        for told in tells {
             match told.descriptor {
                 Some(descriptor) => self.descriptors.insert(told.partition, descriptor),
                 None => self.descriptors.remove(&told.partition),
             };
         }
+        assert_eq!(self.table.weight(), self.weight, "after a flush");
         let listed: BTreeMap<u64, PartitionDescriptor> =
             self.table.descriptors().into_iter().collect();
         assert_eq!(listed, self.descriptors, "the table of tables was told everything");
@@ -331,6 +338,7 @@ impl World {
         }
         let descriptors = self.descriptors.clone().into_iter().collect();
         self.table = Arc::new(recovering.finish(self.limits, descriptors).unwrap());
+        self.weight = self.table.weight();
         self.changes.clear();
         let reachable = self.reachable();
         self.released.clear();

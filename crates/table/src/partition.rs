@@ -11,7 +11,7 @@ use copyhold_format::node::PartitionDescriptor;
 use copyhold_types::{Key, Txg};
 use parking_lot::Mutex;
 
-use crate::delta::{Delta, earlier};
+use crate::delta::{Delta, Weight, earlier};
 use crate::settled::Settled;
 use crate::table::Table;
 use crate::{Edit, Value};
@@ -44,11 +44,21 @@ pub(crate) struct Partition {
 }
 
 impl State {
-    pub(crate) fn apply(&mut self, txg: Txg, key: Key, edit: Edit) {
+    /// What that adds to the delta.
+    pub(crate) fn apply(&mut self, txg: Txg, key: Key, edit: Edit) -> Weight {
         if let Some(sweep) = &mut self.sweep {
             sweep.fresh = earlier(sweep.fresh, Some(txg));
         }
+        let before = self.weight();
         self.delta.apply(txg, key, edit);
+        self.weight() - before
+    }
+
+    /// Of what is in memory only.
+    pub(crate) fn weight(&self) -> Weight {
+        let frozen = self.frozen.as_ref().map_or(Weight::default(), |frozen| frozen.weight());
+        let weight = self.delta.weight() + frozen;
+        Weight { partitions: i64::from(weight.edits > 0), ..weight }
     }
 
     /// What the edits say about `key`; `None`: ask what is settled.
@@ -102,6 +112,11 @@ impl Partitions {
         assert!(list.is_sorted_by(|a, b| a.start < b.start), "P1: starts ascend");
         let next_id = list.iter().map(|partition| partition.id + 1).max().unwrap_or(0);
         Partitions { list, next_id, under: None }
+    }
+
+    /// Of what is in memory only.
+    pub(crate) fn weight(&self) -> Weight {
+        self.iter().map(|partition| partition.state.lock().weight()).sum()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Partition> {

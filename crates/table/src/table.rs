@@ -6,7 +6,7 @@ use copyhold_format::node::{LAYERS_MAX, PartitionDescriptor};
 use copyhold_types::{Key, TableId, Txg};
 use parking_lot::RwLock;
 
-use crate::delta::{Delta, earlier};
+use crate::delta::{Delta, Weight, earlier};
 use crate::partition::{Partition, Partitions, State};
 use crate::settled::{Base, Settled};
 use crate::{Edit, TableError};
@@ -136,26 +136,26 @@ impl Table {
 
     /// Retires a table that was retired before a crash. It was settled then: an edit that replay
     /// brought back is in its bases, or in what was given up of them, and pins the log for nothing.
-    pub fn retire_again(&self) {
+    ///
+    /// What it has in memory no more.
+    pub fn retire_again(&self) -> Weight {
         self.retire();
-        for partition in self.partitions.read().iter() {
-            partition.state.lock().delta = Delta::default();
-        }
+        let partitions = self.partitions.read();
+        let before = partitions.weight();
+        partitions.iter().for_each(|partition| partition.state.lock().delta = Delta::default());
+        before - partitions.weight()
     }
 
     /// Makes an edit that `txg` logs. Whoever orders the edits of a key in the log (the locks
     /// of the layer above, held since before joining the txg) calls in that order.
     pub fn apply(&self, txg: Txg, key: Key, edit: Edit) {
-        self.apply_first(txg, key, edit);
+        self.apply_weighed(txg, key, edit);
     }
 
-    /// As [`Self::apply`]. Whether it is the first edit that the partition has to flush.
-    pub fn apply_first(&self, txg: Txg, key: Key, edit: Edit) -> bool {
+    /// As [`Self::apply`]; what that adds to what is in memory.
+    pub fn apply_weighed(&self, txg: Txg, key: Key, edit: Edit) -> Weight {
         let partitions = self.partitions.read();
-        let mut state = partitions.covering(key).state.lock();
-        let was_clean = state.delta.is_empty();
-        state.apply(txg, key, edit);
-        was_clean
+        partitions.covering(key).state.lock().apply(txg, key, edit)
     }
 
     /// What the edits in memory say about `key`: its value, or that it is deleted; `None` if they
@@ -177,9 +177,18 @@ impl Table {
         self.partitions.read().iter().map(stats_of).collect()
     }
 
-    /// Memory that unflushed edits take, frozen ones included.
+    /// Unflushed edits and the memory that they take, frozen ones included.
+    pub fn weight(&self) -> Weight {
+        self.partitions.read().weight()
+    }
+
     pub fn unflushed_bytes(&self) -> usize {
-        self.stats().iter().map(|stats| stats.delta_bytes + stats.frozen_bytes).sum()
+        self.weight().bytes as usize
+    }
+
+    /// Whether a flush of a part of it is under way.
+    pub fn is_being_flushed(&self) -> bool {
+        self.partitions.read().iter().any(|partition| partition.state.lock().frozen.is_some())
     }
 
     /// The partitions as they are on disk, by id; what the table of tables should say.

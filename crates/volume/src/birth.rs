@@ -72,7 +72,7 @@ impl Volumes {
             let any_depth = self.ledger().breaks(Sabotage::DeepForks);
             while !any_depth && self.pool.fork_depth(source.files()) >= FORK_DEPTH_MAX {
                 source.check_live()?;
-                self.pool.settle_under(&self.pool.table(source.files())).await?;
+                self.pool.settle_lowest_under(&self.pool.table(source.files())).await?;
             }
         }
         let pool = &self.pool;

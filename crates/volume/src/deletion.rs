@@ -16,7 +16,6 @@
 //!
 //! Nothing here is needed to open a pool.
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -26,7 +25,8 @@ use copyhold_types::{EpochId, Key, SubvolId, TableId, Timestamp, Txg};
 
 use crate::birth::put_epoch;
 use crate::error::{Result, VolumeError};
-use crate::family::{Absorption, FamilyId};
+use crate::family::Absorption;
+use crate::pace::{Load, Pace};
 use crate::pending::RELEASES_PER_STEP;
 use crate::release::Release;
 use crate::sabotage::Sabotage;
@@ -95,9 +95,15 @@ impl Volumes {
         tx.put(Pool::SYSTEM, subvol_key(subvol.id()), &item.encode()[..]);
         let forget = || self.state.ledger.forget_inodes(subvol.id());
         let txg = self.pool.apply_with(credit, tx, |_, _| forget())?;
-        subvol.set_item(item);
-        self.state.map.write().dying.insert(subvol.id(), true);
+        self.set_step(subvol, item);
         Ok(txg)
+    }
+
+    /// The record of one that is being deleted is this from now on.
+    pub(crate) fn set_step(&self, subvol: &Subvol, item: SubvolItem) {
+        subvol.set_item(item);
+        let SubvolState::Dying(step) = item.state else { unreachable!("it is being deleted") };
+        self.state.map.write().dying.file(subvol.id(), subvol.family.id, step);
     }
 
     /// A living subvolume that it holds.
@@ -110,22 +116,23 @@ impl Volumes {
 
     // -- in the background --------------------------------------------------
 
-    /// Works in the background until the pool is closed or stopped.
+    /// Works in the background until the pool is closed or stopped, at its pace (`pace`).
     pub fn begin_background(self: &Arc<Self>) {
         let (rt, weak) = (self.pool.runtime().clone(), Arc::downgrade(self));
         self.pool.runtime().spawn(Box::pin(async move {
+            let mut pace = Pace::default();
             loop {
-                match background(&weak).await {
-                    Some(true) => copyhold_runtime::yield_now().await,
-                    Some(false) => rt.sleep(IDLE).await,
+                match background(&weak, &mut pace).await {
+                    Some(Duration::ZERO) => copyhold_runtime::yield_now().await,
+                    Some(rest) => rt.sleep(rest).await,
                     None => return,
                 }
             }
         }));
     }
 
-    /// One bounded step of what waits: pending releases first, for deletions wait for them. Whether
-    /// there was anything to do.
+    /// One bounded step of what waits: pending releases first, for deletions wait for them; a step
+    /// of each deletion that may go on. Whether there was anything to do.
     pub async fn background_step(&self) -> Result<bool> {
         let _working = self.working.lock().await;
         if self.pending_step().await? || self.sweep_step().await? {
@@ -133,12 +140,43 @@ impl Volumes {
         }
         let mut any = false;
         for subvol in self.deletions() {
-            any |= match self.deletion_step(&subvol).await {
-                Ok(done) => done,
-                Err(error) => self.step_failed(&subvol, error)?,
-            };
+            any |= self.step_of(&subvol).await?;
         }
         Ok(any)
+    }
+
+    /// As [`Self::background_step`], but of one deletion, the next.
+    async fn small_step(&self) -> Result<bool> {
+        let _working = self.working.lock().await;
+        if self.pending_step().await? || self.sweep_step().await? {
+            return Ok(true);
+        }
+        let ready = self.state.map.read().dying.ready_len();
+        for _ in 0..ready {
+            let next = {
+                let mut map = self.state.map.write();
+                map.dying.next().and_then(|id| map.subvols.get(&id).cloned())
+            };
+            if let Some(subvol) = next
+                && self.step_of(&subvol).await?
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn step_of(&self, subvol: &Subvol) -> Result<bool> {
+        match self.deletion_step(subvol).await {
+            Ok(done) => Ok(done),
+            Err(error) => self.step_failed(subvol, error),
+        }
+    }
+
+    fn load(&self) -> Load {
+        let space = self.pool.space();
+        let (now, asked) = (self.pool.runtime().now(), self.pool.asked());
+        Load { now, asked, blocks: space.total, available: space.available() }
     }
 
     /// Where there is damage, that deletion stops and others go on; what may pass is tried again.
@@ -153,7 +191,7 @@ impl Volumes {
             return Err(error);
         }
         tracing::error!("subvolume {} cannot be freed: {error}", subvol.id());
-        self.state.map.write().dying.insert(subvol.id(), false);
+        self.state.map.write().dying.stop(subvol.id());
         Ok(false)
     }
 
@@ -163,33 +201,22 @@ impl Volumes {
         Ok(())
     }
 
-    /// The deletions that may go on: of each family the one that has begun, or else one (D1). One
-    /// that cannot go on is in the way of its family.
+    /// The deletions that may go on (`queue`).
     fn deletions(&self) -> Vec<Arc<Subvol>> {
-        let mut dying: Vec<(Arc<Subvol>, bool)> = {
-            let map = self.state.map.read();
-            map.dying.iter().map(|(id, goes_on)| (map.subvols[id].clone(), *goes_on)).collect()
-        };
-        dying.sort_by_key(|(subvol, _)| subvol.item().state == SubvolState::Dying(Step::Settle));
-        let mut families: BTreeSet<FamilyId> = BTreeSet::new();
+        let map = self.state.map.read();
         let together = self.ledger().breaks(Sabotage::DeleteTogether);
-        dying.retain(|(subvol, goes_on)| {
-            let state = subvol.item().state;
-            let is_last = together || matches!(state, SubvolState::Dying(Step::Forget { .. }));
-            (is_last || families.insert(subvol.family.id)) && *goes_on
-        });
-        dying.into_iter().map(|(subvol, _)| subvol).collect()
+        let ids = if together { map.dying.all() } else { map.dying.ready() };
+        ids.iter().filter_map(|id| map.subvols.get(id).cloned()).collect()
     }
 
     /// Subvolumes whose space is still being freed.
     pub fn dying(&self) -> Vec<SubvolId> {
-        self.state.map.read().dying.keys().copied().collect()
+        self.state.map.read().dying.all()
     }
 
     /// A subvolume whose space cannot be given back, for there is damage.
     pub fn unfreeable(&self) -> Option<SubvolId> {
-        let map = self.state.map.read();
-        map.dying.iter().find(|(_, goes_on)| !**goes_on).map(|(id, _)| *id)
+        self.state.map.read().dying.stopped()
     }
 
     /// Whether anything could be done.
@@ -221,7 +248,7 @@ impl Volumes {
         let credit = self.small_credit().await?;
         let item = put_step(subvol, step, &mut tx);
         self.pool.apply(credit, tx)?;
-        subvol.set_item(item);
+        self.set_step(subvol, item);
         Ok(())
     }
 
@@ -276,7 +303,7 @@ impl Volumes {
         if let Some((live, item)) = heirs {
             live.set_item(item);
         }
-        subvol.set_item(item);
+        self.set_step(subvol, item);
         let mut map = self.state.map.write();
         for gone in [Some(leaf), done.map(|done| done.parent)].into_iter().flatten() {
             map.forget_epoch(gone.id, gone.table);
@@ -317,7 +344,7 @@ impl Volumes {
         tx.delete(Pool::SYSTEM, IdSpace::Inode(subvol.id()).key());
         self.pool.apply(credit, tx)?;
         let mut map = self.state.map.write();
-        map.dying.remove(&subvol.id());
+        map.dying.end(subvol.id());
         map.subvols.remove(&subvol.id());
         Ok(())
     }
@@ -353,15 +380,23 @@ pub(crate) fn put_step(subvol: &Subvol, step: Step, tx: &mut Transaction) -> Sub
     item
 }
 
-/// A step, if there still is a pool to make it in; whether it found something to do.
-async fn background(volumes: &Weak<Volumes>) -> Option<bool> {
+/// A step, if there still is a pool to make it in; how long to rest before the next.
+async fn background(volumes: &Weak<Volumes>, pace: &mut Pace) -> Option<Duration> {
     let volumes = volumes.upgrade()?;
-    match volumes.background_step().await {
-        Ok(any) => Some(any),
+    let rt = volumes.pool.runtime();
+    let since = rt.now();
+    match volumes.small_step().await {
+        Ok(true) => {
+            let took = rt.now().saturating_sub(since);
+            let rest = pace.rest(took, volumes.load());
+            volumes.freeing.note(took, rest);
+            Some(rest)
+        }
+        Ok(false) => Some(IDLE),
         Err(VolumeError::Pool(PoolError::Stopped { .. } | PoolError::ReadOnly { .. })) => None,
         Err(error) => {
             tracing::error!("in the background: {error}");
-            Some(false)
+            Some(IDLE)
         }
     }
 }

@@ -84,11 +84,11 @@ impl Volumes {
         let dies = (item.state != SubvolState::Live).then(|| old.id());
         let made =
             self.branch(&mut trees, snapshot, holders, numbers, new, next_inode, dies, credit, tx)?;
-        old.set_item(item);
-        old.tell(made.1);
-        if old.is_dying() {
-            self.state.map.write().dying.insert(old.id(), true);
+        match item.state {
+            SubvolState::Live => old.set_item(item),
+            SubvolState::Dying(_) => self.set_step(old, item),
         }
+        old.tell(made.1);
         Ok(made)
     }
 }

@@ -15,7 +15,7 @@
 //! decisions is the order of the log. None is held across an await.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use copyhold_format::item::{
@@ -29,6 +29,8 @@ use parking_lot::{Mutex, RwLock};
 use crate::error::{Result, VolumeError};
 use crate::family::{Birth, Family, FamilyId};
 use crate::nodes::{Tenants, unflushed_of};
+use crate::pace::Freeing;
+use crate::queue::Queue;
 use crate::quota::{Ledger, Loader, Resident};
 
 /// Items of the system table that are read at a time.
@@ -42,6 +44,8 @@ pub struct Volumes {
     pub(crate) state: Arc<State>,
     /// One step of background work at a time.
     pub(crate) working: FifoMutex,
+    /// What the background has done.
+    pub(crate) freeing: Freeing,
 }
 
 /// What the pool's questions are answered from, too.
@@ -64,8 +68,8 @@ pub(crate) struct State {
 #[derive(Default)]
 pub(crate) struct Map {
     pub(crate) subvols: BTreeMap<SubvolId, Arc<Subvol>>,
-    /// Those of them that are being deleted; false: one that cannot go on, for there is damage.
-    pub(crate) dying: BTreeMap<SubvolId, bool>,
+    /// Those of them that are being deleted.
+    pub(crate) dying: Queue,
     pub(crate) epochs: BTreeMap<EpochId, Arc<FamilyCell>>,
     pub(crate) tables: BTreeMap<TableId, (Arc<FamilyCell>, EpochId)>,
 }
@@ -88,13 +92,16 @@ pub struct Subvol {
     moves: AtomicU64,
     /// The last txg that made, moved or changed it as a whole since the pool was opened; or 0.
     told: AtomicU64,
+    /// How much of its tree its deletion has gone through, in percent.
+    pub(crate) walked: AtomicU8,
 }
 
 impl Subvol {
     pub(crate) fn new(id: SubvolId, family: Arc<FamilyCell>, item: SubvolItem) -> Arc<Subvol> {
         let files = AtomicU64::new(item.table.0);
         let (moves, told) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Subvol { id, family, item: Mutex::new(item), files, moves, told })
+        let (item, walked) = (Mutex::new(item), AtomicU8::new(0));
+        Arc::new(Subvol { id, family, item, files, moves, told, walked })
     }
 
     pub fn id(&self) -> SubvolId {
@@ -237,8 +244,8 @@ impl Map {
                 let why = "its subvolume's record says something else";
                 return Err(crate::family::BadFamily { epoch: item.epoch, why }.into());
             }
-            if item.state != SubvolState::Live {
-                map.dying.insert(id, true);
+            if let SubvolState::Dying(step) = item.state {
+                map.dying.file(id, home.id, step);
             }
             map.subvols.insert(id, Subvol::new(id, home, item));
         }
@@ -319,11 +326,12 @@ impl Volumes {
             if let SubvolState::Dying(step) = subvol.item().state
                 && crate::deletion::is_retired(step)
             {
-                pool.table(subvol.files()).retire_again();
+                pool.retire_again(subvol.files());
             }
         }
         pool.set_tenancy(Arc::new(Tenants(state.clone())));
-        Ok(Arc::new(Volumes { pool, state, working: FifoMutex::new() }))
+        let freeing = Freeing::default();
+        Ok(Arc::new(Volumes { pool, state, working: FifoMutex::new(), freeing }))
     }
 
     pub fn pool(&self) -> &Arc<Pool> {

@@ -7,6 +7,8 @@
 //!
 //! A step is one transaction: releases, and the cursor behind them.
 
+use std::sync::atomic::Ordering;
+
 use copyhold_format::item::{EXTENT, Extent, Step, SubvolState};
 use copyhold_format::node::PartitionDescriptor;
 use copyhold_pool::{Pool, Transaction};
@@ -28,31 +30,38 @@ const ITEMS_PER_READ: usize = 1024;
 
 /// Where a walk is: the partition, and what comes behind it.
 struct Place {
+    /// Of so many partitions it is this one.
+    index: usize,
+    partitions: usize,
     id: u64,
     partition: PartitionDescriptor,
     end: Option<Key>,
 }
 
 /// What a step found from its cursor on.
-#[derive(Default)]
 struct Found {
     owned: Vec<Pointer>,
     /// Where the next step begins; `None`: behind the partition.
     next: Option<Key>,
+    /// How much of the partition lies behind, of how much.
+    passed: (usize, usize),
+}
+
+impl Default for Found {
+    fn default() -> Found {
+        Found { owned: Vec::new(), next: None, passed: (1, 1) }
+    }
 }
 
 impl Volumes {
-    /// How far the deletion of a subvolume has come in its tree, in percent of the partitions.
-    /// Behind it are only records and what its relatives had dropped. `None`: it lives.
+    /// How far the deletion of a subvolume has come in its tree, in percent, where each
+    /// partition counts the same, and in it each leaf. Behind it are only records and what its relatives had
+    /// dropped. `None`: it lives.
     pub fn walked_percent(&self, subvol: &Subvol) -> Option<u8> {
         let SubvolState::Dying(step) = subvol.item().state else { return None };
         Some(match step {
             Step::Settle => 0,
-            Step::Walk(cursor) => {
-                let partitions = self.pool.table(subvol.files()).descriptors();
-                let passed = partitions.iter().filter(|(_, one)| one.start <= cursor).count();
-                (passed.saturating_sub(1) * 100 / partitions.len().max(1)) as u8
-            }
+            Step::Walk(_) => subvol.walked.load(Ordering::Relaxed),
             Step::Absorb | Step::Rebury { .. } | Step::Forget { .. } => 100,
         })
     }
@@ -63,11 +72,12 @@ impl Volumes {
             .ok_or(VolumeError::NoSubvolume(subvol.id()))?;
         let pin = self.pool.pin();
         let place = place(&table, from);
-        let Found { owned, next } = match place.partition.layers.is_empty() {
+        let Found { owned, next, passed } = match place.partition.layers.is_empty() {
             _ if !place.has_owned(&leaf) => Found::default(),
             true => self.owned_below(&leaf, &place, from).await?,
             false => self.owned_merged(&leaf, &table, &place, from).await?,
         };
+        let percent = place.percent(passed);
         let content = copyhold_format::item::Content::Data;
         let holder = leaf.id;
         let release = |pointer| Release { holder, pointer, content, count: 1 };
@@ -88,7 +98,8 @@ impl Volumes {
         if next.is_none() {
             table.empty_partition(place.partition.start);
         }
-        subvol.set_item(item);
+        subvol.walked.store(percent, Ordering::Relaxed);
+        self.set_step(subvol, item);
         Ok(())
     }
 
@@ -113,11 +124,15 @@ impl Volumes {
             }
             let node = self.node(*ptr, Purpose::Leaf).await?;
             let node = node.as_leaf().ok_or_else(|| self.damaged(*ptr, "it is no leaf"))?;
-            for (key, value) in node.iter().filter(|(key, _)| *key >= from && key.kind == EXTENT) {
+            let items = node.iter().enumerate();
+            let is_due = |key: &Key| *key >= from && key.kind == EXTENT;
+            for (at, (key, value)) in items.filter(|(_, (key, _))| is_due(key)) {
                 found.add(leaf, key, &value.to_vec())?;
                 let bounded = !self.ledger().breaks(Sabotage::OneStep);
                 if bounded && found.owned.len() == EXTENTS_PER_STEP {
                     found.next = place.behind(key);
+                    let len = node.iter().count();
+                    found.passed = (n * len + at, leaves.len() * len);
                     return Ok(found);
                 }
             }
@@ -137,6 +152,7 @@ impl Volumes {
         let items = self.pool.range(table.id(), from, end, ITEMS_PER_READ).await?;
         if items.len() == ITEMS_PER_READ {
             found.next = place.behind(items[ITEMS_PER_READ - 1].0);
+            found.passed = (0, 1);
         }
         for (key, value) in items.iter().filter(|(key, _)| key.kind == EXTENT) {
             found.add(leaf, *key, value)?;
@@ -179,6 +195,11 @@ impl Volumes {
 }
 
 impl Place {
+    /// How much of the tree lies behind, with so much of this partition.
+    fn percent(&self, (passed, all): (usize, usize)) -> u8 {
+        ((self.index * all + passed) * 100 / (self.partitions * all)) as u8
+    }
+
     /// Whether anything in it can be owned.
     fn has_owned(&self, leaf: &Epoch) -> bool {
         let PartitionDescriptor { root, layers, .. } = &self.partition;
@@ -217,6 +238,7 @@ fn place(table: &Table, from: Key) -> Place {
     partitions.sort_by_key(|(_, partition)| partition.start);
     let at = partitions.partition_point(|(_, partition)| partition.start <= from);
     let end = partitions.get(at).map(|(_, next)| next.start);
+    let count = partitions.len();
     let (id, partition) = partitions.swap_remove(at - 1);
-    Place { id, partition, end }
+    Place { index: at - 1, partitions: count, id, partition, end }
 }

@@ -21,11 +21,16 @@ pub struct World {
 impl World {
     /// A new pool of `blocks` blocks with an empty filesystem.
     pub fn new(seed: u64, blocks: u64) -> World {
+        World::with_log(seed, blocks, 1 << 20)
+    }
+
+    /// As [`Self::new`], with so large a log.
+    pub fn with_log(seed: u64, blocks: u64, log_bytes: u64) -> World {
         let world = World::on(seed, SimImage::empty(blocks));
         world.run(async {
             let rt: Rt = world.rt.clone();
             let device: DynDevice = world.device.clone();
-            let options = CreateOptions { log_bytes: Some(1 << 20), ..CreateOptions::default() };
+            let options = CreateOptions { log_bytes: Some(log_bytes), ..CreateOptions::default() };
             Pool::create(&rt, &device, &options).await.unwrap();
             let pool = world.pool(false).await;
             Filesystem::format(&pool, &Caller::ROOT, 0o755).await.unwrap();

@@ -1,0 +1,170 @@
+//! Whose turn it is among the deletions: found without looking at those that wait.
+//!
+//! One deletion at a time goes on in a family, the one that has begun or else the first by id (D1).
+//! One that is only forgotten, in no family any more, is in nobody's way. Those that may go on take
+//! turns, so a large one does not keep the small ones waiting.
+//!
+//! Q1  Of each family with deletions one is `head`: the one that has begun, or the first.
+//! Q2  `ready` are the heads, and those to be forgotten, that can go on.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use copyhold_format::item::Step;
+use copyhold_types::SubvolId;
+
+use crate::family::FamilyId;
+
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    all: BTreeMap<SubvolId, Deletion>,
+    families: BTreeMap<FamilyId, Waiting>,
+    ready: BTreeSet<SubvolId>,
+    /// Whose turn it was last.
+    last: Option<SubvolId>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Deletion {
+    family: FamilyId,
+    /// False: there is damage.
+    goes_on: bool,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    head: Option<SubvolId>,
+    begun: BTreeSet<SubvolId>,
+    others: BTreeSet<SubvolId>,
+}
+
+impl Queue {
+    /// A subvolume is being deleted, and has come to this step.
+    pub(crate) fn file(&mut self, id: SubvolId, family: FamilyId, step: Step) {
+        self.all.entry(id).or_insert(Deletion { family, goes_on: true });
+        let waiting = self.families.entry(family).or_default();
+        waiting.begun.remove(&id);
+        waiting.others.remove(&id);
+        match step {
+            Step::Settle => _ = waiting.others.insert(id),
+            Step::Walk(_) | Step::Absorb | Step::Rebury { .. } => _ = waiting.begun.insert(id),
+            Step::Forget { .. } => {}
+        }
+        self.elect(family);
+        if matches!(step, Step::Forget { .. }) && self.all[&id].goes_on {
+            self.ready.insert(id);
+        }
+    }
+
+    /// It cannot be gone on with; it stays in the way of its family.
+    pub(crate) fn stop(&mut self, id: SubvolId) {
+        if let Some(deletion) = self.all.get_mut(&id) {
+            deletion.goes_on = false;
+            self.ready.remove(&id);
+        }
+    }
+
+    /// Nothing of it is left.
+    pub(crate) fn end(&mut self, id: SubvolId) {
+        let Some(Deletion { family, .. }) = self.all.remove(&id) else { return };
+        self.ready.remove(&id);
+        if let Some(waiting) = self.families.get_mut(&family) {
+            waiting.begun.remove(&id);
+            waiting.others.remove(&id);
+        }
+        self.elect(family);
+    }
+
+    fn elect(&mut self, family: FamilyId) {
+        let Some(waiting) = self.families.get_mut(&family) else { return };
+        let head = waiting.begun.first().or(waiting.others.first()).copied();
+        let before = std::mem::replace(&mut waiting.head, head);
+        if let Some(id) = before.filter(|_| before != head) {
+            self.ready.remove(&id);
+        }
+        match head {
+            Some(id) if self.all[&id].goes_on => _ = self.ready.insert(id),
+            Some(_) => {}
+            None => _ = self.families.remove(&family),
+        }
+    }
+
+    /// Those that may go on, by id.
+    pub(crate) fn ready(&self) -> Vec<SubvolId> {
+        self.ready.iter().copied().collect()
+    }
+
+    /// Whose turn it is.
+    pub(crate) fn next(&mut self) -> Option<SubvolId> {
+        let behind = self.last.and_then(|last| self.ready.range(SubvolId(last.0 + 1)..).next());
+        self.last = behind.or(self.ready.first()).copied();
+        self.last
+    }
+
+    pub(crate) fn ready_len(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// All, by id.
+    pub(crate) fn all(&self) -> Vec<SubvolId> {
+        self.all.keys().copied().collect()
+    }
+
+    /// The first that cannot be gone on with.
+    pub(crate) fn stopped(&self) -> Option<SubvolId> {
+        self.all.iter().find(|(_, deletion)| !deletion.goes_on).map(|(id, _)| *id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use copyhold_types::{EpochId, Key};
+
+    use super::*;
+
+    const FORGET: Step = Step::Forget { sets: None };
+
+    fn file(queue: &mut Queue, id: u32, family: u64, step: Step) {
+        queue.file(SubvolId(id), FamilyId(EpochId(family)), step);
+    }
+
+    fn ready(queue: &Queue) -> Vec<u32> {
+        queue.ready().iter().map(|id| id.0).collect()
+    }
+
+    #[test]
+    fn one_of_a_family_goes_on_and_the_next_when_it_is_only_to_be_forgotten() {
+        let mut queue = Queue::default();
+        [4, 3, 5].into_iter().for_each(|id| file(&mut queue, id, 1, Step::Settle));
+        file(&mut queue, 9, 2, Step::Settle);
+        assert_eq!(ready(&queue), [3, 9]);
+        file(&mut queue, 4, 1, Step::Walk(Key::MIN));
+        assert_eq!(ready(&queue), [4, 9], "what has begun goes on");
+        file(&mut queue, 4, 1, FORGET);
+        assert_eq!(ready(&queue), [3, 4, 9]);
+        queue.end(SubvolId(4));
+        queue.end(SubvolId(3));
+        assert_eq!((ready(&queue), queue.all().len()), (vec![5, 9], 2));
+        queue.end(SubvolId(5));
+        queue.end(SubvolId(9));
+        assert!(queue.next().is_none() && queue.families.is_empty());
+    }
+
+    #[test]
+    fn what_cannot_go_on_is_in_the_way_of_its_family_only() {
+        let mut queue = Queue::default();
+        [3, 4].into_iter().for_each(|id| file(&mut queue, id, 1, Step::Settle));
+        file(&mut queue, 9, 2, Step::Settle);
+        queue.stop(SubvolId(3));
+        assert_eq!((ready(&queue), queue.stopped()), (vec![9], Some(SubvolId(3))));
+    }
+
+    #[test]
+    fn those_that_may_go_on_take_turns() {
+        let mut queue = Queue::default();
+        for id in [3, 5, 9] {
+            file(&mut queue, id, id.into(), Step::Settle);
+        }
+        let turns: Vec<u32> = (0..5).map(|_| queue.next().unwrap().0).collect();
+        assert_eq!(turns, [3, 5, 9, 3, 5]);
+    }
+}
