@@ -2,9 +2,8 @@
 //!
 //! A fork is an item of the table of tables for each child, [`Lineage::Over`]: whatever the size
 //! of what is forked. Children lie over the forked table in memory (`table::fork`); when it is
-//! settled, one transaction for each child writes the child's own descriptors and deletes the item.
-//! With the last child the forked table goes: its descriptors are deleted, its nodes stay, since
-//! they are the children's now.
+//! settled, one transaction writes the children's own descriptors and deletes their items, and the
+//! forked table goes: its descriptors are deleted, its nodes stay, since they are the children's now.
 //!
 //! Lookups ask every table that lies under one that is not settled (P13). So from two on the
 //! flusher settles the lowest, in one round for all such stacks, and who forks waits only when
@@ -138,11 +137,9 @@ impl Pool {
     /// Hands settled tables over to what lies over them. Whether there was any.
     pub(crate) fn hand_over(self: &Arc<Self>) -> Result<bool, PoolError> {
         let mut any = false;
-        while let Some((under, children)) = self.tables.take_ripe() {
-            for child in children.iter().filter(|_| under.is_settled()) {
-                let done = self.hand_over_to(child);
-                any |= done.inspect_err(|_| self.tables.flushed(under.id()))?;
-            }
+        while let Some(under) = self.tables.take_ripe() {
+            let done = self.hand_over_from(&under);
+            any |= done.inspect_err(|_| self.tables.flushed(under.id()))?;
         }
         Ok(any)
     }
@@ -164,22 +161,27 @@ impl Pool {
         Ok(true)
     }
 
-    fn hand_over_to(self: &Arc<Self>, child: &Arc<Table>) -> Result<bool, PoolError> {
+    /// All children at once: were one of them left behind by a crash, what replay brings back of
+    /// the table could be flushed again, over nodes that the others have.
+    fn hand_over_from(self: &Arc<Self>, under: &Arc<Table>) -> Result<bool, PoolError> {
         let _order = self.forks.order.lock();
-        let Some(under) = child.under().filter(|under| under.is_settled()) else {
+        let children = self.tables.over(under.id());
+        if children.is_empty() || !under.is_settled() {
             return Ok(false);
-        };
+        }
         let parts = under.stats().len();
-        let credit = self.internal_credit(parts * 2 + 2, parts * 256)?;
+        let edits = (children.len() + 1) * (parts + 1);
+        let credit = self.internal_credit(edits, children.len() * parts * 256)?;
         self.apply_with(credit, Transaction::new(), |txg, tx| {
-            for told in child.adopt() {
-                tx.edit(Pool::TABLES, told.key(), told.edit());
+            for child in &children {
+                let (tells, more) = child.adopt();
+                self.edited(more);
+                tells.iter().for_each(|told| tx.edit(Pool::TABLES, told.key(), told.edit()));
+                tx.edit(Pool::TABLES, Lineage::key(child.id()), Edit::Delete);
+                self.tables.adopted(child.id(), under.id());
             }
-            tx.edit(Pool::TABLES, Lineage::key(child.id()), Edit::Delete);
-            self.tables.adopted(child.id(), under.id());
-            let keeps = self.sabotaged(Sabotage::KeepSealed);
-            if !keeps && !self.tables.is_under(under.id()) {
-                self.tell_gone(txg, &under, tx);
+            if !self.sabotaged(Sabotage::KeepSealed) {
+                self.tell_gone(txg, under, tx);
                 self.tables.remove(under.id());
             }
         })?;

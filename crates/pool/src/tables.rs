@@ -154,10 +154,6 @@ impl Tables {
         self.busy.lock().under()
     }
 
-    pub(crate) fn is_under(&self, id: TableId) -> bool {
-        self.busy.lock().is_under(id)
-    }
-
     /// A flush of the table has ended.
     pub(crate) fn flushed(&self, id: TableId) {
         self.busy.lock().may_be_settled(id);
@@ -168,22 +164,21 @@ impl Tables {
         self.busy.lock().lifted(child, under);
     }
 
-    /// Next of the tables that may be settled, and what lies over it.
-    pub(crate) fn take_ripe(&self) -> Option<(Arc<Table>, Vec<Arc<Table>>)> {
+    /// Next of the tables that may be settled and have something over them.
+    pub(crate) fn take_ripe(&self) -> Option<Arc<Table>> {
         loop {
-            let (id, children) = {
-                let mut busy = self.busy.lock();
-                let id = busy.take_ripe()?;
-                (id, busy.over(id).collect::<Vec<_>>())
-            };
+            let id = self.busy.lock().take_ripe()?;
             self.looks.fetch_add(1, Ordering::Relaxed);
             if let Some(table) = self.find(id) {
-                return Some((
-                    table,
-                    children.into_iter().filter_map(|id| self.find(id)).collect(),
-                ));
+                return Some(table);
             }
         }
+    }
+
+    /// What lies over a table.
+    pub(crate) fn over(&self, id: TableId) -> Vec<Arc<Table>> {
+        let over: Vec<TableId> = self.busy.lock().over(id).collect();
+        over.into_iter().filter_map(|id| self.find(id)).collect()
     }
 
     /// Notes a table that more than enough others lie under, to be looked at in the background.
@@ -285,12 +280,13 @@ mod tests {
         tables.apply(Txg::FIRST, TableId(21), Key::MIN, Edit::Delete);
         tables.insert(Table::over(&tables.get(TableId(21)), TableId(23)));
         assert_eq!(tables.under(), [TableId(21)].into());
-        let (under, over) = tables.take_ripe().unwrap();
+        let under = tables.take_ripe().unwrap();
+        let over = tables.over(under.id());
         assert_eq!((under.id(), over.len(), over[0].id()), (TableId(21), 1, TableId(23)));
         assert!(tables.take_ripe().is_none());
         tables.flushed(TableId(21));
         assert!(tables.take_ripe().is_some());
         tables.remove(TableId(23));
-        assert!(!tables.is_under(TableId(21)));
+        assert!(tables.over(TableId(21)).is_empty());
     }
 }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use copyhold_types::{Key, TableId};
 
+use crate::delta::Weight;
 use crate::flush::DescriptorEdit;
 use crate::partition::{Partition, Partitions, State};
 use crate::settled::Settled;
@@ -71,8 +72,11 @@ impl Table {
 
     /// Takes over the partitions of the settled table under this one, while the transaction that
     /// logs the returned edits is being applied. Never waits.
-    pub fn adopt(&self) -> Vec<DescriptorEdit> {
+    ///
+    /// With them, what the table has in memory more: its edits are in more partitions than before.
+    pub fn adopt(&self) -> (Vec<DescriptorEdit>, Weight) {
         let mut partitions = self.partitions.write();
+        let before = partitions.weight();
         let under = partitions.under.take().expect("K1: a table is forked from something");
         assert!(under.is_settled(), "K1: {} is not settled", under.id());
         let own = std::mem::take(partitions.get_mut(0).state.get_mut());
@@ -95,14 +99,15 @@ impl Table {
         }
         list.reverse();
         *partitions = Partitions::new(list);
+        let more = partitions.weight() - before;
         drop(partitions);
         let told = self.descriptors().into_iter();
-        told.map(|(partition, descriptor)| DescriptorEdit {
+        let tell = |(partition, descriptor)| DescriptorEdit {
             table: self.id(),
             partition,
             descriptor: Some(descriptor),
-        })
-        .collect()
+        };
+        (told.map(tell).collect(), more)
     }
 
     /// A partition has no items any more; somebody has given up its nodes.

@@ -24,7 +24,7 @@
 //!                                                     `flushed.replaced`, log the allocations
 //!             table.abort(job)                        if any of it failed: nothing has happened
 //!   fork      child   = Table::over(parent, id)     the same content; no more edits of parent
-//!             edits   = child.adopt()               when the parent is settled: its partitions
+//!             (edits, _) = child.adopt()               when the parent is settled: its partitions
 //!   recover   r = RecoveringTable::new(id); r.apply(txg, key, edit) …; r.finish(…, descriptors)
 //!   policy    table.stats(), table.pin()
 //!   verify    table.for_each_node / for_each_item
