@@ -195,11 +195,6 @@ fn r25_writing_with_an_epoch_from_before_quotas_is_noticed() {
 }
 
 #[test]
-fn r10_writing_in_place_what_others_refer_to_is_noticed() {
-    is_noticed_among_tenants(OfTenants::AlwaysInPlace);
-}
-
-#[test]
 fn r26_rows_of_usage_that_stay_are_noticed() {
     is_noticed_among_tenants(OfTenants::KeepRows);
 }
