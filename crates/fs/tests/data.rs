@@ -7,11 +7,14 @@ use std::time::Duration;
 use common::*;
 use copyhold_device::Device;
 use copyhold_device::sim::{Fault, Trigger};
+use copyhold_format::item;
 use copyhold_fs::{
-    Caller, FallocateMode, FsError, NodeId, OpenFlags, Options, RenameFlags, Seek, SetAttr,
+    Caller, FallocateMode, Filesystem, FsError, NodeId, OpenFlags, Options, RenameFlags, Seek,
+    SetAttr,
 };
+use copyhold_pool::Pool;
 use copyhold_runtime::Runtime;
-use copyhold_types::Purpose;
+use copyhold_types::{Key, Purpose};
 
 fn resized(size: u64) -> SetAttr {
     SetAttr { size: Some(size), ..SetAttr::default() }
@@ -552,4 +555,48 @@ fn a_pool_that_has_stopped_answers_writers_with_an_error() {
         }
         panic!("writes go on");
     });
+}
+
+/// What a tiny file and its map look like on the device.
+async fn has_inline_and_first_extent(fs: &Filesystem, node: NodeId) -> (bool, bool) {
+    let pool = fs.pool();
+    let system = pool.range(Pool::SYSTEM, Key::MIN, Key::MAX, usize::MAX).await.unwrap();
+    let (_, subvol) = system.iter().find(|(key, _)| key.kind == item::SUBVOL).unwrap();
+    let table = item::SubvolItem::parse(subvol).unwrap().table;
+    let inline = pool.get(table, item::inline_key(node.ino)).await.unwrap();
+    let extent = pool.get(table, item::extent_key(node.ino, 0)).await.unwrap();
+    (inline.is_some(), extent.is_some())
+}
+
+#[test]
+fn a_tiny_file_is_preallocated_or_punched_while_it_is_written_back() {
+    for seed in 0..300 {
+        let world = World::new(seed, 4096);
+        world.run(async {
+            let fs = world.open().await;
+            let rt = fs.pool().runtime().clone();
+            let node = create(&fs, "tiny").await;
+            write(&fs, node, 0, b"tiny").await;
+            fs.sync().await.unwrap();
+            let punches = seed % 2 == 0;
+            let mode = match punches {
+                true => FallocateMode::Punch,
+                false => FallocateMode::Allocate { keep_size: true },
+            };
+            let others = async {
+                for _ in 0..4 {
+                    fs.sync().await.unwrap();
+                    rt.sleep(Duration::from_nanos(rt.random() % 100_000)).await;
+                }
+            };
+            let (done, ()) = futures_util::join!(fs.fallocate(node, 0, 8192, mode), others);
+            done.unwrap();
+            fs.sync().await.unwrap();
+            let (inline, extent) = has_inline_and_first_extent(&fs, node).await;
+            assert!(!inline || !extent, "seed {seed}: both");
+            let wanted = if punches { [0; 4] } else { *b"tiny" };
+            assert_eq!(read(&fs, node, 0, 4).await, wanted, "seed {seed}");
+            world.close(fs).await;
+        });
+    }
 }

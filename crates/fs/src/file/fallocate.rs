@@ -162,7 +162,8 @@ impl Filesystem {
         let mut edit = MapEdit::default();
         edit.load(extents.into_iter().filter(|(start, _)| *start < to));
         edit.remove(range.start..to);
-        self.apply_map(inode, edit, |state| state.data.drop_blocks(range.start..to)).await?;
+        let first = range.start == 0;
+        self.apply_map(inode, edit, first, |state| state.data.drop_blocks(range.start..to)).await?;
         Ok(to)
     }
 
@@ -178,7 +179,9 @@ impl Filesystem {
             let extents = self.extents(inode, at..to, (to - at) as usize).await?;
             let holes = {
                 let state = inode.state();
-                let dirty = |block: u64| state.data.blocks.contains_key(&block);
+                // A batch that was under way may have made the file tiny again.
+                let inline = |block: u64| block == 0 && state.is_inline();
+                let dirty = |block: u64| state.data.blocks.contains_key(&block) || inline(block);
                 let stored = |block: u64| {
                     extents.iter().any(|(start, extent)| {
                         (*start..start + u64::from(extent.blocks())).contains(&block)
@@ -203,7 +206,7 @@ impl Filesystem {
                 let mut tx = Transaction::new();
                 claims.into_iter().for_each(|claim| tx.allocate(claim));
                 let hold = Some(&mut promise.hold);
-                self.log_map(inode, &mut state, steady, (credit, hold), tx, edit)?;
+                self.log_map(inode, &mut state, steady, (credit, hold), tx, edit, false)?;
             }
             at = to;
         }
@@ -213,14 +216,16 @@ impl Filesystem {
     /// Credit for cutting each extent of `edit`, and for `added` new ones.
     async fn map_credit(&self, edit: &MapEdit, added: usize) -> Result<copyhold_pool::Credit> {
         let bytes = edit.edit_bytes() + added * (KEY_BYTES + extent_bytes(1)) + INODE_BYTES;
-        self.credit(Tier::Internal, 2 * edit.len() + added + 1, bytes).await
+        self.credit(Tier::Internal, 2 * edit.len() + added + 2, bytes).await
     }
 
-    /// Applies a change of the map together with one of the dirty blocks.
+    /// Applies a change of the map together with one of the dirty blocks; what a tiny file has goes
+    /// with its `first` block.
     async fn apply_map(
         &self,
         inode: &InodeRef,
         edit: MapEdit,
+        first: bool,
         change: impl FnOnce(&mut crate::inode::State) -> usize,
     ) -> Result<()> {
         let credit = self.map_credit(&edit, 0).await?;
@@ -229,7 +234,8 @@ impl Filesystem {
         let forgotten = change(&mut state);
         self.flusher.forget(forgotten);
         let steady = self.volumes.steady(&inode.subvol.volume)?;
-        self.log_map(inode, &mut state, steady, (credit, None), Transaction::new(), edit)
+        let tx = Transaction::new();
+        self.log_map(inode, &mut state, steady, (credit, None), tx, edit, first)
     }
 
     #[allow(clippy::too_many_arguments)] // a transaction and what it changes
@@ -241,12 +247,15 @@ impl Filesystem {
         (credit, hold): (copyhold_pool::Credit, Option<&mut Hold>),
         mut tx: Transaction,
         edit: MapEdit,
+        first: bool,
     ) -> Result<()> {
         let change = edit.finish();
-        if change.items.is_empty() {
+        let inline_goes = first && state.is_inline();
+        if change.items.is_empty() && !inline_goes {
             return Ok(());
         }
         let mut item = state.next_item();
+        self.put_inline(&mut tx, inode, &mut item, None, inline_goes);
         super::install::count_blocks(&mut item, &change);
         self.put_extents(&mut tx, inode.node.ino, &change);
         self.put_inode(&mut tx, inode.node.ino, &item);

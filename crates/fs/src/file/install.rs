@@ -288,7 +288,7 @@ impl Filesystem {
     }
 
     /// Puts the content of a tiny file, or deletes it if it `goes`.
-    fn put_inline(
+    pub(super) fn put_inline(
         &self,
         tx: &mut Transaction,
         inode: &Inode,
