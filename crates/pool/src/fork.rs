@@ -3,7 +3,8 @@
 //! A fork is an item of the table of tables for each child, [`Lineage::Over`]: whatever the size
 //! of what is forked. Children lie over the forked table in memory (`table::fork`); when it is
 //! settled, one transaction writes the children's own descriptors and deletes their items, and the
-//! forked table goes: its descriptors are deleted, its nodes stay, since they are the children's now.
+//! forked table goes: its descriptors are deleted, its nodes stay, since they are the children's
+//! now.
 //!
 //! Lookups ask every table that lies under one that is not settled (P13). So from two on the
 //! flusher settles the lowest, in one round for all such stacks, and who forks waits only when

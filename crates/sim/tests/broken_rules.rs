@@ -5,8 +5,8 @@ use copyhold_pool::Sabotage;
 use copyhold_sim::{Level, Plan, Weather};
 use copyhold_volume::Sabotage as OfTenants;
 
-/// Seeds that a rule may take to be noticed; most take a few. Histories of pools are short, and some
-/// rules matter in few of them.
+/// Seeds that a rule may take to be noticed; most take a few. Histories of pools are short, and
+/// some rules matter in few of them.
 fn seeds(level: Level) -> u64 {
     match level {
         Level::Pool => 2000,

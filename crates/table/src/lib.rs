@@ -20,11 +20,11 @@
 //!                       job.spill(nodes, sink).await  which reads no base. Then wait for the
 //!                                                     writes, flush the device and, in one
 //!                                                     transaction,
-//!             (edits, _) = table.install(job, flushed)   put `edits` in the table of tables, release
+//!             edits   = table.install(job, flushed)   put `edits` in the table of tables, release
 //!                                                     `flushed.replaced`, log the allocations
 //!             table.abort(job)                        if any of it failed: nothing has happened
 //!   fork      child   = Table::over(parent, id)     the same content; no more edits of parent
-//!             (edits, _) = child.adopt()               when the parent is settled: its partitions
+//!             edits   = child.adopt()               when the parent is settled: its partitions
 //!   recover   r = RecoveringTable::new(id); r.apply(txg, key, edit) …; r.finish(…, descriptors)
 //!   policy    table.stats(), table.pin()
 //!   verify    table.for_each_node / for_each_item

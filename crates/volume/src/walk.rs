@@ -54,8 +54,8 @@ impl Default for Found {
 }
 
 impl Volumes {
-    /// How far the deletion of a subvolume has come in its tree, in percent, where each
-    /// partition counts the same, and in it each leaf. Behind it are only records and what its relatives had
+    /// How far the deletion of a subvolume has come in its tree, in percent, where each partition
+    /// counts the same, and in it each leaf. Behind it are only records and what its relatives had
     /// dropped. `None`: it lives.
     pub fn walked_percent(&self, subvol: &Subvol) -> Option<u8> {
         let SubvolState::Dying(step) = subvol.item().state else { return None };
