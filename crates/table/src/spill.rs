@@ -61,10 +61,14 @@ impl FlushJob {
     /// cannot be read, a merge tells.
     pub async fn merge_bytes_max(&self, nodes: &dyn NodeSource) -> u64 {
         let Ok(children) = self.children(nodes).await else { return 0 };
-        let leaves = match self.settled.layers.is_empty() {
-            true => self.touched(&children).count(),
-            false => 2 * children.len(),
-        };
+        let mut leaves = self.touched(&children).count();
+        if !self.settled.layers.is_empty() {
+            // It takes in all layers, which may touch any leaf, and fill as many as they have.
+            leaves = children.len();
+            for layer in self.settled.layers.iter() {
+                leaves += 2 * self.leaves_of(nodes, layer).await.unwrap_or(0);
+            }
+        }
         // The first and last leaf may take in neighbours; the root is new, too.
         ((leaves + 3) * self.limits.leaf_bytes + 2 * self.frozen.bytes()) as u64
     }
