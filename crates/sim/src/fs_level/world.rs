@@ -158,7 +158,7 @@ impl World {
     pub(crate) fn take_back(&mut self, client: usize) {
         let step = self.logs[client].steps.pop().expect("it has begun");
         assert_eq!(step.ended, None);
-        self.touching.remove(&client);
+        self.touch_fails(client);
     }
 
     /// An operation of a client begins that will be logged with these objects.
@@ -172,6 +172,11 @@ impl World {
         if let Some((moment, objects)) = self.touching.remove(&client) {
             self.touched.extend(objects.into_iter().map(|id| (id, moment)));
         }
+    }
+
+    /// It was refused: nothing is logged with them.
+    pub(crate) fn touch_fails(&mut self, client: usize) {
+        self.touching.remove(&client);
     }
 
     /// Whoever was doing something is gone.

@@ -43,7 +43,10 @@ impl Client {
         {
             let mut world = self.world();
             world.data.get_mut(&id).expect("a file has data").end();
-            world.touch_ends(self.id);
+            match done {
+                true => world.touch_ends(self.id),
+                false => world.touch_fails(self.id),
+            }
         }
         if done { Ok(()) } else { self.make_room().await }
     }
