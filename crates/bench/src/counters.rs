@@ -39,7 +39,7 @@ impl Counters {
                 Ok(counters)
             }
             Kind::Btrfs => Counters::of_btrfs(&target.directory()),
-            Kind::Ext4 | Kind::Xfs => Ok(Counters::default()),
+            Kind::Ext4 | Kind::Xfs | Kind::Null => Ok(Counters::default()),
         }
     }
 

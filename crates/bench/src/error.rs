@@ -24,6 +24,8 @@ pub(crate) enum BenchError {
     Refused(String),
     #[error("the background could not begin to write; what it said is above")]
     NoBackground,
+    #[error("the null mount could not be served: {0}")]
+    Null(String),
     #[error("interrupted; everything is unmounted and removed")]
     Interrupted,
 }

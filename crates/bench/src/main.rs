@@ -21,6 +21,7 @@ mod direct;
 mod error;
 mod interrupt;
 mod measured;
+mod null;
 mod random_overwrite;
 mod snapshots;
 mod summary;
@@ -35,6 +36,7 @@ use clap::{Args, Parser, Subcommand};
 
 use error::BenchError;
 use interrupt::Interrupt;
+use null::Null;
 use random_overwrite::{Bounds, Variant};
 use snapshots::Snapshots;
 use summary::{Sample, Summary};
@@ -63,8 +65,8 @@ struct CommandLine {
 /// What every job takes, before or behind its name.
 #[derive(Debug, Args)]
 struct Common {
-    /// Kernel filesystems to run it on in turn: btrfs, ext4, xfs (root only: they need loop
-    /// devices)
+    /// What else to run it on in turn: btrfs, ext4, xfs (root only: they need loop devices), null
+    /// (the transport alone: a mount that throws data away)
     #[arg(long, global = true, value_enum, value_delimiter = ',')]
     against: Vec<Kind>,
     /// How often each; medians are of these
@@ -99,6 +101,9 @@ enum Job {
     /// A process that `unshare` starts
     #[command(hide = true)]
     Background(Background),
+    /// The process that serves the null mount
+    #[command(hide = true)]
+    Null(Null),
 }
 
 #[derive(Clone, Debug, Args)]
@@ -124,6 +129,7 @@ impl Job {
             Job::Unshare(_) => "unshare",
             Job::Snapshots(_) => "snapshots",
             Job::Background(_) => "background",
+            Job::Null(_) => "null",
         }
     }
 
@@ -133,7 +139,7 @@ impl Job {
             Job::RandomOverwrite(job) => job.size,
             Job::Unshare(job) => job.data_bytes(),
             Job::Snapshots(job) => job.data_bytes(),
-            Job::Background(_) => 0,
+            Job::Background(_) | Job::Null(_) => 0,
         }
     }
 
@@ -175,7 +181,7 @@ impl Job {
                 target.take_down()?;
                 Ok(samples)
             }
-            Job::Background(_) => unreachable!("it has no rounds"),
+            Job::Background(_) | Job::Null(_) => unreachable!("they have no rounds"),
         }
     }
 }
@@ -193,9 +199,11 @@ fn main() -> ExitCode {
 
 fn run(job: &Job, given: &Common) -> Result<(), BenchError> {
     let interrupt = Interrupt::watch()?;
-    if let Job::Background(job) = job {
-        // Ctrl-C reaches it, too; it ends with the process that started it.
-        return job.run();
+    // Ctrl-C reaches processes that this program started, too; they end with the one that did.
+    match job {
+        Job::Background(job) => return job.run(),
+        Job::Null(job) => return job.run(),
+        _ => {}
     }
     let mut kinds = given.against.clone();
     if !given.peers_only {

@@ -1,17 +1,18 @@
 //! A fresh filesystem over a file: made, mounted, and taken away again whatever happens.
 //!
-//! Copyhold mounts its file by itself. Kernel filesystems get a loop device with direct I/O over a
+//! Copyhold mounts its file by itself, and the null store needs none. Kernel filesystems get a loop device with direct I/O over a
 //! file of the same size, so that neither is cached twice.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::error::{BenchError, On};
+use crate::null;
 use crate::summary::Sample;
 
 /// What a job runs on.
@@ -22,6 +23,8 @@ pub(crate) enum Kind {
     Btrfs,
     Ext4,
     Xfs,
+    /// Our transport with a store that keeps nothing: the ceiling
+    Null,
 }
 
 impl Kind {
@@ -31,7 +34,13 @@ impl Kind {
             Kind::Btrfs => "btrfs",
             Kind::Ext4 => "ext4",
             Kind::Xfs => "xfs",
+            Kind::Null => "null",
         }
+    }
+
+    /// Whether it is one of the kernel's, on a loop device.
+    fn is_kernels(self) -> bool {
+        matches!(self, Kind::Btrfs | Kind::Ext4 | Kind::Xfs)
     }
 }
 
@@ -63,7 +72,7 @@ impl Site {
 
     /// Makes and mounts an empty filesystem.
     pub(crate) fn set_up(&self, kind: Kind) -> Result<Target<'_>, BenchError> {
-        if kind != Kind::Copyhold && !rustix::process::geteuid().is_root() {
+        if kind.is_kernels() && !rustix::process::geteuid().is_root() {
             return Err(BenchError::NotRoot);
         }
         let place = tempfile::Builder::new()
@@ -75,6 +84,7 @@ impl Site {
         match kind {
             Kind::Copyhold => target.mount_pool()?,
             Kind::Btrfs | Kind::Ext4 | Kind::Xfs => target.mount_loop()?,
+            Kind::Null => target.mount_again()?,
         }
         Ok(target)
     }
@@ -94,6 +104,7 @@ enum Undo {
     Loop(PathBuf),
     KernelMount,
     PoolMount,
+    NullMount(Child),
 }
 
 impl Target<'_> {
@@ -119,6 +130,11 @@ impl Target<'_> {
                 .arg(&device)
                 .arg(self.directory()))?;
             self.undo.borrow_mut().push(Undo::KernelMount);
+            return Ok(());
+        }
+        if self.kind == Kind::Null {
+            let served = null::mount(&self.directory(), &self.site.options)?;
+            self.undo.borrow_mut().push(Undo::NullMount(served));
             return Ok(());
         }
         let mut mount = self.copyhold();
@@ -182,7 +198,7 @@ impl Target<'_> {
     pub(crate) fn sync(&self) -> Result<(), BenchError> {
         match self.kind {
             Kind::Copyhold => run(self.copyhold().arg("sync").arg(self.directory())).map(drop),
-            Kind::Btrfs | Kind::Ext4 | Kind::Xfs => {
+            Kind::Btrfs | Kind::Ext4 | Kind::Xfs | Kind::Null => {
                 let root = File::open(self.directory()).on(self.directory().display())?;
                 rustix::fs::syncfs(&root).on("syncfs")
             }
@@ -196,6 +212,7 @@ impl Target<'_> {
                 let program = self.site.program.display().to_string();
                 Traffic::of_info(&self.info()?).ok_or(BenchError::NoCounters(program))
             }
+            Kind::Null => Ok(Traffic::default()),
             Kind::Btrfs | Kind::Ext4 | Kind::Xfs => {
                 let device = self.loop_device().expect("a kernel filesystem has a loop device");
                 let name = device.file_name().expect("devices have names");
@@ -224,6 +241,7 @@ impl Target<'_> {
         match undo {
             Undo::Loop(device) => run(Command::new("losetup").arg("-d").arg(device)),
             Undo::KernelMount => run(Command::new("umount").arg(self.directory())),
+            Undo::NullMount(served) => return null::unmount(served),
             Undo::PoolMount => run(self.copyhold().arg("umount").arg(self.directory())),
         }
         .map(drop)
