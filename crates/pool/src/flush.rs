@@ -338,7 +338,7 @@ impl Pool {
         writer.epoch = self.tenancy().epoch(table.id());
         let flushed = match self.spills(&job, aim).await {
             true if job.is_idle() => {
-                table.abort(job);
+                self.give_up(&table, job);
                 return None;
             }
             true => job.spill(&self.nodes, writer).await,
@@ -348,10 +348,17 @@ impl Pool {
             Ok(flushed) => Some(Work::Partition { table, job, flushed }),
             Err(error) => {
                 tracing::error!("{error}");
-                self.settled(table.abort(job));
+                self.give_up(&table, job);
                 None
             }
         }
+    }
+
+    /// A job that was about layers alone kept its table from being settled; who wanted to hand that
+    /// over has left it alone.
+    fn give_up(&self, table: &Table, job: FlushJob) {
+        self.settled(table.abort(job));
+        self.tables.flushed(table.id());
     }
 
     /// Whether the edits become a layer: what a merge needs is still unreadable, or it would write
@@ -409,7 +416,7 @@ impl Pool {
     fn abort(&self, done: Vec<Work>) {
         for work in done {
             match work {
-                Work::Partition { table, job, .. } => self.settled(table.abort(job)),
+                Work::Partition { table, job, .. } => self.give_up(&table, job),
                 Work::Metaslab { job, .. } => self.space.abort(job),
             }
         }

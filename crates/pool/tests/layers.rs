@@ -25,8 +25,12 @@ struct Machine {
 
 impl Machine {
     fn on(image: SimImage) -> Machine {
+        Machine::with(image, SimConfig::new(1))
+    }
+
+    fn with(image: SimImage, config: SimConfig) -> Machine {
         let rt = SeededRuntime::new(1);
-        let disk = SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image, SimConfig::new(1));
+        let disk = SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image, config);
         Machine { rt, disk }
     }
 
@@ -186,4 +190,52 @@ fn an_unreadable_leaf_keeps_nobody_waiting() {
 #[test]
 fn an_unreadable_inner_node_keeps_nobody_waiting() {
     writers_go_on(Level::Inner);
+}
+
+/// A table with a layer and nothing else to flush. The merge of that is begun, and given up, since
+/// there is no room for it; meanwhile the table is forked. What lies over it must get its bases.
+#[test]
+fn a_table_that_is_forked_while_a_merge_is_given_up_is_handed_over() {
+    // Reading takes longer than several commits.
+    let config =
+        SimConfig { read_latency: 5_000_000..6_000_000, one_slow_in: 0, ..SimConfig::new(1) };
+    for delay in 0..20 {
+        let machine = Machine::with(SimImage::empty(BLOCKS), config.clone());
+        machine.create();
+        let pool = machine.open();
+        machine.run(async {
+            for n in 0..OLD {
+                put(&pool, TABLE, n * 10, 1).await.expect("there is room");
+            }
+            pool.flush_all().await.expect("it flushes");
+            put(&pool, TABLE, 5, 2).await.expect("there is room");
+            let everything = pool.space().available();
+            let hoard = pool.reserve(everything, Tier::Write).await.expect("it is there");
+            pool.flush_all().await.expect("a layer was promised");
+            assert!(layers(&pool) > 0);
+            let fork = async {
+                let mut tx = Transaction::new();
+                tx.fork(TABLE, [OTHER, TableId(102)]);
+                let credit = pool.admit(Tier::Internal, 2, 128).await?;
+                machine.rt.sleep(Duration::from_micros(500 * delay)).await;
+                pool.apply(credit, tx)?;
+                // Each commit has the flusher look for what can be handed over.
+                for _ in 0..10 {
+                    let mut tx = Transaction::new();
+                    tx.put(TableId(103), key(1), vec![1; 40]);
+                    let credit = pool.admit(Tier::Internal, 1, 64).await?;
+                    pool.commit(pool.apply(credit, tx)?).await?;
+                }
+                Ok(())
+            };
+            let (flushed, forked) = futures_util::join!(pool.flush_all(), fork);
+            flushed.and(forked).expect("both are done");
+            drop(hoard);
+            // The log turns over.
+            for n in 0..2 * pool.log_use().ring_blocks {
+                put(&pool, OTHER, n % 500, 3).await.expect("the log can be trimmed");
+            }
+            assert_eq!(pool.fork_depth(OTHER), 0, "it lies over nothing ({delay})");
+        });
+    }
 }
