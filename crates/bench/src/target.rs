@@ -1,7 +1,7 @@
 //! A fresh filesystem over a file: made, mounted, and taken away again whatever happens.
 //!
-//! Copyhold mounts its file by itself, and the null store needs none. Kernel filesystems get a loop device with direct I/O over a
-//! file of the same size, so that neither is cached twice.
+//! Copyhold mounts its file by itself, and the null store needs none. Kernel filesystems get a loop
+//! device with direct I/O over a file of the same size, so that neither is cached twice.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
