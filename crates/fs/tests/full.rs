@@ -3,10 +3,13 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::*;
-use copyhold_fs::{Caller, Filesystem, FsError, NodeId, OpenFlags, SetAttr};
-use copyhold_types::{InodeNo, SubvolId};
+use copyhold_device::sim::{Fault, Trigger};
+use copyhold_fs::{Caller, Filesystem, FsError, NodeId, OpenFlags, Options, SetAttr};
+use copyhold_pool::Tier;
+use copyhold_types::{InodeNo, Purpose, SubvolId};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
@@ -89,4 +92,47 @@ fn clones_that_are_all_changed_on_a_full_pool_leave_what_deletes_need() {
         fs.volumes().finish_background().await.unwrap();
         world.close(fs).await;
     });
+}
+
+/// R22: what was accepted stays promised, whatever becomes of the first try to write it.
+#[test]
+fn a_write_that_fails_once_finds_its_space_again_on_a_pool_that_has_none_left() {
+    for together in [false, true] {
+        let world = World::new(9, 8192);
+        world.run(async {
+            // Not beside a commit, where what fails is final (R12).
+            let options = Options { attach_bytes_max: 0, ..Options::default() };
+            let fs = world.open_with(options).await;
+            let nodes = [create(&fs, "a").await, create(&fs, "b").await];
+            fs.sync().await.unwrap();
+            for (node, salt) in nodes.into_iter().zip(1..) {
+                write(&fs, node, 0, &pattern(salt, 40_000)).await;
+            }
+            // What the pool does for itself may take from what writes may not.
+            let pool = fs.pool();
+            let reserve = pool.space().reserve;
+            let rest = pool.space().available() + reserve / 2;
+            let taken = pool.reserve(rest, Tier::Internal).await.unwrap();
+            let trigger = Trigger::Write { nth: 0, why: Some(Purpose::Data) };
+            world.device.arm(trigger, Fault::Error(5));
+            match together {
+                // In the background, the little that there is of each file.
+                true => fs.pool().runtime().sleep(Duration::from_secs(60)).await,
+                false => assert!(fs.fsync(nodes[0], false).await.is_err(), "the device failed"),
+            }
+            for node in nodes {
+                let synced = fs.fsync(node, false).await;
+                assert!(!matches!(synced, Err(FsError::NoSpace(_))), "it was accepted: {synced:?}");
+                fs.fsync(node, false).await.expect("an error is told once");
+            }
+            drop(taken);
+            for (node, salt) in nodes.into_iter().zip(1..) {
+                assert_eq!(read(&fs, node, 0, 40_000).await, pattern(salt, 40_000));
+            }
+            fs.sync().await.unwrap();
+            pool.flush_all().await.unwrap();
+            check_space(&fs).await;
+            world.close(fs).await;
+        });
+    }
 }

@@ -6,7 +6,8 @@
 //!
 //! A batch that was taken is finished, also where its caller gives up: the device writes to what
 //! it has claimed, or, in place, to what its map lock covers. An error leaves its blocks as dirty
-//! as they were.
+//! as they were: what was claimed for them is promised to them again, without asking anybody, so
+//! another try finds the space that was theirs when they were accepted (D2).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -50,14 +51,12 @@ pub(crate) struct Batch {
 }
 
 /// What is to be installed.
-pub(super) enum Content {
+pub(super) enum Content<'a> {
     /// Size, times or a cut only.
     Nothing,
     Inline(Vec<u8>),
-    Placed {
-        placed: Vec<Placed>,
-        claims: VecDeque<Claim>,
-    },
+    /// What of the claims is not installed stays there.
+    Placed(&'a [Placed], &'a mut VecDeque<Claim>),
 }
 
 /// A stretch of the batch in its place on the device; within one chunk of the file.
@@ -151,33 +150,32 @@ impl Batch {
         if self.in_place {
             return self.write_in_place().await;
         }
-        let claims = self.claim()?;
+        let mut claims = self.claim()?;
         let placed = place(&self.took, &claims);
-        match self.attach {
-            true => self.install(Content::Placed { placed, claims }).await,
-            false => self.send_and_install(placed, claims).await,
-        }
+        let result = match self.attach {
+            true => self.install(Content::Placed(&placed, &mut claims)).await,
+            false => self.send_and_install(&placed, &mut claims).await,
+        };
+        self.unclaim(claims);
+        result
     }
 
     pub(super) async fn send_and_install(
         &self,
-        placed: Vec<Placed>,
-        claims: VecDeque<Claim>,
+        placed: &[Placed],
+        claims: &mut VecDeque<Claim>,
     ) -> Result<()> {
-        self.send(&placed).await?;
-        self.install(Content::Placed { placed, claims }).await
+        self.send(placed).await?;
+        self.install(Content::Placed(placed, claims)).await
     }
 
     pub(super) fn claim(&mut self) -> Result<VecDeque<Claim>> {
         let blocks = self.took.len() as u64;
-        let held = self.reserved.as_ref().map_or(0, |reserved| reserved.blocks());
+        let held = self.reserved.as_ref().map_or(0, Promise::blocks);
         if held < blocks {
-            // Only after a failed write: D2.
+            // Only where the pool has stopped, which this says: D2.
             let more = self.fs.promise_now(&self.inode.subvol, blocks - held)?;
-            match &mut self.reserved {
-                Some(reserved) => reserved.join(more),
-                None => self.reserved = Some(more),
-            }
+            self.promised_again(more);
         }
         let reserved = self.reserved.as_mut().expect("made sure of above");
         let class = if self.attach { LaneClass::Sync } else { LaneClass::Data };
@@ -187,6 +185,20 @@ impl Batch {
         let placed: u64 = claims.iter().map(|claim| u64::from(claim.run().blocks)).sum();
         assert_eq!(placed, blocks, "F3: what is reserved can be claimed");
         Ok(claims)
+    }
+
+    /// What could not be installed is promised to its blocks again.
+    pub(super) fn unclaim(&mut self, claims: VecDeque<Claim>) {
+        let Some(reserved) = &mut self.reserved else { return };
+        claims.into_iter().for_each(|claim| claim.cancel_into(&mut reserved.space));
+        drop(reserved.hold.join(std::mem::take(&mut *self.hold.lock())));
+    }
+
+    fn promised_again(&mut self, more: Promise) {
+        match &mut self.reserved {
+            Some(reserved) => reserved.join(more),
+            None => self.reserved = Some(more),
+        }
     }
 
     pub(super) async fn send(&self, placed: &[Placed]) -> Result<()> {
@@ -229,20 +241,13 @@ impl Batch {
 impl Drop for Batch {
     fn drop(&mut self) {
         let mut state = self.inode.state();
-        let failed =
-            self.took.iter().filter(|(block, _)| state.data.is_current(*block, self.taken.id));
-        let failed: Vec<u64> = failed.map(|(block, _)| *block).collect();
-        for block in &failed {
-            state.data.failed(*block, self.taken.id, self.in_place);
+        let mut wanting = 0;
+        for (block, _) in &self.took {
+            wanting += state.data.failed(*block, self.taken.id, self.in_place);
         }
-        let failed = if self.in_place { Vec::new() } else { failed };
-        let left = self.reserved.take().filter(|_| !failed.is_empty());
-        let missing =
-            failed.len() as u64 - left.as_ref().map_or(0, |r| r.blocks().min(failed.len() as u64));
-        let again =
-            (missing > 0).then(|| self.fs.promise_now(&self.inode.subvol, missing).ok()).flatten();
-        for reserved in left.into_iter().chain(again) {
-            state.data.add_reserved(reserved);
+        if let Some(mut reserved) = self.reserved.take().filter(|_| wanting > 0) {
+            let blocks = wanting.min(reserved.blocks());
+            state.data.add_reserved(reserved.split(blocks));
         }
         state.data.end_batch(self.taken.id);
         drop(state);

@@ -6,7 +6,8 @@
 //!
 //! D1  A block that is dirty, taken or attached is in `blocks`, and is read from there (F2).
 //! D2  `reserved` has a block for each dirty one that is not written in place; a batch takes its
-//!     share with it (F3). Only after a failed write there may be less.
+//!     share with it (F3), and brings it back with what it could not write. Only where the pool has
+//!     stopped there may be less.
 //! D3  Bytes beyond the end of the file are zero in a dirty block.
 //! D4  `covered` of a block: what is logged of it is right for a file of that size. The logged
 //!     size goes no further than the first block that is not covered in full (F1).
@@ -377,17 +378,20 @@ impl FileData {
         attached.is_none()
     }
 
-    /// The batch's content of `block` could not be written: it is dirty as before.
-    pub(crate) fn failed(&mut self, block: u64, id: u64, in_place: bool) {
+    /// If the batch's content of `block` could not be written, it is dirty as before. How many
+    /// blocks, 0 or 1, it wants reserved again: where it was changed meanwhile it has another.
+    pub(crate) fn failed(&mut self, block: u64, id: u64, in_place: bool) -> u64 {
         let Some(entry) = self.blocks.get_mut(&block).filter(|e| e.taken == Some(id)) else {
-            return;
+            return 0;
         };
         entry.taken = None;
-        if entry.since.is_none() {
-            entry.since = Some(0);
-            entry.in_place = in_place;
-        }
         self.ready += 1;
+        if entry.since.is_some() {
+            return 0;
+        }
+        entry.since = Some(0);
+        entry.in_place = in_place;
+        u64::from(!in_place)
     }
 
     /// The batch is over.

@@ -36,16 +36,16 @@ pub(super) const ANNOUNCE_BYTES: usize = KEY_BYTES + 8;
 const STRETCH_MAX: usize = 8;
 
 impl Batch {
-    pub(super) async fn install(&self, content: Content) -> Result<()> {
+    pub(super) async fn install(&self, content: Content<'_>) -> Result<()> {
         match content {
             Content::Nothing => self.install_some(&[], &mut VecDeque::new(), None).await.map(drop),
             Content::Inline(bytes) => {
                 self.install_some(&[], &mut VecDeque::new(), Some(bytes)).await.map(drop)
             }
-            Content::Placed { placed, mut claims } => {
-                let mut rest = &placed[..];
+            Content::Placed(placed, claims) => {
+                let mut rest = placed;
                 while !rest.is_empty() {
-                    let done = self.install_some(rest, &mut claims, None).await?;
+                    let done = self.install_some(rest, claims, None).await?;
                     rest = &rest[done..];
                 }
                 Ok(())

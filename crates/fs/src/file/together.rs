@@ -65,11 +65,12 @@ impl Filesystem {
         }
         let sent = self.send_together(&group).await;
         for (ready, sent) in group.into_iter().zip(sent) {
-            let Ready { batch, placed, claims } = ready;
+            let Ready { mut batch, placed, mut claims } = ready;
             let result = match sent {
-                true => batch.install(Content::Placed { placed, claims }).await,
-                false => batch.send_and_install(placed, claims).await,
+                true => batch.install(Content::Placed(&placed, &mut claims)).await,
+                false => batch.send_and_install(&placed, &mut claims).await,
             };
+            batch.unclaim(claims);
             batch.inode.tell(result.clone());
             told = told.and(result);
         }
