@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use common::*;
 use copyhold_device::sim::{Fault, Trigger};
-use copyhold_fs::{Caller, Filesystem, FsError, NodeId, OpenFlags, Options, SetAttr};
+use copyhold_fs::{
+    Caller, FallocateMode, Filesystem, FsError, NodeId, OpenFlags, Options, SetAttr, XattrSet,
+};
 use copyhold_pool::Tier;
 use copyhold_types::{InodeNo, Purpose, SubvolId};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -135,4 +137,35 @@ fn a_write_that_fails_once_finds_its_space_again_on_a_pool_that_has_none_left() 
             world.close(fs).await;
         });
     }
+}
+
+/// R22: who waits for space under a file's locks is not waited for by who keeps that space.
+#[test]
+fn a_reader_that_waits_for_a_lock_keeps_nobodys_space() {
+    let world = World::new(11, 8192);
+    world.run(async {
+        let fs = world.open_with(Options { attach_bytes_max: 0, ..Options::default() }).await;
+        let (read, freed) = (create(&fs, "read").await, create(&fs, "freed").await);
+        for node in [read, freed] {
+            write(&fs, node, 0, &pattern(1, 400_000)).await;
+        }
+        fs.sync().await.unwrap();
+        let (pool, rt) = (fs.pool(), fs.pool().runtime());
+        let all = pool.reserve(pool.space().available(), Tier::Write).await.unwrap();
+        let change = fs.set_xattr(&Caller::ROOT, read, b"user.a", &[7; 9000], XattrSet::Any, false);
+        let look = async {
+            rt.sleep(Duration::from_micros(10)).await;
+            fs.read(read, 0, 4096).await
+        };
+        let free = async {
+            rt.sleep(Duration::from_micros(20)).await;
+            fs.fallocate(freed, 0, 400_000, FallocateMode::Punch).await
+        };
+        let (changed, looked, punched) = futures_util::join!(change, look, free);
+        looked.unwrap();
+        punched.unwrap();
+        changed.expect("what was punched out is free now");
+        drop(all);
+        world.close(fs).await;
+    });
 }

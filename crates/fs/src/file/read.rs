@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use copyhold_format::block_checksum;
 use copyhold_format::item::{Extent, ExtentState, inline_key, parse_inline};
-use copyhold_pool::PoolError;
+use copyhold_pool::{Pin, PoolError};
 use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
@@ -130,8 +130,7 @@ impl Filesystem {
         let mut bufs = Vec::new();
         if parts.iter().any(|part| matches!(part.source, Source::Table | Source::Inline)) {
             // From the look-up to the end of the last request (R3).
-            let _pin = self.pool.pin();
-            let requests = self.look_up(inode, &mut parts, &mut bufs).await?;
+            let (_pin, requests) = self.look_up(inode, &mut parts, &mut bufs).await?;
             bufs.extend(self.fetch(inode, &requests).await?);
         }
         let resolve = |part: Part| {
@@ -149,13 +148,16 @@ impl Filesystem {
     ///
     /// Under the map's lock nothing is installed. So what is in memory is looked at once more: with
     /// what the table has now it makes the file of one moment, although others overwrite it.
+    ///
+    /// The pin comes behind the lock: who holds that may wait for space that a pin keeps (R22).
     async fn look_up(
         &self,
         inode: &Inode,
         parts: &mut Vec<Part>,
         bufs: &mut Vec<Buf>,
-    ) -> Result<Vec<Request>> {
+    ) -> Result<(Pin, Vec<Request>)> {
         let _map = inode.map.read().await;
+        let pin = self.pool.pin();
         let blocks = parts.first().map_or(0, |part| part.blocks.start)
             ..parts.last().map_or(0, |part| part.blocks.end);
         *parts = plan(&inode.state(), blocks);
@@ -177,7 +179,7 @@ impl Filesystem {
             }
         }
         *parts = done;
-        Ok(requests)
+        Ok((pin, requests))
     }
 
     async fn inline_block(&self, inode: &Inode) -> Result<Buf> {
