@@ -13,7 +13,7 @@ use copyhold_runtime::BoxFuture;
 use copyhold_types::BLOCK_BYTES;
 
 use super::client::Client;
-use super::settings;
+use super::settings::{self, Changed};
 use super::tree::{SHARED_DIRS, shared_name};
 use super::usage::Shown;
 use super::verify;
@@ -134,7 +134,7 @@ impl History {
 
     /// False if the power has failed meanwhile.
     fn change_settings(&mut self, machine: &Machine, fs: &Arc<Filesystem>) -> bool {
-        let mut lasting = true;
+        let mut done = Changed { between: None, lasting: true };
         if self.quotas && self.dice.one_in(2) {
             if self.dice.one_in(3) {
                 let nth = self.dice.magnitude(4);
@@ -145,11 +145,13 @@ impl History {
                 return false;
             };
             machine.disk.disarm();
-            lasting = changed.unwrap_or_else(|error| panic!("settings: {error}"));
+            done = changed.unwrap_or_else(|error| panic!("settings: {error}"));
         }
         let shown = Shown::of(fs.volumes().ledger());
         self.plan.tell(|| format!("quotas: {}, {} groups", shown.on, shown.groups.len()));
-        self.shared.world.lock().usage.turned(&shown, lasting);
+        let usage = &mut self.shared.world.lock().usage;
+        done.between.iter().for_each(|between| usage.turned(between, false));
+        usage.turned(&shown, done.lasting);
         true
     }
 

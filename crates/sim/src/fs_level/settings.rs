@@ -12,8 +12,17 @@ use crate::dice::Dice;
 /// Groups of level 1 and 2.
 const GROUPS: u64 = 3;
 
-/// Makes some changes; whether no crash undoes them.
-pub(crate) async fn change(fs: &Arc<Filesystem>, dice: &mut Dice) -> Result<bool, FsError> {
+/// What an operator has done.
+pub(crate) struct Changed {
+    /// What was shown in between: a crash may bring that back.
+    pub(crate) between: Option<Shown>,
+    /// No crash undoes it.
+    pub(crate) lasting: bool,
+}
+
+/// Makes some changes.
+pub(crate) async fn change(fs: &Arc<Filesystem>, dice: &mut Dice) -> Result<Changed, FsError> {
+    let mut between = None;
     // Before and behind it nothing is dirty: so it is known what counts.
     fs.sync().await?;
     let on = fs.volumes().ledger().is_on();
@@ -21,6 +30,7 @@ pub(crate) async fn change(fs: &Arc<Filesystem>, dice: &mut Dice) -> Result<bool
         0 if on => {
             fs.disable_quotas().await?;
             if dice.one_in(2) {
+                between = Some(Shown::of(fs.volumes().ledger()));
                 fs.enable_quotas().await?;
             }
         }
@@ -36,7 +46,7 @@ pub(crate) async fn change(fs: &Arc<Filesystem>, dice: &mut Dice) -> Result<bool
     if lasting {
         fs.sync().await?;
     }
-    Ok(lasting)
+    Ok(Changed { between, lasting })
 }
 
 async fn change_groups(fs: &Arc<Filesystem>, dice: &mut Dice) -> Result<(), FsError> {

@@ -69,8 +69,8 @@ pub(crate) struct Usage {
     replaced: Vec<(SubvolId, ObjectId, bool)>,
     /// What the limit of a subvolume was set to since the last recovery, and what it was then.
     limits: BTreeMap<SubvolId, Vec<Limits>>,
-    /// What it was before quotas were turned on or off, while that may be undone by a crash.
-    before: Option<Box<Usage>>,
+    /// What it was each time before quotas were turned on or off, while a crash may undo that.
+    before: Vec<Usage>,
     /// Quotas were being turned on or off when the power failed.
     turning: bool,
 }
@@ -81,11 +81,12 @@ impl Usage {
         let Shown { on, generation, .. } = *shown;
         if (on, generation) != (self.on, self.generation) {
             let now = Usage { on, generation, ..Usage::default() };
-            let before = std::mem::replace(self, now);
-            self.before = Some(Box::new(before));
+            let mut before = std::mem::replace(self, now);
+            self.before = std::mem::take(&mut before.before);
+            self.before.push(before);
         }
         if lasting {
-            self.before = None;
+            self.before.clear();
         }
     }
 
@@ -184,15 +185,15 @@ impl Usage {
         if found != (self.on, self.generation) {
             let turned = Usage { on: found.0, generation: found.1, ..Usage::default() };
             let may_be = self.turning && (0..2).contains(&(found.1 - self.generation));
-            let before = self.before.take().filter(|_| !may_be);
-            *self = match before {
-                Some(before) => *before,
+            let mut before = std::mem::take(&mut self.before).into_iter();
+            let before = before.find(|before| (before.on, before.generation) == found);
+            *self = match before.filter(|_| !may_be) {
+                Some(before) => before,
                 None if may_be => turned,
-                None => panic!("quotas are on or off as they never were"),
+                None => panic!("quotas are as they never were: {found:?}"),
             };
-            assert_eq!(found, (self.on, self.generation), "quotas are as they never were");
         }
-        self.before = None;
+        self.before.clear();
         self.turning = false;
         self.heirs.retain(|(dead, _)| !live.contains(dead));
         let mut limits = BTreeMap::new();
