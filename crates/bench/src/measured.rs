@@ -33,7 +33,7 @@ impl Writes {
         Ok(writes)
     }
 
-    fn ops(&self) -> u64 {
+    pub(crate) fn ops(&self) -> u64 {
         self.times.len() as u64
     }
 

@@ -13,6 +13,9 @@
 //! alternate on fresh filesystems, in turned order each round, and `simple_to_off` figures compare
 //! within rounds. Where there are several numbers of snapshots, `QUOTA.FSYNC.sN` are those with N.
 //!
+//! `iops_of_all` counts the writers in the background, too: they and the timed one are equals, who
+//! share two processors or a device, so that the more there are the less each can have.
+//!
 //! `background` runs the writers that nobody times, `copies` makes what they write into, `enable`
 //! turns quotas on.
 
@@ -21,7 +24,7 @@ pub(crate) mod copies;
 mod enable;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::counters::{self, Counters};
 use crate::error::BenchError;
@@ -129,13 +132,17 @@ impl Unshare {
         target.sync()?;
 
         let mut foreground = Tenant::new(&victim, self.files, SEED, self.fsync())?;
-        let background = Processes::start(&directory, snapshots, self.files, self.fsync())?;
+        let mut background = Processes::start(&directory, snapshots, self.files, self.fsync())?;
         let before = Counters::read(target)?;
+        let others_before = background.written()?;
+        let began = Instant::now();
         let ops = u64::from(self.files) * FILE_BYTES / crate::random_overwrite::BLOCK as u64;
         let time = Duration::from_secs(self.seconds);
         let writes = Writes::measure(&mut foreground, Duration::ZERO, |done, elapsed| {
             interrupt.check().map(|()| done < ops && elapsed < time)
         })?;
+        let others = background.written()? - others_before;
+        let all = (writes.ops() + others) as f64 / began.elapsed().as_secs_f64();
         let counters = Counters::read(target)?.since(&before);
         drop(foreground);
         background.end()?;
@@ -144,6 +151,7 @@ impl Unshare {
 
         let variant = self.variant(snapshots, quota);
         let mut samples = writes.samples(&variant);
+        samples.push(Sample::new(&variant, "iops_of_all", "ops/s", all));
         samples.extend(counters.samples(&variant));
         samples.extend(copies::samples(&variant, took));
         let ms =

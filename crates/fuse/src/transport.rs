@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// What a session is told to use. `docs/transport.md` has the differences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// What is best of what there is.
+    /// The ring where the kernel offers it, else the device.
     #[default]
     Auto,
     /// `/dev/fuse` alone.
@@ -18,7 +18,7 @@ pub enum Transport {
 impl Transport {
     /// Whether the ring is tried.
     pub(crate) fn tries_ring(self) -> bool {
-        matches!(self, Transport::Uring)
+        self != Transport::Device
     }
 }
 

@@ -2,13 +2,14 @@
 //!
 //! All files of all snapshots are open at once, and a process may have only so many. So the
 //! writers are threads of as many processes as that takes: this program again, by a job that help
-//! does not show. Such a process says when it is ready, and ends when its standard input does,
-//! which it does in any case when the one that started it is gone.
+//! does not show. Such a process says when it is ready, tells how much was written whenever a line
+//! asks, and ends when its standard input does, which it does in any case when the one that started
+//! it is gone.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -41,18 +42,28 @@ pub(crate) struct Background {
 impl Background {
     /// Writes until standard input ends.
     pub(crate) fn run(&self) -> Result<(), BenchError> {
-        let (mut input, mut output) = (io::stdin(), io::stdout());
+        let say = |what: &dyn std::fmt::Display| {
+            let mut output = io::stdout();
+            writeln!(output, "{what}").and_then(|()| output.flush()).on("standard output")
+        };
         self.write_until(
-            || writeln!(output, "{READY}").and_then(|()| output.flush()).on("standard output"),
-            || input.read_to_end(&mut Vec::new()).map(drop).on("standard input"),
+            || say(&READY),
+            |written| {
+                for line in io::stdin().lines() {
+                    line.on("standard input")?;
+                    say(&written.load(Relaxed))?;
+                }
+                Ok(())
+            },
         )
     }
 
-    /// Calls `ready` when all files are open, and ends when `wait` returns.
+    /// Calls `ready` when all files are open, and ends when `wait` returns, which can see how often
+    /// was written.
     fn write_until(
         &self,
         mut ready: impl FnMut() -> Result<(), BenchError>,
-        mut wait: impl FnMut() -> Result<(), BenchError>,
+        wait: impl FnOnce(&AtomicU64) -> Result<(), BenchError>,
     ) -> Result<(), BenchError> {
         let fsync = if self.strict { Fsync::Strict } else { Fsync::Next };
         let tenant = |number: u32| {
@@ -60,15 +71,16 @@ impl Background {
             Tenant::new(&snapshot(&self.mount_point, number), self.files, seed, fsync)
         };
         let tenants = (self.from..self.to).map(tenant).collect::<Result<Vec<_>, _>>()?;
-        let over = AtomicBool::new(false);
+        let (over, written) = (AtomicBool::new(false), AtomicU64::new(0));
         thread::scope(|scope| {
             let end = EndOnDrop(&over);
             let mut writers = Vec::new();
             for mut tenant in tenants {
-                let over = &over;
+                let (over, written) = (&over, &written);
                 let write = move || {
                     while !over.load(Relaxed) {
                         tenant.write_and_sync()?;
+                        written.fetch_add(1, Relaxed);
                     }
                     Ok::<(), BenchError>(())
                 };
@@ -76,7 +88,7 @@ impl Background {
                 writers.push(thread.spawn_scoped(scope, write).on("a writer's thread")?);
             }
             ready()?;
-            let waited = wait();
+            let waited = wait(&written);
             drop(end);
             let ended = writers.into_iter().map(|it| it.join().expect("writers do not panic"));
             waited.and(ended.collect())
@@ -94,7 +106,26 @@ impl Drop for EndOnDrop<'_> {
 }
 
 /// Processes that write. Dropping them ends them.
-pub(super) struct Processes(Vec<Child>);
+pub(super) struct Processes(Vec<Process>);
+
+struct Process {
+    child: Child,
+    says: BufReader<ChildStdout>,
+}
+
+impl Process {
+    fn line(&mut self) -> Result<String, BenchError> {
+        let mut line = String::new();
+        self.says.read_line(&mut line).on("a process of the background")?;
+        Ok(line.trim().to_owned())
+    }
+
+    fn written(&mut self) -> Result<u64, BenchError> {
+        let ask = self.child.stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(b"\n"));
+        ask.on("a process of the background")?;
+        self.line()?.parse().map_err(|_| BenchError::NoBackground)
+    }
+}
 
 impl Processes {
     /// Returns when all of them write.
@@ -107,7 +138,6 @@ impl Processes {
         let program = std::env::current_exe().on("this program")?;
         let each = tenants_a_process(files)?;
         let mut processes = Processes(Vec::new());
-        let mut outputs = Vec::new();
         let mut from = 0;
         while from < snapshots {
             let to = snapshots.min(from.saturating_add(each));
@@ -121,12 +151,21 @@ impl Processes {
             }
             command.stdin(Stdio::piped()).stdout(Stdio::piped());
             let mut child = command.spawn().on("a process for the background")?;
-            outputs.extend(child.stdout.take());
-            processes.0.push(child);
+            let says = BufReader::new(child.stdout.take().expect("it is piped"));
+            processes.0.push(Process { child, says });
             from = to;
         }
-        outputs.into_iter().try_for_each(wait_until_ready)?;
+        for process in &mut processes.0 {
+            if process.line()? != READY {
+                return Err(BenchError::NoBackground);
+            }
+        }
         Ok(processes)
+    }
+
+    /// How often all of them have written so far.
+    pub(super) fn written(&mut self) -> Result<u64, BenchError> {
+        self.0.iter_mut().map(Process::written).sum()
     }
 
     /// Returns when nothing is written any more.
@@ -135,11 +174,11 @@ impl Processes {
     }
 
     fn end_all(&mut self) -> Result<(), BenchError> {
-        let mut children = std::mem::take(&mut self.0);
-        children.iter_mut().for_each(|child| drop(child.stdin.take()));
+        let mut processes = std::mem::take(&mut self.0);
+        processes.iter_mut().for_each(|process| drop(process.child.stdin.take()));
         let mut all = Ok(());
-        for mut child in children {
-            let status = child.wait().on("a process of the background")?;
+        for mut process in processes {
+            let status = process.child.wait().on("a process of the background")?;
             if !status.success() {
                 all = Err(BenchError::Command {
                     command: "copyhold-bench background".into(),
@@ -158,12 +197,6 @@ impl Drop for Processes {
             eprintln!("copyhold-bench: {error}");
         }
     }
-}
-
-fn wait_until_ready(output: ChildStdout) -> Result<(), BenchError> {
-    let mut line = String::new();
-    BufReader::new(output).read_line(&mut line).on("a process of the background")?;
-    if line.trim() == READY { Ok(()) } else { Err(BenchError::NoBackground) }
 }
 
 /// How many writers' files one process may have open; raises the limit as far as it goes.
@@ -197,8 +230,9 @@ mod tests {
         let before = contents();
         let mount_point = directory.path().to_owned();
         let background = Background { mount_point, from: 1, to: 4, files: 1, strict: true };
-        let all_written = || {
-            while (1..4).any(|number| contents()[number] == before[number]) {
+        let all_written = |written: &AtomicU64| {
+            let is_written = |number: usize| contents()[number] != before[number];
+            while written.load(Relaxed) < 3 || !(1..4).all(is_written) {
                 thread::yield_now();
             }
             Ok(())
