@@ -4,6 +4,7 @@ PREFIX ?= /usr/local
 SBINDIR ?= /sbin
 DESTDIR ?=
 SEEDS ?= 100
+PART ?= 1/1
 FUZZ_SECONDS ?= 60
 ROUNDS ?= 3
 AGAINST ?= btrfs,ext4
@@ -56,6 +57,12 @@ lint: ## formatting, clippy, licences and sources of what we depend on
 simulate: ## crash simulation on fresh seeds: make simulate SEEDS=1000 (START=1: on the same ones)
 	scripts/setup.sh build
 	cargo run --release --locked -p copyhold-sim -- --seeds $(SEEDS) $(if $(START),--start $(START))
+
+.PHONY: enumerate
+enumerate: ## every workload of one operation and of two, with every crash: PART=1/4 for a part
+	scripts/setup.sh build
+	cargo run --release --locked -p copyhold-sim -- --enumerate 1
+	cargo run --release --locked -p copyhold-sim -- --enumerate 2 --part $(PART)
 
 .PHONY: build
 build: ## the program, in release mode

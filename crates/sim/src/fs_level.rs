@@ -16,13 +16,13 @@
 //! before the file's last fsync, whole; and what was renamed over another name is there.
 
 mod client;
-mod content;
+pub(crate) mod content;
 mod counts;
 mod life;
 mod settings;
-mod tree;
+pub(crate) mod tree;
 mod usage;
-mod verify;
-mod world;
+pub(crate) mod verify;
+pub(crate) mod world;
 
 pub use life::history;

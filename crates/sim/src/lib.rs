@@ -14,14 +14,17 @@
 
 mod damage;
 mod dice;
+pub mod enumeration;
 pub mod fs_level;
 mod machine;
 pub mod pool_level;
 mod run;
 mod sabotage;
+mod soundness;
 mod weather;
 
 pub use dice::Dice;
+pub use enumeration::{Enumeration, Tally};
 pub use machine::Machine;
 pub use run::{Failure, Level, Outcome, Plan};
 pub use sabotage::Sabotage;

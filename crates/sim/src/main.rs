@@ -1,4 +1,5 @@
-//! `copyhold-simulate`: runs histories by seed, and says which one failed and how to see it again.
+//! `copyhold-simulate`: runs histories by seed, or every short workload with every crash, and says
+//! what failed and how to see it again.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "it measures itself and chooses fresh seeds")]
@@ -6,7 +7,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use copyhold_sim::{Level, Outcome, Plan, Sabotage, Weather};
+use copyhold_sim::{Enumeration, Level, Outcome, Plan, Sabotage, Tally, Weather};
 
 const USAGE: &str = "\
 copyhold-simulate: crash simulation by seed
@@ -17,6 +18,11 @@ copyhold-simulate: crash simulation by seed
   --seed X       replay one history
   --weather W    the same weather in every life
   --break R      break a rule on purpose, and see it noticed
+
+or every workload of a few operations, with every crash:
+
+  --enumerate L  of L operations, 1 or 2
+  --part K/N     only the Kth of N parts, which together are all
 ";
 
 struct Args {
@@ -25,6 +31,9 @@ struct Args {
     levels: Vec<Level>,
     weather: Option<Weather>,
     broken: Option<Sabotage>,
+    /// Operations of all workloads, instead of histories.
+    enumerate: Option<usize>,
+    part: (usize, usize),
 }
 
 fn main() -> ExitCode {
@@ -35,11 +44,15 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    if args.seeds > 1 {
+    if args.seeds > 1 || args.enumerate.is_some() {
         // A failure is told once, by its seed; replaying that shows where.
         std::panic::set_hook(Box::new(|_| {}));
     }
     let start = args.start.unwrap_or_else(fresh);
+    if let Some(length) = args.enumerate {
+        let all = Enumeration::of_length(length);
+        return enumerate(&Enumeration { part: args.part, broken: args.broken, ..all });
+    }
     let failed: u64 = args.levels.iter().map(|level| run_level(*level, start, &args)).sum();
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -85,14 +98,46 @@ fn run_level(level: Level, start: u64, args: &Args) -> u64 {
     failed
 }
 
+fn enumerate(plan: &Enumeration) -> ExitCode {
+    let begin = Instant::now();
+    let (mut told, mut failures) = (begin, 0);
+    let tally = plan.run(|tally| {
+        for failure in &tally.failures[failures..] {
+            println!("FAILED {failure}");
+        }
+        failures = tally.failures.len();
+        if told.elapsed() > Duration::from_secs(10) {
+            told = Instant::now();
+            let (done, all) = (tally.families, tally.families_all);
+            eprintln!("{done} of {all} families, {} states, {failures} failed", tally.states);
+        }
+    });
+    let Tally { families, workloads, moments, states, repeated, failures, .. } = tally;
+    let (length, (part, parts)) = (plan.length, plan.part);
+    println!(
+        "length {length}, part {part} of {parts}: {workloads} workloads in {families} families, \
+         {moments} moments, {states} states recovered, {repeated} seen before, {} failed, in {:.1} s",
+        failures.len(),
+        begin.elapsed().as_secs_f64(),
+    );
+    if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
 fn fresh() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(1, |since| since.as_nanos() as u64 >> 10)
 }
 
 fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
-    let mut parsed =
-        Args { seeds: 100, start: None, levels: Level::ALL.to_vec(), weather: None, broken: None };
+    let mut parsed = Args {
+        seeds: 100,
+        start: None,
+        levels: Level::ALL.to_vec(),
+        weather: None,
+        broken: None,
+        enumerate: None,
+        part: (1, 1),
+    };
     let mut args = args;
     while let Some(name) = args.next() {
         let mut value = || args.next().ok_or_else(|| format!("{name} wants a value"));
@@ -108,10 +153,25 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
             "--break" => {
                 parsed.broken = Some(named(&value()?, &Sabotage::all(), Sabotage::name)?);
             }
+            "--enumerate" => parsed.enumerate = Some(length(&value()?)?),
+            "--part" => parsed.part = part(&value()?)?,
             _ => return Err(format!("unknown argument {name}")),
         }
     }
     Ok(parsed)
+}
+
+fn length(text: &str) -> Result<usize, String> {
+    let length = text.parse().ok().filter(|length| Enumeration::LENGTHS.contains(length));
+    length.ok_or_else(|| format!("{text} is not 1 or 2"))
+}
+
+fn part(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text.split_once('/').and_then(|(part, parts)| {
+        let numbers: (usize, usize) = (part.parse().ok()?, parts.parse().ok()?);
+        (1..=numbers.1).contains(&numbers.0).then_some(numbers)
+    });
+    numbers.ok_or_else(|| format!("{text} is no part, such as 1/4"))
 }
 
 fn named<T: Copy>(text: &str, all: &[T], name: impl Fn(T) -> String) -> Result<T, String> {

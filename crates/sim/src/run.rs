@@ -1,5 +1,6 @@
 //! Running one seed, and what came of it.
 
+use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -82,12 +83,16 @@ impl Plan {
             Level::Pool => pool_level::history(self),
             Level::Fs => fs_level::history(self),
         };
-        catch_unwind(AssertUnwindSafe(history)).map_err(|panic| {
-            let text = panic.downcast_ref::<String>().cloned();
-            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string()));
-            Failure { plan: *self, why: text.unwrap_or_else(|| "it panicked".into()) }
-        })
+        catch_unwind(AssertUnwindSafe(history))
+            .map_err(|panic| Failure { plan: *self, why: reason(&*panic) })
     }
+}
+
+/// What a panic says.
+pub(crate) fn reason(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string()));
+    text.unwrap_or_else(|| "it panicked".into())
 }
 
 impl fmt::Display for Plan {

@@ -44,6 +44,13 @@ impl SimImage {
         self.held.get(&block).map_or([0; BLOCK_BYTES], |content| **content)
     }
 
+    /// What a block holds, into a place that is zeros.
+    pub(super) fn read_into(&self, block: u64, place: &mut [u8]) {
+        if let Some(content) = self.held.get(&block) {
+            place.copy_from_slice(&content[..]);
+        }
+    }
+
     /// Changes one block in place, as damage does.
     pub fn corrupt(&mut self, block: u64, change: impl FnOnce(&mut [u8; BLOCK_BYTES])) {
         assert!(block < self.blocks, "block {block} of a device with {}", self.blocks);
@@ -61,7 +68,9 @@ impl SimImage {
         self.held.range(block..block + blocks).map(|(block, _)| *block).collect()
     }
 
-    pub(super) fn put(&mut self, block: u64, content: Content) {
+    /// What one block holds from now on; nothing makes a hole.
+    pub fn put(&mut self, block: u64, content: Option<Arc<[u8; BLOCK_BYTES]>>) {
+        assert!(block < self.blocks, "block {block} of a device with {}", self.blocks);
         match content {
             Some(content) => drop(self.held.insert(block, content)),
             None => drop(self.held.remove(&block)),

@@ -268,7 +268,7 @@ impl State {
         for (i, place) in bytes.chunks_exact_mut(BLOCK_BYTES).enumerate() {
             let block = block + i as u64;
             let image = racing.as_ref().unwrap_or(&self.current);
-            place.copy_from_slice(&image.read_block(block));
+            image.read_into(block, place);
         }
         Ok(buf)
     }

@@ -1,6 +1,7 @@
 //! What a file has held: every version since it was last known to be durable.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use copyhold_types::BLOCK_BYTES;
@@ -37,7 +38,9 @@ impl Content {
     }
 
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) {
-        self.change(offset, bytes.len() as u64, |at| bytes[at as usize]);
+        self.change(offset, bytes.len() as u64, |at, part| {
+            part.copy_from_slice(&bytes[at..at + part.len()]);
+        });
         self.size = self.size.max(offset + bytes.len() as u64);
     }
 
@@ -45,7 +48,7 @@ impl Content {
     pub(crate) fn zero(&mut self, offset: u64, len: u64) {
         let end = (offset + len).min(self.size);
         if offset < end {
-            self.change(offset, end - offset, |_| 0);
+            self.change(offset, end - offset, |_, part| part.fill(0));
         }
     }
 
@@ -58,18 +61,30 @@ impl Content {
 
     pub(crate) fn read(&self, offset: u64, len: u64) -> Vec<u8> {
         let end = (offset + len).min(self.size);
-        let byte = |at: u64| self.block(at / BLOCK)[(at % BLOCK) as usize];
-        (offset..end.max(offset)).map(byte).collect()
+        let part = |(block, part): (u64, Range<usize>)| &self.block(block)[part];
+        pieces(offset, end.saturating_sub(offset)).flat_map(part).copied().collect()
     }
 
-    fn change(&mut self, offset: u64, len: u64, byte: impl Fn(u64) -> u8) {
-        for at in 0..len {
-            let place = offset + at;
-            let block =
-                self.blocks.entry(place / BLOCK).or_insert_with(|| Arc::new(ZEROS.to_vec()));
-            Arc::make_mut(block)[(place % BLOCK) as usize] = byte(at);
+    /// Gives each block that is concerned its new part, with where in the change that begins.
+    fn change(&mut self, offset: u64, len: u64, fill: impl Fn(usize, &mut [u8])) {
+        let mut at = 0;
+        for (block, part) in pieces(offset, len) {
+            let block = self.blocks.entry(block).or_insert_with(|| Arc::new(ZEROS.to_vec()));
+            let part = &mut Arc::make_mut(block)[part];
+            fill(at, part);
+            at += part.len();
         }
     }
+}
+
+/// A range by blocks, and what it has of each.
+fn pieces(offset: u64, len: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
+    let end = offset + len;
+    let blocks = offset / BLOCK..end.div_ceil(BLOCK).max(offset / BLOCK);
+    blocks.filter(move |_| len > 0).map(move |block| {
+        let (first, next) = (block * BLOCK, (block + 1) * BLOCK);
+        (block, (offset.max(first) - first) as usize..(end.min(next) - first) as usize)
+    })
 }
 
 /// All that a file may hold after a crash.
@@ -110,6 +125,11 @@ impl Versions {
 
     pub(crate) fn synced(&mut self, version: usize) {
         self.synced = self.synced.max(version);
+    }
+
+    /// The oldest version that may still be found.
+    pub(crate) fn least(&self) -> usize {
+        self.synced
     }
 
     /// Whether each block of `bytes`, which begin with a whole one, was in its place once, or is

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use copyhold_check::{Finding, Problem, Severity, check_device};
 use copyhold_device::sim::{Fault, Lasting, SimImage, Trigger};
 use copyhold_format::label::Label;
 use copyhold_fs::{Caller, FallocateMode, Filesystem, FsError, OpenFlags, Options};
@@ -22,6 +21,7 @@ use crate::damage;
 use crate::dice::Dice;
 use crate::machine::Machine;
 use crate::pool_level::Shape;
+use crate::soundness::check;
 use crate::weather::Weather;
 use crate::{Outcome, Plan, Sabotage};
 
@@ -242,23 +242,7 @@ impl History {
 
     /// `check` finds nothing wrong with the image.
     fn check(&mut self) {
-        let machine = Machine::on(self.dice.number(), self.image.clone());
-        let checked = check_device(machine.rt(), machine.device(), Default::default());
-        match machine.run(checked).expect("the power is on") {
-            Ok(report) => {
-                // A crash tears the uberblock that is being written.
-                let torn = |of: &Finding| matches!(of.problem, Problem::UberblockCopy { .. });
-                let excused = |of: &Finding| match of.severity {
-                    Severity::Cosmetic => true,
-                    Severity::Repairable => torn(of) || self.damaged,
-                    _ => false,
-                };
-                let found = report.findings.iter().filter(|finding| !excused(finding));
-                let found: Vec<String> = found.take(5).map(|of| of.problem.to_string()).collect();
-                assert!(found.is_empty(), "check: {}", found.join("; "));
-            }
-            Err(error) => panic!("check: {error}"),
-        }
+        check(self.dice.number(), &self.image, self.damaged);
     }
 
     // -- going down ---------------------------------------------------------

@@ -50,7 +50,7 @@ impl Log {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct World {
     moment: Moment,
     pub(crate) logs: Vec<Log>,
@@ -215,6 +215,13 @@ impl World {
                 data.synced(*version);
             }
         }
+    }
+
+    /// What was acknowledged as durable: how many of each client's steps, and which version of each
+    /// file.
+    pub(crate) fn promised(&self) -> Vec<usize> {
+        let steps = self.logs.iter().map(|log| log.ended_before(self.synced));
+        steps.chain(self.data.values().map(Versions::least)).collect()
     }
 
     /// Everything that had ended at `moment` was acknowledged as durable.

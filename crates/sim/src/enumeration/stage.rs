@@ -1,0 +1,133 @@
+//! The pool that every workload begins with: a small tree, durable and settled, quotas on.
+
+use std::sync::Arc;
+
+use copyhold_device::DynDevice;
+use copyhold_device::sim::SimImage;
+use copyhold_fs::{Caller, Filesystem, FsError, NodeId, OpenFlags, Options, WriteFlags, XattrSet};
+use copyhold_pool::{CreateOptions, Limits, OpenOptions, Pool};
+use copyhold_types::{InodeNo, PoolId};
+
+use super::operation::FILE_BYTES;
+use super::workload;
+use crate::Sabotage;
+use crate::dice::Dice;
+use crate::fs_level::content::{Content, Versions};
+use crate::fs_level::tree::{Kind, ObjectId, Place, SHARED_DIRS, Tree, shared_name};
+use crate::fs_level::world::World;
+use crate::machine::Machine;
+
+/// Latencies and keys: the same for all, so that workloads that begin alike write alike.
+pub(super) const SEED: u64 = 0x100;
+const POOL_BLOCKS: u64 = 2048;
+
+pub(super) struct Stage {
+    pub(super) image: SimImage,
+    pub(super) world: World,
+    broken: Option<Sabotage>,
+}
+
+impl Stage {
+    /// # Panics
+    /// The pool cannot be made.
+    pub(super) fn set(broken: Option<Sabotage>) -> Stage {
+        let machine = Machine::on(SEED, SimImage::empty(POOL_BLOCKS));
+        let mut world = World::new(1);
+        let create = CreateOptions {
+            id: Some(PoolId([7; 16])),
+            name: "enumerated".into(),
+            log_bytes: Some(128 << 10),
+            metaslab_blocks: Some(256),
+            node_bytes: Some(16 << 10),
+            ..CreateOptions::default()
+        };
+        let made = machine.run(async {
+            Pool::create(&machine.rt(), &machine.device(), &create).await?;
+            let pool = Pool::open(machine.rt(), machine.device(), open_options(None)).await?;
+            Filesystem::format(&pool, &Caller::ROOT, 0o755).await?;
+            let fs = Filesystem::open(pool.clone(), options()).await?;
+            fs.enable_quotas().await?;
+            fill(&fs, &mut world).await?;
+            fs.close().await?;
+            pool.close().await?;
+            Ok::<(), FsError>(())
+        });
+        made.expect("the power is on").expect("the stage is set");
+        Stage { image: machine.rest(), world, broken }
+    }
+
+    /// Mounts what a device of a machine holds.
+    pub(super) async fn open(
+        &self,
+        machine: &Machine,
+        device: DynDevice,
+    ) -> Result<Arc<Filesystem>, FsError> {
+        let pool = Pool::open(machine.rt(), device, open_options(self.broken)).await?;
+        let fs = Filesystem::open(pool, options()).await?;
+        if let Some(rule) = self.broken.and_then(Sabotage::of_volume) {
+            fs.volumes().break_rule(rule);
+        }
+        Ok(fs)
+    }
+}
+
+/// As a mount has them.
+fn options() -> Options {
+    Options { count_lookups: false, ..Options::default() }
+}
+
+fn open_options(broken: Option<Sabotage>) -> OpenOptions {
+    let limits = Limits { sabotage: broken.and_then(Sabotage::of_pool), ..Limits::default() };
+    OpenOptions { tenants: true, limits, ..OpenOptions::default() }
+}
+
+/// Makes what the model's tree has, and tells the model.
+async fn fill(fs: &Arc<Filesystem>, world: &mut World) -> Result<(), FsError> {
+    world.shared[0] = Some(fs.root());
+    for n in 1..SHARED_DIRS {
+        let made = fs.mkdir(&Caller::ROOT, fs.root(), &shared_name(n), 0o755).await?;
+        world.shared[n] = Some(made.node);
+    }
+    let tree = workload::stage();
+    let mut places: Vec<(&Place, ObjectId)> =
+        tree.entries.iter().map(|(place, id)| (place, *id)).collect();
+    places.sort_by_key(|(_, id)| *id);
+    for (place, id) in places {
+        assert_eq!(world.new_object(), id, "they are numbered in the order in which they are made");
+        let node = make(fs, world, &tree, place, id).await?;
+        world.born(id, node);
+    }
+    world.logs[0].base = tree;
+    fs.sync().await
+}
+
+async fn make(
+    fs: &Arc<Filesystem>,
+    world: &mut World,
+    tree: &Tree,
+    place: &Place,
+    id: ObjectId,
+) -> Result<NodeId, FsError> {
+    let (root, object) = (&Caller::ROOT, &tree.objects[&id]);
+    let (parent, name) = (world.node(place.0), &place.1);
+    let node = match object.kind {
+        Kind::Subvol => {
+            let subvol = fs.create_subvolume(root, parent, name, None).await?;
+            NodeId { subvol, ino: InodeNo::ROOT }
+        }
+        Kind::Dir => fs.mkdir(root, parent, name, object.mode).await?.node,
+        _ => {
+            let flags = OpenFlags::READ_WRITE;
+            let (made, _) = fs.create(root, parent, name, object.mode, flags, true).await?;
+            let bytes = Dice::new(id).bytes(FILE_BYTES as usize);
+            fs.write(made.node, 0, &bytes, WriteFlags::default()).await?;
+            fs.release(made.node);
+            world.data.insert(id, Versions::of(Content::from_bytes(&bytes)));
+            made.node
+        }
+    };
+    for (name, value) in &object.xattrs {
+        fs.set_xattr(root, node, name, value, XattrSet::Any, false).await?;
+    }
+    Ok(node)
+}
