@@ -7,7 +7,8 @@ SEEDS ?= 100
 PART ?= 1/1
 FUZZ_SECONDS ?= 60
 ROUNDS ?= 3
-AGAINST ?= btrfs,ext4
+JOB ?= core
+AGAINST ?= btrfs,ext4,null
 TARGETS ?= copyhold,btrfs
 
 export PATH := $(if $(CARGO_HOME),$(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
@@ -70,10 +71,11 @@ build: ## the program, in release mode
 	cargo build --release --locked -p copyhold-cli
 
 .PHONY: bench
-bench: ## 4 KiB random overwrite against kernel btrfs and ext4 (root): ROUNDS=3 AGAINST=btrfs,ext4
+bench: ## beside other filesystems (root): JOB=core AGAINST=btrfs,ext4,null ROUNDS=3 PLOT=bench.svg
 	scripts/setup.sh build bench
 	cargo build --release --locked -p copyhold-cli -p copyhold-bench
-	$(TARGET)/release/copyhold-bench random-overwrite --against $(AGAINST) --rounds $(ROUNDS)
+	$(TARGET)/release/copyhold-bench $(JOB) --against $(AGAINST) --rounds $(ROUNDS) \
+		$(if $(PLOT),--plot $(PLOT))
 
 .PHONY: scenarios
 scenarios: ## who pays for what, case by case, beside kernel btrfs (root): TARGETS=copyhold,btrfs

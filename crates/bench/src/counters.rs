@@ -39,7 +39,7 @@ impl Counters {
                 Ok(counters)
             }
             Kind::Btrfs => Counters::of_btrfs(&target.directory()),
-            Kind::Ext4 | Kind::Xfs | Kind::Null => Ok(Counters::default()),
+            Kind::Ext4 | Kind::Xfs | Kind::Null | Kind::Plain => Ok(Counters::default()),
         }
     }
 
@@ -111,17 +111,43 @@ impl Counters {
     }
 }
 
-/// The most memory that the daemon had; `None` for a filesystem of the kernel.
-pub(crate) fn memory_bytes(target: &Target<'_>) -> Result<Option<u64>, BenchError> {
-    if target.kind() != Kind::Copyhold {
-        return Ok(None);
+/// What memory the daemon has, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Resident {
+    pub(crate) now: u64,
+    /// The most so far.
+    pub(crate) peak: u64,
+}
+
+impl Resident {
+    /// `None` for a filesystem of the kernel.
+    pub(crate) fn of(target: &Target<'_>) -> Result<Option<Resident>, BenchError> {
+        let Some(pid) = target.daemon()? else { return Ok(None) };
+        let path = format!("/proc/{pid}/status");
+        let status = fs::read_to_string(&path).on(path)?;
+        Ok(Resident::of_status(&status))
     }
-    let Some(pid) = target.info()?.get("pid").and_then(Value::as_u64) else { return Ok(None) };
-    let path = format!("/proc/{pid}/status");
-    let status = fs::read_to_string(&path).on(path)?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    Ok(kib.map(|kib| kib << 10))
+
+    fn of_status(status: &str) -> Option<Resident> {
+        let bytes = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
+        };
+        Some(Resident { now: bytes("VmRSS:")?, peak: bytes("VmHWM:")? })
+    }
+}
+
+/// The most memory that the daemon had.
+pub(crate) fn peak_memory(
+    target: &Target<'_>,
+    variant: &str,
+) -> Result<Option<Sample>, BenchError> {
+    let resident = Resident::of(target)?;
+    Ok(resident.map(|it| Sample::new(variant, "daemon_memory", "MiB", mib(it.peak))))
+}
+
+pub(crate) fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
 }
 
 #[cfg(test)]
@@ -144,6 +170,14 @@ mod tests {
         ];
         assert_eq!(samples, expected);
         assert_eq!(Counters::default().samples("off.next"), []);
+    }
+
+    #[test]
+    fn memory_is_read_from_the_status_of_a_process() {
+        let status = "Name:\tx\nVmHWM:\t    12 kB\nVmRSS:\t     8 kB\n";
+        let expected = Resident { now: 8 << 10, peak: 12 << 10 };
+        assert_eq!(Resident::of_status(status), Some(expected));
+        assert_eq!(Resident::of_status(""), None);
     }
 
     #[test]

@@ -1,30 +1,49 @@
-//! Many direct writes in flight, through one io_uring.
+//! Many direct reads or writes in flight, through one io_uring.
 #![allow(unsafe_code)]
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::time::Instant;
 
-use io_uring::{IoUring, opcode, types};
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::fs::OFlags;
 
 use crate::error::{BenchError, On};
-use crate::random_overwrite::{BLOCK, Meter, Places};
+use crate::meter::Meter;
+use crate::places::{BLOCK, Places};
 
-/// A buffer as direct I/O wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Read,
+    Write,
+}
+
+/// A piece of a buffer as direct I/O wants it.
 #[derive(Clone)]
 #[repr(align(4096))]
-struct Aligned([u8; BLOCK]);
+struct Page([u8; BLOCK]);
 
-/// Writes blocks with `depth` in flight until the meter says that it is enough.
-pub(crate) fn overwrite(
+/// Opens a file past the page cache.
+pub(crate) fn open(path: &Path, way: Way) -> Result<File, BenchError> {
+    let mut options = OpenOptions::new();
+    options.read(way == Way::Read).write(way == Way::Write);
+    options.custom_flags(OFlags::DIRECT.bits() as i32).open(path).on(path.display())
+}
+
+/// Reads or writes with `depth` in flight until the meter says that it is enough.
+pub(crate) fn transfer(
     file: &File,
+    way: Way,
     depth: usize,
     places: &mut Places,
     meter: &mut Meter<'_>,
 ) -> Result<(), BenchError> {
     let mut ring = IoUring::new(depth.next_power_of_two() as u32).on("io_uring")?;
-    let mut buffers = vec![Aligned([0; BLOCK]); depth];
+    let pages = places.unit() / BLOCK;
+    let mut buffers = vec![Page([0; BLOCK]); depth * pages];
     let mut began = vec![Instant::now(); depth];
     let mut idle: Vec<usize> = (0..depth).collect();
     let mut failure = None;
@@ -33,20 +52,13 @@ pub(crate) fn overwrite(
         let go_on = failure.is_none() && meter.go_on(depth - idle.len());
         if go_on {
             while let Some(slot) = idle.pop() {
-                places.fill(&mut buffers[slot].0);
+                let buffer = &mut buffers[slot * pages..][..pages];
+                let request = request(file, way, places, buffer).user_data(slot as u64);
                 began[slot] = Instant::now();
-                let write = opcode::Write::new(
-                    types::Fd(file.as_raw_fd()),
-                    buffers[slot].0.as_ptr(),
-                    BLOCK as u32,
-                )
-                .offset(places.next_offset())
-                .build()
-                .user_data(slot as u64);
-                // SAFETY: `file` and `buffers[slot]` outlive the request: the slot is not idle
-                // until its completion was seen, and the loop is not left before every slot is
-                // idle.
-                unsafe { ring.submission().push(&write) }.expect("one entry a slot");
+                // SAFETY: `file` and the slot's part of `buffers` outlive the request: the slot is
+                // not idle until its completion was seen, and the loop is not left before every
+                // slot is idle.
+                unsafe { ring.submission().push(&request) }.expect("one entry a slot");
                 if !meter.go_on(depth - idle.len()) {
                     break;
                 }
@@ -56,7 +68,7 @@ pub(crate) fn overwrite(
         }
         match ring.submit_and_wait(1) {
             Err(error) if error.kind() != io::ErrorKind::Interrupted => {
-                // The kernel may still write from the buffers; they must not be freed.
+                // The kernel may still use the buffers; they must not be freed.
                 std::mem::forget(buffers);
                 return Err(error).on("io_uring");
             }
@@ -64,7 +76,7 @@ pub(crate) fn overwrite(
         }
         for completion in ring.completion() {
             let slot = completion.user_data() as usize;
-            if completion.result() != BLOCK as i32 {
+            if completion.result() != places.unit() as i32 {
                 let error = io::Error::from_raw_os_error(-completion.result().min(-1));
                 failure.get_or_insert(error);
             }
@@ -72,5 +84,55 @@ pub(crate) fn overwrite(
             idle.push(slot);
         }
     }
-    failure.map_or(Ok(()), Err::<(), _>).on("direct write")
+    failure.map_or(Ok(()), Err::<(), _>).on("direct I/O")
+}
+
+/// The next one, of a unit, from or into `buffer`.
+fn request(file: &File, way: Way, places: &mut Places, buffer: &mut [Page]) -> squeue::Entry {
+    let (fd, len, at) = (types::Fd(file.as_raw_fd()), places.unit() as u32, places.next_offset());
+    if way == Way::Write {
+        buffer.iter_mut().for_each(|page| places.fill(&mut page.0));
+    }
+    let start = buffer.as_mut_ptr().cast::<u8>();
+    match way {
+        Way::Read => opcode::Read::new(fd, start, len).offset(at).build(),
+        Way::Write => opcode::Write::new(fd, start, len).offset(at).build(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::interrupt::Interrupt;
+    use crate::meter::Bounds;
+
+    #[test]
+    fn both_ways_do_as_many_as_asked() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(64 * BLOCK as u64).unwrap();
+        let interrupt = Interrupt::never();
+        for way in [Way::Write, Way::Read] {
+            for mut places in [Places::random(64, 1), Places::sequential(4 * BLOCK, 16, 1)] {
+                let bounds = Bounds { ops: 100, time: Duration::from_secs(600) };
+                let mut meter = Meter::start(bounds, &interrupt);
+                match transfer(&file, way, 32, &mut places, &mut meter) {
+                    Ok(()) => assert_eq!(meter.end().unwrap().ops(), 100),
+                    // Containers may refuse io_uring.
+                    Err(error) => assert!(error.to_string().starts_with("io_uring"), "{error}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_short_read_is_a_failure() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(BLOCK as u64 / 2).unwrap();
+        let interrupt = Interrupt::never();
+        let mut meter = Meter::start(Bounds::ops(4), &interrupt);
+        let mut places = Places::random(1, 1);
+        assert!(transfer(&file, Way::Read, 2, &mut places, &mut meter).is_err());
+    }
 }

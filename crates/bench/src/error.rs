@@ -12,20 +12,20 @@ pub(crate) enum BenchError {
     },
     #[error("`{command}` failed ({status}): {says}")]
     Command { command: String, status: String, says: String },
-    #[error("kernel filesystems need loop devices, and those need root; leave --against out")]
-    NotRoot,
     #[error("`{0} info --json` gives no counters that this program knows")]
     NoCounters(String),
     #[error("{files} files are more than a process may have open ({open}); use fewer --files")]
     TooManyFiles { files: u32, open: u64 },
-    #[error("{0} has no snapshots; leave it out")]
-    NoSnapshots(&'static str),
     #[error("the daemon refuses: {0}")]
     Refused(String),
     #[error("the background could not begin to write; what it said is above")]
     NoBackground,
     #[error("the null mount could not be served: {0}")]
     Null(String),
+    #[error(
+        "{what}: {expected} expected, {found} found; the filesystem did not keep what it was given"
+    )]
+    Wrong { what: &'static str, expected: u64, found: u64 },
     #[error("interrupted; everything is unmounted and removed")]
     Interrupted,
 }

@@ -4,50 +4,85 @@
 //! Idea.     The same job runs on Copyhold and on its peers in turn, A, B, A, B …, each time on a
 //!           fresh filesystem over a file in the same directory. What counts are medians and their
 //!           ratios.
-//! Order.    `target` makes a filesystem and takes it away again, whatever happens;
-//!           `random_overwrite`, `unshare` and `snapshots` are the jobs; `tenant` is a writer of
-//!           theirs, `measured` its times, `counters` what is told of commits and memory; `summary`
-//!           turns samples into lines.
+//! Order.    `target` makes a filesystem and takes it away again, whatever happens, `traffic` and
+//!           `counters` are what is told of it; `job` is what every job is, and each has a file of
+//!           its name; `places`, `direct` and `clients` are how they reach files, `meter` their
+//!           rates; `summary` turns samples into lines, `machine` says where, `plot` draws them.
+//!           `core_list` is the jobs that a change is judged by. `tenant` and `measured` are of
+//!           those with many snapshots.
 //!
 //! Beside time it reports device bytes per byte that the job wrote: a benchmark that is over before
 //! bookkeeping is due would hide them (P4), so run it with a data set many times the memory for
 //! changes, for example `--size 2G --option delta=2M`.
+//!
+//! What a filesystem cannot do is left out, and the summary says so.
 
 #![deny(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "clocks are what a benchmark is about")]
 
+mod clients;
+mod core_list;
 mod counters;
 mod direct;
 mod error;
+mod files;
 mod interrupt;
+mod job;
+mod machine;
 mod measured;
+mod memory;
+mod meter;
 mod null;
+mod places;
+mod plot;
 mod random_overwrite;
+mod random_read;
+mod recovery;
+mod sequential;
+mod size;
 mod snapshots;
+mod sqlite;
 mod summary;
 mod target;
 mod tenant;
+mod traffic;
+mod tree;
 mod unshare;
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-use error::BenchError;
+use error::{BenchError, On};
+use files::Files;
 use interrupt::Interrupt;
+use job::Job;
+use machine::Machine;
+use memory::Memory;
 use null::Null;
-use random_overwrite::{Bounds, Variant};
+use random_overwrite::RandomOverwrite;
+use random_read::RandomRead;
+use recovery::Recovery;
+use sequential::Sequential;
 use snapshots::Snapshots;
-use summary::{Sample, Summary};
+use sqlite::Sqlite;
+use summary::Summary;
 use target::{Kind, Site};
+use tree::Tree;
 use unshare::{Background, Unshare};
 
 const EXAMPLES: &str = "\
 Examples:
+  copyhold-bench core --against null,btrfs,ext4 --plot core.svg
   copyhold-bench random-overwrite
   copyhold-bench random-overwrite --against btrfs,ext4 --rounds 3
   copyhold-bench random-overwrite --size 2G --ops 2000000 --option delta=2M --variants direct
+  copyhold-bench sequential --clients 1,2,4 --against null,ext4
+  copyhold-bench files --files 100000 --directories 1,1000 --against null,btrfs
+  copyhold-bench tree --files 60000 --against btrfs
+  copyhold-bench memory --files 1000000 --rounds 1
   copyhold-bench unshare --files 200 --snapshots 50 --quota off,simple --against btrfs
   copyhold-bench unshare --files 200 --snapshots 10,100,1000 --rounds 1
   copyhold-bench snapshots --files 100000 --snapshots 1000 --against btrfs";
@@ -57,7 +92,7 @@ Examples:
 #[command(name = "copyhold-bench", version, after_help = EXAMPLES, max_term_width = 100)]
 struct CommandLine {
     #[command(subcommand)]
-    job: Job,
+    job: Given,
     #[command(flatten)]
     common: Common,
 }
@@ -65,8 +100,7 @@ struct CommandLine {
 /// What every job takes, before or behind its name.
 #[derive(Debug, Args)]
 struct Common {
-    /// What else to run it on in turn: btrfs, ext4, xfs (root only: they need loop devices), null
-    /// (the transport alone: a mount that throws data away)
+    /// What else to run it on in turn; what cannot be run on is left out with a note
     #[arg(long, global = true, value_enum, value_delimiter = ',')]
     against: Vec<Kind>,
     /// How often each; medians are of these
@@ -76,6 +110,9 @@ struct Common {
     /// One JSON object a line instead of a table
     #[arg(long, global = true)]
     json: bool,
+    /// Draw the figures as well, as bars, into this file
+    #[arg(long, global = true, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
     /// Mount option for Copyhold, as behind -o; may be repeated
     #[arg(long = "option", global = true, value_name = "OPTION")]
     options: Vec<String>,
@@ -91,9 +128,25 @@ struct Common {
 }
 
 #[derive(Debug, Subcommand)]
-enum Job {
+enum Given {
+    /// All of the following up to `recovery`, with sizes that keep it to minutes
+    Core,
     /// 4 KiB writes at random places of a file that is there
     RandomOverwrite(RandomOverwrite),
+    /// 4 KiB reads at random places: direct, and from the page cache
+    RandomRead(RandomRead),
+    /// A file written and read in order: direct, buffered, cold and warm
+    Sequential(Sequential),
+    /// Many empty files: create, stat, missing names, listing, rename, unlink
+    Files(Files),
+    /// A source tree: untar, git, grep -r, rm -rf
+    Tree(Tree),
+    /// Commits of SQLite, with both of its kinds of log
+    Sqlite(Sqlite),
+    /// A mount after the daemon was killed with a full log
+    Recovery(Recovery),
+    /// The daemon's memory with many files looked up
+    Memory(Memory),
     /// Many tenants, each writing into its own snapshot of one subvolume
     Unshare(Unshare),
     /// Snapshots made and deleted, and what a neighbour notices of it
@@ -106,89 +159,9 @@ enum Job {
     Null(Null),
 }
 
-#[derive(Clone, Debug, Args)]
-struct RandomOverwrite {
-    /// Size of the file that is overwritten: a number with K, M or G
-    #[arg(long, default_value = "1G", value_parser = parse_size)]
-    size: u64,
-    /// A variant ends after this many seconds …
-    #[arg(long, default_value_t = 10)]
-    seconds: u64,
-    /// … or this many writes [default: as many as the file has blocks]
-    #[arg(long)]
-    ops: Option<u64>,
-    /// Which of the job's variants
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Variant::ALL)]
-    variants: Vec<Variant>,
-}
-
-impl Job {
-    fn name(&self) -> &'static str {
-        match self {
-            Job::RandomOverwrite(_) => "random-overwrite",
-            Job::Unshare(_) => "unshare",
-            Job::Snapshots(_) => "snapshots",
-            Job::Background(_) => "background",
-            Job::Null(_) => "null",
-        }
-    }
-
-    /// What a filesystem holds at most.
-    fn data_bytes(&self) -> u64 {
-        match self {
-            Job::RandomOverwrite(job) => job.size,
-            Job::Unshare(job) => job.data_bytes(),
-            Job::Snapshots(job) => job.data_bytes(),
-            Job::Background(_) | Job::Null(_) => 0,
-        }
-    }
-
-    /// One round on one kind of filesystem.
-    fn run(
-        &self,
-        site: &Site,
-        kind: Kind,
-        round: u32,
-        interrupt: &Interrupt,
-    ) -> Result<Vec<Sample>, BenchError> {
-        match self {
-            Job::RandomOverwrite(job) => {
-                let blocks = job.size / random_overwrite::BLOCK as u64;
-                let bounds = Bounds {
-                    blocks,
-                    ops: job.ops.unwrap_or(blocks),
-                    time: std::time::Duration::from_secs(job.seconds),
-                };
-                let target = site.set_up(kind)?;
-                let samples = random_overwrite::run(&target, bounds, &job.variants, interrupt)?;
-                target.take_down()?;
-                Ok(samples)
-            }
-            Job::Unshare(job) => {
-                let mut samples = Vec::new();
-                for each in job.runs(kind, round) {
-                    let target = site.set_up(kind)?;
-                    samples.extend(job.run(&target, each, interrupt)?);
-                    target.take_down()?;
-                }
-                let compared = summary::compared(&samples, "simple", "off");
-                samples.extend(compared);
-                Ok(samples)
-            }
-            Job::Snapshots(job) => {
-                let target = site.set_up(kind)?;
-                let samples = job.run(&target, interrupt)?;
-                target.take_down()?;
-                Ok(samples)
-            }
-            Job::Background(_) | Job::Null(_) => unreachable!("they have no rounds"),
-        }
-    }
-}
-
 fn main() -> ExitCode {
-    let command_line = CommandLine::parse();
-    match run(&command_line.job, &command_line.common) {
+    let CommandLine { job, common } = CommandLine::parse();
+    match run(job, &common) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("copyhold-bench: {error}");
@@ -197,47 +170,71 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(job: &Job, given: &Common) -> Result<(), BenchError> {
+fn run(job: Given, common: &Common) -> Result<(), BenchError> {
     let interrupt = Interrupt::watch()?;
     // Ctrl-C reaches processes that this program started, too; they end with the one that did.
-    match job {
-        Job::Background(job) => return job.run(),
-        Job::Null(job) => return job.run(),
-        _ => {}
-    }
-    let mut kinds = given.against.clone();
-    if !given.peers_only {
-        kinds.insert(0, Kind::Copyhold);
-    }
-    kinds.dedup();
-    let site = Site::new(&given.dir, given.program.clone(), &given.options, job.data_bytes())?;
-    let mut summary = Summary::new(job.name(), &kinds, given.rounds);
-    for round in 1..=given.rounds {
-        for &kind in &kinds {
-            eprintln!("round {round} of {}: {}", given.rounds, kind.name());
-            summary.add(kind, job.run(&site, kind, round, &interrupt)?);
+    let jobs: Vec<Box<dyn Job>> = match job {
+        Given::Background(job) => return job.run(),
+        Given::Null(job) => return job.run(),
+        Given::Core => core_list::jobs(),
+        Given::RandomOverwrite(job) => vec![Box::new(job)],
+        Given::RandomRead(job) => vec![Box::new(job)],
+        Given::Sequential(job) => vec![Box::new(job)],
+        Given::Files(job) => vec![Box::new(job)],
+        Given::Tree(job) => vec![Box::new(job)],
+        Given::Sqlite(job) => vec![Box::new(job)],
+        Given::Recovery(job) => vec![Box::new(job)],
+        Given::Memory(job) => vec![Box::new(job)],
+        Given::Unshare(job) => vec![Box::new(job)],
+        Given::Snapshots(job) => vec![Box::new(job)],
+    };
+    measure(&jobs, common, &interrupt)
+}
+
+/// All rounds of all jobs, and what came out.
+fn measure(
+    jobs: &[Box<dyn Job>],
+    common: &Common,
+    interrupt: &Interrupt,
+) -> Result<(), BenchError> {
+    let machine = Machine::now()?;
+    let most = jobs.iter().map(|job| job.data_bytes()).max().unwrap_or_default();
+    let site = Site::new(&common.dir, common.program.clone(), &common.options, most)?;
+    let kinds = common.kinds();
+    let mut summary = Summary::new(machine, &kinds, common.rounds);
+    for job in jobs {
+        for round in 1..=common.rounds {
+            for &kind in &kinds {
+                if let Some(why) = kind.missing().or(job.left_out(kind).map(String::from)) {
+                    site.note(job.name(), kind, &why);
+                    continue;
+                }
+                eprintln!("{}: round {round} of {}: {}", job.name(), common.rounds, kind.name());
+                summary.add(job.name(), kind, job.round(&site, kind, round, interrupt)?);
+            }
         }
     }
-    match given.json {
-        true => print!("{}", summary.json_lines()),
-        false => print!("{}", summary.table()),
+    if let Some(path) = &common.plot {
+        fs::write(path, plot::svg(&summary)).on(path.display())?;
+    }
+    match common.json {
+        true => print!("{}", summary.json_lines(&site.notes())),
+        false => print!("{}", summary.table(&site.notes())),
     }
     Ok(())
 }
 
-fn parse_size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.chars().last().map(|letter| letter.to_ascii_uppercase()) {
-        Some('K') => (&text[..text.len() - 1], 10),
-        Some('M') => (&text[..text.len() - 1], 20),
-        Some('G') => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| format!("'{text}' is no size"))?;
-    let bytes = number.checked_shl(shift).filter(|bytes| bytes >> shift == number);
-    match bytes {
-        Some(bytes) if bytes >= 1 << 20 => Ok(bytes),
-        Some(_) => Err("at least 1M".into()),
-        None => Err(format!("'{text}' is too large")),
+impl Common {
+    /// What to run on, in turn.
+    fn kinds(&self) -> Vec<Kind> {
+        let mut kinds = Vec::new();
+        let ours = (!self.peers_only).then_some(Kind::Copyhold);
+        for kind in ours.into_iter().chain(self.against.iter().copied()) {
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+        }
+        kinds
     }
 }
 
@@ -250,19 +247,12 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         CommandLine::command().debug_assert();
-        let given = ["x", "random-overwrite", "--against", "btrfs,ext4", "--size", "64M"];
+        let given = ["x", "random-overwrite", "--against", "btrfs,ext4,btrfs", "--size", "64M"];
         let given = CommandLine::try_parse_from(given).unwrap();
-        assert_eq!(given.common.against, [Kind::Btrfs, Kind::Ext4]);
-        assert!(matches!(given.job, Job::RandomOverwrite(job) if job.size == 64 << 20));
+        assert_eq!(given.common.kinds(), [Kind::Copyhold, Kind::Btrfs, Kind::Ext4]);
+        assert!(matches!(given.job, Given::RandomOverwrite(job) if job.data_bytes() == 64 << 20));
         let given = ["x", "--json", "unshare", "--quota", "off,simple", "--against", "xfs"];
         let given = CommandLine::try_parse_from(given).unwrap();
-        assert!(given.common.json && matches!(given.job, Job::Unshare(_)));
-    }
-
-    #[test]
-    fn sizes_that_make_no_sense_are_refused() {
-        for text in ["", "G", "4K", "1T1", "99999999999G"] {
-            assert!(parse_size(text).is_err(), "{text}");
-        }
+        assert!(given.common.json && matches!(given.job, Given::Unshare(_)));
     }
 }

@@ -6,24 +6,44 @@
 //! the writes caused so far.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::time::{Duration, Instant};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
 
-use rand_xoshiro::Xoshiro256PlusPlus;
-use rand_xoshiro::rand_core::{RngCore, SeedableRng};
-use rustix::fs::OFlags;
-
-use crate::direct;
+use crate::clients::{self, Clients};
+use crate::direct::{self, Way};
 use crate::error::{BenchError, On};
 use crate::interrupt::Interrupt;
+use crate::job::{Job, on_fresh};
+use crate::meter::{Bounds, Measured, Meter};
+use crate::places::{BLOCK, Places, fill_file};
+use crate::size;
 use crate::summary::Sample;
-use crate::target::Target;
+use crate::target::{Kind, Site, Target};
 
-pub(crate) const BLOCK: usize = 4096;
-const DEPTH: usize = 32;
+/// Requests in flight of direct random jobs.
+pub(crate) const DEPTH: usize = 32;
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct RandomOverwrite {
+    /// Size of what is overwritten: a number with K, M or G
+    #[arg(long, default_value = "1G", value_parser = size::parse)]
+    size: u64,
+    /// A variant ends after this many seconds …
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+    /// … or this many writes [default: as many as there are blocks]
+    #[arg(long)]
+    ops: Option<u64>,
+    /// Which of the job's variants
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Variant::ALL)]
+    variants: Vec<Variant>,
+    #[command(flatten)]
+    clients: Clients,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Variant {
+enum Variant {
     /// O_DIRECT, 32 in flight
     Direct,
     /// Through the page cache, with one fsync at the end
@@ -33,7 +53,7 @@ pub(crate) enum Variant {
 }
 
 impl Variant {
-    pub(crate) const ALL: [Variant; 3] = [Variant::Direct, Variant::Buffered, Variant::Fsync];
+    const ALL: [Variant; 3] = [Variant::Direct, Variant::Buffered, Variant::Fsync];
 
     fn name(self) -> &'static str {
         match self {
@@ -50,51 +70,95 @@ impl std::fmt::Display for Variant {
     }
 }
 
-/// How much a variant does.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
-    /// Size of the file.
-    pub(crate) blocks: u64,
-    pub(crate) ops: u64,
-    pub(crate) time: Duration,
+impl Job for RandomOverwrite {
+    fn name(&self) -> &'static str {
+        "random-overwrite"
+    }
+
+    fn data_bytes(&self) -> u64 {
+        self.size * self.clients.clients.len() as u64
+    }
+
+    fn round(
+        &self,
+        site: &Site,
+        kind: Kind,
+        _round: u32,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Sample>, BenchError> {
+        on_fresh(site, kind, |target| {
+            let mut samples = Vec::new();
+            for &clients in &self.clients.clients {
+                samples.extend(self.run(target, clients, interrupt)?);
+            }
+            Ok(samples)
+        })
+    }
 }
 
-/// Runs the variants one after another on a new file.
-pub(crate) fn run(
-    target: &Target<'_>,
-    bounds: Bounds,
-    variants: &[Variant],
-    interrupt: &Interrupt,
-) -> Result<Vec<Sample>, BenchError> {
-    let path = target.directory().join("data");
-    let mut places = Places::new(bounds.blocks);
-    fill(&path, bounds.blocks, &mut places, interrupt)?;
-    target.sync()?;
-    let mut samples = Vec::new();
-    for &variant in variants {
-        let before = target.traffic()?;
-        let mut meter = Meter::start(bounds, interrupt);
-        let mut file = OpenOptions::new();
-        file.write(true);
-        if variant == Variant::Direct {
-            file.custom_flags(OFlags::DIRECT.bits() as i32);
-        }
-        let file = file.open(&path).on(path.display())?;
-        match variant {
-            Variant::Direct => direct::overwrite(&file, DEPTH, &mut places, &mut meter)?,
-            Variant::Buffered => {
-                one_by_one(&file, &mut places, &mut meter, |_| Ok(()))?;
-                file.sync_data().on("fsync")?;
-            }
-            Variant::Fsync => one_by_one(&file, &mut places, &mut meter, File::sync_data)?,
-        }
-        let measured = meter.end()?;
-        target.sync()?;
-        let traffic = target.traffic()?.since(&before);
-        samples.extend(measured.samples(variant.name()));
-        samples.extend(traffic.samples(variant.name(), measured.ops));
+impl RandomOverwrite {
+    /// For the core list.
+    pub(crate) fn bounded(size: u64, seconds: u64) -> RandomOverwrite {
+        let (clients, variants) = (Clients::one(), Variant::ALL.to_vec());
+        RandomOverwrite { size, seconds, ops: None, variants, clients }
     }
-    Ok(samples)
+
+    /// The variants one after another, on new files.
+    fn run(
+        &self,
+        target: &Target<'_>,
+        clients: u32,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Sample>, BenchError> {
+        let directory = target.directory();
+        let path = |client| clients::path(&directory, clients, client);
+        let blocks = self.size / BLOCK as u64 / u64::from(clients);
+        for client in 0..clients {
+            fill_file(&path(client), blocks, u64::from(client), interrupt)?;
+        }
+        target.sync()?;
+        let ops = self.ops.map_or(blocks, |ops| ops.div_ceil(u64::from(clients)));
+        let bounds = Bounds { ops, time: Duration::from_secs(self.seconds) };
+        let mut samples = Vec::new();
+        for (number, &variant) in self.variants.iter().enumerate() {
+            let before = target.traffic()?;
+            let seed = |client| 1 + u64::from(client) + 1000 * number as u64;
+            let measured = clients::together(clients, |client| {
+                let mut places = Places::random(blocks, seed(client));
+                overwrite(&path(client), variant, bounds, &mut places, interrupt)
+            })?;
+            target.sync()?;
+            let traffic = target.traffic()?.since(&before);
+            let name = clients::variant(variant.name(), clients);
+            samples.extend(measured.samples(&name));
+            samples.extend(traffic.samples(&name, measured.ops(), BLOCK));
+        }
+        Ok(samples)
+    }
+}
+
+fn overwrite(
+    path: &Path,
+    variant: Variant,
+    bounds: Bounds,
+    places: &mut Places,
+    interrupt: &Interrupt,
+) -> Result<Measured, BenchError> {
+    let buffered = || OpenOptions::new().write(true).open(path).on(path.display());
+    let mut meter = Meter::start(bounds, interrupt);
+    match variant {
+        Variant::Direct => {
+            let file = direct::open(path, Way::Write)?;
+            direct::transfer(&file, Way::Write, DEPTH, places, &mut meter)?;
+        }
+        Variant::Buffered => {
+            let file = buffered()?;
+            one_by_one(&file, places, &mut meter, |_| Ok(()))?;
+            file.sync_data().on("fsync")?;
+        }
+        Variant::Fsync => one_by_one(&buffered()?, places, &mut meter, File::sync_data)?,
+    }
+    meter.end()
 }
 
 fn one_by_one(
@@ -104,150 +168,9 @@ fn one_by_one(
     after_each: impl Fn(&File) -> std::io::Result<()>,
 ) -> Result<(), BenchError> {
     let mut block = [0; BLOCK];
-    while meter.go_on(0) {
+    meter.each(|_| {
         places.fill(&mut block);
-        let began = Instant::now();
         file.write_all_at(&block, places.next_offset()).on("write")?;
-        after_each(file).on("fsync")?;
-        meter.done(began);
-    }
-    Ok(())
-}
-
-fn fill(
-    path: &std::path::Path,
-    blocks: u64,
-    places: &mut Places,
-    interrupt: &Interrupt,
-) -> Result<(), BenchError> {
-    const CHUNK: usize = 256;
-    let file = File::create(path).on(path.display())?;
-    let mut chunk = vec![0; CHUNK * BLOCK];
-    let mut block = 0;
-    while block < blocks {
-        interrupt.check()?;
-        for part in chunk.chunks_exact_mut(BLOCK) {
-            places.fill(part);
-        }
-        let now = (blocks - block).min(CHUNK as u64);
-        let bytes = &chunk[..now as usize * BLOCK];
-        file.write_all_at(bytes, block * BLOCK as u64).on("filling the file")?;
-        block += now;
-    }
-    file.sync_all().on("filling the file")
-}
-
-/// Where to write next and what: the same history on each target.
-pub(crate) struct Places {
-    rng: Xoshiro256PlusPlus,
-    blocks: u64,
-}
-
-impl Places {
-    fn new(blocks: u64) -> Places {
-        Places { rng: Xoshiro256PlusPlus::seed_from_u64(1), blocks }
-    }
-
-    pub(crate) fn next_offset(&mut self) -> u64 {
-        let wide = u128::from(self.rng.next_u64()) * u128::from(self.blocks);
-        (wide >> 64) as u64 * BLOCK as u64
-    }
-
-    /// No block is like another, and that costs little: each 64 bytes begin with a random word.
-    pub(crate) fn fill(&mut self, block: &mut [u8]) {
-        for line in block.chunks_exact_mut(64) {
-            line[..8].copy_from_slice(&self.rng.next_u64().to_le_bytes());
-        }
-    }
-}
-
-/// Counts and times writes, and says when it is enough.
-pub(crate) struct Meter<'a> {
-    bounds: Bounds,
-    interrupt: &'a Interrupt,
-    began: Instant,
-    latencies_ns: Vec<u32>,
-}
-
-impl<'a> Meter<'a> {
-    fn start(bounds: Bounds, interrupt: &'a Interrupt) -> Meter<'a> {
-        let latencies_ns = Vec::with_capacity(bounds.ops.min(1 << 24) as usize);
-        Meter { bounds, interrupt, began: Instant::now(), latencies_ns }
-    }
-
-    /// Whether another write may begin, with `in_flight` of them not done yet.
-    pub(crate) fn go_on(&self, in_flight: usize) -> bool {
-        (self.latencies_ns.len() + in_flight) < self.bounds.ops as usize
-            && self.began.elapsed() < self.bounds.time
-            && self.interrupt.check().is_ok()
-    }
-
-    pub(crate) fn done(&mut self, began: Instant) {
-        self.latencies_ns.push(began.elapsed().as_nanos().min(u128::from(u32::MAX)) as u32);
-    }
-
-    fn end(mut self) -> Result<Measured, BenchError> {
-        let seconds = self.began.elapsed().as_secs_f64();
-        self.interrupt.check()?;
-        self.latencies_ns.sort_unstable();
-        Ok(Measured {
-            ops: self.latencies_ns.len() as u64,
-            seconds,
-            latencies_ns: self.latencies_ns,
-        })
-    }
-}
-
-struct Measured {
-    ops: u64,
-    seconds: f64,
-    latencies_ns: Vec<u32>,
-}
-
-impl Measured {
-    fn samples(&self, variant: &str) -> Vec<Sample> {
-        let at = |share: f64| {
-            let index = (self.latencies_ns.len() as f64 * share) as usize;
-            f64::from(self.latencies_ns.get(index).copied().unwrap_or_default()) / 1000.0
-        };
-        vec![
-            Sample::new(variant, "iops", "ops/s", self.ops as f64 / self.seconds),
-            Sample::new(variant, "p50", "us", at(0.50)),
-            Sample::new(variant, "p99", "us", at(0.99)),
-        ]
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn places_cover_the_file_and_stay_in_it() {
-        let mut places = Places::new(10);
-        let mut seen = [false; 10];
-        for _ in 0..1000 {
-            let offset = places.next_offset();
-            assert_eq!(offset % BLOCK as u64, 0);
-            seen[(offset / BLOCK as u64) as usize] = true;
-        }
-        assert_eq!(seen, [true; 10]);
-    }
-
-    #[test]
-    fn both_ways_of_writing_do_as_many_writes_as_asked() {
-        let file = tempfile::tempfile().unwrap();
-        let bounds = Bounds { blocks: 64, ops: 100, time: Duration::from_secs(600) };
-        let interrupt = Interrupt::never();
-        let mut places = Places::new(64);
-        let mut meter = Meter::start(bounds, &interrupt);
-        one_by_one(&file, &mut places, &mut meter, |_| Ok(())).unwrap();
-        assert_eq!(meter.end().unwrap().ops, 100);
-        let mut meter = Meter::start(bounds, &interrupt);
-        match direct::overwrite(&file, 32, &mut places, &mut meter) {
-            Ok(()) => assert_eq!(meter.end().unwrap().ops, 100),
-            // Containers may refuse io_uring.
-            Err(error) => assert!(error.to_string().starts_with("io_uring"), "{error}"),
-        }
-    }
+        after_each(file).on("fsync")
+    })
 }

@@ -28,9 +28,10 @@ use std::time::{Duration, Instant};
 use crate::counters;
 use crate::error::BenchError;
 use crate::interrupt::Interrupt;
+use crate::job::{Job, on_fresh};
 use crate::measured::{Writes, at};
 use crate::summary::{Sample, compared};
-use crate::target::{Kind, Target, run};
+use crate::target::{self, Kind, Target, run};
 use crate::tenant::{self, FILE_BYTES, Fsync, Tenant};
 use crate::unshare::copies;
 use ioctl::Control;
@@ -62,19 +63,35 @@ pub(crate) struct Snapshots {
     neighbour_files: u32,
 }
 
-impl Snapshots {
-    pub(crate) fn data_bytes(&self) -> u64 {
+impl Job for Snapshots {
+    fn name(&self) -> &'static str {
+        "snapshots"
+    }
+
+    fn data_bytes(&self) -> u64 {
         let blocks =
             u64::from(self.files) + u64::from(self.snapshots + 4 * CALLS) * u64::from(self.changes);
         blocks * source::FILE_BYTES + 4 * u64::from(self.neighbour_files) * FILE_BYTES
     }
 
-    /// On an empty filesystem.
-    pub(crate) fn run(
+    fn left_out(&self, kind: Kind) -> Option<&'static str> {
+        (!matches!(kind, Kind::Copyhold | Kind::Btrfs)).then_some("it has no snapshots")
+    }
+
+    fn round(
         &self,
-        target: &Target<'_>,
+        site: &target::Site,
+        kind: Kind,
+        _round: u32,
         interrupt: &Interrupt,
     ) -> Result<Vec<Sample>, BenchError> {
+        on_fresh(site, kind, |target| self.run(target, interrupt))
+    }
+}
+
+impl Snapshots {
+    /// On an empty filesystem.
+    fn run(&self, target: &Target<'_>, interrupt: &Interrupt) -> Result<Vec<Sample>, BenchError> {
         let site = self.fill(target, interrupt)?;
         let mut samples = site.memory("filled")?;
         let mut source = Source::new(&site.original, self.files, self.changes, SEED);
@@ -103,9 +120,6 @@ impl Snapshots {
         target: &'a Target<'a>,
         interrupt: &Interrupt,
     ) -> Result<Site<'a>, BenchError> {
-        if !matches!(target.kind(), Kind::Copyhold | Kind::Btrfs) {
-            return Err(BenchError::NoSnapshots(target.kind().name()));
-        }
         let directory = target.directory();
         let (original, neighbour) = (directory.join("subv"), directory.join("neighbour"));
         copies::make_original(target, &original)?;
@@ -247,9 +261,7 @@ impl Site<'_> {
 
     /// The most memory that the daemon had so far.
     fn memory(&self, when: &str) -> Result<Vec<Sample>, BenchError> {
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        let sample = |bytes| Sample::new(when, "daemon_memory", "MiB", mib(bytes));
-        Ok(counters::memory_bytes(self.target)?.map(sample).into_iter().collect())
+        Ok(counters::peak_memory(self.target, when)?.into_iter().collect())
     }
 
     fn program(&self) -> Command {

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
+use crate::machine::Machine;
 use crate::target::Kind;
 
 /// One figure of one round.
@@ -42,14 +43,22 @@ pub(crate) fn compared(samples: &[Sample], of: &str, to: &str) -> Vec<Sample> {
     samples.iter().filter_map(compare).collect()
 }
 
-/// All samples of a job.
+/// All samples of a run.
 pub(crate) struct Summary {
-    job: &'static str,
+    machine: Machine,
     kinds: Vec<Kind>,
     rounds: u32,
     /// Metrics in the order in which they first came.
-    metrics: Vec<(String, &'static str)>,
-    values: BTreeMap<(Kind, String), Vec<f64>>,
+    metrics: Vec<Metric>,
+    values: BTreeMap<(Kind, Metric), Vec<f64>>,
+}
+
+/// What is measured, and by which job.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Metric {
+    pub(crate) job: &'static str,
+    pub(crate) name: String,
+    pub(crate) unit: &'static str,
 }
 
 #[derive(Serialize)]
@@ -73,35 +82,50 @@ struct Ratio<'a> {
 }
 
 impl Summary {
-    pub(crate) fn new(job: &'static str, kinds: &[Kind], rounds: u32) -> Summary {
+    pub(crate) fn new(machine: Machine, kinds: &[Kind], rounds: u32) -> Summary {
         let (metrics, values) = Default::default();
-        Summary { job, kinds: kinds.to_vec(), rounds, metrics, values }
+        Summary { machine, kinds: kinds.to_vec(), rounds, metrics, values }
     }
 
-    pub(crate) fn add(&mut self, kind: Kind, samples: Vec<Sample>) {
+    pub(crate) fn add(&mut self, job: &'static str, kind: Kind, samples: Vec<Sample>) {
         for sample in samples {
-            if !self.metrics.iter().any(|(metric, _)| *metric == sample.metric) {
-                self.metrics.push((sample.metric.clone(), sample.unit));
+            let metric = Metric { job, name: sample.metric, unit: sample.unit };
+            if !self.metrics.contains(&metric) {
+                self.metrics.push(metric.clone());
             }
-            self.values.entry((kind, sample.metric)).or_default().push(sample.value);
+            self.values.entry((kind, metric)).or_default().push(sample.value);
         }
     }
 
-    /// One object a line: every figure, then every ratio of Copyhold to a peer.
-    pub(crate) fn json_lines(&self) -> String {
+    pub(crate) fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    pub(crate) fn kinds(&self) -> &[Kind] {
+        &self.kinds
+    }
+
+    pub(crate) fn metrics(&self) -> &[Metric] {
+        &self.metrics
+    }
+
+    /// One object a line: the machine, every figure, every ratio of Copyhold to a peer, and what
+    /// was left out.
+    pub(crate) fn json_lines(&self, notes: &[String]) -> String {
         let mut text = String::new();
         let mut push = |line: serde_json::Result<String>| {
             text += &line.expect("numbers and names are JSON");
             text.push('\n');
         };
-        for (metric, unit) in &self.metrics {
+        push(serde_json::to_string(&self.machine));
+        for metric in &self.metrics {
             for &kind in &self.kinds {
                 let Some(spread) = self.spread(kind, metric) else { continue };
                 push(serde_json::to_string(&Line {
-                    job: self.job,
+                    job: metric.job,
                     target: kind.name(),
-                    metric,
-                    unit,
+                    metric: &metric.name,
+                    unit: metric.unit,
                     median: spread.median,
                     min: spread.min,
                     max: spread.max,
@@ -109,30 +133,37 @@ impl Summary {
                 }));
             }
         }
-        for (metric, _) in &self.metrics {
+        for metric in &self.metrics {
             for &peer in &self.kinds {
                 let Some(ratio) = self.ratio(metric, peer) else { continue };
-                let ratio_to = peer.name();
-                push(serde_json::to_string(&Ratio { job: self.job, metric, ratio_to, ratio }));
+                let (job, name, ratio_to) = (metric.job, &metric.name, peer.name());
+                push(serde_json::to_string(&Ratio { job, metric: name, ratio_to, ratio }));
             }
+        }
+        for note in notes {
+            push(serde_json::to_string(&serde_json::json!({ "left_out": note })));
         }
         text
     }
 
     /// The same for people: median, span, and how Copyhold compares.
-    pub(crate) fn table(&self) -> String {
-        let mut text = String::new();
-        let width = self.metrics.iter().map(|(metric, _)| metric.len()).max().unwrap_or_default();
-        for (metric, unit) in &self.metrics {
+    pub(crate) fn table(&self, notes: &[String]) -> String {
+        let mut text = format!("{}rounds: {}\n", self.machine, self.rounds);
+        let names = self.metrics.iter().map(|metric| metric.name.len());
+        let width = names.max().unwrap_or_default();
+        let mut job = "";
+        for metric in &self.metrics {
+            if metric.job != job {
+                job = metric.job;
+                let _ = writeln!(text, "\n{job}");
+            }
             for &kind in &self.kinds {
                 let Some(spread) = self.spread(kind, metric) else { continue };
                 let span = format!("({} … {})", number(spread.min), number(spread.max));
+                let (name, unit, target) = (&metric.name, metric.unit, kind.name());
                 let median = number(spread.median);
-                let _ = write!(
-                    text,
-                    "{metric:width$}  {:8}  {median:>10} {unit:10}  {span:24}",
-                    kind.name()
-                );
+                let _ =
+                    write!(text, "{name:width$}  {target:8}  {median:>10} {unit:10}  {span:24}");
                 if let Some(ratio) = self.ratio(metric, kind) {
                     let _ = write!(text, "copyhold is {ratio:.2} of it");
                 }
@@ -140,15 +171,18 @@ impl Summary {
                 text.push('\n');
             }
         }
+        if !notes.is_empty() {
+            let _ = writeln!(text, "\nLeft out:\n  {}", notes.join("\n  "));
+        }
         text
     }
 
-    fn spread(&self, kind: Kind, metric: &str) -> Option<Spread> {
-        Spread::of(self.values.get(&(kind, metric.to_owned()))?)
+    pub(crate) fn spread(&self, kind: Kind, metric: &Metric) -> Option<Spread> {
+        Spread::of(self.values.get(&(kind, metric.clone()))?)
     }
 
     /// Copyhold's median over that of `peer`.
-    fn ratio(&self, metric: &str, peer: Kind) -> Option<f64> {
+    fn ratio(&self, metric: &Metric, peer: Kind) -> Option<f64> {
         let ours = self.spread(Kind::Copyhold, metric)?.median;
         let theirs = self.spread(peer, metric)?.median;
         (peer != Kind::Copyhold && theirs > 0.0).then(|| ours / theirs)
@@ -156,10 +190,10 @@ impl Summary {
 }
 
 #[derive(Debug, PartialEq)]
-struct Spread {
-    median: f64,
-    min: f64,
-    max: f64,
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
 }
 
 impl Spread {
@@ -176,7 +210,7 @@ impl Spread {
     }
 }
 
-fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         large if large >= 100.0 => format!("{value:.0}"),
         middle if middle >= 10.0 => format!("{value:.1}"),
@@ -207,20 +241,24 @@ mod tests {
 
     #[test]
     fn lines_are_as_documented() {
-        let mut summary = Summary::new("job", &[Kind::Copyhold, Kind::Ext4], 1);
-        summary.add(Kind::Copyhold, vec![Sample::new("direct", "iops", "ops/s", 50.0)]);
-        summary.add(Kind::Ext4, vec![Sample::new("direct", "iops", "ops/s", 100.0)]);
-        let lines = summary.json_lines();
+        let kinds = [Kind::Copyhold, Kind::Ext4];
+        let mut summary = Summary::new(Machine::example(), &kinds, 1);
+        summary.add("job", Kind::Copyhold, vec![Sample::new("direct", "iops", "ops/s", 50.0)]);
+        summary.add("job", Kind::Ext4, vec![Sample::new("direct", "iops", "ops/s", 100.0)]);
+        let lines = summary.json_lines(&["job on null: why".into()]);
         let lines: Vec<&str> = lines.lines().collect();
         let figure = concat!(
             r#"{"job":"job","target":"ext4","metric":"direct.iops","unit":"ops/s","#,
             r#""median":100.0,"min":100.0,"max":100.0,"rounds":1}"#
         );
-        assert_eq!(lines[1], figure);
+        assert_eq!(lines[2], figure);
         assert_eq!(
-            lines[2],
+            lines[3],
             r#"{"job":"job","metric":"direct.iops","ratio_to":"ext4","ratio":0.5}"#
         );
-        assert!(summary.table().contains("copyhold is 0.50 of it"));
+        assert_eq!(lines[4], r#"{"left_out":"job on null: why"}"#);
+        let table = summary.table(&[]);
+        assert!(table.contains("copyhold is 0.50 of it"));
+        assert!(table.contains("load"));
     }
 }

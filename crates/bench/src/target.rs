@@ -1,19 +1,23 @@
 //! A fresh filesystem over a file: made, mounted, and taken away again whatever happens.
 //!
 //! Copyhold mounts its file by itself, and the null store needs none. Kernel filesystems get a loop
-//! device with direct I/O over a file of the same size, so that neither is cached twice.
+//! device with direct I/O over a file of the same size, so that neither is cached twice. `plain` is
+//! a directory as it is, for trying a job out.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, geteuid, kill_process, test_kill_process};
 use serde_json::Value;
 
 use crate::error::{BenchError, On};
 use crate::null;
-use crate::summary::Sample;
+use crate::traffic::Traffic;
 
 /// What a job runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -25,6 +29,8 @@ pub(crate) enum Kind {
     Xfs,
     /// Our transport with a store that keeps nothing: the ceiling
     Null,
+    /// A directory as it is, on whatever filesystem --dir is
+    Plain,
 }
 
 impl Kind {
@@ -35,12 +41,33 @@ impl Kind {
             Kind::Ext4 => "ext4",
             Kind::Xfs => "xfs",
             Kind::Null => "null",
+            Kind::Plain => "plain",
         }
     }
 
     /// Whether it is one of the kernel's, on a loop device.
     fn is_kernels(self) -> bool {
         matches!(self, Kind::Btrfs | Kind::Ext4 | Kind::Xfs)
+    }
+
+    /// Whether what is written can be read again: the null store gives zeros.
+    pub(crate) fn keeps_data(self) -> bool {
+        self != Kind::Null
+    }
+
+    /// Why there is none of this kind on this machine, if so.
+    pub(crate) fn missing(self) -> Option<String> {
+        if !self.is_kernels() {
+            return None;
+        }
+        if !geteuid().is_root() {
+            return Some("kernel filesystems need loop devices, and those need root".into());
+        }
+        let mkfs = format!("mkfs.{}", self.name());
+        match Command::new(&mkfs).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status() {
+            Ok(_) => None,
+            Err(error) => Some(format!("{mkfs}: {error}")),
+        }
     }
 }
 
@@ -50,6 +77,8 @@ pub(crate) struct Site {
     program: PathBuf,
     options: Vec<String>,
     image_bytes: u64,
+    /// What was left out and why.
+    notes: RefCell<BTreeSet<String>>,
 }
 
 impl Site {
@@ -67,14 +96,21 @@ impl Site {
             program: program.unwrap_or(beside),
             options: options.to_vec(),
             image_bytes: data_bytes * 5 / 2 + (1 << 30),
+            notes: RefCell::default(),
         })
+    }
+
+    /// Says in the summary what was left out.
+    pub(crate) fn note(&self, job: &str, kind: Kind, what: &str) {
+        self.notes.borrow_mut().insert(format!("{job} on {}: {what}", kind.name()));
+    }
+
+    pub(crate) fn notes(&self) -> Vec<String> {
+        self.notes.borrow().iter().cloned().collect()
     }
 
     /// Makes and mounts an empty filesystem.
     pub(crate) fn set_up(&self, kind: Kind) -> Result<Target<'_>, BenchError> {
-        if kind.is_kernels() && !rustix::process::geteuid().is_root() {
-            return Err(BenchError::NotRoot);
-        }
         let place = tempfile::Builder::new()
             .prefix("copyhold-bench-")
             .tempdir_in(&self.directory)
@@ -85,6 +121,7 @@ impl Site {
             Kind::Copyhold => target.mount_pool()?,
             Kind::Btrfs | Kind::Ext4 | Kind::Xfs => target.mount_loop()?,
             Kind::Null => target.mount_again()?,
+            Kind::Plain => {}
         }
         Ok(target)
     }
@@ -108,8 +145,18 @@ enum Undo {
 }
 
 impl Target<'_> {
+    /// The filesystem's root.
     pub(crate) fn directory(&self) -> PathBuf {
         self.place.path().join("mnt")
+    }
+
+    /// A directory beside the filesystem, for what a job needs of its own.
+    pub(crate) fn beside(&self) -> &Path {
+        self.place.path()
+    }
+
+    pub(crate) fn site(&self) -> &Site {
+        self.site
     }
 
     fn image(&self) -> PathBuf {
@@ -172,6 +219,60 @@ impl Target<'_> {
         })
     }
 
+    /// Makes everything durable and forgets what is cached, the filesystem's own caches included:
+    /// it is mounted again. The null store would forget all, and is asked to drop nothing.
+    pub(crate) fn cool(&self) -> Result<(), BenchError> {
+        self.sync()?;
+        if !matches!(self.kind, Kind::Null | Kind::Plain) {
+            self.remount()?;
+        }
+        match geteuid().is_root() {
+            true => drop_caches("3"),
+            false => Ok(()),
+        }
+    }
+
+    /// Has the kernel forget names and inodes, and leaves the filesystem what it keeps itself.
+    /// Whether it could be asked: only root may.
+    pub(crate) fn forget_names(&self) -> Result<bool, BenchError> {
+        self.sync()?;
+        match geteuid().is_root() {
+            true => drop_caches("2").map(|()| true),
+            false => Ok(false),
+        }
+    }
+
+    /// The process that serves the mount; the kernel's filesystems have none.
+    pub(crate) fn daemon(&self) -> Result<Option<u32>, BenchError> {
+        let served = self.undo.borrow().iter().find_map(|undo| match undo {
+            Undo::NullMount(served) => Some(served.id()),
+            _ => None,
+        });
+        if self.kind != Kind::Copyhold {
+            return Ok(served);
+        }
+        let pid = self.info()?.get("pid").and_then(Value::as_u64);
+        Ok(pid.and_then(|pid| u32::try_from(pid).ok()))
+    }
+
+    /// Kills the daemon of a pool and mounts again; how long that mount took.
+    pub(crate) fn crash(&self) -> Result<Duration, BenchError> {
+        let program = self.site.program.display().to_string();
+        let daemon = self.daemon()?.and_then(|pid| Pid::from_raw(pid as i32));
+        let daemon = daemon.ok_or(BenchError::NoCounters(program))?;
+        kill_process(daemon, Signal::KILL).on("kill")?;
+        let detach: (&str, &str) =
+            if geteuid().is_root() { ("umount", "-l") } else { ("fusermount3", "-uz") };
+        run(Command::new(detach.0).arg(detach.1).arg(self.directory()))?;
+        self.undo.borrow_mut().pop();
+        while test_kill_process(daemon).is_ok() && !is_over(daemon) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let began = Instant::now();
+        self.mount_again()?;
+        Ok(began.elapsed())
+    }
+
     /// Unmounts and mounts again; how long each took.
     pub(crate) fn remount(&self) -> Result<(Duration, Duration), BenchError> {
         let began = Instant::now();
@@ -198,7 +299,7 @@ impl Target<'_> {
     pub(crate) fn sync(&self) -> Result<(), BenchError> {
         match self.kind {
             Kind::Copyhold => run(self.copyhold().arg("sync").arg(self.directory())).map(drop),
-            Kind::Btrfs | Kind::Ext4 | Kind::Xfs | Kind::Null => {
+            Kind::Btrfs | Kind::Ext4 | Kind::Xfs | Kind::Null | Kind::Plain => {
                 let root = File::open(self.directory()).on(self.directory().display())?;
                 rustix::fs::syncfs(&root).on("syncfs")
             }
@@ -212,7 +313,7 @@ impl Target<'_> {
                 let program = self.site.program.display().to_string();
                 Traffic::of_info(&self.info()?).ok_or(BenchError::NoCounters(program))
             }
-            Kind::Null => Ok(Traffic::default()),
+            Kind::Null | Kind::Plain => Ok(Traffic::default()),
             Kind::Btrfs | Kind::Ext4 | Kind::Xfs => {
                 let device = self.loop_device().expect("a kernel filesystem has a loop device");
                 let name = device.file_name().expect("devices have names");
@@ -256,63 +357,15 @@ impl Drop for Target<'_> {
     }
 }
 
-/// What a device was asked to write, by purpose where the filesystem says so.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Traffic {
-    written_bytes: Vec<(String, u64)>,
-    flushes: u64,
+fn drop_caches(which: &str) -> Result<(), BenchError> {
+    const ASK: &str = "/proc/sys/vm/drop_caches";
+    fs::write(ASK, which).on(ASK)
 }
 
-impl Traffic {
-    /// From `copyhold info --json`: `counters: {purpose: {written_bytes, …}}` and `flushes`.
-    fn of_info(info: &Value) -> Option<Traffic> {
-        let purposes = info.get("counters")?.as_object()?.iter();
-        let written_bytes = purposes
-            .map(|(purpose, counts)| {
-                Some((purpose.clone(), counts.get("written_bytes")?.as_u64()?))
-            })
-            .collect::<Option<Vec<_>>>()?;
-        Some(Traffic { written_bytes, flushes: info.get("flushes")?.as_u64()? })
-    }
-
-    /// From `/sys/block/…/stat`: the seventh number is sectors written, the sixteenth flushes.
-    fn of_block_stat(stat: &str) -> Traffic {
-        let numbers: Vec<u64> =
-            stat.split_whitespace().map(|number| number.parse().unwrap_or_default()).collect();
-        let at = |index: usize| numbers.get(index).copied().unwrap_or_default();
-        Traffic { written_bytes: vec![("all".into(), at(6) * 512)], flushes: at(15) }
-    }
-
-    pub(crate) fn since(&self, before: &Traffic) -> Traffic {
-        let earlier = |purpose: &str| {
-            before.written_bytes.iter().find(|(name, _)| name == purpose).map_or(0, |found| found.1)
-        };
-        Traffic {
-            written_bytes: self
-                .written_bytes
-                .iter()
-                .map(|(name, bytes)| (name.clone(), bytes - earlier(name)))
-                .collect(),
-            flushes: self.flushes - before.flushes,
-        }
-    }
-
-    /// Per byte that the job wrote, in `ops` writes of a block.
-    pub(crate) fn samples(&self, variant: &str, ops: u64) -> Vec<Sample> {
-        let asked = (ops.max(1) * crate::random_overwrite::BLOCK as u64) as f64;
-        let per_byte =
-            |name: &str, bytes: u64| Sample::new(variant, name, "bytes/byte", bytes as f64 / asked);
-        let total = self.written_bytes.iter().map(|(_, bytes)| bytes).sum();
-        let mut samples = vec![
-            per_byte("device_bytes", total),
-            Sample::new(variant, "flushes", "per op", self.flushes as f64 / ops.max(1) as f64),
-        ];
-        let by_purpose = self.written_bytes.iter().filter(|(name, _)| name != "all");
-        samples.extend(
-            by_purpose.map(|(name, bytes)| per_byte(&format!("device_bytes.{name}"), *bytes)),
-        );
-        samples
-    }
+/// Whether a process has ended, though its parent may not have looked yet.
+fn is_over(process: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
+    stat.map_or(true, |stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
 }
 
 /// Runs a command to its end; its standard output.
@@ -334,21 +387,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn traffic_is_read_from_both_sources_and_subtracted() {
-        let info = r#"{"pool":"x","flushes":7,"counters":{
-            "data":{"writes":1,"written_bytes":8192,"reads":0,"read_bytes":0},
-            "log":{"writes":1,"written_bytes":4096,"reads":0,"read_bytes":0}}}"#;
-        let traffic = Traffic::of_info(&serde_json::from_str(info).unwrap()).unwrap();
-        let since = traffic.since(&Traffic { flushes: 5, ..Traffic::default() });
-        assert_eq!(since.flushes, 2);
-        assert_eq!(since.written_bytes, traffic.written_bytes);
-        let samples = since.samples("direct", 2);
-        assert_eq!(samples[0], Sample::new("direct", "device_bytes", "bytes/byte", 1.5));
-        assert_eq!(Traffic::of_info(&Value::Null), None);
-
-        let stat = "1 0 8 0 5 0 24 0 0 0 0 0 0 0 0 3 0";
-        let expected = Traffic { written_bytes: vec![("all".into(), 24 * 512)], flushes: 3 };
-        assert_eq!(Traffic::of_block_stat(stat), expected);
+    fn what_has_no_mkfs_here_is_not_an_error() {
+        assert_eq!(Kind::Copyhold.missing(), None);
+        assert_eq!(Kind::Plain.missing(), None);
     }
 
     #[test]

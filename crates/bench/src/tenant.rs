@@ -16,7 +16,7 @@ use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
 use crate::error::{BenchError, On};
 use crate::interrupt::Interrupt;
-use crate::random_overwrite::BLOCK;
+use crate::places::BLOCK;
 
 pub(crate) const FILE_BYTES: u64 = 128 << 10;
 const BLOCKS: usize = FILE_BYTES as usize / BLOCK;

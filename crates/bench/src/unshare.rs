@@ -29,9 +29,10 @@ use std::time::{Duration, Instant};
 use crate::counters::{self, Counters};
 use crate::error::BenchError;
 use crate::interrupt::Interrupt;
+use crate::job::{Job, on_fresh};
 use crate::measured::Writes;
-use crate::summary::Sample;
-use crate::target::{Kind, Target};
+use crate::summary::{Sample, compared};
+use crate::target::{Kind, Site, Target};
 use crate::tenant::{self, FILE_BYTES, Fsync, Tenant};
 pub(crate) use background::Background;
 use background::Processes;
@@ -84,16 +85,38 @@ impl std::fmt::Display for Quota {
     }
 }
 
-impl Unshare {
-    /// What a filesystem holds at most: every snapshot written anew.
-    pub(crate) fn data_bytes(&self) -> u64 {
+impl Job for Unshare {
+    fn name(&self) -> &'static str {
+        "unshare"
+    }
+
+    /// Every snapshot written anew.
+    fn data_bytes(&self) -> u64 {
         let most = self.snapshots.iter().max().copied().unwrap_or_default();
         u64::from(self.files) * FILE_BYTES * (u64::from(most) + 2)
     }
 
+    fn round(
+        &self,
+        site: &Site,
+        kind: Kind,
+        round: u32,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Sample>, BenchError> {
+        let mut samples = Vec::new();
+        for each in self.runs(kind, round) {
+            samples.extend(on_fresh(site, kind, |target| self.run(target, each, interrupt))?);
+        }
+        let compared = compared(&samples, "simple", "off");
+        samples.extend(compared);
+        Ok(samples)
+    }
+}
+
+impl Unshare {
     /// What to run on `kind`, each on a fresh filesystem: numbers of snapshots, and for each the
     /// modes of quotas, in the order of this round.
-    pub(crate) fn runs(&self, kind: Kind, round: u32) -> Vec<(u32, Quota)> {
+    fn runs(&self, kind: Kind, round: u32) -> Vec<(u32, Quota)> {
         let modes = self.modes(kind, round);
         let with = |&snapshots: &u32| modes.iter().map(move |&quota| (snapshots, quota));
         self.snapshots.iter().flat_map(with).collect()
@@ -112,7 +135,7 @@ impl Unshare {
     }
 
     /// On an empty filesystem.
-    pub(crate) fn run(
+    fn run(
         &self,
         target: &Target<'_>,
         (snapshots, quota): (u32, Quota),
@@ -136,7 +159,7 @@ impl Unshare {
         let before = Counters::read(target)?;
         let others_before = background.written()?;
         let began = Instant::now();
-        let ops = u64::from(self.files) * FILE_BYTES / crate::random_overwrite::BLOCK as u64;
+        let ops = u64::from(self.files) * FILE_BYTES / crate::places::BLOCK as u64;
         let time = Duration::from_secs(self.seconds);
         let writes = Writes::measure(&mut foreground, Duration::ZERO, |done, elapsed| {
             interrupt.check().map(|()| done < ops && elapsed < time)
@@ -146,7 +169,7 @@ impl Unshare {
         let counters = Counters::read(target)?.since(&before);
         drop(foreground);
         background.end()?;
-        let memory = counters::memory_bytes(target)?;
+        let memory = counters::peak_memory(target, &self.variant(snapshots, quota))?;
         let (umount, mount) = target.remount()?;
 
         let variant = self.variant(snapshots, quota);
@@ -157,8 +180,7 @@ impl Unshare {
         let ms =
             |name, time: Duration| Sample::new(&variant, name, "ms", time.as_secs_f64() * 1000.0);
         samples.extend([ms("umount", umount), ms("mount", mount)]);
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        samples.extend(memory.map(|it| Sample::new(&variant, "daemon_memory", "MiB", mib(it))));
+        samples.extend(memory);
         Ok(samples)
     }
 

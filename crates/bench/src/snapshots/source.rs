@@ -9,7 +9,7 @@ use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
 use crate::error::{BenchError, On};
 use crate::interrupt::Interrupt;
-use crate::random_overwrite::BLOCK;
+use crate::places::BLOCK;
 
 pub(super) const FILE_BYTES: u64 = BLOCK as u64;
 const FILES_A_DIRECTORY: u32 = 1000;

@@ -48,7 +48,7 @@ fn program(target: &Target<'_>) -> Option<Command> {
     match target.kind() {
         Kind::Copyhold => Some(target.copyhold()),
         Kind::Btrfs => Some(Command::new("btrfs")),
-        Kind::Ext4 | Kind::Xfs | Kind::Null => None,
+        Kind::Ext4 | Kind::Xfs | Kind::Null | Kind::Plain => None,
     }
 }
 

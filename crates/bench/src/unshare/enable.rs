@@ -34,6 +34,8 @@ pub(super) fn simple_quotas(target: &Target<'_>) -> Result<(), BenchError> {
             unsafe { ioctl(&root, Updater::<QUOTA_CONTROL, _>::new(&mut control)) }
                 .on("enabling simple quotas")
         }
-        Kind::Ext4 | Kind::Xfs | Kind::Null => unreachable!("there are no modes for it"),
+        Kind::Ext4 | Kind::Xfs | Kind::Null | Kind::Plain => {
+            unreachable!("there are no modes for it")
+        }
     }
 }

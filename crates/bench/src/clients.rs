@@ -1,0 +1,70 @@
+//! Several clients at once: each a thread with a file of its own.
+//!
+//! `--size` is that of all files together and `--ops` that of all clients, so that numbers of
+//! clients compare. A variant with one client has its plain name; with four it ends in `.c4`.
+
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use crate::error::BenchError;
+use crate::meter::Measured;
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Clients {
+    /// How many clients at once; of several numbers each is run
+    #[arg(long, value_delimiter = ',', default_values_t = [1])]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) clients: Vec<u32>,
+}
+
+impl Clients {
+    pub(crate) fn one() -> Clients {
+        Clients { clients: vec![1] }
+    }
+}
+
+/// The name of a variant with so many clients.
+pub(crate) fn variant(name: &str, clients: u32) -> String {
+    match clients {
+        1 => name.to_owned(),
+        _ => format!("{name}.c{clients}"),
+    }
+}
+
+/// The file of one of several clients.
+pub(crate) fn path(directory: &Path, clients: u32, client: u32) -> PathBuf {
+    directory.join(format!("data.{clients}.{client}"))
+}
+
+/// Runs `work` once for each client, all at the same time.
+pub(crate) fn together(
+    clients: u32,
+    work: impl Fn(u32) -> Result<Measured, BenchError> + Sync,
+) -> Result<Measured, BenchError> {
+    thread::scope(|scope| {
+        let work = &work;
+        let started: Vec<_> =
+            (0..clients).map(|client| scope.spawn(move || work(client))).collect();
+        let all = started.into_iter().map(|one| one.join().expect("clients do not panic"));
+        all.reduce(|all, one| Ok(all?.beside(one?))).expect("at least one client")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interrupt::Interrupt;
+    use crate::meter;
+
+    #[test]
+    fn all_clients_are_counted_and_a_failure_is_told() {
+        let interrupt = Interrupt::never();
+        let all = together(4, |_| meter::each(5, &interrupt, |_| Ok(()))).unwrap();
+        assert_eq!(all.ops(), 20);
+        let failed = together(4, |client| match client {
+            2 => Err(BenchError::Interrupted),
+            _ => meter::each(5, &interrupt, |_| Ok(())),
+        });
+        assert!(failed.is_err());
+    }
+}

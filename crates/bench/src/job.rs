@@ -1,0 +1,41 @@
+//! What every job is to the one that runs them.
+
+use crate::error::BenchError;
+use crate::interrupt::Interrupt;
+use crate::summary::Sample;
+use crate::target::{Kind, Site, Target};
+
+pub(crate) trait Job {
+    /// Its name on the command line.
+    fn name(&self) -> &'static str;
+
+    /// What a filesystem holds at most.
+    fn data_bytes(&self) -> u64;
+
+    /// Why this kind of filesystem has no part in it, if so.
+    fn left_out(&self, kind: Kind) -> Option<&'static str> {
+        let _ = kind;
+        None
+    }
+
+    /// One round on one kind of filesystem, made for it.
+    fn round(
+        &self,
+        site: &Site,
+        kind: Kind,
+        round: u32,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Sample>, BenchError>;
+}
+
+/// Does `work` on an empty filesystem, which is gone behind it.
+pub(crate) fn on_fresh(
+    site: &Site,
+    kind: Kind,
+    work: impl FnOnce(&Target<'_>) -> Result<Vec<Sample>, BenchError>,
+) -> Result<Vec<Sample>, BenchError> {
+    let target = site.set_up(kind)?;
+    let samples = work(&target)?;
+    target.take_down()?;
+    Ok(samples)
+}

@@ -1,0 +1,191 @@
+//! A summary as bars, in SVG.
+//!
+//! One chart for each job and unit, so that what is in a chart has one scale. A metric has a bar
+//! for each target, of the median; a line across its end goes from the least to the greatest value
+//! of all rounds. On top stands where it was measured. Bars, lines and text are all that it takes,
+//! so it is written out by hand.
+
+use std::fmt::Write;
+
+use crate::summary::{Metric, Spread, Summary, number};
+use crate::target::Kind;
+
+const WIDTH: u32 = 1000;
+/// Where bars begin: names of metrics stand left of it.
+const LEFT: u32 = 260;
+/// The length of the longest bar; its figure stands right of it.
+const LONGEST: u32 = 520;
+const ROW: u32 = 16;
+/// Between two metrics.
+const GAP: u32 = 6;
+/// For a chart's title, and between charts.
+const TITLE: u32 = 40;
+const MARGIN: u32 = 20;
+
+/// The whole picture.
+pub(crate) fn svg(summary: &Summary) -> String {
+    let mut picture = Picture { shapes: String::new(), y: MARGIN };
+    for line in summary.machine().to_string().lines() {
+        picture.text(MARGIN, "start", line);
+        picture.y += ROW;
+    }
+    for chart in charts(summary) {
+        chart.draw(&mut picture);
+    }
+    picture.end()
+}
+
+/// Metrics of one job in one unit.
+struct Chart<'a> {
+    title: (&'static str, &'static str),
+    bars: Vec<Bar<'a>>,
+    greatest: f64,
+}
+
+struct Bar<'a> {
+    metric: &'a Metric,
+    kind: Kind,
+    spread: Spread,
+}
+
+/// In the order in which metrics first came.
+fn charts(summary: &Summary) -> Vec<Chart<'_>> {
+    let mut charts: Vec<Chart<'_>> = Vec::new();
+    for metric in summary.metrics() {
+        let title = (metric.job, metric.unit);
+        let found = charts.iter().position(|chart| chart.title == title);
+        let index = found.unwrap_or_else(|| {
+            charts.push(Chart { title, bars: Vec::new(), greatest: 0.0 });
+            charts.len() - 1
+        });
+        for &kind in summary.kinds() {
+            let Some(spread) = summary.spread(kind, metric) else { continue };
+            charts[index].greatest = charts[index].greatest.max(spread.max);
+            charts[index].bars.push(Bar { metric, kind, spread });
+        }
+    }
+    charts
+}
+
+impl Chart<'_> {
+    fn draw(&self, picture: &mut Picture) {
+        let (job, unit) = self.title;
+        picture.y += TITLE;
+        picture.title(&format!("{job}, {unit}"));
+        picture.y += GAP;
+        let mut above = None;
+        for bar in &self.bars {
+            if above != Some(&bar.metric.name) {
+                picture.y += if above.is_some() { GAP } else { 0 };
+                picture.text(LEFT - 8, "end", bar.metric.name.trim_end_matches(".time"));
+                above = Some(&bar.metric.name);
+            }
+            picture.bar(bar, self.greatest);
+            picture.y += ROW;
+        }
+    }
+}
+
+/// Shapes so far, and where the next one goes.
+struct Picture {
+    shapes: String,
+    y: u32,
+}
+
+impl Picture {
+    fn text(&mut self, x: u32, anchor: &str, text: &str) {
+        let (y, text) = (self.y + 12, escaped(text));
+        let _ =
+            writeln!(self.shapes, r#"<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>"#);
+    }
+
+    fn title(&mut self, text: &str) {
+        let (y, text) = (self.y, escaped(text));
+        let _ = writeln!(self.shapes, r#"<text x="{MARGIN}" y="{y}" class="title">{text}</text>"#);
+    }
+
+    /// The bar, its whisker, and what it stands for.
+    fn bar(&mut self, bar: &Bar<'_>, greatest: f64) {
+        let length = |value: f64| match greatest > 0.0 {
+            true => value.max(0.0) / greatest * f64::from(LONGEST),
+            false => 0.0,
+        };
+        let (top, middle) = (self.y + 2, self.y + ROW / 2);
+        let (width, height, colour) = (length(bar.spread.median), ROW - 4, colour(bar.kind));
+        let _ = writeln!(
+            self.shapes,
+            r#"<rect x="{LEFT}" y="{top}" width="{width:.1}" height="{height}" fill="{colour}"/>"#
+        );
+        let (least, most) = (length(bar.spread.min), length(bar.spread.max));
+        let ends = [least, most].map(|end| f64::from(LEFT) + end);
+        let _ = writeln!(
+            self.shapes,
+            r#"<path d="M{:.1} {middle}H{:.1}M{:.1} {top}v{height}M{:.1} {top}v{height}"/>"#,
+            ends[0], ends[1], ends[0], ends[1]
+        );
+        let figure = format!("{} {}", number(bar.spread.median), bar.kind.name());
+        self.text(LEFT + most as u32 + 8, "start", &figure);
+    }
+
+    fn end(self) -> String {
+        let height = self.y + MARGIN;
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\">\n\
+             <style>text {{ font: 12px sans-serif }} .title {{ font: bold 14px sans-serif }} \
+             path {{ stroke: black; fill: none }}</style>\n\
+             <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n{}</svg>\n",
+            self.shapes
+        )
+    }
+}
+
+fn colour(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Copyhold => "#4477aa",
+        Kind::Btrfs => "#ee6677",
+        Kind::Ext4 => "#ccbb44",
+        Kind::Xfs => "#66ccee",
+        Kind::Null => "#bbbbbb",
+        Kind::Plain => "#228833",
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+    use crate::summary::Sample;
+
+    fn summary() -> Summary {
+        let mut summary = Summary::new(Machine::example(), &[Kind::Copyhold, Kind::Null], 2);
+        let iops = |value| Sample::new("a<b", "iops", "ops/s", value);
+        summary.add("files", Kind::Copyhold, vec![iops(50.0), Sample::new("x", "p50", "us", 0.0)]);
+        summary.add("files", Kind::Copyhold, vec![iops(150.0)]);
+        summary.add("files", Kind::Null, vec![iops(200.0)]);
+        summary
+    }
+
+    #[test]
+    fn a_bar_is_as_long_as_its_median_and_the_whisker_spans_all_rounds() {
+        let svg = svg(&summary());
+        // Copyhold's median is 100 of 200 at most: half as long as the longest; 50 … 150.
+        assert!(svg.contains(r##"width="260.0" height="12" fill="#4477aa""##), "{svg}");
+        assert!(svg.contains(r#"d="M390.0 "#) && svg.contains("H650.0M"), "{svg}");
+        assert!(svg.contains(r##"width="520.0" height="12" fill="#bbbbbb""##), "{svg}");
+        assert!(svg.contains(">files, ops/s<") && svg.contains(">a&lt;b.iops<"), "{svg}");
+    }
+
+    #[test]
+    fn each_unit_has_a_chart_and_nothing_measured_is_no_bar() {
+        let summary = summary();
+        let charts = charts(&summary);
+        let titles: Vec<_> = charts.iter().map(|chart| chart.title).collect();
+        assert_eq!(titles, [("files", "ops/s"), ("files", "us")]);
+        assert_eq!(charts[1].bars.len(), 1, "the null store has no p50");
+        assert!(svg(&summary).contains(r#"width="0.0""#));
+    }
+}

@@ -1,0 +1,154 @@
+//! Each job once, with tiny sizes: it ends, it leaves nothing, and its figures are there.
+//!
+//! On a plain directory always. On mounts, Copyhold's and the null store's, where there are root
+//! and /dev/fuse; Copyhold's where its program was built beside this one.
+
+#![allow(clippy::disallowed_methods, reason = "CI is told by its environment")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+const BENCH: &str = env!("CARGO_BIN_EXE_copyhold-bench");
+
+/// Runs a job for one round on each of what it can be run on; its lines.
+fn run(job: &[&str]) -> Vec<Value> {
+    let directory = tempfile::tempdir().unwrap();
+    let mut bench = Command::new(BENCH);
+    bench.args(job).args(["--json", "--rounds", "1", "--dir"]).arg(directory.path());
+    bench.args(["--against", &targets().join(",")]);
+    if !has_copyhold() {
+        bench.arg("--peers-only");
+    }
+    let output = bench.output().unwrap();
+    let says = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{job:?}: {says}");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "{job:?} left something");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn can_mount() -> bool {
+    let possible = rustix::process::geteuid().is_root()
+        && File::options().read(true).write(true).open("/dev/fuse").is_ok();
+    assert!(possible || std::env::var_os("CI").is_none(), "CI needs root and /dev/fuse");
+    possible
+}
+
+fn has_copyhold() -> bool {
+    can_mount() && Path::new(BENCH).with_file_name("copyhold").is_file()
+}
+
+fn targets() -> Vec<&'static str> {
+    if can_mount() { vec!["plain", "null"] } else { vec!["plain"] }
+}
+
+/// The metrics that a target has a figure of, above zero.
+fn metrics<'a>(lines: &'a [Value], target: &str) -> BTreeSet<&'a str> {
+    let of_target = lines.iter().filter(|line| line["target"] == target);
+    let above = of_target.filter(|line| line["median"].as_f64().unwrap() > 0.0);
+    above.map(|line| line["metric"].as_str().unwrap()).collect()
+}
+
+/// Asserts that each target has a figure for each metric.
+fn assert_metrics(lines: &[Value], expected: &[&str]) {
+    let mut targets = targets();
+    targets.extend(has_copyhold().then_some("copyhold"));
+    for target in targets {
+        let found = metrics(lines, target);
+        for metric in expected {
+            assert!(found.contains(metric), "{metric} of {target} is not in {found:?}");
+        }
+    }
+}
+
+#[test]
+fn a_run_says_where_it_was_made() {
+    let lines = run(&["files", "--files", "3", "--directories", "1"]);
+    for field in ["command", "kernel", "cpus", "load"] {
+        assert!(!lines[0][field].is_null(), "{field} is not in {}", lines[0]);
+    }
+}
+
+#[test]
+fn random_overwrite() {
+    let job = ["random-overwrite", "--size", "1M", "--ops", "40", "--clients", "1,2"];
+    let expected = ["direct.iops", "buffered.iops", "fsync.iops", "fsync.c2.p50"];
+    assert_metrics(&run(&job), &expected);
+}
+
+#[test]
+fn random_read() {
+    let job = ["random-read", "--size", "1M", "--ops", "100", "--clients", "1,2"];
+    assert_metrics(&run(&job), &["direct.iops", "cached.iops", "cached.c2.p50"]);
+}
+
+#[test]
+fn sequential() {
+    let lines = run(&["sequential", "--size", "4M", "--clients", "1,4"]);
+    let variants = ["write_direct", "write_buffered", "read_direct", "read_cold", "read_warm"];
+    let expected =
+        variants.map(|variant| [format!("{variant}.rate"), format!("{variant}.c4.rate")]);
+    let expected: Vec<&str> = expected.as_flattened().iter().map(String::as_str).collect();
+    assert_metrics(&lines, &expected);
+}
+
+#[test]
+fn files() {
+    let lines = run(&["files", "--files", "50", "--directories", "1,7"]);
+    let phases = ["create", "negative", "readdir_stat", "rename", "unlink"];
+    let expected = phases.map(|phase| [format!("d1.{phase}.iops"), format!("d7.{phase}.iops")]);
+    let expected: Vec<&str> = expected.as_flattened().iter().map(String::as_str).collect();
+    assert_metrics(&lines, &expected);
+}
+
+#[test]
+fn tree() {
+    let lines = run(&["tree", "--files", "120"]);
+    assert_metrics(&lines, &["untar.time", "untar_durable.time", "grep.time", "rm.time"]);
+    let left_out =
+        lines.iter().any(|line| line["left_out"] == "tree on null: git needs what it wrote");
+    assert_eq!(left_out, can_mount());
+}
+
+#[test]
+fn sqlite() {
+    let lines = run(&["sqlite", "--commits", "20"]);
+    let said = lines.iter().any(|line| line["left_out"].to_string().contains("neither sqlite3"));
+    let expected = ["wal.commits", "rollback.commits"].into_iter().collect();
+    assert!(said || metrics(&lines, "plain") == expected);
+    assert!(said || !has_copyhold() || metrics(&lines, "copyhold") == expected);
+}
+
+#[test]
+fn recovery_is_of_copyhold_alone() {
+    let lines = run(&["recovery", "--size", "16M", "--seconds", "0"]);
+    assert_eq!(metrics(&lines, "plain"), BTreeSet::new());
+    let expected = ["mount", "mount_clean", "log", "edits"].map(|name| format!("recovery.{name}"));
+    let expected: BTreeSet<&str> = expected.iter().map(String::as_str).collect();
+    assert!(!has_copyhold() || metrics(&lines, "copyhold") == expected);
+}
+
+#[test]
+fn memory_is_of_what_has_a_daemon() {
+    let lines = run(&["memory", "--files", "1100"]);
+    assert_eq!(metrics(&lines, "plain"), BTreeSet::new());
+    for target in [(can_mount(), "null"), (has_copyhold(), "copyhold")] {
+        let (is_there, target) = target;
+        assert!(!is_there || metrics(&lines, target).contains("looked_up.memory_peak"));
+    }
+}
+
+#[test]
+fn figures_are_drawn() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("files.svg");
+    let plot = ["--plot", path.to_str().unwrap()];
+    run(&[&["files", "--files", "3", "--directories", "1"][..], &plot].concat());
+    let svg = fs::read_to_string(path).unwrap();
+    assert!(svg.starts_with("<svg") && svg.contains("d1.create.iops"), "{svg}");
+}
