@@ -116,7 +116,8 @@ fn enumerate(plan: &Enumeration) -> ExitCode {
     let (length, (part, parts)) = (plan.length, plan.part);
     println!(
         "length {length}, part {part} of {parts}: {workloads} workloads in {families} families, \
-         {moments} moments, {states} states recovered, {repeated} seen before, {} failed, in {:.1} s",
+         {moments} moments, {states} states recovered, {repeated} seen before, {} failed, \
+         in {:.1} s",
         failures.len(),
         begin.elapsed().as_secs_f64(),
     );

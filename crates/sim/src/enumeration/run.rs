@@ -261,16 +261,12 @@ impl Run {
     }
 
     async fn fsync(&self, id: ObjectId) -> Result<(), FsError> {
-        let (node, version, moment) = {
+        let (node, fsync) = {
             let world = self.world();
-            (world.nodes[&id], world.data.get(&id).map(Versions::done), world.touched(id))
+            (world.nodes[&id], world.before_fsync(id))
         };
         self.fs.fsync(node, false).await?;
-        let mut world = self.world();
-        world.sync(moment);
-        if let (Some(versions), Some(version)) = (world.data.get_mut(&id), version) {
-            versions.synced(version);
-        }
+        self.world().after_fsync(&fsync);
         Ok(())
     }
 }

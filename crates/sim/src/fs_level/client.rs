@@ -468,9 +468,9 @@ impl Client {
     }
 
     async fn fsync(&mut self, id: ObjectId) -> Done {
-        let (node, version, moment) = {
+        let (node, fsync) = {
             let world = self.world();
-            (world.nodes[&id], world.data[&id].done(), world.touched(id))
+            (world.nodes[&id], world.before_fsync(id))
         };
         let (fs, data_only) = (self.fs.clone(), self.dice.one_in(2));
         match self.with_patience(fs.fsync(node, data_only)).await {
@@ -481,13 +481,7 @@ impl Client {
             }
             Some(result) => self.given("fsync", result)?,
         };
-        let mut world = self.world();
-        world.sync(moment);
-        if !world.troubled
-            && let Some(versions) = world.data.get_mut(&id)
-        {
-            versions.synced(version);
-        }
+        self.world().after_fsync(&fsync);
         Ok(())
     }
 

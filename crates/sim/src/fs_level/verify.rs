@@ -102,7 +102,7 @@ fn owner(path: &Path) -> Option<usize> {
 
 /// After which numbers of steps, not fewer than the synced ones, the client's names are these.
 fn matching(world: &World, log: &Log, own: &BTreeMap<&Path, &Found>) -> Vec<usize> {
-    let least = log.ended_before(world.synced);
+    let least = log.least(world.synced);
     let mut differences = Vec::new();
     let mut matching = Vec::new();
     for n in (least..=log.steps.len()).rev() {
@@ -267,7 +267,7 @@ fn forget_the_rest(world: &mut World, trees: Vec<Tree>, own: &[BTreeMap<&Path, &
             let content = Content::from_bytes(&found.bytes);
             world.data.insert(id, Versions::of(content));
         }
-        world.logs[client] = Log { base: tree, steps: Vec::new() };
+        world.logs[client] = Log::of(tree);
     }
     world.forget_touches();
     world.troubled = false;

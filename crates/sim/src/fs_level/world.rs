@@ -31,6 +31,8 @@ pub(crate) struct Step {
 pub(crate) struct Log {
     pub(crate) base: Tree,
     pub(crate) steps: Vec<Step>,
+    /// How many steps an fsync of what the last of them changed made durable.
+    synced: usize,
 }
 
 impl Log {
@@ -43,8 +45,18 @@ impl Log {
         self.after(self.steps.len())
     }
 
+    /// Of a client that begins anew.
+    pub(crate) fn of(base: Tree) -> Log {
+        Log { base, ..Log::default() }
+    }
+
+    /// How many steps were acknowledged as durable, if all that had ended before a moment was.
+    pub(crate) fn least(&self, synced: Moment) -> usize {
+        self.ended_before(synced).max(self.synced)
+    }
+
     /// How many steps had ended before a moment.
-    pub(crate) fn ended_before(&self, moment: Moment) -> usize {
+    fn ended_before(&self, moment: Moment) -> usize {
         let ended = |step: &&Step| step.ended.is_some_and(|ended| ended < moment);
         self.steps.iter().take_while(ended).count()
     }
@@ -66,6 +78,8 @@ pub(crate) struct World {
     next_object: ObjectId,
     /// When the last operation on an object began that has ended.
     touched: BTreeMap<ObjectId, Moment>,
+    /// Behind how many steps of which client an object was as its last step left it.
+    changed: BTreeMap<ObjectId, (usize, usize)>,
     /// The objects of each client's operation that is under way.
     touching: BTreeMap<usize, (Moment, Vec<ObjectId>)>,
     /// Somebody was told of an error: from now on a success says less.
@@ -150,7 +164,11 @@ impl World {
 
     pub(crate) fn end(&mut self, client: usize) {
         let ended = Some(self.tick());
-        self.logs[client].steps.last_mut().expect("it has begun").ended = ended;
+        let steps = &mut self.logs[client].steps;
+        steps.last_mut().expect("it has begun").ended = ended;
+        let behind = (client, steps.len());
+        let objects = self.touching.get(&client).map_or(&[][..], |(_, objects)| objects);
+        self.changed.extend(objects.iter().map(|id| (*id, behind)));
         self.touch_ends(client);
     }
 
@@ -182,6 +200,7 @@ impl World {
     /// Whoever was doing something is gone.
     pub(crate) fn forget_touches(&mut self) {
         self.touching.clear();
+        self.changed.clear();
     }
 
     /// What was to be logged of an object may not be any more.
@@ -189,10 +208,29 @@ impl World {
         self.touched.remove(&id);
     }
 
-    /// An fsync that begins now makes durable what had ended before this moment: the file's last
-    /// change, and all that came before it.
-    pub(crate) fn touched(&self, id: ObjectId) -> Moment {
-        self.touched.get(&id).copied().unwrap_or(0)
+    /// What an fsync that begins now makes durable: the object's data; its own last change, with
+    /// all that its client did before; and what others had ended before that change began.
+    pub(crate) fn before_fsync(&self, id: ObjectId) -> Fsync {
+        Fsync {
+            id,
+            moment: self.touched.get(&id).copied().unwrap_or(0),
+            behind: self.changed.get(&id).copied(),
+            version: self.data.get(&id).map(Versions::done),
+        }
+    }
+
+    pub(crate) fn after_fsync(&mut self, fsync: &Fsync) {
+        if self.troubled {
+            return;
+        }
+        self.sync(fsync.moment);
+        if let Some((client, steps)) = fsync.behind {
+            let log = &mut self.logs[client];
+            log.synced = log.synced.max(steps);
+        }
+        if let (Some(data), Some(version)) = (self.data.get_mut(&fsync.id), fsync.version) {
+            data.synced(version);
+        }
     }
 
     /// The step that has just begun brings all data that these objects have (rule R35).
@@ -220,7 +258,7 @@ impl World {
     /// What was acknowledged as durable: how many of each client's steps, and which version of each
     /// file.
     pub(crate) fn promised(&self) -> Vec<usize> {
-        let steps = self.logs.iter().map(|log| log.ended_before(self.synced));
+        let steps = self.logs.iter().map(|log| log.least(self.synced));
         steps.chain(self.data.values().map(Versions::least)).collect()
     }
 
@@ -230,6 +268,14 @@ impl World {
             self.synced = self.synced.max(moment);
         }
     }
+}
+
+/// See [`World::before_fsync`].
+pub(crate) struct Fsync {
+    id: ObjectId,
+    moment: Moment,
+    behind: Option<(usize, usize)>,
+    version: Option<usize>,
 }
 
 #[derive(Debug, Default)]
