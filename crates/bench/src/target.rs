@@ -169,8 +169,11 @@ impl Target<'_> {
         self.mount_again()
     }
 
-    /// Mounts what was made before.
+    /// Mounts what was made before. A plain directory is there all the time.
     fn mount_again(&self) -> Result<(), BenchError> {
+        if self.kind == Kind::Plain {
+            return Ok(());
+        }
         if let Some(device) = self.loop_device() {
             run(Command::new("mount")
                 .args(["-t", self.kind.name(), "-o", "noatime"])

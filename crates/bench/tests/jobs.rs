@@ -144,6 +144,23 @@ fn memory_is_of_what_has_a_daemon() {
 }
 
 #[test]
+fn unshare() {
+    let lines = run(&["unshare", "--files", "3", "--snapshots", "2", "--seconds", "1"]);
+    assert_metrics(&lines, &["off.next.iops", "off.next.iops_of_all", "off.next.write_p50"]);
+}
+
+#[test]
+fn snapshots_are_of_what_has_them() {
+    let sizes = ["--files", "10", "--snapshots", "100", "--seconds", "1", "--neighbour-files", "2"];
+    let lines = run(&[&["snapshots"][..], &sizes].concat());
+    assert_eq!(metrics(&lines, "plain"), BTreeSet::new());
+    let expected = ["many.snapshot_ioctl_p50", "quiet.write_and_fsync_p50", "deletion.all_freed"];
+    let found = metrics(&lines, "copyhold");
+    let all = expected.iter().all(|metric| found.contains(metric));
+    assert!(all || !has_copyhold(), "{found:?}");
+}
+
+#[test]
 fn figures_are_drawn() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("files.svg");
