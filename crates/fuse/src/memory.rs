@@ -82,8 +82,13 @@ impl MemoryFs {
         self.destroyed.load(Ordering::Acquire)
     }
 
-    fn open_flags() -> Opened {
-        let flags = fopen::KEEP_CACHE | fopen::CACHE_DIR | fopen::PARALLEL_DIRECT_WRITES;
+    /// Who opens a file for direct I/O has the kernel drop what it caches of it: each direct write
+    /// would have to, and one that may not wait is tried over and over before the kernel gives up.
+    fn opened(open: &Open) -> Opened {
+        let mut flags = fopen::CACHE_DIR | fopen::PARALLEL_DIRECT_WRITES;
+        if open.flags & libc::O_DIRECT as u32 == 0 {
+            flags |= fopen::KEEP_CACHE;
+        }
         Opened { handle: Handle(0), flags }
     }
 
@@ -216,10 +221,10 @@ impl Operations for MemoryFs {
         parent: NodeId,
         name: &[u8],
         new: NewNode<'_>,
-        _: Open,
+        open: Open,
     ) -> Reply<(Entry, Opened)> {
         let entry = self.make(by, parent, name, &new, Body::File(Vec::new()))?;
-        Ok((entry, MemoryFs::open_flags()))
+        Ok((entry, MemoryFs::opened(&open)))
     }
 
     async fn tmpfile(
@@ -227,14 +232,14 @@ impl Operations for MemoryFs {
         by: Caller,
         parent: NodeId,
         new: NewNode<'_>,
-        _: Open,
+        open: Open,
     ) -> Reply<(Entry, Opened)> {
         let mut tree = self.tree.lock();
         let owner = tree.owner_in(parent, by, &new)?;
         let mut inode = Inode::new(owner, 0, Body::File(Vec::new()), now());
         inode.nlink = 0;
         let node = tree.add(inode);
-        Ok((entry(&mut tree, node), MemoryFs::open_flags()))
+        Ok((entry(&mut tree, node), MemoryFs::opened(&open)))
     }
 
     async fn unlink(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
@@ -263,7 +268,7 @@ impl Operations for MemoryFs {
             let set = SetAttr { size: Some(0), kill_suidgid, ..SetAttr::default() };
             apply(inode, set, self.contents)?;
         }
-        Ok(MemoryFs::open_flags())
+        Ok(MemoryFs::opened(&open))
     }
 
     async fn read(&self, _: Caller, node: NodeId, read: Read) -> Reply<Data> {
@@ -306,8 +311,8 @@ impl Operations for MemoryFs {
         Ok(())
     }
 
-    async fn opendir(&self, _: Caller, _: NodeId, _: Open) -> Reply<Opened> {
-        Ok(MemoryFs::open_flags())
+    async fn opendir(&self, _: Caller, _: NodeId, open: Open) -> Reply<Opened> {
+        Ok(MemoryFs::opened(&open))
     }
 
     async fn readdir(
