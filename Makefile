@@ -65,6 +65,11 @@ enumerate: ## every workload of one operation and of two, with every crash: PART
 	cargo run --release --locked -p copyhold-sim -- --enumerate 1
 	cargo run --release --locked -p copyhold-sim -- --enumerate 2 --part $(PART)
 
+.PHONY: faults
+faults: ## each read, write, flush and discard of a short workload fails, once or for good
+	scripts/setup.sh build
+	cargo run --release --locked -p copyhold-sim -- --faults
+
 .PHONY: build
 build: ## the program, in release mode
 	scripts/setup.sh build

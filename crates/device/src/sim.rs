@@ -139,7 +139,12 @@ impl SimDevice {
         self.shared.state.lock().armed.arm(trigger, fault);
     }
 
-    /// Forgets what was armed and has not happened.
+    /// Lets `fault` happen to the request that `trigger` names and to all of its kind behind it.
+    pub fn arm_for_good(&self, trigger: Trigger, fault: Fault) {
+        self.shared.state.lock().armed.arm_for_good(trigger, fault);
+    }
+
+    /// Forgets what was armed, and ends what was for good.
     pub fn disarm(&self) {
         self.shared.state.lock().armed.disarm();
     }
@@ -297,9 +302,12 @@ impl Device for SimDevice {
         let mut state = self.shared.state.lock();
         self.note(&mut state, [1, block, blocks.into(), why as u64]);
         let delay = self.delay(&mut state, &self.config.read_latency);
+        let fault = state.begin_read();
+        drop(state);
         let shared = self.shared.clone();
         Box::pin(async move {
-            let read = shared.when_done(delay, |state| state.complete_read(block, blocks)).await;
+            let read =
+                shared.when_done(delay, |state| state.complete_read(block, blocks, fault)).await;
             let name = || shared.name.clone();
             read.map_err(|errno| DeviceError::Read {
                 name: name(),

@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use copyhold_pool::Tier;
 use copyhold_types::{BLOCK_BYTES, Nanos, SubvolId};
 use event_listener::{Event, IntoNotification};
 use futures_util::future::join;
@@ -253,7 +252,7 @@ impl Filesystem {
             if let Err(error) = result {
                 let node = group[0].node;
                 tracing::warn!(%node, %error, "writing dirty data failed; it stays");
-                match fs.pool_runs().await {
+                match fs.pool_runs() {
                     Ok(()) => fs.rt.sleep(RETRY).await,
                     // No retry helps a pool that has stopped.
                     Err(_) => fs.flusher.end(),
@@ -317,9 +316,9 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Fails if the pool has stopped.
-    async fn pool_runs(&self) -> Result<()> {
-        Ok(self.pool.reserve(0, Tier::Write).await.map(drop)?)
+    /// Fails if the pool has stopped: what is only in memory would never be written.
+    pub(crate) fn pool_runs(&self) -> Result<()> {
+        Ok(self.pool.check_writable()?)
     }
 
     /// Waits while the limit is used up.
@@ -330,7 +329,7 @@ impl Filesystem {
                 break;
             }
             self.writable()?;
-            self.pool_runs().await?;
+            self.pool_runs()?;
             self.start_writers(Nanos::MAX);
             listener.await;
         }

@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use copyhold_fs::Filesystem;
+use copyhold_fs::{Caller, Filesystem, SetAttr};
 use futures_util::future::{Either, select};
 use futures_util::pin_mut;
 
@@ -30,6 +30,11 @@ fn a_pool_that_has_stopped_says_so_and_not_that_it_is_full() {
             let error = fs.fsync(node, false).await.unwrap_err();
             assert!(error.to_string().contains("the test wants it"), "{error}");
         }
+        // Also what needs no more space, since it is dirty already.
+        let refused = fs.write(node, 0, &pattern(2, 4096), Default::default()).await;
+        assert!(refused.is_err(), "nobody would ever write it");
+        let shorter = SetAttr { size: Some(10), ..SetAttr::default() };
+        assert!(fs.setattr(&Caller::ROOT, node, &shorter).await.is_err());
     });
 }
 

@@ -1,5 +1,7 @@
 //! What can go wrong in a pool, in the words of who must act on it.
 
+use std::error::Error as _;
+
 use copyhold_device::DeviceError;
 use copyhold_format::FormatError;
 use copyhold_log::Damage;
@@ -59,7 +61,37 @@ impl From<NoSpace> for PoolError {
 }
 
 impl From<TableError> for PoolError {
+    /// With all that lies behind it: a device that fails and a node that is rotten look the same to
+    /// a table.
     fn from(error: TableError) -> PoolError {
-        PoolError::damaged("a table", error)
+        let mut why = error.to_string();
+        let mut behind = error.source();
+        while let Some(inner) = behind {
+            why = format!("{why} ({inner})");
+            behind = inner.source();
+        }
+        PoolError::damaged("a table", why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use copyhold_types::{EpochId, NodePtr};
+
+    use super::*;
+
+    #[test]
+    fn what_a_table_cannot_read_tells_what_the_device_has_said() {
+        let ptr = NodePtr {
+            copies: [None; 2],
+            blocks: 1,
+            epoch: EpochId(1),
+            digest: copyhold_types::Digest(0),
+        };
+        let source = Arc::new(std::io::Error::from_raw_os_error(5));
+        let error = PoolError::from(TableError::Unreadable { ptr, source });
+        assert!(error.to_string().contains("os error 5"), "{error}");
     }
 }

@@ -107,7 +107,8 @@ impl Pool {
         self.read_only.is_some()
     }
 
-    pub(crate) fn check_writable(&self) -> Result<(), PoolError> {
+    /// Fails if nothing may be written, any more or at all.
+    pub fn check_writable(&self) -> Result<(), PoolError> {
         match &self.read_only {
             Some(why) => Err(PoolError::ReadOnly { why: why.clone() }),
             None => self.health.check(),

@@ -15,6 +15,7 @@
 mod damage;
 mod dice;
 pub mod enumeration;
+pub mod faults;
 pub mod fs_level;
 mod machine;
 pub mod pool_level;

@@ -4,9 +4,11 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "it measures itself and chooses fresh seeds")]
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use copyhold_sim::faults::{Fate, Faults, Kind, Point};
 use copyhold_sim::{Enumeration, Level, Outcome, Plan, Sabotage, Tally, Weather};
 
 const USAGE: &str = "\
@@ -23,6 +25,11 @@ or every workload of a few operations, with every crash:
 
   --enumerate L  of L operations, 1 or 2
   --part K/N     only the Kth of N parts, which together are all
+
+or a short workload, with each of its requests to the device failing in turn:
+
+  --faults       all of them
+  --fault F      one, as write:7:once or flush:0:for-good
 ";
 
 struct Args {
@@ -34,6 +41,8 @@ struct Args {
     /// Operations of all workloads, instead of histories.
     enumerate: Option<usize>,
     part: (usize, usize),
+    faults: bool,
+    fault: Option<Point>,
 }
 
 fn main() -> ExitCode {
@@ -44,9 +53,15 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    if args.seeds > 1 || args.enumerate.is_some() {
+    if args.faults || args.enumerate.is_some() || args.seeds > 1 && args.fault.is_none() {
         // A failure is told once, by its seed; replaying that shows where.
         std::panic::set_hook(Box::new(|_| {}));
+    }
+    if let Some(point) = args.fault {
+        return play_fault(point);
+    }
+    if args.faults {
+        return play_faults();
     }
     let start = args.start.unwrap_or_else(fresh);
     if let Some(length) = args.enumerate {
@@ -124,6 +139,52 @@ fn enumerate(plan: &Enumeration) -> ExitCode {
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+fn play_fault(point: Point) -> ExitCode {
+    match Faults::new().play(point) {
+        Ok(fate) => println!("{point}: {fate:?}"),
+        Err(failure) => {
+            println!("FAILED {failure}");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Plays everything that can fail, and counts what came of it.
+fn play_faults() -> ExitCode {
+    let begin = Instant::now();
+    let faults = Faults::new();
+    let mut failed = 0;
+    let mut rows: BTreeMap<(u8, bool), [u64; Fate::ALL.len()]> = BTreeMap::new();
+    for point in faults.points() {
+        match faults.play(point) {
+            Ok(fate) => {
+                let row = rows.entry((point.kind as u8, point.for_good)).or_default();
+                row[fate as usize] += 1;
+            }
+            Err(failure) => {
+                failed += 1;
+                println!("FAILED {failure}\n  replay: copyhold-simulate --fault {point}");
+            }
+        }
+    }
+    println!(
+        "{:10}{:>10}{}",
+        "request",
+        "fails",
+        Fate::ALL.map(|of| format!("{:>12}", format!("{of:?}"))).concat()
+    );
+    for ((kind, for_good), row) in &rows {
+        let kind = format!("{:?}", Kind::ALL[usize::from(*kind)]).to_lowercase();
+        let how = if *for_good { "for good" } else { "once" };
+        println!("{kind:10}{how:>10}{}", row.map(|count| format!("{count:>12}")).concat());
+    }
+    let points = faults.points().count();
+    let seconds = begin.elapsed().as_secs_f64();
+    println!("faults: {points} in {seconds:.1} s, each with 2 crashes, {failed} failed");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
 fn fresh() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(1, |since| since.as_nanos() as u64 >> 10)
@@ -138,6 +199,8 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
         broken: None,
         enumerate: None,
         part: (1, 1),
+        faults: false,
+        fault: None,
     };
     let mut args = args;
     while let Some(name) = args.next() {
@@ -156,6 +219,8 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
             }
             "--enumerate" => parsed.enumerate = Some(length(&value()?)?),
             "--part" => parsed.part = part(&value()?)?,
+            "--faults" => parsed.faults = true,
+            "--fault" => parsed.fault = Some(value()?.parse()?),
             _ => return Err(format!("unknown argument {name}")),
         }
     }

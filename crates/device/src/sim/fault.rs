@@ -9,6 +9,10 @@ use rand_xoshiro::rand_core::RngCore;
 /// A request to come: the `nth` (from 0) of those that match, counted from when it is armed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trigger {
+    /// A read can only fail.
+    Read {
+        nth: u64,
+    },
     Write {
         nth: u64,
         /// Only writes with this purpose, if given.
@@ -67,12 +71,15 @@ pub enum Lasting {
 #[derive(Debug, Default)]
 pub(super) struct Armed {
     triggers: Vec<(Trigger, Fault)>,
+    /// Of these each request that matches is hit from the first that was on.
+    for_good: Vec<(Trigger, Fault)>,
     bad_blocks: BTreeMap<u64, (i32, Lasting)>,
 }
 
 /// Which kind of request is being matched.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
+    Read,
     Write(Purpose),
     Flush,
     Discard,
@@ -82,6 +89,7 @@ impl Trigger {
     /// The countdown, if a request of this kind matches.
     fn countdown(&mut self, kind: Kind) -> Option<&mut u64> {
         match (self, kind) {
+            (Trigger::Read { nth }, Kind::Read) => Some(nth),
             (Trigger::Write { nth, why }, Kind::Write(of)) => {
                 why.is_none_or(|why| why == of).then_some(nth)
             }
@@ -97,8 +105,13 @@ impl Armed {
         self.triggers.push((trigger, fault));
     }
 
+    pub(super) fn arm_for_good(&mut self, trigger: Trigger, fault: Fault) {
+        self.for_good.push((trigger, fault));
+    }
+
     pub(super) fn disarm(&mut self) {
         self.triggers.clear();
+        self.for_good.clear();
     }
 
     /// Counts a request; the fault that it trips, if any.
@@ -115,6 +128,13 @@ impl Armed {
                 true
             }
         });
+        for (trigger, fault) in &mut self.for_good {
+            match trigger.countdown(kind) {
+                Some(0) => tripped = tripped.or(Some(*fault)),
+                Some(nth) => *nth -= 1,
+                None => {}
+            }
+        }
         tripped
     }
 
@@ -151,5 +171,15 @@ mod tests {
             .map(|why| armed.trip(Kind::Write(why)));
         assert_eq!(seen, [None, None, Some(Fault::Lose), None]);
         assert_eq!(armed.trip(Kind::Flush), None);
+    }
+
+    #[test]
+    fn what_is_armed_for_good_hits_all_from_there_on_until_it_is_disarmed() {
+        let mut armed = Armed::default();
+        armed.arm_for_good(Trigger::Read { nth: 1 }, Fault::Error(5));
+        let seen = [0; 3].map(|_| armed.trip(Kind::Read));
+        assert_eq!(seen, [None, Some(Fault::Error(5)), Some(Fault::Error(5))]);
+        armed.disarm();
+        assert_eq!(armed.trip(Kind::Read), None);
     }
 }

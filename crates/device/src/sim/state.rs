@@ -86,6 +86,10 @@ impl State {
 
     // Beginning
 
+    pub(super) fn begin_read(&mut self) -> Option<Fault> {
+        self.armed.trip(Kind::Read)
+    }
+
     pub(super) fn begin_write(&mut self, block: u64, data: &[Buf], why: Purpose) -> RequestId {
         let mut write = Write::new();
         for bytes in data.iter().flat_map(|buf| buf.chunks_exact(BLOCK_BYTES)) {
@@ -248,7 +252,15 @@ impl State {
     }
 
     /// What a read finds. Blocks that are being written meanwhile are a mixture of old and new.
-    pub(super) fn complete_read(&mut self, block: u64, blocks: u32) -> Result<Buf, i32> {
+    pub(super) fn complete_read(
+        &mut self,
+        block: u64,
+        blocks: u32,
+        fault: Option<Fault>,
+    ) -> Result<Buf, i32> {
+        if let Some(Fault::Error(errno)) = fault {
+            return Err(errno);
+        }
         if block + u64::from(blocks) > self.end {
             return Err(libc::EIO);
         }

@@ -17,6 +17,7 @@ impl Filesystem {
         if size > FILE_BYTES_MAX {
             return Err(FsError::FileTooBig { max: FILE_BYTES_MAX });
         }
+        self.pool_runs()?;
         let old = {
             let state = inode.state();
             state.expect_mutable()?;

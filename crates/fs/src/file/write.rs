@@ -131,6 +131,7 @@ impl Filesystem {
         flags: WriteFlags,
     ) -> Result<usize> {
         self.writable()?;
+        self.pool_runs()?;
         let inode = self.inode(node).await?;
         inode.subvol.writable()?;
         inode.expect_file()?;
