@@ -23,9 +23,10 @@
 //!   2. directories' entry locks (async), by inode number;
 //!   3. a file's data lock (async): shared by reads and by writes of whole blocks within the file,
 //!      exclusive for other writes, truncates, fallocate;
-//!   4. a file's map lock (async): its extent items are looked up and changed under it;
-//!   5. credit of the pool (`Pool::admit`), always last of what may wait;
-//!   6. mutexes of inodes' states, by inode number, then those of the caches. Never held across an
+//!   4. a subvolume's lock of preallocated space (async), see `Subvol::in_place`;
+//!   5. a file's map lock (async): its extent items are looked up and changed under it;
+//!   6. credit of the pool (`Pool::admit`), always last of what may wait;
+//!   7. mutexes of inodes' states, by inode number, then those of the caches. Never held across an
 //!      await; `Pool::apply` runs under them.
 
 #![forbid(unsafe_code)]

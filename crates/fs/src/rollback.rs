@@ -101,12 +101,13 @@ impl Filesystem {
 
     /// The transaction. The entry locks are held.
     async fn put_in_place(
-        &self,
+        self: &Arc<Self>,
         old: &Subvol,
         from: &Subvol,
         slot: &Slot<'_>,
         kept: Option<&Slot<'_>>,
     ) -> Result<SubvolId> {
+        let _unshared = self.end_in_place(from).await?;
         let numbers = self.volumes.numbers(Some(&from.volume)).await?;
         let mark = self.pool.next_id(IdSpace::Inode(from.id())).await?;
         let slots = [Some(slot), kept].into_iter().flatten();

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use copyhold_format::item::{HashKey, Place};
-use copyhold_runtime::FifoMutex;
+use copyhold_runtime::{FifoMutex, FifoRwLock};
 use copyhold_types::{InodeNo, SubvolId, TableId};
 use copyhold_volume as volume;
 
@@ -21,12 +21,16 @@ pub(crate) struct Subvol {
     pub(crate) hash_key: HashKey,
     /// Renames between directories, one at a time: so the ways to the root stand still under them.
     pub(crate) rename: FifoMutex,
+    /// Held shared from the look at preallocated space to the write that is accepted for it, and
+    /// exclusively by a snapshot until it shares that space: what was accepted for it has no other
+    /// (R10, R22).
+    pub(crate) in_place: FifoRwLock,
 }
 
 impl Subvol {
     pub(crate) fn new(volume: Arc<volume::Subvol>) -> Subvol {
         let hash_key = volume.item().hash_key;
-        Subvol { volume, hash_key, rename: FifoMutex::new() }
+        Subvol { volume, hash_key, rename: FifoMutex::new(), in_place: FifoRwLock::new() }
     }
 
     pub(crate) fn id(&self) -> SubvolId {

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use copyhold_format::item::{HashKey, SubvolState};
 use copyhold_pool::{Credit, IdSpace, Tier, Transaction};
+use copyhold_runtime::WriteGuard;
 use copyhold_types::{InodeNo, SubvolId, Timestamp};
 use copyhold_volume::quota::{self, GroupId, Inherit, Ledger, QuotaError, Request, Rows};
 use copyhold_volume::{Leaving, NewSubvol, VolumeError, Volumes};
@@ -23,7 +24,7 @@ use crate::dir::{Bucket, Found, LINKS_MAX, Name, put_bucket};
 use crate::filesystem::{INODE_BYTES, new_item, random_bytes};
 use crate::inode::{Inode, InodeRef, State, lock_states};
 use crate::rollback::place_in;
-use crate::subvol::FILES;
+use crate::subvol::{FILES, Subvol};
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
 
 /// Files whose dirty data is installed at a time before a snapshot.
@@ -131,6 +132,7 @@ impl Filesystem {
         let name = Name::to_make(name)?;
         let _entries = dir.lock.write().await;
         let bucket = self.free_place(&dir, name).await?;
+        let _unshared = self.end_in_place(&from).await?;
         let numbers = self.volumes.numbers(Some(&from.volume)).await?;
         let mark = self.pool.next_id(IdSpace::Inode(source)).await?;
         let credit = self.life_credit(Tier::Write, &bucket, name).await?;
@@ -323,6 +325,19 @@ impl Filesystem {
             }
         }
         Ok(())
+    }
+
+    /// Writes what was accepted for preallocated space; until the guard goes, nothing else is (R10).
+    pub(crate) async fn end_in_place<'a>(
+        self: &Arc<Self>,
+        subvol: &'a Subvol,
+    ) -> Result<WriteGuard<'a>> {
+        let guard = subvol.in_place.write().await;
+        let files = self.flusher.files_of(subvol.id()).into_iter();
+        for inode in files.filter(|inode| inode.state().data.has_in_place()) {
+            self.write_through(&inode, false).await?;
+        }
+        Ok(guard)
     }
 
     /// Inodes of a deleted subvolume are stale, and what was dirty of them is nobody's. Gives those

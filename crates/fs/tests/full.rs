@@ -169,3 +169,39 @@ fn a_reader_that_waits_for_a_lock_keeps_nobodys_space() {
         world.close(fs).await;
     });
 }
+
+/// R10, R22: what is accepted for preallocated space is written there, or nowhere; so it is not
+/// accepted between the moment when a snapshot has the source written and when it shares all.
+#[test]
+fn what_is_written_into_preallocated_space_while_a_snapshot_is_made_is_kept() {
+    for delay in 0..60 {
+        let world = World::new(12, 8192);
+        world.run(async {
+            let fs = world.open().await;
+            let node = create(&fs, "preallocated").await;
+            let mode = FallocateMode::Allocate { keep_size: false };
+            fs.fallocate(node, 0, 400_000, mode).await.unwrap();
+            fs.sync().await.unwrap();
+            let pool = fs.pool();
+            // Enough for a snapshot, not for the write.
+            let rest = pool.space().available() - 12;
+            let all = pool.reserve(rest, Tier::Write).await.unwrap();
+            let write = async {
+                pool.runtime().sleep(Duration::from_micros(50 * delay)).await;
+                fs.write(node, 0, &pattern(1, 200_000), Default::default()).await
+            };
+            let snapshot = fs.snapshot(SubvolId::ROOT, ROOT, b"s", false, None);
+            let (written, made) = futures_util::join!(write, snapshot);
+            made.unwrap();
+            match written {
+                Ok(()) => {
+                    fs.fsync(node, true).await.expect("it was accepted");
+                    assert_eq!(read(&fs, node, 0, 200_000).await, pattern(1, 200_000));
+                }
+                Err(error) => assert!(matches!(error, FsError::NoSpace(_)), "{error}"),
+            }
+            drop(all);
+            world.close(fs).await;
+        });
+    }
+}

@@ -247,6 +247,11 @@ impl FileData {
         fresh
     }
 
+    /// Whether anything waits to be written into preallocated space, or is being written there.
+    pub(crate) fn has_in_place(&self) -> bool {
+        self.blocks.values().any(|entry| entry.in_place)
+    }
+
     /// Forgets blocks, in whatever state. How many there were.
     pub(crate) fn drop_blocks(&mut self, range: Range<u64>) -> usize {
         let gone: Vec<u64> = self.blocks.range(range).map(|(&block, _)| block).collect();

@@ -366,18 +366,19 @@ impl Filesystem {
         take: Take,
     ) -> Result<u64> {
         let mut held: Option<Promise> = None;
-        let mut in_place = false;
+        // Preallocated space is not shared before what is put there is dirty.
+        let mut in_place = None;
         loop {
             let have = held.as_ref().map_or(0, Promise::blocks);
             let missing = {
                 let mut state = inode.state();
                 state.expect_present()?;
                 let wanted = slots.iter().map(|(block, _)| state.data.unreserved(*block)).sum();
-                if have >= wanted || in_place {
-                    if let Some(mut reserved) = held.filter(|_| !in_place) {
+                if have >= wanted || in_place.is_some() {
+                    if let Some(mut reserved) = held.filter(|_| in_place.is_none()) {
                         state.data.add_reserved(reserved.split(wanted));
                     }
-                    self.put_dirty(inode, &mut state, slots, end, in_place);
+                    self.put_dirty(inode, &mut state, slots, end, in_place.is_some());
                     break;
                 }
                 wanted - have
@@ -385,11 +386,13 @@ impl Filesystem {
             // A batch may take blocks while this waits: then they need more.
             let Ok(more) = self.promise_now(&inode.subvol, missing) else {
                 // What fallocate has promised is there.
+                let unshared = inode.subvol.in_place.read().await;
                 let ready = self.preallocated(inode, &slots).await?;
                 if ready == slots.len() {
-                    in_place = true;
+                    in_place = Some(unshared);
                     continue;
                 }
+                drop(unshared);
                 let (more, refused) = self.promise(&inode.subvol, missing, take).await?;
                 add(&mut held, more);
                 if let Some(refused) = refused {
