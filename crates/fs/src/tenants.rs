@@ -327,7 +327,8 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Writes what was accepted for preallocated space; until the guard goes, nothing else is (R10).
+    /// Writes what was accepted for preallocated space; until the guard goes, nothing else is
+    /// accepted for it (R10).
     pub(crate) async fn end_in_place<'a>(
         self: &Arc<Self>,
         subvol: &'a Subvol,
