@@ -7,19 +7,43 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use crate::error::BenchError;
+use crate::job::on_fresh;
 use crate::meter::Measured;
+use crate::summary::Sample;
+use crate::target::{Kind, Site, Target};
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Clients {
     /// How many clients at once; of several numbers each is run
     #[arg(long, value_delimiter = ',', default_values_t = [1])]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub(crate) clients: Vec<u32>,
+    clients: Vec<u32>,
 }
 
 impl Clients {
     pub(crate) fn one() -> Clients {
         Clients { clients: vec![1] }
+    }
+
+    /// What a filesystem holds at most, where each number of clients leaves `size` behind.
+    pub(crate) fn data_bytes(&self, size: u64) -> u64 {
+        size * self.clients.len() as u64
+    }
+
+    /// Does `work` with each number of clients, one after the other on one empty filesystem.
+    pub(crate) fn round(
+        &self,
+        site: &Site,
+        kind: Kind,
+        work: impl Fn(&Target<'_>, u32) -> Result<Vec<Sample>, BenchError>,
+    ) -> Result<Vec<Sample>, BenchError> {
+        on_fresh(site, kind, |target| {
+            let mut samples = Vec::new();
+            for &clients in &self.clients {
+                samples.extend(work(target, clients)?);
+            }
+            Ok(samples)
+        })
     }
 }
 

@@ -13,7 +13,7 @@ use crate::clients::{self, Clients};
 use crate::direct::{self, Way};
 use crate::error::{BenchError, On};
 use crate::interrupt::Interrupt;
-use crate::job::{Job, on_fresh};
+use crate::job::Job;
 use crate::meter::{Bounds, Measured, Meter};
 use crate::places::{BLOCK, Places, fill_file};
 use crate::random_overwrite::DEPTH;
@@ -42,7 +42,7 @@ impl Job for RandomRead {
     }
 
     fn data_bytes(&self) -> u64 {
-        self.size * self.clients.clients.len() as u64
+        self.clients.data_bytes(self.size)
     }
 
     fn round(
@@ -52,13 +52,7 @@ impl Job for RandomRead {
         _round: u32,
         interrupt: &Interrupt,
     ) -> Result<Vec<Sample>, BenchError> {
-        on_fresh(site, kind, |target| {
-            let mut samples = Vec::new();
-            for &clients in &self.clients.clients {
-                samples.extend(self.run(target, clients, interrupt)?);
-            }
-            Ok(samples)
-        })
+        self.clients.round(site, kind, |target, clients| self.run(target, clients, interrupt))
     }
 }
 

@@ -13,7 +13,7 @@ use crate::clients::{self, Clients};
 use crate::direct::{self, Way};
 use crate::error::{BenchError, On};
 use crate::interrupt::Interrupt;
-use crate::job::{Job, on_fresh};
+use crate::job::Job;
 use crate::meter::{Bounds, Measured, Meter};
 use crate::places::Places;
 use crate::size;
@@ -72,7 +72,7 @@ impl Job for Sequential {
     }
 
     fn data_bytes(&self) -> u64 {
-        self.size * self.clients.clients.len() as u64
+        self.clients.data_bytes(self.size)
     }
 
     fn round(
@@ -82,12 +82,10 @@ impl Job for Sequential {
         _round: u32,
         interrupt: &Interrupt,
     ) -> Result<Vec<Sample>, BenchError> {
-        on_fresh(site, kind, |target| {
+        self.clients.round(site, kind, |target, clients| {
             let mut samples = Vec::new();
-            for &clients in &self.clients.clients {
-                for variant in Variant::ALL {
-                    samples.extend(self.run(target, variant, clients, interrupt)?);
-                }
+            for variant in Variant::ALL {
+                samples.extend(self.run(target, variant, clients, interrupt)?);
             }
             Ok(samples)
         })
