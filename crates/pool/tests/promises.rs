@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_lock::Semaphore;
+use async_lock::{Semaphore, SemaphoreGuard};
 use copyhold_device::sim::{SimDevice, SimImage};
 use copyhold_device::{Counters, Device, DeviceError, DynDevice, Geometry};
 use copyhold_pool::{
@@ -11,6 +11,7 @@ use copyhold_pool::{
 };
 use copyhold_runtime::{BoxFuture, Rt, Runtime, SeededRuntime};
 use copyhold_types::{Buf, DeviceId, EpochId, Key, Kind, NodePtr, Pointer, Purpose, Run, TableId};
+use futures_util::future::Either;
 
 const TABLE: TableId = TableId(100);
 const BLOCKS: u64 = 4096;
@@ -134,9 +135,10 @@ fn an_idle_pool_marks_its_last_batch_once_and_writes_no_more() {
     });
 }
 
-/// A disk that holds back writes of data until it is told otherwise.
+/// A disk that holds back some writes until it is told otherwise.
 struct Slow {
     disk: DynDevice,
+    holds: fn(Purpose) -> bool,
     gate: Arc<Semaphore>,
 }
 
@@ -165,7 +167,7 @@ impl Device for Slow {
         why: Purpose,
     ) -> BoxFuture<'static, Result<(), DeviceError>> {
         let (disk, gate) = (self.disk.clone(), self.gate.clone());
-        if why != Purpose::Data {
+        if !(self.holds)(why) {
             return disk.write(block, data, why);
         }
         Box::pin(async move {
@@ -192,7 +194,8 @@ impl Device for Slow {
 fn a_commit_waits_for_nobody_elses_data() {
     let machine = Machine::new();
     let gate = Arc::new(Semaphore::new(0));
-    let slow = Arc::new(Slow { disk: machine.disk.clone(), gate: gate.clone() });
+    let holds = |why| why == Purpose::Data;
+    let slow = Arc::new(Slow { disk: machine.disk.clone(), holds, gate: gate.clone() });
     let pool = machine.new_pool_on(slow, Limits::default());
     let neighbour = pool.clone();
     machine.rt.block_on(async {
@@ -282,6 +285,33 @@ fn a_full_pool_waits_for_its_readers() {
         }));
         let reserved = pool.reserve(most / 2, Tier::Write).await;
         assert!(reserved.is_ok(), "{:?}", reserved.err());
+    });
+}
+
+/// R22: a flush that waits, since the host is full, keeps nothing that others free meanwhile.
+#[test]
+fn a_flush_that_waits_for_the_host_keeps_nobodys_space() {
+    let machine = Machine::new();
+    let holds = |why| !matches!(why, Purpose::Data | Purpose::Log | Purpose::Label);
+    let gate = Arc::new(Semaphore::new(1000));
+    let slow = Arc::new(Slow { disk: machine.disk.clone(), holds, gate: gate.clone() });
+    let pool = machine.new_pool_on(slow, Limits::default());
+    let rt = machine.rt.clone();
+    machine.rt.block_on(async {
+        let most = pool.space().available() - 64;
+        let runs = allocate(&pool, 1, most).await.expect("there is room");
+        while gate.try_acquire().map(SemaphoreGuard::forget).is_some() {}
+        let flushing = pool.clone();
+        machine.rt.spawn(Box::pin(async move { drop(flushing.flush_all().await) }));
+        rt.sleep(Duration::from_millis(100)).await;
+        release(&pool, 1, runs).await.expect("deleting works");
+        let reserved = pool.reserve(most / 2, Tier::Write);
+        let long = rt.sleep(Duration::from_secs(60));
+        futures_util::pin_mut!(reserved, long);
+        match futures_util::future::select(reserved, long).await {
+            Either::Left((reserved, _)) => drop(reserved.expect("it has been freed")),
+            Either::Right(_) => panic!("it waits for the flush"),
+        }
     });
 }
 
