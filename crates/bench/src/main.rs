@@ -159,6 +159,10 @@ enum Given {
     Null(Null),
 }
 
+/// That of the program, so that the null store has the same.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let CommandLine { job, common } = CommandLine::parse();
     match run(job, &common) {

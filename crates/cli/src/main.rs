@@ -9,6 +9,7 @@
 #![allow(clippy::disallowed_methods, reason = "this is where the machine is asked and passed in")]
 
 mod adapter;
+mod allocator;
 mod check;
 mod command_line;
 mod control;
@@ -49,6 +50,7 @@ use command_line::CommandLine;
 use failure::Failure;
 
 fn main() -> ExitCode {
+    allocator::settle();
     let mut arguments = env::args_os();
     if let Some(personality) = personality::named(arguments.next().as_deref()) {
         return personality.run(arguments.collect());
