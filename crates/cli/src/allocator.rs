@@ -22,7 +22,7 @@ const PURGE_DELAY: c_int = 15;
 /// What is freed goes back to the system at once, and no huge page is made of what is left. That
 /// the kernel does not know of huge pages is no failure.
 pub(crate) fn settle() {
-    // SAFETY: it stores a number in a table of the allocator and is meant to be called at the start.
+    // SAFETY: it stores a number in a table of the allocator, as one does at the start.
     unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, 0) };
     let _unknown_to_the_kernel = rustix::thread::disable_transparent_huge_pages(true);
 }
