@@ -10,8 +10,8 @@ use copyhold_format::item::extent_key;
 use copyhold_fs::{Caller, Filesystem, FsError, NodeId, OpenFlags, SetAttr};
 use copyhold_pool::{Tier, Transaction};
 use copyhold_types::{InodeNo, SubvolId};
-use copyhold_volume::VolumeError;
 use copyhold_volume::quota::{GroupId, Ledger, LimitKind};
+use copyhold_volume::{Leaving, VolumeError, Volumes};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
@@ -72,6 +72,28 @@ fn a_deletion_tells_how_far_it_has_come_within_a_partition() {
         assert!(seen.is_sorted() && seen.iter().any(|&percent| 0 < percent && percent < 100));
         assert_eq!((seen.first(), seen.last()), (Some(&0), Some(&100)), "{seen:?}");
         world.close(fs).await;
+    });
+}
+
+#[test]
+fn a_sync_between_the_halves_of_a_deletion_does_not_fail_for_what_is_deleted() {
+    let world = World::new(71, 16384);
+    world.run(async {
+        let fs = world.open().await;
+        let a = subvolume(&fs, "a").await;
+        let node = file(&fs, root_of(a), "f").await;
+        write(&fs, node, 0, &pattern(1, 40_000)).await;
+        let kept = file(&fs, ROOT, "kept").await;
+        write(&fs, kept, 0, &pattern(2, 40_000)).await;
+        // What `delete_subvolume` does before it tells the files, which another thread can see.
+        let volume = fs.volumes().subvol(a).unwrap();
+        let credit = fs.pool().admit(Tier::DeleteSubvolume, Volumes::LIFE_EDITS, 4096).await;
+        let leaving = Leaving { since: volume.item().created, name: b"a", heir: None };
+        let tx = Transaction::new();
+        fs.volumes().delete(&volume, &leaving, credit.unwrap(), tx).unwrap();
+        fs.sync().await.unwrap();
+        assert_eq!(read(&fs, kept, 0, 50_000).await, pattern(2, 40_000));
+        world.crash(fs, 1);
     });
 }
 

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 
 use crate::filesystem::INODE_BYTES;
 use crate::inode::{Inode, InodeRef};
-use crate::{Filesystem, NodeId, Result};
+use crate::{Filesystem, FsError, NodeId, Result};
 
 /// Files that one sync writes at the same time.
 const SYNC_FILES: usize = 8;
@@ -100,13 +100,16 @@ impl Filesystem {
         result
     }
 
-    /// Installs whatever is dirty now. Goes on after an error, and tells the first.
+    /// Installs whatever is dirty now. Goes on after an error, and tells the first. What is deleted
+    /// meanwhile with its subvolume is nobody's.
     pub(crate) async fn write_all(self: &Arc<Self>) -> Result<()> {
         let mut result = Ok(());
         for files in self.flusher.files().chunks(SYNC_FILES) {
             let writes = files.iter().map(|inode| self.write_through(inode, false));
-            for written in join_all(writes).await {
-                result = result.and(written);
+            for (inode, written) in files.iter().zip(join_all(writes).await) {
+                if inode.subvol.present().is_ok() {
+                    result = result.and(written);
+                }
             }
         }
         result
@@ -126,8 +129,11 @@ impl Filesystem {
             let mut tx = Transaction::new();
             let item = state.next_item();
             self.put_inode(&mut tx, inode.node.ino, &item);
-            let txg = self.apply(&inode.subvol, credit, tx)?;
-            state.logged(item, txg);
+            match self.apply(&inode.subvol, credit, tx) {
+                Ok(txg) => state.logged(item, txg),
+                Err(FsError::Stale) => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
