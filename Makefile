@@ -95,10 +95,17 @@ fuzz: ## each fuzz target for FUZZ_SECONDS=60 (a nightly toolchain and cargo-fuz
 		cargo +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
 
 .PHONY: acceptance
-acceptance: ## pjdfstest and fsx on a mount (root): OPS=1000000 SEEDS="1 2 3"
+acceptance: ## suites and programs of others on a mount (root): OPS=1000000 SEEDS="1 2 3" KILLS=10
 	scripts/setup.sh build acceptance
 	cargo build --release --locked -p copyhold-cli
-	scripts/acceptance.sh
+	scripts/acceptance.sh $(PARTS)
+
+.PHONY: torture
+torture: ## 16 threads doing everything while the daemon is killed: KILLS=20 SEED=1 OPTIONS=
+	scripts/setup.sh build
+	cargo build --release --locked -p copyhold-cli -p copyhold-torture
+	$(TARGET)/release/copyhold-torture --rounds $(or $(KILLS),20) $(if $(SEED),--seed $(SEED)) \
+		$(if $(OPTIONS),--options $(OPTIONS))
 
 .PHONY: man
 man: ## man pages and shell completions, into $(TARGET)/man and $(TARGET)/completions

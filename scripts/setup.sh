@@ -25,7 +25,12 @@ for part in "${@:-build}"; do
         ;;
     demo) need git git; need sqlite3 sqlite3; need python3 python3; need tar tar; need cc gcc ;;
     bench) need mkfs.ext4 e2fsprogs; need mkfs.btrfs btrfs-progs; need losetup mount ;;
-    acceptance) need unshare util-linux ;;
+    acceptance)
+        need unshare util-linux; need git git; need python3 python3; need dbench dbench
+        need stress-ng stress-ng; need runc runc; need busybox busybox-static; need pgrep procps
+        # Its programs are not in PATH.
+        [ -e /usr/share/postgresql-common ] || missing="$missing postgresql"
+        ;;
     lint) ;;
     *) die "unknown part '$part'; use build, demo, bench, acceptance or lint" ;;
     esac
