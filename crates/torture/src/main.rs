@@ -1,0 +1,216 @@
+//! `copyhold-torture`: threads that do everything at once, on a mount whose daemon is killed, again
+//! and again.
+//!
+//! Problem.  The simulation plays every crash, but in one thread, without the kernel, and with the
+//!           engine alone. What goes wrong only between threads, requests and a real kill, it does
+//!           not see.
+//! Idea.     Threads work on names and files of their own, in one directory and in subvolumes that
+//!           they snapshot and delete, at once; so each knows, without asking another, what it did
+//!           and what it was promised. Stamps of one clock put all of it into one order, and hold
+//!           what one thread finds against what another was promised.
+//! Order.    A round: the threads work, the daemon is killed while they do, the pool is checked as
+//!           the kill left it, mounted, and each thread verifies what is there (`thread.rs`, T1 to
+//!           T4; `file.rs`, F1 to F3). What is found is the beginning of the next round. In the
+//!           last, the daemon is not killed but unmounted, and everything is there.
+//!
+//! The seed fixes what each thread chooses among what it has, not which thread comes first.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "it is threads and time that it is about")]
+
+mod clock;
+mod content;
+mod dice;
+mod error;
+mod file;
+mod found;
+mod mount;
+mod names;
+mod thread;
+mod worker;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{scope, sleep};
+use std::time::{Duration, SystemTime};
+
+use clap::Parser;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use clock::Clock;
+use dice::Dice;
+use error::{On, TortureError};
+use mount::Mount;
+use thread::{COMMON, Thread};
+use worker::Worker;
+
+/// Let many threads work on a pool whose daemon is killed, and verify what was promised
+#[derive(Debug, Parser)]
+#[command(name = "copyhold-torture", version, max_term_width = 100)]
+struct CommandLine {
+    /// How often the daemon is killed
+    #[arg(long, default_value_t = 20)]
+    rounds: u64,
+    /// Threads that work at once
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=64))]
+    threads: u64,
+    /// Milliseconds before a kill, at most
+    #[arg(long, default_value_t = 4000, value_parser = clap::value_parser!(u64).range(1..))]
+    millis: u64,
+    /// What the threads choose depends on it [default: of the clock]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// What to mount with, as for `copyhold mount -o`
+    #[arg(long)]
+    options: Option<String>,
+    /// Where the pool goes [default: the system's directory for temporary files]
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// The program [default: `copyhold` beside this one]
+    #[arg(long)]
+    program: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let given = CommandLine::parse();
+    let seed = given.seed.unwrap_or_else(|| {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        now.map_or(1, |now| now.as_nanos() as u64)
+    });
+    println!("torture: seed {seed}, {} threads, {} kills", given.threads, given.rounds);
+    match run(&given, seed) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("torture: FAILED with seed {seed}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The pool is kept if it fails.
+fn run(given: &CommandLine, seed: u64) -> Result<(), TortureError> {
+    let interrupt = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&interrupt)).on("signals")?;
+    }
+    let beside = std::env::current_exe().on("this program")?.with_file_name("copyhold");
+    let directory = given.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let place = tempfile::Builder::new().prefix("copyhold-torture-").tempdir_in(&directory);
+    let place = place.on(directory.display())?;
+    let program = given.program.clone().unwrap_or(beside);
+    let mount = Mount::create(program, given.options.clone(), place.path().to_owned());
+    let result = mount.and_then(|mount| {
+        let mut torture = Torture::new(&mount, given, seed, &interrupt)?;
+        let ended = torture.run().inspect_err(|_| drop(mount.unmount()));
+        // The signal may have been for the programs that it has run, too.
+        if interrupt.load(Relaxed) { Err(TortureError::Interrupted) } else { ended }
+    });
+    if !matches!(result, Ok(()) | Err(TortureError::Interrupted)) {
+        eprintln!("torture: kept: {}", place.keep().display());
+    }
+    result
+}
+
+struct Torture<'a> {
+    mount: &'a Mount,
+    clock: Clock,
+    threads: Vec<Thread>,
+    seed: u64,
+    rounds: u64,
+    millis: u64,
+    interrupt: &'a AtomicBool,
+}
+
+impl<'a> Torture<'a> {
+    fn new(
+        mount: &'a Mount,
+        given: &CommandLine,
+        seed: u64,
+        interrupt: &'a AtomicBool,
+    ) -> Result<Torture<'a>, TortureError> {
+        let threads: Vec<Thread> = (0..given.threads as usize).map(Thread::new).collect();
+        std::fs::create_dir(mount.root().join(COMMON)).on(COMMON)?;
+        for thread in &threads {
+            for tree in thread.trees.keys().filter(|tree| *tree != COMMON) {
+                mount.run(&["subvolume", "create"], &[&mount.root().join(tree)])?;
+            }
+        }
+        mount.run(&["sync"], &[&mount.root()])?;
+        let (rounds, millis) = (given.rounds, given.millis);
+        Ok(Torture { mount, clock: Clock::default(), threads, seed, rounds, millis, interrupt })
+    }
+
+    fn run(&mut self) -> Result<(), TortureError> {
+        let mut dice = Dice::new(self.seed, 0, u64::MAX);
+        for round in 0..=self.rounds {
+            if self.interrupt.load(Relaxed) {
+                return Err(TortureError::Interrupted);
+            }
+            let is_last = round == self.rounds;
+            let time = Duration::from_millis(1 + dice.below(self.millis as usize) as u64);
+            let operations = self.work(round, time, is_last)?;
+            self.mount.unmount()?;
+            self.mount.check()?;
+            self.mount.mount()?;
+            self.verify()?;
+            let end = if is_last { "unmounted" } else { "killed" };
+            println!("torture: {end} after {time:.1?} and {operations} operations; all is well");
+        }
+        self.mount.unmount()?;
+        self.mount.check()
+    }
+
+    /// All threads work, until the end that this round has. How many operations they did.
+    fn work(&mut self, round: u64, time: Duration, is_last: bool) -> Result<u64, TortureError> {
+        let (mount, clock, seed) = (self.mount, &self.clock, self.seed);
+        clock.begin_round();
+        let (killed, worked) = scope(|scope| {
+            let work = |thread| move || Worker::new(mount, clock, thread, seed, round).run();
+            let workers: Vec<_> =
+                self.threads.iter_mut().map(|thread| scope.spawn(work(thread))).collect();
+            sleep(time);
+            clock.end_round();
+            let killed = if is_last { Ok(()) } else { mount.kill() };
+            let join = |worker: std::thread::ScopedJoinHandle<'_, _>| {
+                worker.join().expect("a worker does not panic")
+            };
+            (killed, workers.into_iter().map(join).collect::<Vec<Result<u64, String>>>())
+        });
+        killed?;
+        let mut operations = 0;
+        for (thread, worked) in worked.into_iter().enumerate() {
+            operations += worked.map_err(|what| TortureError::Broken { thread, what })?;
+        }
+        if is_last {
+            let start = self.clock.stamp();
+            self.clock.synced_at(start);
+            self.threads.iter_mut().for_each(Thread::settle_all);
+        }
+        Ok(operations)
+    }
+
+    fn verify(&mut self) -> Result<(), TortureError> {
+        let (root, clock) = (self.mount.root(), &self.clock);
+        let mut cuts = Vec::new();
+        for (number, thread) in self.threads.iter_mut().enumerate() {
+            let cut = thread.verify(&root, clock);
+            cuts.push(cut.map_err(|what| TortureError::Broken { thread: number, what })?);
+        }
+        let order = thread::verify_order(&cuts);
+        order.map_err(|what| TortureError::Broken { thread: 0, what })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        CommandLine::command().debug_assert();
+    }
+}
