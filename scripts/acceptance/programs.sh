@@ -68,7 +68,7 @@ run_build() {
     (cd "$MNT/source" && CARGO_TARGET_DIR=$target cargo build --quiet --locked --jobs "$jobs" \
         -p copyhold-space -p copyhold-table -p copyhold-log --tests)
     (cd "$MNT/source" && CARGO_TARGET_DIR=$target cargo test --locked -p copyhold-space --lib \
-        >"$PLACE/build.out" 2>&1) || { tail -n 20 "$PLACE/build.out" >&2; die "the tests that were built"; }
+        >"$PLACE/build.out" 2>&1) || { tail -n 20 "$PLACE/build.out" >&2; die "built tests"; }
     # What was built is not built again: the times are as cargo left them.
     (cd "$MNT/source" && CARGO_TARGET_DIR=$target cargo build --locked --tests \
         -p copyhold-space -p copyhold-table -p copyhold-log >"$PLACE/again.out" 2>&1)
