@@ -60,8 +60,8 @@ pub(crate) struct Adapter {
 }
 
 /// How the kernel is to treat this mount.
-pub(crate) fn settings() -> Settings {
-    Settings { locks: false, ..Settings::default() }
+pub(crate) fn settings(writeback_cache: bool) -> Settings {
+    Settings { locks: false, writeback_cache, ..Settings::default() }
 }
 
 /// Names change only through the kernel, which knows what it changes.

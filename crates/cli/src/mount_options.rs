@@ -30,6 +30,8 @@ pub(crate) struct EngineOptions {
     pub(crate) readers: Option<usize>,
     /// How requests come from the kernel.
     pub(crate) transport: Transport,
+    /// The kernel gathers small writes and sends them when it likes, or at fsync.
+    pub(crate) writeback_cache: bool,
     /// Give up what a damaged log does not tell any more.
     pub(crate) cut_tail: bool,
     /// Owners of directories may make, snapshot and delete subvolumes in them.
@@ -72,6 +74,7 @@ impl EngineOptions {
                 self.readers = Some(readers.clamp(1, READERS_MAX));
             }
             "transport" => self.transport = parsed(name, value, "auto, dev or uring")?,
+            "writeback_cache" => self.writeback_cache = true,
             "cut-tail" => self.cut_tail = true,
             "user_subvolumes" => self.user_subvolumes = true,
             _ => return Ok(false),
@@ -106,11 +109,11 @@ mod tests {
     #[test]
     fn options_go_to_whom_they_concern() {
         let list = "defaults,nofail,x-systemd.automount,ro,delta=2M,noatime,commit=1,cut-tail,user_subvolumes,\
-             transport=uring";
+             transport=uring,writeback_cache";
         let options = parse(list);
         let Options { mount, engine } = options.unwrap();
         assert!(mount.read_only());
-        assert!(engine.cut_tail && engine.user_subvolumes);
+        assert!(engine.cut_tail && engine.user_subvolumes && engine.writeback_cache);
         assert_eq!(engine.delta, Some(Size(2 << 20)));
         assert_eq!(engine.transport, Transport::Uring);
         assert_eq!(engine.commit, Some(Duration::from_secs(1)));
