@@ -20,6 +20,7 @@
 #![deny(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "clocks are what a benchmark is about")]
 
+mod cargo_build;
 mod clients;
 mod core_list;
 mod counters;
@@ -55,6 +56,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
+use cargo_build::CargoBuild;
 use error::{BenchError, On};
 use files::Files;
 use interrupt::Interrupt;
@@ -143,6 +145,8 @@ enum Given {
     Tree(Tree),
     /// Commits of SQLite, with both of its kinds of log
     Sqlite(Sqlite),
+    /// A workspace built by cargo, and built again when something has changed
+    CargoBuild(CargoBuild),
     /// A mount after the daemon was killed with a full log
     Recovery(Recovery),
     /// The daemon's memory with many files looked up
@@ -187,6 +191,7 @@ fn run(job: Given, common: &Common) -> Result<(), BenchError> {
         Given::Files(job) => vec![Box::new(job)],
         Given::Tree(job) => vec![Box::new(job)],
         Given::Sqlite(job) => vec![Box::new(job)],
+        Given::CargoBuild(job) => vec![Box::new(job)],
         Given::Recovery(job) => vec![Box::new(job)],
         Given::Memory(job) => vec![Box::new(job)],
         Given::Unshare(job) => vec![Box::new(job)],
