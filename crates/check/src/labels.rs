@@ -22,17 +22,23 @@ pub(crate) struct Area {
     pub(crate) ring: Result<Vec<u8>, String>,
 }
 
-/// Reads both ends. Where the second is, a good label at the start says, else the device's size.
+/// Reads both ends. Where the second is, a good label at the start says, else one at the end of the
+/// device: it is the second, or a copy of it.
 pub(crate) async fn read_areas(device: &DynDevice) -> [Area; 2] {
     let start = read_area(device, 0).await;
     let size = device.geometry().blocks;
-    let blocks = start.label.as_ref().map_or(size, |label| label.blocks);
-    let end = match blocks.checked_sub(AREA_BLOCKS) {
-        Some(at) => read_area(device, at).await,
-        None => {
-            let why = || "the device is too small".to_owned();
-            Area { label: Err(why()), ring: Err(why()) }
-        }
+    let Some(last) = size.checked_sub(AREA_BLOCKS) else {
+        let why = || "the device is too small".to_owned();
+        return [start, Area { label: Err(why()), ring: Err(why()) }];
+    };
+    let end = match &start.label {
+        Ok(label) => read_area(device, label.blocks - AREA_BLOCKS).await,
+        Err(_) => match read_area(device, last).await {
+            Area { label: Ok(label), .. } if label.blocks < size => {
+                read_area(device, label.blocks - AREA_BLOCKS).await
+            }
+            area => area,
+        },
     };
     [start, end]
 }

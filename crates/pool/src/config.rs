@@ -11,6 +11,8 @@ pub struct CreateOptions {
     pub id: Option<PoolId>,
     /// What the administrator calls it; at most 64 bytes.
     pub name: String,
+    /// Size of the pool in blocks, when it is to be smaller than its device.
+    pub blocks: Option<u64>,
     /// Bytes of one copy of the log ring.
     pub log_bytes: Option<u64>,
     /// Blocks of a metaslab; a power of two.

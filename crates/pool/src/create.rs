@@ -44,6 +44,9 @@ pub(crate) async fn create(
         write_zeros(device, start, label.log_blocks).await?;
     }
     labels::wipe_areas(device, label.blocks).await?;
+    if device.geometry().blocks > label.blocks {
+        labels::wipe_areas(device, device.geometry().blocks).await?;
+    }
     labels::write_uberblock(device, &label, &first_uberblock(&label)).await?;
     device.flush().await?;
     labels::write_labels(device, &label).await?;
@@ -53,9 +56,16 @@ pub(crate) async fn create(
 
 fn layout(rt: &Rt, device: &DynDevice, options: &CreateOptions) -> Result<Label, PoolError> {
     let geometry = device.geometry();
-    let blocks = geometry.blocks;
-    if blocks < BLOCKS_MIN {
-        return Err(PoolError::TooSmall { name: geometry.name, wanted: BLOCKS_MIN, found: blocks });
+    let blocks = match options.blocks {
+        // Behind it there is room for a copy of the label.
+        Some(blocks) if blocks < geometry.blocks => blocks.min(geometry.blocks - AREA_BLOCKS),
+        Some(blocks) => blocks,
+        None => geometry.blocks,
+    };
+    for (found, wanted) in [(geometry.blocks, blocks), (blocks, BLOCKS_MIN)] {
+        if found < wanted {
+            return Err(PoolError::TooSmall { name: geometry.name, wanted, found });
+        }
     }
     assert!(options.name.len() <= NAME_MAX, "names are checked where they are given");
     let bytes = blocks * BLOCK_BYTES as u64;

@@ -24,8 +24,15 @@ pub struct Labels {
 pub async fn read_labels(device: &DynDevice) -> Result<Labels, PoolError> {
     let geometry = device.geometry();
     let first = read_label(device, 0).await;
-    // Where the other is follows from the first; without it, from the size of the device.
-    let blocks = first.as_ref().map_or(geometry.blocks, |label| label.blocks);
+    // Where the other is follows from the first; without it, from the end of the device, where the
+    // other is or, in a pool that is smaller, a copy of it.
+    let blocks = match &first {
+        Ok(label) => label.blocks,
+        Err(_) => match geometry.blocks.checked_sub(AREA_BLOCKS) {
+            Some(at) => read_label(device, at).await.map_or(geometry.blocks, |label| label.blocks),
+            None => geometry.blocks,
+        },
+    };
     if blocks > geometry.blocks {
         return Err(PoolError::Shrunk {
             name: geometry.name,
@@ -77,9 +84,12 @@ fn explain(name: String, first: LabelProblem, second: LabelProblem) -> PoolError
     }
 }
 
-/// Writes both labels. Durable after the next flush.
+/// Writes both labels, and at the end of a device that is larger than the pool a copy of them,
+/// which says where the second is. Durable after the next flush.
 pub(crate) async fn write_labels(device: &DynDevice, label: &Label) -> Result<(), PoolError> {
-    for at in Label::areas(label.blocks) {
+    let size = device.geometry().blocks;
+    let [_, copy] = Label::areas(size);
+    for at in Label::areas(label.blocks).into_iter().chain((size > label.blocks).then_some(copy)) {
         write_label(device, label, at).await?;
     }
     Ok(())

@@ -7,7 +7,7 @@ use copyhold_device::{DynDevice, FileDevice, OpenMode};
 use copyhold_format::label::NAME_MAX;
 use copyhold_fs::{Caller, Filesystem};
 use copyhold_pool::{CreateOptions, Pool, read_labels};
-use copyhold_types::{DeviceId, Purpose};
+use copyhold_types::{BLOCK_BYTES, DeviceId, Purpose};
 use serde_json::{Value, json};
 
 use super::Machine;
@@ -103,12 +103,15 @@ impl NewPool<'_> {
         device: std::sync::Arc<FileDevice>,
     ) -> Result<Value, Failure> {
         use copyhold_device::Device;
+        let whole = device.geometry().blocks;
+        let blocks = self.size.map(|Size(bytes)| bytes / BLOCK_BYTES as u64);
         if self.preallocate == Preallocate::Written {
-            device.preallocate(0, device.geometry().blocks, Purpose::Data).await?;
+            device.preallocate(0, blocks.unwrap_or(whole).min(whole), Purpose::Data).await?;
         }
         let device: DynDevice = device;
         let options = CreateOptions {
             name: self.name.to_owned(),
+            blocks,
             preallocated: self.preallocate == Preallocate::Written,
             ..CreateOptions::default()
         };
