@@ -5,6 +5,7 @@
 mod create;
 mod describe;
 mod errors;
+mod patience;
 mod serve;
 pub(crate) mod tenants;
 mod views;
@@ -25,6 +26,7 @@ use rustix::io::Errno;
 use crate::failure::{Failure, Kind};
 
 pub(crate) use create::{NewPool, Preallocate};
+pub(crate) use patience::patiently;
 pub(crate) use serve::serve;
 pub(crate) use views::{labels, log, nodes, space, tables};
 

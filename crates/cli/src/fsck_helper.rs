@@ -48,7 +48,7 @@ fn verify(arguments: Vec<OsString>) -> Result<(), Failure> {
     };
     let pool = Path::new(pool);
     let at_boot = (parsed.has('a') || parsed.has('p')) && !parsed.has('f');
-    let found = engine::check(pool, !at_boot)?;
+    let found = engine::patiently(pool, || engine::check(pool, !at_boot))?;
     report::print(&check::text(pool, &found))?;
     check::verdict(pool, &found)
 }

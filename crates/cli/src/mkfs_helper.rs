@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use crate::engine::{NewPool, Preallocate};
+use crate::engine::{self, NewPool, Preallocate};
 use crate::failure::Failure;
 use crate::personality::Parsed;
 use crate::size::Size;
@@ -37,7 +37,8 @@ fn make(arguments: Vec<OsString>) -> Result<(), Failure> {
         .map_err(|why: String| Failure::usage(why))?;
     let name = parsed.values('L').last().unwrap_or_default();
     let (path, preallocate) = (Path::new(pool), Preallocate::Log);
-    NewPool { path, size, force: true, preallocate, name: &name }.create().map(drop)
+    let pool = NewPool { path, size, force: true, preallocate, name: &name };
+    engine::patiently(path, || pool.create()).map(drop)
 }
 
 #[cfg(test)]

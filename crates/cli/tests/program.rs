@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -202,6 +202,23 @@ fn the_helpers_answer_under_their_names() {
     let mount = named("mount.fuse.copyhold").arg("/no/pool").arg("/mnt").output().unwrap();
     assert_eq!(mount.status.code(), Some(32));
     assert_eq!(named("mount.fuseblk.copyhold").output().unwrap().status.code(), Some(1));
+}
+
+/// As fsck(8) and mkfs(8) right behind umount(8) find it.
+#[test]
+fn the_helpers_wait_for_a_daemon_that_is_leaving() {
+    let place = Place::new();
+    let pool = place.pool();
+    for name in ["fsck.copyhold", "mkfs.copyhold"] {
+        let link = place.path(name);
+        std::os::unix::fs::symlink(PROGRAM, &link).unwrap();
+        let held = File::open(&pool).unwrap();
+        rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        let helper = Command::new(link).arg(&pool).stdout(Stdio::null()).spawn();
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        drop(held);
+        assert!(helper.unwrap().wait().unwrap().success(), "{name}");
+    }
 }
 
 #[test]

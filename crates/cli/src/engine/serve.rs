@@ -8,26 +8,21 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use copyhold_device::{DynDevice, OpenMode};
+use copyhold_device::OpenMode;
 use copyhold_fs::{Atime, Filesystem};
-use copyhold_fuse::mount::{Mount, MountEntry};
+use copyhold_fuse::mount::Mount;
 use copyhold_fuse::{End, Session, SessionOptions, Signals};
 use copyhold_pool::{Limits, OpenOptions, Pool};
 use rustix::mount::MountFlags;
 use serde_json::Value;
 
-use super::{Machine, describe, tenants};
+use super::{Machine, describe, patiently, tenants};
 use crate::adapter::{self, Adapter, Rules};
-use crate::failure::{Failure, Kind};
+use crate::failure::Failure;
 use crate::mount::Request;
 use crate::mount_options::{EngineOptions, Options};
-use crate::mount_table;
 
-/// How long a mount waits for a daemon that is leaving.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// What the kernel reads ahead on this mount.
 const READ_AHEAD_KIB: u32 = 1024;
 
@@ -127,26 +122,6 @@ fn limits(engine: &EngineOptions) -> Limits {
         delta_bytes: engine.delta.map_or(usual.delta_bytes, |size| size.0),
         txg_interval: engine.commit.unwrap_or(usual.txg_interval),
         ..usual
-    }
-}
-
-/// Tries again while the pool is locked, unless a mount that is served shows that it will stay so.
-/// The mount of a daemon that was killed is in the table both before and after the daemon is gone.
-fn patiently(
-    path: &Path,
-    open: impl Fn() -> Result<DynDevice, Failure>,
-) -> Result<DynDevice, Failure> {
-    let begin = Instant::now();
-    loop {
-        match open() {
-            Err(failure) if failure.kind == Kind::InUse && begin.elapsed() < PATIENCE => {
-                if mount_table::named(path).is_ok_and(|all| !all.iter().all(MountEntry::is_dead)) {
-                    return Err(failure);
-                }
-                thread::sleep(Duration::from_millis(20));
-            }
-            result => return result,
-        }
     }
 }
 
