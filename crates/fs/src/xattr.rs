@@ -272,6 +272,8 @@ impl Filesystem {
         kill_sgid: bool,
     ) -> Result<()> {
         let acl = Acl::parse(value)?;
+        // Also where it only changes the mode, or takes nothing away.
+        inode.state().expect_mutable()?;
         if name == DEFAULT_ACL {
             if inode.kind != FileKind::Directory {
                 return Err(FsError::AccessDenied);

@@ -2,9 +2,12 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::*;
 use copyhold_fs::{
-    Caller, FileFlags, FileKind, FsError, OpenFlags, RenameFlags, SetAttr, SetTime, XattrSet,
+    Caller, FileFlags, FileKind, Filesystem, FsError, NodeId, OpenFlags, RenameFlags, SetAttr,
+    SetTime, XattrSet,
 };
 use copyhold_types::Timestamp;
 
@@ -184,7 +187,9 @@ fn flags_guard_files_and_survive() {
         assert!(matches!(fs.unlink(ROOT, b"log").await, Err(FsError::NotPermitted(_))));
         let shorter = SetAttr { size: Some(0), ..SetAttr::default() };
         assert!(fs.setattr(&root, node, &shorter).await.is_err());
+        expect_no_acl(&fs, node).await;
         fs.set_flags(&root, node, FileFlags::IMMUTABLE, None).await.unwrap();
+        expect_no_acl(&fs, node).await;
         assert!(fs.write(node, 6, b"x", Default::default()).await.is_err());
         assert!(fs.open_node(node, OpenFlags::READ_WRITE).await.is_err());
         let user = Caller::new(1000, 1000, 0);
@@ -195,6 +200,19 @@ fn flags_guard_files_and_survive() {
         assert_eq!((attr.flags, attr.project, attr.size), (FileFlags::IMMUTABLE, 7, 6));
         world.close(fs).await;
     });
+}
+
+/// Not even one that says no more than the mode does is accepted.
+async fn expect_no_acl(fs: &Arc<Filesystem>, node: NodeId) {
+    const ACCESS: &[u8] = b"system.posix_acl_access";
+    let mode = fs.getattr(node).await.unwrap().mode;
+    let entry = |tag: u8| [tag, 0, 6, 0, 0xff, 0xff, 0xff, 0xff];
+    let plain = [&[2, 0, 0, 0][..], &entry(1), &entry(4), &entry(0x20)].concat();
+    for value in [&plain[..], &[2, 0, 0, 0]] {
+        let set = fs.set_xattr(&Caller::ROOT, node, ACCESS, value, XattrSet::Any, false).await;
+        assert!(matches!(set, Err(FsError::NotPermitted(_))), "{set:?}");
+    }
+    assert_eq!(fs.getattr(node).await.unwrap().mode, mode);
 }
 
 #[test]
