@@ -32,6 +32,10 @@ pub(crate) const INODE_BYTES: usize = KEY_BYTES + InodeItem::BYTES;
 /// Numbers from here on are placeholders': the subvolume's number is added.
 pub(crate) const FIRST_PLACEHOLDER: u64 = 1 << (InodeNo::BITS - 1);
 
+/// So many blocks of data take up to one more for the map that leads to them: extents of 32 blocks
+/// with their checksums, in two copies, in leaves of the worst fill.
+const DATA_PER_MAP: u64 = 112;
+
 /// Blocks in the buffer of zeros that holes are read from.
 const ZERO_BLOCKS: usize = 32;
 
@@ -55,6 +59,11 @@ pub struct Filesystem {
     pub(crate) zeros: Buf,
     fsid: u64,
     closed: AtomicBool,
+}
+
+/// What is left of free blocks for data when its map has its share.
+fn without_maps(blocks: u64) -> u64 {
+    blocks - blocks.div_ceil(DATA_PER_MAP)
 }
 
 impl Filesystem {
@@ -170,13 +179,15 @@ impl Filesystem {
         NodeId::ROOT
     }
 
+    /// What is available is what data can have, in files that are not tiny: one file of that length
+    /// fits, with its map.
     pub fn statfs(&self) -> StatFs {
         let space = self.pool.space();
         StatFs {
             block_bytes: BLOCK_BYTES as u32,
             blocks: space.total,
             blocks_free: space.free + space.freeing,
-            blocks_available: space.available() + space.freeing,
+            blocks_available: without_maps(space.available() + space.freeing),
             // An inode takes about a quarter of a block of nodes, in two copies.
             files: space.total.saturating_mul(2),
             files_free: space.available().saturating_mul(2),
@@ -209,10 +220,16 @@ impl Filesystem {
         shown
     }
 
-    /// Discards free space in runs of at least `min_bytes`; bytes discarded.
-    pub async fn trim(&self, min_bytes: u64) -> Result<u64> {
+    /// Discards what is free of `len` bytes of the device from `start` on, in runs of at least
+    /// `min_bytes`; bytes discarded.
+    pub async fn trim(&self, start: u64, len: u64, min_bytes: u64) -> Result<u64> {
+        const BLOCK: u64 = BLOCK_BYTES as u64;
         self.writable()?;
-        let blocks = self.pool.trim(min_bytes.div_ceil(BLOCK_BYTES as u64).max(1)).await?;
+        if len < BLOCK || start / BLOCK >= self.statfs().blocks {
+            return Err(FsError::Invalid("a range to trim"));
+        }
+        let range = start.div_ceil(BLOCK)..start.saturating_add(len) / BLOCK;
+        let blocks = self.pool.trim(range, min_bytes.div_ceil(BLOCK).max(1)).await?;
         Ok(blocks * BLOCK_BYTES as u64)
     }
 

@@ -307,6 +307,31 @@ fn a_full_pool_refuses_writes_loses_none_and_can_be_emptied() {
     });
 }
 
+/// The pool has 256 MiB, so maps need more than what rounding leaves.
+#[test]
+fn a_file_as_large_as_what_is_available_fits() {
+    let world = World::new(23, 65_536);
+    world.run(async {
+        let fs = world.open().await;
+        let available = fs.statfs().blocks_available;
+        let node = create(&fs, "allocated").await;
+        let all = FallocateMode::Allocate { keep_size: false };
+        fs.fallocate(node, 0, (available - 128) * 4096, all).await.unwrap();
+        fs.unlink(ROOT, b"allocated").await.unwrap();
+        fs.release(node);
+        fs.forget(node, 1);
+        fs.sync().await.unwrap();
+        let node = create(&fs, "written").await;
+        let data = pattern(1, 1 << 20);
+        let pieces = (fs.statfs().blocks_available - 128) / 256;
+        for n in 0..pieces {
+            write(&fs, node, n << 20, &data).await;
+        }
+        fs.sync().await.unwrap();
+        world.close(fs).await;
+    });
+}
+
 #[test]
 fn a_damaged_block_is_an_error_with_its_place_and_never_wrong_bytes() {
     let world = World::new(4, 16384);

@@ -4,6 +4,7 @@
 //! meanwhile. Here is only when that is done: on request (FITRIM), and in the background for what
 //! has been free for a minute.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use copyhold_runtime::finishing;
@@ -18,12 +19,19 @@ pub(crate) const AGE: Duration = Duration::from_secs(60);
 const RUNS: usize = 64;
 
 impl Pool {
-    /// Discards free runs of at least `min_blocks` blocks, but no part of one that is less than
-    /// 1 MiB; how many blocks that were.
-    pub async fn trim(&self, min_blocks: u64) -> Result<u64, PoolError> {
+    /// Discards what is free of a range of blocks, in runs of at least `min_blocks` blocks, but no
+    /// part of one that is less than 1 MiB, and nothing twice; how many blocks that were.
+    pub async fn trim(&self, range: Range<u64>, min_blocks: u64) -> Result<u64, PoolError> {
         self.check_writable()?;
-        let least = min_blocks.min(u32::MAX.into()) as u32;
-        let which = Discardable { least, freed_before: None, keep_warm: false, runs: RUNS };
+        let which = Discardable {
+            least: min_blocks.min(u32::MAX.into()) as u32,
+            freed_before: None,
+            keep_warm: false,
+            unknown: true,
+            from: range.start,
+            to: range.end,
+            runs: RUNS,
+        };
         let mut blocks = 0;
         loop {
             let now = self.discard_some(which).await?;
@@ -36,7 +44,15 @@ impl Pool {
 
     /// Discards some of what was freed before `txg`, but keeps warm space.
     pub(crate) async fn discard_old(&self, txg: Txg) -> Result<u64, PoolError> {
-        let which = Discardable { least: 0, freed_before: Some(txg), keep_warm: true, runs: RUNS };
+        let which = Discardable {
+            least: 0,
+            freed_before: Some(txg),
+            keep_warm: true,
+            unknown: false,
+            from: 0,
+            to: u64::MAX,
+            runs: RUNS,
+        };
         self.discard_some(which).await
     }
 

@@ -2,7 +2,8 @@
 //!
 //! A run is discarded only while it is allocatable, is taken out of the free set meanwhile, and
 //! goes back when the discard is over (R15). Only whole chunks that have been written to are worth
-//! it, and some of those stay, for writing into a hole halves the rate of fsync (P6).
+//! it, and some of those stay, for writing into a hole halves the rate of fsync (P6). Which have, is
+//! forgotten when the pool is closed; who asks for a trim gets those that may have been, too.
 
 use std::sync::Arc;
 
@@ -23,6 +24,12 @@ pub struct Discardable {
     /// Leave the warm space that [`Config`](crate::Config) asks for. Not for a trim that the user
     /// has asked for.
     pub keep_warm: bool,
+    /// Also chunks that nobody knows to be written or not: those that were free when the pool was
+    /// opened. Each is taken once.
+    pub unknown: bool,
+    /// Only blocks from the first of these on, and before the second.
+    pub from: u64,
+    pub to: u64,
     /// At most this many runs.
     pub runs: usize,
 }
@@ -58,12 +65,21 @@ impl Space {
     /// Takes runs out of the free set to be discarded. Never takes what is promised or reserved.
     pub fn take_discardable(&self, which: Discardable) -> Vec<Discard> {
         let shared = &self.shared;
-        let warm: u64 = shared.metaslabs.iter().map(|metaslab| metaslab.warm_free()).sum();
-        let keep = if which.keep_warm { shared.warm_blocks } else { 0 };
-        let mut spare = warm.saturating_sub(keep);
+        let mut spare = match which.keep_warm {
+            true => {
+                let warm: u64 = shared.metaslabs.iter().map(|metaslab| metaslab.warm_free()).sum();
+                warm.saturating_sub(shared.warm_blocks)
+            }
+            false => u64::MAX,
+        };
+        let grades = match which.unknown {
+            true => &[Grade::WholeWarm, Grade::WholeCold][..],
+            false => &[Grade::WholeWarm],
+        };
         let mut found = Vec::new();
         for index in 0..shared.metaslabs.len() {
-            while found.len() < which.runs && shared.metaslabs[index].offer(Grade::WholeWarm) > 0 {
+            let offers = || grades.iter().any(|grade| shared.metaslabs[index].offer(*grade) > 0);
+            while found.len() < which.runs && offers() {
                 let Some(discard) = self.take_one(index, which, spare) else { break };
                 spare -= u64::from(discard.run.blocks);
                 found.push(discard);
@@ -81,7 +97,10 @@ impl Space {
         let most = available.min(MOST.max(which.least).into()) as u32;
         let mut promise = self.reserve(most.into(), Tier::Write).ok()?;
         let mut state = shared.metaslabs[metaslab].lock();
-        let (first, blocks) = state.free.take_discardable(which.least, most, which.freed_before)?;
+        let at = shared.metaslabs[metaslab].run(0, 1).addr.block();
+        let chunks = which.from.saturating_sub(at).div_ceil(CHUNK_BLOCKS.into()) as usize
+            ..(which.to.saturating_sub(at) / u64::from(CHUNK_BLOCKS)) as usize;
+        let (first, blocks) = state.free.take_discardable(which, most, chunks)?;
         shared.publish(metaslab, &state);
         drop(state);
         promise.take(blocks.into());

@@ -12,10 +12,13 @@
 //! A chunk is *warm* once it has been handed out, until it is discarded: on a sparse pool file,
 //! writing where nothing has ever been written halves the rate of fsync (P6).
 
+use std::ops::Range;
+
 use copyhold_types::Txg;
 
 use crate::bits::Bits;
 use crate::chunk::ChunkBits;
+use crate::discard::Discardable;
 use crate::layout::CHUNK_BLOCKS;
 
 /// What a chunk offers to a lane that looks for one.
@@ -58,6 +61,8 @@ enum State {
 struct Chunk {
     free: u16,
     warm: bool,
+    /// It was discarded, and not handed out since.
+    hole: bool,
     state: State,
     /// The newest txg whose frees became allocatable here.
     freed: Option<Txg>,
@@ -82,7 +87,8 @@ impl FreeMap {
         let chunks = (0..blocks.div_ceil(CHUNK_BLOCKS)).map(|at| {
             let size = (blocks - at * CHUNK_BLOCKS).min(CHUNK_BLOCKS);
             let count = free.count_in(at * CHUNK_BLOCKS, size);
-            Chunk { free: count as u16, warm: count < size, state: State::Idle(None), freed: None }
+            let (free, warm) = (count as u16, count < size);
+            Chunk { free, warm, hole: false, state: State::Idle(None), freed: None }
         });
         let chunks: Vec<Chunk> = chunks.collect();
         let warm = chunks.iter().filter(|chunk| chunk.warm);
@@ -154,6 +160,7 @@ impl FreeMap {
     }
 
     fn set_warm(&mut self, at: usize, warm: bool) {
+        self.chunks[at].hole &= !warm;
         if self.chunks[at].warm != warm {
             let free = u64::from(self.chunks[at].free);
             self.chunks[at].warm = warm;
@@ -279,27 +286,33 @@ impl FreeMap {
         Some(first)
     }
 
-    /// Takes warm, wholly free chunks that follow each other out for a discard: at least `least`
-    /// blocks, at most `most`, and nothing that was freed at or after `freed_before`. The first
-    /// block and how many blocks.
+    /// Takes wholly free chunks that follow each other, of those that `chunks` are, out for a
+    /// discard, at most `most` blocks. The first block and how many blocks.
     pub(crate) fn take_discardable(
         &mut self,
-        least: u32,
+        which: Discardable,
         most: u32,
-        freed_before: Option<Txg>,
+        chunks: Range<usize>,
     ) -> Option<(u32, u32)> {
         let old = |chunk: &Chunk| {
-            chunk.state == State::Idle(Some(Grade::WholeWarm))
-                && freed_before.is_none_or(|txg| chunk.freed.is_none_or(|freed| freed < txg))
+            let whole = match chunk.state {
+                State::Idle(Some(Grade::WholeWarm)) => true,
+                State::Idle(Some(Grade::WholeCold)) => which.unknown && !chunk.hole,
+                _ => false,
+            };
+            let before = |txg| chunk.freed.is_none_or(|freed| freed < txg);
+            whole && which.freed_before.is_none_or(before)
         };
-        let least = least.div_ceil(CHUNK_BLOCKS).max(1) as usize;
+        let least = which.least.div_ceil(CHUNK_BLOCKS).max(1) as usize;
         let most = (most / CHUNK_BLOCKS) as usize;
-        if least > most || (self.counts[Grade::WholeWarm as usize] as usize) < least {
+        let end = chunks.end.min(self.chunks.len());
+        if least > most {
             return None;
         }
-        let mut at = 0;
-        while at + least <= self.chunks.len() {
-            let count = self.chunks[at..].iter().take(most).take_while(|chunk| old(chunk)).count();
+        let mut at = chunks.start;
+        while at + least <= end {
+            let next = self.chunks[at..end].iter().take(most);
+            let count = next.take_while(|chunk| old(chunk)).count();
             if count >= least {
                 let (first, blocks) = (at as u32 * CHUNK_BLOCKS, count as u32 * CHUNK_BLOCKS);
                 self.occupy(first, blocks);
@@ -317,6 +330,7 @@ impl FreeMap {
             assert_eq!(self.chunks[at].state, State::Discarding, "chunk {at} is not in a discard");
             self.set_state(at, State::Idle(None));
             self.set_warm(at, !cold);
+            self.chunks[at].hole = cold;
         }
         self.vacate(first, blocks, None);
     }

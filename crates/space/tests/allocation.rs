@@ -191,6 +191,9 @@ fn discards_leave_warm_space_and_young_frees() {
         least: 256,
         freed_before,
         keep_warm,
+        unknown: false,
+        from: 0,
+        to: u64::MAX,
         runs: usize::MAX,
     };
     let old: Vec<Discard> = space.take_discardable(which(Some(txg(9)), true));
@@ -207,6 +210,34 @@ fn discards_leave_warm_space_and_young_frees() {
     space.check();
 }
 
+/// What a user's trim of some blocks takes.
+fn trim(from: u64, to: u64) -> Discardable {
+    let keep_warm = false;
+    Discardable { least: 0, freed_before: None, keep_warm, unknown: true, from, to, runs: 99 }
+}
+
+/// Whether it was written before the pool was opened, nobody knows.
+#[test]
+fn a_trim_takes_all_that_is_free_once_and_keeps_to_its_range() {
+    let space = space(64, 0);
+    claim(&space, DATA, 256);
+    let trimmed = |from, to| {
+        let taken = space.take_discardable(trim(from, to));
+        let blocks = taken.iter().map(|discard| discard.run().blocks).sum::<u32>();
+        taken.into_iter().for_each(|discard| space.discard_done(discard));
+        space.check();
+        blocks / 256
+    };
+    assert_eq!(trimmed(20 * 256 + 1, 24 * 256), 3);
+    assert_eq!(trimmed(64 * 256, u64::MAX), 0);
+    assert_eq!(trimmed(0, u64::MAX), 64 - 1 - 3);
+    assert_eq!(trimmed(0, u64::MAX), 0);
+    // What is used and free again is worth it again.
+    claim(&space, DATA, 256).into_iter().for_each(|run| free(&space, run));
+    space.release_deferred(Txg::FIRST);
+    assert_eq!(trimmed(0, u64::MAX), 1);
+}
+
 #[test]
 fn a_discard_takes_nothing_that_is_promised() {
     let space = space(64, 512);
@@ -214,7 +245,7 @@ fn a_discard_takes_nothing_that_is_promised() {
     free(&space, run(0, 4 * 256));
     space.release_deferred(Txg::FIRST);
     let promise = space.reserve(300, Tier::Write).unwrap();
-    let which = Discardable { least: 0, freed_before: None, keep_warm: false, runs: 9 };
+    let which = trim(0, u64::MAX);
     let taken = space.take_discardable(which);
     assert_eq!(taken.iter().map(|discard| discard.run().blocks).sum::<u32>(), 0);
     drop(promise);

@@ -137,7 +137,18 @@ fn apply(world: &mut World, step: Step) {
         }
         Step::Trim => world.trim(),
         Step::Discard { least, keep_warm } => {
-            world.discard(Discardable { least, freed_before: None, keep_warm, runs: 3 })
+            let (from, to) = if keep_warm { (0, u64::MAX) } else { (300, 9000) };
+            let unknown = !keep_warm;
+            let freed_before = None;
+            world.discard(Discardable {
+                least,
+                freed_before,
+                keep_warm,
+                unknown,
+                from,
+                to,
+                runs: 3,
+            })
         }
         Step::EndDiscard { pick, done } => {
             if let Some(at) = among(pick, world.discards.len()) {

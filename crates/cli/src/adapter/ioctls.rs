@@ -144,8 +144,9 @@ async fn set_xflags(fs: &Arc<Filesystem>, by: Caller, node: NodeId, input: &[u8]
 async fn trim(fs: &Filesystem, by: Caller, input: &[u8]) -> Reply<Vec<u8>> {
     only_root(by)?;
     let mut range = input.get(..24).ok_or(Errno::EINVAL)?.to_vec();
-    let least = u64::from_ne_bytes(range[16..24].try_into().expect("eight bytes"));
-    let trimmed = fs.trim(least).await.map_err(errno)?;
+    let number = |at: usize| u64::from_ne_bytes(range[at..at + 8].try_into().expect("eight bytes"));
+    let (start, len, least) = (number(0), number(8), number(16));
+    let trimmed = fs.trim(start, len, least).await.map_err(errno)?;
     range[8..16].copy_from_slice(&trimmed.to_ne_bytes());
     Ok(range)
 }

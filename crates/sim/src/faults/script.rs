@@ -387,7 +387,7 @@ impl<'a> Player<'a> {
     }
 
     async fn trim(&mut self) {
-        let trimmed = self.fs.trim(BLOCK).await;
+        let trimmed = self.fs.trim(0, u64::MAX, BLOCK).await;
         self.note("trim", trimmed.map(drop));
     }
 

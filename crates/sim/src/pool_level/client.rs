@@ -65,7 +65,7 @@ impl Client {
             87..91 => self.claim_and_forget().await,
             91..94 => self.rest().await,
             94..96 => self.pool.flush_all().await,
-            96..97 => self.pool.trim(1).await.map(drop),
+            96..97 => self.pool.trim(0..u64::MAX, 1).await.map(drop),
             _ => self.take_id().await,
         }
     }
