@@ -45,6 +45,8 @@ const FALLOC_PUNCH_HOLE: u32 = 0x02;
 const FALLOC_ZERO_RANGE: u32 = 0x10;
 const O_EXCL: u32 = 0o200;
 const O_DIRECT: u32 = rustix::fs::OFlags::DIRECT.bits();
+/// setuid and setgid.
+const SET_ID: u32 = 0o6000;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 const XATTR_CREATE: u32 = 1;
@@ -285,7 +287,10 @@ impl Operations for Adapter {
         // short count for a direct write, whose parts are under way together, it makes EIO.
         let partial = !write.cached && write.flags & O_DIRECT == 0;
         let flags = WriteFlags { kill_priv: write.kill_suidgid, append: false, partial };
-        let (node, length) = (known(node)?, data.bytes().len());
+        let (inode, length) = (node, data.bytes().len());
+        let node = known(node)?;
+        let was_privileged =
+            write.kill_suidgid && self.fs.getattr(node).await.map_err(errno)?.mode & SET_ID != 0;
         let written = if length >= KEEP_BYTES {
             self.fs.write_buf(node, write.offset, data.take(), length, flags).await
         } else if partial {
@@ -293,6 +298,10 @@ impl Operations for Adapter {
         } else {
             self.fs.write(node, write.offset, data.bytes(), flags).await.map(|()| length)
         };
+        if was_privileged && let Some(notifier) = self.notifier.get() {
+            // The kernel would go on with the mode that it knows (6.18), and with what it allows.
+            let _ = notifier.forget_attributes(inode);
+        }
         written.map(|bytes| bytes as u32).map_err(errno)
     }
 

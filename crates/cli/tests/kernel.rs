@@ -221,6 +221,33 @@ fn a_change_of_owner_and_a_write_by_a_stranger_take_setuid_away() {
     fs::set_permissions(&path, Permissions::from_mode(0o6777)).unwrap();
     assert!(as_nobody(&site, "echo longer > program"));
     assert_eq!(mode(), 0o777);
+    for write in [
+        "echo more >> program",
+        "dd if=/dev/zero bs=4k count=1 oflag=direct conv=notrunc of=program",
+    ] {
+        fs::set_permissions(&path, Permissions::from_mode(0o6777)).unwrap();
+        assert!(as_nobody(&site, write));
+        assert_eq!(mode(), 0o777, "behind `{write}`");
+    }
+}
+
+#[test]
+fn a_trim_takes_all_that_is_free_and_no_nonsense() {
+    let Some(site) = Site::on_a_device() else { return };
+    let trim = |arguments: &[&str]| {
+        let run = Command::new("fstrim").args(["-v"]).args(arguments).arg(site.mnt()).output();
+        let run = run.unwrap();
+        let text = String::from_utf8(run.stdout).unwrap();
+        let bytes = text.split(['(', ' ']).filter_map(|word| word.parse::<u64>().ok()).last();
+        run.status.success().then(|| bytes.expect("a number of bytes"))
+    };
+    assert_eq!(trim(&["-o", "1G"]), None);
+    assert_eq!(trim(&["-l", "100"]), None);
+    let some = trim(&["-o", "64M", "-l", "32M"]).unwrap();
+    assert!((1..=32 << 20).contains(&some), "{some}");
+    let rest = trim(&[]).unwrap();
+    assert!((128 << 20..256 << 20).contains(&rest), "{rest}");
+    assert_eq!(trim(&[]), Some(0));
 }
 
 #[test]
@@ -635,6 +662,23 @@ fn on_a_block_device_sync_reaches_the_pool_and_umount_waits_for_it() {
     let twice = Command::new(PROGRAM).arg("mount").arg(&site.pool).arg(site.place.path()).output();
     assert!(!twice.unwrap().status.success(), "a mounted device is in use");
     site.unmount();
+}
+
+#[test]
+fn a_pool_may_be_smaller_than_its_device() {
+    let Some(site) = Site::on_a_device() else { return };
+    site.unmount();
+    let mut create = Command::new(PROGRAM);
+    create.args(["create", "--force", "--size", "32M"]).arg(&site.pool);
+    assert!(create.status().unwrap().success());
+    site.mount();
+    let found = rustix::fs::statvfs(site.mnt()).unwrap();
+    let bytes = found.f_blocks * found.f_frsize;
+    assert!((20 << 20..32 << 20).contains(&bytes), "{bytes}");
+    site.unmount();
+    let checked = Command::new(PROGRAM).arg("check").arg(&site.pool).output().unwrap();
+    assert!(checked.status.success(), "{checked:?}");
+    site.mount();
 }
 
 #[test]
