@@ -107,6 +107,12 @@ torture: ## 16 threads doing everything while the daemon is killed: KILLS=20 SEE
 	$(TARGET)/release/copyhold-torture --rounds $(or $(KILLS),20) $(if $(SEED),--seed $(SEED)) \
 		$(if $(OPTIONS),--options $(OPTIONS))
 
+.PHONY: xfstests
+xfstests: ## xfstests' quick generic tests (root): XFSTESTS=DIR, a built tree of it
+	scripts/setup.sh build
+	cargo build --release --locked -p copyhold-cli
+	XFSTESTS=$(XFSTESTS) scripts/xfstests.sh
+
 .PHONY: man
 man: ## man pages and shell completions, into $(TARGET)/man and $(TARGET)/completions
 	cargo build --release --locked -p copyhold-cli

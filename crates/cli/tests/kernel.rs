@@ -238,7 +238,7 @@ fn a_trim_takes_all_that_is_free_and_no_nonsense() {
         let run = Command::new("fstrim").args(["-v"]).args(arguments).arg(site.mnt()).output();
         let run = run.unwrap();
         let text = String::from_utf8(run.stdout).unwrap();
-        let bytes = text.split(['(', ' ']).filter_map(|word| word.parse::<u64>().ok()).last();
+        let bytes = text.split(['(', ' ']).filter_map(|word| word.parse::<u64>().ok()).next_back();
         run.status.success().then(|| bytes.expect("a number of bytes"))
     };
     assert_eq!(trim(&["-o", "1G"]), None);

@@ -206,6 +206,7 @@ fn the_helpers_answer_under_their_names() {
 
 /// As fsck(8) and mkfs(8) right behind umount(8) find it.
 #[test]
+#[allow(clippy::disallowed_methods, reason = "another program waits meanwhile")]
 fn the_helpers_wait_for_a_daemon_that_is_leaving() {
     let place = Place::new();
     let pool = place.pool();

@@ -2,8 +2,8 @@
 //!
 //! A run is discarded only while it is allocatable, is taken out of the free set meanwhile, and
 //! goes back when the discard is over (R15). Only whole chunks that have been written to are worth
-//! it, and some of those stay, for writing into a hole halves the rate of fsync (P6). Which have, is
-//! forgotten when the pool is closed; who asks for a trim gets those that may have been, too.
+//! it, and some of those stay, for writing into a hole halves the rate of fsync (P6). Which have,
+//! is forgotten when the pool is closed; who asks for a trim gets those that may have been, too.
 
 use std::sync::Arc;
 
