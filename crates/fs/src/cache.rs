@@ -68,11 +68,24 @@ impl InodeCache {
 
     /// Adds an inode that was not in memory; others may leave for it.
     pub(crate) fn insert(&self, inode: InodeRef) {
+        let before = self.put(inode);
+        assert!(before.is_none(), "C1: an inode is in memory once");
+    }
+
+    /// Adds a new inode. Its number is nobody else's, unless the mark of numbers is damaged: then
+    /// who uses the other one goes on with what is no more.
+    pub(crate) fn insert_new(&self, inode: InodeRef) {
+        let node = inode.node;
+        if self.put(inode).is_some() {
+            tracing::error!("{node} was there already: the mark of inode numbers is damaged");
+        }
+    }
+
+    fn put(&self, inode: InodeRef) -> Option<InodeRef> {
         let mut map = self.shard(inode.node).map.lock();
         map.make_room(self.per_shard_max);
         map.order.push_back(inode.node);
-        let before = map.inodes.insert(inode.node, inode);
-        assert!(before.is_none(), "C1: an inode is in memory once");
+        map.inodes.insert(inode.node, inode)
     }
 
     /// Takes out an inode that was removed for good.

@@ -382,6 +382,15 @@ impl Filesystem {
         if ino >= FIRST_PLACEHOLDER {
             return Err(FsError::Crowded { what: "inode number in this subvolume" });
         }
+        let node = subvol.node(InodeNo(ino));
+        if self.inodes.get(node).is_some() {
+            let source = FormatError::Field { what: "id mark", field: "next", value: ino };
+            return Err(self.damaged_record(
+                "the mark of numbers that are taken, at",
+                node,
+                source,
+            ));
+        }
         Ok(InodeNo(ino))
     }
 }

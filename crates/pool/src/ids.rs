@@ -101,6 +101,10 @@ impl Pool {
         loop {
             let durable = (!self.sabotaged(Sabotage::ReissueIds)).then(|| self.durable_txg());
             if let Some((number, low)) = self.ids.take(space, durable) {
+                if space == IdSpace::Table && self.tables.is_known(TableId(number)) {
+                    let why = format!("it allows table {number}, which is there");
+                    return Err(PoolError::damaged("an id mark", why));
+                }
                 if low && let Some(_extending) = self.ids.extending.try_lock() {
                     self.extend_ids(space).await?;
                 }

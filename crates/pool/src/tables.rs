@@ -77,6 +77,10 @@ impl Tables {
         self.open.read().get(&id).map(|open| open.table.clone())
     }
 
+    pub(crate) fn is_known(&self, id: TableId) -> bool {
+        self.open.read().contains_key(&id)
+    }
+
     /// While the transaction of `txg` is being applied; what it adds to what is in memory.
     pub(crate) fn apply(&self, txg: Txg, id: TableId, key: Key, edit: Edit) -> Weight {
         if let Some(open) = self.open.read().get(&id) {

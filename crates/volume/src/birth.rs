@@ -25,7 +25,6 @@ use crate::error::{Result, VolumeError};
 use crate::family::{Birth, Family};
 use crate::quota::{Hold, Inherit, Resident};
 use crate::sabotage::Sabotage;
-use crate::steady::told;
 use crate::trees::Trees;
 use crate::volumes::{Subvol, Volumes};
 
@@ -214,7 +213,8 @@ impl Volumes {
     /// is being applied: so no txg has the count of inodes, which begins here, without it.
     pub(crate) fn begin_epoch(&self, epoch: EpochId, subvol: SubvolId, next_inode: InodeNo) {
         self.state.newest.fetch_max(epoch.0, Ordering::AcqRel);
-        told(self.state.ledger.begin_epoch(epoch, subvol, next_inode));
+        let ledger = &self.state.ledger;
+        ledger.told(ledger.begin_epoch(epoch, subvol, next_inode));
     }
 
     pub(crate) fn holder(&self, Place { subvol: holder, .. }: Place) -> Result<Arc<Subvol>> {

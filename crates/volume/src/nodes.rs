@@ -15,7 +15,7 @@ use copyhold_types::{EpochId, Key, NodePtr, Pointer, SubvolId, TableId, Txg};
 use crate::family::{Family, FamilyId};
 use crate::quota::Amount;
 use crate::release::{Evaluation, Release};
-use crate::steady::{refund, told};
+use crate::steady::refund;
 use crate::stored::Stored;
 use crate::volumes::{FamilyCell, State};
 
@@ -76,7 +76,8 @@ impl NodeTurnover for Turnover<'_> {
     ) {
         for ptr in written {
             let bytes = ptr.runs().map(|run| run.bytes()).sum();
-            told(self.state.ledger.charge(ptr.epoch, Amount::metadata(bytes), None));
+            let ledger = &self.state.ledger;
+            ledger.told(ledger.charge(ptr.epoch, Amount::metadata(bytes), None));
         }
         let Some((family, holder)) = self.homes.get(&table) else {
             return replaced.iter().for_each(|ptr| free_node(tx, ptr));

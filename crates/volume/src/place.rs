@@ -11,7 +11,6 @@ use copyhold_types::{InodeNo, SubvolId, TableId, Txg};
 
 use crate::error::{Result, VolumeError};
 use crate::quota::Hold;
-use crate::steady::told;
 use crate::trees::Trees;
 use crate::volumes::{Subvol, Volumes};
 
@@ -55,7 +54,7 @@ impl Volumes {
         }
         let ledger = &self.state.ledger;
         let txg = self.pool.apply_with(credit, tx, |_, _| {
-            let count = |ino| told(ledger.created(holders[0].id(), ino, Some(&mut hold)));
+            let count = |ino| ledger.told(ledger.created(holders[0].id(), ino, Some(&mut hold)));
             made.into_iter().for_each(count);
             hold.spend_metadata();
         })?;

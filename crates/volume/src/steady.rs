@@ -19,7 +19,7 @@ use parking_lot::RwLockReadGuard;
 
 use crate::error::{Result, VolumeError};
 use crate::family::{Epoch, Family};
-use crate::quota::{Amount, Hold, Ledger, Miscount};
+use crate::quota::{Amount, Hold, Ledger};
 use crate::release::{Evaluation, Freed, Lookup, Outcome, Place, Release};
 use crate::sabotage::{self, Sabotage};
 use crate::segment::{window_of, windows};
@@ -58,12 +58,14 @@ impl Births<'_> {
         let Births { subvol, epoch, inode, mut hold } = self;
         let born: u64 = tx.allocated().map(Run::bytes).sum();
         if born != 0 {
-            told(ledger.charge(epoch, Amount::data(born), hold.as_deref_mut()));
+            ledger.told(ledger.charge(epoch, Amount::data(born), hold.as_deref_mut()));
         }
         match inode {
             None => {}
-            Some(InodeChange::Born(ino)) => told(ledger.created(subvol, ino, hold.as_deref_mut())),
-            Some(InodeChange::Gone(ino)) => told(ledger.removed(subvol, ino)),
+            Some(InodeChange::Born(ino)) => {
+                ledger.told(ledger.created(subvol, ino, hold.as_deref_mut()));
+            }
+            Some(InodeChange::Gone(ino)) => ledger.told(ledger.removed(subvol, ino)),
         }
         hold.into_iter().for_each(Hold::spend_metadata);
     }
@@ -220,13 +222,5 @@ pub(crate) fn refund(state: &State, freed: &Freed) {
         Content::Data => Amount::data(bytes),
         Content::Node => Amount::metadata(bytes),
     };
-    told(state.ledger.refund(freed.origin, amount));
-}
-
-/// A sum that is wrong is told and does not stop anybody's writes: a check recounts it.
-pub(crate) fn told(counted: std::result::Result<(), Miscount>) {
-    if let Err(miscount) = counted {
-        debug_assert!(false, "{miscount}");
-        tracing::error!("{miscount}");
-    }
+    state.ledger.told(state.ledger.refund(freed.origin, amount));
 }

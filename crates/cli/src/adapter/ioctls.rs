@@ -88,7 +88,7 @@ pub(super) async fn answer(
             if text.len() >= ioctl.output_size as usize {
                 return Err(Errno::EOVERFLOW);
             }
-            text.resize(ioctl.output_size as usize, 0);
+            text.push(0);
             text
         }
         _ => return Err(Errno::ENOTTY),

@@ -158,7 +158,7 @@ impl Filesystem {
             state.opens = 1;
             state.linkable = true;
         }
-        self.inodes.insert(inode.clone());
+        self.inodes.insert_new(inode.clone());
         Ok(self.entry(&inode))
     }
 
@@ -213,7 +213,7 @@ impl Filesystem {
             dir_state.logged_and_shown(dir_item, txg, true);
             let inode = Arc::new(Inode::new(&dir.subvol, ino, item, Some(txg)));
             inode.state().opens = u32::from(new.opened);
-            self.inodes.insert(inode.clone());
+            self.inodes.insert_new(inode.clone());
             (inode, txg, dir_state.is_sync_dir())
         };
         if sync {

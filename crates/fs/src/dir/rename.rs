@@ -260,7 +260,7 @@ impl Filesystem {
             }
             if let Some(ino) = whiteout {
                 let white = Inode::new(&ends.from.dir.subvol, ino, white_item, Some(txg));
-                self.inodes.insert(Arc::new(white));
+                self.inodes.insert_new(Arc::new(white));
             }
             let mut is_sync = |dir| states.of(dir).is_sync_dir();
             (txg, is_sync(ends.from.dir) || is_sync(ends.to.dir))

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use copyhold_format::FormatError;
 use copyhold_format::item::{EXTENT_BLOCKS_MAX, Extent, extent_key};
 use copyhold_pool::Transaction;
 use copyhold_types::{InodeNo, Key};
@@ -45,7 +46,22 @@ impl Filesystem {
         for (key, value) in &items[..items.len().min(limit - extents.len())] {
             extents.push(self.parse_extent(inode, *key, value)?);
         }
+        self.expect_apart(inode, &extents)?;
         Ok(extents)
+    }
+
+    /// A block of a file is in one extent at most.
+    fn expect_apart(&self, inode: &Inode, extents: &[(u64, Extent)]) -> Result<()> {
+        let overlap = extents.windows(2).find(|two| {
+            let [(at, extent), (next, _)] = two else { return false };
+            at + u64::from(extent.blocks()) > *next
+        });
+        let Some([(at, extent), _]) = overlap else { return Ok(()) };
+        let source = FormatError::Order {
+            what: "extents of a file",
+            detail: format!("{} blocks at {at} reach into the next one", extent.blocks()),
+        };
+        Err(self.damaged_record(&format!("the extent at block {at}"), inode.node, source))
     }
 
     fn parse_extent(&self, inode: &Inode, key: Key, value: &[u8]) -> Result<(u64, Extent)> {

@@ -14,6 +14,10 @@ use super::opcode::Opcode;
 use super::request::*;
 use super::{flags, wire};
 
+/// No kernel reads more at a time: what INIT agrees on is at most this. An answer to more could
+/// take any amount of memory.
+const READ_BYTES_MAX: u32 = 1 << 20;
+
 /// Why bytes are no request.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
@@ -279,7 +283,7 @@ impl<'a> Parser<'a> {
         Ok(Read {
             handle: Handle(read.fh),
             offset: read.offset,
-            size: read.size,
+            size: read.size.min(READ_BYTES_MAX),
             flags: read.flags,
             lock_owner: owned.then_some(LockOwner(read.lock_owner)),
         })

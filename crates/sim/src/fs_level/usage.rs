@@ -36,6 +36,7 @@ pub(crate) struct Shown {
 
 impl Shown {
     pub(crate) fn of(ledger: &Ledger) -> Shown {
+        debug_assert_eq!(ledger.miscounts(), 0, "a sum of the quotas is wrong; see its error");
         let status = ledger.status();
         let groups = ledger.show().unwrap_or_default();
         Shown { on: status.counted_from.is_some(), generation: status.generation, groups }

@@ -78,6 +78,8 @@ pub struct Ledger {
     pub(super) promised: Arc<AtomicI64>,
     /// Dead owners that a sweep should look at.
     pub(super) sweepable: Mutex<BTreeSet<SubvolId>>,
+    /// Sums that were found wrong.
+    miscounts: AtomicU64,
     #[cfg(feature = "sabotage")]
     pub(crate) broken: crate::sabotage::Broken,
 }
@@ -91,6 +93,7 @@ impl Default for Ledger {
             groups: Mutex::default(),
             promised: Arc::default(),
             sweepable: Mutex::default(),
+            miscounts: AtomicU64::default(),
             #[cfg(feature = "sabotage")]
             broken: Default::default(),
         }
@@ -104,6 +107,19 @@ impl Ledger {
     /// a new number before it writes.
     pub fn counts(&self, origin: EpochId) -> bool {
         origin.0 >= self.counted_from.load(Relaxed)
+    }
+
+    /// A sum that is wrong is told and does not stop anybody's writes: a check recounts it.
+    pub(crate) fn told(&self, counted: Result<(), Miscount>) {
+        if let Err(miscount) = counted {
+            self.miscounts.fetch_add(1, Relaxed);
+            tracing::error!("{miscount}");
+        }
+    }
+
+    /// How many sums were found wrong since the pool was opened: none, unless it is damaged.
+    pub fn miscounts(&self) -> u64 {
+        self.miscounts.load(Relaxed)
     }
 
     pub fn is_on(&self) -> bool {

@@ -178,6 +178,7 @@ impl World {
         assert_eq!(self.shares(&tags), plain.shares, "E6");
         assert_eq!(self.deadlists(&tags), plain.dead(), "deadlists");
         let ledger = self.volumes.ledger();
+        assert_eq!(ledger.miscounts(), 0);
         let mut wanted: BTreeMap<SubvolId, u64> = BTreeMap::new();
         for origin in plain.allocated.values().filter(|origin| ledger.counts(**origin)) {
             *wanted.entry(self.payer(self.owners[origin])).or_default() += 4096;

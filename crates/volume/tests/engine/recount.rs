@@ -142,6 +142,7 @@ impl World {
     /// What each living owner pays for; the first epoch of all is older than the quotas.
     fn recount_usage(&self, data: &BTreeMap<u64, EpochId>, nodes: &BTreeSet<NodePtr>) {
         let ledger = self.volumes.ledger();
+        assert_eq!(ledger.miscounts(), 0);
         let mut wanted: BTreeMap<SubvolId, (u64, u64)> = BTreeMap::new();
         for origin in data.values().filter(|origin| ledger.counts(**origin)) {
             wanted.entry(self.payer(self.owners[origin])).or_default().0 += 4096;

@@ -168,3 +168,17 @@ proptest! {
         let _ = parse_prefix(&message, len);
     }
 }
+
+/// Found by fuzzing: an answer of 4 GiB of zeros was put together in memory.
+#[test]
+fn a_read_asks_for_no_more_than_a_mount_can() {
+    let args = wire::ReadIn { size: u32::MAX, ..Default::default() };
+    for opcode in [Opcode::Read, Opcode::Readdir, Opcode::Readdirplus] {
+        match parse(opcode, args.as_bytes()) {
+            Ok(Request::Read(read) | Request::Readdir(read) | Request::Readdirplus(read)) => {
+                assert_eq!(read.size, 1 << 20);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
