@@ -24,10 +24,14 @@
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+#[cfg(not(shuttle))]
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
+#[cfg(shuttle)]
+use parking_lot::atomic::AtomicUsize; // of what stands for that crate there
 use smallvec::SmallVec;
 
 /// Somebody stands in the queue.
