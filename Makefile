@@ -5,7 +5,6 @@ SBINDIR ?= /sbin
 DESTDIR ?=
 SEEDS ?= 100
 PART ?= 1/1
-FUZZ_SECONDS ?= 60
 ROUNDS ?= 3
 JOB ?= core
 AGAINST ?= btrfs,ext4,null
@@ -51,7 +50,6 @@ lint: ## formatting, clippy, licences and sources of what we depend on
 	scripts/setup.sh build lint
 	cargo fmt --all -- --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo check --manifest-path fuzz/Cargo.toml --locked
 	cargo deny --locked check --hide-inclusion-graph licenses bans sources
 
 .PHONY: simulate
@@ -89,10 +87,19 @@ scenarios: ## who pays for what, case by case, beside kernel btrfs (root): TARGE
 	$(TARGET)/release/copyhold-scenarios crates/suite/scenarios --target $(TARGETS)
 
 .PHONY: fuzz
-fuzz: ## each fuzz target for FUZZ_SECONDS=60 (a nightly toolchain and cargo-fuzz)
+fuzz: ## libFuzzer on each target for FUZZ_SECONDS=60: FUZZ=image for one (a nightly toolchain)
+	scripts/setup.sh build fuzz
+	scripts/fuzz.sh
+
+.PHONY: shuttle
+shuttle: ## tasks that are stopped at any lock, in many orders: TIMES=1000 for more of them
 	scripts/setup.sh build
-	cd fuzz && for target in $$(cargo +nightly fuzz list); do \
-		cargo +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+	cd shuttle && cargo test --locked
+
+.PHONY: miri
+miri: ## what can be interpreted, under Miri (a nightly toolchain)
+	scripts/setup.sh build miri
+	scripts/miri.sh
 
 .PHONY: acceptance
 acceptance: ## suites and programs of others on a mount (root): OPS=1000000 SEEDS="1 2 3" KILLS=10

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what the build, the tests and the demo need and this machine lacks. Debian, as root or
 # with sudo; asks nothing, does nothing twice.
-# Usage: scripts/setup.sh [build] [demo] [bench] [acceptance] [lint]
+# Usage: scripts/setup.sh [build] [demo] [bench] [acceptance] [lint] [fuzz] [miri]
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -31,8 +31,8 @@ for part in "${@:-build}"; do
         # Its programs are not in PATH.
         [ -e /usr/share/postgresql-common ] || missing="$missing postgresql"
         ;;
-    lint) ;;
-    *) die "unknown part '$part'; use build, demo, bench, acceptance or lint" ;;
+    lint | fuzz | miri) ;;
+    *) die "unknown part '$part'; use build, demo, bench, acceptance, lint, fuzz or miri" ;;
     esac
 done
 
@@ -79,6 +79,29 @@ case " $* " in
         say "building cargo-deny (some minutes, once)"
         cargo install cargo-deny --locked --debug --quiet </dev/null >&2
     fi
+    ;;
+esac
+# What only long or instrumented runs need: not for CI.
+case " $* " in
+*" fuzz "* | *" miri "*)
+    if ! rustc +nightly --version >/dev/null 2>&1; then
+        say "installing a nightly toolchain"
+        rustup toolchain install nightly --profile minimal >&2
+    fi
+    ;;
+esac
+case " $* " in
+*" fuzz "*)
+    if ! command -v cargo-fuzz >/dev/null; then
+        say "building cargo-fuzz (some minutes, once)"
+        cargo install cargo-fuzz --locked --quiet </dev/null >&2
+    fi
+    ;;
+esac
+case " $* " in
+*" miri "*)
+    cargo +nightly miri --version >/dev/null 2>&1 ||
+        rustup component add --toolchain nightly miri rust-src >&2
     ;;
 esac
 say "ready"

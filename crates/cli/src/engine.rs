@@ -70,6 +70,11 @@ impl Machine {
     }
 }
 
+/// How a pool is that no daemon serves, as JSON.
+pub(crate) fn in_process(pool: &Pool) -> String {
+    serde_json::Value::Object(describe::pool(pool, Path::new("pool"))).to_string()
+}
+
 /// Whether a daemon has the pool open for writing.
 pub(crate) fn is_locked(pool: &Path) -> Result<bool, Failure> {
     let say = |error: std::io::Error| Failure::system(pool.display(), &error);

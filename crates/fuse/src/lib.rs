@@ -27,6 +27,7 @@ mod dispatch;
 mod errno;
 mod interrupt;
 pub mod locks;
+pub mod loopback;
 pub mod memory;
 pub mod mount;
 mod operations;

@@ -17,7 +17,20 @@ use crate::protocol::{Opcode, parse_prefix, wire};
 
 /// Serves requests until the connection ends.
 pub(crate) fn run<O: Operations>(channel: Arc<Channel<O>>) -> End {
-    Reader::new(channel).run(desk::serve)
+    let mut reader = Reader::new(channel);
+    loop {
+        if let Some(end) = reader.turn(&desk::serve) {
+            return end;
+        }
+    }
+}
+
+/// Serves one request each time it is called, until the connection ends.
+pub(crate) fn by_turns<O: Operations>(
+    channel: Arc<Channel<O>>,
+) -> impl FnMut() -> Option<End> + Send {
+    let mut reader = Reader::new(channel);
+    move || reader.turn(&desk::serve)
 }
 
 struct Reader<O, F> {
@@ -34,27 +47,27 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Reader<O, F> {
         Reader { desk: Desk::new(channel), head, rest: None, args: Vec::new() }
     }
 
-    fn run(mut self, serve: impl Fn(Arc<Channel<O>>, Message) -> F) -> End {
-        loop {
-            let Channel { device, connection, .. } = &**self.desk.channel();
-            let rest = self.rest.get_or_insert_with(|| connection.buffers.get());
-            let len = match device.read(&mut self.head, rest.make_mut()) {
-                Got::Request(len) => len,
-                Got::Again => continue,
-                Got::Ended(end) => return end,
-            };
-            let Some(mut message) = self.message(len) else { continue };
-            if !self.desk.admits(&mut message) {
-                self.recycle(message);
-                continue;
-            }
-            let operation = serve(Arc::clone(self.desk.channel()), message);
-            let buffer_bytes = self.desk.channel().connection.buffers.bytes();
-            let held = if self.rest.is_none() { buffer_bytes } else { 0 };
-            if let Some(message) = self.desk.poll(operation, held) {
-                self.recycle(message);
-            }
+    /// Reads once, and serves what was read; tells when the connection has ended.
+    fn turn(&mut self, serve: &impl Fn(Arc<Channel<O>>, Message) -> F) -> Option<End> {
+        let Channel { device, connection, .. } = &**self.desk.channel();
+        let rest = self.rest.get_or_insert_with(|| connection.buffers.get());
+        let len = match device.read(&mut self.head, rest.make_mut()) {
+            Got::Request(len) => len,
+            Got::Again => return None,
+            Got::Ended(end) => return Some(end),
+        };
+        let mut message = self.message(len)?;
+        if !self.desk.admits(&mut message) {
+            self.recycle(message);
+            return None;
         }
+        let operation = serve(Arc::clone(self.desk.channel()), message);
+        let buffer_bytes = self.desk.channel().connection.buffers.bytes();
+        let held = if self.rest.is_none() { buffer_bytes } else { 0 };
+        if let Some(message) = self.desk.poll(operation, held) {
+            self.recycle(message);
+        }
+        None
     }
 
     /// The request of `len` bytes that was just read, if it can be understood.

@@ -274,23 +274,23 @@ fn finish<O: Operations>(connection: &Arc<Connection<O>>) {
 }
 
 /// The kernel wants room for the largest WRITE, and never less than 8 KiB.
-fn buffer_bytes(max_write: u32) -> usize {
+pub(crate) fn buffer_bytes(max_write: u32) -> usize {
     wire::MIN_READ_BUFFER.max(max_write as usize)
 }
 
 /// Makes rings for a connection that is about to be agreed, with this `max_write`.
-type Prepare<O> = fn(&Device, u32) -> io::Result<Rings<O>>;
+pub(crate) type Prepare<O> = fn(&Device, u32) -> io::Result<Rings<O>>;
 
 /// What INIT came to.
-struct Agreed<O> {
-    negotiated: Negotiated,
+pub(crate) struct Agreed<O> {
+    pub(crate) negotiated: Negotiated,
     rings: Option<Rings<O>>,
     /// Why there are none, if they were tried.
     refusal: Option<String>,
 }
 
 /// Answers INIT. Rings are made before, so that the kernel is not promised what will not come.
-fn shake_hands<O: Operations>(
+pub(crate) fn shake_hands<O: Operations>(
     device: &Device,
     settings: &Settings,
     prepare: Option<Prepare<O>>,

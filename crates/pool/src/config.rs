@@ -1,8 +1,9 @@
 //! How a pool is made, and the limits it runs under.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
-use copyhold_types::PoolId;
+use copyhold_types::{Buf, PoolId, Purpose};
 
 /// Shape of a new pool. `None` and 0 choose by the size of the device.
 #[derive(Clone, Debug, Default)]
@@ -55,6 +56,9 @@ pub struct Limits {
     /// The rule that is broken on purpose, for tests of the simulation.
     #[cfg(feature = "sabotage")]
     pub sabotage: Option<crate::Sabotage>,
+    /// What changes nodes and log as they are written, before their digests are made.
+    #[cfg(feature = "sabotage")]
+    pub scribble: Option<crate::Scribble>,
 }
 
 impl Limits {
@@ -66,6 +70,34 @@ impl Limits {
     #[cfg(not(feature = "sabotage"))]
     pub(crate) fn breaks(&self, _: crate::Sabotage) -> bool {
         false
+    }
+
+    /// What is written instead of these blocks.
+    #[cfg(feature = "sabotage")]
+    pub(crate) fn scribbled(&self, why: Purpose, mut blocks: Buf) -> Buf {
+        if let Some(scribble) = &self.scribble {
+            (scribble.0)(why, blocks.make_mut());
+        }
+        blocks
+    }
+
+    #[cfg(not(feature = "sabotage"))]
+    pub(crate) fn scribbled(&self, _: Purpose, blocks: Buf) -> Buf {
+        blocks
+    }
+
+    /// What is logged instead of these bytes.
+    #[cfg(feature = "sabotage")]
+    pub(crate) fn scribbled_log<'a>(&self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
+        let Some(scribble) = &self.scribble else { return bytes.into() };
+        let mut bytes = bytes.to_vec();
+        (scribble.0)(Purpose::Log, &mut bytes);
+        bytes.into()
+    }
+
+    #[cfg(not(feature = "sabotage"))]
+    pub(crate) fn scribbled_log<'a>(&self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
+        Cow::Borrowed(bytes)
     }
 }
 
@@ -80,6 +112,8 @@ impl Default for Limits {
             tail_verify_bytes: 64 << 20,
             #[cfg(feature = "sabotage")]
             sabotage: None,
+            #[cfg(feature = "sabotage")]
+            scribble: None,
         }
     }
 }

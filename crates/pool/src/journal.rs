@@ -185,7 +185,8 @@ impl Journal {
         txg: Txg,
         records: &[u8],
     ) -> Result<PieceRef, PoolError> {
-        let payload = Payload::new(records);
+        let records = self.limits.scribbled_log(records);
+        let payload = Payload::new(&records);
         let blocks = payload.blocks();
         let position = {
             let mut state = self.state.lock();
@@ -226,6 +227,7 @@ impl Journal {
         edits: u64,
     ) -> Result<PlacedBatch, RingFull> {
         let bytes = batch.encode();
+        let bytes = self.limits.scribbled_log(&bytes);
         let payload = Payload::new(&bytes);
         let mut state = self.state.lock();
         let position = state.appender.place(payload.blocks())?;

@@ -64,6 +64,6 @@ pub use journal::LogUse;
 pub use labels::{Labels, read_labels, read_uberblocks};
 pub use pins::Pin;
 pub use pool::Pool;
-pub use sabotage::Sabotage;
+pub use sabotage::{Sabotage, Scribble, ScribbleFn};
 pub use tenancy::{NodeTurnover, Tenancy, free_node};
 pub use transaction::{Credit, Transaction};

@@ -155,6 +155,7 @@ impl NodeWriter {
 
     /// Starts writing `buf` to new places, and tells its pointer.
     pub(crate) fn place(&mut self, buf: Buf, why: Purpose) -> Result<NodePtr, PoolError> {
+        let buf = self.pool.limits.scribbled(why, buf);
         let blocks = buf.blocks() as u32;
         let wanted = u64::from(blocks) * COPIES;
         let space = &self.pool.space;

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use copyhold_format::log::{Record, RecordWriter};
 use copyhold_space::{Claim, Tier};
+use copyhold_types::Purpose;
 
 use crate::Pool;
 use crate::log_room::LogRoom;
@@ -85,6 +86,20 @@ impl Sabotage {
         Sabotage::NoFlushBeforeRoot,
         Sabotage::TailNotVerified,
     ];
+}
+
+/// A program that writes nonsense with right digests: changes nodes and maps (whole blocks), pieces
+/// and batches of the log (`Purpose::Log`, their content) before they are written.
+#[derive(Clone)]
+pub struct Scribble(pub Arc<ScribbleFn>);
+
+/// What is done to bytes that are about to be written.
+pub type ScribbleFn = dyn Fn(Purpose, &mut [u8]) + Send + Sync;
+
+impl std::fmt::Debug for Scribble {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Scribble")
+    }
 }
 
 impl Gathered {

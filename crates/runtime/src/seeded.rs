@@ -150,15 +150,20 @@ impl SeededRuntime {
 
     /// Drives all tasks until `future` is done. Panics with "deadlock" when nothing can go on.
     pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.block_on_within(u64::MAX, future).expect("more turns than there can be")
+    }
+
+    /// As [`Self::block_on`], but gives up after so many turns, dropping the future.
+    pub fn block_on_within<T>(&self, turns: u64, future: impl Future<Output = T>) -> Option<T> {
         let mut future = pin!(future);
         let id = self.inner.state.lock().new_id();
         let waker = TaskWaker::queued(id, &self.inner.ready);
         self.inner.state.lock().root = Some((id, Waker::from(waker.clone())));
-        loop {
+        for _ in 0..turns {
             match self.inner.turn() {
                 Turn::Poll(turn) if turn == id => {
                     if let Poll::Ready(value) = self.inner.poll(id, 0, &waker, future.as_mut()) {
-                        return value;
+                        return Some(value);
                     }
                 }
                 Turn::Poll(id) => self.inner.poll_task(id),
@@ -166,6 +171,7 @@ impl SeededRuntime {
                 Turn::Nothing => panic!("{}", self.inner.deadlock()),
             }
         }
+        None
     }
 
     /// Polls one task or moves the clock to the next timer; false when there is neither.
@@ -433,6 +439,18 @@ fn nanos(duration: Duration) -> Nanos {
 mod tests {
     use super::*;
     use crate::yield_now;
+
+    #[test]
+    fn what_does_not_end_is_given_up() {
+        let rt = SeededRuntime::new(1);
+        let endless = async {
+            loop {
+                yield_now().await;
+            }
+        };
+        assert_eq!(rt.block_on_within(100, endless), None::<()>);
+        assert_eq!(rt.block_on_within(100, async { 5 }), Some(5));
+    }
 
     /// Five tasks that note when they run, yielding and sleeping in between.
     fn trace(seed: u64) -> (Vec<(u64, Nanos)>, u64) {

@@ -37,6 +37,7 @@ impl Shape {
             node_cache_bytes: dice.pick(&[0, 16 << 10, 64 << 20]),
             tail_verify_bytes: dice.pick(&[16 << 10, 64 << 20, 64 << 20]),
             sabotage: broken.and_then(Sabotage::of_pool),
+            scribble: None,
         };
         let crowded = dice.one_in(2);
         let blocks = if crowded { 2048 } else { dice.pick(&[2048, 4096, 8192]) };

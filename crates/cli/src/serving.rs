@@ -1,0 +1,23 @@
+//! A filesystem as a mount serves it, without one.
+
+use std::sync::Arc;
+
+use copyhold_fs::Filesystem;
+use copyhold_fuse::Operations;
+use copyhold_fuse::protocol::Settings;
+
+use crate::adapter::{self, Adapter, Rules};
+use crate::engine::in_process;
+
+/// What answers the kernel's requests, and the questions that come by ioctl(2), for a pool that
+/// root has mounted and whose owners of directories may make subvolumes.
+pub fn operations(fs: Arc<Filesystem>) -> impl Operations {
+    let described = fs.pool().clone();
+    let describe = move || in_process(&described);
+    Adapter::new(fs, Box::new(describe), Rules { mounted_by: 0, owners_may: true })
+}
+
+/// What a mount asks of the kernel, unless its options say otherwise.
+pub fn settings() -> Settings {
+    adapter::settings(false)
+}

@@ -1,0 +1,87 @@
+//! A connection without a kernel: whoever holds it sends requests as bytes and hears the answers.
+//!
+//! For what must not need a mount: fuzzing, tests of an order of things that a kernel would hardly
+//! come to. A pair of sockets stands for `/dev/fuse`, and everything behind it is what serves a
+//! mount: INIT, the reader, the desk, parked operations. Only threads are missing: a request is
+//! read and polled once within [`Loopback::ask`], and what waits goes on where the spawner runs it.
+
+use std::io::IoSlice;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use crate::desk::{Channel, Connection, Flight};
+use crate::device::{Device, End};
+use crate::operations::Operations;
+use crate::payload::Buffers;
+use crate::protocol::Settings;
+use crate::reader;
+use crate::session::{Agreed, SessionError, buffer_bytes, shake_hands};
+use crate::spawn::Spawner;
+
+/// Longer answers reach nobody: EIO does instead.
+const ANSWER_MAX: usize = 160 << 10;
+
+/// The kernel's end of a connection, and one reader at the other.
+pub struct Loopback {
+    kernel: OwnedFd,
+    turn: Box<dyn FnMut() -> Option<End> + Send>,
+    answer: Vec<u8>,
+}
+
+impl Loopback {
+    /// Agrees with a kernel whose first request is `init`.
+    pub fn start<O: Operations>(
+        fs: Arc<O>,
+        spawner: Arc<dyn Spawner>,
+        settings: &Settings,
+        init: &[u8],
+    ) -> Result<Loopback, SessionError> {
+        let failed = |error: rustix::io::Errno| SessionError::Device(error.into());
+        let kind = SocketType::SEQPACKET;
+        let flags = SocketFlags::CLOEXEC;
+        let (kernel, served) =
+            rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None).map_err(failed)?;
+        rustix::net::send(&kernel, init, SendFlags::NOSIGNAL).map_err(failed)?;
+        let device = Device::new(served);
+        let agreed: Agreed<O> = shake_hands(&device, settings, None)?;
+        fs.init(&agreed.negotiated);
+        let connection = Arc::new(Connection {
+            fs,
+            dialect: agreed.negotiated.dialect(),
+            spawner,
+            buffers: Buffers::new(buffer_bytes(agreed.negotiated.max_write), 1),
+            interrupts: Arc::default(),
+            flight: Flight::default(),
+            destroyed: AtomicBool::new(false),
+            only: None,
+        });
+        let turn =
+            reader::by_turns(Arc::new(Channel { device, connection, requests: AtomicU64::new(0) }));
+        Ok(Loopback { kernel, turn: Box::new(turn), answer: vec![0; ANSWER_MAX] })
+    }
+
+    /// Sends one request and has it polled once. False: it was not taken, being empty or longer
+    /// than a socket takes.
+    ///
+    /// Hear all answers before the next one: a socket that is full makes who answers wait.
+    pub fn ask(&mut self, message: &[&[u8]]) -> bool {
+        if message.iter().all(|part| part.is_empty()) {
+            return false;
+        }
+        let parts: Vec<IoSlice<'_>> = message.iter().map(|part| IoSlice::new(part)).collect();
+        if rustix::io::writev(&self.kernel, &parts).is_err() {
+            return false;
+        }
+        (self.turn)().is_none()
+    }
+
+    /// An answer that is there, from its header on.
+    pub fn hear(&mut self) -> Option<&[u8]> {
+        let flags = RecvFlags::DONTWAIT;
+        let (len, _) = rustix::net::recv(&self.kernel, &mut self.answer[..], flags).ok()?;
+        Some(&self.answer[..len])
+    }
+}

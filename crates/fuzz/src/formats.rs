@@ -1,0 +1,176 @@
+//! Structures of the disk, each by itself: what parses is encoded again as it was.
+//!
+//! Inputs to begin with are what stands in the pool that `base` makes.
+
+mod begin;
+mod nodes;
+
+use copyhold_format::digest;
+use copyhold_format::item::{
+    DeadItem, DirBucket, EpochItem, Extent, GroupId, GroupItem, InodeItem, InodesItem, PendingItem,
+    QuotaItem, ShareItem, SubvolItem, UsageItem, XattrBucket, dead_key, encode_heir, epoch_key,
+    parse_heir, parse_inline, parse_symlink, parse_truncate, share_key,
+};
+use copyhold_format::label::Label;
+use copyhold_format::log::{Batch, Frame, Record, RecordWriter, Records};
+use copyhold_format::node::{PartitionDescriptor, decode_ptr, encode_ptr};
+use copyhold_format::space_map::{Descriptor, SpaceMap};
+use copyhold_format::uberblock::Uberblock;
+use copyhold_types::{BlockAddr, EpochId, InodeNo, PoolId, Txg};
+
+pub(crate) use begin::*;
+pub(crate) use nodes::node;
+
+/// Where labels and uberblocks have their digest.
+const DIGEST_AT: usize = 32;
+
+/// One block that begins with `data`.
+fn block(data: &[u8]) -> Vec<u8> {
+    let mut block = data[..data.len().min(4096)].to_vec();
+    block.resize(4096, 0);
+    block
+}
+
+/// Makes the digest of a label or an uberblock right, so that an input gets behind it.
+pub(crate) fn set_digest(block: &mut [u8]) {
+    block[DIGEST_AT..DIGEST_AT + 16].fill(0);
+    let sum = digest(block);
+    block[DIGEST_AT..DIGEST_AT + 16].copy_from_slice(&sum.0.to_le_bytes());
+}
+
+/// A block of the label area, as it is and with its digest set right.
+pub(crate) fn label(data: &[u8]) {
+    let _ = Label::parse(data);
+    let mut block = block(data);
+    set_digest(&mut block);
+    if let Ok(label) = Label::parse(&block) {
+        assert_eq!(Label::parse(&label.encode()), Ok(label));
+    }
+}
+
+pub(crate) fn uberblock(data: &[u8]) {
+    let pool =
+        |bytes: &[u8]| PoolId(std::array::from_fn(|n| bytes.get(16 + n).copied().unwrap_or(0)));
+    let _ = Uberblock::parse(data, pool(data));
+    let mut block = block(data);
+    set_digest(&mut block);
+    if let Ok(uberblock) = Uberblock::parse(&block, pool(&block)) {
+        assert_eq!(Uberblock::parse(&uberblock.encode(), pool(&block)), Ok(uberblock));
+    }
+}
+
+/// A frame of the log as read.
+pub(crate) fn frame(data: &[u8]) {
+    let pool = PoolId(std::array::from_fn(|n| data.get(8 + n).copied().unwrap_or(0)));
+    let position = data.get(48..56).map_or(0, |at| u64::from_le_bytes(at.try_into().unwrap()));
+    let claimed = Frame::claimed_blocks(data, pool, position);
+    if let Ok(frame) = Frame::parse(data, pool, 0, position) {
+        assert_eq!(claimed, Some(frame.blocks));
+    }
+}
+
+/// The payload of a batch's frame, and its records, as replay reads them.
+pub(crate) fn batch(data: &[u8]) {
+    let position = data.get(48..56).map_or(0, |at| u64::from_le_bytes(at.try_into().unwrap()));
+    let txg = Txg::new(1 + position % 1000).unwrap();
+    if let Ok(batch) = Batch::parse(data, txg) {
+        assert_eq!(Batch::parse(&batch.encode(), txg).as_ref(), Ok(&batch));
+        Records::new(&batch.records).for_each(|_| ());
+    }
+}
+
+pub(crate) fn records(data: &[u8]) {
+    let records: Vec<Record<'_>> = Records::new(data).map_while(Result::ok).collect();
+    let mut writer = RecordWriter::default();
+    records.iter().for_each(|record| writer.push(*record));
+    let bytes = writer.finish();
+    let again: Vec<_> = Records::new(&bytes).map(Result::unwrap).collect();
+    assert_eq!(records, again);
+}
+
+/// Descriptors of partitions and metaslabs, and node pointers.
+pub(crate) fn descriptors(data: &[u8]) {
+    if let Ok(Some(ptr)) = decode_ptr(data) {
+        assert_eq!(decode_ptr(&encode_ptr(&ptr)), Ok(Some(ptr)));
+    }
+    if let Ok(descriptor) = PartitionDescriptor::parse(data) {
+        assert_eq!(PartitionDescriptor::parse(&descriptor.encode()), Ok(descriptor));
+    }
+    if let Ok(descriptor) = Descriptor::parse(data) {
+        assert_eq!(descriptor.encode(), data);
+    }
+}
+
+/// Counts hold, no run leaves the metaslab.
+pub(crate) fn space_map(data: &[u8]) {
+    let Ok(map) = SpaceMap::parse(data) else { return };
+    let sum: u32 = map.runs().map(|(_, blocks)| blocks).sum();
+    assert_eq!(sum, map.allocated());
+    assert!(map.runs().all(|(at, blocks)| at + blocks <= map.place().blocks));
+    assert!(map.longest_free() <= map.place().blocks);
+    assert_eq!(SpaceMap::parse(&map.encode()), Ok(map));
+}
+
+/// Items of files.
+pub(crate) fn items(data: &[u8]) {
+    if let Ok(item) = InodeItem::parse(data) {
+        assert_eq!(item.encode(), data);
+    }
+    if let Ok(item) = Extent::parse(data) {
+        assert_eq!(&item.encode()[..], data);
+    }
+    if let Ok(item) = SubvolItem::parse(data) {
+        assert_eq!(item.encode(), data);
+    }
+    if let Ok(bucket) = DirBucket::parse(data) {
+        bucket.iter().for_each(|entry| assert!(bucket.find(entry.name).is_some()));
+        let _ = bucket.find(b"name").is_none().then(|| bucket.with(8, InodeNo(5), b"name"));
+    }
+    if let Ok(bucket) = XattrBucket::parse(data) {
+        bucket.iter().for_each(|entry| assert!(bucket.find(entry.name).is_some()));
+        bucket.iter().for_each(|entry| drop(bucket.without(entry.name)));
+    }
+    let _ = (parse_inline(data), parse_symlink(data), parse_truncate(data));
+}
+
+/// Records of epochs, deadlists, shares and pending releases, under any key.
+pub(crate) fn families(data: &[u8]) {
+    let Some((object, rest)) = data.split_first_chunk() else { return };
+    let Some((offset, value)) = rest.split_first_chunk() else { return };
+    let epoch = EpochId(u64::from_le_bytes(*object));
+    let addr = BlockAddr::from_raw(u64::from_le_bytes(*offset));
+    if let Ok(item) = EpochItem::parse(epoch_key(epoch), value) {
+        assert_eq!(item.encode(), value);
+    }
+    if let Ok(item) = DeadItem::parse(dead_key(epoch, addr), value) {
+        assert_eq!(item.encode(), value);
+    }
+    if let Ok(item) = ShareItem::parse(share_key(addr), value) {
+        assert_eq!(item.encode(), value);
+    }
+    if let Ok(item) = PendingItem::parse(value) {
+        assert_eq!(item.encode(), value);
+    }
+}
+
+/// Records of quotas.
+pub(crate) fn quota(data: &[u8]) {
+    if let Ok(item) = QuotaItem::parse(data) {
+        assert_eq!(&item.encode()[..], data);
+    }
+    if let Ok(item) = UsageItem::parse(data) {
+        assert_eq!(&item.encode()[..], data);
+    }
+    if let Ok(item) = GroupItem::parse(data) {
+        assert_eq!(&item.encode()[..], data);
+    }
+    if let Ok(item) = InodesItem::parse(data) {
+        assert_eq!(&item.encode()[..], data);
+    }
+    if let Ok(heir) = parse_heir(data) {
+        assert_eq!(&encode_heir(heir)[..], data);
+    }
+    if let Ok(Ok(id)) = std::str::from_utf8(data).map(str::parse::<GroupId>) {
+        assert_eq!(id.to_string().parse(), Ok(id));
+    }
+}
