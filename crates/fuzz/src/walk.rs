@@ -109,7 +109,7 @@ pub(crate) async fn change(fs: &Arc<Filesystem>, seen: &Seen) {
         let _ = fs.volumes().background_step().await;
     }
     let _ = fs.pool().flush_all().await;
-    let _ = fs.trim(0).await;
+    let _ = fs.trim(0, u64::MAX, 0).await;
 }
 
 async fn change_dir(fs: &Arc<Filesystem>, dir: NodeId, n: usize) -> Result<(), FsError> {
