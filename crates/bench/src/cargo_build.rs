@@ -64,7 +64,7 @@ impl Job for CargoBuild {
             write_source(&workspace, 0, 1)?;
             let rebuilt = build(&workspace)?;
             self.verify(&workspace)?;
-            Ok(vec![seconds("build", built), seconds("rebuild", rebuilt)])
+            Ok(vec![Sample::seconds("build", built), Sample::seconds("rebuild", rebuilt)])
         })
     }
 }
@@ -130,10 +130,6 @@ fn build(workspace: &Path) -> Result<Duration, BenchError> {
     cargo.current_dir(workspace).env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS");
     let began = Instant::now();
     run(&mut cargo).map(|_| began.elapsed())
-}
-
-fn seconds(variant: &str, time: Duration) -> Sample {
-    Sample::new(variant, "time", "s", time.as_secs_f64())
 }
 
 #[cfg(test)]

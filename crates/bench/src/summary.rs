@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -19,6 +20,11 @@ pub(crate) struct Sample {
 impl Sample {
     pub(crate) fn new(variant: &str, metric: &str, unit: &'static str, value: f64) -> Sample {
         Sample { metric: format!("{variant}.{metric}"), unit, value }
+    }
+
+    /// How long a variant took.
+    pub(crate) fn seconds(variant: &str, time: Duration) -> Sample {
+        Sample::new(variant, "time", "s", time.as_secs_f64())
     }
 
     pub(crate) fn metric(&self) -> &str {

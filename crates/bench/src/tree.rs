@@ -62,7 +62,10 @@ impl Tree {
         let began = Instant::now();
         let untar = timed(Command::new("tar").arg("-xf").arg(&tar).arg("-C").arg(&root))?;
         target.sync()?;
-        let mut samples = vec![seconds("untar", untar), seconds("untar_durable", began.elapsed())];
+        let mut samples = vec![
+            Sample::seconds("untar", untar),
+            Sample::seconds("untar_durable", began.elapsed()),
+        ];
         interrupt.check()?;
         if let Some(why) = no_git(target.kind()) {
             target.site().note(self.name(), target.kind(), why);
@@ -71,8 +74,8 @@ impl Tree {
         }
         interrupt.check()?;
         target.cool()?;
-        samples.push(seconds("grep", grep(&tree, target.kind(), self.files)?));
-        samples.push(seconds("rm", timed(Command::new("rm").arg("-rf").arg(&tree))?));
+        samples.push(Sample::seconds("grep", grep(&tree, target.kind(), self.files)?));
+        samples.push(Sample::seconds("rm", timed(Command::new("rm").arg("-rf").arg(&tree))?));
         Ok(samples)
     }
 }
@@ -102,9 +105,9 @@ fn git(target: &Target<'_>, tree: &Path) -> Result<Vec<Sample>, BenchError> {
     target.cool()?;
     let status = || timed(&mut git(&["status", "--short"]));
     Ok(vec![
-        seconds("git_add", added),
-        seconds("git_status", status()?),
-        seconds("git_status_warm", status()?),
+        Sample::seconds("git_add", added),
+        Sample::seconds("git_status", status()?),
+        Sample::seconds("git_status_warm", status()?),
     ])
 }
 
@@ -130,8 +133,4 @@ fn grep(tree: &Path, kind: Kind, files: u32) -> Result<Duration, BenchError> {
 fn timed(command: &mut Command) -> Result<Duration, BenchError> {
     let began = Instant::now();
     run(command).map(|_| began.elapsed())
-}
-
-fn seconds(variant: &str, time: Duration) -> Sample {
-    Sample::new(variant, "time", "s", time.as_secs_f64())
 }

@@ -33,7 +33,7 @@ mod tests {
 
     #[test]
     fn what_is_set_is_the_delay_of_purges() {
-        // The one option that is in milliseconds and not 0, however many options there are before.
+        // What mimalloc has for it, and for no option beside it.
         // SAFETY: it reads a number from a table of the allocator.
         let before = unsafe { libmimalloc_sys::mi_option_get(PURGE_DELAY) };
         assert_eq!(before, 1000);
