@@ -222,17 +222,26 @@ pub fn explore<F: Future<Output = ()> + 'static>(
     times: usize,
     work: impl Fn(Arc<ShuttleRuntime>) -> F + Send + Sync + 'static,
 ) {
-    let mut config = Config::new();
-    config.stack_size = STACK_BYTES;
-    config.max_steps = MaxSteps::FailAfter(STEPS_MAX);
-    config.silence_warnings = true;
-    let run = move || {
+    explore_threads(order, seed, times, move || {
         let rt = ShuttleRuntime::start();
         block_on(async {
             work(rt.clone()).await;
             rt.end().await;
         });
-    };
+    });
+}
+
+/// The same for what starts threads, as the runtime of production does.
+pub fn explore_threads(
+    order: Order,
+    seed: u64,
+    times: usize,
+    run: impl Fn() + Send + Sync + 'static,
+) {
+    let mut config = Config::new();
+    config.stack_size = STACK_BYTES;
+    config.max_steps = MaxSteps::FailAfter(STEPS_MAX);
+    config.silence_warnings = true;
     match order {
         Order::Random => go(RandomScheduler::new_from_seed(seed, times), config, run),
         Order::Priorities => go(PctScheduler::new_from_seed(seed, 3, times), config, run),

@@ -20,20 +20,22 @@ use std::future::Future;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{JoinHandle, Thread};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_task::Runnable;
 use copyhold_types::{Nanos, Timestamp};
 use parking_lot::Mutex;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use self::cpu::{Bed, Cpu, Tracked};
 use self::timers::TimerKey;
+use crate::machine::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::machine::thread::{self, JoinHandle, Thread};
+use crate::machine::{self, Clock};
 use crate::op::{Completion, Flight, Op, Reactor};
 use crate::ring::Ring;
+use crate::sabotage::Broken;
 use crate::threads::ThreadReactor;
 use crate::{BoxFuture, Runtime, worker};
 
@@ -50,11 +52,29 @@ pub struct Config {
     pub pin: bool,
     /// Submission entries of each ring; four times as many operations can be in flight.
     pub ring_entries: u32,
+    #[cfg(shuttle)]
+    pub sabotage: Option<crate::Sabotage>,
 }
 
 impl Default for Config {
     fn default() -> Config {
-        Config { cpus: None, reactor: ReactorKind::Auto, pin: false, ring_entries: 256 }
+        Config {
+            cpus: None,
+            reactor: ReactorKind::Auto,
+            pin: false,
+            ring_entries: 256,
+            #[cfg(shuttle)]
+            sabotage: None,
+        }
+    }
+}
+
+impl Config {
+    fn broken(&self) -> Broken {
+        Broken {
+            #[cfg(shuttle)]
+            rule: self.sabotage,
+        }
     }
 }
 
@@ -79,7 +99,7 @@ struct Shared {
     cpus: Vec<Arc<Cpu>>,
     /// Does all I/O where there are no rings, and always what can only block.
     io_threads: ThreadReactor,
-    start: Instant,
+    start: Clock,
     next_spawn: AtomicUsize,
     /// Executors that have not ended.
     running: AtomicUsize,
@@ -92,9 +112,9 @@ impl Executors {
         let count = config.cpus.unwrap_or_else(usable).max(1);
         let (beds, refusal) = make_beds(&config, count)?;
         let shared = Arc::new(Shared {
-            cpus: beds.into_iter().map(|bed| Arc::new(Cpu::new(bed))).collect(),
+            cpus: beds.into_iter().map(|bed| Arc::new(Cpu::new(bed, config.broken()))).collect(),
             io_threads: ThreadReactor::new(IO_THREADS_MAX),
-            start: Instant::now(),
+            start: Clock::new(),
             next_spawn: AtomicUsize::new(0),
             running: AtomicUsize::new(count),
         });
@@ -102,7 +122,7 @@ impl Executors {
         let pins = if config.pin { cpu_sets(count)? } else { vec![None; count] };
         for (place, pin) in pins.into_iter().enumerate() {
             let shared = executors.shared.clone();
-            let thread = std::thread::Builder::new()
+            let thread = thread::Builder::new()
                 .name(format!("copyhold-cpu{place}"))
                 .spawn(move || shared.run(place, pin));
             match thread {
@@ -248,7 +268,7 @@ impl Shared {
 
     /// The executor that is closest to this thread.
     fn here(&self) -> usize {
-        worker::executor_of(self.identity()).unwrap_or_else(|| sched_getcpu() % self.cpus.len())
+        worker::executor_of(self.identity()).unwrap_or_else(|| machine::cpu() % self.cpus.len())
     }
 
     /// The executor closest to this thread, or one that polls no task while that does.
@@ -294,8 +314,9 @@ fn make_beds(config: &Config, count: usize) -> io::Result<(Vec<Bed>, Option<io::
     if config.reactor == ReactorKind::Threads {
         return Ok((parks(), None));
     }
-    let rings: io::Result<Vec<Bed>> =
-        (0..count).map(|_| Ring::new(config.ring_entries).map(Box::new).map(Bed::Ring)).collect();
+    let rings: io::Result<Vec<Bed>> = (0..count)
+        .map(|_| Ring::new(config.ring_entries, config.broken()).map(Box::new).map(Bed::Ring))
+        .collect();
     match rings {
         Ok(rings) => Ok((rings, None)),
         Err(refusal) if config.reactor == ReactorKind::Auto => Ok((parks(), Some(refusal))),
@@ -369,7 +390,7 @@ impl Future for Sleep {
         let cpu = &self.shared.cpus[place];
         let (key, first) = cpu.timers.add(self.deadline, cx.waker().clone());
         if first && own.is_none() {
-            cpu.notify();
+            cpu.hurry();
         }
         self.timer = Some((place, key));
         Poll::Pending
@@ -393,12 +414,12 @@ struct Parker {
 
 impl Parker {
     fn new() -> Parker {
-        Parker { thread: std::thread::current(), woken: AtomicBool::new(false) }
+        Parker { thread: thread::current(), woken: AtomicBool::new(false) }
     }
 
     fn park(&self) {
         while !self.woken.swap(false, Ordering::AcqRel) {
-            std::thread::park();
+            thread::park();
         }
     }
 }
@@ -419,6 +440,9 @@ struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
     fn drop(&mut self) {
+        if cfg!(shuttle) {
+            return; // It is shuttle who tells of it.
+        }
         std::process::abort();
     }
 }

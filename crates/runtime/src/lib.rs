@@ -21,10 +21,13 @@ use copyhold_types::{Nanos, Timestamp};
 pub mod executors;
 mod finishing;
 mod lock;
+mod machine;
 mod op;
 mod ring;
+mod sabotage;
 pub mod seeded;
 mod threads;
+mod uring;
 mod worker;
 mod yielding;
 
@@ -32,6 +35,8 @@ pub use executors::{Executors, ReactorKind};
 pub use finishing::{Finishing, finishing};
 pub use lock::{FifoMutex, FifoMutexGuard, FifoRwLock, ReadGuard, WriteGuard};
 pub use op::{Completion, Op, Outcome, Reactor, SharedFd};
+#[cfg(shuttle)]
+pub use sabotage::Sabotage;
 pub use seeded::{SeededConfig, SeededRuntime};
 pub use threads::ThreadReactor;
 pub use yielding::{YieldNow, yield_now};

@@ -19,32 +19,31 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use io_uring::squeue::{Entry, Flags};
-use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{IoUring, opcode};
 use parking_lot::Mutex;
 
-use crate::op::{Flight, Op, Work};
-use crate::threads::IOVECS_MAX;
+use crate::machine::atomic::{AtomicBool, Ordering::Relaxed};
+use crate::machine::thread;
+use crate::op::Flight;
+use crate::sabotage::{Broken, Sabotage};
+use crate::uring::{self, Completed, Entry, Uring};
 
 /// Marks an entry that only wakes the executor.
 const WAKE: u64 = 0;
-/// Bytes that one entry moves at most.
-const ENTRY_BYTES_MAX: usize = 1 << 30;
+/// How often the first use is tried where memory is short.
+const TRIES: usize = 1000;
 
 pub(crate) struct Ring {
-    uring: IoUring,
+    uring: Uring,
     in_flight_max: u32,
     submit: Mutex<Submit>,
     /// Completions taken from the queue; empty between calls.
-    reap: Mutex<Vec<(u64, i32)>>,
+    reap: Mutex<Vec<Completed>>,
     /// Entries were pushed that the kernel has not been told of. Only the executor uses it.
     deferred: AtomicBool,
+    broken: Broken,
 }
 
 #[derive(Default)]
@@ -54,44 +53,43 @@ struct Submit {
     closed: bool,
 }
 
-/// Buffers in the kernel's form. They point into the [`Flight`] that holds them.
-#[derive(Default)]
-pub(crate) struct IoVecs(Vec<libc::iovec>);
-
-// SAFETY: the pointers are only used by the kernel, and by `Work` with its buffers at hand.
-unsafe impl Send for IoVecs {}
-
 impl Ring {
     /// `entries` operations can be handed over at once, four times as many be in flight. Fails
     /// where io_uring is refused or lacks what is needed here (Linux 5.18).
-    pub(crate) fn new(entries: u32) -> io::Result<Ring> {
-        let uring = IoUring::builder()
-            .setup_submit_all()
-            .setup_clamp()
-            .setup_cqsize(entries.saturating_mul(8).max(64))
-            .build(entries.max(1))?;
-        let params = uring.params();
-        if !params.is_feature_nodrop() || !params.is_feature_ext_arg() {
-            return Err(io::ErrorKind::Unsupported.into());
-        }
-        let in_flight_max = (params.cq_entries() / 2).max(1);
+    pub(crate) fn new(entries: u32, broken: Broken) -> io::Result<Ring> {
+        let uring = Uring::new(entries)?;
+        let in_flight_max = (uring.completions_max() / 2).max(1);
         let ring = Ring {
             uring,
             in_flight_max,
             submit: Mutex::default(),
             reap: Mutex::default(),
             deferred: AtomicBool::new(false),
+            broken,
         };
         ring.try_out()?;
         Ok(ring)
     }
 
-    /// A filter may allow to make a ring but not to use it.
+    /// A filter may allow to make a ring but not to use it. That memory is short, or a signal
+    /// came, is no refusal.
     fn try_out(&self) -> io::Result<()> {
-        self.push(&mut self.submit.lock(), &opcode::Nop::new().build().user_data(WAKE));
-        self.uring.submitter().submit_and_wait(1)?;
-        self.reap();
-        Ok(())
+        self.push(&mut self.submit.lock(), &uring::nothing(WAKE));
+        for _ in 0..TRIES {
+            let pushed = self.pushed(&mut self.submit.lock());
+            match self.uring.enter(pushed, 1, None) {
+                Ok(_) => {
+                    if self.pushed(&mut self.submit.lock()) == 0 {
+                        self.reap();
+                        return Ok(());
+                    }
+                }
+                Err(error) if is_passing(&error) && !self.broken.is(Sabotage::RefuseEarly) => {}
+                Err(error) => return Err(error),
+            }
+            thread::yield_now();
+        }
+        Err(io::Error::from_raw_os_error(libc::EAGAIN))
     }
 
     /// Begins an operation at the next flush or wait. Only for the ring's executor.
@@ -109,7 +107,7 @@ impl Ring {
             return;
         }
         submit.in_flight += 1;
-        self.launch(&mut submit, flight, Flags::empty());
+        self.launch(&mut submit, flight, false);
         drop(submit);
         self.deferred.store(true, Relaxed);
     }
@@ -117,7 +115,7 @@ impl Ring {
     /// Makes the executor's wait return, from another thread.
     pub(crate) fn wake(&self) {
         let mut submit = self.submit.lock();
-        let pushed = self.push(&mut submit, &opcode::Nop::new().build().user_data(WAKE));
+        let pushed = self.push(&mut submit, &uring::nothing(WAKE));
         drop(submit);
         self.enter(pushed);
     }
@@ -128,25 +126,28 @@ impl Ring {
             let pushed = self.pushed(&mut self.submit.lock());
             self.enter(pushed);
         }
+        #[cfg(shuttle)]
+        assert!(!self.uring.awaits_operations(), "U4: an operation waits for the next sleep");
     }
 
     /// Submits what was deferred and waits until something completes or the time is over; may
     /// return early. Only for the ring's executor.
     pub(crate) fn wait(&self, timeout: Option<Duration>) {
         self.deferred.store(false, Relaxed);
-        let submitter = self.uring.submitter();
-        let result = match timeout {
-            None => submitter.submit_and_wait(1),
-            Some(timeout) => {
-                let timeout = Timespec::from(timeout);
-                submitter.submit_with_args(1, &SubmitArgs::new().timespec(&timeout))
-            }
-        };
-        match result.map_err(|error| error.raw_os_error()) {
-            Ok(_) | Err(Some(libc::ETIME | libc::EINTR)) => {}
-            // Memory is short: what was not taken is still in the queue (U4).
-            Err(Some(libc::EAGAIN | libc::EBUSY)) => self.deferred.store(true, Relaxed),
-            Err(errno) => panic!("waiting on io_uring failed with errno {errno:?}"),
+        let pushed = self.pushed(&mut self.submit.lock());
+        match self.uring.enter(pushed, 1, timeout) {
+            // What was not taken is still in the queue (U4).
+            Ok(taken) if taken < pushed => self.defer_again(),
+            Ok(_) => {}
+            Err(error) if error.raw_os_error() == Some(libc::ETIME) => {}
+            Err(error) if is_passing(&error) => self.defer_again(),
+            Err(error) => panic!("waiting on io_uring failed: {error}"),
+        }
+    }
+
+    fn defer_again(&self) {
+        if !self.broken.is(Sabotage::TrustSubmission) {
+            self.deferred.store(true, Relaxed);
         }
     }
 
@@ -155,12 +156,14 @@ impl Ring {
         let mut taken = {
             let mut taken = self.reap.lock();
             // SAFETY: U1, `reap` is locked and there is no other consumer.
-            let completions = unsafe { self.uring.completion_shared() };
-            taken.extend(completions.map(|entry| (entry.user_data(), entry.result())));
+            unsafe { self.uring.completions(&mut taken) };
             std::mem::take(&mut *taken)
         };
         let mut finished = 0;
-        for (token, result) in taken.drain(..) {
+        if self.broken.is(Sabotage::DropCompletion) {
+            taken.pop_if(|completed| completed.token != WAKE);
+        }
+        for Completed { token, result } in taken.drain(..) {
             if token != WAKE {
                 // SAFETY: U2, the token came from `launch`, and each entry completes once.
                 let flight = unsafe { Arc::from_raw(token as *const Flight) };
@@ -181,8 +184,7 @@ impl Ring {
             flight.finish(result);
             return true;
         }
-        let flags = if result == -libc::EAGAIN { Flags::ASYNC } else { Flags::empty() };
-        self.launch(&mut self.submit.lock(), flight, flags);
+        self.launch(&mut self.submit.lock(), flight, result == -libc::EAGAIN);
         self.deferred.store(true, Relaxed);
         false
     }
@@ -190,11 +192,14 @@ impl Ring {
     fn refill(&self, finished: u32) {
         let mut submit = self.submit.lock();
         submit.in_flight -= finished;
+        if self.broken.is(Sabotage::ForgetBacklog) {
+            return;
+        }
         while submit.in_flight < self.in_flight_max
             && let Some(flight) = submit.backlog.pop_front()
         {
             submit.in_flight += 1;
-            self.launch(&mut submit, flight, Flags::empty());
+            self.launch(&mut submit, flight, false);
             self.deferred.store(true, Relaxed);
         }
     }
@@ -202,6 +207,9 @@ impl Ring {
     /// Refuses further operations and waits for those in flight and in the backlog (U5).
     pub(crate) fn close(&self) {
         self.submit.lock().closed = true;
+        if self.broken.is(Sabotage::CloseEarly) {
+            return;
+        }
         loop {
             self.reap();
             self.flush();
@@ -212,32 +220,27 @@ impl Ring {
         }
     }
 
-    /// Pushes the next entry of an operation.
-    fn launch(&self, submit: &mut Submit, flight: Arc<Flight>, flags: Flags) {
-        let entry = prepare(&mut flight.work.lock()).flags(flags);
-        let token = Arc::into_raw(flight) as u64; // U2
-        self.push(submit, &entry.user_data(token));
+    /// Pushes the next entry of an operation. `blocks`: see [`uring::entry`].
+    fn launch(&self, submit: &mut Submit, flight: Arc<Flight>, blocks: bool) {
+        let token = Arc::as_ptr(&flight) as u64;
+        let entry = uring::entry(&mut flight.work.lock(), token, blocks);
+        let _counted_by_the_entry = Arc::into_raw(flight); // U2
+        self.push(submit, &entry);
     }
 
     fn push(&self, submit: &mut Submit, entry: &Entry) -> u32 {
-        loop {
-            {
-                // SAFETY: U1, `submit` is locked.
-                let mut queue = unsafe { self.uring.submission_shared() };
-                // SAFETY: U2, what the entry points to lives until it completes.
-                if unsafe { queue.push(entry) }.is_ok() {
-                    return queue.len() as u32;
-                }
-            }
+        // SAFETY: U1, `submit` is locked. U2, what the entry points to lives until it completes.
+        while !unsafe { self.uring.push(entry) } {
             let pushed = self.pushed(submit);
             self.enter_once(pushed);
         }
+        self.pushed(submit)
     }
 
     /// How many entries the kernel has not taken yet. `_submit`: the lock is held (U1).
     fn pushed(&self, _submit: &mut Submit) -> u32 {
         // SAFETY: U1.
-        unsafe { self.uring.submission_shared() }.len() as u32
+        unsafe { self.uring.queued() }
     }
 
     /// Lets the kernel take all entries up to the one after which `pushed` were in the queue (U4).
@@ -252,60 +255,18 @@ impl Ring {
     }
 
     fn enter_once(&self, pushed: u32) -> u32 {
-        // SAFETY: no argument is passed, and entries are sound when pushed.
-        let result = unsafe { self.uring.submitter().enter::<libc::sigset_t>(pushed, 0, 0, None) };
-        match result.map_err(|error| error.raw_os_error()) {
-            Ok(taken) => taken as u32,
-            Err(Some(libc::EINTR)) => 0,
-            Err(Some(libc::EAGAIN | libc::EBUSY)) => {
-                std::thread::yield_now();
+        match self.uring.enter(pushed, 0, None) {
+            Ok(taken) => taken,
+            Err(error) if is_passing(&error) => {
+                thread::yield_now();
                 0
             }
-            Err(errno) => panic!("submitting to io_uring failed with errno {errno:?}"),
+            Err(error) => panic!("submitting to io_uring failed: {error}"),
         }
     }
 }
 
-/// The entry for what is left of an operation.
-fn prepare(work: &mut Work) -> Entry {
-    let done = work.done;
-    let at = |offset: u64| offset + done as u64;
-    match &mut work.op {
-        Op::Read { fd, buf, offset } => {
-            let rest = &mut buf.make_mut()[done..];
-            let len = rest.len().min(ENTRY_BYTES_MAX) as u32;
-            opcode::Read::new(Fd(fd.as_fd().as_raw_fd()), rest.as_mut_ptr(), len)
-                .offset(at(*offset))
-                .build()
-        }
-        Op::Write { fd, bufs, offset } if bufs.len() == 1 => {
-            let rest = &bufs[0][done..];
-            let len = rest.len().min(ENTRY_BYTES_MAX) as u32;
-            opcode::Write::new(Fd(fd.as_fd().as_raw_fd()), rest.as_ptr(), len)
-                .offset(at(*offset))
-                .build()
-        }
-        Op::Write { fd, offset, .. } => {
-            let (fd, offset) = (Fd(fd.as_fd().as_raw_fd()), at(*offset));
-            let mut iovecs = std::mem::take(&mut work.iovecs.0);
-            iovecs.clear();
-            iovecs.extend(work.rest(IOVECS_MAX).map(|rest| libc::iovec {
-                iov_base: rest.as_ptr().cast_mut().cast(),
-                iov_len: rest.len(),
-            }));
-            work.iovecs.0 = iovecs;
-            let iovecs = &work.iovecs.0;
-            opcode::Writev::new(fd, iovecs.as_ptr(), iovecs.len() as u32).offset(offset).build()
-        }
-        Op::Fdatasync { fd } => {
-            opcode::Fsync::new(Fd(fd.as_fd().as_raw_fd())).flags(FsyncFlags::DATASYNC).build()
-        }
-        Op::Fallocate { fd, mode, offset, len } => {
-            opcode::Fallocate::new(Fd(fd.as_fd().as_raw_fd()), *len)
-                .offset(*offset)
-                .mode(*mode)
-                .build()
-        }
-        Op::Blocking(_) => unreachable!("goes to a thread"),
-    }
+/// Memory is short, or a signal came: nothing is wrong with the ring.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY | libc::EINTR))
 }

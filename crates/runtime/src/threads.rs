@@ -6,12 +6,12 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 use rustix::io::{pread, pwritev};
 
+use crate::machine::thread::{self, JoinHandle};
 use crate::op::{Completion, Flight, Op, Reactor, Work};
 use crate::worker;
 
@@ -53,7 +53,7 @@ impl ThreadReactor {
         let threads = std::mem::take(&mut state.threads);
         drop(state);
         self.pool.arrived.notify_all();
-        let me = std::thread::current().id();
+        let me = thread::current().id();
         for thread in threads.into_iter().filter(|thread| thread.thread().id() != me) {
             thread.join().expect("operations do not panic");
         }
@@ -107,7 +107,7 @@ impl Drop for ThreadReactor {
 impl State {
     fn start_thread(&mut self, pool: &Arc<Pool>) -> io::Result<()> {
         let pool = pool.clone();
-        let thread = std::thread::Builder::new().name("copyhold-io".into()).spawn(move || {
+        let thread = thread::Builder::new().name("copyhold-io".into()).spawn(move || {
             worker::enter(None);
             pool.serve();
         })?;

@@ -2,6 +2,8 @@
 
 use std::cell::Cell;
 
+use crate::machine::thread_local;
+
 thread_local! {
     static WORKER: Cell<Option<Worker>> = const { Cell::new(None) };
 }
@@ -15,16 +17,16 @@ struct Worker {
 /// Marks this thread as a runtime's, for good. `executor`: an identity of the executors, and which
 /// of them this is.
 pub(crate) fn enter(executor: Option<(usize, usize)>) {
-    WORKER.set(Some(Worker { executor }));
+    WORKER.with(|worker| worker.set(Some(Worker { executor })));
 }
 
 /// Whether this thread belongs to a runtime. Such a thread never waits for another to end.
 pub(crate) fn is_worker() -> bool {
-    WORKER.get().is_some()
+    WORKER.with(Cell::get).is_some()
 }
 
 /// Which of the executors `owner` this thread is, if any.
 pub(crate) fn executor_of(owner: usize) -> Option<usize> {
-    let (of, place) = WORKER.get()?.executor?;
+    let (of, place) = WORKER.with(Cell::get)?.executor?;
     (of == owner).then_some(place)
 }

@@ -4,13 +4,34 @@
 #![forbid(unsafe_code)]
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 
 use shuttle::sync;
 
-/// For what must not be taken for one step.
+/// For what must not be taken for one step, and for what runs on threads.
 pub use shuttle::sync::atomic;
-pub use shuttle::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+pub use shuttle::sync::{RwLockReadGuard, RwLockWriteGuard};
+pub use shuttle::{rand, thread, thread_local};
+
+const HELD: &str = "let go of only while it waits";
+
+/// Empty while its holder waits for a [`Condvar`].
+pub struct MutexGuard<'a, T: ?Sized>(Option<sync::MutexGuard<'a, T>>);
+
+impl<T: ?Sized> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect(HELD)
+    }
+}
+
+impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0.as_mut().expect(HELD)
+    }
+}
 
 pub struct Mutex<T: ?Sized>(sync::Mutex<T>);
 
@@ -26,11 +47,11 @@ impl<T> Mutex<T> {
 
 impl<T: ?Sized> Mutex<T> {
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        MutexGuard(Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        self.0.try_lock().ok()
+        self.0.try_lock().ok().map(|guard| MutexGuard(Some(guard)))
     }
 
     pub fn get_mut(&mut self) -> &mut T {
@@ -96,24 +117,26 @@ impl<T: ?Sized> fmt::Debug for RwLock<T> {
     }
 }
 
-/// Only threads of the machine wait, and there are none.
 #[derive(Debug, Default)]
-pub struct Condvar(());
+pub struct Condvar(sync::Condvar);
 
 impl Condvar {
     pub const fn new() -> Condvar {
-        Condvar(())
+        Condvar(sync::Condvar::new())
     }
 
-    pub fn wait<T>(&self, _: &mut MutexGuard<'_, T>) {
-        unreachable!("a thread of the machine");
+    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        let held = guard.0.take().expect(HELD);
+        guard.0 = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
     }
 
     pub fn notify_one(&self) -> bool {
-        false
+        self.0.notify_one();
+        true
     }
 
     pub fn notify_all(&self) -> usize {
-        0
+        self.0.notify_all();
+        1
     }
 }

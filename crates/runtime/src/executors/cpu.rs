@@ -12,10 +12,8 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
-use std::thread::Thread;
 use std::time::Duration;
 
 use async_task::Runnable;
@@ -23,8 +21,12 @@ use copyhold_types::Nanos;
 use parking_lot::Mutex;
 
 use super::timers::Timers;
+use crate::machine;
+use crate::machine::atomic::{AtomicBool, Ordering};
+use crate::machine::thread::{self, Thread};
 use crate::op::Flight;
 use crate::ring::Ring;
+use crate::sabotage::{Broken, Sabotage};
 
 /// Tasks run between two looks at completions and timers.
 const TURN: usize = 32;
@@ -39,6 +41,7 @@ pub(super) struct Cpu {
     stopping: AtomicBool,
     /// A task is being polled.
     polling: AtomicBool,
+    broken: Broken,
 }
 
 #[derive(Default)]
@@ -74,7 +77,7 @@ impl Bed {
 }
 
 impl Cpu {
-    pub(super) fn new(bed: Bed) -> Cpu {
+    pub(super) fn new(bed: Bed, broken: Broken) -> Cpu {
         Cpu {
             queue: Mutex::default(),
             timers: Timers::default(),
@@ -82,6 +85,7 @@ impl Cpu {
             bed,
             stopping: AtomicBool::new(false),
             polling: AtomicBool::new(false),
+            broken,
         }
     }
 
@@ -95,7 +99,7 @@ impl Cpu {
         queue.ready.push_back(runnable);
         let asleep = std::mem::take(&mut queue.asleep);
         drop(queue);
-        if asleep {
+        if asleep && !self.broken.is(Sabotage::ForgetToWake) {
             self.wake();
         }
     }
@@ -110,7 +114,7 @@ impl Cpu {
         queue.brought.push(flight);
         let asleep = std::mem::take(&mut queue.asleep);
         drop(queue);
-        if asleep {
+        if asleep && !self.broken.is(Sabotage::ForgetToCarry) {
             self.wake();
         }
     }
@@ -120,8 +124,15 @@ impl Cpu {
         self.polling.load(Ordering::Relaxed)
     }
 
+    /// A timer has become the first.
+    pub(super) fn hurry(&self) {
+        if !self.broken.is(Sabotage::ForgetTimer) {
+            self.notify();
+        }
+    }
+
     /// Lets the executor look at its timers and at whether it should stop.
-    pub(super) fn notify(&self) {
+    fn notify(&self) {
         if std::mem::take(&mut self.queue.lock().asleep) {
             self.wake();
         }
@@ -129,7 +140,9 @@ impl Cpu {
 
     pub(super) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
-        self.notify();
+        if !self.broken.is(Sabotage::ForgetToStop) {
+            self.notify();
+        }
     }
 
     pub(super) fn is_stopping(&self) -> bool {
@@ -146,7 +159,7 @@ impl Cpu {
     /// The executor's life, until [`Cpu::stop`]; then waits for what its ring has in flight.
     pub(super) fn run(&self, now: impl Fn() -> Nanos) {
         if let Bed::Park(thread) = &self.bed {
-            thread.set(std::thread::current()).expect("an executor is started once");
+            thread.set(thread::current()).expect("an executor is started once");
         }
         let (mut batch, mut brought) = (VecDeque::new(), Vec::new());
         while !self.is_stopping() {
@@ -187,6 +200,10 @@ impl Cpu {
     fn refill(&self, batch: &mut VecDeque<Runnable>, brought: &mut Vec<Arc<Flight>>) -> bool {
         let mut queue = self.queue.lock();
         if queue.ready.is_empty() && queue.brought.is_empty() {
+            if self.broken.is(Sabotage::SleepBlindly) {
+                drop(queue);
+                queue = self.queue.lock();
+            }
             queue.asleep = !self.is_stopping();
             return !queue.asleep;
         }
@@ -204,8 +221,8 @@ impl Cpu {
         let timeout = self.timers.first().map(left);
         match (&self.bed, timeout) {
             (Bed::Ring(ring), timeout) => ring.wait(timeout),
-            (Bed::Park(_), None) => std::thread::park(),
-            (Bed::Park(_), Some(timeout)) => std::thread::park_timeout(timeout),
+            (Bed::Park(_), None) => thread::park(),
+            (Bed::Park(_), Some(timeout)) => machine::park_timeout(timeout),
         }
         self.queue.lock().asleep = false;
     }

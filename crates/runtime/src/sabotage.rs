@@ -1,0 +1,47 @@
+//! Rules that can be broken on purpose under shuttle, to see that its models notice.
+
+#![cfg_attr(not(shuttle), allow(unreachable_pub, reason = "only shuttle's models see it"))]
+
+/// A rule to break.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// E1: a task is queued, and the sleeping executor not woken.
+    ForgetToWake,
+    /// E1: what comes between the look at the queue and the note of the sleep is not seen.
+    SleepBlindly,
+    /// E1: a new first timer is not told of.
+    ForgetTimer,
+    /// E4: operations of other threads are queued, and the sleeping executor not woken.
+    ForgetToCarry,
+    /// The end is noted, and the sleeping executor not woken.
+    ForgetToStop,
+    /// U2: a completion is taken and thrown away.
+    DropCompletion,
+    /// U3: the backlog is not looked at when operations are done.
+    ForgetBacklog,
+    /// U4: what the kernel did not take at once is forgotten until the next sleep.
+    TrustSubmission,
+    /// EAGAIN at the first use is taken for a refusal.
+    RefuseEarly,
+    /// U5: the ring is closed while operations are in flight.
+    CloseEarly,
+}
+
+/// Which rule is broken: none, where there is no shuttle.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Broken {
+    #[cfg(shuttle)]
+    pub(crate) rule: Option<Sabotage>,
+}
+
+impl Broken {
+    #[cfg(shuttle)]
+    pub(crate) fn is(self, rule: Sabotage) -> bool {
+        self.rule == Some(rule)
+    }
+
+    #[cfg(not(shuttle))]
+    pub(crate) const fn is(self, _: Sabotage) -> bool {
+        false
+    }
+}

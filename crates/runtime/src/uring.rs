@@ -1,0 +1,23 @@
+//! The kernel's side of a [`crate::ring::Ring`]: its calls, and entries in its form.
+//!
+//! Under shuttle a simulated one stands for it (`simulated`), which completes operations in any
+//! order, takes as many as it likes, and is interrupted: all that the kernel may do.
+
+#![allow(unsafe_code)]
+
+#[cfg(not(shuttle))]
+mod real;
+#[cfg(shuttle)]
+mod simulated;
+
+#[cfg(not(shuttle))]
+pub(crate) use real::*;
+#[cfg(shuttle)]
+pub(crate) use simulated::*;
+
+/// What the kernel says of an entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Completed {
+    pub(crate) token: u64,
+    pub(crate) result: i32,
+}
