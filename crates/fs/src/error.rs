@@ -117,6 +117,12 @@ impl FsError {
         let exceeded = matches!(self, FsError::Quota(QuotaError::Exceeded(_)));
         exceeded || matches!(self, FsError::NoSpace(_) | FsError::Kept { .. })
     }
+
+    /// The numbers that were obtained for a snapshot are too old, for its source has taken a new
+    /// epoch meanwhile: with new ones it works.
+    pub(crate) fn is_overtaken(&self) -> bool {
+        matches!(self, FsError::Volume(error) if matches!(**error, VolumeError::Overtaken(_)))
+    }
 }
 
 impl From<PoolError> for FsError {

@@ -91,7 +91,12 @@ impl Filesystem {
             }
             None => None,
         };
-        let made = self.put_in_place(&old, &from, &slot, kept.as_ref()).await?;
+        let made = loop {
+            match self.put_in_place(&old, &from, &slot, kept.as_ref()).await {
+                Err(error) if error.is_overtaken() => {}
+                made => break made?,
+            }
+        };
         let stale = match kept {
             Some(_) => Vec::new(),
             None => self.forget_subvol(old.id()),

@@ -132,22 +132,40 @@ impl Filesystem {
         let name = Name::to_make(name)?;
         let _entries = dir.lock.write().await;
         let bucket = self.free_place(&dir, name).await?;
-        let _unshared = self.end_in_place(&from).await?;
+        loop {
+            let groups = groups.clone();
+            match self.try_snapshot(&from, (&dir, &bucket, name), read_only, groups).await {
+                Err(error) if error.is_overtaken() => {}
+                made => return made,
+            }
+        }
+    }
+
+    /// The entry lock of the directory is held.
+    async fn try_snapshot(
+        self: &Arc<Self>,
+        from: &Subvol,
+        (dir, bucket, name): (&InodeRef, &Bucket, Name<'_>),
+        read_only: bool,
+        groups: Option<Vec<GroupId>>,
+    ) -> Result<SubvolId> {
+        let source = from.id();
+        let _unshared = self.end_in_place(from).await?;
         let numbers = self.volumes.numbers(Some(&from.volume)).await?;
         let mark = self.pool.next_id(IdSpace::Inode(source)).await?;
-        let credit = self.life_credit(Tier::Write, &bucket, name).await?;
+        let credit = self.life_credit(Tier::Write, bucket, name).await?;
         let one = Request { snapshots: 1, ..Request::default() };
         let mut hold = self.volumes.ledger().hold(source, one, quota::Tier::Write)?;
 
         let mut state = dir.state();
-        let mut tx = add_entry(&state, &bucket, name, numbers.subvol)?;
+        let mut tx = add_entry(&state, bucket, name, numbers.subvol)?;
         let item = state.dir_item(1, 1, self.now());
         self.put_inode(&mut tx, dir.node.ino, &item);
         // All numbers that the source has given out lie below its mark (R9).
         let mark = self.pool.id_mark(IdSpace::Inode(source), mark);
         let key = IdSpace::Inode(numbers.subvol).key();
         tx.put(copyhold_pool::Pool::SYSTEM, key, &mark.to_le_bytes());
-        let new = self.new_subvol(&dir, from.hash_key, read_only, groups);
+        let new = self.new_subvol(dir, from.hash_key, read_only, groups);
         let next = InodeNo(mark);
         let (subvol, txg) = self.volumes.snapshot(
             &from.volume,
@@ -253,7 +271,11 @@ impl Filesystem {
         }
         for subvol in self.volumes.list() {
             if !subvol.is_dying() && self.volumes.is_outdated(&subvol) {
-                self.renew(&subvol).await?;
+                match self.renew(&subvol).await {
+                    // Deleted meanwhile: it writes nothing any more.
+                    Err(FsError::Stale) => {}
+                    renewed => renewed?,
+                }
             }
         }
         Ok(())

@@ -126,13 +126,8 @@ impl Pool {
 
     /// Logs a higher mark; the numbers below it are good when that is durable.
     async fn extend_ids(self: &Arc<Self>, space: IdSpace) -> Result<Txg, PoolError> {
-        let (first, end) = space.range();
-        let stored = self.get(Pool::SYSTEM, space.key()).await?;
-        let mark = match stored.as_deref().map(<[u8; 8]>::try_from) {
-            None => first,
-            Some(Ok(bytes)) => u64::from_le_bytes(bytes),
-            Some(Err(_)) => return Err(PoolError::damaged("an id mark", "it is not 8 bytes")),
-        };
+        let (_, end) = space.range();
+        let mark = self.read_id_mark(space).await?;
         let to = mark.saturating_add(STEP).min(end);
         if to == mark {
             return Err(PoolError::NoIds(space.name()));
@@ -155,10 +150,26 @@ impl Pool {
         spaces.get(&space).map_or(stored, |range| range.logged.max(stored))
     }
 
-    /// A number above all that were given out, of which `taken` is one.
-    pub fn id_after(&self, space: IdSpace, taken: u64) -> u64 {
-        let spaces = self.ids.spaces.lock();
-        spaces.get(&space).map_or(0, |range| range.next).max(taken + 1)
+    /// The mark as it is stored: where a space goes on of which nobody has taken a number since the
+    /// pool was opened.
+    pub async fn stored_id_mark(self: &Arc<Self>, space: IdSpace) -> Result<u64, PoolError> {
+        let _not_extended = self.ids.extending.lock().await;
+        self.read_id_mark(space).await
+    }
+
+    async fn read_id_mark(self: &Arc<Self>, space: IdSpace) -> Result<u64, PoolError> {
+        let stored = self.get(Pool::SYSTEM, space.key()).await?;
+        match stored.as_deref().map(<[u8; 8]>::try_from) {
+            None => Ok(space.range().0),
+            Some(Ok(bytes)) => Ok(u64::from_le_bytes(bytes)),
+            Some(Err(_)) => Err(PoolError::damaged("an id mark", "it is not 8 bytes")),
+        }
+    }
+
+    /// The number that comes next: above all that were given out, and often far below the mark.
+    /// `None`: nobody has taken one since the pool was opened.
+    pub fn next_id_in_hand(&self, space: IdSpace) -> Option<u64> {
+        self.ids.spaces.lock().get(&space).map(|range| range.next)
     }
 
     /// A new, empty table. A table exists by having items.

@@ -124,7 +124,7 @@ impl Volumes {
 
     /// Seals what `source` is now, and lets it and a new subvolume go on from there. What the
     /// caller has not written yet belongs to the time after. `next_inode` is a number that none of
-    /// the source's inodes has reached.
+    /// the source's inodes has reached, if nobody has taken any since the pool was opened.
     pub fn snapshot(
         &self,
         source: &Subvol,
@@ -180,6 +180,7 @@ impl Volumes {
     ) -> Result<(Arc<Subvol>, Txg)> {
         let sealed = trees.leaf(source)?;
         let births = births(source.id(), numbers);
+        let next_inode = self.next_inode(source.id(), next_inode);
         trees.changed(source).seal(source.id(), births);
         trees.lead(&mut tx, holders, Some(numbers.table()))?;
         let tree = trees.of(source);
@@ -217,6 +218,13 @@ impl Volumes {
         ledger.told(ledger.begin_epoch(epoch, subvol, next_inode));
     }
 
+    /// Where the inodes of a subvolume that counts from now on begin: behind those that were given
+    /// out, also to whoever waits for its family now. `otherwise`: nobody has taken a number since
+    /// the pool was opened, and this one none has reached.
+    fn next_inode(&self, subvol: SubvolId, otherwise: InodeNo) -> InodeNo {
+        self.pool.next_id_in_hand(IdSpace::Inode(subvol)).map_or(otherwise, InodeNo)
+    }
+
     pub(crate) fn holder(&self, Place { subvol: holder, .. }: Place) -> Result<Arc<Subvol>> {
         self.subvol(holder).ok_or(VolumeError::NoSubvolume(holder))
     }
@@ -236,10 +244,13 @@ impl Volumes {
     }
 
     /// Lets the subvolume stamp a new epoch from now on, sharing as before.
+    ///
+    /// # Errors
+    /// It is being deleted: it writes nothing any more, so nothing is missing.
     pub async fn renew(&self, subvol: &Subvol, credit: Credit) -> Result<()> {
         let current = EpochId(self.pool.next_id(IdSpace::Epoch).await?);
-        let inodes = IdSpace::Inode(subvol.id());
-        let taken = self.pool.next_id(inodes).await?;
+        // Taking a number here would leave a mark behind of one that is deleted meanwhile.
+        let mark = InodeNo(self.pool.stored_id_mark(IdSpace::Inode(subvol.id())).await?);
         let mut tree = subvol.family.tree.write();
         subvol.check_live()?;
         let leaf = *tree.leaf(subvol.id()).ok_or(VolumeError::NoSubvolume(subvol.id()))?;
@@ -250,8 +261,7 @@ impl Volumes {
         let mut tx = Transaction::new();
         tree.renumber(subvol.id(), current);
         put_epoch(&mut tx, &tree, leaf.id);
-        // Numbers that were given out, to whoever waits for the family now too, do not count.
-        let next_inode = InodeNo(self.pool.id_after(inodes, taken));
+        let next_inode = self.next_inode(subvol.id(), mark);
         self.pool.apply_with(credit, tx, |_, _| {
             self.begin_epoch(current, subvol.id(), next_inode);
         })?;

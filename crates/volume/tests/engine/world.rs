@@ -608,6 +608,8 @@ impl World {
             let credit = pool.admit(Tier::Write, 8, 1024).await.unwrap();
             volumes.renew(&root, credit).await.unwrap();
             assert!(!volumes.is_outdated(&root));
+            // No crash undoes it: what follows is about quotas that are on.
+            pool.commit(pool.open_txg()).await.unwrap();
             volumes.steady(&root).unwrap().epoch()
         });
         self.owners.insert(renewed, SubvolId::ROOT);
