@@ -130,6 +130,26 @@ fn operations(executors: &Arc<Executors>) {
     executors.block_on(gate.open());
 }
 
+/// A task runs again and again until another one's operations are done.
+fn busy(executors: &Arc<Executors>) {
+    let (gate, fd) = (Gate::after(1), file());
+    let (gate2, executors2) = (gate.clone(), executors.clone());
+    executors.spawn(Box::pin(async move {
+        let done = Arc::new(AtomicUsize::new(0));
+        let (done2, reactor) = (done.clone(), executors2.reactor());
+        executors2.spawn_here(Box::pin(async move {
+            ok(reactor.submit(write(&fd)).await);
+            ok(reactor.submit(write(&fd)).await);
+            done2.store(1, Ordering::SeqCst);
+        }));
+        while done.load(Ordering::SeqCst) == 0 {
+            yield_now().await;
+        }
+        gate2.arrive();
+    }));
+    executors.block_on(gate.open());
+}
+
 /// A thread sleeps, and tasks do.
 fn sleeps(executors: &Arc<Executors>) {
     executors.block_on(executors.sleep(Duration::from_nanos(20)));
@@ -203,6 +223,8 @@ fn nobody_is_forgotten_with_rings() {
     for history in ALL {
         explore(times(1000), history, ReactorKind::Ring, None);
     }
+    // With threads one that has priority would run for ever.
+    explore(times(1000), busy, ReactorKind::Ring, None);
 }
 
 #[test]
@@ -215,7 +237,7 @@ fn nobody_is_forgotten_with_threads() {
 /// Each rule broken on purpose, and a history that shows it.
 #[test]
 fn a_broken_rule_is_noticed() {
-    let cases: [(Sabotage, History); 10] = [
+    let cases: [(Sabotage, History); 12] = [
         (Sabotage::ForgetToWake, turns),
         (Sabotage::SleepBlindly, turns),
         (Sabotage::ForgetTimer, sleeps),
@@ -226,6 +248,8 @@ fn a_broken_rule_is_noticed() {
         (Sabotage::TrustSubmission, operations),
         (Sabotage::RefuseEarly, turns),
         (Sabotage::CloseEarly, stop),
+        (Sabotage::ListenOnce, turns),
+        (Sabotage::LeaveDeferred, busy),
     ];
     for (rule, history) in cases {
         let broken = || explore(times(1000), history, ReactorKind::Ring, rule);

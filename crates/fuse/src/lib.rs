@@ -29,6 +29,8 @@ mod interrupt;
 pub mod locks;
 pub mod loopback;
 pub mod memory;
+#[cfg(shuttle)]
+pub mod models;
 pub mod mount;
 mod operations;
 mod parking;

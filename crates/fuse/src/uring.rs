@@ -19,6 +19,8 @@ use std::thread::{self, JoinHandle};
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 use self::mailbox::Mailbox;
+#[cfg(shuttle)]
+pub use self::mailbox::answers;
 pub(crate) use self::slot::Lease;
 use crate::desk::Channel;
 use crate::device::Device;

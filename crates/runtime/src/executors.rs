@@ -34,7 +34,7 @@ use crate::machine::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::machine::thread::{self, JoinHandle, Thread};
 use crate::machine::{self, Clock};
 use crate::op::{Completion, Flight, Op, Reactor};
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sabotage::Broken;
 use crate::threads::ThreadReactor;
 use crate::{BoxFuture, Runtime, worker};
@@ -314,14 +314,17 @@ fn make_beds(config: &Config, count: usize) -> io::Result<(Vec<Bed>, Option<io::
     if config.reactor == ReactorKind::Threads {
         return Ok((parks(), None));
     }
-    let rings: io::Result<Vec<Bed>> = (0..count)
-        .map(|_| Ring::new(config.ring_entries, config.broken()).map(Box::new).map(Bed::Ring))
-        .collect();
-    match rings {
+    match make_rings(config, count) {
         Ok(rings) => Ok((rings, None)),
         Err(refusal) if config.reactor == ReactorKind::Auto => Ok((parks(), Some(refusal))),
         Err(refusal) => Err(refusal),
     }
+}
+
+fn make_rings(config: &Config, count: usize) -> io::Result<Vec<Bed>> {
+    let manner = ring::try_out(config.broken())?;
+    let ring = || Ring::new(config.ring_entries, manner, config.broken());
+    (0..count).map(|_| ring().map(Box::new).map(Bed::Ring)).collect()
 }
 
 /// For each executor one of the CPUs that this process may use.

@@ -1,19 +1,29 @@
-//! One io_uring: operations in, completions out.
+//! One io_uring: operations in, completions out. Its thread's alone.
 //!
-//! Problem.  An executor submits many operations and waits for them; other threads wake it.
-//! Idea.     What is submitted goes to the kernel with the executor's next wait or flush. The
-//!           submission queue is behind a mutex for those who wake: they enter the kernel
-//!           themselves.
+//! Problem.  An executor submits operations, and waits for their ends and for what other threads
+//!           bring. A ring that any thread may enter costs more: the kernel interrupts whoever
+//!           submitted an operation to tell of its end, whatever he does just then.
+//! Idea.     The ring belongs to one thread: it alone submits, and the kernel leaves the ends of
+//!           operations to when that thread enters (`DEFER_TASKRUN`). Others ring a bell, an
+//!           eventfd that the ring listens to. Where the kernel refuses that (before Linux 6.1),
+//!           the ring is a plain one, and the rest is the same.
 //!
-//! U1  The submission queue is touched only under `submit`, the completion queue only under `reap`.
+//! U1  Only the ring's thread touches it: the locks here are free whenever they are taken. Others
+//!     may ring the bell, nothing else.
 //! U2  An operation's entry carries one strong count of its [`Flight`], which owns all memory that
 //!     the entry points to; the completion gives it back. So memory outlives the kernel's use of
 //!     it.
 //! U3  At most `in_flight_max` operations are in the kernel, fewer than the completion queue holds;
 //!     the others wait in `backlog` and are submitted as completions are reaped.
-//! U4  Every entry pushed is taken by the kernel before its pusher goes away, or `deferred` is set
-//!     and the executor sees to it before it sleeps or runs another task.
-//! U5  The ring is closed only when nothing is in flight.
+//! U4  What the kernel has not taken is in the submission queue, and nowhere else is it noted: a
+//!     flush ends when that is empty, and a wait begins only then (the kernel does not wait when
+//!     it has taken less than it was given).
+//! U5  The ring is closed only when nothing is in flight but the listening.
+//! U6  The ring listens whenever it waits. The kernel may end that at any completion, and says so;
+//!     then it is begun again before the next wait. A bell that rang before is heard at once,
+//!     since nobody makes it quiet: it is listened to for rings, not for being quiet or not.
+//! U7  Ends that were left to the thread, and completions that did not fit, are fetched at each
+//!     reap: the kernel flags them.
 
 #![allow(unsafe_code)]
 
@@ -24,16 +34,16 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::machine::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::machine::thread;
 use crate::op::Flight;
 use crate::sabotage::{Broken, Sabotage};
-use crate::uring::{self, Completed, Entry, Uring};
+use crate::uring::{self, Completed, Entry, Manner, Uring};
 
-/// Marks an entry that only wakes the executor.
-const WAKE: u64 = 0;
-/// How often the first use is tried where memory is short.
+/// Marks the entry that listens to the bell.
+const BELL: u64 = 0;
+/// How often the first use is tried where memory is short, and how long apart.
 const TRIES: usize = 1000;
+const PAUSE: Duration = Duration::from_millis(1);
 
 pub(crate) struct Ring {
     uring: Uring,
@@ -41,8 +51,6 @@ pub(crate) struct Ring {
     submit: Mutex<Submit>,
     /// Completions taken from the queue; empty between calls.
     reap: Mutex<Vec<Completed>>,
-    /// Entries were pushed that the kernel has not been told of. Only the executor uses it.
-    deferred: AtomicBool,
     broken: Broken,
 }
 
@@ -50,49 +58,58 @@ pub(crate) struct Ring {
 struct Submit {
     in_flight: u32,
     backlog: VecDeque<Arc<Flight>>,
+    /// An entry that listens to the bell was pushed, and has not ended.
+    listens: bool,
     closed: bool,
 }
 
-impl Ring {
-    /// `entries` operations can be handed over at once, four times as many be in flight. Fails
-    /// where io_uring is refused or lacks what is needed here (Linux 5.18).
-    pub(crate) fn new(entries: u32, broken: Broken) -> io::Result<Ring> {
-        let uring = Uring::new(entries)?;
-        let in_flight_max = (uring.completions_max() / 2).max(1);
-        let ring = Ring {
-            uring,
-            in_flight_max,
-            submit: Mutex::default(),
-            reap: Mutex::default(),
-            deferred: AtomicBool::new(false),
-            broken,
-        };
-        ring.try_out()?;
-        Ok(ring)
-    }
+/// How rings can be had and used here; an error where they are refused. A filter may allow to make
+/// a ring but not to use it, so one is used.
+pub(crate) fn try_out(broken: Broken) -> io::Result<Manner> {
+    try_out_in(Manner::Own, broken).or_else(|_before_6_1| try_out_in(Manner::Plain, broken))
+}
 
-    /// A filter may allow to make a ring but not to use it. That memory is short, or a signal
-    /// came, is no refusal.
-    fn try_out(&self) -> io::Result<()> {
-        self.push(&mut self.submit.lock(), &uring::nothing(WAKE));
-        for _ in 0..TRIES {
-            let pushed = self.pushed(&mut self.submit.lock());
-            match self.uring.enter(pushed, 1, None) {
-                Ok(_) => {
-                    if self.pushed(&mut self.submit.lock()) == 0 {
-                        self.reap();
-                        return Ok(());
-                    }
+fn try_out_in(manner: Manner, broken: Broken) -> io::Result<Manner> {
+    let uring = Uring::new(1, manner)?;
+    uring.enable()?;
+    // SAFETY: U1, this thread has made it; the entry points to nothing.
+    assert!(unsafe { uring.push(&uring::trial()) }, "the queue is empty");
+    let mut taken = Vec::new();
+    for _ in 0..TRIES {
+        // SAFETY: U1.
+        match uring.enter(unsafe { uring.queued() }, 1, None) {
+            Ok(_) => {
+                // SAFETY: U1.
+                unsafe { uring.completions(&mut taken) };
+                if !taken.is_empty() {
+                    return Ok(manner);
                 }
-                Err(error) if is_passing(&error) && !self.broken.is(Sabotage::RefuseEarly) => {}
-                Err(error) => return Err(error),
             }
-            thread::yield_now();
+            // That memory is short, or a signal came, is no refusal.
+            Err(error) if is_passing(&error) && !broken.is(Sabotage::RefuseEarly) => {}
+            Err(error) => return Err(error),
         }
-        Err(io::Error::from_raw_os_error(libc::EAGAIN))
+        thread::sleep(PAUSE);
+    }
+    Err(io::Error::from_raw_os_error(libc::EAGAIN))
+}
+
+impl Ring {
+    /// `entries` operations can be handed over at once, four times as many be in flight. `manner`:
+    /// see [`try_out`]. The thread that it is for calls [`Ring::begin`].
+    pub(crate) fn new(entries: u32, manner: Manner, broken: Broken) -> io::Result<Ring> {
+        let uring = Uring::new(entries, manner)?;
+        let in_flight_max = (uring.completions_max() / 2).max(1);
+        let (submit, reap) = (Mutex::default(), Mutex::default());
+        Ok(Ring { uring, in_flight_max, submit, reap, broken })
     }
 
-    /// Begins an operation at the next flush or wait. Only for the ring's executor.
+    /// From here on it is this thread's.
+    pub(crate) fn begin(&self) {
+        self.uring.enable().expect("a ring of this kind was tried out");
+    }
+
+    /// Begins an operation at the next flush or wait.
     pub(crate) fn carry(&self, flight: Arc<Flight>) {
         if flight.work.lock().is_empty() {
             return flight.finish(Ok(()));
@@ -107,68 +124,70 @@ impl Ring {
             return;
         }
         submit.in_flight += 1;
-        self.launch(&mut submit, flight, false);
-        drop(submit);
-        self.deferred.store(true, Relaxed);
+        self.launch(flight, false);
     }
 
-    /// Makes the executor's wait return, from another thread.
+    /// Makes the wait of the ring's thread return, from any thread.
     pub(crate) fn wake(&self) {
-        let mut submit = self.submit.lock();
-        let pushed = self.push(&mut submit, &uring::nothing(WAKE));
-        drop(submit);
-        self.enter(pushed);
+        self.uring.ring_bell();
     }
 
-    /// Submits what was deferred.
+    /// Submits what was pushed.
     pub(crate) fn flush(&self) {
-        if self.deferred.swap(false, Relaxed) {
-            let pushed = self.pushed(&mut self.submit.lock());
-            self.enter(pushed);
+        while self.queued() > 0 {
+            self.enter();
+            if self.broken.is(Sabotage::TrustSubmission) {
+                break;
+            }
         }
         #[cfg(shuttle)]
-        assert!(!self.uring.awaits_operations(), "U4: an operation waits for the next sleep");
+        assert_eq!(self.queued(), 0, "U4: an operation waits for the next sleep");
     }
 
-    /// Submits what was deferred and waits until something completes or the time is over; may
-    /// return early. Only for the ring's executor.
+    /// Submits what was pushed and waits until something completes, the bell is rung, or the time
+    /// is over; may return early.
     pub(crate) fn wait(&self, timeout: Option<Duration>) {
-        self.deferred.store(false, Relaxed);
-        let pushed = self.pushed(&mut self.submit.lock());
-        match self.uring.enter(pushed, 1, timeout) {
-            // What was not taken is still in the queue (U4).
-            Ok(taken) if taken < pushed => self.defer_again(),
+        self.listen();
+        match self.uring.enter(self.queued(), 1, timeout) {
             Ok(_) => {}
             Err(error) if error.raw_os_error() == Some(libc::ETIME) => {}
-            Err(error) if is_passing(&error) => self.defer_again(),
+            Err(error) if is_passing(&error) => thread::yield_now(),
             Err(error) => panic!("waiting on io_uring failed: {error}"),
         }
     }
 
-    fn defer_again(&self) {
-        if !self.broken.is(Sabotage::TrustSubmission) {
-            self.deferred.store(true, Relaxed);
+    /// U6.
+    fn listen(&self) {
+        let mut submit = self.submit.lock();
+        if !submit.listens {
+            submit.listens = true;
+            self.push(&uring::listening(&self.uring, BELL));
         }
     }
 
-    /// Tells waiters about what has completed, and submits from the backlog.
+    /// Tells waiters about what has completed, and begins what is in the backlog.
     pub(crate) fn reap(&self) {
+        if self.uring.has_more() && !self.broken.is(Sabotage::LeaveDeferred) {
+            self.enter(); // U7
+        }
         let mut taken = {
             let mut taken = self.reap.lock();
-            // SAFETY: U1, `reap` is locked and there is no other consumer.
+            // SAFETY: U1.
             unsafe { self.uring.completions(&mut taken) };
             std::mem::take(&mut *taken)
         };
-        let mut finished = 0;
         if self.broken.is(Sabotage::DropCompletion) {
-            taken.pop_if(|completed| completed.token != WAKE);
+            taken.pop_if(|completed| completed.token != BELL);
         }
-        for Completed { token, result } in taken.drain(..) {
-            if token != WAKE {
-                // SAFETY: U2, the token came from `launch`, and each entry completes once.
-                let flight = unsafe { Arc::from_raw(token as *const Flight) };
-                finished += u32::from(self.complete(flight, result));
+        let mut finished = 0;
+        for Completed { token, result, has_more } in taken.drain(..) {
+            if token == BELL {
+                self.submit.lock().listens = has_more || self.broken.is(Sabotage::ListenOnce);
+                continue;
             }
+            // SAFETY: U2, the token came from `launch`, and each entry completes once.
+            let flight = unsafe { Arc::from_raw(token as *const Flight) };
+            finished += u32::from(self.complete(flight, result));
         }
         if finished > 0 {
             self.refill(finished);
@@ -184,8 +203,7 @@ impl Ring {
             flight.finish(result);
             return true;
         }
-        self.launch(&mut self.submit.lock(), flight, result == -libc::EAGAIN);
-        self.deferred.store(true, Relaxed);
+        self.launch(flight, result == -libc::EAGAIN);
         false
     }
 
@@ -199,8 +217,7 @@ impl Ring {
             && let Some(flight) = submit.backlog.pop_front()
         {
             submit.in_flight += 1;
-            self.launch(&mut submit, flight, false);
-            self.deferred.store(true, Relaxed);
+            self.launch(flight, false);
         }
     }
 
@@ -221,46 +238,31 @@ impl Ring {
     }
 
     /// Pushes the next entry of an operation. `blocks`: see [`uring::entry`].
-    fn launch(&self, submit: &mut Submit, flight: Arc<Flight>, blocks: bool) {
+    fn launch(&self, flight: Arc<Flight>, blocks: bool) {
         let token = Arc::as_ptr(&flight) as u64;
         let entry = uring::entry(&mut flight.work.lock(), token, blocks);
         let _counted_by_the_entry = Arc::into_raw(flight); // U2
-        self.push(submit, &entry);
+        self.push(&entry);
     }
 
-    fn push(&self, submit: &mut Submit, entry: &Entry) -> u32 {
-        // SAFETY: U1, `submit` is locked. U2, what the entry points to lives until it completes.
+    fn push(&self, entry: &Entry) {
+        // SAFETY: U1. U2, what the entry points to lives until it completes.
         while !unsafe { self.uring.push(entry) } {
-            let pushed = self.pushed(submit);
-            self.enter_once(pushed);
+            self.enter();
         }
-        self.pushed(submit)
     }
 
-    /// How many entries the kernel has not taken yet. `_submit`: the lock is held (U1).
-    fn pushed(&self, _submit: &mut Submit) -> u32 {
+    /// How many entries the kernel has not taken yet.
+    fn queued(&self) -> u32 {
         // SAFETY: U1.
         unsafe { self.uring.queued() }
     }
 
-    /// Lets the kernel take all entries up to the one after which `pushed` were in the queue (U4).
-    fn enter(&self, mut pushed: u32) {
-        while pushed > 0 {
-            if self.enter_once(pushed) >= pushed {
-                return;
-            }
-            // Another thread has submitted some of them, or memory is short.
-            pushed = self.pushed(&mut self.submit.lock());
-        }
-    }
-
-    fn enter_once(&self, pushed: u32) -> u32 {
-        match self.uring.enter(pushed, 0, None) {
-            Ok(taken) => taken,
-            Err(error) if is_passing(&error) => {
-                thread::yield_now();
-                0
-            }
+    /// Lets the kernel take what it will, and have done what it left to this thread.
+    fn enter(&self) {
+        match self.uring.enter(self.queued(), 0, None) {
+            Ok(_) => {}
+            Err(error) if is_passing(&error) => thread::yield_now(),
             Err(error) => panic!("submitting to io_uring failed: {error}"),
         }
     }
@@ -268,5 +270,5 @@ impl Ring {
 
 /// Memory is short, or a signal came: nothing is wrong with the ring.
 fn is_passing(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY | libc::EINTR))
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM | libc::EINTR))
 }

@@ -19,12 +19,16 @@ pub enum Sabotage {
     DropCompletion,
     /// U3: the backlog is not looked at when operations are done.
     ForgetBacklog,
-    /// U4: what the kernel did not take at once is forgotten until the next sleep.
+    /// U4: what the kernel does not take at once is left until the next sleep.
     TrustSubmission,
     /// EAGAIN at the first use is taken for a refusal.
     RefuseEarly,
     /// U5: the ring is closed while operations are in flight.
     CloseEarly,
+    /// U6: the kernel ends the listening to the bell, and it is not begun again.
+    ListenOnce,
+    /// U7: what the kernel left to the thread is not fetched while it is busy.
+    LeaveDeferred,
 }
 
 /// Which rule is broken: none, where there is no shuttle.

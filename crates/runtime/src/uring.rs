@@ -20,4 +20,15 @@ pub(crate) use simulated::*;
 pub(crate) struct Completed {
     pub(crate) token: u64,
     pub(crate) result: i32,
+    /// The entry goes on.
+    pub(crate) has_more: bool,
+}
+
+/// Whose a ring is, and who does what the kernel has to do at an operation's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// The thread's that enables it, and it does that when it enters (Linux 6.1).
+    Own,
+    /// Anybody's; the kernel interrupts whoever submitted the operation.
+    Plain,
 }

@@ -305,6 +305,33 @@ fn tasks_of_all_executors_do_input_and_output() {
 }
 
 #[test]
+fn a_task_that_is_always_ready_keeps_no_completion_away() {
+    on_each(|executors| {
+        let (_, fd) = file();
+        let gate = Gate::after(2);
+        for i in 0..2 {
+            let (gate, fd, executors2) = (gate.clone(), fd.clone(), executors.clone());
+            executors.spawn(Box::pin(async move {
+                let (ended, reactor) = (Arc::new(AtomicUsize::new(0)), executors2.reactor());
+                let ended2 = ended.clone();
+                executors2.spawn_here(Box::pin(async move {
+                    for round in 0..50 {
+                        ok(reactor.submit(write(&fd, 1, (50 * i + round) * 4096)).await);
+                        ok(reactor.submit(Op::Fdatasync { fd: fd.clone() }).await);
+                    }
+                    ended2.store(1, Ordering::SeqCst);
+                }));
+                while ended.load(Ordering::SeqCst) == 0 {
+                    yield_now().await;
+                }
+                gate.arrive();
+            }));
+        }
+        executors.block_on(gate.open());
+    });
+}
+
+#[test]
 fn a_write_of_more_buffers_than_one_call_takes_is_continued() {
     on_each(|executors| {
         let (file, fd) = file();

@@ -44,17 +44,35 @@ fn where_io_uring_is_refused_threads_do_the_work() {
             let executors = Executors::start(config(ReactorKind::Auto)).unwrap();
             assert!(!executors.has_rings());
             assert_eq!(executors.refusal().unwrap().raw_os_error(), Some(errno));
-            let fd = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
-            let bufs = vec![Buf::from_bytes(b"written")];
-            let reactor = executors.reactor();
-            let read = executors.block_on(async {
-                let write = Op::Write { fd: fd.clone(), bufs, offset: 0 };
-                reactor.submit(write).await.result.unwrap();
-                reactor.submit(Op::Read { fd, buf: Buf::zeroed(1), offset: 0 }).await
-            });
-            read.result.unwrap();
-            assert_eq!(&read.buf.unwrap()[..7], b"written");
+            write_and_read(&executors);
         });
         thread.join().unwrap();
     }
+}
+
+/// A ring that is a thread's alone is made idle, and begun by that thread, which is such a call;
+/// a kernel without such rings refuses to make one.
+#[test]
+fn where_only_plain_rings_are_had_they_do_the_work() {
+    let thread = std::thread::spawn(|| {
+        deny(libc::SYS_io_uring_register, libc::EINVAL);
+        let config = Config { cpus: Some(2), reactor: ReactorKind::Auto, ..Config::default() };
+        let executors = Executors::start(config).unwrap();
+        assert!(executors.has_rings());
+        write_and_read(&executors);
+    });
+    thread.join().unwrap();
+}
+
+fn write_and_read(executors: &Executors) {
+    let fd = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
+    let bufs = vec![Buf::from_bytes(b"written")];
+    let reactor = executors.reactor();
+    let read = executors.block_on(async {
+        let write = Op::Write { fd: fd.clone(), bufs, offset: 0 };
+        reactor.submit(write).await.result.unwrap();
+        reactor.submit(Op::Read { fd, buf: Buf::zeroed(1), offset: 0 }).await
+    });
+    read.result.unwrap();
+    assert_eq!(&read.buf.unwrap()[..7], b"written");
 }

@@ -91,6 +91,46 @@ impl Mailbox {
     }
 }
 
+/// A history for shuttle: answers come to a thread that sleeps whenever it may. One that nobody
+/// wakes looks for ever.
+#[cfg(shuttle)]
+pub fn answers() {
+    use std::sync::Arc;
+
+    use parking_lot::thread;
+
+    const EACH: u32 = 2;
+    let mailbox = Arc::new(Mailbox::new().expect("an eventfd"));
+    let posters = [0, 1].map(|poster| {
+        let mailbox = mailbox.clone();
+        thread::spawn(move || {
+            for index in poster * EACH..(poster + 1) * EACH {
+                mailbox.post(Answered { index, commit_id: 1, was_large: false });
+            }
+            if poster == 0 {
+                mailbox.close();
+            }
+        })
+    });
+    let (mut taken, mut seen) = (Vec::new(), Vec::new());
+    while seen.len() < 2 * EACH as usize || !mailbox.is_closed() {
+        mailbox.take(&mut taken);
+        seen.extend(taken.drain(..).map(|answered| answered.index));
+        if mailbox.may_sleep() {
+            let is_done = seen.len() == 2 * EACH as usize && mailbox.is_closed();
+            while !is_done && rustix::io::read(&mailbox.bell, &mut [0u8; 8]).is_err() {
+                thread::yield_now();
+            }
+        }
+        mailbox.is_awake();
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, [0, 1, 2, 3], "each once");
+    for poster in posters {
+        poster.join().expect("what panics ends the history");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

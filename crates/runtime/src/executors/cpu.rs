@@ -6,9 +6,9 @@
 //!     looks for the first timer after it wrote the note.
 //! E2  No lock is held while a task runs, is dropped, or is woken.
 //! E3  What a task submits goes to the kernel when its poll ends, or with the wait that follows.
-//! E4  Only the executor submits to its ring. What other threads bring is queued like a task, and
-//!     submitted together; the kernel tells the end of an operation to the thread that submitted
-//!     it, and any other thread would be woken for nothing but to pass that on.
+//! E4  Only the executor uses its ring. What other threads bring is queued like a task, and
+//!     submitted together.
+//! E5  Completions are looked for after each turn of tasks, however many are ready.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -158,8 +158,11 @@ impl Cpu {
 
     /// The executor's life, until [`Cpu::stop`]; then waits for what its ring has in flight.
     pub(super) fn run(&self, now: impl Fn() -> Nanos) {
-        if let Bed::Park(thread) = &self.bed {
-            thread.set(thread::current()).expect("an executor is started once");
+        match &self.bed {
+            Bed::Ring(ring) => ring.begin(),
+            Bed::Park(parked) => {
+                parked.set(thread::current()).expect("an executor is started once");
+            }
         }
         let (mut batch, mut brought) = (VecDeque::new(), Vec::new());
         while !self.is_stopping() {

@@ -1,15 +1,16 @@
 //! The machine's io_uring.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 pub(crate) use io_uring::squeue::Entry;
 use io_uring::squeue::Flags;
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{IoUring, opcode};
+use io_uring::{IoUring, cqueue, opcode};
+use rustix::event::{EventfdFlags, eventfd};
 
-use super::Completed;
+use super::{Completed, Manner};
 use crate::op::{Op, Work};
 use crate::threads::IOVECS_MAX;
 
@@ -19,7 +20,12 @@ const ENTRY_BYTES_MAX: usize = 1 << 30;
 const ENTER_GETEVENTS: u32 = 1;
 const ENTER_EXT_ARG: u32 = 8;
 
-pub(crate) struct Uring(IoUring);
+pub(crate) struct Uring {
+    uring: IoUring,
+    manner: Manner,
+    /// An eventfd; only ever written.
+    bell: OwnedFd,
+}
 
 /// Buffers in the kernel's form. They point into the [`crate::op::Flight`] that holds them.
 #[derive(Default)]
@@ -30,23 +36,47 @@ unsafe impl Send for IoVecs {}
 
 impl Uring {
     /// Room for so many entries. Fails where io_uring is refused or lacks what is needed here
-    /// (Linux 5.18).
-    pub(crate) fn new(entries: u32) -> io::Result<Uring> {
-        let uring = IoUring::builder()
-            .setup_submit_all()
-            .setup_clamp()
-            .setup_cqsize(entries.saturating_mul(8).max(64))
-            .build(entries.max(1))?;
+    /// (Linux 5.18, and 6.1 for [`Manner::Own`]).
+    pub(crate) fn new(entries: u32, manner: Manner) -> io::Result<Uring> {
+        let mut builder = IoUring::builder();
+        builder.setup_submit_all().setup_clamp();
+        builder.setup_cqsize(entries.saturating_mul(8).max(64));
+        if manner == Manner::Own {
+            builder.setup_single_issuer().setup_defer_taskrun();
+            builder.setup_taskrun_flag().setup_r_disabled();
+        }
+        let uring = builder.build(entries.max(1))?;
         let params = uring.params();
         if !params.is_feature_nodrop() || !params.is_feature_ext_arg() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        Ok(Uring(uring))
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Uring { uring, manner, bell })
+    }
+
+    /// Makes it this thread's; once, before it is used.
+    pub(crate) fn enable(&self) -> io::Result<()> {
+        match self.manner {
+            Manner::Own => self.uring.submitter().register_enable_rings(),
+            Manner::Plain => Ok(()),
+        }
+    }
+
+    pub(crate) fn ring_bell(&self) {
+        // Full after 2^64 rings: it never is.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    /// Whether the kernel has left something to the next [`Uring::enter`].
+    pub(crate) fn has_more(&self) -> bool {
+        // SAFETY: U1 of `ring`: this is the ring's thread.
+        let queue = unsafe { self.uring.submission_shared() };
+        queue.taskrun() || queue.cq_overflow()
     }
 
     /// How many completions fit.
     pub(crate) fn completions_max(&self) -> u32 {
-        self.0.params().cq_entries()
+        self.uring.params().cq_entries()
     }
 
     /// Puts an entry into the submission queue; false if that is full.
@@ -57,7 +87,7 @@ impl Uring {
     /// completes.
     pub(crate) unsafe fn push(&self, entry: &Entry) -> bool {
         // SAFETY: as above.
-        unsafe { self.0.submission_shared().push(entry).is_ok() }
+        unsafe { self.uring.submission_shared().push(entry).is_ok() }
     }
 
     /// How many entries the kernel has not taken.
@@ -67,19 +97,19 @@ impl Uring {
     /// As for [`Uring::push`].
     pub(crate) unsafe fn queued(&self) -> u32 {
         // SAFETY: as above.
-        unsafe { self.0.submission_shared().len() as u32 }
+        unsafe { self.uring.submission_shared().len() as u32 }
     }
 
     /// Has the kernel take `submit` entries, and then, if it took so many, waits for `completions`
-    /// or for `timeout` (`ETIME`). How many it took.
+    /// or for `timeout` (`ETIME`). How many it took. What it has left to this thread is done.
     pub(crate) fn enter(
         &self,
         submit: u32,
         completions: u32,
         timeout: Option<Duration>,
     ) -> io::Result<u32> {
-        let submitter = self.0.submitter();
-        let flags = if completions > 0 { ENTER_GETEVENTS } else { 0 };
+        let submitter = self.uring.submitter();
+        let flags = ENTER_GETEVENTS;
         let taken = match timeout {
             // SAFETY: no argument is passed, and entries were sound when pushed.
             None => unsafe { submitter.enter::<libc::sigset_t>(submit, completions, flags, None) },
@@ -100,16 +130,24 @@ impl Uring {
     /// One call at a time.
     pub(crate) unsafe fn completions(&self, taken: &mut Vec<Completed>) {
         // SAFETY: as above.
-        let completions = unsafe { self.0.completion_shared() };
-        taken.extend(
-            completions.map(|entry| Completed { token: entry.user_data(), result: entry.result() }),
-        );
+        let completions = unsafe { self.uring.completion_shared() };
+        taken.extend(completions.map(|entry| Completed {
+            token: entry.user_data(),
+            result: entry.result(),
+            has_more: cqueue::more(entry.flags()),
+        }));
     }
 }
 
-/// An entry that does nothing.
-pub(crate) fn nothing(token: u64) -> Entry {
-    opcode::Nop::new().build().user_data(token)
+/// An entry that does nothing, to see whether the ring can be used.
+pub(crate) fn trial() -> Entry {
+    opcode::Nop::new().build()
+}
+
+/// The entry that completes at each ring of the bell, until it does so without more to come.
+pub(crate) fn listening(uring: &Uring, token: u64) -> Entry {
+    let bell = Fd(uring.bell.as_raw_fd());
+    opcode::PollAdd::new(bell, libc::POLLIN as u32).multi(true).build().user_data(token)
 }
 
 /// The entry for what is left of an operation. `blocks`: the kernel shall not try first whether it

@@ -1,9 +1,9 @@
 //! A kernel for shuttle: whatever io_uring may do, at any moment, and nothing it may not.
 //!
 //! It takes fewer entries than it was asked to, or none (memory is short); a wait is interrupted;
-//! reads and writes are short, or to be tried again; and operations end in any order. An operation
-//! under way ends when somebody waits, at the latest: so who waits for ever waits for something
-//! that nobody brings. Data does not move.
+//! reads and writes are short, or to be tried again; operations end in any order, and it stops to
+//! listen. An operation under way ends when somebody waits, at the latest: so who waits for ever
+//! waits for something that nobody brings. Data does not move.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,8 +12,9 @@ use std::time::Duration;
 use parking_lot::rand::{Rng, thread_rng};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::Completed;
-use crate::machine::{Clock, thread};
+use super::{Completed, Manner};
+use crate::machine::Clock;
+use crate::machine::thread::{self, ThreadId};
 use crate::op::Work;
 
 /// Completions that fit, at least.
@@ -21,14 +22,22 @@ const COMPLETIONS: u32 = 4;
 
 pub(crate) struct Uring {
     entries: u32,
+    manner: Manner,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
+    /// Whose it is.
+    owner: Option<ThreadId>,
     submitted: VecDeque<Entry>,
     under_way: Vec<Entry>,
+    has_rung: bool,
+    /// What listens to the bell.
+    listener: Option<u64>,
+    /// Ends that are left to the owner.
+    deferred: Vec<Completed>,
     completed: VecDeque<Completed>,
     /// What did not fit.
     overflowed: VecDeque<Completed>,
@@ -37,13 +46,13 @@ struct State {
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
     token: u64,
-    /// What to move; nothing ends at once.
     kind: Kind,
 }
 
 #[derive(Clone, Copy)]
 enum Kind {
-    Nothing,
+    Trial,
+    Listen,
     Work { bytes: usize, blocks: bool },
 }
 
@@ -60,8 +69,33 @@ fn errno(errno: i32) -> io::Error {
 }
 
 impl Uring {
-    pub(crate) fn new(entries: u32) -> io::Result<Uring> {
-        Ok(Uring { entries, state: Mutex::default(), changed: Condvar::new() })
+    pub(crate) fn new(entries: u32, manner: Manner) -> io::Result<Uring> {
+        Ok(Uring { entries, manner, state: Mutex::default(), changed: Condvar::new() })
+    }
+
+    pub(crate) fn enable(&self) -> io::Result<()> {
+        let owner = self.state.lock().owner.replace(thread::current().id());
+        assert!(owner.is_none(), "enabled once");
+        Ok(())
+    }
+
+    /// U1.
+    fn own(&self) -> MutexGuard<'_, State> {
+        let state = self.state.lock();
+        assert_eq!(state.owner, Some(thread::current().id()), "U1: used by another thread");
+        state
+    }
+
+    pub(crate) fn ring_bell(&self) {
+        let mut state = self.state.lock();
+        state.has_rung = true;
+        self.hear(&mut state);
+    }
+
+    pub(crate) fn has_more(&self) -> bool {
+        let mut state = self.own();
+        self.go_on(&mut state);
+        !state.deferred.is_empty() || !state.overflowed.is_empty()
     }
 
     pub(crate) fn completions_max(&self) -> u32 {
@@ -72,7 +106,7 @@ impl Uring {
     ///
     /// None: it is the same signature as the machine's.
     pub(crate) unsafe fn push(&self, entry: &Entry) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.own();
         let fits = state.submitted.len() < self.entries as usize;
         if fits {
             state.submitted.push_back(*entry);
@@ -84,13 +118,7 @@ impl Uring {
     ///
     /// None.
     pub(crate) unsafe fn queued(&self) -> u32 {
-        self.state.lock().submitted.len() as u32
-    }
-
-    /// Whether operations were pushed that it has not taken.
-    pub(crate) fn awaits_operations(&self) -> bool {
-        let state = self.state.lock();
-        state.submitted.iter().any(|entry| matches!(entry.kind, Kind::Work { .. }))
+        self.own().submitted.len() as u32
     }
 
     pub(crate) fn enter(
@@ -99,9 +127,17 @@ impl Uring {
         completions: u32,
         timeout: Option<Duration>,
     ) -> io::Result<u32> {
-        let mut state = self.state.lock();
+        let mut state = self.own();
         if submit > 0 && once_in(8) {
             return Err(errno(libc::EAGAIN));
+        }
+        if let Some(Entry { kind: Kind::Trial, .. }) = state.submitted.front()
+            && self.manner == Manner::Own
+            && once_in(2)
+        {
+            // As a kernel would at the making of it; half of them are old.
+            state.submitted.clear();
+            return Err(errno(libc::EINVAL));
         }
         let taken = if submit > 1 && once_in(8) { submit - 1 } else { submit };
         let taken = taken.min(state.submitted.len() as u32);
@@ -109,7 +145,7 @@ impl Uring {
             let entry = state.submitted.pop_front().expect("counted");
             self.begin(&mut state, entry);
         }
-        if taken < submit || completions == 0 {
+        if taken < submit {
             return Ok(taken);
         }
         let waited = self.wait(state, completions as usize, timeout);
@@ -124,8 +160,9 @@ impl Uring {
         timeout: Option<Duration>,
     ) -> io::Result<()> {
         loop {
-            let overflowed = std::mem::take(&mut state.overflowed);
-            overflowed.into_iter().for_each(|one| self.complete(&mut state, one));
+            let mut left = std::mem::take(&mut state.overflowed);
+            left.extend(state.deferred.drain(..));
+            left.into_iter().for_each(|one| self.show(&mut state, one));
             if state.completed.len() >= completions {
                 return Ok(());
             }
@@ -138,7 +175,7 @@ impl Uring {
                 drop(state);
                 thread::yield_now();
                 state = self.state.lock();
-                if state.completed.len() < completions {
+                if state.deferred.is_empty() && state.completed.is_empty() {
                     Clock::pass(time);
                     return Err(errno(libc::ETIME));
                 }
@@ -152,17 +189,42 @@ impl Uring {
     ///
     /// None.
     pub(crate) unsafe fn completions(&self, taken: &mut Vec<Completed>) {
-        let mut state = self.state.lock();
-        if !state.under_way.is_empty() && once_in(2) {
-            self.end_some(&mut state);
-        }
+        let mut state = self.own();
+        self.go_on(&mut state);
         taken.extend(state.completed.drain(..));
     }
 
     fn begin(&self, state: &mut State, entry: Entry) {
-        match entry.kind {
-            Kind::Nothing => self.complete(state, Completed { token: entry.token, result: 0 }),
+        let Entry { token, kind } = entry;
+        match kind {
+            Kind::Trial => self.end(state, Completed { token, result: 0, has_more: false }),
             Kind::Work { .. } => state.under_way.push(entry),
+            Kind::Listen => {
+                assert!(state.listener.replace(token).is_none(), "U6: it listens once");
+                if state.has_rung {
+                    self.hear(state);
+                }
+            }
+        }
+    }
+
+    /// The bell is rung. Rings that were not told of yet may be one.
+    fn hear(&self, state: &mut State) {
+        let Some(token) = state.listener else { return };
+        if state.deferred.iter().any(|one| one.token == token) && once_in(2) {
+            return;
+        }
+        let has_more = !once_in(4);
+        if !has_more {
+            state.listener = None;
+        }
+        self.end(state, Completed { token, result: 1, has_more });
+    }
+
+    /// Operations end by themselves.
+    fn go_on(&self, state: &mut State) {
+        if !state.under_way.is_empty() && once_in(2) {
+            self.end_some(state);
         }
     }
 
@@ -171,24 +233,31 @@ impl Uring {
         for _ in 0..thread_rng().gen_range(1..=state.under_way.len()) {
             let one = thread_rng().gen_range(0..state.under_way.len());
             let Entry { token, kind } = state.under_way.swap_remove(one);
-            let Kind::Work { bytes, blocks } = kind else { unreachable!("ended at once") };
+            let Kind::Work { bytes, blocks } = kind else { unreachable!("not under way") };
             let result = match thread_rng().gen_range(0..12) {
                 0 if !blocks => -libc::EAGAIN,
                 1 => -libc::EINTR,
                 2 => bytes.div_ceil(2) as i32,
                 _ => bytes as i32,
             };
-            self.complete(state, Completed { token, result });
+            self.end(state, Completed { token, result, has_more: false });
         }
     }
 
-    fn complete(&self, state: &mut State, completed: Completed) {
+    fn end(&self, state: &mut State, completed: Completed) {
+        match self.manner {
+            Manner::Own => state.deferred.push(completed),
+            Manner::Plain => self.show(state, completed),
+        }
+        self.changed.notify_all();
+    }
+
+    fn show(&self, state: &mut State, completed: Completed) {
         if state.completed.len() < self.completions_max() as usize {
             state.completed.push_back(completed);
         } else {
             state.overflowed.push_back(completed);
         }
-        self.changed.notify_all();
     }
 }
 
@@ -200,8 +269,12 @@ impl Drop for Uring {
     }
 }
 
-pub(crate) fn nothing(token: u64) -> Entry {
-    Entry { token, kind: Kind::Nothing }
+pub(crate) fn trial() -> Entry {
+    Entry { token: 0, kind: Kind::Trial }
+}
+
+pub(crate) fn listening(_: &Uring, token: u64) -> Entry {
+    Entry { token, kind: Kind::Listen }
 }
 
 pub(crate) fn entry(work: &mut Work, token: u64, blocks: bool) -> Entry {
