@@ -4,6 +4,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::*;
 use copyhold_format::item::extent_key;
@@ -12,6 +13,7 @@ use copyhold_pool::{Tier, Transaction};
 use copyhold_types::{InodeNo, SubvolId};
 use copyhold_volume::quota::{GroupId, Ledger, LimitKind};
 use copyhold_volume::{Leaving, VolumeError, Volumes};
+use futures_util::future::join;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
@@ -95,6 +97,49 @@ fn a_sync_between_the_halves_of_a_deletion_does_not_fail_for_what_is_deleted() {
         assert_eq!(read(&fs, kept, 0, 50_000).await, pattern(2, 40_000));
         world.crash(fs, 1);
     });
+}
+
+/// Said to be durable, and back after a crash without it: a deletion need not be durable (R34).
+#[test]
+fn an_fsync_that_a_deletion_overtakes_does_not_say_that_all_is_well() {
+    let (mut refused, mut kept) = (0, 0);
+    for seed in seeds(120) {
+        let world = World::new(seed, 16384);
+        let synced = world.run(async {
+            let fs = world.open().await;
+            let a = subvolume(&fs, "a").await;
+            let node = file(&fs, root_of(a), "f").await;
+            fs.sync().await.unwrap();
+            write(&fs, node, 0, &pattern(1, 150_000)).await;
+            let rt = fs.pool().runtime().clone();
+            let delay = Duration::from_nanos(rt.random() % 100_000);
+            let deleted = async {
+                rt.sleep(delay).await;
+                fs.delete_subvolume(ROOT, b"a", None).await
+            };
+            let (synced, deleted) = join(fs.fsync(node, false), deleted).await;
+            deleted.unwrap();
+            (fs, synced)
+        });
+        let (fs, synced) = synced;
+        let world = world.crash(fs, seed);
+        world.run(async {
+            let fs = world.open().await;
+            match (synced, fs.lookup(ROOT, b"a").await) {
+                (Ok(()), Ok(a)) => {
+                    kept += 1;
+                    assert!(content(&fs, a.node, "f").await == pattern(1, 150_000), "{seed}");
+                }
+                (Ok(()), Err(_)) => {}
+                (Err(error), _) => {
+                    refused += 1;
+                    assert!(matches!(error, FsError::Stale), "{seed}: {error}");
+                }
+            }
+            world.close(fs).await;
+        });
+    }
+    assert!(refused > 10 && kept > 10, "{refused} refused, {kept} kept");
 }
 
 #[test]

@@ -15,7 +15,8 @@ const SYNC_FILES: usize = 8;
 impl Filesystem {
     /// Data, attributes and name of `node` are durable when this returns, and so is the subvolume
     /// that it is in: a file of a fresh snapshot is there, too. A write error since the last call
-    /// is told. With `data_only`, times need not be; here that is the same work.
+    /// is told. Whoever is overtaken by the deletion of the file's subvolume finds it gone, as each
+    /// later call does. With `data_only`, times need not be; here that is the same work.
     pub async fn fsync(self: &Arc<Self>, node: NodeId, _data_only: bool) -> Result<()> {
         let inode = self.inode(node).await?;
         if self.writable().is_err() {
@@ -35,6 +36,8 @@ impl Filesystem {
         let earlier = inode.state().error.take();
         written?;
         earlier.map_or(Ok(()), Err)?;
+        // What was dirty may have been dropped with its subvolume, whose deletion a crash may undo.
+        inode.state().expect_present()?;
         let txg = self.last_txg(inode).max(inode.subvol.volume.told());
         if let Some(txg) = txg
             && txg > self.pool.durable_txg()
