@@ -3,15 +3,22 @@
 //!
 //! The transaction that takes a file's last name adds an ORPHAN item; the one that removes the last
 //! of its items removes the ORPHAN item too. So whatever a crash leaves is found at the next mount.
+//!
+//! The first file is removed at once; then the task pauses, and what is unlinked meanwhile wakes
+//! nobody and is removed together. [`Filesystem::reaper_idle`] waits for no pause, and a removal
+//! that has begun is finished even if whoever waits for it gives up.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use copyhold_format::item::{EXTENT, Extent, ORPHAN, inode_key, orphan_key, truncate_key};
 use copyhold_pool::{Tier, Transaction};
-use copyhold_runtime::FifoMutex;
+use copyhold_runtime::{FifoMutex, Rt, finishing};
 use copyhold_types::Key;
 use copyhold_volume::InodeChange;
+use event_listener::Event;
+use futures_util::future::select;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::filesystem::KEY_BYTES;
@@ -22,17 +29,23 @@ use crate::{Filesystem, FsError, NodeId, Result};
 /// Items that one transaction removes.
 const STEP: usize = 256;
 
+/// How long what is unlinked may wait for company.
+const PAUSE: Duration = Duration::from_millis(5);
+
 #[derive(Default)]
 pub(crate) struct Reaper {
     queue: Mutex<Queue>,
-    /// Held by the task while it works.
+    /// Held while files of the queue are removed.
     working: FifoMutex,
+    /// Ends the task's pause.
+    hurry: Event,
 }
 
 #[derive(Default)]
 struct Queue {
     nodes: BTreeSet<NodeId>,
-    task: bool,
+    /// It runs, or pauses: either way it looks at the queue again.
+    has_task: bool,
 }
 
 impl Filesystem {
@@ -53,12 +66,18 @@ impl Filesystem {
     pub(crate) fn reap_later(self: &Arc<Self>, node: NodeId) {
         let mut queue = self.reaper.queue.lock();
         queue.nodes.insert(node);
-        if std::mem::replace(&mut queue.task, true) {
+        if std::mem::replace(&mut queue.has_task, true) {
             return;
         }
         drop(queue);
-        let fs = self.clone();
-        self.rt.spawn(Box::pin(async move { fs.reap_queue().await }));
+        self.rt.spawn(Box::pin(reap_in_rounds(self.rt.clone(), Arc::downgrade(self))));
+    }
+
+    /// Whatever waits for company is removed now, without anybody waiting for it here.
+    pub(crate) fn hurry_reaper(&self) {
+        if self.reaper.queue.lock().has_task {
+            self.reaper.hurry.notify(usize::MAX);
+        }
     }
 
     /// At the end of a mount nobody refers to anything any more.
@@ -72,33 +91,19 @@ impl Filesystem {
         }
     }
 
-    /// Waits until all files that have no name and that nobody refers to are removed.
+    /// Removes all files that have no name and that nobody refers to.
     pub async fn reaper_idle(self: &Arc<Self>) {
-        loop {
-            let working = self.reaper.working.lock().await;
-            let is_idle = {
-                let queue = self.reaper.queue.lock();
-                queue.nodes.is_empty() && !queue.task
-            };
-            if is_idle {
-                return;
-            }
-            drop(working);
-            self.reap_queue().await;
+        if self.reaper.queue.lock().nodes.is_empty() && self.reaper.working.try_lock().is_some() {
+            return;
         }
+        let fs = self.clone();
+        finishing(&self.rt, async move { fs.reap_queue().await }).await;
     }
 
     async fn reap_queue(self: &Arc<Self>) {
         let _working = self.reaper.working.lock().await;
         loop {
-            let node = {
-                let mut queue = self.reaper.queue.lock();
-                let Some(node) = queue.nodes.pop_first() else {
-                    queue.task = false;
-                    return;
-                };
-                node
-            };
+            let Some(node) = self.reaper.queue.lock().nodes.pop_first() else { return };
             if let Err(error) = self.reap(node).await {
                 // It stays an orphan, which the next mount takes up again.
                 tracing::warn!(%node, %error, "removing an unlinked file failed");
@@ -184,5 +189,24 @@ impl Filesystem {
         tx.delete(FILES, truncate_key(node.ino));
         let subvol = self.subvol(node.subvol).await?;
         self.apply(&subvol, credit, tx).map(drop)
+    }
+}
+
+/// The task: until nothing was unlinked for a pause. Does not keep the filesystem open meanwhile.
+async fn reap_in_rounds(rt: Rt, fs: Weak<Filesystem>) {
+    loop {
+        let hurried = {
+            let Some(fs) = fs.upgrade() else { return };
+            let hurried = fs.reaper.hurry.listen();
+            fs.reap_queue().await;
+            hurried
+        };
+        select(rt.sleep(PAUSE), hurried).await;
+        let Some(fs) = fs.upgrade() else { return };
+        let mut queue = fs.reaper.queue.lock();
+        if queue.nodes.is_empty() {
+            queue.has_task = false;
+            return;
+        }
     }
 }

@@ -71,3 +71,80 @@ fn space_is_nobody_elses_while_the_device_still_writes_there() {
     }
     assert!(given_up > 100, "{given_up}");
 }
+
+#[test]
+fn a_removal_that_has_begun_is_finished_where_its_caller_gives_up() {
+    let mut given_up = 0;
+    for seed in seeds(6) {
+        let world = World::new(seed, 1 << 16);
+        world.run(async {
+            let fs = world.open().await;
+            create(&fs, "other").await;
+            let node = create(&fs, "many extents").await;
+            for n in 0..12_000 {
+                write(&fs, node, n * 8192, &pattern(n as u8, 4096)).await;
+            }
+            fs.sync().await.unwrap();
+            fs.pool().flush_all().await.unwrap();
+            world.close(fs).await;
+            // What is to be removed has to be read first.
+            let fs = world.open().await;
+            let rt = fs.pool().runtime().clone();
+            let before = fs.pool().space().free;
+            let names = ["other", "many extents"];
+            let [other, node] = names.map(|name| lookup(&fs, name));
+            let nodes = [other.await.unwrap().node, node.await.unwrap().node];
+            for (name, node) in names.into_iter().zip(nodes) {
+                // Only whoever waits for the removals works on the second: the task pauses.
+                fs.reaper_idle().await;
+                rt.sleep(Duration::from_micros(10)).await;
+                fs.unlink(ROOT, name.as_bytes()).await.unwrap();
+                fs.forget(node, 1);
+            }
+            let nanos = rt.random() % 100_000;
+            given_up += u64::from(!give_up_after(&fs, nanos, fs.reaper_idle()).await);
+            fs.reaper_idle().await;
+            fs.sync().await.unwrap();
+            fs.pool().flush_all().await.unwrap();
+            fs.sync().await.unwrap();
+            let free = fs.pool().space().free;
+            // Less what the log and the tables have taken since.
+            assert!(
+                free >= before + 10_000,
+                "seed {seed}: {before} blocks free before, {free} now"
+            );
+            world.close(fs).await;
+        });
+    }
+    assert!(given_up > 2, "{given_up}");
+}
+
+/// What waits for company needs nobody to wait for it: neither a sync nor the end.
+#[test]
+fn what_is_unlinked_in_the_pause_is_removed_by_itself_and_at_once_by_a_sync() {
+    for hurries in [false, true] {
+        let world = World::new(5, 16384);
+        world.run(async {
+            let fs = world.open().await;
+            let rt = fs.pool().runtime().clone();
+            let nodes = [create(&fs, "a").await, create(&fs, "b").await];
+            let gone = async |node| fs.getattr(node).await.is_err();
+            for (name, node) in ["a", "b"].into_iter().zip(nodes) {
+                fs.unlink(ROOT, name.as_bytes()).await.unwrap();
+                fs.release(node);
+                fs.forget(node, 1);
+                rt.sleep(Duration::from_millis(1)).await;
+            }
+            assert!(gone(nodes[0]).await && !gone(nodes[1]).await);
+            let wait = if hurries {
+                fs.sync().await.unwrap();
+                Duration::from_millis(1)
+            } else {
+                Duration::from_millis(6)
+            };
+            rt.sleep(wait).await;
+            assert!(gone(nodes[1]).await, "hurries: {hurries}");
+            world.close(fs).await;
+        });
+    }
+}

@@ -5,6 +5,8 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use copyhold_types::Buf;
 
@@ -15,13 +17,32 @@ use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::protocol::{Opcode, parse_prefix, wire};
 
+/// How long FORGETs may wait for each other. An INTERRUPT may come that much later.
+const GATHERING: Duration = Duration::from_millis(1);
+
 /// Serves requests until the connection ends.
 pub(crate) fn run<O: Operations>(channel: Arc<Channel<O>>) -> End {
+    until_the_end(channel, |_| {})
+}
+
+/// The same where requests come another way, and here FORGET and INTERRUPT alone. Pauses behind
+/// each FORGET: the kernel gathers the next ones meanwhile, and one message wakes us for all.
+pub(crate) fn of_forgets<O: Operations>(channel: Arc<Channel<O>>) -> End {
+    until_the_end(channel, |served| {
+        if matches!(Opcode::new(served), Some(Opcode::Forget | Opcode::BatchForget)) {
+            thread::sleep(GATHERING);
+        }
+    })
+}
+
+/// Calls `then` with the operation code of what was served last.
+fn until_the_end<O: Operations>(channel: Arc<Channel<O>>, then: impl Fn(u32)) -> End {
     let mut reader = Reader::new(channel);
     loop {
         if let Some(end) = reader.turn(&desk::serve) {
             return end;
         }
+        then(reader.last);
     }
 }
 
@@ -39,12 +60,14 @@ struct Reader<O, F> {
     /// Where the rest of a request is read to; none when a WRITE has taken it.
     rest: Option<Buf>,
     args: Vec<u8>,
+    /// The operation code of the last request.
+    last: u32,
 }
 
 impl<O: Operations, F: Future<Output = Message> + Send + 'static> Reader<O, F> {
     fn new(channel: Arc<Channel<O>>) -> Reader<O, F> {
         let head = [0; wire::WRITE_PREFIX];
-        Reader { desk: Desk::new(channel), head, rest: None, args: Vec::new() }
+        Reader { desk: Desk::new(channel), head, rest: None, args: Vec::new(), last: 0 }
     }
 
     /// Reads once, and serves what was read; tells when the connection has ended.
@@ -57,6 +80,7 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Reader<O, F> {
             Got::Ended(end) => return Some(end),
         };
         let mut message = self.message(len)?;
+        self.last = message.header.opcode;
         if !self.desk.admits(&mut message) {
             self.recycle(message);
             return None;

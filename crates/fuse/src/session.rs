@@ -148,11 +148,12 @@ impl Session {
         if options.transport == Transport::Uring && !transport.ring {
             return Err(SessionError::NoRing { reason: transport.refusal.unwrap_or_default() });
         }
-        let readers = if transport.ring { 1 } else { readers };
+        let (readers, read_as): (_, fn(_) -> _) =
+            if transport.ring { (1, reader::of_forgets) } else { (readers, reader::run) };
         let read = channels_of(&first, &connection, readers)?;
         channels.extend(read.iter().map(Arc::clone));
-        let threads: io::Result<Vec<_>> =
-            read.into_iter().enumerate().map(|(number, one)| start_reader(number, one)).collect();
+        let start = |(number, one)| start_reader(number, move || read_as(one));
+        let threads: io::Result<Vec<_>> = read.into_iter().enumerate().map(start).collect();
         let counted = Arc::clone(&connection);
         let counters = move || Counters {
             requests: channels.iter().map(|one| one.requests.load(Ordering::Relaxed)).sum(),
@@ -244,14 +245,14 @@ fn channels_of<O>(
     (0..count).map(channel).collect()
 }
 
-fn start_reader<O: Operations>(
+fn start_reader(
     number: usize,
-    channel: Arc<Channel<O>>,
+    read: impl FnOnce() -> End + Send + 'static,
 ) -> io::Result<JoinHandle<End>> {
     thread::Builder::new().name(format!("fuse-{number}")).spawn(move || {
         // A request whose operation panicked would never be answered, and its caller never freed.
         let _guard = AbortOnPanic;
-        reader::run(channel)
+        read()
     })
 }
 

@@ -94,6 +94,7 @@ impl Filesystem {
         if self.writable().is_err() {
             return self.usable();
         }
+        self.hurry_reaper();
         let mut result = self.write_all().await;
         if let Err(error) = self.log_atimes().await {
             result = result.and(Err(error));
