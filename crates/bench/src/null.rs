@@ -32,6 +32,9 @@ pub(crate) struct Null {
 impl Null {
     /// Serves until standard input ends.
     pub(crate) fn run(&self) -> Result<(), BenchError> {
+        // The scheduler favours wakes within a session, and a pool's daemon has one of its own; who
+        // starts this by hand may have made one already.
+        let _session = rustix::process::setsid();
         let failed = |error: &dyn std::error::Error| BenchError::Null(error.to_string());
         let mount = Mount::new(Path::new("null"), &self.mount_point, &MountOptions::default())
             .map_err(|error| failed(&error))?;

@@ -2,13 +2,14 @@
 //!
 //! `untar`: it comes out of an archive that is written beside the filesystem; until all is durable,
 //! `untar_durable`. `git_add`: `git init` and `git add --all`; `git_status` behind a remount, and
-//! `git_status_warm` once more. `grep`: `grep -r` over all files, behind a remount. `rm`: `rm -rf`.
+//! `git_status_warm` once more. `grep`: `grep -r` over all files, behind a remount. `rm`: `rm -rf` of these files.
 //!
 //! Files are the same on each target and in each round (`archive`). git needs what it wrote, so the
 //! null store has no part in that.
 
 mod archive;
 
+use std::io;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -75,6 +76,13 @@ impl Tree {
         interrupt.check()?;
         target.cool()?;
         samples.push(Sample::seconds("grep", grep(&tree, target.kind(), self.files)?));
+        // git's files, which not every target has.
+        match std::fs::remove_dir_all(tree.join(".git")) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).on("removing what git has made");
+            }
+            _ => target.sync()?,
+        }
         samples.push(Sample::seconds("rm", timed(Command::new("rm").arg("-rf").arg(&tree))?));
         Ok(samples)
     }
