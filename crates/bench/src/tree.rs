@@ -2,7 +2,8 @@
 //!
 //! `untar`: it comes out of an archive that is written beside the filesystem; until all is durable,
 //! `untar_durable`. `git_add`: `git init` and `git add --all`; `git_status` behind a remount, and
-//! `git_status_warm` once more. `grep`: `grep -r` over all files, behind a remount. `rm`: `rm -rf` of these files.
+//! `git_status_warm` once more. `grep`: `grep -r` over all files, behind a remount. `rm`: `rm -rf`
+//! of these files.
 //!
 //! Files are the same on each target and in each round (`archive`). git needs what it wrote, so the
 //! null store has no part in that.
