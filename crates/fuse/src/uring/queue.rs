@@ -28,8 +28,11 @@ use crate::protocol::{Opcode, wire};
 const TOGETHER: usize = 8;
 /// Data from which on an operation is polled on another CPU.
 const LARGE: usize = 64 << 10;
-/// When so few entries are left in the kernel's hand, more are registered.
-const FEW: usize = 1;
+/// When no more entries than this times the plan's depth are left in the kernel's hand, more are
+/// registered: so many requests may come before the thread's next turn. The kernel gives an entry
+/// that is registered only to who comes after it, and looks for who waits only when one is
+/// committed.
+const FEW: usize = 2;
 /// So many at a time.
 const MORE: usize = 4;
 /// Most entries of a thread. So many requests waiting at once are too many for other reasons.
@@ -117,7 +120,7 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Queue<O, F> {
 
     fn register_all(&mut self) -> io::Result<()> {
         // All queues have one before any has two: callers wait for that.
-        for _ in 0..self.plan.depth {
+        for _ in 0..self.plan.depth * (1 + FEW) {
             for queue in self.plan.queues.clone() {
                 self.ring.register(queue, self.plan.payload_bytes)?;
                 self.entries += 1;
@@ -225,7 +228,7 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Queue<O, F> {
         }
         for at in 0..self.ring.queues().len() {
             let (queue, left) = self.ring.queues()[at];
-            if left > FEW {
+            if left > FEW * self.plan.depth {
                 continue;
             }
             for _ in 0..MORE {

@@ -44,7 +44,9 @@ pub(super) enum Event {
 struct Held {
     slot: Arc<Slot>,
     in_kernel: bool,
-    /// Its payload may have many pages that were used.
+    /// It keeps the pages that it has used.
+    keeps: bool,
+    /// Its payload may have many pages that were used, and does not keep them.
     is_fat: bool,
 }
 
@@ -57,7 +59,7 @@ pub(super) struct Ring {
     queues: Vec<(u16, usize)>,
     /// The bell is being listened to.
     listens: bool,
-    /// How many entries may keep the pages that they have used.
+    /// How many more entries may keep the pages that they have used.
     kept: usize,
     has_fat: bool,
 }
@@ -94,7 +96,7 @@ impl Ring {
         let command = wire::RingCommand { queue, ..Default::default() };
         let index = self.entries.len();
         let entry = self.command(wire::RING_REGISTER, &command, &slot, index as u64);
-        self.entries.push(Held { slot, in_kernel: false, is_fat: false });
+        self.entries.push(Held { slot, in_kernel: false, keeps: false, is_fat: false });
         self.push(&entry)?;
         self.hand_over(index);
         Ok(())
@@ -113,9 +115,14 @@ impl Ring {
     /// Answers what an entry has, and fetches the next request into it.
     pub(super) fn commit(&mut self, answered: Answered) -> io::Result<()> {
         let index = answered.index as usize;
-        let Held { slot, in_kernel, is_fat } = &mut self.entries[index];
+        let Held { slot, in_kernel, keeps, is_fat } = &mut self.entries[index];
         assert!(!*in_kernel, "U1: an entry is answered once");
-        *is_fat |= answered.was_large && index >= self.kept;
+        if answered.was_large && !*keeps {
+            // The kernel takes the entry that was used last, so it is the first few.
+            *keeps = self.kept > 0;
+            self.kept = self.kept.saturating_sub(1);
+            *is_fat |= !*keeps;
+        }
         self.has_fat |= *is_fat;
         let (queue, commit_id) = (slot.queue, answered.commit_id);
         let command = wire::RingCommand { queue, commit_id, ..Default::default() };
