@@ -33,6 +33,7 @@ use self::stage::{SEED, Stage};
 use self::tape::{Moment, Pace};
 use self::workload::Family;
 use crate::Sabotage;
+use crate::fs_level::usage::Shown;
 use crate::fs_level::verify;
 use crate::machine::Machine;
 use crate::run::reason;
@@ -181,7 +182,8 @@ fn recover(stage: &Stage, moment: &Moment, image: SimImage) {
     });
     let opened = opened.expect("the power is on");
     let (fs, names) = opened.unwrap_or_else(|error| panic!("it cannot be recovered: {error}"));
-    verify::settle(&mut moment.world.clone(), &names);
+    let shown = Shown::of(fs.volumes().ledger());
+    verify::settle(&mut moment.world.clone(), &names, &shown);
     let used = machine.run(use_it(&fs)).expect("the power is on");
     used.unwrap_or_else(|error| panic!("it cannot be used: {error}"));
     drop(fs);

@@ -18,10 +18,12 @@
 mod client;
 pub(crate) mod content;
 mod counts;
+mod eras;
 mod life;
+mod promises;
 mod settings;
 pub(crate) mod tree;
-mod usage;
+pub(crate) mod usage;
 pub(crate) mod verify;
 pub(crate) mod world;
 

@@ -19,6 +19,10 @@ const EIO: i32 = 5;
 /// Nothing that a history does takes longer; what does waits for something that never comes.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
+/// Nor more turns of tasks than this; what takes more goes in circles, or does too much of
+/// something while little time passes.
+const TURNS: u64 = 1_000_000;
+
 /// From power on to power off.
 pub struct Machine {
     pub rt: Arc<SeededRuntime>,
@@ -69,7 +73,7 @@ impl Machine {
 
     /// Runs until `future` is done; nothing, if the power failed before.
     pub fn run<T>(&self, future: impl Future<Output = T>) -> Option<T> {
-        self.rt.block_on(async {
+        let done = self.rt.block_on_within(TURNS, async {
             let off = select(self.disk.until_off(), self.rt.sleep(PATIENCE));
             pin_mut!(future);
             match select(future, off).await {
@@ -79,7 +83,8 @@ impl Machine {
                     panic!("stuck: not done after {} s", PATIENCE.as_secs())
                 }
             }
-        })
+        });
+        done.unwrap_or_else(|| panic!("stuck: not done after {TURNS} turns"))
     }
 
     /// Runs all tasks, side by side, until each is done; nothing, if the power failed before.

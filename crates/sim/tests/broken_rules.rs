@@ -185,6 +185,11 @@ fn r23_limits_that_are_not_looked_at_are_noticed() {
 }
 
 #[test]
+fn r23_a_reserve_that_a_rollback_loses_is_noticed() {
+    is_noticed_among_tenants(OfTenants::LoseReserve);
+}
+
+#[test]
 fn r24_usage_of_another_txg_is_noticed() {
     is_noticed_among_tenants(OfTenants::LateUsage);
 }
@@ -207,6 +212,11 @@ fn r27_deadlists_in_no_canonical_form_are_noticed() {
 #[test]
 fn r29_tables_in_high_piles_are_noticed() {
     is_noticed_among_tenants(OfTenants::DeepForks);
+}
+
+#[test]
+fn r42_an_heir_that_is_told_of_after_the_deletion_is_noticed() {
+    is_noticed_among_tenants(OfTenants::HeirLater);
 }
 
 #[test]

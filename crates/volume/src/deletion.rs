@@ -334,6 +334,11 @@ impl Volumes {
     }
 
     async fn forget_step(&self, subvol: &Subvol, sets: Option<[TableId; 2]>) -> Result<()> {
+        if let Some(heir) = self.ledger().late_heir(subvol.id()) {
+            let credit = self.small_credit().await?;
+            // Either may be gone by now.
+            drop(self.change_quotas(credit, |ledger| ledger.give_to_heir(subvol.id(), heir)));
+        }
         for set in sets.into_iter().flatten() {
             self.pool.drop_table(set).await?;
         }

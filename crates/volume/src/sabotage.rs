@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use copyhold_format::item::DeadItem;
 use copyhold_pool::{Edit, Transaction};
-use copyhold_types::{Key, TableId};
+use copyhold_types::{Key, SubvolId, TableId};
 
 use crate::quota::Ledger;
 #[cfg(feature = "sabotage")]
@@ -28,6 +28,8 @@ pub enum Sabotage {
     WalkUnsettled,
     /// R23: limits are not looked at.
     IgnoreLimits,
+    /// R23: what comes in the place of a subvolume is not promised what that was.
+    LoseReserve,
     /// R24: a txg logs the usage that the one before left.
     LateUsage,
     /// R25: who was there when quotas were enabled goes on with an epoch that is not counted.
@@ -40,25 +42,29 @@ pub enum Sabotage {
     OneStep,
     /// R29: any number of unflushed tables may lie over each other.
     DeepForks,
+    /// R42: what a deleted subvolume leaves is given to its heir some time after the deletion.
+    HeirLater,
     /// R44: a reflink does not say that there is another reference.
     UncountedShares,
 }
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 13] = [
+    pub const ALL: [Sabotage; 15] = [
         Sabotage::DecideEarly,
         Sabotage::AlwaysInPlace,
         Sabotage::BlindBuries,
         Sabotage::DeleteTogether,
         Sabotage::WalkUnsettled,
         Sabotage::IgnoreLimits,
+        Sabotage::LoseReserve,
         Sabotage::LateUsage,
         Sabotage::KeepEpoch,
         Sabotage::KeepRows,
         Sabotage::SplitSegments,
         Sabotage::OneStep,
         Sabotage::DeepForks,
+        Sabotage::HeirLater,
         Sabotage::UncountedShares,
     ];
 }
@@ -71,6 +77,8 @@ pub(crate) struct Broken {
     rule: AtomicUsize,
     /// What [`Sabotage::LateUsage`] holds back.
     pub(crate) late: parking_lot::Mutex<crate::quota::Rows>,
+    /// The dead, and their heirs, that [`Sabotage::HeirLater`] has not told of.
+    heirs: parking_lot::Mutex<Vec<(SubvolId, SubvolId)>>,
 }
 
 impl Ledger {
@@ -96,6 +104,36 @@ impl Ledger {
     #[cfg(not(feature = "sabotage"))]
     pub(crate) fn hold_back(&self, rows: crate::quota::Rows) -> crate::quota::Rows {
         rows
+    }
+}
+
+impl Ledger {
+    /// Whether the deletion is to say nothing of the heir.
+    #[cfg(feature = "sabotage")]
+    pub(crate) fn tells_later(&self, dead: SubvolId, heir: SubvolId) -> bool {
+        let later = self.breaks(Sabotage::HeirLater);
+        if later {
+            self.broken.heirs.lock().push((dead, heir));
+        }
+        later
+    }
+
+    #[cfg(not(feature = "sabotage"))]
+    pub(crate) fn tells_later(&self, _: SubvolId, _: SubvolId) -> bool {
+        false
+    }
+
+    /// The heir of somebody dead that is to be told of now.
+    #[cfg(feature = "sabotage")]
+    pub(crate) fn late_heir(&self, dead: SubvolId) -> Option<SubvolId> {
+        let mut heirs = self.broken.heirs.lock();
+        let at = heirs.iter().position(|(of, _)| *of == dead)?;
+        Some(heirs.swap_remove(at).1)
+    }
+
+    #[cfg(not(feature = "sabotage"))]
+    pub(crate) fn late_heir(&self, _: SubvolId) -> Option<SubvolId> {
+        None
     }
 }
 

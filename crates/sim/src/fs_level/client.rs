@@ -2,6 +2,8 @@
 
 mod data;
 mod limits;
+mod looking;
+mod quotas;
 mod renames;
 mod rollback;
 mod subvols;
@@ -17,6 +19,7 @@ use futures_util::future::{Either, select};
 use futures_util::pin_mut;
 use parking_lot::MutexGuard;
 
+pub(crate) use self::quotas::Manager;
 use super::content::{Content, Versions};
 use super::tree::{Dir, Kind, Object, ObjectId, Place, SHARED_DIRS, Tree};
 use super::world::{Shared, World};
@@ -42,6 +45,7 @@ pub(crate) struct Client {
     pub(crate) exact: bool,
     /// How many of a hundred things that it does are about subvolumes.
     pub(crate) tenancy: u64,
+    pub(crate) manager: Manager,
 }
 
 impl Client {
@@ -55,6 +59,7 @@ impl Client {
     }
 
     async fn do_something(&mut self) -> Done {
+        self.manage_quotas().await?;
         match self.dice.below(100) {
             n if n < self.tenancy => self.live_in_subvolumes().await,
             92..100 if self.exact => self.copy().await,
@@ -111,7 +116,7 @@ impl Client {
                 assert!(!is_coming, "R22: {what} is refused, though space is on its way: {full:?}");
                 Ok(None)
             }
-            Err(FsError::Quota(QuotaError::Exceeded(_))) => Ok(None),
+            Err(FsError::Quota(QuotaError::Exceeded(_)) | FsError::Kept { .. }) => Ok(None),
             Err(_) if self.forgiving => {
                 self.world().troubled = true;
                 Err(Stopped)
@@ -206,7 +211,7 @@ impl Client {
         let object = Object { kind: kind.clone(), mode, xattrs: Default::default() };
         let room = self.room_for_inode(&tree, place.0);
         tree.put(place.clone(), id, object);
-        self.world().usage.make(id);
+        self.world().usage.eras.make(id);
         self.begin("make", tree, &[id]);
         let (fs, root, name) = (&self.fs, &Caller::ROOT, &place.1);
         let made = match &kind {
@@ -353,81 +358,6 @@ impl Client {
         let done = self.fs.setattr(&Caller::ROOT, node, &set).await;
         let done = self.given("chmod", done)?;
         self.end(done.is_some());
-        Ok(())
-    }
-
-    // -- looking ------------------------------------------------------------
-
-    async fn read(&mut self) -> Done {
-        let Some((id, node)) = self.a_file() else { return Ok(()) };
-        let (offset, len) = self.a_range();
-        let read = self.fs.read(node, offset, len as usize).await;
-        let Some(read) = self.given("read", read)? else { panic!("a read needs no space") };
-        let expected = self.world().data[&id].now().read(offset, len);
-        let same = read.to_vec() == expected;
-        assert!(same || self.forgiving, "object {id}: read of {len} bytes at {offset} is wrong");
-        Ok(())
-    }
-
-    /// Reads a file that another may be changing or removing, without opening it. Each block is
-    /// what it was at some time.
-    async fn read_anothers(&mut self) -> Done {
-        let Some((id, node)) = self.anybodys_file() else { return Ok(()) };
-        let (offset, len) = self.a_range();
-        let offset = offset & !4095;
-        let fs = self.fs.clone();
-        let read = self.with_patience(fs.read(node, offset, len as usize)).await;
-        let Some(read) = read.filter(|read| !matches!(read, Err(FsError::Stale))) else {
-            return Ok(());
-        };
-        let Some(read) = self.given("read", read)? else { panic!("a read needs no space") };
-        let world = self.world();
-        let ever = world.data.get(&id).is_none_or(|data| data.ever_held(offset, &read.to_vec()));
-        assert!(ever || self.forgiving, "object {id}: never held what is read at {offset}");
-        Ok(())
-    }
-
-    /// A directory lists each of this client's names once.
-    async fn list(&mut self) -> Done {
-        let tree = self.tree();
-        let dir = self.a_dir(&tree);
-        let node = self.node(dir);
-        let own = format!("c{}-", self.id).into_bytes();
-        let mut found = Vec::new();
-        let mut take = |entry: &copyhold_fs::DirEntry<'_>| {
-            if entry.name.starts_with(&own) {
-                found.push((entry.name.to_vec(), entry.node));
-            }
-            true
-        };
-        let listed = self.fs.readdir(node, 0, &mut take).await;
-        self.given("readdir", listed)?;
-        found.sort_unstable();
-        let world = self.world();
-        let names = tree.entries.iter().filter(|((of, _), _)| *of == dir);
-        let expected: Vec<_> =
-            names.map(|((_, name), id)| (name.clone(), world.nodes.get(id).copied())).collect();
-        let all = found.len() == expected.len()
-            && found.iter().zip(&expected).all(|((name, node), (expected, known))| {
-                name == expected && known.is_none_or(|known| known == *node)
-            });
-        assert!(all, "client {}: a list of {dir:?}: {found:?}, not {expected:?}", self.id);
-        Ok(())
-    }
-
-    async fn expect_refusals(&mut self) -> Done {
-        let tree = self.tree();
-        let Some((place, _)) = self.an_entry(&tree) else { return Ok(()) };
-        let (parent, root) = (self.node(place.0), &Caller::ROOT);
-        if !tree.is_writable(place.0) {
-            let made = self.fs.mkdir(root, parent, b"never", 0o755).await;
-            assert!(self.forgiving || matches!(made, Err(FsError::ReadOnly { .. })), "{made:?}");
-            return Ok(());
-        }
-        let made = self.fs.mkdir(root, parent, &place.1, 0o755).await;
-        assert!(self.forgiving || matches!(made, Err(FsError::Exists)), "{made:?}");
-        let removed = self.fs.unlink(parent, b"never").await;
-        assert!(self.forgiving || matches!(removed, Err(FsError::NotFound)), "{removed:?}");
         Ok(())
     }
 

@@ -9,13 +9,21 @@ use super::usage::Usage;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Count {
     pub(crate) inodes: u64,
+    /// Inodes that may count, too: they came while quotas were being turned.
+    pub(crate) doubtful: u64,
     pub(crate) snapshots: u64,
 }
 
 impl Count {
     pub(crate) fn add(&mut self, other: Count) {
         self.inodes += other.inodes;
+        self.doubtful += other.doubtful;
         self.snapshots += other.snapshots;
+    }
+
+    pub(crate) fn allows(&self, inodes: u64, snapshots: u64) -> bool {
+        let most = self.inodes + self.doubtful;
+        (self.inodes..=most).contains(&inodes) && self.snapshots == snapshots
     }
 }
 
@@ -24,8 +32,9 @@ pub(crate) fn of(tree: &Tree, usage: &Usage) -> BTreeMap<Option<ObjectId>, Count
     let mut own: BTreeMap<Option<ObjectId>, Count> = BTreeMap::new();
     let real = tree.objects.iter().filter(|(_, object)| object.kind != Kind::Placeholder);
     for (id, object) in real {
-        if usage.is_counted(*id) {
-            own.entry(tree.subvol_with(*id)).or_default().inodes += 1;
+        if let Some(sure) = usage.eras.counts(*id) {
+            let count = own.entry(tree.subvol_with(*id)).or_default();
+            *if sure { &mut count.inodes } else { &mut count.doubtful } += 1;
         }
         if object.kind == Kind::Subvol
             && let Some(origin) = tree.origins.get(id).filter(|id| tree.objects.contains_key(id))

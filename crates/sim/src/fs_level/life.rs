@@ -1,6 +1,7 @@
 //! The lives of a filesystem: switched on, recovered, checked, verified, used, and ended in some
 //! way.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +10,9 @@ use copyhold_format::label::Label;
 use copyhold_fs::{Caller, FallocateMode, Filesystem, FsError, OpenFlags, Options};
 use copyhold_pool::{Pool, PoolError};
 use copyhold_runtime::BoxFuture;
-use copyhold_types::BLOCK_BYTES;
+use copyhold_types::{BLOCK_BYTES, SubvolId};
 
-use super::client::Client;
+use super::client::{Client, Manager};
 use super::settings::{self, Changed};
 use super::tree::{SHARED_DIRS, shared_name};
 use super::usage::Shown;
@@ -58,6 +59,10 @@ struct History {
     tenancy: u64,
     /// Quotas are turned on and off.
     quotas: bool,
+    /// What clients do about quotas is chosen by these, so that all else stays as it was.
+    managing: Dice,
+    /// Clients turn them on and off, too.
+    turning: bool,
 }
 
 impl History {
@@ -92,6 +97,8 @@ impl History {
             Ok::<(), FsError>(())
         });
         made.expect("the power is on").expect("a filesystem is made");
+        let mut managing = Dice::new(plan.seed ^ 0x71_75_6f_74_61_73);
+        let turning = quotas && managing.one_in(3);
         History {
             plan: *plan,
             shape,
@@ -106,6 +113,8 @@ impl History {
             exact,
             tenancy,
             quotas,
+            managing,
+            turning,
             dice,
         }
     }
@@ -141,7 +150,9 @@ impl History {
                 machine.disk.arm(Trigger::Write { nth, why: None }, Fault::PowerOff);
             }
             let Some(changed) = machine.run(settings::change(fs, &mut self.dice)) else {
-                self.shared.world.lock().usage.may_have_turned();
+                let mut world = self.shared.world.lock();
+                let moment = world.tick();
+                world.usage.eras.may_have_turned(moment);
                 return false;
             };
             machine.disk.disarm();
@@ -149,9 +160,15 @@ impl History {
         }
         let shown = Shown::of(fs.volumes().ledger());
         self.plan.tell(|| format!("quotas: {}, {} groups", shown.on, shown.groups.len()));
-        let usage = &mut self.shared.world.lock().usage;
-        done.between.iter().for_each(|between| usage.turned(between, false));
-        usage.turned(&shown, done.lasting);
+        let world = &mut *self.shared.world.lock();
+        for shown in done.between.iter().chain([&shown]) {
+            let moment = world.tick();
+            world.usage.eras.turned(moment, shown.on, shown.generation);
+        }
+        if done.lasting {
+            let moment = world.tick();
+            world.sync(moment);
+        }
         true
     }
 
@@ -161,8 +178,9 @@ impl History {
             .map(|id| {
                 let (fs, shared) = (fs.clone(), self.shared.clone());
                 let (dice, exact) = (self.dice.fork(), self.exact);
-                let tenancy = self.tenancy;
-                let client = Client { id, fs, shared, dice, forgiving, exact, tenancy };
+                let (tenancy, promises, turns) = (self.tenancy, self.quotas, self.turning);
+                let manager = Manager { dice: self.managing.fork(), promises, turns };
+                let client = Client { id, fs, shared, dice, forgiving, exact, tenancy, manager };
                 self.outcome.operations += operations;
                 Box::pin(client.live(operations)) as BoxFuture<'static, ()>
             })
@@ -208,12 +226,16 @@ impl History {
         let names = looked.unwrap_or_else(|error| panic!("after recovery: {error}"));
         {
             let mut world = self.shared.world.lock();
-            verify::settle(&mut world, &names);
+            let shown = Shown::of(fs.volumes().ledger());
+            verify::settle(&mut world, &names, &shown);
             let subvols = fs.subvolumes().into_iter();
             let live = subvols.filter(|subvol| !subvol.is_dying).map(|subvol| subvol.id);
+            let live: BTreeSet<SubvolId> = live.collect();
             let world = &mut *world;
-            world.usage.settle_replaced(&world.nodes);
-            world.usage.settle(&Shown::of(fs.volumes().ledger()), &live.collect());
+            world.usage.settle_heirs(&world.nodes);
+            let eras = &mut world.usage.eras;
+            eras.settle(shown.on, shown.generation, world.synced);
+            eras.retain_heirs_of(|subvol| !live.contains(&subvol));
         }
         self.plan.tell(|| format!("recovered, with {} names", names.len()));
         if self.dice.one_in(2) {

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::promises::{Holder, Promises};
+
 /// Something with a name, numbered over the whole history.
 pub(crate) type ObjectId = u64;
 
@@ -50,6 +52,8 @@ pub(crate) struct Tree {
     pub(crate) stands_for: BTreeMap<ObjectId, ObjectId>,
     /// What each snapshot was made of, also where that is gone.
     pub(crate) origins: BTreeMap<ObjectId, ObjectId>,
+    /// To its subvolumes and groups.
+    pub(crate) promises: Promises,
 }
 
 impl Tree {
@@ -175,7 +179,16 @@ impl Tree {
     /// A second subvolume with the same content, whose objects have these numbers.
     pub(crate) fn snapshot(&mut self, subvol: ObjectId, to: Place, ids: &BTreeMap<ObjectId, u64>) {
         let copies = self.copies(subvol, ids);
+        let holder = self.subvol_of(to.0);
         self.put_copies(subvol, to, ids, copies);
+        self.promises.join(ids[&subvol], holder);
+    }
+
+    /// A subvolume that is empty.
+    pub(crate) fn make_subvol(&mut self, place: Place, id: ObjectId, object: Object) {
+        let holder = self.subvol_of(place.0);
+        self.put(place, id, object);
+        self.promises.join(id, holder);
     }
 
     /// What is at `place` becomes a snapshot of `subvol`; what it was is gone, or kept elsewhere.
@@ -187,6 +200,7 @@ impl Tree {
         ids: &BTreeMap<ObjectId, u64>,
     ) {
         let copies = self.copies(subvol, ids);
+        self.promises.replace(self.entries[place], ids[&subvol]);
         match keep {
             Some(keep) => self.rename(place, keep.clone()),
             None => self.delete(place),
@@ -257,6 +271,7 @@ impl Tree {
         self.entries.retain(|_, id| !gone.contains(id));
         self.objects.retain(|id, _| !gone.contains(id));
         self.read_only.remove(&subvol);
+        self.promises.remove(Holder::Subvol(subvol));
     }
 
     /// Every name with its whole path.

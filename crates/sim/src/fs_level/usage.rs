@@ -5,26 +5,31 @@
 //! usage is counted from the files that there are: for each number that one of them holds, one
 //! block of its payer's.
 //!
-//! Quotas are turned on and off when nothing is dirty; what was written before counts for nobody.
+//! Where quotas are turned on and off beside clients, some of it is a range (`eras`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use copyhold_format::item::Limits;
 use copyhold_fs::NodeId;
 use copyhold_types::{BLOCK_BYTES, SubvolId};
 use copyhold_volume::quota::{GroupId, GroupState, GroupUse, Ledger};
 
 use super::content::Content;
 use super::counts::Count;
+use super::eras::Eras;
 use super::tree::ObjectId;
+use super::world::Moment;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// What a block holds begins with its number; zeros are nobody's.
-type BlockId = u128;
+pub(crate) type BlockId = u128;
 
 fn block_id(bytes: &[u8]) -> Option<BlockId> {
     let number = bytes.first_chunk().map(|bytes| BlockId::from_le_bytes(*bytes));
     number.filter(|number| *number != 0)
+}
+
+fn block_ids(bytes: &[u8]) -> impl Iterator<Item = BlockId> + Clone {
+    bytes.chunks(BLOCK_BYTES).filter_map(block_id)
 }
 
 /// What the engine says of quotas.
@@ -42,6 +47,10 @@ impl Shown {
         Shown { on: status.counted_from.is_some(), generation: status.generation, groups }
     }
 
+    pub(crate) fn group(&self, id: GroupId) -> Option<&GroupUse> {
+        self.groups.iter().find(|group| group.id == id)
+    }
+
     fn data(&self) -> BTreeMap<SubvolId, u64> {
         let owners = self.groups.iter().filter(|group| group.id.level() == 0 && group.data > 0);
         owners.map(|group| (SubvolId(group.id.id() as u32), group.data)).collect()
@@ -52,159 +61,68 @@ impl Shown {
         if id.level() == 0 {
             return BTreeSet::from([SubvolId(id.id() as u32)]);
         }
-        let group = self.groups.iter().find(|group| group.id == id).expect("a group");
+        let group = self.group(id).expect("a group");
         group.members.iter().flat_map(|member| self.below(*member)).collect()
+    }
+}
+
+/// Bytes that somebody pays for: what is sure, and with what may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Bytes {
+    pub(crate) least: u64,
+    pub(crate) most: u64,
+}
+
+impl Bytes {
+    pub(crate) fn add(&mut self, other: Bytes) {
+        self.least += other.least;
+        self.most += other.most;
+    }
+
+    fn allows(&self, bytes: u64) -> bool {
+        (self.least..=self.most).contains(&bytes)
     }
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Usage {
-    pub(crate) on: bool,
-    pub(crate) generation: u64,
-    payers: BTreeMap<BlockId, SubvolId>,
-    /// What was made while quotas were on, and what was snapshotted of it: these inodes count.
-    counted: BTreeSet<ObjectId>,
-    /// Who was to inherit of whom; a crash may have undone it.
-    heirs: Vec<(SubvolId, SubvolId)>,
-    /// In whose place something comes whose number is not known yet; whether the old one is kept.
-    replaced: Vec<(SubvolId, ObjectId, bool)>,
-    /// What the limit of a subvolume was set to since the last recovery, and what it was then.
-    limits: BTreeMap<SubvolId, Vec<Limits>>,
-    /// What it was each time before quotas were turned on or off, while a crash may undo that.
-    before: Vec<Usage>,
-    /// Quotas were being turned on or off when the power failed.
-    turning: bool,
+    pub(crate) eras: Eras,
 }
 
 impl Usage {
-    /// Quotas have been turned on or off; `lasting` if no crash undoes that.
-    pub(crate) fn turned(&mut self, shown: &Shown, lasting: bool) {
-        let Shown { on, generation, .. } = *shown;
-        if (on, generation) != (self.on, self.generation) {
-            let now = Usage { on, generation, ..Usage::default() };
-            let mut before = std::mem::replace(self, now);
-            self.before = std::mem::take(&mut before.before);
-            self.before.push(before);
-        }
-        if lasting {
-            self.before.clear();
-        }
-    }
-
     /// `payer` begins to write these blocks.
     pub(crate) fn write(&mut self, payer: SubvolId, bytes: &[u8]) {
-        if self.on {
-            let blocks = bytes.chunks(BLOCK_BYTES).filter_map(block_id);
-            self.payers.extend(blocks.map(|block| (block, payer)));
-        }
+        self.eras.write(payer, block_ids(bytes));
     }
 
-    pub(crate) fn inherit(&mut self, dead: SubvolId, heir: SubvolId) {
-        self.heirs.push((dead, heir));
-    }
-
-    /// An object is to come in the place of `old`, which it inherits of unless that is kept.
-    pub(crate) fn replace(&mut self, old: SubvolId, new: ObjectId, is_kept: bool) {
-        self.replaced.push((old, new, is_kept));
-    }
-
-    /// This object has come, and its number is known; or it will never come.
-    pub(crate) fn replaced(&mut self, new: ObjectId, node: Option<NodeId>) {
-        let Some(at) = self.replaced.iter().position(|(_, id, _)| *id == new) else { return };
-        let (old, _, is_kept) = self.replaced.remove(at);
-        let Some(new) = node.map(|node| node.subvol) else { return };
-        if !is_kept {
-            self.inherit(old, new);
-        }
-        if let Some(limits) = self.limits.get(&old).cloned() {
-            self.limits.insert(new, limits);
-        }
+    /// It has written them.
+    pub(crate) fn wrote(&mut self, moment: Moment, bytes: &[u8]) {
+        self.eras.wrote(moment, block_ids(bytes));
     }
 
     /// After a recovery it is known of all what has come.
-    pub(crate) fn settle_replaced(&mut self, nodes: &BTreeMap<ObjectId, NodeId>) {
-        for (_, new, _) in self.replaced.clone() {
-            self.replaced(new, nodes.get(&new).copied());
+    pub(crate) fn settle_heirs(&mut self, nodes: &BTreeMap<ObjectId, NodeId>) {
+        for heir in self.eras.to_come() {
+            self.eras.has_come(heir, nodes.get(&heir).map(|node| node.subvol));
         }
-    }
-
-    pub(crate) fn set_limits(&mut self, of: SubvolId, limits: Limits) {
-        self.limits.entry(of).or_insert_with(|| vec![Limits::default()]).push(limits);
-    }
-
-    pub(crate) fn limits(&self, of: SubvolId) -> Limits {
-        let limits = self.limits.get(&of).and_then(|limits| limits.last());
-        limits.copied().unwrap_or_default()
-    }
-
-    /// Something is being made.
-    pub(crate) fn make(&mut self, id: ObjectId) {
-        if self.on {
-            self.counted.insert(id);
-        }
-    }
-
-    /// A snapshot is being made of the first, which has the second.
-    pub(crate) fn snapshot(&mut self, ids: &BTreeMap<ObjectId, ObjectId>) {
-        let copies = ids.iter().filter(|(old, _)| self.counted.contains(old));
-        let copies: Vec<ObjectId> = copies.map(|(_, new)| *new).collect();
-        self.counted.extend(copies);
-    }
-
-    pub(crate) fn is_counted(&self, id: ObjectId) -> bool {
-        self.counted.contains(&id)
-    }
-
-    /// The power has failed while an operator was at work.
-    pub(crate) fn may_have_turned(&mut self) {
-        self.turning = true;
     }
 
     /// Bytes of each payer that these files hold.
     pub(crate) fn of<'a>(
         &self,
         files: impl IntoIterator<Item = &'a Content>,
-    ) -> BTreeMap<SubvolId, u64> {
+    ) -> BTreeMap<SubvolId, Bytes> {
         let held: BTreeSet<BlockId> =
             files.into_iter().flat_map(Content::stored).filter_map(block_id).collect();
-        let mut usage = BTreeMap::new();
-        for payer in held.iter().filter_map(|block| self.payers.get(block)) {
-            *usage.entry(self.heir_of(*payer)).or_default() += BLOCK;
+        let mut usage: BTreeMap<SubvolId, Bytes> = BTreeMap::new();
+        for block in held {
+            let (payers, sure) = self.eras.now().payers_of(block);
+            let least = if sure && payers.len() == 1 { BLOCK } else { 0 };
+            for payer in payers {
+                usage.entry(payer).or_default().add(Bytes { least, most: BLOCK });
+            }
         }
         usage
-    }
-
-    /// Nobody inherits from the living, so whoever is an heir's heir died later.
-    fn heir_of(&self, payer: SubvolId) -> SubvolId {
-        let heir = self.heirs.iter().find(|(dead, _)| *dead == payer);
-        heir.map_or(payer, |(_, heir)| self.heir_of(*heir))
-    }
-
-    /// After a recovery, before what these live subvolumes hold is compared.
-    pub(crate) fn settle(&mut self, shown: &Shown, live: &BTreeSet<SubvolId>) {
-        let found = (shown.on, shown.generation);
-        if found != (self.on, self.generation) {
-            let turned = Usage { on: found.0, generation: found.1, ..Usage::default() };
-            let may_be = self.turning && (0..2).contains(&(found.1 - self.generation));
-            let mut before = std::mem::take(&mut self.before).into_iter();
-            let before = before.find(|before| (before.on, before.generation) == found);
-            *self = match before.filter(|_| !may_be) {
-                Some(before) => before,
-                None if may_be => turned,
-                None => panic!("quotas are as they never were: {found:?}"),
-            };
-        }
-        self.before.clear();
-        self.turning = false;
-        self.heirs.retain(|(dead, _)| !live.contains(dead));
-        let mut limits = BTreeMap::new();
-        for group in shown.groups.iter().filter(|group| group.id.level() == 0) {
-            let (of, found) = (SubvolId(group.id.id() as u32), group.limits);
-            let was = self.limits.get(&of).cloned().unwrap_or_else(|| vec![Limits::default()]);
-            assert!(was.contains(&found), "the limits of {of} are {found:?}, and were {was:?}");
-            limits.insert(of, vec![found]);
-        }
-        self.limits = limits;
     }
 
     /// E2, for data: when nothing is on its way, usage is what files hold; of a group, the sum of
@@ -216,17 +134,24 @@ impl Usage {
         counts: &BTreeMap<SubvolId, Count>,
     ) {
         let (found, predicted) = (shown.data(), self.of(files));
-        assert_eq!(found, predicted, "E2: bytes of data that each subvolume pays for");
+        let of = |payer: &SubvolId| predicted.get(payer).copied().unwrap_or_default();
+        let payers: BTreeSet<_> = found.keys().chain(predicted.keys()).collect();
+        let as_predicted =
+            |payer: &&SubvolId| of(payer).allows(found.get(payer).copied().unwrap_or(0));
+        let is_right = payers.iter().all(as_predicted);
+        assert!(is_right, "E2: each subvolume pays for {found:?}, not for {predicted:?}");
         for group in shown.groups.iter().filter(|group| group.id.level() > 0) {
-            let below = shown.below(group.id);
-            let data: u64 = below.iter().filter_map(|subvol| predicted.get(subvol)).sum();
-            assert_eq!(group.data, data, "E2: bytes of data of group {}", group.id);
+            let mut data = Bytes::default();
+            shown.below(group.id).iter().for_each(|subvol| data.add(of(subvol)));
+            assert!(data.allows(group.data), "E2: {} has {}, not {data:?}", group.id, group.data);
         }
         let is_live = |group: &&GroupUse| group.state == GroupState::Live && group.id.level() == 0;
         for group in shown.groups.iter().filter(is_live) {
-            let count = Count { inodes: group.inodes, snapshots: group.snapshots };
             let predicted = counts.get(&SubvolId(group.id.id() as u32)).copied();
-            assert_eq!(count, predicted.unwrap_or_default(), "E2: what is in {}", group.id);
+            let predicted = predicted.unwrap_or_default();
+            let is_right = predicted.allows(group.inodes, group.snapshots);
+            let (id, inodes, snapshots) = (group.id, group.inodes, group.snapshots);
+            assert!(is_right, "E2: {inodes} and {snapshots} in {id}, not {predicted:?}");
         }
     }
 }
@@ -239,18 +164,50 @@ mod tests {
         vec![n; BLOCK_BYTES]
     }
 
+    fn of(n: &[u8]) -> Content {
+        Content::from_bytes(&n.iter().flat_map(|n| block(*n)).collect::<Vec<_>>())
+    }
+
+    fn exactly(bytes: u64) -> Bytes {
+        Bytes { least: bytes, most: bytes }
+    }
+
     #[test]
     fn whoever_wrote_a_block_pays_once_while_anybody_holds_it() {
         let [one, other] = [SubvolId(7), SubvolId(8)];
-        let mut usage = Usage { on: true, ..Usage::default() };
+        let mut usage = Usage::default();
+        usage.eras.turned(1, true, 1);
         usage.write(one, &[block(1), block(2)].concat());
         usage.write(other, &block(3));
-        let of =
-            |n: &[u8]| Content::from_bytes(&n.iter().flat_map(|n| block(*n)).collect::<Vec<_>>());
         let files = [of(&[1, 2]), of(&[1, 0, 3, 3])];
-        assert_eq!(usage.of(&files), BTreeMap::from([(one, 2 * BLOCK), (other, BLOCK)]));
-        assert_eq!(usage.of(&files[1..]), BTreeMap::from([(one, BLOCK), (other, BLOCK)]));
-        usage.inherit(one, other);
-        assert_eq!(usage.of(&files), BTreeMap::from([(other, 3 * BLOCK)]));
+        let both = BTreeMap::from([(one, exactly(2 * BLOCK)), (other, exactly(BLOCK))]);
+        assert_eq!(usage.of(&files), both);
+        let each = BTreeMap::from([(one, exactly(BLOCK)), (other, exactly(BLOCK))]);
+        assert_eq!(usage.of(&files[1..]), each);
+        usage.eras.inherit(one, other);
+        assert_eq!(usage.of(&files), BTreeMap::from([(other, exactly(3 * BLOCK))]));
+    }
+
+    #[test]
+    fn beside_a_turning_only_what_was_installed_before_is_charged_to_nobody() {
+        let payer = SubvolId(7);
+        let mut usage = Usage::default();
+        usage.write(payer, &block(1));
+        usage.wrote(2, &block(1));
+        usage.eras.installed(3);
+        usage.write(payer, &block(2));
+        usage.wrote(4, &block(2));
+        usage.eras.begin_turn(5, (true, 1), []);
+        usage.write(payer, &block(3));
+        usage.eras.end_turn(6);
+        usage.write(payer, &block(4));
+        let may = |n: &[u8]| usage.of(&[of(n)]).get(&payer).copied().unwrap_or_default();
+        assert_eq!(may(&[1]), exactly(0));
+        assert_eq!(may(&[2]), Bytes { least: 0, most: BLOCK });
+        assert_eq!(may(&[3]), Bytes { least: 0, most: BLOCK });
+        assert_eq!(may(&[4]), exactly(BLOCK));
+        // A crash undoes it: nobody pays for what is still there.
+        usage.eras.settle(false, 0, 4);
+        assert_eq!(usage.of(&[of(&[1, 2, 3])]), BTreeMap::new());
     }
 }

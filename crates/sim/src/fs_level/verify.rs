@@ -8,7 +8,8 @@ use copyhold_types::InodeNo;
 
 use super::content::{Content, Versions};
 use super::tree::{Dir, Kind, ObjectId, Path, SHARED_DIRS, Tree, shared_name};
-use super::world::{Log, World};
+use super::usage::Shown;
+use super::world::{Log, Moment, World};
 
 /// Something that is found under a name.
 pub(crate) struct Found {
@@ -75,21 +76,21 @@ async fn look_at(fs: &Filesystem, node: NodeId) -> Result<Found, FsError> {
 }
 
 /// Finds how far each client had come, checks the rest, and makes that the world.
-pub(crate) fn settle(world: &mut World, names: &Names) {
+pub(crate) fn settle(world: &mut World, names: &Names, shown: &Shown) {
     let mut own: Vec<BTreeMap<&Path, &Found>> = vec![BTreeMap::new(); world.logs.len()];
     for (path, found) in names {
         if let Some(client) = owner(path) {
             own[client].insert(path, found);
         }
     }
-    let candidates: Vec<Vec<usize>> =
-        world.logs.iter().zip(&own).map(|(log, own)| matching(world, log, own)).collect();
+    let candidates = (0..own.len()).map(|client| matching(world, client, &own[client], shown));
+    let candidates: Vec<Vec<usize>> = candidates.collect();
     let taken = consistent(&world.logs, candidates);
     let trees: Vec<Tree> =
         world.logs.iter().zip(&taken).map(|(log, n)| log.after(*n).clone()).collect();
     check_shared(names, &trees);
     check_data(world, &taken, &trees, &own);
-    forget_the_rest(world, trees, &own);
+    forget_the_rest(world, trees, &own, shown);
 }
 
 /// The client whose name is the first in a path that is not everybody's.
@@ -100,19 +101,37 @@ fn owner(path: &Path) -> Option<usize> {
     Some(number.and_then(|number| number.parse().ok()).expect("a client's name"))
 }
 
-/// After which numbers of steps, not fewer than the synced ones, the client's names are these.
-fn matching(world: &World, log: &Log, own: &BTreeMap<&Path, &Found>) -> Vec<usize> {
-    let least = log.least(world.synced);
+/// After which numbers of steps, not fewer than the synced ones, the client's names are these, and
+/// its promises. Turning quotas on or off has its place in the order of all: what had ended before
+/// it began is there if it is, and nothing that began when it had ended is there if it is not.
+fn matching(
+    world: &World,
+    client: usize,
+    own: &BTreeMap<&Path, &Found>,
+    shown: &Shown,
+) -> Vec<usize> {
+    let log = &world.logs[client];
+    let eras = &world.usage.eras;
+    let turned = eras.next_since(shown.on, shown.generation).unwrap_or(Moment::MAX);
+    let difference = |n: usize| {
+        let tree = log.after(n);
+        let is_late = log.steps[..n].last().is_some_and(|step| step.begun > turned);
+        let late = is_late.then(|| "quotas had been turned".to_string());
+        late.or_else(|| difference(world, tree, own))
+            .or_else(|| promised_otherwise(client, tree, own, shown))
+    };
+    let before = eras.begun(shown.on, shown.generation).unwrap_or(0);
+    let least = log.least(world.synced).max(log.ended_before(before));
     let mut differences = Vec::new();
     let mut matching = Vec::new();
     for n in (least..=log.steps.len()).rev() {
-        match difference(world, log.after(n), own) {
+        match difference(n) {
             None => matching.push(n),
             Some(difference) => differences.push(format!("after {n}: {difference}")),
         }
     }
     if matching.is_empty() {
-        let early = (0..least).rev().find(|n| difference(world, log.after(*n), own).is_none());
+        let early = (0..least).rev().find(|n| difference(*n).is_none());
         let names: Vec<_> = log.steps.iter().map(|step| step.name).collect();
         panic!(
             "not a prefix: {least} of {} steps were synced; it is as after {early:?}; {}; {names:?}",
@@ -149,6 +168,19 @@ fn difference(world: &World, tree: &Tree, own: &BTreeMap<&Path, &Found>) -> Opti
     }
     let objects: BTreeSet<_> = nodes.values().collect();
     (objects.len() != nodes.len()).then(|| "two names of one file are two files".into())
+}
+
+/// Whether limits, reserves and groups are others than this client has promised.
+fn promised_otherwise(
+    client: usize,
+    tree: &Tree,
+    own: &BTreeMap<&Path, &Found>,
+    shown: &Shown,
+) -> Option<String> {
+    let paths = tree.paths().into_iter();
+    let subvols = paths.filter(|(_, id)| tree.objects[id].kind == Kind::Subvol);
+    let subvols = subvols.map(|(path, id)| (id, own[&path].attr.node.subvol)).collect();
+    tree.promises.difference(client, &subvols, shown)
 }
 
 fn differs(tree: &Tree, id: ObjectId, found: &Found) -> Option<String> {
@@ -258,9 +290,15 @@ fn check_data(world: &World, taken: &[usize], trees: &[Tree], own: &[BTreeMap<&P
 }
 
 /// What is found is all that ever was.
-fn forget_the_rest(world: &mut World, trees: Vec<Tree>, own: &[BTreeMap<&Path, &Found>]) {
+fn forget_the_rest(
+    world: &mut World,
+    trees: Vec<Tree>,
+    own: &[BTreeMap<&Path, &Found>],
+    shown: &Shown,
+) {
     world.forget_objects();
-    for (client, tree) in trees.into_iter().enumerate() {
+    for (client, mut tree) in trees.into_iter().enumerate() {
+        tree.promises.retain(shown);
         for (path, id) in tree.paths() {
             let found = &own[client][&path];
             world.found(id, found.attr.node);

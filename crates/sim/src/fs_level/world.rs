@@ -56,7 +56,7 @@ impl Log {
     }
 
     /// How many steps had ended before a moment.
-    fn ended_before(&self, moment: Moment) -> usize {
+    pub(crate) fn ended_before(&self, moment: Moment) -> usize {
         let ended = |step: &&Step| step.ended.is_some_and(|ended| ended < moment);
         self.steps.iter().take_while(ended).count()
     }
@@ -156,6 +156,33 @@ impl World {
         sums
     }
 
+    /// Quotas are being turned, unless somebody is at that, or at what depends on it; whether on.
+    pub(crate) fn begin_turn(&mut self) -> Option<bool> {
+        let eras = &self.usage.eras;
+        if eras.is_turning() || eras.promising > 0 {
+            return None;
+        }
+        let on = !eras.is_on();
+        let generation = eras.now().generation + u64::from(on);
+        let (begun, coming) = (self.tick(), self.coming());
+        self.usage.eras.begin_turn(begun, (on, generation), coming);
+        Some(on)
+    }
+
+    /// What is being made now.
+    fn coming(&self) -> Vec<ObjectId> {
+        let mut coming = Vec::new();
+        for log in &self.logs {
+            let Some(step) = log.steps.last().filter(|step| step.ended.is_none()) else { continue };
+            if step.name.starts_with("make") {
+                let before = &log.after(log.steps.len() - 1).objects;
+                let objects = step.tree.objects.keys();
+                coming.extend(objects.filter(|id| !before.contains_key(id)));
+            }
+        }
+        coming
+    }
+
     /// A step of a client begins.
     pub(crate) fn begin(&mut self, client: usize, name: &'static str, tree: Tree) {
         let begun = self.tick();
@@ -248,6 +275,9 @@ impl World {
 
     pub(crate) fn after_sync(&mut self, moment: Moment, versions: &[(ObjectId, usize)]) {
         self.sync(moment);
+        if !self.troubled {
+            self.usage.eras.installed(moment);
+        }
         for (id, version) in versions.iter().filter(|_| !self.troubled) {
             if let Some(data) = self.data.get_mut(id) {
                 data.synced(*version);

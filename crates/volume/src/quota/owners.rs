@@ -222,7 +222,7 @@ impl Ledger {
         let tombstone = Some(Tombstone { since, holder, name });
         group.item = GroupItem { limits: group.item.limits, reserve: 0, tombstone };
         group.log(rows);
-        if let Some(heir) = heir {
+        if let Some(heir) = heir.filter(|heir| !self.tells_later(subvol, *heir)) {
             rows.push(self.set_heir(groups, subvol, heir));
         }
         self.sweepable.lock().insert(subvol);

@@ -14,6 +14,7 @@ use super::groups::Groups;
 use super::node::Sums;
 use super::owners::Resident;
 use super::{GroupId, Ledger, Rows};
+use crate::sabotage::Sabotage;
 
 /// What becomes of an owner in whose place another comes.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +52,8 @@ impl Ledger {
             return Err(QuotaError::Deleted(old));
         }
         let (parents, limits) = (group.parents.clone(), group.item.limits);
-        let reserve = group.item.reserve;
+        let is_lost = self.breaks(Sabotage::LoseReserve);
+        let reserve = if is_lost { 0 } else { group.item.reserve };
 
         let mut rows = Rows::new();
         let account = self.add_account(&mut groups, new.subvol);

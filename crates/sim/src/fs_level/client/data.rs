@@ -79,6 +79,11 @@ impl Client {
         let room = self.room_for(id, offset, &bytes);
         self.begin_data("write", id, |content| content.write(offset, &bytes));
         let wrote = self.fs.write(node, offset, &bytes, WriteFlags::default()).await;
+        {
+            let mut world = self.world();
+            let moment = world.tick();
+            world.usage.wrote(moment, &bytes);
+        }
         self.check_room(room, &wrote);
         let wrote = self.given("write", wrote)?;
         self.end_data(id, node, wrote.is_some()).await

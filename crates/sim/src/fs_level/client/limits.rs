@@ -9,16 +9,18 @@ use std::collections::BTreeMap;
 use copyhold_format::item::Limits;
 use copyhold_fs::FsError;
 use copyhold_types::SubvolId;
-use copyhold_volume::quota::{GroupId, Ledger, LimitKind, QuotaError};
+use copyhold_volume::quota::{Ledger, LimitKind, QuotaError};
 
 use super::{Client, Done};
 use crate::fs_level::content::Content;
 use crate::fs_level::counts::{self, Count};
+use crate::fs_level::promises::{Holder, Promise};
 use crate::fs_level::tree::{Dir, Kind, ObjectId, Tree};
+use crate::fs_level::usage::Bytes;
 use crate::fs_level::world::World;
 
 /// More than nodes, unflushed edits and what is on its way ever take of a simulated pool.
-const MARGIN: u64 = 4 << 20;
+pub(super) const MARGIN: u64 = 4 << 20;
 /// More than a client ever has, with what is yet to be given back.
 const INODES_MARGIN: u64 = 1 << 20;
 
@@ -27,20 +29,21 @@ const INODES_MARGIN: u64 = 1 << 20;
 pub(super) struct Room {
     none: bool,
     ample: bool,
+    /// It was known while nobody had turned quotas more often.
+    turns: u64,
 }
 
 impl Client {
     /// Sets a limit of one of its subvolumes, mostly to what is soon reached.
     pub(super) async fn set_limit(&mut self, subvol: ObjectId) -> Done {
-        let (of, used, count, was) = {
+        let (used, count) = {
             let world = self.world();
-            let Some(node) = world.nodes.get(&subvol).filter(|_| world.usage.on) else {
+            let Some(node) = world.nodes.get(&subvol).filter(|_| world.usage.eras.is_on()) else {
                 return Ok(());
             };
             let of = node.subvol;
-            let used = used_now(&world).get(&of).copied().unwrap_or(0);
-            let count = world.counts().get(&of).copied().unwrap_or_default();
-            (of, used, count, world.usage.limits(of))
+            let used = used(&world, None).get(&of).map_or(0, |used| used.most);
+            (used, world.counts().get(&of).copied().unwrap_or_default())
         };
         let kinds = [LimitKind::Referenced, LimitKind::Inodes, LimitKind::Snapshots];
         let kind = self.dice.pick(&kinds);
@@ -48,71 +51,86 @@ impl Client {
             let near = used + self.dice.magnitude(bits);
             self.dice.pick(&[None, Some(near), Some(used + 2 * margin)])
         };
-        let (limit, limits) = match kind {
-            LimitKind::Inodes => {
-                let inodes = near(count.inodes, 4, INODES_MARGIN);
-                (inodes, Limits { inodes, ..was })
-            }
-            LimitKind::Snapshots => {
-                let snapshots = near(count.snapshots, 2, INODES_MARGIN);
-                (snapshots, Limits { snapshots, ..was })
-            }
-            _ => {
-                let referenced = near(used, 19, MARGIN);
-                (referenced, Limits { referenced, ..was })
-            }
+        let limit = match kind {
+            LimitKind::Inodes => near(count.inodes, 4, INODES_MARGIN),
+            LimitKind::Snapshots => near(count.snapshots, 2, INODES_MARGIN),
+            _ => near(used, 19, MARGIN),
         };
-        self.world().usage.set_limits(of, limits);
-        let change = |ledger: &Ledger| ledger.limit(GroupId::of(of), kind, limit);
-        let set = self.fs.change_quotas(change).await;
-        self.given("limit", set).map(drop)
+        let holder = Holder::Subvol(subvol);
+        // Not below what it is sure to get.
+        let least = self.promised(holder).reserve;
+        let limit = limit.map(|limit| limit.max(if kind == kinds[0] { least } else { 0 }));
+        let promise = |mut was: Promise| {
+            *match kind {
+                LimitKind::Inodes => &mut was.limits.inodes,
+                LimitKind::Snapshots => &mut was.limits.snapshots,
+                _ => &mut was.limits.referenced,
+            } = limit;
+            was
+        };
+        let change = |ledger: &Ledger, id| ledger.limit(id, kind, limit);
+        self.promise("limit", holder, promise, change).await
     }
 
     /// What is known of the room for an inode in a directory.
     pub(super) fn room_for_inode(&self, tree: &Tree, dir: Dir) -> Room {
-        let more = Count { inodes: 1, snapshots: 0 };
+        let more = Count { inodes: 1, ..Count::default() };
         self.room_for_more(tree, tree.subvol_of(dir), more)
     }
 
     /// What is known of the room for a snapshot, whose entry is to be in a directory.
     pub(super) fn room_for_snapshot(&self, tree: &Tree, source: ObjectId, dir: Dir) -> Room {
-        let more = Count { inodes: 0, snapshots: 1 };
+        let more = Count { snapshots: 1, ..Count::default() };
         let of_source = self.room_for_more(tree, Some(source), more);
         let copies = tree.within(source).into_iter();
         let world = self.world();
-        let is_counted = |id: &ObjectId| {
+        let counts = |id: &ObjectId| {
             let is_root = tree.objects[id].kind == Kind::Subvol && *id != source;
-            !is_root && tree.objects[id].kind != Kind::Placeholder && world.usage.is_counted(*id)
+            let is_real = !is_root && tree.objects[id].kind != Kind::Placeholder;
+            world.usage.eras.counts(*id).filter(|_| is_real)
         };
-        let inodes = copies.filter(is_counted).count() as u64;
+        let (sure, doubtful): (Vec<_>, Vec<_>) =
+            copies.filter_map(|id| counts(&id)).partition(|sure| *sure);
+        let (inodes, doubtful) = (sure.len() as u64, doubtful.len() as u64);
         drop(world);
-        let more = Count { inodes, snapshots: 0 };
+        let more = Count { inodes, doubtful, snapshots: 0 };
         let of_holder = self.room_for_more(tree, tree.subvol_of(dir), more);
-        Room { none: of_source.none || of_holder.none, ample: of_source.ample && of_holder.ample }
+        Room {
+            none: of_source.none || of_holder.none,
+            ample: of_source.ample && of_holder.ample,
+            turns: of_source.turns,
+        }
     }
 
     /// What limits on inodes and snapshots leave in a subvolume and in those that hold it.
     fn room_for_more(&self, tree: &Tree, subvol: Option<ObjectId>, more: Count) -> Room {
         let world = self.world();
-        if !self.exact || !world.usage.on {
+        if !self.exact || !world.usage.eras.is_steadily_on() {
             return Room::default();
         }
         let counts = counts::of(tree, &world.usage);
-        let mut room = Room { none: false, ample: true };
+        let generation = world.usage.eras.now().generation;
+        let mut room = Room { none: false, ample: true, turns: world.usage.eras.turns() };
         let asked = subvol.into_iter().chain(tree.holders(subvol));
         for asked in asked {
-            let limits = world.usage.limits(world.nodes[&asked].subvol);
+            let holder = Holder::Subvol(asked);
+            let limits = tree.promises.get(generation, holder).limits;
             let has = counts.get(&Some(asked)).copied().unwrap_or_default();
-            // Bytes of nodes are not known.
+            // Bytes of nodes are not known, nor all that is in a group.
             room.ample &= limits.referenced.is_none();
+            let above = tree.promises.above(generation, holder).into_iter();
+            let mut above = above.map(|id| tree.promises.get(generation, Holder::Group(id)).limits);
+            room.ample &= above.all(|limits| limits == Limits::default());
+            let snapshots = limits.snapshots.filter(|_| more.snapshots > 0);
+            // A snapshot has what is unlinked and not removed yet, too: of that nothing is known.
             let pairs = [
-                (limits.inodes, has.inodes, more.inodes),
-                (limits.snapshots, has.snapshots, more.snapshots),
+                (limits.inodes, (has.inodes, more.inodes), has.doubtful + more.doubtful),
+                (snapshots, (has.snapshots, more.snapshots), 0),
             ];
-            for (limit, has, more) in pairs {
-                let Some(limit) = limit.filter(|_| more > 0) else { continue };
-                room.none |= has + more > limit;
-                room.ample &= has + more + INODES_MARGIN <= limit;
+            for (limit, (has, more), doubtful) in pairs {
+                let Some(limit) = limit else { continue };
+                room.none |= more > 0 && has + more > limit;
+                room.ample &= has + more + doubtful + INODES_MARGIN <= limit;
             }
         }
         room
@@ -121,33 +139,40 @@ impl Client {
     /// What is known of the room for a write, which begins.
     pub(super) fn room_for(&self, id: ObjectId, offset: u64, bytes: &[u8]) -> Room {
         let mut world = self.world();
-        if !self.exact || !world.usage.on {
+        if !self.exact {
             return Room::default();
         }
         let payer = world.nodes[&id].subvol;
         world.usage.write(payer, bytes);
+        if !world.usage.eras.is_steadily_on() {
+            return Room::default();
+        }
+        let mut room = Room { none: false, ample: true, turns: world.usage.eras.turns() };
         let tree = world.logs[self.id].now();
-        let inside = inside(&world, tree, id);
-        if inside.iter().all(|(subvol, _)| world.usage.limits(*subvol).referenced.is_none()) {
-            return Room { none: false, ample: true };
+        let limited = limited(&world, tree, id);
+        if limited.is_empty() {
+            return room;
         }
         let mut changed = world.data[&id].now().clone();
         changed.write(offset, bytes);
         let [before, after] = [None, Some((id, &changed))].map(|change| used(&world, change));
-        let mut room = Room { none: false, ample: true };
-        for (subvol, members) in inside {
-            let Some(limit) = world.usage.limits(subvol).referenced else { continue };
-            let sum = |of: &BTreeMap<SubvolId, u64>| -> u64 {
-                members.iter().filter_map(|member| of.get(member)).sum()
+        for (limit, members) in limited {
+            let sum = |of: &BTreeMap<SubvolId, Bytes>| {
+                let mut sum = Bytes::default();
+                members.iter().filter_map(|member| of.get(member)).for_each(|of| sum.add(*of));
+                sum
             };
             let (before, after) = (sum(&before), sum(&after));
-            room.none |= after > limit && after > before;
-            room.ample &= after + MARGIN <= limit;
+            room.none |= after.least > limit && after.least > before.most;
+            room.ample &= after.most + MARGIN <= limit;
         }
         room
     }
 
     pub(super) fn check_room<T>(&self, room: Room, wrote: &Result<T, FsError>) {
+        if self.world().usage.eras.turns() != room.turns {
+            return;
+        }
         let refused = matches!(wrote, Err(FsError::Quota(QuotaError::Exceeded(_))));
         assert!(!room.none || wrote.is_err(), "R23: a limit is exceeded and nobody minds");
         let plenty = room.ample && refused;
@@ -155,32 +180,42 @@ impl Client {
     }
 }
 
-/// The subvolumes whose limits a file is under but for the root's, each with those inside it.
-fn inside(world: &World, tree: &Tree, id: ObjectId) -> Vec<(SubvolId, Vec<SubvolId>)> {
+/// The limits that a write to a file is under, each with the subvolumes for which it is.
+fn limited(world: &World, tree: &Tree, id: ObjectId) -> Vec<(u64, Vec<SubvolId>)> {
+    let generation = world.usage.eras.now().generation;
     let number = |subvol: &ObjectId| world.nodes.get(subvol).map(|node| node.subvol);
     let way_up = |from: Option<ObjectId>| {
         std::iter::successors(from, |subvol| tree.home_of(*subvol)).collect::<Vec<_>>()
     };
-    let all = tree.objects.iter().filter(|(_, object)| object.kind == Kind::Subvol);
-    let all: Vec<ObjectId> = all.map(|(id, _)| *id).collect();
+    let all: Vec<ObjectId> = tree.subvols().into_iter().map(|(_, id)| id).collect();
+    let limit = |holder| tree.promises.get(generation, holder).limits.referenced;
     let above = way_up(tree.subvol_with(id));
-    let members = |subvol: &ObjectId| {
-        let below = all.iter().filter(|other| way_up(Some(**other)).contains(subvol));
-        below.filter_map(number).collect()
-    };
-    above.iter().filter_map(|subvol| Some((number(subvol)?, members(subvol)))).collect()
+    let mut limited = Vec::new();
+    for subvol in &above {
+        if let Some(limit) = limit(Holder::Subvol(*subvol)) {
+            let inside = all.iter().filter(|other| way_up(Some(**other)).contains(subvol));
+            limited.push((limit, inside.filter_map(number).collect()));
+        }
+    }
+    // The groups of the one that pays, and only those.
+    let groups = above.first().map(|own| tree.promises.above(generation, Holder::Subvol(*own)));
+    for group in groups.into_iter().flatten() {
+        if let Some(limit) = limit(Holder::Group(group)) {
+            let is_member = |other: &&ObjectId| {
+                tree.promises.above(generation, Holder::Subvol(**other)).contains(&group)
+            };
+            limited.push((limit, all.iter().filter(is_member).filter_map(number).collect()));
+        }
+    }
+    limited
 }
 
 /// Bytes of data that are referred to, by payer, as far as clients know; with one file as it will
 /// be.
-fn used(world: &World, change: Option<(ObjectId, &Content)>) -> BTreeMap<SubvolId, u64> {
+fn used(world: &World, change: Option<(ObjectId, &Content)>) -> BTreeMap<SubvolId, Bytes> {
     let files = world.files().into_iter().map(|id| match change {
         Some((changed, content)) if changed == id => content,
         _ => world.data[&id].now(),
     });
     world.usage.of(files)
-}
-
-fn used_now(world: &World) -> BTreeMap<SubvolId, u64> {
-    used(world, None)
 }

@@ -8,13 +8,29 @@ use crate::fs_level::tree::{ObjectId, Place, Tree};
 
 impl Client {
     /// The subvolume at `place` becomes what another is; what it was is deleted, or kept elsewhere.
-    pub(super) async fn roll_back(&mut self, mut tree: Tree, place: Place) -> Done {
+    pub(super) async fn roll_back(&mut self, tree: Tree, place: Place) -> Done {
         let old = tree.entries[&place];
+        if self.manager.promises && self.manager.dice.one_in(2) {
+            // What takes its place is to have that, too.
+            self.promise_to(old).await?;
+        }
+        let tree = self.tree();
         let relatives = tree.subvols().into_iter().map(|(_, id)| id);
         let relatives: Vec<ObjectId> =
             relatives.filter(|id| *id != old || tree.subvols().len() == 1).collect();
         let source = self.dice.pick(&relatives);
         let keep = if self.dice.one_in(2) { self.a_free_place(&tree) } else { None };
+        self.roll_back_to(tree, place, source, keep).await
+    }
+
+    pub(super) async fn roll_back_to(
+        &mut self,
+        mut tree: Tree,
+        place: Place,
+        source: ObjectId,
+        keep: Option<Place>,
+    ) -> Done {
+        let old = tree.entries[&place];
         if let Some(is_as_it_must) = refusal(&tree, old, source, keep.as_ref()) {
             return self.expect_no_rollback(&place, source, keep, is_as_it_must).await;
         }
@@ -32,7 +48,9 @@ impl Client {
             let mut world = self.world();
             world.brings(self.id, &copies);
             let old = world.nodes[&old].subvol;
-            world.usage.replace(old, ids[&source], keep.is_some());
+            if keep.is_none() {
+                world.usage.eras.inherits_to_come(old, ids[&source]);
+            }
         }
         let parent = self.node(place.0);
         let kept = keep.as_ref().map(|keep| (self.node(keep.0), &keep.1[..]));
@@ -41,15 +59,15 @@ impl Client {
             Some(made) => {
                 self.name_copies(&ids, made.subvol);
                 let mut world = self.world();
-                let node = world.nodes[&ids[&source]];
-                world.usage.replaced(ids[&source], Some(node));
+                let made = ids[&source];
+                let number = world.nodes[&made].subvol;
+                world.usage.eras.has_come(made, Some(number));
                 drop(world);
                 self.end(true);
                 Ok(())
             }
             None if keep.is_some() => {
                 copies.iter().for_each(|id| drop(self.world().data.remove(id)));
-                self.world().usage.replaced(ids[&source], None);
                 self.end(false);
                 self.make_room().await
             }

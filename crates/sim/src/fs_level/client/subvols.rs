@@ -15,7 +15,7 @@ use super::{Client, Done};
 use crate::fs_level::tree::{Kind, Object, ObjectId, Place, Tree};
 
 /// Subvolumes that a client has at the same time.
-const SUBVOLS_MAX: usize = 6;
+pub(super) const SUBVOLS_MAX: usize = 6;
 
 impl Client {
     pub(crate) async fn live_in_subvolumes(&mut self) -> Done {
@@ -50,13 +50,10 @@ impl Client {
         let parent = self.node(place.0);
         let room = self.room_for_inode(&tree, place.0);
         let id = self.world().new_object();
-        self.world().usage.make(id);
+        self.world().usage.eras.make(id);
         let mode = 0o777 & !Caller::ROOT.umask;
-        tree.put(
-            place.clone(),
-            id,
-            Object { kind: Kind::Subvol, mode, xattrs: Default::default() },
-        );
+        let object = Object { kind: Kind::Subvol, mode, xattrs: Default::default() };
+        tree.make_subvol(place.clone(), id, object);
         self.begin("make subvolume", tree, &[id]);
         let made = self.fs.create_subvolume(&Caller::ROOT, parent, &place.1, None).await;
         self.check_room(room, &made);
@@ -144,7 +141,7 @@ impl Client {
                 world.data.insert(*new, data);
             }
         }
-        world.usage.snapshot(&ids);
+        world.usage.eras.snapshot(&ids);
         (world.nodes[&source].subvol, ids)
     }
 
@@ -197,7 +194,7 @@ impl Client {
         tree.delete(&place);
         self.begin("delete subvolume", tree, &gone);
         if let Some(heir) = heir {
-            self.world().usage.inherit(victim, heir);
+            self.world().usage.eras.inherit(victim, heir);
         }
         let deleted = match as_dir {
             true => self.fs.remove_empty_subvolume(parent, &place.1).await,
@@ -214,7 +211,7 @@ impl Client {
     fn an_heir(&mut self, tree: &Tree, dead: ObjectId) -> Option<SubvolId> {
         let all = tree.subvols().into_iter().map(|(_, id)| id).filter(|id| *id != dead);
         let all: Vec<ObjectId> = all.collect();
-        if !self.world().usage.on || !self.dice.one_in(3) {
+        if !self.world().usage.eras.is_on() || !self.dice.one_in(3) {
             return None;
         }
         let heir = (!all.is_empty()).then(|| self.dice.pick(&all));
