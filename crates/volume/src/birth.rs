@@ -76,16 +76,30 @@ impl Volumes {
         }
         let pool = &self.pool;
         let subvol = SubvolId(pool.next_id(IdSpace::Subvol).await? as u32);
+        if self.state.map.read().subvols.contains_key(&subvol) {
+            return Err(VolumeError::Mark(format!("subvolume {subvol}")));
+        }
         let mut tables = [TableId(0); 4];
         for table in &mut tables {
             *table = pool.new_table().await?;
         }
         let mut epochs = [EpochId(0); 2];
         for epoch in &mut epochs {
-            *epoch = EpochId(pool.next_id(IdSpace::Epoch).await?);
+            *epoch = self.new_epoch().await?;
         }
         let [table, other, deadlist, others] = tables;
         Ok(Numbers { subvol, epochs, tables: [table, other], deadlists: [deadlist, others] })
+    }
+
+    /// A number that no epoch has; what carried one of two epochs would be charged to one and
+    /// freed by the other.
+    async fn new_epoch(&self) -> Result<EpochId> {
+        let epoch = EpochId(self.pool.next_id(IdSpace::Epoch).await?);
+        let is_there = self.state.map.read().epochs.contains_key(&epoch);
+        match is_there || self.ledger().knows(epoch) {
+            true => Err(VolumeError::Mark(format!("epoch {epoch}"))),
+            false => Ok(epoch),
+        }
     }
 
     /// Makes an empty subvolume; `tx` has its root directory.
@@ -248,7 +262,7 @@ impl Volumes {
     /// # Errors
     /// It is being deleted: it writes nothing any more, so nothing is missing.
     pub async fn renew(&self, subvol: &Subvol, credit: Credit) -> Result<()> {
-        let current = EpochId(self.pool.next_id(IdSpace::Epoch).await?);
+        let current = self.new_epoch().await?;
         // Taking a number here would leave a mark behind of one that is deleted meanwhile.
         let mark = InodeNo(self.pool.stored_id_mark(IdSpace::Inode(subvol.id())).await?);
         let mut tree = subvol.family.tree.write();

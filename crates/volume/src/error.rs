@@ -32,6 +32,11 @@ pub enum VolumeError {
     Incomparable(SubvolId, SubvolId),
     #[error("subvolume {0} cannot be freed any further, for there is damage; run a check")]
     Unfreeable(SubvolId),
+    #[error(
+        "{0} exists already, though its number is to come next: the mark of numbers is damaged; run \
+         a check"
+    )]
+    Mark(String),
     #[error("the record {key} of the system table: {source}")]
     Record {
         key: Key,

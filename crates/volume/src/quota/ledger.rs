@@ -146,6 +146,11 @@ impl Ledger {
         Ok(())
     }
 
+    /// Somebody pays, or has paid, for what this epoch has.
+    pub(crate) fn knows(&self, epoch: EpochId) -> bool {
+        self.rows.with(epoch, |_| ()).is_some()
+    }
+
     /// Nothing will be charged to `epoch` any more: it is sealed and its tables are flushed and
     /// handed over, or its subvolume is gone. Refunds go on.
     pub fn end_epoch(&self, epoch: EpochId) {
