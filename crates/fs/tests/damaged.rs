@@ -69,6 +69,25 @@ fn a_number_that_a_table_has_already_is_refused() {
 }
 
 #[test]
+fn a_number_that_a_subvolume_or_an_epoch_has_already_is_refused() {
+    for (space, what) in [(IdSpace::Subvol, "subvolume 1 "), (IdSpace::Epoch, "epoch 1 ")] {
+        let world = world();
+        world.run(async {
+            let fs = world.open().await;
+            fs.enable_quotas().await.unwrap();
+            world.close(fs).await;
+            put(&world, Pool::SYSTEM, space.key(), 1u64.to_le_bytes().to_vec()).await;
+            let fs = world.open().await;
+            let made = fs.snapshot(SubvolId::ROOT, ROOT, b"snap", true, None).await;
+            let error = made.unwrap_err().to_string();
+            assert!(error.contains(what) && error.contains("mark of numbers"), "{error}");
+            assert!(lookup(&fs, "snap").await.is_err());
+            world.close(fs).await;
+        });
+    }
+}
+
+#[test]
 fn blocks_that_two_extents_claim_are_damage() {
     let world = world();
     world.run(async {
