@@ -195,7 +195,7 @@ impl Device for FileDevice {
             return at_once(Err(error));
         }
         self.counters.read(why, blocks);
-        let buf = Buf::zeroed(blocks as usize);
+        let buf = Buf::scratch(blocks as usize);
         let read = self.reactor.submit(Op::Read { fd: self.fd.clone(), buf, offset: bytes(block) });
         let shared = self.shared.clone();
         Box::pin(async move {

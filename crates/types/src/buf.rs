@@ -1,4 +1,7 @@
 //! Page-aligned buffers that devices read into and write from.
+//!
+//! Their memory is used again ([`crate::spare`]), so a new one costs neither page faults nor zeros
+//! unless they are wanted.
 
 use std::fmt;
 use std::ops::Deref;
@@ -6,43 +9,73 @@ use std::sync::Arc;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::BLOCK_BYTES;
+use crate::{BLOCK_BYTES, spare};
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(4096))]
-struct Block([u8; BLOCK_BYTES]);
+pub(crate) struct Block([u8; BLOCK_BYTES]);
 
 /// Whole blocks, aligned to 4 KiB. A clone shares the memory; changing a shared one copies it
 /// first, so what was handed to a device never changes under it.
 #[derive(Clone)]
 pub struct Buf {
-    blocks: Arc<Vec<Block>>,
+    memory: Arc<Memory>,
+}
+
+struct Memory {
+    blocks: Vec<Block>,
 }
 
 impl Buf {
     pub fn zeroed(blocks: usize) -> Buf {
-        Buf { blocks: Arc::new(vec![Block([0; BLOCK_BYTES]); blocks]) }
+        Buf::of(spare::take_zeroed(blocks))
+    }
+
+    /// With anything in it, be it somebody else's: for who overwrites all of it before anybody can
+    /// look.
+    pub fn scratch(blocks: usize) -> Buf {
+        Buf::of(spare::take(blocks))
     }
 
     /// `bytes`, filled up with zeros to whole blocks.
     pub fn from_bytes(bytes: &[u8]) -> Buf {
-        let mut buf = Buf::zeroed(bytes.len().div_ceil(BLOCK_BYTES));
-        buf.make_mut()[..bytes.len()].copy_from_slice(bytes);
-        buf
+        let mut memory = spare::take(bytes.len().div_ceil(BLOCK_BYTES));
+        let (used, rest) = memory.as_mut_slice().as_mut_bytes().split_at_mut(bytes.len());
+        used.copy_from_slice(bytes);
+        rest.fill(0);
+        Buf::of(memory)
+    }
+
+    fn of(blocks: Vec<Block>) -> Buf {
+        Buf { memory: Arc::new(Memory { blocks }) }
     }
 
     pub fn blocks(&self) -> usize {
-        self.blocks.len()
+        self.memory.blocks.len()
     }
 
     /// The bytes for writing; copies them first when another clone exists.
     pub fn make_mut(&mut self) -> &mut [u8] {
-        Arc::make_mut(&mut self.blocks).as_mut_slice().as_mut_bytes()
+        Arc::make_mut(&mut self.memory).blocks.as_mut_slice().as_mut_bytes()
     }
 
     /// Whether a clone of this buffer is alive somewhere.
     pub fn is_shared(&self) -> bool {
-        Arc::strong_count(&self.blocks) > 1
+        Arc::strong_count(&self.memory) > 1
+    }
+}
+
+impl Clone for Memory {
+    fn clone(&self) -> Memory {
+        let mut blocks = spare::take(self.blocks.len());
+        blocks.copy_from_slice(&self.blocks);
+        Memory { blocks }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        spare::give_back(std::mem::take(&mut self.blocks));
     }
 }
 
@@ -50,7 +83,7 @@ impl Deref for Buf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.blocks.as_slice().as_bytes()
+        self.memory.blocks.as_slice().as_bytes()
     }
 }
 
@@ -71,5 +104,21 @@ mod tests {
         a.make_mut()[..3].copy_from_slice(b"new");
         assert_eq!((&a[..3], &b[..3]), (&b"new"[..], &b"old"[..]));
         assert_eq!(a.as_ptr() as usize % BLOCK_BYTES, 0);
+    }
+
+    #[test]
+    fn whoever_had_the_memory_before_nothing_of_it_shows() {
+        for _ in 0..10 {
+            // All at once, so that some of it is used again whatever other tests take.
+            let dirty: Vec<Buf> = (0..8).map(|_| Buf::from_bytes(&[7; 2 * BLOCK_BYTES])).collect();
+            drop(dirty);
+            let bufs: Vec<Buf> = (0..8).map(|_| Buf::from_bytes(&[1; BLOCK_BYTES + 1])).collect();
+            for buf in &bufs {
+                assert!(buf[..=BLOCK_BYTES].iter().all(|byte| *byte == 1));
+                assert!(buf[BLOCK_BYTES + 1..].iter().all(|byte| *byte == 0));
+            }
+            drop(bufs);
+            assert!(Buf::zeroed(2).iter().all(|byte| *byte == 0));
+        }
     }
 }

@@ -11,6 +11,7 @@ mod ids;
 mod key;
 mod pointer;
 mod purpose;
+mod spare;
 mod time;
 
 pub use address::{BLOCK_BYTES, BlockAddr, DeviceId, Run};

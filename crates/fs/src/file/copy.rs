@@ -17,7 +17,7 @@ use copyhold_pool::{Tier, Transaction};
 use copyhold_types::{BLOCK_BYTES, Pointer, Run};
 
 use super::extent_map::{MapEdit, extent_bytes};
-use super::extents::CHUNK;
+use super::extents::{CHUNK, Extents};
 use super::install::count_blocks;
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::InodeRef;
@@ -231,7 +231,7 @@ fn shareable(
 
 /// The source's content in `blocks` blocks from `first` on as extents of the target from `to` on:
 /// cut at the range and at chunks of the target. Space without content is a hole.
-fn pieces(found: Vec<(u64, Extent)>, first: u64, blocks: u64, to: u64) -> Vec<Piece> {
+fn pieces(found: Extents, first: u64, blocks: u64, to: u64) -> Vec<Piece> {
     let mut pieces = Vec::with_capacity(found.len() + found.len() / 2);
     for (start, extent) in found {
         if extent.state == ExtentState::Unwritten {

@@ -4,13 +4,17 @@ use std::ops::Range;
 
 use copyhold_format::FormatError;
 use copyhold_format::item::{EXTENT_BLOCKS_MAX, Extent, extent_key};
-use copyhold_pool::Transaction;
+use copyhold_pool::{Transaction, Value};
 use copyhold_types::{InodeNo, Key};
+use smallvec::SmallVec;
 
 use super::extent_map::MapChange;
 use crate::inode::Inode;
 use crate::subvol::FILES;
 use crate::{Filesystem, Result};
+
+/// Extents and the blocks of the file where they begin, in order.
+pub(crate) type Extents = SmallVec<[(u64, Extent); 1]>;
 
 /// File blocks of one chunk, which no extent crosses.
 pub(crate) const CHUNK: u64 = EXTENT_BLOCKS_MAX as u64;
@@ -22,32 +26,46 @@ impl Filesystem {
         inode: &Inode,
         range: Range<u64>,
         limit: usize,
-    ) -> Result<Vec<(u64, Extent)>> {
+    ) -> Result<Extents> {
         let ino = inode.node.ino;
         let (from, to) = (extent_key(ino, range.start), extent_key(ino, range.end));
-        if range.is_empty() {
-            return Ok(Vec::new());
-        }
-        let items = self.range(&inode.subvol, from, to, limit).await?;
-        let mut extents = Vec::with_capacity(items.len() + 1);
         // One that overlaps the start from before begins in the same chunk.
         let chunk = range.start / CHUNK * CHUNK;
+        let floor = extent_key(ino, chunk);
+        match range.end.saturating_sub(range.start) {
+            0 => return Ok(SmallVec::new()),
+            1 => {
+                let found = self.last_below(&inode.subvol, to, floor).await?;
+                return self
+                    .reaching(inode, found, range.start)
+                    .map(|one| one.into_iter().collect());
+            }
+            _ => {}
+        }
+        let items = self.range(&inode.subvol, from, to, limit).await?;
+        let mut extents = Extents::with_capacity(items.len() + 1);
         let starts_there = items.first().is_some_and(|(key, _)| *key == from);
         if chunk < range.start && !starts_there {
-            let floor = extent_key(ino, chunk);
             let before = self.last_below(&inode.subvol, from, floor).await?;
-            if let Some((key, value)) = before {
-                let (at, extent) = self.parse_extent(inode, key, &value)?;
-                if at + u64::from(extent.blocks()) > range.start {
-                    extents.push((at, extent));
-                }
-            }
+            extents.extend(self.reaching(inode, before, range.start)?);
         }
         for (key, value) in &items[..items.len().min(limit - extents.len())] {
             extents.push(self.parse_extent(inode, *key, value)?);
         }
         self.expect_apart(inode, &extents)?;
         Ok(extents)
+    }
+
+    /// The extent of `found`, if it has `block` or reaches beyond it.
+    fn reaching(
+        &self,
+        inode: &Inode,
+        found: Option<(Key, Value)>,
+        block: u64,
+    ) -> Result<Option<(u64, Extent)>> {
+        let Some((key, value)) = found else { return Ok(None) };
+        let (at, extent) = self.parse_extent(inode, key, &value)?;
+        Ok((at + u64::from(extent.blocks()) > block).then_some((at, extent)))
     }
 
     /// A block of a file is in one extent at most.

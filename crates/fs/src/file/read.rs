@@ -21,9 +21,12 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// What a read returned: slices of buffers that are not copied.
 #[derive(Clone, Debug, Default)]
 pub struct ReadData {
-    pieces: Vec<(Buf, Range<usize>)>,
+    pieces: Pieces,
     len: usize,
 }
+
+/// Buffers, and which bytes of each.
+type Pieces = SmallVec<[(Buf, Range<usize>); 1]>;
 
 impl ReadData {
     pub fn len(&self) -> usize {
@@ -45,8 +48,8 @@ impl ReadData {
     }
 
     /// The bytes, in order, with the buffers that they are in.
-    pub fn into_pieces(self) -> Vec<(Buf, Range<usize>)> {
-        self.pieces
+    pub fn into_pieces(self) -> impl Iterator<Item = (Buf, Range<usize>)> {
+        self.pieces.into_iter()
     }
 
     /// Copies everything.
@@ -90,11 +93,16 @@ struct Part {
     source: Source,
 }
 
+// Most reads are of one part.
+type Parts = SmallVec<[Part; 1]>;
+type Requests = SmallVec<[Request; 1]>;
+type Bufs = SmallVec<[Buf; 1]>;
+
 /// A run to be read, for blocks of the file from `at`.
 struct Request {
     at: u64,
     run: Run,
-    sums: SmallVec<[u32; 32]>,
+    sums: SmallVec<[u32; 4]>,
 }
 
 impl Filesystem {
@@ -125,9 +133,13 @@ impl Filesystem {
     }
 
     /// Where the bytes of `blocks` are, in order.
-    async fn read_blocks(&self, inode: &Inode, blocks: Range<u64>) -> Result<Vec<Located>> {
+    async fn read_blocks(
+        &self,
+        inode: &Inode,
+        blocks: Range<u64>,
+    ) -> Result<SmallVec<[Located; 1]>> {
         let mut parts = plan(&inode.state(), blocks);
-        let mut bufs = Vec::new();
+        let mut bufs = Bufs::new();
         if parts.iter().any(|part| matches!(part.source, Source::Table | Source::Inline)) {
             // From the look-up to the end of the last request (R3).
             let (_pin, requests) = self.look_up(inode, &mut parts, &mut bufs).await?;
@@ -153,16 +165,16 @@ impl Filesystem {
     async fn look_up(
         &self,
         inode: &Inode,
-        parts: &mut Vec<Part>,
-        bufs: &mut Vec<Buf>,
-    ) -> Result<(Pin, Vec<Request>)> {
+        parts: &mut Parts,
+        bufs: &mut Bufs,
+    ) -> Result<(Pin, Requests)> {
         let _map = inode.map.read().await;
         let pin = self.pool.pin();
         let blocks = parts.first().map_or(0, |part| part.blocks.start)
             ..parts.last().map_or(0, |part| part.blocks.end);
         *parts = plan(&inode.state(), blocks);
-        let mut requests = Vec::new();
-        let mut done = Vec::with_capacity(parts.len());
+        let mut requests = Requests::new();
+        let mut done = Parts::with_capacity(parts.len());
         for part in parts.drain(..) {
             match part.source {
                 Source::Inline => {
@@ -194,20 +206,15 @@ impl Filesystem {
         Ok(block)
     }
 
-    async fn fetch(&self, inode: &Inode, requests: &[Request]) -> Result<Vec<Buf>> {
-        let results = match requests {
-            [] => Vec::new(),
-            [one] => vec![self.pool.read(one.run, Purpose::Data).await],
-            many => {
-                let reads = many.iter().map(|request| self.pool.read(request.run, Purpose::Data));
-                join_all(reads).await
-            }
-        };
-        requests
-            .iter()
-            .zip(results)
-            .map(|(request, buf)| self.verify(inode, request, buf))
-            .collect()
+    async fn fetch(&self, inode: &Inode, requests: &[Request]) -> Result<Bufs> {
+        let read = |request: &Request| self.pool.read(request.run, Purpose::Data);
+        if let [one] = requests {
+            let buf = self.verify(inode, one, read(one).await)?;
+            return Ok(Bufs::from_elem(buf, 1));
+        }
+        let results = join_all(requests.iter().map(read)).await;
+        let both = requests.iter().zip(results);
+        both.map(|(request, buf)| self.verify(inode, request, buf)).collect()
     }
 
     fn verify(&self, inode: &Inode, request: &Request, buf: Result<Buf, PoolError>) -> Result<Buf> {
@@ -253,8 +260,8 @@ impl Filesystem {
 }
 
 /// Cuts `blocks` into what is in memory and what is to be looked up.
-fn plan(state: &State, blocks: Range<u64>) -> Vec<Part> {
-    let mut parts = Vec::new();
+fn plan(state: &State, blocks: Range<u64>) -> Parts {
+    let mut parts = Parts::new();
     let data = &state.data;
     let mut at = blocks.start;
     for (&block, entry) in data.blocks.range(blocks.clone()) {
@@ -267,7 +274,7 @@ fn plan(state: &State, blocks: Range<u64>) -> Vec<Part> {
     parts
 }
 
-fn plan_gap(state: &State, gap: Range<u64>, parts: &mut Vec<Part>) {
+fn plan_gap(state: &State, gap: Range<u64>, parts: &mut Parts) {
     let mut push = |blocks: Range<u64>, source| {
         if !blocks.is_empty() {
             parts.push(Part { blocks, source });
@@ -287,8 +294,8 @@ fn resolve(
     blocks: Range<u64>,
     extents: &[(u64, Extent)],
     first: usize,
-    requests: &mut Vec<Request>,
-    parts: &mut Vec<Part>,
+    requests: &mut Requests,
+    parts: &mut Parts,
 ) {
     let mut at = blocks.start;
     for (start, extent) in extents {
