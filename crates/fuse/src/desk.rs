@@ -2,7 +2,8 @@
 //! must wait.
 //!
 //! Fast path.  The operation is ready when first polled: its answer has been sent from here, and
-//!             its message and its place are used again. Nothing is allocated, nobody is woken.
+//!             its message and its place are used again (see [`crate::tray`]). Nothing is
+//!             allocated, nobody is woken.
 //! Slow path.  It must wait: the future is parked with its message until it can go on (see
 //!             [`crate::parking`]), and the next operation gets a new place. The answer is sent by
 //!             whoever polls it last.
@@ -24,6 +25,7 @@ use crate::parking::FirstPoll;
 use crate::payload::Buffers;
 use crate::protocol::{Answer, Dialect, NodeId, Opcode, Request, wire};
 use crate::spawn::Spawner;
+use crate::tray::Tray;
 
 /// What all desks of a connection share.
 pub(crate) struct Connection<O> {
@@ -87,31 +89,35 @@ impl<O: Operations> Channel<O> {
     }
 }
 
-/// One request from its message to its answer. Gives the message back for the next one.
-pub(crate) async fn serve<O: Operations>(
-    channel: Arc<Channel<O>>,
-    mut message: Message,
-) -> Message {
-    let connection = &channel.connection;
-    let answer =
-        dispatch::answer(&*connection.fs, &mut message, connection.dialect, &connection.interrupts)
-            .await;
-    channel.reply(&mut message, &answer);
-    message
+/// Serves the requests of `tray`, each from its message to its answer.
+pub(crate) async fn serve<O: Operations>(channel: Arc<Channel<O>>, tray: Arc<Tray>) {
+    let Connection { fs, dialect, interrupts, .. } = &*channel.connection;
+    while let Some(mut message) = tray.next().await {
+        let answer = dispatch::answer(&**fs, &mut message, *dialect, interrupts).await;
+        channel.reply(&mut message, &answer);
+        tray.give_back(message);
+    }
 }
+
+/// How [`serve`] is begun; it names the type of its future.
+pub(crate) type Serve<O, F> = fn(Arc<Channel<O>>, Arc<Tray>) -> F;
 
 /// Where the requests of one thread are dealt with.
 pub(crate) struct Desk<O, F> {
     channel: Arc<Channel<O>>,
-    /// Where the operation is polled; empty between requests.
-    place: Pin<Box<Option<F>>>,
+    serve: Serve<O, F>,
+    tray: Arc<Tray>,
+    /// What serves the tray.
+    place: Pin<Box<F>>,
     first: FirstPoll,
 }
 
-impl<O: Operations, F: Future<Output = Message> + Send + 'static> Desk<O, F> {
-    pub(crate) fn new(channel: Arc<Channel<O>>) -> Desk<O, F> {
+impl<O: Operations, F: Future<Output = ()> + Send + 'static> Desk<O, F> {
+    pub(crate) fn new(channel: Arc<Channel<O>>, serve: Serve<O, F>) -> Desk<O, F> {
         let first = FirstPoll::new(&channel.connection.spawner);
-        Desk { channel, place: Box::pin(None), first }
+        let tray = Arc::<Tray>::default();
+        let place = Box::pin(serve(Arc::clone(&channel), Arc::clone(&tray)));
+        Desk { channel, serve, tray, place, first }
     }
 
     pub(crate) fn channel(&self) -> &Arc<Channel<O>> {
@@ -179,21 +185,17 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Desk<O, F> {
         }
     }
 
-    /// Polls `operation` once: its message if it is done, else it is parked. `held`: bytes of a
-    /// reader's buffer that it takes along then.
-    pub(crate) fn poll(&mut self, operation: F, held: usize) -> Option<Message> {
-        self.place.set(Some(operation));
-        let future = self.place.as_mut().as_pin_mut().expect("it was just put there");
-        match future.poll(&mut Context::from_waker(&self.first.waker)) {
-            Poll::Ready(message) => {
-                self.place.set(None);
-                Some(message)
-            }
-            Poll::Pending => {
-                self.park(held);
-                None
-            }
+    /// Polls the operation that `message` asks for, once: the message if it is done, else it is
+    /// parked. `held`: bytes of a reader's buffer that it takes along then.
+    pub(crate) fn poll(&mut self, message: Message, held: usize) -> Option<Message> {
+        self.tray.put(message);
+        let context = &mut Context::from_waker(&self.first.waker);
+        assert!(self.place.as_mut().poll(context).is_pending(), "it serves until it is parked");
+        let done = self.tray.take_or_clear();
+        if done.is_none() {
+            self.park(held);
         }
+        done
     }
 
     fn park(&mut self, held: usize) {
@@ -201,48 +203,43 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Desk<O, F> {
         connection.buffers.lend(held);
         connection.flight.start();
         connection.flight.parked.fetch_add(1, Ordering::Relaxed);
-        let place = std::mem::replace(&mut self.place, Box::pin(None));
-        let parked = Parked { place, held, connection: Arc::clone(connection) };
-        let first = std::mem::replace(&mut self.first, FirstPoll::new(&connection.spawner));
-        first.bell.park(Box::pin(parked));
+        let connection = Arc::clone(connection);
+        let next = Desk::new(Arc::clone(&self.channel), self.serve);
+        let Desk { place, first, .. } = std::mem::replace(self, next);
+        first.bell.park(Box::pin(Parked { place: Some(place), held, connection }));
     }
 
-    /// Has `operation` polled on another CPU from the beginning.
-    pub(crate) fn hand_over(&self, operation: F) {
+    /// Has the operation that `message` asks for polled on another CPU from the beginning.
+    pub(crate) fn hand_over(&self, message: Message) {
         let connection = Arc::clone(&self.channel.connection);
         connection.flight.start();
         let spawner = Arc::clone(&connection.spawner);
-        let place = Box::pin(Some(operation));
+        let operation = (self.serve)(Arc::clone(&self.channel), Arc::new(Tray::of(message)));
+        let place = Some(Box::pin(operation));
         spawner.run_elsewhere(Box::pin(Parked { place, held: 0, connection }));
     }
 }
 
 /// An operation that waits, wherever it is polled.
 struct Parked<O: Operations, F> {
-    place: Pin<Box<Option<F>>>,
+    place: Option<Pin<Box<F>>>,
     /// Bytes of a reader's buffer that it took along.
     held: usize,
     connection: Arc<Connection<O>>,
 }
 
-impl<O: Operations, F: Future<Output = Message>> Future for Parked<O, F> {
+impl<O: Operations, F: Future<Output = ()>> Future for Parked<O, F> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(future) = self.place.as_mut().as_pin_mut() else { return Poll::Ready(()) };
-        let Poll::Ready(message) = future.poll(cx) else { return Poll::Pending };
-        self.place.set(None);
-        if let Some(buf) = message.payload.and_then(|payload| payload.into_buf()) {
-            self.connection.buffers.put(buf);
-        }
-        Poll::Ready(())
+        self.place.as_mut().map_or(Poll::Ready(()), |place| place.as_mut().poll(cx))
     }
 }
 
 impl<O: Operations, F> Drop for Parked<O, F> {
     fn drop(&mut self) {
         // The operation ends before it counts as landed.
-        self.place.set(None);
+        self.place = None;
         self.connection.buffers.settle(self.held);
         self.connection.flight.land();
     }

@@ -42,6 +42,7 @@ mod signals;
 mod spawn;
 mod sys;
 mod transport;
+mod tray;
 mod uring;
 
 pub use device::End;

@@ -52,7 +52,7 @@ impl Loopback {
             fs,
             dialect: agreed.negotiated.dialect(),
             spawner,
-            buffers: Buffers::new(buffer_bytes(agreed.negotiated.max_write), 1),
+            buffers: Buffers::new(buffer_bytes(agreed.negotiated.max_write)),
             interrupts: Arc::default(),
             flight: Flight::default(),
             destroyed: AtomicBool::new(false),

@@ -1,15 +1,13 @@
-//! The data of a WRITE, on pages of its own, and the store of buffers that it comes from.
+//! The data of a WRITE, on pages of its own, and the buffers that it comes from.
 //!
 //! Problem.  Each reader needs a place for the largest WRITE before it knows what will come, and a
 //!           WRITE that waits takes its place along.
 //! Idea.     Readers keep their buffer as long as requests are answered at once. One that waits
-//!           takes the buffer with it and gives it back to the store when it is done. When much
-//!           is out, small writes are copied into buffers of their own size first, so that many
-//!           waiting 4 KiB writes do not hold 256 KiB each.
+//!           takes the buffer along, until it is done. When much is out, small writes are copied
+//!           into buffers of their own size first, so that many waiting 4 KiB writes do not hold
+//!           256 KiB each.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-use parking_lot::Mutex;
 
 use copyhold_types::{BLOCK_BYTES, Buf};
 
@@ -90,20 +88,17 @@ impl Payload {
 /// Beyond so many bytes in waiting requests small writes no longer keep large buffers.
 const OUT_MAX: usize = 64 << 20;
 
-/// Buffers of one size, shared by the readers.
+/// The buffers that readers read to, all of one size, and how much of them waiting requests have.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     blocks: usize,
-    spare_max: usize,
-    spare: Mutex<Vec<Buf>>,
     out: AtomicUsize,
 }
 
 impl Buffers {
-    /// Buffers of `bytes`, of which `spare_max` may lie idle.
-    pub(crate) fn new(bytes: usize, spare_max: usize) -> Buffers {
-        let blocks = bytes.div_ceil(BLOCK_BYTES);
-        Buffers { blocks, spare_max, spare: Mutex::default(), out: AtomicUsize::new(0) }
+    /// Buffers of `bytes`.
+    pub(crate) fn new(bytes: usize) -> Buffers {
+        Buffers { blocks: bytes.div_ceil(BLOCK_BYTES), out: AtomicUsize::new(0) }
     }
 
     /// Size of a buffer.
@@ -113,18 +108,7 @@ impl Buffers {
 
     /// A buffer that nothing else refers to; its content is arbitrary.
     pub(crate) fn get(&self) -> Buf {
-        self.spare.lock().pop().unwrap_or_else(|| Buf::zeroed(self.blocks))
-    }
-
-    /// Keeps `buf` for later if it is whole and nobody else holds it.
-    pub(crate) fn put(&self, buf: Buf) {
-        if buf.blocks() != self.blocks || buf.is_shared() {
-            return;
-        }
-        let mut spare = self.spare.lock();
-        if spare.len() < self.spare_max {
-            spare.push(buf);
-        }
+        Buf::scratch(self.blocks)
     }
 
     /// Whether a write of `len` bytes, about to start, should have a buffer of its own size.
@@ -158,21 +142,8 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_unshared_buffers_are_kept_and_not_too_many() {
-        let buffers = Buffers::new(8192, 1);
-        let (first, second) = (buffers.get(), buffers.get());
-        let held = first.clone();
-        buffers.put(first);
-        buffers.put(Buf::zeroed(1));
-        assert!(buffers.spare.lock().is_empty());
-        buffers.put(second);
-        buffers.put(held);
-        assert_eq!(buffers.spare.lock().len(), 1);
-    }
-
-    #[test]
     fn small_writes_are_copied_only_when_much_is_out() {
-        let buffers = Buffers::new(256 << 10, 1);
+        let buffers = Buffers::new(256 << 10);
         assert!(!buffers.wants_copy(4096));
         buffers.lend(OUT_MAX + 1);
         assert!(buffers.wants_copy(4096));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use copyhold_types::Buf;
 
-use crate::desk::{self, Channel, Desk};
+use crate::desk::{self, Channel, Desk, Serve};
 use crate::device::{End, Got, Head};
 use crate::dispatch::Message;
 use crate::operations::Operations;
@@ -37,9 +37,9 @@ pub(crate) fn of_forgets<O: Operations>(channel: Arc<Channel<O>>) -> End {
 
 /// Calls `then` with the operation code of what was served last.
 fn until_the_end<O: Operations>(channel: Arc<Channel<O>>, then: impl Fn(u32)) -> End {
-    let mut reader = Reader::new(channel);
+    let mut reader = Reader::new(channel, desk::serve);
     loop {
-        if let Some(end) = reader.turn(&desk::serve) {
+        if let Some(end) = reader.turn() {
             return end;
         }
         then(reader.last);
@@ -50,8 +50,8 @@ fn until_the_end<O: Operations>(channel: Arc<Channel<O>>, then: impl Fn(u32)) ->
 pub(crate) fn by_turns<O: Operations>(
     channel: Arc<Channel<O>>,
 ) -> impl FnMut() -> Option<End> + Send {
-    let mut reader = Reader::new(channel);
-    move || reader.turn(&desk::serve)
+    let mut reader = Reader::new(channel, desk::serve);
+    move || reader.turn()
 }
 
 struct Reader<O, F> {
@@ -64,14 +64,14 @@ struct Reader<O, F> {
     last: u32,
 }
 
-impl<O: Operations, F: Future<Output = Message> + Send + 'static> Reader<O, F> {
-    fn new(channel: Arc<Channel<O>>) -> Reader<O, F> {
+impl<O: Operations, F: Future<Output = ()> + Send + 'static> Reader<O, F> {
+    fn new(channel: Arc<Channel<O>>, serve: Serve<O, F>) -> Reader<O, F> {
         let head = [0; wire::WRITE_PREFIX];
-        Reader { desk: Desk::new(channel), head, rest: None, args: Vec::new(), last: 0 }
+        Reader { desk: Desk::new(channel, serve), head, rest: None, args: Vec::new(), last: 0 }
     }
 
     /// Reads once, and serves what was read; tells when the connection has ended.
-    fn turn(&mut self, serve: &impl Fn(Arc<Channel<O>>, Message) -> F) -> Option<End> {
+    fn turn(&mut self) -> Option<End> {
         let Channel { device, connection, .. } = &**self.desk.channel();
         let rest = self.rest.get_or_insert_with(|| connection.buffers.get());
         let len = match device.read(&mut self.head, rest.make_mut()) {
@@ -85,10 +85,9 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Reader<O, F> {
             self.recycle(message);
             return None;
         }
-        let operation = serve(Arc::clone(self.desk.channel()), message);
         let buffer_bytes = self.desk.channel().connection.buffers.bytes();
         let held = if self.rest.is_none() { buffer_bytes } else { 0 };
-        if let Some(message) = self.desk.poll(operation, held) {
+        if let Some(message) = self.desk.poll(message, held) {
             self.recycle(message);
         }
         None

@@ -131,7 +131,7 @@ impl Session {
             fs,
             dialect: negotiated.dialect(),
             spawner,
-            buffers: Buffers::new(buffer_bytes(negotiated.max_write), readers * 2),
+            buffers: Buffers::new(buffer_bytes(negotiated.max_write)),
             interrupts: Arc::default(),
             flight: Flight::default(),
             destroyed: AtomicBool::new(false),

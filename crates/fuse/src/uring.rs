@@ -31,6 +31,12 @@ const DEPTH: usize = 16;
 const DEPTH_MIN: usize = 4;
 /// Most memory of all entries that queues begin with.
 const MEMORY_MAX: usize = 64 << 20;
+/// Entries that a queue has besides, for requests that come before its thread's next turn (U3):
+/// they have a page each until they are used.
+const RESERVE: usize = 128;
+const RESERVE_MIN: usize = 2 * DEPTH_MIN;
+/// Most entries in reserve of all queues.
+const RESERVE_ALL: usize = 2048;
 /// Values of extended attributes come whole, however small the largest WRITE is.
 const PAYLOAD_MIN: usize = 128 << 10;
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
@@ -42,7 +48,10 @@ pub(crate) struct Plan {
     cpu: usize,
     /// Numbers of the queues, which are those of the callers' CPUs.
     queues: Vec<u16>,
+    /// Entries of each queue that keep their memory.
     depth: usize,
+    /// As many more, and so many are always in the kernel's hand.
+    reserve: usize,
     payload_bytes: usize,
 }
 
@@ -155,6 +164,7 @@ fn queues_of(possible: &str) -> Option<usize> {
 /// not allowed, or not there.
 fn plans(queues: usize, allowed: &[usize], payload_bytes: usize) -> Vec<Plan> {
     let depth = (MEMORY_MAX / payload_bytes / queues).clamp(DEPTH_MIN, DEPTH);
+    let reserve = (RESERVE_ALL / queues).clamp(RESERVE_MIN, RESERVE);
     let mut bound: Vec<usize> = allowed.iter().copied().filter(|cpu| *cpu < queues).collect();
     if bound.is_empty() {
         bound.push(0);
@@ -164,7 +174,7 @@ fn plans(queues: usize, allowed: &[usize], payload_bytes: usize) -> Vec<Plan> {
         let cpu = if bound.contains(&queue) { queue } else { bound[queue % bound.len()] };
         served.get_mut(&cpu).expect("a bound CPU").push(queue as u16);
     }
-    let plan = |(cpu, queues)| Plan { cpu, queues, depth, payload_bytes };
+    let plan = |(cpu, queues)| Plan { cpu, queues, depth, reserve, payload_bytes };
     served.into_iter().map(plan).collect()
 }
 
@@ -190,7 +200,10 @@ mod tests {
 
     #[test]
     fn many_cpus_get_fewer_entries_each() {
-        let depth = |queues| plans(queues, &[0], 256 << 10)[0].depth;
-        assert_eq!([depth(2), depth(32), depth(512)], [16, 8, 4]);
+        let entries = |queues| {
+            let Plan { depth, reserve, .. } = plans(queues, &[0], 256 << 10)[0];
+            (depth, reserve)
+        };
+        assert_eq!([2, 32, 512].map(entries), [(16, 128), (8, 64), (4, 8)]);
     }
 }

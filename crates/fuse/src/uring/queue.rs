@@ -17,7 +17,7 @@ use super::Plan;
 use super::mailbox::{Answered, Mailbox};
 use super::ring::{Event, Ring};
 use super::slot::Lease;
-use crate::desk::{self, Channel, Desk};
+use crate::desk::{self, Channel, Desk, Serve};
 use crate::device::Device;
 use crate::dispatch::Message;
 use crate::operations::Operations;
@@ -28,12 +28,9 @@ use crate::protocol::{Opcode, wire};
 const TOGETHER: usize = 8;
 /// Data from which on an operation is polled on another CPU.
 const LARGE: usize = 64 << 10;
-/// When no more entries than this times the plan's depth are left in the kernel's hand, more are
-/// registered: so many requests may come before the thread's next turn. The kernel gives an entry
-/// that is registered only to who comes after it, and looks for who waits only when one is
+/// Entries that are registered at a time when fewer than the reserve are in the kernel's hand: it
+/// gives one that is new only to who comes after it, and looks for who waits only when one is
 /// committed.
-const FEW: usize = 2;
-/// So many at a time.
 const MORE: usize = 4;
 /// Most entries of a thread. So many requests waiting at once are too many for other reasons.
 const ENTRIES_MAX: usize = 16 << 10;
@@ -65,9 +62,9 @@ impl Start {
         // Nobody listens any more if the session could not be started.
         let _ = tell.send(Ok(()));
         let Ok(channel) = begun.recv() else { return };
-        let mut queue = Queue::new(plan, mailbox, ring, channel);
+        let mut queue = Queue::new(plan, mailbox, ring, channel, desk::serve);
         let _ = tell.send(queue.register());
-        queue.serve(desk::serve);
+        queue.serve();
     }
 }
 
@@ -92,13 +89,19 @@ struct Queue<O, F> {
     is_full: bool,
 }
 
-impl<O: Operations, F: Future<Output = Message> + Send + 'static> Queue<O, F> {
-    fn new(plan: Plan, mailbox: Arc<Mailbox>, ring: Ring, channel: Arc<Channel<O>>) -> Self {
+impl<O: Operations, F: Future<Output = ()> + Send + 'static> Queue<O, F> {
+    fn new(
+        plan: Plan,
+        mailbox: Arc<Mailbox>,
+        ring: Ring,
+        channel: Arc<Channel<O>>,
+        serve: Serve<O, F>,
+    ) -> Self {
         Queue {
             plan,
             mailbox,
             ring,
-            desk: Desk::new(channel),
+            desk: Desk::new(channel, serve),
             args: Vec::new(),
             events: Vec::new(),
             answered: Vec::new(),
@@ -120,7 +123,7 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Queue<O, F> {
 
     fn register_all(&mut self) -> io::Result<()> {
         // All queues have one before any has two: callers wait for that.
-        for _ in 0..self.plan.depth * (1 + FEW) {
+        for _ in 0..self.plan.depth + self.plan.reserve {
             for queue in self.plan.queues.clone() {
                 self.ring.register(queue, self.plan.payload_bytes)?;
                 self.entries += 1;
@@ -135,22 +138,22 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Queue<O, F> {
         lost.map_or(Ok(()), Err)
     }
 
-    fn serve(mut self, serve: impl Fn(Arc<Channel<O>>, Message) -> F) {
+    fn serve(mut self) {
         loop {
-            self.turn(&serve).expect("io_uring takes commands as long as it is open");
+            self.turn().expect("io_uring takes commands as long as it is open");
             if self.mailbox.is_closed() && self.ring.is_empty() {
                 return;
             }
         }
     }
 
-    fn turn(&mut self, serve: &impl Fn(Arc<Channel<O>>, Message) -> F) -> io::Result<()> {
+    fn turn(&mut self) -> io::Result<()> {
         self.ring.reap(&mut self.events);
         self.ring.trim();
         let mut events = std::mem::take(&mut self.events);
         for (number, event) in events.drain(..).enumerate() {
             match event {
-                Event::Request(lease) => self.begin(lease, serve),
+                Event::Request(lease) => self.begin(lease),
                 Event::Lost(errno) => self.lose(errno),
             }
             if number % TOGETHER == TOGETHER - 1 {
@@ -174,17 +177,15 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Queue<O, F> {
     }
 
     /// Has the request polled, here or on another CPU.
-    fn begin(&mut self, lease: Lease, serve: &impl Fn(Arc<Channel<O>>, Message) -> F) {
+    fn begin(&mut self, lease: Lease) {
         let Some(mut message) = self.message(lease) else { return };
         if !self.desk.admits(&mut message) {
             self.args = message.args;
             return;
         }
-        let is_large = is_large(&message);
-        let operation = serve(Arc::clone(self.desk.channel()), message);
-        if is_large {
-            self.desk.hand_over(operation);
-        } else if let Some(message) = self.desk.poll(operation, 0) {
+        if is_large(&message) {
+            self.desk.hand_over(message);
+        } else if let Some(message) = self.desk.poll(message, 0) {
             self.args = message.args;
         }
     }
@@ -228,7 +229,7 @@ impl<O: Operations, F: Future<Output = Message> + Send + 'static> Queue<O, F> {
         }
         for at in 0..self.ring.queues().len() {
             let (queue, left) = self.ring.queues()[at];
-            if left > FEW * self.plan.depth {
+            if left > self.plan.reserve {
                 continue;
             }
             for _ in 0..MORE {
