@@ -1,0 +1,133 @@
+//! The pool under the mount: its space, its device, its end.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::process::Command;
+
+use rustix::fs::{statvfs, syncfs};
+use rustix::io::Errno;
+
+use crate::site::{PROGRAM, Site, as_nobody, number, tool};
+use crate::transport;
+
+#[test]
+fn a_trim_takes_all_that_is_free_and_no_nonsense() {
+    let Some(site) = Site::on_a_device() else { return };
+    let trim = |arguments: &[&str]| {
+        let run = Command::new("fstrim").args(["-v"]).args(arguments).arg(site.mnt()).output();
+        let run = run.unwrap();
+        let text = String::from_utf8(run.stdout).unwrap();
+        let bytes = text.split(['(', ' ']).filter_map(|word| word.parse::<u64>().ok()).next_back();
+        run.status.success().then(|| bytes.expect("a number of bytes"))
+    };
+    assert_eq!(trim(&["-o", "1G"]), None);
+    assert_eq!(trim(&["-l", "100"]), None);
+    let some = trim(&["-o", "64M", "-l", "32M"]).unwrap();
+    assert!((1..=32 << 20).contains(&some), "{some}");
+    let rest = trim(&[]).unwrap();
+    assert!((128 << 20..256 << 20).contains(&rest), "{rest}");
+    assert_eq!(trim(&[]), Some(0));
+}
+
+#[test]
+fn statfs_tells_the_pools_space() {
+    let Some(site) = Site::mounted() else { return };
+    let found = statvfs(site.mnt()).unwrap();
+    let bytes = |blocks: u64| blocks * found.f_frsize;
+    assert!(bytes(found.f_blocks) > 200 << 20 && bytes(found.f_blocks) <= 256 << 20);
+    assert!(found.f_bavail <= found.f_bfree && found.f_bfree <= found.f_blocks);
+    fs::write(site.path("file"), vec![1; 32 << 20]).unwrap();
+    File::open(site.path("file")).unwrap().sync_all().unwrap();
+    let after = statvfs(site.mnt()).unwrap();
+    assert!(bytes(found.f_bavail) - bytes(after.f_bavail) >= 32 << 20);
+    assert_eq!(after.f_namemax, 255);
+}
+
+#[test]
+fn a_preallocated_pool_stays_so() {
+    let Some(site) = Site::of(&["--preallocate", "written"]) else { return };
+    let allocated = || fs::metadata(&site.pool).unwrap().blocks() * 512;
+    let size = fs::metadata(&site.pool).unwrap().len();
+    assert!(allocated() >= size);
+    fs::write(site.path("large"), vec![1; 32 << 20]).unwrap();
+    fs::remove_file(site.path("large")).unwrap();
+    for _ in 0..3 {
+        tool("fstrim", &["-v"], &site.mnt());
+    }
+    site.unmount();
+    assert!(allocated() >= size, "{} of {size}", allocated());
+}
+
+#[test]
+fn trimming_gives_space_back_and_is_roots() {
+    let Some(site) = Site::mounted() else { return };
+    let run = tool("fstrim", &["-v"], &site.mnt());
+    assert!(run.status.success(), "{run:?}");
+    assert!(String::from_utf8_lossy(&run.stdout).contains("trimmed"), "{run:?}");
+    assert!(!as_nobody(&site, "fstrim ."));
+}
+
+/// FS_IOC_SHUTDOWN from a program; no other sends it here.
+fn shut_down(site: &Site) -> bool {
+    let script = "import fcntl,os,struct,sys\n\
+                  fcntl.ioctl(os.open(sys.argv[1],0),0x8004587d,struct.pack('I',2))\n";
+    Command::new("python3").args(["-c", script]).arg(site.mnt()).status().unwrap().success()
+}
+
+#[test]
+fn going_down_stops_everything_and_keeps_what_was_synced() {
+    let Some(site) = Site::mounted() else { return };
+    let synced = site.create("synced");
+    synced.write_all_at(b"kept", 0).unwrap();
+    synced.sync_all().unwrap();
+    fs::write(site.path("unsynced"), "old, new or absent").unwrap();
+    assert!(shut_down(&site));
+    assert_eq!(number(File::create(site.path("new")).unwrap_err()), Errno::IO);
+    assert_eq!(number(synced.sync_all().map(drop).and(synced.set_len(0)).unwrap_err()), Errno::IO);
+    drop(synced);
+    site.again();
+    assert_eq!(fs::read(site.path("synced")).unwrap(), b"kept");
+    File::create(site.path("new")).unwrap();
+}
+
+#[test]
+fn on_a_block_device_sync_reaches_the_pool_and_umount_waits_for_it() {
+    let Some(site) = Site::on_a_device() else { return };
+    assert_eq!(site.kind(), "fuseblk.copyhold");
+    fs::write(site.path("file"), "synced").unwrap();
+    syncfs(File::open(site.mnt()).unwrap()).unwrap();
+    assert!(shut_down(&site), "as if the power had gone: nothing is written any more");
+    let plain = tool("umount", &[], &site.mnt());
+    assert!(plain.status.success(), "{plain:?}");
+    site.mount();
+    assert_eq!(fs::read(site.path("file")).unwrap(), b"synced");
+    fs::write(site.path("file"), "closed").unwrap();
+    let plain = tool("umount", &[], &site.mnt());
+    assert!(plain.status.success(), "{plain:?}");
+    // Not even copyhold's own waiting is needed.
+    let mut mount = Command::new(PROGRAM);
+    mount.arg("mount").arg(&site.pool).arg(site.mnt()).args(transport::options());
+    let mounted = mount.output();
+    assert!(mounted.unwrap().status.success());
+    assert_eq!(fs::read(site.path("file")).unwrap(), b"closed");
+    let twice = Command::new(PROGRAM).arg("mount").arg(&site.pool).arg(site.place.path()).output();
+    assert!(!twice.unwrap().status.success(), "a mounted device is in use");
+    site.unmount();
+}
+
+#[test]
+fn a_pool_may_be_smaller_than_its_device() {
+    let Some(site) = Site::on_a_device() else { return };
+    site.unmount();
+    let mut create = Command::new(PROGRAM);
+    create.args(["create", "--force", "--size", "32M"]).arg(&site.pool);
+    assert!(create.status().unwrap().success());
+    site.mount();
+    let found = rustix::fs::statvfs(site.mnt()).unwrap();
+    let bytes = found.f_blocks * found.f_frsize;
+    assert!((20 << 20..32 << 20).contains(&bytes), "{bytes}");
+    site.unmount();
+    let checked = Command::new(PROGRAM).arg("check").arg(&site.pool).output().unwrap();
+    assert!(checked.status.success(), "{checked:?}");
+    site.mount();
+}
