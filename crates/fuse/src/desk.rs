@@ -2,12 +2,13 @@
 //! must wait.
 //!
 //! Fast path.  The operation is ready when first polled: its answer has been sent from here, and
-//!             its message and its place are used again (see [`crate::tray`]). Nothing is
+//!             its message and its place are used again (see [`crate::place`]). Nothing is
 //!             allocated, nobody is woken.
 //! Slow path.  It must wait: the future is parked with its message until it can go on (see
-//!             [`crate::parking`]), and the next operation gets a new place. The answer is sent by
-//!             whoever polls it last.
+//!             [`crate::parking`]), and the next operation gets another place. The answer is sent
+//!             by whoever polls it last.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,9 +24,9 @@ use crate::interrupt::Interrupts;
 use crate::operations::Operations;
 use crate::parking::FirstPoll;
 use crate::payload::Buffers;
+use crate::place::{Place, Places, Tray};
 use crate::protocol::{Answer, Dialect, NodeId, Opcode, Request, wire};
 use crate::spawn::Spawner;
-use crate::tray::Tray;
 
 /// What all desks of a connection share.
 pub(crate) struct Connection<O> {
@@ -90,9 +91,10 @@ impl<O: Operations> Channel<O> {
 }
 
 /// Serves the requests of `tray`, each from its message to its answer.
-pub(crate) async fn serve<O: Operations>(channel: Arc<Channel<O>>, tray: Arc<Tray>) {
+pub(crate) async fn serve<O: Operations>(channel: Arc<Channel<O>>, tray: Arc<Tray>) -> Infallible {
     let Connection { fs, dialect, interrupts, .. } = &*channel.connection;
-    while let Some(mut message) = tray.next().await {
+    loop {
+        let mut message = tray.next().await;
         let answer = dispatch::answer(&**fs, &mut message, *dialect, interrupts).await;
         channel.reply(&mut message, &answer);
         tray.give_back(message);
@@ -106,18 +108,16 @@ pub(crate) type Serve<O, F> = fn(Arc<Channel<O>>, Arc<Tray>) -> F;
 pub(crate) struct Desk<O, F> {
     channel: Arc<Channel<O>>,
     serve: Serve<O, F>,
-    tray: Arc<Tray>,
-    /// What serves the tray.
-    place: Pin<Box<F>>,
+    place: Place<F>,
+    spare: Arc<Places<F>>,
     first: FirstPoll,
 }
 
-impl<O: Operations, F: Future<Output = ()> + Send + 'static> Desk<O, F> {
+impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Desk<O, F> {
     pub(crate) fn new(channel: Arc<Channel<O>>, serve: Serve<O, F>) -> Desk<O, F> {
         let first = FirstPoll::new(&channel.connection.spawner);
-        let tray = Arc::<Tray>::default();
-        let place = Box::pin(serve(Arc::clone(&channel), Arc::clone(&tray)));
-        Desk { channel, serve, tray, place, first }
+        let place = Place::new(|tray| serve(Arc::clone(&channel), tray));
+        Desk { channel, serve, place, spare: Arc::default(), first }
     }
 
     pub(crate) fn channel(&self) -> &Arc<Channel<O>> {
@@ -188,51 +188,67 @@ impl<O: Operations, F: Future<Output = ()> + Send + 'static> Desk<O, F> {
     /// Polls the operation that `message` asks for, once: the message if it is done, else it is
     /// parked. `held`: bytes of a reader's buffer that it takes along then.
     pub(crate) fn poll(&mut self, message: Message, held: usize) -> Option<Message> {
-        self.tray.put(message);
-        let context = &mut Context::from_waker(&self.first.waker);
-        assert!(self.place.as_mut().poll(context).is_pending(), "it serves until it is parked");
-        let done = self.tray.take_or_clear();
-        if done.is_none() {
-            self.park(held);
+        self.place.put(message);
+        match self.place.poll(&mut Context::from_waker(&self.first.waker)) {
+            Poll::Ready(message) => Some(message),
+            Poll::Pending => {
+                self.park(held);
+                None
+            }
         }
-        done
     }
 
     fn park(&mut self, held: usize) {
-        let connection = &self.channel.connection;
-        connection.buffers.lend(held);
-        connection.flight.start();
-        connection.flight.parked.fetch_add(1, Ordering::Relaxed);
-        let connection = Arc::clone(connection);
-        let next = Desk::new(Arc::clone(&self.channel), self.serve);
-        let Desk { place, first, .. } = std::mem::replace(self, next);
-        first.bell.park(Box::pin(Parked { place: Some(place), held, connection }));
+        let next = self.another_place();
+        let place = std::mem::replace(&mut self.place, next);
+        let first = FirstPoll::new(&self.channel.connection.spawner);
+        let first = std::mem::replace(&mut self.first, first);
+        self.channel.connection.flight.parked.fetch_add(1, Ordering::Relaxed);
+        first.bell.park(Box::pin(self.parked(place, held)));
     }
 
     /// Has the operation that `message` asks for polled on another CPU from the beginning.
     pub(crate) fn hand_over(&self, message: Message) {
+        let place = self.another_place();
+        place.put(message);
+        self.channel.connection.spawner.run_elsewhere(Box::pin(self.parked(place, 0)));
+    }
+
+    fn another_place(&self) -> Place<F> {
+        let new = || Place::new(|tray| (self.serve)(Arc::clone(&self.channel), tray));
+        self.spare.take().unwrap_or_else(new)
+    }
+
+    fn parked(&self, place: Place<F>, held: usize) -> Parked<O, F> {
         let connection = Arc::clone(&self.channel.connection);
+        connection.buffers.lend(held);
         connection.flight.start();
-        let spawner = Arc::clone(&connection.spawner);
-        let operation = (self.serve)(Arc::clone(&self.channel), Arc::new(Tray::of(message)));
-        let place = Some(Box::pin(operation));
-        spawner.run_elsewhere(Box::pin(Parked { place, held: 0, connection }));
+        Parked { place: Some(place), spare: Arc::clone(&self.spare), held, connection }
     }
 }
 
 /// An operation that waits, wherever it is polled.
 struct Parked<O: Operations, F> {
-    place: Option<Pin<Box<F>>>,
+    /// None when it has been served.
+    place: Option<Place<F>>,
+    spare: Arc<Places<F>>,
     /// Bytes of a reader's buffer that it took along.
     held: usize,
     connection: Arc<Connection<O>>,
 }
 
-impl<O: Operations, F: Future<Output = ()>> Future for Parked<O, F> {
+impl<O: Operations, F: Future<Output = Infallible>> Future for Parked<O, F> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        self.place.as_mut().map_or(Poll::Ready(()), |place| place.as_mut().poll(cx))
+        let served = self.place.as_mut().is_none_or(|place| place.poll(cx).is_ready());
+        if !served {
+            return Poll::Pending;
+        }
+        if let Some(place) = self.place.take() {
+            self.spare.give_back(place);
+        }
+        Poll::Ready(())
     }
 }
 

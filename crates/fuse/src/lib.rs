@@ -35,6 +35,7 @@ pub mod mount;
 mod operations;
 mod parking;
 mod payload;
+mod place;
 pub mod protocol;
 mod reader;
 mod session;
@@ -42,7 +43,6 @@ mod signals;
 mod spawn;
 mod sys;
 mod transport;
-mod tray;
 mod uring;
 
 pub use device::End;

@@ -3,6 +3,7 @@
 //! What is read to is used again as long as requests are answered at once; an operation that waits
 //! takes it along.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
 use std::thread;
@@ -64,7 +65,7 @@ struct Reader<O, F> {
     last: u32,
 }
 
-impl<O: Operations, F: Future<Output = ()> + Send + 'static> Reader<O, F> {
+impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F> {
     fn new(channel: Arc<Channel<O>>, serve: Serve<O, F>) -> Reader<O, F> {
         let head = [0; wire::WRITE_PREFIX];
         Reader { desk: Desk::new(channel, serve), head, rest: None, args: Vec::new(), last: 0 }

@@ -54,7 +54,10 @@ fn reads_and_writes_that_are_ready_at_once_allocate_nothing() {
     options.read(true).write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT);
     let file = options.open(mounted.path("file")).unwrap();
     // A ring hands larger ones to another CPU, which costs some.
-    let is_ring = common::options().transport == Transport::Uring;
+    let is_ring = match common::options().transport {
+        Transport::Auto => common::has_ring(),
+        forced => forced == Transport::Uring,
+    };
     let mut data = vec![1; if is_ring { 32 << 10 } else { 128 << 10 }];
     let mut rounds = |count: u64| {
         for round in 0..count {

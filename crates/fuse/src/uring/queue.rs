@@ -5,6 +5,7 @@
 //! something completes or the mailbox's bell is rung. Answers are handed to the kernel together,
 //! but not more than [`TOGETHER`], so that the first caller does not wait for the last.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
@@ -89,7 +90,7 @@ struct Queue<O, F> {
     is_full: bool,
 }
 
-impl<O: Operations, F: Future<Output = ()> + Send + 'static> Queue<O, F> {
+impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Queue<O, F> {
     fn new(
         plan: Plan,
         mailbox: Arc<Mailbox>,

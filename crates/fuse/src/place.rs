@@ -1,0 +1,136 @@
+//! Places where operations are served, one after another.
+//!
+//! Problem.  The state of an operation, of whatever kind, has several KiB. A future for each
+//!           request would be copied to its place with all of it, though nothing is there yet, and
+//!           the memory of one that waits would be freed by another thread than takes the next.
+//! Idea.     A future stays in its place and serves one request after another. What it waits for
+//!           between them is its [`Tray`]; nobody wakes it for that, whoever puts something there
+//!           polls it. One that must wait for something else leaves its desk with its place, and
+//!           comes to the desk's spare ones when its request has been served.
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use parking_lot::Mutex;
+
+use crate::dispatch::Message;
+
+/// Most places that one desk keeps for later.
+const SPARE_MAX: usize = 64;
+
+/// Where requests come to what serves them, and messages of those that have been served go.
+#[derive(Debug, Default)]
+pub(crate) struct Tray {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    request: Option<Message>,
+    served: Option<Message>,
+}
+
+impl Tray {
+    /// The next request.
+    pub(crate) async fn next(&self) -> Message {
+        poll_fn(|_| self.state.lock().request.take().map_or(Poll::Pending, Poll::Ready)).await
+    }
+
+    /// The request of `message` has been answered.
+    pub(crate) fn give_back(&self, message: Message) {
+        self.state.lock().served = Some(message);
+    }
+}
+
+/// A future that serves its tray for ever.
+pub(crate) struct Place<F> {
+    tray: Arc<Tray>,
+    serving: Pin<Box<F>>,
+}
+
+impl<F: Future<Output = Infallible>> Place<F> {
+    pub(crate) fn new(serve: impl FnOnce(Arc<Tray>) -> F) -> Place<F> {
+        let tray = Arc::<Tray>::default();
+        Place { serving: Box::pin(serve(Arc::clone(&tray))), tray }
+    }
+
+    /// Puts a request into the tray, which is empty: it is to be polled then, to its end.
+    pub(crate) fn put(&self, request: Message) {
+        let before = self.tray.state.lock().request.replace(request);
+        debug_assert!(before.is_none(), "one request at a time");
+    }
+
+    /// Goes on with the request: its message when it has been served.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Message> {
+        let Poll::Pending = self.serving.as_mut().poll(cx);
+        self.tray.state.lock().served.take().map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+/// The places of one desk that serve nothing.
+pub(crate) struct Places<F> {
+    spare: Mutex<Vec<Place<F>>>,
+}
+
+impl<F> Default for Places<F> {
+    fn default() -> Places<F> {
+        Places { spare: Mutex::default() }
+    }
+}
+
+impl<F> Places<F> {
+    pub(crate) fn take(&self) -> Option<Place<F>> {
+        self.spare.lock().pop()
+    }
+
+    /// Keeps a place whose request has been served.
+    pub(crate) fn give_back(&self, place: Place<F>) {
+        let mut spare = self.spare.lock();
+        if spare.len() < SPARE_MAX {
+            spare.push(place);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use zerocopy::FromZeros;
+
+    use super::*;
+    use crate::protocol::wire;
+
+    /// Waits once for each request.
+    async fn serve(tray: Arc<Tray>) -> Infallible {
+        loop {
+            let message = tray.next().await;
+            let mut turns = [Poll::Ready(()), Poll::Pending].to_vec();
+            poll_fn(|_| turns.pop().expect("two turns")).await;
+            tray.give_back(message);
+        }
+    }
+
+    #[test]
+    fn a_place_serves_one_request_after_another() {
+        let cx = &mut Context::from_waker(Waker::noop());
+        let mut place = Place::new(serve);
+        for unique in 1..4 {
+            let header = wire::InHeader { unique, ..wire::InHeader::new_zeroed() };
+            place.put(Message { header, args: Vec::new(), payload: None, lease: None });
+            assert!(place.poll(cx).is_pending());
+            let Poll::Ready(served) = place.poll(cx) else { panic!("it is served") };
+            assert_eq!(served.header.unique, unique);
+        }
+    }
+
+    #[test]
+    fn so_many_places_are_kept() {
+        let places = Places::default();
+        (0..SPARE_MAX + 2).for_each(|_| places.give_back(Place::new(serve)));
+        assert_eq!(std::iter::from_fn(|| places.take()).count(), SPARE_MAX);
+    }
+}
