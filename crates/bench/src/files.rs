@@ -5,10 +5,11 @@
 //! stat of each entry; `rename` within the directory; `unlink`. All but `create` and the listing
 //! take the files in random order.
 //!
-//! `stat_uncached`, `negative` and `readdir_stat` begin when the kernel has forgotten its names,
-//! the filesystem not what it keeps itself; `stat_cold` begins behind a remount. The first shows
-//! the way of a request, the second what a lookup reads. A variant is named after the number of
-//! directories: `d1`, `d1000`.
+//! `stat_uncached`, `stat_birth`, `negative` and `readdir_stat` begin when the kernel has forgotten
+//! its names, the filesystem not what it keeps itself; `stat_cold` begins behind a remount. The
+//! first shows the way of a request, the last what a lookup reads. `stat_birth` asks for the time
+//! of birth as well, which Linux has FUSE send as a request of its own. A variant is named after
+//! the number of directories: `d1`, `d1000`.
 
 use std::fs::{self, File};
 use std::io;
@@ -17,6 +18,7 @@ use std::time::Instant;
 
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
+use rustix::fs::{AtFlags, lstat, statat};
 
 use crate::error::{BenchError, On};
 use crate::interrupt::Interrupt;
@@ -98,7 +100,16 @@ impl Forest {
         })
     }
 
+    /// As most programs do it, without the time of birth.
     pub(crate) fn stat(&self, interrupt: &Interrupt) -> Result<Measured, BenchError> {
+        self.each(interrupt, |shuffled, _| {
+            let path = self.path("f", shuffled);
+            lstat(&path).map_err(io::Error::from).on(path.display()).map(drop)
+        })
+    }
+
+    /// With the time of birth, as those in Rust and in Node do.
+    fn stat_birth(&self, interrupt: &Interrupt) -> Result<Measured, BenchError> {
         self.each(interrupt, |shuffled, _| {
             let path = self.path("f", shuffled);
             fs::symlink_metadata(&path).on(path.display()).map(drop)
@@ -121,8 +132,11 @@ impl Forest {
         let mut meter = Meter::start(Bounds::ops(u64::from(self.files)), interrupt);
         for directory in self.all_directories() {
             let mut began = Instant::now();
+            let opened = File::open(&directory).on(directory.display())?;
             for entry in fs::read_dir(&directory).on(directory.display())? {
-                entry.and_then(|entry| entry.metadata()).on(directory.display())?;
+                let name = entry.on(directory.display())?.file_name();
+                let looked = statat(&opened, name, AtFlags::SYMLINK_NOFOLLOW);
+                looked.map_err(io::Error::from).on(directory.display())?;
                 meter.done(began);
                 began = Instant::now();
             }
@@ -193,6 +207,8 @@ impl Phases<'_> {
         let mut samples = self.told("create", forest.create(interrupt)?);
         if self.forget()? {
             samples.extend(self.told("stat_uncached", forest.stat(interrupt)?));
+            self.forget()?;
+            samples.extend(self.told("stat_birth", forest.stat_birth(interrupt)?));
         }
         if self.target.kind().keeps_data() {
             self.target.cool()?;

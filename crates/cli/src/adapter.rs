@@ -57,6 +57,7 @@ pub(crate) struct Adapter {
     fs: Arc<Filesystem>,
     describe: Describe,
     rules: Rules,
+    tells_births: bool,
     /// Known once the mount is being served.
     notifier: OnceLock<Notifier>,
 }
@@ -85,7 +86,13 @@ fn opened(open: &Open) -> Opened {
 
 impl Adapter {
     pub(crate) fn new(fs: Arc<Filesystem>, describe: Describe, rules: Rules) -> Adapter {
-        Adapter { fs, describe, rules, notifier: OnceLock::new() }
+        Adapter { fs, describe, rules, tells_births: true, notifier: OnceLock::new() }
+    }
+
+    /// Whether it knows when files were made. If not, the kernel soon stops asking for that: a
+    /// request for each file that somebody looks at who wants to know.
+    pub(crate) fn telling_births(self, tells_births: bool) -> Adapter {
+        Adapter { tells_births, ..self }
     }
 
     /// How the kernel is told what changed behind its back.
@@ -160,6 +167,9 @@ impl Operations for Adapter {
     }
 
     async fn statx(&self, _: Caller, node: NodeId, _: Option<Handle>) -> Reply<AttrReply> {
+        if !self.tells_births {
+            return Err(Errno::ENOSYS);
+        }
         self.attributes(node).await
     }
 

@@ -32,6 +32,8 @@ pub(crate) struct EngineOptions {
     pub(crate) transport: Transport,
     /// The kernel gathers small writes and sends them when it likes, or at fsync.
     pub(crate) writeback_cache: bool,
+    /// When files were made is not told.
+    pub(crate) nobtime: bool,
     /// Give up what a damaged log does not tell any more.
     pub(crate) cut_tail: bool,
     /// Owners of directories may make, snapshot and delete subvolumes in them.
@@ -75,6 +77,7 @@ impl EngineOptions {
             }
             "transport" => self.transport = parsed(name, value, "auto, dev or uring")?,
             "writeback_cache" => self.writeback_cache = true,
+            "nobtime" => self.nobtime = true,
             "cut-tail" => self.cut_tail = true,
             "user_subvolumes" => self.user_subvolumes = true,
             _ => return Ok(false),
@@ -109,11 +112,12 @@ mod tests {
     #[test]
     fn options_go_to_whom_they_concern() {
         let list = "defaults,nofail,x-systemd.automount,ro,delta=2M,noatime,commit=1,cut-tail,user_subvolumes,\
-             transport=uring,writeback_cache";
+             transport=uring,writeback_cache,nobtime";
         let options = parse(list);
         let Options { mount, engine } = options.unwrap();
         assert!(mount.read_only());
         assert!(engine.cut_tail && engine.user_subvolumes && engine.writeback_cache);
+        assert!(engine.nobtime);
         assert_eq!(engine.delta, Some(Size(2 << 20)));
         assert_eq!(engine.transport, Transport::Uring);
         assert_eq!(engine.commit, Some(Duration::from_secs(1)));

@@ -15,6 +15,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -314,6 +315,19 @@ fn mounting_twice_is_refused_and_harms_nothing() {
     let over = Command::new(PROGRAM).args(["create", "--force"]).arg(site.pool()).output();
     refused(&over.unwrap(), 4, "in use");
     assert_eq!(fs::read(site.path("file")).unwrap(), b"here");
+}
+
+#[test]
+fn where_births_are_not_told_nothing_else_is_missing() {
+    let Some(site) = Site::new() else { return };
+    site.does("mount", &["-o", "nobtime"]);
+    fs::write(site.path("file"), [1; 10_000]).unwrap();
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    let found = statx(CWD, site.path("file"), AtFlags::empty(), wanted).unwrap();
+    assert_eq!(found.stx_mask & wanted.bits(), StatxFlags::BASIC_STATS.bits());
+    assert_eq!((found.stx_size, found.stx_nlink), (10_000, 1));
+    assert_eq!(fs::metadata(site.path("file")).unwrap().len(), 10_000);
+    assert!(fs::metadata(site.path("file")).unwrap().created().is_err());
 }
 
 #[test]

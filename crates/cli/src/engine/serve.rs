@@ -43,11 +43,12 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
     let fs = open(&machine, &path, &options)?;
     let transport = Arc::new(OnceLock::new());
     let describe = describer(&machine, &fs, &path, Arc::clone(&transport));
-    let EngineOptions { readers, transport: wanted, writeback_cache, .. } = options.engine;
+    let EngineOptions { readers, transport: wanted, writeback_cache, nobtime, .. } = options.engine;
     let mounted_by = rustix::process::geteuid().as_raw();
     let rules = Rules { mounted_by, owners_may: options.engine.user_subvolumes };
     let started = mount(&path, &directory, options, fsname).and_then(|mount| {
-        let adapter = Arc::new(Adapter::new(fs.clone(), describe, rules));
+        let adapter = Adapter::new(fs.clone(), describe, rules).telling_births(!nobtime);
+        let adapter = Arc::new(adapter);
         let spawner = Arc::new(machine.executors.clone());
         let settings = adapter::settings(writeback_cache);
         let how = SessionOptions { readers, transport: wanted };
