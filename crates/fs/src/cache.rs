@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use crate::NodeId;
-use crate::inode::InodeRef;
+use crate::inode::{Inode, InodeRef};
 
 const SHARDS: usize = 64;
 
@@ -137,6 +137,14 @@ impl InodeCache {
         }
         found.sort_unstable_by_key(|inode| inode.node);
         found
+    }
+
+    /// Whether there is one in memory that `is`.
+    pub(crate) fn any(&self, is: impl Fn(&Inode) -> bool) -> bool {
+        self.shards.iter().any(|shard| {
+            let map = shard.map.lock();
+            map.subvols.values().flat_map(inodes).any(|inode| is(inode))
+        })
     }
 
     /// All inodes in memory, by number.

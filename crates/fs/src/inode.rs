@@ -126,6 +126,11 @@ pub(crate) fn lock_states<const N: usize>(inodes: [&Inode; N]) -> [MutexGuard<'_
 }
 
 impl State {
+    /// Whether the file only lives until nobody refers to it.
+    pub(crate) fn is_nameless(&self) -> bool {
+        self.item.nlink == 0 && !self.gone
+    }
+
     pub(crate) fn attr(&self, node: NodeId, kind: FileKind) -> Attr {
         let item = &self.item;
         Attr {

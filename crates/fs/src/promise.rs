@@ -119,7 +119,8 @@ impl Filesystem {
         }
     }
 
-    /// All of `blocks` blocks.
+    /// All of `blocks` blocks. What was unlinked is not refused to anybody because the kernel is
+    /// still saying that it has forgotten it.
     pub(crate) async fn promise_all(
         self: &Arc<Self>,
         subvol: &Subvol,
@@ -128,22 +129,26 @@ impl Filesystem {
         if let Ok(promise) = self.promise_now(subvol, blocks) {
             return Ok(promise);
         }
-        let tier = quota::Tier::Data;
-        let hold = match self.hold(subvol, data(blocks), tier).await {
-            Err(FsError::Quota(_)) => {
-                self.free_what_is_pending().await;
-                self.hold(subvol, data(blocks), tier).await?
+        let mut looks = 0;
+        loop {
+            // Before it is asked: what is removed meanwhile may come too late for this time.
+            let is_last = looks > 0 && (looks > LOOKS || !self.is_one_unlinked_lately());
+            match self.promise_in_time(subvol, blocks).await {
+                Err(refused) if refused.is_full() && !is_last => {}
+                promise => return promise,
             }
-            hold => hold?,
-        };
-        let space = match self.space(subvol, blocks).await {
-            Err(full) if full.is_full() => {
-                self.free_what_is_pending().await;
-                self.space(subvol, blocks).await?
+            if looks > 0 {
+                self.rt.sleep(FORGETTING * 2_u32.pow(looks - 1)).await;
             }
-            space => space?,
-        };
-        Ok(Promise { space, hold })
+            self.free_what_is_pending().await;
+            looks += 1;
+        }
+    }
+
+    /// All of `blocks` blocks, with what is on its way to be free.
+    async fn promise_in_time(self: &Arc<Self>, subvol: &Subvol, blocks: u64) -> Result<Promise> {
+        let hold = self.hold(subvol, data(blocks), quota::Tier::Data).await?;
+        Ok(Promise { space: self.space(subvol, blocks).await?, hold })
     }
 
     /// What there is room for at once, of fewer than `blocks` blocks: power of two by power of two.

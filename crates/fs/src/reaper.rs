@@ -15,7 +15,7 @@ use std::time::Duration;
 use copyhold_format::item::{EXTENT, Extent, ORPHAN, inode_key, orphan_key, truncate_key};
 use copyhold_pool::{Tier, Transaction};
 use copyhold_runtime::{FifoMutex, Rt, finishing};
-use copyhold_types::Key;
+use copyhold_types::{Key, Nanos};
 use copyhold_volume::InodeChange;
 use event_listener::Event;
 use futures_util::future::select;
@@ -32,6 +32,10 @@ const STEP: usize = 256;
 /// How long what is unlinked may wait for company.
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// How long after a file was last found without a name, but in use, the front end may still be
+/// about to say that nobody refers to it any more.
+const LATELY: Duration = Duration::from_secs(1);
+
 #[derive(Default)]
 pub(crate) struct Reaper {
     queue: Mutex<Queue>,
@@ -44,6 +48,8 @@ pub(crate) struct Reaper {
 #[derive(Default)]
 struct Queue {
     nodes: BTreeSet<NodeId>,
+    /// When a file without a name was last found in use.
+    in_use: Option<Nanos>,
     /// It runs, or pauses: either way it looks at the queue again.
     has_task: bool,
 }
@@ -53,14 +59,26 @@ impl Filesystem {
     pub(crate) fn reap_if_unused(self: &Arc<Self>, inode: &Inode) {
         let unused = {
             let state = inode.state();
-            state.item.nlink == 0
-                && state.opens == 0
-                && !state.gone
-                && !self.inodes.has_lookups(inode.node)
+            if !state.is_nameless() {
+                return;
+            }
+            state.opens == 0 && !self.inodes.has_lookups(inode.node)
         };
-        if unused && self.writable().is_ok() {
-            self.reap_later(inode.node);
+        if self.writable().is_err() {
+            return;
         }
+        match unused {
+            true => self.reap_later(inode.node),
+            false => self.reaper.queue.lock().in_use = Some(self.rt.now()),
+        }
+    }
+
+    /// Whether a file that lost its last name lately is still in use, if only because the front end
+    /// has not said yet that it is not.
+    pub(crate) fn is_one_unlinked_lately(&self) -> bool {
+        let in_use = self.reaper.queue.lock().in_use;
+        in_use.is_some_and(|at| self.rt.now() < at + LATELY.as_nanos() as Nanos)
+            && self.inodes.any(|inode| inode.state().is_nameless())
     }
 
     pub(crate) fn reap_later(self: &Arc<Self>, node: NodeId) {
@@ -83,9 +101,8 @@ impl Filesystem {
     /// At the end of a mount nobody refers to anything any more.
     pub(crate) fn orphans_are_closed(self: &Arc<Self>) {
         for inode in self.inodes.all() {
-            let state = inode.state();
-            if state.item.nlink == 0 && !state.gone {
-                drop(state);
+            let is_nameless = inode.state().is_nameless();
+            if is_nameless {
                 self.reap_later(inode.node);
             }
         }

@@ -12,6 +12,7 @@ use copyhold_fs::{
 };
 use copyhold_pool::Tier;
 use copyhold_types::{InodeNo, Purpose, SubvolId};
+use copyhold_volume::quota::{GroupId, Ledger, LimitKind};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
@@ -204,4 +205,67 @@ fn what_is_written_into_preallocated_space_while_a_snapshot_is_made_is_kept() {
             world.close(fs).await;
         });
     }
+}
+
+/// A file that nobody uses any more holds its space until the kernel has said so, which is a little
+/// after the program that unlinked it goes on.
+#[test]
+fn what_is_unlinked_makes_room_although_the_kernel_has_not_forgotten_it_yet() {
+    for (limited, allocates) in [(false, false), (false, true), (true, false), (true, true)] {
+        let world = World::new(12, 8192);
+        world.run(async {
+            let fs = world.open().await;
+            let rt = fs.pool().runtime().clone();
+            if limited {
+                fs.enable_quotas().await.unwrap();
+                let own = GroupId::of(ROOT.subvol);
+                let limit =
+                    |ledger: &Ledger| ledger.limit(own, LimitKind::Referenced, Some(8 << 20));
+                fs.change_quotas(limit).await.unwrap();
+            }
+            let other = create(&fs, "other").await;
+            let full = fill(&fs, "full").await;
+            let refused = fs.write(other, 0, &[1; 4096], Default::default()).await;
+            assert!(matches!(refused, Err(FsError::NoSpace(_) | FsError::Quota(_))), "{refused:?}");
+            fs.unlink(ROOT, b"full").await.unwrap();
+            let task = fs.clone();
+            let sleep = rt.sleep(Duration::from_millis(40));
+            rt.spawn(Box::pin(async move {
+                task.release(full);
+                sleep.await;
+                task.forget(full, 1);
+            }));
+            let done = match allocates {
+                true => {
+                    let mode = FallocateMode::Allocate { keep_size: false };
+                    fs.fallocate(other, 0, 6 << 20, mode).await
+                }
+                false => fs.write(other, 0, &vec![1; 6 << 20], Default::default()).await.map(drop),
+            };
+            assert!(done.is_ok(), "limited: {limited}, allocates: {allocates}: {done:?}");
+            world.close(fs).await;
+        });
+    }
+}
+
+/// Who keeps a file open without a name keeps its space, and makes nobody wait for it.
+#[test]
+fn a_file_that_stays_open_without_a_name_is_not_waited_for() {
+    let world = World::new(13, 8192);
+    world.run(async {
+        let fs = world.open().await;
+        let rt = fs.pool().runtime().clone();
+        let other = create(&fs, "other").await;
+        let full = fill(&fs, "full").await;
+        fs.unlink(ROOT, b"full").await.unwrap();
+        rt.sleep(Duration::from_secs(2)).await;
+        let since = rt.now();
+        let refused = fs.write(other, 0, &vec![1; 1 << 20], Default::default()).await;
+        assert!(matches!(refused, Err(FsError::NoSpace(_))), "{refused:?}");
+        let waited = Duration::from_nanos(rt.now() - since);
+        assert!(waited < Duration::from_millis(50), "{waited:?}");
+        fs.release(full);
+        fs.forget(full, 1);
+        world.close(fs).await;
+    });
 }
