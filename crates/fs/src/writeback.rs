@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use crate::dirty_files::DirtyFiles;
 use crate::inode::{InodeRef, State};
-use crate::{Filesystem, NodeId, Options, Result};
+use crate::{Filesystem, FsError, NodeId, Options, Result};
 
 /// Tasks that write at the same time.
 const WRITERS_MAX: usize = 8;
@@ -37,6 +37,8 @@ pub(crate) struct Flusher {
     file_bytes_start: u64,
     interval: Duration,
     list: Mutex<List>,
+    /// How often blocks have left memory.
+    progress: AtomicU64,
     room: Event,
 }
 
@@ -46,6 +48,9 @@ struct List {
     timer: bool,
     writers: usize,
     ended: bool,
+    /// How often a task has failed, and the last error.
+    failures: u64,
+    failure: Option<FsError>,
 }
 
 impl List {
@@ -70,6 +75,7 @@ impl Flusher {
             file_bytes_start: options.file_dirty_bytes_start,
             interval: options.writeback_interval,
             list: Mutex::new(List::default()),
+            progress: AtomicU64::new(0),
             room: Event::new(),
         }
     }
@@ -84,6 +90,9 @@ impl Flusher {
     pub(crate) fn forget(&self, blocks: usize) {
         let bytes = (blocks * BLOCK_BYTES) as u64;
         let before = self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if blocks > 0 {
+            self.progress.fetch_add(1, Ordering::Relaxed);
+        }
         if before - bytes < self.bytes_max / 2 {
             self.wake_all();
         } else if blocks > 0 {
@@ -103,6 +112,18 @@ impl Flusher {
         list.files = DirtyFiles::default();
         drop(list);
         self.wake_all();
+    }
+
+    /// What a task that has failed leaves is tried again; whoever waits for room is told.
+    fn note_failure(&self, error: FsError) {
+        let mut list = self.list.lock();
+        list.failures += 1;
+        list.failure = Some(error);
+    }
+
+    /// How often blocks have left memory, and how often writing them has failed.
+    fn course(&self) -> (u64, u64) {
+        (self.progress.load(Ordering::Relaxed), self.list.lock().failures)
     }
 
     fn is_full(&self) -> bool {
@@ -257,6 +278,10 @@ impl Filesystem {
                     // No retry helps a pool that has stopped.
                     Err(_) => fs.flusher.end(),
                 }
+                // What is gone with its subvolume is nobody's trouble.
+                if !matches!(error, FsError::Stale) {
+                    fs.flusher.note_failure(error);
+                }
             }
             fs.writer_ended(&group);
         }));
@@ -321,8 +346,13 @@ impl Filesystem {
         Ok(self.pool.check_writable()?)
     }
 
-    /// Waits while the limit is used up.
+    /// Waits while the limit is used up, unless all that comes of it is an error: then nobody knows
+    /// when there will be room, and the caller is told why.
     pub(crate) async fn wait_for_room(self: &Arc<Self>) -> Result<()> {
+        if !self.flusher.is_full() {
+            return Ok(());
+        }
+        let mut before = self.flusher.course();
         while self.flusher.is_full() {
             let listener = self.flusher.room.listen();
             if !self.flusher.is_full() {
@@ -332,6 +362,12 @@ impl Filesystem {
             self.pool_runs()?;
             self.start_writers(Nanos::MAX);
             listener.await;
+            let now = self.flusher.course();
+            if now.0 == before.0 && now.1 != before.1 && self.flusher.is_full() {
+                let failure = self.flusher.list.lock().failure.clone();
+                return failure.map_or(Ok(()), Err);
+            }
+            before = now;
         }
         Ok(())
     }

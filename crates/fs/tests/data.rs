@@ -15,6 +15,8 @@ use copyhold_fs::{
 use copyhold_pool::Pool;
 use copyhold_runtime::Runtime;
 use copyhold_types::{Key, Purpose};
+use futures_util::future::{Either, select};
+use futures_util::pin_mut;
 
 fn resized(size: u64) -> SetAttr {
     SetAttr { size: Some(size), ..SetAttr::default() }
@@ -579,6 +581,45 @@ fn a_pool_that_has_stopped_answers_writers_with_an_error() {
             }
         }
         panic!("writes go on");
+    });
+}
+
+/// Data that the device refuses stays in memory and is tried again, but whoever would wait for room
+/// there is told.
+#[test]
+fn a_device_that_takes_no_data_answers_writers_with_an_error_until_it_does() {
+    let world = World::new(14, 16384);
+    world.run(async {
+        let options = Options { dirty_bytes_max: 1 << 20, ..Options::default() };
+        let fs = world.open_with(options).await;
+        let rt = fs.pool().runtime().clone();
+        let (node, other) = (create(&fs, "file").await, create(&fs, "other").await);
+        fs.sync().await.unwrap();
+        let data = pattern(3, 8 << 20);
+        let all_data = Trigger::Write { nth: 0, why: Some(Purpose::Data) };
+        world.device.arm_for_good(all_data, Fault::Error(5));
+        for node in [node, other] {
+            let write = fs.write(node, 0, &data, Default::default());
+            let patience = rt.sleep(Duration::from_secs(600));
+            pin_mut!(write);
+            match select(write, patience).await {
+                Either::Left((told, _)) => {
+                    assert!(matches!(told, Err(FsError::Pool(_))), "{told:?}");
+                }
+                Either::Right(_) => panic!("a writer waits for ever"),
+            }
+        }
+        world.device.disarm();
+        for node in [node, other] {
+            fs.write(node, 0, &data, Default::default()).await.unwrap();
+            // What the background has met is told once.
+            let told = fs.fsync(node, false).await;
+            assert!(matches!(told, Ok(()) | Err(FsError::Pool(_))), "{told:?}");
+            fs.fsync(node, false).await.unwrap();
+            assert!(read(&fs, node, 0, data.len()).await == data);
+        }
+        check_space(&fs).await;
+        world.close(fs).await;
     });
 }
 
