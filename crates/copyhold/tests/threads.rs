@@ -31,7 +31,7 @@ const FILE_BYTES_MAX: u64 = 40_000;
 const STRIPE_BYTES: usize = 3000;
 const WORK: &str = "work";
 
-fn executors(reactor: ReactorKind) -> Arc<Executors> {
+fn start(reactor: ReactorKind) -> Arc<Executors> {
     Executors::start(Config { cpus: Some(2), reactor, ..Config::default() }).unwrap()
 }
 
@@ -180,7 +180,7 @@ fn threads_find_what_they_wrote(reactor: ReactorKind) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool.img");
     Pool::create(&path, SIZE, &CreateOptions::default()).unwrap();
-    let executors = executors(reactor);
+    let executors = start(reactor);
     let pool = open(&executors, &path);
     pool.enable_quotas().unwrap();
     let root = pool.root();
@@ -211,11 +211,16 @@ fn threads_find_what_they_wrote(reactor: ReactorKind) {
     });
     clients.iter().for_each(|client| client.verify(&client.work));
     pool.close().unwrap();
+    // Tasks that are ending may still hold the device.
+    executors.shutdown();
 
+    let executors = start(reactor);
     let rt: Rt = executors.clone();
     let check = check_device(rt, device(&executors, &path), Options::default());
     let report = executors.block_on(check).unwrap();
     assert!(report.findings.is_empty(), "{:#?}", report.findings);
+    executors.shutdown();
+    let executors = start(reactor);
     let pool = open(&executors, &path);
     for client in &mut clients {
         client.root = pool.root();

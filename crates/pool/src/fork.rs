@@ -167,7 +167,9 @@ impl Pool {
     fn hand_over_from(self: &Arc<Self>, under: &Arc<Table>) -> Result<bool, PoolError> {
         let _order = self.forks.order.lock();
         let children = self.tables.over(under.id());
-        if children.is_empty() || !under.is_settled() {
+        // A round on another thread may want to merge its layers at this very moment. Should there
+        // be no room for the record, it stands still until there is.
+        if children.is_empty() || !under.stand_still() {
             return Ok(false);
         }
         let parts = under.stats().len();

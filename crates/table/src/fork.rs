@@ -12,9 +12,12 @@
 //! K2  What is under a table never changes but by being flushed and by adopting.
 //! K3  A table without edits that itself lies over another one is passed over: its children lie
 //!     over that other one. So the depth is that of tables with unflushed edits (R29).
+//!     Who adopts sees to it first that no flush begins there ([`Table::stand_still`]), not even of
+//!     layers: it would give up nodes that by then are the children's.
 //! K4  A child replays all of its edits in the log, whatever it adopts (T3).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use copyhold_types::{Key, TableId};
 
@@ -70,7 +73,19 @@ impl Table {
         self.under().is_none() && self.has_no_edits()
     }
 
-    /// Takes over the partitions of the settled table under this one, while the transaction that
+    /// Whether the table is settled, and stays it: then no flush of it begins any more. Its nodes
+    /// are about to be those of the tables over it.
+    pub fn stand_still(&self) -> bool {
+        let before = self.retired.swap(true, Ordering::AcqRel);
+        // A merge of layers may have begun just before.
+        let is_settled = self.is_settled();
+        if !is_settled {
+            self.retired.store(before, Ordering::Release);
+        }
+        is_settled
+    }
+
+    /// Takes over the partitions of the settled table under this one, which stands still, while the transaction that
     /// logs the returned edits is being applied. Never waits.
     ///
     /// With them, what the table has in memory more: its edits are in more partitions than before.
@@ -164,6 +179,29 @@ mod tests {
             flush(table, store, 10_000);
         }
         table.check();
+    }
+
+    /// Of a table with layers a flush could begin at any time, and give up what its children have.
+    #[test]
+    fn no_flush_begins_of_what_is_about_to_be_adopted() {
+        let store = Arc::<Store>::default();
+        let table = Arc::new(Table::new(TableId(1), LIMITS));
+        let point =
+            FreezePoint { complete_to: Txg::FIRST, birth: Txg::FIRST.next(), edits_max: 10_000 };
+        table.apply(Txg::FIRST, key(1), Edit::Put((&[1][..]).into()));
+        let edits = table.freeze(Key::MIN, point).expect("it has edits");
+        assert!(!table.stand_still(), "a flush is under way");
+        let layer = block_on(edits.spill(&*store, &mut Sink::new(&store))).unwrap();
+        table.install(edits, layer);
+        let merge = table.freeze_layers(Key::MIN, point).expect("it has a layer");
+        assert!(!table.stand_still(), "a merge is under way");
+        table.abort(merge);
+
+        let child = Table::over(&table, TableId(2));
+        assert!(table.stand_still());
+        assert!(table.freeze_layers(Key::MIN, point).is_none());
+        child.adopt();
+        assert!(child.freeze_layers(Key::MIN, point).is_some());
     }
 
     /// Everything that can be asked gives the same answer as the model.
