@@ -11,7 +11,8 @@
 //! forks come much faster than that (R29).
 //!
 //! G1  What a table lies over is decided, and its children are made, in one step with handing over
-//!     (`Forks::order`): neither sees half of the other.
+//!     (`Forks::order`): neither sees half of the other, nor of the record of a flush: what that
+//!     tells of a table comes before what tells that it is gone.
 //! G2  A table that goes leaves a [`Lineage::Gone`] behind until the log has nothing of it any
 //!     more: replay must not bring it back.
 
@@ -41,7 +42,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Default)]
 pub(crate) struct Forks {
-    /// Held while a fork or a handover is applied (G1).
+    /// Held while a fork, a handover or a flush's record is applied (G1).
     pub(crate) order: Mutex<()>,
     pub(crate) gone: Mutex<Vec<Gone>>,
 }
@@ -221,6 +222,7 @@ impl Pool {
                 table.retire();
                 // A merge may have begun just before.
                 if table.is_settled() {
+                    self.records_applied();
                     return Ok(());
                 }
             }
@@ -277,6 +279,7 @@ impl Pool {
             self.check_writable()?;
             self.rt.sleep(PAUSE).await;
         }
+        self.records_applied();
         for (partition, descriptor) in table.descriptors() {
             self.drop_partition(&table, partition, descriptor).await?;
         }
@@ -285,6 +288,11 @@ impl Pool {
         tx.forget(id);
         self.apply(credit, tx)?;
         Ok(())
+    }
+
+    /// Of flushes whose bases count by now. Never waits for long.
+    fn records_applied(&self) {
+        drop(self.forks.order.lock());
     }
 
     /// Frees the nodes of a partition, then says that it is empty: a crash in between frees again
