@@ -279,7 +279,7 @@ impl Pool {
 
     fn pin_of(&self, unit: Unit) -> Option<Txg> {
         match unit {
-            Unit::Partition(table, _) => self.table(table).pin(),
+            Unit::Partition(table, _) => self.tables.find(table)?.pin(),
             Unit::Metaslab(id) => {
                 self.space.pins().find(|pin| pin.metaslab == id).map(|pin| pin.oldest)
             }
@@ -301,8 +301,9 @@ impl Pool {
     /// Freezes a unit and starts writing its new nodes. Nothing, if it cannot be flushed now.
     async fn prepare(&self, unit: Unit, aim: Aim, writer: &mut NodeWriter) -> Option<Work> {
         match unit {
+            // It may have been handed over while this round waited.
             Unit::Partition(table, start) => {
-                self.flush_partition(self.table(table), start, aim, writer).await
+                self.flush_partition(self.tables.find(table)?, start, aim, writer).await
             }
             Unit::Metaslab(id) => {
                 let closed = self.open_txg().prev()?;

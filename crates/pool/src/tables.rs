@@ -73,7 +73,8 @@ impl Tables {
         self.open.write().entry(id).or_insert_with(new).table.clone()
     }
 
-    fn find(&self, id: TableId) -> Option<Arc<Table>> {
+    /// The table, if it is there.
+    pub(crate) fn find(&self, id: TableId) -> Option<Arc<Table>> {
         self.open.read().get(&id).map(|open| open.table.clone())
     }
 

@@ -85,8 +85,8 @@ impl Table {
         is_settled
     }
 
-    /// Takes over the partitions of the settled table under this one, which stands still, while the transaction that
-    /// logs the returned edits is being applied. Never waits.
+    /// Takes over the partitions of the settled table under this one, which stands still, while the
+    /// transaction that logs the returned edits is being applied. Never waits.
     ///
     /// With them, what the table has in memory more: its edits are in more partitions than before.
     pub fn adopt(&self) -> (Vec<DescriptorEdit>, Weight) {
