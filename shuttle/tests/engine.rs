@@ -137,6 +137,59 @@ async fn history(rt: Arc<ShuttleRuntime>, sabotage: Option<Sabotage>) {
     assert!(report.findings.is_empty(), "{:#?}", report.findings);
 }
 
+/// One client of tenants: what it writes and snapshots, others settle at the same time.
+async fn tenant(fs: &Arc<Filesystem>, number: u64) {
+    for step in 0..3_u64 {
+        let name = format!("t{number}-{step}");
+        let flags = OpenFlags::READ_WRITE;
+        let made = fs.create(&CALLER, ROOT, name.as_bytes(), 0o644, flags, false).await;
+        let (entry, _) = made.unwrap();
+        let content = vec![(number * 3 + step) as u8; 5000];
+        fs.write(entry.node, 0, &content, Default::default()).await.unwrap();
+        let snapshot = format!("s{number}-{step}");
+        fs.snapshot(ROOT.subvol, ROOT, snapshot.as_bytes(), false, None).await.unwrap();
+        fs.release(entry.node);
+        fs.forget(entry.node, 1);
+    }
+}
+
+/// Snapshots are made while everything is settled in tables, by more than one.
+async fn snapshots(rt: Arc<ShuttleRuntime>) {
+    let rt: Rt = rt;
+    let device_one = device(&rt, empty(&rt).await);
+    let pool_one = pool(&rt, device_one.clone(), None).await;
+    let fs = Filesystem::open(pool_one, Default::default()).await.unwrap();
+    let done = Arc::new(AtomicUsize::new(0));
+    for number in 0..4 {
+        let (fs, done) = (fs.clone(), done.clone());
+        rt.spawn(Box::pin(async move {
+            if number < 2 {
+                tenant(&fs, number).await;
+            } else {
+                for _ in 0..4 {
+                    fs.pool().flush_all().await.unwrap();
+                }
+            }
+            done.fetch_add(1, Ordering::Relaxed);
+        }));
+    }
+    while done.load(Ordering::Relaxed) < 4 {
+        yield_now().await;
+    }
+    fs.sync().await.unwrap();
+    let shown = look(&fs).await;
+    fs.close().await.unwrap();
+    fs.pool().close().await.unwrap();
+    let device_two = device(&rt, device_one.image());
+    let fs = Filesystem::open(pool(&rt, device_two.clone(), None).await, Default::default());
+    let fs = fs.await.unwrap();
+    assert_eq!(look(&fs).await, shown, "what was synced, and what was found");
+    fs.close().await.unwrap();
+    fs.pool().close().await.unwrap();
+    let report = check_device(rt.clone(), device_two, Options::default()).await.unwrap();
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
+}
+
 fn times(usual: usize) -> usize {
     std::env::var("TIMES").ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
@@ -145,6 +198,12 @@ fn times(usual: usize) -> usize {
 fn clients_that_are_stopped_anywhere_leave_a_sound_pool() {
     explore(Order::Random, 1, times(60), |rt| history(rt, None));
     explore(Order::Priorities, 2, times(60), |rt| history(rt, None));
+}
+
+#[test]
+fn snapshots_beside_flushes_leave_a_sound_pool() {
+    explore(Order::Random, 3, times(40), snapshots);
+    explore(Order::Priorities, 4, times(40), snapshots);
 }
 
 /// R1 broken on purpose: what is remembered is in another order than what is logged.
