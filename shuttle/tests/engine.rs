@@ -87,8 +87,10 @@ async fn client(fs: &Arc<Filesystem>, number: u64) {
     }
 }
 
-/// Names with what they lead to.
-async fn look(fs: &Arc<Filesystem>) -> BTreeMap<Vec<u8>, (u32, Vec<u8>)> {
+/// Names with what they lead to: links, and content.
+type Shown = BTreeMap<Vec<u8>, (u32, Vec<u8>)>;
+
+async fn look(fs: &Arc<Filesystem>) -> Shown {
     let mut names = Vec::new();
     let mut take = |entry: &copyhold_fs::DirEntry<'_>| {
         names.push(entry.name.to_vec());
@@ -125,15 +127,18 @@ async fn history(rt: Arc<ShuttleRuntime>, sabotage: Option<Sabotage>) {
     }
     fs.sync().await.unwrap();
     let shown = look(&fs).await;
-    let image = device_one.crash(3);
+    holds(&rt, device_one.crash(3), shown).await;
+}
 
-    let device_two = device(&rt, image);
-    let fs = Filesystem::open(pool(&rt, device_two.clone(), None).await, Default::default());
+/// What was synced is what is found, and nothing is wrong with it.
+async fn holds(rt: &Rt, image: SimImage, shown: Shown) {
+    let device = device(rt, image);
+    let fs = Filesystem::open(pool(rt, device.clone(), None).await, Default::default());
     let fs = fs.await.unwrap();
-    assert_eq!(look(&fs).await, shown, "what was synced, and what recovery found");
+    assert_eq!(look(&fs).await, shown, "what was synced, and what was found");
     fs.close().await.unwrap();
     fs.pool().close().await.unwrap();
-    let report = check_device(rt.clone(), device_two, Options::default()).await.unwrap();
+    let report = check_device(rt.clone(), device, Options::default()).await.unwrap();
     assert!(report.findings.is_empty(), "{:#?}", report.findings);
 }
 
@@ -180,14 +185,7 @@ async fn snapshots(rt: Arc<ShuttleRuntime>) {
     let shown = look(&fs).await;
     fs.close().await.unwrap();
     fs.pool().close().await.unwrap();
-    let device_two = device(&rt, device_one.image());
-    let fs = Filesystem::open(pool(&rt, device_two.clone(), None).await, Default::default());
-    let fs = fs.await.unwrap();
-    assert_eq!(look(&fs).await, shown, "what was synced, and what was found");
-    fs.close().await.unwrap();
-    fs.pool().close().await.unwrap();
-    let report = check_device(rt.clone(), device_two, Options::default()).await.unwrap();
-    assert!(report.findings.is_empty(), "{:#?}", report.findings);
+    holds(&rt, device_one.image(), shown).await;
 }
 
 fn times(usual: usize) -> usize {

@@ -29,7 +29,7 @@ use crate::{engine, logging, mount_table};
     transport=T     how requests come from the kernel: auto, dev (/dev/fuse), uring [auto]\n  \
     readers=N       threads that read the kernel's requests [2 for each CPU, at most 16]\n  \
     writeback_cache the kernel gathers small writes; that a limit is reached is told at fsync\n  \
-    nobtime         the time of birth is not told: stat(2) as Rust and Node do it asks once, not twice\n  \
+    nobtime         no times of birth: a request less for each file that Rust or Node looks at\n  \
     cut-tail        give up, for good, what comes after the damage in a damaged log\n  \
     user_subvolumes owners of directories may make and delete subvolumes in them\n\n\
     A line for /etc/fstab:\n  \

@@ -74,7 +74,7 @@ impl Table {
     }
 
     /// Whether the table is settled, and stays it: then no flush of it begins any more. Its nodes
-    /// are about to be those of the tables over it.
+    /// are about to be those of the tables over it. One caller at a time.
     pub fn stand_still(&self) -> bool {
         let before = self.retired.swap(true, Ordering::AcqRel);
         // A merge of layers may have begun just before.
