@@ -176,7 +176,7 @@ pub async fn log(device: &DynDevice) -> Result<LogView, PoolError> {
         txg: batch.txg.get(),
         position: batch.start,
         pieces: batch.pieces.len(),
-        record_bytes: batch.batch.records.len() + batch.pieces.iter().map(Vec::len).sum::<usize>(),
+        record_bytes: batch.records().map(<[u8]>::len).sum(),
         knows_durable: batch.batch.durable,
         data_flushed: batch.batch.data_flushed,
         digest: batch.digest.to_string(),

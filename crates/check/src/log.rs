@@ -30,7 +30,7 @@ pub(crate) async fn check_log(
             return None;
         }
     };
-    let scans = [ring.scan(0, uberblock.head).await, ring.scan(1, uberblock.head).await];
+    let scans = ring.scan_both(uberblock.head).await;
     let copies = Copies { name: &name, label, scans };
     copies.check(&recovered, report);
     check_records(&recovered, report);
@@ -89,7 +89,7 @@ impl Copies<'_> {
 fn check_records(recovered: &Recovered, report: &mut Draft) {
     for batch in &recovered.batches {
         report.verified.log_batches += 1;
-        for bytes in batch.pieces.iter().chain([&batch.batch.records]) {
+        for bytes in batch.records() {
             for record in Records::new(bytes) {
                 match record {
                     Ok(_) => report.verified.log_records += 1,

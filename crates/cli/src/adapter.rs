@@ -6,11 +6,13 @@
 //! who could hold one come through it.
 //!
 //! `convert` has the values, `ioctls` the numbers that arrive by ioctl(2), `tenants` what is asked
-//! about subvolumes and quotas, `forget` how the kernel learns of what changed without it.
+//! about subvolumes and quotas, `forget` how the kernel learns of what changed without it, `shed`
+//! how it is asked to let go of files.
 
 mod convert;
 mod forget;
 mod ioctls;
+mod shed;
 mod tenants;
 
 use std::sync::{Arc, OnceLock};
@@ -28,6 +30,7 @@ use copyhold_fuse::protocol::{
 use copyhold_fuse::{Errno, Notifier, Operations, Payload, Reply};
 
 use convert::{answer, asker, file_mode, found, known, set_attr, to_open};
+use shed::Shedder;
 
 pub(crate) use convert::errno;
 pub(crate) use tenants::Rules;
@@ -60,6 +63,7 @@ pub(crate) struct Adapter {
     tells_births: bool,
     /// Known once the mount is being served.
     notifier: OnceLock<Notifier>,
+    shedder: Shedder,
 }
 
 /// How the kernel is to treat this mount.
@@ -86,7 +90,8 @@ fn opened(open: &Open) -> Opened {
 
 impl Adapter {
     pub(crate) fn new(fs: Arc<Filesystem>, describe: Describe, rules: Rules) -> Adapter {
-        Adapter { fs, describe, rules, tells_births: true, notifier: OnceLock::new() }
+        let (notifier, shedder) = (OnceLock::new(), Shedder::default());
+        Adapter { fs, describe, rules, tells_births: true, notifier, shedder }
     }
 
     /// Whether it knows when files were made. If not, the kernel soon stops asking for that: a
@@ -98,6 +103,12 @@ impl Adapter {
     /// How the kernel is told what changed behind its back.
     pub(crate) fn notify_through(&self, notifier: Notifier) {
         let _already = self.notifier.set(notifier);
+    }
+
+    /// An entry that the kernel will hold.
+    fn held(&self, entry: &copyhold_fs::Entry) -> Entry {
+        self.shedder.look_at(&self.fs, self.notifier.get());
+        found(entry)
     }
 
     async fn attributes(&self, node: NodeId) -> Reply<AttrReply> {
@@ -156,7 +167,7 @@ impl Operations for Adapter {
             _ => self.fs.lookup(parent, name).await,
         };
         match looked_up {
-            Ok(entry) => Ok(Lookup::Found(found(&entry))),
+            Ok(entry) => Ok(Lookup::Found(self.held(&entry))),
             Err(FsError::NotFound) => Ok(Lookup::Absent { valid: NAMES_VALID }),
             Err(error) => Err(errno(error)),
         }
@@ -192,7 +203,7 @@ impl Operations for Adapter {
     ) -> Reply<Entry> {
         let caller = asker(by, Some(&new));
         let made = self.fs.symlink(&caller, known(parent)?, name, target).await;
-        made.map(|entry| found(&entry)).map_err(errno)
+        made.map(|entry| self.held(&entry)).map_err(errno)
     }
 
     async fn mknod(
@@ -204,7 +215,7 @@ impl Operations for Adapter {
     ) -> Reply<Entry> {
         let caller = asker(by, Some(&new));
         let made = self.fs.mknod(&caller, known(parent)?, name, new.mode, new.rdev).await;
-        made.map(|entry| found(&entry)).map_err(errno)
+        made.map(|entry| self.held(&entry)).map_err(errno)
     }
 
     async fn mkdir(
@@ -216,7 +227,7 @@ impl Operations for Adapter {
     ) -> Reply<Entry> {
         let caller = asker(by, Some(&new));
         let made = self.fs.mkdir(&caller, known(parent)?, name, file_mode(&new)).await;
-        made.map(|entry| found(&entry)).map_err(errno)
+        made.map(|entry| self.held(&entry)).map_err(errno)
     }
 
     async fn create(
@@ -233,7 +244,7 @@ impl Operations for Adapter {
         // have been long ago.
         let exclusive = open.flags & O_EXCL != 0;
         let made = self.fs.create(&caller, known(parent)?, name, mode, flags, exclusive).await;
-        made.map(|(entry, _)| (found(&entry), opened(&open))).map_err(errno)
+        made.map(|(entry, _)| (self.held(&entry), opened(&open))).map_err(errno)
     }
 
     async fn tmpfile(
@@ -245,7 +256,7 @@ impl Operations for Adapter {
     ) -> Reply<(Entry, Opened)> {
         let caller = asker(by, Some(&new));
         let made = self.fs.tmpfile(&caller, known(parent)?, file_mode(&new)).await;
-        made.map(|entry| (found(&entry), opened(&open))).map_err(errno)
+        made.map(|entry| (self.held(&entry), opened(&open))).map_err(errno)
     }
 
     async fn unlink(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
@@ -278,7 +289,7 @@ impl Operations for Adapter {
 
     async fn link(&self, _: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> Reply<Entry> {
         let linked = self.fs.link(known(node)?, known(parent)?, name).await;
-        linked.map(|entry| found(&entry)).map_err(errno)
+        linked.map(|entry| self.held(&entry)).map_err(errno)
     }
 
     async fn open(&self, _: Caller, node: NodeId, open: Open) -> Reply<Opened> {
@@ -355,6 +366,7 @@ impl Operations for Adapter {
             true => self.fs.readdirplus(known(node)?, read.offset, &mut take).await,
             false => self.fs.readdir(known(node)?, read.offset, &mut take).await,
         };
+        self.shedder.look_at(&self.fs, self.notifier.get());
         listed.map_err(errno)
     }
 

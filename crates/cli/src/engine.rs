@@ -5,6 +5,7 @@
 mod create;
 mod describe;
 mod errors;
+mod memory;
 mod patience;
 mod serve;
 pub(crate) mod tenants;

@@ -24,7 +24,8 @@ use crate::{engine, logging, mount_table};
     copyhold mount /dev/nvme1n1 /mnt -o ro,noatime\n  \
     copyhold mount -f /srv/pool.img /mnt     stay here, log to the terminal, Ctrl-C unmounts\n\n\
     Options for -o are those of mount(8) and FUSE, and:\n  \
-    delta=SIZE      memory for changes that are not in the tables yet [64M]\n  \
+    memory=SIZE     what the daemon may take of it [an eighth, 128M to 4G]\n  \
+    delta=SIZE      of it, for changes that are not in the tables yet [a quarter, up to 64M]\n  \
     commit=SECONDS  how old unsynced changes may get [5]\n  \
     transport=T     how requests come from the kernel: auto, dev (/dev/fuse), uring [auto]\n  \
     readers=N       threads that read the kernel's requests [2 for each CPU, at most 16]\n  \

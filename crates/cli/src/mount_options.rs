@@ -22,7 +22,9 @@ pub(crate) struct Options {
 /// What the engine can be told for one mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EngineOptions {
-    /// Memory for changes that the tables do not have yet.
+    /// What the daemon may have of memory.
+    pub(crate) memory: Option<Size>,
+    /// Of it, for changes that the tables do not have yet.
     pub(crate) delta: Option<Size>,
     /// How old unsynced changes may get.
     pub(crate) commit: Option<Duration>,
@@ -66,6 +68,7 @@ impl EngineOptions {
     /// Whether the option is the engine's.
     fn take(&mut self, name: &str, value: Option<&str>) -> Result<bool, OptionError> {
         match name {
+            "memory" => self.memory = Some(parsed(name, value, "a size such as 512M")?),
             "delta" => self.delta = Some(parsed(name, value, "a size such as 64M")?),
             "commit" => {
                 let seconds: u64 = parsed(name, value, "a number of seconds")?;
@@ -111,13 +114,14 @@ mod tests {
 
     #[test]
     fn options_go_to_whom_they_concern() {
-        let list = "defaults,nofail,x-systemd.automount,ro,delta=2M,noatime,commit=1,cut-tail,user_subvolumes,\
+        let list = "defaults,nofail,x-systemd.automount,ro,memory=1G,delta=2M,noatime,commit=1,cut-tail,user_subvolumes,\
              transport=uring,writeback_cache,nobtime";
         let options = parse(list);
         let Options { mount, engine } = options.unwrap();
         assert!(mount.read_only());
         assert!(engine.cut_tail && engine.user_subvolumes && engine.writeback_cache);
         assert!(engine.nobtime);
+        assert_eq!(engine.memory, Some(Size(1 << 30)));
         assert_eq!(engine.delta, Some(Size(2 << 20)));
         assert_eq!(engine.transport, Transport::Uring);
         assert_eq!(engine.commit, Some(Duration::from_secs(1)));
@@ -125,7 +129,9 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_and_the_unknown_unless_sloppy() {
-        for list in ["delta", "delta=much", "commit=soon", "transport=tcp", "nonsense"] {
+        for list in
+            ["delta", "delta=much", "memory=lots", "commit=soon", "transport=tcp", "nonsense"]
+        {
             assert!(parse(list).is_err(), "{list}");
         }
         let sloppy = Options::parse(&["nonsense,ro".into(), "rw".into()], true).unwrap();

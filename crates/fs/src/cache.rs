@@ -9,24 +9,33 @@
 //! C1  An inode is in memory at most once: it is loaded under its shard's load lock, and leaves
 //!     only when nothing but the cache refers to it.
 //! C2  What an inode had logged before it left is in a txg up to `evicted_txg` (R34).
+//!
+//! The front end may hold any number of nodes. `held` counts them, and finds some to give up when
+//! they are too many (docs/memory.md, L1 to L3).
+
+mod held;
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use copyhold_runtime::{FifoMutex, FifoMutexGuard};
 use copyhold_types::{InodeNo, SubvolId, Txg};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use crate::NodeId;
+use self::held::Held;
 use crate::inode::{Inode, InodeRef};
+use crate::{NodeId, Options};
 
 const SHARDS: usize = 64;
 
 pub(crate) struct InodeCache {
     shards: Vec<Shard>,
     per_shard_max: usize,
+    /// A shard is, or was when it was last looked at.
+    crowded: AtomicBool,
 }
 
 #[derive(Default)]
@@ -41,6 +50,7 @@ struct ShardMap {
     subvols: FxHashMap<SubvolId, FxHashMap<InodeNo, Known>>,
     /// Inodes in memory.
     cached: usize,
+    held: Held,
     /// Candidates for leaving, oldest first: each cached inode once, and some that were removed.
     order: VecDeque<NodeId>,
     evicted_txg: Option<Txg>,
@@ -54,10 +64,16 @@ struct Known {
 }
 
 impl InodeCache {
-    pub(crate) fn new(max: usize) -> InodeCache {
+    pub(crate) fn new(options: &Options) -> InodeCache {
+        let held_max = options.lookups_max.div_ceil(SHARDS);
+        let shard = |_| {
+            let map = ShardMap { held: Held::new(held_max), ..Default::default() };
+            Shard { load: FifoMutex::default(), map: Mutex::new(map) }
+        };
         InodeCache {
-            shards: (0..SHARDS).map(|_| Shard::default()).collect(),
-            per_shard_max: max.div_ceil(SHARDS).max(1),
+            shards: (0..SHARDS).map(shard).collect(),
+            per_shard_max: options.inodes_max.div_ceil(SHARDS).max(1),
+            crowded: AtomicBool::new(false),
         }
     }
 
@@ -113,15 +129,39 @@ impl InodeCache {
     }
 
     pub(crate) fn add_lookup(&self, node: NodeId) {
-        self.shard(node).map.lock().entry(node).lookups += 1;
+        if self.shard(node).map.lock().add_lookup(node) {
+            self.crowded.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Whether none is left.
     pub(crate) fn drop_lookups(&self, node: NodeId, count: u64) -> bool {
-        self.shard(node).map.lock().change(node, |known| {
-            known.lookups = known.lookups.saturating_sub(count);
-            known.lookups == 0
-        })
+        self.shard(node).map.lock().drop_lookups(node, count)
+    }
+
+    /// How many inodes are in memory, and how many nodes the front end holds.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let count = |(inodes, held), shard: &Shard| {
+            let map = shard.map.lock();
+            (inodes + map.cached, held + map.held.count())
+        };
+        self.shards.iter().fold((0, 0), count)
+    }
+
+    /// Whether the front end holds so many nodes that it should be asked to give up some.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowded.load(Ordering::Relaxed)
+    }
+
+    /// Nodes that the front end may give up: held, but not in memory. Each call names others until
+    /// more have come.
+    pub(crate) fn surplus(&self) -> Vec<NodeId> {
+        self.crowded.store(false, Ordering::Relaxed);
+        let mut surplus = Vec::new();
+        for shard in &self.shards {
+            shard.map.lock().surplus(&mut surplus);
+        }
+        surplus
     }
 
     pub(crate) fn has_lookups(&self, node: NodeId) -> bool {
@@ -189,6 +229,38 @@ impl ShardMap {
             }
         }
         result
+    }
+
+    /// Whether the shard is crowded (L1).
+    fn add_lookup(&mut self, node: NodeId) -> bool {
+        let known = self.entry(node);
+        known.lookups += 1;
+        known.lookups == 1 && self.held.add()
+    }
+
+    fn drop_lookups(&mut self, node: NodeId, count: u64) -> bool {
+        let (before, left) = self.change(node, |known| {
+            let before = known.lookups;
+            known.lookups = before.saturating_sub(count);
+            (before, known.lookups)
+        });
+        if before > 0 && left == 0 {
+            self.held.drop();
+        }
+        left == 0
+    }
+
+    /// Adds what there is too much of to `surplus`, of nodes that are not in memory (L2).
+    fn surplus(&mut self, surplus: &mut Vec<NodeId>) {
+        let count = self.held.take_surplus();
+        if count == 0 {
+            return;
+        }
+        let idle = self.subvols.iter().flat_map(|(subvol, nodes)| {
+            let idle = nodes.iter().filter(|(_, known)| known.inode.is_none() && known.lookups > 0);
+            idle.map(|(ino, _)| NodeId { subvol: *subvol, ino: *ino })
+        });
+        surplus.extend(idle.take(count));
     }
 
     fn put(&mut self, inode: InodeRef) -> Option<InodeRef> {

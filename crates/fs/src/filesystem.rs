@@ -106,7 +106,7 @@ impl Filesystem {
             volumes,
             subvols: RwLock::default(),
             moves: FifoMutex::new(),
-            inodes: InodeCache::new(options.inodes_max),
+            inodes: InodeCache::new(&options),
             flusher: Flusher::new(&options),
             reaper: Reaper::default(),
             refusals: Refusals::default(),

@@ -21,6 +21,22 @@ impl Filesystem {
         }
     }
 
+    /// Whether look-ups are so many that [`Self::surplus_lookups`] should be forgotten.
+    pub fn is_crowded(&self) -> bool {
+        self.inodes.is_crowded()
+    }
+
+    /// Nodes that were looked up and not used for long, as many as there are too many, an eighth of
+    /// [`crate::Options::lookups_max`] and more. Those that are in use nevertheless the front end keeps.
+    pub fn surplus_lookups(&self) -> Vec<NodeId> {
+        self.inodes.surplus()
+    }
+
+    /// How many inodes are in memory, and how many nodes have look-ups.
+    pub fn inodes_and_lookups(&self) -> (usize, usize) {
+        self.inodes.counts()
+    }
+
     /// Counts an open of a file or directory.
     pub async fn open_node(self: &Arc<Self>, node: NodeId, flags: OpenFlags) -> Result<()> {
         let inode = self.inode(node).await?;

@@ -24,6 +24,9 @@ pub struct Options {
     pub atime: Atime,
     /// Clean inodes kept in memory.
     pub inodes_max: usize,
+    /// Nodes that the front end may hold before it is asked to give some up
+    /// ([`crate::Filesystem::surplus_lookups`]).
+    pub lookups_max: usize,
     /// Whether returned entries count as look-ups that `forget` gives back. A front end without
     /// a name cache of its own says no; then an unlinked file lives as long as it is open.
     pub count_lookups: bool,
@@ -40,6 +43,7 @@ impl Default for Options {
             attach_bytes_max: 64 << 10,
             atime: Atime::Relative,
             inodes_max: 65_536,
+            lookups_max: 1 << 20,
             count_lookups: true,
             read_only: false,
         }

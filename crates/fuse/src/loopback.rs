@@ -46,13 +46,13 @@ impl Loopback {
             rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None).map_err(failed)?;
         rustix::net::send(&kernel, init, SendFlags::NOSIGNAL).map_err(failed)?;
         let device = Device::new(served);
-        let agreed: Agreed<O> = shake_hands(&device, settings, None)?;
+        let agreed: Agreed<O> = shake_hands(&device, settings, 0, None)?;
         fs.init(&agreed.negotiated);
         let connection = Arc::new(Connection {
             fs,
             dialect: agreed.negotiated.dialect(),
             spawner,
-            buffers: Buffers::new(buffer_bytes(agreed.negotiated.max_write)),
+            buffers: Buffers::new(buffer_bytes(agreed.negotiated.max_write), 64 << 20),
             interrupts: Arc::default(),
             flight: Flight::default(),
             destroyed: AtomicBool::new(false),

@@ -85,20 +85,19 @@ impl Payload {
     }
 }
 
-/// Beyond so many bytes in waiting requests small writes no longer keep large buffers.
-const OUT_MAX: usize = 64 << 20;
-
 /// The buffers that readers read to, all of one size, and how much of them waiting requests have.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     blocks: usize,
     out: AtomicUsize,
+    out_max: usize,
 }
 
 impl Buffers {
-    /// Buffers of `bytes`.
-    pub(crate) fn new(bytes: usize) -> Buffers {
-        Buffers { blocks: bytes.div_ceil(BLOCK_BYTES), out: AtomicUsize::new(0) }
+    /// Buffers of `bytes`. With more than `out_max` in waiting requests small writes no longer keep
+    /// large buffers.
+    pub(crate) fn new(bytes: usize, out_max: usize) -> Buffers {
+        Buffers { blocks: bytes.div_ceil(BLOCK_BYTES), out: AtomicUsize::new(0), out_max }
     }
 
     /// Size of a buffer.
@@ -113,7 +112,7 @@ impl Buffers {
 
     /// Whether a write of `len` bytes, about to start, should have a buffer of its own size.
     pub(crate) fn wants_copy(&self, len: usize) -> bool {
-        len * 4 <= self.blocks * BLOCK_BYTES && self.out.load(Ordering::Relaxed) > OUT_MAX
+        len * 4 <= self.blocks * BLOCK_BYTES && self.out.load(Ordering::Relaxed) > self.out_max
     }
 
     /// A request with `bytes` of buffer waits; give the same number to [`Buffers::settle`].
@@ -130,6 +129,8 @@ impl Buffers {
 mod tests {
     use super::*;
 
+    const OUT_MAX: usize = 4 << 20;
+
     #[test]
     fn a_full_payload_moves_and_a_small_one_is_copied_without_strange_bytes() {
         let mut full = Payload::new(Buf::from_bytes(&[7; 8192]), 8192);
@@ -143,7 +144,7 @@ mod tests {
 
     #[test]
     fn small_writes_are_copied_only_when_much_is_out() {
-        let buffers = Buffers::new(256 << 10);
+        let buffers = Buffers::new(256 << 10, OUT_MAX);
         assert!(!buffers.wants_copy(4096));
         buffers.lend(OUT_MAX + 1);
         assert!(buffers.wants_copy(4096));

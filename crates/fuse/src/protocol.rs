@@ -18,7 +18,7 @@ pub mod wire;
 pub use dirent::{DirEntry, Entries};
 pub use extension::{Extensions, SecurityContext};
 pub use negotiate::{InitAnswer, Negotiated, ReaddirPlus, Settings};
-pub use notification::Notification;
+pub use notification::{Notification, PRUNE_MAX};
 pub use opcode::{NotifyCode, Opcode};
 pub use parse::{Dialect, ParseError, parse_prefix};
 pub use reply::{

@@ -22,7 +22,8 @@ use crate::mount::{Mount, MountError};
 use crate::operations::Operations;
 use crate::payload::Buffers;
 use crate::protocol::{
-    Answer, InitAnswer, Negotiated, NodeId, Notification, Request, Settings, parse_prefix, wire,
+    Answer, InitAnswer, Negotiated, NodeId, Notification, PRUNE_MAX, Request, Settings,
+    parse_prefix, wire,
 };
 use crate::reader;
 use crate::spawn::Spawner;
@@ -82,11 +83,20 @@ struct InUse {
 }
 
 /// How to serve.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionOptions {
     /// Threads that read the device, or what suits this machine. A ring needs one.
     pub readers: Option<usize>,
     pub transport: Transport,
+    /// Bytes of buffers for requests. Beyond them there are only those of writes that wait, each in
+    /// one of its own size.
+    pub memory: usize,
+}
+
+impl Default for SessionOptions {
+    fn default() -> SessionOptions {
+        SessionOptions { readers: None, transport: Transport::default(), memory: 64 << 20 }
+    }
 }
 
 /// Two readers for each CPU, so that one may be in a copy while the other reads; 16 at most.
@@ -124,14 +134,15 @@ impl Session {
         prepare: Option<Prepare<O>>,
     ) -> Result<Session, SessionError> {
         let first = mount.device().map_err(SessionError::Device)?;
-        let Agreed { negotiated, rings, refusal } = shake_hands(&first, settings, prepare)?;
+        let Agreed { negotiated, rings, refusal } =
+            shake_hands(&first, settings, options.memory, prepare)?;
         fs.init(&negotiated);
         let readers = options.readers.unwrap_or_else(usual_readers).max(1);
         let connection = Arc::new(Connection {
             fs,
             dialect: negotiated.dialect(),
             spawner,
-            buffers: Buffers::new(buffer_bytes(negotiated.max_write)),
+            buffers: Buffers::new(buffer_bytes(negotiated.max_write), options.memory),
             interrupts: Arc::default(),
             flight: Flight::default(),
             destroyed: AtomicBool::new(false),
@@ -279,8 +290,9 @@ pub(crate) fn buffer_bytes(max_write: u32) -> usize {
     wire::MIN_READ_BUFFER.max(max_write as usize)
 }
 
-/// Makes rings for a connection that is about to be agreed, with this `max_write`.
-pub(crate) type Prepare<O> = fn(&Device, u32) -> io::Result<Rings<O>>;
+/// Makes rings for a connection that is about to be agreed, with this `max_write`, of at most so many
+/// bytes.
+pub(crate) type Prepare<O> = fn(&Device, u32, usize) -> io::Result<Rings<O>>;
 
 /// What INIT came to.
 pub(crate) struct Agreed<O> {
@@ -294,6 +306,7 @@ pub(crate) struct Agreed<O> {
 pub(crate) fn shake_hands<O: Operations>(
     device: &Device,
     settings: &Settings,
+    memory: usize,
     prepare: Option<Prepare<O>>,
 ) -> Result<Agreed<O>, SessionError> {
     let mut head = [0; wire::WRITE_PREFIX];
@@ -321,7 +334,7 @@ pub(crate) fn shake_hands<O: Operations>(
             let with_ring = Settings { over_io_uring: true, ..*settings }.answer(&init);
             match with_ring {
                 InitAnswer::Agreed(_, agreed) if agreed.over_io_uring() => {
-                    match prepare(device, agreed.max_write) {
+                    match prepare(device, agreed.max_write, memory) {
                         Ok(prepared) => (answer, rings) = (with_ring, Some(prepared)),
                         Err(error) => refusal = Some(error.to_string()),
                     }
@@ -368,6 +381,19 @@ impl Notifier {
         self.notify(&Notification::InvalEntry { parent, name, expire: false })
     }
 
+    /// Has the kernel give up look-ups of `nodes` that it does not use: FORGETs come for them.
+    /// `false`: it does not know how (before Linux 6.18).
+    pub fn prune(&self, nodes: &[NodeId]) -> Result<bool, Errno> {
+        for nodes in nodes.chunks(PRUNE_MAX) {
+            match self.notify(&Notification::Prune { nodes }) {
+                Ok(_) => {}
+                Err(Errno::EINVAL) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
     /// Drops the attributes alone. Waits for no lock.
     pub fn forget_attributes(&self, node: NodeId) -> Result<bool, Errno> {
         self.notify(&Notification::InvalInode { node, offset: -1, len: 0 })
@@ -394,8 +420,8 @@ mod tests {
         let mount = Mount::new("memory".as_ref(), dir.path(), &MountOptions::default()).unwrap();
         let fs = Arc::new(MemoryFs::new(Contents::Kept));
         let prepare: Prepare<MemoryFs> =
-            |device, max_write| Rings::start(device, plan_too_many_queues(max_write)?);
-        let options = SessionOptions { readers: None, transport };
+            |device, max_write, _| Rings::start(device, plan_too_many_queues(max_write)?);
+        let options = SessionOptions { transport, ..SessionOptions::default() };
         let (mount, settings) = (Arc::new(mount), Settings::default());
         let spawner = Arc::new(ThreadPerTask);
         let begun = Session::begin(&mount, fs, spawner, &settings, options, Some(prepare));

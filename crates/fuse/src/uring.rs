@@ -29,8 +29,6 @@ use crate::operations::Operations;
 /// Entries that a queue begins with.
 const DEPTH: usize = 16;
 const DEPTH_MIN: usize = 4;
-/// Most memory of all entries that queues begin with.
-const MEMORY_MAX: usize = 64 << 20;
 /// Entries that a queue has besides, for requests that come before its thread's next turn (U3):
 /// they have a page each until they are used.
 const RESERVE: usize = 128;
@@ -70,12 +68,13 @@ pub(crate) struct Rings<O> {
 
 impl<O: Operations> Rings<O> {
     /// Starts threads that have all they need, but have not told the kernel of it: INIT is not
-    /// answered yet. `max_write`: as it will be agreed.
-    pub(crate) fn prepare(device: &Device, max_write: u32) -> io::Result<Rings<O>> {
+    /// answered yet. `max_write`: as it will be agreed. `memory`: of all entries that queues keep.
+    pub(crate) fn prepare(device: &Device, max_write: u32, memory: usize) -> io::Result<Rings<O>> {
         if (max_write as usize) < PAYLOAD_MIN {
             return Err(io::Error::other("max_write is below 128 KiB"));
         }
-        Rings::start(device, plans(possible_cpus()?, &allowed_cpus()?, max_write as usize))
+        let (queues, allowed) = (possible_cpus()?, allowed_cpus()?);
+        Rings::start(device, plans(queues, &allowed, max_write as usize, memory))
     }
 
     pub(crate) fn start(device: &Device, plans: Vec<Plan>) -> io::Result<Rings<O>> {
@@ -146,7 +145,7 @@ fn possible_cpus() -> io::Result<usize> {
 /// Of which the kernel will take a part.
 #[cfg(test)]
 pub(crate) fn plan_too_many_queues(max_write: u32) -> io::Result<Vec<Plan>> {
-    Ok(plans(possible_cpus()? + 1, &allowed_cpus()?, max_write as usize))
+    Ok(plans(possible_cpus()? + 1, &allowed_cpus()?, max_write as usize, 64 << 20))
 }
 
 fn allowed_cpus() -> io::Result<Vec<usize>> {
@@ -162,8 +161,8 @@ fn queues_of(possible: &str) -> Option<usize> {
 
 /// A thread for each allowed CPU. It serves its CPU's queue, and its share of those whose CPUs are
 /// not allowed, or not there.
-fn plans(queues: usize, allowed: &[usize], payload_bytes: usize) -> Vec<Plan> {
-    let depth = (MEMORY_MAX / payload_bytes / queues).clamp(DEPTH_MIN, DEPTH);
+fn plans(queues: usize, allowed: &[usize], payload_bytes: usize, memory: usize) -> Vec<Plan> {
+    let depth = (memory / payload_bytes / queues).clamp(DEPTH_MIN, DEPTH);
     let reserve = (RESERVE_ALL / queues).clamp(RESERVE_MIN, RESERVE);
     let mut bound: Vec<usize> = allowed.iter().copied().filter(|cpu| *cpu < queues).collect();
     if bound.is_empty() {
@@ -190,7 +189,7 @@ mod tests {
 
     #[test]
     fn every_queue_is_served_once_and_by_its_own_cpu_if_that_is_allowed() {
-        let plans = plans(6, &[1, 4, 9], 256 << 10);
+        let plans = plans(6, &[1, 4, 9], 256 << 10, 64 << 20);
         assert_eq!(plans.iter().map(|plan| plan.cpu).collect::<Vec<_>>(), [1, 4]);
         assert!(plans.iter().all(|plan| plan.queues.contains(&(plan.cpu as u16))));
         let mut served: Vec<u16> = plans.iter().flat_map(|plan| plan.queues.clone()).collect();
@@ -201,7 +200,7 @@ mod tests {
     #[test]
     fn many_cpus_get_fewer_entries_each() {
         let entries = |queues| {
-            let Plan { depth, reserve, .. } = plans(queues, &[0], 256 << 10)[0];
+            let Plan { depth, reserve, .. } = plans(queues, &[0], 256 << 10, 64 << 20)[0];
             (depth, reserve)
         };
         assert_eq!([2, 32, 512].map(entries), [(16, 128), (8, 64), (4, 8)]);

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod appender;
+mod lap;
 mod recover;
 mod ring;
 

@@ -8,6 +8,7 @@
 //! proves damage (rule R2), and so do an uberblock or a mark that call a later txg durable.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use copyhold_device::DeviceError;
 use copyhold_format::log::{Batch, Frame, FrameKind};
@@ -52,7 +53,14 @@ pub struct RecoveredBatch {
     pub start: u64,
     pub batch: Batch,
     /// Payloads of its pieces, in order; its last records are `batch.records`.
-    pub pieces: Vec<Vec<u8>>,
+    pub pieces: Vec<Arc<[u8]>>,
+}
+
+impl RecoveredBatch {
+    /// Encoded records in order, a piece at a time.
+    pub fn records(&self) -> impl Iterator<Item = &[u8]> {
+        self.pieces.iter().map(|piece| &**piece).chain([&*self.batch.records])
+    }
 }
 
 /// What the log says.
@@ -92,7 +100,7 @@ pub async fn recover(ring: &Ring, uberblock: &Uberblock) -> Result<Recovered, De
 
 /// As [`recover`], with what can be read: only for who was told to give up the rest.
 pub async fn recover_readable(ring: &Ring, uberblock: &Uberblock) -> Recovered {
-    let scans = [ring.scan(0, uberblock.head).await, ring.scan(1, uberblock.head).await];
+    let scans = ring.scan_both(uberblock.head).await;
     let frames = Frames::unite(&scans);
     let mut found = follow(&frames, uberblock);
     found.next_position = scans.iter().map(|s| s.end).fold(uberblock.head, u64::max);
@@ -186,7 +194,7 @@ fn follow(frames: &Frames<'_>, uberblock: &Uberblock) -> Recovered {
             digest: frame.digest,
             start: pieces.iter().map(|p| p.position).fold(frame.position, u64::min),
             batch: batch.clone(),
-            pieces: pieces.iter().map(|p| p.payload.clone()).collect(),
+            pieces: pieces.iter().map(|p| Arc::clone(&p.payload)).collect(),
         });
     }
     found.damage = damage(frames, uberblock, &found, incarnation, incomplete);

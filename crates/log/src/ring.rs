@@ -1,13 +1,13 @@
 //! The ring's two copies on a device.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use copyhold_device::{DeviceError, DynDevice};
 use copyhold_format::log::Frame;
-use copyhold_types::{BLOCK_BYTES, Buf, PoolId, Purpose};
+use copyhold_types::{Buf, PoolId, Purpose};
 
-/// Blocks read at a time when the ring is scanned.
-const READ_BLOCKS: u64 = 256;
+use crate::lap::Lap;
 
 /// Where a pool's log lies.
 #[derive(Clone)]
@@ -87,74 +87,61 @@ impl Ring {
         self.device.read(self.block(copy, position), blocks as u32, Purpose::Log).await
     }
 
+    /// Finds every frame of the lap that begins at `head`, in both copies. A payload that is the
+    /// same in both is in memory once.
+    pub async fn scan_both(&self, head: u64) -> [Scan; 2] {
+        let first = self.scan(0, head).await;
+        let mut second = Scan::default();
+        self.scan_beside(&first, 1, head, &mut second).await;
+        [first, second]
+    }
+
     /// Finds every frame of the lap that begins at `head`.
     pub async fn scan(&self, copy: usize, head: u64) -> Scan {
-        let (bytes, unreadable) = self.read_lap(copy, head).await;
-        let mut scan = Scan { unreadable, end: head, ..Scan::default() };
-        let mut at = 0;
-        while at < self.blocks {
-            at += self.frame_at(&bytes, head, at, &mut scan);
-        }
+        let mut scan = Scan::default();
+        self.scan_beside(&Scan::default(), copy, head, &mut scan).await;
         scan
     }
 
+    async fn scan_beside(&self, other: &Scan, copy: usize, head: u64, scan: &mut Scan) {
+        scan.end = head;
+        let mut lap = Lap::new(self, copy, head);
+        let mut at = 0;
+        while at < self.blocks {
+            at += self.frame_at(&mut lap, head, at, other, scan).await;
+        }
+        scan.unreadable = lap.unreadable;
+    }
+
     /// Looks at block `at` of the lap; returns how far to go on.
-    fn frame_at(&self, bytes: &[u8], head: u64, at: u64, scan: &mut Scan) -> u64 {
+    async fn frame_at(
+        &self,
+        lap: &mut Lap<'_>,
+        head: u64,
+        at: u64,
+        other: &Scan,
+        scan: &mut Scan,
+    ) -> u64 {
         let position = head + at;
-        let from = at as usize * BLOCK_BYTES;
-        let Some(claimed) = Frame::claimed_blocks(&bytes[from..], self.pool, position) else {
+        let block = lap.blocks(at, at + 1).await;
+        let Some(claimed) = Frame::claimed_blocks(block, self.pool, position) else {
             return 1;
         };
         let to_ring_end = self.blocks - position % self.blocks;
-        let until = from + claimed.min(to_ring_end).min(self.blocks - at) as usize * BLOCK_BYTES;
+        let until = at + claimed.min(to_ring_end).min(self.blocks - at);
         scan.end = scan.end.max(position + 1);
-        match Frame::parse(&bytes[from..until], self.pool, self.secret, position) {
-            Ok(frame) => {
+        let bytes = lap.blocks(at, until).await;
+        match Frame::parse(bytes, self.pool, self.secret, position) {
+            Ok(mut frame) => {
                 let blocks = frame.blocks;
                 scan.end = scan.end.max(position + blocks);
+                if let Some(same) = other.frames.get(&position).filter(|other| **other == frame) {
+                    frame.payload = Arc::clone(&same.payload);
+                }
                 scan.frames.insert(position, frame);
                 blocks
             }
             Err(_) => 1,
-        }
-    }
-
-    /// The whole ring in the order of positions from `head`; what cannot be read is zero.
-    async fn read_lap(&self, copy: usize, head: u64) -> (Vec<u8>, Vec<u64>) {
-        let mut bytes = vec![0; self.blocks as usize * BLOCK_BYTES];
-        let mut unreadable = Vec::new();
-        let mut at = 0;
-        while at < self.blocks {
-            let to_ring_end = self.blocks - (head + at) % self.blocks;
-            let count = READ_BLOCKS.min(to_ring_end).min(self.blocks - at);
-            self.read_part(copy, head, at, count, &mut bytes, &mut unreadable).await;
-            at += count;
-        }
-        (bytes, unreadable)
-    }
-
-    async fn read_part(
-        &self,
-        copy: usize,
-        head: u64,
-        at: u64,
-        count: u64,
-        bytes: &mut [u8],
-        unreadable: &mut Vec<u64>,
-    ) {
-        let from = at as usize * BLOCK_BYTES;
-        if let Ok(buf) = self.read_copy(copy, head + at, count).await {
-            bytes[from..from + buf.len()].copy_from_slice(&buf);
-            return;
-        }
-        for i in 0..count {
-            match self.read_copy(copy, head + at + i, 1).await {
-                Ok(buf) => {
-                    let from = from + i as usize * BLOCK_BYTES;
-                    bytes[from..from + buf.len()].copy_from_slice(&buf);
-                }
-                Err(_) => unreadable.push(head + at + i),
-            }
         }
     }
 }

@@ -87,6 +87,11 @@ enum Work {
 }
 
 impl Flusher {
+    /// Of edits in memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Relaxed).max(0) as u64
+    }
+
     /// `weight`: of what recovery has found.
     pub(crate) fn new(weight: Weight) -> Flusher {
         let Weight { edits, bytes, partitions } = weight;
@@ -155,7 +160,7 @@ impl Pool {
     }
 
     pub(crate) fn delta_pressure(&self) -> f64 {
-        self.flusher.bytes.load(Relaxed).max(0) as f64 / self.limits.delta_bytes as f64
+        self.flusher.bytes() as f64 / self.limits.delta_bytes as f64
     }
 
     /// Whether anything was flushed.

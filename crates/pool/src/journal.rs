@@ -370,8 +370,7 @@ pub(crate) fn full(full: RingFull) -> PoolError {
 }
 
 fn count_edits(batch: &RecoveredBatch) -> u64 {
-    let payloads = batch.pieces.iter().chain([&batch.batch.records]);
-    payloads.map(|bytes| copyhold_format::log::Records::new(bytes).count() as u64).sum()
+    batch.records().map(|bytes| copyhold_format::log::Records::new(bytes).count() as u64).sum()
 }
 
 impl std::fmt::Debug for Journal {

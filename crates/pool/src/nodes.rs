@@ -61,6 +61,10 @@ impl NodeStore {
         NodeStore { device, cache: NodeCache::new(cache_bytes, shards), repair, turn }
     }
 
+    pub(crate) fn cached_bytes(&self) -> usize {
+        self.cache.stats().bytes
+    }
+
     /// The bytes behind `ptr` from a copy that matches its digest.
     pub(crate) async fn read_verified(&self, ptr: NodePtr, why: Purpose) -> Result<Buf, PoolError> {
         let mut bad: Vec<(Run, String)> = Vec::new();

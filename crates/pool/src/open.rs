@@ -227,7 +227,7 @@ impl Replayed {
     fn of(batches: &[RecoveredBatch], space: Restore) -> Result<Replayed, PoolError> {
         let mut replayed = Replayed { tables: BTreeMap::new(), space };
         for batch in batches {
-            for bytes in batch.pieces.iter().chain([&batch.batch.records]) {
+            for bytes in batch.records() {
                 for record in Records::new(bytes) {
                     let wrong = |e| PoolError::damaged(format!("txg {} of the log", batch.txg), e);
                     replayed.apply(batch.txg, record.map_err(wrong)?)?;

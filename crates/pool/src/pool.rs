@@ -429,4 +429,14 @@ impl Pool {
     pub fn counters(&self) -> CounterSnapshot {
         self.device.counters().snapshot()
     }
+
+    /// Bytes of edits in memory that no base has yet.
+    pub fn delta_bytes(&self) -> u64 {
+        self.flusher.bytes()
+    }
+
+    /// Bytes of tree nodes in memory.
+    pub fn node_bytes(&self) -> usize {
+        self.nodes.cached_bytes()
+    }
 }

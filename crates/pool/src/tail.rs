@@ -39,7 +39,7 @@ fn introduced(batch: &RecoveredBatch) -> Result<Vec<Extent>, PoolError> {
     let wrong = |error| PoolError::damaged(format!("txg {} of the log", batch.txg), error);
     let mut allocated = BTreeMap::new();
     let mut extents = BTreeMap::new();
-    for bytes in batch.pieces.iter().chain([&batch.batch.records]) {
+    for bytes in batch.records() {
         for record in Records::new(bytes) {
             match record.map_err(wrong)? {
                 Record::Alloc(run) => {

@@ -20,4 +20,5 @@ pub use ids::{EpochId, Incarnation, InodeNo, PoolId, SubvolId, TableId, Txg};
 pub use key::{Key, Kind};
 pub use pointer::{Digest, NodePtr, Pointer};
 pub use purpose::Purpose;
+pub use spare::keep_spare;
 pub use time::{Nanos, Timestamp};

@@ -4,12 +4,13 @@
 //!           Fresh memory for it costs a page fault and a clearing of each page, and whoever gives
 //!           it back may be another thread than who takes it.
 //! Idea.     What comes back is kept by its size, for all threads, in the sizes that requests have,
-//!           and not more than [`BYTES_MAX`] of each.
+//!           and not more than [`keep_spare`] says.
 //!
 //! Content of one tenant can be in the next one's buffer until that is overwritten, so only who
 //! overwrites all of it, or fills up the rest, may take it: `buf` sees to that.
 
 // Not `parking_lot`, in whose place others may be put that end with a test's execution.
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use zerocopy::FromZeros;
@@ -17,12 +18,18 @@ use zerocopy::FromZeros;
 use crate::BLOCK_BYTES;
 use crate::buf::Block;
 
-/// What is kept of each size, in bytes.
-const BYTES_MAX: usize = 4 << 20;
 /// Sizes are powers of two below this one, in blocks: up to 256 KiB, the largest request of FUSE.
 const SIZES: usize = 7;
 
 static SPARE: [Mutex<Vec<Vec<Block>>>; SIZES] = [const { Mutex::new(Vec::new()) }; SIZES];
+
+/// What is kept of each size, in bytes.
+static BYTES_MAX: AtomicUsize = AtomicUsize::new(4 << 20);
+
+/// From now on at most `bytes` are kept for buffers to come, 4 MiB of a size at most.
+pub fn keep_spare(bytes: usize) {
+    BYTES_MAX.store((bytes / SIZES).min(4 << 20), Ordering::Relaxed);
+}
 
 /// Memory of `blocks` blocks, with anything in it.
 pub(crate) fn take(blocks: usize) -> Vec<Block> {
@@ -47,7 +54,7 @@ fn fresh(blocks: usize) -> Vec<Block> {
 /// What nobody has any more.
 pub(crate) fn give_back(memory: Vec<Block>) {
     let Some(mut spare) = of_size(memory.len()) else { return };
-    if (spare.len() + 1) * memory.len() * BLOCK_BYTES <= BYTES_MAX {
+    if (spare.len() + 1) * memory.len() * BLOCK_BYTES <= BYTES_MAX.load(Ordering::Relaxed) {
         spare.push(memory);
     }
 }
@@ -66,7 +73,7 @@ mod tests {
     fn what_comes_back_is_kept_up_to_a_limit_in_sizes_that_requests_have() {
         // No other test of this crate has buffers of this size.
         const BLOCKS: usize = 32;
-        let most = BYTES_MAX / (BLOCKS * BLOCK_BYTES);
+        let most = BYTES_MAX.load(Ordering::Relaxed) / (BLOCKS * BLOCK_BYTES);
         (0..most + 3).for_each(|_| give_back(fresh(BLOCKS)));
         assert_eq!(of_size(BLOCKS).unwrap().len(), most);
         let taken = take(BLOCKS);

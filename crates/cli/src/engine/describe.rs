@@ -2,9 +2,12 @@
 
 use std::path::Path;
 
+use copyhold_fs::Filesystem;
 use copyhold_pool::{JoinWait, Pool};
 use copyhold_types::{BLOCK_BYTES, PoolId, Purpose};
 use serde_json::{Map, Value, json};
+
+use super::memory::Shares;
 
 /// All fields, in the order in which they are shown.
 pub(crate) fn pool(pool: &Pool, path: &Path) -> Map<String, Value> {
@@ -44,6 +47,19 @@ pub(crate) fn pool(pool: &Pool, path: &Path) -> Map<String, Value> {
     });
     fields.insert("counters".into(), Value::Object(by_purpose.collect()));
     fields
+}
+
+/// What is in memory, and what may be.
+pub(crate) fn memory(fs: &Filesystem, shares: &Shares) -> Value {
+    let (inodes, lookups) = fs.inodes_and_lookups();
+    json!({
+        "budget_bytes": shares.budget,
+        "dirty_bytes": fs.dirty_bytes(),
+        "unflushed_bytes": fs.pool().delta_bytes(),
+        "node_bytes": fs.pool().node_bytes(),
+        "inodes": inodes,
+        "lookups": lookups,
+    })
 }
 
 /// How long operations have waited before they joined a transaction group.

@@ -17,6 +17,7 @@ use copyhold_pool::{Limits, OpenOptions, Pool};
 use rustix::mount::MountFlags;
 use serde_json::Value;
 
+use super::memory::Shares;
 use super::{Machine, describe, patiently, tenants};
 use crate::adapter::{self, Adapter, Rules};
 use crate::failure::Failure;
@@ -40,9 +41,10 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
     let signals = blocked.map_err(|error| Failure::system("blocking signals", &error))?;
     let machine = Machine::start()?;
     let Request { pool: path, directory, options, fsname } = request;
-    let fs = open(&machine, &path, &options)?;
+    let (fs, shares) = open(&machine, &path, &options)?;
+    copyhold_types::keep_spare(shares.spare() as usize);
     let transport = Arc::new(OnceLock::new());
-    let describe = describer(&machine, &fs, &path, Arc::clone(&transport));
+    let describe = describer(&machine, &fs, &path, Arc::clone(&transport), shares);
     let EngineOptions { readers, transport: wanted, writeback_cache, nobtime, .. } = options.engine;
     let mounted_by = rustix::process::geteuid().as_raw();
     let rules = Rules { mounted_by, owners_may: options.engine.user_subvolumes };
@@ -50,8 +52,9 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
         let adapter = Adapter::new(fs.clone(), describe, rules).telling_births(!nobtime);
         let adapter = Arc::new(adapter);
         let spawner = Arc::new(machine.executors.clone());
-        let settings = adapter::settings(writeback_cache);
-        let how = SessionOptions { readers, transport: wanted };
+        let mut settings = adapter::settings(writeback_cache);
+        shares.limit_kernel(&mut settings);
+        let how = SessionOptions { readers, transport: wanted, memory: shares.requests() };
         let session = Session::start(mount, adapter.clone(), spawner, &settings, how)?;
         let _ = transport.set(session.transport());
         adapter.notify_through(session.notifier());
@@ -92,17 +95,26 @@ impl Served {
     }
 }
 
-fn open(machine: &Machine, path: &Path, options: &Options) -> Result<Arc<Filesystem>, Failure> {
+fn open(
+    machine: &Machine,
+    path: &Path,
+    options: &Options,
+) -> Result<(Arc<Filesystem>, Shares), Failure> {
     let read_only = options.mount.read_only();
     let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let device = patiently(path, || machine.open_device(path, mode))?;
-    let limits = limits(&options.engine);
+    let EngineOptions { memory, delta, commit, .. } = options.engine;
+    let shares = Shares::of(memory, delta, device.geometry().blocks)?;
+    let mut limits = Limits::default();
+    shares.limit_pool(&mut limits);
+    limits.txg_interval = commit.unwrap_or(limits.txg_interval);
     let mut settings = copyhold_fs::Options { read_only, ..Default::default() };
+    shares.limit_files(&mut settings);
     settings.writeback_interval = limits.txg_interval;
     if options.mount.flags.contains(MountFlags::NOATIME) {
         settings.atime = Atime::Never;
     }
-    machine.run(async {
+    let opened = machine.run(async {
         let cut_tail = options.engine.cut_tail;
         let open = OpenOptions { read_only, cut_tail, tenants: true, limits };
         let pool = Pool::open(machine.rt(), device, open).await?;
@@ -113,17 +125,9 @@ fn open(machine: &Machine, path: &Path, options: &Options) -> Result<Arc<Filesys
         if !read_only && fs.pool().read_only().is_none() {
             tenants::count_all(&fs).await?;
         }
-        Ok(fs)
-    })
-}
-
-fn limits(engine: &EngineOptions) -> Limits {
-    let usual = Limits::default();
-    Limits {
-        delta_bytes: engine.delta.map_or(usual.delta_bytes, |size| size.0),
-        txg_interval: engine.commit.unwrap_or(usual.txg_interval),
-        ..usual
-    }
+        Ok::<_, Failure>(fs)
+    });
+    Ok((opened?, shares))
 }
 
 fn mount(
@@ -153,8 +157,9 @@ fn describer(
     fs: &Arc<Filesystem>,
     path: &Path,
     transport: Arc<OnceLock<String>>,
+    shares: Shares,
 ) -> adapter::Describe {
-    let (pool, path) = (fs.pool().clone(), path.to_owned());
+    let (weak, pool, path) = (Arc::downgrade(fs), fs.pool().clone(), path.to_owned());
     let io = match machine.executors.refusal() {
         None if machine.executors.has_rings() => "io_uring".to_owned(),
         None => "threads".to_owned(),
@@ -167,6 +172,9 @@ fn describer(
         // Unknown only to who asks in the moment when serving begins.
         let transport = transport.get().cloned();
         info.shift_insert(3, "transport".into(), transport.into());
+        if let Some(fs) = weak.upgrade() {
+            info.insert("memory".into(), describe::memory(&fs, &shares));
+        }
         Value::Object(info).to_string()
     })
 }

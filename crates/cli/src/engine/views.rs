@@ -77,8 +77,7 @@ pub(crate) fn log(pool: &Path) -> Result<Value, Failure> {
                     "txg": batch.txg.get(),
                     "position": batch.start,
                     "pieces": header.pieces.len(),
-                    "record_bytes": header.records.len()
-                        + batch.pieces.iter().map(Vec::len).sum::<usize>(),
+                    "record_bytes": batch.records().map(<[u8]>::len).sum::<usize>(),
                     "knows_durable": header.durable,
                     "data_flushed": header.data_flushed,
                     "digest": format!("{:032x}", batch.digest.0),

@@ -1,5 +1,7 @@
 //! Frames: what every part of the log is wrapped in.
 
+use std::sync::Arc;
+
 use copyhold_types::{BLOCK_BYTES, Buf, Digest, Incarnation, PoolId, Txg};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 use zerocopy::little_endian::{U32, U64, U128};
@@ -50,7 +52,7 @@ pub struct Frame {
     /// Over header and payload as written; what a batch calls its pieces and its predecessor by.
     pub digest: Digest,
     /// Unpacked.
-    pub payload: Vec<u8>,
+    pub payload: Arc<[u8]>,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -181,7 +183,7 @@ impl Frame {
             txg: Txg::new(disk.txg.get()).ok_or(field("txg", 0))?,
             blocks: frame_blocks(stored.len()),
             digest: Digest(disk.digest.get()),
-            payload: unpack(disk, stored)?,
+            payload: unpack(disk, stored)?.into(),
         })
     }
 }
@@ -236,7 +238,7 @@ mod tests {
             let blocks = Frame::claimed_blocks(&bytes, POOL, 40).unwrap();
             assert_eq!(blocks as usize * BLOCK_BYTES, bytes.len());
             let read = Frame::parse(&bytes, POOL, 5, 40).unwrap();
-            assert_eq!((read.payload, read.digest, read.blocks), (payload, digest, blocks));
+            assert_eq!((&*read.payload, read.digest, read.blocks), (&*payload, digest, blocks));
         }
     }
 

@@ -266,6 +266,7 @@ impl FileData {
             }
         }
         drop(self.take_reserved(dirty));
+        self.let_go();
         gone.len()
     }
 
@@ -402,6 +403,17 @@ impl FileData {
     /// The batch is over.
     pub(crate) fn end_batch(&mut self, id: u64) {
         self.batches.remove(&id);
+        if self.batches.is_empty() {
+            self.batches = BTreeSet::new();
+        }
+        self.let_go();
+    }
+
+    /// A map that has become empty keeps room for some, in each file that was ever written.
+    fn let_go(&mut self) {
+        if self.blocks.is_empty() {
+            self.blocks = BTreeMap::new();
+        }
     }
 
     /// Whether a batch up to `id` is under way.
@@ -427,7 +439,9 @@ impl FileData {
     pub(crate) fn settle_attached(&mut self, durable: Txg) -> usize {
         let before = self.blocks.len();
         self.blocks.retain(|_, entry| entry.attached.is_none_or(|txg| txg > durable));
-        before - self.blocks.len()
+        let settled = before - self.blocks.len();
+        self.let_go();
+        settled
     }
 }
 

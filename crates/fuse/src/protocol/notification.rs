@@ -9,6 +9,9 @@ use super::opcode::NotifyCode;
 use super::request::NodeId;
 use super::{flags, wire};
 
+/// Nodes in one message. The kernel takes any number, and looks at one after the other.
+pub const PRUNE_MAX: usize = 256;
+
 /// One notification. Names are without NUL.
 #[derive(Clone, Copy, Debug)]
 pub enum Notification<'a> {
@@ -21,6 +24,9 @@ pub enum Notification<'a> {
     Delete { parent: NodeId, child: NodeId, name: &'a [u8] },
     /// Puts `data` into the page cache of `node`.
     Store { node: NodeId, offset: u64, data: &'a [u8] },
+    /// Nodes that the kernel may forget unless it uses them (protocol 7.45). All at once: at most
+    /// [`PRUNE_MAX`].
+    Prune { nodes: &'a [NodeId] },
     /// Something happened that a POLL with `kernel_handle` waits for.
     Poll { kernel_handle: u64 },
 }
@@ -48,6 +54,12 @@ impl Notification<'_> {
                 let size = data.len() as u32;
                 let out = wire::NotifyStore { nodeid: node.0, offset, size, padding: 0 };
                 message(NotifyCode::Store, out.as_bytes(), &[data], send)
+            }
+            Notification::Prune { nodes } => {
+                assert!(nodes.len() <= PRUNE_MAX);
+                let ids: SmallVec<[u64; PRUNE_MAX]> = nodes.iter().map(|node| node.0).collect();
+                let out = wire::NotifyPrune { count: ids.len() as u32, padding: 0, spare: 0 };
+                message(NotifyCode::Prune, out.as_bytes(), &[ids.as_bytes()], send)
             }
             Notification::Poll { kernel_handle } => {
                 let out = wire::NotifyPoll { kh: kernel_handle };
@@ -86,5 +98,17 @@ mod tests {
         assert_eq!(bytes[..4], 36u32.to_ne_bytes());
         assert_eq!(bytes[4..8], 3i32.to_ne_bytes(), "the code stands where errors do");
         assert_eq!(&bytes[32..], b"abc\0");
+    }
+
+    #[test]
+    fn nodes_to_forget_follow_their_number() {
+        let nodes = [NodeId(7), NodeId(9)];
+        let bytes: Vec<u8> = Notification::Prune { nodes: &nodes }
+            .with_message(|pieces| pieces.iter().flat_map(|piece| piece.to_vec()).collect());
+        assert_eq!(bytes.len(), 16 + 16 + 2 * 8);
+        assert_eq!(bytes[4..8], 9i32.to_ne_bytes());
+        assert_eq!(bytes[16..20], 2u32.to_ne_bytes());
+        assert_eq!(bytes[32..40], 7u64.to_ne_bytes());
+        assert_eq!(bytes[40..], 9u64.to_ne_bytes());
     }
 }

@@ -51,6 +51,7 @@ pub enum NotifyCode {
     InvalEntry = 3,
     Store = 4,
     Delete = 6,
+    Prune = 9,
 }
 
 #[cfg(test)]

@@ -144,6 +144,8 @@ wire! {
     NotifyInvalEntry(16) { parent: u64, namelen: u32, flags: u32 }
     NotifyDelete(24) { parent: u64, child: u64, namelen: u32, padding: u32 }
     NotifyStore(24) { nodeid: u64, offset: u64, size: u32, padding: u32 }
+    /// Node ids follow.
+    NotifyPrune(16) { count: u32, padding: u32, spare: u64 }
 }
 
 /// Extension kinds up to here are counts of security contexts.

@@ -32,7 +32,7 @@ pub fn can_mount() -> bool {
 pub fn options() -> SessionOptions {
     let named = std::env::var("COPYHOLD_TEST_TRANSPORT").ok();
     let transport = named.map_or(Transport::Auto, |name| name.parse().unwrap());
-    SessionOptions { transport, readers: None }
+    SessionOptions { transport, ..SessionOptions::default() }
 }
 
 pub fn has_ring() -> bool {

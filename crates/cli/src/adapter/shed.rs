@@ -1,0 +1,60 @@
+//! Asking the kernel to let go of files that it has looked up and does not use.
+//!
+//! What is held, and when that is too much, `fs` knows (docs/memory.md, L1 to L4). A thread that
+//! lives as long as there is something to ask for does the asking: the kernel may write what it
+//! has of a file before it lets go, and somebody must answer that.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use copyhold_fs::Filesystem;
+use copyhold_fuse::Notifier;
+use copyhold_fuse::protocol::NodeId;
+
+#[derive(Default)]
+pub(super) struct Shedder {
+    /// A thread is at it, or the kernel does not know how.
+    taken: Arc<AtomicBool>,
+}
+
+impl Shedder {
+    /// To be called when look-ups were added.
+    pub(super) fn look_at(&self, fs: &Arc<Filesystem>, notifier: Option<&Notifier>) {
+        if !fs.is_crowded() {
+            return;
+        }
+        let Some(notifier) = notifier.cloned() else { return };
+        if self.taken.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (fs, taken) = (fs.clone(), self.taken.clone());
+        let work = move || {
+            if shed(&fs, &notifier) {
+                taken.store(false, Ordering::Release);
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("shed".into()).spawn(work) {
+            tracing::warn!(%error, "the kernel is not asked to forget what it does not use");
+            self.taken.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// Whether asking makes sense another time.
+fn shed(fs: &Filesystem, notifier: &Notifier) -> bool {
+    while fs.is_crowded() {
+        let nodes: Vec<NodeId> =
+            fs.surplus_lookups().into_iter().map(|node| NodeId(node.raw())).collect();
+        match notifier.prune(&nodes) {
+            Ok(true) => tracing::debug!("asked the kernel to forget {} files", nodes.len()),
+            Ok(false) => {
+                tracing::info!("the kernel cannot be asked to forget files; Linux 6.18 can");
+                return false;
+            }
+            // The connection has ended.
+            Err(_) => return false,
+        }
+    }
+    true
+}

@@ -1,0 +1,190 @@
+//! One budget for the daemon's memory, divided among what takes it (P15, docs/memory.md).
+//!
+//! Problem.  What is in memory has limits of its own, each where it is, and a user who has so much
+//!           for this daemon knows none of them.
+//! Idea.     Fixed shares of what is left when the process and the pool's maps have theirs; the
+//!           cache of nodes takes the rest, since it can do with little and use any amount.
+//!
+//! M1  All shares, with what is fixed and what the allocator may hold back, are within the budget.
+
+use copyhold_fs::Options;
+use copyhold_fuse::protocol::Settings;
+use copyhold_pool::Limits;
+use copyhold_types::BLOCK_BYTES;
+
+use crate::failure::Failure;
+use crate::size::Size;
+
+const MIB: u64 = 1 << 20;
+
+/// Nobody is given less or more by default.
+const USUAL: (u64, u64) = (128 * MIB, 4096 * MIB);
+/// Hundredths of the budget: the allocator keeps what it cannot give back beside what is in use.
+const USABLE: u64 = 85;
+/// The process, its threads and its code.
+const PROCESS: u64 = 16 * MIB;
+/// What is shared out is this much at least.
+const REST_MIN: u64 = 64 * MIB;
+/// A dirty block takes 4 KiB, and where only one of a file is dirty up to another one.
+const DIRTY_BLOCK: u64 = BLOCK_BYTES as u64 + 1024;
+const INODE: u64 = 1024;
+const LOOKUP: u64 = 64;
+/// An edit while it is replayed: in the log, unpacked, and where it belongs.
+const REPLAYED: u64 = 160;
+/// The largest request of data. A write by a ring is in memory twice until it is answered.
+const REQUEST: u64 = 256 << 10;
+/// Requests that nobody waits for and the kernel has under way, at least and at most: few of one
+/// tenant must not keep those of others away (P20).
+const BACKGROUND: (u64, u64) = (64, 4096);
+
+/// Who has how many bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shares {
+    /// All of it.
+    pub(super) budget: u64,
+    /// Buffers of requests.
+    requests: u64,
+    dirty: u64,
+    delta: u64,
+    inodes: u64,
+    lookups: u64,
+    nodes: u64,
+}
+
+impl Shares {
+    /// `budget`: what the user says, or what suits this machine. `delta`: what the user says.
+    pub(crate) fn of(
+        budget: Option<Size>,
+        delta: Option<Size>,
+        pool_blocks: u64,
+    ) -> Result<Shares, Failure> {
+        let fixed = PROCESS + maps(pool_blocks);
+        let least = (fixed + REST_MIN) * 100 / USABLE;
+        let budget = match budget {
+            Some(Size(budget)) => budget,
+            None => (of_machine() / 8).clamp(USUAL.0, USUAL.1).max(least),
+        };
+        if budget < least {
+            return Err(Failure::usage(format!(
+                "memory={} is too little: a pool of this size takes memory={}M at least",
+                Size(budget),
+                least.div_ceil(MIB),
+            )));
+        }
+        let rest = budget / 100 * USABLE - fixed;
+        Shares::divided(budget, rest, delta.map(|size| size.0)).ok_or_else(|| {
+            let (delta, budget) = (delta.unwrap_or(Size(0)), Size(budget));
+            Failure::usage(format!(
+                "delta={delta} does not fit into memory={budget}: a quarter of that does"
+            ))
+        })
+    }
+
+    /// `None`: there is too little for that much `delta`.
+    fn divided(budget: u64, rest: u64, delta: Option<u64>) -> Option<Shares> {
+        let shares = Shares {
+            budget,
+            requests: (rest / 4).min(BACKGROUND.1 * 2 * REQUEST),
+            dirty: (rest / 5).min(80 * MIB),
+            delta: delta.unwrap_or((rest / 4).min(64 * MIB)),
+            inodes: (rest / 8).min(64 * MIB),
+            lookups: rest / 16,
+            nodes: 0,
+        };
+        let Shares { requests, dirty, delta, inodes, lookups, .. } = shares;
+        let nodes = rest.checked_sub(requests + dirty + inodes + lookups)?.checked_sub(delta)?;
+        Some(Shares { nodes, ..shares })
+    }
+
+    /// Bytes for buffers that requests come in, before small ones are copied out of large ones.
+    pub(crate) fn requests(&self) -> usize {
+        (self.requests - self.spare()).min(64 * MIB) as usize
+    }
+
+    /// Bytes for buffers that nobody uses now.
+    pub(crate) fn spare(&self) -> u64 {
+        (self.requests / 4).min(28 * MIB)
+    }
+
+    pub(crate) fn limit_kernel(&self, settings: &mut Settings) {
+        let background = (self.requests / (2 * REQUEST)).clamp(BACKGROUND.0, BACKGROUND.1);
+        settings.max_background = background as u16;
+    }
+
+    pub(crate) fn limit_pool(&self, limits: &mut Limits) {
+        limits.delta_bytes = self.delta;
+        limits.node_cache_bytes = self.nodes as usize;
+        // Who recovers has nothing else in memory yet.
+        let Shares { dirty, delta, inodes, lookups, nodes, .. } = self;
+        let free = dirty + delta + inodes + lookups + nodes;
+        limits.replay_edits = limits.replay_edits.min(free / REPLAYED);
+    }
+
+    pub(crate) fn limit_files(&self, options: &mut Options) {
+        options.dirty_bytes_max = self.dirty / DIRTY_BLOCK * BLOCK_BYTES as u64;
+        options.file_dirty_bytes_start =
+            options.file_dirty_bytes_start.min(options.dirty_bytes_max / 8);
+        options.inodes_max = (self.inodes / INODE) as usize;
+        options.lookups_max = (self.lookups / LOOKUP) as usize;
+    }
+}
+
+/// Two bits for each block, and a little for each MiB.
+fn maps(pool_blocks: u64) -> u64 {
+    pool_blocks / 4 + pool_blocks / 32
+}
+
+fn of_machine() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram as u64 * u64::from(info.mem_unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POOL: u64 = (100 << 30) / BLOCK_BYTES as u64;
+
+    fn of(budget: u64, delta: Option<u64>) -> Result<Shares, Failure> {
+        Shares::of(Some(Size(budget)), delta.map(Size), POOL)
+    }
+
+    fn total(shares: Shares) -> u64 {
+        let Shares { requests, dirty, delta, inodes, lookups, nodes, .. } = shares;
+        requests + dirty + delta + inodes + lookups + nodes
+    }
+
+    #[test]
+    fn nobody_has_more_than_there_is() {
+        for mib in [128, 200, 256, 512, 1024, 3072, 4096, 65_536, u64::MAX / MIB] {
+            let shares = of(mib * MIB, None).unwrap();
+            let rest = total(shares) + PROCESS + maps(POOL);
+            assert!(rest <= mib * MIB * USABLE / 100, "{mib}: {shares:?}");
+            assert!(shares.nodes >= mib * MIB / 20, "{mib}: {shares:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_said_of_the_delta_goes_off_the_nodes() {
+        let (usual, said) = (of(512 * MIB, None).unwrap(), of(512 * MIB, Some(2 * MIB)).unwrap());
+        assert_eq!((said.delta, total(said)), (2 * MIB, total(usual)));
+        assert!(of(512 * MIB, Some(400 * MIB)).is_err());
+    }
+
+    #[test]
+    fn too_little_is_refused_with_what_would_do() {
+        let refused = of(32 * MIB, None).unwrap_err().to_string();
+        assert!(refused.contains("at least"), "{refused}");
+        let least: u64 =
+            refused.split("memory=").nth(2).unwrap().split('M').next().unwrap().parse().unwrap();
+        assert!(of(least * MIB, None).is_ok());
+        assert!(of((least - 1) * MIB, None).is_err());
+    }
+
+    #[test]
+    fn by_default_it_fits_any_pool() {
+        for tib in [0, 1, 100] {
+            assert!(Shares::of(None, None, (tib << 40) / BLOCK_BYTES as u64).is_ok());
+        }
+    }
+}
