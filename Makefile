@@ -104,6 +104,11 @@ miri: ## what can be interpreted, under Miri (a nightly toolchain)
 	scripts/setup.sh build miri
 	scripts/miri.sh
 
+.PHONY: tsan
+tsan: ## what runs with real threads, under ThreadSanitizer (a nightly toolchain)
+	scripts/setup.sh build tsan
+	scripts/tsan.sh
+
 .PHONY: acceptance
 acceptance: ## suites and programs of others on a mount (root): OPS=1000000 SEEDS="1 2 3" KILLS=10
 	scripts/setup.sh build acceptance

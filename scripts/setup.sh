@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what the build, the tests and the demo need and this machine lacks. Debian, as root or
 # with sudo; asks nothing, does nothing twice.
-# Usage: scripts/setup.sh [build] [demo] [bench] [acceptance] [lint] [fuzz] [miri]
+# Usage: scripts/setup.sh [build] [demo] [bench] [acceptance] [lint] [fuzz] [miri] [tsan]
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -31,8 +31,8 @@ for part in "${@:-build}"; do
         # Its programs are not in PATH.
         [ -e /usr/share/postgresql-common ] || missing="$missing postgresql"
         ;;
-    lint | fuzz | miri) ;;
-    *) die "unknown part '$part'; use build, demo, bench, acceptance, lint, fuzz or miri" ;;
+    lint | fuzz | miri | tsan) ;;
+    *) die "unknown part '$part'; use build, demo, bench, acceptance, lint, fuzz, miri or tsan" ;;
     esac
 done
 
@@ -83,7 +83,7 @@ case " $* " in
 esac
 # What only long or instrumented runs need: not for CI.
 case " $* " in
-*" fuzz "* | *" miri "*)
+*" fuzz "* | *" miri "* | *" tsan "*)
     if ! rustc +nightly --version >/dev/null 2>&1; then
         say "installing a nightly toolchain"
         rustup toolchain install nightly --profile minimal >&2
@@ -102,6 +102,12 @@ case " $* " in
 *" miri "*)
     cargo +nightly miri --version >/dev/null 2>&1 ||
         rustup component add --toolchain nightly miri rust-src >&2
+    ;;
+esac
+case " $* " in
+*" tsan "*)
+    library="$(rustc +nightly --print sysroot)/lib/rustlib/src/rust/library"
+    [ -e "$library" ] || rustup component add --toolchain nightly rust-src >&2
     ;;
 esac
 say "ready"
