@@ -114,8 +114,8 @@ mod tests {
 
     #[test]
     fn options_go_to_whom_they_concern() {
-        let list = "defaults,nofail,x-systemd.automount,ro,memory=1G,delta=2M,noatime,commit=1,cut-tail,user_subvolumes,\
-             transport=uring,writeback_cache,nobtime";
+        let list = "defaults,nofail,x-systemd.automount,ro,memory=1G,delta=2M,noatime,commit=1,\
+             cut-tail,user_subvolumes,transport=uring,writeback_cache,nobtime";
         let options = parse(list);
         let Options { mount, engine } = options.unwrap();
         assert!(mount.read_only());
