@@ -26,8 +26,8 @@ impl Filesystem {
         self.inodes.is_crowded()
     }
 
-    /// Nodes that were looked up and not used for long: as many as there are too many, and an eighth
-    /// of [`crate::Options::lookups_max`]. What is in use nevertheless the front end keeps.
+    /// Nodes that were looked up and not used for long: as many as there are too many, and an
+    /// eighth of [`crate::Options::lookups_max`]. What is in use nevertheless the front end keeps.
     pub fn surplus_lookups(&self) -> Vec<NodeId> {
         self.inodes.surplus()
     }

@@ -5,6 +5,7 @@ use copyhold_fuse::Errno;
 use copyhold_fuse::protocol::{
     Attr, AttrReply, Caller, Data, Entry, NewNode, NodeId, Open, Segment, SetAttr, SetTime,
 };
+use copyhold_pool::PoolError;
 use copyhold_volume::VolumeError;
 
 use super::{ATTRIBUTES_VALID, NAMES_VALID};
@@ -155,7 +156,12 @@ pub(crate) fn errno(error: FsError) -> Errno {
             Errno::EINVAL
         }
         error => {
-            tracing::debug!(%error, "answered EIO");
+            let stopped = matches!(error, FsError::Pool(PoolError::Stopped { .. }));
+            if stopped || matches!(error, FsError::ShutDown | FsError::Damaged { .. }) {
+                tracing::debug!(%error, "answered EIO");
+            } else {
+                tracing::warn!(%error, "answered EIO");
+            }
             Errno::EIO
         }
     }
