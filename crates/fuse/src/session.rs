@@ -290,7 +290,7 @@ pub(crate) fn buffer_bytes(max_write: u32) -> usize {
     wire::MIN_READ_BUFFER.max(max_write as usize)
 }
 
-/// Makes rings for a connection that is about to be agreed, with this `max_write`, of so many bytes.
+/// Makes rings of so many bytes for a connection that is about to be agreed, with this `max_write`.
 pub(crate) type Prepare<O> = fn(&Device, u32, usize) -> io::Result<Rings<O>>;
 
 /// What INIT came to.
