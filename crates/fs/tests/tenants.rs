@@ -13,7 +13,7 @@ use copyhold_pool::{Tier, Transaction};
 use copyhold_types::{InodeNo, SubvolId};
 use copyhold_volume::quota::{GroupId, Ledger, LimitKind};
 use copyhold_volume::{Leaving, VolumeError, Volumes};
-use futures_util::future::join;
+use futures_util::future::{join, join_all};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
@@ -48,6 +48,49 @@ async fn free_blocks(fs: &Arc<Filesystem>) -> u64 {
         fs.sync().await.unwrap();
     }
     fs.pool().space().free
+}
+
+#[test]
+fn who_looks_beside_a_deletion_finds_what_was_there_or_that_it_is_gone() {
+    // So many that a name and its inode are in different leaves, each read when it is looked for.
+    const FILES: usize = 2000;
+    let mut gone = 0;
+    for seed in seeds(10) {
+        let world = World::new(seed, 16384);
+        world.run(async {
+            let fs = world.open().await;
+            let a = subvolume(&fs, "a").await;
+            for n in 0..FILES {
+                file(&fs, root_of(a), &format!("f{n}")).await;
+            }
+            fs.sync().await.unwrap();
+            fs.pool().flush_all().await.unwrap();
+            world.close(fs).await;
+            let fs = world.open().await;
+            let looks = (0..8).map(|who| {
+                let fs = fs.clone();
+                async move {
+                    for n in 0..40 {
+                        let name = format!("f{}", (who * 40 + n) * 97 % FILES);
+                        match fs.lookup(root_of(a), name.as_bytes()).await {
+                            Ok(found) => fs.forget(found.node, 1),
+                            Err(FsError::Stale) => return true,
+                            Err(other) => panic!("seed {seed}: {other}"),
+                        }
+                    }
+                    false
+                }
+            });
+            let delete = async {
+                fs.lookup(root_of(a), b"f0").await.unwrap();
+                fs.delete_subvolume(ROOT, b"a", None).await.unwrap();
+            };
+            let (looked, ()) = join(join_all(looks), delete).await;
+            gone += looked.into_iter().filter(|gone| *gone).count();
+            world.close(fs).await;
+        });
+    }
+    assert!(gone > 0, "no deletion came between");
 }
 
 #[test]

@@ -39,15 +39,19 @@ impl Filesystem {
         self.inode_of_entry(dir, found.node).await
     }
 
-    /// An inode that an entry names: if there is none, the directory is damaged.
+    /// An inode that an entry names: if there is none, the directory is damaged, unless it is
+    /// itself being deleted with its subvolume.
     pub(crate) async fn inode_of_entry(&self, dir: &Inode, node: NodeId) -> Result<InodeRef> {
         match self.inode(node).await {
-            Err(FsError::Stale) => Err(FsError::Damaged {
-                subvol: dir.node.subvol,
-                ino: dir.node.ino,
-                offset: 0,
-                why: format!("an entry leads to inode {}, which does not exist", node.ino),
-            }),
+            Err(FsError::Stale) => {
+                dir.subvol.present()?;
+                Err(FsError::Damaged {
+                    subvol: dir.node.subvol,
+                    ino: dir.node.ino,
+                    offset: 0,
+                    why: format!("an entry leads to inode {}, which does not exist", node.ino),
+                })
+            }
             other => other,
         }
     }
