@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::*;
 use copyhold_format::item::extent_key;
-use copyhold_fs::{Caller, Filesystem, FsError, NodeId, OpenFlags, SetAttr};
+use copyhold_fs::{Caller, DirEntry, Filesystem, FsError, NodeId, OpenFlags, SetAttr};
 use copyhold_pool::{Tier, Transaction};
 use copyhold_types::{InodeNo, SubvolId};
 use copyhold_volume::quota::{GroupId, Ledger, LimitKind};
@@ -81,11 +81,27 @@ fn who_looks_beside_a_deletion_finds_what_was_there_or_that_it_is_gone() {
                     false
                 }
             });
+            // All names or none, however far the deletion has come meanwhile.
+            let list = async {
+                for _ in 0..40 {
+                    let mut names = 0;
+                    let count = &mut |_: &DirEntry<'_>| {
+                        names += 1;
+                        true
+                    };
+                    match fs.readdir(root_of(a), 0, count).await {
+                        Ok(()) => assert_eq!(names, FILES + 2, "seed {seed}"),
+                        Err(FsError::Stale) => return,
+                        Err(other) => panic!("seed {seed}: {other}"),
+                    }
+                }
+            };
             let delete = async {
                 fs.lookup(root_of(a), b"f0").await.unwrap();
                 fs.delete_subvolume(ROOT, b"a", None).await.unwrap();
+                fs.volumes().finish_background().await.unwrap();
             };
-            let (looked, ()) = join(join_all(looks), delete).await;
+            let (looked, (_, ())) = join(join_all(looks), join(list, delete)).await;
             gone += looked.into_iter().filter(|gone| *gone).count();
             world.close(fs).await;
         });
