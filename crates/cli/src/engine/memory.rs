@@ -159,7 +159,7 @@ mod tests {
         for mib in [128, 200, 256, 512, 1024, 3072, 4096, 65_536, u64::MAX / MIB] {
             let shares = of(mib * MIB, None).unwrap();
             let rest = total(shares) + PROCESS + maps(POOL);
-            assert!(rest <= mib * MIB * USABLE / 100, "{mib}: {shares:?}");
+            assert!(rest <= mib * MIB / 100 * USABLE, "{mib}: {shares:?}");
             assert!(shares.nodes >= mib * MIB / 20, "{mib}: {shares:?}");
         }
     }
