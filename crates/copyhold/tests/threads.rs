@@ -2,9 +2,9 @@
 //! the others do.
 //!
 //! A number of operations that follows from a seed, not a time, so that this can be run under
-//! what watches threads. Each thread has names of its own, in a directory that others leave alone
-//! and in one that all use, and a stripe of one file that all write; so it knows what it must find
-//! there, now, in a snapshot, and when the pool is opened again.
+//! what watches threads (`make tsan`). Each thread has names of its own, in a directory that
+//! others leave alone and in one that all use, and a stripe of one file that all write; so it
+//! knows what it must find there, now, in a snapshot, and when the pool is opened again.
 
 #![allow(clippy::disallowed_methods, reason = "the machine's threads are what is tested")]
 
