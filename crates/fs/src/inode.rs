@@ -57,6 +57,13 @@ pub(crate) struct Shown {
 }
 
 impl Inode {
+    /// What is stored of it at byte `offset` is not what was written: logged, here alone.
+    pub(crate) fn damaged(&self, offset: u64, why: String) -> FsError {
+        let NodeId { subvol, ino } = self.node;
+        tracing::error!(subvol = subvol.0, ino = ino.0, offset, why, "a file is damaged");
+        FsError::Damaged { subvol, ino, offset, why }
+    }
+
     /// `last_txg`: no change of it can be in a later one.
     pub(crate) fn new(
         subvol: &Arc<Subvol>,

@@ -55,12 +55,8 @@ impl Filesystem {
             }
         }
         if value.len() != len {
-            return Err(FsError::Damaged {
-                subvol: inode.node.subvol,
-                ino: inode.node.ino,
-                offset: 0,
-                why: format!("attribute {:?} is incomplete", String::from_utf8_lossy(name)),
-            });
+            let name = String::from_utf8_lossy(name);
+            return Err(inode.damaged(0, format!("attribute {name:?} is incomplete")));
         }
         Ok(Some(value))
     }

@@ -98,7 +98,7 @@ fn look_ups_stay_near_their_bound_when_most_of_the_surplus_is_given_up() {
 }
 
 #[test]
-fn a_front_end_that_gives_up_nothing_is_asked_less_and_less() {
+fn a_front_end_that_gives_up_nothing_is_not_asked_each_time() {
     let world = World::new(1, 20_000);
     world.run(async {
         let fs = world.open_with(options()).await;
@@ -110,7 +110,7 @@ fn a_front_end_that_gives_up_nothing_is_asked_less_and_less() {
                 fs.surplus_lookups();
             }
         }
-        assert!((1..FILES).contains(&asked), "{asked} of {FILES}");
+        assert!((1..=FILES / 2).contains(&asked), "{asked} of {FILES}");
         assert_eq!(fs.inodes_and_lookups().1 as u64, FILES);
         world.close(fs).await;
     });

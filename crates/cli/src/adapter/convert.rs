@@ -157,7 +157,8 @@ pub(crate) fn errno(error: FsError) -> Errno {
         }
         error => {
             let stopped = matches!(error, FsError::Pool(PoolError::Stopped { .. }));
-            if stopped || matches!(error, FsError::ShutDown | FsError::Damaged { .. }) {
+            let logged = matches!(error, FsError::Damaged { .. } | FsError::Record { .. });
+            if stopped || logged || matches!(error, FsError::ShutDown) {
                 tracing::debug!(%error, "answered EIO");
             } else {
                 tracing::warn!(%error, "answered EIO");

@@ -52,8 +52,8 @@ fn shed(fs: &Filesystem, notifier: &Notifier) -> bool {
                 tracing::info!("the kernel cannot be asked to forget files; Linux 6.18 can");
                 return false;
             }
-            // The connection has ended.
-            Err(_) => return false,
+            // The connection has ended, or the kernel is short of memory: others may ask again.
+            Err(_) => return true,
         }
     }
     true

@@ -72,16 +72,17 @@ impl Shares {
             )));
         }
         let rest = budget / 100 * USABLE - fixed;
-        Shares::divided(budget, rest, delta.map(|size| size.0)).ok_or_else(|| {
+        Shares::divided(budget, rest, delta.map(|size| size.0)).map_err(|most| {
             let (delta, budget) = (delta.unwrap_or(Size(0)), Size(budget));
+            let most = most / MIB;
             Failure::usage(format!(
-                "delta={delta} does not fit into memory={budget}: a quarter of that does"
+                "delta={delta} is too much of memory={budget}: delta={most}M fits"
             ))
         })
     }
 
-    /// `None`: there is too little for that much `delta`.
-    fn divided(budget: u64, rest: u64, delta: Option<u64>) -> Option<Shares> {
+    /// If that much `delta` does not fit, the error is what does.
+    fn divided(budget: u64, rest: u64, delta: Option<u64>) -> Result<Shares, u64> {
         let shares = Shares {
             budget,
             requests: (rest / 4).min(BACKGROUND.1 * 2 * REQUEST),
@@ -92,8 +93,9 @@ impl Shares {
             nodes: 0,
         };
         let Shares { requests, dirty, delta, inodes, lookups, .. } = shares;
-        let nodes = rest.checked_sub(requests + dirty + inodes + lookups)?.checked_sub(delta)?;
-        Some(Shares { nodes, ..shares })
+        let left = rest - (requests + dirty + inodes + lookups);
+        let nodes = left.checked_sub(delta).ok_or(left)?;
+        Ok(Shares { nodes, ..shares })
     }
 
     /// Bytes for buffers that requests come in, before small ones are copied out of large ones.
@@ -168,7 +170,10 @@ mod tests {
     fn what_is_said_of_the_delta_goes_off_the_nodes() {
         let (usual, said) = (of(512 * MIB, None).unwrap(), of(512 * MIB, Some(2 * MIB)).unwrap());
         assert_eq!((said.delta, total(said)), (2 * MIB, total(usual)));
-        assert!(of(512 * MIB, Some(400 * MIB)).is_err());
+        let refused = of(512 * MIB, Some(400 * MIB)).unwrap_err().to_string();
+        let fits = refused.split("delta=").nth(2).unwrap().split('M').next().unwrap();
+        let fits = fits.parse::<u64>().unwrap() * MIB;
+        assert!(of(512 * MIB, Some(fits)).is_ok() && of(512 * MIB, Some(fits + MIB)).is_err());
     }
 
     #[test]

@@ -45,12 +45,8 @@ impl Filesystem {
         match self.inode(node).await {
             Err(FsError::Stale) => {
                 dir.subvol.present()?;
-                Err(FsError::Damaged {
-                    subvol: dir.node.subvol,
-                    ino: dir.node.ino,
-                    offset: 0,
-                    why: format!("an entry leads to inode {}, which does not exist", node.ino),
-                })
+                let why = format!("an entry leads to inode {}, which does not exist", node.ino);
+                Err(dir.damaged(0, why))
             }
             other => other,
         }

@@ -203,8 +203,7 @@ impl Filesystem {
             }
             at = self.inode(parent).await?;
         }
-        let why = "its parents form a loop".into();
-        Err(FsError::Damaged { subvol: dir.node.subvol, ino: dir.node.ino, offset: 0, why })
+        Err(dir.damaged(0, "its parents form a loop".into()))
     }
 
     async fn apply_rename(self: &Arc<Self>, caller: &Caller, ends: Ends<'_>) -> Result<()> {

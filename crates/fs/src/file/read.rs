@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use super::batch::REQUEST_BLOCKS_MAX;
 use super::dirty::Slot;
 use crate::inode::{Inode, State};
-use crate::{Atime, FileFlags, Filesystem, FsError, NodeId, Result};
+use crate::{Atime, FileFlags, Filesystem, NodeId, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -218,11 +218,7 @@ impl Filesystem {
     }
 
     fn verify(&self, inode: &Inode, request: &Request, buf: Result<Buf, PoolError>) -> Result<Buf> {
-        let damaged = |block: u64, why: String| {
-            let (subvol, ino, offset) = (inode.node.subvol, inode.node.ino, block * BLOCK);
-            tracing::error!(subvol = subvol.0, ino = ino.0, offset, why, "file data is damaged");
-            FsError::Damaged { subvol, ino, offset, why }
-        };
+        let damaged = |block: u64, why: String| inode.damaged(block * BLOCK, why);
         let buf = match buf {
             Ok(buf) => buf,
             Err(error @ PoolError::Device(_)) => {
