@@ -155,7 +155,7 @@ pub(crate) struct Dirt {
 impl State {
     /// The file is dirty, and will be on the list.
     pub(crate) fn note_dirty(&mut self) -> Dirt {
-        let listed = std::mem::replace(&mut self.data.listed, true);
+        let listed = self.data.list(true);
         Dirt { listed, ready: self.data.ready() }
     }
 }
@@ -308,7 +308,7 @@ impl Filesystem {
             let settled = state.data.settle_attached(self.pool.durable_txg());
             let clean = state.data.blocks.is_empty() && state.data.is_settled();
             if clean {
-                state.data.listed = false;
+                state.data.list(false);
                 self.flusher.list.lock().files.remove(inode.node);
             }
             settled

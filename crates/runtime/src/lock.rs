@@ -6,8 +6,8 @@
 //! Idea.     Nobody overtakes, so nobody need be rescued: while somebody waits, newcomers stand
 //!           behind, and who lets go hands the lock on to whom it is then for.
 //! In core.  One word: how many hold it, and whether anybody waits; the queue is touched only when
-//!           somebody does. So what nobody contends for costs one atomic operation to take and one
-//!           to let go of, and no allocation.
+//!           somebody does, and is made by the first who has to wait. So what nobody contends for
+//!           costs one atomic operation to take and one to let go of, no allocation, and three words.
 //!
 //! L1  While QUEUED is set, the fast way in is shut: the word changes by those who leave, and by
 //!     who holds the queue's mutex. QUEUED is set and cleared under that mutex.
@@ -45,8 +45,12 @@ const READER: usize = 4;
 #[derive(Debug, Default)]
 pub struct FifoRwLock {
     state: AtomicUsize,
-    queue: Mutex<Queue>,
+    queue: Mutex<Place>,
 }
+
+/// Where the queue is. Once made it stays: tickets are not given twice.
+#[derive(Debug, Default)]
+struct Place(Option<Box<Queue>>);
 
 #[derive(Debug, Default)]
 struct Queue {
@@ -66,6 +70,12 @@ struct Waiter {
 enum Mode {
     Read,
     Write,
+}
+
+impl Place {
+    fn queue(&mut self) -> &mut Queue {
+        self.0.get_or_insert_default()
+    }
 }
 
 impl Mode {
@@ -135,7 +145,8 @@ impl FifoRwLock {
     /// A place in the queue; nothing, if the lock was let go of meanwhile and is now held.
     fn stand(&self, mode: Mode, cx: &Context<'_>) -> Option<u64> {
         let waker = cx.waker().clone();
-        let mut queue = self.queue.lock();
+        let mut place = self.queue.lock();
+        let queue = place.queue();
         let state = self.state.fetch_or(QUEUED, Ordering::Acquire);
         if queue.waiters.is_empty() && mode.fits(state) {
             self.state.fetch_add(mode.weight(), Ordering::Relaxed);
@@ -151,24 +162,26 @@ impl FifoRwLock {
     /// Whether the waiter is still in the queue (L2); then it will be woken.
     fn waits(&self, ticket: u64, cx: &Context<'_>) -> bool {
         let mut waker = cx.waker().clone();
-        let mut queue = self.queue.lock();
-        let Some(place) = queue.place_of(ticket) else { return false };
-        std::mem::swap(&mut queue.waiters[place].waker, &mut waker);
-        drop(queue);
+        let mut place = self.queue.lock();
+        let queue = place.queue();
+        let Some(at) = queue.place_of(ticket) else { return false };
+        std::mem::swap(&mut queue.waiters[at].waker, &mut waker);
+        drop(place);
         true
     }
 
     /// A waiter gives up (L2).
     fn leave(&self, ticket: u64, mode: Mode) {
-        let mut queue = self.queue.lock();
-        let Some(place) = queue.place_of(ticket) else {
-            drop(queue);
+        let mut place = self.queue.lock();
+        let queue = place.queue();
+        let Some(at) = queue.place_of(ticket) else {
+            drop(place);
             return self.let_go(mode);
         };
-        let gone = queue.waiters.remove(place);
+        let gone = queue.waiters.remove(at);
         // It may have stood between those who read and others who want to.
-        let admitted = self.admit(&mut queue);
-        drop(queue);
+        let admitted = self.admit(queue);
+        drop(place);
         drop(gone);
         admitted.into_iter().for_each(Waker::wake);
     }
@@ -176,7 +189,7 @@ impl FifoRwLock {
     fn let_go(&self, mode: Mode) {
         let left = self.state.fetch_sub(mode.weight(), Ordering::Release) - mode.weight();
         if left == QUEUED {
-            let admitted = self.admit(&mut self.queue.lock());
+            let admitted = self.admit(self.queue.lock().queue());
             admitted.into_iter().for_each(Waker::wake);
         }
     }
@@ -399,7 +412,7 @@ mod tests {
             }
             askers.clear();
             assert_eq!(lock.state.load(Ordering::Relaxed), 0);
-            assert!(lock.queue.lock().waiters.is_empty());
+            assert!(lock.queue.lock().queue().waiters.is_empty());
         }
     }
 

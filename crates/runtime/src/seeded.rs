@@ -507,7 +507,7 @@ mod tests {
         let rt = SeededRuntime::new(1);
         rt.block_on(rt.sleep(Duration::from_secs(3600)));
         assert!((3_600_000_000_000..3_600_000_100_000).contains(&rt.now()));
-        assert_eq!(rt.wall_clock().secs, WALL_CLOCK_START_SECS + 3600);
+        assert_eq!({ rt.wall_clock().secs }, WALL_CLOCK_START_SECS + 3600);
     }
 
     #[test]

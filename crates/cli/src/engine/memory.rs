@@ -27,7 +27,7 @@ const PROCESS: u64 = 16 * MIB;
 const REST_MIN: u64 = 64 * MIB;
 /// A dirty block takes 4 KiB, and where only one of a file is dirty up to another one.
 const DIRTY_BLOCK: u64 = BLOCK_BYTES as u64 + 1024;
-const INODE: u64 = 1024;
+const INODE: u64 = 512;
 const LOOKUP: u64 = 64;
 /// An edit while it is replayed: in the log, unpacked, and where it belongs.
 const REPLAYED: u64 = 160;

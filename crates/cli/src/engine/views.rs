@@ -29,6 +29,7 @@ pub(crate) fn labels(pool: &Path) -> Result<Value, Failure> {
             Err(error) => return Err(Failure::from(error)),
         };
         let uberblocks: Vec<Value> = ring.iter().map(uberblock).collect();
+        let created = label.created.secs;
         Ok(json!({
             "pool": describe::id(label.pool),
             "label": label.name,
@@ -38,7 +39,7 @@ pub(crate) fn labels(pool: &Path) -> Result<Value, Failure> {
             "devices": label.devices,
             "generation": label.generation,
             "features": format!("{:?}", label.features),
-            "created": label.created.secs,
+            "created": created,
             "blocks": label.blocks,
             "log_at": label.log,
             "log_blocks": label.log_blocks,

@@ -92,7 +92,7 @@ impl Inode {
     /// Keeps the first error of background writes for the next fsync (R34).
     pub(super) fn tell(&self, written: Result<()>) {
         if let Err(error) = written {
-            self.state().error.get_or_insert(error);
+            self.state().error.get_or_insert_with(|| Box::new(error));
         }
     }
 }

@@ -15,9 +15,10 @@
 //!     still has them. The next installation removes them (R35).
 //! D6  Blocks that are logged behind the logged size are announced as a cut: after a crash they are
 //!     nobody's content, and must not show when the file grows (R36).
+//! D7  A file of which all is logged has no [`Unsettled`]: most files in memory are such.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 
 use crate::promise::Promise;
 use copyhold_types::{BLOCK_BYTES, Buf, Txg};
@@ -86,13 +87,20 @@ pub(crate) struct Took {
 
 #[derive(Default)]
 pub(crate) struct FileData {
+    /// Number of the last write.
+    version: u64,
+    last_batch: u64,
+    /// D7: made by the first change, gone when there is nothing left in it.
+    unsettled: Option<Box<Unsettled>>,
+}
+
+/// What is not in the log, or only just.
+#[derive(Default)]
+pub(crate) struct Unsettled {
     pub(crate) blocks: BTreeMap<u64, DirtyBlock>,
     reserved: Option<Promise>,
     /// Blocks with `since`, but not `taken`.
     ready: usize,
-    /// Number of the last write.
-    version: u64,
-    last_batch: u64,
     batches: BTreeSet<u64>,
     cut: Option<u64>,
     /// Extents from the cut up to this block are removed already, in steps.
@@ -106,10 +114,73 @@ pub(crate) struct FileData {
     /// Size or times differ from what is logged.
     changed: bool,
     /// The file is on the list of dirty ones.
-    pub(crate) listed: bool,
+    listed: bool,
+}
+
+/// Of a file of which all is logged.
+static NOTHING: Unsettled = Unsettled {
+    blocks: BTreeMap::new(),
+    reserved: None,
+    ready: 0,
+    batches: BTreeSet::new(),
+    cut: None,
+    cut_done: 0,
+    cut_announced: false,
+    ahead: 0,
+    ahead_announced: None,
+    changed: false,
+    listed: false,
+};
+
+impl Unsettled {
+    fn is_nothing(&self) -> bool {
+        self.blocks.is_empty()
+            && self.reserved.is_none()
+            && self.batches.is_empty()
+            && self.cut.is_none()
+            && !self.cut_announced
+            && self.ahead == 0
+            && self.ahead_announced.is_none()
+            && !self.changed
+            && !self.listed
+    }
+}
+
+impl Deref for FileData {
+    type Target = Unsettled;
+
+    fn deref(&self) -> &Unsettled {
+        self.unsettled.as_deref().unwrap_or(&NOTHING)
+    }
+}
+
+impl DerefMut for FileData {
+    fn deref_mut(&mut self) -> &mut Unsettled {
+        self.unsettled.get_or_insert_default()
+    }
 }
 
 impl FileData {
+    /// D7. Behind whatever may have been the last.
+    fn let_go(&mut self) {
+        match &mut self.unsettled {
+            Some(unsettled) if unsettled.is_nothing() => self.unsettled = None,
+            // An empty map keeps room for some.
+            Some(unsettled) if unsettled.blocks.is_empty() => unsettled.blocks = BTreeMap::new(),
+            _ => {}
+        }
+    }
+
+    /// Puts the file on the list of dirty ones, or takes it off. Whether it was there.
+    pub(crate) fn list(&mut self, listed: bool) -> bool {
+        let was = self.listed;
+        if was != listed {
+            self.listed = listed;
+            self.let_go();
+        }
+        was
+    }
+
     pub(crate) fn is_clean(&self) -> bool {
         self.blocks.is_empty() && self.cut.is_none() && !self.changed && !self.listed
     }
@@ -129,7 +200,10 @@ impl FileData {
     }
 
     pub(crate) fn set_changed(&mut self, changed: bool) {
-        self.changed = changed;
+        if self.changed != changed {
+            self.changed = changed;
+            self.let_go();
+        }
     }
 
     pub(crate) fn cut(&self) -> Option<u64> {
@@ -174,9 +248,12 @@ impl FileData {
     }
 
     pub(crate) fn cut_is_logged(&mut self) {
-        self.cut = None;
-        self.cut_done = 0;
-        self.cut_announced = false;
+        if self.cut.is_some() || self.cut_announced {
+            self.cut = None;
+            self.cut_done = 0;
+            self.cut_announced = false;
+            self.let_go();
+        }
     }
 
     /// Sets a cut that an earlier use of the pool has announced.
@@ -194,9 +271,10 @@ impl FileData {
 
     /// `blocks` blocks of what is reserved, or all there is.
     pub(crate) fn take_reserved(&mut self, blocks: u64) -> Option<Promise> {
-        let reserved = self.reserved.as_mut()?;
+        let unsettled = self.unsettled.as_mut()?;
+        let reserved = unsettled.reserved.as_mut()?;
         let all = reserved.blocks();
-        if all <= blocks { self.reserved.take() } else { Some(reserved.split(blocks)) }
+        if all <= blocks { unsettled.reserved.take() } else { Some(reserved.split(blocks)) }
     }
 
     /// How many blocks, 0 or 1, must be reserved for this one to become dirty now.
@@ -221,7 +299,8 @@ impl FileData {
         let version = self.version;
         let covered = self.cut.map_or(logged, |cut| cut.min(logged));
         let mut fresh = false;
-        let entry = self.blocks.entry(block).or_insert_with(|| {
+        let unsettled = &mut **self;
+        let entry = unsettled.blocks.entry(block).or_insert_with(|| {
             fresh = true;
             DirtyBlock {
                 slot: slot.clone(),
@@ -240,7 +319,7 @@ impl FileData {
             entry.since = Some(version);
             entry.in_place = in_place;
             if entry.taken.is_none() {
-                self.ready += 1;
+                unsettled.ready += 1;
             }
         }
         entry.attached = None;
@@ -322,12 +401,14 @@ impl FileData {
     ) -> Took {
         self.last_batch += 1;
         let id = self.last_batch;
-        let mut took = Vec::with_capacity(self.ready.min(blocks_max));
+        let nothing = Took { id, blocks: Vec::new(), in_place: false };
+        let Some(unsettled) = &mut self.unsettled else { return nothing };
+        let mut took = Vec::with_capacity(unsettled.ready.min(blocks_max));
         let mut pieces = 0;
         let mut next = None;
         let mut in_place = None;
-        for (&block, entry) in &mut self.blocks {
-            if took.len() == blocks_max || self.ready == 0 {
+        for (&block, entry) in &mut unsettled.blocks {
+            if took.len() == blocks_max || unsettled.ready == 0 {
                 break;
             }
             if entry.taken.is_some() || entry.since.is_none_or(|since| since > version) {
@@ -346,11 +427,11 @@ impl FileData {
             entry.taken = Some(id);
             entry.taken_limit = u64::MAX;
             entry.since = None;
-            self.ready -= 1;
+            unsettled.ready -= 1;
             took.push((block, entry.slot.clone()));
         }
         if !took.is_empty() {
-            self.batches.insert(id);
+            unsettled.batches.insert(id);
         }
         Took { id, blocks: took, in_place: in_place.unwrap_or(false) }
     }
@@ -368,18 +449,18 @@ impl FileData {
 
     /// The batch's content of `block` is installed. Whether the block has left memory.
     pub(crate) fn installed(&mut self, block: u64, batch: Taken, attached: Option<Txg>) -> bool {
-        let Some(entry) = self.blocks.get_mut(&block).filter(|e| e.taken == Some(batch.id)) else {
-            return false;
-        };
+        let Some(unsettled) = &mut self.unsettled else { return false };
+        let of_batch = |entry: &&mut DirtyBlock| entry.taken == Some(batch.id);
+        let Some(entry) = unsettled.blocks.get_mut(&block).filter(of_batch) else { return false };
         entry.taken = None;
         entry.covered = entry.covered_by(batch);
         if entry.since.is_some() {
-            self.ready += 1;
+            unsettled.ready += 1;
             return false;
         }
         entry.attached = attached;
         if attached.is_none() {
-            self.blocks.remove(&block);
+            unsettled.blocks.remove(&block);
         }
         attached.is_none()
     }
@@ -387,11 +468,11 @@ impl FileData {
     /// If the batch's content of `block` could not be written, it is dirty as before. How many
     /// blocks, 0 or 1, it wants reserved again: where it was changed meanwhile it has another.
     pub(crate) fn failed(&mut self, block: u64, id: u64, in_place: bool) -> u64 {
-        let Some(entry) = self.blocks.get_mut(&block).filter(|e| e.taken == Some(id)) else {
-            return 0;
-        };
+        let Some(unsettled) = &mut self.unsettled else { return 0 };
+        let of_batch = |entry: &&mut DirtyBlock| entry.taken == Some(id);
+        let Some(entry) = unsettled.blocks.get_mut(&block).filter(of_batch) else { return 0 };
         entry.taken = None;
-        self.ready += 1;
+        unsettled.ready += 1;
         if entry.since.is_some() {
             return 0;
         }
@@ -402,18 +483,12 @@ impl FileData {
 
     /// The batch is over.
     pub(crate) fn end_batch(&mut self, id: u64) {
-        self.batches.remove(&id);
-        if self.batches.is_empty() {
-            self.batches = BTreeSet::new();
+        let Some(unsettled) = &mut self.unsettled else { return };
+        unsettled.batches.remove(&id);
+        if unsettled.batches.is_empty() {
+            unsettled.batches = BTreeSet::new();
         }
         self.let_go();
-    }
-
-    /// A map that has become empty keeps room for some, in each file that was ever written.
-    fn let_go(&mut self) {
-        if self.blocks.is_empty() {
-            self.blocks = BTreeMap::new();
-        }
     }
 
     /// Whether a batch up to `id` is under way.
@@ -437,9 +512,10 @@ impl FileData {
 
     /// Lets go the blocks that have become durable. How many.
     pub(crate) fn settle_attached(&mut self, durable: Txg) -> usize {
-        let before = self.blocks.len();
-        self.blocks.retain(|_, entry| entry.attached.is_none_or(|txg| txg > durable));
-        let settled = before - self.blocks.len();
+        let Some(unsettled) = &mut self.unsettled else { return 0 };
+        let before = unsettled.blocks.len();
+        unsettled.blocks.retain(|_, entry| entry.attached.is_none_or(|txg| txg > durable));
+        let settled = before - unsettled.blocks.len();
         self.let_go();
         settled
     }
@@ -455,6 +531,23 @@ mod tests {
 
     fn take_all(data: &mut FileData, size: u64) -> Taken {
         Taken { id: data.take(u64::MAX, 100, 100, 32).id, size }
+    }
+
+    #[test]
+    fn of_a_file_of_which_all_is_logged_nothing_is_kept() {
+        let mut data = FileData::default();
+        data.list(true);
+        data.set_changed(true);
+        data.put(7, slot(1), 0, false);
+        let batch = take_all(&mut data, 8 * 4096);
+        assert!(!data.installed(7, batch, Some(Txg::FIRST)));
+        data.set_changed(false);
+        data.end_batch(batch.id);
+        assert!(!data.is_clean() && data.unsettled.is_some(), "attached, and on the list");
+        assert_eq!(data.settle_attached(Txg::FIRST), 1);
+        data.list(false);
+        assert!(data.is_clean() && data.unsettled.is_none());
+        assert_eq!((data.version(), data.last_batch()), (1, batch.id), "no number is given twice");
     }
 
     #[test]

@@ -35,7 +35,7 @@ impl Filesystem {
         // An error that a background write met is told once, here (R34).
         let earlier = inode.state().error.take();
         written?;
-        earlier.map_or(Ok(()), Err)?;
+        earlier.map_or(Ok(()), |earlier| Err(*earlier))?;
         // What was dirty may have been dropped with its subvolume, whose deletion a crash may undo.
         inode.state().expect_present()?;
         let txg = self.last_txg(inode).max(inode.subvol.volume.told());
