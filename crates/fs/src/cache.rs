@@ -3,8 +3,8 @@
 //! A node id says by itself where its inode is, so an inode that is clean may leave memory although
 //! the front end still knows it; only the count of look-ups stays, until they are forgotten.
 //!
-//! Every request looks here, so both stand in one entry of a hash map: by subvolume and then by
-//! number, since a subvolume that is deleted takes its inodes along.
+//! Every request looks here, so both stand in one entry of a hash map. A subvolume that is deleted
+//! takes its inodes along: it counts how many there are, and they are looked for among all.
 //!
 //! C1  An inode is in memory at most once: it is loaded under its shard's load lock, and leaves
 //!     only when nothing but the cache refers to it.
@@ -18,15 +18,16 @@ mod held;
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use copyhold_runtime::{FifoMutex, FifoMutexGuard};
-use copyhold_types::{InodeNo, SubvolId, Txg};
+use copyhold_types::Txg;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use self::held::Held;
 use crate::inode::{Inode, InodeRef};
+use crate::subvol::Subvol;
 use crate::{NodeId, Options};
 
 const SHARDS: usize = 64;
@@ -47,7 +48,8 @@ struct Shard {
 
 #[derive(Default)]
 struct ShardMap {
-    subvols: FxHashMap<SubvolId, FxHashMap<InodeNo, Known>>,
+    /// By [`NodeId::raw`].
+    nodes: FxHashMap<u64, Known>,
     /// Inodes in memory.
     cached: usize,
     held: Held,
@@ -114,7 +116,11 @@ impl InodeCache {
         let mut map = self.shard(inode.node).map.lock();
         map.make_room(self.per_shard_max);
         map.order.push_back(inode.node);
-        map.put(inode)
+        let before = map.put(inode);
+        drop(map);
+        // The count of its subvolume comes before whatever is asked of that now.
+        fence(Ordering::SeqCst);
+        before
     }
 
     /// Takes out an inode that was removed for good.
@@ -168,65 +174,61 @@ impl InodeCache {
         self.shard(node).map.lock().known(node).is_some_and(|known| known.lookups > 0)
     }
 
-    /// The inodes in memory of one subvolume, however many there are of others.
-    pub(crate) fn of_subvol(&self, subvol: SubvolId) -> Vec<InodeRef> {
-        let mut found: Vec<InodeRef> = Vec::new();
-        for shard in &self.shards {
-            let map = shard.map.lock();
-            found.extend(map.subvols.get(&subvol).into_iter().flat_map(inodes).cloned());
+    /// The inodes in memory of one subvolume. Goes through all others, unless there is none. Of a
+    /// subvolume that is marked as gone before, who adds one later finds it gone (see `put`).
+    pub(crate) fn of_subvol(&self, subvol: &Subvol) -> Vec<InodeRef> {
+        fence(Ordering::SeqCst);
+        match subvol.cached.load(Ordering::Relaxed) {
+            0 => Vec::new(),
+            _ => self.collect(|inode| inode.node.subvol == subvol.id()),
         }
-        found.sort_unstable_by_key(|inode| inode.node);
-        found
     }
 
     /// Whether there is one in memory that `is`.
     pub(crate) fn any(&self, is: impl Fn(&Inode) -> bool) -> bool {
         self.shards.iter().any(|shard| {
             let map = shard.map.lock();
-            map.subvols.values().flat_map(inodes).any(|inode| is(inode))
+            map.inodes().any(|inode| is(inode))
         })
     }
 
     /// All inodes in memory, by number.
     pub(crate) fn all(&self) -> Vec<InodeRef> {
-        let mut all: Vec<InodeRef> = Vec::new();
-        for shard in &self.shards {
-            let map = shard.map.lock();
-            all.reserve(map.cached);
-            all.extend(map.subvols.values().flat_map(inodes).cloned());
-        }
-        all.sort_unstable_by_key(|inode| inode.node);
-        all
+        self.collect(|_| true)
     }
-}
 
-fn inodes(of: &FxHashMap<InodeNo, Known>) -> impl Iterator<Item = &InodeRef> {
-    of.values().filter_map(|known| known.inode.as_ref())
+    /// Those in memory that are `wanted`, by number.
+    fn collect(&self, wanted: impl Fn(&Inode) -> bool) -> Vec<InodeRef> {
+        let mut found: Vec<InodeRef> = Vec::new();
+        for shard in &self.shards {
+            found.extend(shard.map.lock().inodes().filter(|inode| wanted(inode)).cloned());
+        }
+        found.sort_unstable_by_key(|inode| inode.node);
+        found
+    }
 }
 
 impl ShardMap {
     fn known(&self, node: NodeId) -> Option<&Known> {
-        self.subvols.get(&node.subvol)?.get(&node.ino)
+        self.nodes.get(&node.raw())
     }
 
     fn entry(&mut self, node: NodeId) -> &mut Known {
-        self.subvols.entry(node.subvol).or_default().entry(node.ino).or_default()
+        self.nodes.entry(node.raw()).or_default()
+    }
+
+    fn inodes(&self) -> impl Iterator<Item = &InodeRef> {
+        self.nodes.values().filter_map(|known| known.inode.as_ref())
     }
 
     /// Changes what is known of `node`, be it nothing, and keeps no entry of nothing.
     fn change<T>(&mut self, node: NodeId, change: impl FnOnce(&mut Known) -> T) -> T {
-        let Entry::Occupied(mut subvol) = self.subvols.entry(node.subvol) else {
-            return change(&mut Known::default());
-        };
-        let Entry::Occupied(mut entry) = subvol.get_mut().entry(node.ino) else {
+        let Entry::Occupied(mut entry) = self.nodes.entry(node.raw()) else {
             return change(&mut Known::default());
         };
         let result = change(entry.get_mut());
         if entry.get().inode.is_none() && entry.get().lookups == 0 {
             entry.remove();
-            if subvol.get().is_empty() {
-                subvol.remove();
-            }
         }
         result
     }
@@ -256,23 +258,26 @@ impl ShardMap {
         if count == 0 {
             return;
         }
-        let idle = self.subvols.iter().flat_map(|(subvol, nodes)| {
-            let idle = nodes.iter().filter(|(_, known)| known.inode.is_none() && known.lookups > 0);
-            idle.map(|(ino, _)| NodeId { subvol: *subvol, ino: *ino })
-        });
-        surplus.extend(idle.take(count));
+        let is_idle = |known: &Known| known.inode.is_none() && known.lookups > 0;
+        let idle = self.nodes.iter().filter(|(_, known)| is_idle(known));
+        surplus.extend(idle.filter_map(|(&raw, _)| NodeId::from_raw(raw)).take(count));
     }
 
     fn put(&mut self, inode: InodeRef) -> Option<InodeRef> {
+        inode.subvol.cached.fetch_add(1, Ordering::Relaxed);
+        self.cached += 1;
         let before = self.entry(inode.node).inode.replace(inode);
-        self.cached += usize::from(before.is_none());
-        before
+        before.inspect(|before| self.has_left(before))
     }
 
     fn take(&mut self, node: NodeId) -> Option<InodeRef> {
         let taken = self.change(node, |known| known.inode.take());
-        self.cached -= usize::from(taken.is_some());
-        taken
+        taken.inspect(|taken| self.has_left(taken))
+    }
+
+    fn has_left(&mut self, inode: &Inode) {
+        self.cached -= 1;
+        inode.subvol.cached.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Lets a few clean inodes go if there are `max`. The cache may exceed it by those in use.

@@ -4,6 +4,7 @@
 //! are applied, since a snapshot gives a subvolume another one.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use copyhold_format::item::{HashKey, Place};
 use copyhold_runtime::{FifoMutex, FifoRwLock};
@@ -25,12 +26,20 @@ pub(crate) struct Subvol {
     /// exclusively by a snapshot until it shares that space: what was accepted for it has no other
     /// (R10, R22).
     pub(crate) in_place: FifoRwLock,
+    /// Its inodes in memory.
+    pub(crate) cached: AtomicUsize,
 }
 
 impl Subvol {
     pub(crate) fn new(volume: Arc<volume::Subvol>) -> Subvol {
         let hash_key = volume.item().hash_key;
-        Subvol { volume, hash_key, rename: FifoMutex::new(), in_place: FifoRwLock::new() }
+        Subvol {
+            volume,
+            hash_key,
+            rename: FifoMutex::new(),
+            in_place: FifoRwLock::new(),
+            cached: AtomicUsize::new(0),
+        }
     }
 
     pub(crate) fn id(&self) -> SubvolId {

@@ -366,8 +366,9 @@ impl Filesystem {
     /// Inodes of a deleted subvolume are stale, and what was dirty of them is nobody's. Gives those
     /// of whose content a front end may know: what was open, and directories.
     pub(crate) fn forget_subvol(&self, id: SubvolId) -> Vec<NodeId> {
-        self.subvols.write().remove(&id);
-        let inodes = self.inodes.of_subvol(id).into_iter();
+        // Nobody has an inode of what nobody has asked for.
+        let Some(subvol) = self.subvols.write().remove(&id) else { return Vec::new() };
+        let inodes = self.inodes.of_subvol(&subvol).into_iter();
         let is_known = |inode: &InodeRef| inode.is_dir() || inode.state().opens > 0;
         let forgotten = inodes.filter_map(|inode| {
             self.forget_inode(&inode);
