@@ -352,8 +352,11 @@ impl Filesystem {
         tx.put(FILES, item::inode_key(ino), &item.encode()[..]);
     }
 
+    /// The value of a key among a subvolume's files. As the two below it is asked behind the look
+    /// whether the subvolume is there: what is deleted has no table, which reads as an empty one.
     pub(crate) async fn get(&self, subvol: &Subvol, key: Key) -> Result<Option<Value>> {
-        Ok(self.volumes.get(&subvol.volume, key).await?)
+        let found = self.volumes.get(&subvol.volume, key).await?;
+        subvol.present().map(|()| found)
     }
 
     /// Items of a subvolume's files with `from <= key < to`, ascending, at most `limit`.
@@ -364,7 +367,8 @@ impl Filesystem {
         to: Key,
         limit: usize,
     ) -> Result<Vec<(Key, Value)>> {
-        Ok(self.volumes.range(&subvol.volume, from, to, limit).await?)
+        let found = self.volumes.range(&subvol.volume, from, to, limit).await?;
+        subvol.present().map(|()| found)
     }
 
     /// The last item of a subvolume's files with `floor <= key < below`.
@@ -374,7 +378,8 @@ impl Filesystem {
         below: Key,
         floor: Key,
     ) -> Result<Option<(Key, Value)>> {
-        Ok(self.volumes.last_below(&subvol.volume, below, floor).await?)
+        let found = self.volumes.last_below(&subvol.volume, below, floor).await?;
+        subvol.present().map(|()| found)
     }
 
     pub(crate) async fn next_ino(&self, subvol: &Subvol) -> Result<InodeNo> {
@@ -439,5 +444,49 @@ pub(crate) fn new_item(mode: u32, owner: &Caller, now: Timestamp) -> InodeItem {
         generation: 0,
         parent: InodeNo(0),
         xattrs: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use copyhold_device::DynDevice;
+    use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
+    use copyhold_pool::{CreateOptions, OpenOptions};
+    use copyhold_runtime::SeededRuntime;
+    use copyhold_types::DeviceId;
+
+    use super::*;
+
+    #[test]
+    fn what_is_read_of_a_subvolume_behind_its_deletion_is_stale_and_not_empty() {
+        let runtime = SeededRuntime::new(1);
+        let rt: Rt = runtime.clone();
+        let image = SimImage::empty(16384);
+        let device: DynDevice =
+            SimDevice::from_image(rt.clone(), DeviceId(0), image, SimConfig::new(1));
+        runtime.block_on(async {
+            let options = CreateOptions { log_bytes: Some(1 << 20), ..CreateOptions::default() };
+            Pool::create(&rt, &device, &options).await.unwrap();
+            let options = OpenOptions { tenants: true, ..OpenOptions::default() };
+            let pool = Pool::open(rt.clone(), device.clone(), options).await.unwrap();
+            Filesystem::format(&pool, &Caller::ROOT, 0o755).await.unwrap();
+            let fs = Filesystem::open(pool, Options::default()).await.unwrap();
+            let by = &Caller::ROOT;
+            let id = fs.create_subvolume(by, NodeId::ROOT, b"a", None).await.unwrap();
+            let subvol = fs.subvol(id).await.unwrap();
+            let key = item::inode_key(InodeNo::ROOT);
+            assert!(fs.get(&subvol, key).await.unwrap().is_some());
+
+            fs.delete_subvolume(NodeId::ROOT, b"a", None).await.unwrap();
+            fs.volumes().finish_background().await.unwrap();
+            let got = fs.get(&subvol, key).await;
+            assert!(matches!(got, Err(FsError::Stale)), "{got:?}");
+            let listed = fs.range(&subvol, Key::MIN, Key::MAX, 10).await;
+            assert!(matches!(listed, Err(FsError::Stale)), "{listed:?}");
+            let last = fs.last_below(&subvol, Key::MAX, Key::MIN).await;
+            assert!(matches!(last, Err(FsError::Stale)), "{last:?}");
+            fs.close().await.unwrap();
+            fs.pool().close().await.unwrap();
+        });
     }
 }

@@ -87,7 +87,10 @@ pub struct Subvol {
     id: SubvolId,
     pub(crate) family: Arc<FamilyCell>,
     item: Mutex<SubvolItem>,
+    /// Of the item, what is asked with each operation: where the files are, and whether it is being
+    /// deleted.
     files: AtomicU64,
+    dying: AtomicBool,
     /// Twice the number of times that its files were moved to another table; odd while they are.
     moves: AtomicU64,
     /// The last txg that made, moved or changed it as a whole since the pool was opened; or 0.
@@ -99,9 +102,10 @@ pub struct Subvol {
 impl Subvol {
     pub(crate) fn new(id: SubvolId, family: Arc<FamilyCell>, item: SubvolItem) -> Arc<Subvol> {
         let files = AtomicU64::new(item.table.0);
+        let dying = AtomicBool::new(item.state != SubvolState::Live);
         let (moves, told) = (AtomicU64::new(0), AtomicU64::new(0));
         let (item, walked) = (Mutex::new(item), AtomicU8::new(0));
-        Arc::new(Subvol { id, family, item, files, moves, told, walked })
+        Arc::new(Subvol { id, family, item, files, dying, moves, told, walked })
     }
 
     pub fn id(&self) -> SubvolId {
@@ -126,7 +130,7 @@ impl Subvol {
     }
 
     pub fn is_dying(&self) -> bool {
-        self.item.lock().state != SubvolState::Live
+        self.dying.load(Ordering::Acquire)
     }
 
     pub fn is_read_only(&self) -> bool {
@@ -146,6 +150,7 @@ impl Subvol {
     pub(crate) fn set_item(&self, item: SubvolItem) {
         *self.item.lock() = item;
         self.files.store(item.table.0, Ordering::Release);
+        self.dying.store(item.state != SubvolState::Live, Ordering::Release);
     }
 
     /// Says that the files are being moved, until [`Self::set_moved`]. The family is locked.
