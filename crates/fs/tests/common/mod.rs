@@ -2,6 +2,8 @@
 #![allow(dead_code)] // each test binary uses a part
 #![allow(unreachable_pub)] // a module of several test programs
 
+pub mod tenants;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
