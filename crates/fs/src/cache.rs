@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use copyhold_runtime::{FifoMutex, FifoMutexGuard};
-use copyhold_types::Txg;
+use copyhold_types::{InodeNo, Txg};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
@@ -174,12 +174,16 @@ impl InodeCache {
         self.shard(node).map.lock().known(node).is_some_and(|known| known.lookups > 0)
     }
 
-    /// The inodes in memory of one subvolume. Goes through all others, unless there is none. Of a
-    /// subvolume that is marked as gone before, who adds one later finds it gone (see `put`).
+    /// The inodes in memory of one subvolume. Goes through all others, unless there is none but its
+    /// root. Of a subvolume that is marked as gone before, who adds one later finds it gone (see
+    /// `put`).
     pub(crate) fn of_subvol(&self, subvol: &Subvol) -> Vec<InodeRef> {
+        // While it is held here it stays, so it is among those that are counted.
+        let root = self.get(subvol.node(InodeNo::ROOT));
         fence(Ordering::SeqCst);
-        match subvol.cached.load(Ordering::Relaxed) {
-            0 => Vec::new(),
+        match (subvol.cached.load(Ordering::Relaxed), root) {
+            (0, _) => Vec::new(),
+            (1, Some(root)) if std::ptr::eq(&*root.subvol, subvol) => vec![root],
             _ => self.collect(|inode| inode.node.subvol == subvol.id()),
         }
     }
