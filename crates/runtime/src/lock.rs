@@ -7,7 +7,8 @@
 //!           behind, and who lets go hands the lock on to whom it is then for.
 //! In core.  One word: how many hold it, and whether anybody waits; the queue is touched only when
 //!           somebody does, and is made by the first who has to wait. So what nobody contends for
-//!           costs one atomic operation to take and one to let go of, no allocation, and three words.
+//!           costs one atomic operation to take and one to let go of, no allocation, and is three
+//!           words.
 //!
 //! L1  While QUEUED is set, the fast way in is shut: the word changes by those who leave, and by
 //!     who holds the queue's mutex. QUEUED is set and cleared under that mutex.
