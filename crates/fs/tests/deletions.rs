@@ -209,3 +209,28 @@ fn waiting_for_a_deletion_that_meets_damage_ends() {
         world.close(fs).await;
     });
 }
+
+/// Whatever of it was in memory, be it the root alone.
+#[test]
+fn no_inode_of_a_deleted_subvolume_stays_in_memory() {
+    for files in [0, 1, 20] {
+        let world = World::new(41 + files, 16384);
+        world.run(async {
+            let fs = world.open().await;
+            let (a, b) = (subvolume(&fs, "a").await, subvolume(&fs, "b").await);
+            let other = file(&fs, root_of(b), "f").await;
+            let mut nodes = vec![root_of(a)];
+            for n in 0..files {
+                nodes.push(file(&fs, root_of(a), &format!("f{n}")).await);
+            }
+            fs.sync().await.unwrap();
+            fs.delete_subvolume(ROOT, b"a", None).await.unwrap();
+            for node in nodes {
+                let found = fs.getattr(node).await;
+                assert!(matches!(found, Err(FsError::Stale)), "{files} files, {node}: {found:?}");
+            }
+            fs.getattr(other).await.unwrap();
+            world.close(fs).await;
+        });
+    }
+}
