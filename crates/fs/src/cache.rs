@@ -1,9 +1,10 @@
 //! The inodes in memory, and how often the front end holds each.
 //!
 //! A node id says by itself where its inode is, so an inode that is clean may leave memory although
-//! the front end still knows it; only the count of look-ups stays, until they are forgotten.
+//! the front end knows it, or has it open: only the counts stay, until they are given back. So what
+//! tenants have open takes a few words each, and no more inodes than there is room for.
 //!
-//! Every request looks here, so both stand in one entry of a hash map. A subvolume that is deleted
+//! Every request looks here, so all of it stands in one entry of a hash map. A subvolume that is deleted
 //! takes its inodes along: it counts how many there are, and they are looked for among all.
 //!
 //! C1  An inode is in memory at most once: it is loaded under its shard's load lock, and leaves
@@ -21,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use copyhold_runtime::{FifoMutex, FifoMutexGuard};
-use copyhold_types::{InodeNo, Txg};
+use copyhold_types::{InodeNo, SubvolId, Txg};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
@@ -52,17 +53,30 @@ struct ShardMap {
     nodes: FxHashMap<u64, Known>,
     /// Inodes in memory.
     cached: usize,
+    /// Nodes that are open, and their inodes not in memory.
+    away: usize,
     held: Held,
     /// Candidates for leaving, oldest first: each cached inode once, and some that were removed.
     order: VecDeque<NodeId>,
     evicted_txg: Option<Txg>,
 }
 
-/// What is there of a node: an inode, or look-ups, or both.
+/// What is there of a node.
 #[derive(Default)]
 struct Known {
     inode: Option<InodeRef>,
     lookups: u64,
+    opens: u32,
+}
+
+impl Known {
+    fn is_nothing(&self) -> bool {
+        self.inode.is_none() && self.lookups == 0 && self.opens == 0
+    }
+
+    fn is_away(&self) -> bool {
+        self.inode.is_none() && self.opens > 0
+    }
 }
 
 impl InodeCache {
@@ -145,6 +159,37 @@ impl InodeCache {
         self.shard(node).map.lock().drop_lookups(node, count)
     }
 
+    pub(crate) fn add_open(&self, node: NodeId) {
+        self.shard(node).map.lock().change(node, |known| known.opens += 1);
+    }
+
+    /// Whether none is left.
+    pub(crate) fn drop_open(&self, node: NodeId) -> bool {
+        self.shard(node).map.lock().change(node, |known| {
+            known.opens = known.opens.saturating_sub(1);
+            known.opens == 0
+        })
+    }
+
+    pub(crate) fn is_open(&self, node: NodeId) -> bool {
+        self.shard(node).map.lock().known(node).is_some_and(|known| known.opens > 0)
+    }
+
+    /// Whether the front end may still ask for it.
+    pub(crate) fn is_held(&self, node: NodeId) -> bool {
+        let map = self.shard(node).map.lock();
+        map.known(node).is_some_and(|known| known.lookups > 0 || known.opens > 0)
+    }
+
+    /// The nodes of a subvolume that are open, and their inodes not in memory.
+    pub(crate) fn away_of(&self, subvol: SubvolId) -> Vec<NodeId> {
+        let mut away = Vec::new();
+        for shard in &self.shards {
+            shard.map.lock().away_of(subvol, &mut away);
+        }
+        away
+    }
+
     /// How many inodes are in memory, and how many nodes the front end holds.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let count = |(inodes, held), shard: &Shard| {
@@ -168,10 +213,6 @@ impl InodeCache {
             shard.map.lock().surplus(&mut surplus);
         }
         surplus
-    }
-
-    pub(crate) fn has_lookups(&self, node: NodeId) -> bool {
-        self.shard(node).map.lock().known(node).is_some_and(|known| known.lookups > 0)
     }
 
     /// The inodes in memory of one subvolume. Goes through all others, unless there is none but its
@@ -217,31 +258,42 @@ impl ShardMap {
         self.nodes.get(&node.raw())
     }
 
-    fn entry(&mut self, node: NodeId) -> &mut Known {
-        self.nodes.entry(node.raw()).or_default()
-    }
-
     fn inodes(&self) -> impl Iterator<Item = &InodeRef> {
         self.nodes.values().filter_map(|known| known.inode.as_ref())
     }
 
     /// Changes what is known of `node`, be it nothing, and keeps no entry of nothing.
     fn change<T>(&mut self, node: NodeId, change: impl FnOnce(&mut Known) -> T) -> T {
-        let Entry::Occupied(mut entry) = self.nodes.entry(node.raw()) else {
-            return change(&mut Known::default());
-        };
-        let result = change(entry.get_mut());
-        if entry.get().inode.is_none() && entry.get().lookups == 0 {
-            entry.remove();
+        match self.nodes.entry(node.raw()) {
+            Entry::Vacant(place) => {
+                let mut known = Known::default();
+                let result = change(&mut known);
+                self.away += usize::from(known.is_away());
+                if !known.is_nothing() {
+                    place.insert(known);
+                }
+                result
+            }
+            Entry::Occupied(mut entry) => {
+                let known = entry.get_mut();
+                self.away -= usize::from(known.is_away());
+                let result = change(known);
+                self.away += usize::from(known.is_away());
+                if known.is_nothing() {
+                    entry.remove();
+                }
+                result
+            }
         }
-        result
     }
 
     /// Whether the shard is crowded (L1).
     fn add_lookup(&mut self, node: NodeId) -> bool {
-        let known = self.entry(node);
-        known.lookups += 1;
-        known.lookups == 1 && self.held.add()
+        let is_first = self.change(node, |known| {
+            known.lookups += 1;
+            known.lookups == 1
+        });
+        is_first && self.held.add()
     }
 
     fn drop_lookups(&mut self, node: NodeId, count: u64) -> bool {
@@ -262,15 +314,25 @@ impl ShardMap {
         if count == 0 {
             return;
         }
-        let is_idle = |known: &Known| known.inode.is_none() && known.lookups > 0;
+        let is_idle =
+            |known: &Known| known.inode.is_none() && known.lookups > 0 && known.opens == 0;
         let idle = self.nodes.iter().filter(|(_, known)| is_idle(known));
         surplus.extend(idle.filter_map(|(&raw, _)| NodeId::from_raw(raw)).take(count));
+    }
+
+    fn away_of(&self, subvol: SubvolId, away: &mut Vec<NodeId>) {
+        if self.away == 0 {
+            return;
+        }
+        let open = self.nodes.iter().filter(|(_, known)| known.is_away());
+        let nodes = open.filter_map(|(&raw, _)| NodeId::from_raw(raw));
+        away.extend(nodes.filter(|node| node.subvol == subvol));
     }
 
     fn put(&mut self, inode: InodeRef) -> Option<InodeRef> {
         inode.subvol.cached.fetch_add(1, Ordering::Relaxed);
         self.cached += 1;
-        let before = self.entry(inode.node).inode.replace(inode);
+        let before = self.change(inode.node, |known| known.inode.replace(inode));
         before.inspect(|before| self.has_left(before))
     }
 

@@ -16,6 +16,7 @@ use copyhold_types::{BLOCK_BYTES, Buf, EpochId, InodeNo, Key, SubvolId, Timestam
 use copyhold_volume::{InodeChange, Volumes};
 use parking_lot::RwLock;
 
+use crate::atimes::Atimes;
 use crate::cache::InodeCache;
 use crate::inode::{Inode, InodeRef};
 use crate::promise::Charge;
@@ -45,7 +46,7 @@ pub struct Filesystem {
     pub(crate) rt: Rt,
     pub(crate) options: Options,
     /// For tasks that outlive the call that begins them.
-    me: Weak<Filesystem>,
+    pub(crate) me: Weak<Filesystem>,
     pub(crate) volumes: Arc<Volumes>,
     /// Those that were asked for.
     pub(crate) subvols: RwLock<BTreeMap<SubvolId, Arc<Subvol>>>,
@@ -56,6 +57,7 @@ pub struct Filesystem {
     pub(crate) flusher: Flusher,
     pub(crate) reaper: Reaper,
     pub(crate) refusals: Refusals,
+    pub(crate) atimes: Atimes,
     pub(crate) zeros: Buf,
     fsid: u64,
     closed: AtomicBool,
@@ -110,6 +112,7 @@ impl Filesystem {
             flusher: Flusher::new(&options),
             reaper: Reaper::default(),
             refusals: Refusals::default(),
+            atimes: Atimes::new(&options),
             zeros: Buf::zeroed(ZERO_BLOCKS),
             fsid,
             closed: AtomicBool::new(false),

@@ -48,6 +48,16 @@ impl Filesystem {
         inode: &InodeRef,
         flags: OpenFlags,
     ) -> Result<()> {
+        // Counted first: from then on a file without a name stays.
+        self.inodes.add_open(inode.node);
+        let opened = self.may_open(inode, flags).await;
+        if opened.is_err() {
+            self.release(inode.node);
+        }
+        opened
+    }
+
+    async fn may_open(self: &Arc<Self>, inode: &InodeRef, flags: OpenFlags) -> Result<()> {
         let changes = flags.write || flags.truncate;
         if changes && inode.is_dir() {
             return Err(FsError::IsDirectory);
@@ -57,7 +67,7 @@ impl Filesystem {
             inode.subvol.writable()?;
         }
         {
-            let mut state = inode.state();
+            let state = inode.state();
             state.expect_present()?;
             if changes {
                 state.expect_not_immutable()?;
@@ -67,16 +77,11 @@ impl Filesystem {
             {
                 return Err(FsError::NotPermitted("the file can only be appended to"));
             }
-            state.opens += 1;
         }
-        if flags.truncate
-            && inode.kind == FileKind::Regular
-            && let Err(error) = self.truncate_open(inode, flags.kill_priv).await
-        {
-            self.release(inode.node);
-            return Err(error);
+        match flags.truncate && inode.kind == FileKind::Regular {
+            true => self.truncate_open(inode, flags.kill_priv).await,
+            false => Ok(()),
         }
-        Ok(())
     }
 
     async fn truncate_open(self: &Arc<Self>, inode: &InodeRef, kill_priv: bool) -> Result<()> {
@@ -89,14 +94,8 @@ impl Filesystem {
 
     /// The other way of [`Self::open_node`], `create` and `tmpfile`.
     pub fn release(self: &Arc<Self>, node: NodeId) {
-        let Some(inode) = self.inodes.get(node) else { return };
-        let last = {
-            let mut state = inode.state();
-            state.opens = state.opens.saturating_sub(1);
-            state.opens == 0
-        };
-        if last {
-            self.reap_if_unused(&inode);
+        if self.inodes.drop_open(node) {
+            self.unused(node);
         }
     }
 

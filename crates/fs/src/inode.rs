@@ -34,7 +34,6 @@ pub(crate) struct State {
     pub(crate) item: InodeItem,
     /// What of it callers see otherwise, until the data it belongs to is logged (F1).
     pub(crate) shown: Shown,
-    pub(crate) opens: u32,
     /// The last txg with a change of this file (R34).
     pub(crate) last_txg: Option<Txg>,
     /// A failed write that no fsync has told yet (R34).
@@ -83,7 +82,6 @@ impl Inode {
             state: Mutex::new(State {
                 item,
                 shown,
-                opens: 0,
                 last_txg,
                 error: None,
                 linkable: false,
@@ -223,7 +221,7 @@ impl State {
 
     /// Nothing is lost if this inode leaves memory.
     pub(crate) fn is_clean(&self) -> bool {
-        self.opens == 0 && self.error.is_none() && self.item.nlink > 0 && self.data.is_clean()
+        self.error.is_none() && self.item.nlink > 0 && self.data.is_clean()
     }
 }
 

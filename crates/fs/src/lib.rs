@@ -17,7 +17,8 @@
 //! F3  Dirty blocks own a reservation; an accepted write is never refused later (R22).
 //! F4  Items are looked up before, and computed within, the section that applies them (R1, R4).
 //!
-//! Locks, outermost first; no task takes them in another order:
+//! Locks, outermost first; no task takes them in another order (who logs access times, `atimes`,
+//! holds none of these when its turn comes):
 //!   1. the lock of moves (async), by what takes an entry of a subvolume to another subvolume, or
 //!      the subvolume's rename lock (async), by renames between its directories;
 //!   2. directories' entry locks (async), by inode number;
@@ -32,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 mod acl;
+mod atimes;
 mod attr;
 mod cache;
 mod caller;

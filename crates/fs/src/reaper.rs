@@ -57,19 +57,13 @@ struct Queue {
 impl Filesystem {
     /// Queues a file if it has no name and nobody refers to it.
     pub(crate) fn reap_if_unused(self: &Arc<Self>, inode: &Inode) {
-        let unused = {
-            let state = inode.state();
-            if !state.is_nameless() {
-                return;
-            }
-            state.opens == 0 && !self.inodes.has_lookups(inode.node)
-        };
-        if self.writable().is_err() {
+        let is_nameless = inode.state().is_nameless();
+        if !is_nameless || self.writable().is_err() {
             return;
         }
-        match unused {
-            true => self.reap_later(inode.node),
-            false => self.reaper.queue.lock().in_use = Some(self.rt.now()),
+        match self.inodes.is_held(inode.node) {
+            true => self.reaper.queue.lock().in_use = Some(self.rt.now()),
+            false => self.reap_later(inode.node),
         }
     }
 

@@ -243,6 +243,7 @@ impl Filesystem {
         let subvol = self.subvol(id).await?;
         if on {
             self.write_subvol(id).await?;
+            self.log_atimes().await?;
         }
         let credit = self.credit(Tier::Delete, 1, Volumes::LIFE_BYTES).await?;
         self.volumes.set_read_only(&subvol.volume, on, credit)?;
@@ -369,12 +370,14 @@ impl Filesystem {
         // Nobody has an inode of what nobody has asked for.
         let Some(subvol) = self.subvols.write().remove(&id) else { return Vec::new() };
         let inodes = self.inodes.of_subvol(&subvol).into_iter();
-        let is_known = |inode: &InodeRef| inode.is_dir() || inode.state().opens > 0;
+        let is_known = |inode: &InodeRef| inode.is_dir() || self.inodes.is_open(inode.node);
         let forgotten = inodes.filter_map(|inode| {
             self.forget_inode(&inode);
             is_known(&inode).then_some(inode.node)
         });
-        forgotten.collect()
+        let mut stale: Vec<NodeId> = forgotten.collect();
+        stale.extend(self.inodes.away_of(id));
+        stale
     }
 
     pub(crate) fn forget_inode(&self, inode: &InodeRef) {

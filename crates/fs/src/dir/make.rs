@@ -153,11 +153,8 @@ impl Filesystem {
         drop(dir_state);
 
         let inode = Arc::new(Inode::new(&dir.subvol, ino, item, Some(txg)));
-        {
-            let mut state = inode.state();
-            state.opens = 1;
-            state.linkable = true;
-        }
+        inode.state().linkable = true;
+        self.inodes.add_open(inode.node);
         self.inodes.insert_new(inode.clone());
         Ok(self.entry(&inode))
     }
@@ -212,7 +209,9 @@ impl Filesystem {
             let txg = self.apply_inode(&dir.subvol, credit, tx, InodeChange::Born(ino))?;
             dir_state.logged_and_shown(dir_item, txg, true);
             let inode = Arc::new(Inode::new(&dir.subvol, ino, item, Some(txg)));
-            inode.state().opens = u32::from(new.opened);
+            if new.opened {
+                self.inodes.add_open(node);
+            }
             self.inodes.insert_new(inode.clone());
             (inode, txg, dir_state.is_sync_dir())
         };

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use super::batch::REQUEST_BLOCKS_MAX;
 use super::dirty::Slot;
 use crate::inode::{Inode, State};
-use crate::{Atime, FileFlags, Filesystem, NodeId, Result};
+use crate::{Filesystem, NodeId, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -235,23 +235,6 @@ impl Filesystem {
             }
         }
         Ok(buf)
-    }
-
-    /// The access time, as relatime has it; logged with the next change of the file.
-    pub(crate) fn touch_atime(&self, inode: &Inode) {
-        if self.options.atime == Atime::Never || self.writable().is_err() {
-            return;
-        }
-        let now = self.now();
-        let mut state = inode.state();
-        let shown = state.shown;
-        let stale = shown.atime <= shown.mtime
-            || shown.atime <= shown.ctime
-            || shown.atime.secs.saturating_add(24 * 3600) <= now.secs;
-        if stale && shown.atime < now && !state.has_flag(FileFlags::NOATIME) {
-            state.shown.atime = now;
-            state.atime_lazy = true;
-        }
     }
 }
 

@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use copyhold_pool::{Tier, Transaction};
 use futures_util::future::join_all;
 
-use crate::filesystem::INODE_BYTES;
 use crate::inode::{Inode, InodeRef};
-use crate::{Filesystem, FsError, NodeId, Result};
+use crate::{Filesystem, NodeId, Result};
 
 /// Files that one sync writes at the same time.
 const SYNC_FILES: usize = 8;
@@ -117,29 +115,6 @@ impl Filesystem {
             }
         }
         result
-    }
-
-    /// Logs access times that waited for another change.
-    async fn log_atimes(&self) -> Result<()> {
-        for inode in self.inodes.all() {
-            if !inode.state().atime_lazy {
-                continue;
-            }
-            let credit = self.credit(Tier::Internal, 1, INODE_BYTES).await?;
-            let mut state = inode.state();
-            if state.gone || !state.atime_lazy {
-                continue;
-            }
-            let mut tx = Transaction::new();
-            let item = state.next_item();
-            self.put_inode(&mut tx, inode.node.ino, &item);
-            match self.apply(&inode.subvol, credit, tx) {
-                Ok(txg) => state.logged(item, txg),
-                Err(FsError::Stale) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
     }
 
     /// Makes room of what only waits to be given back: cuts, replaced extents, orphans (R22).

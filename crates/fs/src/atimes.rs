@@ -1,0 +1,164 @@
+//! Access times that wait to be logged.
+//!
+//! Problem.  The first read of a file behind a change sets its access time. Logged at once, reading
+//!           a tree would take a transaction for each file; kept until the file changes, every file
+//!           that was ever read would stay in memory.
+//! Idea.     The time waits, and goes out with the file's next change. Who waits is on a list, of
+//!           which all are logged by sync, and in the background when it is long: many of one
+//!           subvolume in a transaction.
+//!
+//! A1  An inode whose time waits is on the list, or in the hands of who logs them. It stays in memory
+//!     until it is logged, or could not be.
+//! A2  Those on the list are an eighth of the inodes there is room for, and those in somebody's
+//!     hands another one. Beyond, a read leaves no time.
+//! A3  Files of a read-only subvolume have the times that they had (R10).
+
+use std::collections::BTreeSet;
+use std::sync::Weak;
+
+use copyhold_pool::{Credit, Tier, Transaction};
+use copyhold_runtime::FifoMutex;
+use parking_lot::Mutex;
+
+use crate::filesystem::INODE_BYTES;
+use crate::inode::{Inode, InodeRef, State};
+use crate::{Atime, FileFlags, Filesystem, FsError, NodeId, Options, Result};
+
+/// Times that one transaction logs.
+const STEP: usize = 32;
+
+pub(crate) struct Atimes {
+    waiting: Mutex<Waiting>,
+    /// Held while those are being logged that were on the list.
+    logging: FifoMutex,
+    max: usize,
+}
+
+#[derive(Default)]
+struct Waiting {
+    nodes: BTreeSet<NodeId>,
+    has_task: bool,
+}
+
+impl Atimes {
+    pub(crate) fn new(options: &Options) -> Atimes {
+        let max = (options.inodes_max / 8).max(STEP);
+        Atimes { waiting: Mutex::default(), logging: FifoMutex::default(), max }
+    }
+}
+
+impl Filesystem {
+    /// The file was read: sets its access time, as relatime has it.
+    pub(crate) fn touch_atime(&self, inode: &Inode) {
+        if self.options.atime == Atime::Never
+            || self.writable().is_err()
+            || inode.subvol.writable().is_err()
+        {
+            return;
+        }
+        let now = self.now();
+        let mut state = inode.state();
+        let shown = state.shown;
+        let stale = shown.atime <= shown.mtime
+            || shown.atime <= shown.ctime
+            || shown.atime.secs.saturating_add(24 * 3600) <= now.secs;
+        if stale
+            && shown.atime < now
+            && !state.has_flag(FileFlags::NOATIME)
+            && (state.atime_lazy || self.atime_waits(inode.node))
+        {
+            state.shown.atime = now;
+            state.atime_lazy = true;
+        }
+    }
+
+    /// Puts a file on the list, unless that is full (A2).
+    fn atime_waits(&self, node: NodeId) -> bool {
+        let mut waiting = self.atimes.waiting.lock();
+        let is_long = waiting.nodes.len() >= self.atimes.max / 2;
+        if is_long && !std::mem::replace(&mut waiting.has_task, true) {
+            self.rt.spawn(Box::pin(log_in_background(self.me.clone())));
+        }
+        let has_room = waiting.nodes.len() < self.atimes.max;
+        if has_room {
+            waiting.nodes.insert(node);
+        }
+        has_room
+    }
+
+    /// Logs the times that wait. Those that cannot be logged are given up.
+    pub(crate) async fn log_atimes(&self) -> Result<()> {
+        let _logging = self.atimes.logging.lock().await;
+        let nodes: Vec<NodeId> =
+            std::mem::take(&mut self.atimes.waiting.lock().nodes).into_iter().collect();
+        let mut result = Ok(());
+        for of_subvol in nodes.chunk_by(|one, next| one.subvol == next.subvol) {
+            for some in of_subvol.chunks(STEP) {
+                result = result.and(self.log_some_atimes(some).await);
+            }
+        }
+        result
+    }
+
+    async fn log_some_atimes(&self, nodes: &[NodeId]) -> Result<()> {
+        let inodes: Vec<InodeRef> =
+            nodes.iter().filter_map(|&node| self.inodes.get(node)).collect();
+        let logged = self.log_atimes_of(&inodes).await;
+        if logged.is_err() {
+            inodes.iter().for_each(|inode| inode.state().give_up_atime());
+        }
+        match logged {
+            // Nobody asks for the times of what is deleted, or must not change.
+            Err(FsError::Stale | FsError::ReadOnly { .. }) => Ok(()),
+            logged => logged,
+        }
+    }
+
+    /// All of one subvolume, by number.
+    async fn log_atimes_of(&self, inodes: &[InodeRef]) -> Result<()> {
+        let (tier, edits) = (Tier::Internal, inodes.len());
+        let credit = self.credit(tier, edits, edits * INODE_BYTES).await?;
+        self.put_atimes(inodes, credit)
+    }
+
+    fn put_atimes(&self, inodes: &[InodeRef], credit: Credit) -> Result<()> {
+        let Some(first) = inodes.first() else { return Ok(()) };
+        first.subvol.writable()?;
+        // By number, as all do who hold several.
+        let mut tx = Transaction::new();
+        let mut states = Vec::with_capacity(inodes.len());
+        for inode in inodes {
+            let state = inode.state();
+            if state.atime_lazy && !state.gone {
+                self.put_inode(&mut tx, inode.node.ino, &state.next_item());
+                states.push(state);
+            }
+        }
+        if states.is_empty() {
+            return Ok(());
+        }
+        let txg = self.apply(&first.subvol, credit, tx)?;
+        for mut state in states {
+            let item = state.next_item();
+            state.logged(item, txg);
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// What callers see is what is logged.
+    fn give_up_atime(&mut self) {
+        if std::mem::take(&mut self.atime_lazy) {
+            self.shown.atime = self.item.atime;
+        }
+    }
+}
+
+async fn log_in_background(fs: Weak<Filesystem>) {
+    let Some(fs) = fs.upgrade() else { return };
+    if let Err(error) = fs.log_atimes().await {
+        tracing::warn!(%error, "access times were not logged");
+    }
+    fs.atimes.waiting.lock().has_task = false;
+}
