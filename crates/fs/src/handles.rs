@@ -79,7 +79,7 @@ impl Filesystem {
             }
         }
         match flags.truncate && inode.kind == FileKind::Regular {
-            true => self.truncate_open(inode, flags.kill_priv).await,
+            true => Box::pin(self.truncate_open(inode, flags.kill_priv)).await,
             false => Ok(()),
         }
     }

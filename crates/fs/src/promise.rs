@@ -1,5 +1,8 @@
 //! What a write was promised before it was accepted: blocks of the pool, and room under the limits
 //! of whoever pays (R23). Both go with the dirty data until it is installed.
+//!
+//! Mostly there is room at once. What is done where there is none is much and seldom, so its future
+//! is on the heap: it would make that of every operation as large.
 
 use copyhold_pool::{Credit, Pool, PoolError, Reservation, Tier};
 use copyhold_types::BLOCK_BYTES;
@@ -126,9 +129,13 @@ impl Filesystem {
         subvol: &Subvol,
         blocks: u64,
     ) -> Result<Promise> {
-        if let Ok(promise) = self.promise_now(subvol, blocks) {
-            return Ok(promise);
+        match self.promise_now(subvol, blocks) {
+            Ok(promise) => Ok(promise),
+            Err(_) => Box::pin(self.promise_patiently(subvol, blocks)).await,
         }
+    }
+
+    async fn promise_patiently(self: &Arc<Self>, subvol: &Subvol, blocks: u64) -> Result<Promise> {
         let mut looks = 0;
         loop {
             // Before it is asked: what is removed meanwhile may come too late for this time.
@@ -210,14 +217,23 @@ impl Filesystem {
         wanted: Request,
         tier: quota::Tier,
     ) -> Result<Hold> {
-        let ledger = self.volumes.ledger();
-        match ledger.hold(subvol.id(), wanted, tier) {
+        match self.volumes.ledger().hold(subvol.id(), wanted, tier) {
             Err(QuotaError::Exceeded(Exceeded { resource: Resource::Inodes, .. })) => {
-                return self.hold_inodes(subvol, wanted, tier).await;
+                Box::pin(self.hold_inodes(subvol, wanted, tier)).await
             }
-            Err(QuotaError::Exceeded(_)) => {}
-            other => return Ok(other?),
+            Err(QuotaError::Exceeded(_)) => {
+                Box::pin(self.hold_patiently(subvol, wanted, tier)).await
+            }
+            other => Ok(other?),
         }
+    }
+
+    async fn hold_patiently(
+        self: &Arc<Self>,
+        subvol: &Subvol,
+        wanted: Request,
+        tier: quota::Tier,
+    ) -> Result<Hold> {
         // What was freed comes back, and edits take less than was held for them (R22). No lock of
         // an inode may be waited for: the caller has some.
         for _ in 0..STEPS {
@@ -226,7 +242,7 @@ impl Filesystem {
             }
         }
         settle_edits(&self.pool, subvol).await?;
-        Ok(ledger.hold(subvol.id(), wanted, tier)?)
+        Ok(self.volumes.ledger().hold(subvol.id(), wanted, tier)?)
     }
 
     /// Files that were unlinked count until they are reaped, which is soon done (R22): the kernel

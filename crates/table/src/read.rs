@@ -5,6 +5,10 @@
 //! delta, layers and base shared, all under the partition's lock; then they are merged without
 //! it. One stretch is of one moment, the next may be of a later one; callers that need more hold
 //! the locks of what they read, as they do anyway.
+//!
+//! What is in memory is found without waiting. Only a read that has to wait for a node goes on as a
+//! future, and that on the heap: else every operation that may ever read, which is all of them,
+//! would take as much memory as the deepest read while it waits for anything.
 
 mod part;
 
@@ -67,6 +71,14 @@ impl NodeSource for CachedNodes<'_> {
     }
 }
 
+/// What `read` finds without waiting.
+fn at_once<T>(read: impl Future<Output = Result<T, TableError>>) -> Cached<T> {
+    match pin!(read).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Ok(found)) => Cached::Known(found),
+        _ => Cached::Unknown,
+    }
+}
+
 /// The edits of one moment in [from, to), and what is settled under them.
 struct Stretch {
     from: Key,
@@ -80,9 +92,13 @@ struct Stretch {
 impl Table {
     /// The value of `key`. Does not suspend when the edits or cached nodes have the answer.
     pub async fn get(&self, nodes: &dyn NodeSource, key: Key) -> Result<Option<Value>, TableError> {
-        match self.look(key) {
-            Look::Edit(value) => Ok(value),
-            Look::Settled(settled) => settled.get(nodes, key).await,
+        let settled = match self.look(key) {
+            Look::Edit(value) => return Ok(value),
+            Look::Settled(settled) => settled,
+        };
+        match settled.get_cached(nodes, key) {
+            Cached::Known(value) => Ok(value),
+            Cached::Unknown => Box::pin(settled.get(nodes, key)).await,
         }
     }
 
@@ -96,6 +112,18 @@ impl Table {
 
     /// Items with a key in `range`, ascending, at most `limit`.
     pub async fn range(
+        &self,
+        nodes: &dyn NodeSource,
+        range: Range<Key>,
+        limit: usize,
+    ) -> Result<Vec<(Key, Value)>, TableError> {
+        match self.range_cached(nodes, range.clone(), limit) {
+            Cached::Known(items) => Ok(items),
+            Cached::Unknown => Box::pin(self.range_read(nodes, range, limit)).await,
+        }
+    }
+
+    async fn range_read(
         &self,
         nodes: &dyn NodeSource,
         range: Range<Key>,
@@ -122,12 +150,7 @@ impl Table {
         range: Range<Key>,
         limit: usize,
     ) -> Cached<Vec<(Key, Value)>> {
-        let cached = CachedNodes(nodes);
-        let read = pin!(self.range(&cached, range, limit));
-        match read.poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Ok(items)) => Cached::Known(items),
-            _ => Cached::Unknown,
-        }
+        at_once(self.range_read(&CachedNodes(nodes), range, limit))
     }
 
     /// Visits the items in `range` in order, edits over bases, as consistent as a
@@ -164,6 +187,18 @@ impl Table {
 
     /// The last item with `floor <= key < below`.
     pub async fn last_below(
+        &self,
+        nodes: &dyn NodeSource,
+        below: Key,
+        floor: Key,
+    ) -> Result<Option<(Key, Value)>, TableError> {
+        match at_once(self.last_below_read(&CachedNodes(nodes), below, floor)) {
+            Cached::Known(item) => Ok(item),
+            Cached::Unknown => Box::pin(self.last_below_read(nodes, below, floor)).await,
+        }
+    }
+
+    async fn last_below_read(
         &self,
         nodes: &dyn NodeSource,
         below: Key,

@@ -57,7 +57,7 @@ impl Filesystem {
             let shared = match self.share_step(from, at, to, to_at, rest).await {
                 Ok(0) => {
                     let step = rest.min(STEP - at % BLOCK) as usize;
-                    self.copy_step(from, at, to, to_at, step).await
+                    Box::pin(self.copy_step(from, at, to, to_at, step)).await
                 }
                 other => other,
             };

@@ -149,7 +149,7 @@ impl Filesystem {
         let offset = if flags.append { size } else { offset };
         self.may_write(&inode, offset, len)?;
         if flags.kill_priv {
-            self.kill_priv(&inode).await?;
+            Box::pin(self.kill_priv(&inode)).await?;
         }
         let taken = self.write_steps(&inode, offset, input, flags.partial).await;
         let taken = taken.inspect_err(|refused| self.tell_refused(&inode.subvol, refused))?;
