@@ -7,8 +7,8 @@
 //!           which all are logged by sync, and in the background when it is long: many of one
 //!           subvolume in a transaction.
 //!
-//! A1  An inode whose time waits is on the list, or in the hands of who logs them. It stays in memory
-//!     until it is logged, or could not be.
+//! A1  An inode whose time waits is on the list, or in the hands of who logs them. It stays in
+//!     memory until it is logged, or could not be.
 //! A2  Those on the list are an eighth of the inodes there is room for, and those in somebody's
 //!     hands another one. Beyond, a read leaves no time.
 //! A3  Files of a read-only subvolume have the times that they had (R10).

@@ -1,11 +1,11 @@
 //! The inodes in memory, and how often the front end holds each.
 //!
 //! A node id says by itself where its inode is, so an inode that is clean may leave memory although
-//! the front end knows it, or has it open: only the counts stay, until they are given back. So what
-//! tenants have open takes a few words each, and no more inodes than there is room for.
+//! the front end knows it, or has it open: only the counts stay, until they are given back. So a
+//! file that a tenant has open takes a few words, and no inode for which there is no room.
 //!
-//! Every request looks here, so all of it stands in one entry of a hash map. A subvolume that is deleted
-//! takes its inodes along: it counts how many there are, and they are looked for among all.
+//! Every request looks here, so all of it stands in one entry of a hash map. A subvolume that is
+//! deleted takes its inodes along: it counts them, and they are looked for among all.
 //!
 //! C1  An inode is in memory at most once: it is loaded under its shard's load lock, and leaves
 //!     only when nothing but the cache refers to it.
