@@ -166,7 +166,7 @@ impl State {
         }
         let block = BLOCK_BYTES as u64;
         let whole = self.shown.size.div_ceil(block) * block;
-        let allocated = match self.data.cut() {
+        let allocated = match self.data.cut.size() {
             Some(_) => self.item.allocated.min(whole),
             None => self.item.allocated,
         };

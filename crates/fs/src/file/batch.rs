@@ -22,8 +22,9 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::dirty::{Slot, Taken, Took};
+use super::dirty::{Taken, Took};
 use super::extents::CHUNK;
+use super::slot::Slot;
 use crate::inode::{Inode, InodeRef};
 use crate::promise::Promise;
 use crate::{Filesystem, Result};
@@ -116,7 +117,7 @@ impl Batch {
             return None;
         }
         let alone = took.len() == 1 && took[0].0 == 0;
-        let no_extents = state.item.allocated == 0 || state.data.cut_block() == 0;
+        let no_extents = state.item.allocated == 0 || state.data.cut.block() == 0;
         let small = (took.len() * BLOCK_BYTES) as u64 <= fs.options.attach_bytes_max;
         Some(Batch {
             fs: fs.clone(),

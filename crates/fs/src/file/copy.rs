@@ -159,7 +159,7 @@ impl Filesystem {
         let clean = |inode: &InodeRef, from: u64| {
             let state = inode.state();
             let dirty = state.data.blocks.range(from..from + blocks).next().is_some();
-            !dirty && state.data.cut().is_none() && !state.is_inline()
+            !dirty && state.data.cut.size().is_none() && !state.is_inline()
         };
         if bytes == 0 || !clean(source, first) || !clean(target, to) {
             return Ok(0);

@@ -11,41 +11,19 @@
 //! D3  Bytes beyond the end of the file are zero in a dirty block.
 //! D4  `covered` of a block: what is logged of it is right for a file of that size. The logged
 //!     size goes no further than the first block that is not covered in full (F1).
-//! D5  With a `cut`, extents from the first whole block behind it on are gone, although the table
-//!     still has them. The next installation removes them (R35).
-//! D6  Blocks that are logged behind the logged size are announced as a cut: after a crash they are
-//!     nobody's content, and must not show when the file grows (R36).
+//! D5, D6  What the table has and does not count: see [`Cut`].
 //! D7  A file of which all is logged has no [`Unsettled`]: most files in memory are such.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut, Range};
 
+use copyhold_types::{BLOCK_BYTES, Txg};
+
+use super::cut::Cut;
+use super::slot::Slot;
 use crate::promise::Promise;
-use copyhold_types::{BLOCK_BYTES, Buf, Txg};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-
-/// A block's place in a buffer that may hold more of them.
-#[derive(Clone, Debug)]
-pub(crate) struct Slot {
-    pub(crate) buf: Buf,
-    pub(crate) index: u32,
-}
-
-impl Slot {
-    pub(crate) fn bytes(&self) -> &[u8] {
-        let start = self.index as usize * BLOCK_BYTES;
-        &self.buf[start..start + BLOCK_BYTES]
-    }
-
-    /// For changing: in a buffer of its own, copied if anyone else holds it.
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        if self.buf.blocks() != 1 {
-            *self = Slot { buf: Buf::from_bytes(self.bytes()), index: 0 };
-        }
-        self.buf.make_mut()
-    }
-}
 
 pub(crate) struct DirtyBlock {
     pub(crate) slot: Slot,
@@ -102,15 +80,7 @@ pub(crate) struct Unsettled {
     /// Blocks with `since`, but not `taken`.
     ready: usize,
     batches: BTreeSet<u64>,
-    cut: Option<u64>,
-    /// Extents from the cut up to this block are removed already, in steps.
-    cut_done: u64,
-    /// The steps are announced by a TRUNCATE item.
-    pub(crate) cut_announced: bool,
-    /// Where the blocks end that were logged behind the logged size, and the block from which on a
-    /// TRUNCATE item announces them as cut (D6).
-    ahead: u64,
-    ahead_announced: Option<u64>,
+    pub(crate) cut: Cut,
     /// Size or times differ from what is logged.
     changed: bool,
     /// The file is on the list of dirty ones.
@@ -123,11 +93,7 @@ static NOTHING: Unsettled = Unsettled {
     reserved: None,
     ready: 0,
     batches: BTreeSet::new(),
-    cut: None,
-    cut_done: 0,
-    cut_announced: false,
-    ahead: 0,
-    ahead_announced: None,
+    cut: Cut::NOTHING,
     changed: false,
     listed: false,
 };
@@ -137,10 +103,7 @@ impl Unsettled {
         self.blocks.is_empty()
             && self.reserved.is_none()
             && self.batches.is_empty()
-            && self.cut.is_none()
-            && !self.cut_announced
-            && self.ahead == 0
-            && self.ahead_announced.is_none()
+            && self.cut.is_nothing()
             && !self.changed
             && !self.listed
     }
@@ -182,12 +145,12 @@ impl FileData {
     }
 
     pub(crate) fn is_clean(&self) -> bool {
-        self.blocks.is_empty() && self.cut.is_none() && !self.changed && !self.listed
+        self.blocks.is_empty() && self.cut.size().is_none() && !self.changed && !self.listed
     }
 
     /// Nothing to write; perhaps something being written.
     pub(crate) fn is_settled(&self) -> bool {
-        self.ready == 0 && self.cut.is_none() && !self.changed
+        self.ready == 0 && self.cut.size().is_none() && !self.changed
     }
 
     pub(crate) fn version(&self) -> u64 {
@@ -206,60 +169,11 @@ impl FileData {
         }
     }
 
-    pub(crate) fn cut(&self) -> Option<u64> {
-        self.cut
-    }
-
-    /// First block of which the table knows nothing that counts (D5).
-    pub(crate) fn cut_block(&self) -> u64 {
-        self.cut.map_or(u64::MAX, |size| size.div_ceil(BLOCK))
-    }
-
-    /// Where the removal in steps goes on.
-    pub(crate) fn cut_from(&self) -> u64 {
-        self.cut_block().max(self.cut_done)
-    }
-
-    /// A step has removed what was before `block`, and announced the rest.
-    pub(crate) fn cut_is_done_to(&mut self, block: u64) {
-        self.cut_done = block;
-        self.cut_announced = true;
-        self.ahead_announced = None;
-    }
-
-    /// The cut goes with what is being logged, and what was ahead with it.
-    pub(crate) fn cut_goes(&mut self) {
-        self.ahead = 0;
-        if self.cut_announced {
-            self.ahead_announced = None;
-        }
-    }
-
-    /// What a TRUNCATE item is to say now that `blocks` are logged together with `size`, if that is
-    /// news: from which block on there is nothing, or that there is none (D6).
-    pub(crate) fn announce(&mut self, size: u64, blocks: &[u64]) -> Option<Option<u64>> {
-        let end = blocks.last().map_or(0, |last| (last + 1) * BLOCK);
-        let first = size.div_ceil(BLOCK);
-        let ahead = self.ahead.max(end);
-        self.ahead = if ahead > first * BLOCK { ahead } else { 0 };
-        let wanted = (self.ahead > 0).then_some(first);
-        let was = std::mem::replace(&mut self.ahead_announced, wanted);
-        (was != wanted).then_some(wanted)
-    }
-
     pub(crate) fn cut_is_logged(&mut self) {
-        if self.cut.is_some() || self.cut_announced {
-            self.cut = None;
-            self.cut_done = 0;
-            self.cut_announced = false;
+        if self.cut.is_pending() {
+            self.cut.is_logged();
             self.let_go();
         }
-    }
-
-    /// Sets a cut that an earlier use of the pool has announced.
-    pub(crate) fn resume_cut(&mut self, size: u64) {
-        self.cut = Some(size);
-        self.cut_announced = true;
     }
 
     pub(crate) fn add_reserved(&mut self, more: Promise) {
@@ -297,7 +211,7 @@ impl FileData {
     pub(crate) fn put(&mut self, block: u64, slot: Slot, logged: u64, in_place: bool) -> bool {
         self.version += 1;
         let version = self.version;
-        let covered = self.cut.map_or(logged, |cut| cut.min(logged));
+        let covered = self.cut.size().map_or(logged, |cut| cut.min(logged));
         let mut fresh = false;
         let unsettled = &mut **self;
         let entry = unsettled.blocks.entry(block).or_insert_with(|| {
@@ -359,12 +273,8 @@ impl FileData {
         if let Some(tail) = self.blocks.get_mut(&(size / BLOCK)) {
             tail.slot.bytes_mut()[(size % BLOCK) as usize..].fill(0);
         }
-        if self.cut.is_some() || allocated || logged > size {
-            let lower = self.cut.is_none_or(|cut| size < cut);
-            if lower {
-                self.cut = Some(size);
-                self.cut_done = 0;
-            }
+        if self.cut.size().is_some() || allocated || logged > size {
+            self.cut.lower(size);
         }
         self.changed = true;
         gone
@@ -379,7 +289,7 @@ impl FileData {
         batch: Taken,
         installing: &[u64],
     ) -> u64 {
-        let logged = self.cut.map_or(logged, |cut| cut.min(logged));
+        let logged = self.cut.size().map_or(logged, |cut| cut.min(logged));
         let uncovered = self.blocks.range(logged / BLOCK..).find_map(|(&block, entry)| {
             let now = installing.binary_search(&block).is_ok();
             let pending = entry.since.is_some() || (entry.taken.is_some() && !now);
@@ -439,7 +349,7 @@ impl FileData {
     /// Starts a batch of no blocks: there are none, but size, times or a cut are to be logged.
     pub(crate) fn take_nothing(&mut self, id: u64) -> bool {
         let alone = self.ready == 0 && self.batches.is_empty();
-        alone && (self.cut.is_some() || self.changed) && self.batches.insert(id)
+        alone && (self.cut.size().is_some() || self.changed) && self.batches.insert(id)
     }
 
     /// Whether the content that batch `id` took of `block` still is the file's.
@@ -523,6 +433,8 @@ impl FileData {
 
 #[cfg(test)]
 mod tests {
+    use copyhold_types::Buf;
+
     use super::*;
 
     fn slot(byte: u8) -> Slot {
@@ -605,7 +517,7 @@ mod tests {
         data.truncate(1000, 8192, true);
         // The batch still carries the bytes behind the cut; the size must not reach over them.
         data.put(0, slot(0), 8192, false);
-        assert_eq!(data.cut_block(), 1);
+        assert_eq!(data.cut.block(), 1);
         assert_eq!(data.loggable_size(6000, 8192, batch, &[0]), 1000);
     }
 
@@ -616,7 +528,7 @@ mod tests {
             data.put(block, slot(7), 0, false);
         }
         assert_eq!(data.truncate(5000, 0, false), 1);
-        assert_eq!(data.cut(), None, "nothing was stored");
+        assert_eq!(data.cut.size(), None, "nothing was stored");
         let tail = &data.blocks[&1];
         assert_eq!(tail.slot.bytes()[903], 7);
         assert!(tail.slot.bytes()[904..].iter().all(|byte| *byte == 0));

@@ -14,9 +14,9 @@ use copyhold_types::{BLOCK_BYTES, Pointer, Run};
 use copyhold_volume::Steady;
 use copyhold_volume::quota::Hold;
 
-use super::dirty::Slot;
 use super::extent_map::{MapEdit, extent_bytes};
 use super::extents::CHUNK;
+use super::slot::Slot;
 use super::write::FILE_BYTES_MAX;
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::InodeRef;
@@ -88,7 +88,7 @@ impl Filesystem {
     }
 
     async fn settle_cut(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
-        if inode.state().data.cut().is_some() {
+        if inode.state().data.cut.size().is_some() {
             self.write_through(inode, false).await?;
         }
         let size = inode.state().shown.size;

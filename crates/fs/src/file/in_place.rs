@@ -9,9 +9,9 @@ use copyhold_format::item::{Extent, ExtentState};
 use copyhold_pool::{Cached, Tier, Transaction};
 
 use super::batch::{Batch, Placed};
-use super::dirty::Slot;
 use super::extent_map::{MapEdit, extent_bytes};
 use super::install::ANNOUNCE_BYTES;
+use super::slot::Slot;
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::{Inode, InodeRef};
 use crate::{Filesystem, FsError, Result};
@@ -32,7 +32,7 @@ impl Filesystem {
                     Some(entry) if entry.since.is_some() => continue,
                     // Being written: it will be content, and content is not overwritten.
                     Some(_) => return Ok(n),
-                    None if block >= state.data.cut_block() => return Ok(n),
+                    None if block >= state.data.cut.block() => return Ok(n),
                     None => {}
                 }
             }

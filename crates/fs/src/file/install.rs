@@ -66,7 +66,7 @@ impl Batch {
 
         let (cut_from, cut) = {
             let state = inode.state();
-            (state.data.cut_from(), state.data.cut().is_some())
+            (state.data.cut.from(), state.data.cut.size().is_some())
         };
         let mut old = MapEdit::default();
         if cut {
@@ -96,13 +96,13 @@ impl Batch {
 
         let inline = inline.filter(|_| state.data.is_current(0, self.taken.id));
         let blocks = self.installed_blocks(placed, &state, inline.is_some());
-        let inline_goes = blocks.first() == Some(&0) || (cut && state.data.cut_block() == 0);
+        let inline_goes = blocks.first() == Some(&0) || (cut && state.data.cut.block() == 0);
         fs.put_inline(&mut tx, inode, &mut item, inline, inline_goes);
-        if state.data.cut_announced {
+        if state.data.cut.is_announced() {
             tx.delete(FILES, truncate_key(inode.node.ino));
         }
         if cut {
-            state.data.cut_goes();
+            state.data.cut.goes();
         }
         self.log(&mut state, steady, credit, tx, item, &blocks)?;
         if cut {
@@ -127,7 +127,7 @@ impl Batch {
         item.mtime = state.shown.mtime;
         item.ctime = state.shown.ctime;
         let list = truncate_key(self.inode.node.ino);
-        match state.data.announce(item.size, blocks) {
+        match state.data.cut.announce(item.size, blocks) {
             Some(Some(first)) => tx.put(FILES, list, &encode_truncate(first)[..]),
             Some(None) => tx.delete(FILES, list),
             None => {}
@@ -248,13 +248,13 @@ impl Filesystem {
     /// Removes some of a cut's extents if they are too many for one transaction, and says whether
     /// what is left is not.
     pub(crate) async fn cut_step(&self, inode: &InodeRef) -> Result<bool> {
-        if inode.state().data.cut().is_none() {
+        if inode.state().data.cut.size().is_none() {
             return Ok(true);
         }
         let _map = inode.map.write().await;
         let (from, first) = {
             let state = inode.state();
-            (state.data.cut_from(), state.data.cut_block())
+            (state.data.cut.from(), state.data.cut.block())
         };
         let extents = self.extents(inode, from..u64::MAX, CUT_MAX + 1).await?;
         if extents.len() <= CUT_MAX {
@@ -277,12 +277,12 @@ impl Filesystem {
         let change = edit.finish();
         self.put_extents(&mut tx, inode.node.ino, &change);
         count_blocks(&mut item, &change);
-        item.size = item.size.min(state.data.cut().unwrap_or(u64::MAX));
+        item.size = item.size.min(state.data.cut.size().unwrap_or(u64::MAX));
         self.put_inline(&mut tx, inode, &mut item, None, first == 0);
         tx.put(FILES, truncate_key(inode.node.ino), &encode_truncate(first)[..]);
         self.put_inode(&mut tx, inode.node.ino, &item);
         let txg = self.apply(&inode.subvol, credit, tx)?;
-        state.data.cut_is_done_to(to);
+        state.data.cut.is_removed_to(to);
         state.logged(item, txg);
         Ok(false)
     }
@@ -315,7 +315,7 @@ impl Filesystem {
         let record = |source: FormatError| self.damaged_record("the truncate item", node, source);
         let block = parse_truncate(value).map_err(record)?;
         let inode = self.inode(node).await?;
-        inode.state().data.resume_cut(block.saturating_mul(BLOCK_BYTES as u64));
+        inode.state().data.cut.resume(block.saturating_mul(BLOCK_BYTES as u64));
         while self.write_batch(&inode, u64::MAX, false).await? {}
         Ok(())
     }

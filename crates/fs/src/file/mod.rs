@@ -6,11 +6,13 @@
 //!   fallocate.rs           →  extents.rs, in steps of its own
 //!   together.rs            many small batches in one request
 //!   in_place.rs            writing into preallocated space of a full pool
+//!   cut.rs                 what the table has and does not count
 //!   sync.rs                drives batches to their end, and commits
 //! ```
 
 mod batch;
 mod copy;
+mod cut;
 mod dirty;
 mod extent_map;
 mod extents;
@@ -19,6 +21,7 @@ mod in_place;
 mod install;
 mod read;
 mod seek;
+mod slot;
 mod sync;
 mod together;
 mod truncate;

@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 use super::batch::REQUEST_BLOCKS_MAX;
-use super::dirty::Slot;
+use super::slot::Slot;
 use crate::inode::{Inode, State};
 use crate::{Filesystem, NodeId, Result};
 
@@ -259,7 +259,7 @@ fn plan_gap(state: &State, gap: Range<u64>, parts: &mut Parts) {
             parts.push(Part { blocks, source });
         }
     };
-    let cut = state.data.cut_block().clamp(gap.start, gap.end);
+    let cut = state.data.cut.block().clamp(gap.start, gap.end);
     let inline = if state.is_inline() { 1.clamp(gap.start, cut) } else { gap.start };
     // Block 0 of a tiny file is nowhere else.
     push(gap.start..inline, Source::Inline);

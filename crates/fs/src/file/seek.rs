@@ -58,10 +58,10 @@ impl Filesystem {
             for (&block, _) in state.data.blocks.range(from..to) {
                 data[(block - from) as usize] = true;
             }
-            if from == 0 && state.is_inline() && state.data.cut_block() > 0 {
+            if from == 0 && state.is_inline() && state.data.cut.block() > 0 {
                 data[0] = true;
             }
-            state.data.cut_block()
+            state.data.cut.block()
         };
         let _map = inode.map.read().await;
         let limit = (to - from) as usize;

@@ -65,7 +65,7 @@ impl Filesystem {
             let state = inode.state();
             let data = &state.data;
             let all = !data.waits(version)
-                && data.cut().is_none()
+                && data.cut.size().is_none()
                 && state.item.size >= size.min(state.shown.size);
             if all || state.gone {
                 return Ok(());

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use copyhold_types::{BLOCK_BYTES, Buf};
 use smallvec::SmallVec;
 
-use super::dirty::Slot;
+use super::slot::Slot;
 use crate::inode::{Inode, InodeRef, State};
 use crate::promise::{Promise, Take};
 use crate::{FileFlags, Filesystem, FsError, NodeId, Result};
