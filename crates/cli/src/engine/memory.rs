@@ -25,7 +25,7 @@ const USABLE: u64 = 72;
 /// The process, its threads and its code.
 const PROCESS: u64 = 16 * MIB;
 /// What is shared out is this much at least.
-const REST_MIN: u64 = 56 * MIB;
+const REST_MIN: u64 = 52 * MIB;
 /// A dirty block takes 4 KiB, and where only one of a file is dirty up to another one.
 const DIRTY_BLOCK: u64 = BLOCK_BYTES as u64 + 1024;
 const INODE: u64 = 512;
