@@ -11,7 +11,7 @@
 //!     memory until it is logged, or could not be.
 //! A2  Those on the list are an eighth of the inodes there is room for, and those in somebody's
 //!     hands another one. Beyond, a read leaves no time.
-//! A3  Files of a read-only subvolume have the times that they had (R10).
+//! A3  Files of a read-only subvolume have the times that they had.
 
 use std::collections::BTreeSet;
 use std::sync::Weak;
