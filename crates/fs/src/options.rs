@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::Sabotage;
+
 /// When reading changes the access time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Atime {
@@ -32,6 +34,8 @@ pub struct Options {
     pub count_lookups: bool,
     /// Refuse changes, although the pool could take them.
     pub read_only: bool,
+    /// A rule that is broken, where the feature `sabotage` is there.
+    pub sabotage: Option<Sabotage>,
 }
 
 impl Default for Options {
@@ -46,6 +50,7 @@ impl Default for Options {
             lookups_max: 1 << 20,
             count_lookups: true,
             read_only: false,
+            sabotage: None,
         }
     }
 }

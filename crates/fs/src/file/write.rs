@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::slot::Slot;
 use crate::inode::{Inode, InodeRef, State};
 use crate::promise::{Promise, Take};
-use crate::{FileFlags, Filesystem, FsError, NodeId, Result};
+use crate::{FileFlags, Filesystem, FsError, NodeId, Result, Sabotage};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Largest size of a file.
@@ -333,6 +333,7 @@ impl Filesystem {
             None if inode.state().is_inline() => {
                 Ok(Some((block, self.block_to_change(inode, block, size).await?)))
             }
+            None if self.breaks(Sabotage::KeepTails) => Ok(None),
             None => {
                 let mut slot = self.read_block(inode, block).await?;
                 if slot.bytes()[valid..].iter().all(|byte| *byte == 0) {

@@ -63,7 +63,8 @@ impl Stage {
         device: DynDevice,
     ) -> Result<Arc<Filesystem>, FsError> {
         let pool = Pool::open(machine.rt(), device, open_options(self.broken)).await?;
-        let fs = Filesystem::open(pool, options()).await?;
+        let sabotage = self.broken.and_then(Sabotage::of_fs);
+        let fs = Filesystem::open(pool, Options { sabotage, ..options() }).await?;
         if let Some(rule) = self.broken.and_then(Sabotage::of_volume) {
             fs.volumes().break_rule(rule);
         }

@@ -73,7 +73,8 @@ impl History {
         let exact = dice.one_in(2);
         let quotas = exact || dice.one_in(2);
         let tenancy = if exact { dice.pick(&[20, 20, 60]) } else { dice.pick(&[0, 0, 40]) };
-        let options = options(&mut dice, exact);
+        let sabotage = plan.broken.and_then(Sabotage::of_fs);
+        let options = Options { sabotage, ..options(&mut dice, exact) };
         let machine = Machine::on(dice.number(), SimImage::empty(shape.blocks));
         let clients = 1 + dice.below(CLIENTS_MAX);
         let (rt, device) = (machine.rt(), machine.device());
