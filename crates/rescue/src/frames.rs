@@ -1,0 +1,138 @@
+//! The frames of the log (`docs/format.md`, 5.1 and 6.2): which of them verify, in either copy.
+//!
+//! All positions of one lap from the head on are looked at, in both copies. Of a frame only its
+//! header is kept; its payload is read again when it is needed.
+
+use std::collections::BTreeMap;
+
+use crate::bytes::{Bytes, digest_fits};
+use crate::damage::{Damage, Parse, demand};
+use crate::label::Label;
+use crate::source::{BLOCK, Source, read};
+
+const HEADER: usize = 128;
+const PAYLOAD_MAX: u32 = 64 << 20;
+/// Blocks of the ring that are read at a time.
+const STEP: u64 = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FrameKind {
+    Piece,
+    Batch,
+    Mark,
+}
+
+/// A frame that verified.
+#[derive(Clone, Debug)]
+pub(crate) struct Frame {
+    pub(crate) kind: FrameKind,
+    pub(crate) digest: u128,
+    pub(crate) incarnation: u64,
+    pub(crate) txg: u64,
+    pub(crate) blocks: u64,
+    stored: u32,
+    payload: u32,
+    packing: u8,
+    /// Where it verified.
+    at: u64,
+}
+
+impl Frame {
+    /// The header in the first block of a frame; whether the frame verifies is not known yet.
+    fn parse(block: &[u8], label: &Label, position: u64, at: u64) -> Parse<Frame> {
+        let mut bytes = Bytes(block);
+        bytes.magic(b"CHFRAME")?;
+        let kind = match bytes.u8()? {
+            b'P' => FrameKind::Piece,
+            b'B' => FrameKind::Batch,
+            b'M' => FrameKind::Mark,
+            _ => return Err("a kind of frame that does not exist".into()),
+        };
+        demand(bytes.array()? == label.pool, "of another pool")?;
+        let (digest, incarnation) = (bytes.u128()?, bytes.u64()?);
+        demand(bytes.u64()? == position, "of another position")?;
+        let txg = bytes.u64()?;
+        let (stored, payload, packing) = (bytes.u32()?, bytes.u32()?, bytes.u8()?);
+        demand(packing <= 1 && payload.max(stored) <= PAYLOAD_MAX, "a payload that cannot be")?;
+        let blocks = (HEADER + stored as usize).div_ceil(BLOCK) as u64;
+        let left = label.log_blocks - position % label.log_blocks;
+        demand(blocks <= left, "it crosses the end of the ring")?;
+        Ok(Frame { kind, digest, incarnation, txg, blocks, stored, payload, packing, at })
+    }
+
+    /// What the frame carries.
+    pub(crate) fn payload(&self, source: &dyn Source) -> Result<Vec<u8>, Damage> {
+        let mut bytes = read(source, self.at, self.blocks)?;
+        bytes.truncate(HEADER + self.stored as usize);
+        let stored = bytes.split_off(HEADER);
+        let wrong =
+            |why: &str| Damage::new(format!("the frame of the log in block {}", self.at), why);
+        if self.packing == 0 {
+            return Ok(stored);
+        }
+        let payload = zstd::bulk::decompress(&stored, self.payload as usize);
+        let payload = payload.map_err(|error| wrong(&error.to_string()))?;
+        demand(payload.len() == self.payload as usize, "a payload of another length")
+            .map_err(|why| wrong(&why))?;
+        Ok(payload)
+    }
+}
+
+/// All frames of a lap that verify.
+#[derive(Debug, Default)]
+pub(crate) struct Frames {
+    /// By position and digest: at one position the copies may have different ones.
+    pub(crate) found: BTreeMap<(u64, u128), Frame>,
+    /// Positions that neither copy gives.
+    pub(crate) unreadable: Vec<u64>,
+}
+
+impl Frames {
+    pub(crate) fn scan(source: &dyn Source, label: &Label, head: u64) -> Frames {
+        let mut frames = Frames::default();
+        let end = head.saturating_add(label.log_blocks);
+        let mut position = head;
+        while position < end {
+            let in_ring = position % label.log_blocks;
+            let count = STEP.min(end - position).min(label.log_blocks - in_ring);
+            let good = label
+                .log
+                .map(|copy| frames.scan_run(source, label, position, copy + in_ring, count));
+            let lost = (0..count as usize).filter(|nth| !good[0][*nth] && !good[1][*nth]);
+            frames.unreadable.extend(lost.map(|nth| position + nth as u64));
+            position += count;
+        }
+        frames
+    }
+
+    /// Which of the blocks could be read.
+    fn scan_run(
+        &mut self,
+        source: &dyn Source,
+        label: &Label,
+        position: u64,
+        at: u64,
+        count: u64,
+    ) -> Vec<bool> {
+        let together = read(source, at, count).ok();
+        let blocks = (0..count).map(|nth| match &together {
+            Some(bytes) => Some(bytes[nth as usize * BLOCK..][..BLOCK].to_vec()),
+            None => read(source, at + nth, 1).ok(),
+        });
+        let mut good = Vec::with_capacity(count as usize);
+        for (block, nth) in blocks.zip(0..) {
+            good.push(block.is_some());
+            let Some(block) = block else { continue };
+            let Ok(frame) = Frame::parse(&block, label, position + nth, at + nth) else { continue };
+            if verifies(source, label, &frame) {
+                self.found.insert((position + nth, frame.digest), frame);
+            }
+        }
+        good
+    }
+}
+
+fn verifies(source: &dyn Source, label: &Label, frame: &Frame) -> bool {
+    let Ok(bytes) = read(source, frame.at, frame.blocks) else { return false };
+    digest_fits(&bytes[..HEADER + frame.stored as usize], 24, label.secret).is_ok()
+}

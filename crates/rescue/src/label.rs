@@ -1,0 +1,139 @@
+//! Labels and uberblocks (`docs/format.md`, 2 to 4): where the log is, and where to read it from.
+//!
+//! Both stand at both ends of the device. Of two good labels that differ the one of the higher
+//! generation counts, of all good uberblocks the one of the highest number; older ones serve a
+//! log that is damaged.
+
+use std::collections::BTreeMap;
+
+use crate::bytes::{Bytes, digest_fits};
+use crate::damage::{Damage, Parse, demand};
+use crate::source::{Source, read};
+
+/// Blocks of the label area at either end.
+const AREA: u64 = 64;
+/// The ring of uberblocks in it.
+const RING: std::ops::Range<u64> = 16..48;
+const VERSION: u32 = 2;
+const BLOCKS_MAX: u64 = 1 << 48;
+
+/// What a device says of its pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Label {
+    pub pool: [u8; 16],
+    pub name: String,
+    pub(crate) secret: u64,
+    generation: u64,
+    /// Most bytes of a leaf with several items.
+    pub(crate) leaf_bytes: u64,
+    pub(crate) blocks: u64,
+    /// First blocks of the copies of the log.
+    pub(crate) log: [u64; 2],
+    pub(crate) log_blocks: u64,
+}
+
+impl Label {
+    fn parse(block: &[u8]) -> Parse<Label> {
+        let mut bytes = Bytes(block);
+        bytes.magic(b"COPYHOLD")?;
+        let version = bytes.u32()?;
+        demand(version == VERSION, "a version that this program does not know")?;
+        digest_fits(block, 32, 0)?;
+        demand(bytes.u16()? == 0, "a device that is not the first")?;
+        demand(bytes.u16()? == 1, "a pool of several devices")?;
+        let pool = bytes.array()?;
+        bytes.take(16)?;
+        let (secret, generation) = (bytes.u64()?, bytes.u64()?);
+        bytes.take(16)?; // compat and ro-compat: it is only read
+        demand(bytes.u64()? == 0, "it uses features that this program does not know")?;
+        bytes.take(12)?;
+        let leaf_bytes = u64::from(bytes.u32()?);
+        let blocks = bytes.u64()?;
+        let log = [bytes.u64()?, bytes.u64()?];
+        let log_blocks = bytes.u64()?;
+        bytes.take(12)?;
+        let name = bytes.u32()? as usize;
+        demand(name <= 64, "its name is too long")?;
+        let name = String::from_utf8_lossy(bytes.take(name)?).into_owned();
+        demand(leaf_bytes.is_power_of_two(), "no size of a leaf")?;
+        demand((4 << 10..=1 << 20).contains(&leaf_bytes), "no size of a leaf")?;
+        demand((2048..=BLOCKS_MAX).contains(&blocks), "no size of a device")?;
+        demand((16..=blocks).contains(&log_blocks), "no size of a log")?;
+        let fits = |start: u64| start >= AREA && start <= blocks - AREA - log_blocks.min(blocks);
+        demand(log_blocks < blocks - 2 * AREA, "a log as large as the device")?;
+        demand(log.into_iter().all(fits), "a log that is not on the device")?;
+        Ok(Label { pool, name, secret, generation, leaf_bytes, blocks, log, log_blocks })
+    }
+
+    /// The label of a device, and what is wrong with the copies.
+    pub(crate) fn find(source: &dyn Source) -> Result<(Label, Vec<Damage>), Damage> {
+        let mut damage = Vec::new();
+        let mut at = |block: u64| match label_at(source, block) {
+            Ok(label) => Some(label),
+            Err(bad) => {
+                damage.push(bad);
+                None
+            }
+        };
+        let first = at(0);
+        let hint = match &first {
+            Some(first) => Some(first.blocks),
+            // Where a pool is smaller than its device, a copy there says where the second is.
+            None => source.blocks().checked_sub(AREA).and_then(&mut at).map(|label| label.blocks),
+        };
+        let second = hint.and_then(|blocks| at(blocks - AREA));
+        let best = [first, second].into_iter().flatten().max_by_key(|label| label.generation);
+        match best {
+            Some(label) => Ok((label, damage)),
+            None => Err(damage.pop().unwrap_or_else(|| Damage::new("the device", "too small"))),
+        }
+    }
+}
+
+fn label_at(source: &dyn Source, block: u64) -> Result<Label, Damage> {
+    let what = || format!("the label in block {block}");
+    let bytes = read(source, block, 1).map_err(|damage| Damage::new(what(), damage.why))?;
+    Label::parse(&bytes).map_err(|why| Damage::new(what(), why))
+}
+
+/// From where recovery reads the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Uberblock {
+    pub(crate) number: u64,
+    pub(crate) durable: u64,
+    pub(crate) head: u64,
+    pub(crate) before_txg: u64,
+    pub(crate) before_digest: u128,
+    /// The partition descriptor of the table of tables.
+    pub(crate) tables: Vec<u8>,
+}
+
+impl Uberblock {
+    fn parse(block: &[u8], label: &Label) -> Parse<Uberblock> {
+        let mut bytes = Bytes(block);
+        bytes.magic(b"CHUBERBL")?;
+        digest_fits(block, 32, 0)?;
+        let number = bytes.u64()?;
+        demand(bytes.array()? == label.pool, "of another pool")?;
+        bytes.take(24)?;
+        let (durable, head) = (bytes.u64()?, bytes.u64()?);
+        let (before_txg, before_digest) = (bytes.u64()?, bytes.u128()?);
+        let length = bytes.u32()? as usize;
+        demand(length <= 1024, "its descriptor is too long")?;
+        bytes.take(4)?;
+        let tables = bytes.take(length)?.to_vec();
+        Ok(Uberblock { number, durable, head, before_txg, before_digest, tables })
+    }
+
+    /// The good ones of both ends, the newest first.
+    pub(crate) fn all(source: &dyn Source, label: &Label) -> Vec<Uberblock> {
+        let slots = |area: u64| RING.map(move |slot| area + slot);
+        let blocks = slots(0).chain(slots(label.blocks - AREA));
+        let parsed = blocks.filter_map(|block| {
+            let bytes = read(source, block, 1).ok()?;
+            Uberblock::parse(&bytes, label).ok()
+        });
+        let found: BTreeMap<u64, Uberblock> = parsed.map(|found| (found.number, found)).collect();
+        found.into_values().rev().collect()
+    }
+}

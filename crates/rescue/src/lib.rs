@@ -1,0 +1,57 @@
+//! A second reader of the format: what is in a pool, from `docs/format.md` alone.
+//!
+//! Problem.  The engine and `check` share the code that replays, merges and parses. What that does
+//!           wrongly, but always in the same way, looks right to both. And a pool that the engine
+//!           does not open gives nothing at all, however much of it is good.
+//! Idea.     A small reader, written from the page, that shares no code with the engine. The
+//!           simulation compares the two after crashes; `copyhold debug export` copies with it
+//!           what can be read. Where page and engine disagree one of them is wrong.
+//!
+//! ```text
+//!   label → uberblock → frames → chain → replay ┐
+//!                                               ├ tables → subvolumes → walk → content
+//!                 nodes, partitions (base, layers) ┘
+//! ```
+//!
+//! It only reads, and decides for itself nothing that the page does not say. Space, quotas,
+//! deadlists and shares are no concern of it: they do not change what a file is.
+//!
+//! S1  Any bytes give an answer or an error: nothing is asserted of what comes from a device.
+//! S2  Memory is for the edits of the log, a bounded cache of nodes, and what a caller keeps; never
+//!     for as much as a pool holds.
+//! S3  No byte is given that does not match its checksum.
+//! S4  What is lost is said, with its place; what is not said to be lost is right.
+
+#![forbid(unsafe_code)]
+
+mod bytes;
+mod chain;
+mod content;
+mod damage;
+mod directory;
+mod extent;
+mod frames;
+mod inode;
+mod key;
+mod label;
+mod lineage;
+mod node;
+mod partition;
+mod pool;
+mod records;
+mod replay;
+mod source;
+mod subvolume;
+mod tables;
+mod tail;
+mod walk;
+
+pub use content::{Chunk, ContentDigest, Run};
+pub use damage::Damage;
+pub use directory::Attribute;
+pub use inode::{FileKind, Inode, ROOT_INODE, Time};
+pub use label::Label;
+pub use pool::{Files, Pool};
+pub use source::{BLOCK, Seekable, Source};
+pub use subvolume::{ROOT_SUBVOLUME, Subvolume};
+pub use walk::{Place, Step};

@@ -1,0 +1,175 @@
+//! A pool as its image says it is: label, log, tables, and the subvolumes in them.
+//!
+//! Opening goes on past what it can: one label, one copy of the log and one copy of a node are
+//! enough. If the log is damaged an older uberblock is tried, whose chain may lead to a state that
+//! is known to be whole; else the newest state is shown, and said to be doubtful.
+
+use std::collections::BTreeMap;
+
+use crate::chain::Chain;
+use crate::content::{Chunk, Run, read_content, read_extents};
+use crate::damage::Damage;
+use crate::directory::{Attribute, attributes};
+use crate::inode::{FileKind, Inode};
+use crate::key::{INODE, Key, SUBVOLUME, SYMLINK};
+use crate::label::{Label, Uberblock};
+use crate::replay::Replay;
+use crate::source::Source;
+use crate::subvolume::Subvolume;
+use crate::tables::{Found, SYSTEM, Tables, Window};
+
+/// Uberblocks whose log is still there.
+const UBERBLOCKS_KEPT: usize = 3;
+
+pub struct Pool<S> {
+    source: S,
+    label: Label,
+    tables: Tables,
+    subvolumes: BTreeMap<u32, Subvolume>,
+    damage: Vec<Damage>,
+}
+
+impl<S: Source> Pool<S> {
+    /// # Errors
+    /// There is no label, no uberblock, or no table of tables.
+    pub fn open(source: S) -> Result<Pool<S>, Damage> {
+        let (label, mut damage) = Label::find(&source)?;
+        let chain = newest(&source, &label)?;
+        let replay = Replay::of(&source, &chain);
+        damage.extend(chain.damage);
+        damage.extend(replay.damage.iter().cloned());
+        let tables = Tables::open(&source, &chain.tables, replay)?;
+        damage.extend(tables.damage().cloned());
+        let mut pool = Pool { source, label, tables, subvolumes: BTreeMap::new(), damage };
+        pool.find_subvolumes();
+        Ok(pool)
+    }
+
+    fn find_subvolumes(&mut self) {
+        let (subvolumes, damage) = (&mut self.subvolumes, &mut self.damage);
+        self.tables.scan(&self.source, SYSTEM, Key::default(), Key::MAX, |found| match found {
+            Found::Item(key, value) if key.kind == SUBVOLUME => {
+                match Subvolume::parse(key.object, value) {
+                    Ok(Some(found)) => drop(subvolumes.insert(found.id, found)),
+                    Ok(None) => {}
+                    Err(why) => {
+                        damage.push(Damage::new(format!("subvolume {}", key.object), why));
+                    }
+                }
+            }
+            Found::Item(..) => {}
+            Found::Lost { damage: lost, .. } => {
+                damage.push(Damage::new("the system table", lost));
+            }
+        });
+    }
+
+    pub fn label(&self) -> &Label {
+        &self.label
+    }
+
+    /// What is wrong with the pool itself: files may be missing, or older than they should be.
+    pub fn damage(&self) -> &[Damage] {
+        &self.damage
+    }
+
+    /// Those that live, by number.
+    pub fn subvolumes(&self) -> impl Iterator<Item = &Subvolume> {
+        self.subvolumes.values()
+    }
+
+    pub fn subvolume(&self, id: u32) -> Option<&Subvolume> {
+        self.subvolumes.get(&id)
+    }
+
+    /// The files of a subvolume.
+    pub fn files(&self, subvolume: &Subvolume) -> Files<'_> {
+        Files { source: &self.source, tables: &self.tables, table: subvolume.table }
+    }
+}
+
+/// The chain to go by: that of the newest uberblock, unless it is damaged and an older one, whose
+/// log is still there, leads to a state that is whole.
+fn newest(source: &dyn Source, label: &Label) -> Result<Chain, Damage> {
+    let uberblocks = Uberblock::all(source, label);
+    let Some((first, older)) = uberblocks.split_first() else {
+        return Err(Damage::new("the uberblocks", "none of them can be read"));
+    };
+    let newest = Chain::follow(source, label, first);
+    if newest.last_txg >= first.durable {
+        return Ok(newest);
+    }
+    for uberblock in older.iter().take(UBERBLOCKS_KEPT) {
+        // The newest one comes after it: nothing that its chain leads to was in flight.
+        let older = Uberblock { durable: first.durable, ..uberblock.clone() };
+        let is_there = newest.end <= older.head.saturating_add(label.log_blocks);
+        let mut chain = Chain::follow(source, label, &older);
+        if is_there && chain.last_txg >= uberblock.durable {
+            chain.damage.splice(0..0, newest.damage);
+            return Ok(chain);
+        }
+    }
+    Ok(newest)
+}
+
+/// The files of a subvolume.
+#[derive(Clone, Copy)]
+pub struct Files<'a> {
+    pub(crate) source: &'a dyn Source,
+    tables: &'a Tables,
+    table: u64,
+}
+
+impl Files<'_> {
+    /// # Errors
+    /// It is lost, or there is none.
+    pub fn inode(&self, number: u64) -> Result<Inode, Damage> {
+        let what = || format!("inode {number}");
+        let value = self.get(Key::new(number, INODE, 0))?;
+        let value = value.ok_or_else(|| Damage::new(what(), "there is none"))?;
+        Inode::parse(number, &value).map_err(|why| Damage::new(what(), why))
+    }
+
+    /// The target of a symlink.
+    ///
+    /// # Errors
+    /// It is lost.
+    pub fn target(&self, inode: &Inode) -> Result<Vec<u8>, Damage> {
+        let target = self.get(Key::new(inode.number, SYMLINK, 0))?.unwrap_or_default();
+        let is_target = (1..=4095).contains(&target.len()) && !target.contains(&0);
+        match is_target {
+            true => Ok(target.into()),
+            false => Err(Damage::new("the target of a symlink", "it is none")),
+        }
+    }
+
+    /// The attributes of a file, and what is lost of them.
+    pub fn attributes(&self, inode: &Inode) -> (Vec<Attribute>, Vec<Damage>) {
+        attributes(self, inode.number)
+    }
+
+    /// Gives the content of a regular file, in the order of offsets; what is neither given nor
+    /// lost is zeros.
+    pub fn content(&self, inode: &Inode, mut take: impl FnMut(Chunk<'_>)) {
+        if inode.kind == FileKind::Regular {
+            read_content(self, inode, &mut take);
+        }
+    }
+
+    /// Gives the extents of a file.
+    pub fn extents(&self, inode: &Inode, mut take: impl FnMut(Run)) {
+        read_extents(self, inode.number, &mut take);
+    }
+
+    pub(crate) fn get(&self, key: Key) -> Result<Option<Box<[u8]>>, Damage> {
+        self.tables.get(self.source, self.table, key)
+    }
+
+    pub(crate) fn window(&self, first: Key, last: Key) -> Window {
+        self.tables.window(self.source, self.table, first, last)
+    }
+
+    pub(crate) fn scan(&self, first: Key, last: Key, take: impl FnMut(Found<'_>)) {
+        self.tables.scan(self.source, self.table, first, last, take);
+    }
+}

@@ -1,0 +1,45 @@
+//! Whether the data is there that the last batch introduces (`docs/format.md`, 6.5).
+
+use std::collections::BTreeMap;
+
+use crate::chain::Batch;
+use crate::damage::Damage;
+use crate::extent::Extent;
+use crate::key::EXTENT;
+use crate::records::{self, Record};
+use crate::source::{Source, read};
+
+/// Each extent that the batch puts on blocks that it allocates matches its checksums: the last one
+/// that is put at an address, if one of the allocations has all of it.
+pub(crate) fn is_whole(source: &dyn Source, batch: &Batch) -> Result<bool, Damage> {
+    let mut allocated: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut extents: BTreeMap<u64, Extent> = BTreeMap::new();
+    for part in batch.records(source)? {
+        let parsed = records::each(&part, |record| {
+            match record {
+                Record::Allocate { address, blocks } => {
+                    let end = address.checked_add(blocks).ok_or("a run that has no end")?;
+                    allocated.insert(address, end);
+                }
+                Record::Put { key, value, .. } if key.kind == EXTENT => {
+                    let extent = Extent::parse(key.offset, value)?;
+                    extents.insert(extent.address, extent);
+                }
+                _ => {}
+            }
+            Ok(())
+        });
+        parsed.map_err(|why| Damage::new(format!("txg {} of the log", batch.txg), why))?;
+    }
+    let is_new = |extent: &Extent| {
+        let run = allocated.range(..=extent.address).next_back();
+        run.is_some_and(|(_, end)| extent.address + extent.blocks <= *end)
+    };
+    for extent in extents.values().filter(|extent| !extent.unwritten && is_new(extent)) {
+        let bytes = read(source, extent.address, extent.blocks)?;
+        if !extent.checked(&bytes).all(|(_, good)| good) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
