@@ -44,7 +44,7 @@ use crate::open_txg::OpenTxg;
 use crate::pins::Pins;
 use crate::tables::Tables;
 use crate::tenancy::{NoTenants, Tenancy};
-use crate::{Pool, PoolError, Sabotage, tail};
+use crate::{Pool, PoolError, Sabotage, sabotage, tail};
 
 impl Pool {
     /// Makes an empty pool on `device`, whatever was on it.
@@ -79,7 +79,8 @@ impl Pool {
         if options.limits.breaks(Sabotage::ReplayReadsBase) {
             read_early(&device, &label, &uberblock).await?;
         }
-        let replayed = Replayed::of(&recovered.batches, restore_space(&rt, &label)?)?;
+        let mixes = options.limits.breaks(Sabotage::ReplayMixesPuts);
+        let replayed = Replayed::of(&recovered.batches, restore_space(&rt, &label)?, mixes)?;
         let pool = assemble(
             rt,
             device,
@@ -221,11 +222,12 @@ fn restore_space(rt: &Rt, label: &Label) -> Result<Restore, PoolError> {
 struct Replayed {
     tables: BTreeMap<TableId, RecoveringTable>,
     space: Restore,
+    mixes: bool,
 }
 
 impl Replayed {
-    fn of(batches: &[RecoveredBatch], space: Restore) -> Result<Replayed, PoolError> {
-        let mut replayed = Replayed { tables: BTreeMap::new(), space };
+    fn of(batches: &[RecoveredBatch], space: Restore, mixes: bool) -> Result<Replayed, PoolError> {
+        let mut replayed = Replayed { tables: BTreeMap::new(), space, mixes };
         for batch in batches {
             for bytes in batch.records() {
                 for record in Records::new(bytes) {
@@ -240,6 +242,11 @@ impl Replayed {
     fn apply(&mut self, txg: Txg, record: Record<'_>) -> Result<(), PoolError> {
         let wrong = |error| PoolError::damaged(format!("txg {txg} of the log"), error);
         match record {
+            Record::Put { table, key, value } if self.mixes => {
+                let table = self.table(table);
+                let value = sabotage::mixed(table.get(key), key, value);
+                table.apply(txg, key, Edit::put(&value[..]));
+            }
             Record::Put { table, key, value } => {
                 self.table(table).apply(txg, key, Edit::put(value));
             }

@@ -5,9 +5,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use copyhold_format::item::INODE;
 use copyhold_format::log::{Record, RecordWriter};
 use copyhold_space::{Claim, Tier};
-use copyhold_types::Purpose;
+use copyhold_table::Edit;
+use copyhold_types::{Key, Purpose};
 
 use crate::Pool;
 use crate::log_room::LogRoom;
@@ -59,11 +61,14 @@ pub enum Sabotage {
     NoFlushBeforeRoot,
     /// What the last batch introduces is not verified.
     TailNotVerified,
+    /// Replay mixes two puts of one key: of an inode the later one leaves the nanoseconds of its
+    /// last change as they were. What comes of it is consistent, only never was.
+    ReplayMixesPuts,
 }
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 21] = [
+    pub const ALL: [Sabotage; 22] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::OneLogCopy,
@@ -85,6 +90,7 @@ impl Sabotage {
         Sabotage::ReuseFreesAtOnce,
         Sabotage::NoFlushBeforeRoot,
         Sabotage::TailNotVerified,
+        Sabotage::ReplayMixesPuts,
     ];
 }
 
@@ -100,6 +106,20 @@ impl std::fmt::Debug for Scribble {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Scribble")
     }
+}
+
+/// Where in an inode the nanoseconds of its last change are.
+const CHANGED_NANOS: std::ops::Range<usize> = 72..76;
+
+/// What a replay that mixes puts takes for a value that comes behind another.
+pub(crate) fn mixed(before: Option<&Edit>, key: Key, value: &[u8]) -> Vec<u8> {
+    let mut mixed = value.to_vec();
+    if let Some(Edit::Put(before)) = before
+        && key.kind == INODE
+    {
+        mixed[CHANGED_NANOS].copy_from_slice(&before[CHANGED_NANOS]);
+    }
+    mixed
 }
 
 impl Gathered {

@@ -33,6 +33,7 @@ use self::stage::{SEED, Stage};
 use self::tape::{Moment, Pace};
 use self::workload::Family;
 use crate::Sabotage;
+use crate::fs_level::second_opinion;
 use crate::fs_level::usage::Shown;
 use crate::fs_level::verify;
 use crate::machine::Machine;
@@ -174,7 +175,7 @@ fn states(stage: &Stage, moment: &Moment) -> impl Iterator<Item = (crash::Choice
 /// The image is sound, can be mounted, holds what it must, can be used, and is sound afterwards.
 fn recover(stage: &Stage, moment: &Moment, image: SimImage) {
     check(SEED, &image, false);
-    let machine = Machine::on(SEED, image);
+    let machine = Machine::on(SEED, image.clone());
     let opened = machine.run(async {
         let fs = stage.open(&machine, machine.device()).await?;
         let names = verify::look(&fs).await?;
@@ -182,6 +183,7 @@ fn recover(stage: &Stage, moment: &Moment, image: SimImage) {
     });
     let opened = opened.expect("the power is on");
     let (fs, names) = opened.unwrap_or_else(|error| panic!("it cannot be recovered: {error}"));
+    second_opinion::compare(&image, &names);
     let shown = Shown::of(fs.volumes().ledger());
     verify::settle(&mut moment.world.clone(), &names, &shown);
     let used = machine.run(use_it(&fs)).expect("the power is on");

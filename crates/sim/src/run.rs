@@ -33,6 +33,8 @@ pub struct Plan {
     pub weather: Option<Weather>,
     /// A rule of the engine that is broken on purpose.
     pub broken: Option<Sabotage>,
+    /// After each recovery of a filesystem another reader must find what the engine shows.
+    pub second_opinion: bool,
     /// Say on standard error what happens.
     pub tell: bool,
 }
@@ -69,7 +71,7 @@ pub struct Failure {
 
 impl Plan {
     pub fn new(level: Level, seed: u64) -> Plan {
-        Plan { level, seed, weather: None, broken: None, tell: false }
+        Plan { level, seed, weather: None, broken: None, second_opinion: true, tell: false }
     }
 
     pub(crate) fn tell(&self, what: impl FnOnce() -> String) {

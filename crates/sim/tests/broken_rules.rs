@@ -114,6 +114,26 @@ fn not_verifying_the_tail_is_noticed() {
     is_noticed(Sabotage::TailNotVerified, Weather::PowerCutAtFlush);
 }
 
+/// What it leaves is sound, and within what the model allows: only who replays with other code
+/// can tell.
+#[test]
+fn a_replay_that_mixes_puts_is_noticed_by_the_second_opinion_alone() {
+    let broken = Some(Sabotage::ReplayMixesPuts.into());
+    for seed in 1..=SEEDS {
+        let alone = Plan { broken, second_opinion: false, ..Plan::new(Level::Fs, seed) };
+        if let Err(failure) = alone.run() {
+            panic!("without the second opinion: {failure}");
+        }
+        if let Err(noticed) = (Plan { second_opinion: true, ..alone }).run() {
+            assert!(noticed.why.contains("second opinion"), "{noticed}");
+            let sound = Plan { broken: None, second_opinion: true, ..alone };
+            sound.run().unwrap_or_else(|failure| panic!("{failure}"));
+            return;
+        }
+    }
+    panic!("ReplayMixesPuts can be broken for {SEEDS} seeds, and nobody notices");
+}
+
 // Through files a broken rule shows less often: what is read is mostly in memory, and what a crash
 // takes was mostly not promised. These need the weather that they are about there, too.
 

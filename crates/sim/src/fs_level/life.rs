@@ -13,6 +13,7 @@ use copyhold_runtime::BoxFuture;
 use copyhold_types::{BLOCK_BYTES, SubvolId};
 
 use super::client::{Client, Manager};
+use super::second_opinion;
 use super::settings::{self, Changed};
 use super::tree::{SHARED_DIRS, shared_name};
 use super::usage::Shown;
@@ -225,6 +226,9 @@ impl History {
     fn verify(&mut self, machine: &Machine, fs: &Arc<Filesystem>) {
         let looked = machine.run(verify::look(fs)).expect("the power is on");
         let names = looked.unwrap_or_else(|error| panic!("after recovery: {error}"));
+        if self.plan.second_opinion {
+            second_opinion::compare(&self.image, &names);
+        }
         {
             let mut world = self.shared.world.lock();
             let shown = Shown::of(fs.volumes().ledger());

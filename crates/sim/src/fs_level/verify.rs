@@ -13,15 +13,15 @@ use super::world::{Log, Moment, World};
 
 /// Something that is found under a name.
 pub(crate) struct Found {
-    attr: Attr,
-    target: Vec<u8>,
-    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    bytes: Vec<u8>,
+    pub(super) attr: Attr,
+    pub(super) target: Vec<u8>,
+    pub(super) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    pub(super) bytes: Vec<u8>,
     /// Of a subvolume's root.
-    read_only: bool,
+    pub(super) read_only: bool,
 }
 
-type Names = BTreeMap<Path, Found>;
+pub(crate) type Names = BTreeMap<Path, Found>;
 
 /// Everything there is.
 pub(crate) async fn look(fs: &Arc<Filesystem>) -> Result<Names, FsError> {
