@@ -3,8 +3,8 @@
 use copyhold_check::{Problem, Severity};
 use copyhold_device::sim::SimImage;
 use copyhold_format::item::{
-    self, DIRENT, DirBucket, EPOCH, Extent, InodeFlags, SUBVOL, SubvolItem, XATTR, XATTR_VALUE,
-    dirent_bucket, extent_key, inode_key,
+    self, DIRENT, DirBucket, EPOCH, Extent, InodeFlags, InodeItem, SUBVOL, SubvolItem, XATTR,
+    XATTR_VALUE, dirent_bucket, extent_key, inode_key,
 };
 use copyhold_pool::{IdSpace, Pool, Transaction};
 use copyhold_types::{EpochId, InodeNo, Key, Kind, SubvolId};
@@ -48,6 +48,18 @@ fn too_many_links_leak_and_too_few_lose() {
 
     let (kinds, ..) = after(async |files| files.change_inode(MANY, |item| item.nlink = 9).await);
     assert_eq!(kinds, ["links"]);
+}
+
+#[test]
+fn a_count_of_links_that_is_saturated_tells_nothing_of_a_directory() {
+    let saturated = InodeItem::LINKS_SATURATED;
+    let image = changed(&sound(), async |files| {
+        files.change_inode(DIR, |item| item.nlink = saturated).await;
+    });
+    assert!(report(&image).findings.is_empty(), "{:#?}", report(&image).findings);
+    let (kinds, ..) =
+        after(async |files| files.change_inode(SHORT, |item| item.nlink = saturated).await);
+    assert_eq!(kinds, ["links"], "another file has as many as names");
 }
 
 #[test]

@@ -93,6 +93,9 @@ const _: () = assert!(size_of::<InodeDisk>() == InodeItem::BYTES);
 impl InodeItem {
     pub const BYTES: usize = 112;
 
+    /// Links of a directory that has, or once had, more than can be counted: it stays.
+    pub const LINKS_SATURATED: u32 = u32::MAX;
+
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let times = [self.atime, self.mtime, self.ctime, self.btime];
         let disk = InodeDisk {
