@@ -6,20 +6,28 @@
 //! ```
 //!
 //! The entries are sorted by tag, users and groups by id; where there are any of these, a mask is,
-//! too, and it takes the place of the group in the mode.
+//! too, and it takes the place of the group in the mode. An ACL is as long as an attribute can be:
+//! 8191 entries. Of these the kernel passes what fits a page to and from a FUSE mount.
+//!
+//! C1  An access ACL and the mode change in one transaction: by chmod, by setfacl, and where an ACL
+//!     goes that says no more than the mode. So after a crash neither grants more than before and
+//!     after.
 
-use copyhold_format::item::{InodeFlags, InodeItem, XATTR, XATTR_SHORT_MAX};
-use copyhold_pool::Transaction;
-use copyhold_types::{InodeNo, Key};
+use std::sync::Arc;
+
+use copyhold_format::item::{InodeFlags, InodeItem};
+use copyhold_types::InodeNo;
 use smallvec::SmallVec;
 
 use crate::inode::{Inode, InodeRef};
-use crate::subvol::{FILES, Subvol};
-use crate::xattr::first_xattr;
+use crate::permit::Way;
+use crate::privileges::SET_GID;
+use crate::subvol::Subvol;
+use crate::xattr_edit::XattrEdit;
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
 
-pub(crate) const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
-pub(crate) const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
+const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
+const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 const VERSION: u32 = 2;
 const USER_OBJ: u16 = 0x01;
@@ -28,6 +36,15 @@ const GROUP_OBJ: u16 = 0x04;
 const GROUP: u16 = 0x08;
 const MASK: u16 = 0x10;
 const OTHER: u16 = 0x20;
+
+/// How an inode's item marks that it has this attribute, if the attribute is an ACL.
+pub(crate) fn acl_flag(name: &[u8]) -> Option<u16> {
+    match name {
+        ACCESS_ACL => Some(InodeFlags::ACCESS_ACL),
+        DEFAULT_ACL => Some(InodeFlags::DEFAULT_ACL),
+        _ => None,
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct AclEntry {
@@ -50,7 +67,7 @@ impl Acl {
         if version != VERSION.to_le_bytes() {
             return Err(FsError::NotSupported("this version of ACLs"));
         }
-        if rest.len() % 8 != 0 || bytes.len() > XATTR_SHORT_MAX {
+        if rest.len() % 8 != 0 {
             return Err(bad);
         }
         let entries = rest.chunks_exact(8).map(|raw| AclEntry {
@@ -103,6 +120,14 @@ impl Acl {
     pub(crate) fn mode(&self) -> u16 {
         let group = self.perm(MASK).or(self.perm(GROUP_OBJ)).unwrap_or(0);
         self.perm(USER_OBJ).unwrap_or(0) << 6 | group << 3 | self.perm(OTHER).unwrap_or(0)
+    }
+
+    /// The mode of a file that gets it from `caller`.
+    fn mode_for(&self, item: &InodeItem, caller: &Caller, kill_sgid: bool) -> u16 {
+        let mode = if self.is_empty() { item.mode } else { item.mode & !0o777 | self.mode() };
+        let known = caller.groups.is_some() && !caller.is_privileged();
+        let outside = known && !caller.in_group(item.gid);
+        if kill_sgid || outside { mode & !SET_GID } else { mode }
     }
 
     /// Limits the classes to `mode`, as chmod and creation do.
@@ -166,38 +191,15 @@ pub(crate) struct Inherited {
 }
 
 impl Inherited {
-    /// Edits that [`Self::put`] adds to a transaction.
-    pub(crate) fn edits(&self) -> usize {
-        usize::from(self.access.is_some()) + usize::from(self.default.is_some())
-    }
-
-    /// Bytes that [`Self::put`] adds to a transaction.
-    pub(crate) fn bytes(&self) -> usize {
-        let both = [&self.access, &self.default];
-        both.into_iter().flatten().map(|value| value.len() + 64).sum()
-    }
-
-    pub(crate) fn put(
-        &self,
-        subvol: &Subvol,
-        tx: &mut Transaction,
-        ino: InodeNo,
-        item: &mut InodeItem,
-    ) {
-        let access = (ACCESS_ACL, &self.access, InodeFlags::ACCESS_ACL);
-        let default = (DEFAULT_ACL, &self.default, InodeFlags::DEFAULT_ACL);
-        let mut buckets: Vec<(u64, Vec<u8>)> = Vec::new();
-        for (name, value, flag) in [access, default] {
-            let Some(value) = value else { continue };
-            let (bucket, bytes) = first_xattr(subvol, name, value);
-            debug_assert!(buckets.iter().all(|(other, _)| *other != bucket));
-            buckets.push((bucket, bytes));
-            item.xattrs += 1;
-            item.has.set(flag, true);
+    /// The ACLs of the file `ino`, for the transaction that makes it.
+    pub(crate) fn xattrs(&self, subvol: &Subvol, ino: InodeNo) -> Result<XattrEdit<'static>> {
+        let mut edit = XattrEdit::new(subvol, ino, None);
+        for (name, value) in [(ACCESS_ACL, &self.access), (DEFAULT_ACL, &self.default)] {
+            if let Some(value) = value {
+                edit.set(name, value)?;
+            }
         }
-        for (bucket, bytes) in buckets {
-            tx.put(FILES, Key::new(ino.0, XATTR, bucket), bytes);
-        }
+        Ok(edit)
     }
 }
 
@@ -228,18 +230,61 @@ impl Filesystem {
         })
     }
 
-    /// Keeps an access ACL in step with a mode that is being set.
-    pub(crate) async fn chmod_acl(
-        self: &std::sync::Arc<Self>,
-        inode: &InodeRef,
+    /// Adds to `edit` what keeps an access ACL in step with a mode that is being set (C1).
+    pub(crate) async fn restrict_acl(
+        &self,
+        inode: &Inode,
+        edit: &mut XattrEdit<'_>,
         mode: u32,
     ) -> Result<()> {
         if !inode.state().item.has.has(InodeFlags::ACCESS_ACL) {
             return Ok(());
         }
-        let Some(bytes) = self.xattr_of(inode, ACCESS_ACL).await? else { return Ok(()) };
-        let acl = Acl::parse(&bytes)?.restricted(mode as u16, false);
-        self.set_xattr_of(inode, ACCESS_ACL, &acl.encode(), crate::XattrSet::Any, None).await
+        self.load_xattr(inode, edit, ACCESS_ACL).await?;
+        let Some(bytes) = self.loaded_xattr(inode, edit, ACCESS_ACL).await? else { return Ok(()) };
+        edit.set(ACCESS_ACL, &Acl::parse(&bytes)?.restricted(mode as u16, false).encode())
+    }
+
+    /// Checks and stores an ACL, as `setfacl` sends it; one that says no more than the mode, or
+    /// nothing, is removed. An access ACL changes the mode with it (C1).
+    pub(crate) async fn set_acl(
+        self: &Arc<Self>,
+        caller: &Caller,
+        inode: &InodeRef,
+        name: &[u8],
+        value: &[u8],
+        kill_sgid: bool,
+    ) -> Result<()> {
+        let acl = Acl::parse(value)?;
+        let is_default = name == DEFAULT_ACL;
+        match inode.kind {
+            FileKind::Directory => {}
+            _ if is_default => return Err(FsError::AccessDenied),
+            FileKind::Symlink => return Err(FsError::NotSupported("an ACL on a symlink")),
+            _ => {}
+        }
+        let mut edit = self.edit_xattrs(inode).await;
+        self.load_xattr(inode, &mut edit, name).await?;
+        match acl.is_empty() || (acl.is_plain() && !is_default) {
+            true => drop(edit.remove(name)),
+            false => edit.set(name, value)?,
+        }
+        let new_mode = |item: &InodeItem| match is_default {
+            true => item.mode,
+            false => acl.mode_for(item, caller, kill_sgid),
+        };
+        let is_same = |item: &InodeItem| new_mode(item) == item.mode;
+        if edit.is_empty() && is_same(&inode.state().item) {
+            return Ok(());
+        }
+        let now = self.now();
+        self.change_inode_with_xattrs(inode, edit, |state, item| {
+            state.permit(Way::Attributes)?;
+            item.mode = new_mode(item);
+            (state.shown.ctime, item.ctime) = (now, now);
+            Ok(())
+        })
+        .await
     }
 
     /// Whether `caller` may read (4), write (2), execute or search (1) `node`; mode and ACL decide.
@@ -249,9 +294,9 @@ impl Filesystem {
         let item = inode.state().item;
         if want & 2 != 0 {
             if matches!(inode.kind, FileKind::Regular | FileKind::Directory | FileKind::Symlink) {
-                self.writable()?;
+                self.permit_in(&inode.subvol)?;
             }
-            inode.state().expect_not_immutable()?;
+            inode.state().permit(Way::Append)?;
         }
         if caller.is_privileged() {
             let runs = inode.is_dir() || item.mode & 0o111 != 0;

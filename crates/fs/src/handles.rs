@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::inode::{Inode, InodeRef};
-use crate::{Entry, FileFlags, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result};
+use crate::permit::Way;
+use crate::{Entry, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result};
 
 impl Filesystem {
     /// The entry of a file that was found or made, counted.
@@ -63,19 +64,14 @@ impl Filesystem {
             return Err(FsError::IsDirectory);
         }
         if changes && inode.kind == FileKind::Regular {
-            self.writable()?;
-            inode.subvol.writable()?;
+            self.permit_in(&inode.subvol)?;
         }
         {
             let state = inode.state();
             state.expect_present()?;
             if changes {
-                state.expect_not_immutable()?;
-            }
-            if (flags.truncate || (flags.write && !flags.append))
-                && state.has_flag(FileFlags::APPEND)
-            {
-                return Err(FsError::NotPermitted("the file can only be appended to"));
+                let only_appends = flags.append && !flags.truncate;
+                state.permit(if only_appends { Way::Append } else { Way::Overwrite })?;
             }
         }
         match flags.truncate && inode.kind == FileKind::Regular {
@@ -86,8 +82,9 @@ impl Filesystem {
 
     async fn truncate_open(self: &Arc<Self>, inode: &InodeRef, kill_priv: bool) -> Result<()> {
         let _data = inode.lock.write().await;
+        inode.state().permit(Way::Overwrite)?;
         if kill_priv {
-            self.kill_priv(inode).await?;
+            self.strip_privileges(inode, None).await?;
         }
         self.set_size(inode, 0).await
     }

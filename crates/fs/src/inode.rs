@@ -119,6 +119,12 @@ impl Inode {
     }
 }
 
+/// A directory whose subdirectories were too many to be counted shows one link, as ext4 and btrfs
+/// do: programs then take nothing from the number.
+fn shown_links(stored: u32) -> u32 {
+    if stored == InodeItem::LINKS_SATURATED { 1 } else { stored }
+}
+
 /// Locks the states of several different inodes in the order of their numbers.
 pub(crate) fn lock_states<const N: usize>(inodes: [&Inode; N]) -> [MutexGuard<'_, State>; N] {
     let mut order: [usize; N] = std::array::from_fn(|n| n);
@@ -144,7 +150,7 @@ impl State {
             mode: u32::from(item.mode) & 0o7777,
             uid: item.uid,
             gid: item.gid,
-            nlink: item.nlink,
+            nlink: shown_links(item.nlink),
             size: self.shown.size,
             blocks: self.occupied_bytes(kind).div_ceil(512),
             atime: self.shown.atime,
@@ -173,28 +179,6 @@ impl State {
         let inline = if self.is_inline() { self.shown.size } else { 0 };
         let dirty = self.data.blocks.len() as u64 * block;
         (allocated + dirty).min(whole.max(allocated)).max(inline)
-    }
-
-    pub(crate) fn has_flag(&self, flag: FileFlags) -> bool {
-        FileFlags(self.item.flags).contains(flag)
-    }
-
-    /// Refuses changes of a file that is immutable or may only grow.
-    pub(crate) fn expect_mutable(&self) -> Result<()> {
-        if self.has_flag(FileFlags::IMMUTABLE) {
-            return Err(FsError::NotPermitted("the file is immutable"));
-        }
-        if self.has_flag(FileFlags::APPEND) {
-            return Err(FsError::NotPermitted("the file can only be appended to"));
-        }
-        Ok(())
-    }
-
-    pub(crate) fn expect_not_immutable(&self) -> Result<()> {
-        if self.has_flag(FileFlags::IMMUTABLE) {
-            return Err(FsError::NotPermitted("the file is immutable"));
-        }
-        Ok(())
     }
 
     /// Refuses what was removed for good.

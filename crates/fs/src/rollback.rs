@@ -12,9 +12,10 @@ use copyhold_types::{InodeNo, SubvolId, Timestamp, Txg};
 use copyhold_volume::{OldState, Volumes};
 use smallvec::SmallVec;
 
-use crate::dir::{Bucket, Found, LINKS_MAX, Name};
+use crate::dir::{Bucket, Found, Name};
 use crate::filesystem::INODE_BYTES;
 use crate::inode::{Inode, InodeRef};
+use crate::permit::Way;
 use crate::subvol::{FILES, Subvol};
 use crate::{FileKind, Filesystem, FsError, NodeId, Result};
 
@@ -79,6 +80,7 @@ impl Filesystem {
         }
         let old = self.subvol(found.node.subvol).await?;
         old.writable()?;
+        self.inode(found.node).await?.state().permit(Way::Name)?;
         let kept = match &keep {
             Some((there, name)) => {
                 let root = self.inode(found.node).await?;
@@ -158,9 +160,6 @@ impl Filesystem {
         for change in order {
             let state = change.dir.state();
             state.expect_removable_from()?;
-            if change.more > 0 && state.item.nlink >= LINKS_MAX {
-                return Err(FsError::TooManyLinks { max: LINKS_MAX });
-            }
             let is_here = change.dir.node.subvol == changes[0].dir.node.subvol;
             let files = if is_here { FILES } else { Volumes::THERE };
             for bucket in &change.buckets {

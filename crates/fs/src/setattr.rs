@@ -8,15 +8,11 @@ use copyhold_types::Timestamp;
 
 use crate::filesystem::INODE_BYTES;
 use crate::inode::{Inode, InodeRef, State};
+use crate::permit::Way;
+use crate::privileges::{SET_GID, without_privileges};
 use crate::promise::Charge;
-use crate::xattr::CAPABILITY;
-use crate::{
-    Attr, Caller, FileFlags, FileKind, Filesystem, FsError, NodeId, Result, SetAttr, SetTime,
-};
-
-const SET_UID: u16 = 0o4000;
-const SET_GID: u16 = 0o2000;
-const GROUP_EXEC: u16 = 0o010;
+use crate::xattr_edit::XattrEdit;
+use crate::{Attr, Caller, FileFlags, Filesystem, FsError, NodeId, Result, SetAttr, SetTime};
 
 impl Filesystem {
     pub async fn getattr(&self, node: NodeId) -> Result<Attr> {
@@ -31,28 +27,52 @@ impl Filesystem {
     ) -> Result<Attr> {
         self.writable()?;
         let inode = self.inode(node).await?;
-        inode.subvol.writable()?;
-        inode.state().expect_not_immutable()?;
+        self.permit(&inode, kind_of(set))?;
         if let Some(size) = set.size {
             inode.expect_file()?;
-            let _data = inode.lock.write().await;
+            let data = inode.lock.write().await;
+            inode.state().permit(Way::Overwrite)?;
             if set.kill_priv {
-                self.kill_priv(&inode).await?;
+                Box::pin(self.strip_privileges(&inode, Some(caller))).await?;
             }
             self.set_size(&inode, size).await?;
-        }
-        if set.mode.is_some() {
-            self.chmod_acl(&inode, set.mode.unwrap_or(0)).await?;
-        }
-        if set.uid.is_some() || set.gid.is_some() {
-            self.drop_capabilities(&inode).await?;
+            drop(data);
         }
         let other = SetAttr { size: None, kill_priv: false, ..*set };
         if other != SetAttr::default() {
-            let now = self.now();
-            self.change_inode(&inode, |state, item| change(state, item, caller, set, now)).await?;
+            Box::pin(self.set_attributes(caller, &inode, &other)).await?;
+        }
+        if set.size.is_some() {
+            self.content_changed(&inode).await?;
         }
         Ok(inode.attr())
+    }
+
+    /// With a mode goes the ACL, with an owner the privileges: in one transaction (C1, V1).
+    async fn set_attributes(
+        self: &Arc<Self>,
+        caller: &Caller,
+        inode: &InodeRef,
+        set: &SetAttr,
+    ) -> Result<()> {
+        let now = self.now();
+        let change = |state: &mut State, item: &mut InodeItem| {
+            state.permit(kind_of(set))?;
+            change(state, item, caller, set, now);
+            Ok(())
+        };
+        let owner_changes = set.uid.is_some() || set.gid.is_some();
+        if set.mode.is_none() && !owner_changes {
+            return self.change_inode(inode, change).await;
+        }
+        let mut edit = self.edit_xattrs(inode).await;
+        if let Some(mode) = set.mode {
+            self.restrict_acl(inode, &mut edit, mode).await?;
+        }
+        if owner_changes {
+            self.remove_capabilities(inode, &mut edit).await?;
+        }
+        self.change_inode_with_xattrs(inode, edit, change).await
     }
 
     /// Logs a change of the inode item alone. `change` sees the state and the item to be logged.
@@ -72,43 +92,40 @@ impl Filesystem {
         inode: &Inode,
         change: impl FnOnce(&mut State, &mut InodeItem) -> Result<()>,
     ) -> Result<()> {
+        self.apply_change(charge, inode, None, change)
+    }
+
+    /// As [`Self::change_inode`], with changes of attributes in the same transaction.
+    pub(crate) async fn change_inode_with_xattrs(
+        self: &Arc<Self>,
+        inode: &Inode,
+        mut edit: XattrEdit<'_>,
+        change: impl FnOnce(&mut State, &mut InodeItem) -> Result<()>,
+    ) -> Result<()> {
+        let (edits, bytes) = (1 + edit.edits(), INODE_BYTES + edit.bytes());
+        let charge = self.charge(&inode.subvol, edit.tier(), edits, bytes).await?;
+        self.apply_change(charge, inode, Some(&mut edit), change)
+    }
+
+    fn apply_change(
+        &self,
+        charge: Charge,
+        inode: &Inode,
+        edit: Option<&mut XattrEdit<'_>>,
+        change: impl FnOnce(&mut State, &mut InodeItem) -> Result<()>,
+    ) -> Result<()> {
         let mut state = inode.state();
         state.expect_present()?;
         let mut item = state.next_item();
         change(&mut state, &mut item)?;
         let mut tx = Transaction::new();
+        if let Some(edit) = edit {
+            edit.put(&mut tx, &mut item);
+        }
         self.put_inode(&mut tx, inode.node.ino, &item);
         let txg = self.apply(&inode.subvol, charge, tx)?;
         state.logged(item, txg);
         Ok(())
-    }
-
-    /// Takes away what a change of content must not leave: set-user-id, set-group-id where the
-    /// group may execute, capabilities.
-    pub(crate) async fn kill_priv(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
-        self.drop_capabilities(inode).await?;
-        let mode = inode.state().item.mode;
-        if without_privileges(mode) == mode {
-            return Ok(());
-        }
-        let now = self.now();
-        self.change_inode(inode, |state, item| {
-            item.mode = without_privileges(item.mode);
-            item.ctime = now;
-            state.shown.ctime = now;
-            Ok(())
-        })
-        .await
-    }
-
-    async fn drop_capabilities(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
-        if inode.kind != FileKind::Regular || inode.state().item.xattrs == 0 {
-            return Ok(());
-        }
-        match self.remove_xattr_of(inode, CAPABILITY).await {
-            Err(FsError::NoAttribute) => Ok(()),
-            other => other,
-        }
     }
 
     /// Sets [`FileFlags`] and, if given, the project id. Bits outside [`FileFlags::SETTABLE`] are
@@ -125,18 +142,23 @@ impl Filesystem {
             return Err(FsError::NotSupported("one of these flags"));
         }
         let inode = self.inode(node).await?;
-        inode.subvol.writable()?;
+        self.permit_in(&inode.subvol)?;
         let now = self.now();
         self.change_inode(&inode, |state, item| {
             let guarded = FileFlags::IMMUTABLE.0 | FileFlags::APPEND.0;
+            let project = project.unwrap_or(item.project);
             if (item.flags ^ flags.0) & guarded != 0 && !caller.is_privileged() {
                 return Err(FsError::NotPermitted("only root sets or clears these flags"));
             }
             if !caller.is_privileged() && caller.uid != item.uid {
                 return Err(FsError::NotPermitted("only the owner sets flags"));
             }
+            let stays = flags.contains(FileFlags::IMMUTABLE);
+            if stays && (flags.0, project) != (item.flags, item.project) {
+                state.permit(Way::Attributes)?;
+            }
             item.flags = flags.0;
-            item.project = project.unwrap_or(item.project);
+            item.project = project;
             item.ctime = now;
             state.shown.ctime = now;
             Ok(())
@@ -145,24 +167,24 @@ impl Filesystem {
     }
 }
 
-fn change(
-    state: &mut State,
-    item: &mut InodeItem,
-    caller: &Caller,
-    set: &SetAttr,
-    now: Timestamp,
-) -> Result<()> {
-    let append = state.has_flag(FileFlags::APPEND);
+/// What a change of attributes is to the file's flags.
+fn kind_of(set: &SetAttr) -> Way {
     let times_now = set.mtime == Some(SetTime::Now) && set.atime == Some(SetTime::Now);
-    let harmless = set.mode.is_none() && set.uid.is_none() && set.gid.is_none() && times_now;
-    if append && !harmless {
-        return Err(FsError::NotPermitted("the file can only be appended to"));
+    let no_times = set.mtime.is_none() && set.atime.is_none();
+    let no_rights = set.mode.is_none() && set.uid.is_none() && set.gid.is_none();
+    match set.size {
+        Some(_) => Way::Overwrite,
+        None if no_rights && (times_now || no_times && set.ctime.is_none()) => Way::Touch,
+        None => Way::Attributes,
     }
+}
+
+fn change(state: &mut State, item: &mut InodeItem, caller: &Caller, set: &SetAttr, now: Timestamp) {
     if set.uid.is_some() || set.gid.is_some() {
         item.uid = set.uid.unwrap_or(item.uid);
         item.gid = set.gid.unwrap_or(item.gid);
         if item.mode & 0o170000 != 0o040000 {
-            item.mode = without_privileges(item.mode);
+            item.mode = without_privileges(item.mode, item.gid, None);
         }
     }
     if let Some(mode) = set.mode {
@@ -183,7 +205,6 @@ fn change(
     }
     state.shown.ctime = set.ctime.unwrap_or(now);
     item.ctime = state.shown.ctime;
-    Ok(())
 }
 
 fn resolve(time: SetTime, now: Timestamp) -> Timestamp {
@@ -191,9 +212,4 @@ fn resolve(time: SetTime, now: Timestamp) -> Timestamp {
         SetTime::Now => now,
         SetTime::At(at) => Timestamp { secs: at.secs, nanos: at.nanos.min(999_999_999) },
     }
-}
-
-fn without_privileges(mode: u16) -> u16 {
-    let mode = mode & !SET_UID;
-    if mode & GROUP_EXEC != 0 { mode & !SET_GID } else { mode }
 }

@@ -20,9 +20,10 @@ use copyhold_volume::quota::{self, GroupId, Inherit, Ledger, QuotaError, Request
 use copyhold_volume::{Leaving, NewSubvol, VolumeError, Volumes};
 use futures_util::future::join_all;
 
-use crate::dir::{Bucket, Found, LINKS_MAX, Name, put_bucket};
+use crate::dir::{Bucket, Found, Name, put_bucket};
 use crate::filesystem::{INODE_BYTES, new_item, random_bytes};
 use crate::inode::{Inode, InodeRef, State, lock_states};
+use crate::permit::Way;
 use crate::rollback::place_in;
 use crate::subvol::{FILES, Subvol};
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
@@ -220,6 +221,10 @@ impl Filesystem {
         {
             let [mut state, root] = lock_states([&dir, &root]);
             state.expect_removable_from()?;
+            // In one that is read-only nobody could clear the flag.
+            if subvol.writable().is_ok() {
+                root.permit(Way::Name)?;
+            }
             // With its state held nobody adds a name, and later it is dying.
             if only_empty && root.item.size > 0 {
                 return Err(FsError::NotEmpty);
@@ -389,7 +394,7 @@ impl Filesystem {
         self.writable()?;
         let dir = self.inode(parent).await?;
         dir.expect_dir()?;
-        dir.subvol.writable()?;
+        self.permit_in(&dir.subvol)?;
         Ok(dir)
     }
 
@@ -433,9 +438,6 @@ fn add_entry(
     subvol: SubvolId,
 ) -> Result<Transaction> {
     dir.expect_addable_to()?;
-    if dir.item.nlink >= LINKS_MAX {
-        return Err(FsError::TooManyLinks { max: LINKS_MAX });
-    }
     let node = NodeId { subvol, ino: InodeNo::ROOT };
     let found = Found { node, kind: FileKind::Directory };
     let mut tx = Transaction::new();

@@ -11,7 +11,7 @@ use common::*;
 use copyhold_format::item::{INODE, InodesItem, inodes_key};
 use copyhold_fs::{
     Caller, FallocateMode, FileKind, Filesystem, FsError, NodeId, OpenFlags, Options, RenameFlags,
-    Result,
+    Result, SetAttr, XattrSet,
 };
 use copyhold_pool::Pool;
 use copyhold_runtime::Runtime;
@@ -460,6 +460,74 @@ fn quotas_that_were_turned_off_can_be_turned_on_while_their_records_go() {
         fs.enable_quotas().await.unwrap();
         assert_eq!(fs.volumes().ledger().show().unwrap().len(), 1);
         assert_eq!(fs.volumes().ledger().status().leftovers, 0);
+        world.close(fs).await;
+    });
+}
+
+/// An ACL of a mask and `named` users beside owner, group and others.
+fn acl(named: u32) -> Vec<u8> {
+    let mut acl = 2u32.to_le_bytes().to_vec();
+    let users = (0..named).map(|uid| (2u16, 6u16, uid));
+    let rest = [(4, 4, !0), (16, 6, !0), (32, 0, !0)];
+    for (tag, permissions, id) in [(1, 6, !0)].into_iter().chain(users).chain(rest) {
+        acl.extend([tag.to_le_bytes(), permissions.to_le_bytes()].concat());
+        acl.extend(id.to_le_bytes());
+    }
+    acl
+}
+
+const ACCESS: &[u8] = b"system.posix_acl_access";
+
+/// chmod, and an ACL with fewer entries or none: what takes rights away is not refused.
+async fn restrict(fs: &Arc<Filesystem>, file: NodeId) {
+    let root = &Caller::ROOT;
+    let set = SetAttr { mode: Some(0o600), ..Default::default() };
+    fs.setattr(root, file, &set).await.expect("chmod works");
+    for named in [150, 149, 2, 1] {
+        let set = fs.set_xattr(root, file, ACCESS, &acl(named), XattrSet::Any, false).await;
+        set.expect("setfacl -x works");
+    }
+    fs.setattr(root, file, &set).await.expect("chmod works");
+    fs.remove_xattr(file, ACCESS).await.expect("setfacl -b works");
+}
+
+#[test]
+fn rights_are_taken_away_at_the_limit() {
+    let world = World::new(79, 16384);
+    world.run(async {
+        let fs = world.open().await;
+        fs.enable_quotas().await.unwrap();
+        let a = subvolume(&fs, "a").await;
+        let dir = root_of(a);
+        let file = make(&fs, dir, "f").await.unwrap();
+        let (root, any) = (&Caller::ROOT, XattrSet::Any);
+        fs.set_xattr(root, file, ACCESS, &acl(150), any, false).await.unwrap();
+        limit(&fs, GroupId::of(a), LimitKind::Referenced, 0).await;
+        let more = fs.set_xattr(root, file, ACCESS, &acl(151), any, false).await;
+        assert!(is_over_quota(more), "an ACL that grows is refused");
+        restrict(&fs, file).await;
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn rights_are_taken_away_on_a_full_pool() {
+    let world = World::new(80, 8192);
+    world.run(async {
+        let fs = world.open().await;
+        let file = make(&fs, ROOT, "f").await.unwrap();
+        let (root, any) = (&Caller::ROOT, XattrSet::Any);
+        fs.set_xattr(root, file, ACCESS, &acl(150), any, false).await.unwrap();
+        fs.sync().await.unwrap();
+        let full = make(&fs, ROOT, "full").await.unwrap();
+        let mut at = 0;
+        for len in [1 << 20, 1 << 16, 4096] {
+            while fs.write(full, at, &vec![7; len], Default::default()).await.is_ok() {
+                at += len as u64;
+            }
+        }
+        fs.sync().await.unwrap();
+        restrict(&fs, file).await;
         world.close(fs).await;
     });
 }

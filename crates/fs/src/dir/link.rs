@@ -8,6 +8,7 @@ use copyhold_pool::{Tier, Transaction};
 use super::{Found, LINKS_MAX, Name};
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::lock_states;
+use crate::permit::Way;
 use crate::subvol::FILES;
 use crate::{Entry, Filesystem, FsError, NodeId, Result};
 
@@ -24,7 +25,7 @@ impl Filesystem {
             return Err(FsError::CrossSubvolume);
         }
         let inode = self.inode(node).await?;
-        inode.subvol.writable()?;
+        self.permit_in(&inode.subvol)?;
         if inode.is_dir() {
             return Err(FsError::NotPermitted("a directory has one name"));
         }
@@ -43,7 +44,7 @@ impl Filesystem {
         let (txg, sync) = {
             let [mut dir_state, mut state] = lock_states([&dir, &inode]);
             dir_state.expect_addable_to()?;
-            state.expect_mutable()?;
+            state.permit(Way::Name)?;
             let nameless = state.item.nlink == 0;
             if state.gone || (nameless && !state.linkable) {
                 return Err(FsError::NotFound);

@@ -2,6 +2,10 @@
 //!
 //! In the order of the keys, which is that of the hashes; a listing goes on behind a cookie, so it
 //! never skips or repeats an entry that stays, whatever is made or removed meanwhile (R41).
+//!
+//! I1  Entries that were taken are answered. An error behind them ends the answer; the next call
+//!     begins at that place and returns the error. So every look-up that was counted is known to
+//!     the front end, which gives it back.
 
 use copyhold_format::item::{DIRENT, DirBucket, Dirent, cookie};
 use copyhold_types::{InodeNo, Key};
@@ -26,6 +30,15 @@ pub struct DirEntry<'a> {
     pub attr: Option<Attr>,
 }
 
+/// How a directory is listed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListFlags {
+    /// Each entry but "." and ".." comes with its attributes, and counts as a look-up.
+    pub attributes: bool,
+    /// The access time stays (`O_NOATIME`).
+    pub no_atime: bool,
+}
+
 /// Takes entries until it says no.
 type Visit<'a> = &'a mut (dyn FnMut(&DirEntry<'_>) -> bool + Send);
 
@@ -33,16 +46,44 @@ impl Filesystem {
     /// Hands entries behind the cookie `after` to `visit` until it says false: that entry was not
     /// taken. 0 starts. Entries that are neither made nor removed meanwhile come exactly once.
     pub async fn readdir(&self, dir: NodeId, after: u64, visit: Visit<'_>) -> Result<()> {
-        self.list(dir, after, false, visit).await
+        self.list(dir, after, ListFlags::default(), visit).await
     }
 
     /// As [`Self::readdir`], with attributes; each entry taken, but for "." and "..", counts as a
     /// look-up.
     pub async fn readdirplus(&self, dir: NodeId, after: u64, visit: Visit<'_>) -> Result<()> {
-        self.list(dir, after, true, visit).await
+        let flags = ListFlags { attributes: true, ..ListFlags::default() };
+        self.list(dir, after, flags, visit).await
     }
 
-    async fn list(&self, dir: NodeId, after: u64, plus: bool, visit: Visit<'_>) -> Result<()> {
+    /// As [`Self::readdir`] or [`Self::readdirplus`].
+    pub async fn list(
+        &self,
+        dir: NodeId,
+        after: u64,
+        flags: ListFlags,
+        visit: Visit<'_>,
+    ) -> Result<()> {
+        let mut any = false;
+        let mut take = |entry: &DirEntry<'_>| {
+            let taken = visit(entry);
+            any |= taken;
+            taken
+        };
+        match self.list_all(dir, after, flags, &mut take).await {
+            // I1: the error comes with the next call.
+            Err(_) if any => Ok(()),
+            listed => listed,
+        }
+    }
+
+    async fn list_all(
+        &self,
+        dir: NodeId,
+        after: u64,
+        flags: ListFlags,
+        visit: Visit<'_>,
+    ) -> Result<()> {
         let dir = self.inode(dir).await?;
         dir.expect_dir()?;
         let _entries = dir.lock.read().await;
@@ -62,7 +103,7 @@ impl Filesystem {
                     self.damaged_record("a directory bucket", dir.node, source)
                 })?;
                 for entry in parsed.iter().filter(|e| cookie(key.offset, e.index) > after) {
-                    if !self.show(&dir, key.offset, entry, plus, visit).await? {
+                    if !self.show(&dir, key.offset, entry, flags.attributes, visit).await? {
                         return Ok(());
                     }
                 }
@@ -74,7 +115,9 @@ impl Filesystem {
             }
             buckets = BUCKETS;
         }
-        self.touch_atime(&dir);
+        if !flags.no_atime {
+            self.touch_atime(&dir);
+        }
         Ok(())
     }
 

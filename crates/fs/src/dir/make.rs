@@ -7,18 +7,17 @@ use copyhold_pool::{Tier, Transaction};
 use copyhold_types::{InodeNo, Timestamp};
 use copyhold_volume::InodeChange;
 
-use super::{Bucket, Found, LINKS_MAX, Name};
-use crate::acl::Inherited;
+use super::{Bucket, Found, Name};
 use crate::filesystem::{INODE_BYTES, KEY_BYTES, new_item};
 use crate::inode::{Inode, InodeRef, State};
 use crate::subvol::FILES;
-use crate::{Caller, Entry, FileFlags, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result};
-
-const SET_GID: u32 = 0o2000;
+use crate::{
+    Caller, Entry, FileFlags, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result, privileges,
+};
 
 /// A file to be made.
 #[derive(Clone, Copy)]
-struct New<'a> {
+pub(super) struct New<'a> {
     kind: FileKind,
     /// Permission bits.
     mode: u32,
@@ -26,6 +25,12 @@ struct New<'a> {
     /// Of a symlink.
     target: &'a [u8],
     opened: bool,
+}
+
+impl New<'static> {
+    /// What a rename leaves at the old name for a union filesystem.
+    pub(super) const WHITEOUT: New<'static> =
+        New { kind: FileKind::CharDevice, mode: 0, rdev: 0, target: &[], opened: false };
 }
 
 impl Filesystem {
@@ -133,20 +138,21 @@ impl Filesystem {
     ) -> Result<Entry> {
         self.writable()?;
         let dir = self.inode(parent).await?;
-        dir.subvol.writable()?;
+        self.permit_in(&dir.subvol)?;
         dir.expect_dir()?;
         let inherited = self.inherited_acl(&dir, FileKind::Regular, mode, caller.umask).await?;
         let ino = self.next_ino(&dir.subvol).await?;
-        let bytes = INODE_BYTES + KEY_BYTES + inherited.bytes();
-        let credit = self.charge_for(&dir.subvol, Tier::Write, 4, bytes, 1).await?;
+        let mut acls = inherited.xattrs(&dir.subvol, ino)?;
+        let (edits, bytes) = (2 + acls.edits(), INODE_BYTES + KEY_BYTES + acls.bytes());
+        let credit = self.charge_for(&dir.subvol, Tier::Write, edits, bytes, 1).await?;
 
         let dir_state = dir.state();
         dir_state.expect_addable_to()?;
         let new = New { kind: FileKind::Regular, mode, rdev: 0, target: &[], opened: true };
-        let mut item = item_of(new, caller, &dir_state, &inherited, self.now());
+        let mut item = item_of(new, caller, &dir_state, inherited.mode, self.now());
         item.nlink = 0;
         let mut tx = Transaction::new();
-        inherited.put(&dir.subvol, &mut tx, ino, &mut item);
+        acls.put(&mut tx, &mut item);
         self.put_inode(&mut tx, ino, &item);
         tx.put(FILES, orphan_key(ino), &[][..]);
         let txg = self.apply_inode(&dir.subvol, credit, tx, InodeChange::Born(ino))?;
@@ -168,7 +174,7 @@ impl Filesystem {
     ) -> Result<InodeRef> {
         self.writable()?;
         let dir = self.inode(parent).await?;
-        dir.subvol.writable()?;
+        self.permit_in(&dir.subvol)?;
         dir.expect_dir()?;
         let name = Name::to_make(name)?;
         let _entries = dir.lock.write().await;
@@ -179,8 +185,9 @@ impl Filesystem {
         let inherited = self.inherited_acl(&dir, new.kind, new.mode, caller.umask).await?;
         let ino = self.next_ino(&dir.subvol).await?;
         let target = if new.target.is_empty() { 0 } else { KEY_BYTES + new.target.len() };
-        let bytes = 2 * INODE_BYTES + bucket.edit_bytes(name.bytes()) + target + inherited.bytes();
-        let edits = 3 + usize::from(target > 0) + inherited.edits();
+        let mut acls = inherited.xattrs(&dir.subvol, ino)?;
+        let bytes = 2 * INODE_BYTES + bucket.edit_bytes(name.bytes()) + target + acls.bytes();
+        let edits = 3 + usize::from(target > 0) + acls.edits();
         let credit = self.charge_for(&dir.subvol, Tier::Write, edits, bytes, 1).await?;
 
         let now = self.now();
@@ -188,10 +195,7 @@ impl Filesystem {
             let mut dir_state = dir.state();
             dir_state.expect_addable_to()?;
             let is_dir = new.kind == FileKind::Directory;
-            if is_dir && dir_state.item.nlink >= LINKS_MAX {
-                return Err(FsError::TooManyLinks { max: LINKS_MAX });
-            }
-            let mut item = item_of(new, caller, &dir_state, &inherited, now);
+            let mut item = item_of(new, caller, &dir_state, inherited.mode, now);
             item.parent = dir.node.ino;
             if is_dir {
                 item.nlink = 2;
@@ -199,7 +203,7 @@ impl Filesystem {
             let node = dir.subvol.node(ino);
             let mut tx = Transaction::new();
             tx.put(FILES, bucket.key(), bucket.with(name.bytes(), Found { node, kind: new.kind })?);
-            inherited.put(&dir.subvol, &mut tx, ino, &mut item);
+            acls.put(&mut tx, &mut item);
             self.put_inode(&mut tx, ino, &item);
             if new.kind == FileKind::Symlink {
                 tx.put(FILES, symlink_key(ino), new.target);
@@ -233,18 +237,20 @@ pub(crate) fn put_bucket(tx: &mut Transaction, bucket: Bucket) {
     bucket.put(tx, FILES);
 }
 
-/// The item of a new file in a directory: owner, group and flags as the directory has it.
-fn item_of(
+/// The item of a new file in a directory: owner, group and flags as the directory has it, and the
+/// mode that is left of the one asked for.
+pub(super) fn item_of(
     new: New<'_>,
     caller: &Caller,
     dir: &State,
-    inherited: &Inherited,
+    mode: u32,
     now: Timestamp,
 ) -> InodeItem {
+    const SET_GID: u32 = privileges::SET_GID as u32;
     let is_dir = new.kind == FileKind::Directory;
-    let mut mode = inherited.mode & 0o7777;
+    let mut mode = mode & 0o7777;
     let mut owner = caller.clone();
-    if dir.item.mode & SET_GID as u16 != 0 {
+    if dir.item.mode & privileges::SET_GID != 0 {
         owner.gid = dir.item.gid;
         if is_dir {
             mode |= SET_GID;

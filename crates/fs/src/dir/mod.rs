@@ -13,21 +13,22 @@ mod remove;
 mod rename;
 mod sole;
 
-use copyhold_format::item::{DIRENT, DIRENT_SUBVOL, DirBucket, Place, dirent_bucket};
+use copyhold_format::item::{DIRENT, DIRENT_SUBVOL, DirBucket, InodeItem, Place, dirent_bucket};
 use copyhold_pool::{Transaction, Value};
 use copyhold_types::{InodeNo, Key, SubvolId, TableId, Timestamp};
 
 use crate::filesystem::{FIRST_PLACEHOLDER, KEY_BYTES};
 use crate::inode::{Inode, State};
+use crate::permit::Way;
 use crate::{FileFlags, FileKind, Filesystem, FsError, NodeId, Result};
 
-pub use list::DirEntry;
+pub use list::{DirEntry, ListFlags};
 pub(crate) use make::put_bucket;
 pub(crate) use name::Name;
 pub use rename::RenameFlags;
 
-/// Most links of a file or directory.
-pub(crate) const LINKS_MAX: u32 = 65_000;
+/// Most names of a file. Directories have any number of subdirectories.
+const LINKS_MAX: u32 = 65_000;
 
 /// A bucket as it was looked up. The caller holds the directory's entry lock.
 pub(crate) struct Bucket {
@@ -159,26 +160,21 @@ impl State {
     /// Whether entries may be taken out of this directory.
     pub(crate) fn expect_removable_from(&self) -> Result<()> {
         self.expect_live_dir()?;
-        self.expect_mutable()
+        self.permit(Way::RemoveEntry)
     }
 
     /// Whether entries may be added.
     pub(crate) fn expect_addable_to(&self) -> Result<()> {
         self.expect_live_dir()?;
-        self.expect_not_immutable()
+        self.permit(Way::AddEntry)
     }
 
     /// The directory's item after `entries` came (or went, below zero), among them `dirs`
     /// directories.
-    pub(crate) fn dir_item(
-        &self,
-        entries: i64,
-        dirs: i64,
-        now: Timestamp,
-    ) -> copyhold_format::item::InodeItem {
+    pub(crate) fn dir_item(&self, entries: i64, dirs: i64, now: Timestamp) -> InodeItem {
         let mut item = self.next_item();
         item.size = item.size.saturating_add_signed(entries);
-        item.nlink = item.nlink.saturating_add_signed(dirs as i32);
+        item.nlink = links_after(item.nlink, dirs);
         item.mtime = now;
         item.ctime = now;
         item
@@ -187,7 +183,7 @@ impl State {
     /// Takes over a logged item of a directory, or of a file whose size and data are not concerned.
     pub(crate) fn logged_and_shown(
         &mut self,
-        item: copyhold_format::item::InodeItem,
+        item: InodeItem,
         txg: copyhold_types::Txg,
         is_dir: bool,
     ) {
@@ -201,5 +197,30 @@ impl State {
 
     pub(crate) fn is_sync_dir(&self) -> bool {
         self.has_flag(FileFlags::DIRSYNC) || self.has_flag(FileFlags::SYNC)
+    }
+}
+
+/// The links of a directory after `dirs` directories came or went. A count that was once too large
+/// to be stored stays: it is not known any more.
+fn links_after(links: u32, dirs: i64) -> u32 {
+    match links {
+        InodeItem::LINKS_SATURATED => links,
+        _ => links.saturating_add_signed(dirs as i32),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_of_links_that_was_too_large_once_stays_unknown() {
+        let most = InodeItem::LINKS_SATURATED;
+        assert_eq!(links_after(65_000, 1), 65_001);
+        assert_eq!(links_after(most - 2, 1), most - 1);
+        assert_eq!(links_after(most - 1, -1), most - 2);
+        assert_eq!(links_after(most - 1, 1), most);
+        assert_eq!(links_after(most, -1), most);
+        assert_eq!(links_after(most, 1), most);
     }
 }

@@ -9,6 +9,7 @@ use super::Name;
 use super::make::put_bucket;
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::lock_states;
+use crate::permit::Way;
 use crate::subvol::FILES;
 use crate::{Filesystem, FsError, NodeId, Result};
 
@@ -30,7 +31,7 @@ impl Filesystem {
     async fn remove(self: &Arc<Self>, parent: NodeId, name: &[u8], is_dir: bool) -> Result<()> {
         self.writable()?;
         let dir = self.inode(parent).await?;
-        dir.subvol.writable()?;
+        self.permit_in(&dir.subvol)?;
         dir.expect_dir()?;
         let name = Name::parse(name)?;
         if name.is_dots() {
@@ -56,7 +57,7 @@ impl Filesystem {
             let [mut dir_state, mut state] = lock_states([&dir, &inode]);
             dir_state.expect_removable_from()?;
             if !inode.is_placeholder() {
-                state.expect_mutable()?;
+                state.permit(Way::Name)?;
             }
             if is_dir && state.item.size > 0 {
                 return Err(FsError::NotEmpty);

@@ -16,11 +16,14 @@ use copyhold_volume::{self as volume, InodeChange, Volumes};
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
-use super::{Bucket, Found, LINKS_MAX, Name};
-use crate::filesystem::{FIRST_PLACEHOLDER, INODE_BYTES, KEY_BYTES, new_item};
+use super::make::{New, item_of};
+use super::{Bucket, Found, Name};
+use crate::filesystem::{FIRST_PLACEHOLDER, INODE_BYTES, KEY_BYTES};
 use crate::inode::{Inode, InodeRef, State};
+use crate::permit::Way;
 use crate::rollback::place_in;
 use crate::subvol::FILES;
+use crate::xattr_edit::XattrEdit;
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
 
 /// No directory is deeper; more steps to the root mean a loop.
@@ -47,6 +50,13 @@ struct Place<'a> {
     dir: &'a InodeRef,
     name: Name<'a>,
     bucket: Bucket,
+}
+
+/// A whiteout to be made in the old directory, as mknod would make it.
+struct Whiteout {
+    ino: InodeNo,
+    mode: u32,
+    acls: XattrEdit<'static>,
 }
 
 /// How a directory's counts change.
@@ -80,8 +90,8 @@ impl Filesystem {
         let new_dir = self.inode(new_parent).await?;
         dir.expect_dir()?;
         new_dir.expect_dir()?;
-        dir.subvol.writable()?;
-        new_dir.subvol.writable()?;
+        self.permit_in(&dir.subvol)?;
+        self.permit_in(&new_dir.subvol)?;
         let mut written: SmallVec<[NodeId; 2]> = SmallVec::new();
         loop {
             match self
@@ -206,18 +216,28 @@ impl Filesystem {
         Err(dir.damaged(0, "its parents form a loop".into()))
     }
 
+    async fn new_whiteout(&self, dir: &InodeRef) -> Result<Whiteout> {
+        let inherited = self.inherited_acl(dir, FileKind::CharDevice, 0, 0).await?;
+        let ino = self.next_ino(&dir.subvol).await?;
+        let acls = inherited.xattrs(&dir.subvol, ino)?;
+        Ok(Whiteout { ino, mode: inherited.mode, acls })
+    }
+
     async fn apply_rename(self: &Arc<Self>, caller: &Caller, ends: Ends<'_>) -> Result<()> {
-        let whiteout = match ends.flags.whiteout {
-            true => Some(self.next_ino(&ends.from.dir.subvol).await?),
+        let mut white = match ends.flags.whiteout {
+            true => Some(self.new_whiteout(ends.from.dir).await?),
             false => None,
         };
+        let whiteout = white.as_ref().map(|white| white.ino);
+        let acls = white.as_ref().map_or((0, 0), |white| (white.acls.edits(), white.acls.bytes()));
         let names = [&ends.from, &ends.to].map(|place| place.bucket.edit_bytes(place.name.bytes()));
         let records = ends.moves().len();
         let bytes = 5 * INODE_BYTES + KEY_BYTES + names[0] + names[1];
-        let bytes = bytes + records * (KEY_BYTES + SubvolItem::BYTES);
+        let bytes = bytes + records * (KEY_BYTES + SubvolItem::BYTES) + acls.1;
         let inodes = u64::from(whiteout.is_some());
         let subvol = &ends.from.dir.subvol;
-        let charge = self.charge_for(subvol, Tier::Delete, 8 + records, bytes, inodes).await?;
+        let charge =
+            self.charge_for(subvol, Tier::Delete, 8 + records + acls.0, bytes, inodes).await?;
         let now = self.now();
         let (txg, sync) = {
             let mut states = States::lock(&ends);
@@ -233,10 +253,14 @@ impl Filesystem {
                     tx.put(files, orphan_key(inode.node.ino), &[][..]);
                 }
             }
-            let white_item = new_item(FileKind::CharDevice.mode_bits(), caller, now);
-            if let Some(ino) = whiteout {
-                self.put_inode(&mut tx, ino, &white_item);
-            }
+            let white_item = white.as_mut().map(|white| {
+                let dir = states.get(ends.from.dir);
+                let mut item = item_of(New::WHITEOUT, caller, dir, white.mode, now);
+                item.parent = ends.from.dir.node.ino;
+                white.acls.put(&mut tx, &mut item);
+                self.put_inode(&mut tx, white.ino, &item);
+                (white.ino, item)
+            });
             let moves = ends.moves();
             let txg = match (moves.is_empty(), whiteout) {
                 (true, Some(ino)) => {
@@ -257,8 +281,8 @@ impl Filesystem {
             for (inode, item) in items.drain(..) {
                 states.of(inode).logged_and_shown(item, txg, inode.is_dir());
             }
-            if let Some(ino) = whiteout {
-                let white = Inode::new(&ends.from.dir.subvol, ino, white_item, Some(txg));
+            if let Some((ino, item)) = white_item {
+                let white = Inode::new(&ends.from.dir.subvol, ino, item, Some(txg));
                 self.inodes.insert_new(Arc::new(white));
             }
             let mut is_sync = |dir| states.of(dir).is_sync_dir();
@@ -359,21 +383,15 @@ impl Ends<'_> {
             to.expect_addable_to()?;
         }
         if !self.source.is_placeholder() {
-            states.get(&self.source).expect_mutable()?;
+            states.get(&self.source).permit(Way::Name)?;
         }
         if let Some(target) = &self.target {
             let state = states.get(target);
             if !target.is_placeholder() {
-                state.expect_mutable()?;
+                state.permit(Way::Name)?;
             }
             if !self.flags.exchange && target.is_dir() && state.item.size > 0 {
                 return Err(FsError::NotEmpty);
-            }
-        }
-        let [from_delta, to_delta] = self.deltas(false);
-        for (state, delta) in [(from, from_delta), (to, to_delta)] {
-            if delta.dirs > 0 && state.item.nlink >= LINKS_MAX {
-                return Err(FsError::TooManyLinks { max: LINKS_MAX });
             }
         }
         Ok(())

@@ -21,7 +21,8 @@ use super::extents::{CHUNK, Extents};
 use super::install::count_blocks;
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::InodeRef;
-use crate::{Filesystem, FsError, NodeId, Result, WriteFlags};
+use crate::permit::Way;
+use crate::{Caller, Filesystem, FsError, NodeId, Result, WriteFlags};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Bytes of one step that copies.
@@ -38,7 +39,8 @@ struct Piece {
 }
 
 impl Filesystem {
-    /// Bytes copied: fewer than `len` only at the source's end, or where a later step failed.
+    /// Bytes copied: fewer than `len` only at the source's end, or where a later step failed. For a
+    /// caller who may leave privileges on what he changes.
     pub async fn copy_file_range(
         self: &Arc<Self>,
         from: NodeId,
@@ -47,17 +49,54 @@ impl Filesystem {
         to_offset: u64,
         len: u64,
     ) -> Result<u64> {
+        let (from, to) = ((from, from_offset), (to, to_offset));
+        self.copy_file_range_by(&Caller::ROOT, from, to, len).await
+    }
+
+    /// As [`Self::copy_file_range`], between nodes and offsets in them; takes setuid, setgid and
+    /// capabilities away from the target unless `caller` is privileged.
+    pub async fn copy_file_range_by(
+        self: &Arc<Self>,
+        caller: &Caller,
+        (from, from_offset): (NodeId, u64),
+        (to, to_offset): (NodeId, u64),
+        len: u64,
+    ) -> Result<u64> {
+        self.writable()?;
+        let (source, target) = (self.inode(from).await?, self.inode(to).await?);
+        source.expect_file()?;
+        target.expect_file()?;
+        let way = Way::content(to_offset, target.state().shown.size);
+        self.permit(&target, way)?;
         let overlap = from_offset.abs_diff(to_offset) < len;
         if from == to && overlap && len > 0 {
             return Err(FsError::Invalid("source and target overlap"));
         }
+        if len > 0 && !caller.is_privileged() {
+            Box::pin(self.strip_privileges(&target, Some(caller))).await?;
+        }
+        let copied = self.copy_steps(&source, from_offset, &target, to_offset, len).await?;
+        if copied > 0 {
+            self.content_changed(&target).await?;
+        }
+        Ok(copied)
+    }
+
+    async fn copy_steps(
+        self: &Arc<Self>,
+        source: &InodeRef,
+        from_offset: u64,
+        target: &InodeRef,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<u64> {
         let mut copied = 0;
         while copied < len {
             let (at, to_at, rest) = (from_offset + copied, to_offset + copied, len - copied);
-            let shared = match self.share_step(from, at, to, to_at, rest).await {
+            let shared = match self.share_step(source, at, target, to_at, rest).await {
                 Ok(0) => {
                     let step = rest.min(STEP - at % BLOCK) as usize;
-                    Box::pin(self.copy_step(from, at, to, to_at, step)).await
+                    Box::pin(self.copy_step(source.node, at, target, to_at, step)).await
                 }
                 other => other,
             };
@@ -75,14 +114,15 @@ impl Filesystem {
         self: &Arc<Self>,
         from: NodeId,
         from_offset: u64,
-        to: NodeId,
+        target: &InodeRef,
         to_offset: u64,
         len: usize,
     ) -> Result<u64> {
         let data = self.read(from, from_offset, len).await?;
         let mut at = to_offset;
         for slice in data.slices() {
-            let taken = self.write_some(to, at, slice, WriteFlags::default()).await;
+            let flags = WriteFlags { partial: true, ..WriteFlags::default() };
+            let taken = self.write_part(target, at, slice, flags).await;
             let taken = match taken {
                 Err(refused) if at > to_offset && refused.is_full() => break,
                 taken => taken?,
@@ -98,26 +138,23 @@ impl Filesystem {
     /// Bytes that could be shared; 0: the next ones are to be copied.
     async fn share_step(
         self: &Arc<Self>,
-        from: NodeId,
+        source: &InodeRef,
         from_offset: u64,
-        to: NodeId,
+        target: &InodeRef,
         to_offset: u64,
         len: u64,
     ) -> Result<u64> {
+        let (from, to) = (source.node, target.node);
         if from == to || !from_offset.is_multiple_of(BLOCK) || !to_offset.is_multiple_of(BLOCK) {
             return Ok(0);
         }
-        self.writable()?;
-        let (source, target) = (self.inode(from).await?, self.inode(to).await?);
-        target.subvol.writable()?;
-        source.expect_file()?;
-        target.expect_file()?;
-        if shareable(&source, from_offset, &target, to_offset, len) < BLOCK {
+        self.permit_in(&target.subvol)?;
+        if shareable(source, from_offset, target, to_offset, len) < BLOCK {
             return Ok(0);
         }
-        self.write_through(&source, false).await?;
-        self.write_through(&target, false).await?;
-        let (low, high) = if from < to { (&source, &target) } else { (&target, &source) };
+        self.write_through(source, false).await?;
+        self.write_through(target, false).await?;
+        let (low, high) = if from < to { (source, target) } else { (target, source) };
         let is_source = |inode: &InodeRef| inode.node == from;
         let _low = match is_source(low) {
             true => (Some(low.lock.read().await), None),
@@ -135,8 +172,8 @@ impl Filesystem {
             true => (Some(high.map.read().await), None),
             false => (None, Some(high.map.write().await)),
         };
-        let bytes = shareable(&source, from_offset, &target, to_offset, len);
-        self.share(&source, from_offset / BLOCK, &target, to_offset, bytes).await
+        let bytes = shareable(source, from_offset, target, to_offset, len);
+        self.share(source, from_offset / BLOCK, target, to_offset, bytes).await
     }
 
     /// Shares what the source has in `bytes` bytes from `first` on. The caller holds all locks of
@@ -177,6 +214,7 @@ impl Filesystem {
             let unread = {
                 let mut state = target.state();
                 state.expect_present()?;
+                state.permit(Way::content(to_offset, state.shown.size))?;
                 let now = self.now();
                 let mut item = state.next_item();
                 let build = |epoch| {

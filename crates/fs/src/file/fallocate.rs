@@ -20,7 +20,8 @@ use super::slot::Slot;
 use super::write::FILE_BYTES_MAX;
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::InodeRef;
-use crate::{Filesystem, FsError, NodeId, Result};
+use crate::permit::Way;
+use crate::{Caller, Filesystem, FsError, NodeId, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Chunks of the file that one transaction changes.
@@ -34,7 +35,18 @@ pub enum FallocateMode {
     Zero { keep_size: bool },
 }
 
+impl FallocateMode {
+    /// Space alone changes nothing that was there.
+    fn way(self) -> Way {
+        match self {
+            FallocateMode::Allocate { .. } => Way::Append,
+            FallocateMode::Punch | FallocateMode::Zero { .. } => Way::Overwrite,
+        }
+    }
+}
+
 impl Filesystem {
+    /// For a caller who may leave privileges on what he changes.
     pub async fn fallocate(
         self: &Arc<Self>,
         node: NodeId,
@@ -42,25 +54,37 @@ impl Filesystem {
         len: u64,
         mode: FallocateMode,
     ) -> Result<()> {
+        self.fallocate_by(&Caller::ROOT, node, offset, len, mode).await
+    }
+
+    /// As [`Self::fallocate`]; takes setuid, setgid and capabilities away unless `caller` is
+    /// privileged.
+    pub async fn fallocate_by(
+        self: &Arc<Self>,
+        caller: &Caller,
+        node: NodeId,
+        offset: u64,
+        len: u64,
+        mode: FallocateMode,
+    ) -> Result<()> {
         self.writable()?;
         let inode = self.inode(node).await?;
-        inode.subvol.writable()?;
         inode.expect_file()?;
+        self.permit(&inode, mode.way())?;
         let end = offset.checked_add(len).filter(|end| *end <= FILE_BYTES_MAX);
         let end = end.ok_or(FsError::FileTooBig { max: FILE_BYTES_MAX })?;
         if len == 0 {
             return Err(FsError::Invalid("a range without length"));
         }
-        let _data = inode.lock.write().await;
+        let data = inode.lock.write().await;
         let size = {
             let state = inode.state();
-            match mode {
-                FallocateMode::Allocate { .. } => state.expect_not_immutable()?,
-                _ => state.expect_mutable()?,
-            }
+            state.permit(mode.way())?;
             state.shown.size
         };
-        self.kill_priv(&inode).await?;
+        if !caller.is_privileged() {
+            Box::pin(self.strip_privileges(&inode, Some(caller))).await?;
+        }
         // The steps below change what is in the table: a cut, and a tiny file's item, go first.
         self.settle_cut(&inode).await?;
         let zeroes = !matches!(mode, FallocateMode::Allocate { .. });
@@ -84,7 +108,8 @@ impl Filesystem {
             state.data.set_changed(true);
         }
         self.note_dirty(&inode);
-        Ok(())
+        drop(data);
+        self.content_changed(&inode).await
     }
 
     async fn settle_cut(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {

@@ -29,6 +29,6 @@ mod write;
 
 pub(crate) use dirty::FileData;
 pub use fallocate::FallocateMode;
-pub use read::ReadData;
+pub use read::{ReadData, ReadFlags};
 pub use seek::Seek;
 pub use write::WriteFlags;

@@ -18,6 +18,13 @@ use crate::{Filesystem, NodeId, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
+/// Flags of a read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadFlags {
+    /// The access time stays (`O_NOATIME`).
+    pub no_atime: bool,
+}
+
 /// What a read returned: slices of buffers that are not copied.
 #[derive(Clone, Debug, Default)]
 pub struct ReadData {
@@ -108,6 +115,16 @@ struct Request {
 impl Filesystem {
     /// At most `len` bytes; fewer only at the end of the file.
     pub async fn read(&self, node: NodeId, offset: u64, len: usize) -> Result<ReadData> {
+        self.read_with(node, offset, len, ReadFlags::default()).await
+    }
+
+    pub async fn read_with(
+        &self,
+        node: NodeId,
+        offset: u64,
+        len: usize,
+        flags: ReadFlags,
+    ) -> Result<ReadData> {
         let inode = self.inode(node).await?;
         inode.expect_file()?;
         let _shared = inode.lock.read().await;
@@ -118,7 +135,9 @@ impl Filesystem {
         }
         let blocks = offset / BLOCK..end.div_ceil(BLOCK);
         let parts = self.read_blocks(&inode, blocks).await?;
-        self.touch_atime(&inode);
+        if !flags.no_atime {
+            self.touch_atime(&inode);
+        }
         Ok(assemble(&parts, offset..end, &self.zeros))
     }
 

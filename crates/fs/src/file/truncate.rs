@@ -9,6 +9,7 @@ use copyhold_types::BLOCK_BYTES;
 
 use super::write::FILE_BYTES_MAX;
 use crate::inode::InodeRef;
+use crate::permit::Way;
 use crate::{Filesystem, FsError, Result};
 
 impl Filesystem {
@@ -20,7 +21,7 @@ impl Filesystem {
         self.pool_runs()?;
         let old = {
             let state = inode.state();
-            state.expect_mutable()?;
+            state.permit(Way::Overwrite)?;
             state.shown.size
         };
         if size > old {

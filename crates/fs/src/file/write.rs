@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use super::slot::Slot;
 use crate::inode::{Inode, InodeRef, State};
+use crate::permit::Way;
 use crate::promise::{Promise, Take};
 use crate::{FileFlags, Filesystem, FsError, NodeId, Result, Sabotage};
 
@@ -130,32 +131,50 @@ impl Filesystem {
         input: Input<'_>,
         flags: WriteFlags,
     ) -> Result<usize> {
-        self.writable()?;
-        self.pool_runs()?;
         let inode = self.inode(node).await?;
-        inode.subvol.writable()?;
+        let taken = self.take_input(&inode, offset, input, flags).await?;
+        self.content_changed(&inode).await?;
+        Ok(taken)
+    }
+
+    /// One of several writes that [`Self::content_changed`] ends.
+    pub(super) async fn write_part(
+        self: &Arc<Self>,
+        inode: &InodeRef,
+        offset: u64,
+        data: &[u8],
+        flags: WriteFlags,
+    ) -> Result<usize> {
+        self.take_input(inode, offset, Input::Copied(data), flags).await
+    }
+
+    async fn take_input(
+        self: &Arc<Self>,
+        inode: &InodeRef,
+        offset: u64,
+        input: Input<'_>,
+        flags: WriteFlags,
+    ) -> Result<usize> {
+        self.permit_in(&inode.subvol)?;
+        self.pool_runs()?;
         inode.expect_file()?;
         let len = input.bytes().len();
         if len == 0 {
             return Ok(0);
         }
         self.wait_for_room().await?;
-        if self.overwrite(&inode, offset, input, flags).await {
-            self.write_is_done(&inode).await?;
+        if self.overwrite(inode, offset, input, flags).await {
             return Ok(len);
         }
-        let data = inode.lock.write().await;
+        let _data = inode.lock.write().await;
         let size = inode.state().shown.size;
         let offset = if flags.append { size } else { offset };
-        self.may_write(&inode, offset, len)?;
+        self.may_write(inode, offset, len)?;
         if flags.kill_priv {
-            Box::pin(self.kill_priv(&inode)).await?;
+            Box::pin(self.strip_privileges(inode, None)).await?;
         }
-        let taken = self.write_steps(&inode, offset, input, flags.partial).await;
-        let taken = taken.inspect_err(|refused| self.tell_refused(&inode.subvol, refused))?;
-        drop(data);
-        self.write_is_done(&inode).await?;
-        Ok(taken)
+        let taken = self.write_steps(inode, offset, input, flags.partial).await;
+        taken.inspect_err(|refused| self.tell_refused(&inode.subvol, refused))
     }
 
     /// Bytes that were taken.
@@ -187,7 +206,9 @@ impl Filesystem {
         Ok((at - offset) as usize)
     }
 
-    async fn write_is_done(self: &Arc<Self>, inode: &Inode) -> Result<()> {
+    /// Content or size of a file has changed, in whatever way: it is durable now if the file is to
+    /// be written synchronously.
+    pub(crate) async fn content_changed(self: &Arc<Self>, inode: &Inode) -> Result<()> {
         if inode.state().has_flag(FileFlags::SYNC) {
             self.fsync(inode.node, false).await?;
         }
@@ -221,8 +242,8 @@ impl Filesystem {
         let dirt = {
             let mut state = inode.state();
             let end = offset.saturating_add(len as u64);
-            let plain = !state.has_flag(FileFlags::APPEND) && !state.has_flag(FileFlags::IMMUTABLE);
-            if state.gone || end > state.shown.size || !plain {
+            let may = state.permit(Way::Overwrite).is_ok();
+            if state.gone || end > state.shown.size || !may {
                 return false;
             }
             let wanted = slots.iter().map(|(block, _)| state.data.unreserved(*block)).sum();
@@ -240,11 +261,7 @@ impl Filesystem {
             return Err(FsError::FileTooBig { max: FILE_BYTES_MAX });
         }
         let state = inode.state();
-        state.expect_not_immutable()?;
-        if state.has_flag(FileFlags::APPEND) && offset < state.shown.size {
-            return Err(FsError::NotPermitted("the file can only be appended to"));
-        }
-        Ok(())
+        state.permit(Way::content(offset, state.shown.size))
     }
 
     /// Where in the file ends what was taken.
