@@ -19,7 +19,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use copyhold_fs::{
-    FallocateMode, Filesystem, FsError, NodeId as FsNode, RenameFlags, Seek, WriteFlags, XattrSet,
+    FallocateMode, Filesystem, FsError, ListFlags, NodeId as FsNode, ReadFlags, RenameFlags, Seek,
+    WriteFlags, XattrSet,
 };
 use copyhold_fuse::protocol::flags::fopen;
 use copyhold_fuse::protocol::{
@@ -48,6 +49,7 @@ const FALLOC_PUNCH_HOLE: u32 = 0x02;
 const FALLOC_ZERO_RANGE: u32 = 0x10;
 const O_EXCL: u32 = 0o200;
 const O_DIRECT: u32 = rustix::fs::OFlags::DIRECT.bits();
+const O_NOATIME: u32 = rustix::fs::OFlags::NOATIME.bits();
 /// setuid and setgid.
 const SET_ID: u32 = 0o6000;
 const SEEK_DATA: u32 = 3;
@@ -109,6 +111,20 @@ impl Adapter {
     fn held(&self, entry: &copyhold_fs::Entry) -> Entry {
         self.shedder.look_at(&self.fs, self.notifier.get());
         found(entry)
+    }
+
+    /// Whether the file has what a change of its content by `by` takes away.
+    async fn is_privileged(&self, by: Caller, node: FsNode) -> Reply<bool> {
+        let may_keep = by.uid == 0;
+        Ok(!may_keep && self.fs.getattr(node).await.map_err(errno)?.mode & SET_ID != 0)
+    }
+
+    /// The kernel would go on with the attributes that it knows (6.18): a mode, and what it allows.
+    fn forget_attributes(&self, node: NodeId) {
+        if let Some(notifier) = self.notifier.get() {
+            // If it cannot be told, its attributes are old for a minute.
+            let _ = notifier.forget_attributes(node);
+        }
     }
 
     async fn attributes(&self, node: NodeId) -> Reply<AttrReply> {
@@ -298,7 +314,8 @@ impl Operations for Adapter {
     }
 
     async fn read(&self, _: Caller, node: NodeId, read: Read) -> Reply<Data> {
-        let data = self.fs.read(known(node)?, read.offset, read.size as usize).await;
+        let flags = ReadFlags { no_atime: read.flags & O_NOATIME != 0 };
+        let data = self.fs.read_with(known(node)?, read.offset, read.size as usize, flags).await;
         data.map(convert::data).map_err(errno)
     }
 
@@ -319,9 +336,8 @@ impl Operations for Adapter {
         } else {
             self.fs.write(node, write.offset, data.bytes(), flags).await.map(|()| length)
         };
-        if was_privileged && let Some(notifier) = self.notifier.get() {
-            // The kernel would go on with the mode that it knows (6.18), and with what it allows.
-            let _ = notifier.forget_attributes(inode);
+        if was_privileged {
+            self.forget_attributes(inode);
         }
         written.map(|bytes| bytes as u32).map_err(errno)
     }
@@ -346,7 +362,8 @@ impl Operations for Adapter {
         read: Read,
         entries: &mut Entries,
     ) -> Reply<()> {
-        let plus = entries.wants_attributes();
+        let attributes = entries.wants_attributes();
+        let flags = ListFlags { attributes, no_atime: read.flags & O_NOATIME != 0 };
         let mut take = |entry: &copyhold_fs::DirEntry<'_>| {
             let plain = DirEntry {
                 ino: entry.node.raw(),
@@ -362,10 +379,7 @@ impl Operations for Adapter {
                 None => entries.push(plain),
             }
         };
-        let listed = match plus {
-            true => self.fs.readdirplus(known(node)?, read.offset, &mut take).await,
-            false => self.fs.readdir(known(node)?, read.offset, &mut take).await,
-        };
+        let listed = self.fs.list(known(node)?, read.offset, flags, &mut take).await;
         self.shedder.look_at(&self.fs, self.notifier.get());
         listed.map_err(errno)
     }
@@ -424,7 +438,7 @@ impl Operations for Adapter {
         self.fs.access(&asker(by, None), known(node)?, mask).await.map_err(errno)
     }
 
-    async fn fallocate(&self, _: Caller, node: NodeId, range: Fallocate) -> Reply<()> {
+    async fn fallocate(&self, by: Caller, inode: NodeId, range: Fallocate) -> Reply<()> {
         let keep_size = range.mode & FALLOC_KEEP_SIZE != 0;
         let mode = match range.mode & !FALLOC_KEEP_SIZE {
             0 => FallocateMode::Allocate { keep_size },
@@ -432,7 +446,12 @@ impl Operations for Adapter {
             FALLOC_ZERO_RANGE => FallocateMode::Zero { keep_size },
             _ => return Err(Errno::EOPNOTSUPP),
         };
-        let done = self.fs.fallocate(known(node)?, range.offset, range.length, mode).await;
+        let (caller, node) = (asker(by, None), known(inode)?);
+        let was_privileged = self.is_privileged(by, node).await?;
+        let done = self.fs.fallocate_by(&caller, node, range.offset, range.length, mode).await;
+        if was_privileged {
+            self.forget_attributes(inode);
+        }
         done.map_err(errno)
     }
 
@@ -450,10 +469,14 @@ impl Operations for Adapter {
         self.fs.seek(known(node)?, seek.offset, whence).await.map_err(errno)
     }
 
-    async fn copy_range(&self, _: Caller, node: NodeId, copy: CopyRange) -> Reply<u64> {
+    async fn copy_range(&self, by: Caller, node: NodeId, copy: CopyRange) -> Reply<u64> {
         let (from, to) = (known(node)?, known(copy.target)?);
-        let copied =
-            self.fs.copy_file_range(from, copy.offset, to, copy.target_offset, copy.length).await;
+        let was_privileged = self.is_privileged(by, to).await?;
+        let (caller, ends) = (asker(by, None), ((from, copy.offset), (to, copy.target_offset)));
+        let copied = self.fs.copy_file_range_by(&caller, ends.0, ends.1, copy.length).await;
+        if was_privileged {
+            self.forget_attributes(copy.target);
+        }
         copied.map_err(errno)
     }
 
@@ -463,11 +486,8 @@ impl Operations for Adapter {
         }
         let on = known(node)?;
         let answer = Box::pin(ioctls::answer(&self.fs, &self.describe, by, on, &ioctl)).await?;
-        if ioctls::changes_attributes(ioctl.command)
-            && let Some(notifier) = self.notifier.get()
-        {
-            // If it cannot be told, its attributes are old for a minute.
-            let _ = notifier.forget_attributes(node);
+        if ioctls::changes_attributes(ioctl.command) {
+            self.forget_attributes(node);
         }
         Ok(answer)
     }

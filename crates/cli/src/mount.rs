@@ -31,6 +31,7 @@ use crate::{engine, logging, mount_table};
     readers=N       threads that read the kernel's requests [2 for each CPU, at most 16]\n  \
     writeback_cache the kernel gathers small writes; that a limit is reached is told at fsync\n  \
     nobtime         no times of birth: a request less for each file that Rust or Node looks at\n  \
+    norecovery      with ro: write nothing to the device, as ro does in any case\n  \
     cut-tail        give up, for good, what comes after the damage in a damaged log\n  \
     user_subvolumes owners of directories may make and delete subvolumes in them\n\n\
     A line for /etc/fstab:\n  \

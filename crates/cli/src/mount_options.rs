@@ -38,6 +38,8 @@ pub(crate) struct EngineOptions {
     pub(crate) nobtime: bool,
     /// Give up what a damaged log does not tell any more.
     pub(crate) cut_tail: bool,
+    /// Nothing is replayed on the device: a mount that is read-only never does.
+    pub(crate) norecovery: bool,
     /// Owners of directories may make, snapshot and delete subvolumes in them.
     pub(crate) user_subvolumes: bool,
 }
@@ -59,6 +61,11 @@ impl Options {
                     Err(error) => return Err(refused(error)),
                 }
             }
+        }
+        if engine.norecovery && !mount.read_only() {
+            return Err(Failure::usage(
+                "mount option `norecovery` wants `ro` beside it".to_owned(),
+            ));
         }
         Ok(Options { mount, engine })
     }
@@ -82,6 +89,7 @@ impl EngineOptions {
             "writeback_cache" => self.writeback_cache = true,
             "nobtime" => self.nobtime = true,
             "cut-tail" => self.cut_tail = true,
+            "norecovery" => self.norecovery = true,
             "user_subvolumes" => self.user_subvolumes = true,
             _ => return Ok(false),
         }
@@ -129,11 +137,18 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_and_the_unknown_unless_sloppy() {
-        for list in
-            ["delta", "delta=much", "memory=lots", "commit=soon", "transport=tcp", "nonsense"]
-        {
+        for list in [
+            "delta",
+            "delta=much",
+            "memory=lots",
+            "commit=soon",
+            "transport=tcp",
+            "nonsense",
+            "norecovery",
+        ] {
             assert!(parse(list).is_err(), "{list}");
         }
+        assert!(parse("norecovery,ro").unwrap().mount.read_only());
         let sloppy = Options::parse(&["nonsense,ro".into(), "rw".into()], true).unwrap();
         assert!(!sloppy.mount.read_only());
         assert!(Options::parse(&["delta=much".into()], true).is_err());

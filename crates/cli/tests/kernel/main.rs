@@ -9,6 +9,7 @@ mod data;
 mod names;
 mod permissions;
 mod pool;
+mod rights;
 mod site;
 #[path = "../site/transport.rs"]
 mod transport;

@@ -82,9 +82,14 @@ impl Site {
 
     #[track_caller]
     pub(crate) fn mount(&self) {
+        self.mount_with("rw");
+    }
+
+    #[track_caller]
+    pub(crate) fn mount_with(&self, options: &str) {
         let mut mount = Command::new(PROGRAM);
         mount.arg("mount").arg(&self.pool).arg(self.mnt()).args(transport::options());
-        let run = mount.output().unwrap();
+        let run = mount.args(["-o", options]).output().unwrap();
         assert!(run.status.success(), "{run:?}");
     }
 
