@@ -75,14 +75,13 @@ impl Pool {
             self.tables.root_descriptor()
         });
         self.join_waits.closed(gathered.joined);
-        let Gathered { records, room, attached, pieces: slots, edits, introduced_bytes, .. } =
-            gathered;
+        let Gathered { records, room, pieces: slots, edits, introduced_bytes, .. } = gathered;
         let mut pieces = Vec::with_capacity(slots.len());
         for slot in slots {
             pieces.push(slot.wait().await?);
         }
         let data_flushed = introduced_bytes > self.limits.tail_verify_bytes;
-        let data = self.write_attached(attached);
+        let data = self.write_attached(txg);
         let batch = self.journal.close_batch(Closing { data_flushed, pieces, tables, records });
         let batch = self.place_batch(txg, batch, edits).await?;
         drop(room);
@@ -96,6 +95,7 @@ impl Pool {
         }
         self.flush_for_commit().await?;
         self.journal.batch_durable(batch);
+        self.attached.forget(txg);
         Ok((txg, before))
     }
 
@@ -152,12 +152,10 @@ impl Pool {
     }
 
     /// Writes the data that travels with a txg, adjacent runs in one request.
-    async fn write_attached(&self, mut attached: Vec<(Run, Vec<Buf>)>) -> Result<(), PoolError> {
-        attached.sort_by_key(|(run, _)| run.addr);
+    async fn write_attached(&self, txg: Txg) -> Result<(), PoolError> {
         let mut writes = Vec::new();
         let mut next: Option<(Run, Vec<Buf>)> = None;
-        for (run, data) in attached {
-            debug_assert_eq!(data.iter().map(Buf::blocks).sum::<usize>(), run.blocks as usize);
+        for (run, data) in self.attached.of(txg) {
             match &mut next {
                 Some((joined, bufs))
                     if joined.addr.offset(joined.blocks.into()) == run.addr

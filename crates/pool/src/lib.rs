@@ -14,6 +14,7 @@
 //!
 //! Small synchronous data may travel with the transaction instead of being written before
 //! ([`Transaction::attach`]): the commit writes it beside the batch, then flushes both once (P12).
+//! Reads find it in memory until then (`attached`).
 //!
 //! Inside, from the transaction down: `open_txg` is what it joins, `commit` makes that durable,
 //! `journal` is the log, `flush` settles tables and metaslabs behind it, `open` brings all of it
@@ -24,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+mod attached;
 mod busy;
 mod commit;
 mod config;

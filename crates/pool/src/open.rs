@@ -29,6 +29,7 @@ use copyhold_types::{BlockAddr, Key, Purpose, Run, TableId, Txg};
 use parking_lot::{Mutex, RwLock};
 
 use crate::admission::Admission;
+use crate::attached::Attached;
 use crate::config::{CreateOptions, OpenOptions};
 use crate::cut::Start;
 use crate::flush::Flusher;
@@ -319,6 +320,7 @@ async fn assemble(
         read_only: options.read_only.then(|| "it was asked for".to_owned()),
         limits: options.limits,
         health: Arc::default(),
+        attached: Attached::default(),
         open: OpenTxg::new(recovered.next_txg.max(last.next())),
         group: Group::new(last),
         pins,

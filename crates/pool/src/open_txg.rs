@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use copyhold_format::log::PieceRef;
-use copyhold_types::{Buf, Run, Txg};
+use copyhold_types::Txg;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::PoolError;
@@ -39,7 +39,6 @@ pub(crate) struct Gathered {
     pub(crate) room: LogRoom,
     /// Tickets of what is in `records`, with its bytes, where transactions have any.
     pub(crate) tickets: Vec<(u64, usize)>,
-    pub(crate) attached: Vec<(Run, Vec<Buf>)>,
     pub(crate) pieces: Vec<Arc<PieceSlot>>,
     /// Transactions that joined.
     pub(crate) joined: u64,
@@ -135,7 +134,6 @@ impl Joined<'_> {
         ticket: Option<u64>,
         edits: u64,
         introduced_bytes: u64,
-        attached: Vec<(Run, Vec<Buf>)>,
     ) -> Option<FullPiece> {
         let mut gathered = self.gathered.lock();
         match ticket {
@@ -143,7 +141,6 @@ impl Joined<'_> {
             Some(ticket) => gathered.insert(ticket, records),
         }
         gathered.room.join(room);
-        gathered.attached.extend(attached);
         gathered.joined += 1;
         gathered.edits += edits;
         gathered.introduced_bytes += introduced_bytes;
@@ -168,11 +165,10 @@ mod tests {
     fn a_piece_is_cut_when_enough_has_gathered_and_the_rest_closes_with_the_txg() {
         let open = OpenTxg::new(Txg::FIRST);
         let half = vec![1; PIECE_BYTES / 2];
-        assert!(open.join().gather(&half, LogRoom::default(), None, 1, 0, vec![]).is_none());
-        let piece =
-            open.join().gather(&half, LogRoom::default(), None, 1, 0, vec![]).expect("full");
+        assert!(open.join().gather(&half, LogRoom::default(), None, 1, 0).is_none());
+        let piece = open.join().gather(&half, LogRoom::default(), None, 1, 0).expect("full");
         assert_eq!((piece.txg, piece.records.len()), (Txg::FIRST, PIECE_BYTES));
-        assert!(open.join().gather(&[2], LogRoom::default(), None, 1, 0, vec![]).is_none());
+        assert!(open.join().gather(&[2], LogRoom::default(), None, 1, 0).is_none());
         let (txg, gathered, ()) = open.close(|_, _| ());
         assert_eq!((txg, gathered.records, gathered.pieces.len()), (Txg::FIRST, vec![2], 1));
         assert_eq!(open.number(), Txg::FIRST.next());

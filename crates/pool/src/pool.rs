@@ -15,6 +15,7 @@ use parking_lot::RwLock;
 use crate::PoolError;
 use crate::Sabotage;
 use crate::admission::Admission;
+use crate::attached::{self, Attached};
 use crate::commit::introduced;
 use crate::config::Limits;
 use crate::flush::Flusher;
@@ -56,6 +57,7 @@ pub struct Pool {
     pub(crate) tables: Tables,
     pub(crate) nodes: NodeStore,
     pub(crate) open: OpenTxg,
+    pub(crate) attached: Attached,
     pub(crate) group: Group,
     pub(crate) pins: Pins,
     pub(crate) ids: Ids,
@@ -150,9 +152,18 @@ impl Pool {
         Ok(self.table(table).last_below(&self.nodes, below, floor).await?)
     }
 
-    /// Reads a run as it is on the device; verifying it is the caller's business.
+    /// Reads a run from the device, and attached data that is not there yet from memory. Verifying
+    /// the bytes is the caller's business.
     pub async fn read(&self, run: Run, why: Purpose) -> Result<Buf, PoolError> {
-        Ok(self.device.read(run.addr.block(), run.blocks, why).await?)
+        let found = match self.sabotaged(Sabotage::ReadBeforeWritten) {
+            true => Vec::new(),
+            false => self.attached.find(run),
+        };
+        if !found.is_empty() && attached::is_all(&found, run.blocks) {
+            return Ok(attached::join(found, run.blocks));
+        }
+        let read = self.device.read(run.addr.block(), run.blocks, why).await?;
+        Ok(attached::overlay(read, &found))
     }
 
     /// As [`Self::range`], for where nothing may wait.
@@ -340,7 +351,8 @@ impl Pool {
         let mut room = std::mem::take(&mut credit.room);
         room.resize(records.len() as u64);
         let ticket = credit.ticket;
-        let piece = joined.gather(&records, room, ticket, edits, introduces, tx.attached);
+        self.attached.add(txg, tx.attached);
+        let piece = joined.gather(&records, room, ticket, edits, introduces);
         let edits = tx.edits.into_iter();
         let more = edits.map(|(table, key, edit)| self.tables.apply(txg, table, key, edit)).sum();
         self.edited(more);

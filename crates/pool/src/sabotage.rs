@@ -64,11 +64,13 @@ pub enum Sabotage {
     /// Replay mixes two puts of one key: of an inode the later one leaves the nanoseconds of its
     /// last change as they were. What comes of it is consistent, only never was.
     ReplayMixesPuts,
+    /// B1: attached data is read from the device, be it there or not.
+    ReadBeforeWritten,
 }
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 22] = [
+    pub const ALL: [Sabotage; 23] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::OneLogCopy,
@@ -91,6 +93,7 @@ impl Sabotage {
         Sabotage::NoFlushBeforeRoot,
         Sabotage::TailNotVerified,
         Sabotage::ReplayMixesPuts,
+        Sabotage::ReadBeforeWritten,
     ];
 }
 
@@ -145,14 +148,8 @@ impl Pool {
         claims.iter().for_each(|claim| records.push(Record::Alloc(claim.run())));
         let joined = self.join(0);
         self.joined.fetch_max(joined.txg().get(), Ordering::AcqRel);
-        let piece = joined.gather(
-            &records.finish(),
-            LogRoom::default(),
-            None,
-            claims.len() as u64,
-            0,
-            Vec::new(),
-        );
+        let piece =
+            joined.gather(&records.finish(), LogRoom::default(), None, claims.len() as u64, 0);
         drop(joined);
         if let Some(piece) = piece {
             self.write_piece(piece);

@@ -82,8 +82,8 @@ impl Transaction {
         self.claims.iter().map(Claim::run)
     }
 
-    /// Data of a claimed run that the commit writes beside its batch (P12). Until that commit the
-    /// caller keeps the bytes readable: they are not on the device.
+    /// Data of a claimed run that the commit writes beside its batch (P12). From the moment of the
+    /// transaction `Pool::read` returns it.
     pub fn attach(&mut self, run: Run, data: Vec<Buf>) {
         self.attached.push((run, data));
     }

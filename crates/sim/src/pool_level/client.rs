@@ -26,8 +26,6 @@ pub(crate) struct Client {
     dice: Dice,
     /// Errors are part of this life.
     forgiving: bool,
-    /// Data that travels with the transaction being made.
-    attached: Vec<Run>,
 }
 
 impl Client {
@@ -39,7 +37,7 @@ impl Client {
         forgiving: bool,
     ) -> Client {
         let (pool, shared) = (pool.clone(), shared.clone());
-        Client { id, pool, shared, dice, forgiving, attached: Vec::new() }
+        Client { id, pool, shared, dice, forgiving }
     }
 
     /// Does `operations` things, or fewer if the pool stops.
@@ -102,9 +100,7 @@ impl Client {
             let n = world.next();
             changes.push((counter(self.id), Some(Stored::plain(n.to_le_bytes().to_vec()))));
             tx.put(TABLE, counter(self.id), n.to_le_bytes().to_vec());
-            let attached = std::mem::take(&mut self.attached);
             let txg = pool.apply(credit, tx)?;
-            world.attached.extend(attached.iter().map(|run| (run.addr.block(), txg)));
             assert_eq!(world.push(txg, changes), n);
             (txg, n)
         };
@@ -128,7 +124,6 @@ impl Client {
     ) -> Result<Option<(Transaction, Changes)>, PoolError> {
         let mut tx = Transaction::new();
         let mut changes = Changes::new();
-        self.attached.clear();
         for _ in 0..self.dice.within(1..EDITS) {
             let object = 1 + locked[self.dice.below(locked.len() as u64) as usize].0;
             let kind = if self.dice.one_in(3) { ITEM } else { EXTENT };
@@ -189,7 +184,6 @@ impl Client {
         };
         if !unwritten && self.dice.one_in(4) {
             tx.attach(run, data);
-            self.attached.push(run);
         } else if !unwritten {
             self.pool.write(run, data, Purpose::Data).await?;
         }
@@ -287,7 +281,6 @@ impl Client {
         let found = self.pool.range(TABLE, key, to, 16).await?;
         let Some((key, value)) = found.get(self.dice.below(16) as usize) else { return Ok(()) };
         let extent = Extent::parse(value).expect("items are what was put");
-        let durable = self.pool.durable_txg();
         let bits = self.dice.pick(&[20, 24, 28]);
         self.pause(bits).await;
         let ExtentState::Written(sums) = &extent.state else { return Ok(()) };
@@ -298,10 +291,9 @@ impl Client {
         let block = run.addr.block();
         // What a failed flush has lost shows; it was never synced.
         let stopped = self.forgiving && self.pool.reserve_now(0, Tier::Internal).is_err();
-        let pending = world.attached.get(&block).is_some_and(|txg| *txg > durable);
         for (i, (bytes, sum)) in data.chunks(copyhold_types::BLOCK_BYTES).zip(sums).enumerate() {
             let right = block_checksum(bytes) == *sum;
-            let excused = stopped || pending || world.spoiled.contains(&(block + i as u64));
+            let excused = stopped || world.spoiled.contains(&(block + i as u64));
             assert!(right || excused, "R3: {key} was read from {run:?}, block {i} is another's");
         }
         Ok(())

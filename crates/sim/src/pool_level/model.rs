@@ -71,8 +71,6 @@ pub(crate) struct World {
     synced_txg: Option<Txg>,
     /// Ids that the pool gave out, ever (rule R9).
     pub(crate) ids: BTreeSet<u64>,
-    /// Data that travels with a txg; until that is durable it is not on the device.
-    pub(crate) attached: BTreeMap<u64, Txg>,
     /// Blocks of data that were damaged on purpose.
     pub(crate) spoiled: BTreeSet<u64>,
 }
@@ -129,7 +127,6 @@ impl World {
         self.now = self.base.clone();
         (self.settled, self.synced) = (n, n);
         self.log.clear();
-        self.attached.clear();
     }
 
     /// Extents that transactions after `n` brought.

@@ -1,0 +1,74 @@
+//! Several visitors come to all subvolumes at once, right behind a recovery.
+//!
+//! Each goes through all names, so the first in a subvolume is anybody. Of the files each has a
+//! part: it makes them longer, looks behind their end, and cuts them again. There are zeros,
+//! whatever a crash has left behind the logged size (R36). Afterwards each file is what it was, and
+//! durable.
+
+use std::sync::Arc;
+
+use copyhold_fs::{Attr, Caller, FileKind, Filesystem, FsError, NodeId, SetAttr, SetTime};
+
+use super::verify::list;
+
+/// By how much files grow: further than blocks are logged ahead of a size.
+const MORE: u64 = 128 << 10;
+
+/// The visitor `nth` of `count`.
+pub(crate) async fn visit(fs: Arc<Filesystem>, nth: u64, count: u64) {
+    let visited = visit_all(&fs, nth, count).await;
+    visited.unwrap_or_else(|error| panic!("a visit behind a recovery: {error}"));
+}
+
+async fn visit_all(fs: &Arc<Filesystem>, nth: u64, count: u64) -> Result<(), FsError> {
+    let mut dirs = vec![fs.root()];
+    while let Some(dir) = dirs.pop() {
+        let mut names = list(fs, dir).await?;
+        let turn = nth as usize % names.len().max(1);
+        names.rotate_left(turn);
+        for name in names {
+            let entry = fs.lookup(dir, &name).await?;
+            fs.forget(entry.node, 1);
+            match entry.attr.kind {
+                FileKind::Directory => dirs.push(entry.node),
+                FileKind::Regular if entry.node.ino.0 % count == nth => {
+                    look_behind_the_end(fs, entry.node, &entry.attr).await?;
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn look_behind_the_end(
+    fs: &Arc<Filesystem>,
+    node: NodeId,
+    attr: &Attr,
+) -> Result<(), FsError> {
+    let content = fs.read(node, 0, attr.size as usize).await?.to_vec();
+    let longer = SetAttr { size: Some(attr.size + MORE), ..SetAttr::default() };
+    match fs.setattr(&Caller::ROOT, node, &longer).await {
+        Ok(_) => {}
+        Err(
+            FsError::ReadOnly { .. }
+            | FsError::NotPermitted(_)
+            | FsError::NoSpace(_)
+            | FsError::Kept { .. }
+            | FsError::Quota(_),
+        ) => return Ok(()),
+        Err(error) => return Err(error),
+    }
+    let all = fs.read(node, 0, (attr.size + MORE) as usize).await?.to_vec();
+    let (before, behind) = all.split_at(attr.size as usize);
+    assert!(before == content, "{node}: its content changes when it grows");
+    let first = behind.iter().position(|byte| *byte != 0);
+    assert!(first.is_none(), "R36: {node} ends at {}, and shows {first:?} behind it", attr.size);
+    let back = SetAttr {
+        size: Some(attr.size),
+        atime: Some(SetTime::At(attr.atime)),
+        mtime: Some(SetTime::At(attr.mtime)),
+        ..SetAttr::default()
+    };
+    fs.setattr(&Caller::ROOT, node, &back).await.map(drop)
+}
