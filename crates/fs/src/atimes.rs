@@ -50,14 +50,14 @@ impl Atimes {
 impl Filesystem {
     /// The file was read: sets its access time, as relatime has it.
     pub(crate) fn touch_atime(&self, inode: &Inode) {
-        if self.options.atime == Atime::Never
-            || self.writable().is_err()
-            || inode.subvol.writable().is_err()
-        {
+        if self.options.atime == Atime::Never || self.writable().is_err() {
             return;
         }
         let now = self.now();
         let mut state = inode.state();
+        if inode.subvol.writable().is_err() {
+            return;
+        }
         let shown = state.shown;
         let stale = shown.atime <= shown.mtime
             || shown.atime <= shown.ctime
@@ -123,7 +123,7 @@ impl Filesystem {
 
     fn put_atimes(&self, inodes: &[InodeRef], credit: Credit) -> Result<()> {
         let Some(first) = inodes.first() else { return Ok(()) };
-        first.subvol.writable()?;
+        first.subvol.expect_read_write()?;
         // By number, as all do who hold several.
         let mut tx = Transaction::new();
         let mut states = Vec::with_capacity(inodes.len());

@@ -141,6 +141,7 @@ impl From<VolumeError> for FsError {
             VolumeError::Pool(error) => error.into(),
             VolumeError::Quota(error) => FsError::Quota(error),
             VolumeError::NoSubvolume(_) | VolumeError::Dying(_) => FsError::Stale,
+            VolumeError::ReadOnly(_) => FsError::ReadOnly { why: "the subvolume is".into() },
             other => FsError::Volume(Arc::new(other)),
         }
     }

@@ -1,14 +1,12 @@
 //! The filesystem as a whole: making, opening, closing, and what every operation needs.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use copyhold_format::FormatError;
 use copyhold_format::item::{
-    self, EPOCH, EpochItem, HashKey, InodeFlags, InodeItem, LISTS, ORPHAN, Place, SUBVOL,
-    SubvolItem, TRUNCATE,
+    self, EPOCH, EpochItem, HashKey, InodeFlags, InodeItem, Place, SUBVOL, SubvolItem,
 };
 use copyhold_pool::{Credit, IdSpace, Pool, Tier, Transaction, Value};
 use copyhold_runtime::{FifoMutex, Rt};
@@ -126,25 +124,6 @@ impl Filesystem {
         Ok(fs)
     }
 
-    /// Takes up what the last use of the pool left: truncates in steps, orphans (R28).
-    pub(crate) async fn resume(self: &Arc<Self>, subvol: &Arc<Subvol>) -> Result<()> {
-        let mut from = Key::new(LISTS, ORPHAN, 0);
-        let end = Key::new(LISTS, TRUNCATE, u64::MAX);
-        loop {
-            let items = self.range(subvol, from, end, 256).await?;
-            let Some((last, _)) = items.last() else { return Ok(()) };
-            from = last.successor().expect("keys of lists have successors");
-            for (key, value) in &items {
-                let node = subvol.node(InodeNo(key.offset));
-                if key.kind == ORPHAN {
-                    self.reap_later(node);
-                } else if key.kind == TRUNCATE {
-                    self.resume_truncate(node, value).await?;
-                }
-            }
-        }
-    }
-
     /// Writes everything, removes what nobody refers to any more, and ends background work. The
     /// pool stays open: close it next. Operations after this answer [`FsError::ShutDown`].
     pub async fn close(self: &Arc<Self>) -> Result<()> {
@@ -260,28 +239,21 @@ impl Filesystem {
         self.rt.wall_clock()
     }
 
-    /// A subvolume that is there and not being deleted. What its last use has left is taken up when
-    /// it is first asked for; of a snapshot, that is what its source had left (R38).
+    /// A subvolume that is there and not being deleted, with its leftovers known: those of its last
+    /// use, or, of a snapshot, of its source (R38).
     pub(crate) async fn subvol(&self, id: SubvolId) -> Result<Arc<Subvol>> {
-        if let Some(subvol) = self.subvols.read().get(&id) {
-            subvol.present()?;
-            return Ok(subvol.clone());
-        }
-        let subvol = Arc::new(Subvol::new(self.volumes.subvol(id).ok_or(FsError::Stale)?));
-        subvol.present()?;
-        let (subvol, is_first) = match self.subvols.write().entry(id) {
-            Entry::Occupied(known) => (known.get().clone(), false),
-            Entry::Vacant(place) => (place.insert(subvol).clone(), true),
+        let known = self.subvols.read().get(&id).cloned();
+        let subvol = match known {
+            Some(subvol) => subvol,
+            None => {
+                let subvol = Arc::new(Subvol::new(self.volumes.subvol(id).ok_or(FsError::Stale)?));
+                subvol.present()?;
+                self.subvols.write().entry(id).or_insert(subvol).clone()
+            }
         };
-        if is_first && self.writable().is_ok() && self.volumes.is_outdated(&subvol.volume) {
-            self.renew(&subvol.volume).await?;
-        }
-        if is_first
-            && self.writable().is_ok()
-            && subvol.writable().is_ok()
-            && let Some(me) = self.me.upgrade()
-        {
-            Box::pin(me.resume(&subvol)).await?;
+        subvol.present()?;
+        if !subvol.leftovers.are_known() {
+            Box::pin(self.know_leftovers(&subvol)).await;
         }
         Ok(subvol)
     }
@@ -290,6 +262,9 @@ impl Filesystem {
     pub(crate) async fn inode(&self, node: NodeId) -> Result<InodeRef> {
         self.usable()?;
         if let Some(inode) = self.inodes.get(node) {
+            if !inode.subvol.leftovers.are_known() {
+                Box::pin(self.know_leftovers(&inode.subvol)).await;
+            }
             return Ok(inode);
         }
         let subvol = self.subvol(node.subvol).await?;
@@ -308,6 +283,7 @@ impl Filesystem {
         let item = InodeItem::parse(&value.ok_or(FsError::Stale)?)
             .map_err(|source| self.damaged_record("the inode item", node, source))?;
         let inode = Arc::new(Inode::new(&subvol, node.ino, item, last_txg));
+        self.take_leftovers(&inode);
         self.inodes.insert(inode.clone());
         if let Err(gone) = subvol.present() {
             // Whoever deleted it may not have met this one.

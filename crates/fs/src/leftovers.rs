@@ -23,6 +23,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use copyhold_format::item::{LISTS, ORPHAN, TRUNCATE};
 use copyhold_runtime::{FifoMutex, FifoMutexGuard};
@@ -30,6 +31,7 @@ use copyhold_types::{InodeNo, Key};
 use parking_lot::Mutex;
 
 use crate::inode::{Inode, State};
+use crate::sabotage::Sabotage;
 use crate::subvol::Subvol;
 use crate::{FileKind, Filesystem, FsError, Result};
 
@@ -112,6 +114,11 @@ impl Filesystem {
         }
         let failures = subvol.leftovers.failures();
         let reading = subvol.leftovers.reading.lock().await;
+        if self.breaks(Sabotage::ChangeBeforeKnown) {
+            subvol.leftovers.known.store(true, Ordering::Release);
+            self.rt.sleep(Duration::from_micros(100)).await;
+            return self.read_leftovers(subvol, &reading).await;
+        }
         let is_done = subvol.leftovers.are_known() || subvol.leftovers.failures() != failures;
         if !is_done {
             self.read_leftovers(subvol, &reading).await;
@@ -162,6 +169,7 @@ impl Filesystem {
         let Some(me) = self.me.upgrade() else { return Ok(()) };
         for ino in orphans {
             match self.inodes.get(subvol.node(ino)) {
+                Some(_) if self.breaks(Sabotage::ReplayInUse) => me.reap_later(subvol.node(ino)),
                 Some(inode) => me.reap_if_unused(&inode),
                 None => me.reap_later(subvol.node(ino)),
             }

@@ -13,12 +13,14 @@
 //!     size covers only installed blocks, a pending truncate is logged with what follows it (R35,
 //!     R36).
 //! F2  A block of a file is read from the dirty blocks first, then from the extents: a block leaves
-//!     the dirty ones only when its extent is applied and its bytes can be read from the device.
+//!     the dirty ones only when its extent is applied. From then on `Pool::read` returns its bytes,
+//!     also those that a commit has still to write: to this file, and to snapshots of it.
 //! F3  Dirty blocks own a reservation; an accepted write is never refused later (R22).
 //! F4  Items are looked up before, and computed within, the section that applies them (R1, R4).
 //!
 //! Locks, outermost first; no task takes them in another order (who logs access times, `atimes`,
-//! holds none of these when its turn comes):
+//! and who turns a subvolume read-only or writable, `read_only`, holds none of these when its turn
+//! comes):
 //!   1. the lock of moves (async), by what takes an entry of a subvolume to another subvolume, or
 //!      the subvolume's rename lock (async), by renames between its directories;
 //!   2. directories' entry locks (async), by inode number;
@@ -26,8 +28,10 @@
 //!      exclusive for other writes, truncates, fallocate;
 //!   4. a subvolume's lock of preallocated space (async), see `Subvol::in_place`;
 //!   5. a file's map lock (async): its extent items are looked up and changed under it;
-//!   6. credit of the pool (`Pool::admit`), always last of what may wait;
-//!   7. mutexes of inodes' states, by inode number, then those of the caches. Never held across an
+//!   6. the reading of a subvolume's leftovers (async), then the loading of an inode (async): see
+//!      `leftovers`;
+//!   7. credit of the pool (`Pool::admit`), always last of what may wait;
+//!   8. mutexes of inodes' states, by inode number, then those of the caches. Never held across an
 //!      await; `Pool::apply` runs under them.
 
 #![forbid(unsafe_code)]
@@ -45,11 +49,13 @@ mod file;
 mod filesystem;
 mod handles;
 mod inode;
+mod leftovers;
 mod node;
 mod options;
 mod permit;
 mod privileges;
 mod promise;
+mod read_only;
 mod reaper;
 mod refusal;
 mod rollback;

@@ -20,6 +20,7 @@ use copyhold_volume::Volumes;
 use futures_util::future::join_all;
 
 use crate::inode::InodeRef;
+use crate::sabotage::Sabotage;
 use crate::subvol::Subvol;
 use crate::tenants::FILES_AT_ONCE;
 use crate::{Filesystem, FsError, Result};
@@ -51,6 +52,9 @@ impl Filesystem {
         match (subvol.volume.is_read_only(), on) {
             (false, true) => self.make_read_only(&subvol).await,
             (true, false) => self.make_writable(&subvol).await,
+            (false, false) if self.breaks(Sabotage::ReplayInUse) => {
+                self.make_writable(&subvol).await
+            }
             (false, false) => subvol.writable(),
             (true, true) => Ok(()),
         }
@@ -65,7 +69,9 @@ impl Filesystem {
                 Err(error) => return Err(error),
             }
         }
-        self.install_accepted(subvol).await?;
+        if !self.breaks(Sabotage::MarkFirst) {
+            self.install_accepted(subvol).await?;
+        }
         self.log_atimes().await?;
         let credit = self.credit(Tier::Delete, 1, Volumes::LIFE_BYTES).await?;
         self.volumes.set_read_only(&subvol.volume, true, credit)?;

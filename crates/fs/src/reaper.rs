@@ -1,5 +1,6 @@
-//! Files without a name: removed when nobody refers to them any more, in the background and in
-//! steps (R28).
+//! What the lists of a subvolume announce is done in the background, and in steps (R28): files
+//! without a name are removed when nobody refers to them any more, and leftover blocks behind the
+//! end of a file are cut off (`leftovers`).
 //!
 //! The transaction that takes a file's last name adds an ORPHAN item; the one that removes the last
 //! of its items removes the ORPHAN item too. So whatever a crash leaves is found at the next mount.
@@ -7,6 +8,10 @@
 //! The first file is removed at once; then the task pauses, and what is unlinked meanwhile wakes
 //! nobody and is removed together. [`Filesystem::reaper_idle`] waits for no pause, and a removal
 //! that has begun is finished even if whoever waits for it gives up.
+//!
+//! A removal that fails, for want of space or because a node cannot be read, is tried again: after
+//! [`RETRY`], and after each try that leaves a failure, twice as long, up to about 100 seconds. A
+//! pool that has stopped needs no further try.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -17,6 +22,7 @@ use copyhold_pool::{Tier, Transaction};
 use copyhold_runtime::{FifoMutex, Rt, finishing};
 use copyhold_types::{Key, Nanos};
 use copyhold_volume::InodeChange;
+use copyhold_volume::quota::Hold;
 use event_listener::Event;
 use futures_util::future::select;
 use parking_lot::{Mutex, MutexGuard};
@@ -31,6 +37,10 @@ const STEP: usize = 256;
 
 /// How long what is unlinked may wait for company.
 const PAUSE: Duration = Duration::from_millis(5);
+
+/// How long a removal that has failed waits for the first further try, and how often that doubles.
+const RETRY: Duration = Duration::from_millis(100);
+const DOUBLINGS: u32 = 10;
 
 /// How long after a file was last found without a name, but in use, the front end may still be
 /// about to say that nobody refers to it any more.
@@ -48,6 +58,12 @@ pub(crate) struct Reaper {
 #[derive(Default)]
 struct Queue {
     nodes: BTreeSet<NodeId>,
+    /// Their removal has failed.
+    failed: BTreeSet<NodeId>,
+    /// Tries, one after the other, that have left some of them.
+    tries: u32,
+    /// A task will try them again.
+    has_retry: bool,
     /// When a file without a name was last found in use.
     in_use: Option<Nanos>,
     /// It runs, or pauses: either way it looks at the queue again.
@@ -115,11 +131,30 @@ impl Filesystem {
         let _working = self.reaper.working.lock().await;
         loop {
             let Some(node) = self.reaper.queue.lock().nodes.pop_first() else { return };
-            if let Err(error) = self.reap(node).await {
-                // It stays an orphan, which the next mount takes up again.
-                tracing::warn!(%node, %error, "removing an unlinked file failed");
+            match self.reap(node).await {
+                // It is gone with its subvolume.
+                Ok(()) | Err(FsError::Stale) => {}
+                Err(error) => self.reap_again(node, &error),
             }
         }
+    }
+
+    /// Queues a file for the next try. What a pool that may not be written leaves is done by the
+    /// next mount.
+    fn reap_again(self: &Arc<Self>, node: NodeId, error: &FsError) {
+        tracing::warn!(%node, %error, "removing an unlinked file failed");
+        if self.writable().is_err() || self.pool_runs().is_err() {
+            return;
+        }
+        let mut queue = self.reaper.queue.lock();
+        queue.failed.insert(node);
+        if std::mem::replace(&mut queue.has_retry, true) {
+            return;
+        }
+        let pause = RETRY * 2_u32.pow(queue.tries.min(DOUBLINGS));
+        queue.tries += 1;
+        drop(queue);
+        self.rt.spawn(Box::pin(retry(self.rt.clone(), Arc::downgrade(self), pause)));
     }
 
     async fn reap(self: &Arc<Self>, node: NodeId) -> Result<()> {
@@ -128,6 +163,9 @@ impl Filesystem {
             Err(FsError::Stale) => return self.drop_list_items(node).await,
             Err(error) => return Err(error),
         };
+        if inode.state().item.nlink > 0 {
+            return self.cut_now(&inode).await;
+        }
         {
             let _map = inode.map.write().await;
             let state = inode.state();
@@ -139,6 +177,14 @@ impl Filesystem {
         let removed = self.remove_items(&inode).await;
         self.inodes.remove(node);
         removed
+    }
+
+    /// Removes what is stored behind a pending cut.
+    async fn cut_now(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
+        if inode.state().data.cut.size().is_none() {
+            return Ok(());
+        }
+        self.write_through(inode, false).await
     }
 
     /// Whoever still has the file finds it gone, and what was dirty of it is nobody's.
@@ -179,10 +225,9 @@ impl Filesystem {
                 tx.delete(FILES, orphan_key(ino));
                 tx.delete(FILES, truncate_key(ino));
             }
-            let txg = match last {
-                true => self.apply_inode(&inode.subvol, credit, tx, InodeChange::Gone(ino))?,
-                false => self.apply(&inode.subvol, credit, tx)?,
-            };
+            let still = self.volumes.steady_to_tidy(&inode.subvol.volume)?;
+            let still = if last { still.with_inode(InodeChange::Gone(ino)) } else { still };
+            let txg = still.apply(credit, tx, Some(&mut Hold::nothing()))?;
             inode.state().last_txg = Some(txg);
             match items.last().and_then(|(key, _)| key.successor()) {
                 Some(next) if !last => from = next,
@@ -199,7 +244,8 @@ impl Filesystem {
         tx.delete(FILES, orphan_key(node.ino));
         tx.delete(FILES, truncate_key(node.ino));
         let subvol = self.subvol(node.subvol).await?;
-        self.apply(&subvol, credit, tx).map(drop)
+        self.volumes.steady_to_tidy(&subvol.volume)?.apply(credit, tx, None)?;
+        Ok(())
     }
 }
 
@@ -219,5 +265,22 @@ async fn reap_in_rounds(rt: Rt, fs: Weak<Filesystem>) {
             queue.has_task = false;
             return;
         }
+    }
+}
+
+/// The task that tries failed removals again.
+async fn retry(rt: Rt, fs: Weak<Filesystem>, pause: Duration) {
+    rt.sleep(pause).await;
+    let Some(fs) = fs.upgrade() else { return };
+    {
+        let mut queue = fs.reaper.queue.lock();
+        let failed = std::mem::take(&mut queue.failed);
+        queue.nodes.extend(failed);
+        queue.has_retry = false;
+    }
+    fs.reap_queue().await;
+    let mut queue = fs.reaper.queue.lock();
+    if queue.failed.is_empty() {
+        queue.tries = 0;
     }
 }

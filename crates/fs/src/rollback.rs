@@ -79,7 +79,7 @@ impl Filesystem {
             return Err(FsError::Invalid("not a subvolume"));
         }
         let old = self.subvol(found.node.subvol).await?;
-        old.writable()?;
+        old.expect_read_write()?;
         self.inode(found.node).await?.state().permit(Way::Name)?;
         let kept = match &keep {
             Some((there, name)) => {

@@ -11,11 +11,23 @@ pub enum Sabotage {
     ForgetTxg,
     /// R36: a file grows without a look at what its last block has behind the old end.
     KeepTails,
+    /// O1: a caller that comes while the leftovers of a subvolume are being read goes on.
+    ChangeBeforeKnown,
+    /// O2: setting a subvolume writable that is so already takes files in use for leftovers.
+    ReplayInUse,
+    /// W1: a subvolume is marked read-only before what it has accepted is installed.
+    MarkFirst,
 }
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 2] = [Sabotage::ForgetTxg, Sabotage::KeepTails];
+    pub const ALL: [Sabotage; 5] = [
+        Sabotage::ForgetTxg,
+        Sabotage::KeepTails,
+        Sabotage::ChangeBeforeKnown,
+        Sabotage::ReplayInUse,
+        Sabotage::MarkFirst,
+    ];
 }
 
 impl Filesystem {

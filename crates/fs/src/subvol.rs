@@ -4,13 +4,14 @@
 //! are applied, since a snapshot gives a subvolume another one.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use copyhold_format::item::{HashKey, Place};
 use copyhold_runtime::{FifoMutex, FifoRwLock};
 use copyhold_types::{InodeNo, SubvolId, TableId};
 use copyhold_volume as volume;
 
+use crate::leftovers::Leftovers;
 use crate::{FsError, NodeId, Result};
 
 /// The files of the subvolume that a transaction is applied to: any table behind the pool's own.
@@ -28,6 +29,11 @@ pub(crate) struct Subvol {
     pub(crate) in_place: FifoRwLock,
     /// Its inodes in memory.
     pub(crate) cached: AtomicUsize,
+    /// Held while it is set read-only, or writable.
+    pub(crate) turning: FifoMutex,
+    /// It is being set read-only: nothing is accepted any more (W1).
+    pub(crate) closing: AtomicBool,
+    pub(crate) leftovers: Leftovers,
 }
 
 impl Subvol {
@@ -39,6 +45,9 @@ impl Subvol {
             rename: FifoMutex::new(),
             in_place: FifoRwLock::new(),
             cached: AtomicUsize::new(0),
+            turning: FifoMutex::new(),
+            closing: AtomicBool::new(false),
+            leftovers: Leftovers::default(),
         }
     }
 
@@ -51,7 +60,16 @@ impl Subvol {
         if self.volume.is_dying() { Err(FsError::Stale) } else { Ok(()) }
     }
 
+    /// It may be changed: it is not read-only, nor becoming so, and its leftovers are known (O1).
     pub(crate) fn writable(&self) -> Result<()> {
+        self.expect_read_write()?;
+        if self.closing.load(Ordering::SeqCst) {
+            return Err(FsError::ReadOnly { why: "the subvolume is becoming so".into() });
+        }
+        self.leftovers.check()
+    }
+
+    pub(crate) fn expect_read_write(&self) -> Result<()> {
         self.present()?;
         match self.volume.is_read_only() {
             true => Err(FsError::ReadOnly { why: "the subvolume is".into() }),

@@ -29,7 +29,7 @@ use crate::subvol::{FILES, Subvol};
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
 
 /// Files whose dirty data is installed at a time before a snapshot.
-const FILES_AT_ONCE: usize = 16;
+pub(crate) const FILES_AT_ONCE: usize = 16;
 /// Rounds of installing what writers go on making dirty, before the rest is left to the source.
 const ROUNDS: usize = 3;
 
@@ -240,23 +240,6 @@ impl Filesystem {
         }
         let stale = self.forget_subvol(subvol.id());
         Ok(Deleted { subvol: subvol.id(), stale })
-    }
-
-    /// Forbids changes of a subvolume, or allows them again.
-    pub async fn set_subvolume_read_only(self: &Arc<Self>, id: SubvolId, on: bool) -> Result<()> {
-        self.writable()?;
-        let subvol = self.subvol(id).await?;
-        if on {
-            self.write_subvol(id).await?;
-            self.log_atimes().await?;
-        }
-        let credit = self.credit(Tier::Delete, 1, Volumes::LIFE_BYTES).await?;
-        self.volumes.set_read_only(&subvol.volume, on, credit)?;
-        if !on {
-            // What was unlinked when the snapshot was taken goes now (R38).
-            self.resume(&subvol).await?;
-        }
-        Ok(())
     }
 
     /// Turns simple quotas on: what is written from now on counts, whoever was there before (R25).

@@ -112,7 +112,7 @@ impl Volumes {
     ) -> Result<(Arc<Subvol>, Txg)> {
         let holder = self.holder(new.place)?;
         let trees = Trees::lock(&[], &[&*holder]);
-        holder.check_live()?;
+        holder.check_changeable()?;
         trees.lead(&mut tx, [&*holder; 2], Some(numbers.table()))?;
         let _owners = self.state.owners.lock();
         let (id, epoch) = (numbers.subvol, numbers.epoch());
@@ -151,7 +151,7 @@ impl Volumes {
         let holder = self.holder(new.place)?;
         let mut trees = Trees::lock(&[source], &[&*holder]);
         source.check_live()?;
-        holder.check_live()?;
+        holder.check_changeable()?;
         self.check_sealable(&trees, source, numbers)?;
         let _owners = self.state.owners.lock();
         let (subvol, origin) = (numbers.subvol, Some(source.id()));

@@ -83,6 +83,7 @@ impl Volumes {
         let holder = self.holder(subvol.item().place)?;
         let trees = Trees::lock(&[subvol], &[&*holder]);
         subvol.check_live()?;
+        holder.check_changeable()?;
         let _owners = self.state.owners.lock();
         if let Some(held) = self.held_by(subvol.id()) {
             return Err(VolumeError::Holds(subvol.id(), held));

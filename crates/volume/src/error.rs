@@ -15,6 +15,8 @@ pub enum VolumeError {
     NoSubvolume(SubvolId),
     #[error("subvolume {0} is being deleted; close what is open in it")]
     Dying(SubvolId),
+    #[error("subvolume {0} is read-only")]
+    ReadOnly(SubvolId),
     #[error("subvolume {0} is the root of the pool: it cannot be deleted, moved or rolled back")]
     Root(SubvolId),
     #[error("subvolume {0} holds subvolume {1}; delete or move that one first")]

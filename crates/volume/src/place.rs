@@ -33,9 +33,8 @@ impl Volumes {
     ) -> Result<Txg> {
         let subvols: Vec<&Subvol> = moves.iter().map(|(subvol, _)| *subvol).collect();
         let trees = Trees::lock(&subvols, &holders);
-        for subvol in subvols.iter().chain(&holders) {
-            subvol.check_live()?;
-        }
+        subvols.iter().try_for_each(|subvol| subvol.check_live())?;
+        holders.iter().try_for_each(|holder| holder.check_changeable())?;
         if let Some((root, _)) = moves.iter().find(|(subvol, _)| subvol.id() == SubvolId::ROOT) {
             return Err(VolumeError::Root(root.id()));
         }

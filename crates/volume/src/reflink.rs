@@ -41,7 +41,7 @@ impl Volumes {
         let trees: BTreeMap<_, _> =
             families.iter().map(|(id, family)| (*id, family.tree.read())).collect();
         from.check_live()?;
-        to.check_live()?;
+        to.check_changeable()?;
         let tree = &trees[&to.family.id];
         let leaf = *tree.leaf(to.id()).ok_or(VolumeError::NoSubvolume(to.id()))?;
         let _burial = to.family.burial.lock();

@@ -57,8 +57,9 @@ impl Volumes {
             OldState::Deleted { .. } => here.clone(),
         };
         let mut trees = Trees::lock(&[old], &[&*here, &*there]);
-        for subvol in [old, snapshot, &*here, &*there] {
-            subvol.check_live()?;
+        snapshot.check_live()?;
+        for subvol in [old, &*here, &*there] {
+            subvol.check_changeable()?;
         }
         assert!(old.item().place == new.place, "who is replaced has that entry");
         let holders = [&*here, &*there];

@@ -72,8 +72,17 @@ impl Births<'_> {
 }
 
 impl Volumes {
-    /// Holds the family of a live subvolume still. Nothing may wait until the guard is dropped.
+    /// Holds the family of a subvolume still that is live and not read-only. Nothing may wait until
+    /// the guard is dropped.
     pub fn steady<'a>(&'a self, subvol: &'a Subvol) -> Result<Steady<'a>> {
+        let still = self.steady_to_tidy(subvol)?;
+        subvol.check_changeable()?;
+        Ok(still)
+    }
+
+    /// As [`Self::steady`], also of a subvolume that is read-only: to remove items that nothing in
+    /// it leads to.
+    pub fn steady_to_tidy<'a>(&'a self, subvol: &'a Subvol) -> Result<Steady<'a>> {
         let tree = subvol.family.tree.read();
         subvol.check_live()?;
         let leaf = *tree.leaf(subvol.id()).ok_or(VolumeError::NoSubvolume(subvol.id()))?;

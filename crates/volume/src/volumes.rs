@@ -88,9 +88,10 @@ pub struct Subvol {
     pub(crate) family: Arc<FamilyCell>,
     item: Mutex<SubvolItem>,
     /// Of the item, what is asked with each operation: where the files are, and whether it is being
-    /// deleted.
+    /// deleted, or is read-only.
     files: AtomicU64,
     dying: AtomicBool,
+    read_only: AtomicBool,
     /// Twice the number of times that its files were moved to another table; odd while they are.
     moves: AtomicU64,
     /// The last txg that made, moved or changed it as a whole since the pool was opened; or 0.
@@ -103,9 +104,10 @@ impl Subvol {
     pub(crate) fn new(id: SubvolId, family: Arc<FamilyCell>, item: SubvolItem) -> Arc<Subvol> {
         let files = AtomicU64::new(item.table.0);
         let dying = AtomicBool::new(item.state != SubvolState::Live);
+        let read_only = AtomicBool::new(item.flags.read_only());
         let (moves, told) = (AtomicU64::new(0), AtomicU64::new(0));
         let (item, walked) = (Mutex::new(item), AtomicU8::new(0));
-        Arc::new(Subvol { id, family, item, files, dying, moves, told, walked })
+        Arc::new(Subvol { id, family, item, files, dying, read_only, moves, told, walked })
     }
 
     pub fn id(&self) -> SubvolId {
@@ -134,7 +136,7 @@ impl Subvol {
     }
 
     pub fn is_read_only(&self) -> bool {
-        self.item.lock().flags.read_only()
+        self.read_only.load(Ordering::Acquire)
     }
 
     /// What is durable of its files is found after a crash when this txg is durable, too: that it
@@ -151,6 +153,7 @@ impl Subvol {
         *self.item.lock() = item;
         self.files.store(item.table.0, Ordering::Release);
         self.dying.store(item.state != SubvolState::Live, Ordering::Release);
+        self.read_only.store(item.flags.read_only(), Ordering::Release);
     }
 
     /// Says that the files are being moved, until [`Self::set_moved`]. The family is locked.
@@ -171,6 +174,15 @@ impl Subvol {
     pub(crate) fn check_live(&self) -> Result<()> {
         match self.is_dying() {
             true => Err(VolumeError::Dying(self.id)),
+            false => Ok(()),
+        }
+    }
+
+    /// Its files may be changed. The family stands still.
+    pub(crate) fn check_changeable(&self) -> Result<()> {
+        self.check_live()?;
+        match self.is_read_only() {
+            true => Err(VolumeError::ReadOnly(self.id)),
             false => Ok(()),
         }
     }
@@ -403,8 +415,8 @@ impl Volumes {
         Ok(txg)
     }
 
-    /// Forbids changes, or allows them again. Refusing them is the caller's business; what was
-    /// dirty when this returns is not to be written any more.
+    /// Forbids transactions of its files, or allows them again: each is applied before this, or
+    /// refused.
     pub fn set_read_only(&self, subvol: &Subvol, on: bool, credit: Credit) -> Result<Txg> {
         self.rewrite(subvol, credit, Transaction::new(), |item| {
             let flags = item.flags.0 & !SubvolFlags::READ_ONLY;

@@ -2,7 +2,7 @@
 //!
 //! A block is dirty from the write that changes it until a batch that took it is installed. It can
 //! be both taken and dirty again. After an fsync that sent it beside its batch it stays until that
-//! is durable, since its bytes are not on the device before (P12).
+//! is durable, and counts as memory in use: its bytes are not on the device before (P12).
 //!
 //! D1  A block that is dirty, taken or attached is in `blocks`, and is read from there (F2).
 //! D2  `reserved` has a block for each dirty one that is not written in place; a batch takes its

@@ -103,6 +103,7 @@ impl Filesystem {
         } else {
             let now = self.now();
             let mut state = inode.state();
+            inode.subvol.writable()?;
             state.shown.mtime = now;
             state.shown.ctime = now;
             state.data.set_changed(true);
@@ -256,9 +257,9 @@ impl Filesystem {
         let credit = self.map_credit(&edit, 0).await?;
         let mut state = inode.state();
         state.expect_present()?;
+        let steady = self.volumes.steady(&inode.subvol.volume)?;
         let forgotten = change(&mut state);
         self.flusher.forget(forgotten);
-        let steady = self.volumes.steady(&inode.subvol.volume)?;
         let tx = Transaction::new();
         self.log_map(inode, &mut state, steady, (credit, None), tx, edit, first)
     }

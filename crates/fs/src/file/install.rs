@@ -7,14 +7,11 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 
-use copyhold_format::FormatError;
 use copyhold_format::item::{
-    Extent, ExtentState, InodeFlags, InodeItem, encode_truncate, inline_key, parse_truncate,
-    truncate_key,
+    Extent, ExtentState, InodeFlags, InodeItem, encode_truncate, inline_key, truncate_key,
 };
-use copyhold_pool::{Claim, Credit, PoolError, Tier, Transaction, Value};
+use copyhold_pool::{Claim, Credit, PoolError, Tier, Transaction};
 use copyhold_types::{BLOCK_BYTES, EpochId, Pointer, Txg};
 use copyhold_volume::Steady;
 use smallvec::SmallVec;
@@ -24,7 +21,7 @@ use super::extent_map::{MapChange, MapEdit, extent_bytes};
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::{Inode, InodeRef, State};
 use crate::subvol::FILES;
-use crate::{Filesystem, NodeId, Result};
+use crate::{Filesystem, Result};
 
 /// Extents that a transaction removes beside what it adds.
 const CUT_MAX: usize = 100;
@@ -304,20 +301,6 @@ impl Filesystem {
             tx.delete(FILES, key);
             item.has.set(InodeFlags::INLINE, false);
         }
-    }
-
-    /// Goes on with a truncate that was announced when the pool was last used.
-    pub(crate) async fn resume_truncate(
-        self: &Arc<Self>,
-        node: NodeId,
-        value: &Value,
-    ) -> Result<()> {
-        let record = |source: FormatError| self.damaged_record("the truncate item", node, source);
-        let block = parse_truncate(value).map_err(record)?;
-        let inode = self.inode(node).await?;
-        inode.state().data.cut.resume(block.saturating_mul(BLOCK_BYTES as u64));
-        while self.write_batch(&inode, u64::MAX, false).await? {}
-        Ok(())
     }
 
     pub(crate) fn full(&self, wanted: u64) -> PoolError {

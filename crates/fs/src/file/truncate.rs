@@ -27,7 +27,7 @@ impl Filesystem {
         if size > old {
             self.extend(inode, old, size).await?;
         } else {
-            self.shorten(inode, size).await;
+            self.shorten(inode, size).await?;
         }
         self.note_dirty(inode);
         Ok(())
@@ -47,11 +47,12 @@ impl Filesystem {
         self.insert_blocks(inode, tail.into_iter().collect(), size).await
     }
 
-    async fn shorten(&self, inode: &InodeRef, size: u64) {
+    async fn shorten(&self, inode: &InodeRef, size: u64) -> Result<()> {
         // Against batches that are being installed (R33).
         let _map = inode.map.write().await;
         let now = self.now();
         let mut state = inode.state();
+        inode.subvol.writable()?;
         let state = &mut *state;
         let stored = state.item.allocated > 0 || state.is_inline();
         let gone = if size < state.shown.size {
@@ -64,5 +65,6 @@ impl Filesystem {
         state.shown.ctime = now;
         state.data.set_changed(true);
         self.flusher.forget(gone);
+        Ok(())
     }
 }

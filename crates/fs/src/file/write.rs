@@ -242,7 +242,7 @@ impl Filesystem {
         let dirt = {
             let mut state = inode.state();
             let end = offset.saturating_add(len as u64);
-            let may = state.permit(Way::Overwrite).is_ok();
+            let may = state.permit(Way::Overwrite).is_ok() && inode.subvol.writable().is_ok();
             if state.gone || end > state.shown.size || !may {
                 return false;
             }
@@ -391,6 +391,7 @@ impl Filesystem {
             let missing = {
                 let mut state = inode.state();
                 state.expect_present()?;
+                inode.subvol.writable()?;
                 let wanted = slots.iter().map(|(block, _)| state.data.unreserved(*block)).sum();
                 if have >= wanted || in_place.is_some() {
                     if let Some(mut reserved) = held.filter(|_| in_place.is_none()) {
