@@ -82,7 +82,10 @@ impl Filesystem {
         change: impl FnOnce(&mut State, &mut InodeItem) -> Result<()>,
     ) -> Result<()> {
         let charge = self.charge(&inode.subvol, Tier::Delete, 1, INODE_BYTES).await?;
-        self.change_inode_with(charge, inode, change)
+        self.apply_change(charge, inode, None, |state, item| {
+            inode.subvol.writable()?;
+            change(state, item)
+        })
     }
 
     /// As [`Self::change_inode`]; never waits.
@@ -104,7 +107,10 @@ impl Filesystem {
     ) -> Result<()> {
         let (edits, bytes) = (1 + edit.edits(), INODE_BYTES + edit.bytes());
         let charge = self.charge(&inode.subvol, edit.tier(), edits, bytes).await?;
-        self.apply_change(charge, inode, Some(&mut edit), change)
+        self.apply_change(charge, inode, Some(&mut edit), |state, item| {
+            inode.subvol.writable()?;
+            change(state, item)
+        })
     }
 
     fn apply_change(

@@ -29,6 +29,7 @@ mod settings;
 pub(crate) mod tree;
 pub(crate) mod usage;
 pub(crate) mod verify;
+mod visit;
 pub(crate) mod world;
 
 pub use life::history;

@@ -134,6 +134,11 @@ fn a_replay_that_mixes_puts_is_noticed_by_the_second_opinion_alone() {
     panic!("ReplayMixesPuts can be broken for {SEEDS} seeds, and nobody notices");
 }
 
+#[test]
+fn reading_attached_data_before_it_is_written_is_noticed() {
+    is_noticed(Sabotage::ReadBeforeWritten, Weather::Calm);
+}
+
 // Through files a broken rule shows less often: what is read is mostly in memory, and what a crash
 // takes was mostly not promised. These need the weather that they are about there, too.
 
@@ -242,4 +247,24 @@ fn r42_an_heir_that_is_told_of_after_the_deletion_is_noticed() {
 #[test]
 fn r44_a_reflink_that_is_not_counted_is_noticed() {
     is_noticed_among_tenants(OfTenants::UncountedShares);
+}
+
+#[test]
+fn changing_a_subvolume_before_its_leftovers_are_known_is_noticed() {
+    is_noticed_in_files(OfFiles::ChangeBeforeKnown);
+}
+
+#[test]
+fn taking_files_in_use_for_leftovers_is_noticed() {
+    is_noticed_in_files(OfFiles::ReplayInUse);
+}
+
+#[test]
+fn marking_a_subvolume_read_only_before_its_data_is_there_is_noticed() {
+    is_noticed_in_files(OfFiles::MarkFirst);
+}
+
+#[test]
+fn through_files_reading_attached_data_before_it_is_written_is_noticed() {
+    is_noticed_at(Level::Fs, Sabotage::ReadBeforeWritten, Some(Weather::Calm));
 }

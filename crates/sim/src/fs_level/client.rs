@@ -1,6 +1,7 @@
 //! A client of a filesystem: what it does in its own names, and what it checks while it lives.
 
 mod data;
+mod fresh;
 mod limits;
 mod looking;
 mod quotas;
@@ -22,7 +23,7 @@ use parking_lot::MutexGuard;
 pub(crate) use self::quotas::Manager;
 use super::content::{Content, Versions};
 use super::tree::{Dir, Kind, Object, ObjectId, Place, SHARED_DIRS, Tree};
-use super::world::{Shared, World};
+use super::world::{Fsync, Shared, World};
 use crate::dice::Dice;
 
 const NAMES: u64 = 12;
@@ -404,14 +405,20 @@ impl Client {
         };
         let (fs, data_only) = (self.fs.clone(), self.dice.one_in(2));
         match self.with_patience(fs.fsync(node, data_only)).await {
-            // Given up, or somebody has removed it meanwhile.
-            None | Some(Err(FsError::Stale)) => return Ok(()),
-            Some(Err(FsError::NoSpace(error))) => {
-                panic!("R22: accepted, but not written: {error}")
-            }
-            Some(result) => self.given("fsync", result)?,
+            // Given up.
+            None => Ok(()),
+            Some(result) => self.fsynced(result, &fsync),
+        }
+    }
+
+    fn fsynced(&self, result: Result<(), FsError>, fsync: &Fsync) -> Done {
+        match result {
+            // Somebody has removed it meanwhile.
+            Err(FsError::Stale) => return Ok(()),
+            Err(FsError::NoSpace(error)) => panic!("R22: accepted, but not written: {error}"),
+            result => self.given("fsync", result)?,
         };
-        self.world().after_fsync(&fsync);
+        self.world().after_fsync(fsync);
         Ok(())
     }
 

@@ -41,7 +41,7 @@ pub(crate) async fn look(fs: &Arc<Filesystem>) -> Result<Names, FsError> {
     Ok(names)
 }
 
-async fn list(fs: &Filesystem, dir: NodeId) -> Result<Vec<Vec<u8>>, FsError> {
+pub(super) async fn list(fs: &Filesystem, dir: NodeId) -> Result<Vec<Vec<u8>>, FsError> {
     let mut names = Vec::new();
     let mut take = |entry: &copyhold_fs::DirEntry<'_>| {
         names.push(entry.name.to_vec());

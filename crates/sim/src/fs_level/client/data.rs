@@ -74,7 +74,7 @@ impl Client {
         Ok(())
     }
 
-    async fn write_at(&mut self, (id, node): File, offset: u64, len: u64) -> Done {
+    pub(super) async fn write_at(&mut self, (id, node): File, offset: u64, len: u64) -> Done {
         let bytes = self.dice.bytes(len as usize);
         let room = self.room_for(id, offset, &bytes);
         self.begin_data("write", id, |content| content.write(offset, &bytes));

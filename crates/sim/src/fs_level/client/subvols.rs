@@ -28,8 +28,10 @@ impl Client {
         let (place, id) = self.dice.pick_ref(&subvols).clone();
         match self.dice.below(20) {
             0..2 if !full => self.make_subvol(tree).await,
-            2..5 if !full => self.snapshot(tree, id).await,
-            5..7 => self.set_read_only(tree, id).await,
+            2..4 if !full => self.snapshot(tree, id).await,
+            4..5 if !full => self.snapshot_in_flight(tree, id).await,
+            5..6 => self.set_read_only(tree, id).await,
+            6..7 => self.keep_open_over_properties(tree, id).await,
             7..9 => self.set_limit(id).await,
             9..12 if tree.is_writable(place.0) => self.roll_back(tree, place).await,
             15..17 if !full && !self.exact => self.part_preallocated(tree, id).await,
@@ -158,8 +160,8 @@ impl Client {
         }
     }
 
-    /// `property set ro`, there and back again.
-    async fn set_read_only(&mut self, mut tree: Tree, id: ObjectId) -> Done {
+    /// `property set ro`, there and back again. What is read-only has all data that it had.
+    pub(super) async fn set_read_only(&mut self, mut tree: Tree, id: ObjectId) -> Done {
         let on = !tree.read_only.remove(&id);
         if on {
             tree.read_only.insert(id);
@@ -168,7 +170,9 @@ impl Client {
         if on && self.exact {
             self.fs.reaper_idle().await;
         }
+        let files = if on { tree.within(id) } else { Vec::new() };
         self.begin("property set ro", tree, &[]);
+        self.world().brings(self.id, &files);
         let set = self.fs.set_subvolume_read_only(subvol, on).await;
         let set = self.given("property set ro", set)?;
         self.end(set.is_some());
