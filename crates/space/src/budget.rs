@@ -19,12 +19,16 @@ use copyhold_types::BLOCK_BYTES;
 
 use crate::space::Shared;
 
-/// Who may touch how much of the reserve (R21).
+/// Who may touch how much of the reserve (R21). What goes on without end takes less than what it
+/// must leave room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
     /// Anything that fills the pool: leaves the reserve alone.
     Write,
-    /// Unlink, truncate, punch: may take the first half of the reserve.
+    /// Changes of what is there, such as punch, rename and chmod: may take the first quarter of the
+    /// reserve. Where snapshots share what is changed, they give nothing back.
+    Change,
+    /// Unlink and truncate: may take the first half of the reserve.
     Delete,
     /// Deleting subvolumes: may take all but the last quarter.
     DeleteSubvolume,
@@ -50,7 +54,7 @@ impl fmt::Display for NoSpace {
         write!(
             f,
             "pool is full: {} KiB wanted, {} KiB free, of which {} KiB are kept for deletes, {} KiB \
-             on their way to be free; delete something or add space",
+             on their way to be free; delete files, or subvolumes where snapshots share them",
             kib(self.wanted),
             kib(self.free),
             kib(self.reserve),
@@ -127,6 +131,7 @@ impl Budget {
     fn floor(&self, tier: Tier) -> i64 {
         match tier {
             Tier::Write => self.reserve as i64,
+            Tier::Change => (self.reserve - self.reserve / 4) as i64,
             Tier::Delete => (self.reserve / 2) as i64,
             Tier::DeleteSubvolume => (self.reserve / 4) as i64,
             Tier::Internal => i64::MIN,

@@ -57,13 +57,15 @@ fn each_tier_may_take_its_part_of_the_reserve() {
     let writes = take(3096, Tier::Write).unwrap();
     let refused = take(1, Tier::Write).unwrap_err();
     assert_eq!(refused, NoSpace { wanted: 1, free: 1000, reserve: 1000, on_the_way: 0 });
-    let deletes = take(500, Tier::Delete).unwrap();
+    let changes = take(250, Tier::Change).unwrap();
+    assert!(take(1, Tier::Change).is_err());
+    let deletes = take(250, Tier::Delete).unwrap();
     assert!(take(1, Tier::Delete).is_err());
     let subvolumes = take(250, Tier::DeleteSubvolume).unwrap();
     assert!(take(1, Tier::DeleteSubvolume).is_err());
     let internal = take(4000, Tier::Internal).unwrap();
     assert_eq!(space.figures().available(), 0);
-    drop((writes, deletes, subvolumes, internal));
+    drop((writes, changes, deletes, subvolumes, internal));
     assert_eq!(space.figures().available(), 3096);
 }
 
@@ -74,7 +76,7 @@ fn what_was_freed_is_reported_as_on_its_way() {
     free(&space, runs[0]);
     let refused = space.reserve(1, Tier::Write).unwrap_err();
     assert_eq!(refused.on_the_way, u64::from(runs[0].blocks));
-    assert!(refused.to_string().contains("delete something or add space"), "{refused}");
+    assert!(refused.to_string().contains("delete files"), "{refused}");
 }
 
 #[test]

@@ -38,6 +38,7 @@ fn lane() -> impl Strategy<Value = Lane> {
 fn step() -> impl Strategy<Value = Step> {
     let tier = prop_oneof![
         6 => Just(Tier::Write),
+        1 => Just(Tier::Change),
         1 => Just(Tier::Delete),
         1 => Just(Tier::DeleteSubvolume),
         1 => Just(Tier::Internal),

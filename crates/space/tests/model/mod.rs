@@ -154,6 +154,7 @@ impl World {
         let reserve = self.space.figures().reserve;
         let floor = match tier {
             Tier::Write => reserve,
+            Tier::Change => reserve - reserve / 4,
             Tier::Delete => reserve / 2,
             Tier::DeleteSubvolume => reserve / 4,
             Tier::Internal => 0,
