@@ -12,6 +12,8 @@
 //! A2  Those on the list are an eighth of the inodes there is room for, and those in somebody's
 //!     hands another one. Beyond, a read leaves no time.
 //! A3  Files of a read-only subvolume have the times that they had.
+//! A4  Times free nothing, and are not worth the space of what does: on a full pool they are given
+//!     up (R21).
 
 use std::collections::BTreeSet;
 use std::sync::Weak;
@@ -26,6 +28,8 @@ use crate::{Atime, FileFlags, Filesystem, FsError, NodeId, Options, Result};
 
 /// Times that one transaction logs.
 const STEP: usize = 32;
+/// More than they add to tables, before they are flushed.
+const STEP_BLOCKS: u64 = 16;
 
 pub(crate) struct Atimes {
     waiting: Mutex<Waiting>,
@@ -110,14 +114,17 @@ impl Filesystem {
         match logged {
             // Nobody asks for the times of what is deleted, or must not change.
             Err(FsError::Stale | FsError::ReadOnly { .. }) => Ok(()),
+            Err(refused) if refused.is_full() => Ok(()),
             logged => logged,
         }
     }
 
     /// All of one subvolume, by number.
     async fn log_atimes_of(&self, inodes: &[InodeRef]) -> Result<()> {
-        let (tier, edits) = (Tier::Internal, inodes.len());
-        let credit = self.credit(tier, edits, edits * INODE_BYTES).await?;
+        let edits = inodes.len();
+        // Nothing is flushed for their sake.
+        drop(self.pool.reserve_now(STEP_BLOCKS, Tier::Write)?);
+        let credit = self.credit(Tier::Write, edits, edits * INODE_BYTES).await?;
         self.put_atimes(inodes, credit)
     }
 

@@ -299,11 +299,23 @@ impl Filesystem {
         FsError::Record { what, source }
     }
 
-    /// Credit for a transaction: the last thing that is waited for. What was accepted already asks
-    /// with the internal tier: it waits for room in the log like everybody, but is never refused.
-    /// The estimate should be close: all of it is held until the edits are flushed.
+    /// Credit for a transaction: the last thing that is waited for. Dirty data that was accepted
+    /// asks with the internal tier: it waits for room in the log like everybody, but is never
+    /// refused. The estimate should be close: all of it is held until the edits are flushed.
     pub(crate) async fn credit(&self, tier: Tier, edits: usize, bytes: usize) -> Result<Credit> {
         Ok(self.pool.admit(tier, edits, bytes).await?)
+    }
+
+    /// As [`Self::credit`], of a transaction of a subvolume's files that drops at most `releases`
+    /// pointers: what deadlists and shares say of those takes space, too.
+    pub(crate) async fn credit_to_release(
+        &self,
+        subvol: &Subvol,
+        tier: Tier,
+        (edits, bytes): (usize, usize),
+        releases: usize,
+    ) -> Result<Credit> {
+        Ok(self.volumes.admit(&subvol.volume, tier, edits, bytes, releases).await?)
     }
 
     /// Applies a transaction that stamps no pointers.

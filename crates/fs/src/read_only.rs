@@ -10,6 +10,8 @@
 //! W2  A transaction of files is applied before the record, or refused (`volume::steady`). Files
 //!     without a name are the exception: nobody finds them, and the reaper goes on removing them.
 //! W3  Setting what is set already does nothing.
+//! W4  Only what is in a writable subvolume can be deleted, so a full pool refuses neither sooner than
+//!     a deletion (R21).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -73,7 +75,7 @@ impl Filesystem {
             self.install_accepted(subvol).await?;
         }
         self.log_atimes().await?;
-        let credit = self.credit(Tier::Delete, 1, Volumes::LIFE_BYTES).await?;
+        let credit = self.credit(Tier::DeleteSubvolume, 1, Volumes::LIFE_BYTES).await?;
         self.volumes.set_read_only(&subvol.volume, true, credit)?;
         Ok(())
     }
@@ -95,7 +97,7 @@ impl Filesystem {
 
     /// What was left undone when it was made, or before it was set read-only, is taken up now.
     async fn make_writable(self: &Arc<Self>, subvol: &Arc<Subvol>) -> Result<()> {
-        let credit = self.credit(Tier::Delete, 1, Volumes::LIFE_BYTES).await?;
+        let credit = self.credit(Tier::DeleteSubvolume, 1, Volumes::LIFE_BYTES).await?;
         let reading = self.unknow_leftovers(subvol).await;
         self.volumes.set_read_only(&subvol.volume, false, credit)?;
         self.read_leftovers(subvol, &reading).await;

@@ -207,7 +207,10 @@ impl Filesystem {
         loop {
             let items = self.range(&inode.subvol, from, end, STEP).await?;
             let edits = items.len() + 3;
-            let credit = self.credit(Tier::Delete, edits, edits * KEY_BYTES).await?;
+            let extents = items.iter().filter(|(key, _)| key.kind == EXTENT).count();
+            let wanted = (edits, edits * KEY_BYTES);
+            let credit =
+                self.credit_to_release(&inode.subvol, Tier::Delete, wanted, extents).await?;
             let mut tx = Transaction::new();
             for (key, value) in &items {
                 if key.kind == EXTENT {

@@ -7,6 +7,8 @@ use crate::Filesystem;
 /// One broken rule each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
+    /// R21: holes take whatever there is, also what the flusher needs.
+    PunchInternally,
     /// R34: an inode that leaves memory takes along which txg has its last change.
     ForgetTxg,
     /// R36: a file grows without a look at what its last block has behind the old end.
@@ -21,7 +23,8 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 5] = [
+    pub const ALL: [Sabotage; 6] = [
+        Sabotage::PunchInternally,
         Sabotage::ForgetTxg,
         Sabotage::KeepTails,
         Sabotage::ChangeBeforeKnown,

@@ -81,7 +81,7 @@ impl Filesystem {
         inode: &Inode,
         change: impl FnOnce(&mut State, &mut InodeItem) -> Result<()>,
     ) -> Result<()> {
-        let charge = self.charge(&inode.subvol, Tier::Delete, 1, INODE_BYTES).await?;
+        let charge = self.charge(&inode.subvol, Tier::Change, 1, INODE_BYTES).await?;
         self.apply_change(charge, inode, None, |state, item| {
             inode.subvol.writable()?;
             change(state, item)

@@ -289,7 +289,10 @@ impl Filesystem {
 
     /// Lets a subvolume stamp an epoch that quotas count.
     pub(crate) async fn renew(&self, subvol: &copyhold_volume::Subvol) -> Result<()> {
-        Ok(self.volumes.renew(subvol, self.quota_credit().await?).await?)
+        // Whoever asks for the subvolume waits for this, also who is about to delete it.
+        let (edits, bytes) = (Volumes::LIFE_EDITS, Volumes::LIFE_BYTES);
+        let credit = self.credit(Tier::DeleteSubvolume, edits, bytes).await?;
+        Ok(self.volumes.renew(subvol, credit).await?)
     }
 
     async fn quota_credit(&self) -> Result<Credit> {

@@ -19,6 +19,7 @@ use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 const WRITE: OpenFlags = OpenFlags::READ_WRITE;
 const FILES: usize = 2000;
 const CLONES: usize = 60;
+const BLOCK: u64 = 4096;
 
 fn root_of(subvol: SubvolId) -> NodeId {
     NodeId { subvol, ino: InodeNo::ROOT }
@@ -93,6 +94,160 @@ fn clones_that_are_all_changed_on_a_full_pool_leave_what_deletes_need() {
             fs.delete_subvolume(ROOT, format!("c{n}").as_bytes(), None).await.unwrap();
         }
         fs.volumes().finish_background().await.unwrap();
+        world.close(fs).await;
+    });
+}
+
+const BIG_BLOCKS: u64 = 1024;
+
+/// A subvolume with a file of as many blocks, every other of which is a hole if `holey`; clones of
+/// it; then nothing is free. The files of the clones.
+async fn clones_in_a_full_pool(
+    fs: &Arc<Filesystem>,
+    count: usize,
+    blocks: u64,
+    holey: bool,
+) -> Vec<NodeId> {
+    let origin = fs.create_subvolume(&Caller::ROOT, ROOT, b"origin", None).await.unwrap();
+    let dir = root_of(origin);
+    let big = fs.create(&Caller::ROOT, dir, b"big", 0o644, WRITE, false).await.unwrap().0.node;
+    for n in 0..blocks / 32 {
+        write(fs, big, n * 32 * BLOCK, &pattern(n as u8, 32 * 4096)).await;
+    }
+    for block in (0..if holey { blocks } else { 0 }).step_by(2) {
+        fs.fallocate(big, block * BLOCK, BLOCK, FallocateMode::Punch).await.unwrap();
+    }
+    fs.sync().await.unwrap();
+    fs.pool().flush_all().await.unwrap();
+    let mut clones = Vec::new();
+    for n in 0..count {
+        let name = format!("c{n}");
+        let clone = fs.snapshot(origin, ROOT, name.as_bytes(), false, None).await.unwrap();
+        clones.push(fs.lookup(root_of(clone), b"big").await.unwrap().node);
+    }
+    create(fs, "small").await;
+    fill(fs, "full").await;
+    clones
+}
+
+/// What is free and promised to nobody when all is flushed, and the reserve.
+async fn left(fs: &Arc<Filesystem>) -> (u64, u64) {
+    fs.pool().flush_all().await.unwrap();
+    fs.pool().flush_all().await.unwrap();
+    let space = fs.pool().space();
+    ((space.free + space.freeing).saturating_sub(space.reserved), space.reserve)
+}
+
+/// Deletes those of the clones that are there: then the reserve is whole, but for what a few flushes
+/// take; and with the file that has filled the pool, all is as ever.
+async fn delete_clones(fs: &Arc<Filesystem>, clones: usize) {
+    for n in 0..clones {
+        match fs.delete_subvolume(ROOT, format!("c{n}").as_bytes(), None).await {
+            Ok(_) | Err(FsError::NotFound) => {}
+            Err(error) => panic!("c{n}: {error}"),
+        }
+    }
+    fs.sync_subvolumes(&[]).await.unwrap();
+    let (there, reserve) = left(fs).await;
+    assert!(there >= reserve / 16 * 15, "{there} blocks are left of {reserve}");
+    fs.unlink(ROOT, b"full").await.unwrap();
+    let node = create(fs, "more").await;
+    write(fs, node, 0, &pattern(1, 1 << 20)).await;
+    fs.fsync(node, false).await.unwrap();
+    assert_eq!(read(fs, node, 0, 1 << 20).await, pattern(1, 1 << 20));
+}
+
+/// R21: a hole in a clone gives nothing back, so making holes ends before the reserve does.
+#[test]
+fn holes_in_clones_of_a_full_pool_leave_what_deletions_need() {
+    const CLONES: usize = 60;
+    for mode in [FallocateMode::Punch, FallocateMode::Zero { keep_size: true }] {
+        let world = World::new(7, 8192);
+        let fs = world.run(async {
+            let fs = world.open().await;
+            let clones = clones_in_a_full_pool(&fs, CLONES, BIG_BLOCKS, false).await;
+            let places = (0..BIG_BLOCKS).step_by(2).map(|block| block * BLOCK);
+            let all = clones.iter().flat_map(|node| places.clone().map(move |at| (*node, at)));
+            let mut refused = None;
+            for (node, at) in all {
+                refused = fs.fallocate(node, at, BLOCK, mode).await.err();
+                if refused.is_some() {
+                    break;
+                }
+            }
+            let refused = refused.expect("there is no space for so many holes");
+            assert!(matches!(refused, FsError::NoSpace(_)), "{refused}");
+            assert!(refused.to_string().contains("delete files, or subvolumes"), "{refused}");
+            let (left, reserve) = left(&fs).await;
+            assert!(left >= reserve / 2, "{left} blocks are left of {reserve}");
+            fs.unlink(ROOT, b"small").await.expect("a name can be removed");
+            for n in 0..CLONES / 2 {
+                fs.delete_subvolume(ROOT, format!("c{n}").as_bytes(), None).await.unwrap();
+            }
+            fs
+        });
+        let world = world.crash(fs, 3);
+        world.run(async {
+            let fs = world.open().await;
+            delete_clones(&fs, CLONES).await;
+            world.close(fs).await;
+        });
+    }
+}
+
+/// R21: neither does a cut in a clone, which takes a step for each hundred extents.
+#[test]
+fn cutting_clones_on_a_full_pool_leaves_what_deletions_need() {
+    const CLONES: usize = 150;
+    let world = World::new(8, 4096);
+    let fs = world.run(async {
+        let fs = world.open().await;
+        let clones = clones_in_a_full_pool(&fs, CLONES, 512, true).await;
+        let set = SetAttr { size: Some(BLOCK), ..SetAttr::default() };
+        let mut cut = 0;
+        for node in clones {
+            match fs.setattr(&Caller::ROOT, node, &set).await {
+                Ok(_) => cut += 1,
+                Err(FsError::NoSpace(_)) => {}
+                Err(error) => panic!("after {cut}: {error}"),
+            }
+            if cut % 10 == 0 {
+                fs.pool().flush_all().await.unwrap();
+            }
+        }
+        assert!(cut > 0, "deletes may take half of the reserve");
+        let (left, reserve) = left(&fs).await;
+        assert!(left >= reserve / 4, "{left} blocks are left of {reserve}");
+        fs
+    });
+    let world = world.crash(fs, 3);
+    world.run(async {
+        let fs = world.open().await;
+        delete_clones(&fs, CLONES).await;
+        world.close(fs).await;
+    });
+}
+
+/// R21: reading takes nothing of a full pool.
+#[test]
+fn access_times_are_given_up_where_nothing_is_free() {
+    let world = World::new(9, 8192);
+    world.run(async {
+        let fs = world.open().await;
+        let node = create(&fs, "read").await;
+        write(&fs, node, 0, &pattern(1, 8192)).await;
+        fs.sync().await.unwrap();
+        let before = fs.getattr(node).await.unwrap().atime;
+        let all = fs.pool().reserve_now(fs.pool().space().available(), Tier::Write).unwrap();
+        fs.pool().runtime().sleep(Duration::from_secs(1)).await;
+        read(&fs, node, 0, 8192).await;
+        assert!(fs.getattr(node).await.unwrap().atime > before, "it was read");
+        fs.sync().await.expect("a time that cannot be logged is no error");
+        assert_eq!(fs.getattr(node).await.unwrap().atime, before);
+        drop(all);
+        read(&fs, node, 0, 8192).await;
+        fs.sync().await.unwrap();
+        assert!(fs.getattr(node).await.unwrap().atime > before, "there is room again");
         world.close(fs).await;
     });
 }

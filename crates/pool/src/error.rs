@@ -14,7 +14,7 @@ use copyhold_table::TableError;
 pub enum PoolError {
     #[error(
         "pool is full: {wanted} blocks wanted, {free} free, of which {reserve} are kept for \
-         deletes; delete something or use a larger pool"
+         deletes; delete files, or subvolumes where snapshots share them, or use a larger pool"
     )]
     /// `on_the_way`: freed, and waited for in vain (R22).
     Full { wanted: u64, free: u64, reserve: u64, on_the_way: u64 },

@@ -236,8 +236,9 @@ impl Filesystem {
         let bytes = bytes + records * (KEY_BYTES + SubvolItem::BYTES) + acls.1;
         let inodes = u64::from(whiteout.is_some());
         let subvol = &ends.from.dir.subvol;
-        let charge =
-            self.charge_for(subvol, Tier::Delete, 8 + records + acls.0, bytes, inodes).await?;
+        // A whiteout is a file more.
+        let tier = if whiteout.is_some() { Tier::Write } else { Tier::Change };
+        let charge = self.charge_for(subvol, tier, 8 + records + acls.0, bytes, inodes).await?;
         let now = self.now();
         let (txg, sync) = {
             let mut states = States::lock(&ends);

@@ -208,7 +208,9 @@ impl Filesystem {
         let items: usize = pieces.iter().map(|p| KEY_BYTES + extent_bytes(p.extent.blocks())).sum();
         let edits = 2 * edit.len() + 5 * pieces.len() + 1;
         let cost = edit.edit_bytes() + items + pieces.len() * 160 + INODE_BYTES;
-        let mut credit = Some(self.credit(Tier::Write, edits, cost).await?);
+        let (wanted, releases) = ((edits, cost), edit.len());
+        let credit = self.credit_to_release(&target.subvol, Tier::Write, wanted, releases).await?;
+        let mut credit = Some(credit);
         let mut work = Some((edit, pieces));
         loop {
             let unread = {

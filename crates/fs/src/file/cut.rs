@@ -5,9 +5,12 @@
 //! item announces what is still to be removed.
 //!
 //! D5  From the first whole block behind the cut on, what the table has is nobody's (R35).
+//!     Its last transaction is not refused for space: what that adds to tables was reserved when
+//!     the file was cut (R21).
 //! D6  Blocks that are logged behind the logged size are announced as a cut: after a crash they are
 //!     nobody's content, and must not show when the file grows (R36).
 
+use copyhold_pool::Reservation;
 use copyhold_types::BLOCK_BYTES;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -18,6 +21,8 @@ pub(crate) struct Cut {
     /// Extents from the cut up to this block are removed already.
     removed_to: u64,
     announced: bool,
+    /// For what the removal adds to tables.
+    room: Option<Reservation>,
     /// Where the blocks end that were logged behind the logged size, and the block from which on a
     /// TRUNCATE item announces them (D6).
     ahead: u64,
@@ -25,8 +30,14 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    pub(super) const NOTHING: Cut =
-        Cut { size: None, removed_to: 0, announced: false, ahead: 0, ahead_announced: None };
+    pub(super) const NOTHING: Cut = Cut {
+        size: None,
+        removed_to: 0,
+        announced: false,
+        room: None,
+        ahead: 0,
+        ahead_announced: None,
+    };
 
     pub(super) fn is_nothing(&self) -> bool {
         !self.is_pending() && self.ahead == 0 && self.ahead_announced.is_none()
@@ -65,6 +76,13 @@ impl Cut {
         }
     }
 
+    /// Keeps space until the cut is logged, if one is pending.
+    pub(super) fn keep(&mut self, room: Option<Reservation>) {
+        if self.size.is_some() && room.is_some() {
+            self.room = room;
+        }
+    }
+
     /// Takes up a cut that an earlier use of the pool has announced.
     pub(crate) fn resume(&mut self, size: u64) {
         self.size = Some(size);
@@ -90,6 +108,7 @@ impl Cut {
         self.size = None;
         self.removed_to = 0;
         self.announced = false;
+        self.room = None;
     }
 
     /// What a TRUNCATE item is to say now that `blocks` are logged together with `size`, if that is

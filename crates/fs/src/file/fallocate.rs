@@ -1,15 +1,18 @@
 //! fallocate: space ahead of data, holes, zeros.
 //!
 //! Whole blocks are changed in the table, in steps of bounded transactions; parts of blocks are
-//! zeroed as a write would. Preallocated blocks are extents without content. Data written over them
-//! goes to new blocks and frees them, and is reserved in full like any other (R10); only where the
-//! pool is full it is written into them, see `in_place`.
+//! zeroed as a write would. A hole in a file that snapshots share gives nothing back, and adds to
+//! tables: on a full pool it is refused where other changes are (R21).
+//!
+//! Preallocated blocks are extents without content. Data written over them goes to new blocks and
+//! frees them, and is reserved in full like any other (R10); only where the pool is full it is
+//! written into them, see `in_place`.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use copyhold_format::item::{Extent, ExtentState};
-use copyhold_pool::{LaneClass, Tier, Transaction};
+use copyhold_pool::{Credit, LaneClass, Tier, Transaction};
 use copyhold_types::{BLOCK_BYTES, Pointer, Run};
 use copyhold_volume::Steady;
 use copyhold_volume::quota::Hold;
@@ -19,9 +22,9 @@ use super::extents::CHUNK;
 use super::slot::Slot;
 use super::write::FILE_BYTES_MAX;
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
-use crate::inode::InodeRef;
+use crate::inode::{Inode, InodeRef};
 use crate::permit::Way;
-use crate::{Caller, Filesystem, FsError, NodeId, Result};
+use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Chunks of the file that one transaction changes.
@@ -87,20 +90,15 @@ impl Filesystem {
         }
         // The steps below change what is in the table: a cut, and a tiny file's item, go first.
         self.settle_cut(&inode).await?;
-        let zeroes = !matches!(mode, FallocateMode::Allocate { .. });
-        if zeroes {
-            self.zero_range(&inode, offset, end, size).await?;
-        }
-        if mode != FallocateMode::Punch {
-            self.allocate(&inode, offset / BLOCK..end.div_ceil(BLOCK)).await?;
-        }
+        let changed = self.change_blocks(&inode, offset..end, size, mode).await;
         let grows = match mode {
             FallocateMode::Allocate { keep_size } | FallocateMode::Zero { keep_size } => !keep_size,
             FallocateMode::Punch => false,
         };
-        if grows && end > size {
+        if grows && end > size && changed.is_ok() {
             self.extend(&inode, size, end).await?;
         } else {
+            // What is refused may have begun.
             let now = self.now();
             let mut state = inode.state();
             inode.subvol.writable()?;
@@ -110,7 +108,27 @@ impl Filesystem {
         }
         self.note_dirty(&inode);
         drop(data);
+        changed?;
         self.content_changed(&inode).await
+    }
+
+    /// What `mode` does within the range, of whose size nothing changes here.
+    async fn change_blocks(
+        self: &Arc<Self>,
+        inode: &InodeRef,
+        range: Range<u64>,
+        size: u64,
+        mode: FallocateMode,
+    ) -> Result<()> {
+        if !matches!(mode, FallocateMode::Allocate { .. }) {
+            self.zero_range(inode, range.start, range.end, size).await?;
+        }
+        if mode != FallocateMode::Punch {
+            let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
+            let allocated = self.allocate(inode, blocks).await;
+            allocated.inspect_err(|refused| self.tell_refused(&inode.subvol, refused))?;
+        }
+        Ok(())
     }
 
     async fn settle_cut(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
@@ -198,9 +216,7 @@ impl Filesystem {
         let mut at = range.start;
         while at < range.end {
             let to = range.end.min((at / CHUNK + STEP_CHUNKS) * CHUNK);
-            let promise = self.promise_all(&inode.subvol, to - at).await;
-            let mut promise =
-                promise.inspect_err(|refused| self.tell_refused(&inode.subvol, refused))?;
+            let mut promise = self.promise_all(&inode.subvol, to - at).await?;
             let _map = inode.map.write().await;
             let extents = self.extents(inode, at..to, (to - at) as usize).await?;
             let holes = {
@@ -221,7 +237,8 @@ impl Filesystem {
                 let claims =
                     self.pool.claim(LaneClass::Data, holes.len() as u64, &mut promise.space)?;
                 let runs: Vec<Run> = claims.iter().map(|claim| claim.run()).collect();
-                let credit = self.map_credit(&edit, holes.len()).await?;
+                let tier = Tier::Write;
+                let credit = self.map_credit(inode, tier, &edit, holes.len()).await?;
                 let mut state = inode.state();
                 state.expect_present()?;
                 let steady = self.volumes.steady(&inode.subvol.volume)?;
@@ -240,9 +257,16 @@ impl Filesystem {
     }
 
     /// Credit for cutting each extent of `edit`, and for `added` new ones.
-    async fn map_credit(&self, edit: &MapEdit, added: usize) -> Result<copyhold_pool::Credit> {
+    async fn map_credit(
+        &self,
+        inode: &Inode,
+        tier: Tier,
+        edit: &MapEdit,
+        added: usize,
+    ) -> Result<Credit> {
         let bytes = edit.edit_bytes() + added * (KEY_BYTES + extent_bytes(1)) + INODE_BYTES;
-        self.credit(Tier::Internal, 2 * edit.len() + added + 2, bytes).await
+        let wanted = (2 * edit.len() + added + 2, bytes);
+        self.credit_to_release(&inode.subvol, tier, wanted, edit.len()).await
     }
 
     /// Applies a change of the map together with one of the dirty blocks; what a tiny file has goes
@@ -254,7 +278,9 @@ impl Filesystem {
         first: bool,
         change: impl FnOnce(&mut crate::inode::State) -> usize,
     ) -> Result<()> {
-        let credit = self.map_credit(&edit, 0).await?;
+        let tier =
+            if self.breaks(Sabotage::PunchInternally) { Tier::Internal } else { Tier::Change };
+        let credit = self.map_credit(inode, tier, &edit, 0).await?;
         let mut state = inode.state();
         state.expect_present()?;
         let steady = self.volumes.steady(&inode.subvol.volume)?;
@@ -270,7 +296,7 @@ impl Filesystem {
         inode: &InodeRef,
         state: &mut crate::inode::State,
         steady: Steady<'_>,
-        (credit, hold): (copyhold_pool::Credit, Option<&mut Hold>),
+        (credit, hold): (Credit, Option<&mut Hold>),
         mut tx: Transaction,
         edit: MapEdit,
         first: bool,

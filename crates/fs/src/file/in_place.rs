@@ -17,6 +17,12 @@ use crate::inode::{Inode, InodeRef};
 use crate::{Filesystem, FsError, Result};
 
 impl Filesystem {
+    /// Whether there is room for what `blocks` blocks add to tables when they become content: each
+    /// may cut an extent in three. There is data space, but nothing that was reserved for this.
+    pub(super) fn has_room_to_convert(&self, blocks: u64) -> bool {
+        self.pool.reserve_now(blocks.div_ceil(4) + 1, Tier::Change).is_ok()
+    }
+
     /// How many of the blocks, from the first on, are dirty already, or lie in preallocated space
     /// that may be written in place. The caller holds the data lock.
     pub(super) async fn preallocated(

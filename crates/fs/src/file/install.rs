@@ -24,7 +24,7 @@ use crate::subvol::FILES;
 use crate::{Filesystem, Result};
 
 /// Extents that a transaction removes beside what it adds.
-const CUT_MAX: usize = 100;
+pub(super) const CUT_MAX: usize = 100;
 /// Edits of the map in one transaction; each may come with an allocation and a release.
 const EDITS_MAX: usize = 400;
 /// Of an edit that announces a cut.
@@ -73,8 +73,9 @@ impl Batch {
         let placed = &placed[..count];
         let inline_bytes = inline.as_ref().map_or(0, |bytes| KEY_BYTES + bytes.len());
         let bytes = old.edit_bytes() + new_bytes(placed) + INODE_BYTES + inline_bytes;
-        let (bytes, edits) = (bytes + ANNOUNCE_BYTES, old.len() + count + 4);
-        let credit = fs.credit(Tier::Internal, edits, bytes).await?;
+        let wanted = (old.len() + count + 4, bytes + ANNOUNCE_BYTES);
+        let tier = Tier::Internal;
+        let credit = fs.credit_to_release(&inode.subvol, tier, wanted, old.len() + count).await?;
 
         let mut state = inode.state();
         if state.gone {
@@ -243,7 +244,7 @@ impl State {
 
 impl Filesystem {
     /// Removes some of a cut's extents if they are too many for one transaction, and says whether
-    /// what is left is not.
+    /// what is left is not. Refused like a delete (R21); what is left stays announced.
     pub(crate) async fn cut_step(&self, inode: &InodeRef) -> Result<bool> {
         if inode.state().data.cut.size().is_none() {
             return Ok(true);
@@ -263,8 +264,8 @@ impl Filesystem {
         edit.load(extents.into_iter().take(CUT_MAX));
         edit.remove(from..to);
 
-        let bytes = CUT_MAX * KEY_BYTES + INODE_BYTES + 256;
-        let credit = self.credit(Tier::Internal, CUT_MAX + 4, bytes).await?;
+        let wanted = (CUT_MAX + 4, CUT_MAX * KEY_BYTES + INODE_BYTES + 256);
+        let credit = self.credit_to_release(&inode.subvol, Tier::Delete, wanted, CUT_MAX).await?;
         let mut state = inode.state();
         if state.gone {
             return Ok(true);

@@ -1,16 +1,30 @@
 //! Changing a file's size.
 //!
 //! Nothing is logged here: a shorter file becomes a cut, a longer one a size, and both go out with
-//! the file's next batch (R35). So a truncate needs no space and never waits for the log.
+//! the file's next batch (R35). So a truncate never waits for the log.
+//!
+//! A cut gives nothing back where snapshots share the file, and adds to tables. So it reserves what
+//! its last transaction adds (D5), and is refused where deletes are (R21). A file of many extents is
+//! cut in steps before, which are refused likewise: on a pool that is nearly full they are made
+//! here, so that the caller is told.
 
 use std::sync::Arc;
 
+use copyhold_pool::{Reservation, Tier};
 use copyhold_types::BLOCK_BYTES;
 
+use super::install::CUT_MAX;
 use super::write::FILE_BYTES_MAX;
 use crate::inode::InodeRef;
 use crate::permit::Way;
 use crate::{Filesystem, FsError, Result};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// By which tables may grow for each extent that a cut removes, and for the rest of it: deletions,
+/// what deadlists and shares say, in two copies (`Pool::admit`).
+const EXTENT_GROWTH: u64 = 1536;
+/// With fewer blocks than this for writes, steps of a cut are made at once.
+const SHORT_BLOCKS: u64 = 256;
 
 impl Filesystem {
     /// Sets the size of a regular file. The caller holds its data lock exclusively.
@@ -26,11 +40,26 @@ impl Filesystem {
         };
         if size > old {
             self.extend(inode, old, size).await?;
-        } else {
-            self.shorten(inode, size).await?;
+            self.note_dirty(inode);
+            return Ok(());
         }
+        let room = if size < old { self.room_to_cut(inode).await? } else { None };
+        self.shorten(inode, size, room).await?;
         self.note_dirty(inode);
+        if self.pool.reserve_now(SHORT_BLOCKS, Tier::Write).is_err() {
+            while !self.cut_step(inode).await? {}
+        }
         Ok(())
+    }
+
+    /// For the last transaction of a cut (D5).
+    async fn room_to_cut(&self, inode: &InodeRef) -> Result<Option<Reservation>> {
+        let stored = inode.state().item.allocated / BLOCK;
+        if stored == 0 {
+            return Ok(None);
+        }
+        let growth = (1 + stored.min(CUT_MAX as u64)) * EXTENT_GROWTH;
+        Ok(Some(self.pool.reserve(growth.div_ceil(BLOCK), Tier::Delete).await?))
     }
 
     /// What is behind the old end reads as zero (R36).
@@ -40,14 +69,14 @@ impl Filesystem {
         old: u64,
         size: u64,
     ) -> Result<()> {
-        let tail = match old % BLOCK_BYTES as u64 {
+        let tail = match old % BLOCK {
             0 => None,
             _ => self.stale_tail(inode, old).await?,
         };
         self.insert_blocks(inode, tail.into_iter().collect(), size).await
     }
 
-    async fn shorten(&self, inode: &InodeRef, size: u64) -> Result<()> {
+    async fn shorten(&self, inode: &InodeRef, size: u64, room: Option<Reservation>) -> Result<()> {
         // Against batches that are being installed (R33).
         let _map = inode.map.write().await;
         let now = self.now();
@@ -60,6 +89,7 @@ impl Filesystem {
         } else {
             0
         };
+        state.data.cut.keep(room);
         state.shown.size = size;
         state.shown.mtime = now;
         state.shown.ctime = now;

@@ -406,7 +406,10 @@ impl Filesystem {
             let Ok(more) = self.promise_now(&inode.subvol, missing) else {
                 // What fallocate has promised is there.
                 let unshared = inode.subvol.in_place.read().await;
-                let ready = self.preallocated(inode, &slots).await?;
+                let ready = match self.has_room_to_convert(slots.len() as u64) {
+                    true => self.preallocated(inode, &slots).await?,
+                    false => 0,
+                };
                 if ready == slots.len() {
                     in_place = Some(unshared);
                     continue;
