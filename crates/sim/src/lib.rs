@@ -17,6 +17,7 @@ mod dice;
 pub mod enumeration;
 pub mod faults;
 pub mod fs_level;
+mod full;
 mod machine;
 pub mod pool_level;
 mod run;

@@ -16,7 +16,7 @@ copyhold-simulate: crash simulation by seed
 
   --seeds N      run N histories of each level (default 100)
   --start S      from this seed on (default: a fresh one)
-  --level L      only this level: pool or fs
+  --level L      only this level: pool, fs or full
   --seed X       replay one history
   --weather W    the same weather in every life
   --break R      break a rule on purpose, and see it noticed

@@ -4,22 +4,25 @@ use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::{Sabotage, Weather, fs_level, pool_level};
+use crate::{Sabotage, Weather, fs_level, full, pool_level};
 
 /// What is simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     Pool,
     Fs,
+    /// Pools that are run full; they have no weather.
+    Full,
 }
 
 impl Level {
-    pub const ALL: [Level; 2] = [Level::Pool, Level::Fs];
+    pub const ALL: [Level; 3] = [Level::Pool, Level::Fs, Level::Full];
 
     pub fn name(self) -> &'static str {
         match self {
             Level::Pool => "pool",
             Level::Fs => "fs",
+            Level::Full => "full",
         }
     }
 }
@@ -84,6 +87,7 @@ impl Plan {
         let history = || match self.level {
             Level::Pool => pool_level::history(self),
             Level::Fs => fs_level::history(self),
+            Level::Full => full::history(self),
         };
         catch_unwind(AssertUnwindSafe(history))
             .map_err(|panic| Failure { plan: *self, why: reason(&*panic) })

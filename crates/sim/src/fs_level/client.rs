@@ -111,8 +111,11 @@ impl Client {
                     panic!("{what} is refused for no space: {full}");
                 };
                 // What gives space back may take half of the reserve (R21).
-                let frees = matches!(what, "chmod" | "remove" | "delete subvolume");
-                let kept = if frees { reserve / 2 } else { reserve };
+                let kept = match what {
+                    "remove" | "delete subvolume" => reserve / 2,
+                    "chmod" => reserve - reserve / 4,
+                    _ => reserve,
+                };
                 let is_coming = on_the_way > 0 && free + on_the_way >= wanted + kept;
                 assert!(!is_coming, "R22: {what} is refused, though space is on its way: {full:?}");
                 Ok(None)

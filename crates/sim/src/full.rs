@@ -1,0 +1,322 @@
+//! Pools that are run full, by whatever adds to a pool, and what must still be possible then.
+//!
+//! Problem.  Random histories of a few hundred operations hardly ever use up a reserve: it takes
+//!           thousands that give nothing back, of one kind, in subvolumes that share all they have.
+//! Idea.     A subvolume is cloned and the pool filled. Then one kind of operation after the other
+//!           goes on in the clones until it is refused, with crashes and mounts in between. What a
+//!           kind may leave is known by its tier, and is looked at when all is flushed.
+//!
+//! U1  What fills a pool leaves three quarters of the reserve; what changes what is there leaves
+//!     half of it; what deletes leaves a quarter (R21).
+//! U2  After all but deletes a file can be unlinked; after everything each subvolume can be
+//!     deleted, and its deletion ends, also by the next mount (R21).
+//! U3  When all is deleted, all space is there again.
+//! U4  What nobody has changed reads as it was written; `check` finds nothing at any time.
+//!
+//! Content is the business of `fs_level`; here one client goes on after every refusal.
+
+mod operation;
+
+use std::sync::Arc;
+
+use copyhold_device::sim::SimImage;
+use copyhold_fs::{Caller, Filesystem, FsError, NodeId, OpenFlags, Options, WriteFlags};
+use copyhold_pool::Pool;
+use copyhold_types::{BLOCK_BYTES, InodeNo, SubvolId};
+use copyhold_volume::quota::{GroupId, Ledger, LimitKind};
+
+use crate::dice::Dice;
+use crate::machine::Machine;
+use crate::pool_level::Shape;
+use crate::soundness::check;
+use crate::{Outcome, Plan, Sabotage};
+use operation::Class;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+const ROOT: Caller = Caller::ROOT;
+/// Files of the subvolume that is cloned.
+const FILES: u64 = 12;
+/// Blocks of the first of them.
+const LARGE_BLOCKS: u64 = 256;
+/// One in so many blocks is not told apart: what a flush of the pool's own tables takes.
+const SLACK: u64 = 16;
+
+/// Runs a pool full. Panics when it is not what it must be.
+pub(crate) fn history(plan: &Plan) -> Outcome {
+    let mut history = History::begin(plan);
+    let phases = history.dice.within(2..6);
+    for _ in 0..phases {
+        history.phase();
+    }
+    history.delete_all();
+    history.outcome
+}
+
+struct History {
+    plan: Plan,
+    dice: Dice,
+    shape: Shape,
+    options: Options,
+    image: SimImage,
+    /// Names of the clones, which are in the root directory, and of their source.
+    clones: Vec<Vec<u8>>,
+    /// The farthest that anything so far may go into the reserve.
+    class: Class,
+    /// Blocks that are allocated in the empty pool.
+    empty: u64,
+    outcome: Outcome,
+}
+
+/// A mounted filesystem and who works in it.
+struct Client<'a> {
+    fs: &'a Arc<Filesystem>,
+    dice: &'a mut Dice,
+    clones: &'a mut Vec<Vec<u8>>,
+    /// Makes names that nobody has.
+    fresh: u64,
+}
+
+fn root_of(subvol: SubvolId) -> NodeId {
+    NodeId { subvol, ino: InodeNo::ROOT }
+}
+
+/// What no write changes.
+fn content(n: u64) -> Vec<u8> {
+    Dice::new(n).bytes(6000)
+}
+
+async fn create(fs: &Arc<Filesystem>, dir: NodeId, name: &[u8]) -> Result<NodeId, FsError> {
+    let (made, _) = fs.create(&ROOT, dir, name, 0o644, OpenFlags::READ_WRITE, true).await?;
+    fs.release(made.node);
+    Ok(made.node)
+}
+
+impl History {
+    fn begin(plan: &Plan) -> History {
+        let mut dice = Dice::new(plan.seed ^ 0x66_75_6c_6c);
+        let mut shape = Shape::by(&mut dice, plan.broken);
+        shape.create.node_bytes = Some(dice.pick(&[16 << 10, 32 << 10]));
+        shape.create.log_bytes = Some(dice.pick(&[256 << 10, 512 << 10]));
+        shape.blocks = dice.pick(&[2048, 3072]);
+        let options = Options {
+            count_lookups: false,
+            dirty_bytes_max: 1 << 20,
+            sabotage: plan.broken.and_then(Sabotage::of_fs),
+            ..Options::default()
+        };
+        let mut history = History {
+            plan: *plan,
+            image: SimImage::empty(shape.blocks),
+            shape,
+            options,
+            clones: vec![b"origin".to_vec()],
+            class: Class::Fill,
+            empty: 0,
+            outcome: Outcome::default(),
+            dice,
+        };
+        history.prepare();
+        history
+    }
+
+    fn prepare(&mut self) {
+        let machine = Machine::on(self.dice.number(), self.image.clone());
+        let (dice, clones) = (&mut self.dice, &mut self.clones);
+        let prepared = machine.run(async {
+            let (rt, device) = (machine.rt(), machine.device());
+            Pool::create(&rt, &device, &self.shape.create).await?;
+            let pool = Pool::open(rt, device, self.shape.open_for_tenants()).await?;
+            Filesystem::format(&pool, &ROOT, 0o755).await?;
+            let fs = Filesystem::open(pool, self.options.clone()).await?;
+            let empty = fs.pool().space().allocated;
+            let origin = fs.create_subvolume(&ROOT, fs.root(), &clones[0], None).await?;
+            let dir = root_of(origin);
+            for n in 0..FILES {
+                let node = create(&fs, dir, format!("f{n}").as_bytes()).await?;
+                let bytes = match n {
+                    0 => dice.bytes((LARGE_BLOCKS * BLOCK) as usize),
+                    _ => content(n),
+                };
+                fs.write(node, 0, &bytes, WriteFlags::default()).await?;
+            }
+            for n in 0..dice.pick(&[0, 200]) {
+                create(&fs, dir, format!("small{n}").as_bytes()).await?;
+            }
+            let unchanged = fs.create_subvolume(&ROOT, fs.root(), b"unchanged", None).await?;
+            let node = create(&fs, root_of(unchanged), b"f").await?;
+            fs.write(node, 0, &content(0), WriteFlags::default()).await?;
+            create(&fs, fs.root(), b"spare").await?;
+            fs.sync().await?;
+            if dice.one_in(2) {
+                fs.pool().flush_all().await?;
+            }
+            let limited = dice.one_in(4);
+            if limited {
+                fs.enable_quotas().await?;
+            }
+            for n in 0..dice.pick(&[3, 12, 40]) {
+                let name = format!("clone{n}").into_bytes();
+                let clone = fs.snapshot(origin, fs.root(), &name, false, None).await?;
+                if limited && dice.one_in(2) {
+                    let limit = dice.within(64..1024) * BLOCK;
+                    let limit = |ledger: &Ledger| {
+                        ledger.limit(GroupId::of(clone), LimitKind::Referenced, Some(limit))
+                    };
+                    fs.change_quotas(limit).await?;
+                }
+                clones.push(name);
+            }
+            if dice.one_in(4) {
+                // Nothing of the source is left but what its clones have.
+                fs.delete_subvolume(fs.root(), &clones.remove(0), None).await?;
+            }
+            fill(&fs).await?;
+            fs.close().await?;
+            fs.pool().close().await?;
+            Ok::<u64, FsError>(empty)
+        });
+        self.empty = prepared.expect("the power is on").expect("a filesystem is made");
+        self.image = machine.rest();
+        self.outcome.note(machine.digest());
+    }
+
+    /// Switches on, and mounts what there is.
+    fn mount(&mut self) -> (Machine, Arc<Filesystem>) {
+        check(self.dice.number(), &self.image, false);
+        let machine = Machine::on(self.dice.number(), self.image.clone());
+        let opened = machine.run(async {
+            let options = self.shape.open_for_tenants();
+            let pool = Pool::open(machine.rt(), machine.device(), options).await?;
+            Filesystem::open(pool, self.options.clone()).await
+        });
+        self.outcome.recoveries += 1;
+        let fs = opened.expect("the power is on");
+        (machine, fs.unwrap_or_else(|error| panic!("U2: a full pool is not mounted: {error}")))
+    }
+
+    /// Ends a mount in one way or the other.
+    fn unmount(&mut self, machine: Machine, fs: Arc<Filesystem>) {
+        self.image = match self.dice.one_in(2) {
+            true => {
+                self.outcome.crashes += 1;
+                machine.crash(self.dice.number())
+            }
+            false => {
+                let closed = machine.run(async {
+                    match fs.close().await {
+                        // Of a cut that is too large for the space that deletes may take.
+                        Err(FsError::NoSpace(_)) if self.class == Class::Delete => {}
+                        closed => closed?,
+                    }
+                    Ok::<(), FsError>(fs.pool().close().await?)
+                });
+                closed.expect("the power is on").expect("the filesystem is well");
+                machine.rest()
+            }
+        };
+        drop(fs);
+        self.outcome.note(machine.digest());
+    }
+
+    /// A few kinds of operations, each until it is refused or there were enough.
+    fn phase(&mut self) {
+        let (machine, fs) = self.mount();
+        let reserve = fs.pool().space().reserve;
+        for _ in 0..self.dice.within(1..4) {
+            let class = self.dice.pick(&[Class::Fill, Class::Change, Class::Delete]);
+            let kind = self.dice.pick(class.kinds());
+            let most = self.dice.pick(&[20, 200, 3000]);
+            let before = self.left(&machine, &fs);
+            let mut client = Client {
+                fs: &fs,
+                dice: &mut self.dice,
+                clones: &mut self.clones,
+                fresh: self.outcome.operations << 16,
+            };
+            let done = machine.run(client.go_on(kind, most)).expect("the power is on");
+            self.outcome.operations += done;
+            self.class = self.class.max(class);
+            let left = self.left(&machine, &fs);
+            self.plan
+                .tell(|| format!("{done} of {kind:?}: {before} of {reserve} left, then {left}"));
+            let must = class.leaves(reserve).min(before).saturating_sub(reserve / SLACK);
+            assert!(left >= must, "U1: {kind:?} leaves {left} blocks of {before}, not {must}");
+        }
+        self.unmount(machine, fs);
+    }
+
+    /// What is free and promised to nobody, when all is flushed.
+    fn left(&self, machine: &Machine, fs: &Arc<Filesystem>) -> u64 {
+        let settled = machine.run(async {
+            match fs.sync().await {
+                Err(FsError::NoSpace(_)) if self.class == Class::Delete => {}
+                synced => synced?,
+            }
+            fs.reaper_idle().await;
+            for _ in 0..2 {
+                fs.pool().flush_all().await?;
+            }
+            Ok::<(), FsError>(())
+        });
+        let settled = settled.expect("the power is on");
+        settled.unwrap_or_else(|error| panic!("U1: a full pool cannot be flushed: {error}"));
+        let space = fs.pool().space();
+        (space.free + space.freeing).saturating_sub(space.reserved)
+    }
+
+    /// U2 to U4.
+    fn delete_all(&mut self) {
+        let (mut machine, mut fs) = self.mount();
+        if self.class < Class::Delete {
+            let unlinked = machine.run(fs.unlink(fs.root(), b"spare")).expect("the power is on");
+            unlinked.unwrap_or_else(|error| panic!("U2: nothing can be unlinked: {error}"));
+        }
+        while !self.clones.is_empty() {
+            let nth = self.dice.below(self.clones.len() as u64) as usize;
+            let name = self.clones.swap_remove(nth);
+            let deleted = fs.delete_subvolume(fs.root(), &name, None);
+            let deleted = machine.run(deleted).expect("the power is on");
+            let name = String::from_utf8_lossy(&name).into_owned();
+            deleted.unwrap_or_else(|error| panic!("U2: {name} cannot be deleted: {error}"));
+            if self.dice.one_in(8) {
+                // What is deleted stays so, and is not deleted twice.
+                machine.run(fs.sync()).expect("the power is on").ok();
+                self.unmount(machine, fs);
+                (machine, fs) = self.mount();
+            }
+        }
+        let freed = machine.run(async {
+            fs.sync_subvolumes(&[]).await?;
+            let node = fs.lookup(fs.root(), b"unchanged").await?.node;
+            let node = fs.lookup(node, b"f").await?.node;
+            assert_eq!(fs.read(node, 0, 1 << 20).await?.to_vec(), content(0), "U4");
+            fs.unlink(fs.root(), b"ballast").await?;
+            fs.reaper_idle().await;
+            fs.sync().await?;
+            fs.pool().flush_all().await?;
+            fs.pool().flush_all().await?;
+            Ok::<(), FsError>(())
+        });
+        let freed = freed.expect("the power is on");
+        freed.unwrap_or_else(|error| panic!("U2: space is not freed: {error}"));
+        let space = fs.pool().space();
+        let most = self.empty + self.shape.blocks / SLACK;
+        assert!(space.allocated <= most, "U3: {} in an empty pool, now {space:?}", self.empty);
+        self.class = Class::Fill;
+        self.unmount(machine, fs);
+        check(self.dice.number(), &self.image, false);
+    }
+}
+
+/// Writes into one file until nothing is free.
+async fn fill(fs: &Arc<Filesystem>) -> Result<(), FsError> {
+    let node = create(fs, fs.root(), b"ballast").await?;
+    let mut at = 0;
+    for len in [1 << 20, 1 << 16, 4096] {
+        let data = vec![1; len];
+        while fs.write(node, at, &data, WriteFlags::default()).await.is_ok() {
+            at += len as u64;
+        }
+    }
+    fs.fsync(node, false).await
+}
