@@ -144,7 +144,7 @@ impl<'a> XattrEdit<'a> {
 
     /// What the transaction is charged as: what adds nothing works at a limit and when full.
     pub(crate) fn tier(&self) -> Tier {
-        if self.grows { Tier::Write } else { Tier::Delete }
+        if self.grows { Tier::Write } else { Tier::Change }
     }
 
     /// Edits that [`Self::put`] adds to a transaction.

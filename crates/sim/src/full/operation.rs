@@ -50,8 +50,9 @@ impl Class {
                 Kind::Chmod,
                 Kind::SetFlags,
                 Kind::WriteInPlace,
+                Kind::RemoveXattr,
             ],
-            Class::Delete => &[Kind::Truncate, Kind::Unlink, Kind::RemoveXattr],
+            Class::Delete => &[Kind::Truncate, Kind::Unlink],
         }
     }
 }
