@@ -48,6 +48,8 @@ const FALLOC_KEEP_SIZE: u32 = 0x01;
 const FALLOC_PUNCH_HOLE: u32 = 0x02;
 const FALLOC_ZERO_RANGE: u32 = 0x10;
 const O_EXCL: u32 = 0o200;
+/// Without the bit of O_DIRECTORY, which is a part of it in programs.
+const O_TMPFILE: u32 = 0o20_000_000;
 const O_DIRECT: u32 = rustix::fs::OFlags::DIRECT.bits();
 const O_NOATIME: u32 = rustix::fs::OFlags::NOATIME.bits();
 /// setuid and setgid.
@@ -271,7 +273,13 @@ impl Operations for Adapter {
         open: Open,
     ) -> Reply<(Entry, Opened)> {
         let caller = asker(by, Some(&new));
-        let made = self.fs.tmpfile(&caller, known(parent)?, file_mode(&new)).await;
+        let (parent, mode) = (known(parent)?, file_mode(&new));
+        // open(2) makes no file without a name but by this flag: without it the kernel has made
+        // one for itself, and overlayfs is who does.
+        let made = match open.flags & O_TMPFILE {
+            0 => self.fs.tmpfile_for_copy_up(&caller, parent, mode).await,
+            _ => self.fs.tmpfile(&caller, parent, mode).await,
+        };
         made.map(|entry| (self.held(&entry), opened(&open))).map_err(errno)
     }
 

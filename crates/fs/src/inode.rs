@@ -40,6 +40,9 @@ pub(crate) struct State {
     pub(crate) error: Option<Box<FsError>>,
     /// Made without a name: may get its first.
     pub(crate) linkable: bool,
+    /// The kernel copies a file into this one, and no program can reach it yet: see
+    /// [`crate::Filesystem::tmpfile_for_copy_up`].
+    pub(crate) in_copy_up: bool,
     /// Removed for good.
     pub(crate) gone: bool,
     /// The access time is newer than the logged one and goes out with the next change.
@@ -85,6 +88,7 @@ impl Inode {
                 last_txg,
                 error: None,
                 linkable: false,
+                in_copy_up: false,
                 gone: false,
                 atime_lazy: false,
                 data: FileData::default(),

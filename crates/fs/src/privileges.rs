@@ -7,7 +7,8 @@
 //! | capabilities | always | |
 //!
 //! Content that is changed by a caller who may keep privileges (CAP_FSETID) takes nothing away; the
-//! front end knows. Directories keep their setgid bit when their owner changes.
+//! front end knows. Directories keep their setgid bit when their owner changes, and a copy-up of
+//! overlayfs keeps all until it has a name: see [`Filesystem::tmpfile_for_copy_up`].
 //!
 //! V1  What goes, goes in one transaction, with the change of owner if that is the cause: a refused
 //!     chown takes nothing, and no crash leaves capabilities with a new owner.

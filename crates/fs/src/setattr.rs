@@ -41,6 +41,8 @@ impl Filesystem {
         let other = SetAttr { size: None, kill_priv: false, ..*set };
         if other != SetAttr::default() {
             Box::pin(self.set_attributes(caller, &inode, &other)).await?;
+        } else if set.kill_priv && set.size.is_none() && !inode.is_dir() {
+            Box::pin(self.strip_privileges(&inode, None)).await?;
         }
         if set.size.is_some() {
             self.content_changed(&inode).await?;
@@ -69,7 +71,8 @@ impl Filesystem {
         if let Some(mode) = set.mode {
             self.restrict_acl(inode, &mut edit, mode).await?;
         }
-        if owner_changes {
+        let in_copy_up = inode.state().in_copy_up;
+        if owner_changes && !in_copy_up {
             self.remove_capabilities(inode, &mut edit).await?;
         }
         self.change_inode_with_xattrs(inode, edit, change).await
@@ -189,7 +192,7 @@ fn change(state: &mut State, item: &mut InodeItem, caller: &Caller, set: &SetAtt
     if set.uid.is_some() || set.gid.is_some() {
         item.uid = set.uid.unwrap_or(item.uid);
         item.gid = set.gid.unwrap_or(item.gid);
-        if item.mode & 0o170000 != 0o040000 {
+        if item.mode & 0o170000 != 0o040000 && !state.in_copy_up {
             item.mode = without_privileges(item.mode, item.gid, None);
         }
     }

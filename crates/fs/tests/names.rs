@@ -169,6 +169,38 @@ fn a_change_of_owner_or_content_takes_privileges_away() {
         let chown = SetAttr { uid: Some(5), ..SetAttr::default() };
         // Without group execution the bit means locking, and stays.
         assert_eq!(fs.setattr(&Caller::ROOT, node, &chown).await.unwrap().mode, 0o2745);
+        fs.setattr(&Caller::ROOT, node, &chmod(0o6755)).await.unwrap();
+        let kill = SetAttr { kill_priv: true, ..SetAttr::default() };
+        assert_eq!(fs.setattr(&Caller::ROOT, node, &kill).await.unwrap().mode, 0o755);
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn a_copy_up_keeps_privileges_at_a_change_of_owner_until_it_has_a_name() {
+    let world = World::new(7, 16384);
+    world.run(async {
+        let fs = world.open().await;
+        let root = Caller::ROOT;
+        let privileged = async |node| {
+            let chmod = SetAttr { mode: Some(0o6755), ..SetAttr::default() };
+            fs.setattr(&root, node, &chmod).await.unwrap();
+            let any = XattrSet::Any;
+            fs.set_xattr(&root, node, b"security.capability", b"x", any, false).await.unwrap();
+        };
+        let left = async |node, uid| {
+            let chown = SetAttr { uid: Some(uid), gid: Some(uid), ..SetAttr::default() };
+            let mode = fs.setattr(&root, node, &chown).await.unwrap().mode;
+            (mode, fs.get_xattr(node, b"security.capability").await.is_ok())
+        };
+        let copy = fs.tmpfile_for_copy_up(&root, ROOT, 0o600).await.unwrap().node;
+        privileged(copy).await;
+        assert_eq!(left(copy, 5).await, (0o6755, true));
+        fs.link(copy, ROOT, b"copy").await.unwrap();
+        assert_eq!(left(copy, 6).await, (0o755, false));
+        let programs = fs.tmpfile(&root, ROOT, 0o600).await.unwrap().node;
+        privileged(programs).await;
+        assert_eq!(left(programs, 5).await, (0o755, false));
         world.close(fs).await;
     });
 }

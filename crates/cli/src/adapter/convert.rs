@@ -72,8 +72,17 @@ pub(super) fn set_attr(set: &SetAttr) -> copyhold_fs::SetAttr {
         atime: set.atime.map(time),
         mtime: set.mtime.map(time),
         ctime: set.ctime,
-        kill_priv: set.kill_suidgid,
+        kill_priv: set.kill_suidgid || sets_nothing(set),
     }
+}
+
+/// The kernel sends that where a user without the right to keep them writes to a file with setuid
+/// or setgid, and leaves it to us to take them away. Before most writes it says so again; behind
+/// overlayfs, which writes as who mounted it, it does not.
+fn sets_nothing(set: &SetAttr) -> bool {
+    let SetAttr { handle: _, lock_owner: _, mode, uid, gid, size, atime, mtime, ctime, .. } = set;
+    let numbers = mode.is_none() && uid.is_none() && gid.is_none() && size.is_none();
+    numbers && atime.is_none() && mtime.is_none() && ctime.is_none()
 }
 
 fn attr(attr: &copyhold_fs::Attr) -> Attr {
@@ -179,6 +188,13 @@ mod tests {
         assert_eq!((open(1).read, open(1).write), (false, true));
         assert_eq!((open(2).read, open(2).write), (true, true));
         assert!(open(0o3001).append && open(0o3001).truncate);
+    }
+
+    #[test]
+    fn a_change_of_nothing_takes_privileges_away() {
+        assert!(set_attr(&SetAttr::default()).kill_priv);
+        let chmod = SetAttr { mode: Some(0o4755), ..SetAttr::default() };
+        assert!(!set_attr(&chmod).kill_priv);
     }
 
     #[test]

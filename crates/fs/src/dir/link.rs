@@ -67,7 +67,7 @@ impl Filesystem {
             let txg = self.apply(&dir.subvol, credit, tx)?;
             dir_state.logged_and_shown(dir_item, txg, true);
             state.logged_and_shown(item, txg, false);
-            state.linkable = false;
+            (state.linkable, state.in_copy_up) = (false, false);
             (txg, dir_state.is_sync_dir())
         };
         drop(entries);

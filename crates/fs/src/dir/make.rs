@@ -136,6 +136,28 @@ impl Filesystem {
         parent: NodeId,
         mode: u32,
     ) -> Result<Entry> {
+        self.make_nameless(caller, parent, mode, false).await
+    }
+
+    /// As [`Self::tmpfile`], for a front end that copies all of another file into it, as overlayfs
+    /// does, and lets no program reach it before. Until it has a name, a change of its owner is a
+    /// part of that copy: setuid, setgid and capabilities stay.
+    pub async fn tmpfile_for_copy_up(
+        self: &Arc<Self>,
+        caller: &Caller,
+        parent: NodeId,
+        mode: u32,
+    ) -> Result<Entry> {
+        self.make_nameless(caller, parent, mode, true).await
+    }
+
+    async fn make_nameless(
+        self: &Arc<Self>,
+        caller: &Caller,
+        parent: NodeId,
+        mode: u32,
+        in_copy_up: bool,
+    ) -> Result<Entry> {
         self.writable()?;
         let dir = self.inode(parent).await?;
         self.permit_in(&dir.subvol)?;
@@ -159,7 +181,10 @@ impl Filesystem {
         drop(dir_state);
 
         let inode = Arc::new(Inode::new(&dir.subvol, ino, item, Some(txg)));
-        inode.state().linkable = true;
+        {
+            let mut state = inode.state();
+            (state.linkable, state.in_copy_up) = (true, in_copy_up);
+        }
         self.inodes.add_open(inode.node);
         self.inodes.insert_new(inode.clone());
         Ok(self.entry(&inode))
