@@ -6,7 +6,7 @@
 //! who could hold one come through it.
 //!
 //! `convert` has the values, `ioctls` the numbers that arrive by ioctl(2), `tenants` what is asked
-//! about subvolumes and quotas, `forget` how the kernel learns of what changed without it, `shed`
+//! about subvolumes and quotas, `who` the caller where the kernel does not name it, `forget` how the kernel learns of what changed without it, `shed`
 //! how it is asked to let go of files.
 
 mod convert;
@@ -14,6 +14,7 @@ mod forget;
 mod ioctls;
 mod shed;
 mod tenants;
+mod who;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -30,11 +31,12 @@ use copyhold_fuse::protocol::{
 };
 use copyhold_fuse::{Errno, Notifier, Operations, Payload, Reply};
 
-use convert::{answer, asker, file_mode, found, known, set_attr, to_open};
+use convert::{answer, file_mode, found, judged, known, maker, set_attr, to_open};
 use shed::Shedder;
 
 pub(crate) use convert::errno;
 pub(crate) use tenants::Rules;
+pub(crate) use who::Identify;
 
 use crate::control;
 
@@ -117,7 +119,8 @@ impl Adapter {
 
     /// Whether the file has what a change of its content by `by` takes away.
     async fn is_privileged(&self, by: Caller, node: FsNode) -> Reply<bool> {
-        let may_keep = by.uid == 0;
+        // Where the kernel does not name him it has taken that away before, by a SETATTR.
+        let may_keep = by.ids.is_none_or(|ids| ids.uid == 0);
         Ok(!may_keep && self.fs.getattr(node).await.map_err(errno)?.mode & SET_ID != 0)
     }
 
@@ -136,7 +139,8 @@ impl Adapter {
 
     async fn ask_tenants(&self, by: Caller, node: NodeId, ioctl: &Ioctl<'_>) -> Reply<IoctlReply> {
         let (on, room) = (known(node)?, ioctl.output_size as usize);
-        let answered = tenants::answer(&self.fs, self.rules, by, on, ioctl.input, room).await;
+        let who = self.rules.who(by);
+        let answered = tenants::answer(&self.fs, self.rules, who, on, ioctl.input, room).await;
         self.kernel_forgets(answered.changed).await;
         Ok(IoctlReply { result: 0, output: answered.text })
     }
@@ -149,7 +153,7 @@ impl Adapter {
 
     /// An empty subvolume goes as a directory does, for whoever may delete subvolumes.
     async fn remove_subvolume(&self, by: Caller, parent: FsNode, name: &[u8]) -> Reply<()> {
-        let may = tenants::may_delete(&self.fs, self.rules, by, parent, name).await;
+        let may = tenants::may_delete(&self.fs, self.rules, self.rules.who(by), parent, name).await;
         may.map_err(|refusal| Errno::named(&refusal.code).unwrap_or(Errno::EIO))?;
         let deleted = self.fs.remove_empty_subvolume(parent, name).await.map_err(errno)?;
         // The entry it forgets itself, having been asked to remove it.
@@ -203,7 +207,7 @@ impl Operations for Adapter {
     }
 
     async fn setattr(&self, by: Caller, node: NodeId, set: SetAttr) -> Reply<AttrReply> {
-        let changed = self.fs.setattr(&asker(by, None), known(node)?, &set_attr(&set)).await;
+        let changed = self.fs.setattr(&judged(by), known(node)?, &set_attr(&set)).await;
         changed.map(|attr| answer(&attr)).map_err(errno)
     }
 
@@ -219,7 +223,7 @@ impl Operations for Adapter {
         target: &[u8],
         new: NewNode<'_>,
     ) -> Reply<Entry> {
-        let caller = asker(by, Some(&new));
+        let caller = maker(by, Some(&new))?;
         let made = self.fs.symlink(&caller, known(parent)?, name, target).await;
         made.map(|entry| self.held(&entry)).map_err(errno)
     }
@@ -231,7 +235,7 @@ impl Operations for Adapter {
         name: &[u8],
         new: NewNode<'_>,
     ) -> Reply<Entry> {
-        let caller = asker(by, Some(&new));
+        let caller = maker(by, Some(&new))?;
         let made = self.fs.mknod(&caller, known(parent)?, name, new.mode, new.rdev).await;
         made.map(|entry| self.held(&entry)).map_err(errno)
     }
@@ -243,7 +247,7 @@ impl Operations for Adapter {
         name: &[u8],
         new: NewNode<'_>,
     ) -> Reply<Entry> {
-        let caller = asker(by, Some(&new));
+        let caller = maker(by, Some(&new))?;
         let made = self.fs.mkdir(&caller, known(parent)?, name, file_mode(&new)).await;
         made.map(|entry| self.held(&entry)).map_err(errno)
     }
@@ -256,7 +260,7 @@ impl Operations for Adapter {
         new: NewNode<'_>,
         open: Open,
     ) -> Reply<(Entry, Opened)> {
-        let (caller, flags) = (asker(by, Some(&new)), to_open(&open));
+        let (caller, flags) = (maker(by, Some(&new))?, to_open(&open));
         let mode = file_mode(&new);
         // The kernel has looked the name up under the directory's lock and found nothing; that may
         // have been long ago.
@@ -272,7 +276,7 @@ impl Operations for Adapter {
         new: NewNode<'_>,
         open: Open,
     ) -> Reply<(Entry, Opened)> {
-        let caller = asker(by, Some(&new));
+        let caller = maker(by, Some(&new))?;
         let (parent, mode) = (known(parent)?, file_mode(&new));
         // open(2) makes no file without a name but by this flag: without it the kernel has made
         // one for itself, and overlayfs is who does.
@@ -306,7 +310,7 @@ impl Operations for Adapter {
             whiteout: has(RENAME_WHITEOUT),
         };
         let (from, to) = (known(parent)?, known(rename.new_parent)?);
-        let caller = asker(by, None);
+        let caller = if flags.whiteout { maker(by, None)? } else { judged(by) };
         let renamed = self.fs.rename(&caller, from, rename.name, to, rename.new_name, flags).await;
         renamed.map_err(errno)
     }
@@ -425,7 +429,7 @@ impl Operations for Adapter {
             XATTR_REPLACE => XattrSet::Replace,
             _ => return Err(Errno::EINVAL),
         };
-        let (caller, node) = (asker(by, None), known(node)?);
+        let (caller, node) = (judged(by), known(node)?);
         let done = self.fs.set_xattr(&caller, node, set.name, set.value, how, set.kill_sgid).await;
         done.map_err(errno)
     }
@@ -443,7 +447,8 @@ impl Operations for Adapter {
     }
 
     async fn access(&self, by: Caller, node: NodeId, mask: u32) -> Reply<()> {
-        self.fs.access(&asker(by, None), known(node)?, mask).await.map_err(errno)
+        let who = self.rules.who(by).ok_or(Errno::EACCES)?;
+        self.fs.access(&who.caller(), known(node)?, mask).await.map_err(errno)
     }
 
     async fn fallocate(&self, by: Caller, inode: NodeId, range: Fallocate) -> Reply<()> {
@@ -454,7 +459,7 @@ impl Operations for Adapter {
             FALLOC_ZERO_RANGE => FallocateMode::Zero { keep_size },
             _ => return Err(Errno::EOPNOTSUPP),
         };
-        let (caller, node) = (asker(by, None), known(inode)?);
+        let (caller, node) = (judged(by), known(inode)?);
         let was_privileged = self.is_privileged(by, node).await?;
         let done = self.fs.fallocate_by(&caller, node, range.offset, range.length, mode).await;
         if was_privileged {
@@ -480,7 +485,7 @@ impl Operations for Adapter {
     async fn copy_range(&self, by: Caller, node: NodeId, copy: CopyRange) -> Reply<u64> {
         let (from, to) = (known(node)?, known(copy.target)?);
         let was_privileged = self.is_privileged(by, to).await?;
-        let (caller, ends) = (asker(by, None), ((from, copy.offset), (to, copy.target_offset)));
+        let (caller, ends) = (judged(by), ((from, copy.offset), (to, copy.target_offset)));
         let copied = self.fs.copy_file_range_by(&caller, ends.0, ends.1, copy.length).await;
         if was_privileged {
             self.forget_attributes(copy.target);
@@ -493,7 +498,8 @@ impl Operations for Adapter {
             return Box::pin(self.ask_tenants(by, node, &ioctl)).await;
         }
         let on = known(node)?;
-        let answer = Box::pin(ioctls::answer(&self.fs, &self.describe, by, on, &ioctl)).await?;
+        let answer =
+            Box::pin(ioctls::answer(&self.fs, &self.describe, self.rules, by, on, &ioctl)).await?;
         if ioctls::changes_attributes(ioctl.command) {
             self.forget_attributes(node);
         }

@@ -14,7 +14,7 @@ use crate::engine::in_process;
 pub fn operations(fs: Arc<Filesystem>) -> impl Operations {
     let described = fs.pool().clone();
     let describe = move || in_process(&described);
-    Adapter::new(fs, Box::new(describe), Rules { mounted_by: 0, owners_may: true })
+    Adapter::new(fs, Box::new(describe), Rules { mounted_by: 0, owners_may: true, identify: None })
 }
 
 /// What a mount asks of the kernel, unless its options say otherwise.

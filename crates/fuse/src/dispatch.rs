@@ -46,8 +46,7 @@ pub(crate) async fn answer<O: Operations>(
         Ok(request) => request,
         Err(error) => return Answer::error(refusal(&error)),
     };
-    let caller =
-        Caller { unique: header.unique, uid: header.uid, gid: header.gid, pid: header.pid };
+    let caller = Caller::of(header);
     let node = NodeId(header.nodeid);
     call(fs, caller, node, request, payload.as_mut(), interrupts)
         .await

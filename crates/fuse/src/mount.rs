@@ -130,6 +130,11 @@ impl Mount {
         self.kind
     }
 
+    /// Number of the mounted filesystem, as tables of mounts have it.
+    pub fn number(&self) -> Option<(u32, u32)> {
+        self.number
+    }
+
     pub(crate) fn device(&self) -> io::Result<Device> {
         Ok(Device::new(self.fd.try_clone()?))
     }

@@ -25,9 +25,9 @@ pub use reply::{
     Answer, Attr, AttrReply, Data, Entry, IoctlReply, Lookup, Opened, Segment, Statfs,
 };
 pub use request::{
-    Caller, CopyRange, Fallocate, Forget, ForgetList, Forgets, Handle, Init, Ioctl, Lock, LockKind,
-    LockOwner, NewNode, NodeId, Open, Poll, Read, Release, Rename, Request, Seek, SetAttr, SetTime,
-    SetXattr, Write,
+    Caller, CopyRange, Fallocate, Forget, ForgetList, Forgets, Handle, Ids, Init, Ioctl, Lock,
+    LockKind, LockOwner, NewNode, NodeId, Open, Poll, Read, Release, Rename, Request, Seek,
+    SetAttr, SetTime, SetXattr, Write,
 };
 
 #[cfg(test)]

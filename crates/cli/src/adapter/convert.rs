@@ -33,15 +33,23 @@ fn node_id(node: copyhold_fs::NodeId) -> NodeId {
     NodeId(node.raw())
 }
 
-/// Who asks; `new` has the umask, and the group that a directory gives, if there is one to tell.
-pub(super) fn asker(by: Caller, new: Option<&NewNode<'_>>) -> copyhold_fs::Caller {
+/// Who makes a file, and so owns it; `new` has the umask, and the group that a directory gives, if
+/// there is one to tell. Refused as the kernel does where the caller has no id in the pool, by an
+/// idmapped mount.
+pub(super) fn maker(by: Caller, new: Option<&NewNode<'_>>) -> Result<copyhold_fs::Caller, Errno> {
+    let ids = by.ids.ok_or(Errno::EOVERFLOW)?;
     let groups: Option<Vec<u32>> =
         new.map(|new| new.extensions.groups().collect()).filter(|groups: &Vec<u32>| {
             // None sent means that none is known.
             !groups.is_empty()
         });
     let umask = new.map_or(0, |new| new.umask);
-    copyhold_fs::Caller { uid: by.uid, gid: by.gid, groups, umask }
+    Ok(copyhold_fs::Caller { uid: ids.uid, gid: ids.gid, groups, umask })
+}
+
+/// Who changes a file, where the kernel has judged whether he may.
+pub(super) fn judged(by: Caller) -> copyhold_fs::Caller {
+    by.ids.map_or(copyhold_fs::Caller::ROOT, |ids| copyhold_fs::Caller::new(ids.uid, ids.gid, 0))
 }
 
 pub(super) fn file_mode(new: &NewNode<'_>) -> u32 {

@@ -8,8 +8,8 @@ use copyhold_fs::{FileFlags, Filesystem, NodeId};
 use copyhold_fuse::protocol::{Caller, Ioctl, IoctlReply};
 use copyhold_fuse::{Errno, Reply};
 
-use super::Describe;
-use super::convert::{asker, errno};
+use super::convert::{errno, judged};
+use super::{Describe, Rules};
 use crate::control;
 
 const SYNC: u32 = control::SYNC.number();
@@ -48,15 +48,19 @@ pub(super) fn changes_attributes(command: u32) -> bool {
 pub(super) async fn answer(
     fs: &Arc<Filesystem>,
     describe: &Describe,
+    rules: Rules,
     by: Caller,
     node: NodeId,
     ioctl: &Ioctl<'_>,
 ) -> Reply<IoctlReply> {
     let output = match ioctl.command {
         GETFLAGS | GETFLAGS_32 => flags_of(fs, node).await?.0.to_ne_bytes().to_vec(),
+        // The kernel judges the first and makes it of the second for programs of 32 bits. From
+        // others the second comes unjudged, and other filesystems do not know it there.
+        SETFLAGS_32 if by.ids.is_none() => return Err(Errno::ENOTTY),
         SETFLAGS | SETFLAGS_32 => {
             let flags = FileFlags(word(ioctl.input, 0)?);
-            fs.set_flags(&asker(by, None), node, flags, None).await.map_err(errno)?;
+            fs.set_flags(&judged(by), node, flags, None).await.map_err(errno)?;
             Vec::new()
         }
         GETVERSION => fs.getattr(node).await.map_err(errno)?.generation.to_ne_bytes().to_vec(),
@@ -70,9 +74,9 @@ pub(super) async fn answer(
             label.resize(LABEL_BYTES, 0);
             label
         }
-        FITRIM => trim(fs, by, ioctl.input).await?,
+        FITRIM => trim(fs, rules, by, ioctl.input).await?,
         SHUTDOWN => {
-            only_root(by)?;
+            only_root(rules, by)?;
             // The kernel copies the caller's flags only for commands that are said to write.
             let how = word(ioctl.input, 0).unwrap_or(NO_FLUSH);
             fs.shut_down(how != NO_FLUSH).await.map_err(errno)?;
@@ -98,8 +102,9 @@ pub(super) async fn answer(
     Ok(IoctlReply { result: 0, output })
 }
 
-fn only_root(by: Caller) -> Reply<()> {
-    if by.uid == 0 { Ok(()) } else { Err(Errno::EPERM) }
+fn only_root(rules: Rules, by: Caller) -> Reply<()> {
+    let is_root = rules.who(by).is_some_and(|who| who.uid == 0);
+    if is_root { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 async fn flags_of(fs: &Filesystem, node: NodeId) -> Reply<FileFlags> {
@@ -136,13 +141,12 @@ async fn set_xflags(fs: &Arc<Filesystem>, by: Caller, node: NodeId, input: &[u8]
             flags |= flag.0;
         }
     }
-    let caller = asker(by, None);
-    fs.set_flags(&caller, node, FileFlags(flags), Some(project)).await.map_err(errno)
+    fs.set_flags(&judged(by), node, FileFlags(flags), Some(project)).await.map_err(errno)
 }
 
 /// `struct fstrim_range`: start, length, least length; the length comes back as what was trimmed.
-async fn trim(fs: &Filesystem, by: Caller, input: &[u8]) -> Reply<Vec<u8>> {
-    only_root(by)?;
+async fn trim(fs: &Filesystem, rules: Rules, by: Caller, input: &[u8]) -> Reply<Vec<u8>> {
+    only_root(rules, by)?;
     let mut range = input.get(..24).ok_or(Errno::EINVAL)?.to_vec();
     let number = |at: usize| u64::from_ne_bytes(range[at..at + 8].try_into().expect("eight bytes"));
     let (start, len, least) = (number(0), number(8), number(16));

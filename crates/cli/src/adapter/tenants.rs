@@ -9,6 +9,7 @@
 //! T3  Looking needs no privilege, as on btrfs; but looking through a subvolume's files shows names
 //!     and sizes wherever they are: that is for root, for the user who mounted the pool, and for
 //!     the owner of the roots concerned.
+//!     Owners are compared with callers only where that means anything: see `who`.
 //! T4  A refusal is an answer: it tells more than an errno can.
 //!
 //! When an entry has come or gone, the kernel is told before the answer: it may know better for a
@@ -16,12 +17,11 @@
 
 use copyhold_format::item::GroupId;
 use copyhold_fs::NodeId;
-use copyhold_fuse::protocol::Caller;
 use copyhold_types::{InodeNo, SubvolId};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::convert::asker;
+use super::who::{Identify, Who};
 use crate::control::wire::{Group, Numbered, Page, Question, Refusal, Told};
 use crate::engine::tenants::{Answer, Place, Tenants};
 
@@ -37,6 +37,8 @@ pub(crate) struct Rules {
     pub(crate) mounted_by: u32,
     /// Owners of directories may make and delete subvolumes in them.
     pub(crate) owners_may: bool,
+    /// How, if the kernel does not name all callers.
+    pub(crate) identify: Option<Identify>,
 }
 
 /// What is told, and what the kernel should forget before.
@@ -60,7 +62,7 @@ pub(super) struct Changed {
 pub(super) async fn answer<T: Tenants>(
     tenants: &T,
     rules: Rules,
-    by: Caller,
+    by: Option<Who>,
     node: NodeId,
     question: &[u8],
     room: usize,
@@ -88,7 +90,7 @@ pub(super) async fn answer<T: Tenants>(
 pub(super) async fn may_delete<T: Tenants>(
     tenants: &T,
     rules: Rules,
-    by: Caller,
+    by: Option<Who>,
     node: NodeId,
     name: &[u8],
 ) -> Answer<()> {
@@ -109,7 +111,7 @@ fn encode(told: Answer<Value>) -> Vec<u8> {
 struct Desk<'a, T> {
     tenants: &'a T,
     rules: Rules,
-    by: Caller,
+    by: Option<Who>,
     node: NodeId,
     room: usize,
 }
@@ -172,12 +174,11 @@ impl<T: Tenants> Desk<'_, T> {
 
     /// What makes or takes away an entry of the directory.
     async fn change(&self, question: Question, changed: &mut Changed) -> Answer<Value> {
-        let by = asker(self.by, None);
         let ids = |groups: &[Group]| groups.iter().map(|group| group.0).collect::<Vec<GroupId>>();
         match question {
             Question::Create { name, umask, groups } => {
-                let by = copyhold_fs::Caller { umask, ..by };
                 self.may_change(&[self.node], !groups.is_empty()).await?;
+                let by = copyhold_fs::Caller { umask, ..self.maker()? };
                 let groups = ids(&groups);
                 let place = Place { by: &by, parent: self.node, name: &name, groups: &groups };
                 let made = self.tenants.create(place).await?;
@@ -188,7 +189,7 @@ impl<T: Tenants> Desk<'_, T> {
                 let source = node(source)?;
                 let subvol = root(source)?;
                 self.may_change(&[self.node, source], !groups.is_empty()).await?;
-                let groups = ids(&groups);
+                let (by, groups) = (self.maker()?, ids(&groups));
                 let place = Place { by: &by, parent: self.node, name: &name, groups: &groups };
                 let made = self.tenants.snapshot(subvol, place, read_only).await?;
                 changed.entries.push((self.node, name));
@@ -230,8 +231,23 @@ impl<T: Tenants> Desk<'_, T> {
         })
     }
 
+    /// Who owns what is made.
+    fn maker(&self) -> Answer<copyhold_fs::Caller> {
+        self.by.map(|who| who.caller()).ok_or_else(unknown)
+    }
+
+    /// The id that the caller has as an owner.
+    fn owner(&self) -> Answer<u32> {
+        let who = self.by.ok_or_else(unknown)?;
+        if !who.knows_owners {
+            let why = "only root may do this where an idmapped mount of the pool is in sight";
+            return Err(Refusal::new("EPERM", why));
+        }
+        Ok(who.uid)
+    }
+
     fn is_privileged(&self) -> bool {
-        self.by.uid == 0 || self.by.uid == self.rules.mounted_by
+        self.by.is_some_and(|who| who.uid == 0 || who.uid == self.rules.mounted_by)
     }
 
     fn privileged(&self) -> Answer<()> {
@@ -253,8 +269,9 @@ impl<T: Tenants> Desk<'_, T> {
         if freely {
             return Err(Refusal::new("EPERM", "only root may choose quota groups and heirs"));
         }
+        let uid = self.owner()?;
         for &node in owned {
-            if self.tenants.owner(node).await? != self.by.uid {
+            if self.tenants.owner(node).await? != uid {
                 let why = "only the owner of the directory and of the subvolume's root may do this";
                 return Err(Refusal::new("EPERM", why));
             }
@@ -264,8 +281,12 @@ impl<T: Tenants> Desk<'_, T> {
 
     /// Whether the caller may look through all of these subvolumes.
     async fn may_scan(&self, roots: &[Option<NodeId>]) -> Answer<()> {
-        for &node in roots.iter().flatten().filter(|_| !self.is_privileged()) {
-            if self.tenants.owner(node).await? != self.by.uid {
+        if self.is_privileged() {
+            return Ok(());
+        }
+        let uid = self.owner()?;
+        for &node in roots.iter().flatten() {
+            if self.tenants.owner(node).await? != uid {
                 let why = "only root and the owner of the subvolume's root may look through it";
                 return Err(Refusal::new("EPERM", why));
             }
@@ -292,6 +313,10 @@ impl<T: Tenants> Desk<'_, T> {
         let next = last.filter(|_| shown.len() < all || all == ROWS);
         Ok(json!(Page { rows: shown, next }))
     }
+}
+
+fn unknown() -> Refusal {
+    Refusal::new("EPERM", "the daemon cannot see which process asks")
 }
 
 fn length(row: &impl Serialize) -> usize {

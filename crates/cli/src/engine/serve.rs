@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use super::memory::Shares;
 use super::{Machine, describe, patiently, tenants};
-use crate::adapter::{self, Adapter, Rules};
+use crate::adapter::{self, Adapter, Identify, Rules};
 use crate::failure::Failure;
 use crate::mount::Request;
 use crate::mount_options::{EngineOptions, Options};
@@ -47,12 +47,17 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
     let describe = describer(&machine, &fs, &path, Arc::clone(&transport), shares);
     let EngineOptions { readers, transport: wanted, writeback_cache, nobtime, .. } = options.engine;
     let mounted_by = rustix::process::geteuid().as_raw();
-    let rules = Rules { mounted_by, owners_may: options.engine.user_subvolumes };
+    let owners_may = options.engine.user_subvolumes;
+    // That option lets callers in by their ids, which the kernel would no longer send.
+    let sees_all = !options.mount.allow_root && Identify::is_possible();
     let started = mount(&path, &directory, options, fsname).and_then(|mount| {
+        let identify = mount.number().filter(|_| sees_all).map(|device| Identify { device });
+        let rules = Rules { mounted_by, owners_may, identify };
         let adapter = Adapter::new(fs.clone(), describe, rules).telling_births(!nobtime);
         let adapter = Arc::new(adapter);
         let spawner = Arc::new(machine.executors.clone());
         let mut settings = adapter::settings(writeback_cache);
+        settings.idmapped_mounts = identify.is_some();
         shares.limit_kernel(&mut settings);
         let how = SessionOptions { readers, transport: wanted, memory: shares.requests() };
         let session = Session::start(mount, adapter.clone(), spawner, &settings, how)?;

@@ -167,6 +167,7 @@ impl Tree {
 
     /// Umask and the directory's setgid bit applied.
     pub(super) fn owner_in(&self, parent: NodeId, by: Caller, new: &NewNode<'_>) -> Reply<Owner> {
+        let by = by.ids.ok_or(Errno::EOVERFLOW)?;
         let parent = self.get(parent)?;
         let is_link = new.mode & libc::S_IFMT == libc::S_IFLNK;
         let mut mode = if is_link { new.mode } else { new.mode & !new.umask };

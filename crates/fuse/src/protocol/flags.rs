@@ -30,6 +30,7 @@ pub mod init {
     pub const CREATE_SUPP_GROUP: u64 = 1 << 34;
     pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const ALLOW_IDMAP: u64 = 1 << 40;
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
@@ -64,6 +65,8 @@ pub mod fopen {
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
 
+/// `InHeader::uid` and `gid` where there is no mapping to name the caller by.
+pub const INVALID_ID: u32 = u32::MAX;
 /// `GetattrIn::getattr_flags`: `fh` is valid.
 pub const GETATTR_FH: u32 = 1 << 0;
 /// `LkIn::lk_flags`: flock(2) rather than fcntl(2).

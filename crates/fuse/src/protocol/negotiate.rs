@@ -40,6 +40,10 @@ pub struct Settings {
     pub locks: bool,
     /// The kernel checks and caches POSIX ACLs, and we apply the umask where no default ACL is.
     pub posix_acl: bool,
+    /// Mounts of this filesystem may map ids (Linux 6.12). The kernel then names the caller only in
+    /// requests that make files, by ids as the filesystem has them: see [`super::Caller`]. Needs
+    /// `posix_acl`, which has the kernel check permissions.
+    pub idmapped_mounts: bool,
     /// Security labels travel with the request that creates a file.
     pub security_context: bool,
     /// Direct I/O files may be mapped.
@@ -63,6 +67,7 @@ impl Default for Settings {
             truncating_open: false,
             locks: true,
             posix_acl: true,
+            idmapped_mounts: false,
             security_context: false,
             direct_io_mmap: true,
             cache_symlinks: true,
@@ -164,6 +169,7 @@ impl Settings {
             | when(self.truncating_open, flag::ATOMIC_O_TRUNC)
             | when(self.locks, flag::POSIX_LOCKS | flag::FLOCK_LOCKS)
             | when(self.posix_acl, flag::POSIX_ACL | flag::DONT_MASK)
+            | when(self.idmapped_mounts && self.posix_acl, flag::ALLOW_IDMAP)
             | when(self.security_context, flag::SECURITY_CTX)
             | when(self.direct_io_mmap, flag::DIRECT_IO_ALLOW_MMAP)
             | when(self.cache_symlinks, flag::CACHE_SYMLINKS)
@@ -207,6 +213,16 @@ mod tests {
         let settings = Settings { truncating_open: true, ..Settings::default() };
         assert_ne!(settings.wanted() & flag::ATOMIC_O_TRUNC, 0);
         assert_eq!(Settings::default().wanted() & flag::ATOMIC_O_TRUNC, 0);
+    }
+
+    /// The kernel gives up a connection that allows them and does not check permissions.
+    #[test]
+    fn idmapped_mounts_are_allowed_where_the_kernel_checks_permissions() {
+        let allows = |settings: Settings| settings.wanted() & flag::ALLOW_IDMAP != 0;
+        let wish = Settings { idmapped_mounts: true, ..Settings::default() };
+        assert!(allows(wish));
+        assert!(!allows(Settings { posix_acl: false, ..wish }));
+        assert!(!allows(Settings::default()));
     }
 
     #[test]

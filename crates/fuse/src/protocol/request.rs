@@ -6,6 +6,7 @@
 use copyhold_types::Timestamp;
 
 use super::extension::Extensions;
+use super::flags::INVALID_ID;
 
 /// What the kernel calls an inode; the filesystem chose it in an entry. [`NodeId::ROOT`] is fixed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,10 +29,27 @@ pub struct LockOwner(pub u64);
 pub struct Caller {
     /// Number of the request on this connection, never used twice.
     pub unique: u64,
-    pub uid: u32,
-    pub gid: u32,
+    /// None where mounts may map ids ([`super::Settings::idmapped_mounts`]), unless the request
+    /// makes a file: CREATE, MKNOD, MKDIR, SYMLINK, TMPFILE, RENAME with a whiteout. There it is
+    /// none if the caller has no id in this filesystem.
+    pub ids: Option<Ids>,
     /// Thread id in the daemon's pid namespace; 0 for the kernel itself and for strangers.
     pub pid: u32,
+}
+
+/// A user and a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ids {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl Caller {
+    pub(crate) fn of(header: &super::wire::InHeader) -> Caller {
+        let known = header.uid != INVALID_ID && header.gid != INVALID_ID;
+        let ids = known.then_some(Ids { uid: header.uid, gid: header.gid });
+        Caller { unique: header.unique, ids, pid: header.pid }
+    }
 }
 
 /// A time to be set.
