@@ -4,7 +4,7 @@
 #   XFSTESTS=DIR scripts/xfstests.sh [TEST...]     such as 001 or 013; else all that are quick
 #   LAST=400          the highest number of those
 #   LIMIT=300         seconds until a test counts as hanging
-#   OPTIONS=          options of every mount, such as transport=uring
+#   OPTIONS=export    options of every mount, such as transport=uring; export is for file handles
 #   TEST_SIZE=8G SCRATCH_SIZE=12G
 #                     of the two devices: loop devices on files, with room for what is written
 #   XFSTESTS_OUT      where results go (/var/tmp/copyhold-xfstests)
@@ -28,7 +28,7 @@ if [ -z "${XFSTESTS_INSIDE:-}" ]; then
 fi
 XFSTESTS=$(realpath "${XFSTESTS:?the directory of a built tree of xfstests}")
 COPYHOLD=$(realpath "${COPYHOLD:-${CARGO_TARGET_DIR:-target}/release/copyhold}")
-LAST=${LAST:-400} LIMIT=${LIMIT:-300} OPTIONS=${OPTIONS:-}
+LAST=${LAST:-400} LIMIT=${LIMIT:-300} OPTIONS=${OPTIONS-export}
 RC=$PWD/scripts/xfstests_rc.sh
 OUT=${XFSTESTS_OUT:-/var/tmp/copyhold-xfstests}
 mkdir -p "$OUT/out"

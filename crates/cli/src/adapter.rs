@@ -74,7 +74,7 @@ pub(crate) struct Adapter {
 
 /// How the kernel is to treat this mount.
 pub(crate) fn settings(writeback_cache: bool) -> Settings {
-    Settings { locks: false, writeback_cache, ..Settings::default() }
+    Settings { locks: false, writeback_cache, file_handles: false, ..Settings::default() }
 }
 
 /// Names change only through the kernel, which knows what it changes.

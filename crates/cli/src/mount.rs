@@ -33,7 +33,8 @@ use crate::{engine, logging, mount_table};
     nobtime         no times of birth: a request less for each file that Rust or Node looks at\n  \
     norecovery      with ro: write nothing to the device, as ro does in any case\n  \
     cut-tail        give up, for good, what comes after the damage in a damaged log\n  \
-    user_subvolumes owners of directories may make and delete subvolumes in them\n\n\
+    user_subvolumes owners of directories may make and delete subvolumes in them\n  \
+    export          files can be opened by their handles, as NFS does; not below overlayfs\n\n\
     A line for /etc/fstab:\n  \
     /srv/pool.img  /mnt  fuse.copyhold  defaults,nofail  0  0")]
 pub(crate) struct Mount {

@@ -42,6 +42,8 @@ pub(crate) struct EngineOptions {
     pub(crate) norecovery: bool,
     /// Owners of directories may make, snapshot and delete subvolumes in them.
     pub(crate) user_subvolumes: bool,
+    /// Files can be opened by their handles.
+    pub(crate) export: bool,
 }
 
 impl Options {
@@ -91,6 +93,7 @@ impl EngineOptions {
             "cut-tail" => self.cut_tail = true,
             "norecovery" => self.norecovery = true,
             "user_subvolumes" => self.user_subvolumes = true,
+            "export" => self.export = true,
             _ => return Ok(false),
         }
         Ok(true)
@@ -123,12 +126,12 @@ mod tests {
     #[test]
     fn options_go_to_whom_they_concern() {
         let list = "defaults,nofail,x-systemd.automount,ro,memory=1G,delta=2M,noatime,commit=1,\
-             cut-tail,user_subvolumes,transport=uring,writeback_cache,nobtime";
+             cut-tail,user_subvolumes,transport=uring,writeback_cache,nobtime,export";
         let options = parse(list);
         let Options { mount, engine } = options.unwrap();
         assert!(mount.read_only());
         assert!(engine.cut_tail && engine.user_subvolumes && engine.writeback_cache);
-        assert!(engine.nobtime);
+        assert!(engine.nobtime && engine.export);
         assert_eq!(engine.memory, Some(Size(1 << 30)));
         assert_eq!(engine.delta, Some(Size(2 << 20)));
         assert_eq!(engine.transport, Transport::Uring);

@@ -45,7 +45,8 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
     copyhold_types::keep_spare(shares.spare() as usize);
     let transport = Arc::new(OnceLock::new());
     let describe = describer(&machine, &fs, &path, Arc::clone(&transport), shares);
-    let EngineOptions { readers, transport: wanted, writeback_cache, nobtime, .. } = options.engine;
+    let EngineOptions { readers, writeback_cache, nobtime, export, .. } = options.engine;
+    let wanted = options.engine.transport;
     let mounted_by = rustix::process::geteuid().as_raw();
     let owners_may = options.engine.user_subvolumes;
     // That option lets callers in by their ids, which the kernel would no longer send.
@@ -57,7 +58,7 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
         let adapter = Arc::new(adapter);
         let spawner = Arc::new(machine.executors.clone());
         let mut settings = adapter::settings(writeback_cache);
-        settings.idmapped_mounts = identify.is_some();
+        (settings.idmapped_mounts, settings.file_handles) = (identify.is_some(), export);
         shares.limit_kernel(&mut settings);
         let how = SessionOptions { readers, transport: wanted, memory: shares.requests() };
         let session = Session::start(mount, adapter.clone(), spawner, &settings, how)?;

@@ -146,6 +146,8 @@ fn a_large_directory_is_listed_whole_and_emptied() {
 fn a_handle_of_a_file_outlives_the_kernels_caches() {
     let Some(site) = Site::mounted() else { return };
     fs::write(site.path("file"), "by its handle").unwrap();
+    site.unmount();
+    site.mount_with("export");
     let script = "import ctypes,os,sys\nL=ctypes.CDLL(None,use_errno=True)\n\
                   class H(ctypes.Structure):\n _fields_=[('n',ctypes.c_uint),('t',ctypes.c_int),\
                   ('b',ctypes.c_char*128)]\n\

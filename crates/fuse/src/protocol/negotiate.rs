@@ -44,6 +44,10 @@ pub struct Settings {
     /// requests that make files, by ids as the filesystem has them: see [`super::Caller`]. Needs
     /// `posix_acl`, which has the kernel check permissions.
     pub idmapped_mounts: bool,
+    /// A file handle finds its file, also when the kernel has forgotten it. overlayfs then keeps
+    /// what a handle led to, and from Linux 6.16 on the kernel refuses that at the second use:
+    /// what a look-up by handle gives has no epoch, and counts as older than any.
+    pub file_handles: bool,
     /// Security labels travel with the request that creates a file.
     pub security_context: bool,
     /// Direct I/O files may be mapped.
@@ -68,6 +72,7 @@ impl Default for Settings {
             locks: true,
             posix_acl: true,
             idmapped_mounts: false,
+            file_handles: true,
             security_context: false,
             direct_io_mmap: true,
             cache_symlinks: true,
@@ -150,7 +155,6 @@ impl Settings {
             | flag::PARALLEL_DIROPS
             | flag::HANDLE_KILLPRIV_V2
             | flag::SETXATTR_EXT
-            | flag::EXPORT_SUPPORT
             | flag::HAS_IOCTL_DIR
             | flag::EXPLICIT_INVAL_DATA
             | flag::HAS_EXPIRE_ONLY
@@ -169,6 +173,7 @@ impl Settings {
             | when(self.truncating_open, flag::ATOMIC_O_TRUNC)
             | when(self.locks, flag::POSIX_LOCKS | flag::FLOCK_LOCKS)
             | when(self.posix_acl, flag::POSIX_ACL | flag::DONT_MASK)
+            | if self.file_handles { flag::EXPORT_SUPPORT } else { flag::NO_EXPORT_SUPPORT }
             | when(self.idmapped_mounts && self.posix_acl, flag::ALLOW_IDMAP)
             | when(self.security_context, flag::SECURITY_CTX)
             | when(self.direct_io_mmap, flag::DIRECT_IO_ALLOW_MMAP)
