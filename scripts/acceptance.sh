@@ -12,6 +12,7 @@
 #   build       a project of many crates, compiled by cargo; its tests run
 #   container   containers that runc starts from clones of one root
 #   dbench      what clients of a file server do
+#   overlay     overlayfs over layers on a mount, compared with layers on ext4
 #   stress      the filesystem stressors of stress-ng, which verify what they do
 #
 #   OPS=100000        operations of fsx for each configuration and seed
@@ -26,7 +27,7 @@
 # needs for `-o remount`, a helper in /sbin, is laid over /sbin there only.
 set -euo pipefail
 
-PARTS=(pjdfstest fsx clone postgres git build container dbench stress)
+PARTS=(pjdfstest fsx clone postgres git build container dbench overlay stress)
 
 if [ "$(id -u)" != 0 ]; then
     echo "acceptance: needs root, to mount and to become other users" >&2
@@ -97,7 +98,7 @@ recover() {
     mount_pool
 }
 
-for file in suites databases programs loads; do
+for file in suites databases programs overlay loads; do
     # shellcheck source=/dev/null
     . "scripts/acceptance/$file.sh"
 done
