@@ -162,7 +162,8 @@ impl Filesystem {
             if !caller.is_privileged() && caller.uid != item.uid {
                 return Err(FsError::NotPermitted("only the owner sets flags"));
             }
-            let stays = flags.contains(FileFlags::IMMUTABLE);
+            let immutable = FileFlags::IMMUTABLE;
+            let stays = state.has_flag(immutable) && flags.contains(immutable);
             if stays && (flags.0, project) != (item.flags, item.project) {
                 state.permit(Way::Attributes)?;
             }
