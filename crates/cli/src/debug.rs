@@ -1,12 +1,14 @@
 //! `copyhold debug`: what is really on the device, for whoever mends or learns the format.
 
+mod export;
+
 use std::path::PathBuf;
 
 use crate::failure::Failure;
 use crate::report::Report;
 use crate::{engine, view};
 
-/// Show the structures on a pool's device
+/// Show the structures on a pool's device, or rescue its files
 ///
 /// The pool must not be mounted; nothing is changed. Damaged structures are shown as far as they
 /// can be read. docs/format.md says what the fields mean.
@@ -28,6 +30,7 @@ enum View {
     Nodes(Nodes),
     /// Metaslabs and what is free in them
     Space(Target),
+    Export(export::Export),
 }
 
 #[derive(Debug, clap::Args)]
@@ -55,6 +58,7 @@ impl Debug {
             View::Tables(target) => engine::tables(&target.pool)?,
             View::Nodes(nodes) => engine::nodes(&nodes.pool, nodes.table)?,
             View::Space(target) => engine::space(&target.pool)?,
+            View::Export(export) => return export.run(report),
         };
         report.show(&shown, || view::text(&shown))
     }
