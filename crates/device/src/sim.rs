@@ -27,8 +27,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use copyhold_runtime::{BoxFuture, Rt};
+use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, Buf, DeviceId, Nanos, Purpose};
-use parking_lot::Mutex;
 use rand_xoshiro::rand_core::RngCore;
 
 pub use self::fault::{Fault, FaultRates, Lasting, Trigger};
@@ -76,7 +76,7 @@ struct Shared {
     name: String,
     blocks: u64,
     counters: Counters,
-    state: Mutex<State>,
+    state: Mutex<State, of::SimDevice>,
 }
 
 impl SimDevice {

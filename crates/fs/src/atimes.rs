@@ -20,7 +20,7 @@ use std::sync::Weak;
 
 use copyhold_pool::{Credit, Tier, Transaction};
 use copyhold_runtime::FifoMutex;
-use parking_lot::Mutex;
+use copyhold_sync::{Mutex, of};
 
 use crate::filesystem::INODE_BYTES;
 use crate::inode::{Inode, InodeRef, State};
@@ -32,7 +32,7 @@ const STEP: usize = 32;
 const STEP_BLOCKS: u64 = 16;
 
 pub(crate) struct Atimes {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<Waiting, of::AccessTimes>,
     /// Held while those are being logged that were on the list.
     logging: FifoMutex,
     max: usize,

@@ -10,6 +10,8 @@
 //! C1  An inode is in memory at most once: it is loaded under its shard's load lock, and leaves
 //!     only when nothing but the cache refers to it.
 //! C2  What an inode had logged before it left is in a txg up to `evicted_txg` (R34).
+//! C3  Under the lock of a shard's map no inode's state is waited for: inodes are added while the
+//!     state of their directory is held.
 //!
 //! The front end may hold any number of nodes. `held` counts them, and finds some to give up when
 //! they are too many (docs/memory.md, L1 to L3).
@@ -22,8 +24,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use copyhold_runtime::{FifoMutex, FifoMutexGuard};
+use copyhold_sync::{Mutex, of};
 use copyhold_types::{InodeNo, SubvolId, Txg};
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use self::held::Held;
@@ -44,7 +46,7 @@ pub(crate) struct InodeCache {
 struct Shard {
     /// Held while an inode of this shard is read from the table.
     load: FifoMutex,
-    map: Mutex<ShardMap>,
+    map: Mutex<ShardMap, of::InodeCache>,
 }
 
 #[derive(Default)]
@@ -229,14 +231,6 @@ impl InodeCache {
         }
     }
 
-    /// Whether there is one in memory that `is`.
-    pub(crate) fn any(&self, is: impl Fn(&Inode) -> bool) -> bool {
-        self.shards.iter().any(|shard| {
-            let map = shard.map.lock();
-            map.inodes().any(|inode| is(inode))
-        })
-    }
-
     /// All inodes in memory, by number.
     pub(crate) fn all(&self) -> Vec<InodeRef> {
         self.collect(|_| true)
@@ -356,13 +350,13 @@ impl ShardMap {
                 continue;
             };
             // Every other reference was cloned from this one under this lock, or from such a clone.
-            let idle = Arc::strong_count(inode) == 1 && {
-                let state = inode.state();
-                state.is_clean() && !state.atime_lazy
-            };
+            // States come before the map in the order of locks, so they are not waited for here.
+            let idle = Arc::strong_count(inode) == 1
+                && inode.try_state().is_some_and(|state| state.is_clean() && !state.atime_lazy);
             if idle {
                 let gone = self.take(node).expect("looked up above");
-                self.evicted_txg = self.evicted_txg.max(gone.state().last_txg);
+                let last_txg = gone.try_state().expect("nobody else has it").last_txg;
+                self.evicted_txg = self.evicted_txg.max(last_txg);
             } else {
                 self.order.push_back(node);
             }

@@ -10,9 +10,9 @@ use copyhold_format::item::{
 };
 use copyhold_pool::{Credit, IdSpace, Pool, Tier, Transaction, Value};
 use copyhold_runtime::{FifoMutex, Rt};
+use copyhold_sync::{RwLock, of};
 use copyhold_types::{BLOCK_BYTES, Buf, EpochId, InodeNo, Key, SubvolId, Timestamp, Txg};
 use copyhold_volume::{InodeChange, Volumes};
-use parking_lot::RwLock;
 
 use crate::atimes::Atimes;
 use crate::cache::InodeCache;
@@ -47,7 +47,7 @@ pub struct Filesystem {
     pub(crate) me: Weak<Filesystem>,
     pub(crate) volumes: Arc<Volumes>,
     /// Those that were asked for.
-    pub(crate) subvols: RwLock<BTreeMap<SubvolId, Arc<Subvol>>>,
+    pub(crate) subvols: RwLock<BTreeMap<SubvolId, Arc<Subvol>>, of::Subvols>,
     /// Entries of subvolumes go to other subvolumes one at a time: so that none comes to be inside
     /// itself.
     pub(crate) moves: FifoMutex,

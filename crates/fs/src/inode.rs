@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use copyhold_format::item::{InodeFlags, InodeItem};
 use copyhold_runtime::FifoRwLock;
+use copyhold_sync::{Mutex, MutexGuard, of};
 use copyhold_types::{BLOCK_BYTES, InodeNo, Timestamp, Txg};
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::file::FileData;
 use crate::subvol::Subvol;
@@ -21,7 +21,7 @@ pub(crate) struct Inode {
     pub(crate) lock: FifoRwLock,
     /// The extent items.
     pub(crate) map: FifoRwLock,
-    state: Mutex<State>,
+    state: Mutex<State, of::InodeState>,
     /// A batch of dirty blocks has ended.
     pub(crate) batch_ended: event_listener::Event,
 }
@@ -98,7 +98,12 @@ impl Inode {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+        self.state.lock_at(self.node.raw())
+    }
+
+    /// The state, if no thread holds it.
+    pub(crate) fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+        self.state.try_lock()
     }
 
     pub(crate) fn is_dir(&self) -> bool {

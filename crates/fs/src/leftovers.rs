@@ -27,8 +27,8 @@ use std::time::Duration;
 
 use copyhold_format::item::{LISTS, ORPHAN, TRUNCATE};
 use copyhold_runtime::{FifoMutex, FifoMutexGuard};
+use copyhold_sync::{Mutex, of};
 use copyhold_types::{InodeNo, Key};
-use parking_lot::Mutex;
 
 use crate::inode::{Inode, State};
 use crate::sabotage::Sabotage;
@@ -43,7 +43,7 @@ pub(crate) struct Leftovers {
     known: AtomicBool,
     /// Held while the lists are read.
     reading: FifoMutex,
-    noted: Mutex<Noted>,
+    noted: Mutex<Noted, of::Leftovers>,
 }
 
 #[derive(Default)]

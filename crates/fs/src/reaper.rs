@@ -20,12 +20,12 @@ use std::time::Duration;
 use copyhold_format::item::{EXTENT, Extent, ORPHAN, inode_key, orphan_key, truncate_key};
 use copyhold_pool::{Tier, Transaction};
 use copyhold_runtime::{FifoMutex, Rt, finishing};
+use copyhold_sync::{Mutex, MutexGuard, of};
 use copyhold_types::{Key, Nanos};
 use copyhold_volume::InodeChange;
 use copyhold_volume::quota::Hold;
 use event_listener::Event;
 use futures_util::future::select;
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::filesystem::KEY_BYTES;
 use crate::inode::{Inode, InodeRef, State};
@@ -48,7 +48,7 @@ const LATELY: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(crate) struct Reaper {
-    queue: Mutex<Queue>,
+    queue: Mutex<Queue, of::ReaperQueue>,
     /// Held while files of the queue are removed.
     working: FifoMutex,
     /// Ends the task's pause.
@@ -64,8 +64,10 @@ struct Queue {
     tries: u32,
     /// A task will try them again.
     has_retry: bool,
-    /// When a file without a name was last found in use.
-    in_use: Option<Nanos>,
+    /// Files without a name that were found in use, until they are removed or get a name.
+    in_use: BTreeSet<NodeId>,
+    /// When the last of them was found so.
+    found_in_use: Nanos,
     /// It runs, or pauses: either way it looks at the queue again.
     has_task: bool,
 }
@@ -77,18 +79,28 @@ impl Filesystem {
         if !is_nameless || self.writable().is_err() {
             return;
         }
-        match self.inodes.is_held(inode.node) {
-            true => self.reaper.queue.lock().in_use = Some(self.rt.now()),
-            false => self.reap_later(inode.node),
+        if self.inodes.is_held(inode.node) {
+            let mut queue = self.reaper.queue.lock();
+            queue.in_use.insert(inode.node);
+            queue.found_in_use = self.rt.now();
+        }
+        // The last reference may have gone before the file was noted as in use.
+        if !self.inodes.is_held(inode.node) {
+            self.reap_later(inode.node);
         }
     }
 
     /// Whether a file that lost its last name lately is still in use, if only because the front end
     /// has not said yet that it is not.
     pub(crate) fn is_one_unlinked_lately(&self) -> bool {
-        let in_use = self.reaper.queue.lock().in_use;
-        in_use.is_some_and(|at| self.rt.now() < at + LATELY.as_nanos() as Nanos)
-            && self.inodes.any(|inode| inode.state().is_nameless())
+        let queue = self.reaper.queue.lock();
+        let lately = queue.found_in_use + LATELY.as_nanos() as Nanos;
+        !queue.in_use.is_empty() && self.rt.now() < lately
+    }
+
+    /// For a file that is removed, or has a name again.
+    pub(crate) fn forget_in_use(&self, node: NodeId) {
+        self.reaper.queue.lock().in_use.remove(&node);
     }
 
     pub(crate) fn reap_later(self: &Arc<Self>, node: NodeId) {
@@ -160,7 +172,10 @@ impl Filesystem {
     async fn reap(self: &Arc<Self>, node: NodeId) -> Result<()> {
         let inode = match self.inode(node).await {
             Ok(inode) => inode,
-            Err(FsError::Stale) => return self.drop_list_items(node).await,
+            Err(FsError::Stale) => {
+                self.forget_in_use(node);
+                return self.drop_list_items(node).await;
+            }
             Err(error) => return Err(error),
         };
         if inode.state().item.nlink > 0 {
@@ -189,12 +204,16 @@ impl Filesystem {
 
     /// Whoever still has the file finds it gone, and what was dirty of it is nobody's.
     pub(crate) fn end_inode(&self, inode: &InodeRef, mut state: MutexGuard<'_, State>) {
+        let was_nameless = state.is_nameless();
         state.gone = true;
         let forgotten = state.data.drop_blocks(0..u64::MAX);
         state.data.set_changed(false);
         // A pending truncate is nobody's, too: nothing would ever log it.
         state.data.cut_is_logged();
         drop(state);
+        if was_nameless {
+            self.forget_in_use(inode.node);
+        }
         self.flusher.forget(forgotten);
         self.unlist_if_clean(inode);
     }

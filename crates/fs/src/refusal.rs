@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use copyhold_sync::{Mutex, of};
 use copyhold_types::Nanos;
 use copyhold_volume::quota::{Exceeded, GroupId, QuotaError};
-use parking_lot::Mutex;
 
 use crate::subvol::Subvol;
 use crate::{Filesystem, FsError};
@@ -20,7 +20,7 @@ const GROUPS: usize = 256;
 
 /// Of each group that refused somebody lately.
 #[derive(Default)]
-pub(crate) struct Refusals(Mutex<BTreeMap<GroupId, Told>>);
+pub(crate) struct Refusals(Mutex<BTreeMap<GroupId, Told>, of::Refusals>);
 
 #[derive(Clone, Copy, Default)]
 struct Told {

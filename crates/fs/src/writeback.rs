@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, Nanos, SubvolId};
 use event_listener::{Event, IntoNotification};
 use futures_util::future::join;
-use parking_lot::Mutex;
 
 use crate::dirty_files::DirtyFiles;
 use crate::inode::{InodeRef, State};
@@ -36,7 +36,7 @@ pub(crate) struct Flusher {
     bytes_max: u64,
     file_bytes_start: u64,
     interval: Duration,
-    list: Mutex<List>,
+    list: Mutex<List, of::DirtyFiles>,
     /// How often blocks have left memory.
     progress: AtomicU64,
     room: Event,

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
-use parking_lot::{Condvar, Mutex};
+use copyhold_sync::{Condvar, Mutex, of};
 
 use crate::Errno;
 use crate::device::Device;
@@ -52,7 +52,7 @@ pub(crate) struct Channel<O> {
 /// The operations that wait.
 #[derive(Debug, Default)]
 pub(crate) struct Flight {
-    waiting: Mutex<usize>,
+    waiting: Mutex<usize, of::Desk>,
     landed: Condvar,
     /// How many ever had to wait.
     pub(crate) parked: AtomicU64,

@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use parking_lot::Mutex;
+use copyhold_sync::{Mutex, of};
 
 /// How many INTERRUPTs without a listener are remembered. A request overtaken by so many, between
 /// two system calls of its reader, would miss its signal until the next one.
@@ -27,7 +27,7 @@ struct State {
 /// The listeners of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Interrupts {
-    state: Mutex<State>,
+    state: Mutex<State, of::Interrupts>,
 }
 
 impl Interrupts {

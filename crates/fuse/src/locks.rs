@@ -21,7 +21,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use parking_lot::Mutex;
+use copyhold_sync::{Mutex, of};
 
 use crate::Errno;
 use crate::protocol::{Handle, Lock, LockKind, LockOwner, NodeId};
@@ -31,7 +31,7 @@ use ranges::{Held, Ranges};
 /// All locks of a mount.
 #[derive(Debug, Default)]
 pub struct Locks {
-    state: Mutex<State>,
+    state: Mutex<State, of::FileLocks>,
 }
 
 #[derive(Debug, Default)]

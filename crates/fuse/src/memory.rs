@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use parking_lot::Mutex;
+use copyhold_sync::{Mutex, of};
 
 use copyhold_types::Timestamp;
 
@@ -37,7 +37,7 @@ pub enum Contents {
 /// See the [module](self).
 #[derive(Debug)]
 pub struct MemoryFs {
-    tree: Mutex<Tree>,
+    tree: Mutex<Tree, of::FuseMemory>,
     locks: Arc<Locks>,
     contents: Contents,
     syncs: AtomicU64,

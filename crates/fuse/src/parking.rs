@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 
 use copyhold_runtime::BoxFuture;
-use parking_lot::Mutex;
+use copyhold_sync::{Mutex, of};
 
 use crate::spawn::Spawner;
 
@@ -29,7 +29,7 @@ enum State {
 }
 
 pub(crate) struct Bell {
-    state: Mutex<State>,
+    state: Mutex<State, of::Parking>,
     spawner: Arc<dyn Spawner>,
 }
 

@@ -14,7 +14,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use parking_lot::Mutex;
+use copyhold_sync::{Mutex, of};
 
 use crate::dispatch::Message;
 
@@ -24,7 +24,7 @@ const SPARE_MAX: usize = 64;
 /// Where requests come to what serves them, and messages of those that have been served go.
 #[derive(Debug, Default)]
 pub(crate) struct Tray {
-    state: Mutex<State>,
+    state: Mutex<State, of::RequestPlace>,
 }
 
 #[derive(Debug, Default)]
@@ -72,7 +72,7 @@ impl<F: Future<Output = Infallible>> Place<F> {
 
 /// The places of one desk that serve nothing.
 pub(crate) struct Places<F> {
-    spare: Mutex<Vec<Place<F>>>,
+    spare: Mutex<Vec<Place<F>>, of::SparePlaces>,
 }
 
 impl<F> Default for Places<F> {

@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Poll, Waker};
 
 use copyhold_space::{Reservation, Space, Tier};
+use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, Nanos, Purpose};
-use parking_lot::Mutex;
 
 use crate::log_room::{LogRoom, Room};
 use crate::nodes::COPIES;
@@ -35,10 +35,10 @@ const LAYER_BLOCKS: u64 = COPIES;
 
 #[derive(Debug, Default)]
 pub(crate) struct Admission {
-    growth: Mutex<Growth>,
+    growth: Mutex<Growth, of::Growth>,
     /// For the layers of partitions with edits.
-    layers: Mutex<Option<Reservation>>,
-    waiters: Mutex<Vec<Waker>>,
+    layers: Mutex<Option<Reservation>, of::LayerSpace>,
+    waiters: Mutex<Vec<Waker>, of::AdmissionWaiters>,
     room: Arc<Room>,
     pub(crate) tickets: AtomicU64,
     /// Credits that were asked for, but for freeing what was deleted.

@@ -17,8 +17,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, Buf, Run, Txg};
-use parking_lot::Mutex;
 
 /// The buffers of a run, in order.
 pub(crate) type Data = (Run, Vec<Buf>);
@@ -34,7 +34,7 @@ pub(crate) struct Attached {
     /// How many txgs have something here.
     count: AtomicUsize,
     /// By txg.
-    txgs: Mutex<VecDeque<(Txg, Runs)>>,
+    txgs: Mutex<VecDeque<(Txg, Runs)>, of::Attached>,
 }
 
 impl Attached {

@@ -30,9 +30,9 @@ use std::time::Duration;
 
 use copyhold_runtime::{FifoMutex, Finishing, finishing};
 use copyhold_space::{Claim, MapJob, Tier};
+use copyhold_sync::{Mutex, of};
 use copyhold_table::{FlushJob, Flushed, FreezePoint, NodeSource, Table, TableError, Weight};
 use copyhold_types::{BLOCK_BYTES, Buf, EpochId, Key, NodePtr, Purpose, TableId, Txg};
-use parking_lot::Mutex;
 
 use crate::marker::Kick;
 use crate::nodes::{COPIES, NodeWriter};
@@ -62,9 +62,9 @@ pub(crate) struct Flusher {
     /// Held while a round goes on, whoever asked for it.
     rounds: FifoMutex,
     /// Flushed, but their record is not durable (F2).
-    recording: Mutex<Vec<Recording>>,
+    recording: Mutex<Vec<Recording>, of::FlushRecording>,
     /// Partitions that cannot be merged, each with the node that is unreadable.
-    pub(crate) broken: Mutex<BTreeMap<(TableId, Key), Option<NodePtr>>>,
+    pub(crate) broken: Mutex<BTreeMap<(TableId, Key), Option<NodePtr>>, of::BrokenParts>,
     /// Edits that are in memory only, and the memory that they take.
     edits: AtomicI64,
     bytes: AtomicI64,

@@ -21,9 +21,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use copyhold_format::node::{Lineage, PartitionDescriptor};
+use copyhold_sync::{Mutex, of};
 use copyhold_table::{Edit, NodeVisit, Table};
 use copyhold_types::{NodePtr, TableId, Txg};
-use parking_lot::Mutex;
 
 use crate::tenancy::free_node;
 use crate::{Pool, PoolError, Sabotage, Transaction};
@@ -43,8 +43,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 #[derive(Debug, Default)]
 pub(crate) struct Forks {
     /// Held while a fork, a handover or a flush's record is applied (G1).
-    pub(crate) order: Mutex<()>,
-    pub(crate) gone: Mutex<Vec<Gone>>,
+    pub(crate) order: Mutex<(), of::ForkOrder>,
+    pub(crate) gone: Mutex<Vec<Gone>, of::ForkGone>,
 }
 
 /// A table that went.

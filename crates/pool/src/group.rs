@@ -11,15 +11,15 @@
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
+use copyhold_sync::{Mutex, of};
 use copyhold_types::Txg;
-use parking_lot::Mutex;
 
 use crate::PoolError;
 use crate::health::Health;
 
 #[derive(Debug)]
 pub(crate) struct Group {
-    state: Mutex<State>,
+    state: Mutex<State, of::CommitGroup>,
 }
 
 #[derive(Debug)]

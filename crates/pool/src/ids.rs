@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use copyhold_runtime::FifoMutex;
+use copyhold_sync::{Mutex, of};
 use copyhold_types::{InodeNo, Key, Kind, SubvolId, TableId, Txg};
-use parking_lot::Mutex;
 
 use crate::{Pool, PoolError, Sabotage, Transaction};
 
@@ -64,7 +64,7 @@ impl IdSpace {
 
 #[derive(Debug, Default)]
 pub(crate) struct Ids {
-    spaces: Mutex<BTreeMap<IdSpace, Range>>,
+    spaces: Mutex<BTreeMap<IdSpace, Range>, of::Ids>,
     /// One extension of a range at a time.
     extending: FifoMutex,
 }

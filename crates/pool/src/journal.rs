@@ -14,8 +14,8 @@ use copyhold_format::label::Label;
 use copyhold_format::log::{Batch, FrameHead, FrameKind, Payload, PieceRef, encode_frame};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Appender, Recovered, RecoveredBatch, Ring, RingFull};
+use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, Buf, Digest, Incarnation, Txg};
-use parking_lot::Mutex;
 
 use crate::config::Limits;
 use crate::health::Health;
@@ -31,7 +31,7 @@ pub(crate) struct Journal {
     incarnation: Incarnation,
     /// Asked only for the rule that is broken on purpose.
     limits: Limits,
-    state: Mutex<State>,
+    state: Mutex<State, of::Journal>,
 }
 
 struct State {

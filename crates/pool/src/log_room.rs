@@ -12,14 +12,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::task::{Context, Poll, Waker};
 
-use parking_lot::Mutex;
+use copyhold_sync::{Mutex, of};
 
 #[derive(Debug, Default)]
 pub(crate) struct Room {
     /// Bytes of records without a place.
     bytes: AtomicU64,
     waiting: AtomicBool,
-    waiters: Mutex<Vec<Waker>>,
+    waiters: Mutex<Vec<Waker>, of::LogRoomWaiters>,
 }
 
 impl Room {

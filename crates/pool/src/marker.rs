@@ -6,8 +6,8 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use copyhold_runtime::FifoMutex;
+use copyhold_sync::{Mutex, of};
 use futures_util::future::{Either, select};
-use parking_lot::Mutex;
 
 use copyhold_types::{Nanos, Txg};
 
@@ -16,7 +16,7 @@ use crate::{Pool, Sabotage, discard};
 /// Wakes one background task. Kicks are remembered, not counted.
 #[derive(Debug, Default)]
 pub(crate) struct Kick {
-    state: Mutex<(bool, Option<Waker>)>,
+    state: Mutex<(bool, Option<Waker>), of::Marker>,
 }
 
 impl Kick {

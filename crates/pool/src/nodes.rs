@@ -15,9 +15,9 @@ use copyhold_format::digest;
 use copyhold_format::node::Node;
 use copyhold_runtime::{BoxFuture, Rt, finishing};
 use copyhold_space::{Claim, Lane, LaneClass, Reservation};
+use copyhold_sync::{Mutex, of};
 use copyhold_table::{NodeCache, NodeFuture, NodeSink, NodeSource, TableError};
 use copyhold_types::{Buf, EpochId, NodePtr, Purpose, Run};
-use parking_lot::Mutex;
 
 use crate::pins::Pins;
 use crate::{Pool, PoolError};
@@ -140,7 +140,7 @@ pub(crate) struct NodeWriter {
     pub(crate) epoch: EpochId,
     claims: Vec<Claim>,
     given_up: Vec<Claim>,
-    writes: Mutex<Vec<BoxFuture<'static, Result<(), PoolError>>>>,
+    writes: Mutex<Vec<BoxFuture<'static, Result<(), PoolError>>>, of::NodeWrites>,
 }
 
 impl NodeWriter {

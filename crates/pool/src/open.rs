@@ -24,9 +24,9 @@ use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Recovered, RecoveredBatch, Ring};
 use copyhold_runtime::Rt;
 use copyhold_space::{Config, MetaslabId, MetaslabLayout, Restore};
+use copyhold_sync::{Mutex, RwLock};
 use copyhold_table::{Edit, Limits as TableLimits, RecoveringTable, Table, Weight};
 use copyhold_types::{BlockAddr, Key, Purpose, Run, TableId, Txg};
-use parking_lot::{Mutex, RwLock};
 
 use crate::admission::Admission;
 use crate::attached::Attached;

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use copyhold_format::log::PieceRef;
+use copyhold_sync::{Mutex, RwLock, RwLockReadGuard, of};
 use copyhold_types::Txg;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::PoolError;
 use crate::log_room::LogRoom;
@@ -25,10 +25,10 @@ pub(crate) const PIECE_BYTES: usize = 128 << 10;
 /// The gate and what gathers behind it.
 #[derive(Debug)]
 pub(crate) struct OpenTxg {
-    gate: RwLock<Txg>,
+    gate: RwLock<Txg, of::TxgGate>,
     /// What the gate guards, for those who only want to know; changes while it is held exclusively.
     number: AtomicU64,
-    gathered: Mutex<Gathered>,
+    gathered: Mutex<Gathered, of::TxgGathered>,
 }
 
 /// What a txg has gathered so far.
@@ -77,7 +77,7 @@ pub(crate) struct FullPiece {
 /// Held while a transaction is applied.
 pub(crate) struct Joined<'a> {
     txg: RwLockReadGuard<'a, Txg>,
-    gathered: &'a Mutex<Gathered>,
+    gathered: &'a Mutex<Gathered, of::TxgGathered>,
 }
 
 impl OpenTxg {

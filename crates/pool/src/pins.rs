@@ -7,12 +7,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use copyhold_sync::{Mutex, of};
 use copyhold_types::Txg;
-use parking_lot::Mutex;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pins {
-    held: Arc<Mutex<BTreeMap<Txg, usize>>>,
+    held: Arc<Mutex<BTreeMap<Txg, usize>, of::Pins>>,
 }
 
 /// While held, nothing that was referenced when it was taken is reused.
@@ -20,7 +20,7 @@ pub(crate) struct Pins {
 #[must_use]
 pub struct Pin {
     txg: Txg,
-    held: Arc<Mutex<BTreeMap<Txg, usize>>>,
+    held: Arc<Mutex<BTreeMap<Txg, usize>, of::Pins>>,
 }
 
 impl Pins {

@@ -8,9 +8,9 @@ use copyhold_device::{CounterSnapshot, DynDevice};
 use copyhold_format::label::Label;
 use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_space::{Claim, Figures, Lane, LaneClass, Reservation, Space, Tier};
+use copyhold_sync::{RwLock, of};
 use copyhold_table::{Cached, Table, Value};
 use copyhold_types::{Buf, Key, Nanos, Purpose, Run, TableId, Txg};
-use parking_lot::RwLock;
 
 use crate::PoolError;
 use crate::Sabotage;
@@ -67,7 +67,7 @@ pub struct Pool {
     pub(crate) forks: Forks,
     /// A layer above was announced ([`OpenOptions::tenants`]).
     pub(crate) tenants: bool,
-    pub(crate) tenancy: RwLock<Arc<dyn Tenancy>>,
+    pub(crate) tenancy: RwLock<Arc<dyn Tenancy>, of::Tenancy>,
     pub(crate) join_waits: JoinWaits,
     /// The last txg that a transaction has joined, and the last that a durable batch calls durable.
     pub(crate) joined: AtomicU64,

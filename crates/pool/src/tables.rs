@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use copyhold_format::node::PartitionDescriptor;
+use copyhold_sync::{Mutex, RwLock, of};
 use copyhold_table::{Edit, Limits, Table, Weight};
 use copyhold_types::{Key, TableId, Txg};
-use parking_lot::{Mutex, RwLock};
 
 use crate::Pool;
 use crate::busy::Busy;
@@ -21,9 +21,9 @@ use crate::busy::Busy;
 #[derive(Debug)]
 pub(crate) struct Tables {
     limits: Limits,
-    open: RwLock<BTreeMap<TableId, Open>>,
-    busy: Mutex<Busy>,
-    root: Mutex<Vec<u8>>,
+    open: RwLock<BTreeMap<TableId, Open>, of::Tables>,
+    busy: Mutex<Busy, of::BusyTables>,
+    root: Mutex<Vec<u8>, of::TablesRoot>,
     /// How often a table was looked at by who looks for work.
     looks: AtomicU64,
 }

@@ -24,8 +24,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_task::Runnable;
+use copyhold_sync::{Mutex, of};
 use copyhold_types::{Nanos, Timestamp};
-use parking_lot::Mutex;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use self::cpu::{Bed, Cpu, Tracked};
@@ -90,7 +90,7 @@ pub enum ReactorKind {
 /// See the module's text. Dropping it shuts it down.
 pub struct Executors {
     shared: Arc<Shared>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>, of::ExecutorThreads>,
     /// Why there is no io_uring, if it was wanted.
     refusal: Option<io::Error>,
 }

@@ -30,7 +30,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 
-use parking_lot::Mutex;
+use copyhold_sync::{Mutex, of};
 #[cfg(shuttle)]
 use parking_lot::atomic::AtomicUsize; // of what stands for that crate there
 use smallvec::SmallVec;
@@ -46,7 +46,7 @@ const READER: usize = 4;
 #[derive(Debug, Default)]
 pub struct FifoRwLock {
     state: AtomicUsize,
-    queue: Mutex<Place>,
+    queue: Mutex<Place, of::TaskQueue>,
 }
 
 /// Where the queue is. Once made it stays: tickets are not given twice.

@@ -13,8 +13,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use copyhold_sync::{Mutex, of};
 use copyhold_types::Buf;
-use parking_lot::Mutex;
 
 use crate::uring::IoVecs;
 
@@ -105,8 +105,8 @@ impl Future for Completion {
 /// One operation: what is being done, and who waits for it.
 pub(crate) struct Flight {
     /// Touched by whoever carries the operation, never by its waiter.
-    pub(crate) work: Mutex<Work>,
-    reply: Mutex<Reply>,
+    pub(crate) work: Mutex<Work, of::OpWork>,
+    reply: Mutex<Reply, of::OpReply>,
 }
 
 #[derive(Default)]

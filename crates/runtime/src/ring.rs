@@ -32,7 +32,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use copyhold_sync::{Mutex, of};
 
 use crate::machine::thread;
 use crate::op::Flight;
@@ -48,9 +48,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub(crate) struct Ring {
     uring: Uring,
     in_flight_max: u32,
-    submit: Mutex<Submit>,
+    submit: Mutex<Submit, of::RingSubmit>,
     /// Completions taken from the queue; empty between calls.
-    reap: Mutex<Vec<Completed>>,
+    reap: Mutex<Vec<Completed>, of::RingReap>,
     broken: Broken,
 }
 

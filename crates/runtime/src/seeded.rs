@@ -24,8 +24,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use copyhold_sync::{Mutex, of};
 use copyhold_types::{Nanos, Timestamp};
-use parking_lot::Mutex;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
@@ -56,7 +56,7 @@ pub struct SeededRuntime {
 
 struct Inner {
     config: SeededConfig,
-    state: Mutex<State>,
+    state: Mutex<State, of::SeededState>,
     ready: Arc<Ready>,
 }
 
@@ -88,7 +88,7 @@ struct Task {
 }
 
 #[derive(Default)]
-struct Ready(Mutex<Vec<TaskId>>);
+struct Ready(Mutex<Vec<TaskId>, of::SeededReady>);
 
 struct TaskWaker {
     id: TaskId,

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
+use copyhold_sync::{Condvar, Mutex, of};
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 use rustix::io::{pread, pwritev};
 
@@ -25,7 +25,7 @@ pub struct ThreadReactor {
 
 struct Pool {
     threads_max: usize,
-    state: Mutex<State>,
+    state: Mutex<State, of::ThreadReactor>,
     arrived: Condvar,
 }
 

@@ -19,8 +19,8 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use copyhold_sync::{Mutex, MutexGuard, of};
 use copyhold_types::{BlockAddr, NodePtr, Run, Txg};
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::bits::Bits;
 use crate::changes::Changes;
@@ -34,7 +34,7 @@ pub(crate) struct Metaslab {
     pub(crate) id: MetaslabId,
     pub(crate) first_block: u64,
     pub(crate) blocks: u32,
-    state: Mutex<MetaslabState>,
+    state: Mutex<MetaslabState, of::Metaslab>,
     offers: [AtomicU32; Grade::COUNT],
     free_blocks: AtomicU32,
     warm_free: AtomicU64,

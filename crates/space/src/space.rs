@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
+use copyhold_sync::{Mutex, of};
 use copyhold_types::{Run, Txg};
-use parking_lot::Mutex;
 
 use crate::budget::{Budget, Figures, NoSpace, Reservation, Tier};
 use crate::claim::{Claim, Claims};
@@ -44,10 +44,10 @@ impl Config {
 pub(crate) struct Shared {
     pub(crate) geometry: Geometry,
     pub(crate) metaslabs: Vec<Metaslab>,
-    pub(crate) lanes: Vec<Mutex<LaneState>>,
+    pub(crate) lanes: Vec<Mutex<LaneState, of::Lane>>,
     pub(crate) budget: Budget,
     /// One allocation at a time when space is scarce.
-    pub(crate) scarce: Mutex<()>,
+    pub(crate) scarce: Mutex<(), of::ScarceSpace>,
     /// Chunks with a free run of 64 KiB, in all metaslabs.
     good_chunks: AtomicI64,
     /// This many good chunks are kept for nodes, which need their blocks in one run: half of the
@@ -121,7 +121,7 @@ impl Shared {
         self.budget.free() < 2 * self.lanes.len() as u64 * u64::from(CHUNK_BLOCKS)
     }
 
-    fn lane(&self, lane: Lane) -> &Mutex<LaneState> {
+    fn lane(&self, lane: Lane) -> &Mutex<LaneState, of::Lane> {
         let cpus = self.lanes.len() / LaneClass::COUNT;
         &self.lanes[lane.cpu % cpus * LaneClass::COUNT + lane.class as usize]
     }

@@ -9,13 +9,13 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use copyhold_format::node::Node;
+use copyhold_sync::{Mutex, of};
 use copyhold_types::{BlockAddr, NodePtr};
-use parking_lot::Mutex;
 
 /// Shared by all tables of a pool.
 #[derive(Debug)]
 pub struct NodeCache {
-    shards: Vec<Mutex<Shard>>,
+    shards: Vec<Mutex<Shard, of::NodeCache>>,
 }
 
 /// Figures since the cache was made, and what it holds now.
@@ -147,7 +147,7 @@ impl NodeCache {
         sum
     }
 
-    fn shard(&self, name: &Name) -> &Mutex<Shard> {
+    fn shard(&self, name: &Name) -> &Mutex<Shard, of::NodeCache> {
         &self.shards[(name.digest >> 64) as u64 as usize % self.shards.len()]
     }
 }

@@ -105,7 +105,7 @@ impl Table {
         is_due: impl FnOnce(&State) -> bool,
     ) -> Option<FlushJob> {
         assert!(point.edits_max > 0, "a flush takes an edit");
-        let partitions = self.partitions.read();
+        let partitions = self.read_partitions();
         let partition = partitions.get(partitions.index_starting(start)?);
         let mut state = partition.state.lock();
         if self.retired.load(Ordering::Acquire)
@@ -134,7 +134,7 @@ impl Table {
     ///
     /// With them, what the table has in memory no more.
     pub fn install(&self, job: FlushJob, flushed: Flushed) -> (Vec<DescriptorEdit>, Weight) {
-        let mut partitions = self.partitions.write();
+        let mut partitions = self.write_partitions();
         let before = partitions.weight();
         let index = partitions.index_starting(job.start).expect("a flush keeps its partition");
         let end = partitions.end(index);
@@ -173,7 +173,7 @@ impl Table {
     /// Gives up a flush: its edits are the delta's again, nothing else has changed. What the table
     /// loses of what it has in memory: edits that newer ones of the same key replace.
     pub fn abort(&self, job: FlushJob) -> Weight {
-        let partitions = self.partitions.read();
+        let partitions = self.read_partitions();
         let index = partitions.index_starting(job.start).expect("a flush keeps its partition");
         let mut state = partitions.get(index).state.lock();
         let before = state.weight();

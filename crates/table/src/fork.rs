@@ -31,7 +31,7 @@ impl Table {
     /// A table with the content of `parent`, which takes no edits from now on.
     pub fn over(parent: &Arc<Table>, id: TableId) -> Table {
         let child = Table::new(id, parent.limits());
-        child.partitions.write().under = Some(parent.fork_point());
+        child.write_partitions().under = Some(parent.fork_point());
         child
     }
 
@@ -45,12 +45,12 @@ impl Table {
 
     /// What this table lies over, if it has no base of its own yet.
     pub fn under(&self) -> Option<Arc<Table>> {
-        self.partitions.read().under.clone()
+        self.read_partitions().under.clone()
     }
 
     /// Puts a recovered table over what it was forked from.
     pub fn lay_over(&self, under: Arc<Table>) {
-        let mut partitions = self.partitions.write();
+        let mut partitions = self.write_partitions();
         assert!(partitions.iter().count() == 1, "K1: {} has bases of its own", self.id());
         partitions.under = Some(under);
     }
@@ -61,7 +61,7 @@ impl Table {
     }
 
     fn has_no_edits(&self) -> bool {
-        let partitions = self.partitions.read();
+        let partitions = self.read_partitions();
         partitions.iter().all(|partition| {
             let state = partition.state.lock();
             state.delta.is_empty() && state.frozen.is_none()
@@ -90,7 +90,7 @@ impl Table {
     ///
     /// With them, what the table has in memory more: its edits are in more partitions than before.
     pub fn adopt(&self) -> (Vec<DescriptorEdit>, Weight) {
-        let mut partitions = self.partitions.write();
+        let mut partitions = self.write_partitions();
         let before = partitions.weight();
         let under = partitions.under.take().expect("K1: a table is forked from something");
         assert!(under.is_settled(), "K1: {} is not settled", under.id());
@@ -102,7 +102,7 @@ impl Table {
         );
         let mut delta = own.delta;
         let bases: Vec<(Key, Settled)> = {
-            let of = under.partitions.read();
+            let of = under.read_partitions();
             let settled = |partition: &Partition| partition.state.lock().settled.clone();
             of.iter().map(|partition| (partition.start, settled(partition))).collect()
         };
@@ -127,7 +127,7 @@ impl Table {
 
     /// A partition has no items any more; somebody has given up its nodes.
     pub fn empty_partition(&self, start: Key) {
-        let partitions = self.partitions.read();
+        let partitions = self.read_partitions();
         let index = partitions.index_starting(start).expect("a partition starts there");
         partitions.get(index).state.lock().settled = Settled::default();
     }

@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use copyhold_format::node::PartitionDescriptor;
+use copyhold_sync::{Mutex, of};
 use copyhold_types::{Key, Txg};
-use parking_lot::Mutex;
 
 use crate::delta::{Delta, Weight, earlier};
 use crate::settled::Settled;
@@ -40,7 +40,7 @@ pub(crate) struct State {
 pub(crate) struct Partition {
     pub(crate) id: u64,
     pub(crate) start: Key,
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<State, of::Partition>,
 }
 
 impl State {

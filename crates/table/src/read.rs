@@ -216,11 +216,14 @@ impl Table {
     }
 
     fn look(&self, key: Key) -> Look {
-        let partitions = self.partitions.read();
+        let partitions = self.read_partitions();
         let state = partitions.covering(key).state.lock();
         match (state.unflushed(&key), &partitions.under) {
             (Some(value), _) => Look::Edit(value),
-            (None, Some(under)) => under.look(key),
+            (None, Some(under)) => {
+                drop(state);
+                under.look(key)
+            }
             (None, None) => Look::Settled(state.settled.clone()),
         }
     }
@@ -255,7 +258,7 @@ impl Table {
         mut to: Key,
         limit: usize,
     ) -> (Stretch, Option<Arc<Table>>) {
-        let partitions = self.partitions.read();
+        let partitions = self.read_partitions();
         let index = partitions.index_covering(from);
         if let Some(end) = partitions.end(index) {
             to = to.min(end);
@@ -275,7 +278,7 @@ impl Table {
     }
 
     fn own_stretch_down(&self, mut from: Key, to: Key) -> (Stretch, Option<Arc<Table>>) {
-        let partitions = self.partitions.read();
+        let partitions = self.read_partitions();
         let index = last_starting_below(&partitions, to);
         let partition = partitions.get(index);
         from = from.max(partition.start);

@@ -50,7 +50,7 @@ impl RecoveringTable {
     ) -> Result<Table, TableError> {
         let table = Table::restore(self.id, limits, descriptors)?;
         let mut edits = self.edits.into_iter().peekable();
-        let mut partitions = table.partitions.write();
+        let mut partitions = table.write_partitions();
         for index in 0..partitions.iter().count() {
             let end = partitions.end(index);
             let state = partitions.get_mut(index).state.get_mut();

@@ -8,14 +8,14 @@ use std::task::{Context, Poll, Waker};
 
 use copyhold_format::digest;
 use copyhold_format::node::Node;
+use copyhold_sync::{Mutex, of};
 use copyhold_types::{BlockAddr, Buf, DeviceId, EpochId, NodePtr, Purpose};
-use parking_lot::Mutex;
 
 use crate::{NodeFuture, NodeSink, NodeSource, TableError};
 
 #[derive(Debug, Default)]
 pub(crate) struct Store {
-    inside: Mutex<Inside>,
+    inside: Mutex<Inside, of::TableStore>,
 }
 
 #[derive(Debug, Default)]

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use copyhold_format::node::{LAYERS_MAX, PartitionDescriptor};
+use copyhold_sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, of};
 use copyhold_types::{Key, TableId, Txg};
-use parking_lot::RwLock;
 
 use crate::delta::{Delta, Weight, earlier};
 use crate::partition::{Partition, Partitions, State};
@@ -34,7 +34,7 @@ impl Default for Limits {
 pub struct Table {
     id: TableId,
     pub(crate) limits: Limits,
-    pub(crate) partitions: RwLock<Partitions>,
+    partitions: RwLock<Partitions, of::Partitions>,
     /// Nothing of it is flushed or merged any more.
     pub(crate) retired: AtomicBool,
 }
@@ -70,6 +70,16 @@ pub struct PartitionStats {
 }
 
 impl Table {
+    /// A reader holds the partitions of a table while it looks into the table under it, which is
+    /// older: so newer tables come first in the order of locks.
+    pub(crate) fn read_partitions(&self) -> RwLockReadGuard<'_, Partitions> {
+        self.partitions.read_at(u64::MAX - self.id.0)
+    }
+
+    pub(crate) fn write_partitions(&self) -> RwLockWriteGuard<'_, Partitions> {
+        self.partitions.write_at(u64::MAX - self.id.0)
+    }
+
     /// A table without items.
     pub fn new(id: TableId, limits: Limits) -> Table {
         Table::with_partitions(id, limits, vec![Partition::new(0, Key::MIN, State::default())])
@@ -140,7 +150,7 @@ impl Table {
     /// What it has in memory no more.
     pub fn retire_again(&self) -> Weight {
         self.retire();
-        let partitions = self.partitions.read();
+        let partitions = self.read_partitions();
         let before = partitions.weight();
         partitions.iter().for_each(|partition| partition.state.lock().delta = Delta::default());
         before - partitions.weight()
@@ -154,32 +164,32 @@ impl Table {
 
     /// As [`Self::apply`]; what that adds to what is in memory.
     pub fn apply_weighed(&self, txg: Txg, key: Key, edit: Edit) -> Weight {
-        let partitions = self.partitions.read();
+        let partitions = self.read_partitions();
         partitions.covering(key).state.lock().apply(txg, key, edit)
     }
 
     /// What the edits in memory say about `key`: its value, or that it is deleted; `None` if they
     /// say nothing.
     pub fn unflushed(&self, key: Key) -> Option<Edit> {
-        let partitions = self.partitions.read();
+        let partitions = self.read_partitions();
         let found = partitions.covering(key).state.lock().unflushed(&key);
         found.map(Edit::from)
     }
 
     /// T2 for the whole table; `None`: everything is settled.
     pub fn pin(&self) -> Option<Txg> {
-        let partitions = self.partitions.read();
+        let partitions = self.read_partitions();
         partitions.iter().map(|partition| partition.state.lock().pin()).fold(None, earlier)
     }
 
     /// Every partition in the order of keys.
     pub fn stats(&self) -> Vec<PartitionStats> {
-        self.partitions.read().iter().map(stats_of).collect()
+        self.read_partitions().iter().map(stats_of).collect()
     }
 
     /// Unflushed edits and the memory that they take, frozen ones included.
     pub fn weight(&self) -> Weight {
-        self.partitions.read().weight()
+        self.read_partitions().weight()
     }
 
     pub fn unflushed_bytes(&self) -> usize {
@@ -188,18 +198,18 @@ impl Table {
 
     /// Whether a flush of a part of it is under way.
     pub fn is_being_flushed(&self) -> bool {
-        self.partitions.read().iter().any(|partition| partition.state.lock().frozen.is_some())
+        self.read_partitions().iter().any(|partition| partition.state.lock().frozen.is_some())
     }
 
     /// The partitions as they are on disk, by id; what the table of tables should say.
     pub fn descriptors(&self) -> Vec<(u64, PartitionDescriptor)> {
-        let partitions = self.partitions.read();
+        let partitions = self.read_partitions();
         partitions.iter().map(|partition| (partition.id, partition.descriptor())).collect()
     }
 
     /// Whether bases and edits are as they must be; for tests and `check`.
     pub fn check(&self) {
-        let partitions = self.partitions.read();
+        let partitions = self.read_partitions();
         for (index, partition) in partitions.iter().enumerate() {
             let end = partitions.end(index);
             assert!(end.is_none_or(|end| partition.start < end), "P1: {}", partition.start);

@@ -250,7 +250,7 @@ impl Volumes {
     /// Whether the subvolume stamps an epoch that quotas, enabled since, do not count (R25).
     pub fn is_outdated(&self, subvol: &Subvol) -> bool {
         let ledger = &self.state.ledger;
-        let tree = subvol.family.tree.read();
+        let tree = subvol.family.read_tree();
         let keeps = ledger.breaks(Sabotage::KeepEpoch);
         !keeps
             && ledger.is_on()
@@ -265,7 +265,7 @@ impl Volumes {
         let current = self.new_epoch().await?;
         // Taking a number here would leave a mark behind of one that is deleted meanwhile.
         let mark = InodeNo(self.pool.stored_id_mark(IdSpace::Inode(subvol.id())).await?);
-        let mut tree = subvol.family.tree.write();
+        let mut tree = subvol.family.write_tree();
         subvol.check_live()?;
         let leaf = *tree.leaf(subvol.id()).ok_or(VolumeError::NoSubvolume(subvol.id()))?;
         if leaf.current > current || self.state.ledger.counts(leaf.current) {

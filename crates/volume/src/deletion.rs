@@ -270,7 +270,7 @@ impl Volumes {
         subvol: &Subvol,
         credit: Credit,
     ) -> Result<std::result::Result<bool, EpochId>> {
-        let mut tree = subvol.family.tree.write();
+        let mut tree = subvol.family.write_tree();
         let leaf = *tree.leaf(subvol.id()).ok_or(VolumeError::NoSubvolume(subvol.id()))?;
         for holder in [Some(leaf.id), leaf.parent].into_iter().flatten() {
             match self.has_pending(holder) {

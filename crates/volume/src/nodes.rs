@@ -26,7 +26,7 @@ impl Tenancy for Tenants {
     fn epoch(&self, table: TableId) -> EpochId {
         let home = self.0.map.read().tables.get(&table).cloned();
         let Some((family, epoch)) = home else { return EpochId::POOL };
-        let tree = family.tree.read();
+        let tree = family.read_tree();
         tree.get(epoch).map_or(EpochId::POOL, |epoch| epoch.current)
     }
 
@@ -40,8 +40,8 @@ impl Tenancy for Tenants {
         let cells: BTreeMap<FamilyId, &Arc<FamilyCell>> =
             homes.values().map(|(family, _)| (family.id, family)).collect();
         let trees: BTreeMap<_, _> =
-            cells.iter().map(|(id, family)| (*id, family.tree.read())).collect();
-        let _burials: Vec<_> = cells.values().map(|family| family.burial.lock()).collect();
+            cells.iter().map(|(id, family)| (*id, family.read_tree())).collect();
+        let _burials: Vec<_> = cells.values().map(|family| family.lock_burial()).collect();
         let look = Stored { pool: &pool, state: &self.0 };
         let evaluations =
             trees.iter().map(|(id, tree)| (*id, Evaluation::new(tree, &look))).collect();

@@ -78,7 +78,7 @@ impl Volumes {
         let mut tx = Some(tx);
         let mut held: Option<(usize, Credit)> = None;
         if self.ledger().breaks(Sabotage::DecideEarly) {
-            let outcome = self.evaluate(&family.tree.read(), releases)?;
+            let outcome = self.evaluate(&family.read_tree(), releases)?;
             let edits = outcome.edits.len() + outcome.pending.len() + SPARE_EDITS;
             let (tier, bytes) = (Tier::DeleteSubvolume, bytes_of(edits));
             let credit = self.pool.admit(tier, edits, bytes).await?;
@@ -88,8 +88,8 @@ impl Volumes {
         }
         for attempt in 0.. {
             let (missing, wanted) = {
-                let tree = family.tree.read();
-                let _burial = family.burial.lock();
+                let tree = family.read_tree();
+                let _burial = family.lock_burial();
                 let sharing = self.state.sharing.load(Ordering::Acquire);
                 let _shares = sharing.then(|| self.state.shares.lock());
                 let outcome = self.evaluate(&tree, releases)?;

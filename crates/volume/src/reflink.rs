@@ -39,12 +39,12 @@ impl Volumes {
     ) -> Result<std::result::Result<Txg, Unread>> {
         let families = BTreeMap::from([(from.family.id, &from.family), (to.family.id, &to.family)]);
         let trees: BTreeMap<_, _> =
-            families.iter().map(|(id, family)| (*id, family.tree.read())).collect();
+            families.iter().map(|(id, family)| (*id, family.read_tree())).collect();
         from.check_live()?;
         to.check_changeable()?;
         let tree = &trees[&to.family.id];
         let leaf = *tree.leaf(to.id()).ok_or(VolumeError::NoSubvolume(to.id()))?;
-        let _burial = to.family.burial.lock();
+        let _burial = to.family.lock_burial();
         // Whoever releases from now on asks for shares.
         self.state.sharing.store(true, Ordering::Release);
         let _shares = self.state.shares.lock();

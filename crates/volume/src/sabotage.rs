@@ -76,9 +76,9 @@ pub(crate) struct Broken {
     /// One more than its place among all; 0: none.
     rule: AtomicUsize,
     /// What [`Sabotage::LateUsage`] holds back.
-    pub(crate) late: parking_lot::Mutex<crate::quota::Rows>,
+    pub(crate) late: copyhold_sync::Mutex<crate::quota::Rows, copyhold_sync::of::SabotageRows>,
     /// The dead, and their heirs, that [`Sabotage::HeirLater`] has not told of.
-    heirs: parking_lot::Mutex<Vec<(SubvolId, SubvolId)>>,
+    heirs: copyhold_sync::Mutex<Vec<(SubvolId, SubvolId)>, copyhold_sync::of::SabotageHeirs>,
 }
 
 impl Ledger {

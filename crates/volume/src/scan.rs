@@ -143,7 +143,7 @@ impl Volumes {
 
     /// The live epoch of a live subvolume.
     pub(crate) fn leaf(&self, subvol: &Subvol) -> Result<Epoch> {
-        let tree = subvol.family.tree.read();
+        let tree = subvol.family.read_tree();
         subvol.check_live()?;
         tree.leaf(subvol.id()).copied().ok_or(VolumeError::NoSubvolume(subvol.id()))
     }

@@ -14,8 +14,8 @@ use std::sync::atomic::Ordering;
 
 use copyhold_format::item::{Content, pending_key};
 use copyhold_pool::{Cached, Credit, Pool, Transaction};
+use copyhold_sync::RwLockReadGuard;
 use copyhold_types::{EpochId, InodeNo, Pointer, Run, SubvolId, TableId, Txg};
-use parking_lot::RwLockReadGuard;
 
 use crate::error::{Result, VolumeError};
 use crate::family::{Epoch, Family};
@@ -83,7 +83,7 @@ impl Volumes {
     /// As [`Self::steady`], also of a subvolume that is read-only: to remove items that nothing in
     /// it leads to.
     pub fn steady_to_tidy<'a>(&'a self, subvol: &'a Subvol) -> Result<Steady<'a>> {
-        let tree = subvol.family.tree.read();
+        let tree = subvol.family.read_tree();
         subvol.check_live()?;
         let leaf = *tree.leaf(subvol.id()).ok_or(VolumeError::NoSubvolume(subvol.id()))?;
         Ok(Steady { volumes: self, subvol, tree, leaf, inode: None })
@@ -161,7 +161,7 @@ impl Steady<'_> {
             .map(|pointer| Release { holder: leaf.id, pointer, content: Content::Data, count: 1 })
             .collect();
         let buries = releases.iter().any(|release| !leaf.owns(release.pointer.epoch));
-        let _burial = buries.then(|| subvol.family.burial.lock());
+        let _burial = buries.then(|| subvol.family.lock_burial());
         let shares = !releases.is_empty() && volumes.state.sharing.load(Ordering::Acquire);
         let _shares = shares.then(|| volumes.state.shares.lock());
         let look = volumes.stored();

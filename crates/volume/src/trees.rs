@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use copyhold_pool::{Pool, Transaction};
+use copyhold_sync::{RwLockReadGuard, RwLockWriteGuard};
 use copyhold_types::TableId;
-use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 
 use crate::error::{Result, VolumeError};
 use crate::family::{Epoch, Family, FamilyId};
-use crate::volumes::{Subvol, Volumes};
+use crate::volumes::{FamilyCell, Subvol, Volumes};
 
 /// Families that stand still, some of them to be changed.
 pub(crate) struct Trees<'a>(BTreeMap<FamilyId, Guard<'a>>);
@@ -22,13 +22,12 @@ impl<'a> Trees<'a> {
     /// The families of `changed` exclusively; those of `still` shared, unless they are among them.
     pub(crate) fn lock(changed: &[&'a Subvol], still: &[&'a Subvol]) -> Trees<'a> {
         let mut cells = BTreeMap::new();
-        cells.extend(still.iter().map(|subvol| (subvol.family.id, (&subvol.family.tree, false))));
-        cells.extend(changed.iter().map(|subvol| (subvol.family.id, (&subvol.family.tree, true))));
-        let lock = |(id, (tree, exclusively)): (FamilyId, _)| {
-            let tree: &'a parking_lot::RwLock<Family> = tree;
+        cells.extend(still.iter().map(|subvol| (subvol.family.id, (&*subvol.family, false))));
+        cells.extend(changed.iter().map(|subvol| (subvol.family.id, (&*subvol.family, true))));
+        let lock = |(id, (family, exclusively)): (FamilyId, (&'a FamilyCell, bool))| {
             let guard = match exclusively {
-                true => Guard::Exclusive(tree.write()),
-                false => Guard::Shared(tree.read()),
+                true => Guard::Exclusive(family.write_tree()),
+                false => Guard::Shared(family.read_tree()),
             };
             (id, guard)
         };

@@ -23,8 +23,8 @@ use copyhold_format::item::{
 };
 use copyhold_pool::{Credit, Pool, Tier, Transaction};
 use copyhold_runtime::FifoMutex;
+use copyhold_sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, of};
 use copyhold_types::{EpochId, Key, SubvolId, TableId, Txg};
-use parking_lot::{Mutex, RwLock};
 
 use crate::error::{Result, VolumeError};
 use crate::family::{Birth, Family, FamilyId};
@@ -51,13 +51,13 @@ pub struct Volumes {
 /// What the pool's questions are answered from, too.
 pub(crate) struct State {
     pub(crate) pool: Weak<Pool>,
-    pub(crate) map: RwLock<Map>,
+    pub(crate) map: RwLock<Map, of::Volumes>,
     /// Who changes the table of shares.
-    pub(crate) shares: Mutex<()>,
+    pub(crate) shares: Mutex<(), of::Shares>,
     /// Whether that table may have anything.
     pub(crate) sharing: AtomicBool,
     /// Who changes owners and groups (`quota`).
-    pub(crate) owners: Mutex<()>,
+    pub(crate) owners: Mutex<(), of::Owners>,
     pub(crate) ledger: Ledger,
     /// The newest epoch number that anybody stamps; changed with `owners` held.
     pub(crate) newest: AtomicU64,
@@ -77,16 +77,16 @@ pub(crate) struct Map {
 /// A family and its locks.
 pub(crate) struct FamilyCell {
     pub(crate) id: FamilyId,
-    pub(crate) tree: RwLock<Family>,
+    tree: RwLock<Family, of::Family>,
     /// Held while a pointer is looked up in a sibling's deadlist and put on its own (R16).
-    pub(crate) burial: Mutex<()>,
+    burial: Mutex<(), of::Burial>,
 }
 
 /// A subvolume, live or being deleted.
 pub struct Subvol {
     id: SubvolId,
     pub(crate) family: Arc<FamilyCell>,
-    item: Mutex<SubvolItem>,
+    item: Mutex<SubvolItem, of::SubvolItem>,
     /// Of the item, what is asked with each operation: where the files are, and whether it is being
     /// deleted, or is read-only.
     files: AtomicU64,
@@ -247,7 +247,7 @@ impl Map {
                 SubvolState::Live => None,
             };
             let home = homes.get(&id).or_else(|| map.epochs.get(&heir?)).cloned();
-            let leaf = home.as_ref().and_then(|home| home.tree.read().leaf(id).copied());
+            let leaf = home.as_ref().and_then(|home| home.read_tree().leaf(id).copied());
             let is_wrong = match leaf {
                 Some(leaf) => {
                     (leaf.id, leaf.first, leaf.table) != (item.epoch, item.first, item.table)
@@ -270,13 +270,12 @@ impl Map {
     }
 
     pub(crate) fn add_family(&mut self, family: Family) -> Arc<FamilyCell> {
+        let epochs: Vec<_> = family.epochs().map(|epoch| (epoch.id, epoch.table)).collect();
         let cell = FamilyCell::new(family);
-        let tree = cell.tree.read();
-        for epoch in tree.epochs() {
-            self.epochs.insert(epoch.id, cell.clone());
-            self.tables.insert(epoch.table, (cell.clone(), epoch.id));
+        for (epoch, table) in epochs {
+            self.epochs.insert(epoch, cell.clone());
+            self.tables.insert(table, (cell.clone(), epoch));
         }
-        drop(tree);
         cell
     }
 }
@@ -295,6 +294,18 @@ impl FamilyCell {
     fn new(family: Family) -> Arc<FamilyCell> {
         let id = family.id();
         Arc::new(FamilyCell { id, tree: RwLock::new(family), burial: Mutex::new(()) })
+    }
+
+    pub(crate) fn read_tree(&self) -> RwLockReadGuard<'_, Family> {
+        self.tree.read_at(self.id.0.0)
+    }
+
+    pub(crate) fn lock_burial(&self) -> MutexGuard<'_, ()> {
+        self.burial.lock_at(self.id.0.0)
+    }
+
+    pub(crate) fn write_tree(&self) -> RwLockWriteGuard<'_, Family> {
+        self.tree.write_at(self.id.0.0)
     }
 }
 
@@ -336,8 +347,9 @@ impl Volumes {
             newest: AtomicU64::new(newest),
             sequence: AtomicU64::new(0),
         });
-        for subvol in state.map.read().subvols.values() {
-            let family = subvol.family.tree.read();
+        let subvols: Vec<_> = state.map.read().subvols.values().cloned().collect();
+        for subvol in subvols {
+            let family = subvol.family.read_tree();
             let unflushed = unflushed_of(&pool, &family, subvol.id, &BTreeSet::new());
             state.ledger.owes(subvol.id, unflushed);
             if let SubvolState::Dying(step) = subvol.item().state
@@ -388,7 +400,7 @@ impl Volumes {
         /// A segment that is split, on the deadlist and among the shares, with their keys.
         const EDITS: usize = 4;
         const BYTES: usize = 32;
-        let alone = subvol.family.tree.read().epochs().nth(1).is_none();
+        let alone = subvol.family.read_tree().epochs().nth(1).is_none();
         let more = match alone && !self.state.sharing.load(Ordering::Acquire) {
             true => 0,
             false => releases * EDITS,
@@ -404,7 +416,7 @@ impl Volumes {
         mut tx: Transaction,
         change: impl FnOnce(&mut SubvolItem),
     ) -> Result<Txg> {
-        let _still = subvol.family.tree.write();
+        let _still = subvol.family.write_tree();
         subvol.check_live()?;
         let mut item = subvol.item();
         change(&mut item);

@@ -68,7 +68,7 @@ impl Volumes {
 
     pub(crate) async fn walk_step(&self, subvol: &Subvol, from: Key) -> Result<()> {
         let table = self.pool.table(subvol.files());
-        let leaf = *(subvol.family.tree.read().leaf(subvol.id()))
+        let leaf = *(subvol.family.read_tree().leaf(subvol.id()))
             .ok_or(VolumeError::NoSubvolume(subvol.id()))?;
         let pin = self.pool.pin();
         let place = place(&table, from);

@@ -168,7 +168,7 @@ impl Volumes {
         let mut weighed = Weighed::default();
         let found = {
             let leaf = self.leaf(subvol)?;
-            let tree = subvol.family.tree.read();
+            let tree = subvol.family.read_tree();
             tree.sibling(leaf.id).and_then(|sibling| leaf.parent.zip(sibling.deadlist))
         };
         // Alone in its family, it owns all that it holds.
@@ -195,8 +195,8 @@ impl Volumes {
         let (mut dropped, mut todo) = (Vec::new(), vec![release]);
         while !todo.is_empty() {
             let missing = {
-                let tree = subvol.family.tree.read();
-                let _burial = subvol.family.burial.lock();
+                let tree = subvol.family.read_tree();
+                let _burial = subvol.family.lock_burial();
                 let look = self.stored();
                 let mut evaluation = Evaluation::new(&tree, &look).climbing(LEVELS).weighing();
                 for release in std::mem::take(&mut todo) {

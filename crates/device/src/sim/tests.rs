@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use copyhold_runtime::{Runtime, SeededRuntime};
+use parking_lot::Mutex;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::SeedableRng;
 

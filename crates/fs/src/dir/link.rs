@@ -41,7 +41,7 @@ impl Filesystem {
         let credit = self.charge(&dir.subvol, Tier::Write, 4, bytes).await?;
 
         let now = self.now();
-        let (txg, sync) = {
+        let (txg, nameless, sync) = {
             let [mut dir_state, mut state] = lock_states([&dir, &inode]);
             dir_state.expect_addable_to()?;
             state.permit(Way::Name)?;
@@ -68,9 +68,12 @@ impl Filesystem {
             dir_state.logged_and_shown(dir_item, txg, true);
             state.logged_and_shown(item, txg, false);
             (state.linkable, state.in_copy_up) = (false, false);
-            (txg, dir_state.is_sync_dir())
+            (txg, nameless, dir_state.is_sync_dir())
         };
         drop(entries);
+        if nameless {
+            self.forget_in_use(node);
+        }
         if sync {
             self.pool.commit(txg).await?;
         }

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use copyhold_format::item::{InodeItem, SubvolItem, inode_key, orphan_key};
 use copyhold_pool::{Tier, Transaction};
+use copyhold_sync::MutexGuard;
 use copyhold_types::{InodeNo, TableId, Timestamp};
 use copyhold_volume::{self as volume, InodeChange, Volumes};
-use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
 use super::make::{New, item_of};

@@ -16,10 +16,10 @@ use copyhold_format::block_checksum;
 use copyhold_format::item::INLINE_MAX;
 use copyhold_pool::{Claim, LaneClass};
 use copyhold_runtime::finishing;
+use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run};
 use copyhold_volume::quota::Hold;
 use futures_util::future::join_all;
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::dirty::{Taken, Took};
@@ -43,7 +43,7 @@ pub(crate) struct Batch {
     pub(super) took: Vec<(u64, Slot)>,
     reserved: Option<Promise>,
     /// What the blocks that are claimed are charged to.
-    pub(super) hold: Mutex<Hold>,
+    pub(super) hold: Mutex<Hold, of::BatchHold>,
     /// Everything fits the INLINE item.
     inline: bool,
     pub(super) attach: bool,

@@ -259,7 +259,9 @@ fn shareable(
     to_offset: u64,
     len: u64,
 ) -> u64 {
-    let (end, target_size) = (source.state().shown.size, target.state().shown.size);
+    // One after the other: a guard in a tuple would be held while the second is waited for.
+    let end = source.state().shown.size;
+    let target_size = target.state().shown.size;
     let has = len.min(end.saturating_sub(from_offset)).min(SHARE_BLOCKS * BLOCK);
     // The bytes behind the target's old end would have to be zeroed.
     if to_offset > target_size && !target_size.is_multiple_of(BLOCK) {

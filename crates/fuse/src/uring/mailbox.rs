@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use parking_lot::Mutex;
+use copyhold_sync::{Mutex, of};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// An entry whose answer is to be committed.
@@ -21,7 +21,7 @@ pub(super) struct Answered {
 
 #[derive(Debug)]
 pub(super) struct Mailbox {
-    state: Mutex<State>,
+    state: Mutex<State, of::Mailbox>,
     bell: OwnedFd,
 }
 
@@ -97,7 +97,7 @@ impl Mailbox {
 pub fn answers() {
     use std::sync::Arc;
 
-    use parking_lot::thread;
+    use copyhold_sync::{of, thread};
 
     const EACH: u32 = 2;
     let mailbox = Arc::new(Mailbox::new().expect("an eventfd"));

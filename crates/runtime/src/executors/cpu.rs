@@ -17,8 +17,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use async_task::Runnable;
+use copyhold_sync::{Mutex, of};
 use copyhold_types::Nanos;
-use parking_lot::Mutex;
 
 use super::timers::Timers;
 use crate::machine;
@@ -34,9 +34,9 @@ const TURN: usize = 32;
 const NAP: Duration = Duration::from_secs(3600);
 
 pub(super) struct Cpu {
-    queue: Mutex<Queue>,
+    queue: Mutex<Queue, of::ExecutorQueue>,
     pub(super) timers: Timers,
-    parked: Mutex<Parked>,
+    parked: Mutex<Parked, of::ExecutorParked>,
     bed: Bed,
     stopping: AtomicBool,
     /// A task is being polled.

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::task::Waker;
 
+use copyhold_sync::{Mutex, of};
 use copyhold_types::Nanos;
-use parking_lot::Mutex;
 
 /// Deadline and a number that tells timers with the same deadline apart.
 pub(super) type TimerKey = (Nanos, u64);
 
 #[derive(Default)]
-pub(super) struct Timers(Mutex<Pending>);
+pub(super) struct Timers(Mutex<Pending, of::Timers>);
 
 #[derive(Default)]
 struct Pending {

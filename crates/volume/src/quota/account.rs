@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use copyhold_format::item::{GroupId, InodesItem};
+use copyhold_sync::{RwLock, of};
 use copyhold_types::{InodeNo, SubvolId};
-use parking_lot::RwLock;
 
 use super::error::Exceeded;
 use super::hold::{Hold, Request, Tier};
@@ -29,7 +29,7 @@ pub(super) struct Account {
     pub(super) subvol: SubvolId,
     /// Its group of level 0.
     pub(super) node: Arc<Node>,
-    way: RwLock<Way>,
+    way: RwLock<Way, of::AccountWay>,
     /// Its own part of what the gates of its node count.
     inodes: AtomicI64,
     snapshots: AtomicI64,
@@ -147,11 +147,15 @@ impl Account {
 
     /// Calls `act` for whoever pays, with the nodes above, while neither can change.
     fn with_payer<T>(&self, act: impl FnOnce(&Account, &Above) -> T) -> T {
-        let way = self.way.read();
+        self.with_payer_at(0, act)
+    }
+
+    fn with_payer_at<T>(&self, place: u64, act: impl FnOnce(&Account, &Above) -> T) -> T {
+        let way = self.way.read_at(place);
         let Some(heir) = &way.heir else { return act(self, &way.above) };
         let heir = Arc::clone(heir);
         drop(way);
-        heir.with_payer(act)
+        heir.with_payer_at(place, act)
     }
 
     fn add(&self, change: &Sums) {
@@ -172,7 +176,11 @@ impl Account {
 
     /// Changes its sums and those above (A1).
     pub(super) fn pay(&self, change: &Sums) {
-        self.with_payer(|account, above| {
+        self.pay_at(0, change);
+    }
+
+    fn pay_at(&self, place: u64, change: &Sums) {
+        self.with_payer_at(place, |account, above| {
             account.add(change);
             above.iter().for_each(|(node, share)| node.add(change, *share));
         });
@@ -256,12 +264,15 @@ impl Account {
     }
 
     /// From now on `heir` pays (A2). The estimate of unflushed edits is not inherited.
+    ///
+    /// The way of the heir is waited for with this one's held: the caller has the lock of groups,
+    /// so no two accounts get an heir at the same time.
     pub(super) fn set_heir(&self, heir: &Arc<Account>) {
         let mut way = self.way.write();
         if way.heir.is_none() {
             let own = self.own();
             // First the heir: a moment of too much is safe, a moment of too little is not.
-            heir.pay(&Sums { unflushed: 0, ..own });
+            heir.pay_at(1, &Sums { unflushed: 0, ..own });
             let gone = own.negated();
             self.add(&gone);
             std::mem::take(&mut way.above).iter().for_each(|(node, share)| node.add(&gone, *share));
@@ -272,7 +283,7 @@ impl Account {
     /// While this is held, nothing changes the sums of this account, nor of what is above it by way
     /// of this account.
     pub(super) fn still(&self) -> impl Sized + '_ {
-        self.way.write()
+        self.way.write_at(self.subvol.0.into())
     }
 
     /// Bytes and inodes that the limits here and above leave; `None` where there is no limit.

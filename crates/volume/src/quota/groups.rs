@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use copyhold_format::item::{GroupId, GroupItem, Limits, group_key, member_key};
 use copyhold_pool::Edit;
+use copyhold_sync::MutexGuard;
 use copyhold_types::{EpochId, Key, SubvolId};
-use parking_lot::MutexGuard;
 
 use super::account::Account;
 use super::error::QuotaError;

@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use copyhold_format::item::inodes_key;
 use copyhold_pool::Edit;
+use copyhold_sync::{Mutex, RwLock, of};
 use copyhold_types::{EpochId, InodeNo, SubvolId, Txg};
-use parking_lot::{Mutex, RwLock};
 
 use super::account::Account;
 use super::error::{Miscount, QuotaError};
@@ -73,11 +73,11 @@ pub struct Ledger {
     pub(super) rows: EpochRows,
     pub(super) accounts: Accounts,
     /// What is not on the way of a write: relations, records, who is dead.
-    pub(super) groups: Mutex<Groups>,
+    pub(super) groups: Mutex<Groups, of::QuotaGroups>,
     /// Bytes promised by reserves and not yet taken (N3).
     pub(super) promised: Arc<AtomicI64>,
     /// Dead owners that a sweep should look at.
-    pub(super) sweepable: Mutex<BTreeSet<SubvolId>>,
+    pub(super) sweepable: Mutex<BTreeSet<SubvolId>, of::Sweepable>,
     /// Sums that were found wrong.
     miscounts: AtomicU64,
     #[cfg(feature = "sabotage")]
@@ -353,8 +353,8 @@ pub(super) struct Accounts {
 
 #[derive(Debug, Default)]
 struct Shard {
-    accounts: RwLock<BTreeMap<SubvolId, Arc<Account>>>,
-    dirty: Mutex<Vec<Arc<Account>>>,
+    accounts: RwLock<BTreeMap<SubvolId, Arc<Account>>, of::Accounts>,
+    dirty: Mutex<Vec<Arc<Account>>, of::DirtyAccounts>,
 }
 
 impl Accounts {

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use copyhold_format::item::{UsageItem, usage_key};
 use copyhold_pool::Edit;
+use copyhold_sync::{Mutex, RwLock, of};
 use copyhold_types::{EpochId, Key};
-use parking_lot::{Mutex, RwLock};
 
 use super::account::Account;
 use super::error::Miscount;
@@ -41,8 +41,8 @@ pub(super) struct Row {
 
 #[derive(Debug, Default)]
 struct Shard {
-    rows: RwLock<BTreeMap<EpochId, Arc<Row>>>,
-    dirty: Mutex<Vec<Arc<Row>>>,
+    rows: RwLock<BTreeMap<EpochId, Arc<Row>>, of::QuotaRows>,
+    dirty: Mutex<Vec<Arc<Row>>, of::DirtyRows>,
 }
 
 #[derive(Debug)]

@@ -1,0 +1,204 @@
+//! The order of all blocking locks.
+
+/// The place of a lock in the order: a type, so that it takes no memory in the lock.
+pub trait Ranked {
+    const RANK: Rank;
+}
+
+macro_rules! ranks {
+    ($($(#[$about:meta])+ $name:ident,)+) => {
+        /// All ranks, outermost first: a thread waits for a lock only if its rank is behind those
+        /// of all locks that the thread holds.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Rank {
+            $($(#[$about])+ $name,)+
+        }
+
+        /// Each rank as a type, for the type of its locks.
+        pub mod of {
+            $($(#[$about])+ #[derive(Debug)] pub struct $name;
+            impl super::Ranked for $name {
+                const RANK: super::Rank = super::Rank::$name;
+            })+
+        }
+    };
+}
+
+ranks! {
+    // The mount: requests and their answers.
+
+    /// The state of one request.
+    RequestPlace,
+    /// Memory of requests that ended.
+    SparePlaces,
+    /// An operation behind its first poll.
+    Parking,
+    /// POSIX and flock locks of files.
+    FileLocks,
+    /// The filesystem in memory that tests of the transport use.
+    FuseMemory,
+    /// Requests under way.
+    Desk,
+    /// Answers on their way to a ring's thread.
+    Mailbox,
+    /// Requests that can be interrupted.
+    Interrupts,
+
+    // The filesystem. States come before the caches, so that a new inode is in the cache before its
+    // directory's state is let go.
+
+    /// Leftovers of the last use that are still to be removed.
+    Leftovers,
+    /// Files without a name.
+    ReaperQueue,
+    /// Refusals that were logged lately.
+    Refusals,
+    /// The state of one inode, by its number.
+    InodeState,
+    /// Files with dirty data.
+    DirtyFiles,
+    /// A shard of the inodes in memory.
+    InodeCache,
+    /// Access times that wait to be logged.
+    AccessTimes,
+    /// The subvolumes that were asked for.
+    Subvols,
+
+    // Subvolumes, epochs and quotas.
+
+    /// A broken rule's rows.
+    SabotageRows,
+    /// A broken rule's heirs.
+    SabotageHeirs,
+    /// The tree of epochs of one family, by its number.
+    Family,
+    /// The quota hold of a batch of dirty blocks.
+    BatchHold,
+    /// Changes of owners.
+    Owners,
+    /// The subvolumes by number.
+    Volumes,
+    /// Burials in one family, by its number.
+    Burial,
+    /// Counts of shared extents.
+    Shares,
+    /// The record of one subvolume.
+    SubvolItem,
+    /// Groups, limits and relations.
+    QuotaGroups,
+
+    // Transactions: what applies a transaction holds all that is above.
+
+    /// Node writes of one flush.
+    NodeWrites,
+    /// Partitions of which the base cannot be read.
+    BrokenParts,
+    /// One table is handed over at a time.
+    ForkOrder,
+    /// The open txg: shared by those that join.
+    TxgGate,
+
+    // What a transaction is charged to; the pool asks for these when it closes a txg, too.
+
+    /// Owners of which the rows can go.
+    Sweepable,
+    /// The accounts by subvolume.
+    Accounts,
+    /// Accounts with a change in the open txg.
+    DirtyAccounts,
+    /// Usage by epoch.
+    QuotaRows,
+    /// The groups that one account counts for, by its subvolume.
+    AccountWay,
+    /// Rows with a change in the open txg.
+    DirtyRows,
+
+    // The pool's own books.
+
+    /// Txgs that readers pin.
+    Pins,
+    /// Flushes of which the record is being applied.
+    FlushRecording,
+    /// Records of the open txg.
+    TxgGathered,
+    /// Data that transactions carry, until the device has it.
+    Attached,
+    /// What the log holds, by txg.
+    Journal,
+    /// Tables that were handed over.
+    ForkGone,
+    /// The layer above the pool.
+    Tenancy,
+    /// Tasks that wait for a commit.
+    CommitGroup,
+    /// Whether a mark is due.
+    Marker,
+    /// The tables in memory.
+    Tables,
+    /// Tables with edits.
+    BusyTables,
+    /// The root of the table of tables.
+    TablesRoot,
+    /// Tasks that wait for room in the log.
+    LogRoomWaiters,
+    /// Space by which tables may grow.
+    Growth,
+    /// Space for layers.
+    LayerSpace,
+    /// Tasks that wait for credit.
+    AdmissionWaiters,
+    /// Ranges of numbers in hand.
+    Ids,
+
+    // Tables.
+
+    /// A shard of the cache of nodes.
+    NodeCache,
+    /// The store of tests.
+    TableStore,
+    /// The partitions of one table, newer tables first.
+    Partitions,
+    /// One partition: base, layers, deltas.
+    Partition,
+
+    // Space.
+
+    /// Allocation where no lane has room.
+    ScarceSpace,
+    /// One allocation lane.
+    Lane,
+    /// One metaslab.
+    Metaslab,
+
+    // Devices.
+
+    /// The simulated device.
+    SimDevice,
+
+    // The runtime: locks of tasks and executors, which any code may wake.
+
+    /// Tasks that wait for a task lock.
+    TaskQueue,
+    /// An executor's submissions.
+    RingSubmit,
+    /// An executor's completions that are being told.
+    RingReap,
+    /// The seeded runtime.
+    SeededState,
+    /// The executors' threads, until they are joined.
+    ExecutorThreads,
+    /// Tasks of the seeded runtime that are ready.
+    SeededReady,
+    /// Timers of one executor.
+    Timers,
+    /// Tasks of one executor that are ready.
+    ExecutorQueue,
+    /// Whether an executor sleeps.
+    ExecutorParked,
+    /// Operations that wait for the pool of threads.
+    ThreadReactor,
+    /// An operation's buffers.
+    OpWork,
+    /// An operation's outcome.
+    OpReply,
+}
