@@ -255,18 +255,8 @@ fn r44_a_reflink_that_is_not_counted_is_noticed() {
 }
 
 #[test]
-fn changing_a_subvolume_before_its_leftovers_are_known_is_noticed() {
-    is_noticed_in_files(OfFiles::ChangeBeforeKnown);
-}
-
-#[test]
 fn taking_files_in_use_for_leftovers_is_noticed() {
     is_noticed_in_files(OfFiles::ReplayInUse);
-}
-
-#[test]
-fn marking_a_subvolume_read_only_before_its_data_is_there_is_noticed() {
-    is_noticed_in_files(OfFiles::MarkFirst);
 }
 
 #[test]
