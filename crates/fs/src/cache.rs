@@ -29,7 +29,7 @@ use copyhold_types::{InodeNo, SubvolId, Txg};
 use rustc_hash::FxHashMap;
 
 use self::held::Held;
-use crate::inode::{Inode, InodeRef};
+use crate::inode::{Inode, InodeRef, State};
 use crate::subvol::Subvol;
 use crate::{NodeId, Options};
 
@@ -229,6 +229,14 @@ impl InodeCache {
             (1, Some(root)) if std::ptr::eq(&*root.subvol, subvol) => vec![root],
             _ => self.collect(|inode| inode.node.subvol == subvol.id()),
         }
+    }
+
+    /// Whether the state of an inode in memory `is` so; asked against C3.
+    pub(crate) fn any_state(&self, is: impl Fn(&State) -> bool) -> bool {
+        self.shards.iter().any(|shard| {
+            let map = shard.map.lock();
+            map.inodes().any(|inode| is(&inode.state()))
+        })
     }
 
     /// All inodes in memory, by number.

@@ -9,6 +9,8 @@ use crate::Filesystem;
 pub enum Sabotage {
     /// R21: holes take whatever there is, also what the flusher needs.
     PunchInternally,
+    /// C3: a refused write looks at inodes' states under the lock of the cache's map.
+    AskUnderTheMap,
     /// R34: an inode that leaves memory takes along which txg has its last change.
     ForgetTxg,
     /// R36: a file grows without a look at what its last block has behind the old end.
@@ -23,8 +25,9 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 6] = [
+    pub const ALL: [Sabotage; 7] = [
         Sabotage::PunchInternally,
+        Sabotage::AskUnderTheMap,
         Sabotage::ForgetTxg,
         Sabotage::KeepTails,
         Sabotage::ChangeBeforeKnown,

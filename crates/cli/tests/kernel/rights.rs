@@ -237,7 +237,8 @@ fn a_stranger_who_allocates_or_punches_takes_setuid_away_and_the_kernel_knows() 
     for command in ["fallocate -l 128k", "fallocate -p -l 4k", "fallocate -z -l 4k"] {
         for (before, after) in [(0o6666, 0o666), (0o6676, 0o676), (0o6777, 0o777)] {
             fs::set_permissions(&path, Permissions::from_mode(before)).unwrap();
-            let run = Command::new("sh").arg("-c").arg(format!("{command} program"));
+            let mut run = Command::new("sh");
+            run.arg("-c").arg(format!("{command} program"));
             assert!(run.current_dir(site.mnt()).status().unwrap().success());
             assert_eq!(mode(), before, "{command} by root");
             assert!(as_nobody(&site, &format!("{command} program")));

@@ -97,7 +97,7 @@ impl Mailbox {
 pub fn answers() {
     use std::sync::Arc;
 
-    use copyhold_sync::{of, thread};
+    use parking_lot::thread;
 
     const EACH: u32 = 2;
     let mailbox = Arc::new(Mailbox::new().expect("an eventfd"));
