@@ -31,8 +31,8 @@
 //!   6. the reading of a subvolume's leftovers (async), then the loading of an inode (async): see
 //!      `leftovers`;
 //!   7. credit of the pool (`Pool::admit`), always last of what may wait;
-//!   8. mutexes of inodes' states, by inode number, then those of the caches. Never held across an
-//!      await; `Pool::apply` runs under them.
+//!   8. locks that block a thread, in the order of `copyhold_sync::Rank`: inodes' states, by
+//!      number, then those of the caches. Never held across an await; `Pool::apply` runs under them.
 
 #![forbid(unsafe_code)]
 

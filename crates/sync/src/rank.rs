@@ -74,14 +74,14 @@ ranks! {
     Family,
     /// The quota hold of a batch of dirty blocks.
     BatchHold,
-    /// Changes of owners.
-    Owners,
-    /// The subvolumes by number.
-    Volumes,
     /// Burials in one family, by its number.
     Burial,
     /// Counts of shared extents.
     Shares,
+    /// Changes of owners.
+    Owners,
+    /// The subvolumes by number.
+    Volumes,
     /// The record of one subvolume.
     SubvolItem,
     /// Groups, limits and relations.

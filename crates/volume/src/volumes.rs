@@ -12,7 +12,8 @@
 //! exclusive for seal, absorption and a subvolume's end, R4); their burials, by id (R16); the
 //! shares; owners and groups; then those of the pool, beginning with the open txg's gate. They are
 //! held from a decision until what was decided is in the log and in the tables: then the order of
-//! decisions is the order of the log. None is held across an await.
+//! decisions is the order of the log. None is held across an await. All of them with all others:
+//! `copyhold_sync::Rank`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
