@@ -78,7 +78,7 @@ fn what_was_accepted_is_there_and_what_comes_later_is_refused() {
                     models.lock().insert(name, model);
                 }));
             }
-            world.rt.sleep(Duration::from_millis(20 * seed)).await;
+            world.rt.sleep(Duration::from_millis(2 * seed)).await;
             fs.set_subvolume_read_only(a, true).await.unwrap();
             let attrs = |fs: Arc<Filesystem>| async move {
                 let mut attrs = Vec::new();

@@ -258,8 +258,3 @@ fn r44_a_reflink_that_is_not_counted_is_noticed() {
 fn taking_files_in_use_for_leftovers_is_noticed() {
     is_noticed_in_files(OfFiles::ReplayInUse);
 }
-
-#[test]
-fn through_files_reading_attached_data_before_it_is_written_is_noticed() {
-    is_noticed_at(Level::Fs, Sabotage::ReadBeforeWritten, Some(Weather::Calm));
-}
