@@ -1,6 +1,7 @@
 //! A simulation that has never failed proves nothing: each rule is broken on purpose, and within a
 //! bounded number of seeds the simulation must notice, while the same seeds pass unbroken.
 
+use copyhold_fs::Sabotage as OfFiles;
 use copyhold_pool::Sabotage;
 use copyhold_sim::{Level, Plan, Weather};
 use copyhold_volume::Sabotage as OfTenants;
@@ -183,6 +184,11 @@ fn r30_sealed_tables_that_stay_are_noticed() {
 }
 
 // Rules of tenants: these histories snapshot, share and delete, and know who pays.
+
+#[track_caller]
+fn is_noticed_in_files(rule: OfFiles) {
+    is_noticed_at(Level::Fs, rule, None);
+}
 
 #[track_caller]
 fn is_noticed_among_tenants(rule: OfTenants) {
