@@ -18,7 +18,7 @@ _mount() {
     # shellcheck disable=SC2048,SC2086 # words, as theirs
     set -- $*
     case "$# $*" in
-    "2 "[!-]*) "$MOUNT_PROG" -t "$FSTYP" "$@" ;;
+    "2 "[!-]*) "$MOUNT_PROG" -t "${OVL_BASE_FSTYP:-$FSTYP}" "$@" ;;
     *) "$MOUNT_PROG" "$@" ;;
     esac
 }

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use copyhold_fuse::Errno;
 use copyhold_fuse::ask::{Command, ask};
+use copyhold_fuse::mount::Tree;
 use rustix::fs::OFlags;
 use serde_json::Value;
 
@@ -42,6 +43,20 @@ impl Control {
             errno => Failure::system(directory.display(), &errno.into()),
         })?;
         Ok(Control { file, directory: directory.to_owned() })
+    }
+
+    /// The root of `tree`, a mount of `pool` that is at no place.
+    pub(crate) fn of(tree: &Tree, pool: &Path) -> Result<Control, Failure> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(tree, ".", flags, rustix::fs::Mode::empty());
+        let file = opened.map_err(|errno| Failure::system(pool.display(), &errno.into()))?;
+        Ok(Control { file: file.into(), directory: pool.to_owned() })
+    }
+
+    /// Number of the filesystem that the directory is on.
+    pub(crate) fn number(&self) -> Result<(u32, u32), Failure> {
+        let found = rustix::fs::fstat(&self.file).map_err(|errno| self.failed(errno.into()))?;
+        Ok((rustix::fs::major(found.st_dev), rustix::fs::minor(found.st_dev)))
     }
 
     /// Writes the kernel's dirty pages of this mount, then commits; returns when all is durable.

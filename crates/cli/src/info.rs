@@ -36,8 +36,9 @@ impl Info {
             Ok(mounts) => {
                 let mount = &mounts[0];
                 let mut info = Control::open(&mount.mount_point)?.info()?;
-                let at: Vec<_> =
-                    mounts.iter().map(|mount| mount.mount_point.to_string_lossy()).collect();
+                let all = mount_table::mounts()?;
+                let same = all.iter().filter(|other| other.device == mount.device);
+                let at: Vec<_> = same.map(|mount| mount.mount_point.to_string_lossy()).collect();
                 if let Value::Object(fields) = &mut info {
                     fields.insert("mounted_at".into(), at.join(", ").into());
                 }

@@ -6,12 +6,18 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use copyhold_fuse::daemon::{self, Launch, Outcome, Side};
 
 use crate::failure::{Failure, Kind};
 use crate::mount_options::Options;
-use crate::{engine, logging, mount_table};
+use crate::{engine, logging, mount_again, mount_table};
+
+/// How long a mount that comes and goes is followed.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Mount a pool on a directory
 ///
@@ -22,6 +28,7 @@ use crate::{engine, logging, mount_table};
 #[command(after_help = "Examples:\n  \
     copyhold mount /srv/pool.img /mnt\n  \
     copyhold mount /dev/nvme1n1 /mnt -o ro,noatime\n  \
+    copyhold mount /srv/pool.img /home -o subvol=home\n  \
     copyhold mount -f /srv/pool.img /mnt     stay here, log to the terminal, Ctrl-C unmounts\n\n\
     Options for -o are those of mount(8) and FUSE, and:\n  \
     memory=SIZE     what the daemon may take of it [an eighth, 128M to 4G]\n  \
@@ -34,7 +41,10 @@ use crate::{engine, logging, mount_table};
     norecovery      with ro: write nothing to the device, as ro does in any case\n  \
     cut-tail        give up, for good, what comes after the damage in a damaged log\n  \
     user_subvolumes owners of directories may make and delete subvolumes in them\n  \
-    export          files can be opened by their handles, as NFS does; not below overlayfs\n\n\
+    export          files can be opened by their handles, as NFS does; not below overlayfs\n  \
+    subvol=PATH     show this subvolume only; subvolid=ID names it by its id (root only)\n\n\
+    A pool may be mounted in more places, by root: mount it again. One daemon serves all of its\n\
+    mounts, so options other than ro, nosuid, nodev, noexec and subvol must be those of the first.\n\n\
     A line for /etc/fstab:\n  \
     /srv/pool.img  /mnt  fuse.copyhold  defaults,nofail  0  0")]
 pub(crate) struct Mount {
@@ -60,7 +70,7 @@ pub(crate) struct Mount {
 }
 
 /// A mount that makes sense, with paths that hold wherever the daemon goes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) pool: PathBuf,
     pub(crate) directory: PathBuf,
@@ -71,12 +81,52 @@ pub(crate) struct Request {
 impl Mount {
     pub(crate) fn run(self, log: &str) -> Result<(), Failure> {
         let request = self.request()?;
+        let begin = Instant::now();
+        loop {
+            if self.again(&request)? {
+                return Ok(());
+            }
+            match self.first(&request, log) {
+                // Somebody else mounted it meanwhile, or its last mount is just leaving.
+                Err(failure)
+                    if failure.kind == Kind::InUse
+                        && begin.elapsed() < PATIENCE
+                        && !mount_again::mounts_of(&request.pool)?.is_empty() =>
+                {
+                    thread::sleep(PAUSE);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// One more mount of a pool that is mounted; `false` if there is none yet.
+    fn again(&self, request: &Request) -> Result<bool, Failure> {
+        if self.foreground {
+            return match mount_again::mounts_of(&request.pool)?.first() {
+                None => Ok(false),
+                Some(entry) => Err(Failure::new(
+                    Kind::InUse,
+                    format!(
+                        "{} is mounted on {} already, by a daemon that serves one more mount as \
+                         well; leave out -f",
+                        request.pool.display(),
+                        entry.mount_point.display()
+                    ),
+                )),
+            };
+        }
+        mount_again::mount(request)
+    }
+
+    /// Starts a daemon.
+    fn first(&self, request: &Request, log: &str) -> Result<(), Failure> {
         if self.foreground {
             match &self.log_file {
                 Some(file) => logging::in_background(log, Some(file))?,
                 None => logging::to_stderr(log)?,
             }
-            return engine::serve(request)?.wait();
+            return engine::serve(request.clone())?.wait();
         }
         let forked = daemon::fork(self.log_file.as_deref());
         match forked.map_err(|error| Failure::system("starting the daemon", &error))? {
@@ -91,7 +141,10 @@ impl Mount {
                 Kind::Failed,
                 format!("the daemon ended ({status}) before it could serve; `mount -f` shows why"),
             )),
-            Side::Child(launch) => self.be_the_daemon(launch, request, log),
+            Side::Child(launch) => {
+                let ended = self.be_the_daemon(launch, request.clone(), log);
+                process::exit(i32::from(ended.is_err()));
+            }
         }
     }
 

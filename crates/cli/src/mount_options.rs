@@ -1,12 +1,15 @@
 //! What follows `-o`: options of the engine, taken here, and those of the mount, which `fuse`
 //! knows.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use copyhold_fuse::Transport;
 use copyhold_fuse::mount::{MountOptions, OptionError};
+use rustix::mount::MountFlags;
 
 use crate::failure::Failure;
+use crate::part::Part;
 use crate::size::Size;
 
 /// More threads than this only wait for each other.
@@ -17,6 +20,9 @@ const READERS_MAX: usize = 64;
 pub(crate) struct Options {
     pub(crate) mount: MountOptions,
     pub(crate) engine: EngineOptions,
+    pub(crate) part: Part,
+    /// The engine's, as they were given.
+    given: BTreeMap<String, String>,
 }
 
 /// What the engine can be told for one mount.
@@ -50,8 +56,15 @@ impl Options {
     /// `lists`: one for each `-o`; later options win over earlier ones. `sloppy`: what is not known
     /// is left out.
     pub(crate) fn parse(lists: &[String], sloppy: bool) -> Result<Options, Failure> {
-        let Options { mut mount, mut engine } = Options::default();
-        let mut add = |text: &str| mount.add(text, |name, value| engine.take(name, value));
+        let Options { mut mount, mut engine, mut part, mut given } = Options::default();
+        let mut take = |name: &str, value: Option<&str>| {
+            if engine.take(name, value)? {
+                given.insert(name.to_owned(), value.unwrap_or_default().to_owned());
+                return Ok(true);
+            }
+            part.take(name, value)
+        };
+        let mut add = |text: &str| mount.add(text, &mut take);
         for list in lists {
             if !sloppy {
                 add(list).map_err(refused)?;
@@ -69,7 +82,32 @@ impl Options {
                 "mount option `norecovery` wants `ro` beside it".to_owned(),
             ));
         }
-        Ok(Options { mount, engine })
+        Ok(Options { mount, engine, part, given })
+    }
+
+    /// What holds for all mounts of a pool, by name: what its daemon was told, and flags of the
+    /// filesystem.
+    pub(crate) fn shared(&self) -> BTreeMap<String, String> {
+        let mut all = self.given.clone();
+        let mut add = |name: &str, value: String| drop(all.insert(name.to_owned(), value));
+        self.mount.filesystem_flags().for_each(|name| add(name, String::new()));
+        if self.mount.flags.contains(MountFlags::NOATIME) {
+            add("noatime", String::new());
+        }
+        if self.mount.allow_root {
+            add("allow_root", String::new());
+        }
+        if !self.mount.default_permissions {
+            add("no_default_permissions", String::new());
+        }
+        if self.mount.max_read > 0 {
+            add("max_read", self.mount.max_read.to_string());
+        }
+        for option in &self.mount.passed_on {
+            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            add(name, value.to_owned());
+        }
+        all
     }
 }
 
@@ -100,7 +138,7 @@ impl EngineOptions {
     }
 }
 
-fn parsed<T: std::str::FromStr>(
+pub(crate) fn parsed<T: std::str::FromStr>(
     name: &str,
     value: Option<&str>,
     wanted: &'static str,
@@ -128,7 +166,7 @@ mod tests {
         let list = "defaults,nofail,x-systemd.automount,ro,memory=1G,delta=2M,noatime,commit=1,\
              cut-tail,user_subvolumes,transport=uring,writeback_cache,nobtime,export";
         let options = parse(list);
-        let Options { mount, engine } = options.unwrap();
+        let Options { mount, engine, .. } = options.unwrap();
         assert!(mount.read_only());
         assert!(engine.cut_tail && engine.user_subvolumes && engine.writeback_cache);
         assert!(engine.nobtime && engine.export);
@@ -136,6 +174,15 @@ mod tests {
         assert_eq!(engine.delta, Some(Size(2 << 20)));
         assert_eq!(engine.transport, Transport::Uring);
         assert_eq!(engine.commit, Some(Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn what_holds_for_all_mounts_of_a_pool_is_known_by_name() {
+        let options = parse("ro,nosuid,noexec,noatime,commit=1,nobtime,subvol=a,max_read=4096");
+        let shared = options.unwrap().shared();
+        let shared: Vec<_> = shared.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        assert_eq!(shared, ["commit=1", "max_read=4096", "noatime=", "nobtime=", "ro="]);
+        assert!(parse("nosuid,subvolid=3").unwrap().shared().is_empty());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::control::wire::Refusal;
 use crate::failure::{Failure, Kind};
 
 /// The mounts of Copyhold that this process sees, oldest first.
-fn mounts() -> Result<Vec<MountEntry>, Failure> {
+pub(crate) fn mounts() -> Result<Vec<MountEntry>, Failure> {
     let all = mount::mounts().map_err(|error| Failure::system("the table of mounts", &error))?;
     Ok(all.into_iter().filter(MountEntry::is_copyhold).collect())
 }
@@ -83,6 +83,7 @@ mod tests {
             device: (0, 50),
             kind: "fuse.copyhold".into(),
             source: source.into(),
+            options: "rw".into(),
         }
     }
 

@@ -3,12 +3,16 @@
 //! umount(2) of a plain FUSE mount returns before the daemon has written what it holds. The daemon
 //! keeps the pool locked until it has, so the end of that lock is what is waited for. Without that
 //! wait, copying the pool file or mounting it elsewhere right after would be a race.
+//!
+//! A pool that is mounted in other places, or in other namespaces, stays open, and its lock is not
+//! waited for. When the last mount goes, umount(2) takes down the filesystem before it returns, so
+//! whether the kernel still has it says which of both it is.
 
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use copyhold_fuse::mount;
+use copyhold_fuse::mount::{self, MountEntry, MountError};
 
 use crate::failure::{Failure, Kind};
 use crate::report::Report;
@@ -17,13 +21,14 @@ use crate::{engine, mount_table};
 /// Unmount a pool, and wait until it is closed
 ///
 /// Returns when everything is durable and the daemon has let go of the pool. Fails, and changes
-/// nothing, while programs use the mount.
+/// nothing, while programs use the mount. Of a pool that is mounted in several places, a directory
+/// is unmounted alone, and the pool is closed with the last one.
 #[derive(Debug, clap::Args)]
 #[command(
     visible_alias = "unmount",
     after_help = "Examples:\n  \
         copyhold umount /mnt\n  \
-        copyhold umount /srv/pool.img     wherever it is mounted\n  \
+        copyhold umount /srv/pool.img     wherever it is mounted here\n  \
         copyhold umount --lazy /mnt       hide it now, close it when its last user is done"
 )]
 pub(crate) struct Umount {
@@ -41,8 +46,21 @@ impl Umount {
     pub(crate) fn run(self, report: Report) -> Result<(), Failure> {
         let mounts = mount_table::named(&self.target)?;
         let pool = Path::new(&mounts[0].source);
-        for mount in &mounts {
-            mount::unmount(&mount.mount_point, self.lazy)?;
+        // Newest first: one of them may be in another.
+        for entry in mounts.iter().rev() {
+            match mount::unmount(&entry.mount_point, self.lazy) {
+                // It went with one before it, to which it had been propagated.
+                Err(MountError::NotMounted { .. }) if mounts.len() > 1 => {}
+                result => result?,
+            }
+        }
+        if mounts.iter().any(MountEntry::is_in_use) {
+            return report.note(|| {
+                format!(
+                    "{} is unmounted; its pool is still in use elsewhere",
+                    self.target.display()
+                )
+            });
         }
         if !self.lazy {
             wait_until_closed(pool, Duration::from_secs(self.timeout))?;

@@ -5,17 +5,22 @@
 //! reach us; anybody else asks fusermount3. The source is shown exactly as it was given, the type
 //! is `fuse.copyhold` or `fuseblk.copyhold`.
 //!
+//! A filesystem may be mounted in more places (`tree.rs`); it ends with the last of them.
+//!
 //! A mount of a daemon that was killed stays as a dead mount point; making a new one at the same
 //! place removes it first.
 
 mod fusermount;
 mod options;
 mod table;
+mod tree;
 
+use std::collections::HashSet;
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
@@ -28,6 +33,7 @@ use crate::device::Device;
 
 pub use options::{MountOptions, OptionError};
 pub use table::{MountEntry, mounted_at, mounts};
+pub use tree::{Tree, connection_of};
 
 /// Why a mount could not be made, changed or removed.
 #[derive(Debug, Error)]
@@ -91,7 +97,7 @@ pub struct Mount {
     mount_point: PathBuf,
     kind: MountKind,
     /// Number of the mounted filesystem, to know it again.
-    number: Option<(u32, u32)>,
+    number: OnceLock<(u32, u32)>,
     fd: OwnedFd,
     only: Option<u32>,
     /// Another mount may have taken the place and even the number of this one.
@@ -112,14 +118,49 @@ impl Mount {
         let fsname = options.fsname.clone().unwrap_or_else(|| source.display().to_string());
         let uid = rustix::process::geteuid();
         let (fd, kind) = if uid.is_root() {
-            mount_as_root(source, &fsname, &mount_point, options)?
+            as_root(source, &fsname, |source, block| {
+                mount_kernel(source, &mount_point, options, block)
+            })?
         } else {
             (fusermount::mount(&mount_point, &fsname, options)?, MountKind::Helper)
         };
-        let number = mounted_at(&mount_point).ok().flatten().map(|entry| entry.device);
-        let only = options.allow_root.then(|| uid.as_raw());
+        let mount = Mount::of(mount_point, kind, fd, options);
+        if let Ok(Some(entry)) = mounted_at(&mount.mount_point) {
+            let _first = mount.number.set(entry.device);
+        }
+        Ok(mount)
+    }
+
+    /// As [`Mount::new`], but at no place: when the session serves it, [`Mount::attach`] shows the
+    /// wanted part of the tree at `mount_point`. Root only.
+    pub fn unattached(
+        source: &Path,
+        mount_point: &Path,
+        options: &MountOptions,
+    ) -> Result<(Mount, Tree), MountError> {
+        let mount_point = checked_mount_point(mount_point)?;
+        if !rustix::process::geteuid().is_root() {
+            let said = "only root may mount a part of a filesystem".to_owned();
+            return Err(MountError::Permission { path: mount_point, said });
+        }
+        let fsname = options.fsname.clone().unwrap_or_else(|| source.display().to_string());
+        let make = |source: &str, block| tree_of(source, &mount_point, options, block);
+        let ((fd, tree), kind) = as_root(source, &fsname, make)?;
+        let mount = Mount::of(mount_point, kind, fd, options);
+        let number = tree.number().map_err(|source| MountError::Io { what: "a mount", source })?;
+        let _first = mount.number.set(number);
+        Ok((mount, tree))
+    }
+
+    fn of(mount_point: PathBuf, kind: MountKind, fd: OwnedFd, options: &MountOptions) -> Mount {
+        let only = options.allow_root.then(|| rustix::process::geteuid().as_raw());
         let (ended, aborted) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Mount { mount_point, kind, number, fd, only, ended, aborted })
+        Mount { mount_point, kind, number: OnceLock::new(), fd, only, ended, aborted }
+    }
+
+    /// Shows `part` of `tree` at the mount point.
+    pub fn attach(&self, tree: Tree, part: OwnedFd) -> Result<(), MountError> {
+        tree.attach(Some(part), &self.mount_point)
     }
 
     pub fn mount_point(&self) -> &Path {
@@ -132,7 +173,7 @@ impl Mount {
 
     /// Number of the mounted filesystem, as tables of mounts have it.
     pub fn number(&self) -> Option<(u32, u32)> {
-        self.number
+        self.number.get().copied()
     }
 
     pub(crate) fn device(&self) -> io::Result<Device> {
@@ -143,46 +184,52 @@ impl Mount {
         self.only
     }
 
-    /// Whether the mount is still there; others may have unmounted it.
+    /// Whether the filesystem is still mounted here or elsewhere; others may have unmounted it.
     pub fn is_mounted(&self) -> bool {
-        !self.ended.load(Ordering::Acquire) && self.is_listed()
+        !self.ended.load(Ordering::Acquire) && !self.places().is_empty()
     }
 
-    fn is_listed(&self) -> bool {
-        let entry = mounted_at(&self.mount_point).ok().flatten();
-        entry.is_some_and(|entry| Some(entry.device) == self.number)
+    /// Where the filesystem is mounted and no other mount is on top, newest first.
+    fn places(&self) -> Vec<PathBuf> {
+        let mut seen = HashSet::new();
+        let mut all = mounts().unwrap_or_default();
+        all.reverse();
+        all.retain(|entry| seen.insert(entry.mount_point.clone()));
+        let ours = all.into_iter().filter(|entry| Some(&entry.device) == self.number.get());
+        ours.map(|entry| entry.mount_point).collect()
     }
 
-    /// Nobody serves this mount any more. If it is still in the tree, dead, it is taken out; `true`
-    /// then.
+    /// Nobody serves this mount any more. Where it is still in the tree, dead, it is taken out;
+    /// `true` then.
     pub(crate) fn end(&self) -> bool {
-        let is_left = !self.ended.swap(true, Ordering::AcqRel)
-            && self.is_listed()
-            && is_dead(&self.mount_point);
-        if is_left {
-            self.take_out();
+        if self.ended.swap(true, Ordering::AcqRel) {
+            return false;
         }
-        is_left
+        let mut left = self.places();
+        left.retain(|place| is_dead(place));
+        take_out(&left);
+        !left.is_empty()
     }
 
-    /// Unmounts; fails when it stays busy. Fine when it is gone already.
+    /// Unmounts, wherever it is mounted; fails when it stays busy. Fine when it is gone already.
     pub fn unmount(&self) -> Result<(), MountError> {
-        if !self.is_mounted() {
+        if self.ended.load(Ordering::Acquire) {
             return Ok(());
         }
-        unmount(&self.mount_point, false)
+        for place in self.places() {
+            match unmount(&place, false) {
+                // With one of several, which propagated.
+                Err(MountError::NotMounted { .. }) => {}
+                result => result?,
+            }
+        }
+        Ok(())
     }
 
     /// Takes the mount out of the tree, busy or not; it ends when its last user leaves.
     pub fn detach(&self) {
-        if self.is_mounted() {
-            self.take_out();
-        }
-    }
-
-    fn take_out(&self) {
-        if let Err(error) = unmount(&self.mount_point, true) {
-            tracing::warn!(%error, "the mount point could not be removed");
+        if !self.ended.load(Ordering::Acquire) {
+            take_out(&self.places());
         }
     }
 
@@ -203,15 +250,15 @@ impl Mount {
     }
 
     fn break_connection(&self) -> io::Result<()> {
-        let Some((_, minor)) = self.number else { return Err(io::ErrorKind::NotFound.into()) };
+        let Some((_, minor)) = self.number.get() else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
         let control = fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
-        if control.is_ok() || !self.is_mounted() {
-            return control;
-        }
+        let Some(place) = self.places().pop().filter(|_| control.is_err()) else { return control };
         // The control filesystem is not mounted. A forced umount breaks the connection, whether or
         // not it can remove the mount, or finds that somebody else just has.
         let force = UnmountFlags::FORCE | UnmountFlags::NOFOLLOW;
-        match rustix::mount::unmount(&self.mount_point, force) {
+        match rustix::mount::unmount(&place, force) {
             Ok(()) | Err(Os::BUSY | Os::INVAL) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -219,8 +266,19 @@ impl Mount {
 
     /// Sets the read-ahead of the mount (root only). The kernel starts with 128 KiB.
     pub fn set_read_ahead(&self, kib: u32) -> io::Result<()> {
-        let Some((major, minor)) = self.number else { return Err(io::ErrorKind::NotFound.into()) };
+        let Some((major, minor)) = self.number.get() else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
         fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), kib.to_string())
+    }
+}
+
+fn take_out(places: &[PathBuf]) {
+    for place in places {
+        match unmount(place, true) {
+            Ok(()) | Err(MountError::NotMounted { .. }) => {}
+            Err(error) => tracing::warn!(%error, "the mount point could not be removed"),
+        }
     }
 }
 
@@ -277,7 +335,7 @@ pub fn remount(mount_point: &Path, options: &MountOptions) -> Result<(), MountEr
 }
 
 /// The mount point without links; a dead mount of ours that covers it is removed.
-fn checked_mount_point(given: &Path) -> Result<PathBuf, MountError> {
+pub fn checked_mount_point(given: &Path) -> Result<PathBuf, MountError> {
     let path = absolute(given)?;
     if let Some(entry) = mounted_at(&path).ok().flatten().filter(MountEntry::is_copyhold) {
         if !is_dead(&path) {
@@ -329,15 +387,15 @@ fn is_dead(path: &Path) -> bool {
     matches!(rustix::fs::statfs(path), Err(Os::NOTCONN | Os::CONNABORTED | Os::CANCELED))
 }
 
-fn mount_as_root(
+/// Makes a mount of a block device with `make`, as `fuseblk`, or one of anything else.
+fn as_root<T>(
     source: &Path,
     fsname: &str,
-    mount_point: &Path,
-    options: &MountOptions,
-) -> Result<(OwnedFd, MountKind), MountError> {
+    make: impl Fn(&str, bool) -> Result<T, MountError>,
+) -> Result<(T, MountKind), MountError> {
     let is_block = fs::metadata(source).is_ok_and(|found| found.file_type().is_block_device());
     if is_block {
-        match mount_kernel(source.as_os_str().as_encoded_bytes(), mount_point, options, true) {
+        match make(&source.to_string_lossy(), true) {
             // The kernel wants the device for itself, or has no `fuseblk`.
             Err(MountError::SourceBusy { .. } | MountError::NoDevice) => tracing::warn!(
                 source = %source.display(),
@@ -347,45 +405,68 @@ fn mount_as_root(
             result => return Ok((result?, MountKind::Block)),
         }
     }
-    Ok((mount_kernel(fsname.as_bytes(), mount_point, options, false)?, MountKind::Plain))
+    Ok((make(fsname, false)?, MountKind::Plain))
 }
 
-fn mount_kernel(
-    source: &[u8],
-    mount_point: &Path,
-    options: &MountOptions,
-    block: bool,
-) -> Result<OwnedFd, MountError> {
-    let path = mount_point.to_owned();
+/// A new connection, and the options by which the kernel mounts it.
+fn connection(options: &MountOptions, block: bool) -> Result<(OwnedFd, Vec<String>), MountError> {
     let device = Device::open().map_err(|error| match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => MountError::NoDevice,
         Some(libc::EACCES | libc::EPERM) => MountError::DeviceForbidden { user: "root" },
         _ => MountError::Io { what: "opening /dev/fuse", source: error },
     })?;
     let user = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let mut data = options.kernel_data(device.as_raw_fd(), libc::S_IFDIR, user.0, user.1);
+    let mut told = options.for_kernel(device.as_raw_fd(), libc::S_IFDIR, user.0, user.1);
     if block {
-        data.push_str(&format!(",blksize={}", options.block_size));
+        told.push(format!("blksize={}", options.block_size));
     }
+    Ok((device.into(), told))
+}
+
+fn mount_kernel(
+    source: &str,
+    mount_point: &Path,
+    options: &MountOptions,
+    block: bool,
+) -> Result<OwnedFd, MountError> {
+    let (device, told) = connection(options, block)?;
     let invalid = |_| MountError::Io { what: "a name with a NUL byte", source: Os::INVAL.into() };
-    let data = CString::new(data).map_err(invalid)?;
-    let source = CString::new(source).map_err(invalid)?;
+    let data = CString::new(told.join(",")).map_err(invalid)?;
+    let name = CString::new(source).map_err(invalid)?;
     let kind = if block { c"fuseblk.copyhold" } else { c"fuse.copyhold" };
-    rustix::mount::mount(&source, mount_point, kind, options.flags, data.as_c_str()).map_err(
-        |error| match error {
-            Os::NODEV => MountError::NoDevice,
-            Os::PERM | Os::ACCESS => {
-                let said = io::Error::from(error).to_string();
-                MountError::Permission { path, said }
-            }
-            Os::BUSY if block => {
-                MountError::SourceBusy { path: source.to_string_lossy().into_owned().into() }
-            }
-            Os::BUSY => MountError::Busy { path },
-            Os::NOENT => MountError::Missing { path },
-            Os::NOTDIR => MountError::NotADirectory { path },
-            error => MountError::Refused { path, source: error.into() },
+    rustix::mount::mount(&name, mount_point, kind, options.flags, data.as_c_str())
+        .map_err(|error| refused(error, mount_point, block.then_some(source)))?;
+    Ok(device)
+}
+
+fn tree_of(
+    source: &str,
+    mount_point: &Path,
+    options: &MountOptions,
+    block: bool,
+) -> Result<(OwnedFd, Tree), MountError> {
+    let (device, mut told) = connection(options, block)?;
+    told.extend(options.filesystem_flags().map(str::to_owned));
+    let tree = Tree::new(block, source, &told, options)
+        .map_err(|error| refused(error, mount_point, block.then_some(source)))?;
+    Ok((device, tree))
+}
+
+/// The kernel's refusal to mount at `path`; `device`: what it was to mount as `fuseblk`.
+fn refused(error: Os, path: &Path, device: Option<&str>) -> MountError {
+    let path = path.to_owned();
+    match error {
+        Os::NODEV => MountError::NoDevice,
+        Os::PERM | Os::ACCESS => {
+            let said = io::Error::from(error).to_string();
+            MountError::Permission { path, said }
+        }
+        Os::BUSY => match device {
+            Some(device) => MountError::SourceBusy { path: device.into() },
+            None => MountError::Busy { path },
         },
-    )?;
-    Ok(device.into())
+        Os::NOENT => MountError::Missing { path },
+        Os::NOTDIR => MountError::NotADirectory { path },
+        error => MountError::Refused { path, source: error.into() },
+    }
 }

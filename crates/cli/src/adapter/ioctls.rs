@@ -27,7 +27,8 @@ const FITRIM: u32 = 0xc018_5879;
 const SHUTDOWN: u32 = 0x8004_587d;
 const LABEL_BYTES: usize = 256;
 const FSXATTR_BYTES: usize = 28;
-/// `SHUTDOWN`: without writing anything more.
+/// `SHUTDOWN`: commit everything, then stop; and stop without writing anything more.
+const LOG_FLUSH: u32 = 1;
 const NO_FLUSH: u32 = 2;
 
 /// `FS_XFLAG_…` and the file flag that is the same.
@@ -77,8 +78,10 @@ pub(super) async fn answer(
         FITRIM => trim(fs, rules, by, ioctl.input).await?,
         SHUTDOWN => {
             only_root(rules, by)?;
-            // The kernel copies the caller's flags only for commands that are said to write.
-            let how = word(ioctl.input, 0).unwrap_or(NO_FLUSH);
+            // The kernel copies the caller's flags only for commands that are said to write, so
+            // they do not arrive. A caller that wanted no flush finds a later state than without
+            // one, but never less than what he had synced.
+            let how = word(ioctl.input, 0).unwrap_or(LOG_FLUSH);
             fs.shut_down(how != NO_FLUSH).await.map_err(errno)?;
             Vec::new()
         }

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use copyhold_device::OpenMode;
 use copyhold_fs::{Atime, Filesystem};
-use copyhold_fuse::mount::Mount;
+use copyhold_fuse::mount::{Mount, Tree};
 use copyhold_fuse::{End, Session, SessionOptions, Signals};
 use copyhold_pool::{Limits, OpenOptions, Pool};
 use rustix::mount::MountFlags;
@@ -22,6 +22,7 @@ use super::{Machine, describe, patiently, tenants};
 use crate::adapter::{self, Adapter, Identify, Rules};
 use crate::failure::Failure;
 use crate::mount::Request;
+use crate::mount_again;
 use crate::mount_options::{EngineOptions, Options};
 
 /// What the kernel reads ahead on this mount.
@@ -44,14 +45,16 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
     let (fs, shares) = open(&machine, &path, &options)?;
     copyhold_types::keep_spare(shares.spare() as usize);
     let transport = Arc::new(OnceLock::new());
-    let describe = describer(&machine, &fs, &path, Arc::clone(&transport), shares);
+    let shared = mount_again::described(&options);
+    let describe = describer(&machine, &fs, &path, Arc::clone(&transport), shares, shared);
     let EngineOptions { readers, writeback_cache, nobtime, export, .. } = options.engine;
     let wanted = options.engine.transport;
     let mounted_by = rustix::process::geteuid().as_raw();
     let owners_may = options.engine.user_subvolumes;
     // That option lets callers in by their ids, which the kernel would no longer send.
     let sees_all = !options.mount.allow_root && Identify::is_possible();
-    let started = mount(&path, &directory, options, fsname).and_then(|mount| {
+    let part = options.part.clone();
+    let started = mount(&path, &directory, options, fsname).and_then(|(mount, tree)| {
         let identify = mount.number().filter(|_| sees_all).map(|device| Identify { device });
         let rules = Rules { mounted_by, owners_may, identify };
         let adapter = Adapter::new(fs.clone(), describe, rules).telling_births(!nobtime);
@@ -64,15 +67,24 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
         let session = Session::start(mount, adapter.clone(), spawner, &settings, how)?;
         let _ = transport.set(session.transport());
         adapter.notify_through(session.notifier());
-        Ok(session)
+        Ok((session, tree))
     });
-    let session = match started {
-        Ok(session) => session,
+    let (session, tree) = match started {
+        Ok(started) => started,
         Err(failure) => {
             machine.run(close(&fs))?;
             return Err(failure);
         }
     };
+    if let Some(tree) = tree {
+        let found = part.find(&tree, &path);
+        if let Err(failure) = found.and_then(|part| Ok(session.mount().attach(tree, part)?)) {
+            // Without its tree it has ended, and closes what it served.
+            session.wait();
+            return Err(failure);
+        }
+    }
+    read_ahead(session.mount());
     let handed_over = signals.unmount_on_arrival(session.mount().clone());
     handed_over.map_err(|error| Failure::system("waiting for signals", &error))?;
     tracing::info!("{} is mounted on {}", path.display(), directory.display());
@@ -136,20 +148,28 @@ fn open(
     Ok((opened?, shares))
 }
 
+/// A part of a pool can be shown when there is somebody who serves it.
 fn mount(
     path: &Path,
     directory: &Path,
     options: Options,
     fsname: OsString,
-) -> Result<Mount, Failure> {
+) -> Result<(Mount, Option<Tree>), Failure> {
+    let is_whole = options.part.is_whole();
     let mut options = options.mount;
     options.fsname.get_or_insert_with(|| fsname.to_string_lossy().into_owned());
-    let mount = Mount::new(path, directory, &options)?;
-    // Only root may; what others get is slower, not wrong.
+    if is_whole {
+        return Ok((Mount::new(path, directory, &options)?, None));
+    }
+    let (mount, tree) = Mount::unattached(path, directory, &options)?;
+    Ok((mount, Some(tree)))
+}
+
+/// Only root may; what others get is slower, not wrong.
+fn read_ahead(mount: &Mount) {
     if let Err(error) = mount.set_read_ahead(READ_AHEAD_KIB) {
         tracing::debug!(%error, "read-ahead stays as it is");
     }
-    Ok(mount)
 }
 
 async fn close(fs: &Arc<Filesystem>) -> Result<(), Failure> {
@@ -164,6 +184,7 @@ fn describer(
     path: &Path,
     transport: Arc<OnceLock<String>>,
     shares: Shares,
+    options: Value,
 ) -> adapter::Describe {
     let (weak, pool, path) = (Arc::downgrade(fs), fs.pool().clone(), path.to_owned());
     let io = match machine.executors.refusal() {
@@ -178,6 +199,7 @@ fn describer(
         // Unknown only to who asks in the moment when serving begins.
         let transport = transport.get().cloned();
         info.shift_insert(3, "transport".into(), transport.into());
+        info.insert("options".into(), options.clone());
         if let Some(fs) = weak.upgrade() {
             info.insert("memory".into(), describe::memory(&fs, &shares));
         }

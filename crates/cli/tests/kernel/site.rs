@@ -4,8 +4,11 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::transport;
 
@@ -97,6 +100,17 @@ impl Site {
     pub(crate) fn unmount(&self) {
         let run = Command::new(PROGRAM).arg("umount").arg(self.mnt()).output().unwrap();
         assert!(run.status.success(), "{run:?}");
+    }
+
+    /// Kills the daemon; returns when it is gone.
+    pub(crate) fn kill(&self) {
+        let info = Command::new(PROGRAM).args(["--json", "info"]).arg(self.mnt()).output().unwrap();
+        let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
+        let daemon = Pid::from_raw(info["pid"].as_i64().unwrap() as i32).unwrap();
+        kill_process(daemon, Signal::KILL).unwrap();
+        while kill_process(daemon, Signal::KILL).is_ok() {
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 
     pub(crate) fn again(&self) {

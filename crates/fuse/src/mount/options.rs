@@ -164,23 +164,37 @@ impl MountOptions {
         self.flags.contains(MountFlags::RDONLY)
     }
 
-    /// What mount(2) gets as data, for a connection through descriptor `fd`.
-    pub(super) fn kernel_data(&self, fd: i32, root_mode: u32, uid: u32, gid: u32) -> String {
-        let mut data = format!("fd={fd},rootmode={root_mode:o},user_id={uid},group_id={gid}");
+    /// Flags that all mounts of a filesystem share.
+    pub fn filesystem_flags(&self) -> impl Iterator<Item = &'static str> {
+        let flags = [
+            (MountFlags::RDONLY, "ro"),
+            (MountFlags::SYNCHRONOUS, "sync"),
+            (MountFlags::DIRSYNC, "dirsync"),
+            (MountFlags::LAZYTIME, "lazytime"),
+        ];
+        let own = self.flags;
+        flags.into_iter().filter(move |(flag, _)| own.contains(*flag)).map(|(_, name)| name)
+    }
+
+    /// What the kernel is told of a connection through descriptor `fd`.
+    pub(super) fn for_kernel(&self, fd: i32, root_mode: u32, uid: u32, gid: u32) -> Vec<String> {
+        let mut all = vec![
+            format!("fd={fd}"),
+            format!("rootmode={root_mode:o}"),
+            format!("user_id={uid}"),
+            format!("group_id={gid}"),
+        ];
         if self.allow_other || self.allow_root {
-            data.push_str(",allow_other");
+            all.push("allow_other".into());
         }
         if self.default_permissions {
-            data.push_str(",default_permissions");
+            all.push("default_permissions".into());
         }
         if self.max_read > 0 {
-            data.push_str(&format!(",max_read={}", self.max_read));
+            all.push(format!("max_read={}", self.max_read));
         }
-        for option in &self.passed_on {
-            data.push(',');
-            data.push_str(option);
-        }
-        data
+        all.extend(self.passed_on.iter().cloned());
+        all
     }
 
     /// What fusermount3 gets behind `-o`.
@@ -301,7 +315,7 @@ mod tests {
     #[test]
     fn the_kernel_is_told_mode_and_owner() {
         let options = MountOptions { allow_other: true, ..parse("").unwrap() };
-        let data = options.kernel_data(3, 0o40000, 7, 8);
+        let data = options.for_kernel(3, 0o40000, 7, 8).join(",");
         let expected = "fd=3,rootmode=40000,user_id=7,group_id=8,allow_other,default_permissions";
         assert_eq!(data, expected);
     }

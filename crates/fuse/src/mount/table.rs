@@ -14,6 +14,8 @@ pub struct MountEntry {
     /// Such as `fuse.copyhold`.
     pub kind: String,
     pub source: OsString,
+    /// Options of the filesystem, which all of its mounts share.
+    pub options: String,
 }
 
 impl MountEntry {
@@ -27,6 +29,23 @@ impl MountEntry {
         super::is_dead(&self.mount_point)
     }
 
+    /// Who mounted, as FUSE shows it.
+    pub fn user(&self) -> Option<u32> {
+        self.options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok())
+    }
+
+    /// Whether the filesystem is, not only this mount of it.
+    pub fn is_read_only(&self) -> bool {
+        self.options.split(',').any(|option| option == "ro")
+    }
+
+    /// Whether the filesystem is still mounted, in whichever namespace, or used though it is not.
+    pub fn is_in_use(&self) -> bool {
+        let (major, minor) = self.device;
+        let suffix = if self.kind.starts_with("fuseblk") { "-fuseblk" } else { "" };
+        Path::new(&format!("/sys/class/bdi/{major}:{minor}{suffix}")).exists()
+    }
+
     fn parse(line: &[u8]) -> Option<MountEntry> {
         let mut fields = line.split(|&byte| byte == b' ').filter(|field| !field.is_empty());
         let device = std::str::from_utf8(fields.nth(2)?).ok()?;
@@ -35,8 +54,9 @@ impl MountEntry {
         let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
         let kind = String::from_utf8_lossy(fields.next()?).into_owned();
         let source = unescape(fields.next()?);
+        let options = String::from_utf8_lossy(fields.next().unwrap_or_default()).into_owned();
         let device = (major.parse().ok()?, minor.parse().ok()?);
-        Some(MountEntry { mount_point, device, kind, source })
+        Some(MountEntry { mount_point, device, kind, source, options })
     }
 }
 
@@ -75,13 +95,14 @@ mod tests {
     #[test]
     fn a_line_is_read_whatever_its_optional_fields() {
         let line =
-            b"36 35 0:45 / /mnt/a\\040b rw,noatime shared:1 master:2 - fuse.copyhold /p\\134q rw";
+            b"36 35 0:45 / /mnt/a\\040b rw,noatime shared:1 - fuse.copyhold /p\\134q ro,user_id=7";
         let entry = MountEntry::parse(line).unwrap();
         assert_eq!(entry.mount_point, Path::new("/mnt/a b"));
         assert_eq!((entry.device, entry.source.as_bytes()), ((0, 45), &b"/p\\q"[..]));
         assert!(entry.is_copyhold());
+        assert_eq!((entry.user(), entry.is_read_only()), (Some(7), true));
         let plain = MountEntry::parse(b"1 2 8:1 / / rw - ext4 /dev/sda1 rw").unwrap();
-        assert!(!plain.is_copyhold());
+        assert!(!plain.is_copyhold() && !plain.is_read_only());
         assert_eq!(MountEntry::parse(b"1 2 8:1 /"), None);
     }
 

@@ -1,0 +1,139 @@
+//! Mounting a pool that is mounted: the same filesystem at one more place, as the kernel's own
+//! filesystems have it.
+//!
+//! The daemon of the first mount serves all of them, until the last one is gone. So options that a
+//! daemon or a filesystem has once must be those of the first mount where they are given again;
+//! flags such as `ro` and `nosuid`, and the subvolume, belong to each mount.
+//!
+//! A1  Only mounts that root made count: others may call theirs whatever they like.
+//! A2  The daemon has this very file or device open, whatever was renamed since.
+//! A3  The new mount is of the device that the table of mounts shows for the old one.
+//!
+//! A mount that ends meanwhile is no failure: the pool is then mounted as if it had not been there.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use copyhold_fuse::mount::{self, MountEntry, Tree};
+use rustix::process::Pid;
+use serde_json::Value;
+
+use crate::control::Control;
+use crate::failure::{Failure, Kind};
+use crate::mount::Request;
+use crate::mount_options::Options;
+use crate::mount_table;
+
+/// Mounts the pool once more; `false` if it is not mounted, or not by root.
+pub(crate) fn mount(request: &Request) -> Result<bool, Failure> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(false);
+    }
+    for entry in mounts_of(&request.pool)? {
+        let Some(daemon) = Daemon::of(&entry)? else { continue };
+        let connection = match is_block_device(&request.pool) {
+            true => None,
+            false => match daemon.connection(&request.pool) {
+                Some(connection) => Some(connection),
+                None => continue,
+            },
+        };
+        let place = mount::checked_mount_point(&request.directory)?;
+        daemon.agree(&request.options, &entry)?;
+        let Some(tree) = Tree::again(&entry, connection.as_ref(), &request.options.mount)? else {
+            continue;
+        };
+        let part = &request.options.part;
+        let part = (!part.is_whole()).then(|| part.find(&tree, &request.pool)).transpose()?;
+        tree.attach(part, &place)?;
+        return Ok(true);
+    }
+    Ok(false)
+}
+
+/// Where root has mounted `pool`, newest first, as long as it is served.
+pub(crate) fn mounts_of(pool: &Path) -> Result<Vec<MountEntry>, Failure> {
+    let number = fs::metadata(pool).ok().filter(|found| found.file_type().is_block_device());
+    let number =
+        number.map(|found| (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev())));
+    let mut all = mount_table::mounts()?;
+    all.reverse();
+    all.retain(|entry| {
+        let is_source = || mount_table::absolute(Path::new(&entry.source)) == *pool;
+        let is_same = if number.is_some() { number == Some(entry.device) } else { is_source() };
+        entry.user() == Some(0) && is_same && !entry.is_dead()
+    });
+    Ok(all)
+}
+
+fn is_block_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
+}
+
+/// Who serves a mount, as he says himself.
+struct Daemon {
+    process: Option<Pid>,
+    options: BTreeMap<String, String>,
+}
+
+impl Daemon {
+    /// `None` when the mount cannot be reached, for one that covers it, or has just ended.
+    fn of(entry: &MountEntry) -> Result<Option<Daemon>, Failure> {
+        let Ok(control) = Control::open(&entry.mount_point) else { return Ok(None) };
+        if control.number()? != entry.device {
+            return Ok(None);
+        }
+        let info = match control.info() {
+            Err(failure) if failure.kind == Kind::NotMounted => return Ok(None),
+            info => info?,
+        };
+        let options = info["options"].clone();
+        Ok(Some(Daemon {
+            process: info["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32)),
+            options: serde_json::from_value::<Option<_>>(options)
+                .ok()
+                .flatten()
+                .unwrap_or_default(),
+        }))
+    }
+
+    /// A2
+    fn connection(&self, pool: &Path) -> Option<OwnedFd> {
+        let found = mount::connection_of(self.process?, pool);
+        found.inspect_err(|error| tracing::debug!(%error, "the daemon cannot be reached")).ok()?
+    }
+
+    /// Whether the first mount, at `entry`, has what `wanted` says of a daemon and a filesystem.
+    fn agree(&self, wanted: &Options, entry: &MountEntry) -> Result<(), Failure> {
+        let mut wanted = wanted.shared();
+        let is_read_only = wanted.remove("ro").is_some();
+        let missing =
+            wanted.into_iter().find(|(name, value)| self.options.get(name) != Some(value));
+        let missing = missing.map(|(name, value)| match value.is_empty() {
+            true => name,
+            false => format!("{name}={value}"),
+        });
+        let differs = match missing {
+            Some(option) => format!("without `{option}`"),
+            None if self.options.contains_key("ro") && !is_read_only => "read-only".to_owned(),
+            None => return Ok(()),
+        };
+        Err(Failure::new(
+            Kind::InUse,
+            format!(
+                "{} is mounted on {} already, {differs}, and all mounts of a pool share that; \
+                 mount it with the same options, or unmount it first",
+                entry.source.to_string_lossy(),
+                entry.mount_point.display()
+            ),
+        ))
+    }
+}
+
+/// For `info`.
+pub(crate) fn described(options: &Options) -> Value {
+    serde_json::to_value(options.shared()).expect("names and values are text")
+}
