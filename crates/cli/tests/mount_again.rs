@@ -305,7 +305,7 @@ fn mounts_at_the_same_time_share_one_daemon() {
 fn another_namespace_keeps_the_pool_and_umount_does_not_wait_for_it() {
     let Some(site) = Site::mounted(&[]) else { return };
     fs::write(site.path("file"), b"kept").unwrap();
-    let script = "echo ready; read line; cat \"$1\"; read line";
+    let script = "echo ready; read line; cat \"$1\"; echo; read line";
     let mut elsewhere = Command::new("unshare")
         .args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"])
         .arg(site.path("file"))
@@ -326,7 +326,7 @@ fn another_namespace_keeps_the_pool_and_umount_does_not_wait_for_it() {
     assert!(!is_closed(&site.pool()));
     let mut stdin = elsewhere.stdin.take().unwrap();
     std::io::Write::write_all(&mut stdin, b"\n").unwrap();
-    assert_eq!(read(), "kept");
+    assert_eq!(read(), "kept\n");
     drop(stdin);
     elsewhere.wait().unwrap();
     wait_until(|| is_closed(&site.pool()));
