@@ -117,11 +117,15 @@ impl Adapter {
         found(entry)
     }
 
-    /// Whether the file has what a change of its content by `by` takes away.
-    async fn is_privileged(&self, by: Caller, node: FsNode) -> Reply<bool> {
-        // Where the kernel does not name him it has taken that away before, by a SETATTR.
-        let may_keep = by.ids.is_none_or(|ids| ids.uid == 0);
-        Ok(!may_keep && self.fs.getattr(node).await.map_err(errno)?.mode & SET_ID != 0)
+    /// Who changes the content of a file, and whether that takes privileges of it away. The kernel
+    /// takes most away itself, by a SETATTR of nothing; setgid without execution by a stranger to
+    /// the group is left.
+    async fn writer(&self, by: Caller, node: FsNode) -> Reply<(copyhold_fs::Caller, bool)> {
+        let has_any = self.fs.getattr(node).await.map_err(errno)?.mode & SET_ID != 0;
+        let who = if has_any { self.rules.who(by) } else { None };
+        let caller = who.map_or_else(|| judged(by), who::Who::caller);
+        let takes = has_any && !caller.is_privileged();
+        Ok((caller, takes))
     }
 
     /// The kernel would go on with the attributes that it knows (6.18): a mode, and what it allows.
@@ -459,8 +463,8 @@ impl Operations for Adapter {
             FALLOC_ZERO_RANGE => FallocateMode::Zero { keep_size },
             _ => return Err(Errno::EOPNOTSUPP),
         };
-        let (caller, node) = (judged(by), known(inode)?);
-        let was_privileged = self.is_privileged(by, node).await?;
+        let node = known(inode)?;
+        let (caller, was_privileged) = self.writer(by, node).await?;
         let done = self.fs.fallocate_by(&caller, node, range.offset, range.length, mode).await;
         if was_privileged {
             self.forget_attributes(inode);
@@ -484,8 +488,8 @@ impl Operations for Adapter {
 
     async fn copy_range(&self, by: Caller, node: NodeId, copy: CopyRange) -> Reply<u64> {
         let (from, to) = (known(node)?, known(copy.target)?);
-        let was_privileged = self.is_privileged(by, to).await?;
-        let (caller, ends) = (judged(by), ((from, copy.offset), (to, copy.target_offset)));
+        let (caller, was_privileged) = self.writer(by, to).await?;
+        let ends = ((from, copy.offset), (to, copy.target_offset));
         let copied = self.fs.copy_file_range_by(&caller, ends.0, ends.1, copy.length).await;
         if was_privileged {
             self.forget_attributes(copy.target);
