@@ -18,6 +18,7 @@
 mod operation;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use copyhold_device::sim::SimImage;
 use copyhold_fs::{Caller, Filesystem, FsError, NodeId, OpenFlags, Options, WriteFlags};
@@ -38,6 +39,8 @@ const ROOT: Caller = Caller::ROOT;
 const FILES: u64 = 12;
 /// Blocks of the first of them.
 const LARGE_BLOCKS: u64 = 256;
+/// Rounds of flushes, a second each, by which all that was deleted must be free.
+const SETTLING: usize = 16;
 /// One in so many blocks is not told apart: what a flush of the pool's own tables takes.
 const SLACK: u64 = 16;
 
@@ -285,6 +288,7 @@ impl History {
                 (machine, fs) = self.mount();
             }
         }
+        let most = self.empty + self.shape.blocks / SLACK;
         let freed = machine.run(async {
             fs.sync_subvolumes(&[]).await?;
             let node = fs.lookup(fs.root(), b"unchanged").await?.node;
@@ -293,14 +297,20 @@ impl History {
             fs.unlink(fs.root(), b"ballast").await?;
             fs.reaper_idle().await;
             fs.sync().await?;
-            fs.pool().flush_all().await?;
-            fs.pool().flush_all().await?;
+            // Flushes go on in the background, and each frees what the one before has replaced.
+            for _ in 0..SETTLING {
+                fs.pool().flush_all().await?;
+                fs.sync().await?;
+                fs.pool().runtime().sleep(Duration::from_secs(1)).await;
+                if fs.pool().space().allocated <= most {
+                    break;
+                }
+            }
             Ok::<(), FsError>(())
         });
         let freed = freed.expect("the power is on");
         freed.unwrap_or_else(|error| panic!("U2: space is not freed: {error}"));
         let space = fs.pool().space();
-        let most = self.empty + self.shape.blocks / SLACK;
         assert!(space.allocated <= most, "U3: {} in an empty pool, now {space:?}", self.empty);
         self.class = Class::Fill;
         self.unmount(machine, fs);

@@ -109,6 +109,7 @@ impl Client<'_> {
                     FsError::NotFound
                     | FsError::Exists
                     | FsError::NoAttribute
+                    | FsError::Invalid("not a regular file")
                     | FsError::Crowded { .. }
                     | FsError::TooManyLinks { .. },
                 ) => {}
