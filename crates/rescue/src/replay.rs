@@ -59,8 +59,7 @@ impl Replay {
                     Record::Delete { table, key } => (table, key, None),
                     Record::Allocate { .. } | Record::Free => return Ok(()),
                 };
-                *bytes +=
-                    EDIT_COST + value.as_ref().map_or(0, |value: &Box<[u8]>| value.len() as u64);
+                *bytes += EDIT_COST + value.as_deref().map_or(0, <[u8]>::len) as u64;
                 demand(*bytes <= EDIT_BYTES_MAX, "more edits than a log can have")?;
                 self.tables.entry(table).or_default().insert(key, Edit { txg, value });
                 Ok(())

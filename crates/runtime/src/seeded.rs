@@ -437,6 +437,8 @@ fn nanos(duration: Duration) -> Nanos {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
+
     use super::*;
     use crate::yield_now;
 

@@ -1,6 +1,7 @@
 //! The order of locks is asserted where two of them are held, without another thread.
 
 #![cfg(debug_assertions)]
+#![allow(clippy::disallowed_methods, reason = "the order is kept for each thread of the machine")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
