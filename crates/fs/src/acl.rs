@@ -24,7 +24,7 @@ use crate::permit::Way;
 use crate::privileges::SET_GID;
 use crate::subvol::Subvol;
 use crate::xattr_edit::XattrEdit;
-use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
+use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result, Sabotage};
 
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
@@ -237,7 +237,8 @@ impl Filesystem {
         edit: &mut XattrEdit<'_>,
         mode: u32,
     ) -> Result<()> {
-        if !inode.state().item.has.has(InodeFlags::ACCESS_ACL) {
+        let has = inode.state().item.has.has(InodeFlags::ACCESS_ACL);
+        if !has || self.breaks(Sabotage::ChmodAlone) {
             return Ok(());
         }
         self.load_xattr(inode, edit, ACCESS_ACL).await?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::inode::{Inode, InodeRef};
 use crate::permit::Way;
-use crate::{Entry, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result};
+use crate::{Entry, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result, Sabotage};
 
 impl Filesystem {
     /// The entry of a file that was found or made, counted.
@@ -17,7 +17,7 @@ impl Filesystem {
 
     /// Gives back `count` look-ups.
     pub fn forget(self: &Arc<Self>, node: NodeId, count: u64) {
-        if self.inodes.drop_lookups(node, count) {
+        if self.inodes.drop_lookups(node, count) && !self.breaks(Sabotage::ForgetNothing) {
             self.unused(node);
         }
     }

@@ -155,7 +155,10 @@ impl Filesystem {
         if subvol.volume.is_read_only() {
             return Ok(());
         }
-        let (orphans, cuts) = self.read_lists(subvol).await?;
+        let (mut orphans, cuts) = self.read_lists(subvol).await?;
+        if self.breaks(Sabotage::KeepOrphans) {
+            orphans.clear();
+        }
         subvol.leftovers.noted.lock().cuts.extend(cuts.iter().copied());
         for &ino in &cuts {
             // Whoever is loading it has not seen the note (O3).

@@ -19,7 +19,7 @@ use copyhold_format::item::InodeItem;
 
 use crate::inode::{Inode, InodeRef};
 use crate::xattr_edit::XattrEdit;
-use crate::{Caller, FileKind, Filesystem, Result};
+use crate::{Caller, FileKind, Filesystem, Result, Sabotage};
 
 pub(crate) const SET_UID: u16 = 0o4000;
 pub(crate) const SET_GID: u16 = 0o2000;
@@ -47,7 +47,8 @@ impl Filesystem {
             (stripped(&state.item) != state.item.mode, state.item.xattrs)
         };
         let has_capabilities = xattrs > 0 && self.xattr_of(inode, CAPABILITY).await?.is_some();
-        if !has_bits && !has_capabilities {
+        let nothing = !has_bits && !has_capabilities;
+        if nothing || self.breaks(Sabotage::KeepPrivileges) {
             return Ok(());
         }
         let mut edit = self.edit_xattrs(inode).await;

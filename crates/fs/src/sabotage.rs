@@ -11,8 +11,16 @@ pub enum Sabotage {
     PunchInternally,
     /// C3: a refused write looks at inodes' states under the lock of the cache's map.
     AskUnderTheMap,
+    /// R33: a batch installs what it took, also where the file was cut or punched since.
+    InstallStale,
     /// R34: an inode that leaves memory takes along which txg has its last change.
     ForgetTxg,
+    /// R34: nobody is told of an error of a background write.
+    ForgetErrors,
+    /// R35: what was cut off a file stays in the table when the cut is logged.
+    KeepCuts,
+    /// R35: a file takes over a name before its data is written.
+    RenameFirst,
     /// R36: a file grows without a look at what its last block has behind the old end.
     KeepTails,
     /// O1: a caller that comes while the leftovers of a subvolume are being read goes on.
@@ -21,18 +29,40 @@ pub enum Sabotage {
     ReplayInUse,
     /// W1: a subvolume is marked read-only before what it has accepted is installed.
     MarkFirst,
+    /// R37: a snapshot is made before what is dirty of its source is written.
+    SnapshotFirst,
+    /// R38: what a snapshot has of files without a name stays.
+    KeepOrphans,
+    /// R41: a listing goes on with the next hash, whatever else has the last one.
+    SkipCollisions,
+    /// A change of content leaves set-user-id and set-group-id.
+    KeepPrivileges,
+    /// A mode is set without the ACL that goes with it.
+    ChmodAlone,
+    /// What the front end gives back is not looked at again.
+    ForgetNothing,
 }
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 7] = [
+    pub const ALL: [Sabotage; 17] = [
         Sabotage::PunchInternally,
         Sabotage::AskUnderTheMap,
+        Sabotage::InstallStale,
         Sabotage::ForgetTxg,
+        Sabotage::ForgetErrors,
+        Sabotage::KeepCuts,
+        Sabotage::RenameFirst,
         Sabotage::KeepTails,
         Sabotage::ChangeBeforeKnown,
         Sabotage::ReplayInUse,
         Sabotage::MarkFirst,
+        Sabotage::SnapshotFirst,
+        Sabotage::KeepOrphans,
+        Sabotage::SkipCollisions,
+        Sabotage::KeepPrivileges,
+        Sabotage::ChmodAlone,
+        Sabotage::ForgetNothing,
     ];
 }
 

@@ -26,7 +26,7 @@ use crate::inode::{Inode, InodeRef, State, lock_states};
 use crate::permit::Way;
 use crate::rollback::place_in;
 use crate::subvol::{FILES, Subvol};
-use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
+use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result, Sabotage};
 
 /// Files whose dirty data is installed at a time before a snapshot.
 pub(crate) const FILES_AT_ONCE: usize = 16;
@@ -128,7 +128,9 @@ impl Filesystem {
         groups: Option<Vec<GroupId>>,
     ) -> Result<SubvolId> {
         let from = self.subvol(source).await?;
-        self.write_subvol(source).await?;
+        if !self.breaks(Sabotage::SnapshotFirst) {
+            self.write_subvol(source).await?;
+        }
         let dir = self.dir_to_change(parent).await?;
         let name = Name::to_make(name)?;
         let _entries = dir.lock.write().await;

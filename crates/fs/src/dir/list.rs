@@ -11,7 +11,7 @@ use copyhold_format::item::{DIRENT, DirBucket, Dirent, cookie};
 use copyhold_types::{InodeNo, Key};
 
 use crate::inode::Inode;
-use crate::{Attr, FileKind, Filesystem, NodeId, Result};
+use crate::{Attr, FileKind, Filesystem, NodeId, Result, Sabotage};
 
 /// Buckets looked up at once; fewer at the beginning of a listing, which may be all of it.
 pub(super) const BUCKETS: usize = 256;
@@ -94,7 +94,10 @@ impl Filesystem {
                 return Ok(());
             }
         }
-        let mut from = after & !0xff;
+        let mut from = match after & !0xff {
+            last if last > 0 && self.breaks(Sabotage::SkipCollisions) => last + 0x100,
+            last => last,
+        };
         let mut buckets = 32;
         loop {
             let items = self.buckets(&dir, from, buckets).await?;

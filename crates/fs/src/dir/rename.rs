@@ -24,7 +24,7 @@ use crate::permit::Way;
 use crate::rollback::place_in;
 use crate::subvol::FILES;
 use crate::xattr_edit::XattrEdit;
-use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result};
+use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result, Sabotage};
 
 /// No directory is deeper; more steps to the root mean a loop.
 const DEPTH_MAX: usize = 1 << 20;
@@ -100,7 +100,9 @@ impl Filesystem {
             {
                 None => return Ok(()),
                 Some(file) => {
-                    self.write_through(&file, false).await?;
+                    if !self.breaks(Sabotage::RenameFirst) {
+                        self.write_through(&file, false).await?;
+                    }
                     written.push(file.node);
                 }
             }

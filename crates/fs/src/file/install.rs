@@ -21,7 +21,7 @@ use super::extent_map::{MapChange, MapEdit, extent_bytes};
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::{Inode, InodeRef, State};
 use crate::subvol::FILES;
-use crate::{Filesystem, Result};
+use crate::{Filesystem, Result, Sabotage};
 
 /// Extents that a transaction removes beside what it adds.
 pub(super) const CUT_MAX: usize = 100;
@@ -84,7 +84,7 @@ impl Batch {
         let steady = fs.volumes.steady(&inode.subvol.volume)?;
         let mut tx = Transaction::new();
         let mut item = state.next_item();
-        if cut {
+        if cut && !fs.breaks(Sabotage::KeepCuts) {
             old.remove(cut_from..u64::MAX);
         }
         self.stamp(placed, claims, &mut old, &mut tx, &state, steady.epoch());
@@ -222,7 +222,8 @@ impl Batch {
     pub(super) fn parts(&self, piece: &Placed, state: &State) -> SmallVec<[(u32, u32, bool); 2]> {
         let mut parts: SmallVec<[(u32, u32, bool); 2]> = SmallVec::new();
         for skip in 0..piece.run.blocks {
-            let current = state.data.is_current(piece.at + u64::from(skip), self.taken.id);
+            let current = state.data.is_current(piece.at + u64::from(skip), self.taken.id)
+                || self.fs.breaks(Sabotage::InstallStale);
             match parts.last_mut() {
                 Some((_, count, same)) if *same == current => *count += 1,
                 _ => parts.push((skip, 1, current)),
