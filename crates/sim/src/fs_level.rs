@@ -19,13 +19,16 @@
 //! before the file's last fsync, whole; and what was renamed over another name is there.
 
 mod client;
+mod collisions;
 pub(crate) mod content;
 mod counts;
 mod eras;
 mod life;
 mod promises;
+pub(crate) mod rights;
 pub(crate) mod second_opinion;
 mod settings;
+pub(crate) mod span;
 pub(crate) mod tree;
 pub(crate) mod usage;
 pub(crate) mod verify;

@@ -6,19 +6,31 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use copyhold_fs::FallocateMode;
+use copyhold_fs::{Caller, FallocateMode};
 
 use crate::dice::Dice;
 use crate::fs_level::content::Content;
+use crate::fs_level::rights::{ACCESS, Acl, DEFAULT};
+use crate::fs_level::span::Span;
 use crate::fs_level::tree::{Dir, Kind, Object, ObjectId, Place, Tree};
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Operation {
     Create(Place),
     Mkdir(Place),
+    /// A file that is made without a name, and then gets this.
+    Tmpfile(Place),
     Write(ObjectId, Stretch),
+    /// By a descriptor that was opened for that.
+    Append(ObjectId),
     Allocate(ObjectId, Allocation),
     Truncate(ObjectId, Size),
+    /// By opening it.
+    OpenTruncate(ObjectId),
+    SetMode(ObjectId),
+    SetOwner(ObjectId),
+    /// Of a file its access ACL, of a directory what it passes on.
+    SetAcl(ObjectId),
     /// From the first to the second.
     Reflink(ObjectId, ObjectId, Part),
     SetXattr(ObjectId, Xattr),
@@ -84,6 +96,17 @@ pub(super) const FILE_BYTES: u64 = 10_000;
 /// An attribute that every file has at the beginning.
 pub(super) const XATTR: &[u8] = b"user.has";
 const FRESH_XATTR: &[u8] = b"user.new";
+pub(super) const MODE: u32 = 0o640;
+/// User and group.
+pub(super) const OWNER: (u32, u32) = (7, 8);
+const APPENDED_BYTES: usize = 3000;
+
+/// Which ACL of an object is set, and to what.
+pub(super) fn acl_of(object: &Object) -> (&'static [u8], Acl) {
+    let (users, groups) = (BTreeMap::from([(OWNER.0, 6)]), BTreeMap::from([(OWNER.1, 4)]));
+    let acl = Acl { owner: 6, users, group: 4, groups, mask: Some(6), other: 0 };
+    (if object.kind.is_dir() { DEFAULT } else { ACCESS }, acl)
+}
 
 impl Stretch {
     pub(super) const ALL: [Stretch; 4] =
@@ -188,12 +211,25 @@ impl Operation {
         let tree = &mut effect.tree;
         let place_of = |place: &Place| place.clone();
         match self {
-            Operation::Create(place) | Operation::Mkdir(place) => {
-                let is_file = matches!(self, Operation::Create(_));
-                let (kind, mode) = if is_file { (Kind::File, 0o644) } else { (Kind::Dir, 0o755) };
+            Operation::Create(place) | Operation::Mkdir(place) | Operation::Tmpfile(place) => {
+                let is_dir = matches!(self, Operation::Mkdir(_));
+                let (kind, mode) = if is_dir { (Kind::Dir, 0o755) } else { (Kind::File, 0o644) };
                 let id = fresh();
-                tree.put(place.clone(), id, Object { kind, mode, xattrs: BTreeMap::new() });
+                let new = Object::made_in(tree.own(place.0), kind, mode, &Caller::ROOT);
+                tree.put(place.clone(), id, new);
                 effect.made = Some(id);
+            }
+            Operation::SetMode(id) | Operation::SetOwner(id) | Operation::SetAcl(id) => {
+                let object = tree.objects.get_mut(id).expect("it has a name");
+                object.ctime = Span::Now;
+                match self {
+                    Operation::SetMode(_) => object.chmod(MODE, &Caller::ROOT),
+                    Operation::SetOwner(_) => object.chown(Some(OWNER.0), Some(OWNER.1)),
+                    _ => {
+                        let (name, acl) = acl_of(object);
+                        object.set_acl(name, Some(&acl));
+                    }
+                }
             }
             Operation::Link(id, place) => tree.link(place.clone(), *id),
             Operation::Unlink(place) | Operation::Rmdir(place) => tree.remove(place),
@@ -210,11 +246,14 @@ impl Operation {
                 tree.exchange(a, b);
             }
             Operation::SetXattr(id, xattr) => {
-                let xattrs = &mut tree.objects.get_mut(id).expect("it has a name").xattrs;
-                xattrs.insert(xattr.name().to_vec(), xattr.value());
+                let object = tree.objects.get_mut(id).expect("it has a name");
+                object.xattrs.insert(xattr.name().to_vec(), xattr.value());
+                object.ctime = Span::Now;
             }
             Operation::RemoveXattr(id) => {
-                tree.objects.get_mut(id).expect("it has a name").xattrs.remove(XATTR);
+                let object = tree.objects.get_mut(id).expect("it has a name");
+                object.xattrs.remove(XATTR);
+                object.ctime = Span::Now;
             }
             Operation::Snapshot { source, to, read_only } => {
                 let within = tree.within(*source);
@@ -227,8 +266,10 @@ impl Operation {
             }
             Operation::DeleteSubvolume(place) => tree.delete(place),
             Operation::Write(..)
+            | Operation::Append(_)
             | Operation::Allocate(..)
             | Operation::Truncate(..)
+            | Operation::OpenTruncate(_)
             | Operation::Reflink(..) => return None,
         }
         Some(effect)
@@ -250,6 +291,8 @@ impl Operation {
                     content.set_size(content.size().max(offset + len));
                 }
             }
+            Operation::Append(id) => content.write(content.size(), &appended(*id)),
+            Operation::OpenTruncate(_) => content.set_size(0),
             Operation::Truncate(_, size) => content.set_size(size.bytes()),
             Operation::Reflink(_, _, part) => {
                 let source = source.expect("a reflink has a source");
@@ -276,8 +319,15 @@ impl Operation {
         };
         let made = effect.and_then(|effect| effect.made);
         let touched: Vec<Option<ObjectId>> = match self {
-            Operation::Create(place) | Operation::Mkdir(place) => vec![made, dir(place)],
+            Operation::Create(place) | Operation::Mkdir(place) | Operation::Tmpfile(place) => {
+                vec![made, dir(place)]
+            }
             Operation::Write(id, _)
+            | Operation::Append(id)
+            | Operation::OpenTruncate(id)
+            | Operation::SetMode(id)
+            | Operation::SetOwner(id)
+            | Operation::SetAcl(id)
             | Operation::Allocate(id, _)
             | Operation::Truncate(id, _)
             | Operation::Reflink(_, id, _)
@@ -311,7 +361,13 @@ impl Operation {
         match self {
             Operation::Create(_) => "create",
             Operation::Mkdir(_) => "mkdir",
+            Operation::Tmpfile(_) => "tmpfile and link",
             Operation::Write(..) => "write",
+            Operation::Append(_) => "append",
+            Operation::OpenTruncate(_) => "open to truncate",
+            Operation::SetMode(_) => "chmod",
+            Operation::SetOwner(_) => "chown",
+            Operation::SetAcl(_) => "set ACL",
             Operation::Allocate(..) => "fallocate",
             Operation::Truncate(..) => "truncate",
             Operation::Reflink(..) => "reflink",
@@ -326,6 +382,11 @@ impl Operation {
             Operation::DeleteSubvolume(_) => "delete subvolume",
         }
     }
+}
+
+/// What is appended to a file.
+pub(super) fn appended(id: ObjectId) -> Vec<u8> {
+    Dice::new(id << 32 | 1).bytes(APPENDED_BYTES)
 }
 
 /// A place as a reader of messages knows it: the directory's number, and the name.
@@ -349,6 +410,7 @@ impl fmt::Display for Operation {
         match self {
             Operation::Create(place)
             | Operation::Mkdir(place)
+            | Operation::Tmpfile(place)
             | Operation::Unlink(place)
             | Operation::Rmdir(place)
             | Operation::DeleteSubvolume(place) => write!(f, "{name} {}", Shown(place)),
@@ -357,7 +419,12 @@ impl fmt::Display for Operation {
             Operation::Truncate(id, size) => write!(f, "{name} #{id} to {}", size.bytes()),
             Operation::Reflink(from, to, part) => write!(f, "{name} #{from} to #{to} {part:?}"),
             Operation::SetXattr(id, xattr) => write!(f, "{name} #{id} {xattr:?}"),
-            Operation::RemoveXattr(id) => write!(f, "{name} #{id}"),
+            Operation::RemoveXattr(id)
+            | Operation::Append(id)
+            | Operation::OpenTruncate(id)
+            | Operation::SetMode(id)
+            | Operation::SetOwner(id)
+            | Operation::SetAcl(id) => write!(f, "{name} #{id}"),
             Operation::Link(id, place) => write!(f, "{name} #{id} as {}", Shown(place)),
             Operation::Rename(from, to) => write!(f, "{name} {} to {}", Shown(from), Shown(to)),
             Operation::Exchange(a, b) => write!(f, "{name} {} and {}", Shown(a), Shown(b)),

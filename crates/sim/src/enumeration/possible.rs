@@ -18,13 +18,18 @@ pub(super) fn operations(tree: &Tree) -> Vec<Operation> {
         let free = free_names(tree, *dir, file_names(*dir));
         all.extend(free.iter().cloned().map(Operation::Create));
         all.extend(free.iter().cloned().map(Operation::Mkdir));
+        all.extend(free.iter().cloned().map(Operation::Tmpfile));
         all.push(Operation::SetXattr(*dir, Xattr::New));
+        all.extend([Operation::SetMode(*dir), Operation::SetAcl(*dir)]);
     }
     for root in pliable(Kind::Subvol) {
         all.extend(free_names(tree, root, top_names()).into_iter().map(Operation::Mkdir));
     }
     for file in &files {
         of_content(tree, *file, &mut all);
+        all.extend(
+            [Operation::SetMode, Operation::SetOwner, Operation::SetAcl].map(|of| of(*file)),
+        );
         all.extend(Xattr::ALL.map(|xattr| Operation::SetXattr(*file, xattr)));
         if tree.objects[file].xattrs.contains_key(XATTR) {
             all.push(Operation::RemoveXattr(*file));
@@ -42,6 +47,7 @@ fn of_content(tree: &Tree, file: ObjectId, all: &mut Vec<Operation>) {
     all.extend(Stretch::ALL.map(|stretch| Operation::Write(file, stretch)));
     all.extend(Allocation::ALL.map(|allocation| Operation::Allocate(file, allocation)));
     all.extend(Size::ALL.map(|size| Operation::Truncate(file, size)));
+    all.extend([Operation::Append(file), Operation::OpenTruncate(file)]);
     let is_source = |(id, of): &(&ObjectId, &Object)| of.kind == Kind::File && **id != file;
     for (source, _) in tree.objects.iter().filter(is_source) {
         all.extend(Part::ALL.map(|part| Operation::Reflink(*source, file, part)));

@@ -8,7 +8,7 @@ use copyhold_fs::{WriteFlags, XattrSet};
 use copyhold_types::InodeNo;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::operation::{Effect, Operation, XATTR};
+use super::operation::{Effect, MODE, OWNER, Operation, XATTR, acl_of, appended};
 use super::stage::{SEED, Stage};
 use super::tape::{Moment, Pace, Recorder};
 use super::workload::{Persistence, Workload};
@@ -59,7 +59,9 @@ struct Run {
 
 impl Run {
     fn world(&self) -> MutexGuard<'_, World> {
-        self.shared.world.lock()
+        let mut world = self.shared.world.lock();
+        world.now = self.fs.pool().runtime().wall_clock();
+        world
     }
 
     fn node(&self, dir: Dir) -> NodeId {
@@ -119,15 +121,16 @@ impl Run {
         if let Some(id) = made {
             world.born(id, node.expect("something is made"));
         }
-        if let Some(id) = made.filter(|_| is_file) {
-            world.data.insert(id, Versions::of(Content::default()));
-        }
         for (old, new) in copies {
             let subvol = node.expect("a snapshot is made").subvol;
             let node = NodeId { subvol, ..world.nodes[&old] };
             world.born(new, node);
         }
         world.end(0);
+        if let Some(id) = made.filter(|_| is_file) {
+            let born = world.logs[0].now().objects[&id].born;
+            world.data.insert(id, Versions::of(Content::default(), born));
+        }
         Ok(())
     }
 
@@ -144,6 +147,27 @@ impl Run {
                 let (made, _) = fs.create(root, self.node(*dir), name, 0o644, flags, true).await?;
                 fs.release(made.node);
                 return Ok(Some(made.node));
+            }
+            Operation::Tmpfile((dir, name)) => {
+                let dir = self.node(*dir);
+                let made = fs.tmpfile(root, dir, 0o644).await?;
+                fs.link(made.node, dir, name).await?;
+                fs.release(made.node);
+                return Ok(Some(made.node));
+            }
+            Operation::SetMode(id) => {
+                let set = SetAttr { mode: Some(MODE), ..SetAttr::default() };
+                fs.setattr(root, self.node_of(*id), &set).await?;
+            }
+            Operation::SetOwner(id) => {
+                let (uid, gid) = (Some(OWNER.0), Some(OWNER.1));
+                let set = SetAttr { uid, gid, ..SetAttr::default() };
+                fs.setattr(root, self.node_of(*id), &set).await?;
+            }
+            Operation::SetAcl(id) => {
+                let (name, acl) = acl_of(&before.objects[id]);
+                let value = acl.encode();
+                fs.set_xattr(root, self.node_of(*id), name, &value, XattrSet::Any, false).await?;
             }
             Operation::Mkdir((dir, name)) => {
                 return Ok(Some(fs.mkdir(root, self.node(*dir), name, 0o755).await?.node));
@@ -176,8 +200,10 @@ impl Run {
                 fs.delete_subvolume(self.node(*dir), name, None).await?;
             }
             Operation::Write(..)
+            | Operation::Append(_)
             | Operation::Allocate(..)
             | Operation::Truncate(..)
+            | Operation::OpenTruncate(_)
             | Operation::Reflink(..) => unreachable!("it changes content"),
         }
         Ok(None)
@@ -194,6 +220,19 @@ impl Run {
                 let bytes = operation.bytes(*id, *stretch);
                 let flags = WriteFlags::default();
                 fs.write(self.node_of(*id), stretch.range().0, &bytes, flags).await?;
+                self.end(*id);
+            }
+            Operation::Append(id) => {
+                self.begin(operation, *id, None);
+                let flags = WriteFlags { append: true, ..WriteFlags::default() };
+                fs.write(self.node_of(*id), 0, &appended(*id), flags).await?;
+                self.end(*id);
+            }
+            Operation::OpenTruncate(id) => {
+                self.begin(operation, *id, None);
+                let flags = OpenFlags { truncate: true, ..OpenFlags::READ_WRITE };
+                fs.open_node(self.node_of(*id), flags).await?;
+                fs.release(self.node_of(*id));
                 self.end(*id);
             }
             Operation::Allocate(id, allocation) => {
@@ -215,8 +254,12 @@ impl Run {
                 let (source, target) = (self.node_of(*source), self.node_of(*id));
                 let copied = fs.copy_file_range(source, from, target, to, len).await?;
                 assert_eq!(copied, len, "a copy is whole");
+                if len == 0 {
+                    let mut world = self.world();
+                    world.data.get_mut(id).expect("a file has data").take_back();
+                    return Ok(false);
+                }
                 self.end(*id);
-                return Ok(len > 0);
             }
             _ => unreachable!("it changes the tree"),
         }
@@ -225,14 +268,13 @@ impl Run {
 
     fn begin(&self, operation: &Operation, id: ObjectId, source: Option<&Content>) {
         let mut world = self.world();
-        let versions = world.data.get_mut(&id).expect("a file has data");
-        let mut content = versions.now().clone();
+        let mut content = world.data[&id].now().clone();
         operation.change(&mut content, source);
-        versions.begin(operation.name(), content);
+        world.begin_data(id, operation.name(), content);
     }
 
     fn end(&self, id: ObjectId) {
-        self.world().data.get_mut(&id).expect("a file has data").end();
+        self.world().end_data(id);
     }
 
     // -- making durable -----------------------------------------------------

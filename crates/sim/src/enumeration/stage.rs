@@ -13,6 +13,7 @@ use super::workload;
 use crate::Sabotage;
 use crate::dice::Dice;
 use crate::fs_level::content::{Content, Versions};
+use crate::fs_level::span::Span;
 use crate::fs_level::tree::{Kind, ObjectId, Place, SHARED_DIRS, Tree, shared_name};
 use crate::fs_level::world::World;
 use crate::machine::Machine;
@@ -98,6 +99,10 @@ async fn fill(fs: &Arc<Filesystem>, world: &mut World) -> Result<(), FsError> {
         let node = make(fs, world, &tree, place, id).await?;
         world.born(id, node);
     }
+    let mut tree = tree;
+    for (id, object) in &mut tree.objects {
+        object.is_found(&fs.getattr(world.nodes[id]).await?);
+    }
     world.logs[0].base = tree;
     fs.sync().await
 }
@@ -123,7 +128,7 @@ async fn make(
             let bytes = Dice::new(id).bytes(FILE_BYTES as usize);
             fs.write(made.node, 0, &bytes, WriteFlags::default()).await?;
             fs.release(made.node);
-            world.data.insert(id, Versions::of(Content::from_bytes(&bytes)));
+            world.data.insert(id, Versions::of(Content::from_bytes(&bytes), Span::Any));
             made.node
         }
     };

@@ -58,6 +58,12 @@ impl Symmetry {
         match operation {
             Operation::Create(at) => Operation::Create(place(at)),
             Operation::Mkdir(at) => Operation::Mkdir(place(at)),
+            Operation::Tmpfile(at) => Operation::Tmpfile(place(at)),
+            Operation::Append(of) => Operation::Append(id(of)),
+            Operation::OpenTruncate(of) => Operation::OpenTruncate(id(of)),
+            Operation::SetMode(of) => Operation::SetMode(id(of)),
+            Operation::SetOwner(of) => Operation::SetOwner(id(of)),
+            Operation::SetAcl(of) => Operation::SetAcl(id(of)),
             Operation::Write(of, stretch) => Operation::Write(id(of), *stretch),
             Operation::Allocate(of, allocation) => Operation::Allocate(id(of), *allocation),
             Operation::Truncate(of, size) => Operation::Truncate(id(of), *size),

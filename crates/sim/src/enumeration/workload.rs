@@ -5,7 +5,6 @@
 //! `new`, or what had gone. Workloads that differ only in which of the two directories is which,
 //! and which of the two files of one, are the same: the smallest of them stands for all.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use super::operation::{Operation, XATTR};
@@ -60,7 +59,7 @@ pub(super) struct Workload {
 /// The tree that every workload begins with, by the numbers that the model gives in this order.
 pub(super) fn stage() -> Tree {
     let mut tree = Tree::default();
-    let object = |kind: Kind, mode: u32| Object { kind, mode, xattrs: BTreeMap::new() };
+    let object = Object::new;
     let mode = 0o777 & !copyhold_fs::Caller::ROOT.umask;
     tree.put((Dir::Shared(0), b"c0-home".to_vec()), HOME, object(Kind::Dir, 0o755));
     tree.put((Dir::Own(HOME), b"sub".to_vec()), SUBVOL, object(Kind::Subvol, mode));
@@ -220,6 +219,6 @@ mod tests {
     fn every_kind_of_operation_is_there() {
         let first = operations(&stage()).into_iter().map(|operation| operation.name());
         let names: BTreeSet<&str> = first.collect();
-        assert_eq!(names.len(), 14, "{names:?}, and rmdir of what was made before");
+        assert_eq!(names.len(), 20, "{names:?}, and rmdir of what was made before");
     }
 }

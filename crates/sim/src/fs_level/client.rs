@@ -2,10 +2,12 @@
 
 mod data;
 mod fresh;
+mod handles;
 mod limits;
 mod looking;
 mod quotas;
 mod renames;
+mod rights;
 mod rollback;
 mod subvols;
 
@@ -20,8 +22,11 @@ use futures_util::future::{Either, select};
 use futures_util::pin_mut;
 use parking_lot::MutexGuard;
 
+pub(crate) use self::handles::Habits;
 pub(crate) use self::quotas::Manager;
+use super::collisions;
 use super::content::{Content, Versions};
+use super::span::Span;
 use super::tree::{Dir, Kind, Object, ObjectId, Place, SHARED_DIRS, Tree};
 use super::world::{Fsync, Shared, World};
 use crate::dice::Dice;
@@ -47,6 +52,7 @@ pub(crate) struct Client {
     /// How many of a hundred things that it does are about subvolumes.
     pub(crate) tenancy: u64,
     pub(crate) manager: Manager,
+    pub(crate) habits: Habits,
 }
 
 impl Client {
@@ -54,13 +60,16 @@ impl Client {
     pub(crate) async fn live(mut self, operations: u64) {
         for _ in 0..operations {
             if self.do_something().await.is_err() {
-                return;
+                break;
             }
+            self.forget_some();
         }
+        self.let_go();
     }
 
     async fn do_something(&mut self) -> Done {
         self.manage_quotas().await?;
+        self.follow_habits().await?;
         match self.dice.below(100) {
             n if n < self.tenancy => self.live_in_subvolumes().await,
             92..100 if self.exact => self.copy().await,
@@ -95,7 +104,9 @@ impl Client {
     }
 
     fn world(&self) -> MutexGuard<'_, World> {
-        self.shared.world.lock()
+        let mut world = self.shared.world.lock();
+        world.now = self.fs.pool().runtime().wall_clock();
+        world
     }
 
     fn tree(&self) -> Tree {
@@ -113,7 +124,7 @@ impl Client {
                 // What gives space back may take half of the reserve (R21).
                 let kept = match what {
                     "remove" | "delete subvolume" => reserve / 2,
-                    "chmod" => reserve - reserve / 4,
+                    "chmod" | "chown" => reserve - reserve / 4,
                     _ => reserve,
                 };
                 let is_coming = on_the_way > 0 && free + on_the_way >= wanted + kept;
@@ -142,13 +153,14 @@ impl Client {
     }
 
     fn a_place(&mut self, tree: &Tree) -> Place {
-        let dir = self.a_dir(tree);
-        (dir, format!("c{}-{}", self.id, self.dice.below(NAMES)).into_bytes())
+        let (dir, nth) = (self.a_dir(tree), self.dice.below(NAMES));
+        let name = collisions::names(self.id).into_iter().nth(nth as usize);
+        (dir, name.unwrap_or_else(|| format!("c{}-{nth}", self.id).into_bytes()))
     }
 
     fn a_free_place(&mut self, tree: &Tree) -> Option<Place> {
         let place = self.a_place(tree);
-        let is_free = !tree.entries.contains_key(&place) && tree.is_writable(place.0);
+        let is_free = !tree.entries.contains_key(&place) && tree.takes_names(place.0);
         is_free.then_some(place)
     }
 
@@ -160,7 +172,7 @@ impl Client {
 
     /// An entry that may be renamed or removed.
     fn a_loose_entry(&mut self, tree: &Tree) -> Option<(Place, ObjectId)> {
-        self.an_entry(tree).filter(|((dir, _), _)| tree.is_writable(*dir))
+        self.an_entry(tree).filter(|(place, _)| tree.is_loose(place))
     }
 
     /// An object that may be changed, by one of its names.
@@ -208,37 +220,44 @@ impl Client {
         let Some(place) = self.a_free_place(&tree) else { return Ok(()) };
         let parent = self.node(place.0);
         let id = self.world().new_object();
-        let mode = match kind {
+        let mut mode = match kind {
             Kind::Symlink(_) => 0o777,
             _ => self.dice.pick(&[0o644, 0o600, 0o755]),
         };
-        let object = Object { kind: kind.clone(), mode, xattrs: Default::default() };
+        let mut caller = Caller::ROOT;
+        if self.habits.careful {
+            (mode, caller) = self.somebodys(mode);
+        }
+        let object = Object::made_in(tree.own(place.0), kind.clone(), mode, &caller);
         let room = self.room_for_inode(&tree, place.0);
         tree.put(place.clone(), id, object);
         self.world().usage.eras.make(id);
         self.begin("make", tree, &[id]);
-        let (fs, root, name) = (&self.fs, &Caller::ROOT, &place.1);
+        let (fs, caller, name) = (&self.fs, &caller, &place.1);
         let made = match &kind {
             Kind::File => {
                 let flags = OpenFlags::READ_WRITE;
-                let made = fs.create(root, parent, name, mode, flags, true).await;
+                let made = fs.create(caller, parent, name, mode, flags, true).await;
                 made.map(|(entry, _)| {
                     fs.release(entry.node);
                     entry
                 })
             }
-            Kind::Dir => fs.mkdir(root, parent, name, mode).await,
+            Kind::Dir => fs.mkdir(caller, parent, name, mode).await,
             Kind::Subvol | Kind::Placeholder => unreachable!("made by `subvols`"),
-            Kind::Fifo => fs.mknod(root, parent, name, 0o010000 | mode, 0).await,
-            Kind::Symlink(target) => fs.symlink(root, parent, name, target).await,
+            Kind::Fifo => fs.mknod(caller, parent, name, 0o010000 | mode, 0).await,
+            Kind::Symlink(target) => fs.symlink(caller, parent, name, target).await,
         };
         self.check_room(room, &made);
         match self.given("make", made)? {
             Some(entry) => {
                 let mut world = self.world();
                 world.born(id, entry.node);
-                world.data.insert(id, Versions::of(Content::default()));
                 world.end(self.id);
+                let born = world.logs[self.id].now().objects[&id].born;
+                world.data.insert(id, Versions::of(Content::default(), born));
+                drop(world);
+                self.meet(entry);
                 Ok(())
             }
             None => {
@@ -272,7 +291,7 @@ impl Client {
         let parent = self.node(place.0);
         self.begin("link", tree, &[id]);
         let linked = self.fs.link(node, parent, &place.1).await;
-        let linked = self.given("link", linked)?;
+        let linked = self.given("link", linked)?.map(|entry| self.meet(entry));
         self.end(linked.is_some());
         Ok(())
     }
@@ -329,12 +348,14 @@ impl Client {
         let node = self.world().nodes[&id];
         let done = if object.xattrs.contains_key(&name) && self.dice.one_in(3) {
             object.xattrs.remove(&name);
+            object.ctime = Span::Now;
             self.begin("remove xattr", tree, &[id]);
             self.fs.remove_xattr(node, &name).await
         } else {
             let len = self.dice.magnitude(if self.dice.clone().one_in(8) { 12 } else { 7 });
             let value = self.dice.bytes(len as usize);
             object.xattrs.insert(name.clone(), value.clone());
+            object.ctime = Span::Now;
             self.begin("set xattr", tree, &[id]);
             let root = &Caller::ROOT;
             self.fs.set_xattr(root, node, &name, &value, XattrSet::Any, false).await
@@ -355,8 +376,10 @@ impl Client {
         if matches!(object.kind, Kind::Symlink(_)) {
             return Ok(());
         }
-        object.mode = self.dice.below(0o1000) as u32;
-        let set = SetAttr { mode: Some(object.mode), ..SetAttr::default() };
+        let mode = self.dice.below(0o1000) as u32;
+        object.chmod(mode, &Caller::ROOT);
+        object.ctime = Span::Now;
+        let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
         let node = self.world().nodes[&id];
         self.begin("chmod", tree, &[id]);
         let done = self.fs.setattr(&Caller::ROOT, node, &set).await;

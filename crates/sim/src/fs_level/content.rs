@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use copyhold_types::BLOCK_BYTES;
+use copyhold_types::{BLOCK_BYTES, Timestamp};
+
+use super::span::Span;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 static ZEROS: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
@@ -93,6 +95,8 @@ pub(crate) struct Versions {
     all: Vec<Content>,
     /// What made each of them, for messages.
     names: Vec<&'static str>,
+    /// When each was made.
+    times: Vec<Span>,
     /// Versions whose operation has returned; a later one may be under way.
     done: usize,
     /// The oldest version that may still be found.
@@ -100,8 +104,9 @@ pub(crate) struct Versions {
 }
 
 impl Versions {
-    pub(crate) fn of(content: Content) -> Versions {
-        Versions { all: vec![content], names: vec!["base"], done: 0, synced: 0 }
+    pub(crate) fn of(content: Content, time: Span) -> Versions {
+        let (all, names, times) = (vec![content], vec!["base"], vec![time]);
+        Versions { all, names, times, done: 0, synced: 0 }
     }
 
     pub(crate) fn now(&self) -> &Content {
@@ -109,13 +114,32 @@ impl Versions {
     }
 
     /// An operation begins that will make this of the file.
-    pub(crate) fn begin(&mut self, name: &'static str, content: Content) {
+    pub(crate) fn begin(&mut self, name: &'static str, content: Content, time: Span) {
         self.all.push(content);
         self.names.push(name);
+        self.times.push(time);
     }
 
-    pub(crate) fn end(&mut self) {
+    pub(crate) fn end(&mut self, now: Timestamp) {
         self.done = self.all.len() - 1;
+        self.times[self.done].end(now);
+    }
+
+    /// The operation was refused, and changed nothing.
+    pub(crate) fn take_back(&mut self) {
+        self.all.pop();
+        self.names.pop();
+        self.times.pop();
+    }
+
+    /// When the last change was that has not been made durable since, and those behind it.
+    pub(crate) fn times(&self, least: usize) -> &[Span] {
+        &self.times[self.synced.max(least)..]
+    }
+
+    /// When the last change was.
+    pub(crate) fn time(&self) -> Span {
+        *self.times.last().expect("there is always a version")
     }
 
     /// What an fsync that begins now makes durable.
@@ -182,9 +206,9 @@ mod tests {
 
     #[test]
     fn each_block_may_be_of_another_version_but_of_one() {
-        let mut versions = Versions::of(Content::from_bytes(&[1; 2 * BLOCK_BYTES]));
-        versions.begin("write", Content::from_bytes(&[2; 2 * BLOCK_BYTES]));
-        versions.end();
+        let mut versions = Versions::of(Content::from_bytes(&[1; 2 * BLOCK_BYTES]), Span::Any);
+        versions.begin("write", Content::from_bytes(&[2; 2 * BLOCK_BYTES]), Span::Any);
+        versions.end(Timestamp::default());
         let of = |a: u8, b: u8| [[a; BLOCK_BYTES], [b; BLOCK_BYTES]].concat();
         for (a, b) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
             assert_eq!(versions.problem(&of(a, b), 0), None);

@@ -12,7 +12,8 @@ use copyhold_pool::{Pool, PoolError};
 use copyhold_runtime::BoxFuture;
 use copyhold_types::{BLOCK_BYTES, SubvolId};
 
-use super::client::{Client, Manager};
+use super::client::{Client, Habits, Manager};
+use super::collisions;
 use super::second_opinion;
 use super::settings::{self, Changed};
 use super::tree::{SHARED_DIRS, shared_name};
@@ -66,6 +67,10 @@ struct History {
     turning: bool,
     /// Who comes first after a recovery.
     visiting: Dice,
+    /// What clients do by habit is chosen by these, likewise.
+    habits: Dice,
+    /// They care for rights, and hold files in other ways than by name.
+    careful: bool,
 }
 
 impl History {
@@ -76,8 +81,11 @@ impl History {
         let exact = dice.one_in(2);
         let quotas = exact || dice.one_in(2);
         let tenancy = if exact { dice.pick(&[20, 20, 60]) } else { dice.pick(&[0, 0, 40]) };
+        let mut habits = Dice::new(plan.seed ^ 0x68_61_62_69_74_73);
+        let careful = habits.one_in(2);
         let sabotage = plan.broken.and_then(Sabotage::of_fs);
-        let options = Options { sabotage, ..options(&mut dice, exact) };
+        let options = options(&mut dice, exact);
+        let options = Options { sabotage, count_lookups: careful, ..options };
         let machine = Machine::on(dice.number(), SimImage::empty(shape.blocks));
         let clients = 1 + dice.below(CLIENTS_MAX);
         let (rt, device) = (machine.rt(), machine.device());
@@ -87,6 +95,7 @@ impl History {
         let made = machine.run(async {
             let pool = Pool::open(machine.rt(), machine.device(), shape.open_for_tenants()).await?;
             Filesystem::format(&pool, &Caller::ROOT, 0o755).await?;
+            collisions::prepare(&pool).await?;
             let fs = Filesystem::open(pool.clone(), options.clone()).await?;
             world.shared[0] = Some(fs.root());
             for n in 1..SHARED_DIRS {
@@ -120,6 +129,8 @@ impl History {
             managing,
             turning,
             visiting: Dice::new(plan.seed ^ 0x76_69_73_69_74),
+            habits,
+            careful,
             dice,
         }
     }
@@ -185,7 +196,9 @@ impl History {
                 let (dice, exact) = (self.dice.fork(), self.exact);
                 let (tenancy, promises, turns) = (self.tenancy, self.quotas, self.turning);
                 let manager = Manager { dice: self.managing.fork(), promises, turns };
-                let client = Client { id, fs, shared, dice, forgiving, exact, tenancy, manager };
+                let habits = Habits::new(self.habits.fork(), self.careful);
+                let client =
+                    Client { id, fs, shared, dice, forgiving, exact, tenancy, manager, habits };
                 self.outcome.operations += operations;
                 Box::pin(client.live(operations)) as BoxFuture<'static, ()>
             })
@@ -323,6 +336,8 @@ impl History {
     fn end_well(&mut self, machine: &Machine, fs: &Arc<Filesystem>) -> SimImage {
         if !self.shared.world.lock().troubled {
             self.check_usage(machine, fs);
+            let checked = machine.run(verify::check_leaks(fs)).expect("the power is on");
+            checked.expect("the filesystem is well");
         }
         let (moment, versions) = self.shared.world.lock().before_sync();
         let closed = machine.run(async {

@@ -2,7 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use copyhold_fs::{Attr, FileFlags};
+use copyhold_types::Timestamp;
+
 use super::promises::{Holder, Promises};
+use super::span::Span;
 
 /// Something with a name, numbered over the whole history.
 pub(crate) type ObjectId = u64;
@@ -36,7 +40,45 @@ impl Kind {
 pub(crate) struct Object {
     pub(crate) kind: Kind,
     pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) flags: u32,
+    /// ACLs are among them.
     pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// When it was made.
+    pub(crate) born: Span,
+    /// When its names changed; of a file, its content knows (`content`).
+    pub(crate) mtime: Span,
+    /// When anything but content changed.
+    pub(crate) ctime: Span,
+}
+
+impl Object {
+    /// Root's, made by the operation that is about to begin.
+    pub(crate) fn new(kind: Kind, mode: u32) -> Object {
+        let (born, mtime, ctime) = (Span::Now, Span::Now, Span::Now);
+        let xattrs = BTreeMap::new();
+        Object { kind, mode, uid: 0, gid: 0, flags: 0, xattrs, born, mtime, ctime }
+    }
+
+    /// The operation that makes this of it begins.
+    pub(crate) fn begin(&mut self, now: Timestamp) {
+        self.times().into_iter().for_each(|time| time.begin(now));
+    }
+
+    /// It has ended.
+    pub(crate) fn end(&mut self, now: Timestamp) {
+        self.times().into_iter().for_each(|time| time.end(now));
+    }
+
+    /// Its times are those that are found.
+    pub(crate) fn is_found(&mut self, attr: &Attr) {
+        [self.born, self.mtime, self.ctime] = [attr.btime, attr.mtime, attr.ctime].map(Span::At);
+    }
+
+    fn times(&mut self) -> [&mut Span; 3] {
+        [&mut self.born, &mut self.mtime, &mut self.ctime]
+    }
 }
 
 pub(crate) type Place = (Dir, Vec<u8>);
@@ -58,34 +100,72 @@ pub(crate) struct Tree {
 
 impl Tree {
     pub(crate) fn put(&mut self, place: Place, id: ObjectId, object: Object) {
+        self.names_change(place.0);
         assert!(self.entries.insert(place, id).is_none(), "a name leads to one object");
         self.objects.insert(id, object);
     }
 
     pub(crate) fn link(&mut self, place: Place, id: ObjectId) {
+        self.names_change(place.0);
+        self.changes(id);
         assert!(self.entries.insert(place, id).is_none(), "a name leads to one object");
     }
 
     pub(crate) fn remove(&mut self, place: &Place) {
+        self.names_change(place.0);
         let id = self.entries.remove(place).expect("the name is there");
+        self.changes(id);
         if self.links(id) == 0 {
             self.objects.remove(&id);
         }
     }
 
     pub(crate) fn rename(&mut self, from: &Place, to: Place) {
+        self.names_change(from.0);
+        self.names_change(to.0);
         let id = self.entries.remove(from).expect("the name is there");
-        if let Some(replaced) = self.entries.insert(to, id)
-            && self.links(replaced) == 0
-        {
-            self.objects.remove(&replaced);
+        self.changes(id);
+        if let Some(replaced) = self.entries.insert(to, id) {
+            self.changes(replaced);
+            if self.links(replaced) == 0 {
+                self.objects.remove(&replaced);
+            }
         }
     }
 
     pub(crate) fn exchange(&mut self, a: &Place, b: &Place) {
+        self.names_change(a.0);
+        self.names_change(b.0);
         let (one, other) = (self.entries[a], self.entries[b]);
+        self.changes(one);
+        self.changes(other);
         self.entries.insert(a.clone(), other);
         self.entries.insert(b.clone(), one);
+    }
+
+    /// The operation that is about to begin changes the names in a directory.
+    fn names_change(&mut self, dir: Dir) {
+        let Dir::Own(id) = dir else { return };
+        let dir = self.objects.get_mut(&id).expect("a directory");
+        (dir.mtime, dir.ctime) = (Span::Now, Span::Now);
+    }
+
+    /// It changes an object's name, or how many it has. Of a subvolume that is not the root's.
+    fn changes(&mut self, id: ObjectId) {
+        let object = self.objects.get_mut(&id).expect("it has a name");
+        if object.kind != Kind::Subvol {
+            object.ctime = Span::Now;
+        }
+    }
+
+    /// The operation that makes this of the tree begins.
+    pub(crate) fn begin(&mut self, now: Timestamp) {
+        self.objects.values_mut().for_each(|object| object.begin(now));
+    }
+
+    /// It has ended.
+    pub(crate) fn end(&mut self, now: Timestamp) {
+        self.objects.values_mut().for_each(|object| object.end(now));
     }
 
     pub(crate) fn links(&self, id: ObjectId) -> u32 {
@@ -142,16 +222,46 @@ impl Tree {
         std::iter::successors(subvol.and_then(holder), |of| holder(*of)).collect()
     }
 
-    /// Whether names may come and go there.
+    /// Whether a directory is in a subvolume that may be changed.
     pub(crate) fn is_writable(&self, dir: Dir) -> bool {
         self.subvol_of(dir).is_none_or(|subvol| !self.read_only.contains(&subvol))
     }
 
-    /// Whether the object itself may be changed.
-    pub(crate) fn may_change(&self, id: ObjectId) -> bool {
+    /// Whether names may come there.
+    pub(crate) fn takes_names(&self, dir: Dir) -> bool {
+        let has = |dir: &Object| dir.has_flag(FileFlags::IMMUTABLE);
+        self.is_writable(dir) && self.own(dir).is_none_or(|dir| !has(dir))
+    }
+
+    /// Whether names may go there, and lead elsewhere.
+    pub(crate) fn gives_names(&self, dir: Dir) -> bool {
+        self.is_writable(dir) && self.own(dir).is_none_or(|dir| !dir.is_guarded())
+    }
+
+    pub(crate) fn is_there(&self, dir: Dir) -> bool {
+        matches!(dir, Dir::Shared(_)) || self.own(dir).is_some()
+    }
+
+    pub(crate) fn own(&self, dir: Dir) -> Option<&Object> {
+        if let Dir::Own(id) = dir { self.objects.get(&id) } else { None }
+    }
+
+    /// Whether a name of a directory may go, or lead elsewhere.
+    pub(crate) fn is_loose(&self, place: &Place) -> bool {
+        let is_free = |id: &ObjectId| !self.objects[id].is_guarded();
+        self.gives_names(place.0) && self.entries.get(place).is_none_or(is_free)
+    }
+
+    /// Whether the object is in a subvolume that may be changed.
+    pub(crate) fn is_in_writable(&self, id: ObjectId) -> bool {
         let is_placeholder = self.objects[&id].kind == Kind::Placeholder;
         let subvol = self.subvol_with(id);
         !is_placeholder && subvol.is_none_or(|subvol| !self.read_only.contains(&subvol))
+    }
+
+    /// Whether the object itself may be changed.
+    pub(crate) fn may_change(&self, id: ObjectId) -> bool {
+        !self.objects[&id].is_guarded() && self.is_in_writable(id)
     }
 
     /// Whether the entry of another subvolume is in it: then it cannot go.
@@ -180,6 +290,7 @@ impl Tree {
     pub(crate) fn snapshot(&mut self, subvol: ObjectId, to: Place, ids: &BTreeMap<ObjectId, u64>) {
         let copies = self.copies(subvol, ids);
         let holder = self.subvol_of(to.0);
+        self.names_change(to.0);
         self.put_copies(subvol, to, ids, copies);
         self.promises.join(ids[&subvol], holder);
     }
@@ -200,6 +311,7 @@ impl Tree {
         ids: &BTreeMap<ObjectId, u64>,
     ) {
         let copies = self.copies(subvol, ids);
+        self.names_change(place.0);
         self.promises.replace(self.entries[place], ids[&subvol]);
         match keep {
             Some(keep) => self.rename(place, keep.clone()),
@@ -266,6 +378,7 @@ impl Tree {
 
     /// A subvolume goes with all that is in it.
     pub(crate) fn delete(&mut self, place: &Place) {
+        self.names_change(place.0);
         let subvol = self.entries[place];
         let gone = self.within(subvol);
         self.entries.retain(|_, id| !gone.contains(id));

@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use copyhold_format::item::{LISTS, ORPHAN};
 use copyhold_fs::{Attr, FileKind, Filesystem, FsError, NodeId};
-use copyhold_types::InodeNo;
+use copyhold_types::{InodeNo, Key};
 
 use super::content::{Content, Versions};
+use super::span::Span;
 use super::tree::{Dir, Kind, ObjectId, Path, SHARED_DIRS, Tree, shared_name};
 use super::usage::Shown;
 use super::world::{Log, Moment, World};
@@ -36,6 +38,7 @@ pub(crate) async fn look(fs: &Arc<Filesystem>) -> Result<Names, FsError> {
                 dirs.push((path.clone(), entry.node));
             }
             names.insert(path, look_at(fs, entry.node).await?);
+            fs.forget(entry.node, 1);
         }
     }
     Ok(names)
@@ -73,6 +76,27 @@ async fn look_at(fs: &Filesystem, node: NodeId) -> Result<Found, FsError> {
         found.xattrs.insert(name.to_vec(), fs.get_xattr(node, name).await?);
     }
     Ok(found)
+}
+
+/// When nobody holds anything any more, every inode has a name, but in what nobody may change, and
+/// no node counts as looked up (R34, R38).
+pub(crate) async fn check_leaks(fs: &Arc<Filesystem>) -> Result<(), FsError> {
+    fs.sync().await?;
+    // Files without a name are removed when their subvolume is looked at.
+    look(fs).await?;
+    fs.reaper_idle().await;
+    let (_, held) = fs.inodes_and_lookups();
+    assert_eq!(held, 0, "nodes are held, though all were given back");
+    let (from, to) = (Key::new(LISTS, ORPHAN, 0), Key::new(LISTS, ORPHAN, u64::MAX));
+    for subvol in fs.volumes().list() {
+        if subvol.is_dying() || subvol.is_read_only() {
+            continue;
+        }
+        let left = fs.volumes().range(&subvol, from, to, 8).await?;
+        let left: Vec<u64> = left.iter().map(|(key, _)| key.offset).collect();
+        assert!(left.is_empty(), "R38: inodes {left:?} of {} have no name", subvol.id());
+    }
+    Ok(())
 }
 
 /// Finds how far each client had come, checks the rest, and makes that the world.
@@ -162,7 +186,9 @@ fn difference(world: &World, tree: &Tree, own: &BTreeMap<&Path, &Found>) -> Opti
         if !is_placeholder && *nodes.entry(found.attr.node).or_insert(*id) != *id {
             return Some(format!("{} is another file's name", show(path)));
         }
-        if let Some(why) = differs(tree, *id, found) {
+        let why = differs(tree, *id, found);
+        let why = why.or_else(|| is_of_another_time(world, tree, *id, &found.attr));
+        if let Some(why) = why {
             return Some(format!("{}: {why}", show(path)));
         }
     }
@@ -183,9 +209,44 @@ fn promised_otherwise(
     tree.promises.difference(client, &subvols, shown)
 }
 
+/// What is wrong with what a client sees of its own.
+pub(crate) fn is_otherwise(
+    world: &World,
+    tree: &Tree,
+    id: ObjectId,
+    attr: &Attr,
+) -> Option<String> {
+    let data = world.data.get(&id).filter(|_| tree.objects[&id].kind == Kind::File);
+    if let Some(data) = data {
+        let (size, time) = (data.now().size(), data.time());
+        if attr.size != size || !time.holds(attr.mtime) {
+            let (found, mtime) = (attr.size, attr.mtime);
+            return Some(format!("{found} bytes, mtime {mtime:?}, not {size}, {time:?}"));
+        }
+    }
+    differs_in_attributes(tree, id, attr).or_else(|| is_of_another_time(world, tree, id, attr))
+}
+
 fn differs(tree: &Tree, id: ObjectId, found: &Found) -> Option<String> {
     let object = &tree.objects[&id];
-    let attr = &found.attr;
+    let differs = differs_in_attributes(tree, id, &found.attr);
+    if differs.is_some() || object.kind == Kind::Placeholder {
+        return differs;
+    }
+    if found.read_only != tree.read_only.contains(&id) {
+        return Some(format!("read-only: {}", found.read_only));
+    }
+    if found.xattrs != object.xattrs {
+        return Some("other attributes".into());
+    }
+    match &object.kind {
+        Kind::Symlink(target) if found.target != *target => Some("another target".into()),
+        _ => None,
+    }
+}
+
+fn differs_in_attributes(tree: &Tree, id: ObjectId, attr: &Attr) -> Option<String> {
+    let object = &tree.objects[&id];
     let (kind, nlink) = match &object.kind {
         Kind::File => (FileKind::Regular, tree.links(id)),
         Kind::Dir | Kind::Subvol => (FileKind::Directory, 2 + tree.subdirs(Dir::Own(id))),
@@ -199,25 +260,56 @@ fn differs(tree: &Tree, id: ObjectId, found: &Found) -> Option<String> {
     if object.kind == Kind::Placeholder {
         return (attr.nlink != nlink || attr.size > 0).then(|| "no placeholder".into());
     }
-    if found.read_only != tree.read_only.contains(&id) {
-        return Some(format!("read-only: {}", found.read_only));
-    }
     if attr.mode != object.mode {
         return Some(format!("mode {:o}, not {:o}", attr.mode, object.mode));
+    }
+    if (attr.uid, attr.gid) != (object.uid, object.gid) {
+        let (uid, gid) = (object.uid, object.gid);
+        return Some(format!("of {}:{}, not of {uid}:{gid}", attr.uid, attr.gid));
+    }
+    if attr.flags.0 != object.flags {
+        return Some(format!("flags {:x}, not {:x}", attr.flags.0, object.flags));
     }
     if attr.nlink != nlink {
         return Some(format!("{} links, not {nlink}", attr.nlink));
     }
-    if found.xattrs != object.xattrs {
-        return Some("other attributes".into());
-    }
     match &object.kind {
-        Kind::Symlink(target) if found.target != *target => Some("another target".into()),
         Kind::Dir | Kind::Subvol if attr.size != tree.count_in(Dir::Own(id)) => {
             Some(format!("{} entries counted", attr.size))
         }
         _ => None,
     }
+}
+
+/// What is wrong with an object's times. Those of what is no file are in the order of all changes;
+/// a file's come with the data that they belong to.
+pub(crate) fn is_of_another_time(
+    world: &World,
+    tree: &Tree,
+    id: ObjectId,
+    attr: &Attr,
+) -> Option<String> {
+    let object = &tree.objects[&id];
+    if object.kind == Kind::Placeholder {
+        return None;
+    }
+    if !object.born.holds(attr.btime) {
+        return Some(format!("born at {:?}, not {:?}", attr.btime, object.born));
+    }
+    let wrong = |what: &str, at, spans: &[Span]| {
+        let is_one = spans.iter().any(|span| span.holds(at));
+        (!is_one).then(|| format!("{what} {at:?}, not {spans:?}"))
+    };
+    let Some(data) = world.data.get(&id).filter(|_| object.kind == Kind::File) else {
+        let changed = object.kind.is_dir().then(|| wrong("mtime", attr.mtime, &[object.mtime]));
+        return changed.flatten().or_else(|| wrong("ctime", attr.ctime, &[object.ctime]));
+    };
+    let spans = data.times(0);
+    let changed = [spans, &[object.ctime]].concat();
+    if object.ctime.is_behind(attr.ctime) {
+        return Some(format!("ctime {:?}, before {:?}", attr.ctime, object.ctime));
+    }
+    wrong("mtime", attr.mtime, spans).or_else(|| wrong("ctime", attr.ctime, &changed))
 }
 
 /// The most of each client's steps such that what had ended before one of them began is there.
@@ -278,7 +370,7 @@ fn check_data(world: &World, taken: &[usize], trees: &[Tree], own: &[BTreeMap<&P
             if found.attr.kind != FileKind::Regular {
                 continue;
             }
-            let nothing = Versions::of(Content::default());
+            let nothing = Versions::of(Content::default(), Span::Any);
             let versions = world.data.get(&id).unwrap_or(&nothing);
             let problem = versions.problem(&found.bytes, least.get(&id).copied().unwrap_or(0));
             if let Some(problem) = problem {
@@ -303,7 +395,8 @@ fn forget_the_rest(
             let found = &own[client][&path];
             world.found(id, found.attr.node);
             let content = Content::from_bytes(&found.bytes);
-            world.data.insert(id, Versions::of(content));
+            world.data.insert(id, Versions::of(content, Span::At(found.attr.mtime)));
+            tree.objects.get_mut(&id).expect("it has a name").is_found(&found.attr);
         }
         world.logs[client] = Log::of(tree);
     }

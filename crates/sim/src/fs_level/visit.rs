@@ -68,7 +68,14 @@ async fn look_behind_the_end(
         size: Some(attr.size),
         atime: Some(SetTime::At(attr.atime)),
         mtime: Some(SetTime::At(attr.mtime)),
+        ctime: Some(attr.ctime),
         ..SetAttr::default()
     };
-    fs.setattr(&Caller::ROOT, node, &back).await.map(drop)
+    let was_set = fs.setattr(&Caller::ROOT, node, &back).await;
+    if let Err(FsError::NoSpace(_)) = was_set {
+        // Visitors have used the last of it together; what they gave back comes with a sync.
+        fs.sync().await?;
+        return fs.setattr(&Caller::ROOT, node, &back).await.map(drop);
+    }
+    was_set.map(drop)
 }

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use copyhold_fs::NodeId;
-use copyhold_types::SubvolId;
+use copyhold_types::{SubvolId, Timestamp};
 use parking_lot::Mutex;
 
-use super::content::Versions;
+use super::content::{Content, Versions};
 use super::counts::{self, Count};
+use super::span::Span;
 use super::tree::{Dir, Kind, ObjectId, SHARED_DIRS, Tree};
 use super::usage::Usage;
 
@@ -65,6 +66,8 @@ impl Log {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct World {
     moment: Moment,
+    /// What the clock has shown last.
+    pub(crate) now: Timestamp,
     pub(crate) logs: Vec<Log>,
     pub(crate) data: BTreeMap<ObjectId, Versions>,
     pub(crate) nodes: BTreeMap<ObjectId, NodeId>,
@@ -135,6 +138,37 @@ impl World {
         }
     }
 
+    /// The content of a file will be this.
+    pub(crate) fn begin_data(&mut self, id: ObjectId, name: &'static str, content: Content) {
+        let since = Span::Since(self.now);
+        self.data.get_mut(&id).expect("a file has data").begin(name, content, since);
+    }
+
+    /// The content of a file is this, nobody knows since when.
+    pub(crate) fn found_data(&mut self, id: ObjectId, content: Content) {
+        self.data.get_mut(&id).expect("a file has data").begin("found", content, Span::Any);
+    }
+
+    /// It is.
+    pub(crate) fn end_data(&mut self, id: ObjectId) {
+        let now = self.now;
+        self.data.get_mut(&id).expect("a file has data").end(now);
+    }
+
+    /// The times of a file will be this.
+    pub(crate) fn begin_times(&mut self, id: ObjectId, time: Timestamp) {
+        let versions = self.data.get_mut(&id).expect("a file has data");
+        let content = versions.now().clone();
+        versions.begin("utimes", content, Span::At(time));
+    }
+
+    /// They are, or it was refused.
+    pub(crate) fn end_times(&mut self, id: ObjectId, done: bool) {
+        let now = self.now;
+        let versions = self.data.get_mut(&id).expect("a file has data");
+        if done { versions.end(now) } else { versions.take_back() }
+    }
+
     /// Every file that has a name, whose data is known.
     pub(crate) fn files(&self) -> Vec<ObjectId> {
         let objects = self.logs.iter().flat_map(|log| &log.now().objects);
@@ -184,15 +218,18 @@ impl World {
     }
 
     /// A step of a client begins.
-    pub(crate) fn begin(&mut self, client: usize, name: &'static str, tree: Tree) {
+    pub(crate) fn begin(&mut self, client: usize, name: &'static str, mut tree: Tree) {
         let begun = self.tick();
+        tree.begin(self.now);
         self.logs[client].steps.push(Step { name, begun, ended: None, tree, brings: vec![] });
     }
 
     pub(crate) fn end(&mut self, client: usize) {
         let ended = Some(self.tick());
         let steps = &mut self.logs[client].steps;
-        steps.last_mut().expect("it has begun").ended = ended;
+        let last = steps.last_mut().expect("it has begun");
+        last.ended = ended;
+        last.tree.end(self.now);
         let behind = (client, steps.len());
         let objects = self.touching.get(&client).map_or(&[][..], |(_, objects)| objects);
         self.changed.extend(objects.iter().map(|id| (*id, behind)));

@@ -3,7 +3,7 @@
 //! Where it is to be known who pays for what, content is whole blocks, each of which has a number
 //! that no other has: its first bytes.
 
-use copyhold_fs::{Caller, FallocateMode, NodeId, SetAttr, WriteFlags};
+use copyhold_fs::{Caller, FallocateMode, FileFlags, NodeId, SetAttr, WriteFlags};
 
 use copyhold_types::BLOCK_BYTES;
 
@@ -18,7 +18,12 @@ type File = (ObjectId, NodeId);
 
 impl Client {
     /// The file will hold what `change` makes of it.
-    fn begin_data(&self, name: &'static str, id: ObjectId, change: impl FnOnce(&mut Content)) {
+    pub(super) fn begin_data(
+        &self,
+        name: &'static str,
+        id: ObjectId,
+        change: impl FnOnce(&mut Content),
+    ) {
         let mut world = self.world();
         if name == "write" {
             world.touch(self.id, &[id]);
@@ -26,23 +31,22 @@ impl Client {
             // It may change nothing, or leave nothing of what was written before.
             world.forget_touch(id);
         }
-        let versions = world.data.get_mut(&id).expect("a file has data");
-        let mut content = versions.now().clone();
+        let mut content = world.data[&id].now().clone();
         change(&mut content);
-        versions.begin(name, content);
+        world.begin_data(id, name, content);
     }
 
     /// The operation has ended. Where the pool was full, what it did is looked up.
-    async fn end_data(&mut self, id: ObjectId, node: NodeId, done: bool) -> Done {
+    pub(super) async fn end_data(&mut self, id: ObjectId, node: NodeId, done: bool) -> Done {
         if !done {
             let held = self.fs.read(node, 0, 4 << 20).await;
             let Some(held) = self.given("read", held)? else { panic!("a read needs no space") };
             let content = Content::from_bytes(&held.to_vec());
-            self.world().data.get_mut(&id).expect("a file has data").begin("found", content);
+            self.world().found_data(id, content);
         }
         {
             let mut world = self.world();
-            world.data.get_mut(&id).expect("a file has data").end();
+            world.end_data(id);
             match done {
                 true => world.touch_ends(self.id),
                 false => world.touch_fails(self.id),
@@ -74,29 +78,63 @@ impl Client {
         Ok(())
     }
 
-    pub(super) async fn write_at(&mut self, (id, node): File, offset: u64, len: u64) -> Done {
+    pub(super) async fn write_at(&mut self, file: File, offset: u64, len: u64) -> Done {
+        let kill_priv = self.habits.careful && self.habits.dice.one_in(2);
+        let flags = WriteFlags { kill_priv, ..WriteFlags::default() };
+        self.write_by(file, offset, len, flags).await
+    }
+
+    /// Where it is to be appended, `offset` is the end.
+    pub(super) async fn write_by(
+        &mut self,
+        (id, node): File,
+        offset: u64,
+        len: u64,
+        flags: WriteFlags,
+    ) -> Done {
         let bytes = self.dice.bytes(len as usize);
         let room = self.room_for(id, offset, &bytes);
+        let left = if flags.kill_priv { self.begin_kill(id, None) } else { None };
         self.begin_data("write", id, |content| content.write(offset, &bytes));
-        let wrote = self.fs.write(node, offset, &bytes, WriteFlags::default()).await;
+        let at = if flags.append { 0 } else { offset };
+        let wrote = self.fs.write(node, at, &bytes, flags).await;
         {
             let mut world = self.world();
             let moment = world.tick();
             world.usage.wrote(moment, &bytes);
         }
         self.check_room(room, &wrote);
-        let wrote = self.given("write", wrote)?;
-        self.end_data(id, node, wrote.is_some()).await
+        let wrote = self.given("write", wrote)?.is_some();
+        self.end_kill(node, left, wrote).await?;
+        if wrote {
+            self.end_data(id, node, wrote).await?;
+            self.is_synced_by_flag(id);
+            return Ok(());
+        }
+        self.end_data(id, node, wrote).await
+    }
+
+    /// What is written to a file with the flag SYNC is durable.
+    fn is_synced_by_flag(&self, id: ObjectId) {
+        let mut world = self.world();
+        let object = world.logs[self.id].now().objects.get(&id);
+        if object.is_some_and(|object| object.has_flag(FileFlags::SYNC)) {
+            let fsync = world.before_fsync(id);
+            world.after_fsync(&fsync);
+        }
     }
 
     pub(super) async fn truncate(&mut self) -> Done {
         let Some((id, node)) = self.a_pliable_file() else { return Ok(()) };
         let size = if self.dice.one_in(3) { 0 } else { self.a_range().0 };
+        let kill_priv = self.habits.careful && self.habits.dice.one_in(2);
+        let left = if kill_priv { self.begin_kill(id, None) } else { None };
         self.begin_data("truncate", id, |content| content.set_size(size));
-        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        let set = SetAttr { size: Some(size), kill_priv, ..SetAttr::default() };
         let cut = self.fs.setattr(&Caller::ROOT, node, &set).await;
-        let cut = self.given("truncate", cut)?;
-        self.end_data(id, node, cut.is_some()).await
+        let cut = self.given("truncate", cut)?.is_some();
+        self.end_kill(node, left, cut).await?;
+        self.end_data(id, node, cut).await
     }
 
     /// What is preallocated when a snapshot is made is written on both sides, when there is no
@@ -123,6 +161,7 @@ impl Client {
             copies.map(|(id, node)| (*id, *node)).collect()
         };
         self.hog(node).await;
+        self.hoard_changes(id);
         for file in copies {
             let tree = self.tree();
             let is_copy = tree.objects.get(&file.0).is_some_and(|of| of.kind == Kind::File);
@@ -132,7 +171,16 @@ impl Client {
             }
         }
         drop(self.fs.fallocate(node, HOARD, HOARD, FallocateMode::Punch).await);
+        self.hoard_changes(id);
         Ok(())
+    }
+
+    /// What is preallocated far behind the end changes no content, but perhaps times.
+    fn hoard_changes(&self, id: ObjectId) {
+        let mut world = self.world();
+        let content = world.data[&id].now().clone();
+        world.found_data(id, content);
+        world.end_data(id);
     }
 
     /// Takes all space that a write can get, behind the end of a file. The reserve is not there for
@@ -171,6 +219,9 @@ impl Client {
         len: u64,
         mode: FallocateMode,
     ) -> Done {
+        let caller = self.a_changer();
+        let by = Some(&caller).filter(|by| !by.is_privileged());
+        let left = by.and_then(|by| self.begin_kill(id, Some(by)));
         self.begin_data("fallocate", id, |content| {
             let grows = match mode {
                 FallocateMode::Allocate { keep_size } => !keep_size,
@@ -184,9 +235,10 @@ impl Client {
                 content.set_size(offset + len);
             }
         });
-        let done = self.fs.fallocate(node, offset, len, mode).await;
-        let done = self.given("fallocate", done)?;
-        self.end_data(id, node, done.is_some()).await
+        let done = self.fs.fallocate_by(&caller, node, offset, len, mode).await;
+        let done = self.given("fallocate", done)?.is_some();
+        self.end_kill(node, left, done).await?;
+        self.end_data(id, node, done).await
     }
 
     /// Copies, which shares whole blocks, and changes what is shared on one side or the other.
@@ -202,13 +254,18 @@ impl Client {
         if bytes.is_empty() || (source == target && (overlaps || self.exact)) {
             return Ok(());
         }
+        let caller = self.a_changer();
+        let by = Some(&caller).filter(|by| !by.is_privileged());
+        let left = by.and_then(|by| self.begin_kill(target, Some(by)));
         self.begin_data("copy", target, |content| content.write(to_offset, &bytes));
-        let copied =
-            self.fs.copy_file_range(from, from_offset, to, to_offset, bytes.len() as u64).await;
+        let (fs, len_there) = (&self.fs, bytes.len() as u64);
+        let (there, here) = ((from, from_offset), (to, to_offset));
+        let copied = fs.copy_file_range_by(&caller, there, here, len_there).await;
         let whole = match self.given("copy", copied)? {
             Some(copied) => copied == bytes.len() as u64,
             None => false,
         };
+        self.end_kill(to, left, whole).await?;
         self.end_data(target, to, whole).await?;
         for _ in 0..if whole { self.dice.below(4) } else { 0 } {
             let sides = [((source, from), from_offset), ((target, to), to_offset)];

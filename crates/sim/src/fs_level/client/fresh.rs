@@ -43,7 +43,7 @@ impl Client {
         let Some(&source) = tree.origins.get(&made) else { return Ok(()) };
         let place = tree.subvols().into_iter().find(|(_, id)| *id == source);
         let Some((place, _)) = place.filter(|(place, _)| {
-            tree.is_writable(place.0) && !self.exact && !tree.read_only.contains(&source)
+            tree.is_loose(place) && !self.exact && !tree.read_only.contains(&source)
         }) else {
             return self.snapshot_and_read(tree, made).await.map(drop);
         };
@@ -111,7 +111,9 @@ impl Client {
         let Some(id) = self.a_file_in(&tree, subvol) else {
             return self.set_nothing(&tree, subvol).await;
         };
-        let Some(place) = tree.entries.iter().find(|(_, other)| **other == id) else {
+        let is_meant = |place: &Place, other: ObjectId| other == id && tree.is_loose(place);
+        let Some(place) = tree.entries.iter().find(|(place, other)| is_meant(place, **other))
+        else {
             return Ok(());
         };
         let place = place.0.clone();

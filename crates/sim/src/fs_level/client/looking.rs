@@ -1,9 +1,9 @@
 //! What a client sees while it lives: of its own exactly what it did, of others what they may have
 //! done; and what is refused.
 
-use copyhold_fs::{Caller, FsError};
+use copyhold_fs::{Caller, DirEntry, FsError, NodeId};
 
-use super::{Client, Done};
+use super::{Client, Done, Stopped};
 
 impl Client {
     pub(super) async fn read(&mut self) -> Done {
@@ -35,21 +35,46 @@ impl Client {
         Ok(())
     }
 
+    /// All names of a directory, some at a time.
+    async fn list_in_parts(&mut self, dir: NodeId) -> Result<Vec<(Vec<u8>, NodeId)>, Stopped> {
+        let at_a_time = self.habits.dice.pick(&[1, 2, usize::MAX]);
+        let with_attributes = self.habits.careful && self.habits.dice.one_in(2);
+        let (mut found, mut cookie) = (Vec::new(), 0);
+        loop {
+            let before = found.len();
+            let after = cookie;
+            let mut take = |entry: &DirEntry<'_>| {
+                let takes = found.len() < before.saturating_add(at_a_time);
+                if takes {
+                    found.push((entry.name.to_vec(), entry.node));
+                    cookie = entry.cookie;
+                }
+                takes
+            };
+            let listed = match with_attributes {
+                true => self.fs.readdirplus(dir, after, &mut take).await,
+                false => self.fs.readdir(dir, after, &mut take).await,
+            };
+            if with_attributes {
+                let is_counted = |name: &[u8]| name != b"." && name != b"..";
+                let counted = found[before..].iter().filter(|(name, _)| is_counted(name));
+                counted.for_each(|(_, node)| self.fs.forget(*node, 1));
+            }
+            self.given("readdir", listed)?;
+            if found.len() == before {
+                return Ok(found);
+            }
+        }
+    }
+
     /// A directory lists each of this client's names once.
     pub(super) async fn list(&mut self) -> Done {
         let tree = self.tree();
         let dir = self.a_dir(&tree);
         let node = self.node(dir);
         let own = format!("c{}-", self.id).into_bytes();
-        let mut found = Vec::new();
-        let mut take = |entry: &copyhold_fs::DirEntry<'_>| {
-            if entry.name.starts_with(&own) {
-                found.push((entry.name.to_vec(), entry.node));
-            }
-            true
-        };
-        let listed = self.fs.readdir(node, 0, &mut take).await;
-        self.given("readdir", listed)?;
+        let mut found = self.list_in_parts(node).await?;
+        found.retain(|(name, _)| name.starts_with(&own));
         found.sort_unstable();
         let world = self.world();
         let names = tree.entries.iter().filter(|((of, _), _)| *of == dir);

@@ -46,7 +46,7 @@ impl Client {
         let tree = self.tree();
         let (all, full) = (tree.subvols(), tree.subvols().len() >= SUBVOLS_MAX);
         let is_meant = |(place, id): &&(Place, ObjectId)| {
-            tree.is_writable(place.0) && !tree.read_only.contains(id) && !tree.holds_any(*id)
+            tree.is_loose(place) && !tree.read_only.contains(id) && !tree.holds_any(*id)
         };
         let meant: Vec<_> = all.iter().filter(is_meant).cloned().collect();
         if meant.is_empty() {

@@ -16,7 +16,11 @@ impl Client {
 
     pub(super) async fn rename_entry(&mut self, mut tree: Tree, from: Place, id: ObjectId) -> Done {
         let to = self.a_place(&tree);
-        if from == to || !tree.is_writable(to.0) || contains(&tree, id, to.0) {
+        let takes = match tree.entries.contains_key(&to) {
+            true => tree.is_loose(&to),
+            false => tree.takes_names(to.0),
+        };
+        if from == to || !takes || contains(&tree, id, to.0) {
             return Ok(());
         }
         let target = tree.entries.get(&to).copied();

@@ -20,6 +20,7 @@ impl Client {
             relatives.filter(|id| *id != old || tree.subvols().len() == 1).collect();
         let source = self.dice.pick(&relatives);
         let keep = if self.dice.one_in(2) { self.a_free_place(&tree) } else { None };
+        let keep = keep.filter(|keep| tree.gives_names(keep.0));
         self.roll_back_to(tree, place, source, keep).await
     }
 

@@ -33,11 +33,11 @@ impl Client {
             5..6 => self.set_read_only(tree, id).await,
             6..7 => self.keep_open_over_properties(tree, id).await,
             7..9 => self.set_limit(id).await,
-            9..12 if tree.is_writable(place.0) => self.roll_back(tree, place).await,
+            9..12 if tree.is_loose(&place) => self.roll_back(tree, place).await,
             15..17 if !full && !self.exact => self.part_preallocated(tree, id).await,
             17..18 if !full => self.snapshot_often(id).await,
-            12..15 if tree.is_writable(place.0) => self.rename_entry(tree, place, id).await,
-            _ if tree.is_writable(place.0) => self.delete_subvol(tree, place).await,
+            12..15 if tree.is_loose(&place) => self.rename_entry(tree, place, id).await,
+            _ if tree.is_loose(&place) => self.delete_subvol(tree, place).await,
             _ => Ok(()),
         }
     }
@@ -54,7 +54,7 @@ impl Client {
         let id = self.world().new_object();
         self.world().usage.eras.make(id);
         let mode = 0o777 & !Caller::ROOT.umask;
-        let object = Object { kind: Kind::Subvol, mode, xattrs: Default::default() };
+        let object = Object::new(Kind::Subvol, mode);
         tree.make_subvol(place.clone(), id, object);
         self.begin("make subvolume", tree, &[id]);
         let made = self.fs.create_subvolume(&Caller::ROOT, parent, &place.1, None).await;
@@ -87,6 +87,7 @@ impl Client {
         let copies: Vec<ObjectId> = ids.values().copied().collect();
         if read_only && self.exact {
             // What has no name any more, nobody would remove there (R38).
+            self.let_go();
             self.fs.reaper_idle().await;
         }
         self.begin("snapshot", tree, &copies);
@@ -168,6 +169,7 @@ impl Client {
         }
         let subvol = self.world().nodes[&id].subvol;
         if on && self.exact {
+            self.let_go();
             self.fs.reaper_idle().await;
         }
         let files = if on { tree.within(id) } else { Vec::new() };
