@@ -4,7 +4,8 @@
 //! A number of operations that follows from a seed, not a time, so that this can be run under
 //! what watches threads (`make tsan`). Each thread has names of its own, in a directory that
 //! others leave alone and in one that all use, and a stripe of one file that all write; so it
-//! knows what it must find there, now, in a snapshot, and when the pool is opened again.
+//! knows what it must find there, now, in a snapshot, and when the pool is opened again. Besides it
+//! has a subvolume of its own, which it makes read-only and writable again, and rolls back.
 
 #![allow(clippy::disallowed_methods, reason = "the machine's threads are what is tested")]
 
@@ -16,6 +17,7 @@ use std::sync::mpsc::{self, TryRecvError};
 use copyhold::{CreateOptions, Error, FsError, Limits, OpenOptions, Pool, Volume};
 use copyhold_check::{Options, check_device};
 use copyhold_device::{DynDevice, FileDevice, OpenMode};
+use copyhold_fs::NodeId;
 use copyhold_runtime::executors::{Config, Executors};
 use copyhold_runtime::{ReactorKind, Rt};
 use copyhold_types::DeviceId;
@@ -53,20 +55,28 @@ struct Client {
     random: u64,
     root: Volume,
     work: Volume,
+    /// Nobody else's.
+    mine: Volume,
     files: BTreeMap<String, Vec<u8>>,
     stripe: Vec<u8>,
     snapshots: Vec<String>,
+    /// What its own subvolume has in its file.
+    kept: Vec<u8>,
 }
 
 impl Client {
     fn new(place: usize, root: &Volume) -> Client {
         let work = root.subvolume(WORK).unwrap();
         work.create_dir(format!("own{place}")).unwrap();
+        let mine = root.create_subvolume(mine(place)).unwrap();
+        mine.write("kept", b"").unwrap();
         Client {
             place,
             random: place as u64,
             root: root.clone(),
             work,
+            mine,
+            kept: Vec::new(),
             files: BTreeMap::new(),
             stripe: vec![0; STRIPE_BYTES],
             snapshots: Vec::new(),
@@ -88,10 +98,10 @@ impl Client {
         }
     }
 
-    fn operation(&mut self) {
+    fn operation(&mut self, pool: &Pool, executors: &Executors) {
         let (name, other) = (self.name(), self.name());
         let (there, byte) = (self.files.contains_key(&name), self.below(256) as u8);
-        match self.below(14) {
+        match self.below(16) {
             0..=3 => self.write_at(&name, byte),
             4 => {
                 let data = vec![byte; self.below(FILE_BYTES_MAX) as usize];
@@ -121,6 +131,8 @@ impl Client {
             11 => self.look_at_others(),
             12 => self.snapshot(),
             13 if byte < 64 => self.root.sync().unwrap(),
+            14 => self.protect(byte),
+            15 => self.roll_back(byte, pool, executors),
             _ => self.verify(&self.work),
         }
     }
@@ -143,11 +155,59 @@ impl Client {
         assert_eq!(stripe.unwrap().len(), STRIPE_BYTES);
     }
 
+    /// Its own subvolume, which is small, is read-only for a while. Said twice, it changes nothing.
+    fn protect(&mut self, byte: u8) {
+        self.kept = vec![byte; self.below(FILE_BYTES_MAX) as usize];
+        self.mine.write("kept", &self.kept).unwrap();
+        for _ in 0..2 {
+            self.mine.set_read_only(true).unwrap();
+            let refused = self.mine.write_at("kept", 0, b"no");
+            let is_read_only =
+                matches!(refused, Err(Error::File { source: FsError::ReadOnly { .. }, .. }));
+            assert!(is_read_only, "{refused:?}");
+            assert!(self.mine.read("kept").unwrap() == self.kept);
+        }
+        for _ in 0..2 {
+            self.mine.set_read_only(false).unwrap();
+            assert!(self.mine.read("kept").unwrap() == self.kept);
+        }
+    }
+
+    /// Its own subvolume becomes what it was, whatever of it was written, or durable, since.
+    fn roll_back(&mut self, byte: u8, pool: &Pool, executors: &Executors) {
+        let (mine, then) = (mine(self.place), format!("then{}", self.place));
+        self.kept = vec![byte; self.below(FILE_BYTES_MAX) as usize];
+        self.mine.write("kept", &self.kept).unwrap();
+        let snapshot = self.root.snapshot(&mine, &then, byte.is_multiple_of(2)).unwrap();
+        assert!(snapshot.read("kept").unwrap() == self.kept);
+        self.mine.write_at("kept", 100, &[!byte; 5000]).unwrap();
+        self.mine.write("more", &[byte; 100]).unwrap();
+        if byte.is_multiple_of(4) {
+            self.mine.sync_file("kept").unwrap();
+        }
+        let fs = pool.filesystem();
+        let back = fs.roll_back_subvolume(NodeId::ROOT, mine.as_bytes(), snapshot.id(), None);
+        executors.block_on(back).unwrap();
+        self.mine = self.root.subvolume(&mine).unwrap();
+        self.verify_own();
+        self.root.delete_subvolume(&then).unwrap();
+    }
+
+    fn verify_own(&self) {
+        let names: Vec<_> = self.mine.list("").unwrap().into_iter().map(|item| item.name).collect();
+        assert_eq!(names, [b"kept"]);
+        assert!(self.mine.read("kept").unwrap() == self.kept);
+    }
+
     /// Others write meanwhile; of this thread's files it shows what they are.
     fn snapshot(&mut self) {
         let name = format!("snapshot{}-{}", self.place, self.snapshots.len());
-        let snapshot = self.root.snapshot(WORK, &name, false).unwrap();
+        let is_read_only = self.below(2) == 0;
+        let snapshot = self.root.snapshot(WORK, &name, is_read_only).unwrap();
         self.verify(&snapshot);
+        if is_read_only {
+            snapshot.set_read_only(false).unwrap();
+        }
         let stripe = (self.place * STRIPE_BYTES) as u64;
         snapshot.write_at("stripes", stripe, b"the snapshot's").unwrap();
         if let Some(before) = self.snapshots.last() {
@@ -176,6 +236,11 @@ impl Client {
     }
 }
 
+/// The name of a thread's own subvolume.
+fn mine(place: usize) -> String {
+    format!("mine{place}")
+}
+
 fn threads_find_what_they_wrote(reactor: ReactorKind) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool.img");
@@ -191,16 +256,16 @@ fn threads_find_what_they_wrote(reactor: ReactorKind) {
     let mut clients: Vec<Client> = (0..THREADS).map(|place| Client::new(place, &root)).collect();
     std::thread::scope(|scope| {
         let (at_work, all_done) = mpsc::channel::<()>();
+        let (pool, executors) = (&pool, &executors);
         for client in &mut clients {
             let at_work = at_work.clone();
             scope.spawn(move || {
-                (0..OPERATIONS).for_each(|_| client.operation());
+                (0..OPERATIONS).for_each(|_| client.operation(pool, executors));
                 drop(at_work);
             });
         }
         drop(at_work);
         // Everything is settled in tables again and again, and looked at.
-        let (pool, executors) = (&pool, &executors);
         scope.spawn(move || {
             while all_done.try_recv() == Err(TryRecvError::Empty) {
                 let fs = pool.filesystem();
@@ -225,7 +290,9 @@ fn threads_find_what_they_wrote(reactor: ReactorKind) {
     for client in &mut clients {
         client.root = pool.root();
         client.work = client.root.subvolume(WORK).unwrap();
+        client.mine = client.root.subvolume(mine(client.place)).unwrap();
         client.verify(&client.work);
+        client.verify_own();
     }
     pool.close().unwrap();
 }
