@@ -26,6 +26,7 @@ use copyhold_volume::InodeChange;
 use copyhold_volume::quota::Hold;
 use event_listener::Event;
 use futures_util::future::select;
+use rustc_hash::FxHashSet;
 
 use crate::filesystem::KEY_BYTES;
 use crate::inode::{Inode, InodeRef, State};
@@ -66,7 +67,7 @@ struct Queue {
     /// A task will try them again.
     has_retry: bool,
     /// Files without a name that were found in use, until they are removed or get a name.
-    in_use: BTreeSet<NodeId>,
+    in_use: FxHashSet<NodeId>,
     /// When the last of them was found so.
     found_in_use: Nanos,
     /// It runs, or pauses: either way it looks at the queue again.

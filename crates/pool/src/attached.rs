@@ -56,11 +56,25 @@ impl Attached {
         }
     }
 
-    /// What the commit of `txg` writes, in the order of the device.
-    pub(crate) fn of(&self, txg: Txg) -> Vec<Data> {
+    /// What the commit of `txg` writes, in the order of the device: adjacent runs joined, up to
+    /// `blocks_max` blocks.
+    pub(crate) fn of(&self, txg: Txg, blocks_max: usize) -> Vec<Data> {
+        let mut writes: Vec<Data> = Vec::new();
         let txgs = self.txgs.lock();
-        let of_txg = txgs.iter().find(|(of, _)| *of == txg);
-        of_txg.map_or_else(Vec::new, |(_, runs)| runs.values().cloned().collect())
+        let Some((_, runs)) = txgs.iter().find(|(of, _)| *of == txg) else { return writes };
+        for (run, data) in runs.values() {
+            match writes.last_mut() {
+                Some((joined, bufs))
+                    if joined.addr.offset(joined.blocks.into()) == run.addr
+                        && (joined.blocks + run.blocks) as usize <= blocks_max =>
+                {
+                    *joined = Run::new(joined.addr, joined.blocks + run.blocks);
+                    bufs.extend_from_slice(data);
+                }
+                _ => writes.push((*run, data.clone())),
+            }
+        }
+        writes
     }
 
     /// Forgets what is on the device now.
@@ -68,12 +82,18 @@ impl Attached {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
         }
+        // The buffers are freed without the lock.
+        while self.take_durable(durable).is_some() {}
+    }
+
+    fn take_durable(&self, durable: Txg) -> Option<Runs> {
         let mut txgs = self.txgs.lock();
-        let kept = txgs.iter().position(|(txg, _)| *txg > durable).unwrap_or(txgs.len());
-        let gone: Vec<(Txg, Runs)> = txgs.drain(..kept).collect();
+        if txgs.front()?.0 > durable {
+            return None;
+        }
+        let (_, gone) = txgs.pop_front()?;
         self.count.store(txgs.len(), Ordering::Release);
-        drop(txgs);
-        drop(gone);
+        Some(gone)
     }
 
     /// The blocks of `run` that are attached, in order.
@@ -178,11 +198,11 @@ mod tests {
         let (one, two) = (Txg::FIRST, Txg::FIRST.next());
         attached.add(one, vec![(run(7, 1), vec![block(7)])]);
         attached.add(two, vec![(run(3, 1), vec![block(3)]), (run(1, 1), vec![block(1)])]);
-        assert_eq!(attached.of(one).len(), 1);
-        let order: Vec<u64> = attached.of(two).iter().map(|(run, _)| run.addr.block()).collect();
+        assert_eq!(attached.of(one, 1).len(), 1);
+        let order: Vec<u64> = attached.of(two, 1).iter().map(|(run, _)| run.addr.block()).collect();
         assert_eq!(order, [1, 3], "in the order of the device");
         attached.forget(one);
-        assert!(attached.find(run(7, 1)).is_empty() && attached.of(one).is_empty());
+        assert!(attached.find(run(7, 1)).is_empty() && attached.of(one, 1).is_empty());
         assert_eq!(attached.find(run(3, 1)).len(), 1);
         attached.forget(two.next());
         assert!(attached.find(run(3, 1)).is_empty());

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use copyhold_format::log::Batch;
 use copyhold_runtime::{Finishing, finishing};
-use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run, Txg};
+use copyhold_types::{BLOCK_BYTES, Purpose, Run, Txg};
 
 use crate::group::{Lead, Turn};
 use crate::journal::{Closing, PlacedBatch, full};
@@ -153,21 +153,12 @@ impl Pool {
 
     /// Writes the data that travels with a txg, adjacent runs in one request.
     async fn write_attached(&self, txg: Txg) -> Result<(), PoolError> {
-        let mut writes = Vec::new();
-        let mut next: Option<(Run, Vec<Buf>)> = None;
-        for (run, data) in self.attached.of(txg) {
-            match &mut next {
-                Some((joined, bufs))
-                    if joined.addr.offset(joined.blocks.into()) == run.addr
-                        && (joined.blocks + run.blocks) as usize <= WRITE_BLOCKS_MAX =>
-                {
-                    *joined = Run::new(joined.addr, joined.blocks + run.blocks);
-                    bufs.extend(data);
-                }
-                _ => writes.extend(next.replace((run, data))),
-            }
+        let mut writes = self.attached.of(txg, WRITE_BLOCKS_MAX);
+        // Mostly there is one, which needs no list of futures.
+        if writes.len() <= 1 {
+            let Some((run, data)) = writes.pop() else { return Ok(()) };
+            return self.write(run, data, Purpose::Data).await;
         }
-        writes.extend(next);
         let writes = writes.into_iter().map(|(run, data)| self.write(run, data, Purpose::Data));
         futures_util::future::join_all(writes).await.into_iter().collect()
     }
