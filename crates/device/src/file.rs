@@ -4,7 +4,7 @@
 //! host keeps no second copy in its page cache. A request goes to the reactor at the call, not at
 //! the first poll, and goes on when its future is dropped.
 //!
-//! The file is locked as long as the device exists and requests are in flight.
+//! The file is open and locked until the device is released, or dropped, and no request is in flight.
 
 mod block_device;
 mod open;
@@ -16,12 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use copyhold_runtime::{BoxFuture, Completion, Op, Reactor};
+use copyhold_sync::{RwLock, of};
 use copyhold_types::{BLOCK_BYTES, Buf, DeviceId, Purpose};
 
 pub use self::open::OpenMode;
 use self::open::{Locked, Opened, io_error};
 pub use self::signature::probe_signature;
-use crate::{Counters, Device, DeviceError, Geometry};
+use crate::{Counters, Device, DeviceError, Geometry, IoError};
 
 /// Blocks of one write of [`FileDevice::preallocate`], and how many are in flight.
 const PREALLOCATE_BLOCKS: u64 = 256;
@@ -31,7 +32,8 @@ const PREALLOCATE_DEPTH: usize = 4;
 pub struct FileDevice {
     id: DeviceId,
     reactor: Arc<dyn Reactor>,
-    fd: Arc<Locked>,
+    /// `None` once it is released.
+    fd: RwLock<Option<Arc<Locked>>, of::DeviceFile>,
     mode: OpenMode,
     is_block_device: bool,
     is_direct: bool,
@@ -91,7 +93,7 @@ impl FileDevice {
         Arc::new(FileDevice {
             id,
             reactor,
-            fd: Arc::new(opened.fd),
+            fd: RwLock::new(Some(Arc::new(opened.fd))),
             mode,
             is_block_device: opened.is_block_device,
             is_direct: opened.is_direct,
@@ -153,8 +155,13 @@ impl FileDevice {
         }
     }
 
-    fn discard_op(&self, block: u64, blocks: u64) -> Op {
-        let (fd, offset, len) = (self.fd.clone(), bytes(block), bytes(blocks));
+    /// The file, or why there is none.
+    fn file(&self) -> Result<Arc<Locked>, IoError> {
+        self.fd.read().clone().ok_or(IoError(libc::EBADF))
+    }
+
+    fn discard_op(&self, fd: Arc<Locked>, block: u64, blocks: u64) -> Op {
+        let (offset, len) = (bytes(block), bytes(blocks));
         if self.is_block_device {
             return Op::Blocking(Box::new(move || block_device::discard(&*fd, offset, len)));
         }
@@ -194,10 +201,17 @@ impl Device for FileDevice {
         if let Err(error) = self.check(block, blocks.into()) {
             return at_once(Err(error));
         }
+        let shared = self.shared.clone();
+        let fd = match self.file() {
+            Ok(fd) => fd,
+            Err(source) => {
+                let name = shared.name.clone();
+                return at_once(Err(DeviceError::Read { name, block, blocks, why, source }));
+            }
+        };
         self.counters.read(why, blocks);
         let buf = Buf::scratch(blocks as usize);
-        let read = self.reactor.submit(Op::Read { fd: self.fd.clone(), buf, offset: bytes(block) });
-        let shared = self.shared.clone();
+        let read = self.reactor.submit(Op::Read { fd, buf, offset: bytes(block) });
         Box::pin(async move {
             let outcome = read.await;
             let Err(error) = outcome.result else {
@@ -221,34 +235,33 @@ impl Device for FileDevice {
         if let Err(error) = self.check(block, blocks) {
             return at_once(Err(error));
         }
-        self.counters.write(why, blocks);
-        let op = Op::Write { fd: self.fd.clone(), bufs: data, offset: bytes(block) };
-        let write = self.reactor.submit(op);
         let shared = self.shared.clone();
-        Box::pin(async move {
-            write.await.result.map_err(|error| DeviceError::Write {
-                name: shared.name.clone(),
-                block,
-                blocks: blocks as u32,
-                why,
-                source: io_error(&error),
-            })
-        })
+        let failed = move |source| {
+            let (name, blocks) = (shared.name.clone(), blocks as u32);
+            DeviceError::Write { name, block, blocks, why, source }
+        };
+        let fd = match self.file() {
+            Ok(fd) => fd,
+            Err(source) => return at_once(Err(failed(source))),
+        };
+        self.counters.write(why, blocks);
+        let write = self.reactor.submit(Op::Write { fd, bufs: data, offset: bytes(block) });
+        Box::pin(async move { write.await.result.map_err(|error| failed(io_error(&error))) })
     }
 
     fn flush(&self) -> BoxFuture<'static, Result<(), DeviceError>> {
         if self.mode == OpenMode::ReadOnly {
             return at_once(Ok(()));
         }
-        self.counters.flush();
-        let sync = self.reactor.submit(Op::Fdatasync { fd: self.fd.clone() });
         let shared = self.shared.clone();
-        Box::pin(async move {
-            sync.await.result.map_err(|error| DeviceError::Flush {
-                name: shared.name.clone(),
-                source: io_error(&error),
-            })
-        })
+        let failed = move |source| DeviceError::Flush { name: shared.name.clone(), source };
+        let fd = match self.file() {
+            Ok(fd) => fd,
+            Err(source) => return at_once(Err(failed(source))),
+        };
+        self.counters.flush();
+        let sync = self.reactor.submit(Op::Fdatasync { fd });
+        Box::pin(async move { sync.await.result.map_err(|error| failed(io_error(&error))) })
     }
 
     fn discard(&self, block: u64, blocks: u64) -> BoxFuture<'static, Result<(), DeviceError>> {
@@ -258,9 +271,16 @@ impl Device for FileDevice {
         if blocks == 0 || !self.shared.can_discard.load(Relaxed) {
             return at_once(Ok(()));
         }
-        self.counters.discard(blocks);
-        let discard: Completion = self.reactor.submit(self.discard_op(block, blocks));
         let shared = self.shared.clone();
+        let fd = match self.file() {
+            Ok(fd) => fd,
+            Err(source) => {
+                let name = shared.name.clone();
+                return at_once(Err(DeviceError::Discard { name, block, blocks, source }));
+            }
+        };
+        self.counters.discard(blocks);
+        let discard: Completion = self.reactor.submit(self.discard_op(fd, block, blocks));
         Box::pin(async move {
             let Err(error) = discard.await.result else { return Ok(()) };
             if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) {
@@ -271,6 +291,10 @@ impl Device for FileDevice {
             let name = shared.name.clone();
             Err(DeviceError::Discard { name, block, blocks, source: io_error(&error) })
         })
+    }
+
+    fn release(&self) {
+        *self.fd.write() = None;
     }
 
     fn counters(&self) -> &Counters {

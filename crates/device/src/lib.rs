@@ -63,6 +63,10 @@ pub trait Device: Send + Sync {
     /// Tells the device that these blocks hold nothing; their content is undefined until written.
     fn discard(&self, block: u64, blocks: u64) -> BoxFuture<'static, Result<(), DeviceError>>;
 
+    /// Lets go of what the device is on, as soon as no request is in flight: it is closed and
+    /// unlocked. Later requests fail.
+    fn release(&self) {}
+
     /// Requests so far, by purpose.
     fn counters(&self) -> &Counters;
 }

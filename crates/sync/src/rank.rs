@@ -43,6 +43,8 @@ ranks! {
     Mailbox,
     /// Requests that can be interrupted.
     Interrupts,
+    /// Ranges of files whose pages the kernel is to drop.
+    PageDrops,
 
     // The filesystem. States come before the caches, so that a new inode is in the cache before its
     // directory's state is let go.
@@ -172,6 +174,8 @@ ranks! {
 
     // Devices.
 
+    /// The file that a device is on.
+    DeviceFile,
     /// The simulated device.
     SimDevice,
 
