@@ -16,10 +16,10 @@
 //!     up (R21).
 
 use std::collections::BTreeSet;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use copyhold_pool::{Credit, Tier, Transaction};
-use copyhold_runtime::FifoMutex;
+use copyhold_runtime::{FifoMutex, finishing};
 use copyhold_sync::{Mutex, of};
 
 use crate::filesystem::INODE_BYTES;
@@ -90,8 +90,23 @@ impl Filesystem {
         has_room
     }
 
-    /// Logs the times that wait. Those that cannot be logged are given up.
-    pub(crate) async fn log_atimes(&self) -> Result<()> {
+    /// Logs the times that wait. Those that cannot be logged are given up. What has begun is
+    /// finished if the caller goes away: nobody else knows of those times (A1).
+    pub(crate) async fn log_atimes(self: &Arc<Self>) -> Result<()> {
+        if self.all_atimes_are_logged().await {
+            return Ok(());
+        }
+        let fs = self.clone();
+        finishing(&self.rt, async move { fs.log_all_atimes().await }).await
+    }
+
+    /// None is on the list, or in somebody's hands.
+    async fn all_atimes_are_logged(&self) -> bool {
+        let _logging = self.atimes.logging.lock().await;
+        self.atimes.waiting.lock().nodes.is_empty()
+    }
+
+    async fn log_all_atimes(&self) -> Result<()> {
         let _logging = self.atimes.logging.lock().await;
         let nodes: Vec<NodeId> =
             std::mem::take(&mut self.atimes.waiting.lock().nodes).into_iter().collect();

@@ -148,3 +148,70 @@ fn what_is_unlinked_in_the_pause_is_removed_by_itself_and_at_once_by_a_sync() {
         });
     }
 }
+
+/// Access times that a sync has taken off the list are logged, although it gives up.
+#[test]
+fn access_times_are_not_forgotten_where_a_sync_gives_up() {
+    let mut given_up = 0;
+    for seed in seeds(20) {
+        let world = World::new(seed, 16384);
+        let nodes = world.run(async {
+            let fs = world.open().await;
+            let rt = fs.pool().runtime().clone();
+            let mut nodes = Vec::new();
+            for n in 0..200 {
+                let node = create(&fs, &format!("f{n}")).await;
+                write(&fs, node, 0, &pattern(1, 5000)).await;
+                nodes.push(node);
+            }
+            fs.sync().await.unwrap();
+            rt.sleep(Duration::from_secs(2)).await;
+            for &node in &nodes {
+                read(&fs, node, 0, 10).await;
+            }
+            let nanos = rt.random() % 30_000;
+            given_up += u64::from(!give_up_after(&fs, nanos, fs.sync()).await);
+            rt.sleep(Duration::from_secs(1)).await;
+            world.close(fs).await;
+            nodes
+        });
+        world.run(async {
+            let fs = world.open().await;
+            for node in nodes {
+                let found = fs.getattr(node).await.unwrap();
+                assert!(found.atime > found.mtime, "seed {seed}: {node}");
+            }
+            world.close(fs).await;
+        });
+    }
+    assert!(given_up > 5, "{given_up}");
+}
+
+/// docs/semantics.md, access times: they are not in the order of changes, and fsync leaves them.
+#[test]
+fn an_fsync_writes_no_access_time() {
+    let world = World::new(7, 4096);
+    let (fs, node) = world.run(async {
+        let fs = world.open().await;
+        let node = create(&fs, "f").await;
+        write(&fs, node, 0, &pattern(1, 5000)).await;
+        fs.sync().await.unwrap();
+        fs.pool().runtime().sleep(Duration::from_secs(2)).await;
+        read(&fs, node, 0, 10).await;
+        let found = fs.getattr(node).await.unwrap();
+        assert!(found.atime > found.mtime);
+        let durable = fs.pool().durable_txg();
+        fs.fsync(node, false).await.unwrap();
+        assert_eq!(fs.pool().durable_txg(), durable, "nothing new is in the file");
+        let other = create(&fs, "other").await;
+        fs.fsync(other, false).await.unwrap();
+        (fs, node)
+    });
+    let world = world.crash(fs, 7);
+    world.run(async {
+        let fs = world.open().await;
+        let found = fs.getattr(node).await.unwrap();
+        assert!(found.atime <= found.mtime, "the crash has lost it");
+        world.close(fs).await;
+    });
+}
