@@ -131,6 +131,12 @@ pub struct SetAttr {
     /// Clear set-user-id and set-group-id with a change of size (`FATTR_KILL_SUIDGID`). A change of
     /// owner clears them in any case.
     pub kill_priv: bool,
+    /// The size is 0, and the file is open for writing: the old content goes with what is written
+    /// next, or with a close ([`crate::Filesystem::flush`]).
+    pub empties: bool,
+    /// Times that belong to bytes which a cache in front took earlier (see
+    /// [`crate::WriteFlags::accepted`]).
+    pub accepted: bool,
 }
 
 /// A name's file, found or made. Counts as one look-up: give it back with `forget`.

@@ -31,7 +31,7 @@ use rustc_hash::FxHashMap;
 use self::held::Held;
 use crate::inode::{Inode, InodeRef, State};
 use crate::subvol::Subvol;
-use crate::{NodeId, Options};
+use crate::{NodeId, Options, Uses};
 
 const SHARDS: usize = 64;
 
@@ -69,6 +69,8 @@ struct Known {
     inode: Option<InodeRef>,
     lookups: u64,
     opens: u32,
+    /// While it is open.
+    uses: Uses,
 }
 
 impl Known {
@@ -161,14 +163,32 @@ impl InodeCache {
         self.shard(node).map.lock().drop_lookups(node, count)
     }
 
-    pub(crate) fn add_open(&self, node: NodeId) {
-        self.shard(node).map.lock().change(node, |known| known.opens += 1);
+    pub(crate) fn add_open(&self, node: NodeId, uses: Uses) {
+        self.shard(node).map.lock().change(node, |known| {
+            known.opens += 1;
+            known.uses.add(uses);
+        });
+    }
+
+    /// Notes how a file that is open is used. All uses since it was not open.
+    pub(crate) fn add_uses(&self, node: NodeId, uses: Uses) -> Uses {
+        let mut map = self.shard(node).map.lock();
+        match map.nodes.get_mut(&node.raw()) {
+            Some(known) if known.opens > 0 => {
+                known.uses.add(uses);
+                known.uses
+            }
+            _ => Uses::default(),
+        }
     }
 
     /// Whether none is left.
     pub(crate) fn drop_open(&self, node: NodeId) -> bool {
         self.shard(node).map.lock().change(node, |known| {
             known.opens = known.opens.saturating_sub(1);
+            if known.opens == 0 {
+                known.uses = Uses::default();
+            }
             known.opens == 0
         })
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::inode::{Inode, InodeRef};
 use crate::permit::Way;
-use crate::{Entry, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result, Sabotage};
+use crate::{Entry, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result, Sabotage, Uses};
 
 impl Filesystem {
     /// The entry of a file that was found or made, counted.
@@ -50,7 +50,8 @@ impl Filesystem {
         flags: OpenFlags,
     ) -> Result<()> {
         // Counted first: from then on a file without a name stays.
-        self.inodes.add_open(inode.node);
+        let uses = if flags.write { Uses::WRITER } else { Uses::default() };
+        self.inodes.add_open(inode.node, uses);
         let opened = self.may_open(inode, flags).await;
         if opened.is_err() {
             self.release(inode.node);
@@ -86,19 +87,42 @@ impl Filesystem {
         if kill_priv {
             self.strip_privileges(inode, None).await?;
         }
-        self.set_size(inode, 0).await
+        self.empty(inode).await
+    }
+
+    /// Notes how the front end uses a file that it has open.
+    pub fn note_uses(&self, node: NodeId, uses: Uses) {
+        self.inodes.add_uses(node, uses);
+    }
+
+    /// How the front end has used a file since it was not open.
+    pub fn uses(&self, node: NodeId) -> Uses {
+        self.inodes.add_uses(node, Uses::default())
     }
 
     /// The other way of [`Self::open_node`], `create` and `tmpfile`.
     pub fn release(self: &Arc<Self>, node: NodeId) {
-        if self.inodes.drop_open(node) {
-            self.unused(node);
+        if self.inodes.drop_open(node)
+            && let Some(inode) = self.inodes.get(node)
+        {
+            inode.state().data.end_hold();
+            self.reap_if_unused(&inode);
         }
     }
 
-    /// Nothing is to be done on close: errors are told by fsync (R34).
-    pub async fn flush(&self, node: NodeId) -> Result<()> {
-        self.inode(node).await.map(drop)
+    /// Whether a file has content that a truncation would take. Who opens such a one for writing is
+    /// to say when he closes it ([`Self::flush`]).
+    pub fn has_content(&self, node: NodeId) -> bool {
+        self.inodes.get(node).is_some_and(|inode| inode.state().shown.size > 0)
+    }
+
+    /// A descriptor is closed. If the file was emptied through a descriptor, and nothing was
+    /// written since, that is durable when this returns (D8). Other errors than those of that are
+    /// told by fsync (R34).
+    pub async fn flush(self: &Arc<Self>, node: NodeId) -> Result<()> {
+        let inode = self.inode(node).await?;
+        let is_held_back = inode.state().data.is_held_back();
+        if is_held_back { self.fsync(node, false).await } else { Ok(()) }
     }
 
     fn unused(self: &Arc<Self>, node: NodeId) {

@@ -8,6 +8,7 @@
 //! | `Attributes`: mode, owner, other times, extended attributes, ACLs | yes | yes |
 //! | `Name`: the file gets a name, loses one, or gets another | yes | yes |
 //! | `AddEntry`: the directory gets a name | yes | no |
+//! | `Accepted`: bytes and times that a cache in front took earlier | no | no |
 //! | `RemoveEntry`: the directory loses a name, or the name leads elsewhere | yes | yes |
 //!
 //! Each change needs a mount, a pool and a subvolume that may be written, too. Reading and the
@@ -16,7 +17,8 @@
 //!
 //! W1  The section that applies a change asks with the inode's state held. An operation that takes
 //!     something away before that section (privileges) asks before it does so, too.
-//! W2  Write-back of data that was accepted asks nobody: the change was made when it was accepted.
+//! W2  Write-back of data that was accepted asks nobody: the change was made when it was accepted,
+//!     here or by a cache in front of a descriptor that may write.
 
 use crate::inode::{Inode, State};
 use crate::subvol::Subvol;
@@ -32,6 +34,7 @@ pub(crate) enum Way {
     Name,
     AddEntry,
     RemoveEntry,
+    Accepted,
 }
 
 impl Way {
@@ -49,6 +52,9 @@ impl Way {
 impl State {
     /// Refuses a change that the file's flags forbid.
     pub(crate) fn permit(&self, way: Way) -> Result<()> {
+        if way == Way::Accepted {
+            return Ok(());
+        }
         if self.has_flag(FileFlags::IMMUTABLE) {
             return Err(FsError::NotPermitted("the file is immutable"));
         }

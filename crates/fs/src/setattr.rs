@@ -35,10 +35,13 @@ impl Filesystem {
             if set.kill_priv {
                 Box::pin(self.strip_privileges(&inode, Some(caller))).await?;
             }
-            self.set_size(&inode, size).await?;
+            match size == 0 && set.empties {
+                true => self.empty(&inode).await?,
+                false => self.set_size(&inode, size).await?,
+            }
             drop(data);
         }
-        let other = SetAttr { size: None, kill_priv: false, ..*set };
+        let other = SetAttr { size: None, kill_priv: false, empties: false, ..*set };
         if other != SetAttr::default() {
             Box::pin(self.set_attributes(caller, &inode, &other)).await?;
         } else if set.kill_priv && set.size.is_none() && !inode.is_dir() {
@@ -184,6 +187,7 @@ fn kind_of(set: &SetAttr) -> Way {
     let no_rights = set.mode.is_none() && set.uid.is_none() && set.gid.is_none();
     match set.size {
         Some(_) => Way::Overwrite,
+        None if set.accepted => Way::Accepted,
         None if no_rights && (times_now || no_times && set.ctime.is_none()) => Way::Touch,
         None => Way::Attributes,
     }

@@ -9,6 +9,7 @@
 
 use std::io;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
@@ -396,6 +397,15 @@ impl Notifier {
     /// Drops the attributes alone. Waits for no lock.
     pub fn forget_attributes(&self, node: NodeId) -> Result<bool, Errno> {
         self.notify(&Notification::InvalInode { node, offset: -1, len: 0 })
+    }
+
+    /// Drops the attributes, and the cached data of `range`, behind which dirty pages of it were
+    /// written back. Waits for pages that are being read or written.
+    pub fn forget_data(&self, node: NodeId, range: Range<u64>) -> Result<bool, Errno> {
+        let Ok(offset) = i64::try_from(range.start) else { return Ok(false) };
+        // No length is up to the end.
+        let len = i64::try_from(range.end).map_or(0, |end| end - offset);
+        self.notify(&Notification::InvalInode { node, offset, len })
     }
 
     /// Drops the attributes and all cached data.

@@ -12,7 +12,8 @@ use crate::filesystem::{INODE_BYTES, KEY_BYTES, new_item};
 use crate::inode::{Inode, InodeRef, State};
 use crate::subvol::FILES;
 use crate::{
-    Caller, Entry, FileFlags, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result, privileges,
+    Caller, Entry, FileFlags, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result, Uses,
+    privileges,
 };
 
 /// A file to be made.
@@ -185,7 +186,7 @@ impl Filesystem {
             let mut state = inode.state();
             (state.linkable, state.in_copy_up) = (true, in_copy_up);
         }
-        self.inodes.add_open(inode.node);
+        self.inodes.add_open(inode.node, Uses::WRITER);
         self.inodes.insert_new(inode.clone());
         Ok(self.entry(&inode))
     }
@@ -239,7 +240,7 @@ impl Filesystem {
             dir_state.logged_and_shown(dir_item, txg, true);
             let inode = Arc::new(Inode::new(&dir.subvol, ino, item, Some(txg)));
             if new.opened {
-                self.inodes.add_open(node);
+                self.inodes.add_open(node, Uses::WRITER);
             }
             self.inodes.insert_new(inode.clone());
             (inode, txg, dir_state.is_sync_dir())

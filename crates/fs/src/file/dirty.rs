@@ -13,6 +13,11 @@
 //!     size goes no further than the first block that is not covered in full (F1).
 //! D5, D6  What the table has and does not count: see [`Cut`].
 //! D7  A file of which all is logged has no [`Unsettled`]: most files in memory are such.
+//! D8  O_TRUNC, and any other truncation to nothing while the file is open for writing, is
+//!     `held_back`: no background write logs it alone, so the old content is there after a crash
+//!     until there is new. It is logged with the first write, when the file is closed, and by
+//!     whoever asks for all that is dirty; never by a batch that was taken before, of which nothing
+//!     is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut, Range};
@@ -85,6 +90,9 @@ pub(crate) struct Unsettled {
     changed: bool,
     /// The file is on the list of dirty ones.
     listed: bool,
+    /// D8, and the last batch that was taken before.
+    held_back: bool,
+    emptied: u64,
 }
 
 /// Of a file of which all is logged.
@@ -96,6 +104,8 @@ static NOTHING: Unsettled = Unsettled {
     cut: Cut::NOTHING,
     changed: false,
     listed: false,
+    held_back: false,
+    emptied: 0,
 };
 
 impl Unsettled {
@@ -167,6 +177,28 @@ impl FileData {
             self.changed = changed;
             self.let_go();
         }
+    }
+
+    /// The truncation waits for what follows it, or for the file's end of use (D8).
+    pub(crate) fn hold_back(&mut self) {
+        let emptied = self.last_batch;
+        (self.held_back, self.emptied) = (true, emptied);
+    }
+
+    /// Whether batch `id` was taken before an open emptied the file (D8).
+    pub(crate) fn is_overtaken(&self, id: u64) -> bool {
+        id <= self.emptied
+    }
+
+    /// D8 asks for nothing more.
+    pub(crate) fn end_hold(&mut self) {
+        if let Some(unsettled) = &mut self.unsettled {
+            unsettled.held_back = false;
+        }
+    }
+
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.held_back
     }
 
     pub(crate) fn cut_is_logged(&mut self) {
@@ -348,7 +380,7 @@ impl FileData {
 
     /// Starts a batch of no blocks: there are none, but size, times or a cut are to be logged.
     pub(crate) fn take_nothing(&mut self, id: u64) -> bool {
-        let alone = self.ready == 0 && self.batches.is_empty();
+        let alone = self.ready == 0 && self.batches.is_empty() && !self.held_back;
         alone && (self.cut.size().is_some() || self.changed) && self.batches.insert(id)
     }
 

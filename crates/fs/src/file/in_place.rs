@@ -89,6 +89,9 @@ impl Batch {
         let credit = fs.credit(Tier::Internal, edits, bytes).await?;
         let mut state = inode.state();
         state.expect_present()?;
+        if state.data.is_overtaken(self.taken.id) {
+            return Ok(());
+        }
         for piece in &placed {
             for (skip, count, current) in self.parts(piece, &state) {
                 if current {

@@ -58,11 +58,14 @@ impl Batch {
         inline: Option<Vec<u8>>,
     ) -> Result<usize> {
         let (fs, inode) = (&self.fs, &self.inode);
-        while !fs.cut_step(inode).await? {}
+        while !fs.cut_step(inode, self.taken.id).await? {}
         let _map = inode.map.write().await;
 
         let (cut_from, cut) = {
             let state = inode.state();
+            if state.data.is_overtaken(self.taken.id) {
+                return Ok(placed.len());
+            }
             (state.data.cut.from(), state.data.cut.size().is_some())
         };
         let mut old = MapEdit::default();
@@ -245,14 +248,18 @@ impl State {
 
 impl Filesystem {
     /// Removes some of a cut's extents if they are too many for one transaction, and says whether
-    /// what is left is not. Refused like a delete (R21); what is left stays announced.
-    pub(crate) async fn cut_step(&self, inode: &InodeRef) -> Result<bool> {
+    /// what is left is not. Refused like a delete (R21); what is left stays announced. Nothing is to
+    /// be done for a batch that was overtaken (D8).
+    pub(crate) async fn cut_step(&self, inode: &InodeRef, batch: u64) -> Result<bool> {
         if inode.state().data.cut.size().is_none() {
             return Ok(true);
         }
         let _map = inode.map.write().await;
         let (from, first) = {
             let state = inode.state();
+            if state.data.is_overtaken(batch) {
+                return Ok(true);
+            }
             (state.data.cut.from(), state.data.cut.block())
         };
         let extents = self.extents(inode, from..u64::MAX, CUT_MAX + 1).await?;

@@ -29,6 +29,16 @@ const SHORT_BLOCKS: u64 = 256;
 impl Filesystem {
     /// Sets the size of a regular file. The caller holds its data lock exclusively.
     pub(crate) async fn set_size(self: &Arc<Self>, inode: &InodeRef, size: u64) -> Result<()> {
+        self.resize(inode, size, false).await
+    }
+
+    /// Empties a regular file that is open for writing: as [`Self::set_size`], but what is stored of it
+    /// goes only with what is written next, or with the close (D8).
+    pub(crate) async fn empty(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
+        self.resize(inode, 0, true).await
+    }
+
+    async fn resize(self: &Arc<Self>, inode: &InodeRef, size: u64, hold: bool) -> Result<()> {
         if size > FILE_BYTES_MAX {
             return Err(FsError::FileTooBig { max: FILE_BYTES_MAX });
         }
@@ -44,10 +54,10 @@ impl Filesystem {
             return Ok(());
         }
         let room = if size < old { self.room_to_cut(inode).await? } else { None };
-        self.shorten(inode, size, room).await?;
+        self.shorten(inode, size, room, hold).await?;
         self.note_dirty(inode);
         if self.pool.reserve_now(SHORT_BLOCKS, Tier::Write).is_err() {
-            while !self.cut_step(inode).await? {}
+            while !self.cut_step(inode, u64::MAX).await? {}
         }
         Ok(())
     }
@@ -76,7 +86,13 @@ impl Filesystem {
         self.insert_blocks(inode, tail.into_iter().collect(), size).await
     }
 
-    async fn shorten(&self, inode: &InodeRef, size: u64, room: Option<Reservation>) -> Result<()> {
+    async fn shorten(
+        &self,
+        inode: &InodeRef,
+        size: u64,
+        room: Option<Reservation>,
+        hold: bool,
+    ) -> Result<()> {
         // Against batches that are being installed (R33).
         let _map = inode.map.write().await;
         let now = self.now();
@@ -94,6 +110,10 @@ impl Filesystem {
         state.shown.mtime = now;
         state.shown.ctime = now;
         state.data.set_changed(true);
+        match hold && state.item.size > 0 {
+            true => state.data.hold_back(),
+            false => state.data.end_hold(),
+        }
         self.flusher.forget(gone);
         Ok(())
     }

@@ -35,6 +35,9 @@ pub struct WriteFlags {
     pub append: bool,
     /// Where there is no room for all, the first blocks are taken that there is room for.
     pub partial: bool,
+    /// A cache in front took the bytes earlier, from a descriptor that may write. Flags that the
+    /// file got since, immutable or append-only, do not refuse them.
+    pub accepted: bool,
 }
 
 /// The bytes of a write.
@@ -169,7 +172,7 @@ impl Filesystem {
         let _data = inode.lock.write().await;
         let size = inode.state().shown.size;
         let offset = if flags.append { size } else { offset };
-        self.may_write(inode, offset, len)?;
+        self.may_write(inode, offset, len, flags.accepted)?;
         if flags.kill_priv {
             Box::pin(self.strip_privileges(inode, None)).await?;
         }
@@ -242,7 +245,8 @@ impl Filesystem {
         let dirt = {
             let mut state = inode.state();
             let end = offset.saturating_add(len as u64);
-            let may = state.permit(Way::Overwrite).is_ok() && inode.subvol.writable().is_ok();
+            let way = if flags.accepted { Way::Accepted } else { Way::Overwrite };
+            let may = state.permit(way).is_ok() && inode.subvol.writable().is_ok();
             if state.gone || end > state.shown.size || !may {
                 return false;
             }
@@ -255,13 +259,14 @@ impl Filesystem {
         true
     }
 
-    fn may_write(&self, inode: &Inode, offset: u64, len: usize) -> Result<()> {
+    fn may_write(&self, inode: &Inode, offset: u64, len: usize, accepted: bool) -> Result<()> {
         let end = offset.checked_add(len as u64).filter(|end| *end <= FILE_BYTES_MAX);
         if end.is_none() {
             return Err(FsError::FileTooBig { max: FILE_BYTES_MAX });
         }
         let state = inode.state();
-        state.permit(Way::content(offset, state.shown.size))
+        let way = Way::content(offset, state.shown.size);
+        state.permit(if accepted { Way::Accepted } else { way })
     }
 
     /// Where in the file ends what was taken.
@@ -454,6 +459,7 @@ impl Filesystem {
         state.shown.mtime = now;
         state.shown.ctime = now;
         state.data.set_changed(true);
+        state.data.end_hold();
         self.flusher.add(fresh);
     }
 }

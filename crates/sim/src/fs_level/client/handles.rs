@@ -145,7 +145,8 @@ impl Client {
         let Some((id, node)) = self.a_file_that(may_grow) else { return Ok(()) };
         let (_, len) = self.a_range();
         let size = self.world().data[&id].now().size();
-        let flags = WriteFlags { append: true, kill_priv: self.dice.one_in(2), partial: false };
+        let kill_priv = self.dice.one_in(2);
+        let flags = WriteFlags { append: true, kill_priv, ..WriteFlags::default() };
         self.write_by((id, node), size, len, flags).await
     }
 

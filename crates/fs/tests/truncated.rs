@@ -1,0 +1,158 @@
+//! Files that were emptied through a descriptor: what a crash leaves of them.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use common::*;
+use copyhold_fs::{Caller, Filesystem, NodeId, OpenFlags, SetAttr};
+
+const OLD: usize = 300_000;
+/// Longer than anything waits for a timer.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A file with durable content, that nobody has open.
+async fn durable(fs: &Arc<Filesystem>) -> NodeId {
+    let node = create(fs, "f").await;
+    write(fs, node, 0, &pattern(1, OLD)).await;
+    fs.fsync(node, false).await.unwrap();
+    fs.release(node);
+    node
+}
+
+/// As a library has it, in one call; the kernel opens, and then sets the size.
+async fn truncated(fs: &Arc<Filesystem>, node: NodeId) {
+    let at_once = fs.pool().runtime().random() % 2 == 0;
+    let flags = OpenFlags { truncate: at_once, ..OpenFlags::READ_WRITE };
+    fs.open_node(node, flags).await.unwrap();
+    if !at_once {
+        let set = SetAttr { size: Some(0), empties: true, ..SetAttr::default() };
+        fs.setattr(&Caller::ROOT, node, &set).await.unwrap();
+    }
+    assert_eq!(fs.getattr(node).await.unwrap().size, 0);
+}
+
+/// What a crash leaves behind what `then` has done.
+fn left(seed: u64, then: impl AsyncFn(&Arc<Filesystem>, NodeId)) -> Vec<u8> {
+    let world = World::new(seed, 16_384);
+    let fs = world.run(async {
+        let fs = world.open().await;
+        let node = durable(&fs).await;
+        then(&fs, node).await;
+        fs
+    });
+    let world = world.crash(fs, seed);
+    world.run(async {
+        let fs = world.open().await;
+        let node = lookup(&fs, "f").await.unwrap().node;
+        let found = read(&fs, node, 0, 2 * OLD).await;
+        check_space(&fs).await;
+        world.close(fs).await;
+        found
+    })
+}
+
+async fn wait(fs: &Filesystem, time: Duration) {
+    fs.pool().runtime().sleep(time).await;
+}
+
+#[test]
+fn a_truncation_alone_leaves_the_old_content_while_the_file_is_open() {
+    let found = left(1, async |fs, node| {
+        truncated(fs, node).await;
+        wait(fs, LONG).await;
+        // Another file that is made durable takes nothing of it along.
+        let other = create(fs, "other").await;
+        write(fs, other, 0, b"other").await;
+        fs.fsync(other, false).await.unwrap();
+    });
+    assert_eq!(found, pattern(1, OLD));
+}
+
+#[test]
+fn a_truncation_alone_is_durable_when_the_close_returns() {
+    let found = left(2, async |fs, node| {
+        truncated(fs, node).await;
+        fs.flush(node).await.unwrap();
+    });
+    assert_eq!(found, b"");
+}
+
+#[test]
+fn a_truncation_goes_out_behind_the_last_close_and_by_a_second_open() {
+    let found = left(3, async |fs, node| {
+        truncated(fs, node).await;
+        truncated(fs, node).await;
+        fs.release(node);
+        fs.release(node);
+        wait(fs, LONG).await;
+    });
+    assert_eq!(found, b"");
+}
+
+#[test]
+fn a_truncation_goes_out_with_what_is_written_next() {
+    for size in [100, 5000, 3 * OLD] {
+        let found = left(4, async |fs, node| {
+            truncated(fs, node).await;
+            wait(fs, LONG).await;
+            write(fs, node, 0, &pattern(2, size)).await;
+            fs.flush(node).await.unwrap();
+            wait(fs, LONG).await;
+        });
+        assert_eq!(found, pattern(2, size)[..size.min(2 * OLD)]);
+    }
+}
+
+#[test]
+fn whoever_asks_for_the_file_or_for_all_gets_the_truncation() {
+    for asked in 0..4 {
+        let found = left(5, async |fs, node| {
+            truncated(fs, node).await;
+            match asked {
+                0 => fs.fsync(node, false).await.unwrap(),
+                1 => fs.sync().await.unwrap(),
+                2 => {
+                    let size = SetAttr { size: Some(0), ..SetAttr::default() };
+                    fs.setattr(&Caller::ROOT, node, &size).await.unwrap();
+                    wait(fs, LONG).await;
+                }
+                _ => world_ends(fs).await,
+            }
+        });
+        assert_eq!(found, b"", "{asked}");
+    }
+}
+
+async fn world_ends(fs: &Arc<Filesystem>) {
+    fs.close().await.unwrap();
+    fs.pool().close().await.unwrap();
+}
+
+/// The old content, or the beginning of the new: a batch of what was there before the truncation,
+/// under way when it comes, does not log it.
+#[test]
+fn no_batch_that_was_under_way_logs_the_truncation_alone() {
+    let met = AtomicU64::new(0);
+    for seed in seeds(40) {
+        let found = left(seed, async |fs, node| {
+            fs.open_node(node, OpenFlags::READ_WRITE).await.unwrap();
+            write(fs, node, 0, &pattern(2, 2 * OLD)).await;
+            let rt = fs.pool().runtime().clone();
+            let (other, nanos) = (fs.clone(), rt.random() % 300_000);
+            rt.spawn(Box::pin(async move { drop(other.fsync(node, false).await) }));
+            rt.sleep(Duration::from_nanos(nanos)).await;
+            truncated(fs, node).await;
+            let still_writes = fs.pool().space().claimed > 0;
+            met.fetch_add(still_writes.into(), Relaxed);
+            rt.sleep(Duration::from_secs(1)).await;
+            let other = create(fs, "other").await;
+            fs.fsync(other, false).await.unwrap();
+        });
+        let (old, new) = (pattern(1, OLD), pattern(2, 2 * OLD));
+        assert!(found == old || found == new || found.is_empty(), "seed {seed}: {}", found.len());
+    }
+    assert!(met.into_inner() > 5, "batches were under way");
+}
