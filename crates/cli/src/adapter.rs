@@ -6,12 +6,15 @@
 //! who could hold one come through it.
 //!
 //! `convert` has the values, `ioctls` the numbers that arrive by ioctl(2), `tenants` what is asked
-//! about subvolumes and quotas, `who` the caller where the kernel does not name it, `forget` how the kernel learns of what changed without it, `shed`
-//! how it is asked to let go of files.
+//! about subvolumes and quotas, `who` the caller where the kernel does not name it, `forget` how
+//! the kernel learns of what changed without it, `pages` how it drops what it caches of files,
+//! `holes` how it is asked for what it has not written back, `shed` how it lets go of files.
 
 mod convert;
 mod forget;
+mod holes;
 mod ioctls;
+mod pages;
 mod shed;
 mod tenants;
 mod who;
@@ -21,17 +24,19 @@ use std::time::Duration;
 
 use copyhold_fs::{
     FallocateMode, Filesystem, FsError, ListFlags, NodeId as FsNode, ReadFlags, RenameFlags, Seek,
-    WriteFlags, XattrSet,
+    Uses, WriteFlags, XattrSet,
 };
 use copyhold_fuse::protocol::flags::fopen;
 use copyhold_fuse::protocol::{
     AttrReply, Caller, CopyRange, Data, DirEntry, Entries, Entry, Fallocate, Handle, Ioctl,
-    IoctlReply, Lookup, NewNode, NodeId, Open, Opened, Read, Release, Rename, SetAttr, SetXattr,
-    Settings, Statfs, Write,
+    IoctlReply, LockOwner, Lookup, NewNode, NodeId, Open, Opened, Read, Release, Rename, SetAttr,
+    SetXattr, Settings, Statfs, Write,
 };
 use copyhold_fuse::{Errno, Notifier, Operations, Payload, Reply};
 
 use convert::{answer, file_mode, found, judged, known, maker, set_attr, to_open};
+use holes::Question;
+use pages::Pages;
 use shed::Shedder;
 
 pub(crate) use convert::errno;
@@ -70,6 +75,7 @@ pub(crate) struct Adapter {
     /// Known once the mount is being served.
     notifier: OnceLock<Notifier>,
     shedder: Shedder,
+    pages: Pages,
 }
 
 /// How the kernel is to treat this mount.
@@ -86,18 +92,22 @@ const KEEP_BYTES: usize = 64 << 10;
 
 /// Who opens a file for direct I/O has the kernel drop what it caches of it. Each direct write
 /// would have to, and one that may not wait is tried over and over before the kernel gives up.
-fn opened(open: &Open) -> Opened {
+/// FLUSH comes at a close only if there may be something to do then (`Filesystem::flush`).
+fn opened(open: &Open, flush: bool) -> Opened {
     let mut flags = fopen::CACHE_DIR | fopen::PARALLEL_DIRECT_WRITES;
     if open.flags & O_DIRECT == 0 {
         flags |= fopen::KEEP_CACHE;
+    }
+    if !flush {
+        flags |= fopen::NOFLUSH;
     }
     Opened { handle: Handle(0), flags }
 }
 
 impl Adapter {
     pub(crate) fn new(fs: Arc<Filesystem>, describe: Describe, rules: Rules) -> Adapter {
-        let (notifier, shedder) = (OnceLock::new(), Shedder::default());
-        Adapter { fs, describe, rules, tells_births: true, notifier, shedder }
+        let (notifier, shedder, pages) = (OnceLock::new(), Shedder::default(), Pages::default());
+        Adapter { fs, describe, rules, tells_births: true, notifier, shedder, pages }
     }
 
     /// Whether it knows when files were made. If not, the kernel soon stops asking for that: a
@@ -178,6 +188,8 @@ impl Operations for Adapter {
             Err(FsError::ShutDown) => tracing::info!("closed, having been told to stop before"),
             Err(error) => tracing::error!(%error, "closing failed; mounting again recovers"),
         }
+        // umount(2) of a `fuseblk` returns when this does, and who unmounts may want the device.
+        self.fs.pool().device().release();
     }
 
     fn forget(&self, node: NodeId, lookups: u64) {
@@ -211,7 +223,11 @@ impl Operations for Adapter {
     }
 
     async fn setattr(&self, by: Caller, node: NodeId, set: SetAttr) -> Reply<AttrReply> {
-        let changed = self.fs.setattr(&judged(by), known(node)?, &set_attr(&set)).await;
+        let (node, mut set) = (known(node)?, set_attr(&set));
+        // O_TRUNC comes behind the OPEN, and names no descriptor: like truncate(2) of a file that
+        // is open.
+        set.empties &= self.fs.uses(node).has(Uses::WRITER);
+        let changed = self.fs.setattr(&judged(by), node, &set).await;
         changed.map(|attr| answer(&attr)).map_err(errno)
     }
 
@@ -270,7 +286,9 @@ impl Operations for Adapter {
         // have been long ago.
         let exclusive = open.flags & O_EXCL != 0;
         let made = self.fs.create(&caller, known(parent)?, name, mode, flags, exclusive).await;
-        made.map(|(entry, _)| (self.held(&entry), opened(&open))).map_err(errno)
+        let (entry, is_new) = made.map_err(errno)?;
+        let flush = !is_new && flags.write && entry.attr.size > 0;
+        Ok((self.held(&entry), opened(&open, flush)))
     }
 
     async fn tmpfile(
@@ -288,7 +306,7 @@ impl Operations for Adapter {
             0 => self.fs.tmpfile_for_copy_up(&caller, parent, mode).await,
             _ => self.fs.tmpfile(&caller, parent, mode).await,
         };
-        made.map(|entry| (self.held(&entry), opened(&open))).map_err(errno)
+        made.map(|entry| (self.held(&entry), opened(&open, false))).map_err(errno)
     }
 
     async fn unlink(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
@@ -325,13 +343,18 @@ impl Operations for Adapter {
     }
 
     async fn open(&self, _: Caller, node: NodeId, open: Open) -> Reply<Opened> {
-        self.fs.open_node(known(node)?, to_open(&open)).await.map_err(errno)?;
-        Ok(opened(&open))
+        let (node, flags) = (known(node)?, to_open(&open));
+        self.fs.open_node(node, flags).await.map_err(errno)?;
+        Ok(opened(&open, flags.write && self.fs.has_content(node)))
     }
 
     async fn read(&self, _: Caller, node: NodeId, read: Read) -> Reply<Data> {
         let flags = ReadFlags { no_atime: read.flags & O_NOATIME != 0 };
-        let data = self.fs.read_with(known(node)?, read.offset, read.size as usize, flags).await;
+        let node = known(node)?;
+        if pages::fills_pages(&read) {
+            self.fs.note_uses(node, Uses::CACHED);
+        }
+        let data = self.fs.read_with(node, read.offset, read.size as usize, flags).await;
         data.map(convert::data).map_err(errno)
     }
 
@@ -340,9 +363,14 @@ impl Operations for Adapter {
         // Pages that it writes back are accepted by all or nobody: it asks for no count there. Of a
         // short count for a direct write, whose parts are under way together, it makes EIO.
         let partial = !write.cached && write.flags & O_DIRECT == 0;
-        let flags = WriteFlags { kill_priv: write.kill_suidgid, append: false, partial };
+        let (kill_priv, accepted) = (write.kill_suidgid, write.cached);
+        let flags = WriteFlags { kill_priv, append: false, partial, accepted };
         let (inode, length) = (node, data.bytes().len());
         let node = known(node)?;
+        let direct = pages::is_direct(&write).then(|| pages::range(&write));
+        if direct.is_none() {
+            self.fs.note_uses(node, Uses::CACHED);
+        }
         let was_privileged =
             write.kill_suidgid && self.fs.getattr(node).await.map_err(errno)?.mode & SET_ID != 0;
         let written = if length >= KEEP_BYTES {
@@ -355,7 +383,15 @@ impl Operations for Adapter {
         if was_privileged {
             self.forget_attributes(inode);
         }
-        written.map(|bytes| bytes as u32).map_err(errno)
+        let written = written.map(|bytes| bytes as u32).map_err(errno);
+        if let Some(range) = direct {
+            self.pages.written(&self.fs, self.notifier.get(), node, range).await;
+        }
+        written
+    }
+
+    async fn flush(&self, _: Caller, node: NodeId, _: Handle, _: LockOwner) -> Reply<()> {
+        Box::pin(self.fs.flush(known(node)?)).await.map_err(errno)
     }
 
     async fn release(&self, _: Caller, node: NodeId, _: Release) -> Reply<()> {
@@ -483,7 +519,10 @@ impl Operations for Adapter {
             SEEK_HOLE => Seek::Hole,
             _ => return Err(Errno::EINVAL),
         };
-        self.fs.seek(known(node)?, seek.offset, whence).await.map_err(errno)
+        let (fs, pages, notifier) = (&*self.fs, &self.pages, self.notifier.get());
+        let (node, from) = (known(node)?, seek.offset);
+        let question = Question { fs, pages, notifier, node, from, whence };
+        Box::pin(question.answer()).await.map_err(errno)
     }
 
     async fn copy_range(&self, by: Caller, node: NodeId, copy: CopyRange) -> Reply<u64> {
@@ -546,6 +585,7 @@ mod tests {
             ("open", bytes(|fs| fs.open(any(), any(), any()))),
             ("read", bytes(|fs| fs.read(any(), any(), any()))),
             ("write", bytes(|fs| fs.write(any(), any(), any(), any()))),
+            ("flush", bytes(|fs| fs.flush(any(), any(), any(), any()))),
             ("release", bytes(|fs| fs.release(any(), any(), any()))),
             ("fsync", bytes(|fs| fs.fsync(any(), any(), any(), any()))),
             ("readdir", bytes(|fs| fs.readdir(any(), any(), any(), any()))),

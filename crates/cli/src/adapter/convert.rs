@@ -67,6 +67,13 @@ pub(super) fn to_open(open: &Open) -> OpenFlags {
     }
 }
 
+/// The times of what a writeback cache took from a descriptor earlier; it sends nothing else so.
+fn are_of_accepted_writes(set: &SetAttr) -> bool {
+    let SetAttr { handle, mtime, ctime, .. } = *set;
+    let times = SetAttr { handle, mtime, ctime, ..SetAttr::default() };
+    *set == times && handle.is_some() && mtime.is_some() && ctime.is_some()
+}
+
 pub(super) fn set_attr(set: &SetAttr) -> copyhold_fs::SetAttr {
     let time = |time: SetTime| match time {
         SetTime::Now => copyhold_fs::SetTime::Now,
@@ -81,6 +88,8 @@ pub(super) fn set_attr(set: &SetAttr) -> copyhold_fs::SetAttr {
         mtime: set.mtime.map(time),
         ctime: set.ctime,
         kill_priv: set.kill_suidgid || sets_nothing(set),
+        empties: set.size == Some(0),
+        accepted: are_of_accepted_writes(set),
     }
 }
 

@@ -2,10 +2,12 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 use std::process::Command;
 
-use rustix::fs::{statvfs, syncfs};
+use rustix::fs::{FlockOperation, statvfs, syncfs};
 use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
 
 use crate::site::{PROGRAM, Site, as_nobody, number, tool};
 use crate::transport;
@@ -114,6 +116,43 @@ fn on_a_block_device_sync_reaches_the_pool_and_umount_waits_for_it() {
     let create = Command::new(PROGRAM).args(["create", "--force"]).arg(&site.pool).output();
     assert!(!create.unwrap().status.success(), "a mounted device is in use");
     site.unmount();
+}
+
+/// umount(2) says that the pool is closed, so the device can be had at once.
+#[test]
+fn a_device_is_nobodys_as_soon_as_it_is_unmounted() {
+    let Some(site) = Site::on_a_device() else { return };
+    for round in 0..5 {
+        fs::write(site.path("file"), vec![round; 3 << 20]).unwrap();
+        assert_eq!(holders(&site.pool).len(), 1, "the daemon of the mount");
+        // Busy: a child that another test has forked has our files until it runs its program. What
+        // umount(2) promises is judged when it has unmounted.
+        let unmount = || rustix::mount::unmount(site.mnt(), UnmountFlags::empty());
+        let unmounted = std::iter::repeat_with(unmount).find(|it| *it != Err(Errno::BUSY));
+        assert_eq!(unmounted, Some(Ok(())));
+        let device = File::options().read(true).write(true).open(&site.pool).unwrap();
+        let alone = rustix::fs::flock(&device, FlockOperation::NonBlockingLockExclusive);
+        assert_eq!(alone, Ok(()), "round {round}");
+        let holders = holders(&site.pool);
+        assert!(holders.is_empty(), "round {round}: still open in {holders:?}");
+        // Not by closing it: such a child would keep the lock.
+        rustix::fs::flock(&device, FlockOperation::Unlock).unwrap();
+        drop(device);
+        site.mount();
+        assert_eq!(fs::read(site.path("file")).unwrap(), vec![round; 3 << 20]);
+    }
+}
+
+/// Daemons that have it open.
+fn holders(path: &Path) -> Vec<String> {
+    let others = fs::read_dir("/proc").unwrap().flatten().filter(|process| {
+        fs::read(process.path().join("comm")).is_ok_and(|name| name == b"copyhold\n")
+    });
+    let has_it = |process: &fs::DirEntry| {
+        let files = fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
+        files.filter_map(|file| fs::read_link(file.path()).ok()).any(|target| target == path)
+    };
+    others.filter(has_it).map(|process| process.path().display().to_string()).collect()
 }
 
 #[test]

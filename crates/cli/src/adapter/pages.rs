@@ -1,0 +1,187 @@
+//! Pages that the kernel caches of a file, where they must not stay.
+//!
+//! Problem.  When a direct write ends that nobody waits for in a system call (AIO, io_uring), the
+//!           kernel (6.18) leaves the pages alone that were cached while it was under way: whoever
+//!           reads through the cache goes on to see what is no more. And what is dirty in a page is
+//!           not known here before the kernel writes it back.
+//! Idea.     INVAL_INODE has the kernel write back what is dirty of a range, and drop the range. It
+//!           waits for pages that are locked while their READ or WRITE is under way. So threads of
+//!           their own send it, and of the operations only the one that needs it waits for them.
+//!
+//! K1  What fills a page is noted ([`Uses::CACHED`]) before it is read here. So a page that shows
+//!     what a direct write has replaced is noted when that write is done. Where nothing is noted,
+//!     nothing is sent: a file that is only open for direct I/O pays nothing.
+//! K2  A direct write is answered when the pages of its range are dropped. Every page that is
+//!     filled later is read behind the write.
+//! K3  No READ and no WRITE of pages waits for a drop: what a drop waits for goes on.
+//!
+//! A drop that meets a page which a buffered write is just sending lets a read fill it again before
+//! that write arrives: so a direct and a buffered write of the same page at the same time promise
+//! nothing, here as on other filesystems.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::{io, thread};
+
+use copyhold_fs::{Filesystem, NodeId as FsNode, Uses};
+use copyhold_fuse::Notifier;
+use copyhold_fuse::protocol::{NodeId, Read, Write};
+use copyhold_sync::{Condvar, Mutex, of};
+use event_listener::Event;
+
+use super::O_DIRECT;
+
+/// A drop that waits long, for a page whose reader waits for the device, holds up no others until
+/// so many wait.
+const THREADS_MAX: usize = 8;
+
+/// Sends drops, by threads of its own that it starts when there is something to send.
+#[derive(Default)]
+pub(super) struct Pages {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue, of::PageDrops>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    drops: VecDeque<Dropping>,
+    threads: usize,
+    idle: usize,
+    ended: bool,
+}
+
+/// A range whose pages are to be dropped.
+struct Dropping {
+    notifier: Notifier,
+    node: NodeId,
+    range: Range<u64>,
+    end: Arc<End>,
+}
+
+#[derive(Default)]
+struct End {
+    dropped: AtomicBool,
+    event: Event,
+}
+
+impl Drop for Dropping {
+    fn drop(&mut self) {
+        self.end.event.notify(usize::MAX);
+    }
+}
+
+/// Whether a READ fills a page: a direct one says whose locks it respects.
+pub(super) fn fills_pages(read: &Read) -> bool {
+    read.lock_owner.is_none()
+}
+
+/// Whether a WRITE passes the page cache.
+pub(super) fn is_direct(write: &Write) -> bool {
+    !write.cached && (write.lock_owner.is_some() || write.flags & O_DIRECT != 0)
+}
+
+pub(super) fn range(write: &Write) -> Range<u64> {
+    write.offset..write.offset.saturating_add(write.size.into())
+}
+
+impl Pages {
+    /// To be called behind a direct WRITE, before it is answered (K2).
+    pub(super) async fn written(
+        &self,
+        fs: &Filesystem,
+        notifier: Option<&Notifier>,
+        node: FsNode,
+        range: Range<u64>,
+    ) {
+        let is_cached = fs.uses(node).has(Uses::CACHED);
+        if let Some(notifier) = notifier.filter(|_| is_cached) {
+            Box::pin(self.drop_range(notifier, NodeId(node.raw()), range)).await;
+        }
+    }
+
+    /// Has the kernel write back and drop its pages of `range`. Whether it has: not if it cannot be
+    /// told.
+    pub(super) async fn drop_range(
+        &self,
+        notifier: &Notifier,
+        node: NodeId,
+        range: Range<u64>,
+    ) -> bool {
+        let end = Arc::new(End::default());
+        let listener = end.event.listen();
+        let (notifier, sent) = (notifier.clone(), Arc::clone(&end));
+        self.send(Dropping { notifier, node, range, end: sent });
+        listener.await;
+        end.dropped.load(Ordering::Acquire)
+    }
+
+    fn send(&self, dropping: Dropping) {
+        let mut queue = self.shared.queue.lock();
+        queue.drops.push_back(dropping);
+        if queue.idle >= queue.drops.len() || queue.threads == THREADS_MAX {
+            drop(queue);
+            self.shared.more.notify_one();
+            return;
+        }
+        match start(&self.shared) {
+            Ok(()) => queue.threads += 1,
+            Err(error) if queue.threads == 0 => {
+                tracing::error!(%error, "the kernel may show pages that are no more");
+                let unsent = std::mem::take(&mut queue.drops);
+                drop(queue);
+                drop(unsent);
+            }
+            Err(_) => drop(self.shared.more.notify_one()),
+        }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        self.shared.queue.lock().ended = true;
+        self.shared.more.notify_all();
+    }
+}
+
+fn start(shared: &Arc<Shared>) -> io::Result<()> {
+    let shared = Arc::clone(shared);
+    let work = move || {
+        while let Some(dropping) = shared.next() {
+            dropping.send();
+        }
+    };
+    thread::Builder::new().name("pages".into()).spawn(work).map(drop)
+}
+
+impl Shared {
+    /// Waits for a drop to send; `None` at the end.
+    fn next(&self) -> Option<Dropping> {
+        let mut queue = self.queue.lock();
+        loop {
+            if let Some(dropping) = queue.drops.pop_front() {
+                return Some(dropping);
+            }
+            if queue.ended {
+                return None;
+            }
+            queue.idle += 1;
+            self.more.wait(&mut queue);
+            queue.idle -= 1;
+        }
+    }
+}
+
+impl Dropping {
+    fn send(self) {
+        // If the kernel cannot be told, the connection has ended.
+        let sent = self.notifier.forget_data(self.node, self.range.clone());
+        self.end.dropped.store(sent.is_ok(), Ordering::Release);
+    }
+}

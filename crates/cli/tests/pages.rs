@@ -1,0 +1,222 @@
+//! Pages that the kernel caches of a file: beside direct writes they do not show what is no more,
+//! and what is dirty in them is neither refused nor taken for a hole.
+
+#![allow(clippy::disallowed_methods, reason = "it looks at processes from outside")]
+
+mod site;
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use copyhold_runtime::executors::Config;
+use copyhold_runtime::{Executors, Op};
+use copyhold_types::{BLOCK_BYTES, Buf};
+
+use site::*;
+
+const PAGES: usize = 8;
+/// Asynchronous writes in flight.
+const DEPTH: usize = 4;
+const O_DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits() as i32;
+
+fn direct(site: &Site, name: &str) -> Arc<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false).custom_flags(O_DIRECT);
+    Arc::new(options.open(site.path(name)).unwrap())
+}
+
+/// Writes page after page asynchronously, each time with the next number, `rounds` times;
+/// `acknowledged` of a page is the number that is there at least.
+fn write_pages(file: &Arc<File>, rounds: u64, acknowledged: &[AtomicU64]) {
+    let executors = Executors::start(Config { cpus: Some(1), ..Config::default() }).unwrap();
+    let reactor = executors.reactor();
+    let write = |page: usize, round: u64| {
+        let mut buf = Buf::zeroed(1);
+        buf.make_mut()[..8].copy_from_slice(&round.to_le_bytes());
+        let offset = (page * BLOCK_BYTES) as u64;
+        reactor.submit(Op::Write { fd: file.clone(), bufs: vec![buf], offset })
+    };
+    for round in 1..=rounds {
+        for first in (0..PAGES).step_by(DEPTH) {
+            let writes: Vec<_> =
+                (first..first + DEPTH).map(|page| (page, write(page, round))).collect();
+            for (page, write) in writes {
+                executors.block_on(write).result.unwrap();
+                acknowledged[page].store(round, Ordering::SeqCst);
+            }
+        }
+    }
+    executors.shutdown();
+}
+
+/// Names of the daemon's threads.
+fn threads(site: &Site) -> Vec<String> {
+    let pid = site.done(&["info", &site.at("")])["pid"].as_u64().unwrap();
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.map(|name| name.trim().to_owned()).collect()
+}
+
+fn python(script: &str, arguments: &[&str]) {
+    let run = Command::new("python3").args(["-c", script]).args(arguments).output().unwrap();
+    assert!(run.status.success(), "{run:?}");
+}
+
+/// As xfstests generic/451 has it.
+#[test]
+fn a_buffered_read_sees_every_asynchronous_direct_write_that_has_ended() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    let file = direct(&site, "f");
+    file.write_all_at(&vec![0; PAGES * BLOCK_BYTES], 0).unwrap();
+    let acknowledged: [AtomicU64; PAGES] = Default::default();
+    let ended = AtomicBool::new(false);
+    let read_all = || {
+        let file = File::open(site.path("f")).unwrap();
+        let mut reads = 0_u64;
+        while !ended.load(Ordering::Relaxed) {
+            let page = reads as usize % PAGES;
+            let least = acknowledged[page].load(Ordering::SeqCst);
+            let mut found = [0; 8];
+            file.read_exact_at(&mut found, (page * BLOCK_BYTES) as u64).unwrap();
+            let found = u64::from_le_bytes(found);
+            assert!(found >= least, "page {page} shows {found}, and {least} was acknowledged");
+            reads += 1;
+        }
+    };
+    thread::scope(|scope| {
+        let readers = [scope.spawn(read_all), scope.spawn(read_all)];
+        write_pages(&file, 1500, &acknowledged);
+        ended.store(true, Ordering::Relaxed);
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+    });
+    drop(file);
+    site.checked();
+}
+
+#[test]
+fn a_file_that_is_only_open_for_direct_io_has_nothing_dropped() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    // Cached and closed before.
+    fs::write(site.path("f"), vec![0; PAGES * BLOCK_BYTES]).unwrap();
+    assert_eq!(fs::read(site.path("f")).unwrap().len(), PAGES * BLOCK_BYTES);
+    let file = direct(&site, "f");
+    let acknowledged: [AtomicU64; PAGES] = Default::default();
+    let drops = |site: &Site| threads(site).iter().any(|name| name == "pages");
+    write_pages(&file, 20, &acknowledged);
+    let mut back = vec![0; BLOCK_BYTES];
+    assert!(!drops(&site), "{:?}", threads(&site));
+    File::open(site.path("f")).unwrap().read_exact_at(&mut back, 0).unwrap();
+    write_pages(&file, 20, &acknowledged);
+    assert!(drops(&site), "{:?}", threads(&site));
+    drop(file);
+    site.checked();
+}
+
+#[test]
+fn what_a_mapping_has_dirty_is_kept_when_the_file_becomes_immutable_or_append_only() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    let script = "import mmap,os,subprocess,sys\nflag,path=sys.argv[1:]\n\
+                  f=os.open(path,os.O_RDWR|os.O_CREAT)\nos.ftruncate(f,10000)\n\
+                  m=mmap.mmap(f,10000)\nm[:]=b'x'*10000\n\
+                  subprocess.run(['chattr',flag,path],check=True)\nm.flush()\n\
+                  m[5000:5005]=b'later'\nm.close()\nos.fsync(f)\n";
+    for (flag, off) in [("+i", "-i"), ("+a", "-a")] {
+        let path = site.at(flag);
+        python(script, &[flag, &path]);
+        let refused = File::options().write(true).open(&path);
+        assert!(refused.is_err(), "{flag}: nobody new may write");
+        site.done(&["umount", &site.at("")]);
+        site.mount(&[]);
+        let mut wanted = vec![b'x'; 10_000];
+        wanted[5000..5005].copy_from_slice(b"later");
+        assert!(fs::read(&path).unwrap() == wanted, "{flag}");
+        assert!(Command::new("chattr").args([off, &path]).status().unwrap().success());
+    }
+    site.checked();
+}
+
+#[test]
+fn what_is_appended_through_a_writeback_cache_to_an_append_only_file_is_there() {
+    let Some(site) = Site::mounted(&["-o", "writeback_cache"]) else { return };
+    let script = "import os,subprocess,sys\npath=sys.argv[1]\nopen(path,'w').close()\n\
+                  subprocess.run(['chattr','+a',path],check=True)\n\
+                  for n in range(5):\n with open(path,'a') as f:\n  f.write(f'line {n}\\n')\n\
+                  \x20 if n==3: f.flush(); os.fsync(f.fileno())\n";
+    python(script, &[&site.at("log")]);
+    site.done(&["umount", &site.at("")]);
+    site.mount(&[]);
+    let lines: String = (0..5).map(|n| format!("line {n}\n")).collect();
+    assert_eq!(fs::read_to_string(site.path("log")).unwrap(), lines);
+    let off = Command::new("chattr").args(["-a", &site.at("log")]).status().unwrap();
+    assert!(off.success());
+    site.checked();
+}
+
+/// Positions that are data in the kernel's memory alone, found by another descriptor.
+const SEEK: &str = r#"
+import mmap, os, sys
+mnt, = sys.argv[1:]
+PAGE, SIZE = 4096, 4 << 20
+path = mnt + "/f"
+f = os.open(path, os.O_RDWR | os.O_CREAT)
+os.ftruncate(f, SIZE)
+other = os.open(path, os.O_RDONLY)
+def data(at):
+    try:
+        return os.lseek(other, at, os.SEEK_DATA)
+    except OSError as error:
+        return error.strerror
+hole = lambda at: os.lseek(other, at, os.SEEK_HOLE)
+NONE = os.strerror(6)
+assert (data(0), hole(0)) == (NONE, 0)
+m = mmap.mmap(f, SIZE)
+m[0]  # cached as a hole
+m[PAGE * 7] = 1
+assert data(0) == PAGE * 7, data(0)
+assert hole(PAGE * 7) == PAGE * 8, hole(PAGE * 7)
+m[PAGE * 8] = m[PAGE * 10] = 2
+assert hole(PAGE * 7) == PAGE * 9, hole(PAGE * 7)
+m[PAGE * 9] = 3
+assert hole(PAGE * 7) == PAGE * 11
+m[SIZE - 1] = 4
+assert data(PAGE * 20) == SIZE - PAGE
+assert (hole(SIZE - 5), data(SIZE - 5)) == (SIZE, SIZE - 5)
+assert (m[PAGE * 7], m[PAGE * 8], m[PAGE * 9], m[SIZE - 1]) == (1, 2, 3, 4)
+m[PAGE * 30] = 5
+os.system(f"cp --sparse=auto {path} {mnt}/copy")
+copy = open(mnt + "/copy", "rb").read()
+assert copy == m[:], [n for n in range(SIZE // PAGE) if copy[n*PAGE] != m[n*PAGE]]
+# What was only written, not mapped; with a writeback cache that is in the kernel, too.
+g = os.open(mnt + "/g", os.O_RDWR | os.O_CREAT)
+os.pwrite(g, b"y" * 5000, PAGE * 3)
+assert os.lseek(g, 0, os.SEEK_DATA) == PAGE * 3
+assert os.lseek(g, PAGE * 3, os.SEEK_HOLE) == PAGE * 3 + 5000
+"#;
+
+#[test]
+fn what_the_kernel_has_not_written_back_is_no_hole() {
+    for options in [&[][..], &["-o", "writeback_cache"]] {
+        let Some(site) = Site::mounted(options) else { return };
+        python(SEEK, &[&site.at("")]);
+        site.checked();
+    }
+}
+
+#[test]
+fn a_file_that_was_truncated_by_an_open_is_empty_behind_the_close_and_a_kill() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    let path = site.path("f");
+    fs::write(&path, vec![1; 100_000]).unwrap();
+    File::open(&path).unwrap().sync_all().unwrap();
+    drop(File::create(&path).unwrap());
+    let pid = site.done(&["info", &site.at("")])["pid"].as_u64().unwrap();
+    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+    assert!(Command::new("umount").arg(site.path("")).status().unwrap().success());
+    site.mount(&[]);
+    assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+    site.checked();
+}
