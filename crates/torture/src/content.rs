@@ -5,7 +5,8 @@ pub(crate) const BLOCK: usize = 4096;
 /// Names one block of one write. Zero is a hole, or what a hole reads as.
 pub(crate) type Token = u64;
 
-const LINE: usize = 16;
+/// Bytes of a line.
+pub(crate) const LINE: usize = 16;
 
 /// Each line begins with the token and ends with a number made of it and of the line's place.
 pub(crate) fn block(token: Token) -> Vec<u8> {
@@ -27,7 +28,8 @@ pub(crate) fn token(bytes: &[u8]) -> Option<Token> {
     (bytes == block(token)).then_some(token)
 }
 
-fn seal(token: Token, line: usize) -> u64 {
+/// Ends each line.
+pub(crate) fn seal(token: Token, line: usize) -> u64 {
     (token ^ line as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 

@@ -7,7 +7,8 @@
 //! Idea.     Threads work on names and files of their own, in one directory and in subvolumes that
 //!           they snapshot and delete, at once; so each knows, without asking another, what it did
 //!           and what it was promised. Stamps of one clock put all of it into one order, and hold
-//!           what one thread finds against what another was promised.
+//!           what one thread finds against what another was promised. Beside them some threads
+//!           share one file, each page of which says what it must show (`mixed.rs`).
 //! Order.    A round: the threads work, the daemon is killed while they do, the pool is checked as
 //!           the kill left it, mounted, and each thread verifies what is there (`thread.rs`, T1 to
 //!           T4; `file.rs`, F1 to F3). What is found is the beginning of the next round. In the
@@ -15,7 +16,8 @@
 //!
 //! The seed fixes what each thread chooses among what it has, not which thread comes first.
 
-#![forbid(unsafe_code)]
+// Except in `map`, which asks for mappings and touches none.
+#![deny(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "it is threads and time that it is about")]
 
 mod clock;
@@ -24,6 +26,8 @@ mod dice;
 mod error;
 mod file;
 mod found;
+mod map;
+mod mixed;
 mod mount;
 mod names;
 mod thread;
@@ -42,6 +46,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use clock::Clock;
 use dice::Dice;
 use error::{On, TortureError};
+use mixed::Mixed;
 use mount::Mount;
 use thread::{COMMON, Thread};
 use worker::Worker;
@@ -113,9 +118,13 @@ fn run(given: &CommandLine, seed: u64) -> Result<(), TortureError> {
     result
 }
 
+/// Dice of threads that share a file are numbered from here on.
+const SHARING: u64 = 1 << 16;
+
 struct Torture<'a> {
     mount: &'a Mount,
     clock: Clock,
+    mixed: Mixed,
     threads: Vec<Thread>,
     seed: u64,
     rounds: u64,
@@ -139,7 +148,8 @@ impl<'a> Torture<'a> {
         }
         mount.run(&["sync"], &[&mount.root()])?;
         let (rounds, millis) = (given.rounds, given.millis);
-        Ok(Torture { mount, clock: Clock::default(), threads, seed, rounds, millis, interrupt })
+        let (clock, mixed) = (Clock::default(), Mixed::default());
+        Ok(Torture { mount, clock, mixed, threads, seed, rounds, millis, interrupt })
     }
 
     fn run(&mut self) -> Result<(), TortureError> {
@@ -165,18 +175,26 @@ impl<'a> Torture<'a> {
     /// All threads work, until the end that this round has. How many operations they did.
     fn work(&mut self, round: u64, time: Duration, is_last: bool) -> Result<u64, TortureError> {
         let (mount, clock, seed) = (self.mount, &self.clock, self.seed);
+        self.mixed.begin(&mount.root()).on("the file that all share")?;
         clock.begin_round();
+        let (mixed, root) = (&self.mixed, mount.root());
         let (killed, worked) = scope(|scope| {
             let work = |thread| move || Worker::new(mount, clock, thread, seed, round).run();
             let workers: Vec<_> =
                 self.threads.iter_mut().map(|thread| scope.spawn(work(thread))).collect();
+            let mix = |number| {
+                let (root, dice) = (&root, Dice::new(seed, round, SHARING + number));
+                move || mixed.mix(root, clock, dice)
+            };
+            let mixers: Vec<_> = (0..mixed::THREADS).map(|n| scope.spawn(mix(n))).collect();
             sleep(time);
             clock.end_round();
             let killed = if is_last { Ok(()) } else { mount.kill() };
             let join = |worker: std::thread::ScopedJoinHandle<'_, _>| {
                 worker.join().expect("a worker does not panic")
             };
-            (killed, workers.into_iter().map(join).collect::<Vec<Result<u64, String>>>())
+            let workers = workers.into_iter().chain(mixers);
+            (killed, workers.map(join).collect::<Vec<Result<u64, String>>>())
         });
         killed?;
         let mut operations = 0;
@@ -187,6 +205,7 @@ impl<'a> Torture<'a> {
             let start = self.clock.stamp();
             self.clock.synced_at(start);
             self.threads.iter_mut().for_each(Thread::settle_all);
+            self.mixed.settle();
         }
         Ok(operations)
     }
@@ -198,6 +217,8 @@ impl<'a> Torture<'a> {
             let cut = thread.verify(&root, clock);
             cuts.push(cut.map_err(|what| TortureError::Broken { thread: number, what })?);
         }
+        let shared = self.mixed.verify(&root);
+        shared.map_err(|what| TortureError::Broken { thread: self.threads.len(), what })?;
         let order = thread::verify_order(&cuts);
         order.map_err(|what| TortureError::Broken { thread: 0, what })
     }
