@@ -10,7 +10,7 @@ use copyhold_sim::Machine;
 use copyhold_types::{BLOCK_BYTES, Purpose};
 
 const EIO: i32 = 5;
-const BYTES: [u8; 8 * BLOCK_BYTES] = [7; 8 * BLOCK_BYTES];
+static BYTES: [u8; 8 * BLOCK_BYTES] = [7; 8 * BLOCK_BYTES];
 /// By then the write is tried, and tried again.
 const WHILE: Duration = Duration::from_secs(5);
 
