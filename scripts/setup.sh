@@ -27,7 +27,8 @@ for part in "${@:-build}"; do
     bench) need mkfs.ext4 e2fsprogs; need mkfs.btrfs btrfs-progs; need losetup mount ;;
     acceptance)
         need unshare util-linux; need git git; need python3 python3; need dbench dbench
-        need mkfs.ext4 e2fsprogs; need stress-ng stress-ng; need runc runc; need busybox busybox-static; need pgrep procps
+        need mkfs.ext4 e2fsprogs; need stress-ng stress-ng; need runc runc
+        need busybox busybox-static; need pgrep procps
         # Its programs are not in PATH.
         [ -e /usr/share/postgresql-common ] || missing="$missing postgresql"
         ;;

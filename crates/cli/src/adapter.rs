@@ -371,8 +371,8 @@ impl Operations for Adapter {
         if direct.is_none() {
             self.fs.note_uses(node, Uses::CACHED);
         }
-        let was_privileged =
-            write.kill_suidgid && self.fs.getattr(node).await.map_err(errno)?.mode & SET_ID != 0;
+        let was_privileged = write.kill_suidgid
+            && Box::pin(self.fs.getattr(node)).await.map_err(errno)?.mode & SET_ID != 0;
         let written = if length >= KEEP_BYTES {
             self.fs.write_buf(node, write.offset, data.take(), length, flags).await
         } else if partial {

@@ -4,7 +4,8 @@
 //! host keeps no second copy in its page cache. A request goes to the reactor at the call, not at
 //! the first poll, and goes on when its future is dropped.
 //!
-//! The file is open and locked until the device is released, or dropped, and no request is in flight.
+//! The file is open and locked until the device is released, or dropped, and no request is in
+//! flight.
 
 mod block_device;
 mod open;

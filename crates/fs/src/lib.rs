@@ -32,7 +32,8 @@
 //!      `leftovers`;
 //!   7. credit of the pool (`Pool::admit`), always last of what may wait;
 //!   8. locks that block a thread, in the order of `copyhold_sync::Rank`: inodes' states, by
-//!      number, then those of the caches. Never held across an await; `Pool::apply` runs under them.
+//!      number, then those of the caches. Never held across an await; `Pool::apply` runs under
+//!      them.
 
 #![forbid(unsafe_code)]
 

@@ -3,7 +3,7 @@
 //! | bit | goes | stays |
 //! | --- | --- | --- |
 //! | setuid | always | |
-//! | setgid | the group may execute, or the caller is known to be outside of it | else: no privilege |
+//! | setgid | the group may execute, or the caller is outside of it | else: no privilege |
 //! | capabilities | always | |
 //!
 //! Content that is changed by a caller who may keep privileges (CAP_FSETID) takes nothing away; the

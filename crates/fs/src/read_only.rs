@@ -10,8 +10,8 @@
 //! W2  A transaction of files is applied before the record, or refused (`volume::steady`). Files
 //!     without a name are the exception: nobody finds them, and the reaper goes on removing them.
 //! W3  Setting what is set already does nothing.
-//! W4  Only what is in a writable subvolume can be deleted, so a full pool refuses neither sooner than
-//!     a deletion (R21).
+//! W4  Only what is in a writable subvolume can be deleted, so a full pool refuses neither sooner
+//!     than a deletion (R21).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -138,8 +138,8 @@ async fn left(fs: &Arc<Filesystem>) -> (u64, u64) {
     ((space.free + space.freeing).saturating_sub(space.reserved), space.reserve)
 }
 
-/// Deletes those of the clones that are there: then the reserve is whole, but for what a few flushes
-/// take; and with the file that has filled the pool, all is as ever.
+/// Deletes those of the clones that are there: then the reserve is whole, but for what a few
+/// flushes take; and with the file that has filled the pool, all is as ever.
 async fn delete_clones(fs: &Arc<Filesystem>, clones: usize) {
     for n in 0..clones {
         match fs.delete_subvolume(ROOT, format!("c{n}").as_bytes(), None).await {

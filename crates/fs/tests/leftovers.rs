@@ -1,5 +1,5 @@
-//! What a crash, or a snapshot, leaves of a subvolume is taken up once, before anything changes; and
-//! files in use are never taken for leftovers.
+//! What a crash, or a snapshot, leaves of a subvolume is taken up once, before anything changes;
+//! and files in use are never taken for leftovers.
 
 mod common;
 

@@ -1,7 +1,7 @@
 //! Every way to change a file, against the flags that forbid it and the privileges that it takes.
 //!
-//! What each way is to do beside immutable and append-only files is what ext4 does; the tests of the
-//! mount (`cli/tests/kernel/rights.rs`) ask ext4 itself.
+//! What each way is to do beside immutable and append-only files is what ext4 does; the tests of
+//! the mount (`cli/tests/kernel/rights.rs`) ask ext4 itself.
 
 mod common;
 

@@ -2,8 +2,8 @@
 //!
 //! Small synchronous data is written by the commit of its transaction, beside the batch (P12). But
 //! the pointers to it are in the tables as soon as the transaction is applied, and anybody can
-//! follow them: a snapshot, a rollback or a reflink made a moment later. So the pool keeps the bytes
-//! of each attached run, and `Pool::read` takes them from here.
+//! follow them: a snapshot, a rollback or a reflink made a moment later. So the pool keeps the
+//! bytes of each attached run, and `Pool::read` takes them from here.
 //!
 //! B1  A run is here before a table names it, and until the commit of its txg has been flushed. So
 //!     a reader that found a pointer in a table reads what the pointer's checksums promise: from

@@ -6,9 +6,9 @@
 //!   base of the lowest                            ┘
 //! ```
 //!
-//! A *window* is a range of keys for which each tree has one leaf; a table is read window by window.
-//! Where a leaf is lost, what lies over it still counts, and the window says that more may have
-//! been there. So damage costs the keys of that leaf, and no others.
+//! A *window* is a range of keys for which each tree has one leaf; a table is read window by
+//! window. Where a leaf is lost, what lies over it still counts, and the window says that more may
+//! have been there. So damage costs the keys of that leaf, and no others.
 //!
 //! T1  What the highest of the parts says of a key is what holds.
 //! T2  An edit counts over a partition only if its txg is above what that is complete to.

@@ -218,16 +218,16 @@ impl Filesystem {
         Err(dir.damaged(0, "its parents form a loop".into()))
     }
 
-    async fn new_whiteout(&self, dir: &InodeRef) -> Result<Whiteout> {
+    async fn new_whiteout(&self, dir: &InodeRef) -> Result<Box<Whiteout>> {
         let inherited = self.inherited_acl(dir, FileKind::CharDevice, 0, 0).await?;
         let ino = self.next_ino(&dir.subvol).await?;
         let acls = inherited.xattrs(&dir.subvol, ino)?;
-        Ok(Whiteout { ino, mode: inherited.mode, acls })
+        Ok(Box::new(Whiteout { ino, mode: inherited.mode, acls }))
     }
 
     async fn apply_rename(self: &Arc<Self>, caller: &Caller, ends: Ends<'_>) -> Result<()> {
         let mut white = match ends.flags.whiteout {
-            true => Some(self.new_whiteout(ends.from.dir).await?),
+            true => Some(Box::pin(self.new_whiteout(ends.from.dir)).await?),
             false => None,
         };
         let whiteout = white.as_ref().map(|white| white.ino);

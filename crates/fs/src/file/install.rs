@@ -248,8 +248,8 @@ impl State {
 
 impl Filesystem {
     /// Removes some of a cut's extents if they are too many for one transaction, and says whether
-    /// what is left is not. Refused like a delete (R21); what is left stays announced. Nothing is to
-    /// be done for a batch that was overtaken (D8).
+    /// what is left is not. Refused like a delete (R21); what is left stays announced. Nothing is
+    /// to be done for a batch that was overtaken (D8).
     pub(crate) async fn cut_step(&self, inode: &InodeRef, batch: u64) -> Result<bool> {
         if inode.state().data.cut.size().is_none() {
             return Ok(true);

@@ -4,8 +4,8 @@
 //! the file's next batch (R35). So a truncate never waits for the log.
 //!
 //! A cut gives nothing back where snapshots share the file, and adds to tables. So it reserves what
-//! its last transaction adds (D5), and is refused where deletes are (R21). A file of many extents is
-//! cut in steps before, which are refused likewise: on a pool that is nearly full they are made
+//! its last transaction adds (D5), and is refused where deletes are (R21). A file of many extents
+//! is cut in steps before, which are refused likewise: on a pool that is nearly full they are made
 //! here, so that the caller is told.
 
 use std::sync::Arc;
@@ -32,8 +32,8 @@ impl Filesystem {
         self.resize(inode, size, false).await
     }
 
-    /// Empties a regular file that is open for writing: as [`Self::set_size`], but what is stored of it
-    /// goes only with what is written next, or with the close (D8).
+    /// Empties a regular file that is open for writing: as [`Self::set_size`], but what is stored
+    /// of it goes only with what is written next, or with the close (D8).
     pub(crate) async fn empty(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
         self.resize(inode, 0, true).await
     }

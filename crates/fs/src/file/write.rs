@@ -330,7 +330,7 @@ impl Filesystem {
         if block * BLOCK >= size {
             return Ok(Slot { buf: Buf::zeroed(1), index: 0 });
         }
-        let mut slot = self.read_block(inode, block).await?;
+        let mut slot = Box::pin(self.read_block(inode, block)).await?;
         let valid = (size - block * BLOCK).min(BLOCK) as usize;
         if slot.bytes()[valid..].iter().any(|byte| *byte != 0) {
             slot.bytes_mut()[valid..].fill(0);
@@ -357,7 +357,7 @@ impl Filesystem {
             }
             None if self.breaks(Sabotage::KeepTails) => Ok(None),
             None => {
-                let mut slot = self.read_block(inode, block).await?;
+                let mut slot = Box::pin(self.read_block(inode, block)).await?;
                 if slot.bytes()[valid..].iter().all(|byte| *byte == 0) {
                     return Ok(None);
                 }

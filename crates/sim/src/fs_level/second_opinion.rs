@@ -1,7 +1,7 @@
 //! What another reader of the same image says that there is.
 //!
-//! Problem.  The model allows what was not promised, and `check` replays and parses with the code of
-//!           the engine. A replay that is wrong, but always in the same way and within what the
+//! Problem.  The model allows what was not promised, and `check` replays and parses with the code
+//!           of the engine. A replay that is wrong, but always in the same way and within what the
 //!           model allows, is wrong for ever.
 //! Idea.     `copyhold-rescue` shares no code with the engine and is written from the page of the
 //!           format. It reads the image that the engine is to recover from; what the engine shows

@@ -1,6 +1,6 @@
 //! What a client does with subvolumes while data is on its way: it reads snapshots and rollbacks as
-//! soon as they are made, while an fsync of their source has not ended; and it sets properties, also
-//! to what they are, while a file has no name and is open.
+//! soon as they are made, while an fsync of their source has not ended; and it sets properties,
+//! also to what they are, while a file has no name and is open.
 
 use copyhold_fs::OpenFlags;
 use futures_util::future::join;
