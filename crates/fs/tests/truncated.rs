@@ -24,7 +24,7 @@ async fn durable(fs: &Arc<Filesystem>) -> NodeId {
 
 /// As a library has it, in one call; the kernel opens, and then sets the size.
 async fn truncated(fs: &Arc<Filesystem>, node: NodeId) {
-    let at_once = fs.pool().runtime().random() % 2 == 0;
+    let at_once = fs.pool().runtime().random().is_multiple_of(2);
     let flags = OpenFlags { truncate: at_once, ..OpenFlags::READ_WRITE };
     fs.open_node(node, flags).await.unwrap();
     if !at_once {

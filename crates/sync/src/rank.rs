@@ -25,27 +25,6 @@ macro_rules! ranks {
 }
 
 ranks! {
-    // The mount: requests and their answers.
-
-    /// The state of one request.
-    RequestPlace,
-    /// Memory of requests that ended.
-    SparePlaces,
-    /// An operation behind its first poll.
-    Parking,
-    /// POSIX and flock locks of files.
-    FileLocks,
-    /// The filesystem in memory that tests of the transport use.
-    FuseMemory,
-    /// Requests under way.
-    Desk,
-    /// Answers on their way to a ring's thread.
-    Mailbox,
-    /// Requests that can be interrupted.
-    Interrupts,
-    /// Ranges of files whose pages the kernel is to drop.
-    PageDrops,
-
     // The filesystem. States come before the caches, so that a new inode is in the cache before its
     // directory's state is let go.
 
@@ -205,4 +184,25 @@ ranks! {
     OpWork,
     /// An operation's outcome.
     OpReply,
+
+    // The mount: nothing is called while one of these is held, and wakers take them under any lock.
+
+    /// The state of one request.
+    RequestPlace,
+    /// Memory of requests that ended.
+    SparePlaces,
+    /// POSIX and flock locks of files.
+    FileLocks,
+    /// The filesystem in memory that tests of the transport use.
+    FuseMemory,
+    /// Requests under way.
+    Desk,
+    /// Answers on their way to a ring's thread.
+    Mailbox,
+    /// Requests that can be interrupted.
+    Interrupts,
+    /// Ranges of files whose pages the kernel is to drop.
+    PageDrops,
+    /// An operation behind its first poll.
+    Parking,
 }
