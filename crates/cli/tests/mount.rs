@@ -304,14 +304,10 @@ fn a_mount_in_use_is_not_unmounted_unless_lazily() {
 }
 
 #[test]
-fn mounting_twice_is_refused_and_harms_nothing() {
+fn a_mounted_pool_is_not_mounted_over_itself_nor_made_anew() {
     let Some(site) = Site::mounted() else { return };
     fs::write(site.path("file"), b"here").unwrap();
     refused(&site.verb("mount", &[]), 4, "");
-    let other = site.place.path().join("other");
-    fs::create_dir(&other).unwrap();
-    let again = Command::new(PROGRAM).arg("mount").arg(site.pool()).arg(&other).output().unwrap();
-    refused(&again, 4, "in use");
     let over = Command::new(PROGRAM).args(["create", "--force"]).arg(site.pool()).output();
     refused(&over.unwrap(), 4, "in use");
     assert_eq!(fs::read(site.path("file")).unwrap(), b"here");
