@@ -47,7 +47,7 @@ pub(super) fn maker(by: Caller, new: Option<&NewNode<'_>>) -> Result<copyhold_fs
     Ok(copyhold_fs::Caller { uid: ids.uid, gid: ids.gid, groups, umask })
 }
 
-/// Who changes a file, where the kernel has judged whether he may.
+/// The caller of a change that the kernel has judged already.
 pub(super) fn judged(by: Caller) -> copyhold_fs::Caller {
     by.ids.map_or(copyhold_fs::Caller::ROOT, |ids| copyhold_fs::Caller::new(ids.uid, ids.gid, 0))
 }

@@ -23,7 +23,7 @@ use super::pages::Pages;
 /// How often it is looked again, at most: more than once only if holes move meanwhile.
 const LOOKS_MAX: usize = 8;
 
-/// What is asked, and of whom.
+/// A search for data or a hole, and the file that it looks into.
 pub(super) struct Question<'a> {
     pub(super) fs: &'a Filesystem,
     pub(super) pages: &'a Pages,
@@ -35,7 +35,7 @@ pub(super) struct Question<'a> {
 
 /// A hole that an answer implies.
 struct Implied {
-    /// What the answer says to be one.
+    /// The hole that the answer names.
     said: Range<u64>,
     /// How far it goes on.
     end: u64,

@@ -231,7 +231,7 @@ impl<T: Tenants> Desk<'_, T> {
         })
     }
 
-    /// Who owns what is made.
+    /// The owner of a new subvolume.
     fn maker(&self) -> Answer<copyhold_fs::Caller> {
         self.by.map(|who| who.caller()).ok_or_else(unknown)
     }

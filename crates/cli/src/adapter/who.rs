@@ -1,4 +1,4 @@
-//! Who asks, where a request does not say.
+//! The caller's identity, where the request does not carry it.
 //!
 //! Problem.  Where mounts may map ids, the kernel names the caller only in requests that make a
 //!           file, by ids as the pool has them. Most other requests it has judged itself. Some

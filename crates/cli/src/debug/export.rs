@@ -72,7 +72,7 @@ trait Sink {
     fn finish(&mut self) -> Vec<(String, String)>;
 }
 
-/// What came of it.
+/// The outcome of an export.
 #[derive(Default)]
 struct Summary {
     files: u64,

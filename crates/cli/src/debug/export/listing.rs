@@ -13,7 +13,7 @@ pub(super) struct Listing {
     pub(super) report: Report,
 }
 
-/// What only reading tells of a file.
+/// The facts of a file that only reading its content gives.
 #[derive(Default)]
 struct Read {
     digest: Option<u128>,
