@@ -22,7 +22,7 @@ use crate::reaper::Reaper;
 use crate::refusal::Refusals;
 use crate::subvol::{FILES, Subvol};
 use crate::writeback::Flusher;
-use crate::{Caller, FileFlags, FsError, NodeId, Options, Result, Sabotage, StatFs};
+use crate::{Caller, FileFlags, FsError, NodeId, Options, Result, StatFs};
 
 /// Bytes of a key, and of an inode item with its key: for the credit of transactions.
 pub(crate) const KEY_BYTES: usize = 17;
@@ -275,10 +275,7 @@ impl Filesystem {
         if let Some(inode) = self.inodes.get(node) {
             return Ok(inode);
         }
-        let last_txg = match self.breaks(Sabotage::ForgetTxg) {
-            true => None,
-            false => self.inodes.evicted_txg(node),
-        };
+        let last_txg = self.inodes.evicted_txg(node);
         let value = self.get(&subvol, item::inode_key(node.ino)).await?;
         let item = InodeItem::parse(&value.ok_or(FsError::Stale)?)
             .map_err(|source| self.damaged_record("the inode item", node, source))?;

@@ -13,8 +13,6 @@ pub enum Sabotage {
     AskUnderTheMap,
     /// R33: a batch installs what it took, also where the file was cut or punched since.
     InstallStale,
-    /// R34: an inode that leaves memory takes along which txg has its last change.
-    ForgetTxg,
     /// R34: nobody is told of an error of a background write.
     ForgetErrors,
     /// R35: what was cut off a file stays in the table when the cut is logged.
@@ -45,11 +43,10 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 17] = [
+    pub const ALL: [Sabotage; 16] = [
         Sabotage::PunchInternally,
         Sabotage::AskUnderTheMap,
         Sabotage::InstallStale,
-        Sabotage::ForgetTxg,
         Sabotage::ForgetErrors,
         Sabotage::KeepCuts,
         Sabotage::RenameFirst,
