@@ -11,7 +11,7 @@ use super::content::{Content, Versions};
 use super::span::Span;
 use super::tree::{Dir, Kind, ObjectId, Path, SHARED_DIRS, Tree, shared_name};
 use super::usage::Shown;
-use super::world::{Log, Moment, World};
+use super::world::{Log, Moment, Step, World};
 
 /// Something that is found under a name.
 pub(crate) struct Found {
@@ -113,7 +113,6 @@ pub(crate) fn settle(world: &mut World, names: &Names, shown: &Shown) {
     let trees: Vec<Tree> =
         world.logs.iter().zip(&taken).map(|(log, n)| log.after(*n).clone()).collect();
     check_shared(names, &trees);
-    check_data(world, &taken, &trees, &own);
     forget_the_rest(world, trees, &own, shown);
 }
 
@@ -125,9 +124,10 @@ fn owner(path: &Path) -> Option<usize> {
     Some(number.and_then(|number| number.parse().ok()).expect("a client's name"))
 }
 
-/// After which numbers of steps, not fewer than the synced ones, the client's names are these, and
-/// its promises. Turning quotas on or off has its place in the order of all: what had ended before
-/// it began is there if it is, and nothing that began when it had ended is there if it is not.
+/// After which numbers of steps, not fewer than the synced ones, the client's names are these, its
+/// promises, and the content of its files. Turning quotas on or off has its place in the order of
+/// all: what had ended before it began is there if it is, and nothing that began when it had ended
+/// is there if it is not.
 fn matching(
     world: &World,
     client: usize,
@@ -143,6 +143,7 @@ fn matching(
         let late = is_late.then(|| "quotas had been turned".to_string());
         late.or_else(|| difference(world, tree, own))
             .or_else(|| promised_otherwise(client, tree, own, shown))
+            .or_else(|| other_content(world, &log.steps[..n], tree, own))
     };
     let before = eras.begun(shown.on, shown.generation).unwrap_or(0);
     let least = log.least(world.synced).max(log.ended_before(before));
@@ -357,28 +358,30 @@ fn check_shared(names: &Names, trees: &[Tree]) {
     }
 }
 
-fn check_data(world: &World, taken: &[usize], trees: &[Tree], own: &[BTreeMap<&Path, &Found>]) {
-    for (client, tree) in trees.iter().enumerate() {
-        let steps = &world.logs[client].steps[..taken[client]];
-        let mut least: BTreeMap<ObjectId, usize> = BTreeMap::new();
-        for (id, version) in steps.iter().flat_map(|step| &step.brings) {
-            let least = least.entry(*id).or_default();
-            *least = (*least).max(*version);
-        }
-        for (path, id) in tree.paths() {
-            let found = &own[client][&path];
-            if found.attr.kind != FileKind::Regular {
-                continue;
-            }
-            let nothing = Versions::of(Content::default(), Span::Any);
-            let versions = world.data.get(&id).unwrap_or(&nothing);
-            let problem = versions.problem(&found.bytes, least.get(&id).copied().unwrap_or(0));
-            if let Some(problem) = problem {
-                let path = String::from_utf8_lossy(&path.join(&b'/')).into_owned();
-                panic!("{path} (object {id}, {}): {problem}", found.attr.node);
-            }
-        }
+/// What is wrong with the content of a client's files, after these steps: each has at least the data
+/// that one of them brought.
+fn other_content(
+    world: &World,
+    steps: &[Step],
+    tree: &Tree,
+    own: &BTreeMap<&Path, &Found>,
+) -> Option<String> {
+    let mut least: BTreeMap<ObjectId, usize> = BTreeMap::new();
+    for (id, version) in steps.iter().flat_map(|step| &step.brings) {
+        let least = least.entry(*id).or_default();
+        *least = (*least).max(*version);
     }
+    let nothing = Versions::of(Content::default(), Span::Any);
+    tree.paths().into_iter().find_map(|(path, id)| {
+        let found = own[&path];
+        if found.attr.kind != FileKind::Regular {
+            return None;
+        }
+        let versions = world.data.get(&id).unwrap_or(&nothing);
+        let problem = versions.problem(&found.bytes, least.get(&id).copied().unwrap_or(0))?;
+        let path = String::from_utf8_lossy(&path.join(&b'/')).into_owned();
+        Some(format!("{path} (object {id}, {}): {problem}", found.attr.node))
+    })
 }
 
 /// What is found is all that ever was.

@@ -85,6 +85,8 @@ pub(crate) struct World {
     changed: BTreeMap<ObjectId, (usize, usize)>,
     /// The objects of each client's operation that is under way.
     touching: BTreeMap<usize, (Moment, Vec<ObjectId>)>,
+    /// Files that are being made without a name; or their making was refused.
+    nameless: BTreeSet<ObjectId>,
     /// Somebody was told of an error: from now on a success says less.
     pub(crate) troubled: bool,
     pub(crate) usage: Usage,
@@ -105,11 +107,20 @@ impl World {
         self.next_object
     }
 
+    /// A file is being made without a name.
+    pub(crate) fn make_nameless(&mut self) -> ObjectId {
+        let id = self.new_object();
+        self.nameless.insert(id);
+        self.usage.eras.make(id);
+        id
+    }
+
     /// An object has been made, and has this number.
     pub(crate) fn born(&mut self, id: ObjectId, node: NodeId) {
         assert!(self.given.insert(node), "R9: {node} was something else before");
         assert_eq!(self.nodes.insert(id, node), None);
         self.objects.insert(node, id);
+        self.nameless.remove(&id);
     }
 
     /// An object has been found, with this number.
@@ -205,7 +216,7 @@ impl World {
 
     /// What is being made now.
     fn coming(&self) -> Vec<ObjectId> {
-        let mut coming = Vec::new();
+        let mut coming: Vec<ObjectId> = self.nameless.iter().copied().collect();
         for log in &self.logs {
             let Some(step) = log.steps.last().filter(|step| step.ended.is_none()) else { continue };
             if step.name.starts_with("make") {

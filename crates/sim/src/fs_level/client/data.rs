@@ -3,7 +3,7 @@
 //! Where it is to be known who pays for what, content is whole blocks, each of which has a number
 //! that no other has: its first bytes.
 
-use copyhold_fs::{Caller, FallocateMode, FileFlags, NodeId, SetAttr, WriteFlags};
+use copyhold_fs::{Caller, FallocateMode, FileFlags, FsError, NodeId, SetAttr, WriteFlags};
 
 use copyhold_types::BLOCK_BYTES;
 
@@ -160,8 +160,7 @@ impl Client {
             let copies = world.nodes.iter().filter(|(_, other)| other.ino == node.ino);
             copies.map(|(id, node)| (*id, *node)).collect()
         };
-        self.hog(node).await;
-        self.hoard_changes(id);
+        self.hog((id, node)).await;
         for file in copies {
             let tree = self.tree();
             let is_copy = tree.objects.get(&file.0).is_some_and(|of| of.kind == Kind::File);
@@ -170,30 +169,29 @@ impl Client {
                 self.fsync(file.0).await?;
             }
         }
-        drop(self.fs.fallocate(node, HOARD, HOARD, FallocateMode::Punch).await);
-        self.hoard_changes(id);
+        drop(self.hoard((id, node), HOARD, FallocateMode::Punch).await);
         Ok(())
-    }
-
-    /// What is preallocated far behind the end changes no content, but perhaps times.
-    fn hoard_changes(&self, id: ObjectId) {
-        let mut world = self.world();
-        let content = world.data[&id].now().clone();
-        world.found_data(id, content);
-        world.end_data(id);
     }
 
     /// Takes all space that a write can get, behind the end of a file. The reserve is not there for
     /// that (R21).
-    async fn hog(&mut self, node: NodeId) {
+    async fn hog(&self, file: File) {
         let space = self.fs.pool().space();
         for blocks in [space.free, space.available()] {
             let mode = FallocateMode::Allocate { keep_size: true };
             let bytes = blocks * BLOCK_BYTES as u64;
-            if bytes > 0 && self.fs.fallocate(node, HOARD, bytes, mode).await.is_ok() {
+            if bytes > 0 && self.hoard(file, bytes, mode).await.is_ok() {
                 return;
             }
         }
+    }
+
+    /// What is preallocated far behind the end changes no content, but perhaps times.
+    async fn hoard(&self, (id, node): File, len: u64, mode: FallocateMode) -> Result<(), FsError> {
+        self.begin_data("hoard", id, |_| {});
+        let done = self.fs.fallocate(node, HOARD, len, mode).await;
+        self.world().end_data(id);
+        done
     }
 
     pub(super) async fn fallocate(&mut self) -> Done {

@@ -183,8 +183,7 @@ impl Client {
         let room = self.room_for_inode(&tree, place.0);
         let id = {
             let mut world = self.world();
-            let id = world.new_object();
-            world.usage.eras.make(id);
+            let id = world.make_nameless();
             object.begin(world.now);
             id
         };

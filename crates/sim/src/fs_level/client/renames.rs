@@ -39,7 +39,10 @@ impl Client {
                 if contains(&tree, other, from.0) {
                     return Ok(());
                 }
-                tree.exchange(&from, &to);
+                // Two names of one file: nothing happens.
+                if other != id {
+                    tree.exchange(&from, &to);
+                }
                 "exchange"
             }
             Some(other) => {
@@ -47,7 +50,6 @@ impl Client {
                 if is_dir(other) != is_dir(id) || (is_dir(other) && !tree.is_empty(other)) {
                     return Ok(());
                 }
-                // Two names of one file: nothing happens.
                 if other != id {
                     tree.rename(&from, to.clone());
                 }
