@@ -27,14 +27,22 @@ impl Count {
     }
 }
 
-/// Of one client's tree. `None` is the subvolume that holds everything.
-pub(crate) fn of(tree: &Tree, usage: &Usage) -> BTreeMap<Option<ObjectId>, Count> {
+/// Of one client's tree; `nameless` are the files without a name that a subvolume keeps. `None` is
+/// the subvolume that holds everything.
+pub(crate) fn of(
+    tree: &Tree,
+    usage: &Usage,
+    nameless: impl Fn(ObjectId) -> u64,
+) -> BTreeMap<Option<ObjectId>, Count> {
     let mut own: BTreeMap<Option<ObjectId>, Count> = BTreeMap::new();
     let real = tree.objects.iter().filter(|(_, object)| object.kind != Kind::Placeholder);
     for (id, object) in real {
         if let Some(sure) = usage.eras.counts(*id) {
             let count = own.entry(tree.subvol_with(*id)).or_default();
             *if sure { &mut count.inodes } else { &mut count.doubtful } += 1;
+        }
+        if object.kind == Kind::Subvol {
+            own.entry(Some(*id)).or_default().doubtful += nameless(*id);
         }
         if object.kind == Kind::Subvol
             && let Some(origin) = tree.origins.get(id).filter(|id| tree.objects.contains_key(id))

@@ -290,13 +290,14 @@ impl History {
             // Files without a name are removed when their subvolume is looked at.
             verify::look(fs).await?;
             fs.reaper_idle().await;
-            fs.sync_subvolumes(&[]).await
+            fs.sync_subvolumes(&[]).await?;
+            verify::nameless_in_read_only(fs).await
         });
-        quiet.expect("the power is on").expect("the filesystem is well");
+        let nameless = quiet.expect("the power is on").expect("the filesystem is well");
         let world = self.shared.world.lock();
         let shown = Shown::of(fs.volumes().ledger());
         let files = world.files().into_iter().map(|id| world.data[&id].now());
-        world.usage.check(&shown, files, &world.counts());
+        world.usage.check(&shown, files, &world.counts(&nameless));
     }
 
     /// `check` finds nothing wrong with the image.

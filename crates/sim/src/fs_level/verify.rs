@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use copyhold_format::item::{LISTS, ORPHAN};
 use copyhold_fs::{Attr, FileKind, Filesystem, FsError, NodeId};
-use copyhold_types::{InodeNo, Key};
+use copyhold_types::{InodeNo, Key, SubvolId};
+use copyhold_volume::Subvol;
 
 use super::content::{Content, Versions};
 use super::span::Span;
@@ -87,16 +88,32 @@ pub(crate) async fn check_leaks(fs: &Arc<Filesystem>) -> Result<(), FsError> {
     fs.reaper_idle().await;
     let (_, held) = fs.inodes_and_lookups();
     assert_eq!(held, 0, "nodes are held, though all were given back");
-    let (from, to) = (Key::new(LISTS, ORPHAN, 0), Key::new(LISTS, ORPHAN, u64::MAX));
     for subvol in fs.volumes().list() {
         if subvol.is_dying() || subvol.is_read_only() {
             continue;
         }
-        let left = fs.volumes().range(&subvol, from, to, 8).await?;
-        let left: Vec<u64> = left.iter().map(|(key, _)| key.offset).collect();
+        let left = nameless(fs, &subvol).await?;
         assert!(left.is_empty(), "R38: inodes {left:?} of {} have no name", subvol.id());
     }
     Ok(())
+}
+
+/// Inodes without a name that a subvolume has.
+async fn nameless(fs: &Filesystem, subvol: &Subvol) -> Result<Vec<u64>, FsError> {
+    let (from, to) = (Key::new(LISTS, ORPHAN, 0), Key::new(LISTS, ORPHAN, u64::MAX));
+    let rows = fs.volumes().range(subvol, from, to, 1 << 20).await?;
+    Ok(rows.iter().map(|(key, _)| key.offset).collect())
+}
+
+/// How many files without a name each read-only subvolume has: they are left there.
+pub(super) async fn nameless_in_read_only(
+    fs: &Filesystem,
+) -> Result<BTreeMap<SubvolId, u64>, FsError> {
+    let mut counts = BTreeMap::new();
+    for subvol in fs.volumes().list().iter().filter(|subvol| subvol.is_read_only()) {
+        counts.insert(subvol.id(), nameless(fs, subvol).await?.len() as u64);
+    }
+    Ok(counts)
 }
 
 /// Finds how far each client had come, checks the rest, and makes that the world.

@@ -187,10 +187,14 @@ impl World {
         files.filter(|id| self.data.contains_key(id)).collect()
     }
 
-    /// What inodes and snapshots count for each subvolume.
-    pub(crate) fn counts(&self) -> BTreeMap<SubvolId, Count> {
+    /// What inodes and snapshots count for each subvolume; `nameless` are the files without a name
+    /// that are left in some.
+    pub(crate) fn counts(&self, nameless: &BTreeMap<SubvolId, u64>) -> BTreeMap<SubvolId, Count> {
         let mut sums: BTreeMap<SubvolId, Count> = BTreeMap::new();
-        for (subvol, count) in self.logs.iter().flat_map(|log| counts::of(log.now(), &self.usage)) {
+        let left = |id| self.nodes.get(&id).and_then(|node: &NodeId| nameless.get(&node.subvol));
+        let left = |id| left(id).copied().unwrap_or(0);
+        let of = |log: &Log| counts::of(log.now(), &self.usage, left);
+        for (subvol, count) in self.logs.iter().flat_map(of) {
             let node = subvol.map(|id| self.nodes.get(&id));
             // What is being made has no number yet.
             let Some(subvol) = node.map_or(Some(SubvolId::ROOT), |node| Some(node?.subvol)) else {

@@ -43,7 +43,7 @@ impl Client {
             };
             let of = node.subvol;
             let used = used(&world, None).get(&of).map_or(0, |used| used.most);
-            (used, world.counts().get(&of).copied().unwrap_or_default())
+            (used, world.counts(&BTreeMap::new()).get(&of).copied().unwrap_or_default())
         };
         let kinds = [LimitKind::Referenced, LimitKind::Inodes, LimitKind::Snapshots];
         let kind = self.dice.pick(&kinds);
@@ -108,7 +108,7 @@ impl Client {
         if !self.exact || !world.usage.eras.is_steadily_on() {
             return Room::default();
         }
-        let counts = counts::of(tree, &world.usage);
+        let counts = counts::of(tree, &world.usage, |_| 0);
         let generation = world.usage.eras.now().generation;
         let mut room = Room { none: false, ample: true, turns: world.usage.eras.turns() };
         let asked = subvol.into_iter().chain(tree.holders(subvol));
