@@ -5,10 +5,11 @@
 //! is the only way to change anything), and that file locks are the kernel's own, since all
 //! who could hold one come through it.
 //!
-//! `convert` has the values, `ioctls` the numbers that arrive by ioctl(2), `tenants` what is asked
-//! about subvolumes and quotas, `who` the caller where the kernel does not name it, `forget` how
-//! the kernel learns of what changed without it, `pages` how it drops what it caches of files,
-//! `holes` how it is asked for what it has not written back, `shed` how it lets go of files.
+//! `convert` translates values, `ioctls` answers ioctl(2), `tenants` answers questions about
+//! subvolumes and quotas, and `who` identifies callers that the kernel does not name. The others
+//! send notifications to the kernel: `forget` drops names and attributes that changed without it,
+//! `pages` drops cached pages, `holes` has dirty pages written back before a hole is reported, and
+//! `shed` makes the kernel forget inodes.
 
 mod convert;
 mod forget;
@@ -127,9 +128,9 @@ impl Adapter {
         found(entry)
     }
 
-    /// Who changes the content of a file, and whether that takes privileges of it away. The kernel
-    /// takes most away itself, by a SETATTR of nothing; setgid without execution by a stranger to
-    /// the group is left.
+    /// The caller of a change of content, and whether the change removes privileges of the file.
+    /// The kernel removes most of them itself, by a SETATTR without values; it leaves setgid
+    /// without group-execute permission, which a caller outside the group must not keep.
     async fn writer(&self, by: Caller, node: FsNode) -> Reply<(copyhold_fs::Caller, bool)> {
         let has_any = self.fs.getattr(node).await.map_err(errno)?.mode & SET_ID != 0;
         let who = if has_any { self.rules.who(by) } else { None };

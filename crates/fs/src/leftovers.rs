@@ -11,7 +11,8 @@
 //!
 //! O1  This mount changes nothing of a subvolume before the leftovers are known. All callers await
 //!     one reading of the lists. After an error reads go on, [`Leftovers::check`] refuses changes,
-//!     and the next caller repeats the reading.
+//!     and the next caller repeats the reading. On a read-only mount or subvolume the lists are not
+//!     read: nothing can change there, and `make_writable` reads them.
 //! O2  The lists are read at no other time: at the first visit, and when the subvolume ceases to be
 //!     read-only. So a TRUNCATE item on them never announces accepted data. An ORPHAN item may
 //!     belong to a file that is open since before the subvolume was set read-only; such a file

@@ -1,23 +1,24 @@
-//! Which changes a file takes: one table, which every operation asks that changes anything.
+//! File flags and the changes that they refuse. Every operation that changes a file consults this
+//! table.
 //!
 //! | way | `IMMUTABLE` refuses | `APPEND` refuses |
 //! | --- | --- | --- |
-//! | `Append`: bytes at or behind the end, space without content | yes | no |
+//! | `Append`: bytes at or behind the end, preallocated space | yes | no |
 //! | `Overwrite`: bytes before the end are replaced, zeroed or cut off | yes | yes |
 //! | `Touch`: both times become the present | yes | no |
 //! | `Attributes`: mode, owner, other times, extended attributes, ACLs | yes | yes |
 //! | `Name`: the file gets a name, loses one, or gets another | yes | yes |
 //! | `AddEntry`: the directory gets a name | yes | no |
-//! | `Accepted`: bytes and times that a cache in front took earlier | no | no |
 //! | `RemoveEntry`: the directory loses a name, or the name leads elsewhere | yes | yes |
+//! | `Accepted`: bytes and times that a cache in front took earlier | no | no |
 //!
 //! Each change needs a mount, a pool and a subvolume that may be written, too. Reading and the
 //! access times that it sets are no changes. Who may set and clear the two flags is asked where
 //! that is done (`setattr`).
 //!
-//! W1  The section that applies a change asks with the inode's state held. An operation that takes
+//! PM1 The section that applies a change asks with the inode's state held. An operation that takes
 //!     something away before that section (privileges) asks before it does so, too.
-//! W2  Write-back of data that was accepted asks nobody: the change was made when it was accepted,
+//! PM2 Write-back of data that was accepted asks nobody: the change was made when it was accepted,
 //!     here or by a cache in front of a descriptor that may write.
 
 use crate::inode::{Inode, State};

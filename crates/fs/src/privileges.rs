@@ -26,8 +26,8 @@ pub(crate) const SET_GID: u16 = 0o2000;
 const GROUP_EXEC: u16 = 0o010;
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// `mode` of a file of the group `gid` without its privileges. Without a caller, nobody is known to
-/// be outside of the group.
+/// `mode` of a file of the group `gid` without its privileges. Without a caller, setgid goes only
+/// if the group may execute.
 pub(crate) fn without_privileges(mode: u16, gid: u32, caller: Option<&Caller>) -> u16 {
     let mode = mode & !SET_UID;
     let outside = caller.is_some_and(|by| !by.is_privileged() && !by.in_group(gid));

@@ -3,15 +3,13 @@
 //! Read-only means that its files do not change any more: a backup of it is of one moment. So what
 //! was accepted before is installed first.
 //!
-//! W1  From the moment when a subvolume is being set read-only, nothing is accepted: who accepts
-//!     data looks while it holds the inode's state. Then the states of all its inodes are looked
-//!     through, so nothing that was accepted is missed; all of it is installed; then the record is
-//!     logged.
-//! W2  A transaction of files is applied before the record, or refused (`volume::steady`). Files
-//!     without a name are the exception: nobody finds them, and the reaper goes on removing them.
-//! W3  Setting what is set already does nothing.
-//! W4  Only what is in a writable subvolume can be deleted, so a full pool refuses neither sooner
-//!     than a deletion (R21).
+//! RO1 `closing` is set first, and every path that accepts data checks it under the inode's state.
+//!     Then all inodes are visited and their data is installed; then the record is logged.
+//! RO2 A transaction of files is applied before the record, or refused (`volume::steady`). Files
+//!     without a name are the exception: no path leads to them, and the reaper removes them.
+//! RO3 Setting the property to the value that it has changes nothing.
+//! RO4 Setting and clearing the property use `Tier::DeleteSubvolume`: deleting a subvolume may
+//!     require it to be writable first (R21).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -25,7 +25,7 @@ pub enum Sabotage {
     ChangeBeforeKnown,
     /// O2: setting a subvolume writable that is so already takes files in use for leftovers.
     ReplayInUse,
-    /// W1: a subvolume is marked read-only before what it has accepted is installed.
+    /// RO1: a subvolume is marked read-only before what it has accepted is installed.
     MarkFirst,
     /// R37: a snapshot is made before what is dirty of its source is written.
     SnapshotFirst,

@@ -31,7 +31,7 @@ pub(crate) struct Subvol {
     pub(crate) cached: AtomicUsize,
     /// Held while it is set read-only, or writable.
     pub(crate) turning: FifoMutex,
-    /// It is being set read-only: nothing is accepted any more (W1).
+    /// It is being set read-only: nothing is accepted any more (RO1).
     pub(crate) closing: AtomicBool,
     pub(crate) leftovers: Leftovers,
 }

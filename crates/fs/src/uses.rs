@@ -1,8 +1,8 @@
-//! How a front end with a cache of its own uses a file: what it may have of it that is not here, or
-//! is no more.
+//! Notes of a front end that caches a file: whether it was opened for writing, and whether content
+//! went through the cache.
 //!
-//! The engine only keeps the notes, beside the count of opens: they are made by the front end, and
-//! are gone when the file is not open any more.
+//! The front end makes the notes. The engine keeps them beside the count of opens, and drops them
+//! when the file is no longer open.
 
 /// A set of uses of a file since it was not open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

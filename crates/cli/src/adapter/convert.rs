@@ -33,9 +33,11 @@ fn node_id(node: copyhold_fs::NodeId) -> NodeId {
     NodeId(node.raw())
 }
 
-/// Who makes a file, and so owns it; `new` has the umask, and the group that a directory gives, if
-/// there is one to tell. Refused as the kernel does where the caller has no id in the pool, by an
-/// idmapped mount.
+/// The caller that creates a file and becomes its owner. `new` has the umask and, if the kernel
+/// sends it, the directory's group where the caller is in it.
+///
+/// # Errors
+/// EOVERFLOW, as the kernel answers, if the caller has no id in the pool (idmapped mounts).
 pub(super) fn maker(by: Caller, new: Option<&NewNode<'_>>) -> Result<copyhold_fs::Caller, Errno> {
     let ids = by.ids.ok_or(Errno::EOVERFLOW)?;
     let groups: Option<Vec<u32>> =

@@ -33,8 +33,8 @@ use event_listener::Event;
 
 use super::O_DIRECT;
 
-/// A drop that waits long, for a page whose reader waits for the device, holds up no others until
-/// so many wait.
+/// Most threads that send drops. A drop may wait long for a locked page; fewer such waits than this
+/// delay no other drop.
 const THREADS_MAX: usize = 8;
 
 /// Sends drops, by threads of its own that it starts when there is something to send.

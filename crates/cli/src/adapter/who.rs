@@ -6,13 +6,13 @@
 //! Idea.     The thread that asks waits for the answer, and cannot end or change its ids before
 //!           that. So /proc shows who it is.
 //!
-//! W1  Such an ioctl is judged by the ids that its caller has on this machine, whatever mount it
+//! ID1 Such an ioctl is judged by the ids that its caller has on this machine, whatever mount it
 //!     came by. Root of a container is an ordinary user there.
-//! W2  An owner on disk is compared with these ids only if the caller's mount namespace has no
+//! ID2 An owner on disk is compared with these ids only if the caller's mount namespace has no
 //!     idmapped mount of the pool: by such a mount the same id belongs to another user.
-//! W3  A caller that cannot be identified has no rights.
-//! W4  So the kernel is asked for idmapped mounts only where each caller can be identified: by
-//!     root, with a /proc that has the process ids of this daemon's namespace.
+//! ID3 An ioctl or access(2) of an unidentified caller is refused.
+//! ID4 Idmapped mounts are offered only where the daemon can identify callers: it runs as root, and
+//!     its /proc has the process ids of its own namespace.
 
 use std::fs;
 
@@ -43,7 +43,7 @@ impl Who {
 }
 
 impl Rules {
-    /// None: nobody knows.
+    /// None if the caller cannot be identified.
     pub(super) fn who(&self, by: Caller) -> Option<Who> {
         match by.ids {
             Some(ids) => Some(Who { uid: ids.uid, gid: ids.gid, knows_owners: true }),
@@ -53,7 +53,7 @@ impl Rules {
 }
 
 impl Identify {
-    /// Whether that works here (W4).
+    /// Whether callers can be identified here (ID4).
     pub(crate) fn is_possible() -> bool {
         let own = fs::read_to_string("/proc/self/status").unwrap_or_default();
         // One number for each namespace from that of /proc down to that of the process.
