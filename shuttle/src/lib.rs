@@ -2,8 +2,8 @@
 //! may go on, as a scheduler of shuttle's decides. So what the simulation cannot show, since it
 //! runs a task from one await to the next, is tried here: two tasks in the midst of their polls.
 //!
-//! All locks of the engine are `parking_lot`'s; here Cargo puts shuttle's in their place
-//! (`parking_lot/`), so nothing of this is in the program.
+//! All locks of the engine are `copyhold_sync`'s, made of `parking_lot`; Cargo puts shuttle's in
+//! place of that crate (`parking_lot/`), so nothing of this is in the program.
 //!
 //! Time is virtual. A task of its own moves the clock to the next timer whenever it is its turn:
 //! timers fire in order, at any moment of others' work.

@@ -1,9 +1,9 @@
 //! Data that a transaction carries, until the device has it.
 //!
 //! Small synchronous data is written by the commit of its transaction, beside the batch (P12). But
-//! the pointers to it are in the tables as soon as the transaction is applied, and anybody can
-//! follow them: a snapshot, a rollback or a reflink made a moment later. So the pool keeps the
-//! bytes of each attached run, and `Pool::read` takes them from here.
+//! the pointers to it are in the tables as soon as the transaction is applied: a snapshot, rollback
+//! or reflink made at once can read them. So the pool keeps the bytes of each attached run, and
+//! `Pool::read` takes them from here.
 //!
 //! B1  A run is here before a table names it, and until the commit of its txg has been flushed. So
 //!     a reader that found a pointer in a table reads what the pointer's checksums promise: from

@@ -3,11 +3,11 @@
 //! Problem.  Random histories of a few hundred operations hardly ever use up a reserve: it takes
 //!           thousands that give nothing back, of one kind, in subvolumes that share all they have.
 //! Idea.     A subvolume is cloned and the pool filled. Then one kind of operation after the other
-//!           goes on in the clones until it is refused, with crashes and mounts in between. What a
-//!           kind may leave is known by its tier, and is looked at when all is flushed.
+//!           goes on in the clones until it is refused, with crashes and mounts in between. The
+//!           tier of a kind says how much it must leave, which is checked when all is flushed.
 //!
-//! U1  What fills a pool leaves three quarters of the reserve; what changes what is there leaves
-//!     half of it; what deletes leaves a quarter (R21).
+//! U1  A class leaves at least the floor of the next tier (R21): three quarters of the reserve
+//!     after fills, half after changes, a quarter after deletes.
 //! U2  After all but deletes a file can be unlinked; after everything each subvolume can be
 //!     deleted, and its deletion ends, also by the next mount (R21).
 //! U3  When all is deleted, all space is there again.

@@ -19,20 +19,19 @@ use copyhold_types::BLOCK_BYTES;
 
 use crate::space::Shared;
 
-/// Who may touch how much of the reserve (R21). What goes on without end takes less than what it
-/// must leave room for.
+/// How much of the reserve an operation may use. Operations of each tier: `docs/design.md`,
+/// section 6 (R21).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
-    /// Anything that fills the pool: leaves the reserve alone.
+    /// Leaves all of the reserve.
     Write,
-    /// Changes of what is there, such as punch, rename and chmod: may take the first quarter of the
-    /// reserve. Where snapshots share what is changed, they give nothing back.
+    /// Leaves three quarters.
     Change,
-    /// Unlink and truncate: may take the first half of the reserve.
+    /// Leaves half.
     Delete,
-    /// Deleting subvolumes: may take all but the last quarter.
+    /// Leaves a quarter.
     DeleteSubvolume,
-    /// Flush, log, uberblock: never refused.
+    /// Leaves nothing, and is never refused.
     Internal,
 }
 

@@ -12,7 +12,8 @@ impl Held {
     /// Before the thread waits for a lock.
     ///
     /// # Panics
-    /// In debug builds, if the thread holds a lock that comes later in the order (L1).
+    /// In debug builds, unless its place is later than those of all locks that the thread holds
+    /// (L1).
     #[track_caller]
     pub(crate) fn waiting(rank: Rank, key: u64) -> Held {
         #[cfg(debug_assertions)]

@@ -47,9 +47,9 @@ ranks! {
 
     // Subvolumes, epochs and quotas.
 
-    /// A broken rule's rows.
+    /// Rows kept by a sabotage.
     SabotageRows,
-    /// A broken rule's heirs.
+    /// Heirs kept by a sabotage.
     SabotageHeirs,
     /// The tree of epochs of one family, by its number.
     Family,
@@ -68,7 +68,7 @@ ranks! {
     /// Groups, limits and relations.
     QuotaGroups,
 
-    // Transactions: what applies a transaction holds all that is above.
+    // Transactions: the caller of `apply` may hold any lock listed above.
 
     /// Node writes of one flush.
     NodeWrites,

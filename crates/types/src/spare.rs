@@ -9,7 +9,7 @@
 //! Content of one tenant can be in the next one's buffer until that is overwritten, so only who
 //! overwrites all of it, or fills up the rest, may take it: `buf` sees to that.
 
-// Not `parking_lot`, in whose place others may be put that end with a test's execution.
+// Not the locks of `parking_lot`: a checker that replaces those ends them with each execution.
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -164,7 +164,7 @@ impl MountOptions {
         self.flags.contains(MountFlags::RDONLY)
     }
 
-    /// Flags that all mounts of a filesystem share.
+    /// Flags of the superblock, from the first mount. `ro` is also a flag of each mount.
     pub fn filesystem_flags(&self) -> impl Iterator<Item = &'static str> {
         let flags = [
             (MountFlags::RDONLY, "ro"),

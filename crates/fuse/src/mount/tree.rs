@@ -2,7 +2,7 @@
 //! show one directory of it.
 //!
 //! One more mount.  Asked for a block device that is mounted (`fuseblk`), or with a connection that
-//!     is in use (`fuse`, Linux 5.13), the kernel makes a mount of the filesystem that is there. It
+//!     is in use (`fuse`, Linux 5.15), the kernel makes a mount of the filesystem that is there. It
 //!     has flags of its own and, other than a bind mount, propagates nothing to the first one.
 //! A part.  A directory of the tree is cloned, and the clone is attached in place of the whole.
 //!
@@ -141,7 +141,7 @@ fn move_to(tree: BorrowedFd<'_>, place: &Path) -> rustix::io::Result<()> {
     rustix::mount::move_mount(tree, c"", CWD, place, flags)
 }
 
-/// Flags that each mount of a filesystem has for itself.
+/// Flags of one mount.
 fn attributes(flags: MountFlags) -> MountAttrFlags {
     let pairs = [
         (MountFlags::RDONLY, MountAttrFlags::MOUNT_ATTR_RDONLY),

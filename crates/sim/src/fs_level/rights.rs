@@ -1,4 +1,4 @@
-//! Whose a file is, and what its owner allows: modes, ACLs and flags, as Linux has them.
+//! The model of owners, modes, ACLs and file flags.
 //!
 //! The plainest model: an ACL is what it says by name, and its encoding an attribute like others.
 
@@ -102,8 +102,8 @@ pub(crate) fn without_privileges(mode: u32, gid: u32, by: Option<&Caller>) -> u3
     if mode & 0o010 != 0 || is_outside { mode & !SET_GID } else { mode }
 }
 
-/// Who is not in a group cannot give its rights to a file.
-fn is_outside(caller: &Caller, gid: u32) -> bool {
+/// The caller's groups are known, and `gid` is not among them.
+fn is_known_outside(caller: &Caller, gid: u32) -> bool {
     !caller.is_privileged() && caller.groups.is_some() && !caller.in_group(gid)
 }
 
@@ -150,7 +150,8 @@ impl Object {
             let runs_as_group = SET_GID | 0o010;
             if is_dir {
                 new.mode |= SET_GID;
-            } else if new.mode & runs_as_group == runs_as_group && is_outside(caller, new.gid) {
+            } else if new.mode & runs_as_group == runs_as_group && is_known_outside(caller, new.gid)
+            {
                 new.mode &= !SET_GID;
             }
         }
@@ -160,7 +161,7 @@ impl Object {
     }
 
     pub(crate) fn chmod(&mut self, mode: u32, caller: &Caller) {
-        self.mode = if is_outside(caller, self.gid) { mode & !SET_GID } else { mode };
+        self.mode = if is_known_outside(caller, self.gid) { mode & !SET_GID } else { mode };
         if let Some(acl) = self.acl(ACCESS) {
             self.xattrs.insert(ACCESS.to_vec(), acl.chmod(mode).encode());
         }

@@ -16,7 +16,8 @@ pub(crate) enum Class {
 }
 
 impl Class {
-    /// What it must leave of the reserve: what the next class may take, at least.
+    /// The least that must be left: the floor of the next tier, since background flushes may use
+    /// the difference.
     pub(crate) fn leaves(self, reserve: u64) -> u64 {
         match self {
             Class::Fill => reserve / 4 * 3,
@@ -83,7 +84,7 @@ pub(crate) enum Kind {
     RemoveXattr,
 }
 
-/// An ACL with an entry for user 7.
+/// An ACL that grants user `uid` read and write.
 fn acl(uid: u32) -> Vec<u8> {
     let mut bytes = 2_u32.to_le_bytes().to_vec();
     let entries = [(1, 6, u32::MAX), (2, 6, uid), (4, 4, u32::MAX), (16, 6, u32::MAX)];
