@@ -363,12 +363,13 @@ impl Operations for Adapter {
         // The kernel has resolved O_APPEND: it may send the parts of one write in any order.
         // Pages that it writes back are accepted by all or nobody: it asks for no count there. Of a
         // short count for a direct write, whose parts are under way together, it makes EIO.
-        let partial = !write.cached && write.flags & O_DIRECT == 0;
+        let is_direct = pages::is_direct(&write);
+        let partial = !write.cached && !is_direct;
         let (kill_priv, accepted) = (write.kill_suidgid, write.cached);
         let flags = WriteFlags { kill_priv, append: false, partial, accepted };
         let (inode, length) = (node, data.bytes().len());
         let node = known(node)?;
-        let direct = pages::is_direct(&write).then(|| pages::range(&write));
+        let direct = is_direct.then(|| pages::range(&write));
         if direct.is_none() {
             self.fs.note_uses(node, Uses::CACHED);
         }

@@ -156,6 +156,47 @@ fn what_is_appended_through_a_writeback_cache_to_an_append_only_file_is_there() 
     site.checked();
 }
 
+/// A buffered write of part of a page keeps the page locked until it is answered. It waits for the
+/// lock of the file while its descriptor becomes one for direct I/O.
+const TURNED_DIRECT: &str = r#"
+import fcntl, os, signal, subprocess, sys, threading, time
+mnt, daemon = sys.argv[1], int(sys.argv[2])
+first, second = (os.open(mnt + "/f", os.O_RDWR | os.O_CREAT) for _ in range(2))
+def write(fd, at):
+    thread = threading.Thread(target=os.pwrite, args=(fd, b"x" * 100, at), daemon=True)
+    thread.start()
+    return thread
+def state(thread, file):
+    return open(f"/proc/self/task/{thread.native_id}/{file}").read()
+def until(condition):
+    while not condition():
+        time.sleep(.01)
+os.pwrite(first, b"x", 0)
+os.kill(daemon, signal.SIGSTOP)
+try:
+    holder = write(first, 4096)
+    # A system call with this descriptor, position and so many bytes.
+    until(lambda: state(holder, "syscall").split()[1:5:2] == [hex(first), hex(100)])
+    waiter = write(second, 8192)
+    until(lambda: state(waiter, "stat").rsplit(")", 1)[1].split()[0] == "D")
+    fcntl.fcntl(second, fcntl.F_SETFL, os.O_DIRECT)
+finally:
+    os.kill(daemon, signal.SIGCONT)
+for thread in (holder, waiter):
+    thread.join(60)
+if holder.is_alive() or waiter.is_alive():
+    subprocess.run(["umount", "--force", mnt])
+    sys.exit("a buffered write is not answered")
+"#;
+
+#[test]
+fn a_buffered_write_whose_descriptor_becomes_direct_is_answered() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    let pid = site.done(&["info", &site.at("")])["pid"].as_u64().unwrap().to_string();
+    python(TURNED_DIRECT, &[&site.at(""), &pid]);
+    site.checked();
+}
+
 /// Positions that are data in the kernel's memory alone, found by another descriptor.
 const SEEK: &str = r#"
 import mmap, os, sys

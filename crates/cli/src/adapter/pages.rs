@@ -31,8 +31,6 @@ use copyhold_fuse::protocol::{NodeId, Read, Write};
 use copyhold_sync::{Condvar, Mutex, of};
 use event_listener::Event;
 
-use super::O_DIRECT;
-
 /// Most threads that send drops. A drop may wait long for a locked page; fewer such waits than this
 /// delay no other drop.
 const THREADS_MAX: usize = 8;
@@ -82,9 +80,11 @@ pub(super) fn fills_pages(read: &Read) -> bool {
     read.lock_owner.is_none()
 }
 
-/// Whether a WRITE passes the page cache.
+/// Whether a WRITE passes the page cache: like a READ, a direct one names an owner of locks. The
+/// flags of the file do not say it: another thread may set `O_DIRECT` while a buffered write waits
+/// to be sent, and a drop behind that one would wait for a page that is locked until the answer.
 pub(super) fn is_direct(write: &Write) -> bool {
-    !write.cached && (write.lock_owner.is_some() || write.flags & O_DIRECT != 0)
+    !write.cached && write.lock_owner.is_some()
 }
 
 pub(super) fn range(write: &Write) -> Range<u64> {
