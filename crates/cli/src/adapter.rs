@@ -42,7 +42,7 @@ use shed::Shedder;
 
 pub(crate) use convert::errno;
 pub(crate) use tenants::Rules;
-pub(crate) use who::Identify;
+pub(crate) use who::sees_callers;
 
 use crate::control;
 
@@ -66,6 +66,10 @@ const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
+
+/// A caller that is neither root nor in any group.
+const STRANGER: copyhold_fs::Caller =
+    copyhold_fs::Caller { uid: u32::MAX, gid: u32::MAX, groups: None, umask: 0 };
 
 /// A filesystem being served.
 pub(crate) struct Adapter {
@@ -130,11 +134,11 @@ impl Adapter {
 
     /// The caller of a change of content, and whether the change removes privileges of the file.
     /// The kernel removes most of them itself, by a SETATTR without values; it leaves setgid
-    /// without group-execute permission, which a caller outside the group must not keep.
+    /// without group-execute permission, which a caller outside the group must not keep. An
+    /// unidentified caller is in no group.
     async fn writer(&self, by: Caller, node: FsNode) -> Reply<(copyhold_fs::Caller, bool)> {
         let has_any = self.fs.getattr(node).await.map_err(errno)?.mode & SET_ID != 0;
-        let who = if has_any { self.rules.who(by) } else { None };
-        let caller = who.map_or_else(|| judged(by), who::Who::caller);
+        let caller = if has_any { self.rules.ids(by).unwrap_or(STRANGER) } else { judged(by) };
         let takes = has_any && !caller.is_privileged();
         Ok((caller, takes))
     }
@@ -489,8 +493,8 @@ impl Operations for Adapter {
     }
 
     async fn access(&self, by: Caller, node: NodeId, mask: u32) -> Reply<()> {
-        let who = self.rules.who(by).ok_or(Errno::EACCES)?;
-        self.fs.access(&who.caller(), known(node)?, mask).await.map_err(errno)
+        let caller = self.rules.ids(by).ok_or(Errno::EACCES)?;
+        self.fs.access(&caller, known(node)?, mask).await.map_err(errno)
     }
 
     async fn fallocate(&self, by: Caller, inode: NodeId, range: Fallocate) -> Reply<()> {

@@ -40,7 +40,7 @@ const PAUSE: Duration = Duration::from_millis(20);
     nobtime         no times of birth: a request less for each file that Rust or Node looks at\n  \
     norecovery      with ro: write nothing to the device, as ro does in any case\n  \
     cut-tail        give up, for good, what comes after the damage in a damaged log\n  \
-    user_subvolumes owners of directories may make and delete subvolumes in them\n  \
+    user_subvolumes owners of directories may make and delete subvolumes; no idmapped mounts\n  \
     export          files can be opened by their handles, as NFS does; not below overlayfs\n  \
     subvol=PATH     show this subvolume only; subvolid=ID names it by its id (root only)\n\n\
     A pool may be mounted in more places, by root: mount it again. One daemon serves all of its\n\

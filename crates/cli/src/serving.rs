@@ -10,11 +10,13 @@ use crate::adapter::{self, Adapter, Rules};
 use crate::engine::in_process;
 
 /// What answers the kernel's requests, and the questions that come by ioctl(2), for a pool that
-/// root has mounted and whose owners of directories may make subvolumes.
+/// root has mounted and whose owners of directories may make subvolumes. There are no processes
+/// to look up: user 0 is root.
 pub fn operations(fs: Arc<Filesystem>) -> impl Operations {
     let described = fs.pool().clone();
     let describe = move || in_process(&described);
-    Adapter::new(fs, Box::new(describe), Rules { mounted_by: 0, owners_may: true, identify: None })
+    let rules = Rules { mounted_by: Some(0), owners_may: true, sees_callers: false };
+    Adapter::new(fs, Box::new(describe), rules)
 }
 
 /// What a mount asks of the kernel, unless its options say otherwise.

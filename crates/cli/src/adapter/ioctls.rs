@@ -77,7 +77,7 @@ pub(super) async fn answer(
         }
         FITRIM => trim(fs, rules, by, ioctl.input).await?,
         SHUTDOWN => {
-            only_root(rules, by)?;
+            privileged(rules, by)?;
             // The kernel copies the caller's flags only for commands that are said to write, so
             // they do not arrive. A caller that wanted no flush finds a later state than without
             // one, but never less than what he had synced.
@@ -105,9 +105,8 @@ pub(super) async fn answer(
     Ok(IoctlReply { result: 0, output })
 }
 
-fn only_root(rules: Rules, by: Caller) -> Reply<()> {
-    let is_root = rules.who(by).is_some_and(|who| who.uid == 0);
-    if is_root { Ok(()) } else { Err(Errno::EPERM) }
+fn privileged(rules: Rules, by: Caller) -> Reply<()> {
+    if rules.privileges(rules.who(by)) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 async fn flags_of(fs: &Filesystem, node: NodeId) -> Reply<FileFlags> {
@@ -149,7 +148,7 @@ async fn set_xflags(fs: &Arc<Filesystem>, by: Caller, node: NodeId, input: &[u8]
 
 /// `struct fstrim_range`: start, length, least length; the length comes back as what was trimmed.
 async fn trim(fs: &Filesystem, rules: Rules, by: Caller, input: &[u8]) -> Reply<Vec<u8>> {
-    only_root(rules, by)?;
+    privileged(rules, by)?;
     let mut range = input.get(..24).ok_or(Errno::EINVAL)?.to_vec();
     let number = |at: usize| u64::from_ne_bytes(range[at..at + 8].try_into().expect("eight bytes"));
     let (start, len, least) = (number(0), number(8), number(16));

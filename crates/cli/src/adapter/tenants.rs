@@ -1,11 +1,12 @@
 //! Questions about tenants, as they arrive: who may ask what, and answers that fit.
 //!
-//! T1  What changes groups, limits or whether quotas are on is for root, and for the user who
-//!     mounted the pool: he has the pool's file.
+//! T1  What changes groups, limits or whether quotas are on is for root as `who` has it, and for
+//!     the ordinary user who mounted the pool: he has the pool's file.
 //! T2  So is what changes subvolumes, unless the mount allows it to owners (`user_subvolumes`).
 //!     Then the caller must own the directory that holds the entry, and the root of a subvolume
 //!     that he snapshots, deletes or makes read-only; choosing groups (`-i`) and heirs stays a
-//!     privilege, since with it one leaves one's limits.
+//!     privilege, since with it one leaves one's limits. Root without privilege is no owner: most
+//!     of all tenants is root's.
 //! T3  Looking needs no privilege, as on btrfs; but looking through a subvolume's files shows names
 //!     and sizes wherever they are: that is for root, for the user who mounted the pool, and for
 //!     the owner of the roots concerned.
@@ -21,7 +22,7 @@ use copyhold_types::{InodeNo, SubvolId};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::who::{Identify, Who};
+use super::who::Who;
 use crate::control::wire::{Group, Numbered, Page, Question, Refusal, Told};
 use crate::engine::tenants::{Answer, Place, Tenants};
 
@@ -30,15 +31,26 @@ const ROWS: usize = 128;
 /// What is around the rows of a page.
 const FRAME_BYTES: usize = 128;
 
+const ROOT_ONLY: &str =
+    "only root may do this, with CAP_SYS_ADMIN in the daemon's user and pid namespaces";
+const OWNERS_OPTION: &str = "only root may do this, or owners with `mount -o user_subvolumes`";
+
 /// Who may do what.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
-    /// Besides root.
-    pub(crate) mounted_by: u32,
+    /// The ordinary user who did, if root did not.
+    pub(crate) mounted_by: Option<u32>,
     /// Owners of directories may make and delete subvolumes in them.
     pub(crate) owners_may: bool,
-    /// How, if the kernel does not name all callers.
-    pub(crate) identify: Option<Identify>,
+    /// Processes that call can be looked up.
+    pub(crate) sees_callers: bool,
+}
+
+impl Rules {
+    /// Whether the caller manages the pool (T1).
+    pub(super) fn privileges(&self, by: Option<Who>) -> bool {
+        by.is_some_and(|who| who.is_root || self.mounted_by == Some(who.uid))
+    }
 }
 
 /// What is told, and what the kernel should forget before.
@@ -240,20 +252,22 @@ impl<T: Tenants> Desk<'_, T> {
     fn owner(&self) -> Answer<u32> {
         let who = self.by.ok_or_else(unknown)?;
         if !who.knows_owners {
-            let why = "only root may do this where an idmapped mount of the pool is in sight";
-            return Err(Refusal::new("EPERM", why));
+            return Err(Refusal::new("EPERM", OWNERS_OPTION));
+        }
+        if who.uid == 0 {
+            return Err(Refusal::new("EPERM", ROOT_ONLY));
         }
         Ok(who.uid)
     }
 
     fn is_privileged(&self) -> bool {
-        self.by.is_some_and(|who| who.uid == 0 || who.uid == self.rules.mounted_by)
+        self.rules.privileges(self.by)
     }
 
     fn privileged(&self) -> Answer<()> {
         match self.is_privileged() {
             true => Ok(()),
-            false => Err(Refusal::new("EPERM", "only root may do this")),
+            false => Err(Refusal::new("EPERM", ROOT_ONLY)),
         }
     }
 
@@ -263,8 +277,7 @@ impl<T: Tenants> Desk<'_, T> {
             return Ok(());
         }
         if !self.rules.owners_may {
-            let why = "only root may do this, or owners with `mount -o user_subvolumes`";
-            return Err(Refusal::new("EPERM", why));
+            return Err(Refusal::new("EPERM", OWNERS_OPTION));
         }
         if freely {
             return Err(Refusal::new("EPERM", "only root may choose quota groups and heirs"));

@@ -1,39 +1,42 @@
-//! The caller's identity, where the request does not carry it.
+//! The caller's identity and privilege, where the request does not carry them.
 //!
 //! Problem.  Where mounts may map ids, the kernel names the caller only in requests that make a
 //!           file, by ids as the pool has them. Most other requests it has judged itself. Some
 //!           ioctls it passes on unjudged: those about subvolumes and quotas, FITRIM, SHUTDOWN.
+//!           Of capabilities no request tells.
 //! Idea.     The thread that asks waits for the answer, and cannot end or change its ids before
 //!           that. So /proc shows who it is.
 //!
-//! ID1 Such an ioctl is judged by the ids that its caller has on this machine, whatever mount it
-//!     came by. Root of a container is an ordinary user there.
-//! ID2 An owner on disk is compared with these ids only if the caller's mount namespace has no
-//!     idmapped mount of the pool: by such a mount the same id belongs to another user.
+//! ID1 Root manages the pool: uid 0 on this machine, whatever mount it came by, with CAP_SYS_ADMIN
+//!     in the daemon's user namespace. Root of a container, and root without that capability, are
+//!     ordinary users.
+//! ID2 An owner on disk is compared only with ids that the request carries. The ids in /proc do
+//!     not tell by which mount a process came: descriptors can be passed, and tables of mounts can
+//!     be hidden. By an idmapped mount the owner's id is another user's.
 //! ID3 An ioctl or access(2) of an unidentified caller is refused.
-//! ID4 Idmapped mounts are offered only where the daemon can identify callers: it runs as root, and
-//!     its /proc has the process ids of its own namespace.
+//! ID4 Callers are looked up only where /proc has the process ids of the daemon's own namespace;
+//!     in another, the same number is another process. Idmapped mounts are offered only there, and
+//!     only if the daemon runs as root.
 
+use std::ffi::OsString;
 use std::fs;
 
-use copyhold_fuse::protocol::Caller;
+use copyhold_fuse::protocol::{Caller, Ids};
 
 use super::Rules;
+
+/// Its number in `<linux/capability.h>`.
+const CAP_SYS_ADMIN: u64 = 1 << 21;
 
 /// The user behind a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Who {
     pub(super) uid: u32,
     pub(super) gid: u32,
-    /// Whether `uid` may be compared with owners on disk.
+    /// Root as ID1 has it.
+    pub(super) is_root: bool,
+    /// Whether `uid` may be compared with owners on disk (ID2).
     pub(super) knows_owners: bool,
-}
-
-/// How callers are identified that the kernel does not name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Identify {
-    /// Number of the mounted filesystem.
-    pub(crate) device: (u32, u32),
 }
 
 impl Who {
@@ -45,43 +48,76 @@ impl Who {
 impl Rules {
     /// None if the caller cannot be identified.
     pub(super) fn who(&self, by: Caller) -> Option<Who> {
-        match by.ids {
-            Some(ids) => Some(Who { uid: ids.uid, gid: ids.gid, knows_owners: true }),
-            None => self.identify.and_then(|identify| identify.process(by.pid)),
-        }
+        let process = self.process(by);
+        let Ids { uid, gid } = by.ids.or_else(|| process.as_ref()?.ids())?;
+        let is_root = uid == 0 && process.is_some_and(|process| process.is_admin());
+        Some(Who { uid, gid, is_root, knows_owners: by.ids.is_some() })
+    }
+
+    /// The caller's ids on this machine; none if it cannot be identified.
+    pub(super) fn ids(&self, by: Caller) -> Option<copyhold_fs::Caller> {
+        let ids = by.ids.or_else(|| self.process(by)?.ids())?;
+        Some(copyhold_fs::Caller::new(ids.uid, ids.gid, 0))
+    }
+
+    fn process(&self, by: Caller) -> Option<Process> {
+        if self.sees_callers { Process::of(by.pid) } else { None }
     }
 }
 
-impl Identify {
-    /// Whether callers can be identified here (ID4).
-    pub(crate) fn is_possible() -> bool {
-        let own = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        // One number for each namespace from that of /proc down to that of the process.
-        rustix::process::geteuid().is_root() && numbers(&own, "NSpid:").len() == 1
+/// Whether callers can be looked up here (ID4).
+pub(crate) fn sees_callers() -> bool {
+    let own = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    // One number for each namespace from that of /proc down to that of the process.
+    numbers(&own, "NSpid:").len() == 1
+}
+
+/// A thread as /proc shows it.
+struct Process {
+    pid: u32,
+    status: String,
+}
+
+impl Process {
+    /// `pid` is 0 for processes that this namespace does not have.
+    fn of(pid: u32) -> Option<Process> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        Some(Process { pid, status })
     }
 
-    /// `pid` is 0 for processes that this namespace does not have.
-    fn process(self, pid: u32) -> Option<Who> {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).ok()?;
+    fn ids(&self) -> Option<Ids> {
         // Real, effective, saved, of the filesystem.
-        let &[.., uid] = &numbers(&status, "Uid:")[..] else { return None };
-        let &[.., gid] = &numbers(&status, "Gid:")[..] else { return None };
-        let knows_owners = !mounts.lines().any(|line| is_idmapped(line, self.device));
-        Some(Who { uid, gid, knows_owners })
+        let &[.., uid] = &numbers(&self.status, "Uid:")[..] else { return None };
+        let &[.., gid] = &numbers(&self.status, "Gid:")[..] else { return None };
+        Some(Ids { uid, gid })
     }
+
+    /// Whether it has CAP_SYS_ADMIN in the daemon's user namespace. In one of its own, any process
+    /// has all capabilities.
+    fn is_admin(&self) -> bool {
+        let namespace = user_namespace(&self.pid.to_string());
+        capabilities(&self.status) & CAP_SYS_ADMIN != 0
+            && namespace.is_some()
+            && namespace == user_namespace("self")
+    }
+}
+
+/// None where the daemon may not look at that process.
+fn user_namespace(process: &str) -> Option<OsString> {
+    Some(fs::read_link(format!("/proc/{process}/ns/user")).ok()?.into_os_string())
+}
+
+/// Those in effect.
+fn capabilities(status: &str) -> u64 {
+    u64::from_str_radix(line(status, "CapEff:").trim(), 16).unwrap_or(0)
 }
 
 fn numbers(status: &str, name: &str) -> Vec<u32> {
-    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-    line.split_whitespace().filter_map(|number| number.parse().ok()).collect()
+    line(status, name).split_whitespace().filter_map(|number| number.parse().ok()).collect()
 }
 
-/// Whether this line of a `mountinfo` is an idmapped mount of `device`.
-fn is_idmapped(line: &str, (major, minor): (u32, u32)) -> bool {
-    let fields: Vec<&str> = line.split(' ').take(6).collect();
-    let &[_, _, device, _, _, options] = &fields[..] else { return false };
-    device == format!("{major}:{minor}") && options.split(',').any(|option| option == "idmapped")
+fn line<'a>(status: &'a str, name: &str) -> &'a str {
+    status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -97,19 +133,18 @@ mod tests {
     }
 
     #[test]
-    fn an_idmapped_mount_is_known_by_its_device_and_option() {
-        let line = "36 35 0:45 / /mnt/a\\040b rw,relatime,idmapped shared:1 - fuse.copyhold /p rw";
-        assert!(is_idmapped(line, (0, 45)));
-        assert!(!is_idmapped(line, (0, 4)));
-        assert!(!is_idmapped(&line.replace(",idmapped", ""), (0, 45)));
-        assert!(!is_idmapped("36 35", (0, 45)));
+    fn capabilities_in_effect_are_one_hexadecimal_number() {
+        let status = "CapPrm:\t000001ffffffffff\nCapEff:\t0000000000200001\n";
+        assert_eq!(capabilities(status), CAP_SYS_ADMIN | 1);
+        assert_eq!(capabilities("CapPrm:\t000001ffffffffff\n"), 0);
     }
 
     #[test]
     fn this_process_is_identified_and_a_stranger_is_not() {
-        let identify = Identify { device: (0, 0) };
-        let found = identify.process(std::process::id()).unwrap();
-        assert_eq!(found.uid, rustix::process::geteuid().as_raw());
-        assert_eq!(identify.process(0), None);
+        let found = Process::of(std::process::id()).unwrap();
+        assert_eq!(found.ids().unwrap().uid, rustix::process::geteuid().as_raw());
+        assert!(Process::of(0).is_none());
+        let powers = capabilities(&found.status);
+        assert_eq!(found.is_admin(), powers & CAP_SYS_ADMIN != 0, "it is in its own namespace");
     }
 }

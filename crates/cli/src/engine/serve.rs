@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use super::memory::Shares;
 use super::{Machine, describe, patiently, tenants};
-use crate::adapter::{self, Adapter, Identify, Rules};
+use crate::adapter::{self, Adapter, Rules};
 use crate::failure::Failure;
 use crate::mount::Request;
 use crate::mount_again;
@@ -49,19 +49,20 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
     let describe = describer(&machine, &fs, &path, Arc::clone(&transport), shares, shared);
     let EngineOptions { readers, writeback_cache, nobtime, export, .. } = options.engine;
     let wanted = options.engine.transport;
-    let mounted_by = rustix::process::geteuid().as_raw();
-    let owners_may = options.engine.user_subvolumes;
-    // That option lets callers in by their ids, which the kernel would no longer send.
-    let sees_all = !options.mount.allow_root && Identify::is_possible();
+    let user = rustix::process::geteuid();
+    let mounted_by = (!user.is_root()).then(|| user.as_raw());
+    let (owners_may, sees_callers) = (options.engine.user_subvolumes, adapter::sees_callers());
+    // These options judge callers by their ids, which the kernel would no longer send.
+    let needs_ids = options.mount.allow_root || owners_may;
+    let maps_ids = user.is_root() && sees_callers && !needs_ids;
     let part = options.part.clone();
     let started = mount(&path, &directory, options, fsname).and_then(|(mount, tree)| {
-        let identify = mount.number().filter(|_| sees_all).map(|device| Identify { device });
-        let rules = Rules { mounted_by, owners_may, identify };
+        let rules = Rules { mounted_by, owners_may, sees_callers };
         let adapter = Adapter::new(fs.clone(), describe, rules).telling_births(!nobtime);
         let adapter = Arc::new(adapter);
         let spawner = Arc::new(machine.executors.clone());
         let mut settings = adapter::settings(writeback_cache);
-        (settings.idmapped_mounts, settings.file_handles) = (identify.is_some(), export);
+        (settings.idmapped_mounts, settings.file_handles) = (maps_ids, export);
         shares.limit_kernel(&mut settings);
         let how = SessionOptions { readers, transport: wanted, memory: shares.requests() };
         let session = Session::start(mount, adapter.clone(), spawner, &settings, how)?;

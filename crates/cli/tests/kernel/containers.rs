@@ -172,22 +172,20 @@ fn a_renamed_file_is_found_when_the_overlay_is_mounted_again() {
 }
 
 /// Users of the pool from 0 on are those from 100000 on at the second mount.
-struct Mapped {
+pub(crate) struct Mapped {
     _over: Over,
-    site: Site,
+    pub(crate) site: Site,
 }
 
-const FIRST: u32 = 100_000;
+pub(crate) const FIRST: u32 = 100_000;
 
 impl Mapped {
-    fn mounted() -> Option<Mapped> {
+    pub(crate) fn mounted() -> Option<Mapped> {
         let site = Site::mounted()?;
         fs::set_permissions(site.place.path(), Permissions::from_mode(0o755)).unwrap();
         let target = site.place.path().join("mapped");
         fs::create_dir(&target).unwrap();
-        let mut mount = Command::new("python3");
-        mount.arg(IDMAP).arg(site.mnt()).arg(&target).arg(format!("0:{FIRST}:65536"));
-        let mounted = mount.output().unwrap();
+        let mounted = Mapped::mount(&site.mnt(), &target);
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
         let version: Vec<u32> = release.split('.').filter_map(|part| part.parse().ok()).collect();
         if version < vec![6, 12] {
@@ -198,7 +196,14 @@ impl Mapped {
         Some(Mapped { _over: Over(target), site })
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    /// Shows what is mounted at `source` at `target` as well, with mapped ids.
+    pub(crate) fn mount(source: &Path, target: &Path) -> Output {
+        let mut mount = Command::new("python3");
+        mount.arg(IDMAP).arg(source).arg(target).arg(format!("0:{FIRST}:65536"));
+        mount.output().unwrap()
+    }
+
+    pub(crate) fn at(&self, name: &str) -> PathBuf {
         self.site.place.path().join("mapped").join(name)
     }
 

@@ -5,6 +5,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "it looks at processes from outside")]
 
+mod callers;
 mod containers;
 mod data;
 mod names;

@@ -137,12 +137,12 @@ fn only_owners_of_roots_look_through_subvolumes() {
 }
 
 fn rules(owners_may: bool) -> Rules {
-    Rules { mounted_by: 0, owners_may, identify: None }
+    Rules { mounted_by: None, owners_may, sees_callers: true }
 }
 
 /// What `uid` is told who asks on `node`, as text; and what the kernel forgets.
 fn told(fake: &Fake, rules: Rules, uid: u32, node: NodeId, text: &[u8]) -> (Value, Changed) {
-    let by = Some(Who { uid, gid: uid, knows_owners: true });
+    let by = Some(Who { uid, gid: uid, is_root: uid == 0, knows_owners: true });
     let room = TENANTS.bytes();
     let Answered { mut text, changed } = now(answer(fake, rules, by, node, text, room));
     assert!(text.len() <= room);
@@ -218,7 +218,7 @@ fn who_may_delete_a_subvolume_may_remove_an_empty_one() {
     let mine = [(at(1, 5), ALICE), (at(7, 1), ALICE), (at(1, 6), BOB)];
     let fake = Fake { owners: mine.into(), ..Fake::default() };
     let may = |rules, uid, node| {
-        let by = Some(Who { uid, gid: uid, knows_owners: true });
+        let by = Some(Who { uid, gid: uid, is_root: uid == 0, knows_owners: true });
         now(may_delete(&fake, rules, by, node, b"sub")).map_err(|refusal| refusal.code)
     };
     let not = Err("EPERM".to_owned());
@@ -231,22 +231,26 @@ fn who_may_delete_a_subvolume_may_remove_an_empty_one() {
 /// By such a mount the owner's id is another user's.
 #[test]
 fn owners_have_no_rights_where_ids_are_mapped_and_nobody_has_who_is_not_identified() {
-    let fake = Fake { owners: [(at(1, 5), ALICE), (at(7, 1), ALICE)].into(), ..Fake::default() };
-    let may = |by| {
-        let told = now(may_delete(&fake, rules(true), by, at(1, 5), b"sub"));
+    let owners = [(at(1, 5), ALICE), (at(7, 1), ALICE), (at(1, 6), 0)];
+    let fake = Fake { owners: owners.into(), ..Fake::default() };
+    let may_at = |node, by| {
+        let told = now(may_delete(&fake, rules(true), by, node, b"sub"));
         told.map_err(|refusal| refusal.message)
     };
-    let who = Who { uid: ALICE, gid: ALICE, knows_owners: true };
+    let may = |by| may_at(at(1, 5), by);
+    let who = Who { uid: ALICE, gid: ALICE, is_root: false, knows_owners: true };
     assert_eq!(may(Some(who)), Ok(()));
-    assert_eq!(may(Some(Who { uid: 0, knows_owners: false, ..who })), Ok(()));
+    assert_eq!(may(Some(Who { uid: 0, is_root: true, knows_owners: false, ..who })), Ok(()));
     let mapped = may(Some(Who { knows_owners: false, ..who }));
-    assert!(mapped.unwrap_err().contains("idmapped mount"));
+    assert!(mapped.unwrap_err().contains("user_subvolumes"));
+    let powerless = may_at(at(1, 6), Some(Who { uid: 0, ..who }));
+    assert!(powerless.unwrap_err().contains("CAP_SYS_ADMIN"));
     assert!(may(None).unwrap_err().contains("which process"));
 }
 
 #[test]
 fn who_mounted_the_pool_is_as_good_as_root() {
-    let mine = Rules { mounted_by: ALICE, owners_may: false, identify: None };
+    let mine = Rules { mounted_by: Some(ALICE), owners_may: false, sees_callers: true };
     assert_eq!(ask(&Fake::default(), mine, ALICE, at(1, 5), create())["answer"], 42);
     refused(&ask(&Fake::default(), mine, BOB, at(1, 5), create()), "EPERM", "user_subvolumes");
 }
