@@ -86,6 +86,7 @@ impl Mount {
             if self.again(&request)? {
                 return Ok(());
             }
+            mount_again::remove_dead(&request.pool)?;
             match self.first(&request, log) {
                 // Somebody else mounted it meanwhile, or its last mount is just leaving.
                 Err(failure)

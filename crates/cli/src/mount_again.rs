@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use copyhold_fuse::mount::{self, MountEntry, Tree};
+use copyhold_fuse::mount::{self, MountEntry, MountError, Tree};
 use rustix::process::Pid;
 use serde_json::Value;
 
@@ -56,6 +56,30 @@ pub(crate) fn mount(request: &Request) -> Result<bool, Failure> {
 
 /// Where root has mounted `pool`, newest first, as long as it is served.
 pub(crate) fn mounts_of(pool: &Path) -> Result<Vec<MountEntry>, Failure> {
+    let mut all = all_of(pool)?;
+    all.retain(|entry| !entry.is_dead());
+    Ok(all)
+}
+
+/// Takes mounts of a block device whose daemon is gone out of the tree, wherever they are: the
+/// device is theirs until the last one is gone. A pool file is free when its daemon is gone.
+pub(crate) fn remove_dead(pool: &Path) -> Result<(), Failure> {
+    if !is_block_device(pool) || !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    for entry in all_of(pool)?.iter().filter(|entry| entry.is_dead()) {
+        tracing::info!(place = %entry.mount_point.display(), "removing a dead mount of the device");
+        match mount::unmount(&entry.mount_point, true) {
+            // It went with one before it, or another process removed it.
+            Ok(()) | Err(MountError::NotMounted { .. } | MountError::Missing { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Where root has mounted `pool`, newest first.
+fn all_of(pool: &Path) -> Result<Vec<MountEntry>, Failure> {
     let number = fs::metadata(pool).ok().filter(|found| found.file_type().is_block_device());
     let number =
         number.map(|found| (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev())));
@@ -64,7 +88,7 @@ pub(crate) fn mounts_of(pool: &Path) -> Result<Vec<MountEntry>, Failure> {
     all.retain(|entry| {
         let is_source = || mount_table::absolute(Path::new(&entry.source)) == *pool;
         let is_same = if number.is_some() { number == Some(entry.device) } else { is_source() };
-        entry.user() == Some(0) && is_same && !entry.is_dead()
+        entry.user() == Some(0) && is_same
     });
     Ok(all)
 }

@@ -55,6 +55,27 @@ impl Drop for Place {
     }
 }
 
+/// A loop device over a file; places on it are dropped before it.
+struct Loop(String);
+
+impl Loop {
+    fn over(file: &str) -> Option<Loop> {
+        let made = Command::new("losetup").args(["--find", "--show", file]).output().unwrap();
+        let device = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+        if device.is_empty() {
+            eprintln!("skipped: no loop devices here");
+            return None;
+        }
+        Some(Loop(device))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.0]).status();
+    }
+}
+
 /// What the table of mounts says of the mount at `path`.
 fn options_at(path: &Path) -> Option<String> {
     let table = fs::read_to_string("/proc/self/mounts").unwrap();
@@ -352,30 +373,44 @@ fn a_block_device_is_mounted_again_as_any() {
     site.subvolume("a");
     fs::write(site.path("a/file"), b"kept").unwrap();
     site.done(&["umount", &site.at("")]);
-    let losetup = |arguments: &[&str]| {
-        let output = Command::new("losetup").args(arguments).output().unwrap();
-        String::from_utf8(output.stdout).unwrap().trim().to_owned()
-    };
-    let device = losetup(&["--find", "--show", &site.pool()]);
-    if device.is_empty() {
-        eprintln!("skipped: no loop devices here");
-        return;
-    }
+    let Some(over) = Loop::over(&site.pool()) else { return };
+    let device = over.0.as_str();
     let [first, second] = ["first", "again"].map(|name| Place::of(&site, name));
-    let checked = std::panic::catch_unwind(|| {
-        // It is also mounted from the beginning as a part.
-        for options in ["subvol=a", "rw"] {
-            site.done(&["mount", "-o", options, &device, first.at()]);
-            site.done(&["mount", "-o", "subvol=a,nosuid", &device, second.at()]);
-            assert_eq!(fs::read(second.path("file")).unwrap(), b"kept");
-            assert!(options_at(&second.0).unwrap().starts_with("rw,nosuid"));
-            assert_eq!(daemon(&site, first.at()), daemon(&site, second.at()));
-            site.done(&["umount", first.at()]);
-            assert_eq!(fs::read(second.path("file")).unwrap(), b"kept");
-            site.done(&["umount", &device]);
-            assert!(!second.is_mounted());
+    // It is also mounted from the beginning as a part.
+    for options in ["subvol=a", "rw"] {
+        site.done(&["mount", "-o", options, device, first.at()]);
+        site.done(&["mount", "-o", "subvol=a,nosuid", device, second.at()]);
+        assert_eq!(fs::read(second.path("file")).unwrap(), b"kept");
+        assert!(options_at(&second.0).unwrap().starts_with("rw,nosuid"));
+        assert_eq!(daemon(&site, first.at()), daemon(&site, second.at()));
+        site.done(&["umount", first.at()]);
+        assert_eq!(fs::read(second.path("file")).unwrap(), b"kept");
+        site.done(&["umount", device]);
+        assert!(!second.is_mounted());
+    }
+}
+
+/// A dead mount keeps its device from all others.
+#[test]
+fn dead_mounts_of_a_block_device_make_room_for_a_new_one() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.done(&["umount", &site.at("")]);
+    let Some(over) = Loop::over(&site.pool()) else { return };
+    let device = over.0.as_str();
+    let [first, second] = ["first", "again"].map(|name| Place::of(&site, name));
+    // One place, two, and those of a subvolume; then the other one is taken.
+    for (options, places) in [("rw", 1), ("rw", 2), ("subvolid=1", 2), ("ro", 2)] {
+        site.done(&["mount", "-o", options, device, first.at()]);
+        if places == 2 {
+            site.done(&["mount", "-o", options, device, second.at()]);
         }
-    });
-    losetup(&["-d", &device]);
-    checked.unwrap();
+        kill_process(daemon(&site, first.at()), Signal::KILL).unwrap();
+        wait_until(|| number_of(&first.0) == Some(Errno::NOTCONN));
+        site.done(&["mount", device, first.at()]);
+        assert!(!second.is_mounted(), "{options} {places}");
+        fs::write(first.path("file"), options).unwrap();
+        site.done(&["mount", device, second.at()]);
+        assert_eq!(fs::read_to_string(second.path("file")).unwrap(), options);
+        site.done(&["umount", device]);
+    }
 }
