@@ -6,7 +6,7 @@
 //!
 //! A pool that is mounted in other places, or in other namespaces, stays open, and its lock is not
 //! waited for. When the last mount goes, umount(2) takes down the filesystem before it returns, so
-//! whether the kernel still has it says which of both it is.
+//! whether the kernel still has this very filesystem says which of both it is.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -46,6 +46,7 @@ impl Umount {
     pub(crate) fn run(self, report: Report) -> Result<(), Failure> {
         let mounts = mount_table::named(&self.target)?;
         let pool = Path::new(&mounts[0].source);
+        let before: Vec<_> = mounts.iter().map(MountEntry::identity).collect();
         // Newest first: one of them may be in another.
         for entry in mounts.iter().rev() {
             match mount::unmount(&entry.mount_point, self.lazy) {
@@ -54,7 +55,8 @@ impl Umount {
                 result => result?,
             }
         }
-        if mounts.iter().any(MountEntry::is_in_use) {
+        let mut both = mounts.iter().zip(before);
+        if both.any(|(entry, before)| before.is_some() && entry.identity() == before) {
             return report.note(|| {
                 format!(
                     "{} is unmounted; its pool is still in use elsewhere",

@@ -145,6 +145,27 @@ fn a_busy_mount_is_not_unmounted_and_says_so() {
     assert!(matches!(mounted.end(), End::Unmounted));
 }
 
+/// The kernel gives the number of the one to the next.
+#[test]
+fn a_filesystem_that_has_gone_is_not_taken_for_the_next_one() {
+    if !can_mount() {
+        return;
+    }
+    let mounted = Mounted::memory();
+    let of = |mounted: &Mounted| mount::mounted_at(mounted.mount.mount_point()).unwrap().unwrap();
+    let first = of(&mounted);
+    let identity = first.identity();
+    assert!(identity.is_some());
+    assert_eq!(first.identity(), identity);
+    assert!(matches!(mounted.end(), End::Unmounted));
+    for _ in 0..20 {
+        let next = Mounted::memory();
+        assert_ne!(first.identity(), identity);
+        assert_ne!(of(&next).identity(), identity);
+        assert!(matches!(next.end(), End::Unmounted));
+    }
+}
+
 #[test]
 fn a_detached_mount_serves_its_last_user() {
     if !can_mount() {

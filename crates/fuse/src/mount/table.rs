@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -39,11 +40,14 @@ impl MountEntry {
         self.options.split(',').any(|option| option == "ro")
     }
 
-    /// Whether the filesystem is still mounted, in whichever namespace, or used though it is not.
-    pub fn is_in_use(&self) -> bool {
+    /// What tells this filesystem from all others, as long as it is mounted in whichever namespace,
+    /// or used though it is not; none when it has gone. Device numbers do not: the kernel gives
+    /// them to the next filesystem at once. Numbers of directories in sysfs it gives in turn.
+    pub fn identity(&self) -> Option<u64> {
         let (major, minor) = self.device;
         let suffix = if self.kind.starts_with("fuseblk") { "-fuseblk" } else { "" };
-        Path::new(&format!("/sys/class/bdi/{major}:{minor}{suffix}")).exists()
+        let shown = fs::metadata(format!("/sys/class/bdi/{major}:{minor}{suffix}"));
+        shown.ok().map(|directory| directory.ino())
     }
 
     fn parse(line: &[u8]) -> Option<MountEntry> {
