@@ -1,60 +1,22 @@
 //! Clients of one filesystem, stopped anywhere in their operations for the sake of others: what is
 //! in memory, what the log says and what the check finds agree.
 
-use std::collections::BTreeMap;
+mod common;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use copyhold_check::{Options, check_device};
-use copyhold_device::DynDevice;
-use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
-use copyhold_fs::{Caller, FileKind, Filesystem, NodeId, OpenFlags, RenameFlags, SetAttr};
-use copyhold_pool::{CreateOptions, Limits, OpenOptions, Pool, Sabotage};
+use copyhold_fs::{Filesystem, OpenFlags, RenameFlags, SetAttr};
+use copyhold_pool::Sabotage;
 use copyhold_runtime::Rt;
 use copyhold_shuttle::{Order, ShuttleRuntime, explore};
-use copyhold_types::{DeviceId, PoolId};
 use shuttle::future::yield_now;
 
-const BLOCKS: u64 = 4096;
+use common::{CALLER, ROOT, device, empty, holds, look, pool, times};
+
 const CLIENTS: u64 = 3;
 const STEPS: u64 = 5;
-const ROOT: NodeId = NodeId::ROOT;
-const CALLER: Caller = Caller::ROOT;
-
-/// An empty filesystem. Made once: an image has no locks.
-static EMPTY: OnceLock<SimImage> = OnceLock::new();
-
-fn device(rt: &Rt, image: SimImage) -> Arc<SimDevice> {
-    SimDevice::from_image(rt.clone(), DeviceId(0), image, SimConfig::new(1))
-}
-
-async fn pool(rt: &Rt, device: DynDevice, sabotage: Option<Sabotage>) -> Arc<Pool> {
-    let limits = Limits { sabotage, delta_bytes: 256 << 10, ..Limits::default() };
-    let options = OpenOptions { tenants: true, limits, ..OpenOptions::default() };
-    Pool::open(rt.clone(), device, options).await.unwrap()
-}
-
-async fn empty(rt: &Rt) -> SimImage {
-    if let Some(image) = EMPTY.get() {
-        return image.clone();
-    }
-    let device = device(rt, SimImage::empty(BLOCKS));
-    let options = CreateOptions {
-        id: Some(PoolId([7; 16])),
-        log_bytes: Some(1 << 20),
-        metaslab_blocks: Some(1024),
-        node_bytes: Some(4096),
-        partition_leaves: Some(8),
-        ..CreateOptions::default()
-    };
-    Pool::create(rt, &(device.clone() as DynDevice), &options).await.unwrap();
-    let pool = pool(rt, device.clone(), None).await;
-    Filesystem::format(&pool, &CALLER, 0o755).await.unwrap();
-    pool.close().await.unwrap();
-    EMPTY.get_or_init(|| device.image()).clone()
-}
 
 /// One client: its operations meet those of the others at shared names.
 async fn client(fs: &Arc<Filesystem>, number: u64) {
@@ -87,27 +49,6 @@ async fn client(fs: &Arc<Filesystem>, number: u64) {
     }
 }
 
-/// Names with what they lead to: links, and content.
-type Shown = BTreeMap<Vec<u8>, (u32, Vec<u8>)>;
-
-async fn look(fs: &Arc<Filesystem>) -> Shown {
-    let mut names = Vec::new();
-    let mut take = |entry: &copyhold_fs::DirEntry<'_>| {
-        names.push(entry.name.to_vec());
-        true
-    };
-    fs.readdir(ROOT, 0, &mut take).await.unwrap();
-    let mut found = BTreeMap::new();
-    for name in names {
-        let Ok(entry) = fs.lookup(ROOT, &name).await else { continue };
-        if entry.attr.kind == FileKind::Regular {
-            let content = fs.read(entry.node, 0, entry.attr.size as usize).await.unwrap().to_vec();
-            found.insert(name, (entry.attr.nlink, content));
-        }
-    }
-    found
-}
-
 /// All clients at once; then the power fails, and what a sync had promised is there.
 async fn history(rt: Arc<ShuttleRuntime>, sabotage: Option<Sabotage>) {
     let rt: Rt = rt;
@@ -128,18 +69,6 @@ async fn history(rt: Arc<ShuttleRuntime>, sabotage: Option<Sabotage>) {
     fs.sync().await.unwrap();
     let shown = look(&fs).await;
     holds(&rt, device_one.crash(3), shown).await;
-}
-
-/// What was synced is what is found, and nothing is wrong with it.
-async fn holds(rt: &Rt, image: SimImage, shown: Shown) {
-    let device = device(rt, image);
-    let fs = Filesystem::open(pool(rt, device.clone(), None).await, Default::default());
-    let fs = fs.await.unwrap();
-    assert_eq!(look(&fs).await, shown, "what was synced, and what was found");
-    fs.close().await.unwrap();
-    fs.pool().close().await.unwrap();
-    let report = check_device(rt.clone(), device, Options::default()).await.unwrap();
-    assert!(report.findings.is_empty(), "{:#?}", report.findings);
 }
 
 /// One client of tenants: what it writes and snapshots, others settle at the same time.
@@ -186,10 +115,6 @@ async fn snapshots(rt: Arc<ShuttleRuntime>) {
     fs.close().await.unwrap();
     fs.pool().close().await.unwrap();
     holds(&rt, device_one.image(), shown).await;
-}
-
-fn times(usual: usize) -> usize {
-    std::env::var("TIMES").ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
 
 #[test]
