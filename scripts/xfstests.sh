@@ -24,7 +24,7 @@ if [ "$(id -u)" != 0 ]; then
 fi
 cd "$(dirname "$0")/.."
 if [ -z "${XFSTESTS_INSIDE:-}" ]; then
-    XFSTESTS_INSIDE=1 exec unshare --mount --propagation private --pid --fork --kill-child \
+    XFSTESTS_INSIDE=1 exec unshare --mount --propagation slave --pid --fork --kill-child \
         --mount-proc "$0" "$@"
 fi
 XFSTESTS=$(realpath "${XFSTESTS:?the directory of a built tree of xfstests}")
