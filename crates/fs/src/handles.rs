@@ -105,7 +105,7 @@ impl Filesystem {
         if self.inodes.drop_open(node)
             && let Some(inode) = self.inodes.get(node)
         {
-            inode.state().data.end_hold();
+            inode.state().data.is_empty_no_more();
             self.reap_if_unused(&inode);
         }
     }
@@ -113,7 +113,10 @@ impl Filesystem {
     /// Whether a file has content that a truncation would take. Who opens such a one for writing is
     /// to say when he closes it ([`Self::flush`]).
     pub fn has_content(&self, node: NodeId) -> bool {
-        self.inodes.get(node).is_some_and(|inode| inode.state().shown.size > 0)
+        self.inodes.get(node).is_some_and(|inode| {
+            let state = inode.state();
+            state.shown.size > 0 || state.data.is_emptied()
+        })
     }
 
     /// A descriptor is closed. If the file was emptied through a descriptor, and nothing was
@@ -121,8 +124,8 @@ impl Filesystem {
     /// told by fsync (R34).
     pub async fn flush(self: &Arc<Self>, node: NodeId) -> Result<()> {
         let inode = self.inode(node).await?;
-        let is_held_back = inode.state().data.is_held_back();
-        if is_held_back { self.fsync(node, false).await } else { Ok(()) }
+        let is_emptied = inode.state().data.is_emptied();
+        if is_emptied { self.fsync(node, false).await } else { Ok(()) }
     }
 
     fn unused(self: &Arc<Self>, node: NodeId) {

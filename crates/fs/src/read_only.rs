@@ -95,8 +95,8 @@ impl Filesystem {
 
     /// What was left undone when it was made, or before it was set read-only, is taken up now.
     async fn make_writable(self: &Arc<Self>, subvol: &Arc<Subvol>) -> Result<()> {
-        let credit = self.credit(Tier::DeleteSubvolume, 1, Volumes::LIFE_BYTES).await?;
         let reading = self.unknow_leftovers(subvol).await;
+        let credit = self.credit(Tier::DeleteSubvolume, 1, Volumes::LIFE_BYTES).await?;
         self.volumes.set_read_only(&subvol.volume, false, credit)?;
         self.read_leftovers(subvol, &reading).await;
         subvol.writable()

@@ -186,6 +186,10 @@ impl Filesystem {
         if inode.state().item.nlink > 0 {
             return self.cut_now(&inode).await;
         }
+        // Its last user comes here again.
+        if self.inodes.is_held(node) && !self.breaks(Sabotage::ReplayInUse) {
+            return Ok(());
+        }
         {
             let _map = inode.map.write().await;
             let state = inode.state();
@@ -265,12 +269,12 @@ impl Filesystem {
 
     /// Places on the lists of a file that does not exist.
     async fn drop_list_items(&self, node: NodeId) -> Result<()> {
+        let subvol = self.subvol(node.subvol).await?;
         let credit = self.credit(Tier::Delete, 2, 2 * KEY_BYTES).await?;
         let mut tx = Transaction::new();
         debug_assert_eq!(orphan_key(node.ino).kind, ORPHAN);
         tx.delete(FILES, orphan_key(node.ino));
         tx.delete(FILES, truncate_key(node.ino));
-        let subvol = self.subvol(node.subvol).await?;
         self.volumes.steady_to_tidy(&subvol.volume)?.apply(credit, tx, None)?;
         Ok(())
     }

@@ -128,6 +128,9 @@ impl Filesystem {
     ) -> Result<()> {
         let mut state = inode.state();
         state.expect_present()?;
+        if inode.is_placeholder() {
+            return Err(FsError::NotPermitted("a subvolume's place in a snapshot does not change"));
+        }
         let mut item = state.next_item();
         change(&mut state, &mut item)?;
         let mut tx = Transaction::new();

@@ -10,6 +10,8 @@ use common::*;
 use copyhold_fs::{Caller, Filesystem, NodeId, OpenFlags, SetAttr};
 
 const OLD: usize = 300_000;
+/// Less than until a timer writes back.
+const SOON: Duration = Duration::from_secs(2);
 /// Longer than anything waits for a timer.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -59,10 +61,10 @@ async fn wait(fs: &Filesystem, time: Duration) {
 }
 
 #[test]
-fn a_truncation_alone_leaves_the_old_content_while_the_file_is_open() {
+fn a_truncation_alone_leaves_the_old_content_until_it_is_written_back() {
     let found = left(1, async |fs, node| {
         truncated(fs, node).await;
-        wait(fs, LONG).await;
+        wait(fs, SOON).await;
         // Another file that is made durable takes nothing of it along.
         let other = create(fs, "other").await;
         write(fs, other, 0, b"other").await;
@@ -78,6 +80,47 @@ fn a_truncation_alone_is_durable_when_the_close_returns() {
         fs.flush(node).await.unwrap();
     });
     assert_eq!(found, b"");
+}
+
+#[test]
+fn a_truncation_that_nothing_follows_is_written_back_in_time() {
+    let found = left(6, async |fs, node| {
+        truncated(fs, node).await;
+        wait(fs, LONG).await;
+        let other = create(fs, "other").await;
+        fs.fsync(other, false).await.unwrap();
+    });
+    assert_eq!(found, b"");
+}
+
+#[test]
+fn a_close_by_another_descriptor_makes_it_durable_too() {
+    let found = left(7, async |fs, node| {
+        truncated(fs, node).await;
+        fs.open_node(node, OpenFlags::READ_WRITE).await.unwrap();
+        assert!(fs.has_content(node), "a close is to be told");
+        fs.flush(node).await.unwrap();
+    });
+    assert_eq!(found, b"");
+}
+
+/// R35 with more than one batch under way: they are installed in the order of the file (D9).
+#[test]
+fn a_rewrite_longer_than_a_batch_never_leaves_the_file_empty() {
+    const BATCH: usize = 4 << 20;
+    for seed in seeds(20) {
+        let found = left(seed, async |fs, node| {
+            truncated(fs, node).await;
+            write(fs, node, 0, &pattern(2, BATCH + 65_536)).await;
+            let other = create(fs, "other").await;
+            let full = fs.dirty_bytes();
+            while fs.dirty_bytes() == full {
+                wait(fs, Duration::from_micros(50)).await;
+            }
+            fs.fsync(other, false).await.unwrap();
+        });
+        assert!(!found.is_empty(), "seed {seed}");
+    }
 }
 
 #[test]

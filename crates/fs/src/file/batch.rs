@@ -78,7 +78,14 @@ impl Filesystem {
         version: u64,
         attach: bool,
     ) -> Result<bool> {
-        let Some(batch) = Batch::take(self, inode, version, attach) else { return Ok(false) };
+        let batch = loop {
+            match Batch::take(self, inode, version, attach) {
+                Some(batch) => break batch,
+                // D9.
+                None if inode.state().data.waits_for_cut() => self.batches_end(inode).await,
+                None => return Ok(false),
+            }
+        };
         let inode = inode.clone();
         let write = async move {
             let result = batch.write().await;

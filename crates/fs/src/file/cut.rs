@@ -6,7 +6,8 @@
 //!
 //! D5  From the first whole block behind the cut on, what the table has is nobody's (R35).
 //!     Its last transaction is not refused for space: what that adds to tables was reserved when
-//!     the file was cut (R21).
+//!     the file was cut (R21). While it `wants_steps` before, nothing is accepted for the file:
+//!     steps may be refused, and what was accepted may not.
 //! D6  Blocks that are logged behind the logged size are announced as a cut: after a crash they are
 //!     nobody's content, and must not show when the file grows (R36).
 
@@ -21,6 +22,8 @@ pub(crate) struct Cut {
     /// Extents from the cut up to this block are removed already.
     removed_to: u64,
     announced: bool,
+    /// There may be more to remove than one transaction can.
+    wants_steps: bool,
     /// For what the removal adds to tables.
     room: Option<Reservation>,
     /// Where the blocks end that were logged behind the logged size, and the block from which on a
@@ -34,6 +37,7 @@ impl Cut {
         size: None,
         removed_to: 0,
         announced: false,
+        wants_steps: false,
         room: None,
         ahead: 0,
         ahead_announced: None,
@@ -58,6 +62,15 @@ impl Cut {
         self.announced
     }
 
+    pub(crate) fn wants_steps(&self) -> bool {
+        self.size.is_some() && self.wants_steps
+    }
+
+    /// What is left goes with one transaction.
+    pub(crate) fn wants_no_steps(&mut self) {
+        self.wants_steps = false;
+    }
+
     /// First block of which the table knows nothing that counts (D5).
     pub(crate) fn block(&self) -> u64 {
         self.size.map_or(u64::MAX, |size| size.div_ceil(BLOCK))
@@ -73,6 +86,7 @@ impl Cut {
         if self.size.is_none_or(|cut| size < cut) {
             self.size = Some(size);
             self.removed_to = 0;
+            self.wants_steps = true;
         }
     }
 
@@ -87,6 +101,7 @@ impl Cut {
     pub(crate) fn resume(&mut self, size: u64) {
         self.size = Some(size);
         self.announced = true;
+        self.wants_steps = true;
     }
 
     /// A step has removed what was before `block`, and announced the rest.
@@ -108,6 +123,7 @@ impl Cut {
         self.size = None;
         self.removed_to = 0;
         self.announced = false;
+        self.wants_steps = false;
         self.room = None;
     }
 

@@ -13,11 +13,11 @@
 //!     size goes no further than the first block that is not covered in full (F1).
 //! D5, D6  What the table has and does not count: see [`Cut`].
 //! D7  A file of which all is logged has no [`Unsettled`]: most files in memory are such.
-//! D8  O_TRUNC, and any other truncation to nothing while the file is open for writing, is
-//!     `held_back`: no background write logs it alone, so the old content is there after a crash
-//!     until there is new. It is logged with the first write, when the file is closed, and by
-//!     whoever asks for all that is dirty; never by a batch that was taken before, of which nothing
-//!     is left.
+//! D8  A file that was `emptied` while it is open for writing (O_TRUNC) is to be durable when it is
+//!     closed, until something is written to it. A batch that was taken before, of which nothing is
+//!     left, does not log the cut.
+//! D9  While a cut is pending, at most one batch is under way. So the cut is logged together with
+//!     the first blocks that were written since: later ones alone would leave the file empty (R35).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut, Range};
@@ -91,8 +91,8 @@ pub(crate) struct Unsettled {
     /// The file is on the list of dirty ones.
     listed: bool,
     /// D8, and the last batch that was taken before.
-    held_back: bool,
-    emptied: u64,
+    emptied: bool,
+    overtaken: u64,
 }
 
 /// Of a file of which all is logged.
@@ -104,8 +104,8 @@ static NOTHING: Unsettled = Unsettled {
     cut: Cut::NOTHING,
     changed: false,
     listed: false,
-    held_back: false,
-    emptied: 0,
+    emptied: false,
+    overtaken: 0,
 };
 
 impl Unsettled {
@@ -116,6 +116,7 @@ impl Unsettled {
             && self.cut.is_nothing()
             && !self.changed
             && !self.listed
+            && !self.emptied
     }
 }
 
@@ -179,26 +180,36 @@ impl FileData {
         }
     }
 
-    /// The truncation waits for what follows it, or for the file's end of use (D8).
-    pub(crate) fn hold_back(&mut self) {
-        let emptied = self.last_batch;
-        (self.held_back, self.emptied) = (true, emptied);
+    /// The file is cut to nothing while it is open for writing (D8).
+    pub(crate) fn empty(&mut self) {
+        let overtaken = self.last_batch;
+        (self.emptied, self.overtaken) = (true, overtaken);
     }
 
-    /// Whether batch `id` was taken before an open emptied the file (D8).
+    /// Whether batch `id` was taken before the file was emptied (D8).
     pub(crate) fn is_overtaken(&self, id: u64) -> bool {
-        id <= self.emptied
+        id <= self.overtaken
     }
 
-    /// D8 asks for nothing more.
-    pub(crate) fn end_hold(&mut self) {
-        if let Some(unsettled) = &mut self.unsettled {
-            unsettled.held_back = false;
+    /// Something was written, or nobody has the file open any more (D8).
+    pub(crate) fn is_empty_no_more(&mut self) {
+        if self.emptied {
+            self.emptied = false;
+            self.let_go();
         }
     }
 
-    pub(crate) fn is_held_back(&self) -> bool {
-        self.held_back
+    pub(crate) fn is_emptied(&self) -> bool {
+        self.emptied
+    }
+
+    /// Blocks have to wait for the batch under way (D9).
+    pub(crate) fn waits_for_cut(&self) -> bool {
+        self.ready > 0 && self.is_cutting()
+    }
+
+    fn is_cutting(&self) -> bool {
+        self.cut.size().is_some() && !self.batches.is_empty()
     }
 
     pub(crate) fn cut_is_logged(&mut self) {
@@ -344,6 +355,9 @@ impl FileData {
         self.last_batch += 1;
         let id = self.last_batch;
         let nothing = Took { id, blocks: Vec::new(), in_place: false };
+        if self.is_cutting() {
+            return nothing;
+        }
         let Some(unsettled) = &mut self.unsettled else { return nothing };
         let mut took = Vec::with_capacity(unsettled.ready.min(blocks_max));
         let mut pieces = 0;
@@ -380,7 +394,7 @@ impl FileData {
 
     /// Starts a batch of no blocks: there are none, but size, times or a cut are to be logged.
     pub(crate) fn take_nothing(&mut self, id: u64) -> bool {
-        let alone = self.ready == 0 && self.batches.is_empty() && !self.held_back;
+        let alone = self.ready == 0 && self.batches.is_empty();
         alone && (self.cut.size().is_some() || self.changed) && self.batches.insert(id)
     }
 

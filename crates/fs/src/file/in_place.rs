@@ -4,9 +4,12 @@
 //! lock is held from the look-up until the extents are converted (R10). Recovery verifies what a
 //! batch allocates; this is not among it, so the data is made durable before its transaction.
 
+use std::collections::VecDeque;
+
 use copyhold_format::block_checksum;
 use copyhold_format::item::{Extent, ExtentState};
 use copyhold_pool::{Cached, Tier, Transaction};
+use copyhold_runtime::WriteGuard;
 
 use super::batch::{Batch, Placed};
 use super::extent_map::{MapEdit, extent_bytes};
@@ -72,7 +75,7 @@ impl Filesystem {
 impl Batch {
     pub(super) async fn write_in_place(&self) -> Result<()> {
         let (fs, inode) = (&self.fs, &self.inode);
-        let _map = inode.map.write().await;
+        let _map = self.map_behind_cuts().await?;
         let (Some((first, _)), Some((last, _))) = (self.took.first(), self.took.last()) else {
             return Ok(());
         };
@@ -109,6 +112,22 @@ impl Batch {
         self.log(&mut state, steady, credit, tx, item, &blocks)?;
         state.note_logged();
         Ok(())
+    }
+
+    /// The map, when what is stored holds behind the logged size: a cut goes first, alone (R36).
+    async fn map_behind_cuts(&self) -> Result<WriteGuard<'_>> {
+        loop {
+            let map = self.inode.map.write().await;
+            let is_cut = {
+                let state = self.inode.state();
+                state.data.cut.size().is_some() && !state.data.is_overtaken(self.taken.id)
+            };
+            if !is_cut {
+                return Ok(map);
+            }
+            drop(map);
+            self.install_some(&[], &mut VecDeque::new(), None).await?;
+        }
     }
 
     /// Lays the blocks over the preallocated extents that they are in.

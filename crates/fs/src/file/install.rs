@@ -51,7 +51,7 @@ impl Batch {
     }
 
     /// Installs as many of `placed` as fit one transaction. How many.
-    async fn install_some(
+    pub(super) async fn install_some(
         &self,
         placed: &[Placed],
         claims: &mut VecDeque<Claim>,
@@ -251,7 +251,7 @@ impl Filesystem {
     /// what is left is not. Refused like a delete (R21); what is left stays announced. Nothing is
     /// to be done for a batch that was overtaken (D8).
     pub(crate) async fn cut_step(&self, inode: &InodeRef, batch: u64) -> Result<bool> {
-        if inode.state().data.cut.size().is_none() {
+        if !inode.state().data.cut.wants_steps() {
             return Ok(true);
         }
         let _map = inode.map.write().await;
@@ -264,6 +264,7 @@ impl Filesystem {
         };
         let extents = self.extents(inode, from..u64::MAX, CUT_MAX + 1).await?;
         if extents.len() <= CUT_MAX {
+            inode.state().data.cut.wants_no_steps();
             return Ok(true);
         }
         let (last, extent) = &extents[CUT_MAX - 1];

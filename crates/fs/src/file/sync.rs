@@ -53,8 +53,7 @@ impl Filesystem {
         attach: bool,
     ) -> Result<()> {
         let (mut version, size) = {
-            let mut state = inode.state();
-            state.data.end_hold();
+            let state = inode.state();
             if state.data.is_settled() && !state.data.is_writing(u64::MAX) {
                 return Ok(());
             }
@@ -63,9 +62,7 @@ impl Filesystem {
         loop {
             while self.write_batch(inode, version, attach).await? {}
             self.batches_end(inode).await;
-            let mut state = inode.state();
-            // Another open may have begun one meanwhile.
-            state.data.end_hold();
+            let state = inode.state();
             let data = &state.data;
             let all = !data.waits(version)
                 && data.cut.size().is_none()

@@ -5,8 +5,8 @@
 //!
 //! A cut gives nothing back where snapshots share the file, and adds to tables. So it reserves what
 //! its last transaction adds (D5), and is refused where deletes are (R21). A file of many extents
-//! is cut in steps before, which are refused likewise: on a pool that is nearly full they are made
-//! here, so that the caller is told.
+//! is cut in steps before, which are refused likewise: they are made here, so that the caller is
+//! told, and not somebody whose data was accepted since.
 
 use std::sync::Arc;
 
@@ -23,8 +23,6 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// By which tables may grow for each extent that a cut removes, and for the rest of it: deletions,
 /// what deadlists and shares say, in two copies (`Pool::admit`).
 const EXTENT_GROWTH: u64 = 1536;
-/// With fewer blocks than this for writes, steps of a cut are made at once.
-const SHORT_BLOCKS: u64 = 256;
 
 impl Filesystem {
     /// Sets the size of a regular file. The caller holds its data lock exclusively.
@@ -32,13 +30,13 @@ impl Filesystem {
         self.resize(inode, size, false).await
     }
 
-    /// Empties a regular file that is open for writing: as [`Self::set_size`], but what is stored
-    /// of it goes only with what is written next, or with the close (D8).
+    /// Empties a regular file that is open for writing: as [`Self::set_size`], and it is durable
+    /// when the file is closed (D8).
     pub(crate) async fn empty(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
         self.resize(inode, 0, true).await
     }
 
-    async fn resize(self: &Arc<Self>, inode: &InodeRef, size: u64, hold: bool) -> Result<()> {
+    async fn resize(self: &Arc<Self>, inode: &InodeRef, size: u64, empties: bool) -> Result<()> {
         if size > FILE_BYTES_MAX {
             return Err(FsError::FileTooBig { max: FILE_BYTES_MAX });
         }
@@ -49,15 +47,21 @@ impl Filesystem {
             state.shown.size
         };
         if size > old {
+            self.cut_in_steps(inode).await?;
             self.extend(inode, old, size).await?;
             self.note_dirty(inode);
             return Ok(());
         }
         let room = if size < old { self.room_to_cut(inode).await? } else { None };
-        self.shorten(inode, size, room, hold).await?;
+        self.shorten(inode, size, room, empties).await?;
         self.note_dirty(inode);
-        if self.pool.reserve_now(SHORT_BLOCKS, Tier::Write).is_err() {
-            while !self.cut_step(inode, u64::MAX).await? {}
+        self.cut_in_steps(inode).await
+    }
+
+    /// Removes what a pending cut has more than one transaction removes, as far as that is known.
+    pub(super) async fn cut_in_steps(&self, inode: &InodeRef) -> Result<()> {
+        while inode.state().data.cut.wants_steps() {
+            self.cut_step(inode, u64::MAX).await?;
         }
         Ok(())
     }
@@ -91,7 +95,7 @@ impl Filesystem {
         inode: &InodeRef,
         size: u64,
         room: Option<Reservation>,
-        hold: bool,
+        empties: bool,
     ) -> Result<()> {
         // Against batches that are being installed (R33).
         let _map = inode.map.write().await;
@@ -106,13 +110,15 @@ impl Filesystem {
             0
         };
         state.data.cut.keep(room);
+        if state.item.allocated / BLOCK <= CUT_MAX as u64 {
+            state.data.cut.wants_no_steps();
+        }
         state.shown.size = size;
         state.shown.mtime = now;
         state.shown.ctime = now;
         state.data.set_changed(true);
-        match hold && state.item.size > 0 {
-            true => state.data.hold_back(),
-            false => state.data.end_hold(),
+        if empties {
+            state.data.empty();
         }
         self.flusher.forget(gone);
         Ok(())

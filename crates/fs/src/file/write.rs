@@ -176,6 +176,8 @@ impl Filesystem {
         if flags.kill_priv {
             Box::pin(self.strip_privileges(inode, None)).await?;
         }
+        let cut = self.cut_in_steps(inode).await;
+        cut.inspect_err(|refused| self.tell_refused(&inode.subvol, refused))?;
         let taken = self.write_steps(inode, offset, input, flags.partial).await;
         taken.inspect_err(|refused| self.tell_refused(&inode.subvol, refused))
     }
@@ -247,7 +249,7 @@ impl Filesystem {
             let end = offset.saturating_add(len as u64);
             let way = if flags.accepted { Way::Accepted } else { Way::Overwrite };
             let may = state.permit(way).is_ok() && inode.subvol.writable().is_ok();
-            if state.gone || end > state.shown.size || !may {
+            if state.gone || end > state.shown.size || !may || state.data.cut.wants_steps() {
                 return false;
             }
             let wanted = slots.iter().map(|(block, _)| state.data.unreserved(*block)).sum();
@@ -451,15 +453,18 @@ impl Filesystem {
         debug_assert_eq!(inode.kind, crate::FileKind::Regular);
         let now = self.now();
         let logged = state.item.size;
-        let mut fresh = 0;
+        let (mut fresh, mut written) = (0, false);
         for (block, slot) in slots {
+            written = true;
             fresh += usize::from(state.data.put(block, slot, logged, in_place));
         }
         state.shown.size = state.shown.size.max(end);
         state.shown.mtime = now;
         state.shown.ctime = now;
         state.data.set_changed(true);
-        state.data.end_hold();
+        if written {
+            state.data.is_empty_no_more();
+        }
         self.flusher.add(fresh);
     }
 }
