@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use copyhold::{OpenOptions, Pool};
 use copyhold_device::{FileDevice, OpenMode};
-use copyhold_fs::{Caller, XattrSet};
+use copyhold_fs::{Caller, SetAttr, XattrSet};
 use copyhold_pool::CreateOptions;
 use copyhold_runtime::executors::{Config, Executors};
 use copyhold_types::DeviceId;
@@ -97,6 +97,8 @@ fn fill(executors: &Arc<Executors>, pool: &Pool) {
         fs.link(sparse, fs.root(), b"linked").await.unwrap();
         let (name, value, how) = (b"user.color", b"green", XattrSet::Any);
         fs.set_xattr(&Caller::ROOT, sparse, name, value, how, false).await.unwrap();
+        let nobody_writes = SetAttr { mode: Some(0o444), ..SetAttr::default() };
+        fs.setattr(&Caller::ROOT, sparse, &nobody_writes).await.unwrap();
         fs.sync().await.unwrap();
         fs.pool().flush_all().await.unwrap();
     });
@@ -158,6 +160,32 @@ fn a_sound_pool_comes_out_as_it_is() {
     assert_eq!(many.permissions().mode() & 0o7777, attr.mode);
     assert_eq!((many.mtime(), many.mtime_nsec()), (attr.mtime.secs, attr.mtime.nanos.into()));
     pool.close().unwrap();
+}
+
+#[test]
+fn an_ordinary_user_restores_attributes_of_a_file_that_nobody_may_write() {
+    let place = Place::new();
+    let (pool, out, copy) = (place.pool(), place.path("out"), place.path("copyhold"));
+    let program = env!("CARGO_BIN_EXE_copyhold");
+    let mut export = Command::new(program);
+    if rustix::process::geteuid().is_root() {
+        // The program may be where only root can go.
+        fs::copy(program, &copy).unwrap();
+        for path in [place.dir.path(), &pool] {
+            std::os::unix::fs::chown(path, Some(65534), Some(65534)).unwrap();
+        }
+        export = Command::new("setpriv");
+        export.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy);
+    }
+    let run = export.args(["debug", "export", text(&pool), text(&out)]).output().unwrap();
+    let shown = ended(&run, 0);
+    assert!(shown.ends_with("; 0 losses\n"), "{shown}");
+    is_whole(&out);
+    let sparse = out.join("sparse");
+    assert_eq!(fs::metadata(&sparse).unwrap().mode() & 0o7777, 0o444);
+    let mut value = [0; 16];
+    let len = rustix::fs::getxattr(&sparse, "user.color", &mut value).unwrap();
+    assert_eq!(&value[..len], b"green");
 }
 
 #[test]

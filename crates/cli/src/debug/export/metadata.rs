@@ -1,5 +1,6 @@
-//! Owner, mode, attributes and times of a file that has been restored, in this order: a change of
-//! the owner takes setuid and capabilities away, and writing comes before the times.
+//! Owner, attributes, mode and times of a file that has been restored, in this order: a change of
+//! the owner takes setuid and capabilities away, an ordinary user sets attributes only where the
+//! mode lets him write, and all other changes come before the times.
 //!
 //! Owners are for root; for others they are those of who restores, which is no loss to report.
 
@@ -49,12 +50,12 @@ pub(super) fn of_open(
     if let Some((uid, gid)) = owner(inode) {
         note(problems, "owner", fchown(file, uid, gid));
     }
-    note(problems, "mode", fchmod(file, mode(inode)));
     for Attribute { name, value } in attributes {
         let set = fsetxattr(file, OsStr::from_bytes(name), value, XattrFlags::empty());
         let what = format!("attribute {}", String::from_utf8_lossy(name));
         note(problems, &what, set);
     }
+    note(problems, "mode", fchmod(file, mode(inode)));
     note(problems, "times", futimens(file, &times(inode)));
 }
 
@@ -72,15 +73,15 @@ pub(super) fn of_name(
     if let Some((uid, gid)) = owner(inode) {
         note(problems, "owner", chownat(fd, name, uid, gid, itself));
     }
-    if !is_symlink {
-        note(problems, "mode", chmodat(fd, name, mode(inode), AtFlags::empty()));
-    }
     // There is no call that sets an attribute by a directory and a name.
     let path = [format!("/proc/self/fd/{}/", fd.as_raw_fd()).as_bytes(), name.as_bytes()].concat();
     for Attribute { name, value } in attributes {
         let (path, attribute) = (OsStr::from_bytes(&path), OsStr::from_bytes(name));
         let what = format!("attribute {}", String::from_utf8_lossy(name));
         note(problems, &what, lsetxattr(path, attribute, value, XattrFlags::empty()));
+    }
+    if !is_symlink {
+        note(problems, "mode", chmodat(fd, name, mode(inode), AtFlags::empty()));
     }
     note(problems, "times", utimensat(fd, name, &times(inode), itself));
 }
