@@ -367,6 +367,23 @@ fn a_pool_that_took_the_name_of_a_mounted_one_is_another_pool() {
     site.done(&["umount", second.at()]);
 }
 
+/// The kernel takes a longer one by mount(2) only.
+#[test]
+fn a_pool_whose_path_is_too_long_for_one_more_mount_says_so() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    let deep = site.path("").parent().unwrap().join("d".repeat(200)).join("e".repeat(200));
+    fs::create_dir_all(&deep).unwrap();
+    let pool = deep.join("pool.img");
+    let pool = pool.to_str().unwrap();
+    let [first, second] = ["first", "again"].map(|name| Place::of(&site, name));
+    site.done(&["create", pool, "--size", "64M"]);
+    site.refused(&["mount", "-o", "subvolid=7", pool, first.at()], "failed", "takes at most 255");
+    site.done(&["mount", pool, first.at()]);
+    site.refused(&["mount", pool, second.at()], "failed", "takes at most 255");
+    site.done(&["umount", pool]);
+    assert!(is_closed(pool));
+}
+
 #[test]
 fn a_block_device_is_mounted_again_as_any() {
     let Some(site) = Site::mounted(&[]) else { return };

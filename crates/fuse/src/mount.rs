@@ -72,6 +72,13 @@ pub enum MountError {
     AllowOther,
     #[error("the block device {} is in use by another mount or program", path.display())]
     SourceBusy { path: PathBuf },
+    #[error(
+        "{source_name} has {} bytes, but Linux takes at most {}; only the first mount, and of the \
+             whole filesystem, takes more",
+        source_name.len(),
+        tree::SOURCE_BYTES_MAX
+    )]
+    LongSource { source_name: String },
     #[error("fusermount3 refused: {said}")]
     Helper { said: String },
     #[error("the kernel refused the mount on {}", path.display())]
@@ -447,6 +454,7 @@ fn tree_of(
 ) -> Result<(OwnedFd, Tree), MountError> {
     let (device, mut told) = connection(options, block)?;
     told.extend(options.filesystem_flags().map(str::to_owned));
+    tree::check_source(source)?;
     let tree = Tree::new(block, source, &told, options)
         .map_err(|error| refused(error, mount_point, block.then_some(source)))?;
     Ok((device, tree))

@@ -29,6 +29,9 @@ use super::{MountEntry, MountError, MountOptions};
 /// Number of `/dev/fuse`.
 const FUSE_DEVICE: (u32, u32) = (10, 229);
 
+/// What fsconfig(2) takes. mount(2) takes a page.
+pub(super) const SOURCE_BYTES_MAX: usize = 255;
+
 /// A mount that is at no place yet.
 #[derive(Debug)]
 pub struct Tree {
@@ -70,6 +73,7 @@ impl Tree {
         options: &MountOptions,
     ) -> Result<Option<Tree>, MountError> {
         let source = of.source.to_string_lossy();
+        check_source(&source)?;
         let mut told = Vec::new();
         // For a block device the kernel wants the flag that the filesystem has.
         told.extend(of.is_read_only().then(|| "ro".to_owned()));
@@ -126,6 +130,14 @@ impl Tree {
 impl AsFd for Tree {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// Whether a tree can have this source: EINVAL, the kernel's answer, has other causes as well.
+pub(super) fn check_source(source: &str) -> Result<(), MountError> {
+    match source.len() <= SOURCE_BYTES_MAX {
+        true => Ok(()),
+        false => Err(MountError::LongSource { source_name: source.to_owned() }),
     }
 }
 
