@@ -64,6 +64,14 @@ impl Place {
         file.write_all_at(bytes, at).unwrap();
     }
 
+    /// Where the copies of the log begin, and how long they are, in bytes.
+    fn log(&self) -> ([u64; 2], u64) {
+        let shown = copyhold(&["--json", "debug", "labels", text(&self.pool())]);
+        let label: Value = serde_json::from_slice(&shown.stdout).unwrap();
+        let bytes = |blocks: &Value| blocks.as_u64().unwrap() * BLOCK;
+        ([0, 1].map(|copy| bytes(&label["log_at"][copy])), bytes(&label["log_blocks"]))
+    }
+
     /// Blocks of the nodes that this is true of, in all their copies.
     fn nodes(&self, which: impl Fn(&Value) -> bool) -> Vec<Vec<u64>> {
         let output = copyhold(&["--json", "debug", "nodes", text(&self.pool())]);
@@ -151,7 +159,7 @@ fn a_sound_pool_comes_out_as_it_is() {
     let place = Place::new();
     let before = fs::read(place.pool()).unwrap();
     let shown = ended(&place.export("out"), 0);
-    assert!(shown.ends_with("; 0 losses\n"), "{shown}");
+    assert!(shown.ends_with("; 0 losses, 0 not restored\n"), "{shown}");
     is_whole(&place.path("out"));
     assert!(fs::read(place.pool()).unwrap() == before, "the pool is only read");
     let many = fs::metadata(place.path("out/many")).unwrap();
@@ -196,10 +204,15 @@ fn a_directory_with_something_in_it_is_refused_unless_asked() {
     // What stands there leads elsewhere.
     fs::create_dir(place.path("elsewhere")).unwrap();
     std::os::unix::fs::symlink("../elsewhere", place.path("out/many")).unwrap();
+    fs::create_dir(place.path("out/tenant")).unwrap();
+    fs::set_permissions(place.path("out/tenant"), fs::Permissions::from_mode(0o700)).unwrap();
     ended(&place.export("out"), 1);
     let (pool, out) = (place.pool(), place.path("out"));
-    let shown = ended(&export(&[text(&pool), text(&out), "--force"]), 3);
-    assert!(shown.contains("lost: late: not restored"), "{shown}");
+    let shown = ended(&export(&[text(&pool), text(&out), "--force"]), 1);
+    assert!(shown.contains("not restored: late: ") && !shown.contains("lost: "), "{shown}");
+    let mode = |name| fs::metadata(place.path(name)).unwrap().permissions().mode();
+    assert_eq!(mode("out/tenant"), mode("out/snapshot"), "as it is in the pool");
+    assert_ne!(mode("out/tenant") & 0o7777, 0o700);
     assert_eq!(fs::read(place.path("out/late")).unwrap(), b"mine");
     assert_eq!(fs::read_dir(place.path("elsewhere")).unwrap().count(), 0, "{shown}");
     assert_eq!(fs::read(place.path("out/tenant/its")).unwrap(), b"changed since");
@@ -218,17 +231,38 @@ fn one_subvolume_comes_alone() {
 #[test]
 fn a_torn_label_and_a_missing_copy_of_the_log_cost_nothing() {
     let place = Place::new();
-    let shown = copyhold(&["--json", "debug", "labels", text(&place.pool())]);
-    let label: Value = serde_json::from_slice(&shown.stdout).unwrap();
-    let log = label["log_at"][1].as_u64().unwrap() * BLOCK;
-    let bytes = label["log_blocks"].as_u64().unwrap() * BLOCK;
+    let ([_, log], bytes) = place.log();
     // Half of the first label, all uberblocks behind it, and a whole copy of the log.
     place.write(2048, &[0xff; 2048]);
     place.write(16 * BLOCK, &[0xff; 32 * BLOCK as usize]);
     place.write(log, &vec![0; bytes as usize]);
-    let shown = ended(&place.export("out"), 3);
-    assert_eq!(shown.matches("lost: ").count(), 1, "the label alone: {shown}");
+    let shown = ended(&place.export("out"), 0);
+    assert_eq!(shown.matches("damaged: the pool: the label").count(), 1, "{shown}");
+    assert!(!shown.contains("lost: "), "{shown}");
     is_whole(&place.path("out"));
+}
+
+#[test]
+fn without_a_log_files_come_as_the_tables_have_them() {
+    let place = Place::new();
+    let (copies, bytes) = place.log();
+    copies.iter().for_each(|log| place.write(*log, &vec![0; bytes as usize]));
+    let shown = ended(&place.export("out"), 3);
+    assert!(shown.contains("damaged: the pool: the log: it can be followed to"), "{shown}");
+    assert_eq!(survivors(&place.path("out"), &shown), MANY, "{shown}");
+    assert!(!place.path("out/late").exists(), "it was in the log only");
+}
+
+#[test]
+fn a_log_that_cannot_be_read_is_reported_in_whole_stretches() {
+    let place = Place::new();
+    let (copies, _) = place.log();
+    let file = File::options().write(true).open(place.pool()).unwrap();
+    file.set_len(copies[0].min(copies[1])).unwrap();
+    let shown = ended(&place.export("out"), 3);
+    let stretches = shown.matches("of the log: neither copy can be read").count();
+    // The lap begins in the midst of the ring.
+    assert!((1..=2).contains(&stretches), "{shown}");
 }
 
 #[test]

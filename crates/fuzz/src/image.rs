@@ -1,4 +1,5 @@
-//! A whole pool, damaged: checked, opened to read and to write, walked, changed, checked again.
+//! A whole pool, damaged: read by the second reader, checked, opened to read and to write, walked,
+//! changed, checked again.
 //!
 //! An input says what is damaged. Bytes of the device; the digests of labels and uberblocks are
 //! made right again. Bytes of what a mount writes (nodes, maps, the log) before its digests are
@@ -18,6 +19,7 @@ use crate::base::{Base, CRASHED, SETTLED, close};
 use crate::formats::set_digest;
 use crate::input::Input;
 use crate::machine::{How, Machine};
+use crate::rescue;
 use crate::walk::{change, look};
 
 /// More changes in one input show nothing new.
@@ -177,6 +179,7 @@ impl ItemChange {
 
 /// Everything that is done with a pool, on this one.
 fn exercise(image: SimImage) {
+    rescue::read_all(&image);
     let machine = Machine::on(image);
     let _ = machine.check();
     if let Ok(fs) = machine.open(How { read_only: true, scribble: None }) {

@@ -10,7 +10,7 @@
 //!   formats    structures of the disk, each by itself
 //!   requests   what a kernel may send to a mount, any order and content
 //!   control    questions of `copyhold`, as they arrive at the daemon
-//!   image      a whole pool: damaged, opened, walked, checked, changed
+//!   image      a whole pool: damaged, opened, walked, checked, changed, and read by `rescue`
 //! ```
 
 #![forbid(unsafe_code)]
@@ -23,6 +23,7 @@ mod input;
 mod machine;
 pub mod mutate;
 mod requests;
+mod rescue;
 mod walk;
 
 /// What is fuzzed.

@@ -171,8 +171,8 @@ impl Chain {
             let why = format!("it can be followed to txg {last}, but txg {newest} was there");
             self.damage.push(Damage::new("the log", why));
         }
-        for position in &frames.unreadable {
-            let what = format!("position {position} of the log");
+        for positions in &frames.unreadable {
+            let what = format!("positions {}..{} of the log", positions.start, positions.end);
             self.damage.push(Damage::new(what, "neither copy can be read"));
         }
         newest > last

@@ -1,9 +1,11 @@
 //! The frames of the log (`docs/format.md`, 5.1 and 6.2): which of them verify, in either copy.
 //!
 //! All positions of one lap from the head on are looked at, in both copies. Of a frame only its
-//! header is kept; its payload is read again when it is needed.
+//! header is kept; its payload is read again when it is needed. The lap is as long as the label
+//! says, but positions behind the end of the device are not read one by one.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::bytes::{Bytes, digest_fits};
 use crate::damage::{Damage, Parse, demand};
@@ -83,26 +85,44 @@ impl Frame {
 pub(crate) struct Frames {
     /// By position and digest: at one position the copies may have different ones.
     pub(crate) found: BTreeMap<(u64, u128), Frame>,
-    /// Positions that neither copy gives.
-    pub(crate) unreadable: Vec<u64>,
+    /// Ranges of positions that neither copy gives, in their order.
+    pub(crate) unreadable: Vec<Range<u64>>,
 }
 
 impl Frames {
     pub(crate) fn scan(source: &dyn Source, label: &Label, head: u64) -> Frames {
         let mut frames = Frames::default();
         let end = head.saturating_add(label.log_blocks);
+        let on_device = label.log.map(|copy| source.blocks().saturating_sub(copy));
+        let on_device = on_device[0].max(on_device[1]).min(label.log_blocks);
         let mut position = head;
         while position < end {
             let in_ring = position % label.log_blocks;
+            if in_ring >= on_device {
+                let next = position.saturating_add(label.log_blocks - in_ring).min(end);
+                frames.add_unreadable(position..next);
+                position = next;
+                continue;
+            }
             let count = STEP.min(end - position).min(label.log_blocks - in_ring);
             let good = label
                 .log
                 .map(|copy| frames.scan_run(source, label, position, copy + in_ring, count));
-            let lost = (0..count as usize).filter(|nth| !good[0][*nth] && !good[1][*nth]);
-            frames.unreadable.extend(lost.map(|nth| position + nth as u64));
+            for nth in (0..count as usize).filter(|nth| !good[0][*nth] && !good[1][*nth]) {
+                let position = position + nth as u64;
+                frames.add_unreadable(position..position + 1);
+            }
             position += count;
         }
         frames
+    }
+
+    /// Adds positions that come behind all that were added before.
+    fn add_unreadable(&mut self, positions: Range<u64>) {
+        match self.unreadable.last_mut() {
+            Some(last) if last.end == positions.start => last.end = positions.end,
+            _ => self.unreadable.push(positions),
+        }
     }
 
     /// Which of the blocks could be read.
@@ -135,4 +155,51 @@ impl Frames {
 fn verifies(source: &dyn Source, label: &Label, frame: &Frame) -> bool {
     let Ok(bytes) = read(source, frame.at, frame.blocks) else { return false };
     digest_fits(&bytes[..HEADER + frame.stored as usize], 24, label.secret).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    /// A device of zeros, of which some blocks cannot be read.
+    struct Holed {
+        blocks: u64,
+        bad: Vec<Range<u64>>,
+    }
+
+    impl Source for Holed {
+        fn blocks(&self) -> u64 {
+            self.blocks
+        }
+
+        fn read(&self, block: u64, bytes: &mut [u8]) -> io::Result<()> {
+            let end = block + (bytes.len() / BLOCK) as u64;
+            let is_bad = self.bad.iter().any(|bad| block < bad.end && bad.start < end);
+            if is_bad { Err(io::ErrorKind::InvalidData.into()) } else { Ok(()) }
+        }
+    }
+
+    fn unreadable(source: &Holed, log: [u64; 2], log_blocks: u64, head: u64) -> Vec<Range<u64>> {
+        let label = Label::with_log(log, log_blocks);
+        Frames::scan(source, &label, head).unreadable
+    }
+
+    #[test]
+    fn positions_that_no_copy_gives_are_joined_to_ranges() {
+        let bad = vec![110..113, 150..200, 311..313, 314..315];
+        let source = Holed { blocks: 1000, bad };
+        assert_eq!(unreadable(&source, [100, 300], 200, 0), [11..13]);
+        // The lap begins in the midst of the ring, and the range is where it ends.
+        assert_eq!(unreadable(&source, [100, 300], 200, 212), [212..213, 411..412]);
+    }
+
+    #[test]
+    fn a_log_that_reaches_far_beyond_the_device_takes_no_time() {
+        let source = Holed { blocks: 400, bad: Vec::new() };
+        let blocks = 1 << 47;
+        assert_eq!(unreadable(&source, [100, 300], blocks, 0), [300..blocks]);
+        assert_eq!(unreadable(&source, [500, 600], blocks, 7), [7..7 + blocks]);
+    }
 }

@@ -1,4 +1,7 @@
 //! Inodes (`docs/format.md`, 9.2).
+//!
+//! Types and bits are written out here once more: this crate shares no code with the engine, by
+//! design.
 
 use crate::bytes::Bytes;
 use crate::damage::{Parse, demand};

@@ -65,6 +65,21 @@ impl Label {
         Ok(Label { pool, name, secret, generation, leaf_bytes, blocks, log, log_blocks })
     }
 
+    /// The label of a pool that has only a log.
+    #[cfg(test)]
+    pub(crate) fn with_log(log: [u64; 2], log_blocks: u64) -> Label {
+        Label {
+            pool: [0; 16],
+            name: String::new(),
+            secret: 0,
+            generation: 0,
+            leaf_bytes: 4096,
+            blocks: BLOCKS_MAX,
+            log,
+            log_blocks,
+        }
+    }
+
     /// The label of a device, and what is wrong with the copies.
     pub(crate) fn find(source: &dyn Source) -> Result<(Label, Vec<Damage>), Damage> {
         let mut damage = Vec::new();

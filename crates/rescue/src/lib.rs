@@ -20,7 +20,8 @@
 //! S2  Memory is for the edits of the log, a bounded cache of nodes, and what a caller keeps; never
 //!     for as much as a pool holds.
 //! S3  No byte is given that does not match its checksum.
-//! S4  What is lost is said, with its place; what is not said to be lost is right.
+//! S4  A loss is reported with its place. If [`Pool::damage`] is not empty, files may also be older
+//!     than reported.
 
 #![forbid(unsafe_code)]
 

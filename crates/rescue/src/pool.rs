@@ -1,10 +1,13 @@
 //! A pool as its image says it is: label, log, tables, and the subvolumes in them.
 //!
-//! Opening goes on past what it can: one label, one copy of the log and one copy of a node are
-//! enough. If the log is damaged an older uberblock is tried, whose chain may lead to a state that
-//! is known to be whole; else the newest state is shown, and said to be doubtful.
+//! Opening needs one label and one uberblock, and goes on past all other damage. One copy of the
+//! log and one copy of each node are enough for a whole pool. If the log is damaged, an older
+//! uberblock is tried, whose chain may lead to a state that is known to be whole; else the newest
+//! state is shown, and reported as doubtful. If neither copy of the log can be read, files are shown
+//! as the tables have them, and may be old or mixed.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use crate::chain::Chain;
 use crate::content::{Chunk, Run, read_content, read_extents};
@@ -26,40 +29,50 @@ pub struct Pool<S> {
     label: Label,
     tables: Tables,
     subvolumes: BTreeMap<u32, Subvolume>,
+    /// Ranges of subvolumes' numbers whose records are lost.
+    lost_subvolumes: Vec<(RangeInclusive<u64>, Damage)>,
+    label_damage: Vec<Damage>,
     damage: Vec<Damage>,
 }
 
 impl<S: Source> Pool<S> {
     /// # Errors
-    /// There is no label, no uberblock, or no table of tables.
+    /// There is no label, no uberblock, or a malformed descriptor of the table of tables.
     pub fn open(source: S) -> Result<Pool<S>, Damage> {
-        let (label, mut damage) = Label::find(&source)?;
+        let (label, label_damage) = Label::find(&source)?;
         let chain = newest(&source, &label)?;
         let replay = Replay::of(&source, &chain);
-        damage.extend(chain.damage);
+        let mut damage = chain.damage;
         damage.extend(replay.damage.iter().cloned());
         let tables = Tables::open(&source, &chain.tables, replay)?;
         damage.extend(tables.damage().cloned());
-        let mut pool = Pool { source, label, tables, subvolumes: BTreeMap::new(), damage };
+        let (subvolumes, lost_subvolumes) = (BTreeMap::new(), Vec::new());
+        let mut pool =
+            Pool { source, label, tables, subvolumes, lost_subvolumes, label_damage, damage };
         pool.find_subvolumes();
         Ok(pool)
     }
 
     fn find_subvolumes(&mut self) {
         let (subvolumes, damage) = (&mut self.subvolumes, &mut self.damage);
+        let lost_subvolumes = &mut self.lost_subvolumes;
         self.tables.scan(&self.source, SYSTEM, Key::default(), Key::MAX, |found| match found {
             Found::Item(key, value) if key.kind == SUBVOLUME => {
                 match Subvolume::parse(key.object, value) {
                     Ok(Some(found)) => drop(subvolumes.insert(found.id, found)),
                     Ok(None) => {}
                     Err(why) => {
-                        damage.push(Damage::new(format!("subvolume {}", key.object), why));
+                        let wrong = Damage::new(format!("subvolume {}", key.object), why);
+                        lost_subvolumes.push((key.object..=key.object, wrong.clone()));
+                        damage.push(wrong);
                     }
                 }
             }
             Found::Item(..) => {}
-            Found::Lost { damage: lost, .. } => {
-                damage.push(Damage::new("the system table", lost));
+            Found::Lost { first, last, damage: lost } => {
+                let wrong = Damage::new("the system table", lost);
+                lost_subvolumes.push((first.object..=last.object, wrong.clone()));
+                damage.push(wrong);
             }
         });
     }
@@ -68,7 +81,13 @@ impl<S: Source> Pool<S> {
         &self.label
     }
 
-    /// What is wrong with the pool itself: files may be missing, or older than they should be.
+    /// Copies of the label that are bad: no file is affected.
+    pub fn label_damage(&self) -> &[Damage] {
+        &self.label_damage
+    }
+
+    /// What is wrong with the log and the tables of the pool: files may be missing, or older than
+    /// they should be.
     pub fn damage(&self) -> &[Damage] {
         &self.damage
     }
@@ -80,6 +99,32 @@ impl<S: Source> Pool<S> {
 
     pub fn subvolume(&self, id: u32) -> Option<&Subvolume> {
         self.subvolumes.get(&id)
+    }
+
+    /// A pool of these subvolumes, without files.
+    #[cfg(test)]
+    pub(crate) fn of_subvolumes(
+        source: S,
+        subvolumes: Vec<Subvolume>,
+        lost_subvolumes: Vec<(RangeInclusive<u64>, Damage)>,
+    ) -> Pool<S> {
+        // The descriptor of a table without a base.
+        let tables = Tables::open(&source, &[0; 36], Replay::default()).expect("nothing is read");
+        Pool {
+            source,
+            label: Label::with_log([64, 128], 64),
+            tables,
+            subvolumes: subvolumes.into_iter().map(|found| (found.id, found)).collect(),
+            lost_subvolumes,
+            label_damage: Vec::new(),
+            damage: Vec::new(),
+        }
+    }
+
+    /// Why the record of a subvolume may be lost.
+    pub(crate) fn lost_subvolume(&self, id: u64) -> Option<&Damage> {
+        let mut lost = self.lost_subvolumes.iter();
+        lost.find(|(ids, _)| ids.contains(&id)).map(|(_, damage)| damage)
     }
 
     /// The files of a subvolume.
@@ -156,9 +201,9 @@ impl Files<'_> {
         }
     }
 
-    /// Gives the extents of a file.
-    pub fn extents(&self, inode: &Inode, mut take: impl FnMut(Run)) {
-        read_extents(self, inode.number, &mut take);
+    /// Gives the extents of a file; returns what is lost of them.
+    pub fn extents(&self, inode: &Inode, mut take: impl FnMut(Run)) -> Vec<Damage> {
+        read_extents(self, inode.number, &mut take)
     }
 
     pub(crate) fn get(&self, key: Key) -> Result<Option<Box<[u8]>>, Damage> {

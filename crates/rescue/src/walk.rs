@@ -21,9 +21,10 @@ pub enum Place {
     File(Inode),
     /// The entry of another subvolume.
     Subvolume(u32),
-    /// The entry that a snapshot has of a subvolume which is elsewhere: an empty directory.
-    Placeholder,
-    /// A name whose file is lost, or a directory of which names are lost.
+    /// The entry that a snapshot has of a subvolume which is elsewhere, by that one's number: an
+    /// empty directory.
+    Placeholder(u64),
+    /// A name whose file or subvolume is lost, or a directory of which names are lost.
     Lost(Damage),
 }
 
@@ -87,9 +88,12 @@ impl<S: Source> Pool<S> {
             Target::Subvolume(id) => {
                 let found = u32::try_from(id).ok().and_then(|id| self.subvolume(id));
                 let is_its = |it: &&Subvolume| it.holder == of.id && it.directory == directory;
-                match found.filter(is_its) {
-                    Some(found) => Place::Subvolume(found.id),
-                    None => Place::Placeholder,
+                match (found, self.lost_subvolume(id)) {
+                    (Some(found), _) if is_its(&found) => Place::Subvolume(found.id),
+                    (None, Some(damage)) => {
+                        Place::Lost(Damage::new(format!("subvolume {id}"), damage))
+                    }
+                    _ => Place::Placeholder(id),
                 }
             }
         }
@@ -113,5 +117,46 @@ fn deeper(
     match seen.insert(inode.number) {
         true => Ok(Some(inode.number)),
         false => wrong("it has a second name"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A device without blocks.
+    struct Empty;
+
+    impl Source for Empty {
+        fn blocks(&self) -> u64 {
+            0
+        }
+
+        fn read(&self, _: u64, _: &mut [u8]) -> std::io::Result<()> {
+            unreachable!("it has no blocks")
+        }
+    }
+
+    #[test]
+    fn an_entry_is_a_placeholder_only_if_no_record_is_lost() {
+        let of = |id| Subvolume {
+            id,
+            read_only: false,
+            origin: None,
+            holder: 1,
+            directory: ROOT_INODE,
+            table: 16,
+        };
+        let lost = Damage::new("the system table", "rotten");
+        let pool = Pool::of_subvolumes(Empty, vec![of(1), of(2)], vec![(4..=5, lost)]);
+        let root = of(1);
+        let files = pool.files(&root);
+        let place = |directory, id| pool.place(&root, &files, directory, Target::Subvolume(id));
+        assert!(matches!(place(ROOT_INODE, 2), Place::Subvolume(2)));
+        assert!(matches!(place(77, 2), Place::Placeholder(2)), "its entry is elsewhere");
+        assert!(matches!(place(ROOT_INODE, 3), Place::Placeholder(3)));
+        for id in [4, 5] {
+            assert!(matches!(place(ROOT_INODE, id), Place::Lost(_)), "{id}");
+        }
     }
 }

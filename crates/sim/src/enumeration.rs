@@ -179,11 +179,13 @@ fn recover(stage: &Stage, moment: &Moment, image: SimImage) {
     let opened = machine.run(async {
         let fs = stage.open(&machine, machine.device()).await?;
         let names = verify::look(&fs).await?;
-        Ok::<_, FsError>((fs, names))
+        let root = verify::look_at(&fs, fs.root()).await?;
+        Ok::<_, FsError>((fs, root, names))
     });
     let opened = opened.expect("the power is on");
-    let (fs, names) = opened.unwrap_or_else(|error| panic!("it cannot be recovered: {error}"));
-    second_opinion::compare(&image, &names);
+    let opened = opened.unwrap_or_else(|error| panic!("it cannot be recovered: {error}"));
+    let (fs, root, names) = opened;
+    second_opinion::compare(&image, &root, &names);
     let shown = Shown::of(fs.volumes().ledger());
     verify::settle(&mut moment.world.clone(), &names, &shown);
     let used = machine.run(use_it(&fs)).expect("the power is on");

@@ -1,9 +1,11 @@
 //! `copyhold debug export`: the readable files of a pool, also of one that does not open.
 //!
-//! The reader behind it is `copyhold-rescue`, which shares no code with the engine, needs one good
-//! copy of a label, an uberblock and the log, and goes on past what is lost. This verb walks the
-//! subvolumes and gives each name to a *sink*: `restore` writes files, `listing` prints them. What
-//! is not restored whole is printed as it is found; the exit code says whether anything was.
+//! The reader behind it is `copyhold-rescue`, which shares no code with the engine. It needs one
+//! label and one uberblock, and goes on past all other damage. If neither copy of the log can be
+//! read, files are shown as the tables have them, and may be old or mixed. This verb walks the
+//! subvolumes and gives each name to a *sink*: `restore` writes files, `listing` prints them.
+//! Problems are printed as they are found, by their kind ([`Problem`]), which also decides the exit
+//! code.
 
 mod listing;
 mod metadata;
@@ -11,7 +13,7 @@ mod restore;
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use copyhold_rescue::{
     Attribute, FileKind, Files, Inode, Place, Pool, ROOT_SUBVOLUME, Seekable, Step, Subvolume,
@@ -24,9 +26,14 @@ use crate::report::{Report, print};
 
 /// Copy all readable files of a pool into a directory
 ///
-/// For a pool that does not open: it needs one readable label, uberblock and copy of the log, and
-/// goes on past all other damage. The pool is only read. Each file that cannot be copied whole is
-/// reported, with zeros where bytes are lost; the command then exits with 3.
+/// For a pool that does not open. It needs one label and one uberblock. If neither copy of the log
+/// can be read, files are shown as the tables have them, and may be old or mixed. The pool is only
+/// read.
+///
+/// Each problem is a line: `damaged` for a structure of the pool, `lost` for content or names, with
+/// zeros where bytes are lost, `not restored` for what the destination refuses. The command exits
+/// with 3 if anything was lost, or if the log or the tables are damaged, so that files may be old;
+/// else with 1 if something was not restored.
 ///
 /// Subvolumes come where their entries are, and those whose entry is lost as `subvolume-ID`.
 /// Owners, device files and attributes need root. The file flags of chattr are not restored.
@@ -44,7 +51,8 @@ pub(super) struct Export {
     /// Only the subvolume with this id
     #[arg(long, value_name = "ID")]
     subvolume: Option<u32>,
-    /// Write into a directory that is not empty; files in it are not replaced
+    /// Write into a directory that is not empty: existing directories get owner, mode and times
+    /// from the pool, existing files stay
     #[arg(long)]
     force: bool,
     /// List the files with digests of their contents, and write nothing
@@ -61,15 +69,25 @@ struct Item<'a> {
     attributes: Vec<Attribute>,
 }
 
-/// Where files go. Problems are texts for people, each of the file at hand.
+/// A problem, with a text for people.
+enum Problem {
+    /// A structure of the pool is damaged; no single file is.
+    Damaged(String),
+    /// Content or names are lost.
+    Lost(String),
+    /// The destination refuses something.
+    NotRestored(String),
+}
+
+/// Where files go. Each problem is of the file at hand.
 trait Sink {
-    fn file(&mut self, item: Item<'_>, problems: &mut Vec<String>) -> Result<(), Failure>;
+    fn file(&mut self, item: Item<'_>, problems: &mut Vec<Problem>) -> Result<(), Failure>;
 
     /// An entry that leads elsewhere, or nowhere: an empty directory.
-    fn empty(&mut self, path: &[Vec<u8>], problems: &mut Vec<String>);
+    fn empty(&mut self, path: &[Vec<u8>], problems: &mut Vec<Problem>);
 
-    /// The end; what went wrong with directories that were left meanwhile.
-    fn finish(&mut self) -> Vec<(String, String)>;
+    /// The end; problems of directories, with their paths.
+    fn finish(&mut self) -> Vec<(String, Problem)>;
 }
 
 /// The outcome of an export.
@@ -79,12 +97,13 @@ struct Summary {
     directories: u64,
     others: u64,
     bytes: u64,
-    damaged: u64,
+    losses: u64,
+    not_restored: u64,
 }
 
 struct Walk<'a> {
     pool: &'a Pool<Seekable<File>>,
-    report: Report,
+    json: bool,
     sink: Box<dyn Sink>,
     summary: Summary,
     /// Subvolumes that are still to be gone through, with their places.
@@ -104,7 +123,7 @@ impl Export {
         };
         let mut walk = Walk {
             pool: &pool,
-            report,
+            json: report.json,
             sink,
             summary: Summary::default(),
             waiting: Vec::new(),
@@ -112,8 +131,8 @@ impl Export {
             only: self.subvolume.is_some(),
             stopped: None,
         };
-        for damage in pool.damage() {
-            walk.problem("the pool", &damage.to_string())?;
+        for damage in pool.damage().iter().chain(pool.label_damage()) {
+            walk.report("the pool", &Problem::Damaged(damage.to_string()))?;
         }
         let first = self.subvolume.unwrap_or(ROOT_SUBVOLUME);
         if pool.subvolume(first).is_none() && self.subvolume.is_some() {
@@ -123,11 +142,7 @@ impl Export {
         walk.all(first)?;
         let summary = walk.summary;
         report.show(&summary.json(), || summary.text())?;
-        if summary.damaged == 0 {
-            return Ok(());
-        }
-        let (pool, damaged) = (self.pool.display(), summary.damaged);
-        Err(Failure::new(Kind::Damaged, format!("{pool}: {damaged} losses, as listed")))
+        summary.outcome(&self.pool, !pool.damage().is_empty())
     }
 
     fn open(&self) -> Result<Pool<Seekable<File>>, Failure> {
@@ -149,7 +164,7 @@ impl Walk<'_> {
     fn all(&mut self, first: u32) -> Result<(), Failure> {
         match self.pool.subvolume(first) {
             Some(_) => self.waiting.push((Vec::new(), first)),
-            None => self.problem("subvolume 1", "its record is lost")?,
+            None => self.report("subvolume 1", &Problem::lost("its record is lost"))?,
         }
         self.go_on()?;
         if !self.only {
@@ -163,8 +178,8 @@ impl Walk<'_> {
                 }
             }
         }
-        for (path, why) in self.sink.finish() {
-            self.problem(&path, &why)?;
+        for (path, problem) in self.sink.finish() {
+            self.report(&path, &problem)?;
         }
         Ok(())
     }
@@ -201,7 +216,7 @@ impl Walk<'_> {
         match step.place {
             Place::File(inode) => {
                 let (attributes, lost) = files.attributes(&inode);
-                problems.extend(lost.iter().map(ToString::to_string));
+                problems.extend(lost.iter().map(Problem::lost));
                 self.summary.count(&inode);
                 let id = subvolume.id;
                 let item = Item { subvolume: id, path: &path, inode: &inode, files, attributes };
@@ -213,18 +228,37 @@ impl Walk<'_> {
                     self.waiting.push((path.clone(), id));
                 }
             }
-            Place::Placeholder => self.sink.empty(&path, &mut problems),
-            Place::Lost(damage) => problems.push(damage.to_string()),
+            Place::Placeholder(_) => self.sink.empty(&path, &mut problems),
+            Place::Lost(damage) => problems.push(Problem::lost(damage)),
         }
-        problems.iter().try_for_each(|why| self.problem(&shown(&path), why))
+        problems.iter().try_for_each(|problem| self.report(&shown(&path), problem))
     }
 
-    fn problem(&mut self, path: &str, why: &str) -> Result<(), Failure> {
-        self.summary.damaged += 1;
-        match self.report.json {
-            true => print(&(json!({ "path": path, "lost": why }).to_string() + "\n")),
-            false => print(&format!("lost: {path}: {why}\n")),
+    /// Prints and counts a problem.
+    fn report(&mut self, path: &str, problem: &Problem) -> Result<(), Failure> {
+        let (kind, why) = match problem {
+            Problem::Damaged(why) => ("damaged", why),
+            Problem::Lost(why) => ("lost", why),
+            Problem::NotRestored(why) => ("not restored", why),
+        };
+        self.summary.losses += u64::from(matches!(problem, Problem::Lost(_)));
+        self.summary.not_restored += u64::from(matches!(problem, Problem::NotRestored(_)));
+        match self.json {
+            true => {
+                print(&(json!({ "path": path, kind.replace(' ', "_"): why }).to_string() + "\n"))
+            }
+            false => print(&format!("{kind}: {path}: {why}\n")),
         }
+    }
+}
+
+impl Problem {
+    fn lost(why: impl ToString) -> Problem {
+        Problem::Lost(why.to_string())
+    }
+
+    fn not_restored(why: impl ToString) -> Problem {
+        Problem::NotRestored(why.to_string())
     }
 }
 
@@ -247,19 +281,36 @@ impl Summary {
     }
 
     fn json(&self) -> Value {
-        let Summary { files, directories, others, bytes, damaged } = self;
+        let Summary { files, directories, others, bytes, losses, not_restored } = self;
         json!({ "summary": {
             "files": files,
             "directories": directories,
             "others": others,
             "bytes": bytes,
-            "losses": damaged,
+            "losses": losses,
+            "not_restored": not_restored,
         }})
     }
 
     fn text(&self) -> String {
-        let Summary { files, directories, others, bytes, damaged } = self;
+        let Summary { files, directories, others, bytes, losses, not_restored } = self;
         let what = format!("{files} files of {bytes} bytes, {directories} directories");
-        format!("{what}, {others} others; {damaged} losses\n")
+        format!("{what}, {others} others; {losses} losses, {not_restored} not restored\n")
+    }
+
+    /// `may_be_old`: the log or the tables of the pool are damaged.
+    fn outcome(&self, pool: &Path, may_be_old: bool) -> Result<(), Failure> {
+        let Summary { losses, not_restored, .. } = self;
+        let fail = |kind, why: String| {
+            Err(Failure::new(kind, format!("{}: {why}, as listed", pool.display())))
+        };
+        match (losses, not_restored) {
+            (1.., _) => fail(Kind::Damaged, format!("{losses} losses")),
+            _ if may_be_old => {
+                fail(Kind::Damaged, "the pool is damaged, and files may be old or mixed".into())
+            }
+            (_, 1..) => fail(Kind::Failed, format!("{not_restored} things not restored")),
+            _ => Ok(()),
+        }
     }
 }

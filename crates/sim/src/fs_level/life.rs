@@ -259,7 +259,9 @@ impl History {
         let looked = machine.run(verify::look(fs)).expect("the power is on");
         let names = looked.unwrap_or_else(|error| panic!("after recovery: {error}"));
         if self.plan.second_opinion && !was_visited {
-            second_opinion::compare(&self.image, &names);
+            let root = machine.run(verify::look_at(fs, fs.root())).expect("the power is on");
+            let root = root.unwrap_or_else(|error| panic!("the root after recovery: {error}"));
+            second_opinion::compare(&self.image, &root, &names);
         }
         {
             let mut world = self.shared.world.lock();

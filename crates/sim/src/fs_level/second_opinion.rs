@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use copyhold_device::sim::SimImage;
+use copyhold_fs::FileKind;
 use copyhold_rescue::{
     BLOCK, Chunk, ContentDigest, FileKind as Kind, Files, Inode, Place, Pool, ROOT_SUBVOLUME,
     Source, Subvolume, Time,
@@ -23,12 +24,17 @@ use copyhold_types::{InodeNo, Timestamp};
 use super::tree::Path;
 use super::verify::{Found, Names};
 
+/// Numbers from here on are placeholders': the subvolume's number is added.
+const FIRST_PLACEHOLDER: u64 = 1 << (InodeNo::BITS - 1);
+
 /// What both say of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
     File(Box<File>),
-    /// The entry of a subvolume that is elsewhere.
-    Placeholder,
+    /// The entry of a subvolume that is elsewhere: an empty directory without attributes.
+    Placeholder {
+        subvolume: u64,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,23 +71,22 @@ impl Source for Image<'_> {
     }
 }
 
-/// The engine, which has recovered from `image`, shows what is in it.
+/// The engine, which has recovered from `image`, shows what is in it: `names`, and `root`, the root
+/// directory of the pool.
 ///
 /// # Panics
 /// It does not.
-pub(crate) fn compare(image: &SimImage, names: &Names) {
+pub(crate) fn compare(image: &SimImage, root: &Found, names: &Names) {
     let pool = Pool::open(Image(image));
     let pool = pool.unwrap_or_else(|damage| panic!("the second opinion: {damage}"));
-    let read = all(&pool);
+    let mut read = all(&pool);
+    assert_eq!(read.remove(&Path::new()), Some(engine(root)), "the second opinion of the root");
     for (path, found) in names {
         let show = || String::from_utf8_lossy(&path.join(&b'/')).into_owned();
         let Some(read) = read.get(path) else {
             panic!("the second opinion has no {}: {:?}", show(), pool.damage());
         };
-        let found = match read {
-            Seen::File(_) => engine(found),
-            Seen::Placeholder => Seen::Placeholder,
-        };
+        let found = engine(found);
         assert!(
             *read == found,
             "the second opinion of {}: it is {read:?}, and the engine shows {found:?}",
@@ -96,6 +101,11 @@ pub(crate) fn compare(image: &SimImage, names: &Names) {
 
 fn engine(found: &Found) -> Seen {
     let attr = &found.attr;
+    if let Some(subvolume) = attr.node.ino.0.checked_sub(FIRST_PLACEHOLDER) {
+        let is_empty = attr.kind == FileKind::Directory && (attr.nlink, attr.size) == (2, 0);
+        assert!(is_empty && found.xattrs.is_empty(), "no placeholder: {attr:?}");
+        return Seen::Placeholder { subvolume };
+    }
     let time = |time: Timestamp| Time { seconds: { time.secs }, nanos: { time.nanos } };
     Seen::File(Box::new(File {
         number: (attr.node.subvol.0, attr.node.ino.0),
@@ -112,7 +122,7 @@ fn engine(found: &Found) -> Seen {
     }))
 }
 
-/// Every name, from the root down through all subvolumes.
+/// Every name, from the root, which has an empty one, down through all subvolumes.
 fn all(pool: &Pool<Image<'_>>) -> BTreeMap<Path, Seen> {
     let mut seen = BTreeMap::new();
     let mut subvolumes = vec![(Path::new(), ROOT_SUBVOLUME)];
@@ -122,11 +132,11 @@ fn all(pool: &Pool<Image<'_>>) -> BTreeMap<Path, Seen> {
         pool.walk(subvolume, |step| {
             let path: Path = [&above[..], step.path].concat();
             match step.place {
-                // The root of all has no name.
-                Place::File(_) if path.is_empty() => {}
                 Place::File(inode) => drop(seen.insert(path, file(subvolume, &files, &inode))),
                 Place::Subvolume(id) => subvolumes.push((path, id)),
-                Place::Placeholder => drop(seen.insert(path, Seen::Placeholder)),
+                Place::Placeholder(subvolume) => {
+                    drop(seen.insert(path, Seen::Placeholder { subvolume }));
+                }
                 Place::Lost(damage) => panic!("the second opinion: {damage}"),
             }
         });

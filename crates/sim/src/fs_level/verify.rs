@@ -56,7 +56,8 @@ pub(super) async fn list(fs: &Filesystem, dir: NodeId) -> Result<Vec<Vec<u8>>, F
     Ok(names)
 }
 
-async fn look_at(fs: &Filesystem, node: NodeId) -> Result<Found, FsError> {
+/// A file or directory.
+pub(crate) async fn look_at(fs: &Filesystem, node: NodeId) -> Result<Found, FsError> {
     let attr = fs.getattr(node).await?;
     let (target, xattrs, bytes) = (Vec::new(), BTreeMap::new(), Vec::new());
     let mut found = Found { attr, target, xattrs, bytes, read_only: false };
@@ -375,8 +376,8 @@ fn check_shared(names: &Names, trees: &[Tree]) {
     }
 }
 
-/// What is wrong with the content of a client's files, after these steps: each has at least the data
-/// that one of them brought.
+/// What is wrong with the content of a client's files, after these steps: each has at least the
+/// data that one of them brought.
 fn other_content(
     world: &World,
     steps: &[Step],

@@ -4,7 +4,7 @@ use copyhold_rescue::{Chunk, ContentDigest, FileKind, Inode, Time};
 use copyhold_types::Timestamp;
 use serde_json::{Map, Value, json};
 
-use super::{Item, Sink, shown};
+use super::{Item, Problem, Sink, shown};
 use crate::failure::Failure;
 use crate::moment::rfc3339;
 use crate::report::{Report, print};
@@ -21,29 +21,29 @@ struct Read {
 }
 
 impl Sink for Listing {
-    fn file(&mut self, item: Item<'_>, problems: &mut Vec<String>) -> Result<(), Failure> {
+    fn file(&mut self, item: Item<'_>, problems: &mut Vec<Problem>) -> Result<(), Failure> {
         let read = Read::of(&item, problems);
         let line = match self.report.json {
-            true => object(&item, &read).to_string(),
+            true => object(&item, &read, problems).to_string(),
             false => text(&item, &read),
         };
         print(&(line + "\n"))
     }
 
-    fn empty(&mut self, _path: &[Vec<u8>], _problems: &mut Vec<String>) {}
+    fn empty(&mut self, _path: &[Vec<u8>], _problems: &mut Vec<Problem>) {}
 
-    fn finish(&mut self) -> Vec<(String, String)> {
+    fn finish(&mut self) -> Vec<(String, Problem)> {
         Vec::new()
     }
 }
 
 impl Read {
-    fn of(item: &Item<'_>, problems: &mut Vec<String>) -> Read {
+    fn of(item: &Item<'_>, problems: &mut Vec<Problem>) -> Read {
         let mut read = Read::default();
         match item.inode.kind {
             FileKind::Symlink => match item.files.target(item.inode) {
                 Ok(target) => read.target = Some(target),
-                Err(damage) => problems.push(damage.to_string()),
+                Err(damage) => problems.push(Problem::lost(damage)),
             },
             FileKind::Regular => read.digest = digest(item, problems),
             _ => {}
@@ -53,14 +53,15 @@ impl Read {
 }
 
 /// Of the whole content; none, if some of it is lost.
-fn digest(item: &Item<'_>, problems: &mut Vec<String>) -> Option<u128> {
+fn digest(item: &Item<'_>, problems: &mut Vec<Problem>) -> Option<u128> {
     let mut digest = ContentDigest::default();
     let before = problems.len();
     item.files.content(item.inode, |chunk| match chunk {
         Chunk::Data { offset, bytes } => digest.add(offset, bytes),
         Chunk::Lost { offset, length, damage } => {
             if problems.len() == before {
-                problems.push(format!("{length} bytes at {offset}, or more: {damage}"));
+                let why = format!("{length} bytes at {offset}, or more: {damage}");
+                problems.push(Problem::Lost(why));
             }
         }
     });
@@ -85,13 +86,17 @@ fn text(item: &Item<'_>, read: &Read) -> String {
     line
 }
 
-fn object(item: &Item<'_>, read: &Read) -> Value {
+fn object(item: &Item<'_>, read: &Read, problems: &mut Vec<Problem>) -> Value {
     let inode = item.inode;
     let time = |time: Time| json!({ "seconds": time.seconds, "nanos": time.nanos });
     let mut extents: Vec<Value> = Vec::new();
-    item.files.extents(inode, |run| {
+    let lost = item.files.extents(inode, |run| {
         extents.push(json!([run.start, run.address, run.blocks, run.unwritten]));
     });
+    // Lost content is reported with its digest; extents may also be lost behind the end.
+    if problems.is_empty() {
+        problems.extend(lost.iter().map(Problem::lost));
+    }
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let attributes: Map<String, Value> = item
         .attributes

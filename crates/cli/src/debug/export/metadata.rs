@@ -16,13 +16,13 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// What could not be restored of a file, for people.
-pub(super) type Problems = Vec<String>;
+use super::Problem;
+
+/// Problems of one file.
+pub(super) type Problems = Vec<Problem>;
 
 fn note(problems: &mut Problems, what: &str, done: Result<(), Errno>) {
-    if let Err(error) = done {
-        problems.push(format!("{what} not restored: {error}"));
-    }
+    problems.extend(done.err().map(|error| Problem::NotRestored(format!("{what}: {error}"))));
 }
 
 fn owner(inode: &Inode) -> Option<(Option<Uid>, Option<Gid>)> {

@@ -5,7 +5,9 @@
 //! Idea.     Every name is one component, created or opened relative to its open parent, and never
 //!           through a symlink. Files are only made, never replaced.
 //!
-//! X1  What is created or changed is below the directory that was given.
+//! X1  The given directory, directories below it, and new files are changed; nothing outside. With
+//!     `--force`, existing directories get owner, mode and times from the pool; existing files
+//!     stay.
 //! X2  A directory gets its mode and times when all below it was written: levels that a path has no
 //!     more are left.
 
@@ -25,7 +27,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::metadata::{Problems, of_name, of_open};
-use super::{Item, Sink, shown};
+use super::{Item, Problem, Sink, shown};
 use crate::failure::{Failure, Kind};
 
 /// A directory on the way to what is being written.
@@ -42,7 +44,7 @@ pub(super) struct Tree {
     /// The first name of each file that has several.
     links: BTreeMap<(u32, u64), Vec<Vec<u8>>>,
     /// Of directories that were left.
-    problems: Vec<(String, String)>,
+    problems: Vec<(String, Problem)>,
 }
 
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -130,7 +132,7 @@ impl Tree {
                 let target = match item.files.target(inode) {
                     Ok(target) => target,
                     Err(damage) => {
-                        problems.push(damage.to_string());
+                        problems.push(Problem::lost(damage));
                         return Ok(());
                     }
                 };
@@ -141,7 +143,8 @@ impl Tree {
             FileKind::Fifo => FileType::Fifo,
             FileKind::Socket => FileType::Socket,
             FileKind::CharDevice => FileType::CharacterDevice,
-            FileKind::BlockDevice | FileKind::Directory => FileType::BlockDevice,
+            FileKind::BlockDevice => FileType::BlockDevice,
+            FileKind::Directory => unreachable!("directories go to Self::directory"),
         };
         mknodat(parent, name, kind, Mode::RUSR | Mode::WUSR, inode.device.into())?;
         of_name(parent, name, inode, &item.attributes, false, problems);
@@ -157,7 +160,8 @@ fn regular(
 ) -> Result<(), Errno> {
     let file = File::from(openat(parent, name, NEW_FILE, Mode::RUSR | Mode::WUSR)?);
     if let Err(error) = file.set_len(item.inode.size) {
-        problems.push(format!("{} bytes do not fit here: {error}", item.inode.size));
+        let why = format!("{} bytes do not fit here: {error}", item.inode.size);
+        problems.push(Problem::NotRestored(why));
         return Ok(());
     }
     let (mut lost, mut failed) = (None, None);
@@ -172,9 +176,10 @@ fn regular(
         }
     });
     if let Some((total, first)) = lost {
-        problems.push(format!("up to {total} bytes are lost, zeros here, {first}"));
+        let why = format!("up to {total} bytes are lost, zeros here, {first}");
+        problems.push(Problem::Lost(why));
     }
-    problems.extend(failed.map(|error| format!("not written: {error}")));
+    problems.extend(failed.map(|error| Problem::NotRestored(format!("content: {error}"))));
     of_open(file.as_fd(), item.inode, &item.attributes, problems);
     Ok(())
 }
@@ -198,16 +203,16 @@ impl Sink for Tree {
                 done
             }
         };
-        problems.extend(done.err().map(|error| format!("not restored: {error}")));
+        problems.extend(done.err().map(Problem::not_restored));
         Ok(())
     }
 
     fn empty(&mut self, path: &[Vec<u8>], problems: &mut Problems) {
         let done = self.directory(path);
-        problems.extend(done.err().map(|error| format!("not restored: {error}")));
+        problems.extend(done.err().map(Problem::not_restored));
     }
 
-    fn finish(&mut self) -> Vec<(String, String)> {
+    fn finish(&mut self) -> Vec<(String, Problem)> {
         self.leave(0);
         std::mem::take(&mut self.problems)
     }
