@@ -44,7 +44,9 @@ const PAUSE: Duration = Duration::from_millis(20);
     export          files can be opened by their handles, as NFS does; not below overlayfs\n  \
     subvol=PATH     show this subvolume only; subvolid=ID names it by its id (root only)\n\n\
     A pool may be mounted in more places, by root: mount it again. One daemon serves all of its\n\
-    mounts, so options other than ro, nosuid, nodev, noexec and subvol must be those of the first.\n\n\
+    mounts. Each has its own ro, nosuid, nodev, noexec, nosymfollow, nodiratime, subvol and\n\
+    subvolid. Other options must be those of the first mount, or be left out; allow_other,\n\
+    fsname, blksize and strictatime have no effect.\n\n\
     A line for /etc/fstab:\n  \
     /srv/pool.img  /mnt  fuse.copyhold  defaults,nofail  0  0")]
 pub(crate) struct Mount {

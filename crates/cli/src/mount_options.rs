@@ -21,7 +21,7 @@ pub(crate) struct Options {
     pub(crate) mount: MountOptions,
     pub(crate) engine: EngineOptions,
     pub(crate) part: Part,
-    /// The engine's, as they were given.
+    /// The engine's that were given, by their values, whatever they were written like.
     given: BTreeMap<String, String>,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct EngineOptions {
     pub(crate) nobtime: bool,
     /// Give up what a damaged log does not tell any more.
     pub(crate) cut_tail: bool,
-    /// Nothing is replayed on the device: a mount that is read-only never does.
+    /// Accepted for scripts and has no effect: a read-only mount replays the log in memory only.
     pub(crate) norecovery: bool,
     /// Owners of directories may make, snapshot and delete subvolumes in them.
     pub(crate) user_subvolumes: bool,
@@ -59,7 +59,7 @@ impl Options {
         let Options { mut mount, mut engine, mut part, mut given } = Options::default();
         let mut take = |name: &str, value: Option<&str>| {
             if engine.take(name, value)? {
-                given.insert(name.to_owned(), value.unwrap_or_default().to_owned());
+                given.extend(engine.shared(name).map(|value| (name.to_owned(), value)));
                 return Ok(true);
             }
             part.take(name, value)
@@ -136,6 +136,19 @@ impl EngineOptions {
         }
         Ok(true)
     }
+
+    /// The value of an option that was given and that all mounts of a pool share; empty for flags.
+    fn shared(&self, name: &str) -> Option<String> {
+        match name {
+            "memory" => self.memory.map(Size::exact),
+            "delta" => self.delta.map(Size::exact),
+            "commit" => self.commit.map(|age| age.as_secs().to_string()),
+            "readers" => self.readers.map(|readers| readers.to_string()),
+            "transport" => Some(self.transport.to_string()),
+            "norecovery" => None,
+            _ => Some(String::new()),
+        }
+    }
 }
 
 pub(crate) fn parsed<T: std::str::FromStr>(
@@ -183,6 +196,17 @@ mod tests {
         let shared: Vec<_> = shared.iter().map(|(name, value)| format!("{name}={value}")).collect();
         assert_eq!(shared, ["commit=1", "max_read=4096", "noatime=", "nobtime=", "ro="]);
         assert!(parse("nosuid,subvolid=3").unwrap().shared().is_empty());
+    }
+
+    #[test]
+    fn shared_options_are_compared_by_value() {
+        let shared = |list| parse(list).unwrap().shared();
+        assert_eq!(shared("memory=1024M,commit=05"), shared("commit=5,memory=1G"));
+        assert_eq!(shared("commit=0,readers=100"), shared("readers=64,commit=1"));
+        assert_eq!(shared("delta=1000")["delta"], "1000");
+        assert_ne!(shared("memory=1G"), shared("memory=1025M"));
+        assert_ne!(shared("transport=dev"), shared("transport=auto"));
+        assert_eq!(shared("ro,norecovery"), shared("ro"));
     }
 
     #[test]

@@ -9,6 +9,18 @@ const SUFFIXES: &[u8] = b"KMGTPE";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Size(pub(crate) u64);
 
+impl Size {
+    /// All of it, with the largest suffix that leaves no fraction: one text for each size.
+    pub(crate) fn exact(self) -> String {
+        let power = (self.0.trailing_zeros() / 10) as usize;
+        match power {
+            0 => self.0.to_string(),
+            _ if self.0 == 0 => "0".to_owned(),
+            _ => format!("{}{}", self.0 >> (10 * power), SUFFIXES[power - 1] as char),
+        }
+    }
+}
+
 impl FromStr for Size {
     type Err = String;
 

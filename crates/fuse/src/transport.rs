@@ -22,6 +22,17 @@ impl Transport {
     }
 }
 
+/// As the option has it.
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Transport::Auto => "auto",
+            Transport::Device => "dev",
+            Transport::Uring => "uring",
+        })
+    }
+}
+
 impl FromStr for Transport {
     type Err = UnknownTransport;
 
