@@ -36,7 +36,7 @@ use copyhold_fuse::protocol::{
 use copyhold_fuse::{Errno, Notifier, Operations, Payload, Reply};
 
 use convert::{answer, file_mode, found, judged, known, maker, set_attr, to_open};
-use holes::Question;
+use holes::SeekRequest;
 use pages::Pages;
 use shed::Shedder;
 
@@ -527,8 +527,8 @@ impl Operations for Adapter {
         };
         let (fs, pages, notifier) = (&*self.fs, &self.pages, self.notifier.get());
         let (node, from) = (known(node)?, seek.offset);
-        let question = Question { fs, pages, notifier, node, from, whence };
-        Box::pin(question.answer()).await.map_err(errno)
+        let request = SeekRequest { fs, pages, notifier, node, from, whence };
+        Box::pin(request.resolve()).await.map_err(errno)
     }
 
     async fn copy_range(&self, by: Caller, node: NodeId, copy: CopyRange) -> Reply<u64> {

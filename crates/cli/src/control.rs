@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use copyhold_fuse::Errno;
 use copyhold_fuse::ask::{Command, ask};
-use copyhold_fuse::mount::Tree;
+use copyhold_fuse::mount::DetachedMount;
 use rustix::fs::OFlags;
 use serde_json::Value;
 
@@ -46,7 +46,7 @@ impl Control {
     }
 
     /// The root of `tree`, a mount of `pool` that is at no place.
-    pub(crate) fn of(tree: &Tree, pool: &Path) -> Result<Control, Failure> {
+    pub(crate) fn of(tree: &DetachedMount, pool: &Path) -> Result<Control, Failure> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(tree, ".", flags, rustix::fs::Mode::empty());
         let file = opened.map_err(|errno| Failure::system(pool.display(), &errno.into()))?;

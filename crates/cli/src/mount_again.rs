@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use copyhold_fuse::mount::{self, MountEntry, MountError, Tree};
+use copyhold_fuse::mount::{self, DetachedMount, MountEntry, MountError};
 use rustix::process::Pid;
 use serde_json::Value;
 
@@ -43,11 +43,12 @@ pub(crate) fn mount(request: &Request) -> Result<bool, Failure> {
         };
         let place = mount::checked_mount_point(&request.directory)?;
         daemon.agree(&request.options, &entry)?;
-        let Some(tree) = Tree::again(&entry, connection.as_ref(), &request.options.mount)? else {
+        let Some(tree) = DetachedMount::again(&entry, connection.as_ref(), &request.options.mount)?
+        else {
             continue;
         };
-        let part = &request.options.part;
-        let part = (!part.is_whole()).then(|| part.find(&tree, &request.pool)).transpose()?;
+        let shown = &request.options.shown;
+        let part = (!shown.is_whole()).then(|| shown.find(&tree, &request.pool)).transpose()?;
         tree.attach(part, &place)?;
         return Ok(true);
     }

@@ -9,7 +9,7 @@ use copyhold_fuse::mount::{MountOptions, OptionError};
 use rustix::mount::MountFlags;
 
 use crate::failure::Failure;
-use crate::part::Part;
+use crate::shown_subvolume::ShownSubvolume;
 use crate::size::Size;
 
 /// More threads than this only wait for each other.
@@ -20,7 +20,7 @@ const READERS_MAX: usize = 64;
 pub(crate) struct Options {
     pub(crate) mount: MountOptions,
     pub(crate) engine: EngineOptions,
-    pub(crate) part: Part,
+    pub(crate) shown: ShownSubvolume,
     /// The engine's that were given, by their values, whatever they were written like.
     given: BTreeMap<String, String>,
 }
@@ -56,13 +56,13 @@ impl Options {
     /// `lists`: one for each `-o`; later options win over earlier ones. `sloppy`: what is not known
     /// is left out.
     pub(crate) fn parse(lists: &[String], sloppy: bool) -> Result<Options, Failure> {
-        let Options { mut mount, mut engine, mut part, mut given } = Options::default();
+        let Options { mut mount, mut engine, mut shown, mut given } = Options::default();
         let mut take = |name: &str, value: Option<&str>| {
             if engine.take(name, value)? {
                 given.extend(engine.shared(name).map(|value| (name.to_owned(), value)));
                 return Ok(true);
             }
-            part.take(name, value)
+            shown.take(name, value)
         };
         let mut add = |text: &str| mount.add(text, &mut take);
         for list in lists {
@@ -82,7 +82,7 @@ impl Options {
                 "mount option `norecovery` wants `ro` beside it".to_owned(),
             ));
         }
-        Ok(Options { mount, engine, part, given })
+        Ok(Options { mount, engine, shown, given })
     }
 
     /// What holds for all mounts of a pool, by name: what its daemon was told, and flags of the

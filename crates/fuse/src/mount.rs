@@ -33,7 +33,7 @@ use crate::device::Device;
 
 pub use options::{MountOptions, OptionError};
 pub use table::{MountEntry, mounted_at, mounts};
-pub use tree::{Tree, connection_of};
+pub use tree::{DetachedMount, connection_of};
 
 /// Why a mount could not be made, changed or removed.
 #[derive(Debug, Error)]
@@ -61,8 +61,8 @@ pub enum MountError {
              `chmod 666 /dev/fuse`, which is usual"
     )]
     DeviceForbidden { user: &'static str },
-    #[error("no permission to mount on {}: {said}", path.display())]
-    Permission { path: PathBuf, said: String },
+    #[error("no permission to mount on {}: {reason}", path.display())]
+    Permission { path: PathBuf, reason: String },
     #[error("fusermount3 is not installed; install the package fuse3, or mount as root")]
     NoHelper,
     #[error(
@@ -79,8 +79,8 @@ pub enum MountError {
         tree::SOURCE_BYTES_MAX
     )]
     LongSource { source_name: String },
-    #[error("fusermount3 refused: {said}")]
-    Helper { said: String },
+    #[error("fusermount3 refused: {reason}")]
+    Helper { reason: String },
     #[error("the kernel refused the mount on {}", path.display())]
     Refused { path: PathBuf, source: io::Error },
     #[error("{what} failed")]
@@ -106,6 +106,7 @@ pub struct Mount {
     /// Number of the mounted filesystem, to know it again.
     number: OnceLock<(u32, u32)>,
     fd: OwnedFd,
+    /// With `allow_root`: the only user beside root.
     only: Option<u32>,
     /// Another mount may have taken the place and even the number of this one.
     ended: AtomicBool,
@@ -144,11 +145,11 @@ impl Mount {
         source: &Path,
         mount_point: &Path,
         options: &MountOptions,
-    ) -> Result<(Mount, Tree), MountError> {
+    ) -> Result<(Mount, DetachedMount), MountError> {
         let mount_point = checked_mount_point(mount_point)?;
         if !rustix::process::geteuid().is_root() {
-            let said = "only root may mount a part of a filesystem".to_owned();
-            return Err(MountError::Permission { path: mount_point, said });
+            let reason = "only root may mount a part of a filesystem".to_owned();
+            return Err(MountError::Permission { path: mount_point, reason });
         }
         let fsname = options.fsname.clone().unwrap_or_else(|| source.display().to_string());
         let make = |source: &str, block| tree_of(source, &mount_point, options, block);
@@ -166,7 +167,7 @@ impl Mount {
     }
 
     /// Shows `part` of `tree` at the mount point.
-    pub fn attach(&self, tree: Tree, part: OwnedFd) -> Result<(), MountError> {
+    pub fn attach(&self, tree: DetachedMount, part: OwnedFd) -> Result<(), MountError> {
         tree.attach(Some(part), &self.mount_point)
     }
 
@@ -322,7 +323,7 @@ fn unmount_once(mount_point: &Path, lazy: bool) -> Result<(), MountError> {
             Os::BUSY => MountError::Busy { path },
             Os::INVAL => MountError::NotMounted { path },
             Os::NOENT => MountError::Missing { path },
-            Os::PERM => MountError::Permission { path, said: "only root may unmount".into() },
+            Os::PERM => MountError::Permission { path, reason: "only root may unmount".into() },
             error => MountError::Refused { path, source: error.into() },
         },
     )
@@ -336,7 +337,7 @@ pub fn remount(mount_point: &Path, options: &MountOptions) -> Result<(), MountEr
         Os::INVAL => MountError::NotMounted { path },
         Os::NOENT => MountError::Missing { path },
         Os::BUSY => MountError::Busy { path },
-        Os::PERM => MountError::Permission { path, said: "only root may remount".into() },
+        Os::PERM => MountError::Permission { path, reason: "only root may remount".into() },
         error => MountError::Refused { path, source: error.into() },
     })
 }
@@ -381,7 +382,7 @@ fn not_usable(path: PathBuf, error: io::Error) -> MountError {
         io::ErrorKind::NotFound => MountError::Missing { path },
         io::ErrorKind::NotADirectory => MountError::NotADirectory { path },
         io::ErrorKind::PermissionDenied => {
-            MountError::Permission { path, said: "the directory cannot be reached".into() }
+            MountError::Permission { path, reason: "the directory cannot be reached".into() }
         }
         _ => MountError::Refused { path, source: error },
     }
@@ -423,11 +424,11 @@ fn connection(options: &MountOptions, block: bool) -> Result<(OwnedFd, Vec<Strin
         _ => MountError::Io { what: "opening /dev/fuse", source: error },
     })?;
     let user = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let mut told = options.for_kernel(device.as_raw_fd(), libc::S_IFDIR, user.0, user.1);
+    let mut kernel_options = options.for_kernel(device.as_raw_fd(), libc::S_IFDIR, user.0, user.1);
     if block {
-        told.push(format!("blksize={}", options.block_size));
+        kernel_options.push(format!("blksize={}", options.block_size));
     }
-    Ok((device.into(), told))
+    Ok((device.into(), kernel_options))
 }
 
 fn mount_kernel(
@@ -436,9 +437,9 @@ fn mount_kernel(
     options: &MountOptions,
     block: bool,
 ) -> Result<OwnedFd, MountError> {
-    let (device, told) = connection(options, block)?;
+    let (device, kernel_options) = connection(options, block)?;
     let invalid = |_| MountError::Io { what: "a name with a NUL byte", source: Os::INVAL.into() };
-    let data = CString::new(told.join(",")).map_err(invalid)?;
+    let data = CString::new(kernel_options.join(",")).map_err(invalid)?;
     let name = CString::new(source).map_err(invalid)?;
     let kind = if block { c"fuseblk.copyhold" } else { c"fuse.copyhold" };
     rustix::mount::mount(&name, mount_point, kind, options.flags, data.as_c_str())
@@ -451,11 +452,11 @@ fn tree_of(
     mount_point: &Path,
     options: &MountOptions,
     block: bool,
-) -> Result<(OwnedFd, Tree), MountError> {
-    let (device, mut told) = connection(options, block)?;
-    told.extend(options.filesystem_flags().map(str::to_owned));
+) -> Result<(OwnedFd, DetachedMount), MountError> {
+    let (device, mut kernel_options) = connection(options, block)?;
+    kernel_options.extend(options.filesystem_flags().map(str::to_owned));
     tree::check_source(source)?;
-    let tree = Tree::new(block, source, &told, options)
+    let tree = DetachedMount::new(block, source, &kernel_options, options)
         .map_err(|error| refused(error, mount_point, block.then_some(source)))?;
     Ok((device, tree))
 }
@@ -466,8 +467,8 @@ fn refused(error: Os, path: &Path, device: Option<&str>) -> MountError {
     match error {
         Os::NODEV => MountError::NoDevice,
         Os::PERM | Os::ACCESS => {
-            let said = io::Error::from(error).to_string();
-            MountError::Permission { path, said }
+            let reason = io::Error::from(error).to_string();
+            MountError::Permission { path, reason }
         }
         Os::BUSY => match device {
             Some(device) => MountError::SourceBusy { path: device.into() },

@@ -24,7 +24,7 @@ use super::pages::Pages;
 const LOOKS_MAX: usize = 8;
 
 /// A search for data or a hole, and the file that it looks into.
-pub(super) struct Question<'a> {
+pub(super) struct SeekRequest<'a> {
     pub(super) fs: &'a Filesystem,
     pub(super) pages: &'a Pages,
     pub(super) notifier: Option<&'a Notifier>,
@@ -41,8 +41,8 @@ struct Implied {
     end: u64,
 }
 
-impl Question<'_> {
-    pub(super) async fn answer(&self) -> Result<u64> {
+impl SeekRequest<'_> {
+    pub(super) async fn resolve(&self) -> Result<u64> {
         let mut clean = 0..0;
         for _ in 0..LOOKS_MAX {
             let answer = self.fs.seek(self.node, self.from, self.whence).await;

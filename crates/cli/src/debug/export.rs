@@ -139,7 +139,7 @@ impl Export {
             let why = format!("there is no readable subvolume {first}");
             return Err(Failure::new(Kind::NotFound, why));
         }
-        walk.all(first)?;
+        walk.walk_subvolumes(first)?;
         let summary = walk.summary;
         report.show(&summary.json(), || summary.text())?;
         summary.outcome(&self.pool, !pool.damage().is_empty())
@@ -161,12 +161,12 @@ impl Export {
 }
 
 impl Walk<'_> {
-    fn all(&mut self, first: u32) -> Result<(), Failure> {
+    fn walk_subvolumes(&mut self, first: u32) -> Result<(), Failure> {
         match self.pool.subvolume(first) {
             Some(_) => self.waiting.push((Vec::new(), first)),
             None => self.report("subvolume 1", &Problem::lost("its record is lost"))?,
         }
-        self.go_on()?;
+        self.walk_waiting()?;
         if !self.only {
             // Their entries are lost.
             let ids: Vec<u32> = self.pool.subvolumes().map(|subvolume| subvolume.id).collect();
@@ -174,7 +174,7 @@ impl Walk<'_> {
                 if !self.seen.contains(&id) {
                     let name = format!("subvolume-{id}").into_bytes();
                     self.waiting.push((vec![name], id));
-                    self.go_on()?;
+                    self.walk_waiting()?;
                 }
             }
         }
@@ -184,7 +184,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn go_on(&mut self) -> Result<(), Failure> {
+    fn walk_waiting(&mut self) -> Result<(), Failure> {
         while let Some((place, id)) = self.waiting.pop() {
             let Some(subvolume) = self.pool.subvolume(id) else { continue };
             if !self.seen.insert(id) {

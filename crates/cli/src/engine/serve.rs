@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use copyhold_device::OpenMode;
 use copyhold_fs::{Atime, Filesystem};
-use copyhold_fuse::mount::{Mount, Tree};
+use copyhold_fuse::mount::{DetachedMount, Mount};
 use copyhold_fuse::{End, Session, SessionOptions, Signals};
 use copyhold_pool::{Limits, OpenOptions, Pool};
 use rustix::mount::MountFlags;
@@ -55,7 +55,7 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
     // These options judge callers by their ids, which the kernel would no longer send.
     let needs_ids = options.mount.allow_root || owners_may;
     let maps_ids = user.is_root() && sees_callers && !needs_ids;
-    let part = options.part.clone();
+    let shown = options.shown.clone();
     let started = mount(&path, &directory, options, fsname).and_then(|(mount, tree)| {
         let rules = Rules { mounted_by, owners_may, sees_callers };
         let adapter = Adapter::new(fs.clone(), describe, rules).telling_births(!nobtime);
@@ -78,7 +78,7 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
         }
     };
     if let Some(tree) = tree {
-        let found = part.find(&tree, &path);
+        let found = shown.find(&tree, &path);
         if let Err(failure) = found.and_then(|part| Ok(session.mount().attach(tree, part)?)) {
             // Without its tree it has ended, and closes what it served.
             session.wait();
@@ -155,8 +155,8 @@ fn mount(
     directory: &Path,
     options: Options,
     fsname: OsString,
-) -> Result<(Mount, Option<Tree>), Failure> {
-    let is_whole = options.part.is_whole();
+) -> Result<(Mount, Option<DetachedMount>), Failure> {
+    let is_whole = options.shown.is_whole();
     let mut options = options.mount;
     options.fsname.get_or_insert_with(|| fsname.to_string_lossy().into_owned());
     if is_whole {

@@ -38,8 +38,8 @@ pub(super) fn mount(
     let child = start(&mut command)?;
     drop(command);
     let device = receive(&ours).map_err(failed)?;
-    let said = finish(child)?;
-    device.ok_or_else(|| refusal(mount_point, said.unwrap_or_default()))
+    let reason = finish(child)?;
+    device.ok_or_else(|| refusal(mount_point, reason.unwrap_or_default()))
 }
 
 pub(super) fn unmount(mount_point: &Path, lazy: bool) -> Result<(), MountError> {
@@ -47,7 +47,7 @@ pub(super) fn unmount(mount_point: &Path, lazy: bool) -> Result<(), MountError> 
     command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(mount_point).stdin(Stdio::null());
     match finish(start(&mut command)?)? {
         None => Ok(()),
-        Some(said) => Err(refusal(mount_point, said)),
+        Some(reason) => Err(refusal(mount_point, reason)),
     }
 }
 
@@ -62,12 +62,12 @@ fn start(command: &mut Command) -> Result<Child, MountError> {
 /// What the program had to say if it failed.
 fn finish(mut child: Child) -> Result<Option<String>, MountError> {
     let failed = |source| MountError::Io { what: PROGRAM, source };
-    let mut said = String::new();
+    let mut reason = String::new();
     if let Some(mut stderr) = child.stderr.take() {
-        stderr.read_to_string(&mut said).map_err(failed)?;
+        stderr.read_to_string(&mut reason).map_err(failed)?;
     }
     let status = child.wait().map_err(failed)?;
-    Ok((!status.success()).then(|| said.trim().to_owned()))
+    Ok((!status.success()).then(|| reason.trim().to_owned()))
 }
 
 /// The descriptor that comes through `socket`, or none if the other end closes it.
@@ -86,9 +86,9 @@ fn receive(socket: &OwnedFd) -> std::io::Result<Option<OwnedFd>> {
     Ok(received)
 }
 
-fn refusal(mount_point: &Path, said: String) -> MountError {
+fn refusal(mount_point: &Path, reason: String) -> MountError {
     let path = mount_point.to_owned();
-    let has = |text: &str| said.contains(text);
+    let has = |text: &str| reason.contains(text);
     if has("user_allow_other") {
         MountError::AllowOther
     } else if has("Device or resource busy") {
@@ -103,10 +103,10 @@ fn refusal(mount_point: &Path, said: String) -> MountError {
         || has("no write access")
         || has("not owned by user")
     {
-        MountError::Permission { path, said }
+        MountError::Permission { path, reason }
     } else if has("not found in /etc/mtab") || has("not mounted") || has("Invalid argument") {
         MountError::NotMounted { path }
     } else {
-        MountError::Helper { said }
+        MountError::Helper { reason }
     }
 }

@@ -34,18 +34,18 @@ pub(super) const SOURCE_BYTES_MAX: usize = 255;
 
 /// A mount that is at no place yet.
 #[derive(Debug)]
-pub struct Tree {
+pub struct DetachedMount {
     fd: OwnedFd,
 }
 
-impl Tree {
-    /// `told`: options for the kernel, as mount(2) takes them.
+impl DetachedMount {
+    /// `kernel_options`: as mount(2) takes them.
     pub(super) fn new(
         block: bool,
         source: &str,
-        told: &[String],
+        kernel_options: &[String],
         options: &MountOptions,
-    ) -> rustix::io::Result<Tree> {
+    ) -> rustix::io::Result<DetachedMount> {
         let kind = if block { c"fuseblk" } else { c"fuse" };
         let context = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
         let set = |key: &str, value: &str| {
@@ -53,7 +53,7 @@ impl Tree {
         };
         set("source", source)?;
         set("subtype", "copyhold")?;
-        for option in told {
+        for option in kernel_options {
             match option.split_once('=') {
                 Some((key, value)) => set(key, value)?,
                 None => rustix::mount::fsconfig_set_flag(context.as_fd(), option.as_str())?,
@@ -62,7 +62,7 @@ impl Tree {
         rustix::mount::fsconfig_create(context.as_fd())?;
         let attributes = attributes(options.flags);
         let fd = rustix::mount::fsmount(context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
-        Ok(Tree { fd })
+        Ok(DetachedMount { fd })
     }
 
     /// One more mount of what is mounted at `of`, from a block device or through `connection`.
@@ -71,14 +71,15 @@ impl Tree {
         of: &MountEntry,
         connection: Option<&OwnedFd>,
         options: &MountOptions,
-    ) -> Result<Option<Tree>, MountError> {
+    ) -> Result<Option<DetachedMount>, MountError> {
         let source = of.source.to_string_lossy();
         check_source(&source)?;
-        let mut told = Vec::new();
+        let mut kernel_options = Vec::new();
         // For a block device the kernel wants the flag that the filesystem has.
-        told.extend(of.is_read_only().then(|| "ro".to_owned()));
-        told.extend(connection.map(|connection| format!("fd={}", connection.as_raw_fd())));
-        match Tree::new(connection.is_none(), &source, &told, options) {
+        kernel_options.extend(of.is_read_only().then(|| "ro".to_owned()));
+        kernel_options
+            .extend(connection.map(|connection| format!("fd={}", connection.as_raw_fd())));
+        match DetachedMount::new(connection.is_none(), &source, &kernel_options, options) {
             Ok(tree) => {
                 let failed = |source| MountError::Io { what: "one more mount", source };
                 Ok((tree.number().map_err(failed)? == of.device).then_some(tree))
@@ -127,7 +128,7 @@ impl Tree {
     }
 }
 
-impl AsFd for Tree {
+impl AsFd for DetachedMount {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -205,7 +206,7 @@ mod tests {
     use crate::{End, Session, SessionOptions};
 
     /// A served tree with a directory `part`, which holds `inner`.
-    fn served(place: &Path) -> Option<(Session, Tree)> {
+    fn served(place: &Path) -> Option<(Session, DetachedMount)> {
         if !rustix::process::geteuid().is_root() || crate::device::Device::open().is_err() {
             println!("left out: needs root and /dev/fuse");
             return None;

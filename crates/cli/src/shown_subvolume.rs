@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use copyhold_fs::NodeId;
-use copyhold_fuse::mount::{OptionError, Tree};
+use copyhold_fuse::mount::{DetachedMount, OptionError};
 use copyhold_types::{InodeNo, SubvolId};
 use rustix::io::Errno;
 
@@ -18,12 +18,12 @@ use crate::mount_options::parsed;
 
 /// Nothing given: the whole pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct ShownSubvolume {
     path: Option<PathBuf>,
     id: Option<u32>,
 }
 
-impl Part {
+impl ShownSubvolume {
     /// Whether the option is about this.
     pub(crate) fn take(&mut self, name: &str, value: Option<&str>) -> Result<bool, OptionError> {
         match name {
@@ -41,7 +41,7 @@ impl Part {
     }
 
     /// Its root directory in `tree`, a mount of `pool`.
-    pub(crate) fn find(&self, tree: &Tree, pool: &Path) -> Result<OwnedFd, Failure> {
+    pub(crate) fn find(&self, tree: &DetachedMount, pool: &Path) -> Result<OwnedFd, Failure> {
         let path = match (&self.path, self.id) {
             (None, Some(id)) => path_of(id, tree, pool)?,
             (path, _) => path.clone().unwrap_or_default(),
@@ -74,7 +74,7 @@ impl Part {
     }
 }
 
-fn path_of(id: u32, tree: &Tree, pool: &Path) -> Result<PathBuf, Failure> {
+fn path_of(id: u32, tree: &DetachedMount, pool: &Path) -> Result<PathBuf, Failure> {
     let root = Control::of(tree, pool)?;
     let all: Vec<Subvolume> = root.put_all(|after| Question::Subvolumes { after })?;
     let path = all.into_iter().find(|subvolume| subvolume.id == id).and_then(|found| found.path);
@@ -92,29 +92,29 @@ fn no_subvolume(pool: &Path, wanted: &str) -> Failure {
 mod tests {
     use super::*;
 
-    fn part(options: &[(&str, &str)]) -> Part {
-        let mut part = Part::default();
+    fn shown(options: &[(&str, &str)]) -> ShownSubvolume {
+        let mut shown = ShownSubvolume::default();
         for (name, value) in options {
-            assert_eq!(part.take(name, Some(value)), Ok(true));
+            assert_eq!(shown.take(name, Some(value)), Ok(true));
         }
-        part
+        shown
     }
 
     #[test]
     fn the_whole_pool_has_several_names() {
         for options in [vec![], vec![("subvol", "/")], vec![("subvolid", "0")]] {
-            assert!(part(&options).is_whole(), "{options:?}");
+            assert!(shown(&options).is_whole(), "{options:?}");
         }
         let root = SubvolId::ROOT.0.to_string();
-        assert!(part(&[("subvol", "/"), ("subvolid", &root)]).is_whole());
-        assert!(!part(&[("subvol", "/a")]).is_whole());
-        assert!(!part(&[("subvol", "/"), ("subvolid", "2")]).is_whole());
+        assert!(shown(&[("subvol", "/"), ("subvolid", &root)]).is_whole());
+        assert!(!shown(&[("subvol", "/a")]).is_whole());
+        assert!(!shown(&[("subvol", "/"), ("subvolid", "2")]).is_whole());
     }
 
     #[test]
     fn other_options_are_left_alone_and_nonsense_is_refused() {
-        assert_eq!(Part::default().take("commit", Some("1")), Ok(false));
-        assert!(Part::default().take("subvolid", Some("alice")).is_err());
-        assert!(Part::default().take("subvol", None).is_err());
+        assert_eq!(ShownSubvolume::default().take("commit", Some("1")), Ok(false));
+        assert!(ShownSubvolume::default().take("subvolid", Some("alice")).is_err());
+        assert!(ShownSubvolume::default().take("subvol", None).is_err());
     }
 }
