@@ -13,16 +13,18 @@ use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
-use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use wait::wait_until;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_copyhold");
 
 #[path = "site/transport.rs"]
 mod transport;
+#[path = "site/wait.rs"]
+mod wait;
 
 /// A pool file and a mount point, both gone at the end.
 struct Site {
@@ -150,18 +152,6 @@ fn done(arguments: &[&OsStr]) {
 fn refused(output: &Output, status: i32, text: &str) {
     assert_eq!(output.status.code(), Some(status), "{}", says(output));
     assert!(says(output).contains(text), "{}", says(output));
-}
-
-/// For what another process does in its own time; the limit only ends a test that has failed.
-#[track_caller]
-fn wait_until(mut condition: impl FnMut() -> bool) {
-    for _ in 0..3000 {
-        if condition() {
-            return;
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-    panic!("it did not happen");
 }
 
 fn write_synced(path: &Path, content: &[u8]) {

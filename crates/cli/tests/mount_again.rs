@@ -9,13 +9,12 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
+use site::wait::wait_until;
 use site::{PROGRAM, Site, number};
 
 /// A directory beside the mount point of `site`, unmounted at the end.
@@ -90,18 +89,6 @@ fn is_closed(pool: &str) -> bool {
 
 fn daemon(site: &Site, at: &str) -> Pid {
     Pid::from_raw(site.done(&["info", at])["pid"].as_i64().unwrap() as i32).unwrap()
-}
-
-/// For what another process does in its own time; the limit only ends a test that has failed.
-#[track_caller]
-fn wait_until(mut condition: impl FnMut() -> bool) {
-    for _ in 0..3000 {
-        if condition() {
-            return;
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-    panic!("it did not happen");
 }
 
 /// It is refused as being in use, and says this.

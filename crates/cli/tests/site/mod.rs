@@ -6,6 +6,7 @@
 #![allow(clippy::disallowed_methods, reason = "it looks at processes from outside")]
 
 mod transport;
+pub(crate) mod wait;
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
