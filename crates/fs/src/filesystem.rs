@@ -253,7 +253,7 @@ impl Filesystem {
         };
         subvol.present()?;
         if !subvol.leftovers.are_known() {
-            Box::pin(self.know_leftovers(&subvol)).await;
+            Box::pin(self.await_leftovers(&subvol)).await;
         }
         Ok(subvol)
     }
@@ -263,7 +263,7 @@ impl Filesystem {
         self.usable()?;
         if let Some(inode) = self.inodes.get(node) {
             if !inode.subvol.leftovers.are_known() {
-                Box::pin(self.know_leftovers(&inode.subvol)).await;
+                Box::pin(self.await_leftovers(&inode.subvol)).await;
             }
             return Ok(inode);
         }

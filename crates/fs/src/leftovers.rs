@@ -108,8 +108,8 @@ impl State {
 }
 
 impl Filesystem {
-    /// Makes the leftovers known, or awaits the caller that does (O1).
-    pub(crate) async fn know_leftovers(&self, subvol: &Arc<Subvol>) {
+    /// Reads the lists of leftovers, or awaits the caller that does (O1).
+    pub(crate) async fn await_leftovers(&self, subvol: &Arc<Subvol>) {
         if subvol.leftovers.are_known() {
             return;
         }
@@ -126,10 +126,9 @@ impl Filesystem {
         }
     }
 
-    /// Holds up all who come to a subvolume that is about to become writable: what they find
-    /// afterwards is known with [`Self::read_leftovers`]. Should the guard be dropped before, the
-    /// next caller reads.
-    pub(crate) async fn unknow_leftovers<'a>(&self, subvol: &'a Subvol) -> FifoMutexGuard<'a> {
+    /// Makes all callers wait until the lists of a subvolume that becomes writable are read
+    /// ([`Self::read_leftovers`]). If the guard is dropped before that, the next caller reads them.
+    pub(crate) async fn invalidate_leftovers<'a>(&self, subvol: &'a Subvol) -> FifoMutexGuard<'a> {
         let reading = subvol.leftovers.reading.lock().await;
         subvol.leftovers.known.store(false, Ordering::Release);
         reading

@@ -47,7 +47,7 @@ impl Filesystem {
     pub async fn set_subvolume_read_only(self: &Arc<Self>, id: SubvolId, on: bool) -> Result<()> {
         self.writable()?;
         let subvol = self.subvol(id).await?;
-        let _turning = subvol.turning.lock().await;
+        let _setting = subvol.property_lock.lock().await;
         subvol.present()?;
         match (subvol.volume.is_read_only(), on) {
             (false, true) => self.make_read_only(&subvol).await,
@@ -95,7 +95,7 @@ impl Filesystem {
 
     /// What was left undone when it was made, or before it was set read-only, is taken up now.
     async fn make_writable(self: &Arc<Self>, subvol: &Arc<Subvol>) -> Result<()> {
-        let reading = self.unknow_leftovers(subvol).await;
+        let reading = self.invalidate_leftovers(subvol).await;
         let credit = self.credit(Tier::DeleteSubvolume, 1, Volumes::LIFE_BYTES).await?;
         self.volumes.set_read_only(&subvol.volume, false, credit)?;
         self.read_leftovers(subvol, &reading).await;

@@ -30,7 +30,7 @@ pub(crate) struct Subvol {
     /// Its inodes in memory.
     pub(crate) cached: AtomicUsize,
     /// Held while it is set read-only, or writable.
-    pub(crate) turning: FifoMutex,
+    pub(crate) property_lock: FifoMutex,
     /// It is being set read-only: nothing is accepted any more (RO1).
     pub(crate) closing: AtomicBool,
     pub(crate) leftovers: Leftovers,
@@ -45,7 +45,7 @@ impl Subvol {
             rename: FifoMutex::new(),
             in_place: FifoRwLock::new(),
             cached: AtomicUsize::new(0),
-            turning: FifoMutex::new(),
+            property_lock: FifoMutex::new(),
             closing: AtomicBool::new(false),
             leftovers: Leftovers::default(),
         }
