@@ -3,8 +3,8 @@
 //! Opening needs one label and one uberblock, and goes on past all other damage. One copy of the
 //! log and one copy of each node are enough for a whole pool. If the log is damaged, an older
 //! uberblock is tried, whose chain may lead to a state that is known to be whole; else the newest
-//! state is shown, and reported as doubtful. If neither copy of the log can be read, files are shown
-//! as the tables have them, and may be old or mixed.
+//! state is shown, and reported as doubtful. If neither copy of the log can be read, files are
+//! shown as the tables have them, and may be old or mixed.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
