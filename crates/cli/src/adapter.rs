@@ -8,8 +8,8 @@
 //! `convert` translates values, `ioctls` answers ioctl(2), `tenants` answers questions about
 //! subvolumes and quotas, and `who` identifies callers that the kernel does not name. The others
 //! send notifications to the kernel: `forget` drops names and attributes that changed without it,
-//! `pages` drops cached pages, `holes` has dirty pages written back before a hole is reported, and
-//! `shed` makes the kernel forget inodes.
+//! `pages` drops cached pages (`underway` delays that behind READs and WRITEs of them), `holes` has
+//! dirty pages written back before a hole is reported, and `shed` makes the kernel forget inodes.
 
 mod convert;
 mod forget;
@@ -18,6 +18,7 @@ mod ioctls;
 mod pages;
 mod shed;
 mod tenants;
+mod underway;
 mod who;
 
 use std::sync::{Arc, OnceLock};
@@ -166,7 +167,7 @@ impl Adapter {
 
     async fn kernel_forgets(&self, changed: tenants::Changed) {
         if let Some(notifier) = self.notifier.get().filter(|_| changed != Default::default()) {
-            forget::changed(notifier.clone(), changed).await;
+            forget::changed(notifier, &self.pages, changed).await;
         }
     }
 
@@ -353,12 +354,13 @@ impl Operations for Adapter {
         Ok(opened(&open, flags.write && self.fs.has_content(node)))
     }
 
-    async fn read(&self, _: Caller, node: NodeId, read: Read) -> Reply<Data> {
+    async fn read(&self, _: Caller, inode: NodeId, read: Read) -> Reply<Data> {
         let flags = ReadFlags { no_atime: read.flags & O_NOATIME != 0 };
-        let node = known(node)?;
-        if pages::fills_pages(&read) {
+        let node = known(inode)?;
+        let _transfer = pages::fills_pages(&read).then(|| {
             self.fs.note_uses(node, Uses::CACHED);
-        }
+            self.pages.transfer(inode, pages::range(read.offset, read.size))
+        });
         let data = self.fs.read_with(node, read.offset, read.size as usize, flags).await;
         data.map(convert::data).map_err(errno)
     }
@@ -373,10 +375,11 @@ impl Operations for Adapter {
         let flags = WriteFlags { kill_priv, append: false, partial, accepted };
         let (inode, length) = (node, data.bytes().len());
         let node = known(node)?;
-        let direct = is_direct.then(|| pages::range(&write));
-        if direct.is_none() {
+        let range = pages::range(write.offset, write.size);
+        let _transfer = (!is_direct).then(|| {
             self.fs.note_uses(node, Uses::CACHED);
-        }
+            self.pages.transfer(inode, range.clone())
+        });
         let was_privileged = write.kill_suidgid
             && Box::pin(self.fs.getattr(node)).await.map_err(errno)?.mode & SET_ID != 0;
         let written = if length >= KEEP_BYTES {
@@ -390,7 +393,7 @@ impl Operations for Adapter {
             self.forget_attributes(inode);
         }
         let written = written.map(|bytes| bytes as u32).map_err(errno);
-        if let Some(range) = direct {
+        if is_direct {
             self.pages.written(&self.fs, self.notifier.get(), node, range).await;
         }
         written

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use copyhold_fuse::daemon::{self, Launch, Outcome, Side};
+use copyhold_fuse::mount::abort_orphans;
 
 use crate::failure::{Failure, Kind};
 use crate::mount_options::Options;
@@ -82,6 +83,7 @@ pub(crate) struct Request {
 
 impl Mount {
     pub(crate) fn run(self, log: &str) -> Result<(), Failure> {
+        abort_orphans();
         let request = self.request()?;
         let begin = Instant::now();
         loop {

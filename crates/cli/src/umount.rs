@@ -44,6 +44,7 @@ pub(crate) struct Umount {
 
 impl Umount {
     pub(crate) fn run(self, report: Report) -> Result<(), Failure> {
+        mount::abort_orphans();
         let mounts = mount_table::named(&self.target)?;
         let pool = Path::new(&mounts[0].source);
         let before: Vec<_> = mounts.iter().map(MountEntry::identity).collect();

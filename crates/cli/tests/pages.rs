@@ -197,6 +197,110 @@ fn a_buffered_write_whose_descriptor_becomes_direct_is_answered() {
     site.checked();
 }
 
+/// A daemon is killed while a READ waits for its device, and SEEK_DATA wants pages of that READ
+/// dropped. The device is a file on another pool, whose daemon does not run meanwhile.
+const KILLED: &str = r#"
+import os, signal, subprocess, sys, threading, time
+mnt, device, daemon = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+PAGE = 4096
+first, second = os.open(mnt + "/f", os.O_RDWR), os.open(mnt + "/f", os.O_RDONLY)
+assert os.lseek(first, 0, os.SEEK_HOLE) == 80 * PAGE
+def ask(system_call, *arguments):
+    def run():
+        try:
+            system_call(*arguments)
+        except OSError:
+            pass
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    file = f"/proc/self/task/{thread.native_id}/syscall"
+    while open(file).read().split()[1:2] != [hex(arguments[0])]:
+        time.sleep(.01)
+    return thread
+os.kill(device, signal.SIGSTOP)
+try:
+    read = ask(os.pread, second, 128 * PAGE, 0)
+    time.sleep(.3)
+    seek = ask(os.lseek, first, 90 * PAGE, os.SEEK_DATA)
+    time.sleep(.3)
+    os.kill(daemon, signal.SIGKILL)
+finally:
+    os.kill(device, signal.SIGCONT)
+read.join(60)
+seek.join(60)
+if read.is_alive() or seek.is_alive():
+    subprocess.run(["umount", "--force", mnt])
+    sys.exit("the calls do not end with the daemon")
+"#;
+
+#[test]
+fn a_daemon_that_is_killed_beside_a_read_and_a_drop_of_its_pages_ends() {
+    let Some(outer) = Site::mounted(&[]) else { return };
+    let (pool, inner) = (outer.at("pool.img"), tempfile::tempdir().unwrap());
+    let place = inner.path().to_str().unwrap();
+    let pid = |place: &str| outer.done(&["info", place])["pid"].as_u64().unwrap().to_string();
+    outer.done(&["create", &pool, "--size", "128M"]);
+    outer.done(&["mount", &pool, place]);
+    let file = File::create(inner.path().join("f")).unwrap();
+    let data: Vec<u8> = (0..80 * BLOCK_BYTES as u64 / 8)
+        .flat_map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).to_le_bytes())
+        .collect();
+    file.write_all_at(&data, 0).unwrap();
+    file.set_len(128 * BLOCK_BYTES as u64).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    // Its cache is to be empty.
+    outer.done(&["umount", place]);
+    outer.done(&["mount", &pool, place]);
+    python(KILLED, &[place, &pid(&outer.at("")), &pid(place)]);
+    outer.done(&["mount", &pool, place]);
+    assert!(fs::read(inner.path().join("f")).unwrap()[..data.len()] == data[..]);
+    outer.done(&["umount", place]);
+    outer.checked();
+}
+
+/// Mounts as the daemon of a pool does, and is then like one that was killed and cannot end: its
+/// first thread is gone, another one keeps the connection, and nobody reads requests.
+const ORPHAN: &str = r#"
+import ctypes, os, sys, threading, time
+pool, mnt = map(os.fsencode, sys.argv[1:])
+libc = ctypes.CDLL(None, use_errno=True)
+device = os.open("/dev/fuse", os.O_RDWR)
+options = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % device
+assert libc.mount(pool, mnt, b"fuse.copyhold", 0, options) == 0, os.strerror(ctypes.get_errno())
+threading.Thread(target=time.sleep, args=(3600,)).start()
+libc.syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+"#;
+
+#[test]
+fn mount_and_umount_clear_the_mount_of_a_killed_daemon_that_cannot_end() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.done(&["umount", &site.at("")]);
+    for verbs in [&["umount", "mount"][..], &["mount"]] {
+        let mut script = Command::new("python3");
+        script.args(["-c", ORPHAN, &site.pool(), &site.at("")]);
+        let mut orphan = script.spawn().unwrap();
+        let stat = format!("/proc/{}/stat", orphan.id());
+        while !fs::read_to_string(&stat).unwrap().contains(") Z ") {
+            thread::yield_now();
+        }
+        for verb in verbs {
+            let (pool, place) = (site.pool(), site.at(""));
+            let of_pool = (*verb == "mount").then_some(&pool);
+            let mut command = Command::new("timeout");
+            command.args(["--signal=KILL", "60", PROGRAM, verb]).args(of_pool).arg(&place);
+            let run = command.output().unwrap();
+            assert!(run.status.success(), "{verb}: {run:?}");
+        }
+        orphan.kill().unwrap();
+        orphan.wait().unwrap();
+        fs::write(site.path("f"), "served").unwrap();
+        site.done(&["umount", &site.at("")]);
+    }
+    site.mount(&[]);
+    site.checked();
+}
+
 /// Positions that are data in the kernel's memory alone, found by another descriptor.
 const SEEK: &str = r#"
 import mmap, os, sys

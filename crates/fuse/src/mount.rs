@@ -8,10 +8,11 @@
 //! A filesystem may be mounted in more places (`tree.rs`); it ends with the last of them.
 //!
 //! A mount of a daemon that was killed stays as a dead mount point; making a new one at the same
-//! place removes it first.
+//! place removes it first. Where the daemon cannot end, its connection is aborted (`orphan.rs`).
 
 mod fusermount;
 mod options;
+mod orphan;
 mod table;
 mod tree;
 
@@ -32,6 +33,7 @@ use thiserror::Error;
 use crate::device::Device;
 
 pub use options::{MountOptions, OptionError};
+pub use orphan::abort_orphans;
 pub use table::{MountEntry, mounted_at, mounts};
 pub use tree::{DetachedMount, connection_of};
 
@@ -258,18 +260,8 @@ impl Mount {
     }
 
     fn break_connection(&self) -> io::Result<()> {
-        let Some((_, minor)) = self.number.get() else {
-            return Err(io::ErrorKind::NotFound.into());
-        };
-        let control = fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
-        let Some(place) = self.places().pop().filter(|_| control.is_err()) else { return control };
-        // The control filesystem is not mounted. A forced umount breaks the connection, whether or
-        // not it can remove the mount, or finds that somebody else just has.
-        let force = UnmountFlags::FORCE | UnmountFlags::NOFOLLOW;
-        match rustix::mount::unmount(&place, force) {
-            Ok(()) | Err(Os::BUSY | Os::INVAL) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        let number = *self.number.get().ok_or(io::ErrorKind::NotFound)?;
+        orphan::abort(number, self.places().last().map(PathBuf::as_path))
     }
 
     /// Sets the read-ahead of the mount (root only). The kernel starts with 128 KiB.
@@ -389,8 +381,10 @@ fn not_usable(path: PathBuf, error: io::Error) -> MountError {
 }
 
 /// Attributes of the root would not tell: the kernel may remember those of a mount whose daemon is
-/// gone. The state of the filesystem is asked for each time.
+/// gone. The state of the filesystem is asked for each time. A killed daemon that cannot end would
+/// never answer, and is made to end.
 fn is_dead(path: &Path) -> bool {
+    abort_orphans();
     // Cancelled: the kernel is taking down the ring of a daemon that was killed.
     matches!(rustix::fs::statfs(path), Err(Os::NOTCONN | Os::CONNABORTED | Os::CANCELED))
 }

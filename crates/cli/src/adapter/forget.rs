@@ -6,27 +6,43 @@
 use std::sync::Arc;
 use std::thread;
 
+use copyhold_fs::NodeId as FsNode;
 use copyhold_fuse::Notifier;
 use copyhold_fuse::protocol::NodeId;
 use event_listener::Event;
 
+use super::pages::Pages;
 use super::tenants::Changed;
+
+/// How many files have their content dropped at a time.
+const FILES: usize = 256;
 
 /// Drops what the kernel knows of names, be it that there is none, with all that it knows below
 /// them, and the attributes of their directories; then what it has of content that is gone: whoever
 /// still has such a file open asks us, and is told that it is stale.
-pub(super) async fn changed(notifier: Notifier, changed: Changed) {
+pub(super) async fn changed(notifier: &Notifier, pages: &Pages, changed: Changed) {
+    let Changed { entries, stale } = changed;
+    if !entries.is_empty() {
+        forget_entries(notifier.clone(), entries).await;
+    }
+    for nodes in stale.chunks(FILES) {
+        let ask = |node: &FsNode| pages.ask(notifier, NodeId(node.raw()), 0..u64::MAX);
+        let asked: Vec<_> = nodes.iter().map(ask).collect();
+        for one in asked {
+            // If the kernel cannot be told, the connection has ended, or it knows nothing.
+            let _ = one.answer().await;
+        }
+    }
+}
+
+async fn forget_entries(notifier: Notifier, entries: Vec<(FsNode, Vec<u8>)>) {
     let done = Arc::new(Event::new());
     let listener = done.listen();
     let forget = move || {
-        // If the kernel cannot be told, the connection has ended, or it knows nothing.
-        for (parent, name) in &changed.entries {
+        for (parent, name) in &entries {
             let parent = NodeId(parent.raw());
             let _ = notifier.forget_attributes(parent);
             let _ = notifier.forget_entry(parent, name);
-        }
-        for node in &changed.stale {
-            let _ = notifier.forget_inode(NodeId(node.raw()));
         }
         done.notify(usize::MAX);
     };

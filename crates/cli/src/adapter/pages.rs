@@ -6,7 +6,8 @@
 //!           not known here before the kernel writes it back.
 //! Idea.     INVAL_INODE has the kernel write back what is dirty of a range, and drop the range. It
 //!           waits for pages that are locked while their READ or WRITE is under way. So threads of
-//!           their own send it, and of the operations only the one that needs it waits for them.
+//!           their own send it, of the operations only the one that needs it waits for them, and
+//!           it is sent when those READs and WRITEs have ended here.
 //!
 //! K1  What fills a page is noted ([`Uses::CACHED`]) before it is read here. So a page that shows
 //!     what a direct write has replaced is noted when that write is done. Where nothing is noted,
@@ -14,6 +15,8 @@
 //! K2  A direct write is answered when the pages of its range are dropped. Every page that is
 //!     filled later is read behind the write.
 //! K3  No READ and no WRITE of pages waits for a drop: what a drop waits for goes on.
+//! K4  A drop that overlaps READs or WRITEs of pages under way here waits in `underway`, not in the
+//!     kernel. There a killed daemon could not leave it (B1 and B2, with what remains).
 //!
 //! A drop that meets a page which a buffered write is just sending lets a read fill it again before
 //! that write arrives: so a direct and a buffered write of the same page at the same time promise
@@ -29,7 +32,9 @@ use copyhold_fs::{Filesystem, NodeId as FsNode, Uses};
 use copyhold_fuse::Notifier;
 use copyhold_fuse::protocol::{NodeId, Read, Write};
 use copyhold_sync::{Condvar, Mutex, of};
-use event_listener::Event;
+use event_listener::{Event, EventListener};
+
+use super::underway::Underway;
 
 /// Most threads that send drops. A drop may wait long for a locked page; fewer such waits than this
 /// delay no other drop.
@@ -39,6 +44,20 @@ const THREADS_MAX: usize = 8;
 #[derive(Default)]
 pub(super) struct Pages {
     shared: Arc<Shared>,
+    underway: Underway<Dropping>,
+}
+
+/// A READ or WRITE of pages, from before it is served until its answer is ready.
+pub(super) struct Transfer<'a> {
+    pages: &'a Pages,
+    node: NodeId,
+    range: Range<u64>,
+}
+
+/// A drop that was asked for.
+pub(super) struct Asked {
+    end: Arc<End>,
+    listener: EventListener,
 }
 
 #[derive(Default)]
@@ -87,8 +106,8 @@ pub(super) fn is_direct(write: &Write) -> bool {
     !write.cached && write.lock_owner.is_some()
 }
 
-pub(super) fn range(write: &Write) -> Range<u64> {
-    write.offset..write.offset.saturating_add(write.size.into())
+pub(super) fn range(offset: u64, size: u32) -> Range<u64> {
+    offset..offset.saturating_add(size.into())
 }
 
 impl Pages {
@@ -106,6 +125,13 @@ impl Pages {
         }
     }
 
+    /// To be kept while a READ or WRITE of pages is served (K4).
+    pub(super) fn transfer(&self, node: NodeId, range: Range<u64>) -> Transfer<'_> {
+        let overtaken = self.underway.begin(node, &range);
+        overtaken.into_iter().for_each(|dropping| self.send(dropping));
+        Transfer { pages: self, node, range }
+    }
+
     /// Has the kernel write back and drop its pages of `range`. Whether it has: not if it cannot be
     /// told.
     pub(super) async fn drop_range(
@@ -114,12 +140,19 @@ impl Pages {
         node: NodeId,
         range: Range<u64>,
     ) -> bool {
+        self.ask(notifier, node, range).answer().await
+    }
+
+    /// Begins what [`Pages::drop_range`] does.
+    pub(super) fn ask(&self, notifier: &Notifier, node: NodeId, range: Range<u64>) -> Asked {
         let end = Arc::new(End::default());
         let listener = end.event.listen();
         let (notifier, sent) = (notifier.clone(), Arc::clone(&end));
-        self.send(Dropping { notifier, node, range, end: sent });
-        listener.await;
-        end.dropped.load(Ordering::Acquire)
+        let dropping = Dropping { notifier, node, range: range.clone(), end: sent };
+        if let Some(dropping) = self.underway.admit(node, &range, dropping) {
+            self.send(dropping);
+        }
+        Asked { end, listener }
     }
 
     fn send(&self, dropping: Dropping) {
@@ -140,6 +173,20 @@ impl Pages {
             }
             Err(_) => drop(self.shared.more.notify_one()),
         }
+    }
+}
+
+impl Asked {
+    pub(super) async fn answer(self) -> bool {
+        self.listener.await;
+        self.end.dropped.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Transfer<'_> {
+    fn drop(&mut self) {
+        let free = self.pages.underway.end(self.node, &self.range);
+        free.into_iter().for_each(|dropping| self.pages.send(dropping));
     }
 }
 
