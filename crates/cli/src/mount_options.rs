@@ -9,11 +9,16 @@ use copyhold_fuse::mount::{MountOptions, OptionError};
 use rustix::mount::MountFlags;
 
 use crate::failure::Failure;
+use crate::mount_again;
 use crate::shown_subvolume::ShownSubvolume;
 use crate::size::Size;
 
 /// More threads than this only wait for each other.
 const READERS_MAX: usize = 64;
+
+/// What `info` has room for of the options that all mounts of a pool share: its answer has 8192
+/// bytes, of which a path takes up to 4096, and the counters up to 3000.
+const SHARED_BYTES_MAX: usize = 1024;
 
 /// Everything behind `-o`, sorted by who must know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,7 +87,14 @@ impl Options {
                 "mount option `norecovery` wants `ro` beside it".to_owned(),
             ));
         }
-        Ok(Options { mount, engine, shown, given })
+        let options = Options { mount, engine, shown, given };
+        let told = mount_again::described(&options).to_string().len();
+        if told > SHARED_BYTES_MAX {
+            return Err(Failure::usage(format!(
+                "the mount options take {told} bytes, and there is room for {SHARED_BYTES_MAX}"
+            )));
+        }
+        Ok(options)
     }
 
     /// What holds for all mounts of a pool, by name: what its daemon was told, and flags of the
@@ -196,6 +208,14 @@ mod tests {
         let shared: Vec<_> = shared.iter().map(|(name, value)| format!("{name}={value}")).collect();
         assert_eq!(shared, ["commit=1", "max_read=4096", "noatime=", "nobtime=", "ro="]);
         assert!(parse("nosuid,subvolid=3").unwrap().shared().is_empty());
+    }
+
+    /// A pool whose `info` does not fit could not be mounted again.
+    #[test]
+    fn more_options_than_info_has_room_for_are_refused() {
+        let context = |bytes: usize| format!("context={}", "c".repeat(bytes));
+        assert!(parse(&context(1010)).is_ok());
+        assert!(parse(&context(1011)).unwrap_err().to_string().contains("room for 1024"));
     }
 
     #[test]
