@@ -1,5 +1,5 @@
-//! Cuts of files whose many extents a snapshot shares, on pools that fill up: what is accepted after
-//! a cut is kept, and what was behind it never shows.
+//! Cuts of files whose many extents a snapshot shares, on pools that fill up: what is accepted
+//! after a cut is kept, and what was behind it never shows.
 
 mod common;
 

@@ -269,7 +269,7 @@ fn taking_files_in_use_for_leftovers_is_noticed() {
 
 #[test]
 fn r33_batches_that_install_what_was_cut_off_meanwhile_are_noticed() {
-    is_noticed_in_files(OfFiles::InstallStale);
+    is_noticed_at(Level::Fs, OfFiles::InstallStale, Some(Weather::Calm));
 }
 
 #[test]
