@@ -238,6 +238,7 @@ impl Run {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)] // one range is meant
 mod tests {
     use super::*;
 

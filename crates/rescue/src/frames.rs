@@ -158,6 +158,7 @@ fn verifies(source: &dyn Source, label: &Label, frame: &Frame) -> bool {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)] // one range is meant
 mod tests {
     use std::io;
 
