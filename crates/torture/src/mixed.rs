@@ -145,6 +145,10 @@ impl Mixed {
     }
 }
 
+/// As most filesystems want it for direct I/O.
+#[repr(align(4096))]
+struct Aligned([u8; BLOCK]);
+
 /// What one thread has open.
 struct Mixer<'a> {
     pages: &'a [Page],
@@ -184,24 +188,26 @@ impl<'a> Mixer<'a> {
         let number = self.dice.below(PAGES);
         let (page, offset) = (&self.pages[number], number * BLOCK);
         let way = WAYS[self.dice.below(WAYS.len())];
-        let mut bytes = [0; BLOCK];
+        let Aligned(bytes) = &mut Aligned([0; BLOCK]);
         let least = page.acknowledged.load(SeqCst);
         match way {
-            Way::Buffered => self.buffered.read_exact_at(&mut bytes, offset as u64)?,
-            Way::Mapped => self.mapped.read(&mut bytes, offset)?,
-            Way::Direct => self.direct.read_exact_at(&mut bytes, offset as u64)?,
+            Way::Buffered => self.buffered.read_exact_at(bytes, offset as u64)?,
+            Way::Mapped => self.mapped.read(bytes, offset)?,
+            Way::Direct => self.direct.read_exact_at(bytes, offset as u64)?,
         }
         let most = page.begun.load(SeqCst);
-        Ok(judge(number, &bytes, least, most).map_err(|what| format!("{way:?} read: {what}")))
+        Ok(judge(number, bytes, least, most).map_err(|what| format!("{way:?} read: {what}")))
     }
 
     fn write(&mut self) -> io::Result<()> {
         let Some((number, _turn)) = self.turn() else { return Ok(()) };
-        let (bytes, offset) = (self.next(number), number * BLOCK);
+        let Aligned(bytes) = &mut Aligned([0; BLOCK]);
+        bytes.copy_from_slice(&self.next(number));
+        let offset = number * BLOCK;
         match WAYS[self.dice.below(WAYS.len())] {
-            Way::Buffered => self.buffered.write_all_at(&bytes, offset as u64)?,
-            Way::Mapped => self.mapped.write(&bytes, offset)?,
-            Way::Direct => self.direct.write_all_at(&bytes, offset as u64)?,
+            Way::Buffered => self.buffered.write_all_at(bytes, offset as u64)?,
+            Way::Mapped => self.mapped.write(bytes, offset)?,
+            Way::Direct => self.direct.write_all_at(bytes, offset as u64)?,
         }
         self.acknowledge(number);
         Ok(())
