@@ -116,6 +116,45 @@ fn a_file_that_is_only_open_for_direct_io_has_nothing_dropped() {
     site.checked();
 }
 
+/// Writes to `/dev/fuse`, or to wherever, of the threads that drop pages.
+fn page_drops(site: &Site) -> u64 {
+    let pid = site.done(&["info", &site.at("")])["pid"].as_u64().unwrap();
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|task| task.unwrap().path());
+    let droppers = tasks.filter(|task| {
+        fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "pages")
+    });
+    let writes = |io: String| {
+        let line = io.lines().find_map(|line| line.strip_prefix("syscw:")).unwrap();
+        line.trim().parse::<u64>().unwrap()
+    };
+    droppers.map(|task| writes(fs::read_to_string(task.join("io")).unwrap())).sum()
+}
+
+#[test]
+fn direct_writes_drop_nothing_when_readers_through_the_cache_have_gone() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    let file = direct(&site, "f");
+    let acknowledged: [AtomicU64; PAGES] = Default::default();
+    write_pages(&file, 1, &acknowledged);
+    let reader = File::open(site.path("f")).unwrap();
+    let mut back = vec![0; BLOCK_BYTES];
+    reader.read_exact_at(&mut back, 0).unwrap();
+    write_pages(&file, 10, &acknowledged);
+    let before = page_drops(&site);
+    assert!(before > 0, "the reader's pages were dropped");
+    write_pages(&file, 20, &acknowledged);
+    assert_eq!(page_drops(&site), before, "a reader that has read once costs nothing any more");
+    for page in 0..PAGES {
+        reader.read_exact_at(&mut back, (page * BLOCK_BYTES) as u64).unwrap();
+        assert_eq!(back[0], 20, "page {page}");
+    }
+    write_pages(&file, 21, &acknowledged);
+    reader.read_exact_at(&mut back, 0).unwrap();
+    assert_eq!(back[0], 21, "it is seen again");
+    drop(file);
+    site.checked();
+}
+
 #[test]
 fn what_a_mapping_has_dirty_is_kept_when_the_file_becomes_immutable_or_append_only() {
     let Some(site) = Site::mounted(&[]) else { return };

@@ -31,6 +31,7 @@ use rustc_hash::FxHashMap;
 use self::held::Held;
 use crate::inode::{Inode, InodeRef, State};
 use crate::subvol::Subvol;
+use crate::uses::Notes;
 use crate::{NodeId, Options, Uses};
 
 const SHARDS: usize = 64;
@@ -70,7 +71,7 @@ struct Known {
     lookups: u64,
     opens: u32,
     /// While it is open.
-    uses: Uses,
+    notes: Notes,
 }
 
 impl Known {
@@ -166,20 +167,19 @@ impl InodeCache {
     pub(crate) fn add_open(&self, node: NodeId, uses: Uses) {
         self.shard(node).map.lock().change(node, |known| {
             known.opens += 1;
-            known.uses.add(uses);
+            known.notes.add(uses);
         });
     }
 
-    /// Notes how a file that is open is used. All uses since it was not open.
-    pub(crate) fn add_uses(&self, node: NodeId, uses: Uses) -> Uses {
+    /// Reads or changes what is noted of a file while it is open.
+    pub(crate) fn with_notes<T>(
+        &self,
+        node: NodeId,
+        notes: impl FnOnce(&mut Notes) -> T,
+    ) -> Option<T> {
         let mut map = self.shard(node).map.lock();
-        match map.nodes.get_mut(&node.raw()) {
-            Some(known) if known.opens > 0 => {
-                known.uses.add(uses);
-                known.uses
-            }
-            _ => Uses::default(),
-        }
+        let known = map.nodes.get_mut(&node.raw()).filter(|known| known.opens > 0);
+        known.map(|known| notes(&mut known.notes))
     }
 
     /// Whether none is left.
@@ -187,7 +187,7 @@ impl InodeCache {
         self.shard(node).map.lock().change(node, |known| {
             known.opens = known.opens.saturating_sub(1);
             if known.opens == 0 {
-                known.uses = Uses::default();
+                known.notes = Notes::default();
             }
             known.opens == 0
         })

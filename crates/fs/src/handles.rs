@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use crate::inode::{Inode, InodeRef};
 use crate::permit::Way;
-use crate::{Entry, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result, Sabotage, Uses};
+use crate::{
+    Entry, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result, Sabotage, Stale, Uses,
+};
 
 impl Filesystem {
     /// The entry of a file that was found or made, counted.
@@ -92,12 +94,22 @@ impl Filesystem {
 
     /// Notes how the front end uses a file that it has open.
     pub fn note_uses(&self, node: NodeId, uses: Uses) {
-        self.inodes.add_uses(node, uses);
+        self.inodes.with_notes(node, |notes| notes.add(uses));
     }
 
     /// How the front end has used a file since it was not open.
     pub fn uses(&self, node: NodeId) -> Uses {
-        self.inodes.add_uses(node, Uses::default())
+        self.inodes.with_notes(node, |notes| notes.uses()).unwrap_or_default()
+    }
+
+    /// The front end has written a file past its cache.
+    pub fn written_past_cache(&self, node: NodeId) -> Stale {
+        self.inodes.with_notes(node, |notes| notes.write_past()).unwrap_or(Stale::Nothing)
+    }
+
+    /// What [`Stale::All`] asks for has been done, or could not be.
+    pub fn cache_dropped(&self, node: NodeId, dropped: bool) {
+        self.inodes.with_notes(node, |notes| notes.end_leaving(dropped));
     }
 
     /// The other way of [`Self::open_node`], `create` and `tmpfile`.

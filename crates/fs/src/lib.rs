@@ -81,5 +81,5 @@ pub use options::{Atime, Options};
 pub use rollback::RolledBack;
 pub use sabotage::Sabotage;
 pub use tenants::{Deleted, SubvolInfo};
-pub use uses::Uses;
+pub use uses::{Stale, Uses};
 pub use xattr::XattrSet;

@@ -9,9 +9,10 @@
 //!           their own send it, of the operations only the one that needs it waits for them, and
 //!           it is sent when those READs and WRITEs have ended here.
 //!
-//! K1  What fills a page is noted ([`Uses::CACHED`]) before it is read here. So a page that shows
+//! K1  What fills a page is noted (`Uses::CACHED`) before it is read here. So a page that shows
 //!     what a direct write has replaced is noted when that write is done. Where nothing is noted,
-//!     nothing is sent: a file that is only open for direct I/O pays nothing.
+//!     nothing is sent: a file that is only open for direct I/O pays nothing. Where nothing goes
+//!     through the cache any more, the whole file is dropped once, and the note with it.
 //! K2  A direct write is answered when the pages of its range are dropped. Every page that is
 //!     filled later is read behind the write.
 //! K3  No READ and no WRITE of pages waits for a drop: what a drop waits for goes on.
@@ -28,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{io, thread};
 
-use copyhold_fs::{Filesystem, NodeId as FsNode, Uses};
+use copyhold_fs::{Filesystem, NodeId as FsNode, Stale};
 use copyhold_fuse::Notifier;
 use copyhold_fuse::protocol::{NodeId, Read, Write};
 use copyhold_sync::{Condvar, Mutex, of};
@@ -52,6 +53,20 @@ pub(super) struct Transfer<'a> {
     pages: &'a Pages,
     node: NodeId,
     range: Range<u64>,
+}
+
+/// All pages of a file are being dropped; also where nobody waits for that any more, it is noted
+/// whether they are.
+struct Clearing<'a> {
+    fs: &'a Filesystem,
+    node: FsNode,
+    done: bool,
+}
+
+impl Drop for Clearing<'_> {
+    fn drop(&mut self) {
+        self.fs.cache_dropped(self.node, self.done);
+    }
 }
 
 /// A drop that was asked for.
@@ -119,9 +134,17 @@ impl Pages {
         node: FsNode,
         range: Range<u64>,
     ) {
-        let is_cached = fs.uses(node).has(Uses::CACHED);
-        if let Some(notifier) = notifier.filter(|_| is_cached) {
-            Box::pin(self.drop_range(notifier, NodeId(node.raw()), range)).await;
+        let stale = fs.written_past_cache(node);
+        let mut clearing = (stale == Stale::All).then_some(Clearing { fs, node, done: false });
+        let range = match stale {
+            Stale::Nothing => return,
+            Stale::Written => range,
+            Stale::All => 0..u64::MAX,
+        };
+        let Some(notifier) = notifier else { return };
+        let dropped = Box::pin(self.drop_range(notifier, NodeId(node.raw()), range)).await;
+        if let Some(clearing) = &mut clearing {
+            clearing.done = dropped;
         }
     }
 
