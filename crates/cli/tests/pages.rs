@@ -151,7 +151,7 @@ fn direct_writes_drop_nothing_when_readers_through_the_cache_have_gone() {
     write_pages(&file, 21, &acknowledged);
     reader.read_exact_at(&mut back, 0).unwrap();
     assert_eq!(back[0], 21, "it is seen again");
-    drop(file);
+    drop((file, reader));
     site.checked();
 }
 
