@@ -55,12 +55,12 @@ struct Client {
     random: u64,
     root: Volume,
     work: Volume,
-    /// Nobody else's.
+    /// A subvolume that no other client uses.
     mine: Volume,
     files: BTreeMap<String, Vec<u8>>,
     stripe: Vec<u8>,
     snapshots: Vec<String>,
-    /// What its own subvolume has in its file.
+    /// The content of the file in its own subvolume.
     kept: Vec<u8>,
 }
 

@@ -90,8 +90,8 @@ impl Filesystem {
         has_room
     }
 
-    /// Logs the times that wait. Those that cannot be logged are given up. What has begun is
-    /// finished if the caller goes away: nobody else knows of those times (A1).
+    /// Logs the access times in the queue, and gives up those that cannot be logged. A round that
+    /// has begun ends even if its caller goes away: only the round knows these times (A1).
     pub(crate) async fn log_atimes(self: &Arc<Self>) -> Result<()> {
         if self.all_atimes_are_logged().await {
             return Ok(());

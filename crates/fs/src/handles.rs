@@ -117,13 +117,13 @@ impl Filesystem {
         if self.inodes.drop_open(node)
             && let Some(inode) = self.inodes.get(node)
         {
-            inode.state().data.is_empty_no_more();
+            inode.state().data.clear_emptied();
             self.reap_if_unused(&inode);
         }
     }
 
-    /// Whether a file has content that a truncation would take. Who opens such a one for writing is
-    /// to say when he closes it ([`Self::flush`]).
+    /// Whether a close of the file, opened for writing, may have to make a truncation durable. If
+    /// so, the front end reports each close ([`Self::flush`]).
     pub fn has_content(&self, node: NodeId) -> bool {
         self.inodes.get(node).is_some_and(|inode| {
             let state = inode.state();

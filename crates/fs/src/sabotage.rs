@@ -13,7 +13,7 @@ pub enum Sabotage {
     AskUnderTheMap,
     /// R33: a batch installs what it took, also where the file was cut or punched since.
     InstallStale,
-    /// R34: nobody is told of an error of a background write.
+    /// R34: fsync does not report an error of a background write.
     ForgetErrors,
     /// R35: what was cut off a file stays in the table when the cut is logged.
     KeepCuts,
@@ -37,7 +37,7 @@ pub enum Sabotage {
     KeepPrivileges,
     /// A mode is set without the ACL that goes with it.
     ChmodAlone,
-    /// What the front end gives back is not looked at again.
+    /// Returned look-ups do not lead to the removal of unlinked files.
     ForgetNothing,
 }
 

@@ -66,7 +66,7 @@ fn what_is_accepted_after_a_cut_is_not_refused_by_steps_of_it() {
 }
 
 #[test]
-fn a_cut_that_is_refused_takes_nothing_that_it_could_not_keep() {
+fn what_is_accepted_after_a_refused_cut_is_not_refused_by_steps_of_it() {
     let world = World::new(10, 16_384);
     world.run(async {
         let fs = world.open().await;
@@ -83,15 +83,12 @@ fn a_cut_that_is_refused_takes_nothing_that_it_could_not_keep() {
         }
         taken.truncate(taken.len() - 6);
         assert!(matches!(cut(&fs, node, 0).await, Err(FsError::NoSpace(_))), "told at once");
-        drop(rest);
-        let refused = fs.write(node, 0, &pattern(7, 40_000), Default::default()).await;
-        let reserve = fs.pool().reserve_now(38, Tier::Delete);
-        if refused.is_ok() {
-            fs.fsync(node, false).await.expect("what was accepted is written");
-        }
-        drop((taken, reserve));
-        fs.write(node, 0, &pattern(8, 40_000), Default::default()).await.unwrap();
+        assert_eq!(fs.getattr(node).await.unwrap().size, 0, "its steps were, not the cut");
+        drop((rest, taken));
+        write(&fs, node, 0, &pattern(8, 40_000)).await;
+        let taken = others_take_the_reserve(&fs).await;
         fs.fsync(node, false).await.unwrap();
+        drop(taken);
         assert!(read(&fs, node, 0, 1 << 20).await == pattern(8, 40_000));
         world.close(fs).await;
     });

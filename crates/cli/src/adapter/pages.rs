@@ -9,10 +9,10 @@
 //!           their own send it, of the operations only the one that needs it waits for them, and
 //!           it is sent when those READs and WRITEs have ended here.
 //!
-//! K1  What fills a page is noted (`Uses::CACHED`) before it is read here. So a page that shows
-//!     what a direct write has replaced is noted when that write is done. Where nothing is noted,
-//!     nothing is sent: a file that is only open for direct I/O pays nothing. Where nothing goes
-//!     through the cache any more, the whole file is dropped once, and the note with it.
+//! K1  A READ or WRITE of pages notes its file as cached (`Uses::CACHED`) before it is served. So a
+//!     file with a page that shows replaced content has the note when the direct write ends. A file
+//!     without the note, such as one that is only open for direct I/O, gets no drops. When READs
+//!     and WRITEs of pages have ceased, one drop takes all pages of the file, and the note goes.
 //! K2  A direct write is answered when the pages of its range are dropped. Every page that is
 //!     filled later is read behind the write.
 //! K3  No READ and no WRITE of pages waits for a drop: what a drop waits for goes on.
@@ -55,8 +55,8 @@ pub(super) struct Transfer<'a> {
     range: Range<u64>,
 }
 
-/// All pages of a file are being dropped; also where nobody waits for that any more, it is noted
-/// whether they are.
+/// The drop of all pages of a file. It notes its result also if the operation that waits for it is
+/// given up.
 struct Clearing<'a> {
     fs: &'a Filesystem,
     node: FsNode,
@@ -69,7 +69,7 @@ impl Drop for Clearing<'_> {
     }
 }
 
-/// A drop that was asked for.
+/// The end of a drop, for the operation that asked for it.
 pub(super) struct Asked {
     end: Arc<End>,
     listener: EventListener,

@@ -12,9 +12,9 @@
 //! B2  A drop lets [`OVERTAKERS_MAX`] READs and WRITEs begin before it, and is sent with the next
 //!     one. So a program that reads the same pages again and again delays no drop for ever.
 //!
-//! What remains: a READ that the kernel has not handed over yet, an answer that is being sent, and
-//! the write-back that a drop itself begins. `copyhold mount` and `umount` abort the connection of
-//! a daemon that is killed just then.
+//! A drop still waits in the kernel for a READ that the daemon has not received yet, for an answer
+//! on its way, and for the write-back that the drop itself begins. `copyhold mount` and `umount`
+//! abort the connection of a daemon that is killed during such a wait.
 
 use std::collections::HashMap;
 use std::mem;

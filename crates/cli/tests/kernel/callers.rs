@@ -1,5 +1,5 @@
-//! Who may manage a pool: Linux passes on unjudged what is asked about subvolumes, quotas, trim and
-//! shutdown.
+//! The right to manage a pool: Linux forwards requests about subvolumes, quotas, trim and shutdown
+//! without a permission check of its own.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};

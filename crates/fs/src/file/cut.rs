@@ -66,7 +66,7 @@ impl Cut {
         self.size.is_some() && self.wants_steps
     }
 
-    /// What is left goes with one transaction.
+    /// One transaction removes the rest.
     pub(crate) fn wants_no_steps(&mut self) {
         self.wants_steps = false;
     }

@@ -192,7 +192,7 @@ impl FileData {
     }
 
     /// Something was written, or nobody has the file open any more (D8).
-    pub(crate) fn is_empty_no_more(&mut self) {
+    pub(crate) fn clear_emptied(&mut self) {
         if self.emptied {
             self.emptied = false;
             self.let_go();

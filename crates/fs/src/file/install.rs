@@ -247,9 +247,9 @@ impl State {
 }
 
 impl Filesystem {
-    /// Removes some of a cut's extents if they are too many for one transaction, and says whether
-    /// what is left is not. Refused like a delete (R21); what is left stays announced. Nothing is
-    /// to be done for a batch that was overtaken (D8).
+    /// Removes some of a cut's extents if they are too many for one transaction. Whether one
+    /// transaction removes the rest. A step is refused like a delete (R21), and the rest stays
+    /// announced. An overtaken batch makes no step (D8).
     pub(crate) async fn cut_step(&self, inode: &InodeRef, batch: u64) -> Result<bool> {
         if !inode.state().data.cut.wants_steps() {
             return Ok(true);

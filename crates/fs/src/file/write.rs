@@ -463,7 +463,7 @@ impl Filesystem {
         state.shown.ctime = now;
         state.data.set_changed(true);
         if written {
-            state.data.is_empty_no_more();
+            state.data.clear_emptied();
         }
         self.flusher.add(fresh);
     }
