@@ -12,7 +12,8 @@
 //! A1  User transactions are admitted while the log is below its limit; flush, ids and whatever
 //!     else trims it use the rest of the ring.
 //!     What is admitted and not there yet is counted, too (`log_room`).
-//! A2  The growth that is promised covers every edit that is in no base.
+//! A2  The growth that is promised covers every edit that is in no base. An edit that replaces
+//!     another has brought growth of its own: a flush gives back what nothing is left for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -20,6 +21,7 @@ use std::task::{Poll, Waker};
 
 use copyhold_space::{Reservation, Space, Tier};
 use copyhold_sync::{Mutex, of};
+use copyhold_table::Weight;
 use copyhold_types::{BLOCK_BYTES, Nanos, Purpose};
 
 use crate::log_room::{LogRoom, Room};
@@ -88,10 +90,15 @@ fn hold(held: &mut Option<Reservation>, space: &Space, blocks: u64) {
 }
 
 impl Admission {
-    /// Edits have reached a base (or `share` of all that is unflushed has): gives growth back.
-    pub(crate) fn settled(&self, share: f64) {
+    /// Edits have reached a base (or `share` of all that is unflushed has): gives growth back, and
+    /// keeps no more than what is `left` may need.
+    pub(crate) fn settled(&self, share: f64, left: impl FnOnce() -> Weight) {
         let mut growth = self.growth.lock();
-        growth.bytes -= ((growth.bytes as f64 * share.clamp(0.0, 1.0)) as u64).min(growth.bytes);
+        let part = (growth.bytes as f64 * share.clamp(0.0, 1.0)) as u64;
+        // Looked at under the lock: an edit is counted before its growth comes here.
+        let Weight { edits, bytes, .. } = left();
+        let most = growth_of(edits.max(0) as usize, bytes.max(0) as usize);
+        growth.bytes = growth.bytes.saturating_sub(part).min(most);
         let keep = Growth::blocks(growth.bytes);
         let spare = growth.held_blocks().saturating_sub(keep);
         if let Some(held) = &mut growth.held {
@@ -173,7 +180,7 @@ impl Pool {
     }
 
     fn note_asked(&self, tier: Tier) {
-        if tier != Tier::DeleteSubvolume {
+        if tier != Tier::FinishSubvolume {
             self.admission.asked.fetch_add(1, Relaxed);
         }
     }

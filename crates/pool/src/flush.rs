@@ -467,7 +467,8 @@ impl Pool {
         };
         let left = self.unflushed_edits();
         // Of all growth that is promised, the record's own included.
-        self.admission.settled(1.0 - left as f64 / edits.max(1) as f64);
+        let share = 1.0 - left as f64 / edits.max(1) as f64;
+        self.admission.settled(share, || self.unflushed());
         if self.sabotaged(Sabotage::HeadAheadOfRecord) {
             self.move_head().await?;
         }

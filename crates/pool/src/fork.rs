@@ -335,7 +335,7 @@ impl Pool {
         let weight = table.weight();
         let share = weight.edits as f64 / self.unflushed_edits().max(1) as f64;
         self.settled(weight);
-        self.admission.settled(share);
+        self.admission.settled(share, || self.unflushed());
     }
 
     /// Items of tables that the log has nothing of any more are deleted with a flush's record.

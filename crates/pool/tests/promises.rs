@@ -268,6 +268,25 @@ fn flushing_what_is_flushed_keeps_no_more_and_more_space() {
 
 /// R22: space that a reader holds back is on its way, too.
 #[test]
+fn what_was_promised_to_edits_that_were_replaced_is_given_back() {
+    let machine = Machine::new();
+    let pool = machine.new_pool(Limits::default());
+    machine.rt.block_on(async {
+        for _ in 0..2000 {
+            let mut tx = Transaction::new();
+            tx.put(TABLE, key(1), vec![1; 40]);
+            let credit = pool.admit(Tier::Write, 1, 64).await.unwrap();
+            pool.apply(credit, tx).unwrap();
+        }
+        let before = pool.space().reserved;
+        pool.flush_all().await.unwrap();
+        let after = pool.space().reserved;
+        // 2,000 edits were promised 480 bytes each, and one of them has reached a base.
+        assert!(before > 200 && after < 20, "{after} blocks of {before} are still promised");
+    });
+}
+
+#[test]
 fn a_full_pool_waits_for_its_readers() {
     let machine = Machine::new();
     let pool = machine.new_pool(Limits::default());
