@@ -238,7 +238,7 @@ impl Filesystem {
             let extents = items.iter().filter(|(key, _)| key.kind == EXTENT).count();
             let wanted = (edits, edits * KEY_BYTES);
             let credit =
-                self.credit_to_release(&inode.subvol, Tier::Delete, wanted, extents).await?;
+                self.credit_to_release(&inode.subvol, Tier::FinishDelete, wanted, extents).await?;
             let mut tx = Transaction::new();
             for (key, value) in &items {
                 if key.kind == EXTENT {
@@ -270,7 +270,7 @@ impl Filesystem {
     /// Places on the lists of a file that does not exist.
     async fn drop_list_items(&self, node: NodeId) -> Result<()> {
         let subvol = self.subvol(node.subvol).await?;
-        let credit = self.credit(Tier::Delete, 2, 2 * KEY_BYTES).await?;
+        let credit = self.credit(Tier::FinishDelete, 2, 2 * KEY_BYTES).await?;
         let mut tx = Transaction::new();
         debug_assert_eq!(orphan_key(node.ino).kind, ORPHAN);
         tx.delete(FILES, orphan_key(node.ino));

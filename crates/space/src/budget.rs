@@ -29,8 +29,12 @@ pub enum Tier {
     Change,
     /// Leaves half.
     Delete,
+    /// Leaves three eighths: what removes a file that was unlinked.
+    FinishDelete,
     /// Leaves a quarter.
     DeleteSubvolume,
+    /// Leaves an eighth: what removes a subvolume that was deleted.
+    FinishSubvolume,
     /// Leaves nothing, and is never refused.
     Internal,
 }
@@ -132,7 +136,9 @@ impl Budget {
             Tier::Write => self.reserve as i64,
             Tier::Change => (self.reserve - self.reserve / 4) as i64,
             Tier::Delete => (self.reserve / 2) as i64,
+            Tier::FinishDelete => (self.reserve / 8 * 3) as i64,
             Tier::DeleteSubvolume => (self.reserve / 4) as i64,
+            Tier::FinishSubvolume => (self.reserve / 8) as i64,
             Tier::Internal => i64::MIN,
         }
     }

@@ -61,11 +61,15 @@ fn each_tier_may_take_its_part_of_the_reserve() {
     assert!(take(1, Tier::Change).is_err());
     let deletes = take(250, Tier::Delete).unwrap();
     assert!(take(1, Tier::Delete).is_err());
-    let subvolumes = take(250, Tier::DeleteSubvolume).unwrap();
+    let reaped = take(125, Tier::FinishDelete).unwrap();
+    assert!(take(1, Tier::FinishDelete).is_err());
+    let subvolumes = take(125, Tier::DeleteSubvolume).unwrap();
     assert!(take(1, Tier::DeleteSubvolume).is_err());
+    let steps = take(125, Tier::FinishSubvolume).unwrap();
+    assert!(take(1, Tier::FinishSubvolume).is_err());
     let internal = take(4000, Tier::Internal).unwrap();
     assert_eq!(space.figures().available(), 0);
-    drop((writes, changes, deletes, subvolumes, internal));
+    drop((writes, changes, deletes, reaped, subvolumes, steps, internal));
     assert_eq!(space.figures().available(), 3096);
 }
 

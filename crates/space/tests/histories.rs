@@ -40,7 +40,9 @@ fn step() -> impl Strategy<Value = Step> {
         6 => Just(Tier::Write),
         1 => Just(Tier::Change),
         1 => Just(Tier::Delete),
+        1 => Just(Tier::FinishDelete),
         1 => Just(Tier::DeleteSubvolume),
+        1 => Just(Tier::FinishSubvolume),
         1 => Just(Tier::Internal),
     ];
     let size = || prop_oneof![4 => 1u64..40, 2 => 100u64..1200, 1 => Just(6000u64)];

@@ -242,7 +242,7 @@ impl Volumes {
 
     /// Credit for a step that changes records only.
     async fn small_credit(&self) -> Result<Credit> {
-        Ok(self.pool.admit(Tier::DeleteSubvolume, RECORD_EDITS, RECORD_BYTES).await?)
+        Ok(self.pool.admit(Tier::FinishSubvolume, RECORD_EDITS, RECORD_BYTES).await?)
     }
 
     async fn go_on(&self, subvol: &Subvol, step: Step, mut tx: Transaction) -> Result<()> {
@@ -360,7 +360,7 @@ impl Volumes {
         if !self.state.ledger.wants_sweep() {
             return Ok(false);
         }
-        let credit = self.pool.admit(Tier::DeleteSubvolume, ROWS_PER_STEP, RECORD_BYTES).await?;
+        let credit = self.pool.admit(Tier::FinishSubvolume, ROWS_PER_STEP, RECORD_BYTES).await?;
         let _owners = self.state.owners.lock();
         let rows = self.state.ledger.sweep(ROWS_PER_STEP / 2);
         let any = !rows.is_empty();

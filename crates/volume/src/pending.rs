@@ -80,7 +80,7 @@ impl Volumes {
         if self.ledger().breaks(Sabotage::DecideEarly) {
             let outcome = self.evaluate(&family.read_tree(), releases)?;
             let edits = outcome.edits.len() + outcome.pending.len() + SPARE_EDITS;
-            let (tier, bytes) = (Tier::DeleteSubvolume, bytes_of(edits));
+            let (tier, bytes) = (Tier::FinishSubvolume, bytes_of(edits));
             let credit = self.pool.admit(tier, edits, bytes).await?;
             self.pool.runtime().sleep(MEANWHILE).await;
             let tx = tx.take().expect("it is applied once");
@@ -100,7 +100,7 @@ impl Volumes {
                     let edits = others + outcome.edits.len() + outcome.pending.len();
                     let enough = held.take().filter(|(of, _)| *of >= edits);
                     let credit = enough.map(|(_, credit)| credit);
-                    let (tier, bytes) = (Tier::DeleteSubvolume, bytes_of(edits));
+                    let (tier, bytes) = (Tier::FinishSubvolume, bytes_of(edits));
                     if let Some(credit) = credit.or_else(|| self.pool.try_admit(tier, edits, bytes))
                     {
                         let tx = tx.take().expect("it is applied once");
@@ -112,7 +112,7 @@ impl Volumes {
             };
             fetch(&self.pool, &missing).await?;
             if let Some(edits) = wanted {
-                let credit = self.pool.admit(Tier::DeleteSubvolume, edits, bytes_of(edits)).await?;
+                let credit = self.pool.admit(Tier::FinishSubvolume, edits, bytes_of(edits)).await?;
                 held = Some((edits, credit));
             }
         }

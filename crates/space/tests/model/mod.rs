@@ -156,7 +156,9 @@ impl World {
             Tier::Write => reserve,
             Tier::Change => reserve - reserve / 4,
             Tier::Delete => reserve / 2,
+            Tier::FinishDelete => reserve / 8 * 3,
             Tier::DeleteSubvolume => reserve / 4,
+            Tier::FinishSubvolume => reserve / 8,
             Tier::Internal => 0,
         };
         let wanted = (self.reserved() + blocks + floor) as i64;
