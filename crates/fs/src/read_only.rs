@@ -8,13 +8,12 @@
 //! RO2 A transaction of files is applied before the record, or refused (`volume::steady`). Files
 //!     without a name are the exception: no path leads to them, and the reaper removes them.
 //! RO3 Setting the property to the value that it has changes nothing.
-//! RO4 Setting and clearing the property use `Tier::DeleteSubvolume`: deleting a subvolume may
+//! RO4 Setting and clearing the property are admitted as a deletion is: deleting a subvolume may
 //!     require it to be writable first (R21).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use copyhold_pool::Tier;
 use copyhold_types::SubvolId;
 use copyhold_volume::Volumes;
 use futures_util::future::join_all;
@@ -73,7 +72,7 @@ impl Filesystem {
             self.install_accepted(subvol).await?;
         }
         self.log_atimes().await?;
-        let credit = self.credit(Tier::DeleteSubvolume, 1, Volumes::LIFE_BYTES).await?;
+        let credit = self.credit_to_end(1, Volumes::LIFE_BYTES).await?;
         self.volumes.set_read_only(&subvol.volume, true, credit)?;
         Ok(())
     }
@@ -96,7 +95,7 @@ impl Filesystem {
     /// What was left undone when it was made, or before it was set read-only, is taken up now.
     async fn make_writable(self: &Arc<Self>, subvol: &Arc<Subvol>) -> Result<()> {
         let reading = self.invalidate_leftovers(subvol).await;
-        let credit = self.credit(Tier::DeleteSubvolume, 1, Volumes::LIFE_BYTES).await?;
+        let credit = self.credit_to_end(1, Volumes::LIFE_BYTES).await?;
         self.volumes.set_read_only(&subvol.volume, false, credit)?;
         self.read_leftovers(subvol, &reading).await;
         subvol.writable()

@@ -35,6 +35,8 @@ const ROUNDS: usize = 3;
 
 /// How often a deletion that others work at is looked at.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// Steps of other deletions that one which finds no space makes before it is refused.
+const STEPS_MAX: usize = 1024;
 
 /// A subvolume, as it is listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -219,7 +221,8 @@ impl Filesystem {
         }
         let subvol = self.subvol(found.node.subvol).await?;
         let root = self.inode(found.node).await?;
-        let credit = self.life_credit(Tier::DeleteSubvolume, &bucket, name).await?;
+        let (edits, bytes) = life_weight(&bucket, name);
+        let credit = self.credit_to_end(edits, bytes).await?;
         {
             let [mut state, root] = lock_states([&dir, &root]);
             state.expect_removable_from()?;
@@ -293,8 +296,23 @@ impl Filesystem {
     pub(crate) async fn renew(&self, subvol: &copyhold_volume::Subvol) -> Result<()> {
         // Whoever asks for the subvolume waits for this, also who is about to delete it.
         let (edits, bytes) = (Volumes::LIFE_EDITS, Volumes::LIFE_BYTES);
-        let credit = self.credit(Tier::DeleteSubvolume, edits, bytes).await?;
+        let credit = self.credit_to_end(edits, bytes).await?;
         Ok(self.volumes.renew(subvol, credit).await?)
+    }
+
+    /// Credit for what ends a subvolume, or lets it be ended. Where there is no space, deletions
+    /// that are under way give theirs back first: so that many in a row are not refused (R21).
+    pub(crate) async fn credit_to_end(&self, edits: usize, bytes: usize) -> Result<Credit> {
+        for _ in 0..STEPS_MAX {
+            match self.credit(Tier::DeleteSubvolume, edits, bytes).await {
+                Err(FsError::NoSpace(full)) => match self.volumes.background_step().await {
+                    Ok(true) => {}
+                    _ => return Err(FsError::NoSpace(full)),
+                },
+                credit => return credit,
+            }
+        }
+        self.credit(Tier::DeleteSubvolume, edits, bytes).await
     }
 
     async fn quota_credit(&self) -> Result<Credit> {
@@ -396,8 +414,8 @@ impl Filesystem {
     }
 
     async fn life_credit(&self, tier: Tier, bucket: &Bucket, name: Name<'_>) -> Result<Credit> {
-        let bytes = Volumes::LIFE_BYTES + 2 * INODE_BYTES + bucket.edit_bytes(name.bytes());
-        self.credit(tier, Volumes::LIFE_EDITS + 3, bytes).await
+        let (edits, bytes) = life_weight(bucket, name);
+        self.credit(tier, edits, bytes).await
     }
 
     pub(crate) fn new_subvol(
@@ -416,6 +434,12 @@ impl Filesystem {
             inherit: groups.map_or(Inherit::FromHolder, Inherit::Groups),
         }
     }
+}
+
+/// Edits and bytes of a transaction that makes or ends a subvolume, its entry included.
+fn life_weight(bucket: &Bucket, name: Name<'_>) -> (usize, usize) {
+    let bytes = Volumes::LIFE_BYTES + 2 * INODE_BYTES + bucket.edit_bytes(name.bytes());
+    (Volumes::LIFE_EDITS + 3, bytes)
 }
 
 /// The edit that adds the entry of a subvolume to a directory.

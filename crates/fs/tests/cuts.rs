@@ -95,6 +95,36 @@ fn what_is_accepted_after_a_refused_cut_is_not_refused_by_steps_of_it() {
 }
 
 #[test]
+fn a_size_is_refused_where_changes_are_and_never_when_it_is_logged() {
+    let world = World::new(12, 16_384);
+    world.run(async {
+        let fs = world.open().await;
+        let [long, short] = [create(&fs, "long").await, create(&fs, "short").await];
+        write(&fs, long, 0, &pattern(1, 40_000)).await;
+        settle(&fs).await;
+        let pool = fs.pool();
+        let all = pool.reserve(pool.space().available(), Tier::Write).await.unwrap();
+        cut(&fs, short, 9000).await.unwrap();
+        let mut taken = Vec::new();
+        // Waits for what is on its way to be free, as a truncation does.
+        while let Ok(some) = pool.reserve(1, Tier::Change).await {
+            taken.push(some);
+        }
+        for size in [0, 8000, 9000, 70_000] {
+            let refused = cut(&fs, short, size).await;
+            assert!(matches!(refused, Err(FsError::NoSpace(_))), "{size}: {refused:?}");
+        }
+        cut(&fs, long, 5000).await.expect("it frees, so it is refused where deletes are");
+        let promised = pool.space().reserved;
+        fs.fsync(long, false).await.unwrap();
+        fs.fsync(short, false).await.unwrap();
+        assert!(pool.space().reserved < promised, "its room is given back when it is logged");
+        drop((all, taken));
+        world.close(fs).await;
+    });
+}
+
+#[test]
 fn nothing_of_a_cut_shows_where_preallocated_space_is_written_meanwhile() {
     let world = World::new(8, 16_384);
     let fs = world.run(async {

@@ -5,13 +5,11 @@
 //! item announces what is still to be removed.
 //!
 //! D5  From the first whole block behind the cut on, what the table has is nobody's (R35).
-//!     Its last transaction is not refused for space: what that adds to tables was reserved when
-//!     the file was cut (R21). While it `wants_steps` before, nothing is accepted for the file:
-//!     steps may be refused, and what was accepted may not.
+//!     Its last transaction is not refused for space (D10). While it `wants_steps` before, nothing
+//!     is accepted for the file: steps may be refused, and what was accepted may not.
 //! D6  Blocks that are logged behind the logged size are announced as a cut: after a crash they are
 //!     nobody's content, and must not show when the file grows (R36).
 
-use copyhold_pool::Reservation;
 use copyhold_types::BLOCK_BYTES;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -24,8 +22,6 @@ pub(crate) struct Cut {
     announced: bool,
     /// There may be more to remove than one transaction can.
     wants_steps: bool,
-    /// For what the removal adds to tables.
-    room: Option<Reservation>,
     /// Where the blocks end that were logged behind the logged size, and the block from which on a
     /// TRUNCATE item announces them (D6).
     ahead: u64,
@@ -38,7 +34,6 @@ impl Cut {
         removed_to: 0,
         announced: false,
         wants_steps: false,
-        room: None,
         ahead: 0,
         ahead_announced: None,
     };
@@ -90,13 +85,6 @@ impl Cut {
         }
     }
 
-    /// Keeps space until the cut is logged, if one is pending.
-    pub(super) fn keep(&mut self, room: Option<Reservation>) {
-        if self.size.is_some() && room.is_some() {
-            self.room = room;
-        }
-    }
-
     /// Takes up a cut that an earlier use of the pool has announced.
     pub(crate) fn resume(&mut self, size: u64) {
         self.size = Some(size);
@@ -124,7 +112,6 @@ impl Cut {
         self.removed_to = 0;
         self.announced = false;
         self.wants_steps = false;
-        self.room = None;
     }
 
     /// What a TRUNCATE item is to say now that `blocks` are logged together with `size`, if that is

@@ -18,10 +18,14 @@
 //!     left, does not log the cut.
 //! D9  While a cut is pending, at most one batch is under way. So the cut is logged together with
 //!     the first blocks that were written since: later ones alone would leave the file empty (R35).
+//! D10 The transaction that logs a size that was set, or a cut, is not refused for space: what it
+//!     adds to tables was reserved when the size was set (R21), and `room` holds that until both
+//!     are logged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut, Range};
 
+use copyhold_pool::Reservation;
 use copyhold_types::{BLOCK_BYTES, Txg};
 
 use super::cut::Cut;
@@ -86,6 +90,8 @@ pub(crate) struct Unsettled {
     ready: usize,
     batches: BTreeSet<u64>,
     pub(crate) cut: Cut,
+    /// D10.
+    room: Option<Reservation>,
     /// Size or times differ from what is logged.
     changed: bool,
     /// The file is on the list of dirty ones.
@@ -102,6 +108,7 @@ static NOTHING: Unsettled = Unsettled {
     ready: 0,
     batches: BTreeSet::new(),
     cut: Cut::NOTHING,
+    room: None,
     changed: false,
     listed: false,
     emptied: false,
@@ -114,6 +121,7 @@ impl Unsettled {
             && self.reserved.is_none()
             && self.batches.is_empty()
             && self.cut.is_nothing()
+            && self.room.is_none()
             && !self.changed
             && !self.listed
             && !self.emptied
@@ -176,6 +184,7 @@ impl FileData {
     pub(crate) fn set_changed(&mut self, changed: bool) {
         if self.changed != changed {
             self.changed = changed;
+            self.give_room_back();
             self.let_go();
         }
     }
@@ -215,7 +224,27 @@ impl FileData {
     pub(crate) fn cut_is_logged(&mut self) {
         if self.cut.is_pending() {
             self.cut.is_logged();
+            self.give_room_back();
             self.let_go();
+        }
+    }
+
+    /// Keeps space for what is to be logged of a size that was set (D10). Of several, the most is
+    /// enough: one transaction logs the last size.
+    pub(crate) fn keep_room(&mut self, room: Reservation) {
+        let held = self.room.as_ref().map_or(0, Reservation::blocks);
+        if self.wants_room() && room.blocks() > held {
+            self.room = Some(room);
+        }
+    }
+
+    fn wants_room(&self) -> bool {
+        self.changed || self.cut.size().is_some()
+    }
+
+    fn give_room_back(&mut self) {
+        if self.room.is_some() && !self.wants_room() {
+            self.room = None;
         }
     }
 

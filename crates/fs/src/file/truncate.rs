@@ -3,10 +3,11 @@
 //! Nothing is logged here: a shorter file becomes a cut, a longer one a size, and both go out with
 //! the file's next batch (R35). So a truncate never waits for the log.
 //!
-//! A cut gives nothing back where snapshots share the file, and adds to tables. So it reserves what
-//! its last transaction adds (D5), and is refused where deletes are (R21). A file of many extents
-//! is cut in steps before, which are refused likewise: they are made here, so that the caller is
-//! told, and not somebody whose data was accepted since.
+//! The transaction that logs a size adds to tables, also where a file becomes shorter: snapshots
+//! may share it. So whoever sets one reserves what it adds (D10), and is refused (R21) where
+//! changes are, or, where extents are cut, where deletes are. A file of many extents is cut in
+//! steps before, which are refused likewise: they are made here, so that the caller is told, and
+//! not somebody whose data was accepted since.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use crate::permit::Way;
 use crate::{Filesystem, FsError, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// By which tables may grow for each extent that a cut removes, and for the rest of it: deletions,
+/// By which tables may grow for the file's record, and for each extent that a cut removes: puts,
 /// what deadlists and shares say, in two copies (`Pool::admit`).
 const EXTENT_GROWTH: u64 = 1536;
 
@@ -48,11 +49,14 @@ impl Filesystem {
         };
         if size > old {
             self.cut_in_steps(inode).await?;
+            let room = self.room_for_size(0).await?;
             self.extend(inode, old, size).await?;
+            inode.state().data.keep_room(room);
             self.note_dirty(inode);
             return Ok(());
         }
-        let room = if size < old { self.room_to_cut(inode).await? } else { None };
+        let cuts = if size < old { inode.state().item.allocated / BLOCK } else { 0 };
+        let room = self.room_for_size(cuts).await?;
         self.shorten(inode, size, room, empties).await?;
         self.note_dirty(inode);
         self.cut_in_steps(inode).await
@@ -66,14 +70,11 @@ impl Filesystem {
         Ok(())
     }
 
-    /// For the last transaction of a cut (D5).
-    async fn room_to_cut(&self, inode: &InodeRef) -> Result<Option<Reservation>> {
-        let stored = inode.state().item.allocated / BLOCK;
-        if stored == 0 {
-            return Ok(None);
-        }
-        let growth = (1 + stored.min(CUT_MAX as u64)) * EXTENT_GROWTH;
-        Ok(Some(self.pool.reserve(growth.div_ceil(BLOCK), Tier::Delete).await?))
+    /// For the transaction that logs a size, and with it the last part of a cut of so many extents.
+    async fn room_for_size(&self, extents: u64) -> Result<Reservation> {
+        let tier = if extents > 0 { Tier::Delete } else { Tier::Change };
+        let growth = (1 + extents.min(CUT_MAX as u64)) * EXTENT_GROWTH;
+        Ok(self.pool.reserve(growth.div_ceil(BLOCK), tier).await?)
     }
 
     /// What is behind the old end reads as zero (R36).
@@ -94,7 +95,7 @@ impl Filesystem {
         &self,
         inode: &InodeRef,
         size: u64,
-        room: Option<Reservation>,
+        room: Reservation,
         empties: bool,
     ) -> Result<()> {
         // Against batches that are being installed (R33).
@@ -109,7 +110,6 @@ impl Filesystem {
         } else {
             0
         };
-        state.data.cut.keep(room);
         if state.item.allocated / BLOCK <= CUT_MAX as u64 {
             state.data.cut.wants_no_steps();
         }
@@ -117,6 +117,7 @@ impl Filesystem {
         state.shown.mtime = now;
         state.shown.ctime = now;
         state.data.set_changed(true);
+        state.data.keep_room(room);
         if empties {
             state.data.empty();
         }
