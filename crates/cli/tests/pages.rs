@@ -61,8 +61,24 @@ fn threads(site: &Site) -> Vec<String> {
     names.map(|name| name.trim().to_owned()).collect()
 }
 
+/// `stop(pid)` returns when every thread of the process has stopped. (A signal is only sent when
+/// `kill` returns: until it is taken, a thread may still answer a request.)
+const STOP: &str = r#"
+import glob, os, signal, time
+def stop(pid):
+    os.kill(pid, signal.SIGSTOP)
+    def stopped(stat):
+        try:
+            return open(stat).read().rsplit(")", 1)[1].split()[0] == "T"
+        except FileNotFoundError: # The thread has ended.
+            return True
+    while not all(stopped(stat) for stat in glob.glob(f"/proc/{pid}/task/*/stat")):
+        time.sleep(.01)
+"#;
+
 fn python(script: &str, arguments: &[&str]) {
-    let run = Command::new("python3").args(["-c", script]).args(arguments).output().unwrap();
+    let script = format!("{STOP}{script}");
+    let run = Command::new("python3").args(["-c", &script]).args(arguments).output().unwrap();
     assert!(run.status.success(), "{run:?}");
 }
 
@@ -211,7 +227,7 @@ def until(condition):
     while not condition():
         time.sleep(.01)
 os.pwrite(first, b"x", 0)
-os.kill(daemon, signal.SIGSTOP)
+stop(daemon)
 try:
     holder = write(first, 4096)
     # A system call with this descriptor, position and so many bytes.
@@ -256,7 +272,7 @@ def ask(system_call, *arguments):
     while open(file).read().split()[1:2] != [hex(arguments[0])]:
         time.sleep(.01)
     return thread
-os.kill(device, signal.SIGSTOP)
+stop(device)
 try:
     read = ask(os.pread, second, 128 * PAGE, 0)
     time.sleep(.3)
