@@ -122,6 +122,13 @@ torture: ## 16 threads doing everything while the daemon is killed: KILLS=20 SEE
 	$(TARGET)/release/copyhold-torture --rounds $(or $(KILLS),20) $(if $(SEED),--seed $(SEED)) \
 		$(if $(OPTIONS),--options $(OPTIONS))
 
+.PHONY: soak
+soak: ## a pool between 85 and 99 % full, for HOURS=4, with kills; PLOT=soak.svg: SEED=1 GIB=4 OPTIONS=
+	scripts/setup.sh build
+	cargo build --release --locked -p copyhold-cli -p copyhold-torture
+	$(TARGET)/release/copyhold-soak --hours $(or $(HOURS),4) --plot $(or $(PLOT),soak.svg) \
+		$(if $(SEED),--seed $(SEED)) $(if $(GIB),--gib $(GIB)) $(if $(OPTIONS),--options $(OPTIONS))
+
 .PHONY: xfstests
 xfstests: ## xfstests' quick generic tests (root): XFSTESTS=DIR, a built tree of it
 	scripts/setup.sh build

@@ -318,6 +318,11 @@ pub struct SpaceView {
     pub freeing_blocks: u64,
     pub reserve_blocks: u64,
     pub metaslab_blocks: u64,
+    /// Blocks of the longest free run.
+    pub longest_free_blocks: u64,
+    /// Free blocks by the length of their run: element *i* counts those in runs of 2^*i* to
+    /// 2^(*i*+1) − 1 blocks.
+    pub free_blocks_by_run: Vec<u64>,
     pub metaslabs: Vec<MetaslabView>,
 }
 
@@ -327,21 +332,29 @@ pub struct MetaslabView {
     pub metaslab: u32,
     pub allocated_blocks: u64,
     pub allocated_runs: usize,
+    pub free_runs: usize,
+    pub longest_free_blocks: u64,
 }
 
-/// Metaslabs, and what is allocated in them.
+/// Metaslabs, what is allocated in them, and how contiguous the rest is.
 pub fn space(pool: &Pool) -> SpaceView {
     let figures = pool.space();
     let map = pool.space_map();
-    let view = |id: copyhold_space::MetaslabId| {
+    let mut free_blocks_by_run = Vec::new();
+    let mut view = |id: copyhold_space::MetaslabId| {
         let runs = map.allocated_runs(id);
+        let free: Vec<u32> = map.free_runs(id).iter().map(|run| run.blocks).collect();
+        free.iter().for_each(|&blocks| count_run(&mut free_blocks_by_run, blocks));
         MetaslabView {
             device: id.device.0,
             metaslab: id.index,
             allocated_blocks: runs.iter().map(|run| u64::from(run.blocks)).sum(),
             allocated_runs: runs.len(),
+            free_runs: free.len(),
+            longest_free_blocks: free.iter().copied().max().map_or(0, u64::from),
         }
     };
+    let metaslabs: Vec<MetaslabView> = map.metaslabs().map(&mut view).collect();
     SpaceView {
         total_blocks: figures.total,
         allocated_blocks: figures.allocated,
@@ -349,6 +362,19 @@ pub fn space(pool: &Pool) -> SpaceView {
         freeing_blocks: figures.freeing,
         reserve_blocks: figures.reserve,
         metaslab_blocks: pool.label().metaslab_blocks,
-        metaslabs: map.metaslabs().map(view).collect(),
+        longest_free_blocks: metaslabs
+            .iter()
+            .map(|view| view.longest_free_blocks)
+            .max()
+            .unwrap_or(0),
+        free_blocks_by_run,
+        metaslabs,
     }
+}
+
+/// Adds a run of `blocks`, which is not zero.
+fn count_run(by_run: &mut Vec<u64>, blocks: u32) {
+    let class = blocks.ilog2() as usize;
+    by_run.resize(by_run.len().max(class + 1), 0);
+    by_run[class] += u64::from(blocks);
 }

@@ -14,6 +14,7 @@
 
 use std::ops::Range;
 
+use copyhold_format::space_map::RunsOf;
 use copyhold_types::Txg;
 
 use crate::bits::Bits;
@@ -111,6 +112,11 @@ impl FreeMap {
 
     pub(crate) fn warm_free(&self) -> u64 {
         self.warm_free
+    }
+
+    /// Runs of free blocks, as (first, blocks).
+    pub(crate) fn runs(&self) -> RunsOf<'_> {
+        self.free.runs()
     }
 
     pub(crate) fn all_used(&self, first: u32, blocks: u32) -> bool {

@@ -60,4 +60,13 @@ impl Space {
         let state = metaslab.lock();
         state.logged.runs().map(|(first, blocks)| metaslab.run(first, blocks)).collect()
     }
+
+    /// The runs of a metaslab that can be allocated now, in order: without blocks that lanes hold,
+    /// that are freed but not yet allocatable, or that are being discarded.
+    pub fn free_runs(&self, id: MetaslabId) -> Vec<Run> {
+        let Some(index) = self.shared.geometry.index_of(id) else { return Vec::new() };
+        let metaslab = &self.shared.metaslabs[index];
+        let state = metaslab.lock();
+        state.free.runs().map(|(first, blocks)| metaslab.run(first, blocks)).collect()
+    }
 }

@@ -1,15 +1,15 @@
 //! What a block holds: a token that no other write has used, so that content names its write.
 
-pub(crate) const BLOCK: usize = 4096;
+pub const BLOCK: usize = 4096;
 
 /// Names one block of one write. Zero is a hole, or what a hole reads as.
-pub(crate) type Token = u64;
+pub type Token = u64;
 
 /// Bytes of a line.
-pub(crate) const LINE: usize = 16;
+pub const LINE: usize = 16;
 
 /// Each line begins with the token and ends with a number made of it and of the line's place.
-pub(crate) fn block(token: Token) -> Vec<u8> {
+pub fn block(token: Token) -> Vec<u8> {
     let mut bytes = vec![0; BLOCK];
     if token == 0 {
         return bytes;
@@ -22,14 +22,14 @@ pub(crate) fn block(token: Token) -> Vec<u8> {
 }
 
 /// The token of a whole block; `None` for a mixture, or for what nobody has written.
-pub(crate) fn token(bytes: &[u8]) -> Option<Token> {
+pub fn token(bytes: &[u8]) -> Option<Token> {
     let (first, _) = bytes.split_first_chunk::<8>()?;
     let token = u64::from_le_bytes(*first);
     (bytes == block(token)).then_some(token)
 }
 
 /// Ends each line.
-pub(crate) fn seal(token: Token, line: usize) -> u64 {
+pub fn seal(token: Token, line: usize) -> u64 {
     (token ^ line as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum TortureError {
+pub enum TortureError {
     #[error("{what}: {source}")]
     System {
         what: String,
@@ -19,7 +19,7 @@ pub(crate) enum TortureError {
 }
 
 /// Says on what a system call failed.
-pub(crate) trait On<T> {
+pub trait On<T> {
     fn on(self, what: impl ToString) -> Result<T, TortureError>;
 }
 

@@ -10,7 +10,7 @@
 //!     before it are not missing.
 
 use crate::clock::Stamp;
-use crate::content::Token;
+use copyhold_torture::content::Token;
 
 /// A token for each block.
 pub(crate) type Content = Vec<Token>;

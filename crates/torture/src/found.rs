@@ -6,8 +6,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::content::{BLOCK, token};
 use crate::file::Content;
+use copyhold_torture::content::{BLOCK, token};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {

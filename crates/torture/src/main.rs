@@ -21,14 +21,10 @@
 #![allow(clippy::disallowed_methods, reason = "it is threads and time that it is about")]
 
 mod clock;
-mod content;
-mod dice;
-mod error;
 mod file;
 mod found;
 mod map;
 mod mixed;
-mod mount;
 mod names;
 mod thread;
 mod worker;
@@ -41,13 +37,13 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, SystemTime};
 
 use clap::Parser;
+use copyhold_torture::dice::Dice;
+use copyhold_torture::error::{On, TortureError};
+use copyhold_torture::mount::Mount;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use clock::Clock;
-use dice::Dice;
-use error::{On, TortureError};
 use mixed::Mixed;
-use mount::Mount;
 use thread::{COMMON, Thread};
 use worker::Worker;
 
@@ -105,7 +101,7 @@ fn run(given: &CommandLine, seed: u64) -> Result<(), TortureError> {
     let place = tempfile::Builder::new().prefix("copyhold-torture-").tempdir_in(&directory);
     let place = place.on(directory.display())?;
     let program = given.program.clone().unwrap_or(beside);
-    let mount = Mount::create(program, given.options.clone(), place.path().to_owned());
+    let mount = Mount::create(program, given.options.clone(), place.path().to_owned(), "4G");
     let result = mount.and_then(|mount| {
         let mut torture = Torture::new(&mount, given, seed, &interrupt)?;
         let ended = torture.run().inspect_err(|_| drop(mount.unmount()));

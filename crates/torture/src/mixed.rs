@@ -22,9 +22,9 @@ use copyhold_runtime::{Executors, Op};
 use copyhold_types::Buf;
 
 use crate::clock::Clock;
-use crate::content::{BLOCK, LINE, Token, block, seal};
-use crate::dice::Dice;
 use crate::map::Map;
+use copyhold_torture::content::{BLOCK, LINE, Token, block, seal};
+use copyhold_torture::dice::Dice;
 
 /// Threads that share the file.
 pub(crate) const THREADS: u64 = 4;

@@ -9,36 +9,37 @@ use serde_json::Value;
 
 use crate::error::{On, TortureError};
 
-pub(crate) struct Mount {
+pub struct Mount {
     program: PathBuf,
     options: Option<String>,
     place: PathBuf,
 }
 
 impl Mount {
-    /// Makes the pool in `place`, an empty directory.
-    pub(crate) fn create(
+    /// Makes a pool of `size`, as `copyhold create` understands it, in `place`, an empty directory.
+    pub fn create(
         program: PathBuf,
         options: Option<String>,
         place: PathBuf,
+        size: &str,
     ) -> Result<Mount, TortureError> {
         let mount = Mount { program, options, place };
         fs::create_dir(mount.root()).on("the mount point")?;
-        mount.run(&["create", "--size", "4G"], &[&mount.image()])?;
+        mount.run(&["create", "--size", size], &[&mount.image()])?;
         mount.mount()?;
         mount.run(&["quota", "enable", "--simple"], &[&mount.root()])?;
         Ok(mount)
     }
 
-    pub(crate) fn root(&self) -> PathBuf {
+    pub fn root(&self) -> PathBuf {
         self.place.join("mnt")
     }
 
-    pub(crate) fn image(&self) -> PathBuf {
+    pub fn image(&self) -> PathBuf {
         self.place.join("pool.img")
     }
 
-    pub(crate) fn mount(&self) -> Result<(), TortureError> {
+    pub fn mount(&self) -> Result<(), TortureError> {
         let log = self.place.join("daemon.log");
         let log = log.to_string_lossy();
         let mut verb = vec!["mount", "--log-file", &log];
@@ -49,7 +50,7 @@ impl Mount {
     }
 
     /// The daemon ends as in a crash.
-    pub(crate) fn kill(&self) -> Result<(), TortureError> {
+    pub fn kill(&self) -> Result<(), TortureError> {
         let info = self.run(&["info"], &[&self.root()])?;
         let pid = serde_json::from_str::<Value>(&info).ok();
         let pid = pid.and_then(|info| i32::try_from(info.get("pid")?.as_i64()?).ok());
@@ -58,17 +59,17 @@ impl Mount {
     }
 
     /// Also of a mount whose daemon is gone.
-    pub(crate) fn unmount(&self) -> Result<(), TortureError> {
+    pub fn unmount(&self) -> Result<(), TortureError> {
         self.run(&["umount"], &[&self.root()]).map(drop)
     }
 
     /// Everything on the device is verified, as a crash or an unmount left it.
-    pub(crate) fn check(&self) -> Result<(), TortureError> {
+    pub fn check(&self) -> Result<(), TortureError> {
         self.run(&["check"], &[&self.image()]).map(drop)
     }
 
     /// Runs the program: a verb with its options, then paths. What it says.
-    pub(crate) fn run(&self, verb: &[&str], paths: &[&Path]) -> Result<String, TortureError> {
+    pub fn run(&self, verb: &[&str], paths: &[&Path]) -> Result<String, TortureError> {
         let mut command = Command::new(&self.program);
         command.arg("--json").args(verb).args(paths).stdin(Stdio::null());
         let output = command.output().on(self.program.display())?;

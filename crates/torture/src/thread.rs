@@ -245,9 +245,9 @@ pub(crate) fn verify_order(cuts: &[Cut]) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::content::block;
     use crate::found::inode;
     use crate::names::Change;
+    use copyhold_torture::content::block;
 
     /// A thread that has made a file of one block, and the directory that a crash left.
     struct World {

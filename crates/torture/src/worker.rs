@@ -12,10 +12,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::clock::{Clock, Stamp};
-use crate::dice::Dice;
-use crate::mount::Mount;
 use crate::names::{Change, FileId, NameOp, Node};
 use crate::thread::Thread;
+use copyhold_torture::dice::Dice;
+use copyhold_torture::mount::Mount;
 
 /// What came of one operation: not done, since there was nothing to do it with, or failed.
 type Step = io::Result<()>;

@@ -22,6 +22,9 @@ fn views_show_what_is_there() {
     let space = debug::space(&pool);
     let sum: u64 = space.metaslabs.iter().map(|metaslab| metaslab.allocated_blocks).sum();
     assert_eq!(sum, space.allocated_blocks);
+    assert_eq!(space.free_blocks_by_run.iter().sum::<u64>(), space.free_blocks);
+    let class = space.longest_free_blocks.ilog2() as usize;
+    assert_eq!(class + 1, space.free_blocks_by_run.len(), "the longest run is in the last class");
 }
 
 #[test]

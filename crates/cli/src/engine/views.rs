@@ -171,32 +171,9 @@ fn place(ptr: &NodePtr) -> String {
     format!("{}+{}", copies.join(" "), ptr.blocks)
 }
 
-/// Metaslabs, and what is allocated in them.
+/// Metaslabs, what is allocated in them, and how contiguous the rest is.
 pub(crate) fn space(pool: &Path) -> Result<Value, Failure> {
     let machine = Machine::start()?;
     let pool = machine.open_to_read(pool)?;
-    let figures = pool.space();
-    let map = pool.space_map();
-    let metaslabs: Vec<Value> = map
-        .metaslabs()
-        .map(|id| {
-            let runs = map.allocated_runs(id);
-            let allocated: u64 = runs.iter().map(|run| u64::from(run.blocks)).sum();
-            json!({
-                "device": id.device.0,
-                "metaslab": id.index,
-                "allocated_blocks": allocated,
-                "allocated_runs": runs.len(),
-            })
-        })
-        .collect();
-    Ok(json!({
-        "total_blocks": figures.total,
-        "allocated_blocks": figures.allocated,
-        "free_blocks": figures.free,
-        "freeing_blocks": figures.freeing,
-        "reserve_blocks": figures.reserve,
-        "metaslab_blocks": pool.label().metaslab_blocks,
-        "metaslabs": metaslabs,
-    }))
+    Ok(json!(copyhold_check::debug::space(&pool)))
 }

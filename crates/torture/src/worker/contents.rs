@@ -7,10 +7,10 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{FallocateFlags, copy_file_range, fallocate};
 
 use super::{Step, Worker};
-use crate::content::{BLOCK, block};
 use crate::file::Content;
 use crate::found;
 use crate::names::FileId;
+use copyhold_torture::content::{BLOCK, block};
 
 /// Blocks that a file has at most.
 const FILE_MAX: usize = 48;
