@@ -11,6 +11,8 @@ const CODE_WIDTH: usize = 120;
 const SHORT: usize = 100;
 /// A file longer than this holds two ideas.
 const LONG: usize = 800;
+/// Programs that test others; their locks have no place in the order.
+const TOOLS: [&str; 4] = ["torture", "sim", "bench", "suite"];
 /// Crates that may be unsafe, in small modules.
 const UNSAFE: [&str; 4] = ["runtime", "device", "fuse", "log"];
 
@@ -37,6 +39,29 @@ fn unsafe_code_is_where_it_may_be() {
         let text = fs::read_to_string(root).unwrap();
         let says = text.contains("(unsafe_code)]") || text.contains("(unsafe_code,");
         assert!(says || UNSAFE.contains(&name.as_str()), "{name} says nothing of unsafe_code");
+    }
+}
+
+/// Each lock has its place in the order (`copyhold_sync::Rank`).
+#[test]
+fn blocking_locks_come_from_the_crate_that_orders_them() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut files = Vec::new();
+    for entry in fs::read_dir(crates).unwrap() {
+        let path = entry.unwrap().path();
+        let is_tool = TOOLS.iter().any(|tool| path.ends_with(tool));
+        if !is_tool && !path.ends_with("sync") {
+            collect(&path.join("src"), &mut files);
+        }
+    }
+    files.retain(|path| !path.ends_with("types/src/spare.rs"));
+    let of_std = |line: &str| line.contains("std::sync::") && !line.trim().starts_with("//");
+    for path in files {
+        let text = fs::read_to_string(&path).unwrap();
+        let locks = ["Mutex", "RwLock", "Condvar", "Barrier"];
+        let has = |line: &str| of_std(line) && locks.iter().any(|lock| line.contains(lock));
+        let line = text.lines().find(|line| has(line));
+        assert!(line.is_none(), "{}: {}", path.display(), line.unwrap_or_default());
     }
 }
 

@@ -34,6 +34,16 @@ impl Held {
             Held {}
         }
     }
+
+    /// Before the thread releases the lock for a while, and then waits for it again.
+    ///
+    /// # Panics
+    /// In debug builds, if the thread holds a lock that has no earlier place (L1).
+    #[track_caller]
+    pub(crate) fn waiting_again(&self) {
+        #[cfg(debug_assertions)]
+        checked::assert_last_of_held(self.place);
+    }
 }
 
 #[cfg(debug_assertions)]
@@ -60,6 +70,23 @@ mod checked {
     pub(super) fn assert_last(place: (Rank, u64)) {
         // While a thread ends, its list may be gone already.
         let last = HELD.try_with(|held| held.borrow().iter().copied().max()).ok().flatten();
+        assert_behind(last, place);
+    }
+
+    /// As [`assert_last`], for a lock that the thread holds.
+    #[track_caller]
+    pub(super) fn assert_last_of_held(place: (Rank, u64)) {
+        let last = HELD.try_with(|held| {
+            let held = held.borrow();
+            let own = held.iter().rposition(|there| *there == place);
+            let others = held.iter().enumerate().filter(|(nth, _)| Some(*nth) != own);
+            others.map(|(_, place)| *place).max()
+        });
+        assert_behind(last.ok().flatten(), place);
+    }
+
+    #[track_caller]
+    fn assert_behind(last: Option<(Rank, u64)>, place: (Rank, u64)) {
         if let Some(last) = last.filter(|last| *last >= place) {
             let ((held, held_key), (wanted, key)) = (last, place);
             panic!("L1: waits for {wanted:?} ({key}) while it holds {held:?} ({held_key})");

@@ -15,7 +15,7 @@ pub struct Mutex<T: ?Sized, R> {
 
 pub struct MutexGuard<'a, T: ?Sized> {
     inner: parking_lot::MutexGuard<'a, T>,
-    _held: Held,
+    held: Held,
 }
 
 impl<T, R: Ranked> Mutex<T, R> {
@@ -39,13 +39,13 @@ impl<T: ?Sized, R: Ranked> Mutex<T, R> {
     #[track_caller]
     pub fn lock_at(&self, key: u64) -> MutexGuard<'_, T> {
         let held = Held::waiting(R::RANK, key);
-        MutexGuard { inner: self.inner.lock(), _held: held }
+        MutexGuard { inner: self.inner.lock(), held }
     }
 
     /// The lock, if it is free. Never waits (L2).
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let inner = self.inner.try_lock()?;
-        Some(MutexGuard { inner, _held: Held::taken(R::RANK, 0) })
+        Some(MutexGuard { inner, held: Held::taken(R::RANK, 0) })
     }
 
     pub fn get_mut(&mut self) -> &mut T {
@@ -88,8 +88,11 @@ impl Condvar {
         Condvar(parking_lot::Condvar::new())
     }
 
-    /// Waits without the lock of `guard`, and has it again when this returns.
+    /// Waits without the lock of `guard`, and has it again when this returns: so the thread holds
+    /// no lock of a later place (L1).
+    #[track_caller]
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        guard.held.waiting_again();
         self.0.wait(&mut guard.inner);
     }
 

@@ -5,7 +5,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use copyhold_sync::{Mutex, RwLock, of};
+use copyhold_sync::{Condvar, Mutex, RwLock, of};
 
 type Outer = Mutex<u32, of::InodeState>;
 type Inner = Mutex<u32, of::InodeCache>;
@@ -59,6 +59,26 @@ fn trying_may_come_in_any_order_and_counts_as_holding() {
     is_refused(|| drop(another.lock()));
     drop(tried);
     drop(another.lock());
+}
+
+#[test]
+fn a_thread_that_waits_for_a_change_holds_no_later_lock() {
+    let (outer, inner) = (Outer::default(), Inner::default());
+    let change = Condvar::new();
+    let mut guard = outer.lock();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            *outer.lock() = 1;
+            change.notify_one();
+        });
+        let later = inner.lock();
+        is_refused(|| change.wait(&mut guard));
+        drop(later);
+        while *guard == 0 {
+            change.wait(&mut guard);
+        }
+        drop(guard);
+    });
 }
 
 #[test]
