@@ -37,6 +37,7 @@ mod flush;
 mod fork;
 mod group;
 mod health;
+mod host_wait;
 mod ids;
 mod join_wait;
 mod journal;

@@ -35,6 +35,7 @@ use crate::cut::Start;
 use crate::flush::Flusher;
 use crate::fork::{Forks, Gone};
 use crate::group::Group;
+use crate::host_wait::HostWaits;
 use crate::ids::Ids;
 use crate::join_wait::JoinWaits;
 use crate::journal::{Journal, Resume};
@@ -331,6 +332,7 @@ async fn assemble(
         tenants: options.tenants,
         tenancy: RwLock::new(Arc::new(NoTenants)),
         join_waits: JoinWaits::default(),
+        host_waits: HostWaits::default(),
         joined: AtomicU64::new(0),
         proven: AtomicU64::new(0),
         rt,

@@ -22,6 +22,7 @@ use crate::flush::Flusher;
 use crate::fork::Forks;
 use crate::group::Group;
 use crate::health::Health;
+use crate::host_wait::HostWaits;
 use crate::ids::Ids;
 use crate::join_wait::JoinWaits;
 use crate::journal::{Journal, LogUse};
@@ -69,6 +70,7 @@ pub struct Pool {
     pub(crate) tenants: bool,
     pub(crate) tenancy: RwLock<Arc<dyn Tenancy>, of::Tenancy>,
     pub(crate) join_waits: JoinWaits,
+    pub(crate) host_waits: HostWaits,
     /// The last txg that a transaction has joined, and the last that a durable batch calls durable.
     pub(crate) joined: AtomicU64,
     pub(crate) proven: AtomicU64,
@@ -212,19 +214,24 @@ impl Pool {
     }
 
     /// What was freed may be held back by somebody who reads it (rule R3): waits for that, too, and
-    /// makes durable what is freed meanwhile.
+    /// makes durable what is freed meanwhile. Where writes wait for the host, waits at least as
+    /// long as they do.
     async fn wait_for_readers(
         self: &Arc<Self>,
         blocks: u64,
         tier: Tier,
     ) -> Result<Reservation, PoolError> {
-        let until = self.rt.now() + READERS_PATIENCE.as_nanos() as Nanos;
+        let until = || self.rt.now() + READERS_PATIENCE.as_nanos() as Nanos;
+        let mut patience = until();
         let mut step = READERS_STEP;
         loop {
             self.release_deferred();
+            if self.host_waits.are_any() {
+                patience = until();
+            }
             match self.space.reserve(blocks, tier) {
                 Ok(reservation) => return Ok(reservation),
-                Err(full) if full.on_the_way == 0 || self.rt.now() > until => {
+                Err(full) if full.on_the_way == 0 || self.rt.now() > patience => {
                     return Err(full.into());
                 }
                 Err(_) => self.rt.sleep(step).await,
@@ -282,13 +289,16 @@ impl Pool {
             return Box::pin(std::future::ready(Err(stopped)));
         }
         let (rt, device, health) = (self.rt.clone(), self.device.clone(), self.health.clone());
+        let host_waits = self.host_waits.clone();
         let mut write = self.device.write(run.addr.block(), data.clone(), why);
         Box::pin(async move {
             let mut tries = 0_u64;
+            let mut _wait = None;
             loop {
                 match write.await {
                     Err(error) if error.is_host_full() => {
                         tries += 1;
+                        _wait.get_or_insert_with(|| host_waits.begin());
                         // At once, and then ever less often.
                         if tries.is_power_of_two() {
                             tracing::error!("{error}: writes wait until the host has space again");

@@ -334,6 +334,37 @@ fn a_flush_that_waits_for_the_host_keeps_nobodys_space() {
     });
 }
 
+/// R22: space that a txg frees while the host is full is waited for as long as the host is full.
+#[test]
+fn nobody_is_refused_for_space_that_waits_for_the_host() {
+    let machine = Machine::new();
+    let pool = machine.new_pool(Limits::default());
+    let rt = machine.rt.clone();
+    machine.rt.block_on(async {
+        let most = pool.space().available() - 64;
+        let runs = allocate(&pool, 1, most).await.expect("there is room");
+        let never_written = *runs.iter().max_by_key(|run| run.blocks).expect("a run");
+        let blocks = never_written.blocks;
+        // Enough for a flush.
+        machine.disk.set_host_free(Some(u64::from(blocks) - 1));
+        let (writer, pin) = (pool.clone(), pool.pin());
+        machine.rt.spawn(Box::pin(async move {
+            let data = vec![Buf::zeroed(blocks as usize)];
+            let written = writer.write(never_written, data, Purpose::Data).await;
+            written.expect("the host has room again");
+            drop(pin);
+        }));
+        let disk = machine.disk.clone();
+        machine.rt.spawn(Box::pin(async move {
+            rt.sleep(Duration::from_secs(20)).await;
+            disk.set_host_free(None);
+        }));
+        release(&pool, 1, runs).await.expect("deleting works");
+        let reserved = pool.reserve(most / 2, Tier::Write).await;
+        assert!(reserved.is_ok(), "{:?}", reserved.err());
+    });
+}
+
 #[test]
 fn joins_are_counted_and_those_that_have_to_wait_are_timed() {
     let calm = Machine::new();
