@@ -2,6 +2,7 @@
 //!
 //! Everything here starts threads, so nothing here may run before the daemon has forked.
 
+mod cgroup;
 mod create;
 mod describe;
 mod errors;

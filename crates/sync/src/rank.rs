@@ -187,6 +187,8 @@ ranks! {
 
     // The mount: nothing is called while one of these is held, and wakers take them under any lock.
 
+    /// What a daemon does with a signal.
+    DaemonPhase,
     /// The state of one request.
     RequestPlace,
     /// Memory of requests that ended.
