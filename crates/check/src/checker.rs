@@ -51,6 +51,13 @@ impl Checker {
     /// `report`: what was found before the pool was opened.
     pub(crate) async fn run(pool: &Arc<Pool>, options: Options, report: Draft) -> Report {
         let _pin = pool.pin();
+        let mut checker = Checker::look(pool, options, report).await;
+        let files = checker.affected_files().await;
+        checker.report.finish(files)
+    }
+
+    /// Everything is looked at, and what is found not yet put in words.
+    pub(crate) async fn look(pool: &Arc<Pool>, options: Options, report: Draft) -> Checker {
         let space = pool.space_map();
         let allocated = space.metaslabs().flat_map(|id| space.allocated_runs(id));
         let mut checker = Checker {
@@ -80,8 +87,12 @@ impl Checker {
         checker.unknown_tables(&system).await;
         checker.space();
         owners::find(&mut checker).await;
-        let files = checker.affected_files().await;
-        checker.report.finish(files)
+        checker
+    }
+
+    /// Whether all that refers to space could be read.
+    pub(crate) fn has_read_all_references(&self) -> bool {
+        self.lost.is_empty() && self.unreadable.is_empty()
     }
 
     async fn tree(&mut self, table: &Table, role: Role) {

@@ -25,6 +25,10 @@ pub(crate) async fn check(checker: &mut Checker) {
             }
         }
     }
+    // The pool may have set it aside for an error that has passed.
+    for id in checker.pool.space_map().set_aside() {
+        checker.reach.set_unknown(checker.blocks_of(id));
+    }
     for (id, map) in maps {
         checker.refer_node(&map, Owner::Map(id));
     }

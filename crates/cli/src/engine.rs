@@ -95,6 +95,13 @@ pub(crate) fn info(pool: &Path) -> Result<serde_json::Value, Failure> {
     Ok(describe::pool(&opened, pool).into())
 }
 
+/// Makes space maps anew that cannot be read, in a pool that is not mounted; which.
+pub(crate) fn repair(pool: &Path) -> Result<copyhold_check::Repaired, Failure> {
+    let machine = Machine::start()?;
+    let device = machine.open_device(pool, OpenMode::ReadWrite)?;
+    Ok(machine.run(copyhold_check::repair_device(machine.rt(), device))?)
+}
+
 /// Verifies a pool that is not mounted; `data`: the contents of files, too.
 pub(crate) fn check(pool: &Path, data: bool) -> Result<copyhold_check::Report, Failure> {
     let machine = Machine::start()?;

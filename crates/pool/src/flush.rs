@@ -86,6 +86,16 @@ enum Work {
     Metaslab { job: MapJob, map: Option<NodePtr> },
 }
 
+impl Work {
+    /// Edits that are logged again.
+    fn carries(&self) -> u64 {
+        match self {
+            Work::Metaslab { job, .. } if job.is_set_aside() => job.edits(),
+            _ => 0,
+        }
+    }
+}
+
 impl Flusher {
     /// Of edits in memory.
     pub(crate) fn bytes(&self) -> u64 {
@@ -230,7 +240,7 @@ impl Pool {
 
     /// Should the caller give up, the round goes on: nodes are being written to what it has
     /// claimed, and its units wait for their new bases.
-    fn flush_units(
+    pub(crate) fn flush_units(
         self: &Arc<Self>,
         units: Vec<Unit>,
         aim: Aim,
@@ -311,6 +321,7 @@ impl Pool {
                 self.flush_partition(self.tables.find(table)?, start, aim, writer).await
             }
             Unit::Metaslab(id) => {
+                self.retry_map(id).await;
                 let closed = self.open_txg().prev()?;
                 let job = self.space.freeze(id, closed)?;
                 writer.epoch = EpochId::POOL;
@@ -437,7 +448,9 @@ impl Pool {
         aim: Aim,
     ) -> Result<(), PoolError> {
         let mut edits = self.unflushed_edits();
-        let credit = self.internal_credit(done.len() * 2, done.len() * DESCRIPTOR_BYTES)?;
+        let carried: u64 = done.iter().map(Work::carries).sum();
+        let edits_max = done.len() * 2 + carried as usize;
+        let credit = self.internal_credit(edits_max, done.len() * DESCRIPTOR_BYTES)?;
         let mut maps = Vec::new();
         let mut roots = Some(done);
         let tables = tables_of(roots.as_deref().unwrap_or_default());
@@ -452,7 +465,7 @@ impl Pool {
                 claims.into_iter().for_each(|claim| tx.allocate(claim));
                 self.flusher.pin_until(txg, pin);
                 for work in roots.take().expect("a transaction is prepared once") {
-                    self.install(work, turnover, tx, &mut maps);
+                    self.install(txg, work, turnover, tx, &mut maps);
                 }
                 self.forget_gone(tx);
                 edits += tx.len() as u64;
@@ -486,6 +499,7 @@ impl Pool {
     /// Swaps in a new base, and adds to the transaction what the log must say of it.
     fn install(
         &self,
+        txg: Txg,
         work: Work,
         turnover: &mut dyn NodeTurnover,
         tx: &mut Transaction,
@@ -506,6 +520,10 @@ impl Pool {
                     }
                 }
                 self.tables.flushed(table.id());
+            }
+            Work::Metaslab { job, map } if job.is_set_aside() => {
+                tx.carried.push(self.space.carry(&job, txg));
+                maps.push((job, map));
             }
             Work::Metaslab { job, map } => {
                 if let Some(old) = job.replaces() {

@@ -43,6 +43,7 @@ mod join_wait;
 mod journal;
 mod labels;
 mod log_room;
+mod maps;
 mod marker;
 mod nodes;
 mod open;

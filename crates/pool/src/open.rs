@@ -26,7 +26,7 @@ use copyhold_runtime::Rt;
 use copyhold_space::{Config, MetaslabId, MetaslabLayout, Restore};
 use copyhold_sync::{Mutex, RwLock};
 use copyhold_table::{Edit, Limits as TableLimits, RecoveringTable, Table, Weight};
-use copyhold_types::{BlockAddr, Key, Purpose, Run, TableId, Txg};
+use copyhold_types::{BlockAddr, Key, Run, TableId, Txg};
 
 use crate::admission::Admission;
 use crate::attached::Attached;
@@ -46,7 +46,7 @@ use crate::open_txg::OpenTxg;
 use crate::pins::Pins;
 use crate::tables::Tables;
 use crate::tenancy::{NoTenants, Tenancy};
-use crate::{Pool, PoolError, Sabotage, sabotage, tail};
+use crate::{Pool, PoolError, Sabotage, maps, sabotage, tail};
 
 impl Pool {
     /// Makes an empty pool on `device`, whatever was on it.
@@ -292,7 +292,7 @@ async fn assemble(
     let root = root.clone();
     let tot = open_root(&mut replayed, &root, limits)?;
     let catalogue = Catalogue::read(&tot, &nodes).await?;
-    load_maps(&catalogue, &nodes, &mut replayed.space).await?;
+    load_maps(&rt, &catalogue, &nodes, &mut replayed.space).await?;
     let gone = catalogue.gone();
     let tables = open_tables(tot, catalogue, replayed.tables, limits)?;
     let space = replayed.space.finish(None).map_err(|e| PoolError::damaged("space", e))?;
@@ -409,9 +409,9 @@ impl Catalogue {
     }
 }
 
-/// Reads the space maps. One that no copy gives is set aside: its metaslab is not used, the rest
-/// of the pool is.
+/// Reads the space maps. Where no copy can be read, the metaslab is set aside (`maps`).
 async fn load_maps(
+    rt: &Rt,
     catalogue: &Catalogue,
     nodes: &NodeStore,
     space: &mut Restore,
@@ -420,11 +420,14 @@ async fn load_maps(
         let wrong = |e: &dyn ToString| PoolError::damaged(format!("{id:?}"), e.to_string());
         let map = match descriptor.map {
             None => None,
-            Some(ptr) => match nodes.read_verified(ptr, Purpose::Map).await {
+            Some(ptr) => match maps::read_patiently(rt, nodes, ptr).await {
                 Ok(bytes) => Some(SpaceMap::parse(&bytes).map_err(|e| wrong(&e))?),
                 Err(error) => {
-                    tracing::error!("{id:?} is set aside: {error}");
-                    space.quarantine(*id).map_err(|e| wrong(&e))?;
+                    tracing::error!(
+                        "the space map of {id} cannot be read: nothing is allocated there until \
+                         it can, or until `copyhold check --repair` has made a new one; {error}"
+                    );
+                    space.set_aside(*id, *descriptor).map_err(|e| wrong(&e))?;
                     continue;
                 }
             },

@@ -64,13 +64,15 @@ pub enum Sabotage {
     /// Replay mixes two puts of one key: of an inode the later one leaves the nanoseconds of its
     /// last change as they were. What comes of it is consistent, only never was.
     ReplayMixesPuts,
+    /// Q1: a space map that cannot be read now is recorded as lost, and so is all of its space.
+    QuarantineOnError,
     /// B1: attached data is read from the device, be it there or not.
     ReadBeforeWritten,
 }
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 23] = [
+    pub const ALL: [Sabotage; 24] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::OneLogCopy,
@@ -93,6 +95,7 @@ impl Sabotage {
         Sabotage::NoFlushBeforeRoot,
         Sabotage::TailNotVerified,
         Sabotage::ReplayMixesPuts,
+        Sabotage::QuarantineOnError,
         Sabotage::ReadBeforeWritten,
     ];
 }

@@ -41,6 +41,8 @@ pub enum Weather {
     /// The power fails, and afterwards a part of the log is unreadable in one copy, or in both for
     /// a while.
     LogUnreadable,
+    /// The power fails, and afterwards no copy of a space map can be read, for a moment or for a life.
+    MapUnreadable,
     /// The power fails, and the newest uberblocks rot on both labels.
     UberblockRot,
     /// Data of the last batch rots after everything has come to rest.
@@ -50,7 +52,7 @@ pub enum Weather {
 }
 
 impl Weather {
-    pub const ALL: [Weather; 17] = [
+    pub const ALL: [Weather; 18] = [
         Weather::Calm,
         Weather::PowerCut,
         Weather::PowerCutAtWrite,
@@ -65,6 +67,7 @@ impl Weather {
         Weather::LogRot,
         Weather::LogRotTwice,
         Weather::LogUnreadable,
+        Weather::MapUnreadable,
         Weather::UberblockRot,
         Weather::TailRot,
         Weather::Misread,

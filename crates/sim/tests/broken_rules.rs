@@ -136,6 +136,11 @@ fn a_replay_that_mixes_puts_is_noticed_by_the_second_opinion() {
 }
 
 #[test]
+fn recording_that_a_map_could_not_be_read_is_noticed() {
+    is_noticed(Sabotage::QuarantineOnError, Weather::MapUnreadable);
+}
+
+#[test]
 fn reading_attached_data_before_it_is_written_is_noticed() {
     is_noticed(Sabotage::ReadBeforeWritten, Weather::Calm);
 }

@@ -54,8 +54,6 @@ pub(crate) struct Shared {
     /// reserve.
     kept_chunks: i64,
     pub(crate) warm_blocks: u64,
-    /// Blocks of quarantined metaslabs: they count as allocated.
-    pub(crate) quarantined: u64,
 }
 
 impl Shared {
@@ -88,7 +86,6 @@ impl Shared {
             good_chunks,
             kept_chunks: (figures.reserve / 2 / u64::from(CHUNK_BLOCKS)) as i64,
             warm_blocks: config.warm(figures.total),
-            quarantined: 0,
             geometry,
             metaslabs,
             budget,

@@ -185,6 +185,7 @@ impl History {
             Weather::PowerCutInSettling => self.cut_in_settling(machine, &pool),
             Weather::LogRotTwice => self.rot_log_twice(machine, &pool),
             Weather::TailRot => self.rot_tail(machine, &pool),
+            Weather::MapUnreadable => self.hide_map(machine, &pool),
             _ => self.crash_in(weather, machine),
         }
     }
@@ -311,6 +312,21 @@ impl History {
         self.image = self.crash(&machine);
         self.image.corrupt(block, |bytes| bytes[byte] ^= 0x40);
         self.shared.world.lock().spoiled.remove(&block);
+    }
+
+    /// The next life cannot read the map of a metaslab; in a pool of large metaslabs, which would
+    /// have too little space, only until it tries again.
+    fn hide_map(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimImage {
+        let maps = machine.run(verify::maps(pool)).expect("the power is on");
+        let maps = maps.expect("the pool is well");
+        let many = self.label.metaslab_blocks == 256 && !self.shape.crowded;
+        let lasting = if many { Lasting::Forever } else { Lasting::Once };
+        if !maps.is_empty() {
+            let map = self.dice.pick(&maps);
+            self.plan.tell(|| format!("{map:?} cannot be read, {lasting:?}"));
+            self.unreadable = map.runs().map(|run| (run.addr.block(), lasting)).collect();
+        }
+        self.crash(machine)
     }
 
     /// The end: whatever happened before, one more recovery, without any faults.
