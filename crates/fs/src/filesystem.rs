@@ -20,6 +20,7 @@ use crate::inode::{Inode, InodeRef};
 use crate::promise::Charge;
 use crate::reaper::Reaper;
 use crate::refusal::Refusals;
+use crate::sabotage::Sabotage;
 use crate::subvol::{FILES, Subvol};
 use crate::writeback::Flusher;
 use crate::{Caller, FileFlags, FsError, NodeId, Options, Result, StatFs};
@@ -275,7 +276,8 @@ impl Filesystem {
         if let Some(inode) = self.inodes.get(node) {
             return Ok(inode);
         }
-        let last_txg = self.inodes.evicted_txg(node);
+        let evicted_txg = self.inodes.evicted_txg(node);
+        let last_txg = evicted_txg.filter(|_| !self.breaks(Sabotage::ForgetEvicted));
         let value = self.get(&subvol, item::inode_key(node.ino)).await?;
         let item = InodeItem::parse(&value.ok_or(FsError::Stale)?)
             .map_err(|source| self.damaged_record("the inode item", node, source))?;

@@ -15,8 +15,12 @@ pub enum Sabotage {
     InstallStale,
     /// R34: fsync does not report an error of a background write.
     ForgetErrors,
+    /// R34: an inode that is loaded again knows no txg that it was in.
+    ForgetEvicted,
     /// R35: what was cut off a file stays in the table when the cut is logged.
     KeepCuts,
+    /// R35, D9: batches are taken beside the one that logs a cut.
+    TakeBesideCut,
     /// R35: a file takes over a name before its data is written.
     RenameFirst,
     /// R36: a file grows without a look at what its last block has behind the old end.
@@ -33,6 +37,8 @@ pub enum Sabotage {
     KeepOrphans,
     /// R41: a listing goes on with the next hash, whatever else has the last one.
     SkipCollisions,
+    /// A copy does not ask the flags of the file that it goes to.
+    CopyUnasked,
     /// A change of content leaves set-user-id and set-group-id.
     KeepPrivileges,
     /// A mode is set without the ACL that goes with it.
@@ -43,12 +49,14 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 16] = [
+    pub const ALL: [Sabotage; 19] = [
         Sabotage::PunchInternally,
         Sabotage::AskUnderTheMap,
         Sabotage::InstallStale,
         Sabotage::ForgetErrors,
+        Sabotage::ForgetEvicted,
         Sabotage::KeepCuts,
+        Sabotage::TakeBesideCut,
         Sabotage::RenameFirst,
         Sabotage::KeepTails,
         Sabotage::ChangeBeforeKnown,
@@ -57,6 +65,7 @@ impl Sabotage {
         Sabotage::SnapshotFirst,
         Sabotage::KeepOrphans,
         Sabotage::SkipCollisions,
+        Sabotage::CopyUnasked,
         Sabotage::KeepPrivileges,
         Sabotage::ChmodAlone,
         Sabotage::ForgetNothing,

@@ -308,6 +308,11 @@ fn r41_a_listing_that_skips_names_with_the_same_hash_is_noticed() {
 }
 
 #[test]
+fn a_copy_into_a_file_whose_flags_forbid_it_is_noticed() {
+    is_noticed_in_files(OfFiles::CopyUnasked);
+}
+
+#[test]
 fn privileges_that_a_change_of_content_leaves_are_noticed() {
     is_noticed_in_files(OfFiles::KeepPrivileges);
 }

@@ -27,7 +27,7 @@ use super::extents::CHUNK;
 use super::slot::Slot;
 use crate::inode::{Inode, InodeRef};
 use crate::promise::Promise;
-use crate::{Filesystem, Result};
+use crate::{Filesystem, Result, Sabotage};
 
 /// Blocks of one batch: 4 MiB.
 const BLOCKS_MAX: usize = 1024;
@@ -113,7 +113,9 @@ impl Batch {
         attach: bool,
     ) -> Option<Batch> {
         let mut state = inode.state();
-        if state.gone {
+        // D9.
+        let is_cutting = state.data.is_cutting() && !fs.breaks(Sabotage::TakeBesideCut);
+        if state.gone || is_cutting {
             return None;
         }
         let size = state.shown.size;

@@ -22,7 +22,7 @@ use super::install::count_blocks;
 use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::InodeRef;
 use crate::permit::Way;
-use crate::{Caller, Filesystem, FsError, NodeId, Result, WriteFlags};
+use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage, WriteFlags};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Bytes of one step that copies.
@@ -66,7 +66,7 @@ impl Filesystem {
         let (source, target) = (self.inode(from).await?, self.inode(to).await?);
         source.expect_file()?;
         target.expect_file()?;
-        let way = Way::content(to_offset, target.state().shown.size);
+        let way = self.way_of_copy(to_offset, target.state().shown.size);
         self.permit(&target, way)?;
         let overlap = from_offset.abs_diff(to_offset) < len;
         if from == to && overlap && len > 0 {
@@ -80,6 +80,14 @@ impl Filesystem {
             self.content_changed(&target).await?;
         }
         Ok(copied)
+    }
+
+    /// What a copy to `offset` in a file of `size` bytes asks of that file's flags.
+    fn way_of_copy(&self, offset: u64, size: u64) -> Way {
+        match self.breaks(Sabotage::CopyUnasked) {
+            true => Way::Accepted,
+            false => Way::content(offset, size),
+        }
     }
 
     async fn copy_steps(
@@ -216,7 +224,7 @@ impl Filesystem {
             let unread = {
                 let mut state = target.state();
                 state.expect_present()?;
-                state.permit(Way::content(to_offset, state.shown.size))?;
+                state.permit(self.way_of_copy(to_offset, state.shown.size))?;
                 let now = self.now();
                 let mut item = state.next_item();
                 let build = |epoch| {

@@ -217,7 +217,8 @@ impl FileData {
         self.ready > 0 && self.is_cutting()
     }
 
-    fn is_cutting(&self) -> bool {
+    /// A batch is under way that logs a pending cut: no other is taken (D9).
+    pub(crate) fn is_cutting(&self) -> bool {
         self.cut.size().is_some() && !self.batches.is_empty()
     }
 
@@ -384,9 +385,6 @@ impl FileData {
         self.last_batch += 1;
         let id = self.last_batch;
         let nothing = Took { id, blocks: Vec::new(), in_place: false };
-        if self.is_cutting() {
-            return nothing;
-        }
         let Some(unsettled) = &mut self.unsettled else { return nothing };
         let mut took = Vec::with_capacity(unsettled.ready.min(blocks_max));
         let mut pieces = 0;

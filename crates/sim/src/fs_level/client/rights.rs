@@ -8,7 +8,7 @@ use copyhold_fs::{
 };
 use copyhold_types::Timestamp;
 
-use super::{Client, Done};
+use super::{Client, Done, FILE_BYTES};
 use crate::fs_level::rights::{ACCESS, Acl, DEFAULT, without_privileges};
 use crate::fs_level::span::Span;
 use crate::fs_level::tree::{Dir, Kind, ObjectId, Place, Tree};
@@ -318,10 +318,16 @@ impl Client {
 
     async fn try_content(&mut self, id: ObjectId, node: NodeId) -> Option<Tried> {
         let size = self.world().data[&id].now().size();
-        let fs = &self.fs;
-        Some(match self.dice.below(3) {
+        let (source, fs) = (self.a_file().filter(|(source, _)| *source != id), &self.fs);
+        Some(match self.dice.below(4) {
             0 if size > 0 => ("write", fs.write(node, 0, b"no", WriteFlags::default()).await),
-            1 => ("punch", fs.fallocate(node, 0, 4096, FallocateMode::Punch).await),
+            1 if size > 0
+                && let Some((_, from)) = source =>
+            {
+                let copied = fs.copy_file_range(from, 0, node, 0, FILE_BYTES).await;
+                ("copy", copied.map(drop))
+            }
+            2 => ("punch", fs.fallocate(node, 0, 4096, FallocateMode::Punch).await),
             _ => {
                 let set = SetAttr { size: Some(0), ..SetAttr::default() };
                 ("truncate", fs.setattr(&Caller::ROOT, node, &set).await.map(drop))
