@@ -22,6 +22,19 @@ pub(crate) struct Tree {
     pub(crate) entries: BTreeMap<String, Node>,
 }
 
+impl Tree {
+    /// What a snapshot of it is; `copies` has its files for those of this one.
+    fn copy(&self, is_readonly: bool, copies: &BTreeMap<FileId, FileId>) -> Tree {
+        let mut copy = Tree { is_readonly, entries: self.entries.clone() };
+        for node in copy.entries.values_mut() {
+            if let Node::File(id) = node {
+                *id = copies[id];
+            }
+        }
+        copy
+    }
+}
+
 /// By name below the mount point.
 pub(crate) type Trees = BTreeMap<String, Tree>;
 
@@ -50,6 +63,11 @@ pub(crate) enum Change {
         copies: BTreeMap<FileId, FileId>,
     },
     Delete,
+    /// The tree becomes what a snapshot of it is.
+    RollBack {
+        to: String,
+        copies: BTreeMap<FileId, FileId>,
+    },
 }
 
 /// A change in, or of, the tree with this name.
@@ -63,14 +81,12 @@ impl NameOp {
     pub(crate) fn apply(&self, trees: &mut Trees) {
         match &self.change {
             Change::Snapshot { to, is_readonly, copies } => {
-                let mut copy = trees[&self.tree].clone();
-                copy.is_readonly = *is_readonly;
-                for node in copy.entries.values_mut() {
-                    if let Node::File(id) = node {
-                        *id = copies[id];
-                    }
-                }
+                let copy = trees[&self.tree].copy(*is_readonly, copies);
                 trees.insert(to.clone(), copy);
+            }
+            Change::RollBack { to, copies } => {
+                let copy = trees[to].copy(false, copies);
+                trees.insert(self.tree.clone(), copy);
             }
             Change::Delete => drop(trees.remove(&self.tree)),
             _ => self.apply_inside(&mut trees.get_mut(&self.tree).expect("it is there").entries),
@@ -91,7 +107,9 @@ impl NameOp {
                 entries.insert(one.clone(), second);
                 entries.insert(other.clone(), first);
             }
-            Change::Snapshot { .. } | Change::Delete => unreachable!("these concern the tree"),
+            Change::Snapshot { .. } | Change::Delete | Change::RollBack { .. } => {
+                unreachable!("these concern the tree")
+            }
         }
     }
 }
@@ -110,8 +128,10 @@ impl NameOp {
     pub(crate) fn effect(&self, tree: &str, directory: &str) -> Effect {
         let paths = match &self.change {
             Change::Snapshot { to, .. } if to == tree => return Effect::Itself,
-            Change::Delete if self.tree == tree => return Effect::Itself,
-            Change::Snapshot { .. } | Change::Delete => return Effect::None,
+            Change::Delete | Change::RollBack { .. } if self.tree == tree => return Effect::Itself,
+            Change::Snapshot { .. } | Change::Delete | Change::RollBack { .. } => {
+                return Effect::None;
+            }
             _ if self.tree != tree => return Effect::None,
             Change::Make { path, .. } | Change::Remove { path } => [path, path],
             Change::Rename { from, to } => [from, to],
@@ -158,6 +178,12 @@ mod tests {
         op(Change::Snapshot { to: "b".into(), is_readonly: true, copies }).apply(&mut trees);
         assert_eq!(trees["b"].entries["e/f"], Node::File(10));
         assert_eq!(trees["a"].entries["e/f"], Node::File(1));
+        op(Change::Remove { path: "dd".into() }).apply(&mut trees);
+        let copies = BTreeMap::from([(10, 11), (20, 21)]);
+        op(Change::RollBack { to: "b".into(), copies }).apply(&mut trees);
+        assert_eq!(trees["a"].entries["e/f"], Node::File(11));
+        assert_eq!(trees["a"].entries["dd"], Node::File(21));
+        assert!(!trees["a"].is_readonly);
         op(Change::Delete).apply(&mut trees);
         assert_eq!(trees.len(), 1);
     }

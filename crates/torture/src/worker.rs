@@ -48,6 +48,10 @@ impl<'a> Worker<'a> {
     /// failure, and so is content that is not what was written.
     pub(crate) fn run(mut self) -> Result<u64, String> {
         let mut operations = 0;
+        match self.make_writable() {
+            Err(error) if !self.clock.is_over() => return Err(format!("writable: {error}")),
+            _ => {}
+        }
         while !self.clock.is_over() {
             let (what, step) = self.step();
             match step {
@@ -74,7 +78,9 @@ impl<'a> Worker<'a> {
             176..=183 => ("copy", self.copy()),
             184..=187 => ("mkdir", self.make_directory()),
             188..=189 => ("rmdir", self.remove_directory()),
-            190..=193 => ("fsync of a directory", self.fsync_directory()),
+            190..=191 => ("fsync of a directory", self.fsync_directory()),
+            192 => ("rollback", self.roll_back()),
+            193 => ("read-only", self.guard()),
             194..=196 => ("snapshot", self.snapshot()),
             197..=198 => ("subvolume delete", self.delete()),
             _ => ("sync", self.sync()),

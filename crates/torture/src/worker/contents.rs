@@ -9,7 +9,7 @@ use rustix::fs::{FallocateFlags, copy_file_range, fallocate};
 use super::{Step, Worker};
 use crate::file::Content;
 use crate::found;
-use crate::names::FileId;
+use crate::names::{FileId, Node};
 use copyhold_torture::content::{BLOCK, block};
 
 /// Blocks that a file has at most.
@@ -110,7 +110,22 @@ impl Worker<'_> {
         let trees: Vec<&String> = self.thread.trees.keys().collect();
         let Some(tree) = self.dice.pick(&trees).map(|tree| (*tree).clone()) else { return Ok(()) };
         let Some((path, id)) = self.file(&tree) else { return Ok(()) };
-        let content = found::content(&self.path(&tree, &path))?;
+        self.expect_content(&tree, &path, id)
+    }
+
+    /// Each file of a tree is what was written to it last.
+    pub(super) fn read_all(&mut self, tree: &str) -> Step {
+        let entries = self.thread.trees[tree].entries.clone();
+        for (path, node) in entries {
+            if let Node::File(id) = node {
+                self.expect_content(tree, &path, id)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn expect_content(&self, tree: &str, path: &str, id: FileId) -> Step {
+        let content = found::content(&self.path(tree, path))?;
         if content == *self.thread.files[id].now() {
             return Ok(());
         }
