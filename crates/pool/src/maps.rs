@@ -61,8 +61,8 @@ impl Pool {
         }
     }
 
-    /// Makes the map of a metaslab that is set aside anew. `referred`: all runs that anything refers
-    /// to, at least those in this metaslab; nothing may change them meanwhile.
+    /// Makes the map of a metaslab that is set aside anew. `referred`: all runs that anything
+    /// refers to, at least those in this metaslab; nothing may change them meanwhile.
     ///
     /// # Errors
     /// The list contradicts the layout of the pool, or the map could not be written.

@@ -41,7 +41,7 @@ pub enum Weather {
     /// The power fails, and afterwards a part of the log is unreadable in one copy, or in both for
     /// a while.
     LogUnreadable,
-    /// The power fails, and afterwards no copy of a space map can be read, for a moment or for a life.
+    /// The power fails, and afterwards no copy of a space map can be read, for a moment or a life.
     MapUnreadable,
     /// The power fails, and the newest uberblocks rot on both labels.
     UberblockRot,

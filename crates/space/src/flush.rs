@@ -57,7 +57,8 @@ impl MapJob {
         self.index
     }
 
-    /// Whether the metaslab is set aside: then its edits are logged again, and its descriptor stays.
+    /// Whether the metaslab is set aside: then its edits are logged again, and its descriptor
+    /// stays.
     pub fn is_set_aside(&self) -> bool {
         self.map.is_none()
     }
