@@ -13,7 +13,8 @@
 //!     else trims it use the rest of the ring.
 //!     What is admitted and not there yet is counted, too (`log_room`).
 //! A2  The growth that is promised covers every edit that is in no base. An edit that replaces
-//!     another has brought growth of its own: a flush gives back what nothing is left for.
+//!     another has brought growth of its own: each commit and each flush give back what nothing is
+//!     left for, so an idle pool keeps none of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -35,7 +35,7 @@ use crate::cut::Start;
 use crate::flush::Flusher;
 use crate::fork::{Forks, Gone};
 use crate::group::Group;
-use crate::host_wait::HostWaits;
+use crate::health::Health;
 use crate::ids::Ids;
 use crate::join_wait::JoinWaits;
 use crate::journal::{Journal, Resume};
@@ -43,6 +43,7 @@ use crate::labels::{self, Labels};
 use crate::marker::{self, Marker};
 use crate::nodes::{CACHE_NODES_MIN, NodeStore, Repair};
 use crate::open_txg::OpenTxg;
+use crate::patient::Patient;
 use crate::pins::Pins;
 use crate::tables::Tables;
 use crate::tenancy::{NoTenants, Tenancy};
@@ -65,6 +66,9 @@ impl Pool {
         options: OpenOptions,
     ) -> Result<Arc<Pool>, PoolError> {
         let tenants = options.tenants;
+        let health = Arc::new(Health::default());
+        let patient = Patient::new(device, rt.clone(), health.clone());
+        let device: DynDevice = patient.clone();
         let labels = labels::read_labels(&device).await?;
         let label = labels.label.clone();
         if !label.features.writable() && !options.read_only {
@@ -85,7 +89,8 @@ impl Pool {
         let replayed = Replayed::of(&recovered.batches, restore_space(&rt, &label)?, mixes)?;
         let pool = assemble(
             rt,
-            device,
+            patient.clone(),
+            health,
             label,
             ring.clone(),
             uberblock.clone(),
@@ -106,6 +111,7 @@ impl Pool {
                 pool.begin_flushing();
             }
         }
+        patient.begin();
         Ok(pool)
     }
 
@@ -267,7 +273,8 @@ impl Replayed {
 #[allow(clippy::too_many_arguments)]
 async fn assemble(
     rt: Rt,
-    device: DynDevice,
+    host: Arc<Patient>,
+    health: Arc<Health>,
     label: Label,
     ring: Ring,
     uberblock: Uberblock,
@@ -275,6 +282,7 @@ async fn assemble(
     mut replayed: Replayed,
     options: OpenOptions,
 ) -> Result<Pool, PoolError> {
+    let device: DynDevice = host.clone();
     let pins = Pins::default();
     let repair = Repair { rt: rt.clone(), pins: pins.clone() };
     let repair = (!options.read_only).then_some(repair);
@@ -320,7 +328,7 @@ async fn assemble(
         cut: None,
         read_only: options.read_only.then(|| "it was asked for".to_owned()),
         limits: options.limits,
-        health: Arc::default(),
+        health,
         attached: Attached::default(),
         open: OpenTxg::new(recovered.next_txg.max(last.next())),
         group: Group::new(last),
@@ -332,7 +340,7 @@ async fn assemble(
         tenants: options.tenants,
         tenancy: RwLock::new(Arc::new(NoTenants)),
         join_waits: JoinWaits::default(),
-        host_waits: HostWaits::default(),
+        host,
         joined: AtomicU64::new(0),
         proven: AtomicU64::new(0),
         rt,

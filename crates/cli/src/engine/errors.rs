@@ -10,7 +10,7 @@ use crate::failure::{Failure, Kind, chain};
 impl From<DeviceError> for Failure {
     fn from(error: DeviceError) -> Failure {
         let kind = match &error {
-            error if error.is_host_full() => Kind::Full,
+            error if error.is_host_full() || error.is_thin_full() => Kind::Full,
             DeviceError::Locked { .. } => Kind::InUse,
             DeviceError::Exists { .. } => Kind::Exists,
             DeviceError::NotADevice { .. } => Kind::Usage,
