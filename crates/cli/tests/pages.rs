@@ -70,7 +70,7 @@ def stop(pid):
     def stopped(stat):
         try:
             return open(stat).read().rsplit(")", 1)[1].split()[0] == "T"
-        except FileNotFoundError: # The thread has ended.
+        except (FileNotFoundError, ProcessLookupError): # The thread has ended.
             return True
     while not all(stopped(stat) for stat in glob.glob(f"/proc/{pid}/task/*/stat")):
         time.sleep(.01)
