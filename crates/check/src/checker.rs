@@ -40,6 +40,8 @@ pub(crate) struct Checker {
     pub(crate) files: Vec<FileIndex>,
     /// Whether references are counted: something is, or may be, shared or paid for.
     pub(crate) counting: bool,
+    /// Tables that others lie over, some of which may have taken over its nodes already.
+    forked: BTreeSet<TableId>,
     /// Entries of subvolumes: holder, directory, and whose they are.
     pub(crate) subvol_entries: Vec<(SubvolId, InodeNo, SubvolId)>,
 }
@@ -69,6 +71,7 @@ impl Checker {
             unreadable: BTreeSet::new(),
             files: Vec::new(),
             counting: false,
+            forked: pool.tables().iter().filter_map(|of| Some(of.under()?.id())).collect(),
             subvol_entries: Vec::new(),
         };
         maps::check(&mut checker).await;
@@ -112,10 +115,11 @@ impl Checker {
         };
         check.partitions(&descriptors[released..]).await;
         let (nodes, lost) = (check.nodes, check.lost);
+        let is_forked = self.forked.contains(&table.id());
         self.report.verified.tables += 1;
         for (ptr, level) in nodes {
             let by = Owner::Node { table: table.id(), level };
-            match role.is_inherited(ptr.epoch) {
+            match role.is_inherited(ptr.epoch) || is_forked {
                 true => ptr.runs().for_each(|run| self.refer_again(run, by)),
                 false => self.refer_node(&ptr, by),
             }

@@ -53,6 +53,9 @@ pub struct Limits {
     pub node_cache_bytes: usize,
     /// Data that one txg may introduce before a flush goes between it and the batch.
     pub tail_verify_bytes: u64,
+    /// Edits of one transaction that hands a table over to those that lie over it; as many more as
+    /// one of them needs (R28).
+    pub handover_edits: usize,
     /// The rule that is broken on purpose, for tests of the simulation.
     #[cfg(feature = "sabotage")]
     pub sabotage: Option<crate::Sabotage>,
@@ -110,6 +113,7 @@ impl Default for Limits {
             replay_edits: 1_500_000,
             node_cache_bytes: 64 << 20,
             tail_verify_bytes: 64 << 20,
+            handover_edits: crate::Transaction::MAX_EDITS,
             #[cfg(feature = "sabotage")]
             sabotage: None,
             #[cfg(feature = "sabotage")]

@@ -175,11 +175,11 @@ impl Pool {
 
     /// Whether anything was flushed.
     async fn flush_by_policy(self: &Arc<Self>) -> Result<bool, PoolError> {
-        let mut any = self.hand_over()?;
+        let mut any = self.hand_over().await?;
         any |= self.settle_deep().await?;
         while self.pressure() > START && !self.is_closing() {
             // What lies over a table that is settled by now can be flushed from here on.
-            any |= self.hand_over()?;
+            any |= self.hand_over().await?;
             let flushed = self.flush_round(Aim::Trim).await? > 0;
             any |= flushed;
             if !flushed || self.pressure() <= HURRY {
@@ -195,7 +195,7 @@ impl Pool {
         // Flushing leaves a few edits of its own behind; the second pass leaves next to none.
         for _ in 0..2 {
             self.commit(self.open_txg()).await?;
-            self.hand_over()?;
+            self.hand_over().await?;
             let mut units = self.units(Aim::Settle).len();
             while units > 0 {
                 match self.flush_round(Aim::Settle).await? {
@@ -208,7 +208,7 @@ impl Pool {
     }
 
     /// Flushes what is most urgent. How many units it took, none if nothing could be flushed.
-    async fn flush_round(self: &Arc<Self>, aim: Aim) -> Result<usize, PoolError> {
+    pub(crate) async fn flush_round(self: &Arc<Self>, aim: Aim) -> Result<usize, PoolError> {
         let units = one_round(self.units(aim));
         let count = units.len();
         Ok(if self.flush_units(units, aim).await? { count } else { 0 })

@@ -488,5 +488,9 @@ fn lay_over(
         }
         table.lay_over(under);
     }
+    // A part of those over it may have it already (G3 of `fork`).
+    for under in tables.values().filter_map(|table| table.under()) {
+        under.stand_still();
+    }
     Ok(tables.into_values().collect())
 }

@@ -51,6 +51,8 @@ pub enum Sabotage {
     RefuseAtOnce,
     /// R30: a sealed table that was handed over stays one that can be read.
     KeepSealed,
+    /// R28: a table that is handed over in steps is not sealed before the first.
+    HandOverUnsealed,
     /// Data need not be complete when its transaction joins.
     JoinBeforeData,
     /// A commit is acknowledged without a flush.
@@ -72,7 +74,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 24] = [
+    pub const ALL: [Sabotage; 25] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::OneLogCopy,
@@ -89,6 +91,7 @@ impl Sabotage {
         Sabotage::NoReserve,
         Sabotage::RefuseAtOnce,
         Sabotage::KeepSealed,
+        Sabotage::HandOverUnsealed,
         Sabotage::JoinBeforeData,
         Sabotage::NoFlushBeforeAcknowledgement,
         Sabotage::ReuseFreesAtOnce,
