@@ -42,7 +42,8 @@ impl Tenancy for Tenants {
         let trees: BTreeMap<_, _> =
             cells.iter().map(|(id, family)| (*id, family.read_tree())).collect();
         let _burials: Vec<_> = cells.values().map(|family| family.lock_burial()).collect();
-        let look = Stored { pool: &pool, state: &self.0 };
+        // Nodes are never shared by reflink.
+        let look = Stored { pool: &pool, sharing: false };
         let evaluations =
             trees.iter().map(|(id, tree)| (*id, Evaluation::new(tree, &look))).collect();
         let settled = BTreeSet::new();

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use copyhold_format::item::{PENDING, PendingItem};
@@ -17,7 +16,7 @@ use crate::error::{Result, VolumeError};
 use crate::family::{Family, FamilyId};
 use crate::release::{Evaluation, Missing, Outcome, Release};
 use crate::sabotage::Sabotage;
-use crate::stored::fetch;
+use crate::stored::{Stored, fetch};
 use crate::volumes::{FamilyCell, Volumes};
 
 /// Releases that one step takes.
@@ -78,7 +77,7 @@ impl Volumes {
         let mut tx = Some(tx);
         let mut held: Option<(usize, Credit)> = None;
         if self.ledger().breaks(Sabotage::DecideEarly) {
-            let outcome = self.evaluate(&family.read_tree(), releases)?;
+            let outcome = self.evaluate(&family.read_tree(), releases, &self.stored())?;
             let edits = outcome.edits.len() + outcome.pending.len() + SPARE_EDITS;
             let (tier, bytes) = (Tier::FinishSubvolume, bytes_of(edits));
             let credit = self.pool.admit(tier, edits, bytes).await?;
@@ -90,9 +89,9 @@ impl Volumes {
             let (missing, wanted) = {
                 let tree = family.read_tree();
                 let _burial = family.lock_burial();
-                let sharing = self.state.sharing.load(Ordering::Acquire);
-                let _shares = sharing.then(|| self.state.shares.lock());
-                let outcome = self.evaluate(&tree, releases)?;
+                let look = self.stored();
+                let _shares = look.sharing.then(|| self.state.shares.lock());
+                let outcome = self.evaluate(&tree, releases, &look)?;
                 if !outcome.missing.is_empty() && attempt < TRIES {
                     (outcome.missing, None)
                 } else {
@@ -119,9 +118,8 @@ impl Volumes {
         unreachable!("a step is tried until it is applied")
     }
 
-    fn evaluate(&self, tree: &Family, releases: &[Release]) -> Result<Outcome> {
-        let look = self.stored();
-        let mut evaluation = Evaluation::new(tree, &look).climbing(LEVELS_PER_STEP);
+    fn evaluate(&self, tree: &Family, releases: &[Release], look: &Stored<'_>) -> Result<Outcome> {
+        let mut evaluation = Evaluation::new(tree, look).climbing(LEVELS_PER_STEP);
         releases.iter().try_for_each(|release| evaluation.release(*release))?;
         Ok(evaluation.take())
     }
