@@ -36,7 +36,7 @@ impl Shape {
             replay_edits: dice.pick(&[100, 500, 4000]),
             node_cache_bytes: dice.pick(&[0, 16 << 10, 64 << 20]),
             tail_verify_bytes: dice.pick(&[16 << 10, 64 << 20, 64 << 20]),
-            handover_edits: dice.pick(&[1, 4, 1024]),
+            handover_edits: if create.partition_leaves == Some(2) { 1 } else { 1024 },
             sabotage: broken.and_then(Sabotage::of_pool),
             scribble: None,
         };
