@@ -136,7 +136,7 @@ impl Pool {
         self.proven.fetch_max(proven.get(), std::sync::atomic::Ordering::AcqRel);
         self.release_deferred();
         // Nothing has reached a base, but edits that were replaced need nothing any more.
-        self.admission.settled(0.0, || self.unflushed());
+        self.admission.settled(|| self.unflushed());
         self.flusher.kick();
         self.marker.kick();
     }

@@ -301,7 +301,7 @@ impl Pool {
         }
     }
 
-    fn is_log_full(&self) -> bool {
+    pub(crate) fn is_log_full(&self) -> bool {
         self.journal.pressure(self.limits.replay_edits) > 1.0
     }
 
@@ -447,7 +447,6 @@ impl Pool {
         pin: Txg,
         aim: Aim,
     ) -> Result<(), PoolError> {
-        let mut edits = self.unflushed_edits();
         let carried: u64 = done.iter().map(Work::carries).sum();
         let edits_max = done.len() * 2 + carried as usize;
         let credit = self.internal_credit(edits_max, done.len() * DESCRIPTOR_BYTES)?;
@@ -468,7 +467,6 @@ impl Pool {
                     self.install(txg, work, turnover, tx, &mut maps);
                 }
                 self.forget_gone(tx);
-                edits += tx.len() as u64;
             }));
         });
         let record = match record.expect("the layer above runs what it is given") {
@@ -478,10 +476,7 @@ impl Pool {
                 return Err(error);
             }
         };
-        let left = self.unflushed_edits();
-        // Of all growth that is promised, the record's own included.
-        let share = 1.0 - left as f64 / edits.max(1) as f64;
-        self.admission.settled(share, || self.unflushed());
+        self.admission.settled(|| self.unflushed());
         if self.sabotaged(Sabotage::HeadAheadOfRecord) {
             self.move_head().await?;
         }
@@ -537,13 +532,22 @@ impl Pool {
 
     /// The oldest txg that recovery would still have to apply, flushed but unrecorded ones
     /// included.
-    pub(crate) fn oldest_pin(&self) -> Option<Txg> {
+    pub fn oldest_pin(&self) -> Option<Txg> {
+        let first = self.sabotaged(Sabotage::RecordsAskedFirst).then(|| self.recorded_pin());
+        // Edits are recorded before they leave their table: a pin that the table has no more is
+        // found there.
+        let edits = self.tables.oldest_pin().into_iter().chain(self.space.oldest_pin()).min();
+        let recorded = first.unwrap_or_else(|| self.recorded_pin());
+        edits.into_iter().chain(recorded).min()
+    }
+
+    /// The oldest txg that was flushed and whose record is not durable (F2).
+    fn recorded_pin(&self) -> Option<Txg> {
         let durable = self.durable_txg();
-        let recording = self.flusher.recording.lock().clone();
+        let recording = self.flusher.recording.lock();
         let ahead = self.sabotaged(Sabotage::HeadAheadOfRecord);
-        let recorded = recording.iter().filter(|r| r.record > durable && !ahead).map(|r| r.pin);
-        let edits = self.tables.oldest_pin();
-        edits.into_iter().chain(self.space.oldest_pin()).chain(recorded).min()
+        let pending = recording.iter().filter(|r| r.record > durable && !ahead);
+        pending.map(|r| r.pin).min()
     }
 
     /// Trims the log: a new uberblock, if the head can move. Within a round, or while the pool is
@@ -559,10 +563,6 @@ impl Pool {
             return Err(error);
         }
         Ok(())
-    }
-
-    pub(crate) fn unflushed_edits(&self) -> u64 {
-        self.unflushed().edits.max(0) as u64
     }
 
     /// Edits that are in memory only.

@@ -366,10 +366,8 @@ impl Pool {
         if let Some(pin) = table.pin() {
             self.flusher.pin_until(txg, pin);
         }
-        let weight = table.weight();
-        let share = weight.edits as f64 / self.unflushed_edits().max(1) as f64;
-        self.settled(weight);
-        self.admission.settled(share, || self.unflushed());
+        self.settled(table.weight());
+        self.admission.settled(|| self.unflushed());
     }
 
     /// Items of tables that the log has nothing of any more are deleted with a flush's record.

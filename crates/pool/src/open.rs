@@ -5,11 +5,16 @@
 //!   verify what the last, unconfirmed batch introduces; cut it if it is not whole
 //!   replay: records into edits, without reading any base (rule R5)
 //!   table of tables → descriptors → tables and space maps
-//!   read-write: repair labels and log, then an empty batch of a new incarnation, flushed (R13)
+//!   read-write: flush, repair labels and log, then an empty batch of a new incarnation, flushed
+//!               (R13)
 //! ```
 //!
 //! Nothing is written before all of it could be read, and nothing is served before the new
 //! incarnation is durable. A crash anywhere in between is as if the pool had not been opened.
+//!
+//! O1  Recovery may have read what a killed daemon wrote and did not flush. The first flush of a
+//!     mount makes that durable before anything is written that relies on it: repairs, the
+//!     uberblock of a cut, and the first batch, which proves that those before it are complete.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,12 +45,14 @@ use crate::ids::Ids;
 use crate::join_wait::JoinWaits;
 use crate::journal::{Journal, Resume};
 use crate::labels::{self, Labels};
+use crate::log_room::piece_bytes;
 use crate::marker::{self, Marker};
 use crate::nodes::{CACHE_NODES_MIN, NodeStore, Repair};
 use crate::open_txg::OpenTxg;
 use crate::patient::Patient;
 use crate::pins::Pins;
 use crate::tables::Tables;
+use crate::tail::Tail;
 use crate::tenancy::{NoTenants, Tenancy};
 use crate::{Pool, PoolError, Sabotage, maps, sabotage, tail};
 
@@ -75,13 +82,17 @@ impl Pool {
             let why = "it uses features that this program can only read; mount it read-only";
             return Err(PoolError::ReadOnly { why: why.into() });
         }
-        let ring = Ring::new(device.clone(), label.log, label.log_blocks, label.pool, label.secret);
+        let ring = log_ring(&device, &label, &options);
         let start = Start::find(&device, &label, &ring, &options).await?;
-        let Start { uberblock, mut recovered, cut } = start;
+        let Start { uberblock, mut heads, mut recovered, mut cut } = start;
+        if options.limits.breaks(Sabotage::KeepNewestHeadOnly) {
+            heads = vec![uberblock.head];
+        }
         if let Some(cut) = &cut {
             tracing::error!("the log is damaged behind txg {}; without {cut}", recovered.last);
         }
-        cut_unverified_tail(&device, &uberblock, &mut recovered, &options).await?;
+        let tail = cut_unverified_tail(&device, &uberblock, &mut recovered, &options).await?;
+        cut = cut.or(tail);
         if options.limits.breaks(Sabotage::ReplayReadsBase) {
             read_early(&device, &label, &uberblock).await?;
         }
@@ -94,6 +105,7 @@ impl Pool {
             label,
             ring.clone(),
             uberblock.clone(),
+            heads,
             &recovered,
             replayed,
             options,
@@ -102,6 +114,9 @@ impl Pool {
         pool.cut = cut;
         let pool = Arc::new(pool);
         if !pool.is_read_only() {
+            if !pool.sabotaged(Sabotage::NoFlushAtMount) {
+                pool.flush_device().await?;
+            }
             if pool.cut.is_some() {
                 pool.journal.go_back_to(&uberblock, &pool.health).await?;
                 ring.give_up(&recovered.unreadable).await?;
@@ -174,28 +189,60 @@ impl Pool {
     }
 }
 
-/// The last batch may be there while what it introduces is not: one flush covered both.
+fn log_ring(device: &DynDevice, label: &Label, options: &OpenOptions) -> Ring {
+    let (log, blocks) = (label.log, label.log_blocks);
+    let mut ring = Ring::new(device.clone(), log, blocks, label.pool, label.secret);
+    if options.limits.breaks(Sabotage::WholeFrameRecovery) {
+        ring.take_whole_copies_only();
+    }
+    ring
+}
+
+/// The last batch may be there while what it introduces is not: one flush covered both. Returns
+/// what was given up on demand.
 async fn cut_unverified_tail(
     device: &DynDevice,
     uberblock: &Uberblock,
     recovered: &mut Recovered,
     options: &OpenOptions,
-) -> Result<(), PoolError> {
+) -> Result<Option<String>, PoolError> {
     let skip = options.limits.breaks(Sabotage::TailNotVerified);
     let Some(last) = recovered.batches.last().filter(|_| !recovered.confirmed && !skip) else {
-        return Ok(());
+        return Ok(None);
     };
-    if last.batch.data_flushed || tail::is_whole(device, last).await? {
-        return Ok(());
+    if last.batch.data_flushed {
+        return Ok(None);
     }
-    tracing::warn!("txg {} was not completely written before the crash; it is cut", last.txg);
+    let txg = last.txg;
+    let given_up = match tail::verify(device, last).await? {
+        Tail::Whole => return Ok(None),
+        Tail::Torn => {
+            tracing::warn!("txg {txg} was not completely written before the crash; it is cut");
+            None
+        }
+        Tail::Unreadable { .. } if options.limits.breaks(Sabotage::ErrorIsTorn) => None,
+        Tail::Unreadable { matching, unreadable, error } => {
+            let what = format!("txg {txg}, which has {unreadable} blocks of data");
+            if !options.cut_tail && (options.read_only || matching > 0) {
+                tracing::error!("{what} that cannot be read: {error}; the others are kept");
+                return Ok(None);
+            }
+            if !options.cut_tail {
+                let what = format!("data that txg {txg} wrote ({unreadable} blocks)");
+                let lost = format!("what txg {txg} changed");
+                return Err(PoolError::Unreadable { what, lost, source: error });
+            }
+            tracing::error!("{what} that cannot be read: {error}; it is cut");
+            Some(format!("{what} that cannot be read"))
+        }
+    };
     recovered.batches.pop();
     let (txg, digest) = match recovered.batches.last() {
         Some(before) => (before.txg.get(), before.digest),
         None => (uberblock.before_head_txg, uberblock.before_head),
     };
     (recovered.last, recovered.last_digest) = (txg, digest);
-    Ok(())
+    Ok(given_up)
 }
 
 /// Looks things up in the base that the uberblock names, as replay must not (rule R5).
@@ -278,6 +325,7 @@ async fn assemble(
     label: Label,
     ring: Ring,
     uberblock: Uberblock,
+    heads: Vec<u64>,
     recovered: &Recovered,
     mut replayed: Replayed,
     options: OpenOptions,
@@ -312,8 +360,10 @@ async fn assemble(
         last_digest: recovered.last_digest,
         tables: root.clone(),
         uberblock,
+        heads,
     };
     let tables = Tables::new(limits, root, tables);
+    let ring_blocks = ring.blocks();
     Ok(Pool {
         flusher: Flusher::new(tables.weight()),
         journal: Journal::new(
@@ -330,7 +380,7 @@ async fn assemble(
         limits: options.limits,
         health,
         attached: Attached::default(),
-        open: OpenTxg::new(recovered.next_txg.max(last.next())),
+        open: OpenTxg::new(recovered.next_txg.max(last.next()), piece_bytes(ring_blocks)),
         group: Group::new(last),
         pins,
         ids: Ids::default(),

@@ -25,6 +25,7 @@ use crate::health::Health;
 use crate::ids::Ids;
 use crate::join_wait::JoinWaits;
 use crate::journal::{Journal, LogUse};
+use crate::log_room::blocks_of;
 use crate::marker::Marker;
 use crate::nodes::NodeStore;
 use crate::open_txg::{Joined, OpenTxg};
@@ -341,7 +342,7 @@ impl Pool {
         self.joined.fetch_max(txg.get(), Ordering::AcqRel);
         self.make_forks(txg, &tx);
         let mut room = std::mem::take(&mut credit.room);
-        room.resize(records.len() as u64);
+        room.resize(blocks_of(records.len() as u64));
         let ticket = credit.ticket;
         self.attached.add(txg, tx.attached);
         let piece = joined.gather(&records, room, ticket, edits, introduces);

@@ -22,6 +22,8 @@ pub enum Sabotage {
     JoinFirst,
     /// R2: a bad batch ends the log, whatever stands behind it.
     CutInTheMiddle,
+    /// R2: recovery takes frames only that are whole in one copy of the log.
+    WholeFrameRecovery,
     /// R2: the log is written once.
     OneLogCopy,
     /// R3: freed space is reused while somebody reads it.
@@ -33,10 +35,20 @@ pub enum Sabotage {
     HeadAheadOfRecord,
     /// R6: the log is reused as soon as the head has moved in memory; an uberblock says so later.
     ReuseLogAtOnce,
+    /// R6: after a mount only the log that the newest uberblock needs is kept.
+    KeepNewestHeadOnly,
+    /// F2: the head moves by what pinned the log before tables gave up their pins.
+    RecordsAskedFirst,
+    /// A3: the blocks that frames skip at the end of the ring are not counted.
+    NoRoomForSkips,
     /// R9: numbers are given out before it is durable that they are.
     ReissueIds,
     /// R12: a failed flush is retried and trusted.
     TrustSecondFlush,
+    /// R13: data of the last batch that cannot be read is taken for torn.
+    ErrorIsTorn,
+    /// O1: a mount does not flush what a killed daemon wrote before it relies on that.
+    NoFlushAtMount,
     /// R13: recovery does not begin a new incarnation.
     NoIncarnation,
     /// R14: no mark is written, and a rotten last batch is cut although it was acknowledged.
@@ -74,16 +86,22 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 25] = [
+    pub const ALL: [Sabotage; 31] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
+        Sabotage::WholeFrameRecovery,
         Sabotage::OneLogCopy,
         Sabotage::IgnorePins,
         Sabotage::ReplayReadsBase,
         Sabotage::HeadAheadOfRecord,
         Sabotage::ReuseLogAtOnce,
+        Sabotage::KeepNewestHeadOnly,
+        Sabotage::RecordsAskedFirst,
+        Sabotage::NoRoomForSkips,
         Sabotage::ReissueIds,
         Sabotage::TrustSecondFlush,
+        Sabotage::ErrorIsTorn,
+        Sabotage::NoFlushAtMount,
         Sabotage::NoIncarnation,
         Sabotage::NoMark,
         Sabotage::DiscardEarly,

@@ -71,6 +71,16 @@ fn r12_trusting_the_second_flush_is_noticed() {
 }
 
 #[test]
+fn r13_taking_an_error_for_a_torn_write_is_noticed() {
+    is_noticed(Sabotage::ErrorIsTorn, Weather::TailUnreadable);
+}
+
+#[test]
+fn o1_a_mount_that_does_not_flush_is_noticed() {
+    is_noticed(Sabotage::NoFlushAtMount, Weather::Killed);
+}
+
+#[test]
 fn r13_going_on_in_the_same_incarnation_is_noticed() {
     is_noticed(Sabotage::NoIncarnation, Weather::Misread);
 }

@@ -64,8 +64,9 @@ fn log_of(image: &SimImage) -> Log {
         let uberblock = read_uberblocks(&device, &label).await.unwrap().pop().unwrap();
         let ring = Ring::new(device.clone(), label.log, label.log_blocks, label.pool, label.secret);
         let recovered = recover(&ring, &uberblock).await.unwrap();
-        let scan = ring.scan(0, uberblock.head).await;
-        let position = |digest| scan.frames.values().find(|f| f.digest == digest).unwrap().position;
+        let scan = ring.scan(uberblock.head).await;
+        let frames = || scan.frames.values().map(|found| &found.frame);
+        let position = |digest| frames().find(|f| f.digest == digest).unwrap().position;
         let batches = recovered.batches.iter().map(|batch| position(batch.digest)).collect();
         let pieces = recovered.batches.iter().flat_map(|batch| &batch.batch.pieces);
         let pieces = pieces.map(|piece| piece.position).collect();

@@ -35,7 +35,9 @@ impl From<PoolError> for Failure {
             PoolError::NotAPool { .. } => Kind::NotAPool,
             PoolError::Newer { .. } => Kind::NewerFormat,
             PoolError::TooSmall { .. } => Kind::Usage,
-            PoolError::Shrunk { .. } | PoolError::Stopped { .. } => Kind::Device,
+            PoolError::Shrunk { .. } | PoolError::Stopped { .. } | PoolError::Unreadable { .. } => {
+                Kind::Device
+            }
             _ => Kind::Failed,
         };
         Failure::new(kind, chain(&error))

@@ -15,8 +15,9 @@ use crate::dice::Dice;
 const EPOCH: EpochId = EpochId(1);
 /// Edits of one transaction, at most.
 const EDITS: u64 = 12;
-/// Bytes that such a transaction may put.
+/// Bytes that such a transaction may put, and a large one, which takes several blocks of the log.
 const EDIT_BYTES: usize = 4096;
+const LARGE_EDIT_BYTES: usize = 12 * 4096;
 const OFFSETS: u64 = 200;
 
 pub(crate) struct Client {
@@ -26,6 +27,8 @@ pub(crate) struct Client {
     dice: Dice,
     /// Errors are part of this life.
     forgiving: bool,
+    /// The transaction under way is a large one.
+    large: bool,
 }
 
 impl Client {
@@ -37,7 +40,7 @@ impl Client {
         forgiving: bool,
     ) -> Client {
         let (pool, shared) = (pool.clone(), shared.clone());
-        Client { id, pool, shared, dice, forgiving }
+        Client { id, pool, shared, dice, forgiving, large: false }
     }
 
     /// Does `operations` things, or fewer if the pool stops.
@@ -73,6 +76,7 @@ impl Client {
     /// Changes some keys of one or two objects, which it locks.
     pub(crate) async fn transact(&mut self) -> Result<(), PoolError> {
         let (pool, shared) = (self.pool.clone(), self.shared.clone());
+        self.large = self.dice.one_in(12);
         // What is obtained first does not matter, as long as joining comes last (rule R1).
         let early = if self.dice.one_in(2) { self.admit(Tier::Write).await? } else { None };
         let (a, b) = (self.dice.below(OBJECTS), self.dice.below(OBJECTS));
@@ -114,7 +118,8 @@ impl Client {
 
     /// Nothing, when the pool is full.
     async fn admit(&self, tier: Tier) -> Result<Option<Credit>, PoolError> {
-        full_is_none(self.pool.admit(tier, EDITS as usize * 4, EDIT_BYTES).await)
+        let bytes = if self.large { LARGE_EDIT_BYTES } else { EDIT_BYTES };
+        full_is_none(self.pool.admit(tier, EDITS as usize * 4, bytes).await)
     }
 
     /// Edits of keys in locked objects. Nothing, when there was no room, which it has made.
@@ -143,7 +148,7 @@ impl Client {
                     None => return Ok(None),
                 },
                 _ => {
-                    let len = self.dice.magnitude(8) as usize;
+                    let len = self.dice.magnitude(if self.large { 12 } else { 8 }) as usize;
                     Some(Stored::plain(self.dice.bytes(len)))
                 }
             };

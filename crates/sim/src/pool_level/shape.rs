@@ -23,7 +23,8 @@ impl Shape {
         let create = CreateOptions {
             id: Some(PoolId([dice.below(256) as u8; 16])),
             name: "simulated".into(),
-            log_bytes: Some(dice.pick(&[256 << 10, 512 << 10, 1 << 20])),
+            // The smallest ring most often.
+            log_bytes: Some(dice.pick(&[1, 1, 1 << 20])),
             metaslab_blocks: Some(dice.pick(&[256, 1024])),
             node_bytes: Some(4096),
             partition_leaves: Some(dice.pick(&[2, 8, 32])),
