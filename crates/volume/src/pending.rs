@@ -77,13 +77,7 @@ impl Volumes {
         let mut tx = Some(tx);
         let mut held: Option<(usize, Credit)> = None;
         if self.ledger().breaks(Sabotage::DecideEarly) {
-            let outcome = self.evaluate(&family.read_tree(), releases, &self.stored())?;
-            let edits = outcome.edits.len() + outcome.pending.len() + SPARE_EDITS;
-            let (tier, bytes) = (Tier::FinishSubvolume, bytes_of(edits));
-            let credit = self.pool.admit(tier, edits, bytes).await?;
-            self.pool.runtime().sleep(MEANWHILE).await;
-            let tx = tx.take().expect("it is applied once");
-            return self.apply_decided(credit, tx, outcome, None).map(drop);
+            return self.release_decided_early(family, releases, tx.take()).await;
         }
         for attempt in 0.. {
             let (missing, wanted) = {
@@ -116,6 +110,26 @@ impl Volumes {
             }
         }
         unreachable!("a step is tried until it is applied")
+    }
+
+    /// Breaks R4: what was decided is applied later, without a look at what has changed.
+    async fn release_decided_early(
+        &self,
+        family: &FamilyCell,
+        releases: &[Release],
+        tx: Option<Transaction>,
+    ) -> Result<()> {
+        let evaluate = || self.evaluate(&family.read_tree(), releases, &self.stored());
+        let mut outcome = evaluate()?;
+        for _ in 0..TRIES {
+            fetch(&self.pool, &outcome.missing).await?;
+            outcome = evaluate()?;
+        }
+        let edits = outcome.edits.len() + outcome.pending.len() + SPARE_EDITS;
+        let (tier, bytes) = (Tier::FinishSubvolume, bytes_of(edits));
+        let credit = self.pool.admit(tier, edits, bytes).await?;
+        self.pool.runtime().sleep(MEANWHILE).await;
+        self.apply_decided(credit, tx.unwrap_or_default(), outcome, None).map(drop)
     }
 
     fn evaluate(&self, tree: &Family, releases: &[Release], look: &Stored<'_>) -> Result<Outcome> {
