@@ -114,6 +114,11 @@ impl Admission {
         }
     }
 
+    /// Blocks that are promised for the growth of so large a share of all that is unflushed.
+    pub(crate) fn promised(&self, share: f64) -> u64 {
+        (self.growth.lock().held_blocks() as f64 * share.clamp(0.0, 1.0)) as u64
+    }
+
     /// So many partitions have edits now. Their transactions were admitted, so this is not refused;
     /// who comes next finds less.
     pub(crate) fn are_dirty(&self, space: &Space, partitions: impl FnOnce() -> u64) {

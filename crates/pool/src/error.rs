@@ -109,6 +109,7 @@ mod tests {
         let ptr = NodePtr {
             copies: [None; 2],
             blocks: 1,
+            fragmented: false,
             epoch: EpochId(1),
             digest: copyhold_types::Digest(0),
         };

@@ -162,7 +162,7 @@ impl Pool {
                 // Ripe again, should this be given up. A txg has one step.
                 self.tables.flushed(under.id());
                 self.commit(txg).await?;
-                if self.is_full() && self.flush_round(Aim::Trim).await? == 0 {
+                if self.is_full() && self.flush_round(Aim::Trim).await?.flushed == 0 {
                     break;
                 }
             }
@@ -347,6 +347,7 @@ impl Pool {
                 }
             })
             .await;
+        let nodes = self.pieces_of(&nodes).await;
         let credit = self.internal_credit(1 + nodes.len() * 2, 64)?;
         let mut tx = Transaction::new();
         nodes.iter().for_each(|ptr| free_node(&mut tx, ptr));

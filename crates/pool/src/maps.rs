@@ -15,6 +15,7 @@ use copyhold_space::MetaslabId;
 use copyhold_types::{Buf, NodePtr, Purpose, Run};
 
 use crate::nodes::NodeStore;
+use crate::round::Round;
 use crate::units::{Aim, Unit};
 use crate::{Pool, PoolError, Sabotage};
 
@@ -82,8 +83,10 @@ impl Pool {
         }
         self.commit(self.open_txg()).await?;
         match self.flush_units(vec![Unit::Metaslab(id)], Aim::Settle).await? {
-            true => Ok(()),
-            false => Err(wrong("the new one could not be written".into())),
+            Round { flushed: 1, .. } => Ok(()),
+            Round { failed, .. } => {
+                Err(failed.unwrap_or_else(|| wrong("the new one was not written".into())))
+            }
         }
     }
 }

@@ -28,14 +28,14 @@ use copyhold_format::space_map::{Descriptor, METASLAB, SpaceMap};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Recovered, RecoveredBatch, Ring};
 use copyhold_runtime::Rt;
-use copyhold_space::{Config, MetaslabId, MetaslabLayout, Restore};
+use copyhold_space::{Config, Figures, MetaslabId, MetaslabLayout, Restore};
 use copyhold_sync::{Mutex, RwLock};
 use copyhold_table::{Edit, Limits as TableLimits, RecoveringTable, Table, Weight};
 use copyhold_types::{BlockAddr, Key, Run, TableId, Txg};
 
 use crate::admission::Admission;
 use crate::attached::Attached;
-use crate::config::{CreateOptions, OpenOptions};
+use crate::config::{CreateOptions, Limits, OpenOptions};
 use crate::cut::Start;
 use crate::flush::Flusher;
 use crate::fork::{Forks, Gone};
@@ -47,6 +47,7 @@ use crate::journal::{Journal, Resume};
 use crate::labels::{self, Labels};
 use crate::log_room::piece_bytes;
 use crate::marker::{self, Marker};
+use crate::node_writer::blocks_max;
 use crate::nodes::{CACHE_NODES_MIN, NodeStore, Repair};
 use crate::open_txg::OpenTxg;
 use crate::patient::Patient;
@@ -97,7 +98,8 @@ impl Pool {
             read_early(&device, &label, &uberblock).await?;
         }
         let mixes = options.limits.breaks(Sabotage::ReplayMixesPuts);
-        let replayed = Replayed::of(&recovered.batches, restore_space(&rt, &label)?, mixes)?;
+        let space = restore_space(&rt, &label, &options.limits)?;
+        let replayed = Replayed::of(&recovered.batches, space, mixes)?;
         let pool = assemble(
             rt,
             patient.clone(),
@@ -259,7 +261,7 @@ async fn read_early(
     Catalogue::read(&tot, &nodes).await.map(drop)
 }
 
-fn restore_space(rt: &Rt, label: &Label) -> Result<Restore, PoolError> {
+fn restore_space(rt: &Rt, label: &Label, limits: &Limits) -> Result<Restore, PoolError> {
     let metaslab = Some(label.metaslab_blocks as u32);
     let layout = MetaslabLayout::for_device(label.device, label.blocks, metaslab);
     let run = |start, blocks: u64| Run::new(BlockAddr::new(label.device, start), blocks as u32);
@@ -268,7 +270,8 @@ fn restore_space(rt: &Rt, label: &Label) -> Result<Restore, PoolError> {
         .map(|start| run(start, AREA_BLOCKS))
         .chain(label.log.into_iter().map(|start| run(start, label.log_blocks)))
         .collect();
-    let config = Config { all_warm: label.features.preallocated(), ..Config::default() };
+    let all_warm = label.features.preallocated();
+    let config = Config { all_warm, run_max: limits.run_max, ..Config::default() };
     Restore::new(&[layout], &fixed, rt.cpus(), config)
         .map_err(|error| PoolError::damaged("the label", error))
 }
@@ -339,19 +342,17 @@ async fn assemble(
     let cache_bytes = options.limits.node_cache_bytes.max(least);
     let turn = recovered.incarnation.0;
     let nodes = NodeStore::new(device.clone(), cache_bytes, node_bytes, repair, turn);
-    let limits = TableLimits {
-        leaf_bytes: label.node_bytes as usize,
-        partition_leaves: label.partition_leaves as usize,
-        ..TableLimits::default()
-    };
+    let limits = TableLimits { leaf_bytes: label.node_bytes as usize, ..TableLimits::default() };
     let root = recovered.batches.last().map_or(&uberblock.tables, |last| &last.batch.tables);
     let root = root.clone();
     let tot = open_root(&mut replayed, &root, limits)?;
     let catalogue = Catalogue::read(&tot, &nodes).await?;
     load_maps(&rt, &catalogue, &nodes, &mut replayed.space).await?;
     let gone = catalogue.gone();
-    let tables = open_tables(tot, catalogue, replayed.tables, limits)?;
     let space = replayed.space.finish(None).map_err(|e| PoolError::damaged("space", e))?;
+    let partition_leaves = partition_leaves(&label, &space.figures());
+    let limits = TableLimits { partition_leaves, ..limits };
+    let tables = open_tables(tot, catalogue, replayed.tables, limits)?;
     let last = Txg::new(recovered.last).unwrap_or(Txg::FIRST);
     let resume = Resume {
         incarnation: copyhold_types::Incarnation(recovered.incarnation.0 + 1),
@@ -399,6 +400,13 @@ async fn assemble(
         space,
         nodes,
     })
+}
+
+/// Leaves of a partition: so many that the reserve has room for writing them anew, and half as many
+/// again in layers, whatever they lie in (R21).
+fn partition_leaves(label: &Label, space: &Figures) -> usize {
+    let most = space.reserve / (2 * blocks_max(label.node_bytes.into()));
+    (label.partition_leaves as usize).min(most as usize).max(2)
 }
 
 fn open_root(

@@ -204,7 +204,11 @@ impl Pool {
                 Err(_) => {}
             }
             if attempt == 1 {
-                self.flush_all().await?;
+                // What it could not flush is no reason to refuse: there may be enough now.
+                if let Err(error) = self.flush_all().await {
+                    self.check_writable()?;
+                    tracing::error!("flushing for space: {error}");
+                }
             }
             self.hasten_frees().await?;
         }

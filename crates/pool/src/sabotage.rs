@@ -59,6 +59,8 @@ pub enum Sabotage {
     LogClaims,
     /// R21: writes may take the reserve.
     NoReserve,
+    /// R21: a node needs a run: blocks are counted, and no run is found.
+    WholeNodes,
     /// R22: a full pool refuses at once, whatever is on its way to be free.
     RefuseAtOnce,
     /// R30: a sealed table that was handed over stays one that can be read.
@@ -86,7 +88,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 31] = [
+    pub const ALL: [Sabotage; 32] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::WholeFrameRecovery,
@@ -107,6 +109,7 @@ impl Sabotage {
         Sabotage::DiscardEarly,
         Sabotage::LogClaims,
         Sabotage::NoReserve,
+        Sabotage::WholeNodes,
         Sabotage::RefuseAtOnce,
         Sabotage::KeepSealed,
         Sabotage::HandOverUnsealed,

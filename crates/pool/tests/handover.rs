@@ -25,6 +25,10 @@ impl Tenancy for Owners {
     fn epoch(&self, table: TableId) -> EpochId {
         EpochId(table.0)
     }
+
+    fn own_from(&self, _: TableId) -> EpochId {
+        EpochId::POOL
+    }
     fn steady(&self, _: &[TableId], apply: &mut dyn FnMut(&mut dyn NodeTurnover)) {
         apply(&mut Owners);
     }

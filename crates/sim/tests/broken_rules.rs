@@ -189,6 +189,11 @@ fn r21_holes_that_take_what_the_flusher_needs_are_noticed() {
 }
 
 #[test]
+fn r21_nodes_that_need_runs_are_noticed() {
+    is_noticed(Sabotage::WholeNodes, None);
+}
+
+#[test]
 fn r22_refusing_while_space_is_on_its_way_is_noticed() {
     is_noticed_at(Level::Fs, Sabotage::RefuseAtOnce, None);
 }

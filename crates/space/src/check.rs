@@ -3,7 +3,7 @@
 use crate::space::Space;
 
 impl Space {
-    /// Panics when an invariant of this crate does not hold (B1, K1–K3, L1, M1–M3). Walks
+    /// Panics when an invariant of this crate does not hold (B1, K1–K3, L1, M1–M4). Walks
     /// everything; nobody else may be allocating or freeing meanwhile.
     pub fn check(&self) {
         let shared = &self.shared;

@@ -30,6 +30,7 @@ fn map(index: u32, allocated: u64) -> (Descriptor, SpaceMap) {
     let at = NodePtr {
         copies: [Some(BlockAddr::new(DeviceId(0), 3000)), None],
         blocks: 1,
+        fragmented: false,
         epoch: EpochId::POOL,
         digest: Digest(0),
     };

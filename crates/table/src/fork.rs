@@ -211,7 +211,7 @@ mod tests {
         table.apply(Txg::FIRST, key(1), Edit::Put((&[1][..]).into()));
         let edits = table.freeze(Key::MIN, point).expect("it has edits");
         assert!(!table.stand_still(), "a flush is under way");
-        let layer = block_on(edits.spill(&*store, &mut Sink::new(&store))).unwrap();
+        let layer = block_on(edits.spill(&*store, &mut Sink::new(&store), u64::MAX)).unwrap();
         table.install(edits, layer);
         let merge = table.freeze_layers(Key::MIN, point).expect("it has a layer");
         assert!(!table.stand_still(), "a merge is under way");

@@ -85,6 +85,7 @@ mod tests {
         let map = NodePtr {
             copies: [Some(BlockAddr::new(DeviceId(1), 77)), None],
             blocks: 2,
+            fragmented: false,
             epoch: EpochId::POOL,
             digest: Digest(0x1234),
         };

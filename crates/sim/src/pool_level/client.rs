@@ -12,6 +12,8 @@ use copyhold_types::{Buf, EpochId, Key, Pointer, Purpose, Run, SubvolId};
 use super::model::{Changes, ITEM, OBJECTS, Shared, Stored, TABLE, content, counter};
 use crate::dice::Dice;
 
+/// Blocks whose deletion makes room for half as many, with what tables take for both.
+const BLOCKS_FREED: u64 = 64;
 const EPOCH: EpochId = EpochId(1);
 /// Edits of one transaction, at most.
 const EDITS: u64 = 12;
@@ -207,7 +209,10 @@ impl Client {
 
     /// Puts extents where nobody looks until only so many blocks are left.
     pub(crate) async fn fill(&mut self, left: u64) -> Result<(), PoolError> {
-        for offset in 0.. {
+        let ballast = Key::new(OBJECTS + 1, EXTENT, 0)..Key::new(OBJECTS + 1, EXTENT, u64::MAX);
+        let last =
+            self.shared.world.lock().now.range(ballast).next_back().map(|(key, _)| key.offset);
+        for offset in last.map_or(0, |last| last + 1).. {
             if self.pool.space().available() < left {
                 return Ok(());
             }
@@ -250,6 +255,35 @@ impl Client {
         assert_eq!(world.push(txg, changes), n);
         drop(locked);
         Ok(())
+    }
+
+    /// From whatever state: the pool is filled, an extent is deleted, and what that frees is
+    /// written (R21).
+    pub(crate) async fn delete_and_write(&mut self) -> Result<(), PoolError> {
+        self.fill(0).await?;
+        let filled = |key: &Key| key.object == OBJECTS + 1 && key.kind == EXTENT;
+        let state = self.shared.world.lock().now.clone();
+        let mut tx = Transaction::new();
+        let mut freed = 0;
+        for (key, old) in state.iter().filter(|(key, _)| filled(key)) {
+            if freed >= BLOCKS_FREED {
+                break;
+            }
+            freed += old.extent(*key).map_or(0, |extent| u64::from(extent.blocks()));
+            tx.delete(TABLE, *key);
+            release_replaced(&mut tx, *key, Some(old), None);
+        }
+        if freed < BLOCKS_FREED {
+            return Ok(());
+        }
+        let credit = self.pool.admit(Tier::Delete, tx.len(), 64).await?;
+        self.pool.apply(credit, tx)?;
+        let mut reserved = self.pool.reserve(BLOCKS_FREED / 2, Tier::Write).await?;
+        let claims = self.pool.claim(LaneClass::Data, BLOCKS_FREED / 2, &mut reserved)?;
+        let mut tx = Transaction::new();
+        claims.into_iter().for_each(|claim| tx.allocate(claim));
+        let credit = self.pool.admit(Tier::Write, tx.len(), 64).await?;
+        self.pool.apply(credit, tx).map(drop)
     }
 
     /// Takes space, writes there, and never says what for (rule R19).

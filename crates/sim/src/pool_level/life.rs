@@ -20,6 +20,8 @@ use crate::weather::Weather;
 use crate::{Outcome, Plan};
 
 const CLIENTS_MAX: u64 = 4;
+/// By then a pool is filled, something is deleted and written again, and all of it is flushed.
+const GOES_ON_WITHIN: Duration = Duration::from_secs(120);
 
 /// Lives through a whole history. Panics when the pool is not what it must be.
 pub fn history(plan: &Plan) -> Outcome {
@@ -392,6 +394,26 @@ impl History {
         let world = self.shared.world.lock();
         let looked = machine.run(verify::is_now(&pool, &world));
         looked.expect("the power is on").expect("the pool is well");
+        drop(world);
+        self.goes_on(&machine, &pool);
         self.outcome.note(machine.digest());
+    }
+
+    /// Whatever the history has made of the pool, a deletion succeeds, and a write of what it
+    /// freed, and neither takes long (R21).
+    fn goes_on(&mut self, machine: &Machine, pool: &Arc<Pool>) {
+        if !pool.space_map().set_aside().is_empty() {
+            return; // What is freed there is lost to all until its map can be read.
+        }
+        let mut client = Client::new(0, pool, &self.shared, Dice::new(self.plan.seed), false);
+        let since = machine.rt.now();
+        let done = machine.run(async {
+            client.delete_and_write().await?;
+            pool.flush_all().await
+        });
+        let done = done.expect("the power is on");
+        done.unwrap_or_else(|error| panic!("R21: deleting, writing and flushing: {error}"));
+        let took = Duration::from_nanos(machine.rt.now() - since);
+        assert!(took < GOES_ON_WITHIN, "R21: a deletion and a write took {took:?}");
     }
 }

@@ -140,7 +140,7 @@ fn problem_of_space(pool: &Arc<Pool>, state: &State, nodes: &[NodePtr]) -> Optio
     Some(format!("block {block} is referred to, but not allocated"))
 }
 
-/// Every node of every table, all read, and every space map.
+/// Every node of every table, all read, and every space map, as what lies in one run each.
 pub(crate) async fn nodes(pool: &Arc<Pool>) -> Result<Vec<NodePtr>, PoolError> {
     let mut nodes = Vec::new();
     for table in pool.tables() {
@@ -153,7 +153,7 @@ pub(crate) async fn nodes(pool: &Arc<Pool>) -> Result<Vec<NodePtr>, PoolError> {
         table.for_each_node(pool.node_source(), true, &mut visit).await;
     }
     nodes.extend(maps(pool).await?);
-    Ok(nodes)
+    Ok(pool.pieces_of(&nodes).await)
 }
 
 /// Every space map.
