@@ -22,7 +22,8 @@ impl Shape {
     pub fn by(dice: &mut Dice, broken: Option<Sabotage>) -> Shape {
         let id = dice.below(256);
         // Of four pools one has its free space in short runs: most nodes are longer.
-        let run_max = (id % 4 == 0).then_some([1, 1, 1, 2, 2, 3, 5, 7][(id / 4 % 8) as usize]);
+        let short = [1, 1, 1, 2, 2, 3, 5, 7][(id / 4 % 8) as usize];
+        let run_max = id.is_multiple_of(4).then_some(short);
         let create = CreateOptions {
             id: Some(PoolId([id as u8; 16])),
             name: "simulated".into(),
