@@ -111,6 +111,7 @@ fn put(mixed: &mut Cow<'_, [u8]>, nth: usize, from: &Part<'_>) {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)] // one range is meant
 mod tests {
     use super::*;
 

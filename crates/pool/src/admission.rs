@@ -28,7 +28,7 @@ use copyhold_types::{BLOCK_BYTES, Nanos, Purpose};
 use crate::log_room::{self, LogRoom, Room};
 use crate::nodes::COPIES;
 use crate::transaction::Credit;
-use crate::{Pool, PoolError};
+use crate::{Pool, PoolError, Sabotage};
 
 /// Bytes that an edit takes in a leaf beside its value, and the worst fill of leaves.
 const EDIT_OVERHEAD: u64 = 16;
@@ -182,7 +182,7 @@ impl Pool {
 
     /// Room in the log for records that are not there yet (A3).
     fn room_now(&self, blocks: u64) -> Option<LogRoom> {
-        let is_short = || !self.is_log_full();
+        let is_short = || !self.is_log_full() || self.sabotaged(Sabotage::AdmitAboveLimit);
         self.admission.room.take(blocks, is_short, |largest| self.journal.room(largest))
     }
 

@@ -34,7 +34,7 @@ pub enum PoolError {
         what: String,
         lost: String,
         #[source]
-        source: DeviceError,
+        source: Box<DeviceError>,
     },
     #[error("{name} is not a Copyhold pool: {why}")]
     NotAPool { name: String, why: String },
@@ -70,7 +70,7 @@ impl From<Unreadable> for PoolError {
         PoolError::Unreadable {
             what: unreadable.to_string(),
             lost: format!("what was acknowledged behind txg {}", unreadable.last),
-            source: unreadable.error,
+            source: Box::new(unreadable.error),
         }
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! A fork is an item of the table of tables for each child, [`Lineage::Over`]: whatever the size
 //! of what is forked. Children lie over the forked table in memory (`table::fork`); when it is
-//! settled, it is *handed over*: the children's own descriptors are written and their items deleted,
-//! and the forked table goes: its descriptors are deleted, its nodes stay, since they are the
-//! children's now. Thousands of children are handed the table one group after the other (R28).
+//! settled, it is *handed over*: the children's own descriptors are written and their items
+//! deleted, and the forked table goes: its descriptors are deleted, its nodes stay, since they are
+//! the children's now. Thousands of children are handed the table one group after the other (R28).
 //!
 //! Lookups ask every table that lies under one that is not settled (P13). So from two on the
 //! flusher settles the lowest, in one round for all such stacks, and who forks waits only when

@@ -168,10 +168,8 @@ impl Journal {
     pub(crate) fn room(&self, largest: u64) -> u64 {
         let piece = log_room::piece_bytes(self.ring.blocks()) as u64;
         let frame = log_room::blocks_of(piece) + largest;
-        let skips = !self.limits.breaks(Sabotage::NoRoomForSkips);
-        let state = self.state.lock();
-        let free = if skips { state.appender.room(frame) } else { state.appender.free() };
-        free.saturating_sub(self.ring.blocks() / 4)
+        let room = self.state.lock().appender.room(frame);
+        room.saturating_sub(self.ring.blocks() / 4)
     }
 
     fn head_of(&self, kind: FrameKind, position: u64, txg: Txg) -> FrameHead {

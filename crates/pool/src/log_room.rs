@@ -5,8 +5,9 @@
 //! each admission takes room for its records, and holds it until they have their place. Thousands
 //! of files that are written back at the same time are not admitted all at once.
 //!
-//! Room is counted in what is written: whole blocks, as if each transaction had a frame of its own
-//! until it has joined others, and at the end of the ring the blocks that a frame leaves behind when it does not fit there.
+//! Room is counted in what is written: whole blocks, as if each transaction had a frame of its
+//! own until it has joined others, and at the end of the ring the blocks that a frame leaves behind
+//! when it does not fit there.
 //! Frames are small against the ring, but for a transaction that is not (`piece_bytes`).
 //!
 //! A3  Blocks of the ring in use, and what is admitted without a place, are three quarters of the
@@ -141,8 +142,8 @@ impl LogRoom {
         self.room = self.room.take().or(other.room.take());
     }
 
-    /// What has joined goes into one frame of so many blocks: gives back what is over. Wakes nobody:
-    /// this is called under locks.
+    /// What has joined goes into one frame of so many blocks: gives back what is over. Wakes
+    /// nobody: this is called under locks.
     pub(crate) fn shrink_to(&mut self, blocks: u64) {
         let Some(room) = self.room.as_ref().filter(|_| blocks < self.blocks) else { return };
         let over = self.blocks - blocks;

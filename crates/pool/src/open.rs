@@ -232,7 +232,7 @@ async fn cut_unverified_tail(
             if !options.cut_tail {
                 let what = format!("data that txg {txg} wrote ({unreadable} blocks)");
                 let lost = format!("what txg {txg} changed");
-                return Err(PoolError::Unreadable { what, lost, source: error });
+                return Err(PoolError::Unreadable { what, lost, source: Box::new(error) });
             }
             tracing::error!("{what} that cannot be read: {error}; it is cut");
             Some(format!("{what} that cannot be read"))

@@ -39,8 +39,8 @@ pub enum Sabotage {
     KeepNewestHeadOnly,
     /// F2: the head moves by what pinned the log before tables gave up their pins.
     RecordsAskedFirst,
-    /// A3: the blocks that frames skip at the end of the ring are not counted.
-    NoRoomForSkips,
+    /// A3: a transaction that nothing else is before is admitted also above the log's limit.
+    AdmitAboveLimit,
     /// R9: numbers are given out before it is durable that they are.
     ReissueIds,
     /// R12: a failed flush is retried and trusted.
@@ -99,7 +99,7 @@ impl Sabotage {
         Sabotage::ReuseLogAtOnce,
         Sabotage::KeepNewestHeadOnly,
         Sabotage::RecordsAskedFirst,
-        Sabotage::NoRoomForSkips,
+        Sabotage::AdmitAboveLimit,
         Sabotage::ReissueIds,
         Sabotage::TrustSecondFlush,
         Sabotage::ErrorIsTorn,

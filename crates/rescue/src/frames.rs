@@ -37,8 +37,8 @@ pub(crate) struct Frame {
     stored: u32,
     payload: u32,
     packing: u8,
-    /// The blocks of the device in which it verified, in order.
-    at: Vec<Range<u64>>,
+    /// Runs of the device in which it verified, in order: first block and count.
+    at: Vec<(u64, u64)>,
 }
 
 impl Frame {
@@ -61,19 +61,19 @@ impl Frame {
         let blocks = (HEADER + stored as usize).div_ceil(BLOCK) as u64;
         let left = label.log_blocks - position % label.log_blocks;
         demand(blocks <= left, "it crosses the end of the ring")?;
-        let at = vec![at..at + blocks];
+        let at = vec![(at, blocks)];
         Ok(Frame { kind, digest, incarnation, txg, blocks, stored, payload, packing, at })
     }
 
     /// What the frame carries.
     pub(crate) fn payload(&self, source: &dyn Source) -> Result<Vec<u8>, Damage> {
         let mut bytes = Vec::new();
-        for blocks in &self.at {
-            bytes.extend(read(source, blocks.start, blocks.end - blocks.start)?);
+        for (at, blocks) in &self.at {
+            bytes.extend(read(source, *at, *blocks)?);
         }
         bytes.truncate(HEADER + self.stored as usize);
         let stored = bytes.split_off(HEADER);
-        let place = self.at[0].start;
+        let place = self.at[0].0;
         let wrong = |why: &str| Damage::new(format!("the frame of the log in block {place}"), why);
         if self.packing == 0 {
             return Ok(stored);
@@ -145,9 +145,9 @@ impl Frames {
         let copies = label.log.map(|copy| copy + in_ring);
         let end = HEADER + frame.stored as usize;
         let verifies = |bytes: &[u8]| digest_fits(&bytes[..end], 24, label.secret).is_ok();
-        let head = frame.at[0].start;
+        let head = frame.at[0].0;
         if let Some(at) = mixed::find(source, copies, head, frame.blocks, verifies) {
-            frame.at = at.into_iter().map(|block| block..block + 1).collect();
+            frame.at = at.into_iter().map(|block| (block, 1)).collect();
             self.found.insert((position, frame.digest), frame);
         }
     }

@@ -1,6 +1,6 @@
 //! Damage to a disk that is switched off.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use copyhold_device::sim::{Lasting, SimImage};
 use copyhold_format::label::{Label, RING_SLOTS, RING_START};
@@ -38,10 +38,18 @@ pub(crate) fn rot(dice: &mut Dice, image: &mut SimImage, block: u64) -> (u64, us
 
 /// The log rots in several places, and no block in both copies.
 fn rot_log(dice: &mut Dice, label: &Label, image: &mut SimImage) {
-    let blocks: Vec<u64> = frames(dice, label, image).into_iter().flatten().collect();
-    let picked: BTreeSet<u64> = (0..1 + dice.below(8)).map(|_| dice.pick(&blocks)).collect();
-    for at in picked {
-        let copy = dice.below(2) as usize;
+    let frames = frames(dice, label, image);
+    let blocks: Vec<u64> = frames.iter().flatten().copied().collect();
+    let mut copies = BTreeMap::new();
+    for _ in 0..1 + dice.below(6) {
+        copies.insert(dice.pick(&blocks), dice.below(2) as usize);
+    }
+    // Of one frame no copy is whole.
+    let frame = pick_frame(dice, &frames);
+    for copy in 0..2 {
+        copies.insert(dice.pick(frame), copy);
+    }
+    for (at, copy) in copies {
         rot(dice, image, label.log[copy] + at);
     }
 }
@@ -50,7 +58,7 @@ fn rot_log(dice: &mut Dice, label: &Label, image: &mut SimImage) {
 /// frame.
 fn unreadable_log(dice: &mut Dice, label: &Label, image: &SimImage) -> Vec<(u64, Lasting)> {
     let frames = frames(dice, label, image);
-    let frame = &frames[dice.below(frames.len() as u64) as usize];
+    let frame = pick_frame(dice, &frames);
     let at = dice.pick(frame);
     let lasting = dice.pick(&[Lasting::Once, Lasting::UntilWritten, Lasting::Forever]);
     let other = dice.pick(frame);
@@ -91,6 +99,15 @@ pub(crate) fn check_kept_log(label: &Label, image: &SimImage) {
         let (number, head) = (uberblock.number, uberblock.head);
         let kept = end <= head + label.log_blocks;
         assert!(kept, "R6: uberblock {number} needs the log from {head}, but it goes on to {end}");
+    }
+}
+
+/// Mostly one of several blocks.
+fn pick_frame<'f>(dice: &mut Dice, frames: &'f [Vec<u64>]) -> &'f [u64] {
+    let long: Vec<&'f [u64]> = frames.iter().map(|f| &f[..]).filter(|f| f.len() > 1).collect();
+    match long.is_empty() || dice.one_in(4) {
+        true => &frames[dice.below(frames.len() as u64) as usize],
+        false => dice.pick(&long),
     }
 }
 

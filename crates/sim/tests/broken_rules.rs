@@ -41,6 +41,11 @@ fn r2_cutting_the_log_in_its_middle_is_noticed() {
 }
 
 #[test]
+fn r2_taking_frames_only_that_are_whole_in_one_copy_is_noticed() {
+    is_noticed(Sabotage::WholeFrameRecovery, Weather::LogRot);
+}
+
+#[test]
 fn r2_a_log_of_one_copy_is_noticed() {
     is_noticed(Sabotage::OneLogCopy, Weather::LogRot);
 }

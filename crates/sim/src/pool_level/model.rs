@@ -138,7 +138,8 @@ impl World {
     /// Extents that the last txgs brought, so many of them.
     pub(crate) fn extents_of_last(&self, txgs: usize) -> Vec<Run> {
         let all: BTreeSet<Txg> = self.log.iter().map(|(txg, _)| *txg).collect();
-        let Some(first) = all.into_iter().rev().take(txgs).last() else { return Vec::new() };
+        let skip = all.len().saturating_sub(txgs);
+        let Some(first) = all.into_iter().nth(skip) else { return Vec::new() };
         extents(&self.log[self.log.partition_point(|(txg, _)| *txg < first)..])
     }
 

@@ -220,7 +220,8 @@ mod tests {
 
     use super::*;
 
-    /// As when an epoch ends between the moment its row is no longer dirty and the one it is judged.
+    /// As when an epoch ends between the moment its row is no longer dirty and the one it is
+    /// judged.
     #[test]
     fn a_row_that_is_touched_while_it_is_judged_goes_once() {
         let rows = EpochRows::new();
