@@ -82,7 +82,7 @@ impl Filesystem {
         Ok(copied)
     }
 
-    /// What a copy to `offset` in a file of `size` bytes asks of that file's flags.
+    /// The permission that a copy to `offset` in a file of `size` bytes needs.
     fn way_of_copy(&self, offset: u64, size: u64) -> Way {
         match self.breaks(Sabotage::CopyUnasked) {
             true => Way::Accepted,

@@ -56,7 +56,7 @@ impl Disk {
         clone
     }
 
-    /// What an fsync that has succeeded promises.
+    /// After a successful fsync a crash keeps the newest version of each block.
     pub(crate) fn promise(&mut self) {
         for number in self.pending.drain(..) {
             let state = &mut self.blocks[number as usize];
@@ -175,7 +175,7 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::StorageFull
 }
 
-/// What blocks show; those behind the file's end are zeros.
+/// The token of each block; blocks behind the file's end are zeros.
 fn tokens(file: &File, range: Range<usize>) -> io::Result<Vec<Option<Token>>> {
     let mut bytes = vec![0; range.len() * BLOCK];
     let mut filled = 0;

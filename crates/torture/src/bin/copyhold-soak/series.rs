@@ -1,4 +1,4 @@
-//! What the soak measures: latencies by kind of operation, and samples over time.
+//! Measurements of the soak: latencies by kind of operation, and samples over time.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

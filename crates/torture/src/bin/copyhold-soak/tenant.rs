@@ -1,8 +1,8 @@
 //! One thread, its subvolume, and clones of it: a disk image in each that is written at random, and
 //! small files beside it.
 //!
-//! N1  Whatever frees is never refused: unlinking a file, deleting a subvolume. What was accepted
-//!     is never refused later, so neither is fsync.
+//! N1  Operations that free space are never refused: unlink, subvolume deletion. Accepted data is
+//!     never refused later, so neither is fsync.
 //! N2  A clone is there behind a crash, once anything newer of the tenant was made durable. A clone
 //!     that was deleted may be there again, and is deleted again.
 
@@ -28,7 +28,7 @@ const SMALL_AT_ONCE: usize = 10;
 const WRITE_MAX: usize = 16;
 const PUNCH_MAX: usize = 256;
 
-/// What all tenants share.
+/// The mount, the pressure and the latencies, shared by all tenants.
 pub(crate) struct Context<'a> {
     pub(crate) mount: &'a Mount,
     pub(crate) pressure: &'a Pressure,
@@ -51,7 +51,7 @@ struct Tree {
     is_durable: bool,
 }
 
-/// What one operation does.
+/// One operation.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Overwrite,

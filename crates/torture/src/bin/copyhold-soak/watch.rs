@@ -1,4 +1,4 @@
-//! What each thread is doing and since when, so that an operation which never ends is noticed.
+//! The operation of each thread and its start, so that one which never ends is noticed.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
