@@ -237,8 +237,12 @@ impl Device for FileDevice {
             return at_once(Err(error));
         }
         let shared = self.shared.clone();
+        let is_block_device = self.is_block_device;
         let failed = move |source| {
             let (name, blocks) = (shared.name.clone(), blocks as u32);
+            if is_block_device && source == IoError(libc::ENOSPC) {
+                return DeviceError::ThinFull { name, block, blocks, why, source };
+            }
             DeviceError::Write { name, block, blocks, why, source }
         };
         let fd = match self.file() {

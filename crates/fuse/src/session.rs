@@ -8,6 +8,7 @@
 //!         it itself. Only then does [`Session::wait`] return.
 
 use std::io;
+use std::iter;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
@@ -135,7 +136,9 @@ impl Session {
         prepare: Option<Prepare<O>>,
     ) -> Result<Session, SessionError> {
         let first = mount.device().map_err(SessionError::Device)?;
-        let Agreed { negotiated, rings, refusal } =
+        // Before a ring takes descriptors: without a reader there is no session.
+        let reader = another(&first).map_err(SessionError::Device)?;
+        let Agreed { negotiated, mut rings, refusal } =
             shake_hands(&first, settings, options.memory, prepare)?;
         fs.init(&negotiated);
         let readers = options.readers.unwrap_or_else(usual_readers).max(1);
@@ -151,8 +154,9 @@ impl Session {
         });
         let mut channels = Vec::new();
         let mut transport = InUse { ring: rings.is_some(), refusal };
-        if let Some(rings) = &rings {
-            channels = channels_of(&first, &connection, rings.threads())?;
+        if let Some(rings) = &mut rings {
+            channels =
+                rings.take_devices().into_iter().map(|one| channel(one, &connection)).collect();
             if let Err(error) = rings.register(channels.clone()) {
                 transport = InUse { ring: false, refusal: Some(error.to_string()) };
             }
@@ -162,7 +166,10 @@ impl Session {
         }
         let (readers, read_as): (_, fn(_) -> _) =
             if transport.ring { (1, reader::of_forgets) } else { (readers, reader::run) };
-        let read = channels_of(&first, &connection, readers)?;
+        // Where descriptors run out, fewer readers do.
+        let more = (1..readers).map_while(|_| another(&first).ok());
+        let read = iter::once(reader).chain(more).map(|one| channel(one, &connection));
+        let read: Vec<_> = read.collect();
         channels.extend(read.iter().map(Arc::clone));
         let start = |(number, one)| start_reader(number, move || read_as(one));
         let threads: io::Result<Vec<_>> = read.into_iter().enumerate().map(start).collect();
@@ -239,22 +246,14 @@ impl Session {
     }
 }
 
-/// `count` ways into the connection.
-fn channels_of<O>(
-    first: &Device,
-    connection: &Arc<Connection<O>>,
-    count: usize,
-) -> Result<Vec<Arc<Channel<O>>>, SessionError> {
-    let channel = |_| {
-        // Old or restricted kernels refuse to clone; sharing the descriptor works, too.
-        let device = first.clone_device().or_else(|_| first.duplicate());
-        Ok(Arc::new(Channel {
-            device: device.map_err(SessionError::Device)?,
-            connection: Arc::clone(connection),
-            requests: AtomicU64::new(0),
-        }))
-    };
-    (0..count).map(channel).collect()
+/// Another way into the connection of `first`.
+pub(crate) fn another(first: &Device) -> io::Result<Device> {
+    // Old or restricted kernels refuse to clone; sharing the descriptor works, too.
+    first.clone_device().or_else(|_| first.duplicate())
+}
+
+fn channel<O>(device: Device, connection: &Arc<Connection<O>>) -> Arc<Channel<O>> {
+    Arc::new(Channel { device, connection: Arc::clone(connection), requests: AtomicU64::new(0) })
 }
 
 fn start_reader(

@@ -266,7 +266,26 @@ fn flushing_what_is_flushed_keeps_no_more_and_more_space() {
     });
 }
 
-/// R22: space that a reader holds back is on its way, too.
+/// An idle pool flushes nothing, and must not seem full.
+#[test]
+fn a_commit_gives_back_what_was_promised_to_edits_that_were_replaced() {
+    let machine = Machine::new();
+    let pool = machine.new_pool(Limits::default());
+    machine.rt.block_on(async {
+        let mut last = None;
+        for _ in 0..2000 {
+            let mut tx = Transaction::new();
+            tx.put(TABLE, key(1), vec![1; 40]);
+            let credit = pool.admit(Tier::Write, 1, 64).await.unwrap();
+            last = Some(pool.apply(credit, tx).unwrap());
+        }
+        let before = pool.space().reserved;
+        pool.commit(last.unwrap()).await.unwrap();
+        let after = pool.space().reserved;
+        assert!(before > 200 && after < 20, "{after} blocks of {before} are still promised");
+    });
+}
+
 #[test]
 fn what_was_promised_to_edits_that_were_replaced_is_given_back() {
     let machine = Machine::new();
@@ -286,6 +305,7 @@ fn what_was_promised_to_edits_that_were_replaced_is_given_back() {
     });
 }
 
+/// R22: space that a reader holds back is on its way, too.
 #[test]
 fn a_full_pool_waits_for_its_readers() {
     let machine = Machine::new();

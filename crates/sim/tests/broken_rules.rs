@@ -41,6 +41,11 @@ fn r2_cutting_the_log_in_its_middle_is_noticed() {
 }
 
 #[test]
+fn r2_taking_frames_only_that_are_whole_in_one_copy_is_noticed() {
+    is_noticed(Sabotage::WholeFrameRecovery, Weather::LogRot);
+}
+
+#[test]
 fn r2_a_log_of_one_copy_is_noticed() {
     is_noticed(Sabotage::OneLogCopy, Weather::LogRot);
 }
@@ -68,6 +73,16 @@ fn r6_reusing_the_log_before_the_uberblock_is_noticed() {
 #[test]
 fn r12_trusting_the_second_flush_is_noticed() {
     is_noticed(Sabotage::TrustSecondFlush, Weather::FlushError);
+}
+
+#[test]
+fn r13_taking_an_error_for_a_torn_write_is_noticed() {
+    is_noticed(Sabotage::ErrorIsTorn, Weather::TailUnreadable);
+}
+
+#[test]
+fn o1_a_mount_that_does_not_flush_is_noticed() {
+    is_noticed(Sabotage::NoFlushAtMount, Weather::Killed);
 }
 
 #[test]
@@ -136,6 +151,11 @@ fn a_replay_that_mixes_puts_is_noticed_by_the_second_opinion() {
 }
 
 #[test]
+fn recording_that_a_map_could_not_be_read_is_noticed() {
+    is_noticed(Sabotage::QuarantineOnError, Weather::MapUnreadable);
+}
+
+#[test]
 fn reading_attached_data_before_it_is_written_is_noticed() {
     is_noticed(Sabotage::ReadBeforeWritten, Weather::Calm);
 }
@@ -171,6 +191,11 @@ fn r21_writes_that_take_the_reserve_are_noticed() {
 #[test]
 fn r21_holes_that_take_what_the_flusher_needs_are_noticed() {
     is_noticed_at(Level::Full, copyhold_fs::Sabotage::PunchInternally, None);
+}
+
+#[test]
+fn r21_nodes_that_need_runs_are_noticed() {
+    is_noticed(Sabotage::WholeNodes, None);
 }
 
 #[test]
