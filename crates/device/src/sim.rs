@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_sync::{Mutex, of};
-use copyhold_types::{BLOCK_BYTES, Buf, DeviceId, Nanos, Purpose};
+use copyhold_types::{BLOCK_BYTES, Buf, Bufs, DeviceId, Nanos, Purpose};
 use rand_xoshiro::rand_core::RngCore;
 
 pub use self::disk::SimDisk;
@@ -344,7 +344,7 @@ impl Device for SimDevice {
     fn write(
         &self,
         block: u64,
-        data: Vec<Buf>,
+        data: Bufs,
         why: Purpose,
     ) -> BoxFuture<'static, Result<(), DeviceError>> {
         let blocks = data.iter().map(|buf| buf.blocks() as u64).sum();

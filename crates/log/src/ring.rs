@@ -68,7 +68,7 @@ impl Ring {
         position: u64,
         frame: &Buf,
     ) -> copyhold_runtime::BoxFuture<'static, Result<(), DeviceError>> {
-        self.device.write(self.block(copy, position), vec![frame.clone()], Purpose::Log)
+        self.device.write(self.block(copy, position), frame.clone().into(), Purpose::Log)
     }
 
     /// Reads `blocks` blocks of one copy from `position` on.

@@ -132,7 +132,7 @@ async fn write_zeros(device: &DynDevice, start: u64, blocks: u64) -> Result<(), 
             let count = ZERO_BLOCKS.min(blocks - at);
             let whole = count == ZERO_BLOCKS;
             let buf = if whole { zeros.clone() } else { Buf::zeroed(count as usize) };
-            device.write(start + at, vec![buf], Purpose::Log)
+            device.write(start + at, buf.into(), Purpose::Log)
         });
         for written in join_all(writes).await {
             written?;

@@ -139,7 +139,7 @@ impl NodeWriter {
     }
 
     fn write(&mut self, claim: Claim, content: Buf, why: Purpose) {
-        self.writes.get_mut().push(self.pool.begin_write(claim.run(), vec![content], why));
+        self.writes.get_mut().push(self.pool.begin_write(claim.run(), content.into(), why));
         self.claims.push(claim);
     }
 

@@ -147,7 +147,7 @@ impl NodeStore {
         let Some(Repair { rt, pins }) = &self.repair else { return };
         // A pin of its own: the caller, and its pin, may be gone before the device is done.
         let pin = pins.pin_oldest();
-        let write = self.device.write(run.addr.block(), vec![good], why);
+        let write = self.device.write(run.addr.block(), good.into(), why);
         let written = finishing(rt, async move { (write.await, pin) });
         if let (Err(error), _) = written.await {
             tracing::warn!("{run:?} could not be repaired: {error}");

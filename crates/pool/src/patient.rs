@@ -22,7 +22,7 @@ use std::time::Duration;
 use copyhold_device::{Counters, Device, DeviceError, DynDevice, Geometry};
 use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_sync::{Mutex, of};
-use copyhold_types::{Buf, DeviceId, Nanos, Purpose};
+use copyhold_types::{Buf, Bufs, DeviceId, Nanos, Purpose};
 
 use crate::health::Health;
 
@@ -136,7 +136,7 @@ impl Device for Patient {
     fn write(
         &self,
         block: u64,
-        data: Vec<Buf>,
+        data: Bufs,
         why: Purpose,
     ) -> BoxFuture<'static, Result<(), DeviceError>> {
         // Begun at the call, as any request.

@@ -10,7 +10,7 @@ use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_space::{Claim, Figures, Lane, LaneClass, Reservation, Space, Tier};
 use copyhold_sync::{RwLock, of};
 use copyhold_table::{Cached, Table, Value};
-use copyhold_types::{Buf, Key, Nanos, Purpose, Run, TableId, Txg};
+use copyhold_types::{Buf, Bufs, Key, Nanos, Purpose, Run, TableId, Txg};
 
 use crate::PoolError;
 use crate::Sabotage;
@@ -271,7 +271,7 @@ impl Pool {
     /// The claim must outlive the request, which goes on when this is dropped: a caller that may
     /// give up waits for it in something that is finished all the same
     /// ([`finishing`](copyhold_runtime::finishing)).
-    pub async fn write(&self, run: Run, data: Vec<Buf>, why: Purpose) -> Result<(), PoolError> {
+    pub async fn write(&self, run: Run, data: Bufs, why: Purpose) -> Result<(), PoolError> {
         if self.sabotaged(Sabotage::JoinBeforeData) {
             let write = self.device.write(run.addr.block(), data, why);
             self.rt.spawn(Box::pin(async move { drop(write.await) }));
@@ -284,7 +284,7 @@ impl Pool {
     pub(crate) fn begin_write(
         &self,
         run: Run,
-        data: Vec<Buf>,
+        data: Bufs,
         why: Purpose,
     ) -> BoxFuture<'static, Result<(), PoolError>> {
         if let Err(stopped) = self.health.check() {

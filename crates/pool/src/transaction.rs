@@ -3,7 +3,7 @@
 use copyhold_format::log::{Record, RecordWriter};
 use copyhold_space::{Carried, Claim, Reservation};
 use copyhold_table::{Edit, Value};
-use copyhold_types::{Buf, EpochId, Key, Nanos, Pointer, Run, TableId};
+use copyhold_types::{Bufs, EpochId, Key, Nanos, Pointer, Run, TableId};
 
 use crate::log_room::LogRoom;
 
@@ -14,7 +14,7 @@ pub struct Transaction {
     pub(crate) edits: Vec<(TableId, Key, Edit)>,
     pub(crate) claims: Vec<Claim>,
     pub(crate) released: Vec<Pointer>,
-    pub(crate) attached: Vec<(Run, Vec<Buf>)>,
+    pub(crate) attached: Vec<(Run, Bufs)>,
     pub(crate) forks: Vec<(TableId, [TableId; 2])>,
     pub(crate) forgotten: Vec<TableId>,
     /// Edits of space that are applied already and are logged once more.
@@ -86,7 +86,7 @@ impl Transaction {
 
     /// Data of a claimed run that the commit writes beside its batch (P12). From the moment of the
     /// transaction `Pool::read` returns it.
-    pub fn attach(&mut self, run: Run, data: Vec<Buf>) {
+    pub fn attach(&mut self, run: Run, data: Bufs) {
         self.attached.push((run, data));
     }
 

@@ -9,7 +9,7 @@ use copyhold_device::sim::{Fault, SimConfig, SimDevice, SimImage, Trigger};
 use copyhold_device::{Counters, Device, DeviceError, DynDevice, Geometry, IoError};
 use copyhold_pool::{CreateOptions, LaneClass, OpenOptions, Pool, PoolError, Tier, Transaction};
 use copyhold_runtime::{BoxFuture, Rt, Runtime, SeededRuntime};
-use copyhold_types::{Buf, DeviceId, Key, Kind, Purpose, TableId};
+use copyhold_types::{Buf, Bufs, DeviceId, Key, Kind, Purpose, TableId};
 
 const TABLE: TableId = TableId(100);
 const ENOSPC: i32 = 28;
@@ -71,7 +71,7 @@ async fn write_data(pool: &Arc<Pool>) -> Result<(), PoolError> {
     let mut reserved = pool.reserve(8, Tier::Write).await?;
     let claims = pool.claim(LaneClass::Data, 8, &mut reserved)?;
     for claim in &claims {
-        let data = vec![Buf::zeroed(claim.run().blocks as usize)];
+        let data = Buf::zeroed(claim.run().blocks as usize).into();
         pool.write(claim.run(), data, Purpose::Data).await?;
     }
     Ok(())
@@ -158,7 +158,7 @@ impl Device for Thin {
     fn write(
         &self,
         block: u64,
-        data: Vec<Buf>,
+        data: Bufs,
         why: Purpose,
     ) -> BoxFuture<'static, Result<(), DeviceError>> {
         let write = self.0.write(block, data, why);

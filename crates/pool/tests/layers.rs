@@ -77,7 +77,7 @@ impl Machine {
 
     async fn heal(&self, blocks: Vec<(u64, Buf)>) {
         for (block, content) in blocks {
-            let written = self.disk.write(block, vec![content], Purpose::Leaf).await;
+            let written = self.disk.write(block, content.into(), Purpose::Leaf).await;
             written.expect("the disk works");
         }
     }

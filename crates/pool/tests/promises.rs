@@ -10,7 +10,9 @@ use copyhold_pool::{
     CreateOptions, LaneClass, Limits, OpenOptions, Pool, PoolError, Tier, Transaction,
 };
 use copyhold_runtime::{BoxFuture, Rt, Runtime, SeededRuntime};
-use copyhold_types::{Buf, DeviceId, EpochId, Key, Kind, NodePtr, Pointer, Purpose, Run, TableId};
+use copyhold_types::{
+    Buf, Bufs, DeviceId, EpochId, Key, Kind, NodePtr, Pointer, Purpose, Run, TableId,
+};
 use futures_util::future::Either;
 
 const TABLE: TableId = TableId(100);
@@ -163,7 +165,7 @@ impl Device for Slow {
     fn write(
         &self,
         block: u64,
-        data: Vec<Buf>,
+        data: Bufs,
         why: Purpose,
     ) -> BoxFuture<'static, Result<(), DeviceError>> {
         let (disk, gate) = (self.disk.clone(), self.gate.clone());
@@ -202,7 +204,7 @@ fn a_commit_waits_for_nobody_elses_data() {
         let mut reserved = pool.reserve(8, Tier::Write).await.expect("there is room");
         let claims = pool.claim(LaneClass::Data, 8, &mut reserved).expect("it was reserved");
         let run = claims[0].run();
-        let data = vec![Buf::zeroed(run.blocks as usize)];
+        let data = Buf::zeroed(run.blocks as usize).into();
         let written = Arc::new(Semaphore::new(0));
         let told = written.clone();
         machine.rt.spawn(Box::pin(async move {
@@ -369,7 +371,7 @@ fn nobody_is_refused_for_space_that_waits_for_the_host() {
         machine.disk.set_host_free(Some(u64::from(blocks) - 1));
         let (writer, pin) = (pool.clone(), pool.pin());
         machine.rt.spawn(Box::pin(async move {
-            let data = vec![Buf::zeroed(blocks as usize)];
+            let data = Buf::zeroed(blocks as usize).into();
             let written = writer.write(never_written, data, Purpose::Data).await;
             written.expect("the host has room again");
             drop(pin);

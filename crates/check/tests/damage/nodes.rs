@@ -215,7 +215,7 @@ fn no_space_map_is_made_anew_while_references_cannot_be_read() {
 async fn put_node(pool: &Pool, ptr: NodePtr, bytes: &Buf) -> NodePtr {
     assert_eq!(bytes.blocks() as u32, ptr.blocks, "it takes the place of the old one");
     for run in ptr.runs() {
-        pool.write(run, vec![bytes.clone()], Purpose::Leaf).await.unwrap();
+        pool.write(run, bytes.clone().into(), Purpose::Leaf).await.unwrap();
     }
     NodePtr { digest: digest(bytes), ..ptr }
 }

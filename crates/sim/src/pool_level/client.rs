@@ -7,7 +7,7 @@ use copyhold_format::block_checksum;
 use copyhold_format::item::{EXTENT, Extent, ExtentState};
 use copyhold_pool::{Claim, Credit, IdSpace, LaneClass, Pool, PoolError, Tier, Transaction};
 use copyhold_runtime::FifoMutexGuard;
-use copyhold_types::{Buf, EpochId, Key, Pointer, Purpose, Run, SubvolId};
+use copyhold_types::{Bufs, EpochId, Key, Pointer, Purpose, Run, SubvolId};
 
 use super::model::{Changes, ITEM, OBJECTS, Shared, Stored, TABLE, content, counter};
 use crate::dice::Dice;
@@ -184,7 +184,7 @@ impl Client {
         self.unspoil(run);
         let stamp = self.dice.number();
         let unwritten = self.dice.one_in(10);
-        let data: Vec<Buf> = (0..run.blocks).map(|index| content(stamp, index)).collect();
+        let data: Bufs = (0..run.blocks).map(|index| content(stamp, index)).collect();
         let state = match unwritten {
             true => ExtentState::Unwritten,
             false => ExtentState::Written(data.iter().map(|block| block_checksum(block)).collect()),
