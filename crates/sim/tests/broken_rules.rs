@@ -217,7 +217,7 @@ fn is_noticed_among_tenants(rule: OfTenants) {
 
 #[test]
 fn r4_deciding_before_what_is_decided_is_applied_is_noticed() {
-    is_noticed_among_tenants(OfTenants::DecideEarly);
+    is_noticed_at(Level::Fs, OfTenants::DecideEarly, Some(Weather::Calm));
 }
 
 #[test]
@@ -335,6 +335,36 @@ fn a_copy_into_a_file_whose_flags_forbid_it_is_noticed() {
 #[test]
 fn privileges_that_a_change_of_content_leaves_are_noticed() {
     is_noticed_in_files(OfFiles::KeepPrivileges);
+}
+
+#[test]
+fn a_copy_to_a_synchronous_file_that_is_not_synced_is_noticed() {
+    is_noticed_in_files(OfFiles::CopyUnsynced);
+}
+
+#[test]
+fn write_back_that_is_refused_by_later_flags_is_noticed() {
+    is_noticed_in_files(OfFiles::JudgeAgain);
+}
+
+#[test]
+fn a_copy_up_that_loses_privileges_is_noticed() {
+    is_noticed_in_files(OfFiles::StripCopyUp);
+}
+
+#[test]
+fn a_copy_up_that_keeps_privileges_for_ever_is_noticed() {
+    is_noticed_in_files(OfFiles::CopyUpForEver);
+}
+
+#[test]
+fn long_acls_that_are_refused_are_noticed() {
+    is_noticed_in_files(OfFiles::RefuseLongAcls);
+}
+
+#[test]
+fn the_removal_of_an_absent_acl_that_fails_is_noticed() {
+    is_noticed_in_files(OfFiles::RefuseAbsentAcls);
 }
 
 #[test]

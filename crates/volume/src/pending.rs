@@ -32,7 +32,7 @@ const RECORD_BYTES: usize = 512;
 const SPARE_EDITS: usize = 32;
 
 /// How long a decision waits that is made early.
-const MEANWHILE: Duration = Duration::from_millis(5);
+const MEANWHILE: Duration = Duration::from_millis(200);
 
 /// Pending releases of one family.
 type Batch = (Arc<FamilyCell>, Vec<(Key, Release)>);
