@@ -70,6 +70,10 @@ pub enum Sabotage {
     CountSubdirs,
     /// I1: a listing that meets an error behind some entries returns the error alone.
     ForgetListed,
+    /// K2: a direct write leaves the pages of its range in the front end's cache.
+    KeepStalePages,
+    /// H1: a hole is reported without a write-back of dirty pages that may fill it.
+    BelieveHoles,
     /// Returned look-ups do not lead to the removal of unlinked files.
     ForgetNothing,
     /// A removal of an unlinked file that fails is not tried again.
@@ -78,7 +82,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 33] = [
+    pub const ALL: [Sabotage; 35] = [
         Sabotage::PunchInternally,
         Sabotage::AskUnderTheMap,
         Sabotage::InstallStale,
@@ -110,20 +114,23 @@ impl Sabotage {
         Sabotage::TrimReadOnly,
         Sabotage::CountSubdirs,
         Sabotage::ForgetListed,
+        Sabotage::KeepStalePages,
+        Sabotage::BelieveHoles,
         Sabotage::ForgetNothing,
         Sabotage::ReapOnce,
     ];
 }
 
 impl Filesystem {
-    /// Whether this rule is broken ([`crate::Options::sabotage`]).
+    /// Whether this rule is broken ([`crate::Options::sabotage`]). A front end asks it, too.
     #[cfg(feature = "sabotage")]
-    pub(crate) fn breaks(&self, rule: Sabotage) -> bool {
+    pub fn breaks(&self, rule: Sabotage) -> bool {
         self.options.sabotage == Some(rule)
     }
 
+    /// No rule is ever broken.
     #[cfg(not(feature = "sabotage"))]
-    pub(crate) fn breaks(&self, _: Sabotage) -> bool {
+    pub fn breaks(&self, _: Sabotage) -> bool {
         false
     }
 }

@@ -7,6 +7,7 @@
 //!         readers leave, what waits is finished, `destroy` is called unless the kernel asked for
 //!         it itself. Only then does [`Session::wait`] return.
 
+use std::fmt::Debug;
 use std::io;
 use std::iter;
 use std::num::NonZeroUsize;
@@ -186,7 +187,7 @@ impl Session {
         };
         Ok(Session {
             mount: Arc::clone(mount),
-            notifier: Notifier { device: Arc::new(first) },
+            notifier: Notifier::to(Arc::new(first)),
             negotiated,
             readers: threads.map_err(SessionError::Thread)?,
             counters: Arc::new(counters),
@@ -362,13 +363,29 @@ pub(crate) fn shake_hands<O: Operations>(
 /// that other operations need.
 #[derive(Clone, Debug)]
 pub struct Notifier {
-    device: Arc<Device>,
+    kernel: Arc<dyn Listener>,
+}
+
+/// A kernel that notifications reach: that of this machine, or the one of a test.
+pub trait Listener: Debug + Send + Sync {
+    /// ENOENT when the kernel has nothing cached that it would concern.
+    fn hear(&self, notification: &Notification<'_>) -> Result<(), Errno>;
+}
+
+impl Listener for Device {
+    fn hear(&self, notification: &Notification<'_>) -> Result<(), Errno> {
+        self.notify(notification)
+    }
 }
 
 impl Notifier {
+    pub fn to(kernel: Arc<dyn Listener>) -> Notifier {
+        Notifier { kernel }
+    }
+
     /// Sends `notification`. `false`: the kernel had nothing that it would concern.
     pub fn notify(&self, notification: &Notification<'_>) -> Result<bool, Errno> {
-        match self.device.notify(notification) {
+        match self.kernel.hear(notification) {
             Ok(()) => Ok(true),
             Err(Errno::ENOENT) => Ok(false),
             Err(error) => Err(error),
