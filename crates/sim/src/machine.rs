@@ -78,7 +78,8 @@ impl Machine {
             let off = select(self.disk.until_off(), self.rt.sleep(PATIENCE));
             pin_mut!(future);
             match select(future, off).await {
-                Either::Left((done, _)) => Some(done),
+                // Another task may have lost the power in this very turn.
+                Either::Left((done, _)) => (!self.disk.is_off()).then_some(done),
                 Either::Right((Either::Left(_), _)) => None,
                 Either::Right((Either::Right(_), _)) => {
                     panic!("stuck: not done after {} s", PATIENCE.as_secs())
@@ -157,5 +158,17 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         self.rt.drop_tasks();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Another task's write may be the one at which the power fails, while this one ends.
+    #[test]
+    fn what_ends_in_the_turn_in_which_the_power_fails_is_not_done() {
+        let machine = Machine::on(1, SimImage::empty(16));
+        assert_eq!(machine.run(async { machine.disk.power_off() }), None);
     }
 }
