@@ -27,8 +27,8 @@ struct Memory {
     blocks: Vec<Block>,
 }
 
-/// Buffers that are written one behind the other. One or two take no memory of their own, as in most
-/// requests.
+/// Buffers that are written one behind the other. One or two, as in most requests, take no
+/// memory of their own.
 pub type Bufs = SmallVec<[Buf; 2]>;
 
 impl From<Buf> for Bufs {
