@@ -32,7 +32,7 @@ pub(crate) struct NodeWriter {
     pool: Arc<Pool>,
     lane: Lane,
     reservation: Reservation,
-    /// What nodes are stamped with.
+    /// The nodes' pointers carry it.
     pub(crate) epoch: EpochId,
     claims: Vec<Claim>,
     given_up: Vec<Claim>,
@@ -169,7 +169,7 @@ impl NodeSink for NodeWriter {
         let placed = self
             .place(node.clone(), why)
             .map_err(|error| TableError::Unwritable { bytes, source: Arc::new(error) });
-        // What was written will be read: keep it, instead of fetching it back from the device.
+        // A node that was written will be read: the cache keeps it, and no read fetches it back.
         if let (Ok(ptr), Ok(node)) = (&placed, Node::parse(node)) {
             self.pool.nodes.cache.insert(ptr, Arc::new(node));
         }

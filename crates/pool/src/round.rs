@@ -24,7 +24,7 @@ use crate::{Pool, PoolError, Sabotage};
 
 /// Edits that one flush of a partition takes at most, so that a round stays bounded.
 const EDITS_PER_FLUSH: usize = 256 << 10;
-/// What the table of tables is told of a unit, most of the time less than half of this.
+/// A unit's row in the table of tables takes at most this, and mostly less than half of it.
 const DESCRIPTOR_BYTES: usize = 768;
 
 /// What a round has come to.
