@@ -24,7 +24,6 @@
 
 #![forbid(unsafe_code)]
 
-mod engine;
 mod error;
 mod path;
 mod pool;

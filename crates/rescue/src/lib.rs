@@ -36,7 +36,6 @@ mod inode;
 mod key;
 mod label;
 mod lineage;
-mod mixed;
 mod node;
 mod partition;
 mod pool;

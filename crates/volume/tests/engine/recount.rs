@@ -98,8 +98,7 @@ impl World {
                 nodes.extend(Descriptor::parse(&value).unwrap().map);
             }
         }
-        let nodes: Vec<NodePtr> = nodes.into_iter().collect();
-        self.rt.block_on(pool.pieces_of(&nodes)).into_iter().collect()
+        nodes
     }
 
     fn allocated(&self) -> BTreeSet<u64> {
