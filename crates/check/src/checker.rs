@@ -40,6 +40,8 @@ pub(crate) struct Checker {
     pub(crate) files: Vec<FileIndex>,
     /// Whether references are counted: something is, or may be, shared or paid for.
     pub(crate) counting: bool,
+    /// Tables that others lie over, some of which may have taken over its nodes already.
+    forked: BTreeSet<TableId>,
     /// Entries of subvolumes: holder, directory, and whose they are.
     pub(crate) subvol_entries: Vec<(SubvolId, InodeNo, SubvolId)>,
 }
@@ -51,6 +53,13 @@ impl Checker {
     /// `report`: what was found before the pool was opened.
     pub(crate) async fn run(pool: &Arc<Pool>, options: Options, report: Draft) -> Report {
         let _pin = pool.pin();
+        let mut checker = Checker::look(pool, options, report).await;
+        let files = checker.affected_files().await;
+        checker.report.finish(files)
+    }
+
+    /// Everything is looked at, and what is found not yet put in words.
+    pub(crate) async fn look(pool: &Arc<Pool>, options: Options, report: Draft) -> Checker {
         let space = pool.space_map();
         let allocated = space.metaslabs().flat_map(|id| space.allocated_runs(id));
         let mut checker = Checker {
@@ -62,6 +71,7 @@ impl Checker {
             unreadable: BTreeSet::new(),
             files: Vec::new(),
             counting: false,
+            forked: pool.tables().iter().filter_map(|of| Some(of.under()?.id())).collect(),
             subvol_entries: Vec::new(),
         };
         maps::check(&mut checker).await;
@@ -80,8 +90,12 @@ impl Checker {
         checker.unknown_tables(&system).await;
         checker.space();
         owners::find(&mut checker).await;
-        let files = checker.affected_files().await;
-        checker.report.finish(files)
+        checker
+    }
+
+    /// Whether all that refers to space could be read.
+    pub(crate) fn has_read_all_references(&self) -> bool {
+        self.lost.is_empty() && self.unreadable.is_empty()
     }
 
     async fn tree(&mut self, table: &Table, role: Role) {
@@ -101,10 +115,11 @@ impl Checker {
         };
         check.partitions(&descriptors[released..]).await;
         let (nodes, lost) = (check.nodes, check.lost);
+        let is_forked = self.forked.contains(&table.id());
         self.report.verified.tables += 1;
         for (ptr, level) in nodes {
             let by = Owner::Node { table: table.id(), level };
-            match role.is_inherited(ptr.epoch) {
+            match role.is_inherited(ptr.epoch) || is_forked {
                 true => ptr.runs().for_each(|run| self.refer_again(run, by)),
                 false => self.refer_node(&ptr, by),
             }

@@ -1,10 +1,12 @@
 //! Reading every copy of what a node pointer refers to.
 //!
-//! A reader stops at the first copy that is good; a check must not, and reads past the cache.
+//! A reader stops at the first copy that is good; a check must not, and reads past the cache. Of a
+//! fragmented node it reads both lists, and then both copies of what lies in the fragments.
 
 use copyhold_device::DynDevice;
 use copyhold_format::digest;
-use copyhold_types::{Buf, NodePtr, Purpose, Run};
+use copyhold_format::node::{Fragment, parse_fragments};
+use copyhold_types::{Buf, Digest, NodePtr, Purpose, Run};
 use futures_util::future::join_all;
 
 /// What the copies of a node are worth.
@@ -13,20 +15,55 @@ pub(crate) struct Copies {
     pub(crate) bad: Vec<(Run, String)>,
     /// How many were read.
     pub(crate) count: u64,
+    /// What the node has allocated, as pointers to what lies in one run each.
+    pub(crate) pieces: Vec<NodePtr>,
 }
 
 impl Copies {
     pub(crate) async fn read(device: &DynDevice, ptr: NodePtr, why: Purpose) -> Copies {
-        let runs: Vec<Run> = ptr.runs().collect();
-        let reads = runs.iter().map(|run| read(device, *run, &ptr, why));
-        let mut copies = Copies { good: None, bad: Vec::new(), count: runs.len() as u64 };
-        for (run, read) in runs.iter().zip(join_all(reads).await) {
-            match read {
-                Ok(buf) => copies.good = Some(buf),
-                Err(problem) => copies.bad.push((*run, problem)),
+        let mut copies = Copies { good: None, bad: Vec::new(), count: 0, pieces: vec![ptr] };
+        let lists: Vec<Vec<Run>> = ptr.runs().map(|run| vec![run]).collect();
+        let contents = match ptr.fragmented {
+            false => lists,
+            true => {
+                let parse = |buf: &Buf| parse_fragments(buf, &ptr).map_err(|e| e.to_string());
+                let fragments = copies.read_all(device, &lists, why, parse).await;
+                let fragments = fragments.map(|(_, fragments)| fragments).unwrap_or_default();
+                copies.pieces = pieces(&ptr, &fragments);
+                let runs = |copy: usize| {
+                    let run = |of: &Fragment| Some(Run::new(of.copies[copy]?, of.blocks));
+                    fragments.iter().map(run).collect::<Option<Vec<Run>>>()
+                };
+                (0..2).filter_map(runs).filter(|runs| !runs.is_empty()).collect()
+            }
+        };
+        let is_good = |buf: &Buf| match digest(buf) == ptr.digest {
+            true => Ok(()),
+            false => Err("its digest does not match".to_owned()),
+        };
+        let good = copies.read_all(device, &contents, why, is_good).await;
+        copies.good = good.map(|(buf, ())| buf);
+        copies
+    }
+
+    /// Reads copies of the same, each in its runs; one that is good.
+    async fn read_all<T>(
+        &mut self,
+        device: &DynDevice,
+        copies: &[Vec<Run>],
+        why: Purpose,
+        check: impl Fn(&Buf) -> Result<T, String>,
+    ) -> Option<(Buf, T)> {
+        self.count += copies.len() as u64;
+        let mut good = None;
+        let reads = copies.iter().map(|runs| read(device, runs, why));
+        for (runs, read) in copies.iter().zip(join_all(reads).await) {
+            match read.and_then(|buf| Ok((check(&buf)?, buf))) {
+                Ok((found, buf)) => good = Some((buf, found)),
+                Err(problem) => self.bad.push((runs[0], problem)),
             }
         }
-        copies
+        good
     }
 
     /// What is wrong with the bad ones, in one line.
@@ -37,11 +74,27 @@ impl Copies {
     }
 }
 
-async fn read(device: &DynDevice, run: Run, ptr: &NodePtr, why: Purpose) -> Result<Buf, String> {
-    if run.addr.device() != device.id() {
-        return Err("it is on no device of the pool".into());
+async fn read(device: &DynDevice, runs: &[Run], why: Purpose) -> Result<Buf, String> {
+    let mut whole = Vec::new();
+    for run in runs {
+        if run.addr.device() != device.id() {
+            return Err("it is on no device of the pool".into());
+        }
+        let read = device.read(run.addr.block(), run.blocks, why).await;
+        whole.extend_from_slice(&read.map_err(|error| error.to_string())?);
     }
-    let read = device.read(run.addr.block(), run.blocks, why).await;
-    let buf = read.map_err(|error| error.to_string())?;
-    if digest(&buf) == ptr.digest { Ok(buf) } else { Err("its digest does not match".into()) }
+    Ok(Buf::from_bytes(&whole))
+}
+
+/// The list, and what it lists.
+fn pieces(ptr: &NodePtr, fragments: &[Fragment]) -> Vec<NodePtr> {
+    let one = |copies, blocks| NodePtr {
+        copies,
+        blocks,
+        fragmented: false,
+        epoch: ptr.epoch,
+        digest: Digest::default(),
+    };
+    let content = fragments.iter().map(|fragment| one(fragment.copies, fragment.blocks));
+    std::iter::once(one(ptr.copies, 1)).chain(content).collect()
 }

@@ -239,7 +239,8 @@ fn partitions(table: &Table) -> Vec<PartitionView> {
 /// `device:block` of each copy, and how many blocks each has.
 fn place(ptr: &NodePtr) -> String {
     let copies: Vec<String> = ptr.runs().map(|run| run.addr.to_string()).collect();
-    format!("{}+{}", copies.join(" "), ptr.blocks)
+    let how = if ptr.fragmented { " in fragments" } else { "" };
+    format!("{}+{}{how}", copies.join(" "), ptr.blocks)
 }
 
 /// A node of a base or layer.

@@ -295,16 +295,20 @@ async fn nodes(checker: &Checker, epoch: &Epoch, from: Key) -> Held {
     starts.sort();
     let first = starts.partition_point(|start| *start <= from).saturating_sub(1);
     let first = starts.get(first).copied().unwrap_or(Key::MIN);
+    let mut found = Vec::new();
     let mut visit = |visit: NodeVisit<'_>| {
         if visit.partition >= first {
-            let epoch = visit.ptr.epoch;
-            for run in visit.ptr.runs() {
-                let pointer = Pointer { run, epoch, origin: epoch };
-                held.push(Ref::new(Content::Node, pointer, [1]));
-            }
+            found.push(visit.ptr);
         }
     };
     base.for_each_node(checker.pool.node_source(), false, &mut visit).await;
+    for piece in checker.pool.pieces_of(&found).await {
+        let epoch = piece.epoch;
+        for run in piece.runs() {
+            let pointer = Pointer { run, epoch, origin: epoch };
+            held.push(Ref::new(Content::Node, pointer, [1]));
+        }
+    }
     held
 }
 

@@ -4,7 +4,8 @@
 //!           asked for. What it wrote wrongly itself has a right digest.
 //! Idea.     Follow every pointer from the uberblock on, in every copy, and judge what is found by
 //!           what must hold between structures: parents and children, names and inodes, maps of
-//!           space and what refers to it. Everything is read, nothing is changed.
+//!           space and what refers to it. Everything is read, nothing is changed; only
+//!           `repair_device` writes, and only space maps.
 //!
 //! ```text
 //!   device    labels · uberblocks · log, in both copies        check_device
@@ -36,6 +37,7 @@ mod owners;
 mod problem;
 mod reach;
 mod refs;
+mod repair;
 mod report;
 mod system;
 mod tree;
@@ -47,6 +49,7 @@ use copyhold_pool::{Pool, PoolError};
 use copyhold_runtime::Rt;
 
 pub use problem::{End, FileId, Owner, Problem, Severity};
+pub use repair::{Repaired, repair_device};
 pub use report::{AffectedFile, Finding, Report, Verified};
 
 /// What to verify.

@@ -6,9 +6,10 @@
 
 use copyhold_device::DynDevice;
 use copyhold_format::label::Label;
-use copyhold_format::log::{Frame, FrameKind, Records};
+use copyhold_format::log::{FrameKind, Records};
 use copyhold_format::uberblock::Uberblock;
-use copyhold_log::{Recovered, Ring, Scan, recover};
+use copyhold_log::{Found, Recovered, Ring, Scan, recover};
+use copyhold_pool::PoolError;
 
 use crate::problem::Problem;
 use crate::report::Draft;
@@ -26,12 +27,13 @@ pub(crate) async fn check_log(
     let recovered = match recover(&ring, uberblock).await {
         Ok(recovered) => recovered,
         Err(error) => {
-            report.add(Problem::LogUnreadable { device: name, why: error.to_string() });
+            let why = PoolError::from(error).to_string();
+            report.add(Problem::LogUnreadable { device: name, why });
             return None;
         }
     };
-    let scans = ring.scan_both(uberblock.head).await;
-    let copies = Copies { name: &name, label, scans };
+    let scan = ring.scan(uberblock.head).await;
+    let copies = Copies { name: &name, label, scan };
     copies.check(&recovered, report);
     check_records(&recovered, report);
     if let Some(damage) = &recovered.damage {
@@ -44,7 +46,7 @@ pub(crate) async fn check_log(
 struct Copies<'a> {
     name: &'a str,
     label: &'a Label,
-    scans: [Scan; 2],
+    scan: Scan,
 }
 
 impl Copies<'_> {
@@ -52,32 +54,27 @@ impl Copies<'_> {
         let last = recovered.batches.last().map(|batch| batch.txg);
         for batch in &recovered.batches {
             let unproven = !recovered.confirmed && Some(batch.txg) == last;
-            let of_batch = |frame: &&Frame| frame.digest == batch.digest;
-            let own = self.frames().find(of_batch);
+            let of_batch = |found: &&Found| found.frame.digest == batch.digest;
+            let own = self.scan.frames.values().find(of_batch);
             let pieces = batch.batch.pieces.iter().map(|piece| piece.position);
-            for position in pieces.chain(own.map(|frame| frame.position)) {
+            for position in pieces.chain(own.map(|found| found.frame.position)) {
                 self.check_frame(position, unproven, report);
             }
         }
     }
 
-    fn frames(&self) -> impl Iterator<Item = &Frame> {
-        self.scans.iter().flat_map(|scan| scan.frames.values())
-    }
-
     fn check_frame(&self, position: u64, last: bool, report: &mut Draft) {
-        let found = [0, 1].map(|copy| self.scans[copy].frames.get(&position));
-        for copy in 0..2 {
-            let (None, Some(other)) = (found[copy], found[1 - copy]) else { continue };
+        let Some(Found { frame, lacks }) = self.scan.frames.get(&position) else { return };
+        for copy in (0..2).filter(|copy| !lacks[*copy].is_empty()) {
             report.add(Problem::LogCopy {
                 device: self.name.into(),
                 copy,
-                what: match other.kind {
+                what: match frame.kind {
                     FrameKind::Piece => "piece",
                     FrameKind::Batch => "batch",
                     FrameKind::Mark => "mark",
                 },
-                txg: other.txg,
+                txg: frame.txg,
                 position,
                 block: self.label.log[copy] + position % self.label.log_blocks,
                 last,

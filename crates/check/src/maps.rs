@@ -6,7 +6,7 @@
 use copyhold_format::space_map::{Descriptor, METASLAB, SpaceMap};
 use copyhold_pool::Pool;
 use copyhold_space::MetaslabId;
-use copyhold_types::{Key, Purpose};
+use copyhold_types::{Key, NodePtr, Purpose};
 
 use crate::checker::Checker;
 use crate::copies::Copies;
@@ -20,10 +20,14 @@ pub(crate) async fn check(checker: &mut Checker) {
     while let Some(page) = items.next(&mut checker.report).await {
         for (key, value) in page.iter().filter(|(key, _)| key.kind == METASLAB) {
             if let Some((id, descriptor)) = parse(checker, *key, value) {
-                check_map(checker, id, descriptor).await;
-                maps.extend(descriptor.map.map(|map| (id, map)));
+                let pieces = check_map(checker, id, descriptor).await;
+                maps.extend(pieces.into_iter().map(|piece| (id, piece)));
             }
         }
+    }
+    // The pool may have set it aside for an error that has passed.
+    for id in checker.pool.space_map().set_aside() {
+        checker.reach.set_unknown(checker.blocks_of(id));
     }
     for (id, map) in maps {
         checker.refer_node(&map, Owner::Map(id));
@@ -43,14 +47,15 @@ fn parse(checker: &mut Checker, key: Key, value: &[u8]) -> Option<(MetaslabId, D
     }
 }
 
-async fn check_map(checker: &mut Checker, id: MetaslabId, descriptor: Descriptor) {
-    let Some(ptr) = descriptor.map else { return };
+/// What the map has allocated.
+async fn check_map(checker: &mut Checker, id: MetaslabId, descriptor: Descriptor) -> Vec<NodePtr> {
+    let Some(ptr) = descriptor.map else { return Vec::new() };
     let copies = Copies::read(checker.pool.device(), ptr, Purpose::Map).await;
     checker.report.verified.map_copies += copies.count;
     let Some(buf) = &copies.good else {
         checker.reach.set_unknown(checker.blocks_of(id));
         checker.report.add(Problem::Map { metaslab: id, why: copies.complaints() });
-        return;
+        return copies.pieces;
     };
     for (run, why) in &copies.bad {
         checker.report.add(Problem::MapCopy { metaslab: id, run: *run, why: why.clone() });
@@ -58,6 +63,7 @@ async fn check_map(checker: &mut Checker, id: MetaslabId, descriptor: Descriptor
     if let Some(why) = wrong(checker, id, &descriptor, buf) {
         checker.report.add(Problem::MapContent { metaslab: id, why });
     }
+    copies.pieces
 }
 
 fn wrong(

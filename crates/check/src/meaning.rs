@@ -223,9 +223,12 @@ impl Problem {
             Problem::UnknownTable { .. } => {
                 "space that no subvolume uses, unless a newer program made it".into()
             }
-            Problem::Map { .. } => "no file is affected; the space of this metaslab is not used \
-                                    any more"
-                .into(),
+            Problem::Map { .. } => {
+                "no file is affected; nothing is written to this metaslab until \
+                                    its map can be read, or until `copyhold check --repair` has \
+                                    made a new one"
+                    .into()
+            }
             Problem::Leaked { .. } => "no file is affected; this space is not used any more".into(),
             Problem::Unaccounted { .. } => {
                 "these blocks may be what the damaged nodes refer to, so they are left alone".into()

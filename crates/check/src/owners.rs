@@ -62,7 +62,9 @@ async fn nodes(checker: &Checker, wanted: &mut Wanted) {
         let mut visit = |visit: copyhold_table::NodeVisit<'_>| found.push((visit.ptr, visit.level));
         table.for_each_node(checker.pool.node_source(), false, &mut visit).await;
         for (ptr, level) in found {
-            ptr.runs().for_each(|run| wanted.refer(run, Owner::Node { table: id, level }));
+            for piece in checker.pool.pieces_of(&[ptr]).await {
+                piece.runs().for_each(|run| wanted.refer(run, Owner::Node { table: id, level }));
+            }
         }
     }
 }
@@ -78,7 +80,9 @@ async fn maps(checker: &mut Checker, wanted: &mut Wanted) {
                 continue;
             };
             let owner = Owner::Map(MetaslabId { device, index });
-            found.map.iter().flat_map(|ptr| ptr.runs()).for_each(|run| wanted.refer(run, owner));
+            for piece in checker.pool.pieces_of(found.map.as_slice()).await {
+                piece.runs().for_each(|run| wanted.refer(run, owner));
+            }
         }
     }
 }

@@ -127,6 +127,18 @@ impl Reach {
         self.unknown.iter().any(|range| range.contains(&block))
     }
 
+    /// Runs in a range of blocks that something refers to.
+    pub(crate) fn reached_in(&self, blocks: Range<u64>) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for block in blocks.filter(|block| self.reached.has(*block)) {
+            match runs.last_mut() {
+                Some(last) if last.end() == block => last.blocks += 1,
+                _ => runs.push(Run::new(BlockAddr::new(self.device, block), 1)),
+            }
+        }
+        runs
+    }
+
     /// Runs that are allocated and not referred to.
     pub(crate) fn leaked(&self) -> impl Iterator<Item = Run> + '_ {
         let leaked = |block: u64| self.allocated.has(block) && !self.reached.has(block);

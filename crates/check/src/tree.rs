@@ -113,7 +113,11 @@ impl TreeCheck<'_> {
         let (seen, unread): (Vec<_>, Vec<_>) =
             children.iter().enumerate().partition(|(_, child)| self.is_seen(&child.ptr));
         for (_, child) in seen {
-            self.nodes.push((child.ptr, Level::Leaf));
+            let pieces = match child.ptr.fragmented {
+                false => vec![child.ptr],
+                true => Copies::read(device, child.ptr, why).await.pieces,
+            };
+            self.nodes.extend(pieces.into_iter().map(|piece| (piece, Level::Leaf)));
             found = found.map(|sum| sum + u64::from(child.items));
         }
         let mut reads = stream::iter(unread)
@@ -139,7 +143,7 @@ impl TreeCheck<'_> {
 
     /// Checks one node. `None`: it cannot be used.
     fn node(&mut self, said: &Said, copies: Copies) -> Option<Node> {
-        self.nodes.push((said.ptr, said.level));
+        self.nodes.extend(copies.pieces.iter().map(|piece| (*piece, said.level)));
         self.report.verified.node_copies += copies.count;
         let parsed = copies.good.as_ref().map(|buf| Node::parse(buf.clone()));
         let why = match parsed {

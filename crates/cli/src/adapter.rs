@@ -10,11 +10,14 @@
 //! send notifications to the kernel: `forget` drops names and attributes that changed without it,
 //! `pages` drops cached pages (`underway` delays that behind READs and WRITEs of them), `holes` has
 //! dirty pages written back before a hole is reported, and `shed` makes the kernel forget inodes.
+//! Tests have a small `kernel` with pages before all of it.
 
 mod convert;
 mod forget;
 mod holes;
 mod ioctls;
+#[cfg(test)]
+mod kernel;
 mod pages;
 mod shed;
 mod tenants;

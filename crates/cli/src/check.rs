@@ -10,20 +10,35 @@ use crate::report::Report;
 ///
 /// Reads every pointer and compares every digest, counts every block against the space maps and
 /// every name against the links, and changes nothing. Exits with 3 when it finds damage.
+/// `--repair` first makes space maps anew whose copies are all damaged, if everything that refers
+/// to space can be read.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold check /srv/pool.img\n  \
-    copyhold check /srv/pool.img --json | jq -c '.findings[]'")]
+    copyhold check /srv/pool.img --json | jq -c '.findings[]'\n  \
+    copyhold check /srv/pool.img --repair")]
 pub(crate) struct Check {
     /// The file or block device
     pool: PathBuf,
     /// Read and verify the contents of files, too
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     data: bool,
+    /// Make space maps that cannot be read anew, and verify the pool afterwards
+    #[arg(long)]
+    repair: bool,
 }
 
 impl Check {
     pub(crate) fn run(self, report: Report) -> Result<(), Failure> {
+        if self.repair {
+            let repaired = engine::repair(&self.pool)?;
+            for map in &repaired.maps {
+                eprintln!("copyhold: the space map of {map} was made anew");
+            }
+            if let Some(why) = &repaired.refused {
+                eprintln!("copyhold: nothing was repaired: {why}");
+            }
+        }
         let found = engine::check(&self.pool, self.data)?;
         report.show(&found, || text(&self.pool, &found))?;
         verdict(&self.pool, &found)

@@ -2,6 +2,7 @@
 //!
 //! Everything here starts threads, so nothing here may run before the daemon has forked.
 
+mod cgroup;
 mod create;
 mod describe;
 mod errors;
@@ -92,6 +93,13 @@ pub(crate) fn info(pool: &Path) -> Result<serde_json::Value, Failure> {
     let machine = Machine::start()?;
     let opened = machine.open_to_read(pool)?;
     Ok(describe::pool(&opened, pool).into())
+}
+
+/// Makes space maps anew that cannot be read, in a pool that is not mounted; which.
+pub(crate) fn repair(pool: &Path) -> Result<copyhold_check::Repaired, Failure> {
+    let machine = Machine::start()?;
+    let device = machine.open_device(pool, OpenMode::ReadWrite)?;
+    Ok(machine.run(copyhold_check::repair_device(machine.rt(), device))?)
 }
 
 /// Verifies a pool that is not mounted; `data`: the contents of files, too.

@@ -6,7 +6,7 @@
 
 use std::error::Error;
 use std::fmt;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use copyhold_fuse::Errno;
@@ -173,12 +173,17 @@ impl Failure {
             let error = serde_json::json!({
                 "error": { "code": self.code(), "message": self.message }
             });
-            eprintln!("{error}");
+            complain(&error);
         } else {
-            eprintln!("copyhold: {}", self.message);
+            complain(&format!("copyhold: {}", self.message));
         }
         ExitCode::from(self.kind.exit_status())
     }
+}
+
+/// Tells standard error, if that takes it.
+pub(crate) fn complain(text: &impl fmt::Display) {
+    let _full_or_closed = writeln!(io::stderr(), "{text}");
 }
 
 impl From<MountError> for Failure {

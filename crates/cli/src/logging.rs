@@ -3,50 +3,101 @@
 //!
 //! The system log is the datagram socket /dev/log (RFC 3164), which journald and every syslog
 //! offer. Where there is none, /var/log/copyhold.log is appended to, if we may.
+//!
+//! No thread writes its own lines (`line_queue`): a log that is full, closed or slow costs lines,
+//! and nothing else.
+
+mod line_queue;
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process;
-use std::sync::Arc;
 
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::MakeWriter;
 
+use self::line_queue::LineQueue;
 use crate::failure::Failure;
 
 /// Facility "daemon", severity "notice".
 const SYSLOG_PRIORITY: u8 = 3 << 3 | 5;
 const FALLBACK: &str = "/var/log/copyhold.log";
 
+/// A log that is being written. Dropping it writes what is left, if the place takes it.
+#[must_use]
+pub(crate) struct Log(Option<LineQueue>);
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+impl Log {
+    /// Writes what is left, if the place takes it within a moment.
+    fn flush(&self) {
+        if let Some(lines) = &self.0 {
+            lines.flush();
+        }
+    }
+
+    /// From here on a panic, in whatever thread, is logged and ends the process: the daemon never
+    /// goes on in part.
+    pub(crate) fn end_on_panic(&self) {
+        let log = Log(self.0.clone());
+        std::panic::set_hook(Box::new(move |panic| {
+            let thread = std::thread::current();
+            let thread = thread.name().unwrap_or("unnamed");
+            let trace = std::backtrace::Backtrace::capture();
+            tracing::error!("thread {thread}: {panic}\n{trace}");
+            log.flush();
+            process::abort();
+        }));
+    }
+}
+
 /// Logs to standard error.
-pub(crate) fn to_stderr(filter: &str) -> Result<(), Failure> {
+pub(crate) fn to_stderr(filter: &str) -> Result<Log, Failure> {
     let filter = parse(filter)?;
+    let is_terminal = rustix::termios::isatty(io::stderr());
+    // Not through its lock, which whoever complains at the end needs.
+    let own = rustix::io::dup(io::stderr());
+    let own = own.map_err(|errno| Failure::system("standard error", &errno.into()))?;
+    let lines = start(File::from(own))?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(rustix::termios::isatty(io::stderr()))
+        .with_ansi(is_terminal)
         .with_target(false)
+        .with_writer(lines.clone())
         .init();
-    Ok(())
+    Ok(Log(Some(lines)))
 }
 
 /// Logs to `file`, else to the system log.
-pub(crate) fn in_background(filter: &str, file: Option<&Path>) -> Result<(), Failure> {
+pub(crate) fn in_background(filter: &str, file: Option<&Path>) -> Result<Log, Failure> {
     let filter = parse(filter)?;
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
-    match file {
-        Some(path) => lines.with_writer(Arc::new(append(path)?)).init(),
+    let fmt = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
+    let lines = match file {
+        Some(path) => start(append(path)?)?,
         None => match SystemLog::connect() {
-            Ok(log) => lines.without_time().with_target(false).with_writer(log).init(),
+            Ok(log) => {
+                let lines = start(log)?;
+                fmt.without_time().with_target(false).with_writer(lines.clone()).init();
+                return Ok(Log(Some(lines)));
+            }
             Err(_) => match append(Path::new(FALLBACK)) {
-                Ok(file) => lines.with_writer(Arc::new(file)).init(),
-                Err(_) => return Ok(()),
+                Ok(file) => start(file)?,
+                Err(_) => return Ok(Log(None)),
             },
         },
-    }
-    Ok(())
+    };
+    fmt.with_writer(lines.clone()).init();
+    Ok(Log(Some(lines)))
+}
+
+fn start(place: impl Write + Send + 'static) -> Result<LineQueue, Failure> {
+    LineQueue::start(place).map_err(|error| Failure::system("starting a thread", &error))
 }
 
 fn parse(filter: &str) -> Result<EnvFilter, Failure> {
@@ -64,16 +115,13 @@ fn append(path: &Path) -> Result<File, Failure> {
 }
 
 /// Each line that is written is one message.
-#[derive(Clone)]
-struct SystemLog(Arc<UnixDatagram>);
+struct SystemLog(UnixDatagram);
 
 impl SystemLog {
     fn connect() -> io::Result<SystemLog> {
         let socket = UnixDatagram::unbound()?;
         socket.connect("/dev/log")?;
-        // The daemon must never wait for its log.
-        socket.set_nonblocking(true)?;
-        Ok(SystemLog(Arc::new(socket)))
+        Ok(SystemLog(socket))
     }
 }
 
@@ -81,20 +129,15 @@ impl Write for SystemLog {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut message = format!("<{SYSLOG_PRIORITY}>copyhold[{}]: ", process::id()).into_bytes();
         message.extend_from_slice(line.trim_ascii_end());
-        // A log that cannot keep up loses lines.
-        let _ = self.0.send(&message);
+        if self.0.send(&message).is_err() {
+            // The system log was started anew: its socket is another one.
+            self.0.connect("/dev/log")?;
+            self.0.send(&message)?;
+        }
         Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for SystemLog {
-    type Writer = SystemLog;
-
-    fn make_writer(&'a self) -> SystemLog {
-        self.clone()
     }
 }

@@ -9,10 +9,12 @@ use std::process;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use copyhold_fuse::Signals;
 use copyhold_fuse::daemon::{self, Launch, Outcome, Side};
 use copyhold_fuse::mount::abort_orphans;
 
-use crate::failure::{Failure, Kind};
+use crate::failure::{Failure, Kind, complain};
+use crate::logging::Log;
 use crate::mount_options::Options;
 use crate::{engine, logging, mount_again, mount_table};
 
@@ -85,13 +87,20 @@ impl Mount {
     pub(crate) fn run(self, log: &str) -> Result<(), Failure> {
         abort_orphans();
         let request = self.request()?;
+        let here = if self.foreground { Some(self.be_the_daemon_here(log)?) } else { None };
         let begin = Instant::now();
         loop {
             if self.again(&request)? {
                 return Ok(());
             }
             mount_again::remove_dead(&request.pool)?;
-            match self.first(&request, log) {
+            let first = match &here {
+                Some((signals, _log)) => {
+                    engine::serve(request.clone(), signals).and_then(|served| served.wait())
+                }
+                None => self.first(&request, log),
+            };
+            match first {
                 // Somebody else mounted it meanwhile, or its last mount is just leaving.
                 Err(failure)
                     if failure.kind == Kind::InUse
@@ -124,20 +133,24 @@ impl Mount {
         mount_again::mount(request)
     }
 
-    /// Starts a daemon.
+    /// What a daemon has before it opens its pool, here for `-f`.
+    fn be_the_daemon_here(&self, log: &str) -> Result<(Signals, Log), Failure> {
+        let signals = watch_signals()?;
+        let log = match &self.log_file {
+            Some(file) => logging::in_background(log, Some(file))?,
+            None => logging::to_stderr(log)?,
+        };
+        log.end_on_panic();
+        Ok((signals, log))
+    }
+
+    /// Starts a daemon in the background.
     fn first(&self, request: &Request, log: &str) -> Result<(), Failure> {
-        if self.foreground {
-            match &self.log_file {
-                Some(file) => logging::in_background(log, Some(file))?,
-                None => logging::to_stderr(log)?,
-            }
-            return engine::serve(request.clone())?.wait();
-        }
         let forked = daemon::fork(self.log_file.as_deref());
         match forked.map_err(|error| Failure::system("starting the daemon", &error))? {
             Side::Parent(Outcome::Ready(text)) => {
                 if !text.is_empty() {
-                    eprintln!("copyhold: {text}");
+                    complain(&format!("copyhold: {text}"));
                 }
                 Ok(())
             }
@@ -155,13 +168,17 @@ impl Mount {
 
     /// In the child: nobody reads what it returns, the parent has what `launch` tells it.
     fn be_the_daemon(&self, launch: Launch, request: Request, log: &str) -> Result<(), Failure> {
-        let begun = logging::in_background(log, self.log_file.as_deref())
-            .and_then(|()| engine::serve(request));
-        let served = match begun {
-            Ok(served) => served,
+        let begun = || {
+            let signals = watch_signals()?;
+            let log = logging::in_background(log, self.log_file.as_deref())?;
+            log.end_on_panic();
+            Ok((engine::serve(request, &signals)?, log))
+        };
+        let (served, _log) = match begun() {
+            Ok(begun) => begun,
             Err(failure) => {
-                launch.failed(&failure.to_text());
-                process::exit(1);
+                launch.failed(&Failure::to_text(&failure));
+                return Err(failure);
             }
         };
         if let Err(error) = launch.ready(served.warning().unwrap_or_default()) {
@@ -186,4 +203,9 @@ impl Mount {
         let fsname = self.fsname.clone().unwrap_or_else(|| pool.clone().into());
         Ok(Request { pool, directory, options, fsname })
     }
+}
+
+/// Before the first thread.
+fn watch_signals() -> Result<Signals, Failure> {
+    Signals::watch().map_err(|error| Failure::system("blocking signals", &error))
 }

@@ -38,7 +38,7 @@ fn write_pages(file: &Arc<File>, rounds: u64, acknowledged: &[AtomicU64]) {
         let mut buf = Buf::zeroed(1);
         buf.make_mut()[..8].copy_from_slice(&round.to_le_bytes());
         let offset = (page * BLOCK_BYTES) as u64;
-        reactor.submit(Op::Write { fd: file.clone(), bufs: vec![buf], offset })
+        reactor.submit(Op::Write { fd: file.clone(), bufs: buf.into(), offset })
     };
     for round in 1..=rounds {
         for first in (0..PAGES).step_by(DEPTH) {

@@ -22,6 +22,8 @@ pub enum Error {
     Filesystem(#[from] FsError),
     #[error("{path}: more than {max} symbolic links in a row; there may be a loop")]
     TooManySymlinks { path: String, max: usize },
+    #[error("{path} holds {what}; wipe it first, if that may be lost")]
+    Occupied { path: String, what: &'static str },
     #[error("the executors could not be started: {0}")]
     Start(std::io::Error),
 }

@@ -24,6 +24,7 @@
 
 #![forbid(unsafe_code)]
 
+mod engine;
 mod error;
 mod path;
 mod pool;

@@ -20,8 +20,13 @@ pub(crate) fn shown(path: &[u8]) -> String {
     String::from_utf8_lossy(path).into_owned()
 }
 
+/// The error of a call on what `path` names. A file that another call has removed since it was
+/// found is not there.
 pub(crate) fn file_error(path: &[u8]) -> impl Fn(FsError) -> Error + '_ {
-    |source| Error::File { path: shown(path), source }
+    |source| match source {
+        FsError::Stale => Error::File { path: shown(path), source: FsError::NotFound },
+        source => Error::File { path: shown(path), source },
+    }
 }
 
 fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = Vec<u8>> + '_ {
@@ -38,7 +43,9 @@ pub(crate) async fn find(
 ) -> Result<Attr, Error> {
     let error = file_error(path);
     let mut left: VecDeque<Vec<u8>> = components(path).collect();
-    let mut at = fs.getattr(root).await.map_err(&error)?;
+    // A volume that is gone is told apart from a file that is.
+    let gone = |source| Error::File { path: shown(path), source };
+    let mut at = fs.getattr(root).await.map_err(gone)?;
     let mut links = 0;
     while let Some(name) = left.pop_front() {
         if at.node == root && name == b".." {
@@ -56,7 +63,7 @@ pub(crate) async fn find(
         }
         let target = fs.readlink(found.node).await.map_err(&error)?;
         if target.first() == Some(&b'/') {
-            at = fs.getattr(root).await.map_err(&error)?;
+            at = fs.getattr(root).await.map_err(gone)?;
         }
         for name in components(&target).rev() {
             left.push_front(name);

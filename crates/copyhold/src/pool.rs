@@ -1,15 +1,18 @@
 //! A pool, opened by this process.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use copyhold_device::file::probe_signature;
 use copyhold_device::{DynDevice, FileDevice, OpenMode};
-use copyhold_fs::{Caller, Filesystem};
+use copyhold_fs::{Caller, Filesystem, FsError};
 use copyhold_pool::{CreateOptions, Limits};
 use copyhold_runtime::Rt;
 use copyhold_runtime::executors::{Config, Executors};
 use copyhold_types::DeviceId;
 
+use crate::engine::{Engine, Open};
 use crate::{Error, Volume};
 
 /// Permissions of the root directory of a new pool.
@@ -25,26 +28,35 @@ pub struct OpenOptions {
 }
 
 /// An open pool. Closed by [`Pool::close`]; dropping it is like a crash, which loses only what no
-/// sync had asked for.
+/// sync had asked for. Either way its threads, descriptors and lock are gone when the call returns;
+/// both wait for calls of other threads on volumes of the pool.
 pub struct Pool {
-    executors: Arc<Executors>,
+    engine: Arc<Engine>,
     filesystem: Arc<Filesystem>,
 }
 
 impl Pool {
-    /// Makes a sparse file of `bytes` bytes at `path`, which must not exist, and a pool in it.
+    /// Makes a sparse file of `bytes` bytes at `path`, which must not exist, and a pool in it. A
+    /// block device is taken as it is, unless it holds anything: [`Error::Occupied`].
     pub fn create(
         path: impl AsRef<Path>,
         bytes: u64,
         options: &CreateOptions,
     ) -> Result<(), Error> {
+        let path = path.as_ref();
+        if is_block_device(path)
+            && let Some(what) = probe_signature(path)?
+        {
+            return Err(Error::Occupied { path: path.display().to_string(), what });
+        }
         let executors = start(Some(1))?;
-        let reactor = executors.reactor();
-        let device = FileDevice::create(reactor, DeviceId(0), path.as_ref(), bytes, false)?;
+        let device = FileDevice::create(executors.reactor(), DeviceId(0), path, bytes, false)?;
+        let is_ours = !device.is_block_device();
         let made = executors.block_on(format(executors.clone(), device, options));
-        if made.is_err() {
-            // The file is ours, and half a pool is of no use; the failure is what matters.
-            let _ = std::fs::remove_file(path.as_ref());
+        executors.shutdown();
+        if made.is_err() && is_ours {
+            // Half a pool is of no use; the failure is what matters.
+            let _ = std::fs::remove_file(path);
         }
         made
     }
@@ -55,7 +67,11 @@ impl Pool {
         let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
         let device: DynDevice =
             FileDevice::open(executors.reactor(), DeviceId(0), path.as_ref(), mode)?;
-        Pool::open_device(executors, device, options)
+        let opened = Pool::open_on(&executors, device, options, true);
+        if opened.is_err() {
+            executors.shutdown();
+        }
+        opened
     }
 
     /// Opens the pool on any device, on executors that are running already.
@@ -63,6 +79,15 @@ impl Pool {
         executors: Arc<Executors>,
         device: DynDevice,
         options: OpenOptions,
+    ) -> Result<Pool, Error> {
+        Pool::open_on(&executors, device, options, false)
+    }
+
+    fn open_on(
+        executors: &Arc<Executors>,
+        device: DynDevice,
+        options: OpenOptions,
+        is_alone: bool,
     ) -> Result<Pool, Error> {
         let rt: Rt = executors.clone();
         let filesystem = executors.block_on(async {
@@ -80,12 +105,13 @@ impl Pool {
             };
             Ok::<_, Error>(Filesystem::open(pool, options).await?)
         })?;
-        Ok(Pool { executors, filesystem })
+        let open = Open { executors: executors.clone(), filesystem: filesystem.clone(), is_alone };
+        Ok(Pool { engine: Engine::new(open), filesystem })
     }
 
     /// The pool's root subvolume.
     pub fn root(&self) -> Volume {
-        Volume::new(self.executors.clone(), &self.filesystem)
+        Volume::new(self.engine.clone())
     }
 
     /// The same in futures, in VFS terms.
@@ -95,13 +121,23 @@ impl Pool {
 
     /// Writes everything, and ends all work on the pool.
     pub fn close(self) -> Result<(), Error> {
-        let Pool { executors, filesystem } = self;
-        executors.block_on(async {
-            filesystem.close().await?;
-            filesystem.pool().close().await?;
+        let open = self.engine.take().ok_or(FsError::ShutDown)?;
+        open.executors.block_on(async {
+            open.filesystem.close().await?;
+            open.filesystem.pool().close().await?;
             Ok(())
         })
     }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        drop(self.engine.take());
+    }
+}
+
+fn is_block_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
 
 fn start(cpus: Option<usize>) -> Result<Arc<Executors>, Error> {

@@ -3,26 +3,25 @@
 //! A path is bytes, its components are divided by `/`, and it starts at the volume's root. Symbolic
 //! links are followed within the volume.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use copyhold_fs::{
     Attr, Caller, FileKind, Filesystem, FsError, NodeId, OpenFlags, RenameFlags, SetAttr, StatFs,
     WriteFlags,
 };
-use copyhold_runtime::executors::Executors;
 
 use crate::Error;
+use crate::engine::Engine;
 use crate::path::{self, Last, file_error};
 
 const FILE_MODE: u32 = 0o644;
 const DIR_MODE: u32 = 0o755;
 
 /// A subvolume of an open pool. Cheap to clone. It does not keep the pool open: when that is
-/// closed, every call answers [`FsError::ShutDown`].
+/// closed or dropped, every call answers [`FsError::ShutDown`].
 #[derive(Clone)]
 pub struct Volume {
-    executors: Arc<Executors>,
-    fs: Weak<Filesystem>,
+    engine: Arc<Engine>,
     pub(crate) root: NodeId,
 }
 
@@ -34,8 +33,8 @@ pub struct DirItem {
 }
 
 impl Volume {
-    pub(crate) fn new(executors: Arc<Executors>, fs: &Arc<Filesystem>) -> Volume {
-        Volume { executors, fs: Arc::downgrade(fs), root: NodeId::ROOT }
+    pub(crate) fn new(engine: Arc<Engine>) -> Volume {
+        Volume { engine, root: NodeId::ROOT }
     }
 
     /// Another subvolume of the same pool.
@@ -48,8 +47,7 @@ impl Volume {
         &self,
         work: impl AsyncFnOnce(&Arc<Filesystem>) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let fs = self.fs.upgrade().ok_or(FsError::ShutDown)?;
-        self.executors.block_on(work(&fs))
+        self.engine.run(work)
     }
 
     // -- whole files --------------------------------------------------------
@@ -218,16 +216,20 @@ async fn open(
     truncate: bool,
 ) -> Result<NodeId, Error> {
     let flags = OpenFlags { truncate, ..OpenFlags::READ_WRITE };
-    match path::find(fs, root, path, Last::Follow).await {
-        Ok(file) => {
-            fs.open_node(file.node, flags).await.map_err(file_error(path))?;
-            Ok(file.node)
+    loop {
+        match path::find(fs, root, path, Last::Follow).await {
+            Ok(file) => match fs.open_node(file.node, flags).await {
+                Ok(_) => return Ok(file.node),
+                // Removed since: the name is free, or another file's.
+                Err(FsError::Stale) => {}
+                Err(error) => return Err(file_error(path)(error)),
+            },
+            Err(Error::File { source: FsError::NotFound, .. }) => {
+                let (dir, name) = path::parent(fs, root, path).await?;
+                let made = fs.create(&Caller::ROOT, dir, name, FILE_MODE, flags, false).await;
+                return Ok(made.map_err(file_error(path))?.0.node);
+            }
+            Err(error) => return Err(error),
         }
-        Err(Error::File { source: FsError::NotFound, .. }) => {
-            let (dir, name) = path::parent(fs, root, path).await?;
-            let made = fs.create(&Caller::ROOT, dir, name, FILE_MODE, flags, false).await;
-            Ok(made.map_err(file_error(path))?.0.node)
-        }
-        Err(error) => Err(error),
     }
 }

@@ -102,7 +102,7 @@ async fn writes(
     for _ in 0..ROUNDS {
         let start = executors.now();
         let writes: Vec<_> = (0..parallel)
-            .map(|_| device.write(executors.random() % BLOCKS, vec![Buf::zeroed(1)], WHY))
+            .map(|_| device.write(executors.random() % BLOCKS, Buf::zeroed(1).into(), WHY))
             .collect();
         for write in writes {
             write.await.expect("a sound device");

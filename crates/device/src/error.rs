@@ -24,6 +24,18 @@ pub enum DeviceError {
         #[source]
         source: IoError,
     },
+    #[error(
+        "{name}: writing {blocks} blocks at {block} for {why:?} failed: {source}; the device is \
+             thin, and what is below it is full"
+    )]
+    ThinFull {
+        name: String,
+        block: u64,
+        blocks: u32,
+        why: Purpose,
+        #[source]
+        source: IoError,
+    },
     #[error("{name}: flush failed: {source}; what was written since the last one may be lost")]
     Flush {
         name: String,
@@ -64,6 +76,11 @@ impl DeviceError {
     /// Whether the host had no space left for a sparse pool file (rule R32).
     pub fn is_host_full(&self) -> bool {
         matches!(self, DeviceError::Write { source: IoError(libc::ENOSPC | libc::EDQUOT), .. })
+    }
+
+    /// Whether a block device had no space left for a write.
+    pub fn is_thin_full(&self) -> bool {
+        matches!(self, DeviceError::ThinFull { .. })
     }
 }
 

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use copyhold_runtime::{BoxFuture, Completion, Op, Reactor};
 use copyhold_sync::{RwLock, of};
-use copyhold_types::{BLOCK_BYTES, Buf, DeviceId, Purpose};
+use copyhold_types::{BLOCK_BYTES, Buf, Bufs, DeviceId, Purpose};
 
 pub use self::open::OpenMode;
 use self::open::{Locked, Opened, io_error};
@@ -134,7 +134,7 @@ impl FileDevice {
                 }
                 let left = (end - at).min(PREALLOCATE_BLOCKS) as usize;
                 let data = if left == zeros.blocks() { zeros.clone() } else { Buf::zeroed(left) };
-                in_flight.push_back(self.write(at, vec![data], why));
+                in_flight.push_back(self.write(at, data.into(), why));
             }
             for write in in_flight {
                 write.await?;
@@ -229,7 +229,7 @@ impl Device for FileDevice {
     fn write(
         &self,
         block: u64,
-        data: Vec<Buf>,
+        data: Bufs,
         why: Purpose,
     ) -> BoxFuture<'static, Result<(), DeviceError>> {
         let blocks = data.iter().map(|buf| buf.blocks() as u64).sum();
@@ -237,8 +237,12 @@ impl Device for FileDevice {
             return at_once(Err(error));
         }
         let shared = self.shared.clone();
+        let is_block_device = self.is_block_device;
         let failed = move |source| {
             let (name, blocks) = (shared.name.clone(), blocks as u32);
+            if is_block_device && source == IoError(libc::ENOSPC) {
+                return DeviceError::ThinFull { name, block, blocks, why, source };
+            }
             DeviceError::Write { name, block, blocks, why, source }
         };
         let fd = match self.file() {

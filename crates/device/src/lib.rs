@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use copyhold_runtime::BoxFuture;
-use copyhold_types::{Buf, DeviceId, Purpose};
+use copyhold_types::{Buf, Bufs, DeviceId, Purpose};
 
 mod counters;
 mod error;
@@ -52,7 +52,7 @@ pub trait Device: Send + Sync {
     fn write(
         &self,
         block: u64,
-        data: Vec<Buf>,
+        data: Bufs,
         why: Purpose,
     ) -> BoxFuture<'static, Result<(), DeviceError>>;
 

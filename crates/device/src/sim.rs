@@ -3,8 +3,9 @@
 //! Problem.  What a filesystem makes of a crash depends on which writes had reached the medium.
 //!           A real device shows one case in a million; a simulation must show all of them.
 //! Idea.     Remember what was flushed and what was only written. A crash keeps what was flushed
-//!           and a seeded subset of the rest, in any order, torn at 512 bytes. Requests take seeded
-//!           times, so those in flight together complete in any order.
+//!           and a seeded subset of the rest, in any order, torn at 512 bytes. A kill of the
+//!           process keeps the rest, too, in the device's cache, for the power to fail later.
+//!           Requests take seeded times, so those in flight together complete in any order.
 //!
 //! D1  A flush makes durable what had completed, and been told to its caller, before it began:
 //!     nothing else.
@@ -13,9 +14,12 @@
 //! D3  After the power is off no request completes or changes anything.
 //! D4  A write whose future was dropped goes on, and lands at some later time or never.
 //! D5  A read of blocks that are being written sees a mixture.
+//! D6  A kill makes nothing durable: what was written and not flushed can be read, and lost in a
+//!     later crash.
 //!
 //! A request begins at the call, not at the first poll of its future.
 
+mod disk;
 mod fault;
 mod image;
 mod state;
@@ -28,9 +32,10 @@ use std::time::Duration;
 
 use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_sync::{Mutex, of};
-use copyhold_types::{BLOCK_BYTES, Buf, DeviceId, Nanos, Purpose};
+use copyhold_types::{BLOCK_BYTES, Buf, Bufs, DeviceId, Nanos, Purpose};
 use rand_xoshiro::rand_core::RngCore;
 
+pub use self::disk::SimDisk;
 pub use self::fault::{Fault, FaultRates, Lasting, Trigger};
 pub use self::image::{SECTOR_BYTES, SimImage};
 use self::state::{RequestId, State};
@@ -86,11 +91,16 @@ impl SimDevice {
 
     /// A device that holds `image`, all of it durable.
     pub fn from_image(rt: Rt, id: DeviceId, image: SimImage, config: SimConfig) -> Arc<SimDevice> {
+        SimDevice::from_disk(rt, id, image.into(), config)
+    }
+
+    /// A device that goes on where a killed process left it (D6).
+    pub fn from_disk(rt: Rt, id: DeviceId, disk: SimDisk, config: SimConfig) -> Arc<SimDevice> {
         let shared = Shared {
             name: format!("sim{}", id.0),
-            blocks: image.blocks(),
+            blocks: disk.image().blocks(),
             counters: Counters::default(),
-            state: Mutex::new(State::new(config.seed, image, config.rates)),
+            state: Mutex::new(State::new(config.seed, disk, config.rates)),
         };
         Arc::new(SimDevice { id, rt, config, shared: Arc::new(shared) })
     }
@@ -102,6 +112,13 @@ impl SimDevice {
     pub fn crash(&self, seed: u64) -> SimImage {
         self.power_off();
         self.shared.state.lock().after_crash(seed)
+    }
+
+    /// The process dies, the power stays on (D6). Requests in flight are carried out as a whole, in
+    /// part or not at all, by `seed`.
+    pub fn kill(&self, seed: u64) -> SimDisk {
+        self.power_off();
+        self.shared.state.lock().after_kill(seed)
     }
 
     /// From now on no request completes.
@@ -166,6 +183,11 @@ impl SimDevice {
     /// Lets reads of `block` fail.
     pub fn break_block(&self, block: u64, errno: i32, lasting: Lasting) {
         self.shared.state.lock().armed.set_bad(block, errno, lasting);
+    }
+
+    /// All blocks can be read again.
+    pub fn heal(&self) {
+        self.shared.state.lock().armed.heal();
     }
 
     /// The host has room for so many more blocks of this sparse file, then ENOSPC; `None`: enough.
@@ -322,7 +344,7 @@ impl Device for SimDevice {
     fn write(
         &self,
         block: u64,
-        data: Vec<Buf>,
+        data: Bufs,
         why: Purpose,
     ) -> BoxFuture<'static, Result<(), DeviceError>> {
         let blocks = data.iter().map(|buf| buf.blocks() as u64).sum();

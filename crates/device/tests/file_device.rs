@@ -13,7 +13,7 @@ use copyhold_device::file::probe_signature;
 use copyhold_device::{Device, DeviceError, FileDevice, OpenMode};
 use copyhold_runtime::executors::Config;
 use copyhold_runtime::{Executors, Reactor, ReactorKind};
-use copyhold_types::{Buf, DeviceId, Purpose};
+use copyhold_types::{Buf, Bufs, DeviceId, Purpose};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
@@ -103,7 +103,7 @@ fn what_is_written_is_there_after_reopening() {
         let device = create(&reactor, &path);
         assert_eq!((device.geometry().blocks, device.id()), (4096, DeviceId(3)));
         executors.block_on(async {
-            let data = vec![filled(1, 1), filled(2, 2)];
+            let data = Bufs::from([filled(1, 1), filled(2, 2)]);
             device.write(10, data, WHY).await.unwrap();
             device.flush().await.unwrap();
         });
@@ -117,7 +117,7 @@ fn what_is_written_is_there_after_reopening() {
         assert_eq!(firsts, [0, 1, 2, 2, 0]);
         executors.block_on(device.flush()).unwrap();
         assert_eq!(device.counters().snapshot().flushes, 0);
-        assert!(executors.block_on(device.write(0, vec![filled(1, 1)], WHY)).is_err());
+        assert!(executors.block_on(device.write(0, filled(1, 1).into(), WHY)).is_err());
     });
 }
 
@@ -196,7 +196,7 @@ fn a_request_past_the_end_is_refused() {
         let device = create(&reactor, &path);
         let past = executors.block_on(device.read(4095, 2, WHY));
         assert!(matches!(past, Err(DeviceError::OutOfBounds { .. })));
-        let past = executors.block_on(device.write(u64::MAX, vec![filled(1, 1)], WHY));
+        let past = executors.block_on(device.write(u64::MAX, filled(1, 1).into(), WHY));
         assert!(matches!(past, Err(DeviceError::OutOfBounds { .. })));
     });
 }
@@ -221,7 +221,7 @@ fn a_discard_gives_space_back_to_the_host() {
         let (_dir, path) = pool_file();
         let device = create(&reactor, &path);
         executors.block_on(async {
-            device.write(0, vec![filled(7, 1024)], WHY).await.unwrap();
+            device.write(0, filled(7, 1024).into(), WHY).await.unwrap();
             device.flush().await.unwrap();
             device.discard(100, 900).await.unwrap();
             device.flush().await.unwrap();
@@ -242,7 +242,7 @@ fn many_requests_are_in_flight_at_once() {
         let device = create(&reactor, &path);
         executors.block_on(async {
             let writes: Vec<_> = (0..1000_u64)
-                .map(|block| device.write(block, vec![filled(block as u8, 1)], WHY))
+                .map(|block| device.write(block, filled(block as u8, 1).into(), WHY))
                 .collect();
             for write in writes {
                 write.await.unwrap();
@@ -261,7 +261,7 @@ fn a_write_goes_on_when_its_future_is_dropped_and_holds_the_lock() {
         let (_dir, path) = pool_file();
         let device = create(&reactor, &path);
         for block in 0..100 {
-            drop(device.write(block, vec![filled(9, 1)], WHY));
+            drop(device.write(block, filled(9, 1).into(), WHY));
         }
         drop(device);
         executors.shutdown();
@@ -280,7 +280,7 @@ fn without_direct_io_everything_works_all_the_same() {
         let Ok(dir) = tempfile::tempdir_in("/dev/shm") else { return };
         let device = create(&reactor, &dir.path().join("pool"));
         executors.block_on(async {
-            device.write(5, vec![filled(1, 3)], WHY).await.unwrap();
+            device.write(5, filled(1, 3).into(), WHY).await.unwrap();
             device.flush().await.unwrap();
             assert_eq!(device.read(7, 1, WHY).await.unwrap()[4095], 1);
         });
@@ -293,11 +293,11 @@ fn a_full_host_is_told_from_other_errors() {
     on_each(|executors, reactor| {
         let path = tmpfs.0.path().join("pool");
         let device = create(&reactor, &path);
-        executors.block_on(device.write(0, vec![filled(1, 10)], WHY)).unwrap();
-        let full = executors.block_on(device.write(100, vec![filled(1, 100)], WHY)).unwrap_err();
+        executors.block_on(device.write(0, filled(1, 10).into(), WHY)).unwrap();
+        let full = executors.block_on(device.write(100, filled(1, 100).into(), WHY)).unwrap_err();
         assert!(full.is_host_full(), "{full}");
         // What has its blocks can still be written.
-        executors.block_on(device.write(0, vec![filled(2, 10)], WHY)).unwrap();
+        executors.block_on(device.write(0, filled(2, 10).into(), WHY)).unwrap();
         drop(device);
         fs::remove_file(&path).unwrap();
     });
@@ -319,7 +319,7 @@ fn a_block_device_is_a_device() {
         let reader = open(&reactor, device_path, OpenMode::ReadOnly);
         assert!(matches!(reader, Err(DeviceError::Locked { .. })));
         executors.block_on(async {
-            device.write(4090, vec![filled(5, 6)], WHY).await.unwrap();
+            device.write(4090, filled(5, 6).into(), WHY).await.unwrap();
             device.flush().await.unwrap();
             assert_eq!(device.read(4095, 1, WHY).await.unwrap()[0], 5);
             device.discard(4090, 2).await.unwrap();

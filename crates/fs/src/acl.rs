@@ -257,6 +257,9 @@ impl Filesystem {
         kill_sgid: bool,
     ) -> Result<()> {
         let acl = Acl::parse(value)?;
+        if acl.0.len() > 127 && self.breaks(Sabotage::RefuseLongAcls) {
+            return Err(FsError::Invalid("not a valid ACL"));
+        }
         let is_default = name == DEFAULT_ACL;
         match inode.kind {
             FileKind::Directory => {}

@@ -104,6 +104,9 @@ impl Filesystem {
 
     /// The front end has written a file past its cache.
     pub fn written_past_cache(&self, node: NodeId) -> Stale {
+        if self.breaks(Sabotage::KeepStalePages) {
+            return Stale::Nothing;
+        }
         self.inodes.with_notes(node, |notes| notes.write_past()).unwrap_or(Stale::Nothing)
     }
 

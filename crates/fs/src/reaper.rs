@@ -160,7 +160,8 @@ impl Filesystem {
     /// next mount.
     fn reap_again(self: &Arc<Self>, node: NodeId, error: &FsError) {
         tracing::warn!(%node, %error, "removing an unlinked file failed");
-        if self.writable().is_err() || self.pool_runs().is_err() {
+        if self.writable().is_err() || self.pool_runs().is_err() || self.breaks(Sabotage::ReapOnce)
+        {
             return;
         }
         let mut queue = self.reaper.queue.lock();

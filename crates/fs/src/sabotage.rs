@@ -39,17 +39,50 @@ pub enum Sabotage {
     SkipCollisions,
     /// A copy does not ask the flags of the file that it goes to.
     CopyUnasked,
+    /// A copy to a file with the flag SYNC is not durable when it returns.
+    CopyUnsynced,
+    /// PM2: the file's flags refuse write-back of data that a cache took before they were set.
+    JudgeAgain,
     /// A change of content leaves set-user-id and set-group-id.
     KeepPrivileges,
+    /// V1: a chown removes capabilities before the file's flags refuse it.
+    StripFirst,
+    /// A copy-up of overlayfs loses set-user-id and set-group-id with the change of its owner.
+    StripCopyUp,
+    /// A file that was copied up keeps them at every later change of its owner.
+    CopyUpForEver,
     /// A mode is set without the ACL that goes with it.
     ChmodAlone,
+    /// Changes of attributes that add nothing are charged as growth: a limit refuses chmod of a
+    /// file with an ACL.
+    GrowAcls,
+    /// ACLs have at most 127 entries.
+    RefuseLongAcls,
+    /// The removal of an ACL that does not exist fails.
+    RefuseAbsentAcls,
+    /// A whiteout does not inherit the default ACL of its directory.
+    BareWhiteouts,
+    /// `O_NOATIME` has no effect.
+    AtimeAnyway,
+    /// A mount that may not write discards free space.
+    TrimReadOnly,
+    /// A directory has no more subdirectories than a file has names.
+    CountSubdirs,
+    /// I1: a listing that meets an error behind some entries returns the error alone.
+    ForgetListed,
+    /// K2: a direct write leaves the pages of its range in the front end's cache.
+    KeepStalePages,
+    /// H1: a hole is reported without a write-back of dirty pages that may fill it.
+    BelieveHoles,
     /// Returned look-ups do not lead to the removal of unlinked files.
     ForgetNothing,
+    /// A removal of an unlinked file that fails is not tried again.
+    ReapOnce,
 }
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 19] = [
+    pub const ALL: [Sabotage; 35] = [
         Sabotage::PunchInternally,
         Sabotage::AskUnderTheMap,
         Sabotage::InstallStale,
@@ -66,21 +99,38 @@ impl Sabotage {
         Sabotage::KeepOrphans,
         Sabotage::SkipCollisions,
         Sabotage::CopyUnasked,
+        Sabotage::CopyUnsynced,
+        Sabotage::JudgeAgain,
         Sabotage::KeepPrivileges,
+        Sabotage::StripFirst,
+        Sabotage::StripCopyUp,
+        Sabotage::CopyUpForEver,
         Sabotage::ChmodAlone,
+        Sabotage::GrowAcls,
+        Sabotage::RefuseLongAcls,
+        Sabotage::RefuseAbsentAcls,
+        Sabotage::BareWhiteouts,
+        Sabotage::AtimeAnyway,
+        Sabotage::TrimReadOnly,
+        Sabotage::CountSubdirs,
+        Sabotage::ForgetListed,
+        Sabotage::KeepStalePages,
+        Sabotage::BelieveHoles,
         Sabotage::ForgetNothing,
+        Sabotage::ReapOnce,
     ];
 }
 
 impl Filesystem {
-    /// Whether this rule is broken ([`crate::Options::sabotage`]).
+    /// Whether this rule is broken ([`crate::Options::sabotage`]). A front end asks it, too.
     #[cfg(feature = "sabotage")]
-    pub(crate) fn breaks(&self, rule: Sabotage) -> bool {
+    pub fn breaks(&self, rule: Sabotage) -> bool {
         self.options.sabotage == Some(rule)
     }
 
+    /// No rule is ever broken.
     #[cfg(not(feature = "sabotage"))]
-    pub(crate) fn breaks(&self, _: Sabotage) -> bool {
+    pub fn breaks(&self, _: Sabotage) -> bool {
         false
     }
 }

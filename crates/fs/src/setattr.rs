@@ -12,7 +12,9 @@ use crate::permit::Way;
 use crate::privileges::{SET_GID, without_privileges};
 use crate::promise::Charge;
 use crate::xattr_edit::XattrEdit;
-use crate::{Attr, Caller, FileFlags, Filesystem, FsError, NodeId, Result, SetAttr, SetTime};
+use crate::{
+    Attr, Caller, FileFlags, Filesystem, FsError, NodeId, Result, Sabotage, SetAttr, SetTime,
+};
 
 impl Filesystem {
     pub async fn getattr(&self, node: NodeId) -> Result<Attr> {
@@ -27,6 +29,9 @@ impl Filesystem {
     ) -> Result<Attr> {
         self.writable()?;
         let inode = self.inode(node).await?;
+        if set.uid.is_some() && self.breaks(Sabotage::StripFirst) {
+            Box::pin(self.strip_privileges(&inode, None)).await?;
+        }
         self.permit(&inode, kind_of(set))?;
         if let Some(size) = set.size {
             inode.expect_file()?;
@@ -112,7 +117,9 @@ impl Filesystem {
         change: impl FnOnce(&mut State, &mut InodeItem) -> Result<()>,
     ) -> Result<()> {
         let (edits, bytes) = (1 + edit.edits(), INODE_BYTES + edit.bytes());
-        let charge = self.charge(&inode.subvol, edit.tier(), edits, bytes).await?;
+        let grows = edits > 1 && self.breaks(Sabotage::GrowAcls);
+        let tier = if grows { Tier::Write } else { edit.tier() };
+        let charge = self.charge(&inode.subvol, tier, edits, bytes).await?;
         self.apply_change(charge, inode, Some(&mut edit), |state, item| {
             inode.subvol.writable()?;
             change(state, item)

@@ -12,7 +12,7 @@ use crate::acl::acl_flag;
 use crate::inode::{Inode, InodeRef, State};
 use crate::permit::Way;
 use crate::xattr_edit::XattrEdit;
-use crate::{Caller, Filesystem, FsError, NodeId, Result};
+use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage};
 
 /// How an extended attribute is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +139,7 @@ impl Filesystem {
         self.load_xattr(&inode, &mut edit, name).await?;
         match edit.remove(name) {
             true => self.change_xattrs(&inode, edit).await,
-            false if acl_flag(name).is_some() => Ok(()),
+            false if acl_flag(name).is_some() && !self.breaks(Sabotage::RefuseAbsentAcls) => Ok(()),
             false => Err(FsError::NoAttribute),
         }
     }

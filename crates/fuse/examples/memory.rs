@@ -54,7 +54,7 @@ fn arguments() -> Result<Arguments, Failure> {
 }
 
 fn start(arguments: &Arguments) -> Result<(Session, Signals), Failure> {
-    let signals = Signals::block()?;
+    let signals = Signals::watch()?;
     let mount = Mount::new(Path::new("memory"), &arguments.dir, &arguments.options)?;
     let fs = Arc::new(MemoryFs::new(arguments.contents));
     let (spawner, settings) = (Arc::new(ThreadPerTask), Settings::default());
@@ -63,7 +63,7 @@ fn start(arguments: &Arguments) -> Result<(Session, Signals), Failure> {
 }
 
 fn serve((session, signals): (Session, Signals)) -> Result<(), Failure> {
-    signals.unmount_on_arrival(Arc::clone(session.mount()))?;
+    signals.unmount_on_arrival(Arc::clone(session.mount()));
     session.wait();
     Ok(())
 }

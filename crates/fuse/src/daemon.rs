@@ -12,7 +12,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
@@ -45,7 +45,9 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Launch {
     pipe: File,
-    log: Option<PathBuf>,
+    /// What stands for the terminal from then on, opened while a failure can be reported.
+    nothing: OwnedFd,
+    log: OwnedFd,
 }
 
 /// Forks this process. Fails if it has more than one thread. What is written to standard output
@@ -54,6 +56,11 @@ pub fn fork(log: Option<&Path>) -> io::Result<Side> {
     let threads = sys::threads()?;
     assert!(threads == 1, "fork before the first thread is started; there are {threads}");
     let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
+    let nothing: OwnedFd = OpenOptions::new().read(true).write(true).open("/dev/null")?.into();
+    let log = match log {
+        Some(path) => OpenOptions::new().create(true).append(true).open(path)?.into(),
+        None => nothing.try_clone()?,
+    };
     match sys::fork()? {
         Fork::Parent { child } => {
             drop(theirs);
@@ -63,8 +70,7 @@ pub fn fork(log: Option<&Path>) -> io::Result<Side> {
             drop(ours);
             // A session of its own: no signal of the terminal reaches it.
             rustix::process::setsid()?;
-            let log = log.map(Path::to_owned);
-            Ok(Side::Child(Launch { pipe: theirs.into(), log }))
+            Ok(Side::Child(Launch { pipe: theirs.into(), nothing, log }))
         }
     }
 }
@@ -84,19 +90,20 @@ fn listen(mut pipe: File, child: i32) -> io::Result<Outcome> {
 
 impl Launch {
     /// The mount can be used: lets the parent print `text`, if any, and go; and leaves terminal and
-    /// working directory.
+    /// working directory. The parent goes even after an error.
     pub fn ready(mut self, text: &str) -> io::Result<()> {
-        // First what can fail: afterwards nobody would hear of it.
-        let nothing = OpenOptions::new().read(true).write(true).open("/dev/null")?;
-        let log: OwnedFd = match &self.log {
-            Some(path) => OpenOptions::new().create(true).append(true).open(path)?.into(),
-            None => nothing.try_clone()?.into(),
-        };
+        let left = self.leave_terminal();
+        // Whatever came of that, it is mounted, and the parent waits for this.
+        self.pipe.write_all(&[&[READY], text.as_bytes()].concat())?;
+        left
+    }
+
+    fn leave_terminal(&self) -> io::Result<()> {
         std::env::set_current_dir("/")?;
-        rustix::stdio::dup2_stdin(&nothing)?;
-        rustix::stdio::dup2_stdout(&log)?;
-        rustix::stdio::dup2_stderr(&log)?;
-        self.pipe.write_all(&[&[READY], text.as_bytes()].concat())
+        rustix::stdio::dup2_stdin(&self.nothing)?;
+        rustix::stdio::dup2_stdout(&self.log)?;
+        rustix::stdio::dup2_stderr(&self.log)?;
+        Ok(())
     }
 
     /// It could not start: the parent prints `text`. The child should end now.

@@ -49,7 +49,9 @@ pub use device::End;
 pub use errno::Errno;
 pub use operations::{Operations, Reply};
 pub use payload::Payload;
-pub use session::{Counters, CountersFn, Notifier, Session, SessionError, SessionOptions};
+pub use session::{
+    Counters, CountersFn, Listener, Notifier, Session, SessionError, SessionOptions,
+};
 pub use signals::Signals;
 pub use spawn::{Spawner, ThreadPerTask};
 pub use transport::Transport;

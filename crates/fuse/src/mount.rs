@@ -135,8 +135,15 @@ impl Mount {
             (fusermount::mount(&mount_point, &fsname, options)?, MountKind::Helper)
         };
         let mount = Mount::of(mount_point, kind, fd, options);
-        if let Ok(Some(entry)) = mounted_at(&mount.mount_point) {
-            let _first = mount.number.set(entry.device);
+        match mounted_at(&mount.mount_point) {
+            Ok(Some(entry)) => mount.number.set(entry.device).expect("set once"),
+            // Gone again; the session finds that out.
+            Ok(None) => {}
+            Err(source) => {
+                // Without its number it could not be found later.
+                take_out(std::slice::from_ref(&mount.mount_point));
+                return Err(MountError::Io { what: "reading the table of mounts", source });
+            }
         }
         Ok(mount)
     }
@@ -201,10 +208,19 @@ impl Mount {
 
     /// Where the filesystem is mounted and no other mount is on top, newest first.
     fn places(&self) -> Vec<PathBuf> {
+        self.places_by_cover(false)
+    }
+
+    /// Where the filesystem is mounted below another mount, out of reach.
+    pub(crate) fn covered_places(&self) -> Vec<PathBuf> {
+        if self.ended.load(Ordering::Acquire) { Vec::new() } else { self.places_by_cover(true) }
+    }
+
+    fn places_by_cover(&self, covered: bool) -> Vec<PathBuf> {
         let mut seen = HashSet::new();
         let mut all = mounts().unwrap_or_default();
         all.reverse();
-        all.retain(|entry| seen.insert(entry.mount_point.clone()));
+        all.retain(|entry| seen.insert(entry.mount_point.clone()) != covered);
         let ours = all.into_iter().filter(|entry| Some(&entry.device) == self.number.get());
         ours.map(|entry| entry.mount_point).collect()
     }

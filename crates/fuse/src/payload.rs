@@ -30,7 +30,7 @@ enum Source {
 
 impl Payload {
     /// `len` bytes at the start of `buf`.
-    pub(crate) fn new(buf: Buf, len: usize) -> Payload {
+    pub fn new(buf: Buf, len: usize) -> Payload {
         assert!(len <= buf.len(), "payload of {len} in a buffer of {}", buf.len());
         Payload { source: Source::Own(buf), len }
     }

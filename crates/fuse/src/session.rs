@@ -7,7 +7,9 @@
 //!         readers leave, what waits is finished, `destroy` is called unless the kernel asked for
 //!         it itself. Only then does [`Session::wait`] return.
 
+use std::fmt::Debug;
 use std::io;
+use std::iter;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
@@ -135,7 +137,9 @@ impl Session {
         prepare: Option<Prepare<O>>,
     ) -> Result<Session, SessionError> {
         let first = mount.device().map_err(SessionError::Device)?;
-        let Agreed { negotiated, rings, refusal } =
+        // Before a ring takes descriptors: without a reader there is no session.
+        let reader = another(&first).map_err(SessionError::Device)?;
+        let Agreed { negotiated, mut rings, refusal } =
             shake_hands(&first, settings, options.memory, prepare)?;
         fs.init(&negotiated);
         let readers = options.readers.unwrap_or_else(usual_readers).max(1);
@@ -151,8 +155,9 @@ impl Session {
         });
         let mut channels = Vec::new();
         let mut transport = InUse { ring: rings.is_some(), refusal };
-        if let Some(rings) = &rings {
-            channels = channels_of(&first, &connection, rings.threads())?;
+        if let Some(rings) = &mut rings {
+            channels =
+                rings.take_devices().into_iter().map(|one| channel(one, &connection)).collect();
             if let Err(error) = rings.register(channels.clone()) {
                 transport = InUse { ring: false, refusal: Some(error.to_string()) };
             }
@@ -162,7 +167,10 @@ impl Session {
         }
         let (readers, read_as): (_, fn(_) -> _) =
             if transport.ring { (1, reader::of_forgets) } else { (readers, reader::run) };
-        let read = channels_of(&first, &connection, readers)?;
+        // Where descriptors run out, fewer readers do.
+        let more = (1..readers).map_while(|_| another(&first).ok());
+        let read = iter::once(reader).chain(more).map(|one| channel(one, &connection));
+        let read: Vec<_> = read.collect();
         channels.extend(read.iter().map(Arc::clone));
         let start = |(number, one)| start_reader(number, move || read_as(one));
         let threads: io::Result<Vec<_>> = read.into_iter().enumerate().map(start).collect();
@@ -179,7 +187,7 @@ impl Session {
         };
         Ok(Session {
             mount: Arc::clone(mount),
-            notifier: Notifier { device: Arc::new(first) },
+            notifier: Notifier::to(Arc::new(first)),
             negotiated,
             readers: threads.map_err(SessionError::Thread)?,
             counters: Arc::new(counters),
@@ -239,22 +247,14 @@ impl Session {
     }
 }
 
-/// `count` ways into the connection.
-fn channels_of<O>(
-    first: &Device,
-    connection: &Arc<Connection<O>>,
-    count: usize,
-) -> Result<Vec<Arc<Channel<O>>>, SessionError> {
-    let channel = |_| {
-        // Old or restricted kernels refuse to clone; sharing the descriptor works, too.
-        let device = first.clone_device().or_else(|_| first.duplicate());
-        Ok(Arc::new(Channel {
-            device: device.map_err(SessionError::Device)?,
-            connection: Arc::clone(connection),
-            requests: AtomicU64::new(0),
-        }))
-    };
-    (0..count).map(channel).collect()
+/// Another way into the connection of `first`.
+pub(crate) fn another(first: &Device) -> io::Result<Device> {
+    // Old or restricted kernels refuse to clone; sharing the descriptor works, too.
+    first.clone_device().or_else(|_| first.duplicate())
+}
+
+fn channel<O>(device: Device, connection: &Arc<Connection<O>>) -> Arc<Channel<O>> {
+    Arc::new(Channel { device, connection: Arc::clone(connection), requests: AtomicU64::new(0) })
 }
 
 fn start_reader(
@@ -363,13 +363,29 @@ pub(crate) fn shake_hands<O: Operations>(
 /// that other operations need.
 #[derive(Clone, Debug)]
 pub struct Notifier {
-    device: Arc<Device>,
+    kernel: Arc<dyn Listener>,
+}
+
+/// A kernel that notifications reach: that of this machine, or the one of a test.
+pub trait Listener: Debug + Send + Sync {
+    /// ENOENT when the kernel has nothing cached that it would concern.
+    fn hear(&self, notification: &Notification<'_>) -> Result<(), Errno>;
+}
+
+impl Listener for Device {
+    fn hear(&self, notification: &Notification<'_>) -> Result<(), Errno> {
+        self.notify(notification)
+    }
 }
 
 impl Notifier {
+    pub fn to(kernel: Arc<dyn Listener>) -> Notifier {
+        Notifier { kernel }
+    }
+
     /// Sends `notification`. `false`: the kernel had nothing that it would concern.
     pub fn notify(&self, notification: &Notification<'_>) -> Result<bool, Errno> {
-        match self.device.notify(notification) {
+        match self.kernel.hear(notification) {
             Ok(()) => Ok(true),
             Err(Errno::ENOENT) => Ok(false),
             Err(error) => Err(error),

@@ -1,60 +1,164 @@
-//! SIGTERM, SIGINT and SIGHUP as something that one can wait for, to unmount in good order.
+//! SIGTERM, SIGINT and SIGHUP, from the first moment of a daemon to its last.
 //!
-//! The signals are blocked in the thread that calls [`Signals::block`], which must be the first of
-//! the process, so that every later thread inherits it and none is ever interrupted by them.
+//! They are blocked in the thread that calls [`Signals::watch`], which must be the first of the
+//! process, so that every later thread inherits it and none is ever interrupted by them. One thread
+//! waits for them, and does what the daemon's phase allows:
+//!
+//! * *Opening*: nothing is mounted, and a pool is opened the same way after a crash. The signal
+//!   ends the process as if it were not blocked.
+//! * *Mounting*: a mount without its daemon would stay in the tree. The signal waits.
+//! * *Serving*: the first signal unmounts, as one would by hand. A busy mount is taken out of the
+//!   tree and ends with its last user. A mount that another one covers cannot be reached by any
+//!   path; it is unmounted when the cover is gone. The second signal breaks the connection.
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread;
 
+use copyhold_sync::{Condvar, Mutex, of};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::desk::AbortOnPanic;
 use crate::mount::{Mount, MountError};
 use crate::sys;
 
 const SIGNALS: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+/// Polls as exceptional when a mount comes or goes.
+const MOUNTS: &str = "/proc/self/mounts";
 
-/// The signals that end a mount.
+/// The signals that end a daemon.
 #[derive(Debug)]
 pub struct Signals {
-    file: File,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    phase: Mutex<Phase, of::DaemonPhase>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Debug, Default)]
+enum Phase {
+    #[default]
+    Opening,
+    Mounting,
+    Serving(Arc<Mount>),
 }
 
 impl Signals {
-    /// Call it before the first thread is started.
-    pub fn block() -> io::Result<Signals> {
+    /// Blocks the signals and starts the thread that waits for them. Call it before any other
+    /// thread is started.
+    pub fn watch() -> io::Result<Signals> {
         sys::block_signals(&SIGNALS)?;
-        Ok(Signals { file: sys::signal_fd(&SIGNALS)?.into() })
+        let file = File::from(sys::signal_fd(&SIGNALS)?);
+        let shared = Arc::new(Shared::default());
+        let watched = Arc::clone(&shared);
+        thread::Builder::new().name("signals".into()).spawn(move || {
+            let _guard = AbortOnPanic;
+            watched.run(file);
+        })?;
+        Ok(Signals { shared })
     }
 
-    /// Blocks until one arrives; its number.
-    pub fn wait(&mut self) -> io::Result<i32> {
-        let mut info = [0; size_of::<libc::signalfd_siginfo>()];
-        self.file.read_exact(&mut info)?;
-        let number = info.first_chunk().map(|four| u32::from_ne_bytes(*four));
-        Ok(number.unwrap_or_default() as i32)
+    /// From here on a signal waits until there is a mount.
+    pub fn hold(&self) {
+        self.shared.enter(Phase::Mounting);
     }
 
-    /// From a thread of its own, unmounts when a signal comes: as one would by hand first, and when
-    /// it is busy takes the mount out of the tree, so that it ends with its last user. A second
-    /// signal then breaks the connection, whoever uses it.
-    pub fn unmount_on_arrival(mut self, mount: Arc<Mount>) -> io::Result<()> {
-        let wait_and_unmount = move || {
-            while self.wait().is_ok() {
-                match mount.unmount() {
-                    Err(MountError::Busy { .. }) => {
-                        tracing::warn!("the mount is in use; detached until its last user leaves");
-                        mount.detach();
-                    }
-                    Err(error) => tracing::error!(%error, "the mount could not be removed"),
-                    Ok(()) => {}
-                }
-                if self.wait().is_ok()
-                    && let Err(error) = mount.abort()
-                {
-                    tracing::error!(%error, "the connection could not be broken");
-                }
+    /// From here on a signal unmounts.
+    pub fn unmount_on_arrival(&self, mount: Arc<Mount>) {
+        self.shared.enter(Phase::Serving(mount));
+    }
+
+    /// The mount could not be made: as at the beginning.
+    pub fn release(&self) {
+        self.shared.enter(Phase::Opening);
+    }
+}
+
+impl Shared {
+    fn enter(&self, phase: Phase) {
+        *self.phase.lock() = phase;
+        self.changed.notify_all();
+    }
+
+    /// The thread.
+    fn run(&self, mut file: File) {
+        let Ok(signal) = wait(&mut file) else { return };
+        let mount = self.mount(signal);
+        unmount(&mount, &file);
+        while wait(&mut file).is_ok() {
+            if let Err(error) = mount.abort() {
+                tracing::error!(%error, "the connection could not be broken");
             }
-        };
-        thread::Builder::new().name("signals".into()).spawn(wait_and_unmount).map(drop)
+        }
+    }
+
+    /// What is to be unmounted. Ends the process where nothing can be mounted yet.
+    fn mount(&self, signal: i32) -> Arc<Mount> {
+        let mut phase = self.phase.lock();
+        loop {
+            match &*phase {
+                // With the lock held, so that nothing is mounted meanwhile.
+                Phase::Opening => sys::end_by_signal(signal),
+                Phase::Mounting => self.changed.wait(&mut phase),
+                Phase::Serving(mount) => return Arc::clone(mount),
+            }
+        }
+    }
+}
+
+/// Blocks until a signal arrives; its number.
+fn wait(file: &mut File) -> io::Result<i32> {
+    let mut info = [0; size_of::<libc::signalfd_siginfo>()];
+    file.read_exact(&mut info)?;
+    let number = info.first_chunk().map(|four| u32::from_ne_bytes(*four));
+    Ok(number.unwrap_or_default() as i32)
+}
+
+/// Unmounts `mount` wherever it can be reached, until it is gone or another signal arrives.
+fn unmount(mount: &Mount, signals: &File) {
+    let mut is_told = false;
+    loop {
+        // Opened first: a change behind the look at the table is noticed.
+        let table = File::open(MOUNTS);
+        match mount.unmount() {
+            Err(MountError::Busy { .. }) => {
+                tracing::warn!("the mount is in use; detached until its last user leaves");
+                mount.detach();
+            }
+            Err(error) => tracing::error!(%error, "the mount could not be removed"),
+            Ok(()) => {}
+        }
+        let covered = mount.covered_places();
+        let (Some(place), Ok(table)) = (covered.first(), table) else { return };
+        if !is_told {
+            let place = place.display();
+            tracing::warn!(
+                "another filesystem is mounted over {place}; unmounted as soon as that is gone. \
+                     A second signal breaks the connection"
+            );
+            is_told = true;
+        }
+        if signal_before_change(signals, &table) {
+            return;
+        }
+    }
+}
+
+/// Waits for a signal, which is left there, or for a change of the table of mounts.
+fn signal_before_change(signals: &File, table: &File) -> bool {
+    let mut waited = [
+        PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
+        PollFd::from_borrowed_fd(table.as_fd(), PollFlags::PRI),
+    ];
+    match poll(&mut waited, None) {
+        Ok(_) => waited[0].revents().contains(PollFlags::IN),
+        Err(rustix::io::Errno::INTR) => false,
+        // Without a way to wait there is only the next signal.
+        Err(_) => true,
     }
 }

@@ -49,6 +49,19 @@ pub(crate) fn signal_fd(signals: &[i32]) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Ends this process by `signal`, which is blocked, as if it were not.
+pub(crate) fn end_by_signal(signal: i32) -> ! {
+    let set = signal_set(&[signal]);
+    // SAFETY: `set` is initialised; the old mask is not asked for. No handler was ever set, so the
+    // signal has its usual effect, and this is the only thread that lets it in.
+    unsafe {
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());
+        libc::raise(signal);
+    }
+    // It was ignored by whoever started this process.
+    std::process::exit(128 + signal);
+}
+
 fn signal_set(signals: &[i32]) -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
     // SAFETY: sigemptyset initialises the whole set; sigaddset refuses numbers that are none.

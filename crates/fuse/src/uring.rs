@@ -25,6 +25,7 @@ pub(crate) use self::slot::Lease;
 use crate::desk::Channel;
 use crate::device::Device;
 use crate::operations::Operations;
+use crate::session::another;
 
 /// Entries that a queue begins with.
 const DEPTH: usize = 16;
@@ -59,6 +60,8 @@ struct Worker<O> {
     begin: Sender<Arc<Channel<O>>>,
     told: Receiver<io::Result<()>>,
     thread: JoinHandle<()>,
+    /// For the channel of this thread; open before INIT is answered, as all that may fail.
+    device: Option<Device>,
 }
 
 /// All threads of a connection. Dropping it ends them, when the connection is gone.
@@ -80,22 +83,23 @@ impl<O: Operations> Rings<O> {
     pub(crate) fn start(device: &Device, plans: Vec<Plan>) -> io::Result<Rings<O>> {
         let mut rings = Rings { workers: Vec::new() };
         for plan in plans {
-            let device = device.clone_device().or_else(|_| device.duplicate())?;
+            let (device, for_channel) = (another(device)?, another(device)?);
             let mailbox = Arc::new(Mailbox::new()?);
             let ((begin, begun), (tell, told)) = (channel(), channel());
             let name = format!("fuse-cpu{}", plan.cpu);
             let queue = queue::Start { plan, device, mailbox: Arc::clone(&mailbox) };
             let thread =
                 thread::Builder::new().name(name).spawn(move || queue.run(&begun, &tell))?;
-            rings.workers.push(Worker { mailbox, begin, told, thread });
+            let device = Some(for_channel);
+            rings.workers.push(Worker { mailbox, begin, told, thread, device });
         }
         rings.workers.iter().try_for_each(Worker::answer)?;
         Ok(rings)
     }
 
-    /// How many ways into the connection [`Rings::register`] wants.
-    pub(crate) fn threads(&self) -> usize {
-        self.workers.len()
+    /// The ways into the connection for the channels that [`Rings::register`] wants.
+    pub(crate) fn take_devices(&mut self) -> Vec<Device> {
+        self.workers.iter_mut().filter_map(|worker| worker.device.take()).collect()
     }
 
     /// After INIT: gives the kernel the entries, and serves what comes. After an error the kernel

@@ -63,7 +63,7 @@ fn child(dir: &str, text: &str, launch: Launch) {
     if text == "die" {
         std::process::exit(42);
     }
-    let signals = Signals::block().unwrap();
+    let signals = Signals::watch().unwrap();
     let mut options = MountOptions::default();
     let started = options.add(text, |_, _| Ok(false)).map_err(|error| error.to_string());
     let started = started.and_then(|()| {
@@ -77,7 +77,7 @@ fn child(dir: &str, text: &str, launch: Launch) {
     let spawner = Arc::new(ThreadPerTask);
     let settings = Settings::default();
     let session = Session::start(mount, fs, spawner, &settings, common::options()).unwrap();
-    signals.unmount_on_arrival(Arc::clone(session.mount())).unwrap();
+    signals.unmount_on_arrival(Arc::clone(session.mount()));
     // For who wants to send a signal: beside the mount point.
     let _ = fs::write(Path::new(dir).with_extension("pid"), std::process::id().to_string());
     launch.ready("by the way").unwrap();

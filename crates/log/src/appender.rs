@@ -23,10 +23,14 @@ pub struct Appender {
 }
 
 impl Appender {
-    /// `next`: first position that may be written; `head`: of the newest uberblock.
-    pub fn new(ring_blocks: u64, next: u64, head: u64) -> Appender {
+    /// `next`: first position that may be written; `heads`: of the newest uberblocks, the newest
+    /// last. Of older ones those count whose log is still there.
+    pub fn new(ring_blocks: u64, next: u64, heads: &[u64]) -> Appender {
+        let head = *heads.last().expect("there is an uberblock");
         assert!(head <= next && next <= head + ring_blocks, "head {head}, next {next}");
-        Appender { ring_blocks, next, heads: VecDeque::from([head]) }
+        let older = &heads[heads.len().saturating_sub(UBERBLOCKS_KEPT)..];
+        let heads = older.iter().copied().filter(|&at| at <= head && next <= at + ring_blocks);
+        Appender { ring_blocks, next, heads: heads.collect() }
     }
 
     /// A position for a frame of `blocks` blocks, which never crosses the ring's end.
@@ -81,6 +85,14 @@ impl Appender {
         self.next - self.head()
     }
 
+    /// Blocks that frames of at most `frame` blocks surely find a place for: at the end of the ring
+    /// one of them may leave nearly its size behind.
+    pub fn room(&self, frame: u64) -> u64 {
+        let end = (self.next / self.ring_blocks + 1) * self.ring_blocks;
+        let skipped = if end < self.limit() { frame.saturating_sub(1) } else { 0 };
+        self.free().saturating_sub(skipped)
+    }
+
     /// Blocks until [`RingFull`].
     pub fn free(&self) -> u64 {
         self.limit().saturating_sub(self.next)
@@ -93,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_frame_never_crosses_the_end_of_the_ring() {
-        let mut log = Appender::new(10, 0, 0);
+        let mut log = Appender::new(10, 0, &[0]);
         assert_eq!(log.place(7), Ok(0));
         assert_eq!(log.place(4), Err(RingFull { wanted: 4, free: 3 }));
         (0..3).for_each(|_| log.uberblock_written(7));
@@ -101,8 +113,26 @@ mod tests {
     }
 
     #[test]
+    fn frames_find_the_room_that_they_were_promised_wherever_the_ring_ends() {
+        for ring in [16, 17, 40] {
+            for next in ring..2 * ring {
+                for frame in 1..ring / 2 {
+                    let mut log = Appender::new(ring, next, &[next - 3]);
+                    let mut left = log.room(frame);
+                    // The largest first, then what is left over.
+                    while left > 0 {
+                        let blocks = frame.min(left);
+                        assert!(log.place(blocks).is_ok(), "{ring}, {next}, {frame}: {left} left");
+                        left -= blocks;
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
     fn what_the_last_three_uberblocks_need_is_kept() {
-        let mut log = Appender::new(10, 0, 0);
+        let mut log = Appender::new(10, 0, &[0]);
         assert_eq!(log.place(10), Ok(0));
         for head in [2, 4] {
             log.uberblock_written(head);
@@ -111,5 +141,15 @@ mod tests {
         log.uberblock_written(6);
         assert_eq!((log.free(), log.live()), (2, 4));
         assert_eq!(log.place(2), Ok(10));
+    }
+
+    #[test]
+    fn what_the_last_three_uberblocks_need_is_kept_after_a_mount() {
+        let mut log = Appender::new(10, 11, &[1, 2, 4, 6]);
+        assert_eq!((log.head(), log.floor(), log.free()), (6, 2, 1));
+        log.uberblock_written(7);
+        assert_eq!(log.floor(), 4);
+        // The log of the oldest has been overwritten.
+        assert_eq!(Appender::new(10, 13, &[2, 4, 6]).floor(), 4);
     }
 }

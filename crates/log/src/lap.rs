@@ -5,8 +5,12 @@
 //! Idea.     What lies behind the reader is let go. A frame is looked at in one piece, so the
 //!           window reaches from where the reader is to the end of what is there claimed.
 
+use std::collections::BTreeSet;
+
+use copyhold_device::DeviceError;
 use copyhold_types::BLOCK_BYTES;
 
+use crate::assemble::Part;
 use crate::ring::Ring;
 
 /// Blocks read at a time.
@@ -22,16 +26,20 @@ pub(crate) struct Lap<'a> {
     from: u64,
     to: u64,
     /// Positions of blocks that could not be read: they are zero.
-    pub(crate) unreadable: Vec<u64>,
+    pub(crate) unreadable: BTreeSet<u64>,
+    /// What the device said of the last one.
+    pub(crate) error: Option<DeviceError>,
 }
 
 impl<'a> Lap<'a> {
     pub(crate) fn new(ring: &'a Ring, copy: usize, head: u64) -> Lap<'a> {
-        Lap { ring, copy, head, bytes: Vec::new(), from: 0, to: 0, unreadable: Vec::new() }
+        let (bytes, unreadable) = (Vec::new(), BTreeSet::new());
+        Lap { ring, copy, head, bytes, from: 0, to: 0, unreadable, error: None }
     }
 
-    /// The blocks from `at` up to `until`. `at` never goes back, and nothing is beyond the lap.
-    pub(crate) async fn blocks(&mut self, at: u64, until: u64) -> &[u8] {
+    /// Reads the blocks from `at` up to `until`. `at` never goes back, and nothing is beyond the
+    /// lap.
+    pub(crate) async fn read(&mut self, at: u64, until: u64) {
         if at - self.from >= READ_BLOCKS {
             self.bytes.drain(..(at - self.from) as usize * BLOCK_BYTES);
             self.from = at;
@@ -39,8 +47,17 @@ impl<'a> Lap<'a> {
         while self.to < until {
             self.read_part().await;
         }
+    }
+
+    /// Blocks that were read before.
+    pub(crate) fn part(&self, at: u64, until: u64) -> Part<'_> {
         let place = |distance: u64| (distance - self.from) as usize * BLOCK_BYTES;
-        &self.bytes[place(at)..place(until)]
+        let positions = self.head + at..self.head + until;
+        let unreadable = self.unreadable.range(positions);
+        Part {
+            bytes: &self.bytes[place(at)..place(until)],
+            unreadable: unreadable.map(|position| (position - self.head - at) as usize).collect(),
+        }
     }
 
     async fn read_part(&mut self) {
@@ -59,9 +76,10 @@ impl<'a> Lap<'a> {
         for position in position..position + count {
             match self.ring.read_copy(self.copy, position, 1).await {
                 Ok(buf) => self.bytes.extend_from_slice(&buf),
-                Err(_) => {
+                Err(error) => {
                     self.bytes.resize(self.bytes.len() + BLOCK_BYTES, 0);
-                    self.unreadable.push(position);
+                    self.unreadable.insert(position);
+                    self.error = Some(error);
                 }
             }
         }

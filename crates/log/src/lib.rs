@@ -4,7 +4,8 @@
 //!           sector in the middle must not end it, a torn write at its end must.
 //! Idea.     [`Ring`] maps positions to blocks of two copies and does the I/O; [`Appender`] says
 //!           where the next frame goes and never lets it overwrite what an uberblock needs;
-//!           [`recover`] reads both copies and follows the chain of batches.
+//!           [`recover`] reads both copies, puts frames together from the blocks of both, and
+//!           follows the chain of batches.
 //!
 //! K1  A frame is written to a position at most once in a lap, by one writer.
 //! K2  Positions from the head of the last three uberblocks on are never overwritten (rule R6).
@@ -15,10 +16,13 @@
 #![forbid(unsafe_code)]
 
 mod appender;
+mod assemble;
 mod lap;
 mod recover;
 mod ring;
+mod scan;
 
 pub use appender::{Appender, RingFull};
-pub use recover::{Damage, Recovered, RecoveredBatch, recover, recover_readable};
-pub use ring::{Ring, Scan};
+pub use recover::{Damage, Recovered, RecoveredBatch, Unreadable, recover, recover_readable};
+pub use ring::Ring;
+pub use scan::{Found, Scan};

@@ -1,11 +1,13 @@
 //! Recovery: from an uberblock's head along the chain of batches to the last one.
 //!
-//! Both copies are read and their frames united, so that damage to one is repaired by the other.
+//! Both copies are read, and each block of a frame is taken from the copy that has it, so that
+//! damage to one is repaired by the other.
 //! The next batch is the one that names the digest of the batch before; where a cut batch and one
 //! of a later incarnation both do, the later incarnation counts (rule R13). A batch is complete
 //! when all its pieces verify. The chain may end at an incomplete batch only if nothing valid was
 //! written behind it: batches are written one after the other was flushed (G1), so a later one
-//! proves damage (rule R2), and so do an uberblock or a mark that call a later txg durable.
+//! proves damage (rule R2), and so do an uberblock or a mark that call a later txg durable. Where
+//! blocks cannot be read that may hold what goes on, the end is [`Unreadable`]: no end (rule R13).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +17,8 @@ use copyhold_format::log::{Batch, Frame, FrameKind};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_types::{BLOCK_BYTES, Buf, Digest, Incarnation, Txg};
 
-use crate::ring::{Ring, Scan};
+use crate::ring::Ring;
+use crate::scan::Scan;
 
 /// The log is broken in its middle. What lies before can be read; nothing may be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,6 +45,17 @@ impl Damage {
         let kib = bytes / 1024;
         format!("what txgs {} to {newest} changed ({frames} frames, {kib} KiB of log)", last + 1)
     }
+}
+
+/// Blocks of the log could not be read that may hold what comes behind its end.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{blocks} blocks of the log behind txg {last}, the first at position {position}")]
+pub struct Unreadable {
+    pub last: u64,
+    pub position: u64,
+    pub blocks: u64,
+    #[source]
+    pub error: DeviceError,
 }
 
 /// One batch in order.
@@ -77,53 +91,73 @@ pub struct Recovered {
     /// First position and txg that were certainly never used.
     pub next_position: u64,
     pub next_txg: Txg,
-    /// Frames that only the other copy has intact: (damaged copy, position, blocks).
+    /// Blocks that only the other copy has intact: (damaged copy, position, blocks).
     pub repairs: Vec<(usize, u64, u64)>,
     /// Positions that neither copy can be read at.
     pub unreadable: Vec<u64>,
+    /// Whether what cannot be read may be more of the log.
+    pub in_doubt: Option<Unreadable>,
 }
 
 /// More txgs than can be in flight when the power goes: skipped, so that a number cut is never
 /// used again (rule R13).
 const TXG_MARGIN: u64 = 16;
 
-/// Reads the log that `uberblock` points to. Fails when a part of it can be read from neither
-/// copy: that is not a tail (rule R13).
-pub async fn recover(ring: &Ring, uberblock: &Uberblock) -> Result<Recovered, DeviceError> {
-    loop {
-        let found = recover_readable(ring, uberblock).await;
-        let Some(&position) = found.unreadable.first() else { return Ok(found) };
-        // Read again to tell the error; what can be read now is scanned again.
-        ring.read_copy(0, position, 1).await?;
+/// How often what cannot be read is read.
+const ATTEMPTS: usize = 3;
+
+/// Reads the log that `uberblock` points to. Fails when what cannot be read may be more of it: that
+/// is not a tail (rule R13).
+pub async fn recover(ring: &Ring, uberblock: &Uberblock) -> Result<Recovered, Unreadable> {
+    let found = recover_readable(ring, uberblock).await;
+    match found.in_doubt {
+        None => Ok(found),
+        Some(in_doubt) => Err(in_doubt),
     }
 }
 
-/// As [`recover`], from the blocks that can be read: only for a mount that may give up the rest.
+/// As [`recover`], with what can be read: for readers, and for who was told to give up the rest.
 pub async fn recover_readable(ring: &Ring, uberblock: &Uberblock) -> Recovered {
-    let scans = ring.scan_both(uberblock.head).await;
-    let frames = Frames::unite(&scans);
-    let mut found = follow(&frames, uberblock);
-    found.next_position = scans.iter().map(|s| s.end).fold(uberblock.head, u64::max);
-    found.repairs = repairs(&scans, &frames, uberblock.head);
-    found.unreadable = lost(&scans).copied().collect();
+    let mut found = attempt(ring, uberblock).await;
+    for _ in 1..ATTEMPTS {
+        if found.in_doubt.is_none() {
+            break;
+        }
+        found = attempt(ring, uberblock).await;
+    }
     found
 }
 
-/// Positions that neither copy can be read at.
-fn lost(scans: &[Scan; 2]) -> impl Iterator<Item = &u64> {
-    scans[0].unreadable.iter().filter(|p| scans[1].unreadable.contains(p))
+async fn attempt(ring: &Ring, uberblock: &Uberblock) -> Recovered {
+    let scan = ring.scan(uberblock.head).await;
+    let frames = Frames::of(&scan);
+    let mut found = follow(&frames, uberblock);
+    found.next_position = scan.end;
+    found.repairs = repairs(&scan);
+    found.in_doubt = in_doubt(&scan, found.last);
+    found.unreadable = scan.unreadable;
+    found
 }
 
-/// The frames of both copies.
+/// A claimed frame of a later txg, or a position where one may be, that cannot be read.
+fn in_doubt(scan: &Scan, last: u64) -> Option<Unreadable> {
+    let later = scan.unverified.iter().filter(|(_, txg)| *txg > last);
+    let positions = later.map(|(position, _)| position).chain(&scan.unreadable);
+    let position = *positions.clone().min()?;
+    let error = scan.error.clone()?;
+    Some(Unreadable { last, position, blocks: positions.count() as u64, error })
+}
+
+/// The frames that verify.
 struct Frames<'a> {
     by_position: BTreeMap<u64, &'a Frame>,
     batches: Vec<(&'a Frame, Batch)>,
 }
 
 impl<'a> Frames<'a> {
-    fn unite(scans: &'a [Scan; 2]) -> Frames<'a> {
+    fn of(scan: &'a Scan) -> Frames<'a> {
         let by_position: BTreeMap<u64, &Frame> =
-            scans.iter().rev().flat_map(|s| s.frames.iter().map(|(p, f)| (*p, f))).collect();
+            scan.frames.iter().map(|(position, found)| (*position, &found.frame)).collect();
         let batches = by_position
             .values()
             .filter(|f| f.kind == FrameKind::Batch)
@@ -177,6 +211,7 @@ fn follow(frames: &Frames<'_>, uberblock: &Uberblock) -> Recovered {
         next_txg: Txg::FIRST,
         repairs: Vec::new(),
         unreadable: Vec::new(),
+        in_doubt: None,
     };
     // Batches between the head and the uberblock may be of earlier incarnations than its own.
     let mut incarnation = Incarnation(0);
@@ -245,14 +280,13 @@ fn damage(
         .and_then(|(f, _)| says(format!("txg {} was written after it", f.txg)))
 }
 
-/// Frames of the chain's lap that one copy lacks.
-fn repairs(scans: &[Scan; 2], frames: &Frames<'_>, head: u64) -> Vec<(usize, u64, u64)> {
+/// What one copy lacks of frames that verify: (copy, position, blocks).
+fn repairs(scan: &Scan) -> Vec<(usize, u64, u64)> {
     let mut repairs = Vec::new();
-    for (&position, frame) in &frames.by_position {
-        for (copy, scan) in scans.iter().enumerate() {
-            if position >= head && !scan.frames.contains_key(&position) {
-                repairs.push((copy, position, frame.blocks));
-            }
+    for (position, found) in &scan.frames {
+        for (copy, lacks) in found.lacks.iter().enumerate() {
+            let lacks = lacks.iter();
+            repairs.extend(lacks.map(|run| (copy, position + run.start, run.end - run.start)));
         }
     }
     repairs

@@ -40,7 +40,7 @@ async fn overwrite(pool: &Arc<Pool>, at: u64, attach: bool) -> copyhold_types::T
         data.make_mut()[0] = at as u8;
         let sum = copyhold_format::block_checksum(&data);
         tx.put(TABLE, key, value(run, sum));
-        tx.attach(run, vec![data]);
+        tx.attach(run, data.into());
     } else {
         tx.put(TABLE, key, value(run, at as u32));
     }

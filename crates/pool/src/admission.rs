@@ -13,7 +13,8 @@
 //!     else trims it use the rest of the ring.
 //!     What is admitted and not there yet is counted, too (`log_room`).
 //! A2  The growth that is promised covers every edit that is in no base. An edit that replaces
-//!     another has brought growth of its own: a flush gives back what nothing is left for.
+//!     another has brought growth of its own: each commit and each flush give back what nothing is
+//!     left for, so an idle pool keeps none of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -21,17 +22,20 @@ use std::task::{Poll, Waker};
 
 use copyhold_space::{Reservation, Space, Tier};
 use copyhold_sync::{Mutex, of};
-use copyhold_table::Weight;
+use copyhold_table::{EDIT_BYTES, Weight};
 use copyhold_types::{BLOCK_BYTES, Nanos, Purpose};
 
-use crate::log_room::{LogRoom, Room};
+use crate::log_room::{self, LogRoom, Room};
 use crate::nodes::COPIES;
 use crate::transaction::Credit;
-use crate::{Pool, PoolError};
+use crate::{Pool, PoolError, Sabotage};
 
 /// Bytes that an edit takes in a leaf beside its value, and the worst fill of leaves.
 const EDIT_OVERHEAD: u64 = 16;
 const WORST_FILL: u64 = 3;
+/// Key and value of an edit that takes no more memory than any other: a value in place is at most
+/// 38 bytes, a key 17.
+const SHORT_EDIT_BYTES: usize = 56;
 /// Blocks of the smallest layer.
 const LAYER_BLOCKS: u64 = COPIES;
 
@@ -69,9 +73,15 @@ fn growth_of(edits: usize, bytes: usize) -> u64 {
     (bytes as u64 + edits as u64 * EDIT_OVERHEAD) * COPIES * WORST_FILL
 }
 
-/// Bytes that `edits` edits of `bytes` bytes take in the log, before it is compressed.
+/// At most what the growth of edits in memory can be.
+fn growth_of_unflushed(weight: Weight) -> u64 {
+    let [edits, bytes] = [weight.edits, weight.bytes].map(|n| n.max(0) as usize);
+    growth_of(edits, bytes.saturating_sub(edits * (EDIT_BYTES - SHORT_EDIT_BYTES)))
+}
+
+/// Blocks that `edits` edits of `bytes` bytes take in the log, before it is compressed.
 fn records_of(edits: usize, bytes: usize) -> u64 {
-    bytes as u64 + edits as u64 * EDIT_OVERHEAD
+    log_room::blocks_of(bytes as u64 + edits as u64 * EDIT_OVERHEAD)
 }
 
 /// Makes `held` hold so many blocks.
@@ -90,20 +100,23 @@ fn hold(held: &mut Option<Reservation>, space: &Space, blocks: u64) {
 }
 
 impl Admission {
-    /// Edits have reached a base (or `share` of all that is unflushed has): gives growth back, and
-    /// keeps no more than what is `left` may need.
-    pub(crate) fn settled(&self, share: f64, left: impl FnOnce() -> Weight) {
+    /// Edits have reached a base: keeps as much growth as the edits that are `left` may need, by
+    /// their bytes. A share of all growth would not do: a flush of many small edits would give back
+    /// what few large ones were promised.
+    pub(crate) fn settled(&self, left: impl FnOnce() -> Weight) {
         let mut growth = self.growth.lock();
-        let part = (growth.bytes as f64 * share.clamp(0.0, 1.0)) as u64;
         // Looked at under the lock: an edit is counted before its growth comes here.
-        let Weight { edits, bytes, .. } = left();
-        let most = growth_of(edits.max(0) as usize, bytes.max(0) as usize);
-        growth.bytes = growth.bytes.saturating_sub(part).min(most);
+        growth.bytes = growth.bytes.min(growth_of_unflushed(left()));
         let keep = Growth::blocks(growth.bytes);
         let spare = growth.held_blocks().saturating_sub(keep);
         if let Some(held) = &mut growth.held {
             held.give_back(spare);
         }
+    }
+
+    /// Blocks that are promised for the growth of so large a share of all that is unflushed.
+    pub(crate) fn promised(&self, share: f64) -> u64 {
+        (self.growth.lock().held_blocks() as f64 * share.clamp(0.0, 1.0)) as u64
     }
 
     /// So many partitions have edits now. Their transactions were admitted, so this is not refused;
@@ -168,8 +181,9 @@ impl Pool {
     }
 
     /// Room in the log for records that are not there yet (A3).
-    fn room_now(&self, bytes: u64) -> Option<LogRoom> {
-        self.admission.room.take(bytes, self.journal.room())
+    fn room_now(&self, blocks: u64) -> Option<LogRoom> {
+        let is_short = || !self.is_log_full() || self.sabotaged(Sabotage::AdmitAboveLimit);
+        self.admission.room.take(blocks, is_short, |largest| self.journal.room(largest))
     }
 
     /// As [`Self::admit`], but never waits: `None` when it would have to.
@@ -203,15 +217,15 @@ impl Pool {
     }
 
     /// Waits until the log is below its limit, and for room in it.
-    async fn wait_for_room(self: &Arc<Self>, bytes: u64) -> Result<LogRoom, PoolError> {
+    async fn wait_for_room(self: &Arc<Self>, blocks: u64) -> Result<LogRoom, PoolError> {
         self.wait_for_flush().await?;
-        if let Some(room) = self.room_now(bytes) {
+        if let Some(room) = self.room_now(blocks) {
             return Ok(room);
         }
         // What has gathered gets its place; what others were admitted for comes by itself.
         self.commit(self.open_txg()).await?;
         let find = || match self.health.check() {
-            Ok(()) => self.room_now(bytes).map(Ok),
+            Ok(()) => self.room_now(blocks).map(Ok),
             Err(stopped) => Some(Err(stopped)),
         };
         std::future::poll_fn(|cx| self.admission.room.poll(cx, find)).await
@@ -246,5 +260,42 @@ impl Pool {
     pub(crate) fn spend(&self, credit: Credit) {
         let Credit { bytes, growth, .. } = credit;
         self.admission.take(Growth { bytes, held: growth });
+        // With others in one frame its records take less of the log than was held for them.
+        self.admission.room.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(edits: i64, value_bytes: i64) -> Weight {
+        let bytes = edits * (EDIT_BYTES as i64 + value_bytes);
+        Weight { edits, bytes, partitions: 1 }
+    }
+
+    #[test]
+    fn small_edits_that_reach_a_base_leave_large_ones_their_growth() {
+        let admission = Admission::default();
+        let (small, large) = (growth_of(10_000, 10_000 * 40), growth_of(10, 10 * 60_000));
+        for bytes in [small, large] {
+            admission.take(Growth { bytes, held: None });
+        }
+        admission.settled(|| memory(10, 60_000));
+        let left = admission.growth.lock().bytes;
+        assert!(left >= large, "A2: {left} bytes are promised, {large} may be needed");
+        assert!(left < large + large / 10, "{left} bytes stay promised, {large} may be needed");
+        admission.settled(Weight::default);
+        assert_eq!(admission.growth.lock().bytes, 0);
+    }
+
+    #[test]
+    fn large_edits_that_reach_a_base_give_back_nearly_all() {
+        let admission = Admission::default();
+        let (small, large) = (growth_of(1000, 1000 * 40), growth_of(10, 10 * 60_000));
+        admission.take(Growth { bytes: small + large, held: None });
+        admission.settled(|| memory(1000, 0));
+        let left = admission.growth.lock().bytes;
+        assert!((small..small * 3 / 2).contains(&left), "{left} bytes for {small}");
     }
 }

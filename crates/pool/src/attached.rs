@@ -18,10 +18,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use copyhold_sync::{Mutex, of};
-use copyhold_types::{BLOCK_BYTES, Buf, Run, Txg};
+use copyhold_types::{BLOCK_BYTES, Buf, Bufs, Run, Txg};
 
 /// The buffers of a run, in order.
-pub(crate) type Data = (Run, Vec<Buf>);
+pub(crate) type Data = (Run, Bufs);
 
 /// Runs by their first block.
 type Runs = BTreeMap<u64, Data>;
@@ -69,7 +69,7 @@ impl Attached {
                         && (joined.blocks + run.blocks) as usize <= blocks_max =>
                 {
                     *joined = Run::new(joined.addr, joined.blocks + run.blocks);
-                    bufs.extend_from_slice(data);
+                    bufs.extend(data.iter().cloned());
                 }
                 _ => writes.push((*run, data.clone())),
             }
@@ -177,9 +177,9 @@ mod tests {
     fn a_read_finds_the_blocks_that_it_shares_with_attached_runs() {
         let attached = Attached::default();
         let two = Buf::from_bytes(&[[3; BLOCK_BYTES], [4; BLOCK_BYTES]].concat());
-        attached.add(Txg::FIRST, vec![(run(10, 2), vec![block(1), block(2)])]);
+        attached.add(Txg::FIRST, vec![(run(10, 2), Bufs::from([block(1), block(2)]))]);
         attached
-            .add(Txg::FIRST.next(), vec![(run(12, 2), vec![two]), (run(20, 1), vec![block(5)])]);
+            .add(Txg::FIRST.next(), vec![(run(12, 2), two.into()), (run(20, 1), block(5).into())]);
         assert_eq!(bytes(&attached.find(run(0, 10))), []);
         assert_eq!(bytes(&attached.find(run(11, 1))), [(0, vec![2])]);
         assert_eq!(bytes(&attached.find(run(13, 5))), [(0, vec![4])]);
@@ -196,8 +196,8 @@ mod tests {
     fn what_is_durable_is_forgotten_and_what_is_not_stays() {
         let attached = Attached::default();
         let (one, two) = (Txg::FIRST, Txg::FIRST.next());
-        attached.add(one, vec![(run(7, 1), vec![block(7)])]);
-        attached.add(two, vec![(run(3, 1), vec![block(3)]), (run(1, 1), vec![block(1)])]);
+        attached.add(one, vec![(run(7, 1), block(7).into())]);
+        attached.add(two, vec![(run(3, 1), block(3).into()), (run(1, 1), block(1).into())]);
         assert_eq!(attached.of(one, 1).len(), 1);
         let order: Vec<u64> = attached.of(two, 1).iter().map(|(run, _)| run.addr.block()).collect();
         assert_eq!(order, [1, 3], "in the order of the device");

@@ -135,6 +135,8 @@ impl Pool {
         let proven = if self.sabotaged(crate::Sabotage::ReuseFreesAtOnce) { txg } else { before };
         self.proven.fetch_max(proven.get(), std::sync::atomic::Ordering::AcqRel);
         self.release_deferred();
+        // Nothing has reached a base, but edits that were replaced need nothing any more.
+        self.admission.settled(|| self.unflushed());
         self.flusher.kick();
         self.marker.kick();
     }

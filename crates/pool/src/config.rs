@@ -51,8 +51,13 @@ pub struct Limits {
     pub replay_edits: u64,
     /// Bytes of clean tree nodes in memory; on a pool of tenants room for a few at least.
     pub node_cache_bytes: usize,
+    /// The longest run of blocks that is handed out, for simulations of fragmented space.
+    pub run_max: Option<u32>,
     /// Data that one txg may introduce before a flush goes between it and the batch.
     pub tail_verify_bytes: u64,
+    /// Edits of one transaction that hands a table over to those that lie over it; as many more as
+    /// one of them needs (R28).
+    pub handover_edits: usize,
     /// The rule that is broken on purpose, for tests of the simulation.
     #[cfg(feature = "sabotage")]
     pub sabotage: Option<crate::Sabotage>,
@@ -109,7 +114,9 @@ impl Default for Limits {
             delta_bytes: 64 << 20,
             replay_edits: 1_500_000,
             node_cache_bytes: 64 << 20,
+            run_max: None,
             tail_verify_bytes: 64 << 20,
+            handover_edits: crate::Transaction::MAX_EDITS,
             #[cfg(feature = "sabotage")]
             sabotage: None,
             #[cfg(feature = "sabotage")]

@@ -18,7 +18,9 @@ use crate::labels;
 
 /// The smallest device that can be a pool: labels, two small rings, and room to work.
 const BLOCKS_MIN: u64 = 2048;
-const LOG_BYTES_MIN: u64 = 256 << 10;
+/// Room for the largest transaction when users have filled their half, with the skip at the end of
+/// the ring, and for flushes (A3).
+const LOG_BYTES_MIN: u64 = 512 << 10;
 const LOG_BYTES_MAX: u64 = 64 << 20;
 /// One copy of the ring takes this share of the device (P9): each fsync takes a block of it, and
 /// the fewer there are, the sooner tables must be flushed for a few edits.
@@ -130,7 +132,7 @@ async fn write_zeros(device: &DynDevice, start: u64, blocks: u64) -> Result<(), 
             let count = ZERO_BLOCKS.min(blocks - at);
             let whole = count == ZERO_BLOCKS;
             let buf = if whole { zeros.clone() } else { Buf::zeroed(count as usize) };
-            device.write(start + at, vec![buf], Purpose::Log)
+            device.write(start + at, buf.into(), Purpose::Log)
         });
         for written in join_all(writes).await {
             written?;

@@ -12,6 +12,8 @@
 //!           which hides what was cut (R13). Until that is durable the damage is told again.
 //!
 //! D1  No pool is written from a state that is not whole.
+//! D2  An error of the device ends nothing (R13): where blocks cannot be read that may be more of
+//!     the log, it is read so far for readers, and cut only on demand.
 //!
 //! Blocks that the lost txgs freed may have been used again: what still refers to them fails its
 //! checksum, and `check` lists it.
@@ -19,7 +21,7 @@
 use copyhold_device::DynDevice;
 use copyhold_format::label::Label;
 use copyhold_format::uberblock::Uberblock;
-use copyhold_log::{Damage, Recovered, Ring, recover, recover_readable};
+use copyhold_log::{Damage, Recovered, Ring, recover_readable};
 
 use crate::config::OpenOptions;
 use crate::{PoolError, Sabotage, labels};
@@ -30,6 +32,8 @@ const OLDER: usize = 3;
 /// Where recovery begins, and what it found.
 pub(crate) struct Start {
     pub(crate) uberblock: Uberblock,
+    /// Heads of all uberblocks up to it, its own last: their log is kept (R6).
+    pub(crate) heads: Vec<u64>,
     pub(crate) recovered: Recovered,
     /// What was given up, if anything.
     pub(crate) cut: Option<String>,
@@ -43,20 +47,22 @@ impl Start {
         options: &OpenOptions,
     ) -> Result<Start, PoolError> {
         let mut uberblocks = labels::read_uberblocks(device, label).await?;
+        let heads = uberblocks.iter().map(|uberblock| uberblock.head).collect();
         let uberblock = uberblocks.pop().expect("reading gives at least one");
-        let mut recovered = match options.cut_tail {
-            false => recover(ring, &uberblock).await?,
-            true => recover_readable(ring, &uberblock).await,
-        };
-        let damage = recovered.damage.take();
-        let unreadable = recovered.unreadable.len();
-        let newest = Start { uberblock, recovered, cut: None };
-        match damage {
-            None if unreadable == 0 => Ok(newest),
-            None => {
-                let cut = format!("what {unreadable} unreadable blocks of the log may have held");
-                Ok(Start { cut: Some(cut), ..newest })
+        let mut recovered = recover_readable(ring, &uberblock).await;
+        let (damage, in_doubt) = (recovered.damage.take(), recovered.in_doubt.take());
+        let newest = Start { uberblock, heads, recovered, cut: None };
+        if let Some(unreadable) = in_doubt {
+            if !options.read_only && !options.cut_tail {
+                return Err(unreadable.into());
             }
+            if damage.is_none() {
+                let cut = format!("what cannot be read: {unreadable}");
+                return Ok(Start { cut: Some(cut), ..newest });
+            }
+        }
+        match damage {
+            None => Ok(newest),
             Some(_) if options.limits.breaks(Sabotage::CutInTheMiddle) => Ok(newest),
             Some(damage) if !options.read_only && !options.cut_tail => Err(damage.into()),
             Some(damage) => {
@@ -91,7 +97,9 @@ impl Start {
             recovered.incarnation = recovered.incarnation.max(newest.incarnation);
             recovered.confirmed = true; // The newest uberblock comes after it.
             let uberblock = Uberblock { number: self.uberblock.number, ..uberblock };
-            let start = Start { uberblock, recovered, cut: None };
+            // It is written as the newest, and those behind it mean nothing.
+            let heads = vec![uberblock.head];
+            let start = Start { uberblock, heads, recovered, cut: None };
             if start.is_whole() {
                 return Some(start);
             }

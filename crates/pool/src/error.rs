@@ -4,7 +4,7 @@ use std::error::Error as _;
 
 use copyhold_device::DeviceError;
 use copyhold_format::FormatError;
-use copyhold_log::Damage;
+use copyhold_log::{Damage, Unreadable};
 use copyhold_space::NoSpace;
 use copyhold_table::TableError;
 
@@ -24,6 +24,18 @@ pub enum PoolError {
     Damaged { what: String, why: String },
     #[error(transparent)]
     Log(#[from] Damage),
+    /// Nothing is decided by an error (R13): the administrator may.
+    #[error(
+        "{what} cannot be read ({source}). Mount the pool again; if the error lasts, mount it \
+         read-only (-o ro) to copy what can be read, or with `-o cut-tail`, which gives up {lost} \
+         for good"
+    )]
+    Unreadable {
+        what: String,
+        lost: String,
+        #[source]
+        source: Box<DeviceError>,
+    },
     #[error("{name} is not a Copyhold pool: {why}")]
     NotAPool { name: String, why: String },
     #[error("{name}: {source}")]
@@ -50,6 +62,16 @@ pub enum PoolError {
 impl PoolError {
     pub(crate) fn damaged(what: impl Into<String>, why: impl ToString) -> PoolError {
         PoolError::Damaged { what: what.into(), why: why.to_string() }
+    }
+}
+
+impl From<Unreadable> for PoolError {
+    fn from(unreadable: Unreadable) -> PoolError {
+        PoolError::Unreadable {
+            what: unreadable.to_string(),
+            lost: format!("what was acknowledged behind txg {}", unreadable.last),
+            source: Box::new(unreadable.error),
+        }
     }
 }
 
@@ -87,6 +109,7 @@ mod tests {
         let ptr = NodePtr {
             copies: [None; 2],
             blocks: 1,
+            fragmented: false,
             epoch: EpochId(1),
             digest: copyhold_types::Digest(0),
         };

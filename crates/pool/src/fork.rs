@@ -2,9 +2,9 @@
 //!
 //! A fork is an item of the table of tables for each child, [`Lineage::Over`]: whatever the size
 //! of what is forked. Children lie over the forked table in memory (`table::fork`); when it is
-//! settled, one transaction writes the children's own descriptors and deletes their items, and the
-//! forked table goes: its descriptors are deleted, its nodes stay, since they are the children's
-//! now.
+//! settled, it is *handed over*: the children's own descriptors are written and their items
+//! deleted, and the forked table goes: its descriptors are deleted, its nodes stay, since they are
+//! the children's now. Thousands of children are handed the table one group after the other (R28).
 //!
 //! Lookups ask every table that lies under one that is not settled (P13). So from two on the
 //! flusher settles the lowest, in one round for all such stacks, and who forks waits only when
@@ -15,6 +15,9 @@
 //!     tells of a table comes before what tells that it is gone.
 //! G2  A table that goes leaves a [`Lineage::Gone`] behind until the log has nothing of it any
 //!     more: replay must not bring it back.
+//! G3  While a part of the children has a table, it is sealed: replay brings no edit of it back, so
+//!     it is not flushed again, over nodes that these children have. What has no edits and lies
+//!     under others stands still from the recovery on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,6 +29,7 @@ use copyhold_table::{Edit, NodeVisit, Table};
 use copyhold_types::{NodePtr, TableId, Txg};
 
 use crate::tenancy::free_node;
+use crate::units::Aim;
 use crate::{Pool, PoolError, Sabotage, Transaction};
 
 /// Unflushed tables that may lie over each other before a fork has to wait (R29); a lookup asks
@@ -45,6 +49,17 @@ pub(crate) struct Forks {
     /// Held while a fork, a handover or a flush's record is applied (G1).
     pub(crate) order: Mutex<(), of::ForkOrder>,
     pub(crate) gone: Mutex<Vec<Gone>, of::ForkGone>,
+}
+
+/// What came of handing a table over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// It is not settled, or nothing lies over it.
+    Nothing,
+    /// To a part of its children, in this txg.
+    Some(Txg),
+    /// To the last of them.
+    Last,
 }
 
 /// A table that went.
@@ -137,11 +152,20 @@ impl Pool {
     }
 
     /// Hands settled tables over to what lies over them. Whether there was any.
-    pub(crate) fn hand_over(self: &Arc<Self>) -> Result<bool, PoolError> {
+    pub(crate) async fn hand_over(self: &Arc<Self>) -> Result<bool, PoolError> {
         let mut any = false;
         while let Some(under) = self.tables.take_ripe() {
-            let done = self.hand_over_from(&under);
-            any |= done.inspect_err(|_| self.tables.flushed(under.id()))?;
+            let step = self.hand_over_from(&under);
+            let step = step.inspect_err(|_| self.tables.flushed(under.id()))?;
+            any |= step != Step::Nothing;
+            if let Step::Some(txg) = step {
+                // Ripe again, should this be given up. A txg has one step.
+                self.tables.flushed(under.id());
+                self.commit(txg).await?;
+                if self.is_full() && self.flush_round(Aim::Trim).await?.flushed == 0 {
+                    break;
+                }
+            }
         }
         Ok(any)
     }
@@ -157,26 +181,32 @@ impl Pool {
         if lowest.is_empty() || !self.flush_only(lowest.values(), false).await? {
             return Ok(false);
         }
-        self.hand_over()?;
+        self.hand_over().await?;
         // There may be more of them by now.
         self.flusher.kick();
         Ok(true)
     }
 
-    /// All children at once: were one of them left behind by a crash, what replay brings back of
-    /// the table could be flushed again, over nodes that the others have.
-    fn hand_over_from(self: &Arc<Self>, under: &Arc<Table>) -> Result<bool, PoolError> {
+    /// Hands a table over to as many of its children as one transaction may tell of (G3).
+    fn hand_over_from(self: &Arc<Self>, under: &Arc<Table>) -> Result<Step, PoolError> {
         let _order = self.forks.order.lock();
-        let children = self.tables.over(under.id());
+        let mut children = self.tables.over(under.id());
         // A round on another thread may want to merge its layers at this very moment. Should there
         // be no room for the record, it stands still until there is.
         if children.is_empty() || !under.stand_still() {
-            return Ok(false);
+            return Ok(Step::Nothing);
         }
         let parts = under.stats().len();
+        let step = (self.limits.handover_edits / (parts + 1)).max(1);
+        let is_last = children.len() <= step;
+        children.truncate(step);
         let edits = (children.len() + 1) * (parts + 1);
         let credit = self.internal_credit(edits, children.len() * parts * 256)?;
-        self.apply_with(credit, Transaction::new(), |txg, tx| {
+        let txg = self.apply_with(credit, Transaction::new(), |txg, tx| {
+            if !is_last && !self.sabotaged(Sabotage::HandOverUnsealed) {
+                let tells = under.seal(txg);
+                tells.iter().for_each(|told| tx.edit(Pool::TABLES, told.key(), told.edit()));
+            }
             for child in &children {
                 let (tells, more) = child.adopt();
                 self.edited(more);
@@ -184,12 +214,12 @@ impl Pool {
                 tx.edit(Pool::TABLES, Lineage::key(child.id()), Edit::Delete);
                 self.tables.adopted(child.id(), under.id());
             }
-            if !self.sabotaged(Sabotage::KeepSealed) {
+            if is_last && !self.sabotaged(Sabotage::KeepSealed) {
                 self.tell_gone(txg, under, tx);
                 self.tables.remove(under.id());
             }
         })?;
-        Ok(true)
+        Ok(if is_last { Step::Last } else { Step::Some(txg) })
     }
 
     /// Flushes `table` and what lies under it, until all of it is in bases of its own, without
@@ -250,7 +280,11 @@ impl Pool {
     ) -> Result<bool, PoolError> {
         let Some(lowest) = lowest_under(table) else { return Ok(false) };
         self.flush_table(&lowest, false).await?;
-        self.hand_over()?;
+        if !self.hand_over().await? && table.under().is_some() {
+            // Others do it, or there is no room in the log yet.
+            self.check_writable()?;
+            self.rt.sleep(PAUSE).await;
+        }
         Ok(true)
     }
 
@@ -313,6 +347,7 @@ impl Pool {
                 }
             })
             .await;
+        let nodes = self.pieces_of(&nodes).await;
         let credit = self.internal_credit(1 + nodes.len() * 2, 64)?;
         let mut tx = Transaction::new();
         nodes.iter().for_each(|ptr| free_node(&mut tx, ptr));
@@ -332,10 +367,8 @@ impl Pool {
         if let Some(pin) = table.pin() {
             self.flusher.pin_until(txg, pin);
         }
-        let weight = table.weight();
-        let share = weight.edits as f64 / self.unflushed_edits().max(1) as f64;
-        self.settled(weight);
-        self.admission.settled(share, || self.unflushed());
+        self.settled(table.weight());
+        self.admission.settled(|| self.unflushed());
     }
 
     /// Items of tables that the log has nothing of any more are deleted with a flush's record.

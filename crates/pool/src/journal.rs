@@ -15,11 +15,11 @@ use copyhold_format::log::{Batch, FrameHead, FrameKind, Payload, PieceRef, encod
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Appender, Recovered, RecoveredBatch, Ring, RingFull};
 use copyhold_sync::{Mutex, of};
-use copyhold_types::{BLOCK_BYTES, Buf, Digest, Incarnation, Txg};
+use copyhold_types::{Buf, Digest, Incarnation, Txg};
 
 use crate::config::Limits;
 use crate::health::Health;
-use crate::{PoolError, Sabotage, labels};
+use crate::{PoolError, Sabotage, labels, log_room};
 
 /// Where the uberblock comes late, on purpose: only one of so many is written.
 const LATE: u64 = 4;
@@ -70,6 +70,8 @@ pub(crate) struct Resume {
     pub(crate) incarnation: Incarnation,
     pub(crate) next_position: u64,
     pub(crate) uberblock: Uberblock,
+    /// Heads of uberblocks, up to that of this one, which is the last.
+    pub(crate) heads: Vec<u64>,
     pub(crate) last_txg: u64,
     pub(crate) last_digest: Digest,
     pub(crate) tables: Vec<u8>,
@@ -120,10 +122,9 @@ impl Journal {
                 mark
             })
             .collect();
-        let head = resume.uberblock.head;
         Journal {
             state: Mutex::new(State {
-                appender: Appender::new(ring.blocks(), resume.next_position, head),
+                appender: Appender::new(ring.blocks(), resume.next_position, &resume.heads),
                 edits: marks.iter().map(|b| b.edits).sum(),
                 batches: marks,
                 pieces: BTreeMap::new(),
@@ -162,10 +163,13 @@ impl Journal {
         blocks.max(state.edits as f64 / replay_edits as f64)
     }
 
-    /// Bytes of the log that admitted records may take: up to three quarters of the ring (A3).
-    pub(crate) fn room(&self) -> u64 {
-        let free = self.state.lock().appender.free();
-        free.saturating_sub(self.ring.blocks() / 4) * BLOCK_BYTES as u64
+    /// Blocks of the log that admitted records may take: up to three quarters of the ring (A3).
+    /// `largest`: blocks of the largest transaction among them.
+    pub(crate) fn room(&self, largest: u64) -> u64 {
+        let piece = log_room::piece_bytes(self.ring.blocks()) as u64;
+        let frame = log_room::blocks_of(piece) + largest;
+        let room = self.state.lock().appender.room(frame);
+        room.saturating_sub(self.ring.blocks() / 4)
     }
 
     fn head_of(&self, kind: FrameKind, position: u64, txg: Txg) -> FrameHead {

@@ -96,7 +96,7 @@ pub(crate) async fn write_labels(device: &DynDevice, label: &Label) -> Result<()
 }
 
 async fn write_label(device: &DynDevice, label: &Label, at: u64) -> Result<(), PoolError> {
-    Ok(device.write(at, vec![Buf::from_bytes(&label.encode())], Purpose::Label).await?)
+    Ok(device.write(at, Buf::from_bytes(&label.encode()).into(), Purpose::Label).await?)
 }
 
 /// Writes again what is damaged.
@@ -148,7 +148,7 @@ pub(crate) async fn write_uberblock(
     let block = Buf::from_bytes(&uberblock.encode());
     let slot = RING_START + uberblock.number % RING_SLOTS;
     let [first, second] = Label::areas(label.blocks)
-        .map(|area| device.write(area + slot, vec![block.clone()], Purpose::Label));
+        .map(|area| device.write(area + slot, block.clone().into(), Purpose::Label));
     let (first, second) = futures_util::join!(first, second);
     first.and(second)?;
     Ok(())
@@ -157,7 +157,7 @@ pub(crate) async fn write_uberblock(
 /// Fills both label areas with zeros: what stood there belonged to somebody else.
 pub(crate) async fn wipe_areas(device: &DynDevice, blocks: u64) -> Result<(), PoolError> {
     for at in Label::areas(blocks) {
-        device.write(at, vec![Buf::zeroed(label::AREA_BLOCKS as usize)], Purpose::Label).await?;
+        device.write(at, Buf::zeroed(label::AREA_BLOCKS as usize).into(), Purpose::Label).await?;
     }
     Ok(())
 }

@@ -5,35 +5,103 @@
 //! each admission takes room for its records, and holds it until they have their place. Thousands
 //! of files that are written back at the same time are not admitted all at once.
 //!
+//! Room is counted in what is written: whole blocks, as if each transaction had a frame of its
+//! own until it has joined others, and at the end of the ring the blocks that a frame leaves behind
+//! when it does not fit there.
+//! Frames are small against the ring, but for a transaction that is not (`piece_bytes`).
+//!
 //! A3  Blocks of the ring in use, and what is admitted without a place, are three quarters of the
-//!     ring together; a transaction that nothing else is before is admitted whatever its size.
+//!     ring together; a transaction that nothing else is before is admitted whatever its size, if
+//!     what is in use is not above its limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::task::{Context, Poll, Waker};
 
 use copyhold_sync::{Mutex, of};
+use copyhold_types::BLOCK_BYTES;
+
+/// Head of a frame and fields of a batch with its descriptor, beside the records.
+const FRAME_BYTES: u64 = 1280;
+/// Records are written as a piece when this many bytes have gathered (P7), or less in a small ring:
+/// a frame skips up to its own size at the end of the ring.
+const PIECE_BYTES_MAX: u64 = 128 << 10;
+const RING_PIECES: u64 = 16;
+
+/// Bytes of records that make a piece.
+pub(crate) fn piece_bytes(ring_blocks: u64) -> usize {
+    (ring_blocks * BLOCK_BYTES as u64 / RING_PIECES).min(PIECE_BYTES_MAX) as usize
+}
+
+/// Blocks that so many bytes of records take at most.
+pub(crate) fn blocks_of(bytes: u64) -> u64 {
+    (bytes + FRAME_BYTES).div_ceil(BLOCK_BYTES as u64)
+}
+
+/// Blocks of a transaction without a place, in the lower half, and of the largest of them since
+/// there were none, in the upper one.
+#[derive(Clone, Copy)]
+struct Taken(u64);
+
+impl Taken {
+    fn new(blocks: u64, largest: u64) -> Taken {
+        Taken(blocks.min(u32::MAX.into()) | largest.min(u32::MAX.into()) << 32)
+    }
+
+    fn blocks(self) -> u64 {
+        self.0 & u64::from(u32::MAX)
+    }
+
+    fn largest(self) -> u64 {
+        self.0 >> 32
+    }
+
+    fn with(self, blocks: u64) -> Taken {
+        Taken::new(self.blocks() + blocks, self.largest().max(blocks))
+    }
+
+    fn without(self, blocks: u64) -> Taken {
+        let left = self.blocks() - blocks;
+        Taken::new(left, if left == 0 { 0 } else { self.largest() })
+    }
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Room {
-    /// Bytes of records without a place.
-    bytes: AtomicU64,
+    /// See [`Taken`].
+    taken: AtomicU64,
     waiting: AtomicBool,
     waiters: Mutex<Vec<Waker>, of::LogRoomWaiters>,
 }
 
 impl Room {
-    /// Takes room for `bytes`, if there are `free` beside what is taken already.
-    pub(crate) fn take(self: &Arc<Self>, bytes: u64, free: u64) -> Option<LogRoom> {
-        let fits = |taken: u64| (taken == 0 || taken + bytes <= free).then_some(taken + bytes);
-        self.bytes.fetch_update(SeqCst, SeqCst, fits).ok()?;
-        Some(LogRoom { bytes, room: Some(self.clone()) })
+    /// Takes room for `blocks`, if there is that much beside what is taken already; or if nothing
+    /// is taken and the log `is_short`. `free`: blocks that can surely be placed, given the largest
+    /// transaction.
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        blocks: u64,
+        is_short: impl Fn() -> bool,
+        free: impl Fn(u64) -> u64,
+    ) -> Option<LogRoom> {
+        let fits = |taken: u64| {
+            let (before, after) = (Taken(taken), Taken(taken).with(blocks));
+            let is_first = before.blocks() == 0 && is_short();
+            (is_first || after.blocks() <= free(after.largest())).then_some(after.0)
+        };
+        self.taken.fetch_update(SeqCst, SeqCst, fits).ok()?;
+        Some(LogRoom { blocks, room: Some(self.clone()) })
     }
 
     /// Takes it whether there is any or not: for what trims the log.
-    pub(crate) fn take_anyway(self: &Arc<Self>, bytes: u64) -> LogRoom {
-        self.bytes.fetch_add(bytes, SeqCst);
-        LogRoom { bytes, room: Some(self.clone()) }
+    pub(crate) fn take_anyway(self: &Arc<Self>, blocks: u64) -> LogRoom {
+        self.change(|taken| taken.with(blocks));
+        LogRoom { blocks, room: Some(self.clone()) }
+    }
+
+    fn change(&self, to: impl Fn(Taken) -> Taken) {
+        let changed = self.taken.fetch_update(SeqCst, SeqCst, |taken| Some(to(Taken(taken)).0));
+        changed.expect("there is always an answer");
     }
 
     /// Ready with what `find` finds, which is asked again whenever room is given back.
@@ -48,7 +116,7 @@ impl Room {
     }
 
     pub(crate) fn wake(&self) {
-        if self.waiting.swap(false, SeqCst) {
+        if self.waiting.load(SeqCst) && self.waiting.swap(false, SeqCst) {
             std::mem::take(&mut *self.waiters.lock()).into_iter().for_each(Waker::wake);
         }
     }
@@ -57,29 +125,37 @@ impl Room {
 /// Room that is taken, until this is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct LogRoom {
-    bytes: u64,
+    blocks: u64,
     room: Option<Arc<Room>>,
 }
 
 impl LogRoom {
     /// What the records take is known now; it may be more than was thought.
-    pub(crate) fn resize(&mut self, bytes: u64) {
+    pub(crate) fn resize(&mut self, blocks: u64) {
         let Some(room) = &self.room else { return };
-        room.bytes.fetch_add(bytes, SeqCst);
-        room.bytes.fetch_sub(self.bytes, SeqCst);
-        self.bytes = bytes;
+        room.change(|taken| taken.with(blocks).without(self.blocks));
+        self.blocks = blocks;
     }
 
     pub(crate) fn join(&mut self, mut other: LogRoom) {
-        self.bytes += std::mem::take(&mut other.bytes);
+        self.blocks += std::mem::take(&mut other.blocks);
         self.room = self.room.take().or(other.room.take());
+    }
+
+    /// What has joined goes into one frame of so many blocks: gives back what is over. Wakes
+    /// nobody: this is called under locks.
+    pub(crate) fn shrink_to(&mut self, blocks: u64) {
+        let Some(room) = self.room.as_ref().filter(|_| blocks < self.blocks) else { return };
+        let over = self.blocks - blocks;
+        self.blocks = blocks;
+        room.change(|taken| taken.without(over));
     }
 }
 
 impl Drop for LogRoom {
     fn drop(&mut self) {
-        if let Some(room) = self.room.take().filter(|_| self.bytes > 0) {
-            room.bytes.fetch_sub(self.bytes, SeqCst);
+        if let Some(room) = self.room.take().filter(|_| self.blocks > 0) {
+            room.change(|taken| taken.without(self.blocks));
             room.wake();
         }
     }
@@ -92,15 +168,33 @@ mod tests {
     #[test]
     fn room_is_held_until_it_is_dropped_and_the_first_is_always_admitted() {
         let room = Arc::new(Room::default());
-        let mut first = room.take(150, 100).expect("nothing is before it");
-        assert!(room.take(1, 100).is_none());
+        let free = |_| 100;
+        let mut first = room.take(150, || true, free).expect("nothing is before it");
+        assert!(room.take(1, || true, free).is_none());
         first.resize(60);
-        let second = room.take(40, 100).expect("it fits");
-        assert!(room.take(1, 100).is_none());
+        let second = room.take(40, || true, free).expect("it fits");
+        assert!(room.take(1, || true, free).is_none());
         first.join(second);
-        assert!(room.take(1, 100).is_none());
+        assert!(room.take(1, || true, free).is_none());
         drop(first);
-        assert!(room.take(100, 100).is_some());
+        assert!(room.take(101, || false, free).is_none(), "the log is to be trimmed first");
+        assert!(room.take(100, || false, free).is_some());
+    }
+
+    #[test]
+    fn the_largest_transaction_without_a_place_says_what_is_free() {
+        let room = Arc::new(Room::default());
+        let free = |largest| 100 - largest;
+        let large = room.take(40, || true, free).expect("it fits");
+        let small = room.take(20, || true, free).expect("they fit together");
+        assert!(room.take(1, || true, free).is_none());
+        drop(small);
+        assert!(room.take(21, || true, free).is_none());
+        drop(large);
+        assert_eq!(Taken(room.taken.load(SeqCst)).largest(), 0);
+        let small = room.take(1, || true, free).expect("nothing is before it");
+        assert!(room.take(49, || true, free).is_some());
+        drop(small);
     }
 
     #[test]
@@ -110,7 +204,7 @@ mod tests {
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(woken.clone());
         let cx = Context::from_waker(&waker);
-        let find = || room.take(10, 10);
+        let find = || room.take(10, || true, |_| 10);
         assert!(room.poll(&cx, find).is_pending());
         assert!(!woken.0.load(SeqCst));
         drop(held);

@@ -1,4 +1,4 @@
-//! Tree nodes and space maps: cached, read from either copy, repaired, written twice.
+//! Tree nodes and space maps: cached, read from either copy, repaired. `node_writer` writes them.
 //!
 //! N1  A node is found by its address and digest together (rule R3): a reused block never answers
 //!     for what stood there before.
@@ -12,15 +12,15 @@ use std::sync::Arc;
 
 use copyhold_device::DynDevice;
 use copyhold_format::digest;
-use copyhold_format::node::Node;
-use copyhold_runtime::{BoxFuture, Rt, finishing};
-use copyhold_space::{Claim, Lane, LaneClass, Reservation};
-use copyhold_sync::{Mutex, of};
-use copyhold_table::{NodeCache, NodeFuture, NodeSink, NodeSource, TableError};
-use copyhold_types::{Buf, EpochId, NodePtr, Purpose, Run};
+use copyhold_format::node::{Fragment, Node, parse_fragments};
+use copyhold_runtime::{Rt, finishing};
+use copyhold_table::{NodeCache, NodeFuture, NodeSource, TableError};
+use copyhold_types::{Buf, NodePtr, Purpose, Run};
+use futures_util::future::join_all;
 
+use crate::PoolError;
+use crate::fragments::{Copied, Copies, fragmented, join, named_by, pieces_of};
 use crate::pins::Pins;
-use crate::{Pool, PoolError};
 
 /// Parts of the node cache, each under a lock of its own.
 const CACHE_SHARDS: usize = 8;
@@ -36,7 +36,7 @@ pub(crate) const COPIES: u64 = 2;
 /// Reads nodes. The table layer's [`NodeSource`].
 pub(crate) struct NodeStore {
     device: DynDevice,
-    cache: NodeCache,
+    pub(crate) cache: NodeCache,
     repair: Option<Repair>,
     /// Counts mounts.
     turn: u64,
@@ -67,46 +67,90 @@ impl NodeStore {
 
     /// The bytes behind `ptr` from a copy that matches its digest.
     pub(crate) async fn read_verified(&self, ptr: NodePtr, why: Purpose) -> Result<Buf, PoolError> {
-        let mut bad: Vec<(Run, String)> = Vec::new();
-        for run in self.in_turn(&ptr) {
-            match self.read_copy(run, ptr, why).await {
-                Ok(buf) => {
+        let is_good = |buf: &Buf| match digest(buf) == ptr.digest {
+            true => Ok(()),
+            false => Err("digest does not match".to_owned()),
+        };
+        let copies = match ptr.fragmented {
+            false => named_by(&ptr),
+            true => fragmented(&self.fragments(&ptr, why).await?),
+        };
+        Ok(self.read_good(&ptr, copies, why, is_good).await?.0)
+    }
+
+    /// Where the content of a fragmented node is.
+    async fn fragments(&self, ptr: &NodePtr, why: Purpose) -> Result<Vec<Fragment>, PoolError> {
+        let parse = |buf: &Buf| parse_fragments(buf, ptr).map_err(|error| error.to_string());
+        Ok(self.read_good(ptr, named_by(ptr), why, parse).await?.1)
+    }
+
+    /// All that a pointer has allocated, as pointers to nodes that lie in one run: itself, or, of a
+    /// fragmented node, the list and each fragment.
+    pub(crate) async fn pieces(&self, ptr: NodePtr) -> Result<Vec<NodePtr>, PoolError> {
+        if !ptr.fragmented {
+            return Ok(vec![ptr]);
+        }
+        Ok(pieces_of(&ptr, &self.fragments(&ptr, Purpose::Inner).await?))
+    }
+
+    /// The first of these copies that is good, and what `check` says of it; the one whose turn it
+    /// is comes first.
+    async fn read_good<T>(
+        &self,
+        ptr: &NodePtr,
+        mut copies: Copies,
+        why: Purpose,
+        check: impl Fn(&Buf) -> Result<T, String>,
+    ) -> Result<(Buf, T), PoolError> {
+        if (ptr.digest.0 as u64).wrapping_add(self.turn) % 2 == 1 {
+            copies.reverse();
+        }
+        let mut bad: Vec<(&Copied, String)> = Vec::new();
+        for copy in copies.iter().flatten() {
+            let read = self.read_copy(copy, why).await;
+            match read.and_then(|buf| Ok((check(&buf)?, buf))) {
+                Ok((found, buf)) => {
                     self.mend(&bad, &buf, why).await;
-                    return Ok(buf);
+                    return Ok((buf, found));
                 }
-                Err(problem) => bad.push((run, problem)),
+                Err(problem) => bad.push((copy, problem)),
             }
         }
-        let why: Vec<String> = bad.iter().map(|(run, why)| format!("{run:?}: {why}")).collect();
+        let why: Vec<String> = bad.iter().map(|(copy, why)| format!("{copy:?}: {why}")).collect();
         Err(PoolError::damaged(format!("{ptr:?}"), why.join("; ")))
     }
 
-    /// The copies of a node, first the one whose turn it is.
-    fn in_turn(&self, ptr: &NodePtr) -> impl Iterator<Item = Run> + use<> {
-        let [first, second] = ptr.copies;
-        let swapped = (ptr.digest.0 as u64).wrapping_add(self.turn) % 2 == 1;
-        let copies = if swapped { [second, first] } else { [first, second] };
-        NodePtr { copies, ..*ptr }.runs()
-    }
-
-    async fn read_copy(&self, run: Run, ptr: NodePtr, why: Purpose) -> Result<Buf, String> {
-        let read = self.device.read(run.addr.block(), run.blocks, why).await;
-        let buf = read.map_err(|error| error.to_string())?;
-        if digest(&buf) == ptr.digest { Ok(buf) } else { Err("digest does not match".into()) }
+    async fn read_copy(&self, copy: &Copied, why: Purpose) -> Result<Buf, String> {
+        let read = |run: &Run| self.device.read(run.addr.block(), run.blocks, why);
+        let runs = match copy {
+            Copied::Whole(run) => return read(run).await.map_err(|error| error.to_string()),
+            Copied::Fragments(runs) => runs,
+        };
+        let mut parts = Vec::with_capacity(runs.len());
+        for part in join_all(runs.iter().map(read)).await {
+            parts.push(part.map_err(|error| error.to_string())?);
+        }
+        Ok(join(&parts))
     }
 
     /// Writes good content over bad copies (N2). That failing is no failure of the read.
-    async fn mend(&self, bad: &[(Run, String)], good: &Buf, why: Purpose) {
-        for (run, problem) in bad {
-            tracing::warn!("{why:?} {run:?}: {problem}; the other copy is good");
-            let Some(Repair { rt, pins }) = &self.repair else { continue };
-            // A pin of its own: the caller, and its pin, may be gone before the device is done.
-            let pin = pins.pin_oldest();
-            let write = self.device.write(run.addr.block(), vec![good.clone()], why);
-            let written = finishing(rt, async move { (write.await, pin) });
-            if let (Err(error), _) = written.await {
-                tracing::warn!("{run:?} could not be repaired: {error}");
+    async fn mend(&self, bad: &[(&Copied, String)], good: &Buf, why: Purpose) {
+        for (copy, problem) in bad {
+            tracing::warn!("{why:?} {copy:?}: {problem}; the other copy is good");
+            for (run, content) in copy.cut(good) {
+                self.mend_run(run, content, why).await;
             }
+        }
+    }
+
+    async fn mend_run(&self, run: Run, good: Buf, why: Purpose) {
+        let Some(Repair { rt, pins }) = &self.repair else { return };
+        // A pin of its own: the caller, and its pin, may be gone before the device is done.
+        let pin = pins.pin_oldest();
+        let write = self.device.write(run.addr.block(), good.into(), why);
+        let written = finishing(rt, async move { (write.await, pin) });
+        if let (Err(error), _) = written.await {
+            tracing::warn!("{run:?} could not be repaired: {error}");
         }
     }
 }
@@ -126,87 +170,5 @@ impl NodeSource for NodeStore {
             self.cache.insert(&ptr, node.clone());
             Ok(node)
         })
-    }
-}
-
-/// Places and writes what a flush makes. The writes go on in the background until
-/// [`NodeWriter::finish`], and so long its claims are held, also those of what was given up: space
-/// is nobody else's while a write to it is under way. So a round of flushing is always finished.
-pub(crate) struct NodeWriter {
-    pool: Arc<Pool>,
-    lane: Lane,
-    reservation: Reservation,
-    /// The nodes' pointers carry it.
-    pub(crate) epoch: EpochId,
-    claims: Vec<Claim>,
-    given_up: Vec<Claim>,
-    writes: Mutex<Vec<BoxFuture<'static, Result<(), PoolError>>>, of::NodeWrites>,
-}
-
-impl NodeWriter {
-    /// `reservation`: space for all nodes and their copies.
-    pub(crate) fn new(pool: Arc<Pool>, reservation: Reservation) -> Self {
-        NodeWriter {
-            lane: Lane { cpu: pool.rt.current_cpu(), class: LaneClass::Node },
-            pool,
-            reservation,
-            epoch: EpochId::POOL,
-            claims: Vec::new(),
-            given_up: Vec::new(),
-            writes: Mutex::default(),
-        }
-    }
-
-    /// Starts writing `buf` to new places, and tells its pointer.
-    pub(crate) fn place(&mut self, buf: Buf, why: Purpose) -> Result<NodePtr, PoolError> {
-        let buf = self.pool.limits.scribbled(why, buf);
-        let blocks = buf.blocks() as u32;
-        let wanted = u64::from(blocks) * COPIES;
-        let space = &self.pool.space;
-        if self.reservation.blocks() < wanted {
-            let more = space.reserve(wanted, copyhold_space::Tier::Internal)?;
-            self.reservation.join(more);
-        }
-        let mut copies = [None; 2];
-        for copy in &mut copies {
-            let claim = space.claim_run(self.lane, blocks, &mut self.reservation)?;
-            let run = claim.run();
-            *copy = Some(run.addr);
-            self.writes.get_mut().push(self.pool.begin_write(run, vec![buf.clone()], why));
-            self.claims.push(claim);
-        }
-        Ok(NodePtr { copies, blocks, epoch: self.epoch, digest: digest(&buf) })
-    }
-
-    /// Where the claims of the next unit begin.
-    pub(crate) fn mark(&self) -> usize {
-        self.claims.len()
-    }
-
-    /// Nothing will point to what was placed since the mark.
-    pub(crate) fn give_up(&mut self, mark: usize) {
-        self.given_up.extend(self.claims.drain(mark..));
-    }
-
-    /// Waits for all writes; gives the claims, to be logged with the pointers.
-    pub(crate) async fn finish(self) -> Result<Vec<Claim>, PoolError> {
-        for result in futures_util::future::join_all(self.writes.into_inner()).await {
-            result?;
-        }
-        Ok(self.claims)
-    }
-}
-
-impl NodeSink for NodeWriter {
-    fn write(&mut self, why: Purpose, node: Buf) -> NodeFuture<'_, NodePtr> {
-        let bytes = node.len();
-        let placed = self
-            .place(node.clone(), why)
-            .map_err(|error| TableError::Unwritable { bytes, source: Arc::new(error) });
-        // A node that was written will be read: the cache keeps it, and no read fetches it back.
-        if let (Ok(ptr), Ok(node)) = (&placed, Node::parse(node)) {
-            self.pool.nodes.cache.insert(ptr, Arc::new(node));
-        }
-        Box::pin(std::future::ready(placed))
     }
 }

@@ -5,11 +5,16 @@
 //!   verify what the last, unconfirmed batch introduces; cut it if it is not whole
 //!   replay: records into edits, without reading any base (rule R5)
 //!   table of tables → descriptors → tables and space maps
-//!   read-write: repair labels and log, then an empty batch of a new incarnation, flushed (R13)
+//!   read-write: flush, repair labels and log, then an empty batch of a new incarnation, flushed
+//!               (R13)
 //! ```
 //!
 //! Nothing is written before all of it could be read, and nothing is served before the new
 //! incarnation is durable. A crash anywhere in between is as if the pool had not been opened.
+//!
+//! O1  Recovery may have read what a killed daemon wrote and did not flush. The first flush of a
+//!     mount makes that durable before anything is written that relies on it: repairs, the
+//!     uberblock of a cut, and the first batch, which proves that those before it are complete.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,30 +28,34 @@ use copyhold_format::space_map::{Descriptor, METASLAB, SpaceMap};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Recovered, RecoveredBatch, Ring};
 use copyhold_runtime::Rt;
-use copyhold_space::{Config, MetaslabId, MetaslabLayout, Restore};
+use copyhold_space::{Config, Figures, MetaslabId, MetaslabLayout, Restore};
 use copyhold_sync::{Mutex, RwLock};
 use copyhold_table::{Edit, Limits as TableLimits, RecoveringTable, Table, Weight};
-use copyhold_types::{BlockAddr, Key, Purpose, Run, TableId, Txg};
+use copyhold_types::{BlockAddr, Key, Run, TableId, Txg};
 
 use crate::admission::Admission;
 use crate::attached::Attached;
-use crate::config::{CreateOptions, OpenOptions};
+use crate::config::{CreateOptions, Limits, OpenOptions};
 use crate::cut::Start;
 use crate::flush::Flusher;
 use crate::fork::{Forks, Gone};
 use crate::group::Group;
-use crate::host_wait::HostWaits;
+use crate::health::Health;
 use crate::ids::Ids;
 use crate::join_wait::JoinWaits;
 use crate::journal::{Journal, Resume};
 use crate::labels::{self, Labels};
+use crate::log_room::piece_bytes;
 use crate::marker::{self, Marker};
+use crate::node_writer::blocks_max;
 use crate::nodes::{CACHE_NODES_MIN, NodeStore, Repair};
 use crate::open_txg::OpenTxg;
+use crate::patient::Patient;
 use crate::pins::Pins;
 use crate::tables::Tables;
+use crate::tail::Tail;
 use crate::tenancy::{NoTenants, Tenancy};
-use crate::{Pool, PoolError, Sabotage, sabotage, tail};
+use crate::{Pool, PoolError, Sabotage, maps, sabotage, tail};
 
 impl Pool {
     /// Makes an empty pool on `device`, whatever was on it.
@@ -65,30 +74,40 @@ impl Pool {
         options: OpenOptions,
     ) -> Result<Arc<Pool>, PoolError> {
         let tenants = options.tenants;
+        let health = Arc::new(Health::default());
+        let patient = Patient::new(device, rt.clone(), health.clone());
+        let device: DynDevice = patient.clone();
         let labels = labels::read_labels(&device).await?;
         let label = labels.label.clone();
         if !label.features.writable() && !options.read_only {
             let why = "it uses features that this program can only read; mount it read-only";
             return Err(PoolError::ReadOnly { why: why.into() });
         }
-        let ring = Ring::new(device.clone(), label.log, label.log_blocks, label.pool, label.secret);
+        let ring = log_ring(&device, &label, &options);
         let start = Start::find(&device, &label, &ring, &options).await?;
-        let Start { uberblock, mut recovered, cut } = start;
+        let Start { uberblock, mut heads, mut recovered, mut cut } = start;
+        if options.limits.breaks(Sabotage::KeepNewestHeadOnly) {
+            heads = vec![uberblock.head];
+        }
         if let Some(cut) = &cut {
             tracing::error!("the log is damaged behind txg {}; without {cut}", recovered.last);
         }
-        cut_unverified_tail(&device, &uberblock, &mut recovered, &options).await?;
+        let tail = cut_unverified_tail(&device, &uberblock, &mut recovered, &options).await?;
+        cut = cut.or(tail);
         if options.limits.breaks(Sabotage::ReplayReadsBase) {
             read_early(&device, &label, &uberblock).await?;
         }
         let mixes = options.limits.breaks(Sabotage::ReplayMixesPuts);
-        let replayed = Replayed::of(&recovered.batches, restore_space(&rt, &label)?, mixes)?;
+        let space = restore_space(&rt, &label, &options.limits)?;
+        let replayed = Replayed::of(&recovered.batches, space, mixes)?;
         let pool = assemble(
             rt,
-            device,
+            patient.clone(),
+            health,
             label,
             ring.clone(),
             uberblock.clone(),
+            heads,
             &recovered,
             replayed,
             options,
@@ -97,6 +116,9 @@ impl Pool {
         pool.cut = cut;
         let pool = Arc::new(pool);
         if !pool.is_read_only() {
+            if !pool.sabotaged(Sabotage::NoFlushAtMount) {
+                pool.flush_device().await?;
+            }
             if pool.cut.is_some() {
                 pool.journal.go_back_to(&uberblock, &pool.health).await?;
                 ring.give_up(&recovered.unreadable).await?;
@@ -106,6 +128,7 @@ impl Pool {
                 pool.begin_flushing();
             }
         }
+        patient.begin();
         Ok(pool)
     }
 
@@ -168,28 +191,60 @@ impl Pool {
     }
 }
 
-/// The last batch may be there while what it introduces is not: one flush covered both.
+fn log_ring(device: &DynDevice, label: &Label, options: &OpenOptions) -> Ring {
+    let (log, blocks) = (label.log, label.log_blocks);
+    let mut ring = Ring::new(device.clone(), log, blocks, label.pool, label.secret);
+    if options.limits.breaks(Sabotage::WholeFrameRecovery) {
+        ring.take_whole_copies_only();
+    }
+    ring
+}
+
+/// The last batch may be there while what it introduces is not: one flush covered both. Returns
+/// what was given up on demand.
 async fn cut_unverified_tail(
     device: &DynDevice,
     uberblock: &Uberblock,
     recovered: &mut Recovered,
     options: &OpenOptions,
-) -> Result<(), PoolError> {
+) -> Result<Option<String>, PoolError> {
     let skip = options.limits.breaks(Sabotage::TailNotVerified);
     let Some(last) = recovered.batches.last().filter(|_| !recovered.confirmed && !skip) else {
-        return Ok(());
+        return Ok(None);
     };
-    if last.batch.data_flushed || tail::is_whole(device, last).await? {
-        return Ok(());
+    if last.batch.data_flushed {
+        return Ok(None);
     }
-    tracing::warn!("txg {} was not completely written before the crash; it is cut", last.txg);
+    let txg = last.txg;
+    let given_up = match tail::verify(device, last).await? {
+        Tail::Whole => return Ok(None),
+        Tail::Torn => {
+            tracing::warn!("txg {txg} was not completely written before the crash; it is cut");
+            None
+        }
+        Tail::Unreadable { .. } if options.limits.breaks(Sabotage::ErrorIsTorn) => None,
+        Tail::Unreadable { matching, unreadable, error } => {
+            let what = format!("txg {txg}, which has {unreadable} blocks of data");
+            if !options.cut_tail && (options.read_only || matching > 0) {
+                tracing::error!("{what} that cannot be read: {error}; the others are kept");
+                return Ok(None);
+            }
+            if !options.cut_tail {
+                let what = format!("data that txg {txg} wrote ({unreadable} blocks)");
+                let lost = format!("what txg {txg} changed");
+                return Err(PoolError::Unreadable { what, lost, source: Box::new(error) });
+            }
+            tracing::error!("{what} that cannot be read: {error}; it is cut");
+            Some(format!("{what} that cannot be read"))
+        }
+    };
     recovered.batches.pop();
     let (txg, digest) = match recovered.batches.last() {
         Some(before) => (before.txg.get(), before.digest),
         None => (uberblock.before_head_txg, uberblock.before_head),
     };
     (recovered.last, recovered.last_digest) = (txg, digest);
-    Ok(())
+    Ok(given_up)
 }
 
 /// Looks things up in the base that the uberblock names, as replay must not (rule R5).
@@ -206,7 +261,7 @@ async fn read_early(
     Catalogue::read(&tot, &nodes).await.map(drop)
 }
 
-fn restore_space(rt: &Rt, label: &Label) -> Result<Restore, PoolError> {
+fn restore_space(rt: &Rt, label: &Label, limits: &Limits) -> Result<Restore, PoolError> {
     let metaslab = Some(label.metaslab_blocks as u32);
     let layout = MetaslabLayout::for_device(label.device, label.blocks, metaslab);
     let run = |start, blocks: u64| Run::new(BlockAddr::new(label.device, start), blocks as u32);
@@ -215,7 +270,8 @@ fn restore_space(rt: &Rt, label: &Label) -> Result<Restore, PoolError> {
         .map(|start| run(start, AREA_BLOCKS))
         .chain(label.log.into_iter().map(|start| run(start, label.log_blocks)))
         .collect();
-    let config = Config { all_warm: label.features.preallocated(), ..Config::default() };
+    let all_warm = label.features.preallocated();
+    let config = Config { all_warm, run_max: limits.run_max, ..Config::default() };
     Restore::new(&[layout], &fixed, rt.cpus(), config)
         .map_err(|error| PoolError::damaged("the label", error))
 }
@@ -267,14 +323,17 @@ impl Replayed {
 #[allow(clippy::too_many_arguments)]
 async fn assemble(
     rt: Rt,
-    device: DynDevice,
+    host: Arc<Patient>,
+    health: Arc<Health>,
     label: Label,
     ring: Ring,
     uberblock: Uberblock,
+    heads: Vec<u64>,
     recovered: &Recovered,
     mut replayed: Replayed,
     options: OpenOptions,
 ) -> Result<Pool, PoolError> {
+    let device: DynDevice = host.clone();
     let pins = Pins::default();
     let repair = Repair { rt: rt.clone(), pins: pins.clone() };
     let repair = (!options.read_only).then_some(repair);
@@ -283,19 +342,17 @@ async fn assemble(
     let cache_bytes = options.limits.node_cache_bytes.max(least);
     let turn = recovered.incarnation.0;
     let nodes = NodeStore::new(device.clone(), cache_bytes, node_bytes, repair, turn);
-    let limits = TableLimits {
-        leaf_bytes: label.node_bytes as usize,
-        partition_leaves: label.partition_leaves as usize,
-        ..TableLimits::default()
-    };
+    let limits = TableLimits { leaf_bytes: label.node_bytes as usize, ..TableLimits::default() };
     let root = recovered.batches.last().map_or(&uberblock.tables, |last| &last.batch.tables);
     let root = root.clone();
     let tot = open_root(&mut replayed, &root, limits)?;
     let catalogue = Catalogue::read(&tot, &nodes).await?;
-    load_maps(&catalogue, &nodes, &mut replayed.space).await?;
+    load_maps(&rt, &catalogue, &nodes, &mut replayed.space).await?;
     let gone = catalogue.gone();
-    let tables = open_tables(tot, catalogue, replayed.tables, limits)?;
     let space = replayed.space.finish(None).map_err(|e| PoolError::damaged("space", e))?;
+    let partition_leaves = partition_leaves(&label, &space.figures());
+    let limits = TableLimits { partition_leaves, ..limits };
+    let tables = open_tables(tot, catalogue, replayed.tables, limits)?;
     let last = Txg::new(recovered.last).unwrap_or(Txg::FIRST);
     let resume = Resume {
         incarnation: copyhold_types::Incarnation(recovered.incarnation.0 + 1),
@@ -304,8 +361,10 @@ async fn assemble(
         last_digest: recovered.last_digest,
         tables: root.clone(),
         uberblock,
+        heads,
     };
     let tables = Tables::new(limits, root, tables);
+    let ring_blocks = ring.blocks();
     Ok(Pool {
         flusher: Flusher::new(tables.weight()),
         journal: Journal::new(
@@ -320,9 +379,9 @@ async fn assemble(
         cut: None,
         read_only: options.read_only.then(|| "it was asked for".to_owned()),
         limits: options.limits,
-        health: Arc::default(),
+        health,
         attached: Attached::default(),
-        open: OpenTxg::new(recovered.next_txg.max(last.next())),
+        open: OpenTxg::new(recovered.next_txg.max(last.next()), piece_bytes(ring_blocks)),
         group: Group::new(last),
         pins,
         ids: Ids::default(),
@@ -332,7 +391,7 @@ async fn assemble(
         tenants: options.tenants,
         tenancy: RwLock::new(Arc::new(NoTenants)),
         join_waits: JoinWaits::default(),
-        host_waits: HostWaits::default(),
+        host,
         joined: AtomicU64::new(0),
         proven: AtomicU64::new(0),
         rt,
@@ -341,6 +400,13 @@ async fn assemble(
         space,
         nodes,
     })
+}
+
+/// Leaves of a partition: so many that the reserve has room for writing them anew, and half as many
+/// again in layers, whatever they lie in (R21).
+fn partition_leaves(label: &Label, space: &Figures) -> usize {
+    let most = space.reserve / (2 * blocks_max(label.node_bytes.into()));
+    (label.partition_leaves as usize).min(most as usize).max(2)
 }
 
 fn open_root(
@@ -409,9 +475,9 @@ impl Catalogue {
     }
 }
 
-/// Reads the space maps. One that no copy gives is set aside: its metaslab is not used, the rest
-/// of the pool is.
+/// Reads the space maps. Where no copy can be read, the metaslab is set aside (`maps`).
 async fn load_maps(
+    rt: &Rt,
     catalogue: &Catalogue,
     nodes: &NodeStore,
     space: &mut Restore,
@@ -420,11 +486,14 @@ async fn load_maps(
         let wrong = |e: &dyn ToString| PoolError::damaged(format!("{id:?}"), e.to_string());
         let map = match descriptor.map {
             None => None,
-            Some(ptr) => match nodes.read_verified(ptr, Purpose::Map).await {
+            Some(ptr) => match maps::read_patiently(rt, nodes, ptr).await {
                 Ok(bytes) => Some(SpaceMap::parse(&bytes).map_err(|e| wrong(&e))?),
                 Err(error) => {
-                    tracing::error!("{id:?} is set aside: {error}");
-                    space.quarantine(*id).map_err(|e| wrong(&e))?;
+                    tracing::error!(
+                        "the space map of {id} cannot be read: nothing is allocated there until \
+                         it can, or until `copyhold check --repair` has made a new one; {error}"
+                    );
+                    space.set_aside(*id, *descriptor).map_err(|e| wrong(&e))?;
                     continue;
                 }
             },
@@ -476,6 +545,10 @@ fn lay_over(
             return damaged("it lies over another table and has a base of its own".into());
         }
         table.lay_over(under);
+    }
+    // A part of those over it may have it already (G3 of `fork`).
+    for under in tables.values().filter_map(|table| table.under()) {
+        under.stand_still();
     }
     Ok(tables.into_values().collect())
 }

@@ -17,10 +17,7 @@ use copyhold_sync::{Mutex, RwLock, RwLockReadGuard, of};
 use copyhold_types::Txg;
 
 use crate::PoolError;
-use crate::log_room::LogRoom;
-
-/// Records are written as a piece when this many bytes have gathered (P7).
-pub(crate) const PIECE_BYTES: usize = 128 << 10;
+use crate::log_room::{LogRoom, blocks_of};
 
 /// The gate and what gathers behind it.
 #[derive(Debug)]
@@ -29,6 +26,8 @@ pub(crate) struct OpenTxg {
     /// What the gate guards, for those who only want to know; changes while it is held exclusively.
     number: AtomicU64,
     gathered: Mutex<Gathered, of::TxgGathered>,
+    /// Records are written as a piece when this many bytes have gathered.
+    piece_bytes: usize,
 }
 
 /// What a txg has gathered so far.
@@ -78,12 +77,13 @@ pub(crate) struct FullPiece {
 pub(crate) struct Joined<'a> {
     txg: RwLockReadGuard<'a, Txg>,
     gathered: &'a Mutex<Gathered, of::TxgGathered>,
+    piece_bytes: usize,
 }
 
 impl OpenTxg {
-    pub(crate) fn new(txg: Txg) -> OpenTxg {
+    pub(crate) fn new(txg: Txg, piece_bytes: usize) -> OpenTxg {
         let number = AtomicU64::new(txg.get());
-        OpenTxg { gate: RwLock::new(txg), number, gathered: Mutex::default() }
+        OpenTxg { gate: RwLock::new(txg), number, gathered: Mutex::default(), piece_bytes }
     }
 
     /// The txg that is open, or was a moment ago.
@@ -92,12 +92,16 @@ impl OpenTxg {
     }
 
     pub(crate) fn join(&self) -> Joined<'_> {
-        Joined { txg: self.gate.read(), gathered: &self.gathered }
+        self.joined_by(self.gate.read())
     }
 
     /// As [`Self::join`], if that need not wait.
     pub(crate) fn try_join(&self) -> Option<Joined<'_>> {
-        Some(Joined { txg: self.gate.try_read()?, gathered: &self.gathered })
+        Some(self.joined_by(self.gate.try_read()?))
+    }
+
+    fn joined_by<'a>(&'a self, txg: RwLockReadGuard<'a, Txg>) -> Joined<'a> {
+        Joined { txg, gathered: &self.gathered, piece_bytes: self.piece_bytes }
     }
 
     /// Transactions that have joined it.
@@ -141,17 +145,19 @@ impl Joined<'_> {
             Some(ticket) => gathered.insert(ticket, records),
         }
         gathered.room.join(room);
+        let blocks = blocks_of(gathered.records.len() as u64);
+        gathered.room.shrink_to(blocks);
         gathered.joined += 1;
         gathered.edits += edits;
         gathered.introduced_bytes += introduced_bytes;
-        if gathered.records.len() < PIECE_BYTES {
+        if gathered.records.len() < self.piece_bytes {
             return None;
         }
         let slot = Arc::new(PieceSlot { done: async_lock::OnceCell::new() });
         gathered.pieces.push(slot.clone());
         gathered.tickets.clear();
         let records =
-            std::mem::replace(&mut gathered.records, Vec::with_capacity(PIECE_BYTES * 9 / 8));
+            std::mem::replace(&mut gathered.records, Vec::with_capacity(self.piece_bytes * 9 / 8));
         let room = std::mem::take(&mut gathered.room);
         Some(FullPiece { txg: self.txg(), records, room, slot })
     }
@@ -161,9 +167,11 @@ impl Joined<'_> {
 mod tests {
     use super::*;
 
+    const PIECE_BYTES: usize = 128 << 10;
+
     #[test]
     fn a_piece_is_cut_when_enough_has_gathered_and_the_rest_closes_with_the_txg() {
-        let open = OpenTxg::new(Txg::FIRST);
+        let open = OpenTxg::new(Txg::FIRST, PIECE_BYTES);
         let half = vec![1; PIECE_BYTES / 2];
         assert!(open.join().gather(&half, LogRoom::default(), None, 1, 0).is_none());
         let piece = open.join().gather(&half, LogRoom::default(), None, 1, 0).expect("full");
@@ -176,7 +184,7 @@ mod tests {
 
     #[test]
     fn the_number_can_be_asked_for_while_the_txg_closes() {
-        let open = OpenTxg::new(Txg::FIRST);
+        let open = OpenTxg::new(Txg::FIRST, PIECE_BYTES);
         let (_, _, while_closed) = open.close(|_, _| open.number());
         assert_eq!(while_closed, Txg::FIRST);
     }

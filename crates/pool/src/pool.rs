@@ -10,7 +10,7 @@ use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_space::{Claim, Figures, Lane, LaneClass, Reservation, Space, Tier};
 use copyhold_sync::{RwLock, of};
 use copyhold_table::{Cached, Table, Value};
-use copyhold_types::{Buf, Key, Nanos, Purpose, Run, TableId, Txg};
+use copyhold_types::{Buf, Bufs, Key, Nanos, Purpose, Run, TableId, Txg};
 
 use crate::PoolError;
 use crate::Sabotage;
@@ -22,20 +22,18 @@ use crate::flush::Flusher;
 use crate::fork::Forks;
 use crate::group::Group;
 use crate::health::Health;
-use crate::host_wait::HostWaits;
 use crate::ids::Ids;
 use crate::join_wait::JoinWaits;
 use crate::journal::{Journal, LogUse};
+use crate::log_room::blocks_of;
 use crate::marker::Marker;
 use crate::nodes::NodeStore;
 use crate::open_txg::{Joined, OpenTxg};
+use crate::patient::Patient;
 use crate::pins::{Pin, Pins};
 use crate::tables::Tables;
 use crate::tenancy::Tenancy;
 use crate::transaction::{Credit, Transaction};
-
-/// How often a write is tried again while the host has no space for a sparse pool file (rule R32).
-const HOST_FULL_RETRY: Duration = Duration::from_secs(1);
 
 /// How long space that readers hold back is waited for before the pool is called full, and how
 /// often it is looked at.
@@ -70,7 +68,7 @@ pub struct Pool {
     pub(crate) tenants: bool,
     pub(crate) tenancy: RwLock<Arc<dyn Tenancy>, of::Tenancy>,
     pub(crate) join_waits: JoinWaits,
-    pub(crate) host_waits: HostWaits,
+    pub(crate) host: Arc<Patient>,
     /// The last txg that a transaction has joined, and the last that a durable batch calls durable.
     pub(crate) joined: AtomicU64,
     pub(crate) proven: AtomicU64,
@@ -206,7 +204,11 @@ impl Pool {
                 Err(_) => {}
             }
             if attempt == 1 {
-                self.flush_all().await?;
+                // What it could not flush is no reason to refuse: there may be enough now.
+                if let Err(error) = self.flush_all().await {
+                    self.check_writable()?;
+                    tracing::error!("flushing for space: {error}");
+                }
             }
             self.hasten_frees().await?;
         }
@@ -226,7 +228,7 @@ impl Pool {
         let mut step = READERS_STEP;
         loop {
             self.release_deferred();
-            if self.host_waits.are_any() {
+            if self.host.writes_wait() {
                 patience = until();
             }
             match self.space.reserve(blocks, tier) {
@@ -269,7 +271,7 @@ impl Pool {
     /// The claim must outlive the request, which goes on when this is dropped: a caller that may
     /// give up waits for it in something that is finished all the same
     /// ([`finishing`](copyhold_runtime::finishing)).
-    pub async fn write(&self, run: Run, data: Vec<Buf>, why: Purpose) -> Result<(), PoolError> {
+    pub async fn write(&self, run: Run, data: Bufs, why: Purpose) -> Result<(), PoolError> {
         if self.sabotaged(Sabotage::JoinBeforeData) {
             let write = self.device.write(run.addr.block(), data, why);
             self.rt.spawn(Box::pin(async move { drop(write.await) }));
@@ -282,34 +284,19 @@ impl Pool {
     pub(crate) fn begin_write(
         &self,
         run: Run,
-        data: Vec<Buf>,
+        data: Bufs,
         why: Purpose,
     ) -> BoxFuture<'static, Result<(), PoolError>> {
         if let Err(stopped) = self.health.check() {
             return Box::pin(std::future::ready(Err(stopped)));
         }
-        let (rt, device, health) = (self.rt.clone(), self.device.clone(), self.health.clone());
-        let host_waits = self.host_waits.clone();
-        let mut write = self.device.write(run.addr.block(), data.clone(), why);
+        let health = self.health.clone();
+        let write = self.device.write(run.addr.block(), data, why);
         Box::pin(async move {
-            let mut tries = 0_u64;
-            let mut _wait = None;
-            loop {
-                match write.await {
-                    Err(error) if error.is_host_full() => {
-                        tries += 1;
-                        _wait.get_or_insert_with(|| host_waits.begin());
-                        // At once, and then ever less often.
-                        if tries.is_power_of_two() {
-                            tracing::error!("{error}: writes wait until the host has space again");
-                        }
-                    }
-                    result => return Ok(result?),
-                }
-                rt.sleep(HOST_FULL_RETRY).await;
-                health.check()?;
-                write = device.write(run.addr.block(), data.clone(), why);
-            }
+            let Err(error) = write.await else { return Ok(()) };
+            // Of a pool that has stopped the reason is told rather than what came of it.
+            health.check()?;
+            Err(error.into())
         })
     }
 
@@ -359,7 +346,7 @@ impl Pool {
         self.joined.fetch_max(txg.get(), Ordering::AcqRel);
         self.make_forks(txg, &tx);
         let mut room = std::mem::take(&mut credit.room);
-        room.resize(records.len() as u64);
+        room.resize(blocks_of(records.len() as u64));
         let ticket = credit.ticket;
         self.attached.add(txg, tx.attached);
         let piece = joined.gather(&records, room, ticket, edits, introduces);

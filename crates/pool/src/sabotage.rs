@@ -22,6 +22,8 @@ pub enum Sabotage {
     JoinFirst,
     /// R2: a bad batch ends the log, whatever stands behind it.
     CutInTheMiddle,
+    /// R2: recovery takes frames only that are whole in one copy of the log.
+    WholeFrameRecovery,
     /// R2: the log is written once.
     OneLogCopy,
     /// R3: freed space is reused while somebody reads it.
@@ -33,10 +35,20 @@ pub enum Sabotage {
     HeadAheadOfRecord,
     /// R6: the log is reused as soon as the head has moved in memory; an uberblock says so later.
     ReuseLogAtOnce,
+    /// R6: after a mount only the log that the newest uberblock needs is kept.
+    KeepNewestHeadOnly,
+    /// F2: the head moves by what pinned the log before tables gave up their pins.
+    RecordsAskedFirst,
+    /// A3: a transaction that nothing else is before is admitted also above the log's limit.
+    AdmitAboveLimit,
     /// R9: numbers are given out before it is durable that they are.
     ReissueIds,
     /// R12: a failed flush is retried and trusted.
     TrustSecondFlush,
+    /// R13: data of the last batch that cannot be read is taken for torn.
+    ErrorIsTorn,
+    /// O1: a mount does not flush what a killed daemon wrote before it relies on that.
+    NoFlushAtMount,
     /// R13: recovery does not begin a new incarnation.
     NoIncarnation,
     /// R14: no mark is written, and a rotten last batch is cut although it was acknowledged.
@@ -47,10 +59,14 @@ pub enum Sabotage {
     LogClaims,
     /// R21: writes may take the reserve.
     NoReserve,
+    /// R21: a node needs a run: blocks are counted, and no run is found.
+    WholeNodes,
     /// R22: a full pool refuses at once, whatever is on its way to be free.
     RefuseAtOnce,
     /// R30: a sealed table that was handed over stays one that can be read.
     KeepSealed,
+    /// R28: a table that is handed over in steps is not sealed before the first.
+    HandOverUnsealed,
     /// Data need not be complete when its transaction joins.
     JoinBeforeData,
     /// A commit is acknowledged without a flush.
@@ -64,35 +80,46 @@ pub enum Sabotage {
     /// Replay mixes two puts of one key: of an inode the later one leaves the nanoseconds of its
     /// last change as they were. What comes of it is consistent, only never was.
     ReplayMixesPuts,
+    /// Q1: a space map that cannot be read now is recorded as lost, and so is all of its space.
+    QuarantineOnError,
     /// B1: attached data is read from the device, be it there or not.
     ReadBeforeWritten,
 }
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 23] = [
+    pub const ALL: [Sabotage; 32] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
+        Sabotage::WholeFrameRecovery,
         Sabotage::OneLogCopy,
         Sabotage::IgnorePins,
         Sabotage::ReplayReadsBase,
         Sabotage::HeadAheadOfRecord,
         Sabotage::ReuseLogAtOnce,
+        Sabotage::KeepNewestHeadOnly,
+        Sabotage::RecordsAskedFirst,
+        Sabotage::AdmitAboveLimit,
         Sabotage::ReissueIds,
         Sabotage::TrustSecondFlush,
+        Sabotage::ErrorIsTorn,
+        Sabotage::NoFlushAtMount,
         Sabotage::NoIncarnation,
         Sabotage::NoMark,
         Sabotage::DiscardEarly,
         Sabotage::LogClaims,
         Sabotage::NoReserve,
+        Sabotage::WholeNodes,
         Sabotage::RefuseAtOnce,
         Sabotage::KeepSealed,
+        Sabotage::HandOverUnsealed,
         Sabotage::JoinBeforeData,
         Sabotage::NoFlushBeforeAcknowledgement,
         Sabotage::ReuseFreesAtOnce,
         Sabotage::NoFlushBeforeRoot,
         Sabotage::TailNotVerified,
         Sabotage::ReplayMixesPuts,
+        Sabotage::QuarantineOnError,
         Sabotage::ReadBeforeWritten,
     ];
 }

@@ -13,10 +13,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use copyhold_format::node::PartitionDescriptor;
 use copyhold_sync::{Mutex, RwLock, of};
 use copyhold_table::{Edit, Limits, Table, Weight};
-use copyhold_types::{Key, TableId, Txg};
+use copyhold_types::{Key, NodePtr, TableId, Txg};
 
 use crate::Pool;
 use crate::busy::Busy;
+use crate::fragments;
 
 #[derive(Debug)]
 pub(crate) struct Tables {
@@ -252,6 +253,27 @@ impl Pool {
     /// Reads and verifies nodes, for walks.
     pub fn node_source(&self) -> &dyn copyhold_table::NodeSource {
         &self.nodes
+    }
+
+    /// All that nodes have allocated, as pointers to what lies in one run each: of a fragmented
+    /// node its list and its fragments. A list that no copy gives keeps its fragments allocated,
+    /// which the log says and a check finds.
+    pub async fn pieces_of(&self, nodes: &[NodePtr]) -> Vec<NodePtr> {
+        let mut pieces = Vec::with_capacity(nodes.len());
+        for ptr in nodes {
+            match ptr.fragmented {
+                false => pieces.push(*ptr),
+                true => pieces.extend(self.pieces(*ptr).await),
+            }
+        }
+        pieces
+    }
+
+    pub(crate) async fn pieces(&self, ptr: NodePtr) -> Vec<NodePtr> {
+        self.nodes.pieces(ptr).await.unwrap_or_else(|error| {
+            tracing::error!("{error}; its fragments stay allocated until a check repairs that");
+            fragments::pieces_of(&ptr, &[])
+        })
     }
 }
 

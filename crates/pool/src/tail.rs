@@ -3,35 +3,80 @@
 //! One flush covers a txg's data and its batch, so after a crash the batch may be there while data
 //! is not. What a batch introduces are the extents on blocks that it allocates; each has its
 //! checksums in its item.
+//!
+//! A block that does not match proves that the batch was not acknowledged, unless it rotted since
+//! (R14). A block that cannot be read proves nothing (R13): then the others decide.
 
 use std::collections::BTreeMap;
 
-use copyhold_device::DynDevice;
+use copyhold_device::{DeviceError, DynDevice};
 use copyhold_format::block_checksum;
 use copyhold_format::item::{EXTENT, Extent, ExtentState};
 use copyhold_format::log::{Record, Records};
 use copyhold_log::RecoveredBatch;
-use copyhold_types::{BLOCK_BYTES, Purpose, Run};
+use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run};
 
 use crate::PoolError;
 
-/// Whether all data that `batch` introduces is on the device.
-pub(crate) async fn is_whole(
-    device: &DynDevice,
-    batch: &RecoveredBatch,
-) -> Result<bool, PoolError> {
+/// How often a block that cannot be read is read.
+const ATTEMPTS: usize = 3;
+
+/// What the data says of its batch.
+pub(crate) enum Tail {
+    Whole,
+    Torn,
+    /// All blocks that can be read match.
+    Unreadable {
+        matching: u64,
+        unreadable: u64,
+        error: DeviceError,
+    },
+}
+
+/// Looks at all data that `batch` introduces.
+pub(crate) async fn verify(device: &DynDevice, batch: &RecoveredBatch) -> Result<Tail, PoolError> {
+    let (mut matching, mut unreadable, mut last_error) = (0, 0, None);
     for extent in introduced(batch)? {
-        let (run, ExtentState::Written(checksums)) = (extent.pointer.run, &extent.state) else {
-            continue;
-        };
-        // An unreadable block is not taken for a torn write (rule R13).
-        let data = device.read(run.addr.block(), run.blocks, Purpose::Data).await?;
-        let sums = data.chunks(BLOCK_BYTES).map(block_checksum);
-        if !sums.eq(checksums.iter().copied()) {
-            return Ok(false);
+        let ExtentState::Written(checksums) = &extent.state else { continue };
+        for (block, wanted) in read(device, extent.pointer.run).await.iter().zip(checksums.iter()) {
+            match block {
+                Ok(found) if found == wanted => matching += 1,
+                Ok(_) => return Ok(Tail::Torn),
+                Err(error) => {
+                    unreadable += 1;
+                    last_error = Some(error.clone());
+                }
+            }
         }
     }
-    Ok(true)
+    Ok(match last_error {
+        None => Tail::Whole,
+        Some(error) => Tail::Unreadable { matching, unreadable, error },
+    })
+}
+
+/// Checksums of the blocks of a run.
+async fn read(device: &DynDevice, run: Run) -> Vec<Result<u32, DeviceError>> {
+    let at = run.addr.block();
+    if let Ok(data) = device.read(at, run.blocks, Purpose::Data).await {
+        return data.chunks(BLOCK_BYTES).map(|block| Ok(block_checksum(block))).collect();
+    }
+    let mut blocks = Vec::with_capacity(run.blocks as usize);
+    for block in at..at + u64::from(run.blocks) {
+        blocks.push(read_block(device, block).await.map(|data| block_checksum(&data)));
+    }
+    blocks
+}
+
+async fn read_block(device: &DynDevice, block: u64) -> Result<Buf, DeviceError> {
+    let mut found = device.read(block, 1, Purpose::Data).await;
+    for _ in 1..ATTEMPTS {
+        if found.is_ok() {
+            break;
+        }
+        found = device.read(block, 1, Purpose::Data).await;
+    }
+    found
 }
 
 /// Extents of the batch's puts that lie in its allocations, each once.

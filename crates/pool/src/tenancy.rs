@@ -14,6 +14,9 @@ pub trait Tenancy: Send + Sync {
     /// What new nodes of `table` are stamped with.
     fn epoch(&self, table: TableId) -> EpochId;
 
+    /// Nodes of this epoch and of newer ones are of no other table's tree.
+    fn own_from(&self, table: TableId) -> EpochId;
+
     /// Runs `apply`, which joins the open txg, while what decides about the nodes of these tables
     /// stands still: the locks of the layer above come before the pool's.
     fn steady(&self, tables: &[TableId], apply: &mut dyn FnMut(&mut dyn NodeTurnover));
@@ -40,6 +43,10 @@ pub(crate) struct NoTenants;
 
 impl Tenancy for NoTenants {
     fn epoch(&self, _: TableId) -> EpochId {
+        EpochId::POOL
+    }
+
+    fn own_from(&self, _: TableId) -> EpochId {
         EpochId::POOL
     }
 

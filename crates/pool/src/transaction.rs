@@ -1,9 +1,9 @@
 //! A transaction: edits to any tables, space taken and given up, applied as one.
 
 use copyhold_format::log::{Record, RecordWriter};
-use copyhold_space::{Claim, Reservation};
+use copyhold_space::{Carried, Claim, Reservation};
 use copyhold_table::{Edit, Value};
-use copyhold_types::{Buf, EpochId, Key, Nanos, Pointer, Run, TableId};
+use copyhold_types::{Bufs, EpochId, Key, Nanos, Pointer, Run, TableId};
 
 use crate::log_room::LogRoom;
 
@@ -14,9 +14,11 @@ pub struct Transaction {
     pub(crate) edits: Vec<(TableId, Key, Edit)>,
     pub(crate) claims: Vec<Claim>,
     pub(crate) released: Vec<Pointer>,
-    pub(crate) attached: Vec<(Run, Vec<Buf>)>,
+    pub(crate) attached: Vec<(Run, Bufs)>,
     pub(crate) forks: Vec<(TableId, [TableId; 2])>,
     pub(crate) forgotten: Vec<TableId>,
+    /// Edits of space that are applied already and are logged once more.
+    pub(crate) carried: Vec<Carried>,
 }
 
 impl Transaction {
@@ -84,14 +86,15 @@ impl Transaction {
 
     /// Data of a claimed run that the commit writes beside its batch (P12). From the moment of the
     /// transaction `Pool::read` returns it.
-    pub fn attach(&mut self, run: Run, data: Vec<Buf>) {
+    pub fn attach(&mut self, run: Run, data: Bufs) {
         self.attached.push((run, data));
     }
 
     /// Edits so far, of tables and of space.
     pub fn len(&self) -> usize {
         let lineage = 3 * self.forks.len() + self.forgotten.len();
-        self.edits.len() + self.claims.len() + self.released.len() + lineage
+        let carried: usize = self.carried.iter().map(Carried::len).sum();
+        self.edits.len() + self.claims.len() + self.released.len() + lineage + carried
     }
 
     pub fn is_empty(&self) -> bool {
@@ -114,6 +117,10 @@ impl Transaction {
         }
         for pointer in &self.released {
             records.push(Record::Free(pointer.run));
+        }
+        for Carried { allocated, freed } in &self.carried {
+            allocated.iter().for_each(|run| records.push(Record::Alloc(*run)));
+            freed.iter().for_each(|run| records.push(Record::Free(*run)));
         }
         records.finish()
     }

@@ -78,6 +78,14 @@ impl Pool {
             let urgency = (true, urgency(pin.oldest, edits));
             units.push((urgency, Unit::Metaslab(pin.metaslab), pin.edits));
         }
+        if aim == Aim::Settle {
+            // Its map may be readable again.
+            let aside = self.space.set_aside().into_iter().map(Unit::Metaslab);
+            let urgency = (true, urgency(self.open_txg(), 0));
+            let idle = aside.filter(|unit| units.iter().all(|(_, other, _)| other != unit));
+            let idle: Vec<_> = idle.map(|unit| (urgency, unit, 0)).collect();
+            units.extend(idle);
+        }
         units.sort();
         units.into_iter().map(|(_, unit, edits)| (unit, edits)).collect()
     }

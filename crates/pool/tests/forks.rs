@@ -24,6 +24,10 @@ impl Tenancy for Hoarder {
         EpochId(table.0)
     }
 
+    fn own_from(&self, table: TableId) -> EpochId {
+        EpochId(table.0)
+    }
+
     fn steady(&self, _: &[TableId], apply: &mut dyn FnMut(&mut dyn NodeTurnover)) {
         apply(&mut Hoarder);
     }

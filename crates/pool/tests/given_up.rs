@@ -10,7 +10,7 @@ use copyhold_pool::{
     CreateOptions, LaneClass, Limits, OpenOptions, Pool, PoolError, Tier, Transaction,
 };
 use copyhold_runtime::{Rt, SeededRuntime};
-use copyhold_types::{Buf, DeviceId, EpochId, Key, Kind, Pointer, Purpose, Run, TableId};
+use copyhold_types::{Buf, Bufs, DeviceId, EpochId, Key, Kind, Pointer, Purpose, Run, TableId};
 use futures_util::future::select;
 use futures_util::pin_mut;
 
@@ -64,7 +64,7 @@ async fn release(pool: &Arc<Pool>, n: u64, runs: Vec<Run>) -> Result<(), PoolErr
     pool.apply(credit, tx).map(drop)
 }
 
-fn blocks(n: u64, run: Run) -> Vec<Buf> {
+fn blocks(n: u64, run: Run) -> Bufs {
     (0..run.blocks).map(|_| Buf::from_bytes(&[1 + n as u8; 4096])).collect()
 }
 

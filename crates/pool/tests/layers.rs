@@ -77,7 +77,7 @@ impl Machine {
 
     async fn heal(&self, blocks: Vec<(u64, Buf)>) {
         for (block, content) in blocks {
-            let written = self.disk.write(block, vec![content], Purpose::Leaf).await;
+            let written = self.disk.write(block, content.into(), Purpose::Leaf).await;
             written.expect("the disk works");
         }
     }
@@ -209,8 +209,9 @@ fn a_table_that_is_forked_while_a_merge_is_given_up_is_handed_over() {
             }
             pool.flush_all().await.expect("it flushes");
             put(&pool, TABLE, 5, 2).await.expect("there is room");
-            let everything = pool.space().available();
-            let hoard = pool.reserve(everything, Tier::Write).await.expect("it is there");
+            let space = pool.space();
+            let everything = space.free - space.reserved;
+            let hoard = pool.reserve(everything, Tier::Internal).await.expect("it is there");
             pool.flush_all().await.expect("a layer was promised");
             assert!(layers(&pool) > 0);
             let fork = async {

@@ -1,8 +1,9 @@
 //! The frames of the log (`docs/format.md`, 5.1 and 6.2): which of them verify, in either copy.
 //!
 //! All positions of one lap from the head on are looked at, in both copies. Of a frame only its
-//! header is kept; its payload is read again when it is needed. The lap is as long as the label
-//! says, but positions behind the end of the device are not read one by one.
+//! header is kept; its payload is read again when it is needed. A frame that neither copy has whole
+//! is put together from the blocks of both (`mixed`). The lap is as long as the label says, but
+//! positions behind the end of the device are not read one by one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,6 +11,7 @@ use std::ops::Range;
 use crate::bytes::{Bytes, digest_fits};
 use crate::damage::{Damage, Parse, demand};
 use crate::label::Label;
+use crate::mixed;
 use crate::source::{BLOCK, Source, read};
 
 const HEADER: usize = 128;
@@ -35,8 +37,8 @@ pub(crate) struct Frame {
     stored: u32,
     payload: u32,
     packing: u8,
-    /// Where it verified.
-    at: u64,
+    /// Runs of the device in which it verified, in order: first block and count.
+    at: Vec<(u64, u64)>,
 }
 
 impl Frame {
@@ -59,16 +61,20 @@ impl Frame {
         let blocks = (HEADER + stored as usize).div_ceil(BLOCK) as u64;
         let left = label.log_blocks - position % label.log_blocks;
         demand(blocks <= left, "it crosses the end of the ring")?;
+        let at = vec![(at, blocks)];
         Ok(Frame { kind, digest, incarnation, txg, blocks, stored, payload, packing, at })
     }
 
     /// What the frame carries.
     pub(crate) fn payload(&self, source: &dyn Source) -> Result<Vec<u8>, Damage> {
-        let mut bytes = read(source, self.at, self.blocks)?;
+        let mut bytes = Vec::new();
+        for (at, blocks) in &self.at {
+            bytes.extend(read(source, *at, *blocks)?);
+        }
         bytes.truncate(HEADER + self.stored as usize);
         let stored = bytes.split_off(HEADER);
-        let wrong =
-            |why: &str| Damage::new(format!("the frame of the log in block {}", self.at), why);
+        let place = self.at[0].0;
+        let wrong = |why: &str| Damage::new(format!("the frame of the log in block {place}"), why);
         if self.packing == 0 {
             return Ok(stored);
         }
@@ -105,9 +111,13 @@ impl Frames {
                 continue;
             }
             let count = STEP.min(end - position).min(label.log_blocks - in_ring);
-            let good = label
-                .log
-                .map(|copy| frames.scan_run(source, label, position, copy + in_ring, count));
+            let mut claimed = Vec::new();
+            let good = label.log.map(|copy| {
+                frames.scan_run(source, label, position, copy + in_ring, count, &mut claimed)
+            });
+            for (position, frame) in claimed {
+                frames.mix(source, label, position, frame);
+            }
             for nth in (0..count as usize).filter(|nth| !good[0][*nth] && !good[1][*nth]) {
                 let position = position + nth as u64;
                 frames.add_unreadable(position..position + 1);
@@ -125,7 +135,24 @@ impl Frames {
         }
     }
 
-    /// Which of the blocks could be read.
+    /// Puts together what neither copy has whole.
+    fn mix(&mut self, source: &dyn Source, label: &Label, position: u64, mut frame: Frame) {
+        let at_position = (position, 0)..=(position, u128::MAX);
+        if self.found.range(at_position).next().is_some() {
+            return;
+        }
+        let in_ring = position % label.log_blocks;
+        let copies = label.log.map(|copy| copy + in_ring);
+        let end = HEADER + frame.stored as usize;
+        let verifies = |bytes: &[u8]| digest_fits(&bytes[..end], 24, label.secret).is_ok();
+        let head = frame.at[0].0;
+        if let Some(at) = mixed::find(source, copies, head, frame.blocks, verifies) {
+            frame.at = at.into_iter().map(|block| (block, 1)).collect();
+            self.found.insert((position, frame.digest), frame);
+        }
+    }
+
+    /// Which of the blocks could be read. Frames that do not verify are added to `claimed`.
     fn scan_run(
         &mut self,
         source: &dyn Source,
@@ -133,6 +160,7 @@ impl Frames {
         position: u64,
         at: u64,
         count: u64,
+        claimed: &mut Vec<(u64, Frame)>,
     ) -> Vec<bool> {
         let together = read(source, at, count).ok();
         let blocks = (0..count).map(|nth| match &together {
@@ -144,16 +172,17 @@ impl Frames {
             good.push(block.is_some());
             let Some(block) = block else { continue };
             let Ok(frame) = Frame::parse(&block, label, position + nth, at + nth) else { continue };
-            if verifies(source, label, &frame) {
-                self.found.insert((position + nth, frame.digest), frame);
+            match verifies(source, label, &frame, at + nth) {
+                true => drop(self.found.insert((position + nth, frame.digest), frame)),
+                false => claimed.push((position + nth, frame)),
             }
         }
         good
     }
 }
 
-fn verifies(source: &dyn Source, label: &Label, frame: &Frame) -> bool {
-    let Ok(bytes) = read(source, frame.at, frame.blocks) else { return false };
+fn verifies(source: &dyn Source, label: &Label, frame: &Frame, at: u64) -> bool {
+    let Ok(bytes) = read(source, at, frame.blocks) else { return false };
     digest_fits(&bytes[..HEADER + frame.stored as usize], 24, label.secret).is_ok()
 }
 

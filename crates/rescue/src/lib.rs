@@ -36,6 +36,7 @@ mod inode;
 mod key;
 mod label;
 mod lineage;
+mod mixed;
 mod node;
 mod partition;
 mod pool;

@@ -3,7 +3,7 @@
 //! A node counts only if its bytes have the digest that is in its pointer; of two copies one is
 //! enough. A leaf's columns are unpacked at once into items in the order of their keys.
 
-use xxhash_rust::xxh3::xxh3_128;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use crate::bytes::Bytes;
 use crate::damage::{Damage, Parse, demand};
@@ -11,6 +11,8 @@ use crate::key::Key;
 use crate::source::{BLOCK, Source, read};
 
 const HEADER: usize = 128;
+/// In the blocks of a pointer: it names a list of fragments.
+const FRAGMENTED: u32 = 1 << 31;
 /// More than the largest inner node, and than a leaf with one item of the longest value.
 const NODE_BYTES_MAX: u64 = 8 << 20;
 /// Most that a leaf can hold when it is unpacked: constant columns take no space.
@@ -22,16 +24,24 @@ pub(crate) struct Pointer {
     copies: [u64; 2],
     digest: u128,
     blocks: u64,
+    fragmented: bool,
+}
+
+/// Consecutive blocks of a node's content, in each copy.
+struct Fragment {
+    copies: [u64; 2],
+    blocks: u64,
 }
 
 impl Pointer {
     pub(crate) fn parse(bytes: &mut Bytes<'_>) -> Parse<Pointer> {
         let copies = [bytes.u64()?, bytes.u64()?];
         bytes.u64()?; // whose it is matters for space only
-        let (digest, blocks) = (bytes.u128()?, u64::from(bytes.u32()?));
+        let (digest, size) = (bytes.u128()?, bytes.u32()?);
+        let (blocks, fragmented) = (u64::from(size & !FRAGMENTED), size & FRAGMENTED != 0);
         demand(copies != [0, 0], "a pointer to nowhere")?;
         demand((1..=65536).contains(&blocks), "a node of no size")?;
-        Ok(Pointer { copies, digest, blocks })
+        Ok(Pointer { copies, digest, blocks, fragmented })
     }
 
     /// A name for the node that no other has.
@@ -45,14 +55,49 @@ impl Pointer {
         let large = self.blocks * BLOCK as u64 > NODE_BYTES_MAX;
         demand(!large, "larger than any node").map_err(|why| Damage::new(what(), why))?;
         let mut why = "no copy".to_owned();
-        for copy in self.copies.into_iter().filter(|copy| *copy != 0) {
-            match read(source, copy, self.blocks) {
+        let fragments = match self.fragmented {
+            false => vec![Fragment { copies: self.copies, blocks: self.blocks }],
+            true => self.fragments(source)?,
+        };
+        for copy in (0..2).filter(|copy| self.copies[*copy] != 0) {
+            let parts = fragments.iter().map(|part| read(source, part.copies[copy], part.blocks));
+            match parts.collect::<Result<Vec<_>, _>>().map(|parts| parts.concat()) {
                 Ok(bytes) if xxh3_128(&bytes) == self.digest => return Ok(bytes),
                 Ok(_) => why = "its digest does not match".into(),
                 Err(damage) => why = damage.to_string(),
             }
         }
         Err(Damage::new(what(), why))
+    }
+
+    /// Where the content is, from a list that verifies.
+    fn fragments(&self, source: &dyn Source) -> Result<Vec<Fragment>, Damage> {
+        let mut why = Damage::new(format!("the list in blocks {:?}", self.copies), "no copy");
+        for copy in self.copies.into_iter().filter(|copy| *copy != 0) {
+            let wrong = |why| Damage::new(format!("the list of fragments in block {copy}"), why);
+            match read(source, copy, 1).and_then(|list| self.parse_list(&list).map_err(wrong)) {
+                Ok(fragments) => return Ok(fragments),
+                Err(damage) => why = damage,
+            }
+        }
+        Err(why)
+    }
+
+    fn parse_list(&self, block: &[u8]) -> Parse<Vec<Fragment>> {
+        let mut bytes = Bytes(block);
+        bytes.magic(b"CHfragms")?;
+        demand(bytes.u64()? == xxh3_64(&block[16..]), "its check does not match")?;
+        demand(bytes.u128()? == self.digest, "it is another node's")?;
+        let (count, blocks) = (bytes.u32()?, u64::from(bytes.u32()?));
+        bytes.take(24)?;
+        let mut fragments = Vec::new();
+        for _ in 0..count {
+            let copies = [bytes.u64()?, bytes.u64()?];
+            fragments.push(Fragment { copies, blocks: bytes.u32()?.into() });
+        }
+        let sum: u64 = fragments.iter().map(|fragment| fragment.blocks).sum();
+        demand(sum == self.blocks && blocks == sum, "another number of blocks")?;
+        Ok(fragments)
     }
 }
 

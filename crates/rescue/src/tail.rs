@@ -7,10 +7,11 @@ use crate::damage::Damage;
 use crate::extent::Extent;
 use crate::key::EXTENT;
 use crate::records::{self, Record};
-use crate::source::{Source, read};
+use crate::source::{BLOCK, Source, read};
 
 /// Each extent that the batch puts on blocks that it allocates matches its checksums: the last one
 /// that is put at an address, if one of the allocations has all of it.
+/// Fails if all that can be read matches, and something cannot be.
 pub(crate) fn is_whole(source: &dyn Source, batch: &Batch) -> Result<bool, Damage> {
     let mut allocated: BTreeMap<u64, u64> = BTreeMap::new();
     let mut extents: BTreeMap<u64, Extent> = BTreeMap::new();
@@ -35,11 +36,22 @@ pub(crate) fn is_whole(source: &dyn Source, batch: &Batch) -> Result<bool, Damag
         let run = allocated.range(..=extent.address).next_back();
         run.is_some_and(|(_, end)| extent.address + extent.blocks <= *end)
     };
+    let mut unreadable = None;
     for extent in extents.values().filter(|extent| !extent.unwritten && is_new(extent)) {
-        let bytes = read(source, extent.address, extent.blocks)?;
-        if !extent.checked(&bytes).all(|(_, good)| good) {
+        let mut bytes = vec![0; extent.blocks as usize * BLOCK];
+        let mut can_read = vec![true; extent.blocks as usize];
+        for (nth, place) in bytes.chunks_mut(BLOCK).enumerate() {
+            match read(source, extent.address + nth as u64, 1) {
+                Ok(block) => place.copy_from_slice(&block),
+                Err(damage) => {
+                    can_read[nth] = false;
+                    unreadable = Some(damage);
+                }
+            }
+        }
+        if extent.checked(&bytes).zip(can_read).any(|((_, good), can_read)| can_read && !good) {
             return Ok(false);
         }
     }
-    Ok(true)
+    unreadable.map_or(Ok(true), Err)
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use copyhold_sync::{Mutex, of};
-use copyhold_types::Buf;
+use copyhold_types::{Buf, Bufs};
 
 use crate::uring::IoVecs;
 
@@ -33,7 +33,7 @@ pub enum Op {
     /// Writes `bufs` one behind the other.
     Write {
         fd: SharedFd,
-        bufs: Vec<Buf>,
+        bufs: Bufs,
         offset: u64,
     },
     Fdatasync {

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use copyhold_runtime::executors::Config;
 use copyhold_runtime::{Executors, Op, Outcome, ReactorKind, Runtime, yield_now};
-use copyhold_types::Buf;
+use copyhold_types::{Buf, Bufs};
 use parking_lot::Mutex;
 
 /// Runs a test with rings (where the machine has them) and with threads.
@@ -67,7 +67,7 @@ fn file() -> (File, Arc<OwnedFd>) {
 }
 
 fn write(fd: &Arc<OwnedFd>, byte: u8, offset: u64) -> Op {
-    Op::Write { fd: fd.clone(), bufs: vec![Buf::from_bytes(&[byte; 4096])], offset }
+    Op::Write { fd: fd.clone(), bufs: Buf::from_bytes(&[byte; 4096]).into(), offset }
 }
 
 fn read(fd: &Arc<OwnedFd>, blocks: usize, offset: u64) -> Op {
@@ -368,7 +368,7 @@ fn an_operation_of_nothing_completes() {
     on_each(|executors| {
         let (_, fd) = file();
         ok(executors.block_on(executors.reactor().submit(read(&fd, 0, 0))));
-        let op = Op::Write { fd, bufs: Vec::new(), offset: 0 };
+        let op = Op::Write { fd, bufs: Bufs::new(), offset: 0 };
         ok(executors.block_on(executors.reactor().submit(op)));
     });
 }

@@ -66,7 +66,7 @@ fn where_only_plain_rings_are_had_they_do_the_work() {
 
 fn write_and_read(executors: &Executors) {
     let fd = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
-    let bufs = vec![Buf::from_bytes(b"written")];
+    let bufs = Buf::from_bytes(b"written").into();
     let reactor = executors.reactor();
     let read = executors.block_on(async {
         let write = Op::Write { fd: fd.clone(), bufs, offset: 0 };

@@ -1,9 +1,11 @@
 //! Damage to a disk that is switched off.
 
+use std::collections::BTreeMap;
+
 use copyhold_device::sim::{Lasting, SimImage};
 use copyhold_format::label::{Label, RING_SLOTS, RING_START};
 use copyhold_format::uberblock::Uberblock;
-use copyhold_log::Ring;
+use copyhold_log::{Found, Ring};
 use copyhold_types::BLOCK_BYTES;
 
 use crate::dice::Dice;
@@ -34,22 +36,39 @@ pub(crate) fn rot(dice: &mut Dice, image: &mut SimImage, block: u64) -> (u64, us
     (block, byte)
 }
 
-/// One copy of the log rots in several places.
+/// The log rots in several places, and no block in both copies.
 fn rot_log(dice: &mut Dice, label: &Label, image: &mut SimImage) {
-    let copy = dice.below(2) as usize;
-    let blocks = log_blocks(dice, label, image);
-    for _ in 0..1 + dice.below(8) {
-        let at = dice.pick(&blocks);
+    let frames = frames(dice, label, image);
+    let blocks: Vec<u64> = frames.iter().flatten().copied().collect();
+    let mut copies = BTreeMap::new();
+    for _ in 0..1 + dice.below(6) {
+        copies.insert(dice.pick(&blocks), dice.below(2) as usize);
+    }
+    // Of one frame no copy is whole.
+    let frame = pick_frame(dice, &frames);
+    for copy in 0..2 {
+        copies.insert(dice.pick(frame), copy);
+    }
+    for (at, copy) in copies {
         rot(dice, image, label.log[copy] + at);
     }
 }
 
-/// Blocks of the log that cannot be read, in one copy or in both.
+/// Blocks of the log that cannot be read: in one copy, the same in both, or different ones of a
+/// frame.
 fn unreadable_log(dice: &mut Dice, label: &Label, image: &SimImage) -> Vec<(u64, Lasting)> {
-    let at = log_block(dice, label, image);
+    let frames = frames(dice, label, image);
+    let frame = pick_frame(dice, &frames);
+    let at = dice.pick(frame);
     let lasting = dice.pick(&[Lasting::Once, Lasting::UntilWritten, Lasting::Forever]);
-    let copies = dice.pick(&[&[0][..], &[1], &[0, 1]]);
-    copies.iter().map(|copy| (label.log[*copy] + at, lasting)).collect()
+    let other = dice.pick(frame);
+    let bad = match dice.below(4) {
+        0 => vec![label.log[0] + at],
+        1 => vec![label.log[1] + at],
+        2 => vec![label.log[0] + at, label.log[1] + at],
+        _ => vec![label.log[0] + at, label.log[1] + other],
+    };
+    bad.into_iter().map(|block| (block, lasting)).collect()
 }
 
 /// The newest one or two of the uberblocks rot, on both labels. What older ones need is kept (rule
@@ -65,18 +84,45 @@ fn rot_uberblocks(dice: &mut Dice, label: &Label, image: &mut SimImage) {
 
 /// One of the blocks of the ring that recovery reads.
 pub(crate) fn log_block(dice: &mut Dice, label: &Label, image: &SimImage) -> u64 {
-    let blocks = log_blocks(dice, label, image);
-    dice.pick(&blocks)
+    let frames = frames(dice, label, image);
+    frames[dice.below(frames.len() as u64) as usize][0]
 }
 
-/// Where frames of the live log begin, and one other block.
-fn log_blocks(dice: &mut Dice, label: &Label, image: &SimImage) -> Vec<u64> {
+/// The log that the last three uberblocks need has not been overwritten (R6).
+pub(crate) fn check_kept_log(label: &Label, image: &SimImage) {
+    let found = uberblocks(label, image);
+    let Some((newest, _)) = found.last() else { return };
+    let machine = Machine::on(0, image.clone());
+    let ring = Ring::new(machine.device(), label.log, label.log_blocks, label.pool, label.secret);
+    let end = machine.run(ring.scan(newest.head)).expect("the power is on").end;
+    for (uberblock, _) in found.iter().filter(|(found, _)| found.number + 3 > newest.number) {
+        let (number, head) = (uberblock.number, uberblock.head);
+        let kept = end <= head + label.log_blocks;
+        assert!(kept, "R6: uberblock {number} needs the log from {head}, but it goes on to {end}");
+    }
+}
+
+/// Mostly one of several blocks.
+fn pick_frame<'f>(dice: &mut Dice, frames: &'f [Vec<u64>]) -> &'f [u64] {
+    let long: Vec<&'f [u64]> = frames.iter().map(|f| &f[..]).filter(|f| f.len() > 1).collect();
+    match long.is_empty() || dice.one_in(4) {
+        true => &frames[dice.below(frames.len() as u64) as usize],
+        false => dice.pick(&long),
+    }
+}
+
+/// The blocks of each frame of the live log, and one other block.
+fn frames(dice: &mut Dice, label: &Label, image: &SimImage) -> Vec<Vec<u64>> {
     let head = uberblocks(label, image).last().map_or(0, |(uberblock, _)| uberblock.head);
     let machine = Machine::on(0, image.clone());
     let ring = Ring::new(machine.device(), label.log, label.log_blocks, label.pool, label.secret);
-    let scan = machine.run(ring.scan(0, head)).expect("the power is on");
-    let live = scan.frames.keys().map(|position| position % label.log_blocks);
-    live.chain([dice.below(label.log_blocks)]).collect()
+    let scan = machine.run(ring.scan(head)).expect("the power is on");
+    let blocks = |(position, found): (&u64, &Found)| {
+        let at = position % label.log_blocks;
+        (at..at + found.frame.blocks).collect()
+    };
+    let live = scan.frames.iter().map(blocks);
+    live.chain([vec![dice.below(label.log_blocks)]]).collect()
 }
 
 /// The uberblocks of an image, oldest first, with their blocks.

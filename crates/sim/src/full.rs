@@ -99,7 +99,7 @@ impl History {
         let mut dice = Dice::new(plan.seed ^ 0x66_75_6c_6c);
         let mut shape = Shape::by(&mut dice, plan.broken);
         shape.create.node_bytes = Some(dice.pick(&[16 << 10, 32 << 10]));
-        shape.create.log_bytes = Some(dice.pick(&[256 << 10, 512 << 10]));
+        shape.create.log_bytes = Some(dice.pick(&[1, 1 << 20]));
         shape.blocks = dice.pick(&[2048, 3072]);
         let options = Options {
             count_lookups: false,

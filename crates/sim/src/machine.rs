@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_lock::Semaphore;
 use copyhold_device::DynDevice;
-use copyhold_device::sim::{Fault, Lasting, SimConfig, SimDevice, SimImage, Trigger};
+use copyhold_device::sim::{Fault, Lasting, SimConfig, SimDevice, SimDisk, SimImage, Trigger};
 use copyhold_runtime::{BoxFuture, Rt, Runtime, SeededRuntime};
 use copyhold_types::DeviceId;
 use futures_util::future::{Either, select};
@@ -30,31 +30,32 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Switches on a machine whose disk holds `image`.
-    pub fn on(seed: u64, image: SimImage) -> Machine {
+    /// Switches on a machine with a disk; that of a machine whose process was killed has a cache.
+    pub fn on(seed: u64, disk: impl Into<SimDisk>) -> Machine {
         let rt = SeededRuntime::new(seed);
         let mut config = SimConfig { one_slow_in: 4 << (seed % 4), ..SimConfig::new(seed) };
         if seed >> 8 & 3 == 0 {
             // So slow that what is being read may be freed, and used again, meanwhile.
             config.read_latency.end *= 20;
         }
-        let disk = SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image, config);
+        let disk = SimDevice::from_disk(rt.clone() as Rt, DeviceId(0), disk.into(), config);
         Machine { rt, disk }
     }
 
     /// Switches on a machine that is to recover. Some blocks of its disk cannot be read; its power
-    /// may fail again, after fewer than `2^bits` writes.
+    /// may fail again, after fewer than `2^bits` writes: mostly, where the cache holds something.
     pub(crate) fn on_again(
         dice: &mut Dice,
-        image: SimImage,
+        disk: SimDisk,
         unreadable: &mut Vec<(u64, Lasting)>,
         bits: u64,
     ) -> Machine {
-        let machine = Machine::on(dice.number(), image);
+        let one_in = if disk.is_flushed() { 4 } else { 2 };
+        let machine = Machine::on(dice.number(), disk);
         for (block, lasting) in unreadable.drain(..) {
             machine.disk.break_block(block, EIO, lasting);
         }
-        if dice.one_in(4) {
+        if dice.one_in(one_in) {
             let nth = dice.magnitude(bits);
             let write = Trigger::Write { nth, why: None };
             let trigger = dice.pick(&[write, Trigger::Flush { nth: nth / 4 }]);
@@ -77,7 +78,8 @@ impl Machine {
             let off = select(self.disk.until_off(), self.rt.sleep(PATIENCE));
             pin_mut!(future);
             match select(future, off).await {
-                Either::Left((done, _)) => Some(done),
+                // Another task may have lost the power in this very turn.
+                Either::Left((done, _)) => (!self.disk.is_off()).then_some(done),
                 Either::Right((Either::Left(_), _)) => None,
                 Either::Right((Either::Right(_), _)) => {
                     panic!("stuck: not done after {} s", PATIENCE.as_secs())
@@ -112,7 +114,15 @@ impl Machine {
         self.disk.crash(seed)
     }
 
-    /// Stops the machine when all that it wrote has come to rest, flushed or not.
+    /// Kills what runs on the machine; the disk keeps its cache.
+    pub fn kill(&self, seed: u64) -> SimDisk {
+        self.disk.power_off();
+        self.rt.drop_tasks();
+        self.disk.kill(seed)
+    }
+
+    /// Stops the machine when all that it wrote has come to rest, flushed or not; the cache is
+    /// written out.
     pub fn rest(&self) -> SimImage {
         self.disk.power_off();
         self.rt.drop_tasks();
@@ -148,5 +158,17 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         self.rt.drop_tasks();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Another task's write may be the one at which the power fails, while this one ends.
+    #[test]
+    fn what_ends_in_the_turn_in_which_the_power_fails_is_not_done() {
+        let machine = Machine::on(1, SimImage::empty(16));
+        assert_eq!(machine.run(async { machine.disk.power_off() }), None);
     }
 }

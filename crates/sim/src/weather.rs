@@ -20,6 +20,9 @@ pub enum Weather {
     PowerCutAtWrite,
     /// The power fails during a flush.
     PowerCutAtFlush,
+    /// The daemon is killed while a write or a flush is in flight; the disk keeps its cache, and
+    /// the power may fail at the next mount.
+    Killed,
     /// The power fails during a discard.
     PowerCutAtDiscard,
     /// The power fails while everything is being settled: nodes, records, uberblocks.
@@ -34,15 +37,20 @@ pub enum Weather {
     HostFull,
     /// One copy of a node or a space map rots.
     NodeRot,
-    /// The power fails, and one copy of the log rots in several places.
+    /// The power fails, and the log rots in several places, each in one of the copies.
     LogRot,
     /// Both copies of the log rot in the same place, after everything has come to rest.
     LogRotTwice,
-    /// The power fails, and afterwards a part of the log is unreadable in one copy, or in both for
-    /// a while.
+    /// The power fails, and afterwards a part of the log is unreadable in one copy, in both for a
+    /// while, or each copy in another block of a frame.
     LogUnreadable,
+    /// The power fails, and afterwards no copy of a space map can be read, for a moment or a life.
+    MapUnreadable,
     /// The power fails, and the newest uberblocks rot on both labels.
     UberblockRot,
+    /// The power fails or the daemon is killed, and afterwards data of the last batches cannot be
+    /// read for a while.
+    TailUnreadable,
     /// Data of the last batch rots after everything has come to rest.
     TailRot,
     /// The power fails; the next recovery reads data wrongly, a later one does not.
@@ -50,11 +58,12 @@ pub enum Weather {
 }
 
 impl Weather {
-    pub const ALL: [Weather; 17] = [
+    pub const ALL: [Weather; 20] = [
         Weather::Calm,
         Weather::PowerCut,
         Weather::PowerCutAtWrite,
         Weather::PowerCutAtFlush,
+        Weather::Killed,
         Weather::PowerCutAtDiscard,
         Weather::PowerCutInSettling,
         Weather::FlushError,
@@ -65,7 +74,9 @@ impl Weather {
         Weather::LogRot,
         Weather::LogRotTwice,
         Weather::LogUnreadable,
+        Weather::MapUnreadable,
         Weather::UberblockRot,
+        Weather::TailUnreadable,
         Weather::TailRot,
         Weather::Misread,
     ];
@@ -99,9 +110,11 @@ impl Weather {
         Some(match self {
             Weather::PowerCutAtWrite if dice.one_in(4) => (any, Fault::PowerOff),
             Weather::PowerCutAtWrite => (of_kind, Fault::PowerOff),
-            Weather::PowerCutAtFlush | Weather::Misread => {
-                (Trigger::Flush { nth: dice.magnitude(6) }, Fault::PowerOff)
-            }
+            Weather::Killed if dice.one_in(2) => (of_kind, Fault::PowerOff),
+            Weather::PowerCutAtFlush
+            | Weather::Killed
+            | Weather::TailUnreadable
+            | Weather::Misread => (Trigger::Flush { nth: dice.magnitude(6) }, Fault::PowerOff),
             Weather::PowerCutAtDiscard => {
                 (Trigger::Discard { nth: dice.magnitude(2) }, Fault::PowerOff)
             }
@@ -114,6 +127,11 @@ impl Weather {
             }
             _ => return None,
         })
+    }
+
+    /// Whether the machine goes on without what ran on it.
+    pub(crate) fn kills(self) -> bool {
+        self == Weather::Killed
     }
 
     /// Whether clients may see errors.

@@ -41,6 +41,11 @@ fn r2_cutting_the_log_in_its_middle_is_noticed() {
 }
 
 #[test]
+fn r2_taking_frames_only_that_are_whole_in_one_copy_is_noticed() {
+    is_noticed(Sabotage::WholeFrameRecovery, Weather::LogRot);
+}
+
+#[test]
 fn r2_a_log_of_one_copy_is_noticed() {
     is_noticed(Sabotage::OneLogCopy, Weather::LogRot);
 }
@@ -68,6 +73,16 @@ fn r6_reusing_the_log_before_the_uberblock_is_noticed() {
 #[test]
 fn r12_trusting_the_second_flush_is_noticed() {
     is_noticed(Sabotage::TrustSecondFlush, Weather::FlushError);
+}
+
+#[test]
+fn r13_taking_an_error_for_a_torn_write_is_noticed() {
+    is_noticed(Sabotage::ErrorIsTorn, Weather::TailUnreadable);
+}
+
+#[test]
+fn o1_a_mount_that_does_not_flush_is_noticed() {
+    is_noticed(Sabotage::NoFlushAtMount, Weather::Killed);
 }
 
 #[test]
@@ -136,6 +151,11 @@ fn a_replay_that_mixes_puts_is_noticed_by_the_second_opinion() {
 }
 
 #[test]
+fn recording_that_a_map_could_not_be_read_is_noticed() {
+    is_noticed(Sabotage::QuarantineOnError, Weather::MapUnreadable);
+}
+
+#[test]
 fn reading_attached_data_before_it_is_written_is_noticed() {
     is_noticed(Sabotage::ReadBeforeWritten, Weather::Calm);
 }
@@ -174,6 +194,11 @@ fn r21_holes_that_take_what_the_flusher_needs_are_noticed() {
 }
 
 #[test]
+fn r21_nodes_that_need_runs_are_noticed() {
+    is_noticed(Sabotage::WholeNodes, None);
+}
+
+#[test]
 fn r22_refusing_while_space_is_on_its_way_is_noticed() {
     is_noticed_at(Level::Fs, Sabotage::RefuseAtOnce, None);
 }
@@ -192,7 +217,7 @@ fn is_noticed_among_tenants(rule: OfTenants) {
 
 #[test]
 fn r4_deciding_before_what_is_decided_is_applied_is_noticed() {
-    is_noticed_among_tenants(OfTenants::DecideEarly);
+    is_noticed_at(Level::Fs, OfTenants::DecideEarly, Some(Weather::Calm));
 }
 
 #[test]
@@ -310,6 +335,36 @@ fn a_copy_into_a_file_whose_flags_forbid_it_is_noticed() {
 #[test]
 fn privileges_that_a_change_of_content_leaves_are_noticed() {
     is_noticed_in_files(OfFiles::KeepPrivileges);
+}
+
+#[test]
+fn a_copy_to_a_synchronous_file_that_is_not_synced_is_noticed() {
+    is_noticed_in_files(OfFiles::CopyUnsynced);
+}
+
+#[test]
+fn write_back_that_is_refused_by_later_flags_is_noticed() {
+    is_noticed_in_files(OfFiles::JudgeAgain);
+}
+
+#[test]
+fn a_copy_up_that_loses_privileges_is_noticed() {
+    is_noticed_in_files(OfFiles::StripCopyUp);
+}
+
+#[test]
+fn a_copy_up_that_keeps_privileges_for_ever_is_noticed() {
+    is_noticed_in_files(OfFiles::CopyUpForEver);
+}
+
+#[test]
+fn long_acls_that_are_refused_are_noticed() {
+    is_noticed_in_files(OfFiles::RefuseLongAcls);
+}
+
+#[test]
+fn the_removal_of_an_absent_acl_that_fails_is_noticed() {
+    is_noticed_in_files(OfFiles::RefuseAbsentAcls);
 }
 
 #[test]

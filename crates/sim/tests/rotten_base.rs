@@ -170,7 +170,7 @@ fn history(seed: u64) {
         let pool = Pool::open(machine.rt(), machine.device(), options()).await.expect("it opens");
         verify(&pool, &model, true).await;
         for (block, content) in good {
-            let written = machine.disk.write(block, vec![content], Purpose::Leaf).await;
+            let written = machine.disk.write(block, content.into(), Purpose::Leaf).await;
             written.expect("the disk works");
         }
         pool.flush_all().await.expect("it flushes");

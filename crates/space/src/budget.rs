@@ -191,6 +191,13 @@ impl Budget {
         add(&self.freeing, blocks);
     }
 
+    /// A metaslab of so many usable blocks was set aside, and now it is known how many of them are
+    /// allocated.
+    pub(crate) fn supply(&self, usable: u64, allocated: u64) {
+        sub(&self.allocated, usable - allocated);
+        add(&self.freeing, usable - allocated);
+    }
+
     /// Frees that nobody is in the way of any more.
     pub(crate) fn release(&self, blocks: u64) {
         sub(&self.freeing, blocks);

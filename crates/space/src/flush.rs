@@ -20,9 +20,7 @@
 use copyhold_format::space_map::{Descriptor, Place, SpaceMap};
 use copyhold_types::{Key, NodePtr, Txg};
 
-use crate::changes::Changes;
 use crate::layout::MetaslabId;
-use crate::metaslab::Quarantine;
 use crate::space::Space;
 
 /// What a metaslab keeps of the log.
@@ -44,7 +42,7 @@ pub struct MapJob {
     space: Space,
     index: usize,
     complete_to: Txg,
-    /// `None`: the metaslab is quarantined, which its descriptor is to say.
+    /// `None`: the metaslab is set aside, and its edits are logged again ([`Space::carry`]).
     map: Option<SpaceMap>,
     replaces: Option<NodePtr>,
     done: bool,
@@ -55,13 +53,29 @@ impl MapJob {
         self.space.shared.metaslabs[self.index].id
     }
 
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Whether the metaslab is set aside: then its edits are logged again, and its descriptor
+    /// stays.
+    pub fn is_set_aside(&self) -> bool {
+        self.map.is_none()
+    }
+
+    /// Edits that are to be retired.
+    pub fn edits(&self) -> u64 {
+        let state = self.space.shared.metaslabs[self.index].lock();
+        state.frozen.map_or(0, |frozen| frozen.edits)
+    }
+
     /// The map, if one is needed.
     fn needed(&self) -> Option<&SpaceMap> {
         self.map.as_ref().filter(|map| map.allocated() > 0)
     }
 
     /// Encodes the map, without the zeros up to the end of the last block. `None`: no map is
-    /// needed, since nothing is allocated, or nobody knows what is.
+    /// needed, since nothing is allocated, or the metaslab is set aside.
     pub fn encode(&self) -> Option<Vec<u8>> {
         self.needed().map(SpaceMap::encode)
     }
@@ -80,7 +94,6 @@ impl MapJob {
             allocated: self.needed().map_or(0, SpaceMap::allocated),
             complete_to: self.complete_to,
             longest_free: self.map.as_ref().map_or(0, SpaceMap::longest_free),
-            quarantined: self.map.is_none(),
         }
     }
 
@@ -120,7 +133,7 @@ impl Space {
         }
         assert!(state.complete_to <= Some(closed), "{id} is complete beyond {closed} already");
         state.frozen = Some(std::mem::take(&mut state.live));
-        let words = (state.quarantine == Quarantine::No).then(|| state.logged.words().to_vec());
+        let words = state.aside.is_none().then(|| state.logged.words().to_vec());
         let replaces = state.map;
         drop(state);
         let MetaslabId { device, index: number } = id;
@@ -135,11 +148,9 @@ impl Space {
     pub fn installed(&self, mut job: MapJob, map: Option<NodePtr>) {
         let mut state = self.shared.metaslabs[job.index].lock();
         state.frozen.take().expect("F3: a job has frozen changes");
-        state.map = map;
-        state.complete_to = Some(job.complete_to);
-        if job.map.is_none() {
-            state.quarantine = Quarantine::Recorded;
-            state.live = Changes::default();
+        if !job.is_set_aside() {
+            state.map = map;
+            state.complete_to = Some(job.complete_to);
         }
         job.done = true;
     }

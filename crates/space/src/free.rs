@@ -7,7 +7,9 @@
 //! M1  A chunk's `free` is the number of its free bits.
 //! M2  A chunk that a lane holds has no grade. The bits that the lane holds are not free here;
 //!     blocks that become free meanwhile are, and join the grade when the lane gives the chunk up.
-//! M3  `counts` are the chunks per grade; `warm_free` is the free blocks of warm chunks.
+//! M3  No free run is longer than `run_max`: where runs are short, a search for a long one that was
+//!     in vain is not made again before something becomes free (R21).
+//! M4  `counts` are the chunks per grade; `warm_free` is the free blocks of warm chunks.
 //!
 //! A chunk is *warm* once it has been handed out, until it is discarded: on a sparse pool file,
 //! writing where nothing has ever been written halves the rate of fsync (P6).
@@ -78,6 +80,7 @@ pub(crate) struct FreeMap {
     counts: [u32; Grade::COUNT],
     warm_free: u64,
     free_blocks: u32,
+    run_max: u32,
     /// Where the next search begins (next-fit).
     cursor: usize,
 }
@@ -96,7 +99,9 @@ impl FreeMap {
         let warm_free = warm.map(|chunk| u64::from(chunk.free)).sum();
         let free_blocks = free.count();
         let counts = [0; Grade::COUNT];
-        let mut map = FreeMap { free, blocks, chunks, counts, warm_free, free_blocks, cursor: 0 };
+        let (run_max, cursor) = (blocks, 0);
+        let mut map =
+            FreeMap { free, blocks, chunks, counts, warm_free, free_blocks, run_max, cursor };
         (0..map.chunks.len()).for_each(|at| map.regrade(at));
         map
     }
@@ -178,6 +183,9 @@ impl FreeMap {
     pub(crate) fn vacate(&mut self, first: u32, blocks: u32, freed: Option<Txg>) {
         assert!(self.free.all_clear(first, blocks), "{first}+{blocks} is free already");
         self.free.set(first, blocks);
+        if self.run_max < self.blocks {
+            self.run_max = self.run_max.max(self.run_around(first, blocks));
+        }
         for (at, _, count) in chunks_of(first, blocks) {
             self.adjust(at, count as i32);
             self.chunks[at].freed = self.chunks[at].freed.max(freed);
@@ -284,12 +292,28 @@ impl FreeMap {
 
     /// Takes exactly `blocks` blocks in one run, wherever they are; where it begins.
     pub(crate) fn take_run(&mut self, blocks: u32) -> Option<u32> {
-        if self.free_blocks < blocks {
+        if self.free_blocks < blocks || self.run_max < blocks {
             return None;
         }
-        let (first, _) = self.free.runs().find(|&(_, length)| length >= blocks)?;
+        let Some((first, _)) = self.free.runs().find(|&(_, length)| length >= blocks) else {
+            self.run_max = blocks - 1;
+            return None;
+        };
         self.occupy(first, blocks);
         Some(first)
+    }
+
+    /// How long the free run is that these free blocks are of, at most: beyond a chunk it is not
+    /// looked at.
+    fn run_around(&self, first: u32, blocks: u32) -> u32 {
+        let is_free = |at: &u32| !self.free.all_clear(*at, 1);
+        let most = CHUNK_BLOCKS as usize;
+        let before = (0..first).rev().take(most).take_while(is_free).count();
+        let behind = (first + blocks..self.blocks).take(most).take_while(is_free).count();
+        match before == most || behind == most {
+            true => self.blocks,
+            false => before as u32 + blocks + behind as u32,
+        }
     }
 
     /// Takes wholly free chunks that follow each other, of those that `chunks` are, out for a
@@ -348,7 +372,7 @@ impl FreeMap {
         (discarding, count(State::Held))
     }
 
-    /// M1 to M3.
+    /// M1 to M4.
     pub(crate) fn check(&self) {
         let mut counts = [0; Grade::COUNT];
         let (mut warm_free, mut free_blocks) = (0, 0);
@@ -357,7 +381,7 @@ impl FreeMap {
             assert_eq!(u32::from(chunk.free), free, "M1: chunk {at}");
             match chunk.state {
                 State::Idle(grade) => {
-                    assert_eq!(grade, self.grade_of(at), "M3: chunk {at}");
+                    assert_eq!(grade, self.grade_of(at), "M4: chunk {at}");
                     grade.into_iter().for_each(|grade| counts[grade as usize] += 1);
                 }
                 State::Held => {}
@@ -366,8 +390,10 @@ impl FreeMap {
             warm_free += if chunk.warm { u64::from(free) } else { 0 };
             free_blocks += free;
         }
-        assert_eq!(self.counts, counts, "M3");
-        assert_eq!(self.warm_free, warm_free, "M3");
+        assert_eq!(self.counts, counts, "M4");
+        assert_eq!(self.warm_free, warm_free, "M4");
+        let longest = self.free.runs().map(|(_, blocks)| blocks).max();
+        assert!(longest.unwrap_or(0) <= self.run_max, "M3");
         assert_eq!(self.free_blocks, free_blocks, "M1");
     }
 }

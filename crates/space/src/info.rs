@@ -3,7 +3,6 @@
 use copyhold_types::{NodePtr, Run, Txg};
 
 use crate::layout::MetaslabId;
-use crate::metaslab::Quarantine;
 use crate::space::Space;
 
 /// One metaslab as it is now; figures are blocks.
@@ -25,7 +24,8 @@ pub struct MetaslabInfo {
     pub complete_to: Option<Txg>,
     /// The oldest txg with an edit that is not in the installed map.
     pub oldest_pin: Option<Txg>,
-    pub quarantined: bool,
+    /// The map cannot be read.
+    pub set_aside: bool,
 }
 
 impl Space {
@@ -49,11 +49,11 @@ impl Space {
             map: state.map,
             complete_to: state.complete_to,
             oldest_pin: state.oldest_pin(),
-            quarantined: state.quarantine != Quarantine::No,
+            set_aside: state.aside.is_some(),
         })
     }
 
-    /// The allocated runs of a metaslab, in order; none if it does not exist or is quarantined.
+    /// The allocated runs of a metaslab, in order; none if it does not exist or is set aside.
     pub fn allocated_runs(&self, id: MetaslabId) -> Vec<Run> {
         let Some(index) = self.shared.geometry.index_of(id) else { return Vec::new() };
         let metaslab = &self.shared.metaslabs[index];

@@ -197,7 +197,8 @@ impl Shared {
     /// A run straight out of a metaslab, passing by the lanes: when they would lock up too much of
     /// what is left, or have nothing. What they hold is called in first.
     ///
-    /// One at a time, so that what is free cannot be missed for being on the move.
+    /// One at a time, so that what is free cannot be missed for being on the move. For one run it
+    /// is looked once: who finds none takes pieces.
     pub(crate) fn direct_run(
         &self,
         near: usize,
@@ -207,8 +208,9 @@ impl Shared {
     ) -> Option<(usize, u32, u32)> {
         /// Each round that finds nothing has been overtaken by a lane that took a last chunk.
         const ROUNDS: u32 = 100;
+        let rounds = if shape == Shape::OneRun { 1 } else { ROUNDS };
         let _one = self.scarce.lock();
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds {
             self.close_lanes();
             let found = match shape {
                 Shape::OneRun => self.direct_whole(near, want),

@@ -5,7 +5,7 @@
 //! ```text
 //!   open     restore = Restore::new(layouts, fixed, cpus, config)      labels, log rings: fixed
 //!            restore.replay_alloc(txg, run) / replay_free(txg, run)    before any map is read (R5)
-//!            restore.load(id, descriptor, map) / quarantine(id)        per item of the table
+//!            restore.load(id, descriptor, map) / set_aside(id, …)      per item of the table
 //!            space = restore.finish(durable)                           or Space::new: a new pool
 //!   accept   r = space.reserve(blocks, tier)?                          no promise, no data
 //!   place    claims = space.claim(lane, blocks, &mut r)?               runs; dropped = given back
@@ -14,6 +14,7 @@
 //!            space.log_free(txg, run)?                                 with the pointer's end
 //!   commit   space.release_deferred(txg)                               when R3 allows
 //!   flush    pins → freeze → write → transaction → installed           see `flush`
+//!   repair   set_aside → missing_map → supply, supply_runs             see `aside`
 //!   discard  take_discardable → discard → discard_done                 see `discard` (R15)
 //!   look     figures, metaslab, allocated_runs                         statfs, debug, check
 //! ```
@@ -29,6 +30,7 @@
 
 #![forbid(unsafe_code)]
 
+mod aside;
 mod bits;
 mod budget;
 mod changes;
@@ -47,6 +49,7 @@ mod range_set;
 mod restore;
 mod space;
 
+pub use aside::Carried;
 pub use budget::{Figures, NoSpace, Reservation, Tier};
 pub use claim::{Claim, Claims};
 pub use discard::{Discard, Discardable};

@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use copyhold_sync::{Mutex, MutexGuard, of};
 use copyhold_types::{BlockAddr, NodePtr, Run, Txg};
 
+use crate::aside::Aside;
 use crate::bits::Bits;
 use crate::changes::Changes;
 use crate::free::{FreeMap, Grade};
@@ -55,19 +56,8 @@ pub(crate) struct MetaslabState {
     pub(crate) frozen: Option<Changes>,
     pub(crate) map: Option<NodePtr>,
     pub(crate) complete_to: Option<Txg>,
-    pub(crate) quarantine: Quarantine,
-}
-
-/// Whether the map of a metaslab is lost: nobody knows what is allocated, so nothing is handed out
-/// and edits change nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Quarantine {
-    No,
-    /// The descriptor still names the map, which may be readable another time. Then it needs all
-    /// edits since it was made, so these pin the log.
-    Unrecorded,
-    /// The descriptor says so. Edits are of no use any more.
-    Recorded,
+    /// The map cannot be read: nothing is handed out.
+    pub(crate) aside: Option<Box<Aside>>,
 }
 
 impl MetaslabState {
@@ -144,7 +134,7 @@ impl Metaslab {
         more
     }
 
-    fn publish_deferred(&self, state: &MetaslabState) {
+    pub(crate) fn publish_deferred(&self, state: &MetaslabState) {
         let oldest = state.deferred.first_key_value().map_or(u64::MAX, |(txg, _)| txg.get());
         self.oldest_deferred.store(oldest, Relaxed);
     }
@@ -169,19 +159,16 @@ impl Metaslab {
     /// Whether all of the run is logged as allocated.
     pub(crate) fn is_logged(&self, first: u32, blocks: u32) -> bool {
         let state = self.lock();
-        state.quarantine != Quarantine::No || state.logged.all_set(first, blocks)
+        state.aside.is_some() || state.logged.all_set(first, blocks)
     }
 
     /// Frees an allocated run; it is allocatable once `txg` is released. Blocks that count.
     pub(crate) fn log_free(&self, txg: Txg, first: u32, blocks: u32) -> u32 {
         let mut state = self.lock();
-        match state.quarantine {
-            Quarantine::No => {}
-            Quarantine::Unrecorded => {
-                state.live.note(txg);
-                return 0;
-            }
-            Quarantine::Recorded => return 0,
+        if let Some(aside) = &mut state.aside {
+            aside.note(txg, first, blocks, true);
+            state.live.note(txg);
+            return 0;
         }
         assert!(state.logged.all_set(first, blocks), "freed twice: {:?}", self.run(first, blocks));
         state.logged.clear(first, blocks);

@@ -16,13 +16,14 @@ use std::sync::Arc;
 use copyhold_format::space_map::{Descriptor, SpaceMap};
 use copyhold_types::{BlockAddr, Run, Txg};
 
+use crate::aside::Aside;
 use crate::bits::Bits;
 use crate::budget::Budget;
 use crate::changes::Changes;
 use crate::error::SpaceError;
 use crate::free::FreeMap;
 use crate::layout::{Geometry, MetaslabId, MetaslabLayout};
-use crate::metaslab::{MetaslabState, Quarantine};
+use crate::metaslab::MetaslabState;
 use crate::range_set::RangeSet;
 use crate::space::{Config, Shared, Space};
 
@@ -41,7 +42,7 @@ struct Restored {
     descriptor: Option<Descriptor>,
     logged: Option<Bits>,
     edits: Vec<Edit>,
-    quarantined: bool,
+    is_aside: bool,
 }
 
 /// The space of a pool that is being opened: replay, load, then [`Restore::finish`].
@@ -123,14 +124,13 @@ impl Restore {
         Ok(())
     }
 
-    /// The map of a metaslab cannot be read, from any copy. Nothing is allocated from it any more,
-    /// and what is freed there stays lost until a repair makes a new map; all else works. The next
-    /// flush of the metaslab records this in its descriptor; until then it pins the log, since the
-    /// map, once readable again, would need it.
-    pub fn quarantine(&mut self, id: MetaslabId) -> Result<(), SpaceError> {
+    /// The map of a metaslab cannot be read now, from any copy. Nothing is allocated from the
+    /// metaslab until [`Space::supply`]; all else works.
+    pub fn set_aside(&mut self, id: MetaslabId, descriptor: Descriptor) -> Result<(), SpaceError> {
         let index = self.geometry.index_of(id);
         let index = index.ok_or(SpaceError::NoMetaslab { metaslab: id })?;
-        self.metaslabs[index].quarantined = true;
+        let metaslab = &mut self.metaslabs[index];
+        (metaslab.descriptor, metaslab.is_aside) = (Some(descriptor), true);
         Ok(())
     }
 
@@ -141,7 +141,6 @@ impl Restore {
     pub fn finish(self, durable: Option<Txg>) -> Result<Space, SpaceError> {
         let mut states = Vec::with_capacity(self.metaslabs.len());
         let (mut total, mut free, mut allocated, mut freeing) = (0, 0, 0, 0);
-        let mut quarantined = 0;
         for ((id, layout), restored) in self.geometry.metaslabs().zip(self.metaslabs) {
             let size = layout.blocks_of(id.index);
             let usable = u64::from(size) - restored.fixed.blocks();
@@ -151,13 +150,12 @@ impl Restore {
             let deferred: u64 = state.deferred.values().flatten().map(|run| u64::from(run.1)).sum();
             freeing += deferred;
             allocated += u64::from(state.logged.count());
-            quarantined += if state.quarantine == Quarantine::No { 0 } else { usable };
+            allocated += state.aside.as_ref().map_or(0, |aside| aside.usable);
             states.push(state);
         }
         let reserve = self.config.reserve(total);
-        let budget = Budget::new(reserve, free, allocated + quarantined, freeing, total);
-        let mut shared = Shared::new(self.geometry, states, self.cpus, budget, &self.config);
-        shared.quarantined = quarantined;
+        let budget = Budget::new(reserve, free, allocated, freeing, total);
+        let shared = Shared::new(self.geometry, states, self.cpus, budget, &self.config);
         Ok(Space { shared: Arc::new(shared) })
     }
 }
@@ -170,23 +168,18 @@ fn settle(
     durable: Option<Txg>,
     all_warm: bool,
 ) -> Result<MetaslabState, SpaceError> {
-    let Restored { fixed, descriptor, logged, mut edits, quarantined } = restored;
+    let Restored { fixed, descriptor, logged, mut edits, is_aside } = restored;
     let size = layout.blocks_of(id.index);
     let complete_to = descriptor.map(|descriptor| descriptor.complete_to);
     edits.sort_by_key(|edit| (edit.txg, edit.free)); // O1
     let mut logged = logged.unwrap_or_else(|| Bits::new(size));
     let mut live = Changes::default();
-    let quarantine = match (quarantined, descriptor) {
-        (_, Some(Descriptor { quarantined: true, .. })) => Quarantine::Recorded,
-        (true, _) => Quarantine::Unrecorded,
-        (false, _) => Quarantine::No,
-    };
+    let mut aside = is_aside.then(|| Box::new(Aside::new(size, fixed.clone())));
     for edit in edits.iter().filter(|edit| Some(edit.txg) > complete_to) {
-        match (quarantine, edit.free) {
-            (Quarantine::No, true) => logged.clear(edit.first, edit.blocks),
-            (Quarantine::No, false) => logged.set(edit.first, edit.blocks),
-            (Quarantine::Unrecorded, _) => {}
-            (Quarantine::Recorded, _) => continue,
+        match (&mut aside, edit.free) {
+            (None, true) => logged.clear(edit.first, edit.blocks),
+            (None, false) => logged.set(edit.first, edit.blocks),
+            (Some(aside), free) => aside.note(edit.txg, edit.first, edit.blocks, free),
         }
         live.note(edit.txg);
     }
@@ -200,7 +193,7 @@ fn settle(
         }
         used.set(first, blocks);
     }
-    if quarantine != Quarantine::No {
+    if aside.is_some() {
         used.set(0, size);
     }
     let deferred = defer(&edits, durable, &mut used);
@@ -213,7 +206,7 @@ fn settle(
     }
     let map = descriptor.and_then(|descriptor| descriptor.map);
     let frozen = None;
-    Ok(MetaslabState { logged, free, deferred, live, frozen, map, complete_to, quarantine })
+    Ok(MetaslabState { logged, free, deferred, live, frozen, map, complete_to, aside })
 }
 
 /// The frees that are not allocatable yet, O2; they count as used.

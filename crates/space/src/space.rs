@@ -26,6 +26,8 @@ pub struct Config {
     /// The whole device has been written to: nothing is a hole. For block devices and pools that
     /// were created preallocated.
     pub all_warm: bool,
+    /// The longest run that is handed out: for tests of space that is in short runs. `None`: any.
+    pub run_max: Option<u32>,
 }
 
 impl Config {
@@ -50,12 +52,11 @@ pub(crate) struct Shared {
     pub(crate) scarce: Mutex<(), of::ScarceSpace>,
     /// Chunks with a free run of 64 KiB, in all metaslabs.
     good_chunks: AtomicI64,
-    /// This many good chunks are kept for nodes, which need their blocks in one run: half of the
-    /// reserve.
+    /// This many good chunks are kept for nodes, which are read and written faster in one run: half
+    /// of the reserve.
     kept_chunks: i64,
     pub(crate) warm_blocks: u64,
-    /// Blocks of quarantined metaslabs: they count as allocated.
-    pub(crate) quarantined: u64,
+    run_max: u32,
 }
 
 impl Shared {
@@ -88,7 +89,7 @@ impl Shared {
             good_chunks,
             kept_chunks: (figures.reserve / 2 / u64::from(CHUNK_BLOCKS)) as i64,
             warm_blocks: config.warm(figures.total),
-            quarantined: 0,
+            run_max: config.run_max.unwrap_or(u32::MAX),
             geometry,
             metaslabs,
             budget,
@@ -128,6 +129,10 @@ impl Shared {
 
     /// One run of `want` blocks or, in pieces, fewer.
     fn take(&self, lane: Lane, want: u32, shape: Shape) -> Option<(usize, u32, u32)> {
+        if shape == Shape::OneRun && want > self.run_max {
+            return None;
+        }
+        let want = want.min(self.run_max);
         let mut state = self.lane(lane).lock();
         let near = state.at;
         if !self.is_scarce() && want <= CHUNK_BLOCKS {
@@ -197,8 +202,8 @@ impl Space {
         Ok(claims)
     }
 
-    /// Takes `blocks` blocks in one run: for nodes and maps. Fails when no run is that long any
-    /// more; up to 64 KiB that means that nearly all of the reserve is gone, too.
+    /// Takes `blocks` blocks in one run: for nodes and maps. Fails when no run is that long; then
+    /// [`Self::claim`] gives as many blocks in pieces.
     pub fn claim_run(
         &self,
         lane: Lane,
@@ -212,9 +217,14 @@ impl Space {
         }
     }
 
+    /// Says that `blocks` blocks cannot be had.
+    pub fn no_space(&self, blocks: u64) -> NoSpace {
+        self.shared.budget.no_space(blocks)
+    }
+
     fn take_for(&self, lane: Lane, left: u64) -> Option<(usize, u32, u32)> {
         let want = left.min(u64::from(u32::MAX / 2)) as u32;
-        if want >= CHUNK_BLOCKS {
+        if want >= CHUNK_BLOCKS && self.shared.run_max >= want {
             let near = self.shared.lane(lane).lock().at;
             if let Some(run) = self.shared.whole_chunks(near, want) {
                 return Some(run);

@@ -17,7 +17,8 @@ fn run(block: u64, blocks: u32) -> Run {
 
 /// Room for `chunks` MiB; one CPU.
 fn space(chunks: u64, reserve: u64) -> Space {
-    let config = Config { reserve_blocks: Some(reserve), warm_blocks: Some(512), all_warm: false };
+    let config =
+        Config { reserve_blocks: Some(reserve), warm_blocks: Some(512), ..Config::default() };
     Space::new(&[layout(chunks * 256)], &[], 1, config)
 }
 

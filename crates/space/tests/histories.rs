@@ -189,7 +189,7 @@ proptest! {
         reserve in 0u64..400,
     ) {
         let config =
-            Config { reserve_blocks: Some(reserve), warm_blocks: Some(300), all_warm: false };
+            Config { reserve_blocks: Some(reserve), warm_blocks: Some(300), ..Config::default() };
         run(World::new(&[(2900, 1024), (700, 256)], &fixed(), 2, config), steps);
     }
 

@@ -30,12 +30,13 @@ fn map(index: u32, allocated: u64) -> (Descriptor, SpaceMap) {
     let at = NodePtr {
         copies: [Some(BlockAddr::new(DeviceId(0), 3000)), None],
         blocks: 1,
+        fragmented: false,
         epoch: EpochId::POOL,
         digest: Digest(0),
     };
     let (allocated, longest_free) = (map.allocated(), map.longest_free());
-    let (complete_to, quarantined) = (txg(10), false);
-    (Descriptor { map: Some(at), allocated, complete_to, longest_free, quarantined }, map)
+    let complete_to = txg(10);
+    (Descriptor { map: Some(at), allocated, complete_to, longest_free }, map)
 }
 
 #[test]
@@ -116,16 +117,16 @@ fn an_edit_outside_of_all_devices_is_refused() {
 }
 
 #[test]
-fn a_quarantined_metaslab_loses_space_and_nothing_else() {
+fn a_metaslab_that_is_set_aside_loses_space_for_a_while_and_nothing_else() {
     let mut restore = restore();
-    restore.replay_alloc(txg(3), run(1000, 100)).unwrap();
-    restore.quarantine(ID).unwrap();
-    let space = restore.finish(Some(txg(3))).unwrap();
+    restore.replay_alloc(txg(13), run(1000, 100)).unwrap();
+    restore.set_aside(ID, map(1, 0xff).0).unwrap();
+    let space = restore.finish(Some(txg(13))).unwrap();
     space.check();
     assert_eq!(space.figures().free, 4096 - 128 - 1024 - 24);
     // The run lies across the border: its first part is known, of the rest nothing is.
-    space.log_free(txg(4), run(1000, 100)).unwrap();
-    assert_eq!(space.release_deferred(txg(4)), 24);
+    space.log_free(txg(14), run(1000, 100)).unwrap();
+    assert_eq!(space.release_deferred(txg(14)), 24);
     let free = space.figures().free;
     let mut promise = space.reserve(free, Tier::Write).unwrap();
     let lane = Lane { cpu: 0, class: LaneClass::Data };
@@ -137,28 +138,58 @@ fn a_quarantined_metaslab_loses_space_and_nothing_else() {
 }
 
 #[test]
-fn a_quarantined_metaslab_pins_the_log_until_its_descriptor_says_so() {
+fn edits_of_a_metaslab_that_is_set_aside_are_logged_again_until_its_map_is_there() {
+    let (descriptor, sound) = map(1, 0xff);
     let mut restore = restore();
-    restore.replay_alloc(txg(3), run(1100, 100)).unwrap();
-    restore.quarantine(ID).unwrap();
-    let space = restore.finish(Some(txg(3))).unwrap();
+    restore.replay_alloc(txg(9), run(1900, 10)).unwrap();
+    restore.replay_alloc(txg(13), run(1500, 100)).unwrap();
+    restore.set_aside(ID, descriptor).unwrap();
+    let space = restore.finish(Some(txg(13))).unwrap();
     let pins: Vec<Pin> = space.pins().collect();
-    assert_eq!(pins, [Pin { metaslab: ID, oldest: txg(3), edits: 1, flushing: false }]);
-    let job = space.freeze(ID, txg(4)).unwrap();
-    assert_eq!((job.encode(), job.replaces()), (None, None));
-    let descriptor = job.descriptor(None);
-    assert!(descriptor.quarantined);
-    space.installed(job, None);
-    space.log_free(txg(5), run(1100, 10)).unwrap();
-    assert_eq!(space.oldest_pin(), None);
-    space.check();
+    assert_eq!(pins, [Pin { metaslab: ID, oldest: txg(13), edits: 1, flushing: false }]);
+    space.log_free(txg(15), run(1500, 10)).unwrap();
+    space.log_free(txg(15), run(1024 + 128, 2)).unwrap();
 
-    // The next mount: nobody tries to read a map, and nothing is lost that was not before.
-    let mut restore = self::restore();
-    restore.replay_free(txg(5), run(1100, 10)).unwrap();
-    restore.load(ID, descriptor, None).unwrap();
-    let space = restore.finish(Some(txg(4))).unwrap();
+    let job = space.freeze(ID, txg(15)).unwrap();
+    assert!(job.is_set_aside());
+    assert_eq!((job.encode(), job.replaces()), (None, descriptor.map));
+    let carried = space.carry(&job, txg(16));
+    assert_eq!(carried.allocated, [run(1510, 90)]);
+    assert_eq!(carried.freed, [run(1024 + 128, 2), run(1500, 10)]);
+    assert_eq!(space.oldest_pin(), Some(txg(13)), "F3: until the record is durable");
+    space.installed(job, None);
+    assert_eq!(space.oldest_pin(), Some(txg(16)));
+    assert_eq!(space.missing_map(ID), Some((descriptor.map.unwrap(), txg(10))));
+
+    // The next mount, whose log begins there, and which can read the map.
+    let mut again = self::restore();
+    carried.allocated.iter().for_each(|run| again.replay_alloc(txg(16), *run).unwrap());
+    carried.freed.iter().for_each(|run| again.replay_free(txg(16), *run).unwrap());
+    again.load(ID, descriptor, Some(&sound)).unwrap();
+    let wanted = [run(1024 + 130, 6), run(1510, 90)];
+    assert_eq!(again.finish(None).unwrap().allocated_runs(ID), wanted);
+
+    // Or the map can be read again, while the pool is open.
+    assert_eq!(space.supply(ID, &sound, txg(17)), Ok(true));
     space.check();
-    assert_eq!((space.oldest_pin(), space.figures().freeing), (None, 0));
-    assert!(space.metaslab(ID).unwrap().quarantined);
+    assert_eq!(space.allocated_runs(ID), wanted);
+    assert_eq!(space.release_deferred(txg(16)), 0);
+    assert_eq!(space.release_deferred(txg(17)), 1024 - 96);
+    space.check();
+    let job = space.freeze(ID, txg(17)).unwrap();
+    assert_eq!((job.is_set_aside(), job.replaces()), (false, descriptor.map));
+    assert_eq!(space.supply(ID, &sound, txg(17)), Ok(false), "it is in use");
+}
+
+#[test]
+fn a_map_is_made_anew_of_what_is_allocated() {
+    let mut restore = restore();
+    restore.set_aside(MetaslabId { index: 0, ..ID }, map(0, 1).0).unwrap();
+    let space = restore.finish(None).unwrap();
+    let id = MetaslabId { index: 0, ..ID };
+    let label = space.supply_runs(id, [run(60, 10)], txg(20));
+    assert!(matches!(label, Err(SpaceError::Fixed { .. })), "{label:?}");
+    assert_eq!(space.supply_runs(id, [run(100, 10), run(1000, 100)], txg(20)), Ok(true));
+    assert_eq!(space.allocated_runs(id), [run(100, 10), run(1000, 24)]);
+    space.check();
 }

@@ -25,6 +25,11 @@ macro_rules! ranks {
 }
 
 ranks! {
+    // The library.
+
+    /// A pool that is open, for each call on it.
+    OpenPool,
+
     // The filesystem. States come before the caches, so that a new inode is in the cache before its
     // directory's state is let go.
 
@@ -153,6 +158,8 @@ ranks! {
 
     // Devices.
 
+    /// Writes that wait for space below the pool.
+    HostSpace,
     /// The file that a device is on.
     DeviceFile,
     /// The simulated device.
@@ -187,6 +194,8 @@ ranks! {
 
     // The mount: nothing is called while one of these is held, and wakers take them under any lock.
 
+    /// What a daemon does with a signal.
+    DaemonPhase,
     /// The state of one request.
     RequestPlace,
     /// Memory of requests that ended.

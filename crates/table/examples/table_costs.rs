@@ -47,6 +47,7 @@ impl NodeSink for Sink {
         let ptr = NodePtr {
             copies: [Some(addr), None],
             blocks: node.blocks() as u32,
+            fragmented: false,
             epoch: EpochId::POOL,
             digest: digest(&node),
         };

@@ -224,7 +224,13 @@ mod tests {
         let buf = builder.finish(NodeOrigin { table: TableId(1), birth: Txg::FIRST });
         let digest = copyhold_format::digest(&buf);
         let addr = BlockAddr::new(DeviceId(0), 100 + n);
-        let ptr = NodePtr { copies: [Some(addr), None], blocks: 1, epoch: EpochId::POOL, digest };
+        let ptr = NodePtr {
+            copies: [Some(addr), None],
+            blocks: 1,
+            fragmented: false,
+            epoch: EpochId::POOL,
+            digest,
+        };
         (ptr, Arc::new(Node::parse(buf).unwrap()))
     }
 

@@ -83,6 +83,11 @@ impl FlushJob {
     pub fn edits_len(&self) -> usize {
         self.frozen.len()
     }
+
+    /// The memory that they take.
+    pub fn edits_bytes(&self) -> usize {
+        self.frozen.bytes()
+    }
 }
 
 impl Table {

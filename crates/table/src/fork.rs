@@ -14,12 +14,15 @@
 //!     over that other one. So the depth is that of tables with unflushed edits (R29).
 //!     Who adopts sees to it first that no flush begins there ([`Table::stand_still`]), not even of
 //!     layers: it would give up nodes that by then are the children's.
+//! K5  Tables that adopt one by one are not all behind the table when a crash comes. So the first
+//!     of them finds it *sealed*: its descriptors say that all of its edits are in its bases, and
+//!     replay brings none back, whose flush would give up nodes that others have adopted.
 //! K4  A child replays all of its edits in the log, whatever it adopts (T3).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use copyhold_types::{Key, TableId};
+use copyhold_types::{Key, TableId, Txg};
 
 use crate::delta::Weight;
 use crate::flush::DescriptorEdit;
@@ -85,6 +88,29 @@ impl Table {
         is_settled
     }
 
+    /// Says that the table is complete up to `txg`, in whose transaction the returned edits are: it
+    /// stands still, so nothing of it can be newer (K5). Nothing, if that has been said.
+    pub fn seal(&self, txg: Txg) -> Vec<DescriptorEdit> {
+        if self.sealed.swap(true, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        for partition in self.read_partitions().iter() {
+            let mut state = partition.state.lock();
+            state.complete_to = state.complete_to.max(Some(txg));
+        }
+        self.tell_all()
+    }
+
+    /// The descriptors, as the table of tables is to be told of them.
+    fn tell_all(&self) -> Vec<DescriptorEdit> {
+        let tell = |(partition, descriptor)| DescriptorEdit {
+            table: self.id(),
+            partition,
+            descriptor: Some(descriptor),
+        };
+        self.descriptors().into_iter().map(tell).collect()
+    }
+
     /// Takes over the partitions of the settled table under this one, which stands still, while the
     /// transaction that logs the returned edits is being applied. Never waits.
     ///
@@ -116,13 +142,7 @@ impl Table {
         *partitions = Partitions::new(list);
         let more = partitions.weight() - before;
         drop(partitions);
-        let told = self.descriptors().into_iter();
-        let tell = |(partition, descriptor)| DescriptorEdit {
-            table: self.id(),
-            partition,
-            descriptor: Some(descriptor),
-        };
-        (told.map(tell).collect(), more)
+        (self.tell_all(), more)
     }
 
     /// A partition has no items any more; somebody has given up its nodes.
@@ -144,7 +164,7 @@ impl Table {
 mod tests {
     use std::collections::BTreeMap;
 
-    use copyhold_types::{Kind, Txg};
+    use copyhold_types::Kind;
     use proptest::prelude::*;
 
     use super::*;
@@ -191,7 +211,7 @@ mod tests {
         table.apply(Txg::FIRST, key(1), Edit::Put((&[1][..]).into()));
         let edits = table.freeze(Key::MIN, point).expect("it has edits");
         assert!(!table.stand_still(), "a flush is under way");
-        let layer = block_on(edits.spill(&*store, &mut Sink::new(&store))).unwrap();
+        let layer = block_on(edits.spill(&*store, &mut Sink::new(&store), u64::MAX)).unwrap();
         table.install(edits, layer);
         let merge = table.freeze_layers(Key::MIN, point).expect("it has a layer");
         assert!(!table.stand_still(), "a merge is under way");

@@ -17,7 +17,7 @@
 //!   edit      table.apply(txg, key, edit)             sync, infallible: join last (R1)
 //!   flush     job     = table.freeze(start, …)        the delta's edits, or a bounded part of them
 //!             flushed = job.merge(nodes, sink).await  reads and writes nodes; or, to make a layer,
-//!                       job.spill(nodes, sink).await  which reads no base. Then wait for the
+//!                       job.spill(nodes, sink, room).await  which reads no base. Then wait for the
 //!                                                     writes, flush the device and, in one
 //!                                                     transaction,
 //!             edits   = table.install(job, flushed)   put `edits` in the table of tables, release
@@ -76,6 +76,7 @@ pub use merge::{Flushed, Part};
 pub use read::{Differing, Told};
 pub use recovery::RecoveringTable;
 pub use source::{NodeFuture, NodeSink, NodeSource};
+pub use spill::MergeSize;
 pub use table::{Cached, Limits, PartitionStats, Table};
 pub use value::{Edit, Value};
 pub use walk::NodeVisit;

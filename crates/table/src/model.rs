@@ -248,13 +248,13 @@ impl World {
                 How::AsIsCheaper => job.is_cheaper_to_spill(&*store).await,
             };
             if spills {
-                let spilled = job.spill(&*store, &mut sink).await;
+                let spilled = job.spill(&*store, &mut sink, u64::MAX).await;
                 return (job, sink, spilled);
             }
             let mut merged = job.merge(&*store, &mut sink).await;
             if merged.is_err() {
                 sink.written.drain(..).for_each(|ptr| store.free(&ptr));
-                merged = job.spill(&*store, &mut sink).await;
+                merged = job.spill(&*store, &mut sink, u64::MAX).await;
             }
             (job, sink, merged)
         })));
@@ -346,6 +346,7 @@ impl World {
             let ptr = NodePtr {
                 copies: [Some(*addr), None],
                 blocks: 1,
+                fragmented: false,
                 epoch: Default::default(),
                 digest: Default::default(),
             };

@@ -527,7 +527,7 @@ mod tests {
         let point = FreezePoint { complete_to: Txg::FIRST, birth, edits_max: 1000 };
         let start = table.stats().last().unwrap().start;
         let job = table.freeze(start, point).unwrap();
-        let spilled = block_on(job.spill(&*store, &mut Sink::new(&store))).unwrap();
+        let spilled = block_on(job.spill(&*store, &mut Sink::new(&store), u64::MAX)).unwrap();
         table.install(job, spilled);
         table.apply(Txg::FIRST, key(78), Edit::Delete);
         for below in [79, 80] {

@@ -6,13 +6,14 @@
 //! below may have the key.
 //!
 //! S1  Layers are taken in from the newest on, without a gap (L1).
-//! S2  A layer that cannot be read stays as it is, and so do those below it; above it there is room
-//!     for more, up to what a descriptor can hold.
+//! S2  A layer that cannot be read, or for which there is no room while it is written anew, stays
+//!     as it is, and so do those below it; above it there is room for more, up to what a descriptor
+//!     can hold.
 
 use copyhold_format::node::{
     Child, LAYERS_MAX, LayerDescriptor, LeafBuilder, Level, encode_edit, encode_inner,
 };
-use copyhold_types::{Key, NodePtr, Purpose, Txg};
+use copyhold_types::{EpochId, Key, NodePtr, Purpose, Txg};
 
 use crate::delta::earlier;
 use crate::edits::Edits;
@@ -57,20 +58,26 @@ impl FlushJob {
         }
     }
 
-    /// Bytes of the nodes that a merge may write, in one copy, before it gives any back. What
-    /// cannot be read, a merge tells.
-    pub async fn merge_bytes_max(&self, nodes: &dyn NodeSource) -> u64 {
-        let Ok(children) = self.children(nodes).await else { return 0 };
-        let mut leaves = self.touched(&children).count();
-        if !self.settled.layers.is_empty() {
+    /// What a merge takes at most. `own`: nodes of this epoch and newer ones are this table's
+    /// alone. What cannot be read, a merge tells.
+    pub async fn merge_size(&self, nodes: &dyn NodeSource, own: EpochId) -> MergeSize {
+        let Ok(children) = self.children(nodes).await else { return MergeSize::default() };
+        let (base, layers) = (self.settled.base.root, &self.settled.layers);
+        let mut touched: Vec<&Child> = self.touched(&children).collect();
+        let mut more = 0;
+        if !layers.is_empty() {
             // It takes in all layers, which may touch any leaf, and fill as many as they have.
-            leaves = children.len();
-            for layer in self.settled.layers.iter() {
-                leaves += 2 * self.leaves_of(nodes, layer).await.unwrap_or(0);
+            touched = children.iter().collect();
+            for layer in layers.iter() {
+                more += 2 * self.size_of(nodes, layer).await.map_or(0, |size| size.leaves);
             }
         }
+        let replaced = touched.iter().map(|leaf| leaf.ptr).chain(base);
+        let mut replaced = replaced.chain(layers.iter().map(|layer| layer.root));
         // The first and last leaf may take in neighbours; the root is new, too.
-        ((leaves + 3) * self.limits.leaf_bytes + 2 * self.frozen.bytes()) as u64
+        let edits = (2 * self.frozen.bytes()).div_ceil(self.limits.leaf_bytes);
+        let leaves = touched.len() + more + 3 + edits;
+        MergeSize { leaves, is_shared: replaced.any(|ptr| ptr.epoch < own) }
     }
 
     /// Nothing but layers to be merged.
@@ -93,7 +100,8 @@ impl FlushJob {
         })
     }
 
-    /// Makes a layer of the edits, for [`crate::Table::install`].
+    /// Makes a layer of the edits, for [`crate::Table::install`]. `room`: blocks of one copy that
+    /// layers may take that are written anew, until the old ones are free.
     ///
     /// # Errors
     /// [`TableError::Partition`], when the layer cannot be written, or there is no place for it.
@@ -102,14 +110,16 @@ impl FlushJob {
         &self,
         nodes: &dyn NodeSource,
         sink: &mut dyn NodeSink,
+        room: u64,
     ) -> Result<Flushed, TableError> {
-        self.spilled(nodes, sink).await.map_err(|error| self.failed(error))
+        self.spilled(nodes, sink, room).await.map_err(|error| self.failed(error))
     }
 
     async fn spilled(
         &self,
         nodes: &dyn NodeSource,
         sink: &mut dyn NodeSink,
+        room: u64,
     ) -> Result<Flushed, TableError> {
         let Base { root, height, items } = self.settled.base;
         let parts = vec![Part { start: self.start, root, height, items }];
@@ -118,7 +128,7 @@ impl FlushJob {
         if self.frozen.is_empty() {
             return Ok(nothing);
         }
-        let taken = self.readable(nodes, self.taken()).await;
+        let taken = self.readable(nodes, self.taken(), room).await;
         let (taken, kept) = nothing.layers.split_at(taken);
         if kept.len() == LAYERS_MAX {
             return Err(TableError::Layers { layers: kept.len() });
@@ -148,23 +158,25 @@ impl FlushJob {
     }
 
     /// How many of the newest `most` layers can be read, and are not too large together (S2).
-    async fn readable(&self, nodes: &dyn NodeSource, most: usize) -> usize {
-        let mut leaves = 0;
+    async fn readable(&self, nodes: &dyn NodeSource, most: usize, room: u64) -> usize {
+        let mut all = Size::default();
         for (n, layer) in self.settled.layers[..most].iter().enumerate() {
-            match self.leaves_of(nodes, layer).await {
-                Ok(more) if leaves + more <= LEAVES_MAX => leaves += more,
-                _ => return n,
+            let Ok(Size { leaves, blocks }) = self.size_of(nodes, layer).await else { return n };
+            all = Size { leaves: all.leaves + leaves, blocks: all.blocks + blocks };
+            if all.leaves > LEAVES_MAX || all.blocks > room {
+                return n;
             }
         }
         most
     }
 
-    /// Reads a whole layer, and counts its leaves.
-    async fn leaves_of(
+    /// Reads a whole layer.
+    async fn size_of(
         &self,
         nodes: &dyn NodeSource,
         layer: &LayerDescriptor,
-    ) -> Result<usize, TableError> {
+    ) -> Result<Size, TableError> {
+        let blocks_of = |ptr: &NodePtr| u64::from(ptr.blocks) + 1;
         let leaves: Vec<NodePtr> = match Level::of_height(layer.height) {
             Level::Leaf => vec![layer.root],
             Level::Inner => {
@@ -172,13 +184,15 @@ impl FlushJob {
                 inner.iter().map(|child| child.ptr).collect()
             }
         };
-        let (count, why) = (leaves.len(), Tree::of(layer).purpose(Level::Leaf));
+        let blocks = blocks_of(&layer.root) + leaves.iter().map(blocks_of).sum::<u64>();
+        let size = Size { leaves: leaves.len(), blocks };
+        let why = Tree::of(layer).purpose(Level::Leaf);
         let window = self.limits.read_ahead;
         let mut leaves = ReadAhead::new(nodes, why, window, leaves.into_iter());
         while let Some((_, leaf)) = leaves.next().await {
             leaf?;
         }
-        Ok(count)
+        Ok(size)
     }
 
     fn first_txg(&self, taken: &[LayerDescriptor]) -> Txg {
@@ -186,6 +200,23 @@ impl FlushJob {
         let first = firsts.fold(self.frozen.oldest(), earlier);
         first.expect("T2: there are edits").min(self.birth)
     }
+}
+
+/// What a merge takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MergeSize {
+    /// Leaves that it may write before any is given back, or as much.
+    pub leaves: usize,
+    /// It may replace what is another's, too, and does not get that back.
+    pub is_shared: bool,
+}
+
+/// What layers have.
+#[derive(Clone, Copy, Debug, Default)]
+struct Size {
+    leaves: usize,
+    /// Of one copy, were each node in fragments.
+    blocks: u64,
 }
 
 /// A layer being written.
@@ -292,7 +323,7 @@ mod tests {
             let job = self.job();
             let mut sink = Sink::new(&self.store);
             let flushed = match spills {
-                true => block_on(job.spill(&*self.store, &mut sink)).unwrap(),
+                true => block_on(job.spill(&*self.store, &mut sink, u64::MAX)).unwrap(),
                 false => block_on(job.merge(&*self.store, &mut sink)).unwrap(),
             };
             let nodes = (flushed.replaced.len(), flushed.written.len());
@@ -438,7 +469,7 @@ mod tests {
         world.rot(Some(0));
         world.put(0..1, 9);
         let job = world.job();
-        let full = block_on(job.spill(&*world.store, &mut Sink::new(&world.store)));
+        let full = block_on(job.spill(&*world.store, &mut Sink::new(&world.store), u64::MAX));
         assert!(full.unwrap_err().to_string().contains("keys from"));
         world.table.abort(job);
         assert_eq!(world.byte(0), Some(9), "it stays in the delta, and pins the log");

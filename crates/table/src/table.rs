@@ -37,6 +37,8 @@ pub struct Table {
     partitions: RwLock<Partitions, of::Partitions>,
     /// Nothing of it is flushed or merged any more.
     pub(crate) retired: AtomicBool,
+    /// See [`Table::seal`].
+    pub(crate) sealed: AtomicBool,
 }
 
 /// What a lookup that may not wait found.
@@ -127,7 +129,13 @@ impl Table {
         assert!(limits.partition_leaves >= 2, "a partition that is split has two leaves");
         assert!(limits.read_ahead >= 1, "at least one leaf is read");
         let partitions = RwLock::new(Partitions::new(list));
-        Table { id, limits, partitions, retired: AtomicBool::new(false) }
+        Table {
+            id,
+            limits,
+            partitions,
+            retired: AtomicBool::new(false),
+            sealed: AtomicBool::new(false),
+        }
     }
 
     pub fn id(&self) -> TableId {

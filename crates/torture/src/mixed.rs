@@ -220,7 +220,7 @@ impl<'a> Mixer<'a> {
         let reactor = self.executors.reactor();
         let begin = |number: usize| {
             let (fd, offset) = (self.direct.clone(), (number * BLOCK) as u64);
-            let bufs = vec![Buf::from_bytes(&self.next(number))];
+            let bufs = Buf::from_bytes(&self.next(number)).into();
             (number, reactor.submit(Op::Write { fd, bufs, offset }))
         };
         let writes: Vec<_> = turns.iter().map(|(number, _)| begin(*number)).collect();

@@ -7,6 +7,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{BLOCK_BYTES, spare};
@@ -24,6 +25,18 @@ pub struct Buf {
 
 struct Memory {
     blocks: Vec<Block>,
+}
+
+/// Buffers that are written one behind the other. One or two, as in most requests, take no
+/// memory of their own.
+pub type Bufs = SmallVec<[Buf; 2]>;
+
+impl From<Buf> for Bufs {
+    fn from(buf: Buf) -> Bufs {
+        let mut bufs = Bufs::new();
+        bufs.push(buf);
+        bufs
+    }
 }
 
 impl Buf {

@@ -15,7 +15,7 @@ mod spare;
 mod time;
 
 pub use address::{BLOCK_BYTES, BlockAddr, DeviceId, Run};
-pub use buf::Buf;
+pub use buf::{Buf, Bufs};
 pub use ids::{EpochId, Incarnation, InodeNo, PoolId, SubvolId, TableId, Txg};
 pub use key::{Key, Kind};
 pub use pointer::{Digest, NodePtr, Pointer};

@@ -29,24 +29,31 @@ pub struct Pointer {
 }
 
 /// A reference to an immutable metadata node (or space map): one or two copies of `blocks` blocks.
+///
+/// Where free space has no run for it, a node is *fragmented*: then `copies` are those of its list
+/// of fragments, a block that says where the content is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodePtr {
     pub copies: [Option<BlockAddr>; 2],
+    /// Of the content.
     pub blocks: u32,
+    pub fragmented: bool,
     pub epoch: EpochId,
     pub digest: Digest,
 }
 
 impl NodePtr {
-    /// The runs of the copies that exist.
+    /// The runs that the pointer itself names, of the copies that exist: of a fragmented node those
+    /// of its list.
     pub fn runs(&self) -> impl Iterator<Item = Run> + use<> {
-        let blocks = self.blocks;
+        let blocks = if self.fragmented { 1 } else { self.blocks };
         self.copies.into_iter().flatten().map(move |addr| Run::new(addr, blocks))
     }
 }
 
 impl fmt::Debug for NodePtr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "node {:?}+{} epoch {}", self.copies, self.blocks, self.epoch)
+        let how = if self.fragmented { " in fragments" } else { "" };
+        write!(f, "node {:?}+{}{how} epoch {}", self.copies, self.blocks, self.epoch)
     }
 }

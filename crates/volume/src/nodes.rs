@@ -12,7 +12,7 @@ use copyhold_format::item::Content;
 use copyhold_pool::{Edit, NodeTurnover, Pool, Tenancy, Transaction, free_node};
 use copyhold_types::{EpochId, Key, NodePtr, Pointer, SubvolId, TableId, Txg};
 
-use crate::family::{Family, FamilyId};
+use crate::family::{Epoch, Family, FamilyId};
 use crate::quota::Amount;
 use crate::release::{Evaluation, Release};
 use crate::steady::refund;
@@ -24,10 +24,11 @@ pub(crate) struct Tenants(pub(crate) Arc<State>);
 
 impl Tenancy for Tenants {
     fn epoch(&self, table: TableId) -> EpochId {
-        let home = self.0.map.read().tables.get(&table).cloned();
-        let Some((family, epoch)) = home else { return EpochId::POOL };
-        let tree = family.read_tree();
-        tree.get(epoch).map_or(EpochId::POOL, |epoch| epoch.current)
+        self.0.epoch_of(table).map_or(EpochId::POOL, |epoch| epoch.current)
+    }
+
+    fn own_from(&self, table: TableId) -> EpochId {
+        self.0.epoch_of(table).map_or(EpochId::POOL, |epoch| epoch.first)
     }
 
     fn steady(&self, tables: &[TableId], apply: &mut dyn FnMut(&mut dyn NodeTurnover)) {
@@ -42,7 +43,8 @@ impl Tenancy for Tenants {
         let trees: BTreeMap<_, _> =
             cells.iter().map(|(id, family)| (*id, family.read_tree())).collect();
         let _burials: Vec<_> = cells.values().map(|family| family.lock_burial()).collect();
-        let look = Stored { pool: &pool, state: &self.0 };
+        // Nodes are never shared by reflink.
+        let look = Stored { pool: &pool, sharing: false };
         let evaluations =
             trees.iter().map(|(id, tree)| (*id, Evaluation::new(tree, &look))).collect();
         let settled = BTreeSet::new();
@@ -53,6 +55,15 @@ impl Tenancy for Tenants {
     fn closing(&self, txg: Txg) -> Vec<(TableId, Key, Edit)> {
         let rows = self.0.ledger.hold_back(self.0.ledger.closing(txg));
         rows.into_iter().map(|(key, edit)| (Pool::SYSTEM, key, edit)).collect()
+    }
+}
+
+impl State {
+    /// The epoch whose files the table has; none: it is the pool's own.
+    fn epoch_of(&self, table: TableId) -> Option<Epoch> {
+        let (family, epoch) = self.map.read().tables.get(&table).cloned()?;
+        let tree = family.read_tree();
+        tree.get(epoch).copied()
     }
 }
 

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use copyhold_format::item::{PENDING, PendingItem};
@@ -17,7 +16,7 @@ use crate::error::{Result, VolumeError};
 use crate::family::{Family, FamilyId};
 use crate::release::{Evaluation, Missing, Outcome, Release};
 use crate::sabotage::Sabotage;
-use crate::stored::fetch;
+use crate::stored::{Stored, fetch};
 use crate::volumes::{FamilyCell, Volumes};
 
 /// Releases that one step takes.
@@ -33,7 +32,7 @@ const RECORD_BYTES: usize = 512;
 const SPARE_EDITS: usize = 32;
 
 /// How long a decision waits that is made early.
-const MEANWHILE: Duration = Duration::from_millis(5);
+const MEANWHILE: Duration = Duration::from_millis(200);
 
 /// Pending releases of one family.
 type Batch = (Arc<FamilyCell>, Vec<(Key, Release)>);
@@ -84,9 +83,9 @@ impl Volumes {
             let (missing, wanted) = {
                 let tree = family.read_tree();
                 let _burial = family.lock_burial();
-                let sharing = self.state.sharing.load(Ordering::Acquire);
-                let _shares = sharing.then(|| self.state.shares.lock());
-                let outcome = self.evaluate(&tree, releases)?;
+                let look = self.stored();
+                let _shares = look.sharing.then(|| self.state.shares.lock());
+                let outcome = self.evaluate(&tree, releases, &look)?;
                 if !outcome.missing.is_empty() && attempt < TRIES {
                     (outcome.missing, None)
                 } else {
@@ -120,7 +119,7 @@ impl Volumes {
         releases: &[Release],
         tx: Option<Transaction>,
     ) -> Result<()> {
-        let evaluate = || self.evaluate(&family.read_tree(), releases);
+        let evaluate = || self.evaluate(&family.read_tree(), releases, &self.stored());
         let mut outcome = evaluate()?;
         for _ in 0..TRIES {
             fetch(&self.pool, &outcome.missing).await?;
@@ -133,9 +132,8 @@ impl Volumes {
         self.apply_decided(credit, tx.unwrap_or_default(), outcome, None).map(drop)
     }
 
-    fn evaluate(&self, tree: &Family, releases: &[Release]) -> Result<Outcome> {
-        let look = self.stored();
-        let mut evaluation = Evaluation::new(tree, &look).climbing(LEVELS_PER_STEP);
+    fn evaluate(&self, tree: &Family, releases: &[Release], look: &Stored<'_>) -> Result<Outcome> {
+        let mut evaluation = Evaluation::new(tree, look).climbing(LEVELS_PER_STEP);
         releases.iter().try_for_each(|release| evaluation.release(*release))?;
         Ok(evaluation.take())
     }

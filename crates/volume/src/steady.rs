@@ -162,9 +162,9 @@ impl Steady<'_> {
             .collect();
         let buries = releases.iter().any(|release| !leaf.owns(release.pointer.epoch));
         let _burial = buries.then(|| subvol.family.lock_burial());
-        let shares = !releases.is_empty() && volumes.state.sharing.load(Ordering::Acquire);
-        let _shares = shares.then(|| volumes.state.shares.lock());
         let look = volumes.stored();
+        let shares = !releases.is_empty() && look.sharing;
+        let _shares = shares.then(|| volumes.state.shares.lock());
         let mut evaluation = Evaluation::new(&tree, &look);
         evaluation.blind = volumes.ledger().breaks(Sabotage::BlindBuries);
         releases.iter().try_for_each(|release| evaluation.release(*release))?;
@@ -175,7 +175,8 @@ impl Steady<'_> {
 
 impl Volumes {
     pub(crate) fn stored(&self) -> Stored<'_> {
-        Stored { pool: &self.pool, state: &self.state }
+        let sharing = self.state.sharing.load(Ordering::Acquire);
+        Stored { pool: &self.pool, sharing }
     }
 
     /// Applies what was decided, with its locks held.

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use copyhold_format::item::{DeadItem, ShareItem, WINDOW_BLOCKS, dead_key, share_key};
 use copyhold_pool::{Cached, Pool, Value};
@@ -12,7 +11,6 @@ use copyhold_types::{BlockAddr, Key, Run, TableId};
 use crate::error::Result;
 use crate::release::{Damage, Dead, DeadWindow, Lookup, Missing, Place};
 use crate::segment::Segment;
-use crate::volumes::State;
 
 /// A window in a table: from this key, up to that one.
 pub(crate) fn keys(first: Key) -> (Key, Key) {
@@ -21,7 +19,9 @@ pub(crate) fn keys(first: Key) -> (Key, Key) {
 
 pub(crate) struct Stored<'a> {
     pub(crate) pool: &'a Pool,
-    pub(crate) state: &'a State,
+    /// Whether anything may be shared, looked at once: who evaluates with this holds the lock of
+    /// the shares if it is so, and leaves them alone if not.
+    pub(crate) sharing: bool,
 }
 
 impl Stored<'_> {
@@ -54,7 +54,7 @@ impl Lookup for Stored<'_> {
     }
 
     fn nothing_is_shared(&self) -> bool {
-        !self.state.sharing.load(Ordering::Acquire)
+        !self.sharing
     }
 }
 

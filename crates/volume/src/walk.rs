@@ -87,6 +87,7 @@ impl Volumes {
             (Some(next), _) => Step::Walk(next),
             (None, end) => {
                 let owned = self.owned_nodes(&leaf, &table, &place).await;
+                let owned = self.pool.pieces_of(&owned).await;
                 releases.extend(owned.iter().flat_map(|ptr| nodes::releases(leaf.id, ptr)));
                 place.tell_empty(&table, &mut tx);
                 end.map_or(Step::Absorb, Step::Walk)

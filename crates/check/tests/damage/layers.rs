@@ -207,7 +207,7 @@ fn a_layer_whose_values_are_no_edits_is_told() {
         let header = leaf.header();
         let bytes = builder.finish(NodeOrigin { table: header.table, birth: header.birth });
         for run in layer.root.runs() {
-            pool.write(run, vec![bytes.clone()], Purpose::Layer).await.unwrap();
+            pool.write(run, bytes.clone().into(), Purpose::Layer).await.unwrap();
         }
         layer.root.digest = digest(&bytes);
     });

@@ -1,6 +1,7 @@
 //! Nodes and space maps: copies that rot, and nodes that were written wrongly.
 
-use copyhold_check::{Problem, Report, Severity};
+use copyhold_check::{Problem, Report, Severity, repair_device};
+use copyhold_device::DynDevice;
 use copyhold_device::sim::SimImage;
 use copyhold_format::digest;
 use copyhold_format::item::{INODE, inode_key};
@@ -9,6 +10,7 @@ use copyhold_format::node::{
 };
 use copyhold_format::space_map::{Descriptor, METASLAB};
 use copyhold_pool::{Pool, Transaction};
+use copyhold_runtime::Rt;
 use copyhold_types::{Buf, InodeNo, Key, NodePtr, Purpose, Run, TableId};
 
 use crate::pool::{FIRST_OF_MANY, HOW_MANY, Power, TABLE, changed, kinds, report, rot, sound};
@@ -160,13 +162,60 @@ fn a_space_map_that_is_lost_costs_space_but_no_files() {
     assert!(power.rt.block_on(read).unwrap().len() > HOW_MANY as usize);
 }
 
+/// Once while nobody has written to the pool since, and once after files were written and deleted.
+#[test]
+fn a_space_map_that_is_lost_is_made_anew() {
+    for used in [false, true] {
+        let mut image = sound();
+        let lost: Vec<NodePtr> = maps(&image);
+        rot_all(&mut image, &lost[0]);
+        if used {
+            let power = Power::on(&image);
+            let pool = power.open(false).unwrap();
+            power.rt.block_on(async {
+                pool.flush_all().await.unwrap();
+                pool.close().await.unwrap();
+            });
+            image = power.device.image();
+            assert!(kinds(&image).contains(&"map"));
+        }
+        let power = Power::on(&image);
+        let device = power.device.clone() as DynDevice;
+        let repaired = repair_device(power.rt.clone() as Rt, device);
+        let repaired = power.rt.block_on(repaired).unwrap();
+        assert_eq!((repaired.maps.len(), repaired.refused), (1, None));
+        power.rt.drop_tasks();
+        let image = power.device.image();
+        assert!(report(&image).findings.is_empty(), "{:#?}", report(&image).findings);
+        let power = Power::on(&image);
+        let pool = power.open(false).unwrap();
+        assert_eq!(pool.space_map().set_aside(), []);
+        let read = pool.range(TABLE, Key::MIN, Key::MAX, usize::MAX);
+        assert!(power.rt.block_on(read).unwrap().len() > HOW_MANY as usize);
+    }
+}
+
+#[test]
+fn no_space_map_is_made_anew_while_references_cannot_be_read() {
+    let mut image = sound();
+    let (maps, leaves) = (maps(&image), nodes(&image, TABLE, Level::Leaf));
+    rot_all(&mut image, &maps[0]);
+    rot_all(&mut image, &leaves[0]);
+    let power = Power::on(&image);
+    let repaired = repair_device(power.rt.clone() as Rt, power.device.clone() as DynDevice);
+    let repaired = power.rt.block_on(repaired).unwrap();
+    assert!(repaired.maps.is_empty() && repaired.refused.is_some());
+    power.rt.drop_tasks();
+    assert!(kinds(&power.device.image()).contains(&"map"));
+}
+
 // Nodes that are whole, but wrong: written again with the digests that belong to them.
 
 /// Puts `bytes` in the place of a node, in both copies; the pointer that then belongs to it.
 async fn put_node(pool: &Pool, ptr: NodePtr, bytes: &Buf) -> NodePtr {
     assert_eq!(bytes.blocks() as u32, ptr.blocks, "it takes the place of the old one");
     for run in ptr.runs() {
-        pool.write(run, vec![bytes.clone()], Purpose::Leaf).await.unwrap();
+        pool.write(run, bytes.clone().into(), Purpose::Leaf).await.unwrap();
     }
     NodePtr { digest: digest(bytes), ..ptr }
 }

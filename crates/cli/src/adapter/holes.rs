@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use copyhold_fs::{Filesystem, FsError, NodeId as FsNode, Result, Seek, Uses};
+use copyhold_fs::{Filesystem, FsError, NodeId as FsNode, Result, Sabotage, Seek, Uses};
 use copyhold_fuse::Notifier;
 use copyhold_fuse::protocol::NodeId;
 
@@ -47,8 +47,11 @@ impl SeekRequest<'_> {
         for _ in 0..LOOKS_MAX {
             let answer = self.fs.seek(self.node, self.from, self.whence).await;
             let Some(Implied { said, end }) = self.implied(&answer).await? else { return answer };
-            let is_written = self.fs.uses(self.node).has(Uses::WRITER);
-            if !is_written || (clean.start <= said.start && said.end <= clean.end) {
+            let is_clean = !self.fs.uses(self.node).has(Uses::WRITER);
+            if is_clean
+                || self.fs.breaks(Sabotage::BelieveHoles)
+                || (clean.start <= said.start && said.end <= clean.end)
+            {
                 return answer;
             }
             clean = said.start..end;

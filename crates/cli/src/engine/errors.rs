@@ -10,7 +10,7 @@ use crate::failure::{Failure, Kind, chain};
 impl From<DeviceError> for Failure {
     fn from(error: DeviceError) -> Failure {
         let kind = match &error {
-            error if error.is_host_full() => Kind::Full,
+            error if error.is_host_full() || error.is_thin_full() => Kind::Full,
             DeviceError::Locked { .. } => Kind::InUse,
             DeviceError::Exists { .. } => Kind::Exists,
             DeviceError::NotADevice { .. } => Kind::Usage,
@@ -35,7 +35,9 @@ impl From<PoolError> for Failure {
             PoolError::NotAPool { .. } => Kind::NotAPool,
             PoolError::Newer { .. } => Kind::NewerFormat,
             PoolError::TooSmall { .. } => Kind::Usage,
-            PoolError::Shrunk { .. } | PoolError::Stopped { .. } => Kind::Device,
+            PoolError::Shrunk { .. } | PoolError::Stopped { .. } | PoolError::Unreadable { .. } => {
+                Kind::Device
+            }
             _ => Kind::Failed,
         };
         Failure::new(kind, chain(&error))

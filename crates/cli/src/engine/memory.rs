@@ -12,6 +12,7 @@ use copyhold_fuse::protocol::Settings;
 use copyhold_pool::Limits;
 use copyhold_types::BLOCK_BYTES;
 
+use super::cgroup;
 use crate::failure::Failure;
 use crate::size::Size;
 
@@ -63,7 +64,7 @@ impl Shares {
         let least = (fixed + REST_MIN) * 100 / USABLE;
         let budget = match budget {
             Some(Size(budget)) => budget,
-            None => (of_machine() / 8).clamp(USUAL.0, USUAL.1).max(least),
+            None => usual(of_machine(), cgroup::memory_limit()).max(least),
         };
         if budget < least {
             return Err(Failure::usage(format!(
@@ -137,6 +138,13 @@ fn maps(pool_blocks: u64) -> u64 {
     pool_blocks / 4 + pool_blocks / 32
 }
 
+/// An eighth of the memory that there is for this process. Of a small group it takes no more than
+/// half.
+fn usual(machine: u64, group: Option<u64>) -> u64 {
+    let group = group.unwrap_or(u64::MAX);
+    (machine.min(group) / 8).clamp(USUAL.0, USUAL.1).min(group / 2)
+}
+
 fn of_machine() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram as u64 * u64::from(info.mem_unit)
@@ -185,6 +193,22 @@ mod tests {
             refused.split("memory=").nth(2).unwrap().split('M').next().unwrap().parse().unwrap();
         assert!(of(least * MIB, None).is_ok());
         assert!(of((least - 1) * MIB, None).is_err());
+    }
+
+    #[test]
+    fn by_default_it_is_an_eighth_of_what_the_machine_and_its_group_leave() {
+        for (machine, group, budget) in [
+            (8192, None, 1024),
+            (8192, Some(4096), 512),
+            (8192, Some(65_536), 1024),
+            (8192, Some(512), 128),
+            (8192, Some(200), 100),
+            (512, None, 128),
+            (1 << 20, None, 4096),
+        ] {
+            let group = group.map(|mib: u64| mib * MIB);
+            assert_eq!(usual(machine * MIB, group), budget * MIB, "{machine}, {group:?}");
+        }
     }
 
     #[test]

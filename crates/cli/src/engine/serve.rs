@@ -1,9 +1,9 @@
 //! Serving a mounted pool, from opening it to its end.
 //!
-//! Order: block the signals, start the executors, open the pool (which recovers it), mount, begin
-//! to serve. The way back is the other way round: unmounted, by whomever, the session finishes what
-//! is in flight and closes the filesystem and the pool; then the process ends and lets go of the
-//! lock.
+//! Order: watch for signals (before any thread), start the executors, open the pool (which recovers
+//! it), mount, begin to serve. The way back is the other way round: unmounted, by whomever, the
+//! session finishes what is in flight and closes the filesystem and the pool; then the process ends
+//! and lets go of the lock.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -15,6 +15,7 @@ use copyhold_fuse::mount::{DetachedMount, Mount};
 use copyhold_fuse::{End, Session, SessionOptions, Signals};
 use copyhold_pool::{Limits, OpenOptions, Pool};
 use rustix::mount::MountFlags;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
 
 use super::memory::Shares;
@@ -36,10 +37,18 @@ pub(crate) struct Served {
     _machine: Machine,
 }
 
-/// Opens the pool, mounts it and begins to serve; the mount is usable when this returns.
-pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
-    let blocked = Signals::block();
-    let signals = blocked.map_err(|error| Failure::system("blocking signals", &error))?;
+/// Opens the pool, mounts it and begins to serve; the mount is usable when this returns. `signals`
+/// end the process before anything is mounted, and unmount after.
+pub(crate) fn serve(request: Request, signals: &Signals) -> Result<Served, Failure> {
+    let served = begin(request, signals);
+    if served.is_err() {
+        signals.release();
+    }
+    served
+}
+
+fn begin(request: Request, signals: &Signals) -> Result<Served, Failure> {
+    raise_descriptors();
     let machine = Machine::start()?;
     let Request { pool: path, directory, options, fsname } = request;
     let (fs, shares) = open(&machine, &path, &options)?;
@@ -56,6 +65,7 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
     let needs_ids = options.mount.allow_root || owners_may;
     let maps_ids = user.is_root() && sees_callers && !needs_ids;
     let shown = options.shown.clone();
+    signals.hold();
     let started = mount(&path, &directory, options, fsname).and_then(|(mount, tree)| {
         let rules = Rules { mounted_by, owners_may, sees_callers };
         let adapter = Adapter::new(fs.clone(), describe, rules).telling_births(!nobtime);
@@ -86,8 +96,7 @@ pub(crate) fn serve(request: Request) -> Result<Served, Failure> {
         }
     }
     read_ahead(session.mount());
-    let handed_over = signals.unmount_on_arrival(session.mount().clone());
-    handed_over.map_err(|error| Failure::system("waiting for signals", &error))?;
+    signals.unmount_on_arrival(session.mount().clone());
     tracing::info!("{} is mounted on {}", path.display(), directory.display());
     let warning = fs.pool().cut().map(|cut| {
         let path = path.display();
@@ -111,6 +120,16 @@ impl Served {
             End::Failed(error) => Err(Failure::system("/dev/fuse", &error)),
             _ => Ok(()),
         }
+    }
+}
+
+/// As many descriptors as this process may have: the usual soft limit is for programs that use
+/// select(2), and a machine of many CPUs needs more.
+fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, ..limit };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::debug!(%error, "the limit of descriptors stays as it is");
     }
 }
 

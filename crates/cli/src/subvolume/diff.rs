@@ -12,7 +12,8 @@ use crate::control::Control;
 use crate::control::tenants::{self, Root};
 use crate::control::wire::scan::{At, FactRow, NameRow, Scan, Step};
 use crate::control::wire::{Question, Subvolume};
-use crate::failure::Failure;
+
+use crate::failure::{Failure, complain};
 use crate::report::Report;
 
 /// Inodes that one question asks about.
@@ -85,7 +86,7 @@ impl Asker {
             let subvolume: Subvolume = control.put(&Question::Subvolume)?;
             if !subvolume.readonly {
                 let path = root.path.display();
-                eprintln!("copyhold: {path} can be written; it was compared as it is now");
+                complain(&format!("copyhold: {path} can be written; it was compared as it is now"));
             }
         }
         Ok(())

@@ -1,4 +1,8 @@
 //! Opening: kind, lock, direct I/O, size.
+//!
+//! Where direct I/O is refused, the page cache may hold pages that were written before and never
+//! reached the disk: when a flush fails, the kernel takes them for clean and keeps them. So the
+//! cache is written out and dropped before the first read, which then finds what a later one will.
 
 use std::fs::File;
 use std::io;
@@ -167,6 +171,13 @@ fn lock(fd: OwnedFd, path: &Path, mode: OpenMode) -> Result<Locked, DeviceError>
     })
 }
 
+/// Lets later reads find what the disk has.
+fn drop_cached_pages(file: impl AsFd) -> rustix::io::Result<()> {
+    // An error is of pages that did not get there. They are clean now, and go with the others.
+    let _told_to_the_writer = rustix::fs::fsync(&file);
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
+}
+
 impl Opened {
     fn measure(&mut self, path: &Path) -> Result<(), DeviceError> {
         let failed_io = |error| DeviceError::Open { name: name_of(path), source: io_error(&error) };
@@ -191,6 +202,9 @@ impl Opened {
         if accepted && !self.is_direct {
             rustix::fs::fcntl_setfl(&self.fd, flags - OFlags::DIRECT).map_err(failed(path))?;
         }
+        if !self.is_direct {
+            drop_cached_pages(&self.fd).map_err(failed(path))?;
+        }
         Ok(())
     }
 
@@ -198,5 +212,40 @@ impl Opened {
     fn reads_a_block(&self) -> bool {
         let mut block = Buf::zeroed(1);
         !matches!(rustix::io::pread(&self.fd, block.make_mut(), 0), Err(Errno::INVAL))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use rustix::io::ReadWriteFlags;
+
+    use super::*;
+
+    /// Whether the first block is in the page cache. Nothing, where the filesystem cannot tell.
+    fn is_cached(file: &File) -> Option<bool> {
+        let mut block = Buf::zeroed(1);
+        let mut bufs = [io::IoSliceMut::new(block.make_mut())];
+        match rustix::io::preadv2(file, &mut bufs, 0, ReadWriteFlags::NOWAIT) {
+            Ok(_) => Some(true),
+            Err(Errno::AGAIN) => Some(false),
+            Err(_) => None,
+        }
+    }
+
+    #[test]
+    fn pages_that_were_written_before_are_read_from_the_disk() {
+        // Beside the program: a temporary directory may have no disk.
+        let dir = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+        let path = dir.join(format!("cached-pages-{}", std::process::id()));
+        let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        file.write_all(&[7; 4 * BLOCK_BYTES]).unwrap();
+        if is_cached(&file) != Some(true) {
+            return;
+        }
+        drop_cached_pages(&file).unwrap();
+        assert_eq!(is_cached(&file), Some(false));
     }
 }

@@ -142,6 +142,10 @@ impl Armed {
         self.bad_blocks.insert(block, (errno, lasting));
     }
 
+    pub(super) fn heal(&mut self) {
+        self.bad_blocks.clear();
+    }
+
     /// The error that reading this range meets, if any.
     pub(super) fn read_error(&mut self, block: u64, blocks: u32) -> Option<i32> {
         let range = block..block + u64::from(blocks);

@@ -44,6 +44,10 @@ impl SimImage {
         self.held.get(&block).map_or([0; BLOCK_BYTES], |content| **content)
     }
 
+    pub(super) fn content(&self, block: u64) -> Content {
+        self.held.get(&block).cloned()
+    }
+
     /// What a block holds, into a place that is zeros.
     pub(super) fn read_into(&self, block: u64, place: &mut [u8]) {
         if let Some(content) = self.held.get(&block) {

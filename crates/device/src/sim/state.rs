@@ -8,11 +8,9 @@ use copyhold_types::{BLOCK_BYTES, Buf, Purpose};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
+use super::disk::{SimDisk, Write};
 use super::fault::{Armed, Fault, FaultRates, Kind};
-use super::image::{Content, SimImage, Survival};
-
-/// Contents that go to the medium together.
-type Write = Vec<(u64, Content)>;
+use super::image::{SimImage, Survival};
 
 pub(super) type RequestId = u64;
 
@@ -51,13 +49,13 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(seed: u64, image: SimImage, rates: FaultRates) -> State {
+    pub(super) fn new(seed: u64, disk: SimDisk, rates: FaultRates) -> State {
         State {
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
-            end: image.blocks(),
-            durable: image.clone(),
-            current: image,
-            unflushed: VecDeque::new(),
+            end: disk.current.blocks(),
+            durable: disk.durable,
+            current: disk.current,
+            unflushed: disk.cached,
             first_unflushed: 0,
             in_flight: BTreeMap::new(),
             abandoned: Vec::new(),
@@ -335,14 +333,7 @@ impl State {
             _ => {}
         }
         let mut writes: Vec<Write> = self.unflushed.iter().cloned().collect();
-        for InFlight { request, .. } in self.in_flight.values() {
-            writes.push(match request {
-                Request::Write(write) => write.clone(),
-                Request::Discard { block, blocks } => {
-                    discarded(&self.current, *block, *blocks, rng)
-                }
-            });
-        }
+        writes.extend(self.effects_in_flight(rng));
         for i in (1..writes.len()).rev() {
             writes.swap(i, (rng.next_u64() % (i as u64 + 1)) as usize);
         }
@@ -350,6 +341,28 @@ impl State {
             Survival::pick(rng).apply(&mut image, write, rng);
         }
         image
+    }
+
+    /// What is found after the process was killed now.
+    pub(super) fn after_kill(&self, seed: u64) -> SimDisk {
+        let rng = &mut Xoshiro256PlusPlus::seed_from_u64(seed);
+        let mut current = self.current.clone();
+        let mut cached = self.unflushed.clone();
+        for write in self.effects_in_flight(rng) {
+            Survival::pick(rng).apply(&mut current, &write, rng);
+            let landed = write.iter().map(|(block, _)| (*block, current.content(*block)));
+            cached.push_back(landed.collect());
+        }
+        SimDisk { durable: self.durable.clone(), cached, current }
+    }
+
+    /// What requests in flight would do.
+    fn effects_in_flight(&self, rng: &mut Xoshiro256PlusPlus) -> Vec<Write> {
+        let effect = |InFlight { request, .. }: &InFlight| match request {
+            Request::Write(write) => write.clone(),
+            Request::Discard { block, blocks } => discarded(&self.current, *block, *blocks, rng),
+        };
+        self.in_flight.values().map(effect).collect()
     }
 }
 

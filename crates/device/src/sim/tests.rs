@@ -11,8 +11,8 @@ use super::*;
 
 const LOG: Purpose = Purpose::Log;
 
-fn filled(byte: u8) -> Vec<Buf> {
-    vec![Buf::from_bytes(&[byte; BLOCK_BYTES])]
+fn filled(byte: u8) -> Bufs {
+    Buf::from_bytes(&[byte; BLOCK_BYTES]).into()
 }
 
 fn setup(seed: u64) -> (Arc<SeededRuntime>, Arc<SimDevice>) {
@@ -287,7 +287,7 @@ fn rot_changes_one_bit_on_the_medium_and_for_readers() {
 #[test]
 fn counters_and_memory_follow_what_was_done() {
     let (rt, device) = setup(16);
-    let bufs = vec![Buf::zeroed(3), Buf::zeroed(1)];
+    let bufs = Bufs::from([Buf::zeroed(3), Buf::zeroed(1)]);
     rt.block_on(device.write(1 << 19, bufs, Purpose::Leaf)).unwrap();
     let counts = device.counters().snapshot().purposes[Purpose::Leaf as usize];
     assert_eq!((counts.writes, counts.written_bytes), (1, 4 * 4096));

@@ -210,7 +210,13 @@ mod tests {
 
     fn root() -> NodePtr {
         let at = |block| Some(BlockAddr::new(DeviceId(1), block));
-        NodePtr { copies: [at(5), at(90)], blocks: 5, epoch: EpochId(2), digest: Digest(77) }
+        NodePtr {
+            copies: [at(5), at(90)],
+            blocks: 5,
+            fragmented: false,
+            epoch: EpochId(2),
+            digest: Digest(77),
+        }
     }
 
     fn descriptor() -> PartitionDescriptor {

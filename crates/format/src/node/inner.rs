@@ -169,6 +169,7 @@ mod tests {
         let ptr = NodePtr {
             copies: [addr(100), addr(90_000)],
             blocks: 8,
+            fragmented: false,
             epoch: EpochId(n),
             digest: Digest(u128::from(n) << 70),
         };

@@ -25,6 +25,7 @@
 mod builder;
 mod column;
 mod descriptor;
+mod fragments;
 mod inner;
 mod layer;
 mod leaf;
@@ -34,6 +35,7 @@ pub mod schema;
 
 pub use builder::{ITEMS_MAX, LeafBuilder, NodeOrigin};
 pub use descriptor::{LAYERS_MAX, LayerDescriptor, PARTITION, PartitionDescriptor};
+pub use fragments::{FRAGMENTS_MAX, Fragment, encode_fragments, parse_fragments};
 pub use inner::{Child, InnerView, encode_inner};
 pub use layer::{encode_edit, parse_edit};
 pub use leaf::{LeafView, Place, ValueRef};

@@ -1,6 +1,7 @@
 //! A node pointer on disk, in inner nodes and descriptors: 44 bytes.
 //!
-//! A copy's address 0 says that there is none: block 0 of device 0 is a label.
+//! A copy's address 0 says that there is none: block 0 of device 0 is a label. The highest bit of
+//! the blocks says that the addresses are those of a list of fragments (`fragments`).
 
 use copyhold_types::{BlockAddr, Digest, EpochId, NodePtr};
 use zerocopy::little_endian::{U32, U64, U128};
@@ -15,6 +16,8 @@ pub const NODE_PTR_BYTES: usize = 44;
 pub const NODE_BLOCKS_MAX: u32 = 1 << 16;
 
 const WHAT: &str = "node pointer";
+/// In `blocks`.
+const FRAGMENTED: u32 = 1 << 31;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -34,20 +37,21 @@ impl From<&NodePtr> for NodePtrDisk {
             copies: ptr.copies.map(|copy| copy.map_or(0, BlockAddr::raw).into()),
             epoch: ptr.epoch.0.into(),
             digest: ptr.digest.0.into(),
-            blocks: ptr.blocks.into(),
+            blocks: (ptr.blocks | if ptr.fragmented { FRAGMENTED } else { 0 }).into(),
         }
     }
 }
 
 impl NodePtrDisk {
     pub(super) fn parse(&self) -> Result<NodePtr, FormatError> {
-        let blocks = self.blocks.get();
+        let blocks = self.blocks.get() & !FRAGMENTED;
+        let run = if self.blocks.get() == blocks { blocks } else { 1 };
         if blocks == 0 || blocks > NODE_BLOCKS_MAX {
             return Err(field("blocks", blocks.into()));
         }
         for raw in self.copies {
             let addr = BlockAddr::from_raw(raw.get());
-            if addr.block() + u64::from(blocks) > BlockAddr::MAX_BLOCK {
+            if addr.block() + u64::from(run) > BlockAddr::MAX_BLOCK {
                 return Err(field("address", addr.raw()));
             }
         }
@@ -62,7 +66,8 @@ impl NodePtrDisk {
         let copy = |raw: U64| (raw.get() != 0).then(|| BlockAddr::from_raw(raw.get()));
         NodePtr {
             copies: self.copies.map(copy),
-            blocks: self.blocks.get(),
+            blocks: self.blocks.get() & !FRAGMENTED,
+            fragmented: self.blocks.get() & FRAGMENTED != 0,
             epoch: EpochId(self.epoch.get()),
             digest: Digest(self.digest.get()),
         }
@@ -101,9 +106,12 @@ mod tests {
         let ptr = NodePtr {
             copies: [Some(BlockAddr::new(DeviceId(0), 7)), None],
             blocks: 8,
+            fragmented: false,
             epoch: EpochId(3),
             digest: Digest(1 << 100),
         };
+        assert_eq!(decode_ptr(&encode_ptr(&ptr)), Ok(Some(ptr)));
+        let ptr = NodePtr { fragmented: true, ..ptr };
         assert_eq!(decode_ptr(&encode_ptr(&ptr)), Ok(Some(ptr)));
         assert_eq!(decode_ptr(&[0; NODE_PTR_BYTES]), Ok(None));
     }

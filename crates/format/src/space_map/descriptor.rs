@@ -11,8 +11,6 @@ pub const METASLAB: Kind = Kind(3);
 
 const WHAT: &str = "metaslab descriptor";
 const LEN: usize = NODE_PTR_BYTES + 20;
-/// The only flag.
-const QUARANTINED: u32 = 1;
 
 /// The item of one metaslab, under [`Descriptor::key`]. A metaslab without an item has never been
 /// flushed: its map is empty and complete up to no txg.
@@ -26,9 +24,6 @@ pub struct Descriptor {
     pub complete_to: Txg,
     /// Longest run of free blocks when the map was made: a hint.
     pub longest_free: u32,
-    /// The map was lost: nobody knows what is allocated, and nothing is handed out, until a repair
-    /// makes a new one. There is no map then, and `allocated` is zero.
-    pub quarantined: bool,
 }
 
 impl Descriptor {
@@ -49,7 +44,7 @@ impl Descriptor {
     }
 
     /// The pointer (zeros for none), then `complete_to` u64, `allocated` u32, `longest_free` u32,
-    /// flags u32.
+    /// zero u32.
     pub fn encode(&self) -> [u8; LEN] {
         let mut value = [0; LEN];
         if let Some(map) = &self.map {
@@ -59,7 +54,6 @@ impl Descriptor {
         rest[..8].copy_from_slice(&self.complete_to.get().to_le_bytes());
         rest[8..12].copy_from_slice(&self.allocated.to_le_bytes());
         rest[12..16].copy_from_slice(&self.longest_free.to_le_bytes());
-        rest[16..].copy_from_slice(&u32::from(self.quarantined).to_le_bytes());
         value
     }
 
@@ -70,15 +64,14 @@ impl Descriptor {
         let map = decode_ptr(value)?;
         let mut rest = Reader::new(WHAT, &value[NODE_PTR_BYTES..]);
         let complete_to = Txg::new(rest.u64()?).ok_or(rest.bad("complete_to", 0))?;
-        let (allocated, longest_free, flags) = (rest.u32()?, rest.u32()?, rest.u32()?);
+        let (allocated, longest_free, zero) = (rest.u32()?, rest.u32()?, rest.u32()?);
         if map.is_some() != (allocated > 0) {
             return Err(rest.bad("allocated", allocated.into()));
         }
-        let quarantined = flags == QUARANTINED;
-        if flags > QUARANTINED || (quarantined && map.is_some()) {
-            return Err(rest.bad("flags", flags.into()));
+        if zero != 0 {
+            return Err(rest.bad("zero", zero.into()));
         }
-        Ok(Descriptor { map, allocated, complete_to, longest_free, quarantined })
+        Ok(Descriptor { map, allocated, complete_to, longest_free })
     }
 }
 
@@ -92,17 +85,12 @@ mod tests {
         let map = NodePtr {
             copies: [Some(BlockAddr::new(DeviceId(1), 77)), None],
             blocks: 2,
+            fragmented: false,
             epoch: EpochId::POOL,
             digest: Digest(0x1234),
         };
         let complete_to = Txg::new(41).unwrap();
-        Descriptor {
-            map: Some(map),
-            allocated: 9,
-            complete_to,
-            longest_free: 300,
-            quarantined: false,
-        }
+        Descriptor { map: Some(map), allocated: 9, complete_to, longest_free: 300 }
     }
 
     #[test]
@@ -111,10 +99,9 @@ mod tests {
         assert_eq!(Descriptor::parse(&with.encode()), Ok(with));
         let without = Descriptor { map: None, allocated: 0, ..with };
         assert_eq!(Descriptor::parse(&without.encode()), Ok(without));
-        let lost = Descriptor { quarantined: true, ..without };
-        assert_eq!(Descriptor::parse(&lost.encode()), Ok(lost));
-        let both = Descriptor { quarantined: true, ..with };
-        assert!(Descriptor::parse(&both.encode()).is_err());
+        let mut more = with.encode();
+        more[LEN - 4] = 1;
+        assert!(Descriptor::parse(&more).is_err());
     }
 
     #[test]

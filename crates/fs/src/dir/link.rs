@@ -10,7 +10,7 @@ use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::lock_states;
 use crate::permit::Way;
 use crate::subvol::FILES;
-use crate::{Entry, Filesystem, FsError, NodeId, Result};
+use crate::{Entry, Filesystem, FsError, NodeId, Result, Sabotage};
 
 impl Filesystem {
     /// Another name for `node`; also gives a file made by [`Self::tmpfile`] its first.
@@ -67,7 +67,8 @@ impl Filesystem {
             let txg = self.apply(&dir.subvol, credit, tx)?;
             dir_state.logged_and_shown(dir_item, txg, true);
             state.logged_and_shown(item, txg, false);
-            (state.linkable, state.in_copy_up) = (false, false);
+            state.linkable = false;
+            state.in_copy_up &= self.breaks(Sabotage::CopyUpForEver);
             (txg, nameless, dir_state.is_sync_dir())
         };
         drop(entries);

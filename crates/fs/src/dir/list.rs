@@ -72,7 +72,7 @@ impl Filesystem {
         };
         match self.list_all(dir, after, flags, &mut take).await {
             // I1: the error comes with the next call.
-            Err(_) if any => Ok(()),
+            Err(_) if any && !self.breaks(Sabotage::ForgetListed) => Ok(()),
             listed => listed,
         }
     }
@@ -118,7 +118,7 @@ impl Filesystem {
             }
             buckets = BUCKETS;
         }
-        if !flags.no_atime {
+        if !flags.no_atime || self.breaks(Sabotage::AtimeAnyway) {
             self.touch_atime(&dir);
         }
         Ok(())

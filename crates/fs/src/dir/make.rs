@@ -7,13 +7,13 @@ use copyhold_pool::{Tier, Transaction};
 use copyhold_types::{InodeNo, Timestamp};
 use copyhold_volume::InodeChange;
 
-use super::{Bucket, Found, Name};
+use super::{Bucket, Found, LINKS_MAX, Name};
 use crate::filesystem::{INODE_BYTES, KEY_BYTES, new_item};
 use crate::inode::{Inode, InodeRef, State};
 use crate::subvol::FILES;
 use crate::{
-    Caller, Entry, FileFlags, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result, Uses,
-    privileges,
+    Caller, Entry, FileFlags, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result, Sabotage,
+    Uses, privileges,
 };
 
 /// A file to be made.
@@ -184,7 +184,8 @@ impl Filesystem {
         let inode = Arc::new(Inode::new(&dir.subvol, ino, item, Some(txg)));
         {
             let mut state = inode.state();
-            (state.linkable, state.in_copy_up) = (true, in_copy_up);
+            state.linkable = true;
+            state.in_copy_up = in_copy_up && !self.breaks(Sabotage::StripCopyUp);
         }
         self.inodes.add_open(inode.node, Uses::WRITER);
         self.inodes.insert_new(inode.clone());
@@ -207,6 +208,9 @@ impl Filesystem {
         let bucket = self.bucket(&dir, name.bytes()).await?;
         if bucket.find(self, &dir, name.bytes()).is_some() {
             return Err(FsError::Exists);
+        }
+        if self.breaks(Sabotage::CountSubdirs) && dir.state().item.nlink >= LINKS_MAX {
+            return Err(FsError::TooManyLinks { max: LINKS_MAX });
         }
         let inherited = self.inherited_acl(&dir, new.kind, new.mode, caller.umask).await?;
         let ino = self.next_ino(&dir.subvol).await?;

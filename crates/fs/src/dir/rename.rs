@@ -221,7 +221,10 @@ impl Filesystem {
     async fn new_whiteout(&self, dir: &InodeRef) -> Result<Box<Whiteout>> {
         let inherited = self.inherited_acl(dir, FileKind::CharDevice, 0, 0).await?;
         let ino = self.next_ino(&dir.subvol).await?;
-        let acls = inherited.xattrs(&dir.subvol, ino)?;
+        let acls = match self.breaks(Sabotage::BareWhiteouts) {
+            true => XattrEdit::new(&dir.subvol, ino, None),
+            false => inherited.xattrs(&dir.subvol, ino)?,
+        };
         Ok(Box::new(Whiteout { ino, mode: inherited.mode, acls }))
     }
 

@@ -17,7 +17,7 @@ use copyhold_format::item::INLINE_MAX;
 use copyhold_pool::{Claim, LaneClass};
 use copyhold_runtime::finishing;
 use copyhold_sync::{Mutex, of};
-use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run};
+use copyhold_types::{BLOCK_BYTES, Buf, Bufs, Purpose, Run};
 use copyhold_volume::quota::Hold;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
@@ -242,7 +242,7 @@ impl Batch {
     }
 
     /// The bytes of a stretch, for a transaction to carry.
-    pub(super) fn data_of(&self, placed: &Placed, skip: u32, blocks: u32) -> Vec<Buf> {
+    pub(super) fn data_of(&self, placed: &Placed, skip: u32, blocks: u32) -> Bufs {
         let first = placed.first + skip as usize;
         gather(&self.took[first..first + blocks as usize])
     }
@@ -293,8 +293,8 @@ pub(super) fn place(took: &[(u64, Slot)], claims: &VecDeque<Claim>) -> Vec<Place
 }
 
 /// The buffers of consecutive blocks; whole ones are not copied.
-pub(super) fn gather(slots: &[(u64, Slot)]) -> Vec<Buf> {
-    let mut bufs = Vec::with_capacity(slots.len());
+pub(super) fn gather(slots: &[(u64, Slot)]) -> Bufs {
+    let mut bufs = Bufs::with_capacity(slots.len());
     let mut rest = slots;
     while let Some((_, slot)) = rest.first() {
         let blocks = slot.buf.blocks();

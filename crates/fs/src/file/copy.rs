@@ -76,7 +76,7 @@ impl Filesystem {
             Box::pin(self.strip_privileges(&target, Some(caller))).await?;
         }
         let copied = self.copy_steps(&source, from_offset, &target, to_offset, len).await?;
-        if copied > 0 {
+        if copied > 0 && !self.breaks(Sabotage::CopyUnsynced) {
             self.content_changed(&target).await?;
         }
         Ok(copied)

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use copyhold_pool::Claim;
 use copyhold_runtime::finishing;
-use copyhold_types::{Buf, Purpose, Run};
+use copyhold_types::{Bufs, Purpose, Run};
 use futures_util::future::join_all;
 
 use super::batch::{Batch, Content, Placed, REQUEST_BLOCKS_MAX, gather, place};
@@ -79,7 +79,7 @@ impl Filesystem {
 
     /// Of each of the group, whether all that it has was written.
     async fn send_together(&self, group: &[Ready]) -> Vec<bool> {
-        let mut requests: Vec<(Run, Vec<Buf>, usize, usize)> = Vec::new();
+        let mut requests: Vec<(Run, Bufs, usize, usize)> = Vec::new();
         for (member, ready) in group.iter().enumerate() {
             for placed in &ready.placed {
                 let run = placed.run;

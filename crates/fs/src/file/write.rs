@@ -134,6 +134,8 @@ impl Filesystem {
         input: Input<'_>,
         flags: WriteFlags,
     ) -> Result<usize> {
+        let accepted = flags.accepted && !self.breaks(Sabotage::JudgeAgain);
+        let flags = WriteFlags { accepted, ..flags };
         let inode = self.inode(node).await?;
         let taken = self.take_input(&inode, offset, input, flags).await?;
         self.content_changed(&inode).await?;

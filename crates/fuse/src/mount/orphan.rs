@@ -10,12 +10,16 @@
 //! O2  Nothing is asked of the mount: that would wait, too.
 
 use std::collections::HashSet;
+use std::io::Write;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::{fs, io};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno as Os;
-use rustix::mount::UnmountFlags;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, UnmountFlags, fsconfig_create, fsmount, fsopen,
+};
 
 use super::{MountEntry, mounts};
 
@@ -41,16 +45,26 @@ pub fn abort_orphans() {
 
 /// Breaks the connection of the filesystem with this number, which is mounted at `place`.
 pub(super) fn abort(number: (u32, u32), place: Option<&Path>) -> io::Result<()> {
-    let file = format!("/sys/fs/fuse/connections/{}/abort", connection(number));
-    let control = fs::write(file, "1");
+    let file = format!("{}/abort", connection(number));
+    let usual = Path::new("/sys/fs/fuse/connections").join(&file);
+    let control = fs::write(usual, "1").or_else(|_| write_unmounted_control(&file));
     let Some(place) = place.filter(|_| control.is_err()) else { return control };
-    // The control filesystem is not mounted. A forced umount breaks the connection, whether or
+    // The control filesystem cannot be had. A forced umount breaks the connection, whether or
     // not it can remove the mount, or finds that somebody else just has.
     let force = UnmountFlags::FORCE | UnmountFlags::NOFOLLOW;
     match rustix::mount::unmount(place, force) {
         Ok(()) | Err(Os::BUSY | Os::INVAL) => Ok(()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Where the control filesystem is not mounted, root can open it without a place.
+fn write_unmounted_control(file: &str) -> io::Result<()> {
+    let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(context.as_fd())?;
+    let tree = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+    let control = openat(&tree, file, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    fs::File::from(control).write_all(b"1")
 }
 
 /// The number by which the kernel names a connection: that of the filesystem, as the kernel has it.

@@ -61,7 +61,13 @@ fn leaf() -> Buf {
 fn inner() -> Buf {
     let child = |n: u64| {
         let copies = [Some(BlockAddr::new(DeviceId(0), 100 + n)), None];
-        let ptr = NodePtr { copies, blocks: 1, epoch: EpochId(0), digest: Digest(n.into()) };
+        let ptr = NodePtr {
+            copies,
+            blocks: 1,
+            fragmented: false,
+            epoch: EpochId(0),
+            digest: Digest(n.into()),
+        };
         Child { first: Key::new(n, Kind(16), n), ptr, items: 9 }
     };
     encode_inner(ORIGIN, &(1..9).map(child).collect::<Vec<_>>())

@@ -21,7 +21,7 @@ use std::time::Duration;
 use copyhold_device::sim::SimImage;
 use copyhold_device::{Counters, Device, DeviceError, DynDevice, Geometry};
 use copyhold_runtime::{BoxFuture, Rt};
-use copyhold_types::{BLOCK_BYTES, Buf, DeviceId, Purpose};
+use copyhold_types::{BLOCK_BYTES, Buf, Bufs, DeviceId, Purpose};
 use parking_lot::Mutex;
 
 use crate::fs_level::world::{Shared, World};
@@ -225,7 +225,7 @@ impl Device for Recorder {
     fn write(
         &self,
         block: u64,
-        data: Vec<Buf>,
+        data: Bufs,
         why: Purpose,
     ) -> BoxFuture<'static, Result<(), DeviceError>> {
         let blocks = data.iter().flat_map(|buf| buf.chunks_exact(BLOCK_BYTES));

@@ -127,11 +127,14 @@ impl Client {
                     "chmod" | "chown" => reserve - reserve / 4,
                     _ => reserve,
                 };
-                let is_coming = on_the_way > 0 && free + on_the_way >= wanted + kept;
-                assert!(!is_coming, "R22: {what} is refused, though space is on its way: {full:?}");
+                let has_room = free + on_the_way >= wanted + kept;
+                assert!(!has_room, "R22: {what} is refused, though space is on its way: {full:?}");
                 Ok(None)
             }
-            Err(FsError::Quota(QuotaError::Exceeded(_)) | FsError::Kept { .. }) => Ok(None),
+            Err(refused @ (FsError::Quota(QuotaError::Exceeded(_)) | FsError::Kept { .. })) => {
+                assert!(!matches!(what, "chmod" | "chown"), "{what} at a limit: {refused}");
+                Ok(None)
+            }
             Err(_) if self.forgiving => {
                 self.world().troubled = true;
                 Err(Stopped)
@@ -460,7 +463,7 @@ impl Client {
         Ok(())
     }
 
-    /// The pool is full: deletes one of its names.
+    /// The pool is full, or a limit is reached: deletes one of its names.
     async fn make_room(&mut self) -> Done {
         let tree = self.tree();
         let Some((place, id)) = self.a_loose_entry(&tree) else { return Ok(()) };

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use copyhold_device::sim::{Fault, Lasting, SimImage, Trigger};
+use copyhold_device::sim::{Fault, Lasting, SimDisk, SimImage, Trigger};
 use copyhold_format::label::Label;
 use copyhold_fs::{Caller, FallocateMode, Filesystem, FsError, OpenFlags, Options};
 use copyhold_pool::{Pool, PoolError};
@@ -47,7 +47,7 @@ struct History {
     options: Options,
     dice: Dice,
     label: Label,
-    image: SimImage,
+    disk: SimDisk,
     shared: Arc<Shared>,
     clients: u64,
     outcome: Outcome,
@@ -117,7 +117,7 @@ impl History {
             shape,
             options,
             label,
-            image: machine.rest(),
+            disk: machine.rest().into(),
             shared: Arc::new(Shared { world: parking_lot::Mutex::new(world) }),
             clients,
             outcome: Outcome::default(),
@@ -135,7 +135,7 @@ impl History {
         }
     }
 
-    /// One life; its end is the next one's image.
+    /// One life; its end is the next one's disk.
     fn life(&mut self) {
         let today = Weather::today(&mut self.dice);
         let weather = self.plan.weather.unwrap_or(today);
@@ -145,14 +145,15 @@ impl History {
             if self.change_settings(&machine, &fs) {
                 break (machine, fs);
             }
-            self.image = self.crash(&machine);
+            self.disk = self.crash(&machine).into();
         };
         weather.come_over(&machine, &mut self.dice, 28, &self.plan);
         let clients = self.clients(&fs, weather.shows());
         let done = machine.run_all(clients);
-        self.image = match done {
+        self.disk = match done {
             Some(()) => self.end(weather, &machine, fs),
-            None => self.crash(&machine),
+            None if weather.kills() => self.kill(&machine),
+            None => self.crash(&machine).into(),
         };
         self.outcome.note(machine.digest());
     }
@@ -211,8 +212,8 @@ impl History {
     fn recover(&mut self) -> (Machine, Arc<Filesystem>) {
         self.check();
         loop {
-            let (image, unreadable) = (self.image.clone(), &mut self.unreadable);
-            let machine = Machine::on_again(&mut self.dice, image, unreadable, 4);
+            let (disk, unreadable) = (self.disk.clone(), &mut self.unreadable);
+            let machine = Machine::on_again(&mut self.dice, disk, unreadable, 4);
             let opened = machine.run(async {
                 let pool =
                     Pool::open(machine.rt(), machine.device(), self.shape.open_for_tenants())
@@ -229,12 +230,14 @@ impl History {
                     self.verify(&machine, &fs);
                     return (machine, fs);
                 }
-                Some(Err(FsError::Pool(PoolError::Device(error)))) => {
+                Some(Err(FsError::Pool(
+                    error @ (PoolError::Device(_) | PoolError::Unreadable { .. }),
+                ))) => {
                     self.plan.tell(|| format!("not opened: {error}"));
-                    self.image = machine.rest();
+                    self.disk = machine.kill(self.dice.number());
                 }
                 Some(Err(error)) => panic!("the filesystem cannot be opened: {error}"),
-                None => self.image = self.crash(&machine),
+                None => self.disk = self.down(&machine),
             }
         }
     }
@@ -261,7 +264,7 @@ impl History {
         if self.plan.second_opinion && !was_visited {
             let root = machine.run(verify::look_at(fs, fs.root())).expect("the power is on");
             let root = root.unwrap_or_else(|error| panic!("the root after recovery: {error}"));
-            second_opinion::compare(&self.image, &root, &names);
+            second_opinion::compare(self.disk.image(), &root, &names);
         }
         {
             let mut world = self.shared.world.lock();
@@ -304,7 +307,7 @@ impl History {
 
     /// `check` finds nothing wrong with the image.
     fn check(&mut self) {
-        check(self.dice.number(), &self.image, self.damaged);
+        check(self.dice.number(), self.disk.image(), self.damaged);
     }
 
     // -- going down ---------------------------------------------------------
@@ -315,16 +318,27 @@ impl History {
         machine.crash(self.dice.number())
     }
 
-    fn end(&mut self, weather: Weather, machine: &Machine, fs: Arc<Filesystem>) -> SimImage {
+    fn kill(&mut self, machine: &Machine) -> SimDisk {
+        self.plan.tell(|| format!("the daemon is killed at {} us", machine.rt.now() / 1000));
+        machine.kill(self.dice.number())
+    }
+
+    /// One or the other.
+    fn down(&mut self, machine: &Machine) -> SimDisk {
+        if self.dice.one_in(3) { self.kill(machine) } else { self.crash(machine).into() }
+    }
+
+    fn end(&mut self, weather: Weather, machine: &Machine, fs: Arc<Filesystem>) -> SimDisk {
         machine.disk.disarm();
         match weather {
             Weather::Calm | Weather::HostFull => self.end_well(machine, &fs),
-            Weather::PowerCutInSettling => self.cut_in_settling(machine, &fs),
+            Weather::Killed => self.kill(machine),
+            Weather::PowerCutInSettling => self.cut_in_settling(machine, &fs).into(),
             Weather::LogRot | Weather::UberblockRot | Weather::LostWrite => {
                 self.damaged = true;
-                self.crash_in(weather, machine)
+                self.crash_in(weather, machine).into()
             }
-            _ => self.crash_in(weather, machine),
+            _ => self.crash_in(weather, machine).into(),
         }
     }
 
@@ -336,7 +350,7 @@ impl History {
     }
 
     /// Everything is closed, and all is there.
-    fn end_well(&mut self, machine: &Machine, fs: &Arc<Filesystem>) -> SimImage {
+    fn end_well(&mut self, machine: &Machine, fs: &Arc<Filesystem>) -> SimDisk {
         if !self.shared.world.lock().troubled {
             self.check_usage(machine, fs);
             let checked = machine.run(verify::check_leaks(fs)).expect("the power is on");
@@ -349,7 +363,7 @@ impl History {
         });
         closed.expect("the power is on").expect("the filesystem is well");
         self.shared.world.lock().after_sync(moment, &versions);
-        if self.dice.one_in(2) { machine.rest() } else { self.crash(machine) }
+        if self.dice.one_in(2) { machine.rest().into() } else { self.down(machine) }
     }
 
     /// The power fails while everything is being written: data, nodes, records, uberblocks.
@@ -372,7 +386,7 @@ impl History {
     /// The end: one more recovery, without any faults, and all that has just been made of it.
     fn last_look(&mut self) {
         let (machine, fs) = self.recover();
-        self.image = self.end_well(&machine, &fs);
+        self.disk = self.end_well(&machine, &fs);
         drop(fs);
         self.outcome.note(machine.digest());
         self.check();

@@ -7,16 +7,19 @@ use copyhold_format::block_checksum;
 use copyhold_format::item::{EXTENT, Extent, ExtentState};
 use copyhold_pool::{Claim, Credit, IdSpace, LaneClass, Pool, PoolError, Tier, Transaction};
 use copyhold_runtime::FifoMutexGuard;
-use copyhold_types::{Buf, EpochId, Key, Pointer, Purpose, Run, SubvolId};
+use copyhold_types::{Bufs, EpochId, Key, Pointer, Purpose, Run, SubvolId};
 
 use super::model::{Changes, ITEM, OBJECTS, Shared, Stored, TABLE, content, counter};
 use crate::dice::Dice;
 
+/// Blocks whose deletion makes room for half as many, with what tables take for both.
+const BLOCKS_FREED: u64 = 64;
 const EPOCH: EpochId = EpochId(1);
 /// Edits of one transaction, at most.
 const EDITS: u64 = 12;
-/// Bytes that such a transaction may put.
+/// Bytes that such a transaction may put, and a large one, which takes several blocks of the log.
 const EDIT_BYTES: usize = 4096;
+const LARGE_EDIT_BYTES: usize = 12 * 4096;
 const OFFSETS: u64 = 200;
 
 pub(crate) struct Client {
@@ -26,6 +29,8 @@ pub(crate) struct Client {
     dice: Dice,
     /// Errors are part of this life.
     forgiving: bool,
+    /// The transaction under way is a large one.
+    large: bool,
 }
 
 impl Client {
@@ -37,7 +42,7 @@ impl Client {
         forgiving: bool,
     ) -> Client {
         let (pool, shared) = (pool.clone(), shared.clone());
-        Client { id, pool, shared, dice, forgiving }
+        Client { id, pool, shared, dice, forgiving, large: false }
     }
 
     /// Does `operations` things, or fewer if the pool stops.
@@ -73,6 +78,7 @@ impl Client {
     /// Changes some keys of one or two objects, which it locks.
     pub(crate) async fn transact(&mut self) -> Result<(), PoolError> {
         let (pool, shared) = (self.pool.clone(), self.shared.clone());
+        self.large = self.dice.one_in(12);
         // What is obtained first does not matter, as long as joining comes last (rule R1).
         let early = if self.dice.one_in(2) { self.admit(Tier::Write).await? } else { None };
         let (a, b) = (self.dice.below(OBJECTS), self.dice.below(OBJECTS));
@@ -114,7 +120,8 @@ impl Client {
 
     /// Nothing, when the pool is full.
     async fn admit(&self, tier: Tier) -> Result<Option<Credit>, PoolError> {
-        full_is_none(self.pool.admit(tier, EDITS as usize * 4, EDIT_BYTES).await)
+        let bytes = if self.large { LARGE_EDIT_BYTES } else { EDIT_BYTES };
+        full_is_none(self.pool.admit(tier, EDITS as usize * 4, bytes).await)
     }
 
     /// Edits of keys in locked objects. Nothing, when there was no room, which it has made.
@@ -143,7 +150,7 @@ impl Client {
                     None => return Ok(None),
                 },
                 _ => {
-                    let len = self.dice.magnitude(8) as usize;
+                    let len = self.dice.magnitude(if self.large { 12 } else { 8 }) as usize;
                     Some(Stored::plain(self.dice.bytes(len)))
                 }
             };
@@ -177,7 +184,7 @@ impl Client {
         self.unspoil(run);
         let stamp = self.dice.number();
         let unwritten = self.dice.one_in(10);
-        let data: Vec<Buf> = (0..run.blocks).map(|index| content(stamp, index)).collect();
+        let data: Bufs = (0..run.blocks).map(|index| content(stamp, index)).collect();
         let state = match unwritten {
             true => ExtentState::Unwritten,
             false => ExtentState::Written(data.iter().map(|block| block_checksum(block)).collect()),
@@ -202,7 +209,10 @@ impl Client {
 
     /// Puts extents where nobody looks until only so many blocks are left.
     pub(crate) async fn fill(&mut self, left: u64) -> Result<(), PoolError> {
-        for offset in 0.. {
+        let ballast = Key::new(OBJECTS + 1, EXTENT, 0)..Key::new(OBJECTS + 1, EXTENT, u64::MAX);
+        let last =
+            self.shared.world.lock().now.range(ballast).next_back().map(|(key, _)| key.offset);
+        for offset in last.map_or(0, |last| last + 1).. {
             if self.pool.space().available() < left {
                 return Ok(());
             }
@@ -245,6 +255,35 @@ impl Client {
         assert_eq!(world.push(txg, changes), n);
         drop(locked);
         Ok(())
+    }
+
+    /// From whatever state: the pool is filled, an extent is deleted, and what that frees is
+    /// written (R21).
+    pub(crate) async fn delete_and_write(&mut self) -> Result<(), PoolError> {
+        self.fill(0).await?;
+        let filled = |key: &Key| key.object == OBJECTS + 1 && key.kind == EXTENT;
+        let state = self.shared.world.lock().now.clone();
+        let mut tx = Transaction::new();
+        let mut freed = 0;
+        for (key, old) in state.iter().filter(|(key, _)| filled(key)) {
+            if freed >= BLOCKS_FREED {
+                break;
+            }
+            freed += old.extent(*key).map_or(0, |extent| u64::from(extent.blocks()));
+            tx.delete(TABLE, *key);
+            release_replaced(&mut tx, *key, Some(old), None);
+        }
+        if freed < BLOCKS_FREED {
+            return Ok(());
+        }
+        let credit = self.pool.admit(Tier::Delete, tx.len(), 64).await?;
+        self.pool.apply(credit, tx)?;
+        let mut reserved = self.pool.reserve(BLOCKS_FREED / 2, Tier::Write).await?;
+        let claims = self.pool.claim(LaneClass::Data, BLOCKS_FREED / 2, &mut reserved)?;
+        let mut tx = Transaction::new();
+        claims.into_iter().for_each(|claim| tx.allocate(claim));
+        let credit = self.pool.admit(Tier::Write, tx.len(), 64).await?;
+        self.pool.apply(credit, tx).map(drop)
     }
 
     /// Takes space, writes there, and never says what for (rule R19).

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use copyhold_device::sim::{Fault, FaultRates, Lasting, SimImage, Trigger};
+use copyhold_device::sim::{Fault, FaultRates, Lasting, SimDisk, SimImage, Trigger};
 use copyhold_format::label::Label;
-use copyhold_pool::{Pool, PoolError};
+use copyhold_pool::{OpenOptions, Pool, PoolError};
 use copyhold_runtime::BoxFuture;
 use copyhold_types::{Purpose, Run};
 
@@ -20,6 +20,8 @@ use crate::weather::Weather;
 use crate::{Outcome, Plan};
 
 const CLIENTS_MAX: u64 = 4;
+/// By then a pool is filled, something is deleted and written again, and all of it is flushed.
+const GOES_ON_WITHIN: Duration = Duration::from_secs(120);
 
 /// Lives through a whole history. Panics when the pool is not what it must be.
 pub fn history(plan: &Plan) -> Outcome {
@@ -40,13 +42,15 @@ struct History {
     shape: Shape,
     dice: Dice,
     label: Label,
-    image: SimImage,
+    disk: SimDisk,
     shared: Arc<Shared>,
     outcome: Outcome,
     /// The copy of nodes that may rot; the other stays good.
     weak_copy: usize,
     /// Blocks of the image that can be read only when this is over.
     unreadable: Vec<(u64, Lasting)>,
+    /// They are of the last txgs, and can be read once the pool is open.
+    tail_is_hidden: bool,
 }
 
 impl History {
@@ -62,10 +66,11 @@ impl History {
             shape,
             dice,
             label,
-            image,
+            disk: image.into(),
             shared: Arc::default(),
             outcome: Outcome::default(),
             unreadable: Vec::new(),
+            tail_is_hidden: false,
         }
     }
 
@@ -83,10 +88,10 @@ impl History {
         });
         crowded.expect("the power is on").expect("a new pool has room");
         self.shared.world.lock().sync_all();
-        self.image = machine.rest();
+        self.disk = machine.rest().into();
     }
 
-    /// One life; its end is the next one's image.
+    /// One life; its end is the next one's disk.
     fn life(&mut self) {
         let today = Weather::today(&mut self.dice);
         let weather = self.plan.weather.unwrap_or(today);
@@ -96,13 +101,17 @@ impl History {
         let clients = self.clients(&pool, weather.shows());
         let done = machine.run_all(clients);
         self.shared.world.lock().know_durable(pool.durable_txg());
-        self.image = match done {
+        self.disk = match done {
             Some(_) => self.end(weather, &machine, pool),
-            None => self.crash(&machine),
+            None if weather.kills() => self.kill(&machine),
+            None if weather == Weather::TailUnreadable => self.down(&machine),
+            None => self.crash(&machine).into(),
         };
         self.outcome.note(machine.digest());
-        if weather == Weather::Misread {
-            self.misread();
+        match weather {
+            Weather::Misread => self.misread(),
+            Weather::TailUnreadable => self.hide_tail(),
+            _ => {}
         }
     }
 
@@ -122,25 +131,44 @@ impl History {
 
     /// Switches on until a recovery goes through, and verifies what it has found.
     fn recover(&mut self) -> (Machine, Arc<Pool>) {
+        damage::check_kept_log(&self.label, self.disk.image());
         loop {
-            let (image, unreadable) = (self.image.clone(), &mut self.unreadable);
-            let machine = Machine::on_again(&mut self.dice, image, unreadable, 3);
+            let (disk, unreadable) = (self.disk.clone(), &mut self.unreadable);
+            let machine = Machine::on_again(&mut self.dice, disk, unreadable, 3);
             let opened = Pool::open(machine.rt(), machine.device(), self.shape.open(false));
             match machine.run(opened) {
                 Some(Ok(pool)) => {
                     machine.disk.disarm();
+                    if std::mem::take(&mut self.tail_is_hidden) {
+                        machine.disk.heal();
+                    }
                     self.outcome.recoveries += 1;
                     self.verify(&machine, &pool);
                     return (machine, pool);
                 }
                 // What cannot be read is no reason to forget anything; the next attempt can.
-                Some(Err(PoolError::Device(error))) => {
+                Some(Err(error @ (PoolError::Device(_) | PoolError::Unreadable { .. }))) => {
                     self.plan.tell(|| format!("not opened: {error}"));
-                    self.image = machine.rest();
+                    if let PoolError::Unreadable { .. } = error {
+                        self.read_so_far(&machine);
+                    }
+                    self.disk = machine.kill(self.dice.number());
                 }
                 Some(Err(error)) => panic!("the pool cannot be opened: {error}"),
-                None => self.image = self.crash(&machine),
+                None => self.disk = self.down(&machine),
             }
+        }
+    }
+
+    /// A reader is not refused for what cannot be read. Where later txgs were durable, nodes of the
+    /// state before them may have been used again.
+    fn read_so_far(&self, machine: &Machine) {
+        let options = OpenOptions { read_only: true, ..self.shape.open(true) };
+        machine.disk.disarm();
+        let opened = machine.run(Pool::open(machine.rt(), machine.device(), options));
+        match opened.expect("the power is on") {
+            Ok(_) | Err(PoolError::Damaged { .. }) => {}
+            Err(error) => panic!("not even for reading: {error}"),
         }
     }
 
@@ -174,18 +202,31 @@ impl History {
         machine.crash(self.dice.number())
     }
 
-    fn end(&mut self, weather: Weather, machine: &Machine, pool: Arc<Pool>) -> SimImage {
+    fn kill(&mut self, machine: &Machine) -> SimDisk {
+        self.plan.tell(|| format!("the daemon is killed at {} us", machine.rt.now() / 1000));
+        machine.kill(self.dice.number())
+    }
+
+    /// One or the other.
+    fn down(&mut self, machine: &Machine) -> SimDisk {
+        if self.dice.one_in(3) { self.kill(machine) } else { self.crash(machine).into() }
+    }
+
+    fn end(&mut self, weather: Weather, machine: &Machine, pool: Arc<Pool>) -> SimDisk {
         machine.disk.disarm();
         match weather {
             Weather::Calm | Weather::HostFull => self.end_well(machine, &pool),
+            Weather::Killed => self.kill(machine),
+            Weather::TailUnreadable => self.down(machine),
             Weather::NodeRot => {
                 self.rot_node(machine, &pool);
                 self.end_well(machine, &pool)
             }
-            Weather::PowerCutInSettling => self.cut_in_settling(machine, &pool),
-            Weather::LogRotTwice => self.rot_log_twice(machine, &pool),
-            Weather::TailRot => self.rot_tail(machine, &pool),
-            _ => self.crash_in(weather, machine),
+            Weather::PowerCutInSettling => self.cut_in_settling(machine, &pool).into(),
+            Weather::LogRotTwice => self.rot_log_twice(machine, &pool).into(),
+            Weather::TailRot => self.rot_tail(machine, &pool).into(),
+            Weather::MapUnreadable => self.hide_map(machine, &pool).into(),
+            _ => self.crash_in(weather, machine).into(),
         }
     }
 
@@ -197,7 +238,7 @@ impl History {
     }
 
     /// Everybody has finished: the pool is what they made of it, before and after it is closed.
-    fn end_well(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimImage {
+    fn end_well(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimDisk {
         let mut world = self.shared.world.lock();
         let closes = self.dice.one_in(2);
         let ended = machine.run(async {
@@ -210,7 +251,7 @@ impl History {
             world.sync_all();
         }
         drop(world);
-        if self.dice.one_in(2) { machine.rest() } else { self.crash(machine) }
+        if self.dice.one_in(2) { machine.rest().into() } else { self.down(machine) }
     }
 
     fn cut_in_settling(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimImage {
@@ -302,15 +343,48 @@ impl History {
         let world = self.shared.world.lock();
         let runs = world.extents_of_doubt();
         drop(world);
-        let mut image = self.image.clone();
+        let mut image = self.disk.image().clone();
         let Some((block, byte)) = self.rot_one_of(&mut image, &runs) else { return };
         self.plan.tell(|| format!("block {block} is misread"));
-        self.image = image;
+        self.disk = image.into();
         let (machine, pool) = self.recover();
         drop(pool);
-        self.image = self.crash(&machine);
-        self.image.corrupt(block, |bytes| bytes[byte] ^= 0x40);
+        let mut image = self.crash(&machine);
+        image.corrupt(block, |bytes| bytes[byte] ^= 0x40);
+        self.disk = image.into();
         self.shared.world.lock().spoiled.remove(&block);
+    }
+
+    /// The next life cannot read the map of a metaslab; in a pool of large metaslabs, which would
+    /// have too little space, only until it tries again.
+    fn hide_map(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimImage {
+        let maps = machine.run(verify::maps(pool)).expect("the power is on");
+        let maps = maps.expect("the pool is well");
+        let many = self.label.metaslab_blocks == 256 && !self.shape.crowded;
+        let lasting = if many { Lasting::Forever } else { Lasting::Once };
+        if !maps.is_empty() {
+            let map = self.dice.pick(&maps);
+            self.plan.tell(|| format!("{map:?} cannot be read, {lasting:?}"));
+            self.unreadable = map.runs().map(|run| (run.addr.block(), lasting)).collect();
+        }
+        self.crash(machine)
+    }
+
+    /// Data of the last two txgs cannot be read for a while. What comes of it is the batch with
+    /// data that may be torn, or no batch, if it was not acknowledged; or one more attempt.
+    fn hide_tail(&mut self) {
+        let runs = self.shared.world.lock().extents_of_last(2);
+        if runs.is_empty() {
+            return;
+        }
+        for _ in 0..1 + self.dice.below(3) {
+            let run = self.dice.pick(&runs);
+            let block = run.addr.block() + self.dice.below(run.blocks.into());
+            self.shared.world.lock().spoiled.insert(block);
+            let lasting = self.dice.pick(&[Lasting::Once, Lasting::UntilWritten]);
+            self.unreadable.push((block, lasting));
+            self.tail_is_hidden = true;
+        }
     }
 
     /// The end: whatever happened before, one more recovery, without any faults.
@@ -320,6 +394,26 @@ impl History {
         let world = self.shared.world.lock();
         let looked = machine.run(verify::is_now(&pool, &world));
         looked.expect("the power is on").expect("the pool is well");
+        drop(world);
+        self.goes_on(&machine, &pool);
         self.outcome.note(machine.digest());
+    }
+
+    /// Whatever the history has made of the pool, a deletion succeeds, and a write of what it
+    /// freed, and neither takes long (R21).
+    fn goes_on(&mut self, machine: &Machine, pool: &Arc<Pool>) {
+        if !pool.space_map().set_aside().is_empty() {
+            return; // What is freed there is lost to all until its map can be read.
+        }
+        let mut client = Client::new(0, pool, &self.shared, Dice::new(self.plan.seed), false);
+        let since = machine.rt.now();
+        let done = machine.run(async {
+            client.delete_and_write().await?;
+            pool.flush_all().await
+        });
+        let done = done.expect("the power is on");
+        done.unwrap_or_else(|error| panic!("R21: deleting, writing and flushing: {error}"));
+        let took = Duration::from_nanos(machine.rt.now() - since);
+        assert!(took < GOES_ON_WITHIN, "R21: a deletion and a write took {took:?}");
     }
 }

@@ -135,6 +135,14 @@ impl World {
         extents(&self.log[skip..])
     }
 
+    /// Extents that the last txgs brought, so many of them.
+    pub(crate) fn extents_of_last(&self, txgs: usize) -> Vec<Run> {
+        let all: BTreeSet<Txg> = self.log.iter().map(|(txg, _)| *txg).collect();
+        let skip = all.len().saturating_sub(txgs);
+        let Some(first) = all.into_iter().nth(skip) else { return Vec::new() };
+        extents(&self.log[self.log.partition_point(|(txg, _)| *txg < first)..])
+    }
+
     /// Extents that came in txgs of which nothing was acknowledged.
     pub(crate) fn extents_of_doubt(&self) -> Vec<Run> {
         let skip = self.log.partition_point(|(txg, _)| Some(*txg) <= self.synced_txg);

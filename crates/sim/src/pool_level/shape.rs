@@ -20,12 +20,17 @@ pub struct Shape {
 
 impl Shape {
     pub fn by(dice: &mut Dice, broken: Option<Sabotage>) -> Shape {
+        let id = dice.below(256);
+        // Of four pools one has its free space in short runs: most nodes are longer.
+        let short = [1, 1, 1, 2, 2, 3, 5, 7][(id / 4 % 8) as usize];
+        let run_max = id.is_multiple_of(4).then_some(short);
         let create = CreateOptions {
-            id: Some(PoolId([dice.below(256) as u8; 16])),
+            id: Some(PoolId([id as u8; 16])),
             name: "simulated".into(),
-            log_bytes: Some(dice.pick(&[256 << 10, 512 << 10, 1 << 20])),
+            // The smallest ring most often.
+            log_bytes: Some(dice.pick(&[1, 1, 1 << 20])),
             metaslab_blocks: Some(dice.pick(&[256, 1024])),
-            node_bytes: Some(4096),
+            node_bytes: Some(if run_max.is_some() { 16 << 10 } else { 4096 }),
             partition_leaves: Some(dice.pick(&[2, 8, 32])),
             ..CreateOptions::default()
         };
@@ -35,7 +40,9 @@ impl Shape {
             delta_bytes: dice.pick(&[4 << 10, 16 << 10, 64 << 10]),
             replay_edits: dice.pick(&[100, 500, 4000]),
             node_cache_bytes: dice.pick(&[0, 16 << 10, 64 << 20]),
+            run_max,
             tail_verify_bytes: dice.pick(&[16 << 10, 64 << 20, 64 << 20]),
+            handover_edits: if create.partition_leaves == Some(2) { 1 } else { 1024 },
             sabotage: broken.and_then(Sabotage::of_pool),
             scribble: None,
         };

@@ -391,7 +391,7 @@ impl World {
         self.allocated.pop();
         self.maps.insert(run.addr, bytes);
         let copies = [Some(run.addr), None];
-        Some(NodePtr { copies, blocks, epoch: EpochId::POOL, digest: Digest(1) })
+        Some(NodePtr { copies, blocks, fragmented: false, epoch: EpochId::POOL, digest: Digest(1) })
     }
 
     pub(crate) fn discard(&mut self, which: Discardable) {

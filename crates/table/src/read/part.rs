@@ -248,7 +248,7 @@ mod tests {
             let Some(job) = table.freeze(stats.start, point) else { continue };
             let mut sink = Sink::new(store);
             let flushed = match lay && stats.layers < 6 {
-                true => block_on(job.spill(&**store, &mut sink)),
+                true => block_on(job.spill(&**store, &mut sink, u64::MAX)),
                 false => block_on(job.merge(&**store, &mut sink)),
             };
             table.install(job, flushed.unwrap());

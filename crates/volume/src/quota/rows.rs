@@ -5,7 +5,8 @@
 //! txg takes those lists while no transaction is joined, so what it reads are the sums of exactly
 //! the txgs up to this one (R24, Q6).
 //!
-//! W1  A row is on the list of its shard if and only if it is dirty.
+//! W1  A row that is dirty is on the list of its shard, or was when the lists were taken: it may be
+//!     on two of them.
 //! W2  A row that is neither zero nor of a live epoch is in its shard; one that is both is dirty,
 //!     and goes when the txg closes (R26, Q7).
 
@@ -99,7 +100,11 @@ impl Row {
     }
 
     pub(super) fn item(&self) -> UsageItem {
-        let Amount { data, metadata } = self.amount();
+        self.item_of(self.amount())
+    }
+
+    fn item_of(&self, amount: Amount) -> UsageItem {
+        let Amount { data, metadata } = amount;
         UsageItem { owner: self.owner.subvol, data, metadata }
     }
 
@@ -157,20 +162,35 @@ impl EpochRows {
         let mut losers = Vec::new();
         for row in dirty {
             row.dirty.store(false, Relaxed);
-            let has_any = row.amount() != Amount::default() || keep;
+            let amount = row.amount();
+            let has_any = amount != Amount::default() || keep;
             let was_logged = row.logged.swap(has_any, Relaxed);
             if has_any {
-                edits.push((usage_key(row.epoch), Edit::Put((&row.item().encode()).into())));
+                edits.push((
+                    usage_key(row.epoch),
+                    Edit::Put((&row.item_of(amount).encode()).into()),
+                ));
             } else if was_logged {
                 edits.push((usage_key(row.epoch), Edit::Delete));
             }
-            if row.is_over() && !keep {
-                self.shard(row.epoch).rows.write().remove(&row.epoch);
+            if !has_any && self.remove_over(&row) {
                 row.owner.rows.fetch_sub(1, Relaxed);
                 losers.push(Arc::clone(&row.owner));
             }
         }
         (edits, losers)
+    }
+
+    /// Takes a row away that is over. Whether this did: who ends an epoch, or charges it, may do so
+    /// at any moment, and a row that was touched twice is on the lists twice.
+    fn remove_over(&self, row: &Arc<Row>) -> bool {
+        let mut rows = self.shard(row.epoch).rows.write();
+        let is_there = rows.get(&row.epoch).is_some_and(|found| Arc::ptr_eq(found, row));
+        let goes = is_there && row.is_over();
+        if goes {
+            rows.remove(&row.epoch);
+        }
+        goes
     }
 
     /// All rows, in order of epochs.
@@ -191,5 +211,43 @@ impl EpochRows {
             shard.dirty.lock().clear();
         }
         epochs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use copyhold_types::SubvolId;
+
+    use super::*;
+
+    /// As when an epoch ends between the moment its row is no longer dirty and the one it is
+    /// judged.
+    #[test]
+    fn a_row_that_is_touched_while_it_is_judged_goes_once() {
+        let rows = EpochRows::new();
+        let owner = Arc::new(Account::new(SubvolId(5), Arc::default()));
+        let (over, other) = (EpochId(7), EpochId(8));
+        rows.insert(Row::new(over, owner.clone(), false));
+        rows.insert(Row::new(other, owner.clone(), true));
+        for _ in 0..2 {
+            rows.with(over, |row| {
+                row.dirty.store(false, Relaxed);
+                rows.touch(row);
+            });
+        }
+        let (_, losers) = rows.close(false);
+        assert_eq!(losers.len(), 1);
+        assert_eq!(owner.rows.load(Relaxed), 1, "the other row is still there");
+    }
+
+    #[test]
+    fn a_row_that_is_charged_again_after_it_was_judged_stays_and_is_logged_next() {
+        let rows = EpochRows::new();
+        let owner = Arc::new(Account::new(SubvolId(5), Arc::default()));
+        rows.insert(Row::new(EpochId(7), owner.clone(), false));
+        let row = rows.with(EpochId(7), Arc::clone).unwrap();
+        row.add(Amount::data(4096));
+        assert!(!rows.remove_over(&row));
+        assert!(rows.with(EpochId(7), |_| ()).is_some());
     }
 }

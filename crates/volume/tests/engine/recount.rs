@@ -98,7 +98,8 @@ impl World {
                 nodes.extend(Descriptor::parse(&value).unwrap().map);
             }
         }
-        nodes
+        let nodes: Vec<NodePtr> = nodes.into_iter().collect();
+        self.rt.block_on(pool.pieces_of(&nodes)).into_iter().collect()
     }
 
     fn allocated(&self) -> BTreeSet<u64> {

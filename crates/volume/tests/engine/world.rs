@@ -255,7 +255,7 @@ impl World {
                     .iter()
                     .flat_map(|tag| tag.to_le_bytes().into_iter().chain([0; 4088]))
                     .collect();
-                pool.write(run, vec![Buf::from_bytes(&bytes)], Purpose::Data).await.unwrap();
+                pool.write(run, Buf::from_bytes(&bytes).into(), Purpose::Data).await.unwrap();
             }
             let mut tx = Transaction::new();
             Self::take(&volumes, subvol, file, range.clone(), &mut tx).await;

@@ -106,16 +106,16 @@ impl Client {
         self.check_room(room, &wrote);
         let wrote = self.given("write", wrote)?.is_some();
         self.end_kill(node, left, wrote).await?;
-        if wrote {
-            self.end_data(id, node, wrote).await?;
-            self.is_synced_by_flag(id);
-            return Ok(());
-        }
-        self.end_data(id, node, wrote).await
+        self.end_data(id, node, wrote).await?;
+        self.is_synced_by_flag(id, wrote);
+        Ok(())
     }
 
-    /// What is written to a file with the flag SYNC is durable.
-    fn is_synced_by_flag(&self, id: ObjectId) {
+    /// A change of the content of a file with the flag SYNC is durable, if it was done.
+    fn is_synced_by_flag(&self, id: ObjectId, done: bool) {
+        if !done {
+            return;
+        }
         let mut world = self.world();
         let object = world.logs[self.id].now().objects.get(&id);
         if object.is_some_and(|object| object.has_flag(FileFlags::SYNC)) {
@@ -134,7 +134,9 @@ impl Client {
         let cut = self.fs.setattr(&Caller::ROOT, node, &set).await;
         let cut = self.given("truncate", cut)?.is_some();
         self.end_kill(node, left, cut).await?;
-        self.end_data(id, node, cut).await
+        self.end_data(id, node, cut).await?;
+        self.is_synced_by_flag(id, cut);
+        Ok(())
     }
 
     /// What is preallocated when a snapshot is made is written on both sides, when there is no
@@ -236,15 +238,29 @@ impl Client {
         let done = self.fs.fallocate_by(&caller, node, offset, len, mode).await;
         let done = self.given("fallocate", done)?.is_some();
         self.end_kill(node, left, done).await?;
-        self.end_data(id, node, done).await
+        self.end_data(id, node, done).await?;
+        self.is_synced_by_flag(id, done);
+        Ok(())
     }
 
     /// Copies, which shares whole blocks, and changes what is shared on one side or the other.
     pub(super) async fn copy(&mut self) -> Done {
-        let (Some((source, from)), Some((target, to))) = (self.a_file(), self.a_pliable_file())
-        else {
+        let (Some(source), Some(target)) = (self.a_file(), self.a_pliable_file()) else {
             return Ok(());
         };
+        self.copy_to(source, target).await
+    }
+
+    /// Copies to a file with the flag SYNC, which is then durable.
+    pub(super) async fn copy_durably(&mut self) -> Done {
+        let (Some(source), Some(target)) = (self.a_file(), self.a_pliable_file()) else {
+            return Ok(());
+        };
+        self.set_flags_of(self.tree(), target.0, FileFlags::SYNC.0).await?;
+        self.copy_to(source, target).await
+    }
+
+    async fn copy_to(&mut self, (source, from): File, (target, to): File) -> Done {
         let ((from_offset, len), (to_offset, _)) = (self.a_range(), self.a_range());
         let bytes = self.world().data[&source].now().read(from_offset, len);
         let overlaps = from_offset.abs_diff(to_offset) < len;
@@ -265,6 +281,7 @@ impl Client {
         };
         self.end_kill(to, left, whole).await?;
         self.end_data(target, to, whole).await?;
+        self.is_synced_by_flag(target, whole);
         for _ in 0..if whole { self.dice.below(4) } else { 0 } {
             let sides = [((source, from), from_offset), ((target, to), to_offset)];
             let (file, offset) = self.dice.pick(&sides);

@@ -1,7 +1,7 @@
 //! What a client holds of files beside their names: look-ups that it gives back some time later,
 //! files that it has open, also when they lose their last name, files that have none yet.
 
-use copyhold_fs::{Entry, FsError, NodeId, OpenFlags, WriteFlags};
+use copyhold_fs::{Caller, Entry, FsError, NodeId, OpenFlags, SetAttr, WriteFlags};
 
 use super::{Client, Done};
 use crate::dice::Dice;
@@ -37,11 +37,12 @@ impl Client {
             return Ok(());
         }
         std::mem::swap(&mut self.dice, &mut self.habits.dice);
-        let done = match self.dice.below(12) {
+        let done = match self.dice.below(13) {
             0..7 => self.mind_rights().await,
             7 => self.append().await,
             8 => self.open_and_truncate().await,
             9 => self.make_unnamed().await,
+            10 => self.copy_durably().await,
             _ => self.use_open_files().await,
         };
         std::mem::swap(&mut self.dice, &mut self.habits.dice);
@@ -174,7 +175,7 @@ impl Client {
         done
     }
 
-    /// A file without a name gets one, or goes.
+    /// A file without a name gets one, or goes. Some are made as overlayfs makes a copy.
     async fn make_unnamed(&mut self) -> Done {
         let tree = self.tree();
         let Some(place) = self.a_free_place(&tree) else { return Ok(()) };
@@ -188,7 +189,11 @@ impl Client {
             id
         };
         let parent = self.node(place.0);
-        let made = self.fs.tmpfile(&caller, parent, mode).await;
+        let copies_up = self.dice.one_in(3);
+        let made = match copies_up {
+            true => self.fs.tmpfile_for_copy_up(&caller, parent, mode).await,
+            false => self.fs.tmpfile(&caller, parent, mode).await,
+        };
         self.check_room(room, &made);
         let Some(entry) = self.given("make", made)? else { return self.make_room().await };
         let node = self.meet(entry);
@@ -198,9 +203,41 @@ impl Client {
             world.born(id, node);
             world.data.insert(id, Versions::of(Content::default(), object.born));
         }
-        let done = self.name_unnamed((id, node), place, object).await;
+        let mut done = Ok(());
+        if !self.exact && self.dice.one_in(2) {
+            let (offset, len) = self.a_range();
+            done = self.write_at((id, node), offset, len).await;
+        }
+        if copies_up && done.is_ok() {
+            done = self.copy_rights(node, &mut object).await;
+        }
+        if done.is_ok() {
+            done = self.name_unnamed((id, node), place, object).await;
+        }
+        let tree = self.tree();
+        // From now on its owner changes like that of any file.
+        if copies_up && done.is_ok() && tree.objects.contains_key(&id) && self.dice.one_in(2) {
+            done = self.set_owner_of(tree, id).await;
+        }
         self.fs.release(node);
         done
+    }
+
+    /// The change of the owner is a part of the copy: it takes no privileges.
+    async fn copy_rights(&mut self, node: NodeId, object: &mut Object) -> Done {
+        let (root, mode) = (&Caller::ROOT, self.dice.below(0o10000) as u32);
+        let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+        let done = self.fs.setattr(root, node, &set).await;
+        if self.given("chmod", done)?.is_some() {
+            object.chmod(mode, root);
+        }
+        let (uid, gid) = (self.an_id(), self.an_id());
+        let set = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };
+        let done = self.fs.setattr(root, node, &set).await;
+        if self.given("chown", done)?.is_some() {
+            (object.uid, object.gid) = (uid, gid);
+        }
+        Ok(())
     }
 
     async fn name_unnamed(
@@ -209,11 +246,7 @@ impl Client {
         place: Place,
         mut object: Object,
     ) -> Done {
-        if !self.exact && self.dice.one_in(2) {
-            let (offset, len) = self.a_range();
-            self.write_at((id, node), offset, len).await?;
-        }
-        // Where there was no room for that, some was made.
+        // Where there was no room to write, some was made.
         let mut tree = self.tree();
         let is_free = tree.is_there(place.0) && !tree.entries.contains_key(&place);
         if !is_free || self.dice.one_in(4) {

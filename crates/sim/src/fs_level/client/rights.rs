@@ -22,7 +22,8 @@ impl Client {
             5..9 => self.set_acl().await,
             9..12 => self.set_flags().await,
             12..14 => self.set_times().await,
-            14..17 => self.stat().await,
+            14..16 => self.stat().await,
+            16 => self.write_back().await,
             _ => self.expect_not_permitted().await,
         }
     }
@@ -47,7 +48,7 @@ impl Client {
         (mode, caller)
     }
 
-    fn an_id(&mut self) -> u32 {
+    pub(super) fn an_id(&mut self) -> u32 {
         1000 + self.dice.below(4) as u32
     }
 
@@ -66,8 +67,14 @@ impl Client {
     }
 
     async fn set_owner(&mut self) -> Done {
-        let mut tree = self.tree();
-        let Some((_, id)) = self.a_pliable_entry(&tree) else { return Ok(()) };
+        let tree = self.tree();
+        match self.a_pliable_entry(&tree) {
+            Some((_, id)) => self.set_owner_of(tree, id).await,
+            None => Ok(()),
+        }
+    }
+
+    pub(super) async fn set_owner_of(&mut self, mut tree: Tree, id: ObjectId) -> Done {
         let [uid, gid] = [self.an_id(), self.an_id()];
         let (uid, gid) =
             self.dice.pick(&[(Some(uid), Some(gid)), (Some(uid), None), (None, Some(gid))]);
@@ -128,7 +135,10 @@ impl Client {
         }
         acl.mask = Some(self.dice.below(8) as u32);
         if self.dice.one_in(2) {
-            acl.users = BTreeMap::from([(self.an_id(), user)]);
+            // Some have more entries than ACLs of others can have.
+            let more = if self.dice.one_in(8) { 120 + self.dice.below(80) as u32 } else { 1 };
+            let first = self.an_id();
+            acl.users = (first..first + more).map(|id| (id, user)).collect();
         }
         if self.dice.one_in(2) {
             acl.groups = BTreeMap::from([(self.an_id(), group)]);
@@ -148,6 +158,11 @@ impl Client {
             false => ACCESS,
         };
         let is_there = object.xattrs.contains_key(name);
+        if !is_there && self.dice.one_in(8) {
+            let node = self.world().nodes[&id];
+            let removed = self.fs.remove_xattr(node, name).await;
+            return self.given("remove an ACL that does not exist", removed).map(drop);
+        }
         let acl = (!is_there || !self.dice.one_in(3)).then(|| self.an_acl());
         let before = (object.mode, object.xattrs.clone());
         object.set_acl(name, acl.as_ref());
@@ -173,13 +188,13 @@ impl Client {
 
     /// What is guarded soon is not any more: else there would be nothing left to do.
     async fn set_flags(&mut self) -> Done {
-        let mut tree = self.tree();
+        let tree = self.tree();
         let guarded = self.dice.one_in(2).then(|| self.a_guarded_entry(&tree)).flatten();
         let entry = guarded.or_else(|| self.an_entry(&tree));
         let Some((_, id)) = entry.filter(|(_, id)| tree.is_in_writable(*id)) else {
             return Ok(());
         };
-        let object = tree.objects.get_mut(&id).expect("it has a name");
+        let object = &tree.objects[&id];
         if !matches!(object.kind, Kind::File | Kind::Dir) {
             return Ok(());
         }
@@ -187,6 +202,11 @@ impl Client {
         let guard = if object.is_guarded() { 0 } else { self.dice.pick(&guards) };
         let others = [FileFlags::NODUMP.0, FileFlags::NOATIME.0, FileFlags::SYNC.0];
         let flags = guard | if self.dice.one_in(4) { self.dice.pick(&others) } else { 0 };
+        self.set_flags_of(tree, id, flags).await
+    }
+
+    pub(super) async fn set_flags_of(&mut self, mut tree: Tree, id: ObjectId, flags: u32) -> Done {
+        let object = tree.objects.get_mut(&id).expect("it has a name");
         (object.flags, object.ctime) = (flags, Span::Now);
         let node = self.world().nodes[&id];
         self.begin("set flags", tree, &[id]);
@@ -250,6 +270,16 @@ impl Client {
     }
 
     // -- flags --------------------------------------------------------------
+
+    /// A cache writes back pages that it took before the file was guarded: nothing refuses them.
+    async fn write_back(&mut self) -> Done {
+        let is_guarded =
+            |tree: &Tree, id| tree.objects[&id].is_guarded() && tree.is_in_writable(id);
+        let Some(file) = self.a_file_that(is_guarded) else { return Ok(()) };
+        let (offset, len) = self.a_range();
+        let flags = WriteFlags { accepted: true, ..WriteFlags::default() };
+        self.write_by(file, offset, len, flags).await
+    }
 
     /// What is immutable, or may only grow, is not changed in any other way.
     async fn expect_not_permitted(&mut self) -> Done {

@@ -1,0 +1,264 @@
+//! The daemon's own life: what its log, its limits and its signals do to it.
+
+#![allow(clippy::disallowed_methods, reason = "it looks at processes from outside")]
+
+mod site;
+
+use std::fs::{self, File};
+use std::io::{PipeWriter, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use rustix::fs::{FlockOperation, OFlags, fcntl_setfl, flock};
+use rustix::process::{Pid, Signal, kill_process};
+use site::wait::wait_until;
+use site::*;
+
+fn foreground(site: &Site, stderr: impl Into<Stdio>) -> Child {
+    let mut command = Command::new(PROGRAM);
+    command.args(["--log", "debug", "mount", "-f"]).args([site.pool(), site.at("")]);
+    command.stderr(stderr).spawn().unwrap()
+}
+
+/// Serves with a log that fails or blocks, works, and ends in good order at the first SIGTERM.
+#[track_caller]
+fn works_whatever_its_log_does(stderr: impl Into<Stdio>) {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.done(&["umount", &site.at("")]);
+    let mut daemon = foreground(&site, stderr);
+    wait_until(|| site.run(&["info", &site.at("")]).status.success());
+    fs::write(site.path("file"), "content").unwrap();
+    kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
+    assert!(daemon.wait().unwrap().success());
+    site.mount(&[]);
+    assert_eq!(fs::read(site.path("file")).unwrap(), b"content");
+    site.checked();
+}
+
+#[test]
+fn a_log_on_a_full_filesystem_ends_nothing() {
+    works_whatever_its_log_does(File::options().write(true).open("/dev/full").unwrap());
+}
+
+#[test]
+fn a_log_whose_reader_is_gone_ends_nothing() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    works_whatever_its_log_does(writer);
+}
+
+/// A pipe takes so much and then blocks.
+fn fill(mut pipe: &PipeWriter) {
+    fcntl_setfl(pipe, OFlags::NONBLOCK).unwrap();
+    while pipe.write(b".").is_ok() {}
+    fcntl_setfl(pipe, OFlags::empty()).unwrap();
+}
+
+#[test]
+fn a_log_that_nobody_reads_delays_nothing() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    fill(&writer);
+    works_whatever_its_log_does(writer);
+    drop(reader);
+}
+
+#[test]
+fn a_log_that_is_read_late_has_all_that_fits() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.done(&["umount", &site.at("")]);
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    fill(&writer);
+    let mut daemon = foreground(&site, writer);
+    wait_until(|| site.run(&["info", &site.at("")]).status.success());
+    kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
+    // Lines wait for their reader.
+    let mut log = Vec::new();
+    reader.read_to_end(&mut log).unwrap();
+    assert!(daemon.wait().unwrap().success());
+    let log = String::from_utf8_lossy(&log);
+    assert!(log.contains("is mounted on"), "{log}");
+    site.mount(&[]);
+    site.checked();
+}
+
+/// The limits of descriptors of the daemon: soft and hard.
+fn descriptors(site: &Site) -> (String, String) {
+    let pid = &site.done(&["info", &site.at("")])["pid"];
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let mut fields = line.split_whitespace().skip(3).map(str::to_owned);
+    (fields.next().unwrap(), fields.next().unwrap())
+}
+
+/// Mounts under a limit of descriptors, which `ulimit` sets by these arguments; whether it could.
+#[track_caller]
+fn mounted_under(site: &Site, ulimit: &str) -> bool {
+    let script = format!("ulimit {ulimit} && exec \"$@\"");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script, "sh", PROGRAM, "mount"]).args([site.pool(), site.at("")]);
+    // A file: the end of a pipe would come with the daemon's.
+    shell.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut mount = shell.spawn().unwrap();
+    ended(&mut mount).success()
+}
+
+/// Waits for a process that ends by itself.
+#[track_caller]
+fn ended(process: &mut Child) -> ExitStatus {
+    let mut status = None;
+    wait_until(|| {
+        status = process.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap()
+}
+
+#[test]
+fn a_mount_takes_all_descriptors_that_it_may_have() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.done(&["umount", &site.at("")]);
+    assert!(mounted_under(&site, "-Sn 18"));
+    let (soft, hard) = descriptors(&site);
+    assert_eq!(soft, hard);
+    site.checked();
+}
+
+#[test]
+fn with_few_descriptors_a_mount_works_or_fails_and_returns() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.done(&["umount", &site.at("")]);
+    let mut worked = 0;
+    for limit in 6..48 {
+        if mounted_under(&site, &format!("-n {limit}")) {
+            fs::write(site.path("file"), limit.to_string()).unwrap();
+            site.done(&["umount", &site.at("")]);
+            worked += 1;
+        } else {
+            assert!(!is_mount_point(&site.path("")), "{limit}: it has failed");
+        }
+    }
+    assert!((1..42).contains(&worked), "the limits are not where it matters: {worked}");
+    site.mount(&[]);
+    assert_eq!(fs::read(site.path("file")).unwrap(), b"47");
+    site.checked();
+}
+
+fn is_mount_point(path: &Path) -> bool {
+    let table = fs::read_to_string("/proc/self/mounts").unwrap();
+    let path = path.to_str().unwrap().trim_end_matches('/');
+    table.lines().any(|line| line.split(' ').nth(1) == Some(path))
+}
+
+#[test]
+fn a_signal_ends_a_daemon_that_still_opens_its_pool() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.done(&["umount", &site.at("")]);
+    // Opening waits for a lock as long as it may be that of a daemon that leaves.
+    let pool = File::open(site.pool()).unwrap();
+    flock(&pool, FlockOperation::LockExclusive).unwrap();
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut daemon = foreground(&site, Stdio::null());
+        kill_process(Pid::from_child(&daemon), signal).unwrap();
+        assert_eq!(daemon.wait().unwrap().signal(), Some(signal.as_raw()));
+    }
+    drop(pool);
+    site.mount(&[]);
+    site.checked();
+}
+
+/// A filesystem over another, gone at the end.
+struct Cover(PathBuf);
+
+impl Cover {
+    fn over(path: &Path) -> Cover {
+        let mut mount = Command::new("mount");
+        let status = mount.args(["-t", "tmpfs", "cover"]).arg(path).status().unwrap();
+        assert!(status.success());
+        Cover(path.to_owned())
+    }
+}
+
+impl Drop for Cover {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).stderr(Stdio::null()).status();
+    }
+}
+
+#[test]
+fn a_mount_below_another_ends_when_that_is_gone() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.done(&["umount", &site.at("")]);
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut daemon = foreground(&site, log.reopen().unwrap());
+    wait_until(|| site.run(&["info", &site.at("")]).status.success());
+    fs::write(site.path("file"), "content").unwrap();
+    let cover = Cover::over(&site.path(""));
+    kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
+    wait_until(|| fs::read_to_string(log.path()).unwrap().contains("mounted over"));
+    assert!(daemon.try_wait().unwrap().is_none(), "it is still mounted");
+    drop(cover);
+    assert!(ended(&mut daemon).success());
+    site.mount(&[]);
+    assert_eq!(fs::read(site.path("file")).unwrap(), b"content");
+    site.checked();
+}
+
+#[test]
+fn a_second_signal_ends_a_mount_below_another() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.done(&["umount", &site.at("")]);
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut daemon = foreground(&site, log.reopen().unwrap());
+    wait_until(|| site.run(&["info", &site.at("")]).status.success());
+    let cover = Cover::over(&site.path(""));
+    kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
+    wait_until(|| fs::read_to_string(log.path()).unwrap().contains("mounted over"));
+    kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
+    ended(&mut daemon);
+    drop(cover);
+    site.mount(&[]);
+    site.checked();
+}
+
+/// A group with a limit of memory, in a hierarchy of version 1 or 2; none where that is not to be
+/// had.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(bytes: u64) -> Option<Group> {
+        let places =
+            [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
+        let name = format!("copyhold-test-{}", std::process::id());
+        places.iter().find_map(|(place, file)| {
+            let group = Group(Path::new(place).join(&name));
+            fs::create_dir(&group.0).ok()?;
+            fs::write(group.0.join(file), bytes.to_string()).ok()?;
+            Some(group)
+        })
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn the_usual_budget_fits_into_a_group_with_less_than_the_machine() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    let Some(group) = Group::new(1600 << 20) else {
+        eprintln!("skipped: needs control groups of memory");
+        return;
+    };
+    site.done(&["umount", &site.at("")]);
+    let script = "echo $$ > \"$0\"/cgroup.procs && exec \"$@\"";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script]).arg(&group.0).args([PROGRAM, "mount"]);
+    let status = shell.args([site.pool(), site.at("")]).status().unwrap();
+    assert!(status.success());
+    let info = site.done(&["info", &site.at("")]);
+    assert_eq!(info["memory"]["budget_bytes"], 200 << 20);
+    site.checked();
+}

@@ -1,0 +1,93 @@
+//! Nodes in fragments: what a pointer to one stands for.
+//!
+//! A node for which free space has no run lies in fragments, and its pointer names a list of them
+//! (`format::node::fragments`). Whoever counts, frees or hands on what a pointer has allocated
+//! takes its *pieces*: pointers of the same epoch, each to what lies in one run. So no layer
+//! above knows fragments.
+
+use std::collections::BTreeMap;
+
+use copyhold_format::node::Fragment;
+use copyhold_types::{BLOCK_BYTES, Buf, Digest, NodePtr, Run};
+
+/// What fragmented nodes are made of ([`crate::Pool::pieces`]).
+pub(crate) type Pieces = BTreeMap<NodePtr, Vec<NodePtr>>;
+
+/// The pointers, each fragmented one replaced by its pieces.
+pub(crate) fn expand(nodes: &[NodePtr], pieces: &Pieces) -> Vec<NodePtr> {
+    let of = |ptr: &NodePtr| pieces.get(ptr).cloned().unwrap_or_else(|| vec![*ptr]);
+    nodes.iter().flat_map(of).collect()
+}
+
+/// The copies that there are, in the pointer's order.
+pub(crate) type Copies = [Option<Copied>; 2];
+
+/// Where one copy of a node, or of a list, is.
+#[derive(Debug)]
+pub(crate) enum Copied {
+    Whole(Run),
+    Fragments(Vec<Run>),
+}
+
+impl Copied {
+    /// What belongs in each run of it.
+    pub(crate) fn cut(&self, content: &Buf) -> Vec<(Run, Buf)> {
+        match self {
+            Copied::Whole(run) => vec![(*run, content.clone())],
+            Copied::Fragments(runs) => {
+                let blocks = runs.iter().map(|run| run.blocks);
+                runs.iter().copied().zip(cut(content, blocks)).collect()
+            }
+        }
+    }
+}
+
+/// Consecutive pieces of so many blocks.
+pub(crate) fn cut(content: &Buf, blocks: impl Iterator<Item = u32>) -> impl Iterator<Item = Buf> {
+    let mut at = 0;
+    blocks.map(move |blocks| {
+        let from = at;
+        at += blocks as usize * BLOCK_BYTES;
+        Buf::from_bytes(&content[from..at])
+    })
+}
+
+/// The copies that a pointer itself names.
+pub(crate) fn named_by(ptr: &NodePtr) -> Copies {
+    let blocks = if ptr.fragmented { 1 } else { ptr.blocks };
+    ptr.copies.map(|copy| Some(Copied::Whole(Run::new(copy?, blocks))))
+}
+
+/// The copies of a content in fragments.
+pub(crate) fn fragmented(fragments: &[Fragment]) -> Copies {
+    [0, 1].map(|copy| {
+        let run = |of: &Fragment| Some(Run::new(of.copies[copy]?, of.blocks));
+        fragments.iter().map(run).collect::<Option<_>>().map(Copied::Fragments)
+    })
+}
+
+/// A content whose parts were read.
+pub(crate) fn join(parts: &[Buf]) -> Buf {
+    let mut whole = Buf::scratch(parts.iter().map(Buf::blocks).sum());
+    let mut rest = whole.make_mut();
+    for part in parts {
+        let (bytes, behind) = rest.split_at_mut(part.len());
+        bytes.copy_from_slice(part);
+        rest = behind;
+    }
+    whole
+}
+
+/// All that a fragmented node has allocated, as pointers to what lies in one run: its list, and
+/// each fragment.
+pub(crate) fn pieces_of(ptr: &NodePtr, fragments: &[Fragment]) -> Vec<NodePtr> {
+    let piece = |copies, blocks| NodePtr {
+        copies,
+        blocks,
+        fragmented: false,
+        epoch: ptr.epoch,
+        digest: Digest::default(),
+    };
+    let content = fragments.iter().map(|fragment| piece(fragment.copies, fragment.blocks));
+    std::iter::once(piece(ptr.copies, 1)).chain(content).collect()
+}

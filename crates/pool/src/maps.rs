@@ -1,0 +1,92 @@
+//! Space maps that cannot be read, and making them anew.
+//!
+//! A read error may pass. So a map is read several times when the pool is opened; if that fails,
+//! its metaslab is set aside (`copyhold_space::Space::set_aside`) and the map is read again at each
+//! flush of the metaslab, and whenever everything is settled: before a pool is called full, too. A
+//! map whose copies are both damaged can be made anew by [`Pool::rebuild_map`] from the list of all
+//! blocks that are referred to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use copyhold_format::space_map::SpaceMap;
+use copyhold_runtime::Rt;
+use copyhold_space::MetaslabId;
+use copyhold_types::{Buf, NodePtr, Purpose, Run};
+
+use crate::nodes::NodeStore;
+use crate::round::Round;
+use crate::units::{Aim, Unit};
+use crate::{Pool, PoolError, Sabotage};
+
+/// Reads of a map before the pool is opened without it, and the time between them.
+const TRIES: usize = 3;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The bytes of a map, from a copy that matches the digest.
+pub(crate) async fn read_patiently(
+    rt: &Rt,
+    nodes: &NodeStore,
+    map: NodePtr,
+) -> Result<Buf, PoolError> {
+    for _ in 1..TRIES {
+        if let Ok(bytes) = nodes.read_verified(map, Purpose::Map).await {
+            return Ok(bytes);
+        }
+        rt.sleep(PAUSE).await;
+    }
+    nodes.read_verified(map, Purpose::Map).await
+}
+
+impl Pool {
+    /// Tries once more to read the map of a metaslab that is set aside.
+    pub(crate) async fn retry_map(&self, id: MetaslabId) {
+        let Some((ptr, _)) = self.space.missing_map(id) else { return };
+        let _pin = self.pin();
+        let supplied = match self.nodes.read_verified(ptr, Purpose::Map).await {
+            _ if self.sabotaged(Sabotage::QuarantineOnError) => {
+                let all = self.space.usable_runs(id);
+                self.space.supply_runs(id, all, self.open_txg()).map_err(|e| e.to_string())
+            }
+            Ok(bytes) => {
+                SpaceMap::parse(&bytes).map_err(|error| error.to_string()).and_then(|map| {
+                    self.space.supply(id, &map, self.open_txg()).map_err(|error| error.to_string())
+                })
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        match supplied {
+            Ok(true) => tracing::info!("the space map of {id} can be read again"),
+            Ok(false) => {}
+            Err(error) => tracing::warn!("the space map of {id} still cannot be read: {error}"),
+        }
+    }
+
+    /// Makes the map of a metaslab that is set aside anew. `referred`: all runs that anything
+    /// refers to, at least those in this metaslab; nothing may change them meanwhile.
+    ///
+    /// # Errors
+    /// The list contradicts the layout of the pool, or the map could not be written.
+    pub async fn rebuild_map(
+        self: &Arc<Self>,
+        id: MetaslabId,
+        referred: impl IntoIterator<Item = Run>,
+    ) -> Result<(), PoolError> {
+        self.check_writable()?;
+        let wrong = |error: String| PoolError::damaged(format!("the space map of {id}"), error);
+        if !self
+            .space
+            .supply_runs(id, referred, self.open_txg())
+            .map_err(|e| wrong(e.to_string()))?
+        {
+            return Ok(());
+        }
+        self.commit(self.open_txg()).await?;
+        match self.flush_units(vec![Unit::Metaslab(id)], Aim::Settle).await? {
+            Round { flushed: 1, .. } => Ok(()),
+            Round { failed, .. } => {
+                Err(failed.unwrap_or_else(|| wrong("the new one was not written".into())))
+            }
+        }
+    }
+}

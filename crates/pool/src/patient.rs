@@ -1,0 +1,190 @@
+//! Writes that wait for space below the pool (rule R32).
+//!
+//! Problem.  A sparse pool file needs space of its host when a block is written first; on a host
+//!           that copies on write, each time. The host may have none, long after the pool has
+//!           accepted the data, and for any write: data, nodes, even the log.
+//! Idea.     The pool writes through this device, which tries such a write again until there is
+//!           space. Nothing above notices but that it takes longer; nothing is lost.
+//!
+//! A device is told apart from a file: for a file space can be made by deleting another one, and
+//! writes wait as long as it takes. A block device that is out of space is thin, and what is below
+//! it has mostly waited already; writes wait for [`THIN_PATIENCE`] from when it became full, then
+//! they fail as on any device that fails, at once until one succeeds.
+//!
+//! W1  One line is logged when the first write begins to wait, one when none waits any more.
+//! W2  Waiting ends when the pool has stopped (`health`).
+//! W3  While a pool is being opened nothing waits: a mount fails instead.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use copyhold_device::{Counters, Device, DeviceError, DynDevice, Geometry};
+use copyhold_runtime::{BoxFuture, Rt};
+use copyhold_sync::{Mutex, of};
+use copyhold_types::{Buf, Bufs, DeviceId, Nanos, Purpose};
+
+use crate::health::Health;
+
+/// A write that the host had no space for is tried again so often.
+const RETRY: Duration = Duration::from_secs(1);
+/// How long writes wait for a thin device: as long as dm-thin itself does by default.
+const THIN_PATIENCE: Duration = Duration::from_secs(60);
+
+/// See the module's text.
+pub(crate) struct Patient {
+    below: DynDevice,
+    rt: Rt,
+    health: Arc<Health>,
+    waits: Arc<Waits>,
+}
+
+#[derive(Default)]
+struct Waits {
+    /// W3.
+    begun: AtomicBool,
+    state: Mutex<State, of::HostSpace>,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: u64,
+    /// Since when no write has found space.
+    full_since: Option<Nanos>,
+}
+
+impl Patient {
+    pub(crate) fn new(below: DynDevice, rt: Rt, health: Arc<Health>) -> Arc<Patient> {
+        Arc::new(Patient { below, rt, health, waits: Arc::default() })
+    }
+
+    /// The pool is open: from here on writes wait.
+    pub(crate) fn begin(&self) {
+        self.waits.begun.store(true, Ordering::Release);
+    }
+
+    /// Whether any write waits. While one does, freed space may stay out of reach: a flush that
+    /// waits keeps the log full, and the commits that would give the space back wait for the flush.
+    /// A caller that needs this space waits, too, and is not refused (R22).
+    pub(crate) fn writes_wait(&self) -> bool {
+        self.waits.state.lock().waiting > 0
+    }
+}
+
+impl Waits {
+    /// A write has found no space; whether it is to be tried again.
+    fn refused(&self, error: &DeviceError, now: Nanos, is_first: bool) -> bool {
+        if !self.begun.load(Ordering::Acquire) {
+            return false;
+        }
+        let mut state = self.state.lock();
+        let since = *state.full_since.get_or_insert(now);
+        let waited = Duration::from_nanos(now.saturating_sub(since));
+        if error.is_thin_full() && waited >= THIN_PATIENCE {
+            return false;
+        }
+        state.waiting += u64::from(is_first);
+        let begins = is_first && state.waiting == 1;
+        drop(state);
+        if begins {
+            tracing::error!("{error}: writes wait until there is space again");
+        }
+        true
+    }
+}
+
+/// A write that waits, or has waited.
+struct Waiting {
+    waits: Arc<Waits>,
+    name: String,
+    is_written: bool,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let mut state = self.waits.state.lock();
+        state.waiting -= 1;
+        if self.is_written {
+            state.full_since = None;
+        }
+        let goes_on = self.is_written && state.waiting == 0;
+        drop(state);
+        if goes_on {
+            tracing::warn!("{} has space again: writes go on", self.name);
+        }
+    }
+}
+
+impl Device for Patient {
+    fn id(&self) -> DeviceId {
+        self.below.id()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.below.geometry()
+    }
+
+    fn read(
+        &self,
+        block: u64,
+        blocks: u32,
+        why: Purpose,
+    ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
+        self.below.read(block, blocks, why)
+    }
+
+    fn write(
+        &self,
+        block: u64,
+        data: Bufs,
+        why: Purpose,
+    ) -> BoxFuture<'static, Result<(), DeviceError>> {
+        // Begun at the call, as any request.
+        let mut write = self.below.write(block, data.clone(), why);
+        let (below, rt) = (self.below.clone(), self.rt.clone());
+        let (health, waits) = (self.health.clone(), self.waits.clone());
+        Box::pin(async move {
+            let mut waiting: Option<Waiting> = None;
+            loop {
+                let error = match write.await {
+                    Err(error) if error.is_host_full() || error.is_thin_full() => error,
+                    result => {
+                        if let Some(waiting) = &mut waiting {
+                            waiting.is_written = result.is_ok();
+                        }
+                        return result;
+                    }
+                };
+                if !waits.refused(&error, rt.now(), waiting.is_none()) {
+                    return Err(error);
+                }
+                waiting.get_or_insert_with(|| Waiting {
+                    waits: waits.clone(),
+                    name: below.geometry().name,
+                    is_written: false,
+                });
+                rt.sleep(RETRY).await;
+                if health.check().is_err() {
+                    return Err(error); // W2
+                }
+                write = below.write(block, data.clone(), why);
+            }
+        })
+    }
+
+    fn flush(&self) -> BoxFuture<'static, Result<(), DeviceError>> {
+        self.below.flush()
+    }
+
+    fn discard(&self, block: u64, blocks: u64) -> BoxFuture<'static, Result<(), DeviceError>> {
+        self.below.discard(block, blocks)
+    }
+
+    fn release(&self) {
+        self.below.release();
+    }
+
+    fn counters(&self) -> &Counters {
+        self.below.counters()
+    }
+}

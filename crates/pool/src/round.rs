@@ -1,0 +1,430 @@
+//! One round of flushing: what was chosen is frozen, merged or laid over its base, written, and
+//! told to the log in one transaction.
+//!
+//! ```text
+//!   freeze · merge, spill or encode · write nodes in two copies · flush the device ·
+//!   one transaction: new roots, allocations, releases · commit · move the head
+//! ```
+//!
+//! Which units a round takes, and when, is `flush`'s business, whose invariants these are.
+
+use std::sync::Arc;
+
+use copyhold_space::{Claim, Figures, MapJob, MetaslabId, Tier};
+use copyhold_table::{FlushJob, Flushed, FreezePoint, MergeSize, NodeSource, Table, TableError};
+use copyhold_types::{Buf, EpochId, Key, NodePtr, Purpose, TableId, Txg};
+
+use crate::fragments::{Pieces, expand};
+use crate::node_writer::{NodeWriter, blocks_max};
+use crate::nodes::COPIES;
+use crate::tenancy::{NodeTurnover, free_node};
+use crate::transaction::Transaction;
+use crate::units::{Aim, Unit};
+use crate::{Pool, PoolError, Sabotage};
+
+/// Edits that one flush of a partition takes at most, so that a round stays bounded.
+const EDITS_PER_FLUSH: usize = 256 << 10;
+/// A unit's row in the table of tables takes at most this, and mostly less than half of it.
+const DESCRIPTOR_BYTES: usize = 768;
+
+/// What a round has come to.
+#[derive(Debug, Default)]
+pub(crate) struct Round {
+    /// Units that were flushed.
+    pub(crate) flushed: usize,
+    /// Why one was not.
+    pub(crate) failed: Option<PoolError>,
+}
+
+/// How far a unit has come.
+enum Work {
+    Partition { table: Arc<Table>, job: FlushJob, flushed: Flushed },
+    Metaslab { job: MapJob, map: Option<NodePtr> },
+}
+
+impl Work {
+    /// Edits that are logged again.
+    fn carries(&self) -> u64 {
+        match self {
+            Work::Metaslab { job, .. } if job.is_set_aside() => job.edits(),
+            _ => 0,
+        }
+    }
+}
+
+impl Pool {
+    pub(crate) async fn run_round(
+        self: &Arc<Self>,
+        units: Vec<Unit>,
+        aim: Aim,
+    ) -> Result<Round, PoolError> {
+        // One round at a time: while one cannot go on, since the host is full, others would fill
+        // the log with records that retire nothing.
+        let _round = self.flusher.rounds.lock().await;
+        self.check_writable()?;
+        let pin = self.oldest_pin().unwrap_or_else(|| self.open_txg());
+        let reservation = self.space.reserve(0, Tier::Internal)?;
+        let mut writer = NodeWriter::new(self.clone(), reservation);
+        let (mut done, mut held_up, mut failed) = (Vec::new(), false, None);
+        for unit in units {
+            let mark = writer.mark();
+            match self.prepare(unit, aim, &mut writer).await {
+                Ok(Some(work)) => done.push(work),
+                not_done => {
+                    failed = not_done.err().or(failed);
+                    writer.give_up(mark);
+                    held_up |= self.pin_of(unit).is_some_and(|of| of <= pin);
+                }
+            }
+        }
+        // While what pins the log longest stays, records would only use up the ring.
+        if done.is_empty() || (held_up && self.is_log_full()) {
+            self.abort(done);
+            writer.finish().await?;
+            if aim.trims() {
+                self.move_head().await?;
+            }
+            return Ok(Round { flushed: 0, failed });
+        }
+        let flushed = done.len();
+        // Nothing is read any more, so nothing is pinned: writes may wait for long (R22, R32).
+        match self.finish_writes(writer).await {
+            Ok((claims, mut pieces)) => {
+                self.find_pieces(&done, &mut pieces).await;
+                self.record(done, claims, pieces, pin, aim).await?;
+            }
+            Err(error) => {
+                self.abort(done);
+                return Err(error);
+            }
+        }
+        self.admission.wake();
+        if aim.trims() {
+            self.move_head().await?;
+        }
+        Ok(Round { flushed, failed })
+    }
+
+    fn pin_of(&self, unit: Unit) -> Option<Txg> {
+        match unit {
+            Unit::Partition(table, _) => self.tables.find(table)?.pin(),
+            Unit::Metaslab(id) => {
+                self.space.pins().find(|pin| pin.metaslab == id).map(|pin| pin.oldest)
+            }
+        }
+    }
+
+    pub(crate) fn is_log_full(&self) -> bool {
+        self.journal.pressure(self.limits.replay_edits) > 1.0
+    }
+
+    async fn finish_writes(&self, writer: NodeWriter) -> Result<(Vec<Claim>, Pieces), PoolError> {
+        let written = writer.finish().await?;
+        if !self.sabotaged(Sabotage::NoFlushBeforeRoot) {
+            self.flush_device().await?;
+        }
+        Ok(written)
+    }
+
+    /// Adds what the nodes that the round replaces are made of.
+    async fn find_pieces(&self, done: &[Work], pieces: &mut Pieces) {
+        let mut fragmented = Vec::new();
+        for work in done {
+            match work {
+                Work::Partition { flushed, .. } => fragmented.extend(&flushed.replaced),
+                Work::Metaslab { job, .. } => fragmented.extend(job.replaces()),
+            }
+        }
+        fragmented.retain(|ptr: &NodePtr| ptr.fragmented);
+        for ptr in fragmented {
+            pieces.insert(ptr, self.pieces(ptr).await);
+        }
+    }
+
+    /// Freezes a unit and starts writing its new nodes. Nothing, if there is nothing to flush.
+    async fn prepare(
+        &self,
+        unit: Unit,
+        aim: Aim,
+        writer: &mut NodeWriter,
+    ) -> Result<Option<Work>, PoolError> {
+        match unit {
+            Unit::Partition(table, start) => match self.tables.find(table) {
+                Some(table) => self.flush_partition(table, start, aim, writer).await,
+                // It was handed over while this round waited.
+                None => Ok(None),
+            },
+            Unit::Metaslab(id) => {
+                self.retry_map(id).await;
+                self.flush_metaslab(id, writer)
+            }
+        }
+    }
+
+    fn flush_metaslab(
+        &self,
+        id: MetaslabId,
+        writer: &mut NodeWriter,
+    ) -> Result<Option<Work>, PoolError> {
+        let closed = self.open_txg().prev();
+        let Some(job) = closed.and_then(|closed| self.space.freeze(id, closed)) else {
+            return Ok(None);
+        };
+        writer.epoch = EpochId::POOL;
+        match job.encode().map(|map| writer.place(Buf::from_bytes(&map), Purpose::Map)).transpose()
+        {
+            Ok(map) => Ok(Some(Work::Metaslab { job, map })),
+            Err(error) => {
+                tracing::error!("the map of {id:?} cannot be written: {error}");
+                self.space.abort(job);
+                Err(error)
+            }
+        }
+    }
+
+    async fn flush_partition(
+        &self,
+        table: Arc<Table>,
+        start: Key,
+        aim: Aim,
+        writer: &mut NodeWriter,
+    ) -> Result<Option<Work>, PoolError> {
+        let _pin = self.pin();
+        let birth = self.open_txg();
+        let Some(complete_to) = birth.prev() else { return Ok(None) };
+        let point = FreezePoint { complete_to, birth, edits_max: EDITS_PER_FLUSH };
+        let job = match aim {
+            Aim::Trim | Aim::Hand => table.freeze(start, point),
+            Aim::Settle => table.freeze_layers(start, point),
+        };
+        let Some(job) = job else { return Ok(None) };
+        writer.epoch = self.tenancy().epoch(table.id());
+        let flushed = match self.spills(&job, aim).await {
+            true if job.is_idle() => {
+                self.give_up(&table, job);
+                return Ok(None);
+            }
+            true => self.spill(&job, writer).await,
+            false => self.merge(&job, writer).await,
+        };
+        match flushed {
+            Ok(flushed) => Ok(Some(Work::Partition { table, job, flushed })),
+            Err(error) => {
+                tracing::error!("{error}");
+                self.give_up(&table, job);
+                Err(reason(error))
+            }
+        }
+    }
+
+    /// A job that was about layers alone kept its table from being settled; who wanted to hand that
+    /// over has left it alone.
+    fn give_up(&self, table: &Table, job: FlushJob) {
+        self.settled(table.abort(job));
+        self.tables.flushed(table.id());
+    }
+
+    /// Whether the edits become a layer: what a merge needs is still unreadable, or it would write
+    /// more.
+    async fn spills(&self, job: &FlushJob, aim: Aim) -> bool {
+        let broken = self.flusher.broken.lock().get(&(job.table(), job.start())).copied();
+        match broken {
+            Some(Some(node)) => self.nodes.read(node, Purpose::Leaf).await.is_err(),
+            Some(None) => false,
+            None if aim != Aim::Settle && job.is_cheaper_to_spill(&self.nodes).await => true,
+            None => !self.has_room_to_merge(job).await,
+        }
+    }
+
+    /// Whether there is room for a merge beside what its own edits were promised, which is what a
+    /// layer takes. Where leaves are shared, new ones give nothing back: that must be users' space.
+    /// What a table has for itself is only written anew, and may take the reserve until the old
+    /// nodes are free (R21).
+    async fn has_room_to_merge(&self, job: &FlushJob) -> bool {
+        let limits = job.limits();
+        let leaf = blocks_max(limits.leaf_bytes as u64);
+        let share = job.edits_bytes() as f64 / self.flusher.bytes().max(1) as f64;
+        let promised = self.admission.promised(share);
+        let is_free = |leaves: usize, tier: Tier| {
+            let more = (leaves as u64 * leaf).saturating_sub(promised);
+            self.space.reserve(more, tier).is_ok()
+        };
+        let partition = 2 * limits.partition_leaves.min(1 << 16);
+        if is_free(partition, Tier::Write) {
+            return true;
+        }
+        let own = self.tenancy().own_from(job.table());
+        let MergeSize { leaves, is_shared } = job.merge_size(&self.nodes, own).await;
+        is_free(leaves, if is_shared { Tier::Write } else { Tier::FinishSubvolume })
+    }
+
+    /// Makes a layer of the edits, which were promised the space for it. Layers that it takes in
+    /// may have what nobody was promised, until they are free.
+    async fn spill(&self, job: &FlushJob, writer: &mut NodeWriter) -> Result<Flushed, TableError> {
+        let Figures { free, reserved, .. } = self.space();
+        let room = free.saturating_sub(reserved) / COPIES;
+        job.spill(&self.nodes, writer, room).await
+    }
+
+    /// Merges the edits into the base, or, if that cannot be read, makes a layer of them.
+    async fn merge(&self, job: &FlushJob, writer: &mut NodeWriter) -> Result<Flushed, TableError> {
+        let unit = (job.table(), job.start());
+        let mark = writer.mark();
+        match job.merge(&self.nodes, writer).await {
+            Err(error) if !error.is_unwritable() => {
+                tracing::error!("{error}; what is new is kept beside it");
+                self.flusher.broken.lock().insert(unit, error.node());
+                writer.give_up(mark);
+                self.spill(job, writer).await
+            }
+            // Space was taken meanwhile; a layer needs less.
+            Err(_) if !job.is_idle() => {
+                writer.give_up(mark);
+                self.spill(job, writer).await
+            }
+            Ok(flushed) => {
+                if self.flusher.broken.lock().remove(&unit).is_some() {
+                    tracing::info!("keys from {} of table {} are whole again", unit.1, unit.0);
+                }
+                Ok(flushed)
+            }
+            full => full,
+        }
+    }
+
+    /// Whether commits are needed for the space that they give back, or for room in the log.
+    fn is_short(&self) -> bool {
+        let figures = self.space();
+        self.is_full() || figures.freeing > figures.available()
+    }
+
+    fn abort(&self, done: Vec<Work>) {
+        for work in done {
+            match work {
+                Work::Partition { table, job, .. } => self.give_up(&table, job),
+                Work::Metaslab { job, .. } => self.space.abort(job),
+            }
+        }
+    }
+
+    /// Logs the new roots and waits until that is durable, unless it is only for the tables' sake.
+    async fn record(
+        self: &Arc<Self>,
+        done: Vec<Work>,
+        claims: Vec<Claim>,
+        pieces: Pieces,
+        pin: Txg,
+        aim: Aim,
+    ) -> Result<(), PoolError> {
+        let carried: u64 = done.iter().map(Work::carries).sum();
+        let edits_max = done.len() * 2 + carried as usize;
+        let credit = self.internal_credit(edits_max, done.len() * DESCRIPTOR_BYTES)?;
+        let mut maps = Vec::new();
+        let mut roots = Some(done);
+        let tables = tables_of(roots.as_deref().unwrap_or_default());
+        let mut job = Some((credit, claims));
+        let mut record = None;
+        self.tenancy().steady(&tables, &mut |turnover| {
+            // From the first base that counts until the record is applied: a table is not handed
+            // over before the table of tables has been told of its bases (G1).
+            let _order = self.forks.order.lock();
+            let (credit, claims) = job.take().expect("a record is applied once");
+            record = Some(self.apply_with(credit, Transaction::new(), |txg, tx| {
+                claims.into_iter().for_each(|claim| tx.allocate(claim));
+                self.flusher.pin_until(txg, pin);
+                for work in roots.take().expect("a transaction is prepared once") {
+                    self.install(txg, work, &pieces, turnover, tx, &mut maps);
+                }
+                self.forget_gone(tx);
+            }));
+        });
+        let record = match record.expect("the layer above runs what it is given") {
+            Ok(record) => record,
+            Err(error) => {
+                self.abort(roots.take().unwrap_or_default());
+                return Err(error);
+            }
+        };
+        self.admission.settled(|| self.unflushed());
+        if self.sabotaged(Sabotage::HeadAheadOfRecord) {
+            self.move_head().await?;
+        }
+        if aim.trims() || self.is_short() {
+            self.commit(record).await?;
+        }
+        for (job, map) in maps {
+            self.space.installed(job, map);
+        }
+        let durable = self.durable_txg();
+        self.flusher.recording.lock().retain(|recording| recording.record > durable);
+        Ok(())
+    }
+
+    /// Swaps in a new base, and adds to the transaction what the log must say of it.
+    fn install(
+        &self,
+        txg: Txg,
+        work: Work,
+        pieces: &Pieces,
+        turnover: &mut dyn NodeTurnover,
+        tx: &mut Transaction,
+        maps: &mut Vec<(MapJob, Option<NodePtr>)>,
+    ) {
+        match work {
+            Work::Partition { table, job, flushed } => {
+                let written = expand(&flushed.written, pieces);
+                let replaced = expand(&flushed.replaced, pieces);
+                turnover.turned_over(table.id(), &written, &replaced, tx);
+                let (tells, settled) = table.install(job, flushed);
+                self.settled(settled);
+                for told in tells {
+                    match &told.descriptor {
+                        Some(descriptor) if told.table == Pool::TABLES => {
+                            assert_eq!(told.partition, 0, "the table of tables is one partition");
+                            self.tables.set_root(descriptor);
+                        }
+                        _ => tx.edit(Pool::TABLES, told.key(), told.edit()),
+                    }
+                }
+                self.tables.flushed(table.id());
+            }
+            Work::Metaslab { job, map } if job.is_set_aside() => {
+                tx.carried.push(self.space.carry(&job, txg));
+                maps.push((job, map));
+            }
+            Work::Metaslab { job, map } => {
+                expand(job.replaces().as_slice(), pieces).iter().for_each(|old| free_node(tx, old));
+                tx.put(Pool::TABLES, job.key(), &job.descriptor(map).encode());
+                maps.push((job, map));
+            }
+        }
+    }
+}
+
+/// Why a flush failed, in the pool's own words where it was the pool that refused.
+fn reason(error: TableError) -> PoolError {
+    let mut cause = &error;
+    while let TableError::Partition { source, .. } = cause {
+        cause = source;
+    }
+    if let TableError::Unwritable { source, .. } = cause
+        && let Some(own) = source.downcast_ref::<PoolError>()
+    {
+        return own.clone();
+    }
+    error.into()
+}
+
+/// The tables whose trees a round has written.
+fn tables_of(done: &[Work]) -> Vec<TableId> {
+    let mut tables: Vec<TableId> = done
+        .iter()
+        .filter_map(|work| match work {
+            Work::Partition { table, .. } => Some(table.id()),
+            Work::Metaslab { .. } => None,
+        })
+        .collect();
+    tables.sort();
+    tables.dedup();
+    tables
+}

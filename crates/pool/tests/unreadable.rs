@@ -1,0 +1,304 @@
+//! Blocks that cannot be read when a pool is opened: read again, taken from the other copy, or told
+//! with the ways out. An error decides nothing (R13).
+
+use std::sync::Arc;
+
+use copyhold_device::DynDevice;
+use copyhold_device::sim::{Lasting, SimConfig, SimDevice, SimImage};
+use copyhold_format::label::Label;
+use copyhold_log::{Ring, recover};
+use copyhold_pool::{
+    CreateOptions, OpenOptions, Pool, PoolError, Tier, Transaction, read_labels, read_uberblocks,
+};
+use copyhold_runtime::{Rt, SeededRuntime};
+use copyhold_types::{DeviceId, Key, Kind, Run, TableId};
+
+#[path = "common/extents.rs"]
+mod extents;
+
+const TABLE: TableId = TableId(100);
+const EIO: i32 = 5;
+const LASTING: [Lasting; 3] = [Lasting::Once, Lasting::UntilWritten, Lasting::Forever];
+
+struct Machine {
+    rt: Arc<SeededRuntime>,
+    disk: Arc<SimDevice>,
+}
+
+impl Machine {
+    fn on(image: &SimImage) -> Machine {
+        let rt = SeededRuntime::new(1);
+        let config = SimConfig::new(1);
+        let disk = SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image.clone(), config);
+        Machine { rt, disk }
+    }
+
+    fn new_pool() -> (Machine, Arc<Pool>) {
+        let machine = Machine::on(&SimImage::empty(4096));
+        let options = CreateOptions { log_bytes: Some(1 << 20), ..CreateOptions::default() };
+        let rt = machine.rt.clone() as Rt;
+        machine.rt.block_on(Pool::create(&rt, &machine.device(), &options)).unwrap();
+        let pool = machine.open(WRITING).unwrap();
+        (machine, pool)
+    }
+
+    fn device(&self) -> DynDevice {
+        self.disk.clone()
+    }
+
+    fn break_blocks(&self, blocks: &[u64], lasting: Lasting) {
+        blocks.iter().for_each(|block| self.disk.break_block(*block, EIO, lasting));
+    }
+
+    fn open(&self, [read_only, cut_tail]: [bool; 2]) -> Result<Arc<Pool>, PoolError> {
+        let options = OpenOptions { read_only, cut_tail, ..OpenOptions::default() };
+        self.rt.block_on(Pool::open(self.rt.clone() as Rt, self.device(), options))
+    }
+
+    /// The label, and position and blocks of the log's last batch.
+    fn last_batch(&self) -> (Label, u64, u64) {
+        self.rt.block_on(async {
+            let device = self.device();
+            let label = read_labels(&device).await.unwrap().label;
+            let newest = read_uberblocks(&device, &label).await.unwrap().pop().unwrap();
+            let (at, blocks) = (label.log, label.log_blocks);
+            let ring = Ring::new(device, at, blocks, label.pool, label.secret);
+            let found = recover(&ring, &newest).await.unwrap();
+            let start = found.batches.last().unwrap().start;
+            (label, start, found.next_position - start)
+        })
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.rt.drop_tasks();
+    }
+}
+
+const WRITING: [bool; 2] = [false, false];
+const READ_ONLY: [bool; 2] = [true, false];
+const CUT_TAIL: [bool; 2] = [false, true];
+
+fn refused(opened: Result<Arc<Pool>, PoolError>) -> String {
+    let error = opened.err().expect("it is refused");
+    assert!(matches!(error, PoolError::Unreadable { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("-o ro") && text.contains("-o cut-tail"), "{text}");
+    text
+}
+
+// -- any block ----------------------------------------------------------------
+
+/// Files, some in tables and some in the log, and the blocks of their data.
+fn with_everything() -> (SimImage, Vec<Run>) {
+    let (machine, pool) = Machine::new_pool();
+    let runs = machine.rt.block_on(async {
+        let mut runs = Vec::new();
+        for n in 0..8 {
+            runs.push(extents::commit(&pool, n, n as u8 + 1, 1).await);
+            if n % 2 == 1 && n < 6 {
+                pool.flush_all().await.unwrap();
+            }
+        }
+        runs
+    });
+    drop(pool);
+    (machine.disk.crash(1), runs)
+}
+
+/// Labels, uberblocks, log, maps and nodes are kept twice: one block that cannot be read keeps
+/// nobody out and loses nothing.
+#[test]
+fn any_one_block_may_be_unreadable_in_every_mode() {
+    let (image, runs) = with_everything();
+    let data: Vec<u64> = runs.iter().map(|run| run.addr.block()).collect();
+    let is_held = |block: &u64| image.read_block(*block) != [0; 4096] && !data.contains(block);
+    let held: Vec<u64> = (0..image.blocks()).filter(is_held).collect();
+    assert!(held.len() > 60, "{} blocks", held.len());
+    for block in held {
+        for lasting in [Lasting::Once, Lasting::Forever] {
+            for mode in [WRITING, READ_ONLY, CUT_TAIL] {
+                let machine = Machine::on(&image);
+                machine.break_blocks(&[block], lasting);
+                let what = format!("block {block}, {lasting:?}, {mode:?}");
+                let pool = machine.open(mode).unwrap_or_else(|error| panic!("{what}: {error}"));
+                for n in 0..8 {
+                    let found = read(&machine, &pool, n);
+                    assert!(matches!(found, Ok(Some(byte)) if byte == n as u8 + 1), "{what}, {n}");
+                }
+                assert_eq!(pool.cut(), None, "{what}");
+            }
+        }
+    }
+}
+
+// -- data of the last batch -------------------------------------------------
+
+/// Five files are acknowledged; the last of them has so many blocks.
+fn with_data(last_blocks: u64) -> (SimImage, Run) {
+    let (machine, pool) = Machine::new_pool();
+    let last = machine.rt.block_on(async {
+        for n in 0..4 {
+            extents::commit(&pool, n, n as u8 + 1, 1).await;
+        }
+        extents::commit(&pool, 4, 5, last_blocks).await
+    });
+    drop(pool);
+    (machine.disk.crash(1), last)
+}
+
+fn read(machine: &Machine, pool: &Arc<Pool>, n: u64) -> Result<Option<u8>, PoolError> {
+    machine.rt.block_on(extents::read(pool, n))
+}
+
+#[test]
+fn the_only_block_of_the_last_batch_is_read_again_or_told_or_cut() {
+    let (image, run) = with_data(1);
+    for lasting in LASTING {
+        for mode in [WRITING, READ_ONLY, CUT_TAIL, [true, true]] {
+            let machine = Machine::on(&image);
+            machine.break_blocks(&[run.addr.block()], lasting);
+            let opened = machine.open(mode);
+            if mode == WRITING && lasting != Lasting::Once {
+                let text = refused(opened);
+                assert!(text.contains("data that txg"), "{text}");
+                continue;
+            }
+            let pool = opened.unwrap();
+            assert_eq!(read(&machine, &pool, 3).unwrap(), Some(4));
+            match (lasting, mode) {
+                (Lasting::Once, _) => assert_eq!(read(&machine, &pool, 4).unwrap(), Some(5)),
+                (_, READ_ONLY) => {
+                    let error = read(&machine, &pool, 4).expect_err("that extent is not there");
+                    assert!(matches!(error, PoolError::Device(_)), "{error}");
+                }
+                _ => {
+                    assert_eq!(read(&machine, &pool, 4).unwrap(), None);
+                    assert!(pool.cut().is_some_and(|cut| cut.contains("cannot be read")));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_last_batch_is_kept_if_all_else_that_it_brought_is_there() {
+    let (image, run) = with_data(3);
+    for bad in 0..3 {
+        let machine = Machine::on(&image);
+        machine.break_blocks(&[run.addr.block() + bad], Lasting::Forever);
+        let pool = machine.open(WRITING).unwrap();
+        let error = read(&machine, &pool, 4).expect_err("a block of it is not there");
+        assert!(matches!(error, PoolError::Device(_)), "{error}");
+        assert_eq!((read(&machine, &pool, 3).unwrap(), pool.cut()), (Some(4), None));
+    }
+}
+
+#[test]
+fn an_unreadable_block_does_not_hide_that_another_is_torn() {
+    let (mut image, run) = with_data(3);
+    image.corrupt(run.addr.block(), |bytes| bytes[7] ^= 1);
+    let machine = Machine::on(&image);
+    machine.break_blocks(&[run.addr.block() + 1], Lasting::Forever);
+    let pool = machine.open(WRITING).unwrap();
+    assert_eq!(read(&machine, &pool, 4).unwrap(), None);
+}
+
+// -- the log ----------------------------------------------------------------
+
+fn noise(n: u64, len: usize) -> Vec<u8> {
+    let mut x = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut byte = || {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        x as u8
+    };
+    (0..len).map(|_| byte()).collect()
+}
+
+fn key(n: u64) -> Key {
+    Key::new(1, Kind(40), n)
+}
+
+/// Five txgs of four blocks of log each are acknowledged.
+fn with_log() -> SimImage {
+    let (machine, pool) = Machine::new_pool();
+    machine.rt.block_on(async {
+        for n in 0..5 {
+            let mut tx = Transaction::new();
+            (n * 10..n * 10 + 10).for_each(|n| tx.put(TABLE, key(n), noise(n, 1500)));
+            let credit = pool.admit(Tier::Write, 10, 20_000).await.unwrap();
+            let txg = pool.apply(credit, tx).unwrap();
+            pool.commit(txg).await.unwrap();
+        }
+    });
+    drop(pool);
+    machine.disk.crash(1)
+}
+
+fn has_last(machine: &Machine, pool: &Arc<Pool>) -> bool {
+    machine.rt.block_on(pool.get(TABLE, key(49))).unwrap().is_some()
+}
+
+#[test]
+fn a_frame_is_put_together_from_the_blocks_of_both_copies() {
+    let image = with_log();
+    let (label, start, blocks) = Machine::on(&image).last_batch();
+    assert!(blocks >= 3, "{blocks} blocks");
+    let at = |copy: usize, block: u64| label.log[copy] + start % label.log_blocks + block;
+    for (one, other) in [(0, 1), (1, 0), (1, 2)] {
+        for lasting in LASTING {
+            let machine = Machine::on(&image);
+            machine.break_blocks(&[at(0, one), at(1, other)], lasting);
+            let pool = machine.open(WRITING).unwrap();
+            assert!(has_last(&machine, &pool), "{one}, {other}: an acknowledged txg is cut");
+        }
+        let mut rotten = image.clone();
+        rotten.corrupt(at(0, one), |bytes| bytes[200] ^= 1);
+        rotten.corrupt(at(1, other), |bytes| bytes[300] ^= 1);
+        let machine = Machine::on(&rotten);
+        let pool = machine.open(WRITING).unwrap();
+        assert!(has_last(&machine, &pool), "{one}, {other}: an acknowledged txg is cut");
+        // Each copy has been made whole from the other.
+        for copy in 0..2 {
+            for block in 0..blocks {
+                let now = machine.disk.read_block_now(at(copy, block));
+                assert_eq!(now, image.read_block(at(copy, block)), "copy {copy}, block {block}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_log_that_may_go_on_in_what_cannot_be_read_is_refused_and_not_cut() {
+    let image = with_log();
+    let (label, start, _) = Machine::on(&image).last_batch();
+    let at = |copy: usize, block: u64| label.log[copy] + start % label.log_blocks + block;
+    let mut rotten = image.clone();
+    rotten.corrupt(at(1, 1), |bytes| bytes[300] ^= 1);
+    // One copy cannot be read where the other is bad; or both cannot be read, at the end of the
+    // log, or where it never was.
+    let far = [label.log[0] + 200, label.log[1] + 200];
+    let cases: [(&SimImage, &[u64]); 3] =
+        [(&rotten, &[at(0, 1)]), (&image, &[at(0, 1), at(1, 1)]), (&image, &far)];
+    for (case, (image, bad)) in cases.into_iter().enumerate() {
+        let on = |lasting| {
+            let machine = Machine::on(image);
+            machine.break_blocks(bad, lasting);
+            machine
+        };
+        let text = refused(on(Lasting::Forever).open(WRITING));
+        assert!(text.contains("of the log"), "{text}");
+        for mode in [READ_ONLY, CUT_TAIL] {
+            let machine = on(Lasting::UntilWritten);
+            let pool = machine.open(mode).unwrap();
+            assert_eq!(has_last(&machine, &pool), case == 2);
+            assert!(pool.cut().is_some(), "it is told");
+        }
+        let machine = on(Lasting::Once);
+        let pool = machine.open(WRITING).unwrap();
+        assert!(has_last(&machine, &pool), "a passing error decides nothing");
+    }
+}

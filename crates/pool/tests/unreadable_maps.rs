@@ -1,0 +1,168 @@
+//! Both copies of a space map answer EIO, for a moment, for a mount, or until it is read again: no
+//! space is lost by that.
+
+use std::sync::Arc;
+
+use copyhold_device::DynDevice;
+use copyhold_device::sim::{Lasting, SimConfig, SimDevice, SimImage};
+use copyhold_format::space_map::{Descriptor, METASLAB};
+use copyhold_pool::{CreateOptions, LaneClass, OpenOptions, Pool, Tier, Transaction};
+use copyhold_runtime::{Rt, SeededRuntime};
+use copyhold_types::{DeviceId, EpochId, Key, Pointer, Run};
+
+const BLOCKS: u64 = 8192;
+
+async fn allocate(pool: &Arc<Pool>, blocks: u64) -> Vec<Run> {
+    let mut reserved = pool.reserve(blocks, Tier::Write).await.unwrap();
+    let claims = pool.claim(LaneClass::Data, blocks, &mut reserved).unwrap();
+    let mut tx = Transaction::new();
+    let runs = claims.iter().map(|claim| claim.run()).collect();
+    claims.into_iter().for_each(|claim| tx.allocate(claim));
+    let credit = pool.admit(Tier::Write, tx.len(), 64).await.unwrap();
+    let txg = pool.apply(credit, tx).unwrap();
+    pool.commit(txg).await.unwrap();
+    runs
+}
+
+async fn free(pool: &Arc<Pool>, runs: &[Run]) {
+    let mut tx = Transaction::new();
+    runs.iter().for_each(|run| {
+        tx.release(Pointer { run: *run, epoch: EpochId::POOL, origin: EpochId::POOL })
+    });
+    let credit = pool.admit(Tier::Delete, tx.len(), 64).await.unwrap();
+    let txg = pool.apply(credit, tx).unwrap();
+    pool.commit(txg).await.unwrap();
+}
+
+/// A pool, and what is allocated in it.
+struct Machine {
+    rt: Arc<SeededRuntime>,
+    disk: Arc<SimDevice>,
+    runs: Vec<Run>,
+    /// Where the first map is.
+    map: Vec<Run>,
+    /// Free blocks.
+    free: u64,
+}
+
+impl Machine {
+    /// 1000 blocks are settled in a map, ten more only in the log.
+    fn new() -> Machine {
+        let rt = SeededRuntime::new(1);
+        let disk = disk(&rt, SimImage::empty(BLOCKS));
+        let device: DynDevice = disk.clone();
+        let options = CreateOptions {
+            log_bytes: Some(1 << 20),
+            metaslab_blocks: Some(4096),
+            ..CreateOptions::default()
+        };
+        rt.block_on(Pool::create(&(rt.clone() as Rt), &device, &options)).unwrap();
+        let mut machine = Machine { rt, disk, runs: Vec::new(), map: Vec::new(), free: 0 };
+        let pool = machine.open();
+        machine.rt.clone().block_on(async {
+            machine.runs = allocate(&pool, 1000).await;
+            pool.flush_all().await.unwrap();
+            allocate(&pool, 10).await;
+            machine.free = pool.space().free;
+            let items = pool.range(Pool::TABLES, Key::MIN, Key::MAX, 100).await.unwrap();
+            let map = items.iter().find(|(key, _)| key.kind == METASLAB).unwrap();
+            machine.map = Descriptor::parse(&map.1).unwrap().map.unwrap().runs().collect();
+        });
+        drop(pool);
+        machine
+    }
+
+    fn open(&self) -> Arc<Pool> {
+        let device = self.disk.clone() as DynDevice;
+        let opened = Pool::open(self.rt.clone() as Rt, device, OpenOptions::default());
+        self.rt.block_on(opened).unwrap()
+    }
+
+    /// The power fails. The disk comes back sound.
+    fn switch_on_again(&mut self) {
+        let image = self.disk.crash(1);
+        self.rt.drop_tasks();
+        self.disk = disk(&self.rt, image);
+    }
+
+    fn break_map(&self, lasting: Lasting) {
+        for run in &self.map {
+            self.disk.break_block(run.addr.block(), 5, lasting);
+        }
+    }
+
+    fn settle(&self, pool: &Arc<Pool>) {
+        self.rt.block_on(async {
+            pool.flush_all().await.unwrap();
+            pool.flush_all().await.unwrap();
+        });
+        pool.space_map().check();
+    }
+
+    fn free_all(&self, pool: &Arc<Pool>) {
+        self.rt.block_on(free(pool, &self.runs));
+        self.settle(pool);
+    }
+
+    /// All of the 1000 blocks are free; what else was written took a few.
+    fn assert_freed(&self, pool: &Arc<Pool>) {
+        let free = pool.space().free;
+        assert!(free > self.free + 800, "{} blocks were free, and now {free}", self.free);
+    }
+}
+
+fn disk(rt: &Arc<SeededRuntime>, image: SimImage) -> Arc<SimDevice> {
+    SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image, SimConfig::new(1))
+}
+
+#[test]
+fn an_error_that_passes_costs_nothing() {
+    let mut machine = Machine::new();
+    machine.switch_on_again();
+    machine.break_map(Lasting::Once);
+    let pool = machine.open();
+    assert_eq!(pool.space_map().set_aside(), []);
+    machine.free_all(&pool);
+    machine.assert_freed(&pool);
+}
+
+#[test]
+fn an_error_that_lasts_for_a_mount_costs_nothing_afterwards() {
+    let mut machine = Machine::new();
+    machine.switch_on_again();
+    machine.break_map(Lasting::Forever);
+    let pool = machine.open();
+    assert_eq!(pool.space_map().set_aside().len(), 1);
+    machine.free_all(&pool);
+    // The log does not wait for the map.
+    for _ in 0..100 {
+        machine.rt.block_on(allocate(&pool, 1));
+    }
+    machine.settle(&pool);
+    assert!(pool.log_use().live_blocks < 50, "{:?}", pool.log_use());
+    assert_eq!(pool.space_map().set_aside().len(), 1);
+    drop(pool);
+    machine.switch_on_again();
+    let pool = machine.open();
+    assert_eq!(pool.space_map().set_aside(), []);
+    machine.settle(&pool);
+    machine.assert_freed(&pool);
+}
+
+#[test]
+fn a_map_is_used_as_soon_as_it_can_be_read() {
+    let mut machine = Machine::new();
+    machine.switch_on_again();
+    machine.break_map(Lasting::Forever);
+    let pool = machine.open();
+    machine.free_all(&pool);
+    assert_eq!(pool.space_map().set_aside().len(), 1);
+    machine.break_map(Lasting::Once);
+    machine.settle(&pool);
+    machine.settle(&pool);
+    assert_eq!(pool.space_map().set_aside(), []);
+    machine.assert_freed(&pool);
+    drop(pool);
+    machine.switch_on_again();
+    machine.assert_freed(&machine.open());
+}
