@@ -27,8 +27,8 @@ use std::time::Duration;
 
 use copyhold_runtime::{FifoMutex, Finishing, finishing};
 use copyhold_sync::{Mutex, of};
-use copyhold_table::{Table, Weight};
-use copyhold_types::{Key, NodePtr, TableId, Txg};
+use copyhold_table::{NodeSource, Table, Weight};
+use copyhold_types::{Key, NodePtr, Purpose, TableId, Txg};
 
 use crate::marker::Kick;
 use crate::round::Round;
@@ -189,6 +189,7 @@ impl Pool {
             self.hand_over().await?;
             // A round under way has units that are not seen here.
             drop(self.flusher.rounds.lock().await);
+            self.try_broken_again().await;
             let mut units = self.units(Aim::Settle).len();
             while units > 0 {
                 let round = self.flush_round(Aim::Settle).await?;
@@ -200,6 +201,22 @@ impl Pool {
             }
         }
         failed.map_or(Ok(()), Err)
+    }
+
+    /// A partition without edits is flushed by nobody, so its bad node is tried here; where that
+    /// can be read, the partition is like any other. A table that is gone has none.
+    async fn try_broken_again(&self) {
+        let broken = self.flusher.broken.lock().clone();
+        for (unit, node) in broken {
+            let _pin = self.pin();
+            let is_whole = match node {
+                Some(node) => self.nodes.read(node, Purpose::Leaf).await.is_ok(),
+                None => true,
+            };
+            if is_whole || self.tables.find(unit.0).is_none() {
+                self.flusher.broken.lock().remove(&unit);
+            }
+        }
     }
 
     /// Flushes what is most urgent.
