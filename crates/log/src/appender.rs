@@ -48,7 +48,8 @@ impl Appender {
         if at + blocks <= self.ring_blocks { self.next } else { self.next - at + self.ring_blocks }
     }
 
-    fn limit(&self) -> u64 {
+    /// Positions from here on hold what a kept uberblock needs.
+    pub fn limit(&self) -> u64 {
         self.floor() + self.ring_blocks
     }
 

@@ -60,6 +60,11 @@ impl<'a> Lap<'a> {
         }
     }
 
+    /// Whether a block that was read before could be read.
+    pub(crate) fn can_read(&self, position: u64) -> bool {
+        !self.unreadable.contains(&position)
+    }
+
     async fn read_part(&mut self) {
         let blocks = self.ring.blocks();
         let position = self.head + self.to;

@@ -9,7 +9,8 @@
 //!
 //! K1  A frame is written to a position at most once in a lap, by one writer.
 //! K2  Positions from the head of the last three uberblocks on are never overwritten (rule R6).
-//! K3  Recovery ends either at a batch with no valid batch behind it, or in [`Damage`].
+//! K3  Recovery ends at a batch with no valid batch behind it, or in [`Damage`]; or it is
+//!     [`Unreadable`] where a batch may be behind it that cannot be read.
 //!
 //! Order.    pieces → (data flush) → batch → flush → acknowledgement → the next batch.
 
@@ -17,6 +18,7 @@
 
 mod appender;
 mod assemble;
+mod end;
 mod lap;
 mod recover;
 mod ring;
@@ -24,5 +26,5 @@ mod scan;
 
 pub use appender::{Appender, RingFull};
 pub use recover::{Damage, Recovered, RecoveredBatch, Unreadable, recover, recover_readable};
-pub use ring::Ring;
+pub use ring::{Broken, Ring};
 pub use scan::{Found, Scan};

@@ -7,7 +7,8 @@
 //! when all its pieces verify. The chain may end at an incomplete batch only if nothing valid was
 //! written behind it: batches are written one after the other was flushed (G1), so a later one
 //! proves damage (rule R2), and so do an uberblock or a mark that call a later txg durable. Where
-//! blocks cannot be read that may hold what goes on, the end is [`Unreadable`]: no end (rule R13).
+//! blocks cannot be read that may hold what goes on (`end`), the log is [`Unreadable`], which
+//! is no end (rule R13).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use copyhold_format::log::{Batch, Frame, FrameKind};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_types::{BLOCK_BYTES, Buf, Digest, Incarnation, Txg};
 
+use crate::end::End;
 use crate::ring::Ring;
 use crate::scan::Scan;
 
@@ -93,10 +95,12 @@ pub struct Recovered {
     pub next_txg: Txg,
     /// Blocks that only the other copy has intact: (damaged copy, position, blocks).
     pub repairs: Vec<(usize, u64, u64)>,
-    /// Positions that neither copy can be read at.
-    pub unreadable: Vec<u64>,
-    /// Whether what cannot be read may be more of the log.
+    /// Positions that may be more of the log, which does not verify since blocks cannot be read.
+    pub unverified: Vec<u64>,
+    /// Set if there are any.
     pub in_doubt: Option<Unreadable>,
+    /// Positions behind the log that the one and the other copy cannot be read at.
+    pub unreadable: [Vec<u64>; 2],
 }
 
 /// More txgs than can be in flight when the power goes: skipped, so that a number cut is never
@@ -131,21 +135,22 @@ pub async fn recover_readable(ring: &Ring, uberblock: &Uberblock) -> Recovered {
 async fn attempt(ring: &Ring, uberblock: &Uberblock) -> Recovered {
     let scan = ring.scan(uberblock.head).await;
     let frames = Frames::of(&scan);
-    let mut found = follow(&frames, uberblock);
+    let (mut found, end) = follow(&frames, uberblock);
     found.next_position = scan.end;
+    // Each txg that may show again has a block of its own that could not be read.
+    let [first, second] = &scan.unreadable;
+    found.next_txg = found.next_txg.plus(first.union(second).count() as u64);
     found.repairs = repairs(&scan);
-    found.in_doubt = in_doubt(&scan, found.last);
-    found.unreadable = scan.unreadable;
+    found.unverified = end.unverified(&scan);
+    found.in_doubt = in_doubt(&scan, &found);
+    found.unreadable = end.unreadable(&scan);
     found
 }
 
-/// A claimed frame of a later txg, or a position where one may be, that cannot be read.
-fn in_doubt(scan: &Scan, last: u64) -> Option<Unreadable> {
-    let later = scan.unverified.iter().filter(|(_, txg)| *txg > last);
-    let positions = later.map(|(position, _)| position).chain(&scan.unreadable);
-    let position = *positions.clone().min()?;
-    let error = scan.error.clone()?;
-    Some(Unreadable { last, position, blocks: positions.count() as u64, error })
+fn in_doubt(scan: &Scan, found: &Recovered) -> Option<Unreadable> {
+    let position = *found.unverified.first()?;
+    let (last, blocks) = (found.last, found.unverified.len() as u64);
+    Some(Unreadable { last, position, blocks, error: scan.error.clone()? })
 }
 
 /// The frames that verify.
@@ -199,7 +204,7 @@ impl<'a> Frames<'a> {
     }
 }
 
-fn follow(frames: &Frames<'_>, uberblock: &Uberblock) -> Recovered {
+fn follow(frames: &Frames<'_>, uberblock: &Uberblock) -> (Recovered, End) {
     let mut found = Recovered {
         batches: Vec::new(),
         last: uberblock.before_head_txg,
@@ -210,17 +215,21 @@ fn follow(frames: &Frames<'_>, uberblock: &Uberblock) -> Recovered {
         next_position: 0,
         next_txg: Txg::FIRST,
         repairs: Vec::new(),
-        unreadable: Vec::new(),
+        unverified: Vec::new(),
+        unreadable: [Vec::new(), Vec::new()],
         in_doubt: None,
     };
     // Batches between the head and the uberblock may be of earlier incarnations than its own.
     let mut incarnation = Incarnation(0);
+    let mut end = End::at(uberblock.head);
     let mut incomplete = None;
     while let Some((frame, batch)) = frames.successor(found.last_digest, found.last, incarnation) {
         let Some(pieces) = frames.pieces(batch) else {
             incomplete = Some(frame.txg.get());
+            end.misses(batch);
             break;
         };
+        end = End::at(frame.position + frame.blocks);
         incarnation = frame.incarnation;
         found.last = frame.txg.get();
         found.last_digest = frame.digest;
@@ -244,7 +253,7 @@ fn follow(frames: &Frames<'_>, uberblock: &Uberblock) -> Recovered {
         .values()
         .map(|f| f.incarnation)
         .fold(uberblock.incarnation, Incarnation::max);
-    found
+    (found, end)
 }
 
 /// Evidence that the chain went on behind where it can be followed.
@@ -302,10 +311,23 @@ impl Ring {
         Ok(())
     }
 
-    /// Writes zeros where neither copy can be read, after what was there has been given up.
-    pub async fn give_up(&self, unreadable: &[u64]) -> Result<(), DeviceError> {
-        for &position in unreadable {
+    /// Writes zeros where a frame may begin that cannot be verified, after it has been given up. No
+    /// frame is at `end` or behind it.
+    pub async fn give_up(&self, unverified: &[u64], end: u64) -> Result<(), DeviceError> {
+        for &position in unverified.iter().take_while(|at| **at < end) {
             self.write(position, &Buf::zeroed(1)).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes zeros to blocks of each copy that cannot be read and are part of no frame, up to
+    /// `end`. A device mostly puts another block in the place of a bad one that is written. If a
+    /// bad one stayed there, the log would be in doubt as soon as it ends there.
+    pub async fn renew(&self, unreadable: &[Vec<u64>; 2], end: u64) -> Result<(), DeviceError> {
+        for (copy, positions) in unreadable.iter().enumerate() {
+            for &position in positions.iter().take_while(|at| **at < end) {
+                self.write_copy(copy, position, &Buf::zeroed(1)).await?;
+            }
         }
         Ok(())
     }

@@ -11,7 +11,16 @@ pub struct Ring {
     blocks: u64,
     pool: PoolId,
     secret: u64,
-    whole_copies_only: bool,
+    broken: Option<Broken>,
+}
+
+/// A rule of recovery that a test breaks on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Broken {
+    /// R2: frames count only if one copy has them whole.
+    WholeCopiesOnly,
+    /// R13: the log ends where no frame verifies, whether both copies could be read there or not.
+    ErrorIsEnd,
 }
 
 impl Ring {
@@ -23,17 +32,16 @@ impl Ring {
         pool: PoolId,
         secret: u64,
     ) -> Ring {
-        Ring { device, starts, blocks, pool, secret, whole_copies_only: false }
+        Ring { device, starts, blocks, pool, secret, broken: None }
     }
 
-    /// Recovery takes frames only that are whole in one copy. Only for tests that break rule R2 on
-    /// purpose.
-    pub fn take_whole_copies_only(&mut self) {
-        self.whole_copies_only = true;
+    /// Recovery breaks a rule. Only for tests of the simulation.
+    pub fn break_rule(&mut self, rule: Broken) {
+        self.broken = Some(rule);
     }
 
-    pub(crate) fn takes_whole_copies_only(&self) -> bool {
-        self.whole_copies_only
+    pub(crate) fn breaks(&self, rule: Broken) -> bool {
+        self.broken == Some(rule)
     }
 
     pub fn blocks(&self) -> u64 {

@@ -325,6 +325,21 @@ impl Journal {
         Ok(())
     }
 
+    /// Writes over what was given up. Blocks that a kept uberblock needs are left as they are (R6).
+    pub(crate) async fn give_up(&self, recovered: &Recovered) -> Result<(), PoolError> {
+        let end = self.state.lock().appender.limit();
+        Ok(self.ring.give_up(&recovered.unverified, end).await?)
+    }
+
+    /// Writes over blocks behind the log that cannot be read. It is a hint to the device, and may
+    /// fail.
+    pub(crate) async fn renew(&self, recovered: &Recovered) {
+        let (unreadable, end) = (&recovered.unreadable, self.state.lock().appender.limit());
+        if let Err(error) = self.ring.renew(unreadable, end).await {
+            tracing::warn!("a bad block of the log could not be written over: {error}");
+        }
+    }
+
     /// The txg before the head of the log, and the number of the uberblock that says so.
     pub(crate) fn head(&self) -> (u64, u64) {
         let state = self.state.lock();

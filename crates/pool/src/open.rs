@@ -26,7 +26,7 @@ use copyhold_format::log::{Record, Records};
 use copyhold_format::node::{LINEAGE, Lineage, PARTITION, PartitionDescriptor};
 use copyhold_format::space_map::{Descriptor, METASLAB, SpaceMap};
 use copyhold_format::uberblock::Uberblock;
-use copyhold_log::{Recovered, RecoveredBatch, Ring};
+use copyhold_log::{Broken, Recovered, RecoveredBatch, Ring};
 use copyhold_runtime::Rt;
 use copyhold_space::{Config, Figures, MetaslabId, MetaslabLayout, Restore};
 use copyhold_sync::{Mutex, RwLock};
@@ -121,7 +121,7 @@ impl Pool {
             }
             if pool.cut.is_some() {
                 pool.journal.go_back_to(&uberblock, &pool.health).await?;
-                ring.give_up(&recovered.unreadable).await?;
+                pool.journal.give_up(&recovered).await?;
             }
             pool.begin_incarnation(&labels, &ring, &recovered).await?;
             if !tenants {
@@ -141,6 +141,7 @@ impl Pool {
     ) -> Result<(), PoolError> {
         labels::repair_labels(&self.device, labels).await?;
         ring.repair(&recovered.repairs).await?;
+        self.journal.renew(recovered).await;
         // A2 holds for the edits that recovery found, too.
         let Weight { edits, bytes, .. } = self.tables.weight();
         self.spend(self.internal_credit(edits as usize, bytes as usize)?);
@@ -195,7 +196,10 @@ fn log_ring(device: &DynDevice, label: &Label, options: &OpenOptions) -> Ring {
     let (log, blocks) = (label.log, label.log_blocks);
     let mut ring = Ring::new(device.clone(), log, blocks, label.pool, label.secret);
     if options.limits.breaks(Sabotage::WholeFrameRecovery) {
-        ring.take_whole_copies_only();
+        ring.break_rule(Broken::WholeCopiesOnly);
+    }
+    if options.limits.breaks(Sabotage::ErrorEndsLog) {
+        ring.break_rule(Broken::ErrorIsEnd);
     }
     ring
 }

@@ -47,6 +47,8 @@ pub enum Sabotage {
     TrustSecondFlush,
     /// R13: data of the last batch that cannot be read is taken for torn.
     ErrorIsTorn,
+    /// R13: the log ends where no frame verifies, though blocks there cannot be read.
+    ErrorEndsLog,
     /// O1: a mount does not flush what a killed daemon wrote before it relies on that.
     NoFlushAtMount,
     /// R13: recovery does not begin a new incarnation.
@@ -88,7 +90,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 32] = [
+    pub const ALL: [Sabotage; 33] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::WholeFrameRecovery,
@@ -103,6 +105,7 @@ impl Sabotage {
         Sabotage::ReissueIds,
         Sabotage::TrustSecondFlush,
         Sabotage::ErrorIsTorn,
+        Sabotage::ErrorEndsLog,
         Sabotage::NoFlushAtMount,
         Sabotage::NoIncarnation,
         Sabotage::NoMark,

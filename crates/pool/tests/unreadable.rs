@@ -6,6 +6,7 @@ use std::sync::Arc;
 use copyhold_device::DynDevice;
 use copyhold_device::sim::{Lasting, SimConfig, SimDevice, SimImage};
 use copyhold_format::label::Label;
+use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Ring, recover};
 use copyhold_pool::{
     CreateOptions, OpenOptions, Pool, PoolError, Tier, Transaction, read_labels, read_uberblocks,
@@ -55,17 +56,31 @@ impl Machine {
         self.rt.block_on(Pool::open(self.rt.clone() as Rt, self.device(), options))
     }
 
-    /// The label, and position and blocks of the log's last batch.
+    async fn ring(&self) -> (Label, Uberblock, Ring) {
+        let device = self.device();
+        let label = read_labels(&device).await.unwrap().label;
+        let newest = read_uberblocks(&device, &label).await.unwrap().pop().unwrap();
+        let (at, blocks) = (label.log, label.log_blocks);
+        let ring = Ring::new(device, at, blocks, label.pool, label.secret);
+        (label, newest, ring)
+    }
+
+    /// The label, and position and blocks of the log's last batch, its pieces included.
     fn last_batch(&self) -> (Label, u64, u64) {
         self.rt.block_on(async {
-            let device = self.device();
-            let label = read_labels(&device).await.unwrap().label;
-            let newest = read_uberblocks(&device, &label).await.unwrap().pop().unwrap();
-            let (at, blocks) = (label.log, label.log_blocks);
-            let ring = Ring::new(device, at, blocks, label.pool, label.secret);
+            let (label, newest, ring) = self.ring().await;
             let found = recover(&ring, &newest).await.unwrap();
             let start = found.batches.last().unwrap().start;
             (label, start, found.next_position - start)
+        })
+    }
+
+    /// Position and blocks of each frame of the log.
+    fn frames(&self) -> Vec<(u64, u64)> {
+        self.rt.block_on(async {
+            let (_, newest, ring) = self.ring().await;
+            let frames = ring.scan(newest.head).await.frames;
+            frames.into_values().map(|found| (found.frame.position, found.frame.blocks)).collect()
         })
     }
 }
@@ -222,17 +237,49 @@ fn key(n: u64) -> Key {
     Key::new(1, Kind(40), n)
 }
 
+/// A txg of so many items from this one on, of some bytes each, is acknowledged.
+async fn commit(pool: &Arc<Pool>, first: u64, items: u64, bytes: usize) {
+    let mut tx = Transaction::new();
+    (first..first + items).for_each(|n| tx.put(TABLE, key(n), noise(n, bytes)));
+    let credit = pool.admit(Tier::Write, tx.len(), items as usize * (bytes + 500)).await.unwrap();
+    let txg = pool.apply(credit, tx).unwrap();
+    pool.commit(txg).await.unwrap();
+}
+
 /// Five txgs of four blocks of log each are acknowledged.
 fn with_log() -> SimImage {
     let (machine, pool) = Machine::new_pool();
     machine.rt.block_on(async {
         for n in 0..5 {
-            let mut tx = Transaction::new();
-            (n * 10..n * 10 + 10).for_each(|n| tx.put(TABLE, key(n), noise(n, 1500)));
-            let credit = pool.admit(Tier::Write, 10, 20_000).await.unwrap();
-            let txg = pool.apply(credit, tx).unwrap();
-            pool.commit(txg).await.unwrap();
+            commit(&pool, n * 10, 10, 1500).await;
         }
+    });
+    drop(pool);
+    machine.disk.crash(1)
+}
+
+/// The last of the txgs did not fit before the end of the ring.
+fn with_skip() -> SimImage {
+    let (machine, pool) = Machine::new_pool();
+    for _ in 0..200 {
+        machine.rt.block_on(commit(&pool, 40, 10, 1500));
+        let image = machine.disk.image();
+        let frames = Machine::on(&image).frames();
+        let [.., before, last] = frames[..] else { continue };
+        if last.0 % 256 == 0 && before.0 + before.1 < last.0 {
+            drop(pool);
+            return image;
+        }
+    }
+    panic!("each frame fits before the end of the ring");
+}
+
+/// The last of the txgs has a piece.
+fn with_piece() -> SimImage {
+    let (machine, pool) = Machine::new_pool();
+    machine.rt.block_on(async {
+        commit(&pool, 0, 10, 1500).await;
+        commit(&pool, 10, 40, 2000).await;
     });
     drop(pool);
     machine.disk.crash(1)
@@ -300,5 +347,93 @@ fn a_log_that_may_go_on_in_what_cannot_be_read_is_refused_and_not_cut() {
         let machine = on(Lasting::Once);
         let pool = machine.open(WRITING).unwrap();
         assert!(has_last(&machine, &pool), "a passing error decides nothing");
+    }
+}
+
+/// Ways in which the first block of a frame rots.
+const ROT: [fn(&mut [u8; 4096]); 3] =
+    [|block| block.fill(0), |block| block[0] ^= 1, |block| block[56..64].fill(0)];
+
+/// No copy claims that a frame is there, or neither claim can be believed.
+#[test]
+fn a_frame_whose_first_block_no_copy_gives_is_not_cut() {
+    let images = [with_log(), with_skip(), with_piece()];
+    assert!(Machine::on(&images[2]).frames().len() > 3, "the last batch has a piece");
+    for (case, image) in images.iter().enumerate() {
+        let (label, start, _) = Machine::on(image).last_batch();
+        let at = |copy: usize| label.log[copy] + start % label.log_blocks;
+        for (rot, copy) in ROT.into_iter().flat_map(|rot| [(rot, 0), (rot, 1)]) {
+            let mut rotten = image.clone();
+            rotten.corrupt(at(copy), rot);
+            let on = |lasting| {
+                let machine = Machine::on(&rotten);
+                machine.break_blocks(&[at(1 - copy)], lasting);
+                machine
+            };
+            let pool = on(Lasting::Once);
+            assert!(has_last(&pool, &pool.open(WRITING).unwrap()), "case {case}");
+            for lasting in [Lasting::UntilWritten, Lasting::Forever] {
+                let text = refused(on(lasting).open(WRITING));
+                assert!(text.contains("of the log"), "{text}");
+                for mode in [READ_ONLY, CUT_TAIL] {
+                    let machine = on(lasting);
+                    let pool = machine.open(mode).unwrap();
+                    assert!(pool.cut().is_some(), "it is told");
+                    machine.rt.block_on(pool.close()).unwrap();
+                    drop(pool);
+                    if mode == CUT_TAIL {
+                        machine.open(WRITING).expect("what was given up stays so");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// At the start of the ring is the log of the lap before.
+#[test]
+fn a_block_before_the_end_of_the_log_is_not_missed() {
+    let image = with_skip();
+    let (label, ..) = Machine::on(&image).last_batch();
+    let mut frames = Machine::on(&image).frames();
+    let (last, _) = frames.pop().unwrap();
+    for (position, copy) in [(last - 1, 0), (last - 1, 1), (last + 20, 0), (last + 20, 1)] {
+        let machine = Machine::on(&image);
+        machine.break_blocks(&[label.log[copy] + position % 256], Lasting::Forever);
+        assert!(has_last(&machine, &machine.open(WRITING).unwrap()));
+    }
+}
+
+/// The txgs that are given up are more than are skipped at each mount.
+#[test]
+fn a_log_that_was_cut_is_not_in_doubt_again() {
+    let (machine, pool) = Machine::new_pool();
+    machine.rt.block_on(async {
+        for n in 0..40 {
+            commit(&pool, n, 1, 100).await;
+        }
+    });
+    drop(pool);
+    let image = machine.disk.crash(1);
+    let (label, start, _) = Machine::on(&image).last_batch();
+    let at = |copy: usize, back: u64| label.log[copy] + (start - back) % label.log_blocks;
+    for (lost, rot) in [10, 30].into_iter().flat_map(|lost| [(lost, 0), (lost, 200)]) {
+        let mut rotten = image.clone();
+        (0..lost).for_each(|back| rotten.corrupt(at(1, back), |bytes| bytes[rot] ^= 1));
+        let bad: Vec<u64> = (0..lost).map(|back| at(0, back)).collect();
+        let machine = Machine::on(&rotten);
+        machine.break_blocks(&bad, Lasting::UntilWritten);
+        refused(machine.open(WRITING));
+        let pool = machine.open(CUT_TAIL).unwrap();
+        let is_behind = pool.open_txg().get() > 40 + lost;
+        assert!(is_behind, "R13: txg {} may be one that was given up", pool.open_txg());
+        machine.rt.block_on(async {
+            commit(&pool, 100, 1, 100).await;
+            pool.close().await.unwrap();
+        });
+        drop(pool);
+        let pool = machine.open(WRITING).expect("what was given up stays so");
+        let found = |n| machine.rt.block_on(pool.get(TABLE, key(n))).unwrap().is_some();
+        assert!(found(100) && found(39 - lost) && !found(40 - lost), "{lost}, {rot}");
     }
 }

@@ -175,6 +175,12 @@ impl Chain {
             let what = format!("positions {}..{} of the log", positions.start, positions.end);
             self.damage.push(Damage::new(what, "neither copy can be read"));
         }
+        let are_unreadable = |at: &u64| frames.unreadable.iter().any(|run| run.contains(at));
+        for position in frames.unverified.iter().filter(|at| !are_unreadable(at)) {
+            let what = format!("position {position} of the log");
+            let why = "a transaction group may begin there that cannot be read";
+            self.damage.push(Damage::new(what, why));
+        }
         newest > last
     }
 

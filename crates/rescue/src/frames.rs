@@ -2,8 +2,9 @@
 //!
 //! All positions of one lap from the head on are looked at, in both copies. Of a frame only its
 //! header is kept; its payload is read again when it is needed. A frame that neither copy has whole
-//! is put together from the blocks of both (`mixed`). The lap is as long as the label says, but
-//! positions behind the end of the device are not read one by one.
+//! is put together from the blocks of both (`mixed`). Where a frame may begin, and a block that
+//! cannot be read keeps it from verifying, the frame is *unverified*. The lap is as long as the
+//! label says, but positions behind the end of the device are not read one by one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -93,11 +94,15 @@ pub(crate) struct Frames {
     pub(crate) found: BTreeMap<(u64, u128), Frame>,
     /// Ranges of positions that neither copy gives, in their order.
     pub(crate) unreadable: Vec<Range<u64>>,
+    /// Positions of unverified frames.
+    pub(crate) unverified: Vec<u64>,
+    /// Behind the last block that claims to belong to a frame.
+    claimed_end: u64,
 }
 
 impl Frames {
     pub(crate) fn scan(source: &dyn Source, label: &Label, head: u64) -> Frames {
-        let mut frames = Frames::default();
+        let mut frames = Frames { claimed_end: head, ..Frames::default() };
         let end = head.saturating_add(label.log_blocks);
         let on_device = label.log.map(|copy| source.blocks().saturating_sub(copy));
         let on_device = on_device[0].max(on_device[1]).min(label.log_blocks);
@@ -115,8 +120,15 @@ impl Frames {
             let good = label.log.map(|copy| {
                 frames.scan_run(source, label, position, copy + in_ring, count, &mut claimed)
             });
+            let mut torn: BTreeMap<u64, Vec<Frame>> = BTreeMap::new();
             for (position, frame) in claimed {
-                frames.mix(source, label, position, frame);
+                frames.mix(source, label, position, frame.clone());
+                torn.entry(position).or_default().push(frame);
+            }
+            for (position, nth) in (position..position + count).zip(0..) {
+                let can_read = good[0][nth] && good[1][nth];
+                let claims = torn.remove(&position).unwrap_or_default();
+                frames.judge(source, label, position, can_read, &claims);
             }
             for nth in (0..count as usize).filter(|nth| !good[0][*nth] && !good[1][*nth]) {
                 let position = position + nth as u64;
@@ -152,6 +164,33 @@ impl Frames {
         }
     }
 
+    /// Adds a position to the unverified ones, if it is one of them. `claims`: the frames that it
+    /// announces and that do not verify in one copy.
+    fn judge(
+        &mut self,
+        source: &dyn Source,
+        label: &Label,
+        position: u64,
+        can_read: bool,
+        claims: &[Frame],
+    ) {
+        let at_position = (position, 0)..=(position, u128::MAX);
+        if let Some(blocks) = self.found.range(at_position).map(|(_, found)| found.blocks).max() {
+            self.claimed_end = self.claimed_end.max(position.saturating_add(blocks));
+            return;
+        }
+        let is_place = position == self.claimed_end || is_skipped_to(source, label, position);
+        let copies = label.log.map(|copy| copy + position % label.log_blocks);
+        let can_read_all =
+            |frame: &Frame| copies.iter().all(|copy| read(source, *copy, frame.blocks).is_ok());
+        if is_place && !can_read || !claims.iter().all(can_read_all) {
+            self.unverified.push(position);
+        }
+        if !claims.is_empty() {
+            self.claimed_end = self.claimed_end.max(position + 1);
+        }
+    }
+
     /// Which of the blocks could be read. Frames that do not verify are added to `claimed`.
     fn scan_run(
         &mut self,
@@ -181,6 +220,17 @@ impl Frames {
     }
 }
 
+/// Whether a frame may be at the start of the ring that did not fit before its end. There is none
+/// where a copy still has the frame of the lap before.
+fn is_skipped_to(source: &dyn Source, label: &Label, position: u64) -> bool {
+    let Some(before) = position.checked_sub(label.log_blocks) else { return false };
+    let is_old = |at: &u64| {
+        let block = read(source, *at, 1);
+        block.is_ok_and(|block| Frame::parse(&block, label, before, *at).is_ok())
+    };
+    position.is_multiple_of(label.log_blocks) && !label.log.iter().any(is_old)
+}
+
 fn verifies(source: &dyn Source, label: &Label, frame: &Frame, at: u64) -> bool {
     let Ok(bytes) = read(source, at, frame.blocks) else { return false };
     digest_fits(&bytes[..HEADER + frame.stored as usize], 24, label.secret).is_ok()
@@ -193,10 +243,12 @@ mod tests {
 
     use super::*;
 
-    /// A device of zeros, of which some blocks cannot be read.
+    /// A device of zeros and a few other blocks, of which some cannot be read.
+    #[derive(Default)]
     struct Holed {
         blocks: u64,
         bad: Vec<Range<u64>>,
+        held: BTreeMap<u64, Vec<u8>>,
     }
 
     impl Source for Holed {
@@ -207,6 +259,11 @@ mod tests {
         fn read(&self, block: u64, bytes: &mut [u8]) -> io::Result<()> {
             let end = block + (bytes.len() / BLOCK) as u64;
             let is_bad = self.bad.iter().any(|bad| block < bad.end && bad.start < end);
+            for (at, bytes) in (block..).zip(bytes.chunks_mut(BLOCK)) {
+                if let Some(held) = self.held.get(&at) {
+                    bytes.copy_from_slice(held);
+                }
+            }
             if is_bad { Err(io::ErrorKind::InvalidData.into()) } else { Ok(()) }
         }
     }
@@ -219,7 +276,7 @@ mod tests {
     #[test]
     fn positions_that_no_copy_gives_are_joined_to_ranges() {
         let bad = vec![110..113, 150..200, 311..313, 314..315];
-        let source = Holed { blocks: 1000, bad };
+        let source = Holed { blocks: 1000, bad, ..Holed::default() };
         assert_eq!(unreadable(&source, [100, 300], 200, 0), [11..13]);
         // The lap begins in the midst of the ring, and the range is where it ends.
         assert_eq!(unreadable(&source, [100, 300], 200, 212), [212..213, 411..412]);
@@ -227,9 +284,51 @@ mod tests {
 
     #[test]
     fn a_log_that_reaches_far_beyond_the_device_takes_no_time() {
-        let source = Holed { blocks: 400, bad: Vec::new() };
+        let source = Holed { blocks: 400, ..Holed::default() };
         let blocks = 1 << 47;
         assert_eq!(unreadable(&source, [100, 300], blocks, 0), [300..blocks]);
         assert_eq!(unreadable(&source, [500, 600], blocks, 7), [7..7 + blocks]);
+    }
+
+    /// A mark.
+    fn mark(position: u64) -> Vec<u8> {
+        let mut block = b"CHFRAMEM".to_vec();
+        block.resize(BLOCK, 0);
+        block[48..56].copy_from_slice(&position.to_le_bytes());
+        let digest = xxhash_rust::xxh3::xxh3_128(&block[..HEADER]);
+        block[24..40].copy_from_slice(&digest.to_le_bytes());
+        block
+    }
+
+    /// Where a frame may be that does not verify, in copies at 100 and 300 of 200 blocks. Both have
+    /// these marks, but for a block that is bad in the first copy and those that the second lacks.
+    fn unverified(marks: Range<u64>, bad: u64, lacks: &[u64]) -> Vec<u64> {
+        let head = marks.start;
+        let mut source = Holed { blocks: 1000, bad: vec![bad..bad + 1], ..Holed::default() };
+        for position in marks {
+            source.held.insert(100 + position % 200, mark(position));
+            source.held.insert(300 + position % 200, mark(position));
+        }
+        source.held.retain(|at, _| !lacks.contains(at));
+        Frames::scan(&source, &Label::with_log([100, 300], 200), head).unverified
+    }
+
+    #[test]
+    fn a_frame_that_no_copy_gives_is_unverified_where_one_may_begin() {
+        assert_eq!(unverified(0..3, 102, &[]), []);
+        assert_eq!(unverified(0..3, 102, &[302]), [2]);
+        assert_eq!(unverified(0..3, 103, &[]), [3]);
+        assert_eq!(unverified(0..3, 104, &[]), [], "the log ends before");
+        assert_eq!(unverified(0..0, 100, &[]), [0]);
+    }
+
+    #[test]
+    fn a_frame_may_be_at_the_start_of_the_ring_unless_an_old_one_is_there() {
+        assert_eq!(unverified(180..190, 100, &[]), [200]);
+        let old = mark(0);
+        let held = BTreeMap::from([(100, old.clone()), (300, old)]);
+        let source = Holed { blocks: 1000, bad: vec![100..101], held };
+        let frames = Frames::scan(&source, &Label::with_log([100, 300], 200), 180);
+        assert_eq!(frames.unverified, []);
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use copyhold_device::sim::{Lasting, SimImage};
 use copyhold_format::label::{Label, RING_SLOTS, RING_START};
+use copyhold_format::log::HEADER_BYTES;
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Found, Ring};
 use copyhold_types::BLOCK_BYTES;
@@ -54,21 +55,40 @@ fn rot_log(dice: &mut Dice, label: &Label, image: &mut SimImage) {
     }
 }
 
-/// Blocks of the log that cannot be read: in one copy, the same in both, or different ones of a
-/// frame.
-fn unreadable_log(dice: &mut Dice, label: &Label, image: &SimImage) -> Vec<(u64, Lasting)> {
+/// Blocks of the log that cannot be read: in one copy, the same in both, different ones of a frame,
+/// or the first one of a frame, which is rotten in the other copy.
+fn unreadable_log(dice: &mut Dice, label: &Label, image: &mut SimImage) -> Vec<(u64, Lasting)> {
     let frames = frames(dice, label, image);
     let frame = pick_frame(dice, &frames);
     let at = dice.pick(frame);
     let lasting = dice.pick(&[Lasting::Once, Lasting::UntilWritten, Lasting::Forever]);
     let other = dice.pick(frame);
-    let bad = match dice.below(4) {
+    let bad = match dice.below(6) {
         0 => vec![label.log[0] + at],
         1 => vec![label.log[1] + at],
         2 => vec![label.log[0] + at, label.log[1] + at],
-        _ => vec![label.log[0] + at, label.log[1] + other],
+        3 => vec![label.log[0] + at, label.log[1] + other],
+        _ => {
+            // Mostly of the last frame: what is before another is missed there.
+            let frames = &frames[..frames.len() - 1];
+            let last = frames.last().filter(|_| !dice.one_in(4));
+            let head = last.map_or(frame, |frame| frame)[0];
+            let copy = dice.below(2) as usize;
+            rot_head(dice, image, label.log[1 - copy] + head);
+            vec![label.log[copy] + head]
+        }
     };
     bad.into_iter().map(|block| (block, lasting)).collect()
+}
+
+/// The head of a frame rots: a bit of it, or all.
+fn rot_head(dice: &mut Dice, image: &mut SimImage, block: u64) {
+    let byte = dice.below(HEADER_BYTES as u64) as usize;
+    let is_wiped = dice.one_in(2);
+    image.corrupt(block, |bytes| match is_wiped {
+        true => bytes.fill(0),
+        false => bytes[byte] ^= 1,
+    });
 }
 
 /// The newest one or two of the uberblocks rot, on both labels. What older ones need is kept (rule

@@ -42,7 +42,7 @@ pub enum Weather {
     /// Both copies of the log rot in the same place, after everything has come to rest.
     LogRotTwice,
     /// The power fails, and afterwards a part of the log is unreadable in one copy, in both for a
-    /// while, or each copy in another block of a frame.
+    /// while, each copy in another block of a frame, or one where the other is rotten.
     LogUnreadable,
     /// The power fails, and afterwards no copy of a space map can be read, for a moment or a life.
     MapUnreadable,

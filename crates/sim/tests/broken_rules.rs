@@ -81,6 +81,11 @@ fn r13_taking_an_error_for_a_torn_write_is_noticed() {
 }
 
 #[test]
+fn r13_taking_an_error_for_the_end_of_the_log_is_noticed() {
+    is_noticed(Sabotage::ErrorEndsLog, Weather::LogUnreadable);
+}
+
+#[test]
 fn o1_a_mount_that_does_not_flush_is_noticed() {
     is_noticed(Sabotage::NoFlushAtMount, Weather::Killed);
 }

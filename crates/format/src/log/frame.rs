@@ -149,21 +149,13 @@ pub fn encode_frame(head: FrameHead, payload: &Payload<'_>) -> (Buf, Digest) {
     (buf, Digest(digest))
 }
 
-/// What the head of a frame says of it, verified or not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FrameClaim {
-    pub blocks: u64,
-    pub txg: u64,
-}
-
 impl Frame {
-    /// What `bytes` (from a block of the ring) claim, if they begin a frame of this pool at
-    /// `position`. Nothing is verified yet.
-    pub fn claim(bytes: &[u8], pool: PoolId, position: u64) -> Option<FrameClaim> {
+    /// How many blocks `bytes` (from a block of the ring) claim, if they begin a frame of this pool
+    /// at `position`. Nothing is verified yet.
+    pub fn claim(bytes: &[u8], pool: PoolId, position: u64) -> Option<u64> {
         let (disk, _) = FrameDisk::ref_from_prefix(bytes).ok()?;
         let ours = disk.magic == MAGIC && disk.pool == pool.0 && disk.position.get() == position;
-        let blocks = frame_blocks(disk.stored.get() as usize);
-        ours.then(|| FrameClaim { blocks, txg: disk.txg.get() })
+        ours.then(|| frame_blocks(disk.stored.get() as usize))
     }
 
     /// `bytes` begin at the frame and reach at least to its end.
@@ -243,7 +235,7 @@ mod tests {
         let noise: Vec<u8> = (0..20_000u64).map(|i| ((i * i % 251 * 7) >> 1) as u8).collect();
         for payload in [vec![], vec![1; 100], vec![2; 100_000], noise] {
             let (bytes, digest) = frame(&payload);
-            let blocks = Frame::claim(&bytes, POOL, 40).unwrap().blocks;
+            let blocks = Frame::claim(&bytes, POOL, 40).unwrap();
             assert_eq!(blocks as usize * BLOCK_BYTES, bytes.len());
             let read = Frame::parse(&bytes, POOL, 5, 40).unwrap();
             assert_eq!((&*read.payload, read.digest, read.blocks), (&*payload, digest, blocks));

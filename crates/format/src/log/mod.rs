@@ -21,5 +21,5 @@ mod frame;
 mod record;
 
 pub use batch::{Batch, PieceRef};
-pub use frame::{Frame, FrameClaim, FrameHead, FrameKind, HEADER_BYTES, Payload, encode_frame};
+pub use frame::{Frame, FrameHead, FrameKind, HEADER_BYTES, Payload, encode_frame};
 pub use record::{Record, RecordWriter, Records};

@@ -1,0 +1,52 @@
+//! The end of a chain of batches, and the blocks there that cannot be read.
+//!
+//! E1  Batches are placed in order: the next one lies behind the last one of the chain.
+//! E2  Pieces of the next batch may lie before that. If the batch is there, it names them.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use copyhold_format::log::Batch;
+
+use crate::scan::Scan;
+
+/// Where a chain ends.
+pub(crate) struct End {
+    /// E1.
+    from: u64,
+    /// Positions of the pieces of the next batch, one of which does not verify (E2).
+    pieces: Vec<Range<u64>>,
+}
+
+impl End {
+    pub(crate) fn at(from: u64) -> End {
+        End { from, pieces: Vec::new() }
+    }
+
+    /// `batch` comes next, and not all of its pieces are there.
+    pub(crate) fn misses(&mut self, batch: &Batch) {
+        let pieces = batch.pieces.iter();
+        self.pieces = pieces.map(|piece| piece.position..piece.position + piece.blocks).collect();
+    }
+
+    /// Positions at which the log may go on with a frame that cannot be read.
+    pub(crate) fn unverified(&self, scan: &Scan) -> Vec<u64> {
+        let [first, second] = &scan.unreadable;
+        let in_neither = first.intersection(second);
+        let all: BTreeSet<u64> = scan.unverified.iter().chain(in_neither).copied().collect();
+        let is_missing = |at: &u64| self.pieces.iter().any(|piece| piece.contains(at));
+        all.into_iter().filter(|at| *at >= self.from || is_missing(at)).collect()
+    }
+
+    /// Positions behind the end that each copy cannot be read at, but for those of frames.
+    pub(crate) fn unreadable(&self, scan: &Scan) -> [Vec<u64>; 2] {
+        let is_of_frame = |at: &u64| {
+            let before = scan.frames.range(..=at).next_back();
+            before.is_some_and(|(position, found)| *at < position + found.frame.blocks)
+        };
+        scan.unreadable.each_ref().map(|positions| {
+            let behind = positions.range(self.from..).copied();
+            behind.filter(|at| !is_of_frame(at)).collect()
+        })
+    }
+}
