@@ -63,7 +63,7 @@ pub(crate) fn uberblock(data: &[u8]) {
 pub(crate) fn frame(data: &[u8]) {
     let pool = PoolId(std::array::from_fn(|n| data.get(8 + n).copied().unwrap_or(0)));
     let position = data.get(48..56).map_or(0, |at| u64::from_le_bytes(at.try_into().unwrap()));
-    let claimed = Frame::claim(data, pool, position).map(|claim| claim.blocks);
+    let claimed = Frame::claim(data, pool, position);
     if let Ok(frame) = Frame::parse(data, pool, 0, position) {
         assert_eq!(claimed, Some(frame.blocks));
     }

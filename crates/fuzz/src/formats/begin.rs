@@ -53,7 +53,7 @@ fn log() -> Vec<(Vec<u8>, Frame)> {
     let label = label().1;
     let ring = (0..label.log_blocks).filter_map(|position| {
         let at = label.log[0] + position;
-        let blocks = Frame::claim(&image().read_block(at), label.pool, position)?.blocks;
+        let blocks = Frame::claim(&image().read_block(at), label.pool, position)?;
         let bytes: Vec<u8> =
             (at..at + blocks).flat_map(|block| image().read_block(block)).collect();
         let frame = Frame::parse(&bytes, label.pool, label.secret, position).ok()?;
