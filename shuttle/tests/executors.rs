@@ -84,7 +84,7 @@ fn file() -> Arc<File> {
 }
 
 fn write(fd: &Arc<File>) -> Op {
-    Op::Write { fd: fd.clone(), bufs: vec![Buf::zeroed(1)], offset: 0 }
+    Op::Write { fd: fd.clone(), bufs: vec![Buf::zeroed(1)].into(), offset: 0 }
 }
 
 fn ok(outcome: Outcome) {

@@ -23,6 +23,7 @@ mod collisions;
 pub(crate) mod content;
 mod counts;
 mod eras;
+mod goes_on;
 mod life;
 mod promises;
 pub(crate) mod rights;

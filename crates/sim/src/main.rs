@@ -106,13 +106,14 @@ fn run_level(level: Level, start: u64, args: &Args) -> u64 {
     let seconds = begin.elapsed().as_secs_f64();
     println!(
         "{}: {} seeds from {start} in {seconds:.1} s ({:.1} seeds/s): {} operations, {} crashes, \
-         {} recoveries, digest {:016x}, {failed} failed",
+         {} recoveries, {} refilled, digest {:016x}, {failed} failed",
         level.name(),
         seeds,
         seeds as f64 / seconds,
         sum.operations,
         sum.crashes,
         sum.recoveries,
+        sum.refilled,
         sum.digest,
     );
     failed

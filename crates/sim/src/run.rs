@@ -48,6 +48,8 @@ pub struct Outcome {
     pub operations: u64,
     pub crashes: u64,
     pub recoveries: u64,
+    /// Histories at whose end a full pool had something deleted, and that space written again.
+    pub refilled: u64,
     /// A number for all that happened, on every disk and in every task.
     pub digest: u64,
 }
@@ -61,6 +63,7 @@ impl Outcome {
         self.operations += other.operations;
         self.crashes += other.crashes;
         self.recoveries += other.recoveries;
+        self.refilled += other.refilled;
         self.note(other.digest);
     }
 }

@@ -14,6 +14,7 @@ use copyhold_types::{BLOCK_BYTES, SubvolId};
 
 use super::client::{Client, Habits, Manager};
 use super::collisions;
+use super::goes_on::goes_on;
 use super::second_opinion;
 use super::settings::{self, Changed};
 use super::tree::{SHARED_DIRS, shared_name};
@@ -390,6 +391,27 @@ impl History {
         drop(fs);
         self.outcome.note(machine.digest());
         self.check();
+        self.disk = self.goes_on().into();
+        self.check();
+    }
+
+    /// Nobody is left who remembers what was in it, so anything may be deleted.
+    fn goes_on(&mut self) -> SimImage {
+        let machine = Machine::on(self.plan.seed, self.disk.image().clone());
+        let options = Options { count_lookups: false, ..self.options.clone() };
+        let opened = machine.run(async {
+            let pool = Pool::open(machine.rt(), machine.device(), self.shape.open_for_tenants());
+            Filesystem::open(pool.await?, options).await
+        });
+        let fs = opened.expect("the power is on").expect("it opens");
+        self.outcome.refilled += u64::from(goes_on(&machine, &fs));
+        let closed = machine.run(async {
+            fs.close().await?;
+            Ok::<(), FsError>(fs.pool().close().await?)
+        });
+        closed.expect("the power is on").expect("the filesystem is well");
+        drop(fs);
+        machine.rest()
     }
 }
 

@@ -258,8 +258,8 @@ impl Client {
     }
 
     /// From whatever state: the pool is filled, an extent is deleted, and what that frees is
-    /// written (R21).
-    pub(crate) async fn delete_and_write(&mut self) -> Result<(), PoolError> {
+    /// written (R21). Whether there was enough to delete.
+    pub(crate) async fn delete_and_write(&mut self) -> Result<bool, PoolError> {
         self.fill(0).await?;
         let filled = |key: &Key| key.object == OBJECTS + 1 && key.kind == EXTENT;
         let state = self.shared.world.lock().now.clone();
@@ -274,7 +274,7 @@ impl Client {
             release_replaced(&mut tx, *key, Some(old), None);
         }
         if freed < BLOCKS_FREED {
-            return Ok(());
+            return Ok(false);
         }
         let credit = self.pool.admit(Tier::Delete, tx.len(), 64).await?;
         self.pool.apply(credit, tx)?;
@@ -283,7 +283,7 @@ impl Client {
         let mut tx = Transaction::new();
         claims.into_iter().for_each(|claim| tx.allocate(claim));
         let credit = self.pool.admit(Tier::Write, tx.len(), 64).await?;
-        self.pool.apply(credit, tx).map(drop)
+        self.pool.apply(credit, tx).map(|_| true)
     }
 
     /// Takes space, writes there, and never says what for (rule R19).

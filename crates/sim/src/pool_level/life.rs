@@ -408,11 +408,13 @@ impl History {
         let mut client = Client::new(0, pool, &self.shared, Dice::new(self.plan.seed), false);
         let since = machine.rt.now();
         let done = machine.run(async {
-            client.delete_and_write().await?;
-            pool.flush_all().await
+            let refilled = client.delete_and_write().await?;
+            pool.flush_all().await.map(|()| refilled)
         });
         let done = done.expect("the power is on");
-        done.unwrap_or_else(|error| panic!("R21: deleting, writing and flushing: {error}"));
+        let refilled =
+            done.unwrap_or_else(|error| panic!("R21: deleting, writing and flushing: {error}"));
+        self.outcome.refilled += u64::from(refilled);
         let took = Duration::from_nanos(machine.rt.now() - since);
         assert!(took < GOES_ON_WITHIN, "R21: a deletion and a write took {took:?}");
     }

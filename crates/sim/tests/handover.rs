@@ -5,13 +5,14 @@
 //! in the one that has them already, and gives it up: so items are many and small here, and an edit
 //! becomes a layer.
 
+use std::panic::catch_unwind;
 use std::sync::Arc;
 
 use copyhold_device::DynDevice;
 use copyhold_device::sim::{Fault, SimConfig, SimDevice, SimImage, Trigger};
 use copyhold_pool::{
-    CreateOptions, Edit, Limits, NodeTurnover, OpenOptions, Pool, Tenancy, Tier, Transaction,
-    free_node,
+    CreateOptions, Edit, Limits, NodeTurnover, OpenOptions, Pool, Sabotage, Tenancy, Tier,
+    Transaction, free_node,
 };
 use copyhold_runtime::{Rt, SeededRuntime};
 use copyhold_types::{DeviceId, EpochId, Key, Kind, NodePtr, TableId, Txg};
@@ -71,10 +72,14 @@ async fn apply(pool: &Arc<Pool>, tx: Transaction, bytes: usize) {
 
 impl Machine {
     fn on(image: SimImage, handover_edits: usize) -> Machine {
+        Machine::breaking(None, image, handover_edits)
+    }
+
+    fn breaking(sabotage: Option<Sabotage>, image: SimImage, handover_edits: usize) -> Machine {
         let rt = SeededRuntime::new(1);
         let config = SimConfig::new(1);
         let disk = SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image, config);
-        let limits = Limits { handover_edits, ..Limits::default() };
+        let limits = Limits { handover_edits, sabotage, ..Limits::default() };
         let options = OpenOptions { tenants: true, limits, ..OpenOptions::default() };
         let opened = Pool::open(rt.clone() as Rt, disk.clone() as DynDevice, options);
         let pool = rt.block_on(opened).unwrap();
@@ -170,19 +175,19 @@ async fn settle(pool: &Arc<Pool>, disk: &Arc<SimDevice>, table: TableId) -> bool
     }
 }
 
-#[test]
-fn the_power_fails_between_any_two_steps() {
+/// A handover in steps, with the power failing at each of its flushes.
+fn between_any_two_steps(broken: Option<Sabotage>) {
     let image = one_table();
     let mut in_part = 0;
     for nth in 0.. {
-        let machine = Machine::on(image.clone(), 20);
+        let machine = Machine::breaking(broken, image.clone(), 20);
         let tables = machine.fork(24);
         machine.disk.arm(Trigger::Flush { nth }, Fault::PowerOff);
         let last = *tables.last().unwrap();
         let done = machine.rt.block_on(settle(&machine.pool, &machine.disk, last));
         let image = machine.crash();
 
-        let machine = Machine::on(image, 20);
+        let machine = Machine::breaking(broken, image, 20);
         // What was not committed is no more.
         let made = |table: &&TableId| machine.pool.tables().iter().any(|of| of.id() == **table);
         let tables: Vec<TableId> = tables.iter().filter(made).copied().collect();
@@ -205,6 +210,17 @@ fn the_power_fails_between_any_two_steps() {
         }
     }
     assert!(in_part > 3, "the power failed in the midst of it {in_part} times");
+}
+
+#[test]
+fn the_power_fails_between_any_two_steps() {
+    between_any_two_steps(None);
+}
+
+#[test]
+fn g3_handing_over_what_is_not_sealed_is_noticed() {
+    let broken = || between_any_two_steps(Some(Sabotage::HandOverUnsealed));
+    assert!(catch_unwind(broken).is_err(), "G3 can be broken, and nobody notices");
 }
 
 /// One transaction would be larger than what the log takes in one piece.
