@@ -48,7 +48,7 @@ const HURRY: f64 = 0.85;
 /// The policy's state.
 #[derive(Debug, Default)]
 pub(crate) struct Flusher {
-    kick: Kick,
+    kick: Arc<Kick>,
     closing: AtomicBool,
     running: Arc<FifoMutex>,
     /// Held while a round goes on, whoever asked for it.
@@ -117,7 +117,7 @@ pub(crate) async fn run(pool: Weak<Pool>) {
     let Some(strong) = pool.upgrade() else { return };
     let running = strong.flusher.running.clone();
     let _running = running.lock().await;
-    let rt = strong.rt.clone();
+    let (rt, kick) = (strong.rt.clone(), strong.flusher.kick.clone());
     drop(strong);
     let mut in_vain = 0;
     loop {
@@ -125,7 +125,9 @@ pub(crate) async fn run(pool: Weak<Pool>) {
         if strong.is_closing() || strong.health.check().is_err() {
             return;
         }
-        strong.flusher.kick.wait(&rt, IDLE).await;
+        drop(strong);
+        kick.wait(&rt, IDLE).await;
+        let Some(strong) = pool.upgrade() else { return };
         strong.flusher.urged.store(false, Relaxed);
         match strong.flush_by_policy().await {
             // Nothing can be flushed now; those who wait would only kick again.

@@ -187,6 +187,16 @@ impl Pool {
         Ok(())
     }
 
+    /// Ends all background work without making anything durable, as a kill does. What comes after
+    /// answers that the pool has stopped.
+    pub async fn abandon(&self) {
+        self.health.close();
+        self.flusher.close();
+        self.marker.kick();
+        self.flusher.ended().await;
+        self.marker.ended().await;
+    }
+
     pub(crate) fn is_closing(&self) -> bool {
         self.flusher.is_closing()
     }
