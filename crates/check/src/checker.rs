@@ -24,7 +24,7 @@ use crate::reach::{Flaw, Reach};
 use crate::report::{Draft, Report};
 use crate::system::{Role, System};
 use crate::tree::TreeCheck;
-use crate::{Options, families, maps, owners};
+use crate::{Options, copies, families, maps, owners};
 
 /// The state of a check.
 pub(crate) struct Checker {
@@ -56,6 +56,13 @@ impl Checker {
         let mut checker = Checker::look(pool, options, report).await;
         let files = checker.affected_files().await;
         checker.report.finish(files)
+    }
+
+    /// What a node has allocated, as far as it can be read: where it cannot, the check of its tree
+    /// or map says so.
+    pub(crate) async fn pieces_of(&self, ptr: NodePtr) -> Vec<NodePtr> {
+        let pieces = self.pool.pieces_of(&[ptr]).await;
+        pieces.unwrap_or_else(|_| copies::pieces(&ptr, &[]))
     }
 
     /// Everything is looked at, and what is found not yet put in words.

@@ -25,8 +25,8 @@ use std::time::Duration;
 
 use copyhold_format::node::{Lineage, PartitionDescriptor};
 use copyhold_sync::{Mutex, of};
-use copyhold_table::{Edit, NodeVisit, Table};
-use copyhold_types::{NodePtr, TableId, Txg};
+use copyhold_table::{Edit, Table};
+use copyhold_types::{TableId, Txg};
 
 use crate::tenancy::free_node;
 use crate::units::Aim;
@@ -306,6 +306,9 @@ impl Pool {
 
     /// Drops a table of the pool's own with all its nodes, in bounded steps. It takes no edits
     /// any more; those that are not flushed go with it, for it would be in vain to flush them.
+    ///
+    /// # Errors
+    /// What it has allocated cannot be read. It may be dropped again later.
     pub async fn drop_table(self: &Arc<Self>, id: TableId) -> Result<(), PoolError> {
         let table = self.table(id);
         table.retire();
@@ -337,17 +340,10 @@ impl Pool {
         partition: u64,
         descriptor: PartitionDescriptor,
     ) -> Result<(), PoolError> {
-        let mut nodes: Vec<NodePtr> = Vec::new();
         let start = descriptor.start;
         let _pin = self.pin();
-        table
-            .for_each_node(&self.nodes, false, &mut |visit: NodeVisit<'_>| {
-                if visit.partition == start {
-                    nodes.push(visit.ptr);
-                }
-            })
-            .await;
-        let nodes = self.pieces_of(&nodes).await;
+        let nodes = self.nodes_of(table, start, |_| true).await?;
+        let nodes = self.pieces_of(&nodes).await?;
         let credit = self.internal_credit(1 + nodes.len() * 2, 64)?;
         let mut tx = Transaction::new();
         nodes.iter().for_each(|ptr| free_node(&mut tx, ptr));

@@ -12,30 +12,28 @@ use std::time::Duration;
 use copyhold_format::space_map::SpaceMap;
 use copyhold_runtime::Rt;
 use copyhold_space::MetaslabId;
-use copyhold_types::{Buf, NodePtr, Purpose, Run};
+use copyhold_types::Run;
 
-use crate::nodes::NodeStore;
 use crate::round::Round;
 use crate::units::{Aim, Unit};
 use crate::{Pool, PoolError, Sabotage};
 
-/// Reads of a map before the pool is opened without it, and the time between them.
+/// Reads before something counts as unreadable, and the time between them.
 const TRIES: usize = 3;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The bytes of a map, from a copy that matches the digest.
-pub(crate) async fn read_patiently(
+/// Tries several times to read something: an error may pass.
+pub(crate) async fn patiently<T, F: Future<Output = Result<T, PoolError>>>(
     rt: &Rt,
-    nodes: &NodeStore,
-    map: NodePtr,
-) -> Result<Buf, PoolError> {
+    read: impl Fn() -> F,
+) -> Result<T, PoolError> {
     for _ in 1..TRIES {
-        if let Ok(bytes) = nodes.read_verified(map, Purpose::Map).await {
-            return Ok(bytes);
+        if let Ok(found) = read().await {
+            return Ok(found);
         }
         rt.sleep(PAUSE).await;
     }
-    nodes.read_verified(map, Purpose::Map).await
+    read().await
 }
 
 impl Pool {
@@ -43,7 +41,7 @@ impl Pool {
     pub(crate) async fn retry_map(&self, id: MetaslabId) {
         let Some((ptr, _)) = self.space.missing_map(id) else { return };
         let _pin = self.pin();
-        let supplied = match self.nodes.read_verified(ptr, Purpose::Map).await {
+        let supplied = match self.nodes.read_map(ptr).await {
             _ if self.sabotaged(Sabotage::QuarantineOnError) => {
                 let all = self.space.usable_runs(id);
                 self.space.supply_runs(id, all, self.open_txg()).map_err(|e| e.to_string())

@@ -500,7 +500,7 @@ async fn load_maps(
         let wrong = |e: &dyn ToString| PoolError::damaged(format!("{id:?}"), e.to_string());
         let map = match descriptor.map {
             None => None,
-            Some(ptr) => match maps::read_patiently(rt, nodes, ptr).await {
+            Some(ptr) => match maps::patiently(rt, || nodes.read_map(ptr)).await {
                 Ok(bytes) => Some(SpaceMap::parse(&bytes).map_err(|e| wrong(&e))?),
                 Err(error) => {
                     tracing::error!(

@@ -14,13 +14,13 @@ use copyhold_space::{Claim, Figures, MapJob, MetaslabId, Tier};
 use copyhold_table::{FlushJob, Flushed, FreezePoint, MergeSize, NodeSource, Table, TableError};
 use copyhold_types::{Buf, EpochId, Key, NodePtr, Purpose, TableId, Txg};
 
-use crate::fragments::{Pieces, expand};
+use crate::fragments::{Listed, Pieces, expand};
 use crate::node_writer::{NodeWriter, blocks_max};
 use crate::nodes::COPIES;
 use crate::tenancy::{NodeTurnover, free_node};
 use crate::transaction::Transaction;
 use crate::units::{Aim, Unit};
-use crate::{Pool, PoolError, Sabotage};
+use crate::{Pool, PoolError, Sabotage, fragments};
 
 /// Edits that one flush of a partition takes at most, so that a round stays bounded.
 const EDITS_PER_FLUSH: usize = 256 << 10;
@@ -36,10 +36,10 @@ pub(crate) struct Round {
     pub(crate) failed: Option<PoolError>,
 }
 
-/// How far a unit has come.
+/// How far a unit has come. `replaced`: what it gives up, in pieces.
 enum Work {
-    Partition { table: Arc<Table>, job: FlushJob, flushed: Flushed },
-    Metaslab { job: MapJob, map: Option<NodePtr> },
+    Partition { table: Arc<Table>, job: FlushJob, flushed: Flushed, replaced: Vec<NodePtr> },
+    Metaslab { job: MapJob, map: Option<NodePtr>, replaced: Vec<NodePtr> },
 }
 
 impl Work {
@@ -89,10 +89,7 @@ impl Pool {
         let flushed = done.len();
         // Nothing is read any more, so nothing is pinned: writes may wait for long (R22, R32).
         match self.finish_writes(writer).await {
-            Ok((claims, mut pieces)) => {
-                self.find_pieces(&done, &mut pieces).await;
-                self.record(done, claims, pieces, pin, aim).await?;
-            }
+            Ok((claims, pieces)) => self.record(done, claims, pieces, pin, aim).await?,
             Err(error) => {
                 self.abort(done);
                 return Err(error);
@@ -126,21 +123,6 @@ impl Pool {
         Ok(written)
     }
 
-    /// Adds what the nodes that the round replaces are made of.
-    async fn find_pieces(&self, done: &[Work], pieces: &mut Pieces) {
-        let mut fragmented = Vec::new();
-        for work in done {
-            match work {
-                Work::Partition { flushed, .. } => fragmented.extend(&flushed.replaced),
-                Work::Metaslab { job, .. } => fragmented.extend(job.replaces()),
-            }
-        }
-        fragmented.retain(|ptr: &NodePtr| ptr.fragmented);
-        for ptr in fragmented {
-            pieces.insert(ptr, self.pieces(ptr).await);
-        }
-    }
-
     /// Freezes a unit and starts writing its new nodes. Nothing, if there is nothing to flush.
     async fn prepare(
         &self,
@@ -156,12 +138,12 @@ impl Pool {
             },
             Unit::Metaslab(id) => {
                 self.retry_map(id).await;
-                self.flush_metaslab(id, writer)
+                self.flush_metaslab(id, writer).await
             }
         }
     }
 
-    fn flush_metaslab(
+    async fn flush_metaslab(
         &self,
         id: MetaslabId,
         writer: &mut NodeWriter,
@@ -173,13 +155,26 @@ impl Pool {
         writer.epoch = EpochId::POOL;
         match job.encode().map(|map| writer.place(Buf::from_bytes(&map), Purpose::Map)).transpose()
         {
-            Ok(map) => Ok(Some(Work::Metaslab { job, map })),
+            Ok(map) => {
+                let replaced = self.given_up(&job).await;
+                Ok(Some(Work::Metaslab { job, map, replaced }))
+            }
             Err(error) => {
                 tracing::error!("the map of {id:?} cannot be written: {error}");
                 self.space.abort(job);
                 Err(error)
             }
         }
+    }
+
+    /// What the map that a new one replaces has allocated. It is known of all maps that are in use,
+    /// so only what a map has lost that was made anew, its list being unreadable, stays allocated.
+    async fn given_up(&self, job: &MapJob) -> Vec<NodePtr> {
+        let Some(old) = job.replaces().filter(|_| !job.is_set_aside()) else { return Vec::new() };
+        self.nodes.pieces(old).await.unwrap_or_else(|error| {
+            tracing::error!("{error}; its fragments are lost, and `copyhold check` names them");
+            fragments::pieces_of(&old, &[])
+        })
     }
 
     async fn flush_partition(
@@ -199,16 +194,20 @@ impl Pool {
         };
         let Some(job) = job else { return Ok(None) };
         writer.epoch = self.tenancy().epoch(table.id());
+        let nodes = Listed::new(self);
         let flushed = match self.spills(&job, aim).await {
             true if job.is_idle() => {
                 self.give_up(&table, job);
                 return Ok(None);
             }
-            true => self.spill(&job, writer).await,
-            false => self.merge(&job, writer).await,
+            true => self.spill(&job, &nodes, writer).await,
+            false => self.merge(&job, &nodes, writer).await,
         };
         match flushed {
-            Ok(flushed) => Ok(Some(Work::Partition { table, job, flushed })),
+            Ok(flushed) => {
+                let replaced = expand(&flushed.replaced, &nodes.pieces());
+                Ok(Some(Work::Partition { table, job, flushed, replaced }))
+            }
             Err(error) => {
                 tracing::error!("{error}");
                 self.give_up(&table, job);
@@ -260,27 +259,37 @@ impl Pool {
 
     /// Makes a layer of the edits, which were promised the space for it. Layers that it takes in
     /// may have what nobody was promised, until they are free.
-    async fn spill(&self, job: &FlushJob, writer: &mut NodeWriter) -> Result<Flushed, TableError> {
+    async fn spill(
+        &self,
+        job: &FlushJob,
+        nodes: &Listed<'_>,
+        writer: &mut NodeWriter,
+    ) -> Result<Flushed, TableError> {
         let Figures { free, reserved, .. } = self.space();
         let room = free.saturating_sub(reserved) / COPIES;
-        job.spill(&self.nodes, writer, room).await
+        job.spill(nodes, writer, room).await
     }
 
     /// Merges the edits into the base, or, if that cannot be read, makes a layer of them.
-    async fn merge(&self, job: &FlushJob, writer: &mut NodeWriter) -> Result<Flushed, TableError> {
+    async fn merge(
+        &self,
+        job: &FlushJob,
+        nodes: &Listed<'_>,
+        writer: &mut NodeWriter,
+    ) -> Result<Flushed, TableError> {
         let unit = (job.table(), job.start());
         let mark = writer.mark();
-        match job.merge(&self.nodes, writer).await {
+        match job.merge(nodes, writer).await {
             Err(error) if !error.is_unwritable() => {
                 tracing::error!("{error}; what is new is kept beside it");
                 self.flusher.broken.lock().insert(unit, error.node());
                 writer.give_up(mark);
-                self.spill(job, writer).await
+                self.spill(job, nodes, writer).await
             }
             // Space was taken meanwhile; a layer needs less.
             Err(_) if !job.is_idle() => {
                 writer.give_up(mark);
-                self.spill(job, writer).await
+                self.spill(job, nodes, writer).await
             }
             Ok(flushed) => {
                 if self.flusher.broken.lock().remove(&unit).is_some() {
@@ -353,6 +362,9 @@ impl Pool {
             self.commit(record).await?;
         }
         for (job, map) in maps {
+            if !job.is_set_aside() {
+                self.nodes.replace_map(job.replaces(), map, &pieces);
+            }
             self.space.installed(job, map);
         }
         let durable = self.durable_txg();
@@ -371,9 +383,8 @@ impl Pool {
         maps: &mut Vec<(MapJob, Option<NodePtr>)>,
     ) {
         match work {
-            Work::Partition { table, job, flushed } => {
+            Work::Partition { table, job, flushed, replaced } => {
                 let written = expand(&flushed.written, pieces);
-                let replaced = expand(&flushed.replaced, pieces);
                 turnover.turned_over(table.id(), &written, &replaced, tx);
                 let (tells, settled) = table.install(job, flushed);
                 self.settled(settled);
@@ -388,12 +399,12 @@ impl Pool {
                 }
                 self.tables.flushed(table.id());
             }
-            Work::Metaslab { job, map } if job.is_set_aside() => {
+            Work::Metaslab { job, map, .. } if job.is_set_aside() => {
                 tx.carried.push(self.space.carry(&job, txg));
                 maps.push((job, map));
             }
-            Work::Metaslab { job, map } => {
-                expand(job.replaces().as_slice(), pieces).iter().for_each(|old| free_node(tx, old));
+            Work::Metaslab { job, map, replaced } => {
+                replaced.iter().for_each(|old| free_node(tx, old));
                 tx.put(Pool::TABLES, job.key(), &job.descriptor(map).encode());
                 maps.push((job, map));
             }

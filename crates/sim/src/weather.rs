@@ -46,6 +46,8 @@ pub enum Weather {
     LogUnreadable,
     /// The power fails, and afterwards no copy of a space map can be read, for a moment or a life.
     MapUnreadable,
+    /// While everything is settled no copy of some lists of fragments can be read.
+    ListUnreadable,
     /// The power fails, and the newest uberblocks rot on both labels.
     UberblockRot,
     /// The power fails or the daemon is killed, and afterwards data of the last batches cannot be
@@ -58,7 +60,7 @@ pub enum Weather {
 }
 
 impl Weather {
-    pub const ALL: [Weather; 20] = [
+    pub const ALL: [Weather; 21] = [
         Weather::Calm,
         Weather::PowerCut,
         Weather::PowerCutAtWrite,
@@ -75,6 +77,7 @@ impl Weather {
         Weather::LogRotTwice,
         Weather::LogUnreadable,
         Weather::MapUnreadable,
+        Weather::ListUnreadable,
         Weather::UberblockRot,
         Weather::TailUnreadable,
         Weather::TailRot,

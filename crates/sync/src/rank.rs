@@ -73,6 +73,8 @@ ranks! {
 
     /// Node writes of one flush.
     NodeWrites,
+    /// What fragmented nodes are made of, as far as a flush has read it.
+    FlushPieces,
     /// Partitions of which the base cannot be read.
     BrokenParts,
     /// One table is handed over at a time.
@@ -134,6 +136,8 @@ ranks! {
 
     // Tables.
 
+    /// What the maps in use are made of.
+    MapPieces,
     /// A shard of the cache of nodes.
     NodeCache,
     /// The store of tests.
