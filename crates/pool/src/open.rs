@@ -516,6 +516,14 @@ async fn load_maps(
     }
     Ok(())
 }
+            None if descriptor.is_lost => {
+                tracing::error!(
+                    "the space map of {id} is lost: nothing is allocated there until `copyhold \
+                     check --repair` has made a new one"
+                );
+                space.set_aside(*id, *descriptor).map_err(|e| wrong(&e))?;
+                continue;
+            }
 
 fn open_tables(
     tot: Table,

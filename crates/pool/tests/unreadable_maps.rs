@@ -166,3 +166,40 @@ fn a_map_is_used_as_soon_as_it_can_be_read() {
     machine.switch_on_again();
     machine.assert_freed(&machine.open());
 }
+
+/// As an older program did where both copies of a map could not be read.
+#[test]
+fn a_map_that_is_recorded_as_lost_keeps_its_metaslab_aside_and_nobody_out() {
+    let mut machine = Machine::new();
+    machine.switch_on_again();
+    let pool = machine.open();
+    machine.rt.block_on(async {
+        let items = pool.range(Pool::TABLES, Key::MIN, Key::MAX, 100).await.unwrap();
+        let (key, map) = items.iter().find(|(key, _)| key.kind == METASLAB).unwrap();
+        let sound = Descriptor::parse(map).unwrap();
+        let lost = Descriptor { map: None, allocated: 0, is_lost: true, ..sound };
+        let mut tx = Transaction::new();
+        tx.put(Pool::TABLES, *key, &lost.encode()[..]);
+        let credit = pool.admit(Tier::Write, 1, 100).await.unwrap();
+        let txg = pool.apply(credit, tx).unwrap();
+        pool.commit(txg).await.unwrap();
+    });
+    drop(pool);
+    machine.switch_on_again();
+    let image = machine.disk.image();
+    for (read_only, cut_tail) in [(true, false), (false, true), (false, false)] {
+        machine.disk = disk(&machine.rt, image.clone());
+        let options = OpenOptions { read_only, cut_tail, ..OpenOptions::default() };
+        let opened =
+            Pool::open(machine.rt.clone() as Rt, machine.disk.clone() as DynDevice, options);
+        let pool = machine.rt.block_on(opened).unwrap();
+        assert_eq!(pool.space_map().set_aside().len(), 1);
+        if !read_only {
+            machine.free_all(&pool);
+            machine.rt.block_on(allocate(&pool, 100));
+            machine.settle(&pool);
+            assert_eq!(pool.space_map().set_aside().len(), 1);
+        }
+        machine.rt.drop_tasks();
+    }
+}

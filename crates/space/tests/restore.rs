@@ -36,7 +36,7 @@ fn map(index: u32, allocated: u64) -> (Descriptor, SpaceMap) {
     };
     let (allocated, longest_free) = (map.allocated(), map.longest_free());
     let complete_to = txg(10);
-    (Descriptor { map: Some(at), allocated, complete_to, longest_free }, map)
+    (Descriptor { map: Some(at), allocated, complete_to, longest_free, is_lost: false }, map)
 }
 
 #[test]
