@@ -60,6 +60,8 @@ ranks! {
     Burial,
     /// Counts of shared extents.
     Shares,
+    /// Pending releases that cannot be taken up.
+    ReleasesAside,
     /// Changes of owners.
     Owners,
     /// The subvolumes by number.
