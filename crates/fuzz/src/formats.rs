@@ -7,9 +7,9 @@ mod nodes;
 
 use copyhold_format::digest;
 use copyhold_format::item::{
-    DeadItem, DirBucket, EpochItem, Extent, GroupId, GroupItem, InodeItem, InodesItem, PendingItem,
-    QuotaItem, ShareItem, SubvolItem, UsageItem, XattrBucket, dead_key, encode_heir, epoch_key,
-    parse_heir, parse_inline, parse_symlink, parse_truncate, share_key,
+    Acl, DeadItem, DirBucket, EpochItem, Extent, GroupId, GroupItem, InodeItem, InodesItem,
+    PendingItem, QuotaItem, ShareItem, SubvolItem, UsageItem, XattrBucket, dead_key, encode_acl,
+    encode_heir, epoch_key, parse_heir, parse_inline, parse_symlink, parse_truncate, share_key,
 };
 use copyhold_format::label::Label;
 use copyhold_format::log::{Batch, Frame, Record, RecordWriter, Records};
@@ -129,6 +129,9 @@ pub(crate) fn items(data: &[u8]) {
     if let Ok(bucket) = XattrBucket::parse(data) {
         bucket.iter().for_each(|entry| assert!(bucket.find(entry.name).is_some()));
         bucket.iter().for_each(|entry| drop(bucket.without(entry.name)));
+    }
+    if let Ok(acl) = Acl::parse(data) {
+        assert_eq!(Acl::parse(&encode_acl(acl.entries())), Ok(acl));
     }
     let _ = (parse_inline(data), parse_symlink(data), parse_truncate(data));
 }
