@@ -5,8 +5,8 @@
 //! Idea.     Follow every pointer from the uberblock on, in every copy, and judge what is found by
 //!           what must hold between structures: parents and children, names and inodes, maps of
 //!           space and what refers to it. Everything is read, nothing is changed. Only
-//!           `repair_device` writes: it makes space maps anew, for which it opens the pool as a mount
-//!           does, with a new incarnation and good copies of what has one bad copy in the log.
+//!           `repair_device` writes: it makes space maps anew, for which it opens the pool as a
+//!           mount does, which also repairs a bad copy of a label or of the log.
 //!
 //! ```text
 //!   device    labels · uberblocks · log, in both copies        check_device
