@@ -13,10 +13,13 @@ use copyhold_format::item::{
 };
 use copyhold_format::label::Label;
 use copyhold_format::log::{Batch, Frame, Record, RecordWriter, Records};
-use copyhold_format::node::{PartitionDescriptor, decode_ptr, encode_ptr};
+use copyhold_format::node::{
+    PartitionDescriptor, decode_ptr, encode_fragments, encode_ptr, parse_fragments,
+};
 use copyhold_format::space_map::{Descriptor, SpaceMap};
 use copyhold_format::uberblock::Uberblock;
-use copyhold_types::{BlockAddr, EpochId, InodeNo, PoolId, Txg};
+use copyhold_types::{BlockAddr, DeviceId, Digest, EpochId, InodeNo, NodePtr, PoolId, Txg};
+use xxhash_rust::xxh3::xxh3_64;
 
 pub(crate) use begin::*;
 pub(crate) use nodes::node;
@@ -98,6 +101,26 @@ pub(crate) fn descriptors(data: &[u8]) {
     }
     if let Ok(descriptor) = Descriptor::parse(data) {
         assert_eq!(descriptor.encode(), data);
+    }
+}
+
+/// A list of fragments with its check set right, read by pointers that it may belong to.
+pub(crate) fn fragments(data: &[u8]) {
+    let mut block = block(data);
+    let check = xxh3_64(&block[16..]);
+    block[8..16].copy_from_slice(&check.to_le_bytes());
+    let digest = Digest(u128::from_le_bytes(block[16..32].try_into().unwrap()));
+    let blocks = u32::from_le_bytes(block[36..40].try_into().unwrap());
+    let at = |block| Some(BlockAddr::new(DeviceId(0), block));
+    for copies in [[at(1), at(2)], [at(1), None]] {
+        let ptr = NodePtr { copies, blocks, fragmented: true, epoch: EpochId::POOL, digest };
+        let Ok(fragments) = parse_fragments(&block, &ptr) else { continue };
+        let sum: u64 = fragments.iter().map(|fragment| u64::from(fragment.blocks)).sum();
+        assert_eq!(sum, u64::from(blocks));
+        let presence = |copies: [Option<BlockAddr>; 2]| copies.map(|copy| copy.is_some());
+        assert!(fragments.iter().all(|of| presence(of.copies) == presence(copies)));
+        let again = encode_fragments(digest, &fragments);
+        assert_eq!(parse_fragments(&again, &ptr), Ok(fragments));
     }
 }
 

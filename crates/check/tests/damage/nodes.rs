@@ -16,7 +16,7 @@ use copyhold_types::{Buf, InodeNo, Key, NodePtr, Purpose, Run, TableId};
 use crate::pool::{FIRST_OF_MANY, HOW_MANY, Power, TABLE, changed, kinds, report, rot, sound};
 
 /// Nodes of a table by level, in order.
-fn nodes(image: &SimImage, table: TableId, wanted: Level) -> Vec<NodePtr> {
+pub(crate) fn nodes(image: &SimImage, table: TableId, wanted: Level) -> Vec<NodePtr> {
     let power = Power::on(image);
     let pool = power.open(true).unwrap();
     let mut found = Vec::new();
@@ -39,24 +39,24 @@ fn maps(image: &SimImage) -> Vec<NodePtr> {
     maps.filter_map(|(_, value)| Descriptor::parse(value).unwrap().map).collect()
 }
 
-fn copies(ptr: &NodePtr) -> Vec<Run> {
+pub(crate) fn copies(ptr: &NodePtr) -> Vec<Run> {
     let runs: Vec<Run> = ptr.runs().collect();
     assert_eq!(runs.len(), 2, "a pool of one device keeps nodes twice");
     runs
 }
 
-fn rot_all(image: &mut SimImage, ptr: &NodePtr) {
+pub(crate) fn rot_all(image: &mut SimImage, ptr: &NodePtr) {
     copies(ptr).iter().for_each(|run| rot(image, run.addr.block()));
 }
 
-fn only(report: &Report) -> &Problem {
+pub(crate) fn only(report: &Report) -> &Problem {
     let problems: Vec<_> = report.problems().collect();
     assert_eq!(problems.len(), 1, "{report:#?}");
     problems[0]
 }
 
 /// Reads everything on a mount that may write.
-fn read_all(image: &SimImage) -> SimImage {
+pub(crate) fn read_all(image: &SimImage) -> SimImage {
     let power = Power::on(image);
     let pool = power.open(false).unwrap();
     power.rt.block_on(async {
