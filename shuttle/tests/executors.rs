@@ -247,6 +247,7 @@ fn a_broken_rule_is_noticed() {
         (Sabotage::ForgetBacklog, operations),
         (Sabotage::TrustSubmission, operations),
         (Sabotage::RefuseEarly, turns),
+        (Sabotage::FailWhenShort, turns),
         (Sabotage::CloseEarly, stop),
         (Sabotage::ListenOnce, turns),
         (Sabotage::LeaveDeferred, busy),
