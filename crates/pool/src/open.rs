@@ -75,7 +75,7 @@ impl Pool {
     ) -> Result<Arc<Pool>, PoolError> {
         let tenants = options.tenants;
         let health = Arc::new(Health::default());
-        let patient = Patient::new(device, rt.clone(), health.clone());
+        let patient = Patient::new(device, rt.clone(), health.clone(), &options.limits);
         let device: DynDevice = patient.clone();
         let labels = labels::read_labels(&device).await?;
         let mut label = labels.label.clone();

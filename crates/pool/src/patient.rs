@@ -25,7 +25,9 @@ use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{Buf, Bufs, DeviceId, Nanos, Purpose};
 
+use crate::Limits;
 use crate::health::Health;
+use crate::sabotage::Sabotage;
 
 /// A write that the host had no space for is tried again so often.
 const RETRY: Duration = Duration::from_secs(1);
@@ -38,6 +40,8 @@ pub(crate) struct Patient {
     rt: Rt,
     health: Arc<Health>,
     waits: Arc<Waits>,
+    /// [`Sabotage::LogDoesNotWait`].
+    hasty: Option<Purpose>,
 }
 
 #[derive(Default)]
@@ -57,8 +61,14 @@ struct State {
 }
 
 impl Patient {
-    pub(crate) fn new(below: DynDevice, rt: Rt, health: Arc<Health>) -> Arc<Patient> {
-        Arc::new(Patient { below, rt, health, waits: Arc::default() })
+    pub(crate) fn new(
+        below: DynDevice,
+        rt: Rt,
+        health: Arc<Health>,
+        limits: &Limits,
+    ) -> Arc<Patient> {
+        let hasty = limits.breaks(Sabotage::LogDoesNotWait).then_some(Purpose::Log);
+        Arc::new(Patient { below, rt, health, waits: Arc::default(), hasty })
     }
 
     /// The pool is open: from here on writes wait.
@@ -159,6 +169,7 @@ impl Device for Patient {
         let mut write = self.below.write(block, data.clone(), why);
         let (below, rt) = (self.below.clone(), self.rt.clone());
         let (health, waits) = (self.health.clone(), self.waits.clone());
+        let is_hasty = self.hasty == Some(why);
         Box::pin(async move {
             let mut waiting: Option<Waiting> = None;
             loop {
@@ -174,7 +185,7 @@ impl Device for Patient {
                         return result;
                     }
                 };
-                if !waits.refuse(&error, why, rt.now(), waiting.is_none()) {
+                if is_hasty || !waits.refuse(&error, why, rt.now(), waiting.is_none()) {
                     return Err(error);
                 }
                 waiting.get_or_insert_with(|| Waiting {

@@ -86,13 +86,15 @@ pub enum Sabotage {
     QuarantineOnError,
     /// P1: a node whose list cannot be read is replaced all the same, and its fragments stay.
     ForgetFragments,
+    /// R32: the log does not wait for the host's space: it is written already.
+    LogDoesNotWait,
     /// B1: attached data is read from the device, be it there or not.
     ReadBeforeWritten,
 }
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 34] = [
+    pub const ALL: [Sabotage; 35] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::WholeFrameRecovery,
@@ -126,6 +128,7 @@ impl Sabotage {
         Sabotage::ReplayMixesPuts,
         Sabotage::QuarantineOnError,
         Sabotage::ForgetFragments,
+        Sabotage::LogDoesNotWait,
         Sabotage::ReadBeforeWritten,
     ];
 }

@@ -33,7 +33,7 @@ pub enum Weather {
     WriteError,
     /// A write of metadata, which is kept twice, is lost.
     LostWrite,
-    /// The host's disk is full for a while.
+    /// The host's disk is full for a while; it may be one that copies on write.
     HostFull,
     /// One copy of a node or a space map rots.
     NodeRot,
@@ -99,7 +99,9 @@ impl Weather {
         }
         match self {
             Weather::PowerCut => machine.fail_power_in(dice.magnitude(bits)),
-            Weather::HostFull => machine.fill_host(dice.magnitude(24), dice.magnitude(6)),
+            Weather::HostFull => {
+                machine.fill_host(dice.magnitude(24), dice.magnitude(6), dice.one_in(2));
+            }
             _ => {}
         }
     }
