@@ -335,7 +335,10 @@ impl History {
             Weather::Calm | Weather::HostFull => self.end_well(machine, &fs),
             Weather::Killed => self.kill(machine),
             Weather::PowerCutInSettling => self.cut_in_settling(machine, &fs).into(),
-            Weather::LogRot | Weather::UberblockRot | Weather::LostWrite => {
+            Weather::LogRot
+            | Weather::LogUnreadable
+            | Weather::UberblockRot
+            | Weather::LostWrite => {
                 self.damaged = true;
                 self.crash_in(weather, machine).into()
             }
