@@ -237,7 +237,7 @@ fn nobody_is_forgotten_with_threads() {
 /// Each rule broken on purpose, and a history that shows it.
 #[test]
 fn a_broken_rule_is_noticed() {
-    let cases: [(Sabotage, History); 12] = [
+    let cases: [(Sabotage, History); 13] = [
         (Sabotage::ForgetToWake, turns),
         (Sabotage::SleepBlindly, turns),
         (Sabotage::ForgetTimer, sleeps),
