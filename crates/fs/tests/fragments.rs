@@ -194,8 +194,8 @@ impl Overwritten {
     }
 }
 
-/// In most rounds 95 to 99 of 100 blocks that users may take are taken; what a round needs beyond that,
-/// snapshots give back.
+/// In most rounds 95 to 99 of 100 blocks that users may take are taken; what a round needs beyond
+/// that, snapshots give back.
 #[test]
 fn random_overwrites_below_snapshots_of_a_nearly_full_pool_go_on() {
     for (seed, run_max) in [(1, None), (2, Some(2)), (3, Some(1))] {

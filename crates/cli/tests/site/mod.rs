@@ -123,7 +123,10 @@ impl Site {
         // The program may be where only root can go.
         let copy = self.place.path().join("copyhold");
         if !copy.exists() {
-            fs::copy(PROGRAM, &copy).unwrap();
+            // By a process: what another thread starts meanwhile would hold the copy open for
+            // writing, and it could not be executed.
+            let copied = Command::new("cp").arg(PROGRAM).arg(&copy).status();
+            assert!(copied.unwrap().success());
         }
         let mut plain = Command::new("setpriv");
         plain.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(copy).arg("--json");
