@@ -106,8 +106,7 @@ fn parse(filter: &str) -> Result<EnvFilter, Failure> {
     })
 }
 
-/// Opens a log that others may write to as well.
-pub(crate) fn append(path: &Path) -> Result<File, Failure> {
+fn append(path: &Path) -> Result<File, Failure> {
     File::options()
         .create(true)
         .append(true)

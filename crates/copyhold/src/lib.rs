@@ -24,7 +24,6 @@
 
 #![forbid(unsafe_code)]
 
-mod content;
 mod engine;
 mod error;
 mod path;

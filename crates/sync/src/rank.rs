@@ -60,8 +60,6 @@ ranks! {
     Burial,
     /// Counts of shared extents.
     Shares,
-    /// Pending releases that cannot be taken up.
-    ReleasesAside,
     /// Changes of owners.
     Owners,
     /// The subvolumes by number.
@@ -75,8 +73,6 @@ ranks! {
 
     /// Node writes of one flush.
     NodeWrites,
-    /// What fragmented nodes are made of, as far as a flush has read it.
-    FlushPieces,
     /// Partitions of which the base cannot be read.
     BrokenParts,
     /// One table is handed over at a time.
@@ -138,8 +134,6 @@ ranks! {
 
     // Tables.
 
-    /// What the maps in use are made of.
-    MapPieces,
     /// A shard of the cache of nodes.
     NodeCache,
     /// The store of tests.

@@ -4,7 +4,6 @@
 mod debug;
 mod device;
 mod files;
-mod fragments;
 mod layers;
 mod log;
 mod nodes;

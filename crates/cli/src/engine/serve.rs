@@ -32,7 +32,7 @@ const READ_AHEAD_KIB: u32 = 1024;
 /// A mounted pool, being served.
 pub(crate) struct Served {
     session: Session,
-    warnings: Vec<String>,
+    warning: Option<String>,
     // Ends last: closing needs it.
     _machine: Machine,
 }
@@ -98,22 +98,20 @@ fn begin(request: Request, signals: &Signals) -> Result<Served, Failure> {
     read_ahead(session.mount());
     signals.unmount_on_arrival(session.mount().clone());
     tracing::info!("{} is mounted on {}", path.display(), directory.display());
-    let cut = fs.pool().cut().map(|cut| {
+    let warning = fs.pool().cut().map(|cut| {
         let path = path.display();
         format!(
             "the log of {path} was damaged; it goes on without {cut}. `copyhold check` tells \
                  what else that concerns"
         )
     });
-    let tight = shares.warning().inspect(|warning| tracing::warn!("{warning}"));
-    let warnings: Vec<String> = cut.into_iter().chain(tight).collect();
-    Ok(Served { session, warnings, _machine: machine })
+    Ok(Served { session, warning, _machine: machine })
 }
 
 impl Served {
     /// What the user should know, although it is mounted.
-    pub(crate) fn warnings(&self) -> &[String] {
-        &self.warnings
+    pub(crate) fn warning(&self) -> Option<&str> {
+        self.warning.as_deref()
     }
 
     /// Waits until it is unmounted and closed.

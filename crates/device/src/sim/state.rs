@@ -43,8 +43,6 @@ pub(super) struct State {
     pub(super) off_wakers: Vec<Waker>,
     /// Holes that can still be filled, if the host's disk is limited.
     pub(super) host_free: Option<u64>,
-    /// The host writes everything to another place: what is overwritten is free only afterwards.
-    pub(super) host_copies: bool,
     /// Where the device really ends.
     pub(super) end: u64,
     digest: u64,
@@ -67,7 +65,6 @@ impl State {
             off: false,
             off_wakers: Vec::new(),
             host_free: None,
-            host_copies: false,
             digest: seed,
         }
     }
@@ -195,9 +192,8 @@ impl State {
             self.land_part(&write, Survival::Prefix);
             return Err(libc::EIO);
         }
-        let takes = |block: u64| self.host_copies || !self.current.is_held(block);
-        let taken = write.iter().filter(|(block, _)| takes(*block)).count() as u64;
-        if self.host_free.is_some_and(|free| taken > free) {
+        let filled = write.iter().filter(|(block, _)| !self.current.is_held(*block)).count() as u64;
+        if self.host_free.is_some_and(|free| filled > free) {
             return Err(libc::ENOSPC);
         }
         self.land(write);

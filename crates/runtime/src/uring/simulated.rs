@@ -129,8 +129,7 @@ impl Uring {
     ) -> io::Result<u32> {
         let mut state = self.own();
         if submit > 0 && once_in(8) {
-            let short = [libc::EAGAIN, libc::EBUSY, libc::ENOMEM];
-            return Err(errno(short[thread_rng().gen_range(0..short.len())]));
+            return Err(errno(libc::EAGAIN));
         }
         if let Some(Entry { kind: Kind::Trial, .. }) = state.submitted.front()
             && self.manner == Manner::Own
