@@ -237,7 +237,7 @@ fn nobody_is_forgotten_with_threads() {
 /// Each rule broken on purpose, and a history that shows it.
 #[test]
 fn a_broken_rule_is_noticed() {
-    let cases: [(Sabotage, History); 12] = [
+    let cases: [(Sabotage, History); 13] = [
         (Sabotage::ForgetToWake, turns),
         (Sabotage::SleepBlindly, turns),
         (Sabotage::ForgetTimer, sleeps),
@@ -247,6 +247,7 @@ fn a_broken_rule_is_noticed() {
         (Sabotage::ForgetBacklog, operations),
         (Sabotage::TrustSubmission, operations),
         (Sabotage::RefuseEarly, turns),
+        (Sabotage::FailWhenShort, turns),
         (Sabotage::CloseEarly, stop),
         (Sabotage::ListenOnce, turns),
         (Sabotage::LeaveDeferred, busy),

@@ -24,7 +24,7 @@ use crate::reach::{Flaw, Reach};
 use crate::report::{Draft, Report};
 use crate::system::{Role, System};
 use crate::tree::TreeCheck;
-use crate::{Options, families, maps, owners};
+use crate::{Options, copies, families, maps, owners};
 
 /// The state of a check.
 pub(crate) struct Checker {
@@ -56,6 +56,13 @@ impl Checker {
         let mut checker = Checker::look(pool, options, report).await;
         let files = checker.affected_files().await;
         checker.report.finish(files)
+    }
+
+    /// What a node has allocated, as far as it can be read: where it cannot, the check of its tree
+    /// or map says so.
+    pub(crate) async fn pieces_of(&self, ptr: NodePtr) -> Vec<NodePtr> {
+        let pieces = self.pool.pieces_of(&[ptr]).await;
+        pieces.unwrap_or_else(|_| copies::pieces(&ptr, &[]))
     }
 
     /// Everything is looked at, and what is found not yet put in words.
@@ -189,21 +196,23 @@ impl Checker {
         }
     }
 
-    /// What the table of tables has beside partitions and metaslabs, and tables that nobody knows.
+    /// What the table of tables has beside partitions and metaslabs, and tables that nobody knows:
+    /// one that is handed over in steps may have outlived its epoch, and has tables over it.
     async fn unknown_tables(&mut self, system: &System) {
         let Some(tables) = self.table(Pool::TABLES) else { return };
         let mut items = self.items(&tables, Key::MIN..Key::MAX);
+        let mut under = BTreeSet::new();
         while let Some(page) = items.next(&mut self.report).await {
             for (key, value) in page {
                 match key.kind {
                     PARTITION | METASLAB => {}
-                    LINEAGE => self.lineage(key, &value),
+                    LINEAGE => under.extend(self.lineage(key, &value)),
                     _ => self.report.add(Problem::UnknownItem { table: Pool::TABLES, key }),
                 }
             }
         }
         for table in self.pool.tables() {
-            if system.role(table.id()) != Role::Unknown {
+            if system.role(table.id()) != Role::Unknown || under.contains(&table.id()) {
                 continue;
             }
             let mut count = 0;
@@ -217,16 +226,18 @@ impl Checker {
         }
     }
 
-    /// What a table lies over exists.
-    fn lineage(&mut self, key: Key, value: &[u8]) {
+    /// What a table lies over, which must exist.
+    fn lineage(&mut self, key: Key, value: &[u8]) -> Option<TableId> {
         let why = match Lineage::parse(value) {
-            Ok(Lineage::Over(under)) if self.table(under).is_none() => {
+            Ok(Lineage::Over(under)) if self.table(under).is_some() => return Some(under),
+            Ok(Lineage::Over(under)) => {
                 format!("it lies over table {under}, which does not exist")
             }
-            Ok(_) => return,
+            Ok(Lineage::Gone(_)) => return None,
             Err(error) => error.to_string(),
         };
         self.report.add(Problem::Table { table: TableId(key.object), why });
+        None
     }
 
     /// S1: what is allocated and was not referred to.

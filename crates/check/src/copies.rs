@@ -87,7 +87,7 @@ async fn read(device: &DynDevice, runs: &[Run], why: Purpose) -> Result<Buf, Str
 }
 
 /// The list, and what it lists.
-fn pieces(ptr: &NodePtr, fragments: &[Fragment]) -> Vec<NodePtr> {
+pub(crate) fn pieces(ptr: &NodePtr, fragments: &[Fragment]) -> Vec<NodePtr> {
     let one = |copies, blocks| NodePtr {
         copies,
         blocks,

@@ -30,7 +30,7 @@ use copyhold_format::item::{
 };
 use copyhold_pool::Pool;
 use copyhold_table::{NodeVisit, Table};
-use copyhold_types::{BLOCK_BYTES, BlockAddr, EpochId, Key, Pointer, Run, TableId};
+use copyhold_types::{BLOCK_BYTES, BlockAddr, EpochId, Key, NodePtr, Pointer, Run, TableId};
 use copyhold_volume::family::{Epoch, Family};
 
 use crate::checker::Checker;
@@ -302,9 +302,9 @@ async fn nodes(checker: &Checker, epoch: &Epoch, from: Key) -> Held {
         }
     };
     base.for_each_node(checker.pool.node_source(), false, &mut visit).await;
-    for piece in checker.pool.pieces_of(&found).await {
-        let epoch = piece.epoch;
-        for run in piece.runs() {
+    for ptr in found {
+        let epoch = ptr.epoch;
+        for run in checker.pieces_of(ptr).await.iter().flat_map(NodePtr::runs) {
             let pointer = Pointer { run, epoch, origin: epoch };
             held.push(Ref::new(Content::Node, pointer, [1]));
         }

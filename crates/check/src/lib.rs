@@ -4,8 +4,9 @@
 //!           asked for. What it wrote wrongly itself has a right digest.
 //! Idea.     Follow every pointer from the uberblock on, in every copy, and judge what is found by
 //!           what must hold between structures: parents and children, names and inodes, maps of
-//!           space and what refers to it. Everything is read, nothing is changed; only
-//!           `repair_device` writes, and only space maps.
+//!           space and what refers to it. Everything is read, nothing is changed. Only
+//!           `repair_device` writes: it makes space maps anew, for which it opens the pool as a
+//!           mount does, which also repairs a bad copy of a label or of the log.
 //!
 //! ```text
 //!   device    labels · uberblocks · log, in both copies        check_device

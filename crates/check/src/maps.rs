@@ -49,7 +49,13 @@ fn parse(checker: &mut Checker, key: Key, value: &[u8]) -> Option<(MetaslabId, D
 
 /// What the map has allocated.
 async fn check_map(checker: &mut Checker, id: MetaslabId, descriptor: Descriptor) -> Vec<NodePtr> {
-    let Some(ptr) = descriptor.map else { return Vec::new() };
+    let Some(ptr) = descriptor.map else {
+        if descriptor.is_lost {
+            let why = "an older program has recorded it as lost".to_owned();
+            checker.report.add(Problem::Map { metaslab: id, why });
+        }
+        return Vec::new();
+    };
     let copies = Copies::read(checker.pool.device(), ptr, Purpose::Map).await;
     checker.report.verified.map_copies += copies.count;
     let Some(buf) = &copies.good else {

@@ -84,6 +84,7 @@ impl Problem {
             Problem::NoInline { .. } => "no-inline",
             Problem::Extent { .. } => "extent",
             Problem::Xattr { .. } => "xattr",
+            Problem::Acl { .. } => "acl",
             Problem::Data { .. } => "data",
         }
     }
@@ -113,6 +114,7 @@ impl Problem {
             | Problem::NoTarget { .. }
             | Problem::NoInline { .. }
             | Problem::Xattr { .. }
+            | Problem::Acl { .. }
             | Problem::Data { .. } => DataLost,
             Problem::LogCopy { last: true, .. }
             | Problem::UberblockCopy { .. }
@@ -337,6 +339,11 @@ impl Problem {
             Problem::Xattr { .. } => {
                 format!("the attribute cannot be read, or not be found; set it again, or {RESTORE}")
             }
+            Problem::Acl { .. } => {
+                "the ACL and the mode do not say together who may use the file; set both again, \
+                 with setfacl and chmod"
+                    .into()
+            }
             Problem::Data { blocks, .. } => format!(
                 "reading these {} KiB of the file gives EIO; {RESTORE}, or write them again",
                 u64::from(*blocks) * 4
@@ -385,6 +392,7 @@ impl Problem {
             | Problem::NoInline { file }
             | Problem::Extent { file, .. }
             | Problem::Xattr { file, .. }
+            | Problem::Acl { file, .. }
             | Problem::Data { file, .. }
             | Problem::NoInode { file, .. } => Affected::File(*file),
             _ => Affected::Nobody,

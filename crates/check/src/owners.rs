@@ -7,7 +7,7 @@ use copyhold_format::item::{EXTENT, Extent};
 use copyhold_format::space_map::{Descriptor, METASLAB};
 use copyhold_pool::Pool;
 use copyhold_space::MetaslabId;
-use copyhold_types::{BlockAddr, InodeNo, Key, Run, SubvolId, TableId};
+use copyhold_types::{BlockAddr, InodeNo, Key, NodePtr, Run, SubvolId, TableId};
 
 use crate::checker::Checker;
 use crate::problem::{FileId, Owner, Problem};
@@ -62,7 +62,7 @@ async fn nodes(checker: &Checker, wanted: &mut Wanted) {
         let mut visit = |visit: copyhold_table::NodeVisit<'_>| found.push((visit.ptr, visit.level));
         table.for_each_node(checker.pool.node_source(), false, &mut visit).await;
         for (ptr, level) in found {
-            for piece in checker.pool.pieces_of(&[ptr]).await {
+            for piece in checker.pieces_of(ptr).await {
                 piece.runs().for_each(|run| wanted.refer(run, Owner::Node { table: id, level }));
             }
         }
@@ -80,8 +80,9 @@ async fn maps(checker: &mut Checker, wanted: &mut Wanted) {
                 continue;
             };
             let owner = Owner::Map(MetaslabId { device, index });
-            for piece in checker.pool.pieces_of(found.map.as_slice()).await {
-                piece.runs().for_each(|run| wanted.refer(run, owner));
+            if let Some(map) = found.map {
+                let pieces = checker.pieces_of(map).await;
+                pieces.iter().flat_map(NodePtr::runs).for_each(|run| wanted.refer(run, owner));
             }
         }
     }

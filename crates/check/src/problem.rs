@@ -277,6 +277,8 @@ pub enum Problem {
     Extent { file: FileId, block: u64, why: String },
     #[error("{file}: the attribute {name:?} is wrong: {why}")]
     Xattr { file: FileId, name: String, why: String },
+    #[error("{file}: the ACL {name} is wrong: {why}")]
+    Acl { file: FileId, name: String, why: String },
     #[error("{file}: {blocks} blocks from block {block} on, at {run:?}, are damaged: {why}")]
     Data { file: FileId, block: u64, blocks: u32, run: Run, why: String },
 }

@@ -3,6 +3,11 @@
 //! What is allocated in a metaslab is what something refers to there (S1), and the check finds all
 //! of that. So a map whose copies are both damaged can be replaced, if every reference could be
 //! read and none contradicts another: a block that was left out would be written over.
+//!
+//! A pool is first looked at without writing. It is opened for writing, which begins a new
+//! incarnation of it, if there is a map to be made anew and no reason against it.
+
+use std::sync::Arc;
 
 use copyhold_device::DynDevice;
 use copyhold_pool::{OpenOptions, Pool, PoolError};
@@ -15,35 +20,69 @@ use crate::problem::Severity;
 use crate::report::Draft;
 
 /// What a repair has done.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Repaired {
     /// Metaslabs whose maps were made anew.
+    #[serde(rename = "repaired", serialize_with = "names")]
     pub maps: Vec<MetaslabId>,
     /// Why a map that cannot be read was not made anew.
     pub refused: Option<String>,
 }
 
-/// Makes space maps anew that cannot be read, in a pool that is not open. Opens it for writing.
+fn names<S: serde::Serializer>(maps: &[MetaslabId], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(maps.iter().map(MetaslabId::to_string))
+}
+
+/// Makes space maps anew that cannot be read, in a pool that is not open. Writes nothing if there
+/// are none, or if one cannot be made.
 ///
 /// # Errors
 /// The pool cannot be opened, or not be written.
 pub async fn repair_device(rt: Rt, device: DynDevice) -> Result<Repaired, PoolError> {
+    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let pool = Pool::open(rt.clone(), device.clone(), options).await?;
+    // Without a plan nothing is to be done, and nothing was refused.
+    let refused = Plan::of(&pool).await.map(|plan| plan.refused);
+    pool.close().await?;
+    drop(pool);
+    if refused != Some(None) {
+        return Ok(Repaired { maps: Vec::new(), refused: refused.flatten() });
+    }
     // Announced, and never there: so no table is flushed, whose nodes may be shared.
     let options = OpenOptions { tenants: true, ..OpenOptions::default() };
     let pool = Pool::open(rt, device, options).await?;
     let mut repaired = Repaired::default();
-    let aside = pool.space_map().set_aside();
-    if !aside.is_empty() {
-        let found = Checker::look(&pool, Options { data: false }, Draft::default()).await;
-        repaired.refused = why_not(&found);
-        for id in aside.into_iter().filter(|_| repaired.refused.is_none()) {
-            let referred = found.reach.reached_in(found.blocks_of(id));
+    // Opening for writing has changed the pool: what refers to space is found once more.
+    if let Some(plan) = Plan::of(&pool).await {
+        repaired.refused = plan.refused;
+        for id in plan.aside.into_iter().filter(|_| repaired.refused.is_none()) {
+            let referred = plan.found.reach.reached_in(plan.found.blocks_of(id));
             pool.rebuild_map(id, referred).await?;
             repaired.maps.push(id);
         }
     }
     pool.close().await?;
     Ok(repaired)
+}
+
+/// What is to be made anew, and from what.
+struct Plan {
+    aside: Vec<MetaslabId>,
+    found: Checker,
+    refused: Option<String>,
+}
+
+impl Plan {
+    /// `None`: every map can be read.
+    async fn of(pool: &Arc<Pool>) -> Option<Plan> {
+        let aside = pool.space_map().set_aside();
+        if aside.is_empty() {
+            return None;
+        }
+        let found = Checker::look(pool, Options { data: false }, Draft::default()).await;
+        let refused = why_not(&found);
+        Some(Plan { aside, found, refused })
+    }
 }
 
 /// Why what was found is no ground for a new map.

@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use copyhold_check::Repaired;
+
 use crate::engine;
-use crate::failure::{Failure, Kind};
+use crate::failure::{Failure, Kind, complain};
 use crate::report::Report;
 
 /// Verify a whole pool that is not mounted
@@ -30,18 +32,33 @@ pub(crate) struct Check {
 
 impl Check {
     pub(crate) fn run(self, report: Report) -> Result<(), Failure> {
-        if self.repair {
-            let repaired = engine::repair(&self.pool)?;
-            for map in &repaired.maps {
-                eprintln!("copyhold: the space map of {map} was made anew");
-            }
-            if let Some(why) = &repaired.refused {
-                eprintln!("copyhold: nothing was repaired: {why}");
-            }
+        let repaired = self.repair.then(|| engine::repair(&self.pool)).transpose()?;
+        if let Some(repaired) = repaired.as_ref().filter(|_| !report.json) {
+            tell(repaired);
         }
         let found = engine::check(&self.pool, self.data)?;
-        report.show(&found, || text(&self.pool, &found))?;
+        let shown = Shown { repair: repaired.as_ref(), found: &found };
+        report.show(&shown, || text(&self.pool, &found))?;
         verdict(&self.pool, &found)
+    }
+}
+
+/// The object that `--json` shows.
+#[derive(serde::Serialize)]
+struct Shown<'a> {
+    /// With `--repair`: `repaired` and `refused`.
+    #[serde(flatten)]
+    repair: Option<&'a Repaired>,
+    #[serde(flatten)]
+    found: &'a copyhold_check::Report,
+}
+
+fn tell(repaired: &Repaired) {
+    for map in &repaired.maps {
+        complain(&format!("copyhold: the space map of {map} was made anew"));
+    }
+    if let Some(why) = &repaired.refused {
+        complain(&format!("copyhold: nothing was repaired: {why}"));
     }
 }
 

@@ -55,6 +55,8 @@ pub use serving::{operations, settings};
 
 /// The whole program, with the arguments of this process.
 pub fn run() -> ExitCode {
+    // Without it a write beyond `ulimit -f` still fails, but ends the process.
+    let _ = copyhold_fuse::fail_writes_beyond_limits();
     let mut arguments = env::args_os();
     if let Some(personality) = personality::named(arguments.next().as_deref()) {
         return personality.run(arguments.collect());

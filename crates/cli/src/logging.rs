@@ -106,7 +106,8 @@ fn parse(filter: &str) -> Result<EnvFilter, Failure> {
     })
 }
 
-fn append(path: &Path) -> Result<File, Failure> {
+/// Opens a log that others may write to as well.
+pub(crate) fn append(path: &Path) -> Result<File, Failure> {
     File::options()
         .create(true)
         .append(true)

@@ -146,11 +146,12 @@ impl Mount {
 
     /// Starts a daemon in the background.
     fn first(&self, request: &Request, log: &str) -> Result<(), Failure> {
-        let forked = daemon::fork(self.log_file.as_deref());
+        let log_file = self.log_file.as_deref().map(logging::append).transpose()?;
+        let forked = daemon::fork(log_file);
         match forked.map_err(|error| Failure::system("starting the daemon", &error))? {
             Side::Parent(Outcome::Ready(text)) => {
-                if !text.is_empty() {
-                    complain(&format!("copyhold: {text}"));
+                for warning in text.lines() {
+                    complain(&format!("copyhold: {warning}"));
                 }
                 Ok(())
             }
@@ -181,7 +182,7 @@ impl Mount {
                 return Err(failure);
             }
         };
-        if let Err(error) = launch.ready(served.warning().unwrap_or_default()) {
+        if let Err(error) = launch.ready(&served.warnings().join("\n")) {
             tracing::error!(%error, "leaving the terminal failed");
         }
         served.wait().inspect_err(|failure| tracing::error!("{failure}"))

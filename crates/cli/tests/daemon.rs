@@ -98,9 +98,13 @@ fn mounted_under(site: &Site, ulimit: &str) -> bool {
     let mut shell = Command::new("sh");
     shell.args(["-c", &script, "sh", PROGRAM, "mount"]).args([site.pool(), site.at("")]);
     // A file: the end of a pipe would come with the daemon's.
-    shell.stdout(Stdio::null()).stderr(Stdio::null());
+    let said = tempfile::NamedTempFile::new().unwrap();
+    shell.stdout(Stdio::null()).stderr(said.reopen().unwrap());
     let mut mount = shell.spawn().unwrap();
-    ended(&mut mount).success()
+    let worked = ended(&mut mount).success();
+    let said = fs::read_to_string(said.path()).unwrap();
+    assert!(!said.contains("another program"), "{said}");
+    worked
 }
 
 /// Waits for a process that ends by itself.
@@ -221,6 +225,147 @@ fn a_second_signal_ends_a_mount_below_another() {
     site.checked();
 }
 
+/// A daemon in the foreground, which serves, and its log.
+fn served(site: &Site) -> (Child, tempfile::NamedTempFile) {
+    site.done(&["umount", &site.at("")]);
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let daemon = foreground(site, log.reopen().unwrap());
+    wait_until(|| site.run(&["info", &site.at("")]).status.success());
+    fs::write(site.path("file"), "content").unwrap();
+    (daemon, log)
+}
+
+fn bind(from: &Path, to: &Path) {
+    let status = Command::new("mount").arg("--bind").args([from, to]).status().unwrap();
+    assert!(status.success());
+}
+
+/// No path leads to the mount: its place is gone, or is a directory of the cover.
+#[test]
+fn a_mount_below_a_covered_directory_ends_when_that_is_gone() {
+    for has_same_directory in [false, true] {
+        let Some(site) = Site::mounted(&[]) else { return };
+        let (mut daemon, log) = served(&site);
+        let cover = Cover::over(site.path("").parent().unwrap());
+        if has_same_directory {
+            fs::create_dir(site.path("")).unwrap();
+        }
+        kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
+        wait_until(|| fs::read_to_string(log.path()).unwrap().contains("mounted over"));
+        assert!(daemon.try_wait().unwrap().is_none(), "it is still mounted");
+        drop(cover);
+        assert!(ended(&mut daemon).success());
+        site.mount(&[]);
+        assert_eq!(fs::read(site.path("file")).unwrap(), b"content");
+        site.checked();
+    }
+}
+
+#[test]
+fn a_place_that_cannot_be_reached_keeps_no_other_place() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    let (mut daemon, log) = served(&site);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let place = elsewhere.path().join("place");
+    fs::create_dir(&place).unwrap();
+    // The newest is the first to be unmounted.
+    bind(&site.path(""), &place);
+    let cover = Cover::over(elsewhere.path());
+    kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
+    wait_until(|| fs::read_to_string(log.path()).unwrap().contains("mounted over"));
+    assert!(!is_mount_point(&site.path("")));
+    assert!(daemon.try_wait().unwrap().is_none(), "it is still mounted");
+    drop(cover);
+    assert!(ended(&mut daemon).success());
+    assert!(!is_mount_point(&place));
+    site.mount(&[]);
+    site.checked();
+}
+
+#[test]
+fn a_mount_that_is_bound_over_itself_ends_at_the_first_signal() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    let (mut daemon, _log) = served(&site);
+    for _ in 0..2 {
+        bind(&site.path(""), &site.path(""));
+    }
+    kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
+    assert!(ended(&mut daemon).success());
+    assert!(!is_mount_point(&site.path("")));
+    site.mount(&[]);
+    assert_eq!(fs::read(site.path("file")).unwrap(), b"content");
+    site.checked();
+}
+
+/// What `nohup` does.
+#[test]
+fn an_ignored_hangup_ends_nothing() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.done(&["umount", &site.at("")]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' HUP && exec \"$@\"", "sh", PROGRAM, "mount", "-f"]);
+    let mut daemon = shell.args([site.pool(), site.at("")]).stderr(Stdio::null()).spawn().unwrap();
+    wait_until(|| site.run(&["info", &site.at("")]).status.success());
+    let status = fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
+    let has_hangup = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        u64::from_str_radix(line.trim(), 16).unwrap() & 1 != 0
+    };
+    // So the kernel drops it. Blocked, it would be kept for whoever reads it.
+    assert!(has_hangup("SigIgn:") && !has_hangup("SigBlk:"), "{status}");
+    kill_process(Pid::from_child(&daemon), Signal::HUP).unwrap();
+    fs::write(site.path("file"), "content").unwrap();
+    kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
+    assert!(ended(&mut daemon).success());
+    site.mount(&[]);
+    assert_eq!(fs::read(site.path("file")).unwrap(), b"content");
+    site.checked();
+}
+
+#[test]
+fn a_log_beyond_the_limit_on_file_sizes_ends_nothing() {
+    let Some(site) = Site::sized("64M", &[]) else { return };
+    site.done(&["umount", &site.at("")]);
+    let log = tempfile::NamedTempFile::new().unwrap();
+    log.as_file().set_len(1 << 30).unwrap();
+    // Blocks of 512 bytes or of a kilobyte: the pool is below the limit, the log is not.
+    let script = "ulimit -f 500000 && exec \"$@\"";
+    let mut mount = Command::new("sh");
+    mount.args(["-c", script, "sh", PROGRAM, "--log", "debug", "mount", "--log-file"]);
+    mount.arg(log.path()).args([site.pool(), site.at("")]);
+    assert!(mount.status().unwrap().success());
+    fs::write(site.path("file"), "content").unwrap();
+    site.done(&["umount", &site.at("")]);
+    assert_eq!(log.as_file().metadata().unwrap().len(), 1 << 30, "no line was written");
+    site.mount(&[]);
+    assert_eq!(fs::read(site.path("file")).unwrap(), b"content");
+    site.checked();
+}
+
+#[test]
+fn a_pool_beyond_the_limit_on_file_sizes_is_an_error() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.done(&["umount", &site.at("")]);
+    let refusal = tempfile::NamedTempFile::new().unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -f 1 && exec \"$@\"", "sh", PROGRAM, "mount"]);
+    shell.args([site.pool(), site.at("")]).stderr(refusal.reopen().unwrap());
+    assert_eq!(shell.status().unwrap().code(), Some(1));
+    let refusal = fs::read_to_string(refusal.path()).unwrap();
+    assert!(refusal.contains("File too large"), "{refusal}");
+    site.mount(&[]);
+    site.checked();
+}
+
+#[test]
+fn a_log_file_that_cannot_be_opened_is_named() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.done(&["umount", &site.at("")]);
+    let log = site.at("missing/log");
+    let mount = ["mount", "--log-file", &log, &site.pool(), &site.at("")];
+    site.refused(&mount, "not-found", &log);
+}
+
 /// A group with a limit of memory, in a hierarchy of version 1 or 2; none where that is not to be
 /// had.
 struct Group(PathBuf);
@@ -229,7 +374,7 @@ impl Group {
     fn new(bytes: u64) -> Option<Group> {
         let places =
             [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
-        let name = format!("copyhold-test-{}", std::process::id());
+        let name = format!("copyhold-test-{}-{bytes}", std::process::id());
         places.iter().find_map(|(place, file)| {
             let group = Group(Path::new(place).join(&name));
             fs::create_dir(&group.0).ok()?;
@@ -245,20 +390,38 @@ impl Drop for Group {
     }
 }
 
-#[test]
-fn the_usual_budget_fits_into_a_group_with_less_than_the_machine() {
-    let Some(site) = Site::mounted(&[]) else { return };
-    let Some(group) = Group::new(1600 << 20) else {
+/// Mounts in a group that is allowed so many bytes; what `mount` says, and the budget.
+#[track_caller]
+fn mounted_in_a_group(site: &Site, bytes: u64) -> Option<(String, u64)> {
+    let Some(group) = Group::new(bytes) else {
         eprintln!("skipped: needs control groups of memory");
-        return;
+        return None;
     };
     site.done(&["umount", &site.at("")]);
     let script = "echo $$ > \"$0\"/cgroup.procs && exec \"$@\"";
+    let said = tempfile::NamedTempFile::new().unwrap();
     let mut shell = Command::new("sh");
     shell.args(["-c", script]).arg(&group.0).args([PROGRAM, "mount"]);
-    let status = shell.args([site.pool(), site.at("")]).status().unwrap();
-    assert!(status.success());
+    shell.args([site.pool(), site.at("")]).stderr(said.reopen().unwrap());
+    assert!(shell.status().unwrap().success());
     let info = site.done(&["info", &site.at("")]);
-    assert_eq!(info["memory"]["budget_bytes"], 200 << 20);
+    let budget = info["memory"]["budget_bytes"].as_u64().unwrap();
     site.checked();
+    Some((fs::read_to_string(said.path()).unwrap(), budget))
+}
+
+#[test]
+fn the_usual_budget_fits_into_a_group_with_less_than_the_machine() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    let Some((said, budget)) = mounted_in_a_group(&site, 1600 << 20) else { return };
+    assert_eq!((said.as_str(), budget), ("", 200 << 20));
+}
+
+#[test]
+fn a_group_that_is_too_small_for_the_pool_is_told_at_the_mount() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    let Some((said, budget)) = mounted_in_a_group(&site, 160 << 20) else { return };
+    assert!(budget > 80 << 20, "{budget}");
+    assert!(said.starts_with("copyhold: the control group limits memory to 160.0 MiB"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
 }

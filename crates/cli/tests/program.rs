@@ -230,3 +230,16 @@ fn a_reader_that_leaves_is_no_failure() {
     let output = Command::new("sh").args(["-c", &line]).output().unwrap();
     assert_eq!(stderr(&output), "");
 }
+
+#[test]
+fn a_repair_without_a_lost_space_map_writes_nothing_and_says_so() {
+    let place = Place::new();
+    let pool = place.pool();
+    let before = fs::read(&pool).unwrap();
+    let found = json(&["check", text(&pool), "--repair"]);
+    assert_eq!((&found["repaired"], &found["refused"]), (&serde_json::json!([]), &Value::Null));
+    assert!(found.as_object().unwrap().contains_key("refused"));
+    assert_eq!(found["findings"], serde_json::json!([]));
+    assert!(json(&["check", text(&pool)]).get("repaired").is_none());
+    assert!(fs::read(&pool).unwrap() == before);
+}

@@ -52,6 +52,8 @@ impl Drop for Open {
     fn drop(&mut self) {
         if self.is_alone {
             self.executors.shutdown();
+        } else {
+            self.executors.block_on(self.filesystem.pool().abandon());
         }
         self.filesystem.pool().device().release();
     }

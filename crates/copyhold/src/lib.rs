@@ -24,6 +24,7 @@
 
 #![forbid(unsafe_code)]
 
+mod content;
 mod engine;
 mod error;
 mod path;

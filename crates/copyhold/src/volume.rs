@@ -5,20 +5,16 @@
 
 use std::sync::Arc;
 
-use copyhold_fs::{
-    Attr, Caller, FileKind, Filesystem, FsError, NodeId, OpenFlags, RenameFlags, SetAttr, StatFs,
-    WriteFlags,
-};
+use copyhold_fs::{Attr, Caller, FileKind, Filesystem, NodeId, RenameFlags, StatFs};
 
-use crate::Error;
 use crate::engine::Engine;
 use crate::path::{self, Last, file_error};
+use crate::{Error, content};
 
-const FILE_MODE: u32 = 0o644;
 const DIR_MODE: u32 = 0o755;
 
 /// A subvolume of an open pool. Cheap to clone. It does not keep the pool open: when that is
-/// closed or dropped, every call answers [`FsError::ShutDown`].
+/// closed or dropped, every call answers [`copyhold_fs::FsError::ShutDown`].
 #[derive(Clone)]
 pub struct Volume {
     engine: Arc<Engine>,
@@ -54,23 +50,12 @@ impl Volume {
 
     /// The content of a file.
     pub fn read(&self, path: impl AsRef<[u8]>) -> Result<Vec<u8>, Error> {
-        let path = path.as_ref();
-        self.run(async |fs| {
-            let file = path::find(fs, self.root, path, Last::Follow).await?;
-            let data = fs.read(file.node, 0, file.size as usize).await;
-            Ok(data.map_err(file_error(path))?.to_vec())
-        })
+        self.read_at(path, 0, usize::MAX)
     }
 
     /// Makes `data` the content of a file, which is created if it is not there.
     pub fn write(&self, path: impl AsRef<[u8]>, data: &[u8]) -> Result<(), Error> {
-        let path = path.as_ref();
-        self.run(async |fs| {
-            let file = open(fs, self.root, path, true).await?;
-            let written = fs.write(file, 0, data, WriteFlags::default()).await;
-            fs.release(file);
-            written.map_err(file_error(path))
-        })
+        self.run(async |fs| content::replace(fs, self.root, path.as_ref(), data).await)
     }
 
     // -- parts of files -----------------------------------------------------
@@ -82,34 +67,17 @@ impl Volume {
         offset: u64,
         len: usize,
     ) -> Result<Vec<u8>, Error> {
-        let path = path.as_ref();
-        self.run(async |fs| {
-            let file = path::find(fs, self.root, path, Last::Follow).await?;
-            let data = fs.read(file.node, offset, len).await;
-            Ok(data.map_err(file_error(path))?.to_vec())
-        })
+        self.run(async |fs| content::read(fs, self.root, path.as_ref(), offset, len).await)
     }
 
     /// Writes into a file, which is created if it is not there; what lies between its end and
     /// `offset` reads as zeros.
     pub fn write_at(&self, path: impl AsRef<[u8]>, offset: u64, data: &[u8]) -> Result<(), Error> {
-        let path = path.as_ref();
-        self.run(async |fs| {
-            let file = open(fs, self.root, path, false).await?;
-            let written = fs.write(file, offset, data, WriteFlags::default()).await;
-            fs.release(file);
-            written.map_err(file_error(path))
-        })
+        self.run(async |fs| content::write(fs, self.root, path.as_ref(), offset, data).await)
     }
 
     pub fn truncate(&self, path: impl AsRef<[u8]>, size: u64) -> Result<(), Error> {
-        let path = path.as_ref();
-        self.run(async |fs| {
-            let file = path::find(fs, self.root, path, Last::Follow).await?;
-            let set = SetAttr { size: Some(size), ..SetAttr::default() };
-            let done = fs.setattr(&Caller::ROOT, file.node, &set).await;
-            done.map(|_| ()).map_err(file_error(path))
-        })
+        self.run(async |fs| content::resize(fs, self.root, path.as_ref(), size).await)
     }
 
     // -- names --------------------------------------------------------------
@@ -190,11 +158,7 @@ impl Volume {
 
     /// Data and metadata of one file, and its name, are durable when this returns.
     pub fn sync_file(&self, path: impl AsRef<[u8]>) -> Result<(), Error> {
-        let path = path.as_ref();
-        self.run(async |fs| {
-            let file = path::find(fs, self.root, path, Last::Follow).await?;
-            fs.fsync(file.node, false).await.map_err(file_error(path))
-        })
+        self.run(async |fs| content::sync(fs, self.root, path.as_ref()).await)
     }
 
     /// Everything that was done before is durable when this returns.
@@ -205,31 +169,5 @@ impl Volume {
     /// The smaller of what the pool and the limits of this subvolume leave.
     pub fn statfs(&self) -> Result<StatFs, Error> {
         self.run(async |fs| Ok(fs.statfs_of(self.root)))
-    }
-}
-
-/// Opens a file for writing, creating it if need be. To be released.
-async fn open(
-    fs: &Arc<Filesystem>,
-    root: NodeId,
-    path: &[u8],
-    truncate: bool,
-) -> Result<NodeId, Error> {
-    let flags = OpenFlags { truncate, ..OpenFlags::READ_WRITE };
-    loop {
-        match path::find(fs, root, path, Last::Follow).await {
-            Ok(file) => match fs.open_node(file.node, flags).await {
-                Ok(_) => return Ok(file.node),
-                // Removed since: the name is free, or another file's.
-                Err(FsError::Stale) => {}
-                Err(error) => return Err(file_error(path)(error)),
-            },
-            Err(Error::File { source: FsError::NotFound, .. }) => {
-                let (dir, name) = path::parent(fs, root, path).await?;
-                let made = fs.create(&Caller::ROOT, dir, name, FILE_MODE, flags, false).await;
-                return Ok(made.map_err(file_error(path))?.0.node);
-            }
-            Err(error) => return Err(error),
-        }
     }
 }

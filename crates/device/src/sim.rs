@@ -195,6 +195,12 @@ impl SimDevice {
         self.shared.state.lock().host_free = blocks;
     }
 
+    /// Whether the host copies on write, as btrfs does: then each write needs room for all of its
+    /// blocks, also of those that were written before.
+    pub fn set_host_copies(&self, copies: bool) {
+        self.shared.state.lock().host_copies = copies;
+    }
+
     /// The device really ends here now, though its geometry says otherwise.
     pub fn shrink(&self, blocks: u64) {
         self.shared.state.lock().end = blocks.min(self.shared.blocks);

@@ -15,6 +15,7 @@ use copyhold_types::{BLOCK_BYTES, DeviceId, Digest, PoolId, Timestamp};
 use zerocopy::little_endian::{I64, U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::node::FRAGMENTS_MAX;
 use crate::{FormatError, digest};
 
 /// First bytes of a label.
@@ -26,6 +27,9 @@ pub const AREA_BLOCKS: u64 = 64;
 /// First uberblock slot and number of slots, in blocks from the start of the area.
 pub const RING_START: u64 = 16;
 pub const RING_SLOTS: u64 = 32;
+/// Most bytes of a leaf: a list has room for its blocks, were each a fragment.
+pub const NODE_BYTES_MAX: u32 = 512 << 10;
+const _: () = assert!(NODE_BYTES_MAX as usize / BLOCK_BYTES <= FRAGMENTS_MAX);
 /// Longest name of a pool, in bytes.
 pub const NAME_MAX: usize = 64;
 
@@ -42,12 +46,20 @@ impl Features {
     /// Compat: all of the device was allocated when the pool was made, and stays so: nothing is
     /// discarded.
     pub const PREALLOCATED: u64 = 1 << 0;
+    /// Incompat: nodes and maps may lie in fragments. A program that may write sets it before it
+    /// writes anything else.
+    pub const FRAGMENTS: u64 = 1 << 0;
     /// What this program knows. Version 2 is the base that features are added to.
     pub const KNOWN: Features =
-        Features { compat: Features::PREALLOCATED, ro_compat: 0, incompat: 0 };
+        Features { compat: Features::PREALLOCATED, ro_compat: 0, incompat: Features::FRAGMENTS };
 
     pub fn preallocated(&self) -> bool {
         self.compat & Features::PREALLOCATED != 0
+    }
+
+    /// With what this program may make use of as soon as it writes.
+    pub fn in_use(self) -> Features {
+        Features { incompat: self.incompat | Features::FRAGMENTS, ..self }
     }
 
     /// Whether a pool with these features may be written by this program.
@@ -208,7 +220,7 @@ impl Label {
     }
 
     /// The geometry must be one that can exist, whoever wrote it.
-    fn check(&self) -> Result<(), FormatError> {
+    pub fn check(&self) -> Result<(), FormatError> {
         let end = self.blocks.checked_sub(AREA_BLOCKS).ok_or(bad("blocks", self.blocks))?;
         for start in self.log {
             let fits = start >= AREA_BLOCKS
@@ -226,8 +238,9 @@ impl Label {
             return Err(bad("metaslab blocks", self.metaslab_blocks));
         }
         let node = u64::from(self.node_bytes);
-        if !(BLOCK_BYTES as u64..=1 << 20).contains(&node) || !node.is_power_of_two() {
-            return Err(bad("node bytes", node));
+        if !(BLOCK_BYTES as u64..=NODE_BYTES_MAX.into()).contains(&node) || !node.is_power_of_two()
+        {
+            return Err(bad("bytes of a leaf (4 KiB to 512 KiB, a power of two)", node));
         }
         if !(2..=4096).contains(&self.partition_leaves) {
             return Err(bad("partition leaves", self.partition_leaves.into()));
@@ -307,6 +320,7 @@ mod tests {
             |l: &mut Label| l.log[1] = u64::MAX,
             |l: &mut Label| l.metaslab_blocks = 100,
             |l: &mut Label| l.node_bytes = 12,
+            |l: &mut Label| l.node_bytes = 2 * NODE_BYTES_MAX,
             |l: &mut Label| l.partition_leaves = 0,
         ] {
             let mut label = label();

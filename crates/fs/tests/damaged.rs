@@ -5,11 +5,12 @@ mod common;
 
 use common::*;
 use copyhold_device::DynDevice;
-use copyhold_format::item::{Extent, extent_key};
+use copyhold_format::item::{Content, Extent, PendingItem, extent_key, pending_key};
 use copyhold_fs::{Caller, FsError};
 use copyhold_pool::{IdSpace, OpenOptions, Pool, PoolError, Tier, Transaction};
 use copyhold_runtime::Rt;
-use copyhold_types::{Key, SubvolId, TableId};
+use copyhold_types::{BlockAddr, DeviceId, EpochId, Key, Pointer, Run, SubvolId, TableId};
+use copyhold_volume::quota::{GroupId, LimitKind};
 
 /// The table of the root subvolume's files.
 const FILES: TableId = TableId(16);
@@ -105,6 +106,26 @@ fn blocks_that_two_extents_claim_are_damage() {
             "{:?}",
             read.map(|data| data.to_vec())
         );
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn a_limit_refuses_with_edquot_though_a_pending_release_means_nothing() {
+    let world = world();
+    world.run(async {
+        let run = Run::new(BlockAddr::new(DeviceId(0), 5000), 1);
+        let pointer = Pointer { run, epoch: EpochId(1), origin: EpochId(1) };
+        let item = PendingItem { pointer, content: Content::Data, count: 1 };
+        put(&world, Pool::PENDING, pending_key(EpochId(9999), 1), item.encode().to_vec()).await;
+        let fs = world.open().await;
+        fs.enable_quotas().await.unwrap();
+        let group = GroupId::of(SubvolId::ROOT);
+        let limit = Some(1 << 20);
+        fs.change_quotas(|ledger| ledger.limit(group, LimitKind::Referenced, limit)).await.unwrap();
+        let node = create(&fs, "c").await;
+        let refused = fs.write(node, 0, &vec![1; 4 << 20], Default::default()).await;
+        assert!(matches!(refused, Err(FsError::Quota(_))), "{refused:?}");
         world.close(fs).await;
     });
 }

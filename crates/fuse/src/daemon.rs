@@ -12,7 +12,6 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
-use std::path::Path;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
@@ -51,14 +50,14 @@ pub struct Launch {
 }
 
 /// Forks this process. Fails if it has more than one thread. What is written to standard output
-/// and error after [`Launch::ready`] is appended to `log`, or lost without one.
-pub fn fork(log: Option<&Path>) -> io::Result<Side> {
+/// and error after [`Launch::ready`] is written to `log`, or lost without one.
+pub fn fork(log: Option<File>) -> io::Result<Side> {
     let threads = sys::threads()?;
     assert!(threads == 1, "fork before the first thread is started; there are {threads}");
     let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
     let nothing: OwnedFd = OpenOptions::new().read(true).write(true).open("/dev/null")?.into();
     let log = match log {
-        Some(path) => OpenOptions::new().create(true).append(true).open(path)?.into(),
+        Some(file) => file.into(),
         None => nothing.try_clone()?,
     };
     match sys::fork()? {

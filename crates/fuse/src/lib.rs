@@ -52,6 +52,6 @@ pub use payload::Payload;
 pub use session::{
     Counters, CountersFn, Listener, Notifier, Session, SessionError, SessionOptions,
 };
-pub use signals::Signals;
+pub use signals::{Signals, fail_writes_beyond_limits};
 pub use spawn::{Spawner, ThreadPerTask};
 pub use transport::Transport;

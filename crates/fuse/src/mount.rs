@@ -15,6 +15,7 @@ mod options;
 mod orphan;
 mod table;
 mod tree;
+mod which;
 
 use std::collections::HashSet;
 use std::ffi::CString;
@@ -32,9 +33,11 @@ use thiserror::Error;
 
 use crate::device::Device;
 
+use which::Which;
+
 pub use options::{MountOptions, OptionError};
 pub use orphan::abort_orphans;
-pub use table::{MountEntry, mounted_at, mounts};
+pub use table::{MountEntry, mounted_at, mounts, unescape};
 pub use tree::{DetachedMount, connection_of};
 
 /// Why a mount could not be made, changed or removed.
@@ -105,12 +108,12 @@ pub enum MountKind {
 pub struct Mount {
     mount_point: PathBuf,
     kind: MountKind,
-    /// Number of the mounted filesystem, to know it again.
-    number: OnceLock<(u32, u32)>,
+    /// The mounted filesystem, to know it again.
+    which: OnceLock<Which>,
     fd: OwnedFd,
     /// With `allow_root`: the only user beside root.
     only: Option<u32>,
-    /// Another mount may have taken the place and even the number of this one.
+    /// Nobody serves it any more.
     ended: AtomicBool,
     /// We broke the connection. The kernel does not always say so itself: after a forced umount
     /// that took the mount down, readers hear only that it is gone.
@@ -136,7 +139,7 @@ impl Mount {
         };
         let mount = Mount::of(mount_point, kind, fd, options);
         match mounted_at(&mount.mount_point) {
-            Ok(Some(entry)) => mount.number.set(entry.device).expect("set once"),
+            Ok(Some(entry)) => mount.which.set(entry.which()).expect("set once"),
             // Gone again; the session finds that out.
             Ok(None) => {}
             Err(source) => {
@@ -165,14 +168,14 @@ impl Mount {
         let ((fd, tree), kind) = as_root(source, &fsname, make)?;
         let mount = Mount::of(mount_point, kind, fd, options);
         let number = tree.number().map_err(|source| MountError::Io { what: "a mount", source })?;
-        let _first = mount.number.set(number);
+        let _first = mount.which.set(Which::now(number, kind == MountKind::Block));
         Ok((mount, tree))
     }
 
     fn of(mount_point: PathBuf, kind: MountKind, fd: OwnedFd, options: &MountOptions) -> Mount {
         let only = options.allow_root.then(|| rustix::process::geteuid().as_raw());
         let (ended, aborted) = (AtomicBool::new(false), AtomicBool::new(false));
-        Mount { mount_point, kind, number: OnceLock::new(), fd, only, ended, aborted }
+        Mount { mount_point, kind, which: OnceLock::new(), fd, only, ended, aborted }
     }
 
     /// Shows `part` of `tree` at the mount point.
@@ -190,7 +193,7 @@ impl Mount {
 
     /// Number of the mounted filesystem, as tables of mounts have it.
     pub fn number(&self) -> Option<(u32, u32)> {
-        self.number.get().copied()
+        self.which.get().map(|which| which.number)
     }
 
     pub(crate) fn device(&self) -> io::Result<Device> {
@@ -208,21 +211,30 @@ impl Mount {
 
     /// Where the filesystem is mounted and no other mount is on top, newest first.
     fn places(&self) -> Vec<PathBuf> {
-        self.places_by_cover(false)
-    }
-
-    /// Where the filesystem is mounted below another mount, out of reach.
-    pub(crate) fn covered_places(&self) -> Vec<PathBuf> {
-        if self.ended.load(Ordering::Acquire) { Vec::new() } else { self.places_by_cover(true) }
-    }
-
-    fn places_by_cover(&self, covered: bool) -> Vec<PathBuf> {
         let mut seen = HashSet::new();
-        let mut all = mounts().unwrap_or_default();
-        all.reverse();
-        all.retain(|entry| seen.insert(entry.mount_point.clone()) != covered);
-        let ours = all.into_iter().filter(|entry| Some(&entry.device) == self.number.get());
-        ours.map(|entry| entry.mount_point).collect()
+        let mut all = self.entries();
+        all.retain(|(_, entry)| seen.insert(entry.mount_point.clone()));
+        let ours = all.into_iter().filter(|(is_ours, _)| *is_ours);
+        ours.map(|(_, entry)| entry.mount_point).collect()
+    }
+
+    /// Every place where the filesystem is mounted, newest first, whether or not it can be reached.
+    pub(crate) fn all_places(&self) -> Vec<PathBuf> {
+        if self.ended.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let ours = self.entries().into_iter().filter(|(is_ours, _)| *is_ours);
+        ours.map(|(_, entry)| entry.mount_point).collect()
+    }
+
+    /// All mounts, newest first, each with whether it is one of this filesystem.
+    fn entries(&self) -> Vec<(bool, MountEntry)> {
+        let all = mounts().unwrap_or_default();
+        // After the look at the table (W1).
+        let which = self.which.get().filter(|which| which.exists());
+        let is_ours = |entry: &MountEntry| which.is_some_and(|which| which.is_at(entry));
+        let judged = |entry| (is_ours(&entry), entry);
+        all.into_iter().rev().map(judged).collect()
     }
 
     /// Nobody serves this mount any more. Where it is still in the tree, dead, it is taken out;
@@ -231,71 +243,93 @@ impl Mount {
         if self.ended.swap(true, Ordering::AcqRel) {
             return false;
         }
-        let mut left = self.places();
-        left.retain(|place| is_dead(place));
-        take_out(&left);
-        !left.is_empty()
-    }
-
-    /// Unmounts, wherever it is mounted; fails when it stays busy. Fine when it is gone already.
-    pub fn unmount(&self) -> Result<(), MountError> {
-        if self.ended.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        for place in self.places() {
-            match unmount(&place, false) {
-                // With one of several, which propagated.
-                Err(MountError::NotMounted { .. }) => {}
-                result => result?,
+        let mut was_left = false;
+        loop {
+            let mut left = self.places();
+            left.retain(|place| is_dead(place));
+            was_left |= !left.is_empty();
+            // Below one of its mounts there may be another.
+            if !take_out(&left) {
+                return was_left;
             }
         }
-        Ok(())
+    }
+
+    /// Unmounts, wherever it is mounted and can be reached. If a place fails, the others are
+    /// unmounted all the same; that one is busy is the first thing to report. Fine when it is gone
+    /// already.
+    pub fn unmount(&self) -> Result<(), MountError> {
+        loop {
+            let (mut is_removed, mut failed) = (false, None);
+            for place in self.served_places() {
+                match unmount(&place, false) {
+                    Ok(()) => is_removed = true,
+                    // With one of several, which propagated.
+                    Err(MountError::NotMounted { .. }) => {}
+                    Err(busy @ MountError::Busy { .. }) => failed = Some(busy),
+                    Err(error) => failed = failed.or(Some(error)),
+                }
+            }
+            // Below one of its mounts there may be another.
+            if !is_removed {
+                return failed.map_or(Ok(()), Err);
+            }
+        }
     }
 
     /// Takes the mount out of the tree, busy or not; it ends when its last user leaves.
     pub fn detach(&self) {
-        if !self.ended.load(Ordering::Acquire) {
-            take_out(&self.places());
-        }
+        while take_out(&self.served_places()) {}
+    }
+
+    fn served_places(&self) -> Vec<PathBuf> {
+        if self.ended.load(Ordering::Acquire) { Vec::new() } else { self.places() }
     }
 
     /// Breaks the connection: every call on the mount fails from now on, also those that wait. Root
-    /// may do that, and the user who mounted where `/sys/fs/fuse/connections` is there.
+    /// may do that, and the user who mounted where `/sys/fs/fuse/connections` is there. Fine when
+    /// there is none any more.
     pub fn abort(&self) -> io::Result<()> {
+        if self.ended.load(Ordering::Acquire) {
+            return Ok(());
+        }
         // Before it is broken: who waits for the end asks right after.
         let before = self.aborted.swap(true, Ordering::AcqRel);
         let broken = self.break_connection();
-        if broken.is_err() {
+        if !matches!(broken, Ok(true)) {
             self.aborted.store(before, Ordering::Release);
         }
-        broken
+        broken.map(drop)
     }
 
     pub(crate) fn was_aborted(&self) -> bool {
         self.aborted.load(Ordering::Acquire)
     }
 
-    fn break_connection(&self) -> io::Result<()> {
-        let number = *self.number.get().ok_or(io::ErrorKind::NotFound)?;
-        orphan::abort(number, self.places().last().map(PathBuf::as_path))
+    /// `false`: there is none.
+    fn break_connection(&self) -> io::Result<bool> {
+        let which = self.which.get().ok_or(io::ErrorKind::NotFound)?;
+        orphan::abort(which, self.places().last().map(PathBuf::as_path))
     }
 
     /// Sets the read-ahead of the mount (root only). The kernel starts with 128 KiB.
     pub fn set_read_ahead(&self, kib: u32) -> io::Result<()> {
-        let Some((major, minor)) = self.number.get() else {
-            return Err(io::ErrorKind::NotFound.into());
-        };
-        fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), kib.to_string())
+        let which = self.which.get().ok_or(io::ErrorKind::NotFound)?;
+        fs::write(which.shown().join("read_ahead_kb"), kib.to_string())
     }
 }
 
-fn take_out(places: &[PathBuf]) {
+/// Whether any was there to be taken out.
+fn take_out(places: &[PathBuf]) -> bool {
+    let mut is_removed = false;
     for place in places {
         match unmount(place, true) {
-            Ok(()) | Err(MountError::NotMounted { .. }) => {}
+            Ok(()) => is_removed = true,
+            Err(MountError::NotMounted { .. }) => {}
             Err(error) => tracing::warn!(%error, "the mount point could not be removed"),
         }
     }
+    is_removed
 }
 
 /// How long a busy mount is tried again. Many users are gone in a moment: a program that just

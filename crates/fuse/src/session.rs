@@ -45,6 +45,8 @@ pub enum SessionError {
     Gone,
     #[error("reading from /dev/fuse failed; is another program using the same descriptor?")]
     Device(#[source] io::Error),
+    #[error("too few file descriptors (limit {limit}); raise `ulimit -n`")]
+    Descriptors { limit: u64 },
     #[error("the kernel's first message is not INIT: {reason}")]
     NoInit { reason: String },
     #[error("a thread for the mount could not be started; raise the limit on processes")]
@@ -55,6 +57,18 @@ pub enum SessionError {
              transport=auto"
     )]
     NoRing { reason: String },
+}
+
+impl SessionError {
+    fn device(error: io::Error) -> SessionError {
+        match error.raw_os_error() {
+            Some(libc::EMFILE) => {
+                let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+                SessionError::Descriptors { limit: limit.current.unwrap_or(u64::MAX) }
+            }
+            _ => SessionError::Device(error),
+        }
+    }
 }
 
 /// How many requests were served, and how many of them had to wait.
@@ -136,9 +150,9 @@ impl Session {
         options: SessionOptions,
         prepare: Option<Prepare<O>>,
     ) -> Result<Session, SessionError> {
-        let first = mount.device().map_err(SessionError::Device)?;
+        let first = mount.device().map_err(SessionError::device)?;
         // Before a ring takes descriptors: without a reader there is no session.
-        let reader = another(&first).map_err(SessionError::Device)?;
+        let reader = another(&first).map_err(SessionError::device)?;
         let Agreed { negotiated, mut rings, refusal } =
             shake_hands(&first, settings, options.memory, prepare)?;
         fs.init(&negotiated);
@@ -315,7 +329,7 @@ pub(crate) fn shake_hands<O: Operations>(
         let len = match device.read(&mut head, &mut rest) {
             Got::Request(len) => len,
             Got::Again => continue,
-            Got::Ended(End::Failed(error)) => return Err(SessionError::Device(error)),
+            Got::Ended(End::Failed(error)) => return Err(SessionError::device(error)),
             Got::Ended(_) => return Err(SessionError::Gone),
         };
         let no_init =
@@ -454,6 +468,16 @@ mod tests {
             mount.detach();
         }
         begun
+    }
+
+    #[test]
+    fn too_few_descriptors_are_told_with_their_limit() {
+        let error = SessionError::device(io::Error::from_raw_os_error(libc::EMFILE));
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap();
+        let says = format!("too few file descriptors (limit {limit}); raise `ulimit -n`");
+        assert_eq!(error.to_string(), says);
+        let error = SessionError::device(io::Error::from_raw_os_error(libc::EIO));
+        assert!(matches!(error, SessionError::Device(_)), "{error}");
     }
 
     fn can_mount() -> bool {

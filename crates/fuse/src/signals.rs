@@ -8,12 +8,20 @@
 //!   ends the process as if it were not blocked.
 //! * *Mounting*: a mount without its daemon would stay in the tree. The signal waits.
 //! * *Serving*: the first signal unmounts, as one would by hand. A busy mount is taken out of the
-//!   tree and ends with its last user. A mount that another one covers cannot be reached by any
-//!   path; it is unmounted when the cover is gone. The second signal breaks the connection.
+//!   tree and ends with its last user. A mount that another one covers, at its place or above it,
+//!   cannot be reached by any path; it is unmounted when the cover is gone. The second signal
+//!   breaks the connection. Once the filesystem has gone, and the pool is being closed, signals
+//!   have no effect.
+//!
+//! SIGHUP has no effect if the process was started with it ignored, as nohup(1) does.
+//!
+//! SIGXFSZ would end the process at a write beyond its limit on file sizes, be it a line of the
+//! log. It is ignored: then such a write fails with EFBIG.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
@@ -48,17 +56,29 @@ enum Phase {
     Serving(Arc<Mount>),
 }
 
+/// From here on a write beyond the limit on file sizes fails with EFBIG instead of ending the
+/// process.
+pub fn fail_writes_beyond_limits() -> io::Result<()> {
+    sys::ignore_signal(libc::SIGXFSZ)
+}
+
 impl Signals {
     /// Blocks the signals and starts the thread that waits for them. Call it before any other
     /// thread is started.
     pub fn watch() -> io::Result<Signals> {
-        sys::block_signals(&SIGNALS)?;
-        let file = File::from(sys::signal_fd(&SIGNALS)?);
+        fail_writes_beyond_limits()?;
+        let mut watched = SIGNALS.to_vec();
+        // Blocked, a signal would arrive although it is ignored.
+        if sys::is_ignored(libc::SIGHUP)? {
+            watched.retain(|&signal| signal != libc::SIGHUP);
+        }
+        sys::block_signals(&watched)?;
+        let file = File::from(sys::signal_fd(&watched)?);
         let shared = Arc::new(Shared::default());
-        let watched = Arc::clone(&shared);
+        let waiting = Arc::clone(&shared);
         thread::Builder::new().name("signals".into()).spawn(move || {
             let _guard = AbortOnPanic;
-            watched.run(file);
+            waiting.run(file);
         })?;
         Ok(Signals { shared })
     }
@@ -119,33 +139,44 @@ fn wait(file: &mut File) -> io::Result<i32> {
     Ok(number.unwrap_or_default() as i32)
 }
 
-/// Unmounts `mount` wherever it can be reached, until it is gone or another signal arrives.
+/// Unmounts `mount` until it is gone from the tree or another signal arrives.
 fn unmount(mount: &Mount, signals: &File) {
     let mut is_told = false;
     loop {
         // Opened first: a change behind the look at the table is noticed.
         let table = File::open(MOUNTS);
-        match mount.unmount() {
-            Err(MountError::Busy { .. }) => {
-                tracing::warn!("the mount is in use; detached until its last user leaves");
-                mount.detach();
-            }
-            Err(error) => tracing::error!(%error, "the mount could not be removed"),
-            Ok(()) => {}
+        let mut failed = mount.unmount().err();
+        if let Some(MountError::Busy { .. }) = failed {
+            tracing::warn!("the mount is in use; detached until its last user leaves");
+            mount.detach();
+            failed = None;
         }
-        let covered = mount.covered_places();
-        let (Some(place), Ok(table)) = (covered.first(), table) else { return };
+        let left = mount.all_places();
+        let (Some(place), Ok(table)) = (left.first(), table) else { return };
         if !is_told {
-            let place = place.display();
-            tracing::warn!(
-                "another filesystem is mounted over {place}; unmounted as soon as that is gone. \
-                     A second signal breaks the connection"
-            );
+            tell_why(place, failed);
             is_told = true;
         }
         if signal_before_change(signals, &table) {
             return;
         }
+    }
+}
+
+/// Says why `place` is still mounted.
+fn tell_why(place: &Path, failed: Option<MountError>) {
+    let place = place.display();
+    match failed {
+        // No path leads to it.
+        None | Some(MountError::Missing { .. }) => tracing::warn!(
+            "another filesystem is mounted over {place} or over a directory above it; unmounted \
+                 as soon as that is gone. A second signal breaks the connection"
+        ),
+        Some(error) => tracing::error!(
+            %error,
+            "{place} could not be unmounted; tried again when mounts change. A second signal \
+                 breaks the connection"
+        ),
     }
 }
 

@@ -37,6 +37,26 @@ pub(crate) fn block_signals(signals: &[i32]) -> io::Result<()> {
     if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
+/// Ignores `signal` in the whole process, and in those that it starts.
+pub(crate) fn ignore_signal(signal: i32) -> io::Result<()> {
+    // SAFETY: no handler is set, so none can run at a bad moment.
+    match unsafe { libc::signal(signal, libc::SIG_IGN) } {
+        libc::SIG_ERR => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether this process ignores `signal`.
+pub(crate) fn is_ignored(signal: i32) -> io::Result<bool> {
+    let mut action = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: without a new action it only writes the present one to `action`, a valid place.
+    if unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call above has succeeded, so it is written.
+    Ok(unsafe { action.assume_init() }.sa_sigaction == libc::SIG_IGN)
+}
+
 /// A descriptor that reads as `signalfd_siginfo` when one of `signals`, blocked before, arrives.
 pub(crate) fn signal_fd(signals: &[i32]) -> io::Result<OwnedFd> {
     let set = signal_set(signals);

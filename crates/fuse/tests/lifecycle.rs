@@ -437,6 +437,14 @@ fn on_a_block_device_sync_arrives_and_unmounting_waits_for_the_end() {
         let file = File::create(mounted.path("file")).unwrap();
         rustix::fs::syncfs(&file).unwrap();
         assert!(fs.syncs() >= 1, "syncfs reaches the filesystem");
+        // The device has a read-ahead of its own, which others may use.
+        let (major, minor) = mounted.mount.number().unwrap();
+        let shown = format!("/sys/class/bdi/{major}:{minor}");
+        let of_device = fs::read_to_string(format!("{shown}/read_ahead_kb")).unwrap();
+        mounted.mount.set_read_ahead(4096).unwrap();
+        let ours = fs::read_to_string(format!("{shown}-fuseblk/read_ahead_kb")).unwrap();
+        assert_eq!(ours.trim(), "4096");
+        assert_eq!(fs::read_to_string(format!("{shown}/read_ahead_kb")).unwrap(), of_device);
         drop(file);
         mounted.mount.unmount().unwrap();
         assert!(fs.is_destroyed(), "umount waits for the filesystem");

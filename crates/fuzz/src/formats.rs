@@ -7,16 +7,19 @@ mod nodes;
 
 use copyhold_format::digest;
 use copyhold_format::item::{
-    DeadItem, DirBucket, EpochItem, Extent, GroupId, GroupItem, InodeItem, InodesItem, PendingItem,
-    QuotaItem, ShareItem, SubvolItem, UsageItem, XattrBucket, dead_key, encode_heir, epoch_key,
-    parse_heir, parse_inline, parse_symlink, parse_truncate, share_key,
+    Acl, DeadItem, DirBucket, EpochItem, Extent, GroupId, GroupItem, InodeItem, InodesItem,
+    PendingItem, QuotaItem, ShareItem, SubvolItem, UsageItem, XattrBucket, dead_key, encode_acl,
+    encode_heir, epoch_key, parse_heir, parse_inline, parse_symlink, parse_truncate, share_key,
 };
 use copyhold_format::label::Label;
 use copyhold_format::log::{Batch, Frame, Record, RecordWriter, Records};
-use copyhold_format::node::{PartitionDescriptor, decode_ptr, encode_ptr};
+use copyhold_format::node::{
+    PartitionDescriptor, decode_ptr, encode_fragments, encode_ptr, parse_fragments,
+};
 use copyhold_format::space_map::{Descriptor, SpaceMap};
 use copyhold_format::uberblock::Uberblock;
-use copyhold_types::{BlockAddr, EpochId, InodeNo, PoolId, Txg};
+use copyhold_types::{BlockAddr, DeviceId, Digest, EpochId, InodeNo, NodePtr, PoolId, Txg};
+use xxhash_rust::xxh3::xxh3_64;
 
 pub(crate) use begin::*;
 pub(crate) use nodes::node;
@@ -101,6 +104,26 @@ pub(crate) fn descriptors(data: &[u8]) {
     }
 }
 
+/// A list of fragments with its check set right, read by pointers that it may belong to.
+pub(crate) fn fragments(data: &[u8]) {
+    let mut block = block(data);
+    let check = xxh3_64(&block[16..]);
+    block[8..16].copy_from_slice(&check.to_le_bytes());
+    let digest = Digest(u128::from_le_bytes(block[16..32].try_into().unwrap()));
+    let blocks = u32::from_le_bytes(block[36..40].try_into().unwrap());
+    let at = |block| Some(BlockAddr::new(DeviceId(0), block));
+    for copies in [[at(1), at(2)], [at(1), None]] {
+        let ptr = NodePtr { copies, blocks, fragmented: true, epoch: EpochId::POOL, digest };
+        let Ok(fragments) = parse_fragments(&block, &ptr) else { continue };
+        let sum: u64 = fragments.iter().map(|fragment| u64::from(fragment.blocks)).sum();
+        assert_eq!(sum, u64::from(blocks));
+        let presence = |copies: [Option<BlockAddr>; 2]| copies.map(|copy| copy.is_some());
+        assert!(fragments.iter().all(|of| presence(of.copies) == presence(copies)));
+        let again = encode_fragments(digest, &fragments);
+        assert_eq!(parse_fragments(&again, &ptr), Ok(fragments));
+    }
+}
+
 /// Counts hold, no run leaves the metaslab.
 pub(crate) fn space_map(data: &[u8]) {
     let Ok(map) = SpaceMap::parse(data) else { return };
@@ -129,6 +152,9 @@ pub(crate) fn items(data: &[u8]) {
     if let Ok(bucket) = XattrBucket::parse(data) {
         bucket.iter().for_each(|entry| assert!(bucket.find(entry.name).is_some()));
         bucket.iter().for_each(|entry| drop(bucket.without(entry.name)));
+    }
+    if let Ok(acl) = Acl::parse(data) {
+        assert_eq!(Acl::parse(&encode_acl(acl.entries())), Ok(acl));
     }
     let _ = (parse_inline(data), parse_symlink(data), parse_truncate(data));
 }

@@ -44,13 +44,14 @@ const fn quick(name: &'static str, run: fn(&[u8]), begin: fn() -> Vec<Vec<u8>>) 
 }
 
 /// All targets.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     quick("label", formats::label, formats::labels),
     quick("uberblock", formats::uberblock, formats::uberblocks),
     quick("frame", formats::frame, formats::frames),
     quick("batch", formats::batch, formats::batches),
     quick("records", formats::records, formats::record_lists),
     quick("node", formats::node, formats::node_blocks),
+    quick("fragments", formats::fragments, formats::fragment_lists),
     quick("descriptors", formats::descriptors, formats::descriptor_list),
     quick("space_map", formats::space_map, formats::space_maps),
     quick("items", formats::items, formats::item_values),

@@ -78,7 +78,7 @@ fn layout(rt: &Rt, device: &DynDevice, options: &CreateOptions) -> Result<Label,
         .max(LOG_BYTES_MIN);
     let log_blocks = log_bytes / BLOCK_BYTES as u64;
     let metaslab = (blocks / METASLABS).next_power_of_two();
-    Ok(Label {
+    let label = Label {
         pool: options.id.unwrap_or_else(|| random_id(rt)),
         secret: rt.random(),
         device: DeviceId(0),
@@ -86,7 +86,7 @@ fn layout(rt: &Rt, device: &DynDevice, options: &CreateOptions) -> Result<Label,
         generation: 1,
         features: Features {
             compat: if options.preallocated { Features::PREALLOCATED } else { 0 },
-            ..Features::default()
+            ..Features::default().in_use()
         },
         created: rt.wall_clock(),
         blocks,
@@ -98,7 +98,9 @@ fn layout(rt: &Rt, device: &DynDevice, options: &CreateOptions) -> Result<Label,
         node_bytes: options.node_bytes.unwrap_or(NODE_BYTES),
         partition_leaves: options.partition_leaves.unwrap_or(PARTITION_LEAVES),
         name: options.name.clone(),
-    })
+    };
+    label.check().map_err(PoolError::Layout)?;
+    Ok(label)
 }
 
 /// A version 4 UUID from the runtime's randomness.

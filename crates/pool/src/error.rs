@@ -51,6 +51,8 @@ pub enum PoolError {
     Shrunk { name: String, wanted: u64, found: u64 },
     #[error("{name} is too small for a pool: {found} blocks of 4 KiB, at least {wanted} needed")]
     TooSmall { name: String, wanted: u64, found: u64 },
+    #[error("a pool cannot be made like this: {0}")]
+    Layout(FormatError),
     #[error("the pool is open read-only: {why}")]
     ReadOnly { why: String },
     #[error("the pool has stopped: {why}; nothing more is written, mount it again")]

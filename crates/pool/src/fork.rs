@@ -25,8 +25,8 @@ use std::time::Duration;
 
 use copyhold_format::node::{Lineage, PartitionDescriptor};
 use copyhold_sync::{Mutex, of};
-use copyhold_table::{Edit, NodeVisit, Table};
-use copyhold_types::{NodePtr, TableId, Txg};
+use copyhold_table::{Edit, Table};
+use copyhold_types::{TableId, Txg};
 
 use crate::tenancy::free_node;
 use crate::units::Aim;
@@ -201,7 +201,7 @@ impl Pool {
         let is_last = children.len() <= step;
         children.truncate(step);
         let edits = (children.len() + 1) * (parts + 1);
-        let credit = self.internal_credit(edits, children.len() * parts * 256)?;
+        let credit = self.internal_credit(edits, children.len() * parts * 256, 0)?;
         let txg = self.apply_with(credit, Transaction::new(), |txg, tx| {
             if !is_last && !self.sabotaged(Sabotage::HandOverUnsealed) {
                 let tells = under.seal(txg);
@@ -306,6 +306,9 @@ impl Pool {
 
     /// Drops a table of the pool's own with all its nodes, in bounded steps. It takes no edits
     /// any more; those that are not flushed go with it, for it would be in vain to flush them.
+    ///
+    /// # Errors
+    /// What it has allocated cannot be read. It may be dropped again later.
     pub async fn drop_table(self: &Arc<Self>, id: TableId) -> Result<(), PoolError> {
         let table = self.table(id);
         table.retire();
@@ -317,7 +320,7 @@ impl Pool {
         for (partition, descriptor) in table.descriptors() {
             self.drop_partition(&table, partition, descriptor).await?;
         }
-        let credit = self.internal_credit(2, 128)?;
+        let credit = self.internal_credit(2, 128, 0)?;
         let mut tx = Transaction::new();
         tx.forget(id);
         self.apply(credit, tx)?;
@@ -337,18 +340,11 @@ impl Pool {
         partition: u64,
         descriptor: PartitionDescriptor,
     ) -> Result<(), PoolError> {
-        let mut nodes: Vec<NodePtr> = Vec::new();
         let start = descriptor.start;
         let _pin = self.pin();
-        table
-            .for_each_node(&self.nodes, false, &mut |visit: NodeVisit<'_>| {
-                if visit.partition == start {
-                    nodes.push(visit.ptr);
-                }
-            })
-            .await;
-        let nodes = self.pieces_of(&nodes).await;
-        let credit = self.internal_credit(1 + nodes.len() * 2, 64)?;
+        let nodes = self.nodes_of(table, start, |_| true).await?;
+        let nodes = self.pieces_of(&nodes).await?;
+        let credit = self.internal_credit(1, 64, nodes.len() * 2)?;
         let mut tx = Transaction::new();
         nodes.iter().for_each(|ptr| free_node(&mut tx, ptr));
         let empty = PartitionDescriptor {

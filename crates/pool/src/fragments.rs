@@ -4,18 +4,82 @@
 //! (`format::node::fragments`). Whoever counts, frees or hands on what a pointer has allocated
 //! takes its *pieces*: pointers of the same epoch, each to what lies in one run. So no layer
 //! above knows fragments.
+//!
+//! P1  A node is replaced, or given up, only when its pieces are known: else its fragments would
+//!     stay allocated for ever, because of an error that may pass. A flush takes its nodes from
+//!     [`Listed`], where a node whose list cannot be read is one that cannot be read. A map is
+//!     replaced unread, so the pieces of those in use are kept in memory (`NodeStore`).
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use copyhold_format::node::Fragment;
-use copyhold_types::{BLOCK_BYTES, Buf, Digest, NodePtr, Run};
+use copyhold_format::node::{Fragment, Node};
+use copyhold_sync::{Mutex, of};
+use copyhold_table::{NodeFuture, NodeSource, TableError};
+use copyhold_types::{BLOCK_BYTES, Buf, Digest, NodePtr, Purpose, Run};
 
-/// What fragmented nodes are made of ([`crate::Pool::pieces`]).
+use crate::nodes::NodeStore;
+use crate::{Pool, Sabotage};
+
+/// What fragmented nodes are made of.
 pub(crate) type Pieces = BTreeMap<NodePtr, Vec<NodePtr>>;
+
+/// Gives a fragmented node only together with its pieces, which it remembers.
+pub(crate) struct Listed<'a> {
+    nodes: &'a NodeStore,
+    /// [`Sabotage::ForgetFragments`].
+    forgets: bool,
+    pieces: Mutex<Pieces, of::FlushPieces>,
+}
+
+impl<'a> Listed<'a> {
+    pub(crate) fn new(pool: &'a Pool) -> Listed<'a> {
+        let forgets = pool.sabotaged(Sabotage::ForgetFragments);
+        Listed { nodes: &pool.nodes, forgets, pieces: Mutex::default() }
+    }
+
+    /// The pieces of all fragmented nodes that it has given.
+    pub(crate) fn pieces(self) -> Pieces {
+        self.pieces.into_inner()
+    }
+
+    fn knows(&self, ptr: &NodePtr) -> bool {
+        !ptr.fragmented || self.pieces.lock().contains_key(ptr)
+    }
+}
+
+impl NodeSource for Listed<'_> {
+    fn cached(&self, ptr: &NodePtr) -> Option<Arc<Node>> {
+        self.knows(ptr).then(|| self.nodes.cached(ptr)).flatten()
+    }
+
+    fn read(&self, ptr: NodePtr, why: Purpose) -> NodeFuture<'_, Arc<Node>> {
+        Box::pin(async move {
+            if !self.knows(&ptr) {
+                let unreadable = |error| TableError::Unreadable { ptr, source: Arc::new(error) };
+                let pieces = match self.nodes.pieces(ptr).await {
+                    Err(_) if self.forgets => pieces_of(&ptr, &[]),
+                    pieces => pieces.map_err(unreadable)?,
+                };
+                self.pieces.lock().insert(ptr, pieces);
+            }
+            match self.nodes.cached(&ptr) {
+                Some(node) => Ok(node),
+                None => self.nodes.read(ptr, why).await,
+            }
+        })
+    }
+}
 
 /// The pointers, each fragmented one replaced by its pieces.
 pub(crate) fn expand(nodes: &[NodePtr], pieces: &Pieces) -> Vec<NodePtr> {
-    let of = |ptr: &NodePtr| pieces.get(ptr).cloned().unwrap_or_else(|| vec![*ptr]);
+    let of = |ptr: &NodePtr| match pieces.get(ptr) {
+        Some(pieces) => pieces.clone(),
+        None => {
+            assert!(!ptr.fragmented, "P1: the pieces of {ptr:?} are unknown");
+            vec![*ptr]
+        }
+    };
     nodes.iter().flat_map(of).collect()
 }
 

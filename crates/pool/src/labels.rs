@@ -44,7 +44,13 @@ pub async fn read_labels(device: &DynDevice) -> Result<Labels, PoolError> {
         Some(at) => read_label(device, at).await,
         None => Err(LabelProblem::Format(FormatError::Magic { what: "label" })),
     };
-    let problems = [&first, &second].map(|l| l.as_ref().err().map(LabelProblem::to_string));
+    let mut problems = [&first, &second].map(|l| l.as_ref().err().map(LabelProblem::to_string));
+    if let (Ok(a), Ok(b)) = (&first, &second)
+        && a.generation != b.generation
+    {
+        // The power failed between the two.
+        problems[usize::from(b.generation < a.generation)] = Some("it is out of date".into());
+    }
     match (first, second) {
         (Ok(a), Ok(b)) if b.generation > a.generation => Ok(Labels { label: b, problems }),
         (Ok(label), _) | (_, Ok(label)) => Ok(Labels { label, problems }),
@@ -87,15 +93,24 @@ fn explain(name: String, first: LabelProblem, second: LabelProblem) -> PoolError
 /// Writes both labels, and at the end of a device that is larger than the pool a copy of them,
 /// which says where the second is. Durable after the next flush.
 pub(crate) async fn write_labels(device: &DynDevice, label: &Label) -> Result<(), PoolError> {
-    let size = device.geometry().blocks;
-    let [_, copy] = Label::areas(size);
-    for at in Label::areas(label.blocks).into_iter().chain((size > label.blocks).then_some(copy)) {
+    for at in places(device, label) {
         write_label(device, label, at).await?;
     }
     Ok(())
 }
 
-async fn write_label(device: &DynDevice, label: &Label, at: u64) -> Result<(), PoolError> {
+/// Where labels are, the copy included.
+pub(crate) fn places(device: &DynDevice, label: &Label) -> impl Iterator<Item = u64> + use<> {
+    let size = device.geometry().blocks;
+    let [_, copy] = Label::areas(size);
+    Label::areas(label.blocks).into_iter().chain((size > label.blocks).then_some(copy))
+}
+
+pub(crate) async fn write_label(
+    device: &DynDevice,
+    label: &Label,
+    at: u64,
+) -> Result<(), PoolError> {
     Ok(device.write(at, Buf::from_bytes(&label.encode()).into(), Purpose::Label).await?)
 }
 

@@ -13,7 +13,8 @@ use copyhold_types::{Nanos, Txg};
 
 use crate::{Pool, Sabotage, discard};
 
-/// Wakes one background task. Kicks are remembered, not counted.
+/// Wakes one background task, which holds no pool while it waits: who drops a pool ends its tasks.
+/// Kicks are remembered, not counted.
 #[derive(Debug, Default)]
 pub(crate) struct Kick {
     state: Mutex<(bool, Option<Waker>), of::Marker>,
@@ -48,7 +49,7 @@ impl Kick {
 /// The timer's side of the pool.
 #[derive(Debug, Default)]
 pub(crate) struct Marker {
-    kick: Kick,
+    kick: Arc<Kick>,
     /// Held while the task runs, so that closing can wait for its end.
     running: Arc<FifoMutex>,
 }
@@ -68,7 +69,7 @@ impl Marker {
 pub(crate) async fn run(pool: Weak<Pool>) {
     let Some(strong) = pool.upgrade() else { return };
     let (rt, limits) = (strong.rt.clone(), strong.limits.clone());
-    let running = strong.marker.running.clone();
+    let (running, kick) = (strong.marker.running.clone(), strong.marker.kick.clone());
     let _running = running.lock().await;
     drop(strong);
     let mut waited = Duration::ZERO;
@@ -80,7 +81,9 @@ pub(crate) async fn run(pool: Weak<Pool>) {
         }
         let marked = waited >= limits.mark_after;
         let pause = if marked { limits.txg_interval } else { limits.mark_after };
-        let kicked = strong.marker.kick.wait(&rt, pause).await;
+        drop(strong);
+        let kicked = kick.wait(&rt, pause).await;
+        let Some(strong) = pool.upgrade() else { return };
         waited = if kicked { Duration::ZERO } else { waited + pause };
         if !kicked && !marked {
             mark(&strong).await;

@@ -14,12 +14,13 @@ use copyhold_device::DynDevice;
 use copyhold_format::digest;
 use copyhold_format::node::{Fragment, Node, parse_fragments};
 use copyhold_runtime::{Rt, finishing};
+use copyhold_sync::{Mutex, of};
 use copyhold_table::{NodeCache, NodeFuture, NodeSource, TableError};
 use copyhold_types::{Buf, NodePtr, Purpose, Run};
 use futures_util::future::join_all;
 
 use crate::PoolError;
-use crate::fragments::{Copied, Copies, fragmented, join, named_by, pieces_of};
+use crate::fragments::{Copied, Copies, Pieces, fragmented, join, named_by, pieces_of};
 use crate::pins::Pins;
 
 /// Parts of the node cache, each under a lock of its own.
@@ -37,6 +38,8 @@ pub(crate) const COPIES: u64 = 2;
 pub(crate) struct NodeStore {
     device: DynDevice,
     pub(crate) cache: NodeCache,
+    /// What fragmented maps in use are made of (P1 of `fragments`).
+    maps: Mutex<Pieces, of::MapPieces>,
     repair: Option<Repair>,
     /// Counts mounts.
     turn: u64,
@@ -58,7 +61,8 @@ impl NodeStore {
         turn: u64,
     ) -> NodeStore {
         let shards = (cache_bytes / (SHARD_NODES * node_bytes)).clamp(1, CACHE_SHARDS);
-        NodeStore { device, cache: NodeCache::new(cache_bytes, shards), repair, turn }
+        let cache = NodeCache::new(cache_bytes, shards);
+        NodeStore { device, cache, maps: Mutex::default(), repair, turn }
     }
 
     pub(crate) fn cached_bytes(&self) -> usize {
@@ -90,7 +94,29 @@ impl NodeStore {
         if !ptr.fragmented {
             return Ok(vec![ptr]);
         }
+        if let Some(pieces) = self.maps.lock().get(&ptr) {
+            return Ok(pieces.clone());
+        }
         Ok(pieces_of(&ptr, &self.fragments(&ptr, Purpose::Inner).await?))
+    }
+
+    /// The bytes of a map that is in use from now on.
+    pub(crate) async fn read_map(&self, ptr: NodePtr) -> Result<Buf, PoolError> {
+        let bytes = self.read_verified(ptr, Purpose::Map).await?;
+        let pieces = self.pieces(ptr).await?;
+        self.replace_map(None, Some(ptr), &Pieces::from([(ptr, pieces)]));
+        Ok(bytes)
+    }
+
+    /// A map has taken the place of another; `pieces`: of the new one.
+    pub(crate) fn replace_map(&self, old: Option<NodePtr>, new: Option<NodePtr>, pieces: &Pieces) {
+        let mut maps = self.maps.lock();
+        old.and_then(|old| maps.remove(&old));
+        if let Some(new) = new.filter(|new| new.fragmented)
+            && let Some(pieces) = pieces.get(&new)
+        {
+            maps.insert(new, pieces.clone());
+        }
     }
 
     /// The first of these copies that is good, and what `check` says of it; the one whose turn it

@@ -75,13 +75,17 @@ impl Pool {
     ) -> Result<Arc<Pool>, PoolError> {
         let tenants = options.tenants;
         let health = Arc::new(Health::default());
-        let patient = Patient::new(device, rt.clone(), health.clone());
+        let patient = Patient::new(device, rt.clone(), health.clone(), &options.limits);
         let device: DynDevice = patient.clone();
         let labels = labels::read_labels(&device).await?;
-        let label = labels.label.clone();
+        let mut label = labels.label.clone();
         if !label.features.writable() && !options.read_only {
             let why = "it uses features that this program can only read; mount it read-only";
             return Err(PoolError::ReadOnly { why: why.into() });
+        }
+        if !options.read_only {
+            label.features = label.features.in_use();
+            label.generation += u64::from(label.features != labels.label.features);
         }
         let ring = log_ring(&device, &label, &options);
         let start = Start::find(&device, &label, &ring, &options).await?;
@@ -140,16 +144,32 @@ impl Pool {
         recovered: &Recovered,
     ) -> Result<(), PoolError> {
         labels::repair_labels(&self.device, labels).await?;
+        if self.label != labels.label {
+            self.say_features().await?;
+        }
         ring.repair(&recovered.repairs).await?;
         self.journal.renew(recovered).await;
         // A2 holds for the edits that recovery found, too.
         let Weight { edits, bytes, .. } = self.tables.weight();
-        self.spend(self.internal_credit(edits as usize, bytes as usize)?);
+        self.spend(self.internal_credit(edits as usize, bytes as usize, 0)?);
         self.promise_layers();
         if !self.sabotaged(Sabotage::NoIncarnation) {
             self.commit_empty().await?;
         }
         self.rt.spawn(Box::pin(marker::run(Arc::downgrade(self))));
+        if !self.space.set_aside().is_empty() {
+            self.rt.spawn(Box::pin(maps::run(self.rt.clone(), Arc::downgrade(self))));
+        }
+        Ok(())
+    }
+
+    /// Says in the labels what may be made use of from now on. One at a time: so one of the two is
+    /// whole, whenever the power fails.
+    async fn say_features(&self) -> Result<(), PoolError> {
+        for at in labels::places(&self.device, &self.label) {
+            labels::write_label(&self.device, &self.label, at).await?;
+            self.flush_device().await?;
+        }
         Ok(())
     }
 
@@ -185,6 +205,16 @@ impl Pool {
         self.flush_device().await?;
         self.health.close();
         Ok(())
+    }
+
+    /// Ends all background work without making anything durable, as a kill does. What comes after
+    /// answers that the pool has stopped.
+    pub async fn abandon(&self) {
+        self.health.close();
+        self.flusher.close();
+        self.marker.kick();
+        self.flusher.ended().await;
+        self.marker.ended().await;
     }
 
     pub(crate) fn is_closing(&self) -> bool {
@@ -489,8 +519,16 @@ async fn load_maps(
     for (id, descriptor) in &catalogue.metaslabs {
         let wrong = |e: &dyn ToString| PoolError::damaged(format!("{id:?}"), e.to_string());
         let map = match descriptor.map {
+            None if descriptor.is_lost => {
+                tracing::error!(
+                    "the space map of {id} is lost: nothing is allocated there until `copyhold \
+                     check --repair` has made a new one"
+                );
+                space.set_aside(*id, *descriptor).map_err(|e| wrong(&e))?;
+                continue;
+            }
             None => None,
-            Some(ptr) => match maps::read_patiently(rt, nodes, ptr).await {
+            Some(ptr) => match maps::patiently(rt, || nodes.read_map(ptr)).await {
                 Ok(bytes) => Some(SpaceMap::parse(&bytes).map_err(|e| wrong(&e))?),
                 Err(error) => {
                     tracing::error!(

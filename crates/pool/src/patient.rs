@@ -9,14 +9,15 @@
 //! A device is told apart from a file: for a file space can be made by deleting another one, and
 //! writes wait as long as it takes. A block device that is out of space is thin, and what is below
 //! it has mostly waited already; writes wait for [`THIN_PATIENCE`] from when it became full, then
-//! they fail as on any device that fails, at once until one succeeds.
+//! they fail as on any device that fails, at once until one succeeds. A write of another purpose
+//! than those that failed does not count: the log is written to blocks that the device has given.
 //!
 //! W1  One line is logged when the first write begins to wait, one when none waits any more.
 //! W2  Waiting ends when the pool has stopped (`health`).
 //! W3  While a pool is being opened nothing waits: a mount fails instead.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use copyhold_device::{Counters, Device, DeviceError, DynDevice, Geometry};
@@ -24,7 +25,9 @@ use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{Buf, Bufs, DeviceId, Nanos, Purpose};
 
+use crate::Limits;
 use crate::health::Health;
+use crate::sabotage::Sabotage;
 
 /// A write that the host had no space for is tried again so often.
 const RETRY: Duration = Duration::from_secs(1);
@@ -37,12 +40,16 @@ pub(crate) struct Patient {
     rt: Rt,
     health: Arc<Health>,
     waits: Arc<Waits>,
+    /// [`Sabotage::LogDoesNotWait`].
+    hasty: Option<Purpose>,
 }
 
 #[derive(Default)]
 struct Waits {
     /// W3.
     begun: AtomicBool,
+    /// Purposes of writes that have found no space since `full_since`, a bit each.
+    refused: AtomicU8,
     state: Mutex<State, of::HostSpace>,
 }
 
@@ -54,8 +61,14 @@ struct State {
 }
 
 impl Patient {
-    pub(crate) fn new(below: DynDevice, rt: Rt, health: Arc<Health>) -> Arc<Patient> {
-        Arc::new(Patient { below, rt, health, waits: Arc::default() })
+    pub(crate) fn new(
+        below: DynDevice,
+        rt: Rt,
+        health: Arc<Health>,
+        limits: &Limits,
+    ) -> Arc<Patient> {
+        let hasty = limits.breaks(Sabotage::LogDoesNotWait).then_some(Purpose::Log);
+        Arc::new(Patient { below, rt, health, waits: Arc::default(), hasty })
     }
 
     /// The pool is open: from here on writes wait.
@@ -71,14 +84,30 @@ impl Patient {
     }
 }
 
+/// See [`Waits::refused`].
+fn bit(why: Purpose) -> u8 {
+    1 << why as u8
+}
+
 impl Waits {
+    /// A write has found space.
+    fn written(&self, why: Purpose) {
+        // Nearly always nothing was refused, and this is all that a write pays.
+        if self.refused.load(Ordering::Relaxed) & bit(why) != 0 {
+            let mut state = self.state.lock();
+            state.full_since = None;
+            self.refused.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// A write has found no space; whether it is to be tried again.
-    fn refused(&self, error: &DeviceError, now: Nanos, is_first: bool) -> bool {
+    fn refuse(&self, error: &DeviceError, why: Purpose, now: Nanos, is_first: bool) -> bool {
         if !self.begun.load(Ordering::Acquire) {
             return false;
         }
         let mut state = self.state.lock();
         let since = *state.full_since.get_or_insert(now);
+        self.refused.fetch_or(bit(why), Ordering::Relaxed);
         let waited = Duration::from_nanos(now.saturating_sub(since));
         if error.is_thin_full() && waited >= THIN_PATIENCE {
             return false;
@@ -104,9 +133,6 @@ impl Drop for Waiting {
     fn drop(&mut self) {
         let mut state = self.waits.state.lock();
         state.waiting -= 1;
-        if self.is_written {
-            state.full_since = None;
-        }
         let goes_on = self.is_written && state.waiting == 0;
         drop(state);
         if goes_on {
@@ -143,19 +169,23 @@ impl Device for Patient {
         let mut write = self.below.write(block, data.clone(), why);
         let (below, rt) = (self.below.clone(), self.rt.clone());
         let (health, waits) = (self.health.clone(), self.waits.clone());
+        let is_hasty = self.hasty == Some(why);
         Box::pin(async move {
             let mut waiting: Option<Waiting> = None;
             loop {
                 let error = match write.await {
                     Err(error) if error.is_host_full() || error.is_thin_full() => error,
                     result => {
+                        if result.is_ok() {
+                            waits.written(why);
+                        }
                         if let Some(waiting) = &mut waiting {
                             waiting.is_written = result.is_ok();
                         }
                         return result;
                     }
                 };
-                if !waits.refused(&error, rt.now(), waiting.is_none()) {
+                if is_hasty || !waits.refuse(&error, why, rt.now(), waiting.is_none()) {
                     return Err(error);
                 }
                 waiting.get_or_insert_with(|| Waiting {

@@ -10,22 +10,27 @@
 
 use std::sync::Arc;
 
+use copyhold_runtime::yield_now;
 use copyhold_space::{Claim, Figures, MapJob, MetaslabId, Tier};
 use copyhold_table::{FlushJob, Flushed, FreezePoint, MergeSize, NodeSource, Table, TableError};
 use copyhold_types::{Buf, EpochId, Key, NodePtr, Purpose, TableId, Txg};
 
-use crate::fragments::{Pieces, expand};
+use crate::fragments::{Listed, Pieces, expand};
 use crate::node_writer::{NodeWriter, blocks_max};
 use crate::nodes::COPIES;
 use crate::tenancy::{NodeTurnover, free_node};
 use crate::transaction::Transaction;
 use crate::units::{Aim, Unit};
-use crate::{Pool, PoolError, Sabotage};
+use crate::{Pool, PoolError, Sabotage, fragments};
 
 /// Edits that one flush of a partition takes at most, so that a round stays bounded.
 const EDITS_PER_FLUSH: usize = 256 << 10;
 /// A unit's row in the table of tables takes at most this, and mostly less than half of it.
 const DESCRIPTOR_BYTES: usize = 768;
+/// Key and value of a line on a deadlist.
+const DEAD_BYTES: usize = 31;
+/// Runs that one transaction logs again, of those that are allocated and of those that are free.
+const CARRIED_RUNS: usize = Transaction::MAX_EDITS / 2;
 
 /// What a round has come to.
 #[derive(Debug, Default)]
@@ -36,18 +41,17 @@ pub(crate) struct Round {
     pub(crate) failed: Option<PoolError>,
 }
 
-/// How far a unit has come.
+/// How far a unit has come. `replaced`: what it gives up, in pieces.
 enum Work {
-    Partition { table: Arc<Table>, job: FlushJob, flushed: Flushed },
-    Metaslab { job: MapJob, map: Option<NodePtr> },
+    Partition { table: Arc<Table>, job: FlushJob, flushed: Flushed, replaced: Vec<NodePtr> },
+    Metaslab { job: MapJob, map: Option<NodePtr>, replaced: Vec<NodePtr> },
 }
 
 impl Work {
-    /// Edits that are logged again.
-    fn carries(&self) -> u64 {
+    /// The nodes and maps that it gives up, in pieces.
+    fn replaced(&self) -> &[NodePtr] {
         match self {
-            Work::Metaslab { job, .. } if job.is_set_aside() => job.edits(),
-            _ => 0,
+            Work::Partition { replaced, .. } | Work::Metaslab { replaced, .. } => replaced,
         }
     }
 }
@@ -89,8 +93,11 @@ impl Pool {
         let flushed = done.len();
         // Nothing is read any more, so nothing is pinned: writes may wait for long (R22, R32).
         match self.finish_writes(writer).await {
-            Ok((claims, mut pieces)) => {
-                self.find_pieces(&done, &mut pieces).await;
+            Ok((claims, pieces)) => {
+                if let Err(error) = self.carry(&done).await {
+                    self.abort(done);
+                    return Err(error);
+                }
                 self.record(done, claims, pieces, pin, aim).await?;
             }
             Err(error) => {
@@ -105,7 +112,7 @@ impl Pool {
         Ok(Round { flushed, failed })
     }
 
-    fn pin_of(&self, unit: Unit) -> Option<Txg> {
+    pub(crate) fn pin_of(&self, unit: Unit) -> Option<Txg> {
         match unit {
             Unit::Partition(table, _) => self.tables.find(table)?.pin(),
             Unit::Metaslab(id) => {
@@ -126,21 +133,6 @@ impl Pool {
         Ok(written)
     }
 
-    /// Adds what the nodes that the round replaces are made of.
-    async fn find_pieces(&self, done: &[Work], pieces: &mut Pieces) {
-        let mut fragmented = Vec::new();
-        for work in done {
-            match work {
-                Work::Partition { flushed, .. } => fragmented.extend(&flushed.replaced),
-                Work::Metaslab { job, .. } => fragmented.extend(job.replaces()),
-            }
-        }
-        fragmented.retain(|ptr: &NodePtr| ptr.fragmented);
-        for ptr in fragmented {
-            pieces.insert(ptr, self.pieces(ptr).await);
-        }
-    }
-
     /// Freezes a unit and starts writing its new nodes. Nothing, if there is nothing to flush.
     async fn prepare(
         &self,
@@ -154,14 +146,11 @@ impl Pool {
                 // It was handed over while this round waited.
                 None => Ok(None),
             },
-            Unit::Metaslab(id) => {
-                self.retry_map(id).await;
-                self.flush_metaslab(id, writer)
-            }
+            Unit::Metaslab(id) => self.flush_metaslab(id, writer).await,
         }
     }
 
-    fn flush_metaslab(
+    async fn flush_metaslab(
         &self,
         id: MetaslabId,
         writer: &mut NodeWriter,
@@ -173,13 +162,26 @@ impl Pool {
         writer.epoch = EpochId::POOL;
         match job.encode().map(|map| writer.place(Buf::from_bytes(&map), Purpose::Map)).transpose()
         {
-            Ok(map) => Ok(Some(Work::Metaslab { job, map })),
+            Ok(map) => {
+                let replaced = self.given_up(&job).await;
+                Ok(Some(Work::Metaslab { job, map, replaced }))
+            }
             Err(error) => {
                 tracing::error!("the map of {id:?} cannot be written: {error}");
                 self.space.abort(job);
                 Err(error)
             }
         }
+    }
+
+    /// What the map that a new one replaces has allocated. It is known of all maps that are in use,
+    /// so only what a map has lost that was made anew, its list being unreadable, stays allocated.
+    async fn given_up(&self, job: &MapJob) -> Vec<NodePtr> {
+        let Some(old) = job.replaces().filter(|_| !job.is_set_aside()) else { return Vec::new() };
+        self.nodes.pieces(old).await.unwrap_or_else(|error| {
+            tracing::error!("{error}; its fragments are lost, and `copyhold check` names them");
+            fragments::pieces_of(&old, &[])
+        })
     }
 
     async fn flush_partition(
@@ -199,16 +201,20 @@ impl Pool {
         };
         let Some(job) = job else { return Ok(None) };
         writer.epoch = self.tenancy().epoch(table.id());
+        let nodes = Listed::new(self);
         let flushed = match self.spills(&job, aim).await {
             true if job.is_idle() => {
                 self.give_up(&table, job);
                 return Ok(None);
             }
-            true => self.spill(&job, writer).await,
-            false => self.merge(&job, writer).await,
+            true => self.spill(&job, &nodes, writer).await,
+            false => self.merge(&job, &nodes, writer).await,
         };
         match flushed {
-            Ok(flushed) => Ok(Some(Work::Partition { table, job, flushed })),
+            Ok(flushed) => {
+                let replaced = expand(&flushed.replaced, &nodes.pieces());
+                Ok(Some(Work::Partition { table, job, flushed, replaced }))
+            }
             Err(error) => {
                 tracing::error!("{error}");
                 self.give_up(&table, job);
@@ -260,27 +266,37 @@ impl Pool {
 
     /// Makes a layer of the edits, which were promised the space for it. Layers that it takes in
     /// may have what nobody was promised, until they are free.
-    async fn spill(&self, job: &FlushJob, writer: &mut NodeWriter) -> Result<Flushed, TableError> {
+    async fn spill(
+        &self,
+        job: &FlushJob,
+        nodes: &Listed<'_>,
+        writer: &mut NodeWriter,
+    ) -> Result<Flushed, TableError> {
         let Figures { free, reserved, .. } = self.space();
         let room = free.saturating_sub(reserved) / COPIES;
-        job.spill(&self.nodes, writer, room).await
+        job.spill(nodes, writer, room).await
     }
 
     /// Merges the edits into the base, or, if that cannot be read, makes a layer of them.
-    async fn merge(&self, job: &FlushJob, writer: &mut NodeWriter) -> Result<Flushed, TableError> {
+    async fn merge(
+        &self,
+        job: &FlushJob,
+        nodes: &Listed<'_>,
+        writer: &mut NodeWriter,
+    ) -> Result<Flushed, TableError> {
         let unit = (job.table(), job.start());
         let mark = writer.mark();
-        match job.merge(&self.nodes, writer).await {
+        match job.merge(nodes, writer).await {
             Err(error) if !error.is_unwritable() => {
                 tracing::error!("{error}; what is new is kept beside it");
                 self.flusher.broken.lock().insert(unit, error.node());
                 writer.give_up(mark);
-                self.spill(job, writer).await
+                self.spill(job, nodes, writer).await
             }
             // Space was taken meanwhile; a layer needs less.
             Err(_) if !job.is_idle() => {
                 writer.give_up(mark);
-                self.spill(job, writer).await
+                self.spill(job, nodes, writer).await
             }
             Ok(flushed) => {
                 if self.flusher.broken.lock().remove(&unit).is_some() {
@@ -307,6 +323,45 @@ impl Pool {
         }
     }
 
+    /// Logs the edits of metaslabs that are set aside once more, in bounded transactions (R28).
+    /// They pin the log from where they were until the round's record is durable.
+    async fn carry(self: &Arc<Self>, done: &[Work]) -> Result<(), PoolError> {
+        let jobs = done.iter().filter_map(|work| match work {
+            Work::Metaslab { job, .. } if job.is_set_aside() => Some(job),
+            _ => None,
+        });
+        for job in jobs {
+            let mut from = Some(0);
+            while let Some(block) = from {
+                let credit = self.internal_credit(0, 0, 2 * CARRIED_RUNS)?;
+                self.apply_with(credit, Transaction::new(), |txg, tx| {
+                    let carried = self.space.carry(job, block, CARRIED_RUNS, txg);
+                    from = carried.next;
+                    tx.carried.push(carried);
+                })?;
+                yield_now().await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Edits, their bytes, and runs of a round's record.
+    fn record_size(&self, done: &[Work], claims: &[Claim]) -> (usize, usize, usize) {
+        // What is another's, too, becomes a line on a deadlist.
+        let buried = |work: &Work| match work {
+            Work::Partition { table, replaced, .. } => {
+                let own = self.tenancy().own_from(table.id());
+                replaced.iter().filter(|ptr| ptr.epoch < own).count()
+            }
+            Work::Metaslab { .. } => 0,
+        };
+        let copies = COPIES as usize;
+        let buried: usize = done.iter().map(|work| buried(work) * copies).sum();
+        let freed: usize = done.iter().map(|work| work.replaced().len() * copies).sum();
+        let bytes = done.len() * DESCRIPTOR_BYTES + buried * DEAD_BYTES;
+        (done.len() * 2 + buried, bytes, claims.len() + freed)
+    }
+
     /// Logs the new roots and waits until that is durable, unless it is only for the tables' sake.
     async fn record(
         self: &Arc<Self>,
@@ -316,9 +371,8 @@ impl Pool {
         pin: Txg,
         aim: Aim,
     ) -> Result<(), PoolError> {
-        let carried: u64 = done.iter().map(Work::carries).sum();
-        let edits_max = done.len() * 2 + carried as usize;
-        let credit = self.internal_credit(edits_max, done.len() * DESCRIPTOR_BYTES)?;
+        let (edits, bytes, runs) = self.record_size(&done, &claims);
+        let credit = self.internal_credit(edits, bytes, runs)?;
         let mut maps = Vec::new();
         let mut roots = Some(done);
         let tables = tables_of(roots.as_deref().unwrap_or_default());
@@ -333,7 +387,7 @@ impl Pool {
                 claims.into_iter().for_each(|claim| tx.allocate(claim));
                 self.flusher.pin_until(txg, pin);
                 for work in roots.take().expect("a transaction is prepared once") {
-                    self.install(txg, work, &pieces, turnover, tx, &mut maps);
+                    self.install(work, &pieces, turnover, tx, &mut maps);
                 }
                 self.forget_gone(tx);
             }));
@@ -353,6 +407,9 @@ impl Pool {
             self.commit(record).await?;
         }
         for (job, map) in maps {
+            if !job.is_set_aside() {
+                self.nodes.replace_map(job.replaces(), map, &pieces);
+            }
             self.space.installed(job, map);
         }
         let durable = self.durable_txg();
@@ -363,7 +420,6 @@ impl Pool {
     /// Swaps in a new base, and adds to the transaction what the log must say of it.
     fn install(
         &self,
-        txg: Txg,
         work: Work,
         pieces: &Pieces,
         turnover: &mut dyn NodeTurnover,
@@ -371,9 +427,8 @@ impl Pool {
         maps: &mut Vec<(MapJob, Option<NodePtr>)>,
     ) {
         match work {
-            Work::Partition { table, job, flushed } => {
+            Work::Partition { table, job, flushed, replaced } => {
                 let written = expand(&flushed.written, pieces);
-                let replaced = expand(&flushed.replaced, pieces);
                 turnover.turned_over(table.id(), &written, &replaced, tx);
                 let (tells, settled) = table.install(job, flushed);
                 self.settled(settled);
@@ -388,12 +443,9 @@ impl Pool {
                 }
                 self.tables.flushed(table.id());
             }
-            Work::Metaslab { job, map } if job.is_set_aside() => {
-                tx.carried.push(self.space.carry(&job, txg));
-                maps.push((job, map));
-            }
-            Work::Metaslab { job, map } => {
-                expand(job.replaces().as_slice(), pieces).iter().for_each(|old| free_node(tx, old));
+            Work::Metaslab { job, map, .. } if job.is_set_aside() => maps.push((job, map)),
+            Work::Metaslab { job, map, replaced } => {
+                replaced.iter().for_each(|old| free_node(tx, old));
                 tx.put(Pool::TABLES, job.key(), &job.descriptor(map).encode());
                 maps.push((job, map));
             }

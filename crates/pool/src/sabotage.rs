@@ -84,13 +84,17 @@ pub enum Sabotage {
     ReplayMixesPuts,
     /// Q1: a space map that cannot be read now is recorded as lost, and so is all of its space.
     QuarantineOnError,
+    /// P1: a node whose list cannot be read is replaced all the same, and its fragments stay.
+    ForgetFragments,
+    /// R32: the log does not wait for the host's space: it is written already.
+    LogDoesNotWait,
     /// B1: attached data is read from the device, be it there or not.
     ReadBeforeWritten,
 }
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 33] = [
+    pub const ALL: [Sabotage; 35] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::WholeFrameRecovery,
@@ -123,6 +127,8 @@ impl Sabotage {
         Sabotage::TailNotVerified,
         Sabotage::ReplayMixesPuts,
         Sabotage::QuarantineOnError,
+        Sabotage::ForgetFragments,
+        Sabotage::LogDoesNotWait,
         Sabotage::ReadBeforeWritten,
     ];
 }

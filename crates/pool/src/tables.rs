@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use copyhold_format::node::PartitionDescriptor;
 use copyhold_sync::{Mutex, RwLock, of};
-use copyhold_table::{Edit, Limits, Table, Weight};
+use copyhold_table::{Edit, Limits, NodeVisit, Table, Weight};
 use copyhold_types::{Key, NodePtr, TableId, Txg};
 
-use crate::Pool;
 use crate::busy::Busy;
-use crate::fragments;
+use crate::maps::patiently;
+use crate::{Pool, PoolError};
 
 #[derive(Debug)]
 pub(crate) struct Tables {
@@ -256,24 +256,41 @@ impl Pool {
     }
 
     /// All that nodes have allocated, as pointers to what lies in one run each: of a fragmented
-    /// node its list and its fragments. A list that no copy gives keeps its fragments allocated,
-    /// which the log says and a check finds.
-    pub async fn pieces_of(&self, nodes: &[NodePtr]) -> Vec<NodePtr> {
+    /// node its list and its fragments.
+    ///
+    /// # Errors
+    /// No copy of a list gives it, in several tries: what that node has allocated is unknown, so it
+    /// is not to be given up.
+    pub async fn pieces_of(&self, nodes: &[NodePtr]) -> Result<Vec<NodePtr>, PoolError> {
         let mut pieces = Vec::with_capacity(nodes.len());
         for ptr in nodes {
             match ptr.fragmented {
                 false => pieces.push(*ptr),
-                true => pieces.extend(self.pieces(*ptr).await),
+                true => pieces.extend(patiently(&self.rt, || self.nodes.pieces(*ptr)).await?),
             }
         }
-        pieces
+        Ok(pieces)
     }
 
-    pub(crate) async fn pieces(&self, ptr: NodePtr) -> Vec<NodePtr> {
-        self.nodes.pieces(ptr).await.unwrap_or_else(|error| {
-            tracing::error!("{error}; its fragments stay allocated until a check repairs that");
-            fragments::pieces_of(&ptr, &[])
-        })
+    /// The nodes, of those that are wanted, of the partition's base and layers.
+    ///
+    /// # Errors
+    /// A wanted node that has others below it cannot be read.
+    pub async fn nodes_of(
+        &self,
+        table: &Table,
+        start: Key,
+        is_wanted: impl Fn(&NodePtr) -> bool + Send + Sync,
+    ) -> Result<Vec<NodePtr>, PoolError> {
+        let (mut nodes, mut failed) = (Vec::new(), None);
+        let mut visit = |visit: NodeVisit<'_>| {
+            if visit.partition == start && is_wanted(&visit.ptr) {
+                nodes.push(visit.ptr);
+                failed = failed.take().or(visit.node.and_then(|node| node.err().cloned()));
+            }
+        };
+        table.for_each_node(&self.nodes, false, &mut visit).await;
+        failed.map_or(Ok(nodes), |error| Err(error.into()))
     }
 }
 

@@ -226,6 +226,36 @@ fn writes_to_a_thin_device_fail_when_no_space_comes_and_work_when_it_does() {
     });
 }
 
+#[test]
+fn a_thin_device_that_becomes_full_again_is_waited_for_again() {
+    let machine = Machine::new();
+    let pool = machine.new_pool(Arc::new(Thin(machine.disk.clone())));
+    machine.rt.block_on(async {
+        machine.fill(Purpose::Data);
+        write_data(&pool).await.unwrap_err();
+        put(&pool, 1).await.unwrap();
+        let since = machine.rt.now();
+        write_data(&pool).await.unwrap_err();
+        let waited = Duration::from_nanos(machine.rt.now() - since);
+        assert!(waited < Duration::from_secs(1), "a write of the log says nothing about data");
+        machine.disk.disarm();
+        write_data(&pool).await.expect("there is space again");
+        for why in [Purpose::Data, Purpose::Log] {
+            machine.fill(why);
+            let worker = pool.clone();
+            let ended = begin(&machine, async move {
+                write_data(&worker).await?;
+                put(&worker, 2).await
+            });
+            machine.pass(30).await;
+            assert!(!ended[0].load(Relaxed), "{why:?}: it has been full for half a minute");
+            machine.disk.disarm();
+            machine.pass(5).await;
+            assert!(ended[1].load(Relaxed), "{why:?}: space has come");
+        }
+    });
+}
+
 /// Counts what is logged.
 #[derive(Default)]
 struct Lines {

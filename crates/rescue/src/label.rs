@@ -15,6 +15,9 @@ const AREA: u64 = 64;
 /// The ring of uberblocks in it.
 const RING: std::ops::Range<u64> = 16..48;
 const VERSION: u32 = 2;
+/// A feature: nodes may lie in fragments.
+const FRAGMENTS: u64 = 1 << 0;
+const LEAF_BYTES_MAX: u64 = 512 << 10;
 const BLOCKS_MAX: u64 = 1 << 48;
 
 /// What a device says of its pool.
@@ -45,7 +48,8 @@ impl Label {
         bytes.take(16)?;
         let (secret, generation) = (bytes.u64()?, bytes.u64()?);
         bytes.take(16)?; // compat and ro-compat: it is only read
-        demand(bytes.u64()? == 0, "it uses features that this program does not know")?;
+        let unknown = bytes.u64()? & !FRAGMENTS;
+        demand(unknown == 0, "it uses features that this program does not know")?;
         bytes.take(12)?;
         let leaf_bytes = u64::from(bytes.u32()?);
         let blocks = bytes.u64()?;
@@ -56,7 +60,7 @@ impl Label {
         demand(name <= 64, "its name is too long")?;
         let name = String::from_utf8_lossy(bytes.take(name)?).into_owned();
         demand(leaf_bytes.is_power_of_two(), "no size of a leaf")?;
-        demand((4 << 10..=1 << 20).contains(&leaf_bytes), "no size of a leaf")?;
+        demand((4 << 10..=LEAF_BYTES_MAX).contains(&leaf_bytes), "no size of a leaf")?;
         demand((2048..=BLOCKS_MAX).contains(&blocks), "no size of a device")?;
         demand((16..=blocks).contains(&log_blocks), "no size of a log")?;
         let fits = |start: u64| start >= AREA && start <= blocks - AREA - log_blocks.min(blocks);

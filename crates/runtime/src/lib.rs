@@ -35,6 +35,7 @@ pub use executors::{Executors, ReactorKind};
 pub use finishing::{Finishing, finishing};
 pub use lock::{FifoMutex, FifoMutexGuard, FifoRwLock, ReadGuard, WriteGuard};
 pub use op::{Completion, Op, Outcome, Reactor, SharedFd};
+pub use ring::is_shortage;
 #[cfg(shuttle)]
 pub use sabotage::Sabotage;
 pub use seeded::{SeededConfig, SeededRuntime};

@@ -86,7 +86,7 @@ fn try_out_in(manner: Manner, broken: Broken) -> io::Result<Manner> {
                 }
             }
             // That memory is short, or a signal came, is no refusal.
-            Err(error) if is_passing(&error) && !broken.is(Sabotage::RefuseEarly) => {}
+            Err(error) if is_shortage(&error) && !broken.is(Sabotage::RefuseEarly) => {}
             Err(error) => return Err(error),
         }
         thread::sleep(PAUSE);
@@ -151,7 +151,7 @@ impl Ring {
         match self.uring.enter(self.queued(), 1, timeout) {
             Ok(_) => {}
             Err(error) if error.raw_os_error() == Some(libc::ETIME) => {}
-            Err(error) if is_passing(&error) => thread::yield_now(),
+            Err(error) if self.passes(&error) => thread::yield_now(),
             Err(error) => panic!("waiting on io_uring failed: {error}"),
         }
     }
@@ -258,17 +258,23 @@ impl Ring {
         unsafe { self.uring.queued() }
     }
 
+    fn passes(&self, error: &io::Error) -> bool {
+        let is_fatal = error.raw_os_error() == Some(libc::ENOMEM);
+        is_shortage(error) && !(is_fatal && self.broken.is(Sabotage::FailWhenShort))
+    }
+
     /// Lets the kernel take what it will, and have done what it left to this thread.
     fn enter(&self) {
         match self.uring.enter(self.queued(), 0, None) {
             Ok(_) => {}
-            Err(error) if is_passing(&error) => thread::yield_now(),
+            Err(error) if self.passes(&error) => thread::yield_now(),
             Err(error) => panic!("submitting to io_uring failed: {error}"),
         }
     }
 }
 
-/// Memory is short, or a signal came: nothing is wrong with the ring.
-fn is_passing(error: &io::Error) -> bool {
+/// Whether `io_uring_enter` failed because memory is short, or a signal came: the ring is as it
+/// was, and the call can be made again.
+pub fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM | libc::EINTR))
 }

@@ -23,6 +23,8 @@ pub enum Sabotage {
     TrustSubmission,
     /// EAGAIN at the first use is taken for a refusal.
     RefuseEarly,
+    /// ENOMEM later on is taken for the end of the ring.
+    FailWhenShort,
     /// U5: the ring is closed while operations are in flight.
     CloseEarly,
     /// U6: the kernel ends the listening to the bell, and it is not begun again.

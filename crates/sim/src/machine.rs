@@ -144,7 +144,9 @@ impl Machine {
     }
 
     /// After a while the host's disk has room for so many blocks only; three seconds later for all.
-    pub fn fill_host(&self, nanos: u64, blocks: u64) {
+    /// `copies`: the host copies on write, so nothing at all can be written without room.
+    pub fn fill_host(&self, nanos: u64, blocks: u64, copies: bool) {
+        self.disk.set_host_copies(copies);
         let (disk, rt) = (self.disk.clone(), self.rt());
         self.rt.spawn(Box::pin(async move {
             rt.sleep(Duration::from_nanos(nanos)).await;

@@ -33,7 +33,7 @@ pub enum Weather {
     WriteError,
     /// A write of metadata, which is kept twice, is lost.
     LostWrite,
-    /// The host's disk is full for a while.
+    /// The host's disk is full for a while; it may be one that copies on write.
     HostFull,
     /// One copy of a node or a space map rots.
     NodeRot,
@@ -46,6 +46,8 @@ pub enum Weather {
     LogUnreadable,
     /// The power fails, and afterwards no copy of a space map can be read, for a moment or a life.
     MapUnreadable,
+    /// While everything is settled no copy of some lists of fragments can be read.
+    ListUnreadable,
     /// The power fails, and the newest uberblocks rot on both labels.
     UberblockRot,
     /// The power fails or the daemon is killed, and afterwards data of the last batches cannot be
@@ -58,7 +60,7 @@ pub enum Weather {
 }
 
 impl Weather {
-    pub const ALL: [Weather; 20] = [
+    pub const ALL: [Weather; 21] = [
         Weather::Calm,
         Weather::PowerCut,
         Weather::PowerCutAtWrite,
@@ -75,6 +77,7 @@ impl Weather {
         Weather::LogRotTwice,
         Weather::LogUnreadable,
         Weather::MapUnreadable,
+        Weather::ListUnreadable,
         Weather::UberblockRot,
         Weather::TailUnreadable,
         Weather::TailRot,
@@ -96,7 +99,9 @@ impl Weather {
         }
         match self {
             Weather::PowerCut => machine.fail_power_in(dice.magnitude(bits)),
-            Weather::HostFull => machine.fill_host(dice.magnitude(24), dice.magnitude(6)),
+            Weather::HostFull => {
+                machine.fill_host(dice.magnitude(24), dice.magnitude(6), dice.one_in(2));
+            }
             _ => {}
         }
     }

@@ -162,6 +162,16 @@ fn recording_that_a_map_could_not_be_read_is_noticed() {
 }
 
 #[test]
+fn p1_replacing_a_node_whose_list_cannot_be_read_is_noticed() {
+    is_noticed(Sabotage::ForgetFragments, Weather::ListUnreadable);
+}
+
+#[test]
+fn r32_a_log_that_does_not_wait_for_the_host_is_noticed() {
+    is_noticed(Sabotage::LogDoesNotWait, Weather::HostFull);
+}
+
+#[test]
 fn reading_attached_data_before_it_is_written_is_noticed() {
     is_noticed(Sabotage::ReadBeforeWritten, Weather::Calm);
 }

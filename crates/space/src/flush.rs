@@ -94,6 +94,7 @@ impl MapJob {
             allocated: self.needed().map_or(0, SpaceMap::allocated),
             complete_to: self.complete_to,
             longest_free: self.map.as_ref().map_or(0, SpaceMap::longest_free),
+            is_lost: false,
         }
     }
 

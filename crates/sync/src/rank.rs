@@ -60,6 +60,8 @@ ranks! {
     Burial,
     /// Counts of shared extents.
     Shares,
+    /// Pending releases that cannot be taken up.
+    ReleasesAside,
     /// Changes of owners.
     Owners,
     /// The subvolumes by number.
@@ -73,6 +75,8 @@ ranks! {
 
     /// Node writes of one flush.
     NodeWrites,
+    /// What fragmented nodes are made of, as far as a flush has read it.
+    FlushPieces,
     /// Partitions of which the base cannot be read.
     BrokenParts,
     /// One table is handed over at a time.
@@ -134,6 +138,8 @@ ranks! {
 
     // Tables.
 
+    /// What the maps in use are made of.
+    MapPieces,
     /// A shard of the cache of nodes.
     NodeCache,
     /// The store of tests.

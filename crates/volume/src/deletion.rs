@@ -182,13 +182,7 @@ impl Volumes {
 
     /// Where there is damage, that deletion stops and others go on; what may pass is tried again.
     fn step_failed(&self, subvol: &Subvol, error: VolumeError) -> Result<bool> {
-        let is_damage = !matches!(
-            error,
-            VolumeError::Pool(
-                PoolError::Stopped { .. } | PoolError::ReadOnly { .. } | PoolError::Full { .. }
-            )
-        );
-        if !is_damage {
+        if !error.is_damage() {
             return Err(error);
         }
         tracing::error!("subvolume {} cannot be freed: {error}", subvol.id());
@@ -275,6 +269,9 @@ impl Volumes {
         for holder in [Some(leaf.id), leaf.parent].into_iter().flatten() {
             match self.has_pending(holder) {
                 Cached::Known(false) => {}
+                Cached::Known(true) if self.state.aside.lock().has(holder) => {
+                    return Err(VolumeError::Aside(holder));
+                }
                 Cached::Known(true) => return Ok(Ok(false)),
                 Cached::Unknown => return Ok(Err(holder)),
             }
@@ -305,6 +302,9 @@ impl Volumes {
             live.set_item(item);
         }
         self.set_step(subvol, item);
+        if let Some(done) = &done {
+            self.state.aside.lock().forget(done.heir);
+        }
         let mut map = self.state.map.write();
         for gone in [Some(leaf), done.map(|done| done.parent)].into_iter().flatten() {
             map.forget_epoch(gone.id, gone.table);

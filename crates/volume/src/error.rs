@@ -2,7 +2,7 @@
 
 use copyhold_format::FormatError;
 use copyhold_pool::PoolError;
-use copyhold_types::{Key, SubvolId};
+use copyhold_types::{EpochId, Key, SubvolId};
 
 use crate::family::BadFamily;
 use crate::quota::QuotaError;
@@ -34,6 +34,8 @@ pub enum VolumeError {
     Incomparable(SubvolId, SubvolId),
     #[error("subvolume {0} cannot be freed any further, for there is damage; run a check")]
     Unfreeable(SubvolId),
+    #[error("epoch {0} has pending releases that cannot be taken up, for there is damage")]
+    Aside(EpochId),
     #[error(
         "{0} exists already, though its number is to come next: the mark of numbers is damaged; run \
          a check"
@@ -53,6 +55,18 @@ pub enum VolumeError {
     Quota(#[from] QuotaError),
     #[error(transparent)]
     Pool(#[from] PoolError),
+}
+
+impl VolumeError {
+    /// Whether something stored is damaged: to try again in this mount would be in vain.
+    pub(crate) fn is_damage(&self) -> bool {
+        !matches!(
+            self,
+            VolumeError::Pool(
+                PoolError::Stopped { .. } | PoolError::ReadOnly { .. } | PoolError::Full { .. }
+            )
+        )
+    }
 }
 
 pub(crate) type Result<T> = std::result::Result<T, VolumeError>;

@@ -7,11 +7,12 @@
 //! speak of blocks, [`release`] what a dropped pointer comes to. Over it, on a pool: [`Volumes`]:
 //! transactions of files (`steady`) and what they read (`read`), nodes (`nodes`), `birth`,
 //! `place`, `rollback`, `deletion` and its `walk`, `reflink`, and what was left for later
-//! (`pending`). Looking, without changing anything: `scan` for what differs or is new, `weigh` for
-//! what a deletion would free. Who pays: [`quota`], changed through `owners`.
+//! (`pending`, `aside`). Looking, without changing anything: `scan` for what differs or is new,
+//! `weigh` for what a deletion would free. Who pays: [`quota`], changed through `owners`.
 
 #![forbid(unsafe_code)]
 
+mod aside;
 mod birth;
 mod deletion;
 mod error;

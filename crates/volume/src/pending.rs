@@ -2,7 +2,8 @@
 //!
 //! Look-ups there must not wait, so what they would have to read is read before, and the step is
 //! tried again. It may fail to help, when the cache forgets sooner than the step comes: then what
-//! is unknown stays pending, and the rest is done.
+//! is unknown stays pending, and the rest is done. Releases that damage is in the way of are set
+//! aside (`aside`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use copyhold_types::{EpochId, Key};
 
 use crate::error::{Result, VolumeError};
 use crate::family::{Family, FamilyId};
-use crate::release::{Evaluation, Missing, Outcome, Release};
+use crate::release::{Damage, Evaluation, Missing, Outcome, Release};
 use crate::sabotage::Sabotage;
 use crate::stored::{Stored, fetch};
 use crate::volumes::{FamilyCell, Volumes};
@@ -25,6 +26,8 @@ pub(crate) const RELEASES_PER_STEP: usize = 64;
 const LEVELS_PER_STEP: u32 = 64;
 /// How often what is missing is read before a step does without.
 const TRIES: usize = 4;
+/// Of a step: it goes on where a deletion was accepted.
+const TIER: Tier = Tier::FinishSubvolume;
 /// Bytes of an edit of deadlists, shares and pending releases, and of a step's records.
 const EDIT_BYTES: usize = 48;
 const RECORD_BYTES: usize = 512;
@@ -34,36 +37,112 @@ const SPARE_EDITS: usize = 32;
 /// How long a decision waits that is made early.
 const MEANWHILE: Duration = Duration::from_millis(200);
 
-/// Pending releases of one family.
-type Batch = (Arc<FamilyCell>, Vec<(Key, Release)>);
+/// Pending releases of one family, as they are stored.
+type Batch = (Arc<FamilyCell>, Vec<(Key, Value)>);
 
 impl Volumes {
-    /// Takes up pending releases, of one family. Whether there were any.
+    /// Takes up pending releases that are not set aside ([`Aside`]). Whether there were any.
     pub(crate) async fn pending_step(&self) -> Result<bool> {
-        let (from, to) = (Key::MIN, Key::MAX);
-        let items = self.pool.range(Pool::PENDING, from, to, RELEASES_PER_STEP).await?;
+        let items = self.next_pending().await?;
+        let any = !items.is_empty();
         let mut by_family: BTreeMap<FamilyId, Batch> = BTreeMap::new();
         for (key, value) in items {
-            let release = parse(key, &value)?;
-            let family = self.state.map.read().epochs.get(&release.holder).cloned();
-            let Some(family) = family else {
-                let Release { holder, pointer, .. } = release;
-                return Err(crate::release::Damage::NoHolder { holder, pointer }.into());
-            };
-            by_family
-                .entry(family.id)
-                .or_insert_with(|| (family, Vec::new()))
-                .1
-                .push((key, release));
+            let family = self.state.map.read().epochs.get(&EpochId(key.object)).cloned();
+            match family {
+                Some(family) => by_family
+                    .entry(family.id)
+                    .or_insert_with(|| (family, Vec::new()))
+                    .1
+                    .push((key, value)),
+                None => self.set_aside(key, &no_holder(key, &value)),
+            }
         }
-        let any = !by_family.is_empty();
-        for (family, releases) in by_family.into_values() {
-            let mut tx = Transaction::new();
-            releases.iter().for_each(|(key, _)| tx.delete(Pool::PENDING, *key));
-            let releases = releases.into_iter().map(|(_, release)| release).collect::<Vec<_>>();
-            self.release_step(&family, &releases, tx).await?;
+        for (family, items) in by_family.into_values() {
+            self.take_up_each(&family, &items).await?;
         }
         Ok(any)
+    }
+
+    /// Takes up releases of one family, together if nothing is damaged; sets those aside that
+    /// cannot be.
+    async fn take_up_each(&self, family: &FamilyCell, items: &[(Key, Value)]) -> Result<()> {
+        match self.take_up(family, items).await {
+            Err(error) if error.is_damage() => {}
+            done => return done,
+        }
+        for (at, (key, _)) in items.iter().enumerate() {
+            match self.take_up(family, &items[at..=at]).await {
+                Err(error) if error.is_damage() => self.set_aside(*key, &error),
+                done => done?,
+            }
+        }
+        Ok(())
+    }
+
+    /// All of these releases of one family, or none.
+    async fn take_up(&self, family: &FamilyCell, items: &[(Key, Value)]) -> Result<()> {
+        let mut tx = Transaction::new();
+        items.iter().for_each(|(key, _)| tx.delete(Pool::PENDING, *key));
+        let releases: Result<Vec<Release>> =
+            items.iter().map(|(key, value)| parse(*key, value)).collect();
+        self.release_step(family, &releases?, tx).await
+    }
+
+    fn set_aside(&self, key: Key, error: &VolumeError) {
+        if self.state.aside.lock().set(key) {
+            let holder = EpochId(key.object);
+            tracing::error!(
+                "space that epoch {holder} gave up is not freed before the next mount: {error}"
+            );
+        }
+    }
+
+    /// The next pending releases that are not set aside.
+    async fn next_pending(&self) -> Result<Vec<(Key, Value)>> {
+        if !self.state.aside.lock().is_partly_unreadable() {
+            match self.next_anywhere().await {
+                Err(error) if error.is_damage() => {
+                    tracing::error!("pending releases cannot all be read: {error}");
+                    self.state.aside.lock().set_partly_unreadable();
+                }
+                found => return found,
+            }
+        }
+        self.next_by_holder().await
+    }
+
+    async fn next_anywhere(&self) -> Result<Vec<(Key, Value)>> {
+        let others = self.state.aside.lock().others();
+        for (from, to) in others {
+            let items = self.pool.range(Pool::PENDING, from, to, RELEASES_PER_STEP).await?;
+            if !items.is_empty() {
+                return Ok(items);
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// Of the first holder whose releases can be read; those of holders before it are set aside.
+    async fn next_by_holder(&self) -> Result<Vec<(Key, Value)>> {
+        let holders: Vec<EpochId> = self.state.map.read().epochs.keys().copied().collect();
+        for holder in holders {
+            let (from, to) = self.state.aside.lock().rest_of(holder);
+            if from >= to {
+                continue;
+            }
+            match self.pool.range(Pool::PENDING, from, to, RELEASES_PER_STEP).await {
+                Ok(items) if items.is_empty() => {}
+                Ok(items) => return Ok(items),
+                Err(error) => {
+                    let error = VolumeError::from(error);
+                    if !error.is_damage() {
+                        return Err(error);
+                    }
+                    self.set_aside(to, &error);
+                }
+            }
+        }
+        Ok(Vec::new())
     }
 
     /// Applies `tx` together with what the releases come to. Credit is for just that: a step that
@@ -75,7 +154,7 @@ impl Volumes {
         tx: Transaction,
     ) -> Result<()> {
         let mut tx = Some(tx);
-        let mut held: Option<(usize, Credit)> = None;
+        let mut held: Option<((usize, usize), Credit)> = None;
         if self.ledger().breaks(Sabotage::DecideEarly) {
             return self.release_decided_early(family, releases, tx.take()).await;
         }
@@ -91,22 +170,23 @@ impl Volumes {
                 } else {
                     let others = tx.as_ref().map_or(0, Transaction::len);
                     let edits = others + outcome.edits.len() + outcome.pending.len();
-                    let enough = held.take().filter(|(of, _)| *of >= edits);
-                    let credit = enough.map(|(_, credit)| credit);
-                    let (tier, bytes) = (Tier::FinishSubvolume, bytes_of(edits));
-                    if let Some(credit) = credit.or_else(|| self.pool.try_admit(tier, edits, bytes))
-                    {
+                    let freed = outcome.freed.len();
+                    let is_enough = |(of, runs): (usize, usize)| of >= edits && runs >= freed;
+                    let credit = held.take().filter(|(of, _)| is_enough(*of)).map(|held| held.1);
+                    let now = || self.pool.try_admit_freeing(TIER, edits, bytes_of(edits), freed);
+                    if let Some(credit) = credit.or_else(now) {
                         let tx = tx.take().expect("it is applied once");
                         self.apply_decided(credit, tx, outcome, None)?;
                         return Ok(());
                     }
-                    (BTreeSet::new(), Some(edits + SPARE_EDITS))
+                    (BTreeSet::new(), Some((edits + SPARE_EDITS, freed + SPARE_EDITS)))
                 }
             };
             fetch(&self.pool, &missing).await?;
-            if let Some(edits) = wanted {
-                let credit = self.pool.admit(Tier::FinishSubvolume, edits, bytes_of(edits)).await?;
-                held = Some((edits, credit));
+            if let Some((edits, freed)) = wanted {
+                let bytes = bytes_of(edits);
+                let credit = self.pool.admit_freeing(TIER, edits, bytes, freed).await?;
+                held = Some(((edits, freed), credit));
             }
         }
         unreachable!("a step is tried until it is applied")
@@ -126,8 +206,7 @@ impl Volumes {
             outcome = evaluate()?;
         }
         let edits = outcome.edits.len() + outcome.pending.len() + SPARE_EDITS;
-        let (tier, bytes) = (Tier::FinishSubvolume, bytes_of(edits));
-        let credit = self.pool.admit(tier, edits, bytes).await?;
+        let credit = self.pool.admit(TIER, edits, bytes_of(edits)).await?;
         self.pool.runtime().sleep(MEANWHILE).await;
         self.apply_decided(credit, tx.unwrap_or_default(), outcome, None).map(drop)
     }
@@ -157,6 +236,14 @@ impl Volumes {
     /// For those who add to the table of shares: what they miss is read.
     pub(crate) async fn fetch_missing(&self, missing: &BTreeSet<Missing>) -> Result<()> {
         fetch(&self.pool, missing).await
+    }
+}
+
+/// What is wrong with a release of an epoch that does not exist.
+fn no_holder(key: Key, value: &Value) -> VolumeError {
+    match parse(key, value) {
+        Ok(Release { holder, pointer, .. }) => Damage::NoHolder { holder, pointer }.into(),
+        Err(error) => error,
     }
 }
 

@@ -27,6 +27,7 @@ use copyhold_runtime::FifoMutex;
 use copyhold_sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, of};
 use copyhold_types::{EpochId, Key, SubvolId, TableId, Txg};
 
+use crate::aside::Aside;
 use crate::error::{Result, VolumeError};
 use crate::family::{Birth, Family, FamilyId};
 use crate::nodes::{Tenants, unflushed_of};
@@ -57,6 +58,8 @@ pub(crate) struct State {
     pub(crate) shares: Mutex<(), of::Shares>,
     /// Whether that table may have anything.
     pub(crate) sharing: AtomicBool,
+    /// Pending releases that cannot be taken up.
+    pub(crate) aside: Mutex<Aside, of::ReleasesAside>,
     /// Who changes owners and groups (`quota`).
     pub(crate) owners: Mutex<(), of::Owners>,
     pub(crate) ledger: Ledger,
@@ -337,12 +340,13 @@ impl Volumes {
         let payers = epochs.values().map(|item| (item.current, item.subvol));
         let (ledger, strays) = quotas.finish(live.map(resident), payers);
         strays.iter().for_each(|stray| tracing::error!("{stray}; run a check"));
-        let sharing = !pool.range(Pool::SHARES, Key::MIN, Key::MAX, 1).await?.is_empty();
+        let sharing = may_share(&pool).await?;
         let state = Arc::new(State {
             pool: Arc::downgrade(&pool),
             map: RwLock::new(Map::of(subvols, families)?),
             shares: Mutex::new(()),
             sharing: AtomicBool::new(sharing),
+            aside: Mutex::new(Aside::default()),
             owners: Mutex::new(()),
             ledger,
             newest: AtomicU64::new(newest),
@@ -435,6 +439,18 @@ impl Volumes {
             let flags = item.flags.0 & !SubvolFlags::READ_ONLY;
             item.flags = SubvolFlags(flags | if on { SubvolFlags::READ_ONLY } else { 0 });
         })
+    }
+}
+
+/// Whether the table of shares may have anything: also if it cannot be read.
+async fn may_share(pool: &Arc<Pool>) -> Result<bool> {
+    let shares = pool.range(Pool::SHARES, Key::MIN, Key::MAX, 1).await;
+    match shares.map_err(VolumeError::from) {
+        Err(error) if error.is_damage() => {
+            tracing::error!("the table of shares cannot be read: {error}");
+            Ok(true)
+        }
+        shares => Ok(!shares?.is_empty()),
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use copyhold_format::item::{EXTENT, Extent, Step, SubvolState};
 use copyhold_format::node::PartitionDescriptor;
 use copyhold_pool::{Pool, Transaction};
-use copyhold_table::{NodeVisit, Table};
+use copyhold_table::Table;
 use copyhold_types::{Key, NodePtr, Pointer, Purpose};
 
 use crate::deletion::put_step;
@@ -86,8 +86,8 @@ impl Volumes {
         let step = match (next, place.end) {
             (Some(next), _) => Step::Walk(next),
             (None, end) => {
-                let owned = self.owned_nodes(&leaf, &table, &place).await;
-                let owned = self.pool.pieces_of(&owned).await;
+                let owned = self.owned_nodes(&leaf, &table, &place).await?;
+                let owned = self.pool.pieces_of(&owned).await?;
                 releases.extend(owned.iter().flat_map(|ptr| nodes::releases(leaf.id, ptr)));
                 place.tell_empty(&table, &mut tx);
                 end.map_or(Step::Absorb, Step::Walk)
@@ -162,19 +162,17 @@ impl Volumes {
     }
 
     /// Nodes of the partition's base and layers that the subvolume owns.
-    async fn owned_nodes(&self, leaf: &Epoch, table: &Table, place: &Place) -> Vec<NodePtr> {
-        let start = place.partition.start;
-        let mut owned = Vec::new();
+    async fn owned_nodes(
+        &self,
+        leaf: &Epoch,
+        table: &Table,
+        place: &Place,
+    ) -> Result<Vec<NodePtr>> {
         if !place.has_owned(leaf) {
-            return owned;
+            return Ok(Vec::new());
         }
-        let mut visit = |visit: NodeVisit<'_>| {
-            if visit.partition == start && leaf.owns(visit.ptr.epoch) {
-                owned.push(visit.ptr);
-            }
-        };
-        table.for_each_node(self.pool.node_source(), false, &mut visit).await;
-        owned
+        let owns = |ptr: &NodePtr| leaf.owns(ptr.epoch);
+        Ok(self.pool.nodes_of(table, place.partition.start, owns).await?)
     }
 
     async fn node(

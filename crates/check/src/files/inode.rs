@@ -5,17 +5,18 @@
 //!     that the subvolume has seen, and sum up to what the inode says is allocated.
 //! I3  A name, of an entry or an attribute, is under the key that its hash gives (R41).
 //! I4  What an inode counts (entries, attributes, bytes of a target) it has.
+//! I5  ACLs can be parsed, and an access ACL and the mode say the same of owner, group and others.
 //!
-//! I4 and the sum of I2 are not asked of a file that is being removed in steps.
+//! I4, I5 and the sum of I2 are not asked of a file that is being removed in steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use copyhold_format::FormatError;
 use copyhold_format::item::{
-    Content, DIRENT, DIRENT_SUBVOL, DirBucket, EXTENT, EXTENT_BLOCKS_MAX, Extent, ExtentState,
-    INLINE, INODE, InodeFlags, InodeItem, SYMLINK, XATTR, XATTR_VALUE, XATTR_VALUE_PIECE,
-    XattrBucket, XattrValue, dirent_bucket, inode_key, parse_inline, parse_symlink, xattr_bucket,
-    xattr_piece,
+    ACCESS_ACL, Acl, Content, DEFAULT_ACL, DIRENT, DIRENT_SUBVOL, DirBucket, EXTENT,
+    EXTENT_BLOCKS_MAX, Extent, ExtentState, INLINE, INODE, InodeFlags, InodeItem, SYMLINK, XATTR,
+    XATTR_VALUE, XATTR_VALUE_PIECE, XattrBucket, XattrValue, dirent_bucket, inode_key,
+    parse_inline, parse_symlink, xattr_bucket, xattr_piece,
 };
 use copyhold_types::{BLOCK_BYTES, Key, SubvolId};
 
@@ -27,10 +28,8 @@ use crate::problem::{FileId, Owner, Problem};
 use crate::refs::Ref;
 
 /// Attributes that the inode must say it has, since only then they are looked for.
-const ACLS: [(&[u8], u16); 2] = [
-    (b"system.posix_acl_access", InodeFlags::ACCESS_ACL),
-    (b"system.posix_acl_default", InodeFlags::DEFAULT_ACL),
-];
+const ACLS: [(&[u8], u16); 2] =
+    [(ACCESS_ACL, InodeFlags::ACCESS_ACL), (DEFAULT_ACL, InodeFlags::DEFAULT_ACL)];
 const REGULAR: u8 = 8;
 const LINK: u8 = 10;
 
@@ -46,8 +45,8 @@ pub(super) struct Current {
     blocks: u64,
     entries: u64,
     attributes: u64,
-    /// Flags of the ACLs among them.
-    acls: InodeFlags,
+    /// The ACLs among them: each name's flag and value, as far as it has been seen.
+    acls: BTreeMap<&'static [u8], (u16, Vec<u8>)>,
     /// Pieces of long values that are still to come: how long, and of which attribute.
     pieces: BTreeMap<Key, (usize, String)>,
     inline: bool,
@@ -66,7 +65,7 @@ impl Current {
             blocks: 0,
             entries: 0,
             attributes: 0,
-            acls: InodeFlags::default(),
+            acls: BTreeMap::new(),
             pieces: BTreeMap::new(),
             inline: false,
             target: None,
@@ -184,8 +183,12 @@ impl Current {
                 checker.report.add(Problem::Xattr { file: self.file, name, why });
                 continue;
             }
-            for (_, flag) in ACLS.iter().filter(|(acl, _)| *acl == attribute.name) {
-                self.acls.set(*flag, true);
+            for (acl, flag) in ACLS.iter().filter(|(acl, _)| *acl == attribute.name) {
+                let here = match attribute.value {
+                    XattrValue::Here(value) => value.to_vec(),
+                    XattrValue::Pieces(_) => Vec::new(),
+                };
+                self.acls.insert(acl, (*flag, here));
             }
             let XattrValue::Pieces(len) = attribute.value else { continue };
             for n in 0..attribute.value.pieces() {
@@ -204,7 +207,11 @@ impl Current {
                 let why = "no attribute has this piece of a value";
                 checker.report.add(Problem::Misplaced { file, key, why });
             }
-            Some((bytes, _)) if bytes == value.len() => {}
+            Some((bytes, name)) if bytes == value.len() => {
+                if let Some((_, acl)) = self.acls.get_mut(name.as_bytes()) {
+                    acl.extend_from_slice(value);
+                }
+            }
             Some((bytes, name)) => {
                 let why = format!("a piece of its value has {} bytes of {bytes}", value.len());
                 checker.report.add(Problem::Xattr { file, name, why });
@@ -320,15 +327,39 @@ impl Current {
             checker.report.add(Problem::Misplaced { file, key, why });
         }
         for (acl, flag) in ACLS {
-            if self.acls.has(flag) != item.has.has(flag) {
+            if self.acls.contains_key(acl) != item.has.has(flag) {
                 let name = String::from_utf8_lossy(acl).into_owned();
                 let why = "the inode says otherwise, so it is not looked at or not found".into();
                 checker.report.add(Problem::Xattr { file, name, why });
             }
         }
+        match self.pieces.is_empty() {
+            true => self.check_acls(checker, item),
+            false => self.tell_missing_pieces(checker),
+        }
+    }
+
+    fn tell_missing_pieces(&mut self, checker: &mut Checker) {
+        let file = self.file;
         for (_, name) in std::mem::take(&mut self.pieces).into_values() {
             let why = "a piece of its value is missing".into();
             checker.report.add(Problem::Xattr { file, name, why });
+        }
+    }
+
+    /// I5.
+    fn check_acls(&self, checker: &mut Checker, item: &InodeItem) {
+        for (name, (flag, value)) in &self.acls {
+            let mode = item.mode & 0o777;
+            let why = match Acl::parse(value) {
+                Err(error) => error.to_string(),
+                Ok(acl) if *flag == InodeFlags::ACCESS_ACL && acl.mode() != mode => {
+                    format!("it goes with mode {:03o}, and the mode is {mode:03o}", acl.mode())
+                }
+                Ok(_) => continue,
+            };
+            let name = String::from_utf8_lossy(name).into_owned();
+            checker.report.add(Problem::Acl { file: self.file, name, why });
         }
     }
 }

@@ -3,8 +3,10 @@
 use copyhold_check::{Problem, Severity};
 use copyhold_device::sim::SimImage;
 use copyhold_format::item::{
-    self, DIRENT, DirBucket, EPOCH, Extent, InodeFlags, InodeItem, SUBVOL, SubvolItem, XATTR,
-    XATTR_VALUE, dirent_bucket, extent_key, inode_key,
+    self, ACCESS_ACL, AclEntry, DIRENT, DirBucket, EPOCH, Extent, GROUP_OBJ, InodeFlags, InodeItem,
+    MASK, NAMED_USER, OTHER, SUBVOL, SubvolItem, USER_OBJ, XATTR, XATTR_SHORT_MAX, XATTR_VALUE,
+    XATTR_VALUE_PIECE, XattrBucket, XattrValue, dirent_bucket, encode_acl, extent_key, inode_key,
+    xattr_bucket, xattr_piece,
 };
 use copyhold_pool::{IdSpace, Pool, Transaction};
 use copyhold_types::{EpochId, InodeNo, Key, Kind, SubvolId};
@@ -200,6 +202,55 @@ fn an_acl_that_the_inode_does_not_know_of_is_told() {
     });
     assert_eq!(kinds, ["xattr"]);
     assert!(text.contains("\"system.posix_acl_default\""), "{text}");
+}
+
+/// An ACL of `/long`, which has mode 644, with a mask and entries for so many users.
+fn acl(mask: u16, users: u32) -> Vec<u8> {
+    let entry = |tag, perm, id| AclEntry { tag, perm, id };
+    let named = (0..users).map(|uid| entry(NAMED_USER, 6, uid));
+    let owner = entry(USER_OBJ, 6, u32::MAX);
+    let rest = [(GROUP_OBJ, 6), (MASK, mask), (OTHER, 4)];
+    let rest = rest.into_iter().map(|(tag, perm)| entry(tag, perm, u32::MAX));
+    encode_acl([owner].into_iter().chain(named).chain(rest))
+}
+
+async fn put_acl(files: &Files, value: &[u8]) {
+    let bucket = xattr_bucket(&HASH, ACCESS_ACL);
+    let stored = match value.len() > XATTR_SHORT_MAX {
+        true => XattrValue::Pieces(value.len()),
+        false => XattrValue::Here(value),
+    };
+    let (bytes, index) = XattrBucket::EMPTY.with(ACCESS_ACL, stored).unwrap();
+    files.put(Key::new(LONG.0, XATTR, bucket), &bytes).await;
+    for (n, piece) in value.chunks(XATTR_VALUE_PIECE).enumerate().take(stored.pieces()) {
+        files.put(xattr_piece(LONG, bucket, index, n), piece).await;
+    }
+    files
+        .change_inode(LONG, |item| {
+            item.has.set(InodeFlags::ACCESS_ACL, true);
+            item.xattrs = 1;
+        })
+        .await;
+}
+
+#[test]
+fn an_acl_that_contradicts_the_mode_or_means_nothing_is_told() {
+    for users in [1, 900] {
+        let image = changed(&sound(), async |files| put_acl(files, &acl(4, users)).await);
+        assert_eq!(report(&image).findings, [], "with {users} users");
+
+        let (kinds, worst, text) = after(async |files| put_acl(files, &acl(6, users)).await);
+        assert_eq!((kinds, worst), (vec!["acl"], Severity::DataLost));
+        assert!(text.contains("664") && text.contains("644") && text.contains("/long"), "{text}");
+
+        let (kinds, worst, text) = after(async |files| {
+            let mut bytes = acl(4, users);
+            bytes[12] = 0x77;
+            put_acl(files, &bytes).await;
+        });
+        assert_eq!((kinds, worst), (vec!["acl"], Severity::DataLost));
+        assert!(text.contains("ACL has tag"), "{text}");
+    }
 }
 
 #[test]

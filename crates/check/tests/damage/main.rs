@@ -4,6 +4,7 @@
 mod debug;
 mod device;
 mod files;
+mod fragments;
 mod layers;
 mod log;
 mod nodes;

@@ -1,6 +1,6 @@
 //! Nodes and space maps: copies that rot, and nodes that were written wrongly.
 
-use copyhold_check::{Problem, Report, Severity, repair_device};
+use copyhold_check::{Problem, Repaired, Report, Severity, repair_device};
 use copyhold_device::DynDevice;
 use copyhold_device::sim::SimImage;
 use copyhold_format::digest;
@@ -16,7 +16,7 @@ use copyhold_types::{Buf, InodeNo, Key, NodePtr, Purpose, Run, TableId};
 use crate::pool::{FIRST_OF_MANY, HOW_MANY, Power, TABLE, changed, kinds, report, rot, sound};
 
 /// Nodes of a table by level, in order.
-fn nodes(image: &SimImage, table: TableId, wanted: Level) -> Vec<NodePtr> {
+pub(crate) fn nodes(image: &SimImage, table: TableId, wanted: Level) -> Vec<NodePtr> {
     let power = Power::on(image);
     let pool = power.open(true).unwrap();
     let mut found = Vec::new();
@@ -39,24 +39,24 @@ fn maps(image: &SimImage) -> Vec<NodePtr> {
     maps.filter_map(|(_, value)| Descriptor::parse(value).unwrap().map).collect()
 }
 
-fn copies(ptr: &NodePtr) -> Vec<Run> {
+pub(crate) fn copies(ptr: &NodePtr) -> Vec<Run> {
     let runs: Vec<Run> = ptr.runs().collect();
     assert_eq!(runs.len(), 2, "a pool of one device keeps nodes twice");
     runs
 }
 
-fn rot_all(image: &mut SimImage, ptr: &NodePtr) {
+pub(crate) fn rot_all(image: &mut SimImage, ptr: &NodePtr) {
     copies(ptr).iter().for_each(|run| rot(image, run.addr.block()));
 }
 
-fn only(report: &Report) -> &Problem {
+pub(crate) fn only(report: &Report) -> &Problem {
     let problems: Vec<_> = report.problems().collect();
     assert_eq!(problems.len(), 1, "{report:#?}");
     problems[0]
 }
 
 /// Reads everything on a mount that may write.
-fn read_all(image: &SimImage) -> SimImage {
+pub(crate) fn read_all(image: &SimImage) -> SimImage {
     let power = Power::on(image);
     let pool = power.open(false).unwrap();
     power.rt.block_on(async {
@@ -206,7 +206,22 @@ fn no_space_map_is_made_anew_while_references_cannot_be_read() {
     let repaired = power.rt.block_on(repaired).unwrap();
     assert!(repaired.maps.is_empty() && repaired.refused.is_some());
     power.rt.drop_tasks();
-    assert!(kinds(&power.device.image()).contains(&"map"));
+    assert!(power.device.image() == image, "a repair that is refused writes nothing");
+}
+
+#[test]
+fn a_pool_without_a_lost_space_map_is_not_written_to() {
+    let mut image = sound();
+    // Damage of another kind is no reason to write.
+    let leaf = nodes(&image, TABLE, Level::Leaf)[0];
+    rot(&mut image, copies(&leaf)[0].addr.block());
+    for image in [sound(), image] {
+        let power = Power::on(&image);
+        let repaired = repair_device(power.rt.clone() as Rt, power.device.clone() as DynDevice);
+        assert_eq!(power.rt.block_on(repaired).unwrap(), Repaired::default());
+        power.rt.drop_tasks();
+        assert!(power.device.image() == image);
+    }
 }
 
 // Nodes that are whole, but wrong: written again with the digests that belong to them.

@@ -13,7 +13,7 @@ use copyhold_format::item::{
     xattr_bucket, xattr_piece,
 };
 use copyhold_pool::{
-    CreateOptions, IdSpace, LaneClass, OpenOptions, Pool, PoolError, Tier, Transaction,
+    CreateOptions, IdSpace, LaneClass, Limits, OpenOptions, Pool, PoolError, Tier, Transaction,
 };
 use copyhold_runtime::{Rt, SeededRuntime};
 use copyhold_types::{
@@ -304,17 +304,24 @@ type Names = BTreeMap<String, (u8, InodeNo)>;
 
 /// A pool as it is after a clean close: all in bases, nearly nothing in the log.
 pub(crate) fn sound() -> SimImage {
+    sound_with(4096, None)
+}
+
+/// As [`sound`], with leaves of this size, and free space in runs that are as short as that.
+pub(crate) fn sound_with(node_bytes: u32, run_max: Option<u32>) -> SimImage {
     let power = Power::on(&SimImage::empty(BLOCKS));
     let options = CreateOptions {
         log_bytes: Some(4 << 20),
         metaslab_blocks: Some(1024),
-        node_bytes: Some(4096),
+        node_bytes: Some(node_bytes),
         partition_leaves: Some(4),
         ..CreateOptions::default()
     };
     let rt: Rt = power.rt.clone();
     power.rt.block_on(Pool::create(&rt, &power.device(), &options)).unwrap();
-    let pool = power.open(false).unwrap();
+    let limits = Limits { run_max, ..Limits::default() };
+    let options = OpenOptions { limits, ..OpenOptions::default() };
+    let pool = power.rt.block_on(Pool::open(rt, power.device(), options)).unwrap();
     let files = Files { pool: pool.clone() };
     power.rt.block_on(async {
         files.fill().await;

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use copyhold_check::{Problem, Report, Severity};
 use copyhold_device::sim::SimImage;
 use copyhold_format::item::{
-    Content, DEAD, DIRENT, DeadItem, EXTENT, EpochItem, Extent, GroupId, InodesItem, PendingItem,
-    Place, QuotaItem, SHARE, SubvolItem, UsageItem, dead_key, epoch_key, inodes_key, member_key,
-    pending_key, quota_key, share_key, subvol_key, usage_key,
+    Content, DEAD, DIRENT, DeadItem, EXTENT, EpochItem, Extent, GroupId, GroupItem, InodesItem,
+    PendingItem, Place, QuotaItem, SHARE, SubvolItem, UsageItem, dead_key, epoch_key, group_key,
+    inodes_key, member_key, pending_key, quota_key, share_key, subvol_key, usage_key,
 };
 use copyhold_fs::{Caller, Filesystem, NodeId, OpenFlags};
 use copyhold_pool::{CreateOptions, OpenOptions, Pool, Transaction};
@@ -276,4 +276,66 @@ fn a_subvolume_without_an_entry_is_told() {
     });
     assert!(kinds.contains(&"subvolume-entry"), "{kinds:?}");
     assert_eq!(report.worst(), Some(Severity::DataLost));
+}
+
+/// The sound pool with quotas, in which `a` has written more and the subvolume `gone`, made in it,
+/// was deleted.
+fn with_quotas() -> (SimImage, SubvolId, SubvolId, SubvolId) {
+    let (image, a, b) = sound();
+    let power = Power::on(&image);
+    let gone = power.rt.block_on(async {
+        let fs = mounted(&power).await;
+        fs.enable_quotas().await.unwrap();
+        write(&fs, a, 2).await;
+        let dir = NodeId { subvol: a, ino: InodeNo::ROOT };
+        let gone = fs.create_subvolume(&Caller::ROOT, dir, b"gone", None).await.unwrap();
+        write(&fs, gone, 2).await;
+        fs.snapshot(gone, NodeId::ROOT, b"kept", true, None).await.unwrap();
+        fs.delete_subvolume(dir, b"gone", None).await.unwrap();
+        fs.sync_subvolumes(&[]).await.unwrap();
+        fs.close().await.unwrap();
+        fs.pool().close().await.unwrap();
+        gone
+    });
+    power.rt.drop_tasks();
+    let image = power.device.image();
+    assert!(report(&image).findings.is_empty(), "{:#?}", report(&image).findings);
+    (image, a, b, gone)
+}
+
+#[test]
+fn usage_that_names_another_payer_is_told() {
+    let (image, a, b, _) = with_quotas();
+    let image = changed(&image, async |files| {
+        let items = files.pool.range(Pool::SYSTEM, Key::MIN, Key::MAX, 10_000).await.unwrap();
+        let usage = items.iter().filter(|(key, _)| *key == usage_key(EpochId(key.object)));
+        let mut changed = 0;
+        for (key, value) in usage {
+            let row = UsageItem::parse(value).unwrap();
+            if row.owner == a {
+                let row = UsageItem { owner: b, ..row };
+                put(files, Pool::SYSTEM, *key, &row.encode()).await;
+                changed += 1;
+            }
+        }
+        assert!(changed > 0, "a pays for something");
+    });
+    assert_eq!(kinds(&image), ["quota"]);
+    assert!(report(&image).findings[0].what.contains("is counted as"));
+}
+
+#[test]
+fn a_tombstone_inside_a_subvolume_that_does_not_exist_is_told() {
+    let (image, a, _, gone) = with_quotas();
+    let image = changed(&image, async |files| {
+        let key = group_key(GroupId::of(gone));
+        let item = files.pool.get(Pool::SYSTEM, key).await.unwrap().expect("a tombstone");
+        let mut item = GroupItem::parse(&item).unwrap();
+        let tombstone = item.tombstone.as_mut().expect("a tombstone");
+        assert_eq!(tombstone.holder, Some(a));
+        tombstone.holder = Some(SubvolId(4711));
+        put(files, Pool::SYSTEM, key, &item.encode()).await;
+    });
+    assert_eq!(kinds(&image), ["quota"]);
+    assert!(report(&image).findings[0].what.contains("inside subvolume 4711"));
 }

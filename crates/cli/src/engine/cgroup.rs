@@ -6,21 +6,34 @@
 //! and in version 1 (`memory.limit_in_bytes`, whether or not the hierarchy is used for accounts).
 //!
 //! `/proc/self/cgroup` names our group in each hierarchy, `/proc/self/mountinfo` where hierarchies
-//! are mounted, and which group is at the root of the mount. Groups above that are out of sight.
+//! are mounted, and which group is at the root of the mount. Groups above that are out of sight,
+//! and a mount may show others than ours.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
+
+use copyhold_fuse::mount::unescape;
 
 /// The smallest limit of the groups of this process, if there is any.
 pub(super) fn memory_limit() -> Option<u64> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    limit(&groups, &mounts)
+    let groups = fs::read("/proc/self/cgroup").ok()?;
+    let mounts = fs::read("/proc/self/mountinfo").ok()?;
+    // Names of other mounts may be anything.
+    limit(&String::from_utf8_lossy(&groups), &String::from_utf8_lossy(&mounts))
 }
 
 fn limit(groups: &str, mounts: &str) -> Option<u64> {
-    let hierarchies = mounts.lines().filter_map(Hierarchy::parse);
-    hierarchies.filter_map(|hierarchy| hierarchy.limit(groups)).min()
+    let all: Vec<Hierarchy> = mounts.lines().filter_map(Hierarchy::parse).collect();
+    let of_version = |is_v2| {
+        let mounts = || all.iter().filter(move |mount| mount.is_v2 == is_v2);
+        let ours = || mounts().filter_map(|mount| Some((mount, mount.inside(groups)?)));
+        match ours().next() {
+            Some(_) => ours().filter_map(|(mount, group)| mount.limit(&group)).min(),
+            // No mount shows our group. The roots of those that there are may be above it.
+            None => mounts().filter_map(|mount| mount.limit(Path::new(""))).min(),
+        }
+    };
+    [true, false].into_iter().filter_map(of_version).min()
 }
 
 /// A mounted hierarchy that may limit memory.
@@ -43,14 +56,26 @@ impl Hierarchy {
             _ => return None,
         };
         let mut mount = mount.split(' ').skip(3);
-        let (root, place) = (mount.next()?.into(), mount.next()?.into());
+        let mut path = || Some(PathBuf::from(unescape(mount.next()?.as_bytes())));
+        let (root, place) = (path()?, path()?);
         Some(Hierarchy { is_v2, root, place })
     }
 
-    /// The smallest limit of our group and those above it.
-    fn limit(&self, groups: &str) -> Option<u64> {
-        // A group outside of the mount is shown as `/..`: then the mount's root is all we know.
-        let inside = self.group(groups)?.strip_prefix(&self.root).unwrap_or(Path::new(""));
+    /// Where our group is below the root of this mount; none if it is elsewhere.
+    fn inside(&self, groups: &str) -> Option<PathBuf> {
+        let leads_up = |part: Component<'_>| part == Component::ParentDir;
+        let mut root = self.root.components().skip(1).peekable();
+        if root.peek().is_some() && root.all(leads_up) {
+            // The root is above the groups that this process may know: that is all we know.
+            return Some(PathBuf::new());
+        }
+        let inside = self.group(groups)?.strip_prefix(&self.root).ok()?;
+        // A group that this process may not know has such a name.
+        (!inside.components().any(leads_up)).then(|| inside.to_owned())
+    }
+
+    /// The smallest limit of `group`, a path below the mount's root, and of those above it.
+    fn limit(&self, group: &Path) -> Option<u64> {
         let files: &[&str] =
             if self.is_v2 { &["memory.max", "memory.high"] } else { &["memory.limit_in_bytes"] };
         let of_group = |group: &Path| {
@@ -58,7 +83,7 @@ impl Hierarchy {
             // `max` is no number.
             files.iter().filter_map(value).filter_map(|text| text.trim().parse().ok()).min()
         };
-        inside.ancestors().filter_map(of_group).min()
+        group.ancestors().filter_map(of_group).min()
     }
 
     /// Our group in this hierarchy. Lines are `number:controllers:group`.
@@ -145,5 +170,42 @@ mod tests {
         assert_eq!(limit("4:memory:/docker/abc\n", &v1), Some(7000));
         let v2 = world.mount("/../../..", "v2", "cgroup2", "rw");
         assert_eq!(limit("0::/\n", &v2), Some(6000));
+    }
+    #[test]
+    fn a_mount_of_another_group_limits_nothing() {
+        let world = World::new(&[
+            ("v2/ours/memory.max", "9000"),
+            ("theirs/memory.max", "10"),
+            ("v1/memory.limit_in_bytes", "20"),
+        ]);
+        let all = world.mount("/", "v2", "cgroup2", "rw");
+        let theirs = world.mount("/theirs", "theirs", "cgroup2", "rw");
+        for mounts in [[&*all, &*theirs].concat(), [&*theirs, &*all].concat()] {
+            assert_eq!(limit("0::/ours\n", &mounts), Some(9000));
+        }
+        // A name that begins like ours is another one, and so is a group beside those we know.
+        let like = world.mount("/our", "theirs", "cgroup2", "rw");
+        let beside = world.mount("/../theirs", "theirs", "cgroup2", "rw");
+        assert_eq!(limit("0::/ours\n", &[&*all, &*like, &*beside].concat()), Some(9000));
+        // Nothing else shows this hierarchy: the root may be above our group.
+        let v1 = world.mount("/elsewhere", "v1", "cgroup", "rw,memory");
+        assert_eq!(limit("4:memory:/ours\n0::/ours\n", &[&*all, &*v1].concat()), Some(20));
+    }
+
+    #[test]
+    fn a_group_outside_of_those_we_know_is_not_looked_for_by_its_name() {
+        let world = World::new(&[("inside/v2/memory.max", "5000"), ("inside/out/memory.max", "1")]);
+        let mounts = world.mount("/", "inside/v2", "cgroup2", "rw");
+        assert_eq!(limit("0::/../out\n", &mounts), Some(5000));
+    }
+
+    #[test]
+    fn names_with_blanks_are_found() {
+        let world = World::new(&[("a b/c d/e/memory.max", "700")]);
+        let place = world.0.path().join("a b").display().to_string().replace(' ', "\\040");
+        let mounts = format!("31 24 0:28 /x\\040y {place} rw - cgroup2 cgroup rw\n");
+        assert_eq!(limit("0::/x y/c d/e\n", &mounts), Some(700));
+        let other = "32 24 0:9 / /mnt/\u{fffd} rw - ext4 /dev/sda rw\n";
+        assert_eq!(limit("0::/x y/c d/e\n", &(other.to_owned() + &mounts)), Some(700));
     }
 }

@@ -44,6 +44,8 @@ const BACKGROUND: (u64, u64) = (64, 4096);
 pub(crate) struct Shares {
     /// All of it.
     pub(super) budget: u64,
+    /// The limit of a control group that leaves less than the pool needs.
+    tight_group: Option<u64>,
     /// Buffers of requests.
     requests: u64,
     dirty: u64,
@@ -62,9 +64,9 @@ impl Shares {
     ) -> Result<Shares, Failure> {
         let fixed = PROCESS + maps(pool_blocks);
         let least = (fixed + REST_MIN) * 100 / USABLE;
-        let budget = match budget {
-            Some(Size(budget)) => budget,
-            None => usual(of_machine(), cgroup::memory_limit()).max(least),
+        let (budget, tight_group) = match budget {
+            Some(Size(budget)) => (budget, None),
+            None => by_default(of_machine(), cgroup::memory_limit(), least),
         };
         if budget < least {
             return Err(Failure::usage(format!(
@@ -74,7 +76,8 @@ impl Shares {
             )));
         }
         let rest = budget / 100 * USABLE - fixed;
-        Shares::divided(budget, rest, delta.map(|size| size.0)).map_err(|most| {
+        let divided = Shares::divided(budget, rest, delta.map(|size| size.0));
+        divided.map(|shares| Shares { tight_group, ..shares }).map_err(|most| {
             let (delta, budget) = (delta.unwrap_or(Size(0)), Size(budget));
             let most = most / MIB;
             Failure::usage(format!(
@@ -87,6 +90,7 @@ impl Shares {
     fn divided(budget: u64, rest: u64, delta: Option<u64>) -> Result<Shares, u64> {
         let shares = Shares {
             budget,
+            tight_group: None,
             requests: (rest / 4).min(BACKGROUND.1 * 2 * REQUEST),
             dirty: (rest / 5).min(80 * MIB),
             delta: delta.unwrap_or((rest / 4).min(64 * MIB)),
@@ -98,6 +102,17 @@ impl Shares {
         let left = rest - (requests + dirty + inodes + lookups);
         let nodes = left.checked_sub(delta).ok_or(left)?;
         Ok(Shares { nodes, ..shares })
+    }
+
+    /// What the user should know of a budget that nobody chose.
+    pub(crate) fn warning(&self) -> Option<String> {
+        let (group, least) = (Size(self.tight_group?), self.budget.div_ceil(MIB));
+        Some(format!(
+            "the control group limits memory to {group}, and the daemon may take {least}M of it, \
+             the least for a pool of this size (`-o memory=` takes no less); raise the group's \
+             limit to {}M, or the daemon may be killed",
+            2 * least
+        ))
     }
 
     /// Bytes for buffers that requests come in, before small ones are copied out of large ones.
@@ -136,6 +151,13 @@ impl Shares {
 /// Two bits for each block, and a little for each MiB.
 fn maps(pool_blocks: u64) -> u64 {
     pool_blocks / 4 + pool_blocks / 32
+}
+
+/// The usual budget, but what the pool needs `least` in any case; and the group's limit, if that is
+/// more than half of it.
+fn by_default(machine: u64, group: Option<u64>, least: u64) -> (u64, Option<u64>) {
+    let tight_group = group.filter(|limit| least > limit / 2);
+    (usual(machine, group).max(least), tight_group)
 }
 
 /// An eighth of the memory that there is for this process. Of a small group it takes no more than
@@ -209,6 +231,24 @@ mod tests {
             let group = group.map(|mib: u64| mib * MIB);
             assert_eq!(usual(machine * MIB, group), budget * MIB, "{machine}, {group:?}");
         }
+    }
+
+    #[test]
+    fn a_group_that_is_too_small_for_the_pool_is_told() {
+        let least = 95 * MIB;
+        let of = |group: Option<u64>| by_default(8192 * MIB, group.map(|mib| mib * MIB), least);
+        assert_eq!(of(None), (1024 * MIB, None));
+        assert_eq!(of(Some(4096)), (512 * MIB, None));
+        assert_eq!(of(Some(190)), (95 * MIB, None));
+        for group in [189, 64, 1] {
+            assert_eq!(of(Some(group)), (least, Some(group * MIB)), "{group}");
+        }
+        let shares = self::of(512 * MIB, None).unwrap();
+        assert_eq!(shares.warning(), None);
+        let tight = Shares { budget: least, tight_group: Some(64 * MIB), ..shares };
+        let warning = tight.warning().unwrap();
+        assert!(warning.contains("64.0 MiB") && warning.contains("95M"), "{warning}");
+        assert!(warning.contains("-o memory=") && !warning.contains('\n'), "{warning}");
     }
 
     #[test]

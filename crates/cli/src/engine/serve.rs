@@ -32,7 +32,7 @@ const READ_AHEAD_KIB: u32 = 1024;
 /// A mounted pool, being served.
 pub(crate) struct Served {
     session: Session,
-    warning: Option<String>,
+    warnings: Vec<String>,
     // Ends last: closing needs it.
     _machine: Machine,
 }
@@ -98,20 +98,22 @@ fn begin(request: Request, signals: &Signals) -> Result<Served, Failure> {
     read_ahead(session.mount());
     signals.unmount_on_arrival(session.mount().clone());
     tracing::info!("{} is mounted on {}", path.display(), directory.display());
-    let warning = fs.pool().cut().map(|cut| {
+    let cut = fs.pool().cut().map(|cut| {
         let path = path.display();
         format!(
             "the log of {path} was damaged; it goes on without {cut}. `copyhold check` tells \
                  what else that concerns"
         )
     });
-    Ok(Served { session, warning, _machine: machine })
+    let tight = shares.warning().inspect(|warning| tracing::warn!("{warning}"));
+    let warnings: Vec<String> = cut.into_iter().chain(tight).collect();
+    Ok(Served { session, warnings, _machine: machine })
 }
 
 impl Served {
     /// What the user should know, although it is mounted.
-    pub(crate) fn warning(&self) -> Option<&str> {
-        self.warning.as_deref()
+    pub(crate) fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     /// Waits until it is unmounted and closed.

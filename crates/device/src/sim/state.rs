@@ -43,6 +43,8 @@ pub(super) struct State {
     pub(super) off_wakers: Vec<Waker>,
     /// Holes that can still be filled, if the host's disk is limited.
     pub(super) host_free: Option<u64>,
+    /// The host writes everything to another place: what is overwritten is free only afterwards.
+    pub(super) host_copies: bool,
     /// Where the device really ends.
     pub(super) end: u64,
     digest: u64,
@@ -65,6 +67,7 @@ impl State {
             off: false,
             off_wakers: Vec::new(),
             host_free: None,
+            host_copies: false,
             digest: seed,
         }
     }
@@ -192,8 +195,9 @@ impl State {
             self.land_part(&write, Survival::Prefix);
             return Err(libc::EIO);
         }
-        let filled = write.iter().filter(|(block, _)| !self.current.is_held(*block)).count() as u64;
-        if self.host_free.is_some_and(|free| filled > free) {
+        let takes = |block: u64| self.host_copies || !self.current.is_held(block);
+        let taken = write.iter().filter(|(block, _)| takes(*block)).count() as u64;
+        if self.host_free.is_some_and(|free| taken > free) {
             return Err(libc::ENOSPC);
         }
         self.land(write);

@@ -221,6 +221,21 @@ fn a_full_host_refuses_holes_but_not_what_is_written_already() {
 }
 
 #[test]
+fn a_full_host_that_copies_refuses_what_is_written_already_too() {
+    let (rt, device) = setup(10);
+    write(&rt, &device, 1, 1).unwrap();
+    write(&rt, &device, 2, 1).unwrap();
+    device.set_host_copies(true);
+    device.set_host_free(Some(1));
+    write(&rt, &device, 1, 2).unwrap();
+    write(&rt, &device, 1, 3).unwrap();
+    device.set_host_free(Some(0));
+    assert!(write(&rt, &device, 1, 4).unwrap_err().is_host_full());
+    device.set_host_free(None);
+    write(&rt, &device, 1, 5).unwrap();
+}
+
+#[test]
 fn a_device_that_shrank_fails_beyond_its_end() {
     let (rt, device) = setup(11);
     device.shrink(100);

@@ -6,7 +6,7 @@
 //!   (ino, INLINE, 0)         block 0 of a tiny file     its bytes, at most INLINE_MAX, then zeros
 //!   (ino, SYMLINK, 0)                                   the target, 1 to SYMLINK_MAX bytes
 //!   (dir, DIRENT, bucket)    names with one hash        dirent.rs
-//!   (ino, XATTR, bucket)     attributes with one hash   xattr.rs
+//!   (ino, XATTR, bucket)     attributes with one hash   xattr.rs, acl.rs
 //!   (ino, XATTR_VALUE, n)    a piece of a long value    its bytes
 //!   (ino, EXTENT, block)     file blocks from `block`   extent.rs
 //!   (0, ORPHAN, ino)         no name; may be open       empty
@@ -21,6 +21,7 @@
 //!
 //! Numbers in values are little-endian.
 
+mod acl;
 mod deadlist;
 mod dirent;
 mod epoch;
@@ -33,6 +34,10 @@ mod xattr;
 
 use copyhold_types::{InodeNo, Key, Kind};
 
+pub use acl::{
+    ACCESS_ACL, Acl, AclEntry, DEFAULT_ACL, GROUP_OBJ, MASK, NAMED_GROUP, NAMED_USER, OTHER,
+    USER_OBJ, encode_acl,
+};
 pub use deadlist::{
     Content, DeadItem, PendingItem, ShareItem, WINDOW_BLOCKS, dead_key, pending_key, share_key,
 };

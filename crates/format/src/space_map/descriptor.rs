@@ -11,6 +11,7 @@ pub const METASLAB: Kind = Kind(3);
 
 const WHAT: &str = "metaslab descriptor";
 const LEN: usize = NODE_PTR_BYTES + 20;
+const LOST: u32 = 1 << 0;
 
 /// The item of one metaslab, under [`Descriptor::key`]. A metaslab without an item has never been
 /// flushed: its map is empty and complete up to no txg.
@@ -24,6 +25,9 @@ pub struct Descriptor {
     pub complete_to: Txg,
     /// Longest run of free blocks when the map was made: a hint.
     pub longest_free: u32,
+    /// There was a map, and it is gone: nothing is known of its blocks. No program records this any
+    /// more.
+    pub is_lost: bool,
 }
 
 impl Descriptor {
@@ -44,7 +48,7 @@ impl Descriptor {
     }
 
     /// The pointer (zeros for none), then `complete_to` u64, `allocated` u32, `longest_free` u32,
-    /// zero u32.
+    /// flags u32.
     pub fn encode(&self) -> [u8; LEN] {
         let mut value = [0; LEN];
         if let Some(map) = &self.map {
@@ -54,6 +58,7 @@ impl Descriptor {
         rest[..8].copy_from_slice(&self.complete_to.get().to_le_bytes());
         rest[8..12].copy_from_slice(&self.allocated.to_le_bytes());
         rest[12..16].copy_from_slice(&self.longest_free.to_le_bytes());
+        rest[16..].copy_from_slice(&if self.is_lost { LOST } else { 0 }.to_le_bytes());
         value
     }
 
@@ -64,14 +69,15 @@ impl Descriptor {
         let map = decode_ptr(value)?;
         let mut rest = Reader::new(WHAT, &value[NODE_PTR_BYTES..]);
         let complete_to = Txg::new(rest.u64()?).ok_or(rest.bad("complete_to", 0))?;
-        let (allocated, longest_free, zero) = (rest.u32()?, rest.u32()?, rest.u32()?);
+        let (allocated, longest_free, flags) = (rest.u32()?, rest.u32()?, rest.u32()?);
         if map.is_some() != (allocated > 0) {
             return Err(rest.bad("allocated", allocated.into()));
         }
-        if zero != 0 {
-            return Err(rest.bad("zero", zero.into()));
+        let is_lost = flags & LOST != 0;
+        if flags & !LOST != 0 || is_lost && map.is_some() {
+            return Err(rest.bad("flags", flags.into()));
         }
-        Ok(Descriptor { map, allocated, complete_to, longest_free })
+        Ok(Descriptor { map, allocated, complete_to, longest_free, is_lost })
     }
 }
 
@@ -90,7 +96,7 @@ mod tests {
             digest: Digest(0x1234),
         };
         let complete_to = Txg::new(41).unwrap();
-        Descriptor { map: Some(map), allocated: 9, complete_to, longest_free: 300 }
+        Descriptor { map: Some(map), allocated: 9, complete_to, longest_free: 300, is_lost: false }
     }
 
     #[test]
@@ -99,8 +105,15 @@ mod tests {
         assert_eq!(Descriptor::parse(&with.encode()), Ok(with));
         let without = Descriptor { map: None, allocated: 0, ..with };
         assert_eq!(Descriptor::parse(&without.encode()), Ok(without));
-        let mut more = with.encode();
-        more[LEN - 4] = 1;
+    }
+
+    #[test]
+    fn a_map_that_is_lost_is_none() {
+        let lost = Descriptor { map: None, allocated: 0, is_lost: true, ..example() };
+        assert_eq!(Descriptor::parse(&lost.encode()), Ok(lost));
+        assert!(Descriptor::parse(&Descriptor { is_lost: true, ..example() }.encode()).is_err());
+        let mut more = lost.encode();
+        more[LEN - 4] = 3;
         assert!(Descriptor::parse(&more).is_err());
     }
 

@@ -93,13 +93,13 @@ pub async fn check_space(fs: &Filesystem) {
     for table in pool.tables() {
         let mut nodes = Vec::new();
         table.for_each_node(pool.node_source(), true, &mut |visit| nodes.push(visit.ptr)).await;
-        let nodes = pool.pieces_of(&nodes).await;
+        let nodes = pool.pieces_of(&nodes).await.unwrap();
         nodes.iter().flat_map(|ptr| ptr.runs()).for_each(&mut refer);
     }
     let maps = pool.range(Pool::TABLES, Key::MIN, Key::MAX, usize::MAX).await.unwrap();
     for (_, value) in maps.iter().filter(|(key, _)| key.kind == space_map::METASLAB) {
         let map = space_map::Descriptor::parse(value).unwrap().map;
-        let map = pool.pieces_of(map.as_slice()).await;
+        let map = pool.pieces_of(map.as_slice()).await.unwrap();
         map.iter().flat_map(|ptr| ptr.runs()).for_each(&mut refer);
     }
     let system = pool.range(Pool::SYSTEM, Key::MIN, Key::MAX, usize::MAX).await.unwrap();

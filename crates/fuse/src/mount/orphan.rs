@@ -11,16 +11,17 @@
 
 use std::collections::HashSet;
 use std::io::Write;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::{fs, io};
 
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, openat};
 use rustix::io::Errno as Os;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, UnmountFlags, fsconfig_create, fsmount, fsopen,
 };
 
+use super::which::Which;
 use super::{MountEntry, mounts};
 
 /// Aborts the connections of mounts of ours whose daemons were killed and cannot end.
@@ -30,41 +31,62 @@ pub fn abort_orphans() {
     if entries.is_empty() {
         return;
     }
+    // Before the look at processes: what has the number of an orphan then is the orphan.
+    let entries: Vec<_> = entries.into_iter().map(|entry| (entry.which(), entry)).collect();
     let orphans = orphans();
-    for entry in entries.iter().filter(|entry| orphans.contains(&connection(entry.device))) {
+    for (which, entry) in
+        entries.iter().filter(|(one, _)| orphans.contains(&connection(one.number)))
+    {
         let path = entry.mount_point.display();
-        // In use, it is not removed by a forced umount: the caller is to find it, dead.
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let _in_use = rustix::fs::open(&entry.mount_point, flags, Mode::empty());
-        match abort(entry.device, Some(&entry.mount_point)) {
-            Ok(()) => tracing::info!(%path, "aborted the connection of a daemon that was killed"),
+        match abort(which, Some(&entry.mount_point)) {
+            Ok(_) => tracing::info!(%path, "aborted the connection of a daemon that was killed"),
             Err(error) => tracing::warn!(%path, %error, "a killed daemon cannot be made to end"),
         }
     }
 }
 
-/// Breaks the connection of the filesystem with this number, which is mounted at `place`.
-pub(super) fn abort(number: (u32, u32), place: Option<&Path>) -> io::Result<()> {
-    let file = format!("{}/abort", connection(number));
+/// Breaks the connection of the filesystem, which is mounted at `place`. `false`: it has gone.
+pub(super) fn abort(which: &Which, place: Option<&Path>) -> io::Result<bool> {
+    let file = format!("{}/abort", connection(which.number));
     let usual = Path::new("/sys/fs/fuse/connections").join(&file);
-    let control = fs::write(usual, "1").or_else(|_| write_unmounted_control(&file));
-    let Some(place) = place.filter(|_| control.is_err()) else { return control };
-    // The control filesystem cannot be had. A forced umount breaks the connection, whether or
-    // not it can remove the mount, or finds that somebody else just has.
-    let force = UnmountFlags::FORCE | UnmountFlags::NOFOLLOW;
-    match rustix::mount::unmount(place, force) {
-        Ok(()) | Err(Os::BUSY | Os::INVAL) => Ok(()),
+    let control = fs::File::options().write(true).open(usual).or_else(|_| unmounted_control(&file));
+    // W1. The kernel ignores the control of a connection that has gone.
+    if !which.exists() {
+        return Ok(false);
+    }
+    match (control.and_then(|mut control| control.write_all(b"1")), place) {
+        (Ok(()), _) => Ok(true),
+        // The control filesystem cannot be had.
+        (Err(_), Some(place)) => force(which, place),
+        (Err(error), None) => Err(error),
+    }
+}
+
+/// A forced umount breaks the connection, whether or not it can remove the mount.
+fn force(which: &Which, place: &Path) -> io::Result<bool> {
+    // Open, the place cannot become that of another filesystem (W1), and is not removed: the caller
+    // is to find it, dead.
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(place, flags, Mode::empty())?;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(&opened, c"", flags, StatxFlags::empty())?;
+    if (found.stx_dev_major, found.stx_dev_minor) != which.number || !which.exists() {
+        return Ok(false);
+    }
+    let path = format!("/proc/self/fd/{}", opened.as_raw_fd());
+    match rustix::mount::unmount(path, UnmountFlags::FORCE) {
+        Ok(()) | Err(Os::BUSY | Os::INVAL) => Ok(true),
         Err(error) => Err(error.into()),
     }
 }
 
 /// Where the control filesystem is not mounted, root can open it without a place.
-fn write_unmounted_control(file: &str) -> io::Result<()> {
+fn unmounted_control(file: &str) -> io::Result<fs::File> {
     let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(context.as_fd())?;
     let tree = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
     let control = openat(&tree, file, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
-    fs::File::from(control).write_all(b"1")
+    Ok(control.into())
 }
 
 /// The number by which the kernel names a connection: that of the filesystem, as the kernel has it.
@@ -105,7 +127,63 @@ fn connection_in(fdinfo: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+
     use super::*;
+    use crate::memory::{Contents, MemoryFs};
+    use crate::mount::{Mount, MountOptions};
+    use crate::protocol::Settings;
+    use crate::spawn::ThreadPerTask;
+    use crate::{End, Session, SessionOptions};
+
+    fn served(place: &Path) -> Option<Session> {
+        if !rustix::process::geteuid().is_root() || crate::device::Device::open().is_err() {
+            println!("left out: needs root and /dev/fuse");
+            return None;
+        }
+        let mount = Mount::new("memory".as_ref(), place, &MountOptions::default()).unwrap();
+        let (fs, spawner) = (Arc::new(MemoryFs::new(Contents::Kept)), Arc::new(ThreadPerTask));
+        let how = SessionOptions::default();
+        Some(Session::start(mount, fs, spawner, &Settings::default(), how).unwrap())
+    }
+
+    /// One that has gone had the number before.
+    #[test]
+    fn the_next_filesystem_with_a_number_is_left_alone() {
+        let place = tempfile::TempDir::new().unwrap();
+        let Some(session) = served(place.path()) else { return };
+        let mount = Arc::clone(session.mount());
+        let of_it = *mount.which.get().unwrap();
+        let gone = Which::with_identity(of_it.number, 1);
+        assert!(of_it.exists() && !gone.exists());
+        assert!(!abort(&gone, Some(place.path())).unwrap());
+        assert!(!force(&gone, place.path()).unwrap());
+        mount.ended.store(true, Ordering::Release);
+        mount.abort().unwrap();
+        mount.ended.store(false, Ordering::Release);
+        assert!(!mount.was_aborted() && mount.is_mounted());
+        rustix::fs::statfs(place.path()).unwrap();
+        // The other way, which has no control filesystem, knows its own.
+        assert!(force(&of_it, place.path()).unwrap());
+        assert!(matches!(session.wait(), End::Aborted));
+        assert!(!of_it.exists());
+    }
+
+    #[test]
+    fn a_forced_umount_concerns_no_filesystem_that_took_the_place() {
+        let place = tempfile::TempDir::new().unwrap();
+        let Some(first) = served(place.path()) else { return };
+        let of_first = *first.mount().which.get().unwrap();
+        let over = tempfile::TempDir::new().unwrap();
+        let Some(second) = served(over.path()) else { return };
+        assert!(!force(&of_first, over.path()).unwrap());
+        rustix::fs::statfs(over.path()).unwrap();
+        for session in [first, second] {
+            session.unmount().unwrap();
+            assert!(matches!(session.wait(), End::Unmounted));
+        }
+    }
 
     #[test]
     fn a_connection_and_a_first_thread_that_ended_are_known_by_their_lines() {

@@ -2,9 +2,10 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
+
+use super::which::Which;
 
 /// One line of the table, as far as it matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,10 +45,16 @@ impl MountEntry {
     /// or used though it is not; none when it has gone. Device numbers do not: the kernel gives
     /// them to the next filesystem at once. Numbers of directories in sysfs it gives in turn.
     pub fn identity(&self) -> Option<u64> {
-        let (major, minor) = self.device;
-        let suffix = if self.kind.starts_with("fuseblk") { "-fuseblk" } else { "" };
-        let shown = fs::metadata(format!("/sys/class/bdi/{major}:{minor}{suffix}"));
-        shown.ok().map(|directory| directory.ino())
+        self.which().identity()
+    }
+
+    /// The filesystem that is mounted here, if it still is.
+    pub(super) fn which(&self) -> Which {
+        Which::now(self.device, self.is_block())
+    }
+
+    pub(super) fn is_block(&self) -> bool {
+        self.kind.starts_with("fuseblk")
     }
 
     fn parse(line: &[u8]) -> Option<MountEntry> {
@@ -76,7 +83,7 @@ pub fn mounted_at(mount_point: &Path) -> io::Result<Option<MountEntry>> {
 }
 
 /// Blanks, tabs, newlines and backslashes are written as `\` and three octal digits.
-fn unescape(field: &[u8]) -> OsString {
+pub fn unescape(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&first, tail)) = rest.split_first() {

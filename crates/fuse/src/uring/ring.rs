@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
+use copyhold_runtime::is_shortage;
 use io_uring::squeue::Entry128;
 use io_uring::types::Fd;
 use io_uring::{IoUring, cqueue, opcode};
@@ -62,6 +63,9 @@ pub(super) struct Ring {
     /// How many more entries may keep the pages that they have used.
     kept: usize,
     has_fat: bool,
+    /// Errors of the next calls of the kernel, the last first.
+    #[cfg(test)]
+    refusals: Vec<i32>,
 }
 
 impl Ring {
@@ -87,7 +91,18 @@ impl Ring {
         uring.completion().for_each(drop);
         let queues = queues.iter().map(|queue| (*queue, 0)).collect();
         let (entries, listens, has_fat) = (Vec::new(), false, false);
-        Ok(Ring { uring, device, mailbox, entries, queues, listens, kept, has_fat })
+        Ok(Ring {
+            uring,
+            device,
+            mailbox,
+            entries,
+            queues,
+            listens,
+            kept,
+            has_fat,
+            #[cfg(test)]
+            refusals: Vec::new(),
+        })
     }
 
     /// Offers the kernel a new entry of `queue`; a loss is an event.
@@ -109,7 +124,7 @@ impl Ring {
         let entry = self.command(wire::RING_REGISTER, &command, &slot, NOBODY);
         self.push(&entry)?;
         // Refused or not, the kernel has read the entry when this returns.
-        self.uring.submit().map(drop)
+        self.enter(0)
     }
 
     /// Answers what an entry has, and fetches the next request into it.
@@ -158,15 +173,20 @@ impl Ring {
     /// Gives the kernel what was pushed, and waits for `completions`.
     pub(super) fn enter(&mut self, completions: usize) -> io::Result<()> {
         loop {
-            match self.uring.submit_and_wait(completions) {
-                Ok(_) => return Ok(()),
-                Err(error) => match error.raw_os_error() {
-                    Some(libc::EINTR) => {}
-                    Some(libc::EAGAIN | libc::EBUSY) => std::thread::yield_now(),
-                    _ => return Err(error),
-                },
+            match self.submit_and_wait(completions) {
+                Ok(()) => return Ok(()),
+                Err(error) if is_shortage(&error) => std::thread::yield_now(),
+                Err(error) => return Err(error),
             }
         }
+    }
+
+    fn submit_and_wait(&mut self, completions: usize) -> io::Result<()> {
+        #[cfg(test)]
+        if let Some(errno) = self.refusals.pop() {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
+        self.uring.submit_and_wait(completions).map(drop)
     }
 
     /// Takes what has completed.
@@ -268,5 +288,31 @@ impl Drop for Ring {
             // U4: whoever ends early leaves the memory to the kernel.
             self.entries.drain(..).for_each(|held| std::mem::forget(held.slot));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A ring that hears its bell, and no more: what it has as a device is none.
+    fn ring(mailbox: &Arc<Mailbox>) -> Ring {
+        let device = Device::new(std::fs::File::open("/dev/null").unwrap().into());
+        Ring::new(device, Arc::clone(mailbox), &[0], 0).unwrap()
+    }
+
+    #[test]
+    fn a_shortage_of_memory_is_waited_for_and_anything_else_is_an_error() {
+        let mailbox = Arc::new(Mailbox::new().unwrap());
+        let mut ring = ring(&mailbox);
+        ring.listen().unwrap();
+        ring.refusals = vec![libc::ENOMEM, libc::EINTR, libc::EBUSY, libc::EAGAIN, libc::ENOMEM];
+        mailbox.close();
+        ring.enter(1).unwrap();
+        assert!(ring.refusals.is_empty());
+        ring.reap(&mut Vec::new());
+        assert!(ring.is_empty(), "the bell was heard");
+        ring.refusals = vec![libc::EBADF];
+        assert_eq!(ring.enter(0).unwrap_err().raw_os_error(), Some(libc::EBADF));
     }
 }

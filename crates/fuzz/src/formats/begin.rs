@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use copyhold_device::sim::SimImage;
 use copyhold_format::label::{AREA_BLOCKS, Label};
 use copyhold_format::log::{Batch, Frame, FrameKind};
-use copyhold_format::node::Node;
+use copyhold_format::node::{FRAGMENTS_MAX, Fragment, Node, encode_fragments};
 use copyhold_format::space_map::SpaceMap;
-use copyhold_types::{Buf, Key, Kind};
+use copyhold_types::{BlockAddr, Buf, DeviceId, Digest, Key, Kind};
 
 use crate::base::{CRASHED, SETTLED};
 use crate::machine::{How, Machine};
@@ -22,6 +22,17 @@ fn image() -> &'static SimImage {
 fn blocks(is_wanted: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
     let read = CRASHED.used.iter().map(|&block| image().read_block(block).to_vec());
     read.filter(|block| is_wanted(block)).take(EACH_MAX).collect()
+}
+
+/// Lists of few and of as many fragments as there may be.
+pub(crate) fn fragment_lists() -> Vec<Vec<u8>> {
+    let list = |count: usize| {
+        let at = |block: u64| Some(BlockAddr::new(DeviceId(0), block));
+        let fragment = |n: u64| Fragment { copies: [at(100 + n), at(9000 + n)], blocks: 1 };
+        let fragments: Vec<Fragment> = (0..count as u64).map(fragment).collect();
+        trimmed(encode_fragments(Digest(77), &fragments).to_vec())
+    };
+    [1, 8, FRAGMENTS_MAX].map(list).into()
 }
 
 fn label() -> (Vec<u8>, Label) {

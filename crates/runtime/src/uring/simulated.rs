@@ -129,7 +129,8 @@ impl Uring {
     ) -> io::Result<u32> {
         let mut state = self.own();
         if submit > 0 && once_in(8) {
-            return Err(errno(libc::EAGAIN));
+            let short = [libc::EAGAIN, libc::EBUSY, libc::ENOMEM];
+            return Err(errno(short[thread_rng().gen_range(0..short.len())]));
         }
         if let Some(Entry { kind: Kind::Trial, .. }) = state.submitted.front()
             && self.manner == Manner::Own

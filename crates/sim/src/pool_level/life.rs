@@ -7,7 +7,7 @@ use copyhold_device::sim::{Fault, FaultRates, Lasting, SimDisk, SimImage, Trigge
 use copyhold_format::label::Label;
 use copyhold_pool::{OpenOptions, Pool, PoolError};
 use copyhold_runtime::BoxFuture;
-use copyhold_types::{Purpose, Run};
+use copyhold_types::{NodePtr, Purpose, Run};
 
 use super::client::Client;
 use super::model::Shared;
@@ -20,6 +20,7 @@ use crate::weather::Weather;
 use crate::{Outcome, Plan};
 
 const CLIENTS_MAX: u64 = 4;
+const EIO: i32 = 5;
 /// By then a pool is filled, something is deleted and written again, and all of it is flushed.
 const GOES_ON_WITHIN: Duration = Duration::from_secs(120);
 
@@ -226,6 +227,7 @@ impl History {
             Weather::LogRotTwice => self.rot_log_twice(machine, &pool).into(),
             Weather::TailRot => self.rot_tail(machine, &pool).into(),
             Weather::MapUnreadable => self.hide_map(machine, &pool).into(),
+            Weather::ListUnreadable => self.hide_lists(machine, &pool),
             _ => self.crash_in(weather, machine).into(),
         }
     }
@@ -368,6 +370,21 @@ impl History {
             self.unreadable = map.runs().map(|run| (run.addr.block(), lasting)).collect();
         }
         self.crash(machine)
+    }
+
+    /// Lists of fragmented nodes cannot be read while these may be replaced: what they list is
+    /// freed later.
+    fn hide_lists(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimDisk {
+        let lists = machine.run(verify::lists(pool)).expect("the power is on");
+        let hidden: Vec<_> = lists.into_iter().filter(|_| self.dice.one_in(2)).collect();
+        self.plan.tell(|| format!("{} lists cannot be read", hidden.len()));
+        for run in hidden.iter().flat_map(NodePtr::runs) {
+            machine.disk.break_block(run.addr.block(), EIO, Lasting::Forever);
+        }
+        drop(machine.run(pool.flush_all()).expect("the power is on"));
+        machine.disk.heal();
+        machine.run(pool.flush_all()).expect("the power is on").expect("the pool is well");
+        self.end_well(machine, pool)
     }
 
     /// Data of the last two txgs cannot be read for a while. What comes of it is the batch with

@@ -153,7 +153,18 @@ pub(crate) async fn nodes(pool: &Arc<Pool>) -> Result<Vec<NodePtr>, PoolError> {
         table.for_each_node(pool.node_source(), true, &mut visit).await;
     }
     nodes.extend(maps(pool).await?);
-    Ok(pool.pieces_of(&nodes).await)
+    pool.pieces_of(&nodes).await
+}
+
+/// Every node that is in fragments.
+pub(crate) async fn lists(pool: &Arc<Pool>) -> Vec<NodePtr> {
+    let mut lists = Vec::new();
+    for table in pool.tables() {
+        let mut visit = |visit: copyhold_table::NodeVisit<'_>| lists.push(visit.ptr);
+        table.for_each_node(pool.node_source(), false, &mut visit).await;
+    }
+    lists.retain(|ptr| ptr.fragmented);
+    lists
 }
 
 /// Every space map.

@@ -29,6 +29,8 @@ use super::{Ledger, Resident};
 pub enum Stray {
     #[error("epoch {epoch} has a payer, {owner}, that does not exist")]
     Payer { epoch: EpochId, owner: SubvolId },
+    #[error("epoch {epoch} is one of subvolume {owner}, and its usage is counted as {said}'s")]
+    OtherPayer { epoch: EpochId, said: SubvolId, owner: SubvolId },
     #[error("epoch {0} has more usage than any pool could have")]
     Usage(EpochId),
     #[error("epoch {0} has usage and is older than quotas")]
@@ -37,6 +39,8 @@ pub enum Stray {
     Subvolume(GroupId),
     #[error("quota group {0} is a tombstone of a living subvolume")]
     Undead(GroupId),
+    #[error("subvolume {subvol} was deleted inside subvolume {holder}, which does not exist")]
+    Holder { subvol: SubvolId, holder: SubvolId },
     #[error("quota group {child} cannot be a member of {parent}")]
     Member { child: GroupId, parent: GroupId },
     #[error("the heir of subvolume {owner}, {heir}, does not exist or leads back to it")]
@@ -119,6 +123,7 @@ impl Loader {
         let residents: Vec<_> = residents.into_iter().collect();
         self.load_groups(&ledger, &mut groups, &residents, &mut strays);
         self.load_heirs(&ledger, &mut groups, &mut strays);
+        self.load_holders(&mut groups, &mut strays);
         groups.place_residents(&residents);
         self.load_members(&mut groups, &mut strays);
         self.load_inodes(&mut groups, &mut strays);
@@ -173,11 +178,6 @@ impl Loader {
             }
             group.item = item;
         }
-        for (id, item) in &self.groups {
-            if let (Some(subvol), Some(tombstone)) = (id.subvol(), &item.tombstone) {
-                groups.set_holder(subvol, tombstone.holder);
-            }
-        }
     }
 
     /// Follows heirs of heirs; whoever leads nowhere has none.
@@ -204,6 +204,17 @@ impl Loader {
         }
         for (owner, heir) in found {
             groups.load_heir(owner, heir);
+        }
+    }
+
+    fn load_holders(&self, groups: &mut Groups, strays: &mut Vec<Stray>) {
+        for (id, item) in &self.groups {
+            let (Some(subvol), Some(tombstone)) = (id.subvol(), &item.tombstone) else { continue };
+            let holder = tombstone.holder;
+            if let Some(holder) = holder.filter(|holder| groups.owner(*holder).is_none()) {
+                strays.push(Stray::Holder { subvol, holder });
+            }
+            groups.set_holder(subvol, holder);
         }
     }
 
@@ -260,7 +271,11 @@ impl Loader {
                 strays.push(Stray::Payer { epoch: *epoch, owner: item.owner });
                 ledger.add_dead(groups, item.owner);
             }
-            let is_live = live.remove(epoch).is_some();
+            let owner = live.remove(epoch);
+            let is_live = owner.is_some();
+            if let Some(owner) = owner.filter(|owner| *owner != item.owner) {
+                strays.push(Stray::OtherPayer { epoch: *epoch, said: item.owner, owner });
+            }
             let amount = Amount { data: item.data, metadata: item.metadata };
             ledger.load_row(groups, *epoch, item.owner, is_live, Some(amount));
         }

@@ -5,6 +5,7 @@
 //! content, block by block, and counts what is allocated, shared and paid for from what they refer
 //! to.
 
+mod aside;
 mod epochs;
 mod life;
 mod recount;

@@ -99,7 +99,7 @@ impl World {
             }
         }
         let nodes: Vec<NodePtr> = nodes.into_iter().collect();
-        self.rt.block_on(pool.pieces_of(&nodes)).into_iter().collect()
+        self.rt.block_on(pool.pieces_of(&nodes)).unwrap().into_iter().collect()
     }
 
     fn allocated(&self) -> BTreeSet<u64> {

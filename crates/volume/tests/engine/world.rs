@@ -51,7 +51,7 @@ pub(crate) type Files = BTreeMap<(u64, u64), u64>;
 
 pub(crate) struct World {
     pub(crate) rt: Arc<SeededRuntime>,
-    disk: Arc<SimDevice>,
+    pub(crate) disk: Arc<SimDevice>,
     pub(crate) volumes: Arc<Volumes>,
     rng: Xoshiro256PlusPlus,
     pub(crate) config: Config,
@@ -418,18 +418,29 @@ impl World {
 
     fn create(&mut self) {
         let new = self.new_subvol();
-        let tx = self.entry(&new);
+        self.create_as(&new);
+    }
+
+    /// An empty subvolume in the root.
+    pub(crate) fn create_in_root(&mut self) -> SubvolId {
+        let new = NewSubvol { place: ROOT_PLACE, ..self.new_subvol() };
+        self.create_as(&new)
+    }
+
+    fn create_as(&mut self, new: &NewSubvol) -> SubvolId {
+        let tx = self.entry(new);
         let volumes = self.volumes.clone();
         let (subvol, _) = self.rt.block_on(async {
             let numbers = volumes.numbers(None).await.unwrap();
             let edits = Volumes::LIFE_EDITS + 1;
             let credit = volumes.pool().admit(Tier::Write, edits, 4096).await.unwrap();
-            volumes.create(&numbers, &new, credit, tx).unwrap()
+            volumes.create(&numbers, new, credit, tx).unwrap()
         });
         let epoch = subvol.item().epoch;
         self.owners.insert(epoch, subvol.id());
         self.plain.iter_mut().for_each(|plain| plain.create(subvol.id(), epoch, epoch));
         self.model.insert(subvol.id(), Files::new());
+        subvol.id()
     }
 
     fn delete(&mut self) {
@@ -588,7 +599,7 @@ impl World {
         self.heirs.retain(|old, _| !model.contains_key(old));
     }
 
-    fn lose_power(&mut self) {
+    pub(crate) fn lose_power(&mut self) {
         let seed = self.rng.next_u64();
         let image = self.disk.crash(seed);
         self.rt.drop_tasks();

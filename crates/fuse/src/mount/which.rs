@@ -1,0 +1,88 @@
+//! Which filesystem a mount shows.
+//!
+//! Problem.  The kernel gives the number of a filesystem that has gone to the next one at once. A
+//!           daemon that closes its pool must not unmount or abort that one.
+//! Idea.     The directory of the filesystem in `/sys/class/bdi` has the same number in its name,
+//!           and an inode number that no other filesystem gets. It is there as long as the
+//!           filesystem is.
+//!
+//! W1  A file or directory is opened first, and the filesystem looked for after. If it still exists
+//!     then, its number was its own at the opening: what was opened belongs to it.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::MountEntry;
+
+const SHOWN: &str = "/sys/class/bdi";
+
+/// A filesystem: the number that tables of mounts have, and what tells it from all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Which {
+    pub(super) number: (u32, u32),
+    is_block: bool,
+    /// None where sysfs is not to be had.
+    identity: Option<u64>,
+}
+
+impl Which {
+    /// The filesystem that has this number now.
+    pub(super) fn now(number: (u32, u32), is_block: bool) -> Which {
+        let identity = fs::metadata(shown(number, is_block)).ok().map(|directory| directory.ino());
+        Which { number, is_block, identity }
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_identity(number: (u32, u32), identity: u64) -> Which {
+        Which { number, is_block: false, identity: Some(identity) }
+    }
+
+    pub(super) fn identity(&self) -> Option<u64> {
+        self.identity
+    }
+
+    /// Where sysfs shows it.
+    pub(super) fn shown(&self) -> PathBuf {
+        shown(self.number, self.is_block)
+    }
+
+    /// Whether it is mounted somewhere or used. Without sysfs the number is all there is.
+    pub(super) fn exists(&self) -> bool {
+        let now = Which::now(self.number, self.is_block);
+        now == *self || (now.identity.is_none() && !Path::new(SHOWN).exists())
+    }
+
+    /// Whether `entry` is a mount of it, if it exists.
+    pub(super) fn is_at(&self, entry: &MountEntry) -> bool {
+        entry.is_copyhold() && entry.device == self.number && entry.is_block() == self.is_block
+    }
+}
+
+/// A block device has one of its own beside that of the filesystem on it.
+fn shown((major, minor): (u32, u32), is_block: bool) -> PathBuf {
+    let suffix = if is_block { "-fuseblk" } else { "" };
+    Path::new(SHOWN).join(format!("{major}:{minor}{suffix}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_alone_does_not_make_a_mount_ours() {
+        let which = Which::with_identity((0, 45), 7);
+        let entry = |kind: &str, minor| MountEntry {
+            mount_point: "/mnt".into(),
+            device: (0, minor),
+            kind: kind.into(),
+            source: "pool".into(),
+            options: String::new(),
+        };
+        assert!(which.is_at(&entry("fuse.copyhold", 45)));
+        assert!(!which.is_at(&entry("fuse.copyhold", 46)));
+        for kind in ["tmpfs", "fuse.sshfs", "fuseblk.copyhold"] {
+            assert!(!which.is_at(&entry(kind, 45)), "{kind}");
+        }
+    }
+}
