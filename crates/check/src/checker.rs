@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use copyhold_format::node::{LINEAGE, Lineage, PARTITION};
+use copyhold_format::node::{LINEAGE, Lineage, PARTITION, pieces_of};
 use copyhold_format::space_map::METASLAB;
 use copyhold_pool::Pool;
 use copyhold_space::MetaslabId;
@@ -24,7 +24,7 @@ use crate::reach::{Flaw, Reach};
 use crate::report::{Draft, Report};
 use crate::system::{Role, System};
 use crate::tree::TreeCheck;
-use crate::{Options, copies, families, maps, owners};
+use crate::{Options, families, maps, owners};
 
 /// The state of a check.
 pub(crate) struct Checker {
@@ -62,7 +62,7 @@ impl Checker {
     /// or map says so.
     pub(crate) async fn pieces_of(&self, ptr: NodePtr) -> Vec<NodePtr> {
         let pieces = self.pool.pieces_of(&[ptr]).await;
-        pieces.unwrap_or_else(|_| copies::pieces(&ptr, &[]))
+        pieces.unwrap_or_else(|_| pieces_of(&ptr, &[]))
     }
 
     /// Everything is looked at, and what is found not yet put in words.

@@ -5,8 +5,8 @@
 
 use copyhold_device::DynDevice;
 use copyhold_format::digest;
-use copyhold_format::node::{Fragment, parse_fragments};
-use copyhold_types::{Buf, Digest, NodePtr, Purpose, Run};
+use copyhold_format::node::{Fragment, parse_fragments, pieces_of};
+use copyhold_types::{Buf, NodePtr, Purpose, Run};
 use futures_util::future::join_all;
 
 /// What the copies of a node are worth.
@@ -15,7 +15,7 @@ pub(crate) struct Copies {
     pub(crate) bad: Vec<(Run, String)>,
     /// How many were read.
     pub(crate) count: u64,
-    /// What the node has allocated, as pointers to what lies in one run each.
+    /// The allocated runs of the node, a pointer to each.
     pub(crate) pieces: Vec<NodePtr>,
 }
 
@@ -29,7 +29,7 @@ impl Copies {
                 let parse = |buf: &Buf| parse_fragments(buf, &ptr).map_err(|e| e.to_string());
                 let fragments = copies.read_all(device, &lists, why, parse).await;
                 let fragments = fragments.map(|(_, fragments)| fragments).unwrap_or_default();
-                copies.pieces = pieces(&ptr, &fragments);
+                copies.pieces = pieces_of(&ptr, &fragments);
                 let runs = |copy: usize| {
                     let run = |of: &Fragment| Some(Run::new(of.copies[copy]?, of.blocks));
                     fragments.iter().map(run).collect::<Option<Vec<Run>>>()
@@ -84,17 +84,4 @@ async fn read(device: &DynDevice, runs: &[Run], why: Purpose) -> Result<Buf, Str
         whole.extend_from_slice(&read.map_err(|error| error.to_string())?);
     }
     Ok(Buf::from_bytes(&whole))
-}
-
-/// The list, and what it lists.
-pub(crate) fn pieces(ptr: &NodePtr, fragments: &[Fragment]) -> Vec<NodePtr> {
-    let one = |copies, blocks| NodePtr {
-        copies,
-        blocks,
-        fragmented: false,
-        epoch: ptr.epoch,
-        digest: Digest::default(),
-    };
-    let content = fragments.iter().map(|fragment| one(fragment.copies, fragment.blocks));
-    std::iter::once(one(ptr.copies, 1)).chain(content).collect()
 }

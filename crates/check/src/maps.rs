@@ -47,7 +47,7 @@ fn parse(checker: &mut Checker, key: Key, value: &[u8]) -> Option<(MetaslabId, D
     }
 }
 
-/// What the map has allocated.
+/// Checks one map; the allocated runs of the map itself, a pointer to each.
 async fn check_map(checker: &mut Checker, id: MetaslabId, descriptor: Descriptor) -> Vec<NodePtr> {
     let Some(ptr) = descriptor.map else {
         if descriptor.is_lost {

@@ -1,7 +1,7 @@
 //! Making space maps anew.
 //!
-//! What is allocated in a metaslab is what something refers to there (S1), and the check finds all
-//! of that. So a map whose copies are both damaged can be replaced, if every reference could be
+//! A block of a metaslab is allocated if a reference leads to it (S1), and the check finds all
+//! references. So a map whose copies are both damaged can be replaced, if every reference could be
 //! read and none contradicts another: a block that was left out would be written over.
 //!
 //! A pool is first looked at without writing. It is opened for writing, which begins a new
@@ -19,7 +19,7 @@ use crate::checker::Checker;
 use crate::problem::Severity;
 use crate::report::Draft;
 
-/// What a repair has done.
+/// The outcome of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Repaired {
     /// Metaslabs whose maps were made anew.

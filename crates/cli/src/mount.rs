@@ -133,7 +133,7 @@ impl Mount {
         mount_again::mount(request)
     }
 
-    /// What a daemon has before it opens its pool, here for `-f`.
+    /// Prepares signals and log in this process, as a daemon does before it opens its pool (`-f`).
     fn be_the_daemon_here(&self, log: &str) -> Result<(Signals, Log), Failure> {
         let signals = watch_signals()?;
         let log = match &self.log_file {

@@ -1,4 +1,4 @@
-//! What calls on a pool run on, and its end.
+//! The executors of a pool's calls, and the end of the pool.
 //!
 //! E1  A call keeps the pool open as long as it lasts: the end waits for calls, and those that come
 //!     later answer [`FsError::ShutDown`].

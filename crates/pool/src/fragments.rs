@@ -13,10 +13,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use copyhold_format::node::{Fragment, Node};
+use copyhold_format::node::{Fragment, Node, pieces_of};
 use copyhold_sync::{Mutex, of};
 use copyhold_table::{NodeFuture, NodeSource, TableError};
-use copyhold_types::{BLOCK_BYTES, Buf, Digest, NodePtr, Purpose, Run};
+use copyhold_types::{BLOCK_BYTES, Buf, NodePtr, Purpose, Run};
 
 use crate::nodes::NodeStore;
 use crate::{Pool, Sabotage};
@@ -140,18 +140,4 @@ pub(crate) fn join(parts: &[Buf]) -> Buf {
         rest = behind;
     }
     whole
-}
-
-/// All that a fragmented node has allocated, as pointers to what lies in one run: its list, and
-/// each fragment.
-pub(crate) fn pieces_of(ptr: &NodePtr, fragments: &[Fragment]) -> Vec<NodePtr> {
-    let piece = |copies, blocks| NodePtr {
-        copies,
-        blocks,
-        fragmented: false,
-        epoch: ptr.epoch,
-        digest: Digest::default(),
-    };
-    let content = fragments.iter().map(|fragment| piece(fragment.copies, fragment.blocks));
-    std::iter::once(piece(ptr.copies, 1)).chain(content).collect()
 }

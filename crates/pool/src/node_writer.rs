@@ -6,7 +6,7 @@
 //! W2  Nothing of this is allocated before the transaction that adds the pointers (R19).
 
 use copyhold_format::digest;
-use copyhold_format::node::{FRAGMENTS_MAX, Fragment, Node, encode_fragments};
+use copyhold_format::node::{FRAGMENTS_MAX, Fragment, Node, encode_fragments, pieces_of};
 use copyhold_runtime::BoxFuture;
 use copyhold_space::{Claim, Lane, LaneClass, Reservation, Tier};
 use copyhold_sync::{Mutex, of};
@@ -15,7 +15,7 @@ use copyhold_types::{BLOCK_BYTES, Buf, EpochId, NodePtr, Purpose};
 use futures_util::future::join_all;
 use std::sync::Arc;
 
-use crate::fragments::{Pieces, cut, pieces_of};
+use crate::fragments::{Pieces, cut};
 use crate::nodes::COPIES;
 use crate::{Pool, PoolError, Sabotage};
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use copyhold_device::DynDevice;
 use copyhold_format::digest;
-use copyhold_format::node::{Fragment, Node, parse_fragments};
+use copyhold_format::node::{Fragment, Node, parse_fragments, pieces_of};
 use copyhold_runtime::{Rt, finishing};
 use copyhold_sync::{Mutex, of};
 use copyhold_table::{NodeCache, NodeFuture, NodeSource, TableError};
@@ -20,7 +20,7 @@ use copyhold_types::{Buf, NodePtr, Purpose, Run};
 use futures_util::future::join_all;
 
 use crate::PoolError;
-use crate::fragments::{Copied, Copies, Pieces, fragmented, join, named_by, pieces_of};
+use crate::fragments::{Copied, Copies, Pieces, fragmented, join, named_by};
 use crate::pins::Pins;
 
 /// Parts of the node cache, each under a lock of its own.

@@ -10,6 +10,7 @@
 
 use std::sync::Arc;
 
+use copyhold_format::node::pieces_of;
 use copyhold_space::{Claim, Figures, MapJob, MetaslabId, Tier};
 use copyhold_table::{FlushJob, Flushed, FreezePoint, MergeSize, NodeSource, Table, TableError};
 use copyhold_types::{Buf, EpochId, Key, NodePtr, Purpose, TableId, Txg};
@@ -20,7 +21,7 @@ use crate::nodes::COPIES;
 use crate::tenancy::{NodeTurnover, free_node};
 use crate::transaction::Transaction;
 use crate::units::{Aim, Unit};
-use crate::{Pool, PoolError, Sabotage, fragments};
+use crate::{Pool, PoolError, Sabotage};
 
 /// Edits that one flush of a partition takes at most, so that a round stays bounded.
 const EDITS_PER_FLUSH: usize = 256 << 10;
@@ -173,7 +174,7 @@ impl Pool {
         let Some(old) = job.replaces().filter(|_| !job.is_set_aside()) else { return Vec::new() };
         self.nodes.pieces(old).await.unwrap_or_else(|error| {
             tracing::error!("{error}; its fragments are lost, and `copyhold check` names them");
-            fragments::pieces_of(&old, &[])
+            pieces_of(&old, &[])
         })
     }
 

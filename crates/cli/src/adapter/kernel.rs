@@ -41,7 +41,7 @@ const CALLER: Caller = Caller { unique: 1, ids: None, pid: 0 };
 /// Direct I/O names an owner of locks, pages do not.
 const DIRECT: Option<LockOwner> = Some(LockOwner(1));
 
-/// What a client finds wrong.
+/// The first difference that a client finds, if there is one.
 type Found = Result<(), String>;
 
 /// A page is full of one number.
@@ -107,7 +107,7 @@ impl Kernel {
         self.ask(async |fs| fs.write(CALLER, self.node, write, &mut data).await)
     }
 
-    /// What is dirty goes to the daemon, and stays.
+    /// Sends dirty pages to the daemon, and keeps them as clean ones.
     fn write_back(&self, range: Range<u64>) {
         let is_dirty = |(at, page): (&u64, &Page)| page.dirty.then_some((*at, page.number));
         let dirty: Vec<_> = self.pages.lock().range(range).filter_map(is_dirty).collect();

@@ -114,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes a line when it is allowed to, and fails where it is told to.
+    /// Takes one line for each message of `allowed`, and fails for each `false`.
     struct Gate {
         allowed: Receiver<bool>,
         written: Sender<Vec<u8>>,
@@ -167,6 +167,6 @@ mod tests {
         drop(queue);
         let written = seen.iter().filter(|line| line == b"line\n").count();
         assert!([LINES_MAX, LINES_MAX + 1].contains(&written), "{written}");
-        assert_eq!(lost.load(Relaxed), 0, "all are told of");
+        assert_eq!(lost.load(Relaxed), 0, "each lost line is counted in a message");
     }
 }

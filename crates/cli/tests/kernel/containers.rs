@@ -158,7 +158,7 @@ fn is_older_than(version: [u32; 2]) -> bool {
     running < version.to_vec()
 }
 
-/// What cannot be read of files that were renamed in an overlay, when it is mounted again.
+/// Files that were renamed in an overlay and cannot be read when it is mounted again.
 fn lost_in_an_overlay(options: &str) -> Option<Vec<String>> {
     let mut overlay = Overlay::over_mount(options, |lower| {
         fs::create_dir(lower.join("dir")).unwrap();
@@ -219,7 +219,8 @@ impl Mapped {
         Mapped::over_mount("rw")?.map_err(|refused| panic!("{refused:?}")).ok()
     }
 
-    /// `options`: how the pool is mounted. What is said where the second mount is refused.
+    /// `options` are those of the pool's mount. The error is the output of `mount` where it refuses
+    /// the idmapped mount.
     fn over_mount(options: &str) -> Option<Result<Mapped, Output>> {
         if is_older_than([6, 12]) {
             eprintln!("skipped: FUSE has idmapped mounts from Linux 6.12 on");

@@ -43,6 +43,20 @@ pub struct Fragment {
     pub blocks: u32,
 }
 
+/// All runs that a fragmented node has allocated, as pointers of its epoch to one run each: its
+/// list, and each fragment.
+pub fn pieces_of(ptr: &NodePtr, fragments: &[Fragment]) -> Vec<NodePtr> {
+    let piece = |copies, blocks| NodePtr {
+        copies,
+        blocks,
+        fragmented: false,
+        epoch: ptr.epoch,
+        digest: Digest::default(),
+    };
+    let content = fragments.iter().map(|fragment| piece(fragment.copies, fragment.blocks));
+    std::iter::once(piece(ptr.copies, 1)).chain(content).collect()
+}
+
 /// The list of the fragments of a content with this digest, in its order.
 pub fn encode_fragments(digest: Digest, fragments: &[Fragment]) -> Buf {
     assert!((1..=FRAGMENTS_MAX).contains(&fragments.len()), "{} fragments", fragments.len());

@@ -35,7 +35,7 @@ pub mod schema;
 
 pub use builder::{ITEMS_MAX, LeafBuilder, NodeOrigin};
 pub use descriptor::{LAYERS_MAX, LayerDescriptor, PARTITION, PartitionDescriptor};
-pub use fragments::{FRAGMENTS_MAX, Fragment, encode_fragments, parse_fragments};
+pub use fragments::{FRAGMENTS_MAX, Fragment, encode_fragments, parse_fragments, pieces_of};
 pub use inner::{Child, InnerView, encode_inner};
 pub use layer::{encode_edit, parse_edit};
 pub use leaf::{LeafView, Place, ValueRef};
