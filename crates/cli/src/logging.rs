@@ -142,3 +142,31 @@ impl Write for SystemLog {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+    use std::thread;
+
+    use super::*;
+
+    /// Set for the process that panics.
+    const PANICS: &str = "COPYHOLD_TEST_PANICS";
+
+    #[test]
+    fn a_panic_in_any_thread_is_logged_and_ends_the_process() {
+        if std::env::var_os(PANICS).is_some() {
+            to_stderr("info").unwrap().end_on_panic();
+            let hand = thread::Builder::new().name("a hand".to_owned());
+            let _ = hand.spawn(|| panic!("on purpose")).unwrap().join();
+            return;
+        }
+        let mut process = Command::new(std::env::current_exe().unwrap());
+        process.args(["a_panic_in_any_thread_is_logged_and_ends_the_process", "--nocapture"]);
+        let output = process.env(PANICS, "1").output().unwrap();
+        assert_eq!(output.status.signal(), Some(rustix::process::Signal::ABORT.as_raw()));
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(log.contains("thread a hand") && log.contains("on purpose"), "{log}");
+    }
+}
