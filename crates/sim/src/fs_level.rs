@@ -19,7 +19,7 @@
 //! before the file's last fsync, whole; and what was renamed over another name is there.
 
 mod client;
-mod collisions;
+pub mod collisions;
 pub(crate) mod content;
 mod counts;
 mod eras;

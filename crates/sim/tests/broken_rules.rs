@@ -324,11 +324,6 @@ fn r35_renaming_over_a_name_before_the_data_is_written_is_noticed() {
 }
 
 #[test]
-fn r36_tails_that_show_when_a_file_grows_are_noticed() {
-    is_noticed_in_files(OfFiles::KeepTails);
-}
-
-#[test]
 fn r37_a_snapshot_without_what_was_written_before_is_noticed() {
     is_noticed_in_files(OfFiles::SnapshotFirst);
 }
@@ -336,11 +331,6 @@ fn r37_a_snapshot_without_what_was_written_before_is_noticed() {
 #[test]
 fn r38_files_without_a_name_that_stay_in_snapshots_are_noticed() {
     is_noticed_in_files(OfFiles::KeepOrphans);
-}
-
-#[test]
-fn r41_a_listing_that_skips_names_with_the_same_hash_is_noticed() {
-    is_noticed_in_files(OfFiles::SkipCollisions);
 }
 
 #[test]

@@ -12,7 +12,8 @@ use copyhold_fs::{
 };
 use copyhold_pool::{CreateOptions, OpenOptions, Pool};
 use copyhold_sim::Machine;
-use copyhold_types::{InodeNo, Key, SubvolId};
+use copyhold_sim::fs_level::collisions;
+use copyhold_types::{BLOCK_BYTES, InodeNo, Key, SubvolId};
 use copyhold_volume::quota::{GroupId, Ledger, LimitKind};
 
 const EIO: i32 = 5;
@@ -189,7 +190,75 @@ fn a_mount_that_may_not_write_but_discards_is_noticed() {
     is_noticed(look, Sabotage::TrimReadOnly);
 }
 
+// -- content ----------------------------------------------------------------
+
+/// The last block is read anew, behind a mount.
+#[test]
+fn r36_tails_that_show_when_a_file_grows_are_noticed() {
+    const CUT: u64 = BLOCK_BYTES as u64 + 100;
+    let look = |broken| {
+        let machine = machine(8192);
+        look_with(&machine, Options::default(), |fs| async move {
+            let file = make(&fs, ROOT, "f").await.node;
+            let bytes = [7; 3 * BLOCK_BYTES];
+            fs.write(file, 0, &bytes, WriteFlags::default()).await.expect("there is room");
+            Ok(())
+        })?;
+        look_with(&machine, breaking(broken), |fs| async move {
+            let file = fs.lookup(ROOT, b"f").await.expect("it is there").node;
+            for size in [CUT, 2 * CUT] {
+                let size = SetAttr { size: Some(size), ..SetAttr::default() };
+                fs.setattr(BY, file, &size).await.expect("it is set");
+            }
+            let read = fs.read(file, CUT, CUT as usize).await.expect("it is read").to_vec();
+            let shown = read.iter().position(|byte| *byte != 0);
+            expect(shown.is_none(), || format!("byte {shown:?} behind the old end shows"))
+        })
+    };
+    is_noticed(look, Sabotage::KeepTails);
+}
+
 // -- directories ------------------------------------------------------------
+
+/// A reader that takes one entry at a time goes on within a bucket.
+#[test]
+fn r41_a_listing_that_skips_names_with_the_same_hash_is_noticed() {
+    let look = |broken| {
+        let machine = machine(8192);
+        let prepared = machine.run(async {
+            let pool = pool(&machine).await;
+            collisions::prepare(&pool).await.expect("the root is there");
+            pool.close().await.expect("it closes");
+        });
+        prepared.expect("the power is on");
+        look_with(&machine, breaking(broken), |fs| async move {
+            for name in collisions::PAIRS.as_flattened() {
+                make(&fs, ROOT, name).await;
+            }
+            let (mut found, mut last) = (Vec::new(), 0);
+            loop {
+                let (before, after) = (found.len(), last);
+                let mut take = |entry: &DirEntry<'_>| {
+                    let takes = found.len() == before;
+                    if takes {
+                        found.push(entry.name.to_vec());
+                        last = entry.cookie;
+                    }
+                    takes
+                };
+                fs.readdir(ROOT, after, &mut take).await.expect("it is listed");
+                if found.len() == before {
+                    break;
+                }
+            }
+            let missing = collisions::PAIRS.as_flattened().iter();
+            let mut missing =
+                missing.filter(|name| !found.iter().any(|one| one == name.as_bytes()));
+            expect(missing.next().is_none(), || format!("{} entries only", found.len()))
+        })
+    };
+    is_noticed(look, Sabotage::SkipCollisions);
+}
 
 #[test]
 fn a_bound_on_subdirectories_is_noticed() {

@@ -13,7 +13,8 @@ use copyhold_types::{Key, SubvolId};
 
 const KEY: HashKey = HashKey([7; 16]);
 
-const PAIRS: [[&str; 2]; 6] = [
+/// Names whose hashes are the same with the known key.
+pub const PAIRS: [[&str; 2]; 6] = [
     ["c1-szrkrsobh7l", "c3-cghvrdquvka"],
     ["c1-a2tjprulzjb", "c2-pz2huwolusf"],
     ["c3-mi6a5crkatx", "c0-yqbk4zod5l5"],
@@ -30,7 +31,7 @@ pub(crate) fn names(client: usize) -> Vec<Vec<u8>> {
 }
 
 /// Gives the root of a pool that was just formatted the key that is known.
-pub(crate) async fn prepare(pool: &Arc<Pool>) -> Result<(), FsError> {
+pub async fn prepare(pool: &Arc<Pool>) -> Result<(), FsError> {
     let key = Key::new(SubvolId::ROOT.0.into(), SUBVOL, 0);
     let value = pool.get(Pool::SYSTEM, key).await?.expect("a pool has a root");
     let root = SubvolItem::parse(&value).expect("it was just made");
