@@ -19,6 +19,9 @@
 //!     it retires (rule R20).
 //! F4  While the log is full, a round that cannot flush what pins it longest records nothing: users
 //!     wait then, and the ring is not used up.
+//! F5  A pool that was idle for [`IDLE`] flushes until it has promised its edits at most a
+//!     [`PROMISED`]th of its space: else an empty pool could seem full, since a deletion stays an
+//!     edit until it is flushed.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
@@ -44,6 +47,8 @@ const COMMITS_TO_FREE: u32 = 2;
 /// From where one round follows each commit, and from where rounds follow each other.
 const START: f64 = 0.7;
 const HURRY: f64 = 0.85;
+/// An idle pool promises at most such a part of its space to edits.
+const PROMISED: u64 = 64;
 
 /// The policy's state.
 #[derive(Debug, Default)]
@@ -120,16 +125,23 @@ pub(crate) async fn run(pool: Weak<Pool>) {
     let (rt, kick) = (strong.rt.clone(), strong.flusher.kick.clone());
     drop(strong);
     let mut in_vain = 0;
+    // What was unflushed when the pool was last idle: a flush of that had no effect.
+    let mut rested = None;
     loop {
         let Some(strong) = pool.upgrade() else { return };
         if strong.is_closing() || strong.health.check().is_err() {
             return;
         }
         drop(strong);
-        kick.wait(&rt, IDLE).await;
+        let is_idle = !kick.wait(&rt, IDLE).await;
         let Some(strong) = pool.upgrade() else { return };
         strong.flusher.urged.store(false, Relaxed);
-        match strong.flush_by_policy().await {
+        let flushed = match is_idle && rested != Some(strong.unflushed()) {
+            true => strong.flush_promised().await,
+            false => strong.flush_by_policy().await,
+        };
+        rested = is_idle.then(|| strong.unflushed());
+        match flushed {
             // Nothing can be flushed now; those who wait would only kick again.
             Ok(false) if strong.is_full() => {
                 in_vain += 1;
@@ -175,6 +187,24 @@ impl Pool {
             }
         }
         Ok(any)
+    }
+
+    /// In an idle pool: as the policy says, and until little space is promised to edits (F5).
+    async fn flush_promised(self: &Arc<Self>) -> Result<bool, PoolError> {
+        let mut any = self.flush_by_policy().await?;
+        while self.promises_much() && !self.is_closing() {
+            any |= self.hand_over().await?;
+            let before = self.unflushed().edits;
+            any |= self.flush_round(Aim::Trim).await?.flushed > 0;
+            if self.unflushed().edits >= before {
+                break;
+            }
+        }
+        Ok(any)
+    }
+
+    fn promises_much(&self) -> bool {
+        self.admission.promised(1.0) > self.space().total / PROMISED
     }
 
     /// Flushes everything that pins the log, merges layers where there is room for that, and trims

@@ -288,6 +288,35 @@ fn a_commit_gives_back_what_was_promised_to_edits_that_were_replaced() {
     });
 }
 
+/// Deletions are edits like any other until they are flushed. A pool in use gathers them; an idle
+/// one flushes, and then writes no more.
+#[test]
+fn an_idle_pool_flushes_until_little_is_promised() {
+    let machine = Machine::new();
+    let pool = machine.new_pool(Limits::default());
+    machine.rt.block_on(async {
+        let most = pool.space().total / 64;
+        for n in 0..3000 {
+            let mut tx = Transaction::new();
+            tx.put(TABLE, key(n), vec![1; 40]);
+            let credit = pool.admit(Tier::Write, 1, 64).await.unwrap();
+            pool.apply(credit, tx).unwrap();
+            let mut tx = Transaction::new();
+            tx.delete(TABLE, key(n));
+            let credit = pool.admit(Tier::Delete, 1, 64).await.unwrap();
+            pool.apply(credit, tx).unwrap();
+        }
+        pool.commit(pool.open_txg()).await.unwrap();
+        let before = pool.space().reserved;
+        machine.rt.sleep(Duration::from_secs(20)).await;
+        let after = pool.space().reserved;
+        assert!(before > 2 * most && after <= most, "{after} of {before} blocks, {most} at most");
+        let written = pool.counters().purposes;
+        machine.rt.sleep(Duration::from_secs(600)).await;
+        assert_eq!(pool.counters().purposes, written, "it is at rest");
+    });
+}
+
 #[test]
 fn what_was_promised_to_edits_that_were_replaced_is_given_back() {
     let machine = Machine::new();
