@@ -6,9 +6,10 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use copyhold_format::log::Batch;
+use copyhold_format::log::{Batch, FrameKind};
 
-use crate::scan::Scan;
+use crate::recover::RecoveredBatch;
+use crate::scan::{Found, Scan};
 
 /// Where a chain ends.
 pub(crate) struct End {
@@ -38,11 +39,25 @@ impl End {
         all.into_iter().filter(|at| *at >= self.from || is_missing(at)).collect()
     }
 
+    /// Whether `last`, which ends here, is empty and has only marks of it behind it.
+    pub(crate) fn is_idle(&self, scan: &Scan, last: &RecoveredBatch) -> bool {
+        let is_mark = |found: &Found| {
+            let frame = &found.frame;
+            let is_of_last = (frame.txg, frame.incarnation) == (last.txg, last.incarnation);
+            frame.kind == FrameKind::Mark && is_of_last
+        };
+        let is_empty = last.batch.pieces.is_empty() && last.batch.records.is_empty();
+        let mut behind = scan.frames.range(self.from..);
+        let end = behind.clone().next_back().map_or(self.from, |(_, found)| found.end());
+        let can_read = scan.unreadable.iter().all(BTreeSet::is_empty);
+        is_empty && can_read && scan.end == end && behind.all(|(_, found)| is_mark(found))
+    }
+
     /// Positions behind the end that each copy cannot be read at, but for those of frames.
     pub(crate) fn unreadable(&self, scan: &Scan) -> [Vec<u64>; 2] {
         let is_of_frame = |at: &u64| {
             let before = scan.frames.range(..=at).next_back();
-            before.is_some_and(|(position, found)| *at < position + found.frame.blocks)
+            before.is_some_and(|(_, found)| *at < found.end())
         };
         scan.unreadable.each_ref().map(|positions| {
             let behind = positions.range(self.from..).copied();

@@ -64,6 +64,7 @@ pub struct Unreadable {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecoveredBatch {
     pub txg: Txg,
+    pub incarnation: Incarnation,
     pub digest: Digest,
     /// First position that belongs to it, a piece's or its own.
     pub start: u64,
@@ -99,6 +100,8 @@ pub struct Recovered {
     pub unverified: Vec<u64>,
     /// Set if there are any.
     pub in_doubt: Option<Unreadable>,
+    /// The last batch is empty, and nothing but marks of it was written behind it.
+    pub is_idle: bool,
     /// Positions behind the log that the one and the other copy cannot be read at.
     pub unreadable: [Vec<u64>; 2],
 }
@@ -144,6 +147,7 @@ async fn attempt(ring: &Ring, uberblock: &Uberblock) -> Recovered {
     found.unverified = end.unverified(&scan);
     found.in_doubt = in_doubt(&scan, &found);
     found.unreadable = end.unreadable(&scan);
+    found.is_idle = found.batches.last().is_some_and(|last| end.is_idle(&scan, last));
     found
 }
 
@@ -215,6 +219,7 @@ fn follow(frames: &Frames<'_>, uberblock: &Uberblock) -> (Recovered, End) {
         next_position: 0,
         next_txg: Txg::FIRST,
         repairs: Vec::new(),
+        is_idle: false,
         unverified: Vec::new(),
         unreadable: [Vec::new(), Vec::new()],
         in_doubt: None,
@@ -235,6 +240,7 @@ fn follow(frames: &Frames<'_>, uberblock: &Uberblock) -> (Recovered, End) {
         found.last_digest = frame.digest;
         found.batches.push(RecoveredBatch {
             txg: frame.txg,
+            incarnation,
             digest: frame.digest,
             start: pieces.iter().map(|p| p.position).fold(frame.position, u64::min),
             batch: batch.clone(),

@@ -43,6 +43,13 @@ pub struct Found {
     pub lacks: [Vec<Range<u64>>; 2],
 }
 
+impl Found {
+    /// The position behind it.
+    pub(crate) fn end(&self) -> u64 {
+        self.frame.position + self.frame.blocks
+    }
+}
+
 impl Ring {
     /// Finds every frame of the lap that begins at `head`.
     pub async fn scan(&self, head: u64) -> Scan {

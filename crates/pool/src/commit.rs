@@ -131,7 +131,7 @@ impl Pool {
     }
 
     /// What is freed by a txg that a durable batch calls durable can be used, if nobody pins it.
-    fn after_commit(&self, txg: Txg, before: Txg) {
+    pub(crate) fn after_commit(&self, txg: Txg, before: Txg) {
         let proven = if self.sabotaged(crate::Sabotage::ReuseFreesAtOnce) { txg } else { before };
         self.proven.fetch_max(proven.get(), std::sync::atomic::Ordering::AcqRel);
         self.release_deferred();

@@ -133,7 +133,7 @@ impl Journal {
                     digest: resume.last_digest,
                     tables: resume.tables,
                 },
-                marked: None,
+                marked: Txg::new(recovered.last).filter(|_| recovered.confirmed),
                 uberblock: resume.uberblock.number,
             }),
             device,

@@ -6,7 +6,7 @@
 //!   replay: records into edits, without reading any base (rule R5)
 //!   table of tables → descriptors → tables and space maps
 //!   read-write: flush, repair labels and log, then an empty batch of a new incarnation, flushed
-//!               (R13)
+//!               (R13, O2)
 //! ```
 //!
 //! Nothing is written before all of it could be read, and nothing is served before the new
@@ -15,6 +15,9 @@
 //! O1  Recovery may have read what a killed daemon wrote and did not flush. The first flush of a
 //!     mount makes that durable before anything is written that relies on it: repairs, the
 //!     uberblock of a cut, and the first batch, which proves that those before it are complete.
+//! O2  If the log ends with an empty batch, and nothing was written or cut behind it, there is
+//!     nothing to prove or to hide. Then the mount goes on with the incarnation of that batch. So a
+//!     daemon that is killed at each mount does not fill the ring before the head can move.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +34,7 @@ use copyhold_runtime::Rt;
 use copyhold_space::{Config, Figures, MetaslabId, MetaslabLayout, Restore};
 use copyhold_sync::{Mutex, RwLock};
 use copyhold_table::{Edit, Limits as TableLimits, RecoveringTable, Table, Weight};
-use copyhold_types::{BlockAddr, Key, Run, TableId, Txg};
+use copyhold_types::{BlockAddr, Incarnation, Key, Run, TableId, Txg};
 
 use crate::admission::Admission;
 use crate::attached::Attached;
@@ -98,6 +101,7 @@ impl Pool {
         }
         let tail = cut_unverified_tail(&device, &uberblock, &mut recovered, &options).await?;
         cut = cut.or(tail);
+        recovered.is_idle &= cut.is_none() && !options.limits.breaks(Sabotage::AlwaysBegin);
         if options.limits.breaks(Sabotage::ReplayReadsBase) {
             read_early(&device, &label, &uberblock).await?;
         }
@@ -153,8 +157,14 @@ impl Pool {
         let Weight { edits, bytes, .. } = self.tables.weight();
         self.spend(self.internal_credit(edits as usize, bytes as usize)?);
         self.promise_layers();
-        if !self.sabotaged(Sabotage::NoIncarnation) {
-            self.commit_empty().await?;
+        match recovered.batches.last().filter(|_| recovered.is_idle) {
+            Some(last) => {
+                // The last batch is durable, and names the one before it.
+                let before = Txg::new(last.batch.durable).unwrap_or(Txg::FIRST);
+                self.after_commit(last.txg, before);
+            }
+            None if self.sabotaged(Sabotage::NoIncarnation) => {}
+            None => self.commit_empty().await?,
         }
         self.rt.spawn(Box::pin(marker::run(Arc::downgrade(self))));
         Ok(())
@@ -270,6 +280,7 @@ async fn cut_unverified_tail(
         }
     };
     recovered.batches.pop();
+    recovered.is_idle = false;
     let (txg, digest) = match recovered.batches.last() {
         Some(before) => (before.txg.get(), before.digest),
         None => (uberblock.before_head_txg, uberblock.before_head),
@@ -386,7 +397,7 @@ async fn assemble(
     let tables = open_tables(tot, catalogue, replayed.tables, limits)?;
     let last = Txg::new(recovered.last).unwrap_or(Txg::FIRST);
     let resume = Resume {
-        incarnation: copyhold_types::Incarnation(recovered.incarnation.0 + 1),
+        incarnation: Incarnation(recovered.incarnation.0 + u64::from(!recovered.is_idle)),
         next_position: recovered.next_position,
         last_txg: recovered.last,
         last_digest: recovered.last_digest,

@@ -53,6 +53,8 @@ pub enum Sabotage {
     NoFlushAtMount,
     /// R13: recovery does not begin a new incarnation.
     NoIncarnation,
+    /// O2: each mount begins an incarnation, whether anything is to be hidden or not.
+    AlwaysBegin,
     /// R14: no mark is written, and a rotten last batch is cut although it was acknowledged.
     NoMark,
     /// R15: runs are discarded when they are freed.
@@ -112,6 +114,7 @@ impl Sabotage {
         Sabotage::ErrorEndsLog,
         Sabotage::NoFlushAtMount,
         Sabotage::NoIncarnation,
+        Sabotage::AlwaysBegin,
         Sabotage::NoMark,
         Sabotage::DiscardEarly,
         Sabotage::LogClaims,

@@ -1,17 +1,20 @@
 //! Rings of the smallest size, and transactions that are large against them: the log never
-//! overflows (A3), and what the last three uberblocks need of it is kept over mounts (R6).
+//! overflows (A3), mounts alone do not fill it (O2), and what the last three uberblocks need of it
+//! is kept over mounts (R6).
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use copyhold_device::DynDevice;
 use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
+use copyhold_fs::{Caller, Filesystem, FsError, Options};
 use copyhold_log::Ring;
 use copyhold_pool::{
     CreateOptions, Limits, OpenOptions, Pool, PoolError, Sabotage, Tier, Transaction, read_labels,
     read_uberblocks,
 };
 use copyhold_runtime::{Rt, SeededRuntime};
+use copyhold_sim::Machine;
 use copyhold_types::{DeviceId, Key, Kind, TableId};
 use futures_util::future::join_all;
 
@@ -136,4 +139,72 @@ fn the_log_of_older_uberblocks_is_kept_over_mounts() {
     let rule = Some(Sabotage::KeepNewestHeadOnly);
     let noticed = (0..20).any(|seed| !keeps_log_over_mounts(seed, rule));
     assert!(noticed, "R6 can be broken for 20 seeds, and nobody notices");
+}
+
+/// A pool in use, then many mounts, each of which is killed at once or soon. How the last one ends.
+fn mounts_after_mounts(seed: u64, sabotage: Option<Sabotage>) -> Result<(), PoolError> {
+    let mut image = SimImage::empty(BLOCKS);
+    for mount in 0..200 {
+        let rt = SeededRuntime::new(seed + mount);
+        let config = SimConfig::new(seed + mount);
+        let disk = SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image, config);
+        let device: DynDevice = disk.clone();
+        let opened = rt.block_on(async {
+            if mount == 0 {
+                let create = CreateOptions { log_bytes: Some(1), ..CreateOptions::default() };
+                Pool::create(&(rt.clone() as Rt), &device, &create).await?;
+            }
+            let pool = Pool::open(rt.clone() as Rt, device, broken(sabotage)).await?;
+            for n in 0..if mount == 0 { seed * 3 } else { 0 } {
+                put(&pool, seed * 1_000_000 + n).await?;
+            }
+            // Long enough for a mark.
+            let soon = Duration::from_millis(if mount % 2 == 0 { 0 } else { 150 });
+            pool.runtime().sleep(soon).await;
+            Ok(())
+        });
+        rt.drop_tasks();
+        opened?;
+        image = disk.crash(seed + mount);
+    }
+    Ok(())
+}
+
+#[test]
+fn mounts_that_are_killed_do_not_fill_the_ring() {
+    for seed in 0..8 {
+        mounts_after_mounts(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    let rule = Some(Sabotage::AlwaysBegin);
+    let noticed = (0..8).any(|seed| mounts_after_mounts(seed, rule).is_err());
+    assert!(noticed, "O2 can be broken for 8 seeds, and nobody notices");
+}
+
+/// The same of a filesystem, whose tenants are known only some time after the pool is open.
+#[test]
+fn mounts_of_a_filesystem_that_are_killed_take_no_log() {
+    let machine = Machine::on(1, SimImage::empty(BLOCKS));
+    let made = machine.run(async {
+        let create = CreateOptions { log_bytes: Some(1), ..CreateOptions::default() };
+        Pool::create(&machine.rt(), &machine.device(), &create).await?;
+        let options = OpenOptions { tenants: true, ..OpenOptions::default() };
+        let pool = Pool::open(machine.rt(), machine.device(), options).await?;
+        Filesystem::format(&pool, &Caller::ROOT, 0o755).await
+    });
+    made.expect("the power is on").expect("it is made");
+    let (mut image, mut lives) = (machine.crash(1), Vec::new());
+    for mount in 0..20 {
+        let machine = Machine::on(mount, image);
+        let opened = machine.run(async {
+            let options = OpenOptions { tenants: true, ..OpenOptions::default() };
+            let pool = Pool::open(machine.rt(), machine.device(), options).await?;
+            let fs = Filesystem::open(pool, Options::default()).await?;
+            machine.rt().sleep(Duration::from_millis(mount * 20)).await;
+            lives.push(fs.pool().log_use().live_blocks);
+            Ok::<(), FsError>(())
+        });
+        opened.expect("the power is on").expect("it opens");
+        image = machine.crash(mount);
+    }
+    assert!(lives[19] <= lives[0] + 4, "{lives:?}");
 }
