@@ -80,7 +80,7 @@ fn growth_of_unflushed(weight: Weight) -> u64 {
 }
 
 /// Blocks that `edits` edits of `bytes` bytes take in the log, before it is compressed.
-fn records_of(edits: usize, bytes: usize) -> u64 {
+pub(crate) fn records_of(edits: usize, bytes: usize) -> u64 {
     log_room::blocks_of(bytes as u64 + edits as u64 * EDIT_OVERHEAD)
 }
 
@@ -145,19 +145,31 @@ impl Admission {
 impl Pool {
     /// Obtains what a transaction of at most `edits` edits and `bytes` bytes of keys and values
     /// needs. Waits while log or deltas are at their limit, and for space that is on its way.
-    pub async fn admit(
+    pub fn admit(
         self: &Arc<Self>,
         tier: Tier,
         edits: usize,
         bytes: usize,
+    ) -> impl Future<Output = Result<Credit, PoolError>> + Send {
+        self.admit_freeing(tier, edits, bytes, 0)
+    }
+
+    /// As [`Self::admit`], of a transaction that also frees so many runs, which takes room in the
+    /// log only.
+    pub async fn admit_freeing(
+        self: &Arc<Self>,
+        tier: Tier,
+        edits: usize,
+        bytes: usize,
+        runs: usize,
     ) -> Result<Credit, PoolError> {
         self.check_writable()?;
         self.note_asked(tier);
-        if let Some(credit) = self.admit_now(tier, edits, bytes) {
+        if let Some(credit) = self.admit_now(tier, edits, bytes, runs) {
             return Ok(credit);
         }
         let since = self.rt.now();
-        let room = self.wait_for_room(records_of(edits, bytes)).await?;
+        let room = self.wait_for_room(records_of(edits + runs, bytes)).await?;
         let grows = growth_of(edits, bytes);
         let held = match self.grow(grows, tier) {
             Some(held) => held,
@@ -171,11 +183,11 @@ impl Pool {
         Credit { bytes, growth: Some(growth), room, waited, ticket: self.join_first() }
     }
 
-    fn admit_now(&self, tier: Tier, edits: usize, bytes: usize) -> Option<Credit> {
+    fn admit_now(&self, tier: Tier, edits: usize, bytes: usize, runs: usize) -> Option<Credit> {
         if self.is_full() {
             return None;
         }
-        let room = self.room_now(records_of(edits, bytes))?;
+        let room = self.room_now(records_of(edits + runs, bytes))?;
         let grows = growth_of(edits, bytes);
         Some(self.credit(grows, self.grow(grows, tier)?, room, 0))
     }
@@ -188,9 +200,20 @@ impl Pool {
 
     /// As [`Self::admit`], but never waits: `None` when it would have to.
     pub fn try_admit(&self, tier: Tier, edits: usize, bytes: usize) -> Option<Credit> {
+        self.try_admit_freeing(tier, edits, bytes, 0)
+    }
+
+    /// As [`Self::admit_freeing`], but never waits.
+    pub fn try_admit_freeing(
+        &self,
+        tier: Tier,
+        edits: usize,
+        bytes: usize,
+        runs: usize,
+    ) -> Option<Credit> {
         self.check_writable().ok()?;
         self.note_asked(tier);
-        self.admit_now(tier, edits, bytes)
+        self.admit_now(tier, edits, bytes, runs)
     }
 
     fn note_asked(&self, tier: Tier) {
@@ -248,11 +271,17 @@ impl Pool {
     }
 
     /// Credit for what the pool does itself to trim the log: never refused, never waiting (R21).
-    pub(crate) fn internal_credit(&self, edits: usize, bytes: usize) -> Result<Credit, PoolError> {
+    /// `runs`: of space that is allocated or freed, which take room in the log only.
+    pub(crate) fn internal_credit(
+        &self,
+        edits: usize,
+        bytes: usize,
+        runs: usize,
+    ) -> Result<Credit, PoolError> {
         self.check_writable()?;
         let grows = growth_of(edits, bytes);
         let growth = self.space.reserve(Growth::blocks(grows), Tier::Internal)?;
-        let room = self.admission.room.take_anyway(records_of(edits, bytes));
+        let room = self.admission.room.take_anyway(records_of(edits + runs, bytes));
         Ok(self.credit(grows, growth, room, 0))
     }
 

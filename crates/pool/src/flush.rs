@@ -222,6 +222,7 @@ impl Pool {
             // A round under way has units that are not seen here.
             drop(self.flusher.rounds.lock().await);
             self.try_broken_again().await;
+            self.retry_maps().await;
             let mut units = self.units(Aim::Settle).len();
             while units > 0 {
                 let round = self.flush_round(Aim::Settle).await?;
@@ -297,9 +298,14 @@ impl Pool {
         let first = self.sabotaged(Sabotage::RecordsAskedFirst).then(|| self.recorded_pin());
         // Edits are recorded before they leave their table: a pin that the table has no more is
         // found there.
-        let edits = self.tables.oldest_pin().into_iter().chain(self.space.oldest_pin()).min();
+        let edits = self.edits_pin();
         let recorded = first.unwrap_or_else(|| self.recorded_pin());
         edits.into_iter().chain(recorded).min()
+    }
+
+    /// The oldest txg of an edit that no base and no map has.
+    pub(crate) fn edits_pin(&self) -> Option<Txg> {
+        self.tables.oldest_pin().into_iter().chain(self.space.oldest_pin()).min()
     }
 
     /// The oldest txg that was flushed and whose record is not durable (F2).

@@ -201,7 +201,7 @@ impl Pool {
         let is_last = children.len() <= step;
         children.truncate(step);
         let edits = (children.len() + 1) * (parts + 1);
-        let credit = self.internal_credit(edits, children.len() * parts * 256)?;
+        let credit = self.internal_credit(edits, children.len() * parts * 256, 0)?;
         let txg = self.apply_with(credit, Transaction::new(), |txg, tx| {
             if !is_last && !self.sabotaged(Sabotage::HandOverUnsealed) {
                 let tells = under.seal(txg);
@@ -320,7 +320,7 @@ impl Pool {
         for (partition, descriptor) in table.descriptors() {
             self.drop_partition(&table, partition, descriptor).await?;
         }
-        let credit = self.internal_credit(2, 128)?;
+        let credit = self.internal_credit(2, 128, 0)?;
         let mut tx = Transaction::new();
         tx.forget(id);
         self.apply(credit, tx)?;
@@ -344,7 +344,7 @@ impl Pool {
         let _pin = self.pin();
         let nodes = self.nodes_of(table, start, |_| true).await?;
         let nodes = self.pieces_of(&nodes).await?;
-        let credit = self.internal_credit(1 + nodes.len() * 2, 64)?;
+        let credit = self.internal_credit(1, 64, nodes.len() * 2)?;
         let mut tx = Transaction::new();
         nodes.iter().for_each(|ptr| free_node(&mut tx, ptr));
         let empty = PartitionDescriptor {

@@ -134,7 +134,7 @@ impl Pool {
         }
         let mut tx = Transaction::new();
         tx.put(Pool::SYSTEM, space.key(), &to.to_le_bytes());
-        let credit = self.internal_credit(1, 64)?;
+        let credit = self.internal_credit(1, 64, 0)?;
         let by = self.apply(credit, tx)?;
         let mut spaces = self.ids.spaces.lock();
         let fresh = Range { next: mark, durable: mark, logged: to, by };

@@ -1,12 +1,13 @@
 //! Space maps that cannot be read, and making them anew.
 //!
 //! A read error may pass. So a map is read several times when the pool is opened; if that fails,
-//! its metaslab is set aside (`copyhold_space::Space::set_aside`) and the map is read again at each
-//! flush of the metaslab, and whenever everything is settled: before a pool is called full, too. A
-//! map whose copies are both damaged can be made anew by [`Pool::rebuild_map`] from the list of all
-//! blocks that are referred to.
+//! its metaslab is set aside (`copyhold_space::Space::set_aside`). From then on a task of its own
+//! reads the map again, ever less often; and it is read whenever everything is settled: before a
+//! pool is called full, too. No flush waits for these reads, which may take a broken device long.
+//! A map whose copies are both damaged can be made anew by [`Pool::rebuild_map`] from the list of
+//! all blocks that are referred to.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use copyhold_format::space_map::SpaceMap;
@@ -14,6 +15,7 @@ use copyhold_runtime::Rt;
 use copyhold_space::MetaslabId;
 use copyhold_types::Run;
 
+use crate::admission::records_of;
 use crate::round::Round;
 use crate::units::{Aim, Unit};
 use crate::{Pool, PoolError, Sabotage};
@@ -21,6 +23,11 @@ use crate::{Pool, PoolError, Sabotage};
 /// Reads before something counts as unreadable, and the time between them.
 const TRIES: usize = 3;
 const PAUSE: Duration = Duration::from_millis(100);
+/// Between reads of maps that are missing, at first, and so many times that in the end.
+const RETRY: Duration = Duration::from_secs(1);
+const RETRIES_APART: u32 = 64;
+/// Edits without a map are logged again when the log is so many times longer than they are.
+const CARRY_FREES: u64 = 8;
 
 /// Tries several times to read something: an error may pass.
 pub(crate) async fn patiently<T, F: Future<Output = Result<T, PoolError>>>(
@@ -36,9 +43,48 @@ pub(crate) async fn patiently<T, F: Future<Output = Result<T, PoolError>>>(
     read().await
 }
 
+/// Reads maps that are missing, until there are none, or the pool is closed or stopped.
+pub(crate) async fn run(rt: Rt, pool: Weak<Pool>) {
+    let (mut pause, mut waited) = (1, 0);
+    loop {
+        // Never long at a time: the task ends with its pool.
+        rt.sleep(RETRY).await;
+        let Some(pool) = pool.upgrade() else { return };
+        let is_over = pool.is_closing() || pool.check_writable().is_err();
+        if is_over || pool.space.set_aside().is_empty() {
+            return;
+        }
+        waited += 1;
+        if waited == pause {
+            pool.retry_maps().await;
+            (pause, waited) = ((pause * 2).min(RETRIES_APART), 0);
+        }
+    }
+}
+
 impl Pool {
-    /// Tries once more to read the map of a metaslab that is set aside.
-    pub(crate) async fn retry_map(&self, id: MetaslabId) {
+    /// Metaslabs that are set aside and whose edits are not to be logged once more yet: something
+    /// pins the log longer, or it is not many times longer than what they take. Where users wait
+    /// for the log only the first counts.
+    pub(crate) fn at_rest(&self) -> Vec<MetaslabId> {
+        let (live, is_full) = (self.log_use().live_blocks, self.is_log_full());
+        let mut aside = self.space.set_aside();
+        aside.retain(|id| {
+            let takes = records_of(self.space.carried_runs(*id), 0);
+            let is_due = is_full || live >= CARRY_FREES * takes;
+            !is_due || self.pin_of(Unit::Metaslab(*id)) > self.edits_pin()
+        });
+        aside
+    }
+
+    /// Tries once more to read the maps of metaslabs that are set aside.
+    pub(crate) async fn retry_maps(&self) {
+        for id in self.space.set_aside() {
+            self.retry_map(id).await;
+        }
+    }
+
+    async fn retry_map(&self, id: MetaslabId) {
         let Some((ptr, _)) = self.space.missing_map(id) else { return };
         let _pin = self.pin();
         let supplied = match self.nodes.read_map(ptr).await {

@@ -155,7 +155,7 @@ impl Pool {
         self.journal.renew(recovered).await;
         // A2 holds for the edits that recovery found, too.
         let Weight { edits, bytes, .. } = self.tables.weight();
-        self.spend(self.internal_credit(edits as usize, bytes as usize)?);
+        self.spend(self.internal_credit(edits as usize, bytes as usize, 0)?);
         self.promise_layers();
         match recovered.batches.last().filter(|_| recovered.is_idle) {
             Some(last) => {
@@ -167,6 +167,9 @@ impl Pool {
             None => self.commit_empty().await?,
         }
         self.rt.spawn(Box::pin(marker::run(Arc::downgrade(self))));
+        if !self.space.set_aside().is_empty() {
+            self.rt.spawn(Box::pin(maps::run(self.rt.clone(), Arc::downgrade(self))));
+        }
         Ok(())
     }
 

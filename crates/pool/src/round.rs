@@ -11,6 +11,7 @@
 use std::sync::Arc;
 
 use copyhold_format::node::pieces_of;
+use copyhold_runtime::yield_now;
 use copyhold_space::{Claim, Figures, MapJob, MetaslabId, Tier};
 use copyhold_table::{FlushJob, Flushed, FreezePoint, MergeSize, NodeSource, Table, TableError};
 use copyhold_types::{Buf, EpochId, Key, NodePtr, Purpose, TableId, Txg};
@@ -27,6 +28,10 @@ use crate::{Pool, PoolError, Sabotage};
 const EDITS_PER_FLUSH: usize = 256 << 10;
 /// A unit's row in the table of tables takes at most this, and mostly less than half of it.
 const DESCRIPTOR_BYTES: usize = 768;
+/// Key and value of a line on a deadlist.
+const DEAD_BYTES: usize = 31;
+/// Runs that one transaction logs again, of those that are allocated and of those that are free.
+const CARRIED_RUNS: usize = Transaction::MAX_EDITS / 2;
 
 /// What a round has come to.
 #[derive(Debug, Default)]
@@ -44,11 +49,10 @@ enum Work {
 }
 
 impl Work {
-    /// Edits that are logged again.
-    fn carries(&self) -> u64 {
+    /// The nodes and maps that it gives up, in pieces.
+    fn replaced(&self) -> &[NodePtr] {
         match self {
-            Work::Metaslab { job, .. } if job.is_set_aside() => job.edits(),
-            _ => 0,
+            Work::Partition { replaced, .. } | Work::Metaslab { replaced, .. } => replaced,
         }
     }
 }
@@ -90,7 +94,13 @@ impl Pool {
         let flushed = done.len();
         // Nothing is read any more, so nothing is pinned: writes may wait for long (R22, R32).
         match self.finish_writes(writer).await {
-            Ok((claims, pieces)) => self.record(done, claims, pieces, pin, aim).await?,
+            Ok((claims, pieces)) => {
+                if let Err(error) = self.carry(&done).await {
+                    self.abort(done);
+                    return Err(error);
+                }
+                self.record(done, claims, pieces, pin, aim).await?;
+            }
             Err(error) => {
                 self.abort(done);
                 return Err(error);
@@ -103,7 +113,7 @@ impl Pool {
         Ok(Round { flushed, failed })
     }
 
-    fn pin_of(&self, unit: Unit) -> Option<Txg> {
+    pub(crate) fn pin_of(&self, unit: Unit) -> Option<Txg> {
         match unit {
             Unit::Partition(table, _) => self.tables.find(table)?.pin(),
             Unit::Metaslab(id) => {
@@ -137,10 +147,7 @@ impl Pool {
                 // It was handed over while this round waited.
                 None => Ok(None),
             },
-            Unit::Metaslab(id) => {
-                self.retry_map(id).await;
-                self.flush_metaslab(id, writer).await
-            }
+            Unit::Metaslab(id) => self.flush_metaslab(id, writer).await,
         }
     }
 
@@ -317,6 +324,45 @@ impl Pool {
         }
     }
 
+    /// Logs the edits of metaslabs that are set aside once more, in bounded transactions (R28).
+    /// They pin the log from where they were until the round's record is durable.
+    async fn carry(self: &Arc<Self>, done: &[Work]) -> Result<(), PoolError> {
+        let jobs = done.iter().filter_map(|work| match work {
+            Work::Metaslab { job, .. } if job.is_set_aside() => Some(job),
+            _ => None,
+        });
+        for job in jobs {
+            let mut from = Some(0);
+            while let Some(block) = from {
+                let credit = self.internal_credit(0, 0, 2 * CARRIED_RUNS)?;
+                self.apply_with(credit, Transaction::new(), |txg, tx| {
+                    let carried = self.space.carry(job, block, CARRIED_RUNS, txg);
+                    from = carried.next;
+                    tx.carried.push(carried);
+                })?;
+                yield_now().await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Edits, their bytes, and runs of a round's record.
+    fn record_size(&self, done: &[Work], claims: &[Claim]) -> (usize, usize, usize) {
+        // What is another's, too, becomes a line on a deadlist.
+        let buried = |work: &Work| match work {
+            Work::Partition { table, replaced, .. } => {
+                let own = self.tenancy().own_from(table.id());
+                replaced.iter().filter(|ptr| ptr.epoch < own).count()
+            }
+            Work::Metaslab { .. } => 0,
+        };
+        let copies = COPIES as usize;
+        let buried: usize = done.iter().map(|work| buried(work) * copies).sum();
+        let freed: usize = done.iter().map(|work| work.replaced().len() * copies).sum();
+        let bytes = done.len() * DESCRIPTOR_BYTES + buried * DEAD_BYTES;
+        (done.len() * 2 + buried, bytes, claims.len() + freed)
+    }
+
     /// Logs the new roots and waits until that is durable, unless it is only for the tables' sake.
     async fn record(
         self: &Arc<Self>,
@@ -326,9 +372,8 @@ impl Pool {
         pin: Txg,
         aim: Aim,
     ) -> Result<(), PoolError> {
-        let carried: u64 = done.iter().map(Work::carries).sum();
-        let edits_max = done.len() * 2 + carried as usize;
-        let credit = self.internal_credit(edits_max, done.len() * DESCRIPTOR_BYTES)?;
+        let (edits, bytes, runs) = self.record_size(&done, &claims);
+        let credit = self.internal_credit(edits, bytes, runs)?;
         let mut maps = Vec::new();
         let mut roots = Some(done);
         let tables = tables_of(roots.as_deref().unwrap_or_default());
@@ -343,7 +388,7 @@ impl Pool {
                 claims.into_iter().for_each(|claim| tx.allocate(claim));
                 self.flusher.pin_until(txg, pin);
                 for work in roots.take().expect("a transaction is prepared once") {
-                    self.install(txg, work, &pieces, turnover, tx, &mut maps);
+                    self.install(work, &pieces, turnover, tx, &mut maps);
                 }
                 self.forget_gone(tx);
             }));
@@ -376,7 +421,6 @@ impl Pool {
     /// Swaps in a new base, and adds to the transaction what the log must say of it.
     fn install(
         &self,
-        txg: Txg,
         work: Work,
         pieces: &Pieces,
         turnover: &mut dyn NodeTurnover,
@@ -400,10 +444,7 @@ impl Pool {
                 }
                 self.tables.flushed(table.id());
             }
-            Work::Metaslab { job, map, .. } if job.is_set_aside() => {
-                tx.carried.push(self.space.carry(&job, txg));
-                maps.push((job, map));
-            }
+            Work::Metaslab { job, map, .. } if job.is_set_aside() => maps.push((job, map)),
             Work::Metaslab { job, map, replaced } => {
                 replaced.iter().for_each(|old| free_node(tx, old));
                 tx.put(Pool::TABLES, job.key(), &job.descriptor(map).encode());

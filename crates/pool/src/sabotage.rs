@@ -96,7 +96,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 35] = [
+    pub const ALL: [Sabotage; 36] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::WholeFrameRecovery,

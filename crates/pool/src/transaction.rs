@@ -118,7 +118,7 @@ impl Transaction {
         for pointer in &self.released {
             records.push(Record::Free(pointer.run));
         }
-        for Carried { allocated, freed } in &self.carried {
+        for Carried { allocated, freed, .. } in &self.carried {
             allocated.iter().for_each(|run| records.push(Record::Alloc(*run)));
             freed.iter().for_each(|run| records.push(Record::Free(*run)));
         }

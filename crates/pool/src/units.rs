@@ -6,7 +6,7 @@
 
 use std::cmp::Reverse;
 
-use copyhold_space::MetaslabId;
+use copyhold_space::{MetaslabId, Pin};
 use copyhold_types::{Key, TableId, Txg};
 
 use crate::Pool;
@@ -73,18 +73,12 @@ impl Pool {
                 }
             }
         }
-        for pin in self.space.pins().filter(|pin| !pin.flushing) {
+        let at_rest = self.at_rest();
+        let is_due = |pin: &Pin| !pin.flushing && !at_rest.contains(&pin.metaslab);
+        for pin in self.space.pins().filter(is_due) {
             let edits = if memory { 0 } else { pin.edits };
             let urgency = (true, urgency(pin.oldest, edits));
             units.push((urgency, Unit::Metaslab(pin.metaslab), pin.edits));
-        }
-        if aim == Aim::Settle {
-            // Its map may be readable again.
-            let aside = self.space.set_aside().into_iter().map(Unit::Metaslab);
-            let urgency = (true, urgency(self.open_txg(), 0));
-            let idle = aside.filter(|unit| units.iter().all(|(_, other, _)| other != unit));
-            let idle: Vec<_> = idle.map(|unit| (urgency, unit, 0)).collect();
-            units.extend(idle);
         }
         units.sort();
         units.into_iter().map(|(_, unit, edits)| (unit, edits)).collect()

@@ -8,7 +8,7 @@ use copyhold_device::sim::{Lasting, SimConfig, SimDevice, SimImage};
 use copyhold_format::space_map::{Descriptor, METASLAB};
 use copyhold_pool::{CreateOptions, LaneClass, OpenOptions, Pool, Tier, Transaction};
 use copyhold_runtime::{Rt, SeededRuntime};
-use copyhold_types::{DeviceId, EpochId, Key, Pointer, Run};
+use copyhold_types::{DeviceId, EpochId, Key, Kind, Pointer, Purpose, Run, TableId};
 
 const BLOCKS: u64 = 8192;
 
@@ -165,6 +165,43 @@ fn a_map_is_used_as_soon_as_it_can_be_read() {
     drop(pool);
     machine.switch_on_again();
     machine.assert_freed(&machine.open());
+}
+
+/// Puts and flushes again and again; the blocks of the log that were written meanwhile.
+fn flush_often(machine: &Machine, pool: &Arc<Pool>) -> u64 {
+    let written = || pool.counters().purposes[Purpose::Log as usize].written_bytes / 4096;
+    let before = written();
+    for n in 0..100 {
+        machine.rt.block_on(async {
+            let mut tx = Transaction::new();
+            tx.put(TableId(100), Key::new(1, Kind(40), 0), u64::to_le_bytes(n).to_vec());
+            let credit = pool.admit(Tier::Write, 1, 64).await.unwrap();
+            pool.apply(credit, tx).unwrap();
+            pool.flush_all().await.unwrap();
+        });
+    }
+    written() - before
+}
+
+#[test]
+fn edits_without_a_map_are_logged_again_now_and_then_and_not_by_each_flush() {
+    let mut written = Vec::new();
+    for lasting in [None, Some(Lasting::Forever)] {
+        let mut machine = Machine::new();
+        machine.switch_on_again();
+        lasting.into_iter().for_each(|lasting| machine.break_map(lasting));
+        let pool = machine.open();
+        let blocks = machine.runs.iter().flat_map(|run| (0..run.blocks).map(|n| run.slice(n, 1)));
+        // More runs than one transaction carries.
+        let holes: Vec<Run> = blocks.step_by(2).collect();
+        assert_eq!(holes.len(), 500);
+        machine.rt.block_on(free(&pool, &holes));
+        written.push(flush_often(&machine, &pool));
+        let live = pool.log_use().live_blocks;
+        assert!(live < 100, "the log moves on: {live} blocks");
+    }
+    let [whole, missing] = written[..] else { unreachable!() };
+    assert!(missing < whole + whole / 4, "{missing} blocks of log, {whole} with the map");
 }
 
 /// As an older program did where both copies of a map could not be read.

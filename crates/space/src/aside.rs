@@ -3,14 +3,15 @@
 //! Problem.  Without its map it is unknown which blocks of a metaslab are allocated. But a read
 //!           error may pass, so nothing that is written may depend on it.
 //! Idea.     Nothing is handed out from the metaslab, and its descriptor stays as it is. Edits that
-//!           the map does not have are kept in memory, one state for each block. A flush tries to
-//!           read the map again; while that fails it logs these edits anew, in the txg that is open
-//!           then, so that they pin the log from there on. When the map can be read, or has been
-//!           made anew from all references, the edits are applied to it.
+//!           the map does not have are kept in memory, one state for each block. When the log has
+//!           grown by many times what they take, a flush logs these edits anew, in the txgs that
+//!           are open then, so that they pin the log from there on. When the map can be read, or
+//!           has been made anew from all references, the edits are applied to it.
 //!
 //! Q1  A read error changes no descriptor and frees no map.
 //! Q2  Edits that are logged again have the state that blocks have when their transaction joins: no
 //!     edit of an older txg can follow, and within the txg allocations are applied before frees.
+//!     So they may be logged in steps, each with the state at its own time (R28).
 //! Q3  Nothing is allocated in such a metaslab. So each block is freed at most once, and the edits
 //!     that are logged again stay bounded by the runs that were allocated.
 
@@ -39,11 +40,13 @@ pub(crate) struct Aside {
     newest: Option<Txg>,
 }
 
-/// The edits of a metaslab that is set aside, to be logged again.
+/// Edits of a metaslab that is set aside, to be logged again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
     pub allocated: Vec<Run>,
     pub freed: Vec<Run>,
+    /// Block of the metaslab from which the next step goes on.
+    pub next: Option<u32>,
 }
 
 impl Aside {
@@ -101,18 +104,33 @@ impl Space {
         bits.runs().map(|(first, blocks)| metaslab.run(first, blocks)).collect()
     }
 
-    /// The edits of a metaslab that is set aside, to be logged in `txg`, which is joined. From then
-    /// on they pin the log from there.
-    pub fn carry(&self, job: &MapJob, txg: Txg) -> Carried {
+    /// How many runs [`Self::carry`] would log.
+    pub fn carried_runs(&self, id: MetaslabId) -> usize {
+        let Some(index) = self.shared.geometry.index_of(id) else { return 0 };
+        let state = self.shared.metaslabs[index].lock();
+        let aside = state.aside.as_ref();
+        aside.map_or(0, |aside| aside.allocated.runs().count() + aside.freed.runs().count())
+    }
+
+    /// Edits of a metaslab that is set aside, from one of its blocks on, to be logged in `txg`,
+    /// which is joined: at most as many runs that are allocated and that are freed, each. When all
+    /// have been, they pin the log from the first of these txgs.
+    pub fn carry(&self, job: &MapJob, from: u32, runs_max: usize, txg: Txg) -> Carried {
         let metaslab = &self.shared.metaslabs[job.index()];
         let mut state = metaslab.lock();
         let MetaslabState { aside: Some(aside), live, .. } = &mut *state else {
             return Carried::default();
         };
-        let runs = |bits: &Bits| -> Vec<Run> {
-            bits.runs().map(|(first, blocks)| metaslab.run(first, blocks)).collect()
-        };
-        let carried = Carried { allocated: runs(&aside.allocated), freed: runs(&aside.freed) };
+        let both = [&aside.allocated, &aside.freed];
+        let found = both.map(|bits| bits.runs_from(from).take(runs_max).collect::<Vec<_>>());
+        // Behind it there may be more.
+        let full = found.iter().filter(|runs| runs.len() == runs_max);
+        let next = full.filter_map(|runs| runs.last().map(|(at, blocks)| at + blocks)).min();
+        let [allocated, freed] = found.map(|runs| {
+            let due = runs.into_iter().filter(|(at, _)| next.is_none_or(|next| *at < next));
+            due.map(|(at, blocks)| metaslab.run(at, blocks)).collect()
+        });
+        let carried = Carried { allocated, freed, next };
         (0..carried.len()).for_each(|_| live.note(txg));
         carried
     }

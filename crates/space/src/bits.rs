@@ -58,6 +58,17 @@ impl Bits {
     pub(crate) fn runs(&self) -> RunsOf<'_> {
         runs(&self.words)
     }
+
+    /// Runs of set bits from `first` on, of which one that lies across it is the first.
+    pub(crate) fn runs_from(&self, first: u32) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let skipped = (first / 64).min(self.words.len() as u32);
+        let runs = runs(&self.words[skipped as usize..]);
+        let runs = runs.map(move |(at, blocks)| (skipped * 64 + at, blocks));
+        runs.filter_map(move |(at, blocks)| {
+            let (from, end) = (at.max(first), at + blocks);
+            (from < end).then(|| (from, end - from))
+        })
+    }
 }
 
 /// The words that `[first, first + blocks)` touches, each with its bits.
@@ -110,6 +121,9 @@ mod tests {
                 }
                 let flags: Vec<u32> = bits.runs().flat_map(|(at, n)| at..at + n).collect();
                 let want: Vec<u32> = (0..400).filter(|&i| model[i as usize]).collect();
+                let from = bits.runs_from(first).flat_map(|(at, n)| at..at + n).collect::<Vec<_>>();
+                let (_, behind) = want.split_at(want.partition_point(|&block| block < first));
+                prop_assert_eq!(from, behind);
                 prop_assert_eq!(bits.count() as usize, want.len());
                 prop_assert_eq!(flags, want);
             }

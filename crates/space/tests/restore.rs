@@ -137,6 +137,19 @@ fn a_metaslab_that_is_set_aside_loses_space_for_a_while_and_nothing_else() {
     space.check();
 }
 
+/// What all steps log, and how many there are.
+fn carry_all(space: &Space, job: &MapJob, runs_max: usize) -> (Carried, usize) {
+    let (mut all, mut steps, mut from) = (Carried::default(), 0, Some(0));
+    while let Some(at) = from {
+        let step = space.carry(job, at, runs_max, txg(16));
+        assert!(step.allocated.len() <= runs_max && step.freed.len() <= runs_max);
+        all.allocated.extend(step.allocated);
+        all.freed.extend(step.freed);
+        (from, steps) = (step.next, steps + 1);
+    }
+    (all, steps)
+}
+
 #[test]
 fn edits_of_a_metaslab_that_is_set_aside_are_logged_again_until_its_map_is_there() {
     let (descriptor, sound) = map(1, 0xff);
@@ -153,9 +166,10 @@ fn edits_of_a_metaslab_that_is_set_aside_are_logged_again_until_its_map_is_there
     let job = space.freeze(ID, txg(15)).unwrap();
     assert!(job.is_set_aside());
     assert_eq!((job.encode(), job.replaces()), (None, descriptor.map));
-    let carried = space.carry(&job, txg(16));
-    assert_eq!(carried.allocated, [run(1510, 90)]);
+    let (carried, steps) = carry_all(&space, &job, 8);
+    assert_eq!((&carried.allocated[..], steps), (&[run(1510, 90)][..], 1));
     assert_eq!(carried.freed, [run(1024 + 128, 2), run(1500, 10)]);
+    assert_eq!(carry_all(&space, &job, 1).0, carried, "in smaller steps");
     assert_eq!(space.oldest_pin(), Some(txg(13)), "F3: until the record is durable");
     space.installed(job, None);
     assert_eq!(space.oldest_pin(), Some(txg(16)));

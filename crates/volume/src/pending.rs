@@ -26,6 +26,8 @@ pub(crate) const RELEASES_PER_STEP: usize = 64;
 const LEVELS_PER_STEP: u32 = 64;
 /// How often what is missing is read before a step does without.
 const TRIES: usize = 4;
+/// Of a step: it goes on where a deletion was accepted.
+const TIER: Tier = Tier::FinishSubvolume;
 /// Bytes of an edit of deadlists, shares and pending releases, and of a step's records.
 const EDIT_BYTES: usize = 48;
 const RECORD_BYTES: usize = 512;
@@ -152,7 +154,7 @@ impl Volumes {
         tx: Transaction,
     ) -> Result<()> {
         let mut tx = Some(tx);
-        let mut held: Option<(usize, Credit)> = None;
+        let mut held: Option<((usize, usize), Credit)> = None;
         if self.ledger().breaks(Sabotage::DecideEarly) {
             return self.release_decided_early(family, releases, tx.take()).await;
         }
@@ -168,22 +170,23 @@ impl Volumes {
                 } else {
                     let others = tx.as_ref().map_or(0, Transaction::len);
                     let edits = others + outcome.edits.len() + outcome.pending.len();
-                    let enough = held.take().filter(|(of, _)| *of >= edits);
-                    let credit = enough.map(|(_, credit)| credit);
-                    let (tier, bytes) = (Tier::FinishSubvolume, bytes_of(edits));
-                    if let Some(credit) = credit.or_else(|| self.pool.try_admit(tier, edits, bytes))
-                    {
+                    let freed = outcome.freed.len();
+                    let is_enough = |(of, runs): (usize, usize)| of >= edits && runs >= freed;
+                    let credit = held.take().filter(|(of, _)| is_enough(*of)).map(|held| held.1);
+                    let now = || self.pool.try_admit_freeing(TIER, edits, bytes_of(edits), freed);
+                    if let Some(credit) = credit.or_else(now) {
                         let tx = tx.take().expect("it is applied once");
                         self.apply_decided(credit, tx, outcome, None)?;
                         return Ok(());
                     }
-                    (BTreeSet::new(), Some(edits + SPARE_EDITS))
+                    (BTreeSet::new(), Some((edits + SPARE_EDITS, freed + SPARE_EDITS)))
                 }
             };
             fetch(&self.pool, &missing).await?;
-            if let Some(edits) = wanted {
-                let credit = self.pool.admit(Tier::FinishSubvolume, edits, bytes_of(edits)).await?;
-                held = Some((edits, credit));
+            if let Some((edits, freed)) = wanted {
+                let bytes = bytes_of(edits);
+                let credit = self.pool.admit_freeing(TIER, edits, bytes, freed).await?;
+                held = Some(((edits, freed), credit));
             }
         }
         unreachable!("a step is tried until it is applied")
@@ -203,8 +206,7 @@ impl Volumes {
             outcome = evaluate()?;
         }
         let edits = outcome.edits.len() + outcome.pending.len() + SPARE_EDITS;
-        let (tier, bytes) = (Tier::FinishSubvolume, bytes_of(edits));
-        let credit = self.pool.admit(tier, edits, bytes).await?;
+        let credit = self.pool.admit(TIER, edits, bytes_of(edits)).await?;
         self.pool.runtime().sleep(MEANWHILE).await;
         self.apply_decided(credit, tx.unwrap_or_default(), outcome, None).map(drop)
     }
