@@ -226,7 +226,7 @@ impl History {
             Weather::PowerCutInSettling => self.cut_in_settling(machine, &pool).into(),
             Weather::LogRotTwice => self.rot_log_twice(machine, &pool).into(),
             Weather::TailRot => self.rot_tail(machine, &pool).into(),
-            Weather::MapUnreadable => self.hide_map(machine, &pool).into(),
+            Weather::MapUnreadable => self.hide_map(machine).into(),
             Weather::ListUnreadable => self.hide_lists(machine, &pool),
             _ => self.crash_in(weather, machine).into(),
         }
@@ -359,9 +359,9 @@ impl History {
 
     /// The next life cannot read the map of a metaslab; in a pool of large metaslabs, which would
     /// have too little space, only until it tries again.
-    fn hide_map(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimImage {
-        let maps = machine.run(verify::maps(pool)).expect("the power is on");
-        let maps = maps.expect("the pool is well");
+    fn hide_map(&mut self, machine: &Machine) -> SimImage {
+        let image = self.crash(machine);
+        let maps = self.maps_of(&image);
         let many = self.label.metaslab_blocks == 256 && !self.shape.crowded;
         let lasting = if many { Lasting::Forever } else { Lasting::Once };
         if !maps.is_empty() {
@@ -369,7 +369,18 @@ impl History {
             self.plan.tell(|| format!("{map:?} cannot be read, {lasting:?}"));
             self.unreadable = map.runs().map(|run| (run.addr.block(), lasting)).collect();
         }
-        self.crash(machine)
+        image
+    }
+
+    /// The maps that a recovery finds. Where later ones lay, it may put nodes.
+    fn maps_of(&self, image: &SimImage) -> Vec<NodePtr> {
+        let machine = Machine::on(self.plan.seed, image.clone());
+        let options = OpenOptions { read_only: true, ..self.shape.open(true) };
+        let maps = machine.run(async {
+            let pool = Pool::open(machine.rt(), machine.device(), options).await?;
+            verify::maps(&pool).await
+        });
+        maps.expect("the power is on").expect("the pool is well")
     }
 
     /// Lists of fragmented nodes cannot be read while these may be replaced: what they list is
