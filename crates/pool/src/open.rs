@@ -16,8 +16,9 @@
 //!     mount makes that durable before anything is written that relies on it: repairs, the
 //!     uberblock of a cut, and the first batch, which proves that those before it are complete.
 //! O2  If the log ends with an empty batch, and nothing was written or cut behind it, there is
-//!     nothing to prove or to hide. Then the mount goes on with the incarnation of that batch. So a
-//!     daemon that is killed at each mount does not fill the ring before the head can move.
+//!     nothing to prove or to hide. Then the mount goes on with the incarnation of that batch, and
+//!     flushes what it has repaired. So a daemon that is killed at each mount does not fill the
+//!     ring before the head can move.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -159,6 +160,8 @@ impl Pool {
         self.promise_layers();
         match recovered.batches.last().filter(|_| recovered.is_idle) {
             Some(last) => {
+                // As with a first batch, what was repaired is durable before anything is served.
+                self.flush_device().await?;
                 // The last batch is durable, and names the one before it.
                 let before = Txg::new(last.batch.durable).unwrap_or(Txg::FIRST);
                 self.after_commit(last.txg, before);

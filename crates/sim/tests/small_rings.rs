@@ -149,7 +149,7 @@ fn mounts_after_mounts(seed: u64, sabotage: Option<Sabotage>) -> Result<(), Pool
         let config = SimConfig::new(seed + mount);
         let disk = SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image, config);
         let device: DynDevice = disk.clone();
-        let opened = rt.block_on(async {
+        let opened: Result<(), PoolError> = rt.block_on(async {
             if mount == 0 {
                 let create = CreateOptions { log_bytes: Some(1), ..CreateOptions::default() };
                 Pool::create(&(rt.clone() as Rt), &device, &create).await?;
@@ -158,9 +158,9 @@ fn mounts_after_mounts(seed: u64, sabotage: Option<Sabotage>) -> Result<(), Pool
             for n in 0..if mount == 0 { seed * 3 } else { 0 } {
                 put(&pool, seed * 1_000_000 + n).await?;
             }
-            // Long enough for a mark.
-            let soon = Duration::from_millis(if mount % 2 == 0 { 0 } else { 150 });
-            pool.runtime().sleep(soon).await;
+            // Long enough for a mark, and for a flush.
+            let has_time = seed % 2 == 1 && mount % 2 == 1;
+            pool.runtime().sleep(Duration::from_millis(if has_time { 150 } else { 0 })).await;
             Ok(())
         });
         rt.drop_tasks();
