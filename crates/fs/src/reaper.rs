@@ -187,12 +187,12 @@ impl Filesystem {
         if inode.state().item.nlink > 0 {
             return self.cut_now(&inode).await;
         }
-        // Its last user comes here again.
-        if self.inodes.is_held(node) && !self.breaks(Sabotage::ReplayInUse) {
-            return Ok(());
-        }
         {
             let _map = inode.map.write().await;
+            // Its last user comes here again, which may be one of the time that this has waited.
+            if self.inodes.is_held(node) && !self.breaks(Sabotage::ReplayInUse) {
+                return Ok(());
+            }
             let state = inode.state();
             if state.item.nlink > 0 || state.gone {
                 return Ok(());
