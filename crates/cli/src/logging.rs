@@ -23,6 +23,8 @@ use crate::failure::Failure;
 /// Facility "daemon", severity "notice".
 const SYSLOG_PRIORITY: u8 = 3 << 3 | 5;
 const FALLBACK: &str = "/var/log/copyhold.log";
+/// The target of a panic's line, which no filter leaves out.
+const PANIC: &str = "panic";
 
 /// A log that is being written. Dropping it writes what is left, if the place takes it.
 #[must_use]
@@ -50,7 +52,7 @@ impl Log {
             let thread = std::thread::current();
             let thread = thread.name().unwrap_or("unnamed");
             let trace = std::backtrace::Backtrace::capture();
-            tracing::error!("thread {thread}: {panic}\n{trace}");
+            tracing::error!(target: PANIC, "thread {thread}: {panic}\n{trace}");
             log.flush();
             process::abort();
         }));
@@ -101,9 +103,10 @@ fn start(place: impl Write + Send + 'static) -> Result<LineQueue, Failure> {
 }
 
 fn parse(filter: &str) -> Result<EnvFilter, Failure> {
-    EnvFilter::try_new(filter).map_err(|error| {
+    let parsed = EnvFilter::try_new(filter).map_err(|error| {
         Failure::usage(format!("--log {filter}: {error}; write a level: error, warn, info, debug"))
-    })
+    })?;
+    Ok(parsed.add_directive(format!("{PANIC}=error").parse().expect("a target and a level")))
 }
 
 /// Opens a log that others may write to as well.
@@ -151,22 +154,24 @@ mod tests {
 
     use super::*;
 
-    /// Set for the process that panics.
+    /// Set for the process that panics, to the filter of its log.
     const PANICS: &str = "COPYHOLD_TEST_PANICS";
 
     #[test]
     fn a_panic_in_any_thread_is_logged_and_ends_the_process() {
-        if std::env::var_os(PANICS).is_some() {
-            to_stderr("info").unwrap().end_on_panic();
+        if let Ok(filter) = std::env::var(PANICS) {
+            to_stderr(&filter).unwrap().end_on_panic();
             let hand = thread::Builder::new().name("a hand".to_owned());
             let _ = hand.spawn(|| panic!("on purpose")).unwrap().join();
             return;
         }
-        let mut process = Command::new(std::env::current_exe().unwrap());
-        process.args(["a_panic_in_any_thread_is_logged_and_ends_the_process", "--nocapture"]);
-        let output = process.env(PANICS, "1").output().unwrap();
-        assert_eq!(output.status.signal(), Some(rustix::process::Signal::ABORT.as_raw()));
-        let log = String::from_utf8_lossy(&output.stderr);
-        assert!(log.contains("thread a hand") && log.contains("on purpose"), "{log}");
+        for filter in ["info", "copyhold_fs=debug", "off"] {
+            let mut process = Command::new(std::env::current_exe().unwrap());
+            process.args(["a_panic_in_any_thread_is_logged_and_ends_the_process", "--nocapture"]);
+            let output = process.env(PANICS, filter).output().unwrap();
+            assert_eq!(output.status.signal(), Some(rustix::process::Signal::ABORT.as_raw()));
+            let log = String::from_utf8_lossy(&output.stderr);
+            assert!(log.contains("thread a hand") && log.contains("on purpose"), "{filter}: {log}");
+        }
     }
 }
