@@ -41,7 +41,7 @@ pub(crate) struct NodeStore {
     /// What fragmented maps in use are made of (P1 of `fragments`).
     maps: Mutex<Pieces, of::MapPieces>,
     repair: Option<Repair>,
-    /// Counts mounts.
+    /// Drawn at each mount: decides which copy is read first.
     turn: u64,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Repair {
 }
 
 impl NodeStore {
-    /// Without `repair` bad copies stay as they are. `turn`: another number for each mount.
+    /// Without `repair` bad copies stay as they are. `turn`: drawn anew for each mount.
     pub(crate) fn new(
         device: DynDevice,
         cache_bytes: usize,

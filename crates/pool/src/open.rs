@@ -1,4 +1,5 @@
-//! Opening a pool: labels, uberblock, the log, the tables, and the first batch of an incarnation.
+//! Opening a pool: labels, uberblock, the log, the tables, and the first batch of an incarnation,
+//! or none (O2).
 //!
 //! ```text
 //!   labels → newest uberblock → both copies of the log → the chain of batches (`cut`: damage)
@@ -9,16 +10,16 @@
 //!               (R13, O2)
 //! ```
 //!
-//! Nothing is written before all of it could be read, and nothing is served before the new
-//! incarnation is durable. A crash anywhere in between is as if the pool had not been opened.
+//! Nothing is written before all of it could be read, and nothing is served before the incarnation
+//! and all repairs are durable. A crash anywhere in between is as if the pool had not been opened.
 //!
 //! O1  Recovery may have read what a killed daemon wrote and did not flush. The first flush of a
 //!     mount makes that durable before anything is written that relies on it: repairs, the
 //!     uberblock of a cut, and the first batch, which proves that those before it are complete.
-//! O2  If the log ends with an empty batch, and nothing was written or cut behind it, there is
-//!     nothing to prove or to hide. Then the mount goes on with the incarnation of that batch, and
-//!     flushes what it has repaired. So a daemon that is killed at each mount does not fill the
-//!     ring before the head can move.
+//! O2  If the last batch of the log is empty, all of the ring can be read, and behind that batch are
+//!     only marks of it, then no batch was cut and none needs proof. The mount goes on with the
+//!     incarnation of that batch and writes no batch; it flushes its repairs. So mounts that are
+//!     killed do not fill the ring before the head can move.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -132,7 +133,7 @@ impl Pool {
                 pool.journal.go_back_to(&uberblock, &pool.health).await?;
                 pool.journal.give_up(&recovered).await?;
             }
-            pool.begin_incarnation(&labels, &ring, &recovered).await?;
+            pool.write_first(&labels, &ring, &recovered).await?;
             if !tenants {
                 pool.begin_flushing();
             }
@@ -141,8 +142,9 @@ impl Pool {
         Ok(pool)
     }
 
-    /// The first writes of a read-write mount.
-    async fn begin_incarnation(
+    /// The first writes of a mount: repairs, and the first batch of a new incarnation unless the
+    /// mount goes on with the last one (O2).
+    async fn write_first(
         self: &Arc<Self>,
         labels: &Labels,
         ring: &Ring,
@@ -388,7 +390,7 @@ async fn assemble(
     let node_bytes = label.node_bytes as usize;
     let least = if options.tenants { CACHE_NODES_MIN * node_bytes } else { 0 };
     let cache_bytes = options.limits.node_cache_bytes.max(least);
-    let turn = recovered.incarnation.0;
+    let turn = rt.random();
     let nodes = NodeStore::new(device.clone(), cache_bytes, node_bytes, repair, turn);
     let limits = TableLimits { leaf_bytes: label.node_bytes as usize, ..TableLimits::default() };
     let root = recovered.batches.last().map_or(&uberblock.tables, |last| &last.batch.tables);

@@ -2,6 +2,7 @@
 //! with the ways out. An error decides nothing (R13).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use copyhold_device::DynDevice;
 use copyhold_device::sim::{Lasting, SimConfig, SimDevice, SimImage};
@@ -11,8 +12,9 @@ use copyhold_log::{Ring, recover};
 use copyhold_pool::{
     CreateOptions, OpenOptions, Pool, PoolError, Tier, Transaction, read_labels, read_uberblocks,
 };
-use copyhold_runtime::{Rt, SeededRuntime};
-use copyhold_types::{DeviceId, Key, Kind, Run, TableId};
+use copyhold_runtime::{Rt, Runtime, SeededRuntime};
+use copyhold_table::NodeVisit;
+use copyhold_types::{DeviceId, Key, Kind, NodePtr, Run, TableId};
 
 #[path = "common/extents.rs"]
 mod extents;
@@ -28,8 +30,12 @@ struct Machine {
 
 impl Machine {
     fn on(image: &SimImage) -> Machine {
-        let rt = SeededRuntime::new(1);
-        let config = SimConfig::new(1);
+        Machine::seeded(image, 1)
+    }
+
+    fn seeded(image: &SimImage, seed: u64) -> Machine {
+        let rt = SeededRuntime::new(seed);
+        let config = SimConfig::new(seed);
         let disk = SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image.clone(), config);
         Machine { rt, disk }
     }
@@ -145,6 +151,38 @@ fn any_one_block_may_be_unreadable_in_every_mode() {
                 assert_eq!(pool.cut(), None, "{what}");
             }
         }
+    }
+}
+
+/// The leaf that has the files which were flushed.
+fn leaf(machine: &Machine) -> NodePtr {
+    let pool = machine.open(READ_ONLY).unwrap();
+    let table = pool.tables().into_iter().find(|table| table.id() == TABLE).unwrap();
+    let mut nodes = Vec::new();
+    let mut visit = |visit: NodeVisit<'_>| nodes.push(visit.ptr);
+    machine.rt.block_on(table.for_each_node(pool.node_source(), true, &mut visit));
+    nodes[0]
+}
+
+/// A read looks at one copy, and each mount draws which one comes first; no mount changes anything.
+#[test]
+fn a_rotten_copy_of_a_node_is_found_by_some_mount_and_repaired() {
+    let (image, _) = with_everything();
+    let runs: Vec<Run> = leaf(&Machine::on(&image)).runs().collect();
+    assert_eq!(runs.len(), 2, "copies");
+    for bad in runs {
+        let block = bad.addr.block();
+        let mut now = image.clone();
+        now.corrupt(block, |bytes| bytes[1] ^= 1);
+        for mount in 0..16 {
+            let machine = Machine::seeded(&now, mount);
+            let pool = machine.open(WRITING).unwrap();
+            assert_eq!(read(&machine, &pool, 0).unwrap(), Some(1));
+            machine.rt.block_on(machine.rt.sleep(Duration::from_secs(1)));
+            drop(pool);
+            now = machine.disk.image();
+        }
+        assert!(now.read_block(block) == image.read_block(block), "block {block} is rotten still");
     }
 }
 
