@@ -4,8 +4,8 @@
 //! references. So a map whose copies are both damaged can be replaced, if every reference could be
 //! read and none contradicts another: a block that was left out would be written over.
 //!
-//! A pool is first looked at without writing. It is opened for writing, which begins a new
-//! incarnation of it, if there is a map to be made anew and no reason against it.
+//! A pool is first looked at without writing. It is opened for writing, which may begin
+//! a new incarnation of it, if there is a map to be made anew and no reason against it.
 
 use std::sync::Arc;
 

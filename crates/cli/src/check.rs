@@ -25,7 +25,9 @@ pub(crate) struct Check {
     /// Read and verify the contents of files, too
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     data: bool,
-    /// Make space maps that cannot be read anew, and verify the pool afterwards
+    /// First rebuild space maps whose copies are both damaged, then verify the pool
+    ///
+    /// It writes only if there is such a map, and everything that refers to space can be read.
     #[arg(long)]
     repair: bool,
 }

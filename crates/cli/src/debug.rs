@@ -21,20 +21,23 @@ pub(crate) struct Debug {
 #[derive(Debug, clap::Subcommand)]
 enum View {
     /// Labels at both ends of the device, and the ring of uberblocks
+    #[command(after_help = "Example:\n  copyhold debug labels /srv/pool.img --json | jq .")]
     Labels(Target),
     /// Batches of the log, from its head to the last one
+    #[command(after_help = "Example:\n  copyhold debug log /srv/pool.img --json | jq .")]
     Log(Target),
     /// Tables: their partitions, roots, and what the log holds for them
+    #[command(after_help = "Example:\n  copyhold debug tables /srv/pool.img --json | jq .")]
     Tables(Target),
     /// Nodes of the tables, with their items
     Nodes(Nodes),
     /// Metaslabs and what is free in them
+    #[command(after_help = "Example:\n  copyhold debug space /srv/pool.img --json | jq .")]
     Space(Target),
     Export(export::Export),
 }
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  copyhold debug labels /srv/pool.img --json | jq .")]
 struct Target {
     /// The file or block device
     pool: PathBuf,

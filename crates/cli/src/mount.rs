@@ -34,8 +34,8 @@ const PAUSE: Duration = Duration::from_millis(20);
     copyhold mount /srv/pool.img /home -o subvol=home\n  \
     copyhold mount -f /srv/pool.img /mnt     stay here, log to the terminal, Ctrl-C unmounts\n\n\
     Options for -o are those of mount(8) and FUSE, and:\n  \
-    memory=SIZE     what the daemon may take of it [an eighth, 128M to 4G]\n  \
-    delta=SIZE      of it, for changes that are not in the tables yet [a quarter, up to 64M]\n  \
+    memory=SIZE     memory of the daemon [an eighth of the machine's or its group's, 128M to 4G]\n  \
+    delta=SIZE      part of it for changes not yet in the tables [a quarter, up to 64M]\n  \
     commit=SECONDS  how old unsynced changes may get [5]\n  \
     transport=T     how requests come from the kernel: auto, dev (/dev/fuse), uring [auto]\n  \
     readers=N       threads that read the kernel's requests [2 for each CPU, at most 16]\n  \

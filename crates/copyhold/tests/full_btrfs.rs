@@ -50,6 +50,14 @@ impl Btrfs {
         }
         path
     }
+
+    fn is_full(&self) -> bool {
+        let probe = File::create(self.path("probe")).and_then(|mut file| {
+            file.write_all(&[1; 4096])?;
+            file.sync_data()
+        });
+        probe.is_err()
+    }
 }
 
 impl Drop for Btrfs {
@@ -91,6 +99,7 @@ fn commits_wait_for_a_full_btrfs_and_go_on() {
             }
         });
         wait_until_it_stands(&rounds);
+        assert!(host.is_full(), "the host still takes writes");
         fs::remove_file(&filler).unwrap();
         run(Command::new("sync").arg("-f").arg(host.path("")));
         has_space.store(true, SeqCst);
@@ -102,10 +111,14 @@ fn commits_wait_for_a_full_btrfs_and_go_on() {
 /// Until no round has ended for some time: the host is full for good.
 fn wait_until_it_stands(rounds: &AtomicU64) {
     let mut last = u64::MAX;
-    while last != rounds.load(SeqCst) {
+    for _ in 0..100 {
+        if last == rounds.load(SeqCst) {
+            return;
+        }
         last = rounds.load(SeqCst);
         std::thread::sleep(Duration::from_secs(3));
     }
+    panic!("the host is never full");
 }
 
 fn counter(path: &Path) -> u64 {

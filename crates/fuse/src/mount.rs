@@ -255,9 +255,8 @@ impl Mount {
         }
     }
 
-    /// Unmounts, wherever it is mounted and can be reached. If a place fails, the others are
-    /// unmounted all the same; that one is busy is the first thing to report. Fine when it is gone
-    /// already.
+    /// Unmounts every place that can be reached. An error at one place does not keep the others;
+    /// `Busy` is reported before other errors. Succeeds if nothing is mounted.
     pub fn unmount(&self) -> Result<(), MountError> {
         loop {
             let (mut is_removed, mut failed) = (false, None);

@@ -100,14 +100,15 @@ pub struct Recovered {
     pub unverified: Vec<u64>,
     /// Set if there are any.
     pub in_doubt: Option<Unreadable>,
-    /// The last batch is empty, and nothing but marks of it was written behind it.
+    /// The last batch is empty, all of the ring can be read, and behind that batch are only marks of
+    /// it.
     pub is_idle: bool,
     /// Positions behind the log that the one and the other copy cannot be read at.
     pub unreadable: [Vec<u64>; 2],
 }
 
-/// More txgs than can be in flight when the power goes: skipped, so that a number cut is never
-/// used again (rule R13).
+/// More txgs than can be in flight when the power goes: skipped, so that a txg of which the log has
+/// any trace is never used again (rule R13).
 const TXG_MARGIN: u64 = 16;
 
 /// How often what cannot be read is read.

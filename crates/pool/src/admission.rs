@@ -80,7 +80,7 @@ fn growth_of_unflushed(weight: Weight) -> u64 {
 }
 
 /// Blocks that `edits` edits of `bytes` bytes take in the log, before it is compressed.
-pub(crate) fn records_of(edits: usize, bytes: usize) -> u64 {
+pub(crate) fn record_blocks(edits: usize, bytes: usize) -> u64 {
     log_room::blocks_of(bytes as u64 + edits as u64 * EDIT_OVERHEAD)
 }
 
@@ -169,7 +169,7 @@ impl Pool {
             return Ok(credit);
         }
         let since = self.rt.now();
-        let room = self.wait_for_room(records_of(edits + runs, bytes)).await?;
+        let room = self.wait_for_room(record_blocks(edits + runs, bytes)).await?;
         let grows = growth_of(edits, bytes);
         let held = match self.grow(grows, tier) {
             Some(held) => held,
@@ -187,7 +187,7 @@ impl Pool {
         if self.is_full() {
             return None;
         }
-        let room = self.room_now(records_of(edits + runs, bytes))?;
+        let room = self.room_now(record_blocks(edits + runs, bytes))?;
         let grows = growth_of(edits, bytes);
         Some(self.credit(grows, self.grow(grows, tier)?, room, 0))
     }
@@ -281,7 +281,7 @@ impl Pool {
         self.check_writable()?;
         let grows = growth_of(edits, bytes);
         let growth = self.space.reserve(Growth::blocks(grows), Tier::Internal)?;
-        let room = self.admission.room.take_anyway(records_of(edits + runs, bytes));
+        let room = self.admission.room.take_anyway(record_blocks(edits + runs, bytes));
         Ok(self.credit(grows, growth, room, 0))
     }
 

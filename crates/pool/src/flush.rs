@@ -1,7 +1,7 @@
 //! The flush policy, and the flush of what it chooses: partitions, metaslabs, the table of tables.
 //!
-//! Each of these pins the log from the oldest edit that its base does not have (`units`). Nothing
-//! is flushed while log and memory are below seven tenths of their limits: an edit that waits may
+//! Each of these pins the log from the oldest edit that its base does not have (`units`). While the
+//! pool is in use, nothing is flushed while log and memory are below seven tenths of their limits: an edit that waits may
 //! be overtaken by another, and the more edits a flush gathers, the less it writes for each (P4).
 //! From there on rounds follow commits, so that the work is even, above 85 hundredths each other;
 //! at the limit user transactions wait (`admission`).
@@ -19,9 +19,9 @@
 //!     it retires (rule R20).
 //! F4  While the log is full, a round that cannot flush what pins it longest records nothing: users
 //!     wait then, and the ring is not used up.
-//! F5  A pool that was idle for [`IDLE`] flushes until it has promised its edits at most a
-//!     [`PROMISED`]th of its space: else an empty pool could seem full, since a deletion stays an
-//!     edit until it is flushed.
+//! F5  If no commit comes for [`IDLE`], the flusher goes on until edits are promised at most a
+//!     [`PROMISED`]th of the space, or a round does not reduce the edits. Else an empty pool could
+//!     seem full: a deletion holds its promise until it is flushed.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
@@ -38,7 +38,7 @@ use crate::round::Round;
 use crate::units::{Aim, Unit, one_round};
 use crate::{Pool, PoolError, Sabotage};
 
-/// The flusher looks by itself this often, should nobody kick it.
+/// The flusher waits at most this long for a kick; after that the pool counts as idle (F5).
 const IDLE: Duration = Duration::from_secs(1);
 /// Before it looks again for something to flush when there was nothing.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -47,7 +47,7 @@ const COMMITS_TO_FREE: u32 = 2;
 /// From where one round follows each commit, and from where rounds follow each other.
 const START: f64 = 0.7;
 const HURRY: f64 = 0.85;
-/// An idle pool promises at most such a part of its space to edits.
+/// Part of the space that an idle pool may promise to edits: a 64th, 16 MiB of 1 GiB.
 const PROMISED: u64 = 64;
 
 /// The policy's state.
@@ -125,7 +125,8 @@ pub(crate) async fn run(pool: Weak<Pool>) {
     let (rt, kick) = (strong.rt.clone(), strong.flusher.kick.clone());
     drop(strong);
     let mut in_vain = 0;
-    // What was unflushed when the pool was last idle: a flush of that had no effect.
+    // Edits that were left after the last look at an idle pool: the flush was tried, and is not
+    // repeated.
     let mut rested = None;
     loop {
         let Some(strong) = pool.upgrade() else { return };
@@ -207,8 +208,9 @@ impl Pool {
         self.admission.promised(1.0) > self.space().total / PROMISED
     }
 
-    /// Flushes everything that pins the log, merges layers where there is room for that, and trims
-    /// the log: for tests, for space, and before a long rest.
+    /// Flushes all edits but those of metaslabs that are set aside, which are logged again only when
+    /// they are due (`maps`); merges layers where there is room, and trims the log: for tests, for
+    /// space, and before a long rest.
     ///
     /// # Errors
     /// Something could not be flushed, for want of space or because it is damaged; all else is.

@@ -1,6 +1,6 @@
 //! Whether the pool may still write.
 //!
-//! A failed flush, or a failed write of the log, is final for this incarnation (rule R12): what was
+//! A failed flush, or a failed write of the log, is final for this mount (rule R12): what was
 //! acknowledged may not be there, and no later success says otherwise. From then on every
 //! operation that would write answers [`PoolError::Stopped`]; reading goes on.
 //!

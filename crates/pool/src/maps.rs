@@ -1,9 +1,9 @@
 //! Space maps that cannot be read, and making them anew.
 //!
 //! A read error may pass. So a map is read several times when the pool is opened; if that fails,
-//! its metaslab is set aside (`copyhold_space::Space::set_aside`). From then on a task of its own
-//! reads the map again, ever less often; and it is read whenever everything is settled: before a
-//! pool is called full, too. No flush waits for these reads, which may take a broken device long.
+//! its metaslab is set aside (`copyhold_space::Space::set_aside`). From then on a task reads it
+//! again, after 1, 2, 4 … and at last every 64 seconds. A round never waits for these reads, which a
+//! broken device may delay; `flush_all` makes them itself, before a pool is called full, too.
 //! A map whose copies are both damaged can be made anew by [`Pool::rebuild_map`] from the list of
 //! all blocks that are referred to.
 
@@ -15,7 +15,7 @@ use copyhold_runtime::Rt;
 use copyhold_space::MetaslabId;
 use copyhold_types::Run;
 
-use crate::admission::records_of;
+use crate::admission::record_blocks;
 use crate::round::Round;
 use crate::units::{Aim, Unit};
 use crate::{Pool, PoolError, Sabotage};
@@ -23,10 +23,11 @@ use crate::{Pool, PoolError, Sabotage};
 /// Reads before something counts as unreadable, and the time between them.
 const TRIES: usize = 3;
 const PAUSE: Duration = Duration::from_millis(100);
-/// Between reads of maps that are missing, at first, and so many times that in the end.
+/// Time from one read of the missing maps to the next, at first.
 const RETRY: Duration = Duration::from_secs(1);
+/// The time doubles after each read, up to this many [`RETRY`].
 const RETRIES_APART: u32 = 64;
-/// Edits without a map are logged again when the log is so many times longer than they are.
+/// Edits without a map are logged again when the live log has at least this many times their blocks.
 const CARRY_FREES: u64 = 8;
 
 /// Tries several times to read something: an error may pass.
@@ -47,7 +48,7 @@ pub(crate) async fn patiently<T, F: Future<Output = Result<T, PoolError>>>(
 pub(crate) async fn run(rt: Rt, pool: Weak<Pool>) {
     let (mut pause, mut waited) = (1, 0);
     loop {
-        // Never long at a time: the task ends with its pool.
+        // One [`RETRY`] at a time, so that the task ends soon after its pool.
         rt.sleep(RETRY).await;
         let Some(pool) = pool.upgrade() else { return };
         let is_over = pool.is_closing() || pool.check_writable().is_err();
@@ -63,14 +64,14 @@ pub(crate) async fn run(rt: Rt, pool: Weak<Pool>) {
 }
 
 impl Pool {
-    /// Metaslabs that are set aside and whose edits are not to be logged once more yet: something
-    /// pins the log longer, or it is not many times longer than what they take. Where users wait
-    /// for the log only the first counts.
-    pub(crate) fn at_rest(&self) -> Vec<MetaslabId> {
+    /// Metaslabs set aside whose edits need not be logged again yet: another edit pins the log
+    /// longer, or the log is shorter than [`CARRY_FREES`] times their blocks. When the log is full
+    /// only the first counts.
+    pub(crate) fn not_due(&self) -> Vec<MetaslabId> {
         let (live, is_full) = (self.log_use().live_blocks, self.is_log_full());
         let mut aside = self.space.set_aside();
         aside.retain(|id| {
-            let takes = records_of(self.space.carried_runs(*id), 0);
+            let takes = record_blocks(self.space.carried_runs(*id), 0);
             let is_due = is_full || live >= CARRY_FREES * takes;
             !is_due || self.pin_of(Unit::Metaslab(*id)) > self.edits_pin()
         });

@@ -28,9 +28,9 @@ use crate::{Pool, PoolError, Sabotage};
 const EDITS_PER_FLUSH: usize = 256 << 10;
 /// A unit's row in the table of tables takes at most this, and mostly less than half of it.
 const DESCRIPTOR_BYTES: usize = 768;
-/// Key and value of a line on a deadlist.
+/// Key and value of a row of a deadlist.
 const DEAD_BYTES: usize = 31;
-/// Runs that one transaction logs again, of those that are allocated and of those that are free.
+/// Most allocated runs, and most freed runs, that one transaction logs again.
 const CARRIED_RUNS: usize = Transaction::MAX_EDITS / 2;
 
 /// What a round has come to.
@@ -324,8 +324,8 @@ impl Pool {
         }
     }
 
-    /// Logs the edits of metaslabs that are set aside once more, in bounded transactions (R28).
-    /// They pin the log from where they were until the round's record is durable.
+    /// Logs again the edits of metaslabs that are set aside, in bounded transactions (R28). The old
+    /// log stays pinned until the round's record is durable.
     async fn carry(self: &Arc<Self>, done: &[Work]) -> Result<(), PoolError> {
         let jobs = done.iter().filter_map(|work| match work {
             Work::Metaslab { job, .. } if job.is_set_aside() => Some(job),
@@ -348,7 +348,7 @@ impl Pool {
 
     /// Edits, their bytes, and runs of a round's record.
     fn record_size(&self, done: &[Work], claims: &[Claim]) -> (usize, usize, usize) {
-        // What is another's, too, becomes a line on a deadlist.
+        // A node that a snapshot shares becomes a row of a deadlist.
         let buried = |work: &Work| match work {
             Work::Partition { table, replaced, .. } => {
                 let own = self.tenancy().own_from(table.id());

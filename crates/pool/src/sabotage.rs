@@ -53,7 +53,7 @@ pub enum Sabotage {
     NoFlushAtMount,
     /// R13: recovery does not begin a new incarnation.
     NoIncarnation,
-    /// O2: each mount begins an incarnation, whether anything is to be hidden or not.
+    /// O2: each mount begins an incarnation, although no batch was cut.
     AlwaysBegin,
     /// R14: no mark is written, and a rotten last batch is cut although it was acknowledged.
     NoMark,

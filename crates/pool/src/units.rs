@@ -73,8 +73,8 @@ impl Pool {
                 }
             }
         }
-        let at_rest = self.at_rest();
-        let is_due = |pin: &Pin| !pin.flushing && !at_rest.contains(&pin.metaslab);
+        let not_due = self.not_due();
+        let is_due = |pin: &Pin| !pin.flushing && !not_due.contains(&pin.metaslab);
         for pin in self.space.pins().filter(is_due) {
             let edits = if memory { 0 } else { pin.edits };
             let urgency = (true, urgency(pin.oldest, edits));

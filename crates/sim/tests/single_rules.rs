@@ -192,7 +192,7 @@ fn a_mount_that_may_not_write_but_discards_is_noticed() {
 
 // -- content ----------------------------------------------------------------
 
-/// The last block is read anew, behind a mount.
+/// The second mount has nothing in its cache, so it reads the block of the cut from the device.
 #[test]
 fn r36_tails_that_show_when_a_file_grows_are_noticed() {
     const CUT: u64 = BLOCK_BYTES as u64 + 100;

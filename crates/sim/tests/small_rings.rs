@@ -158,7 +158,7 @@ fn mounts_after_mounts(seed: u64, sabotage: Option<Sabotage>) -> Result<(), Pool
             for n in 0..if mount == 0 { seed * 3 } else { 0 } {
                 put(&pool, seed * 1_000_000 + n).await?;
             }
-            // Long enough for a mark, and for a flush.
+            // Longer than `mark_after`, so the last batch is marked.
             let has_time = seed % 2 == 1 && mount % 2 == 1;
             pool.runtime().sleep(Duration::from_millis(if has_time { 150 } else { 0 })).await;
             Ok(())
@@ -180,7 +180,8 @@ fn mounts_that_are_killed_do_not_fill_the_ring() {
     assert!(noticed, "O2 can be broken for 8 seeds, and nobody notices");
 }
 
-/// The same of a filesystem, whose tenants are known only some time after the pool is open.
+/// The same of a filesystem. Here the flusher starts only when the tenants are known, some time
+/// after `Pool::open`.
 #[test]
 fn mounts_of_a_filesystem_that_are_killed_take_no_log() {
     let machine = Machine::on(1, SimImage::empty(BLOCKS));
@@ -192,7 +193,7 @@ fn mounts_of_a_filesystem_that_are_killed_take_no_log() {
         Filesystem::format(&pool, &Caller::ROOT, 0o755).await
     });
     made.expect("the power is on").expect("it is made");
-    let (mut image, mut lives) = (machine.crash(1), Vec::new());
+    let (mut image, mut live_blocks) = (machine.crash(1), Vec::new());
     for mount in 0..20 {
         let machine = Machine::on(mount, image);
         let opened = machine.run(async {
@@ -200,11 +201,11 @@ fn mounts_of_a_filesystem_that_are_killed_take_no_log() {
             let pool = Pool::open(machine.rt(), machine.device(), options).await?;
             let fs = Filesystem::open(pool, Options::default()).await?;
             machine.rt().sleep(Duration::from_millis(mount * 20)).await;
-            lives.push(fs.pool().log_use().live_blocks);
+            live_blocks.push(fs.pool().log_use().live_blocks);
             Ok::<(), FsError>(())
         });
         opened.expect("the power is on").expect("it opens");
         image = machine.crash(mount);
     }
-    assert!(lives[19] <= lives[0] + 4, "{lives:?}");
+    assert!(live_blocks[19] <= live_blocks[0] + 4, "{live_blocks:?}");
 }

@@ -58,7 +58,8 @@ pub enum VolumeError {
 }
 
 impl VolumeError {
-    /// Whether something stored is damaged: to try again in this mount would be in vain.
+    /// Whether the work is given up until the next mount: every error but a stopped, read-only or
+    /// full pool. A read error counts, although it may pass.
     pub(crate) fn is_damage(&self) -> bool {
         !matches!(
             self,

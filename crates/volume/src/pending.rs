@@ -26,7 +26,7 @@ pub(crate) const RELEASES_PER_STEP: usize = 64;
 const LEVELS_PER_STEP: u32 = 64;
 /// How often what is missing is read before a step does without.
 const TRIES: usize = 4;
-/// Of a step: it goes on where a deletion was accepted.
+/// Tier of each step: a deletion that was accepted can always go on.
 const TIER: Tier = Tier::FinishSubvolume;
 /// Bytes of an edit of deadlists, shares and pending releases, and of a step's records.
 const EDIT_BYTES: usize = 48;
@@ -36,6 +36,13 @@ const SPARE_EDITS: usize = 32;
 
 /// How long a decision waits that is made early.
 const MEANWHILE: Duration = Duration::from_millis(200);
+
+/// Credit for a step of so many edits that frees so many runs.
+struct Held {
+    edits: usize,
+    runs: usize,
+    credit: Credit,
+}
 
 /// Pending releases of one family, as they are stored.
 type Batch = (Arc<FamilyCell>, Vec<(Key, Value)>);
@@ -154,7 +161,7 @@ impl Volumes {
         tx: Transaction,
     ) -> Result<()> {
         let mut tx = Some(tx);
-        let mut held: Option<((usize, usize), Credit)> = None;
+        let mut held: Option<Held> = None;
         if self.ledger().breaks(Sabotage::DecideEarly) {
             return self.release_decided_early(family, releases, tx.take()).await;
         }
@@ -171,8 +178,8 @@ impl Volumes {
                     let others = tx.as_ref().map_or(0, Transaction::len);
                     let edits = others + outcome.edits.len() + outcome.pending.len();
                     let freed = outcome.freed.len();
-                    let is_enough = |(of, runs): (usize, usize)| of >= edits && runs >= freed;
-                    let credit = held.take().filter(|(of, _)| is_enough(*of)).map(|held| held.1);
+                    let enough = held.take().filter(|of| of.edits >= edits && of.runs >= freed);
+                    let credit = enough.map(|held| held.credit);
                     let now = || self.pool.try_admit_freeing(TIER, edits, bytes_of(edits), freed);
                     if let Some(credit) = credit.or_else(now) {
                         let tx = tx.take().expect("it is applied once");
@@ -183,10 +190,10 @@ impl Volumes {
                 }
             };
             fetch(&self.pool, &missing).await?;
-            if let Some((edits, freed)) = wanted {
+            if let Some((edits, runs)) = wanted {
                 let bytes = bytes_of(edits);
-                let credit = self.pool.admit_freeing(TIER, edits, bytes, freed).await?;
-                held = Some(((edits, freed), credit));
+                let credit = self.pool.admit_freeing(TIER, edits, bytes, runs).await?;
+                held = Some(Held { edits, runs, credit });
             }
         }
         unreachable!("a step is tried until it is applied")

@@ -171,6 +171,7 @@ mod tests {
         let v2 = world.mount("/../../..", "v2", "cgroup2", "rw");
         assert_eq!(limit("0::/\n", &v2), Some(6000));
     }
+
     #[test]
     fn a_mount_of_another_group_limits_nothing() {
         let world = World::new(&[

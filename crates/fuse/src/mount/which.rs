@@ -6,8 +6,8 @@
 //!           and an inode number that no other filesystem gets. It is there as long as the
 //!           filesystem is.
 //!
-//! W1  A file or directory is opened first, and the filesystem looked for after. If it still exists
-//!     then, its number was its own at the opening: what was opened belongs to it.
+//! W1  The file or directory is opened first, then the filesystem is looked up. If it still exists,
+//!     it had its number when the file was opened, so the file belongs to it.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
