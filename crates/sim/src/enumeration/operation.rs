@@ -242,8 +242,12 @@ impl Operation {
                 }
             }
             Operation::Exchange(a, b) => {
-                effect.brings.extend([tree.entries[a], tree.entries[b]]);
-                tree.exchange(a, b);
+                let both = [tree.entries[a], tree.entries[b]];
+                // Two names of one file: nothing happens.
+                if both[0] != both[1] {
+                    effect.brings.extend(both);
+                    tree.exchange(a, b);
+                }
             }
             Operation::SetXattr(id, xattr) => {
                 let object = tree.objects.get_mut(id).expect("it has a name");
