@@ -345,6 +345,12 @@ fn a_log_beyond_the_limit_on_file_sizes_ends_nothing() {
 #[test]
 fn a_pool_beyond_the_limit_on_file_sizes_is_an_error() {
     let Some(site) = Site::mounted(&[]) else { return };
+    // A mount writes to a log that ends in something.
+    let file = fs::File::create(site.path("f")).unwrap();
+    file.sync_all().unwrap();
+    let pid = site.done(&["info", &site.at("")])["pid"].as_i64().unwrap();
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+    drop(file);
     site.done(&["umount", &site.at("")]);
     let refusal = tempfile::NamedTempFile::new().unwrap();
     let mut shell = Command::new("sh");

@@ -5,13 +5,10 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use copyhold_device::DynDevice;
-use copyhold_device::sim::{Fault, SimConfig, SimDevice, SimImage, Trigger};
+use copyhold_device::sim::{Fault, Trigger};
 use copyhold_format::item::{LISTS, ORPHAN};
-use copyhold_fs::{Caller, Filesystem, FsError, OpenFlags, Options};
-use copyhold_pool::{CreateOptions, Pool};
-use copyhold_runtime::{Rt, Runtime};
-use copyhold_types::{DeviceId, Key, SubvolId};
+use copyhold_runtime::Runtime;
+use copyhold_types::{Key, SubvolId};
 
 const EIO: i32 = 5;
 
@@ -53,58 +50,6 @@ fn an_unlinked_file_that_cannot_be_removed_is_tried_again_ever_less_often() {
             fs.pool().flush_all().await.unwrap();
         }
         assert!(fs.pool().space().free >= free + 5900, "its space is free");
-        world.close(fs).await;
-    });
-}
-
-/// A read without an open holds the lock of the file's map while it waits for the device, so the
-/// removal waits for it; the open comes in that time.
-#[test]
-fn a_file_that_is_opened_while_its_removal_waits_keeps_its_content() {
-    let content = pattern(3, 4096);
-    let last = 8192 * 999;
-    let mut world = World::on(4001, SimImage::empty(65536));
-    world.run(async {
-        let (rt, device) = (world.rt.clone() as Rt, world.device.clone() as DynDevice);
-        // Nodes so small that the file's extents are in many.
-        let options = CreateOptions { node_bytes: Some(4096), ..CreateOptions::default() };
-        Pool::create(&rt, &device, &options).await.unwrap();
-        let pool = world.pool(false).await;
-        Filesystem::format(&pool, &Caller::ROOT, 0o755).await.unwrap();
-        pool.close().await.unwrap();
-        let fs = world.open().await;
-        let node = create(&fs, "f").await;
-        for block in 0..1000 {
-            write(&fs, node, 8192 * block, &content).await;
-        }
-        fs.sync().await.unwrap();
-        fs.pool().flush_all().await.unwrap();
-        world.close(fs).await;
-    });
-    // Each read takes a second.
-    let read_latency = 1_000_000_000..1_000_000_001;
-    let config = SimConfig { read_latency, one_slow_in: 0, ..SimConfig::new(4001) };
-    let rt: Rt = world.rt.clone();
-    world.device = SimDevice::from_image(rt, DeviceId(0), world.device.image(), config);
-    world.run(async {
-        let fs = world.open_with(Options { count_lookups: false, ..Options::default() }).await;
-        let node = lookup(&fs, "f").await.unwrap().node;
-        fs.open_node(node, OpenFlags::READ).await.unwrap();
-        fs.unlink(ROOT, b"f").await.unwrap();
-        let reader = fs.clone();
-        world.rt.spawn(Box::pin(async move {
-            let _ = reader.read(node, last, 1).await;
-        }));
-        world.rt.sleep(Duration::from_millis(100)).await;
-        fs.release(node);
-        world.rt.sleep(Duration::from_millis(100)).await;
-        let opened = fs.open_node(node, OpenFlags::READ).await;
-        assert!(opened.is_ok(), "the removal still waits: {opened:?}");
-        world.rt.sleep(Duration::from_secs(30)).await;
-        assert!(read(&fs, node, last, 4096).await == content);
-        fs.release(node);
-        fs.reaper_idle().await;
-        assert!(matches!(fs.getattr(node).await, Err(FsError::Stale)), "it is removed at last");
         world.close(fs).await;
     });
 }

@@ -100,8 +100,8 @@ pub struct Recovered {
     pub unverified: Vec<u64>,
     /// Set if there are any.
     pub in_doubt: Option<Unreadable>,
-    /// The last batch is empty, all of the ring can be read, and behind that batch are only marks of
-    /// it.
+    /// The last batch is empty, all of the ring can be read, and behind that batch are only marks
+    /// of it.
     pub is_idle: bool,
     /// Positions behind the log that the one and the other copy cannot be read at.
     pub unreadable: [Vec<u64>; 2],

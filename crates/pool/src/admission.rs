@@ -115,6 +115,11 @@ impl Admission {
     }
 
     /// Blocks that are promised for the growth of so large a share of all that is unflushed.
+    /// A count of the transactions that users have asked for.
+    pub(crate) fn asked(&self) -> u64 {
+        self.asked.load(Relaxed)
+    }
+
     pub(crate) fn promised(&self, share: f64) -> u64 {
         (self.growth.lock().held_blocks() as f64 * share.clamp(0.0, 1.0)) as u64
     }
@@ -227,7 +232,7 @@ impl Pool {
     /// whether anybody is there.
     pub fn asked(&self) -> u64 {
         let reads = self.counters().purposes[Purpose::Data as usize].reads;
-        self.admission.asked.load(Relaxed) + reads
+        self.admission.asked() + reads
     }
 
     fn grow(&self, bytes: u64, tier: Tier) -> Option<Reservation> {

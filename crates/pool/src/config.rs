@@ -58,6 +58,9 @@ pub struct Limits {
     /// Edits of one transaction that hands a table over to those that lie over it; as many more as
     /// one of them needs (R28).
     pub handover_edits: usize,
+    /// Most allocated runs, and most freed runs, that one transaction logs again for a metaslab
+    /// whose map cannot be read (R28).
+    pub carried_runs: usize,
     /// The rule that is broken on purpose, for tests of the simulation.
     #[cfg(feature = "sabotage")]
     pub sabotage: Option<crate::Sabotage>,
@@ -117,6 +120,7 @@ impl Default for Limits {
             run_max: None,
             tail_verify_bytes: 64 << 20,
             handover_edits: crate::Transaction::MAX_EDITS,
+            carried_runs: crate::Transaction::MAX_EDITS / 2,
             #[cfg(feature = "sabotage")]
             sabotage: None,
             #[cfg(feature = "sabotage")]

@@ -1,10 +1,10 @@
 //! The flush policy, and the flush of what it chooses: partitions, metaslabs, the table of tables.
 //!
 //! Each of these pins the log from the oldest edit that its base does not have (`units`). While the
-//! pool is in use, nothing is flushed while log and memory are below seven tenths of their limits: an edit that waits may
-//! be overtaken by another, and the more edits a flush gathers, the less it writes for each (P4).
-//! From there on rounds follow commits, so that the work is even, above 85 hundredths each other;
-//! at the limit user transactions wait (`admission`).
+//! pool is in use, nothing is flushed while log and memory are below seven tenths of their limits:
+//! an edit that waits may be overtaken by another, and the more edits a flush gathers, the less it
+//! writes for each (P4). From there on rounds follow commits, so that the work is even, above 85
+//! hundredths each other; at the limit user transactions wait (`admission`).
 //!
 //! A partition is merged into its base, or its edits become a layer over it: when that writes less
 //! (P4), and while a node that the merge needs cannot be read. Such a partition frees its part of
@@ -19,9 +19,10 @@
 //!     it retires (rule R20).
 //! F4  While the log is full, a round that cannot flush what pins it longest records nothing: users
 //!     wait then, and the ring is not used up.
-//! F5  If no commit comes for [`IDLE`], the flusher goes on until edits are promised at most a
-//!     [`PROMISED`]th of the space, or a round does not reduce the edits. Else an empty pool could
-//!     seem full: a deletion holds its promise until it is flushed.
+//! F5  If no transaction is asked for during [`IDLE`], the flusher goes on until edits are promised
+//!     at most a [`PROMISED`]th of the space, or a round does not reduce that. Else an empty pool
+//!     could seem full: a deletion holds its promise until it is flushed. It is done once for each
+//!     time that the pool becomes idle, so an idle pool comes to rest.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
@@ -31,14 +32,15 @@ use std::time::Duration;
 use copyhold_runtime::{FifoMutex, Finishing, finishing};
 use copyhold_sync::{Mutex, of};
 use copyhold_table::{NodeSource, Table, Weight};
-use copyhold_types::{Key, NodePtr, Purpose, TableId, Txg};
+use copyhold_types::{Key, Nanos, NodePtr, Purpose, TableId, Txg};
 
 use crate::marker::Kick;
 use crate::round::Round;
 use crate::units::{Aim, Unit, one_round};
 use crate::{Pool, PoolError, Sabotage};
 
-/// The flusher waits at most this long for a kick; after that the pool counts as idle (F5).
+/// The flusher looks by itself this often, should nobody kick it. A pool is idle when nobody has
+/// asked for a transaction for as long (F5).
 const IDLE: Duration = Duration::from_secs(1);
 /// Before it looks again for something to flush when there was nothing.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -49,6 +51,26 @@ const START: f64 = 0.7;
 const HURRY: f64 = 0.85;
 /// Part of the space that an idle pool may promise to edits: a 64th, 16 MiB of 1 GiB.
 const PROMISED: u64 = 64;
+
+/// How long nobody has asked for a transaction, and what was done about it (F5).
+#[derive(Default)]
+struct Rest {
+    asked: u64,
+    since: Nanos,
+    is_done: bool,
+}
+
+impl Rest {
+    /// Whether the pool has become idle. Once for each time that it does.
+    fn begins(&mut self, asked: u64, now: Nanos) -> bool {
+        if asked != self.asked {
+            (self.asked, self.since, self.is_done) = (asked, now, false);
+        }
+        let begins = !self.is_done && now - self.since >= IDLE.as_nanos() as Nanos;
+        self.is_done |= begins;
+        begins
+    }
+}
 
 /// The policy's state.
 #[derive(Debug, Default)]
@@ -125,23 +147,20 @@ pub(crate) async fn run(pool: Weak<Pool>) {
     let (rt, kick) = (strong.rt.clone(), strong.flusher.kick.clone());
     drop(strong);
     let mut in_vain = 0;
-    // Edits that were left after the last look at an idle pool: the flush was tried, and is not
-    // repeated.
-    let mut rested = None;
+    let mut rest = Rest::default();
     loop {
         let Some(strong) = pool.upgrade() else { return };
         if strong.is_closing() || strong.health.check().is_err() {
             return;
         }
         drop(strong);
-        let is_idle = !kick.wait(&rt, IDLE).await;
+        kick.wait(&rt, IDLE).await;
         let Some(strong) = pool.upgrade() else { return };
         strong.flusher.urged.store(false, Relaxed);
-        let flushed = match is_idle && rested != Some(strong.unflushed()) {
-            true => strong.flush_promised().await,
+        let flushed = match rest.begins(strong.admission.asked(), rt.now()) {
+            true => strong.flush_promised(rest.asked).await,
             false => strong.flush_by_policy().await,
         };
-        rested = is_idle.then(|| strong.unflushed());
         match flushed {
             // Nothing can be flushed now; those who wait would only kick again.
             Ok(false) if strong.is_full() => {
@@ -178,7 +197,7 @@ impl Pool {
     async fn flush_by_policy(self: &Arc<Self>) -> Result<bool, PoolError> {
         let mut any = self.hand_over().await?;
         any |= self.settle_deep().await?;
-        while self.pressure() > START && !self.is_closing() {
+        while self.wants_rounds() && !self.is_closing() {
             // What lies over a table that is settled by now can be flushed from here on.
             any |= self.hand_over().await?;
             let flushed = self.flush_round(Aim::Trim).await?.flushed > 0;
@@ -191,26 +210,29 @@ impl Pool {
     }
 
     /// In an idle pool: as the policy says, and until little space is promised to edits (F5).
-    async fn flush_promised(self: &Arc<Self>) -> Result<bool, PoolError> {
+    async fn flush_promised(self: &Arc<Self>, asked: u64) -> Result<bool, PoolError> {
         let mut any = self.flush_by_policy().await?;
-        while self.promises_much() && !self.is_closing() {
+        let most = self.space().total / PROMISED;
+        let mut promised = self.admission.promised(1.0);
+        while promised > most && self.admission.asked() == asked && !self.is_closing() {
             any |= self.hand_over().await?;
-            let before = self.unflushed().edits;
             any |= self.flush_round(Aim::Trim).await?.flushed > 0;
-            if self.unflushed().edits >= before {
+            let before = std::mem::replace(&mut promised, self.admission.promised(1.0));
+            if promised >= before {
                 break;
             }
         }
         Ok(any)
     }
 
-    fn promises_much(&self) -> bool {
-        self.admission.promised(1.0) > self.space().total / PROMISED
+    /// Whether rounds follow commits, or each other.
+    pub(crate) fn wants_rounds(&self) -> bool {
+        self.pressure() > START
     }
 
-    /// Flushes all edits but those of metaslabs that are set aside, which are logged again only when
-    /// they are due (`maps`); merges layers where there is room, and trims the log: for tests, for
-    /// space, and before a long rest.
+    /// Flushes all edits but those of metaslabs that are set aside, which are logged again only
+    /// when they are due (`maps`); merges layers where there is room, and trims the log: for tests,
+    /// for space, and before a long rest.
     ///
     /// # Errors
     /// Something could not be flushed, for want of space or because it is damaged; all else is.
@@ -224,7 +246,8 @@ impl Pool {
             // A round under way has units that are not seen here.
             drop(self.flusher.rounds.lock().await);
             self.try_broken_again().await;
-            self.retry_maps().await;
+            // In a box: few requests come here, and all have the room for it.
+            Box::pin(self.retry_maps()).await;
             let mut units = self.units(Aim::Settle).len();
             while units > 0 {
                 let round = self.flush_round(Aim::Settle).await?;

@@ -308,21 +308,30 @@ impl Pool {
     /// any more; those that are not flushed go with it, for it would be in vain to flush them.
     ///
     /// # Errors
-    /// What it has allocated cannot be read. It may be dropped again later.
+    /// What it has allocated cannot be read. Its edits are flushed then, for they pin the log, and
+    /// it may be dropped again later.
     pub async fn drop_table(self: &Arc<Self>, id: TableId) -> Result<(), PoolError> {
         let table = self.table(id);
         table.retire();
+        let dropped = self.drop_retired(&table).await;
+        if dropped.is_err() {
+            table.reinstate();
+        }
+        dropped
+    }
+
+    async fn drop_retired(self: &Arc<Self>, table: &Arc<Table>) -> Result<(), PoolError> {
         while table.is_being_flushed() {
             self.check_writable()?;
             self.rt.sleep(PAUSE).await;
         }
         self.records_applied();
         for (partition, descriptor) in table.descriptors() {
-            self.drop_partition(&table, partition, descriptor).await?;
+            self.drop_partition(table, partition, descriptor).await?;
         }
         let credit = self.internal_credit(2, 128, 0)?;
         let mut tx = Transaction::new();
-        tx.forget(id);
+        tx.forget(table.id());
         self.apply(credit, tx)?;
         Ok(())
     }

@@ -2,10 +2,10 @@
 //!
 //! A read error may pass. So a map is read several times when the pool is opened; if that fails,
 //! its metaslab is set aside (`copyhold_space::Space::set_aside`). From then on a task reads it
-//! again, after 1, 2, 4 … and at last every 64 seconds. A round never waits for these reads, which a
-//! broken device may delay; `flush_all` makes them itself, before a pool is called full, too.
-//! A map whose copies are both damaged can be made anew by [`Pool::rebuild_map`] from the list of
-//! all blocks that are referred to.
+//! again, after 1, 2, 4 … and at last every 64 seconds. A round never waits for these reads, which
+//! a broken device may delay; `flush_all` makes them itself, before a pool is called full, too. A
+//! map whose copies are both damaged can be made anew by [`Pool::rebuild_map`] from the list of all
+//! blocks that are referred to.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -27,8 +27,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 const RETRY: Duration = Duration::from_secs(1);
 /// The time doubles after each read, up to this many [`RETRY`].
 const RETRIES_APART: u32 = 64;
-/// Edits without a map are logged again when the live log has at least this many times their blocks.
+/// Edits without a map are logged again when the live log has at least this many times their
+/// blocks, and where rounds are due anyway, at least the second.
 const CARRY_FREES: u64 = 8;
+const CARRY_FREES_IN_ROUNDS: u64 = 2;
 
 /// Tries several times to read something: an error may pass.
 pub(crate) async fn patiently<T, F: Future<Output = Result<T, PoolError>>>(
@@ -65,15 +67,17 @@ pub(crate) async fn run(rt: Rt, pool: Weak<Pool>) {
 
 impl Pool {
     /// Metaslabs set aside whose edits need not be logged again yet: another edit pins the log
-    /// longer, or the log is shorter than [`CARRY_FREES`] times their blocks. When the log is full
-    /// only the first counts.
+    /// longer, or the log is too short for the little that this would free.
     pub(crate) fn not_due(&self) -> Vec<MetaslabId> {
-        let (live, is_full) = (self.log_use().live_blocks, self.is_log_full());
         let mut aside = self.space.set_aside();
+        if aside.is_empty() {
+            return aside;
+        }
+        let (live, oldest) = (self.log_use().live_blocks, self.edits_pin());
+        let frees = if self.wants_rounds() { CARRY_FREES_IN_ROUNDS } else { CARRY_FREES };
         aside.retain(|id| {
             let takes = record_blocks(self.space.carried_runs(*id), 0);
-            let is_due = is_full || live >= CARRY_FREES * takes;
-            !is_due || self.pin_of(Unit::Metaslab(*id)) > self.edits_pin()
+            live < frees * takes || self.pin_of(Unit::Metaslab(*id)) > oldest
         });
         aside
     }
@@ -86,8 +90,9 @@ impl Pool {
     }
 
     async fn retry_map(&self, id: MetaslabId) {
+        // A map is not freed while its metaslab is set aside, so the read needs no pin, which a
+        // slow device would hold for long.
         let Some((ptr, _)) = self.space.missing_map(id) else { return };
-        let _pin = self.pin();
         let supplied = match self.nodes.read_map(ptr).await {
             _ if self.sabotaged(Sabotage::QuarantineOnError) => {
                 let all = self.space.usable_runs(id);
@@ -119,11 +124,12 @@ impl Pool {
     ) -> Result<(), PoolError> {
         self.check_writable()?;
         let wrong = |error: String| PoolError::damaged(format!("the space map of {id}"), error);
-        if !self
-            .space
-            .supply_runs(id, referred, self.open_txg())
-            .map_err(|e| wrong(e.to_string()))?
-        {
+        let supplied = {
+            // A round may be logging its edits again.
+            let _rounds = self.flusher.rounds.lock().await;
+            self.space.supply_runs(id, referred, self.open_txg())
+        };
+        if !supplied.map_err(|error| wrong(error.to_string()))? {
             return Ok(());
         }
         self.commit(self.open_txg()).await?;

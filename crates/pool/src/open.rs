@@ -16,8 +16,8 @@
 //! O1  Recovery may have read what a killed daemon wrote and did not flush. The first flush of a
 //!     mount makes that durable before anything is written that relies on it: repairs, the
 //!     uberblock of a cut, and the first batch, which proves that those before it are complete.
-//! O2  If the last batch of the log is empty, all of the ring can be read, and behind that batch are
-//!     only marks of it, then no batch was cut and none needs proof. The mount goes on with the
+//! O2  If the last batch of the log is empty, all of the ring can be read, and behind that batch
+//!     are only marks of it, then no batch was cut and none needs proof. The mount goes on with the
 //!     incarnation of that batch and writes no batch; it flushes its repairs. So mounts that are
 //!     killed do not fill the ring before the head can move.
 

@@ -30,8 +30,6 @@ const EDITS_PER_FLUSH: usize = 256 << 10;
 const DESCRIPTOR_BYTES: usize = 768;
 /// Key and value of a row of a deadlist.
 const DEAD_BYTES: usize = 31;
-/// Most allocated runs, and most freed runs, that one transaction logs again.
-const CARRIED_RUNS: usize = Transaction::MAX_EDITS / 2;
 
 /// What a round has come to.
 #[derive(Debug, Default)]
@@ -95,7 +93,7 @@ impl Pool {
         // Nothing is read any more, so nothing is pinned: writes may wait for long (R22, R32).
         match self.finish_writes(writer).await {
             Ok((claims, pieces)) => {
-                if let Err(error) = self.carry(&done).await {
+                if let Err(error) = Box::pin(self.carry(&done)).await {
                     self.abort(done);
                     return Err(error);
                 }
@@ -332,11 +330,11 @@ impl Pool {
             _ => None,
         });
         for job in jobs {
-            let mut from = Some(0);
+            let (mut from, most) = (Some(0), self.limits.carried_runs);
             while let Some(block) = from {
-                let credit = self.internal_credit(0, 0, 2 * CARRIED_RUNS)?;
+                let credit = self.internal_credit(0, 0, 2 * most)?;
                 self.apply_with(credit, Transaction::new(), |txg, tx| {
-                    let carried = self.space.carry(job, block, CARRIED_RUNS, txg);
+                    let carried = self.space.carry(job, block, most, txg);
                     from = carried.next;
                     tx.carried.push(carried);
                 })?;

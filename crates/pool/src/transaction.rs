@@ -90,15 +90,15 @@ impl Transaction {
         self.attached.push((run, data));
     }
 
-    /// Edits so far, of tables and of space.
+    /// Edits so far, of tables and of space, but for those that are logged again: no flush makes
+    /// these fewer, so they count for no limit of the log's edits.
     pub fn len(&self) -> usize {
         let lineage = 3 * self.forks.len() + self.forgotten.len();
-        let carried: usize = self.carried.iter().map(Carried::len).sum();
-        self.edits.len() + self.claims.len() + self.released.len() + lineage + carried
+        self.edits.len() + self.claims.len() + self.released.len() + lineage
     }
 
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.len() == 0 && self.carried.iter().all(Carried::is_empty)
     }
 
     /// The records of this transaction, in an order that replays to the same state: a run is

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_lock::{Semaphore, SemaphoreGuard};
-use copyhold_device::sim::{SimDevice, SimImage};
+use copyhold_device::sim::{Lasting, SimDevice, SimImage};
 use copyhold_device::{Counters, Device, DeviceError, DynDevice, Geometry};
 use copyhold_pool::{
     CreateOptions, LaneClass, Limits, OpenOptions, Pool, PoolError, Tier, Transaction,
@@ -314,6 +314,47 @@ fn an_idle_pool_flushes_until_little_is_promised() {
         let written = pool.counters().purposes;
         machine.rt.sleep(Duration::from_secs(600)).await;
         assert_eq!(pool.counters().purposes, written, "it is at rest");
+    });
+}
+
+/// A table that cannot be dropped keeps its promise: nothing that an idle pool does reduces that,
+/// and its edits do not keep the log.
+#[test]
+fn an_idle_pool_rests_where_a_promise_cannot_be_reduced() {
+    let machine = Machine::new();
+    let pool = machine.new_pool(Limits { node_cache_bytes: 0, ..Limits::default() });
+    let put = |n: u64| {
+        let mut tx = Transaction::new();
+        tx.put(TABLE, key(n), vec![1; 40]);
+        tx
+    };
+    machine.rt.block_on(async {
+        for round in 0..2 {
+            for n in 0..2000 {
+                let credit = pool.admit(Tier::Write, 1, 64).await.unwrap();
+                pool.apply(credit, put(n)).unwrap();
+            }
+            if round == 0 {
+                pool.flush_all().await.unwrap();
+            }
+        }
+        for (_, descriptor) in pool.table(TABLE).descriptors() {
+            for run in descriptor.root.unwrap().runs() {
+                machine.disk.break_block(run.addr.block(), 5, Lasting::Forever);
+            }
+        }
+        pool.drop_table(TABLE).await.expect_err("its root cannot be read");
+        machine.rt.sleep(Duration::from_secs(20)).await;
+        let written = pool.counters().purposes;
+        machine.rt.sleep(Duration::from_secs(600)).await;
+        assert_eq!(pool.counters().purposes, written, "it is at rest");
+        // The log is not kept for it: many laps of the ring.
+        for n in 0..20_000 {
+            let mut tx = Transaction::new();
+            tx.put(TableId(101), key(n % 100), vec![n as u8; 2000]);
+            let credit = pool.admit(Tier::Write, 1, 2100).await.unwrap();
+            pool.apply(credit, tx).unwrap();
+        }
     });
 }
 

@@ -2,13 +2,15 @@
 //! space is lost by that.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use copyhold_device::DynDevice;
 use copyhold_device::sim::{Lasting, SimConfig, SimDevice, SimImage};
 use copyhold_format::space_map::{Descriptor, METASLAB};
-use copyhold_pool::{CreateOptions, LaneClass, OpenOptions, Pool, Tier, Transaction};
-use copyhold_runtime::{Rt, SeededRuntime};
+use copyhold_pool::{CreateOptions, LaneClass, Limits, OpenOptions, Pool, Tier, Transaction};
+use copyhold_runtime::{Rt, Runtime, SeededRuntime};
 use copyhold_types::{DeviceId, EpochId, Key, Kind, Pointer, Purpose, Run, TableId};
+use futures_util::future::{Either, select};
 
 const BLOCKS: u64 = 8192;
 
@@ -73,9 +75,19 @@ impl Machine {
     }
 
     fn open(&self) -> Arc<Pool> {
+        self.open_with(Limits::default())
+    }
+
+    fn open_with(&self, limits: Limits) -> Arc<Pool> {
         let device = self.disk.clone() as DynDevice;
-        let opened = Pool::open(self.rt.clone() as Rt, device, OpenOptions::default());
-        self.rt.block_on(opened).unwrap()
+        let options = OpenOptions { limits, ..OpenOptions::default() };
+        self.rt.block_on(Pool::open(self.rt.clone() as Rt, device, options)).unwrap()
+    }
+
+    /// Every second block of them.
+    fn holes(&self) -> Vec<Run> {
+        let blocks = self.runs.iter().flat_map(|run| (0..run.blocks).map(|n| run.slice(n, 1)));
+        blocks.step_by(2).collect()
     }
 
     /// The power fails. The disk comes back sound.
@@ -191,9 +203,8 @@ fn edits_without_a_map_are_logged_again_now_and_then_and_not_by_each_flush() {
         machine.switch_on_again();
         lasting.into_iter().for_each(|lasting| machine.break_map(lasting));
         let pool = machine.open();
-        let blocks = machine.runs.iter().flat_map(|run| (0..run.blocks).map(|n| run.slice(n, 1)));
         // More freed runs than the 512 that one transaction carries.
-        let holes: Vec<Run> = blocks.step_by(2).collect();
+        let holes = machine.holes();
         assert_eq!(holes.len(), 550);
         machine.rt.block_on(free(&pool, &holes));
         written.push(flush_often(&machine, &pool));
@@ -202,6 +213,30 @@ fn edits_without_a_map_are_logged_again_now_and_then_and_not_by_each_flush() {
     }
     let [whole, missing] = written[..] else { unreachable!() };
     assert!(missing < whole + whole / 4, "{missing} blocks of log, {whole} with the map");
+}
+
+/// No flush makes them fewer: they count for no limit of the log's edits.
+#[test]
+fn many_edits_without_a_map_keep_nobody_waiting_and_leave_an_idle_pool_at_rest() {
+    for replay_edits in [400, 680, 100_000] {
+        let mut machine = Machine::new();
+        machine.switch_on_again();
+        machine.break_map(Lasting::Forever);
+        let pool = machine.open_with(Limits { replay_edits, ..Limits::default() });
+        let rt = machine.rt.clone();
+        let freed = async {
+            for holes in machine.holes().chunks(50) {
+                free(&pool, holes).await;
+            }
+        };
+        let freed = rt.block_on(select(Box::pin(freed), rt.sleep(Duration::from_secs(60))));
+        assert!(matches!(freed, Either::Left(_)), "{replay_edits}: it waits for ever");
+        let written = || pool.counters().purposes[Purpose::Log as usize].written_bytes;
+        rt.block_on(rt.sleep(Duration::from_secs(10)));
+        let before = written();
+        rt.block_on(rt.sleep(Duration::from_secs(100)));
+        assert_eq!(written(), before, "{replay_edits}: it is at rest");
+    }
 }
 
 /// As an older program did where both copies of a map could not be read.

@@ -112,9 +112,9 @@ impl Space {
         aside.map_or(0, |aside| aside.allocated.runs().count() + aside.freed.runs().count())
     }
 
-    /// Edits of a metaslab that is set aside, from block `from` on, at most `runs_max` allocated and
-    /// `runs_max` freed runs, to be logged in `txg`, which is joined. When the last step is durable,
-    /// they pin the log from the first step's txg.
+    /// Edits of a metaslab that is set aside, from block `from` on, at most `runs_max` allocated
+    /// and `runs_max` freed runs, to be logged in `txg`, which is joined. When the last step is
+    /// durable, they pin the log from the first step's txg.
     pub fn carry(&self, job: &MapJob, from: u32, runs_max: usize, txg: Txg) -> Carried {
         let metaslab = &self.shared.metaslabs[job.index()];
         let mut state = metaslab.lock();

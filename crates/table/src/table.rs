@@ -152,6 +152,11 @@ impl Table {
         self.retired.store(true, Ordering::Release);
     }
 
+    /// Its nodes are not given up after all: it is flushed like any other again.
+    pub fn reinstate(&self) {
+        self.retired.store(false, Ordering::Release);
+    }
+
     /// Retires a table that was retired before a crash. It was settled then: an edit that replay
     /// brought back is in its bases, or in what was given up of them, and pins the log for nothing.
     ///

@@ -314,8 +314,8 @@ impl FamilyCell {
 }
 
 impl State {
-    /// Tells pending releases apart, across crashes too: a txg of which the log has any trace is never used
-    /// again (R13).
+    /// Tells pending releases apart, across crashes too: a txg of which the log has any trace is
+    /// never used again (R13).
     pub(crate) fn next_sequence(&self, open: Txg) -> u64 {
         let floor = open.get() << SEQUENCE_BITS;
         let next = |last: u64| Some(floor.max(last + 1));

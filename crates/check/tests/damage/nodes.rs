@@ -55,9 +55,13 @@ pub(crate) fn only(report: &Report) -> &Problem {
     problems[0]
 }
 
-/// Reads everything on a mount that may write.
-pub(crate) fn read_all(image: &SimImage) -> SimImage {
-    let power = Power::on(image);
+/// Reads everything on several mounts that may write: each draws which copies it looks at first.
+pub(crate) fn read_often(image: &SimImage) -> SimImage {
+    (0..16).fold(image.clone(), |image, mount| read_all(&image, mount))
+}
+
+fn read_all(image: &SimImage, seed: u64) -> SimImage {
+    let power = Power::seeded(image, seed);
     let pool = power.open(false).unwrap();
     power.rt.block_on(async {
         pool.range(TABLE, Key::MIN, Key::MAX, usize::MAX).await.unwrap();
@@ -81,9 +85,7 @@ fn a_leaf_or_inner_node_with_one_bad_copy_is_repaired_when_it_is_read() {
             };
             assert_eq!((*found, *at), (level, run));
             assert_eq!(report.worst(), Some(Severity::Repairable));
-            // A mount looks at one of the copies, the next one at the other.
-            let once = read_all(&image);
-            assert!(kinds(&once).is_empty() || kinds(&read_all(&once)).is_empty(), "{run:?}");
+            assert!(kinds(&read_often(&image)).is_empty(), "{run:?}");
         }
     }
 }

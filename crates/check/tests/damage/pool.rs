@@ -43,8 +43,12 @@ pub(crate) struct Power {
 
 impl Power {
     pub(crate) fn on(image: &SimImage) -> Power {
-        let rt = SeededRuntime::new(1);
-        let config = SimConfig::new(1);
+        Power::seeded(image, 1)
+    }
+
+    pub(crate) fn seeded(image: &SimImage, seed: u64) -> Power {
+        let rt = SeededRuntime::new(seed);
+        let config = SimConfig::new(seed);
         let device = SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image.clone(), config);
         Power { rt, device }
     }
