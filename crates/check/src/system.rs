@@ -72,6 +72,8 @@ impl Role {
     pub(crate) fn fits(self, node: EpochId, found: TableId, own: TableId) -> bool {
         match self {
             Role::Files { epoch, .. } | Role::Released { epoch, .. } if node < epoch => found < own,
+            // Handed over in steps it may outlive its epoch, and have what it inherited.
+            Role::Unknown => found <= own,
             _ => found == own,
         }
     }

@@ -439,3 +439,31 @@ impl fmt::Display for Operation {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::enumeration::workload::{DIRS, FILES, NEW, stage};
+
+    fn after(tree: &Tree, operation: &Operation) -> Tree {
+        operation.effect(tree, || unreachable!("it makes nothing")).expect("of names").tree
+    }
+
+    #[test]
+    fn two_names_of_one_file_are_renamed_and_exchanged_without_a_change() {
+        let name = (Dir::Own(DIRS[0]), b"foo".to_vec());
+        let other = (Dir::Own(DIRS[1]), NEW.to_vec());
+        let mut tree = stage();
+        tree.link(other.clone(), FILES[0]);
+        tree.objects
+            .values_mut()
+            .for_each(|object| (object.mtime, object.ctime) = (Span::Any, Span::Any));
+        for operation in
+            [Operation::Rename(name.clone(), other.clone()), Operation::Exchange(name, other)]
+        {
+            let after = after(&tree, &operation);
+            assert_eq!(after.entries, tree.entries, "{operation}");
+            assert_eq!(after.objects, tree.objects, "{operation}");
+        }
+    }
+}
