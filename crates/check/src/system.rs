@@ -72,7 +72,8 @@ impl Role {
     pub(crate) fn fits(self, node: EpochId, found: TableId, own: TableId) -> bool {
         match self {
             Role::Files { epoch, .. } | Role::Released { epoch, .. } if node < epoch => found < own,
-            // Handed over in steps it may outlive its epoch, and have what it inherited.
+            // A table that is handed over in steps may outlive its epoch, and then has no other
+            // role; it keeps the nodes that it inherited. Others are reported as unknown.
             Role::Unknown => found <= own,
             _ => found == own,
         }

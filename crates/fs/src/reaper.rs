@@ -189,7 +189,7 @@ impl Filesystem {
         }
         {
             let _map = inode.map.write().await;
-            // Its last user comes here again, which may be one of the time that this has waited.
+            // The last user of the file queues it again; one may have come during the wait.
             if self.inodes.is_held(node) && !self.breaks(Sabotage::ReplayInUse) {
                 return Ok(());
             }

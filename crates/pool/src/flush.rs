@@ -19,10 +19,10 @@
 //!     it retires (rule R20).
 //! F4  While the log is full, a round that cannot flush what pins it longest records nothing: users
 //!     wait then, and the ring is not used up.
-//! F5  If no transaction is asked for during [`IDLE`], the flusher goes on until edits are promised
-//!     at most a [`PROMISED`]th of the space, or a round does not reduce that. Else an empty pool
-//!     could seem full: a deletion holds its promise until it is flushed. It is done once for each
-//!     time that the pool becomes idle, so an idle pool comes to rest.
+//! F5  An idle pool flushes until its edits have a promise of at most a [`PROMISED`]th of the space,
+//!     or a round does not reduce the promise. Else an empty pool could seem full: a deletion holds
+//!     its promise until a flush. The pool flushes so once each time that it becomes idle, and
+//!     then comes to rest. It is idle when no transaction has asked for admission for [`IDLE`].
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
@@ -39,8 +39,8 @@ use crate::round::Round;
 use crate::units::{Aim, Unit, one_round};
 use crate::{Pool, PoolError, Sabotage};
 
-/// The flusher looks by itself this often, should nobody kick it. A pool is idle when nobody has
-/// asked for a transaction for as long (F5).
+/// The flusher looks by itself this often, should nobody kick it. A pool becomes idle after as
+/// long without a transaction (F5).
 const IDLE: Duration = Duration::from_secs(1);
 /// Before it looks again for something to flush when there was nothing.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -52,7 +52,7 @@ const HURRY: f64 = 0.85;
 /// Part of the space that an idle pool may promise to edits: a 64th, 16 MiB of 1 GiB.
 const PROMISED: u64 = 64;
 
-/// How long nobody has asked for a transaction, and what was done about it (F5).
+/// The time without transactions, and whether the pool has flushed its promises since (F5).
 #[derive(Default)]
 struct Rest {
     asked: u64,

@@ -308,8 +308,8 @@ impl Pool {
     /// any more; those that are not flushed go with it, for it would be in vain to flush them.
     ///
     /// # Errors
-    /// What it has allocated cannot be read. Its edits are flushed then, for they pin the log, and
-    /// it may be dropped again later.
+    /// A node of the table cannot be read. The flusher then flushes the table's edits, which would
+    /// pin the log otherwise, and a later call may drop the table.
     pub async fn drop_table(self: &Arc<Self>, id: TableId) -> Result<(), PoolError> {
         let table = self.table(id);
         table.retire();
