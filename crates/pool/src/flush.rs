@@ -19,10 +19,11 @@
 //!     it retires (rule R20).
 //! F4  While the log is full, a round that cannot flush what pins it longest records nothing: users
 //!     wait then, and the ring is not used up.
-//! F5  An idle pool flushes until its edits have a promise of at most a [`PROMISED`]th of the space,
-//!     or a round does not reduce the promise. Else an empty pool could seem full: a deletion holds
-//!     its promise until a flush. The pool flushes so once each time that it becomes idle, and
-//!     then comes to rest. It is idle when no transaction has asked for admission for [`IDLE`].
+//! F5  An idle pool flushes until its edits have a promise of at most a [`PROMISED`]th of the
+//!     space, or a round does not reduce the promise. Else an empty pool could seem full: a
+//!     deletion holds its promise until a flush. The pool flushes so once each time that it becomes
+//!     idle, and then comes to rest. It is idle when no transaction has asked for admission for
+//!     [`IDLE`].
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
