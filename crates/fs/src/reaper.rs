@@ -217,7 +217,7 @@ impl Filesystem {
         let was_nameless = state.is_nameless();
         state.gone = true;
         let forgotten = state.data.drop_blocks(0..u64::MAX);
-        state.data.set_changed(false);
+        state.data.change_is_logged(true);
         // A pending truncate is nobody's, too: nothing would ever log it.
         state.data.cut_is_logged();
         drop(state);

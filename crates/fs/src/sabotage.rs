@@ -17,6 +17,8 @@ pub enum Sabotage {
     ForgetErrors,
     /// R34: an inode that is loaded again knows no txg that it was in.
     ForgetEvicted,
+    /// R34, D8: fsync does not wait for the times of a truncation that no batch logs.
+    ForgetTimes,
     /// R35: what was cut off a file stays in the table when the cut is logged.
     KeepCuts,
     /// R35, D9: batches are taken beside the one that logs a cut.
@@ -82,12 +84,13 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 35] = [
+    pub const ALL: [Sabotage; 36] = [
         Sabotage::PunchInternally,
         Sabotage::AskUnderTheMap,
         Sabotage::InstallStale,
         Sabotage::ForgetErrors,
         Sabotage::ForgetEvicted,
+        Sabotage::ForgetTimes,
         Sabotage::KeepCuts,
         Sabotage::TakeBesideCut,
         Sabotage::RenameFirst,

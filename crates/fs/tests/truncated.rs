@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use common::*;
-use copyhold_fs::{Caller, Filesystem, NodeId, OpenFlags, SetAttr};
+use copyhold_fs::{Attr, Caller, Filesystem, NodeId, OpenFlags, SetAttr};
 
 const OLD: usize = 300_000;
 /// Less than until a timer writes back.
@@ -36,23 +36,29 @@ async fn truncated(fs: &Arc<Filesystem>, node: NodeId) {
     assert_eq!(fs.getattr(node).await.unwrap().size, 0);
 }
 
-/// What a crash leaves behind what `then` has done.
+/// What a crash leaves behind what `then` has done to a file with durable content.
 fn left(seed: u64, then: impl AsyncFn(&Arc<Filesystem>, NodeId)) -> Vec<u8> {
+    let all = async |fs: &_| then(fs, durable(fs).await).await;
+    let ((), _, found) = after_crash(seed, all);
+    found
+}
+
+/// What `then` says, and the file `f` that a crash leaves behind it.
+fn after_crash<T>(seed: u64, then: impl AsyncFn(&Arc<Filesystem>) -> T) -> (T, Attr, Vec<u8>) {
     let world = World::new(seed, 16_384);
-    let fs = world.run(async {
+    let (fs, said) = world.run(async {
         let fs = world.open().await;
-        let node = durable(&fs).await;
-        then(&fs, node).await;
-        fs
+        let said = then(&fs).await;
+        (fs, said)
     });
     let world = world.crash(fs, seed);
     world.run(async {
         let fs = world.open().await;
-        let node = lookup(&fs, "f").await.unwrap().node;
-        let found = read(&fs, node, 0, 2 * OLD).await;
+        let attr = lookup(&fs, "f").await.unwrap().attr;
+        let found = read(&fs, attr.node, 0, 2 * OLD).await;
         check_space(&fs).await;
         world.close(fs).await;
-        found
+        (said, attr, found)
     })
 }
 
@@ -198,4 +204,32 @@ fn no_batch_that_was_under_way_logs_the_truncation_alone() {
         assert!(found == old || found == new || found.is_empty(), "seed {seed}: {}", found.len());
     }
     assert!(met.into_inner() > 5, "batches were under way");
+}
+
+/// Where nothing is stored there is nothing to cut, and a batch that the truncation has overtaken
+/// logs nothing: the times have to go out by themselves (D8).
+#[test]
+fn the_times_of_a_truncation_are_durable_where_it_cuts_only_what_is_being_written() {
+    let met = AtomicU64::new(0);
+    for seed in seeds(40) {
+        let (shown, left, _) = after_crash(seed, async |fs| {
+            let node = create(fs, "f").await;
+            write(fs, node, 0, &pattern(1, OLD)).await;
+            let rt = fs.pool().runtime().clone();
+            let (other, nanos) = (fs.clone(), rt.random() % 150_000);
+            rt.spawn(Box::pin(async move { drop(other.fsync(node, false).await) }));
+            rt.sleep(Duration::from_nanos(nanos)).await;
+            truncated(fs, node).await;
+            let shown = fs.getattr(node).await.unwrap();
+            let still_writes = fs.pool().space().claimed > 0;
+            met.fetch_add(still_writes.into(), Relaxed);
+            match rt.random() % 2 {
+                0 => fs.fsync(node, false).await.unwrap(),
+                _ => fs.sync().await.unwrap(),
+            }
+            shown
+        });
+        assert_eq!((left.size, left.mtime, left.ctime), (0, shown.mtime, shown.ctime), "{seed}");
+    }
+    assert!(met.load(Relaxed) > 5, "batches were under way: {met:?}");
 }

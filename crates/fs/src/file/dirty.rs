@@ -15,7 +15,7 @@
 //! D7  A file of which all is logged has no [`Unsettled`]: most files in memory are such.
 //! D8  A file that was `emptied` while it is open for writing (O_TRUNC) is to be durable when it is
 //!     closed, until something is written to it. A batch that was taken before, of which nothing is
-//!     left, does not log the cut.
+//!     left, does not log the cut, and no time: both wait for the next (R34).
 //! D9  While a cut is pending, at most one batch is under way. So the cut is logged together with
 //!     the first blocks that were written since: later ones alone would leave the file empty (R35).
 //! D10 The transaction that logs a size that was set, or a cut, is not refused for space: what it
@@ -74,7 +74,7 @@ pub(crate) struct Took {
 
 #[derive(Default)]
 pub(crate) struct FileData {
-    /// Number of the last write.
+    /// Number of the last change: a write, or a new size or time.
     version: u64,
     last_batch: u64,
     /// D7: made by the first change, gone when there is nothing left in it.
@@ -92,8 +92,9 @@ pub(crate) struct Unsettled {
     pub(crate) cut: Cut,
     /// D10.
     room: Option<Reservation>,
-    /// Size or times differ from what is logged.
-    changed: bool,
+    /// Size or times differ from what is logged, since this change; if a batch has logged times and
+    /// not yet the size, since the last one before it.
+    changed: Option<u64>,
     /// The file is on the list of dirty ones.
     listed: bool,
     /// D8, and the last batch that was taken before.
@@ -109,7 +110,7 @@ static NOTHING: Unsettled = Unsettled {
     batches: BTreeSet::new(),
     cut: Cut::NOTHING,
     room: None,
-    changed: false,
+    changed: None,
     listed: false,
     emptied: false,
     overtaken: 0,
@@ -122,7 +123,7 @@ impl Unsettled {
             && self.batches.is_empty()
             && self.cut.is_nothing()
             && self.room.is_none()
-            && !self.changed
+            && self.changed.is_none()
             && !self.listed
             && !self.emptied
     }
@@ -164,12 +165,15 @@ impl FileData {
     }
 
     pub(crate) fn is_clean(&self) -> bool {
-        self.blocks.is_empty() && self.cut.size().is_none() && !self.changed && !self.listed
+        self.blocks.is_empty()
+            && self.cut.size().is_none()
+            && self.changed.is_none()
+            && !self.listed
     }
 
     /// Nothing to write; perhaps something being written.
     pub(crate) fn is_settled(&self) -> bool {
-        self.ready == 0 && self.cut.size().is_none() && !self.changed
+        self.ready == 0 && self.cut.size().is_none() && self.changed.is_none()
     }
 
     pub(crate) fn version(&self) -> u64 {
@@ -181,9 +185,19 @@ impl FileData {
         self.ready
     }
 
-    pub(crate) fn set_changed(&mut self, changed: bool) {
-        if self.changed != changed {
-            self.changed = changed;
+    /// Size or times are others now than what is logged.
+    pub(crate) fn note_change(&mut self) {
+        self.version += 1;
+        let version = self.version;
+        self.changed.get_or_insert(version);
+    }
+
+    /// What is shown of size and times is logged, or, as long as blocks hold it back (D4), all but
+    /// the size.
+    pub(crate) fn change_is_logged(&mut self, all: bool) {
+        let left = (!all).then_some(self.version);
+        if self.changed != left {
+            self.changed = left;
             self.give_room_back();
             self.let_go();
         }
@@ -240,7 +254,7 @@ impl FileData {
     }
 
     fn wants_room(&self) -> bool {
-        self.changed || self.cut.size().is_some()
+        self.changed.is_some() || self.cut.size().is_some()
     }
 
     fn give_room_back(&mut self) {
@@ -349,7 +363,6 @@ impl FileData {
         if self.cut.size().is_some() || allocated || logged > size {
             self.cut.lower(size);
         }
-        self.changed = true;
         gone
     }
 
@@ -422,7 +435,7 @@ impl FileData {
     /// Starts a batch of no blocks: there are none, but size, times or a cut are to be logged.
     pub(crate) fn take_nothing(&mut self, id: u64) -> bool {
         let alone = self.ready == 0 && self.batches.is_empty();
-        alone && (self.cut.size().is_some() || self.changed) && self.batches.insert(id)
+        alone && (self.cut.size().is_some() || self.changed.is_some()) && self.batches.insert(id)
     }
 
     /// Whether the content that batch `id` took of `block` still is the file's.
@@ -484,8 +497,13 @@ impl FileData {
     }
 
     /// Whether a block with `since` up to `version` waits.
-    pub(crate) fn waits(&self, version: u64) -> bool {
+    pub(crate) fn has_waiting_block(&self, version: u64) -> bool {
         self.blocks.values().any(|entry| entry.since.is_some_and(|since| since <= version))
+    }
+
+    /// Whether a change of size or times up to `version` waits to be logged.
+    pub(crate) fn has_waiting_change(&self, version: u64) -> bool {
+        self.changed.is_some_and(|since| since <= version)
     }
 
     /// The last txg that carries blocks of this file.
@@ -522,17 +540,17 @@ mod tests {
     fn of_a_file_of_which_all_is_logged_nothing_is_kept() {
         let mut data = FileData::default();
         data.list(true);
-        data.set_changed(true);
+        data.note_change();
         data.put(7, slot(1), 0, false);
         let batch = take_all(&mut data, 8 * 4096);
         assert!(!data.installed(7, batch, Some(Txg::FIRST)));
-        data.set_changed(false);
+        data.change_is_logged(true);
         data.end_batch(batch.id);
         assert!(!data.is_clean() && data.unsettled.is_some(), "attached, and on the list");
         assert_eq!(data.settle_attached(Txg::FIRST), 1);
         data.list(false);
         assert!(data.is_clean() && data.unsettled.is_none());
-        assert_eq!((data.version(), data.last_batch()), (1, batch.id), "no number is given twice");
+        assert_eq!((data.version(), data.last_batch()), (2, batch.id), "no number is given twice");
     }
 
     #[test]

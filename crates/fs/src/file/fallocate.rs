@@ -104,7 +104,7 @@ impl Filesystem {
             inode.subvol.writable()?;
             state.shown.mtime = now;
             state.shown.ctime = now;
-            state.data.set_changed(true);
+            state.data.note_change();
         }
         self.note_dirty(&inode);
         drop(data);

@@ -242,7 +242,7 @@ impl State {
         let same = self.item.size == self.shown.size
             && self.item.mtime == self.shown.mtime
             && self.item.ctime == self.shown.ctime;
-        self.data.set_changed(!same);
+        self.data.change_is_logged(same);
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 
+use super::FileData;
 use crate::inode::{Inode, InodeRef};
 use crate::{Filesystem, NodeId, Result, Sabotage};
 
@@ -64,7 +65,7 @@ impl Filesystem {
             self.batches_end(inode).await;
             let state = inode.state();
             let data = &state.data;
-            let all = !data.waits(version)
+            let all = !self.waits(data, version)
                 && data.cut.size().is_none()
                 && state.item.size >= size.min(state.shown.size);
             if all || state.gone {
@@ -73,6 +74,13 @@ impl Filesystem {
             // Blocks made dirty since stand between the logged size and what was there.
             version = data.version();
         }
+    }
+
+    /// Whether anything that was changed up to `version` is still to be logged. A batch that was
+    /// overtaken has logged nothing (D8), so times may wait where no block does.
+    pub(super) fn waits(&self, data: &FileData, version: u64) -> bool {
+        let change = data.has_waiting_change(version) && !self.breaks(Sabotage::ForgetTimes);
+        change || data.has_waiting_block(version)
     }
 
     /// Waits until the batches under way have ended.

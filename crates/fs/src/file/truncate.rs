@@ -116,7 +116,7 @@ impl Filesystem {
         state.shown.size = size;
         state.shown.mtime = now;
         state.shown.ctime = now;
-        state.data.set_changed(true);
+        state.data.note_change();
         state.data.keep_room(room);
         if empties {
             state.data.empty();

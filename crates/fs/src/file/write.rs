@@ -463,7 +463,7 @@ impl Filesystem {
         state.shown.size = state.shown.size.max(end);
         state.shown.mtime = now;
         state.shown.ctime = now;
-        state.data.set_changed(true);
+        state.data.note_change();
         if written {
             state.data.clear_emptied();
         }
