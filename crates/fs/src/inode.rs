@@ -205,6 +205,13 @@ impl State {
         InodeItem { atime: self.shown.atime, ..self.item }
     }
 
+    /// New times, which go out with the file's next batch (F1).
+    pub(crate) fn content_changes(&mut self, now: Timestamp) {
+        self.shown.mtime = now;
+        self.shown.ctime = now;
+        self.data.note_change();
+    }
+
     /// Takes over what a transaction of `txg` has logged.
     pub(crate) fn logged(&mut self, item: InodeItem, txg: Txg) {
         self.item = item;

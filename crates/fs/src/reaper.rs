@@ -217,8 +217,8 @@ impl Filesystem {
         let was_nameless = state.is_nameless();
         state.gone = true;
         let forgotten = state.data.drop_blocks(0..u64::MAX);
+        // Its size, its times and a pending cut are nobody's, too: nothing would ever log them.
         state.data.change_is_logged(true);
-        // A pending truncate is nobody's, too: nothing would ever log it.
         state.data.cut_is_logged();
         drop(state);
         if was_nameless {

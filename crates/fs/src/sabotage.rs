@@ -17,7 +17,7 @@ pub enum Sabotage {
     ForgetErrors,
     /// R34: an inode that is loaded again knows no txg that it was in.
     ForgetEvicted,
-    /// R34, D8: fsync does not wait for the times of a truncation that no batch logs.
+    /// R34, D8: fsync returns before the times are logged that an overtaken batch left.
     ForgetTimes,
     /// R35: what was cut off a file stays in the table when the cut is logged.
     KeepCuts,

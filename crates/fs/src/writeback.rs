@@ -316,7 +316,7 @@ impl Filesystem {
         self.flusher.forget(settled);
     }
 
-    /// Writes everything that is dirty of the file up to write number `version`.
+    /// Writes everything that is dirty of the file up to change number `version`.
     pub(crate) async fn write_out(self: &Arc<Self>, inode: &InodeRef, version: u64) -> Result<()> {
         while self.write_batch(inode, version, false).await? {}
         Ok(())

@@ -36,6 +36,16 @@ async fn truncated(fs: &Arc<Filesystem>, node: NodeId) {
     assert_eq!(fs.getattr(node).await.unwrap().size, 0);
 }
 
+/// As [`truncated`], within so many nanoseconds of the begin of an fsync. Whether that still writes.
+async fn truncated_beside_fsync(fs: &Arc<Filesystem>, node: NodeId, nanos_max: u64) -> bool {
+    let rt = fs.pool().runtime().clone();
+    let (other, nanos) = (fs.clone(), rt.random() % nanos_max);
+    rt.spawn(Box::pin(async move { drop(other.fsync(node, false).await) }));
+    rt.sleep(Duration::from_nanos(nanos)).await;
+    truncated(fs, node).await;
+    fs.pool().space().claimed > 0
+}
+
 /// What a crash leaves behind what `then` has done to a file with durable content.
 fn left(seed: u64, then: impl AsyncFn(&Arc<Filesystem>, NodeId)) -> Vec<u8> {
     let all = async |fs: &_| then(fs, durable(fs).await).await;
@@ -43,7 +53,7 @@ fn left(seed: u64, then: impl AsyncFn(&Arc<Filesystem>, NodeId)) -> Vec<u8> {
     found
 }
 
-/// What `then` says, and the file `f` that a crash leaves behind it.
+/// What `then` returns, and attributes and content of `f` after a crash.
 fn after_crash<T>(seed: u64, then: impl AsyncFn(&Arc<Filesystem>) -> T) -> (T, Attr, Vec<u8>) {
     let world = World::new(seed, 16_384);
     let (fs, said) = world.run(async {
@@ -110,7 +120,7 @@ fn a_close_by_another_descriptor_makes_it_durable_too() {
     assert_eq!(found, b"");
 }
 
-/// R35 with more than one batch under way: they are installed in the order of the file (D9).
+/// R35: the cut is logged together with the first blocks of the rewrite (D9).
 #[test]
 fn a_rewrite_longer_than_a_batch_never_leaves_the_file_empty() {
     const BATCH: usize = 4 << 20;
@@ -189,14 +199,9 @@ fn no_batch_that_was_under_way_logs_the_truncation_alone() {
         let found = left(seed, async |fs, node| {
             fs.open_node(node, OpenFlags::READ_WRITE).await.unwrap();
             write(fs, node, 0, &pattern(2, 2 * OLD)).await;
-            let rt = fs.pool().runtime().clone();
-            let (other, nanos) = (fs.clone(), rt.random() % 300_000);
-            rt.spawn(Box::pin(async move { drop(other.fsync(node, false).await) }));
-            rt.sleep(Duration::from_nanos(nanos)).await;
-            truncated(fs, node).await;
-            let still_writes = fs.pool().space().claimed > 0;
+            let still_writes = truncated_beside_fsync(fs, node, 300_000).await;
             met.fetch_add(still_writes.into(), Relaxed);
-            rt.sleep(Duration::from_secs(1)).await;
+            fs.pool().runtime().sleep(Duration::from_secs(1)).await;
             let other = create(fs, "other").await;
             fs.fsync(other, false).await.unwrap();
         });
@@ -206,30 +211,29 @@ fn no_batch_that_was_under_way_logs_the_truncation_alone() {
     assert!(met.into_inner() > 5, "batches were under way");
 }
 
-/// Where nothing is stored there is nothing to cut, and a batch that the truncation has overtaken
-/// logs nothing: the times have to go out by themselves (D8).
+/// Nothing is stored, so there is no cut to be logged, and the batch of another fsync that the
+/// truncation overtakes logs nothing: the times go out by themselves (D8).
 #[test]
-fn the_times_of_a_truncation_are_durable_where_it_cuts_only_what_is_being_written() {
+fn fsync_and_sync_make_the_times_of_a_truncation_beside_the_first_write_back_durable() {
     let met = AtomicU64::new(0);
     for seed in seeds(40) {
-        let (shown, left, _) = after_crash(seed, async |fs| {
+        let (shown, found, _) = after_crash(seed, async |fs| {
             let node = create(fs, "f").await;
             write(fs, node, 0, &pattern(1, OLD)).await;
-            let rt = fs.pool().runtime().clone();
-            let (other, nanos) = (fs.clone(), rt.random() % 150_000);
-            rt.spawn(Box::pin(async move { drop(other.fsync(node, false).await) }));
-            rt.sleep(Duration::from_nanos(nanos)).await;
-            truncated(fs, node).await;
-            let shown = fs.getattr(node).await.unwrap();
-            let still_writes = fs.pool().space().claimed > 0;
+            let still_writes = truncated_beside_fsync(fs, node, 150_000).await;
             met.fetch_add(still_writes.into(), Relaxed);
-            match rt.random() % 2 {
+            let shown = fs.getattr(node).await.unwrap();
+            match fs.pool().runtime().random() % 2 {
                 0 => fs.fsync(node, false).await.unwrap(),
                 _ => fs.sync().await.unwrap(),
             }
             shown
         });
-        assert_eq!((left.size, left.mtime, left.ctime), (0, shown.mtime, shown.ctime), "{seed}");
+        assert_eq!(
+            (found.size, found.mtime, found.ctime),
+            (0, shown.mtime, shown.ctime),
+            "seed {seed}"
+        );
     }
     assert!(met.load(Relaxed) > 5, "batches were under way: {met:?}");
 }

@@ -1,10 +1,10 @@
-//! What a crash leaves of files that an open empties. Random histories meet these cases in one of
-//! some thousand seeds, or cannot tell them: their model allows an empty file, since a timer may log
-//! the cut alone. Each is seen to notice when its rule is broken.
+//! Files that an open empties (O_TRUNC), behind a crash. Random histories seldom come to these cases,
+//! or cannot tell the fault: their model allows an empty file, since a timer may log the cut alone.
+//! Each fault is also made on purpose, and has to be found.
 //!
-//! A rewrite by more than one batch never leaves the file empty (R35, D9). Where nothing is stored,
-//! and the batch that was under way logs nothing, the times of the truncation are as durable as
-//! fsync makes all others (R34, D8).
+//! R35, D9: a rewrite longer than one batch never leaves the file empty.
+//! R34, D8: where O_TRUNC comes beside the first write-back of a file, fsync still makes its times
+//! durable.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use copyhold_pool::{CreateOptions, OpenOptions, Pool};
 use copyhold_sim::Machine;
 use copyhold_types::BLOCK_BYTES;
 
-/// Two files of so much are half of what may be dirty, and are written together.
+/// Two files of this size are more than half of [`DIRTY_MAX`]: they are written at once, together.
 const WRITTEN: usize = 300_000;
 const DIRTY_MAX: u64 = 1 << 20;
 /// More than one batch has.
@@ -58,7 +58,7 @@ async fn empty(fs: &Arc<Filesystem>, file: NodeId) -> Result<(), FsError> {
     fs.open_node(file, flags).await.map(drop)
 }
 
-/// What `run` says, and the file's attributes behind a crash.
+/// What `run` returns, and the attributes that `f` has after a crash.
 fn after_a_crash<T>(seed: u64, run: impl AsyncFnOnce(&Machine) -> Result<T, FsError>) -> (T, Attr) {
     let machine = Machine::on(seed, SimImage::empty(8192));
     let said = machine.run(run(&machine)).expect("the power is on").expect("nothing fails");
@@ -70,7 +70,7 @@ fn after_a_crash<T>(seed: u64, run: impl AsyncFnOnce(&Machine) -> Result<T, FsEr
     (said, found.expect("the power is on").expect("it is there"))
 }
 
-/// Until the first data of the rewrite is installed, and durable.
+/// Rewrites a durable file behind O_TRUNC, until the first batch of that is durable.
 async fn rewrite(machine: &Machine, sabotage: Option<Sabotage>) -> Result<(), FsError> {
     let options = Options { sabotage, ..Options::default() };
     let (fs, file) = begin(machine, options).await?;
@@ -103,9 +103,12 @@ fn batches_beside_the_one_that_logs_the_cut_are_noticed() {
     println!("TakeBesideCut: noticed at seed {}", noticed.expect("a seed that notices"));
 }
 
-/// What the file shows once it is emptied, while it and another may be being written together, and
-/// made durable.
-async fn overtake(machine: &Machine, sabotage: Option<Sabotage>) -> Result<Attr, FsError> {
+/// Empties a file that may be in write-back together with another, and makes it durable. The
+/// attributes that it showed before.
+async fn empty_beside_write_back(
+    machine: &Machine,
+    sabotage: Option<Sabotage>,
+) -> Result<Attr, FsError> {
     let options = Options { sabotage, dirty_bytes_max: DIRTY_MAX, ..Options::default() };
     let (fs, file) = begin(machine, options).await?;
     let other = create_in_root(&fs, b"other").await?;
@@ -120,21 +123,22 @@ async fn overtake(machine: &Machine, sabotage: Option<Sabotage>) -> Result<Attr,
     Ok(shown)
 }
 
-fn keeps_times(seed: u64, sabotage: Option<Sabotage>) -> bool {
-    let (shown, left) = after_a_crash(seed, async |machine| overtake(machine, sabotage).await);
+fn keeps_size_and_times(seed: u64, sabotage: Option<Sabotage>) -> bool {
+    let (shown, left) =
+        after_a_crash(seed, async |machine| empty_beside_write_back(machine, sabotage).await);
     (left.size, left.mtime, left.ctime) == (0, shown.mtime, shown.ctime)
 }
 
 #[test]
-fn fsync_takes_along_the_times_of_a_truncation_that_overtakes_a_batch() {
+fn fsync_makes_the_times_of_a_truncation_beside_write_back_durable() {
     for seed in 1..=SEEDS {
-        assert!(keeps_times(seed, None), "seed {seed}");
+        assert!(keeps_size_and_times(seed, None), "seed {seed}");
     }
 }
 
 #[test]
-fn times_that_fsync_forgets_are_noticed() {
+fn an_fsync_that_forgets_these_times_is_noticed() {
     let broken = Some(Sabotage::ForgetTimes);
-    let noticed = (1..=SEEDS).find(|&seed| !keeps_times(seed, broken));
+    let noticed = (1..=SEEDS).find(|&seed| !keeps_size_and_times(seed, broken));
     println!("ForgetTimes: noticed at seed {}", noticed.expect("a seed that notices"));
 }

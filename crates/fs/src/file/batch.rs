@@ -70,7 +70,7 @@ pub(super) struct Placed {
 }
 
 impl Filesystem {
-    /// Writes and installs a batch of blocks made dirty up to write number `version`; if none is
+    /// Writes and installs a batch of blocks made dirty up to change number `version`; if none is
     /// left at all, logs a pending cut, size or time. Says whether there was anything to do.
     pub(crate) async fn write_batch(
         self: &Arc<Self>,

@@ -14,8 +14,9 @@
 //! D5, D6  What the table has and does not count: see [`Cut`].
 //! D7  A file of which all is logged has no [`Unsettled`]: most files in memory are such.
 //! D8  A file that was `emptied` while it is open for writing (O_TRUNC) is to be durable when it is
-//!     closed, until something is written to it. A batch that was taken before, of which nothing is
-//!     left, does not log the cut, and no time: both wait for the next (R34).
+//!     closed, until something is written to it. A batch that was taken before is *overtaken*:
+//!     no block of it is current, and it logs neither the cut nor the times. The next one logs both,
+//!     and fsync waits for that (R34).
 //! D9  While a cut is pending, at most one batch is under way. So the cut is logged together with
 //!     the first blocks that were written since: later ones alone would leave the file empty (R35).
 //! D10 The transaction that logs a size that was set, or a cut, is not refused for space: what it
@@ -36,7 +37,7 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 
 pub(crate) struct DirtyBlock {
     pub(crate) slot: Slot,
-    /// The write, by number, that made it dirty; `None` while nothing new is in it.
+    /// Number of the change that made it dirty; `None` while nothing new is in it.
     pub(crate) since: Option<u64>,
     /// The batch that is writing an earlier or this content.
     pub(crate) taken: Option<u64>,
@@ -74,7 +75,7 @@ pub(crate) struct Took {
 
 #[derive(Default)]
 pub(crate) struct FileData {
-    /// Number of the last change: a write, or a new size or time.
+    /// Number of the last change of data, size or times.
     version: u64,
     last_batch: u64,
     /// D7: made by the first change, gone when there is nothing left in it.
@@ -92,9 +93,10 @@ pub(crate) struct Unsettled {
     pub(crate) cut: Cut,
     /// D10.
     room: Option<Reservation>,
-    /// Size or times differ from what is logged, since this change; if a batch has logged times and
-    /// not yet the size, since the last one before it.
-    changed: Option<u64>,
+    /// Number of the oldest change of size or times that is not logged. Where blocks hold back the
+    /// size (D4), of the last change when the times were logged: an earlier fsync has not to wait
+    /// for later writes.
+    unlogged_since: Option<u64>,
     /// The file is on the list of dirty ones.
     listed: bool,
     /// D8, and the last batch that was taken before.
@@ -110,7 +112,7 @@ static NOTHING: Unsettled = Unsettled {
     batches: BTreeSet::new(),
     cut: Cut::NOTHING,
     room: None,
-    changed: None,
+    unlogged_since: None,
     listed: false,
     emptied: false,
     overtaken: 0,
@@ -123,7 +125,7 @@ impl Unsettled {
             && self.batches.is_empty()
             && self.cut.is_nothing()
             && self.room.is_none()
-            && self.changed.is_none()
+            && self.unlogged_since.is_none()
             && !self.listed
             && !self.emptied
     }
@@ -167,13 +169,13 @@ impl FileData {
     pub(crate) fn is_clean(&self) -> bool {
         self.blocks.is_empty()
             && self.cut.size().is_none()
-            && self.changed.is_none()
+            && self.unlogged_since.is_none()
             && !self.listed
     }
 
     /// Nothing to write; perhaps something being written.
     pub(crate) fn is_settled(&self) -> bool {
-        self.ready == 0 && self.cut.size().is_none() && self.changed.is_none()
+        self.ready == 0 && self.cut.size().is_none() && self.unlogged_since.is_none()
     }
 
     pub(crate) fn version(&self) -> u64 {
@@ -185,19 +187,18 @@ impl FileData {
         self.ready
     }
 
-    /// Size or times are others now than what is logged.
+    /// Numbers a change of size or times that is not logged yet.
     pub(crate) fn note_change(&mut self) {
         self.version += 1;
         let version = self.version;
-        self.changed.get_or_insert(version);
+        self.unlogged_since.get_or_insert(version);
     }
 
-    /// What is shown of size and times is logged, or, as long as blocks hold it back (D4), all but
-    /// the size.
-    pub(crate) fn change_is_logged(&mut self, all: bool) {
-        let left = (!all).then_some(self.version);
-        if self.changed != left {
-            self.changed = left;
+    /// The times that are shown are logged, and the size, unless blocks hold it back (D4).
+    pub(crate) fn change_is_logged(&mut self, with_size: bool) {
+        let left = (!with_size).then_some(self.version);
+        if self.unlogged_since != left {
+            self.unlogged_since = left;
             self.give_room_back();
             self.let_go();
         }
@@ -254,7 +255,7 @@ impl FileData {
     }
 
     fn wants_room(&self) -> bool {
-        self.changed.is_some() || self.cut.size().is_some()
+        self.unlogged_since.is_some() || self.cut.size().is_some()
     }
 
     fn give_room_back(&mut self) {
@@ -435,7 +436,9 @@ impl FileData {
     /// Starts a batch of no blocks: there are none, but size, times or a cut are to be logged.
     pub(crate) fn take_nothing(&mut self, id: u64) -> bool {
         let alone = self.ready == 0 && self.batches.is_empty();
-        alone && (self.cut.size().is_some() || self.changed.is_some()) && self.batches.insert(id)
+        alone
+            && (self.cut.size().is_some() || self.unlogged_since.is_some())
+            && self.batches.insert(id)
     }
 
     /// Whether the content that batch `id` took of `block` still is the file's.
@@ -496,14 +499,14 @@ impl FileData {
         self.last_batch
     }
 
-    /// Whether a block with `since` up to `version` waits.
-    pub(crate) fn has_waiting_block(&self, version: u64) -> bool {
+    /// Whether a block that was changed up to `version` is in no batch yet.
+    pub(crate) fn has_dirty_block(&self, version: u64) -> bool {
         self.blocks.values().any(|entry| entry.since.is_some_and(|since| since <= version))
     }
 
-    /// Whether a change of size or times up to `version` waits to be logged.
-    pub(crate) fn has_waiting_change(&self, version: u64) -> bool {
-        self.changed.is_some_and(|since| since <= version)
+    /// Whether a change of size or times up to `version` is not logged.
+    pub(crate) fn has_unlogged_change(&self, version: u64) -> bool {
+        self.unlogged_since.is_some_and(|since| since <= version)
     }
 
     /// The last txg that carries blocks of this file.

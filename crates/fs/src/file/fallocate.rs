@@ -102,9 +102,7 @@ impl Filesystem {
             let now = self.now();
             let mut state = inode.state();
             inode.subvol.writable()?;
-            state.shown.mtime = now;
-            state.shown.ctime = now;
-            state.data.note_change();
+            state.content_changes(now);
         }
         self.note_dirty(&inode);
         drop(data);

@@ -237,12 +237,12 @@ impl Batch {
 }
 
 impl State {
-    /// After a change was logged: does anything that is shown still differ?
+    /// A batch has logged the times, and as much of the size as may be (D4).
     pub(super) fn note_logged(&mut self) {
-        let same = self.item.size == self.shown.size
-            && self.item.mtime == self.shown.mtime
-            && self.item.ctime == self.shown.ctime;
-        self.data.change_is_logged(same);
+        let (item, shown) = (&self.item, &self.shown);
+        debug_assert_eq!((item.mtime, item.ctime), (shown.mtime, shown.ctime), "both were logged");
+        let with_size = item.size == shown.size;
+        self.data.change_is_logged(with_size);
     }
 }
 

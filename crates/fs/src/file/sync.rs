@@ -65,22 +65,23 @@ impl Filesystem {
             self.batches_end(inode).await;
             let state = inode.state();
             let data = &state.data;
-            let all = !self.waits(data, version)
+            let all = !self.has_unlogged(data, version)
                 && data.cut.size().is_none()
                 && state.item.size >= size.min(state.shown.size);
             if all || state.gone {
                 return Ok(());
             }
-            // Blocks made dirty since stand between the logged size and what was there.
+            // Blocks made dirty since hold the size back (D4), or an overtaken batch has logged
+            // nothing (D8): the newest state goes out.
             version = data.version();
         }
     }
 
-    /// Whether anything that was changed up to `version` is still to be logged. A batch that was
-    /// overtaken has logged nothing (D8), so times may wait where no block does.
-    pub(super) fn waits(&self, data: &FileData, version: u64) -> bool {
-        let change = data.has_waiting_change(version) && !self.breaks(Sabotage::ForgetTimes);
-        change || data.has_waiting_block(version)
+    /// Whether data, size or times that were changed up to `version` are not logged, nor under way.
+    /// Behind an overtaken batch (D8) these may be times alone.
+    pub(super) fn has_unlogged(&self, data: &FileData, version: u64) -> bool {
+        let change = data.has_unlogged_change(version) && !self.breaks(Sabotage::ForgetTimes);
+        change || data.has_dirty_block(version)
     }
 
     /// Waits until the batches under way have ended.

@@ -39,9 +39,9 @@ impl Filesystem {
         let fs = self.clone();
         let mut result = finishing(&self.rt, async move { fs.write_batches(batches).await }).await;
         for (file, version) in files.iter().zip(versions) {
-            // More than one batch takes, or an overtaken one has left.
-            let waits = self.waits(&file.state().data, version);
-            if waits {
+            // It is more than one batch takes, or the batch was overtaken (D8).
+            let is_left = self.has_unlogged(&file.state().data, version);
+            if is_left {
                 result = result.and(self.write_out(file, version).await);
             }
         }

@@ -114,9 +114,7 @@ impl Filesystem {
             state.data.cut.wants_no_steps();
         }
         state.shown.size = size;
-        state.shown.mtime = now;
-        state.shown.ctime = now;
-        state.data.note_change();
+        state.content_changes(now);
         state.data.keep_room(room);
         if empties {
             state.data.empty();

@@ -461,9 +461,7 @@ impl Filesystem {
             fresh += usize::from(state.data.put(block, slot, logged, in_place));
         }
         state.shown.size = state.shown.size.max(end);
-        state.shown.mtime = now;
-        state.shown.ctime = now;
-        state.data.note_change();
+        state.content_changes(now);
         if written {
             state.data.clear_emptied();
         }
