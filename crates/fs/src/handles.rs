@@ -126,9 +126,10 @@ impl Filesystem {
     }
 
     /// Whether a close of the file, opened for writing, may have to make a truncation durable. If
-    /// so, the front end reports each close ([`Self::flush`]).
+    /// so, the front end reports each close ([`Self::flush`]). A file that has left memory may have
+    /// content.
     pub fn has_content(&self, node: NodeId) -> bool {
-        self.inodes.get(node).is_some_and(|inode| {
+        self.inodes.get(node).is_none_or(|inode| {
             let state = inode.state();
             state.shown.size > 0 || state.data.is_emptied()
         })

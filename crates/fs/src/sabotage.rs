@@ -19,6 +19,8 @@ pub enum Sabotage {
     ForgetEvicted,
     /// R34, D8: fsync returns before the times are logged that an overtaken batch left.
     ForgetTimes,
+    /// R34: fsync returns while a batch that began behind it writes what was accepted before.
+    ForgetTaken,
     /// R35: what was cut off a file stays in the table when the cut is logged.
     KeepCuts,
     /// R35, D9: batches are taken beside the one that logs a cut.
@@ -84,13 +86,14 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 36] = [
+    pub const ALL: [Sabotage; 37] = [
         Sabotage::PunchInternally,
         Sabotage::AskUnderTheMap,
         Sabotage::InstallStale,
         Sabotage::ForgetErrors,
         Sabotage::ForgetEvicted,
         Sabotage::ForgetTimes,
+        Sabotage::ForgetTaken,
         Sabotage::KeepCuts,
         Sabotage::TakeBesideCut,
         Sabotage::RenameFirst,

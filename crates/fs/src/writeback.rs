@@ -145,19 +145,12 @@ impl Flusher {
     }
 }
 
-/// What a file that has become dirty was before, and how much of it can be written.
+/// What a file that has become dirty calls for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dirt {
-    listed: bool,
+    /// The list was empty: its timer is to run.
+    timer: bool,
     ready: usize,
-}
-
-impl State {
-    /// The file is dirty, and will be on the list.
-    pub(crate) fn note_dirty(&mut self) -> Dirt {
-        let listed = self.data.list(true);
-        Dirt { listed, ready: self.data.ready() }
-    }
 }
 
 impl Filesystem {
@@ -168,14 +161,14 @@ impl Filesystem {
 
     /// Puts a file on the list, and starts what its being there calls for.
     pub(crate) fn note_dirty(self: &Arc<Self>, inode: &InodeRef) {
-        let dirt = inode.state().note_dirty();
+        let dirt = self.list_file(inode, &mut inode.state());
         self.see_to_dirty(inode, dirt);
     }
 
-    /// As [`Self::note_dirty`], with what the state has noted already.
+    /// Starts what [`Self::list_file`] has found to be called for.
     pub(crate) fn see_to_dirty(self: &Arc<Self>, inode: &InodeRef, dirt: Dirt) {
-        if !dirt.listed {
-            self.list_file(inode);
+        if dirt.timer {
+            self.start_timer();
         }
         if (dirt.ready * BLOCK_BYTES) as u64 >= self.flusher.file_bytes_start {
             self.start_writer(inode.node);
@@ -184,14 +177,22 @@ impl Filesystem {
         }
     }
 
-    fn list_file(self: &Arc<Self>, inode: &InodeRef) {
-        let mut list = self.flusher.list.lock();
-        list.files.insert(inode.node, inode, self.rt.now());
-        if !list.timer && !list.ended {
-            list.timer = true;
-            drop(list);
-            self.start_timer();
+    /// Puts a file on the list while its state is held: a writer that finds the file `listed`, and
+    /// then asks for a sync or a snapshot, has to find it there.
+    pub(crate) fn list_file(&self, inode: &InodeRef, state: &mut State) -> Dirt {
+        let mut timer = false;
+        if !state.data.list(true) {
+            let mut list = self.flusher.list.lock();
+            list.files.insert(inode.node, inode, self.rt.now());
+            timer = !list.timer && !list.ended;
+            list.timer |= timer;
         }
+        Dirt { timer, ready: state.data.ready() }
+    }
+
+    /// What was dirty of a listed file is gone, and what it is now is so since now (D8).
+    pub(crate) fn renew_dirty(&self, inode: &InodeRef) {
+        self.flusher.list.lock().files.renew(inode.node, self.rt.now());
     }
 
     fn start_timer(self: &Arc<Self>) {

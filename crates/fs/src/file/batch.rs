@@ -122,7 +122,7 @@ impl Batch {
         let was_ready = state.data.ready();
         let Took { id, blocks: took, in_place } =
             state.data.take(version, BLOCKS_MAX, PIECES_MAX, CHUNK);
-        if took.is_empty() && !state.data.take_nothing(id) {
+        if took.is_empty() && !state.data.take_nothing(id, version) {
             return None;
         }
         let alone = took.len() == 1 && took[0].0 == 0;

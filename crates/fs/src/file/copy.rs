@@ -206,7 +206,7 @@ impl Filesystem {
             let dirty = state.data.blocks.range(from..from + blocks).next().is_some();
             !dirty && state.data.cut.size().is_none() && !state.is_inline()
         };
-        if bytes == 0 || !clean(source, first) || !clean(target, to) {
+        if bytes == 0 || !clean(source, first) || !clean(target, to) || !reaches(target, to) {
             return Ok(0);
         }
         let pieces = pieces(found, first, blocks, to);
@@ -257,6 +257,12 @@ impl Filesystem {
             self.volumes.read_shares(unread).await?;
         }
     }
+}
+
+/// Whether all before block `to` is logged, so that a size behind it may be (F1).
+fn reaches(target: &InodeRef, to: u64) -> bool {
+    let state = target.state();
+    !state.data.has_pending_block(state.item.size / BLOCK..to)
 }
 
 /// How many of `len` bytes are whole blocks, or end both files (Y2).

@@ -39,8 +39,9 @@ pub(crate) struct DirtyBlock {
     pub(crate) slot: Slot,
     /// Number of the change that made it dirty; `None` while nothing new is in it.
     pub(crate) since: Option<u64>,
-    /// The batch that is writing an earlier or this content.
+    /// The batch that is writing an earlier or this content, and the `since` of that.
     pub(crate) taken: Option<u64>,
+    taken_since: u64,
     /// Its new content has no reservation: it goes where preallocated space is.
     in_place: bool,
     /// Its content goes out with this txg.
@@ -99,8 +100,8 @@ pub(crate) struct Unsettled {
     unlogged_since: Option<u64>,
     /// The file is on the list of dirty ones.
     listed: bool,
-    /// D8, and the last batch that was taken before.
-    emptied: bool,
+    /// D8: the number of the truncation, and the last batch that was taken before.
+    emptied: Option<u64>,
     overtaken: u64,
 }
 
@@ -114,7 +115,7 @@ static NOTHING: Unsettled = Unsettled {
     room: None,
     unlogged_since: None,
     listed: false,
-    emptied: false,
+    emptied: None,
     overtaken: 0,
 };
 
@@ -127,7 +128,7 @@ impl Unsettled {
             && self.room.is_none()
             && self.unlogged_since.is_none()
             && !self.listed
-            && !self.emptied
+            && self.emptied.is_none()
     }
 }
 
@@ -170,6 +171,7 @@ impl FileData {
         self.blocks.is_empty()
             && self.cut.size().is_none()
             && self.unlogged_since.is_none()
+            && self.emptied.is_none()
             && !self.listed
     }
 
@@ -206,8 +208,8 @@ impl FileData {
 
     /// The file is cut to nothing while it is open for writing (D8).
     pub(crate) fn empty(&mut self) {
-        let overtaken = self.last_batch;
-        (self.emptied, self.overtaken) = (true, overtaken);
+        let (version, overtaken) = (self.version, self.last_batch);
+        (self.emptied, self.overtaken) = (Some(version), overtaken);
     }
 
     /// Whether batch `id` was taken before the file was emptied (D8).
@@ -217,14 +219,14 @@ impl FileData {
 
     /// Something was written, or nobody has the file open any more (D8).
     pub(crate) fn clear_emptied(&mut self) {
-        if self.emptied {
-            self.emptied = false;
+        if self.emptied.is_some() {
+            self.emptied = None;
             self.let_go();
         }
     }
 
     pub(crate) fn is_emptied(&self) -> bool {
-        self.emptied
+        self.emptied.is_some()
     }
 
     /// Blocks have to wait for the batch under way (D9).
@@ -308,6 +310,7 @@ impl FileData {
                 slot: slot.clone(),
                 since: None,
                 taken: None,
+                taken_since: 0,
                 attached: None,
                 covered,
                 in_place: false,
@@ -408,9 +411,8 @@ impl FileData {
             if took.len() == blocks_max || unsettled.ready == 0 {
                 break;
             }
-            if entry.taken.is_some() || entry.since.is_none_or(|since| since > version) {
-                continue;
-            }
+            let ready = entry.since.filter(|since| *since <= version && entry.taken.is_none());
+            let Some(since) = ready else { continue };
             if *in_place.get_or_insert(entry.in_place) != entry.in_place {
                 continue;
             }
@@ -422,6 +424,7 @@ impl FileData {
             }
             next = Some(block + 1);
             entry.taken = Some(id);
+            entry.taken_since = since;
             entry.taken_limit = u64::MAX;
             entry.since = None;
             unsettled.ready -= 1;
@@ -433,12 +436,13 @@ impl FileData {
         Took { id, blocks: took, in_place: in_place.unwrap_or(false) }
     }
 
-    /// Starts a batch of no blocks: there are none, but size, times or a cut are to be logged.
-    pub(crate) fn take_nothing(&mut self, id: u64) -> bool {
+    /// Starts a batch of no blocks: there are none, but size, times or a cut are to be logged. A
+    /// writer of what was there up to `version` logs no later O_TRUNC alone (D8).
+    pub(crate) fn take_nothing(&mut self, id: u64, version: u64) -> bool {
         let alone = self.ready == 0 && self.batches.is_empty();
-        alone
-            && (self.cut.size().is_some() || self.unlogged_since.is_some())
-            && self.batches.insert(id)
+        let is_wanted = (self.cut.size().is_some() || self.unlogged_since.is_some())
+            && self.emptied.is_none_or(|at| at <= version);
+        alone && is_wanted && self.batches.insert(id)
     }
 
     /// Whether the content that batch `id` took of `block` still is the file's.
@@ -502,6 +506,17 @@ impl FileData {
     /// Whether a block that was changed up to `version` is in no batch yet.
     pub(crate) fn has_dirty_block(&self, version: u64) -> bool {
         self.blocks.values().any(|entry| entry.since.is_some_and(|since| since <= version))
+    }
+
+    /// Whether a batch that is under way has a block that was changed up to `version`.
+    pub(crate) fn has_taken_block(&self, version: u64) -> bool {
+        self.blocks.values().any(|entry| entry.taken.is_some() && entry.taken_since <= version)
+    }
+
+    /// Whether a block of the range is not installed as it is now.
+    pub(crate) fn has_pending_block(&self, range: Range<u64>) -> bool {
+        let pending = |entry: &DirtyBlock| entry.since.is_some() || entry.taken.is_some();
+        !range.is_empty() && self.blocks.range(range).any(|(_, entry)| pending(entry))
     }
 
     /// Whether a change of size or times up to `version` is not logged.

@@ -95,9 +95,12 @@ impl Filesystem {
             FallocateMode::Allocate { keep_size } | FallocateMode::Zero { keep_size } => !keep_size,
             FallocateMode::Punch => false,
         };
-        if grows && end > size && changed.is_ok() {
-            self.extend(&inode, size, end).await?;
-        } else {
+        let extends = grows && end > size;
+        let changed = match changed {
+            Ok(()) if extends => self.extend(&inode, size, end).await,
+            changed => changed,
+        };
+        if changed.is_err() || !extends {
             // What is refused may have begun.
             let now = self.now();
             let mut state = inode.state();

@@ -81,6 +81,9 @@ impl Batch {
         };
         let extents = fs.extents(inode, *first..last + 1, (last - first) as usize + 1).await?;
         let placed = self.place_in(&extents)?;
+        if placed.is_empty() {
+            return Ok(());
+        }
         self.send(&placed).await?;
         fs.flush_written(inode).await?;
 
@@ -130,10 +133,19 @@ impl Batch {
         }
     }
 
-    /// Lays the blocks over the preallocated extents that they are in.
+    /// Lays the blocks that still are the batch's over the preallocated extents that they are in:
+    /// others may have been cut or punched, with their space, before the map was locked.
     fn place_in(&self, extents: &[(u64, Extent)]) -> Result<Vec<Placed>> {
+        let is_current: Vec<bool> = {
+            let state = self.inode.state();
+            let current = |(block, _): &(u64, Slot)| state.data.is_current(*block, self.taken.id);
+            self.took.iter().map(current).collect()
+        };
         let mut placed: Vec<Placed> = Vec::new();
         for (n, (block, slot)) in self.took.iter().enumerate() {
+            if !is_current[n] {
+                continue;
+            }
             let within = |(at, extent): &&(u64, Extent)| {
                 (*at..at + u64::from(extent.blocks())).contains(block)
             };

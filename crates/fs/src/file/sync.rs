@@ -77,11 +77,13 @@ impl Filesystem {
         }
     }
 
-    /// Whether data, size or times that were changed up to `version` are not logged, nor under way.
-    /// Behind an overtaken batch (D8) these may be times alone.
-    pub(super) fn has_unlogged(&self, data: &FileData, version: u64) -> bool {
+    /// Whether data, size or times that were changed up to `version` are not logged. Behind an
+    /// overtaken batch (D8) these may be times alone. A block may have been taken by a batch that
+    /// began behind the one that was waited for.
+    fn has_unlogged(&self, data: &FileData, version: u64) -> bool {
         let change = data.has_unlogged_change(version) && !self.breaks(Sabotage::ForgetTimes);
-        change || data.has_dirty_block(version)
+        let taken = data.has_taken_block(version) && !self.breaks(Sabotage::ForgetTaken);
+        change || taken || data.has_dirty_block(version)
     }
 
     /// Waits until the batches under way have ended.

@@ -39,9 +39,8 @@ impl Filesystem {
         let fs = self.clone();
         let mut result = finishing(&self.rt, async move { fs.write_batches(batches).await }).await;
         for (file, version) in files.iter().zip(versions) {
-            // It is more than one batch takes, or the batch was overtaken (D8).
-            let is_left = self.has_unlogged(&file.state().data, version);
-            if is_left {
+            // More than one batch takes.
+            if file.state().data.has_dirty_block(version) {
                 result = result.and(self.write_out(file, version).await);
             }
         }

@@ -34,7 +34,9 @@ impl Filesystem {
     /// Empties a regular file that is open for writing: as [`Self::set_size`], and it is durable
     /// when the file is closed (D8).
     pub(crate) async fn empty(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
-        self.resize(inode, 0, true).await
+        self.resize(inode, 0, true).await?;
+        self.renew_dirty(inode);
+        Ok(())
     }
 
     async fn resize(self: &Arc<Self>, inode: &InodeRef, size: u64, empties: bool) -> Result<()> {

@@ -257,7 +257,7 @@ impl Filesystem {
             let wanted = slots.iter().map(|(block, _)| state.data.unreserved(*block)).sum();
             state.data.add_reserved(reserved.split(wanted));
             self.put_dirty(inode, &mut state, slots, end, false);
-            state.note_dirty()
+            self.list_file(inode, &mut state)
         };
         self.see_to_dirty(inode, dirt);
         true
