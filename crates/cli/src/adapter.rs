@@ -296,7 +296,7 @@ impl Operations for Adapter {
         let exclusive = open.flags & O_EXCL != 0;
         let made = self.fs.create(&caller, known(parent)?, name, mode, flags, exclusive).await;
         let (entry, is_new) = made.map_err(errno)?;
-        let flush = !is_new && flags.write && entry.attr.size > 0;
+        let flush = !is_new && flags.write && self.fs.has_content(entry.node);
         Ok((self.held(&entry), opened(&open, flush)))
     }
 

@@ -39,15 +39,6 @@ impl<T: Clone> DirtyFiles<T> {
         });
     }
 
-    /// A file that is dirty is so since `now` only.
-    pub(crate) fn renew(&mut self, node: NodeId, now: Nanos) {
-        let Some(dirty) = self.files.get_mut(&node) else { return };
-        if self.queue.remove(&(dirty.since, node)) {
-            self.queue.insert((now, node));
-        }
-        dirty.since = now;
-    }
-
     pub(crate) fn remove(&mut self, node: NodeId) {
         if let Some(dirty) = self.files.remove(&node) {
             self.queue.remove(&(dirty.since, node));
@@ -118,23 +109,6 @@ mod tests {
         assert_eq!((dirty.oldest(9), dirty.begin(three, 11)), (Some(three), Some("three")));
         assert_eq!(dirty.oldest(Nanos::MAX), Some(one));
         assert_eq!((dirty.all(), dirty.of(SubvolId::ROOT)), (vec!["one", "three"], vec!["one"]));
-    }
-
-    #[test]
-    fn a_file_that_is_dirty_anew_waits_from_then_on() {
-        let mut dirty = DirtyFiles::default();
-        let (one, two) = (node(1, 7), node(1, 8));
-        dirty.insert(one, &(), 3);
-        dirty.insert(two, &(), 4);
-        dirty.renew(one, 9);
-        dirty.renew(node(1, 9), 9);
-        assert_eq!((dirty.oldest(3), dirty.oldest(4)), (None, Some(two)));
-        dirty.begin(one, 10);
-        dirty.renew(one, 12);
-        dirty.remove(two);
-        assert_eq!(dirty.oldest(Nanos::MAX), None, "it is being written");
-        dirty.ended(one);
-        assert_eq!((dirty.oldest(11), dirty.oldest(12)), (None, Some(one)));
     }
 
     #[test]

@@ -190,11 +190,6 @@ impl Filesystem {
         Dirt { timer, ready: state.data.ready() }
     }
 
-    /// What was dirty of a listed file is gone, and what it is now is so since now (D8).
-    pub(crate) fn renew_dirty(&self, inode: &InodeRef) {
-        self.flusher.list.lock().files.renew(inode.node, self.rt.now());
-    }
-
     fn start_timer(self: &Arc<Self>) {
         let (weak, rt) = (Arc::downgrade(self), self.rt.clone());
         let tick = self.flusher.interval / TICKS;

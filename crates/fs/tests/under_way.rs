@@ -2,15 +2,18 @@
 
 mod common;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use common::*;
-use copyhold_fs::{FallocateMode, Filesystem, NodeId, OpenFlags, Options};
+use copyhold_fs::{FallocateMode, Filesystem, OpenFlags, Options};
 
 const BYTES: usize = 300_000;
 const BLOCK: u64 = 4096;
+const WHOLE: usize = BYTES / 4096 * 4096;
+const HOLE: Range<u64> = 8 * BLOCK..40 * BLOCK;
 
 /// The content of `f` after `then`, on a new filesystem with these options, and a crash.
 fn after_crash(seed: u64, options: Options, then: impl AsyncFnOnce(&Arc<Filesystem>)) -> Vec<u8> {
@@ -92,9 +95,12 @@ fn close_makes_a_truncation_durable_that_has_left_memory() {
     }
 }
 
-/// Of a batch that waits for another file's, the space of some blocks is punched out.
+/// Of a batch that waits for another file's, the space of some blocks is punched out: that is no
+/// error, and the others go to where they belong. Both sides of the hole were allocated together,
+/// so they are neighbours on the device.
 #[test]
-fn what_is_punched_out_before_it_is_written_in_place_is_no_error() {
+fn what_is_punched_out_before_it_is_written_in_place_leaves_the_rest_right() {
+    let met = AtomicU64::new(0);
     let options = Options { dirty_bytes_max: 1 << 20, ..Options::default() };
     for seed in seeds(40) {
         let world = World::new(seed, 16_384);
@@ -104,6 +110,7 @@ fn what_is_punched_out_before_it_is_written_in_place_is_no_error() {
             for name in ["e", "f"] {
                 let file = create(&fs, name).await;
                 let mode = FallocateMode::Allocate { keep_size: false };
+                fs.fallocate(file, HOLE.start, HOLE.end - HOLE.start, mode).await.unwrap();
                 fs.fallocate(file, 0, BYTES as u64, mode).await.unwrap();
                 files.push(file);
             }
@@ -116,21 +123,24 @@ fn what_is_punched_out_before_it_is_written_in_place_is_no_error() {
             }
             drop(fs.sync().await);
             for &file in &files {
-                write(&fs, file, 0, &pattern(2, BYTES / 4096 * 4096)).await;
+                write(&fs, file, 0, &pattern(2, WHOLE)).await;
             }
             wait_up_to(&fs, 2_000_000).await;
-            punch(&fs, files[1]).await;
+            met.fetch_add(u64::from(fs.dirty_bytes() > WHOLE as u64), Relaxed);
+            let len = HOLE.end - HOLE.start;
+            fs.fallocate(files[1], HOLE.start, len, FallocateMode::Punch).await.unwrap();
             for &file in &files {
                 fs.fsync(file, false).await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
             }
+            let mut right = pattern(2, WHOLE);
+            assert!(read(&fs, files[0], 0, WHOLE).await == right, "seed {seed}: the whole file");
+            right[HOLE.start as usize..HOLE.end as usize].fill(0);
+            assert!(read(&fs, files[1], 0, WHOLE).await == right, "seed {seed}: the punched file");
             fs.unlink(ROOT, b"hog").await.unwrap();
             world.close(fs).await;
         });
     }
-}
-
-async fn punch(fs: &Arc<Filesystem>, file: NodeId) {
-    fs.fallocate(file, 8 * BLOCK, 32 * BLOCK, FallocateMode::Punch).await.unwrap();
+    assert!(met.load(Relaxed) > 5, "the second file waited: {met:?}");
 }
 
 /// A reflink behind the end logs no size beyond a block that is still to be installed (F1).

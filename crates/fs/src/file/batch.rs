@@ -219,9 +219,10 @@ impl Batch {
             let mut count = 1;
             for next in &rest[1..] {
                 let joined = run.blocks + next.run.blocks;
-                if run.addr.offset(run.blocks.into()) != next.run.addr
-                    || joined > REQUEST_BLOCKS_MAX
-                {
+                // On the device and in what was taken: a batch in place leaves blocks out.
+                let follows = run.addr.offset(run.blocks.into()) == next.run.addr
+                    && first.first + run.blocks as usize == next.first;
+                if !follows || joined > REQUEST_BLOCKS_MAX {
                     break;
                 }
                 run.blocks = joined;

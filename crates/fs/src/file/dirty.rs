@@ -171,7 +171,6 @@ impl FileData {
         self.blocks.is_empty()
             && self.cut.size().is_none()
             && self.unlogged_since.is_none()
-            && self.emptied.is_none()
             && !self.listed
     }
 

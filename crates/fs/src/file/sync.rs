@@ -65,25 +65,31 @@ impl Filesystem {
             self.batches_end(inode).await;
             let state = inode.state();
             let data = &state.data;
-            let all = !self.has_unlogged(data, version)
-                && data.cut.size().is_none()
-                && state.item.size >= size.min(state.shown.size);
-            if all || state.gone {
+            let is_held_back = self.has_unlogged_change(data, version)
+                || data.cut.size().is_some()
+                || state.item.size < size.min(state.shown.size);
+            if state.gone || !is_held_back && !self.has_unlogged_block(data, version) {
                 return Ok(());
             }
-            // Blocks made dirty since hold the size back (D4), or an overtaken batch has logged
-            // nothing (D8): the newest state goes out.
-            version = data.version();
+            if is_held_back {
+                // Blocks made dirty since hold the size back (D4), or an overtaken batch has logged
+                // nothing (D8): the newest state goes out.
+                version = data.version();
+            }
         }
     }
 
-    /// Whether data, size or times that were changed up to `version` are not logged. Behind an
-    /// overtaken batch (D8) these may be times alone. A block may have been taken by a batch that
-    /// began behind the one that was waited for.
-    fn has_unlogged(&self, data: &FileData, version: u64) -> bool {
-        let change = data.has_unlogged_change(version) && !self.breaks(Sabotage::ForgetTimes);
+    /// Whether size or times that were changed up to `version` are not logged: behind an overtaken
+    /// batch (D8) perhaps these alone.
+    fn has_unlogged_change(&self, data: &FileData, version: u64) -> bool {
+        data.has_unlogged_change(version) && !self.breaks(Sabotage::ForgetTimes)
+    }
+
+    /// Whether a block that was changed up to `version` is not installed. It may have been taken by
+    /// a batch that began behind the one that was waited for.
+    fn has_unlogged_block(&self, data: &FileData, version: u64) -> bool {
         let taken = data.has_taken_block(version) && !self.breaks(Sabotage::ForgetTaken);
-        change || taken || data.has_dirty_block(version)
+        taken || data.has_dirty_block(version)
     }
 
     /// Waits until the batches under way have ended.

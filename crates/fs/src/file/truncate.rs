@@ -34,9 +34,7 @@ impl Filesystem {
     /// Empties a regular file that is open for writing: as [`Self::set_size`], and it is durable
     /// when the file is closed (D8).
     pub(crate) async fn empty(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
-        self.resize(inode, 0, true).await?;
-        self.renew_dirty(inode);
-        Ok(())
+        self.resize(inode, 0, true).await
     }
 
     async fn resize(self: &Arc<Self>, inode: &InodeRef, size: u64, empties: bool) -> Result<()> {
