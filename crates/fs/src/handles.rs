@@ -139,9 +139,13 @@ impl Filesystem {
     /// written since, that is durable when this returns (D8). Other errors than those of that are
     /// told by fsync (R34).
     pub async fn flush(self: &Arc<Self>, node: NodeId) -> Result<()> {
-        // Of a file that has left memory, all is logged, and perhaps not yet durable.
-        let emptied = |inode: InodeRef| inode.state().data.is_emptied();
-        match self.inodes.get(node).is_none_or(emptied) {
+        let is_noted = self.inodes.with_notes(node, |notes| notes.uses().has(Uses::EMPTIED));
+        // One that has left memory meanwhile knows no more that it was emptied.
+        let is_empty = |inode: InodeRef| {
+            let state = inode.state();
+            state.data.is_emptied() || state.shown.size == 0
+        };
+        match is_noted == Some(true) && self.inodes.get(node).is_none_or(is_empty) {
             true => self.fsync(node, false).await,
             false => Ok(()),
         }

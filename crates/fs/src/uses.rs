@@ -43,6 +43,8 @@ impl Uses {
     pub const CACHED: Uses = Uses(2);
     /// What was cached is being dropped.
     const LEAVING: Uses = Uses(4);
+    /// It was emptied: the engine's own note, for the case that the inode leaves memory.
+    pub(crate) const EMPTIED: Uses = Uses(8);
 
     /// Whether all of `uses` are among them.
     pub fn has(self, uses: Uses) -> bool {

@@ -78,7 +78,7 @@ impl Filesystem {
         version: u64,
         attach: bool,
     ) -> Result<bool> {
-        let batch = loop {
+        let mut batch = loop {
             match Batch::take(self, inode, version, attach) {
                 Some(batch) => break batch,
                 // D9.
@@ -88,8 +88,10 @@ impl Filesystem {
         };
         let inode = inode.clone();
         let write = async move {
+            // Before the batch has ended: whoever waits for that asks for errors then.
             let result = batch.write().await;
             inode.tell(result.clone());
+            drop(batch);
             result.map(|()| true)
         };
         finishing(&self.rt, write).await
@@ -149,7 +151,7 @@ impl Batch {
         !self.took.is_empty() && !self.inline && !self.in_place
     }
 
-    pub(super) async fn write(mut self) -> Result<()> {
+    pub(super) async fn write(&mut self) -> Result<()> {
         if self.took.is_empty() {
             return self.install(Content::Nothing).await;
         }

@@ -475,10 +475,10 @@ impl FileData {
         let Some(entry) = unsettled.blocks.get_mut(&block).filter(of_batch) else { return 0 };
         entry.taken = None;
         unsettled.ready += 1;
-        if entry.since.is_some() {
+        // In both cases: what was accepted before is in what was written since.
+        if entry.since.replace(0).is_some() {
             return 0;
         }
-        entry.since = Some(0);
         entry.in_place = in_place;
         u64::from(!in_place)
     }
@@ -652,5 +652,18 @@ mod tests {
         data.failed(0, batch.id, false);
         data.end_batch(batch.id);
         assert_eq!((data.ready(), data.is_writing(batch.id)), (1, false));
+    }
+
+    /// R34: whoever waits for the earlier content gets an error, or writes the later.
+    #[test]
+    fn a_block_rewritten_during_a_batch_that_fails_is_as_old_as_what_that_had() {
+        let mut data = FileData::default();
+        data.put(0, slot(1), 0, false);
+        let (before, batch) = (data.version(), take_all(&mut data, 4096));
+        data.put(0, slot(2), 0, false);
+        assert!(data.has_taken_block(before) && !data.has_dirty_block(before));
+        assert_eq!(data.failed(0, batch.id, false), 0, "the later content has a reservation");
+        data.end_batch(batch.id);
+        assert!(data.has_dirty_block(before) && !data.has_taken_block(u64::MAX));
     }
 }

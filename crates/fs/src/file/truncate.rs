@@ -18,6 +18,7 @@ use super::install::CUT_MAX;
 use super::write::FILE_BYTES_MAX;
 use crate::inode::InodeRef;
 use crate::permit::Way;
+use crate::uses::Uses;
 use crate::{Filesystem, FsError, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -34,7 +35,9 @@ impl Filesystem {
     /// Empties a regular file that is open for writing: as [`Self::set_size`], and it is durable
     /// when the file is closed (D8).
     pub(crate) async fn empty(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
-        self.resize(inode, 0, true).await
+        self.resize(inode, 0, true).await?;
+        self.inodes.with_notes(inode.node, |notes| notes.add(Uses::EMPTIED));
+        Ok(())
     }
 
     async fn resize(self: &Arc<Self>, inode: &InodeRef, size: u64, empties: bool) -> Result<()> {
