@@ -38,7 +38,8 @@ async fn truncated(fs: &Arc<Filesystem>, node: NodeId) {
     assert_eq!(fs.getattr(node).await.unwrap().size, 0);
 }
 
-/// As [`truncated`], within so many nanoseconds of the begin of an fsync. Whether that still writes.
+/// As [`truncated`], so many nanoseconds behind the begin of an fsync at most. Whether that still
+/// writes.
 async fn truncated_beside_fsync(fs: &Arc<Filesystem>, node: NodeId, nanos_max: u64) -> bool {
     let rt = fs.pool().runtime().clone();
     let (other, nanos) = (fs.clone(), rt.random() % nanos_max);

@@ -1,6 +1,7 @@
 //! Blocks that cannot be read when a pool is opened: read again, taken from the other copy, or told
 //! with the ways out. An error decides nothing (R13).
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -152,6 +153,72 @@ fn any_one_block_may_be_unreadable_in_every_mode() {
             }
         }
     }
+}
+
+/// Blocks that are kept twice, and both places.
+fn copies(image: &SimImage, data: &[u64]) -> Vec<[u64; 2]> {
+    let mut places: HashMap<[u8; 4096], Vec<u64>> = HashMap::new();
+    for block in (0..image.blocks()).filter(|block| !data.contains(block)) {
+        let bytes = image.read_block(block);
+        if bytes != [0; 4096] {
+            places.entry(bytes).or_default().push(block);
+        }
+    }
+    let mut pairs: Vec<_> =
+        places.into_values().filter_map(|places| <[u64; 2]>::try_from(places).ok()).collect();
+    pairs.sort_unstable();
+    pairs
+}
+
+/// What a mount makes of a block that neither copy gives: it reads around it, says EIO for what is
+/// in it, or is refused with the ways out; and once both can be read, all is there again, but for a
+/// tail that was given up.
+#[test]
+fn a_block_that_no_copy_gives_is_told_and_nothing_is_lost_with_it() {
+    let (image, runs) = with_everything();
+    let data: Vec<u64> = runs.iter().map(|run| run.addr.block()).collect();
+    let pairs = copies(&image, &data);
+    assert!(pairs.len() > 30, "{} pairs", pairs.len());
+    let [mut opened, mut refused] = [0; 2];
+    for pair in pairs {
+        for mode in [WRITING, READ_ONLY, CUT_TAIL] {
+            let machine = Machine::on(&image);
+            machine.break_blocks(&pair, Lasting::Forever);
+            let what = format!("blocks {pair:?}, {mode:?}");
+            match machine.open(mode) {
+                Ok(pool) => {
+                    opened += 1;
+                    for n in 0..8 {
+                        let found = read(&machine, &pool, n);
+                        let is_right = match &found {
+                            Ok(Some(byte)) => *byte == n as u8 + 1,
+                            Ok(None) => mode != WRITING && pool.cut().is_some(),
+                            Err(_) => true,
+                        };
+                        assert!(is_right, "{what}, {n}: {found:?}");
+                    }
+                }
+                Err(error) => {
+                    refused += 1;
+                    let text = error.to_string();
+                    // Of labels and tables there is nothing to be given up.
+                    let is_told = text.contains("for Label failed") || text.contains("run a check");
+                    let names_ways_out = text.contains("-o ro") && text.contains("-o cut-tail");
+                    assert!(is_told || names_ways_out, "{what}: {text}");
+                }
+            }
+            machine.rt.drop_tasks();
+            let machine = Machine::on(&machine.disk.crash(1));
+            let pool = machine.open(WRITING).unwrap_or_else(|error| panic!("{what}: {error}"));
+            for n in 0..8 {
+                let found = read(&machine, &pool, n);
+                let may_be_cut = mode == CUT_TAIL && matches!(found, Ok(None));
+                let is_there = matches!(found, Ok(Some(byte)) if byte == n as u8 + 1);
+                assert!(is_there || may_be_cut, "{what}, healed, {n}: {found:?}");
+            }
+        }
+    }
+    assert!(opened > 30 && refused > 3, "{opened} opened, {refused} refused");
 }
 
 /// The leaf that has the files which were flushed.

@@ -1,6 +1,6 @@
-//! Files that an open empties (O_TRUNC), behind a crash. Random histories seldom come to these cases,
-//! or cannot tell the fault: their model allows an empty file, since a timer may log the cut alone.
-//! Each fault is also made on purpose, and has to be found.
+//! Files that an open empties (O_TRUNC), behind a crash. Random histories seldom come to these
+//! cases, or cannot tell the fault: their model allows an empty file, since a timer may log the cut
+//! alone. Each fault is also made on purpose, and has to be found.
 //!
 //! R35, D9: a rewrite longer than one batch never leaves the file empty.
 //! R34, D8: where O_TRUNC comes beside the first write-back of a file, fsync still makes its times

@@ -1,6 +1,6 @@
-//! Blocks that are rewritten while a batch writes them, and taken again by a batch of another caller
-//! that begins behind an fsync: what was accepted before the fsync is durable behind it (R34). In
-//! random histories fsyncs of one file seldom come so close.
+//! Blocks that are rewritten while a batch writes them, and taken again by a batch of another
+//! caller that begins behind an fsync: what was accepted before the fsync is durable behind it
+//! (R34). In random histories fsyncs of one file seldom come so close.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -14,8 +14,8 @@
 //! D5, D6  What the table has and does not count: see [`Cut`].
 //! D7  A file of which all is logged has no [`Unsettled`]: most files in memory are such.
 //! D8  A file that was `emptied` while it is open for writing (O_TRUNC) is to be durable when it is
-//!     closed, until something is written to it. A batch that was taken before is *overtaken*:
-//!     no block of it is current, and it logs neither the cut nor the times. The next one logs both,
+//!     closed, until something is written to it. A batch that was taken before is *overtaken*: no
+//!     block of it is current, and it logs neither the cut nor the times. The next one logs both,
 //!     and fsync waits for that (R34).
 //! D9  While a cut is pending, at most one batch is under way. So the cut is logged together with
 //!     the first blocks that were written since: later ones alone would leave the file empty (R35).
