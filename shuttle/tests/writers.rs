@@ -1,5 +1,5 @@
-//! Two programs that overwrite blocks of one file of which all is logged, and one of them syncs:
-//! what it has written is durable, whichever of the two has put the file among the dirty ones.
+//! Two programs overwrite blocks of one clean file, and one of them syncs: its block is durable,
+//! whichever of the two has put the file on the list of dirty files.
 
 mod common;
 

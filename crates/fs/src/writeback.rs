@@ -145,7 +145,7 @@ impl Flusher {
     }
 }
 
-/// What a file that has become dirty calls for.
+/// The timer and the writer that a file needs once it is dirty.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dirt {
     /// The list was empty: its timer is to run.

@@ -49,7 +49,7 @@ async fn truncated_beside_fsync(fs: &Arc<Filesystem>, node: NodeId, nanos_max: u
     fs.pool().space().claimed > 0
 }
 
-/// What a crash leaves behind what `then` has done to a file with durable content.
+/// The content of a durable file after `then` and a crash.
 fn left(seed: u64, then: impl AsyncFn(&Arc<Filesystem>, NodeId)) -> Vec<u8> {
     let all = async |fs: &_| then(fs, durable(fs).await).await;
     let ((), _, found) = after_crash(seed, all);

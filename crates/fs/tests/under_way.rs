@@ -1,4 +1,4 @@
-//! What fsync, sync and close promise beside batches that are under way.
+//! The promises of fsync, sync and close hold beside batches that are under way.
 
 mod common;
 

@@ -170,9 +170,9 @@ fn copies(image: &SimImage, data: &[u64]) -> Vec<[u64; 2]> {
     pairs
 }
 
-/// What a mount makes of a block that neither copy gives: it reads around it, says EIO for what is
-/// in it, or is refused with the ways out; and once both can be read, all is there again, but for a
-/// tail that was given up.
+/// A mount reads around a block that neither copy gives, answers with an error where it is needed,
+/// or is refused and names the ways out. Once both copies can be read, all content is there again,
+/// but for a tail that was given up.
 #[test]
 fn a_block_that_no_copy_gives_is_told_and_nothing_is_lost_with_it() {
     let (image, runs) = with_everything();
