@@ -118,8 +118,8 @@ manifest() {
     cd "$1" && find . -type f -not -path './.git/*' -print0 | sort -z | xargs -0 sha256sum
 }
 
-# By default git does not sync loose objects, nor the names of any; a commit is promised once a
-# later fsync has returned, since that makes every earlier name durable, too.
+# By default git does not sync loose objects, and it never syncs the directory of the branch. So a
+# commit is promised once that is synced, which makes all earlier names durable, too.
 SYNCED=(-c core.fsync=all -c core.fsyncMethod=fsync -c gc.auto=0)
 commit_forever() {
     local number=0 commit
@@ -129,7 +129,7 @@ commit_forever() {
         git -C "$MNT/src" "${SYNCED[@]}" add -A . || break
         git -C "$MNT/src" "${SYNCED[@]}" commit -qm "note $number" || break
         commit=$(git -C "$MNT/src" rev-parse HEAD) || break
-        dd if=/dev/null of="$MNT/stamp" conv=fsync,notrunc status=none || break
+        sync "$MNT/src/.git/refs/heads" || break
         echo "$commit" >>"$ACKS/git"
     done
     echo "git: ended by an error"
