@@ -15,8 +15,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use site::wait::wait_until;
 use site::*;
 
+/// A daemon in the foreground. A shell ignores SIGINT in what it starts with `&`; `env` resets
+/// that, and keeps the pid.
 fn foreground(site: &Site, stderr: impl Into<Stdio>) -> Child {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new("env");
+    command.args(["--default-signal=INT,TERM", PROGRAM]);
     command.args(["--log", "debug", "mount", "-f"]).args([site.pool(), site.at("")]);
     command.stderr(stderr).spawn().unwrap()
 }
