@@ -51,16 +51,20 @@ impl Filesystem {
         let mut group = Vec::with_capacity(batches.len());
         let mut told = Ok(());
         for mut batch in batches {
-            let inode = batch.inode.clone();
-            let result = if !batch.is_placed() {
-                batch.write().await
+            let result = if batch.is_placed() {
+                match batch.claim() {
+                    Ok(claims) => {
+                        let placed = place(&batch.took, &claims);
+                        group.push(Ready { batch, placed, claims });
+                        continue;
+                    }
+                    Err(error) => Err(error),
+                }
             } else {
-                batch.claim().map(|claims| {
-                    let placed = place(&batch.took, &claims);
-                    group.push(Ready { batch, placed, claims });
-                })
+                batch.write().await
             };
-            inode.tell(result.clone());
+            // Before the batch has ended: an fsync that waits for that asks for errors then.
+            batch.inode.tell(result.clone());
             told = told.and(result);
         }
         let sent = self.send_together(&group).await;
