@@ -13,7 +13,6 @@ use copyhold_device::sim::SimImage;
 use copyhold_fs::{
     Attr, Caller, Filesystem, FsError, NodeId, OpenFlags, Options, Sabotage, WriteFlags,
 };
-use copyhold_pool::{CreateOptions, OpenOptions, Pool};
 use copyhold_sim::Machine;
 use copyhold_types::BLOCK_BYTES;
 
@@ -24,21 +23,9 @@ const DIRTY_MAX: u64 = 1 << 20;
 const REWRITTEN: usize = (4 << 20) + 16 * BLOCK_BYTES;
 const SEEDS: u64 = 40;
 
-async fn open(machine: &Machine, options: Options) -> Result<Arc<Filesystem>, FsError> {
-    let pool = OpenOptions { tenants: true, ..OpenOptions::default() };
-    let pool = Pool::open(machine.rt(), machine.device(), pool).await?;
-    Filesystem::open(pool, options).await
-}
-
 /// A new filesystem, and a file in it.
 async fn begin(machine: &Machine, options: Options) -> Result<(Arc<Filesystem>, NodeId), FsError> {
-    let create = CreateOptions { log_bytes: Some(1 << 20), ..CreateOptions::default() };
-    Pool::create(&machine.rt(), &machine.device(), &create).await?;
-    let tenants = OpenOptions { tenants: true, ..OpenOptions::default() };
-    let pool = Pool::open(machine.rt(), machine.device(), tenants).await?;
-    Filesystem::format(&pool, &Caller::ROOT, 0o755).await?;
-    pool.close().await?;
-    let fs = open(machine, options).await?;
+    let fs = machine.mount_new(options).await?;
     let file = create_in_root(&fs, b"f").await?;
     Ok((fs, file))
 }
@@ -64,7 +51,7 @@ fn after_a_crash<T>(seed: u64, run: impl AsyncFnOnce(&Machine) -> Result<T, FsEr
     let said = machine.run(run(&machine)).expect("the power is on").expect("nothing fails");
     let machine = Machine::on(seed, machine.crash(seed));
     let found = machine.run(async {
-        let fs = open(&machine, Options::default()).await?;
+        let fs = machine.mount(Options::default()).await?;
         Ok::<_, FsError>(fs.lookup(fs.root(), b"f").await?.attr)
     });
     (said, found.expect("the power is on").expect("it is there"))

@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use copyhold_device::sim::{Fault, SimImage, Trigger};
-use copyhold_fs::{Caller, Filesystem, FsError, OpenFlags, Options, Sabotage, WriteFlags};
-use copyhold_pool::{CreateOptions, OpenOptions, Pool};
+use copyhold_fs::{Caller, FsError, OpenFlags, Options, Sabotage, WriteFlags};
 use copyhold_sim::Machine;
 use copyhold_types::{BLOCK_BYTES, Purpose};
 
@@ -19,15 +18,10 @@ async fn told(
     machine: &Machine,
     sabotage: Option<Sabotage>,
 ) -> Result<([bool; 2], Vec<u8>), FsError> {
-    let create = CreateOptions { log_bytes: Some(1 << 20), ..CreateOptions::default() };
-    Pool::create(&machine.rt(), &machine.device(), &create).await?;
-    let options = OpenOptions { tenants: true, ..OpenOptions::default() };
-    let pool = Pool::open(machine.rt(), machine.device(), options).await?;
     let root = &Caller::ROOT;
-    Filesystem::format(&pool, root, 0o755).await?;
     let writeback_interval = Duration::from_millis(5);
     let options = Options { writeback_interval, sabotage, ..Options::default() };
-    let fs = Filesystem::open(pool.clone(), options).await?;
+    let fs = machine.mount_new(options).await?;
     let (made, _) = fs.create(root, fs.root(), b"f", 0o600, OpenFlags::READ_WRITE, true).await?;
     let of_data = Trigger::Write { nth: 0, why: Some(Purpose::Data) };
     machine.disk.arm(of_data, Fault::Error(EIO));
@@ -41,7 +35,7 @@ async fn told(
     fs.release(made.node);
     let content = fs.read(made.node, 0, BYTES.len()).await?.to_vec();
     fs.close().await?;
-    pool.close().await?;
+    fs.pool().close().await?;
     Ok((errors, content))
 }
 

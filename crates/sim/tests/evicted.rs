@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use copyhold_device::sim::SimImage;
 use copyhold_fs::{Caller, Filesystem, FsError, NodeId, OpenFlags, Options, Sabotage, WriteFlags};
-use copyhold_pool::{CreateOptions, OpenOptions, Pool};
 use copyhold_sim::Machine;
 use copyhold_types::BLOCK_BYTES;
 
@@ -22,23 +21,11 @@ async fn make(fs: &Arc<Filesystem>, name: &str) -> Result<NodeId, FsError> {
     Ok(made.node)
 }
 
-async fn open(machine: &Machine, options: Options) -> Result<Arc<Filesystem>, FsError> {
-    let tenants = OpenOptions { tenants: true, ..OpenOptions::default() };
-    let pool = Pool::open(machine.rt(), machine.device(), tenants).await?;
-    Filesystem::open(pool, options).await
-}
-
 /// A file is written back, its inode leaves memory, and it is fsynced.
 async fn fsync(machine: &Machine, sabotage: Option<Sabotage>) -> Result<(), FsError> {
-    let create = CreateOptions { log_bytes: Some(1 << 20), ..CreateOptions::default() };
-    Pool::create(&machine.rt(), &machine.device(), &create).await?;
-    let tenants = OpenOptions { tenants: true, ..OpenOptions::default() };
-    let pool = Pool::open(machine.rt(), machine.device(), tenants).await?;
-    Filesystem::format(&pool, &Caller::ROOT, 0o755).await?;
-    pool.close().await?;
     let writeback_interval = Duration::from_millis(5);
     let options = Options { writeback_interval, inodes_max: 1, sabotage, ..Options::default() };
-    let fs = open(machine, options).await?;
+    let fs = machine.mount_new(options).await?;
     let node = make(&fs, "f").await?;
     fs.sync().await?;
     fs.write(node, 0, &BYTES, WriteFlags::default()).await?;
@@ -58,7 +45,7 @@ fn is_there_after_a_crash(sabotage: Option<Sabotage>) -> bool {
     synced.expect("nothing fails");
     let machine = Machine::on(35, machine.crash(1));
     let found = machine.run(async {
-        let fs = open(&machine, Options::default()).await?;
+        let fs = machine.mount(Options::default()).await?;
         let node = fs.lookup(fs.root(), b"f").await?.node;
         Ok::<_, FsError>(fs.read(node, 0, BYTES.len()).await?.to_vec())
     });

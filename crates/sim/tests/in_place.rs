@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use copyhold_device::sim::SimImage;
 use copyhold_fs::{Caller, FallocateMode, Filesystem, NodeId, OpenFlags, Options, WriteFlags};
-use copyhold_pool::{CreateOptions, OpenOptions, Pool};
 use copyhold_sim::Machine;
 use copyhold_types::{BLOCK_BYTES, InodeNo, SubvolId};
 use copyhold_volume::Sabotage;
@@ -33,12 +32,7 @@ async fn is_sound(fs: &Arc<Filesystem>, node: NodeId, byte: u8, accepted: bool) 
 fn both_are_sound(broken: Option<Sabotage>) -> bool {
     let machine = Machine::on(10, SimImage::empty(8192));
     let sound = machine.run(async {
-        let create_options = CreateOptions { log_bytes: Some(1 << 20), ..CreateOptions::default() };
-        Pool::create(&machine.rt(), &machine.device(), &create_options).await.expect("it is made");
-        let options = OpenOptions { tenants: true, ..OpenOptions::default() };
-        let pool = Pool::open(machine.rt(), machine.device(), options).await.expect("it opens");
-        Filesystem::format(&pool, &Caller::ROOT, 0o755).await.expect("an empty pool");
-        let fs = Filesystem::open(pool.clone(), Options::default()).await.expect("it opens");
+        let fs = machine.mount_new(Options::default()).await.expect("it is made");
         let root = &Caller::ROOT;
         let origin = fs.create_subvolume(root, fs.root(), b"origin", None).await.expect("made");
         let ours = create(&fs, root_of(origin), b"f").await;

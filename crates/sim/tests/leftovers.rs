@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use copyhold_device::sim::SimImage;
 use copyhold_fs::{Caller, Filesystem, NodeId, OpenFlags, Options, Sabotage, SetAttr, WriteFlags};
-use copyhold_pool::{CreateOptions, OpenOptions, Pool};
 use copyhold_sim::Machine;
 use copyhold_types::{BLOCK_BYTES, InodeNo, SubvolId};
 
@@ -20,22 +19,17 @@ fn root_of(subvol: SubvolId) -> NodeId {
     NodeId { subvol, ino: InodeNo::ROOT }
 }
 
+fn options(sabotage: Option<Sabotage>) -> Options {
+    Options { attach_bytes_max: 0, sabotage, ..Options::default() }
+}
+
 async fn open(machine: &Machine, sabotage: Option<Sabotage>) -> Arc<Filesystem> {
-    let options = OpenOptions { tenants: true, ..OpenOptions::default() };
-    let pool = Pool::open(machine.rt(), machine.device(), options).await.expect("it opens");
-    let options = Options { attach_bytes_max: 0, sabotage, ..Options::default() };
-    Filesystem::open(pool, options).await.expect("it opens")
+    machine.mount(options(sabotage)).await.expect("it opens")
 }
 
 /// A pool with a subvolume `a`, and in it a file `f`.
 async fn begin(machine: &Machine, sabotage: Option<Sabotage>) -> (Arc<Filesystem>, NodeId) {
-    let options = CreateOptions { log_bytes: Some(1 << 20), ..CreateOptions::default() };
-    Pool::create(&machine.rt(), &machine.device(), &options).await.expect("it is made");
-    let options = OpenOptions { tenants: true, ..OpenOptions::default() };
-    let pool = Pool::open(machine.rt(), machine.device(), options).await.expect("it opens");
-    Filesystem::format(&pool, &Caller::ROOT, 0o755).await.expect("an empty pool");
-    pool.close().await.expect("it closes");
-    let fs = open(machine, sabotage).await;
+    let fs = machine.mount_new(options(sabotage)).await.expect("it is made");
     let root = &Caller::ROOT;
     let a = fs.create_subvolume(root, fs.root(), b"a", None).await.expect("it is made");
     let made = fs.create(root, root_of(a), b"f", 0o600, OpenFlags::READ_WRITE, true).await;

@@ -2,12 +2,10 @@
 //! caller that begins behind an fsync: what was accepted before the fsync is durable behind it
 //! (R34). In random histories fsyncs of one file seldom come so close.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use copyhold_device::sim::SimImage;
-use copyhold_fs::{Caller, Filesystem, FsError, OpenFlags, Options, Sabotage, WriteFlags};
-use copyhold_pool::{CreateOptions, OpenOptions, Pool};
+use copyhold_fs::{Caller, FsError, OpenFlags, Options, Sabotage, WriteFlags};
 use copyhold_sim::Machine;
 
 const BYTES: usize = 300_000;
@@ -15,25 +13,9 @@ const WHILE: u64 = 60_000;
 const LAST: u8 = 3;
 const SEEDS: u64 = 40;
 
-async fn open(machine: &Machine, sabotage: Option<Sabotage>) -> Result<Arc<Filesystem>, FsError> {
-    let tenants = OpenOptions { tenants: true, ..OpenOptions::default() };
-    let pool = Pool::open(machine.rt(), machine.device(), tenants).await?;
-    Filesystem::open(pool, Options { sabotage, ..Options::default() }).await
-}
-
-async fn create(machine: &Machine) -> Result<(), FsError> {
-    let create = CreateOptions { log_bytes: Some(1 << 20), ..CreateOptions::default() };
-    Pool::create(&machine.rt(), &machine.device(), &create).await?;
-    let tenants = OpenOptions { tenants: true, ..OpenOptions::default() };
-    let pool = Pool::open(machine.rt(), machine.device(), tenants).await?;
-    Filesystem::format(&pool, &Caller::ROOT, 0o755).await?;
-    Ok(pool.close().await?)
-}
-
 /// Each content is written, and another caller syncs, before the last one is made durable.
 async fn rewrite(machine: &Machine, sabotage: Option<Sabotage>) -> Result<(), FsError> {
-    create(machine).await?;
-    let fs = open(machine, sabotage).await?;
+    let fs = machine.mount_new(Options { sabotage, ..Options::default() }).await?;
     let (root, flags) = (&Caller::ROOT, OpenFlags::READ_WRITE);
     let (file, _) = fs.create(root, fs.root(), b"f", 0o600, flags, true).await?;
     let rt = machine.rt();
@@ -52,7 +34,7 @@ fn is_durable(seed: u64, sabotage: Option<Sabotage>) -> bool {
     rewritten.expect("nothing fails");
     let machine = Machine::on(seed, machine.crash(seed));
     let found = machine.run(async {
-        let fs = open(&machine, None).await?;
+        let fs = machine.mount(Options::default()).await?;
         let file = fs.lookup(fs.root(), b"f").await?.node;
         Ok::<_, FsError>(fs.read(file, 0, BYTES).await?.to_vec())
     });
