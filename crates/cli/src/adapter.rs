@@ -296,8 +296,7 @@ impl Operations for Adapter {
         let exclusive = open.flags & O_EXCL != 0;
         let made = self.fs.create(&caller, known(parent)?, name, mode, flags, exclusive).await;
         let (entry, is_new) = made.map_err(errno)?;
-        let flush = !is_new && flags.write && self.fs.has_content(entry.node);
-        Ok((self.held(&entry), opened(&open, flush)))
+        Ok((self.held(&entry), opened(&open, !is_new && flags.write)))
     }
 
     async fn tmpfile(
@@ -354,7 +353,7 @@ impl Operations for Adapter {
     async fn open(&self, _: Caller, node: NodeId, open: Open) -> Reply<Opened> {
         let (node, flags) = (known(node)?, to_open(&open));
         self.fs.open_node(node, flags).await.map_err(errno)?;
-        Ok(opened(&open, flags.write && self.fs.has_content(node)))
+        Ok(opened(&open, flags.write))
     }
 
     async fn read(&self, _: Caller, inode: NodeId, read: Read) -> Reply<Data> {

@@ -284,6 +284,7 @@ impl Filesystem {
         let item = InodeItem::parse(&value.ok_or(FsError::Stale)?)
             .map_err(|source| self.damaged_record("the inode item", node, source))?;
         let inode = Arc::new(Inode::new(&subvol, node.ino, item, last_txg));
+        self.remember_emptied(&inode);
         self.take_leftovers(&inode);
         self.inodes.insert(inode.clone());
         if let Err(gone) = subvol.present() {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::inode::{Inode, InodeRef};
+use crate::inode::{Inode, InodeRef, State};
 use crate::permit::Way;
 use crate::{
     Entry, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result, Sabotage, Stale, Uses,
@@ -120,34 +120,57 @@ impl Filesystem {
         if self.inodes.drop_open(node)
             && let Some(inode) = self.inodes.get(node)
         {
-            inode.state().data.clear_emptied();
+            {
+                let mut state = inode.state();
+                if !self.inodes.is_open(node) {
+                    state.data.clear_emptied();
+                }
+            }
             self.reap_if_unused(&inode);
         }
     }
 
-    /// Whether a close of the file, opened for writing, may have to make a truncation durable. If
-    /// so, the front end reports each close ([`Self::flush`]). A file that has left memory may have
-    /// content.
-    pub fn has_content(&self, node: NodeId) -> bool {
-        self.inodes.get(node).is_none_or(|inode| {
-            let state = inode.state();
-            state.shown.size > 0 || state.data.is_emptied()
-        })
+    /// A descriptor is closed. If the file was emptied while it was open, and nothing was written
+    /// since, that is durable when this returns (D8). Errors that the background met before are
+    /// told by fsync (R34). The front end need not tell it of a descriptor that has made the file.
+    pub async fn flush(self: &Arc<Self>, node: NodeId) -> Result<()> {
+        if !self.is_noted_emptied(node) || self.breaks(Sabotage::ForgetEmptied) {
+            return Ok(());
+        }
+        let inode = self.inode(node).await?;
+        if self.writable().is_err() {
+            return self.usable();
+        }
+        self.write_through(&inode, true).await?;
+        self.commit_inode(&inode).await
     }
 
-    /// A descriptor is closed. If the file was emptied through a descriptor, and nothing was
-    /// written since, that is durable when this returns (D8). Other errors than those of that are
-    /// told by fsync (R34).
-    pub async fn flush(self: &Arc<Self>, node: NodeId) -> Result<()> {
-        let is_noted = self.inodes.with_notes(node, |notes| notes.uses().has(Uses::EMPTIED));
-        // One that has left memory meanwhile knows no more that it was emptied.
-        let is_empty = |inode: InodeRef| {
-            let state = inode.state();
-            state.data.is_emptied() || state.shown.size == 0
-        };
-        match is_noted == Some(true) && self.inodes.get(node).is_none_or(is_empty) {
-            true => self.fsync(node, false).await,
-            false => Ok(()),
+    /// Notes that the file is to be durably empty when it is closed (D8), unless it is durably
+    /// empty now. The cut is not made yet.
+    pub(crate) fn will_be_emptied(&self, inode: &Inode, state: &State) {
+        let is_empty = state.item.size == 0 && state.data.cut.size().is_none();
+        let is_durable = || inode.newest_txg(state) <= Some(self.pool.durable_txg());
+        if !(is_empty && is_durable()) {
+            self.inodes.with_notes(inode.node, |notes| notes.add(Uses::EMPTIED));
+        }
+    }
+
+    fn is_noted_emptied(&self, node: NodeId) -> bool {
+        let noted = self.inodes.with_notes(node, |notes| notes.uses().has(Uses::EMPTIED));
+        noted == Some(true)
+    }
+
+    /// Tells an inode that is read again what its note says.
+    pub(crate) fn remember_emptied(&self, inode: &Inode) {
+        if self.is_noted_emptied(inode.node) {
+            inode.state().data.empty();
+        }
+    }
+
+    /// The caller has written to the file.
+    pub(crate) fn has_written(&self, inode: &Inode, state: &mut State) {
+        if state.data.clear_emptied() {
+            self.inodes.with_notes(inode.node, |notes| notes.take_back(Uses::EMPTIED));
         }
     }
 

@@ -106,6 +106,11 @@ impl Inode {
         self.state.try_lock()
     }
 
+    /// All of it that is logged is found after a crash once this is durable.
+    pub(crate) fn newest_txg(&self, state: &State) -> Option<Txg> {
+        state.last_txg.max(self.subvol.volume.told())
+    }
+
     pub(crate) fn is_dir(&self) -> bool {
         self.kind == FileKind::Directory
     }

@@ -21,6 +21,8 @@ pub enum Sabotage {
     ForgetTimes,
     /// R34: fsync returns while a batch that began behind it writes what was accepted before.
     ForgetTaken,
+    /// D8: a close leaves a truncation in memory.
+    ForgetEmptied,
     /// R35: what was cut off a file stays in the table when the cut is logged.
     KeepCuts,
     /// R35, D9: batches are taken beside the one that logs a cut.
@@ -86,7 +88,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 37] = [
+    pub const ALL: [Sabotage; 38] = [
         Sabotage::PunchInternally,
         Sabotage::AskUnderTheMap,
         Sabotage::InstallStale,
@@ -94,6 +96,7 @@ impl Sabotage {
         Sabotage::ForgetEvicted,
         Sabotage::ForgetTimes,
         Sabotage::ForgetTaken,
+        Sabotage::ForgetEmptied,
         Sabotage::KeepCuts,
         Sabotage::TakeBesideCut,
         Sabotage::RenameFirst,

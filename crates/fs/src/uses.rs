@@ -43,7 +43,8 @@ impl Uses {
     pub const CACHED: Uses = Uses(2);
     /// What was cached is being dropped.
     const LEAVING: Uses = Uses(4);
-    /// It was emptied: the engine's own note, for the case that the inode leaves memory.
+    /// It was emptied, and nothing was written since (D8): the engine's own note, which stays when
+    /// the inode leaves memory.
     pub(crate) const EMPTIED: Uses = Uses(8);
 
     /// Whether all of `uses` are among them.
@@ -67,6 +68,10 @@ impl Notes {
         }
     }
 
+    pub(crate) fn take_back(&mut self, uses: Uses) {
+        self.uses.0 &= !uses.0;
+    }
+
     /// A write has gone past the cache.
     pub(crate) fn write_past(&mut self) -> Stale {
         let (cached, leaving) = (self.uses.has(Uses::CACHED), self.uses.has(Uses::LEAVING));
@@ -85,7 +90,7 @@ impl Notes {
     /// The cache has dropped the whole file, or could not (N2).
     pub(crate) fn end_leaving(&mut self, dropped: bool) {
         let was_leaving = self.uses.has(Uses::LEAVING);
-        self.uses.0 &= !Uses::LEAVING.0;
+        self.take_back(Uses::LEAVING);
         if was_leaving && !dropped {
             self.add(Uses::CACHED);
         }

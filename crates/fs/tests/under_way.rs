@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use common::*;
-use copyhold_fs::{FallocateMode, Filesystem, OpenFlags, Options};
+use copyhold_device::sim::{Fault, Trigger};
+use copyhold_fs::{Caller, FallocateMode, Filesystem, OpenFlags, Options, RenameFlags, SetAttr};
+use copyhold_types::Purpose;
 
 const BYTES: usize = 300_000;
 const BLOCK: u64 = 4096;
@@ -38,6 +40,15 @@ async fn wait_up_to(fs: &Arc<Filesystem>, nanos: u64) {
     rt.sleep(Duration::from_nanos(rt.random() % nanos)).await;
 }
 
+/// Other files press inodes out of memory.
+async fn leaves_memory(fs: &Arc<Filesystem>) {
+    for n in 0..400 {
+        let other = create(fs, &format!("other{n}")).await;
+        fs.release(other);
+        fs.forget(other, 1);
+    }
+}
+
 fn sync_beside(fs: &Arc<Filesystem>) {
     let other = fs.clone();
     fs.pool().runtime().spawn(Box::pin(async move { drop(other.sync().await) }));
@@ -64,6 +75,15 @@ fn fsync_waits_for_a_batch_of_another_caller_that_took_what_was_accepted_before(
     }
 }
 
+/// What happens to an emptied file before it leaves memory, and behind that.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Emptied {
+    Alone,
+    Looked,
+    GrownBefore,
+    GrownBehind,
+}
+
 /// The timer logs the truncation, and other files press the inode out of memory: neither is what
 /// close has promised (D8).
 #[test]
@@ -73,29 +93,141 @@ fn close_makes_a_truncation_durable_that_has_left_memory() {
         writeback_interval: Duration::from_millis(5),
         ..Options::default()
     };
-    for seed in seeds(20) {
-        let found = after_crash(seed, options.clone(), async |fs| {
+    let grow = SetAttr { size: Some(BLOCK), ..SetAttr::default() };
+    for case in [Emptied::Alone, Emptied::Looked, Emptied::GrownBefore, Emptied::GrownBehind] {
+        for seed in seeds(10) {
+            let found = after_crash(seed, options.clone(), async |fs| {
+                let file = create(fs, "f").await;
+                write(fs, file, 0, &pattern(1, BYTES)).await;
+                fs.fsync(file, false).await.unwrap();
+                fs.release(file);
+                fs.sync().await.unwrap();
+                let flags = OpenFlags { truncate: true, ..OpenFlags::READ_WRITE };
+                fs.open_node(file, flags).await.unwrap();
+                if case == Emptied::GrownBefore {
+                    fs.setattr(&Caller::ROOT, file, &grow).await.unwrap();
+                }
+                fs.pool().runtime().sleep(Duration::from_millis(20)).await;
+                leaves_memory(fs).await;
+                if case != Emptied::Alone {
+                    fs.getattr(file).await.expect("it is read again");
+                }
+                if case == Emptied::GrownBehind {
+                    fs.setattr(&Caller::ROOT, file, &grow).await.unwrap();
+                }
+                fs.flush(file).await.unwrap();
+            });
+            let is_grown = matches!(case, Emptied::GrownBefore | Emptied::GrownBehind);
+            let left = if is_grown { BLOCK as usize } else { 0 };
+            assert!(found == vec![0; left], "{case:?}, seed {seed}: {} bytes", found.len());
+        }
+    }
+}
+
+/// Zeros that a growing file gets are not written by anybody: the truncation is still durable when
+/// the close returns (D8).
+#[test]
+fn close_makes_a_truncation_durable_behind_which_a_tiny_file_grows() {
+    for seed in seeds(10) {
+        let found = after_crash(seed, Options::default(), async |fs| {
             let file = create(fs, "f").await;
-            write(fs, file, 0, &pattern(1, BYTES)).await;
+            write(fs, file, 0, &pattern(1, 50)).await;
             fs.fsync(file, false).await.unwrap();
             fs.release(file);
-            fs.sync().await.unwrap();
             let flags = OpenFlags { truncate: true, ..OpenFlags::READ_WRITE };
             fs.open_node(file, flags).await.unwrap();
-            fs.pool().runtime().sleep(Duration::from_millis(20)).await;
-            for n in 0..400 {
-                let other = create(fs, &format!("other{n}")).await;
-                fs.release(other);
-                fs.forget(other, 1);
-            }
-            match seed.is_multiple_of(2) {
-                true => assert!(fs.has_content(file), "its close is to be told"),
-                false => assert_eq!(fs.getattr(file).await.unwrap().size, 0, "it is read again"),
+            for size in [100, 200] {
+                let grow = SetAttr { size: Some(size), ..SetAttr::default() };
+                fs.setattr(&Caller::ROOT, file, &grow).await.unwrap();
             }
             fs.flush(file).await.unwrap();
         });
-        assert_eq!(found.len(), 0, "seed {seed}");
+        assert_eq!(found, vec![0; 200], "seed {seed}");
     }
+}
+
+/// A close commits only where a crash could bring content back.
+#[test]
+fn close_commits_nothing_for_a_file_that_is_durably_empty_or_was_written_to() {
+    let world = World::new(1, 16_384);
+    world.run(async {
+        let options = Options {
+            inodes_max: 1,
+            writeback_interval: Duration::from_millis(5),
+            ..Options::default()
+        };
+        let fs = world.open_with(options).await;
+        let empties = OpenFlags { truncate: true, ..OpenFlags::READ_WRITE };
+        let commits = async |file| {
+            let before = fs.pool().durable_txg();
+            fs.flush(file).await.unwrap();
+            fs.pool().durable_txg() > before
+        };
+        let file = create(&fs, "f").await;
+        fs.open_node(file, empties).await.unwrap();
+        assert!(commits(file).await, "its name is not durable");
+        fs.release(file);
+        fs.release(file);
+        fs.open_node(file, empties).await.unwrap();
+        assert!(!commits(file).await, "it is durably empty");
+        write(&fs, file, 0, b"content").await;
+        assert!(!commits(file).await, "it was written to");
+        fs.fsync(file, false).await.unwrap();
+        fs.open_node(file, empties).await.unwrap();
+        let source = create(&fs, "source").await;
+        write(&fs, source, 0, &pattern(1, BYTES)).await;
+        fs.sync().await.unwrap();
+        assert!(!commits(file).await, "a sync has made it durable");
+        fs.open_node(file, empties).await.unwrap();
+        fs.copy_file_range(source, 0, file, 0, BYTES as u64).await.unwrap();
+        assert!(!commits(file).await, "it was copied to");
+        fs.fsync(file, false).await.unwrap();
+        fs.open_node(file, empties).await.unwrap();
+        fs.pool().runtime().sleep(Duration::from_millis(20)).await;
+        leaves_memory(&fs).await;
+        write(&fs, file, 0, b"other").await;
+        assert!(!commits(file).await, "it was written to since it was read again");
+        world.close(fs).await;
+    });
+}
+
+/// The file that a name leads to is empty, whatever was there before.
+#[test]
+fn close_makes_a_truncation_durable_of_a_file_that_has_replaced_another() {
+    let found = after_crash(1, Options::default(), async |fs| {
+        let file = create(fs, "f").await;
+        write(fs, file, 0, &pattern(1, BYTES)).await;
+        fs.fsync(file, false).await.unwrap();
+        let other = create(fs, "other").await;
+        fs.rename(&Caller::ROOT, ROOT, b"other", ROOT, b"f", RenameFlags::default()).await.unwrap();
+        let empties = OpenFlags { truncate: true, ..OpenFlags::READ_WRITE };
+        fs.open_node(other, empties).await.unwrap();
+        fs.flush(other).await.unwrap();
+    });
+    assert!(found.is_empty(), "{} bytes", found.len());
+}
+
+/// R34: a close takes no error that an fsync is to report.
+#[test]
+fn close_leaves_an_error_of_the_background_to_fsync() {
+    let world = World::new(3, 16_384);
+    world.run(async {
+        let options =
+            Options { writeback_interval: Duration::from_millis(5), ..Options::default() };
+        let fs = world.open_with(options).await;
+        let file = create(&fs, "f").await;
+        fs.sync().await.unwrap();
+        let of_data = Trigger::Write { nth: 0, why: Some(Purpose::Data) };
+        world.device.arm(of_data, Fault::Error(5));
+        write(&fs, file, 0, &pattern(1, BYTES)).await;
+        fs.pool().runtime().sleep(Duration::from_secs(5)).await;
+        let empties = OpenFlags { truncate: true, ..OpenFlags::READ_WRITE };
+        fs.open_node(file, empties).await.unwrap();
+        fs.flush(file).await.expect("nothing of it has failed");
+        fs.fsync(file, false).await.expect_err("a write in the background has");
+        fs.fsync(file, false).await.expect("it is told once");
+        world.close(fs).await;
+    });
 }
 
 /// Of a batch that waits for another file's, the space of some blocks is punched out: that is no

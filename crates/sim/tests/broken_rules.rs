@@ -314,6 +314,11 @@ fn r33_batches_that_install_what_was_cut_off_meanwhile_are_noticed() {
 }
 
 #[test]
+fn d8_a_close_that_leaves_a_truncation_in_memory_is_noticed() {
+    is_noticed_in_files(OfFiles::ForgetEmptied);
+}
+
+#[test]
 fn r35_what_a_cut_leaves_in_the_table_is_noticed() {
     is_noticed_in_files(OfFiles::KeepCuts);
 }

@@ -247,7 +247,7 @@ impl Filesystem {
                 match self.volumes.try_reflink(from, into, &runs, (&mut credit, None), build)? {
                     Ok(txg) => {
                         state.shown.size = state.shown.size.max(item.size);
-                        state.data.clear_emptied();
+                        self.has_written(target, &mut state);
                         (state.shown.mtime, state.shown.ctime) = (now, now);
                         state.logged(item, txg);
                         return Ok(bytes);

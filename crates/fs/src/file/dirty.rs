@@ -14,9 +14,10 @@
 //! D5, D6  What the table has and does not count: see [`Cut`].
 //! D7  A file of which all is logged has no [`Unsettled`]: most files in memory are such.
 //! D8  A file that was `emptied` while it is open for writing (O_TRUNC) is to be durable when it is
-//!     closed, until something is written to it. A batch that was taken before is *overtaken*: no
-//!     block of it is current, and it logs neither the cut nor the times. The next one logs both,
-//!     and fsync waits for that (R34).
+//!     closed, until something is written to it: a note beside the count of opens says so, too, and
+//!     stays when the inode leaves memory. A batch that was taken before is *overtaken*: no block
+//!     of it is current, and it logs neither the cut nor the times. The next one logs both, and
+//!     fsync waits for that (R34).
 //! D9  While a cut is pending, at most one batch is under way. So the cut is logged together with
 //!     the first blocks that were written since: later ones alone would leave the file empty (R35).
 //! D10 The transaction that logs a size that was set, or a cut, is not refused for space: what it
@@ -216,16 +217,15 @@ impl FileData {
         id <= self.overtaken
     }
 
-    /// Something was written, or nobody has the file open any more (D8).
-    pub(crate) fn clear_emptied(&mut self) {
-        if self.emptied.is_some() {
+    /// Something was written, or nobody has the file open any more (D8). Says whether it was
+    /// emptied.
+    pub(crate) fn clear_emptied(&mut self) -> bool {
+        let was_emptied = self.emptied.is_some();
+        if was_emptied {
             self.emptied = None;
             self.let_go();
         }
-    }
-
-    pub(crate) fn is_emptied(&self) -> bool {
-        self.emptied.is_some()
+        was_emptied
     }
 
     /// Blocks have to wait for the batch under way (D9).

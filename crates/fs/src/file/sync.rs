@@ -19,7 +19,7 @@ impl Filesystem {
     pub async fn fsync(self: &Arc<Self>, node: NodeId, _data_only: bool) -> Result<()> {
         let inode = self.inode(node).await?;
         if self.writable().is_err() {
-            return Ok(());
+            return self.usable();
         }
         self.fsync_inode(&inode).await
     }
@@ -35,9 +35,18 @@ impl Filesystem {
         let earlier = inode.state().error.take().filter(|_| !self.breaks(Sabotage::ForgetErrors));
         written?;
         earlier.map_or(Ok(()), |earlier| Err(*earlier))?;
-        // What was dirty may have been dropped with its subvolume, whose deletion a crash may undo.
-        inode.state().expect_present()?;
-        let txg = self.last_txg(inode).max(inode.subvol.volume.told());
+        self.commit_inode(inode).await
+    }
+
+    /// What is logged of the file is durable when this returns.
+    pub(crate) async fn commit_inode(&self, inode: &InodeRef) -> Result<()> {
+        let txg = {
+            let state = inode.state();
+            // What was dirty may have been dropped with its subvolume, whose deletion a crash may
+            // undo.
+            state.expect_present()?;
+            inode.newest_txg(&state)
+        };
         if let Some(txg) = txg
             && txg > self.pool.durable_txg()
         {

@@ -18,7 +18,6 @@ use super::install::CUT_MAX;
 use super::write::FILE_BYTES_MAX;
 use crate::inode::InodeRef;
 use crate::permit::Way;
-use crate::uses::Uses;
 use crate::{Filesystem, FsError, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -35,9 +34,7 @@ impl Filesystem {
     /// Empties a regular file that is open for writing: as [`Self::set_size`], and it is durable
     /// when the file is closed (D8).
     pub(crate) async fn empty(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
-        self.resize(inode, 0, true).await?;
-        self.inodes.with_notes(inode.node, |notes| notes.add(Uses::EMPTIED));
-        Ok(())
+        self.resize(inode, 0, true).await
     }
 
     async fn resize(self: &Arc<Self>, inode: &InodeRef, size: u64, empties: bool) -> Result<()> {
@@ -107,6 +104,9 @@ impl Filesystem {
         let mut state = inode.state();
         inode.subvol.writable()?;
         let state = &mut *state;
+        if empties {
+            self.will_be_emptied(inode, state);
+        }
         let stored = state.item.allocated > 0 || state.is_inline();
         let gone = if size < state.shown.size {
             state.data.truncate(size, state.item.size, stored)

@@ -257,6 +257,7 @@ impl Filesystem {
             let wanted = slots.iter().map(|(block, _)| state.data.unreserved(*block)).sum();
             state.data.add_reserved(reserved.split(wanted));
             self.put_dirty(inode, &mut state, slots, end, false);
+            self.has_written(inode, &mut state);
             self.list_file(inode, &mut state)
         };
         self.see_to_dirty(inode, dirt);
@@ -287,7 +288,7 @@ impl Filesystem {
         if !size.is_multiple_of(BLOCK) && size / BLOCK < at / BLOCK {
             slots.extend(self.stale_tail(inode, size).await?);
         }
-        let before = slots.len();
+        let old = slots.len();
         let mut rest = input;
         let mut at = at;
         while at < end {
@@ -302,7 +303,7 @@ impl Filesystem {
             (at, rest) = (at + len as u64, tail);
         }
         let take = if partial { Take::Some } else { Take::All };
-        self.insert(inode, slots, before, end, take).await
+        self.insert(inode, slots, old, end, take).await
     }
 
     /// A block in which `bytes` from `skip` on are new.
@@ -371,24 +372,26 @@ impl Filesystem {
         }
     }
 
-    /// Makes blocks dirty, with reservations for them; the file is at least `end` long then.
+    /// Makes blocks dirty that have no new content, with reservations for them; the file is at
+    /// least `end` long then.
     pub(super) async fn insert_blocks(
         self: &Arc<Self>,
         inode: &InodeRef,
         slots: Vec<(u64, Slot)>,
         end: u64,
     ) -> Result<()> {
-        let inserted = self.insert(inode, slots, 0, end, Take::All).await;
+        let old = slots.len();
+        let inserted = self.insert(inode, slots, old, end, Take::All).await;
         inserted.inspect_err(|refused| self.tell_refused(&inode.subvol, refused)).map(drop)
     }
 
-    /// As [`Self::insert_blocks`]; with [`Take::Some`] perhaps only the first ones, but more than
-    /// `before`. Where what was taken ends.
+    /// As [`Self::insert_blocks`], but those behind the first `old` have new content; with
+    /// [`Take::Some`] perhaps not all, but one of these. Where what was taken ends.
     async fn insert(
         self: &Arc<Self>,
         inode: &InodeRef,
         mut slots: Vec<(u64, Slot)>,
-        before: usize,
+        old: usize,
         mut end: u64,
         take: Take,
     ) -> Result<u64> {
@@ -406,7 +409,11 @@ impl Filesystem {
                     if let Some(mut reserved) = held.filter(|_| in_place.is_none()) {
                         state.data.add_reserved(reserved.split(wanted));
                     }
+                    let has_new = slots.len() > old;
                     self.put_dirty(inode, &mut state, slots, end, in_place.is_some());
+                    if has_new {
+                        self.has_written(inode, &mut state);
+                    }
                     break;
                 }
                 wanted - have
@@ -429,8 +436,8 @@ impl Filesystem {
                 if let Some(refused) = refused {
                     let have = held.as_ref().map_or(0, Promise::blocks);
                     let fit = inode.state().data.fitting(&slots, have);
-                    let taken = if fit > before { fit } else { ready };
-                    if taken <= before {
+                    let taken = if fit > old { fit } else { ready };
+                    if taken <= old {
                         return Err(refused);
                     }
                     slots.truncate(taken);
@@ -455,16 +462,12 @@ impl Filesystem {
         debug_assert_eq!(inode.kind, crate::FileKind::Regular);
         let now = self.now();
         let logged = state.item.size;
-        let (mut fresh, mut written) = (0, false);
+        let mut fresh = 0;
         for (block, slot) in slots {
-            written = true;
             fresh += usize::from(state.data.put(block, slot, logged, in_place));
         }
         state.shown.size = state.shown.size.max(end);
         state.content_changes(now);
-        if written {
-            state.data.clear_emptied();
-        }
         self.flusher.add(fresh);
     }
 }

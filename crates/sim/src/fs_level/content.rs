@@ -101,12 +101,14 @@ pub(crate) struct Versions {
     done: usize,
     /// The oldest version that may still be found.
     synced: usize,
+    /// A close has made the content of this version durable, and perhaps not its times.
+    closed: usize,
 }
 
 impl Versions {
     pub(crate) fn of(content: Content, time: Span) -> Versions {
         let (all, names, times) = (vec![content], vec!["base"], vec![time]);
-        Versions { all, names, times, done: 0, synced: 0 }
+        Versions { all, names, times, done: 0, synced: 0, closed: 0 }
     }
 
     pub(crate) fn now(&self) -> &Content {
@@ -151,6 +153,10 @@ impl Versions {
         self.synced = self.synced.max(version);
     }
 
+    pub(crate) fn closed(&mut self, version: usize) {
+        self.closed = self.closed.max(version);
+    }
+
     /// The oldest version that may still be found.
     pub(crate) fn least(&self) -> usize {
         self.synced
@@ -167,9 +173,9 @@ impl Versions {
 
     /// What is wrong with `found`, which must be made of versions not older than `least`.
     pub(crate) fn problem(&self, found: &[u8], least: usize) -> Option<String> {
-        let (synced, names) = (self.synced, &self.names);
+        let (synced, names) = (self.synced.max(self.closed), &self.names);
         let history = || format!("synced {synced}, at least {least} of {names:?}");
-        let versions = &self.all[self.synced.max(least)..];
+        let versions = &self.all[synced.max(least)..];
         let sizes = || versions.iter().map(|version| version.size);
         let (short, long) = (sizes().min().expect("one"), sizes().max().expect("one"));
         let size = found.len() as u64;

@@ -312,6 +312,13 @@ impl World {
         }
     }
 
+    /// A close of an emptied file has returned, of which this version was there before (D8).
+    pub(crate) fn after_close(&mut self, id: ObjectId, version: usize) {
+        if let Some(data) = self.data.get_mut(&id).filter(|_| !self.troubled) {
+            data.closed(version);
+        }
+    }
+
     /// The step that has just begun brings all data that these objects have (rule R35).
     pub(crate) fn brings(&mut self, client: usize, objects: &[ObjectId]) {
         let versions = objects.iter().filter_map(|id| Some((*id, self.data.get(id)?.done())));

@@ -151,7 +151,7 @@ impl Client {
         self.write_by((id, node), size, len, flags).await
     }
 
-    /// What is opened to be replaced is cut off, and mostly written again.
+    /// What is opened to be replaced is cut off, and written again, or closed as it is.
     async fn open_and_truncate(&mut self) -> Done {
         let Some((id, node)) = self.a_pliable_file() else { return Ok(()) };
         let kill_priv = self.dice.one_in(2);
@@ -166,13 +166,28 @@ impl Client {
             return Ok(());
         }
         let is_there = self.tree().objects.contains_key(&id);
-        let mut done = Ok(());
-        if is_there && self.dice.one_in(2) {
-            let (_, len) = self.a_range();
-            done = self.write_at((id, node), 0, len).await;
-        }
+        let done = match is_there && self.dice.one_in(2) {
+            true => {
+                let (_, len) = self.a_range();
+                self.write_at((id, node), 0, len).await
+            }
+            false => self.close_emptied(id, node).await,
+        };
         self.fs.release(node);
         done
+    }
+
+    async fn close_emptied(&mut self, id: ObjectId, node: NodeId) -> Done {
+        let version = self.world().data.get(&id).map(Versions::done);
+        match self.fs.flush(node).await {
+            // Another client has removed its subvolume meanwhile.
+            Err(FsError::Stale) => return Ok(()),
+            result => self.given("close", result)?,
+        };
+        if let Some(version) = version {
+            self.world().after_close(id, version);
+        }
+        Ok(())
     }
 
     /// A file without a name gets one, or goes. Some are made as overlayfs makes a copy.
