@@ -5,13 +5,13 @@
 //! name ends in `blocks` counts blocks of 4 KiB, `bytes` bytes.
 
 use copyhold_device::DynDevice;
-use copyhold_format::label::{Label, RING_SLOTS};
+use copyhold_format::label::Label;
 use copyhold_format::node::{Level, Node};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Ring, recover};
 use copyhold_pool::{Pool, PoolError, read_labels, read_uberblocks};
 use copyhold_table::Table;
-use copyhold_types::{BLOCK_BYTES, Key, NodePtr, TableId, Txg};
+use copyhold_types::{Buf, Key, NodePtr, TableId, Txg};
 use serde::Serialize;
 
 use crate::copies::Copies;
@@ -109,14 +109,18 @@ fn label_view(label: &Label) -> LabelView {
 }
 
 fn ring_view(end: End, area: &Area, areas: &[Area; 2]) -> Vec<UberblockView> {
-    let Ok(ring) = &area.ring else { return Vec::new() };
     let pool = areas.iter().find_map(|area| area.label.as_ref().ok()).map(|label| label.pool);
-    let slots = (0..RING_SLOTS).zip(ring.chunks(BLOCK_BYTES));
-    let used = slots.filter(|(_, block)| block.iter().any(|&byte| byte != 0));
-    let view = |(slot, block): (u64, &[u8])| {
-        let parsed = match pool {
-            Some(pool) => Uberblock::parse(block, pool).map_err(|error| error.to_string()),
-            None => Err("no label says which pool it should be of".into()),
+    let is_used = |block: &Option<Buf>| {
+        block.as_ref().is_none_or(|block| block.iter().any(|&byte| byte != 0))
+    };
+    let used = (0..).zip(&area.ring).filter(|(_, block)| is_used(block));
+    let view = |(slot, block): (u64, &Option<Buf>)| {
+        let parsed = match (pool, block) {
+            (_, None) => Err("it cannot be read".into()),
+            (None, _) => Err("no label says which pool it should be of".into()),
+            (Some(pool), Some(block)) => {
+                Uberblock::parse(block, pool).map_err(|error| error.to_string())
+            }
         };
         let found = parsed.as_ref().ok();
         UberblockView {

@@ -7,7 +7,8 @@
 use copyhold_device::DynDevice;
 use copyhold_format::label::{AREA_BLOCKS, Label, RING_SLOTS, RING_START};
 use copyhold_format::uberblock::Uberblock;
-use copyhold_types::{BLOCK_BYTES, PoolId, Purpose};
+use copyhold_types::{Buf, PoolId, Purpose};
+use futures_util::future::join_all;
 
 use crate::problem::{End, Problem};
 use crate::report::Draft;
@@ -18,8 +19,15 @@ const UBERBLOCK_MAGIC: &[u8] = b"CHUBERBL";
 /// What one end of a device holds.
 pub(crate) struct Area {
     pub(crate) label: Result<Label, String>,
-    /// The blocks of the ring of uberblocks.
-    pub(crate) ring: Result<Vec<u8>, String>,
+    /// The slots of the ring of uberblocks, as far as they can be read.
+    pub(crate) ring: Vec<Option<Buf>>,
+}
+
+impl Area {
+    /// What can be read of the ring.
+    fn blocks(&self) -> impl Iterator<Item = &[u8]> {
+        self.ring.iter().flatten().map(|block| &block[..])
+    }
 }
 
 /// Reads both ends. Where the second is, a good label at the start says, else one at the end of the
@@ -29,7 +37,7 @@ pub(crate) async fn read_areas(device: &DynDevice) -> [Area; 2] {
     let size = device.geometry().blocks;
     let Some(last) = size.checked_sub(AREA_BLOCKS) else {
         let why = || "the device is too small".to_owned();
-        return [start, Area { label: Err(why()), ring: Err(why()) }];
+        return [start, Area { label: Err(why()), ring: Vec::new() }];
     };
     let end = match &start.label {
         Ok(label) => read_area(device, label.blocks - AREA_BLOCKS).await,
@@ -48,14 +56,14 @@ async fn read_area(device: &DynDevice, at: u64) -> Area {
         Ok(block) => Label::parse(&block).map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
     };
-    let ring = device.read(at + RING_START, RING_SLOTS as u32, Purpose::Label).await;
-    Area { label, ring: ring.map(|buf| buf.to_vec()).map_err(|error| error.to_string()) }
+    let slots = (0..RING_SLOTS).map(|slot| device.read(at + RING_START + slot, 1, Purpose::Label));
+    let ring = join_all(slots).await.into_iter().map(Result::ok).collect();
+    Area { label, ring }
 }
 
 /// Whether uberblocks say that this was a pool, although no label does.
 pub(crate) fn was_a_pool(areas: &[Area; 2]) -> bool {
-    let rings = areas.iter().filter_map(|area| area.ring.as_ref().ok());
-    rings.flat_map(|ring| ring.chunks(BLOCK_BYTES)).any(|block| block.starts_with(UBERBLOCK_MAGIC))
+    areas.iter().flat_map(Area::blocks).any(|block| block.starts_with(UBERBLOCK_MAGIC))
 }
 
 pub(crate) fn check_labels(device: &str, areas: &[Area; 2], report: &mut Draft) {
@@ -88,16 +96,20 @@ fn difference(a: &Label, b: &Label) -> Option<&'static str> {
 #[derive(PartialEq, Eq)]
 enum Slot {
     Nothing,
-    Good(u64),
+    Good(Uberblock),
     Bad,
 }
 
+impl Slot {
+    fn good(&self) -> Option<&Uberblock> {
+        if let Slot::Good(uberblock) = self { Some(uberblock) } else { None }
+    }
+}
+
 fn slot(area: &Area, slot: u64, pool: PoolId) -> Slot {
-    let Ok(ring) = &area.ring else { return Slot::Bad };
-    let at = slot as usize * BLOCK_BYTES;
-    let block = &ring[at..at + BLOCK_BYTES];
+    let Some(Some(block)) = area.ring.get(slot as usize) else { return Slot::Bad };
     match Uberblock::parse(block, pool) {
-        Ok(uberblock) if uberblock.number % RING_SLOTS == slot => Slot::Good(uberblock.number),
+        Ok(uberblock) if uberblock.number % RING_SLOTS == slot => Slot::Good(uberblock),
         Err(_) if block.iter().all(|&byte| byte == 0) => Slot::Nothing,
         _ => Slot::Bad,
     }
@@ -106,21 +118,19 @@ fn slot(area: &Area, slot: u64, pool: PoolId) -> Slot {
 pub(crate) fn check_uberblocks(device: &str, areas: &[Area; 2], label: &Label, report: &mut Draft) {
     for at in 0..RING_SLOTS {
         let found = [slot(&areas[0], at, label.pool), slot(&areas[1], at, label.pool)];
-        let good = found.iter().filter(|slot| matches!(slot, Slot::Good(_))).count();
-        report.verified.uberblocks += good as u64;
+        report.verified.uberblocks += found.iter().filter_map(Slot::good).count() as u64;
         if found[0] == found[1] && found[0] != Slot::Bad {
             continue;
         }
-        let number = found.iter().filter_map(|slot| match slot {
-            Slot::Good(number) => Some(*number),
-            _ => None,
-        });
-        let Some(number) = number.max() else {
+        let Some(newer) =
+            found.iter().filter_map(Slot::good).max_by_key(|uberblock| uberblock.number)
+        else {
             report.add(Problem::Uberblock { device: device.into(), slot: at });
             continue;
         };
+        let number = newer.number;
         for (end, found) in End::BOTH.into_iter().zip(&found) {
-            if *found != Slot::Good(number) {
+            if found.good() != Some(newer) {
                 report.add(Problem::UberblockCopy { device: device.into(), end, slot: at, number });
             }
         }
@@ -129,9 +139,6 @@ pub(crate) fn check_uberblocks(device: &str, areas: &[Area; 2], label: &Label, r
 
 /// The newest uberblock of either end.
 pub(crate) fn newest(areas: &[Area; 2], pool: PoolId) -> Option<Uberblock> {
-    let rings = areas.iter().filter_map(|area| area.ring.as_ref().ok());
-    rings
-        .flat_map(|ring| ring.chunks(BLOCK_BYTES))
-        .filter_map(|block| Uberblock::parse(block, pool).ok())
-        .max_by_key(|uberblock| uberblock.number)
+    let slots = areas.iter().flat_map(|area| (0..RING_SLOTS).map(move |at| slot(area, at, pool)));
+    slots.filter_map(|slot| slot.good().cloned()).max_by_key(|uberblock| uberblock.number)
 }

@@ -12,6 +12,8 @@ use crate::label::digest_without;
 use crate::{FormatError, digest};
 
 const MAGIC: [u8; 8] = *b"CHUBERBL";
+/// No pool comes to it.
+const NUMBER_MAX: u64 = 1 << 63;
 const WHAT: &str = "uberblock";
 /// Most bytes of the descriptor of the table of tables.
 pub const TABLES_MAX: usize = 1024;
@@ -95,9 +97,13 @@ impl Uberblock {
         }
         let len = disk.tables_len.get();
         let field = |field, value| FormatError::Field { what: WHAT, field, value };
+        let number = disk.number.get();
+        if number == 0 || number > NUMBER_MAX {
+            return Err(field("number", number));
+        }
         Ok(Uberblock {
             pool,
-            number: disk.number.get(),
+            number,
             incarnation: Incarnation(disk.incarnation.get()),
             durable: Txg::new(disk.durable.get()).ok_or(field("durable", 0))?,
             head: disk.head.get(),

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 /// Uberblocks whose log is kept, so that older ones stay usable when the newest is lost (R6).
-const UBERBLOCKS_KEPT: usize = 3;
+pub const UBERBLOCKS_KEPT: usize = 3;
 
 /// The ring has no room for a frame until an uberblock moves the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -24,7 +24,7 @@ mod recover;
 mod ring;
 mod scan;
 
-pub use appender::{Appender, RingFull};
+pub use appender::{Appender, RingFull, UBERBLOCKS_KEPT};
 pub use recover::{Damage, Recovered, RecoveredBatch, Unreadable, recover, recover_readable};
 pub use ring::{Broken, Ring};
 pub use scan::{Found, Scan};

@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 
 use crate::PoolError;
 use crate::config::CreateOptions;
-use crate::labels;
+use crate::{labels, uberblocks};
 
 /// The smallest device that can be a pool: labels, two small rings, and room to work.
 const BLOCKS_MIN: u64 = 2048;
@@ -49,7 +49,7 @@ pub(crate) async fn create(
     if device.geometry().blocks > label.blocks {
         labels::wipe_areas(device, device.geometry().blocks).await?;
     }
-    labels::write_uberblock(device, &label, &first_uberblock(&label)).await?;
+    uberblocks::write_uberblock(device, &label, &first_uberblock(&label)).await?;
     device.flush().await?;
     labels::write_labels(device, &label).await?;
     device.flush().await?;

@@ -18,13 +18,12 @@
 //! Blocks that the lost txgs freed may have been used again: what still refers to them fails its
 //! checksum, and `check` lists it.
 
-use copyhold_device::DynDevice;
-use copyhold_format::label::Label;
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Damage, Recovered, Ring, recover_readable};
 
 use crate::config::OpenOptions;
-use crate::{PoolError, Sabotage, labels};
+use crate::uberblocks::Uberblocks;
+use crate::{PoolError, Sabotage};
 
 /// Uberblocks that may still have their log (R6).
 const OLDER: usize = 3;
@@ -39,16 +38,19 @@ pub(crate) struct Start {
     pub(crate) cut: Option<String>,
 }
 
+/// Whether two uberblocks differ in nothing but their numbers.
+fn is_copy(one: &Uberblock, other: &Uberblock) -> bool {
+    *one == Uberblock { number: one.number, ..other.clone() }
+}
+
 impl Start {
     pub(crate) async fn find(
-        device: &DynDevice,
-        label: &Label,
+        uberblocks: &Uberblocks,
         ring: &Ring,
         options: &OpenOptions,
     ) -> Result<Start, PoolError> {
-        let mut uberblocks = labels::read_uberblocks(device, label).await?;
-        let heads = uberblocks.iter().map(|uberblock| uberblock.head).collect();
-        let uberblock = uberblocks.pop().expect("reading gives at least one");
+        let heads = uberblocks.all.iter().map(|uberblock| uberblock.head).collect();
+        let uberblock = uberblocks.newest().clone();
         let mut recovered = recover_readable(ring, &uberblock).await;
         let (damage, in_doubt) = (recovered.damage.take(), recovered.in_doubt.take());
         let newest = Start { uberblock, heads, recovered, cut: None };
@@ -66,7 +68,9 @@ impl Start {
             Some(_) if options.limits.breaks(Sabotage::CutInTheMiddle) => Ok(newest),
             Some(damage) if !options.read_only && !options.cut_tail => Err(damage.into()),
             Some(damage) => {
-                let older = uberblocks.into_iter().rev().take(OLDER);
+                let is_other = |older: &&Uberblock| !is_copy(older, &newest.uberblock);
+                let older = uberblocks.all.iter().rev().filter(is_other).take(OLDER).cloned();
+                let older: Vec<Uberblock> = older.collect();
                 if newest.is_whole() {
                     return Ok(newest.told(&damage, ""));
                 }
@@ -88,9 +92,11 @@ impl Start {
 
     /// The same with an older uberblock. What was used since stays used: positions, txgs and
     /// incarnations.
-    async fn go_back(&self, ring: &Ring, older: impl Iterator<Item = Uberblock>) -> Option<Start> {
+    async fn go_back(&self, ring: &Ring, older: Vec<Uberblock>) -> Option<Start> {
         let newest = &self.recovered;
-        for uberblock in older.filter(|u| newest.next_position <= u.head + ring.blocks()) {
+        for uberblock in
+            older.into_iter().filter(|u| newest.next_position <= u.head + ring.blocks())
+        {
             let mut recovered = recover_readable(ring, &uberblock).await;
             recovered.next_position = recovered.next_position.max(newest.next_position);
             recovered.next_txg = recovered.next_txg.max(newest.next_txg);

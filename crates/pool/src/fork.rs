@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use copyhold_format::node::{Lineage, PartitionDescriptor};
+use copyhold_log::UBERBLOCKS_KEPT;
 use copyhold_sync::{Mutex, of};
 use copyhold_table::{Edit, Table};
 use copyhold_types::{TableId, Txg};
@@ -39,8 +40,6 @@ pub const FORK_DEPTH_MAX: usize = 8;
 const FORK_DEPTH_KEPT: usize = 1;
 /// Items of tables that went, deleted by one transaction.
 const GONE_PER_STEP: usize = 64;
-/// Recovery may begin at any of as many uberblocks (R6).
-const UBERBLOCKS_KEPT: u64 = 3;
 /// Before settling looks again, when another flush has the table.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -384,7 +383,8 @@ impl Pool {
             if gone.since.get() <= before_head {
                 gone.passed.get_or_insert(uberblock);
             }
-            let passed = gone.passed.is_some_and(|since| uberblock >= since + UBERBLOCKS_KEPT);
+            let passed =
+                gone.passed.is_some_and(|since| uberblock >= since + UBERBLOCKS_KEPT as u64);
             let forget = passed && left > 0;
             if forget {
                 left -= 1;

@@ -13,13 +13,13 @@ use copyhold_device::DynDevice;
 use copyhold_format::label::Label;
 use copyhold_format::log::{Batch, FrameHead, FrameKind, Payload, PieceRef, encode_frame};
 use copyhold_format::uberblock::Uberblock;
-use copyhold_log::{Appender, Recovered, RecoveredBatch, Ring, RingFull};
+use copyhold_log::{Appender, Recovered, RecoveredBatch, Ring, RingFull, UBERBLOCKS_KEPT};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{Buf, Digest, Incarnation, Txg};
 
 use crate::config::Limits;
 use crate::health::Health;
-use crate::{PoolError, Sabotage, labels, log_room};
+use crate::{PoolError, Sabotage, log_room, uberblocks};
 
 /// Where the uberblock comes late, on purpose: only one of so many is written.
 const LATE: u64 = 4;
@@ -294,7 +294,7 @@ impl Journal {
             self.state.lock().appender.reuse_before(uberblock.head);
         }
         if !late || uberblock.number.is_multiple_of(LATE) {
-            labels::write_uberblock(&self.device, &self.label, &uberblock).await?;
+            uberblocks::write_uberblock(&self.device, &self.label, &uberblock).await?;
             let again = self.limits.breaks(Sabotage::TrustSecondFlush);
             health.flush(&self.device, again).await?;
         }
@@ -310,18 +310,22 @@ impl Journal {
         Ok(true)
     }
 
-    /// Writes an uberblock that was the newest once as the newest, durably: what later ones know is
-    /// given up.
+    /// Writes an uberblock that was the newest once as the newest three, durably: what later ones
+    /// know is given up, also where two of the three are lost (U1 of `uberblocks`). The highest
+    /// number goes first, so that whatever a crash leaves, none is behind a later one.
     pub(crate) async fn go_back_to(
         &self,
         uberblock: &Uberblock,
         health: &Health,
     ) -> Result<(), PoolError> {
-        let number = self.state.lock().uberblock + 1;
-        let again = Uberblock { number, ..uberblock.clone() };
-        labels::write_uberblock(&self.device, &self.label, &again).await?;
-        health.flush(&self.device, false).await?;
-        self.state.lock().uberblock = number;
+        let given_up = self.state.lock().uberblock;
+        let last = given_up + UBERBLOCKS_KEPT as u64;
+        for number in (given_up + 1..=last).rev() {
+            let again = Uberblock { number, ..uberblock.clone() };
+            uberblocks::write_uberblock(&self.device, &self.label, &again).await?;
+            health.flush(&self.device, false).await?;
+        }
+        self.state.lock().uberblock = last;
         Ok(())
     }
 

@@ -1,14 +1,13 @@
-//! Labels and uberblocks on the device: read at opening, written at creation and when the log's
-//! head moves.
+//! Labels on the device: read at opening; written at creation, for a repair, and when features
+//! change.
 //!
 //! Either label is enough to open a pool; a damaged one is written again from the other before
 //! anything else is written.
 
-use copyhold_device::DynDevice;
+use copyhold_device::{DeviceError, DynDevice};
 use copyhold_format::FormatError;
-use copyhold_format::label::{self, AREA_BLOCKS, Label, RING_SLOTS, RING_START};
-use copyhold_format::uberblock::Uberblock;
-use copyhold_types::{BLOCK_BYTES, Buf, PoolId, Purpose};
+use copyhold_format::label::{self, AREA_BLOCKS, Label};
+use copyhold_types::{Buf, Purpose};
 
 use crate::PoolError;
 
@@ -63,7 +62,7 @@ enum LabelProblem {
     #[error(transparent)]
     Format(FormatError),
     #[error(transparent)]
-    Device(#[from] copyhold_device::DeviceError),
+    Device(#[from] DeviceError),
 }
 
 async fn read_label(device: &DynDevice, block: u64) -> Result<Label, LabelProblem> {
@@ -122,50 +121,6 @@ pub(crate) async fn repair_labels(device: &DynDevice, labels: &Labels) -> Result
             write_label(device, &labels.label, at).await?;
         }
     }
-    Ok(())
-}
-
-/// Every uberblock that verifies, of both labels, oldest first, without doubles.
-pub async fn read_uberblocks(
-    device: &DynDevice,
-    label: &Label,
-) -> Result<Vec<Uberblock>, PoolError> {
-    let mut found = Vec::new();
-    let mut failed = None;
-    for at in Label::areas(label.blocks) {
-        match device.read(at + RING_START, RING_SLOTS as u32, Purpose::Label).await {
-            Ok(ring) => found.extend(parse_ring(&ring, label.pool)),
-            Err(error) => failed = Some(error),
-        }
-    }
-    found.sort_by_key(|uberblock| uberblock.number);
-    found.dedup();
-    match (found.is_empty(), failed) {
-        (true, Some(error)) => Err(error.into()),
-        (true, None) => Err(PoolError::damaged(
-            device.geometry().name,
-            "no uberblock verifies on either label; the pool cannot be opened",
-        )),
-        _ => Ok(found),
-    }
-}
-
-fn parse_ring(ring: &[u8], pool: PoolId) -> impl Iterator<Item = Uberblock> + '_ {
-    ring.chunks(BLOCK_BYTES).filter_map(move |block| Uberblock::parse(block, pool).ok())
-}
-
-/// Writes an uberblock to both labels. Durable after the next flush.
-pub(crate) async fn write_uberblock(
-    device: &DynDevice,
-    label: &Label,
-    uberblock: &Uberblock,
-) -> Result<(), PoolError> {
-    let block = Buf::from_bytes(&uberblock.encode());
-    let slot = RING_START + uberblock.number % RING_SLOTS;
-    let [first, second] = Label::areas(label.blocks)
-        .map(|area| device.write(area + slot, block.clone().into(), Purpose::Label));
-    let (first, second) = futures_util::join!(first, second);
-    first.and(second)?;
     Ok(())
 }
 

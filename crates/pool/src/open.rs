@@ -60,7 +60,7 @@ use crate::pins::Pins;
 use crate::tables::Tables;
 use crate::tail::Tail;
 use crate::tenancy::{NoTenants, Tenancy};
-use crate::{Pool, PoolError, Sabotage, maps, sabotage, tail};
+use crate::{Pool, PoolError, Sabotage, maps, sabotage, tail, uberblocks};
 
 impl Pool {
     /// Makes an empty pool on `device`, whatever was on it.
@@ -93,7 +93,8 @@ impl Pool {
             label.generation += u64::from(label.features != labels.label.features);
         }
         let ring = log_ring(&device, &label, &options);
-        let start = Start::find(&device, &label, &ring, &options).await?;
+        let uberblocks = uberblocks::find(&device, &label).await?;
+        let start = Start::find(&uberblocks, &ring, &options).await?;
         let Start { uberblock, mut heads, mut recovered, mut cut } = start;
         if options.limits.breaks(Sabotage::KeepNewestHeadOnly) {
             heads = vec![uberblock.head];
@@ -127,6 +128,9 @@ impl Pool {
         let pool = Arc::new(pool);
         if !pool.is_read_only() {
             if !pool.sabotaged(Sabotage::NoFlushAtMount) {
+                pool.flush_device().await?;
+            }
+            if uberblocks.repair(&pool.device, &pool.label).await? {
                 pool.flush_device().await?;
             }
             if pool.cut.is_some() {

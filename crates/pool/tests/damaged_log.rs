@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use copyhold_device::DynDevice;
 use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
-use copyhold_format::label::Label;
+use copyhold_format::label::{Label, RING_SLOTS, RING_START};
 use copyhold_log::{Recovered, Ring, recover};
 use copyhold_pool::{
     CreateOptions, Limits, OpenOptions, Pool, PoolError, Tier, Transaction, read_labels,
@@ -181,9 +181,21 @@ fn a_cut_before_the_newest_uberblock_begins_at_an_older_one() {
         let all = items(&machine, &pool);
         assert_eq!(all, (0..all.len() as u64).collect::<Vec<_>>(), "a beginning");
         machine.rt.block_on(put(&pool, 99));
-        let machine = Machine::on(&machine.disk.image());
-        let pool = machine.open(writing(false)).unwrap();
-        assert_eq!(items(&machine, &pool), [&all[..], &[99]].concat());
+        let image = machine.disk.image();
+        let newest = uberblock(&image).number;
+        for lost in 0..=2 {
+            // Those that remain know nothing of what was given up (U1).
+            let mut image = image.clone();
+            for number in newest + 1 - lost..=newest {
+                for area in Label::areas(label.blocks) {
+                    let block = area + RING_START + number % RING_SLOTS;
+                    image.corrupt(block, |bytes| bytes[9] ^= 1);
+                }
+            }
+            let machine = Machine::on(&image);
+            let pool = machine.open(writing(false)).unwrap();
+            assert_eq!(items(&machine, &pool), [&all[..], &[99]].concat(), "{lost} lost");
+        }
     }
     assert!(cuts > 0, "no such crash was found");
 }

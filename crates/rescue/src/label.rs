@@ -13,7 +13,10 @@ use crate::source::{Source, read};
 /// Blocks of the label area at either end.
 const AREA: u64 = 64;
 /// The ring of uberblocks in it.
-const RING: std::ops::Range<u64> = 16..48;
+const RING: u64 = 16;
+const SLOTS: u64 = 32;
+/// Uberblocks whose log is still there.
+pub(crate) const UBERBLOCKS_KEPT: usize = 3;
 const VERSION: u32 = 2;
 /// A feature: nodes may lie in fragments.
 const FRAGMENTS: u64 = 1 << 0;
@@ -35,7 +38,17 @@ pub struct Label {
     pub(crate) log_blocks: u64,
 }
 
+/// Where in an area an uberblock is.
+fn slot_of(number: u64) -> u64 {
+    RING + number % SLOTS
+}
+
 impl Label {
+    /// First blocks of the areas at both ends.
+    fn areas(&self) -> [u64; 2] {
+        [0, self.blocks - AREA]
+    }
+
     fn parse(block: &[u8]) -> Parse<Label> {
         let mut bytes = Bytes(block);
         bytes.magic(b"COPYHOLD")?;
@@ -133,6 +146,7 @@ impl Uberblock {
         bytes.magic(b"CHUBERBL")?;
         digest_fits(block, 32, 0)?;
         let number = bytes.u64()?;
+        demand(number > 0 && number <= 1 << 63, "a number that none has")?;
         demand(bytes.array()? == label.pool, "of another pool")?;
         bytes.take(24)?;
         let (durable, head) = (bytes.u64()?, bytes.u64()?);
@@ -144,14 +158,40 @@ impl Uberblock {
         Ok(Uberblock { number, durable, head, before_txg, before_digest, tables })
     }
 
+    /// The one in the slot of `number` at one end, if it is good.
+    fn at(source: &dyn Source, label: &Label, area: u64, number: u64) -> Option<Uberblock> {
+        let bytes = read(source, area + slot_of(number), 1).ok()?;
+        let found = Uberblock::parse(&bytes, label).ok()?;
+        (slot_of(found.number) == slot_of(number)).then_some(found)
+    }
+
+    /// Whether so many newer ones than this one may be lost that its log is perhaps overwritten.
+    pub(crate) fn may_be_old(&self, source: &dyn Source, label: &Label) -> bool {
+        let areas = label.areas();
+        let at = |area, number| Uberblock::at(source, label, area, number);
+        // An end that is whole shows which slots were never used.
+        let is_unused = |area: u64, number: u64| {
+            let is_zero = |block: Vec<u8>| block.iter().all(|byte| *byte == 0);
+            at(area, self.number).is_some()
+                && read(source, area + slot_of(number), 1).is_ok_and(is_zero)
+        };
+        let is_lost = |number: u64| {
+            let is_new = number <= SLOTS && areas.iter().any(|area| is_unused(*area, number));
+            !is_new && areas.iter().all(|area| at(*area, number).is_none())
+        };
+        (1..=UBERBLOCKS_KEPT as u64).all(|n| is_lost(self.number + n))
+    }
+
+    /// Whether it says what another says, under another number.
+    pub(crate) fn is_copy_of(&self, other: &Uberblock) -> bool {
+        *self == Uberblock { number: self.number, ..other.clone() }
+    }
+
     /// The good ones of both ends, the newest first.
     pub(crate) fn all(source: &dyn Source, label: &Label) -> Vec<Uberblock> {
-        let slots = |area: u64| RING.map(move |slot| area + slot);
-        let blocks = slots(0).chain(slots(label.blocks - AREA));
-        let parsed = blocks.filter_map(|block| {
-            let bytes = read(source, block, 1).ok()?;
-            Uberblock::parse(&bytes, label).ok()
-        });
+        let slots = |area: u64| (0..SLOTS).map(move |number| (area, number));
+        let slots = label.areas().into_iter().flat_map(slots);
+        let parsed = slots.filter_map(|(area, slot)| Uberblock::at(source, label, area, slot));
         let found: BTreeMap<u64, Uberblock> = parsed.map(|found| (found.number, found)).collect();
         found.into_values().rev().collect()
     }

@@ -15,14 +15,11 @@ use crate::damage::Damage;
 use crate::directory::{Attribute, attributes};
 use crate::inode::{FileKind, Inode};
 use crate::key::{INODE, Key, SUBVOLUME, SYMLINK};
-use crate::label::{Label, Uberblock};
+use crate::label::{Label, UBERBLOCKS_KEPT, Uberblock};
 use crate::replay::Replay;
 use crate::source::Source;
 use crate::subvolume::Subvolume;
 use crate::tables::{Found, SYSTEM, Tables, Window};
-
-/// Uberblocks whose log is still there.
-const UBERBLOCKS_KEPT: usize = 3;
 
 pub struct Pool<S> {
     source: S,
@@ -140,11 +137,15 @@ fn newest(source: &dyn Source, label: &Label) -> Result<Chain, Damage> {
     let Some((first, older)) = uberblocks.split_first() else {
         return Err(Damage::new("the uberblocks", "none of them can be read"));
     };
-    let newest = Chain::follow(source, label, first);
+    let mut newest = Chain::follow(source, label, first);
+    if first.may_be_old(source, label) {
+        newest.damage.push(Damage::new("the uberblocks", "newer ones may be lost"));
+    }
     if newest.last_txg >= first.durable {
         return Ok(newest);
     }
-    for uberblock in older.iter().take(UBERBLOCKS_KEPT) {
+    let older = older.iter().filter(|uberblock| !uberblock.is_copy_of(first));
+    for uberblock in older.take(UBERBLOCKS_KEPT) {
         // The newest one comes after it: nothing that its chain leads to was in flight.
         let older = Uberblock { durable: first.durable, ..uberblock.clone() };
         let is_there = newest.end <= older.head.saturating_add(label.log_blocks);

@@ -91,15 +91,25 @@ fn rot_head(dice: &mut Dice, image: &mut SimImage, block: u64) {
     });
 }
 
-/// The newest one or two of the uberblocks rot, on both labels. What older ones need is kept (rule
-/// R6).
+/// The newest one or two of the uberblocks rot, on both labels; of these one, where the power has
+/// torn the next. What older ones need is kept (rule R6).
 fn rot_uberblocks(dice: &mut Dice, label: &Label, image: &mut SimImage) {
     let found = uberblocks(label, image);
     let newest = found.last().map_or(0, |(uberblock, _)| uberblock.number);
-    let oldest_lost = newest.saturating_sub(dice.below(2)).max(2);
+    let is_torn = slots(label, newest + 1).iter().all(|block| {
+        let bytes = image.read_block(*block);
+        bytes != [0; BLOCK_BYTES] && Uberblock::parse(&bytes, label.pool).is_err()
+    });
+    let second = dice.below(2).min(u64::from(!is_torn));
+    let oldest_lost = newest.saturating_sub(second).max(2);
     for (_, block) in found.iter().filter(|(found, _)| found.number >= oldest_lost) {
         rot(dice, image, *block);
     }
+}
+
+/// Both places of an uberblock.
+fn slots(label: &Label, number: u64) -> [u64; 2] {
+    Label::areas(label.blocks).map(|area| area + RING_START + number % RING_SLOTS)
 }
 
 /// One of the blocks of the ring that recovery reads.

@@ -1,7 +1,7 @@
 //! Labels and uberblocks.
 
 use copyhold_check::{End, Problem, Severity};
-use copyhold_device::sim::SimImage;
+use copyhold_device::sim::{Lasting, SimImage};
 use copyhold_format::label::{AREA_BLOCKS, Label, RING_SLOTS, RING_START};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_pool::PoolError;
@@ -111,4 +111,34 @@ fn without_any_uberblock_the_pool_does_not_open() {
     assert_eq!(kinds(&image), ["cannot-open", "uberblock"]);
     let Err(error) = Power::on(&image).open(false) else { panic!("it opened") };
     assert!(error.to_string().contains("no uberblock verifies"), "{error}");
+}
+
+#[test]
+fn more_lost_uberblocks_than_the_log_is_kept_for_are_told() {
+    let mut image = sound();
+    for slot in &slots(&image)[..3] {
+        ENDS.iter().for_each(|&end| rot(&mut image, end + RING_START + slot));
+    }
+    assert_eq!(kinds(&image), ["cannot-open", "uberblock"]);
+}
+
+/// A slot that cannot be read hides neither the others nor the log.
+#[test]
+fn a_slot_at_each_end_that_cannot_be_read_hides_nothing() {
+    let mut image = sound();
+    let [newest, older, oldest, ..] = slots(&image)[..] else { panic!("too few uberblocks") };
+    rot(&mut image, ENDS[1] + RING_START + older);
+    let power = Power::on(&image);
+    power.device.break_block(ENDS[0] + RING_START + newest, 5, Lasting::Forever);
+    power.device.break_block(ENDS[1] + RING_START + oldest, 5, Lasting::Forever);
+    let report = power.check().unwrap();
+    let copies = report.problems().filter_map(|problem| match problem {
+        Problem::UberblockCopy { end, slot, .. } => Some((*end == End::End, *slot)),
+        _ => None,
+    });
+    let mut copies: Vec<_> = copies.collect();
+    let mut wanted = vec![(false, newest), (true, older), (true, oldest)];
+    copies.sort_unstable();
+    wanted.sort_unstable();
+    assert_eq!(copies, wanted);
 }

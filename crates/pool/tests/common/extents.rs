@@ -9,7 +9,7 @@ use copyhold_types::{Buf, EpochId, Key, Pointer, Purpose, Run, TableId, Txg};
 
 const TABLE: TableId = TableId(100);
 
-fn key(n: u64) -> Key {
+pub(crate) fn key(n: u64) -> Key {
     Key::new(1, EXTENT, n)
 }
 
