@@ -141,7 +141,13 @@ impl Filesystem {
         if self.writable().is_err() {
             return self.usable();
         }
-        self.write_through(&inode, true).await?;
+        let had_error = inode.state().error.is_some();
+        let written = self.write_through(&inode, true).await;
+        if written.is_err() && !had_error {
+            // It is told here.
+            inode.state().error = None;
+        }
+        written?;
         self.commit_inode(&inode).await
     }
 
