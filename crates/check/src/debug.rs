@@ -9,7 +9,7 @@ use copyhold_format::label::Label;
 use copyhold_format::node::{Level, Node};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Ring, recover};
-use copyhold_pool::{Pool, PoolError, read_labels, read_uberblocks};
+use copyhold_pool::{Pool, PoolError, newest_uberblock, read_labels};
 use copyhold_table::Table;
 use copyhold_types::{Buf, Key, NodePtr, TableId, Txg};
 use serde::Serialize;
@@ -172,8 +172,7 @@ pub struct BatchView {
 /// No label or no uberblock can be used, or the log cannot be read.
 pub async fn log(device: &DynDevice) -> Result<LogView, PoolError> {
     let label = read_labels(device).await?.label;
-    let mut uberblocks = read_uberblocks(device, &label).await?;
-    let newest = uberblocks.pop().expect("reading gives at least one");
+    let newest = newest_uberblock(device, &label).await?;
     let ring = Ring::new(device.clone(), label.log, label.log_blocks, label.pool, label.secret);
     let recovered = recover(&ring, &newest).await?;
     let batches = recovered.batches.iter().map(|batch| BatchView {

@@ -6,7 +6,7 @@ use copyhold_device::DynDevice;
 use copyhold_format::node::PartitionDescriptor;
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::Recovered;
-use copyhold_pool::{OpenOptions, Pool, PoolError, read_labels};
+use copyhold_pool::{OpenOptions, Pool, PoolError, newest_uberblock, read_labels};
 use copyhold_runtime::Rt;
 use copyhold_types::Txg;
 
@@ -43,12 +43,12 @@ pub(crate) async fn check(
     };
     labels::check_labels(&name, &areas, &mut report);
     labels::check_uberblocks(&name, &areas, &label, &mut report);
-    let log = match labels::newest(&areas, label.pool) {
-        Some(uberblock) => {
+    let log = match newest_uberblock(&device, &label).await {
+        Ok(uberblock) => {
             let recovered = log::check_log(&device, &label, &uberblock, &mut report).await;
             recovered.map(|recovered| (uberblock, recovered))
         }
-        None => None,
+        Err(_) => None,
     };
     let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
     match Pool::open(rt, device.clone(), read_only).await {

@@ -136,9 +136,3 @@ pub(crate) fn check_uberblocks(device: &str, areas: &[Area; 2], label: &Label, r
         }
     }
 }
-
-/// The newest uberblock of either end.
-pub(crate) fn newest(areas: &[Area; 2], pool: PoolId) -> Option<Uberblock> {
-    let slots = areas.iter().flat_map(|area| (0..RING_SLOTS).map(move |at| slot(area, at, pool)));
-    slots.filter_map(|slot| slot.good().cloned()).max_by_key(|uberblock| uberblock.number)
-}

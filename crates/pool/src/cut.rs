@@ -38,9 +38,13 @@ pub(crate) struct Start {
     pub(crate) cut: Option<String>,
 }
 
-/// Whether two uberblocks differ in nothing but their numbers.
-fn is_copy(one: &Uberblock, other: &Uberblock) -> bool {
-    *one == Uberblock { number: one.number, ..other.clone() }
+/// Those that may serve in place of the newest, each state once. One that was given up knows more
+/// than the newest does, and leads past the cut.
+fn older_than(newest: &Uberblock, all: &[Uberblock]) -> Vec<Uberblock> {
+    let is_older = |it: &&Uberblock| it.durable <= newest.durable && it.head <= newest.head;
+    let mut older: Vec<Uberblock> = all.iter().rev().filter(is_older).cloned().collect();
+    older.dedup_by(|next, it| *next == Uberblock { number: next.number, ..it.clone() });
+    older.into_iter().skip(1).take(OLDER).collect()
 }
 
 impl Start {
@@ -68,9 +72,7 @@ impl Start {
             Some(_) if options.limits.breaks(Sabotage::CutInTheMiddle) => Ok(newest),
             Some(damage) if !options.read_only && !options.cut_tail => Err(damage.into()),
             Some(damage) => {
-                let is_other = |older: &&Uberblock| !is_copy(older, &newest.uberblock);
-                let older = uberblocks.all.iter().rev().filter(is_other).take(OLDER).cloned();
-                let older: Vec<Uberblock> = older.collect();
+                let older = older_than(&newest.uberblock, &uberblocks.all);
                 if newest.is_whole() {
                     return Ok(newest.told(&damage, ""));
                 }

@@ -75,4 +75,4 @@ pub use pool::Pool;
 pub use sabotage::{Sabotage, Scribble, ScribbleFn};
 pub use tenancy::{NodeTurnover, Tenancy, free_node};
 pub use transaction::{Credit, Transaction};
-pub use uberblocks::read_uberblocks;
+pub use uberblocks::{newest_uberblock, read_uberblocks};

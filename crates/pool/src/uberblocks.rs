@@ -9,8 +9,8 @@
 //!
 //! U1  A mount that writes has three again before it writes anything else: where there is no
 //!     uberblock of one of the last three numbers, the next one takes that number, too, or the
-//!     newest, so that none that was lost comes back; and each of the three is in both areas, unless
-//!     one refuses it.
+//!     newest, so that none that was lost comes back; and each of the three is in both areas,
+//!     unless one refuses it.
 
 use copyhold_device::{DeviceError, DynDevice};
 use copyhold_format::label::{Label, RING_SLOTS, RING_START};
@@ -105,6 +105,15 @@ pub(crate) async fn find(device: &DynDevice, label: &Label) -> Result<Uberblocks
     Ok(Uberblocks { all, lacks })
 }
 
+/// The one from which a pool is recovered.
+///
+/// # Errors
+/// None verifies, or so many newer ones may be lost that the log of the newest is perhaps
+/// overwritten.
+pub async fn newest_uberblock(device: &DynDevice, label: &Label) -> Result<Uberblock, PoolError> {
+    Ok(find(device, label).await?.newest().clone())
+}
+
 type Rings = [Vec<Slot>; 2];
 
 async fn read(device: &DynDevice, label: &Label) -> Rings {
@@ -151,16 +160,19 @@ fn error_of(number: u64, rings: &Rings) -> Option<&DeviceError> {
 }
 
 fn too_many_lost(device: &DynDevice, newest: &Uberblock, lost: &[u64], rings: &Rings) -> PoolError {
-    if let Some(error) = lost.iter().find_map(|number| error_of(*number, rings)) {
-        return error.clone().into();
-    }
     let number = newest.number;
     let why = format!(
         "more than {LOST_MAX} uberblocks newer than number {number} may be lost: their slots \
          verify on neither label, and the log that number {number} needs may be overwritten; run \
          `copyhold debug export POOL DIR` to copy what can be read"
     );
-    PoolError::damaged(device.geometry().name, why)
+    match lost.iter().find_map(|number| error_of(*number, rings)) {
+        Some(error) => {
+            tracing::error!("{why}");
+            error.clone().into()
+        }
+        None => PoolError::damaged(device.geometry().name, why),
+    }
 }
 
 fn nothing_found(device: &DynDevice, rings: &Rings) -> PoolError {
@@ -196,8 +208,8 @@ impl Uberblocks {
         self.all.last().expect("there is at least one")
     }
 
-    /// Establishes U1, with the next flush, before which nothing else is written. Says whether there
-    /// was anything to write.
+    /// Establishes U1, with the next flush, before which nothing else is written. Says whether
+    /// there was anything to write.
     pub(crate) async fn repair(
         &self,
         device: &DynDevice,
@@ -209,7 +221,8 @@ impl Uberblocks {
             for area in areas {
                 let at = Label::areas(label.blocks)[*area];
                 tracing::warn!("writing uberblock {} of the label at {at} again", uberblock.number);
-                match write_at(device, at, uberblock).await {
+                let block = Buf::from_bytes(&uberblock.encode());
+                match write_at(device, at, uberblock.number, block).await {
                     Ok(()) => copies += 1,
                     Err(error) => failed = Some(error),
                 }
@@ -230,13 +243,14 @@ pub(crate) async fn write_uberblock(
     label: &Label,
     uberblock: &Uberblock,
 ) -> Result<(), PoolError> {
-    let [first, second] = Label::areas(label.blocks).map(|area| write_at(device, area, uberblock));
-    let (first, second) = join(first, second).await;
-    first.and(second)
+    let block = Buf::from_bytes(&uberblock.encode());
+    let [start, end] = Label::areas(label.blocks)
+        .map(|area| write_at(device, area, uberblock.number, block.clone()));
+    let (start, end) = join(start, end).await;
+    start.and(end)
 }
 
-async fn write_at(device: &DynDevice, area: u64, uberblock: &Uberblock) -> Result<(), PoolError> {
-    let block = Buf::from_bytes(&uberblock.encode());
-    let slot = RING_START + uberblock.number % RING_SLOTS;
+async fn write_at(device: &DynDevice, area: u64, number: u64, block: Buf) -> Result<(), PoolError> {
+    let slot = RING_START + number % RING_SLOTS;
     Ok(device.write(area + slot, block.into(), Purpose::Label).await?)
 }

@@ -164,7 +164,7 @@ fn a_cut_log_goes_on_and_what_was_cut_never_comes_back() {
 /// before that head would be missing.
 #[test]
 fn a_cut_before_the_newest_uberblock_begins_at_an_older_one() {
-    let mut cuts = 0;
+    let (mut cuts, mut twice) = (0, 0);
     for count in 20..100 {
         let mut image = crashed(count, Limits { delta_bytes: 1024, ..Limits::default() });
         let (label, found) = Machine::on(&image).log();
@@ -196,7 +196,21 @@ fn a_cut_before_the_newest_uberblock_begins_at_an_older_one() {
             let pool = machine.open(writing(false)).unwrap();
             assert_eq!(items(&machine, &pool), [&all[..], &[99]].concat(), "{lost} lost");
         }
+        // The log of what was gone back to is damaged, too: no uberblock that was given up serves.
+        let gone_back_to = uberblock(&image);
+        if gone_back_to.durable.get() > gone_back_to.before_head_txg {
+            let mut image = image.clone();
+            rot(&mut image, &label, gone_back_to.head);
+            for mode in [read_only(), writing(true)] {
+                let machine = Machine::on(&image);
+                let Ok(pool) = machine.open(mode) else { continue };
+                let left = items(&machine, &pool);
+                assert!(!left.contains(&99), "a state that was given up: {left:?}");
+                twice += 1;
+            }
+        }
     }
+    assert!(twice > 0, "no such damage was found");
     assert!(cuts > 0, "no such crash was found");
 }
 

@@ -182,9 +182,11 @@ impl Uberblock {
         (1..=UBERBLOCKS_KEPT as u64).all(|n| is_lost(self.number + n))
     }
 
-    /// Whether it says what another says, under another number.
-    pub(crate) fn is_copy_of(&self, other: &Uberblock) -> bool {
-        *self == Uberblock { number: self.number, ..other.clone() }
+    /// Whether it may serve in place of a newer one: it says something else, and knows no more. One
+    /// that knows more was given up.
+    pub(crate) fn is_older_than(&self, newest: &Uberblock) -> bool {
+        let is_copy = *self == Uberblock { number: self.number, ..newest.clone() };
+        !is_copy && self.durable <= newest.durable && self.head <= newest.head
     }
 
     /// The good ones of both ends, the newest first.

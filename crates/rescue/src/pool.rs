@@ -144,7 +144,7 @@ fn newest(source: &dyn Source, label: &Label) -> Result<Chain, Damage> {
     if newest.last_txg >= first.durable {
         return Ok(newest);
     }
-    let older = older.iter().filter(|uberblock| !uberblock.is_copy_of(first));
+    let older = older.iter().filter(|uberblock| uberblock.is_older_than(first));
     for uberblock in older.take(UBERBLOCKS_KEPT) {
         // The newest one comes after it: nothing that its chain leads to was in flight.
         let older = Uberblock { durable: first.durable, ..uberblock.clone() };

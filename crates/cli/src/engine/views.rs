@@ -9,7 +9,7 @@ use copyhold_device::{DynDevice, OpenMode};
 use copyhold_format::label::Label;
 use copyhold_format::node::Level;
 use copyhold_log::{Recovered, Ring, recover};
-use copyhold_pool::{PoolError, read_labels, read_uberblocks};
+use copyhold_pool::{PoolError, newest_uberblock, read_labels, read_uberblocks};
 use copyhold_types::{NodePtr, Txg};
 use serde_json::{Value, json};
 
@@ -99,8 +99,7 @@ pub(crate) fn log(pool: &Path) -> Result<Value, Failure> {
 }
 
 async fn recovered(device: &DynDevice, label: &Label) -> Result<Recovered, Failure> {
-    let newest = read_uberblocks(device, label).await?.pop();
-    let newest = newest.expect("reading gives at least one");
+    let newest = newest_uberblock(device, label).await?;
     let ring = Ring::new(device.clone(), label.log, label.log_blocks, label.pool, label.secret);
     Ok(recover(&ring, &newest).await.map_err(PoolError::from)?)
 }
