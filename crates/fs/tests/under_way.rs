@@ -230,6 +230,31 @@ fn close_leaves_an_error_of_the_background_to_fsync() {
     });
 }
 
+/// R34: an error that a close itself met is told by it, and by no fsync.
+#[test]
+fn close_tells_its_own_error_once() {
+    let world = World::new(4, 16_384);
+    world.run(async {
+        let options = Options { attach_bytes_max: 0, ..Options::default() };
+        let fs = world.open_with(options).await;
+        let file = create(&fs, "f").await;
+        write(&fs, file, 0, &pattern(1, 50)).await;
+        fs.fsync(file, false).await.unwrap();
+        let empties = OpenFlags { truncate: true, ..OpenFlags::READ_WRITE };
+        fs.open_node(file, empties).await.unwrap();
+        for size in [100, 2 * BLOCK] {
+            // Zeros behind its end are written.
+            let grow = SetAttr { size: Some(size), ..SetAttr::default() };
+            fs.setattr(&Caller::ROOT, file, &grow).await.unwrap();
+        }
+        let of_data = Trigger::Write { nth: 0, why: Some(Purpose::Data) };
+        world.device.arm(of_data, Fault::Error(5));
+        fs.flush(file).await.expect_err("its write fails");
+        fs.fsync(file, false).await.expect("it was told");
+        world.close(fs).await;
+    });
+}
+
 /// Of a batch that waits for another file's, the space of some blocks is punched out: that is no
 /// error, and the others go to where they belong. Both sides of the hole were allocated together,
 /// so they are neighbours on the device.
