@@ -18,9 +18,9 @@
 //!
 //! Inside, from the transaction down: `open_txg` is what it joins, `commit` makes that durable,
 //! `journal` is the log, `flush` settles tables and metaslabs behind it, `open` brings all of it
-//! back after a crash. Locks, in order: the gate of the open txg (shared by transactions), a
-//! table's partition, a metaslab, then leaves of the order such as the journal's state and pins.
-//! None is held across an await.
+//! back after a crash. Locks, in order: the gate of the open txg (shared by transactions), pins,
+//! the journal's state, a table's partition, a metaslab (`sync::rank` has all). None is held across
+//! an await.
 
 #![forbid(unsafe_code)]
 
