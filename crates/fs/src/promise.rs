@@ -204,11 +204,31 @@ impl Filesystem {
         let wanted = Request { inodes, ..Request::for_edits(edits, bytes) };
         let hold = self.hold(subvol, wanted, strict).await;
         let hold = hold.inspect_err(|refused| self.tell_refused(subvol, refused))?;
+        let credit = match self.admit(subvol, tier, edits, bytes).await {
+            // What was given up may be on its way to be free (R22).
+            Err(refused) if refused.is_full() && tier == Tier::Write => {
+                if let Err(error) = Box::pin(self.free_released()).await {
+                    tracing::debug!(%error, "not all that was given up could be freed");
+                }
+                self.admit(subvol, tier, edits, bytes).await?
+            }
+            credit => credit?,
+        };
+        Ok(Charge { credit, hold })
+    }
+
+    async fn admit(
+        self: &Arc<Self>,
+        subvol: &Subvol,
+        tier: Tier,
+        edits: usize,
+        bytes: usize,
+    ) -> Result<Credit> {
         // Who tidies up may take what is kept for others: it gives back more.
         if tier == Tier::Write && self.kept(subvol) > 0 {
             drop(self.space(subvol, 1).await?);
         }
-        Ok(Charge { credit: self.pool.admit(tier, edits, bytes).await?, hold })
+        Ok(self.pool.admit(tier, edits, bytes).await?)
     }
 
     async fn hold(
@@ -246,12 +266,18 @@ impl Filesystem {
 
     /// Frees what is on its way to be free, as far as one caller at its limit may wait for.
     async fn free_for(&self, subvol: &Subvol) -> Result<()> {
+        self.free_released().await?;
+        settle_edits(&self.pool, subvol).await
+    }
+
+    /// Takes up releases that are pending, and deletions, some steps of them.
+    pub(crate) async fn free_released(&self) -> Result<()> {
         for _ in 0..STEPS {
             if !self.volumes.background_step().await? {
                 break;
             }
         }
-        settle_edits(&self.pool, subvol).await
+        Ok(())
     }
 
     /// Files that were unlinked count until they are reaped, which is soon done (R22): the kernel

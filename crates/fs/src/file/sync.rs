@@ -149,5 +149,8 @@ impl Filesystem {
             tracing::debug!(%error, "not all dirty data could be written for want of space");
         }
         self.reaper_idle().await;
+        if let Err(error) = self.free_released().await {
+            tracing::debug!(%error, "not all that was given up could be freed");
+        }
     }
 }
