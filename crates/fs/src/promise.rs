@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::subvol::Subvol;
 use crate::{Filesystem, FsError, Result};
 
-/// Steps of background work that an EDQUOT waits for.
+/// Steps of background work that a refusal waits for.
 const STEPS: usize = 64;
 /// Before it is looked again whether the kernel has forgotten what was unlinked; each time twice as
 /// long, so often.

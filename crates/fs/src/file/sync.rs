@@ -143,7 +143,8 @@ impl Filesystem {
         result
     }
 
-    /// Makes room of what only waits to be given back: cuts, replaced extents, orphans (R22).
+    /// Makes room of what only waits to be given back: cuts, replaced extents, orphans, pending
+    /// releases (R22).
     pub(crate) async fn free_what_is_pending(self: &Arc<Self>) {
         if let Err(error) = self.write_all().await {
             tracing::debug!(%error, "not all dirty data could be written for want of space");
