@@ -24,7 +24,7 @@ pub(crate) struct Area {
 }
 
 impl Area {
-    /// What can be read of the ring.
+    /// The slots of the ring that can be read.
     fn blocks(&self) -> impl Iterator<Item = &[u8]> {
         self.ring.iter().flatten().map(|block| &block[..])
     }

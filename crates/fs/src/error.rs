@@ -9,7 +9,7 @@ use copyhold_types::{InodeNo, SubvolId};
 use copyhold_volume::VolumeError;
 use copyhold_volume::quota::QuotaError;
 
-/// `Clone`: a write error is told to whoever waits for it, and kept for the next fsync (R34).
+/// `Clone`: a failed write answers each caller that waits for it, and the next fsync (R34).
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FsError {

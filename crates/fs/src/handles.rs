@@ -144,7 +144,7 @@ impl Filesystem {
         let had_error = inode.state().error.is_some();
         let written = self.write_through(&inode, true).await;
         if written.is_err() && !had_error {
-            // It is told here.
+            // This close reports the error.
             inode.state().error = None;
         }
         written?;

@@ -205,11 +205,9 @@ impl Filesystem {
         let hold = self.hold(subvol, wanted, strict).await;
         let hold = hold.inspect_err(|refused| self.tell_refused(subvol, refused))?;
         let credit = match self.admit(subvol, tier, edits, bytes).await {
-            // What was given up may be on its way to be free (R22).
+            // Pending releases and deletions may free enough (R22).
             Err(refused) if refused.is_full() && tier == Tier::Write => {
-                if let Err(error) = Box::pin(self.free_released()).await {
-                    tracing::debug!(%error, "not all that was given up could be freed");
-                }
+                Box::pin(self.free_released()).await;
                 self.admit(subvol, tier, edits, bytes).await?
             }
             credit => credit?,
@@ -266,12 +264,18 @@ impl Filesystem {
 
     /// Frees what is on its way to be free, as far as one caller at its limit may wait for.
     async fn free_for(&self, subvol: &Subvol) -> Result<()> {
-        self.free_released().await?;
+        self.background_steps().await?;
         settle_edits(&self.pool, subvol).await
     }
 
-    /// Takes up releases that are pending, and deletions, some steps of them.
-    pub(crate) async fn free_released(&self) -> Result<()> {
+    /// Pending releases and deletions make some steps, as far as they can.
+    pub(crate) async fn free_released(&self) {
+        if let Err(error) = self.background_steps().await {
+            tracing::debug!(%error, "not all released space could be freed");
+        }
+    }
+
+    async fn background_steps(&self) -> Result<()> {
         for _ in 0..STEPS {
             if !self.volumes.background_step().await? {
                 break;

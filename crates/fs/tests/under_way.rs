@@ -75,7 +75,7 @@ fn fsync_waits_for_a_batch_of_another_caller_that_took_what_was_accepted_before(
     }
 }
 
-/// What happens to an emptied file before it leaves memory, and behind that.
+/// Changes of an emptied file before and behind its inode's eviction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Emptied {
     Alone,
@@ -225,12 +225,12 @@ fn close_leaves_an_error_of_the_background_to_fsync() {
         fs.open_node(file, empties).await.unwrap();
         fs.flush(file).await.expect("nothing of it has failed");
         fs.fsync(file, false).await.expect_err("a write in the background has");
-        fs.fsync(file, false).await.expect("it is told once");
+        fs.fsync(file, false).await.expect("an fsync reports it once");
         world.close(fs).await;
     });
 }
 
-/// R34: an error that a close itself met is told by it, and by no fsync.
+/// R34: a close reports its own error, and no fsync reports that again.
 #[test]
 fn close_tells_its_own_error_once() {
     let world = World::new(4, 16_384);
@@ -250,7 +250,7 @@ fn close_tells_its_own_error_once() {
         let of_data = Trigger::Write { nth: 0, why: Some(Purpose::Data) };
         world.device.arm(of_data, Fault::Error(5));
         fs.flush(file).await.expect_err("its write fails");
-        fs.fsync(file, false).await.expect("it was told");
+        fs.fsync(file, false).await.expect("the close has reported it");
         world.close(fs).await;
     });
 }

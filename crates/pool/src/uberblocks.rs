@@ -64,6 +64,10 @@ impl Slot {
             _ => Slot::Bad(None),
         }
     }
+
+    fn good(&self) -> Option<&Uberblock> {
+        if let Slot::Good(uberblock) = self { Some(uberblock) } else { None }
+    }
 }
 
 /// Every uberblock that verifies, of both labels, oldest first, without doubles.
@@ -130,12 +134,6 @@ fn found(rings: &Rings) -> Option<Vec<Uberblock>> {
     (!found.is_empty()).then_some(found)
 }
 
-impl Slot {
-    fn good(&self) -> Option<&Uberblock> {
-        if let Slot::Good(uberblock) = self { Some(uberblock) } else { None }
-    }
-}
-
 /// The numbers behind `newest` up to the first that was certainly not lost.
 fn lost_behind(newest: u64, rings: &Rings) -> impl Iterator<Item = u64> {
     let behind = (1..RING_SLOTS).map(move |n| newest + n);
@@ -193,9 +191,9 @@ async fn read_ring(device: &DynDevice, area: u64, pool: PoolId) -> Vec<Slot> {
         return blocks.map(|(slot, block)| Slot::parse(slot, block, pool)).collect();
     }
     let slots = (0..RING_SLOTS).map(|slot| async move {
+        let read = || device.read(at + slot, 1, Purpose::Label);
         // An error may pass.
-        let again = device.read(at + slot, 1, Purpose::Label);
-        match device.read(at + slot, 1, Purpose::Label).or_else(|_| again).await {
+        match read().or_else(|_| read()).await {
             Ok(block) => Slot::parse(slot, &block, pool),
             Err(error) => Slot::Bad(Some(error)),
         }

@@ -92,7 +92,7 @@ fn rot_head(dice: &mut Dice, image: &mut SimImage, block: u64) {
 }
 
 /// The newest one or two of the uberblocks rot, on both labels; of these one, where the power has
-/// torn the next. What older ones need is kept (rule R6).
+/// torn the next. The log of older ones is kept (rule R6).
 fn rot_uberblocks(dice: &mut Dice, label: &Label, image: &mut SimImage) {
     let found = uberblocks(label, image);
     let newest = found.last().map_or(0, |(uberblock, _)| uberblock.number);

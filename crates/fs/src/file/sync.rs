@@ -38,12 +38,11 @@ impl Filesystem {
         self.commit_inode(inode).await
     }
 
-    /// What is logged of the file is durable when this returns.
+    /// The logged changes of the file are durable when this returns.
     pub(crate) async fn commit_inode(&self, inode: &InodeRef) -> Result<()> {
         let txg = {
             let state = inode.state();
-            // What was dirty may have been dropped with its subvolume, whose deletion a crash may
-            // undo.
+            // The deletion of the subvolume may have dropped dirty data, and a crash may undo it.
             state.expect_present()?;
             inode.newest_txg(&state)
         };
@@ -150,8 +149,6 @@ impl Filesystem {
             tracing::debug!(%error, "not all dirty data could be written for want of space");
         }
         self.reaper_idle().await;
-        if let Err(error) = self.free_released().await {
-            tracing::debug!(%error, "not all that was given up could be freed");
-        }
+        self.free_released().await;
     }
 }

@@ -151,7 +151,7 @@ impl Client {
         self.write_by((id, node), size, len, flags).await
     }
 
-    /// What is opened to be replaced is cut off, and written again, or closed as it is.
+    /// The client opens a file with O_TRUNC, and writes to it or closes it empty.
     async fn open_and_truncate(&mut self) -> Done {
         let Some((id, node)) = self.a_pliable_file() else { return Ok(()) };
         let kill_priv = self.dice.one_in(2);
