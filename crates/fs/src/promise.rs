@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::subvol::Subvol;
 use crate::{Filesystem, FsError, Result};
 
-/// Steps of background work that a refusal waits for.
+/// Steps of background work that a refusal by a limit waits for.
 const STEPS: usize = 64;
 /// Before it is looked again whether the kernel has forgotten what was unlinked; each time twice as
 /// long, so often.
@@ -205,14 +205,34 @@ impl Filesystem {
         let hold = self.hold(subvol, wanted, strict).await;
         let hold = hold.inspect_err(|refused| self.tell_refused(subvol, refused))?;
         let credit = match self.admit(subvol, tier, edits, bytes).await {
-            // Pending releases and deletions may free enough (R22).
-            Err(refused) if refused.is_full() && tier == Tier::Write => {
-                Box::pin(self.free_released()).await;
-                self.admit(subvol, tier, edits, bytes).await?
+            Err(refused) if refused.is_full() && inodes > 0 && self.is_reaping() => {
+                Box::pin(self.admit_patiently(subvol, tier, edits, bytes)).await?
             }
             credit => credit?,
         };
         Ok(Charge { credit, hold })
+    }
+
+    /// As [`Self::admit`], for whoever makes a file: what was unlinked is soon reaped (R22; of
+    /// locks see [`Self::hold_inodes`]).
+    async fn admit_patiently(
+        self: &Arc<Self>,
+        subvol: &Subvol,
+        tier: Tier,
+        edits: usize,
+        bytes: usize,
+    ) -> Result<Credit> {
+        for look in 0..LOOKS {
+            self.reaper_idle().await;
+            // Before it is asked, as in `promise_patiently`.
+            let is_last = !self.is_reaping();
+            match self.admit(subvol, tier, edits, bytes).await {
+                Err(refused) if refused.is_full() && !is_last => {}
+                credit => return credit,
+            }
+            self.rt.sleep(FORGETTING * 2_u32.pow(look)).await;
+        }
+        self.admit(subvol, tier, edits, bytes).await
     }
 
     async fn admit(
@@ -252,36 +272,22 @@ impl Filesystem {
         wanted: Request,
         tier: quota::Tier,
     ) -> Result<Hold> {
-        // What was freed comes back, and edits take less than was held for them (R22). No lock of
+        // Edits take less than was held for them, and what was freed comes back (R22). No lock of
         // an inode may be waited for: the caller has some.
-        // In a box: few requests come here, and all have the room for it.
-        if let Err(error) = Box::pin(self.free_for(subvol)).await {
-            tracing::debug!(%error, "a limit is looked at again, though freeing has failed");
+        if let Err(error) = settle_edits(&self.pool, subvol).await {
+            tracing::debug!(%error, "a limit is looked at again, though a flush has failed");
             self.pool.check_writable()?;
         }
-        Ok(self.volumes.ledger().hold(subvol.id(), wanted, tier)?)
-    }
-
-    /// Frees what is on its way to be free, as far as one caller at its limit may wait for.
-    async fn free_for(&self, subvol: &Subvol) -> Result<()> {
-        self.background_steps().await?;
-        settle_edits(&self.pool, subvol).await
-    }
-
-    /// Pending releases and deletions make some steps, as far as they can.
-    pub(crate) async fn free_released(&self) {
-        if let Err(error) = self.background_steps().await {
-            tracing::debug!(%error, "not all released space could be freed");
-        }
-    }
-
-    async fn background_steps(&self) -> Result<()> {
         for _ in 0..STEPS {
-            if !self.volumes.background_step().await? {
+            match self.volumes.ledger().hold(subvol.id(), wanted, tier) {
+                Err(QuotaError::Exceeded(_)) => {}
+                hold => return Ok(hold?),
+            }
+            if !self.volumes.step_for_space().await {
                 break;
             }
         }
-        Ok(())
+        Ok(self.volumes.ledger().hold(subvol.id(), wanted, tier)?)
     }
 
     /// Files that were unlinked count until they are reaped, which is soon done (R22): the kernel

@@ -137,11 +137,20 @@ impl Filesystem {
 
     /// Removes all files that have no name and that nobody refers to.
     pub async fn reaper_idle(self: &Arc<Self>) {
-        if self.reaper.queue.lock().nodes.is_empty() && self.reaper.working.try_lock().is_some() {
+        if self.is_reaper_idle() {
             return;
         }
         let fs = self.clone();
         finishing(&self.rt, async move { fs.reap_queue().await }).await;
+    }
+
+    fn is_reaper_idle(&self) -> bool {
+        self.reaper.queue.lock().nodes.is_empty() && self.reaper.working.try_lock().is_some()
+    }
+
+    /// Whether what was unlinked is about to give its space back.
+    pub(crate) fn is_reaping(&self) -> bool {
+        self.is_one_unlinked_lately() || !self.is_reaper_idle()
     }
 
     async fn reap_queue(self: &Arc<Self>) {

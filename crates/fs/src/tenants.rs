@@ -35,8 +35,6 @@ const ROUNDS: usize = 3;
 
 /// How often a deletion that others work at is looked at.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// Steps of other deletions that one which finds no space makes before it is refused.
-const STEPS_MAX: usize = 1024;
 
 /// A subvolume, as it is listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -300,18 +298,8 @@ impl Filesystem {
         Ok(self.volumes.renew(subvol, credit).await?)
     }
 
-    /// Credit for what ends a subvolume, or lets it be ended. Where there is no space, deletions
-    /// that are under way give theirs back first: so that many in a row are not refused (R21).
+    /// Credit for what ends a subvolume, or lets it be ended.
     pub(crate) async fn credit_to_end(&self, edits: usize, bytes: usize) -> Result<Credit> {
-        for _ in 0..STEPS_MAX {
-            match self.credit(Tier::DeleteSubvolume, edits, bytes).await {
-                Err(FsError::NoSpace(full)) => match self.volumes.background_step().await {
-                    Ok(true) => {}
-                    _ => return Err(FsError::NoSpace(full)),
-                },
-                credit => return credit,
-            }
-        }
         self.credit(Tier::DeleteSubvolume, edits, bytes).await
     }
 

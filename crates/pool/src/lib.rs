@@ -26,6 +26,7 @@
 
 mod admission;
 mod attached;
+mod before_full;
 mod busy;
 mod commit;
 mod config;

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use copyhold_device::{CounterSnapshot, DynDevice};
 use copyhold_format::label::Label;
@@ -10,7 +9,7 @@ use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_space::{Claim, Figures, Lane, LaneClass, Reservation, Space, Tier};
 use copyhold_sync::{RwLock, of};
 use copyhold_table::{Cached, Table, Value};
-use copyhold_types::{Buf, Bufs, Key, Nanos, Purpose, Run, TableId, Txg};
+use copyhold_types::{Buf, Bufs, Key, Purpose, Run, TableId, Txg};
 
 use crate::PoolError;
 use crate::Sabotage;
@@ -34,12 +33,6 @@ use crate::pins::{Pin, Pins};
 use crate::tables::Tables;
 use crate::tenancy::Tenancy;
 use crate::transaction::{Credit, Transaction};
-
-/// How long space that readers hold back is waited for before the pool is called full, and how
-/// often it is looked at.
-const READERS_PATIENCE: Duration = Duration::from_secs(2);
-const READERS_STEP: Duration = Duration::from_millis(5);
-const READERS_STEP_MAX: Duration = Duration::from_millis(320);
 
 /// An open pool. Everything takes `&self`; the pool is shared as `Arc<Pool>`.
 pub struct Pool {
@@ -187,62 +180,6 @@ impl Pool {
     }
 
     // -- writing ------------------------------------------------------------
-
-    /// Promises `blocks` blocks; before it refuses, it waits for space that is on its way: what the
-    /// last txgs freed, and what flushing gives back (rule R22).
-    pub async fn reserve(
-        self: &Arc<Self>,
-        blocks: u64,
-        tier: Tier,
-    ) -> Result<Reservation, PoolError> {
-        self.check_writable()?;
-        let tier = self.tier(tier);
-        for attempt in 0..3 {
-            match self.space.reserve(blocks, tier) {
-                Ok(reservation) => return Ok(reservation),
-                Err(full) if self.sabotaged(Sabotage::RefuseAtOnce) => return Err(full.into()),
-                Err(_) => {}
-            }
-            if attempt == 1 {
-                // What it could not flush is no reason to refuse: there may be enough now.
-                if let Err(error) = self.flush_all().await {
-                    self.check_writable()?;
-                    tracing::error!("flushing for space: {error}");
-                }
-            }
-            self.hasten_frees().await?;
-        }
-        self.wait_for_readers(blocks, tier).await
-    }
-
-    /// What was freed may be held back by somebody who reads it (rule R3): waits for that, too, and
-    /// makes durable what is freed meanwhile. Where writes wait for the host, waits at least as
-    /// long as they do.
-    async fn wait_for_readers(
-        self: &Arc<Self>,
-        blocks: u64,
-        tier: Tier,
-    ) -> Result<Reservation, PoolError> {
-        let until = || self.rt.now() + READERS_PATIENCE.as_nanos() as Nanos;
-        let mut patience = until();
-        let mut step = READERS_STEP;
-        loop {
-            self.release_deferred();
-            if self.host.writes_wait() {
-                patience = until();
-            }
-            match self.space.reserve(blocks, tier) {
-                Ok(reservation) => return Ok(reservation),
-                Err(full) if full.on_the_way == 0 || self.rt.now() > patience => {
-                    return Err(full.into());
-                }
-                Err(_) => self.rt.sleep(step).await,
-            }
-            step = (step * 2).min(READERS_STEP_MAX);
-            self.hasten_frees().await?;
-            self.check_writable()?;
-        }
-    }
 
     /// As [`Self::reserve`], but never waits: full when it would have to.
     pub fn reserve_now(&self, blocks: u64, tier: Tier) -> Result<Reservation, PoolError> {
@@ -397,18 +334,6 @@ impl Pool {
 
     pub(crate) fn last_joined(&self) -> Txg {
         Txg::new(self.joined.load(Ordering::Acquire)).unwrap_or_else(|| self.durable_txg())
-    }
-
-    /// Commits twice, so that what was freed until now is allocatable if nobody reads it; but not
-    /// out of the part of the log that trims it (A1): whoever asks again and again for space that
-    /// is not there would use that up.
-    async fn hasten_frees(self: &Arc<Self>) -> Result<(), PoolError> {
-        for _ in 0..2 {
-            if !self.is_full() {
-                self.commit_empty().await?;
-            }
-        }
-        Ok(())
     }
 
     /// Stops all writing at once; nothing after this reaches the device (GOINGDOWN, rule R12).

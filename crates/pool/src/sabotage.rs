@@ -67,6 +67,8 @@ pub enum Sabotage {
     WholeNodes,
     /// R22: a full pool refuses at once, whatever is on its way to be free.
     RefuseAtOnce,
+    /// R22: a full pool does not wait for what deleted snapshots leave to be freed.
+    RefuseBeforeDeletions,
     /// R30: a sealed table that was handed over stays one that can be read.
     KeepSealed,
     /// R28: a table that is handed over in steps is not sealed before the first.
@@ -96,7 +98,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 36] = [
+    pub const ALL: [Sabotage; 37] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::WholeFrameRecovery,
@@ -121,6 +123,7 @@ impl Sabotage {
         Sabotage::NoReserve,
         Sabotage::WholeNodes,
         Sabotage::RefuseAtOnce,
+        Sabotage::RefuseBeforeDeletions,
         Sabotage::KeepSealed,
         Sabotage::HandOverUnsealed,
         Sabotage::JoinBeforeData,

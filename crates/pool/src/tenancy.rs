@@ -4,6 +4,7 @@
 //! node that a tree gives up is still another's, only the layer above knows (R4): it is asked while
 //! the flush's transaction is applied, with everything that decides held still.
 
+use copyhold_runtime::BoxFuture;
 use copyhold_table::Edit;
 use copyhold_types::{EpochId, Key, NodePtr, Pointer, TableId, Txg};
 
@@ -24,6 +25,12 @@ pub trait Tenancy: Send + Sync {
     /// Edits that belong to a txg as a whole. Nothing is joined to any txg while it answers; it
     /// never waits.
     fn closing(&self, txg: Txg) -> Vec<(TableId, Key, Edit)>;
+
+    /// One bounded step that frees what was given up, where there is any. Whether it did anything;
+    /// `false`, too, where it has failed, which is logged.
+    fn free_some(&self) -> BoxFuture<'_, bool> {
+        Box::pin(std::future::ready(false))
+    }
 }
 
 /// Takes account of what a flush has done to a table's tree.

@@ -10,7 +10,9 @@
 //!     after fills, half after changes, a quarter after deletes.
 //! U2  After all but deletes a file can be unlinked; after everything each subvolume can be
 //!     deleted, and its deletion ends, also by the next mount (R21).
-//! U3  When all is deleted, all space is there again.
+//! U3  When all is deleted, all space is there again. A write that needs it takes it as soon as the
+//!     last deletion is accepted, within a bound of simulated time; nothing is refused while a step
+//!     of background work could free something (R22).
 //! U4  What nobody has changed reads as it was written; `check` finds nothing at any time.
 //!
 //! Content is the business of `fs_level`; here one client goes on after every refusal.
@@ -41,6 +43,10 @@ const FILES: u64 = 12;
 const LARGE_BLOCKS: u64 = 256;
 /// Rounds of flushes, a second each, by which all that was deleted must be free.
 const SETTLING: usize = 16;
+/// Of simulated time, for a write of all that was deleted just before.
+const REFILL_WITHIN: Duration = Duration::from_secs(120);
+/// Bytes that it writes at a time.
+const REFILL_STEP: u64 = 1 << 20;
 /// One in so many blocks is not told apart: what a flush of the pool's own tables takes.
 const SLACK: u64 = 16;
 
@@ -288,13 +294,17 @@ impl History {
                 (machine, fs) = self.mount();
             }
         }
+        let at_once = self.dice.one_in(2);
         let most = self.empty + self.shape.blocks / SLACK;
         let freed = machine.run(async {
+            fs.unlink(fs.root(), b"ballast").await?;
+            if at_once {
+                self.refill(&fs, most).await?;
+            }
             fs.sync_subvolumes(&[]).await?;
             let node = fs.lookup(fs.root(), b"unchanged").await?.node;
             let node = fs.lookup(node, b"f").await?.node;
             assert_eq!(fs.read(node, 0, 1 << 20).await?.to_vec(), content(0), "U4");
-            fs.unlink(fs.root(), b"ballast").await?;
             fs.reaper_idle().await;
             fs.sync().await?;
             // Flushes go on in the background, and each frees what the one before has replaced.
@@ -312,9 +322,26 @@ impl History {
         freed.unwrap_or_else(|error| panic!("U2: space is not freed: {error}"));
         let space = fs.pool().space();
         assert!(space.allocated <= most, "U3: {} in an empty pool, now {space:?}", self.empty);
+        self.outcome.refilled += u64::from(at_once);
         self.class = Class::Fill;
         self.unmount(machine, fs);
         check(self.dice.number(), &self.image, false);
+    }
+
+    /// Writes what there is room for when at most so many blocks are allocated, and deletes it.
+    async fn refill(&self, fs: &Arc<Filesystem>, allocated: u64) -> Result<(), FsError> {
+        let rt = fs.pool().runtime();
+        let since = rt.now();
+        let space = fs.pool().space();
+        let blocks = space.total - allocated - space.reserve - self.shape.blocks / SLACK;
+        let node = create(fs, fs.root(), b"refill").await?;
+        for at in (0..blocks * BLOCK).step_by(REFILL_STEP as usize) {
+            fs.write(node, at, &[3; REFILL_STEP as usize], WriteFlags::default()).await?;
+        }
+        fs.fsync(node, false).await?;
+        let took = Duration::from_nanos(rt.now() - since);
+        assert!(took < REFILL_WITHIN, "U3: writing {blocks} blocks that were deleted: {took:?}");
+        fs.unlink(fs.root(), b"refill").await
     }
 }
 

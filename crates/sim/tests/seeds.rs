@@ -24,9 +24,8 @@ fn histories_of_every_level_hold() {
     for level in Level::ALL {
         let mut sum = Outcome::default();
         (0..SEEDS).for_each(|seed| sum.add(&holds(Plan::new(level, seed))));
-        // Full pools delete and write by themselves.
-        let refilled = if level == Level::Full { SEEDS } else { sum.refilled };
-        assert!(refilled > SEEDS / 2, "R21: only {refilled} of {SEEDS} could show that they go on");
+        let refilled = sum.refilled;
+        assert!(refilled > SEEDS / 3, "R21: only {refilled} of {SEEDS} could show that they go on");
     }
 }
 

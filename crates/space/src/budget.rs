@@ -155,6 +155,12 @@ impl Budget {
         }
     }
 
+    /// By how many blocks a reservation falls short.
+    pub(crate) fn missing(&self, blocks: u64, tier: Tier) -> u64 {
+        let wanted = self.floor(tier).saturating_add_unsigned(blocks);
+        wanted.saturating_sub(self.available.load(Relaxed)).max(0) as u64
+    }
+
     pub(crate) fn unreserve(&self, blocks: u64) {
         add(&self.available, blocks);
     }

@@ -177,6 +177,11 @@ impl Space {
         Ok(Reservation::new(&self.shared, blocks, tier))
     }
 
+    /// By how many blocks [`Self::reserve`] falls short; 0: there is room.
+    pub fn missing(&self, blocks: u64, tier: Tier) -> u64 {
+        self.shared.budget.missing(blocks, tier)
+    }
+
     /// Takes `blocks` free blocks out of `from`, as few and large runs as there are: whole chunks
     /// for what is larger than one, else runs of 64 KiB or the whole wish, else what is left.
     ///

@@ -1,18 +1,26 @@
 //! Pending releases that are set aside: a node that they need cannot be read, or records contradict
 //! each other.
 //!
-//! They stay in the table of pending releases, and the next mount tries them again. Numbers of
-//! pending releases grow, and are taken up in that order; so one number for each holder says which
-//! of its releases were tried.
+//! They stay in the table of pending releases. A read error may pass, and looks to a table like
+//! damage that does not; so all are tried again later, and where that fails twice as late again.
+//! Numbers of pending releases grow, and are taken up in that order; so one number for each holder
+//! says which of its releases were tried.
 //!
-//! A1  A release that is set aside is not tried again before the next mount, or until its holder
-//!     takes the place of its parent: the deadlists that it needs are others then.
-//! A2  The log names the first failure of each holder.
+//! A1  A release that is set aside is not tried again until a pause is over, or its holder takes
+//!     the place of its parent: the deadlists that it needs are others then.
+//! A2  The log names the first failure of each holder of a mount.
+//! A3  Of an error that lasts, the tries become ever fewer: their number grows with the logarithm of
+//!     the time, up to one in [`PAUSE_MAX`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use copyhold_format::item::{PENDING, pending_key};
-use copyhold_types::{EpochId, Key};
+use copyhold_types::{EpochId, Key, Nanos};
+
+/// Before the first further try; each that fails is followed by a pause of twice the length.
+const PAUSE: Duration = Duration::from_secs(10);
+const PAUSE_MAX: Duration = Duration::from_secs(10 << 9);
 
 #[derive(Debug, Default)]
 pub(crate) struct Aside {
@@ -20,13 +28,69 @@ pub(crate) struct Aside {
     tried: BTreeMap<EpochId, u64>,
     /// A node of the table of pending releases cannot be read.
     is_partly_unreadable: bool,
+    /// Holders that the log has named.
+    named: BTreeSet<EpochId>,
+    pause: Pause,
+}
+
+/// When all is tried again.
+#[derive(Debug, Default)]
+struct Pause {
+    /// `None`: nothing has failed since the last try.
+    ends: Option<Nanos>,
+    /// When it ended last, and how long it was.
+    ended: Nanos,
+    length: Duration,
+}
+
+impl Pause {
+    fn begin(&mut self, now: Nanos) {
+        if self.ends.is_some() {
+            return;
+        }
+        let is_same_error = now < self.ended + 2 * nanos(self.length);
+        let length = if is_same_error { self.length * 2 } else { PAUSE };
+        self.length = length.clamp(PAUSE, PAUSE_MAX);
+        self.ends = Some(now + nanos(self.length));
+    }
+
+    /// Whether it is over, for the first who asks.
+    fn end(&mut self, now: Nanos) -> bool {
+        let is_over = self.ends.is_some_and(|ends| ends <= now);
+        if is_over {
+            self.ends = None;
+            self.ended = now;
+        }
+        is_over
+    }
+}
+
+fn nanos(duration: Duration) -> Nanos {
+    duration.as_nanos() as Nanos
 }
 
 impl Aside {
-    /// Sets aside the release under this key; those of its holder before it were tried. Whether it
-    /// is the first of its holder.
-    pub(crate) fn set(&mut self, key: Key) -> bool {
-        self.tried.insert(EpochId(key.object), key.offset).is_none()
+    /// Something failed that may be tried again.
+    pub(crate) fn note_failure(&mut self, now: Nanos) {
+        self.pause.begin(now);
+    }
+
+    /// Whether everything is to be tried again now. Then nothing is aside any more.
+    pub(crate) fn try_again(&mut self, now: Nanos) -> bool {
+        let is_due = self.pause.end(now);
+        if is_due {
+            self.tried.clear();
+            self.is_partly_unreadable = false;
+        }
+        is_due
+    }
+
+    /// Sets aside the release under this key; those of its holder before it were tried. Whether its
+    /// holder is to be named.
+    pub(crate) fn set(&mut self, key: Key, now: Nanos) -> bool {
+        self.note_failure(now);
+        self.tried.insert(EpochId(key.object), key.offset);
+        self.named.insert(EpochId(key.object))
     }
 
     /// Whether releases of this holder are aside.
@@ -43,7 +107,8 @@ impl Aside {
         self.is_partly_unreadable
     }
 
-    pub(crate) fn set_partly_unreadable(&mut self) {
+    pub(crate) fn set_partly_unreadable(&mut self, now: Nanos) {
+        self.note_failure(now);
         self.is_partly_unreadable = true;
     }
 
@@ -78,9 +143,9 @@ mod tests {
     fn releases_behind_those_that_are_aside_are_looked_at() {
         let mut aside = Aside::default();
         let [three, seven] = [EpochId(3), EpochId(7)];
-        assert!(aside.set(pending_key(three, 5)), "the first of its holder");
-        assert!(!aside.set(pending_key(three, 8)));
-        assert!(aside.set(pending_key(seven, u64::MAX)));
+        assert!(aside.set(pending_key(three, 5), 0), "the first of its holder");
+        assert!(!aside.set(pending_key(three, 8), 0));
+        assert!(aside.set(pending_key(seven, u64::MAX), 0));
         let others = aside.others();
         let is_looked_at = |key: Key| others.iter().any(|(from, to)| *from <= key && key < *to);
         let looked_at = [(2, 1), (3, 9), (4, 0), (6, 1), (8, 0)];
@@ -91,5 +156,28 @@ mod tests {
         assert!(!aside.has(three) && aside.has(seven));
         assert_eq!(aside.rest_of(three).0, pending_key(three, 0));
         assert_eq!(aside.rest_of(seven).0, aside.rest_of(seven).1, "none");
+    }
+
+    /// How often it is tried until then, when each try fails.
+    fn tries(aside: &mut Aside, from: Duration, until: Duration) -> usize {
+        let mut tries = 0;
+        for second in from.as_secs()..until.as_secs() {
+            let now = nanos(Duration::from_secs(second));
+            tries += usize::from(aside.try_again(now));
+            aside.set(pending_key(EpochId(3), 5), now);
+        }
+        tries
+    }
+
+    #[test]
+    fn an_error_that_lasts_is_looked_at_ever_less_and_the_next_one_as_soon_as_the_first() {
+        let day = Duration::from_secs(86400);
+        let mut aside = Aside::default();
+        assert_eq!(tries(&mut aside, Duration::ZERO, day), 9 + 15);
+        assert!(aside.has(EpochId(3)));
+        assert!(aside.try_again(nanos(2 * day)));
+        assert!(!aside.has(EpochId(3)) && !aside.try_again(nanos(3 * day)), "once");
+        assert!(!aside.set(pending_key(EpochId(3), 5), nanos(3 * day)), "it is named already");
+        assert!(aside.try_again(nanos(3 * day + PAUSE)));
     }
 }

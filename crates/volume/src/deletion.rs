@@ -135,7 +135,8 @@ impl Volumes {
     /// One bounded step of what waits: pending releases first, for deletions wait for them; a step
     /// of each deletion that may go on. Whether there was anything to do.
     pub async fn background_step(&self) -> Result<bool> {
-        let _working = self.working.lock().await;
+        let _working = self.state.working.lock().await;
+        self.try_again();
         if self.pending_step().await? || self.sweep_step().await? {
             return Ok(true);
         }
@@ -146,10 +147,15 @@ impl Volumes {
         Ok(any)
     }
 
-    /// As [`Self::background_step`], but of one deletion, the next.
+    /// As [`Self::background_step`], but of one deletion, the next. What has no credit now is passed
+    /// over: what comes behind it may give space back.
     async fn small_step(&self) -> Result<bool> {
-        let _working = self.working.lock().await;
-        if self.pending_step().await? || self.sweep_step().await? {
+        let _working = self.state.working.lock().await;
+        self.try_again();
+        let mut refused = None;
+        if or_refused(self.pending_step().await, &mut refused)?
+            || or_refused(self.sweep_step().await, &mut refused)?
+        {
             return Ok(true);
         }
         let ready = self.state.map.read().dying.ready_len();
@@ -159,12 +165,21 @@ impl Volumes {
                 map.dying.next().and_then(|id| map.subvols.get(&id).cloned())
             };
             if let Some(subvol) = next
-                && self.step_of(&subvol).await?
+                && or_refused(self.step_of(&subvol).await, &mut refused)?
             {
                 return Ok(true);
             }
         }
-        Ok(false)
+        refused.map_or(Ok(false), Err)
+    }
+
+    /// A small step for one who waits for space. Whether it did anything.
+    pub async fn step_for_space(&self) -> bool {
+        let step = self.small_step().await;
+        step.unwrap_or_else(|error| {
+            tracing::debug!(%error, "what was released cannot be freed now");
+            false
+        })
     }
 
     async fn step_of(&self, subvol: &Subvol) -> Result<bool> {
@@ -180,12 +195,21 @@ impl Volumes {
         Load { now, asked, blocks: space.total, available: space.available() }
     }
 
+    /// What damage was in the way of goes on when the pause for it is over (`aside`).
+    fn try_again(&self) {
+        let now = self.pool.runtime().now();
+        if self.state.aside.lock().try_again(now) {
+            self.state.map.write().dying.try_again();
+        }
+    }
+
     /// Where there is damage, that deletion stops and others go on; what may pass is tried again.
     fn step_failed(&self, subvol: &Subvol, error: VolumeError) -> Result<bool> {
         if !error.is_damage() {
             return Err(error);
         }
-        tracing::error!("subvolume {} cannot be freed: {error}", subvol.id());
+        tracing::error!("subvolume {} cannot be freed now: {error}", subvol.id());
+        self.state.aside.lock().note_failure(self.pool.runtime().now());
         self.state.map.write().dying.stop(subvol.id());
         Ok(false)
     }
@@ -373,6 +397,17 @@ impl Volumes {
     }
 }
 
+/// What a step did; that it was refused space is noted only.
+fn or_refused(step: Result<bool>, refused: &mut Option<VolumeError>) -> Result<bool> {
+    match step {
+        Err(full @ VolumeError::Pool(PoolError::Full { .. })) => {
+            *refused = Some(full);
+            Ok(false)
+        }
+        step => step,
+    }
+}
+
 impl Map {
     fn forget_epoch(&mut self, epoch: EpochId, table: TableId) {
         self.epochs.remove(&epoch);
@@ -395,7 +430,7 @@ async fn background(volumes: &Weak<Volumes>, pace: &mut Pace) -> Option<Duration
         Ok(true) => {
             let took = rt.now().saturating_sub(since);
             let rest = pace.rest(took, volumes.load());
-            volumes.freeing.note(took, rest);
+            volumes.state.freeing.note(took, rest);
             Some(rest)
         }
         Ok(false) => Some(IDLE),

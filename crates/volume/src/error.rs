@@ -58,8 +58,8 @@ pub enum VolumeError {
 }
 
 impl VolumeError {
-    /// Whether the work is given up until the next mount: every error but a stopped, read-only or
-    /// full pool. A read error counts, although it may pass.
+    /// Whether this work is set aside, and other work goes on: every error but a stopped, read-only
+    /// or full pool. A read error counts, which may pass; so it is tried again later.
     pub(crate) fn is_damage(&self) -> bool {
         !matches!(
             self,

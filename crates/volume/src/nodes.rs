@@ -6,10 +6,12 @@
 //! another's. All other tables are the pool's own.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::ready;
 use std::sync::Arc;
 
 use copyhold_format::item::Content;
 use copyhold_pool::{Edit, NodeTurnover, Pool, Tenancy, Transaction, free_node};
+use copyhold_runtime::BoxFuture;
 use copyhold_types::{EpochId, Key, NodePtr, Pointer, SubvolId, TableId, Txg};
 
 use crate::family::{Epoch, Family, FamilyId};
@@ -17,7 +19,7 @@ use crate::quota::Amount;
 use crate::release::{Evaluation, Release};
 use crate::steady::refund;
 use crate::stored::Stored;
-use crate::volumes::{FamilyCell, State};
+use crate::volumes::{FamilyCell, State, Volumes};
 
 /// Answers the pool.
 pub(crate) struct Tenants(pub(crate) Arc<State>);
@@ -55,6 +57,12 @@ impl Tenancy for Tenants {
     fn closing(&self, txg: Txg) -> Vec<(TableId, Key, Edit)> {
         let rows = self.0.ledger.hold_back(self.0.ledger.closing(txg));
         rows.into_iter().map(|(key, edit)| (Pool::SYSTEM, key, edit)).collect()
+    }
+
+    fn free_some(&self) -> BoxFuture<'_, bool> {
+        let Some(pool) = self.0.pool.upgrade() else { return Box::pin(ready(false)) };
+        let volumes = Volumes { pool, state: self.0.clone() };
+        Box::pin(async move { volumes.step_for_space().await })
     }
 }
 

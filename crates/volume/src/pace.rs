@@ -69,7 +69,7 @@ pub struct FreeingWork {
 impl Volumes {
     /// What freeing in the background has taken so far.
     pub fn freeing_work(&self) -> FreeingWork {
-        let Freeing { steps, worked, rested } = &self.freeing;
+        let Freeing { steps, worked, rested } = &self.state.freeing;
         FreeingWork {
             steps: steps.load(Relaxed),
             worked: worked.load(Relaxed),

@@ -96,10 +96,12 @@ impl Volumes {
     }
 
     fn set_aside(&self, key: Key, error: &VolumeError) {
-        if self.state.aside.lock().set(key) {
+        let now = self.pool.runtime().now();
+        if self.state.aside.lock().set(key, now) {
             let holder = EpochId(key.object);
             tracing::error!(
-                "space that epoch {holder} gave up is not freed before the next mount: {error}"
+                "space that epoch {holder} gave up cannot be freed; it is tried again from time to \
+                 time: {error}"
             );
         }
     }
@@ -110,7 +112,8 @@ impl Volumes {
             match self.next_anywhere().await {
                 Err(error) if error.is_damage() => {
                     tracing::error!("pending releases cannot all be read: {error}");
-                    self.state.aside.lock().set_partly_unreadable();
+                    let now = self.pool.runtime().now();
+                    self.state.aside.lock().set_partly_unreadable(now);
                 }
                 found => return found,
             }

@@ -28,6 +28,8 @@ struct Deletion {
     family: FamilyId,
     /// False: there is damage.
     goes_on: bool,
+    /// Nothing of it is left but records.
+    is_forgotten: bool,
 }
 
 #[derive(Debug, Default)]
@@ -40,7 +42,9 @@ struct Waiting {
 impl Queue {
     /// A subvolume is being deleted, and has come to this step.
     pub(crate) fn file(&mut self, id: SubvolId, family: FamilyId, step: Step) {
-        self.all.entry(id).or_insert(Deletion { family, goes_on: true });
+        let begun = Deletion { family, goes_on: true, is_forgotten: false };
+        let deletion = self.all.entry(id).or_insert(begun);
+        deletion.is_forgotten = matches!(step, Step::Forget { .. });
         let waiting = self.families.entry(family).or_default();
         waiting.begun.remove(&id);
         waiting.others.remove(&id);
@@ -50,7 +54,8 @@ impl Queue {
             Step::Forget { .. } => {}
         }
         self.elect(family);
-        if matches!(step, Step::Forget { .. }) && self.all[&id].goes_on {
+        let deletion = self.all[&id];
+        if deletion.is_forgotten && deletion.goes_on {
             self.ready.insert(id);
         }
     }
@@ -61,6 +66,15 @@ impl Queue {
             deletion.goes_on = false;
             self.ready.remove(&id);
         }
+    }
+
+    /// All that cannot be gone on with is tried again.
+    pub(crate) fn try_again(&mut self) {
+        self.all.values_mut().for_each(|deletion| deletion.goes_on = true);
+        let heads = self.families.values().filter_map(|waiting| waiting.head);
+        self.ready.extend(heads);
+        let forgotten = self.all.iter().filter(|(_, deletion)| deletion.is_forgotten);
+        self.ready.extend(forgotten.map(|(id, _)| *id));
     }
 
     /// Nothing of it is left.
@@ -156,6 +170,11 @@ mod tests {
         file(&mut queue, 9, 2, Step::Settle);
         queue.stop(SubvolId(3));
         assert_eq!((ready(&queue), queue.stopped()), (vec![9], Some(SubvolId(3))));
+        file(&mut queue, 9, 2, FORGET);
+        queue.stop(SubvolId(9));
+        assert_eq!((ready(&queue), queue.stopped()), (vec![], Some(SubvolId(3))));
+        queue.try_again();
+        assert_eq!((ready(&queue), queue.stopped()), (vec![3, 9], None));
     }
 
     #[test]

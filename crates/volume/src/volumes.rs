@@ -44,10 +44,6 @@ const SEQUENCE_BITS: u32 = 24;
 pub struct Volumes {
     pub(crate) pool: Arc<Pool>,
     pub(crate) state: Arc<State>,
-    /// One step of background work at a time.
-    pub(crate) working: FifoMutex,
-    /// What the background has done.
-    pub(crate) freeing: Freeing,
 }
 
 /// What the pool's questions are answered from, too.
@@ -66,6 +62,10 @@ pub(crate) struct State {
     /// The newest epoch number that anybody stamps; changed with `owners` held.
     pub(crate) newest: AtomicU64,
     sequence: AtomicU64,
+    /// One step of background work at a time.
+    pub(crate) working: FifoMutex,
+    /// What the background has done.
+    pub(crate) freeing: Freeing,
 }
 
 /// Who is where. Locked for a moment, after any family.
@@ -352,6 +352,8 @@ impl Volumes {
             ledger,
             newest: AtomicU64::new(newest),
             sequence: AtomicU64::new(0),
+            working: FifoMutex::new(),
+            freeing: Freeing::default(),
         });
         let subvols: Vec<_> = state.map.read().subvols.values().cloned().collect();
         for subvol in subvols {
@@ -365,8 +367,7 @@ impl Volumes {
             }
         }
         pool.set_tenancy(Arc::new(Tenants(state.clone())));
-        let freeing = Freeing::default();
-        Ok(Arc::new(Volumes { pool, state, working: FifoMutex::new(), freeing }))
+        Ok(Arc::new(Volumes { pool, state }))
     }
 
     pub fn pool(&self) -> &Arc<Pool> {

@@ -142,13 +142,11 @@ impl Filesystem {
         result
     }
 
-    /// Makes room of what only waits to be given back: cuts, replaced extents, orphans, pending
-    /// releases (R22).
+    /// Gives up what only waits to be given up: cuts, replaced extents, orphans (R22).
     pub(crate) async fn free_what_is_pending(self: &Arc<Self>) {
         if let Err(error) = self.write_all().await {
             tracing::debug!(%error, "not all dirty data could be written for want of space");
         }
         self.reaper_idle().await;
-        self.free_released().await;
     }
 }

@@ -103,7 +103,11 @@ impl Client<'_> {
         for n in 0..most {
             match self.step(kind).await {
                 Ok(()) => {}
-                Err(FsError::NoSpace(_) | FsError::Kept { .. }) => refused += 1,
+                Err(FsError::NoSpace(_) | FsError::Kept { .. }) => {
+                    let frees = self.fs.volumes().step_for_space().await;
+                    assert!(!frees, "R22: {kind:?} is refused, and a step could free space");
+                    refused += 1;
+                }
                 Err(FsError::Quota(QuotaError::Exceeded(_))) => refused += 1,
                 // What others of its kind have removed, or made.
                 Err(

@@ -1,10 +1,12 @@
 //! Pending releases that cannot be taken up stop nothing but themselves.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use copyhold_device::sim::Lasting;
 use copyhold_format::item::{Content, EpochItem, PendingItem, epoch_key, pending_key};
 use copyhold_pool::{Pool, Tier, Transaction};
+use copyhold_runtime::Runtime;
 use copyhold_types::{EpochId, Key, Pointer, SubvolId, TableId};
 use copyhold_volume::{Subvol, VolumeError};
 
@@ -138,6 +140,42 @@ fn an_unreadable_deadlist_keeps_only_its_own_releases_waiting() {
     drop((bad, good));
     world.compare();
     world.close();
+}
+
+/// Pending releases, and a deletion that reads the deadlist itself.
+#[test]
+fn what_could_not_be_read_is_freed_some_time_after_it_can_be_read_again() {
+    for deletes in [false, true] {
+        let Families { mut world, bad, bad_snapshot, good, .. } = Families::new(5);
+        let deadlist = epoch(&world, &bad).deadlist.expect("it has a sibling");
+        make_unreadable(&world, deadlist);
+        fill(&mut world, &bad, 80);
+        if deletes {
+            let snapshot = world.volumes.subvol(bad_snapshot).unwrap();
+            assert!(world.delete_one(&snapshot));
+        }
+        drop((bad, good));
+        let is_freed = |world: &World| match deletes {
+            true => world.volumes.subvol(bad_snapshot).is_none(),
+            false => pending(world).is_empty(),
+        };
+        let pause = Duration::from_secs(12);
+        work(&world).unwrap();
+        assert!(!is_freed(&world));
+        world.rt.block_on(world.rt.sleep(pause));
+        work(&world).unwrap();
+        assert!(!is_freed(&world), "the first further try comes too early");
+        world.disk.heal();
+        work(&world).unwrap();
+        assert!(!is_freed(&world), "nothing is tried without a pause");
+        world.rt.block_on(world.rt.sleep(2 * pause));
+        work(&world).unwrap();
+        assert!(is_freed(&world) && world.volumes.unfreeable().is_none());
+        world.finish();
+        world.compare();
+        world.recount();
+        world.close();
+    }
 }
 
 #[test]
