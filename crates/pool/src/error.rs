@@ -18,6 +18,8 @@ pub enum PoolError {
     )]
     /// `on_the_way`: freed, and waited for in vain (R22).
     Full { wanted: u64, free: u64, reserve: u64, on_the_way: u64 },
+    #[error("the log is full, and the oldest edits in it cannot be flushed now; free some space")]
+    LogFull,
     #[error(transparent)]
     Device(#[from] DeviceError),
     #[error("{what} is damaged: {why}")]

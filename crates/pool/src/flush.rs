@@ -25,7 +25,7 @@
 //!     idle, and then comes to rest. It is idle when no transaction has asked for admission for
 //!     [`IDLE`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -238,10 +238,11 @@ impl Pool {
     /// # Errors
     /// Something could not be flushed, for want of space or because it is damaged; all else is.
     pub async fn flush_all(self: &Arc<Self>) -> Result<(), PoolError> {
-        // Flushing leaves a few edits of its own behind; the second pass leaves next to none.
-        let mut failed = None;
-        for _ in 0..2 {
-            failed = None;
+        // Flushing leaves a few edits of its own behind; the second pass leaves next to none. What
+        // lies over a table is flushed by the pass that comes after that table's.
+        let (mut failed, mut passes) = (None, 2);
+        while passes > 0 {
+            let under = self.tables.under().len();
             self.commit(self.open_txg()).await?;
             self.hand_over().await?;
             // A round under way has units that are not seen here.
@@ -249,17 +250,33 @@ impl Pool {
             self.try_broken_again().await;
             // In a box: few requests come here, and all have the room for it.
             Box::pin(self.retry_maps()).await;
-            let mut units = self.units(Aim::Settle).len();
-            while units > 0 {
-                let round = self.flush_round(Aim::Settle).await?;
-                failed = round.failed.or(failed);
-                if round.flushed == 0 {
-                    break;
-                }
-                units = units.saturating_sub(round.flushed);
-            }
+            failed = self.flush_each().await?;
+            passes -= usize::from(self.tables.under().len() >= under);
         }
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Flushes as many units as there are now, of those that are the most urgent then. One that
+    /// cannot be flushed is in no other's way; unless it pins a full log, where a record that
+    /// retires nothing would use up the rest. Why one was not flushed.
+    async fn flush_each(self: &Arc<Self>) -> Result<Option<PoolError>, PoolError> {
+        let (mut failed, mut passed_over) = (None, BTreeSet::new());
+        let mut turns = self.units(Aim::Settle).len();
+        while turns > 0 {
+            let mut units = self.units(Aim::Settle);
+            units.retain(|(unit, _)| !passed_over.contains(unit));
+            if units.is_empty() {
+                break;
+            }
+            let round = self.flush_units(one_round(units), Aim::Settle).await?;
+            failed = round.failed.or(failed);
+            if round.is_held_up {
+                return Ok(failed.or(Some(PoolError::LogFull)));
+            }
+            turns = turns.saturating_sub(round.flushed + round.passed_over.len());
+            passed_over.extend(round.passed_over);
+        }
+        Ok(failed)
     }
 
     /// A partition without edits is flushed by nobody, so its bad node is tried here; where that

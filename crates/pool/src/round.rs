@@ -36,7 +36,11 @@ const DEAD_BYTES: usize = 31;
 pub(crate) struct Round {
     /// Units that were flushed.
     pub(crate) flushed: usize,
-    /// Why one was not.
+    /// Units that could not be, or have nothing to flush.
+    pub(crate) passed_over: Vec<Unit>,
+    /// One of those pins a full log, so none was flushed.
+    pub(crate) is_held_up: bool,
+    /// Why one was not flushed.
     pub(crate) failed: Option<PoolError>,
 }
 
@@ -68,28 +72,30 @@ impl Pool {
         let pin = self.oldest_pin().unwrap_or_else(|| self.open_txg());
         let reservation = self.space.reserve(0, Tier::Internal)?;
         let mut writer = NodeWriter::new(self.clone(), reservation);
-        let (mut done, mut held_up, mut failed) = (Vec::new(), false, None);
+        let (mut done, mut round) = (Vec::new(), Round::default());
         for unit in units {
             let mark = writer.mark();
             match self.prepare(unit, aim, &mut writer).await {
                 Ok(Some(work)) => done.push(work),
                 not_done => {
-                    failed = not_done.err().or(failed);
+                    round.failed = not_done.err().or(round.failed);
                     writer.give_up(mark);
-                    held_up |= self.pin_of(unit).is_some_and(|of| of <= pin);
+                    round.is_held_up |= self.pin_of(unit).is_some_and(|of| of <= pin);
+                    round.passed_over.push(unit);
                 }
             }
         }
         // While what pins the log longest stays, records would only use up the ring.
-        if done.is_empty() || (held_up && self.is_log_full()) {
+        round.is_held_up &= self.is_log_full();
+        if done.is_empty() || round.is_held_up {
             self.abort(done);
             writer.finish().await?;
             if aim.trims() {
                 self.move_head().await?;
             }
-            return Ok(Round { flushed: 0, failed });
+            return Ok(round);
         }
-        let flushed = done.len();
+        round.flushed = done.len();
         // Nothing is read any more, so nothing is pinned: writes may wait for long (R22, R32).
         match self.finish_writes(writer).await {
             Ok((claims, pieces)) => {
@@ -108,7 +114,7 @@ impl Pool {
         if aim.trims() {
             self.move_head().await?;
         }
-        Ok(Round { flushed, failed })
+        Ok(round)
     }
 
     pub(crate) fn pin_of(&self, unit: Unit) -> Option<Txg> {

@@ -142,11 +142,19 @@ impl World {
             }
             Op::Fork(_) | Op::Forget(_) | Op::Crash => {}
             Op::Commit => self.pool.commit(self.pool.open_txg()).await.unwrap(),
-            Op::FlushAll => self.pool.flush_all().await.unwrap(),
+            Op::FlushAll => self.flush_all().await,
             Op::Settle(at) => {
                 self.pool.settle(self.live[at % self.live.len()].0).await.unwrap();
             }
         }
+    }
+
+    /// Nothing that was there before is in memory only, however many tables lie over each other.
+    async fn flush_all(&self) {
+        let before = self.pool.open_txg();
+        self.pool.flush_all().await.unwrap();
+        let left = self.pool.oldest_pin().filter(|pin| *pin < before);
+        assert_eq!(left, None, "there are edits of before txg {before}");
     }
 
     async fn compare(&self) {

@@ -13,6 +13,7 @@
 //! U3  When all is deleted, all space is there again. A write that needs it takes it as soon as the
 //!     last deletion is accepted, within a bound of simulated time; nothing is refused while a step
 //!     of background work could free something (R22).
+//! U5  Where all can be flushed, `flush_all` leaves nothing that was there when it began.
 //! U4  What nobody has changed reads as it was written; `check` finds nothing at any time.
 //!
 //! Content is the business of `fs_level`; here one client goes on after every refusal.
@@ -263,7 +264,10 @@ impl History {
             }
             fs.reaper_idle().await;
             for _ in 0..2 {
+                let before = fs.pool().open_txg();
                 fs.pool().flush_all().await?;
+                let left = fs.pool().oldest_pin().filter(|pin| *pin < before);
+                assert_eq!(left, None, "U5: edits from before txg {before} are not flushed");
             }
             Ok::<(), FsError>(())
         });
