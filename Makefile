@@ -28,7 +28,7 @@ demo: ## build, mount a pool, run real programs on it, kill the daemon, verify
 
 .PHONY: test
 test: ## all tests
-	scripts/setup.sh build demo
+	scripts/setup.sh build test demo
 	cargo test --workspace --locked
 
 .PHONY: test-uring

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what the build, the tests and the demo need and this machine lacks. Debian, as root or
 # with sudo; asks nothing, does nothing twice.
-# Usage: scripts/setup.sh [build] [demo] [bench] [acceptance] [lint] [fuzz] [miri] [tsan]
+# Usage: scripts/setup.sh [build] [test] [demo] [bench] [acceptance] [lint] [fuzz] [miri] [tsan]
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -23,6 +23,7 @@ for part in "${@:-build}"; do
         need curl curl; need fusermount3 fuse3; need setfattr attr; need setfacl acl
         [ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
         ;;
+    test) need mkfs.btrfs btrfs-progs; need losetup mount ;;
     demo) need git git; need sqlite3 sqlite3; need python3 python3; need tar tar; need cc gcc ;;
     bench) need mkfs.ext4 e2fsprogs; need mkfs.btrfs btrfs-progs; need losetup mount ;;
     acceptance)
@@ -33,7 +34,7 @@ for part in "${@:-build}"; do
         [ -e /usr/share/postgresql-common ] || missing="$missing postgresql"
         ;;
     lint | fuzz | miri | tsan) ;;
-    *) die "unknown part '$part'; use build, demo, bench, acceptance, lint, fuzz, miri or tsan" ;;
+    *) die "unknown part '$part'; use build, test, demo, bench, acceptance, lint, fuzz, miri or tsan" ;;
     esac
 done
 

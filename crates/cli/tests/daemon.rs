@@ -9,6 +9,8 @@ use std::io::{PipeWriter, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, OFlags, fcntl_setfl, flock};
 use rustix::process::{Pid, Signal, kill_process};
@@ -135,10 +137,12 @@ fn a_mount_takes_all_descriptors_that_it_may_have() {
 fn with_few_descriptors_a_mount_works_or_fails_and_returns() {
     let Some(site) = Site::mounted(&[]) else { return };
     site.done(&["umount", &site.at("")]);
-    let mut worked = 0;
+    let (mut worked, mut transports) = (0, Vec::new());
     for limit in 6..48 {
         if mounted_under(&site, &format!("-n {limit}")) {
             fs::write(site.path("file"), limit.to_string()).unwrap();
+            let info = site.done(&["info", &site.at("")]);
+            transports.push(info["transport"].as_str().unwrap().to_owned());
             site.done(&["umount", &site.at("")]);
             worked += 1;
         } else {
@@ -146,6 +150,11 @@ fn with_few_descriptors_a_mount_works_or_fails_and_returns() {
         }
     }
     assert!((1..42).contains(&worked), "the limits are not where it matters: {worked}");
+    if site::transport::has_ring() {
+        let falls_back = |said: &String| said.contains("the ring is refused: Too many open files");
+        assert!(transports.iter().any(falls_back), "{transports:?}");
+        assert_eq!(transports.last().unwrap(), "io_uring");
+    }
     site.mount(&[]);
     assert_eq!(fs::read(site.path("file")).unwrap(), b"47");
     site.checked();
@@ -171,6 +180,29 @@ fn a_signal_ends_a_daemon_that_still_opens_its_pool() {
     }
     drop(pool);
     site.mount(&[]);
+    site.checked();
+}
+
+/// Wherever the signal comes in the replay of its log, or soon after that.
+#[test]
+fn a_signal_ends_a_daemon_that_replays_its_log() {
+    const FILES: usize = 3000;
+    let Some(site) = Site::mounted(&[]) else { return };
+    (0..FILES).for_each(|n| fs::write(site.path(&n.to_string()), n.to_string()).unwrap());
+    File::open(site.path("")).unwrap().sync_all().unwrap();
+    let pid = site.done(&["info", &site.at("")])["pid"].as_i64().unwrap();
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+    site.done(&["umount", &site.at("")]);
+    for millis in [0, 3, 6, 10, 15, 20, 30, 50] {
+        let mut daemon = foreground(&site, Stdio::null());
+        thread::sleep(Duration::from_millis(millis));
+        kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
+        let status = ended(&mut daemon);
+        let is_well = status.success() || status.signal() == Some(Signal::TERM.as_raw());
+        assert!(is_well, "after {millis} ms: {status}");
+    }
+    site.mount(&[]);
+    assert_eq!(fs::read_dir(site.path("")).unwrap().count(), FILES);
     site.checked();
 }
 

@@ -46,7 +46,7 @@ impl Tenancy for Tenants {
             cells.iter().map(|(id, family)| (*id, family.read_tree())).collect();
         let _burials: Vec<_> = cells.values().map(|family| family.lock_burial()).collect();
         // Nodes are never shared by reflink.
-        let look = Stored { pool: &pool, sharing: false };
+        let look = Stored { pool: &pool, sharing: false, _still: None };
         let evaluations =
             trees.iter().map(|(id, tree)| (*id, Evaluation::new(tree, &look))).collect();
         let settled = BTreeSet::new();

@@ -172,8 +172,7 @@ impl Volumes {
             let (missing, wanted) = {
                 let tree = family.read_tree();
                 let _burial = family.lock_burial();
-                let look = self.stored();
-                let _shares = look.sharing.then(|| self.state.shares.lock());
+                let look = self.stored_still();
                 let outcome = self.evaluate(&tree, releases, &look)?;
                 if !outcome.missing.is_empty() && attempt < TRIES {
                     (outcome.missing, None)

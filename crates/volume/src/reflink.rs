@@ -47,8 +47,7 @@ impl Volumes {
         let _burial = to.family.lock_burial();
         // Whoever releases from now on asks for shares.
         self.state.sharing.store(true, Ordering::Release);
-        let _shares = self.state.shares.lock();
-        let look = self.stored();
+        let look = self.stored_still();
         let mut evaluation = Evaluation::new(tree, &look);
         let mut known = true;
         let uncounted = self.ledger().breaks(Sabotage::UncountedShares);

@@ -162,9 +162,10 @@ impl Steady<'_> {
             .collect();
         let buries = releases.iter().any(|release| !leaf.owns(release.pointer.epoch));
         let _burial = buries.then(|| subvol.family.lock_burial());
-        let look = volumes.stored();
-        let shares = !releases.is_empty() && look.sharing;
-        let _shares = shares.then(|| volumes.state.shares.lock());
+        let look = match releases.is_empty() {
+            true => volumes.stored(),
+            false => volumes.stored_still(),
+        };
         let mut evaluation = Evaluation::new(&tree, &look);
         evaluation.blind = volumes.ledger().breaks(Sabotage::BlindBuries);
         releases.iter().try_for_each(|release| evaluation.release(*release))?;
@@ -176,7 +177,14 @@ impl Steady<'_> {
 impl Volumes {
     pub(crate) fn stored(&self) -> Stored<'_> {
         let sharing = self.state.sharing.load(Ordering::Acquire);
-        Stored { pool: &self.pool, sharing }
+        Stored { pool: &self.pool, sharing, _still: None }
+    }
+
+    /// As [`Self::stored`], to decide by: the shares stand still as long as it is there.
+    pub(crate) fn stored_still(&self) -> Stored<'_> {
+        let look = self.stored();
+        let still = look.sharing.then(|| self.state.shares.lock());
+        Stored { _still: still, ..look }
     }
 
     /// Applies what was decided, with its locks held.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use copyhold_format::item::{DeadItem, ShareItem, WINDOW_BLOCKS, dead_key, share_key};
 use copyhold_pool::{Cached, Pool, Value};
+use copyhold_sync::MutexGuard;
 use copyhold_types::{BlockAddr, Key, Run, TableId};
 
 use crate::error::Result;
@@ -19,9 +20,10 @@ pub(crate) fn keys(first: Key) -> (Key, Key) {
 
 pub(crate) struct Stored<'a> {
     pub(crate) pool: &'a Pool,
-    /// Whether anything may be shared, looked at once: who evaluates with this holds the lock of
-    /// the shares if it is so, and leaves them alone if not.
+    /// Whether anything may be shared. Looked at once: a first reflink may come at any moment.
     pub(crate) sharing: bool,
+    /// Then the shares stand still for whoever decides by this, and are left alone if not.
+    pub(crate) _still: Option<MutexGuard<'a, ()>>,
 }
 
 impl Stored<'_> {

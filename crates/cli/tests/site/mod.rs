@@ -5,7 +5,7 @@
 #![allow(dead_code, reason = "each test file uses some of it")]
 #![allow(clippy::disallowed_methods, reason = "it looks at processes from outside")]
 
-mod transport;
+pub(crate) mod transport;
 pub(crate) mod wait;
 
 use std::fs::{self, File, Permissions};

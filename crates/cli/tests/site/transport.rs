@@ -12,11 +12,15 @@ pub(crate) fn options() -> Vec<String> {
     named().map_or_else(Vec::new, |name| vec!["-o".into(), format!("transport={name}")])
 }
 
+/// Whether the kernel offers FUSE over io_uring.
+pub(crate) fn has_ring() -> bool {
+    let enabled = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    enabled.is_ok_and(|text| text.starts_with('Y'))
+}
+
 /// Whether the kernel has it; says so if not.
 pub(crate) fn is_there() -> bool {
-    let enabled = || fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
-    let is_there = named().is_none_or(|name| name != "uring")
-        || enabled().is_ok_and(|text| text.starts_with('Y'));
+    let is_there = named().is_none_or(|name| name != "uring") || has_ring();
     if !is_there {
         eprintln!("skipped: the kernel does not offer FUSE over io_uring");
     }

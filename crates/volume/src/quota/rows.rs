@@ -250,4 +250,33 @@ mod tests {
         assert!(!rows.remove_over(&row));
         assert!(rows.with(EpochId(7), |_| ()).is_some());
     }
+
+    /// Epochs end on one thread while txgs close on another; of the moment between, in which only
+    /// atomics change, no scheduler of tasks knows.
+    #[test]
+    fn rows_that_end_while_a_txg_closes_go_once_each() {
+        const BATCHES: u64 = 1000;
+        const BATCH: u64 = 100;
+        let rows = EpochRows::new();
+        let owner = Arc::new(Account::new(SubvolId(5), Arc::default()));
+        let lost = std::thread::scope(|scope| {
+            let ends = scope.spawn(|| {
+                for batch in 0..BATCHES {
+                    let epochs = || (batch * BATCH..(batch + 1) * BATCH).map(EpochId);
+                    epochs().for_each(|epoch| {
+                        rows.insert(Row::new(epoch, owner.clone(), true));
+                        rows.with(epoch, |row| rows.touch(row));
+                    });
+                    // A closing judges them in the other order, so the two meet.
+                    epochs().rev().for_each(|epoch| rows.end(epoch));
+                }
+            });
+            let mut lost = 0;
+            while !ends.is_finished() {
+                lost += rows.close(false).1.len();
+            }
+            lost + rows.close(false).1.len() + rows.close(false).1.len()
+        });
+        assert_eq!((lost as u64, owner.rows.load(Relaxed)), (BATCHES * BATCH, 0));
+    }
 }
