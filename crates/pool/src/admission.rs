@@ -15,6 +15,8 @@
 //! A2  The growth that is promised covers every edit that is in no base. An edit that replaces
 //!     another has brought growth of its own: each commit and each flush give back what nothing is
 //!     left for, so an idle pool keeps none of it.
+//! A4  A credit is for all that its transaction comes to. One that comes to more takes what nobody
+//!     promised it; that is counted, and the simulation allows none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -49,6 +51,8 @@ pub(crate) struct Admission {
     pub(crate) tickets: AtomicU64,
     /// Credits that were asked for, but for freeing what was deleted.
     asked: AtomicU64,
+    /// Transactions that came to more than they had credit for (A4).
+    overdrawn: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -69,7 +73,7 @@ impl Growth {
 }
 
 /// Bytes by which tables may grow on disk from `edits` edits of `bytes` bytes.
-fn growth_of(edits: usize, bytes: usize) -> u64 {
+pub(crate) fn growth_of(edits: usize, bytes: usize) -> u64 {
     (bytes as u64 + edits as u64 * EDIT_OVERHEAD) * COPIES * WORST_FILL
 }
 
@@ -114,12 +118,12 @@ impl Admission {
         }
     }
 
-    /// Blocks that are promised for the growth of so large a share of all that is unflushed.
     /// A count of the transactions that users have asked for.
     pub(crate) fn asked(&self) -> u64 {
         self.asked.load(Relaxed)
     }
 
+    /// Blocks that are promised for the growth of so large a share of all that is unflushed.
     pub(crate) fn promised(&self, share: f64) -> u64 {
         (self.growth.lock().held_blocks() as f64 * share.clamp(0.0, 1.0)) as u64
     }
@@ -235,6 +239,12 @@ impl Pool {
         self.admission.asked() + reads
     }
 
+    /// How many transactions came to more than they had credit for, since the pool was opened: none,
+    /// unless an estimate is wrong (A4).
+    pub fn overdrawn(&self) -> u64 {
+        self.admission.overdrawn.load(Relaxed)
+    }
+
     fn grow(&self, bytes: u64, tier: Tier) -> Option<Reservation> {
         self.space.reserve(Growth::blocks(bytes), self.tier(tier)).ok()
     }
@@ -290,9 +300,14 @@ impl Pool {
         Ok(self.credit(grows, growth, room, 0))
     }
 
-    /// The transaction is applied: its growth is held until its edits are flushed.
-    pub(crate) fn spend(&self, credit: Credit) {
+    /// The transaction is applied: its growth is held until its edits are flushed. `grows`: what it
+    /// came to.
+    pub(crate) fn spend(&self, credit: Credit, grows: u64) {
         let Credit { bytes, growth, .. } = credit;
+        if grows > bytes {
+            self.admission.overdrawn.fetch_add(1, Relaxed);
+            tracing::debug!(grows, bytes, "a transaction came to more than its credit");
+        }
         self.admission.take(Growth { bytes, held: growth });
         // With others in one frame its records take less of the log than was held for them.
         self.admission.room.wake();

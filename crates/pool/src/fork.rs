@@ -40,6 +40,8 @@ pub const FORK_DEPTH_MAX: usize = 8;
 const FORK_DEPTH_KEPT: usize = 1;
 /// Items of tables that went, deleted by one transaction.
 const GONE_PER_STEP: usize = 64;
+/// Bytes of a row of lineage, or of a key and what sealing adds to a descriptor.
+const ROW_BYTES: usize = 40;
 /// Before settling looks again, when another flush has the table.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -195,12 +197,15 @@ impl Pool {
         if children.is_empty() || !under.stand_still() {
             return Ok(Step::Nothing);
         }
-        let parts = under.stats().len();
+        let rows: Vec<usize> =
+            under.descriptors().iter().map(|(_, of)| of.encode().len()).collect();
+        let parts = rows.len();
         let step = (self.limits.handover_edits / (parts + 1)).max(1);
         let is_last = children.len() <= step;
         children.truncate(step);
         let edits = (children.len() + 1) * (parts + 1);
-        let credit = self.internal_credit(edits, children.len() * parts * 256, 0)?;
+        let bytes = (children.len() + 1) * rows.iter().sum::<usize>() + edits * ROW_BYTES;
+        let credit = self.internal_credit(edits, bytes, 0)?;
         let txg = self.apply_with(credit, Transaction::new(), |txg, tx| {
             if !is_last && !self.sabotaged(Sabotage::HandOverUnsealed) {
                 let tells = under.seal(txg);
@@ -373,6 +378,11 @@ impl Pool {
         }
         self.settled(table.weight());
         self.admission.settled(|| self.unflushed());
+    }
+
+    /// Most rows that [`Self::forget_gone`] takes away.
+    pub(crate) fn gone_most(&self) -> usize {
+        self.forks.gone.lock().len().min(GONE_PER_STEP)
     }
 
     /// Items of tables that the log has nothing of any more are deleted with a flush's record.

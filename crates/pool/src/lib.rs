@@ -74,6 +74,6 @@ pub use labels::{Labels, read_labels};
 pub use pins::Pin;
 pub use pool::Pool;
 pub use sabotage::{Sabotage, Scribble, ScribbleFn};
-pub use tenancy::{NodeTurnover, Tenancy, free_node};
+pub use tenancy::{EDITS_PER_RELEASE, NodeTurnover, RELEASE_EDIT_BYTES, Tenancy, free_node};
 pub use transaction::{Credit, Transaction};
 pub use uberblocks::{newest_uberblock, read_uberblocks};

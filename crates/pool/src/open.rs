@@ -162,7 +162,7 @@ impl Pool {
         self.journal.renew(recovered).await;
         // A2 holds for the edits that recovery found, too.
         let Weight { edits, bytes, .. } = self.tables.weight();
-        self.spend(self.internal_credit(edits as usize, bytes as usize, 0)?);
+        self.spend(self.internal_credit(edits as usize, bytes as usize, 0)?, 0);
         self.promise_layers();
         match recovered.batches.last().filter(|_| recovered.is_idle) {
             Some(last) => {

@@ -285,6 +285,7 @@ impl Pool {
         let mut room = std::mem::take(&mut credit.room);
         room.resize(blocks_of(records.len() as u64));
         let ticket = credit.ticket;
+        let grows = tx.growth();
         self.attached.add(txg, tx.attached);
         let piece = joined.gather(&records, room, ticket, edits, introduces);
         let edits = tx.edits.into_iter();
@@ -304,7 +305,7 @@ impl Pool {
             }
         }
         drop(joined);
-        self.spend(credit);
+        self.spend(credit, grows);
         if let Some(piece) = piece {
             self.write_piece(piece);
         }

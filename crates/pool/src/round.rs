@@ -19,7 +19,7 @@ use copyhold_types::{Buf, EpochId, Key, NodePtr, Purpose, TableId, Txg};
 use crate::fragments::{Listed, Pieces, expand};
 use crate::node_writer::{NodeWriter, blocks_max};
 use crate::nodes::COPIES;
-use crate::tenancy::{NodeTurnover, free_node};
+use crate::tenancy::{EDITS_PER_RELEASE, NodeTurnover, RELEASE_EDIT_BYTES, free_node};
 use crate::transaction::Transaction;
 use crate::units::{Aim, Unit};
 use crate::{Pool, PoolError, Sabotage};
@@ -28,8 +28,8 @@ use crate::{Pool, PoolError, Sabotage};
 const EDITS_PER_FLUSH: usize = 256 << 10;
 /// A unit's row in the table of tables takes at most this, and mostly less than half of it.
 const DESCRIPTOR_BYTES: usize = 768;
-/// Key and value of a row of a deadlist.
-const DEAD_BYTES: usize = 31;
+/// A key.
+const KEY_BYTES: usize = 17;
 
 /// What a round has come to.
 #[derive(Debug, Default)]
@@ -352,7 +352,7 @@ impl Pool {
 
     /// Edits, their bytes, and runs of a round's record.
     fn record_size(&self, done: &[Work], claims: &[Claim]) -> (usize, usize, usize) {
-        // A node that a snapshot shares becomes a row of a deadlist.
+        // A node that a snapshot shares becomes rows of a deadlist.
         let buried = |work: &Work| match work {
             Work::Partition { table, replaced, .. } => {
                 let own = self.tenancy().own_from(table.id());
@@ -361,10 +361,11 @@ impl Pool {
             Work::Metaslab { .. } => 0,
         };
         let copies = COPIES as usize;
-        let buried: usize = done.iter().map(|work| buried(work) * copies).sum();
+        let buried: usize = done.iter().map(|work| buried(work) * copies * EDITS_PER_RELEASE).sum();
         let freed: usize = done.iter().map(|work| work.replaced().len() * copies).sum();
-        let bytes = done.len() * DESCRIPTOR_BYTES + buried * DEAD_BYTES;
-        (done.len() * 2 + buried, bytes, claims.len() + freed)
+        let gone = self.gone_most();
+        let bytes = done.len() * DESCRIPTOR_BYTES + buried * RELEASE_EDIT_BYTES + gone * KEY_BYTES;
+        (done.len() * 2 + buried + gone, bytes, claims.len() + freed)
     }
 
     /// Logs the new roots and waits until that is durable, unless it is only for the tables' sake.

@@ -10,6 +10,11 @@ use copyhold_types::{EpochId, Key, NodePtr, Pointer, TableId, Txg};
 
 use crate::Transaction;
 
+/// Edits that the layer above may need for a pointer that is given up, and bytes of each: rows of a
+/// deadlist or of the shares, or a release that is left for later. A credit has so many for each.
+pub const EDITS_PER_RELEASE: usize = 6;
+pub const RELEASE_EDIT_BYTES: usize = 50;
+
 /// The layer above, as the pool sees it.
 pub trait Tenancy: Send + Sync {
     /// What new nodes of `table` are stamped with.

@@ -5,7 +5,11 @@ use copyhold_space::{Carried, Claim, Reservation};
 use copyhold_table::{Edit, Value};
 use copyhold_types::{Bufs, EpochId, Key, Nanos, Pointer, Run, TableId};
 
+use crate::admission::growth_of;
 use crate::log_room::LogRoom;
+
+/// Of a key in an edit.
+const KEY_BYTES: usize = 17;
 
 /// Collected without joining anything; handed to `Pool::apply`. Dropping it drops its claims, and
 /// with them what they took (rule R19).
@@ -95,6 +99,13 @@ impl Transaction {
     pub fn len(&self) -> usize {
         let lineage = 3 * self.forks.len() + self.forgotten.len();
         self.edits.len() + self.claims.len() + self.released.len() + lineage
+    }
+
+    /// Bytes by which flushing its edits may make tables grow: what it needs credit for.
+    pub(crate) fn growth(&self) -> u64 {
+        let value = |edit: &Edit| if let Edit::Put(value) = edit { value.len() } else { 0 };
+        let bytes = self.edits.iter().map(|(_, _, edit)| KEY_BYTES + value(edit)).sum();
+        growth_of(self.edits.len(), bytes)
     }
 
     pub fn is_empty(&self) -> bool {

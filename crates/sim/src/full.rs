@@ -32,7 +32,7 @@ use copyhold_volume::quota::{GroupId, Ledger, LimitKind};
 use crate::dice::Dice;
 use crate::machine::Machine;
 use crate::pool_level::Shape;
-use crate::soundness::check;
+use crate::soundness::{check, nothing_is_overdrawn};
 use crate::{Outcome, Plan, Sabotage};
 use operation::Class;
 
@@ -201,11 +201,16 @@ impl History {
         });
         self.outcome.recoveries += 1;
         let fs = opened.expect("the power is on");
-        (machine, fs.unwrap_or_else(|error| panic!("U2: a full pool is not mounted: {error}")))
+        let fs = fs.unwrap_or_else(|error| panic!("U2: a full pool is not mounted: {error}"));
+        if let Some(rule) = self.plan.broken.and_then(Sabotage::of_volume) {
+            fs.volumes().break_rule(rule);
+        }
+        (machine, fs)
     }
 
     /// Ends a mount in one way or the other.
     fn unmount(&mut self, machine: Machine, fs: Arc<Filesystem>) {
+        nothing_is_overdrawn(fs.pool());
         self.image = match self.dice.one_in(2) {
             true => {
                 self.outcome.crashes += 1;

@@ -2,8 +2,17 @@
 
 use copyhold_check::{Finding, Problem, Severity, check_device};
 use copyhold_device::sim::SimImage;
+use copyhold_pool::Pool;
 
 use crate::machine::Machine;
+
+/// Each transaction of this mount was promised what it came to.
+///
+/// # Panics
+/// One was not.
+pub(crate) fn nothing_is_overdrawn(pool: &Pool) {
+    assert_eq!(pool.overdrawn(), 0, "A4: transactions came to more than they had credit for");
+}
 
 /// Nothing is wrong with an image but what a crash leaves, or what damage does if it was damaged
 /// on purpose.

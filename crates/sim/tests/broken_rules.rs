@@ -257,6 +257,11 @@ fn r18_walking_what_is_not_settled_is_noticed() {
 }
 
 #[test]
+fn r21_releases_that_come_to_more_than_their_credit_are_noticed() {
+    is_noticed_at(Level::Full, OfTenants::IgnoreCredit, None);
+}
+
+#[test]
 fn r23_limits_that_are_not_looked_at_are_noticed() {
     is_noticed_among_tenants(OfTenants::IgnoreLimits);
 }

@@ -47,8 +47,10 @@ impl Tenancy for Tenants {
         let _burials: Vec<_> = cells.values().map(|family| family.lock_burial()).collect();
         // Nodes are never shared by reflink.
         let look = Stored { pool: &pool, sharing: false, _still: None };
-        let evaluations =
-            trees.iter().map(|(id, tree)| (*id, Evaluation::new(tree, &look))).collect();
+        let evaluations = trees
+            .iter()
+            .map(|(id, tree)| (*id, Evaluation::new(tree, &look).within_credit()))
+            .collect();
         let settled = BTreeSet::new();
         let state = &*self.0;
         apply(&mut Turnover { state, pool: &pool, homes: &homes, evaluations, settled });

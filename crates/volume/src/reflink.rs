@@ -48,7 +48,7 @@ impl Volumes {
         // Whoever releases from now on asks for shares.
         self.state.sharing.store(true, Ordering::Release);
         let look = self.stored_still();
-        let mut evaluation = Evaluation::new(tree, &look);
+        let mut evaluation = Evaluation::new(tree, &look).within_credit();
         let mut known = true;
         let uncounted = self.ledger().breaks(Sabotage::UncountedShares);
         for run in runs.iter().filter(|_| !uncounted) {

@@ -24,6 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use copyhold_format::FormatError;
 use copyhold_format::item::{Content, DeadItem, PendingItem, ShareItem, dead_key, share_key};
+use copyhold_pool::EDITS_PER_RELEASE;
 use copyhold_table::{Cached, Edit};
 use copyhold_types::{BlockAddr, EpochId, Key, Pointer, Run, TableId};
 
@@ -122,6 +123,8 @@ pub enum Damage {
 struct Overlay<M> {
     stored: Vec<Segment<M>>,
     now: Window<M>,
+    /// Edits between the two.
+    edits: usize,
 }
 
 /// Evaluates releases of one family, which is held still meanwhile.
@@ -134,6 +137,12 @@ pub struct Evaluation<'a> {
     climb_max: u32,
     /// Instead of taking shares: which references are gone for good.
     dropped: Option<Vec<(Run, u32)>>,
+    /// Edits that there is credit for; `None`: credit is for what it comes to.
+    credit: Option<usize>,
+    /// Edits of all windows.
+    edits: usize,
+    /// Parts that were begun and may each have to be left for later.
+    owed: usize,
     /// What siblings have dropped is not seen (`Sabotage::BlindBuries`).
     pub(crate) blind: bool,
 }
@@ -142,7 +151,17 @@ impl<M: Copy + Eq> Overlay<M> {
     fn load(cached: Cached<Vec<Segment<M>>>, at: Missing) -> Result<Option<Self>, Damage> {
         let Cached::Known(stored) = cached else { return Ok(None) };
         let now = Window::new(stored.clone()).ok_or(Damage::Segments(at))?;
-        Ok(Some(Overlay { stored, now }))
+        Ok(Some(Overlay { stored, now, edits: 0 }))
+    }
+
+    /// Counts its edits once more; by how many they are more, and fewer.
+    fn recount(&mut self) -> (usize, usize) {
+        let (before, now) = (&self.stored, self.now.segments());
+        let stays = |was: &Segment<M>| now.iter().any(|segment| segment.run.addr == was.run.addr);
+        let gone = before.iter().filter(|was| !stays(was)).count();
+        let edits = gone + now.iter().filter(|segment| !before.contains(segment)).count();
+        let was = std::mem::replace(&mut self.edits, edits);
+        (edits.saturating_sub(was), was.saturating_sub(edits))
     }
 
     /// What differs from what is stored, which it is now: deletes, then puts.
@@ -166,6 +185,9 @@ impl<'a> Evaluation<'a> {
             outcome: Outcome::default(),
             climb_max: CLIMB_MAX,
             dropped: None,
+            credit: None,
+            edits: 0,
+            owed: 0,
             blind: false,
         }
     }
@@ -188,6 +210,23 @@ impl<'a> Evaluation<'a> {
         self
     }
 
+    /// For a transaction with credit for [`EDITS_PER_RELEASE`] edits of each release: what would take
+    /// more is left for later, which takes one.
+    pub fn within_credit(mut self) -> Evaluation<'a> {
+        self.credit = Some(0);
+        self
+    }
+
+    /// Whether there is credit for what was evaluated, and for leaving so many parts more.
+    fn fits(&self, parts: usize) -> bool {
+        let all = self.edits + self.outcome.pending.len() + self.owed + parts;
+        self.credit.is_none_or(|credit| all <= credit)
+    }
+
+    fn recounted(&mut self, (more, fewer): (usize, usize)) {
+        self.edits = self.edits + more - fewer;
+    }
+
     pub fn family(&self) -> &'a Family {
         self.family
     }
@@ -200,8 +239,14 @@ impl<'a> Evaluation<'a> {
         if epoch.owns(pointer.epoch) && !is_weighed && self.is_unshared(release.content) {
             return self.give_up(release, pointer.run, release.count);
         }
+        let parts = windows(pointer.run).count();
+        if let Some(credit) = &mut self.credit {
+            *credit += EDITS_PER_RELEASE.max(parts);
+        }
+        self.owed += parts;
         for run in windows(pointer.run) {
             let part = Release { pointer: Pointer { run, ..pointer }, ..release };
+            self.owed -= 1;
             self.release_part(epoch, part, 0)?;
         }
         Ok(())
@@ -218,6 +263,10 @@ impl<'a> Evaluation<'a> {
         for part in windows(run) {
             let overlay = self.shares.get_mut(&window_of(part.addr)).expect("it was loaded");
             overlay.now.update(part, |_, count| Some(count.unwrap_or(0) + 1));
+            let (more, fewer) = overlay.recount();
+            self.edits = self.edits + more - fewer;
+            // Whoever shares has credit for that.
+            self.credit = self.credit.map(|credit| (credit + more).saturating_sub(fewer));
         }
         Ok(true)
     }
@@ -227,13 +276,17 @@ impl<'a> Evaluation<'a> {
     pub fn take(&mut self) -> Outcome {
         for (at, overlay) in &mut self.dead {
             let place = Place::Deadlist(at.set);
+            overlay.edits = 0;
             let edits = overlay.take_edits(|segment| dead_put(at.epoch, segment));
             self.outcome.edits.extend(edits.into_iter().map(|(key, edit)| (place, key, edit)));
         }
         for overlay in self.shares.values_mut() {
+            overlay.edits = 0;
             let edits = overlay.take_edits(share_put).into_iter();
             self.outcome.edits.extend(edits.map(|(key, edit)| (Place::Shares, key, edit)));
         }
+        (self.edits, self.owed) = (0, 0);
+        self.credit = self.credit.map(|_| 0);
         std::mem::take(&mut self.outcome)
     }
 
@@ -270,13 +323,25 @@ impl<'a> Evaluation<'a> {
             return Ok(());
         }
         let mut left = Vec::new();
-        let overlay = self.shares.get_mut(&window_of(pointer.run.addr)).expect("it was loaded");
+        let window = window_of(pointer.run.addr);
+        let overlay = self.shares.get_mut(&window).expect("it was loaded");
+        let before = self.credit.map(|_| overlay.now.clone());
         overlay.now.update(pointer.run, |part, shares| {
             let shares = shares.unwrap_or(0);
             let taken = shares.min(count);
             left.push((part, count - taken));
             Some(shares - taken).filter(|&shares| shares > 0)
         });
+        let more = overlay.recount();
+        self.recounted(more);
+        if !self.fits(0) {
+            let overlay = self.shares.get_mut(&window).expect("it was loaded");
+            overlay.now = before.expect("there is a limit");
+            let more = overlay.recount();
+            self.recounted(more);
+            self.leave(release);
+            return Ok(());
+        }
         left.into_iter().try_for_each(|(part, count)| self.give_up(release, part, count))
     }
 
@@ -316,6 +381,7 @@ impl<'a> Evaluation<'a> {
             self.leave(release);
             return Ok(());
         }
+        let before = self.credit.map(|_| [theirs, mine].map(|at| self.dead[&at].now.clone()));
         let (mut parts, mut wrong) = (Vec::new(), None);
         let overlay = self.dead.get_mut(&theirs).expect("it was loaded");
         let blind = self.blind;
@@ -337,15 +403,33 @@ impl<'a> Evaluation<'a> {
         }
         let parent = at.parent.and_then(|parent| self.family.get(parent));
         let parent = parent.expect("E3: a sibling's parent");
-        for (run, climbs) in parts {
-            self.put_dead(mine, run, release, count - climbs)?;
-            if climbs > 0 {
-                let pointer = Pointer { run, ..pointer };
-                let release = Release { pointer, count: climbs, ..release };
-                self.release_part(parent, release, climbed + 1)?;
+        for (run, climbs) in &parts {
+            self.put_dead(mine, *run, release, count - climbs)?;
+        }
+        parts.retain(|(_, climbs)| *climbs > 0);
+        self.recount_dead([theirs, mine]);
+        if !self.fits(parts.len()) {
+            for (at, before) in [theirs, mine].into_iter().zip(before.expect("there is a limit")) {
+                self.dead.get_mut(&at).expect("it was loaded").now = before;
             }
+            self.recount_dead([theirs, mine]);
+            self.leave(release);
+            return Ok(());
+        }
+        self.owed += parts.len();
+        for (run, climbs) in parts {
+            self.owed -= 1;
+            let release = Release { pointer: Pointer { run, ..pointer }, count: climbs, ..release };
+            self.release_part(parent, release, climbed + 1)?;
         }
         Ok(())
+    }
+
+    fn recount_dead(&mut self, windows: [DeadWindow; 2]) {
+        for at in windows {
+            let more = self.dead.get_mut(&at).expect("it was loaded").recount();
+            self.recounted(more);
+        }
     }
 
     fn put_dead(

@@ -26,6 +26,8 @@ pub enum Sabotage {
     DeleteTogether,
     /// R18: a tree is walked that is not settled.
     WalkUnsettled,
+    /// R21: what a transaction releases comes to more than there is credit for.
+    IgnoreCredit,
     /// R23: limits are not looked at.
     IgnoreLimits,
     /// R23: what comes in the place of a subvolume is not promised what that was.
@@ -50,12 +52,13 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 15] = [
+    pub const ALL: [Sabotage; 16] = [
         Sabotage::DecideEarly,
         Sabotage::AlwaysInPlace,
         Sabotage::BlindBuries,
         Sabotage::DeleteTogether,
         Sabotage::WalkUnsettled,
+        Sabotage::IgnoreCredit,
         Sabotage::IgnoreLimits,
         Sabotage::LoseReserve,
         Sabotage::LateUsage,

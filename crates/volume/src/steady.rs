@@ -167,6 +167,9 @@ impl Steady<'_> {
             false => volumes.stored_still(),
         };
         let mut evaluation = Evaluation::new(&tree, &look);
+        if !volumes.ledger().breaks(Sabotage::IgnoreCredit) {
+            evaluation = evaluation.within_credit();
+        }
         evaluation.blind = volumes.ledger().breaks(Sabotage::BlindBuries);
         releases.iter().try_for_each(|release| evaluation.release(*release))?;
         let births = Births { subvol: subvol.id(), epoch: leaf.current, inode, hold };

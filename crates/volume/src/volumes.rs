@@ -22,7 +22,7 @@ use std::sync::{Arc, Weak};
 use copyhold_format::item::{
     EPOCH, EpochItem, SUBVOL, SubvolFlags, SubvolItem, SubvolState, subvol_key,
 };
-use copyhold_pool::{Credit, Pool, Tier, Transaction};
+use copyhold_pool::{Credit, EDITS_PER_RELEASE, Pool, RELEASE_EDIT_BYTES, Tier, Transaction};
 use copyhold_runtime::FifoMutex;
 use copyhold_sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, of};
 use copyhold_types::{EpochId, Key, SubvolId, TableId, Txg};
@@ -404,15 +404,12 @@ impl Volumes {
         bytes: usize,
         releases: usize,
     ) -> Result<Credit> {
-        /// A segment that is split, on the deadlist and among the shares, with their keys.
-        const EDITS: usize = 4;
-        const BYTES: usize = 32;
         let alone = subvol.family.read_tree().epochs().nth(1).is_none();
         let more = match alone && !self.state.sharing.load(Ordering::Acquire) {
             true => 0,
-            false => releases * EDITS,
+            false => releases * EDITS_PER_RELEASE,
         };
-        Ok(self.pool.admit(tier, edits + more, bytes + more * BYTES).await?)
+        Ok(self.pool.admit(tier, edits + more, bytes + more * RELEASE_EDIT_BYTES).await?)
     }
 
     /// Changes a live subvolume's record.

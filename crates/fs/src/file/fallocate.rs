@@ -206,9 +206,18 @@ impl Filesystem {
         };
         let mut edit = MapEdit::default();
         edit.load(extents.into_iter().filter(|(start, _)| *start < to));
+        let tier =
+            if self.breaks(Sabotage::PunchInternally) { Tier::Internal } else { Tier::Change };
+        let credit = self.map_credit(inode, tier, &edit, 0).await?;
         edit.remove(range.start..to);
+        let mut state = inode.state();
+        state.expect_present()?;
+        let steady = self.volumes.steady(&inode.subvol.volume)?;
+        self.flusher.forget(state.data.drop_blocks(range.start..to));
+        // What a tiny file has goes with its first block.
         let first = range.start == 0;
-        self.apply_map(inode, edit, first, |state| state.data.drop_blocks(range.start..to)).await?;
+        let tx = Transaction::new();
+        self.log_map(inode, &mut state, steady, (credit, None), tx, edit, first)?;
         Ok(to)
     }
 
@@ -257,7 +266,8 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Credit for cutting each extent of `edit`, and for `added` new ones.
+    /// Credit for cutting each extent of `edit`, of which nothing is cut yet, and for `added` new
+    /// ones.
     async fn map_credit(
         &self,
         inode: &Inode,
@@ -268,27 +278,6 @@ impl Filesystem {
         let bytes = edit.edit_bytes() + added * (KEY_BYTES + extent_bytes(1)) + INODE_BYTES;
         let wanted = (2 * edit.len() + added + 2, bytes);
         self.credit_to_release(&inode.subvol, tier, wanted, edit.len()).await
-    }
-
-    /// Applies a change of the map together with one of the dirty blocks; what a tiny file has goes
-    /// with its `first` block.
-    async fn apply_map(
-        &self,
-        inode: &InodeRef,
-        edit: MapEdit,
-        first: bool,
-        change: impl FnOnce(&mut crate::inode::State) -> usize,
-    ) -> Result<()> {
-        let tier =
-            if self.breaks(Sabotage::PunchInternally) { Tier::Internal } else { Tier::Change };
-        let credit = self.map_credit(inode, tier, &edit, 0).await?;
-        let mut state = inode.state();
-        state.expect_present()?;
-        let steady = self.volumes.steady(&inode.subvol.volume)?;
-        let forgotten = change(&mut state);
-        self.flusher.forget(forgotten);
-        let tx = Transaction::new();
-        self.log_map(inode, &mut state, steady, (credit, None), tx, edit, first)
     }
 
     #[allow(clippy::too_many_arguments)] // a transaction and what it changes

@@ -6,6 +6,7 @@ use copyhold_format::item::{
     Content, DeadItem, EpochItem, HashKey, PendingItem, Place as Entry, ShareItem, Step,
     SubvolItem, SubvolState, dead_key, epoch_key, pending_key, share_key, subvol_key,
 };
+use copyhold_pool::EDITS_PER_RELEASE;
 use copyhold_table::{Cached, Edit};
 use copyhold_types::{
     BlockAddr, DeviceId, EpochId, InodeNo, Key, Kind, Pointer, Run, SubvolId, TableId, Timestamp,
@@ -213,13 +214,19 @@ impl World {
         let rng = std::cell::RefCell::new(&mut self.rng);
         let look = Tables { tables: &self.tables, rng, unknown: self.config.unknown };
         let mut evaluation = Evaluation::new(&self.families[&family], &look);
-        if let Some(levels) = climb {
-            evaluation = evaluation.climbing(levels);
-        }
+        evaluation = match climb {
+            Some(levels) => evaluation.climbing(levels),
+            None => evaluation.within_credit(),
+        };
         for release in releases {
             evaluation.release(*release).map_err(wrong)?;
         }
-        Ok(evaluation.take())
+        let outcome = evaluation.take();
+        let edits = outcome.edits.len() + outcome.pending.len();
+        if climb.is_none() && edits > EDITS_PER_RELEASE * releases.len() {
+            return Err(format!("{edits} edits of {} releases", releases.len()));
+        }
+        Ok(outcome)
     }
 
     pub(crate) fn apply(&mut self, outcome: Outcome) -> Result<(), String> {
