@@ -325,8 +325,7 @@ impl<'a> Evaluation<'a> {
         let mut left = Vec::new();
         let window = window_of(pointer.run.addr);
         let overlay = self.shares.get_mut(&window).expect("it was loaded");
-        let before = self.credit.map(|_| overlay.now.clone());
-        overlay.now.update(pointer.run, |part, shares| {
+        let before = overlay.now.update(pointer.run, |part, shares| {
             let shares = shares.unwrap_or(0);
             let taken = shares.min(count);
             left.push((part, count - taken));
@@ -336,7 +335,7 @@ impl<'a> Evaluation<'a> {
         self.recounted(more);
         if !self.fits(0) {
             let overlay = self.shares.get_mut(&window).expect("it was loaded");
-            overlay.now = before.expect("there is a limit");
+            overlay.now = before;
             let more = overlay.recount();
             self.recounted(more);
             self.leave(release);
@@ -381,11 +380,10 @@ impl<'a> Evaluation<'a> {
             self.leave(release);
             return Ok(());
         }
-        let before = self.credit.map(|_| [theirs, mine].map(|at| self.dead[&at].now.clone()));
         let (mut parts, mut wrong) = (Vec::new(), None);
         let overlay = self.dead.get_mut(&theirs).expect("it was loaded");
         let blind = self.blind;
-        overlay.now.update(pointer.run, |part, dead| {
+        let before = overlay.now.update(pointer.run, |part, dead| {
             let Some(dead) = dead.filter(|_| !blind) else {
                 parts.push((part, 0));
                 return dead;
@@ -403,14 +401,17 @@ impl<'a> Evaluation<'a> {
         }
         let parent = at.parent.and_then(|parent| self.family.get(parent));
         let parent = parent.expect("E3: a sibling's parent");
+        let mut mine_before = None;
         for (run, climbs) in &parts {
-            self.put_dead(mine, *run, release, count - climbs)?;
+            let before = self.put_dead(mine, *run, release, count - climbs)?;
+            mine_before = mine_before.or(before);
         }
         parts.retain(|(_, climbs)| *climbs > 0);
         self.recount_dead([theirs, mine]);
         if !self.fits(parts.len()) {
-            for (at, before) in [theirs, mine].into_iter().zip(before.expect("there is a limit")) {
-                self.dead.get_mut(&at).expect("it was loaded").now = before;
+            for (at, before) in [(theirs, Some(before)), (mine, mine_before)] {
+                let overlay = self.dead.get_mut(&at).expect("it was loaded");
+                before.into_iter().for_each(|before| overlay.now = before);
             }
             self.recount_dead([theirs, mine]);
             self.leave(release);
@@ -432,20 +433,21 @@ impl<'a> Evaluation<'a> {
         }
     }
 
+    /// What the window was before, if that changes it.
     fn put_dead(
         &mut self,
         at: DeadWindow,
         run: Run,
         release: Release,
         count: u32,
-    ) -> Result<(), Damage> {
+    ) -> Result<Option<Window<Dead>>, Damage> {
         if count == 0 {
-            return Ok(());
+            return Ok(None);
         }
         let Release { pointer: Pointer { origin, .. }, content, .. } = release;
         let mut wrong = None;
         let overlay = self.dead.get_mut(&at).expect("it was loaded");
-        overlay.now.update(run, |part, dead| match dead {
+        let before = overlay.now.update(run, |part, dead| match dead {
             None => Some(Dead { content, count, origin }),
             Some(dead) => {
                 if dead.origin != origin || dead.content != content {
@@ -454,7 +456,7 @@ impl<'a> Evaluation<'a> {
                 Some(Dead { count: dead.count + count, ..dead })
             }
         });
-        wrong.map_or(Ok(()), Err)
+        wrong.map_or(Ok(Some(before)), Err)
     }
 
     fn leave(&mut self, release: Release) {

@@ -59,8 +59,12 @@ impl<M: Copy + Eq> Window<M> {
     }
 
     /// Changes what the blocks of `run` say, which lies in this window. `change` is told each part
-    /// of which the same is said so far (`None`: nothing), in order.
-    pub fn update(&mut self, run: Run, mut change: impl FnMut(Run, Option<M>) -> Option<M>) {
+    /// of which the same is said so far (`None`: nothing), in order. Gives what the window was.
+    pub fn update(
+        &mut self,
+        run: Run,
+        mut change: impl FnMut(Run, Option<M>) -> Option<M>,
+    ) -> Window<M> {
         let mut out = Vec::with_capacity(self.segments.len() + 2);
         let (from, to) = (run.addr.block(), run.end());
         // Where the next part of `run` begins that was not told yet.
@@ -94,7 +98,7 @@ impl<M: Copy + Eq> Window<M> {
             keep(&mut out, start.max(to), end);
         }
         tell(&mut out, at, to, None);
-        self.segments = out;
+        Window { segments: std::mem::replace(&mut self.segments, out) }
     }
 }
 

@@ -254,6 +254,7 @@ mod tests {
     /// Epochs end on one thread while txgs close on another; of the moment between, in which only
     /// atomics change, no scheduler of tasks knows.
     #[test]
+    #[allow(clippy::disallowed_methods, reason = "no runtime stops a task between two atomics")]
     fn rows_that_end_while_a_txg_closes_go_once_each() {
         const BATCHES: u64 = 1000;
         const BATCH: u64 = 100;
