@@ -21,6 +21,8 @@ use futures_util::future::join_all;
 const TABLE: TableId = TableId(100);
 /// The smallest pool.
 const BLOCKS: u64 = 2048;
+/// Larger ones with a ring of the least size.
+const SIZES: [u64; 3] = [BLOCKS, 3 * BLOCKS + 77, 32 * BLOCKS];
 /// Bytes that do not compress.
 const VALUE_BYTES: usize = 2048;
 
@@ -63,7 +65,8 @@ fn broken(sabotage: Option<Sabotage>) -> OpenOptions {
 
 fn play(seed: u64, sabotage: Option<Sabotage>) -> Result<(), PoolError> {
     let rt = SeededRuntime::new(seed);
-    let device: DynDevice = SimDevice::new(rt.clone() as Rt, DeviceId(0), BLOCKS, seed);
+    let blocks = SIZES[seed as usize % SIZES.len()];
+    let device: DynDevice = SimDevice::new(rt.clone() as Rt, DeviceId(0), blocks, seed);
     let played = rt.block_on(async {
         let create = CreateOptions { log_bytes: Some(1), ..CreateOptions::default() };
         Pool::create(&(rt.clone() as Rt), &device, &create).await?;
@@ -80,7 +83,7 @@ fn play(seed: u64, sabotage: Option<Sabotage>) -> Result<(), PoolError> {
 
 #[test]
 fn a_small_ring_never_overflows() {
-    for seed in 0..16 {
+    for seed in 0..24 {
         play(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
 }
@@ -104,7 +107,7 @@ async fn keeps_log(device: &DynDevice) -> bool {
 
 /// Many short mounts, each of which ends in a crash. Whether the log was kept all the time.
 fn keeps_log_over_mounts(seed: u64, sabotage: Option<Sabotage>) -> bool {
-    let mut image = SimImage::empty(BLOCKS);
+    let mut image = SimImage::empty(SIZES[seed as usize % SIZES.len()]);
     for mount in 0..30 {
         let rt = SeededRuntime::new(seed + mount);
         let config = SimConfig::new(seed + mount);
@@ -143,7 +146,7 @@ fn the_log_of_older_uberblocks_is_kept_over_mounts() {
 
 /// A pool in use, then many mounts, each of which is killed at once or soon. How the last one ends.
 fn mounts_after_mounts(seed: u64, sabotage: Option<Sabotage>) -> Result<(), PoolError> {
-    let mut image = SimImage::empty(BLOCKS);
+    let mut image = SimImage::empty(SIZES[seed as usize % SIZES.len()]);
     for mount in 0..200 {
         let rt = SeededRuntime::new(seed + mount);
         let config = SimConfig::new(seed + mount);
