@@ -34,7 +34,10 @@ for part in "${@:-build}"; do
         [ -e /usr/share/postgresql-common ] || missing="$missing postgresql"
         ;;
     lint | fuzz | miri | tsan) ;;
-    *) die "unknown part '$part'; use build, test, demo, bench, acceptance, lint, fuzz, miri or tsan" ;;
+    *)
+        die "unknown part '$part'; use build, test, demo, bench, acceptance, lint, fuzz, miri or" \
+            "tsan"
+        ;;
     esac
 done
 

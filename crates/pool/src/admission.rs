@@ -239,7 +239,7 @@ impl Pool {
         self.admission.asked() + reads
     }
 
-    /// How many transactions came to more than they had credit for, since the pool was opened: none,
+    /// How many transactions came to more than they had credit for since the pool was opened: none,
     /// unless an estimate is wrong (A4).
     pub fn overdrawn(&self) -> u64 {
         self.admission.overdrawn.load(Relaxed)

@@ -147,8 +147,8 @@ impl Volumes {
         Ok(any)
     }
 
-    /// As [`Self::background_step`], but of one deletion, the next. What has no credit now is passed
-    /// over: what comes behind it may give space back.
+    /// As [`Self::background_step`], but of one deletion, the next. What has no credit now is
+    /// passed over: what comes behind it may give space back.
     async fn small_step(&self) -> Result<bool> {
         let _working = self.state.working.lock().await;
         self.try_again();

@@ -210,8 +210,8 @@ impl<'a> Evaluation<'a> {
         self
     }
 
-    /// For a transaction with credit for [`EDITS_PER_RELEASE`] edits of each release: what would take
-    /// more is left for later, which takes one.
+    /// For a transaction with credit for [`EDITS_PER_RELEASE`] edits of each release: what would
+    /// take more is left for later, which takes one.
     pub fn within_credit(mut self) -> Evaluation<'a> {
         self.credit = Some(0);
         self
