@@ -1,5 +1,6 @@
 //! Requests and bytes of a device by purpose: what speed is judged by where clocks are noise.
 
+use std::ops::Add;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use copyhold_types::{BLOCK_BYTES, Purpose};
@@ -70,6 +71,19 @@ pub struct PurposeCount {
     pub written_bytes: u64,
 }
 
+impl Add for PurposeCount {
+    type Output = PurposeCount;
+
+    fn add(self, more: PurposeCount) -> PurposeCount {
+        PurposeCount {
+            reads: self.reads + more.reads,
+            read_bytes: self.read_bytes + more.read_bytes,
+            writes: self.writes + more.writes,
+            written_bytes: self.written_bytes + more.written_bytes,
+        }
+    }
+}
+
 /// The counters at one moment, indexed by `Purpose as usize`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CounterSnapshot {
@@ -77,4 +91,18 @@ pub struct CounterSnapshot {
     pub flushes: u64,
     pub discards: u64,
     pub discarded_bytes: u64,
+}
+
+impl Add for CounterSnapshot {
+    type Output = CounterSnapshot;
+
+    fn add(self, more: CounterSnapshot) -> CounterSnapshot {
+        CounterSnapshot {
+            purposes: Purpose::ALL
+                .map(|why| self.purposes[why as usize] + more.purposes[why as usize]),
+            flushes: self.flushes + more.flushes,
+            discards: self.discards + more.discards,
+            discarded_bytes: self.discarded_bytes + more.discarded_bytes,
+        }
+    }
 }

@@ -15,6 +15,13 @@ pub enum DeviceError {
         #[source]
         source: IoError,
     },
+    /// What is stored does not match its protection information, as the device or the kernel says
+    /// (EILSEQ): the medium answers, and its answer is wrong.
+    #[error(
+        "{name}: {blocks} blocks at {block}, read for {why:?}, do not match their protection \
+         information"
+    )]
+    Integrity { name: String, block: u64, blocks: u32, why: Purpose },
     #[error("{name}: writing {blocks} blocks at {block} for {why:?} failed: {source}")]
     Write {
         name: String,
@@ -73,6 +80,19 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    /// Of a read of these blocks that the system has answered like this.
+    pub fn of_read(
+        name: String,
+        (block, blocks): (u64, u32),
+        why: Purpose,
+        source: IoError,
+    ) -> DeviceError {
+        match source {
+            IoError(libc::EILSEQ) => DeviceError::Integrity { name, block, blocks, why },
+            source => DeviceError::Read { name, block, blocks, why, source },
+        }
+    }
+
     /// Whether the host had no space left for a sparse pool file (rule R32).
     pub fn is_host_full(&self) -> bool {
         matches!(self, DeviceError::Write { source: IoError(libc::ENOSPC | libc::EDQUOT), .. })

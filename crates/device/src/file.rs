@@ -207,7 +207,7 @@ impl Device for FileDevice {
             Ok(fd) => fd,
             Err(source) => {
                 let name = shared.name.clone();
-                return at_once(Err(DeviceError::Read { name, block, blocks, why, source }));
+                return at_once(Err(DeviceError::of_read(name, (block, blocks), why, source)));
             }
         };
         self.counters.read(why, blocks);
@@ -222,7 +222,7 @@ impl Device for FileDevice {
             if error.kind() == ErrorKind::UnexpectedEof {
                 return Err(DeviceError::Shrunk { name, end: block + u64::from(blocks) });
             }
-            Err(DeviceError::Read { name, block, blocks, why, source: io_error(&error) })
+            Err(DeviceError::of_read(name, (block, blocks), why, io_error(&error)))
         })
     }
 

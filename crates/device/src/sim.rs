@@ -337,13 +337,7 @@ impl Device for SimDevice {
             let read =
                 shared.when_done(delay, |state| state.complete_read(block, blocks, fault)).await;
             let name = || shared.name.clone();
-            read.map_err(|errno| DeviceError::Read {
-                name: name(),
-                block,
-                blocks,
-                why,
-                source: IoError(errno),
-            })
+            read.map_err(|errno| DeviceError::of_read(name(), (block, blocks), why, IoError(errno)))
         })
     }
 

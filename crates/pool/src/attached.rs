@@ -15,6 +15,7 @@
 //! nothing attached at all costs one load.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use copyhold_sync::{Mutex, of};
@@ -23,7 +24,7 @@ use copyhold_types::{BLOCK_BYTES, Buf, Bufs, Run, Txg};
 /// The buffers of a run, in order.
 pub(crate) type Data = (Run, Bufs);
 
-/// Runs by their first block.
+/// Runs by the address of their first block.
 type Runs = BTreeMap<u64, Data>;
 
 /// Blocks of a read that are attached: where in the read they begin, and their bytes.
@@ -52,7 +53,7 @@ impl Attached {
         let (_, runs) = txgs.back_mut().expect("added above");
         for (run, data) in attached {
             debug_assert_eq!(data.iter().map(Buf::blocks).sum::<usize>(), run.blocks as usize);
-            runs.insert(run.addr.block(), (run, data));
+            runs.insert(run.addr.raw(), (run, data));
         }
     }
 
@@ -102,11 +103,13 @@ impl Attached {
         if self.count.load(Ordering::Acquire) == 0 {
             return found;
         }
-        let wanted = run.addr.block()..run.end();
+        let wanted = raw(run);
         for (_, runs) in &*self.txgs.lock() {
             let before = runs.range(..wanted.end).rev();
-            for (_, (attached, bufs)) in before.take_while(|(_, (it, _))| it.end() > wanted.start) {
-                let mut at = attached.addr.block();
+            for (_, (attached, bufs)) in
+                before.take_while(|(_, (it, _))| raw(*it).end > wanted.start)
+            {
+                let mut at = attached.addr.raw();
                 for buf in bufs {
                     let end = at + buf.blocks() as u64;
                     let (from, to) = (at.max(wanted.start), end.min(wanted.end));
@@ -122,6 +125,11 @@ impl Attached {
         found.sort_unstable_by_key(|(first, _)| *first);
         found
     }
+}
+
+/// Addresses of a run's blocks, with their device.
+fn raw(run: Run) -> Range<u64> {
+    run.addr.raw()..run.addr.raw() + u64::from(run.blocks)
 }
 
 /// `blocks` blocks of a buffer from block `skip` on; all of it is not copied.

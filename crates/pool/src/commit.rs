@@ -126,7 +126,7 @@ impl Pool {
 
     pub(crate) async fn flush_device(&self) -> Result<(), PoolError> {
         let again = self.sabotaged(crate::Sabotage::TrustSecondFlush);
-        let flushed = self.health.flush(&self.device, again).await;
+        let flushed = self.health.flush(&self.devices, again).await;
         flushed.inspect_err(|error| self.stop(&error.to_string()))
     }
 

@@ -58,14 +58,14 @@ impl Pool {
 
     async fn discard_some(&self, which: Discardable) -> Result<u64, PoolError> {
         // A preallocated pool keeps what it has, whoever asks.
-        if !self.device.geometry().can_discard || self.label.features.preallocated() {
+        if !self.devices.can_discard() || self.label.features.preallocated() {
             return Ok(0);
         }
         let mut blocks = 0;
         for discard in self.space.take_discardable(which) {
             let run = discard.run();
             self.health.check()?;
-            let request = self.device.discard(run.addr.block(), run.blocks.into());
+            let request = self.devices.discard(run);
             // Nobody gets the run while the device may still be at it (R15).
             let done = finishing(&self.rt, async move { request.await.map(|()| discard) });
             self.space.discard_done(done.await?);

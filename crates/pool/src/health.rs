@@ -9,10 +9,10 @@
 
 use std::sync::OnceLock;
 
-use copyhold_device::DynDevice;
 use copyhold_runtime::FifoMutex;
 
 use crate::PoolError;
+use crate::devices::Devices;
 
 #[derive(Debug, Default)]
 pub(crate) struct Health {
@@ -33,14 +33,14 @@ impl Health {
         let _stopped_before = self.stopped.set("it is closed".into());
     }
 
-    /// Flushes the device (H1). `again`: a failed flush is tried again and trusted, which breaks
+    /// Flushes all devices (H1). `again`: a failed flush is tried again and trusted, which breaks
     /// rule R12.
-    pub(crate) async fn flush(&self, device: &DynDevice, again: bool) -> Result<(), PoolError> {
+    pub(crate) async fn flush(&self, devices: &Devices, again: bool) -> Result<(), PoolError> {
         let _one = self.flushing.lock().await;
         self.check()?;
-        let mut flushed = device.flush().await;
+        let mut flushed = devices.flush().await;
         if again && flushed.is_err() {
-            flushed = device.flush().await;
+            flushed = devices.flush().await;
         }
         flushed.map_err(|error| {
             self.stop(&error.to_string());

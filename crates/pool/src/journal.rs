@@ -9,7 +9,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use copyhold_device::DynDevice;
 use copyhold_format::label::Label;
 use copyhold_format::log::{Batch, FrameHead, FrameKind, Payload, PieceRef, encode_frame};
 use copyhold_format::uberblock::Uberblock;
@@ -18,6 +17,7 @@ use copyhold_sync::{Mutex, of};
 use copyhold_types::{Buf, Digest, Incarnation, Txg};
 
 use crate::config::Limits;
+use crate::devices::Devices;
 use crate::health::Health;
 use crate::{PoolError, Sabotage, log_room, uberblocks};
 
@@ -25,7 +25,7 @@ use crate::{PoolError, Sabotage, log_room, uberblocks};
 const LATE: u64 = 4;
 
 pub(crate) struct Journal {
-    device: DynDevice,
+    devices: Devices,
     label: Label,
     ring: Ring,
     incarnation: Incarnation,
@@ -99,7 +99,7 @@ pub struct LogUse {
 
 impl Journal {
     pub(crate) fn new(
-        device: DynDevice,
+        devices: Devices,
         label: Label,
         ring: Ring,
         resume: Resume,
@@ -136,7 +136,7 @@ impl Journal {
                 marked: Txg::new(recovered.last).filter(|_| recovered.confirmed),
                 uberblock: resume.uberblock.number,
             }),
-            device,
+            devices,
             label,
             ring,
             incarnation: resume.incarnation,
@@ -294,9 +294,9 @@ impl Journal {
             self.state.lock().appender.reuse_before(uberblock.head);
         }
         if !late || uberblock.number.is_multiple_of(LATE) {
-            uberblocks::write_uberblock(&self.device, &self.label, &uberblock).await?;
+            uberblocks::write_uberblock(self.devices.home(), &self.label, &uberblock).await?;
             let again = self.limits.breaks(Sabotage::TrustSecondFlush);
-            health.flush(&self.device, again).await?;
+            health.flush(&self.devices, again).await?;
         }
         let mut state = self.state.lock();
         state.uberblock = uberblock.number;
@@ -322,8 +322,8 @@ impl Journal {
         let last = given_up + UBERBLOCKS_KEPT as u64;
         for number in (given_up + 1..=last).rev() {
             let again = Uberblock { number, ..uberblock.clone() };
-            uberblocks::write_uberblock(&self.device, &self.label, &again).await?;
-            health.flush(&self.device, false).await?;
+            uberblocks::write_uberblock(self.devices.home(), &self.label, &again).await?;
+            health.flush(&self.devices, false).await?;
         }
         self.state.lock().uberblock = last;
         Ok(())

@@ -32,6 +32,7 @@ mod commit;
 mod config;
 mod create;
 mod cut;
+mod devices;
 mod discard;
 mod error;
 mod flush;

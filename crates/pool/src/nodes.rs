@@ -10,7 +10,6 @@
 
 use std::sync::Arc;
 
-use copyhold_device::DynDevice;
 use copyhold_format::digest;
 use copyhold_format::node::{Fragment, Node, parse_fragments, pieces_of};
 use copyhold_runtime::{Rt, finishing};
@@ -20,6 +19,7 @@ use copyhold_types::{Buf, NodePtr, Purpose, Run};
 use futures_util::future::join_all;
 
 use crate::PoolError;
+use crate::devices::Devices;
 use crate::fragments::{Copied, Copies, Pieces, fragmented, join, named_by};
 use crate::pins::Pins;
 
@@ -36,7 +36,7 @@ pub(crate) const COPIES: u64 = 2;
 
 /// Reads nodes. The table layer's [`NodeSource`].
 pub(crate) struct NodeStore {
-    device: DynDevice,
+    devices: Devices,
     pub(crate) cache: NodeCache,
     /// What fragmented maps in use are made of (P1 of `fragments`).
     maps: Mutex<Pieces, of::MapPieces>,
@@ -54,7 +54,7 @@ pub(crate) struct Repair {
 impl NodeStore {
     /// Without `repair` bad copies stay as they are. `turn`: drawn anew for each mount.
     pub(crate) fn new(
-        device: DynDevice,
+        devices: Devices,
         cache_bytes: usize,
         node_bytes: usize,
         repair: Option<Repair>,
@@ -62,7 +62,7 @@ impl NodeStore {
     ) -> NodeStore {
         let shards = (cache_bytes / (SHARD_NODES * node_bytes)).clamp(1, CACHE_SHARDS);
         let cache = NodeCache::new(cache_bytes, shards);
-        NodeStore { device, cache, maps: Mutex::default(), repair, turn }
+        NodeStore { devices, cache, maps: Mutex::default(), repair, turn }
     }
 
     pub(crate) fn cached_bytes(&self) -> usize {
@@ -147,7 +147,7 @@ impl NodeStore {
     }
 
     async fn read_copy(&self, copy: &Copied, why: Purpose) -> Result<Buf, String> {
-        let read = |run: &Run| self.device.read(run.addr.block(), run.blocks, why);
+        let read = |run: &Run| self.devices.read(*run, why);
         let runs = match copy {
             Copied::Whole(run) => return read(run).await.map_err(|error| error.to_string()),
             Copied::Fragments(runs) => runs,
@@ -173,7 +173,7 @@ impl NodeStore {
         let Some(Repair { rt, pins }) = &self.repair else { return };
         // A pin of its own: the caller, and its pin, may be gone before the device is done.
         let pin = pins.pin_oldest();
-        let write = self.device.write(run.addr.block(), good.into(), why);
+        let write = self.devices.write(run, good.into(), why);
         let written = finishing(rt, async move { (write.await, pin) });
         if let (Err(error), _) = written.await {
             tracing::warn!("{run:?} could not be repaired: {error}");

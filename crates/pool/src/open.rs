@@ -42,6 +42,7 @@ use crate::admission::Admission;
 use crate::attached::Attached;
 use crate::config::{CreateOptions, Limits, OpenOptions};
 use crate::cut::Start;
+use crate::devices::Devices;
 use crate::flush::Flusher;
 use crate::fork::{Forks, Gone};
 use crate::group::Group;
@@ -102,11 +103,12 @@ impl Pool {
         if let Some(cut) = &cut {
             tracing::error!("the log is damaged behind txg {}; without {cut}", recovered.last);
         }
-        let tail = cut_unverified_tail(&device, &uberblock, &mut recovered, &options).await?;
+        let devices = Devices::one(label.device, device.clone());
+        let tail = cut_unverified_tail(&devices, &uberblock, &mut recovered, &options).await?;
         cut = cut.or(tail);
         recovered.is_idle &= cut.is_none() && !options.limits.breaks(Sabotage::AlwaysBegin);
         if options.limits.breaks(Sabotage::ReplayReadsBase) {
-            read_early(&device, &label, &uberblock).await?;
+            read_early(&devices, &label, &uberblock).await?;
         }
         let mixes = options.limits.breaks(Sabotage::ReplayMixesPuts);
         let space = restore_space(&rt, &label, &options.limits)?;
@@ -130,7 +132,7 @@ impl Pool {
             if !pool.sabotaged(Sabotage::NoFlushAtMount) {
                 pool.flush_device().await?;
             }
-            if uberblocks.repair(&pool.device, &pool.label).await? {
+            if uberblocks.repair(pool.devices.home(), &pool.label).await? {
                 pool.flush_device().await?;
             }
             if pool.cut.is_some() {
@@ -154,7 +156,7 @@ impl Pool {
         ring: &Ring,
         recovered: &Recovered,
     ) -> Result<(), PoolError> {
-        labels::repair_labels(&self.device, labels).await?;
+        labels::repair_labels(self.devices.home(), labels).await?;
         if self.label != labels.label {
             self.say_features().await?;
         }
@@ -185,8 +187,8 @@ impl Pool {
     /// Says in the labels what may be made use of from now on. One at a time: so one of the two is
     /// whole, whenever the power fails.
     async fn say_features(&self) -> Result<(), PoolError> {
-        for at in labels::places(&self.device, &self.label) {
-            labels::write_label(&self.device, &self.label, at).await?;
+        for at in labels::places(self.devices.home(), &self.label) {
+            labels::write_label(self.devices.home(), &self.label, at).await?;
             self.flush_device().await?;
         }
         Ok(())
@@ -256,7 +258,7 @@ fn log_ring(device: &DynDevice, label: &Label, options: &OpenOptions) -> Ring {
 /// The last batch may be there while what it introduces is not: one flush covered both. Returns
 /// what was given up on demand.
 async fn cut_unverified_tail(
-    device: &DynDevice,
+    devices: &Devices,
     uberblock: &Uberblock,
     recovered: &mut Recovered,
     options: &OpenOptions,
@@ -269,7 +271,7 @@ async fn cut_unverified_tail(
         return Ok(None);
     }
     let txg = last.txg;
-    let given_up = match tail::verify(device, last).await? {
+    let given_up = match tail::verify(devices, last).await? {
         Tail::Whole => return Ok(None),
         Tail::Torn => {
             tracing::warn!("txg {txg} was not completely written before the crash; it is cut");
@@ -303,11 +305,11 @@ async fn cut_unverified_tail(
 
 /// Looks things up in the base that the uberblock names, as replay must not (rule R5).
 async fn read_early(
-    device: &DynDevice,
+    devices: &Devices,
     label: &Label,
     uberblock: &Uberblock,
 ) -> Result<(), PoolError> {
-    let nodes = NodeStore::new(device.clone(), 0, label.node_bytes as usize, None, 0);
+    let nodes = NodeStore::new(devices.clone(), 0, label.node_bytes as usize, None, 0);
     let descriptor = PartitionDescriptor::parse(&uberblock.tables)
         .map_err(|error| PoolError::damaged("the table of tables", error))?;
     let limits = TableLimits { leaf_bytes: label.node_bytes as usize, ..TableLimits::default() };
@@ -387,7 +389,7 @@ async fn assemble(
     mut replayed: Replayed,
     options: OpenOptions,
 ) -> Result<Pool, PoolError> {
-    let device: DynDevice = host.clone();
+    let devices = Devices::one(label.device, host.clone());
     let pins = Pins::default();
     let repair = Repair { rt: rt.clone(), pins: pins.clone() };
     let repair = (!options.read_only).then_some(repair);
@@ -395,7 +397,7 @@ async fn assemble(
     let least = if options.tenants { CACHE_NODES_MIN * node_bytes } else { 0 };
     let cache_bytes = options.limits.node_cache_bytes.max(least);
     let turn = rt.random();
-    let nodes = NodeStore::new(device.clone(), cache_bytes, node_bytes, repair, turn);
+    let nodes = NodeStore::new(devices.clone(), cache_bytes, node_bytes, repair, turn);
     let limits = TableLimits { leaf_bytes: label.node_bytes as usize, ..TableLimits::default() };
     let root = recovered.batches.last().map_or(&uberblock.tables, |last| &last.batch.tables);
     let root = root.clone();
@@ -422,7 +424,7 @@ async fn assemble(
     Ok(Pool {
         flusher: Flusher::new(tables.weight()),
         journal: Journal::new(
-            device.clone(),
+            devices.clone(),
             label.clone(),
             ring,
             resume,
@@ -449,7 +451,7 @@ async fn assemble(
         joined: AtomicU64::new(0),
         proven: AtomicU64::new(0),
         rt,
-        device,
+        devices,
         label,
         space,
         nodes,

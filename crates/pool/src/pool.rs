@@ -17,6 +17,7 @@ use crate::admission::Admission;
 use crate::attached::{self, Attached};
 use crate::commit::introduced;
 use crate::config::Limits;
+use crate::devices::Devices;
 use crate::flush::Flusher;
 use crate::fork::Forks;
 use crate::group::Group;
@@ -37,7 +38,7 @@ use crate::transaction::{Credit, Transaction};
 /// An open pool. Everything takes `&self`; the pool is shared as `Arc<Pool>`.
 pub struct Pool {
     pub(crate) rt: Rt,
-    pub(crate) device: DynDevice,
+    pub(crate) devices: Devices,
     pub(crate) label: Label,
     pub(crate) limits: Limits,
     /// Why the pool may not be written at all; `None`: it may.
@@ -85,7 +86,7 @@ impl Pool {
     }
 
     pub fn device(&self) -> &DynDevice {
-        &self.device
+        self.devices.home()
     }
 
     /// Why the pool was opened read-only, if it was.
@@ -155,7 +156,7 @@ impl Pool {
         if !found.is_empty() && attached::is_all(&found, run.blocks) {
             return Ok(attached::join(found, run.blocks));
         }
-        let read = self.device.read(run.addr.block(), run.blocks, why).await?;
+        let read = self.devices.read(run, why).await?;
         Ok(attached::overlay(read, &found))
     }
 
@@ -210,7 +211,7 @@ impl Pool {
     /// ([`finishing`](copyhold_runtime::finishing)).
     pub async fn write(&self, run: Run, data: Bufs, why: Purpose) -> Result<(), PoolError> {
         if self.sabotaged(Sabotage::JoinBeforeData) {
-            let write = self.device.write(run.addr.block(), data, why);
+            let write = self.devices.write(run, data, why);
             self.rt.spawn(Box::pin(async move { drop(write.await) }));
             return Ok(());
         }
@@ -228,7 +229,7 @@ impl Pool {
             return Box::pin(std::future::ready(Err(stopped)));
         }
         let health = self.health.clone();
-        let write = self.device.write(run.addr.block(), data, why);
+        let write = self.devices.write(run, data, why);
         Box::pin(async move {
             let Err(error) = write.await else { return Ok(()) };
             // Of a pool that has stopped the reason is told rather than what came of it.
@@ -299,8 +300,7 @@ impl Pool {
                 self.stop(&format!("{:?} was freed twice: {error}", pointer.run));
             }
             if self.sabotaged(Sabotage::DiscardEarly) {
-                let Run { addr, blocks } = pointer.run;
-                let discard = self.device.discard(addr.block(), blocks.into());
+                let discard = self.devices.discard(pointer.run);
                 self.rt.spawn(Box::pin(async move { drop(discard.await) }));
             }
         }
@@ -362,7 +362,7 @@ impl Pool {
     }
 
     pub fn counters(&self) -> CounterSnapshot {
-        self.device.counters().snapshot()
+        self.devices.counters()
     }
 
     /// Bytes of edits in memory that no base has yet.

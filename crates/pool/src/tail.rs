@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use copyhold_device::{DeviceError, DynDevice};
+use copyhold_device::DeviceError;
 use copyhold_format::block_checksum;
 use copyhold_format::item::{EXTENT, Extent, ExtentState};
 use copyhold_format::log::{Record, Records};
@@ -17,6 +17,7 @@ use copyhold_log::RecoveredBatch;
 use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run};
 
 use crate::PoolError;
+use crate::devices::Devices;
 
 /// How often a block that cannot be read is read.
 const ATTEMPTS: usize = 3;
@@ -34,11 +35,12 @@ pub(crate) enum Tail {
 }
 
 /// Looks at all data that `batch` introduces.
-pub(crate) async fn verify(device: &DynDevice, batch: &RecoveredBatch) -> Result<Tail, PoolError> {
+pub(crate) async fn verify(devices: &Devices, batch: &RecoveredBatch) -> Result<Tail, PoolError> {
     let (mut matching, mut unreadable, mut last_error) = (0, 0, None);
     for extent in introduced(batch)? {
         let ExtentState::Written(checksums) = &extent.state else { continue };
-        for (block, wanted) in read(device, extent.pointer.run).await.iter().zip(checksums.iter()) {
+        for (block, wanted) in read(devices, extent.pointer.run).await.iter().zip(checksums.iter())
+        {
             match block {
                 Ok(found) if found == wanted => matching += 1,
                 Ok(_) => return Ok(Tail::Torn),
@@ -56,25 +58,25 @@ pub(crate) async fn verify(device: &DynDevice, batch: &RecoveredBatch) -> Result
 }
 
 /// Checksums of the blocks of a run.
-async fn read(device: &DynDevice, run: Run) -> Vec<Result<u32, DeviceError>> {
-    let at = run.addr.block();
-    if let Ok(data) = device.read(at, run.blocks, Purpose::Data).await {
+async fn read(devices: &Devices, run: Run) -> Vec<Result<u32, DeviceError>> {
+    if let Ok(data) = devices.read(run, Purpose::Data).await {
         return data.chunks(BLOCK_BYTES).map(|block| Ok(block_checksum(block))).collect();
     }
     let mut blocks = Vec::with_capacity(run.blocks as usize);
-    for block in at..at + u64::from(run.blocks) {
-        blocks.push(read_block(device, block).await.map(|data| block_checksum(&data)));
+    for n in 0..run.blocks {
+        let block = read_again(devices, run.slice(n, 1)).await;
+        blocks.push(block.map(|data| block_checksum(&data)));
     }
     blocks
 }
 
-async fn read_block(device: &DynDevice, block: u64) -> Result<Buf, DeviceError> {
-    let mut found = device.read(block, 1, Purpose::Data).await;
+async fn read_again(devices: &Devices, run: Run) -> Result<Buf, DeviceError> {
+    let mut found = devices.read(run, Purpose::Data).await;
     for _ in 1..ATTEMPTS {
         if found.is_ok() {
             break;
         }
-        found = device.read(block, 1, Purpose::Data).await;
+        found = devices.read(run, Purpose::Data).await;
     }
     found
 }

@@ -90,7 +90,8 @@ impl Filesystem {
                 let slots = &ready.batch.took[placed.first..placed.first + run.blocks as usize];
                 match requests.last_mut() {
                     Some((last, bufs, _, to))
-                        if last.end() == run.addr.block()
+                        if last.addr.device() == run.addr.device()
+                            && last.end() == run.addr.block()
                             && last.blocks + run.blocks <= REQUEST_BLOCKS_MAX =>
                     {
                         last.blocks += run.blocks;

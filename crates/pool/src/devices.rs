@@ -1,0 +1,110 @@
+//! The devices of a pool, by id.
+//!
+//! A block address names its device. A pool has one device so far; nothing outside this file and
+//! the fixed areas (labels, log) knows that.
+//!
+//! DEV-D1  A request goes to the device that its address names. An address of a device that the
+//!         pool does not have, as a damaged image may hold one, is an error.
+//! DEV-D2  A flush of the pool is a flush of each device; the first error counts.
+
+use std::future::ready;
+use std::sync::Arc;
+
+use copyhold_device::{CounterSnapshot, DeviceError, DynDevice};
+use copyhold_runtime::BoxFuture;
+use copyhold_types::{Buf, Bufs, DeviceId, Purpose, Run};
+use futures_util::future::join_all;
+
+type Request<T> = BoxFuture<'static, Result<T, DeviceError>>;
+
+#[derive(Clone)]
+pub(crate) struct Devices {
+    all: Arc<[(DeviceId, DynDevice)]>,
+}
+
+impl Devices {
+    /// Of a pool with one device, which its label calls by this id.
+    pub(crate) fn one(id: DeviceId, device: DynDevice) -> Devices {
+        Devices { all: Arc::new([(id, device)]) }
+    }
+
+    /// The device with the labels and the log.
+    pub(crate) fn home(&self) -> &DynDevice {
+        &self.all[0].1
+    }
+
+    pub(crate) fn get(&self, id: DeviceId) -> Result<&DynDevice, DeviceError> {
+        let found = self.all.iter().find(|(of, _)| *of == id);
+        found.map(|(_, device)| device).ok_or(DeviceError::Missing(id))
+    }
+
+    pub(crate) fn read(&self, run: Run, why: Purpose) -> Request<Buf> {
+        match self.get(run.addr.device()) {
+            Ok(device) => device.read(run.addr.block(), run.blocks, why),
+            Err(missing) => Box::pin(ready(Err(missing))),
+        }
+    }
+
+    pub(crate) fn write(&self, run: Run, data: Bufs, why: Purpose) -> Request<()> {
+        match self.get(run.addr.device()) {
+            Ok(device) => device.write(run.addr.block(), data, why),
+            Err(missing) => Box::pin(ready(Err(missing))),
+        }
+    }
+
+    pub(crate) fn discard(&self, run: Run) -> Request<()> {
+        match self.get(run.addr.device()) {
+            Ok(device) => device.discard(run.addr.block(), run.blocks.into()),
+            Err(missing) => Box::pin(ready(Err(missing))),
+        }
+    }
+
+    pub(crate) fn can_discard(&self) -> bool {
+        self.all.iter().any(|(_, device)| device.geometry().can_discard)
+    }
+
+    pub(crate) async fn flush(&self) -> Result<(), DeviceError> {
+        if let [(_, only)] = &*self.all {
+            return only.flush().await;
+        }
+        join_all(self.all.iter().map(|(_, device)| device.flush())).await.into_iter().collect()
+    }
+
+    /// Requests of all devices.
+    pub(crate) fn counters(&self) -> CounterSnapshot {
+        let all = self.all.iter().map(|(_, device)| device.counters().snapshot());
+        all.reduce(|sum, more| sum + more).expect("a pool has a device")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use copyhold_device::{Device, SimDevice};
+    use copyhold_runtime::{Rt, SeededRuntime};
+    use copyhold_types::{BLOCK_BYTES, BlockAddr};
+
+    use super::*;
+
+    #[test]
+    fn a_request_goes_to_the_device_of_its_address() {
+        let rt = SeededRuntime::new(1);
+        let device = |id| SimDevice::new(rt.clone() as Rt, DeviceId(id), 16, 1);
+        let (three, seven) = (device(3), device(7));
+        let all: [(_, DynDevice); 2] = [(DeviceId(3), three.clone()), (DeviceId(7), seven.clone())];
+        let devices = Devices { all: Arc::new(all) };
+        rt.block_on(async {
+            let run = |id| Run::new(BlockAddr::new(DeviceId(id), 5), 1);
+            for (id, byte) in [(3, 30), (7, 70)] {
+                let data = Buf::from_bytes(&[byte; BLOCK_BYTES]);
+                devices.write(run(id), data.into(), Purpose::Data).await.unwrap();
+                assert_eq!(devices.read(run(id), Purpose::Data).await.unwrap()[0], byte);
+            }
+            assert_eq!(three.read(5, 1, Purpose::Data).await.unwrap()[0], 30);
+            let missing = devices.read(run(4), Purpose::Data).await.expect_err("there is none");
+            assert!(matches!(missing, DeviceError::Missing(DeviceId(4))), "{missing}");
+            devices.flush().await.unwrap();
+        });
+        let counted = devices.counters();
+        assert_eq!((counted.flushes, counted.purposes[Purpose::Data as usize].writes), (2, 2));
+    }
+}
