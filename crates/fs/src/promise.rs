@@ -5,7 +5,8 @@
 //! is on the heap: it would make that of every operation as large.
 
 use copyhold_pool::{Credit, Pool, PoolError, Reservation, Tier};
-use copyhold_types::BLOCK_BYTES;
+use copyhold_runtime::yield_now;
+use copyhold_types::{BLOCK_BYTES, Nanos};
 use copyhold_volume::quota::{self, Exceeded, Hold, QuotaError, Request, Resource};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +14,9 @@ use std::time::Duration;
 use crate::subvol::Subvol;
 use crate::{Filesystem, FsError, Result};
 
-/// Steps of background work that a refusal by a limit waits for.
-const STEPS: usize = 64;
+/// How long a request takes steps that free space, before a limit refuses it; and how long it asks
+/// again, before the pool is full for it.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Before it is looked again whether the kernel has forgotten what was unlinked; each time twice as
 /// long, so often.
 const FORGETTING: Duration = Duration::from_millis(2);
@@ -135,11 +137,17 @@ impl Filesystem {
         }
     }
 
+    /// When a request that begins now is refused at the latest.
+    fn until(&self) -> Nanos {
+        self.rt.now() + PATIENCE.as_nanos() as Nanos
+    }
+
     async fn promise_patiently(self: &Arc<Self>, subvol: &Subvol, blocks: u64) -> Result<Promise> {
-        let mut looks = 0;
+        let (mut looks, until) = (0, self.until());
         loop {
             // Before it is asked: what is removed meanwhile may come too late for this time.
-            let is_last = looks > 0 && (looks > LOOKS || !self.is_one_unlinked_lately());
+            let is_over = looks > LOOKS || self.rt.now() > until;
+            let is_last = looks > 0 && (is_over || !self.is_one_unlinked_lately());
             match self.promise_in_time(subvol, blocks).await {
                 Err(refused) if refused.is_full() && !is_last => {}
                 promise => return promise,
@@ -147,7 +155,7 @@ impl Filesystem {
             if looks > 0 {
                 self.rt.sleep(FORGETTING * 2_u32.pow(looks - 1)).await;
             }
-            self.free_what_is_pending().await;
+            self.write_back_and_reap().await;
             looks += 1;
         }
     }
@@ -213,8 +221,8 @@ impl Filesystem {
         Ok(Charge { credit, hold })
     }
 
-    /// As [`Self::admit`], for whoever makes a file: what was unlinked is soon reaped (R22; of
-    /// locks see [`Self::hold_inodes`]).
+    /// As [`Self::admit`], for a creation: waits for the reaper, whose locks come after those of
+    /// directories ([`Self::hold_inodes`], R22).
     async fn admit_patiently(
         self: &Arc<Self>,
         subvol: &Subvol,
@@ -222,10 +230,11 @@ impl Filesystem {
         edits: usize,
         bytes: usize,
     ) -> Result<Credit> {
+        let until = self.until();
         for look in 0..LOOKS {
             self.reaper_idle().await;
-            // Before it is asked, as in `promise_patiently`.
-            let is_last = !self.is_reaping();
+            // Read before the attempt: a file reaped later would be missed.
+            let is_last = !self.is_reaping() || self.rt.now() > until;
             match self.admit(subvol, tier, edits, bytes).await {
                 Err(refused) if refused.is_full() && !is_last => {}
                 credit => return credit,
@@ -278,16 +287,18 @@ impl Filesystem {
             tracing::debug!(%error, "a limit is looked at again, though a flush has failed");
             self.pool.check_writable()?;
         }
-        for _ in 0..STEPS {
-            match self.volumes.ledger().hold(subvol.id(), wanted, tier) {
-                Err(QuotaError::Exceeded(_)) => {}
+        let until = self.until();
+        loop {
+            let group = match self.volumes.ledger().hold(subvol.id(), wanted, tier) {
+                Err(QuotaError::Exceeded(of)) if self.rt.now() < until => of.group,
                 hold => return Ok(hold?),
+            };
+            if !self.volumes.free_step_for(group).await {
+                // Another may have taken the last step, and was waited for.
+                return Ok(self.volumes.ledger().hold(subvol.id(), wanted, tier)?);
             }
-            if !self.volumes.step_for_space().await {
-                break;
-            }
+            yield_now().await;
         }
-        Ok(self.volumes.ledger().hold(subvol.id(), wanted, tier)?)
     }
 
     /// Files that were unlinked count until they are reaped, which is soon done (R22): the kernel

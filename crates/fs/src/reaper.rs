@@ -148,7 +148,7 @@ impl Filesystem {
         self.reaper.queue.lock().nodes.is_empty() && self.reaper.working.try_lock().is_some()
     }
 
-    /// Whether what was unlinked is about to give its space back.
+    /// Whether the removal of an unlinked file is under way or about to begin.
     pub(crate) fn is_reaping(&self) -> bool {
         self.is_one_unlinked_lately() || !self.is_reaper_idle()
     }

@@ -1,5 +1,4 @@
-//! What a deleted snapshot leaves is work, and its space is free some steps later: on a full pool
-//! each kind of operation takes those steps rather than be refused (R22).
+//! Operations on a full pool free the space of deleted snapshots before they are refused (R22).
 
 mod common;
 
@@ -23,7 +22,7 @@ const SNAPSHOTS: usize = 30;
 const BLOCKS: u64 = 1500;
 
 /// A subvolume on a full pool.
-struct Full {
+struct FullPool {
     fs: Arc<Filesystem>,
     subvol: SubvolId,
     /// Its files: one that the snapshots share blocks with, and an empty one.
@@ -32,7 +31,7 @@ struct Full {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Adds {
+enum Operation {
     Write,
     Allocate,
     Reflink,
@@ -42,20 +41,20 @@ enum Adds {
     Snapshot,
 }
 
-const ALL: [Adds; 7] = [
-    Adds::Write,
-    Adds::Allocate,
-    Adds::Reflink,
-    Adds::Create,
-    Adds::Mkdir,
-    Adds::Xattr,
-    Adds::Snapshot,
+const ALL: [Operation; 7] = [
+    Operation::Write,
+    Operation::Allocate,
+    Operation::Reflink,
+    Operation::Create,
+    Operation::Mkdir,
+    Operation::Xattr,
+    Operation::Snapshot,
 ];
 
-impl Full {
+impl FullPool {
     /// A file in scattered blocks, snapshots of it, and the blocks written once more; then nothing
     /// is free.
-    async fn fill(fs: Arc<Filesystem>) -> Full {
+    async fn fill(fs: Arc<Filesystem>) -> FullPool {
         let subvol = subvolume(&fs, "tenant").await;
         let old = file(&fs, root_of(subvol), "old").await;
         let other = file(&fs, root_of(subvol), "other").await;
@@ -70,7 +69,7 @@ impl Full {
             write(&fs, old, n * 8192, &pattern(!n as u8, 4096)).await;
         }
         fs.sync().await.unwrap();
-        let full = Full { fs, subvol, old, other };
+        let full = FullPool { fs, subvol, old, other };
         full.take_the_rest().await;
         full
     }
@@ -104,36 +103,40 @@ impl Full {
         }
     }
 
-    async fn add(&self, what: Adds) -> Result<()> {
-        let Full { fs, subvol, old, other } = self;
+    async fn add(&self, what: Operation) -> Result<()> {
+        let FullPool { fs, subvol, old, other } = self;
         let (root, dir) = (&Caller::ROOT, root_of(*subvol));
         match what {
-            Adds::Write => fs.write(*other, 0, &[2; 4 << 20], Default::default()).await,
-            Adds::Allocate => {
+            Operation::Write => fs.write(*other, 0, &[2; 4 << 20], Default::default()).await,
+            Operation::Allocate => {
                 let mode = FallocateMode::Allocate { keep_size: false };
                 fs.fallocate(*other, 0, 4 << 20, mode).await
             }
-            Adds::Reflink => fs.copy_file_range(*old, 0, *other, 0, BLOCKS * 8192).await.map(drop),
-            Adds::Create => {
+            Operation::Reflink => {
+                fs.copy_file_range(*old, 0, *other, 0, BLOCKS * 8192).await.map(drop)
+            }
+            Operation::Create => {
                 let flags = OpenFlags::READ_WRITE;
                 fs.create(root, dir, b"new", 0o644, flags, true).await.map(drop)
             }
-            Adds::Mkdir => fs.mkdir(root, dir, b"directory", 0o755).await.map(drop),
-            Adds::Xattr => {
+            Operation::Mkdir => fs.mkdir(root, dir, b"directory", 0o755).await.map(drop),
+            Operation::Xattr => {
                 let value = vec![7; 3000];
                 fs.set_xattr(root, *other, b"user.x", &value, XattrSet::Any, false).await
             }
-            Adds::Snapshot => fs.snapshot(*subvol, ROOT, b"one more", true, None).await.map(drop),
+            Operation::Snapshot => {
+                fs.snapshot(*subvol, ROOT, b"one more", true, None).await.map(drop)
+            }
         }
     }
 }
 
 #[test]
-fn what_deleted_snapshots_leave_makes_room_for_each_kind_of_operation() {
+fn each_operation_on_a_full_pool_waits_for_deleted_snapshots() {
     for what in ALL {
         let world = World::new(22, 16384);
         world.run(async {
-            let full = Full::fill(world.open().await).await;
+            let full = FullPool::fill(world.open().await).await;
             let refused = full.add(what).await;
             assert!(matches!(refused, Err(FsError::NoSpace(_))), "{what:?}: {refused:?}");
             full.delete_snapshots().await;
@@ -147,9 +150,9 @@ fn what_deleted_snapshots_leave_makes_room_for_each_kind_of_operation() {
     }
 }
 
-/// Whoever makes a file has no lock that the reaper waits for, and so waits for it.
+/// A creation holds no lock that the reaper needs, so it may wait for the reaper.
 #[test]
-fn what_is_unlinked_makes_room_for_a_name_although_the_kernel_has_not_forgotten_it_yet() {
+fn a_creation_on_a_full_pool_waits_for_an_unlinked_file_that_the_kernel_still_refers_to() {
     let world = World::new(23, 8192);
     world.run(async {
         let fs = world.open().await;
@@ -158,9 +161,9 @@ fn what_is_unlinked_makes_room_for_a_name_although_the_kernel_has_not_forgotten_
         fs.sync().await.unwrap();
         let subvol = subvolume(&fs, "tenant").await;
         let other = file(&fs, root_of(subvol), "other").await;
-        let full = Full { fs: fs.clone(), subvol, old: other, other };
+        let full = FullPool { fs: fs.clone(), subvol, old: other, other };
         full.take_the_rest().await;
-        assert!(matches!(full.add(Adds::Create).await, Err(FsError::NoSpace(_))));
+        assert!(matches!(full.add(Operation::Create).await, Err(FsError::NoSpace(_))));
         fs.unlink(ROOT, b"large").await.unwrap();
         let task = fs.clone();
         let sleep = world.rt.sleep(Duration::from_millis(40));
@@ -169,15 +172,15 @@ fn what_is_unlinked_makes_room_for_a_name_although_the_kernel_has_not_forgotten_
             sleep.await;
             task.forget(large, 1);
         }));
-        full.add(Adds::Create).await.unwrap();
+        full.add(Operation::Create).await.unwrap();
         drop(full);
         world.close(fs).await;
     });
 }
 
-/// A deadlist that cannot be read is no reason to answer EIO to a write that a limit forbids.
+/// A write over its limit gets EDQUOT, not EIO, although a deadlist is unreadable.
 #[test]
-fn a_limit_answers_although_what_was_released_cannot_be_read() {
+fn a_limit_returns_edquot_although_a_deadlist_is_unreadable() {
     let world = World::new(24, 16384);
     let (subvol, old) = world.run(async {
         let fs = world.open().await;

@@ -15,8 +15,8 @@
 //! A2  The growth that is promised covers every edit that is in no base. An edit that replaces
 //!     another has brought growth of its own: each commit and each flush give back what nothing is
 //!     left for, so an idle pool keeps none of it.
-//! A4  A credit is for all that its transaction comes to. One that comes to more takes what nobody
-//!     promised it; that is counted, and the simulation allows none.
+//! A4  A transaction uses at most the growth that its credit holds. The pool counts those that use
+//!     more; the simulation allows none. (A3 is in `log_room`.)
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -51,7 +51,7 @@ pub(crate) struct Admission {
     pub(crate) tickets: AtomicU64,
     /// Credits that were asked for, but for freeing what was deleted.
     asked: AtomicU64,
-    /// Transactions that came to more than they had credit for (A4).
+    /// Transactions that used more growth than their credit held (A4).
     overdrawn: AtomicU64,
 }
 
@@ -178,12 +178,13 @@ impl Pool {
             return Ok(credit);
         }
         let since = self.rt.now();
-        let room = self.wait_for_room(record_blocks(edits + runs, bytes)).await?;
         let grows = growth_of(edits, bytes);
+        // Space first: its steps ask for room themselves, and nobody who has room waits for them.
         let held = match self.grow(grows, tier) {
             Some(held) => held,
             None => self.reserve(Growth::blocks(grows), tier).await?,
         };
+        let room = self.wait_for_room(record_blocks(edits + runs, bytes)).await?;
         let waited = self.rt.now().saturating_sub(since);
         Ok(self.credit(grows, held, room, waited))
     }
@@ -239,7 +240,7 @@ impl Pool {
         self.admission.asked() + reads
     }
 
-    /// How many transactions came to more than they had credit for since the pool was opened: none,
+    /// Transactions that used more growth than their credit held since the pool was opened: none,
     /// unless an estimate is wrong (A4).
     pub fn overdrawn(&self) -> u64 {
         self.admission.overdrawn.load(Relaxed)
@@ -300,13 +301,13 @@ impl Pool {
         Ok(self.credit(grows, growth, room, 0))
     }
 
-    /// The transaction is applied: its growth is held until its edits are flushed. `grows`: what it
-    /// came to.
-    pub(crate) fn spend(&self, credit: Credit, grows: u64) {
+    /// Holds the growth of an applied transaction until its edits are flushed. `used`: the growth of
+    /// its edits, compared with the credit (A4).
+    pub(crate) fn spend(&self, credit: Credit, used: u64) {
         let Credit { bytes, growth, .. } = credit;
-        if grows > bytes {
+        if used > bytes {
             self.admission.overdrawn.fetch_add(1, Relaxed);
-            tracing::debug!(grows, bytes, "a transaction came to more than its credit");
+            tracing::warn!(used, bytes, "a transaction used more than its credit");
         }
         self.admission.take(Growth { bytes, held: growth });
         // With others in one frame its records take less of the log than was held for them.

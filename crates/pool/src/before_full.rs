@@ -1,34 +1,35 @@
-//! What the pool does before it says that it is full (R22).
+//! Waiting for space before a request is refused (R22).
 //!
-//! Problem.  Space that a user has given up is not free at once. What was freed is allocatable two
-//!           commits later, and when the last reader has let go of it (R3). Edits take less than
-//!           was held for them, which shows when they are flushed. And a deleted snapshot only
-//!           leaves work: its space is free when the layer above has found out, step by step,
-//!           that no other snapshot has it.
-//! Idea.     A refusal waits for each of these, from the cheapest to the dearest, and asks again
-//!           in between.
+//! Problem.  Released space is not allocatable at once. Freed blocks are allocatable two commits
+//!           later, when no reader pins them (R3). Edits reserve more than they need until they are
+//!           flushed. A deleted snapshot is freed in steps, by the layer above.
+//! Idea.     Do the cheapest of these first, and try the reservation again after each.
 //!
-//! B1  A request is refused only when nothing is on its way and the layer above has nothing to
-//!     free, or when a bound of time is over.
-//! B2  The steps of the layer above ask for space themselves, with [`Tier::FinishSubvolume`]; for
-//!     that tier and those below no step is waited for.
-//! B3  No commit is made out of the part of the log that trims it: a user who asks again and again
-//!     for space that is not there would use that up.
+//! B1  A request is refused only when no freed space is pending and the layer above has no step
+//!     that succeeds, or when its time limit is over.
+//! B2  The steps reserve space with [`Tier::FinishSubvolume`]. Requests of that tier and of
+//!     [`Tier::Internal`] take no steps: a step would wait for itself. Nor does the reaper
+//!     ([`Tier::FinishDelete`]), which others wait for and which tries again.
+//! B4  A request that waits here holds no room in the log, for which a step may wait.
+//! B3  While the log is above its limit, no commit is made for space: repeated requests would use
+//!     up the part of the ring that trimming needs.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use copyhold_runtime::yield_now;
 use copyhold_space::{Reservation, Tier};
 use copyhold_types::Nanos;
 
 use crate::{Pool, PoolError, Sabotage};
 
-/// How long space that readers hold back is waited for, and how often it is looked at.
+/// How long a request waits for readers that pin freed space, since the last step.
 const READERS_PATIENCE: Duration = Duration::from_secs(2);
+/// Pause between two attempts: the first, and the longest.
 const READERS_STEP: Duration = Duration::from_millis(5);
 const READERS_STEP_MAX: Duration = Duration::from_millis(320);
-/// How long steps are taken that may free nothing: what a deleted snapshot shares with others is
-/// walked, too.
+/// How long one request takes steps of the layer above. A step may free nothing: the walk also
+/// visits nodes that other snapshots share.
 const STEPS_PATIENCE: Duration = Duration::from_secs(30);
 
 impl Pool {
@@ -47,19 +48,15 @@ impl Pool {
                 Err(_) => {}
             }
             if attempt == 1 {
-                // What it could not flush is no reason to refuse: there may be enough now.
-                if let Err(error) = self.flush_all().await {
-                    self.check_writable()?;
-                    tracing::error!("flushing for space: {error}");
-                }
+                self.flush_for_space().await?;
             }
             self.hasten_frees().await?;
         }
         self.wait_for_space(blocks, tier).await
     }
 
-    /// Takes steps of the layer above until enough is on its way, and waits for the readers of
-    /// that. Where writes wait for the host, waits at least as long as they do.
+    /// Takes steps of the layer above until enough freed space is pending, then waits for the
+    /// readers that pin it. While writes wait for the host, the wait for readers does not end.
     async fn wait_for_space(
         self: &Arc<Self>,
         blocks: u64,
@@ -67,44 +64,66 @@ impl Pool {
     ) -> Result<Reservation, PoolError> {
         let after = |patience: Duration| self.rt.now() + patience.as_nanos() as Nanos;
         let steps_until = after(STEPS_PATIENCE);
-        let mut patience = after(READERS_PATIENCE);
-        let mut pause = READERS_STEP;
+        let (mut patience, mut pause) = (after(READERS_PATIENCE), READERS_STEP);
+        let mut unflushed_steps = false;
         loop {
             self.release_deferred();
             if self.host.writes_wait() {
                 patience = after(READERS_PATIENCE);
             }
+            let before = match self.space.reserve(blocks, tier) {
+                Ok(reservation) => return Ok(reservation),
+                Err(full) => full,
+            };
+            let is_enough = before.on_the_way >= self.space.missing(blocks, tier);
+            let wants_step = !is_enough || self.rt.now() > patience;
+            if wants_step && self.rt.now() < steps_until && self.free_step(tier).await {
+                (patience, pause) = (after(READERS_PATIENCE), READERS_STEP);
+                unflushed_steps = true;
+                yield_now().await;
+                continue;
+            }
+            self.check_writable()?;
+            // The last step may have been another's, who was waited for.
             let full = match self.space.reserve(blocks, tier) {
                 Ok(reservation) => return Ok(reservation),
                 Err(full) => full,
             };
-            let is_over = full.on_the_way == 0 || self.rt.now() > patience;
-            let is_enough = full.on_the_way >= self.space.missing(blocks, tier);
-            let may_step = (is_over || !is_enough) && self.rt.now() < steps_until;
-            if may_step && self.free_some(tier).await {
-                self.check_writable()?;
+            if full.on_the_way > before.on_the_way {
                 patience = after(READERS_PATIENCE);
-                pause = READERS_STEP;
-                continue;
             }
-            if is_over {
+            let is_over = full.on_the_way == 0 || self.rt.now() > patience;
+            if is_over && std::mem::take(&mut unflushed_steps) {
+                // The edits of steps take less than they were promised, too.
+                self.flush_for_space().await?;
+            } else if is_over && self.space.missing(blocks, tier) > 0 {
                 return Err(full.into());
+            } else {
+                self.rt.sleep(pause).await;
+                pause = (pause * 2).min(READERS_STEP_MAX);
             }
-            self.rt.sleep(pause).await;
-            pause = (pause * 2).min(READERS_STEP_MAX);
             self.hasten_frees().await?;
             self.check_writable()?;
         }
     }
 
+    /// What could not be flushed is no reason to refuse: there may be enough now.
+    async fn flush_for_space(self: &Arc<Self>) -> Result<(), PoolError> {
+        if let Err(error) = self.flush_all().await {
+            self.check_writable()?;
+            tracing::error!("flushing for space: {error}");
+        }
+        Ok(())
+    }
+
     /// One step of the layer above (B2). Whether it did anything.
-    async fn free_some(&self, tier: Tier) -> bool {
-        let steps_ask = matches!(tier, Tier::FinishSubvolume | Tier::Internal);
-        if steps_ask || self.sabotaged(Sabotage::RefuseBeforeDeletions) {
+    async fn free_step(&self, tier: Tier) -> bool {
+        let is_own = matches!(tier, Tier::FinishDelete | Tier::FinishSubvolume | Tier::Internal);
+        if is_own || self.sabotaged(Sabotage::RefuseBeforeDeletions) {
             return false;
         }
         let tenancy = self.tenancy();
-        tenancy.free_some().await
+        tenancy.free_step().await
     }
 
     /// Commits twice, so that what was freed until now is allocatable if nobody reads it (B3).

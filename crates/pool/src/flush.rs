@@ -52,6 +52,8 @@ const START: f64 = 0.7;
 const HURRY: f64 = 0.85;
 /// Part of the space that an idle pool may promise to edits: a 64th, 16 MiB of 1 GiB.
 const PROMISED: u64 = 64;
+/// Passes of [`Pool::flush_all`], though snapshots are made and written to meanwhile.
+const PASSES_MAX: usize = 64;
 
 /// The time without transactions, and whether the pool has flushed its promises since (F5).
 #[derive(Default)]
@@ -236,35 +238,39 @@ impl Pool {
     /// for space, and before a long rest.
     ///
     /// # Errors
-    /// Something could not be flushed, for want of space or because it is damaged; all else is.
+    /// A unit could not be flushed, for want of space or because of damage. All other units are
+    /// flushed, unless that unit pins a full log ([`PoolError::LogFull`]).
     pub async fn flush_all(self: &Arc<Self>) -> Result<(), PoolError> {
-        // Flushing leaves a few edits of its own behind; the second pass leaves next to none. What
-        // lies over a table is flushed by the pass that comes after that table's.
+        // A pass flushes only the lowest table of those that lie over each other, so passes that
+        // begin with a handover are not counted. Of the two others, the second flushes the edits
+        // that the first made.
         let (mut failed, mut passes) = (None, 2);
-        while passes > 0 {
-            let under = self.tables.under().len();
+        for _ in 0..PASSES_MAX {
             self.commit(self.open_txg()).await?;
-            self.hand_over().await?;
+            let handed_over = self.hand_over().await?;
             // A round under way has units that are not seen here.
             drop(self.flusher.rounds.lock().await);
             self.try_broken_again().await;
             // In a box: few requests come here, and all have the room for it.
             Box::pin(self.retry_maps()).await;
             failed = self.flush_each().await?;
-            passes -= usize::from(self.tables.under().len() >= under);
+            passes -= usize::from(!handed_over);
+            if passes == 0 {
+                break;
+            }
         }
         failed.map_or(Ok(()), Err)
     }
 
-    /// Flushes as many units as there are now, of those that are the most urgent then. One that
-    /// cannot be flushed is in no other's way; unless it pins a full log, where a record that
-    /// retires nothing would use up the rest. Why one was not flushed.
+    /// Flushes as many units as are dirty at the call, the most urgent first. Skips a unit that
+    /// cannot be flushed. If such a unit pins a full log, stops: more records would fill the ring.
+    /// Returns the last failure.
     async fn flush_each(self: &Arc<Self>) -> Result<Option<PoolError>, PoolError> {
-        let (mut failed, mut passed_over) = (None, BTreeSet::new());
+        let (mut failed, mut skipped) = (None, BTreeSet::new());
         let mut turns = self.units(Aim::Settle).len();
         while turns > 0 {
             let mut units = self.units(Aim::Settle);
-            units.retain(|(unit, _)| !passed_over.contains(unit));
+            units.retain(|(unit, _)| !skipped.contains(unit));
             if units.is_empty() {
                 break;
             }
@@ -273,8 +279,8 @@ impl Pool {
             if round.is_held_up {
                 return Ok(failed.or(Some(PoolError::LogFull)));
             }
-            turns = turns.saturating_sub(round.flushed + round.passed_over.len());
-            passed_over.extend(round.passed_over);
+            turns = turns.saturating_sub(round.flushed + round.skipped.len());
+            skipped.extend(round.skipped);
         }
         Ok(failed)
     }

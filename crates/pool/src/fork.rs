@@ -27,7 +27,7 @@ use copyhold_format::node::{Lineage, PartitionDescriptor};
 use copyhold_log::UBERBLOCKS_KEPT;
 use copyhold_sync::{Mutex, of};
 use copyhold_table::{Edit, Table};
-use copyhold_types::{TableId, Txg};
+use copyhold_types::{Key, TableId, Txg};
 
 use crate::tenancy::free_node;
 use crate::units::Aim;
@@ -333,7 +333,9 @@ impl Pool {
         for (partition, descriptor) in table.descriptors() {
             self.drop_partition(table, partition, descriptor).await?;
         }
-        let credit = self.internal_credit(2, 128, 0)?;
+        // A row of each partition goes, too.
+        let rows = table.stats().len();
+        let credit = self.internal_credit(2 + rows, 128 + rows * Key::BYTES, 0)?;
         let mut tx = Transaction::new();
         tx.forget(table.id());
         self.apply(credit, tx)?;

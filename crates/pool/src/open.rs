@@ -164,6 +164,7 @@ impl Pool {
         self.journal.renew(recovered).await;
         // A2 holds for the edits that recovery found, too.
         let Weight { edits, bytes, .. } = self.tables.weight();
+        // The edits are counted already, so there is no growth to compare.
         self.spend(self.internal_credit(edits as usize, bytes as usize, 0)?, 0);
         self.promise_layers();
         match recovered.batches.last().filter(|_| recovered.is_idle) {

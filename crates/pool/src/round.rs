@@ -28,19 +28,17 @@ use crate::{Pool, PoolError, Sabotage};
 const EDITS_PER_FLUSH: usize = 256 << 10;
 /// A unit's row in the table of tables takes at most this, and mostly less than half of it.
 const DESCRIPTOR_BYTES: usize = 768;
-/// A key.
-const KEY_BYTES: usize = 17;
 
 /// What a round has come to.
 #[derive(Debug, Default)]
 pub(crate) struct Round {
     /// Units that were flushed.
     pub(crate) flushed: usize,
-    /// Units that could not be, or have nothing to flush.
-    pub(crate) passed_over: Vec<Unit>,
-    /// One of those pins a full log, so none was flushed.
+    /// Units that failed, or had nothing to flush.
+    pub(crate) skipped: Vec<Unit>,
+    /// A skipped unit pins a full log, so the round flushed nothing.
     pub(crate) is_held_up: bool,
-    /// Why one was not flushed.
+    /// The last failure.
     pub(crate) failed: Option<PoolError>,
 }
 
@@ -80,8 +78,8 @@ impl Pool {
                 not_done => {
                     round.failed = not_done.err().or(round.failed);
                     writer.give_up(mark);
-                    round.is_held_up |= self.pin_of(unit).is_some_and(|of| of <= pin);
-                    round.passed_over.push(unit);
+                    round.is_held_up |= self.unit_pin(unit).is_some_and(|of| of <= pin);
+                    round.skipped.push(unit);
                 }
             }
         }
@@ -124,6 +122,13 @@ impl Pool {
                 self.space.pins().find(|pin| pin.metaslab == id).map(|pin| pin.oldest)
             }
         }
+    }
+
+    /// As [`Self::pin_of`], but of one partition's edits.
+    fn unit_pin(&self, unit: Unit) -> Option<Txg> {
+        let Unit::Partition(table, start) = unit else { return self.pin_of(unit) };
+        let stats = self.tables.find(table)?.stats();
+        stats.into_iter().find(|stats| stats.start == start)?.pin
     }
 
     pub(crate) fn is_log_full(&self) -> bool {
@@ -364,7 +369,7 @@ impl Pool {
         let buried: usize = done.iter().map(|work| buried(work) * copies * EDITS_PER_RELEASE).sum();
         let freed: usize = done.iter().map(|work| work.replaced().len() * copies).sum();
         let gone = self.gone_most();
-        let bytes = done.len() * DESCRIPTOR_BYTES + buried * RELEASE_EDIT_BYTES + gone * KEY_BYTES;
+        let bytes = done.len() * DESCRIPTOR_BYTES + buried * RELEASE_EDIT_BYTES + gone * Key::BYTES;
         (done.len() * 2 + buried + gone, bytes, claims.len() + freed)
     }
 

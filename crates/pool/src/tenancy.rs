@@ -10,9 +10,11 @@ use copyhold_types::{EpochId, Key, NodePtr, Pointer, TableId, Txg};
 
 use crate::Transaction;
 
-/// Edits that the layer above may need for a pointer that is given up, and bytes of each: rows of a
-/// deadlist or of the shares, or a release that is left for later. A credit has so many for each.
+/// Edits that one released pointer has credit for: rows of deadlists or of the shares, or pending
+/// releases. A run has parts in two windows at most; where a snapshot holds all of each part, or the
+/// sibling has dropped all of it, three edits are enough for it. What takes more stays pending.
 pub const EDITS_PER_RELEASE: usize = 6;
+/// Bytes of the largest such edit: a pending release, 17 of key and 33 of value.
 pub const RELEASE_EDIT_BYTES: usize = 50;
 
 /// The layer above, as the pool sees it.
@@ -31,9 +33,9 @@ pub trait Tenancy: Send + Sync {
     /// never waits.
     fn closing(&self, txg: Txg) -> Vec<(TableId, Key, Edit)>;
 
-    /// One bounded step that frees what was given up, where there is any. Whether it did anything;
-    /// `false`, too, where it has failed, which is logged.
-    fn free_some(&self) -> BoxFuture<'_, bool> {
+    /// Takes one bounded step that frees released space. False: nothing is left to do, or the step
+    /// failed, which is logged.
+    fn free_step(&self) -> BoxFuture<'_, bool> {
         Box::pin(std::future::ready(false))
     }
 }

@@ -8,9 +8,6 @@ use copyhold_types::{Bufs, EpochId, Key, Nanos, Pointer, Run, TableId};
 use crate::admission::growth_of;
 use crate::log_room::LogRoom;
 
-/// Of a key in an edit.
-const KEY_BYTES: usize = 17;
-
 /// Collected without joining anything; handed to `Pool::apply`. Dropping it drops its claims, and
 /// with them what they took (rule R19).
 #[derive(Debug, Default)]
@@ -101,10 +98,10 @@ impl Transaction {
         self.edits.len() + self.claims.len() + self.released.len() + lineage
     }
 
-    /// Bytes by which flushing its edits may make tables grow: what it needs credit for.
+    /// Bytes by which its edits may make tables grow on disk, as admission counts them.
     pub(crate) fn growth(&self) -> u64 {
         let value = |edit: &Edit| if let Edit::Put(value) = edit { value.len() } else { 0 };
-        let bytes = self.edits.iter().map(|(_, _, edit)| KEY_BYTES + value(edit)).sum();
+        let bytes = self.edits.iter().map(|(_, _, edit)| Key::BYTES + value(edit)).sum();
         growth_of(self.edits.len(), bytes)
     }
 

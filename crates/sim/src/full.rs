@@ -10,11 +10,11 @@
 //!     after fills, half after changes, a quarter after deletes.
 //! U2  After all but deletes a file can be unlinked; after everything each subvolume can be
 //!     deleted, and its deletion ends, also by the next mount (R21).
-//! U3  When all is deleted, all space is there again. A write that needs it takes it as soon as the
-//!     last deletion is accepted, within a bound of simulated time; nothing is refused while a step
-//!     of background work could free something (R22).
-//! U5  Where all can be flushed, `flush_all` leaves nothing that was there when it began.
+//! U3  When all is deleted, all space is free again. A write can use it right after the last
+//!     deletion, within [`REFILL_WITHIN`]. No operation is refused for space while a background step
+//!     could free some (R22).
 //! U4  What nobody has changed reads as it was written; `check` finds nothing at any time.
+//! U5  `flush_all` returns Ok only when no edit from before the call is unflushed.
 //!
 //! Content is the business of `fs_level`; here one client goes on after every refusal.
 
@@ -32,7 +32,7 @@ use copyhold_volume::quota::{GroupId, Ledger, LimitKind};
 use crate::dice::Dice;
 use crate::machine::Machine;
 use crate::pool_level::Shape;
-use crate::soundness::{check, nothing_is_overdrawn};
+use crate::soundness::{check, check_credits};
 use crate::{Outcome, Plan, Sabotage};
 use operation::Class;
 
@@ -210,7 +210,7 @@ impl History {
 
     /// Ends a mount in one way or the other.
     fn unmount(&mut self, machine: Machine, fs: Arc<Filesystem>) {
-        nothing_is_overdrawn(fs.pool());
+        check_credits(fs.pool());
         self.image = match self.dice.one_in(2) {
             true => {
                 self.outcome.crashes += 1;

@@ -48,7 +48,7 @@ pub struct Outcome {
     pub operations: u64,
     pub crashes: u64,
     pub recoveries: u64,
-    /// Histories at whose end a full pool had something deleted, and that space written again.
+    /// Histories that deleted data on a full pool and wrote the freed space again.
     pub refilled: u64,
     /// A number for all that happened, on every disk and in every task.
     pub digest: u64,

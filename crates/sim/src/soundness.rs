@@ -6,12 +6,9 @@ use copyhold_pool::Pool;
 
 use crate::machine::Machine;
 
-/// Each transaction of this mount was promised what it came to.
-///
-/// # Panics
-/// One was not.
-pub(crate) fn nothing_is_overdrawn(pool: &Pool) {
-    assert_eq!(pool.overdrawn(), 0, "A4: transactions came to more than they had credit for");
+/// Asserts that no transaction of this mount used more than its credit (A4).
+pub(crate) fn check_credits(pool: &Pool) {
+    assert_eq!(pool.overdrawn(), 0, "A4: transactions used more than their credit");
 }
 
 /// Nothing is wrong with an image but what a crash leaves, or what damage does if it was damaged

@@ -220,7 +220,7 @@ fn r22_refusing_while_space_is_on_its_way_is_noticed() {
 }
 
 #[test]
-fn r22_refusing_before_what_was_deleted_is_freed_is_noticed() {
+fn r22_refusing_before_deletions_are_freed_is_noticed() {
     is_noticed_at(Level::Full, Sabotage::RefuseBeforeDeletions, None);
 }
 

@@ -186,9 +186,9 @@ struct Handover {
 
 /// How a handover came through a power cut.
 struct Cut {
-    /// It was over before the power failed.
+    /// The handover ended before the power cut.
     done: bool,
-    /// Some clones had taken over, and some not.
+    /// Some clones had taken over the table, and others had not.
     in_part: bool,
 }
 

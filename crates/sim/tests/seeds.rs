@@ -24,8 +24,15 @@ fn histories_of_every_level_hold() {
     for level in Level::ALL {
         let mut sum = Outcome::default();
         (0..SEEDS).for_each(|seed| sum.add(&holds(Plan::new(level, seed))));
+        // Half of the histories of full pools refill theirs; of the others most have enough to
+        // delete.
+        let least = if level == Level::Full { SEEDS / 3 } else { SEEDS / 2 };
         let refilled = sum.refilled;
-        assert!(refilled > SEEDS / 3, "R21: only {refilled} of {SEEDS} could show that they go on");
+        assert!(
+            refilled > least,
+            "{}: only {refilled} of {SEEDS} histories refilled",
+            level.name()
+        );
     }
 }
 

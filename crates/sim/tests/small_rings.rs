@@ -19,12 +19,14 @@ use copyhold_types::{DeviceId, Key, Kind, TableId};
 use futures_util::future::join_all;
 
 const TABLE: TableId = TableId(100);
-/// The smallest pool.
-const BLOCKS: u64 = 2048;
-/// Larger ones with a ring of the least size.
-const SIZES: [u64; 3] = [BLOCKS, 3 * BLOCKS + 77, 32 * BLOCKS];
+/// Blocks of the smallest pool, and of two larger ones. All have the smallest ring.
+const SIZES: [u64; 3] = [2048, 3 * 2048 + 77, 32 * 2048];
 /// Bytes that do not compress.
 const VALUE_BYTES: usize = 2048;
+
+fn pool_blocks(seed: u64) -> u64 {
+    SIZES[seed as usize % SIZES.len()]
+}
 
 fn key(n: u64) -> Key {
     Key::new(1, Kind(40), n)
@@ -65,7 +67,7 @@ fn broken(sabotage: Option<Sabotage>) -> OpenOptions {
 
 fn play(seed: u64, sabotage: Option<Sabotage>) -> Result<(), PoolError> {
     let rt = SeededRuntime::new(seed);
-    let blocks = SIZES[seed as usize % SIZES.len()];
+    let blocks = pool_blocks(seed);
     let device: DynDevice = SimDevice::new(rt.clone() as Rt, DeviceId(0), blocks, seed);
     let played = rt.block_on(async {
         let create = CreateOptions { log_bytes: Some(1), ..CreateOptions::default() };
@@ -107,7 +109,7 @@ async fn keeps_log(device: &DynDevice) -> bool {
 
 /// Many short mounts, each of which ends in a crash. Whether the log was kept all the time.
 fn keeps_log_over_mounts(seed: u64, sabotage: Option<Sabotage>) -> bool {
-    let mut image = SimImage::empty(SIZES[seed as usize % SIZES.len()]);
+    let mut image = SimImage::empty(pool_blocks(seed));
     for mount in 0..30 {
         let rt = SeededRuntime::new(seed + mount);
         let config = SimConfig::new(seed + mount);
@@ -146,7 +148,7 @@ fn the_log_of_older_uberblocks_is_kept_over_mounts() {
 
 /// A pool in use, then many mounts, each of which is killed at once or soon. How the last one ends.
 fn mounts_after_mounts(seed: u64, sabotage: Option<Sabotage>) -> Result<(), PoolError> {
-    let mut image = SimImage::empty(SIZES[seed as usize % SIZES.len()]);
+    let mut image = SimImage::empty(pool_blocks(seed));
     for mount in 0..200 {
         let rt = SeededRuntime::new(seed + mount);
         let config = SimConfig::new(seed + mount);
@@ -187,7 +189,7 @@ fn mounts_that_are_killed_do_not_fill_the_ring() {
 /// after `Pool::open`.
 #[test]
 fn mounts_of_a_filesystem_that_are_killed_take_no_log() {
-    let machine = Machine::on(1, SimImage::empty(BLOCKS));
+    let machine = Machine::on(1, SimImage::empty(SIZES[0]));
     let made = machine.run(async {
         let create = CreateOptions { log_bytes: Some(1), ..CreateOptions::default() };
         Pool::create(&machine.rt(), &machine.device(), &create).await?;

@@ -16,6 +16,8 @@ pub struct Key {
 }
 
 impl Key {
+    /// Of a key on disk: object, kind, offset.
+    pub const BYTES: usize = 17;
     pub const MIN: Key = Key { object: 0, kind: Kind(0), offset: 0 };
     pub const MAX: Key = Key { object: u64::MAX, kind: Kind(u8::MAX), offset: u64::MAX };
 

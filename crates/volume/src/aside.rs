@@ -1,16 +1,15 @@
 //! Pending releases that are set aside: a node that they need cannot be read, or records contradict
 //! each other.
 //!
-//! They stay in the table of pending releases. A read error may pass, and looks to a table like
-//! damage that does not; so all are tried again later, and where that fails twice as late again.
-//! Numbers of pending releases grow, and are taken up in that order; so one number for each holder
+//! Such a release stays in the table of pending releases. A table cannot tell a transient read
+//! error from lasting damage. So all of them are retried after a pause, and the pause doubles each
+//! time a retry fails. Numbers of pending releases grow, and are taken up in that order; so one number for each holder
 //! says which of its releases were tried.
 //!
-//! A1  A release that is set aside is not tried again until a pause is over, or its holder takes
-//!     the place of its parent: the deadlists that it needs are others then.
-//! A2  The log names the first failure of each holder of a mount.
-//! A3  Of an error that lasts, the tries become ever fewer: each pause is twice the one before, up
-//!     to [`PAUSE_MAX`].
+//! A1  A release that is set aside is retried when the pause is over, or when its holder takes the
+//!     place of its parent, because it then needs other deadlists.
+//! A2  For each holder, the log reports the first failure of a mount.
+//! A3  Pauses double from [`PAUSE`] to [`PAUSE_MAX`] while retries fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,9 +17,9 @@ use std::time::Duration;
 use copyhold_format::item::{PENDING, pending_key};
 use copyhold_types::{EpochId, Key, Nanos};
 
-/// Before the first further try; each that fails is followed by a pause of twice the length.
+/// First pause before a retry, and the longest: 11 minutes.
 const PAUSE: Duration = Duration::from_secs(10);
-const PAUSE_MAX: Duration = Duration::from_secs(10 << 9);
+const PAUSE_MAX: Duration = Duration::from_secs(10 << 6);
 
 #[derive(Debug, Default)]
 pub(crate) struct Aside {
@@ -33,28 +32,32 @@ pub(crate) struct Aside {
     pause: Pause,
 }
 
-/// When all is tried again.
+/// The time of the next retry.
 #[derive(Debug, Default)]
 struct Pause {
-    /// `None`: nothing has failed since the last try.
+    /// `None`: nothing has failed since the last retry.
     ends: Option<Nanos>,
-    /// When it ended last, and how long it was.
+    /// The end of the last pause.
     ended: Nanos,
+    /// The length of the last pause.
     length: Duration,
 }
 
 impl Pause {
     fn begin(&mut self, now: Nanos) {
         if self.ends.is_some() {
+            // It begins with the last failure of a pass, so that no pass begins within another.
+            self.ends = Some(now + nanos(self.length));
             return;
         }
-        let is_same_error = now < self.ended + 2 * nanos(self.length);
-        let length = if is_same_error { self.length * 2 } else { PAUSE };
+        // A failure within twice the last pause counts as a failed retry.
+        let retry_failed = now < self.ended + 2 * nanos(self.length);
+        let length = if retry_failed { self.length * 2 } else { PAUSE };
         self.length = length.clamp(PAUSE, PAUSE_MAX);
         self.ends = Some(now + nanos(self.length));
     }
 
-    /// Whether it is over, for the first who asks.
+    /// Ends the pause if it is over. True for the first caller only.
     fn end(&mut self, now: Nanos) -> bool {
         let is_over = self.ends.is_some_and(|ends| ends <= now);
         if is_over {
@@ -70,13 +73,13 @@ fn nanos(duration: Duration) -> Nanos {
 }
 
 impl Aside {
-    /// Something failed that may be tried again.
+    /// Something failed that is to be retried.
     pub(crate) fn note_failure(&mut self, now: Nanos) {
         self.pause.begin(now);
     }
 
-    /// Whether everything is to be tried again now. Then nothing is aside any more.
-    pub(crate) fn try_again(&mut self, now: Nanos) -> bool {
+    /// Whether everything is to be retried now. Then nothing is aside any more.
+    pub(crate) fn take_retry(&mut self, now: Nanos) -> bool {
         let is_due = self.pause.end(now);
         if is_due {
             self.tried.clear();
@@ -163,21 +166,22 @@ mod tests {
         let mut tries = 0;
         for second in from.as_secs()..until.as_secs() {
             let now = nanos(Duration::from_secs(second));
-            tries += usize::from(aside.try_again(now));
+            tries += usize::from(aside.take_retry(now));
             aside.set(pending_key(EpochId(3), 5), now);
         }
         tries
     }
 
     #[test]
-    fn an_error_that_lasts_is_looked_at_ever_less_and_the_next_one_as_soon_as_the_first() {
+    fn pauses_double_while_retries_fail_and_begin_anew_after_a_success() {
         let day = Duration::from_secs(86400);
         let mut aside = Aside::default();
-        assert_eq!(tries(&mut aside, Duration::ZERO, day), 9 + 15);
+        // 6 pauses of 10 to 320 seconds, then 134 of 640.
+        assert_eq!(tries(&mut aside, Duration::ZERO, day), 6 + 134);
         assert!(aside.has(EpochId(3)));
-        assert!(aside.try_again(nanos(2 * day)));
-        assert!(!aside.has(EpochId(3)) && !aside.try_again(nanos(3 * day)), "once");
+        assert!(aside.take_retry(nanos(2 * day)));
+        assert!(!aside.has(EpochId(3)) && !aside.take_retry(nanos(3 * day)), "once");
         assert!(!aside.set(pending_key(EpochId(3), 5), nanos(3 * day)), "it is named already");
-        assert!(aside.try_again(nanos(3 * day + PAUSE)));
+        assert!(aside.take_retry(nanos(3 * day + PAUSE)));
     }
 }

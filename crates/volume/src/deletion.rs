@@ -16,6 +16,7 @@
 //!
 //! Nothing here is needed to open a pool.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ use crate::error::{Result, VolumeError};
 use crate::family::Absorption;
 use crate::pace::{Load, Pace};
 use crate::pending::RELEASES_PER_STEP;
+use crate::quota::GroupId;
 use crate::release::Release;
 use crate::sabotage::Sabotage;
 use crate::stored::dead_segment;
@@ -136,7 +138,7 @@ impl Volumes {
     /// of each deletion that may go on. Whether there was anything to do.
     pub async fn background_step(&self) -> Result<bool> {
         let _working = self.state.working.lock().await;
-        self.try_again();
+        self.retry_if_due();
         if self.pending_step().await? || self.sweep_step().await? {
             return Ok(true);
         }
@@ -147,25 +149,29 @@ impl Volumes {
         Ok(any)
     }
 
-    /// As [`Self::background_step`], but of one deletion, the next. What has no credit now is
-    /// passed over: what comes behind it may give space back.
+    /// As [`Self::background_step`], but takes a step of only one deletion. A step that is refused
+    /// space is skipped, because a later one may free space.
     async fn small_step(&self) -> Result<bool> {
         let _working = self.state.working.lock().await;
-        self.try_again();
+        self.retry_if_due();
         let mut refused = None;
-        if or_refused(self.pending_step().await, &mut refused)?
-            || or_refused(self.sweep_step().await, &mut refused)?
+        if skip_if_full(self.pending_step().await, &mut refused)?
+            || skip_if_full(self.sweep_step().await, &mut refused)?
         {
             return Ok(true);
         }
-        let ready = self.state.map.read().dying.ready_len();
+        let (ready, refused_before) = (self.state.map.read().dying.ready_len(), refused.is_some());
         for _ in 0..ready {
+            // A refusal takes commits and a flush: one of a deletion is enough.
+            if refused_before != refused.is_some() {
+                break;
+            }
             let next = {
                 let mut map = self.state.map.write();
                 map.dying.next().and_then(|id| map.subvols.get(&id).cloned())
             };
             if let Some(subvol) = next
-                && or_refused(self.step_of(&subvol).await, &mut refused)?
+                && skip_if_full(self.step_of(&subvol).await, &mut refused)?
             {
                 return Ok(true);
             }
@@ -173,13 +179,39 @@ impl Volumes {
         refused.map_or(Ok(false), Err)
     }
 
-    /// A small step for one who waits for space. Whether it did anything.
-    pub async fn step_for_space(&self) -> bool {
-        let step = self.small_step().await;
-        step.unwrap_or_else(|error| {
-            tracing::debug!(%error, "what was released cannot be freed now");
-            false
-        })
+    /// Takes one step that may free space which counts in this group: of pending releases, or of a
+    /// deletion that pays into it or is in the way of one. False: nothing is left to do for the
+    /// group, or the step failed.
+    pub async fn free_step_for(&self, group: GroupId) -> bool {
+        let _working = self.state.working.lock().await;
+        self.retry_if_due();
+        let step = async {
+            if self.pending_step().await? {
+                return Ok(true);
+            }
+            for of in self.deletions_for(group) {
+                if self.step_of(&of).await? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        };
+        done(step.await)
+    }
+
+    /// Deletions that may go on, of families in which one pays into this group.
+    fn deletions_for(&self, group: GroupId) -> Vec<Arc<Subvol>> {
+        let map = self.state.map.read();
+        let dying = map.dying.all().into_iter().filter_map(|id| map.subvols.get(&id));
+        let paying = dying.filter(|of| self.ledger().pays_into(of.id(), group));
+        let families: BTreeSet<_> = paying.map(|of| of.family.id).collect();
+        let ready = map.dying.ready().into_iter().filter_map(|id| map.subvols.get(&id));
+        ready.filter(|of| families.contains(&of.family.id)).cloned().collect()
+    }
+
+    /// Takes one step that may free space. False: nothing is left to do, or the step failed.
+    pub async fn free_step(&self) -> bool {
+        done(self.small_step().await)
     }
 
     async fn step_of(&self, subvol: &Subvol) -> Result<bool> {
@@ -195,15 +227,15 @@ impl Volumes {
         Load { now, asked, blocks: space.total, available: space.available() }
     }
 
-    /// What damage was in the way of goes on when the pause for it is over (`aside`).
-    fn try_again(&self) {
+    /// Retries work that damage stopped, once the pause is over (`aside`).
+    fn retry_if_due(&self) {
         let now = self.pool.runtime().now();
-        if self.state.aside.lock().try_again(now) {
-            self.state.map.write().dying.try_again();
+        if self.state.aside.lock().take_retry(now) {
+            self.state.map.write().dying.retry_all();
         }
     }
 
-    /// Where there is damage, that deletion stops and others go on; what may pass is tried again.
+    /// Stops a damaged deletion until the next retry; other deletions go on.
     fn step_failed(&self, subvol: &Subvol, error: VolumeError) -> Result<bool> {
         if !error.is_damage() {
             return Err(error);
@@ -233,7 +265,7 @@ impl Volumes {
         self.state.map.read().dying.all()
     }
 
-    /// A subvolume whose space cannot be given back, for there is damage.
+    /// A subvolume whose deletion is stopped by damage until the next retry.
     pub fn unfreeable(&self) -> Option<SubvolId> {
         self.state.map.read().dying.stopped()
     }
@@ -367,7 +399,10 @@ impl Volumes {
         for set in sets.into_iter().flatten() {
             self.pool.drop_table(set).await?;
         }
-        let credit = self.small_credit().await?;
+        // A row of each partition goes, too.
+        let rows = self.pool.table(subvol.files()).stats().len();
+        let (edits, bytes) = (RECORD_EDITS + rows, RECORD_BYTES + rows * Key::BYTES);
+        let credit = self.pool.admit(Tier::FinishSubvolume, edits, bytes).await?;
         let mut tx = Transaction::new();
         tx.forget(subvol.files());
         tx.delete(Pool::SYSTEM, subvol_key(subvol.id()));
@@ -397,8 +432,16 @@ impl Volumes {
     }
 }
 
-/// What a step did; that it was refused space is noted only.
-fn or_refused(step: Result<bool>, refused: &mut Option<VolumeError>) -> Result<bool> {
+/// Whether a step did anything; its error is logged.
+fn done(step: Result<bool>) -> bool {
+    step.unwrap_or_else(|error| {
+        tracing::debug!(%error, "released space cannot be freed now");
+        false
+    })
+}
+
+/// Turns "pool is full" into "no step taken", and notes the error in `refused`.
+fn skip_if_full(step: Result<bool>, refused: &mut Option<VolumeError>) -> Result<bool> {
     match step {
         Err(full @ VolumeError::Pool(PoolError::Full { .. })) => {
             *refused = Some(full);

@@ -32,7 +32,10 @@ pub enum VolumeError {
         "subvolumes {0} and {1} are no snapshots of each other, nor of one that both were made from"
     )]
     Incomparable(SubvolId, SubvolId),
-    #[error("subvolume {0} cannot be freed any further, for there is damage; run a check")]
+    #[error(
+        "subvolume {0} cannot be freed now: a node is damaged or unreadable; freeing is tried again \
+         after a pause; run a check if this lasts"
+    )]
     Unfreeable(SubvolId),
     #[error("epoch {0} has pending releases that cannot be taken up, for there is damage")]
     Aside(EpochId),
@@ -58,13 +61,16 @@ pub enum VolumeError {
 }
 
 impl VolumeError {
-    /// Whether this work is set aside, and other work goes on: every error but a stopped, read-only
-    /// or full pool. A read error counts, which may pass; so it is tried again later.
+    /// Whether only this work stops, until its next retry: true for every error but a stopped,
+    /// read-only or full pool, also for a read error.
     pub(crate) fn is_damage(&self) -> bool {
         !matches!(
             self,
             VolumeError::Pool(
-                PoolError::Stopped { .. } | PoolError::ReadOnly { .. } | PoolError::Full { .. }
+                PoolError::Stopped { .. }
+                    | PoolError::ReadOnly { .. }
+                    | PoolError::Full { .. }
+                    | PoolError::LogFull
             )
         )
     }

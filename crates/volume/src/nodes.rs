@@ -46,7 +46,7 @@ impl Tenancy for Tenants {
             cells.iter().map(|(id, family)| (*id, family.read_tree())).collect();
         let _burials: Vec<_> = cells.values().map(|family| family.lock_burial()).collect();
         // Nodes are never shared by reflink.
-        let look = Stored { pool: &pool, sharing: false, _still: None };
+        let look = Stored { pool: &pool, sharing: false, _shares_lock: None };
         let evaluations = trees
             .iter()
             .map(|(id, tree)| (*id, Evaluation::new(tree, &look).within_credit()))
@@ -61,10 +61,10 @@ impl Tenancy for Tenants {
         rows.into_iter().map(|(key, edit)| (Pool::SYSTEM, key, edit)).collect()
     }
 
-    fn free_some(&self) -> BoxFuture<'_, bool> {
+    fn free_step(&self) -> BoxFuture<'_, bool> {
         let Some(pool) = self.0.pool.upgrade() else { return Box::pin(ready(false)) };
         let volumes = Volumes { pool, state: self.0.clone() };
-        Box::pin(async move { volumes.step_for_space().await })
+        Box::pin(async move { volumes.free_step().await })
     }
 }
 

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use copyhold_format::item::{PENDING, PendingItem};
-use copyhold_pool::{Cached, Credit, Pool, Tier, Transaction, Value};
+use copyhold_pool::{Cached, Credit, Pool, RELEASE_EDIT_BYTES, Tier, Transaction, Value};
+
+const _: () = assert!(RELEASE_EDIT_BYTES == Key::BYTES + PendingItem::BYTES);
 use copyhold_types::{EpochId, Key};
 
 use crate::error::{Result, VolumeError};
@@ -28,8 +30,7 @@ const LEVELS_PER_STEP: u32 = 64;
 const TRIES: usize = 4;
 /// Tier of each step: a deletion that was accepted can always go on.
 const TIER: Tier = Tier::FinishSubvolume;
-/// Bytes of an edit of deadlists, shares and pending releases, and of a step's records.
-const EDIT_BYTES: usize = 48;
+/// Bytes of a step's records.
 const RECORD_BYTES: usize = 512;
 /// Should somebody else's releases change what a step comes to, while it waits for credit.
 const SPARE_EDITS: usize = 32;
@@ -100,8 +101,8 @@ impl Volumes {
         if self.state.aside.lock().set(key, now) {
             let holder = EpochId(key.object);
             tracing::error!(
-                "space that epoch {holder} gave up cannot be freed; it is tried again from time to \
-                 time: {error}"
+                "space released by epoch {holder} cannot be freed now; it is tried again after a \
+                 pause: {error}"
             );
         }
     }
@@ -172,7 +173,7 @@ impl Volumes {
             let (missing, wanted) = {
                 let tree = family.read_tree();
                 let _burial = family.lock_burial();
-                let look = self.stored_still();
+                let look = self.stored_locked();
                 let outcome = self.evaluate(&tree, releases, &look)?;
                 if !outcome.missing.is_empty() && attempt < TRIES {
                     (outcome.missing, None)
@@ -257,7 +258,7 @@ fn no_holder(key: Key, value: &Value) -> VolumeError {
 }
 
 fn bytes_of(edits: usize) -> usize {
-    edits * EDIT_BYTES + RECORD_BYTES
+    edits * RELEASE_EDIT_BYTES + RECORD_BYTES
 }
 
 fn pending_of(holder: EpochId) -> (Key, Key) {

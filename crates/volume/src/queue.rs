@@ -26,7 +26,7 @@ pub(crate) struct Queue {
 #[derive(Clone, Copy, Debug)]
 struct Deletion {
     family: FamilyId,
-    /// False: there is damage.
+    /// False: its last step failed; `retry_all` sets it again.
     goes_on: bool,
     /// Nothing of it is left but records.
     is_forgotten: bool,
@@ -60,7 +60,7 @@ impl Queue {
         }
     }
 
-    /// It cannot be gone on with; it stays in the way of its family.
+    /// Stops a deletion until the next retry. Others of its family wait for it.
     pub(crate) fn stop(&mut self, id: SubvolId) {
         if let Some(deletion) = self.all.get_mut(&id) {
             deletion.goes_on = false;
@@ -68,8 +68,8 @@ impl Queue {
         }
     }
 
-    /// All that cannot be gone on with is tried again.
-    pub(crate) fn try_again(&mut self) {
+    /// All deletions may go on again.
+    pub(crate) fn retry_all(&mut self) {
         self.all.values_mut().for_each(|deletion| deletion.goes_on = true);
         let heads = self.families.values().filter_map(|waiting| waiting.head);
         self.ready.extend(heads);
@@ -173,7 +173,7 @@ mod tests {
         file(&mut queue, 9, 2, FORGET);
         queue.stop(SubvolId(9));
         assert_eq!((ready(&queue), queue.stopped()), (vec![], Some(SubvolId(3))));
-        queue.try_again();
+        queue.retry_all();
         assert_eq!((ready(&queue), queue.stopped()), (vec![3, 9], None));
     }
 

@@ -47,7 +47,7 @@ impl Volumes {
         let _burial = to.family.lock_burial();
         // Whoever releases from now on asks for shares.
         self.state.sharing.store(true, Ordering::Release);
-        let look = self.stored_still();
+        let look = self.stored_locked();
         let mut evaluation = Evaluation::new(tree, &look).within_credit();
         let mut known = true;
         let uncounted = self.ledger().breaks(Sabotage::UncountedShares);

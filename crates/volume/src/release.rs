@@ -19,6 +19,8 @@
 //!
 //! L1  A pointer older than its family's first epoch is damage.
 //! L2  As many references are dropped as there are: one more than the shares of a block, at most.
+//! L3  With [`Evaluation::within_credit`], edits and pending releases never exceed the credit. A
+//!     part that would exceed it becomes a pending release.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -137,12 +139,12 @@ pub struct Evaluation<'a> {
     climb_max: u32,
     /// Instead of taking shares: which references are gone for good.
     dropped: Option<Vec<(Run, u32)>>,
-    /// Edits that there is credit for; `None`: credit is for what it comes to.
+    /// Edits that the transaction has credit for. `None`: the caller obtains credit for the outcome.
     credit: Option<usize>,
-    /// Edits of all windows.
+    /// Edits of all windows so far.
     edits: usize,
-    /// Parts that were begun and may each have to be left for later.
-    owed: usize,
+    /// Parts not evaluated yet; each may still need one edit, as a pending release.
+    parts_left: usize,
     /// What siblings have dropped is not seen (`Sabotage::BlindBuries`).
     pub(crate) blind: bool,
 }
@@ -154,14 +156,13 @@ impl<M: Copy + Eq> Overlay<M> {
         Ok(Some(Overlay { stored, now, edits: 0 }))
     }
 
-    /// Counts its edits once more; by how many they are more, and fewer.
+    /// Counts its edits again. Returns the old count and the new one.
     fn recount(&mut self) -> (usize, usize) {
         let (before, now) = (&self.stored, self.now.segments());
         let stays = |was: &Segment<M>| now.iter().any(|segment| segment.run.addr == was.run.addr);
         let gone = before.iter().filter(|was| !stays(was)).count();
         let edits = gone + now.iter().filter(|segment| !before.contains(segment)).count();
-        let was = std::mem::replace(&mut self.edits, edits);
-        (edits.saturating_sub(was), was.saturating_sub(edits))
+        (std::mem::replace(&mut self.edits, edits), edits)
     }
 
     /// What differs from what is stored, which it is now: deletes, then puts.
@@ -187,7 +188,7 @@ impl<'a> Evaluation<'a> {
             dropped: None,
             credit: None,
             edits: 0,
-            owed: 0,
+            parts_left: 0,
             blind: false,
         }
     }
@@ -210,8 +211,7 @@ impl<'a> Evaluation<'a> {
         self
     }
 
-    /// For a transaction with credit for [`EDITS_PER_RELEASE`] edits of each release: what would
-    /// take more is left for later, which takes one.
+    /// Limits the outcome to [`EDITS_PER_RELEASE`] edits for each release (L3).
     pub fn within_credit(mut self) -> Evaluation<'a> {
         self.credit = Some(0);
         self
@@ -219,12 +219,12 @@ impl<'a> Evaluation<'a> {
 
     /// Whether there is credit for what was evaluated, and for leaving so many parts more.
     fn fits(&self, parts: usize) -> bool {
-        let all = self.edits + self.outcome.pending.len() + self.owed + parts;
+        let all = self.edits + self.outcome.pending.len() + self.parts_left + parts;
         self.credit.is_none_or(|credit| all <= credit)
     }
 
-    fn recounted(&mut self, (more, fewer): (usize, usize)) {
-        self.edits = self.edits + more - fewer;
+    fn note_count(&mut self, (old, new): (usize, usize)) {
+        self.edits = self.edits - old + new;
     }
 
     pub fn family(&self) -> &'a Family {
@@ -241,12 +241,14 @@ impl<'a> Evaluation<'a> {
         }
         let parts = windows(pointer.run).count();
         if let Some(credit) = &mut self.credit {
-            *credit += EDITS_PER_RELEASE.max(parts);
+            // A run lies in two windows at most: an extent is no longer than one, a node is shorter.
+            debug_assert!(parts <= EDITS_PER_RELEASE, "{parts} windows of {pointer:?}");
+            *credit += EDITS_PER_RELEASE;
         }
-        self.owed += parts;
+        self.parts_left += parts;
         for run in windows(pointer.run) {
             let part = Release { pointer: Pointer { run, ..pointer }, ..release };
-            self.owed -= 1;
+            self.parts_left -= 1;
             self.release_part(epoch, part, 0)?;
         }
         Ok(())
@@ -263,10 +265,10 @@ impl<'a> Evaluation<'a> {
         for part in windows(run) {
             let overlay = self.shares.get_mut(&window_of(part.addr)).expect("it was loaded");
             overlay.now.update(part, |_, count| Some(count.unwrap_or(0) + 1));
-            let (more, fewer) = overlay.recount();
-            self.edits = self.edits + more - fewer;
-            // Whoever shares has credit for that.
-            self.credit = self.credit.map(|credit| (credit + more).saturating_sub(fewer));
+            let (old, new) = overlay.recount();
+            self.note_count((old, new));
+            // A reflink has credit for the shares that it adds.
+            self.credit = self.credit.map(|credit| (credit + new).saturating_sub(old));
         }
         Ok(true)
     }
@@ -285,7 +287,7 @@ impl<'a> Evaluation<'a> {
             let edits = overlay.take_edits(share_put).into_iter();
             self.outcome.edits.extend(edits.map(|(key, edit)| (Place::Shares, key, edit)));
         }
-        (self.edits, self.owed) = (0, 0);
+        (self.edits, self.parts_left) = (0, 0);
         self.credit = self.credit.map(|_| 0);
         std::mem::take(&mut self.outcome)
     }
@@ -331,13 +333,13 @@ impl<'a> Evaluation<'a> {
             left.push((part, count - taken));
             Some(shares - taken).filter(|&shares| shares > 0)
         });
-        let more = overlay.recount();
-        self.recounted(more);
+        let count = overlay.recount();
+        self.note_count(count);
         if !self.fits(0) {
             let overlay = self.shares.get_mut(&window).expect("it was loaded");
             overlay.now = before;
-            let more = overlay.recount();
-            self.recounted(more);
+            let count = overlay.recount();
+            self.note_count(count);
             self.leave(release);
             return Ok(());
         }
@@ -417,9 +419,9 @@ impl<'a> Evaluation<'a> {
             self.leave(release);
             return Ok(());
         }
-        self.owed += parts.len();
+        self.parts_left += parts.len();
         for (run, climbs) in parts {
-            self.owed -= 1;
+            self.parts_left -= 1;
             let release = Release { pointer: Pointer { run, ..pointer }, count: climbs, ..release };
             self.release_part(parent, release, climbed + 1)?;
         }
@@ -428,12 +430,12 @@ impl<'a> Evaluation<'a> {
 
     fn recount_dead(&mut self, windows: [DeadWindow; 2]) {
         for at in windows {
-            let more = self.dead.get_mut(&at).expect("it was loaded").recount();
-            self.recounted(more);
+            let count = self.dead.get_mut(&at).expect("it was loaded").recount();
+            self.note_count(count);
         }
     }
 
-    /// What the window was before, if that changes it.
+    /// Returns the window before the change; `None`: `count` is 0, and nothing changed.
     fn put_dead(
         &mut self,
         at: DeadWindow,

@@ -59,7 +59,7 @@ impl<M: Copy + Eq> Window<M> {
     }
 
     /// Changes what the blocks of `run` say, which lies in this window. `change` is told each part
-    /// of which the same is said so far (`None`: nothing), in order. Gives what the window was.
+    /// of which the same is said so far (`None`: nothing), in order. Returns the window before the change.
     pub fn update(
         &mut self,
         run: Run,

@@ -164,7 +164,7 @@ impl Steady<'_> {
         let _burial = buries.then(|| subvol.family.lock_burial());
         let look = match releases.is_empty() {
             true => volumes.stored(),
-            false => volumes.stored_still(),
+            false => volumes.stored_locked(),
         };
         let mut evaluation = Evaluation::new(&tree, &look);
         if !volumes.ledger().breaks(Sabotage::IgnoreCredit) {
@@ -180,14 +180,15 @@ impl Steady<'_> {
 impl Volumes {
     pub(crate) fn stored(&self) -> Stored<'_> {
         let sharing = self.state.sharing.load(Ordering::Acquire);
-        Stored { pool: &self.pool, sharing, _still: None }
+        Stored { pool: &self.pool, sharing, _shares_lock: None }
     }
 
-    /// As [`Self::stored`], to decide by: the shares stand still as long as it is there.
-    pub(crate) fn stored_still(&self) -> Stored<'_> {
+    /// As [`Self::stored`], and locks the shares until it is dropped, so that a decision made with
+    /// it stays true.
+    pub(crate) fn stored_locked(&self) -> Stored<'_> {
         let look = self.stored();
-        let still = look.sharing.then(|| self.state.shares.lock());
-        Stored { _still: still, ..look }
+        let lock = look.sharing.then(|| self.state.shares.lock());
+        Stored { _shares_lock: lock, ..look }
     }
 
     /// Applies what was decided, with its locks held.

@@ -20,10 +20,11 @@ pub(crate) fn keys(first: Key) -> (Key, Key) {
 
 pub(crate) struct Stored<'a> {
     pub(crate) pool: &'a Pool,
-    /// Whether anything may be shared. Looked at once: a first reflink may come at any moment.
+    /// Whether any block may be shared. Read once: the first reflink may come at any time.
     pub(crate) sharing: bool,
-    /// Then the shares stand still for whoever decides by this, and are left alone if not.
-    pub(crate) _still: Option<MutexGuard<'a, ()>>,
+    /// Locks the table of shares while a decision reads it. `None`: nothing is shared, or the
+    /// caller decides nothing.
+    pub(crate) _shares_lock: Option<MutexGuard<'a, ()>>,
 }
 
 impl Stored<'_> {

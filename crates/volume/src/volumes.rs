@@ -40,13 +40,13 @@ const STEP: usize = 1024;
 /// A sequence number is a txg and a count.
 const SEQUENCE_BITS: u32 = 24;
 
-/// All subvolumes of an open pool.
+/// All subvolumes of an open pool. Cheap to build from its two parts (`nodes::Tenants`).
 pub struct Volumes {
     pub(crate) pool: Arc<Pool>,
     pub(crate) state: Arc<State>,
 }
 
-/// What the pool's questions are answered from, too.
+/// All state of [`Volumes`]. It refers to the pool weakly, because the pool's `Tenancy` keeps it.
 pub(crate) struct State {
     pub(crate) pool: Weak<Pool>,
     pub(crate) map: RwLock<Map, of::Volumes>,
@@ -404,12 +404,22 @@ impl Volumes {
         bytes: usize,
         releases: usize,
     ) -> Result<Credit> {
-        let alone = subvol.family.read_tree().epochs().nth(1).is_none();
-        let more = match alone && !self.state.sharing.load(Ordering::Acquire) {
-            true => 0,
-            false => releases * EDITS_PER_RELEASE,
-        };
-        Ok(self.pool.admit(tier, edits + more, bytes + more * RELEASE_EDIT_BYTES).await?)
+        loop {
+            let alone = self.is_alone(subvol);
+            let more = if alone { 0 } else { releases * EDITS_PER_RELEASE };
+            let bytes = bytes + more * RELEASE_EDIT_BYTES;
+            let credit = self.pool.admit(tier, edits + more, bytes).await?;
+            // A snapshot or a reflink may have come during the wait.
+            if !alone || self.is_alone(subvol) {
+                return Ok(credit);
+            }
+        }
+    }
+
+    /// Whether nobody else may refer to what the files of a subvolume refer to.
+    fn is_alone(&self, subvol: &Subvol) -> bool {
+        let is_only = subvol.family.read_tree().epochs().nth(1).is_none();
+        is_only && !self.state.sharing.load(Ordering::Acquire)
     }
 
     /// Changes a live subvolume's record.

@@ -214,7 +214,7 @@ impl Filesystem {
         state.expect_present()?;
         let steady = self.volumes.steady(&inode.subvol.volume)?;
         self.flusher.forget(state.data.drop_blocks(range.start..to));
-        // What a tiny file has goes with its first block.
+        // Inline data is dropped with block 0.
         let first = range.start == 0;
         let tx = Transaction::new();
         self.log_map(inode, &mut state, steady, (credit, None), tx, edit, first)?;
@@ -266,8 +266,8 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Credit for cutting each extent of `edit`, of which nothing is cut yet, and for `added` new
-    /// ones.
+    /// Credit for cutting each extent of `edit` and adding `added` extents. Call it before the cuts:
+    /// it counts the loaded extents.
     async fn map_credit(
         &self,
         inode: &Inode,

@@ -142,8 +142,9 @@ impl Filesystem {
         result
     }
 
-    /// Gives up what only waits to be given up: cuts, replaced extents, orphans (R22).
-    pub(crate) async fn free_what_is_pending(self: &Arc<Self>) {
+    /// Frees space that write-back and the reaper hold: writes all dirty data, which releases
+    /// replaced and cut extents, and removes unlinked files (R22).
+    pub(crate) async fn write_back_and_reap(self: &Arc<Self>) {
         if let Err(error) = self.write_all().await {
             tracing::debug!(%error, "not all dirty data could be written for want of space");
         }

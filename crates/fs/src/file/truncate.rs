@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use copyhold_pool::{Reservation, Tier};
+use copyhold_pool::{EDITS_PER_RELEASE, RELEASE_EDIT_BYTES, Reservation, Tier};
 use copyhold_types::BLOCK_BYTES;
 
 use super::install::CUT_MAX;
@@ -21,9 +21,10 @@ use crate::permit::Way;
 use crate::{Filesystem, FsError, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// By which tables may grow for the file's record, and for each extent that a cut removes: puts,
-/// what deadlists and shares say, in two copies (`Pool::admit`).
-const EXTENT_GROWTH: u64 = 1536;
+/// By which tables may grow for the file's record, and for each extent that a cut removes: two rows
+/// of 64 bytes in all, and what its release may come to; each in two copies at the worst fill
+/// (`Pool::admit`).
+const EXTENT_GROWTH: u64 = 6 * (64 + EDITS_PER_RELEASE * (RELEASE_EDIT_BYTES + 16)) as u64;
 
 impl Filesystem {
     /// Sets the size of a regular file. The caller holds its data lock exclusively.

@@ -25,7 +25,7 @@ use crate::damage;
 use crate::dice::Dice;
 use crate::machine::Machine;
 use crate::pool_level::Shape;
-use crate::soundness::{check, nothing_is_overdrawn};
+use crate::soundness::{check, check_credits};
 use crate::weather::Weather;
 use crate::{Outcome, Plan, Sabotage};
 
@@ -330,7 +330,7 @@ impl History {
     }
 
     fn end(&mut self, weather: Weather, machine: &Machine, fs: Arc<Filesystem>) -> SimDisk {
-        nothing_is_overdrawn(fs.pool());
+        check_credits(fs.pool());
         machine.disk.disarm();
         match weather {
             Weather::Calm | Weather::HostFull => self.end_well(machine, &fs),

@@ -104,8 +104,8 @@ impl Client<'_> {
             match self.step(kind).await {
                 Ok(()) => {}
                 Err(FsError::NoSpace(_) | FsError::Kept { .. }) => {
-                    let frees = self.fs.volumes().step_for_space().await;
-                    assert!(!frees, "R22: {kind:?} is refused, and a step could free space");
+                    let frees = self.fs.volumes().free_step().await;
+                    assert!(!frees, "U3: {kind:?} is refused although a step frees space");
                     refused += 1;
                 }
                 Err(FsError::Quota(QuotaError::Exceeded(_))) => refused += 1,

@@ -16,7 +16,7 @@ use super::verify;
 use crate::damage;
 use crate::dice::Dice;
 use crate::machine::Machine;
-use crate::soundness::nothing_is_overdrawn;
+use crate::soundness::check_credits;
 use crate::weather::Weather;
 use crate::{Outcome, Plan};
 
@@ -215,7 +215,7 @@ impl History {
     }
 
     fn end(&mut self, weather: Weather, machine: &Machine, pool: Arc<Pool>) -> SimDisk {
-        nothing_is_overdrawn(&pool);
+        check_credits(&pool);
         machine.disk.disarm();
         match weather {
             Weather::Calm | Weather::HostFull => self.end_well(machine, &pool),

@@ -145,6 +145,11 @@ impl Account {
         }
     }
 
+    /// Whether the payer of this account's space counts in this group.
+    pub(super) fn pays_into(&self, group: GroupId) -> bool {
+        self.with_payer(|account, above| nodes(&account.node, above).any(|node| node.id == group))
+    }
+
     /// Calls `act` for whoever pays, with the nodes above, while neither can change.
     fn with_payer<T>(&self, act: impl FnOnce(&Account, &Above) -> T) -> T {
         self.with_payer_at(0, act)

@@ -239,6 +239,11 @@ impl Ledger {
         self.accounts.get(subvol)?.available().0
     }
 
+    /// Whether the space of a subvolume, living or deleted, counts in this group.
+    pub fn pays_into(&self, subvol: SubvolId, group: GroupId) -> bool {
+        self.accounts.get(subvol).is_some_and(|account| account.pays_into(group))
+    }
+
     /// As [`Self::available`], of inodes.
     pub fn available_inodes(&self, subvol: SubvolId) -> Option<u64> {
         self.accounts.get(subvol)?.available().1

@@ -251,8 +251,8 @@ mod tests {
         assert!(rows.with(EpochId(7), |_| ()).is_some());
     }
 
-    /// Epochs end on one thread while txgs close on another; of the moment between, in which only
-    /// atomics change, no scheduler of tasks knows.
+    /// Runs `end` on one thread and `close` on another, because the race is between two atomics and
+    /// no seeded runtime switches there. Each row must be removed exactly once.
     #[test]
     #[allow(clippy::disallowed_methods, reason = "no runtime stops a task between two atomics")]
     fn rows_that_end_while_a_txg_closes_go_once_each() {
@@ -260,7 +260,7 @@ mod tests {
         const BATCH: u64 = 100;
         let rows = EpochRows::new();
         let owner = Arc::new(Account::new(SubvolId(5), Arc::default()));
-        let lost = std::thread::scope(|scope| {
+        let removed = std::thread::scope(|scope| {
             let ends = scope.spawn(|| {
                 for batch in 0..BATCHES {
                     let epochs = || (batch * BATCH..(batch + 1) * BATCH).map(EpochId);
@@ -268,16 +268,18 @@ mod tests {
                         rows.insert(Row::new(epoch, owner.clone(), true));
                         rows.with(epoch, |row| rows.touch(row));
                     });
-                    // A closing judges them in the other order, so the two meet.
+                    // `close` visits rows in ascending order: with ends in descending order, both
+                    // threads meet at some row.
                     epochs().rev().for_each(|epoch| rows.end(epoch));
                 }
             });
-            let mut lost = 0;
+            let mut removed = 0;
             while !ends.is_finished() {
-                lost += rows.close(false).1.len();
+                removed += rows.close(false).1.len();
             }
-            lost + rows.close(false).1.len() + rows.close(false).1.len()
+            // A row that was removed twice would be on a list again after the first of these.
+            removed + rows.close(false).1.len() + rows.close(false).1.len()
         });
-        assert_eq!((lost as u64, owner.rows.load(Relaxed)), (BATCHES * BATCH, 0));
+        assert_eq!((removed as u64, owner.rows.load(Relaxed)), (BATCHES * BATCH, 0));
     }
 }

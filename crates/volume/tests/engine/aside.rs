@@ -142,9 +142,9 @@ fn an_unreadable_deadlist_keeps_only_its_own_releases_waiting() {
     world.close();
 }
 
-/// Pending releases, and a deletion that reads the deadlist itself.
+/// A deadlist is unreadable for a while: once for pending releases, once for a deletion.
 #[test]
-fn what_could_not_be_read_is_freed_some_time_after_it_can_be_read_again() {
+fn unreadable_space_is_freed_after_a_pause_once_it_is_readable() {
     for deletes in [false, true] {
         let Families { mut world, bad, bad_snapshot, good, .. } = Families::new(5);
         let deadlist = epoch(&world, &bad).deadlist.expect("it has a sibling");
