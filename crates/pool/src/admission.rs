@@ -9,14 +9,14 @@
 //! edits one block more in two copies. What a flush needs only for a while (new nodes before the
 //! old ones are free) comes out of the reserve, which user transactions cannot touch.
 //!
-//! A1  User transactions are admitted while the log is below its limit; flush, ids and whatever
-//!     else trims it use the rest of the ring.
-//!     What is admitted and not there yet is counted, too (`log_room`).
-//! A2  The growth that is promised covers every edit that is in no base. An edit that replaces
-//!     another has brought growth of its own: each commit and each flush give back what nothing is
-//!     left for, so an idle pool keeps none of it.
-//! A4  A credit is for all that its transaction comes to. One that comes to more takes what nobody
-//!     promised it; that is counted, and the simulation allows none.
+//! ADMIT-A1  User transactions are admitted while the log is below its limit; flush, ids and
+//!           whatever else trims it use the rest of the ring.
+//!           What is admitted and not there yet is counted, too (`log_room`).
+//! ADMIT-A2  The growth that is promised covers every edit that is in no base. An edit that
+//!           replaces another has brought growth of its own: each commit and each flush give back
+//!           what nothing is left for, so an idle pool keeps none of it.
+//! ADMIT-A4  A credit is for all that its transaction comes to. One that comes to more takes what
+//!           nobody promised it; that is counted, and the simulation allows none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -51,7 +51,7 @@ pub(crate) struct Admission {
     pub(crate) tickets: AtomicU64,
     /// Credits that were asked for, but for freeing what was deleted.
     asked: AtomicU64,
-    /// Transactions that came to more than they had credit for (A4).
+    /// Transactions that came to more than they had credit for (ADMIT-A4).
     overdrawn: AtomicU64,
 }
 
@@ -201,7 +201,7 @@ impl Pool {
         Some(self.credit(grows, self.grow(grows, tier)?, room, 0))
     }
 
-    /// Room in the log for records that are not there yet (A3).
+    /// Room in the log for records that are not there yet (LOGROOM-A3).
     fn room_now(&self, blocks: u64) -> Option<LogRoom> {
         let is_short = || !self.is_log_full() || self.sabotaged(Sabotage::AdmitAboveLimit);
         self.admission.room.take(blocks, is_short, |largest| self.journal.room(largest))
@@ -240,7 +240,7 @@ impl Pool {
     }
 
     /// How many transactions came to more than they had credit for since the pool was opened: none,
-    /// unless an estimate is wrong (A4).
+    /// unless an estimate is wrong (ADMIT-A4).
     pub fn overdrawn(&self) -> u64 {
         self.admission.overdrawn.load(Relaxed)
     }
@@ -332,7 +332,7 @@ mod tests {
         }
         admission.settled(|| memory(10, 60_000));
         let left = admission.growth.lock().bytes;
-        assert!(left >= large, "A2: {left} bytes are promised, {large} may be needed");
+        assert!(left >= large, "ADMIT-A2: {left} bytes are promised, {large} may be needed");
         assert!(left < large + large / 10, "{left} bytes stay promised, {large} may be needed");
         admission.settled(Weight::default);
         assert_eq!(admission.growth.lock().bytes, 0);

@@ -8,12 +8,12 @@
 //! Idea.     A refusal waits for each of these, from the cheapest to the dearest, and asks again
 //!           in between.
 //!
-//! B1  A request is refused only when nothing is on its way and the layer above has nothing to
-//!     free, or when a bound of time is over.
-//! B2  The steps of the layer above ask for space themselves, with [`Tier::FinishSubvolume`]; for
-//!     that tier and those below no step is waited for.
-//! B3  No commit is made out of the part of the log that trims it: a user who asks again and again
-//!     for space that is not there would use that up.
+//! FULL-B1  A request is refused only when nothing is on its way and the layer above has nothing to
+//!          free, or when a bound of time is over.
+//! FULL-B2  The steps of the layer above ask for space themselves, with [`Tier::FinishSubvolume`];
+//!          for that tier and those below no step is waited for.
+//! FULL-B3  No commit is made out of the part of the log that trims it: a user who asks again and
+//!          again for space that is not there would use that up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,7 +97,7 @@ impl Pool {
         }
     }
 
-    /// One step of the layer above (B2). Whether it did anything.
+    /// One step of the layer above (FULL-B2). Whether it did anything.
     async fn free_some(&self, tier: Tier) -> bool {
         let steps_ask = matches!(tier, Tier::FinishSubvolume | Tier::Internal);
         if steps_ask || self.sabotaged(Sabotage::RefuseBeforeDeletions) {
@@ -107,7 +107,7 @@ impl Pool {
         tenancy.free_some().await
     }
 
-    /// Commits twice, so that what was freed until now is allocatable if nobody reads it (B3).
+    /// Commits twice, so that what was freed until now is allocatable if nobody reads it (FULL-B3).
     async fn hasten_frees(self: &Arc<Self>) -> Result<(), PoolError> {
         for _ in 0..2 {
             if !self.is_full() {

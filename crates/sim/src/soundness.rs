@@ -11,7 +11,7 @@ use crate::machine::Machine;
 /// # Panics
 /// One was not.
 pub(crate) fn nothing_is_overdrawn(pool: &Pool) {
-    assert_eq!(pool.overdrawn(), 0, "A4: transactions came to more than they had credit for");
+    assert_eq!(pool.overdrawn(), 0, "ADMIT-A4: transactions came to more than they had credit for");
 }
 
 /// Nothing is wrong with an image but what a crash leaves, or what damage does if it was damaged

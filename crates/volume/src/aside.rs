@@ -6,11 +6,11 @@
 //! Numbers of pending releases grow, and are taken up in that order; so one number for each holder
 //! says which of its releases were tried.
 //!
-//! A1  A release that is set aside is not tried again until a pause is over, or its holder takes
-//!     the place of its parent: the deadlists that it needs are others then.
-//! A2  The log names the first failure of each holder of a mount.
-//! A3  Of an error that lasts, the tries become ever fewer: each pause is twice the one before, up
-//!     to [`PAUSE_MAX`].
+//! RETRY-A1  A release that is set aside is not tried again until a pause is over, or its holder
+//!           takes the place of its parent: the deadlists that it needs are others then.
+//! RETRY-A2  The log names the first failure of each holder of a mount.
+//! RETRY-A3  Of an error that lasts, the tries become ever fewer: each pause is twice the one
+//!           before, up to [`PAUSE_MAX`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

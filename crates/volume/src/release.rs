@@ -17,8 +17,9 @@
 //! that it touched, what differs. Whoever evaluates holds what keeps others from changing the same
 //! windows until the edits are applied (R16).
 //!
-//! L1  A pointer older than its family's first epoch is damage.
-//! L2  As many references are dropped as there are: one more than the shares of a block, at most.
+//! RELEASE-L1  A pointer older than its family's first epoch is damage.
+//! RELEASE-L2  As many references are dropped as there are: one more than the shares of a block, at
+//!             most.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -107,13 +108,13 @@ pub struct Outcome {
 pub enum Damage {
     #[error("{pointer:?} is dropped by epoch {holder}, which is not in its family")]
     NoHolder { holder: EpochId, pointer: Pointer },
-    #[error("{pointer:?} is older than the family that drops it (L1)")]
+    #[error("{pointer:?} is older than the family that drops it (RELEASE-L1)")]
     TooOld { pointer: Pointer },
-    #[error("{run:?} is dropped more often than it is referred to (L2)")]
+    #[error("{run:?} is dropped more often than it is referred to (RELEASE-L2)")]
     TooOften { run: Run },
     #[error("{run:?} belongs to epoch {said} and {found} at once")]
     Origin { run: Run, said: EpochId, found: EpochId },
-    #[error("segments of {0:?} overlap or cross their window (G1)")]
+    #[error("segments of {0:?} overlap or cross their window (SEGMENT-G1)")]
     Segments(Missing),
     #[error("item {key} of {place:?}: {source}")]
     Item { place: Place, key: Key, source: FormatError },
@@ -374,7 +375,7 @@ impl<'a> Evaluation<'a> {
         let window =
             |set| DeadWindow { set, epoch: pointer.epoch, window: window_of(pointer.run.addr) };
         let mine = window(mine);
-        let theirs = window(sibling.deadlist.expect("F2: siblings have deadlists"));
+        let theirs = window(sibling.deadlist.expect("FAMILY-F2: siblings have deadlists"));
         // Both, so that nothing is done by halves.
         if !self.load_dead(theirs)? | !self.load_dead(mine)? {
             self.leave(release);
@@ -400,7 +401,7 @@ impl<'a> Evaluation<'a> {
             return Err(Damage::Origin { run, said: pointer.origin, found });
         }
         let parent = at.parent.and_then(|parent| self.family.get(parent));
-        let parent = parent.expect("E3: a sibling's parent");
+        let parent = parent.expect("RECOUNT-E3: a sibling's parent");
         let mut mine_before = None;
         for (run, climbs) in &parts {
             let before = self.put_dead(mine, *run, release, count - climbs)?;
