@@ -6,9 +6,9 @@
 # number. What a client logged was committed before. After each kill of the daemon, which takes the
 # server with it, both recover, and then:
 #
-# D1  All four sums of pgbench are the same: no transaction is there in parts.
-# D2  Each client's rows are numbered without a gap, up to what it logged, or one more.
-# D3  Every index has what its table has (pg_amcheck), every page its checksum (pg_checksums).
+# SQL-D1  All four sums of pgbench are the same: no transaction is there in parts.
+# SQL-D2  Each client's rows are numbered without a gap, up to what it logged, or one more.
+# SQL-D3  Every index has what its table has (pg_amcheck), every page its checksum (pg_checksums).
 
 PG_CLIENTS=4
 
@@ -78,7 +78,7 @@ D1='select (select sum(abalance) from pgbench_accounts) = (select sum(delta) fro
     and (select sum(tbalance) from pgbench_tellers) = (select sum(delta) from pgbench_history)
     and (select sum(bbalance) from pgbench_branches) = (select sum(delta) from pgbench_history)'
 
-# verify_client ROUND CLIENT: D2, and adds what was promised to PROMISED.
+# verify_client ROUND CLIENT: SQL-D2, and adds what was promised to PROMISED.
 verify_client() {
     local logged rows highest
     logged=$(cat "$PLACE/pg/round$1".* | awk -v client="$2" '$1 == client' | wc -l)
@@ -86,22 +86,22 @@ verify_client() {
         coalesce(max(split_part(filler, '-', 3)::int), 0)
         from (select distinct trim(filler) as filler from pgbench_history) as named
         where filler like '$1-$2-%'")
-    [ "$rows" = "$highest" ] || die "D2: client $2 has $rows rows, up to number $highest"
-    [ "$highest" -ge "$logged" ] || die "D2: client $2 had $logged commits, $highest are there"
-    [ "$highest" -le $((logged + 1)) ] || die "D2: client $2 had $logged commits, not $highest"
+    [ "$rows" = "$highest" ] || die "SQL-D2: client $2 has $rows rows, up to number $highest"
+    [ "$highest" -ge "$logged" ] || die "SQL-D2: client $2 had $logged commits, $highest are there"
+    [ "$highest" -le $((logged + 1)) ] || die "SQL-D2: client $2 had $logged commits, not $highest"
     PROMISED=$((PROMISED + logged))
 }
 
 verify_postgres() { # ROUND
     local client PROMISED=0
-    [ "$(query "$D1")" = t ] || die "D1: the sums differ"
+    [ "$(query "$D1")" = t ] || die "SQL-D1: the sums differ"
     for ((client = 0; client < PG_CLIENTS; client++)); do verify_client "$1" "$client"; done
     as_postgres "$PG/pg_amcheck" --install-missing --heapallindexed --parent-check \
         -h "$PLACE/pg" --all >"$PLACE/pg/amcheck" 2>&1 ||
-        { cat "$PLACE/pg/amcheck" >&2; die "D3: pg_amcheck"; }
+        { cat "$PLACE/pg/amcheck" >&2; die "SQL-D3: pg_amcheck"; }
     stop_postgres
     as_postgres "$PG/pg_checksums" --check -D "$MNT/pg/data" >"$PLACE/pg/checksums" ||
-        { cat "$PLACE/pg/checksums" >&2; die "D3: pg_checksums"; }
+        { cat "$PLACE/pg/checksums" >&2; die "SQL-D3: pg_checksums"; }
     say "postgres, kill $1: $PROMISED commits logged, all there; sums, indexes, checksums right"
     start_postgres
 }

@@ -1,5 +1,5 @@
-//! What pins the log is seen wherever it is: in a table, or flushed and not durably recorded (F2,
-//! R6).
+//! What pins the log is seen wherever it is: in a table, or flushed and not durably recorded
+//! (FLUSH-F2, R6).
 
 mod common;
 

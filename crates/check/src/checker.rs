@@ -240,7 +240,7 @@ impl Checker {
         None
     }
 
-    /// S1: what is allocated and was not referred to.
+    /// REACH-S1: what is allocated and was not referred to.
     fn space(&mut self) {
         self.report.verified.allocated_blocks = self.reach.allocated_blocks();
         if self.lost.is_empty() {

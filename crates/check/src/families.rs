@@ -8,11 +8,13 @@
 //!           pending for it is still held. Then all else follows, block by block:
 //!
 //! ```text
-//!   deadlist of a child  =  what its sibling holds and it does not, of what was inherited (E4, E5)
+//!   deadlist of a child  =  what its sibling holds and it does not, of what was inherited
 //!   own references       =  what an epoch holds that it has not inherited: nobody else does
-//!   shares of a block    =  its own references, of all families, but one                  (E6)
-//!   usage of an origin   =  the blocks that have it, each once                             (E2)
+//!   shares of a block    =  its own references, of all families, but one
+//!   usage of an origin   =  the blocks that have it, each once
 //! ```
+//!
+//! The deadlists are RECOUNT-E4 and RECOUNT-E5, the shares RECOUNT-E6, the usage RECOUNT-E2.
 //!
 //! A dying subvolume that is being walked has a tree that can be read from its cursor on, and only
 //! what is its own counts there. What it has inherited is what its sibling holds, or has on its
@@ -220,7 +222,7 @@ impl Count {
 fn order(family: &Family) -> Vec<(&Epoch, Option<[&Epoch; 2]>)> {
     let mut sizes: BTreeMap<EpochId, usize> = BTreeMap::new();
     let epochs: Vec<&Epoch> = family.epochs().collect();
-    // F1: children have higher numbers.
+    // FAMILY-F1: children have higher numbers.
     for epoch in epochs.iter().rev() {
         let below = epoch.children.into_iter().flatten().map(|child| sizes[&child]);
         let size = 1 + below.sum::<usize>();
@@ -230,7 +232,7 @@ fn order(family: &Family) -> Vec<(&Epoch, Option<[&Epoch; 2]>)> {
     let mut todo: Vec<&Epoch> = epochs.into_iter().filter(|epoch| epoch.parent.is_none()).collect();
     while let Some(epoch) = todo.pop() {
         let children = epoch.children.map(|children| {
-            let mut two = children.map(|child| family.get(child).expect("E3: a child"));
+            let mut two = children.map(|child| family.get(child).expect("RECOUNT-E3: a child"));
             two.sort_by_key(|child| std::cmp::Reverse(sizes[&child.id]));
             two
         });
@@ -370,7 +372,7 @@ fn canonical<T: PartialEq>(
     *before = Some(segment);
 }
 
-/// E6: the table of shares against own references.
+/// RECOUNT-E6: the table of shares against own references.
 async fn shares(checker: &mut Checker, own: &Held) {
     let data = |one: &&Ref<1>| one.what.content == Content::Data && one.counts[0] > 1;
     let mut both: Vec<Ref<2>> =

@@ -1,8 +1,8 @@
 //! Labels and uberblocks, at both ends of a device.
 //!
-//! B1 (of `format::label`): the labels differ in nothing. A slot of the uberblock ring is zero, or
-//! an uberblock that is the same at both ends. The slot that would be written next may be torn: a
-//! crash does that, and the one before it is still good.
+//! LABEL-B1: the labels differ in nothing. A slot of the uberblock ring is zero, or an uberblock
+//! that is the same at both ends. The slot that would be written next may be torn: a crash does
+//! that, and the one before it is still good.
 
 use copyhold_device::DynDevice;
 use copyhold_format::label::{AREA_BLOCKS, Label, RING_SLOTS, RING_START};

@@ -1,8 +1,9 @@
 //! Which blocks are referred to, against which are allocated: three bits a block.
 //!
-//! S1  A block is allocated exactly when something refers to it; and then one thing does, or else
-//!     all that do are of a kind that may be shared. How often they may is `families`' business.
-//! S2  Nothing refers to a label or the log.
+//! REACH-S1  A block is allocated exactly when something refers to it; and then one thing does, or
+//!           else all that do are of a kind that may be shared. How often they may is `families`'
+//!           business.
+//! REACH-S2  Nothing refers to a label or the log.
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! Making space maps anew.
 //!
-//! A block of a metaslab is allocated if a reference leads to it (S1), and the check finds all
-//! references. So a map whose copies are both damaged can be replaced, if every reference could be
-//! read and none contradicts another: a block that was left out would be written over.
+//! A block of a metaslab is allocated if a reference leads to it (REACH-S1), and the check finds
+//! all references. So a map whose copies are both damaged can be replaced, if every reference could
+//! be read and none contradicts another: a block that was left out would be written over.
 //!
 //! A pool is first looked at without writing. It is opened for writing, which may begin
 //! a new incarnation of it, if there is a map to be made anew and no reason against it.

@@ -1,12 +1,12 @@
 //! The system table: subvolumes, their epochs, quotas, and the marks below which numbers were given
 //! out.
 //!
-//! Y1  A subvolume's current epoch has a record that names it, its table and its first epoch; and
-//!     each live epoch is a subvolume's.
-//! Y2  Every number in use is below the mark of its space (rule R9).
-//! Y3  A live subvolume has one entry, in the directory that its record names (R39); going up from
-//!     holder to holder one comes to the root.
-//! Y4  Who pays exists, and relations of groups are such as could be made.
+//! SYSTEM-Y1  A subvolume's current epoch has a record that names it, its table and its first
+//!            epoch; and each live epoch is a subvolume's.
+//! SYSTEM-Y2  Every number in use is below the mark of its space (rule R9).
+//! SYSTEM-Y3  A live subvolume has one entry, in the directory that its record names (R39); going
+//!            up from holder to holder one comes to the root.
+//! SYSTEM-Y4  Who pays exists, and relations of groups are such as could be made.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -271,7 +271,7 @@ impl System {
 
     // -- judging ------------------------------------------------------------
 
-    /// Y1 and Y2.
+    /// SYSTEM-Y1 and SYSTEM-Y2.
     fn check_subvol(&self, checker: &mut Checker, subvol: SubvolId, item: &SubvolItem) {
         let epoch = item.epoch.0;
         let is_absorbed =
@@ -323,7 +323,7 @@ impl System {
         }
     }
 
-    /// Y3, when the files of all have been looked at.
+    /// SYSTEM-Y3, when the files of all have been looked at.
     pub(crate) fn places(&self, checker: &mut Checker) {
         if !checker.lost.is_empty() {
             return;
@@ -356,7 +356,7 @@ impl System {
         at == SubvolId::ROOT
     }
 
-    /// Y4.
+    /// SYSTEM-Y4.
     fn check_groups(&self, checker: &mut Checker) {
         if checker.lost.contains_key(&Pool::SYSTEM) || !self.bad.is_empty() {
             return;
@@ -380,7 +380,7 @@ impl System {
         }
     }
 
-    /// E2: rows of usage against the bytes of data and of nodes that each epoch pays for.
+    /// RECOUNT-E2: rows of usage against the bytes of data and of nodes that each epoch pays for.
     pub(crate) fn usage(&self, checker: &mut Checker, found: &BTreeMap<EpochId, [u64; 2]>) {
         let Some(from) = self.quotas.counted_from else { return };
         let epochs: BTreeSet<EpochId> = self.usage.keys().chain(found.keys()).copied().collect();

@@ -5,9 +5,9 @@
 //! daemon or a filesystem has once must be those of the first mount where they are given again;
 //! flags such as `ro` and `nosuid`, and the subvolume, belong to each mount.
 //!
-//! A1  Only mounts that root made count: others may call theirs whatever they like.
-//! A2  The daemon has this very file or device open, whatever was renamed since.
-//! A3  The new mount is of the device that the table of mounts shows for the old one.
+//! ADDMOUNT-A1  Only mounts that root made count: others may call theirs whatever they like.
+//! ADDMOUNT-A2  The daemon has this very file or device open, whatever was renamed since.
+//! ADDMOUNT-A3  The new mount is of the device that the table of mounts shows for the old one.
 //!
 //! A mount that ends meanwhile is no failure: the pool is then mounted as if it had not been there.
 
@@ -125,7 +125,7 @@ impl Daemon {
         }))
     }
 
-    /// A2
+    /// ADDMOUNT-A2
     fn connection(&self, pool: &Path) -> Option<OwnedFd> {
         let found = mount::connection_of(self.process?, pool);
         found.inspect_err(|error| tracing::debug!(%error, "the daemon cannot be reached")).ok()?

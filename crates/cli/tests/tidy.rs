@@ -1,5 +1,6 @@
 //! The house rules that a compiler does not know, over the whole workspace.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -65,6 +66,102 @@ fn blocking_locks_come_from_the_crate_that_orders_them() {
     }
 }
 
+/// The heads of Rust files define ids. Pages define those of RECOUNT, URING and LOOKUP, which no
+/// single file keeps, and a script those of SQL.
+#[test]
+fn each_invariant_has_an_id_of_its_own() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut paths = Vec::new();
+    for directory in ["crates", "shuttle", "fuzz", "docs", "scripts"] {
+        collect(&root.join(directory), &mut paths);
+    }
+    let beside = fs::read_dir(&root).unwrap().map(|entry| entry.unwrap().path());
+    paths.extend(beside.filter(|path| has_extension(path, "md")));
+    let texts: Vec<String> = paths.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    let files: Vec<(&Path, &str)> =
+        paths.iter().zip(&texts).map(|(path, text)| (path.as_path(), text.as_str())).collect();
+
+    let mut found = Vec::new();
+    let defined = definitions(&files, &mut found);
+    assert!(defined.len() > 200, "ids are not written as this test reads them");
+    for (path, text) in files {
+        for (number, line) in text.lines().enumerate() {
+            for wrong in wrong_ids(path, line, &defined) {
+                found.push(format!("{}:{}: {wrong}", path.display(), number + 1));
+            }
+        }
+    }
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+/// Each id with the file that defines it. Adds to `found` the ids that are defined twice, and the
+/// prefixes that two files use.
+fn definitions<'t>(
+    files: &[(&'t Path, &'t str)],
+    found: &mut Vec<String>,
+) -> BTreeMap<&'t str, &'t Path> {
+    let mut defined = BTreeMap::new();
+    let mut owners = BTreeMap::new();
+    for &(path, text) in files {
+        for id in text.lines().filter_map(definition) {
+            if defined.insert(id, path).is_some() {
+                found.push(format!("{}: {id} is defined twice", path.display()));
+            }
+            let prefix = id.split('-').next();
+            let owner = *owners.entry(prefix).or_insert(path);
+            if owner != path {
+                found.push(format!("{}: {} owns {id}", path.display(), owner.display()));
+            }
+        }
+    }
+    defined
+}
+
+/// The id that a line defines. In the head of a Rust file such a line is `//! PREFIX-Xn  text`, in
+/// a page it is an item of a list, in a script a comment.
+fn definition(line: &str) -> Option<&str> {
+    let line = ["//! ", "- ", "# "].iter().find_map(|start| line.strip_prefix(start))?;
+    let (id, _) = line.split_once("  ")?;
+    is_id(id).then_some(id)
+}
+
+/// Ids of the line that no file defines and, in a comment of a Rust file, ids without a prefix.
+fn wrong_ids(path: &Path, line: &str, defined: &BTreeMap<&str, &Path>) -> Vec<String> {
+    let is_comment = has_extension(path, "rs") && line.trim_start().starts_with("//");
+    let ends_word = |c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '_';
+    let wrong = |word: &str| match is_id(word) {
+        true if !defined.contains_key(word) => Some(format!("no file defines {word}")),
+        false if is_comment && is_bare(word) => Some(format!("{word} has no prefix")),
+        _ => None,
+    };
+    line.split(ends_word).filter_map(wrong).collect()
+}
+
+fn has_extension(path: &Path, wanted: &str) -> bool {
+    path.extension().is_some_and(|extension| extension == wanted)
+}
+
+/// Whether a word is written like META-K1.
+fn is_id(word: &str) -> bool {
+    word.split_once('-').is_some_and(|(prefix, number)| {
+        let is_short = (3..=8).contains(&prefix.len());
+        is_short && prefix.bytes().all(|b| b.is_ascii_uppercase()) && is_number(number)
+    })
+}
+
+/// Whether a word is an id without a prefix. Rules (R) and rules of speed (P) have none.
+fn is_bare(word: &str) -> bool {
+    is_number(word) && !word.starts_with(['R', 'P'])
+}
+
+/// Whether a word is a letter and one or two digits.
+fn is_number(word: &str) -> bool {
+    let (letter, digits) = word.split_at_checked(1).unwrap_or_default();
+    letter.bytes().all(|b| b.is_ascii_uppercase())
+        && (1..=2).contains(&digits.len())
+        && digits.bytes().all(|b| b.is_ascii_digit())
+}
+
 fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries {
@@ -74,7 +171,7 @@ fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
             if !path.ends_with("target") && !path.ends_with("__pycache__") {
                 collect(&path, files);
             }
-        } else if matches!(extension, Some("rs" | "sh" | "py" | "c" | "toml")) {
+        } else if matches!(extension, Some("rs" | "sh" | "py" | "c" | "toml" | "md")) {
             files.push(path);
         }
     }
@@ -82,7 +179,7 @@ fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
 
 fn complaints(path: &Path) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap();
-    let is_rust = path.extension().is_some_and(|extension| extension == "rs");
+    let is_rust = has_extension(path, "rs");
     let lines = text.lines().count();
     let mut found = Vec::new();
     let mut complain = |line: usize, what: &str| {

@@ -7,7 +7,8 @@
 //!           call opens the node first. If the file is gone by then, the path is looked up again:
 //!           it names nothing, or another file.
 //!
-//! C1  A call on a file holds an open of it from before its first access to behind its last.
+//! CONTENT-C1  A call on a file holds an open of it from before its first access to behind its
+//!             last.
 
 use std::sync::Arc;
 
@@ -73,7 +74,7 @@ pub(crate) async fn sync(fs: &Arc<Filesystem>, root: NodeId, path: &[u8]) -> Res
     fs.fsync(file.node, false).await.map_err(file_error(path))
 }
 
-/// An open of a file or directory (C1), released when it is dropped.
+/// An open of a file or directory (CONTENT-C1), released when it is dropped.
 struct Open<'a> {
     fs: &'a Arc<Filesystem>,
     node: NodeId,
@@ -273,7 +274,7 @@ mod tests {
             fs.unlink(ROOT, PATH).await.unwrap();
             fs.reaper_idle().await;
             let data = fs.read(file.node, 0, usize::MAX).await.unwrap().to_vec();
-            assert!(data == content(0x40), "C1: {:?}", data.first());
+            assert!(data == content(0x40), "CONTENT-C1: {:?}", data.first());
             let node = file.node;
             drop(file);
             fs.reaper_idle().await;

@@ -1,9 +1,10 @@
 //! The executors of a pool's calls, and the end of the pool.
 //!
-//! E1  A call keeps the pool open as long as it lasts: the end waits for calls, and those that come
-//!     later answer [`FsError::ShutDown`].
-//! E2  Behind the end nothing is left of the pool: the device is closed and unlocked, and executors
-//!     that were started for this pool alone are shut down, with their threads and descriptors.
+//! ENGINE-E1  A call keeps the pool open as long as it lasts: the end waits for calls, and those
+//!            that come later answer [`FsError::ShutDown`].
+//! ENGINE-E2  Behind the end nothing is left of the pool: the device is closed and unlocked, and
+//!            executors that were started for this pool alone are shut down, with their threads and
+//!            descriptors.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use copyhold_sync::{RwLock, of};
 use crate::Error;
 
 pub(crate) struct Engine {
-    /// None behind the end. Held by each call (E1).
+    /// None behind the end. Held by each call (ENGINE-E1).
     open: RwLock<Option<Open>, of::OpenPool>,
 }
 
@@ -41,13 +42,13 @@ impl Engine {
         open.executors.block_on(work(&open.filesystem))
     }
 
-    /// Waits for calls under way (E1). None, if it has ended before.
+    /// Waits for calls under way (ENGINE-E1). None, if it has ended before.
     pub(crate) fn take(&self) -> Option<Open> {
         self.open.write().take()
     }
 }
 
-/// E2.
+/// ENGINE-E2.
 impl Drop for Open {
     fn drop(&mut self) {
         if self.is_alone {

@@ -7,15 +7,15 @@
 //!           process keeps the rest, too, in the device's cache, for the power to fail later.
 //!           Requests take seeded times, so those in flight together complete in any order.
 //!
-//! D1  A flush makes durable what had completed, and been told to its caller, before it began:
-//!     nothing else.
-//! D2  What is in flight at a crash may be there in part, as may what completed since the last
-//!     flush.
-//! D3  After the power is off no request completes or changes anything.
-//! D4  A write whose future was dropped goes on, and lands at some later time or never.
-//! D5  A read of blocks that are being written sees a mixture.
-//! D6  A kill makes nothing durable: what was written and not flushed can be read, and lost in a
-//!     later crash.
+//! SIMDEV-D1  A flush makes durable what had completed, and been told to its caller, before it
+//!            began: nothing else.
+//! SIMDEV-D2  What is in flight at a crash may be there in part, as may what completed since the
+//!            last flush.
+//! SIMDEV-D3  After the power is off no request completes or changes anything.
+//! SIMDEV-D4  A write whose future was dropped goes on, and lands at some later time or never.
+//! SIMDEV-D5  A read of blocks that are being written sees a mixture.
+//! SIMDEV-D6  A kill makes nothing durable: what was written and not flushed can be read, and lost
+//!            in a later crash.
 //!
 //! A request begins at the call, not at the first poll of its future.
 
@@ -94,7 +94,7 @@ impl SimDevice {
         SimDevice::from_disk(rt, id, image.into(), config)
     }
 
-    /// A device that goes on where a killed process left it (D6).
+    /// A device that goes on where a killed process left it (SIMDEV-D6).
     pub fn from_disk(rt: Rt, id: DeviceId, disk: SimDisk, config: SimConfig) -> Arc<SimDevice> {
         let shared = Shared {
             name: format!("sim{}", id.0),
@@ -114,8 +114,8 @@ impl SimDevice {
         self.shared.state.lock().after_crash(seed)
     }
 
-    /// The process dies, the power stays on (D6). Requests in flight are carried out as a whole, in
-    /// part or not at all, by `seed`.
+    /// The process dies, the power stays on (SIMDEV-D6). Requests in flight are carried out as a
+    /// whole, in part or not at all, by `seed`.
     pub fn kill(&self, seed: u64) -> SimDisk {
         self.power_off();
         self.shared.state.lock().after_kill(seed)
@@ -280,12 +280,12 @@ impl Shared {
         };
         match result {
             Some(result) => result,
-            None => pending().await, // D3
+            None => pending().await, // SIMDEV-D3
         }
     }
 }
 
-/// A write or discard in flight; it goes on when this is dropped (D4).
+/// A write or discard in flight; it goes on when this is dropped (SIMDEV-D4).
 struct Ticket {
     shared: Arc<Shared>,
     request: RequestId,

@@ -8,8 +8,8 @@
 //! A label is written when a pool is created and when its configuration changes, never by a commit.
 //! Its digest covers the whole block, the digest field taken as zero.
 //!
-//! B1  The two labels of a device differ in nothing but the block they stand in.
-//! B2  Nothing but labels and uberblocks is ever written to the label areas.
+//! LABEL-B1  The two labels of a device differ in nothing but the block they stand in.
+//! LABEL-B2  Nothing but labels and uberblocks is ever written to the label areas.
 
 use copyhold_types::{BLOCK_BYTES, DeviceId, Digest, PoolId, Timestamp};
 use zerocopy::little_endian::{I64, U16, U32, U64, U128};

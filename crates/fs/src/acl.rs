@@ -1,9 +1,9 @@
 //! What POSIX ACLs (`copyhold_format::item::Acl`) mean: what a new file inherits, and who may do
 //! what. Of an ACL's entries the kernel passes what fits a page to and from a FUSE mount.
 //!
-//! C1  An access ACL and the mode change in one transaction: by chmod, by setfacl, and where an ACL
-//!     goes that says no more than the mode. So after a crash neither grants more than before and
-//!     after.
+//! ACL-C1  An access ACL and the mode change in one transaction: by chmod, by setfacl, and where an
+//!         ACL goes that says no more than the mode. So after a crash neither grants more than
+//!         before and after.
 
 use std::sync::Arc;
 
@@ -142,7 +142,7 @@ impl Filesystem {
         })
     }
 
-    /// Adds to `edit` what keeps an access ACL in step with a mode that is being set (C1).
+    /// Adds to `edit` what keeps an access ACL in step with a mode that is being set (ACL-C1).
     pub(crate) async fn restrict_acl(
         &self,
         inode: &Inode,
@@ -159,7 +159,7 @@ impl Filesystem {
     }
 
     /// Checks and stores an ACL, as `setfacl` sends it; one that says no more than the mode, or
-    /// nothing, is removed. An access ACL changes the mode with it (C1).
+    /// nothing, is removed. An access ACL changes the mode with it (ACL-C1).
     pub(crate) async fn set_acl(
         self: &Arc<Self>,
         caller: &Caller,

@@ -7,13 +7,13 @@
 //!           which all are logged by sync, and in the background when it is long: many of one
 //!           subvolume in a transaction.
 //!
-//! A1  An inode whose time waits is on the list, or in the hands of who logs them. It stays in
-//!     memory until it is logged, or could not be.
-//! A2  Those on the list are an eighth of the inodes there is room for, and those in somebody's
-//!     hands another one. Beyond, a read leaves no time.
-//! A3  Files of a read-only subvolume have the times that they had.
-//! A4  Times free nothing, and are not worth the space of what does: on a full pool they are given
-//!     up (R21).
+//! ATIME-A1  An inode whose time waits is on the list, or in the hands of who logs them. It stays
+//!           in memory until it is logged, or could not be.
+//! ATIME-A2  Those on the list are an eighth of the inodes there is room for, and those in
+//!           somebody's hands another one. Beyond, a read leaves no time.
+//! ATIME-A3  Files of a read-only subvolume have the times that they had.
+//! ATIME-A4  Times free nothing, and are not worth the space of what does: on a full pool they are
+//!           given up (R21).
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -76,7 +76,7 @@ impl Filesystem {
         }
     }
 
-    /// Puts a file on the list, unless that is full (A2).
+    /// Puts a file on the list, unless that is full (ATIME-A2).
     fn atime_waits(&self, node: NodeId) -> bool {
         let mut waiting = self.atimes.waiting.lock();
         let is_long = waiting.nodes.len() >= self.atimes.max / 2;
@@ -91,7 +91,7 @@ impl Filesystem {
     }
 
     /// Logs the access times in the queue, and gives up those that cannot be logged. A round that
-    /// has begun ends even if its caller goes away: only the round knows these times (A1).
+    /// has begun ends even if its caller goes away: only the round knows these times (ATIME-A1).
     pub(crate) async fn log_atimes(self: &Arc<Self>) -> Result<()> {
         if self.all_atimes_are_logged().await {
             return Ok(());

@@ -7,14 +7,14 @@
 //! Every request looks here, so all of it stands in one entry of a hash map. A subvolume that is
 //! deleted takes its inodes along: it counts them, and they are looked for among all.
 //!
-//! C1  An inode is in memory at most once: it is loaded under its shard's load lock, and leaves
-//!     only when nothing but the cache refers to it.
-//! C2  What an inode had logged before it left is in a txg up to `evicted_txg` (R34).
-//! C3  Under the lock of a shard's map no inode's state is waited for: inodes are added while the
-//!     state of their directory is held.
+//! CACHE-C1  An inode is in memory at most once: it is loaded under its shard's load lock, and
+//!           leaves only when nothing but the cache refers to it.
+//! CACHE-C2  What an inode had logged before it left is in a txg up to `evicted_txg` (R34).
+//! CACHE-C3  Under the lock of a shard's map no inode's state is waited for: inodes are added while
+//!           the state of their directory is held.
 //!
 //! The front end may hold any number of nodes. `held` counts them, and finds some to give up when
-//! they are too many (docs/memory.md, L1 to L3).
+//! they are too many (docs/memory.md, LOOKUP-L1 to LOOKUP-L3).
 
 mod held;
 
@@ -106,12 +106,12 @@ impl InodeCache {
         self.shard(node).map.lock().known(node)?.inode.clone()
     }
 
-    /// Taken, and the cache asked again, before an inode is read from the table (C1).
+    /// Taken, and the cache asked again, before an inode is read from the table (CACHE-C1).
     pub(crate) async fn loading(&self, node: NodeId) -> FifoMutexGuard<'_> {
         self.shard(node).load.lock().await
     }
 
-    /// No change of an inode of this shard that is not in memory is in a later txg (C2).
+    /// No change of an inode of this shard that is not in memory is in a later txg (CACHE-C2).
     pub(crate) fn evicted_txg(&self, node: NodeId) -> Option<Txg> {
         self.shard(node).map.lock().evicted_txg
     }
@@ -119,7 +119,7 @@ impl InodeCache {
     /// Adds an inode that was not in memory; others may leave for it.
     pub(crate) fn insert(&self, inode: InodeRef) {
         let before = self.put(inode);
-        assert!(before.is_none(), "C1: an inode is in memory once");
+        assert!(before.is_none(), "CACHE-C1: an inode is in memory once");
     }
 
     /// Adds a new inode. Its number is nobody else's, unless the mark of numbers is damaged: then
@@ -251,7 +251,7 @@ impl InodeCache {
         }
     }
 
-    /// Whether the state of an inode in memory `is` so; asked against C3.
+    /// Whether the state of an inode in memory `is` so; asked against CACHE-C3.
     pub(crate) fn any_state(&self, is: impl Fn(&State) -> bool) -> bool {
         self.shards.iter().any(|shard| {
             let map = shard.map.lock();
@@ -309,7 +309,7 @@ impl ShardMap {
         }
     }
 
-    /// Whether the shard is crowded (L1).
+    /// Whether the shard is crowded (LOOKUP-L1).
     fn add_lookup(&mut self, node: NodeId) -> bool {
         let is_first = self.change(node, |known| {
             known.lookups += 1;
@@ -330,7 +330,7 @@ impl ShardMap {
         left == 0
     }
 
-    /// Adds what there is too much of to `surplus`, of nodes that are not in memory (L2).
+    /// Adds what there is too much of to `surplus`, of nodes that are not in memory (LOOKUP-L2).
     fn surplus(&mut self, surplus: &mut Vec<NodeId>) {
         let count = self.held.take_surplus();
         if count == 0 {

@@ -3,7 +3,8 @@
 //! There may be as many as there are blocks in the limit, each with one dirty block: a hundred
 //! tenants that write here and there. So whatever happens for each write takes one step of a tree.
 //!
-//! D1  A file waits in `queue`, under the time since when, exactly while no task writes it.
+//! DIRTYSET-D1  A file waits in `queue`, under the time since when, exactly while no task writes
+//!              it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

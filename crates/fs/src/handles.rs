@@ -131,8 +131,9 @@ impl Filesystem {
     }
 
     /// A descriptor is closed. If the file was emptied while it was open, and nothing was written
-    /// since, that is durable when this returns (D8). Errors that the background met before are
-    /// told by fsync (R34). The front end need not tell it of a descriptor that has made the file.
+    /// since, that is durable when this returns (DIRTY-D8). Errors that the background met before
+    /// are told by fsync (R34). The front end need not tell it of a descriptor that has made the
+    /// file.
     pub async fn flush(self: &Arc<Self>, node: NodeId) -> Result<()> {
         if !self.is_noted_emptied(node) || self.breaks(Sabotage::ForgetEmptied) {
             return Ok(());
@@ -151,8 +152,8 @@ impl Filesystem {
         self.commit_inode(&inode).await
     }
 
-    /// Notes that the file is to be durably empty when it is closed (D8), unless it is durably
-    /// empty now. The cut is not made yet.
+    /// Notes that the file is to be durably empty when it is closed (DIRTY-D8), unless it is
+    /// durably empty now. The cut is not made yet.
     pub(crate) fn will_be_emptied(&self, inode: &Inode, state: &State) {
         let is_empty = state.item.size == 0 && state.data.cut.size().is_none();
         let is_durable = || inode.newest_txg(state) <= Some(self.pool.durable_txg());

@@ -32,7 +32,7 @@ pub(crate) type InodeRef = Arc<Inode>;
 pub(crate) struct State {
     /// The inode item as it is in the log.
     pub(crate) item: InodeItem,
-    /// What of it callers see otherwise, until the data it belongs to is logged (F1).
+    /// What of it callers see otherwise, until the data it belongs to is logged (FILES-F1).
     pub(crate) shown: Shown,
     /// The last txg with a change of this file (R34).
     pub(crate) last_txg: Option<Txg>,
@@ -210,7 +210,7 @@ impl State {
         InodeItem { atime: self.shown.atime, ..self.item }
     }
 
-    /// New times, which go out with the file's next batch (F1).
+    /// New times, which go out with the file's next batch (FILES-F1).
     pub(crate) fn content_changes(&mut self, now: Timestamp) {
         self.shown.mtime = now;
         self.shown.ctime = now;

@@ -9,17 +9,18 @@
 //!           just been truncated: so later writes are ordered behind the cut. The reaper does the
 //!           removals in the background.
 //!
-//! O1  This mount changes nothing of a subvolume before the leftovers are known. All callers await
-//!     one reading of the lists. After an error reads go on, [`Leftovers::check`] refuses changes,
-//!     and the next caller repeats the reading. On a read-only mount or subvolume the lists are not
-//!     read: nothing can change there, and `make_writable` reads them.
-//! O2  The lists are read at no other time: at the first visit, and when the subvolume ceases to be
-//!     read-only. So a TRUNCATE item on them never announces accepted data. An ORPHAN item may
-//!     belong to a file that is open since before the subvolume was set read-only; such a file
-//!     stays until it is released.
-//! O3  When the leftovers are known, each inode in memory that has leftover blocks has its cut
-//!     pending. Others get it when they are loaded.
-//! O4  The cut is at the logged size, whatever the item says: content is never cut.
+//! LEFTOVER-O1  This mount changes nothing of a subvolume before the leftovers are known. All
+//!              callers await one reading of the lists. After an error reads go on,
+//!              [`Leftovers::check`] refuses changes, and the next caller repeats the reading. On a
+//!              read-only mount or subvolume the lists are not read: nothing can change there, and
+//!              `make_writable` reads them.
+//! LEFTOVER-O2  The lists are read at no other time: at the first visit, and when the subvolume
+//!              ceases to be read-only. So a TRUNCATE item on them never announces accepted data.
+//!              An ORPHAN item may belong to a file that is open since before the subvolume was set
+//!              read-only; such a file stays until it is released.
+//! LEFTOVER-O3  When the leftovers are known, each inode in memory that has leftover blocks has its
+//!              cut pending. Others get it when they are loaded.
+//! LEFTOVER-O4  The cut is at the logged size, whatever the item says: content is never cut.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -61,7 +62,7 @@ impl Leftovers {
         self.known.load(Ordering::Acquire)
     }
 
-    /// Fails while changes have to wait (O1).
+    /// Fails while changes have to wait (LEFTOVER-O1).
     pub(crate) fn check(&self) -> Result<()> {
         if self.are_known() {
             return Ok(());
@@ -100,7 +101,7 @@ impl Leftovers {
 }
 
 impl State {
-    /// What is stored behind the logged size is to be removed (O4).
+    /// What is stored behind the logged size is to be removed (LEFTOVER-O4).
     fn cut_leftovers(&mut self) {
         let size = self.item.size;
         self.data.cut.resume(size);
@@ -108,7 +109,7 @@ impl State {
 }
 
 impl Filesystem {
-    /// Reads the lists of leftovers, or awaits the caller that does (O1).
+    /// Reads the lists of leftovers, or awaits the caller that does (LEFTOVER-O1).
     pub(crate) async fn await_leftovers(&self, subvol: &Arc<Subvol>) {
         if subvol.leftovers.are_known() {
             return;
@@ -161,7 +162,7 @@ impl Filesystem {
         }
         subvol.leftovers.noted.lock().cuts.extend(cuts.iter().copied());
         for &ino in &cuts {
-            // Whoever is loading it has not seen the note (O3).
+            // Whoever is loading it has not seen the note (LEFTOVER-O3).
             let _loading = self.inodes.loading(subvol.node(ino)).await;
             if let Some(inode) = self.inodes.get(subvol.node(ino))
                 && subvol.leftovers.take_cut(ino)

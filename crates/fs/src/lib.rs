@@ -9,14 +9,16 @@
 //!           size and the times that belong to it.
 //! In core.  `Inode`: what the file shows, what of it is logged, its dirty blocks.
 //!
-//! F1  What an inode item in the log says never describes data that is not in the log: the logged
-//!     size covers only installed blocks, a pending truncate is logged with what follows it (R35,
-//!     R36).
-//! F2  A block of a file is read from the dirty blocks first, then from the extents: a block leaves
-//!     the dirty ones only when its extent is applied. From then on `Pool::read` returns its bytes,
-//!     also those that a commit has still to write: to this file, and to snapshots of it.
-//! F3  Dirty blocks own a reservation; an accepted write is never refused later (R22).
-//! F4  Items are looked up before, and computed within, the section that applies them (R1, R4).
+//! FILES-F1  What an inode item in the log says never describes data that is not in the log: the
+//!           logged size covers only installed blocks, a pending truncate is logged with what
+//!           follows it (R35, R36).
+//! FILES-F2  A block of a file is read from the dirty blocks first, then from the extents: a block
+//!           leaves the dirty ones only when its extent is applied. From then on `Pool::read`
+//!           returns its bytes, also those that a commit has still to write: to this file, and to
+//!           snapshots of it.
+//! FILES-F3  Dirty blocks own a reservation; an accepted write is never refused later (R22).
+//! FILES-F4  Items are looked up before, and computed within, the section that applies them (R1,
+//!           R4).
 //!
 //! Locks, outermost first; no task takes them in another order (who logs access times, `atimes`,
 //! and who turns a subvolume read-only or writable, `read_only`, holds none of these when its turn

@@ -16,10 +16,10 @@
 //! access times that it sets are no changes. Who may set and clear the two flags is asked where
 //! that is done (`setattr`).
 //!
-//! PM1 The section that applies a change asks with the inode's state held. An operation that takes
-//!     something away before that section (privileges) asks before it does so, too.
-//! PM2 Write-back of data that was accepted asks nobody: the change was made when it was accepted,
-//!     here or by a cache in front of a descriptor that may write.
+//! PERMIT-M1  The section that applies a change asks with the inode's state held. An operation that
+//!            takes something away before that section (privileges) asks before it does so, too.
+//! PERMIT-M2  Write-back of data that was accepted asks nobody: the change was made when it was
+//!            accepted, here or by a cache in front of a descriptor that may write.
 
 use crate::inode::{Inode, State};
 use crate::subvol::Subvol;

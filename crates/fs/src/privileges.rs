@@ -10,8 +10,8 @@
 //! front end knows. Directories keep their setgid bit when their owner changes, and a copy-up of
 //! overlayfs keeps all until it has a name: see [`Filesystem::tmpfile_for_copy_up`].
 //!
-//! V1  What goes, goes in one transaction, with the change of owner if that is the cause: a refused
-//!     chown takes nothing, and no crash leaves capabilities with a new owner.
+//! PRIVS-V1  What goes, goes in one transaction, with the change of owner if that is the cause: a
+//!           refused chown takes nothing, and no crash leaves capabilities with a new owner.
 
 use std::sync::Arc;
 

@@ -3,13 +3,15 @@
 //! Read-only means that its files do not change any more: a backup of it is of one moment. So what
 //! was accepted before is installed first.
 //!
-//! RO1 `closing` is set first, and every path that accepts data checks it under the inode's state.
-//!     Then all inodes are visited and their data is installed; then the record is logged.
-//! RO2 A transaction of files is applied before the record, or refused (`volume::steady`). Files
-//!     without a name are the exception: no path leads to them, and the reaper removes them.
-//! RO3 Setting the property to the value that it has changes nothing.
-//! RO4 Setting and clearing the property are admitted as a deletion is: deleting a subvolume may
-//!     require it to be writable first (R21).
+//! READONLY-O1  `closing` is set first, and every path that accepts data checks it under the
+//!              inode's state. Then all inodes are visited and their data is installed; then the
+//!              record is logged.
+//! READONLY-O2  A transaction of files is applied before the record, or refused (`volume::steady`).
+//!              Files without a name are the exception: no path leads to them, and the reaper
+//!              removes them.
+//! READONLY-O3  Setting the property to the value that it has changes nothing.
+//! READONLY-O4  Setting and clearing the property are admitted as a deletion is: deleting a
+//!              subvolume may require it to be writable first (R21).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -9,7 +9,7 @@ use crate::Filesystem;
 pub enum Sabotage {
     /// R21: holes take whatever there is, also what the flusher needs.
     PunchInternally,
-    /// C3: a refused write looks at inodes' states under the lock of the cache's map.
+    /// CACHE-C3: a refused write looks at inodes' states under the lock of the cache's map.
     AskUnderTheMap,
     /// R33: a batch installs what it took, also where the file was cut or punched since.
     InstallStale,
@@ -17,25 +17,26 @@ pub enum Sabotage {
     ForgetErrors,
     /// R34: an inode that is loaded again knows no txg that it was in.
     ForgetEvicted,
-    /// R34, D8: fsync returns before the times are logged that an overtaken batch left.
+    /// R34, DIRTY-D8: fsync returns before the times are logged that an overtaken batch left.
     ForgetTimes,
     /// R34: fsync returns while a batch that began behind it writes what was accepted before.
     ForgetTaken,
-    /// D8: a close leaves a truncation in memory.
+    /// DIRTY-D8: a close leaves a truncation in memory.
     ForgetEmptied,
     /// R35: what was cut off a file stays in the table when the cut is logged.
     KeepCuts,
-    /// R35, D9: batches are taken beside the one that logs a cut.
+    /// R35, DIRTY-D9: batches are taken beside the one that logs a cut.
     TakeBesideCut,
     /// R35: a file takes over a name before its data is written.
     RenameFirst,
     /// R36: a file grows without a look at what its last block has behind the old end.
     KeepTails,
-    /// O1: a caller that comes while the leftovers of a subvolume are being read goes on.
+    /// LEFTOVER-O1: a caller that comes while the leftovers of a subvolume are being read goes on.
     ChangeBeforeKnown,
-    /// O2: setting a subvolume writable that is so already takes files in use for leftovers.
+    /// LEFTOVER-O2: setting a subvolume writable that is so already takes files in use for
+    /// leftovers.
     ReplayInUse,
-    /// RO1: a subvolume is marked read-only before what it has accepted is installed.
+    /// READONLY-O1: a subvolume is marked read-only before what it has accepted is installed.
     MarkFirst,
     /// R37: a snapshot is made before what is dirty of its source is written.
     SnapshotFirst,
@@ -47,11 +48,12 @@ pub enum Sabotage {
     CopyUnasked,
     /// A copy to a file with the flag SYNC is not durable when it returns.
     CopyUnsynced,
-    /// PM2: the file's flags refuse write-back of data that a cache took before they were set.
+    /// PERMIT-M2: the file's flags refuse write-back of data that a cache took before they were
+    /// set.
     JudgeAgain,
     /// A change of content leaves set-user-id and set-group-id.
     KeepPrivileges,
-    /// V1: a chown removes capabilities before the file's flags refuse it.
+    /// PRIVS-V1: a chown removes capabilities before the file's flags refuse it.
     StripFirst,
     /// A copy-up of overlayfs loses set-user-id and set-group-id with the change of its owner.
     StripCopyUp,
@@ -74,11 +76,11 @@ pub enum Sabotage {
     TrimReadOnly,
     /// A directory has no more subdirectories than a file has names.
     CountSubdirs,
-    /// I1: a listing that meets an error behind some entries returns the error alone.
+    /// LISTING-I1: a listing that meets an error behind some entries returns the error alone.
     ForgetListed,
-    /// K2: a direct write leaves the pages of its range in the front end's cache.
+    /// PAGES-K2: a direct write leaves the pages of its range in the front end's cache.
     KeepStalePages,
-    /// H1: a hole is reported without a write-back of dirty pages that may fill it.
+    /// HOLES-H1: a hole is reported without a write-back of dirty pages that may fill it.
     BelieveHoles,
     /// Returned look-ups do not lead to the removal of unlinked files.
     ForgetNothing,

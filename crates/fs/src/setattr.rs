@@ -58,7 +58,8 @@ impl Filesystem {
         Ok(inode.attr())
     }
 
-    /// With a mode goes the ACL, with an owner the privileges: in one transaction (C1, V1).
+    /// With a mode goes the ACL, with an owner the privileges: in one transaction (ACL-C1,
+    /// PRIVS-V1).
     async fn set_attributes(
         self: &Arc<Self>,
         caller: &Caller,

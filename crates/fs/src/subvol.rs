@@ -31,7 +31,7 @@ pub(crate) struct Subvol {
     pub(crate) cached: AtomicUsize,
     /// Held while it is set read-only, or writable.
     pub(crate) property_lock: FifoMutex,
-    /// It is being set read-only: nothing is accepted any more (RO1).
+    /// It is being set read-only: nothing is accepted any more (READONLY-O1).
     pub(crate) closing: AtomicBool,
     pub(crate) leftovers: Leftovers,
 }
@@ -60,7 +60,8 @@ impl Subvol {
         if self.volume.is_dying() { Err(FsError::Stale) } else { Ok(()) }
     }
 
-    /// It may be changed: it is not read-only, nor becoming so, and its leftovers are known (O1).
+    /// It may be changed: it is not read-only, nor becoming so, and its leftovers are known
+    /// (LEFTOVER-O1).
     pub(crate) fn writable(&self) -> Result<()> {
         self.expect_read_write()?;
         if self.closing.load(Ordering::SeqCst) {

@@ -4,10 +4,12 @@
 //! of the subvolume names the directory, and only there the entry counts (R39). Elsewhere, in a
 //! snapshot of what held it, it is a placeholder that can be removed.
 //!
-//! S1  What a snapshot shows was written before its record joins: dirty data of the source is
-//!     installed first, while writers go on; what they write meanwhile is the source's alone.
-//! S2  No lock of an inode is held across the volume layer's locks but those of the directory that
-//!     gets or loses the entry; its state is held while the transaction is applied.
+//! SNAPSHOT-S1  What a snapshot shows was written before its record joins: dirty data of the source
+//!              is installed first, while writers go on; what they write meanwhile is the source's
+//!              alone.
+//! SNAPSHOT-S2  No lock of an inode is held across the volume layer's locks but those of the
+//!              directory that gets or loses the entry; its state is held while the transaction is
+//!              applied.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -334,7 +336,7 @@ impl Filesystem {
         }
     }
 
-    /// Installs what is dirty of a subvolume; a few times, if writers go on (S1).
+    /// Installs what is dirty of a subvolume; a few times, if writers go on (SNAPSHOT-S1).
     pub(crate) async fn write_subvol(self: &Arc<Self>, id: SubvolId) -> Result<()> {
         for _ in 0..ROUNDS {
             let files = self.flusher.files_of(id);

@@ -9,9 +9,9 @@
 //! Idea.     Whoever writes past the cache has it drop what it wrote. After some such writes with
 //!           nothing through the cache between them, it drops the whole file, once.
 //!
-//! N1  What is in the cache was noted as cached, or as leaving, before it came there.
-//! N2  A note is taken back when all that the cache held since it was made leaving is dropped. What
-//!     came meanwhile was noted again.
+//! USES-N1  What is in the cache was noted as cached, or as leaving, before it came there.
+//! USES-N2  A note is taken back when all that the cache held since it was made leaving is dropped.
+//!          What came meanwhile was noted again.
 
 /// A set of uses of a file since it was not open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,8 +43,8 @@ impl Uses {
     pub const CACHED: Uses = Uses(2);
     /// What was cached is being dropped.
     const LEAVING: Uses = Uses(4);
-    /// It was emptied, and nothing was written since (D8): the engine's own note, which stays when
-    /// the inode leaves memory.
+    /// It was emptied, and nothing was written since (DIRTY-D8): the engine's own note, which stays
+    /// when the inode leaves memory.
     pub(crate) const EMPTIED: Uses = Uses(8);
 
     /// Whether all of `uses` are among them.
@@ -87,7 +87,7 @@ impl Notes {
         Stale::All
     }
 
-    /// The cache has dropped the whole file, or could not (N2).
+    /// The cache has dropped the whole file, or could not (USES-N2).
     pub(crate) fn end_leaving(&mut self, dropped: bool) {
         let was_leaving = self.uses.has(Uses::LEAVING);
         self.take_back(Uses::LEAVING);

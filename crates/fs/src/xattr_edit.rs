@@ -4,7 +4,7 @@
 //! transaction, and what changes with them to the inode's item. Names may share a bucket.
 //!
 //! The inode's map lock is held exclusively from before the first load until the transaction is
-//! applied (F4). A file that is being made has no lock and nothing to load.
+//! applied (FILES-F4). A file that is being made has no lock and nothing to load.
 
 use std::collections::BTreeMap;
 

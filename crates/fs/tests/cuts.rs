@@ -81,7 +81,7 @@ fn what_is_accepted_after_a_refused_cut_is_not_refused_by_steps_of_it() {
         while let Ok(some) = fs.pool().reserve_now(8, Tier::Delete) {
             taken.push(some);
         }
-        taken.truncate(taken.len() - 6);
+        taken.truncate(taken.len() - 9);
         assert!(matches!(cut(&fs, node, 0).await, Err(FsError::NoSpace(_))), "told at once");
         assert_eq!(fs.getattr(node).await.unwrap().size, 0, "its steps were, not the cut");
         drop((rest, taken));

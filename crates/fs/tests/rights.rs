@@ -486,7 +486,7 @@ fn removing_an_acl_that_is_not_there_is_no_error() {
     });
 }
 
-/// C1: whatever a crash leaves, the mask is the group's permissions.
+/// ACL-C1: whatever a crash leaves, the mask is the group's permissions.
 #[test]
 fn a_mode_and_its_acl_survive_a_crash_together() {
     for seed in seeds(60) {

@@ -131,7 +131,7 @@ fn a_close_by_another_descriptor_makes_it_durable_too() {
     assert_eq!(found, b"");
 }
 
-/// R35: the cut is logged together with the first blocks of the rewrite (D9).
+/// R35: the cut is logged together with the first blocks of the rewrite (DIRTY-D9).
 #[test]
 fn a_rewrite_longer_than_a_batch_never_leaves_the_file_empty() {
     const BATCH: usize = 4 << 20;
@@ -202,7 +202,7 @@ async fn world_ends(fs: &Arc<Filesystem>) {
 }
 
 /// The old content, or the new: a batch of what was there before the truncation, under way when it
-/// comes, does not log it, and neither does the task that wrote it (D8).
+/// comes, does not log it, and neither does the task that wrote it (DIRTY-D8).
 #[test]
 fn no_write_back_that_was_under_way_logs_the_truncation_alone() {
     let met = AtomicU64::new(0);
@@ -237,7 +237,7 @@ fn no_write_back_that_was_under_way_logs_the_truncation_alone() {
 }
 
 /// Nothing is stored, so there is no cut to be logged, and the batch of another fsync that the
-/// truncation overtakes logs nothing: the times go out by themselves (D8).
+/// truncation overtakes logs nothing: the times go out by themselves (DIRTY-D8).
 #[test]
 fn fsync_and_sync_make_the_times_of_a_truncation_beside_the_first_write_back_durable() {
     let met = AtomicU64::new(0);

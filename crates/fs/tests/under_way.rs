@@ -85,7 +85,7 @@ enum Emptied {
 }
 
 /// The timer logs the truncation, and other files press the inode out of memory: neither is what
-/// close has promised (D8).
+/// close has promised (DIRTY-D8).
 #[test]
 fn close_makes_a_truncation_durable_that_has_left_memory() {
     let options = Options {
@@ -125,7 +125,7 @@ fn close_makes_a_truncation_durable_that_has_left_memory() {
 }
 
 /// Zeros that a growing file gets are not written by anybody: the truncation is still durable when
-/// the close returns (D8).
+/// the close returns (DIRTY-D8).
 #[test]
 fn close_makes_a_truncation_durable_behind_which_a_tiny_file_grows() {
     for seed in seeds(10) {
@@ -303,7 +303,7 @@ fn what_is_punched_out_before_it_is_written_in_place_leaves_the_rest_right() {
     assert!(met.load(Relaxed) > 5, "the second file waited: {met:?}");
 }
 
-/// A reflink behind the end logs no size beyond a block that is still to be installed (F1).
+/// A reflink behind the end logs no size beyond a block that is still to be installed (FILES-F1).
 #[test]
 fn a_reflink_behind_dirty_blocks_logs_no_size_beyond_them() {
     let met = AtomicU64::new(0);

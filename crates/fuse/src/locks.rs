@@ -9,7 +9,7 @@
 //!           and who is in the way of that? Coming back to the asker is EDEADLK. flock locks are
 //!           not followed, as in the kernel.
 //!
-//! K3  A file without locks and waiters has no entry.
+//! LOCKS-K3  A file without locks and waiters has no entry.
 //!
 //! One mutex guards everything: locks are rare, and each step is short.
 
@@ -87,7 +87,7 @@ impl State {
         (wakers, result)
     }
 
-    /// K3.
+    /// LOCKS-K3.
     fn tidy(&mut self, node: NodeId) {
         if self.files.get(&node).is_some_and(File::is_idle) {
             self.files.remove(&node);

@@ -4,7 +4,7 @@
 //! With [`Contents::Dropped`] file data is counted and thrown away, and reads give zeros: what such
 //! a mount does in a second no filesystem behind the same transport can exceed.
 //!
-//! M1  A node stays while it has links, lookups or is the root; then it is gone.
+//! MEMFS-M1  A node stays while it has links, lookups or is the root; then it is gone.
 
 mod tree;
 

@@ -230,7 +230,7 @@ impl Mount {
     /// All mounts, newest first, each with whether it is one of this filesystem.
     fn entries(&self) -> Vec<(bool, MountEntry)> {
         let all = mounts().unwrap_or_default();
-        // After the look at the table (W1).
+        // After the look at the table (WHICH-W1).
         let which = self.which.get().filter(|which| which.exists());
         let is_ours = |entry: &MountEntry| which.is_some_and(|which| which.is_at(entry));
         let judged = |entry| (is_ours(&entry), entry);

@@ -1,9 +1,9 @@
 //! FUSE over io_uring: a thread for each CPU, bound to it, with a ring of its own.
 //!
-//! `docs/transport.md` has the theory, the order of steps and what happens when one fails; U1 to U4
-//! are explained there. `slot` has the memory that is shared with the kernel, and the lease of it;
-//! `ring` the commands and completions; `mailbox` brings answers to the thread that commits them;
-//! `queue` is that thread. Here they are started and ended.
+//! `docs/transport.md` has the theory, the order of steps and what happens when one fails; URING-U1
+//! to URING-U4 are explained there. `slot` has the memory that is shared with the kernel, and the
+//! lease of it; `ring` the commands and completions; `mailbox` brings answers to the thread that
+//! commits them; `queue` is that thread. Here they are started and ended.
 
 mod mailbox;
 mod queue;
@@ -30,8 +30,8 @@ use crate::session::another;
 /// Entries that a queue begins with.
 const DEPTH: usize = 16;
 const DEPTH_MIN: usize = 4;
-/// Entries that a queue has besides, for requests that come before its thread's next turn (U3):
-/// they have a page each until they are used.
+/// Entries that a queue has besides, for requests that come before its thread's next turn
+/// (URING-U3): they have a page each until they are used.
 const RESERVE: usize = 128;
 const RESERVE_MIN: usize = 2 * DEPTH_MIN;
 /// Most entries in reserve of all queues.

@@ -6,7 +6,7 @@
 //! Idea.     Blocks that both copies have alike are settled, and so are those that only one copy
 //!           can be read at. Of the others, which differ, each choice is tried.
 //!
-//! N1  What is returned has verified as a whole; how it was put together proves nothing.
+//! ASSEMBLE-N1  What is returned has verified as a whole; how it was put together proves nothing.
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! The end of a chain of batches, and the blocks there that cannot be read.
 //!
-//! E1  Batches are placed in order: the next one lies behind the last one of the chain.
-//! E2  Pieces of the next batch may lie before that. If the batch is there, it names them.
+//! LOGEND-E1  Batches are placed in order: the next one lies behind the last one of the chain.
+//! LOGEND-E2  Pieces of the next batch may lie before that. If the batch is there, it names them.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -13,9 +13,9 @@ use crate::scan::{Found, Scan};
 
 /// Where a chain ends.
 pub(crate) struct End {
-    /// E1.
+    /// LOGEND-E1.
     from: u64,
-    /// Positions of the pieces of the next batch, one of which does not verify (E2).
+    /// Positions of the pieces of the next batch, one of which does not verify (LOGEND-E2).
     pieces: Vec<Range<u64>>,
 }
 

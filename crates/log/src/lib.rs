@@ -7,10 +7,10 @@
 //!           [`recover`] reads both copies, puts frames together from the blocks of both, and
 //!           follows the chain of batches.
 //!
-//! K1  A frame is written to a position at most once in a lap, by one writer.
-//! K2  Positions from the head of the last three uberblocks on are never overwritten (rule R6).
-//! K3  Recovery ends at a batch with no valid batch behind it, or in [`Damage`]; or it is
-//!     [`Unreadable`] where a batch may be behind it that cannot be read.
+//! LOG-K1  A frame is written to a position at most once in a lap, by one writer.
+//! LOG-K2  Positions from the head of the last three uberblocks on are never overwritten (rule R6).
+//! LOG-K3  Recovery ends at a batch with no valid batch behind it, or in [`Damage`]; or it is
+//!         [`Unreadable`] where a batch may be behind it that cannot be read.
 //!
 //! Order.    pieces → (data flush) → batch → flush → acknowledgement → the next batch.
 

@@ -5,9 +5,9 @@
 //! The next batch is the one that names the digest of the batch before; where a cut batch and one
 //! of a later incarnation both do, the later incarnation counts (rule R13). A batch is complete
 //! when all its pieces verify. The chain may end at an incomplete batch only if nothing valid was
-//! written behind it: batches are written one after the other was flushed (G1), so a later one
-//! proves damage (rule R2), and so do an uberblock or a mark that call a later txg durable. Where
-//! blocks cannot be read that may hold what goes on (`end`), the log is [`Unreadable`], which
+//! written behind it: batches are written one after the other was flushed (LOGFMT-G1), so a later
+//! one proves damage (rule R2), and so do an uberblock or a mark that call a later txg durable.
+//! Where blocks cannot be read that may hold what goes on (`end`), the log is [`Unreadable`], which
 //! is no end (rule R13).
 
 use std::collections::BTreeMap;
@@ -250,7 +250,7 @@ fn follow(frames: &Frames<'_>, uberblock: &Uberblock) -> (Recovered, End) {
     }
     found.damage = damage(frames, uberblock, &found, incarnation, incomplete);
     found.confirmed = uberblock.durable.get() >= found.last
-        || found.damage.is_some() // What came later was written when it was durable (G1).
+        || found.damage.is_some() // What came later was written when it was durable (LOGFMT-G1).
         || frames.marks().any(|m| m.txg.get() == found.last && m.incarnation >= incarnation);
     let newest = frames.by_position.values().map(|f| f.txg.get()).max().unwrap_or(0);
     let newest = newest.max(found.last).max(uberblock.durable.get());

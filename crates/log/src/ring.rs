@@ -62,7 +62,7 @@ impl Ring {
 
     /// Writes an encoded frame to both copies at once. Durable after the next flush.
     pub async fn write(&self, position: u64, frame: &Buf) -> Result<(), DeviceError> {
-        assert!(position % self.blocks + frame.blocks() as u64 <= self.blocks, "K1: wraps");
+        assert!(position % self.blocks + frame.blocks() as u64 <= self.blocks, "LOG-K1: wraps");
         let first = self.write_copy(0, position, frame);
         let second = self.write_copy(1, position, frame);
         let (first, second) = futures_util::join!(first, second);

@@ -6,8 +6,10 @@
 //!           a frame, or at the start of the ring, if it did not fit before the end. At such a
 //!           place a block that cannot be read may be the log's next frame.
 //!
-//! H1  A place where a frame may begin is a frame, or unverified, or both copies could be read.
-//! H2  No field of a claim is believed before the frame verifies. A rotten txg decides nothing.
+//! SCAN-H1  A place where a frame may begin is a frame, or unverified, or both copies could be
+//!          read.
+//! SCAN-H2  No field of a claim is believed before the frame verifies. A rotten txg decides
+//!          nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

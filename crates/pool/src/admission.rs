@@ -9,14 +9,14 @@
 //! edits one block more in two copies. What a flush needs only for a while (new nodes before the
 //! old ones are free) comes out of the reserve, which user transactions cannot touch.
 //!
-//! A1  User transactions are admitted while the log is below its limit; flush, ids and whatever
-//!     else trims it use the rest of the ring.
-//!     What is admitted and not there yet is counted, too (`log_room`).
-//! A2  The growth that is promised covers every edit that is in no base. An edit that replaces
-//!     another has brought growth of its own: each commit and each flush give back what nothing is
-//!     left for, so an idle pool keeps none of it.
-//! A4  A transaction uses at most the growth that its credit holds. The pool counts those that use
-//!     more; the simulation allows none. (A3 is in `log_room`.)
+//! ADMIT-A1  User transactions are admitted while the log is below its limit; flush, ids and
+//!           whatever else trims it use the rest of the ring. What is admitted and not there yet is
+//!           counted, too (`log_room`).
+//! ADMIT-A2  The growth that is promised covers every edit that is in no base. An edit that
+//!           replaces another has brought growth of its own: each commit and each flush give back
+//!           what nothing is left for, so an idle pool keeps none of it.
+//! ADMIT-A4  A transaction uses at most the growth that its credit holds. The pool counts those
+//!           that use more; the simulation allows none. (LOGROOM-A3 is in `log_room`.)
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -51,7 +51,7 @@ pub(crate) struct Admission {
     pub(crate) tickets: AtomicU64,
     /// Credits that were asked for, but for freeing what was deleted.
     asked: AtomicU64,
-    /// Transactions that used more growth than their credit held (A4).
+    /// Transactions that used more growth than their credit held (ADMIT-A4).
     overdrawn: AtomicU64,
 }
 
@@ -202,7 +202,7 @@ impl Pool {
         Some(self.credit(grows, self.grow(grows, tier)?, room, 0))
     }
 
-    /// Room in the log for records that are not there yet (A3).
+    /// Room in the log for records that are not there yet (LOGROOM-A3).
     fn room_now(&self, blocks: u64) -> Option<LogRoom> {
         let is_short = || !self.is_log_full() || self.sabotaged(Sabotage::AdmitAboveLimit);
         self.admission.room.take(blocks, is_short, |largest| self.journal.room(largest))
@@ -241,7 +241,7 @@ impl Pool {
     }
 
     /// Transactions that used more growth than their credit held since the pool was opened: none,
-    /// unless an estimate is wrong (A4).
+    /// unless an estimate is wrong (ADMIT-A4).
     pub fn overdrawn(&self) -> u64 {
         self.admission.overdrawn.load(Relaxed)
     }
@@ -301,8 +301,8 @@ impl Pool {
         Ok(self.credit(grows, growth, room, 0))
     }
 
-    /// Holds the growth of an applied transaction until its edits are flushed. `used`: the growth of
-    /// its edits, compared with the credit (A4).
+    /// Holds the growth of an applied transaction until its edits are flushed. `used`: the growth
+    /// of its edits, compared with the credit (ADMIT-A4).
     pub(crate) fn spend(&self, credit: Credit, used: u64) {
         let Credit { bytes, growth, .. } = credit;
         if used > bytes {
@@ -333,7 +333,7 @@ mod tests {
         }
         admission.settled(|| memory(10, 60_000));
         let left = admission.growth.lock().bytes;
-        assert!(left >= large, "A2: {left} bytes are promised, {large} may be needed");
+        assert!(left >= large, "ADMIT-A2: {left} bytes are promised, {large} may be needed");
         assert!(left < large + large / 10, "{left} bytes stay promised, {large} may be needed");
         admission.settled(Weight::default);
         assert_eq!(admission.growth.lock().bytes, 0);

@@ -5,11 +5,12 @@
 //! or reflink made at once can read them. So the pool keeps the bytes of each attached run, and
 //! `Pool::read` takes them from here.
 //!
-//! B1  A run is here before a table names it, and until the commit of its txg has been flushed. So
-//!     a reader that found a pointer in a table reads what the pointer's checksums promise: from
-//!     here, or, when the run is gone from here, from the device.
-//! B2  Runs that are here do not overlap: space that a txg frees is used again after its commit.
-//! B3  When a commit fails, the pool stops and the data stays: reads go on.
+//! ATTACH-B1  A run is here before a table names it, and until the commit of its txg has been
+//!            flushed. So a reader that found a pointer in a table reads what the pointer's
+//!            checksums promise: from here, or, when the run is gone from here, from the device.
+//! ATTACH-B2  Runs that are here do not overlap: space that a txg frees is used again after its
+//!            commit.
+//! ATTACH-B3  When a commit fails, the pool stops and the data stays: reads go on.
 //!
 //! The open txg, and at most one that is being committed, have something here. A read that finds
 //! nothing attached at all costs one load.
@@ -40,7 +41,7 @@ pub(crate) struct Attached {
 
 impl Attached {
     /// Keeps what a transaction of the open txg carries. The transaction has joined, and its edits
-    /// are not applied yet (B1).
+    /// are not applied yet (ATTACH-B1).
     pub(crate) fn add(&self, txg: Txg, attached: Vec<Data>) {
         if attached.is_empty() {
             return;

@@ -5,14 +5,14 @@
 //!           flushed. A deleted snapshot is freed in steps, by the layer above.
 //! Idea.     Do the cheapest of these first, and try the reservation again after each.
 //!
-//! B1  A request is refused only when no freed space is pending and the layer above has no step
-//!     that succeeds, or when its time limit is over.
-//! B2  The steps reserve space with [`Tier::FinishSubvolume`]. Requests of that tier and of
-//!     [`Tier::Internal`] take no steps: a step would wait for itself. Nor does the reaper
-//!     ([`Tier::FinishDelete`]), which others wait for and which tries again.
-//! B4  A request that waits here holds no room in the log, for which a step may wait.
-//! B3  While the log is above its limit, no commit is made for space: repeated requests would use
-//!     up the part of the ring that trimming needs.
+//! FULL-B1  A request is refused only when no freed space is pending and the layer above has no
+//!          step that succeeds, or when its time limit is over.
+//! FULL-B2  The steps reserve space with [`Tier::FinishSubvolume`]. Requests of that tier and of
+//!          [`Tier::Internal`] take no steps: a step would wait for itself. Nor does the reaper
+//!          ([`Tier::FinishDelete`]), which others wait for and which tries again.
+//! FULL-B3  While the log is above its limit, no commit is made for space: repeated requests would
+//!          use up the part of the ring that trimming needs.
+//! FULL-B4  A request that waits here holds no room in the log, for which a step may wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -116,7 +116,7 @@ impl Pool {
         Ok(())
     }
 
-    /// One step of the layer above (B2). Whether it did anything.
+    /// One step of the layer above (FULL-B2). Whether it did anything.
     async fn free_step(&self, tier: Tier) -> bool {
         let is_own = matches!(tier, Tier::FinishDelete | Tier::FinishSubvolume | Tier::Internal);
         if is_own || self.sabotaged(Sabotage::RefuseBeforeDeletions) {
@@ -126,7 +126,7 @@ impl Pool {
         tenancy.free_step().await
     }
 
-    /// Commits twice, so that what was freed until now is allocatable if nobody reads it (B3).
+    /// Commits twice, so that what was freed until now is allocatable if nobody reads it (FULL-B3).
     async fn hasten_frees(self: &Arc<Self>) -> Result<(), PoolError> {
         for _ in 0..2 {
             if !self.is_full() {

@@ -9,10 +9,10 @@
 //!           question. What lies over what is written down where it changes, and so is what may
 //!           have become settled, by those who settle it.
 //!
-//! B1  A table that has edits is filed, by no younger a txg than its oldest edit's; or that edit is
-//!     being applied.
-//! B2  `over` has each table that lies over another, and nothing else.
-//! B3  A table that is settled and has something over it is ripe, or being handed over.
+//! BUSY-B1  A table that has edits is filed, by no younger a txg than its oldest edit's; or that
+//!          edit is being applied.
+//! BUSY-B2  `over` has each table that lies over another, and nothing else.
+//! BUSY-B3  A table that is settled and has something over it is ripe, or being handed over.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -178,7 +178,7 @@ impl Pool {
 
 impl Pool {
     /// Finds the batch's place. When the ring is full, uberblocks let go of what only older ones
-    /// needed (rule R6); admission sees to it that this is enough (A1).
+    /// needed (rule R6); admission sees to it that this is enough (ADMIT-A1).
     async fn place_batch(
         &self,
         txg: Txg,

@@ -19,7 +19,7 @@ use crate::{labels, uberblocks};
 /// The smallest device that can be a pool: labels, two small rings, and room to work.
 const BLOCKS_MIN: u64 = 2048;
 /// Room for the largest transaction when users have filled their half, with the skip at the end of
-/// the ring, and for flushes (A3).
+/// the ring, and for flushes (LOGROOM-A3).
 const LOG_BYTES_MIN: u64 = 512 << 10;
 const LOG_BYTES_MAX: u64 = 64 << 20;
 /// One copy of the ring takes this share of the device (P9): each fsync takes a block of it, and

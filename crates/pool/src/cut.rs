@@ -11,9 +11,9 @@
 //!           cannot be read is overwritten; then comes the first batch of the new incarnation,
 //!           which hides what was cut (R13). Until that is durable the damage is told again.
 //!
-//! D1  No pool is written from a state that is not whole.
-//! D2  An error of the device ends nothing (R13): where blocks cannot be read that may be more of
-//!     the log, it is read so far for readers, and cut only on demand.
+//! LOGCUT-D1  No pool is written from a state that is not whole.
+//! LOGCUT-D2  An error of the device ends nothing (R13): where blocks cannot be read that may be
+//!            more of the log, it is read so far for readers, and cut only on demand.
 //!
 //! Blocks that the lost txgs freed may have been used again: what still refers to them fails its
 //! checksum, and `check` lists it.

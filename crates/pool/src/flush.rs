@@ -12,18 +12,18 @@
 //!
 //! How what was chosen is written is `round`.
 //!
-//! F1  The transaction joins when all nodes that it points to are durable.
-//! F2  What was flushed pins the log until that transaction is durable (rule R6).
-//! F3  A flush of a table edits the table of tables only, and of a metaslab one item of it; the
-//!     table of tables lies in no table. So what flushing adds to the log is a small part of what
-//!     it retires (rule R20).
-//! F4  While the log is full, a round that cannot flush what pins it longest records nothing: users
-//!     wait then, and the ring is not used up.
-//! F5  An idle pool flushes until its edits have a promise of at most a [`PROMISED`]th of the
-//!     space, or a round does not reduce the promise. Else an empty pool could seem full: a
-//!     deletion holds its promise until a flush. The pool flushes so once each time that it becomes
-//!     idle, and then comes to rest. It is idle when no transaction has asked for admission for
-//!     [`IDLE`].
+//! FLUSH-F1  The transaction joins when all nodes that it points to are durable.
+//! FLUSH-F2  What was flushed pins the log until that transaction is durable (rule R6).
+//! FLUSH-F3  A flush of a table edits the table of tables only, and of a metaslab one item of it;
+//!           the table of tables lies in no table. So what flushing adds to the log is a small part
+//!           of what it retires (rule R20).
+//! FLUSH-F4  While the log is full, a round that cannot flush what pins it longest records nothing:
+//!           users wait then, and the ring is not used up.
+//! FLUSH-F5  An idle pool flushes until its edits have a promise of at most a [`PROMISED`]th of the
+//!           space, or a round does not reduce the promise. Else an empty pool could seem full: a
+//!           deletion holds its promise until a flush. The pool flushes so once each time that it
+//!           becomes idle, and then comes to rest. It is idle when no transaction has asked for
+//!           admission for [`IDLE`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
@@ -41,7 +41,7 @@ use crate::units::{Aim, Unit, one_round};
 use crate::{Pool, PoolError, Sabotage};
 
 /// The flusher looks by itself this often, should nobody kick it. A pool becomes idle after as
-/// long without a transaction (F5).
+/// long without a transaction (FLUSH-F5).
 const IDLE: Duration = Duration::from_secs(1);
 /// Before it looks again for something to flush when there was nothing.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -55,7 +55,7 @@ const PROMISED: u64 = 64;
 /// Passes of [`Pool::flush_all`], though snapshots are made and written to meanwhile.
 const PASSES_MAX: usize = 64;
 
-/// The time without transactions, and whether the pool has flushed its promises since (F5).
+/// The time without transactions, and whether the pool has flushed its promises since (FLUSH-F5).
 #[derive(Default)]
 struct Rest {
     asked: u64,
@@ -83,7 +83,7 @@ pub(crate) struct Flusher {
     running: Arc<FifoMutex>,
     /// Held while a round goes on, whoever asked for it.
     pub(crate) rounds: FifoMutex,
-    /// Flushed, but their record is not durable (F2).
+    /// Flushed, but their record is not durable (FLUSH-F2).
     pub(crate) recording: Mutex<Vec<Recording>, of::FlushRecording>,
     /// Partitions that cannot be merged, each with the node that is unreadable.
     pub(crate) broken: Mutex<BTreeMap<(TableId, Key), Option<NodePtr>>, of::BrokenParts>,
@@ -136,7 +136,7 @@ impl Flusher {
         drop(self.running.lock().await);
     }
 
-    /// Until `record` is durable, recovery needs the log from `pin` on (F2).
+    /// Until `record` is durable, recovery needs the log from `pin` on (FLUSH-F2).
     pub(crate) fn pin_until(&self, record: Txg, pin: Txg) {
         self.recording.lock().push(Recording { record, pin });
     }
@@ -212,7 +212,7 @@ impl Pool {
         Ok(any)
     }
 
-    /// In an idle pool: as the policy says, and until little space is promised to edits (F5).
+    /// In an idle pool: as the policy says, and until little space is promised to edits (FLUSH-F5).
     async fn flush_promised(self: &Arc<Self>, asked: u64) -> Result<bool, PoolError> {
         let mut any = self.flush_by_policy().await?;
         let most = self.space().total / PROMISED;
@@ -357,7 +357,7 @@ impl Pool {
         self.tables.oldest_pin().into_iter().chain(self.space.oldest_pin()).min()
     }
 
-    /// The oldest txg that was flushed and whose record is not durable (F2).
+    /// The oldest txg that was flushed and whose record is not durable (FLUSH-F2).
     fn recorded_pin(&self) -> Option<Txg> {
         let durable = self.durable_txg();
         let recording = self.flusher.recording.lock();
@@ -411,7 +411,7 @@ impl Pool {
         self.edited(Weight::default() - weight);
     }
 
-    /// Promises each partition with edits its layer (A2).
+    /// Promises each partition with edits its layer (ADMIT-A2).
     pub(crate) fn promise_layers(&self) {
         let dirty = || self.unflushed().partitions.max(0) as u64;
         self.admission.are_dirty(&self.space, dirty);

@@ -10,14 +10,14 @@
 //! flusher settles the lowest, in one round for all such stacks, and who forks waits only when
 //! forks come much faster than that (R29).
 //!
-//! G1  What a table lies over is decided, and its children are made, in one step with handing over
-//!     (`Forks::order`): neither sees half of the other, nor of the record of a flush: what that
-//!     tells of a table comes before what tells that it is gone.
-//! G2  A table that goes leaves a [`Lineage::Gone`] behind until the log has nothing of it any
-//!     more: replay must not bring it back.
-//! G3  While a part of the children has a table, it is sealed: replay brings no edit of it back, so
-//!     it is not flushed again, over nodes that these children have. What has no edits and lies
-//!     under others stands still from the recovery on.
+//! FORK-G1  What a table lies over is decided, and its children are made, in one step with handing
+//!          over (`Forks::order`): neither sees half of the other, nor of the record of a flush:
+//!          what that tells of a table comes before what tells that it is gone.
+//! FORK-G2  A table that goes leaves a [`Lineage::Gone`] behind until the log has nothing of it any
+//!          more: replay must not bring it back.
+//! FORK-G3  While a part of the children has a table, it is sealed: replay brings no edit of it
+//!          back, so it is not flushed again, over nodes that these children have. What has no
+//!          edits and lies under others stands still from the recovery on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Default)]
 pub(crate) struct Forks {
-    /// Held while a fork, a handover or a flush's record is applied (G1).
+    /// Held while a fork, a handover or a flush's record is applied (FORK-G1).
     pub(crate) order: Mutex<(), of::ForkOrder>,
     pub(crate) gone: Mutex<Vec<Gone>, of::ForkGone>,
 }
@@ -188,7 +188,7 @@ impl Pool {
         Ok(true)
     }
 
-    /// Hands a table over to as many of its children as one transaction may tell of (G3).
+    /// Hands a table over to as many of its children as one transaction may tell of (FORK-G3).
     fn hand_over_from(self: &Arc<Self>, under: &Arc<Table>) -> Result<Step, PoolError> {
         let _order = self.forks.order.lock();
         let mut children = self.tables.over(under.id());

@@ -5,10 +5,11 @@
 //! takes its *pieces*: pointers of the same epoch, each to what lies in one run. So no layer
 //! above knows fragments.
 //!
-//! P1  A node is replaced, or given up, only when its pieces are known: else its fragments would
-//!     stay allocated for ever, because of an error that may pass. A flush takes its nodes from
-//!     [`Listed`], where a node whose list cannot be read is one that cannot be read. A map is
-//!     replaced unread, so the pieces of those in use are kept in memory (`NodeStore`).
+//! FRAGMENT-P1  A node is replaced, or given up, only when its pieces are known: else its fragments
+//!              would stay allocated for ever, because of an error that may pass. A flush takes its
+//!              nodes from [`Listed`], where a node whose list cannot be read is one that cannot be
+//!              read. A map is replaced unread, so the pieces of those in use are kept in memory
+//!              (`NodeStore`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -76,7 +77,7 @@ pub(crate) fn expand(nodes: &[NodePtr], pieces: &Pieces) -> Vec<NodePtr> {
     let of = |ptr: &NodePtr| match pieces.get(ptr) {
         Some(pieces) => pieces.clone(),
         None => {
-            assert!(!ptr.fragmented, "P1: the pieces of {ptr:?} are unknown");
+            assert!(!ptr.fragmented, "FRAGMENT-P1: the pieces of {ptr:?} are unknown");
             vec![*ptr]
         }
     };

@@ -4,9 +4,10 @@
 //! thread in between. Those that come meanwhile are parked; when the leader is done they look
 //! again, and the first that is not served leads the next commit, which carries them all.
 //!
-//! C1  At most one commit is under way.
-//! C2  A commit that was begun is finished, also where its leader gives up. Should it be dropped
-//!     all the same, with its runtime, the pool stops: nobody knows what reached the device.
+//! GROUP-C1  At most one commit is under way.
+//! GROUP-C2  A commit that was begun is finished, also where its leader gives up. Should it be
+//!           dropped all the same, with its runtime, the pool stops: nobody knows what reached the
+//!           device.
 
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
@@ -103,7 +104,7 @@ impl Group {
     /// The leader is done; `durable` is the last txg that is.
     pub(crate) fn led(&self, durable: Option<Txg>) {
         let mut state = self.state.lock();
-        assert!(state.leading, "C1: only a leader ends a commit");
+        assert!(state.leading, "GROUP-C1: only a leader ends a commit");
         state.leading = false;
         if let Some(durable) = durable {
             assert!(durable > state.durable, "txgs become durable in order");
@@ -114,7 +115,7 @@ impl Group {
     }
 }
 
-/// Held while leading. Dropped before [`Lead::end`], it stops the pool (C2).
+/// Held while leading. Dropped before [`Lead::end`], it stops the pool (GROUP-C2).
 pub(crate) struct Lead<'a> {
     group: &'a Group,
     health: &'a Health,

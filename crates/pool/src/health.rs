@@ -4,8 +4,9 @@
 //! acknowledged may not be there, and no later success says otherwise. From then on every
 //! operation that would write answers [`PoolError::Stopped`]; reading goes on.
 //!
-//! H1  One flush at a time. Where two overlapped, the failure of one could lose what the success of
-//!     the other then acknowledges; so each begins when the one before is known to have succeeded.
+//! HEALTH-H1  One flush at a time. Where two overlapped, the failure of one could lose what the
+//!            success of the other then acknowledges; so each begins when the one before is known
+//!            to have succeeded.
 
 use std::sync::OnceLock;
 
@@ -33,8 +34,8 @@ impl Health {
         let _stopped_before = self.stopped.set("it is closed".into());
     }
 
-    /// Flushes all devices (H1). `again`: a failed flush is tried again and trusted, which breaks
-    /// rule R12.
+    /// Flushes all devices (HEALTH-H1). `again`: a failed flush is tried again and trusted, which
+    /// breaks rule R12.
     pub(crate) async fn flush(&self, devices: &Devices, again: bool) -> Result<(), PoolError> {
         let _one = self.flushing.lock().await;
         self.check()?;

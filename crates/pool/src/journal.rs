@@ -1,11 +1,11 @@
 //! The journal: the pool's side of the log. Writes pieces, batches and marks, knows which batches
 //! are still needed, and moves the head.
 //!
-//! J1  A batch is placed only while its txg is being committed, one at a time (C1).
-//! J2  The head of an uberblock is at or before the start of every batch that holds an edit not in
-//!     a durable base, and before every piece of a txg that is not durable.
-//! J3  An uberblock names durable txgs only, and the descriptor of the table of tables as the last
-//!     durable batch has it (rule R6).
+//! JOURNAL-J1  A batch is placed only while its txg is being committed, one at a time (GROUP-C1).
+//! JOURNAL-J2  The head of an uberblock is at or before the start of every batch that holds an edit
+//!             not in a durable base, and before every piece of a txg that is not durable.
+//! JOURNAL-J3  An uberblock names durable txgs only, and the descriptor of the table of tables as
+//!             the last durable batch has it (rule R6).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -154,8 +154,8 @@ impl Journal {
         }
     }
 
-    /// How full the part of the log is that user transactions may fill: half the ring (A1), or the
-    /// edits that recovery may have to replay.
+    /// How full the part of the log is that user transactions may fill: half the ring (ADMIT-A1),
+    /// or the edits that recovery may have to replay.
     pub(crate) fn pressure(&self, replay_edits: u64) -> f64 {
         let state = self.state.lock();
         let used = self.ring.blocks() - state.appender.free().min(self.ring.blocks());
@@ -163,8 +163,8 @@ impl Journal {
         blocks.max(state.edits as f64 / replay_edits as f64)
     }
 
-    /// Blocks of the log that admitted records may take: up to three quarters of the ring (A3).
-    /// `largest`: blocks of the largest transaction among them.
+    /// Blocks of the log that admitted records may take: up to three quarters of the ring
+    /// (LOGROOM-A3). `largest`: blocks of the largest transaction among them.
     pub(crate) fn room(&self, largest: u64) -> u64 {
         let piece = log_room::piece_bytes(self.ring.blocks()) as u64;
         let frame = log_room::blocks_of(piece) + largest;
@@ -282,7 +282,8 @@ impl Journal {
 
     /// Moves the head to the oldest batch that is still needed: the first of a txg not older than
     /// `oldest_pin`, which must count what is flushed but not durably recorded as pinned. Called by
-    /// the leader, so that no batch is on its way (J1). Returns whether there was anything to move.
+    /// the leader, so that no batch is on its way (JOURNAL-J1). Returns whether there was anything
+    /// to move.
     pub(crate) async fn move_head(
         &self,
         oldest_pin: Option<Txg>,
@@ -311,8 +312,8 @@ impl Journal {
     }
 
     /// Writes an uberblock that was the newest once as the newest three, durably: what later ones
-    /// know is given up, also where two of the three are lost (U1 of `uberblocks`). The highest
-    /// number goes first, so that whatever a crash leaves, none is behind a later one.
+    /// know is given up, also where two of the three are lost (UBER-U1). The highest number goes
+    /// first, so that whatever a crash leaves, none is behind a later one.
     pub(crate) async fn go_back_to(
         &self,
         uberblock: &Uberblock,

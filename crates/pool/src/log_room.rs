@@ -1,18 +1,18 @@
 //! Room in the log for records that have no place in it yet.
 //!
-//! Half of the ring is for users (A1), and who asks for admission sees how much of that is taken.
-//! But what is admitted reaches the ring later: when its piece is full, or its txg is closed. So
-//! each admission takes room for its records, and holds it until they have their place. Thousands
-//! of files that are written back at the same time are not admitted all at once.
+//! Half of the ring is for users (ADMIT-A1), and who asks for admission sees how much of that is
+//! taken. But what is admitted reaches the ring later: when its piece is full, or its txg is
+//! closed. So each admission takes room for its records, and holds it until they have their place.
+//! Thousands of files that are written back at the same time are not admitted all at once.
 //!
 //! Room is counted in what is written: whole blocks, as if each transaction had a frame of its
 //! own until it has joined others, and at the end of the ring the blocks that a frame leaves behind
 //! when it does not fit there.
 //! Frames are small against the ring, but for a transaction that is not (`piece_bytes`).
 //!
-//! A3  Blocks of the ring in use, and what is admitted without a place, are three quarters of the
-//!     ring together; a transaction that nothing else is before is admitted whatever its size, if
-//!     what is in use is not above its limit.
+//! LOGROOM-A3  Blocks of the ring in use, and what is admitted without a place, are three quarters
+//!             of the ring together; a transaction that nothing else is before is admitted whatever
+//!             its size, if what is in use is not above its limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};

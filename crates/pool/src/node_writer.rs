@@ -1,9 +1,9 @@
 //! Places and writes what a flush makes: nodes and space maps, in two copies.
 //!
-//! W1  A node for which free space has no run is written in fragments, down to single blocks. So a
-//!     flush needs blocks, never runs, and who counts blocks counts right (R21). That costs a block
-//!     a copy, for the list of the fragments.
-//! W2  Nothing of this is allocated before the transaction that adds the pointers (R19).
+//! WRITER-W1  A node for which free space has no run is written in fragments, down to single
+//!            blocks. So a flush needs blocks, never runs, and who counts blocks counts right
+//!            (R21). That costs a block a copy, for the list of the fragments.
+//! WRITER-W2  Nothing of this is allocated before the transaction that adds the pointers (R19).
 
 use copyhold_format::digest;
 use copyhold_format::node::{FRAGMENTS_MAX, Fragment, Node, encode_fragments, pieces_of};

@@ -1,12 +1,13 @@
 //! Tree nodes and space maps: cached, read from either copy, repaired. `node_writer` writes them.
 //!
-//! N1  A node is found by its address and digest together (rule R3): a reused block never answers
-//!     for what stood there before.
-//!     A read looks at one copy, and at the other only if that is bad. Which comes first depends on
-//!     the node and on the mount, so that what one mount does not look at the next one does: a bad
-//!     copy is repaired by every second mount that reads the node from the device.
-//! N2  A bad copy is written again only from a good one, and only while the caller's pin keeps the
-//!     blocks from being anybody else's (rule R3).
+//! NODEIO-N1  A node is found by its address and digest together (rule R3): a reused block never
+//!            answers for what stood there before.
+//!            A read looks at one copy, and at the other only if that is bad. Which comes first
+//!            depends on the node and on the mount, so that what one mount does not look at the
+//!            next one does: a bad copy is repaired by every second mount that reads the node from
+//!            the device.
+//! NODEIO-N2  A bad copy is written again only from a good one, and only while the caller's pin
+//!            keeps the blocks from being anybody else's (rule R3).
 
 use std::sync::Arc;
 
@@ -38,7 +39,7 @@ pub(crate) const COPIES: u64 = 2;
 pub(crate) struct NodeStore {
     devices: Devices,
     pub(crate) cache: NodeCache,
-    /// What fragmented maps in use are made of (P1 of `fragments`).
+    /// What fragmented maps in use are made of (FRAGMENT-P1).
     maps: Mutex<Pieces, of::MapPieces>,
     repair: Option<Repair>,
     /// Drawn at each mount: decides which copy is read first.
@@ -159,7 +160,7 @@ impl NodeStore {
         Ok(join(&parts))
     }
 
-    /// Writes good content over bad copies (N2). That failing is no failure of the read.
+    /// Writes good content over bad copies (NODEIO-N2). That failing is no failure of the read.
     async fn mend(&self, bad: &[(&Copied, String)], good: &Buf, why: Purpose) {
         for (copy, problem) in bad {
             tracing::warn!("{why:?} {copy:?}: {problem}; the other copy is good");

@@ -1,5 +1,5 @@
 //! Opening a pool: labels, uberblock, the log, the tables, and the first batch of an incarnation,
-//! or none (O2).
+//! or none (OPEN-O2).
 //!
 //! ```text
 //!   labels → newest uberblock → both copies of the log → the chain of batches (`cut`: damage)
@@ -7,19 +7,20 @@
 //!   replay: records into edits, without reading any base (rule R5)
 //!   table of tables → descriptors → tables and space maps
 //!   read-write: flush, repair labels and log, then an empty batch of a new incarnation, flushed
-//!               (R13, O2)
+//!               (R13, OPEN-O2)
 //! ```
 //!
 //! Nothing is written before all of it could be read, and nothing is served before the incarnation
 //! and all repairs are durable. A crash anywhere in between is as if the pool had not been opened.
 //!
-//! O1  Recovery may have read what a killed daemon wrote and did not flush. The first flush of a
-//!     mount makes that durable before anything is written that relies on it: repairs, the
-//!     uberblock of a cut, and the first batch, which proves that those before it are complete.
-//! O2  If the last batch of the log is empty, all of the ring can be read, and behind that batch
-//!     are only marks of it, then no batch was cut and none needs proof. The mount goes on with the
-//!     incarnation of that batch and writes no batch; it flushes its repairs. So mounts that are
-//!     killed do not fill the ring before the head can move.
+//! OPEN-O1  Recovery may have read what a killed daemon wrote and did not flush. The first flush of
+//!          a mount makes that durable before anything is written that relies on it: repairs, the
+//!          uberblock of a cut, and the first batch, which proves that those before it are
+//!          complete.
+//! OPEN-O2  If the last batch of the log is empty, all of the ring can be read, and behind that
+//!          batch are only marks of it, then no batch was cut and none needs proof. The mount goes
+//!          on with the incarnation of that batch and writes no batch; it flushes its repairs. So
+//!          mounts that are killed do not fill the ring before the head can move.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -149,7 +150,7 @@ impl Pool {
     }
 
     /// The first writes of a mount: repairs, and the first batch of a new incarnation unless the
-    /// mount goes on with the last one (O2).
+    /// mount goes on with the last one (OPEN-O2).
     async fn write_first(
         self: &Arc<Self>,
         labels: &Labels,
@@ -162,7 +163,7 @@ impl Pool {
         }
         ring.repair(&recovered.repairs).await?;
         self.journal.renew(recovered).await;
-        // A2 holds for the edits that recovery found, too.
+        // ADMIT-A2 holds for the edits that recovery found, too.
         let Weight { edits, bytes, .. } = self.tables.weight();
         // The edits are counted already, so there is no growth to compare.
         self.spend(self.internal_credit(edits as usize, bytes as usize, 0)?, 0);
@@ -611,7 +612,7 @@ fn lay_over(
         }
         table.lay_over(under);
     }
-    // A part of those over it may have it already (G3 of `fork`).
+    // A part of those over it may have it already (FORK-G3).
     for under in tables.values().filter_map(|table| table.under()) {
         under.stand_still();
     }

@@ -6,8 +6,8 @@
 //! number takes no gate: whoever has joined may ask again while a close is waiting for him, and a
 //! second shared hold would queue behind the close.
 //!
-//! T1  All records of a transaction are in the txg that it was told.
-//! T2  Records of a txg are in the order in which their transactions joined, piece by piece.
+//! TXG-T1  All records of a transaction are in the txg that it was told.
+//! TXG-T2  Records of a txg are in the order in which their transactions joined, piece by piece.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

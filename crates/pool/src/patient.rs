@@ -12,9 +12,10 @@
 //! they fail as on any device that fails, at once until one succeeds. A write of another purpose
 //! than those that failed does not count: the log is written to blocks that the device has given.
 //!
-//! W1  One line is logged when the first write begins to wait, one when none waits any more.
-//! W2  Waiting ends when the pool has stopped (`health`).
-//! W3  While a pool is being opened nothing waits: a mount fails instead.
+//! PATIENT-W1  One line is logged when the first write begins to wait, one when none waits any
+//!             more.
+//! PATIENT-W2  Waiting ends when the pool has stopped (`health`).
+//! PATIENT-W3  While a pool is being opened nothing waits: a mount fails instead.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -46,7 +47,7 @@ pub(crate) struct Patient {
 
 #[derive(Default)]
 struct Waits {
-    /// W3.
+    /// PATIENT-W3.
     begun: AtomicBool,
     /// Purposes of writes that have found no space since `full_since`, a bit each.
     refused: AtomicU8,
@@ -195,7 +196,7 @@ impl Device for Patient {
                 });
                 rt.sleep(RETRY).await;
                 if health.check().is_err() {
-                    return Err(error); // W2
+                    return Err(error); // PATIENT-W2
                 }
                 write = below.write(block, data.clone(), why);
             }

@@ -391,7 +391,7 @@ impl Pool {
         let mut record = None;
         self.tenancy().steady(&tables, &mut |turnover| {
             // From the first base that counts until the record is applied: a table is not handed
-            // over before the table of tables has been told of its bases (G1).
+            // over before the table of tables has been told of its bases (FORK-G1).
             let _order = self.forks.order.lock();
             let (credit, claims) = job.take().expect("a record is applied once");
             record = Some(self.apply_with(credit, Transaction::new(), |txg, tx| {

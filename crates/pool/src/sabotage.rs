@@ -37,9 +37,10 @@ pub enum Sabotage {
     ReuseLogAtOnce,
     /// R6: after a mount only the log that the newest uberblock needs is kept.
     KeepNewestHeadOnly,
-    /// F2: the head moves by what pinned the log before tables gave up their pins.
+    /// FLUSH-F2: the head moves by what pinned the log before tables gave up their pins.
     RecordsAskedFirst,
-    /// A3: a transaction that nothing else is before is admitted also above the log's limit.
+    /// LOGROOM-A3: a transaction that nothing else is before is admitted also above the log's
+    /// limit.
     AdmitAboveLimit,
     /// R9: numbers are given out before it is durable that they are.
     ReissueIds,
@@ -49,11 +50,11 @@ pub enum Sabotage {
     ErrorIsTorn,
     /// R13: the log ends where no frame verifies, though blocks there cannot be read.
     ErrorEndsLog,
-    /// O1: a mount does not flush what a killed daemon wrote before it relies on that.
+    /// OPEN-O1: a mount does not flush what a killed daemon wrote before it relies on that.
     NoFlushAtMount,
     /// R13: recovery does not begin a new incarnation.
     NoIncarnation,
-    /// O2: each mount begins an incarnation, although no batch was cut.
+    /// OPEN-O2: each mount begins an incarnation, although no batch was cut.
     AlwaysBegin,
     /// R14: no mark is written, and a rotten last batch is cut although it was acknowledged.
     NoMark,
@@ -86,13 +87,15 @@ pub enum Sabotage {
     /// Replay mixes two puts of one key: of an inode the later one leaves the nanoseconds of its
     /// last change as they were. What comes of it is consistent, only never was.
     ReplayMixesPuts,
-    /// Q1: a space map that cannot be read now is recorded as lost, and so is all of its space.
+    /// ASIDE-Q1: a space map that cannot be read now is recorded as lost, and so is all of its
+    /// space.
     QuarantineOnError,
-    /// P1: a node whose list cannot be read is replaced all the same, and its fragments stay.
+    /// FRAGMENT-P1: a node whose list cannot be read is replaced all the same, and its fragments
+    /// stay.
     ForgetFragments,
     /// R32: the log does not wait for the host's space: it is written already.
     LogDoesNotWait,
-    /// B1: attached data is read from the device, be it there or not.
+    /// ATTACH-B1: attached data is read from the device, be it there or not.
     ReadBeforeWritten,
 }
 

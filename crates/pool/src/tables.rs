@@ -199,7 +199,8 @@ impl Tables {
 
     // -- invariants -----------------------------------------------------------
 
-    /// Asserts B1 and B2, in debug builds; to be called where no transaction is being applied.
+    /// Asserts BUSY-B1 and BUSY-B2, in debug builds; to be called where no transaction is being
+    /// applied.
     pub(crate) fn check(&self) {
         if cfg!(debug_assertions) {
             let open = self.open.read();
@@ -207,9 +208,9 @@ impl Tables {
             for table in open.values().map(|open| &open.table) {
                 let id = table.id();
                 let is_filed = |pin| busy.filed(id).is_some_and(|txg| txg <= pin);
-                assert!(table.pin().is_none_or(is_filed), "B1: table {id} is forgotten");
+                assert!(table.pin().is_none_or(is_filed), "BUSY-B1: table {id} is forgotten");
                 if let Some(under) = table.under() {
-                    assert!(busy.over(under.id()).any(|over| over == id), "B2: table {id}");
+                    assert!(busy.over(under.id()).any(|over| over == id), "BUSY-B2: table {id}");
                 }
             }
         }

@@ -11,8 +11,9 @@ use copyhold_types::{EpochId, Key, NodePtr, Pointer, TableId, Txg};
 use crate::Transaction;
 
 /// Edits that one released pointer has credit for: rows of deadlists or of the shares, or pending
-/// releases. A run has parts in two windows at most; where a snapshot holds all of each part, or the
-/// sibling has dropped all of it, three edits are enough for it. What takes more stays pending.
+/// releases. A run has parts in two windows at most; where a snapshot holds all of each part, or
+/// the sibling has dropped all of it, three edits are enough for it. What takes more stays
+/// pending.
 pub const EDITS_PER_RELEASE: usize = 6;
 /// Bytes of the largest such edit: a pending release, 17 of key and 33 of value.
 pub const RELEASE_EDIT_BYTES: usize = 50;

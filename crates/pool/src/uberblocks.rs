@@ -7,10 +7,10 @@
 //!           than two of those slots are lost, recovery from the newest that is found reaches all
 //!           that is durable.
 //!
-//! U1  A mount that writes has three again before it writes anything else: where there is no
-//!     uberblock of one of the last three numbers, the next one takes that number, too, or the
-//!     newest, so that none that was lost comes back; and each of the three is in both areas,
-//!     unless one refuses it.
+//! UBER-U1  A mount that writes has three again before it writes anything else: where there is no
+//!          uberblock of one of the last three numbers, the next one takes that number, too, or the
+//!          newest, so that none that was lost comes back; and each of the three is in both areas,
+//!          unless one refuses it.
 
 use copyhold_device::{DeviceError, DynDevice};
 use copyhold_format::label::{Label, RING_SLOTS, RING_START};
@@ -27,7 +27,7 @@ const LOST_MAX: usize = UBERBLOCKS_KEPT - 1;
 
 /// The uberblocks of a pool, oldest first; at least one.
 pub(crate) struct Uberblocks {
-    /// Of the last three numbers each has one (U1).
+    /// Of the last three numbers each has one (UBER-U1).
     pub(crate) all: Vec<Uberblock>,
     lacks: Vec<Lacks>,
 }
@@ -206,7 +206,7 @@ impl Uberblocks {
         self.all.last().expect("there is at least one")
     }
 
-    /// Establishes U1, with the next flush, before which nothing else is written. Says whether
+    /// Establishes UBER-U1, with the next flush, before which nothing else is written. Says whether
     /// there was anything to write.
     pub(crate) async fn repair(
         &self,

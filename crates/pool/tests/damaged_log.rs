@@ -184,7 +184,7 @@ fn a_cut_before_the_newest_uberblock_begins_at_an_older_one() {
         let image = machine.disk.image();
         let newest = uberblock(&image).number;
         for lost in 0..=2 {
-            // Those that remain know nothing of what was given up (U1).
+            // Those that remain know nothing of what was given up (UBER-U1).
             let mut image = image.clone();
             for number in newest + 1 - lost..=newest {
                 for area in Label::areas(label.blocks) {

@@ -1,5 +1,5 @@
 //! No copy of the list of a fragmented node can be read, for a while: nothing of what it lists is
-//! lost, and nothing else waits for it (P1 of `fragments`).
+//! lost, and nothing else waits for it (FRAGMENT-P1).
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 //! A killed daemon leaves writes in the cache of the device. The next mount relies on them, so they
-//! are durable before it writes anything (O1).
+//! are durable before it writes anything (OPEN-O1).
 
 use std::sync::Arc;
 

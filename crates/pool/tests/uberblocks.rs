@@ -124,7 +124,7 @@ fn a_pool_that_may_have_lost_more_than_two_is_refused_in_every_mode() {
     }
 }
 
-/// U1: an uberblock that could not be read for one mount has no say any more.
+/// UBER-U1: an uberblock that could not be read for one mount has no say any more.
 #[test]
 fn none_that_was_lost_comes_back() {
     let image = with_wrapped_log();

@@ -16,12 +16,13 @@
 //! It only reads, and decides for itself nothing that the page does not say. Space, quotas,
 //! deadlists and shares are no concern of it: they do not change what a file is.
 //!
-//! S1  Any bytes give an answer or an error: nothing is asserted of what comes from a device.
-//! S2  Memory is for the edits of the log, a bounded cache of nodes, and what a caller keeps; never
-//!     for as much as a pool holds.
-//! S3  No byte is given that does not match its checksum.
-//! S4  A loss is reported with its place. If [`Pool::damage`] is not empty, files may also be older
-//!     than reported.
+//! RESCUE-S1  Any bytes give an answer or an error: nothing is asserted of what comes from a
+//!            device.
+//! RESCUE-S2  Memory is for the edits of the log, a bounded cache of nodes, and what a caller
+//!            keeps; never for as much as a pool holds.
+//! RESCUE-S3  No byte is given that does not match its checksum.
+//! RESCUE-S4  A loss is reported with its place. If [`Pool::damage`] is not empty, files may also
+//!            be older than reported.
 
 #![forbid(unsafe_code)]
 

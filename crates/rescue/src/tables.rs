@@ -10,8 +10,8 @@
 //! window. Where a leaf is lost, what lies over it still counts, and the window says that more may
 //! have been there. So damage costs the keys of that leaf, and no others.
 //!
-//! T1  What the highest of the parts says of a key is what holds.
-//! T2  An edit counts over a partition only if its txg is above what that is complete to.
+//! SALVAGE-T1  What the highest of the parts says of a key is what holds.
+//! SALVAGE-T2  An edit counts over a partition only if its txg is above what that is complete to.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -287,7 +287,7 @@ pub(crate) enum Found<'a> {
     },
 }
 
-/// Adds what a leaf says of keys that nothing above it speaks of (T1).
+/// Adds what a leaf says of keys that nothing above it speaks of (SALVAGE-T1).
 fn decide(
     leaf: &Node,
     is_layer: bool,

@@ -10,14 +10,15 @@
 //!           costs one atomic operation to take and one to let go of, no allocation, and is three
 //!           words.
 //!
-//! L1  While QUEUED is set, the fast way in is shut: the word changes by those who leave, and by
-//!     who holds the queue's mutex. QUEUED is set and cleared under that mutex.
-//! L2  A waiter that is in the queue waits; one that is not was handed the lock, whether it knows
-//!     it yet or not. So a waiter that is dropped leaves the queue, or hands the lock on.
-//! L3  Whoever leaves last while QUEUED is set admits from the front what fits: one that writes, or
-//!     all that read up to the next that writes.
-//! L4  No waker is called or dropped while the mutex is held: it may drop a task, which may hold
-//!     this lock.
+//! TASKLOCK-L1  While QUEUED is set, the fast way in is shut: the word changes by those who leave,
+//!              and by who holds the queue's mutex. QUEUED is set and cleared under that mutex.
+//! TASKLOCK-L2  A waiter that is in the queue waits; one that is not was handed the lock, whether
+//!              it knows it yet or not. So a waiter that is dropped leaves the queue, or hands the
+//!              lock on.
+//! TASKLOCK-L3  Whoever leaves last while QUEUED is set admits from the front what fits: one that
+//!              writes, or all that read up to the next that writes.
+//! TASKLOCK-L4  No waker is called or dropped while the mutex is held: it may drop a task, which
+//!              may hold this lock.
 //!
 //! They guard no value: what is done under one is said where it is declared. A reader must not wait
 //! for the same lock again: a writer may stand in between.
@@ -160,7 +161,7 @@ impl FifoRwLock {
         Some(ticket)
     }
 
-    /// Whether the waiter is still in the queue (L2); then it will be woken.
+    /// Whether the waiter is still in the queue (TASKLOCK-L2); then it will be woken.
     fn waits(&self, ticket: u64, cx: &Context<'_>) -> bool {
         let mut waker = cx.waker().clone();
         let mut place = self.queue.lock();
@@ -171,7 +172,7 @@ impl FifoRwLock {
         true
     }
 
-    /// A waiter gives up (L2).
+    /// A waiter gives up (TASKLOCK-L2).
     fn leave(&self, ticket: u64, mode: Mode) {
         let mut place = self.queue.lock();
         let queue = place.queue();
@@ -195,7 +196,8 @@ impl FifoRwLock {
         }
     }
 
-    /// Hands the lock to those in front whom it fits (L3). They are to be woken (L4).
+    /// Hands the lock to those in front whom it fits (TASKLOCK-L3). They are to be woken
+    /// (TASKLOCK-L4).
     fn admit(&self, queue: &mut Queue) -> SmallVec<[Waker; 2]> {
         let mut admitted = SmallVec::new();
         while let Some(first) = queue.waiters.front()

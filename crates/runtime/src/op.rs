@@ -1,9 +1,10 @@
 //! File operations in flight, whichever reactor carries them.
 //!
-//! O1  An operation owns its file and its memory until the kernel is done with them, also when
-//!     nobody waits any more: dropping a [`Completion`] stops waiting, not the operation.
-//! O2  An operation completes once, with everything done or with the first error. What the kernel
-//!     did in part is continued, what it interrupted is repeated.
+//! RINGOP-O1  An operation owns its file and its memory until the kernel is done with them, also
+//!            when nobody waits any more: dropping a [`Completion`] stops waiting, not the
+//!            operation.
+//! RINGOP-O2  An operation completes once, with everything done or with the first error. What the
+//!            kernel did in part is continued, what it interrupted is repeated.
 
 use std::fmt;
 use std::future::Future;
@@ -141,7 +142,7 @@ impl Flight {
             _ => None,
         };
         let mut reply = self.reply.lock();
-        assert!(reply.outcome.is_none(), "O2: an operation completes once");
+        assert!(reply.outcome.is_none(), "RINGOP-O2: an operation completes once");
         reply.outcome = Some(Outcome { result, buf });
         let waker = reply.waker.take();
         drop(reply);
@@ -193,7 +194,7 @@ impl Work {
             .take(max)
     }
 
-    /// Takes in what one system call said; `None` when another one is needed (O2).
+    /// Takes in what one system call said; `None` when another one is needed (RINGOP-O2).
     pub(crate) fn advance(&mut self, result: Result<usize, i32>) -> Option<io::Result<()>> {
         let n = match result {
             // Cancelled is a request whose submitting thread has ended: nobody meant it.

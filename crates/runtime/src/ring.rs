@@ -8,22 +8,23 @@
 //!           eventfd that the ring listens to. Where the kernel refuses that (before Linux 6.1),
 //!           the ring is a plain one, and the rest is the same.
 //!
-//! U1  Only the ring's thread touches it: the locks here are free whenever they are taken. Others
-//!     may ring the bell, nothing else.
-//! U2  An operation's entry carries one strong count of its [`Flight`], which owns all memory that
-//!     the entry points to; the completion gives it back. So memory outlives the kernel's use of
-//!     it.
-//! U3  At most `in_flight_max` operations are in the kernel, fewer than the completion queue holds;
-//!     the others wait in `backlog` and are submitted as completions are reaped.
-//! U4  What the kernel has not taken is in the submission queue, and nowhere else is it noted: a
-//!     flush ends when that is empty, and a wait begins only then (the kernel does not wait when
-//!     it has taken less than it was given).
-//! U5  The ring is closed only when nothing is in flight but the listening.
-//! U6  The ring listens whenever it waits. The kernel may end that at any completion, and says so;
-//!     then it is begun again before the next wait. A bell that rang before is heard at once,
-//!     since nobody makes it quiet: it is listened to for rings, not for being quiet or not.
-//! U7  Ends that were left to the thread, and completions that did not fit, are fetched at each
-//!     reap: the kernel flags them.
+//! RING-U1  Only the ring's thread touches it: the locks here are free whenever they are taken.
+//!          Others may ring the bell, nothing else.
+//! RING-U2  An operation's entry carries one strong count of its [`Flight`], which owns all memory
+//!          that the entry points to; the completion gives it back. So memory outlives the kernel's
+//!          use of it.
+//! RING-U3  At most `in_flight_max` operations are in the kernel, fewer than the completion queue
+//!          holds; the others wait in `backlog` and are submitted as completions are reaped.
+//! RING-U4  What the kernel has not taken is in the submission queue, and nowhere else is it noted:
+//!          a flush ends when that is empty, and a wait begins only then (the kernel does not wait
+//!          when it has taken less than it was given).
+//! RING-U5  The ring is closed only when nothing is in flight but the listening.
+//! RING-U6  The ring listens whenever it waits. The kernel may end that at any completion, and says
+//!          so; then it is begun again before the next wait. A bell that rang before is heard at
+//!          once, since nobody makes it quiet: it is listened to for rings, not for being quiet or
+//!          not.
+//! RING-U7  Ends that were left to the thread, and completions that did not fit, are fetched at
+//!          each reap: the kernel flags them.
 
 #![allow(unsafe_code)]
 
@@ -72,14 +73,14 @@ pub(crate) fn try_out(broken: Broken) -> io::Result<Manner> {
 fn try_out_in(manner: Manner, broken: Broken) -> io::Result<Manner> {
     let uring = Uring::new(1, manner)?;
     uring.enable()?;
-    // SAFETY: U1, this thread has made it; the entry points to nothing.
+    // SAFETY: RING-U1, this thread has made it; the entry points to nothing.
     assert!(unsafe { uring.push(&uring::trial()) }, "the queue is empty");
     let mut taken = Vec::new();
     for _ in 0..TRIES {
-        // SAFETY: U1.
+        // SAFETY: RING-U1.
         match uring.enter(unsafe { uring.queued() }, 1, None) {
             Ok(_) => {
-                // SAFETY: U1.
+                // SAFETY: RING-U1.
                 unsafe { uring.completions(&mut taken) };
                 if !taken.is_empty() {
                     return Ok(manner);
@@ -120,7 +121,7 @@ impl Ring {
             return flight.refuse();
         }
         if submit.in_flight >= self.in_flight_max {
-            submit.backlog.push_back(flight); // U3
+            submit.backlog.push_back(flight); // RING-U3
             return;
         }
         submit.in_flight += 1;
@@ -141,7 +142,7 @@ impl Ring {
             }
         }
         #[cfg(shuttle)]
-        assert_eq!(self.queued(), 0, "U4: an operation waits for the next sleep");
+        assert_eq!(self.queued(), 0, "RING-U4: an operation waits for the next sleep");
     }
 
     /// Submits what was pushed and waits until something completes, the bell is rung, or the time
@@ -156,7 +157,7 @@ impl Ring {
         }
     }
 
-    /// U6.
+    /// RING-U6.
     fn listen(&self) {
         let mut submit = self.submit.lock();
         if !submit.listens {
@@ -168,11 +169,11 @@ impl Ring {
     /// Tells waiters about what has completed, and begins what is in the backlog.
     pub(crate) fn reap(&self) {
         if self.uring.has_more() && !self.broken.is(Sabotage::LeaveDeferred) {
-            self.enter(); // U7
+            self.enter(); // RING-U7
         }
         let mut taken = {
             let mut taken = self.reap.lock();
-            // SAFETY: U1.
+            // SAFETY: RING-U1.
             unsafe { self.uring.completions(&mut taken) };
             std::mem::take(&mut *taken)
         };
@@ -185,7 +186,7 @@ impl Ring {
                 self.submit.lock().listens = has_more || self.broken.is(Sabotage::ListenOnce);
                 continue;
             }
-            // SAFETY: U2, the token came from `launch`, and each entry completes once.
+            // SAFETY: RING-U2, the token came from `launch`, and each entry completes once.
             let flight = unsafe { Arc::from_raw(token as *const Flight) };
             finished += u32::from(self.complete(flight, result));
         }
@@ -221,7 +222,7 @@ impl Ring {
         }
     }
 
-    /// Refuses further operations and waits for those in flight and in the backlog (U5).
+    /// Refuses further operations and waits for those in flight and in the backlog (RING-U5).
     pub(crate) fn close(&self) {
         self.submit.lock().closed = true;
         if self.broken.is(Sabotage::CloseEarly) {
@@ -241,12 +242,12 @@ impl Ring {
     fn launch(&self, flight: Arc<Flight>, blocks: bool) {
         let token = Arc::as_ptr(&flight) as u64;
         let entry = uring::entry(&mut flight.work.lock(), token, blocks);
-        let _counted_by_the_entry = Arc::into_raw(flight); // U2
+        let _counted_by_the_entry = Arc::into_raw(flight); // RING-U2
         self.push(&entry);
     }
 
     fn push(&self, entry: &Entry) {
-        // SAFETY: U1. U2, what the entry points to lives until it completes.
+        // SAFETY: RING-U1. RING-U2, what the entry points to lives until it completes.
         while !unsafe { self.uring.push(entry) } {
             self.enter();
         }
@@ -254,7 +255,7 @@ impl Ring {
 
     /// How many entries the kernel has not taken yet.
     fn queued(&self) -> u32 {
-        // SAFETY: U1.
+        // SAFETY: RING-U1.
         unsafe { self.uring.queued() }
     }
 

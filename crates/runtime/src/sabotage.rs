@@ -5,31 +5,31 @@
 /// A rule to break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// E1: a task is queued, and the sleeping executor not woken.
+    /// EXEC-E1: a task is queued, and the sleeping executor not woken.
     ForgetToWake,
-    /// E1: what comes between the look at the queue and the note of the sleep is not seen.
+    /// EXEC-E1: what comes between the look at the queue and the note of the sleep is not seen.
     SleepBlindly,
-    /// E1: a new first timer is not told of.
+    /// EXEC-E1: a new first timer is not told of.
     ForgetTimer,
-    /// E4: operations of other threads are queued, and the sleeping executor not woken.
+    /// EXEC-E4: operations of other threads are queued, and the sleeping executor not woken.
     ForgetToCarry,
     /// The end is noted, and the sleeping executor not woken.
     ForgetToStop,
-    /// U2: a completion is taken and thrown away.
+    /// RING-U2: a completion is taken and thrown away.
     DropCompletion,
-    /// U3: the backlog is not looked at when operations are done.
+    /// RING-U3: the backlog is not looked at when operations are done.
     ForgetBacklog,
-    /// U4: what the kernel does not take at once is left until the next sleep.
+    /// RING-U4: what the kernel does not take at once is left until the next sleep.
     TrustSubmission,
     /// EAGAIN at the first use is taken for a refusal.
     RefuseEarly,
     /// ENOMEM later on is taken for the end of the ring.
     FailWhenShort,
-    /// U5: the ring is closed while operations are in flight.
+    /// RING-U5: the ring is closed while operations are in flight.
     CloseEarly,
-    /// U6: the kernel ends the listening to the bell, and it is not begun again.
+    /// RING-U6: the kernel ends the listening to the bell, and it is not begun again.
     ListenOnce,
-    /// U7: what the kernel left to the thread is not fetched while it is busy.
+    /// RING-U7: what the kernel left to the thread is not fetched while it is busy.
     LeaveDeferred,
 }
 

@@ -6,10 +6,11 @@
 //!           virtual time, so timers also fire in the midst of work; when nothing is ready, the
 //!           clock jumps to the next timer.
 //!
-//! S1  All state changes in one thread, in the order of turns; a turn polls one task or moves the
-//!     clock. So one seed and one program give one history ([`SeededRuntime::history`]).
-//! S2  No lock is held while a future is polled or dropped or a waker is called.
-//! S3  A task stands in the ready list at most once.
+//! SEEDED-S1  All state changes in one thread, in the order of turns; a turn polls one task or
+//!            moves the clock. So one seed and one program give one history
+//!            ([`SeededRuntime::history`]).
+//! SEEDED-S2  No lock is held while a future is polled or dropped or a waker is called.
+//! SEEDED-S3  A task stands in the ready list at most once.
 //!
 //! Losing power is [`SeededRuntime::drop_tasks`]: every task is dropped where it stands.
 //!
@@ -110,7 +111,7 @@ impl Wake for TaskWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // S3
+        // SEEDED-S3
         if !self.queued.swap(true, Ordering::Relaxed) {
             self.ready.0.lock().push(self.id);
         }
@@ -300,7 +301,7 @@ impl State {
 impl Inner {
     fn turn(&self) -> Turn {
         let mut state = self.state.lock();
-        assert!(state.running.is_none(), "S1: a task may not drive the runtime");
+        assert!(state.running.is_none(), "SEEDED-S1: a task may not drive the runtime");
         let due = state.due();
         drop(state);
         due.into_iter().for_each(Waker::wake);
@@ -333,7 +334,7 @@ impl Inner {
             state.tasks.insert(id, task);
         } else {
             drop(state);
-            drop(task); // S2
+            drop(task); // SEEDED-S2
         }
     }
 
@@ -373,7 +374,7 @@ impl Inner {
             if tasks.is_empty() && timers.is_empty() {
                 return;
             }
-            drop((tasks, timers)); // S2; what they spawn while dropping goes in the next round
+            drop((tasks, timers)); // SEEDED-S2; what they spawn while dropping goes in the next round
         }
     }
 

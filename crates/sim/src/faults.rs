@@ -9,12 +9,13 @@
 //!
 //! What must hold of each, by the plain model of `model`:
 //!
-//! V1  Nothing panics and nobody waits for ever; an error tells what the device said.
-//! V2  What is there can be read, as what it is, also while nothing can be written. What was made
-//!     durable, and what a failed read could not give, is there once the device works again.
-//! V3  A pool that has stopped accepts no write; one that goes on keeps what it accepts.
-//! V4  What a successful fsync, sync or close was told of, before or after the fault, is there
-//!     after a crash, and `check` finds the pool whole.
+//! FAULTS-V1  Nothing panics and nobody waits for ever; an error tells what the device said.
+//! FAULTS-V2  What is there can be read, as what it is, also while nothing can be written. What was
+//!            made durable, and what a failed read could not give, is there once the device works
+//!            again.
+//! FAULTS-V3  A pool that has stopped accepts no write; one that goes on keeps what it accepts.
+//! FAULTS-V4  What a successful fsync, sync or close was told of, before or after the fault, is
+//!            there after a crash, and `check` finds the pool whole.
 
 mod model;
 mod script;
@@ -219,7 +220,7 @@ async fn live(
     };
     let mut player = Player::new(&fs, model, point);
     player.play().await;
-    // Reads of a device that can only not be written go on (V2).
+    // Reads of a device that can only not be written go on (FAULTS-V2).
     if point.is_none_or(|point| point.kind != Kind::Read) {
         player.look().await;
     }
@@ -280,10 +281,11 @@ fn prepare() -> (SimImage, Model) {
 fn verify(image: SimImage, model: &Model) {
     let machine = Machine::on(SEED, image);
     let verified = async {
-        let fs =
-            open(&machine, None).await.unwrap_or_else(|error| panic!("V4: not recovered: {error}"));
+        let fs = open(&machine, None)
+            .await
+            .unwrap_or_else(|error| panic!("FAULTS-V4: not recovered: {error}"));
         script::verify(&fs, model).await;
-        fs.close().await.unwrap_or_else(|error| panic!("V4: after recovery: {error}"));
+        fs.close().await.unwrap_or_else(|error| panic!("FAULTS-V4: after recovery: {error}"));
     };
     machine.run(verified).expect("the power is on");
 }
@@ -293,9 +295,9 @@ fn check(image: &SimImage) {
     let machine = Machine::on(SEED, image.clone());
     let checked = check_device(machine.rt(), machine.device(), Default::default());
     let report = machine.run(checked).expect("the power is on");
-    let report = report.unwrap_or_else(|error| panic!("V4: check: {error}"));
+    let report = report.unwrap_or_else(|error| panic!("FAULTS-V4: check: {error}"));
     let grave = |severity| !matches!(severity, Severity::Cosmetic | Severity::Repairable);
     let found = report.findings.iter().filter(|finding| grave(finding.severity));
     let found: Vec<String> = found.take(5).map(|of| of.problem.to_string()).collect();
-    assert!(found.is_empty(), "V4: check: {}", found.join("; "));
+    assert!(found.is_empty(), "FAULTS-V4: check: {}", found.join("; "));
 }

@@ -6,15 +6,15 @@
 //!           goes on in the clones until it is refused, with crashes and mounts in between. The
 //!           tier of a kind says how much it must leave, which is checked when all is flushed.
 //!
-//! U1  A class leaves at least the floor of the next tier (R21): three quarters of the reserve
-//!     after fills, half after changes, a quarter after deletes.
-//! U2  After all but deletes a file can be unlinked; after everything each subvolume can be
-//!     deleted, and its deletion ends, also by the next mount (R21).
-//! U3  When all is deleted, all space is free again. A write can use it right after the last
-//!     deletion, within [`REFILL_WITHIN`]. No operation is refused for space while a background step
-//!     could free some (R22).
-//! U4  What nobody has changed reads as it was written; `check` finds nothing at any time.
-//! U5  `flush_all` returns Ok only when no edit from before the call is unflushed.
+//! RUNFULL-U1  A class leaves at least the floor of the next tier (R21): three quarters of the
+//!             reserve after fills, half after changes, a quarter after deletes.
+//! RUNFULL-U2  After all but deletes a file can be unlinked; after everything each subvolume can be
+//!             deleted, and its deletion ends, also by the next mount (R21).
+//! RUNFULL-U3  When all is deleted, all space is free again. A write can use it right after the
+//!             last deletion, within [`REFILL_WITHIN`]. No operation is refused for space while a
+//!             background step could free some (R22).
+//! RUNFULL-U4  What nobody has changed reads as it was written; `check` finds nothing at any time.
+//! RUNFULL-U5  `flush_all` returns Ok only when no edit from before the call is unflushed.
 //!
 //! Content is the business of `fs_level`; here one client goes on after every refusal.
 
@@ -201,7 +201,8 @@ impl History {
         });
         self.outcome.recoveries += 1;
         let fs = opened.expect("the power is on");
-        let fs = fs.unwrap_or_else(|error| panic!("U2: a full pool is not mounted: {error}"));
+        let fs =
+            fs.unwrap_or_else(|error| panic!("RUNFULL-U2: a full pool is not mounted: {error}"));
         if let Some(rule) = self.plan.broken.and_then(Sabotage::of_volume) {
             fs.volumes().break_rule(rule);
         }
@@ -255,7 +256,10 @@ impl History {
             self.plan
                 .tell(|| format!("{done} of {kind:?}: {before} of {reserve} left, then {left}"));
             let must = class.leaves(reserve).min(before).saturating_sub(reserve / SLACK);
-            assert!(left >= must, "U1: {kind:?} leaves {left} blocks of {before}, not {must}");
+            assert!(
+                left >= must,
+                "RUNFULL-U1: {kind:?} leaves {left} blocks of {before}, not {must}"
+            );
         }
         self.unmount(machine, fs);
     }
@@ -272,22 +276,26 @@ impl History {
                 let before = fs.pool().open_txg();
                 fs.pool().flush_all().await?;
                 let left = fs.pool().oldest_pin().filter(|pin| *pin < before);
-                assert_eq!(left, None, "U5: edits from before txg {before} are not flushed");
+                assert_eq!(
+                    left, None,
+                    "RUNFULL-U5: edits from before txg {before} are not flushed"
+                );
             }
             Ok::<(), FsError>(())
         });
         let settled = settled.expect("the power is on");
-        settled.unwrap_or_else(|error| panic!("U1: a full pool cannot be flushed: {error}"));
+        settled
+            .unwrap_or_else(|error| panic!("RUNFULL-U1: a full pool cannot be flushed: {error}"));
         let space = fs.pool().space();
         (space.free + space.freeing).saturating_sub(space.reserved)
     }
 
-    /// U2 to U4.
+    /// RUNFULL-U2 to RUNFULL-U4.
     fn delete_all(&mut self) {
         let (mut machine, mut fs) = self.mount();
         if self.class < Class::Delete {
             let unlinked = machine.run(fs.unlink(fs.root(), b"spare")).expect("the power is on");
-            unlinked.unwrap_or_else(|error| panic!("U2: nothing can be unlinked: {error}"));
+            unlinked.unwrap_or_else(|error| panic!("RUNFULL-U2: nothing can be unlinked: {error}"));
         }
         while !self.clones.is_empty() {
             let nth = self.dice.below(self.clones.len() as u64) as usize;
@@ -295,7 +303,7 @@ impl History {
             let deleted = fs.delete_subvolume(fs.root(), &name, None);
             let deleted = machine.run(deleted).expect("the power is on");
             let name = String::from_utf8_lossy(&name).into_owned();
-            deleted.unwrap_or_else(|error| panic!("U2: {name} cannot be deleted: {error}"));
+            deleted.unwrap_or_else(|error| panic!("RUNFULL-U2: {name} cannot be deleted: {error}"));
             if self.dice.one_in(8) {
                 // What is deleted stays so, and is not deleted twice.
                 machine.run(fs.sync()).expect("the power is on").ok();
@@ -313,7 +321,7 @@ impl History {
             fs.sync_subvolumes(&[]).await?;
             let node = fs.lookup(fs.root(), b"unchanged").await?.node;
             let node = fs.lookup(node, b"f").await?.node;
-            assert_eq!(fs.read(node, 0, 1 << 20).await?.to_vec(), content(0), "U4");
+            assert_eq!(fs.read(node, 0, 1 << 20).await?.to_vec(), content(0), "RUNFULL-U4");
             fs.reaper_idle().await;
             fs.sync().await?;
             // Flushes go on in the background, and each frees what the one before has replaced.
@@ -328,9 +336,13 @@ impl History {
             Ok::<(), FsError>(())
         });
         let freed = freed.expect("the power is on");
-        freed.unwrap_or_else(|error| panic!("U2: space is not freed: {error}"));
+        freed.unwrap_or_else(|error| panic!("RUNFULL-U2: space is not freed: {error}"));
         let space = fs.pool().space();
-        assert!(space.allocated <= most, "U3: {} in an empty pool, now {space:?}", self.empty);
+        assert!(
+            space.allocated <= most,
+            "RUNFULL-U3: {} in an empty pool, now {space:?}",
+            self.empty
+        );
         self.outcome.refilled += u64::from(at_once);
         self.class = Class::Fill;
         self.unmount(machine, fs);
@@ -349,7 +361,10 @@ impl History {
         }
         fs.fsync(node, false).await?;
         let took = Duration::from_nanos(rt.now() - since);
-        assert!(took < REFILL_WITHIN, "U3: writing {blocks} blocks that were deleted: {took:?}");
+        assert!(
+            took < REFILL_WITHIN,
+            "RUNFULL-U3: writing {blocks} blocks that were deleted: {took:?}"
+        );
         fs.unlink(fs.root(), b"refill").await
     }
 }

@@ -6,9 +6,9 @@ use copyhold_pool::Pool;
 
 use crate::machine::Machine;
 
-/// Asserts that no transaction of this mount used more than its credit (A4).
+/// Asserts that no transaction of this mount used more than its credit (ADMIT-A4).
 pub(crate) fn check_credits(pool: &Pool) {
-    assert_eq!(pool.overdrawn(), 0, "A4: transactions used more than their credit");
+    assert_eq!(pool.overdrawn(), 0, "ADMIT-A4: transactions used more than their credit");
 }
 
 /// Nothing is wrong with an image but what a crash leaves, or what damage does if it was damaged

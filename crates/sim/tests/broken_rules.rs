@@ -23,7 +23,10 @@ fn is_noticed_at(level: Level, rule: impl Into<copyhold_sim::Sabotage>, weather:
             panic!("{failure}");
         }
         if let Err(noticed) = (Plan { broken: Some(rule), ..sound }).run() {
-            assert!(!noticed.why.contains("L1: "), "the rule's own lock was noticed: {noticed}");
+            assert!(
+                !noticed.why.contains("RANK-L1: "),
+                "the rule's own lock was noticed: {noticed}"
+            );
             println!("{}: noticed at seed {seed}: {}", rule.name(), noticed.why);
             return;
         }

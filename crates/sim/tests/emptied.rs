@@ -2,9 +2,9 @@
 //! cases, or cannot tell the fault: their model allows an empty file, since a timer may log the cut
 //! alone. Each fault is also made on purpose, and has to be found.
 //!
-//! R35, D9: a rewrite longer than one batch never leaves the file empty.
-//! R34, D8: where O_TRUNC comes beside the first write-back of a file, fsync still makes its times
-//! durable.
+//! R35, DIRTY-D9: a rewrite longer than one batch never leaves the file empty.
+//! R34, DIRTY-D8: where O_TRUNC comes beside the first write-back of a file, fsync still makes its
+//! times durable.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! An fsync of a file whose inode has left memory waits for what was logged before (R34, C2); and
-//! this notices where it does not. In random histories few fsyncs come between the two moments.
+//! An fsync of a file whose inode has left memory waits for what was logged before (R34, CACHE-C2);
+//! and this notices where it does not. In random histories few fsyncs come between the two moments.
 
 use std::sync::Arc;
 use std::time::Duration;

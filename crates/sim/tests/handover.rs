@@ -251,7 +251,7 @@ fn the_power_fails_between_any_two_steps() {
 #[test]
 fn g3_handing_over_what_is_not_sealed_is_noticed() {
     let broken = || between_any_two_steps(Some(Sabotage::HandOverUnsealed));
-    assert!(catch_unwind(broken).is_err(), "G3 can be broken, and nobody notices");
+    assert!(catch_unwind(broken).is_err(), "FORK-G3 can be broken, and nobody notices");
 }
 
 /// One transaction would be larger than what the log takes in one piece.

@@ -1,6 +1,7 @@
-//! A subvolume is not changed before its leftovers are known (O1), and is marked read-only when all
-//! that it has accepted is there (RO1). In random histories few crashes leave blocks behind the end
-//! of a file in a subvolume that two come to at the same moment; here they do.
+//! A subvolume is not changed before its leftovers are known (LEFTOVER-O1), and is marked read-only
+//! when all that it has accepted is there (READONLY-O1). In random histories few crashes leave
+//! blocks behind the end of a file in a subvolume that two come to at the same moment; here they
+//! do.
 
 use std::future::Future;
 use std::pin::pin;

@@ -1,6 +1,6 @@
 //! Rings of the smallest size, and transactions that are large against them: the log never
-//! overflows (A3), mounts alone do not fill it (O2), and what the last three uberblocks need of it
-//! is kept over mounts (R6).
+//! overflows (LOGROOM-A3), mounts alone do not fill it (OPEN-O2), and what the last three
+//! uberblocks need of it is kept over mounts (R6).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,7 +94,7 @@ fn a_small_ring_never_overflows() {
 fn admitting_above_the_limit_of_the_log_is_noticed() {
     let rule = Some(Sabotage::AdmitAboveLimit);
     let noticed = (0..100).find(|seed| play(*seed, rule).is_err());
-    assert!(noticed.is_some(), "A3 can be broken for 100 seeds, and nobody notices");
+    assert!(noticed.is_some(), "LOGROOM-A3 can be broken for 100 seeds, and nobody notices");
 }
 
 /// Whether the log that the last three uberblocks need is still there.
@@ -182,7 +182,7 @@ fn mounts_that_are_killed_do_not_fill_the_ring() {
     }
     let rule = Some(Sabotage::AlwaysBegin);
     let noticed = (0..8).any(|seed| mounts_after_mounts(seed, rule).is_err());
-    assert!(noticed, "O2 can be broken for 8 seeds, and nobody notices");
+    assert!(noticed, "OPEN-O2 can be broken for 8 seeds, and nobody notices");
 }
 
 /// The same of a filesystem. Here the flusher starts only when the tenants are known, some time

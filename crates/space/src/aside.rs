@@ -8,12 +8,13 @@
 //!           are open then, so that they pin the log from there on. When the map can be read, or
 //!           has been made anew from all references, the edits are applied to it.
 //!
-//! Q1  A read error changes no descriptor and frees no map.
-//! Q2  Edits that are logged again have the state that blocks have when their transaction joins: no
-//!     edit of an older txg can follow, and within the txg allocations are applied before frees.
-//!     So they may be logged in steps, each with the state at its own time (R28).
-//! Q3  Nothing is allocated in such a metaslab. So each block is freed at most once, and the edits
-//!     that are logged again stay bounded by the runs that were allocated.
+//! ASIDE-Q1  A read error changes no descriptor and frees no map.
+//! ASIDE-Q2  Edits that are logged again have the state that blocks have when their transaction
+//!           joins: no edit of an older txg can follow, and within the txg allocations are applied
+//!           before frees. So they may be logged in steps, each with the state at its own time
+//!           (R28).
+//! ASIDE-Q3  Nothing is allocated in such a metaslab. So each block is freed at most once, and the
+//!           edits that are logged again stay bounded by the runs that were allocated.
 
 use copyhold_format::space_map::SpaceMap;
 use copyhold_types::{NodePtr, Run, Txg};

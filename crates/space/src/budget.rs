@@ -1,12 +1,13 @@
 //! What there is, what is promised, and who may have how much of it (R21).
 //!
-//! B1  `free` is every block that a claim could get now: what the metaslabs offer and what lanes
-//!     hold. `available` is `free` less what outstanding reservations promise.
-//! B2  A reservation is accepted while `available` stays at or above the floor of its tier. The
-//!     internal tier has none: flush, trim and uberblock are never refused by accounting, and may
-//!     make `available` negative for a while.
-//! B3  A claim moves blocks from promised to claimed: `free` falls, `available` stays. So what was
-//!     accepted can be placed, as long as the internal tier stays within the reserve.
+//! BUDGET-B1  `free` is every block that a claim could get now: what the metaslabs offer and what
+//!            lanes hold. `available` is `free` less what outstanding reservations promise.
+//! BUDGET-B2  A reservation is accepted while `available` stays at or above the floor of its tier.
+//!            The internal tier has none: flush, trim and uberblock are never refused by
+//!            accounting, and may make `available` negative for a while.
+//! BUDGET-B3  A claim moves blocks from promised to claimed: `free` falls, `available` stays. So
+//!            what was accepted can be placed, as long as the internal tier stays within the
+//!            reserve.
 //!
 //! All figures are blocks. They are single atomics: a reader may see one before and another after
 //! a change, never a wrong sum once the change is over.

@@ -3,8 +3,9 @@
 use crate::space::Space;
 
 impl Space {
-    /// Panics when an invariant of this crate does not hold (B1, K1–K3, L1, M1–M4). Walks
-    /// everything; nobody else may be allocating or freeing meanwhile.
+    /// Panics when an invariant of this crate does not hold (BUDGET-B1, META-K1 to META-K3,
+    /// LANE-L1, FREE-M1 to FREE-M4). Walks everything; nobody else may be allocating or freeing
+    /// meanwhile.
     pub fn check(&self) {
         let shared = &self.shared;
         let held = shared.held_runs();
@@ -23,16 +24,16 @@ impl Space {
             allocated += state.aside.as_ref().map_or(0, |aside| aside.usable);
             for &(_, run) in held.iter().filter(|held| held.0 == index) {
                 let first = (run.addr.block() - metaslab.first_block) as u32;
-                assert!(state.free.all_used(first, run.blocks), "L1: {run:?} is free");
-                assert!(state.logged.all_clear(first, run.blocks), "L1: {run:?} is allocated");
+                assert!(state.free.all_used(first, run.blocks), "LANE-L1: {run:?} is free");
+                assert!(state.logged.all_clear(first, run.blocks), "LANE-L1: {run:?} is allocated");
             }
         }
         let lanes = shared.lanes.iter().filter(|lane| lane.lock().open.is_some()).count();
-        assert_eq!(open, lanes, "M2: chunks that are held, and lanes that hold one");
+        assert_eq!(open, lanes, "FREE-M2: chunks that are held, and lanes that hold one");
         assert_eq!(good_chunks, shared.good_chunks(), "good chunks of all metaslabs");
         free += held.iter().map(|(_, run)| u64::from(run.blocks)).sum::<u64>();
         let figures = self.figures();
-        assert_eq!(figures.free, free, "B1: free");
+        assert_eq!(figures.free, free, "BUDGET-B1: free");
         assert_eq!(figures.freeing, freeing, "freeing");
         assert_eq!(figures.discarding, discarding, "discarding");
         assert_eq!(figures.allocated, allocated, "allocated");

@@ -8,14 +8,15 @@
 //!           A crash before 3 is durable costs nothing: claims vanish, the old map and the log
 //!           still say it all (R19).
 //!
-//! F1  A frozen map has every edit that was applied before the freeze, also those of txgs that are
-//!     not closed. So it pins none of them; and it is complete up to the newest *closed* txg, since
-//!     nothing of that can come any more. Replaying later edits again does no harm: they are
-//!     absolute (R5).
-//! F2  The batch that brings the new descriptor is not older than any edit in the map: its
-//!     transaction joins the txg that is open after the freeze, never one that was closing.
-//! F3  Until `installed`, the pin stays where it was: a segment of the log that the old map needs
-//!     is never given up for a descriptor that may not survive (R6).
+//! MAPFLUSH-F1  A frozen map has every edit that was applied before the freeze, also those of txgs
+//!              that are not closed. So it pins none of them; and it is complete up to the newest
+//!              *closed* txg, since nothing of that can come any more. Replaying later edits again
+//!              does no harm: they are absolute (R5).
+//! MAPFLUSH-F2  The batch that brings the new descriptor is not older than any edit in the map: its
+//!              transaction joins the txg that is open after the freeze, never one that was
+//!              closing.
+//! MAPFLUSH-F3  Until `installed`, the pin stays where it was: a segment of the log that the old
+//!              map needs is never given up for a descriptor that may not survive (R6).
 
 use copyhold_format::space_map::{Descriptor, Place, SpaceMap};
 use copyhold_types::{Key, NodePtr, Txg};
@@ -113,7 +114,7 @@ impl Drop for MapJob {
     fn drop(&mut self) {
         if !self.done {
             let mut state = self.space.shared.metaslabs[self.index].lock();
-            let frozen = state.frozen.take().expect("F3: a job has frozen changes");
+            let frozen = state.frozen.take().expect("MAPFLUSH-F3: a job has frozen changes");
             state.live = state.live.and(frozen);
         }
     }
@@ -148,7 +149,7 @@ impl Space {
     /// The transaction that put the job's descriptor is durable: its edits pin the log no more.
     pub fn installed(&self, mut job: MapJob, map: Option<NodePtr>) {
         let mut state = self.shared.metaslabs[job.index].lock();
-        state.frozen.take().expect("F3: a job has frozen changes");
+        state.frozen.take().expect("MAPFLUSH-F3: a job has frozen changes");
         if !job.is_set_aside() {
             state.map = map;
             state.complete_to = Some(job.complete_to);

@@ -4,12 +4,13 @@
 //!           blocks are free, and its [`Grade`]. So finding a chunk for a lane looks at bytes, not
 //!           at blocks, and the counts per grade tell without a lock whether to look at all (P10).
 //!
-//! M1  A chunk's `free` is the number of its free bits.
-//! M2  A chunk that a lane holds has no grade. The bits that the lane holds are not free here;
-//!     blocks that become free meanwhile are, and join the grade when the lane gives the chunk up.
-//! M3  No free run is longer than `run_max`: where runs are short, a search for a long one that was
-//!     in vain is not made again before something becomes free (R21).
-//! M4  `counts` are the chunks per grade; `warm_free` is the free blocks of warm chunks.
+//! FREE-M1  A chunk's `free` is the number of its free bits.
+//! FREE-M2  A chunk that a lane holds has no grade. The bits that the lane holds are not free here;
+//!          blocks that become free meanwhile are, and join the grade when the lane gives the chunk
+//!          up.
+//! FREE-M3  No free run is longer than `run_max`: where runs are short, a search for a long one
+//!          that was in vain is not made again before something becomes free (R21).
+//! FREE-M4  `counts` are the chunks per grade; `warm_free` is the free blocks of warm chunks.
 //!
 //! A chunk is *warm* once it has been handed out, until it is discarded: on a sparse pool file,
 //! writing where nothing has ever been written halves the rate of fsync (P6).
@@ -239,7 +240,7 @@ impl FreeMap {
 
     /// Takes back a chunk that a lane held, with what the lane has left of it.
     pub(crate) fn give_up_chunk(&mut self, at: u32, rest: ChunkBits) {
-        assert_eq!(self.chunks[at as usize].state, State::Held, "M2: chunk {at}");
+        assert_eq!(self.chunks[at as usize].state, State::Held, "FREE-M2: chunk {at}");
         for (first, blocks) in rest.runs() {
             self.vacate(at * CHUNK_BLOCKS + first, blocks, None);
         }
@@ -372,16 +373,16 @@ impl FreeMap {
         (discarding, count(State::Held))
     }
 
-    /// M1 to M4.
+    /// FREE-M1 to FREE-M4.
     pub(crate) fn check(&self) {
         let mut counts = [0; Grade::COUNT];
         let (mut warm_free, mut free_blocks) = (0, 0);
         for (at, chunk) in self.chunks.iter().enumerate() {
             let free = self.bits(at).count();
-            assert_eq!(u32::from(chunk.free), free, "M1: chunk {at}");
+            assert_eq!(u32::from(chunk.free), free, "FREE-M1: chunk {at}");
             match chunk.state {
                 State::Idle(grade) => {
-                    assert_eq!(grade, self.grade_of(at), "M4: chunk {at}");
+                    assert_eq!(grade, self.grade_of(at), "FREE-M4: chunk {at}");
                     grade.into_iter().for_each(|grade| counts[grade as usize] += 1);
                 }
                 State::Held => {}
@@ -390,11 +391,11 @@ impl FreeMap {
             warm_free += if chunk.warm { u64::from(free) } else { 0 };
             free_blocks += free;
         }
-        assert_eq!(self.counts, counts, "M4");
-        assert_eq!(self.warm_free, warm_free, "M4");
+        assert_eq!(self.counts, counts, "FREE-M4");
+        assert_eq!(self.warm_free, warm_free, "FREE-M4");
         let longest = self.free.runs().map(|(_, blocks)| blocks).max();
-        assert!(longest.unwrap_or(0) <= self.run_max, "M3");
-        assert_eq!(self.free_blocks, free_blocks, "M1");
+        assert!(longest.unwrap_or(0) <= self.run_max, "FREE-M3");
+        assert_eq!(self.free_blocks, free_blocks, "FREE-M1");
     }
 }
 

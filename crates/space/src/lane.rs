@@ -5,7 +5,7 @@
 //! blocks, and then bumps a cursor inside under its own. What is left of its chunk when it takes
 //! another one goes back.
 //!
-//! L1  The blocks of an open chunk that are the lane's are free nowhere else.
+//! LANE-L1  The blocks of an open chunk that are the lane's are free nowhere else.
 //!
 //! Order of locks: lane, then metaslab. Nobody holds two lanes or two metaslabs, but a check.
 

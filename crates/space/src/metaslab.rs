@@ -11,10 +11,11 @@
 //!
 //! Two bitmaps say it all, since each state but *allocated* vanishes in a crash (R19):
 //!
-//! K1  `logged`: what all applied transactions say is allocated. Only this reaches a map on disk.
-//! K2  `free`: what may be handed out. Disjoint from `logged`.
-//! K3  What is in neither is fixed (labels, log), claimed, in a lane, deferred or being discarded.
-//!     Deferred runs are disjoint from both and from each other.
+//! META-K1  `logged`: what all applied transactions say is allocated. Only this reaches a map on
+//!          disk.
+//! META-K2  `free`: what may be handed out. Disjoint from `logged`.
+//! META-K3  What is in neither is fixed (labels, log), claimed, in a lane, deferred or being
+//!          discarded. Deferred runs are disjoint from both and from each other.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -144,12 +145,12 @@ impl Metaslab {
         let mut state = self.lock();
         assert!(
             state.free.all_used(first, blocks),
-            "K2: {:?} was not claimed",
+            "META-K2: {:?} was not claimed",
             self.run(first, blocks)
         );
         assert!(
             state.logged.all_clear(first, blocks),
-            "K1: {:?} is allocated",
+            "META-K1: {:?} is allocated",
             self.run(first, blocks)
         );
         state.logged.set(first, blocks);
@@ -193,7 +194,11 @@ impl Metaslab {
         let mut count = 0;
         for (txg, runs) in released {
             for (first, blocks) in runs {
-                assert!(state.logged.all_clear(first, blocks), "K3: {:?}", self.run(first, blocks));
+                assert!(
+                    state.logged.all_clear(first, blocks),
+                    "META-K3: {:?}",
+                    self.run(first, blocks)
+                );
                 state.free.vacate(first, blocks, Some(txg));
                 count += u64::from(blocks);
             }
@@ -202,19 +207,22 @@ impl Metaslab {
         (count, self.publish(&state))
     }
 
-    /// K1 to K3, as far as one metaslab can tell. The mutex is held.
+    /// META-K1 to META-K3, as far as one metaslab can tell. The mutex is held.
     pub(crate) fn check(&self, state: &MetaslabState) {
         state.free.check();
         let mut seen = state.logged.clone();
         for (first, blocks) in state.deferred.values().flatten().copied() {
             let run = self.run(first, blocks);
-            assert!(seen.all_clear(first, blocks), "K3: {run:?} is deferred and logged or twice");
-            assert!(state.free.all_used(first, blocks), "K3: {run:?} is deferred and free");
+            assert!(
+                seen.all_clear(first, blocks),
+                "META-K3: {run:?} is deferred and logged or twice"
+            );
+            assert!(state.free.all_used(first, blocks), "META-K3: {run:?} is deferred and free");
             seen.set(first, blocks);
         }
         for (first, blocks) in state.logged.runs() {
             let run = self.run(first, blocks);
-            assert!(state.free.all_used(first, blocks), "K2: {run:?} is logged and free");
+            assert!(state.free.all_used(first, blocks), "META-K2: {run:?} is logged and free");
         }
         let offers = Grade::ALL.map(|grade| self.offer(grade));
         assert_eq!(offers, state.free.counts(), "{}: what it offers", self.id);

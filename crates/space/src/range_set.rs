@@ -3,7 +3,7 @@
 //! For what is small or sparse: fixed areas, what a check has reached. Loaded free space is a
 //! bitmap (`bits.rs`), whose size does not depend on how scattered it is (P10).
 //!
-//! S1  Runs are not empty, do not overlap and do not touch.
+//! RANGESET-S1  Runs are not empty, do not overlap and do not touch.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -132,8 +132,8 @@ mod tests {
     fn check(set: &RangeSet) {
         let mut end = None;
         for run in set.iter() {
-            assert!(!run.is_empty(), "S1: {run:?}");
-            assert!(end.is_none_or(|end| end < run.start), "S1: {run:?} touches {end:?}");
+            assert!(!run.is_empty(), "RANGESET-S1: {run:?}");
+            assert!(end.is_none_or(|end| end < run.start), "RANGESET-S1: {run:?} touches {end:?}");
             end = Some(run.end);
         }
         assert_eq!(set.blocks(), as_blocks(set).len() as u64);

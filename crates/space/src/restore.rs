@@ -4,11 +4,11 @@
 //! (R5). So edits are gathered per metaslab and applied at the end, over the map, from the first
 //! txg on that it is not complete up to.
 //!
-//! O1  Within a txg allocations are applied before frees, in whatever order they come: what a txg
-//!     frees is not allocatable before it is durable, so no block is first freed and then
-//!     allocated in one.
-//! O2  What was freed by a txg that is not known to be durable stays deferred: a second crash may
-//!     yet take that txg away (R3, R13).
+//! RESTORE-O1  Within a txg allocations are applied before frees, in whatever order they come: what
+//!             a txg frees is not allocatable before it is durable, so no block is first freed and
+//!             then allocated in one.
+//! RESTORE-O2  What was freed by a txg that is not known to be durable stays deferred: a second
+//!             crash may yet take that txg away (R3, R13).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -171,7 +171,7 @@ fn settle(
     let Restored { fixed, descriptor, logged, mut edits, is_aside } = restored;
     let size = layout.blocks_of(id.index);
     let complete_to = descriptor.map(|descriptor| descriptor.complete_to);
-    edits.sort_by_key(|edit| (edit.txg, edit.free)); // O1
+    edits.sort_by_key(|edit| (edit.txg, edit.free)); // RESTORE-O1
     let mut logged = logged.unwrap_or_else(|| Bits::new(size));
     let mut live = Changes::default();
     let mut aside = is_aside.then(|| Box::new(Aside::new(size, fixed.clone())));
@@ -209,7 +209,7 @@ fn settle(
     Ok(MetaslabState { logged, free, deferred, live, frozen, map, complete_to, aside })
 }
 
-/// The frees that are not allocatable yet, O2; they count as used.
+/// The frees that are not allocatable yet, RESTORE-O2; they count as used.
 fn defer(edits: &[Edit], durable: Option<Txg>, used: &mut Bits) -> BTreeMap<Txg, Vec<(u32, u32)>> {
     let mut deferred: BTreeMap<Txg, Vec<(u32, u32)>> = BTreeMap::new();
     // The newest first: it is the one that a block waits for.

@@ -170,7 +170,7 @@ fn edits_of_a_metaslab_that_is_set_aside_are_logged_again_until_its_map_is_there
     assert_eq!((&carried.allocated[..], steps), (&[run(1510, 90)][..], 1));
     assert_eq!(carried.freed, [run(1024 + 128, 2), run(1500, 10)]);
     assert_eq!(carry_all(&space, &job, 1).0, carried, "in smaller steps");
-    assert_eq!(space.oldest_pin(), Some(txg(13)), "F3: until the record is durable");
+    assert_eq!(space.oldest_pin(), Some(txg(13)), "MAPFLUSH-F3: until the record is durable");
     space.installed(job, None);
     assert_eq!(space.oldest_pin(), Some(txg(16)));
     assert_eq!(space.missing_map(ID), Some((descriptor.map.unwrap(), txg(10))));

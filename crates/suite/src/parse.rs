@@ -3,9 +3,10 @@
 //! A file is lines: empty ones, `# comments`, a header (`scenario`, `section`, `differs`, `only`,
 //! `options`, `size`) and then what is done. All words are described in `docs/scenarios.md`.
 //!
-//! S1  A line for one target only needs a reason, the header `differs` (or `only`), and it them.
-//! S2  `expect errno` and `expect accepted` follow the step that they are about.
-//! S3  Paths stay inside the mount.
+//! PARSE-S1  A line for one target only needs a reason, the header `differs` (or `only`), and it
+//!           them.
+//! PARSE-S2  `expect errno` and `expect accepted` follow the step that they are about.
+//! PARSE-S3  Paths stay inside the mount.
 
 mod expectation;
 mod step;
@@ -150,10 +151,10 @@ fn complete(scenario: &Scenario) -> Result<(), (usize, String)> {
     }
     let has_reason = scenario.differs.is_some() || scenario.only.is_some();
     if let Some(line) = scenario.lines.iter().find(|line| line.target.is_some() && !has_reason) {
-        return Err((line.number, "S1: the header says not why targets differ ('differs')".into()));
+        return Err((line.number, "PARSE-S1: the header has no reason ('differs')".into()));
     }
     if scenario.differs.is_some() && scenario.lines.iter().all(|line| line.target.is_none()) {
-        return Err((1, "S1: 'differs', but no line is for one target only".into()));
+        return Err((1, "PARSE-S1: 'differs', but no line is for one target only".into()));
     }
     let is_step = |line: &&Line| matches!(line.action, Action::Step(_));
     let last = scenario.lines.iter().rposition(|line| is_step(&line));

@@ -109,7 +109,7 @@ impl Player<'_> {
 
     fn expect(&mut self, line: usize, expectation: &Expectation) -> Result<(), SuiteError> {
         let found = if expectation.is_of_a_step() {
-            let last = self.last.as_mut().expect("S2: the parser wants a step before");
+            let last = self.last.as_mut().expect("PARSE-S2: the parser wants a step before");
             last.is_judged |= matches!(expectation, Expectation::Errno(_));
             verify::step(expectation, &last.outcome)
         } else {

@@ -1,4 +1,4 @@
-//! The locks that a thread holds, in debug builds: the assertion of L1.
+//! The locks that a thread holds, in debug builds: the assertion of RANK-L1.
 
 use crate::Rank;
 
@@ -13,7 +13,7 @@ impl Held {
     ///
     /// # Panics
     /// In debug builds, unless its place is later than those of all locks that the thread holds
-    /// (L1).
+    /// (RANK-L1).
     #[track_caller]
     pub(crate) fn waiting(rank: Rank, key: u64) -> Held {
         #[cfg(debug_assertions)]
@@ -21,7 +21,7 @@ impl Held {
         Held::taken(rank, key)
     }
 
-    /// After a thread took a lock without waiting (L2).
+    /// After a thread took a lock without waiting (RANK-L2).
     pub(crate) fn taken(rank: Rank, key: u64) -> Held {
         #[cfg(debug_assertions)]
         {
@@ -38,7 +38,7 @@ impl Held {
     /// Before the thread releases the lock for a while, and then waits for it again.
     ///
     /// # Panics
-    /// In debug builds, if the thread holds a lock that has no earlier place (L1).
+    /// In debug builds, if the thread holds a lock that has no earlier place (RANK-L1).
     #[track_caller]
     pub(crate) fn waiting_again(&self) {
         #[cfg(debug_assertions)]
@@ -89,7 +89,7 @@ mod checked {
     fn assert_behind(last: Option<(Rank, u64)>, place: (Rank, u64)) {
         if let Some(last) = last.filter(|last| *last >= place) {
             let ((held, held_key), (wanted, key)) = (last, place);
-            panic!("L1: waits for {wanted:?} ({key}) while it holds {held:?} ({held_key})");
+            panic!("RANK-L1: waits for {wanted:?} ({key}) while it holds {held:?} ({held_key})");
         }
     }
 

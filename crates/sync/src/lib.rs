@@ -8,9 +8,10 @@
 //!           not another thread is there. So no deadlock on these locks is possible where the
 //!           assertions hold.
 //!
-//! L1  A thread that holds a lock of rank `r` waits for locks of later ranks only, or for locks of
-//!     rank `r` with a greater key ([`Mutex::lock_at`]).
-//! L2  `try_lock` never waits, so it may come in any order. Its lock counts as held with key 0.
+//! RANK-L1  A thread that holds a lock of rank `r` waits for locks of later ranks only, or for
+//!          locks of rank `r` with a greater key ([`Mutex::lock_at`]).
+//! RANK-L2  `try_lock` never waits, so it may come in any order. Its lock counts as held with key
+//!          0.
 //!
 //! In release builds these are the locks of `parking_lot` and nothing else. All blocking locks of
 //! the engine come from here, so a concurrency checker can replace them (`shuttle/parking_lot`).

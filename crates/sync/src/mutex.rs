@@ -35,14 +35,14 @@ impl<T: ?Sized, R: Ranked> Mutex<T, R> {
     }
 
     /// As [`Self::lock`], where a thread holds several locks of this rank: it takes them by
-    /// ascending `key` (L1).
+    /// ascending `key` (RANK-L1).
     #[track_caller]
     pub fn lock_at(&self, key: u64) -> MutexGuard<'_, T> {
         let held = Held::waiting(R::RANK, key);
         MutexGuard { inner: self.inner.lock(), held }
     }
 
-    /// The lock, if it is free. Never waits (L2).
+    /// The lock, if it is free. Never waits (RANK-L2).
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let inner = self.inner.try_lock()?;
         Some(MutexGuard { inner, held: Held::taken(R::RANK, 0) })
@@ -89,7 +89,7 @@ impl Condvar {
     }
 
     /// Waits without the lock of `guard`, and has it again when this returns: so the thread holds
-    /// no lock of a later place (L1).
+    /// no lock of a later place (RANK-L1).
     #[track_caller]
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         guard.held.waiting_again();

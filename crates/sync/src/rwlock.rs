@@ -37,7 +37,7 @@ impl<T: ?Sized, R: Ranked> RwLock<T, R> {
     }
 
     /// As [`Self::read`], where a thread holds several locks of this rank: it takes them by
-    /// ascending `key` (L1).
+    /// ascending `key` (RANK-L1).
     #[track_caller]
     pub fn read_at(&self, key: u64) -> RwLockReadGuard<'_, T> {
         let held = Held::waiting(R::RANK, key);
@@ -56,7 +56,7 @@ impl<T: ?Sized, R: Ranked> RwLock<T, R> {
         RwLockWriteGuard { inner: self.inner.write(), _held: held }
     }
 
-    /// Never waits (L2).
+    /// Never waits (RANK-L2).
     pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
         let inner = self.inner.try_read()?;
         Some(RwLockReadGuard { inner, _held: Held::taken(R::RANK, 0) })

@@ -14,7 +14,7 @@ type Inner = Mutex<u32, of::InodeCache>;
 fn is_refused(lock: impl FnOnce()) {
     let refused = catch_unwind(AssertUnwindSafe(lock)).expect_err("the order is wrong");
     let text = refused.downcast_ref::<String>().expect("an assertion with values");
-    assert!(text.starts_with("L1: waits for"), "{text}");
+    assert!(text.starts_with("RANK-L1: waits for"), "{text}");
 }
 
 #[test]

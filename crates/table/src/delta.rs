@@ -99,7 +99,7 @@ impl Delta {
     }
 
     pub(crate) fn set_oldest(&mut self, oldest: Option<Txg>) {
-        assert!(self.is_empty() || oldest.is_some(), "T2: edits of no txg");
+        assert!(self.is_empty() || oldest.is_some(), "TABLE-T2: edits of no txg");
         self.oldest = if self.is_empty() { None } else { oldest };
     }
 

@@ -144,13 +144,19 @@ impl Table {
         let index = partitions.index_starting(job.start).expect("a flush keeps its partition");
         let end = partitions.end(index);
         let state = partitions.get_mut(index).state.get_mut();
-        let frozen = state.frozen.take().expect("P2: the job froze it");
-        assert!(Arc::ptr_eq(&frozen, &job.frozen), "P2: one flush at a time");
-        assert!(flushed.parts[0].start == job.start, "T4: the first part starts the partition");
+        let frozen = state.frozen.take().expect("PART-P2: the job froze it");
+        assert!(Arc::ptr_eq(&frozen, &job.frozen), "PART-P2: one flush at a time");
+        assert!(
+            flushed.parts[0].start == job.start,
+            "TABLE-T4: the first part starts the partition"
+        );
         let old = std::mem::take(state);
         let mut states = old.into_parts(&flushed.parts, end, job.upto);
         let (_, mut first) = states.remove(0);
-        assert!(flushed.layers.is_empty() || states.is_empty(), "L2: layers lie over one base");
+        assert!(
+            flushed.layers.is_empty() || states.is_empty(),
+            "LAYERS-L2: layers lie over one base"
+        );
         first.settled.layers = flushed.layers.into();
         *partitions.get_mut(index).state.get_mut() = first;
         let parts = 1 + states.len();
@@ -182,8 +188,8 @@ impl Table {
         let index = partitions.index_starting(job.start).expect("a flush keeps its partition");
         let mut state = partitions.get(index).state.lock();
         let before = state.weight();
-        let frozen = state.frozen.take().expect("P2: the job froze it");
-        assert!(Arc::ptr_eq(&frozen, &job.frozen), "P2: one flush at a time");
+        let frozen = state.frozen.take().expect("PART-P2: the job froze it");
+        assert!(Arc::ptr_eq(&frozen, &job.frozen), "PART-P2: one flush at a time");
         drop(job);
         let frozen = Arc::try_unwrap(frozen).unwrap_or_else(|shared| Delta::clone(&shared));
         state.delta.merge_under(frozen);
@@ -219,7 +225,7 @@ impl State {
         end: Option<Key>,
         upto: Option<Key>,
     ) -> Vec<(Key, State)> {
-        let sweep = self.sweep.expect("P3: a flush is a step of a sweep");
+        let sweep = self.sweep.expect("PART-P3: a flush is a step of a sweep");
         let mut states = Vec::with_capacity(parts.len());
         for (n, part) in parts.iter().enumerate().rev() {
             let end = parts.get(n + 1).map(|next| next.start).or(end);
@@ -252,7 +258,8 @@ impl State {
 }
 
 /// Gives the keys of a partition without items to the one before, if neither is in the middle of a
-/// flush or sweep; its id, if it is gone. What is complete of both is complete of the whole (T3).
+/// flush or sweep; its id, if it is gone. What is complete of both is complete of the whole
+/// (TABLE-T3).
 fn absorb_empty(partitions: &mut Partitions, index: usize) -> Option<u64> {
     let state = partitions.get_mut(index).state.get_mut();
     if index == 0 || !state.settled.is_empty() || state.sweep.is_some() {

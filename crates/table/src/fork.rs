@@ -7,17 +7,18 @@
 //!           that is settled (all in its bases, nothing under it), the child *adopts* its
 //!           partitions.
 //!
-//! K1  A table with something under it has one partition without a base, and is not flushed; so
-//!     what is under it is flushed before it.
-//! K2  What is under a table never changes but by being flushed and by adopting.
-//! K3  A table without edits that itself lies over another one is passed over: its children lie
-//!     over that other one. So the depth is that of tables with unflushed edits (R29).
-//!     Who adopts sees to it first that no flush begins there ([`Table::stand_still`]), not even of
-//!     layers: it would give up nodes that by then are the children's.
-//! K5  Tables that adopt one by one are not all behind the table when a crash comes. So the first
-//!     of them finds it *sealed*: its descriptors say that all of its edits are in its bases, and
-//!     replay brings none back, whose flush would give up nodes that others have adopted.
-//! K4  A child replays all of its edits in the log, whatever it adopts (T3).
+//! TABFORK-K1  A table with something under it has one partition without a base, and is not
+//!             flushed; so what is under it is flushed before it.
+//! TABFORK-K2  What is under a table never changes but by being flushed and by adopting.
+//! TABFORK-K3  A table without edits that itself lies over another one is passed over: its children
+//!             lie over that other one. So the depth is that of tables with unflushed edits (R29).
+//!             Who adopts sees to it first that no flush begins there ([`Table::stand_still`]), not
+//!             even of layers: it would give up nodes that by then are the children's.
+//! TABFORK-K5  Tables that adopt one by one are not all behind the table when a crash comes. So the
+//!             first of them finds it *sealed*: its descriptors say that all of its edits are in
+//!             its bases, and replay brings none back, whose flush would give up nodes that others
+//!             have adopted.
+//! TABFORK-K4  A child replays all of its edits in the log, whatever it adopts (TABLE-T3).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -38,7 +39,7 @@ impl Table {
         child
     }
 
-    /// What children of this table lie over: itself, or what it adds nothing to (K3).
+    /// What children of this table lie over: itself, or what it adds nothing to (TABFORK-K3).
     pub fn fork_point(self: &Arc<Table>) -> Arc<Table> {
         match self.under() {
             Some(under) if self.has_no_edits() => under,
@@ -54,7 +55,7 @@ impl Table {
     /// Puts a recovered table over what it was forked from.
     pub fn lay_over(&self, under: Arc<Table>) {
         let mut partitions = self.write_partitions();
-        assert!(partitions.iter().count() == 1, "K1: {} has bases of its own", self.id());
+        assert!(partitions.iter().count() == 1, "TABFORK-K1: {} has bases of its own", self.id());
         partitions.under = Some(under);
     }
 
@@ -89,7 +90,7 @@ impl Table {
     }
 
     /// Says that the table is complete up to `txg`, in whose transaction the returned edits are: it
-    /// stands still, so nothing of it can be newer (K5). Nothing, if that has been said.
+    /// stands still, so nothing of it can be newer (TABFORK-K5). Nothing, if that has been said.
     pub fn seal(&self, txg: Txg) -> Vec<DescriptorEdit> {
         if self.sealed.swap(true, Ordering::AcqRel) {
             return Vec::new();
@@ -118,12 +119,12 @@ impl Table {
     pub fn adopt(&self) -> (Vec<DescriptorEdit>, Weight) {
         let mut partitions = self.write_partitions();
         let before = partitions.weight();
-        let under = partitions.under.take().expect("K1: a table is forked from something");
-        assert!(under.is_settled(), "K1: {} is not settled", under.id());
+        let under = partitions.under.take().expect("TABFORK-K1: a table is forked from something");
+        assert!(under.is_settled(), "TABFORK-K1: {} is not settled", under.id());
         let own = std::mem::take(partitions.get_mut(0).state.get_mut());
         assert!(
             own.frozen.is_none() && own.settled.base.root.is_none(),
-            "K1: {} was flushed",
+            "TABFORK-K1: {} was flushed",
             self.id()
         );
         let mut delta = own.delta;

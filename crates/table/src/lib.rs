@@ -30,14 +30,16 @@
 //!   verify    table.for_each_node / for_each_item
 //! ```
 //!
-//! T1  An item's newest version is found in this order: delta, frozen delta, layers, base. A reader
-//!     takes all of them at one moment, under one lock, and keeps to them until its end.
-//! T2  `pin`: every edit of an older txg is settled, in a base or layer. The log may be trimmed up
-//!     to it.
-//! T3  `complete_to` of a partition: all its edits of txgs up to this one are settled. It only
-//!     says what replay may drop; replaying more than needed gives the same table (edits are
-//!     absolute, and what is replayed is always all of the log from some point on).
-//! T4  Partitions cover all keys: the first starts at `Key::MIN`, each ends where the next starts.
+//! TABLE-T1  An item's newest version is found in this order: delta, frozen delta, layers, base. A
+//!           reader takes all of them at one moment, under one lock, and keeps to them until its
+//!           end.
+//! TABLE-T2  `pin`: every edit of an older txg is settled, in a base or layer. The log may be
+//!           trimmed up to it.
+//! TABLE-T3  `complete_to` of a partition: all its edits of txgs up to this one are settled. It
+//!           only says what replay may drop; replaying more than needed gives the same table (edits
+//!           are absolute, and what is replayed is always all of the log from some point on).
+//! TABLE-T4  Partitions cover all keys: the first starts at `Key::MIN`, each ends where the next
+//!           starts.
 //!
 //! Locks: the list of partitions, then one partition. Neither is held across an await.
 

@@ -7,9 +7,9 @@
 //! both then make one leaf that is not nearly full. Last, the inner nodes: one, or several if the
 //! partition has grown too large.
 //!
-//! M1  A leaf is either kept or replaced, with all its items; so the new base is the old one plus
-//!     the edits.
-//! M2  Nothing that exists is changed: until the result is installed, the old base stands.
+//! MERGE-M1  A leaf is either kept or replaced, with all its items; so the new base is the old one
+//!           plus the edits.
+//! MERGE-M2  Nothing that exists is changed: until the result is installed, the old base stands.
 
 use copyhold_format::node::{Child, LayerDescriptor, LeafBuilder, NodeOrigin, encode_inner};
 use copyhold_types::{BLOCK_BYTES, Buf, Key, NodePtr, Purpose};
@@ -405,7 +405,11 @@ mod tests {
                     leaves.push((header.first.offset, visit.ptr.blocks));
                 }
             }));
-            assert_eq!(reachable, self.store.addresses(), "M1: replaced is what is not there");
+            assert_eq!(
+                reachable,
+                self.store.addresses(),
+                "MERGE-M1: replaced is what is not there"
+            );
             leaves
         }
 

@@ -295,7 +295,7 @@ impl World {
         }
         let flushed = merged.unwrap();
         assert_eq!(flushed.written, sink.written);
-        assert!(flushed.layers.len() <= 4 || self.failed, "S1: {:?}", flushed.layers);
+        assert!(flushed.layers.len() <= 4 || self.failed, "SPILL-S1: {:?}", flushed.layers);
         self.released.extend(&flushed.replaced);
         let (tells, settled) = self.table.install(job, flushed);
         self.weight = self.weight - settled;

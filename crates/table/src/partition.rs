@@ -1,9 +1,9 @@
 //! A partition in memory, and the ordered list of them.
 //!
-//! P1  The first partition starts at `Key::MIN`, starts ascend, ids are distinct (T4).
-//! P2  `frozen` is there exactly while a flush of the partition is under way.
-//! P3  Edits of txgs up to `sweep.complete_to` are in the delta above `sweep.resume`, or frozen, or
-//!     settled; what else is in the delta is no older than `sweep.fresh`.
+//! PART-P1  The first partition starts at `Key::MIN`, starts ascend, ids are distinct (TABLE-T4).
+//! PART-P2  `frozen` is there exactly while a flush of the partition is under way.
+//! PART-P3  Edits of txgs up to `sweep.complete_to` are in the delta above `sweep.resume`, or
+//!          frozen, or settled; what else is in the delta is no older than `sweep.fresh`.
 
 use std::sync::Arc;
 
@@ -70,7 +70,7 @@ impl State {
         Some(edit.value().cloned())
     }
 
-    /// T2.
+    /// TABLE-T2.
     pub(crate) fn pin(&self) -> Option<Txg> {
         earlier(self.delta.oldest(), self.frozen.as_ref().and_then(|frozen| frozen.oldest()))
     }
@@ -106,10 +106,13 @@ pub(crate) struct Partitions {
 }
 
 impl Partitions {
-    /// `list` as P1 says.
+    /// `list` as PART-P1 says.
     pub(crate) fn new(list: Vec<Partition>) -> Partitions {
-        assert!(list.first().is_some_and(|first| first.start == Key::MIN), "P1: keys are covered");
-        assert!(list.is_sorted_by(|a, b| a.start < b.start), "P1: starts ascend");
+        assert!(
+            list.first().is_some_and(|first| first.start == Key::MIN),
+            "PART-P1: keys are covered"
+        );
+        assert!(list.is_sorted_by(|a, b| a.start < b.start), "PART-P1: starts ascend");
         let next_id = list.iter().map(|partition| partition.id + 1).max().unwrap_or(0);
         Partitions { list, next_id, under: None }
     }
@@ -161,7 +164,7 @@ impl Partitions {
 
     /// Takes out the partition at `index`; the one before takes over its keys.
     pub(crate) fn remove(&mut self, index: usize) -> Partition {
-        assert!(index > 0, "P1: the first partition stays");
+        assert!(index > 0, "PART-P1: the first partition stays");
         self.list.remove(index)
     }
 }

@@ -11,7 +11,7 @@ use crate::{NodeSource, TableError};
 
 /// Cursors over layers and a base, in the same direction.
 pub(crate) struct Pile<'n> {
-    /// The newest first (L1).
+    /// The newest first (LAYERS-L1).
     layers: Vec<Cursor<'n>>,
     base: Cursor<'n>,
     /// How a key that comes first compares with one that comes later.

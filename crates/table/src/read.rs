@@ -1,4 +1,4 @@
-//! Looking up: the delta over the frozen delta over what is settled, all of one moment (T1).
+//! Looking up: the delta over the frozen delta over what is settled, all of one moment (TABLE-T1).
 //!
 //! A range is read in *stretches*. A stretch is a partition's part of the range, or less if the
 //! delta has more than [`STRETCH_EDITS`] edits there: the delta's edits are copied, the frozen

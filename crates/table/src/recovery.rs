@@ -2,7 +2,7 @@
 //!
 //! The descriptors come from the table of tables, which is itself replayed; so edits are gathered
 //! per key, the last with its txg, and dealt out to partitions when all of the log was read. An
-//! edit that its partition has settled already (`complete_to`, T3) is dropped then.
+//! edit that its partition has settled already (`complete_to`, TABLE-T3) is dropped then.
 
 use std::collections::BTreeMap;
 

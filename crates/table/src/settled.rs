@@ -5,8 +5,9 @@
 //! cursor. A lookup goes down from the newest layer and stops where it finds the key, so it reads
 //! nothing below that.
 //!
-//! L1  The newest layer comes first. What it says of a key counts, then the next, last the base.
-//! L2  A layer has edits of its partition's keys only, at least one.
+//! LAYERS-L1  The newest layer comes first. What it says of a key counts, then the next, last the
+//!            base.
+//! LAYERS-L2  A layer has edits of its partition's keys only, at least one.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ pub(crate) struct Base {
     pub(crate) items: u64,
 }
 
-/// The layers of a partition, shared with whoever reads them (L1).
+/// The layers of a partition, shared with whoever reads them (LAYERS-L1).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Layers(Option<Arc<[LayerDescriptor]>>);
 

@@ -5,10 +5,10 @@
 //! edit is written a few times, however long the base cannot be merged into. Deletes stay: what is
 //! below may have the key.
 //!
-//! S1  Layers are taken in from the newest on, without a gap (L1).
-//! S2  A layer that cannot be read, or for which there is no room while it is written anew, stays
-//!     as it is, and so do those below it; above it there is room for more, up to what a descriptor
-//!     can hold.
+//! SPILL-S1  Layers are taken in from the newest on, without a gap (LAYERS-L1).
+//! SPILL-S2  A layer that cannot be read, or for which there is no room while it is written anew,
+//!           stays as it is, and so do those below it; above it there is room for more, up to what
+//!           a descriptor can hold.
 
 use copyhold_format::node::{
     Child, LAYERS_MAX, LayerDescriptor, LeafBuilder, Level, encode_edit, encode_inner,
@@ -157,7 +157,7 @@ impl FlushJob {
         taken
     }
 
-    /// How many of the newest `most` layers can be read, and are not too large together (S2).
+    /// How many of the newest `most` layers can be read, and are not too large together (SPILL-S2).
     async fn readable(&self, nodes: &dyn NodeSource, most: usize, room: u64) -> usize {
         let mut all = Size::default();
         for (n, layer) in self.settled.layers[..most].iter().enumerate() {
@@ -198,7 +198,7 @@ impl FlushJob {
     fn first_txg(&self, taken: &[LayerDescriptor]) -> Txg {
         let firsts = taken.iter().map(|layer| Some(layer.first_txg));
         let first = firsts.fold(self.frozen.oldest(), earlier);
-        first.expect("T2: there are edits").min(self.birth)
+        first.expect("TABLE-T2: there are edits").min(self.birth)
     }
 }
 
@@ -257,7 +257,7 @@ impl Run<'_> {
     async fn finish(&mut self, first_txg: Txg) -> Result<LayerDescriptor, TableError> {
         let items = self.children.iter().map(|child| u64::from(child.items)).sum();
         let (root, height) = match &self.children[..] {
-            [] => panic!("L2: a layer has edits"),
+            [] => panic!("LAYERS-L2: a layer has edits"),
             [leaf] => (leaf.ptr, 0),
             leaves => {
                 let node = encode_inner(self.job.origin(), leaves);

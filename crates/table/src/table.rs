@@ -55,7 +55,7 @@ pub struct PartitionStats {
     /// Names the partition to [`Table::freeze`].
     pub start: Key,
     pub id: u64,
-    /// Oldest txg of an edit that is in memory only (T2).
+    /// Oldest txg of an edit that is in memory only (TABLE-T2).
     pub pin: Option<Txg>,
     /// Edits that the next flush can take.
     pub edits: usize,
@@ -189,7 +189,7 @@ impl Table {
         found.map(Edit::from)
     }
 
-    /// T2 for the whole table; `None`: everything is settled.
+    /// TABLE-T2 for the whole table; `None`: everything is settled.
     pub fn pin(&self) -> Option<Txg> {
         let partitions = self.read_partitions();
         partitions.iter().map(|partition| partition.state.lock().pin()).fold(None, earlier)
@@ -225,16 +225,19 @@ impl Table {
         let partitions = self.read_partitions();
         for (index, partition) in partitions.iter().enumerate() {
             let end = partitions.end(index);
-            assert!(end.is_none_or(|end| partition.start < end), "P1: {}", partition.start);
+            assert!(end.is_none_or(|end| partition.start < end), "PART-P1: {}", partition.start);
             let state = partition.state.lock();
             let inside = |key: &Key| *key >= partition.start && end.is_none_or(|end| *key < end);
-            assert!(state.delta.range(..).all(|(key, _)| inside(key)), "T4: an edit is astray");
-            assert!(state.delta.is_empty() == state.delta.oldest().is_none(), "T2: delta");
+            assert!(
+                state.delta.range(..).all(|(key, _)| inside(key)),
+                "TABLE-T4: an edit is astray"
+            );
+            assert!(state.delta.is_empty() == state.delta.oldest().is_none(), "TABLE-T2: delta");
             let Settled { base, layers } = &state.settled;
             assert!(base.root.is_some() == (base.items > 0), "a base and its count");
-            assert!(layers.iter().all(|layer| layer.items > 0), "L2: a layer without edits");
+            assert!(layers.iter().all(|layer| layer.items > 0), "LAYERS-L2: a layer without edits");
             let newest_first = layers.is_sorted_by(|a, b| a.last_txg >= b.last_txg);
-            assert!(newest_first && layers.len() <= LAYERS_MAX, "L1: {layers:?}");
+            assert!(newest_first && layers.len() <= LAYERS_MAX, "LAYERS-L1: {layers:?}");
         }
     }
 }

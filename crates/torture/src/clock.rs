@@ -1,8 +1,8 @@
 //! One order for what threads do: each operation has a stamp before and one behind it.
 //!
-//! C1  An operation that ended before another began comes before it in every crash.
-//! C2  What ended before `durable` is there after a crash, as far as it is metadata; what ended
-//!     before `synced`, content too.
+//! CLOCK-C1  An operation that ended before another began comes before it in every crash.
+//! CLOCK-C2  What ended before `durable` is there after a crash, as far as it is metadata; what
+//!           ended before `synced`, content too.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 

@@ -3,11 +3,11 @@
 //! In core.  `base`: what is durable, at least. `changes`: all since, each with the content behind
 //!           it. The newest is what a reader sees.
 //!
-//! F1  After a crash each block is what it was in `base` or behind some change, and the size is
-//!     that of one of them, or between two of which a write made the second.
-//! F2  An fsync makes the newest content the base. So does a snapshot for the copy in it.
-//! F3  A rename over another name takes the content with it: where the rename is found, changes
-//!     before it are not missing.
+//! CRASHED-F1  After a crash each block is what it was in `base` or behind some change, and the
+//!             size is that of one of them, or between two of which a write made the second.
+//! CRASHED-F2  An fsync makes the newest content the base. So does a snapshot for the copy in it.
+//! CRASHED-F3  A rename over another name takes the content with it: where the rename is found,
+//!             changes before it are not missing.
 
 use crate::clock::Stamp;
 use copyhold_torture::content::Token;
@@ -53,19 +53,19 @@ impl File {
         self.changes.last_mut().expect("it began").end = Some(end);
     }
 
-    /// F3: the name operation `number` began at `start`, and replaces a name by this file.
+    /// CRASHED-F3: the name operation `number` began at `start`, and replaces a name by this file.
     pub(crate) fn replaces(&mut self, number: usize, start: Stamp) {
         self.replaced.push((number, start));
     }
 
-    /// F2.
+    /// CRASHED-F2.
     pub(crate) fn settle(&mut self) {
         self.base = self.now().clone();
         self.changes.clear();
         self.changed = 0;
     }
 
-    /// F2, for a copy in a snapshot.
+    /// CRASHED-F2, for a copy in a snapshot.
     pub(crate) fn copy(&self) -> File {
         File::durable(self.inode, self.now().clone())
     }

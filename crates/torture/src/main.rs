@@ -10,9 +10,10 @@
 //!           what one thread finds against what another was promised. Beside them some threads
 //!           share one file, each page of which says what it must show (`mixed.rs`).
 //! Order.    A round: the threads work, the daemon is killed while they do, the pool is checked as
-//!           the kill left it, mounted, and each thread verifies what is there (`thread.rs`, T1 to
-//!           T4; `file.rs`, F1 to F3). What is found is the beginning of the next round. In the
-//!           last, the daemon is not killed but unmounted, and everything is there.
+//!           the kill left it, mounted, and each thread verifies what is there (`thread.rs`,
+//!           THREAD-T1 to THREAD-T4; `file.rs`, CRASHED-F1 to CRASHED-F3). What is found is the
+//!           beginning of the next round. In the last, the daemon is not killed but unmounted, and
+//!           everything is there.
 //!
 //! The seed fixes what each thread chooses among what it has, not which thread comes first.
 

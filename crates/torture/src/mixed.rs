@@ -3,12 +3,13 @@
 //!
 //! In core.  Each page of the file has its writes numbered; a word of it names its write.
 //!
-//! M1  A read that begins after a write was acknowledged shows that write or a later one, whichever
-//!     ways the two go.
-//! M2  Writers of one page take turns: where two ways write a page at the same time Linux promises
-//!     nothing. Readers wait for nobody; what meets a write may be older and newer, word by word.
-//! M3  After a crash a page has what was acknowledged when the last fsync began, or something
-//!     later.
+//! MIXED-M1  A read that begins after a write was acknowledged shows that write or a later one,
+//!           whichever ways the two go.
+//! MIXED-M2  Writers of one page take turns: where two ways write a page at the same time Linux
+//!           promises nothing. Readers wait for nobody; what meets a write may be older and newer,
+//!           word by word.
+//! MIXED-M3  After a crash a page has what was acknowledged when the last fsync began, or something
+//!           later.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -46,7 +47,7 @@ const WAYS: [Way; 3] = [Way::Buffered, Way::Mapped, Way::Direct];
 /// Numbers of writes of one page.
 #[derive(Default)]
 struct Page {
-    /// Held by whoever writes it (M2).
+    /// Held by whoever writes it (MIXED-M2).
     turn: Mutex<()>,
     begun: AtomicU64,
     acknowledged: AtomicU64,
@@ -110,7 +111,7 @@ impl Mixed {
         self.pages.iter().for_each(settle);
     }
 
-    /// M3.
+    /// MIXED-M3.
     pub(crate) fn verify(&self, root: &Path) -> Result<(), String> {
         let found = std::fs::read(path(root)).map_err(|error| error.to_string())?;
         if found.len() != PAGES * BLOCK {
@@ -183,7 +184,7 @@ impl<'a> Mixer<'a> {
         }
     }
 
-    /// M1.
+    /// MIXED-M1.
     fn read(&mut self) -> Judged {
         let number = self.dice.below(PAGES);
         let (page, offset) = (&self.pages[number], number * BLOCK);
@@ -236,7 +237,7 @@ impl<'a> Mixer<'a> {
         Ok(())
     }
 
-    /// M3.
+    /// MIXED-M3.
     fn sync(&mut self) -> io::Result<()> {
         let load = |page: &Page| page.acknowledged.load(SeqCst);
         let acknowledged: Vec<u64> = self.pages.iter().map(load).collect();

@@ -3,12 +3,13 @@
 //! In core.  `base`: its trees when the mount was made. `done`: its operations on names since, the
 //!           last of which may never have been answered. `files`: content (`file.rs`).
 //!
-//! T1  What is found is `base` with the first so many of `done`: the *cut*.
-//! T2  The cut is not before what was promised: by an fsync of this thread's, up to the operation
-//!     before it (`promised`), or by anybody's, all that ended before what that one made durable.
-//! T3  Contents are what F1 to F3 allow at the cut.
-//! T4  All threads' cuts are one cut of one order (C1): nothing is found that began after
-//!     something which is missing had ended.
+//! THREAD-T1  What is found is `base` with the first so many of `done`: the *cut*.
+//! THREAD-T2  The cut is not before what was promised: by an fsync of this thread's, up to the
+//!            operation before it (`promised`), or by anybody's, all that ended before what that
+//!            one made durable.
+//! THREAD-T3  Contents are what CRASHED-F1 to CRASHED-F3 allow at the cut.
+//! THREAD-T4  All threads' cuts are one cut of one order (CLOCK-C1): nothing is found that began
+//!            after something which is missing had ended.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -81,7 +82,7 @@ impl Thread {
         self.files.len() - 1
     }
 
-    /// An fsync has returned, of something that changed last at `change`: T2.
+    /// An fsync has returned, of something that changed last at `change`: THREAD-T2.
     pub(crate) fn fsynced(&mut self, change: Stamp) {
         let now = self.done.iter().take_while(|done| done.start <= change).count();
         self.promised = self.promised.max(now);
@@ -100,7 +101,8 @@ impl Thread {
         self.files.iter_mut().for_each(File::settle);
     }
 
-    /// T1 to T3; `clock` is of the time before the crash. What is found is the new beginning.
+    /// THREAD-T1 to THREAD-T3; `clock` is of the time before the crash. What is found is the new
+    /// beginning.
     pub(crate) fn verify(&mut self, root: &Path, clock: &Clock) -> Result<Cut, String> {
         let found = found::everything(root, COMMON, &self.prefix).map_err(|it| it.to_string())?;
         let cuts = self.cuts(&found, clock)?;
@@ -116,7 +118,7 @@ impl Thread {
         Ok(cut)
     }
 
-    /// The first and the last cut that what is found may be: T1, T2.
+    /// The first and the last cut that what is found may be: THREAD-T1, THREAD-T2.
     fn cuts(&self, found: &Everything, clock: &Clock) -> Result<RangeInclusive<usize>, String> {
         let durable = clock.durable();
         let ended = |done: &&Done| done.end.is_some_and(|end| end < durable);
@@ -184,7 +186,7 @@ impl Thread {
         text
     }
 
-    /// T3. What is in each file.
+    /// THREAD-T3. What is in each file.
     fn verify_contents(
         &self,
         trees: &Trees,
@@ -229,7 +231,7 @@ impl Thread {
     }
 }
 
-/// T4.
+/// THREAD-T4.
 pub(crate) fn verify_order(cuts: &[Cut]) -> Result<(), String> {
     let kept = cuts.iter().map(|cut| cut.last_kept).max().unwrap_or(0);
     let missing = cuts.iter().enumerate().filter_map(|(at, cut)| Some((at, cut.first_missing?)));

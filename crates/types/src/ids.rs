@@ -69,9 +69,9 @@ id!(
     TableId(u64)
 );
 id!(
-    /// Counts the read-write mounts of a pool, but for those that go on with the last one (O2 of
-    /// `pool::open`). In every batch header, so that what a recovery has cut can never come back
-    /// (rule R13).
+    /// Counts the read-write mounts of a pool, but for those that go on with the last one
+    /// (OPEN-O2). In every batch header, so that what a recovery has cut can never come back (rule
+    /// R13).
     Incarnation(u64)
 );
 

@@ -3,13 +3,13 @@
 //!
 //! Such a release stays in the table of pending releases. A table cannot tell a transient read
 //! error from lasting damage. So all of them are retried after a pause, and the pause doubles each
-//! time a retry fails. Numbers of pending releases grow, and are taken up in that order; so one number for each holder
-//! says which of its releases were tried.
+//! time a retry fails. Numbers of pending releases grow, and are taken up in that order; so one
+//! number for each holder says which of its releases were tried.
 //!
-//! A1  A release that is set aside is retried when the pause is over, or when its holder takes the
-//!     place of its parent, because it then needs other deadlists.
-//! A2  For each holder, the log reports the first failure of a mount.
-//! A3  Pauses double from [`PAUSE`] to [`PAUSE_MAX`] while retries fail.
+//! RETRY-A1  A release that is set aside is retried when the pause is over, or when its holder
+//!           takes the place of its parent, because it then needs other deadlists.
+//! RETRY-A2  For each holder, the log reports the first failure of a mount.
+//! RETRY-A3  Pauses double from [`PAUSE`] to [`PAUSE_MAX`] while retries fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

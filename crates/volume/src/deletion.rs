@@ -10,9 +10,10 @@
 //!   forget   tables and records go
 //! ```
 //!
-//! D1  One deletion at a time in a family; the others wait at *settle*, and are begun by id (R17).
-//! D2  Each step is bounded transactions, and the record says which step comes next: after a crash
-//!     it is taken again from there (R18, R28).
+//! DELETE-D1  One deletion at a time in a family; the others wait at *settle*, and are begun by id
+//!            (R17).
+//! DELETE-D2  Each step is bounded transactions, and the record says which step comes next: after a
+//!            crash it is taken again from there (R18, R28).
 //!
 //! Nothing here is needed to open a pool.
 

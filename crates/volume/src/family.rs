@@ -12,10 +12,11 @@
 //! place: its first epoch, its parent, its deadlist. So however many snapshots came and went, a
 //! family of n live subvolumes has 2n - 1 epochs.
 //!
-//! E3  A sealed epoch has exactly two children, a live one none.
-//! F1  A child's first epoch is behind its parent's current number.
-//! F2  Every epoch but the root has a deadlist, and no two the same.
-//! F3  A subvolume has exactly one leaf.
+//! FAMILY-F1  A child's first epoch is behind its parent's current number.
+//! FAMILY-F2  Every epoch but the root has a deadlist, and no two the same.
+//! FAMILY-F3  A subvolume has exactly one leaf.
+//!
+//! RECOUNT-E3 (docs/tenants.md): a sealed epoch has exactly two children, a live one none.
 //!
 //! An epoch keeps its number for life, but may *stamp* a newer one (R25). A family is known by the
 //! first epoch of its root, which no seal and no absorption changes.
@@ -135,7 +136,7 @@ impl Family {
             let bad = |why| BadFamily { epoch: parent, why };
             let epoch = epochs.get_mut(&parent).ok_or(bad("children name it, but it is gone"))?;
             let two = <[EpochId; 2]>::try_from(&children[..]);
-            epoch.children = Some(two.map_err(|_| bad("it has not two children (E3)"))?);
+            epoch.children = Some(two.map_err(|_| bad("it has not two children (RECOUNT-E3)"))?);
         }
         let mut families = Vec::new();
         while let Some(root) = epochs.values().find(|epoch| epoch.parent.is_none()).copied() {
@@ -169,7 +170,7 @@ impl Family {
     fn verified(self, items: &BTreeMap<EpochId, EpochItem>) -> Result<Family, BadFamily> {
         for epoch in self.epochs.values() {
             if epoch.is_live() != (items[&epoch.id].state == EpochState::Live) {
-                let why = "its state does not go with its children (E3)";
+                let why = "its state does not go with its children (RECOUNT-E3)";
                 return Err(BadFamily { epoch: epoch.id, why });
             }
         }
@@ -202,7 +203,7 @@ impl Family {
 
     pub fn sibling(&self, epoch: EpochId) -> Option<&Epoch> {
         let parent = self.epochs.get(&self.epochs.get(&epoch)?.parent?)?;
-        let [one, other] = parent.children.expect("E3: a parent has children");
+        let [one, other] = parent.children.expect("RECOUNT-E3: a parent has children");
         Some(&self.epochs[if one == epoch { &other } else { &one }])
     }
 
@@ -219,7 +220,7 @@ impl Family {
                 deadlist,
                 ..Epoch::from_item(id, &EpochItem::root(subvol, table, id))
             };
-            assert!(id > self.epochs[&sealed].current, "F1: ids ascend");
+            assert!(id > self.epochs[&sealed].current, "FAMILY-F1: ids ascend");
             assert!(self.epochs.insert(id, born).is_none(), "epoch {id} is not new");
             self.leaves.insert(subvol, id);
         }
@@ -232,11 +233,11 @@ impl Family {
     /// Takes a leaf out, which owns nothing any more, and lets its sibling take their parent's
     /// place. `None`, and nothing done, for the last of its family.
     pub fn absorb(&mut self, subvol: SubvolId) -> Option<Absorption> {
-        let leaf = *self.leaf(subvol).expect("F3: a subvolume has a leaf");
+        let leaf = *self.leaf(subvol).expect("FAMILY-F3: a subvolume has a leaf");
         let parent = self.epochs[&leaf.parent?];
-        let heir = self.sibling(leaf.id).expect("E3").id;
+        let heir = self.sibling(leaf.id).expect("RECOUNT-E3").id;
         let heir_now = self.epochs.get_mut(&heir).expect("a sibling");
-        let inherited = heir_now.deadlist.expect("F2: a sibling has a deadlist");
+        let inherited = heir_now.deadlist.expect("FAMILY-F2: a sibling has a deadlist");
         heir_now.first = parent.first;
         heir_now.parent = parent.parent;
         heir_now.deadlist = parent.deadlist;
@@ -244,8 +245,8 @@ impl Family {
             None => self.root = heir,
             Some(grand) => {
                 let grand = self.epochs.get_mut(&grand).expect("a parent");
-                let children = grand.children.as_mut().expect("E3: a parent has children");
-                *children.iter_mut().find(|id| **id == parent.id).expect("E3") = heir;
+                let children = grand.children.as_mut().expect("RECOUNT-E3: a parent has children");
+                *children.iter_mut().find(|id| **id == parent.id).expect("RECOUNT-E3") = heir;
                 children.sort();
             }
         }
@@ -253,7 +254,7 @@ impl Family {
         self.epochs.remove(&parent.id);
         self.leaves.remove(&subvol);
         debug_assert_eq!(self.check(), Ok(()));
-        let left = leaf.deadlist.expect("F2: a leaf with a parent has a deadlist");
+        let left = leaf.deadlist.expect("FAMILY-F2: a leaf with a parent has a deadlist");
         Some(Absorption { leaf, parent, heir, inherited, left })
     }
 
@@ -264,7 +265,7 @@ impl Family {
         leaf.current = current;
     }
 
-    /// E3 and F1 to F3.
+    /// RECOUNT-E3 and FAMILY-F1 to FAMILY-F3.
     pub fn check(&self) -> Result<(), BadFamily> {
         let mut sets = BTreeSet::new();
         for epoch in self.epochs.values() {
@@ -272,22 +273,22 @@ impl Family {
             for child in epoch.children.into_iter().flatten() {
                 match self.epochs.get(&child) {
                     Some(child) if child.parent != Some(epoch.id) => {
-                        return bad("a child names another parent (E3)");
+                        return bad("a child names another parent (RECOUNT-E3)");
                     }
                     Some(child) if child.first <= epoch.current => {
-                        return bad("a child begins before its end (F1)");
+                        return bad("a child begins before its end (FAMILY-F1)");
                     }
                     Some(_) => {}
-                    None => return bad("a child of it is gone (E3)"),
+                    None => return bad("a child of it is gone (RECOUNT-E3)"),
                 }
             }
             if epoch.first > epoch.id || epoch.id > epoch.current {
-                return bad("its numbers are not in order (F1)");
+                return bad("its numbers are not in order (FAMILY-F1)");
             }
             match epoch.deadlist {
-                Some(set) if !sets.insert(set) => return bad("its deadlist is another's (F2)"),
+                Some(set) if !sets.insert(set) => return bad("its deadlist is shared (FAMILY-F2)"),
                 set if set.is_some() != epoch.parent.is_some() => {
-                    return bad("it has no deadlist, or one without a parent (F2)");
+                    return bad("it has no deadlist, or one without a parent (FAMILY-F2)");
                 }
                 _ => {}
             }

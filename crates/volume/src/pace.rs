@@ -8,10 +8,10 @@
 //!           less if steps are short. That others work is seen by what they have asked the pool
 //!           for in the last moments, so nobody has to say so.
 //!
-//! W1  While others work, freeing has at most one part in four of the time.
-//! W2  Nothing rests when nobody has worked for `QUIET`, or while there is little space; whoever
-//!     waits for space takes steps himself.
-//! W3  No rest is longer than `REST_MAX`, so freeing goes on whatever the load.
+//! PACE-W1  While others work, freeing has at most one part in four of the time.
+//! PACE-W2  Nothing rests when nobody has worked for `QUIET`, or while there is little space;
+//!          whoever waits for space takes steps himself.
+//! PACE-W3  No rest is longer than `REST_MAX`, so freeing goes on whatever the load.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

@@ -17,10 +17,11 @@
 //! that it touched, what differs. Whoever evaluates holds what keeps others from changing the same
 //! windows until the edits are applied (R16).
 //!
-//! L1  A pointer older than its family's first epoch is damage.
-//! L2  As many references are dropped as there are: one more than the shares of a block, at most.
-//! L3  With [`Evaluation::within_credit`], edits and pending releases never exceed the credit. A
-//!     part that would exceed it becomes a pending release.
+//! RELEASE-L1  A pointer older than its family's first epoch is damage.
+//! RELEASE-L2  As many references are dropped as there are: one more than the shares of a block, at
+//!             most.
+//! RELEASE-L3  With [`Evaluation::within_credit`], edits and pending releases never exceed the
+//!             credit. A part that would exceed it becomes a pending release.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -109,13 +110,13 @@ pub struct Outcome {
 pub enum Damage {
     #[error("{pointer:?} is dropped by epoch {holder}, which is not in its family")]
     NoHolder { holder: EpochId, pointer: Pointer },
-    #[error("{pointer:?} is older than the family that drops it (L1)")]
+    #[error("{pointer:?} is older than the family that drops it (RELEASE-L1)")]
     TooOld { pointer: Pointer },
-    #[error("{run:?} is dropped more often than it is referred to (L2)")]
+    #[error("{run:?} is dropped more often than it is referred to (RELEASE-L2)")]
     TooOften { run: Run },
     #[error("{run:?} belongs to epoch {said} and {found} at once")]
     Origin { run: Run, said: EpochId, found: EpochId },
-    #[error("segments of {0:?} overlap or cross their window (G1)")]
+    #[error("segments of {0:?} overlap or cross their window (SEGMENT-G1)")]
     Segments(Missing),
     #[error("item {key} of {place:?}: {source}")]
     Item { place: Place, key: Key, source: FormatError },
@@ -139,7 +140,8 @@ pub struct Evaluation<'a> {
     climb_max: u32,
     /// Instead of taking shares: which references are gone for good.
     dropped: Option<Vec<(Run, u32)>>,
-    /// Edits that the transaction has credit for. `None`: the caller obtains credit for the outcome.
+    /// Edits that the transaction has credit for. `None`: the caller obtains credit for the
+    /// outcome.
     credit: Option<usize>,
     /// Edits of all windows so far.
     edits: usize,
@@ -211,7 +213,7 @@ impl<'a> Evaluation<'a> {
         self
     }
 
-    /// Limits the outcome to [`EDITS_PER_RELEASE`] edits for each release (L3).
+    /// Limits the outcome to [`EDITS_PER_RELEASE`] edits for each release (RELEASE-L3).
     pub fn within_credit(mut self) -> Evaluation<'a> {
         self.credit = Some(0);
         self
@@ -241,7 +243,8 @@ impl<'a> Evaluation<'a> {
         }
         let parts = windows(pointer.run).count();
         if let Some(credit) = &mut self.credit {
-            // A run lies in two windows at most: an extent is no longer than one, a node is shorter.
+            // A run lies in two windows at most: an extent is no longer than one, a node is
+            // shorter.
             debug_assert!(parts <= EDITS_PER_RELEASE, "{parts} windows of {pointer:?}");
             *credit += EDITS_PER_RELEASE;
         }
@@ -376,7 +379,7 @@ impl<'a> Evaluation<'a> {
         let window =
             |set| DeadWindow { set, epoch: pointer.epoch, window: window_of(pointer.run.addr) };
         let mine = window(mine);
-        let theirs = window(sibling.deadlist.expect("F2: siblings have deadlists"));
+        let theirs = window(sibling.deadlist.expect("FAMILY-F2: siblings have deadlists"));
         // Both, so that nothing is done by halves.
         if !self.load_dead(theirs)? | !self.load_dead(mine)? {
             self.leave(release);
@@ -402,7 +405,7 @@ impl<'a> Evaluation<'a> {
             return Err(Damage::Origin { run, said: pointer.origin, found });
         }
         let parent = at.parent.and_then(|parent| self.family.get(parent));
-        let parent = parent.expect("E3: a sibling's parent");
+        let parent = parent.expect("RECOUNT-E3: a sibling's parent");
         let mut mine_before = None;
         for (run, climbs) in &parts {
             let before = self.put_dead(mine, *run, release, count - climbs)?;

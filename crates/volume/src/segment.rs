@@ -3,8 +3,8 @@
 //! Runs that are dropped or shared overlap in any way. So what is said of blocks is kept in
 //! segments, runs whose blocks all say the same, in a canonical form (`format::item`, R27):
 //!
-//! G1  Segments of a window are disjoint and ascend, and none crosses the window.
-//! G2  Neighbours that touch say different things: there is one way to write a window.
+//! SEGMENT-G1  Segments of a window are disjoint and ascend, and none crosses the window.
+//! SEGMENT-G2  Neighbours that touch say different things: there is one way to write a window.
 //!
 //! A change reads a window, changes part of it, and writes what differs.
 
@@ -45,7 +45,7 @@ pub fn window_of(addr: BlockAddr) -> BlockAddr {
 }
 
 impl<M: Copy + Eq> Window<M> {
-    /// From segments in order; `None` if they break G1.
+    /// From segments in order; `None` if they break SEGMENT-G1.
     pub fn new(segments: Vec<Segment<M>>) -> Option<Window<M>> {
         let ascend = segments.windows(2).all(|pair| {
             let [one, next] = [pair[0].run, pair[1].run];
@@ -59,7 +59,8 @@ impl<M: Copy + Eq> Window<M> {
     }
 
     /// Changes what the blocks of `run` say, which lies in this window. `change` is told each part
-    /// of which the same is said so far (`None`: nothing), in order. Returns the window before the change.
+    /// of which the same is said so far (`None`: nothing), in order. Returns the window before the
+    /// change.
     pub fn update(
         &mut self,
         run: Run,
@@ -102,7 +103,7 @@ impl<M: Copy + Eq> Window<M> {
     }
 }
 
-/// Adds a segment behind the others, joined to the last where they agree (G2).
+/// Adds a segment behind the others, joined to the last where they agree (SEGMENT-G2).
 fn push<M: Copy + Eq>(out: &mut Vec<Segment<M>>, next: Segment<M>) {
     if let Some(last) = out.last_mut()
         && last.mark == next.mark
@@ -170,11 +171,11 @@ mod tests {
                     found[at..at + run.blocks as usize].fill(*mark);
                 }
                 prop_assert_eq!(found, plain);
-                prop_assert!(Window::new(window.segments().to_vec()).is_some(), "G1");
+                prop_assert!(Window::new(window.segments().to_vec()).is_some(), "SEGMENT-G1");
                 let canonical = window.segments().windows(2).all(|pair| {
                     pair[0].run.end() < pair[1].run.addr.block() || pair[0].mark != pair[1].mark
                 });
-                prop_assert!(canonical, "G2");
+                prop_assert!(canonical, "SEGMENT-G2");
             }
         }
     }

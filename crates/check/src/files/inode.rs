@@ -1,13 +1,15 @@
 //! One inode: its item against all else that it has.
 //!
-//! I1  An inode has an inode item, and only items that its type has.
-//! I2  Extents ascend, do not overlap, never cross a multiple of 32 blocks (P11), are of an epoch
-//!     that the subvolume has seen, and sum up to what the inode says is allocated.
-//! I3  A name, of an entry or an attribute, is under the key that its hash gives (R41).
-//! I4  What an inode counts (entries, attributes, bytes of a target) it has.
-//! I5  ACLs can be parsed, and an access ACL and the mode say the same of owner, group and others.
+//! INODE-I1  An inode has an inode item, and only items that its type has.
+//! INODE-I2  Extents ascend, do not overlap, never cross a multiple of 32 blocks (P11), are of an
+//!           epoch that the subvolume has seen, and sum up to what the inode says is allocated.
+//! INODE-I3  A name, of an entry or an attribute, is under the key that its hash gives (R41).
+//! INODE-I4  What an inode counts (entries, attributes, bytes of a target) it has.
+//! INODE-I5  ACLs can be parsed, and an access ACL and the mode say the same of owner, group and
+//!           others.
 //!
-//! I4, I5 and the sum of I2 are not asked of a file that is being removed in steps.
+//! INODE-I4, INODE-I5 and the sum of INODE-I2 are not asked of a file that is being removed in
+//! steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -126,7 +128,7 @@ impl Current {
         Ok(())
     }
 
-    /// I1: the item belongs to inodes of `kind` only.
+    /// INODE-I1: the item belongs to inodes of `kind` only.
     fn expect(&self, checker: &mut Checker, key: Key, kind: u8, why: &'static str) {
         if self.kind().is_some_and(|found| found != kind) {
             checker.report.add(Problem::Misplaced { file: self.file, key, why });
@@ -255,7 +257,7 @@ impl Current {
         Ok(())
     }
 
-    /// I2.
+    /// INODE-I2.
     fn extent_is_wrong(&self, walk: &Walk<'_>, block: u64, extent: &Extent) -> Option<String> {
         let (epoch, origin) = (extent.pointer.epoch, extent.pointer.origin);
         let last = block.saturating_add(u64::from(extent.blocks()) - 1);
@@ -297,7 +299,7 @@ impl Current {
         }
     }
 
-    /// I4, and the sum of I2.
+    /// INODE-I4, and the sum of INODE-I2.
     fn check_counts(&mut self, checker: &mut Checker, item: &InodeItem) {
         let file = self.file;
         let mut field = |field, said: u64, found: u64| {
@@ -347,7 +349,7 @@ impl Current {
         }
     }
 
-    /// I5.
+    /// INODE-I5.
     fn check_acls(&self, checker: &mut Checker, item: &InodeItem) {
         for (name, (flag, value)) in &self.acls {
             let mode = item.mode & 0o777;

@@ -1,11 +1,11 @@
 //! Names against inodes.
 //!
-//! L1  A name leads to an inode that exists and is of the type that the entry says.
-//! L2  An inode has as many links as names; a directory two and one for each directory in it, and
-//!     for each entry of a subvolume, whether it counts or not.
-//! L3  A directory but the root has one name, in the directory that it calls its parent; going up
-//!     from it one comes to the root.
-//! L4  An inode without links is on the list of orphans, and what is on the list has none.
+//! LINKS-L1  A name leads to an inode that exists and is of the type that the entry says.
+//! LINKS-L2  An inode has as many links as names; a directory two and one for each directory in it,
+//!           and for each entry of a subvolume, whether it counts or not.
+//! LINKS-L3  A directory but the root has one name, in the directory that it calls its parent;
+//!           going up from it one comes to the root.
+//! LINKS-L4  An inode without links is on the list of orphans, and what is on the list has none.
 //!
 //! Where items could not be read, what is missing may be among them: then only what is too much is
 //! told.
@@ -53,7 +53,7 @@ impl Walk<'_> {
         }
     }
 
-    /// L1.
+    /// LINKS-L1.
     async fn check_names(&self, checker: &mut Checker) {
         let mut wrong = Vec::new();
         for name in &self.index.names {
@@ -76,7 +76,7 @@ impl Walk<'_> {
         }
     }
 
-    /// L2, and the name of L3.
+    /// LINKS-L2, and the name of LINKS-L3.
     fn check_inode(&self, checker: &mut Checker, inode: &Inode, complete: bool) {
         let (ino, said) = (inode.ino(), inode.nlink);
         let file = self.file(ino.0);
@@ -121,7 +121,7 @@ impl Walk<'_> {
         }
     }
 
-    /// L3: directories from which one goes up in a circle.
+    /// LINKS-L3: directories from which one goes up in a circle.
     fn check_circles(&self, checker: &mut Checker) {
         let inodes = &self.index.inodes;
         // For each directory the walk that came by, counted from 1.
@@ -148,7 +148,7 @@ impl Walk<'_> {
         }
     }
 
-    /// L4.
+    /// LINKS-L4.
     fn check_lists(&self, checker: &mut Checker, complete: bool) {
         let lists = [("orphans", &self.orphans), ("files that are being cut", &self.truncates)];
         for (list, inos) in lists {

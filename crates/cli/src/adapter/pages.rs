@@ -9,15 +9,17 @@
 //!           their own send it, of the operations only the one that needs it waits for them, and
 //!           it is sent when those READs and WRITEs have ended here.
 //!
-//! K1  A READ or WRITE of pages notes its file as cached (`Uses::CACHED`) before it is served. So a
-//!     file with a page that shows replaced content has the note when the direct write ends. A file
-//!     without the note, such as one that is only open for direct I/O, gets no drops. When READs
-//!     and WRITEs of pages have ceased, one drop takes all pages of the file, and the note goes.
-//! K2  A direct write is answered when the pages of its range are dropped. Every page that is
-//!     filled later is read behind the write.
-//! K3  No READ and no WRITE of pages waits for a drop: what a drop waits for goes on.
-//! K4  A drop that overlaps READs or WRITEs of pages under way here waits in `underway`, not in the
-//!     kernel. There a killed daemon could not leave it (B1 and B2, with what remains).
+//! PAGES-K1  A READ or WRITE of pages notes its file as cached (`Uses::CACHED`) before it is
+//!           served. So a file with a page that shows replaced content has the note when the direct
+//!           write ends. A file without the note, such as one that is only open for direct I/O,
+//!           gets no drops. When READs and WRITEs of pages have ceased, one drop takes all pages of
+//!           the file, and the note goes.
+//! PAGES-K2  A direct write is answered when the pages of its range are dropped. Every page that is
+//!           filled later is read behind the write.
+//! PAGES-K3  No READ and no WRITE of pages waits for a drop: what a drop waits for goes on.
+//! PAGES-K4  A drop that overlaps READs or WRITEs of pages under way here waits in `underway`, not
+//!           in the kernel. There a killed daemon could not leave it (UNDERWAY-B1 and UNDERWAY-B2,
+//!           with what remains).
 //!
 //! A drop that meets a page which a buffered write is just sending lets a read fill it again before
 //! that write arrives: so a direct and a buffered write of the same page at the same time promise
@@ -126,7 +128,7 @@ pub(super) fn range(offset: u64, size: u32) -> Range<u64> {
 }
 
 impl Pages {
-    /// To be called behind a direct WRITE, before it is answered (K2).
+    /// To be called behind a direct WRITE, before it is answered (PAGES-K2).
     pub(super) async fn written(
         &self,
         fs: &Filesystem,
@@ -148,7 +150,7 @@ impl Pages {
         }
     }
 
-    /// To be kept while a READ or WRITE of pages is served (K4).
+    /// To be kept while a READ or WRITE of pages is served (PAGES-K4).
     pub(super) fn transfer(&self, node: NodeId, range: Range<u64>) -> Transfer<'_> {
         let overtaken = self.underway.begin(node, &range);
         overtaken.into_iter().for_each(|dropping| self.send(dropping));

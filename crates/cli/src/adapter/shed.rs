@@ -1,8 +1,8 @@
 //! Asking the kernel to let go of files that it has looked up and does not use.
 //!
-//! What is held, and when that is too much, `fs` knows (docs/memory.md, L1 to L4). A thread that
-//! lives as long as there is something to ask for does the asking: the kernel may write what it
-//! has of a file before it lets go, and somebody must answer that.
+//! What is held, and when that is too much, `fs` knows (docs/memory.md, LOOKUP-L1 to LOOKUP-L4). A
+//! thread that lives as long as there is something to ask for does the asking: the kernel may write
+//! what it has of a file before it lets go, and somebody must answer that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,17 +1,17 @@
 //! Questions about tenants, as they arrive: who may ask what, and answers that fit.
 //!
-//! T1  What changes groups, limits or whether quotas are on is for root as `who` has it, and for
-//!     the ordinary user who mounted the pool: he has the pool's file.
-//! T2  So is what changes subvolumes, unless the mount allows it to owners (`user_subvolumes`).
-//!     Then the caller must own the directory that holds the entry, and the root of a subvolume
-//!     that he snapshots, deletes or makes read-only; choosing groups (`-i`) and heirs stays a
-//!     privilege, since with it one leaves one's limits. Root without privilege is no owner: most
-//!     of all tenants is root's.
-//! T3  Looking needs no privilege, as on btrfs; but looking through a subvolume's files shows names
-//!     and sizes wherever they are: that is for root, for the user who mounted the pool, and for
-//!     the owner of the roots concerned.
-//!     Owners are compared with callers only where that means anything: see `who`.
-//! T4  A refusal is an answer: it tells more than an errno can.
+//! TENANTS-T1  What changes groups, limits or whether quotas are on is for root as `who` has it,
+//!             and for the ordinary user who mounted the pool: he has the pool's file.
+//! TENANTS-T2  So is what changes subvolumes, unless the mount allows it to owners
+//!             (`user_subvolumes`). Then the caller must own the directory that holds the entry,
+//!             and the root of a subvolume that he snapshots, deletes or makes read-only; choosing
+//!             groups (`-i`) and heirs stays a privilege, since with it one leaves one's limits.
+//!             Root without privilege is no owner: most of all tenants is root's.
+//! TENANTS-T3  Looking needs no privilege, as on btrfs; but looking through a subvolume's files
+//!             shows names and sizes wherever they are: that is for root, for the user who mounted
+//!             the pool, and for the owner of the roots concerned.
+//!             Owners are compared with callers only where that means anything: see `who`.
+//! TENANTS-T4  A refusal is an answer: it tells more than an errno can.
 //!
 //! When an entry has come or gone, the kernel is told before the answer: it may know better for a
 //! day otherwise.
@@ -47,7 +47,7 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// Whether the caller manages the pool (T1).
+    /// Whether the caller manages the pool (TENANTS-T1).
     pub(super) fn privileges(&self, by: Option<Who>) -> bool {
         by.is_some_and(|who| who.is_root || self.mounted_by == Some(who.uid))
     }

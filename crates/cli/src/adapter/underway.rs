@@ -7,10 +7,11 @@
 //! Idea.     The daemon knows which READs and WRITEs it has not answered. A drop of their pages is
 //!           sent when they have ended.
 //!
-//! B1  A drop waits here as long as a READ or WRITE under way overlaps it, counted in the largest
-//!     folios that the kernel may lock. When the last one ends, the drop is sent.
-//! B2  A drop lets [`OVERTAKERS_MAX`] READs and WRITEs begin before it, and is sent with the next
-//!     one. So a program that reads the same pages again and again delays no drop for ever.
+//! UNDERWAY-B1  A drop waits here as long as a READ or WRITE under way overlaps it, counted in the
+//!              largest folios that the kernel may lock. When the last one ends, the drop is sent.
+//! UNDERWAY-B2  A drop lets [`OVERTAKERS_MAX`] READs and WRITEs begin before it, and is sent with
+//!              the next one. So a program that reads the same pages again and again delays no drop
+//!              for ever.
 //!
 //! A drop still waits in the kernel for a READ that the daemon has not received yet, for an answer
 //! on its way, and for the write-back that the drop itself begins. `copyhold mount` and `umount`
@@ -64,7 +65,8 @@ impl<D> Underway<D> {
         &self.shards[(node.0 % SHARDS as u64) as usize]
     }
 
-    /// Notes a READ or WRITE. Returns the drops that are to be sent although it overlaps them (B2).
+    /// Notes a READ or WRITE. Returns the drops that are to be sent although it overlaps them
+    /// (UNDERWAY-B2).
     pub(super) fn begin(&self, node: NodeId, bytes: &Range<u64>) -> Vec<D> {
         let folios = folios(bytes);
         let mut shard = self.shard(node).lock();
@@ -76,7 +78,8 @@ impl<D> Underway<D> {
         file.take(|one, _| one.overtakers > OVERTAKERS_MAX)
     }
 
-    /// Forgets a READ or WRITE that began. Returns the drops that nothing delays any more (B1).
+    /// Forgets a READ or WRITE that began. Returns the drops that nothing delays any more
+    /// (UNDERWAY-B1).
     pub(super) fn end(&self, node: NodeId, bytes: &Range<u64>) -> Vec<D> {
         let folios = folios(bytes);
         let mut shard = self.shard(node).lock();

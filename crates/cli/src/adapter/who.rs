@@ -7,16 +7,16 @@
 //! Idea.     The thread that asks waits for the answer, and cannot end or change its ids before
 //!           that. So /proc shows who it is.
 //!
-//! ID1 Root manages the pool: uid 0 on this machine, whatever mount it came by, with CAP_SYS_ADMIN
-//!     in the daemon's user namespace. Root of a container, and root without that capability, are
-//!     ordinary users.
-//! ID2 An owner on disk is compared only with ids that the request carries. The ids in /proc do
-//!     not tell by which mount a process came: descriptors can be passed, and tables of mounts can
-//!     be hidden. By an idmapped mount the owner's id is another user's.
-//! ID3 An ioctl or access(2) of an unidentified caller is refused.
-//! ID4 Callers are looked up only where /proc has the process ids of the daemon's own namespace;
-//!     in another, the same number is another process. Idmapped mounts are offered only there, and
-//!     only if the daemon runs as root.
+//! CALLER-D1  Root manages the pool: uid 0 on this machine, whatever mount it came by, with
+//!            CAP_SYS_ADMIN in the daemon's user namespace. Root of a container, and root without
+//!            that capability, are ordinary users.
+//! CALLER-D2  An owner on disk is compared only with ids that the request carries. The ids in /proc
+//!            do not tell by which mount a process came: descriptors can be passed, and tables of
+//!            mounts can be hidden. By an idmapped mount the owner's id is another user's.
+//! CALLER-D3  An ioctl or access(2) of an unidentified caller is refused.
+//! CALLER-D4  Callers are looked up only where /proc has the process ids of the daemon's own
+//!            namespace; in another, the same number is another process. Idmapped mounts are
+//!            offered only there, and only if the daemon runs as root.
 
 use std::ffi::OsString;
 use std::fs;
@@ -33,9 +33,9 @@ const CAP_SYS_ADMIN: u64 = 1 << 21;
 pub(super) struct Who {
     pub(super) uid: u32,
     pub(super) gid: u32,
-    /// Root as ID1 has it.
+    /// Root as CALLER-D1 has it.
     pub(super) is_root: bool,
-    /// Whether `uid` may be compared with owners on disk (ID2).
+    /// Whether `uid` may be compared with owners on disk (CALLER-D2).
     pub(super) knows_owners: bool,
 }
 
@@ -65,7 +65,7 @@ impl Rules {
     }
 }
 
-/// Whether callers can be looked up here (ID4).
+/// Whether callers can be looked up here (CALLER-D4).
 pub(crate) fn sees_callers() -> bool {
     let own = fs::read_to_string("/proc/self/status").unwrap_or_default();
     // One number for each namespace from that of /proc down to that of the process.

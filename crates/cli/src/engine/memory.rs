@@ -5,7 +5,8 @@
 //! Idea.     Fixed shares of what is left when the process and the pool's maps have theirs; the
 //!           cache of nodes takes the rest, since it can do with little and use any amount.
 //!
-//! M1  All shares, with what is fixed and what the allocator may hold back, are within the budget.
+//! MEMORY-M1  All shares, with what is fixed and what the allocator may hold back, are within the
+//!            budget.
 
 use copyhold_fs::Options;
 use copyhold_fuse::protocol::Settings;

@@ -7,7 +7,7 @@
 //!           dropped and counted, as is one whose write fails; the next one that is written comes
 //!           behind a line that says how many are missing.
 //!
-//! Q1  Logging neither waits nor fails.
+//! LOGLINE-Q1  Logging neither waits nor fails.
 
 use std::io::{self, Write};
 use std::sync::Arc;

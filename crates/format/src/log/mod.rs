@@ -12,9 +12,9 @@
 //!   mark    "txg n is durable", without a flush, when the pool falls idle (rule R14)
 //! ```
 //!
-//! G1  A batch is written only when the batch before it is durable. So a batch that verifies is
-//!     proof that all before it were complete: only the last may ever be cut (rule R2).
-//! G2  Records are absolute and in the order of their transactions per key (rules R1, R5).
+//! LOGFMT-G1  A batch is written only when the batch before it is durable. So a batch that verifies
+//!            is proof that all before it were complete: only the last may ever be cut (rule R2).
+//! LOGFMT-G2  Records are absolute and in the order of their transactions per key (rules R1, R5).
 
 mod batch;
 mod frame;

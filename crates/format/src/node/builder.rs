@@ -79,7 +79,7 @@ impl LeafBuilder {
 
     /// First key in the leaf, which is not empty.
     pub fn first(&self) -> Key {
-        assert!(self.items > 0, "N1: an empty leaf has no first key");
+        assert!(self.items > 0, "NODE-N1: an empty leaf has no first key");
         self.first
     }
 
@@ -92,7 +92,7 @@ impl LeafBuilder {
     /// as it was.
     #[must_use]
     pub fn push(&mut self, key: Key, value: &[u8]) -> bool {
-        assert!(self.items == 0 || self.last < key, "N1: {key} behind {}", self.last);
+        assert!(self.items == 0 || self.last < key, "NODE-N1: {key} behind {}", self.last);
         if self.items == ITEMS_MAX {
             return false;
         }

@@ -4,8 +4,8 @@
 //! all distances share (frame of reference), or, where that is smaller, as the place of its value
 //! in a dictionary in front. A column in which all numbers are equal takes no bits at all.
 //!
-//! C1  Every read touches at most [`PAD_BYTES`] behind the column's last byte; a node keeps that
-//!     many zeros behind its last column.
+//! COLUMN-C1  Every read touches at most [`PAD_BYTES`] behind the column's last byte; a node keeps
+//!            that many zeros behind its last column.
 
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -185,7 +185,7 @@ pub(super) struct Column {
 
 impl Column {
     /// The column of `n` numbers whose bytes begin at `at`; moves `at` behind them. `end` is where
-    /// the last column may end, [`PAD_BYTES`] before the end of what is in use (C1).
+    /// the last column may end, [`PAD_BYTES`] before the end of what is in use (COLUMN-C1).
     pub(super) fn parse(
         disk: &ColumnDisk,
         n: usize,

@@ -98,10 +98,10 @@ impl InnerView {
 
 /// The node over `children`, which are in order and at least one.
 pub fn encode_inner(origin: NodeOrigin, children: &[Child]) -> Buf {
-    assert!(children.is_sorted_by(|a, b| a.first < b.first), "N1: children out of order");
+    assert!(children.is_sorted_by(|a, b| a.first < b.first), "NODE-N1: children out of order");
     assert!(children.len() <= ITEMS_MAX, "{} children", children.len());
     let (Some(first), Some(last)) = (children.first(), children.last()) else {
-        panic!("N1: an inner node without children");
+        panic!("NODE-N1: an inner node without children");
     };
     let used = HEADER_BYTES + children.len() * ROW_BYTES;
     let mut buf = Buf::zeroed(used.div_ceil(BLOCK_BYTES));
@@ -145,7 +145,7 @@ impl RowDisk {
 impl From<&Child> for RowDisk {
     fn from(child: &Child) -> RowDisk {
         let items = u16::try_from(child.items).expect("a leaf is bounded by ITEMS_MAX");
-        assert!(items > 0, "N1: an empty child");
+        assert!(items > 0, "NODE-N1: an empty child");
         RowDisk {
             object: child.first.object.into(),
             offset: child.first.offset.into(),

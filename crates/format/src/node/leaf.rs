@@ -18,8 +18,8 @@
 //! tail of item i of a section is stored less (i + 1) times the shortest, so that tails of one
 //! length cost nothing.
 //!
-//! N3  Groups ascend by object and kind, each has items; ranks count the items of its section.
-//! N4  Tails lie in the heap in order, none overlaps another, none reaches past it.
+//! LEAF-N3  Groups ascend by object and kind, each has items; ranks count the items of its section.
+//! LEAF-N4  Tails lie in the heap in order, none overlaps another, none reaches past it.
 
 use copyhold_types::{Buf, Key, Kind};
 use zerocopy::little_endian::{U16, U32};
@@ -240,7 +240,7 @@ impl LeafView {
         (rank.checked_sub(1).map_or(0, end), end(rank))
     }
 
-    /// N1, N3: that groups and the keys in them are in order and name items that exist.
+    /// NODE-N1, LEAF-N3: that groups and the keys in them are in order and name items that exist.
     fn check_groups(&self) -> Result<(), FormatError> {
         let mut counted = vec![0; self.sections.len()];
         let mut before = None;
@@ -295,7 +295,7 @@ impl LeafView {
         Ok(())
     }
 
-    /// N4.
+    /// LEAF-N4.
     fn check_tails(&self, section: &Section) -> Result<(), FormatError> {
         let mut at = 0;
         for rank in 0..section.items {
@@ -651,7 +651,7 @@ mod tests {
     fn exercise(buf: Buf, probes: &[Key]) {
         let Ok(Node::Leaf(view)) = Node::parse(buf) else { return };
         assert_eq!(view.iter().count(), view.items());
-        assert!(view.iter().is_sorted_by(|a, b| a.0 < b.0), "N1");
+        assert!(view.iter().is_sorted_by(|a, b| a.0 < b.0), "NODE-N1");
         view.iter().for_each(|(_, value)| assert_eq!(value.to_vec().len(), value.len()));
         for probe in probes {
             let _ = view.find(*probe).map(|place| view.value(&place).to_vec());

@@ -19,8 +19,8 @@
 //!  96 zeros
 //! ```
 //!
-//! N1  Keys of a node are strictly ascending. A node is never empty.
-//! N2  Any bytes parse to a view or an error; no accessor of a view panics.
+//! NODE-N1  Keys of a node are strictly ascending. A node is never empty.
+//! NODE-N2  Any bytes parse to a view or an error; no accessor of a view panics.
 
 mod builder;
 mod column;

@@ -1,4 +1,4 @@
-//! The two bodies of a space map, F1 and F2 of the parent module.
+//! The two bodies of a space map, SPACEMAP-F1 and SPACEMAP-F2.
 
 use crate::FormatError;
 use crate::wire::{Reader, put_varint};

@@ -20,12 +20,12 @@
 //!   44  body_len u32        bytes
 //! ```
 //!
-//! F1  A run body is (gap, length) pairs: `gap` free blocks since the end of the run before (from
-//!     the second run on less one, as neighbours are merged), then `length - 1`. So runs that
-//!     overlap or are out of order cannot be written down.
-//! F2  A bitmap body has bit `i % 64` of word `i / 64` set where block `i` is allocated; bits
-//!     beyond the metaslab are clear.
-//! F3  `allocated` is the sum of both.
+//! SPACEMAP-F1  A run body is (gap, length) pairs: `gap` free blocks since the end of the run
+//!              before (from the second run on less one, as neighbours are merged), then
+//!              `length - 1`. So runs that overlap or are out of order cannot be written down.
+//! SPACEMAP-F2  A bitmap body has bit `i % 64` of word `i / 64` set where block `i` is allocated;
+//!              bits beyond the metaslab are clear.
+//! SPACEMAP-F3  `allocated` is the sum of both.
 //!
 //! A map may also hold some edits of later txgs: edits are absolute, so replaying them again does
 //! no harm (rule R5).
@@ -92,7 +92,7 @@ impl SpaceMap {
     /// exactly as many words as its blocks need, no bit beyond them.
     pub fn new(place: Place, complete_to: Txg, words: Vec<u64>) -> SpaceMap {
         assert!(place.blocks <= MAX_BLOCKS, "{place:?} is larger than a map can describe");
-        assert!(body::fits(&words, place.blocks), "F2: bits beyond {place:?}");
+        assert!(body::fits(&words, place.blocks), "SPACEMAP-F2: bits beyond {place:?}");
         let allocated = words.iter().map(|word| word.count_ones()).sum();
         SpaceMap { place, complete_to, words, allocated }
     }

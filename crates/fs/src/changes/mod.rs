@@ -7,10 +7,11 @@
 //!           ([`Changes`]) and asks for the names that it lacks (`names`). Nothing is remembered
 //!           here in between.
 //!
-//! C1  A number means the same file on both sides, unless both made files since they parted: then
-//!     the files of one number were born at different times, or are of different types, and are two
-//!     files. Of a directory that is two, all entries are told.
-//! C2  A file without a name (open and unlinked) is none.
+//! CHANGES-C1  A number means the same file on both sides, unless both made files since they
+//!             parted: then the files of one number were born at different times, or are of
+//!             different types, and are two files. Of a directory that is two, all entries are
+//!             told.
+//! CHANGES-C2  A file without a name (open and unlinked) is none.
 //!
 //! A file was changed in content when blocks were written, dropped or moved, or its size changed;
 //! whether the bytes are others, nobody compares. Space that is only allocated is no content. What
@@ -38,7 +39,7 @@ use crate::{FileKind, Filesystem, FsError, NodeId, Result};
 
 /// Keys of the first file.
 const FIRST: Key = Key { object: InodeNo::ROOT.0, kind: INODE, offset: 0 };
-/// Items of a directory of C1 that are read at a time.
+/// Items of a directory of CHANGES-C1 that are read at a time.
 const ENTRIES: usize = 512;
 
 /// What is known of a file on one side.
@@ -97,7 +98,7 @@ impl Brief {
         FileKind::from_mode(self.mode).unwrap_or(FileKind::Regular)
     }
 
-    /// C1.
+    /// CHANGES-C1.
     fn is_same(&self, other: &Brief) -> bool {
         self.born == other.born && self.kind() == other.kind()
     }
@@ -235,7 +236,7 @@ fn node(subvol: SubvolId, ino: InodeNo) -> NodeId {
     NodeId { subvol, ino }
 }
 
-/// C2.
+/// CHANGES-C2.
 fn brief_of(item: &InodeItem) -> Option<Brief> {
     let InodeItem { mode, uid, gid, nlink: links, btime: born, parent: home, .. } = *item;
     (links > 0).then_some(Brief { mode: mode.into(), uid, gid, links, born, home })

@@ -145,7 +145,8 @@ impl Changes {
         Ok(changes)
     }
 
-    /// Of two files of one number all names are gone, or added, those too that look alike (C1).
+    /// Of two files of one number all names are gone, or added, those too that look alike
+    /// (CHANGES-C1).
     fn tell_two_files<N: Names>(&mut self, places: &mut Places<'_, N>) -> Result<(), N::Error> {
         let mut wanted: [BTreeMap<InodeNo, Option<InodeNo>>; 2] = Default::default();
         let mut several: [BTreeSet<InodeNo>; 2] = Default::default();

@@ -3,9 +3,9 @@
 //! In the order of the keys, which is that of the hashes; a listing goes on behind a cookie, so it
 //! never skips or repeats an entry that stays, whatever is made or removed meanwhile (R41).
 //!
-//! I1  Entries that were taken are answered. An error behind them ends the answer; the next call
-//!     begins at that place and returns the error. So every look-up that was counted is known to
-//!     the front end, which gives it back.
+//! LISTING-I1  Entries that were taken are answered. An error behind them ends the answer; the next
+//!             call begins at that place and returns the error. So every look-up that was counted
+//!             is known to the front end, which gives it back.
 
 use copyhold_format::item::{DIRENT, DirBucket, Dirent, cookie};
 use copyhold_types::{InodeNo, Key};
@@ -71,7 +71,7 @@ impl Filesystem {
             taken
         };
         match self.list_all(dir, after, flags, &mut take).await {
-            // I1: the error comes with the next call.
+            // LISTING-I1: the error comes with the next call.
             Err(_) if any && !self.breaks(Sabotage::ForgetListed) => Ok(()),
             listed => listed,
         }

@@ -7,7 +7,7 @@
 //! A batch that was taken is finished, also where its caller gives up: the device writes to what
 //! it has claimed, or, in place, to what its map lock covers. An error leaves its blocks as dirty
 //! as they were: what was claimed for them is promised to them again, without asking anybody, so
-//! another try finds the space that was theirs when they were accepted (D2).
+//! another try finds the space that was theirs when they were accepted (DIRTY-D2).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -81,7 +81,7 @@ impl Filesystem {
         let mut batch = loop {
             match Batch::take(self, inode, version, attach) {
                 Some(batch) => break batch,
-                // D9.
+                // DIRTY-D9.
                 None if inode.state().data.waits_for_cut() => self.batches_end(inode).await,
                 None => return Ok(false),
             }
@@ -115,7 +115,7 @@ impl Batch {
         attach: bool,
     ) -> Option<Batch> {
         let mut state = inode.state();
-        // D9.
+        // DIRTY-D9.
         let is_cutting = state.data.is_cutting() && !fs.breaks(Sabotage::TakeBesideCut);
         if state.gone || is_cutting {
             return None;
@@ -185,7 +185,7 @@ impl Batch {
         let blocks = self.took.len() as u64;
         let held = self.reserved.as_ref().map_or(0, Promise::blocks);
         if held < blocks {
-            // Only where the pool has stopped, which this says: D2.
+            // Only where the pool has stopped, which this says: DIRTY-D2.
             let more = self.fs.promise_now(&self.inode.subvol, blocks - held)?;
             self.promised_again(more);
         }
@@ -195,7 +195,7 @@ impl Batch {
             self.fs.pool.claim(class, blocks, &mut reserved.space)?.into();
         drop(self.hold.lock().join(std::mem::take(&mut reserved.hold)));
         let placed: u64 = claims.iter().map(|claim| u64::from(claim.run().blocks)).sum();
-        assert_eq!(placed, blocks, "F3: what is reserved can be claimed");
+        assert_eq!(placed, blocks, "FILES-F3: what is reserved can be claimed");
         Ok(claims)
     }
 

@@ -5,10 +5,11 @@
 //! shared, so dirty data of the range is installed first; where it is dirty again, where a block is
 //! not whole, or where content lives in an item, bytes are copied.
 //!
-//! Y1  The source's map is held from the look-up of its extents until the shares are applied: they
-//!     cannot go meanwhile (R44). Locks of the two files are taken in the order of their numbers.
-//! Y2  The block at the source's end may be shared if it becomes the target's end: bytes behind the
-//!     end mean nothing on disk (R36).
+//! COPY-Y1  The source's map is held from the look-up of its extents until the shares are applied:
+//!          they cannot go meanwhile (R44). Locks of the two files are taken in the order of their
+//!          numbers.
+//! COPY-Y2  The block at the source's end may be shared if it becomes the target's end: bytes
+//!          behind the end mean nothing on disk (R36).
 
 use std::sync::Arc;
 
@@ -260,13 +261,13 @@ impl Filesystem {
     }
 }
 
-/// Whether all before block `to` is logged, so that a size behind it may be (F1).
+/// Whether all before block `to` is logged, so that a size behind it may be (FILES-F1).
 fn reaches(target: &InodeRef, to: u64) -> bool {
     let state = target.state();
     !state.data.has_pending_block(state.item.size / BLOCK..to)
 }
 
-/// How many of `len` bytes are whole blocks, or end both files (Y2).
+/// How many of `len` bytes are whole blocks, or end both files (COPY-Y2).
 fn shareable(
     source: &InodeRef,
     from_offset: u64,

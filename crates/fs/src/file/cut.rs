@@ -4,11 +4,12 @@
 //! next installation, or, if they are many, in steps. So that no crash brings them back, a TRUNCATE
 //! item announces what is still to be removed.
 //!
-//! D5  From the first whole block behind the cut on, what the table has is nobody's (R35).
-//!     Its last transaction is not refused for space (D10). While it `wants_steps` before, nothing
-//!     is accepted for the file: steps may be refused, and what was accepted may not.
-//! D6  Blocks that are logged behind the logged size are announced as a cut: after a crash they are
-//!     nobody's content, and must not show when the file grows (R36).
+//! CUT-D5  From the first whole block behind the cut on, what the table has is nobody's (R35).
+//!         Its last transaction is not refused for space (DIRTY-D10). While it `wants_steps`
+//!         before, nothing is accepted for the file: steps may be refused, and what was accepted
+//!         may not.
+//! CUT-D6  Blocks that are logged behind the logged size are announced as a cut: after a crash they
+//!         are nobody's content, and must not show when the file grows (R36).
 
 use copyhold_types::BLOCK_BYTES;
 
@@ -23,7 +24,7 @@ pub(crate) struct Cut {
     /// There may be more to remove than one transaction can.
     wants_steps: bool,
     /// Where the blocks end that were logged behind the logged size, and the block from which on a
-    /// TRUNCATE item announces them (D6).
+    /// TRUNCATE item announces them (CUT-D6).
     ahead: u64,
     ahead_announced: Option<u64>,
 }
@@ -66,7 +67,7 @@ impl Cut {
         self.wants_steps = false;
     }
 
-    /// First block of which the table knows nothing that counts (D5).
+    /// First block of which the table knows nothing that counts (CUT-D5).
     pub(crate) fn block(&self) -> u64 {
         self.size.map_or(u64::MAX, |size| size.div_ceil(BLOCK))
     }
@@ -115,7 +116,7 @@ impl Cut {
     }
 
     /// What a TRUNCATE item is to say now that `blocks` are logged together with `size`, if that is
-    /// news: from which block on there is nothing, or that there is none (D6).
+    /// news: from which block on there is nothing, or that there is none (CUT-D6).
     pub(crate) fn announce(&mut self, size: u64, blocks: &[u64]) -> Option<Option<u64>> {
         let end = blocks.last().map_or(0, |last| (last + 1) * BLOCK);
         let first = size.div_ceil(BLOCK);

@@ -4,25 +4,29 @@
 //! be both taken and dirty again. After an fsync that sent it beside its batch it stays until that
 //! is durable, and counts as memory in use: its bytes are not on the device before (P12).
 //!
-//! D1  A block that is dirty, taken or attached is in `blocks`, and is read from there (F2).
-//! D2  `reserved` has a block for each dirty one that is not written in place; a batch takes its
-//!     share with it (F3), and brings it back with what it could not write. Only where the pool has
-//!     stopped there may be less.
-//! D3  Bytes beyond the end of the file are zero in a dirty block.
-//! D4  `covered` of a block: what is logged of it is right for a file of that size. The logged
-//!     size goes no further than the first block that is not covered in full (F1).
-//! D5, D6  What the table has and does not count: see [`Cut`].
-//! D7  A file of which all is logged has no [`Unsettled`]: most files in memory are such.
-//! D8  A file that was `emptied` while it is open for writing (O_TRUNC) is to be durable when it is
-//!     closed, until something is written to it: a note beside the count of opens says so, too, and
-//!     stays when the inode leaves memory. A batch that was taken before is *overtaken*: no block
-//!     of it is current, and it logs neither the cut nor the times. The next one logs both, and
-//!     fsync waits for that (R34).
-//! D9  While a cut is pending, at most one batch is under way. So the cut is logged together with
-//!     the first blocks that were written since: later ones alone would leave the file empty (R35).
-//! D10 The transaction that logs a size that was set, or a cut, is not refused for space: what it
-//!     adds to tables was reserved when the size was set (R21), and `room` holds that until both
-//!     are logged.
+//! DIRTY-D1  A block that is dirty, taken or attached is in `blocks`, and is read from there
+//!           (FILES-F2).
+//! DIRTY-D2  `reserved` has a block for each dirty one that is not written in place; a batch takes
+//!           its share with it (FILES-F3), and brings it back with what it could not write. Only
+//!           where the pool has stopped there may be less.
+//! DIRTY-D3  Bytes beyond the end of the file are zero in a dirty block.
+//! DIRTY-D4  `covered` of a block: what is logged of it is right for a file of that size. The
+//!           logged size goes no further than the first block that is not covered in full
+//!           (FILES-F1).
+//! DIRTY-D7  A file of which all is logged has no [`Unsettled`]: most files in memory are such.
+//! DIRTY-D8  A file that was `emptied` while it is open for writing (O_TRUNC) is to be durable when
+//!           it is closed, until something is written to it: a note beside the count of opens says
+//!           so, too, and stays when the inode leaves memory. A batch that was taken before is
+//!           *overtaken*: no block of it is current, and it logs neither the cut nor the times. The
+//!           next one logs both, and fsync waits for that (R34).
+//! DIRTY-D9  While a cut is pending, at most one batch is under way. So the cut is logged together
+//!           with the first blocks that were written since: later ones alone would leave the file
+//!           empty (R35).
+//! DIRTY-D10  The transaction that logs a size that was set, or a cut, is not refused for space:
+//!            what it adds to tables was reserved when the size was set (R21), and `room` holds
+//!            that until both are logged.
+//!
+//! CUT-D5 and CUT-D6 say which blocks of the table do not count: see [`Cut`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut, Range};
@@ -47,7 +51,7 @@ pub(crate) struct DirtyBlock {
     in_place: bool,
     /// Its content goes out with this txg.
     pub(crate) attached: Option<Txg>,
-    /// D4.
+    /// DIRTY-D4.
     pub(crate) covered: u64,
     /// What the batch writes is right for no larger size: the file was cut here since.
     taken_limit: u64,
@@ -80,7 +84,7 @@ pub(crate) struct FileData {
     /// Number of the last change of data, size or times.
     version: u64,
     last_batch: u64,
-    /// D7: made by the first change, gone when there is nothing left in it.
+    /// DIRTY-D7: made by the first change, gone when there is nothing left in it.
     unsettled: Option<Box<Unsettled>>,
 }
 
@@ -93,15 +97,15 @@ pub(crate) struct Unsettled {
     ready: usize,
     batches: BTreeSet<u64>,
     pub(crate) cut: Cut,
-    /// D10.
+    /// DIRTY-D10.
     room: Option<Reservation>,
     /// Number of the oldest change of size or times that is not logged. Where blocks hold back the
-    /// size (D4), of the last change when the times were logged: an earlier fsync has not to wait
-    /// for later writes.
+    /// size (DIRTY-D4), of the last change when the times were logged: an earlier fsync has not to
+    /// wait for later writes.
     unlogged_since: Option<u64>,
     /// The file is on the list of dirty ones.
     listed: bool,
-    /// D8: the number of the truncation, and the last batch that was taken before.
+    /// DIRTY-D8: the number of the truncation, and the last batch that was taken before.
     emptied: Option<u64>,
     overtaken: u64,
 }
@@ -148,7 +152,7 @@ impl DerefMut for FileData {
 }
 
 impl FileData {
-    /// D7. Behind whatever may have been the last.
+    /// DIRTY-D7. Behind whatever may have been the last.
     fn let_go(&mut self) {
         match &mut self.unsettled {
             Some(unsettled) if unsettled.is_nothing() => self.unsettled = None,
@@ -196,7 +200,7 @@ impl FileData {
         self.unlogged_since.get_or_insert(version);
     }
 
-    /// The times that are shown are logged, and the size, unless blocks hold it back (D4).
+    /// The times that are shown are logged, and the size, unless blocks hold it back (DIRTY-D4).
     pub(crate) fn change_is_logged(&mut self, with_size: bool) {
         let left = (!with_size).then_some(self.version);
         if self.unlogged_since != left {
@@ -206,18 +210,18 @@ impl FileData {
         }
     }
 
-    /// The file is cut to nothing while it is open for writing (D8).
+    /// The file is cut to nothing while it is open for writing (DIRTY-D8).
     pub(crate) fn empty(&mut self) {
         let (version, overtaken) = (self.version, self.last_batch);
         (self.emptied, self.overtaken) = (Some(version), overtaken);
     }
 
-    /// Whether batch `id` was taken before the file was emptied (D8).
+    /// Whether batch `id` was taken before the file was emptied (DIRTY-D8).
     pub(crate) fn is_overtaken(&self, id: u64) -> bool {
         id <= self.overtaken
     }
 
-    /// Something was written, or nobody has the file open any more (D8). Says whether it was
+    /// Something was written, or nobody has the file open any more (DIRTY-D8). Says whether it was
     /// emptied.
     pub(crate) fn clear_emptied(&mut self) -> bool {
         let was_emptied = self.emptied.is_some();
@@ -228,12 +232,12 @@ impl FileData {
         was_emptied
     }
 
-    /// Blocks have to wait for the batch under way (D9).
+    /// Blocks have to wait for the batch under way (DIRTY-D9).
     pub(crate) fn waits_for_cut(&self) -> bool {
         self.ready > 0 && self.is_cutting()
     }
 
-    /// A batch is under way that logs a pending cut: no other is taken (D9).
+    /// A batch is under way that logs a pending cut: no other is taken (DIRTY-D9).
     pub(crate) fn is_cutting(&self) -> bool {
         self.cut.size().is_some() && !self.batches.is_empty()
     }
@@ -246,8 +250,8 @@ impl FileData {
         }
     }
 
-    /// Keeps space for what is to be logged of a size that was set (D10). Of several, the most is
-    /// enough: one transaction logs the last size.
+    /// Keeps space for what is to be logged of a size that was set (DIRTY-D10). Of several, the
+    /// most is enough: one transaction logs the last size.
     pub(crate) fn keep_room(&mut self, room: Reservation) {
         let held = self.room.as_ref().map_or(0, Reservation::blocks);
         if self.wants_room() && room.blocks() > held {
@@ -369,8 +373,8 @@ impl FileData {
         gone
     }
 
-    /// The largest size that may be logged (D4) with the blocks that `installing` names, which
-    /// `batch` took: `size`, or what is covered before it.
+    /// The largest size that may be logged (DIRTY-D4) with the blocks that `installing` names,
+    /// which `batch` took: `size`, or what is covered before it.
     pub(crate) fn loggable_size(
         &self,
         size: u64,
@@ -436,7 +440,7 @@ impl FileData {
     }
 
     /// Starts a batch of no blocks: there are none, but size, times or a cut are to be logged. A
-    /// writer of what was there up to `version` logs no later O_TRUNC alone (D8).
+    /// writer of what was there up to `version` logs no later O_TRUNC alone (DIRTY-D8).
     pub(crate) fn take_nothing(&mut self, id: u64, version: u64) -> bool {
         let alone = self.ready == 0 && self.batches.is_empty();
         let is_wanted = (self.cut.size().is_some() || self.unlogged_since.is_some())

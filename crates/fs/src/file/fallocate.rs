@@ -266,8 +266,8 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Credit for cutting each extent of `edit` and adding `added` extents. Call it before the cuts:
-    /// it counts the loaded extents.
+    /// Credit for cutting each extent of `edit` and adding `added` extents. Call it before the
+    /// cuts: it counts the loaded extents.
     async fn map_credit(
         &self,
         inode: &Inode,

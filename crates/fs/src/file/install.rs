@@ -237,7 +237,7 @@ impl Batch {
 }
 
 impl State {
-    /// A batch has logged the times, and as much of the size as may be (D4).
+    /// A batch has logged the times, and as much of the size as may be (DIRTY-D4).
     pub(super) fn note_logged(&mut self) {
         let (item, shown) = (&self.item, &self.shown);
         debug_assert_eq!((item.mtime, item.ctime), (shown.mtime, shown.ctime), "both were logged");
@@ -249,7 +249,7 @@ impl State {
 impl Filesystem {
     /// Removes some of a cut's extents if they are too many for one transaction. Whether one
     /// transaction removes the rest. A step is refused like a delete (R21), and the rest stays
-    /// announced. An overtaken batch makes no step (D8).
+    /// announced. An overtaken batch makes no step (DIRTY-D8).
     pub(crate) async fn cut_step(&self, inode: &InodeRef, batch: u64) -> Result<bool> {
         if !inode.state().data.cut.wants_steps() {
             return Ok(true);

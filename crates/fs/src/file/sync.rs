@@ -80,15 +80,15 @@ impl Filesystem {
                 return Ok(());
             }
             if is_held_back {
-                // Blocks made dirty since hold the size back (D4), or an overtaken batch has logged
-                // nothing (D8): the newest state goes out.
+                // Blocks made dirty since hold the size back (DIRTY-D4), or an overtaken batch has
+                // logged nothing (DIRTY-D8): the newest state goes out.
                 version = data.version();
             }
         }
     }
 
     /// Whether size or times that were changed up to `version` are not logged: behind an overtaken
-    /// batch (D8) perhaps these alone.
+    /// batch (DIRTY-D8) perhaps these alone.
     fn has_unlogged_change(&self, data: &FileData, version: u64) -> bool {
         data.has_unlogged_change(version) && !self.breaks(Sabotage::ForgetTimes)
     }

@@ -4,7 +4,7 @@
 //! the file's next batch (R35). So a truncate never waits for the log.
 //!
 //! The transaction that logs a size adds to tables, also where a file becomes shorter: snapshots
-//! may share it. So whoever sets one reserves what it adds (D10), and is refused (R21) where
+//! may share it. So whoever sets one reserves what it adds (DIRTY-D10), and is refused (R21) where
 //! changes are, or, where extents are cut, where deletes are. A file of many extents is cut in
 //! steps before, which are refused likewise: they are made here, so that the caller is told, and
 //! not somebody whose data was accepted since.
@@ -33,7 +33,7 @@ impl Filesystem {
     }
 
     /// Empties a regular file that is open for writing: as [`Self::set_size`], and it is durable
-    /// when the file is closed (D8).
+    /// when the file is closed (DIRTY-D8).
     pub(crate) async fn empty(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
         self.resize(inode, 0, true).await
     }

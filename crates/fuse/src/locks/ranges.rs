@@ -3,8 +3,8 @@
 //! POSIX locks are ranges of bytes: setting one replaces what its owner had there, splitting what
 //! sticks out. A flock lock is the whole file, one for each open file.
 //!
-//! K1  Ranges of one owner do not overlap, and neighbours of the same kind are one range.
-//! K2  Where ranges of two owners overlap, both are read locks.
+//! RANGES-K1  Ranges of one owner do not overlap, and neighbours of the same kind are one range.
+//! RANGES-K2  Where ranges of two owners overlap, both are read locks.
 
 use crate::protocol::{Lock, LockKind, LockOwner};
 
@@ -53,7 +53,7 @@ impl Ranges {
 
     /// Makes `lock` so, in place of what its owner had there. Nothing may be in the way.
     pub(super) fn set(&mut self, lock: &Lock) {
-        assert!(self.conflicts(lock).next().is_none(), "K2: a lock in the way of {lock:?}");
+        assert!(self.conflicts(lock).next().is_none(), "RANGES-K2: a lock in the way of {lock:?}");
         let Lock { owner, kind, mut start, mut end, pid, .. } = *lock;
         let write = kind == LockKind::Write;
         let mut rests = Vec::new();
@@ -100,11 +100,14 @@ impl Ranges {
             assert!(one.start <= one.end);
             for other in &self.held[at + 1..] {
                 if one.owner == other.owner {
-                    assert!(!one.overlaps(other.start, other.end), "K1: {one:?} {other:?}");
+                    assert!(!one.overlaps(other.start, other.end), "RANGES-K1: {one:?} {other:?}");
                     let same = one.write == other.write;
-                    assert!(!same || !one.touches(other.start, other.end), "K1: {one:?} {other:?}");
+                    assert!(
+                        !same || !one.touches(other.start, other.end),
+                        "RANGES-K1: {one:?} {other:?}"
+                    );
                 } else if one.overlaps(other.start, other.end) {
-                    assert!(!one.write && !other.write, "K2: {one:?} {other:?}");
+                    assert!(!one.write && !other.write, "RANGES-K2: {one:?} {other:?}");
                 }
             }
         }

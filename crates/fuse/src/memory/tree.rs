@@ -398,7 +398,7 @@ impl Tree {
         }
     }
 
-    /// M1.
+    /// MEMFS-M1.
     fn tidy(&mut self, node: NodeId) {
         let gone = |inode: &Inode| inode.nlink == 0 && inode.lookups == 0;
         if node != NodeId::ROOT && self.inodes.get(&node).is_some_and(gone) {

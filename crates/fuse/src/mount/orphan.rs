@@ -5,9 +5,9 @@
 //! stays open without a reader. Every call on the mount then waits for an answer, and so, often,
 //! does the thread itself. Aborting the connection ends all of these waits.
 //!
-//! O1  Only a connection of a process whose first thread has ended is aborted. A daemon that serves
-//!     has its first thread until the end.
-//! O2  Nothing is asked of the mount: that would wait, too.
+//! ORPHAN-O1  Only a connection of a process whose first thread has ended is aborted. A daemon that
+//!            serves has its first thread until the end.
+//! ORPHAN-O2  Nothing is asked of the mount: that would wait, too.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -50,7 +50,7 @@ pub(super) fn abort(which: &Which, place: Option<&Path>) -> io::Result<bool> {
     let file = format!("{}/abort", connection(which.number));
     let usual = Path::new("/sys/fs/fuse/connections").join(&file);
     let control = fs::File::options().write(true).open(usual).or_else(|_| unmounted_control(&file));
-    // W1. The kernel ignores the control of a connection that has gone.
+    // WHICH-W1. The kernel ignores the control of a connection that has gone.
     if !which.exists() {
         return Ok(false);
     }
@@ -64,8 +64,8 @@ pub(super) fn abort(which: &Which, place: Option<&Path>) -> io::Result<bool> {
 
 /// A forced umount breaks the connection, whether or not it can remove the mount.
 fn force(which: &Which, place: &Path) -> io::Result<bool> {
-    // Open, the place cannot become that of another filesystem (W1), and is not removed: the caller
-    // is to find it, dead.
+    // Open, the place cannot become that of another filesystem (WHICH-W1), and is not removed: the
+    // caller is to find it, dead.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = rustix::fs::open(place, flags, Mode::empty())?;
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;

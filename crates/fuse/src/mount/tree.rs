@@ -6,9 +6,9 @@
 //!     has flags of its own and, other than a bind mount, propagates nothing to the first one.
 //! A part.  A directory of the tree is cloned, and the clone is attached in place of the whole.
 //!
-//! T1  Dropping a tree that was not attached unmounts it.
-//! T2  From Linux 6.15 on the place shows the part and never the whole. Older kernels clone only
-//!     what is attached, so the whole is at the place while the part is cloned.
+//! TREE-T1  Dropping a tree that was not attached unmounts it.
+//! TREE-T2  From Linux 6.15 on the place shows the part and never the whole. Older kernels clone
+//!          only what is attached, so the whole is at the place while the part is cloned.
 
 use std::fs;
 use std::io;
@@ -119,7 +119,7 @@ impl DetachedMount {
         done.map_err(|error| super::refused(error, place, None))
     }
 
-    /// T2, before Linux 6.15.
+    /// TREE-T2, before Linux 6.15.
     fn attach_through_whole(&self, part: &OwnedFd, place: &Path) -> rustix::io::Result<()> {
         move_to(self.fd.as_fd(), place)?;
         let cloned = clone(part);

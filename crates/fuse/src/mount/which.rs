@@ -6,8 +6,8 @@
 //!           and an inode number that no other filesystem gets. It is there as long as the
 //!           filesystem is.
 //!
-//! W1  The file or directory is opened first, then the filesystem is looked up. If it still exists,
-//!     it had its number when the file was opened, so the file belongs to it.
+//! WHICH-W1  The file or directory is opened first, then the filesystem is looked up. If it still
+//!           exists, it had its number when the file was opened, so the file belongs to it.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

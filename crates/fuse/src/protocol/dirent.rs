@@ -3,9 +3,9 @@
 //! An entry is whole in the answer or not there at all: [`Entries::push`] says no when the next one
 //! would go beyond the kernel's room, and the kernel comes again with the last cookie it has seen.
 //!
-//! D1  The bytes never exceed `room`, and end on a multiple of 8.
-//! D2  An entry with a node in READDIRPLUS counts as a lookup once it is pushed; one that was
-//!     refused does not.
+//! DIRENT-D1  The bytes never exceed `room`, and end on a multiple of 8.
+//! DIRENT-D2  An entry with a node in READDIRPLUS counts as a lookup once it is pushed; one that
+//!            was refused does not.
 
 use zerocopy::IntoBytes;
 
@@ -84,7 +84,7 @@ impl Entries {
         self.bytes.extend_from_slice(dirent.as_bytes());
         self.bytes.extend_from_slice(entry.name);
         self.bytes.resize(self.bytes.len().next_multiple_of(8), 0);
-        assert!(self.bytes.len() <= self.room, "D1: {} of {}", self.bytes.len(), self.room);
+        assert!(self.bytes.len() <= self.room, "DIRENT-D1: {} of {}", self.bytes.len(), self.room);
         true
     }
 

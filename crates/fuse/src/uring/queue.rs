@@ -1,9 +1,9 @@
 //! The thread of one CPU: takes requests from its ring, has them polled, commits answers.
 //!
 //! A turn: take what has completed, poll each operation once, commit what has been answered, here
-//! or elsewhere, see to it that each queue has an entry in the kernel's hand (U3), and sleep until
-//! something completes or the mailbox's bell is rung. Answers are handed to the kernel together,
-//! but not more than [`TOGETHER`], so that the first caller does not wait for the last.
+//! or elsewhere, see to it that each queue has an entry in the kernel's hand (URING-U3), and sleep
+//! until something completes or the mailbox's bell is rung. Answers are handed to the kernel
+//! together, but not more than [`TOGETHER`], so that the first caller does not wait for the last.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -223,7 +223,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Queue<O, F>
         Ok(())
     }
 
-    /// U3.
+    /// URING-U3.
     fn replenish(&mut self) -> io::Result<()> {
         if self.is_full || self.mailbox.is_closed() {
             return Ok(());

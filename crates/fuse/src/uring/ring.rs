@@ -1,8 +1,8 @@
 //! One io_uring with the entries of its queues: commands in, requests out.
 //!
 //! Only the queue's thread uses it. It knows which entries are in the kernel's hand, and makes the
-//! lease when one comes back with a request; nothing else does (U1). What is pushed goes to the
-//! kernel with the next [`Ring::enter`].
+//! lease when one comes back with a request; nothing else does (URING-U1). What is pushed goes to
+//! the kernel with the next [`Ring::enter`].
 
 #![allow(unsafe_code)]
 
@@ -131,7 +131,7 @@ impl Ring {
     pub(super) fn commit(&mut self, answered: Answered) -> io::Result<()> {
         let index = answered.index as usize;
         let Held { slot, in_kernel, keeps, is_fat } = &mut self.entries[index];
-        assert!(!*in_kernel, "U1: an entry is answered once");
+        assert!(!*in_kernel, "URING-U1: an entry is answered once");
         if answered.was_large && !*keeps {
             // The kernel takes the entry that was used last, so it is the first few.
             *keeps = self.kept > 0;
@@ -201,13 +201,14 @@ impl Ring {
                 index => {
                     let index = index as usize;
                     let held = &mut self.entries[index];
-                    assert!(held.in_kernel, "U1: an entry completes once");
+                    assert!(held.in_kernel, "URING-U1: an entry completes once");
                     held.in_kernel = false;
                     count(&mut self.queues, held.slot.queue, |count| *count -= 1);
                     events.push(match completion.result() {
                         0 => {
                             let (slot, mailbox) = (held.slot.clone(), self.mailbox.clone());
-                            // SAFETY: U1, the entry was in the kernel's hand and has completed.
+                            // SAFETY: URING-U1, the entry was in the kernel's hand and has
+                            // completed.
                             Event::Request(unsafe { Lease::new(slot, index as u32, mailbox) })
                         }
                         error => Event::Lost(-error),
@@ -232,7 +233,7 @@ impl Ring {
             return;
         }
         for held in self.entries.iter_mut().filter(|held| held.is_fat && held.in_kernel) {
-            // SAFETY: U2, it is in the kernel's hand, all commands have been submitted, all
+            // SAFETY: URING-U2, it is in the kernel's hand, all commands have been submitted, all
             // completions taken, and this thread, the only one that enters the kernel for this
             // ring, is here.
             unsafe { held.slot.trim() };
@@ -269,7 +270,7 @@ impl Ring {
 
     fn push(&mut self, entry: &Entry128) -> io::Result<()> {
         // SAFETY: what it points to is the memory of an entry that is kept until the kernel has
-        // given it back (U4), or is read before `refuse` returns.
+        // given it back (URING-U4), or is read before `refuse` returns.
         while unsafe { self.uring.submission().push(entry) }.is_err() {
             self.enter(0)?;
         }
@@ -285,7 +286,7 @@ fn count(queues: &mut [(u16, usize)], queue: u16, change: impl FnOnce(&mut usize
 impl Drop for Ring {
     fn drop(&mut self) {
         if !self.is_empty() {
-            // U4: whoever ends early leaves the memory to the kernel.
+            // URING-U4: whoever ends early leaves the memory to the kernel.
             self.entries.drain(..).for_each(|held| std::mem::forget(held.slot));
         }
     }

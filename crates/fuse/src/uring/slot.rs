@@ -2,9 +2,10 @@
 //!
 //! A page with the headers and the two `iovec`s that describe the entry, then the payload. The
 //! kernel reads and writes it only inside `io_uring_enter` of the queue's thread, and only while
-//! the entry is in its hand (U2). Between a completion and the commit that answers it a [`Lease`]
-//! is the only way to the memory (U1): it can be sent to other threads, is not cloned, and borrows
-//! as usual. Its safety rests on being made nowhere but in `ring`, once for each completion.
+//! the entry is in its hand (URING-U2). Between a completion and the commit that answers it a
+//! [`Lease`] is the only way to the memory (URING-U1): it can be sent to other threads, is not
+//! cloned, and borrows as usual. Its safety rests on being made nowhere but in `ring`, once for
+//! each completion.
 
 #![allow(unsafe_code)]
 
@@ -35,7 +36,7 @@ pub(super) struct Slot {
     pub(super) queue: u16,
 }
 
-// SAFETY: the memory belongs to nobody's thread; who may touch it is U1 and U2.
+// SAFETY: the memory belongs to nobody's thread; who may touch it is URING-U1 and URING-U2.
 unsafe impl Send for Slot {}
 // SAFETY: as above; a shared slot gives out addresses, the rest is `Lease`.
 unsafe impl Sync for Slot {}
@@ -80,7 +81,7 @@ impl Slot {
     ///
     /// # Safety
     /// The entry must be in the kernel's hand, its commit submitted, outside `io_uring_enter`, with
-    /// no completion that has not been taken (U2): then nothing of worth is there, and nobody
+    /// no completion that has not been taken (URING-U2): then nothing of worth is there, and nobody
     /// looks.
     pub(super) unsafe fn trim(&self) {
         // SAFETY: the range is this slot's own mapping, whose content the caller gives up.
@@ -92,7 +93,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // SAFETY: U4, nobody refers to the mapping any more.
+        // SAFETY: URING-U4, nobody refers to the mapping any more.
         let failed = unsafe { libc::munmap(self.place.as_ptr().cast(), PAGE + self.payload_bytes) };
         debug_assert_eq!(failed, 0);
     }
@@ -115,7 +116,8 @@ const LARGE: usize = 16 << 10;
 
 impl Lease {
     /// # Safety
-    /// U1: a completion has told that the entry has a request, and no lease was made for that yet.
+    /// URING-U1: a completion has told that the entry has a request, and no lease was made for that
+    /// yet.
     pub(super) unsafe fn new(slot: Arc<Slot>, index: u32, mailbox: Arc<Mailbox>) -> Lease {
         let mut lease = Lease { slot, index, commit_id: 0, mailbox, answered: false, used: 0 };
         lease.commit_id = lease.headers().commit_id;
@@ -124,25 +126,25 @@ impl Lease {
     }
 
     fn headers(&self) -> &wire::RingHeaders {
-        // SAFETY: U1, this lease is the only way to the memory, which is aligned, was zeroed, and
-        // is of a type for which all bytes are good.
+        // SAFETY: URING-U1, this lease is the only way to the memory, which is aligned, was zeroed,
+        // and is of a type for which all bytes are good.
         unsafe { self.slot.place.cast::<wire::RingHeaders>().as_ref() }
     }
 
     fn headers_mut(&mut self) -> &mut wire::RingHeaders {
-        // SAFETY: U1, and `self` is borrowed exclusively.
+        // SAFETY: URING-U1, and `self` is borrowed exclusively.
         unsafe { self.slot.place.cast::<wire::RingHeaders>().as_mut() }
     }
 
     fn room(&mut self) -> &mut [u8] {
-        // SAFETY: U1, exclusively borrowed; the mapping has so many bytes there.
+        // SAFETY: URING-U1, exclusively borrowed; the mapping has so many bytes there.
         unsafe { slice::from_raw_parts_mut(self.slot.payload().as_ptr(), self.slot.payload_bytes) }
     }
 
     /// What came beside the headers.
     pub(crate) fn payload(&self) -> &[u8] {
         let len = (self.headers().payload_size as usize).min(self.slot.payload_bytes);
-        // SAFETY: U1, borrowed; the mapping has so many bytes there.
+        // SAFETY: URING-U1, borrowed; the mapping has so many bytes there.
         unsafe { slice::from_raw_parts(self.slot.payload().as_ptr(), len) }
     }
 

@@ -1,14 +1,15 @@
 //! One executor: a thread, its queue of ready tasks, its timers, and what it sleeps on.
 //!
-//! E1  No wake is lost. The executor notes that it goes to sleep under the queue's lock, having
-//!     found the queue empty; who queues a task takes the note under the same lock and wakes it.
-//!     A timer that becomes the first is added before the note is looked at, and the executor
-//!     looks for the first timer after it wrote the note.
-//! E2  No lock is held while a task runs, is dropped, or is woken.
-//! E3  What a task submits goes to the kernel when its poll ends, or with the wait that follows.
-//! E4  Only the executor uses its ring. What other threads bring is queued like a task, and
-//!     submitted together.
-//! E5  Completions are looked for after each turn of tasks, however many are ready.
+//! EXEC-E1  No wake is lost. The executor notes that it goes to sleep under the queue's lock,
+//!          having found the queue empty; who queues a task takes the note under the same lock and
+//!          wakes it. A timer that becomes the first is added before the note is looked at, and the
+//!          executor looks for the first timer after it wrote the note.
+//! EXEC-E2  No lock is held while a task runs, is dropped, or is woken.
+//! EXEC-E3  What a task submits goes to the kernel when its poll ends, or with the wait that
+//!          follows.
+//! EXEC-E4  Only the executor uses its ring. What other threads bring is queued like a task, and
+//!          submitted together.
+//! EXEC-E5  Completions are looked for after each turn of tasks, however many are ready.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -47,7 +48,7 @@ pub(super) struct Cpu {
 #[derive(Default)]
 struct Queue {
     ready: VecDeque<Runnable>,
-    /// Operations that other threads brought (E4).
+    /// Operations that other threads brought (EXEC-E4).
     brought: Vec<Arc<Flight>>,
     asleep: bool,
     /// The executor has ended.
@@ -190,7 +191,7 @@ impl Cpu {
         for _ in 0..TURN {
             let Some(runnable) = batch.pop_front() else { return };
             if let Some(ring) = self.ring() {
-                ring.flush(); // E3
+                ring.flush(); // EXEC-E3
             }
             self.polling.store(true, Ordering::Relaxed);
             runnable.run();
@@ -199,7 +200,7 @@ impl Cpu {
     }
 
     /// Takes what is ready, and submits what was brought. If there is nothing, notes that the
-    /// executor goes to sleep (E1).
+    /// executor goes to sleep (EXEC-E1).
     fn refill(&self, batch: &mut VecDeque<Runnable>, brought: &mut Vec<Arc<Flight>>) -> bool {
         let mut queue = self.queue.lock();
         if queue.ready.is_empty() && queue.brought.is_empty() {
@@ -237,7 +238,7 @@ impl Cpu {
         let mut wakers = self.timers.take();
         wakers.extend(self.parked.lock().wakers.iter_mut().filter_map(Option::take));
         let any = !ready.is_empty() || !wakers.is_empty();
-        drop(ready); // E2
+        drop(ready); // EXEC-E2
         wakers.into_iter().for_each(Waker::wake);
         any
     }

@@ -69,7 +69,7 @@ impl Uring {
 
     /// Whether the kernel has left something to the next [`Uring::enter`].
     pub(crate) fn has_more(&self) -> bool {
-        // SAFETY: U1 of `ring`: this is the ring's thread.
+        // SAFETY: RING-U1: this is the ring's thread.
         let queue = unsafe { self.uring.submission_shared() };
         queue.taskrun() || queue.cq_overflow()
     }

@@ -79,10 +79,10 @@ impl Uring {
         Ok(())
     }
 
-    /// U1.
+    /// RING-U1.
     fn own(&self) -> MutexGuard<'_, State> {
         let state = self.state.lock();
-        assert_eq!(state.owner, Some(thread::current().id()), "U1: used by another thread");
+        assert_eq!(state.owner, Some(thread::current().id()), "RING-U1: used by another thread");
         state
     }
 
@@ -201,7 +201,7 @@ impl Uring {
             Kind::Trial => self.end(state, Completed { token, result: 0, has_more: false }),
             Kind::Work { .. } => state.under_way.push(entry),
             Kind::Listen => {
-                assert!(state.listener.replace(token).is_none(), "U6: it listens once");
+                assert!(state.listener.replace(token).is_none(), "RING-U6: it listens once");
                 if state.has_rung {
                     self.hear(state);
                 }
@@ -266,7 +266,10 @@ impl Drop for Uring {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         let is_idle = state.under_way.is_empty() && state.submitted.is_empty();
-        assert!(is_idle || std::thread::panicking(), "U5: closed while something is in flight");
+        assert!(
+            is_idle || std::thread::panicking(),
+            "RING-U5: closed while something is in flight"
+        );
     }
 }
 

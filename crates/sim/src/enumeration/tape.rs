@@ -9,9 +9,10 @@
 //! A workload is run at more than one pace: with content far behind metadata, and with metadata far
 //! behind content. So whatever does not wait for what it needs is seen without it.
 //!
-//! T1  What had completed when a flush began is durable when the flush ends; nothing else is.
-//! T2  What is not durable may be there or not, each write for itself, torn at sectors (`crash`).
-//! T3  Of writes to one block, the one that completed last lies on top.
+//! TAPE-T1  What had completed when a flush began is durable when the flush ends; nothing else is.
+//! TAPE-T2  What is not durable may be there or not, each write for itself, torn at sectors
+//!          (`crash`).
+//! TAPE-T3  Of writes to one block, the one that completed last lies on top.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -121,7 +122,7 @@ impl Tape {
         Moment { durable: self.durable.clone(), loose, world }
     }
 
-    /// T1. `covers` counts changes from the first one on.
+    /// TAPE-T1. `covers` counts changes from the first one on.
     fn flushed(&mut self, covers: usize) {
         let count = covers.saturating_sub(self.flushed);
         for (block, content) in self.completed.drain(..count).flatten() {

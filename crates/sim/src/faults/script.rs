@@ -25,7 +25,7 @@ pub(super) struct Player<'a> {
     failed: u64,
 }
 
-/// V1: an error says what the device said, whoever tells it.
+/// FAULTS-V1: an error says what the device said, whoever tells it.
 pub(super) fn expect_told(what: &str, error: &dyn std::error::Error) {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -34,7 +34,7 @@ pub(super) fn expect_told(what: &str, error: &dyn std::error::Error) {
         source = inner.source();
     }
     let told = text.contains("os error 5");
-    assert!(told, "V1: {what} does not tell what has failed: {text}");
+    assert!(told, "FAULTS-V1: {what} does not tell what has failed: {text}");
 }
 
 fn bytes(salt: u8, len: usize) -> Vec<u8> {
@@ -65,13 +65,14 @@ async fn content(fs: &Arc<Filesystem>, path: &str) -> Result<Content, FsError> {
     Ok(Some(fs.read(node, 0, ALL).await?.to_vec()))
 }
 
-/// V4: each file is what it may be after a crash.
+/// FAULTS-V4: each file is what it may be after a crash.
 pub(super) async fn verify(fs: &Arc<Filesystem>, model: &Model) {
     for (path, versions) in &model.files {
         let found = content(fs, path).await;
-        let found = found.unwrap_or_else(|error| panic!("V4: {path} after a crash: {error}"));
+        let found =
+            found.unwrap_or_else(|error| panic!("FAULTS-V4: {path} after a crash: {error}"));
         let fits = may_be(&found, versions.after_crash());
-        assert!(fits, "V4: {path}, {}, is not what was synced", told(&found));
+        assert!(fits, "FAULTS-V4: {path}, {}, is not what was synced", told(&found));
     }
 }
 
@@ -163,31 +164,31 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// V2: all files are there, as what they are. After a failed flush nobody knows what of the
-    /// last moments there is on the device; that must show as an error.
+    /// FAULTS-V2: all files are there, as what they are. After a failed flush nobody knows what of
+    /// the last moments there is on the device; that must show as an error.
     pub(super) async fn look(&mut self) {
         for (path, versions) in &self.model.files {
             match content(self.fs, path).await {
                 Ok(found) => {
                     let fits = may_be(&found, versions.now());
-                    assert!(fits, "V2: {path}, {}, is not what it is", told(&found));
+                    assert!(fits, "FAULTS-V2: {path}, {}, is not what it is", told(&found));
                 }
                 Err(_) if self.forgetful && !versions.is_durable() => {}
-                Err(error) => panic!("V2: {path} cannot be read: {error}"),
+                Err(error) => panic!("FAULTS-V2: {path} cannot be read: {error}"),
             }
         }
     }
 
-    /// V3, now that the device works again.
+    /// FAULTS-V3, now that the device works again.
     pub(super) async fn last_words(&mut self) {
         let stopped = self.has_stopped();
         let before = self.failed;
         self.create("last").await;
-        assert!((self.failed > before) == stopped, "V3: create, stopped: {stopped}");
+        assert!((self.failed > before) == stopped, "FAULTS-V3: create, stopped: {stopped}");
         let Ok(node) = find(self.fs, "old").await else { return };
         let data = bytes(50, BLOCK_BYTES);
         let wrote = self.fs.write(node, 4 * BLOCK, &data, Default::default()).await;
-        assert!(wrote.is_err() == stopped, "V3: stopped: {stopped}, a write: {wrote:?}");
+        assert!(wrote.is_err() == stopped, "FAULTS-V3: stopped: {stopped}, a write: {wrote:?}");
         let change = |of: &Content| written(of, 4 * BLOCK_BYTES, &data);
         self.model.change("old", wrote.is_ok(), change);
         // An error of before may be told now, once.
@@ -197,7 +198,7 @@ impl<'a> Player<'a> {
         let before = self.failed;
         self.fsync("old").await;
         self.sync().await;
-        assert!((self.failed > before) == stopped, "V3: the pool goes on, or has stopped");
+        assert!((self.failed > before) == stopped, "FAULTS-V3: the pool goes on, or has stopped");
     }
 
     pub(super) fn fate(&self) -> Fate {
@@ -353,7 +354,7 @@ impl<'a> Player<'a> {
         let found = content(self.fs, path).await;
         if let Ok(found) = &found {
             let fits = may_be(found, self.model.files[path].now());
-            assert!(fits, "V2: {path}, {}, is not what it is", told(found));
+            assert!(fits, "FAULTS-V2: {path}, {}, is not what it is", told(found));
         }
         let is_durable = self.model.files[path].is_durable();
         match found {

@@ -125,8 +125,8 @@ impl Usage {
         usage
     }
 
-    /// E2, for data: when nothing is on its way, usage is what files hold; of a group, the sum of
-    /// the distinct subvolumes below it.
+    /// RECOUNT-E2, for data: when nothing is on its way, usage is what files hold; of a group, the
+    /// sum of the distinct subvolumes below it.
     pub(crate) fn check<'a>(
         &self,
         shown: &Shown,
@@ -139,11 +139,16 @@ impl Usage {
         let as_predicted =
             |payer: &&SubvolId| of(payer).allows(found.get(payer).copied().unwrap_or(0));
         let is_right = payers.iter().all(as_predicted);
-        assert!(is_right, "E2: each subvolume pays for {found:?}, not for {predicted:?}");
+        assert!(is_right, "RECOUNT-E2: each subvolume pays for {found:?}, not for {predicted:?}");
         for group in shown.groups.iter().filter(|group| group.id.level() > 0) {
             let mut data = Bytes::default();
             shown.below(group.id).iter().for_each(|subvol| data.add(of(subvol)));
-            assert!(data.allows(group.data), "E2: {} has {}, not {data:?}", group.id, group.data);
+            assert!(
+                data.allows(group.data),
+                "RECOUNT-E2: {} has {}, not {data:?}",
+                group.id,
+                group.data
+            );
         }
         let is_live = |group: &&GroupUse| group.state == GroupState::Live && group.id.level() == 0;
         for group in shown.groups.iter().filter(is_live) {
@@ -151,7 +156,7 @@ impl Usage {
             let predicted = predicted.unwrap_or_default();
             let is_right = predicted.allows(group.inodes, group.snapshots);
             let (id, inodes, snapshots) = (group.id, group.inodes, group.snapshots);
-            assert!(is_right, "E2: {inodes} and {snapshots} in {id}, not {predicted:?}");
+            assert!(is_right, "RECOUNT-E2: {inodes} and {snapshots} in {id}, not {predicted:?}");
         }
     }
 }

@@ -312,7 +312,7 @@ impl World {
         }
     }
 
-    /// A close of an emptied file has returned, of which this version was there before (D8).
+    /// A close of an emptied file has returned, of which this version was there before (DIRTY-D8).
     pub(crate) fn after_close(&mut self, id: ObjectId, version: usize) {
         if let Some(data) = self.data.get_mut(&id).filter(|_| !self.troubled) {
             data.closed(version);

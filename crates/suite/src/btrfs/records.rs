@@ -6,8 +6,9 @@
 //!           each data extent and when it was born, so data is recounted, and what is left of the
 //!           usage is tree blocks.
 //!
-//! B1  Usage of a subvolume's group is at least its recounted data, and the rest is whole nodes.
-//! B2  Counted are extents born in or after the generation in which quotas were enabled.
+//! BTRFS-B1  Usage of a subvolume's group is at least its recounted data, and the rest is whole
+//!           nodes.
+//! BTRFS-B2  Counted are extents born in or after the generation in which quotas were enabled.
 //!
 //! Figures are of the last commit.
 
@@ -119,13 +120,15 @@ impl Records {
         })
     }
 
-    /// B1.
+    /// BTRFS-B1.
     fn metadata(&self, group: GroupId) -> Result<u64, SuiteError> {
         let usage = self.referenced.get(&group).copied().unwrap_or_default();
         let data = self.data.get(&group.id).copied().unwrap_or_default();
         let metadata = usage.checked_sub(data).filter(|rest| rest.is_multiple_of(NODE_BYTES));
         metadata.ok_or_else(|| {
-            SuiteError::Records(format!("B1: usage of {group} is {usage}, its extents are {data}"))
+            SuiteError::Records(format!(
+                "BTRFS-B1: usage of {group} is {usage}, its extents are {data}"
+            ))
         })
     }
 
@@ -215,6 +218,6 @@ mod tests {
     fn usage_below_the_extents_is_noticed() {
         let quota = [item(0, INFO_ITEM, 256, &[9, 4096, 0, 0, 0])];
         let records = Records::of(&quota, &[], &[extent(7, 8192, 256)]);
-        assert!(records.rows().unwrap_err().to_string().contains("B1"));
+        assert!(records.rows().unwrap_err().to_string().contains("BTRFS-B1"));
     }
 }

@@ -107,15 +107,15 @@ fn a_mistake_is_told_with_its_line() {
     );
     let told = [
         ("write a/f", "how much to write is missing"),
-        ("write ../f 1M", "S3"),
-        ("write /f 1M", "S3"),
+        ("write ../f 1M", "PARSE-S3"),
+        ("write /f 1M", "PARSE-S3"),
         ("write a/f 1Q", "'1Q' is no amount"),
         ("write a/f 1M sideways", "'sideways' is not understood"),
         ("write a/f 100 direct", "multiples of 4K"),
         ("chmod 99 a/f", "no mode"),
         ("qgroup crate 1/1", "create, destroy, assign or remove"),
         ("zfs: sync", "no target"),
-        ("sync\nexpect btrfs: errno none", "S1"),
+        ("sync\nexpect btrfs: errno none", "PARSE-S1"),
         ("expect errno EPERM", "no step right before"),
         ("sync\nexpect usage a 1M\nexpect errno none", "no step right before"),
         ("sync\nexpect errno EWHATEVER", "no errno"),

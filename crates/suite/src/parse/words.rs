@@ -76,11 +76,11 @@ fn group(word: &str) -> Result<GroupName, String> {
     }
 }
 
-/// S3.
+/// PARSE-S3.
 fn path(word: &str) -> Result<PathBuf, String> {
     let path = Path::new(word);
     match path.components().all(|part| matches!(part, Component::Normal(_))) {
         true => Ok(path.to_owned()),
-        false => Err(format!("S3: '{word}' is no path inside the mount; write for example a/file")),
+        false => Err(format!("PARSE-S3: '{word}' is no path in the mount; write for example a/f")),
     }
 }

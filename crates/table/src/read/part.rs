@@ -10,8 +10,8 @@
 //!           is not even opened. A key that one side tells and the other does not is looked up
 //!           there.
 //!
-//! D1  A key that neither side tells has the same value in both: what it says of the key, each
-//!     finds in a layer or a leaf that the other has, too.
+//! PARTIAL-D1  A key that neither side tells has the same value in both: what it says of the key,
+//!             each finds in a layer or a leaf that the other has, too.
 //!
 //! Where partitions begin, and whether edits are flushed, does not matter. Each stretch is of one
 //! moment of either table; who needs more keeps them from being changed.

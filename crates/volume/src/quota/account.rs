@@ -5,10 +5,11 @@
 //! Idea.     Each account knows its way up, a set of nodes, under a lock of its own. A change holds
 //!           it shared and visits each node once. Rearranging holds it exclusively, account by
 //!           account: nodes that are new on the way get the account's sums, nodes that have gone
-//!           lose them. So there is nothing that could be counted twice (Q3).
+//!           lose them. So there is nothing that could be counted twice (QUOTA-Q3).
 //!
-//! A1  A change is added to the account and to all of its way, or it is added to the heir's.
-//! A2  The way of an account with an heir is empty, and so are its sums.
+//! ACCOUNT-A1  A change is added to the account and to all of its way, or it is added to the
+//!             heir's.
+//! ACCOUNT-A2  The way of an account with an heir is empty, and so are its sums.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -179,7 +180,7 @@ impl Account {
         self.pay(&Sums { inodes: -inodes, ..Sums::default() });
     }
 
-    /// Changes its sums and those above (A1).
+    /// Changes its sums and those above (ACCOUNT-A1).
     pub(super) fn pay(&self, change: &Sums) {
         self.pay_at(0, change);
     }
@@ -191,8 +192,9 @@ impl Account {
         });
     }
 
-    /// Reserves, here and everywhere above, or nowhere (Q4). It looks before it takes, so that what
-    /// is refused disturbs nobody; only two that take the last room at once can both be refused.
+    /// Reserves, here and everywhere above, or nowhere (QUOTA-Q4). It looks before it takes, so
+    /// that what is refused disturbs nobody; only two that take the last room at once can both be
+    /// refused.
     pub(super) fn hold(self: &Arc<Self>, wanted: Request, tier: Tier) -> Result<Hold, Exceeded> {
         self.with_payer(|account, above| {
             let mut nodes = nodes(&account.node, above);
@@ -256,7 +258,7 @@ impl Account {
     /// Gives it another way up; what is on the old one and the new one stays as it is.
     pub(super) fn set_above(&self, above: Above) {
         let mut way = self.way.write();
-        assert!(way.heir.is_none(), "A2: who has an heir has no way up");
+        assert!(way.heir.is_none(), "ACCOUNT-A2: who has an heir has no way up");
         let own = self.own();
         let is_on = |nodes: &Above, id: GroupId| nodes.iter().any(|(node, _)| node.id == id);
         for (node, share) in above.iter().filter(|(node, _)| !is_on(&way.above, node.id)) {
@@ -268,7 +270,7 @@ impl Account {
         way.above = above;
     }
 
-    /// From now on `heir` pays (A2). The estimate of unflushed edits is not inherited.
+    /// From now on `heir` pays (ACCOUNT-A2). The estimate of unflushed edits is not inherited.
     ///
     /// The way of the heir is waited for with this one's held: the caller has the lock of groups,
     /// so no two accounts get an heir at the same time.

@@ -74,7 +74,7 @@ pub struct Ledger {
     pub(super) accounts: Accounts,
     /// What is not on the way of a write: relations, records, who is dead.
     pub(super) groups: Mutex<Groups, of::QuotaGroups>,
-    /// Bytes promised by reserves and not yet taken (N3).
+    /// Bytes promised by reserves and not yet taken (COUNTER-N3).
     pub(super) promised: Arc<AtomicI64>,
     /// Dead owners that a sweep should look at.
     pub(super) sweepable: Mutex<BTreeSet<SubvolId>, of::Sweepable>,

@@ -8,16 +8,19 @@
 //! In core.  A [`Ledger`]: `rows` by epoch, an account for each owner, a node with running sums and
 //!           limits for each group; all counters are atomics.
 //!
-//! Q1  What is counted has an origin not older than the enabling epoch, at birth and death (R25).
-//! Q2  The sums of an account are those of the rows that name it, or somebody whose heir it is.
-//! Q3  The sums of a group are those of the distinct accounts below it, by however many ways.
-//! Q4  `load` of a node is what it uses, has reserved and owes for unflushed edits; of a subvolume
-//!     also what subvolumes held inside it do. A hold is given while load stays within the limit of
-//!     every node on the way up, or of none.
-//! Q5  A reserved byte has one holder: a [`Hold`] has it until it is charged, spent or given back.
-//! Q6  Rows that closing a txg logs are those of its last transaction exactly (R24).
-//! Q7  A row goes when it is zero and its epoch has ended (R26), an owner when it is dead and its
-//!     last row has gone.
+//! QUOTA-Q1  What is counted has an origin not older than the enabling epoch, at birth and death
+//!           (R25).
+//! QUOTA-Q2  The sums of an account are those of the rows that name it, or somebody whose heir it
+//!           is.
+//! QUOTA-Q3  The sums of a group are those of the distinct accounts below it, by however many ways.
+//! QUOTA-Q4  `load` of a node is what it uses, has reserved and owes for unflushed edits; of a
+//!           subvolume also what subvolumes held inside it do. A hold is given while load stays
+//!           within the limit of every node on the way up, or of none.
+//! QUOTA-Q5  A reserved byte has one holder: a [`Hold`] has it until it is charged, spent or given
+//!           back.
+//! QUOTA-Q6  Rows that closing a txg logs are those of its last transaction exactly (R24).
+//! QUOTA-Q7  A row goes when it is zero and its epoch has ended (R26), an owner when it is dead and
+//!           its last row has gone.
 //!
 //! Order of locks: groups; a shard of rows or accounts; the way up of one account. A charge takes
 //! the last two, shared; none of them is held by one tenant in another one's way.

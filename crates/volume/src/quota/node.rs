@@ -1,11 +1,12 @@
 //! The running sums and limits of one group.
 //!
-//! N1  `data`, `metadata`, `reserved` and `unflushed` are those of the accounts below a group; of a
-//!     subvolume its own.
-//! N2  `load`, `inodes` and `snapshots` are what limits look at. They are changed by one atomic
-//!     step each, so no two holds can both fit into room for one. Of a subvolume they contain what
-//!     is held inside it.
-//! N3  `promised` of the ledger is the sum over all nodes of what their reserve exceeds their load.
+//! COUNTER-N1  `data`, `metadata`, `reserved` and `unflushed` are those of the accounts below a
+//!             group; of a subvolume its own.
+//! COUNTER-N2  `load`, `inodes` and `snapshots` are what limits look at. They are changed by one
+//!             atomic step each, so no two holds can both fit into room for one. Of a subvolume
+//!             they contain what is held inside it.
+//! COUNTER-N3  `promised` of the ledger is the sum over all nodes of what their reserve exceeds
+//!             their load.
 //!
 //! A reader may see one counter before and another after a change; never a wrong sum once the
 //! change is over.
@@ -182,7 +183,8 @@ impl Node {
         }
     }
 
-    /// The load has moved. Every step says from where and to where, so the steps add up (N3).
+    /// The load has moved. Every step says from where and to where, so the steps add up
+    /// (COUNTER-N3).
     fn keep_promise(&self, before: i64, after: i64) {
         let reserve = self.reserve.load(Relaxed);
         if reserve != 0 {

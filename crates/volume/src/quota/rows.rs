@@ -3,12 +3,12 @@
 //! A charge finds its row in one of 64 shards, by the epoch's number, and changes two atomics. The
 //! first change since the last closing puts the row on the shard's list of dirty ones. Closing a
 //! txg takes those lists while no transaction is joined, so what it reads are the sums of exactly
-//! the txgs up to this one (R24, Q6).
+//! the txgs up to this one (R24, QUOTA-Q6).
 //!
-//! W1  A row that is dirty is on the list of its shard, or was when the lists were taken: it may be
-//!     on two of them.
-//! W2  A row that is neither zero nor of a live epoch is in its shard; one that is both is dirty,
-//!     and goes when the txg closes (R26, Q7).
+//! ROWS-W1  A row that is dirty is on the list of its shard, or was when the lists were taken: it
+//!          may be on two of them.
+//! ROWS-W2  A row that is neither zero nor of a live epoch is in its shard; one that is both is
+//!          dirty, and goes when the txg closes (R26, QUOTA-Q7).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -8,8 +8,8 @@
 //! yet.
 //!
 //! After every operation (`recount`), on a copy in which all that is on its way has arrived:
-//! E1 allocated blocks are those that a live subvolume refers to; E2 usage of each origin; E6
-//! shares. And on the world itself: E3, E4, E5.
+//! the allocated blocks (RECOUNT-E1), the usage of each origin (RECOUNT-E2) and the shares
+//! (RECOUNT-E6). And on the world itself: RECOUNT-E3, RECOUNT-E4 and RECOUNT-E5.
 
 mod deletion;
 mod recount;

@@ -20,7 +20,7 @@ impl World {
         arrived.check_space()
     }
 
-    /// E3, E4 and E5.
+    /// RECOUNT-E3, RECOUNT-E4 and RECOUNT-E5.
     fn check_families(&self) -> Result<(), String> {
         for family in self.families.values() {
             family.check().map_err(|bad| bad.to_string())?;
@@ -29,7 +29,7 @@ impl World {
                 let sets = [epoch, sibling].map(|epoch| &self.tables[&epoch.deadlist.unwrap()]);
                 for (key, value) in sets[0] {
                     if epoch.owns(EpochId(key.object)) {
-                        return Err(format!("E4: {key} is epoch {}'s own", epoch.id));
+                        return Err(format!("RECOUNT-E4: {key} is epoch {}'s own", epoch.id));
                     }
                     let run = dead_segment(*key, value).run;
                     let overlaps = sets[1].iter().any(|(other, value)| {
@@ -37,7 +37,7 @@ impl World {
                         other.object == key.object && overlap(run, theirs)
                     });
                     if overlaps {
-                        return Err(format!("E5: {key} was dropped by siblings"));
+                        return Err(format!("RECOUNT-E5: {key} was dropped by siblings"));
                     }
                 }
             }
@@ -45,7 +45,7 @@ impl World {
         Ok(())
     }
 
-    /// E1, E2 and E6, when nothing is on its way.
+    /// RECOUNT-E1, RECOUNT-E2 and RECOUNT-E6, when nothing is on its way.
     fn check_space(&self) -> Result<(), String> {
         let (mut held, mut references) = (BTreeMap::new(), References::new());
         for subvol in self.live() {
@@ -81,7 +81,7 @@ impl World {
             let live: Vec<_> = held.iter().filter_map(differs).take(5).collect();
             let unheld = self.allocated.iter().filter(|(block, _)| !held.contains_key(block));
             let leaked: Vec<_> = unheld.take(5).collect();
-            return Err(format!("E1: live but not allocated {live:?}, leaked {leaked:?}"));
+            return Err(format!("RECOUNT-E1: live but not allocated {live:?}, leaked {leaked:?}"));
         }
         self.check_usage()?;
         self.check_shares(&references)
@@ -94,7 +94,7 @@ impl World {
         counted.retain(|_, blocks| *blocks != 0);
         match counted == usage {
             true => Ok(()),
-            false => Err(format!("E2: counted {counted:?}, is {usage:?}")),
+            false => Err(format!("RECOUNT-E2: counted {counted:?}, is {usage:?}")),
         }
     }
 
@@ -111,7 +111,7 @@ impl World {
         let wanted: BTreeMap<u64, u32> = counts.filter(|(_, shares)| *shares > 0).collect();
         match shares == wanted {
             true => Ok(()),
-            false => Err(format!("E6: shares are {shares:?}, should be {wanted:?}")),
+            false => Err(format!("RECOUNT-E6: shares are {shares:?}, should be {wanted:?}")),
         }
     }
 

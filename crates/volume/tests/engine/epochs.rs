@@ -173,9 +173,13 @@ impl World {
         let plain = self.plain.clone().expect("it is kept beside");
         let tags = self.tags();
         let used: BTreeSet<Tag> = tags.values().copied().collect();
-        assert_eq!(used.len(), tags.len(), "E1: nothing is there twice");
-        assert!(used.iter().eq(plain.allocated.keys()), "E1: {used:?}, not {:?}", plain.allocated);
-        assert_eq!(self.shares(&tags), plain.shares, "E6");
+        assert_eq!(used.len(), tags.len(), "RECOUNT-E1: nothing is there twice");
+        assert!(
+            used.iter().eq(plain.allocated.keys()),
+            "RECOUNT-E1: {used:?}, not {:?}",
+            plain.allocated
+        );
+        assert_eq!(self.shares(&tags), plain.shares, "RECOUNT-E6");
         assert_eq!(self.deadlists(&tags), plain.dead(), "deadlists");
         let ledger = self.volumes.ledger();
         assert_eq!(ledger.miscounts(), 0);
@@ -187,7 +191,7 @@ impl World {
         let found = groups.filter(|group| group.data > 0);
         let found: BTreeMap<_, _> =
             found.map(|group| (SubvolId(group.id.id() as u32), group.data)).collect();
-        assert_eq!(found, wanted, "E2");
+        assert_eq!(found, wanted, "RECOUNT-E2");
     }
 
     /// What is in each block that a live subvolume refers to.

@@ -46,7 +46,7 @@ impl World {
         found
     }
 
-    /// E1, E2 and E6, when all that is on its way has arrived.
+    /// RECOUNT-E1, RECOUNT-E2 and RECOUNT-E6, when all that is on its way has arrived.
     pub(crate) fn recount(&mut self) {
         self.finish();
         let nodes = self.nodes();
@@ -77,7 +77,10 @@ impl World {
         let wanted: BTreeSet<u64> = held.keys().copied().collect();
         let lost: Vec<_> = wanted.difference(&found).map(|b| (b, &held[b])).take(5).collect();
         let leaked: Vec<_> = found.difference(&wanted).take(10).collect();
-        assert!(lost.is_empty() && leaked.is_empty(), "E1: lost {lost:?}, leaked {leaked:?}");
+        assert!(
+            lost.is_empty() && leaked.is_empty(),
+            "RECOUNT-E1: lost {lost:?}, leaked {leaked:?}"
+        );
         self.recount_shares();
         if self.config.quotas {
             self.recount_usage(&data, &nodes);
@@ -137,7 +140,7 @@ impl World {
             let run = Run::new(BlockAddr::from_raw(key.offset), item.blocks);
             found.extend(blocks(run).map(|block| (block, item.count)));
         }
-        assert!(found == wanted, "E6: {found:?}, not {wanted:?}");
+        assert!(found == wanted, "RECOUNT-E6: {found:?}, not {wanted:?}");
     }
 
     /// What each living owner pays for; the first epoch of all is older than the quotas.
@@ -155,9 +158,9 @@ impl World {
         for group in ledger.show().unwrap() {
             let subvol = SubvolId(group.id.id() as u32);
             let wanted = wanted.remove(&subvol).unwrap_or_default();
-            assert_eq!((group.data, group.metadata), wanted, "E2: {}", GroupId::of(subvol));
+            assert_eq!((group.data, group.metadata), wanted, "RECOUNT-E2: {}", GroupId::of(subvol));
         }
-        assert!(wanted.is_empty(), "E2: nobody pays for {wanted:?}");
+        assert!(wanted.is_empty(), "RECOUNT-E2: nobody pays for {wanted:?}");
     }
 }
 

@@ -5,11 +5,11 @@
 //! Idea.     Every name is one component, created or opened relative to its open parent, and never
 //!           through a symlink. Files are only made, never replaced.
 //!
-//! X1  The given directory, directories below it, and new files are changed; nothing outside. With
-//!     `--force`, existing directories get owner, mode and times from the pool; existing files
-//!     stay.
-//! X2  A directory gets its mode and times when all below it was written: levels that a path has no
-//!     more are left.
+//! EXPORT-X1  The given directory, directories below it, and new files are changed; nothing
+//!            outside. With `--force`, existing directories get owner, mode and times from the
+//!            pool; existing files stay.
+//! EXPORT-X2  A directory gets its mode and times when all below it was written: levels that a path
+//!            has no more are left.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

@@ -1,11 +1,12 @@
 //! A disk image in a file, and the versions that each of its blocks may show.
 //!
-//! V1  `promised` <= `newest`. Without a crash a block shows exactly `newest`; behind one, any
-//!     version from `promised` on, but none that was never written there.
-//! V2  A block reads as zeros only if it was punched, at the version `hole`; 0 is where all begin.
-//! V3  A clone is a copy of both: the snapshot has all that its source had accepted, so behind a
-//!     crash it shows `newest`, or is not there at all.
-//! V4  A write that is refused may have been done in part: the block says what it shows.
+//! SOAKDISK-V1  `promised` <= `newest`. Without a crash a block shows exactly `newest`; behind one,
+//!              any version from `promised` on, but none that was never written there.
+//! SOAKDISK-V2  A block reads as zeros only if it was punched, at the version `hole`; 0 is where
+//!              all begin.
+//! SOAKDISK-V3  A clone is a copy of both: the snapshot has all that its source had accepted, so
+//!              behind a crash it shows `newest`, or is not there at all.
+//! SOAKDISK-V4  A write that is refused may have been done in part: the block says what it shows.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -49,7 +50,7 @@ impl Disk {
         OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
     }
 
-    /// V3.
+    /// SOAKDISK-V3.
     pub(crate) fn cloned(&self) -> Disk {
         let mut clone = self.clone();
         clone.promise();
@@ -146,7 +147,7 @@ impl Disk {
         before
     }
 
-    /// V4. Passes the error on.
+    /// SOAKDISK-V4. Passes the error on.
     fn refused(
         &mut self,
         file: &File,

@@ -5,8 +5,8 @@
 //!           becomes short runs, tables lose their order, and the last percent is fought for.
 //! Idea.     Tenants overwrite disk images at random, clone them, punch holes, make and remove
 //!           small files. The pool is filled to the brim, emptied a little, and filled again.
-//!           Nothing that frees space may ever be refused (`tenant.rs`, N1), no operation may stand
-//!           still (`watch.rs`), and behind each kill every block shows a version that it may
+//!           Nothing that frees space may ever be refused (`tenant.rs`, SOAK-N1), no operation may
+//!           stand still (`watch.rs`), and behind each kill every block shows a version that it may
 //!           (`disk.rs`).
 //! Order.    A round: tenants work, the daemon is killed, the pool is checked, its free space is
 //!           measured, it is mounted, and all tenants verify. `series.rs` has the samples, a line

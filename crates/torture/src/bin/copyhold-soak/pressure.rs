@@ -1,7 +1,8 @@
 //! How full the pool is kept: between 85 and 99 %, from one end to the other and back.
 //!
-//! P1  While the pool shrinks, threads only do what frees, or replaces what is there.
-//! P2  A refusal for lack of space turns growth round, however full statfs says the pool is.
+//! PRESSURE-P1  While the pool shrinks, threads only do what frees, or replaces what is there.
+//! PRESSURE-P2  A refusal for lack of space turns growth round, however full statfs says the pool
+//!              is.
 
 use std::io;
 use std::path::Path;
@@ -21,7 +22,7 @@ impl Pressure {
         self.shrinks.load(Relaxed)
     }
 
-    /// P2.
+    /// PRESSURE-P2.
     pub(crate) fn refused(&self) {
         self.shrinks.store(true, Relaxed);
     }

@@ -1,10 +1,10 @@
 //! One thread, its subvolume, and clones of it: a disk image in each that is written at random, and
 //! small files beside it.
 //!
-//! N1  Operations that free space are never refused: unlink, subvolume deletion. Accepted data is
-//!     never refused later, so neither is fsync.
-//! N2  A clone is there behind a crash, once anything newer of the tenant was made durable. A clone
-//!     that was deleted may be there again, and is deleted again.
+//! SOAK-N1  Operations that free space are never refused: unlink, subvolume deletion. Accepted data
+//!          is never refused later, so neither is fsync.
+//! SOAK-N2  A clone is there behind a crash, once anything newer of the tenant was made durable. A
+//!          clone that was deleted may be there again, and is deleted again.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -221,7 +221,7 @@ impl Tenant {
 }
 
 impl Step {
-    /// N1.
+    /// SOAK-N1.
     fn may_be_refused(self) -> bool {
         !matches!(self, Step::Fsync | Step::Read | Step::RemoveSmall | Step::DeleteClone)
     }

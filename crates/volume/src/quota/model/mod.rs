@@ -322,7 +322,7 @@ impl World {
                 inodes: 0,
                 snapshots: 0,
             };
-            assert_eq!(found, Own { inodes: 0, snapshots: 0, ..own }, "Q2, Q3: {id}");
+            assert_eq!(found, Own { inodes: 0, snapshots: 0, ..own }, "QUOTA-Q2, QUOTA-Q3: {id}");
             assert_eq!(group.referenced, own.amount.bytes());
             assert!(sub.is_none_or(|sub| sub.heir.is_none()), "{id} has an heir");
             let state = match sub.is_some_and(|sub| sub.dead) {
@@ -356,7 +356,11 @@ impl World {
         };
         let promised: u64 = self.plain.subs.keys().map(|id| promise(*id)).sum();
         for id in self.plain.alive() {
-            assert_eq!(self.ledger.kept_for_others(SubvolId(id)), promised - promise(id), "N3");
+            assert_eq!(
+                self.ledger.kept_for_others(SubvolId(id)),
+                promised - promise(id),
+                "COUNTER-N3"
+            );
             let (groups, holders) = self.plain.above(id);
             let nodes = holders.into_iter().chain([id]).map(zero).chain(groups);
             let left =

@@ -229,8 +229,8 @@ fn charges_of_many_threads_while_groups_are_rearranged_add_up() {
         assert_eq!((shown.reserved, shown.unflushed), (0, 0));
     }
     let left = pool.ledger.available(SubvolId(A));
-    assert_eq!(left, Some((1 << 40) - 2 * each), "N2: the load is the sum");
-    assert_eq!(pool.ledger.kept_for_others(SubvolId(B)), 0, "N3");
+    assert_eq!(left, Some((1 << 40) - 2 * each), "COUNTER-N2: the load is the sum");
+    assert_eq!(pool.ledger.kept_for_others(SubvolId(B)), 0, "COUNTER-N3");
 }
 
 #[test]
