@@ -14,6 +14,16 @@ const SHORT: usize = 100;
 const LONG: usize = 800;
 /// Programs that test others; their locks have no place in the order.
 const TOOLS: [&str; 4] = ["torture", "sim", "bench", "suite"];
+/// The types with methods in many files: crate, file of the definition, name, most methods, most
+/// fields that the crate sees. A capability is a component with private fields, so these only fall.
+const LARGE: [(&str, &str, &str, usize, usize); 3] = [
+    ("pool", "pool.rs", "Pool", 163, 26),
+    ("fs", "filesystem.rs", "Filesystem", 296, 13),
+    ("volume", "volumes.rs", "Volumes", 99, 2),
+];
+/// Most comment lines of the programs with a subject that is no thing of the field. It only falls.
+const VAGUE_MAX: usize = 1513;
+const VAGUE: [&str; 6] = ["what", "who", "whoever", "somebody", "nobody", "anybody"];
 /// Crates that may be unsafe, in small modules.
 const UNSAFE: [&str; 4] = ["runtime", "device", "fuse", "log"];
 
@@ -41,6 +51,75 @@ fn unsafe_code_is_where_it_may_be() {
         let says = text.contains("(unsafe_code)]") || text.contains("(unsafe_code,");
         assert!(says || UNSAFE.contains(&name.as_str()), "{name} says nothing of unsafe_code");
     }
+}
+
+#[test]
+fn large_types_only_shrink() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for (of, file, name, methods_max, fields_max) in LARGE {
+        let source = crates.join(of).join("src");
+        let mut paths = Vec::new();
+        collect(&source, &mut paths);
+        let texts = paths.iter().map(|path| fs::read_to_string(path).unwrap());
+        let methods: usize = texts.map(|text| methods(&text, name)).sum();
+        assert!(methods > 0 && methods <= methods_max, "{name}: {methods} methods");
+        let text = fs::read_to_string(source.join(file)).unwrap();
+        let fields = block(&text, &format!("pub struct {name} {{"))
+            .filter(|line| line.starts_with("    pub"))
+            .count();
+        assert!(fields <= fields_max, "{name}: the crate sees {fields} of its fields");
+    }
+}
+
+/// Methods of a type in one file.
+fn methods(text: &str, name: &str) -> usize {
+    let is_method = |line: &&str| {
+        let line = line.strip_prefix("    ").filter(|line| !line.starts_with(' '));
+        line.is_some_and(|line| {
+            line.split("fn ").next().is_some_and(|before| {
+                before.len() < line.len() && before.split_whitespace().all(is_qualifier)
+            })
+        })
+    };
+    let head = format!("impl {name} {{");
+    text.match_indices(&head)
+        .map(|(at, _)| block(&text[at..], &head).filter(is_method).count())
+        .sum()
+}
+
+fn is_qualifier(word: &str) -> bool {
+    matches!(word, "pub" | "pub(crate)" | "pub(super)" | "async" | "const")
+}
+
+/// Lines from behind this one to the end of its block.
+fn block<'t>(text: &'t str, head: &str) -> impl Iterator<Item = &'t str> {
+    let from = text.find(head).map_or(text.len(), |at| at + head.len());
+    text[from..].lines().skip(1).take_while(|line| *line != "}")
+}
+
+#[test]
+fn vague_sentences_only_become_fewer() {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("..")).unwrap() {
+        collect(&entry.unwrap().path().join("src"), &mut paths);
+    }
+    let texts = paths.iter().map(|path| fs::read_to_string(path).unwrap());
+    let vague: usize = texts.map(|text| text.lines().filter(|line| is_vague(line)).count()).sum();
+    assert!(vague <= VAGUE_MAX, "{vague} comment lines with a vague subject, at most {VAGUE_MAX}");
+}
+
+/// Whether a clause of the comment begins with a vague word, or names nobody in particular.
+fn is_vague(line: &str) -> bool {
+    let Some(comment) = line.trim_start().strip_prefix("//") else { return false };
+    let comment = comment.trim_start_matches(['/', '!']).to_lowercase();
+    let mut begins = true;
+    comment.split_whitespace().any(|word| {
+        let bare = word.trim_matches(|c: char| !c.is_alphanumeric());
+        let anywhere = VAGUE[2..].contains(&bare);
+        let found = anywhere || begins && VAGUE.contains(&bare);
+        begins = word.ends_with(['.', ',', ':', ';']);
+        found
+    })
 }
 
 /// Each lock has its place in the order (`copyhold_sync::Rank`).
