@@ -19,7 +19,7 @@ const TOOLS: [&str; 4] = ["torture", "sim", "bench", "suite"];
 const LARGE: [(&str, &str, &str, usize, usize); 3] = [
     ("pool", "pool.rs", "Pool", 163, 26),
     ("fs", "filesystem.rs", "Filesystem", 296, 13),
-    ("volume", "volumes.rs", "Volumes", 99, 2),
+    ("volume", "volumes.rs", "Volumes", 100, 2),
 ];
 /// Most comment lines of the programs with a subject that is no thing of the field. It only falls.
 const VAGUE_MAX: usize = 1513;

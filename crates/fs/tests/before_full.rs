@@ -178,6 +178,46 @@ fn a_creation_on_a_full_pool_waits_for_an_unlinked_file_that_the_kernel_still_re
     });
 }
 
+/// The space of a deleted snapshot counts for the subvolume that wrote it, wherever the snapshot
+/// was, and other deletions are on their way as well.
+#[test]
+fn a_limit_waits_for_a_deleted_snapshot_outside_its_group() {
+    let world = World::new(25, 32768);
+    world.run(async {
+        let fs = world.open().await;
+        fs.enable_quotas().await.unwrap();
+        let others = subvolume(&fs, "others").await;
+        for n in 0..40 {
+            snapshot(&fs, others, &format!("other{n}"), true).await;
+        }
+        let subvol = subvolume(&fs, "tenant").await;
+        let old = file(&fs, root_of(subvol), "old").await;
+        let scattered = async |byte: u8| {
+            for n in 0..BLOCKS {
+                write(&fs, old, n * 8192, &pattern(byte, 4096)).await;
+            }
+            fs.sync().await.unwrap();
+        };
+        scattered(1).await;
+        snapshot(&fs, subvol, "snapshot", true).await;
+        scattered(2).await;
+        let limit = |ledger: &Ledger| {
+            let bytes = ledger.room(subvol).expect("quotas are on").bytes + (1 << 20);
+            ledger.limit(GroupId::of(subvol), LimitKind::Referenced, Some(bytes))
+        };
+        fs.change_quotas(limit).await.unwrap();
+        let other = file(&fs, root_of(subvol), "other").await;
+        let refused = fs.write(other, 0, &[3; 4 << 20], Default::default()).await;
+        assert!(matches!(refused, Err(FsError::Quota(_))), "{refused:?}");
+        for n in 0..40 {
+            fs.delete_subvolume(ROOT, format!("other{n}").as_bytes(), None).await.unwrap();
+        }
+        fs.delete_subvolume(ROOT, b"snapshot", None).await.unwrap();
+        fs.write(other, 0, &[3; 4 << 20], Default::default()).await.unwrap();
+        world.close(fs).await;
+    });
+}
+
 /// A write over its limit gets EDQUOT, not EIO, although a deadlist is unreadable.
 #[test]
 fn a_limit_returns_edquot_although_a_deadlist_is_unreadable() {

@@ -179,12 +179,21 @@ impl Pool {
         }
         let since = self.rt.now();
         let grows = growth_of(edits, bytes);
-        // Space first: its steps ask for room themselves, and nobody who has room waits for them.
+        let blocks = record_blocks(edits + runs, bytes);
+        // Space first: its steps ask for room themselves, and no request that has room waits for
+        // them. The internal tier waits for no space; its room bounds the growth that it holds.
+        let early = match tier {
+            Tier::Internal => Some(self.wait_for_room(blocks).await?),
+            _ => None,
+        };
         let held = match self.grow(grows, tier) {
             Some(held) => held,
             None => self.reserve(Growth::blocks(grows), tier).await?,
         };
-        let room = self.wait_for_room(record_blocks(edits + runs, bytes)).await?;
+        let room = match early {
+            Some(room) => room,
+            None => self.wait_for_room(blocks).await?,
+        };
         let waited = self.rt.now().saturating_sub(since);
         Ok(self.credit(grows, held, room, waited))
     }

@@ -32,6 +32,9 @@ const READERS_STEP_MAX: Duration = Duration::from_millis(320);
 /// visits nodes that other snapshots share.
 const STEPS_PATIENCE: Duration = Duration::from_secs(30);
 
+/// A step that finds nothing to do takes less, unless another is under way.
+const WAITED: Nanos = 1_000_000;
+
 impl Pool {
     /// Promises `blocks` blocks; before it refuses, it waits for space that is on its way.
     pub async fn reserve(
@@ -77,11 +80,16 @@ impl Pool {
             };
             let is_enough = before.on_the_way >= self.space.missing(blocks, tier);
             let wants_step = !is_enough || self.rt.now() > patience;
-            if wants_step && self.rt.now() < steps_until && self.free_step(tier).await {
-                (patience, pause) = (after(READERS_PATIENCE), READERS_STEP);
-                unflushed_steps = true;
-                yield_now().await;
-                continue;
+            if wants_step && self.rt.now() < steps_until {
+                let since = self.rt.now();
+                let stepped = self.free_step(tier).await;
+                // It may have waited for steps of others.
+                unflushed_steps |= stepped || self.rt.now() - since > WAITED;
+                if stepped {
+                    (patience, pause) = (after(READERS_PATIENCE), READERS_STEP);
+                    yield_now().await;
+                    continue;
+                }
             }
             self.check_writable()?;
             // The last step may have been another's, who was waited for.

@@ -246,6 +246,7 @@ impl Pool {
         // that the first made.
         let (mut failed, mut passes) = (None, 2);
         for _ in 0..PASSES_MAX {
+            let under = self.tables.under().len();
             self.commit(self.open_txg()).await?;
             let handed_over = self.hand_over().await?;
             // A round under way has units that are not seen here.
@@ -254,7 +255,8 @@ impl Pool {
             // In a box: few requests come here, and all have the room for it.
             Box::pin(self.retry_maps()).await;
             failed = self.flush_each().await?;
-            passes -= usize::from(!handed_over);
+            let lowered = self.tables.under().len() < under;
+            passes -= usize::from(!handed_over && !lowered);
             if passes == 0 {
                 break;
             }

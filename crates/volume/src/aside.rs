@@ -37,6 +37,8 @@ pub(crate) struct Aside {
 struct Pause {
     /// `None`: nothing has failed since the last retry.
     ends: Option<Nanos>,
+    /// The first failure since the last retry.
+    began: Nanos,
     /// The end of the last pause.
     ended: Nanos,
     /// The length of the last pause.
@@ -46,8 +48,10 @@ struct Pause {
 impl Pause {
     fn begin(&mut self, now: Nanos) {
         if self.ends.is_some() {
-            // It begins with the last failure of a pass, so that no pass begins within another.
-            self.ends = Some(now + nanos(self.length));
+            // A pass over all that fails may take a while, and is not to begin within itself; but
+            // new failures do not put the retry off for good.
+            let latest = self.began + 2 * nanos(self.length);
+            self.ends = Some(latest.min(now + nanos(self.length)));
             return;
         }
         // A failure within twice the last pause counts as a failed retry.
@@ -55,6 +59,7 @@ impl Pause {
         let length = if retry_failed { self.length * 2 } else { PAUSE };
         self.length = length.clamp(PAUSE, PAUSE_MAX);
         self.ends = Some(now + nanos(self.length));
+        self.began = now;
     }
 
     /// Ends the pause if it is over. True for the first caller only.
@@ -176,8 +181,9 @@ mod tests {
     fn pauses_double_while_retries_fail_and_begin_anew_after_a_success() {
         let day = Duration::from_secs(86400);
         let mut aside = Aside::default();
-        // 6 pauses of 10 to 320 seconds, then 134 of 640.
-        assert_eq!(tries(&mut aside, Duration::ZERO, day), 6 + 134);
+        // With a failure each second all pauses are twice as long: 6 of 20 to 640 seconds, then 66
+        // of 1,280.
+        assert_eq!(tries(&mut aside, Duration::ZERO, day), 6 + 66);
         assert!(aside.has(EpochId(3)));
         assert!(aside.take_retry(nanos(2 * day)));
         assert!(!aside.has(EpochId(3)) && !aside.take_retry(nanos(3 * day)), "once");

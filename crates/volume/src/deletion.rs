@@ -18,12 +18,16 @@
 //! Nothing here is needed to open a pool.
 
 use std::collections::BTreeSet;
+use std::pin::pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use copyhold_format::item::{Step, SubvolItem, SubvolState, epoch_key, subvol_key};
 use copyhold_pool::{Cached, Credit, IdSpace, Pool, PoolError, Tier, Transaction};
+use copyhold_runtime::FifoMutexGuard;
 use copyhold_types::{EpochId, Key, SubvolId, TableId, Timestamp, Txg};
+use futures_util::future::{Either, select};
 
 use crate::birth::put_epoch;
 use crate::error::{Result, VolumeError};
@@ -42,6 +46,10 @@ const RECORD_EDITS: usize = 8;
 const RECORD_BYTES: usize = 1024;
 /// Rows of owners that one transaction sweeps.
 const ROWS_PER_STEP: usize = 64;
+/// How long a request waits for the step of another.
+const WORKER_PATIENCE: Duration = Duration::from_secs(10);
+/// Deletions that one step tries although each is refused space.
+const REFUSALS_MAX: usize = 8;
 /// How often background work is looked for when there was none.
 const IDLE: Duration = Duration::from_millis(100);
 
@@ -151,9 +159,8 @@ impl Volumes {
     }
 
     /// As [`Self::background_step`], but takes a step of only one deletion. A step that is refused
-    /// space is skipped, because a later one may free space.
+    /// space is skipped, because a later one may free space. The caller holds `working`.
     async fn small_step(&self) -> Result<bool> {
-        let _working = self.state.working.lock().await;
         self.retry_if_due();
         let mut refused = None;
         if skip_if_full(self.pending_step().await, &mut refused)?
@@ -161,20 +168,23 @@ impl Volumes {
         {
             return Ok(true);
         }
-        let (ready, refused_before) = (self.state.map.read().dying.ready_len(), refused.is_some());
+        let ready = self.state.map.read().dying.ready_len();
+        let mut refusals = 0;
         for _ in 0..ready {
-            // A refusal takes commits and a flush: one of a deletion is enough.
-            if refused_before != refused.is_some() {
-                break;
-            }
             let next = {
                 let mut map = self.state.map.write();
                 map.dying.next().and_then(|id| map.subvols.get(&id).cloned())
             };
-            if let Some(subvol) = next
-                && skip_if_full(self.step_of(&subvol).await, &mut refused)?
-            {
+            let Some(subvol) = next else { continue };
+            let mut full = None;
+            if skip_if_full(self.step_of(&subvol).await, &mut full)? {
                 return Ok(true);
+            }
+            // A refusal takes commits and a flush; the next step begins with the next deletion.
+            refusals += usize::from(full.is_some());
+            refused = full.or(refused);
+            if refusals == REFUSALS_MAX {
+                break;
             }
         }
         refused.map_or(Ok(false), Err)
@@ -184,14 +194,15 @@ impl Volumes {
     /// deletion that pays into it or is in the way of one. False: nothing is left to do for the
     /// group, or the step failed.
     pub async fn free_step_for(&self, group: GroupId) -> bool {
-        let _working = self.state.working.lock().await;
+        let Some(_working) = self.worker().await else { return false };
         self.retry_if_due();
         let step = async {
-            if self.pending_step().await? {
+            let mut refused = None;
+            if skip_if_full(self.pending_step().await, &mut refused)? {
                 return Ok(true);
             }
             for of in self.deletions_for(group) {
-                if self.step_of(&of).await? {
+                if skip_if_full(self.step_of(&of).await, &mut refused)? {
                     return Ok(true);
                 }
             }
@@ -200,18 +211,32 @@ impl Volumes {
         done(step.await)
     }
 
-    /// Deletions that may go on, of families in which one pays into this group.
+    /// The right to make a step; `None`: a step of another takes too long.
+    async fn worker(&self) -> Option<FifoMutexGuard<'_>> {
+        let late = self.pool.runtime().sleep(WORKER_PATIENCE);
+        match select(pin!(self.state.working.lock()), late).await {
+            Either::Left((working, _)) => Some(working),
+            Either::Right(_) => None,
+        }
+    }
+
+    /// Deletions that may go on, of families in which one pays into this group: an extent is
+    /// charged to its creator, and only its family refers to it; but for reflinks, which may lead
+    /// anywhere.
     fn deletions_for(&self, group: GroupId) -> Vec<Arc<Subvol>> {
         let map = self.state.map.read();
-        let dying = map.dying.all().into_iter().filter_map(|id| map.subvols.get(&id));
-        let paying = dying.filter(|of| self.ledger().pays_into(of.id(), group));
-        let families: BTreeSet<_> = paying.map(|of| of.family.id).collect();
         let ready = map.dying.ready().into_iter().filter_map(|id| map.subvols.get(&id));
+        if self.state.sharing.load(Ordering::Acquire) {
+            return ready.cloned().collect();
+        }
+        let paying = map.subvols.values().filter(|of| self.ledger().pays_into(of.id(), group));
+        let families: BTreeSet<_> = paying.map(|of| of.family.id).collect();
         ready.filter(|of| families.contains(&of.family.id)).cloned().collect()
     }
 
     /// Takes one step that may free space. False: nothing is left to do, or the step failed.
     pub async fn free_step(&self) -> bool {
+        let Some(_working) = self.worker().await else { return false };
         done(self.small_step().await)
     }
 
@@ -470,7 +495,10 @@ async fn background(volumes: &Weak<Volumes>, pace: &mut Pace) -> Option<Duration
     let volumes = volumes.upgrade()?;
     let rt = volumes.pool.runtime();
     let since = rt.now();
-    match volumes.small_step().await {
+    let working = volumes.state.working.lock().await;
+    let step = volumes.small_step().await;
+    drop(working);
+    match step {
         Ok(true) => {
             let took = rt.now().saturating_sub(since);
             let rest = pace.rest(took, volumes.load());

@@ -61,6 +61,11 @@ pub enum VolumeError {
 }
 
 impl VolumeError {
+    /// Whether the pool refused space for it.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self, VolumeError::Pool(PoolError::Full { .. }))
+    }
+
     /// Whether only this work stops, until its next retry: true for every error but a stopped,
     /// read-only or full pool, also for a read error.
     pub(crate) fn is_damage(&self) -> bool {

@@ -65,10 +65,21 @@ impl Volumes {
                 None => self.set_aside(key, &no_holder(key, &value)),
             }
         }
+        // Releases that are refused space keep no other family waiting.
+        let (mut taken, mut refused) = (by_family.is_empty() && any, None);
         for (family, items) in by_family.into_values() {
-            self.take_up_each(&family, &items).await?;
+            match self.take_up_each(&family, &items).await {
+                Err(error) if error.is_full() => refused = Some(error),
+                done => {
+                    done?;
+                    taken = true;
+                }
+            }
         }
-        Ok(any)
+        match refused {
+            Some(refused) if !taken => Err(refused),
+            _ => Ok(any),
+        }
     }
 
     /// Takes up releases of one family, together if nothing is damaged; sets those aside that
