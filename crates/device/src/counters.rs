@@ -1,4 +1,4 @@
-//! Requests and bytes of a device by purpose: what speed is judged by where clocks are noise.
+//! Requests and bytes of a device by purpose: a measure of speed where clocks are noise.
 
 use std::ops::Add;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

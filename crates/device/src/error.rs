@@ -1,8 +1,8 @@
-//! What can go wrong with a device, in the words of who must act on it.
+//! Errors of a device, grouped by the caller's reaction.
 
 use copyhold_types::{DeviceId, Purpose};
 
-/// A failed request. `Clone`, since one failure may be told to many waiters.
+/// A failed request. `Clone`, since many waiters may receive one failure.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
@@ -15,8 +15,8 @@ pub enum DeviceError {
         #[source]
         source: IoError,
     },
-    /// What is stored does not match its protection information, as the device or the kernel says
-    /// (EILSEQ): the medium answers, and its answer is wrong.
+    /// The stored data does not match its protection information, as the device or the kernel
+    /// reports (EILSEQ): the medium answers, and its answer is wrong.
     #[error(
         "{name}: {blocks} blocks at {block}, read for {why:?}, do not match their protection \
          information"

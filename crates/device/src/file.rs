@@ -1,8 +1,8 @@
 //! Regular files and block devices.
 //!
-//! Direct I/O where the filesystem allows it, so that what completed is with the device and the
+//! Direct I/O where the filesystem allows it, so that completed writes are with the device and the
 //! host keeps no second copy in its page cache. A request goes to the reactor at the call, not at
-//! the first poll, and goes on when its future is dropped.
+//! the first poll, and continues when its future is dropped.
 //!
 //! The file is open and locked until the device is released, or dropped, and no request is in
 //! flight.
@@ -42,7 +42,7 @@ pub struct FileDevice {
     shared: Arc<Shared>,
 }
 
-/// What requests need when they end.
+/// The data that requests need when they end.
 struct Shared {
     name: String,
     blocks: u64,
@@ -50,7 +50,7 @@ struct Shared {
 }
 
 impl FileDevice {
-    /// Opens and locks what exists. [`DeviceError::Locked`] if another process, or another
+    /// Opens and locks an existing file. [`DeviceError::Locked`] if another process, or another
     /// device of this one, has it.
     pub fn open(
         reactor: Arc<dyn Reactor>,

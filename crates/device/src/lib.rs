@@ -1,8 +1,8 @@
 //! Devices: things that hold blocks.
 //!
-//! A device reads and writes runs of 4 KiB blocks, many in flight, flushes and discards. What was
-//! written is durable only after a flush that began when the write had completed. Every request
-//! carries its purpose and is counted by it.
+//! A device reads and writes runs of 4 KiB blocks, many in flight, flushes and discards. A write
+//! is durable only after a flush that began when the write had completed. Every request carries
+//! its purpose and is counted by it.
 
 #![deny(unsafe_code)]
 
@@ -21,7 +21,7 @@ pub use error::{DeviceError, IoError};
 pub use file::{FileDevice, OpenMode};
 pub use sim::SimDevice;
 
-/// What a device is.
+/// The geometry of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Size in whole 4 KiB blocks.
@@ -56,14 +56,16 @@ pub trait Device: Send + Sync {
         why: Purpose,
     ) -> BoxFuture<'static, Result<(), DeviceError>>;
 
-    /// Makes durable what completed before the call. After an error, what was not flushed is
-    /// lost and no later success means otherwise (rule R12): the device is done for.
+    /// Makes all requests durable that completed before the call. After an error, unflushed data
+    /// is lost and no later success means otherwise (rule R12): the device must not be used any
+    /// more.
     fn flush(&self) -> BoxFuture<'static, Result<(), DeviceError>>;
 
-    /// Tells the device that these blocks hold nothing; their content is undefined until written.
+    /// Reports to the device that these blocks are unused; their content is undefined until
+    /// written.
     fn discard(&self, block: u64, blocks: u64) -> BoxFuture<'static, Result<(), DeviceError>>;
 
-    /// Lets go of what the device is on, as soon as no request is in flight: it is closed and
+    /// Releases the file behind the device, as soon as no request is in flight: it is closed and
     /// unlocked. Later requests fail.
     fn release(&self) {}
 

@@ -1,21 +1,22 @@
 //! A device made of memory and a seed: slow, unreliable, and the same each time.
 //!
-//! Problem.  What a filesystem makes of a crash depends on which writes had reached the medium.
-//!           A real device shows one case in a million; a simulation must show all of them.
-//! Idea.     Remember what was flushed and what was only written. A crash keeps what was flushed
-//!           and a seeded subset of the rest, in any order, torn at 512 bytes. A kill of the
-//!           process keeps the rest, too, in the device's cache, for the power to fail later.
-//!           Requests take seeded times, so those in flight together complete in any order.
+//! Problem.  The recovery of a filesystem depends on which writes had reached the medium. A real
+//!           device shows one case in a million; a simulation must show all of them.
+//! Idea.     Remember flushed and unflushed writes. A crash keeps the flushed ones and a seeded
+//!           subset of the rest, in any order, torn at 512 bytes. A kill of the process keeps the
+//!           rest, too, in the device's cache, for the power to fail later. Requests take seeded
+//!           times, so those in flight together complete in any order.
 //!
-//! SIMDEV-D1  A flush makes durable what had completed, and been told to its caller, before it
-//!            began: nothing else.
-//! SIMDEV-D2  What is in flight at a crash may be there in part, as may what completed since the
-//!            last flush.
+//! SIMDEV-D1  A flush makes exactly those requests durable that had completed, and been reported
+//!            to their callers, before it began.
+//! SIMDEV-D2  Requests in flight at a crash may be there in part, as may those that completed
+//!            since the last flush.
 //! SIMDEV-D3  After the power is off no request completes or changes anything.
-//! SIMDEV-D4  A write whose future was dropped goes on, and lands at some later time or never.
+//! SIMDEV-D4  A write whose future was dropped continues, and reaches the medium at some later
+//!            time or never.
 //! SIMDEV-D5  A read of blocks that are being written sees a mixture.
-//! SIMDEV-D6  A kill makes nothing durable: what was written and not flushed can be read, and lost
-//!            in a later crash.
+//! SIMDEV-D6  A kill makes nothing durable: unflushed writes can be read, and lost in a later
+//!            crash.
 //!
 //! A request begins at the call, not at the first poll of its future.
 
@@ -94,7 +95,7 @@ impl SimDevice {
         SimDevice::from_disk(rt, id, image.into(), config)
     }
 
-    /// A device that goes on where a killed process left it (SIMDEV-D6).
+    /// A device that continues from the state that a killed process left (SIMDEV-D6).
     pub fn from_disk(rt: Rt, id: DeviceId, disk: SimDisk, config: SimConfig) -> Arc<SimDevice> {
         let shared = Shared {
             name: format!("sim{}", id.0),
@@ -107,8 +108,8 @@ impl SimDevice {
 
     // Losing power
 
-    /// The power fails (if it has not yet): what is found afterwards, by `seed`. May be asked for
-    /// any number of seeds.
+    /// The power fails (if it has not yet): returns the content afterwards, by `seed`. May be
+    /// called for any number of seeds.
     pub fn crash(&self, seed: u64) -> SimImage {
         self.power_off();
         self.shared.state.lock().after_crash(seed)
@@ -144,7 +145,7 @@ impl SimDevice {
         }))
     }
 
-    /// What reads see now: flushed or not, without what is in flight.
+    /// The content that reads return now: flushed or not, without writes in flight.
     pub fn image(&self) -> SimImage {
         self.shared.state.lock().current.clone()
     }
@@ -161,7 +162,7 @@ impl SimDevice {
         self.shared.state.lock().armed.arm_for_good(trigger, fault);
     }
 
-    /// Forgets what was armed, and ends what was for good.
+    /// Forgets all armed faults, and ends the lasting ones.
     pub fn disarm(&self) {
         self.shared.state.lock().armed.disarm();
     }
@@ -175,7 +176,7 @@ impl SimDevice {
         self.shared.state.lock().rot(block)
     }
 
-    /// Changes a block behind everybody's back.
+    /// Changes a block without a request.
     pub fn corrupt(&self, block: u64, change: impl FnOnce(&mut [u8; BLOCK_BYTES])) {
         self.shared.state.lock().corrupt(block, change);
     }
@@ -201,7 +202,7 @@ impl SimDevice {
         self.shared.state.lock().host_copies = copies;
     }
 
-    /// The device really ends here now, though its geometry says otherwise.
+    /// The device really ends here now, unlike its geometry.
     pub fn shrink(&self, blocks: u64) {
         self.shared.state.lock().end = blocks.min(self.shared.blocks);
     }
@@ -218,7 +219,7 @@ impl SimDevice {
         self.shared.state.lock().unflushed_writes()
     }
 
-    /// Hash over all requests so far, in order, with what they wrote.
+    /// Hash over all requests so far, in order, with their data.
     pub fn digest(&self) -> u64 {
         self.shared.state.lock().digest()
     }
@@ -248,7 +249,7 @@ impl SimDevice {
         self.rt.sleep(Duration::from_nanos(nanos))
     }
 
-    /// Notes a request and lets older, abandoned ones land.
+    /// Notes a request and completes some older, abandoned ones.
     fn note(&self, state: &mut State, words: [u64; 4]) {
         words.into_iter().for_each(|word| state.note(word));
         if !state.off {
@@ -285,7 +286,7 @@ impl Shared {
     }
 }
 
-/// A write or discard in flight; it goes on when this is dropped (SIMDEV-D4).
+/// A write or discard in flight; it continues when this is dropped (SIMDEV-D4).
 struct Ticket {
     shared: Arc<Shared>,
     request: RequestId,

@@ -1,6 +1,6 @@
-//! Why bytes from a device are not what they should be.
+//! Errors of bytes from a device.
 
-/// `what` names the structure in the words of `docs/format.md`.
+/// The field `what` names the structure in the words of `docs/format.md`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {

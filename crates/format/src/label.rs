@@ -1,4 +1,4 @@
-//! Labels: who a device is, and how it is laid out. One at each end.
+//! Labels: the identity of a device, and its layout. One at each end.
 //!
 //! ```text
 //!   block 0        1..16     16..48           48..64   64 …            … end-64 … end
@@ -8,8 +8,8 @@
 //! A label is written when a pool is created and when its configuration changes, never by a commit.
 //! Its digest covers the whole block, the digest field taken as zero.
 //!
-//! LABEL-B1  The two labels of a device differ in nothing but the block they stand in.
-//! LABEL-B2  Nothing but labels and uberblocks is ever written to the label areas.
+//! LABEL-B1  The two labels of a device differ only in their block number.
+//! LABEL-B2  Only labels and uberblocks are ever written to the label areas.
 
 use copyhold_types::{BLOCK_BYTES, DeviceId, Digest, PoolId, Timestamp};
 use zerocopy::little_endian::{I64, U16, U32, U64, U128};
@@ -49,7 +49,7 @@ impl Features {
     /// Incompat: nodes and maps may lie in fragments. A program that may write sets it before it
     /// writes anything else.
     pub const FRAGMENTS: u64 = 1 << 0;
-    /// What this program knows. Version 2 is the base that features are added to.
+    /// The features that this program knows. Version 2 is the base that features are added to.
     pub const KNOWN: Features =
         Features { compat: Features::PREALLOCATED, ro_compat: 0, incompat: Features::FRAGMENTS };
 
@@ -57,7 +57,7 @@ impl Features {
         self.compat & Features::PREALLOCATED != 0
     }
 
-    /// With what this program may make use of as soon as it writes.
+    /// With the features that this program may use as soon as it writes.
     pub fn in_use(self) -> Features {
         Features { incompat: self.incompat | Features::FRAGMENTS, ..self }
     }
@@ -92,7 +92,7 @@ pub struct Label {
     /// Most bytes of a tree node, and most leaves under one partition.
     pub node_bytes: u32,
     pub partition_leaves: u32,
-    /// What the administrator calls the pool; may be empty.
+    /// The administrator's name for the pool; may be empty.
     pub name: String,
 }
 
@@ -170,7 +170,7 @@ impl Label {
     }
 
     /// `block`: one block as read. Version and features are judged before anything else, so that a
-    /// newer pool is told apart from a damaged one.
+    /// newer pool is distinguished from a damaged one.
     pub fn parse(block: &[u8]) -> Result<Label, FormatError> {
         let (disk, _) = LabelDisk::ref_from_prefix(block)
             .map_err(|_| FormatError::Short { what: WHAT, len: block.len() })?;
@@ -219,7 +219,7 @@ impl Label {
         })
     }
 
-    /// The geometry must be one that can exist, whoever wrote it.
+    /// The geometry must be possible, for any writer.
     pub fn check(&self) -> Result<(), FormatError> {
         let end = self.blocks.checked_sub(AREA_BLOCKS).ok_or(bad("blocks", self.blocks))?;
         for start in self.log {

@@ -1,8 +1,8 @@
 //! Every byte that Copyhold keeps on a device: the only crate that knows offsets.
 //!
 //! Each structure has a raw twin (zerocopy, little-endian, no padding) and a parsed type with no
-//! unchecked field. Bytes from a device are untrusted: any bytes give an answer or a
-//! [`FormatError`], never a panic. `docs/format.md` describes what is here for other readers.
+//! unchecked field. Bytes from a device are untrusted: parsing returns a value or a
+//! [`FormatError`], never panics. `docs/format.md` describes the same format for other readers.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! Uberblocks: where recovery starts. One self-checksummed block in a ring in each label area.
 //!
-//! An uberblock names only what is durable (rule R6): the log's head, and the digest of the batch
-//! before it, so that the first batch can be told from any other. The one with the highest number
-//! that verifies, on either label, wins.
+//! An uberblock names only durable state (rule R6): the log's head, and the digest of the batch
+//! before it, so that the first batch can be distinguished from any other. The one with the
+//! highest number that verifies, on either label, wins.
 
 use copyhold_types::{BLOCK_BYTES, Digest, Incarnation, PoolId, Txg};
 use zerocopy::little_endian::{U32, U64, U128};
@@ -12,7 +12,7 @@ use crate::label::digest_without;
 use crate::{FormatError, digest};
 
 const MAGIC: [u8; 8] = *b"CHUBERBL";
-/// No pool comes to it.
+/// No pool reaches it.
 const NUMBER_MAX: u64 = 1 << 63;
 const WHAT: &str = "uberblock";
 /// Most bytes of the descriptor of the table of tables.
@@ -82,7 +82,7 @@ impl Uberblock {
         block
     }
 
-    /// `block`: one block of the ring as read; `pool` as its label says.
+    /// `block`: one block of the ring as read; `pool`: the id in its label.
     pub fn parse(block: &[u8], pool: PoolId) -> Result<Uberblock, FormatError> {
         let (disk, _) = UberblockDisk::ref_from_prefix(block)
             .map_err(|_| FormatError::Short { what: WHAT, len: block.len() })?;

@@ -19,7 +19,7 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// `what` names the structure in errors.
+    /// The parameter `what` names the structure in errors.
     pub fn new(what: &'static str, bytes: &'a [u8]) -> Reader<'a> {
         Reader { what, rest: bytes }
     }

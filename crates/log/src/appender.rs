@@ -13,12 +13,12 @@ pub struct RingFull {
     pub free: u64,
 }
 
-/// Hands out positions in order.
+/// Assigns positions in order.
 #[derive(Debug)]
 pub struct Appender {
     ring_blocks: u64,
     next: u64,
-    /// Heads of the newest uberblocks, oldest first; what lies before the first may be reused.
+    /// Heads of the newest uberblocks, oldest first; positions before the first may be reused.
     heads: VecDeque<u64>,
 }
 
@@ -48,7 +48,7 @@ impl Appender {
         if at + blocks <= self.ring_blocks { self.next } else { self.next - at + self.ring_blocks }
     }
 
-    /// Positions from here on hold what a kept uberblock needs.
+    /// Positions from here on hold frames that a kept uberblock needs.
     pub fn limit(&self) -> u64 {
         self.floor() + self.ring_blocks
     }
@@ -62,7 +62,7 @@ impl Appender {
         }
     }
 
-    /// Gives up what older uberblocks need. Only for tests that break rule R6 on purpose.
+    /// Releases the log that older uberblocks need. Only for tests that break rule R6 on purpose.
     pub fn reuse_before(&mut self, head: u64) {
         self.heads = VecDeque::from([head]);
     }
@@ -76,12 +76,12 @@ impl Appender {
         *self.heads.back().expect("there is always a head")
     }
 
-    /// Head of the oldest uberblock that is kept: what lies before may be overwritten.
+    /// Head of the oldest uberblock that is kept: positions before it may be overwritten.
     pub fn floor(&self) -> u64 {
         *self.heads.front().expect("there is always a head")
     }
 
-    /// Blocks from the newest head to the end of the log: what a recovery would read.
+    /// Blocks from the newest head to the end of the log: a recovery would read them.
     pub fn live(&self) -> u64 {
         self.next - self.head()
     }
@@ -120,7 +120,7 @@ mod tests {
                 for frame in 1..ring / 2 {
                     let mut log = Appender::new(ring, next, &[next - 3]);
                     let mut left = log.room(frame);
-                    // The largest first, then what is left over.
+                    // The largest first, then the rest.
                     while left > 0 {
                         let blocks = frame.min(left);
                         assert!(log.place(blocks).is_ok(), "{ring}, {next}, {frame}: {left} left");

@@ -6,7 +6,8 @@
 //! Idea.     Blocks that both copies have alike are settled, and so are those that only one copy
 //!           can be read at. Of the others, which differ, each choice is tried.
 //!
-//! ASSEMBLE-N1  What is returned has verified as a whole; how it was put together proves nothing.
+//! ASSEMBLE-N1  The returned content has verified as a whole; the choice of its parts proves
+//!              nothing.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -50,10 +51,10 @@ impl Part<'_> {
     }
 }
 
-/// What verifies, and the blocks that each copy lacks of it.
+/// The verified content, and the blocks that each copy lacks of it.
 pub(crate) type Assembled<T> = (T, [Vec<Range<u64>>; 2]);
 
-/// Looks for what verifies: in the first copy, in the second, then in both together.
+/// Looks for verified content: in the first copy, in the second, then in both together.
 pub(crate) fn assemble<T>(
     parts: &[Part<'_>; 2],
     whole_copies_only: bool,

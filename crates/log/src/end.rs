@@ -30,7 +30,7 @@ impl End {
         self.pieces = pieces.map(|piece| piece.position..piece.position + piece.blocks).collect();
     }
 
-    /// Positions at which the log may go on with a frame that cannot be read.
+    /// Positions at which the log may continue with a frame that cannot be read.
     pub(crate) fn unverified(&self, scan: &Scan) -> Vec<u64> {
         let [first, second] = &scan.unreadable;
         let in_neither = first.intersection(second);
@@ -53,7 +53,7 @@ impl End {
         is_empty && can_read && scan.end == end && behind.all(|(_, found)| is_mark(found))
     }
 
-    /// Positions behind the end that each copy cannot be read at, but for those of frames.
+    /// Positions behind the end at which each copy cannot be read, except those of frames.
     pub(crate) fn unreadable(&self, scan: &Scan) -> [Vec<u64>; 2] {
         let is_of_frame = |at: &u64| {
             let before = scan.frames.range(..=at).next_back();

@@ -1,9 +1,9 @@
 //! A copy of the ring, read once around from a position on, a part at a time.
 //!
-//! Problem.  A ring is tens of megabytes, most of it of no interest, and whoever recovers has a
-//!           budget for memory.
-//! Idea.     What lies behind the reader is let go. A frame is looked at in one piece, so the
-//!           window reaches from where the reader is to the end of what is there claimed.
+//! Problem.  A ring is tens of megabytes, most of it of no interest, and recovery has a budget for
+//!           memory.
+//! Idea.     Blocks behind the reader are released. A frame is parsed in one piece, so the window
+//!           reaches from the reader to the end of the frame that is claimed there.
 
 use std::collections::BTreeSet;
 
@@ -22,12 +22,12 @@ pub(crate) struct Lap<'a> {
     copy: usize,
     head: u64,
     bytes: Vec<u8>,
-    /// What `bytes` are.
+    /// The positions of `bytes`.
     from: u64,
     to: u64,
     /// Positions of blocks that could not be read: they are zero.
     pub(crate) unreadable: BTreeSet<u64>,
-    /// What the device said of the last one.
+    /// The device's error for the last one.
     pub(crate) error: Option<DeviceError>,
 }
 

@@ -2,10 +2,10 @@
 //!
 //! Problem.  Every metadata change of the pool is in the log before it is anywhere else. One bad
 //!           sector in the middle must not end it, a torn write at its end must.
-//! Idea.     [`Ring`] maps positions to blocks of two copies and does the I/O; [`Appender`] says
-//!           where the next frame goes and never lets it overwrite what an uberblock needs;
-//!           [`recover`] reads both copies, puts frames together from the blocks of both, and
-//!           follows the chain of batches.
+//! Idea.     [`Ring`] maps positions to blocks of two copies and does the I/O; [`Appender`]
+//!           chooses the place of the next frame and never lets it overwrite frames that an
+//!           uberblock needs; [`recover`] reads both copies, puts frames together from the blocks
+//!           of both, and follows the chain of batches.
 //!
 //! LOG-K1  A frame is written to a position at most once in a lap, by one writer.
 //! LOG-K2  Positions from the head of the last three uberblocks on are never overwritten (rule R6).

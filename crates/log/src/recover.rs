@@ -1,14 +1,13 @@
 //! Recovery: from an uberblock's head along the chain of batches to the last one.
 //!
 //! Both copies are read, and each block of a frame is taken from the copy that has it, so that
-//! damage to one is repaired by the other.
-//! The next batch is the one that names the digest of the batch before; where a cut batch and one
-//! of a later incarnation both do, the later incarnation counts (rule R13). A batch is complete
-//! when all its pieces verify. The chain may end at an incomplete batch only if nothing valid was
-//! written behind it: batches are written one after the other was flushed (LOGFMT-G1), so a later
-//! one proves damage (rule R2), and so do an uberblock or a mark that call a later txg durable.
-//! Where blocks cannot be read that may hold what goes on (`end`), the log is [`Unreadable`], which
-//! is no end (rule R13).
+//! damage to one is repaired by the other. The next batch is the one that names the digest of the
+//! batch before; where a cut batch and one of a later incarnation both do, the later incarnation
+//! counts (rule R13). A batch is complete when all its pieces verify. The chain may end at an
+//! incomplete batch only if nothing valid was written behind it: batches are written one after the
+//! other was flushed (LOGFMT-G1), so a later one proves damage (rule R2), and so do an uberblock
+//! or a mark that call a later txg durable. If unreadable blocks may hold the continuation
+//! (`end`), the log is [`Unreadable`], which is no end (rule R13).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +21,7 @@ use crate::end::End;
 use crate::ring::Ring;
 use crate::scan::Scan;
 
-/// The log is broken in its middle. What lies before can be read; nothing may be written.
+/// The log is broken in its middle. The part before can be read; nothing may be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the log is damaged behind txg {last}: {evidence}; both copies of what is between are bad. \
@@ -33,15 +32,15 @@ use crate::scan::Scan;
 pub struct Damage {
     pub last: u64,
     pub evidence: String,
-    /// The highest txg that anything tells of.
+    /// The highest txg that any frame names.
     pub newest: u64,
-    /// Frames behind the damage that verify, and their bytes: of no use without what is bad.
+    /// Frames behind the damage that verify, and their bytes: of no use without the bad part.
     pub frames: u64,
     pub bytes: u64,
 }
 
 impl Damage {
-    /// What a cut after `last` loses.
+    /// A description of the loss from a cut after `last`.
     pub fn lost(&self) -> String {
         let Damage { last, newest, frames, bytes, .. } = self;
         let kib = bytes / 1024;
@@ -49,7 +48,7 @@ impl Damage {
     }
 }
 
-/// Blocks of the log could not be read that may hold what comes behind its end.
+/// Blocks of the log could not be read that may hold the continuation behind its end.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{blocks} blocks of the log behind txg {last}, the first at position {position}")]
 pub struct Unreadable {
@@ -80,7 +79,7 @@ impl RecoveredBatch {
     }
 }
 
-/// What the log says.
+/// The content of the log.
 #[derive(Debug)]
 pub struct Recovered {
     pub batches: Vec<RecoveredBatch>,
@@ -111,11 +110,11 @@ pub struct Recovered {
 /// any trace is never used again (rule R13).
 const TXG_MARGIN: u64 = 16;
 
-/// How often what cannot be read is read.
+/// How often an unreadable block is read.
 const ATTEMPTS: usize = 3;
 
-/// Reads the log that `uberblock` points to. Fails when what cannot be read may be more of it: that
-/// is not a tail (rule R13).
+/// Reads the log that `uberblock` points to. Fails when unreadable blocks may be more of it: they
+/// are not a tail (rule R13).
 pub async fn recover(ring: &Ring, uberblock: &Uberblock) -> Result<Recovered, Unreadable> {
     let found = recover_readable(ring, uberblock).await;
     match found.in_doubt {
@@ -124,7 +123,7 @@ pub async fn recover(ring: &Ring, uberblock: &Uberblock) -> Result<Recovered, Un
     }
 }
 
-/// As [`recover`], with what can be read: for readers, and for who was told to give up the rest.
+/// As [`recover`], with the readable part: for readers, and for a cut of the rest.
 pub async fn recover_readable(ring: &Ring, uberblock: &Uberblock) -> Recovered {
     let mut found = attempt(ring, uberblock).await;
     for _ in 1..ATTEMPTS {
@@ -263,7 +262,7 @@ fn follow(frames: &Frames<'_>, uberblock: &Uberblock) -> (Recovered, End) {
     (found, end)
 }
 
-/// Evidence that the chain went on behind where it can be followed.
+/// Evidence that the chain continued behind the point to which it can be followed.
 fn damage(
     frames: &Frames<'_>,
     uberblock: &Uberblock,
@@ -286,8 +285,8 @@ fn damage(
     if let Some(mark) = frames.marks().find(|m| later(m)) {
         return says(format!("a mark says that txg {} is durable", mark.txg));
     }
-    // A later batch that itself joins the chain at its end would have been followed: what is left
-    // is an incomplete last one, which may be cut, and ones that were written after it.
+    // A later batch that itself joins the chain at its end would have been followed: there remain
+    // an incomplete last one, which may be cut, and ones that were written after it.
     let beyond = |f: &Frame| later(f) && Some(f.txg.get()) != incomplete;
     frames
         .batches
@@ -296,7 +295,7 @@ fn damage(
         .and_then(|(f, _)| says(format!("txg {} was written after it", f.txg)))
 }
 
-/// What one copy lacks of frames that verify: (copy, position, blocks).
+/// The blocks that one copy lacks of frames that verify: (copy, position, blocks).
 fn repairs(scan: &Scan) -> Vec<(usize, u64, u64)> {
     let mut repairs = Vec::new();
     for (position, found) in &scan.frames {
@@ -309,7 +308,8 @@ fn repairs(scan: &Scan) -> Vec<(usize, u64, u64)> {
 }
 
 impl Ring {
-    /// Writes what one copy lacks from the other (rule R2), before anything else is written.
+    /// Writes the blocks that one copy lacks from the other (rule R2), before anything else is
+    /// written.
     pub async fn repair(&self, repairs: &[(usize, u64, u64)]) -> Result<(), DeviceError> {
         for &(copy, position, blocks) in repairs {
             let good: Buf = self.read_copy(1 - copy, position, blocks).await?;
@@ -318,8 +318,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Writes zeros where a frame may begin that cannot be verified, after it has been given up. No
-    /// frame is at `end` or behind it.
+    /// Writes zeros where an unverifiable frame may begin, after it has been discarded. No frame
+    /// is at `end` or behind it.
     pub async fn give_up(&self, unverified: &[u64], end: u64) -> Result<(), DeviceError> {
         for &position in unverified.iter().take_while(|at| **at < end) {
             self.write(position, &Buf::zeroed(1)).await?;

@@ -21,7 +21,7 @@ use crate::assemble::assemble;
 use crate::lap::Lap;
 use crate::ring::{Broken, Ring};
 
-/// What the ring holds.
+/// The content of the ring.
 #[derive(Debug, Default)]
 pub struct Scan {
     /// Verified frames by position.
@@ -31,7 +31,7 @@ pub struct Scan {
     pub unverified: Vec<u64>,
     /// Positions that the one and the other copy cannot be read at.
     pub unreadable: [BTreeSet<u64>; 2],
-    /// What the device said of the last block that could not be read.
+    /// The device's error for the last block that could not be read.
     pub error: Option<DeviceError>,
     /// Behind the last block that claims to belong to a frame, verified or not.
     pub end: u64,
@@ -67,7 +67,7 @@ impl Ring {
         scan
     }
 
-    /// Looks at block `at` of the lap; returns how far to go on.
+    /// Looks at block `at` of the lap; returns the distance to the next position to look at.
     async fn frame_at(&self, laps: &mut [Lap<'_>; 2], head: u64, at: u64, scan: &mut Scan) -> u64 {
         let position = head + at;
         read(laps, at, at + 1).await;
@@ -131,7 +131,7 @@ impl Ring {
     }
 }
 
-/// What becomes of a claim.
+/// The result of checking a claim.
 enum Claimed {
     /// A frame of so many blocks.
     Verified(u64),

@@ -1,20 +1,20 @@
 //! Admission: log, memory and metadata space for a transaction, before it joins (rules R1, R20,
 //! R21).
 //!
-//! Every edit in memory will be flushed one day, and that takes space: its own bytes in some leaf,
-//! in two copies, at the leaf's fill. That *growth* is promised when the edit is admitted and
-//! given back when the edit has reached a base. A merge may need far more, where leaves are shared
-//! with snapshots and give nothing back; it is made where users' space has room for that, and else
-//! the edits become a layer, which takes what was promised: its bytes, and for each partition with
-//! edits one block more in two copies. What a flush needs only for a while (new nodes before the
-//! old ones are free) comes out of the reserve, which user transactions cannot touch.
+//! Every edit in memory will be flushed, and that takes space: its own bytes in some leaf, in two
+//! copies, at the leaf's fill. This *growth* is reserved when the edit is admitted and released
+//! when the edit has reached a base. A merge may need far more, if leaves are shared with
+//! snapshots and free nothing; it is made if users' space suffices for that, and else the edits
+//! become a layer, which takes the reserved space: its bytes, and for each partition with edits
+//! one block more in two copies. Space that a flush needs temporarily (new nodes before the old
+//! ones are free) comes out of the reserve, which user transactions cannot touch.
 //!
-//! ADMIT-A1  User transactions are admitted while the log is below its limit; flush, ids and
-//!           whatever else trims it use the rest of the ring. What is admitted and not there yet is
-//!           counted, too (`log_room`).
-//! ADMIT-A2  The growth that is promised covers every edit that is in no base. An edit that
-//!           replaces another has brought growth of its own: each commit and each flush give back
-//!           what nothing is left for, so an idle pool keeps none of it.
+//! ADMIT-A1  User transactions are admitted while the log is below its limit; flushes, ids and all
+//!           other trimming use the rest of the ring. Admitted records that are not yet logged
+//!           count, too (`log_room`).
+//! ADMIT-A2  The reserved growth covers every edit that is in no base. An edit that replaces
+//!           another has reserved growth of its own: each commit and each flush release the
+//!           excess, so an idle pool keeps none of it.
 //! ADMIT-A4  A transaction uses at most the growth that its credit holds. The pool counts those
 //!           that use more; the simulation allows none. (LOGROOM-A3 is in `log_room`.)
 
@@ -49,7 +49,7 @@ pub(crate) struct Admission {
     waiters: Mutex<Vec<Waker>, of::AdmissionWaiters>,
     room: Arc<Room>,
     pub(crate) tickets: AtomicU64,
-    /// Credits that were asked for, but for freeing what was deleted.
+    /// Admissions so far, except those of transactions that free deleted data.
     asked: AtomicU64,
     /// Transactions that used more growth than their credit held (ADMIT-A4).
     overdrawn: AtomicU64,
@@ -77,7 +77,7 @@ pub(crate) fn growth_of(edits: usize, bytes: usize) -> u64 {
     (bytes as u64 + edits as u64 * EDIT_OVERHEAD) * COPIES * WORST_FILL
 }
 
-/// At most what the growth of edits in memory can be.
+/// An upper bound of the growth of edits in memory.
 fn growth_of_unflushed(weight: Weight) -> u64 {
     let [edits, bytes] = [weight.edits, weight.bytes].map(|n| n.max(0) as usize);
     growth_of(edits, bytes.saturating_sub(edits * (EDIT_BYTES - SHORT_EDIT_BYTES)))
@@ -105,8 +105,8 @@ fn hold(held: &mut Option<Reservation>, space: &Space, blocks: u64) {
 
 impl Admission {
     /// Edits have reached a base: keeps as much growth as the edits that are `left` may need, by
-    /// their bytes. A share of all growth would not do: a flush of many small edits would give back
-    /// what few large ones were promised.
+    /// their bytes. A share of all growth would not do: a flush of many small edits would release
+    /// the growth of a few large ones.
     pub(crate) fn settled(&self, left: impl FnOnce() -> Weight) {
         let mut growth = self.growth.lock();
         // Looked at under the lock: an edit is counted before its growth comes here.
@@ -118,18 +118,18 @@ impl Admission {
         }
     }
 
-    /// A count of the transactions that users have asked for.
+    /// A count of users' admissions.
     pub(crate) fn asked(&self) -> u64 {
         self.asked.load(Relaxed)
     }
 
-    /// Blocks that are promised for the growth of so large a share of all that is unflushed.
+    /// Blocks that are reserved for the growth of so large a share of all unflushed edits.
     pub(crate) fn promised(&self, share: f64) -> u64 {
         (self.growth.lock().held_blocks() as f64 * share.clamp(0.0, 1.0)) as u64
     }
 
-    /// So many partitions have edits now. Their transactions were admitted, so this is not refused;
-    /// who comes next finds less.
+    /// So many partitions have edits now. Their transactions were admitted, so this is not
+    /// refused; the next transaction finds less.
     pub(crate) fn are_dirty(&self, space: &Space, partitions: impl FnOnce() -> u64) {
         let mut layers = self.layers.lock();
         hold(&mut layers, space, partitions() * LAYER_BLOCKS);
@@ -152,8 +152,8 @@ impl Admission {
 }
 
 impl Pool {
-    /// Obtains what a transaction of at most `edits` edits and `bytes` bytes of keys and values
-    /// needs. Waits while log or deltas are at their limit, and for space that is on its way.
+    /// Obtains the credit for a transaction of at most `edits` edits and `bytes` bytes of keys and
+    /// values. Waits while log or deltas are at their limit, and for space that is being freed.
     pub fn admit(
         self: &Arc<Self>,
         tier: Tier,
@@ -241,9 +241,8 @@ impl Pool {
         }
     }
 
-    /// A count of what users have asked for: transactions, but for those that free what was
-    /// deleted, and data from the device. Who works for them in the background can tell from it
-    /// whether anybody is there.
+    /// A count of users' requests: transactions, except those that free deleted data, and data
+    /// reads from the device. Background tasks derive from it whether the pool is idle.
     pub fn asked(&self) -> u64 {
         let reads = self.counters().purposes[Purpose::Data as usize].reads;
         self.admission.asked() + reads
@@ -270,7 +269,8 @@ impl Pool {
         if let Some(room) = self.room_now(blocks) {
             return Ok(room);
         }
-        // What has gathered gets its place; what others were admitted for comes by itself.
+        // The commit places the gathered records; other admitted transactions follow by
+        // themselves.
         self.commit(self.open_txg()).await?;
         let find = || match self.health.check() {
             Ok(()) => self.room_now(blocks).map(Ok),
@@ -289,14 +289,14 @@ impl Pool {
             }
             self.admission.waiters.lock().push(cx.waker().clone());
             self.flusher.kick();
-            // What was settled before the waker stood there has not woken it.
+            // A record that was applied before the waker was registered has not woken it.
             if self.is_full() { Poll::Pending } else { Poll::Ready(Ok(())) }
         })
         .await
     }
 
-    /// Credit for what the pool does itself to trim the log: never refused, never waiting (R21).
-    /// `runs`: of space that is allocated or freed, which take room in the log only.
+    /// Credit for the pool's own work to trim the log: never refused, never waiting (R21). `runs`:
+    /// of space that is allocated or freed, which take log space only.
     pub(crate) fn internal_credit(
         &self,
         edits: usize,

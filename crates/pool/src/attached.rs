@@ -6,11 +6,11 @@
 //! `Pool::read` takes them from here.
 //!
 //! ATTACH-B1  A run is here before a table names it, and until the commit of its txg has been
-//!            flushed. So a reader that found a pointer in a table reads what the pointer's
-//!            checksums promise: from here, or, when the run is gone from here, from the device.
+//!            flushed. So a reader that found a pointer in a table reads data that matches the
+//!            pointer's checksums: from here, or, when the run is gone from here, from the device.
 //! ATTACH-B2  Runs that are here do not overlap: space that a txg frees is used again after its
 //!            commit.
-//! ATTACH-B3  When a commit fails, the pool stops and the data stays: reads go on.
+//! ATTACH-B3  When a commit fails, the pool stops and the data stays: reads continue.
 //!
 //! The open txg, and at most one that is being committed, have something here. A read that finds
 //! nothing attached at all costs one load.
@@ -40,8 +40,8 @@ pub(crate) struct Attached {
 }
 
 impl Attached {
-    /// Keeps what a transaction of the open txg carries. The transaction has joined, and its edits
-    /// are not applied yet (ATTACH-B1).
+    /// Keeps the attached data of a transaction of the open txg. The transaction has joined, and
+    /// its edits are not applied yet (ATTACH-B1).
     pub(crate) fn add(&self, txg: Txg, attached: Vec<Data>) {
         if attached.is_empty() {
             return;
@@ -58,7 +58,7 @@ impl Attached {
         }
     }
 
-    /// What the commit of `txg` writes, in the order of the device: adjacent runs joined, up to
+    /// The writes of the commit of `txg`, in the order of the device: adjacent runs joined, up to
     /// `blocks_max` blocks.
     pub(crate) fn of(&self, txg: Txg, blocks_max: usize) -> Vec<Data> {
         let mut writes: Vec<Data> = Vec::new();
@@ -79,7 +79,7 @@ impl Attached {
         writes
     }
 
-    /// Forgets what is on the device now.
+    /// Forgets the data that is on the device now.
     pub(crate) fn forget(&self, durable: Txg) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
@@ -154,7 +154,7 @@ pub(crate) fn join(mut found: Found, blocks: u32) -> Buf {
     overlay(Buf::scratch(blocks as usize), &found)
 }
 
-/// Puts what was found over what the device has.
+/// Puts the found data over the data of the device.
 pub(crate) fn overlay(mut buf: Buf, found: &Found) -> Buf {
     for (first, part) in found {
         let at = first * BLOCK_BYTES;

@@ -12,7 +12,7 @@
 //!          ([`Tier::FinishDelete`]), which others wait for and which tries again.
 //! FULL-B3  While the log is above its limit, no commit is made for space: repeated requests would
 //!          use up the part of the ring that trimming needs.
-//! FULL-B4  A request that waits here holds no room in the log, for which a step may wait.
+//! FULL-B4  A request that waits here reserves no log space, for which a step may wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,7 @@ const STEPS_PATIENCE: Duration = Duration::from_secs(30);
 const WAITED: Nanos = 1_000_000;
 
 impl Pool {
-    /// Promises `blocks` blocks; before it refuses, it waits for space that is on its way.
+    /// Reserves `blocks` blocks; before it refuses, it waits for space that is being freed.
     pub async fn reserve(
         self: &Arc<Self>,
         blocks: u64,
@@ -92,7 +92,7 @@ impl Pool {
                 }
             }
             self.check_writable()?;
-            // The last step may have been another's, who was waited for.
+            // The last step may have been another task's, for which this one has waited.
             let full = match self.space.reserve(blocks, tier) {
                 Ok(reservation) => return Ok(reservation),
                 Err(full) => full,
@@ -102,7 +102,7 @@ impl Pool {
             }
             let is_over = full.on_the_way == 0 || self.rt.now() > patience;
             if is_over && std::mem::take(&mut unflushed_steps) {
-                // The edits of steps take less than they were promised, too.
+                // The edits of steps take less than their reservation, too.
                 self.flush_for_space().await?;
             } else if is_over && self.space.missing(blocks, tier) > 0 {
                 return Err(full.into());
@@ -115,7 +115,7 @@ impl Pool {
         }
     }
 
-    /// What could not be flushed is no reason to refuse: there may be enough now.
+    /// A failed flush is no reason to refuse: there may be enough space now.
     async fn flush_for_space(self: &Arc<Self>) -> Result<(), PoolError> {
         if let Err(error) = self.flush_all().await {
             self.check_writable()?;
@@ -124,7 +124,7 @@ impl Pool {
         Ok(())
     }
 
-    /// One step of the layer above (FULL-B2). Whether it did anything.
+    /// One step of the layer above (FULL-B2). Returns whether it did anything.
     async fn free_step(&self, tier: Tier) -> bool {
         let is_own = matches!(tier, Tier::FinishDelete | Tier::FinishSubvolume | Tier::Internal);
         if is_own || self.sabotaged(Sabotage::RefuseBeforeDeletions) {
@@ -134,7 +134,8 @@ impl Pool {
         tenancy.free_step().await
     }
 
-    /// Commits twice, so that what was freed until now is allocatable if nobody reads it (FULL-B3).
+    /// Commits twice, so that all blocks freed until now are allocatable if no reader pins them
+    /// (FULL-B3).
     async fn hasten_frees(self: &Arc<Self>) -> Result<(), PoolError> {
         for _ in 0..2 {
             if !self.is_full() {

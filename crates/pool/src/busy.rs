@@ -1,18 +1,18 @@
-//! Which tables have something to be done, found without looking at the others.
+//! Tables that need work, found without looking at the others.
 //!
 //! Problem.  There are a few tables for each snapshot, and edits wait in any of them. After each
-//!           commit and around each flush it is asked what pins the log, and what can be handed
-//!           over: that must not cost more with a thousand snapshots than with ten.
-//! Idea.     Tables with edits are ordered by a txg that none of their edits is older than. A flush
-//!           makes a table's oldest edit younger; who asks for the oldest of all finds that out,
-//!           and files the table anew. So that is done once for each flush, and not for each
-//!           question. What lies over what is written down where it changes, and so is what may
-//!           have become settled, by those who settle it.
+//!           commit and around each flush the pool looks for the oldest log pin, and for tables to
+//!           hand over: that must not cost more with a thousand snapshots than with ten.
+//! Idea.     Tables with edits are ordered by a txg that none of their edits is older than. A
+//!           flush makes a table's oldest edit younger; a query for the oldest table notices that,
+//!           and sorts the table anew. So that is done once for each flush, and not for each
+//!           query. The fork relation is recorded where it changes. A flush or handover records
+//!           the tables that may have become settled.
 //!
 //! BUSY-B1  A table that has edits is filed, by no younger a txg than its oldest edit's; or that
 //!          edit is being applied.
-//! BUSY-B2  `over` has each table that lies over another, and nothing else.
-//! BUSY-B3  A table that is settled and has something over it is ripe, or being handed over.
+//! BUSY-B2  `over` contains exactly the tables that lie over another one.
+//! BUSY-B3  A settled table under another one is ripe, or being handed over.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ use copyhold_types::{TableId, Txg};
 pub(crate) struct Busy {
     by_age: BTreeSet<(Txg, TableId)>,
     filed: BTreeMap<TableId, Txg>,
-    /// What lies over a table.
+    /// The tables over each table.
     over: BTreeMap<TableId, BTreeSet<TableId>>,
     /// Tables under others that may be settled by now.
     ripe: BTreeSet<TableId>,
@@ -72,7 +72,7 @@ impl Busy {
         self.ripe.insert(under);
     }
 
-    /// `child` has bases of its own now, or is no more.
+    /// `child` has bases of its own now, or is gone.
     pub(crate) fn lifted(&mut self, child: TableId, under: TableId) {
         if let Some(children) = self.over.get_mut(&under) {
             children.remove(&child);
@@ -85,7 +85,7 @@ impl Busy {
         self.may_be_settled(child);
     }
 
-    /// What is under others was flushed, or has taken something over.
+    /// A table under others was flushed, or has taken a table over.
     pub(crate) fn may_be_settled(&mut self, id: TableId) {
         if self.is_under(id) {
             self.ripe.insert(id);
@@ -116,7 +116,7 @@ impl Busy {
         std::mem::take(&mut self.deep)
     }
 
-    /// A table is no more.
+    /// A table is gone.
     pub(crate) fn gone(&mut self, id: TableId) {
         self.file(id, None);
         self.deep.remove(&id);

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Data was written before its transaction joined (rule R31), so the one flush covers data,
-//! attached data, pieces and batch; recovery verifies what the last batch introduces, since
-//! nothing orders them among each other. Whatever fails here is final (rule R12).
+//! attached data, pieces and batch; recovery verifies the data that the last batch introduces,
+//! since nothing orders them among each other. Any failure here is final (rule R12).
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ use crate::{Pool, PoolError, Transaction};
 const WRITE_BLOCKS_MAX: usize = 256;
 
 impl Pool {
-    /// Waits until `txg` is durable, and makes it so if nobody else does. A txg that nothing has
-    /// joined is as durable as the one before.
+    /// Waits until `txg` is durable, and commits it if no other task does. A txg without
+    /// transactions is as durable as the one before.
     pub async fn commit(self: &Arc<Self>, txg: Txg) -> Result<(), PoolError> {
         let txg = txg.min(self.last_joined());
         while self.group.turn(txg, &self.health).await? == Turn::Lead {
@@ -39,15 +39,15 @@ impl Pool {
         self.group.follow(txg, &self.health).await
     }
 
-    /// Commits even when nothing has joined: what earlier txgs freed comes closer to use (R22).
+    /// Commits even an empty txg: blocks that earlier txgs freed come closer to use (R22).
     pub(crate) async fn commit_empty(self: &Arc<Self>) -> Result<(), PoolError> {
         self.check_writable()?;
         self.group.lead(&self.health).await?;
         self.lead().await
     }
 
-    /// Runs one commit; the caller has just been told to lead. Should it give up, the commit goes
-    /// on: others wait for it.
+    /// Runs one commit; the caller has just become the leader. If the caller is cancelled, the
+    /// commit continues: others wait for it.
     fn lead(self: &Arc<Self>) -> Finishing<Result<(), PoolError>> {
         let pool = self.clone();
         finishing(&self.rt, async move {
@@ -99,7 +99,7 @@ impl Pool {
         Ok((txg, before))
     }
 
-    /// Adds what belongs to the txg as a whole (R24). No transaction is joined.
+    /// Adds the edits that belong to the txg as a whole (R24). No transaction is joined.
     fn close_with_totals(&self, txg: Txg, gathered: &mut Gathered) {
         if gathered.joined == 0 {
             return;
@@ -130,7 +130,8 @@ impl Pool {
         flushed.inspect_err(|error| self.stop(&error.to_string()))
     }
 
-    /// What is freed by a txg that a durable batch calls durable can be used, if nobody pins it.
+    /// Blocks freed by a txg that a durable batch declares durable can be used, if no reader pins
+    /// them.
     pub(crate) fn after_commit(&self, txg: Txg, before: Txg) {
         let proven = if self.sabotaged(crate::Sabotage::ReuseFreesAtOnce) { txg } else { before };
         self.proven.fetch_max(proven.get(), std::sync::atomic::Ordering::AcqRel);
@@ -141,7 +142,7 @@ impl Pool {
         self.marker.kick();
     }
 
-    /// Gives back deferred frees that are proven and not pinned (rule R3).
+    /// Releases deferred frees that are proven and not pinned (rule R3).
     pub(crate) fn release_deferred(&self) {
         let proven = Txg::new(self.proven.load(std::sync::atomic::Ordering::Acquire));
         let unpinned = match self.pins.oldest() {
@@ -177,8 +178,8 @@ impl Pool {
 }
 
 impl Pool {
-    /// Finds the batch's place. When the ring is full, uberblocks let go of what only older ones
-    /// needed (rule R6); admission sees to it that this is enough (ADMIT-A1).
+    /// Finds the batch's place. If the ring is full, uberblocks release the log that only older
+    /// ones needed (rule R6); admission guarantees that this is enough (ADMIT-A1).
     async fn place_batch(
         &self,
         txg: Txg,
@@ -195,7 +196,7 @@ impl Pool {
     }
 }
 
-/// Data bytes that a transaction introduces: what recovery would have to read.
+/// Data bytes that a transaction introduces: recovery would have to read them.
 pub(crate) fn introduced(claims: impl Iterator<Item = Run>) -> u64 {
     claims.map(|run| u64::from(run.blocks) * BLOCK_BYTES as u64).sum()
 }

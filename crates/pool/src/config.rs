@@ -10,7 +10,7 @@ use copyhold_types::{Buf, PoolId, Purpose};
 pub struct CreateOptions {
     /// Random when absent.
     pub id: Option<PoolId>,
-    /// What the administrator calls it; at most 64 bytes.
+    /// The administrator's name for it; at most 64 bytes.
     pub name: String,
     /// Size of the pool in blocks, when it is to be smaller than its device.
     pub blocks: Option<u64>,
@@ -32,7 +32,7 @@ pub struct OpenOptions {
     /// A log that is damaged in its middle, or unreadable, is cut there, for good (R14). Without
     /// this, such a pool does not open for writing.
     pub cut_tail: bool,
-    /// A layer above will say whose tables are whose ([`crate::Tenancy`]); nothing is flushed
+    /// A layer above will name the owner of each table ([`crate::Tenancy`]); nothing is flushed
     /// before.
     pub tenants: bool,
     pub limits: Limits,
@@ -51,7 +51,7 @@ pub struct Limits {
     pub replay_edits: u64,
     /// Bytes of clean tree nodes in memory; on a pool of tenants room for a few at least.
     pub node_cache_bytes: usize,
-    /// The longest run of blocks that is handed out, for simulations of fragmented space.
+    /// The longest run of blocks that is allocated, for simulations of fragmented space.
     pub run_max: Option<u32>,
     /// Data that one txg may introduce before a flush goes between it and the batch.
     pub tail_verify_bytes: u64,
@@ -64,7 +64,7 @@ pub struct Limits {
     /// The rule that is broken on purpose, for tests of the simulation.
     #[cfg(feature = "sabotage")]
     pub sabotage: Option<crate::Sabotage>,
-    /// What changes nodes and log as they are written, before their digests are made.
+    /// Changes nodes and log as they are written, before their digests are made.
     #[cfg(feature = "sabotage")]
     pub scribble: Option<crate::Scribble>,
 }
@@ -80,7 +80,7 @@ impl Limits {
         false
     }
 
-    /// What is written instead of these blocks.
+    /// The blocks that are written instead of these.
     #[cfg(feature = "sabotage")]
     pub(crate) fn scribbled(&self, why: Purpose, mut blocks: Buf) -> Buf {
         if let Some(scribble) = &self.scribble {
@@ -94,7 +94,7 @@ impl Limits {
         blocks
     }
 
-    /// What is logged instead of these bytes.
+    /// The bytes that are logged instead of these.
     #[cfg(feature = "sabotage")]
     pub(crate) fn scribbled_log<'a>(&self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
         let Some(scribble) = &self.scribble else { return bytes.into() };

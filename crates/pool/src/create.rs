@@ -35,7 +35,7 @@ const METASLAB_BLOCKS_MAX: u64 = (16 << 30) / BLOCK_BYTES as u64;
 const ZERO_BLOCKS: u64 = 256;
 const ZERO_WRITES: usize = 4;
 
-/// Writes an empty pool. What was on the device is lost; asking first is the caller's business.
+/// Writes an empty pool. The previous content of the device is lost; the caller asks for consent.
 pub(crate) async fn create(
     rt: &Rt,
     device: &DynDevice,

@@ -1,22 +1,24 @@
-//! From where a pool goes on whose log is damaged, for who gives up the rest (`cut-tail`, R2, R14).
+//! The point at which a pool with a damaged log continues, if the administrator discards the rest
+//! (`cut-tail`, R2, R14).
 //!
 //! Problem.  The log can be followed up to some txg; later ones were durable, and are lost with
-//!           what is between. The uberblock may name a head that moved because of one of those: the
-//!           edits before it were flushed to bases that no batch left tells of. Replaying from that
-//!           head would lose old changes, too, and take blocks in use for free.
+//!           all between. The uberblock may name a head that moved because of one of those: the
+//!           edits before it were flushed to bases that no remaining batch names. Replaying from
+//!           that head would lose old changes, too, and take blocks in use for free.
 //! Idea.     A state is whole when the uberblock that it begins at names nothing durable that comes
 //!           after it. If the newest does, an older one whose log is still there is taken: its head
 //!           is further back, and the root is in the last batch.
-//! Order.    The uberblock that is gone back to is written as the newest and flushed; then what
-//!           cannot be read is overwritten; then comes the first batch of the new incarnation,
-//!           which hides what was cut (R13). Until that is durable the damage is told again.
+//! Order.    The chosen older uberblock is written as the newest and flushed; then the unreadable
+//!           log is overwritten; then comes the first batch of the new incarnation, which hides
+//!           the discarded txgs (R13). Until that is durable, each opening reports the damage
+//!           again.
 //!
 //! LOGCUT-D1  No pool is written from a state that is not whole.
-//! LOGCUT-D2  An error of the device ends nothing (R13): where blocks cannot be read that may be
-//!            more of the log, it is read so far for readers, and cut only on demand.
+//! LOGCUT-D2  An error of the device ends nothing (R13): if unreadable blocks may be more of the
+//!            log, readers use the log before them, and it is cut only on demand.
 //!
-//! Blocks that the lost txgs freed may have been used again: what still refers to them fails its
-//! checksum, and `check` lists it.
+//! Blocks that the lost txgs freed may have been used again: a remaining reference to them fails
+//! its checksum, and `check` lists it.
 
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Damage, Recovered, Ring, recover_readable};
@@ -28,18 +30,18 @@ use crate::{PoolError, Sabotage};
 /// Uberblocks that may still have their log (R6).
 const OLDER: usize = 3;
 
-/// Where recovery begins, and what it found.
+/// The start of recovery, and its result.
 pub(crate) struct Start {
     pub(crate) uberblock: Uberblock,
     /// Heads of all uberblocks up to it, its own last: their log is kept (R6).
     pub(crate) heads: Vec<u64>,
     pub(crate) recovered: Recovered,
-    /// What was given up, if anything.
+    /// A description of the discarded part of the log, if any.
     pub(crate) cut: Option<String>,
 }
 
-/// Those that may serve in place of the newest, each state once. One that was given up knows more
-/// than the newest does, and leads past the cut.
+/// The uberblocks that may serve in place of the newest, each state once. A discarded one knows
+/// more than the newest does, and leads past the cut.
 fn older_than(newest: &Uberblock, all: &[Uberblock]) -> Vec<Uberblock> {
     let is_older = |it: &&Uberblock| it.durable <= newest.durable && it.head <= newest.head;
     let mut older: Vec<Uberblock> = all.iter().rev().filter(is_older).cloned().collect();
@@ -87,13 +89,13 @@ impl Start {
         }
     }
 
-    /// Whether the state at the end of what was found is one that really was.
+    /// Whether the state at the end of the readable log has existed.
     fn is_whole(&self) -> bool {
         self.uberblock.durable.get() <= self.recovered.last
     }
 
-    /// The same with an older uberblock. What was used since stays used: positions, txgs and
-    /// incarnations.
+    /// The same with an older uberblock. Positions, txgs and incarnations that were used since
+    /// stay used.
     async fn go_back(&self, ring: &Ring, older: Vec<Uberblock>) -> Option<Start> {
         let newest = &self.recovered;
         for uberblock in

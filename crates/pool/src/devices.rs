@@ -3,8 +3,8 @@
 //! A block address names its device. A pool has one device so far; nothing outside this file and
 //! the fixed areas (labels, log) knows that.
 //!
-//! DEV-D1  A request goes to the device that its address names. An address of a device that the
-//!         pool does not have, as a damaged image may hold one, is an error.
+//! DEV-D1  A request is sent to the device that its address names. An address of a device that the
+//!         pool does not have, as in a damaged image, is an error.
 //! DEV-D2  A flush of the pool is a flush of each device; the first error counts.
 
 use std::future::ready;

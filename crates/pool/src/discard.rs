@@ -1,8 +1,9 @@
-//! Discards: what was freed long ago is given back to the host, late and in large pieces (P6, R15).
+//! Discards: runs that were freed long ago are returned to the host, late and in large pieces (P6,
+//! R15).
 //!
-//! `space` takes a run out of the free set while it is discarded, so nobody can be given it
-//! meanwhile. Here is only when that is done: on request (FITRIM), and in the background for what
-//! has been free for a minute.
+//! `space` takes a run out of the free set while it is discarded, so no allocation can take it
+//! meanwhile. This module decides only the time: on request (FITRIM), and in the background for
+//! runs that have been free for a minute.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -13,14 +14,14 @@ use copyhold_types::Txg;
 
 use crate::{Pool, PoolError};
 
-/// What has been free for so long is discarded.
+/// Runs that have been free for so long are discarded.
 pub(crate) const AGE: Duration = Duration::from_secs(60);
 /// Runs discarded at a time.
 const RUNS: usize = 64;
 
 impl Pool {
-    /// Discards what is free of a range of blocks, in runs of at least `min_blocks` blocks, but no
-    /// part of one that is less than 1 MiB, and nothing twice; how many blocks that were.
+    /// Discards the free part of a range of blocks, in runs of at least `min_blocks` blocks, but
+    /// no part of one that is less than 1 MiB, and nothing twice; returns the number of blocks.
     pub async fn trim(&self, range: Range<u64>, min_blocks: u64) -> Result<u64, PoolError> {
         self.check_writable()?;
         let which = Discardable {
@@ -42,7 +43,7 @@ impl Pool {
         }
     }
 
-    /// Discards some of what was freed before `txg`, but keeps warm space.
+    /// Discards some of the blocks freed before `txg`, but keeps warm space.
     pub(crate) async fn discard_old(&self, txg: Txg) -> Result<u64, PoolError> {
         let which = Discardable {
             least: 0,
@@ -57,7 +58,7 @@ impl Pool {
     }
 
     async fn discard_some(&self, which: Discardable) -> Result<u64, PoolError> {
-        // A preallocated pool keeps what it has, whoever asks.
+        // A preallocated pool keeps its blocks, also on request.
         if !self.devices.can_discard() || self.label.features.preallocated() {
             return Ok(0);
         }
@@ -66,7 +67,7 @@ impl Pool {
             let run = discard.run();
             self.health.check()?;
             let request = self.devices.discard(run);
-            // Nobody gets the run while the device may still be at it (R15).
+            // The run is not allocatable while the device may still discard it (R15).
             let done = finishing(&self.rt, async move { request.await.map(|()| discard) });
             self.space.discard_done(done.await?);
             blocks += u64::from(run.blocks);

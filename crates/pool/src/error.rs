@@ -1,4 +1,4 @@
-//! What can go wrong in a pool, in the words of who must act on it.
+//! Errors of a pool, grouped by the caller's reaction.
 
 use std::error::Error as _;
 
@@ -8,7 +8,7 @@ use copyhold_log::{Damage, Unreadable};
 use copyhold_space::NoSpace;
 use copyhold_table::TableError;
 
-/// `Clone`: one failure is told to many waiters.
+/// `Clone`: many waiters receive one failure.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {

@@ -1,4 +1,5 @@
-//! The flush policy, and the flush of what it chooses: partitions, metaslabs, the table of tables.
+//! The flush policy, and the flush of the chosen units: partitions, metaslabs, the table of
+//! tables.
 //!
 //! Each of these pins the log from the oldest edit that its base does not have (`units`). While the
 //! pool is in use, nothing is flushed while log and memory are below seven tenths of their limits:
@@ -10,20 +11,20 @@
 //! (P4), and while a node that the merge needs cannot be read. Such a partition frees its part of
 //! the log like any other, and the node is tried again at each of its flushes (R20 iii).
 //!
-//! How what was chosen is written is `round`.
+//! `round` writes the chosen units.
 //!
 //! FLUSH-F1  The transaction joins when all nodes that it points to are durable.
-//! FLUSH-F2  What was flushed pins the log until that transaction is durable (rule R6).
+//! FLUSH-F2  Flushed edits pin the log until that transaction is durable (rule R6).
 //! FLUSH-F3  A flush of a table edits the table of tables only, and of a metaslab one item of it;
-//!           the table of tables lies in no table. So what flushing adds to the log is a small part
-//!           of what it retires (rule R20).
-//! FLUSH-F4  While the log is full, a round that cannot flush what pins it longest records nothing:
+//!           the table of tables lies in no table. So flushing adds to the log only a small part
+//!           of the records that it retires (rule R20).
+//! FLUSH-F4  While the log is full, a round that cannot flush the oldest log pin records nothing:
 //!           users wait then, and the ring is not used up.
-//! FLUSH-F5  An idle pool flushes until its edits have a promise of at most a [`PROMISED`]th of the
-//!           space, or a round does not reduce the promise. Else an empty pool could seem full: a
-//!           deletion holds its promise until a flush. The pool flushes so once each time that it
-//!           becomes idle, and then comes to rest. It is idle when no transaction has asked for
-//!           admission for [`IDLE`].
+//! FLUSH-F5  An idle pool flushes until its edits reserve at most a [`PROMISED`]th of the space
+//!           for growth, or a round does not reduce that. Else an empty pool could seem full: the
+//!           growth of a deletion stays reserved until a flush. The pool flushes so once each time
+//!           that it becomes idle, and then comes to rest. It is idle when no transaction has
+//!           asked for admission for [`IDLE`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
@@ -40,22 +41,23 @@ use crate::round::Round;
 use crate::units::{Aim, Unit, one_round};
 use crate::{Pool, PoolError, Sabotage};
 
-/// The flusher looks by itself this often, should nobody kick it. A pool becomes idle after as
-/// long without a transaction (FLUSH-F5).
+/// The flusher looks by itself this often, without a kick. A pool becomes idle after as long
+/// without a transaction (FLUSH-F5).
 const IDLE: Duration = Duration::from_secs(1);
 /// Before it looks again for something to flush when there was nothing.
 const PAUSE: Duration = Duration::from_millis(50);
-/// After so many commits all is allocatable that was freed, unless somebody reads it.
+/// After so many commits all freed blocks are allocatable, unless a reader pins them.
 const COMMITS_TO_FREE: u32 = 2;
 /// From where one round follows each commit, and from where rounds follow each other.
 const START: f64 = 0.7;
 const HURRY: f64 = 0.85;
-/// Part of the space that an idle pool may promise to edits: a 64th, 16 MiB of 1 GiB.
+/// The part of the space that an idle pool may reserve for growth: a 64th, 16 MiB of 1 GiB.
 const PROMISED: u64 = 64;
 /// Passes of [`Pool::flush_all`], though snapshots are made and written to meanwhile.
 const PASSES_MAX: usize = 64;
 
-/// The time without transactions, and whether the pool has flushed its promises since (FLUSH-F5).
+/// The time without transactions, and whether the pool has flushed its reserved growth since
+/// (FLUSH-F5).
 #[derive(Default)]
 struct Rest {
     asked: u64,
@@ -81,7 +83,7 @@ pub(crate) struct Flusher {
     kick: Arc<Kick>,
     closing: AtomicBool,
     running: Arc<FifoMutex>,
-    /// Held while a round goes on, whoever asked for it.
+    /// Locked during a round of any caller.
     pub(crate) rounds: FifoMutex,
     /// Flushed, but their record is not durable (FLUSH-F2).
     pub(crate) recording: Mutex<Vec<Recording>, of::FlushRecording>,
@@ -108,7 +110,7 @@ impl Flusher {
         self.bytes.load(Relaxed).max(0) as u64
     }
 
-    /// `weight`: of what recovery has found.
+    /// `weight`: the usage of recovered edits.
     pub(crate) fn new(weight: Weight) -> Flusher {
         let Weight { edits, bytes, partitions } = weight;
         Flusher {
@@ -142,7 +144,7 @@ impl Flusher {
     }
 }
 
-/// Flushes as the policy says, until the pool is closed or stopped.
+/// Flushes by the policy, until the pool is closed or stopped.
 pub(crate) async fn run(pool: Weak<Pool>) {
     let Some(strong) = pool.upgrade() else { return };
     let running = strong.flusher.running.clone();
@@ -165,15 +167,15 @@ pub(crate) async fn run(pool: Weak<Pool>) {
             false => strong.flush_by_policy().await,
         };
         match flushed {
-            // Nothing can be flushed now; those who wait would only kick again.
+            // Nothing can be flushed now; the waiters would only kick again.
             Ok(false) if strong.is_full() => {
                 in_vain += 1;
-                // What was freed may be all that is missing, and nobody else commits.
+                // The freed blocks may be all that is missing, and no other task commits.
                 if in_vain <= COMMITS_TO_FREE && strong.space().freeing > 0 {
                     let committed = strong.commit_empty().await;
                     committed.unwrap_or_else(|error| tracing::error!("flushing: {error}"));
                 }
-                // Ever less often, for what it waits for may take long.
+                // Ever less often, since its wait may be long.
                 rt.sleep((PAUSE * (1 << in_vain.min(5))).min(IDLE)).await;
             }
             Ok(_) => in_vain = 0,
@@ -196,12 +198,12 @@ impl Pool {
         self.flusher.bytes() as f64 / self.limits.delta_bytes as f64
     }
 
-    /// Whether anything was flushed.
+    /// Returns whether anything was flushed.
     async fn flush_by_policy(self: &Arc<Self>) -> Result<bool, PoolError> {
         let mut any = self.hand_over().await?;
         any |= self.settle_deep().await?;
         while self.wants_rounds() && !self.is_closing() {
-            // What lies over a table that is settled by now can be flushed from here on.
+            // The tables over a table that is settled by now can be flushed from here on.
             any |= self.hand_over().await?;
             let flushed = self.flush_round(Aim::Trim).await?.flushed > 0;
             any |= flushed;
@@ -212,7 +214,8 @@ impl Pool {
         Ok(any)
     }
 
-    /// In an idle pool: as the policy says, and until little space is promised to edits (FLUSH-F5).
+    /// In an idle pool: flushes by the policy, and until little space is reserved for growth
+    /// (FLUSH-F5).
     async fn flush_promised(self: &Arc<Self>, asked: u64) -> Result<bool, PoolError> {
         let mut any = self.flush_by_policy().await?;
         let most = self.space().total / PROMISED;
@@ -287,8 +290,8 @@ impl Pool {
         Ok(failed)
     }
 
-    /// A partition without edits is flushed by nobody, so its bad node is tried here; where that
-    /// can be read, the partition is like any other. A table that is gone has none.
+    /// No round flushes a partition without edits, so its bad node is tried here; where that can
+    /// be read, the partition is like any other. A table that is gone has none.
     async fn try_broken_again(&self) {
         let broken = self.flusher.broken.lock().clone();
         for (unit, node) in broken {
@@ -303,13 +306,13 @@ impl Pool {
         }
     }
 
-    /// Flushes what is most urgent.
+    /// Flushes the most urgent units.
     pub(crate) async fn flush_round(self: &Arc<Self>, aim: Aim) -> Result<Round, PoolError> {
         self.flush_units(one_round(self.units(aim)), aim).await
     }
 
-    /// Flushes partitions of these tables, and merges their `layers`, too. Whether there was
-    /// anything to flush. What the log says of it is durable some time later.
+    /// Flushes partitions of these tables, and merges their `layers`, too. Returns whether there
+    /// was anything to flush. Its records are durable some time later.
     pub(crate) async fn flush_only(
         self: &Arc<Self>,
         tables: impl IntoIterator<Item = &Arc<Table>>,
@@ -332,8 +335,8 @@ impl Pool {
         broken.range((table, Key::MIN)..).next().is_some_and(|((of, _), _)| *of == table)
     }
 
-    /// Should the caller give up, the round goes on: nodes are being written to what it has
-    /// claimed, and its units wait for their new bases.
+    /// If the caller is cancelled, the round continues: its claims have nodes under write, and its
+    /// units wait for their new bases.
     pub(crate) fn flush_units(
         self: &Arc<Self>,
         units: Vec<Unit>,
@@ -347,8 +350,8 @@ impl Pool {
     /// included.
     pub fn oldest_pin(&self) -> Option<Txg> {
         let first = self.sabotaged(Sabotage::RecordsAskedFirst).then(|| self.recorded_pin());
-        // Edits are recorded before they leave their table: a pin that the table has no more is
-        // found there.
+        // Edits are recorded before they leave their table: the record has a pin that the table
+        // has released.
         let edits = self.edits_pin();
         let recorded = first.unwrap_or_else(|| self.recorded_pin());
         edits.into_iter().chain(recorded).min()
@@ -369,7 +372,7 @@ impl Pool {
     }
 
     /// Trims the log: a new uberblock, if the head can move. Within a round, or while the pool is
-    /// opened: nobody gives it up half-way.
+    /// opened: no caller cancels it half-way.
     pub(crate) async fn move_head(&self) -> Result<(), PoolError> {
         self.group.lead(&self.health).await?;
         let lead = crate::group::Lead::begin(&self.group, &self.health);
@@ -408,12 +411,12 @@ impl Pool {
         }
     }
 
-    /// Edits are in memory no more, or were replaced there.
+    /// Edits have left memory, or were replaced there.
     pub(crate) fn settled(&self, weight: Weight) {
         self.edited(Weight::default() - weight);
     }
 
-    /// Promises each partition with edits its layer (ADMIT-A2).
+    /// Reserves for each partition with edits its layer (ADMIT-A2).
     pub(crate) fn promise_layers(&self) {
         let dirty = || self.unflushed().partitions.max(0) as u64;
         self.admission.are_dirty(&self.space, dirty);

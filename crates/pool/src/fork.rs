@@ -1,23 +1,23 @@
-//! Forked tables: their records, their settling and handing over, and tables that go.
+//! Forked tables: their records, their settling and handover, and their end.
 //!
-//! A fork is an item of the table of tables for each child, [`Lineage::Over`]: whatever the size
-//! of what is forked. Children lie over the forked table in memory (`table::fork`); when it is
-//! settled, it is *handed over*: the children's own descriptors are written and their items
-//! deleted, and the forked table goes: its descriptors are deleted, its nodes stay, since they are
-//! the children's now. Thousands of children are handed the table one group after the other (R28).
+//! A fork is an item of the table of tables for each child, [`Lineage::Over`]: for any size of the
+//! forked table. Children lie over the forked table in memory (`table::fork`); when it is settled,
+//! it is *handed over*: the children's own descriptors are written and their items deleted, and
+//! the forked table goes: its descriptors are deleted, its nodes stay, since they are the
+//! children's now. Thousands of children are handed the table one group after the other (R28).
 //!
-//! Lookups ask every table that lies under one that is not settled (P13). So from two on the
-//! flusher settles the lowest, in one round for all such stacks, and who forks waits only when
-//! forks come much faster than that (R29).
+//! Look-ups search every table under one that is not settled (P13). So from two on the flusher
+//! settles the lowest, in one round for all such stacks, and a fork waits only when forks come
+//! much faster than that (R29).
 //!
-//! FORK-G1  What a table lies over is decided, and its children are made, in one step with handing
-//!          over (`Forks::order`): neither sees half of the other, nor of the record of a flush:
-//!          what that tells of a table comes before what tells that it is gone.
-//! FORK-G2  A table that goes leaves a [`Lineage::Gone`] behind until the log has nothing of it any
-//!          more: replay must not bring it back.
+//! FORK-G1  A fork determines the table to lie over, and makes the children, in one step with
+//!          handing over (`Forks::order`): neither sees half of the other, nor of the record of a
+//!          flush: edits of a table's descriptors come before the record that the table is gone.
+//! FORK-G2  A table that is removed leaves a [`Lineage::Gone`] behind until the log has no record
+//!          of it: replay must not bring it back.
 //! FORK-G3  While a part of the children has a table, it is sealed: replay brings no edit of it
-//!          back, so it is not flushed again, over nodes that these children have. What has no
-//!          edits and lies under others stands still from the recovery on.
+//!          back, so it is not flushed again, over nodes that these children have. A table without
+//!          edits that lies under others is retired from the recovery on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,14 +33,14 @@ use crate::tenancy::free_node;
 use crate::units::Aim;
 use crate::{Pool, PoolError, Sabotage, Transaction};
 
-/// Unflushed tables that may lie over each other before a fork has to wait (R29); a lookup asks
-/// each of them (P13).
+/// Unflushed tables that may lie over each other before a fork has to wait (R29); a look-up
+/// searches each of them (P13).
 pub const FORK_DEPTH_MAX: usize = 8;
 /// As many may lie under a table while nothing presses; where more do, the flusher settles them.
 const FORK_DEPTH_KEPT: usize = 1;
 /// Items of tables that went, deleted by one transaction.
 const GONE_PER_STEP: usize = 64;
-/// Bytes of a row of lineage, or of a key and what sealing adds to a descriptor.
+/// Bytes of a row of lineage, or of a key and the addition of sealing to a descriptor.
 const ROW_BYTES: usize = 40;
 /// Before settling looks again, when another flush has the table.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -52,7 +52,7 @@ pub(crate) struct Forks {
     pub(crate) gone: Mutex<Vec<Gone>, of::ForkGone>,
 }
 
-/// What came of handing a table over.
+/// The result of handing a table over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// It is not settled, or nothing lies over it.
@@ -68,7 +68,7 @@ enum Step {
 pub(crate) struct Gone {
     table: TableId,
     since: Txg,
-    /// The uberblock in which the log was first seen to begin behind it.
+    /// The uberblock in which the log first began behind it.
     passed: Option<u64>,
 }
 
@@ -85,7 +85,7 @@ impl Transaction {
         self.forks.push((from, children));
     }
 
-    /// `table` is no more. Its nodes are the caller's business. It takes no edits any more.
+    /// `table` is gone. The caller frees its nodes. It takes no edits any more.
     pub fn forget(&mut self, table: TableId) {
         self.forgotten.push(table);
     }
@@ -97,7 +97,7 @@ impl Pool {
         self.table(table).depth()
     }
 
-    /// The edits by which the log tells of the forks and of what is forgotten.
+    /// The edits that log the forks and the forgotten tables.
     pub(crate) fn tell_lineage(&self, txg: Txg, tx: &mut Transaction) {
         for (from, children) in tx.forks.clone() {
             let under = self.table(from).fork_point();
@@ -145,14 +145,15 @@ impl Pool {
         }
     }
 
-    /// Flushes the edits of one table, as far as it has bases of its own or lies over what has.
+    /// Flushes the edits of one table, as far as it has bases of its own or lies over a table that
+    /// has.
     pub async fn flush_edits_of(self: &Arc<Self>, table: TableId) -> Result<(), PoolError> {
         let table = self.table(table);
         self.settle_under(&table).await?;
         self.flush_only([&table], false).await.map(drop)
     }
 
-    /// Hands settled tables over to what lies over them. Whether there was any.
+    /// Hands settled tables over to the tables over them. Returns whether there was any.
     pub(crate) async fn hand_over(self: &Arc<Self>) -> Result<bool, PoolError> {
         let mut any = false;
         while let Some(under) = self.tables.take_ripe() {
@@ -160,7 +161,7 @@ impl Pool {
             let step = step.inspect_err(|_| self.tables.flushed(under.id()))?;
             any |= step != Step::Nothing;
             if let Step::Some(txg) = step {
-                // Ripe again, should this be given up. A txg has one step.
+                // Ripe again, if this is cancelled. A txg has one step.
                 self.tables.flushed(under.id());
                 self.commit(txg).await?;
                 if self.is_full() && self.flush_round(Aim::Trim).await?.flushed == 0 {
@@ -188,12 +189,12 @@ impl Pool {
         Ok(true)
     }
 
-    /// Hands a table over to as many of its children as one transaction may tell of (FORK-G3).
+    /// Hands a table over to as many of its children as one transaction may log (FORK-G3).
     fn hand_over_from(self: &Arc<Self>, under: &Arc<Table>) -> Result<Step, PoolError> {
         let _order = self.forks.order.lock();
         let mut children = self.tables.over(under.id());
-        // A round on another thread may want to merge its layers at this very moment. Should there
-        // be no room for the record, it stands still until there is.
+        // A round on another thread may want to merge its layers at this very moment. If there is
+        // no log space for the record, the table stays retired until there is.
         if children.is_empty() || !under.stand_still() {
             return Ok(Step::Nothing);
         }
@@ -226,7 +227,7 @@ impl Pool {
         Ok(if is_last { Step::Last } else { Step::Some(txg) })
     }
 
-    /// Flushes `table` and what lies under it, until all of it is in bases of its own, without
+    /// Flushes `table` and the tables under it, until all edits are in bases of its own, without
     /// layers. It must take no edits meanwhile, or this may not end.
     ///
     /// # Errors
@@ -247,8 +248,8 @@ impl Pool {
         }
     }
 
-    /// Readies a table whose nodes are going to be given up: it has no edits, lies over nothing,
-    /// and stands still from then on. Its layers stay what they are.
+    /// Readies a table for the release of its nodes: it has no edits, lies over nothing, and is
+    /// not flushed from then on. Its layers stay unchanged.
     pub async fn retire(self: &Arc<Self>, table: TableId) -> Result<(), PoolError> {
         let table = self.table(table);
         loop {
@@ -270,7 +271,7 @@ impl Pool {
         self.settled(self.table(table).retire_again());
     }
 
-    /// Flushes what lies under `table` and hands it over, so that it has bases of its own.
+    /// Flushes the tables under `table` and hands them over, so that it has bases of its own.
     pub async fn settle_under(self: &Arc<Self>, table: &Arc<Table>) -> Result<(), PoolError> {
         while self.settle_lowest_under(table).await? {}
         Ok(())
@@ -292,7 +293,7 @@ impl Pool {
         Ok(true)
     }
 
-    /// Flushes the partitions of one table, or waits for whoever does.
+    /// Flushes the partitions of one table, or waits for another task that does.
     async fn flush_table(
         self: &Arc<Self>,
         table: &Arc<Table>,
@@ -347,8 +348,8 @@ impl Pool {
         drop(self.forks.order.lock());
     }
 
-    /// Frees the nodes of a partition, then says that it is empty: a crash in between frees again
-    /// what is still named.
+    /// Frees the nodes of a partition, then logs that it is empty: after a crash in between, the
+    /// nodes that are still named are freed again.
     async fn drop_partition(
         self: &Arc<Self>,
         table: &Arc<Table>,
@@ -407,7 +408,7 @@ impl Pool {
     }
 }
 
-/// What has to be flushed first, if anything lies under `table`.
+/// The table to flush first, if one lies under `table`.
 fn lowest_under(table: &Arc<Table>) -> Option<Arc<Table>> {
     let mut lowest = table.under()?;
     while let Some(lower) = lowest.under() {

@@ -1,15 +1,14 @@
-//! Nodes in fragments: what a pointer to one stands for.
+//! Nodes in fragments: the pieces behind a node pointer.
 //!
 //! A node for which free space has no run lies in fragments, and its pointer names a list of them
-//! (`format::node::fragments`). Whoever counts, frees or hands on what a pointer has allocated
-//! takes its *pieces*: pointers of the same epoch, each to what lies in one run. So no layer
-//! above knows fragments.
+//! (`format::node::fragments`). Code that counts, frees or hands on the blocks of a pointer uses
+//! its *pieces*: pointers of the same epoch, each to one run. So no layer above knows fragments.
 //!
-//! FRAGMENT-P1  A node is replaced, or given up, only when its pieces are known: else its fragments
-//!              would stay allocated for ever, because of an error that may pass. A flush takes its
-//!              nodes from [`Listed`], where a node whose list cannot be read is one that cannot be
-//!              read. A map is replaced unread, so the pieces of those in use are kept in memory
-//!              (`NodeStore`).
+//! FRAGMENT-P1  A node is replaced or freed only when its pieces are known: else its fragments
+//!              would stay allocated for ever, because of an error that may pass. A flush takes
+//!              its nodes from [`Listed`], where a node whose list cannot be read is one that
+//!              cannot be read. A map is replaced unread, so the pieces of those in use are kept
+//!              in memory (`NodeStore`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,10 +21,10 @@ use copyhold_types::{BLOCK_BYTES, Buf, NodePtr, Purpose, Run};
 use crate::nodes::NodeStore;
 use crate::{Pool, Sabotage};
 
-/// What fragmented nodes are made of.
+/// The pieces of fragmented nodes.
 pub(crate) type Pieces = BTreeMap<NodePtr, Vec<NodePtr>>;
 
-/// Gives a fragmented node only together with its pieces, which it remembers.
+/// Returns a fragmented node only together with its pieces, which it remembers.
 pub(crate) struct Listed<'a> {
     nodes: &'a NodeStore,
     /// [`Sabotage::ForgetFragments`].
@@ -39,7 +38,7 @@ impl<'a> Listed<'a> {
         Listed { nodes: &pool.nodes, forgets, pieces: Mutex::default() }
     }
 
-    /// The pieces of all fragmented nodes that it has given.
+    /// The pieces of all fragmented nodes that it has returned.
     pub(crate) fn pieces(self) -> Pieces {
         self.pieces.into_inner()
     }
@@ -95,7 +94,7 @@ pub(crate) enum Copied {
 }
 
 impl Copied {
-    /// What belongs in each run of it.
+    /// The content of each run of it.
     pub(crate) fn cut(&self, content: &Buf) -> Vec<(Run, Buf)> {
         match self {
             Copied::Whole(run) => vec![(*run, content.clone())],

@@ -1,13 +1,13 @@
 //! Group commit: many waiters, one leader (P12).
 //!
-//! Whoever waits first for a txg that is not durable leads: it runs the commit itself, without a
-//! thread in between. Those that come meanwhile are parked; when the leader is done they look
-//! again, and the first that is not served leads the next commit, which carries them all.
+//! The first waiter for a txg that is not durable leads: it runs the commit itself, without a
+//! thread in between. Later waiters are parked; when the leader is done they look again, and the
+//! first whose txg is still not durable leads the next commit, which carries them all.
 //!
 //! GROUP-C1  At most one commit is under way.
-//! GROUP-C2  A commit that was begun is finished, also where its leader gives up. Should it be
-//!           dropped all the same, with its runtime, the pool stops: nobody knows what reached the
-//!           device.
+//! GROUP-C2  A commit that was begun is finished, also if its leader is cancelled. Should it be
+//!           dropped all the same, with its runtime, the pool stops: the state of the device is
+//!           unknown.
 
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
@@ -30,7 +30,7 @@ struct State {
     waiters: Vec<Waker>,
 }
 
-/// What a waiter is to do.
+/// The next action of a waiter.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     Done,
@@ -46,8 +46,8 @@ impl Group {
         self.state.lock().durable
     }
 
-    /// Waits until `txg` is durable, or until it is the caller's turn to lead. A caller that was
-    /// told to lead holds a [`Lead`] until its commit has ended.
+    /// Waits until `txg` is durable, or until it is the caller's turn to lead. A caller that leads
+    /// holds a [`Lead`] until its commit has ended.
     pub(crate) async fn turn(&self, txg: Txg, health: &Health) -> Result<Turn, PoolError> {
         self.wait(txg, health, true).await
     }
@@ -95,7 +95,7 @@ impl Group {
         .await
     }
 
-    /// Wakes all who wait, to look again: the pool was stopped.
+    /// Wakes all waiters, to look again: the pool was stopped.
     pub(crate) fn wake_all(&self) {
         let waiters = std::mem::take(&mut self.state.lock().waiters);
         waiters.into_iter().for_each(Waker::wake);

@@ -1,10 +1,10 @@
 //! Whether the pool may still write.
 //!
-//! A failed flush, or a failed write of the log, is final for this mount (rule R12): what was
-//! acknowledged may not be there, and no later success says otherwise. From then on every
-//! operation that would write answers [`PoolError::Stopped`]; reading goes on.
+//! A failed flush, or a failed write of the log, is final for this mount (rule R12): acknowledged
+//! data may be lost, and no later success disproves that. From then on every operation that would
+//! write returns [`PoolError::Stopped`]; reads continue.
 //!
-//! HEALTH-H1  One flush at a time. Where two overlapped, the failure of one could lose what the
+//! HEALTH-H1  One flush at a time. If two overlapped, the failure of one could lose data that the
 //!            success of the other then acknowledges; so each begins when the one before is known
 //!            to have succeeded.
 

@@ -1,8 +1,8 @@
-//! Numbers that are never given out twice (rule R9).
+//! Numbers that are never assigned twice (rule R9).
 //!
-//! Each space of numbers has a high-water mark in the system table. Numbers are given out only
-//! below a mark that is durable; recovery goes on at the mark. So a number that was used by
-//! something lost in a crash, and that somebody may still hold, never names anything else.
+//! Each space of numbers has a high-water mark in the system table. Only numbers below a durable
+//! mark are assigned; recovery continues at the mark. So a number of an object that a crash has
+//! lost, and that a client may still use, never names another object.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ pub(crate) struct Ids {
     extending: FifoMutex,
 }
 
-/// Numbers in hand: below `durable` they may be given out, below `logged` when `by` is durable.
+/// Numbers at hand: below `durable` they may be assigned, below `logged` when `by` is durable.
 #[derive(Clone, Copy, Debug)]
 struct Range {
     next: u64,
@@ -143,15 +143,15 @@ impl Pool {
         Ok(by)
     }
 
-    /// The mark below which all numbers of a space lie that were ever given out, for a space that
-    /// goes on from there; now, and while the caller holds off whoever takes numbers.
+    /// The mark below which all assigned numbers of a space lie, for a space that continues from
+    /// there; valid now, and while the caller prevents further assignments.
     pub fn id_mark(&self, space: IdSpace, stored: u64) -> u64 {
         let spaces = self.ids.spaces.lock();
         spaces.get(&space).map_or(stored, |range| range.logged.max(stored))
     }
 
-    /// The mark as it is stored: where a space goes on of which nobody has taken a number since the
-    /// pool was opened.
+    /// The stored mark: the start of a space from which no number was taken since the pool was
+    /// opened.
     pub async fn stored_id_mark(self: &Arc<Self>, space: IdSpace) -> Result<u64, PoolError> {
         let _not_extended = self.ids.extending.lock().await;
         self.read_id_mark(space).await
@@ -166,8 +166,8 @@ impl Pool {
         }
     }
 
-    /// The number that comes next: above all that were given out, and often far below the mark.
-    /// `None`: nobody has taken one since the pool was opened.
+    /// The next number: above all that were assigned, and often far below the mark. `None`: no
+    /// number was taken since the pool was opened.
     pub fn next_id_in_hand(&self, space: IdSpace) -> Option<u64> {
         self.ids.spaces.lock().get(&space).map(|range| range.next)
     }

@@ -1,8 +1,8 @@
 //! How long operations wait before they join a txg: for credit ([`Pool::admit`]), and at the gate
 //! while a txg closes.
 //!
-//! Only who waits reads the clock, and writes here: once for each join, when it joins. Joins are
-//! counted by the txg that they are in, so one that waits nowhere has nothing to do with this.
+//! Only a waiting join reads the clock, and writes here: once, when it joins. Joins are counted by
+//! the txg that they are in, so a join without a wait has nothing to do with this.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -23,7 +23,7 @@ pub(crate) struct JoinWaits {
     buckets: [AtomicU64; BUCKETS],
 }
 
-/// What operations have waited for since the pool was opened.
+/// The waits of operations since the pool was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JoinWait {
     /// Transactions that joined, the pool's own, too.
@@ -86,7 +86,7 @@ impl JoinWaits {
 }
 
 impl Pool {
-    /// Joins the open txg. `waited`: what was waited for credit already.
+    /// Joins the open txg. `waited`: the time already spent waiting for credit.
     pub(crate) fn join(&self, waited: Nanos) -> Joined<'_> {
         let (joined, at_gate) = match self.open.try_join() {
             Some(joined) => (joined, 0),
@@ -100,7 +100,7 @@ impl Pool {
         joined
     }
 
-    /// What operations have waited for before they joined a txg.
+    /// The waits of operations before they joined a txg.
     pub fn join_wait(&self) -> JoinWait {
         self.join_waits.figures(self.open.joined())
     }

@@ -29,7 +29,7 @@ pub(crate) struct Journal {
     label: Label,
     ring: Ring,
     incarnation: Incarnation,
-    /// Asked only for the rule that is broken on purpose.
+    /// Read only for the rule that is broken on purpose.
     limits: Limits,
     state: Mutex<State, of::Journal>,
 }
@@ -65,7 +65,7 @@ struct LastBatch {
     tables: Vec<u8>,
 }
 
-/// What recovery left for the journal to go on from.
+/// The state that recovery passes to the journal.
 pub(crate) struct Resume {
     pub(crate) incarnation: Incarnation,
     pub(crate) next_position: u64,
@@ -77,7 +77,7 @@ pub(crate) struct Resume {
     pub(crate) tables: Vec<u8>,
 }
 
-/// A batch on its way to the ring.
+/// A batch that is being written to the ring.
 pub(crate) struct PlacedBatch {
     position: u64,
     frame: Buf,
@@ -259,7 +259,7 @@ impl Journal {
         state.last = batch.last;
     }
 
-    /// Says, without a flush, that `txg` is durable (rule R14). Does nothing when it is not the
+    /// Records, without a flush, that `txg` is durable (rule R14). Does nothing when it is not the
     /// last or has its mark, and when the log needs its space for more than hints.
     pub(crate) async fn write_mark(&self, txg: Txg) -> Result<(), PoolError> {
         let position = {
@@ -281,9 +281,9 @@ impl Journal {
     }
 
     /// Moves the head to the oldest batch that is still needed: the first of a txg not older than
-    /// `oldest_pin`, which must count what is flushed but not durably recorded as pinned. Called by
-    /// the leader, so that no batch is on its way (JOURNAL-J1). Returns whether there was anything
-    /// to move.
+    /// `oldest_pin`, which must count flushed edits without a durable record as pinned. Called by
+    /// the leader, so that no batch is being written (JOURNAL-J1). Returns whether there was
+    /// anything to move.
     pub(crate) async fn move_head(
         &self,
         oldest_pin: Option<Txg>,
@@ -311,9 +311,9 @@ impl Journal {
         Ok(true)
     }
 
-    /// Writes an uberblock that was the newest once as the newest three, durably: what later ones
-    /// know is given up, also where two of the three are lost (UBER-U1). The highest number goes
-    /// first, so that whatever a crash leaves, none is behind a later one.
+    /// Writes an uberblock that was the newest once as the newest three, durably: the state of
+    /// later ones is discarded, also if two of the three are lost (UBER-U1). The highest number
+    /// goes first, so that after any crash none is behind a later one.
     pub(crate) async fn go_back_to(
         &self,
         uberblock: &Uberblock,
@@ -330,7 +330,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes over what was given up. Blocks that a kept uberblock needs are left as they are (R6).
+    /// Overwrites the discarded log. Blocks that a kept uberblock needs are left unchanged (R6).
     pub(crate) async fn give_up(&self, recovered: &Recovered) -> Result<(), PoolError> {
         let end = self.state.lock().appender.limit();
         Ok(self.ring.give_up(&recovered.unverified, end).await?)
@@ -345,7 +345,7 @@ impl Journal {
         }
     }
 
-    /// The txg before the head of the log, and the number of the uberblock that says so.
+    /// The txg before the head of the log, and the number of the uberblock that names it.
     pub(crate) fn head(&self) -> (u64, u64) {
         let state = self.state.lock();
         let before = state.batches.front().map_or(state.last.txg, |first| first.before_txg);
@@ -366,7 +366,7 @@ impl Journal {
             .map(|b| b.start)
             .chain(state.pieces.values().copied())
             .fold(state.appender.next(), u64::min);
-        // Moved or not, a further uberblock lets go of what only older ones needed.
+        // Moved or not, a further uberblock releases the log that only older ones needed.
         let behind = state.appender.head() < head || state.appender.floor() < head;
         behind.then(|| Uberblock {
             pool: self.label.pool,
@@ -381,7 +381,7 @@ impl Journal {
     }
 }
 
-/// What a closing txg hands to its batch.
+/// The data that a closing txg passes to its batch.
 pub(crate) struct Closing {
     pub(crate) data_flushed: bool,
     pub(crate) pieces: Vec<PieceRef>,

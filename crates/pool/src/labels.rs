@@ -11,11 +11,11 @@ use copyhold_types::{Buf, Purpose};
 
 use crate::PoolError;
 
-/// What the labels of a device say.
+/// The content of a device's labels.
 #[derive(Debug)]
 pub struct Labels {
     pub label: Label,
-    /// What is wrong with the label at the start and the one at the end.
+    /// The defects of the label at the start and of the one at the end.
     pub problems: [Option<String>; 2],
 }
 
@@ -70,7 +70,7 @@ async fn read_label(device: &DynDevice, block: u64) -> Result<Label, LabelProble
     Label::parse(&bytes).map_err(LabelProblem::Format)
 }
 
-/// The error for two bad labels: the most telling of the two.
+/// The error for two bad labels: the more specific of the two.
 fn explain(name: String, first: LabelProblem, second: LabelProblem) -> PoolError {
     use FormatError::{Features, Magic, Version};
     match (first, second) {
@@ -90,7 +90,7 @@ fn explain(name: String, first: LabelProblem, second: LabelProblem) -> PoolError
 }
 
 /// Writes both labels, and at the end of a device that is larger than the pool a copy of them,
-/// which says where the second is. Durable after the next flush.
+/// which names the place of the second. Durable after the next flush.
 pub(crate) async fn write_labels(device: &DynDevice, label: &Label) -> Result<(), PoolError> {
     for at in places(device, label) {
         write_label(device, label, at).await?;
@@ -113,7 +113,7 @@ pub(crate) async fn write_label(
     Ok(device.write(at, Buf::from_bytes(&label.encode()).into(), Purpose::Label).await?)
 }
 
-/// Writes again what is damaged.
+/// Writes the damaged labels again.
 pub(crate) async fn repair_labels(device: &DynDevice, labels: &Labels) -> Result<(), PoolError> {
     for (problem, at) in labels.problems.iter().zip(Label::areas(labels.label.blocks)) {
         if let Some(problem) = problem {
@@ -124,7 +124,7 @@ pub(crate) async fn repair_labels(device: &DynDevice, labels: &Labels) -> Result
     Ok(())
 }
 
-/// Fills both label areas with zeros: what stood there belonged to somebody else.
+/// Fills both label areas with zeros: their content belonged to another owner.
 pub(crate) async fn wipe_areas(device: &DynDevice, blocks: u64) -> Result<(), PoolError> {
     for at in Label::areas(blocks) {
         device.write(at, Buf::zeroed(label::AREA_BLOCKS as usize).into(), Purpose::Label).await?;

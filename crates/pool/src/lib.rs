@@ -1,6 +1,6 @@
 //! The pool: transactions over tables and space, made durable by one log.
 //!
-//! What a caller does (`fs`, later `volume`):
+//! The steps of a caller (`fs`, later `volume`):
 //!
 //! ```text
 //!   pin  = pool.pin()                              hold while using what was looked up (R3)
@@ -16,11 +16,11 @@
 //! ([`Transaction::attach`]): the commit writes it beside the batch, then flushes both once (P12).
 //! Reads find it in memory until then (`attached`).
 //!
-//! Inside, from the transaction down: `open_txg` is what it joins, `commit` makes that durable,
-//! `journal` is the log, `flush` settles tables and metaslabs behind it, `open` brings all of it
-//! back after a crash. Locks, in order: the gate of the open txg (shared by transactions), pins,
-//! the journal's state, a table's partition, a metaslab (`sync::rank` has all). None is held across
-//! an await.
+//! Inside, from the transaction down: it joins `open_txg`, `commit` makes that durable, `journal`
+//! is the log, `flush` settles tables and metaslabs behind it, `open` brings all of it back after
+//! a crash. Locks, in order: the gate of the open txg (shared by transactions), pins, the
+//! journal's state, a table's partition, a metaslab (`sync::rank` has all). None is held across an
+//! await.
 
 #![forbid(unsafe_code)]
 

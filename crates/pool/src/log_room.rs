@@ -1,18 +1,18 @@
-//! Room in the log for records that have no place in it yet.
+//! Log space for records that have no place in the log yet.
 //!
-//! Half of the ring is for users (ADMIT-A1), and who asks for admission sees how much of that is
-//! taken. But what is admitted reaches the ring later: when its piece is full, or its txg is
-//! closed. So each admission takes room for its records, and holds it until they have their place.
-//! Thousands of files that are written back at the same time are not admitted all at once.
+//! Half of the ring is for users (ADMIT-A1), and admission sees how much of that is taken. But
+//! admitted records reach the ring later: when their piece is full, or their txg is closed. So
+//! each admission reserves log space for its records, until they have their place. Thousands of
+//! files that are written back at the same time are not admitted all at once.
 //!
-//! Room is counted in what is written: whole blocks, as if each transaction had a frame of its
-//! own until it has joined others, and at the end of the ring the blocks that a frame leaves behind
-//! when it does not fit there.
-//! Frames are small against the ring, but for a transaction that is not (`piece_bytes`).
+//! Log space is counted as written: in whole blocks, as if each transaction had a frame of its own
+//! until it has joined others, and at the end of the ring the blocks that a frame leaves behind if
+//! it does not fit there. Frames are small against the ring, except for a large transaction
+//! (`piece_bytes`).
 //!
-//! LOGROOM-A3  Blocks of the ring in use, and what is admitted without a place, are three quarters
-//!             of the ring together; a transaction that nothing else is before is admitted whatever
-//!             its size, if what is in use is not above its limit.
+//! LOGROOM-A3  Blocks of the ring in use, and admitted records without a place, are at most three
+//!             quarters of the ring together; a transaction before all others is admitted with any
+//!             size, if the blocks in use are not above their limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -75,9 +75,9 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Takes room for `blocks`, if there is that much beside what is taken already; or if nothing
-    /// is taken and the log `is_short`. `free`: blocks that can surely be placed, given the largest
-    /// transaction.
+    /// Reserves `blocks`, if there are as many beside those that are reserved already; or if none
+    /// is reserved and the log `is_short`. `free`: blocks that can surely be placed, given the
+    /// largest transaction.
     pub(crate) fn take(
         self: &Arc<Self>,
         blocks: u64,
@@ -93,7 +93,7 @@ impl Room {
         Some(LogRoom { blocks, room: Some(self.clone()) })
     }
 
-    /// Takes it whether there is any or not: for what trims the log.
+    /// Reserves them whether there are any or not: for work that trims the log.
     pub(crate) fn take_anyway(self: &Arc<Self>, blocks: u64) -> LogRoom {
         self.change(|taken| taken.with(blocks));
         LogRoom { blocks, room: Some(self.clone()) }
@@ -104,14 +104,14 @@ impl Room {
         changed.expect("there is always an answer");
     }
 
-    /// Ready with what `find` finds, which is asked again whenever room is given back.
+    /// Ready with the result of `find`, which is called again whenever log space is released.
     pub(crate) fn poll<T>(&self, cx: &Context<'_>, find: impl Fn() -> Option<T>) -> Poll<T> {
         if let Some(found) = find() {
             return Poll::Ready(found);
         }
         self.waiters.lock().push(cx.waker().clone());
         self.waiting.store(true, SeqCst);
-        // What was given back before the waker stood there has not woken it.
+        // A release before the waker was registered has not woken it.
         find().map_or(Poll::Pending, Poll::Ready)
     }
 
@@ -130,7 +130,7 @@ pub(crate) struct LogRoom {
 }
 
 impl LogRoom {
-    /// What the records take is known now; it may be more than was thought.
+    /// The size of the records is known now; it may be more than was estimated.
     pub(crate) fn resize(&mut self, blocks: u64) {
         let Some(room) = &self.room else { return };
         room.change(|taken| taken.with(blocks).without(self.blocks));
@@ -142,8 +142,8 @@ impl LogRoom {
         self.room = self.room.take().or(other.room.take());
     }
 
-    /// What has joined goes into one frame of so many blocks: gives back what is over. Wakes
-    /// nobody: this is called under locks.
+    /// The joined records go into one frame of so many blocks: releases the excess. Wakes no
+    /// waiter: this is called under locks.
     pub(crate) fn shrink_to(&mut self, blocks: u64) {
         let Some(room) = self.room.as_ref().filter(|_| blocks < self.blocks) else { return };
         let over = self.blocks - blocks;

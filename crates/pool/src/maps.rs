@@ -4,8 +4,8 @@
 //! its metaslab is set aside (`copyhold_space::Space::set_aside`). From then on a task reads it
 //! again, after 1, 2, 4 … and at last every 64 seconds. A round never waits for these reads, which
 //! a broken device may delay; `flush_all` makes them itself, before a pool is called full, too. A
-//! map whose copies are both damaged can be made anew by [`Pool::rebuild_map`] from the list of all
-//! blocks that are referred to.
+//! map whose copies are both damaged can be made anew by [`Pool::rebuild_map`] from the list of
+//! all referenced blocks.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -112,8 +112,8 @@ impl Pool {
         }
     }
 
-    /// Makes the map of a metaslab that is set aside anew. `referred`: all runs that anything
-    /// refers to, at least those in this metaslab; nothing may change them meanwhile.
+    /// Makes the map of a metaslab that is set aside anew. `referred`: all referenced runs, at
+    /// least those in this metaslab; they must not change meanwhile.
     ///
     /// # Errors
     /// The list contradicts the layout of the pool, or the map could not be written.

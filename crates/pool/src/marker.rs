@@ -1,5 +1,5 @@
-//! What the pool does by itself: closes a txg on the timer, marks the last batch as durable when it
-//! falls idle (rule R14), and discards what has been free for long (P6).
+//! The pool's own background work: it closes a txg on the timer, marks the last batch as durable
+//! when the pool falls idle (rule R14), and discards runs that have been free for long (P6).
 
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
@@ -13,7 +13,7 @@ use copyhold_types::{Nanos, Txg};
 
 use crate::{Pool, Sabotage, discard};
 
-/// Wakes one background task, which holds no pool while it waits: who drops a pool ends its tasks.
+/// Wakes one background task, which holds no pool while it waits: dropping a pool ends its tasks.
 /// Kicks are remembered, not counted.
 #[derive(Debug, Default)]
 pub(crate) struct Kick {
@@ -100,7 +100,7 @@ pub(crate) async fn run(pool: Weak<Pool>) {
     }
 }
 
-/// The txg that was open a while ago: what was freed before it has been free for as long.
+/// The txg that was open a while ago: blocks freed before it have been free for as long.
 struct Aged {
     at: Nanos,
     txg: Option<Txg>,

@@ -1,9 +1,9 @@
-//! Places and writes what a flush makes: nodes and space maps, in two copies.
+//! Places and writes the result of a flush: nodes and space maps, in two copies.
 //!
 //! WRITER-W1  A node for which free space has no run is written in fragments, down to single
-//!            blocks. So a flush needs blocks, never runs, and who counts blocks counts right
-//!            (R21). That costs a block a copy, for the list of the fragments.
-//! WRITER-W2  Nothing of this is allocated before the transaction that adds the pointers (R19).
+//!            blocks. So a flush needs blocks, never runs, and a count of blocks suffices (R21).
+//!            That costs a block a copy, for the list of the fragments.
+//! WRITER-W2  No block is allocated before the transaction that adds the pointers (R19).
 
 use copyhold_format::digest;
 use copyhold_format::node::{FRAGMENTS_MAX, Fragment, Node, encode_fragments, pieces_of};
@@ -25,9 +25,10 @@ pub(crate) fn blocks_max(bytes: u64) -> u64 {
     (blocks + u64::from(blocks > 1)) * COPIES
 }
 
-/// Places and writes what a flush makes. The writes go on in the background until
-/// [`NodeWriter::finish`], and so long its claims are held, also those of what was given up: space
-/// is nobody else's while a write to it is under way. So a round of flushing is always finished.
+/// Places and writes the nodes of a flush. The writes continue in the background until
+/// [`NodeWriter::finish`], and so long its claims are held, also those of discarded nodes: blocks
+/// are not reallocated while a write to them is under way. So a round of flushing is always
+/// finished.
 pub(crate) struct NodeWriter {
     pool: Arc<Pool>,
     lane: Lane,
@@ -55,7 +56,7 @@ impl NodeWriter {
         }
     }
 
-    /// Starts writing `buf` to new places, and tells its pointer.
+    /// Starts writing `buf` to new places, and returns its pointer.
     pub(crate) fn place(&mut self, buf: Buf, why: Purpose) -> Result<NodePtr, PoolError> {
         let buf = self.pool.limits.scribbled(why, buf);
         let (blocks, epoch, digest) = (buf.blocks() as u32, self.epoch, digest(&buf));
@@ -148,13 +149,13 @@ impl NodeWriter {
         self.claims.len()
     }
 
-    /// Nothing will point to what was placed since the mark.
+    /// No pointer will refer to the nodes placed since the mark.
     pub(crate) fn give_up(&mut self, mark: usize) {
         self.given_up.extend(self.claims.drain(mark..));
     }
 
-    /// Waits for all writes; gives the claims, to be logged with the pointers, and what the
-    /// fragmented nodes among these are made of.
+    /// Waits for all writes; returns the claims, to be logged with the pointers, and the pieces of
+    /// the fragmented nodes among these.
     pub(crate) async fn finish(self) -> Result<(Vec<Claim>, Pieces), PoolError> {
         for result in join_all(self.writes.into_inner()).await {
             result?;

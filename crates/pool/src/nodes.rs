@@ -1,13 +1,12 @@
 //! Tree nodes and space maps: cached, read from either copy, repaired. `node_writer` writes them.
 //!
 //! NODEIO-N1  A node is found by its address and digest together (rule R3): a reused block never
-//!            answers for what stood there before.
-//!            A read looks at one copy, and at the other only if that is bad. Which comes first
-//!            depends on the node and on the mount, so that what one mount does not look at the
-//!            next one does: a bad copy is repaired by every second mount that reads the node from
-//!            the device.
+//!            passes for its previous content. A read looks at one copy, and at the other only if
+//!            that is bad. Which comes first depends on the node and on the mount, so that the
+//!            next mount looks at the copy that this one skips: a bad copy is repaired by every
+//!            second mount that reads the node from the device.
 //! NODEIO-N2  A bad copy is written again only from a good one, and only while the caller's pin
-//!            keeps the blocks from being anybody else's (rule R3).
+//!            prevents a reallocation of the blocks (rule R3).
 
 use std::sync::Arc;
 
@@ -28,8 +27,8 @@ use crate::pins::Pins;
 const CACHE_SHARDS: usize = 8;
 /// Nodes that each part has room for, or else there is one part.
 const SHARD_NODES: usize = 64;
-/// Nodes that are kept however small the cache is said to be, on a pool of tenants: what one
-/// release of a pointer looks up has to be there at once, or it would stay pending for ever.
+/// Nodes that are kept for any configured cache size, on a pool of tenants: the nodes for one
+/// release of a pointer must be cached at once, or it would stay pending for ever.
 pub(crate) const CACHE_NODES_MIN: usize = 32;
 
 /// Copies of each node on a pool of one device.
@@ -39,14 +38,14 @@ pub(crate) const COPIES: u64 = 2;
 pub(crate) struct NodeStore {
     devices: Devices,
     pub(crate) cache: NodeCache,
-    /// What fragmented maps in use are made of (FRAGMENT-P1).
+    /// The pieces of fragmented maps in use (FRAGMENT-P1).
     maps: Mutex<Pieces, of::MapPieces>,
     repair: Option<Repair>,
     /// Drawn at each mount: decides which copy is read first.
     turn: u64,
 }
 
-/// What writing bad copies again takes.
+/// The means to write bad copies again.
 pub(crate) struct Repair {
     pub(crate) rt: Rt,
     pub(crate) pins: Pins,
@@ -120,8 +119,8 @@ impl NodeStore {
         }
     }
 
-    /// The first of these copies that is good, and what `check` says of it; the one whose turn it
-    /// is comes first.
+    /// The first good one of these copies, and the findings for `check`; the copy whose turn it is
+    /// comes first.
     async fn read_good<T>(
         &self,
         ptr: &NodePtr,

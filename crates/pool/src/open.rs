@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   labels → newest uberblock → both copies of the log → the chain of batches (`cut`: damage)
-//!   verify what the last, unconfirmed batch introduces; cut it if it is not whole
+//!   verify the data of the last, unconfirmed batch; cut it if it is not whole
 //!   replay: records into edits, without reading any base (rule R5)
 //!   table of tables → descriptors → tables and space maps
 //!   read-write: flush, repair labels and log, then an empty batch of a new incarnation, flushed
@@ -13,14 +13,14 @@
 //! Nothing is written before all of it could be read, and nothing is served before the incarnation
 //! and all repairs are durable. A crash anywhere in between is as if the pool had not been opened.
 //!
-//! OPEN-O1  Recovery may have read what a killed daemon wrote and did not flush. The first flush of
-//!          a mount makes that durable before anything is written that relies on it: repairs, the
+//! OPEN-O1  Recovery may have read unflushed writes of a killed daemon. The first flush of a mount
+//!          makes them durable before anything is written that relies on them: repairs, the
 //!          uberblock of a cut, and the first batch, which proves that those before it are
 //!          complete.
 //! OPEN-O2  If the last batch of the log is empty, all of the ring can be read, and behind that
-//!          batch are only marks of it, then no batch was cut and none needs proof. The mount goes
-//!          on with the incarnation of that batch and writes no batch; it flushes its repairs. So
-//!          mounts that are killed do not fill the ring before the head can move.
+//!          batch are only marks of it, then no batch was cut and none needs proof. The mount
+//!          continues the incarnation of that batch and writes no batch; it flushes its repairs.
+//!          So mounts that are killed do not fill the ring before the head can move.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ use crate::tenancy::{NoTenants, Tenancy};
 use crate::{Pool, PoolError, Sabotage, maps, sabotage, tail, uberblocks};
 
 impl Pool {
-    /// Makes an empty pool on `device`, whatever was on it.
+    /// Makes an empty pool on `device`, for any previous content.
     pub async fn create(
         rt: &Rt,
         device: &DynDevice,
@@ -150,7 +150,7 @@ impl Pool {
     }
 
     /// The first writes of a mount: repairs, and the first batch of a new incarnation unless the
-    /// mount goes on with the last one (OPEN-O2).
+    /// mount continues the last one (OPEN-O2).
     async fn write_first(
         self: &Arc<Self>,
         labels: &Labels,
@@ -170,7 +170,7 @@ impl Pool {
         self.promise_layers();
         match recovered.batches.last().filter(|_| recovered.is_idle) {
             Some(last) => {
-                // As with a first batch, what was repaired is durable before anything is served.
+                // As with a first batch, the repairs are durable before anything is served.
                 self.flush_device().await?;
                 // The last batch is durable, and names the one before it.
                 let before = Txg::new(last.batch.durable).unwrap_or(Txg::FIRST);
@@ -186,8 +186,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Says in the labels what may be made use of from now on. One at a time: so one of the two is
-    /// whole, whenever the power fails.
+    /// Records in the labels the features that may be used from now on. One label at a time: so
+    /// one of the two is whole, whenever the power fails.
     async fn say_features(&self) -> Result<(), PoolError> {
         for at in labels::places(self.devices.home(), &self.label) {
             labels::write_label(self.devices.home(), &self.label, at).await?;
@@ -200,10 +200,11 @@ impl Pool {
         self.rt.spawn(Box::pin(crate::flush::run(Arc::downgrade(self))));
     }
 
-    /// Who knows from now on whose tables are whose ([`OpenOptions::tenants`]).
+    /// Sets the layer that knows the owner of each table from now on ([`OpenOptions::tenants`]).
     ///
     /// # Panics
-    /// Nobody was announced: what was flushed meanwhile may have freed what is another's.
+    /// No tenancy was announced: a flush meanwhile may have freed blocks that another tree
+    /// references.
     pub fn set_tenancy(self: &Arc<Self>, tenancy: Arc<dyn Tenancy>) {
         assert!(self.tenants || self.is_read_only(), "a pool is opened for tenants, or has none");
         *self.tenancy.write() = tenancy;
@@ -212,8 +213,8 @@ impl Pool {
         }
     }
 
-    /// Makes everything durable, marks it so, and ends all background work. What comes after
-    /// answers that the pool has stopped.
+    /// Makes everything durable, marks it so, and ends all background work. Later calls return
+    /// that the pool has stopped.
     pub async fn close(self: &Arc<Self>) -> Result<(), PoolError> {
         if self.is_read_only() {
             return Ok(());
@@ -230,8 +231,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Ends all background work without making anything durable, as a kill does. What comes after
-    /// answers that the pool has stopped.
+    /// Ends all background work without making anything durable, as a kill does. Later calls
+    /// return that the pool has stopped.
     pub async fn abandon(&self) {
         self.health.close();
         self.flusher.close();
@@ -257,8 +258,8 @@ fn log_ring(device: &DynDevice, label: &Label, options: &OpenOptions) -> Ring {
     ring
 }
 
-/// The last batch may be there while what it introduces is not: one flush covered both. Returns
-/// what was given up on demand.
+/// The last batch may be durable without its data: one flush covered both. Returns a description
+/// of the part that was discarded on demand.
 async fn cut_unverified_tail(
     devices: &Devices,
     uberblock: &Uberblock,
@@ -334,7 +335,7 @@ fn restore_space(rt: &Rt, label: &Label, limits: &Limits) -> Result<Restore, Poo
         .map_err(|error| PoolError::damaged("the label", error))
 }
 
-/// What the log's records come to, before any base is read.
+/// The state after replay of the log's records, before any base is read.
 struct Replayed {
     tables: BTreeMap<TableId, RecoveringTable>,
     space: Restore,
@@ -460,8 +461,8 @@ async fn assemble(
     })
 }
 
-/// Leaves of a partition: so many that the reserve has room for writing them anew, and half as many
-/// again in layers, whatever they lie in (R21).
+/// Leaves of a partition: so many that the reserve has room for writing them anew, and half as
+/// many again in layers, also in fragments (R21).
 fn partition_leaves(label: &Label, space: &Figures) -> usize {
     let most = space.reserve / (2 * blocks_max(label.node_bytes.into()));
     (label.partition_leaves as usize).min(most as usize).max(2)
@@ -481,7 +482,7 @@ fn open_root(
     Ok(edits.finish(limits, vec![(0, descriptor)])?)
 }
 
-/// What the table of tables lists.
+/// The content of the table of tables.
 #[derive(Default)]
 struct Catalogue {
     partitions: BTreeMap<TableId, Vec<(u64, PartitionDescriptor)>>,

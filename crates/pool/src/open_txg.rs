@@ -1,12 +1,12 @@
-//! The open txg: what transactions join, and what a commit takes.
+//! The open txg: transactions join it, and a commit takes it.
 //!
-//! Joining is holding the gate shared while the edits are applied; closing takes it exclusively for
-//! a moment. Nothing waits for anything else while it holds the gate (rule R1), so the order of
-//! locks above is the order of txgs, and a close waits only for edits being made. Asking for the
-//! number takes no gate: whoever has joined may ask again while a close is waiting for him, and a
-//! second shared hold would queue behind the close.
+//! A transaction joins by holding the gate shared while the edits are applied; closing takes it
+//! exclusively for a moment. A holder of the gate waits for nothing else (rule R1), so the order
+//! of locks above is the order of txgs, and a close waits only for edits being made. Asking for
+//! the number takes no gate: a joined transaction may ask again while a close is waiting for it,
+//! and a second shared hold would queue behind the close.
 //!
-//! TXG-T1  All records of a transaction are in the txg that it was told.
+//! TXG-T1  All records of a transaction are in the txg whose number it received.
 //! TXG-T2  Records of a txg are in the order in which their transactions joined, piece by piece.
 
 use std::sync::Arc;
@@ -19,24 +19,25 @@ use copyhold_types::Txg;
 use crate::PoolError;
 use crate::log_room::{LogRoom, blocks_of};
 
-/// The gate and what gathers behind it.
+/// The gate and the records that gather behind it.
 #[derive(Debug)]
 pub(crate) struct OpenTxg {
     gate: RwLock<Txg, of::TxgGate>,
-    /// What the gate guards, for those who only want to know; changes while it is held exclusively.
+    /// The number under the gate, for lock-free readers; changes while the gate is held
+    /// exclusively.
     number: AtomicU64,
     gathered: Mutex<Gathered, of::TxgGathered>,
     /// Records are written as a piece when this many bytes have gathered.
     piece_bytes: usize,
 }
 
-/// What a txg has gathered so far.
+/// The records of a txg so far.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
     pub(crate) records: Vec<u8>,
-    /// What they take in the log.
+    /// Their log space.
     pub(crate) room: LogRoom,
-    /// Tickets of what is in `records`, with its bytes, where transactions have any.
+    /// Tickets of the transactions in `records`, with their bytes, if transactions have any.
     pub(crate) tickets: Vec<(u64, usize)>,
     pub(crate) pieces: Vec<Arc<PieceSlot>>,
     /// Transactions that joined.
@@ -47,7 +48,7 @@ pub(crate) struct Gathered {
     pub(crate) introduced_bytes: u64,
 }
 
-/// Where a piece that is being written tells how it went.
+/// Receives the result of a piece that is being written.
 #[derive(Debug)]
 pub(crate) struct PieceSlot {
     done: async_lock::OnceCell<Result<PieceRef, PoolError>>,
@@ -64,7 +65,7 @@ impl PieceSlot {
     }
 }
 
-/// A full piece, to be written by whoever filled it.
+/// A full piece; the transaction that filled it writes it.
 pub(crate) struct FullPiece {
     pub(crate) txg: Txg,
     pub(crate) records: Vec<u8>,
@@ -110,7 +111,7 @@ impl OpenTxg {
     }
 
     /// Closes the open txg and opens the next. `while_closed` runs when the last transaction has
-    /// left and none has joined the next; it may still add to what has gathered.
+    /// left and none has joined the next; it may still add records.
     pub(crate) fn close<T>(
         &self,
         while_closed: impl FnOnce(Txg, &mut Gathered) -> T,
@@ -130,7 +131,7 @@ impl Joined<'_> {
         *self.txg
     }
 
-    /// Adds a transaction's records. Gives back a piece when enough has gathered.
+    /// Adds a transaction's records. Returns a piece when enough has gathered.
     pub(crate) fn gather(
         &self,
         records: &[u8],

@@ -4,18 +4,19 @@
 //!           that copies on write, each time. The host may have none, long after the pool has
 //!           accepted the data, and for any write: data, nodes, even the log.
 //! Idea.     The pool writes through this device, which tries such a write again until there is
-//!           space. Nothing above notices but that it takes longer; nothing is lost.
+//!           space. The layers above notice only the delay; no data is lost.
 //!
-//! A device is told apart from a file: for a file space can be made by deleting another one, and
-//! writes wait as long as it takes. A block device that is out of space is thin, and what is below
-//! it has mostly waited already; writes wait for [`THIN_PATIENCE`] from when it became full, then
+//! A device is distinguished from a file: for a file, space can be made by deleting another one,
+//! and writes wait as long as it takes. A block device without space is thin, and the layer below
+//! has mostly waited already; writes wait for [`THIN_PATIENCE`] from when it became full, then
 //! they fail as on any device that fails, at once until one succeeds. A write of another purpose
-//! than those that failed does not count: the log is written to blocks that the device has given.
+//! than those that failed does not count: the log is written to blocks that the device has
+//! allocated.
 //!
 //! PATIENT-W1  One line is logged when the first write begins to wait, one when none waits any
 //!             more.
 //! PATIENT-W2  Waiting ends when the pool has stopped (`health`).
-//! PATIENT-W3  While a pool is being opened nothing waits: a mount fails instead.
+//! PATIENT-W3  While a pool is being opened, no write waits: a mount fails instead.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -78,8 +79,8 @@ impl Patient {
     }
 
     /// Whether any write waits. While one does, freed space may stay out of reach: a flush that
-    /// waits keeps the log full, and the commits that would give the space back wait for the flush.
-    /// A caller that needs this space waits, too, and is not refused (R22).
+    /// waits keeps the log full, and the commits that would free the space wait for the flush. A
+    /// caller that needs this space waits, too, and is not refused (R22).
     pub(crate) fn writes_wait(&self) -> bool {
         self.waits.state.lock().waiting > 0
     }

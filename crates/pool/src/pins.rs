@@ -1,7 +1,7 @@
-//! Pins: who still reads what a txg could see (rule R3).
+//! Pins: the readers of each txg (rule R3).
 //!
 //! A reader takes a pin before it looks anything up and drops it when it is done with the device.
-//! What was freed in the pinned txg or later is not allocatable until then, so a slow read can
+//! Blocks freed in the pinned txg or later are not allocatable until then, so a slow read can
 //! neither return another tenant's bytes nor repair them away.
 
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ impl Pins {
         Pin { txg: open, held: self.held.clone() }
     }
 
-    /// One more pin of what is pinned longest; nothing, if nothing is.
+    /// One more pin of the oldest pinned txg; `None`, if there is no pin.
     pub(crate) fn pin_oldest(&self) -> Option<Pin> {
         let mut held = self.held.lock();
         let (txg, count) = held.iter_mut().next()?;

@@ -1,4 +1,4 @@
-//! The pool itself: what it is made of, and how a transaction is applied.
+//! The pool itself: its parts, and the application of a transaction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -94,7 +94,7 @@ impl Pool {
         self.read_only.as_deref()
     }
 
-    /// What a damaged log made it give up at opening.
+    /// The part of a damaged log that was discarded at opening.
     pub fn cut(&self) -> Option<&str> {
         self.cut.as_deref()
     }
@@ -113,7 +113,7 @@ impl Pool {
 
     // -- reading ------------------------------------------------------------
 
-    /// To be held from before a look-up until the last use of what it found (rule R3).
+    /// To be held from before a look-up until the last use of its result (rule R3).
     pub fn pin(&self) -> Pin {
         self.pins.pin(self.open.number())
     }
@@ -206,8 +206,8 @@ impl Pool {
     /// Writes claimed space. While the host has no room for a sparse pool file the write waits and
     /// is tried again, loudly; nothing is lost (rule R32).
     ///
-    /// The claim must outlive the request, which goes on when this is dropped: a caller that may
-    /// give up waits for it in something that is finished all the same
+    /// The claim must outlive the request, which continues when this is dropped: a caller that may
+    /// be cancelled waits for it in something that is finished all the same
     /// ([`finishing`](copyhold_runtime::finishing)).
     pub async fn write(&self, run: Run, data: Bufs, why: Purpose) -> Result<(), PoolError> {
         if self.sabotaged(Sabotage::JoinBeforeData) {
@@ -232,7 +232,7 @@ impl Pool {
         let write = self.devices.write(run, data, why);
         Box::pin(async move {
             let Err(error) = write.await else { return Ok(()) };
-            // Of a pool that has stopped the reason is told rather than what came of it.
+            // For a pool that has stopped, the reason is returned rather than the result.
             health.check()?;
             Err(error.into())
         })
@@ -252,8 +252,9 @@ impl Pool {
         Ok(self.apply_joined(joined, credit, tx, records))
     }
 
-    /// As [`Self::apply`]; `prepare` completes the transaction when its txg is known, and cannot be
-    /// undone. What it decides by stands still until this returns: the caller holds its locks.
+    /// As [`Self::apply`]; `prepare` completes the transaction when its txg is known, and cannot
+    /// be undone. The state that it depends on does not change until this returns: the caller
+    /// holds its locks.
     pub fn apply_with(
         self: &Arc<Self>,
         credit: Credit,

@@ -1,5 +1,5 @@
-//! One round of flushing: what was chosen is frozen, merged or laid over its base, written, and
-//! told to the log in one transaction.
+//! One round of flushing: freezes the chosen units, merges or spills them, writes the result, and
+//! logs it in one transaction.
 //!
 //! ```text
 //!   freeze · merge, spill or encode · write nodes in two copies · flush the device ·
@@ -29,7 +29,7 @@ const EDITS_PER_FLUSH: usize = 256 << 10;
 /// A unit's row in the table of tables takes at most this, and mostly less than half of it.
 const DESCRIPTOR_BYTES: usize = 768;
 
-/// What a round has come to.
+/// The result of a round.
 #[derive(Debug, Default)]
 pub(crate) struct Round {
     /// Units that were flushed.
@@ -42,14 +42,14 @@ pub(crate) struct Round {
     pub(crate) failed: Option<PoolError>,
 }
 
-/// How far a unit has come. `replaced`: what it gives up, in pieces.
+/// The progress of a unit. `replaced`: the nodes that it releases, in pieces.
 enum Work {
     Partition { table: Arc<Table>, job: FlushJob, flushed: Flushed, replaced: Vec<NodePtr> },
     Metaslab { job: MapJob, map: Option<NodePtr>, replaced: Vec<NodePtr> },
 }
 
 impl Work {
-    /// The nodes and maps that it gives up, in pieces.
+    /// The nodes and maps that it releases, in pieces.
     fn replaced(&self) -> &[NodePtr] {
         match self {
             Work::Partition { replaced, .. } | Work::Metaslab { replaced, .. } => replaced,
@@ -63,8 +63,8 @@ impl Pool {
         units: Vec<Unit>,
         aim: Aim,
     ) -> Result<Round, PoolError> {
-        // One round at a time: while one cannot go on, since the host is full, others would fill
-        // the log with records that retire nothing.
+        // One round at a time: while one is blocked, since the host is full, others would fill the
+        // log with records that retire nothing.
         let _round = self.flusher.rounds.lock().await;
         self.check_writable()?;
         let pin = self.oldest_pin().unwrap_or_else(|| self.open_txg());
@@ -83,7 +83,7 @@ impl Pool {
                 }
             }
         }
-        // While what pins the log longest stays, records would only use up the ring.
+        // While the oldest log pin stays, records would only use up the ring.
         round.is_held_up &= self.is_log_full();
         if done.is_empty() || round.is_held_up {
             self.abort(done);
@@ -184,8 +184,9 @@ impl Pool {
         }
     }
 
-    /// What the map that a new one replaces has allocated. It is known of all maps that are in use,
-    /// so only what a map has lost that was made anew, its list being unreadable, stays allocated.
+    /// The blocks of the map that a new one replaces. The pieces of all maps in use are known, so
+    /// only a map that was made anew, its list being unreadable, loses blocks, which stay
+    /// allocated.
     async fn given_up(&self, job: &MapJob) -> Vec<NodePtr> {
         let Some(old) = job.replaces().filter(|_| !job.is_set_aside()) else { return Vec::new() };
         self.nodes.pieces(old).await.unwrap_or_else(|error| {
@@ -233,15 +234,15 @@ impl Pool {
         }
     }
 
-    /// A job that was about layers alone kept its table from being settled; who wanted to hand that
-    /// over has left it alone.
+    /// A job that was about layers alone kept its table from being settled; a handover has skipped
+    /// that table.
     fn give_up(&self, table: &Table, job: FlushJob) {
         self.settled(table.abort(job));
         self.tables.flushed(table.id());
     }
 
-    /// Whether the edits become a layer: what a merge needs is still unreadable, or it would write
-    /// more.
+    /// Whether the edits become a layer: a node that a merge needs is still unreadable, or a merge
+    /// would write more.
     async fn spills(&self, job: &FlushJob, aim: Aim) -> bool {
         let broken = self.flusher.broken.lock().get(&(job.table(), job.start())).copied();
         match broken {
@@ -252,10 +253,9 @@ impl Pool {
         }
     }
 
-    /// Whether there is room for a merge beside what its own edits were promised, which is what a
-    /// layer takes. Where leaves are shared, new ones give nothing back: that must be users' space.
-    /// What a table has for itself is only written anew, and may take the reserve until the old
-    /// nodes are free (R21).
+    /// Whether there is space for a merge beside the growth of its own edits, which a layer takes.
+    /// If leaves are shared, new ones free nothing: that must be users' space. Unshared leaves are
+    /// only written anew, and may take the reserve until the old nodes are free (R21).
     async fn has_room_to_merge(&self, job: &FlushJob) -> bool {
         let limits = job.limits();
         let leaf = blocks_max(limits.leaf_bytes as u64);
@@ -274,8 +274,8 @@ impl Pool {
         is_free(leaves, if is_shared { Tier::Write } else { Tier::FinishSubvolume })
     }
 
-    /// Makes a layer of the edits, which were promised the space for it. Layers that it takes in
-    /// may have what nobody was promised, until they are free.
+    /// Makes a layer of the edits, which have reserved the space for it. Layers that it takes in
+    /// may use unreserved space, until they are free.
     async fn spill(
         &self,
         job: &FlushJob,
@@ -318,7 +318,7 @@ impl Pool {
         }
     }
 
-    /// Whether commits are needed for the space that they give back, or for room in the log.
+    /// Whether commits are needed for the space that they free, or for log space.
     fn is_short(&self) -> bool {
         let figures = self.space();
         self.is_full() || figures.freeing > figures.available()
@@ -391,7 +391,7 @@ impl Pool {
         let mut record = None;
         self.tenancy().steady(&tables, &mut |turnover| {
             // From the first base that counts until the record is applied: a table is not handed
-            // over before the table of tables has been told of its bases (FORK-G1).
+            // over before the table of tables contains its bases (FORK-G1).
             let _order = self.forks.order.lock();
             let (credit, claims) = job.take().expect("a record is applied once");
             record = Some(self.apply_with(credit, Transaction::new(), |txg, tx| {
@@ -428,7 +428,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Swaps in a new base, and adds to the transaction what the log must say of it.
+    /// Swaps in a new base, and adds its records to the transaction.
     fn install(
         &self,
         work: Work,

@@ -1,6 +1,6 @@
 //! Rules broken on purpose, so that a test can see the simulation notice.
 //!
-//! Without the feature `sabotage` this is nothing: `Pool::sabotaged` is `false` at compile time.
+//! Without the feature `sabotage` this has no code: `Pool::sabotaged` is `false` at compile time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,29 +20,30 @@ use crate::open_txg::Gathered;
 pub enum Sabotage {
     /// R1: edits reach memory in one order and the log in another.
     JoinFirst,
-    /// R2: a bad batch ends the log, whatever stands behind it.
+    /// R2: a bad batch ends the log, even if valid ones follow.
     CutInTheMiddle,
     /// R2: recovery takes frames only that are whole in one copy of the log.
     WholeFrameRecovery,
     /// R2: the log is written once.
     OneLogCopy,
-    /// R3: freed space is reused while somebody reads it.
+    /// R3: freed space is reused while a reader pins it.
     IgnorePins,
-    /// R5: recovery does not apply edits older than what a base calls complete, but reads bases
-    /// early.
+    /// R5: recovery does not apply edits that a base declares complete, but reads bases early.
     ReplayReadsBase,
-    /// R6: the head moves at once on what is flushed, before the record of it is durable.
+    /// R6: the head moves past flushed edits at once, before their record is durable.
     HeadAheadOfRecord,
-    /// R6: the log is reused as soon as the head has moved in memory; an uberblock says so later.
+    /// R6: the log is reused as soon as the head has moved in memory; an uberblock records that
+    /// later.
     ReuseLogAtOnce,
     /// R6: after a mount only the log that the newest uberblock needs is kept.
     KeepNewestHeadOnly,
-    /// FLUSH-F2: the head moves by what pinned the log before tables gave up their pins.
+    /// FLUSH-F2: the pins of records are read before those of tables, which may release theirs in
+    /// between.
     RecordsAskedFirst,
     /// LOGROOM-A3: a transaction that nothing else is before is admitted also above the log's
     /// limit.
     AdmitAboveLimit,
-    /// R9: numbers are given out before it is durable that they are.
+    /// R9: numbers are assigned before their mark is durable.
     ReissueIds,
     /// R12: a failed flush is retried and trusted.
     TrustSecondFlush,
@@ -50,7 +51,7 @@ pub enum Sabotage {
     ErrorIsTorn,
     /// R13: the log ends where no frame verifies, though blocks there cannot be read.
     ErrorEndsLog,
-    /// OPEN-O1: a mount does not flush what a killed daemon wrote before it relies on that.
+    /// OPEN-O1: a mount does not flush the writes of a killed daemon before it relies on them.
     NoFlushAtMount,
     /// R13: recovery does not begin a new incarnation.
     NoIncarnation,
@@ -60,17 +61,17 @@ pub enum Sabotage {
     NoMark,
     /// R15: runs are discarded when they are freed.
     DiscardEarly,
-    /// R19: an allocation is logged when it is claimed, before anything refers to it.
+    /// R19: an allocation is logged when it is claimed, before any pointer refers to it.
     LogClaims,
     /// R21: writes may take the reserve.
     NoReserve,
     /// R21: a node needs a run: blocks are counted, and no run is found.
     WholeNodes,
-    /// R22: a full pool refuses at once, whatever is on its way to be free.
+    /// R22: a full pool refuses at once, even if space is being freed.
     RefuseAtOnce,
-    /// R22: a full pool does not wait for what deleted snapshots leave to be freed.
+    /// R22: a full pool does not wait for the space of deleted snapshots.
     RefuseBeforeDeletions,
-    /// R30: a sealed table that was handed over stays one that can be read.
+    /// R30: a sealed table that was handed over stays readable.
     KeepSealed,
     /// R28: a table that is handed over in steps is not sealed before the first.
     HandOverUnsealed,
@@ -82,10 +83,10 @@ pub enum Sabotage {
     ReuseFreesAtOnce,
     /// The record of a flushed partition joins before its nodes are flushed.
     NoFlushBeforeRoot,
-    /// What the last batch introduces is not verified.
+    /// The data that the last batch introduces is not verified.
     TailNotVerified,
     /// Replay mixes two puts of one key: of an inode the later one leaves the nanoseconds of its
-    /// last change as they were. What comes of it is consistent, only never was.
+    /// last change as they were. The result is consistent, but never existed.
     ReplayMixesPuts,
     /// ASIDE-Q1: a space map that cannot be read now is recorded as lost, and so is all of its
     /// space.
@@ -147,7 +148,7 @@ impl Sabotage {
 #[derive(Clone)]
 pub struct Scribble(pub Arc<ScribbleFn>);
 
-/// What is done to bytes that are about to be written.
+/// A change of bytes that are about to be written.
 pub type ScribbleFn = dyn Fn(Purpose, &mut [u8]) + Send + Sync;
 
 impl std::fmt::Debug for Scribble {
@@ -159,7 +160,7 @@ impl std::fmt::Debug for Scribble {
 /// Where in an inode the nanoseconds of its last change are.
 const CHANGED_NANOS: std::ops::Range<usize> = 72..76;
 
-/// What a replay that mixes puts takes for a value that comes behind another.
+/// The value with which a replay that mixes puts replaces a later one.
 pub(crate) fn mixed(before: Option<&Edit>, key: Key, value: &[u8]) -> Vec<u8> {
     let mut mixed = value.to_vec();
     if let Some(Edit::Put(before)) = before
@@ -171,7 +172,7 @@ pub(crate) fn mixed(before: Option<&Edit>, key: Key, value: &[u8]) -> Vec<u8> {
 }
 
 impl Gathered {
-    /// Puts records where their ticket says, whatever has joined meanwhile.
+    /// Puts records at the position of their ticket, also if others have joined meanwhile.
     pub(crate) fn insert(&mut self, ticket: u64, records: &[u8]) {
         let place = self.tickets.partition_point(|(other, _)| *other < ticket);
         let at: usize = self.tickets[..place].iter().map(|(_, bytes)| bytes).sum();
@@ -201,7 +202,7 @@ impl Pool {
         }
     }
 
-    /// The tier by which space is asked for.
+    /// The tier of a request for space.
     pub(crate) fn tier(&self, tier: Tier) -> Tier {
         match self.sabotaged(Sabotage::NoReserve) && tier == Tier::Write {
             true => Tier::Internal,

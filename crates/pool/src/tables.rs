@@ -4,7 +4,7 @@
 //! of each batch and of the uberblock (rule R5).
 //!
 //! There are a few tables for each snapshot, and most of them are at rest: settled, with no edits.
-//! What looks for work does not look at those (`busy`).
+//! A search for work skips those (`busy`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(crate) struct Tables {
     open: RwLock<BTreeMap<TableId, Open>, of::Tables>,
     busy: Mutex<Busy, of::BusyTables>,
     root: Mutex<Vec<u8>, of::TablesRoot>,
-    /// How often a table was looked at by who looks for work.
+    /// How often a search for work looked at a table.
     looks: AtomicU64,
 }
 
@@ -83,7 +83,8 @@ impl Tables {
         self.open.read().contains_key(&id)
     }
 
-    /// While the transaction of `txg` is being applied; what it adds to what is in memory.
+    /// While the transaction of `txg` is being applied; returns the addition to the edits in
+    /// memory.
     pub(crate) fn apply(&self, txg: Txg, id: TableId, key: Key, edit: Edit) -> Weight {
         if let Some(open) = self.open.read().get(&id) {
             let more = open.table.apply_weighed(txg, key, edit);
@@ -165,7 +166,7 @@ impl Tables {
         self.busy.lock().may_be_settled(id);
     }
 
-    /// `child` has taken over what lay under it.
+    /// `child` has taken over the table under it.
     pub(crate) fn adopted(&self, child: TableId, under: TableId) {
         self.busy.lock().lifted(child, under);
     }
@@ -181,7 +182,7 @@ impl Tables {
         }
     }
 
-    /// What lies over a table.
+    /// The tables over a table.
     pub(crate) fn over(&self, id: TableId) -> Vec<Arc<Table>> {
         let over: Vec<TableId> = self.busy.lock().over(id).collect();
         over.into_iter().filter_map(|id| self.find(id)).collect()
@@ -228,7 +229,7 @@ impl Tables {
         }
     }
 
-    /// As the next batch will say it.
+    /// The descriptor, as in the next batch.
     pub(crate) fn root_descriptor(&self) -> Vec<u8> {
         self.root.lock().clone()
     }
@@ -245,8 +246,8 @@ impl Pool {
         self.tables.all()
     }
 
-    /// How often a table was looked at to see whether something is to be done about it: a measure
-    /// of what commits and flushes cost beside their edits.
+    /// How often a search for work looked at a table: a measure of the cost of commits and flushes
+    /// beside their edits.
     pub fn table_looks(&self) -> u64 {
         self.tables.looks.load(Ordering::Relaxed)
     }
@@ -256,12 +257,12 @@ impl Pool {
         &self.nodes
     }
 
-    /// All that nodes have allocated, as pointers to what lies in one run each: of a fragmented
-    /// node its list and its fragments.
+    /// All blocks of nodes, as pointers to one run each: of a fragmented node its list and its
+    /// fragments.
     ///
     /// # Errors
-    /// No copy of a list gives it, in several tries: what that node has allocated is unknown, so it
-    /// is not to be given up.
+    /// No copy of a list is readable, in several tries: the blocks of that node are unknown, so it
+    /// must not be freed.
     pub async fn pieces_of(&self, nodes: &[NodePtr]) -> Result<Vec<NodePtr>, PoolError> {
         let mut pieces = Vec::with_capacity(nodes.len());
         for ptr in nodes {

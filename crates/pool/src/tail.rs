@@ -1,8 +1,8 @@
-//! Verifying what the last batch introduces.
+//! Verifying the data that the last batch introduces.
 //!
 //! One flush covers a txg's data and its batch, so after a crash the batch may be there while data
-//! is not. What a batch introduces are the extents on blocks that it allocates; each has its
-//! checksums in its item.
+//! is not. A batch introduces the extents on blocks that it allocates; each has its checksums in
+//! its item.
 //!
 //! A block that does not match proves that the batch was not acknowledged, unless it rotted since
 //! (R14). A block that cannot be read proves nothing (R13): then the others decide.
@@ -22,7 +22,7 @@ use crate::devices::Devices;
 /// How often a block that cannot be read is read.
 const ATTEMPTS: usize = 3;
 
-/// What the data says of its batch.
+/// The state of a batch's data.
 pub(crate) enum Tail {
     Whole,
     Torn,

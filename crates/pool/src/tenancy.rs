@@ -1,8 +1,8 @@
-//! What the pool asks of the layer that knows whose tables are whose.
+//! The interface to the layer that knows the owner of each table.
 //!
-//! A flush writes nodes of some table's tree and gives up others. Whose they are, and whether a
-//! node that a tree gives up is still another's, only the layer above knows (R4): it is asked while
-//! the flush's transaction is applied, with everything that decides held still.
+//! A flush writes nodes of some table's tree and releases others. Only the layer above knows their
+//! owner, and whether a released node is still referenced by another tree (R4): the pool calls it
+//! while the flush's transaction is applied, with all state of the decision locked.
 
 use copyhold_runtime::BoxFuture;
 use copyhold_table::Edit;
@@ -12,22 +12,22 @@ use crate::Transaction;
 
 /// Edits that one released pointer has credit for: rows of deadlists or of the shares, or pending
 /// releases. A run has parts in two windows at most; where a snapshot holds all of each part, or
-/// the sibling has dropped all of it, three edits are enough for it. What takes more stays
-/// pending.
+/// the sibling has dropped all of it, three edits are enough for it. A release that takes more
+/// stays pending.
 pub const EDITS_PER_RELEASE: usize = 6;
 /// Bytes of the largest such edit: a pending release, 17 of key and 33 of value.
 pub const RELEASE_EDIT_BYTES: usize = 50;
 
 /// The layer above, as the pool sees it.
 pub trait Tenancy: Send + Sync {
-    /// What new nodes of `table` are stamped with.
+    /// The epoch that new nodes of `table` are stamped with.
     fn epoch(&self, table: TableId) -> EpochId;
 
     /// Nodes of this epoch and of newer ones are of no other table's tree.
     fn own_from(&self, table: TableId) -> EpochId;
 
-    /// Runs `apply`, which joins the open txg, while what decides about the nodes of these tables
-    /// stands still: the locks of the layer above come before the pool's.
+    /// Runs `apply`, which joins the open txg, while the families of these tables are locked: the
+    /// locks of the layer above come before the pool's.
     fn steady(&self, tables: &[TableId], apply: &mut dyn FnMut(&mut dyn NodeTurnover));
 
     /// Edits that belong to a txg as a whole. Nothing is joined to any txg while it answers; it
@@ -41,9 +41,9 @@ pub trait Tenancy: Send + Sync {
     }
 }
 
-/// Takes account of what a flush has done to a table's tree.
+/// Records the changes of a flush to a table's tree.
 pub trait NodeTurnover {
-    /// Adds to `tx` what it means that these nodes are new and those are given up.
+    /// Adds to `tx` the consequences of the new nodes and of the released ones.
     fn turned_over(
         &mut self,
         table: TableId,
@@ -86,7 +86,7 @@ impl NodeTurnover for NoTenants {
     }
 }
 
-/// Gives up all copies of a node that is nobody's but the pool's (rule R20).
+/// Frees all copies of a node that only the pool references (rule R20).
 pub fn free_node(tx: &mut Transaction, ptr: &NodePtr) {
     for run in ptr.runs() {
         tx.release(Pointer { run, epoch: EpochId::POOL, origin: EpochId::POOL });

@@ -1,4 +1,4 @@
-//! A transaction: edits to any tables, space taken and given up, applied as one.
+//! A transaction: edits to any tables, allocations and frees, applied as one.
 
 use copyhold_format::log::{Record, RecordWriter};
 use copyhold_space::{Carried, Claim, Reservation};
@@ -9,7 +9,7 @@ use crate::admission::growth_of;
 use crate::log_room::LogRoom;
 
 /// Collected without joining anything; handed to `Pool::apply`. Dropping it drops its claims, and
-/// with them what they took (rule R19).
+/// with them their space (rule R19).
 #[derive(Debug, Default)]
 pub struct Transaction {
     pub(crate) edits: Vec<(TableId, Key, Edit)>,
@@ -38,7 +38,7 @@ impl Transaction {
         self.edits.push((table, key, edit));
     }
 
-    /// Edits of the table `name` are of `table`: for who learns late which table it is.
+    /// Edits of the table `name` are of `table`: for callers that learn late which table it is.
     pub fn bind(&mut self, name: TableId, table: TableId) {
         for (of, _, _) in self.edits.iter_mut().filter(|(of, _, _)| *of == name) {
             *of = table;
@@ -59,12 +59,12 @@ impl Transaction {
         !self.forks.is_empty() || !self.forgotten.is_empty()
     }
 
-    /// Logs the allocation of what a pointer in this transaction refers to.
+    /// Logs the allocation of the run behind a pointer in this transaction.
     pub fn allocate(&mut self, claim: Claim) {
         self.claims.push(claim);
     }
 
-    /// Drops a reference. What that means is decided when the transaction is applied (rule R4): by
+    /// Drops a reference. Its consequence is decided when the transaction is applied (rule R4): by
     /// the layer above, which takes these out, or else the run is free.
     pub fn release(&mut self, pointer: Pointer) {
         self.released.push(pointer);
@@ -75,7 +75,7 @@ impl Transaction {
         self.release(Pointer { run, epoch: EpochId::POOL, origin: EpochId::POOL });
     }
 
-    /// What was released so far, to be decided on by the caller.
+    /// The pointers released so far, for the caller to decide on.
     pub fn take_released(&mut self) -> Vec<Pointer> {
         std::mem::take(&mut self.released)
     }
@@ -91,7 +91,7 @@ impl Transaction {
         self.attached.push((run, data));
     }
 
-    /// Edits so far, of tables and of space, but for those that are logged again: no flush makes
+    /// Edits so far, of tables and of space, except those that are logged again: no flush makes
     /// these fewer, so they count for no limit of the log's edits.
     pub fn len(&self) -> usize {
         let lineage = 3 * self.forks.len() + self.forgotten.len();
@@ -110,7 +110,7 @@ impl Transaction {
     }
 
     /// The records of this transaction, in an order that replays to the same state: a run is
-    /// allocated before anything can free it. Without `allocations` somebody has logged those.
+    /// allocated before anything can free it. Without `allocations` those are already logged.
     pub(crate) fn records(&self, allocations: bool) -> Vec<u8> {
         let mut records = RecordWriter::with_capacity(self.len() * 32);
         for claim in self.claims.iter().filter(|_| allocations) {
@@ -134,8 +134,8 @@ impl Transaction {
     }
 }
 
-/// Log and metadata space obtained for one transaction: what `Pool::admit` gives and
-/// `Pool::apply` takes. Dropping it unused gives everything back.
+/// Log and metadata space for one transaction: `Pool::admit` returns it and `Pool::apply` takes
+/// it. Dropping it unused releases all of it.
 #[must_use]
 #[derive(Debug)]
 pub struct Credit {
@@ -144,8 +144,8 @@ pub struct Credit {
     pub(crate) growth: Option<Reservation>,
     /// Room for its records in the log.
     pub(crate) room: LogRoom,
-    /// What was waited for it.
+    /// The time spent waiting for it.
     pub(crate) waited: Nanos,
-    /// Its place in the log, where it is given out before joining (`Sabotage::JoinFirst`).
+    /// Its place in the log, if it is assigned before joining (`Sabotage::JoinFirst`).
     pub(crate) ticket: Option<u64>,
 }

@@ -8,8 +8,8 @@
 //!           that is durable.
 //!
 //! UBER-U1  A mount that writes has three again before it writes anything else: where there is no
-//!          uberblock of one of the last three numbers, the next one takes that number, too, or the
-//!          newest, so that none that was lost comes back; and each of the three is in both areas,
+//!          uberblock of one of the last three numbers, the next one takes that number, too, or
+//!          the newest, so that no lost one comes back; and each of the three is in both areas,
 //!          unless one refuses it.
 
 use copyhold_device::{DeviceError, DynDevice};
@@ -206,8 +206,8 @@ impl Uberblocks {
         self.all.last().expect("there is at least one")
     }
 
-    /// Establishes UBER-U1, with the next flush, before which nothing else is written. Says whether
-    /// there was anything to write.
+    /// Establishes UBER-U1, with the next flush, before which nothing else is written. Returns
+    /// whether there was anything to write.
     pub(crate) async fn repair(
         &self,
         device: &DynDevice,

@@ -1,8 +1,8 @@
-//! What a flush round takes: units that pin the log, the most urgent first.
+//! The units of a flush round: those that pin the log, the most urgent first.
 //!
-//! What pins the oldest part of the log goes first, at equal age what has most edits; where the
-//! memory of deltas presses more than the log, what has most edits. What others lie over goes
-//! before all else, since it keeps them from being flushed.
+//! The unit that pins the oldest part of the log goes first, at equal age the one with most edits;
+//! if the memory of deltas presses more than the log, the one with most edits. Tables under others
+//! go before all else, since they keep the tables over them from being flushed.
 
 use std::cmp::Reverse;
 
@@ -11,18 +11,18 @@ use copyhold_types::{Key, TableId, Txg};
 
 use crate::Pool;
 
-/// What one round takes at most; more where few edits are in each, as with a thousand tenants that
+/// The maximum for one round; more if each unit has few edits, as with a thousand tenants that
 /// write a little.
 const UNITS_PER_ROUND: usize = 8;
 const SMALL_UNITS_PER_ROUND: usize = 64;
 const EDITS_OF_SMALL_UNITS: usize = 4096;
 
-/// What a round is for.
+/// The aim of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Aim {
     /// To free log and memory, writing little.
     Trim,
-    /// To hand tables over, or to give them up; the log is not what matters.
+    /// To hand tables over, or to release their nodes; the log does not matter.
     Hand,
     /// To settle everything in bases.
     Settle,
@@ -43,8 +43,8 @@ pub(crate) enum Unit {
 }
 
 impl Pool {
-    /// What can be flushed, the most urgent first: what pins the log longest, or, where memory
-    /// presses more than the log, what holds most edits; metaslabs hold none.
+    /// The units to flush, the most urgent first: those that pin the log longest, or, if memory
+    /// presses more than the log, those with most edits; metaslabs hold none.
     pub(crate) fn units(&self, aim: Aim) -> Vec<(Unit, u64)> {
         let memory = self.delta_pressure() > self.journal.pressure(self.limits.replay_edits);
         let urgency = |pin: Txg, edits: u64| match memory {
@@ -59,7 +59,7 @@ impl Pool {
             if table.under().is_some() {
                 continue;
             }
-            // What others lie over keeps them from being flushed.
+            // A table under others keeps them from being flushed.
             let first = !forked.contains(&table.id());
             for stats in table.stats() {
                 let unit = (table.id(), stats.start);

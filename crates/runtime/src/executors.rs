@@ -2,14 +2,14 @@
 //!
 //! Problem.  An operation that waits for a device must hold no thread, and one that does not wait
 //!           must cost no hop from thread to thread (performance rule P1).
-//! Idea.     A task belongs to one executor and always runs there, but whoever brings it may poll
-//!           it the first time himself ([`Executors::spawn_inline`]); most then are done. I/O is
-//!           submitted by executors, each to its ring; what another thread has is brought to one
-//!           that is free. An executor waits for tasks, completions and timers at one place, and
-//!           sleeps when there is nothing.
+//! Idea.     A task belongs to one executor and always runs there, but the spawning thread may
+//!           poll it the first time itself ([`Executors::spawn_inline`]); most then are done.
+//!           Executors submit I/O, each to its ring; I/O of another thread is passed to one that
+//!           is free. An executor waits for tasks, completions and timers at one place, and sleeps
+//!           when there is nothing.
 //!
 //! Where io_uring is refused (containers often do), executors park, and a pool of threads does the
-//! I/O; nobody above sees a difference but in speed.
+//! I/O; the layers above notice only the lower speed.
 //!
 //! Start it after forking, not before: threads and rings do not survive a fork.
 
@@ -39,7 +39,7 @@ use crate::sabotage::Broken;
 use crate::threads::ThreadReactor;
 use crate::{BoxFuture, Runtime, worker};
 
-/// Threads for blocking operations at most, whatever the number of CPUs.
+/// Threads for blocking operations at most, for any number of CPUs.
 const IO_THREADS_MAX: usize = 64;
 
 /// How to run.
@@ -97,7 +97,7 @@ pub struct Executors {
 
 struct Shared {
     cpus: Vec<Arc<Cpu>>,
-    /// Does all I/O where there are no rings, and always what can only block.
+    /// Does all I/O where there are no rings, and always the operations that can only block.
     io_threads: ThreadReactor,
     start: Clock,
     next_spawn: AtomicUsize,
@@ -136,7 +136,7 @@ impl Executors {
         Ok(Arc::new(executors))
     }
 
-    /// Polls `future` on this thread now; only if it has to wait, it goes on in the background.
+    /// Polls `future` on this thread now; only if it has to wait, it continues in the background.
     /// A panic takes the process down, as in any task.
     pub fn spawn_inline(&self, future: impl Future<Output = ()> + Send + 'static) {
         let runnable = self.shared.task(self.shared.here(), future);
@@ -146,7 +146,7 @@ impl Executors {
     }
 
     /// Runs `task` in the background on the executor that is closest to this thread; called by a
-    /// task, on its own one. What goes on where it was woken costs no other wake.
+    /// task, on its own one. A task that continues where it was woken costs no other wake.
     pub fn spawn_here(&self, task: BoxFuture<'static, ()>) {
         let place = self.shared.here();
         if !self.shared.cpus[place].is_stopping() {
@@ -155,7 +155,8 @@ impl Executors {
     }
 
     /// Runs `task` in the background on another executor than the one that is closest to this
-    /// thread, if there is another: work that should not wait behind, nor delay, what is here.
+    /// thread, if there is another: work that should not wait behind the tasks here, nor delay
+    /// them.
     pub fn spawn_beside(&self, task: BoxFuture<'static, ()>) {
         let place = (self.shared.here() + 1) % self.shared.cpus.len();
         if !self.shared.cpus[place].is_stopping() {
@@ -195,9 +196,8 @@ impl Executors {
         self.refusal.as_ref()
     }
 
-    /// Ends: what was submitted to files is waited for, then every task is dropped where it
-    /// stands and the threads are joined. On a thread of the runtime itself only the first part
-    /// of this is begun.
+    /// Ends: waits for the I/O submitted to files, then drops every task where it stands and joins
+    /// the threads. On a thread of the runtime itself only the first part of this is begun.
     pub fn shutdown(&self) {
         self.shared.cpus.iter().for_each(|cpu| cpu.stop());
         if worker::is_worker() {
@@ -261,7 +261,7 @@ impl Shared {
         self.start.elapsed().as_nanos() as u64
     }
 
-    /// What tells these executors from others.
+    /// Distinguishes these executors from others.
     fn identity(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -302,7 +302,7 @@ impl Shared {
         std::mem::forget(bomb);
     }
 
-    /// When all executors have ended: drops what is ready, wakes what waits, until nothing is left.
+    /// When all executors have ended: drops ready tasks, wakes waiting ones, until none is left.
     fn drop_tasks(&self) {
         while self.cpus.iter().fold(false, |any, cpu| cpu.drain() | any) {}
     }
@@ -411,7 +411,7 @@ impl Drop for Sleep {
 /// Wakes a thread in [`Executors::block_on`].
 struct Parker {
     thread: Thread,
-    /// A wake since the last park; what the future does may use up the thread's own token.
+    /// A wake since the last park; the future may use up the thread's own token.
     woken: AtomicBool,
 }
 
@@ -438,7 +438,7 @@ impl Wake for Parker {
     }
 }
 
-/// A task that panicked may have left anything behind: better none than wrong.
+/// A panicked task may have left inconsistent state: better no process than a wrong one.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {

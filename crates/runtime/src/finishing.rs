@@ -1,9 +1,9 @@
-//! Work that is finished although whoever waits for it goes away.
+//! Work that is finished although its waiter is cancelled.
 //!
-//! A future is dropped when its caller gives up, at any await. What has been asked of a device goes
-//! on then, and what stands behind it (a claim of the space that is being written, the lead of a
-//! commit) must last as long. So such work owns what it needs, and is handed over when it is
-//! dropped: from then on it is a task of its own, and nobody learns how it ends.
+//! A future is dropped when its caller is cancelled, at any await. A request to a device continues
+//! then, and its guards (a claim of the space that is being written, the lead of a commit) must
+//! last as long. So such work owns all that it needs, and is handed over when it is dropped: from
+//! then on it is a task of its own, and its result is discarded.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 
 use crate::{BoxFuture, Rt};
 
-/// Runs `work` in the caller's task, and in the background from where the caller gives up.
+/// Runs `work` in the caller's task, and in the background once the caller is cancelled.
 pub fn finishing<T: Send + 'static>(
     rt: &Rt,
     work: impl Future<Output = T> + Send + 'static,
@@ -66,7 +66,7 @@ mod tests {
         }
     }
 
-    /// Takes a second, and gives what it held meanwhile.
+    /// Takes a second, and returns the value that it held meanwhile.
     fn work(rt: &Rt, drops: &Arc<AtomicU32>) -> Finishing<Held> {
         let (sleep, held) = (rt.sleep(Duration::from_secs(1)), Held(drops.clone()));
         finishing(rt, async move {

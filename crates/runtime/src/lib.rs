@@ -2,7 +2,7 @@
 //!
 //! Problem.  The same engine must run on many CPUs with real devices, and in one deterministic
 //!           thread in which a seed decides every interleaving.
-//! Idea.     Everything that is not a value computed from values is asked of a [`Runtime`] that is
+//! Idea.     Everything that is not a value computed from values comes from a [`Runtime`] that is
 //!           passed in. `Executors` is the machine (one thread and one io_uring per CPU, or a
 //!           thread pool where io_uring is refused); `SeededRuntime` is the simulation.
 //!
@@ -45,7 +45,7 @@ pub use yielding::{YieldNow, yield_now};
 /// A boxed future of the engine.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// What the engine may ask of the world.
+/// The interface of the engine to the machine.
 pub trait Runtime: Send + Sync + 'static {
     /// Runs `task` to its end in the background. A task that panics takes the process down.
     fn spawn(&self, task: BoxFuture<'static, ()>);

@@ -1,27 +1,27 @@
-//! Locks between tasks: who waits gives its executor back. First come, first served.
+//! Locks between tasks: a waiter does not block its executor. First come, first served.
 //!
-//! Problem.  A lock that lets newcomers overtake must see to it that nobody waits for ever. The
-//!           usual way is to ask the clock who has waited too long; but then the order of things
+//! Problem.  A lock that lets newcomers overtake must prevent starvation. The usual way is to look
+//!           by the clock for waiters that have waited too long; but then the order of things
 //!           depends on how fast the machine is, and one seed is not one history any more.
-//! Idea.     Nobody overtakes, so nobody need be rescued: while somebody waits, newcomers stand
-//!           behind, and who lets go hands the lock on to whom it is then for.
-//! In core.  One word: how many hold it, and whether anybody waits; the queue is touched only when
-//!           somebody does, and is made by the first who has to wait. So what nobody contends for
-//!           costs one atomic operation to take and one to let go of, no allocation, and is three
-//!           words.
+//! Idea.     No waiter is overtaken, so none needs rescue: while a task waits, newcomers queue
+//!           behind it, and a release passes the lock to the next waiters.
+//! In core.  One word: the number of holders, and whether a task waits; the queue is touched only
+//!           then, and the first waiter makes it. So a lock without contention costs one atomic
+//!           operation to take and one to release, no allocation, and is three words.
 //!
-//! TASKLOCK-L1  While QUEUED is set, the fast way in is shut: the word changes by those who leave,
-//!              and by who holds the queue's mutex. QUEUED is set and cleared under that mutex.
-//! TASKLOCK-L2  A waiter that is in the queue waits; one that is not was handed the lock, whether
-//!              it knows it yet or not. So a waiter that is dropped leaves the queue, or hands the
-//!              lock on.
-//! TASKLOCK-L3  Whoever leaves last while QUEUED is set admits from the front what fits: one that
-//!              writes, or all that read up to the next that writes.
+//! TASKLOCK-L1  While QUEUED is set, the fast way in is shut: only a holder that leaves, and the
+//!              holder of the queue's mutex, change the word. QUEUED is set and cleared under that
+//!              mutex.
+//! TASKLOCK-L2  A waiter that is in the queue waits; one that is not holds the lock, whether it
+//!              has noticed that or not. So a waiter that is dropped leaves the queue, or hands
+//!              the lock on.
+//! TASKLOCK-L3  The last holder that leaves while QUEUED is set admits from the front of the queue
+//!              one writer, or all readers up to the next writer.
 //! TASKLOCK-L4  No waker is called or dropped while the mutex is held: it may drop a task, which
 //!              may hold this lock.
 //!
-//! They guard no value: what is done under one is said where it is declared. A reader must not wait
-//! for the same lock again: a writer may stand in between.
+//! They guard no value: the declaration of a lock names the state under it. A reader must not wait
+//! for the same lock again: a writer may wait in between.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -36,7 +36,7 @@ use copyhold_sync::{Mutex, of};
 use parking_lot::atomic::AtomicUsize; // of what stands for that crate there
 use smallvec::SmallVec;
 
-/// Somebody stands in the queue.
+/// A waiter is in the queue.
 const QUEUED: usize = 1;
 /// Held by one that writes.
 const WRITER: usize = 2;
@@ -50,7 +50,7 @@ pub struct FifoRwLock {
     queue: Mutex<Place, of::TaskQueue>,
 }
 
-/// Where the queue is. Once made it stays: tickets are not given twice.
+/// Where the queue is. Once made it stays: tickets are not assigned twice.
 #[derive(Debug, Default)]
 struct Place(Option<Box<Queue>>);
 
@@ -81,7 +81,7 @@ impl Place {
 }
 
 impl Mode {
-    /// What a holder adds to the word.
+    /// The addition of a holder to the word.
     fn weight(self) -> usize {
         match self {
             Mode::Read => READER,
@@ -89,7 +89,7 @@ impl Mode {
         }
     }
 
-    /// Whether one more can hold the lock beside those who do.
+    /// Whether one more holder fits beside the present ones.
     fn fits(self, state: usize) -> bool {
         match self {
             Mode::Read => state & WRITER == 0,
@@ -113,13 +113,13 @@ impl FifoRwLock {
         FifoRwLock::default()
     }
 
-    /// Waits until everybody who came before and writes has let go.
+    /// Waits until all writers that came before have released the lock.
     pub async fn read(&self) -> ReadGuard<'_> {
         self.enter(Mode::Read).await;
         ReadGuard(self)
     }
 
-    /// Waits until everybody who came before has let go.
+    /// Waits until all that came before have released the lock.
     pub async fn write(&self) -> WriteGuard<'_> {
         self.enter(Mode::Write).await;
         WriteGuard(self)
@@ -144,7 +144,7 @@ impl FifoRwLock {
         false
     }
 
-    /// A place in the queue; nothing, if the lock was let go of meanwhile and is now held.
+    /// A place in the queue; nothing, if the lock was released meanwhile and is now held.
     fn stand(&self, mode: Mode, cx: &Context<'_>) -> Option<u64> {
         let waker = cx.waker().clone();
         let mut place = self.queue.lock();
@@ -172,7 +172,7 @@ impl FifoRwLock {
         true
     }
 
-    /// A waiter gives up (TASKLOCK-L2).
+    /// A waiter is cancelled (TASKLOCK-L2).
     fn leave(&self, ticket: u64, mode: Mode) {
         let mut place = self.queue.lock();
         let queue = place.queue();
@@ -181,7 +181,7 @@ impl FifoRwLock {
             return self.let_go(mode);
         };
         let gone = queue.waiters.remove(at);
-        // It may have stood between those who read and others who want to.
+        // It may have stood between readers that hold the lock and others that wait.
         let admitted = self.admit(queue);
         drop(place);
         drop(gone);
@@ -196,8 +196,8 @@ impl FifoRwLock {
         }
     }
 
-    /// Hands the lock to those in front whom it fits (TASKLOCK-L3). They are to be woken
-    /// (TASKLOCK-L4).
+    /// Passes the lock to those in front of the queue whom it fits (TASKLOCK-L3). They are to be
+    /// woken (TASKLOCK-L4).
     fn admit(&self, queue: &mut Queue) -> SmallVec<[Waker; 2]> {
         let mut admitted = SmallVec::new();
         while let Some(first) = queue.waiters.front()
@@ -270,7 +270,7 @@ impl FifoMutex {
         FifoMutex::default()
     }
 
-    /// Waits until everybody who came before has let go.
+    /// Waits until all that came before have released the lock.
     pub async fn lock(&self) -> FifoMutexGuard<'_> {
         self.0.write().await
     }
@@ -343,7 +343,7 @@ mod tests {
         }
     }
 
-    /// The plainest lock: a line of those who came, and how many of its front hold it.
+    /// The plainest lock: a line in order of arrival, and how many of its front hold it.
     #[derive(Default)]
     struct Model {
         holding: Vec<(usize, Mode)>,
@@ -394,7 +394,7 @@ mod tests {
                     assert_eq!(asker.poll(), holds, "seed {seed}");
                     askers.push(Some(asker));
                 } else {
-                    // Lets go, or gives up, whether it has noticed being admitted or not.
+                    // Releases, or is cancelled, whether it has noticed being admitted or not.
                     let id = alive[rng.next_u64() as usize % alive.len()];
                     model.forget(id);
                     askers[id] = None;
@@ -469,7 +469,7 @@ mod tests {
                         count.load(Ordering::Relaxed)
                     };
                     if (round + task) % 3 == 0 {
-                        // One who gives up at once.
+                        // A waiter that is cancelled at once.
                         let mut wait = Box::pin(lock.write());
                         let mut cx = Context::from_waker(Waker::noop());
                         let _given_up: Poll<WriteGuard<'_>> = wait.as_mut().poll(&mut cx);
@@ -480,7 +480,7 @@ mod tests {
                     if round % 16 == 0 {
                         yield_now().await;
                     }
-                    // Two steps: whoever came in between would be lost.
+                    // Two steps: an increment by another task in between would be lost.
                     count.store(now + 1, Ordering::Relaxed);
                 }
                 let _one = done.lock().await;

@@ -1,5 +1,5 @@
 //! Threads, atomics and the clock, as the executors use them. Under shuttle they are shuttle's, so
-//! at each of them another thread may go on, and time is virtual.
+//! at each of them another thread may run, and time is virtual.
 
 #[cfg(not(shuttle))]
 mod real {

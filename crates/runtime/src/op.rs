@@ -1,10 +1,9 @@
 //! File operations in flight, whichever reactor carries them.
 //!
 //! RINGOP-O1  An operation owns its file and its memory until the kernel is done with them, also
-//!            when nobody waits any more: dropping a [`Completion`] stops waiting, not the
-//!            operation.
-//! RINGOP-O2  An operation completes once, with everything done or with the first error. What the
-//!            kernel did in part is continued, what it interrupted is repeated.
+//!            without a waiter: dropping a [`Completion`] stops waiting, not the operation.
+//! RINGOP-O2  An operation completes once, with everything done or with the first error. A partial
+//!            transfer is continued, an interrupted call is repeated.
 
 use std::fmt;
 use std::future::Future;
@@ -19,11 +18,11 @@ use copyhold_types::{Buf, Bufs};
 
 use crate::uring::IoVecs;
 
-/// An open file that operations share: an `OwnedFd`, or something that does more when the last
-/// of them lets go of it.
+/// An open file that operations share: an `OwnedFd`, or a type that does more when the last of
+/// them drops it.
 pub type SharedFd = Arc<dyn AsFd + Send + Sync>;
 
-/// What a reactor can be asked to do. Offsets and lengths are in bytes.
+/// The operations of a reactor. Offsets and lengths are in bytes.
 pub enum Op {
     /// Fills `buf`. A file that ends before fails with [`io::ErrorKind::UnexpectedEof`].
     Read {
@@ -47,7 +46,7 @@ pub enum Op {
         offset: u64,
         len: u64,
     },
-    /// Whatever else has to block; always runs on a thread of its own.
+    /// Any other blocking call; always runs on a thread of its own.
     Blocking(Box<dyn FnOnce() -> io::Result<()> + Send>),
 }
 
@@ -103,9 +102,9 @@ impl Future for Completion {
     }
 }
 
-/// One operation: what is being done, and who waits for it.
+/// One operation in progress, and its waiter.
 pub(crate) struct Flight {
-    /// Touched by whoever carries the operation, never by its waiter.
+    /// Touched by the carrier of the operation, never by its waiter.
     pub(crate) work: Mutex<Work, of::OpWork>,
     reply: Mutex<Reply, of::OpReply>,
 }
@@ -133,10 +132,10 @@ impl Flight {
         (flight.clone(), Completion { flight })
     }
 
-    /// Tells the waiter. No lock may be held that a waker might take.
+    /// Wakes the waiter with the result. No lock may be held that a waker might take.
     pub(crate) fn finish(&self, result: io::Result<()>) {
         let nothing = Op::Blocking(Box::new(|| Ok(())));
-        // The file is let go of before anybody is told.
+        // The file is released before the waiter is woken.
         let buf = match std::mem::replace(&mut self.work.lock().op, nothing) {
             Op::Read { fd: _, buf, .. } => Some(buf),
             _ => None,
@@ -194,10 +193,10 @@ impl Work {
             .take(max)
     }
 
-    /// Takes in what one system call said; `None` when another one is needed (RINGOP-O2).
+    /// Applies the result of one system call; `None` when another one is needed (RINGOP-O2).
     pub(crate) fn advance(&mut self, result: Result<usize, i32>) -> Option<io::Result<()>> {
         let n = match result {
-            // Cancelled is a request whose submitting thread has ended: nobody meant it.
+            // ECANCELED: the submitting thread has ended; no caller has cancelled the request.
             Err(libc::EINTR | libc::EAGAIN | libc::ECANCELED) => return None,
             Err(errno) => return Some(Err(io::Error::from_raw_os_error(errno))),
             Ok(n) => n,

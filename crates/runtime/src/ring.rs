@@ -1,8 +1,8 @@
 //! One io_uring: operations in, completions out. Its thread's alone.
 //!
-//! Problem.  An executor submits operations, and waits for their ends and for what other threads
-//!           bring. A ring that any thread may enter costs more: the kernel interrupts whoever
-//!           submitted an operation to tell of its end, whatever he does just then.
+//! Problem.  An executor submits operations, and waits for their ends and for work of other
+//!           threads. A ring that any thread may enter costs more: the kernel interrupts the
+//!           submitting thread at the end of an operation, at any moment.
 //! Idea.     The ring belongs to one thread: it alone submits, and the kernel leaves the ends of
 //!           operations to when that thread enters (`DEFER_TASKRUN`). Others ring a bell, an
 //!           eventfd that the ring listens to. Where the kernel refuses that (before Linux 6.1),
@@ -11,18 +11,18 @@
 //! RING-U1  Only the ring's thread touches it: the locks here are free whenever they are taken.
 //!          Others may ring the bell, nothing else.
 //! RING-U2  An operation's entry carries one strong count of its [`Flight`], which owns all memory
-//!          that the entry points to; the completion gives it back. So memory outlives the kernel's
+//!          that the entry points to; the completion returns it. So memory outlives the kernel's
 //!          use of it.
 //! RING-U3  At most `in_flight_max` operations are in the kernel, fewer than the completion queue
 //!          holds; the others wait in `backlog` and are submitted as completions are reaped.
-//! RING-U4  What the kernel has not taken is in the submission queue, and nowhere else is it noted:
-//!          a flush ends when that is empty, and a wait begins only then (the kernel does not wait
-//!          when it has taken less than it was given).
+//! RING-U4  Entries that the kernel has not taken are in the submission queue, and noted nowhere
+//!          else: a flush ends when that is empty, and a wait begins only then (the kernel does
+//!          not wait when it has taken less than it was given).
 //! RING-U5  The ring is closed only when nothing is in flight but the listening.
-//! RING-U6  The ring listens whenever it waits. The kernel may end that at any completion, and says
-//!          so; then it is begun again before the next wait. A bell that rang before is heard at
-//!          once, since nobody makes it quiet: it is listened to for rings, not for being quiet or
-//!          not.
+//! RING-U6  The ring listens whenever it waits. The kernel may end that at any completion, and
+//!          reports it; then it is begun again before the next wait. A bell that rang before is
+//!          heard at once, since no thread resets it: the ring listens for new rings, not for the
+//!          state of the bell.
 //! RING-U7  Ends that were left to the thread, and completions that did not fit, are fetched at
 //!          each reap: the kernel flags them.
 
@@ -133,7 +133,7 @@ impl Ring {
         self.uring.ring_bell();
     }
 
-    /// Submits what was pushed.
+    /// Submits the pushed entries.
     pub(crate) fn flush(&self) {
         while self.queued() > 0 {
             self.enter();
@@ -145,8 +145,8 @@ impl Ring {
         assert_eq!(self.queued(), 0, "RING-U4: an operation waits for the next sleep");
     }
 
-    /// Submits what was pushed and waits until something completes, the bell is rung, or the time
-    /// is over; may return early.
+    /// Submits the pushed entries and waits until an operation completes, the bell is rung, or the
+    /// time is over; may return early.
     pub(crate) fn wait(&self, timeout: Option<Duration>) {
         self.listen();
         match self.uring.enter(self.queued(), 1, timeout) {
@@ -166,7 +166,7 @@ impl Ring {
         }
     }
 
-    /// Tells waiters about what has completed, and begins what is in the backlog.
+    /// Wakes waiters with their completions, and begins operations from the backlog.
     pub(crate) fn reap(&self) {
         if self.uring.has_more() && !self.broken.is(Sabotage::LeaveDeferred) {
             self.enter(); // RING-U7
@@ -247,7 +247,7 @@ impl Ring {
     }
 
     fn push(&self, entry: &Entry) {
-        // SAFETY: RING-U1. RING-U2, what the entry points to lives until it completes.
+        // SAFETY: RING-U1. RING-U2, the memory behind the entry lives until it completes.
         while !unsafe { self.uring.push(entry) } {
             self.enter();
         }
@@ -264,7 +264,8 @@ impl Ring {
         is_shortage(error) && !(is_fatal && self.broken.is(Sabotage::FailWhenShort))
     }
 
-    /// Lets the kernel take what it will, and have done what it left to this thread.
+    /// Lets the kernel take as many entries as it will, and runs the work that it left to this
+    /// thread.
     fn enter(&self) {
         match self.uring.enter(self.queued(), 0, None) {
             Ok(_) => {}

@@ -7,9 +7,10 @@
 pub enum Sabotage {
     /// EXEC-E1: a task is queued, and the sleeping executor not woken.
     ForgetToWake,
-    /// EXEC-E1: what comes between the look at the queue and the note of the sleep is not seen.
+    /// EXEC-E1: a task that is queued between the look at the queue and the note of the sleep is
+    /// missed.
     SleepBlindly,
-    /// EXEC-E1: a new first timer is not told of.
+    /// EXEC-E1: a new first timer is not reported.
     ForgetTimer,
     /// EXEC-E4: operations of other threads are queued, and the sleeping executor not woken.
     ForgetToCarry,
@@ -19,7 +20,7 @@ pub enum Sabotage {
     DropCompletion,
     /// RING-U3: the backlog is not looked at when operations are done.
     ForgetBacklog,
-    /// RING-U4: what the kernel does not take at once is left until the next sleep.
+    /// RING-U4: entries that the kernel does not take at once are left until the next sleep.
     TrustSubmission,
     /// EAGAIN at the first use is taken for a refusal.
     RefuseEarly,
@@ -29,7 +30,7 @@ pub enum Sabotage {
     CloseEarly,
     /// RING-U6: the kernel ends the listening to the bell, and it is not begun again.
     ListenOnce,
-    /// RING-U7: what the kernel left to the thread is not fetched while it is busy.
+    /// RING-U7: completions that the kernel left to the thread are not fetched while it is busy.
     LeaveDeferred,
 }
 

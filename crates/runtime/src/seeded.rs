@@ -1,16 +1,16 @@
 //! The runtime of the simulation: one thread, a virtual clock, every choice by a seed.
 //!
-//! Problem.  A crash found once must be found again: which task runs next, when a timer fires and
-//!           what is random must follow from one number.
-//! Idea.     Tasks that are ready stand in one list, and the seed picks. Each poll costs a little
-//!           virtual time, so timers also fire in the midst of work; when nothing is ready, the
-//!           clock jumps to the next timer.
+//! Problem.  A crash found once must be found again: the next task, the time at which a timer
+//!           fires and all randomness must follow from one number.
+//! Idea.     Ready tasks are in one list, and the seed chooses. Each poll costs a little virtual
+//!           time, so timers also fire in the midst of work; when nothing is ready, the clock
+//!           jumps to the next timer.
 //!
 //! SEEDED-S1  All state changes in one thread, in the order of turns; a turn polls one task or
 //!            moves the clock. So one seed and one program give one history
 //!            ([`SeededRuntime::history`]).
 //! SEEDED-S2  No lock is held while a future is polled or dropped or a waker is called.
-//! SEEDED-S3  A task stands in the ready list at most once.
+//! SEEDED-S3  A task is in the ready list at most once.
 //!
 //! Losing power is [`SeededRuntime::drop_tasks`]: every task is dropped where it stands.
 //!
@@ -35,7 +35,7 @@ use crate::{BoxFuture, Runtime};
 /// Where the virtual wall clock starts: 2026-01-01 00:00 UTC.
 const WALL_CLOCK_START_SECS: i64 = 1_767_225_600;
 
-/// What a simulated machine is like.
+/// The properties of a simulated machine.
 #[derive(Clone, Debug)]
 pub struct SeededConfig {
     /// How many CPUs it claims to have. Tasks still run one at a time.
@@ -64,7 +64,7 @@ struct Inner {
 struct State {
     /// Decides the order of things.
     schedule: Xoshiro256PlusPlus,
-    /// What [`Runtime::random`] draws from: apart, so that one more draw does not reorder tasks.
+    /// The source of [`Runtime::random`]: apart, so that one more draw does not reorder tasks.
     random: Xoshiro256PlusPlus,
     now: Nanos,
     tasks: BTreeMap<TaskId, Task>,
@@ -98,7 +98,7 @@ struct TaskWaker {
 }
 
 impl TaskWaker {
-    /// A waker whose task stands in the ready list already.
+    /// A waker whose task is in the ready list already.
     fn queued(id: TaskId, ready: &Arc<Ready>) -> Arc<TaskWaker> {
         ready.0.lock().push(id);
         Arc::new(TaskWaker { id, queued: AtomicBool::new(true), ready: ready.clone() })
@@ -149,12 +149,12 @@ impl SeededRuntime {
         Arc::new(SeededRuntime { inner: Arc::new(inner) })
     }
 
-    /// Drives all tasks until `future` is done. Panics with "deadlock" when nothing can go on.
+    /// Drives all tasks until `future` is done. Panics with "deadlock" when no task can continue.
     pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         self.block_on_within(u64::MAX, future).expect("more turns than there can be")
     }
 
-    /// As [`Self::block_on`], but gives up after so many turns, dropping the future.
+    /// As [`Self::block_on`], but stops after so many turns, dropping the future.
     pub fn block_on_within<T>(&self, turns: u64, future: impl Future<Output = T>) -> Option<T> {
         let mut future = pin!(future);
         let id = self.inner.state.lock().new_id();
@@ -192,7 +192,7 @@ impl SeededRuntime {
         }
     }
 
-    /// Runs everything that happens within the next `duration`, then stands at its end.
+    /// Runs all that happens within the next `duration`, then stops the clock at its end.
     pub fn run_for(&self, duration: Duration) {
         let end = self.now().saturating_add(nanos(duration));
         while self.now() < end {
@@ -207,8 +207,8 @@ impl SeededRuntime {
         }
     }
 
-    /// Drops every task and timer, as a machine does that loses power; not what `block_on` drives.
-    /// A task may call it too.
+    /// Drops every task and timer, as a machine does that loses power; not the future that
+    /// `block_on` drives. A task may call it too.
     pub fn drop_tasks(&self) {
         self.inner.drop_tasks();
     }
@@ -413,7 +413,7 @@ impl Future for Sleep {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.inner.state.lock();
-        // Even a sleep of nothing lets others run once.
+        // Even a sleep of no time lets other tasks run once.
         if self.polled && state.now >= self.key.0 {
             return Poll::Ready(());
         }

@@ -1,7 +1,7 @@
 //! The reactor for where io_uring is refused: threads that block.
 //!
 //! A thread is started when an operation finds no idle one, up to a limit; then operations queue.
-//! Threads stay until the reactor is closed, which waits for what is in flight.
+//! Threads stay until the reactor is closed, which waits for operations in flight.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -32,7 +32,7 @@ struct Pool {
 #[derive(Default)]
 struct State {
     queue: VecDeque<Arc<Flight>>,
-    /// Threads that wait for an operation; some may have been promised one of the queue.
+    /// Threads that wait for an operation; some of them may already be meant for one in the queue.
     idle: usize,
     threads: Vec<JoinHandle<()>>,
     closed: bool,

@@ -15,20 +15,20 @@ pub(crate) use real::*;
 #[cfg(shuttle)]
 pub(crate) use simulated::*;
 
-/// What the kernel says of an entry.
+/// The kernel's result for an entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completed {
     pub(crate) token: u64,
     pub(crate) result: i32,
-    /// The entry goes on.
+    /// The entry stays active.
     pub(crate) has_more: bool,
 }
 
-/// Whose a ring is, and who does what the kernel has to do at an operation's end.
+/// The owner of a ring, and the thread that does the kernel's work at an operation's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Manner {
     /// The thread's that enables it, and it does that when it enters (Linux 6.1).
     Own,
-    /// Anybody's; the kernel interrupts whoever submitted the operation.
+    /// For any thread; the kernel interrupts the thread that submitted the operation.
     Plain,
 }

@@ -1,4 +1,4 @@
-//! What a thread knows about itself: whether a runtime owns it, and as which CPU.
+//! A thread's record about itself: whether a runtime owns it, and as which CPU.
 
 use std::cell::Cell;
 

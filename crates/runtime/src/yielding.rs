@@ -1,4 +1,4 @@
-//! Letting others run.
+//! A future that lets other tasks run.
 
 use std::future::Future;
 use std::pin::Pin;

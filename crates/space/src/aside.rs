@@ -2,11 +2,11 @@
 //!
 //! Problem.  Without its map it is unknown which blocks of a metaslab are allocated. But a read
 //!           error may pass, so nothing that is written may depend on it.
-//! Idea.     Nothing is handed out from the metaslab, and its descriptor stays as it is. Edits that
+//! Idea.     Nothing is allocated in the metaslab, and its descriptor stays as it is. Edits that
 //!           the map does not have are kept in memory, one state for each block. When the log has
-//!           grown by many times what they take, a flush logs these edits anew, in the txgs that
-//!           are open then, so that they pin the log from there on. When the map can be read, or
-//!           has been made anew from all references, the edits are applied to it.
+//!           grown by many times their size, a flush logs these edits anew, in the txgs that are
+//!           open then, so that they pin the log from there on. When the map can be read, or has
+//!           been made anew from all references, the edits are applied to it.
 //!
 //! ASIDE-Q1  A read error changes no descriptor and frees no map.
 //! ASIDE-Q2  Edits that are logged again have the state that blocks have when their transaction
@@ -27,10 +27,10 @@ use crate::metaslab::MetaslabState;
 use crate::range_set::RangeSet;
 use crate::space::Space;
 
-/// What is known of a metaslab that is set aside.
+/// The known edits of a metaslab that is set aside.
 #[derive(Clone, Debug)]
 pub(crate) struct Aside {
-    /// Blocks of which an edit is known that the map does not have, by what became of them.
+    /// Blocks with a known edit that the map does not have, by the newest edit.
     allocated: Bits,
     freed: Bits,
     /// Blocks of labels and log.
@@ -46,7 +46,7 @@ pub(crate) struct Aside {
 pub struct Carried {
     pub allocated: Vec<Run>,
     pub freed: Vec<Run>,
-    /// Block of the metaslab from which the next step goes on.
+    /// Block of the metaslab from which the next step continues.
     pub next: Option<u32>,
 }
 
@@ -68,7 +68,7 @@ impl Aside {
         self.newest = self.newest.max(Some(txg));
     }
 
-    /// What is allocated by a map and by the edits that it does not have.
+    /// The blocks that are allocated by a map and by the edits that it does not have.
     fn apply_to(&self, map: &[u64]) -> Bits {
         let edits = self.allocated.words().iter().zip(self.freed.words());
         let words = map.iter().zip(edits).map(|(map, (set, clear))| (map | set) & !clear);
@@ -83,7 +83,8 @@ impl Space {
         metaslabs.filter(|metaslab| metaslab.lock().aside.is_some()).map(|of| of.id).collect()
     }
 
-    /// The map that a metaslab which is set aside waits for, and what that is complete up to.
+    /// The map that a metaslab which is set aside waits for, and the txg that it is complete up
+    /// to.
     pub fn missing_map(&self, id: MetaslabId) -> Option<(NodePtr, Txg)> {
         let index = self.shared.geometry.index_of(id)?;
         let state = self.shared.metaslabs[index].lock();
@@ -136,9 +137,9 @@ impl Space {
         carried
     }
 
-    /// The map of a metaslab that was set aside can be read after all. What is free by it is
-    /// allocatable when `open`, the txg that is open now, is released. Whether the metaslab is in
-    /// use now: it may have been before, and a flush of it may be under way.
+    /// The map of a metaslab that was set aside can be read after all. Its free blocks are
+    /// allocatable when `open`, the txg that is open now, is released. Returns whether the
+    /// metaslab is in use now: it may have been before, and a flush of it may be under way.
     ///
     /// # Errors
     /// The map is that of another metaslab or time, or allocates a fixed area.
@@ -198,7 +199,7 @@ impl Space {
             }
             free.clear(first, blocks);
         }
-        // What the newest edits freed may be read by somebody, as with any free (R3).
+        // A reader may pin the blocks that the newest edits freed, as with any free (R3).
         let txg = aside.newest.map_or(open, |newest| newest.max(open));
         let usable = aside.usable;
         self.shared.budget.supply(usable, logged.count().into());

@@ -1,13 +1,12 @@
-//! What there is, what is promised, and who may have how much of it (R21).
+//! Free and reserved space, and the part of it that each tier may use (R21).
 //!
-//! BUDGET-B1  `free` is every block that a claim could get now: what the metaslabs offer and what
-//!            lanes hold. `available` is `free` less what outstanding reservations promise.
+//! BUDGET-B1  `free` is every block that a claim could get now: those that the metaslabs offer and
+//!            lanes hold. `available` is `free` less the outstanding reservations.
 //! BUDGET-B2  A reservation is accepted while `available` stays at or above the floor of its tier.
 //!            The internal tier has none: flush, trim and uberblock are never refused by
 //!            accounting, and may make `available` negative for a while.
-//! BUDGET-B3  A claim moves blocks from promised to claimed: `free` falls, `available` stays. So
-//!            what was accepted can be placed, as long as the internal tier stays within the
-//!            reserve.
+//! BUDGET-B3  A claim moves blocks from reserved to claimed: `free` falls, `available` stays. So
+//!            accepted data can be placed, as long as the internal tier stays within the reserve.
 //!
 //! All figures are blocks. They are single atomics: a reader may see one before and another after
 //! a change, never a wrong sum once the change is over.
@@ -30,11 +29,11 @@ pub enum Tier {
     Change,
     /// Leaves half.
     Delete,
-    /// Leaves three eighths: what removes a file that was unlinked.
+    /// Leaves three eighths: removes an unlinked file.
     FinishDelete,
     /// Leaves a quarter.
     DeleteSubvolume,
-    /// Leaves an eighth: what removes a subvolume that was deleted.
+    /// Leaves an eighth: removes a deleted subvolume.
     FinishSubvolume,
     /// Leaves nothing, and is never refused.
     Internal,
@@ -44,7 +43,7 @@ pub enum Tier {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoSpace {
     pub wanted: u64,
-    /// Free and not promised to anybody.
+    /// Free and not reserved.
     pub free: u64,
     /// Of these kept back from writes.
     pub reserve: u64,
@@ -69,8 +68,8 @@ impl fmt::Display for NoSpace {
 
 impl std::error::Error for NoSpace {}
 
-/// What `statfs` is made of, in blocks. `total` is `free` and what is allocated, claimed, being
-/// freed and being discarded.
+/// The numbers behind `statfs`, in blocks. `total` is the sum of `free`, allocated, claimed,
+/// freeing and discarding blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figures {
     /// All blocks but the fixed areas.
@@ -79,9 +78,9 @@ pub struct Figures {
     pub allocated: u64,
     /// Taken, and not yet logged.
     pub claimed: u64,
-    /// Allocatable now; contains what is reserved.
+    /// Allocatable now; contains the reserved blocks.
     pub free: u64,
-    /// Promised, and not yet claimed.
+    /// Reserved, and not yet claimed.
     pub reserved: u64,
     /// Kept back from writes.
     pub reserve: u64,
@@ -92,7 +91,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// What ordinary writes can still have.
+    /// Blocks that ordinary writes can still reserve.
     pub fn available(&self) -> u64 {
         self.free.saturating_sub(self.reserved).saturating_sub(self.reserve)
     }
@@ -205,7 +204,7 @@ impl Budget {
         add(&self.freeing, usable - allocated);
     }
 
-    /// Frees that nobody is in the way of any more.
+    /// Frees that no pin or pending commit delays any more.
     pub(crate) fn release(&self, blocks: u64) {
         sub(&self.freeing, blocks);
         add(&self.free, blocks);
@@ -240,7 +239,7 @@ impl Budget {
     }
 }
 
-/// Blocks that are promised. Claims are made from it; dropping it gives back the rest.
+/// Reserved blocks. Claims are made from it; dropping it releases the rest.
 #[must_use = "dropping a reservation gives it back"]
 pub struct Reservation {
     shared: Arc<Shared>,
@@ -272,7 +271,7 @@ impl Reservation {
         self.blocks += std::mem::take(&mut other.blocks);
     }
 
-    /// Gives `blocks` of it back.
+    /// Releases `blocks` of it.
     pub fn give_back(&mut self, blocks: u64) {
         self.take(blocks);
         self.shared.budget.unreserve(blocks);

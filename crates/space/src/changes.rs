@@ -1,4 +1,4 @@
-//! What has changed in a metaslab since its map was made, as far as trimming the log needs to know.
+//! The changes of a metaslab since its map was made, as far as trimming the log needs them.
 
 use copyhold_types::Txg;
 

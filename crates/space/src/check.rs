@@ -4,7 +4,7 @@ use crate::space::Space;
 
 impl Space {
     /// Panics when an invariant of this crate does not hold (BUDGET-B1, META-K1 to META-K3,
-    /// LANE-L1, FREE-M1 to FREE-M4). Walks everything; nobody else may be allocating or freeing
+    /// LANE-L1, FREE-M1 to FREE-M4). Walks everything; no other task may allocate or free
     /// meanwhile.
     pub fn check(&self) {
         let shared = &self.shared;

@@ -1,4 +1,4 @@
-//! The free blocks of one chunk, as four words: what a lane holds and bumps inside of.
+//! The free blocks of one chunk, as four words: a lane holds them and allocates from them.
 
 use copyhold_format::space_map::{RunsOf, runs};
 

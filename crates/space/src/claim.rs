@@ -14,7 +14,7 @@ use crate::space::Shared;
 pub type Claims = SmallVec<[Claim; 2]>;
 
 /// A free run that is taken; [`Space::log_alloc`](crate::Space::log_alloc) makes it an allocation,
-/// dropping it gives it back. A crash gives it back too: nothing of it is on disk.
+/// dropping it frees the run. So does a crash: nothing of it is on disk.
 #[must_use = "dropping a claim gives it back"]
 pub struct Claim {
     /// `None` once it is logged.
@@ -42,7 +42,7 @@ impl Claim {
         (head, Claim::new(&shared, self.piece.metaslab, first + blocks, rest))
     }
 
-    /// Gives the run back and keeps its blocks promised, in `to`.
+    /// Returns the run and keeps its blocks reserved, in `to`.
     pub fn cancel_into(mut self, to: &mut Reservation) {
         if let Some(shared) = self.shared.take() {
             shared.unclaim(self.piece);
@@ -50,7 +50,7 @@ impl Claim {
         }
     }
 
-    /// Gives the run back: what dropping does too.
+    /// Releases the run, as dropping does.
     pub fn cancel(self) {}
 
     /// The claim is an allocation from now on.

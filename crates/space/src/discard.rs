@@ -1,9 +1,10 @@
-//! Discards: telling the host that freed space is no longer needed, late and in large pieces.
+//! Discards: reporting to the host that freed space is no longer needed, late and in large pieces.
 //!
 //! A run is discarded only while it is allocatable, is taken out of the free set meanwhile, and
 //! goes back when the discard is over (R15). Only whole chunks that have been written to are worth
-//! it, and some of those stay, for writing into a hole halves the rate of fsync (P6). Which have,
-//! is forgotten when the pool is closed; who asks for a trim gets those that may have been, too.
+//! it, and some of those stay, for writing into a hole halves the rate of fsync (P6). The list of
+//! written chunks is forgotten when the pool is closed; a requested trim includes those that may
+//! have been written, too.
 
 use std::sync::Arc;
 
@@ -14,17 +15,18 @@ use crate::free::Grade;
 use crate::layout::{CHUNK_BLOCKS, Piece};
 use crate::space::{Shared, Space};
 
-/// What may be discarded.
+/// The runs that may be discarded.
 #[derive(Clone, Copy, Debug)]
 pub struct Discardable {
     /// Only runs of at least this many blocks; never less than 1 MiB.
     pub least: u32,
-    /// Only what was freed before this txg. The pool knows when that was, and waits a minute (P6).
+    /// Only blocks freed before this txg. The pool knows the time of that txg, and waits a minute
+    /// (P6).
     pub freed_before: Option<Txg>,
-    /// Leave the warm space that [`Config`](crate::Config) asks for. Not for a trim that the user
-    /// has asked for.
+    /// Leave the warm space that [`Config`](crate::Config) requires. Not for a trim that the user
+    /// has requested.
     pub keep_warm: bool,
-    /// Also chunks that nobody knows to be written or not: those that were free when the pool was
+    /// Also chunks that may have been written to or not: those that were free when the pool was
     /// opened. Each is taken once.
     pub unknown: bool,
     /// Only blocks from the first of these on, and before the second.
@@ -34,7 +36,8 @@ pub struct Discardable {
     pub runs: usize,
 }
 
-/// A free run that nobody gets until its discard is over. Dropping it gives it back as it was.
+/// A free run that is not allocatable until its discard is over. Dropping it makes it free as
+/// before.
 #[must_use = "a discard is ended by discard_done"]
 #[derive(Debug)]
 pub struct Discard {
@@ -62,7 +65,7 @@ impl Drop for Discard {
 }
 
 impl Space {
-    /// Takes runs out of the free set to be discarded. Never takes what is promised or reserved.
+    /// Takes runs out of the free set to be discarded. Never takes reserved blocks or the reserve.
     pub fn take_discardable(&self, which: Discardable) -> Vec<Discard> {
         let shared = &self.shared;
         let mut spare = match which.keep_warm {
@@ -92,7 +95,7 @@ impl Space {
         /// One discard is at most this long, so that none keeps much out of reach (64 MiB).
         const MOST: u32 = 64 * CHUNK_BLOCKS;
         let shared = &self.shared;
-        // Promise it to the discard first, so that no accepted write can miss it.
+        // Reserve it for the discard first, so that no accepted write can miss it.
         let available = shared.budget.figures().available().min(spare);
         let most = available.min(MOST.max(which.least).into()) as u32;
         let mut promise = self.reserve(most.into(), Tier::Write).ok()?;

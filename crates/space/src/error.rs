@@ -1,4 +1,4 @@
-//! What can be wrong with what a pool says of its space.
+//! Errors in a pool's records of its space.
 
 use copyhold_types::Run;
 

@@ -1,12 +1,12 @@
-//! Writing a metaslab's map: what pins the log, and how that is lifted.
+//! Writing a metaslab's map: the log pin, and its release.
 //!
-//! Order.    1. [`Space::freeze`] copies what is logged.
+//! Order.    1. [`Space::freeze`] copies the logged allocations.
 //!           2. The pool claims space for the map, writes and flushes it.
 //!           3. One transaction, which joins only now, puts the new descriptor, logs the claims,
 //!              and frees the old map.
 //!           4. When the txg of that transaction is *durable*: [`Space::installed`].
 //!           A crash before 3 is durable costs nothing: claims vanish, the old map and the log
-//!           still say it all (R19).
+//!           still contain everything (R19).
 //!
 //! MAPFLUSH-F1  A frozen map has every edit that was applied before the freeze, also those of txgs
 //!              that are not closed. So it pins none of them; and it is complete up to the newest
@@ -15,8 +15,8 @@
 //! MAPFLUSH-F2  The batch that brings the new descriptor is not older than any edit in the map: its
 //!              transaction joins the txg that is open after the freeze, never one that was
 //!              closing.
-//! MAPFLUSH-F3  Until `installed`, the pin stays where it was: a segment of the log that the old
-//!              map needs is never given up for a descriptor that may not survive (R6).
+//! MAPFLUSH-F3  Until `installed`, the pin stays where it was: log positions that the old map
+//!              needs are never released for a descriptor that may not survive (R6).
 
 use copyhold_format::space_map::{Descriptor, Place, SpaceMap};
 use copyhold_types::{Key, NodePtr, Txg};
@@ -24,7 +24,7 @@ use copyhold_types::{Key, NodePtr, Txg};
 use crate::layout::MetaslabId;
 use crate::space::Space;
 
-/// What a metaslab keeps of the log.
+/// The part of the log that a metaslab pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pin {
     pub metaslab: MetaslabId,
@@ -146,7 +146,8 @@ impl Space {
         Some(MapJob { space, index, complete_to, map, replaces, done: false })
     }
 
-    /// The transaction that put the job's descriptor is durable: its edits pin the log no more.
+    /// The transaction that put the job's descriptor is durable: its edits do not pin the log any
+    /// more.
     pub fn installed(&self, mut job: MapJob, map: Option<NodePtr>) {
         let mut state = self.shared.metaslabs[job.index].lock();
         state.frozen.take().expect("MAPFLUSH-F3: a job has frozen changes");

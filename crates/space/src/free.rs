@@ -2,18 +2,18 @@
 //!
 //! Idea.     A bitmap (a set bit is free) and a few bytes per chunk of 1 MiB: how many of its
 //!           blocks are free, and its [`Grade`]. So finding a chunk for a lane looks at bytes, not
-//!           at blocks, and the counts per grade tell without a lock whether to look at all (P10).
+//!           at blocks, and the counts per grade show without a lock whether to look at all (P10).
 //!
 //! FREE-M1  A chunk's `free` is the number of its free bits.
-//! FREE-M2  A chunk that a lane holds has no grade. The bits that the lane holds are not free here;
-//!          blocks that become free meanwhile are, and join the grade when the lane gives the chunk
-//!          up.
+//! FREE-M2  A chunk that a lane holds has no grade. The bits that the lane holds are not free
+//!          here; blocks that become free meanwhile are, and join the grade when the lane returns
+//!          the chunk.
 //! FREE-M3  No free run is longer than `run_max`: where runs are short, a search for a long one
 //!          that was in vain is not made again before something becomes free (R21).
 //! FREE-M4  `counts` are the chunks per grade; `warm_free` is the free blocks of warm chunks.
 //!
-//! A chunk is *warm* once it has been handed out, until it is discarded: on a sparse pool file,
-//! writing where nothing has ever been written halves the rate of fsync (P6).
+//! A chunk is *warm* once it has been taken, until it is discarded: on a sparse pool file, writing
+//! where nothing has ever been written halves the rate of fsync (P6).
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ use crate::chunk::ChunkBits;
 use crate::discard::Discardable;
 use crate::layout::CHUNK_BLOCKS;
 
-/// What a chunk offers to a lane that looks for one.
+/// The space that a chunk offers to a lane that looks for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Grade {
     /// All of it is free and warm.
@@ -65,7 +65,7 @@ enum State {
 struct Chunk {
     free: u16,
     warm: bool,
-    /// It was discarded, and not handed out since.
+    /// It was discarded, and not taken since.
     hole: bool,
     state: State,
     /// The newest txg whose frees became allocatable here.
@@ -238,7 +238,7 @@ impl FreeMap {
         Some((at as u32, bits))
     }
 
-    /// Takes back a chunk that a lane held, with what the lane has left of it.
+    /// Takes back a chunk that a lane held, with the rest of its blocks.
     pub(crate) fn give_up_chunk(&mut self, at: u32, rest: ChunkBits) {
         assert_eq!(self.chunks[at as usize].state, State::Held, "FREE-M2: chunk {at}");
         for (first, blocks) in rest.runs() {
@@ -355,7 +355,7 @@ impl FreeMap {
         None
     }
 
-    /// Puts back what [`Self::take_discardable`] took; `cold`: it was discarded.
+    /// Returns the run that [`Self::take_discardable`] took; `cold`: it was discarded.
     pub(crate) fn end_discard(&mut self, first: u32, blocks: u32, cold: bool) {
         for (at, _, _) in chunks_of(first, blocks) {
             assert_eq!(self.chunks[at].state, State::Discarding, "chunk {at} is not in a discard");

@@ -1,4 +1,4 @@
-//! What a space tells of itself: for `copyhold debug space`, for checking.
+//! Information about a space: for `copyhold debug space`, for checking.
 
 use copyhold_types::{NodePtr, Run, Txg};
 
@@ -12,7 +12,7 @@ pub struct MetaslabInfo {
     pub first_block: u64,
     pub blocks: u32,
     pub allocated: u32,
-    /// Allocatable, without what lanes hold.
+    /// Allocatable, without the chunks of lanes.
     pub free: u32,
     /// Freed, but not yet allocatable.
     pub freeing: u64,
@@ -20,7 +20,7 @@ pub struct MetaslabInfo {
     pub good_chunks: u32,
     /// The installed map; `None` while there is none, or nothing was allocated in it.
     pub map: Option<NodePtr>,
-    /// What the installed map is complete up to.
+    /// The txg that the installed map is complete up to.
     pub complete_to: Option<Txg>,
     /// The oldest txg with an edit that is not in the installed map.
     pub oldest_pin: Option<Txg>,
@@ -34,7 +34,7 @@ impl Space {
         self.shared.metaslabs.iter().map(|metaslab| metaslab.id)
     }
 
-    /// `None`: there is no such metaslab. Counts what is allocated, so it is not for hot paths.
+    /// `None`: there is no such metaslab. Counts the allocated blocks, so it is not for hot paths.
     pub fn metaslab(&self, id: MetaslabId) -> Option<MetaslabInfo> {
         let metaslab = &self.shared.metaslabs[self.shared.geometry.index_of(id)?];
         let state = metaslab.lock();

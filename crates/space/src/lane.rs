@@ -1,13 +1,13 @@
 //! Lanes: how CPUs allocate without meeting each other (P8).
 //!
-//! Each CPU has a lane per class of data, so that small synchronous writes of one group lie side by
-//! side (P12) and nodes do not mix with data. A lane takes a chunk of a metaslab, one lock per 256
-//! blocks, and then bumps a cursor inside under its own. What is left of its chunk when it takes
-//! another one goes back.
+//! Each CPU has a lane per class of data, so that small synchronous writes of one group lie side
+//! by side (P12) and nodes do not mix with data. A lane takes a chunk of a metaslab, one lock per
+//! 256 blocks, and then bumps a cursor inside under its own. When it takes another chunk, it
+//! returns the rest of the old one.
 //!
 //! LANE-L1  The blocks of an open chunk that are the lane's are free nowhere else.
 //!
-//! Order of locks: lane, then metaslab. Nobody holds two lanes or two metaslabs, but a check.
+//! Order of locks: lane, then metaslab. No task locks two lanes or two metaslabs, except a check.
 
 use copyhold_types::Run;
 
@@ -16,7 +16,7 @@ use crate::free::Grade;
 use crate::layout::CHUNK_BLOCKS;
 use crate::space::Shared;
 
-/// What is allocated together.
+/// The class of data that is allocated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LaneClass {
     /// File contents, written by the timer.
@@ -42,7 +42,7 @@ impl LaneClass {
     }
 }
 
-/// Who allocates.
+/// The CPU and class of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
     /// The caller's CPU; any number does, equal ones share a lane.
@@ -80,7 +80,7 @@ impl OpenChunk {
     }
 }
 
-/// What a lane's mutex guards.
+/// The state under a lane's mutex.
 #[derive(Debug, Default)]
 pub(crate) struct LaneState {
     pub(crate) open: Option<OpenChunk>,
@@ -116,7 +116,7 @@ impl Shared {
                     return Some(run);
                 }
             }
-            // A good chunk has what is wanted or a large run, so the next round returns.
+            // A good chunk has the wanted blocks or a large run, so the next round returns.
             if self.open_chunk(lane, class, |grade| fits(grade, want, shape)) {
                 continue;
             }
@@ -163,7 +163,7 @@ impl Shared {
         false
     }
 
-    /// Gives back what is left of the lane's chunk.
+    /// Returns the rest of the lane's chunk.
     pub(crate) fn close_chunk(&self, lane: &mut LaneState) {
         if let Some(OpenChunk { metaslab, chunk, bits, .. }) = lane.open.take() {
             let mut state = self.metaslabs[metaslab].lock();
@@ -194,11 +194,11 @@ impl Shared {
         None
     }
 
-    /// A run straight out of a metaslab, passing by the lanes: when they would lock up too much of
-    /// what is left, or have nothing. What they hold is called in first.
+    /// A run straight out of a metaslab, passing by the lanes: for when they would lock up too
+    /// much of the free space, or have none. The lanes return their chunks first.
     ///
-    /// One at a time, so that what is free cannot be missed for being on the move. For one run it
-    /// is looked once: who finds none takes pieces.
+    /// One caller at a time, so that free blocks on the move are not missed. For one run there is
+    /// one attempt: without success the caller takes pieces.
     pub(crate) fn direct_run(
         &self,
         near: usize,

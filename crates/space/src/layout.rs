@@ -39,8 +39,8 @@ pub struct MetaslabLayout {
 }
 
 impl MetaslabLayout {
-    /// `metaslab_blocks`: what the device's label says, or `None` to choose: 100 to 200 metaslabs
-    /// of 16 MiB to 16 GiB. What is given is a power of two, from one chunk to 16 GiB.
+    /// `metaslab_blocks`: the number from the device's label, or `None` to choose: 100 to 200
+    /// metaslabs of 16 MiB to 16 GiB. A given number is a power of two, from one chunk to 16 GiB.
     pub fn for_device(
         device: DeviceId,
         blocks: u64,

@@ -1,14 +1,14 @@
-//! Space: metaslabs, the allocator, the reserve, and what is to be logged of them. No I/O.
+//! Space: metaslabs, the allocator, the reserve, and their edits for the log. No I/O.
 //!
-//! What a caller (the pool) does, in the order of a block's life:
+//! The calls of a caller (the pool), in the order of a block's life:
 //!
 //! ```text
 //!   open     restore = Restore::new(layouts, fixed, cpus, config)      labels, log rings: fixed
 //!            restore.replay_alloc(txg, run) / replay_free(txg, run)    before any map is read (R5)
 //!            restore.load(id, descriptor, map) / set_aside(id, …)      per item of the table
 //!            space = restore.finish(durable)                           or Space::new: a new pool
-//!   accept   r = space.reserve(blocks, tier)?                          no promise, no data
-//!   place    claims = space.claim(lane, blocks, &mut r)?               runs; dropped = given back
+//!   accept   r = space.reserve(blocks, tier)?                          no reservation, no data
+//!   place    claims = space.claim(lane, blocks, &mut r)?               runs; dropped = released
 //!            claim = space.claim_run(lane, blocks, &mut r)?            nodes: one run
 //!   apply    run = space.log_alloc(txg, claim)                         with the pointer (R19)
 //!            space.log_free(txg, run)?                                 with the pointer's end
@@ -21,7 +21,7 @@
 //!
 //! Of all this, only the two `log_…` calls happen inside a transaction, and neither waits.
 //!
-//! What is on disk is in `copyhold_format::space_map`. In memory a metaslab is two bitmaps
+//! `copyhold_format::space_map` defines the format on disk. In memory a metaslab is two bitmaps
 //! (`metaslab`), a few bytes per 1 MiB chunk (`free`), and the runs that wait to be allocatable.
 //! Each module states its invariants; [`Space::check`] asserts them all.
 //!

@@ -1,4 +1,4 @@
-//! One metaslab: what is logged, what is allocatable, what waits.
+//! One metaslab: its logged, its allocatable and its waiting blocks.
 //!
 //! A block is in one of these states:
 //!
@@ -11,10 +11,10 @@
 //!
 //! Two bitmaps say it all, since each state but *allocated* vanishes in a crash (R19):
 //!
-//! META-K1  `logged`: what all applied transactions say is allocated. Only this reaches a map on
-//!          disk.
-//! META-K2  `free`: what may be handed out. Disjoint from `logged`.
-//! META-K3  What is in neither is fixed (labels, log), claimed, in a lane, deferred or being
+//! META-K1  `logged`: the blocks that are allocated by all applied transactions. Only this reaches
+//!          a map on disk.
+//! META-K2  `free`: the blocks that may be allocated. Disjoint from `logged`.
+//! META-K3  Blocks in neither are fixed (labels, log), claimed, in a lane, deferred or being
 //!          discarded. Deferred runs are disjoint from both and from each other.
 
 use std::collections::BTreeMap;
@@ -29,8 +29,8 @@ use crate::changes::Changes;
 use crate::free::{FreeMap, Grade};
 use crate::layout::MetaslabId;
 
-/// A metaslab of the pool. Its mutex is the last in the lock order: whoever holds it takes no
-/// other lock.
+/// A metaslab of the pool. Its mutex is the last in the lock order: its holder takes no other
+/// lock.
 #[derive(Debug)]
 pub(crate) struct Metaslab {
     pub(crate) id: MetaslabId,
@@ -44,7 +44,7 @@ pub(crate) struct Metaslab {
     oldest_deferred: AtomicU64,
 }
 
-/// What the mutex guards.
+/// The state under the mutex.
 #[derive(Debug)]
 pub(crate) struct MetaslabState {
     pub(crate) logged: Bits,
@@ -57,7 +57,7 @@ pub(crate) struct MetaslabState {
     pub(crate) frozen: Option<Changes>,
     pub(crate) map: Option<NodePtr>,
     pub(crate) complete_to: Option<Txg>,
-    /// The map cannot be read: nothing is handed out.
+    /// The map cannot be read: nothing is allocated.
     pub(crate) aside: Option<Box<Aside>>,
 }
 
@@ -120,7 +120,7 @@ impl Metaslab {
         self.warm_free.load(Relaxed)
     }
 
-    /// Tells the world what `state` offers; how many more good chunks that is than before.
+    /// Publishes the free space of `state`; returns how many more good chunks that is than before.
     pub(crate) fn publish(&self, state: &MetaslabState) -> i64 {
         let mut more = 0;
         for (grade, count) in Grade::ALL.into_iter().zip(state.free.counts()) {
@@ -183,7 +183,7 @@ impl Metaslab {
         blocks
     }
 
-    /// Makes allocatable what txgs up to `up_to` freed: blocks, and more good chunks.
+    /// Makes the frees of txgs up to `up_to` allocatable; returns blocks, and more good chunks.
     pub(crate) fn release_deferred(&self, up_to: Txg) -> (u64, i64) {
         if self.oldest_deferred.load(Relaxed) > up_to.get() {
             return (0, 0);
@@ -207,7 +207,7 @@ impl Metaslab {
         (count, self.publish(&state))
     }
 
-    /// META-K1 to META-K3, as far as one metaslab can tell. The mutex is held.
+    /// META-K1 to META-K3, as far as one metaslab shows them. The mutex is held.
     pub(crate) fn check(&self, state: &MetaslabState) {
         state.free.check();
         let mut seen = state.logged.clone();

@@ -1,7 +1,7 @@
 //! An ordered set of blocks as disjoint runs; neighbours are merged.
 //!
-//! For what is small or sparse: fixed areas, what a check has reached. Loaded free space is a
-//! bitmap (`bits.rs`), whose size does not depend on how scattered it is (P10).
+//! For small or sparse sets: fixed areas, the blocks that a check has reached. Loaded free space
+//! is a bitmap (`bits.rs`), whose size does not depend on how scattered it is (P10).
 //!
 //! RANGESET-S1  Runs are not empty, do not overlap and do not touch.
 
@@ -35,7 +35,7 @@ impl RangeSet {
         self.runs.iter().map(|(&start, &end)| start..end)
     }
 
-    /// Puts all of `range` into the set; says how many blocks were not in it before.
+    /// Puts all of `range` into the set; returns how many blocks were not in it before.
     pub fn add(&mut self, range: Range<u64>) -> u64 {
         if range.is_empty() {
             return 0;
@@ -58,7 +58,7 @@ impl RangeSet {
         new
     }
 
-    /// Takes all of `range` out of the set; says how many blocks were in it.
+    /// Takes all of `range` out of the set; returns how many blocks were in it.
     pub fn remove(&mut self, range: Range<u64>) -> u64 {
         let mut removed = 0;
         while let Some(hit) = self.last_overlap(&range) {
@@ -76,9 +76,9 @@ impl RangeSet {
         removed
     }
 
-    /// What of `range` is in `self` leaves it; what is not goes to `to`. With the blocks freed
-    /// and the blocks allocated since a flush as the two sets, this is how one more allocation
-    /// (or, the other way round, one more free) changes them: both stay disjoint.
+    /// Blocks of `range` in `self` are removed; the others are added to `to`. With the blocks
+    /// freed and the blocks allocated since a flush as the two sets, this is how one more
+    /// allocation (or, the other way round, one more free) changes them: both stay disjoint.
     pub fn remove_xor_add(&mut self, range: Range<u64>, to: &mut RangeSet) {
         let inside: Vec<Range<u64>> = self.overlaps(range.clone()).collect();
         let mut at = range.start;

@@ -1,14 +1,14 @@
-//! Opening a pool: maps from disk, edits from the log, and what they come to.
+//! Opening a pool: maps from disk, edits from the log, and the resulting state.
 //!
 //! Replay comes before any map is read, since reading one needs the table that replay restores
 //! (R5). So edits are gathered per metaslab and applied at the end, over the map, from the first
 //! txg on that it is not complete up to.
 //!
-//! RESTORE-O1  Within a txg allocations are applied before frees, in whatever order they come: what
-//!             a txg frees is not allocatable before it is durable, so no block is first freed and
-//!             then allocated in one.
-//! RESTORE-O2  What was freed by a txg that is not known to be durable stays deferred: a second
-//!             crash may yet take that txg away (R3, R13).
+//! RESTORE-O1  Within a txg allocations are applied before frees, in any order of arrival: blocks
+//!             that a txg frees are not allocatable before it is durable, so no block is first
+//!             freed and then allocated in one.
+//! RESTORE-O2  Frees of a txg that is not known to be durable stay deferred: a second crash may
+//!             yet take that txg away (R3, R13).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -93,8 +93,8 @@ impl Restore {
         Ok(())
     }
 
-    /// What the descriptor of a metaslab says, and the map that it names. A metaslab that is not
-    /// loaded has no descriptor: nothing of it has ever been flushed.
+    /// The descriptor of a metaslab, and the map that it names. A metaslab that is not loaded has
+    /// no descriptor: nothing of it has ever been flushed.
     pub fn load(
         &mut self,
         id: MetaslabId,
@@ -160,7 +160,7 @@ impl Restore {
     }
 }
 
-/// What one metaslab comes to.
+/// The state of one metaslab after replay.
 fn settle(
     id: MetaslabId,
     layout: &MetaslabLayout,

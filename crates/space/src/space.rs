@@ -14,7 +14,7 @@ use crate::layout::{CHUNK_BLOCKS, Geometry, MetaslabLayout, Piece};
 use crate::metaslab::{Metaslab, MetaslabState};
 use crate::restore::Restore;
 
-/// What can be set; the defaults are for production.
+/// Parameters; the defaults are for production.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Config {
     /// Blocks kept back from writes (R21). `None`: 1/32 of the pool, at least 16 MiB (but at most
@@ -26,7 +26,7 @@ pub struct Config {
     /// The whole device has been written to: nothing is a hole. For block devices and pools that
     /// were created preallocated.
     pub all_warm: bool,
-    /// The longest run that is handed out: for tests of space that is in short runs. `None`: any.
+    /// The longest run that is allocated: for tests of space that is in short runs. `None`: any.
     pub run_max: Option<u32>,
 }
 
@@ -41,7 +41,8 @@ impl Config {
     }
 }
 
-/// What all handles of one pool's space share. Order of locks: `scarce`, a lane, a metaslab.
+/// The state that all handles of one pool's space share. Order of locks: `scarce`, a lane, a
+/// metaslab.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) geometry: Geometry,
@@ -96,7 +97,7 @@ impl Shared {
         }
     }
 
-    /// To be called with what a change of a metaslab's free map has left.
+    /// To be called after a change of a metaslab's free map, with its new state.
     pub(crate) fn publish(&self, metaslab: usize, state: &MetaslabState) {
         self.add_good_chunks(self.metaslabs[metaslab].publish(state));
     }
@@ -170,8 +171,8 @@ impl Space {
         restore.finish(None).expect("nothing that could be wrong was loaded")
     }
 
-    /// Promises `blocks` blocks to the caller. Refused when that would take `tier`'s part of the
-    /// reserve; the caller then waits for what is on its way (R22).
+    /// Reserves `blocks` blocks for the caller. Refused when that would take more of the reserve
+    /// than `tier` may; the caller then waits for space that is being freed (R22).
     pub fn reserve(&self, blocks: u64, tier: Tier) -> Result<Reservation, NoSpace> {
         self.shared.budget.reserve(blocks, tier)?;
         Ok(Reservation::new(&self.shared, blocks, tier))
@@ -183,7 +184,7 @@ impl Space {
     }
 
     /// Takes `blocks` free blocks out of `from`, as few and large runs as there are: whole chunks
-    /// for what is larger than one, else runs of 64 KiB or the whole wish, else what is left.
+    /// for a request larger than one, else runs of 64 KiB or the whole request, else smaller runs.
     ///
     /// Fails only when nothing is free at all, which a reservation of any tier but the internal
     /// one rules out; then `from` is as it was.
@@ -208,7 +209,7 @@ impl Space {
     }
 
     /// Takes `blocks` blocks in one run: for nodes and maps. Fails when no run is that long; then
-    /// [`Self::claim`] gives as many blocks in pieces.
+    /// [`Self::claim`] claims as many blocks in pieces.
     pub fn claim_run(
         &self,
         lane: Lane,
@@ -222,7 +223,7 @@ impl Space {
         }
     }
 
-    /// Says that `blocks` blocks cannot be had.
+    /// The error that `blocks` blocks cannot be reserved.
     pub fn no_space(&self, blocks: u64) -> NoSpace {
         self.shared.budget.no_space(blocks)
     }
@@ -282,9 +283,9 @@ impl Space {
         Ok(())
     }
 
-    /// Makes allocatable what txgs up to `up_to` freed; how many blocks. To be called when a batch
-    /// that names `up_to` as durable is durable itself, and no reader has pinned it or an earlier
-    /// txg (R3).
+    /// Makes the frees of txgs up to `up_to` allocatable; returns the number of blocks. To be
+    /// called when a batch that names `up_to` as durable is durable itself, and no reader has
+    /// pinned it or an earlier txg (R3).
     pub fn release_deferred(&self, up_to: Txg) -> u64 {
         let mut released = 0;
         for metaslab in &self.shared.metaslabs {
@@ -296,12 +297,12 @@ impl Space {
         released
     }
 
-    /// What `statfs` tells. Costs a few loads.
+    /// The numbers for `statfs`. Costs a few loads.
     pub fn figures(&self) -> Figures {
         self.shared.budget.figures()
     }
 
-    /// Tells that all of `run` has been written to, so that it is no hole in the pool file (P6).
+    /// Records that all of `run` has been written to, so that it is no hole in the pool file (P6).
     pub fn mark_warm(&self, run: Run) -> Result<(), SpaceError> {
         let outside = |_| SpaceError::Outside { run };
         for piece in self.shared.geometry.pieces(run).map_err(outside)? {

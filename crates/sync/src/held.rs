@@ -2,7 +2,7 @@
 
 use crate::Rank;
 
-/// A lock that the current thread holds; dropping it says that the thread holds it no longer.
+/// A lock that the current thread holds; dropping it records that the thread holds it no longer.
 pub(crate) struct Held {
     #[cfg(debug_assertions)]
     place: (Rank, u64),

@@ -79,7 +79,7 @@ impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-/// Wakes threads that wait for a change of what a [`Mutex`] guards.
+/// Wakes threads that wait for a change of the value in a [`Mutex`].
 #[derive(Debug, Default)]
 pub struct Condvar(parking_lot::Condvar);
 

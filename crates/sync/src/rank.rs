@@ -30,8 +30,8 @@ ranks! {
     /// A pool that is open, for each call on it.
     OpenPool,
 
-    // The filesystem. States come before the caches, so that a new inode is in the cache before its
-    // directory's state is let go.
+    // The filesystem. States come before the caches, so that a new inode is in the cache before
+    // its directory's state is unlocked.
 
     /// Leftovers of the last use that are still to be removed.
     Leftovers,
@@ -47,7 +47,7 @@ ranks! {
     InodeCache,
     /// Access times that wait to be logged.
     AccessTimes,
-    /// The subvolumes that were asked for.
+    /// The subvolumes that were requested.
     Subvols,
 
     // Subvolumes, epochs and quotas.
@@ -75,7 +75,7 @@ ranks! {
 
     /// Node writes of one flush.
     NodeWrites,
-    /// What fragmented nodes are made of, as far as a flush has read it.
+    /// The pieces of fragmented nodes, as far as a flush has read them.
     FlushPieces,
     /// Partitions of which the base cannot be read.
     BrokenParts,
@@ -84,7 +84,7 @@ ranks! {
     /// The open txg: shared by those that join.
     TxgGate,
 
-    // What a transaction is charged to; the pool asks for these when it closes a txg, too.
+    // The accounts that a transaction charges; the pool locks these when it closes a txg, too.
 
     /// Owners of which the rows can go.
     Sweepable,
@@ -109,7 +109,7 @@ ranks! {
     TxgGathered,
     /// Data that transactions carry, until the device has it.
     Attached,
-    /// What the log holds, by txg.
+    /// The content of the log, by txg.
     Journal,
     /// Tables that were handed over.
     ForkGone,
@@ -138,7 +138,7 @@ ranks! {
 
     // Tables.
 
-    /// What the maps in use are made of.
+    /// The pieces of the maps in use.
     MapPieces,
     /// A shard of the cache of nodes.
     NodeCache,
@@ -173,7 +173,7 @@ ranks! {
     TaskQueue,
     /// An executor's submissions.
     RingSubmit,
-    /// An executor's completions that are being told.
+    /// An executor's completions that are being reported.
     RingReap,
     /// The seeded runtime.
     SeededState,
@@ -196,7 +196,7 @@ ranks! {
 
     // The mount: nothing is called while one of these is held, and wakers take them under any lock.
 
-    /// What a daemon does with a signal.
+    /// The reaction of a daemon to a signal.
     DaemonPhase,
     /// The state of one request.
     RequestPlace,

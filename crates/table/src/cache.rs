@@ -1,8 +1,8 @@
 //! A cache of parsed nodes, bounded in bytes.
 //!
 //! Nodes are kept as they are on disk, under address and digest: an address alone may have been
-//! reused since (R3). Eviction is CLOCK: a hit sets a mark, the hand takes marks away and evicts
-//! what has none. Which node goes depends on the order of calls only, never on a hash's seed.
+//! reused since (R3). Eviction is CLOCK: a hit sets a mark, the hand clears marks and evicts nodes
+//! without one. Which node goes depends on the order of calls only, never on a hash's seed.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -18,7 +18,7 @@ pub struct NodeCache {
     shards: Vec<Mutex<Shard, of::NodeCache>>,
 }
 
-/// Figures since the cache was made, and what it holds now.
+/// Figures since the cache was made, and its content now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
     pub hits: u64,
@@ -103,7 +103,7 @@ impl NodeCache {
         self.shard(&name).lock().get(&name)
     }
 
-    /// Keeps `node`, which `ptr` refers to. What has to go for it is dropped outside of the lock.
+    /// Keeps `node`, which `ptr` refers to. Evicted nodes are dropped outside of the lock.
     pub fn insert(&self, ptr: &NodePtr, node: Arc<Node>) {
         let name = name_of(ptr);
         let mut shard = self.shard(&name).lock();
@@ -168,7 +168,7 @@ impl Shard {
         Some(self.ring[at].node.clone())
     }
 
-    /// A new node has no mark: what a scan brings in goes before what was used again.
+    /// A new node has no mark: the nodes of a scan are evicted before those that were used again.
     fn insert(&mut self, name: Name, node: Arc<Node>) -> Vec<Slot> {
         let bytes = node.memory_bytes() + size_of::<Slot>() + size_of::<(Name, usize)>();
         if bytes > self.bytes_max || self.places.contains_key(&name) {

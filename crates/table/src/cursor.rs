@@ -140,8 +140,8 @@ impl<'n> Cursor<'n> {
         (self.from <= key && key < self.to).then_some(key)
     }
 
-    /// The value under the cursor, where [`Self::key`] has one; `None`: the layer says that the
-    /// key is deleted.
+    /// The value under the cursor, where [`Self::key`] has one; `None`: the layer has a deletion
+    /// of the key.
     pub(crate) fn edit(&self) -> Result<Option<ValueRef<'_>>, TableError> {
         let (leaf, place) = self.at.as_ref().expect("the cursor stands on an item");
         let value = leaf.value(place);
@@ -155,8 +155,8 @@ impl<'n> Cursor<'n> {
         }
     }
 
-    /// Whether the tree is likely to have items in [from, to): a guess where the nodes at hand do
-    /// not say.
+    /// Whether the tree is likely to have items in [from, to): a guess if the cached nodes do not
+    /// show it.
     pub(crate) fn is_likely_in(&self, from: Key, to: Option<Key>) -> bool {
         let before_end = |key: Key| to.is_none_or(|to| key < to);
         match (&self.inner, &self.at) {

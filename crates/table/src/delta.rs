@@ -9,9 +9,9 @@ use copyhold_types::{Key, Txg};
 
 use crate::Edit;
 
-/// What an edit with a short value takes of memory: key and edit are 64 bytes, and the nodes of the
-/// map are half to two thirds full. Measured: 100 bytes with random keys, 125 with ascending ones.
-/// A value that is not short adds its length.
+/// The memory of an edit with a short value: key and edit are 64 bytes, and the nodes of the map
+/// are half to two thirds full. Measured: 100 bytes with random keys, 125 with ascending ones. A
+/// value that is not short adds its length.
 pub const EDIT_BYTES: usize = 112;
 
 /// How many edits, and the memory that they take; or a difference of such.
@@ -62,7 +62,7 @@ pub struct Delta {
 }
 
 impl Delta {
-    /// Records an edit of `txg`; what it replaces of the same key is forgotten.
+    /// Records an edit of `txg`; the replaced edit of the same key is forgotten.
     pub(crate) fn apply(&mut self, txg: Txg, key: Key, edit: Edit) {
         self.oldest = earlier(self.oldest, Some(txg));
         self.insert(key, edit);

@@ -1,4 +1,5 @@
-//! What a flush has to settle, in the order of keys: frozen edits, over layers that go with them.
+//! The edits that a flush settles, in the order of keys: frozen edits, over layers that go with
+//! them.
 
 use std::collections::btree_map;
 use std::iter::Peekable;
@@ -13,7 +14,7 @@ use crate::{Edit, NodeSource, TableError, Value};
 pub(crate) struct Edits<'a> {
     frozen: Peekable<btree_map::Range<'a, Key, Edit>>,
     layers: Pile<'a>,
-    /// Taken out already, and the next to be given.
+    /// Taken out already, and the next to be returned.
     head: Option<(Key, Edit)>,
 }
 
@@ -35,7 +36,7 @@ impl<'a> Edits<'a> {
         self.head.as_ref()
     }
 
-    /// The next edit, if its key is before `to`; `None` stands for no bound.
+    /// The next edit, if its key is before `to`; `None` means no bound.
     pub(crate) fn peek_before(&self, to: Option<Key>) -> Option<&(Key, Edit)> {
         self.peek().filter(|(key, _)| to.is_none_or(|to| *key < to))
     }

@@ -1,4 +1,4 @@
-//! What can go wrong with a table.
+//! Errors of a table.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use copyhold_format::FormatError;
 use copyhold_format::node::Level;
 use copyhold_types::{Key, NodePtr, TableId};
 
-/// `Clone`: one failed read may be told to many waiters.
+/// `Clone`: many waiters may receive one failed read.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TableError {
@@ -44,7 +44,7 @@ impl TableError {
         }
     }
 
-    /// Whether it was for want of space or a device that fails, not for what is stored.
+    /// Whether the cause was lack of space or a failing device, not the stored data.
     pub fn is_unwritable(&self) -> bool {
         match self {
             TableError::Unwritable { .. } => true,

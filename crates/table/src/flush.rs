@@ -1,8 +1,8 @@
-//! Freezing, installing, aborting: what a flush does to a partition in memory.
+//! Freezing, installing, aborting: the effects of a flush on a partition in memory.
 //!
 //! `freeze` takes the delta, or the next bounded part of it (R20 iv), and leaves an empty one for
 //! the edits to come; `merge` or `spill` makes new nodes of it; `install` swaps base and layers,
-//! inside the pool's transaction, and says what the table of tables is to be told; `abort` puts the
+//! inside the pool's transaction, and returns the edits for the table of tables; `abort` puts the
 //! edits back.
 //!
 //! A bounded flush is one step of a *sweep* over the partition's keys. Only the last step moves
@@ -46,12 +46,12 @@ pub struct FlushJob {
     upto: Option<Key>,
 }
 
-/// What the table of tables is to say of one partition.
+/// A change of one partition in the table of tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DescriptorEdit {
     pub table: TableId,
     pub partition: u64,
-    /// `None`: the partition is no more, its keys are another's.
+    /// `None`: the partition is gone, its keys are in another one.
     pub descriptor: Option<PartitionDescriptor>,
 }
 
@@ -92,7 +92,7 @@ impl FlushJob {
 
 impl Table {
     /// Begins to flush the partition that starts at `start`. `None` if it has no edits, is being
-    /// flushed, is no more, has no base yet since the table was forked, or the table is retired.
+    /// flushed, is gone, has no base yet since the table was forked, or the table is retired.
     pub fn freeze(&self, start: Key, point: FreezePoint) -> Option<FlushJob> {
         self.freeze_if(start, point, |state| !state.delta.is_empty())
     }
@@ -137,7 +137,7 @@ impl Table {
     /// Makes the new base and layers count. All new nodes are durable, and the transaction that
     /// logs the returned edits, the releases and the allocations is being applied. Never waits.
     ///
-    /// With them, what the table has in memory no more.
+    /// Also returns the usage of the edits that left memory.
     pub fn install(&self, job: FlushJob, flushed: Flushed) -> (Vec<DescriptorEdit>, Weight) {
         let mut partitions = self.write_partitions();
         let before = partitions.weight();
@@ -181,8 +181,8 @@ impl Table {
         (edits, settled)
     }
 
-    /// Gives up a flush: its edits are the delta's again, nothing else has changed. What the table
-    /// loses of what it has in memory: edits that newer ones of the same key replace.
+    /// Aborts a flush: its edits are the delta's again, nothing else has changed. Returns the
+    /// usage of the edits that leave memory: those that newer ones of the same key replace.
     pub fn abort(&self, job: FlushJob) -> Weight {
         let partitions = self.read_partitions();
         let index = partitions.index_starting(job.start).expect("a flush keeps its partition");
@@ -257,8 +257,8 @@ impl State {
     }
 }
 
-/// Gives the keys of a partition without items to the one before, if neither is in the middle of a
-/// flush or sweep; its id, if it is gone. What is complete of both is complete of the whole
+/// Moves the keys of a partition without items to the one before, if neither is in the middle of a
+/// flush or sweep; returns its id, if it is gone. The whole is complete to the lower of both
 /// (TABLE-T3).
 fn absorb_empty(partitions: &mut Partitions, index: usize) -> Option<u64> {
     let state = partitions.get_mut(index).state.get_mut();
@@ -400,8 +400,8 @@ mod tests {
         assert!(table.stats()[1].edits > 0);
     }
 
-    /// What was complete of two partitions is complete of the whole only as far as of both: an edit
-    /// between the two would be dropped by replay.
+    /// The whole of two partitions is complete only to the lower of both: replay would drop an
+    /// edit between the two.
     #[test]
     fn a_partition_that_takes_over_an_empty_one_is_complete_as_far_as_both_were() {
         let (table, store) = (Table::new(TableId(1), LIMITS), Arc::default());

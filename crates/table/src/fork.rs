@@ -1,24 +1,24 @@
 //! Forking: tables that begin with the content of another one.
 //!
-//! Problem.  A snapshot must not depend on the size of what it shows, nor on how much of that is
-//!           not flushed.
+//! Problem.  The cost of a snapshot must not depend on the size of its content, nor on the
+//!           unflushed part of it.
 //! Idea.     The table that was forked takes no edits any more and lies *under* its children. A
-//!           child has edits, and no base: what its edits do not say, the table under it does. When
-//!           that is settled (all in its bases, nothing under it), the child *adopts* its
+//!           child has edits, and no base: keys without an edit are read from the table under it.
+//!           When that is settled (all in its bases, nothing under it), the child *adopts* its
 //!           partitions.
 //!
-//! TABFORK-K1  A table with something under it has one partition without a base, and is not
-//!             flushed; so what is under it is flushed before it.
-//! TABFORK-K2  What is under a table never changes but by being flushed and by adopting.
-//! TABFORK-K3  A table without edits that itself lies over another one is passed over: its children
-//!             lie over that other one. So the depth is that of tables with unflushed edits (R29).
-//!             Who adopts sees to it first that no flush begins there ([`Table::stand_still`]), not
-//!             even of layers: it would give up nodes that by then are the children's.
-//! TABFORK-K5  Tables that adopt one by one are not all behind the table when a crash comes. So the
-//!             first of them finds it *sealed*: its descriptors say that all of its edits are in
-//!             its bases, and replay brings none back, whose flush would give up nodes that others
-//!             have adopted.
-//! TABFORK-K4  A child replays all of its edits in the log, whatever it adopts (TABLE-T3).
+//! TABFORK-K1  A table with another one under it has one partition without a base, and is not
+//!             flushed; so the table under it is flushed first.
+//! TABFORK-K2  A table under another one never changes but by being flushed and by adopting.
+//! TABFORK-K3  A table without edits that itself lies over another one is passed over: its
+//!             children lie over that other one. So the depth is that of tables with unflushed
+//!             edits (R29). Adoption first prevents flushes there ([`Table::stand_still`]), even
+//!             of layers: a flush would release nodes that by then are the children's.
+//! TABFORK-K5  Tables that adopt one by one are not all behind the table when a crash comes. So
+//!             the first of them finds it *sealed*: its descriptors say that all of its edits are
+//!             in its bases, and replay brings none back, whose flush would release nodes that
+//!             others have adopted.
+//! TABFORK-K4  A child replays all of its edits in the log, for any adopted partitions (TABLE-T3).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -39,7 +39,8 @@ impl Table {
         child
     }
 
-    /// What children of this table lie over: itself, or what it adds nothing to (TABFORK-K3).
+    /// The table under the children of this table: itself, or the one under it if it adds nothing
+    /// (TABFORK-K3).
     pub fn fork_point(self: &Arc<Table>) -> Arc<Table> {
         match self.under() {
             Some(under) if self.has_no_edits() => under,
@@ -47,12 +48,12 @@ impl Table {
         }
     }
 
-    /// What this table lies over, if it has no base of its own yet.
+    /// The table under this one, if it has no base of its own yet.
     pub fn under(&self) -> Option<Arc<Table>> {
         self.read_partitions().under.clone()
     }
 
-    /// Puts a recovered table over what it was forked from.
+    /// Puts a recovered table over the table that it was forked from.
     pub fn lay_over(&self, under: Arc<Table>) {
         let mut partitions = self.write_partitions();
         assert!(partitions.iter().count() == 1, "TABFORK-K1: {} has bases of its own", self.id());
@@ -89,8 +90,9 @@ impl Table {
         is_settled
     }
 
-    /// Says that the table is complete up to `txg`, in whose transaction the returned edits are: it
-    /// stands still, so nothing of it can be newer (TABFORK-K5). Nothing, if that has been said.
+    /// Records that the table is complete up to `txg`, in whose transaction the returned edits
+    /// are: it is retired, so no edit of it can be newer (TABFORK-K5). Empty, if that was recorded
+    /// before.
     pub fn seal(&self, txg: Txg) -> Vec<DescriptorEdit> {
         if self.sealed.swap(true, Ordering::AcqRel) {
             return Vec::new();
@@ -102,7 +104,7 @@ impl Table {
         self.tell_all()
     }
 
-    /// The descriptors, as the table of tables is to be told of them.
+    /// The descriptors, as edits of the table of tables.
     fn tell_all(&self) -> Vec<DescriptorEdit> {
         let tell = |(partition, descriptor)| DescriptorEdit {
             table: self.id(),
@@ -112,10 +114,11 @@ impl Table {
         self.descriptors().into_iter().map(tell).collect()
     }
 
-    /// Takes over the partitions of the settled table under this one, which stands still, while the
+    /// Takes over the partitions of the settled table under this one, which is retired, while the
     /// transaction that logs the returned edits is being applied. Never waits.
     ///
-    /// With them, what the table has in memory more: its edits are in more partitions than before.
+    /// Also returns the usage that is added to memory: its edits are in more partitions than
+    /// before.
     pub fn adopt(&self) -> (Vec<DescriptorEdit>, Weight) {
         let mut partitions = self.write_partitions();
         let before = partitions.weight();
@@ -146,14 +149,14 @@ impl Table {
         (self.tell_all(), more)
     }
 
-    /// A partition has no items any more; somebody has given up its nodes.
+    /// A partition has no items any more; the caller has released its nodes.
     pub fn empty_partition(&self, start: Key) {
         let partitions = self.read_partitions();
         let index = partitions.index_starting(start).expect("a partition starts there");
         partitions.get(index).state.lock().settled = Settled::default();
     }
 
-    /// What the table of tables is to be told when this table is no more.
+    /// The edits of the table of tables when this table is gone.
     pub fn gone(&self) -> Vec<DescriptorEdit> {
         let told = self.descriptors().into_iter();
         told.map(|(partition, _)| DescriptorEdit { table: self.id(), partition, descriptor: None })
@@ -202,7 +205,7 @@ mod tests {
         table.check();
     }
 
-    /// Of a table with layers a flush could begin at any time, and give up what its children have.
+    /// A flush of a table with layers could begin at any time, and release nodes of its children.
     #[test]
     fn no_flush_begins_of_what_is_about_to_be_adopted() {
         let store = Arc::<Store>::default();
@@ -225,7 +228,7 @@ mod tests {
         assert!(child.freeze_layers(Key::MIN, point).is_some());
     }
 
-    /// Everything that can be asked gives the same answer as the model.
+    /// Every query returns the same result as the model.
     fn compare(table: &Table, store: &Arc<Store>, wanted: &Content) {
         let all = block_on(table.range(&**store, Key::MIN..Key::MAX, usize::MAX)).unwrap();
         let all: Content = all.iter().map(|(key, value)| (key.offset, value[0])).collect();
@@ -297,7 +300,7 @@ mod tests {
                         }
                     }
                     Op::Fork(_) => {}
-                    // A table over another one cannot be flushed: what lies under it can.
+                    // A table over another one cannot be flushed: the lowest table under it can.
                     Op::Flush(at, edits) => {
                         let table = &live[at % live.len()].0;
                         flush(&table.under().unwrap_or_else(|| table.clone()), &store, edits);

@@ -3,14 +3,14 @@
 //! Problem.  Every metadata change goes to the log at once; settling each in its tree at once would
 //!           write a path of nodes per edit.
 //! Idea.     A table is a *base*, B-trees of packed nodes, and a *delta*, the edits in memory. It
-//!           is cut in *partitions*, the subtree under one lowest inner node, which are flushed one
-//!           at a time: freeze the delta, merge it in key order, write the touched nodes to new
-//!           places, install the new root. There is nothing above partitions: their list is in
-//!           memory, and on disk it is the items of the table of tables.
-//!           Where the base cannot be read, or merging would rewrite much for little, the frozen
-//!           edits become a *layer* instead, a sorted run over the base.
-//! I/O.      None of its own. Nodes are asked of a [`NodeSource`] and given to a [`NodeSink`],
-//!           which the pool implements (cache, copies, repair, allocation, digests).
+//!           is cut in *partitions*, the subtree under one lowest inner node, which are flushed
+//!           one at a time: freeze the delta, merge it in key order, write the touched nodes to
+//!           new places, install the new root. There is nothing above partitions: their list is in
+//!           memory, and on disk it is the items of the table of tables. Where the base cannot be
+//!           read, or merging would rewrite much for little, the frozen edits become a *layer*
+//!           instead, a sorted run over the base.
+//! I/O.      None of its own. Nodes come from a [`NodeSource`] and go to a [`NodeSink`], which the
+//!           pool implements (cache, copies, repair, allocation, digests).
 //!
 //! ```text
 //!   look up   table.get / range / last_below (nodes, …).await; get_cached never waits
@@ -35,9 +35,9 @@
 //!           end.
 //! TABLE-T2  `pin`: every edit of an older txg is settled, in a base or layer. The log may be
 //!           trimmed up to it.
-//! TABLE-T3  `complete_to` of a partition: all its edits of txgs up to this one are settled. It
-//!           only says what replay may drop; replaying more than needed gives the same table (edits
-//!           are absolute, and what is replayed is always all of the log from some point on).
+//! TABLE-T3  `complete_to` of a partition: all its edits of txgs up to this one are settled.
+//!           Replay may drop these edits; replaying more than needed results in the same table
+//!           (edits are absolute, and replay always covers all of the log from some point on).
 //! TABLE-T4  Partitions cover all keys: the first starts at `Key::MIN`, each ends where the next
 //!           starts.
 //!

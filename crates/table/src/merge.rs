@@ -9,7 +9,7 @@
 //!
 //! MERGE-M1  A leaf is either kept or replaced, with all its items; so the new base is the old one
 //!           plus the edits.
-//! MERGE-M2  Nothing that exists is changed: until the result is installed, the old base stands.
+//! MERGE-M2  Existing nodes are not changed: until the result is installed, the old base is valid.
 
 use copyhold_format::node::{Child, LayerDescriptor, LeafBuilder, NodeOrigin, encode_inner};
 use copyhold_types::{BLOCK_BYTES, Buf, Key, NodePtr, Purpose};
@@ -22,11 +22,11 @@ use crate::settled::Base;
 use crate::source::{InnerNode, LeafNode};
 use crate::{Edit, NodeSink, NodeSource, TableError};
 
-/// What a merge or spill has made. Nothing of it counts before it is installed.
+/// The result of a merge or spill. It has no effect before it is installed.
 #[must_use]
 #[derive(Debug)]
 pub struct Flushed {
-    /// The partition, or what it was split into, in the order of keys.
+    /// The partition, or its parts after a split, in the order of keys.
     pub parts: Vec<Part>,
     /// The layers over it, the newest first; over a part of several none.
     pub layers: Vec<LayerDescriptor>,
@@ -58,7 +58,7 @@ impl FlushJob {
     ///
     /// # Errors
     /// [`TableError::Partition`], when a node cannot be read or written. Then the job is to be
-    /// aborted, and what the sink was given is not needed.
+    /// aborted, and the nodes in the sink are not needed.
     pub async fn merge(
         &self,
         nodes: &dyn NodeSource,

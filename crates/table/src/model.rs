@@ -2,8 +2,8 @@
 //! interleave, over small leaves and partitions, so that both split and merge all the time; nodes
 //! become unreadable and readable again, and flushes go to layers by choice and for need.
 //!
-//! A reader is checked against what each key was at some moment while it ran; without edits in
-//! between that is exact.
+//! A reader's results are compared with the values that each key had while it ran; without edits
+//! in between that is exact.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -40,7 +40,7 @@ enum Op {
     /// One of the nodes cannot be read, wherever it is.
     Rot(usize),
     Heal,
-    /// Lets one of the tasks go on.
+    /// Lets one of the tasks continue.
     Step(usize),
     Failing(bool),
     Slow(u64),
@@ -113,7 +113,7 @@ enum Query {
     LastBelow(Key, Key),
 }
 
-/// What is durable at the end of a txg.
+/// The durable state at the end of a txg.
 #[derive(Clone, Default)]
 struct Durable {
     items: Items,
@@ -136,9 +136,9 @@ struct World {
     tasks: Vec<Task>,
     failed: bool,
     flushes: u64,
-    /// What edits, flushes and aborts have said that there is in memory.
+    /// The usage in memory, summed up from the results of edits, flushes and aborts.
     weight: Weight,
-    /// Released in a txg that is not durable yet, or while somebody may still read it.
+    /// Released in a txg that is not durable yet, or while a reader may still need it.
     released: Vec<NodePtr>,
 }
 
@@ -404,7 +404,7 @@ impl World {
         }
     }
 
-    /// Lets everything end, flushes everything, and compares everything.
+    /// Lets all tasks end, flushes all edits, and compares all items.
     fn settle(mut self) {
         self.store.set_failing(false);
         self.store.heal();
@@ -461,7 +461,7 @@ impl World {
         assert!(backwards.into_iter().eq(self.items.iter().rev().map(|(k, v)| (*k, v.clone()))));
     }
 
-    /// Rows name what their leaves hold; leaves and partitions are within their limits.
+    /// Rows name the content of their leaves; leaves and partitions are within their limits.
     fn check_shape(&self) {
         let limits = self.limits;
         let mut rows = Vec::new();

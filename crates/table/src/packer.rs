@@ -1,8 +1,9 @@
 //! Cuts a stream of items in key order into leaves.
 //!
-//! What fits one leaf becomes one. What does not is filled to fifteen sixteenths, so that values
-//! that grow a little do not split the leaf at the next flush; and the last two leaves share their
-//! items evenly, except at the end of a partition, where items are likely to be appended.
+//! Items that fit one leaf become one. Otherwise leaves are filled to fifteen sixteenths, so that
+//! values that grow a little do not split the leaf at the next flush; and the last two leaves
+//! share their items evenly, except at the end of a partition, where items are likely to be
+//! appended.
 
 use copyhold_format::node::LeafBuilder;
 use copyhold_types::Key;

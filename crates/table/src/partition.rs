@@ -3,7 +3,7 @@
 //! PART-P1  The first partition starts at `Key::MIN`, starts ascend, ids are distinct (TABLE-T4).
 //! PART-P2  `frozen` is there exactly while a flush of the partition is under way.
 //! PART-P3  Edits of txgs up to `sweep.complete_to` are in the delta above `sweep.resume`, or
-//!          frozen, or settled; what else is in the delta is no older than `sweep.fresh`.
+//!          frozen, or settled; other edits of the delta are no older than `sweep.fresh`.
 
 use std::sync::Arc;
 
@@ -19,9 +19,9 @@ use crate::{Edit, Value};
 /// A pass of flushes over all keys of a partition, a bounded number of edits at a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sweep {
-    /// What the partition is complete to when the pass is done.
+    /// The txg that the partition is complete to when the pass is done.
     pub(crate) complete_to: Txg,
-    /// Where the pass goes on.
+    /// The key at which the pass continues.
     pub(crate) resume: Key,
     /// Oldest txg of the edits that came since the pass began.
     pub(crate) fresh: Option<Txg>,
@@ -44,7 +44,7 @@ pub(crate) struct Partition {
 }
 
 impl State {
-    /// What that adds to the delta.
+    /// Returns the usage that this adds to the delta.
     pub(crate) fn apply(&mut self, txg: Txg, key: Key, edit: Edit) -> Weight {
         if let Some(sweep) = &mut self.sweep {
             sweep.fresh = earlier(sweep.fresh, Some(txg));
@@ -54,14 +54,14 @@ impl State {
         self.weight() - before
     }
 
-    /// Of what is in memory only.
+    /// Of the edits in memory only.
     pub(crate) fn weight(&self) -> Weight {
         let frozen = self.frozen.as_ref().map_or(Weight::default(), |frozen| frozen.weight());
         let weight = self.delta.weight() + frozen;
         Weight { partitions: i64::from(weight.edits > 0), ..weight }
     }
 
-    /// What the edits say about `key`; `None`: ask what is settled.
+    /// The edit of `key`; `None`: look in the settled trees.
     pub(crate) fn unflushed(&self, key: &Key) -> Option<Option<Value>> {
         let edit = match self.delta.get(key) {
             Some(edit) => edit,
@@ -100,13 +100,13 @@ impl Partition {
 pub(crate) struct Partitions {
     list: Vec<Partition>,
     next_id: u64,
-    /// What the table was forked from, until its partitions are handed over (`fork`). While it is
-    /// there, there is one partition, without a base.
+    /// The table that it was forked from, until its partitions are handed over (`fork`). While it
+    /// is there, there is one partition, without a base.
     pub(crate) under: Option<Arc<Table>>,
 }
 
 impl Partitions {
-    /// `list` as PART-P1 says.
+    /// `list` as required by PART-P1.
     pub(crate) fn new(list: Vec<Partition>) -> Partitions {
         assert!(
             list.first().is_some_and(|first| first.start == Key::MIN),
@@ -117,7 +117,7 @@ impl Partitions {
         Partitions { list, next_id, under: None }
     }
 
-    /// Of what is in memory only.
+    /// Of the edits in memory only.
     pub(crate) fn weight(&self) -> Weight {
         self.iter().map(|partition| partition.state.lock().weight()).sum()
     }

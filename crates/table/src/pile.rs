@@ -1,4 +1,4 @@
-//! Walking layers and base as one: of each key, what the newest that has it says.
+//! Walking layers and base as one: of each key, the newest edit or item.
 
 use std::cmp::Ordering;
 
@@ -36,7 +36,7 @@ impl<'n> Pile<'n> {
         Ok(pile)
     }
 
-    /// What layers say in [from, to), upwards.
+    /// The edits of layers in [from, to), upwards.
     pub(crate) async fn of_layers(
         nodes: &'n dyn NodeSource,
         of: &[LayerDescriptor],
@@ -51,7 +51,8 @@ impl<'n> Pile<'n> {
         Ok(Pile { layers, base: Cursor::nothing(nodes), direction: Ordering::Less })
     }
 
-    /// What these layers and the wanted leaves of a base say in [from, to), upwards.
+    /// The edits of these layers and the items of the wanted leaves of a base in [from, to),
+    /// upwards.
     pub(crate) async fn partly(
         nodes: &'n dyn NodeSource,
         (layers, base): (&[LayerDescriptor], Tree),
@@ -91,7 +92,7 @@ impl<'n> Pile<'n> {
         self.front().and_then(Cursor::key)
     }
 
-    /// What holds for that key: a value, or that it is deleted.
+    /// The newest state of that key: a value, or that it is deleted.
     pub(crate) fn value(&self) -> Result<Option<ValueRef<'_>>, TableError> {
         self.front().expect("the walk is not at its end").edit()
     }
@@ -111,7 +112,7 @@ impl<'n> Pile<'n> {
 
     fn front(&self) -> Option<&Cursor<'n>> {
         let mut front = self.base.key().map(|key| (key, &self.base));
-        // What comes later in this loop is newer, and wins where keys are equal.
+        // A later layer of this loop is newer, and wins if keys are equal.
         for cursor in self.layers.iter().rev() {
             if let Some(key) = cursor.key()
                 && front.is_none_or(|(first, _)| key == first || key.cmp(&first) == self.direction)

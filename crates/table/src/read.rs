@@ -1,14 +1,15 @@
-//! Looking up: the delta over the frozen delta over what is settled, all of one moment (TABLE-T1).
+//! Looking up: the delta over the frozen delta over the settled trees, all of one moment
+//! (TABLE-T1).
 //!
 //! A range is read in *stretches*. A stretch is a partition's part of the range, or less if the
 //! delta has more than [`STRETCH_EDITS`] edits there: the delta's edits are copied, the frozen
-//! delta, layers and base shared, all under the partition's lock; then they are merged without
-//! it. One stretch is of one moment, the next may be of a later one; callers that need more hold
-//! the locks of what they read, as they do anyway.
+//! delta, layers and base shared, all under the partition's lock; then they are merged without it.
+//! One stretch is of one moment, the next may be of a later one; callers that need more hold the
+//! locks of the keys that they read, as they do anyway.
 //!
-//! What is in memory is found without waiting. Only a read that has to wait for a node goes on as a
-//! future, and that on the heap: else every operation that may ever read, which is all of them,
-//! would take as much memory as the deepest read while it waits for anything.
+//! Edits and nodes in memory are found without waiting. Only a read that has to wait for a node
+//! continues as a future, and that on the heap: else every operation that may ever read, which is
+//! all of them, would take as much memory as the deepest read while it waits for anything.
 
 mod part;
 
@@ -37,7 +38,7 @@ pub use part::{Differing, Told};
 /// Most edits that are copied under a partition's lock.
 const STRETCH_EDITS: usize = if cfg!(test) { 5 } else { 4096 };
 
-/// What one look at the edits says about a key.
+/// The result of one look-up of a key in the edits.
 enum Look {
     Edit(Option<Value>),
     Settled(Settled),
@@ -71,7 +72,7 @@ impl NodeSource for CachedNodes<'_> {
     }
 }
 
-/// What `read` finds without waiting.
+/// The result that `read` finds without waiting.
 fn at_once<T>(read: impl Future<Output = Result<T, TableError>>) -> Cached<T> {
     match pin!(read).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(found)) => Cached::Known(found),
@@ -79,7 +80,7 @@ fn at_once<T>(read: impl Future<Output = Result<T, TableError>>) -> Cached<T> {
     }
 }
 
-/// The edits of one moment in [from, to), and what is settled under them.
+/// The edits of one moment in [from, to), and the settled trees under them.
 struct Stretch {
     from: Key,
     to: Key,
@@ -303,8 +304,8 @@ fn last_starting_below(partitions: &Partitions, to: Key) -> usize {
 }
 
 impl Stretch {
-    /// The edits of a forked table over what it was forked from, where both are known. It has no
-    /// frozen edits and no base of its own.
+    /// The edits of a forked table over the table that it was forked from, where both are known.
+    /// It has no frozen edits and no base of its own.
     fn over(self, lower: Stretch, direction: Ordering) -> Stretch {
         let (from, to) = (lower.from, lower.to);
         let inside = |(key, _): &(Key, Edit)| (from..to).contains(key);
@@ -367,8 +368,8 @@ impl Stretch {
         let frozen = self.frozen.as_deref().unwrap_or(&nothing);
         let edits = self.edits.into_iter();
         let mut edits = Overlay::downwards(edits, frozen.range(self.from..self.to)).peekable();
-        // Where an edit puts an item right at the end, nothing is read. Where it deletes one there,
-        // what lies below is wanted, whatever a layer has at the end.
+        // Where an edit puts an item right at the end, nothing is read. Where it deletes one
+        // there, the item before it is wanted, for any item that a layer has at the end.
         let at_end = edits.peek().filter(|(key, _)| key.successor() == Some(self.to));
         if let Some((key, Edit::Put(value))) = at_end {
             return Ok(Some((*key, value.clone())));

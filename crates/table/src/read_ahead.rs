@@ -37,7 +37,7 @@ impl<'n> ReadAhead<'n> {
         ReadAhead { nodes, why, window, waiting: leaves.collect(), flying: VecDeque::new() }
     }
 
-    /// The next leaf, as it was asked for.
+    /// The next leaf, in the order of requests.
     pub(crate) async fn next(&mut self) -> Option<Arrival> {
         while self.flying.len() < self.window
             && let Some(ptr) = self.waiting.pop_front()

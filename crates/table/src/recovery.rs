@@ -34,7 +34,7 @@ impl RecoveringTable {
         self.edits.len()
     }
 
-    /// What the log says about `key`.
+    /// The logged edit of `key`.
     pub fn get(&self, key: Key) -> Option<&Edit> {
         self.edits.get(&key).map(|(_, edit)| edit)
     }

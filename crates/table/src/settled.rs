@@ -1,11 +1,11 @@
-//! What a partition has on disk: a base, and the layers that lie over it.
+//! A partition's trees on disk: a base, and the layers that lie over it.
 //!
 //! A layer is a sorted run of edits. It is written where a base cannot be read, or is too large for
 //! the few edits at hand to be merged into it, and is a tree like a base: the same nodes, the same
 //! cursor. A lookup goes down from the newest layer and stops where it finds the key, so it reads
 //! nothing below that.
 //!
-//! LAYERS-L1  The newest layer comes first. What it says of a key counts, then the next, last the
+//! LAYERS-L1  The newest layer comes first. Its edit of a key counts, then the next, last the
 //!            base.
 //! LAYERS-L2  A layer has edits of its partition's keys only, at least one.
 
@@ -27,7 +27,7 @@ pub(crate) struct Base {
     pub(crate) items: u64,
 }
 
-/// The layers of a partition, shared with whoever reads them (LAYERS-L1).
+/// The layers of a partition, shared with its readers (LAYERS-L1).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Layers(Option<Arc<[LayerDescriptor]>>);
 
@@ -91,8 +91,7 @@ impl Settled {
         Ok(found.map(|found| Value::from(found.leaf.value(&found.place))))
     }
 
-    /// As [`Self::get`], as far as no node has to be read. What is wrong with one is for `get` to
-    /// tell.
+    /// As [`Self::get`], as far as no node has to be read. Errors of nodes are left to `get`.
     pub(crate) fn get_cached(&self, nodes: &dyn NodeSource, key: Key) -> Cached<Option<Value>> {
         for layer in self.layers.iter() {
             match Tree::of(layer).find_cached(nodes, key) {
@@ -132,7 +131,7 @@ impl Tree {
         Tree { root: Some(layer.root), height: layer.height, is_layer: true }
     }
 
-    /// What requests for a node of the tree are counted as.
+    /// The purpose with which requests for a node of the tree are counted.
     pub(crate) fn purpose(self, level: Level) -> Purpose {
         if self.is_layer { Purpose::Layer } else { level.purpose() }
     }
@@ -173,7 +172,7 @@ impl Tree {
     }
 }
 
-/// What a value in a layer says of its key: what is put, or that it is deleted.
+/// The edit that a value in a layer encodes: a put value, or a deletion.
 pub(crate) fn edit_of(
     value: ValueRef<'_>,
     ptr: NodePtr,

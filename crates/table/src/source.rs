@@ -1,4 +1,4 @@
-//! What a table asks of the world: nodes by pointer, and a place for new ones.
+//! The environment of a table: nodes by pointer, and a place for new ones.
 
 use std::future::Future;
 use std::ops::Deref;
@@ -13,22 +13,22 @@ use crate::TableError;
 /// A boxed future of a node operation; the same type as the runtime's `BoxFuture`.
 pub type NodeFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, TableError>> + Send + 'a>>;
 
-/// Gives nodes by pointer.
+/// Reads nodes by pointer.
 ///
-/// What a reader walks may be replaced meanwhile; that it is not reused is the reader's pin (R3),
-/// which the caller of the table holds.
+/// Nodes under a reader may be replaced meanwhile; the reader's pin (R3), which the caller of the
+/// table holds, prevents their reuse.
 pub trait NodeSource: Send + Sync {
     /// The node, if it needs no waiting.
     fn cached(&self, ptr: &NodePtr) -> Option<Arc<Node>>;
 
-    /// Reads and verifies the node from any good copy. `why`: what the reading is counted as.
+    /// Reads and verifies the node from any good copy. `why`: the purpose that counts the read.
     fn read(&self, ptr: NodePtr, why: Purpose) -> NodeFuture<'_, Arc<Node>>;
 }
 
 /// Takes the new nodes of a flush.
 pub trait NodeSink: Send + Sync {
-    /// Gives `node` its places and digest and starts writing it; the pointer is known before the
-    /// write is done. Who merges waits for all writes before it uses any pointer.
+    /// Allocates the copies of `node`, computes its digest and starts writing it; the pointer is
+    /// known before the write is done. A merge waits for all writes before it uses any pointer.
     fn write(&mut self, why: Purpose, node: Buf) -> NodeFuture<'_, NodePtr>;
 }
 

@@ -2,11 +2,11 @@
 //!
 //! A new layer takes in the newest ones that are together not larger than it, and so many that no
 //! more than [`LAYERS_WANTED`] are left; so their sizes are like the digits of a counter, and each
-//! edit is written a few times, however long the base cannot be merged into. Deletes stay: what is
-//! below may have the key.
+//! edit is written a few times, however long the base cannot be merged into. Deletes stay: a layer
+//! or the base below may have the key.
 //!
 //! SPILL-S1  Layers are taken in from the newest on, without a gap (LAYERS-L1).
-//! SPILL-S2  A layer that cannot be read, or for which there is no room while it is written anew,
+//! SPILL-S2  A layer that cannot be read, or for which there is no space while it is written anew,
 //!           stays as it is, and so do those below it; above it there is room for more, up to what
 //!           a descriptor can hold.
 
@@ -39,8 +39,8 @@ const REWRITTEN: u64 = 4;
 
 impl FlushJob {
     /// Whether a layer now and a merge later write less than a merge now (P4): the edits touch
-    /// leaves with many more items, and all layers are small beside the base. What cannot be
-    /// read, a merge tells.
+    /// leaves with many more items, and all layers are small beside the base. Read errors are left
+    /// to the merge.
     pub async fn is_cheaper_to_spill(&self, nodes: &dyn NodeSource) -> bool {
         let edits = self.frozen.len() as u64;
         if edits == 0 || (self.settled.layers.edits() + edits) * SHARE > self.settled.base.items {
@@ -58,8 +58,8 @@ impl FlushJob {
         }
     }
 
-    /// What a merge takes at most. `own`: nodes of this epoch and newer ones are this table's
-    /// alone. What cannot be read, a merge tells.
+    /// The maximal size of a merge. `own`: nodes of this epoch and newer ones are this table's
+    /// alone. Read errors are left to the merge.
     pub async fn merge_size(&self, nodes: &dyn NodeSource, own: EpochId) -> MergeSize {
         let Ok(children) = self.children(nodes).await else { return MergeSize::default() };
         let (base, layers) = (self.settled.base.root, &self.settled.layers);
@@ -105,7 +105,7 @@ impl FlushJob {
     ///
     /// # Errors
     /// [`TableError::Partition`], when the layer cannot be written, or there is no place for it.
-    /// Then the job is to be aborted, and what the sink was given is not needed.
+    /// Then the job is to be aborted, and the nodes in the sink are not needed.
     pub async fn spill(
         &self,
         nodes: &dyn NodeSource,
@@ -202,16 +202,16 @@ impl FlushJob {
     }
 }
 
-/// What a merge takes.
+/// The size of a merge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MergeSize {
-    /// Leaves that it may write before any is given back, or as much.
+    /// Leaves that it may write before any is freed, or as much.
     pub leaves: usize,
-    /// It may replace what is another's, too, and does not get that back.
+    /// It may replace shared nodes, too, which frees no space.
     pub is_shared: bool,
 }
 
-/// What layers have.
+/// The size of layers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Size {
     leaves: usize,
@@ -317,8 +317,8 @@ mod tests {
             self.table.freeze(Key::MIN, point).unwrap()
         }
 
-        /// Flushes to a layer or the base, and frees what is replaced; how many nodes that was, and
-        /// how many were written.
+        /// Flushes to a layer or the base, and frees the replaced nodes; returns the numbers of
+        /// replaced and of written nodes.
         fn flush(&mut self, spills: bool) -> (usize, usize) {
             let job = self.job();
             let mut sink = Sink::new(&self.store);

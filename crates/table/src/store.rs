@@ -102,7 +102,7 @@ impl NodeSource for Store {
     }
 }
 
-/// The sink of one flush; knows what it was given.
+/// The sink of one flush; knows its nodes.
 pub(crate) struct Sink {
     pub(crate) store: Arc<Store>,
     pub(crate) written: Vec<NodePtr>,

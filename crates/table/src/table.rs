@@ -41,7 +41,7 @@ pub struct Table {
     pub(crate) sealed: AtomicBool,
 }
 
-/// What a lookup that may not wait found.
+/// The result of a look-up that may not wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cached<T> {
     Known(T),
@@ -49,7 +49,7 @@ pub enum Cached<T> {
     Unknown,
 }
 
-/// What the flush policy looks at.
+/// Numbers for the flush policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartitionStats {
     /// Names the partition to [`Table::freeze`].
@@ -146,21 +146,22 @@ impl Table {
         self.limits
     }
 
-    /// No flush begins any more, not even of layers without edits: somebody is about to give up its
-    /// nodes. What has begun goes on; when the table is settled again, its nodes stand still.
+    /// No flush begins any more, not even of layers without edits: its nodes are about to be
+    /// released. A flush under way continues; when the table is settled again, its nodes do not
+    /// change.
     pub fn retire(&self) {
         self.retired.store(true, Ordering::Release);
     }
 
-    /// Its nodes are not given up after all: it is flushed like any other again.
+    /// Its nodes are not released after all: it is flushed like any other again.
     pub fn reinstate(&self) {
         self.retired.store(false, Ordering::Release);
     }
 
     /// Retires a table that was retired before a crash. It was settled then: an edit that replay
-    /// brought back is in its bases, or in what was given up of them, and pins the log for nothing.
+    /// brought back is in its bases, or in released parts of them, and pins the log for nothing.
     ///
-    /// What it has in memory no more.
+    /// Returns the usage of the edits that left memory.
     pub fn retire_again(&self) -> Weight {
         self.retire();
         let partitions = self.read_partitions();
@@ -169,20 +170,19 @@ impl Table {
         before - partitions.weight()
     }
 
-    /// Makes an edit that `txg` logs. Whoever orders the edits of a key in the log (the locks
-    /// of the layer above, held since before joining the txg) calls in that order.
+    /// Makes an edit that `txg` logs. The locks of the layer above, held since before joining the
+    /// txg, order the edits of a key in the log; calls come in that order.
     pub fn apply(&self, txg: Txg, key: Key, edit: Edit) {
         self.apply_weighed(txg, key, edit);
     }
 
-    /// As [`Self::apply`]; what that adds to what is in memory.
+    /// As [`Self::apply`]; returns the usage that this adds to memory.
     pub fn apply_weighed(&self, txg: Txg, key: Key, edit: Edit) -> Weight {
         let partitions = self.read_partitions();
         partitions.covering(key).state.lock().apply(txg, key, edit)
     }
 
-    /// What the edits in memory say about `key`: its value, or that it is deleted; `None` if they
-    /// say nothing.
+    /// The edit of `key` in memory: its value, or that it is deleted; `None` if there is none.
     pub fn unflushed(&self, key: Key) -> Option<Edit> {
         let partitions = self.read_partitions();
         let found = partitions.covering(key).state.lock().unflushed(&key);
@@ -214,7 +214,7 @@ impl Table {
         self.read_partitions().iter().any(|partition| partition.state.lock().frozen.is_some())
     }
 
-    /// The partitions as they are on disk, by id; what the table of tables should say.
+    /// The partitions as they are on disk, by id; the table of tables should contain these.
     pub fn descriptors(&self) -> Vec<(u64, PartitionDescriptor)> {
         let partitions = self.read_partitions();
         partitions.iter().map(|partition| (partition.id, partition.descriptor())).collect()

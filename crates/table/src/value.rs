@@ -8,7 +8,7 @@ use std::ops::Deref;
 
 use copyhold_format::node::ValueRef;
 
-/// What lies in the edit itself.
+/// Bytes of a value in the edit itself.
 const INLINE_BYTES: usize = 38;
 
 /// The bytes of an item. Cheap to clone when short.

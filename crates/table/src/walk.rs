@@ -25,7 +25,7 @@ pub struct NodeVisit<'a> {
 impl Table {
     /// Visits every node that a base or layer refers to, once, parents before children; each
     /// partition's are of one moment. Leaves are read only if `read_leaves`. A node that cannot be
-    /// read is visited with its error, and the walk goes on.
+    /// read is visited with its error, and the walk continues.
     pub async fn for_each_node(
         &self,
         nodes: &dyn NodeSource,

@@ -17,7 +17,7 @@ use crate::{BLOCK_BYTES, spare};
 pub(crate) struct Block([u8; BLOCK_BYTES]);
 
 /// Whole blocks, aligned to 4 KiB. A clone shares the memory; changing a shared one copies it
-/// first, so what was handed to a device never changes under it.
+/// first, so memory that a device uses never changes under it.
 #[derive(Clone)]
 pub struct Buf {
     memory: Arc<Memory>,
@@ -44,8 +44,8 @@ impl Buf {
         Buf::of(spare::take_zeroed(blocks))
     }
 
-    /// With anything in it, be it somebody else's: for who overwrites all of it before anybody can
-    /// look.
+    /// With arbitrary content, even of another tenant: for callers that overwrite all of it before
+    /// any read.
     pub fn scratch(blocks: usize) -> Buf {
         Buf::of(spare::take(blocks))
     }
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn whoever_had_the_memory_before_nothing_of_it_shows() {
         for _ in 0..10 {
-            // All at once, so that some of it is used again whatever other tests take.
+            // All at once, so that some of it is used again beside other tests.
             let dirty: Vec<Buf> = (0..8).map(|_| Buf::from_bytes(&[7; 2 * BLOCK_BYTES])).collect();
             drop(dirty);
             let bufs: Vec<Buf> = (0..8).map(|_| Buf::from_bytes(&[1; BLOCK_BYTES + 1])).collect();

@@ -52,8 +52,8 @@ macro_rules! id {
 }
 
 id!(
-    /// A stretch of a subvolume's life between snapshots; one growing number for the pool. 0 is the
-    /// pool itself: what carries it has no owner and is never buried (rule R20).
+    /// A stretch of a subvolume's life between snapshots; one growing number for the pool. 0 is
+    /// the pool itself: a pointer that carries it has no owner and is never buried (rule R20).
     EpochId(u64)
 );
 id!(
@@ -69,9 +69,8 @@ id!(
     TableId(u64)
 );
 id!(
-    /// Counts the read-write mounts of a pool, but for those that go on with the last one
-    /// (OPEN-O2). In every batch header, so that what a recovery has cut can never come back (rule
-    /// R13).
+    /// Counts the read-write mounts of a pool, except those that continue the last one (OPEN-O2).
+    /// In every batch header, so that batches cut by a recovery can never come back (rule R13).
     Incarnation(u64)
 );
 

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// What an item is. The number is its place in the order of keys and on disk; `format::item` gives
-/// each its meaning.
+/// The type of an item. The number is its place in the order of keys and on disk; `format::item`
+/// gives each its meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Kind(pub u8);
 

@@ -1,4 +1,4 @@
-//! References to what a pool stores: extents and tree nodes.
+//! References to the data of a pool: extents and tree nodes.
 
 use std::fmt;
 
@@ -20,7 +20,8 @@ impl fmt::Display for Digest {
     }
 }
 
-/// A reference that can be released: `epoch` decides sharing, `origin` (an epoch too) who pays.
+/// A reference that can be released: `epoch` decides sharing, `origin` (an epoch too) the owner
+/// that pays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pointer {
     pub run: Run,
@@ -31,7 +32,7 @@ pub struct Pointer {
 /// A reference to an immutable metadata node (or space map): one or two copies of `blocks` blocks.
 ///
 /// Where free space has no run for it, a node is *fragmented*: then `copies` are those of its list
-/// of fragments, a block that says where the content is.
+/// of fragments, a block that names the runs of the content.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodePtr {
     pub copies: [Option<BlockAddr>; 2],

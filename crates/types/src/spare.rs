@@ -1,13 +1,13 @@
-//! The memory of buffers that nobody has any more, for the next ones.
+//! The memory of released buffers, for the next ones.
 //!
 //! Problem.  Each block that is read or written is in a buffer that lives as long as its request.
-//!           Fresh memory for it costs a page fault and a clearing of each page, and whoever gives
-//!           it back may be another thread than who takes it.
-//! Idea.     What comes back is kept by its size, for all threads, in the sizes that requests have,
+//!           Fresh memory for it costs a page fault and a clearing of each page, and the thread
+//!           that frees it may be another than the one that takes it.
+//! Idea.     Freed memory is kept by its size, for all threads, in the sizes that requests have,
 //!           and not more than [`keep_spare`] says.
 //!
-//! Content of one tenant can be in the next one's buffer until that is overwritten, so only who
-//! overwrites all of it, or fills up the rest, may take it: `buf` sees to that.
+//! Content of one tenant can be in the next one's buffer until that is overwritten, so only a
+//! caller that overwrites all of it, or fills up the rest, may take it: `buf` ensures that.
 
 // Not the locks of `parking_lot`: a checker that replaces those ends them with each execution.
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,7 +23,7 @@ const SIZES: usize = 7;
 
 static SPARE: [Mutex<Vec<Vec<Block>>>; SIZES] = [const { Mutex::new(Vec::new()) }; SIZES];
 
-/// What is kept of each size, in bytes.
+/// The maximum that is kept of each size, in bytes.
 static BYTES_MAX: AtomicUsize = AtomicUsize::new(4 << 20);
 
 /// From now on at most `bytes` are kept for buffers to come, 4 MiB of a size at most.
@@ -31,7 +31,7 @@ pub fn keep_spare(bytes: usize) {
     BYTES_MAX.store((bytes / SIZES).min(4 << 20), Ordering::Relaxed);
 }
 
-/// Memory of `blocks` blocks, with anything in it.
+/// Memory of `blocks` blocks, with arbitrary content.
 pub(crate) fn take(blocks: usize) -> Vec<Block> {
     kept(blocks).unwrap_or_else(|| fresh(blocks))
 }
@@ -51,7 +51,7 @@ fn fresh(blocks: usize) -> Vec<Block> {
     Block::new_vec_zeroed(blocks).expect("memory for a buffer")
 }
 
-/// What nobody has any more.
+/// Keeps memory that has no owner any more.
 pub(crate) fn give_back(memory: Vec<Block>) {
     let Some(mut spare) = of_size(memory.len()) else { return };
     if (spare.len() + 1) * memory.len() * BLOCK_BYTES <= BYTES_MAX.load(Ordering::Relaxed) {

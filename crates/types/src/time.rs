@@ -1,4 +1,4 @@
-//! Two clocks: a monotonic one for waiting, a wall clock for what files show.
+//! Two clocks: a monotonic one for waiting, a wall clock for the times of files.
 
 /// Nanoseconds of a monotonic clock whose zero means nothing.
 pub type Nanos = u64;

@@ -1,4 +1,4 @@
-//! What only a block device is asked, by ioctl.
+//! Requests that only a block device supports, by ioctl.
 
 #![allow(unsafe_code)]
 
@@ -12,7 +12,7 @@ const BLKDISCARD: Opcode = opcode::none(0x12, 119);
 
 /// Size in bytes.
 pub(super) fn size(fd: impl AsFd) -> io::Result<u64> {
-    // SAFETY: BLKGETSIZE64 writes one u64, whatever its opcode says (linux/fs.h).
+    // SAFETY: BLKGETSIZE64 writes one u64, even if its opcode names another size (linux/fs.h).
     Ok(unsafe { ioctl(fd, Getter::<BLKGETSIZE64, u64>::new()) }?)
 }
 
@@ -21,7 +21,7 @@ pub(super) fn sector_bytes(fd: impl AsFd) -> io::Result<u32> {
     Ok(rustix::fs::ioctl_blksszget(fd)?)
 }
 
-/// Tells the device that a range of bytes holds nothing.
+/// Reports to the device that a range of bytes is unused.
 pub(super) fn discard(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
     // SAFETY: BLKDISCARD reads two u64, start and length (linux/fs.h).
     Ok(unsafe { ioctl(fd, Setter::<BLKDISCARD, [u64; 2]>::new([offset, len])) }?)

@@ -2,7 +2,8 @@
 //!
 //! Where direct I/O is refused, the page cache may hold pages that were written before and never
 //! reached the disk: when a flush fails, the kernel takes them for clean and keeps them. So the
-//! cache is written out and dropped before the first read, which then finds what a later one will.
+//! cache is written out and dropped before the first read, which then returns the same as a later
+//! one.
 
 use std::fs::File;
 use std::io;
@@ -17,10 +18,10 @@ use rustix::io::Errno;
 use super::block_device;
 use crate::{DeviceError, IoError};
 
-/// What to open a device for.
+/// The mode in which a device is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenMode {
-    /// Alone: nobody else may have it open through this library.
+    /// Alone: no other open of it through this library is allowed.
     ReadWrite,
     /// With other readers, but not with a writer.
     ReadOnly,
@@ -66,7 +67,7 @@ pub(super) fn failed(path: &Path) -> impl Fn(Errno) -> DeviceError + use<> {
     move |errno| DeviceError::Open { name: name.clone(), source: IoError(errno.raw_os_error()) }
 }
 
-/// Opens what exists.
+/// Opens an existing file.
 pub(super) fn open(path: &Path, mode: OpenMode) -> Result<Opened, DeviceError> {
     let is_block_device = is_block_device(path)?;
     let flags = match mode {
@@ -104,7 +105,7 @@ pub(super) fn create(path: &Path, bytes: u64, replace: bool) -> Result<Opened, D
     };
     let sized = size(&mut file, path, bytes);
     if sized.is_err() && is_new {
-        // Nobody has seen it, so nobody misses it.
+        // No other process has seen it, so its removal has no effect.
         let _still_there = std::fs::remove_file(path);
     }
     sized.map(|()| file)
@@ -171,7 +172,7 @@ fn lock(fd: OwnedFd, path: &Path, mode: OpenMode) -> Result<Locked, DeviceError>
     })
 }
 
-/// Lets later reads find what the disk has.
+/// Lets later reads return the content of the disk.
 fn drop_cached_pages(file: impl AsFd) -> rustix::io::Result<()> {
     // An error is of pages that did not get there. They are clean now, and go with the others.
     let _told_to_the_writer = rustix::fs::fsync(&file);
@@ -223,7 +224,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether the first block is in the page cache. Nothing, where the filesystem cannot tell.
+    /// Whether the first block is in the page cache. `None`, if the filesystem cannot report it.
     fn is_cached(file: &File) -> Option<bool> {
         let mut block = Buf::zeroed(1);
         let mut bufs = [io::IoSliceMut::new(block.make_mut())];

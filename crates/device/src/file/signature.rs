@@ -1,4 +1,4 @@
-//! What looks like somebody's data.
+//! Signatures of other data on a device.
 //!
 //! The places and magics are those that blkid(8) and wipefs(8) know. Zeros mean nothing here:
 //! a device is taken for unused only if its first and last MiB are zero.
@@ -32,7 +32,7 @@ const SWAP: &str = "swap space";
 const ZFS: &str = "a member of a ZFS pool";
 const FAT: &str = "a FAT filesystem";
 
-/// The first that matches is told, so what contains others comes before them.
+/// The first match is reported, so formats that contain others come before them.
 const MAGICS: [Magic; 39] = [
     magic("a LUKS encrypted volume", 0, b"LUKS\xba\xbe"),
     magic("a LUKS encrypted volume", 0x4000, b"SKUL\xba\xbe"),
@@ -75,8 +75,8 @@ const MAGICS: [Magic; 39] = [
     magic("an MBR partition table or boot sector", 510, b"\x55\xaa"),
 ];
 
-/// What is on a file or block device that somebody may miss, in words for a message ("an XFS
-/// filesystem"); `None` if its first and last MiB are zero.
+/// The kind of data on a file or block device that a user may miss, in words for a message ("an
+/// XFS filesystem"); `None` if its first and last MiB are zero.
 pub fn probe_signature(path: &Path) -> Result<Option<&'static str>, DeviceError> {
     is_block_device(path)?;
     let failed = |error| DeviceError::Open { name: name_of(path), source: io_error(&error) };

@@ -7,7 +7,7 @@ use super::image::{Content, SimImage};
 /// Contents that go to the medium together.
 pub(super) type Write = Vec<(u64, Content)>;
 
-/// The durable content of a device, and what only its volatile cache holds.
+/// The durable content of a device, and the writes that only its volatile cache holds.
 #[derive(Clone, Debug)]
 pub struct SimDisk {
     pub(super) durable: SimImage,
@@ -18,7 +18,7 @@ pub struct SimDisk {
 }
 
 impl SimDisk {
-    /// What reads find.
+    /// The content that reads return.
     pub fn image(&self) -> &SimImage {
         &self.current
     }

@@ -26,13 +26,13 @@ pub enum Trigger {
     },
 }
 
-/// What happens to the request that a [`Trigger`] names.
+/// The fault of the request that a [`Trigger`] names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The power fails while it is in flight; part of it may be found afterwards.
     PowerOff,
     /// It fails with this errno. Of a write any part may have been written; a failed flush loses
-    /// part of what it should have kept, and the next one succeeds (the trap of rule R12).
+    /// part of its writes, and the next one succeeds (the trap of rule R12).
     Error(i32),
     /// It is acknowledged but does nothing.
     Lose,

@@ -1,4 +1,4 @@
-//! What a simulated medium holds: sparse blocks, shared between copies.
+//! The content of a simulated medium: sparse blocks, shared between copies.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -8,13 +8,13 @@ use copyhold_types::BLOCK_BYTES;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::RngCore;
 
-/// What a crash may tear a write at.
+/// The unit at which a crash may tear a write.
 pub const SECTOR_BYTES: usize = 512;
 const SECTORS: usize = BLOCK_BYTES / SECTOR_BYTES;
 
 pub(super) type Block = [u8; BLOCK_BYTES];
 
-/// What a write brings to one block; nothing makes a hole, which reads as zeros.
+/// The content that a write brings to one block; `None` makes a hole, which reads as zeros.
 pub(super) type Content = Option<Arc<Block>>;
 
 /// The content of a device at one moment. A clone costs a map, not the blocks.
@@ -48,7 +48,7 @@ impl SimImage {
         self.held.get(&block).cloned()
     }
 
-    /// What a block holds, into a place that is zeros.
+    /// Copies the content of a block into `place`, which is zeros.
     pub(super) fn read_into(&self, block: u64, place: &mut [u8]) {
         if let Some(content) = self.held.get(&block) {
             place.copy_from_slice(&content[..]);
@@ -72,7 +72,7 @@ impl SimImage {
         self.held.range(block..block + blocks).map(|(block, _)| *block).collect()
     }
 
-    /// What one block holds from now on; nothing makes a hole.
+    /// Sets the content of one block; `None` makes a hole.
     pub fn put(&mut self, block: u64, content: Option<Arc<[u8; BLOCK_BYTES]>>) {
         assert!(block < self.blocks, "block {block} of a device with {}", self.blocks);
         match content {
@@ -125,7 +125,7 @@ impl Survival {
         }
     }
 
-    /// Puts what survives of a write.
+    /// Applies the surviving part of a write.
     pub(super) fn apply(
         self,
         image: &mut SimImage,

@@ -1,4 +1,4 @@
-//! What a simulated device remembers, and what each request does to it.
+//! The state of a simulated device, and the effects of each request on it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ struct InFlight {
 
 pub(super) struct State {
     pub(super) rng: Xoshiro256PlusPlus,
-    /// What reads see: `durable` with `unflushed` applied in order.
+    /// The content that reads return: `durable` with `unflushed` applied in order.
     pub(super) current: SimImage,
     durable: SimImage,
     /// Completed writes that no flush has covered, in completion order.
@@ -34,7 +34,7 @@ pub(super) struct State {
     /// Completion number of the first of `unflushed`.
     first_unflushed: u64,
     in_flight: BTreeMap<RequestId, InFlight>,
-    /// Requests in flight that nobody waits for any more; they land sooner or later.
+    /// Requests in flight without a waiter; they reach the medium sooner or later.
     abandoned: Vec<RequestId>,
     next_request: RequestId,
     pub(super) armed: Armed,
@@ -43,7 +43,7 @@ pub(super) struct State {
     pub(super) off_wakers: Vec<Waker>,
     /// Holes that can still be filled, if the host's disk is limited.
     pub(super) host_free: Option<u64>,
-    /// The host writes everything to another place: what is overwritten is free only afterwards.
+    /// The host writes everything to another place: overwritten blocks are free only afterwards.
     pub(super) host_copies: bool,
     /// Where the device really ends.
     pub(super) end: u64,
@@ -109,7 +109,7 @@ impl State {
         self.launch(Request::Discard { block, blocks }, fault)
     }
 
-    /// What the flush that begins now covers, and what happens to it.
+    /// The writes that the flush which begins now covers, and its fault.
     pub(super) fn begin_flush(&mut self) -> (u64, Option<Fault>) {
         let mut fault = self.armed.trip(Kind::Flush);
         if fault.is_none() && FaultRates::hits(self.rates.flush_error, &mut self.rng) {
@@ -144,14 +144,14 @@ impl State {
         id
     }
 
-    /// The caller has gone away; the request goes on.
+    /// The caller is gone; the request continues.
     pub(super) fn abandon(&mut self, id: RequestId) {
         if self.in_flight.contains_key(&id) {
             self.abandoned.push(id);
         }
     }
 
-    /// Lets some of the abandoned requests land.
+    /// Completes some of the abandoned requests.
     pub(super) fn land_abandoned(&mut self) {
         for id in std::mem::take(&mut self.abandoned) {
             if self.rng.next_u64().is_multiple_of(4) {
@@ -204,7 +204,7 @@ impl State {
         Ok(())
     }
 
-    /// Lands what a failed write leaves.
+    /// Applies the remains of a failed write.
     fn land_part(&mut self, write: &Write, survival: Survival) {
         let within: Write = write.iter().filter(|(block, _)| *block < self.end).cloned().collect();
         let mut after = self.current.clone();
@@ -229,7 +229,7 @@ impl State {
         self.unflushed.push_back(write);
     }
 
-    /// Makes durable what had completed when the flush began.
+    /// Makes the requests durable that had completed when the flush began.
     pub(super) fn complete_flush(&mut self, covers: u64, fault: Option<Fault>) -> Result<(), i32> {
         if fault == Some(Fault::Lose) {
             return Ok(());
@@ -253,7 +253,7 @@ impl State {
         Err(errno)
     }
 
-    /// What a read finds. Blocks that are being written meanwhile are a mixture of old and new.
+    /// The result of a read. Blocks that are being written meanwhile are a mixture of old and new.
     pub(super) fn complete_read(
         &mut self,
         block: u64,
@@ -319,7 +319,7 @@ impl State {
         }
     }
 
-    /// What is found after the power failed now.
+    /// The content after a loss of power now.
     pub(super) fn after_crash(&self, seed: u64) -> SimImage {
         let rng = &mut Xoshiro256PlusPlus::seed_from_u64(seed);
         let mut image = self.durable.clone();
@@ -347,7 +347,7 @@ impl State {
         image
     }
 
-    /// What is found after the process was killed now.
+    /// The content after a kill of the process now.
     pub(super) fn after_kill(&self, seed: u64) -> SimDisk {
         let rng = &mut Xoshiro256PlusPlus::seed_from_u64(seed);
         let mut current = self.current.clone();
@@ -360,7 +360,7 @@ impl State {
         SimDisk { durable: self.durable.clone(), cached, current }
     }
 
-    /// What requests in flight would do.
+    /// The possible effects of requests in flight.
     fn effects_in_flight(&self, rng: &mut Xoshiro256PlusPlus) -> Vec<Write> {
         let effect = |InFlight { request, .. }: &InFlight| match request {
             Request::Write(write) => write.clone(),
@@ -370,7 +370,7 @@ impl State {
     }
 }
 
-/// What becomes of discarded blocks: zeros, garbage, or nothing happens to them.
+/// The effect on discarded blocks: zeros, garbage, or none.
 fn discarded(image: &SimImage, block: u64, blocks: u64, rng: &mut Xoshiro256PlusPlus) -> Write {
     let mut effect = Write::new();
     for block in image.held_in(block, blocks) {

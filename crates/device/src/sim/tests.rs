@@ -1,4 +1,4 @@
-//! What a simulated device promises, as examples and against a plain model.
+//! The guarantees of a simulated device, as examples and against a plain model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -314,7 +314,7 @@ fn against_a_model_each_sector_holds_a_value_it_may_hold() {
     for seed in 0..100 {
         let (rt, device) = setup(seed);
         let rng = &mut Xoshiro256PlusPlus::seed_from_u64(seed);
-        // Per block, what may be found after a crash now: the flushed value and all since.
+        // Per block, the possible contents after a crash now: the flushed value and all since.
         let mut may = BTreeMap::<u64, BTreeSet<u8>>::new();
         let mut now = BTreeMap::<u64, u8>::new();
         for _ in 0..100 {

@@ -1,4 +1,5 @@
-//! POSIX ACLs: what the attributes `system.posix_acl_access` and `system.posix_acl_default` hold.
+//! POSIX ACLs: the values of the attributes `system.posix_acl_access` and
+//! `system.posix_acl_default`.
 //!
 //! ```text
 //! version u32 (2), then per entry:  tag u16 · permissions u16 · uid or gid u32
@@ -17,7 +18,7 @@ const WHAT: &str = "ACL";
 const VERSION: u32 = 2;
 const ENTRY_BYTES: usize = 8;
 
-/// What an entry is for.
+/// The class of users that an entry is for.
 pub const USER_OBJ: u16 = 0x01;
 pub const NAMED_USER: u16 = 0x02;
 pub const GROUP_OBJ: u16 = 0x04;
@@ -99,12 +100,12 @@ impl<'a> Acl<'a> {
         self.0.is_empty()
     }
 
-    /// Whether a mode says it all.
+    /// Whether a mode expresses all of it.
     pub fn is_plain(&self) -> bool {
         self.len() == 3
     }
 
-    /// What the first entry with this tag grants.
+    /// The permissions that the first entry with this tag grants.
     pub fn perm(&self, tag: u16) -> Option<u16> {
         self.entries().find(|entry| entry.tag == tag).map(|entry| entry.perm)
     }

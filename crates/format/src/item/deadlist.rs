@@ -4,14 +4,14 @@
 //! a deadlist set   (pointer's epoch, DEAD, address)   blocks - 1 u8 · content u8 · count u32 ·
 //!                                                     origin u64
 //! the shares       (0, SHARE, address)                blocks - 1 u8 · count u32
-//! what is pending  (holder, PENDING, sequence)        address u64 · blocks u32 · content u8 ·
+//! pending release  (holder, PENDING, sequence)        address u64 · blocks u32 · content u8 ·
 //!                                                     count u32 · epoch u64 · origin u64
 //! ```
 //!
-//! A segment says the same of all its blocks. Segments under one object are disjoint, lie each in
-//! one *window*, [`WINDOW_BLOCKS`] blocks of a device that begin at a multiple of their number, and
-//! are as long as they can be: so what a run's blocks say is found in the windows that it touches,
-//! and there is one way to say it.
+//! A segment has the same entry for all its blocks. Segments under one object are disjoint, lie
+//! each in one *window*, [`WINDOW_BLOCKS`] blocks of a device that begin at a multiple of their
+//! number, and are as long as they can be: so the entries of a run's blocks are found in the
+//! windows that it touches, and their encoding is unique.
 
 use copyhold_types::{BlockAddr, EpochId, Key, Pointer, Run};
 use zerocopy::little_endian::{U32, U64};
@@ -23,7 +23,7 @@ use crate::FormatError;
 /// No segment crosses a multiple of this many blocks of its device.
 pub const WINDOW_BLOCKS: u32 = 32;
 
-/// What blocks hold: usage is counted apart.
+/// The content of blocks: usage is counted apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Content {
@@ -51,7 +51,7 @@ pub struct ShareItem {
     pub count: u32,
 }
 
-/// `count` pointers that a holder has dropped; what that means is still to be found out.
+/// `count` pointers that a holder has dropped; their meaning is decided later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PendingItem {
     pub pointer: Pointer,
@@ -97,7 +97,7 @@ pub fn share_key(addr: BlockAddr) -> Key {
     Key::new(LISTS, SHARE, addr.raw())
 }
 
-/// `sequence` tells the releases of one holder apart.
+/// `sequence` distinguishes the releases of one holder.
 pub fn pending_key(holder: EpochId, sequence: u64) -> Key {
     Key::new(holder.0, PENDING, sequence)
 }

@@ -14,7 +14,8 @@ use crate::wire::Reader;
 
 const WHAT: &str = "directory bucket";
 
-/// The type of an entry that leads to another subvolume; its number stands for the inode.
+/// The type of an entry that leads to another subvolume; its number is in the place of the
+/// inode's.
 pub const DIRENT_SUBVOL: u8 = 13;
 /// Longest name, in bytes.
 pub const NAME_MAX: usize = 255;

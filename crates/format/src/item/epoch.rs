@@ -1,4 +1,5 @@
-//! The record of an epoch: its place in the tree of its family, and who pays for what it began.
+//! The record of an epoch: its place in the tree of its family, and the owner that pays for its
+//! blocks.
 //!
 //! ```text
 //!   0 subvolume u32 · state u8 · 3 zeros · current u64
@@ -7,8 +8,8 @@
 //!
 //! A live epoch is a subvolume's; pointers that it writes carry its *current* number, which is its
 //! own until it takes a newer one (R25). A sealed one has exactly two children, which name it as
-//! their parent. One that is absorbed has no record: its number lives on in pointers, and where
-//! somebody pays for them, in a row of usage (R26).
+//! their parent. One that is absorbed has no record: its number remains in pointers, and while an
+//! owner pays for them, in a row of usage (R26).
 
 use copyhold_types::{EpochId, Key, SubvolId, TableId};
 use zerocopy::little_endian::{U32, U64};
@@ -20,12 +21,12 @@ use crate::FormatError;
 /// An epoch's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EpochItem {
-    /// Who pays for what has this epoch as its origin.
+    /// The owner that pays for blocks with this epoch as their origin.
     pub subvol: SubvolId,
     pub state: EpochState,
-    /// The number that it stamps on what it writes, or stamped last; not less than its own.
+    /// The number that it stamps on its pointers, or stamped last; not less than its own.
     pub current: EpochId,
-    /// What begins here or later is shared with nobody outside of this epoch and those below it.
+    /// Pointers of this epoch or later are shared only with epochs below this one.
     pub first: EpochId,
     pub parent: Option<EpochId>,
     /// The files, as they are or were at the end of this epoch.

@@ -1,4 +1,4 @@
-//! The extent item: where blocks of a file are, whose they are, and what they must sum to.
+//! The extent item: the place of a file's blocks, their owner, and their checksums.
 //!
 //! ```text
 //!   0 address u64 (block 48 bits, device 16) · blocks - 1 u8 · flags u8
@@ -32,7 +32,7 @@ const UNWRITTEN: u8 = 1;
 /// 128 KiB.
 pub const EXTENT_BLOCKS_MAX: u32 = 32;
 
-/// What the blocks of an extent hold.
+/// The content of an extent's blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExtentState {
     /// Content, with the CRC-32C of each block.

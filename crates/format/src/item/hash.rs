@@ -1,9 +1,9 @@
 //! Where a name is: its keyed hash, the bucket in the key, the cookie of a listing (R41).
 //!
-//! SipHash-2-4 with a key per subvolume, which its snapshots inherit: who makes names cannot make
-//! them collide. A bucket is the hash without its low bits and without its highest; an entry's
-//! index in the bucket takes their place in the cookie, so a cookie fits 63 bits and stays valid
-//! while the entry lives. Cookies below 256 mean no entry: 0 is the start, 1 ".", 2 "..".
+//! SipHash-2-4 with a key per subvolume, which its snapshots inherit: a user who chooses names
+//! cannot make them collide. A bucket is the hash without its low bits and without its highest; an
+//! entry's index in the bucket takes their place in the cookie, so a cookie fits 63 bits and stays
+//! valid while the entry lives. Cookies below 256 mean no entry: 0 is the start, 1 ".", 2 "..".
 
 /// The key of a subvolume's hashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The inode item: everything that `stat` shows and what finds the rest.
+//! The inode item: all fields that `stat` shows, and those that lead to the other items.
 //!
 //! ```text
 //!   0 mode u16 · what there is u16 · links u32 · uid u32 · gid u32
@@ -18,7 +18,7 @@ use crate::FormatError;
 const WHAT: &str = "inode item";
 const KIND_MASK: u16 = 0o170000;
 
-/// What else belongs to the inode, so that it need not be looked for.
+/// Other items of the inode that exist, so that they need not be looked up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InodeFlags(pub u16);
 

@@ -1,4 +1,4 @@
-//! The items of a filesystem: what a key of each kind means and what its value holds.
+//! The items of a filesystem: the meaning of each kind of key and the content of its value.
 //!
 //! ```text
 //! a subvolume's table                                   value
@@ -15,7 +15,7 @@
 //!   (subvolume, SUBVOL, 0)                              subvol.rs
 //!   (epoch, EPOCH, 0)                                   epoch.rs
 //!   QUOTA, USAGE, GROUP, MEMBER, HEIR, INODES           quota.rs
-//! a deadlist set, the shares, what is pending
+//! a deadlist set, the shares, pending releases
 //!   (epoch, DEAD, address), (0, SHARE, address), (holder, PENDING, sequence)   deadlist.rs
 //! ```
 //!
@@ -79,7 +79,7 @@ pub const PENDING: Kind = Kind(24);
 pub const INLINE_MAX: usize = 2048;
 /// Longest target of a symlink.
 pub const SYMLINK_MAX: usize = 4095;
-/// The object under which a table lists what concerns many of its files.
+/// The object under which a table lists entries for many of its files.
 pub const LISTS: u64 = 0;
 
 pub fn inode_key(ino: InodeNo) -> Key {

@@ -1,4 +1,5 @@
-//! Records of simple quotas, in the pool's system table: who pays, for what, and how much may be.
+//! Records of simple quotas, in the pool's system table: the owners, their usage, and their
+//! limits.
 //!
 //! ```text
 //! (0, QUOTA, 0)             mode u8 (0 off, 1 simple) · 7 zeros · enabling epoch u64 ·
@@ -14,7 +15,7 @@
 //! ```
 //!
 //! A group is `level << 48 | id`; level 0 is a subvolume. Sizes are bytes. A subvolume without
-//! limits, reserve or tombstone has no GROUP record, and an epoch that pays for nothing no USAGE.
+//! limits, reserve or tombstone has no GROUP record, and an epoch without usage has no USAGE.
 
 use std::fmt;
 use std::str::FromStr;
@@ -113,16 +114,17 @@ impl FromStr for GroupId {
 /// Whether quotas are on, and since when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QuotaItem {
-    /// On: what has an origin from this epoch on is counted, at its birth and its death (R25).
+    /// On: blocks with an origin from this epoch on are counted, at their birth and their death
+    /// (R25).
     pub counted_from: Option<EpochId>,
     /// How often quotas were enabled.
     pub generation: u64,
 }
 
-/// What has one epoch as its origin, in bytes.
+/// Usage of blocks with one epoch as their origin, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UsageItem {
-    /// The subvolume that began the epoch. It pays, or whoever is its heir.
+    /// The subvolume that began the epoch. It pays, or its heir does.
     pub owner: SubvolId,
     pub data: u64,
     pub metadata: u64,
@@ -138,7 +140,7 @@ pub struct Limits {
     pub snapshots: Option<u64>,
 }
 
-/// A group, or a subvolume of which there is something to say.
+/// A group, or a subvolume with limits or a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupItem {
     pub limits: Limits,
@@ -148,13 +150,13 @@ pub struct GroupItem {
     pub tombstone: Option<Tombstone>,
 }
 
-/// What is remembered of a deleted subvolume.
+/// The record of a deleted subvolume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tombstone {
     pub since: Timestamp,
     /// The subvolume that held its directory entry.
     pub holder: Option<SubvolId>,
-    /// What it was called, cut to [`TOMBSTONE_NAME_MAX`] bytes.
+    /// Its name, cut to [`TOMBSTONE_NAME_MAX`] bytes.
     pub name: Box<[u8]>,
 }
 
@@ -249,7 +251,7 @@ const _: () = assert!(size_of::<UsageDisk>() == UsageItem::BYTES);
 impl UsageItem {
     pub const BYTES: usize = 24;
     const WHAT: &str = "usage of an epoch";
-    /// No sum of what is on disk comes near the end of 64 bits.
+    /// No sum of numbers on disk comes near the end of 64 bits.
     const MAX: u64 = 1 << 60;
 
     pub fn encode(&self) -> [u8; Self::BYTES] {
@@ -297,7 +299,7 @@ impl Limits {
         Limits { referenced, exclusive, inodes, snapshots }
     }
 
-    /// What a group may have in bytes, whichever of the two says so.
+    /// The limit of a group in bytes: the lower of the two.
     pub fn bytes(&self) -> Option<u64> {
         [self.referenced, self.exclusive].into_iter().flatten().min()
     }

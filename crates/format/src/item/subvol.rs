@@ -7,10 +7,10 @@
 //!  96 a deletion's numbers: 3 u64
 //! ```
 //!
-//! The state says how far the deletion of a dying subvolume has come (R18), and what the numbers
-//! mean: 0 live · 1 to be settled · 2 being walked: object, offset, kind of the key that comes next
-//! · 3 its epoch to be absorbed · 4 what the heir has inherited to be released: the heir, the set
-//! that names it, the set of the absorbed leaf · 5 to be forgotten: 0, and the same sets or 0.
+//! The state says how far the deletion of a dying subvolume has come (R18), and defines the
+//! numbers: 0 live · 1 to be settled · 2 being walked: object, offset, kind of the key that comes
+//! next · 3 its epoch to be absorbed · 4 the heir's inherited list to be released: the heir, the
+//! set that names it, the set of the absorbed leaf · 5 to be forgotten: 0, and the same sets or 0.
 
 use copyhold_types::{EpochId, InodeNo, Key, Kind, SubvolId, TableId, Timestamp};
 use zerocopy::little_endian::{I64, U32, U64};
@@ -39,7 +39,7 @@ pub struct SubvolItem {
     pub table: TableId,
     /// Its epoch, the leaf of its family that is its own.
     pub epoch: EpochId,
-    /// The start of what it shares with nobody, as its epoch's record has it.
+    /// The start of its unshared pointers, as in its epoch's record.
     pub first: EpochId,
     pub flags: SubvolFlags,
     /// Of its names; snapshots inherit it.
@@ -50,7 +50,7 @@ pub struct SubvolItem {
     pub identity: [u8; 16],
     /// Where its entry is; any other entry that names it does not count (R39).
     pub place: Place,
-    /// What it is a snapshot of.
+    /// The subvolume that it is a snapshot of.
     pub origin: Option<SubvolId>,
 }
 
@@ -74,11 +74,12 @@ pub enum SubvolState {
 pub enum Step {
     /// Its table is to be flushed, with all that lies under it.
     Settle,
-    /// What it owns is to be released, from this key on.
+    /// Its pointers are to be released, from this key on.
     Walk(Key),
     /// Its sibling is to take its parent's place.
     Absorb,
-    /// What the sibling had dropped when it became the heir is to be released once more, for good.
+    /// Pointers that the sibling had dropped when it became the heir are to be released once more,
+    /// for good.
     Rebury { heir: EpochId, inherited: TableId, left: TableId },
     /// Its table is to be dropped, these sets too, and the record.
     Forget { sets: Option<[TableId; 2]> },

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A value of more than [`XATTR_SHORT_MAX`] bytes is cut into items of [`XATTR_VALUE_PIECE`] bytes
-//! under the same inode; [`xattr_piece`] says where.
+//! under the same inode; [`xattr_piece`] computes their places.
 
 use copyhold_types::{InodeNo, Key};
 

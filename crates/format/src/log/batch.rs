@@ -1,4 +1,4 @@
-//! The payload of a batch frame: what closes a txg.
+//! The payload of a batch frame, which closes a txg.
 
 use copyhold_types::{Digest, Txg};
 
@@ -22,8 +22,8 @@ pub struct Batch {
     pub before: Digest,
     /// The highest txg that was known to be durable when this was written (0: none).
     pub durable: u64,
-    /// Whether a flush went between this txg's data and the batch, so that recovery need not
-    /// verify what it introduces.
+    /// Whether a device flush came between this txg's data and the batch, so that recovery need
+    /// not verify that data.
     pub data_flushed: bool,
     pub pieces: Vec<PieceRef>,
     /// Descriptor of the table of tables (rule R5: its root moves in the log).

@@ -1,4 +1,4 @@
-//! Frames: what every part of the log is wrapped in.
+//! Frames: the envelope of every part of the log.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const COMPRESS_FROM: usize = BLOCK_BYTES - HEADER_BYTES;
 /// Most bytes that a payload may unpack to; a longer one was never written.
 const UNPACKED_MAX: usize = 64 << 20;
 
-/// What a frame holds.
+/// The content of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameKind {
     Piece,
@@ -49,7 +49,7 @@ pub struct Frame {
     pub txg: Txg,
     /// Whole blocks that the frame takes in the ring.
     pub blocks: u64,
-    /// Over header and payload as written; what a batch calls its pieces and its predecessor by.
+    /// Over header and payload as written; a batch refers to its pieces and its predecessor by it.
     pub digest: Digest,
     /// Unpacked.
     pub payload: Arc<[u8]>,
@@ -111,7 +111,7 @@ fn pack(payload: &[u8]) -> Option<Vec<u8>> {
     (frame_blocks(packed.len()) < frame_blocks(payload.len())).then_some(packed)
 }
 
-/// What a frame says of itself before its payload.
+/// The fields of a frame before its payload.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameHead {
     pub pool: PoolId,

@@ -1,6 +1,6 @@
 //! Records: the edits of transactions, one behind the other.
 //!
-//! A record is a tag, and what differs from the record before it in the same transaction: most
+//! A record is a tag, and the differences from the record before it in the same transaction: most
 //! edits of one transaction are for one table and few objects. The first record of a transaction
 //! assumes nothing, so transactions can be appended in any order.
 

@@ -4,8 +4,8 @@
 //! running statistics (`column::Stats`). So a merge fills a leaf exactly to its limit. An item that
 //! is too large for the limit gets a leaf of its own, as large as it needs.
 //!
-//! Items with the same object and kind are a *group*; items of the same kind, whatever their
-//! objects, are a *section*, which has the columns. `leaf` draws what is written.
+//! Items with the same object and kind are a *group*; items of the same kind and any object are a
+//! *section*, which has the columns. `leaf` draws the layout.
 
 use copyhold_types::{Buf, Key, Kind, TableId, Txg};
 use zerocopy::IntoBytes;
@@ -15,10 +15,10 @@ use super::leaf::{GROUP_COLUMNS, SECTION_BYTES, SectionDisk};
 use super::schema::Schema;
 use super::{HEADER_BYTES, Header, Level};
 
-/// Items of a leaf, children of an inner node: what sixteen bits count.
+/// Items of a leaf, children of an inner node: the maximum of a count of sixteen bits.
 pub const ITEMS_MAX: usize = u16::MAX as usize;
 
-/// Who writes a node, and when.
+/// The writer of a node, and the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeOrigin {
     pub table: TableId,
@@ -35,7 +35,7 @@ pub struct LeafBuilder {
     last: Key,
     groups: Vec<Group>,
     objects: Stats,
-    /// What the columns of the groups take of the leaf.
+    /// Bytes of the leaf for the columns of the groups.
     group_bytes: usize,
     /// Ordered by kind.
     sections: Vec<Section>,
@@ -231,7 +231,7 @@ struct Section {
     fixed: usize,
     offset_stats: Stats,
     field_stats: Vec<Stats>,
-    /// What the section takes of the leaf.
+    /// Bytes of the leaf for the section.
     bytes: usize,
 }
 
@@ -311,7 +311,7 @@ impl Section {
         self.shortest - self.fixed
     }
 
-    /// Ends of tails are stored less what the shortest tails would make them.
+    /// Ends of tails are stored as differences from the ends that the shortest tails would have.
     fn tail_shape(&self) -> Shape {
         Shape::up_to((self.heap_bytes() - self.len() * self.tail_min()) as u64, 4)
     }

@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::field;
 use crate::FormatError;
 
-/// What a node keeps behind its last column, so that numbers are read in whole words.
+/// Bytes that a node keeps behind its last column, so that numbers are read in whole words.
 pub(super) const PAD_BYTES: usize = 16;
 
 /// Dictionaries longer than this are slower to build than they are worth.
@@ -66,7 +66,7 @@ impl Shape {
     }
 }
 
-/// What is known of the numbers that were put in a column so far; tells its exact size.
+/// Statistics of the numbers in a column so far; they give its exact size.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Stats {
     first: u64,
@@ -75,7 +75,7 @@ pub(super) struct Stats {
     max: u64,
     /// All bits in which some number differs from the first.
     differ: u64,
-    /// What a frame of reference would take.
+    /// The widths that a frame of reference would take.
     bits: u8,
     shift: u8,
     /// The distinct numbers in order of appearance, unless they are too many.
@@ -126,7 +126,7 @@ impl Stats {
         if dict.bytes(n) < plain.bytes(n) { dict } else { plain }
     }
 
-    /// Appends the numbers, which are those that were added, packed as `shape` says.
+    /// Appends the numbers, which are those that were added, packed by `shape`.
     pub(super) fn pack(
         &self,
         shape: &Shape,
@@ -185,7 +185,7 @@ pub(super) struct Column {
 
 impl Column {
     /// The column of `n` numbers whose bytes begin at `at`; moves `at` behind them. `end` is where
-    /// the last column may end, [`PAD_BYTES`] before the end of what is in use (COLUMN-C1).
+    /// the last column may end, [`PAD_BYTES`] before the end of the used bytes (COLUMN-C1).
     pub(super) fn parse(
         disk: &ColumnDisk,
         n: usize,
@@ -221,7 +221,8 @@ impl Column {
         usize::from(self.width)
     }
 
-    /// The `i`th number; `node` is what the column was parsed from, `i` below its count.
+    /// The `i`th number; `node` are the bytes that the column was parsed from, `i` is below its
+    /// count.
     #[inline]
     pub(super) fn get(&self, node: &[u8], i: usize) -> u64 {
         let stored = self.stored(node, i);

@@ -28,7 +28,7 @@ pub const LAYERS_MAX: usize = 8;
 const WHAT: &str = "partition descriptor";
 const HEIGHT_MAX: u8 = 1;
 
-/// What is known of a partition on disk.
+/// The description of a partition on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionDescriptor {
     /// First key of its range; the range ends where the table's next partition starts.

@@ -1,10 +1,10 @@
 //! The list of a fragmented node's fragments: where the content of a node is for which free space
 //! had no run.
 //!
-//! Problem.  Free space may be in runs shorter than a node, wherever one looks; a flush must go on.
+//! Problem.  All free space may be in runs shorter than a node; a flush must still succeed.
 //! Idea.     The content lies in fragments, down to single blocks. One block lists them, in two
-//!           copies of its own, and the node's pointer names that block. So whatever is written
-//!           needs blocks, and never a run.
+//!           copies of its own, and the node's pointer names that block. So each write needs
+//!           blocks, and never a run.
 //! On disk.  One block:
 //!
 //! ```text
@@ -29,7 +29,7 @@ const WHAT: &str = "list of fragments";
 const MAGIC: u64 = u64::from_le_bytes(*b"CHfragms");
 const HEAD_BYTES: usize = 64;
 const ROW_BYTES: usize = 20;
-/// The check begins behind itself.
+/// The check begins after its own field.
 const CHECKED_FROM: usize = 16;
 
 /// Most fragments of a node. Of all nodes only the root of a table of tables of some hundred

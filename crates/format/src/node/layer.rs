@@ -1,8 +1,8 @@
 //! Edits as values of a layer: a put is its value and a byte 0, a delete any bytes and a byte 1.
 //!
-//! The mark stands behind the value, so that a layer's leaves pack in the same columns as a base's.
-//! What a delete has before its mark means nothing; bytes like those of the puts around it pack
-//! best.
+//! The mark stands behind the value, so that a layer's leaves pack in the same columns as a
+//! base's. The bytes of a delete before its mark mean nothing; bytes like those of the puts around
+//! it pack best.
 
 use super::{ValueRef, field};
 use crate::FormatError;
@@ -26,7 +26,7 @@ pub fn encode_edit(put: Option<&[u8]>, out: &mut Vec<u8>) {
     }
 }
 
-/// What a value of a layer says of its key: the value that is put, or `None` for a delete.
+/// The edit that a value of a layer encodes: the value that is put, or `None` for a delete.
 pub fn parse_edit(value: ValueRef<'_>) -> Result<Option<ValueRef<'_>>, FormatError> {
     match value.split_last() {
         Some((put, PUT)) => Ok(Some(put)),

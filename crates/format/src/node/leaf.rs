@@ -72,7 +72,7 @@ struct Section {
     fields: (usize, usize),
 }
 
-/// Where an item is in the leaf that gave the place; of no meaning in another.
+/// The place of an item in one leaf; it has no meaning in another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Index of the item in key order.
@@ -93,7 +93,7 @@ pub struct ValueRef<'a> {
     section: &'a Section,
     rank: usize,
     tail: &'a [u8],
-    /// At most what fields and tail have; the rest is cut off.
+    /// At most the length of fields and tail; the rest is cut off.
     len: usize,
 }
 
@@ -387,7 +387,7 @@ impl<'a> Heads<'a> {
         Ok(Heads { groups, sections, end: at })
     }
 
-    /// Gives each column its place; `buf` is what the heads were read from.
+    /// Gives each column its place; `buf` are the bytes that the heads were read from.
     fn locate(&self, buf: &Buf, header: Header) -> Result<LeafView, FormatError> {
         let mut at = self.end;
         let end = header.used.saturating_sub(PAD_BYTES);

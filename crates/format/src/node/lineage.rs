@@ -1,6 +1,6 @@
 //! How a table came to be or went, as an item of the table of tables.
 //!
-//! The item's key is (table, [`LINEAGE`], 0). A table without the item stands by itself.
+//! The item's key is (table, [`LINEAGE`], 0). A table without the item lies over no other.
 //!
 //! ```text
 //!   0 what u8: 0 lies over another table, 1 is gone
@@ -17,12 +17,12 @@ pub const LINEAGE: Kind = Kind(5);
 
 const WHAT: &str = "lineage of a table";
 
-/// What the log alone does not tell of a table.
+/// Facts about a table that the log alone does not contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lineage {
-    /// It has no base yet: what its edits do not say, that table does.
+    /// It has no base yet: keys without an edit are read from that table.
     Over(TableId),
-    /// It is no more: what the log says of it up to that txg means nothing.
+    /// It is gone: its records in the log up to that txg mean nothing.
     Gone(Txg),
 }
 

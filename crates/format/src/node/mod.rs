@@ -4,9 +4,9 @@
 //!           must not decode a node first.
 //! Idea.     A leaf holds columns of fixed bit width that are searched in place; the cache keeps
 //!           nodes as they are on disk. A node is parsed and validated once, when it was read.
-//! On disk.  Whole blocks: a header of 128 bytes, then what the level says (`leaf`, `inner`), then
-//!           zeros. A node does not know its own address, so that its copies are identical; what
-//!           verifies it is the 128-bit digest in the pointer, over all its blocks.
+//! On disk.  Whole blocks: a header of 128 bytes, then the body of its level (`leaf`, `inner`),
+//!           then zeros. A node does not contain its own address, so that its copies are
+//!           identical; the 128-bit digest in the pointer, over all its blocks, verifies it.
 //!
 //! ```text
 //!   0 magic u32 · version u16 · level u8 · 0
@@ -64,7 +64,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// What device requests for such a node are counted as.
+    /// The purpose with which device requests for such a node are counted.
     pub fn purpose(self) -> Purpose {
         match self {
             Level::Leaf => Purpose::Leaf,
@@ -78,7 +78,7 @@ impl Level {
     }
 }
 
-/// A parsed node; what the node cache holds.
+/// A parsed node, as in the node cache.
 #[derive(Debug)]
 pub enum Node {
     Leaf(LeafView),
@@ -131,7 +131,7 @@ impl Node {
     }
 }
 
-/// What the header of a node says.
+/// The content of a node's header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     pub level: Level,
@@ -186,7 +186,7 @@ impl Header {
         })
     }
 
-    /// Writes the header over the first bytes of `node`, whose content stands already.
+    /// Writes the header over the first bytes of `node`, whose content is complete.
     fn write(&self, node: &mut [u8]) {
         let mut disk = HeaderDisk {
             magic: MAGIC.into(),
@@ -253,7 +253,7 @@ struct HeaderDisk {
 }
 const _: () = assert!(size_of::<HeaderDisk>() == HEADER_BYTES);
 
-/// The check begins behind itself.
+/// The check begins after its own field.
 const CHECKED_FROM: usize = std::mem::offset_of!(HeaderDisk, birth);
 const _: () = assert!(CHECKED_FROM == 16);
 

@@ -1,7 +1,7 @@
 //! A node pointer on disk, in inner nodes and descriptors: 44 bytes.
 //!
-//! A copy's address 0 says that there is none: block 0 of device 0 is a label. The highest bit of
-//! the blocks says that the addresses are those of a list of fragments (`fragments`).
+//! A copy's address 0 means that there is none: block 0 of device 0 is a label. The highest bit of
+//! the blocks means that the addresses are those of a list of fragments (`fragments`).
 
 use copyhold_types::{BlockAddr, Digest, EpochId, NodePtr};
 use zerocopy::little_endian::{U32, U64, U128};
@@ -12,7 +12,7 @@ use crate::FormatError;
 /// Bytes of an encoded pointer.
 pub const NODE_PTR_BYTES: usize = 44;
 
-/// Largest node: 256 MiB. What points to more is damage, not a reason to allocate it.
+/// Largest node: 256 MiB. A pointer to a larger one is damage, not a reason to allocate it.
 pub const NODE_BLOCKS_MAX: u32 = 1 << 16;
 
 const WHAT: &str = "node pointer";
@@ -74,14 +74,14 @@ impl NodePtrDisk {
     }
 }
 
-/// The pointer as it stands in every structure on disk.
+/// The pointer as in every structure on disk.
 pub fn encode_ptr(ptr: &NodePtr) -> [u8; NODE_PTR_BYTES] {
     let mut bytes = [0; NODE_PTR_BYTES];
     bytes.copy_from_slice(NodePtrDisk::from(ptr).as_bytes());
     bytes
 }
 
-/// The pointer at the start of `bytes`; `None` for the 44 zeros that stand for no pointer.
+/// The pointer at the start of `bytes`; `None` for the 44 zeros that encode no pointer.
 pub fn decode_ptr(bytes: &[u8]) -> Result<Option<NodePtr>, FormatError> {
     let (disk, _) = NodePtrDisk::ref_from_prefix(bytes)
         .map_err(|_| FormatError::Short { what: WHAT, len: bytes.len() })?;

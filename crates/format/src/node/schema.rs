@@ -1,9 +1,9 @@
 //! How the values of a kind are cut into columns.
 //!
-//! A value begins with fixed fields, little-endian, of one to eight bytes each; what follows is its
-//! tail. A leaf gives each field a column of its own, where a field that hardly varies costs hardly
-//! anything, and puts the tails on a heap. A leaf describes its own columns, so a schema may change
-//! without a new format: it decides only how leaves are written from then on.
+//! A value begins with fixed fields, little-endian, of one to eight bytes each; its tail follows.
+//! A leaf gives each field a column of its own, where a field that hardly varies costs hardly
+//! anything, and puts the tails on a heap. A leaf describes its own columns, so a schema may
+//! change without a new format: it decides only how leaves are written from then on.
 
 use copyhold_types::Kind;
 

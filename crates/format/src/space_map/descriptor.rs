@@ -1,4 +1,4 @@
-//! What the table of metaslabs says of each: where its map is and what that map holds.
+//! The entry of each metaslab in the table of metaslabs: the place and the totals of its map.
 
 use copyhold_types::{DeviceId, Key, Kind, NodePtr, Txg};
 

@@ -1,14 +1,14 @@
-//! One executor: a thread, its queue of ready tasks, its timers, and what it sleeps on.
+//! One executor: a thread, its queue of ready tasks, its timers, and the place where it sleeps.
 //!
 //! EXEC-E1  No wake is lost. The executor notes that it goes to sleep under the queue's lock,
-//!          having found the queue empty; who queues a task takes the note under the same lock and
-//!          wakes it. A timer that becomes the first is added before the note is looked at, and the
-//!          executor looks for the first timer after it wrote the note.
+//!          having found the queue empty; a thread that queues a task takes the note under the
+//!          same lock and wakes it. A timer that becomes the first is added before the note is
+//!          looked at, and the executor looks for the first timer after it wrote the note.
 //! EXEC-E2  No lock is held while a task runs, is dropped, or is woken.
-//! EXEC-E3  What a task submits goes to the kernel when its poll ends, or with the wait that
-//!          follows.
-//! EXEC-E4  Only the executor uses its ring. What other threads bring is queued like a task, and
-//!          submitted together.
+//! EXEC-E3  Operations that a task submits go to the kernel when its poll ends, or with the wait
+//!          that follows.
+//! EXEC-E4  Only the executor uses its ring. Operations of other threads are queued like tasks,
+//!          and submitted together.
 //! EXEC-E5  Completions are looked for after each turn of tasks, however many are ready.
 
 use std::collections::VecDeque;
@@ -62,7 +62,7 @@ struct Parked {
     free: Vec<usize>,
 }
 
-/// What the executor sleeps on.
+/// The place where an executor sleeps: in its ring, or parked.
 pub(super) enum Bed {
     Ring(Box<Ring>),
     Park(OnceLock<Thread>),
@@ -120,7 +120,8 @@ impl Cpu {
         }
     }
 
-    /// Whether what is brought now has to wait for the end of a task's poll.
+    /// Whether an operation that another thread brings now has to wait for the end of a task's
+    /// poll.
     pub(super) fn is_polling(&self) -> bool {
         self.polling.load(Ordering::Relaxed)
     }
@@ -157,7 +158,8 @@ impl Cpu {
         }
     }
 
-    /// The executor's life, until [`Cpu::stop`]; then waits for what its ring has in flight.
+    /// The executor's life, until [`Cpu::stop`]; then waits for the operations in flight in its
+    /// ring.
     pub(super) fn run(&self, now: impl Fn() -> Nanos) {
         match &self.bed {
             Bed::Ring(ring) => ring.begin(),
@@ -199,8 +201,8 @@ impl Cpu {
         }
     }
 
-    /// Takes what is ready, and submits what was brought. If there is nothing, notes that the
-    /// executor goes to sleep (EXEC-E1).
+    /// Takes the ready tasks, and submits the operations of other threads. If there is nothing,
+    /// notes that the executor goes to sleep (EXEC-E1).
     fn refill(&self, batch: &mut VecDeque<Runnable>, brought: &mut Vec<Arc<Flight>>) -> bool {
         let mut queue = self.queue.lock();
         if queue.ready.is_empty() && queue.brought.is_empty() {

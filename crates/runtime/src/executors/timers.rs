@@ -6,7 +6,7 @@ use std::task::Waker;
 use copyhold_sync::{Mutex, of};
 use copyhold_types::Nanos;
 
-/// Deadline and a number that tells timers with the same deadline apart.
+/// Deadline and a number that distinguishes timers with the same deadline.
 pub(super) type TimerKey = (Nanos, u64);
 
 #[derive(Default)]
@@ -29,7 +29,7 @@ impl Timers {
         (key, first)
     }
 
-    /// Changes who is woken; false if it has fired.
+    /// Changes the waker; false if it has fired.
     pub(super) fn rewake(&self, key: TimerKey, waker: &Waker) -> bool {
         let mut pending = self.0.lock();
         let Some(held) = pending.wakers.get_mut(&key) else { return false };
@@ -50,7 +50,7 @@ impl Timers {
         self.0.lock().wakers.first_key_value().map(|((deadline, _), _)| *deadline)
     }
 
-    /// Wakes who has waited long enough.
+    /// Wakes the tasks whose timers are due.
     pub(super) fn fire(&self, now: Nanos) {
         let due = {
             let mut pending = self.0.lock();

@@ -35,8 +35,8 @@ pub(crate) struct IoVecs(Vec<libc::iovec>);
 unsafe impl Send for IoVecs {}
 
 impl Uring {
-    /// Room for so many entries. Fails where io_uring is refused or lacks what is needed here
-    /// (Linux 5.18, and 6.1 for [`Manner::Own`]).
+    /// Space for so many entries. Fails where io_uring is refused or lacks the features needed
+    /// here (Linux 5.18, and 6.1 for [`Manner::Own`]).
     pub(crate) fn new(entries: u32, manner: Manner) -> io::Result<Uring> {
         let mut builder = IoUring::builder();
         builder.setup_submit_all().setup_clamp();
@@ -83,7 +83,7 @@ impl Uring {
     ///
     /// # Safety
     ///
-    /// One call for the submission queue at a time. What the entry points to lives until it
+    /// One call for the submission queue at a time. The memory behind the entry lives until it
     /// completes.
     pub(crate) unsafe fn push(&self, entry: &Entry) -> bool {
         // SAFETY: as above.
@@ -101,7 +101,8 @@ impl Uring {
     }
 
     /// Has the kernel take `submit` entries, and then, if it took so many, waits for `completions`
-    /// or for `timeout` (`ETIME`). How many it took. What it has left to this thread is done.
+    /// or for `timeout` (`ETIME`). Returns how many it took. Work that it has left to this thread
+    /// is done.
     pub(crate) fn enter(
         &self,
         submit: u32,
@@ -116,14 +117,15 @@ impl Uring {
             Some(timeout) => {
                 let timeout = Timespec::from(timeout);
                 let args = SubmitArgs::new().timespec(&timeout);
-                // SAFETY: the argument is what the flag says, and lives as long as the call.
+                // SAFETY: the argument is of the type that the flag requires, and lives as long as
+                // the call.
                 unsafe { submitter.enter(submit, completions, flags | ENTER_EXT_ARG, Some(&args)) }
             }
         };
         taken.map(|taken| taken as u32)
     }
 
-    /// Takes what has completed.
+    /// Takes the completions.
     ///
     /// # Safety
     ///
@@ -150,8 +152,8 @@ pub(crate) fn listening(uring: &Uring, token: u64) -> Entry {
     opcode::PollAdd::new(bell, libc::POLLIN as u32).multi(true).build().user_data(token)
 }
 
-/// The entry for what is left of an operation. `blocks`: the kernel shall not try first whether it
-/// can be done at once.
+/// The entry for the rest of an operation. `blocks`: the kernel shall not try first whether it can
+/// be done at once.
 pub(crate) fn entry(work: &mut Work, token: u64, blocks: bool) -> Entry {
     let flags = if blocks { Flags::ASYNC } else { Flags::empty() };
     prepare(work).flags(flags).user_data(token)

@@ -1,9 +1,9 @@
-//! A kernel for shuttle: whatever io_uring may do, at any moment, and nothing it may not.
+//! A kernel for shuttle: all that io_uring may do, at any moment, and nothing it may not.
 //!
 //! It takes fewer entries than it was asked to, or none (memory is short); a wait is interrupted;
 //! reads and writes are short, or to be tried again; operations end in any order, and it stops to
-//! listen. An operation under way ends when somebody waits, at the latest: so who waits for ever
-//! waits for something that nobody brings. Data does not move.
+//! listen. An operation under way ends when a thread waits, at the latest: so a thread that waits
+//! for ever waits for an event that no thread causes. Data does not move.
 
 use std::collections::VecDeque;
 use std::io;
@@ -34,12 +34,12 @@ struct State {
     submitted: VecDeque<Entry>,
     under_way: Vec<Entry>,
     has_rung: bool,
-    /// What listens to the bell.
+    /// The operation that listens to the bell.
     listener: Option<u64>,
     /// Ends that are left to the owner.
     deferred: Vec<Completed>,
     completed: VecDeque<Completed>,
-    /// What did not fit.
+    /// Completions that did not fit.
     overflowed: VecDeque<Completed>,
 }
 
@@ -150,7 +150,7 @@ impl Uring {
             return Ok(taken);
         }
         let waited = self.wait(state, completions as usize, timeout);
-        // What was taken is told rather than that the wait ended early.
+        // The number of taken entries is returned rather than the early end of the wait.
         if taken > 0 { Ok(taken) } else { waited.map(|()| 0) }
     }
 
@@ -209,7 +209,7 @@ impl Uring {
         }
     }
 
-    /// The bell is rung. Rings that were not told of yet may be one.
+    /// The bell is rung. Several rings before a completion may count as one.
     fn hear(&self, state: &mut State) {
         let Some(token) = state.listener else { return };
         if state.deferred.iter().any(|one| one.token == token) && once_in(2) {

@@ -1,20 +1,20 @@
-//! Reading part of a table: what is newer than something, or not as in another table.
+//! Reading part of a table: its wanted leaves, or its differences from another table.
 //!
-//! Problem.  Two tables that were one share most of their nodes. What differs should be found at a
-//!           cost of what differs.
-//! Idea.     Edits and layers are walked always, of the leaves of a base only those that somebody
-//!           wants. What is not walked says nothing: so a key of which nothing is told may still
-//!           have a value, and a deleted one is told as deleted.
+//! Problem.  Two tables that were one share most of their nodes. The cost of a comparison should
+//!           depend on the differences only.
+//! Idea.     Edits and layers are walked always, of the leaves of a base only those that the
+//!           caller wants. Other leaves return nothing: so a key that is not returned may still
+//!           have a value, and a deleted one is returned as deleted.
 //! Compare.  Leaves that both have are the same in both and not wanted; neither are layers that
 //!           both have over the same base. A partition with the same root and no layers of its own
-//!           is not even opened. A key that one side tells and the other does not is looked up
+//!           is not even opened. A key that one side returns and the other does not is looked up
 //!           there.
 //!
-//! PARTIAL-D1  A key that neither side tells has the same value in both: what it says of the key,
-//!             each finds in a layer or a leaf that the other has, too.
+//! PARTIAL-D1  A key that neither side returns has the same value in both: each finds it in a
+//!             layer or a leaf that the other has, too.
 //!
 //! Where partitions begin, and whether edits are flushed, does not matter. Each stretch is of one
-//! moment of either table; who needs more keeps them from being changed.
+//! moment of either table; a caller that needs more prevents changes.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -35,28 +35,28 @@ use crate::{NodeSource, Table, TableError, Value};
 /// Stretches in which nothing is found that one call passes over.
 const STRETCHES_MAX: usize = 4096;
 
-/// What part of a table says of some keys.
+/// A part of a table's items for some keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
     /// In order; `None`: it is deleted.
     pub items: Vec<(Key, Option<Value>)>,
-    /// Where to go on, if the range has more.
+    /// The key at which to continue, if the range has more.
     pub next: Option<Key>,
 }
 
 /// Where two tables differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Differing {
-    /// In order: a key, and what either table has there.
+    /// In order: a key, and the value of either table there.
     pub items: Vec<(Key, [Option<Value>; 2])>,
-    /// Where to go on, if the range has more.
+    /// The key at which to continue, if the range has more.
     pub next: Option<Key>,
 }
 
 impl Table {
-    /// What edits, layers and those leaves of bases that are wanted say of keys in `range`, about
-    /// `most` of them. `wants` is asked about roots, too: what is not wanted of an inner node is
-    /// not wanted of anything below it.
+    /// The content of edits, layers and the wanted leaves of bases for keys in `range`, about
+    /// `most` of them. `wants` is called for roots, too: an unwanted inner node excludes all nodes
+    /// below it.
     pub async fn told(
         &self,
         nodes: &dyn NodeSource,
@@ -80,7 +80,7 @@ impl Table {
         Ok(Told { items, next: (from < range.end).then_some(from) })
     }
 
-    /// Keys in `range` of which this table and `other` say different things, about `most` of them.
+    /// Keys in `range` with different values in this table and `other`, about `most` of them.
     pub async fn differing(
         &self,
         other: &Table,
@@ -116,7 +116,8 @@ impl Table {
 
 type Items = Vec<(Key, Option<Value>)>;
 
-/// What two stretches of the same keys say apart from what both have on disk, up to a key.
+/// The content of two stretches of the same keys apart from their common nodes on disk, up to a
+/// key.
 async fn tell_both(
     nodes: &dyn NodeSource,
     [one, two]: [Stretch; 2],
@@ -185,8 +186,8 @@ impl Stretch {
         Stretch { to, ..self }
     }
 
-    /// What edits, these layers and the wanted leaves of this base say, at most `most` keys; and
-    /// the key up to which that is all.
+    /// The content of edits, these layers and the wanted leaves of this base, at most `most` keys;
+    /// and the key up to which that is all.
     async fn told(
         self,
         nodes: &dyn NodeSource,
@@ -240,7 +241,7 @@ mod tests {
         Key::new(7, Kind(1), n)
     }
 
-    /// Merges what is not settled into the base, or lays it over it.
+    /// Merges unsettled edits into the base, or lays them over it.
     fn flush(table: &Table, store: &Arc<Store>, lay: bool) {
         for stats in table.stats() {
             let (complete_to, birth) = (Txg::FIRST, Txg::FIRST.next());
