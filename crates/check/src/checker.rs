@@ -1,10 +1,10 @@
 //! The check of an open pool, from the trees up to the files.
 //!
-//! Order.    Space maps; trees, by pointer, which also tells what cannot be read, the pool's own
+//! Order.    Space maps; trees, by pointer, which also finds unreadable nodes, the pool's own
 //!           first, for they say whose the others are; then the items of each subvolume, edits over
-//!           bases, family by family; last, what is allocated and was not referred to. A step
-//!           leaves out what an earlier one found to be unreadable: one bad node is one finding,
-//!           not one for each item that it held.
+//!           bases, family by family; last, allocated blocks without a reference. A step leaves
+//!           out the parts that an earlier one found to be unreadable: one bad node is one
+//!           finding, not one for each item that it held.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -50,7 +50,7 @@ pub(crate) struct Checker {
 const FILES_KEPT: usize = 1 << 20;
 
 impl Checker {
-    /// `report`: what was found before the pool was opened.
+    /// `report`: problems found before the pool was opened.
     pub(crate) async fn run(pool: &Arc<Pool>, options: Options, report: Draft) -> Report {
         let _pin = pool.pin();
         let mut checker = Checker::look(pool, options, report).await;
@@ -58,14 +58,14 @@ impl Checker {
         checker.report.finish(files)
     }
 
-    /// What a node has allocated, as far as it can be read: where it cannot, the check of its tree
-    /// or map says so.
+    /// The space that a node has allocated, as far as it can be read: where it cannot, the check
+    /// of its tree or map says so.
     pub(crate) async fn pieces_of(&self, ptr: NodePtr) -> Vec<NodePtr> {
         let pieces = self.pool.pieces_of(&[ptr]).await;
         pieces.unwrap_or_else(|_| pieces_of(&ptr, &[]))
     }
 
-    /// Everything is looked at, and what is found not yet put in words.
+    /// Everything is looked at, and findings are not yet put in words.
     pub(crate) async fn look(pool: &Arc<Pool>, options: Options, report: Draft) -> Checker {
         let space = pool.space_map();
         let allocated = space.metaslabs().flat_map(|id| space.allocated_runs(id));
@@ -142,7 +142,7 @@ impl Checker {
         }
     }
 
-    /// Counts a reference, and says what is wrong with it.
+    /// Counts a reference, and reports its errors.
     pub(crate) fn refer(&mut self, run: Run, by: Owner) {
         let flaws = self.reach.refer(run);
         self.flaws(flaws, by);
@@ -173,7 +173,7 @@ impl Checker {
         Items::new(self.pool.clone(), table.clone(), range, &self.lost_of(table.id()))
     }
 
-    /// What cannot be read of a table, or of what it lies over.
+    /// The keys that cannot be read of a table, or of the tables that it lies over.
     pub(crate) fn lost_of(&self, table: TableId) -> Vec<Range<Key>> {
         if self.lost.is_empty() {
             return Vec::new();
@@ -196,7 +196,7 @@ impl Checker {
         }
     }
 
-    /// What the table of tables has beside partitions and metaslabs, and tables that nobody knows:
+    /// The items of the table of tables beside partitions and metaslabs, and unknown tables:
     /// one that is handed over in steps may have outlived its epoch, and has tables over it.
     async fn unknown_tables(&mut self, system: &System) {
         let Some(tables) = self.table(Pool::TABLES) else { return };
@@ -226,7 +226,7 @@ impl Checker {
         }
     }
 
-    /// What a table lies over, which must exist.
+    /// The table that a table lies over, which must exist.
     fn lineage(&mut self, key: Key, value: &[u8]) -> Option<TableId> {
         let why = match Lineage::parse(value) {
             Ok(Lineage::Over(under)) if self.table(under).is_some() => return Some(under),
@@ -240,7 +240,7 @@ impl Checker {
         None
     }
 
-    /// REACH-S1: what is allocated and was not referred to.
+    /// REACH-S1: allocated blocks without a reference.
     fn space(&mut self) {
         self.report.verified.allocated_blocks = self.reach.allocated_blocks();
         if self.lost.is_empty() {

@@ -1,7 +1,7 @@
-//! Reading every copy of what a node pointer refers to.
+//! Reads every copy of a node.
 //!
 //! A reader stops at the first copy that is good; a check must not, and reads past the cache. Of a
-//! fragmented node it reads both lists, and then both copies of what lies in the fragments.
+//! fragmented node it reads both lists, and then both copies of the parts in the fragments.
 
 use copyhold_device::DynDevice;
 use copyhold_format::digest;
@@ -9,7 +9,7 @@ use copyhold_format::node::{Fragment, parse_fragments, pieces_of};
 use copyhold_types::{Buf, NodePtr, Purpose, Run};
 use futures_util::future::join_all;
 
-/// What the copies of a node are worth.
+/// The state of a node's copies.
 pub(crate) struct Copies {
     pub(crate) good: Option<Buf>,
     pub(crate) bad: Vec<(Run, String)>,
@@ -66,7 +66,7 @@ impl Copies {
         good
     }
 
-    /// What is wrong with the bad ones, in one line.
+    /// The errors of the bad ones, in one line.
     pub(crate) fn complaints(&self) -> String {
         let each: Vec<String> =
             self.bad.iter().map(|(run, why)| format!("{run:?}: {why}")).collect();

@@ -1,8 +1,8 @@
-//! What is really on a device: plain values for `copyhold debug` and for programs.
+//! The structures on a device: plain values for `copyhold debug` and for programs.
 //!
-//! Each view shows what can be read, and says of the rest what is wrong with it. `labels` needs
-//! nothing, `log` a label and an uberblock, the others a pool that opens read-only. A field whose
-//! name ends in `blocks` counts blocks of 4 KiB, `bytes` bytes.
+//! Each view shows the readable part, and the errors of the rest. `labels` needs nothing, `log` a
+//! label and an uberblock, the others a pool that opens read-only. A field whose name ends in
+//! `blocks` counts blocks of 4 KiB, `bytes` bytes.
 
 use copyhold_device::DynDevice;
 use copyhold_format::label::Label;
@@ -31,7 +31,7 @@ pub struct LabelsView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EndView {
     pub end: &'static str,
-    /// "good", or what is wrong with the label.
+    /// "good", or the error of the label.
     pub state: String,
     pub label: Option<LabelView>,
 }
@@ -60,7 +60,7 @@ pub struct LabelView {
 pub struct UberblockView {
     pub end: &'static str,
     pub slot: u64,
-    /// "good", or what is wrong with it; then all else is missing.
+    /// "good", or its error; then all else is missing.
     pub state: String,
     pub number: Option<u64>,
     pub incarnation: Option<u64>,
@@ -253,7 +253,7 @@ pub struct NodeView {
     /// The layer that it is of, 0 for the newest; none: the base.
     pub layer: Option<usize>,
     pub level: &'static str,
-    /// "good", or what is wrong with its copies.
+    /// "good", or the errors of its copies.
     pub state: String,
     pub items: Option<usize>,
     pub used_bytes: Option<usize>,
@@ -340,7 +340,7 @@ pub struct MetaslabView {
     pub longest_free_blocks: u64,
 }
 
-/// Metaslabs, what is allocated in them, and how contiguous the rest is.
+/// Metaslabs, their allocations, and how contiguous the rest is.
 pub fn space(pool: &Pool) -> SpaceView {
     let figures = pool.space();
     let map = pool.space_map();

@@ -1,15 +1,16 @@
-//! Families of subvolumes: what each holds, what siblings have dropped, and who pays.
+//! Families of subvolumes: the blocks that each holds, the blocks that siblings have dropped, and
+//! the payers.
 //!
 //! Problem.  A block that snapshots share is allocated once and referred to by many; whether it is
 //!           given back rightly depends on lines of deadlists and counts of shares that no reader
 //!           ever looks at.
-//! Idea.     Count from the leaves. What an epoch *holds* is, of a leaf, its tree; of a sealed one,
-//!           for what both children have inherited, the more that one of the two holds; and what is
-//!           pending for it is still held. Then all else follows, block by block:
+//! Idea.     Count from the leaves. An epoch *holds*, as a leaf, its tree; as a sealed one,
+//!           for blocks that both children have inherited, the more that one of the two holds;
+//!           and blocks pending for it are still held. Then all else follows, block by block:
 //!
 //! ```text
 //!   deadlist of a child  =  what its sibling holds and it does not, of what was inherited
-//!   own references       =  what an epoch holds that it has not inherited: nobody else does
+//!   own references       =  what an epoch holds that it has not inherited: no other epoch does
 //!   shares of a block    =  its own references, of all families, but one
 //!   usage of an origin   =  the blocks that have it, each once
 //! ```
@@ -17,9 +18,9 @@
 //! The deadlists are RECOUNT-E4 and RECOUNT-E5, the shares RECOUNT-E6, the usage RECOUNT-E2.
 //!
 //! A dying subvolume that is being walked has a tree that can be read from its cursor on, and only
-//! what is its own counts there. What it has inherited is what its sibling holds, or has on its
-//! deadlist; so that list is believed. Once it is absorbed, what the list said is pending for its
-//! heir.
+//! its own blocks count there. It has inherited the blocks that its sibling holds, or has on
+//! its deadlist; so that list is believed. Once it is absorbed, the blocks of the list are pending
+//! for its heir.
 //!
 //! Memory: 48 bytes for a run of each epoch whose sibling is still to come, the larger part of a
 //! family first; nothing while the pool has one subvolume, and neither shares nor quotas.
@@ -43,7 +44,7 @@ use crate::system::System;
 /// References of one epoch, canonical.
 type Held = Vec<Ref<1>>;
 
-/// What is counted over all families.
+/// The counts over all families.
 #[derive(Default)]
 struct Count {
     /// By the epoch that is to release it.
@@ -116,7 +117,7 @@ impl Count {
         }
     }
 
-    /// What an epoch holds whose children hold these, and whether their deadlists say so.
+    /// The blocks held by an epoch whose children hold these, and whether their deadlists say so.
     async fn join(
         &mut self,
         checker: &mut Checker,
@@ -136,7 +137,7 @@ impl Count {
         let walked = children.map(|child| system.is_walked(child.subvol) && child.is_live());
         for n in 0..2 {
             let Some(set) = children[n].deadlist.filter(|_| checker.counting) else { continue };
-            // What the other one has dropped is a walked one's still.
+            // A walked one still has the blocks that the other one has dropped.
             let remainder = walked[1 - n].then_some(children[1 - n].id);
             dead(checker, set, DEAD[n], remainder, &mut both).await;
         }
@@ -164,7 +165,7 @@ impl Count {
         overlay(up)
     }
 
-    /// Releases that are still to be decided, and what heirs are still to release.
+    /// Releases that are still to be decided, and those that heirs are still to make.
     async fn pending(&mut self, checker: &mut Checker, system: &System) {
         for (key, value) in all(checker, Pool::PENDING).await {
             match PendingItem::parse(&value) {
@@ -198,7 +199,7 @@ impl Count {
         list.push(Ref::new(content, pointer, [count]));
     }
 
-    /// Own references to each block, whatever their epoch; what is wrong among them is told.
+    /// Own references to each block, whatever their epoch; reports errors among them.
     fn own(&mut self, checker: &mut Checker) -> Held {
         let all = std::mem::take(&mut self.own).into_iter().map(|mut one| {
             one.what.epoch = EpochId::POOL;
@@ -244,7 +245,7 @@ fn order(family: &Family) -> Vec<(&Epoch, Option<[&Epoch; 2]>)> {
     order
 }
 
-/// What the tree of a subvolume holds.
+/// The blocks that the tree of a subvolume holds.
 async fn leaf(checker: &mut Checker, system: &System, epoch: &Epoch) -> Held {
     let Some(item) = system.subvol(epoch.subvol) else { return Held::new() };
     let mut held = match item.state {
@@ -265,7 +266,7 @@ async fn leaf(checker: &mut Checker, system: &System, epoch: &Epoch) -> Held {
     overlay(held)
 }
 
-/// Extents of a dying subvolume, from a key on: nobody asks for more of its files.
+/// Extents of a dying subvolume, from a key on: no more of its files is needed.
 async fn extents(checker: &mut Checker, epoch: &Epoch, from: Key) -> Held {
     let mut held = Held::new();
     let is_walked = from != Key::MIN;
@@ -323,8 +324,8 @@ pub(crate) fn lowest(table: &Arc<Table>) -> Arc<Table> {
     at
 }
 
-/// What a deadlist names, with its counts in the lanes given. `remainder`: the dying epoch that
-/// still holds it.
+/// The blocks that a deadlist names, with its counts in the lanes given. `remainder`: the dying
+/// epoch that still holds it.
 async fn dead<const N: usize>(
     checker: &mut Checker,
     set: TableId,
@@ -352,7 +353,7 @@ async fn dead<const N: usize>(
     }
 }
 
-/// Of what is said of runs in one window, there is one way to write it (R27).
+/// For the marks of runs in one window, there is one way to write it (R27).
 fn canonical<T: PartialEq>(
     checker: &mut Checker,
     table: TableId,

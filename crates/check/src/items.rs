@@ -17,7 +17,7 @@ const PAGE: usize = 1024;
 pub(crate) struct Items {
     pool: Arc<Pool>,
     table: Arc<Table>,
-    /// What is still to be read, the last first.
+    /// The ranges still to be read, the last first.
     stretches: Vec<Range<Key>>,
 }
 

@@ -13,10 +13,10 @@ use futures_util::future::join_all;
 use crate::problem::{End, Problem};
 use crate::report::Draft;
 
-/// Magic of an uberblock: tells a device whose labels are gone from one that never was a pool.
+/// Magic of an uberblock: it shows that a device whose labels are gone has been a pool.
 const UBERBLOCK_MAGIC: &[u8] = b"CHUBERBL";
 
-/// What one end of a device holds.
+/// The content of one end of a device.
 pub(crate) struct Area {
     pub(crate) label: Result<Label, String>,
     /// The slots of the ring of uberblocks, as far as they can be read.
@@ -92,7 +92,7 @@ fn difference(a: &Label, b: &Label) -> Option<&'static str> {
     }
 }
 
-/// What one slot of the ring holds at one end.
+/// The content of one slot of the ring at one end.
 #[derive(PartialEq, Eq)]
 enum Slot {
     Nothing,

@@ -1,10 +1,10 @@
-//! Verifies a whole pool, and says what each damage means.
+//! Verifies a whole pool, and explains each damage.
 //!
 //! Problem.  A filesystem verifies what it reads, but it reads one copy of a node, and only what is
-//!           asked for. What it wrote wrongly itself has a right digest.
-//! Idea.     Follow every pointer from the uberblock on, in every copy, and judge what is found by
-//!           what must hold between structures: parents and children, names and inodes, maps of
-//!           space and what refers to it. Everything is read, nothing is changed. Only
+//!           asked for. An item that it wrote wrongly itself has a right digest.
+//! Idea.     Follow every pointer from the uberblock on, in every copy, and judge the findings by
+//!           the rules between structures: parents and children, names and inodes, maps of space
+//!           and references to it. Everything is read, nothing is changed. Only
 //!           `repair_device` writes: it makes space maps anew, for which it opens the pool as a
 //!           mount does, which also repairs a bad copy of a label or of the log.
 //!
@@ -12,14 +12,14 @@
 //!   device    labels · uberblocks · log, in both copies        check_device
 //!   pool      space maps → trees by pointer → subvolumes       check
 //!   files     items in order → names and links → contents
-//!   families  what is held → deadlists, shares, usage
+//!   families  held blocks → deadlists, shares, usage
 //! ```
 //!
-//! A finding is a [`Problem`] put in words: what is damaged, how bad that is, which files it
-//! affects and what to do. Invariants are numbered where they are checked (B, E, S, Y, I, L).
+//! A finding is a [`Problem`] put in words: the damage, how bad that is, which files it affects
+//! and what to do. Invariants are numbered where they are checked (B, E, S, Y, I, L).
 //!
 //! Memory: three bits a block of the device, 32 bytes a file of one subvolume at a time; where
-//! something is shared, 48 bytes a run of what is (`families`); findings are bounded.
+//! something is shared, 48 bytes a shared run (`families`); findings are bounded.
 
 #![forbid(unsafe_code)]
 
@@ -53,7 +53,7 @@ pub use problem::{End, FileId, Owner, Problem, Severity};
 pub use repair::{Repaired, repair_device};
 pub use report::{AffectedFile, Finding, Report, Verified};
 
-/// What to verify.
+/// The parts to verify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The contents of files, too: reads everything that is allocated.
@@ -66,8 +66,8 @@ impl Default for Options {
     }
 }
 
-/// Checks an open pool: one that is open read-only, or to which nobody writes meanwhile. Labels and
-/// log are not looked at: an open pool has repaired them.
+/// Checks an open pool: one that is open read-only, or to which no other task writes meanwhile.
+/// Labels and log are not looked at: an open pool has repaired them.
 pub async fn check(pool: &Arc<Pool>, options: Options) -> Report {
     checker::Checker::run(pool, options, report::Draft::default()).await
 }

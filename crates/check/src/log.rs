@@ -1,8 +1,8 @@
-//! The log: what recovery would use of it, in both copies.
+//! The log: the frames that recovery would use of it, in both copies.
 //!
 //! Recovery unites the copies, so damage to one goes unnoticed until the other goes, too: each
-//! frame of the chain is looked for in both. Frames that are no part of the chain (what a crash
-//! cut, earlier laps, marks) may be in one copy, in both, or torn, and mean nothing.
+//! frame of the chain is looked for in both. Frames that are no part of the chain (cut by a crash,
+//! of earlier laps, marks) may be in one copy, in both, or torn, and mean nothing.
 
 use copyhold_device::DynDevice;
 use copyhold_format::label::Label;
@@ -14,8 +14,8 @@ use copyhold_pool::PoolError;
 use crate::problem::Problem;
 use crate::report::Draft;
 
-/// Checks the log from the head that `uberblock` names. What recovery makes of it, unless it cannot
-/// be read.
+/// Checks the log from the head that `uberblock` names. Returns the result of recovery, unless it
+/// cannot be read.
 pub(crate) async fn check_log(
     device: &DynDevice,
     label: &Label,

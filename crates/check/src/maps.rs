@@ -1,6 +1,6 @@
 //! Space maps: each copy, that it is the map of its metaslab, and that the descriptor agrees.
 //!
-//! What a map says is allocated is compared with what is referred to elsewhere (`reach`), together
+//! The allocated blocks of a map are compared with the references elsewhere (`reach`), together
 //! with the edits of the log that the map does not have yet.
 
 use copyhold_format::space_map::{Descriptor, METASLAB, SpaceMap};
@@ -34,7 +34,7 @@ pub(crate) async fn check(checker: &mut Checker) {
     }
 }
 
-/// The item of a metaslab, read once more: what does not parse has kept the pool from opening.
+/// The item of a metaslab, read once more: one that does not parse has kept the pool from opening.
 fn parse(checker: &mut Checker, key: Key, value: &[u8]) -> Option<(MetaslabId, Descriptor)> {
     let parsed = Descriptor::parse_key(key).and_then(|id| Ok((id, Descriptor::parse(value)?)));
     match parsed {

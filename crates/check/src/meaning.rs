@@ -1,4 +1,4 @@
-//! What problems come to: how bad, for whom, and what to do.
+//! The meaning of problems: how bad, for whom, and the remedy.
 
 use copyhold_pool::Pool;
 use copyhold_types::{InodeNo, SubvolId, TableId};
@@ -160,7 +160,7 @@ impl Problem {
         }
     }
 
-    /// What it means for the user, and what to do.
+    /// The meaning for the user, and the remedy.
     pub fn meaning(&self) -> String {
         match self {
             Problem::Label { .. } | Problem::LogCopy { last: false, .. } => REPAIRED.into(),

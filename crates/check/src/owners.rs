@@ -1,5 +1,5 @@
-//! Who else refers to a block that is referred to twice: looked for only when there is one, in a
-//! second walk over everything that refers.
+//! The other references to a block that is referred to twice: looked for only when there is one,
+//! in a second walk over everything that refers.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! Everything that can be wrong with a pool, one variant a kind of damage.
 //!
-//! A problem names what is damaged and where; its `Display` is that, `meaning` (in `meaning.rs`)
-//! is what it comes to for whoever has files in the pool, and what to do about it.
+//! A problem names the damaged part and its place; its `Display` is that, `meaning` (in
+//! `meaning.rs`) is its effect for a user with files in the pool, and the remedy.
 
 use copyhold_format::item::{DIRENT, EXTENT, INLINE, INODE, SYMLINK, XATTR, XATTR_VALUE};
 use copyhold_format::node::Level;
@@ -39,7 +39,7 @@ impl std::fmt::Display for FileId {
     }
 }
 
-/// What refers to blocks.
+/// The owner of a reference to blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     Node {
@@ -56,7 +56,7 @@ pub enum Owner {
     Dying {
         subvol: SubvolId,
     },
-    /// What an epoch has dropped, or is to drop, and may not have to itself.
+    /// Pointers that an epoch has dropped, or is to drop, and may not have to itself.
     Release {
         holder: EpochId,
     },
@@ -124,7 +124,7 @@ impl Severity {
     }
 }
 
-/// What a check found. See the module.
+/// The finding of a check. See the module.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {

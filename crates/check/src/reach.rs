@@ -46,14 +46,14 @@ pub(crate) struct Reach {
     fixed: [Range<u64>; 4],
     allocated: Blocks,
     reached: Blocks,
-    /// What refers to them may be one of many.
+    /// Blocks whose reference may be one of many.
     shared: Blocks,
     /// Ranges whose space map is lost, so that nothing is known to be allocated.
     unknown: Vec<Range<u64>>,
 }
 
 impl Reach {
-    /// `allocated`: what space maps and log say.
+    /// `allocated`: the allocated runs by space maps and log.
     pub(crate) fn new(label: &Label, allocated: impl Iterator<Item = Run>) -> Reach {
         let [start, end] = Label::areas(label.blocks).map(|at| at..at + AREA_BLOCKS);
         let [first, second] = label.log.map(|at| at..at + label.log_blocks);
@@ -99,7 +99,7 @@ impl Reach {
         self.note(run, true)
     }
 
-    /// What is wrong with a reference, as runs that are as long as possible.
+    /// The errors of a reference, as runs that are as long as possible.
     fn note(&mut self, run: Run, may_share: bool) -> Vec<Flaw> {
         if run.addr.device() != self.device || run.end() > self.blocks {
             return vec![Flaw::Outside(run, "it is on no device of the pool")];

@@ -1,12 +1,12 @@
 //! References to blocks, counted: lists of runs that are laid over each other.
 //!
 //! A list is in order and canonical when [`overlay`] has made it: of one kind of reference no two
-//! runs overlap. Each run has a count in each of `N` lanes; what lanes mean is the caller's.
+//! runs overlap. Each run has a count in each of `N` lanes; the caller gives lanes their meaning.
 
 use copyhold_format::item::Content;
 use copyhold_types::{BlockAddr, EpochId, Pointer, Run};
 
-/// What is the same of all references to one piece that snapshots share.
+/// The common properties of all references to one piece that snapshots share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct What {
     pub(crate) content: Content,
@@ -52,11 +52,11 @@ impl<const N: usize> Ref<N> {
     }
 }
 
-/// Sums up, lane by lane, what overlaps.
+/// Sums up overlapping references, lane by lane.
 pub(crate) fn overlay<const N: usize>(mut refs: Vec<Ref<N>>) -> Vec<Ref<N>> {
     refs.sort_by_key(|one| (one.what, one.at));
     let mut out: Vec<Ref<N>> = Vec::with_capacity(refs.len());
-    // Those that begin at the same block, and what is left of those that began before.
+    // Those that begin at the same block, and the rests of those that began before.
     let mut open: Vec<Ref<N>> = Vec::new();
     let mut rest = refs.into_iter().peekable();
     loop {

@@ -52,7 +52,7 @@ pub async fn repair_device(rt: Rt, device: DynDevice) -> Result<Repaired, PoolEr
     let options = OpenOptions { tenants: true, ..OpenOptions::default() };
     let pool = Pool::open(rt, device, options).await?;
     let mut repaired = Repaired::default();
-    // Opening for writing has changed the pool: what refers to space is found once more.
+    // Opening for writing has changed the pool: references to space are found once more.
     if let Some(plan) = Plan::of(&pool).await {
         repaired.refused = plan.refused;
         for id in plan.aside.into_iter().filter(|_| repaired.refused.is_none()) {
@@ -65,7 +65,7 @@ pub async fn repair_device(rt: Rt, device: DynDevice) -> Result<Repaired, PoolEr
     Ok(repaired)
 }
 
-/// What is to be made anew, and from what.
+/// The space maps to be made anew, and their source.
 struct Plan {
     aside: Vec<MetaslabId>,
     found: Checker,
@@ -85,7 +85,7 @@ impl Plan {
     }
 }
 
-/// Why what was found is no ground for a new map.
+/// Why the findings are no ground for a new map.
 fn why_not(found: &Checker) -> Option<String> {
     if !found.has_read_all_references() {
         return Some("some nodes cannot be read, and may refer to any block".into());

@@ -1,4 +1,4 @@
-//! What a check hands back: findings, worst first, and what was looked at.
+//! The result of a check: findings, worst first, and the amounts verified.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub struct AffectedFile {
     pub subvolume: u32,
     pub inode: u64,
     /// One of its paths from the subvolume's root; `None`: it has none, or it could not be found
-    /// out. What is not UTF-8 is replaced.
+    /// out. Bytes that are not UTF-8 are replaced.
     pub path: Option<String>,
 }
 
@@ -25,9 +25,9 @@ pub struct Finding {
     /// Stable name of the kind of damage.
     pub kind: &'static str,
     pub severity: Severity,
-    /// What is damaged, and where.
+    /// The damaged part, and its place.
     pub what: String,
-    /// What that means for the user, and what to do.
+    /// The meaning for the user, and the remedy.
     pub meaning: String,
     pub files: Vec<AffectedFile>,
 }
@@ -105,7 +105,7 @@ impl Report {
         self.findings.iter().map(|finding| finding.severity).min()
     }
 
-    /// What was found, as values.
+    /// The problems found, as values.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.findings.iter().map(|finding| &finding.problem)
     }

@@ -25,7 +25,7 @@ use crate::files;
 use crate::problem::Problem;
 use crate::refs::Ref;
 
-/// What the system table says.
+/// The records of the system table.
 #[derive(Default)]
 pub(crate) struct System {
     subvols: BTreeMap<SubvolId, SubvolItem>,
@@ -229,7 +229,7 @@ impl System {
         live.map(|(subvol, _)| *subvol)
     }
 
-    /// Whether what a dying subvolume owns is being released, or has been.
+    /// Whether the space of a dying subvolume is being released, or has been.
     pub(crate) fn is_walked(&self, subvol: SubvolId) -> bool {
         let state = self.subvols.get(&subvol).map(|item| item.state);
         matches!(state, Some(SubvolState::Dying(Step::Walk(_) | Step::Absorb)))
@@ -248,7 +248,8 @@ impl System {
         Family::restore(&self.epochs)
     }
 
-    /// Checks the files of a live subvolume. What its extents refer to, if references are counted.
+    /// Checks the files of a live subvolume. Returns the references of its extents, if those are
+    /// counted.
     pub(crate) async fn files(&self, checker: &mut Checker, subvol: SubvolId) -> Vec<Ref<1>> {
         let Some(item) = self.subvols.get(&subvol) else { return Vec::new() };
         let mark = self.mark(IdSpace::Inode(subvol));
@@ -302,7 +303,7 @@ impl System {
         let is_known = self.bad.is_empty() && !checker.lost.contains_key(&Pool::SYSTEM);
         if !is_sealed && is_known && !self.subvols.get(&item.subvol).is_some_and(is_at_it) {
             let (subvol, why) = (item.subvol, "its subvolume is not at it".into());
-            // A subvolume with a record of its own has been told of above.
+            // A subvolume with a record of its own has been reported above.
             if !self.subvols.contains_key(&subvol) {
                 checker.report.add(Problem::Epoch { subvol, epoch: epoch.0, why });
             }

@@ -3,10 +3,11 @@
 //!
 //! For a node at hand the digest is right, so what is wrong in it was written so. Checked are: its
 //! level, the table in its header, its keys (inside the range that the parent gives it, beginning
-//! at the key that the parent names), its items (as many as the parent says), and its birth. That
-//! the keys of a node ascend is what parsing it shows. Each value of a layer is an edit.
+//! at the key that the parent names), its items (as many as the parent says), and its birth.
+//! Parsing shows that the keys of a node ascend. Each value of a layer is an edit.
 //!
-//! A node that snapshots share is read once: who inherits it again takes what the first one found.
+//! A node that snapshots share is read once: a table that inherits it takes the result of the
+//! first read.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -33,9 +34,9 @@ pub(crate) struct TreeCheck<'a> {
     pub(crate) device: &'a DynDevice,
     pub(crate) table: TableId,
     pub(crate) role: Role,
-    /// What was read for other tables, if any were.
+    /// The nodes that were read for other tables, if any were.
     pub(crate) seen: Option<&'a Reach>,
-    /// Nodes that cannot be read, by their first copy: each table says what it lacks.
+    /// Nodes that cannot be read, by their first copy: each table reports those that it lacks.
     pub(crate) unreadable: &'a mut BTreeSet<BlockAddr>,
     /// No node was written in a later txg.
     pub(crate) newest: Txg,
@@ -46,7 +47,7 @@ pub(crate) struct TreeCheck<'a> {
     pub(crate) lost: Vec<Range<Key>>,
 }
 
-/// What a parent says of a node.
+/// The parent's description of a node.
 struct Said {
     ptr: NodePtr,
     level: Level,

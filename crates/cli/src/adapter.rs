@@ -1,9 +1,9 @@
 //! The filesystem as the kernel's operations: `fs` on one side, `fuse` on the other.
 //!
 //! Each method turns a request's values into the engine's and the answer back; nothing is decided
-//! here but what only a mount knows: how long the kernel may believe what it was told (for long: it
-//! is the only way to change anything), and that file locks are the kernel's own, since all
-//! who could hold one come through it.
+//! here but decisions that only a mount can make: how long the kernel may believe an answer (for
+//! long: it is the only way to change anything), and that file locks are the kernel's own, since
+//! all their owners come through it.
 //!
 //! `convert` translates values, `ioctls` answers ioctl(2), `tenants` answers questions about
 //! subvolumes and quotas, and `who` identifies callers that the kernel does not name. The others
@@ -50,7 +50,7 @@ pub(crate) use who::sees_callers;
 
 use crate::control;
 
-/// What makes the answer to the control ioctl that asks how the pool is: JSON.
+/// Makes the answer to the control ioctl that asks for the state of the pool: JSON.
 pub(crate) type Describe = Box<dyn Fn() -> String + Send + Sync>;
 
 const RENAME_NOREPLACE: u32 = 1;
@@ -99,9 +99,9 @@ const ATTRIBUTES_VALID: Duration = Duration::from_secs(60);
 /// Data of so many bytes is kept with its buffer; less is copied where it belongs.
 const KEEP_BYTES: usize = 64 << 10;
 
-/// Who opens a file for direct I/O has the kernel drop what it caches of it. Each direct write
-/// would have to, and one that may not wait is tried over and over before the kernel gives up.
-/// FLUSH comes at a close only if there may be something to do then (`Filesystem::flush`).
+/// An open for direct I/O has the kernel drop its cache of the file. Each direct write would have
+/// to, and one that may not wait is retried many times before the kernel stops. FLUSH comes at a
+/// close only if there may be something to do then (`Filesystem::flush`).
 fn opened(open: &Open, flush: bool) -> Opened {
     let mut flags = fopen::CACHE_DIR | fopen::PARALLEL_DIRECT_WRITES;
     if open.flags & O_DIRECT == 0 {
@@ -120,12 +120,12 @@ impl Adapter {
     }
 
     /// Whether it knows when files were made. If not, the kernel soon stops asking for that: a
-    /// request for each file that somebody looks at who wants to know.
+    /// request for each file whose time of birth a program reads.
     pub(crate) fn telling_births(self, tells_births: bool) -> Adapter {
         Adapter { tells_births, ..self }
     }
 
-    /// How the kernel is told what changed behind its back.
+    /// The way in which the kernel is notified of changes behind its back.
     pub(crate) fn notify_through(&self, notifier: Notifier) {
         let _already = self.notifier.set(notifier);
     }
@@ -150,7 +150,7 @@ impl Adapter {
     /// The kernel would go on with the attributes that it knows (6.18): a mode, and what it allows.
     fn forget_attributes(&self, node: NodeId) {
         if let Some(notifier) = self.notifier.get() {
-            // If it cannot be told, its attributes are old for a minute.
+            // If the kernel cannot be notified, its attributes are old for a minute.
             let _ = notifier.forget_attributes(node);
         }
     }
@@ -174,7 +174,7 @@ impl Adapter {
         }
     }
 
-    /// An empty subvolume goes as a directory does, for whoever may delete subvolumes.
+    /// An empty subvolume goes as a directory does, if the caller may delete subvolumes.
     async fn remove_subvolume(&self, by: Caller, parent: FsNode, name: &[u8]) -> Reply<()> {
         let may = tenants::may_delete(&self.fs, self.rules, self.rules.who(by), parent, name).await;
         may.map_err(|refusal| Errno::named(&refusal.code).unwrap_or(Errno::EIO))?;
@@ -197,7 +197,7 @@ impl Operations for Adapter {
             Err(FsError::ShutDown) => tracing::info!("closed, having been told to stop before"),
             Err(error) => tracing::error!(%error, "closing failed; mounting again recovers"),
         }
-        // umount(2) of a `fuseblk` returns when this does, and who unmounts may want the device.
+        // umount(2) of a `fuseblk` returns when this does, and the user may want the device then.
         self.fs.pool().device().release();
     }
 
@@ -309,7 +309,7 @@ impl Operations for Adapter {
         let caller = maker(by, Some(&new))?;
         let (parent, mode) = (known(parent)?, file_mode(&new));
         // open(2) makes no file without a name but by this flag: without it the kernel has made
-        // one for itself, and overlayfs is who does.
+        // one for itself, and overlayfs does.
         let made = match open.flags & O_TMPFILE {
             0 => self.fs.tmpfile_for_copy_up(&caller, parent, mode).await,
             _ => self.fs.tmpfile(&caller, parent, mode).await,
@@ -369,7 +369,7 @@ impl Operations for Adapter {
 
     async fn write(&self, _: Caller, node: NodeId, write: Write, data: &mut Payload) -> Reply<u32> {
         // The kernel has resolved O_APPEND: it may send the parts of one write in any order.
-        // Pages that it writes back are accepted by all or nobody: it asks for no count there. Of a
+        // Write-back of its pages is accepted in full or refused: it asks for no count there. Of a
         // short count for a direct write, whose parts are under way together, it makes EIO.
         let is_direct = pages::is_direct(&write);
         let partial = !write.cached && !is_direct;
@@ -573,8 +573,8 @@ mod tests {
         unreachable!("only the type is asked for")
     }
 
-    /// A request that waits is in memory for as long, and tenants have many of them wait: what is
-    /// long and seldom is to be on the heap.
+    /// A request that waits is in memory for as long, and tenants have many of them wait: large
+    /// state that is rarely needed is to be on the heap.
     #[test]
     fn a_request_that_waits_takes_little_memory() {
         let operations = [

@@ -1,11 +1,12 @@
 //! The allocator of the daemon.
 //!
 //! Problem.  A write-back makes small objects on one thread and frees them on another, which the C
-//!           library's allocator does behind locks, and it keeps much of what was free in between.
+//!           library's allocator does behind locks, and it keeps much of the memory freed in
+//!           between.
 //! Idea.     mimalloc: a free on another thread is one atomic exchange.
 //! Order.    [`settle`] comes first in `main`, before there are threads. Left to itself mimalloc
 //!           keeps freed pages for a second, and until it is asked for more; and huge pages make
-//!           resident what nobody uses. A daemon has a budget, so it does neither.
+//!           resident memory that is not in use. A daemon has a budget, so it does neither.
 
 #![allow(unsafe_code)]
 
@@ -19,8 +20,8 @@ static ALLOCATOR: MiMalloc = MiMalloc;
 /// `mi_option_purge_delay` of mimalloc.h, milliseconds.
 const PURGE_DELAY: c_int = 15;
 
-/// What is freed goes back to the system at once, and no huge page is made of what is left. That
-/// the kernel does not know of huge pages is no failure.
+/// Freed memory goes back to the system at once, and no huge page is made of the rest. That the
+/// kernel does not know of huge pages is no failure.
 pub(crate) fn settle() {
     // SAFETY: it stores a number in a table of the allocator, as one does at the start.
     unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, 0) };
@@ -33,7 +34,7 @@ mod tests {
 
     #[test]
     fn what_is_set_is_the_delay_of_purges() {
-        // What mimalloc has for it, and for no option beside it.
+        // The number that mimalloc has for it, and for no option beside it.
         // SAFETY: it reads a number from a table of the allocator.
         let before = unsafe { libmimalloc_sys::mi_option_get(PURGE_DELAY) };
         assert_eq!(before, 1000);

@@ -1,4 +1,4 @@
-//! `copyhold check`: verifies a whole pool, and says what each damage means for its owner.
+//! `copyhold check`: verifies a whole pool, and explains each damage to its owner.
 
 use std::path::{Path, PathBuf};
 
@@ -64,7 +64,7 @@ fn tell(repaired: &Repaired) {
     }
 }
 
-/// Damage is a failure; what is only untidy is not.
+/// Damage is a failure; mere untidiness is not.
 pub(crate) fn verdict(pool: &Path, found: &copyhold_check::Report) -> Result<(), Failure> {
     if found.is_clean() {
         return Ok(());

@@ -1,7 +1,7 @@
 //! Talking to the daemon of a mounted pool.
 //!
 //! Until there is a socket, private ioctls on directories of the mount do: one commits everything,
-//! one tells how the pool is, one carries questions about tenants and their answers (`wire`), all
+//! one describes the pool, one carries questions about tenants and their answers (`wire`), all
 //! as JSON. They go through the mount itself, so there is nothing to find, to authenticate or to
 //! clean up.
 

@@ -1,7 +1,7 @@
 //! `copyhold create`: makes a pool in a file or on a block device.
 //!
 //! The one verb that destroys something, so it looks first: a device or file whose first or last
-//! MiB holds anything but zeros belongs to somebody, whether or not we know the format.
+//! MiB holds anything but zeros is in use, whether or not we know the format.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `copyhold debug`: what is really on the device, for whoever mends or learns the format.
+//! `copyhold debug`: the structures on the device, for people who mend or learn the format.
 
 mod export;
 

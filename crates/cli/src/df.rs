@@ -1,4 +1,4 @@
-//! `copyhold df`: what a tenant has left.
+//! `copyhold df`: the room of a tenant.
 
 use std::path::PathBuf;
 

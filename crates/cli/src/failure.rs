@@ -1,4 +1,4 @@
-//! What the program says when it fails: one line for a person, one object for a program, one exit
+//! The program's output when it fails: one line for a person, one object for a program, one exit
 //! code for a script.
 //!
 //! The table of exit codes below is the only one: `copyhold help exit-codes`, the man page and
@@ -14,10 +14,10 @@ use copyhold_fuse::mount::MountError;
 
 use crate::control::wire::Refusal;
 
-/// What kind of failure; decides the exit code and the `code` that `--json` shows.
+/// The kind of failure; decides the exit code and the `code` that `--json` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The operation failed for a reason that only the message tells.
+    /// The operation failed for a reason that only the message gives.
     Failed,
     /// The pool, file or directory is missing.
     NotFound,
@@ -37,7 +37,7 @@ pub(crate) enum Kind {
     Permission,
     /// The command line makes no sense.
     Usage,
-    /// What was read from the pool is not what was written.
+    /// Data read from the pool is not the data written.
     Damaged,
     /// Another process holds it, or programs still use it.
     InUse,
@@ -128,13 +128,13 @@ impl Failure {
         Failure { errno: Some(refusal.code), ..Failure::new(kind, refusal.message) }
     }
 
-    /// A system call on `what` failed, in a verb that tells errnos.
+    /// A system call on `what` failed, in a verb that reports errnos.
     pub(crate) fn call(what: impl fmt::Display, error: &io::Error) -> Failure {
         let errno = error.raw_os_error().and_then(|code| Errno::new(code).name());
         Failure { errno: errno.map(str::to_owned), ..Failure::system(what, error) }
     }
 
-    /// What `--json` shows.
+    /// The `code` that `--json` shows.
     pub(crate) fn code(&self) -> &str {
         self.errno.as_deref().unwrap_or(self.kind.code())
     }
@@ -156,12 +156,12 @@ impl Failure {
         Failure::new(kind, format!("{what}: {error}"))
     }
 
-    /// For a pipe: what [`Self::from_text`] reads.
+    /// For a pipe: the form that [`Self::from_text`] reads.
     pub(crate) fn to_text(&self) -> String {
         format!("{}\n{}", self.kind.code(), self.message)
     }
 
-    /// What another process of this program wrote with [`Self::to_text`].
+    /// The failure that another process of this program wrote with [`Self::to_text`].
     pub(crate) fn from_text(text: &str) -> Failure {
         let (code, message) = text.split_once('\n').unwrap_or(("", text));
         Failure::new(Kind::from_code(code).unwrap_or(Kind::Failed), message)
@@ -208,7 +208,7 @@ pub(crate) fn chain(error: &dyn Error) -> String {
     let mut cause = error.source();
     while let Some(error) = cause {
         let more = error.to_string();
-        // Many say what their cause says.
+        // Many repeat the text of their cause.
         if !text.contains(&more) {
             text += &format!(": {more}");
         }

@@ -1,9 +1,9 @@
 //! `fsck.copyhold [-apynrfvV] POOL`, as fsck(8) calls it at boot.
 //!
-//! A pool needs no check after a crash: mounting recovers it. What boot asks for (-a, -p) verifies
-//! all metadata, everything else the contents of files, too. Nothing is repaired here: what a good
-//! copy can repair is repaired when it is read on a mount. Exit codes are those of fsck(8): 4
-//! damage was found, 8 the check itself failed, 16 usage.
+//! A pool needs no check after a crash: mounting recovers it. The options of boot (-a, -p) verify
+//! all metadata, everything else the contents of files, too. Nothing is repaired here: damage with
+//! a good copy is repaired when it is read on a mount. Exit codes are those of fsck(8): 4 damage
+//! was found, 8 the check itself failed, 16 usage.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;

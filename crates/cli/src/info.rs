@@ -1,4 +1,4 @@
-//! `copyhold info`: what a pool is and how it does.
+//! `copyhold info`: the properties and the state of a pool.
 //!
 //! A mounted pool is asked through its daemon, another one is opened read-only; both answer with
 //! the same JSON object (`engine/describe.rs`).

@@ -1,9 +1,9 @@
 //! `copyhold`: makes, mounts, checks and explains pools.
 //!
 //! Each verb is a file with its arguments, its help and its work; `command_line.rs` lists them.
-//! `failure.rs` is how they fail and `report.rs` how they answer. What they know of the engine they
-//! know through `engine.rs`. Under other names the program plays the helpers of mount(8), mkfs(8)
-//! and fsck(8) (`personality.rs`).
+//! `failure.rs` is how they fail and `report.rs` how they answer. They know the engine through
+//! `engine.rs`. Under other names the program plays the helpers of mount(8), mkfs(8) and fsck(8)
+//! (`personality.rs`).
 
 #![deny(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "this is where the machine is asked and passed in")]
@@ -73,7 +73,7 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Help and version are answers; everything else is a usage failure, told as all failures are.
+/// Help and version are answers; everything else is a usage failure, reported as all failures are.
 fn refused(error: &clap::Error) -> ExitCode {
     let is_answer = !error.use_stderr();
     if is_answer || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {

@@ -63,7 +63,7 @@ impl Log {
 pub(crate) fn to_stderr(filter: &str) -> Result<Log, Failure> {
     let filter = parse(filter)?;
     let is_terminal = rustix::termios::isatty(io::stderr());
-    // Not through its lock, which whoever complains at the end needs.
+    // Not through its lock, which a message at the end needs.
     let own = rustix::io::dup(io::stderr());
     let own = own.map_err(|errno| Failure::system("standard error", &errno.into()))?;
     let lines = start(File::from(own))?;

@@ -1,6 +1,6 @@
 //! `mkfs.copyhold [-qvfF] [-L label] POOL [SIZE]`, as mkfs(8) and test suites call it.
 //!
-//! Unlike `copyhold create` it does not ask: what is there is overwritten, old labels at the
+//! Unlike `copyhold create` it does not ask: existing content is overwritten, old labels at the
 //! device's far end included, unless it is in use. A size without a suffix is in bytes.
 
 use std::ffi::OsString;

@@ -101,7 +101,7 @@ impl Mount {
                 None => self.first(&request, log),
             };
             match first {
-                // Somebody else mounted it meanwhile, or its last mount is just leaving.
+                // Another process mounted it meanwhile, or its last mount is just leaving.
                 Err(failure)
                     if failure.kind == Kind::InUse
                         && begin.elapsed() < PATIENCE
@@ -167,7 +167,7 @@ impl Mount {
         }
     }
 
-    /// In the child: nobody reads what it returns, the parent has what `launch` tells it.
+    /// In the child: its return value is not read, the parent gets the reports of `launch`.
     fn be_the_daemon(&self, launch: Launch, request: Request, log: &str) -> Result<(), Failure> {
         let begun = || {
             let signals = watch_signals()?;

@@ -98,7 +98,7 @@ fn is_block_device(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
 
-/// Who serves a mount, as he says himself.
+/// The daemon of a mount, by its own description.
 struct Daemon {
     process: Option<Pid>,
     options: BTreeMap<String, String>,

@@ -1,9 +1,9 @@
 //! `mount.fuse.copyhold SOURCE DIR [-sfnv] [-N ns] [-o options] [-t type]`, as mount(8) calls it.
 //!
-//! mount(8) does the rest of fstab and keeps `suid` and `dev` back, which FUSE leaves off unless
-//! told, so they are added here for root. A remount only changes flags of the kernel's, so it is
-//! the kernel's own mount program that does it. Exit codes are those of mount(8): 1 usage, 32 the
-//! mount failed.
+//! mount(8) does the rest of fstab and does not pass `suid` and `dev`, which FUSE leaves off by
+//! default, so they are added here for root. A remount only changes flags of the kernel's, so it
+//! is the kernel's own mount program that does it. Exit codes are those of mount(8): 1 usage, 32
+//! the mount failed.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

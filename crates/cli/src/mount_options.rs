@@ -1,5 +1,5 @@
-//! What follows `-o`: options of the engine, taken here, and those of the mount, which `fuse`
-//! knows.
+//! The options behind `-o`: options of the engine, taken here, and those of the mount, which
+//! `fuse` knows.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use crate::size::Size;
 /// More threads than this only wait for each other.
 const READERS_MAX: usize = 64;
 
-/// What `info` has room for of the options that all mounts of a pool share: its answer has 8192
-/// bytes, of which a path takes up to 4096, and the counters up to 3000.
+/// The room in `info` for the options that all mounts of a pool share: its answer has 8192 bytes,
+/// of which a path takes up to 4096, and the counters up to 3000.
 const SHARED_BYTES_MAX: usize = 1024;
 
 /// Everything behind `-o`, sorted by who must know.
@@ -30,10 +30,10 @@ pub(crate) struct Options {
     given: BTreeMap<String, String>,
 }
 
-/// What the engine can be told for one mount.
+/// The engine's options for one mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EngineOptions {
-    /// What the daemon may have of memory.
+    /// The memory that the daemon may have.
     pub(crate) memory: Option<Size>,
     /// Of it, for changes that the tables do not have yet.
     pub(crate) delta: Option<Size>,
@@ -45,9 +45,9 @@ pub(crate) struct EngineOptions {
     pub(crate) transport: Transport,
     /// The kernel gathers small writes and sends them when it likes, or at fsync.
     pub(crate) writeback_cache: bool,
-    /// When files were made is not told.
+    /// The time when files were made is not reported.
     pub(crate) nobtime: bool,
-    /// Give up what a damaged log does not tell any more.
+    /// Discard the part of a damaged log that cannot be read.
     pub(crate) cut_tail: bool,
     /// Accepted for scripts and has no effect: a read-only mount replays the log in memory only.
     pub(crate) norecovery: bool,
@@ -58,8 +58,8 @@ pub(crate) struct EngineOptions {
 }
 
 impl Options {
-    /// `lists`: one for each `-o`; later options win over earlier ones. `sloppy`: what is not known
-    /// is left out.
+    /// `lists`: one for each `-o`; later options win over earlier ones. `sloppy`: unknown options
+    /// are left out.
     pub(crate) fn parse(lists: &[String], sloppy: bool) -> Result<Options, Failure> {
         let Options { mut mount, mut engine, mut shown, mut given } = Options::default();
         let mut take = |name: &str, value: Option<&str>| {
@@ -97,7 +97,7 @@ impl Options {
         Ok(options)
     }
 
-    /// What holds for all mounts of a pool, by name: what its daemon was told, and flags of the
+    /// Options of all mounts of a pool, by name: those that its daemon got, and flags of the
     /// filesystem.
     pub(crate) fn shared(&self) -> BTreeMap<String, String> {
         let mut all = self.given.clone();

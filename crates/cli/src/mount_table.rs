@@ -17,8 +17,8 @@ pub(crate) fn mounts() -> Result<Vec<MountEntry>, Failure> {
     Ok(all.into_iter().filter(MountEntry::is_copyhold).collect())
 }
 
-/// What a person who names `target` means by it: the pool mounted at this directory, or, if there
-/// is none, every mount of this pool. Never empty.
+/// The meaning of `target`, given by a person: the pool mounted at this directory, or, if there is
+/// none, every mount of this pool. Never empty.
 pub(crate) fn named(target: &Path) -> Result<Vec<MountEntry>, Failure> {
     let target = absolute(target);
     choose(mounts()?, &target).ok_or_else(|| {
@@ -43,7 +43,7 @@ fn choose(mounts: Vec<MountEntry>, target: &Path) -> Option<Vec<MountEntry>> {
 pub(crate) fn holding(given: &Path) -> Result<MountEntry, Failure> {
     let path = absolute(given);
     innermost(mounts()?, &path).ok_or_else(|| match rustix::fs::stat(given) {
-        // The working directory, or what a process has open.
+        // The working directory, or an open file of a process.
         Err(Errno::STALE) => Failure::refused(Refusal::new(
             "ESTALE",
             format!("the subvolume of {} has been deleted", given.display()),
@@ -60,8 +60,8 @@ fn innermost(mounts: Vec<MountEntry>, path: &Path) -> Option<MountEntry> {
     around.max_by_key(|mount| mount.mount_point.as_os_str().len())
 }
 
-/// `path` without links and dots; of a directory whose daemon is gone, which cannot be asked, what
-/// its parent says.
+/// `path` without links and dots; of a directory whose daemon is gone, which cannot be asked, the
+/// path that its parent has.
 pub(crate) fn absolute(path: &Path) -> PathBuf {
     if let Ok(path) = path.canonicalize() {
         return path;

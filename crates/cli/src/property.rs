@@ -1,4 +1,4 @@
-//! `copyhold property`: what can be set of a subvolume. There is one property, `ro`.
+//! `copyhold property`: the properties of a subvolume. There is one, `ro`.
 
 use std::path::PathBuf;
 
@@ -63,7 +63,7 @@ impl Verb {
             What::Set(Set { path, property: Property::Ro, value }) => {
                 let control = tenants::subvolume(&path)?.open()?;
                 if value {
-                    // What was written before belongs to it.
+                    // Data written before belongs to it.
                     control.write_pages()?;
                 }
                 control.put(&Question::SetReadOnly { on: value })

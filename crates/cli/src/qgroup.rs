@@ -1,4 +1,4 @@
-//! `copyhold qgroup`: groups of subvolumes, who uses what, and limits.
+//! `copyhold qgroup`: groups of subvolumes, their usage, and limits.
 //!
 //! Arguments come in the order that btrfs users know. `show` is in `qgroup/show.rs`.
 

@@ -1,4 +1,4 @@
-//! `copyhold quota`: whether the pool counts who pays for what.
+//! `copyhold quota`: turns the accounting of space on and off.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What a verb prints when it succeeds: text for people, JSON for programs, never both.
+//! The output of a verb that succeeds: text for people, JSON for programs, never both.
 //!
 //! A reader that goes away (`copyhold debug nodes POOL | head`) is no failure.
 
@@ -26,7 +26,7 @@ impl Report {
         print(&shown)
     }
 
-    /// What a verb did, for people only: `--json` prints nothing but data.
+    /// A verb's remark on its work, for people only: `--json` prints nothing but data.
     pub(crate) fn note(self, text: impl FnOnce() -> String) -> Result<(), Failure> {
         if self.json { Ok(()) } else { print(&(text() + "\n")) }
     }

@@ -9,9 +9,9 @@ use copyhold_fuse::protocol::Settings;
 use crate::adapter::{self, Adapter, Rules};
 use crate::engine::in_process;
 
-/// What answers the kernel's requests, and the questions that come by ioctl(2), for a pool that
-/// root has mounted and whose owners of directories may make subvolumes. There are no processes
-/// to look up: user 0 is root.
+/// Answers the kernel's requests, and the questions that come by ioctl(2), for a pool that root
+/// has mounted and whose owners of directories may make subvolumes. There are no processes to look
+/// up: user 0 is root.
 pub fn operations(fs: Arc<Filesystem>) -> impl Operations {
     let described = fs.pool().clone();
     let describe = move || in_process(&described);
@@ -19,7 +19,7 @@ pub fn operations(fs: Arc<Filesystem>) -> impl Operations {
     Adapter::new(fs, Box::new(describe), rules)
 }
 
-/// What a mount asks of the kernel, unless its options say otherwise.
+/// The requests of a mount to the kernel, unless its options say otherwise.
 pub fn settings() -> Settings {
     adapter::settings(false)
 }

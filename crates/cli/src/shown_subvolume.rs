@@ -1,7 +1,7 @@
 //! Which part of a pool a mount shows: `-o subvol=PATH`, `-o subvolid=ID`, or both, as for btrfs.
 //!
-//! The path begins at the root of the pool. Links on it are not followed: whoever may write in the
-//! pool must not decide what root mounts.
+//! The path begins at the root of the pool. Links on it are not followed: users who may write in
+//! the pool must not decide what root mounts.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};

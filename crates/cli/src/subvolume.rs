@@ -172,7 +172,7 @@ impl Create {
     }
 }
 
-/// What whoever started this process withholds. It can only be asked by setting another one.
+/// The umask that this process inherited. It can only be read by setting another one.
 fn umask() -> u32 {
     let mine = rustix::process::umask(Mode::RWXG | Mode::RWXO);
     rustix::process::umask(mine);
@@ -180,7 +180,7 @@ fn umask() -> u32 {
 }
 
 impl Delete {
-    /// What cannot be deleted is told, and the others are.
+    /// Subvolumes that cannot be deleted are reported, and the others are deleted.
     fn run(self, report: Report) -> Result<(), Failure> {
         let heir = self.heir.as_deref().map(tenants::subvolume).transpose()?;
         let heir = heir.map(|heir| heir.node);
@@ -251,7 +251,7 @@ impl Snapshot {
         let source = tenants::subvolume(&self.source)?;
         let entry = source.snapshot_entry(&self.target)?;
         let control = entry.open()?;
-        // What programs wrote to maps of files is the kernel's still.
+        // The kernel still has the data that programs wrote to maps of files.
         control.write_pages()?;
         let question = Question::Snapshot {
             source: source.node,
@@ -284,7 +284,7 @@ impl Sync {
     }
 }
 
-/// Who is being freed. Ids are not used again.
+/// The subvolumes being freed. Ids are not used again.
 fn leaving(control: &Control) -> Result<BTreeSet<u32>, Failure> {
     let ids: Vec<u32> = control.put_all(|after| Question::Leaving { after })?;
     Ok(ids.into_iter().collect())

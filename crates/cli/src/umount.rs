@@ -1,8 +1,8 @@
 //! `copyhold umount`: takes a mount down and waits until its pool is closed.
 //!
-//! umount(2) of a plain FUSE mount returns before the daemon has written what it holds. The daemon
-//! keeps the pool locked until it has, so the end of that lock is what is waited for. Without that
-//! wait, copying the pool file or mounting it elsewhere right after would be a race.
+//! umount(2) of a plain FUSE mount returns before the daemon has written its dirty data. The
+//! daemon keeps the pool locked until it has, so umount waits for the end of that lock. Without
+//! that wait, copying the pool file or mounting it elsewhere right after would be a race.
 //!
 //! A pool that is mounted in other places, or in other namespaces, stays open, and its lock is not
 //! waited for. When the last mount goes, umount(2) takes down the filesystem before it returns, so

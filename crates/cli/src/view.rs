@@ -1,4 +1,4 @@
-//! JSON as text for people: whatever `--json` shows is shown, so neither has what the other lacks.
+//! JSON as text for people: all values of `--json` are shown, so neither form lacks one.
 //!
 //! Scalars become aligned pairs; an object of objects, or an array of them, becomes a table. A
 //! number of bytes is a field whose name ends in `bytes`.

@@ -166,7 +166,7 @@ mod tests {
     const PATH: &[u8] = b"file";
 
     thread_local! {
-        /// What runs between the next look-up and open of this thread.
+        /// Runs between the next look-up and open of this thread.
         pub(super) static INTERLUDE: Cell<Option<BoxFuture<'static, ()>>> = const { Cell::new(None) };
     }
 

@@ -19,11 +19,11 @@ pub(crate) struct Engine {
     open: RwLock<Option<Open>, of::OpenPool>,
 }
 
-/// An open pool, and what drives it.
+/// An open pool, and its executors.
 pub(crate) struct Open {
     pub(crate) executors: Arc<Executors>,
     pub(crate) filesystem: Arc<Filesystem>,
-    /// Nobody else uses the executors.
+    /// The executors have no other user.
     pub(crate) is_alone: bool,
 }
 

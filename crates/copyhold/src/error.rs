@@ -1,4 +1,4 @@
-//! What can go wrong, seen from a program that embeds the library.
+//! Errors of the library, for a program that embeds it.
 
 use copyhold_device::DeviceError;
 use copyhold_fs::FsError;
@@ -13,7 +13,7 @@ pub enum Error {
     Pool(#[from] PoolError),
     #[error("{path}: {source}")]
     File {
-        /// As the caller gave it, with what is not UTF-8 replaced.
+        /// As the caller gave it, with bytes that are not UTF-8 replaced.
         path: String,
         #[source]
         source: FsError,

@@ -19,7 +19,7 @@
 //! ```
 //!
 //! Calls block the calling thread; inside, everything is asynchronous ([`copyhold_runtime`]). Any
-//! number of threads may use a [`Volume`] at once. Who wants futures instead takes
+//! number of threads may use a [`Volume`] at once. A caller that wants futures instead takes
 //! [`Pool::filesystem`] and runs it on a runtime of their own.
 
 #![forbid(unsafe_code)]

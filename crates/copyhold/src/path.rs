@@ -20,7 +20,7 @@ pub(crate) fn shown(path: &[u8]) -> String {
     String::from_utf8_lossy(path).into_owned()
 }
 
-/// The error of a call on what `path` names. A file that another call has removed since it was
+/// The error of a call on the target of `path`. A file that another call has removed since it was
 /// found is not there.
 pub(crate) fn file_error(path: &[u8]) -> impl Fn(FsError) -> Error + '_ {
     |source| match source {
@@ -33,8 +33,8 @@ fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = Vec<u8>> + '_ {
     path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).map(<[u8]>::to_vec)
 }
 
-/// Finds what `path` names, from the `root` of a volume; absolute and relative paths are the same.
-/// Nothing leads out of the volume upwards.
+/// Finds the target of `path`, from the `root` of a volume; absolute and relative paths are the
+/// same. Nothing leads out of the volume upwards.
 pub(crate) async fn find(
     fs: &Filesystem,
     root: NodeId,
@@ -43,7 +43,7 @@ pub(crate) async fn find(
 ) -> Result<Attr, Error> {
     let error = file_error(path);
     let mut left: VecDeque<Vec<u8>> = components(path).collect();
-    // A volume that is gone is told apart from a file that is.
+    // A volume that is gone is distinguished from a file that is.
     let gone = |source| Error::File { path: shown(path), source };
     let mut at = fs.getattr(root).await.map_err(gone)?;
     let mut links = 0;

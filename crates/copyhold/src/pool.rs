@@ -55,7 +55,7 @@ impl Pool {
         let made = executors.block_on(format(executors.clone(), device, options));
         executors.shutdown();
         if made.is_err() && is_ours {
-            // Half a pool is of no use; the failure is what matters.
+            // Half a pool is of no use; only the failure matters.
             let _ = std::fs::remove_file(path);
         }
         made

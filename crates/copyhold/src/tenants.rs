@@ -1,4 +1,4 @@
-//! Tenants: subvolumes, snapshots, what each uses and may use.
+//! Tenants: subvolumes, snapshots, their usage and limits.
 //!
 //! ```
 //! # fn main() -> Result<(), copyhold::Error> {
@@ -60,9 +60,9 @@ impl Volume {
         Ok(self.at(root_of(made)))
     }
 
-    /// Makes a subvolume at `target` that shows what the one at `source` is now. It takes no space,
-    /// and a time that does not depend on the size. Subvolumes inside the source are empty
-    /// directories in it.
+    /// Makes a subvolume at `target` that shows the present state of the one at `source`. It takes
+    /// no space, and a time that does not depend on the size. Subvolumes inside the source are
+    /// empty directories in it.
     pub fn snapshot(
         &self,
         source: impl AsRef<[u8]>,
@@ -79,8 +79,8 @@ impl Volume {
         Ok(self.at(root_of(made)))
     }
 
-    /// Deletes the subvolume at `path` with all that is in it. Its space is given back in the
-    /// background; what others share with it stays.
+    /// Deletes the subvolume at `path` with all that is in it. Its space is freed in the
+    /// background; space that others share with it stays.
     pub fn delete_subvolume(&self, path: impl AsRef<[u8]>) -> Result<(), Error> {
         let path = path.as_ref();
         self.run(async |fs| {
@@ -96,7 +96,7 @@ impl Volume {
     }
 
     /// Sets the most bytes that this subvolume may use, or takes the limit away. It may be below
-    /// what is used: then nothing more is given until enough is removed, which always works.
+    /// the usage: then nothing more is given until enough is removed, which always works.
     ///
     /// # Errors
     /// [`FsError::Quota`] while quotas are off.
@@ -109,7 +109,7 @@ impl Volume {
         })
     }
 
-    /// What this subvolume pays for, and its limits. Exact after [`Volume::sync`].
+    /// The usage that this subvolume pays for, and its limits. Exact after [`Volume::sync`].
     ///
     /// # Errors
     /// [`FsError::Quota`] while quotas are off.
@@ -120,7 +120,7 @@ impl Volume {
 }
 
 impl Pool {
-    /// Turns simple quotas on: what is written from now on counts. They stay on.
+    /// Turns simple quotas on: all data written from now on counts. They stay on.
     pub fn enable_quotas(&self) -> Result<(), Error> {
         self.root().run(async |fs| Ok(fs.enable_quotas().await?))
     }

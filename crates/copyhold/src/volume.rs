@@ -1,4 +1,4 @@
-//! Files of a subvolume, by path: what `std::fs` offers, for a pool.
+//! Files of a subvolume, by path: an interface like `std::fs`, for a pool.
 //!
 //! A path is bytes, its components are divided by `/`, and it starts at the volume's root. Symbolic
 //! links are followed within the volume.
@@ -70,8 +70,8 @@ impl Volume {
         self.run(async |fs| content::read(fs, self.root, path.as_ref(), offset, len).await)
     }
 
-    /// Writes into a file, which is created if it is not there; what lies between its end and
-    /// `offset` reads as zeros.
+    /// Writes into a file, which is created if it is not there; a gap between its end and `offset`
+    /// reads as zeros.
     pub fn write_at(&self, path: impl AsRef<[u8]>, offset: u64, data: &[u8]) -> Result<(), Error> {
         self.run(async |fs| content::write(fs, self.root, path.as_ref(), offset, data).await)
     }
@@ -149,7 +149,7 @@ impl Volume {
         })
     }
 
-    /// What a path names; a link that it ends in is not followed.
+    /// The attributes of a path's target; a link that it ends in is not followed.
     pub fn metadata(&self, path: impl AsRef<[u8]>) -> Result<Attr, Error> {
         self.run(async |fs| path::find(fs, self.root, path.as_ref(), Last::Keep).await)
     }
@@ -166,7 +166,7 @@ impl Volume {
         self.run(async |fs| Ok(fs.sync().await?))
     }
 
-    /// The smaller of what the pool and the limits of this subvolume leave.
+    /// The smaller of the room in the pool and the room below the limits of this subvolume.
     pub fn statfs(&self) -> Result<StatFs, Error> {
         self.run(async |fs| Ok(fs.statfs_of(self.root)))
     }

@@ -1,5 +1,5 @@
-//! What POSIX ACLs (`copyhold_format::item::Acl`) mean: what a new file inherits, and who may do
-//! what. Of an ACL's entries the kernel passes what fits a page to and from a FUSE mount.
+//! POSIX ACLs (`copyhold_format::item::Acl`): inheritance by new files, and the permission checks.
+//! Of an ACL's entries the kernel passes those that fit a page to and from a FUSE mount.
 //!
 //! ACL-C1  An access ACL and the mode change in one transaction: by chmod, by setfacl, and where an
 //!         ACL goes that says no more than the mode. So after a crash neither grants more than
@@ -70,7 +70,7 @@ fn restricted(acl: &Acl<'_>, mode: u16, and: bool) -> Vec<u8> {
     }))
 }
 
-/// Whether an ACL grants `want` to a caller who is not the owner.
+/// Whether an ACL grants `want` to a caller that is not the owner.
 fn grants(acl: &Acl<'_>, caller: &Caller, owner_gid: u32, want: u16) -> bool {
     let mask = acl.perm(MASK).unwrap_or(7);
     if let Some(user) = acl.entries().find(|e| e.tag == NAMED_USER && e.id == caller.uid) {
@@ -93,7 +93,7 @@ fn grants(acl: &Acl<'_>, caller: &Caller, owner_gid: u32, want: u16) -> bool {
     !in_group && acl.perm(OTHER).unwrap_or(0) & want == want
 }
 
-/// What a new file gets from its directory.
+/// Attributes that a new file inherits from its directory.
 pub(crate) struct Inherited {
     /// Permission bits, after umask or default ACL.
     pub(crate) mode: u32,
@@ -142,7 +142,8 @@ impl Filesystem {
         })
     }
 
-    /// Adds to `edit` what keeps an access ACL in step with a mode that is being set (ACL-C1).
+    /// Adds to `edit` the change that keeps an access ACL in step with a mode that is being set
+    /// (ACL-C1).
     pub(crate) async fn restrict_acl(
         &self,
         inode: &Inode,

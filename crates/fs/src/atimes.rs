@@ -3,17 +3,17 @@
 //! Problem.  The first read of a file behind a change sets its access time. Logged at once, reading
 //!           a tree would take a transaction for each file; kept until the file changes, every file
 //!           that was ever read would stay in memory.
-//! Idea.     The time waits, and goes out with the file's next change. Who waits is on a list, of
-//!           which all are logged by sync, and in the background when it is long: many of one
-//!           subvolume in a transaction.
+//! Idea.     The time waits, and goes out with the file's next change. A list names the inodes
+//!           that wait. Sync logs all of them, and so does the background when the list is long:
+//!           many inodes of one subvolume in a transaction.
 //!
-//! ATIME-A1  An inode whose time waits is on the list, or in the hands of who logs them. It stays
-//!           in memory until it is logged, or could not be.
+//! ATIME-A1  An inode whose time waits is on the list, or in the hands of the task that logs them.
+//!           It stays in memory until it is logged, or could not be.
 //! ATIME-A2  Those on the list are an eighth of the inodes there is room for, and those in
-//!           somebody's hands another one. Beyond, a read leaves no time.
+//!           a task's hands another one. Beyond, a read leaves no time.
 //! ATIME-A3  Files of a read-only subvolume have the times that they had.
-//! ATIME-A4  Times free nothing, and are not worth the space of what does: on a full pool they are
-//!           given up (R21).
+//! ATIME-A4  Times free nothing, and are not worth the space of transactions that do: on a full
+//!           pool they are discarded (R21).
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -90,7 +90,7 @@ impl Filesystem {
         has_room
     }
 
-    /// Logs the access times in the queue, and gives up those that cannot be logged. A round that
+    /// Logs the access times in the queue, and discards those that cannot be logged. A round that
     /// has begun ends even if its caller goes away: only the round knows these times (ATIME-A1).
     pub(crate) async fn log_atimes(self: &Arc<Self>) -> Result<()> {
         if self.all_atimes_are_logged().await {
@@ -100,7 +100,7 @@ impl Filesystem {
         finishing(&self.rt, async move { fs.log_all_atimes().await }).await
     }
 
-    /// None is on the list, or in somebody's hands.
+    /// None is on the list, or in the hands of a task.
     async fn all_atimes_are_logged(&self) -> bool {
         let _logging = self.atimes.logging.lock().await;
         self.atimes.waiting.lock().nodes.is_empty()
@@ -127,7 +127,7 @@ impl Filesystem {
             inodes.iter().for_each(|inode| inode.state().give_up_atime());
         }
         match logged {
-            // Nobody asks for the times of what is deleted, or must not change.
+            // A deleted or read-only file needs no access time.
             Err(FsError::Stale | FsError::ReadOnly { .. }) => Ok(()),
             Err(refused) if refused.is_full() => Ok(()),
             logged => logged,
@@ -146,7 +146,7 @@ impl Filesystem {
     fn put_atimes(&self, inodes: &[InodeRef], credit: Credit) -> Result<()> {
         let Some(first) = inodes.first() else { return Ok(()) };
         first.subvol.expect_read_write()?;
-        // By number, as all do who hold several.
+        // By number, as all tasks with several locks do.
         let mut tx = Transaction::new();
         let mut states = Vec::with_capacity(inodes.len());
         for inode in inodes {
@@ -169,7 +169,7 @@ impl Filesystem {
 }
 
 impl State {
-    /// What callers see is what is logged.
+    /// Callers see the logged access time again.
     fn give_up_atime(&mut self) {
         if std::mem::take(&mut self.atime_lazy) {
             self.shown.atime = self.item.atime;

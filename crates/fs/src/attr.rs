@@ -1,4 +1,4 @@
-//! What a file shows of itself, and what of it can be set.
+//! The attributes that a file shows, and those that can be set.
 
 use copyhold_types::Timestamp;
 
@@ -70,7 +70,7 @@ impl FileFlags {
     pub const DIRSYNC: FileFlags = FileFlags(0x1_0000);
     /// Children inherit the project id.
     pub const PROJINHERIT: FileFlags = FileFlags(0x2000_0000);
-    /// What can be set; the rest is refused.
+    /// The flags that can be set; others are refused.
     pub const SETTABLE: FileFlags = FileFlags(0x2001_00f8);
 
     pub fn contains(self, other: FileFlags) -> bool {
@@ -78,7 +78,7 @@ impl FileFlags {
     }
 }
 
-/// What `stat` and `statx` show.
+/// The result of `stat` and `statx`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
     pub node: NodeId,
@@ -90,7 +90,7 @@ pub struct Attr {
     pub nlink: u32,
     /// Bytes; of a directory, the number of its entries.
     pub size: u64,
-    /// What it occupies, in units of 512 bytes.
+    /// The occupied space, in units of 512 bytes.
     pub blocks: u64,
     pub atime: Timestamp,
     pub mtime: Timestamp,
@@ -117,7 +117,7 @@ pub enum SetTime {
     At(Timestamp),
 }
 
-/// What to change; `None` leaves it.
+/// The attributes to change; `None` leaves one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
     pub mode: Option<u32>,
@@ -131,7 +131,7 @@ pub struct SetAttr {
     /// Clear set-user-id and set-group-id with a change of size (`FATTR_KILL_SUIDGID`). A change of
     /// owner clears them in any case.
     pub kill_priv: bool,
-    /// The size is 0, and the file is open for writing: the old content goes with what is written
+    /// The size is 0, and the file is open for writing: the old content goes with the data written
     /// next, or with a close ([`crate::Filesystem::flush`]).
     pub empties: bool,
     /// Times that belong to bytes which a cache in front took earlier (see
@@ -163,13 +163,13 @@ impl OpenFlags {
     pub const READ_WRITE: OpenFlags = OpenFlags { write: true, ..OpenFlags::READ };
 }
 
-/// What `statfs` tells.
+/// The result of `statfs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatFs {
     pub block_bytes: u32,
     pub blocks: u64,
     pub blocks_free: u64,
-    /// Usable by ordinary writes; includes what is on its way to be free.
+    /// Usable by ordinary writes; includes space that is being freed.
     pub blocks_available: u64,
     pub files: u64,
     pub files_free: u64,

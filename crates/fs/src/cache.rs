@@ -1,7 +1,7 @@
 //! The inodes in memory, and how often the front end holds each.
 //!
 //! A node id says by itself where its inode is, so an inode that is clean may leave memory although
-//! the front end knows it, or has it open: only the counts stay, until they are given back. So a
+//! the front end knows it, or has it open: only the counts stay, until they are released. So a
 //! file that a tenant has open takes a few words, and no inode for which there is no room.
 //!
 //! Every request looks here, so all of it stands in one entry of a hash map. A subvolume that is
@@ -13,7 +13,7 @@
 //! CACHE-C3  Under the lock of a shard's map no inode's state is waited for: inodes are added while
 //!           the state of their directory is held.
 //!
-//! The front end may hold any number of nodes. `held` counts them, and finds some to give up when
+//! The front end may hold any number of nodes. `held` counts them, and finds some to release when
 //! they are too many (docs/memory.md, LOOKUP-L1 to LOOKUP-L3).
 
 mod held;
@@ -64,7 +64,7 @@ struct ShardMap {
     evicted_txg: Option<Txg>,
 }
 
-/// What is there of a node.
+/// The state of a node in memory.
 #[derive(Default)]
 struct Known {
     inode: Option<InodeRef>,
@@ -122,8 +122,8 @@ impl InodeCache {
         assert!(before.is_none(), "CACHE-C1: an inode is in memory once");
     }
 
-    /// Adds a new inode. Its number is nobody else's, unless the mark of numbers is damaged: then
-    /// who uses the other one goes on with what is no more.
+    /// Adds a new inode. No other inode has its number, unless the mark of numbers is damaged:
+    /// then users of the other inode go on with one that is no longer cached.
     pub(crate) fn insert_new(&self, inode: InodeRef) {
         let node = inode.node;
         if self.put(inode).is_some() {
@@ -137,7 +137,7 @@ impl InodeCache {
         map.order.push_back(inode.node);
         let before = map.put(inode);
         drop(map);
-        // The count of its subvolume comes before whatever is asked of that now.
+        // The count of its subvolume changes before later questions about the subvolume.
         fence(Ordering::SeqCst);
         before
     }
@@ -171,7 +171,7 @@ impl InodeCache {
         });
     }
 
-    /// Reads or changes what is noted of a file while it is open.
+    /// Reads or changes the notes of a file while it is open.
     pub(crate) fn with_notes<T>(
         &self,
         node: NodeId,
@@ -221,12 +221,12 @@ impl InodeCache {
         self.shards.iter().fold((0, 0), count)
     }
 
-    /// Whether the front end holds so many nodes that it should be asked to give up some.
+    /// Whether the front end holds so many nodes that it should be asked to release some.
     pub(crate) fn is_crowded(&self) -> bool {
         self.crowded.load(Ordering::Relaxed)
     }
 
-    /// Nodes that the front end may give up: held, but not in memory. Each call names others until
+    /// Nodes that the front end may release: held, but not in memory. Each call names others until
     /// more have come.
     pub(crate) fn surplus(&self) -> Vec<NodeId> {
         self.crowded.store(false, Ordering::Relaxed);
@@ -238,7 +238,7 @@ impl InodeCache {
     }
 
     /// The inodes in memory of one subvolume. Goes through all others, unless there is none but its
-    /// root. Of a subvolume that is marked as gone before, who adds one later finds it gone (see
+    /// root. If the subvolume was marked as gone before, a later insertion finds it gone (see
     /// `put`).
     pub(crate) fn of_subvol(&self, subvol: &Subvol) -> Vec<InodeRef> {
         // While it is held here it stays, so it is among those that are counted.
@@ -284,7 +284,7 @@ impl ShardMap {
         self.nodes.values().filter_map(|known| known.inode.as_ref())
     }
 
-    /// Changes what is known of `node`, be it nothing, and keeps no entry of nothing.
+    /// Changes the entry of `node`, be it empty, and keeps no entry of nothing.
     fn change<T>(&mut self, node: NodeId, change: impl FnOnce(&mut Known) -> T) -> T {
         match self.nodes.entry(node.raw()) {
             Entry::Vacant(place) => {
@@ -330,7 +330,7 @@ impl ShardMap {
         left == 0
     }
 
-    /// Adds what there is too much of to `surplus`, of nodes that are not in memory (LOOKUP-L2).
+    /// Adds the surplus to `surplus`, of nodes that are not in memory (LOOKUP-L2).
     fn surplus(&mut self, surplus: &mut Vec<NodeId>) {
         let count = self.held.take_surplus();
         if count == 0 {

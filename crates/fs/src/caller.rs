@@ -1,4 +1,4 @@
-//! Who asks: ownership of what is created, and what `access` judges.
+//! The caller: ownership of created files, and the credentials that `access` checks.
 
 /// The identity behind an operation. Operations trust their caller (the kernel checks permissions
 /// before it asks); only [`crate::Filesystem::access`] judges.
@@ -6,10 +6,10 @@
 pub struct Caller {
     pub uid: u32,
     pub gid: u32,
-    /// Supplementary groups; `None` where the front end is not told them. Then a set-group-id bit
+    /// Supplementary groups; `None` if the front end does not know them. Then a set-group-id bit
     /// that the caller may not set is the front end's to refuse.
     pub groups: Option<Vec<u32>>,
-    /// Cleared from the mode of what is created, unless the directory has a default ACL.
+    /// Cleared from the mode of a created file, unless the directory has a default ACL.
     pub umask: u32,
 }
 

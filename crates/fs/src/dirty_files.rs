@@ -46,12 +46,13 @@ impl<T: Clone> DirtyFiles<T> {
         }
     }
 
-    /// What has waited longest, if it waits since `due` or longer.
+    /// The file that has waited longest, if it waits since `due` or longer.
     pub(crate) fn oldest(&self, due: Nanos) -> Option<NodeId> {
         self.queue.first().filter(|(since, _)| *since <= due).map(|(_, node)| *node)
     }
 
-    /// A task begins to write a file that waits; what gets dirty meanwhile is so since `now`.
+    /// A task begins to write a file that waits; blocks that become dirty meanwhile are so since
+    /// `now`.
     pub(crate) fn begin(&mut self, node: NodeId, now: Nanos) -> Option<T> {
         let dirty = self.files.get_mut(&node).filter(|dirty| !dirty.writing)?;
         self.queue.remove(&(dirty.since, node));

@@ -1,5 +1,5 @@
-//! What can go wrong in a filesystem operation, one variant for each answer that a caller can tell
-//! apart. The front ends map each to their own kind of answer (an errno, a message).
+//! Errors of filesystem operations, one variant for each answer that a caller can tell apart. The
+//! front ends map each to their own kind of answer (an errno, a message).
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ pub enum FsError {
     /// ENOSPC
     #[error("{0}")]
     NoSpace(PoolError),
-    /// ENOSPC: what the pool has left is promised.
+    /// ENOSPC: the rest of the pool's space is promised.
     #[error(
         "{blocks} blocks wanted, and {kept} blocks are kept for reserves of other subvolumes; \
          delete something or make reserves smaller"
@@ -85,12 +85,12 @@ pub enum FsError {
     /// ESTALE: a node id of something that is gone.
     #[error("the file is gone")]
     Stale,
-    /// EIO: what is stored is not what was written. Logged where it was found.
+    /// EIO: the stored data is not the written data. Logged where it was found.
     #[error(
         "subvolume {subvol} inode {ino} is damaged at byte {offset}: {why}; restore the file from a copy"
     )]
     Damaged { subvol: SubvolId, ino: InodeNo, offset: u64, why: String },
-    /// EIO: a record that describes the filesystem is not what was written.
+    /// EIO: a record that describes the filesystem differs from the written one.
     #[error("{what} is damaged: {source}")]
     Record {
         what: String,
@@ -100,13 +100,13 @@ pub enum FsError {
     /// EIO
     #[error(transparent)]
     Pool(PoolError),
-    /// EDQUOT, or what [`QuotaError::code`] says.
+    /// EDQUOT, or the code of [`QuotaError::code`].
     #[error(transparent)]
     Quota(QuotaError),
-    /// EIO, EBUSY or EINVAL: what concerns subvolumes as such.
+    /// EIO, EBUSY or EINVAL: errors of subvolumes as such.
     #[error(transparent)]
     Volume(Arc<VolumeError>),
-    /// EIO: the filesystem was told to stop (GOINGDOWN) or is closed.
+    /// EIO: the filesystem was shut down (GOINGDOWN) or is closed.
     #[error("the filesystem is shut down; mount it again")]
     ShutDown,
 }

@@ -1,4 +1,4 @@
-//! The filesystem as a whole: making, opening, closing, and what every operation needs.
+//! The filesystem as a whole: making, opening, closing, and the needs of every operation.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,7 +62,7 @@ pub struct Filesystem {
     closed: AtomicBool,
 }
 
-/// What is left of free blocks for data when its map has its share.
+/// The free blocks left for data when its map has its share.
 fn without_maps(blocks: u64) -> u64 {
     blocks - blocks.div_ceil(DATA_PER_MAP)
 }
@@ -125,8 +125,8 @@ impl Filesystem {
         Ok(fs)
     }
 
-    /// Writes everything, removes what nobody refers to any more, and ends background work. The
-    /// pool stays open: close it next. Operations after this answer [`FsError::ShutDown`].
+    /// Writes everything, removes unreferenced files, and ends background work. The pool stays
+    /// open: close it next. Operations after this answer [`FsError::ShutDown`].
     pub async fn close(self: &Arc<Self>) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
             return Ok(());
@@ -162,8 +162,8 @@ impl Filesystem {
         NodeId::ROOT
     }
 
-    /// What is available is what data can have, in files that are not tiny: one file of that length
-    /// fits, with its map.
+    /// The available space is the space for data in files that are not tiny: one file of that
+    /// length fits, with its map.
     pub fn statfs(&self) -> StatFs {
         let space = self.pool.space();
         StatFs {
@@ -203,7 +203,7 @@ impl Filesystem {
         shown
     }
 
-    /// Discards what is free of `len` bytes of the device from `start` on, in runs of at least
+    /// Discards the free runs of `len` bytes of the device from `start` on, in runs of at least
     /// `min_bytes`; bytes discarded.
     pub async fn trim(&self, start: u64, len: u64, min_bytes: u64) -> Result<u64> {
         const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -288,7 +288,7 @@ impl Filesystem {
         self.take_leftovers(&inode);
         self.inodes.insert(inode.clone());
         if let Err(gone) = subvol.present() {
-            // Whoever deleted it may not have met this one.
+            // The deletion may have missed this inode.
             self.forget_inode(&inode);
             return Err(gone);
         }
@@ -309,7 +309,7 @@ impl Filesystem {
     }
 
     /// As [`Self::credit`], of a transaction of a subvolume's files that drops at most `releases`
-    /// pointers: what deadlists and shares say of those takes space, too.
+    /// pointers: their entries in deadlists and shares take space, too.
     pub(crate) async fn credit_to_release(
         &self,
         subvol: &Subvol,
@@ -349,7 +349,7 @@ impl Filesystem {
     }
 
     /// The value of a key among a subvolume's files. As the two below it is asked behind the look
-    /// whether the subvolume is there: what is deleted has no table, which reads as an empty one.
+    /// whether the subvolume is there: a deleted one has no table, which reads as an empty one.
     pub(crate) async fn get(&self, subvol: &Subvol, key: Key) -> Result<Option<Value>> {
         let found = self.volumes.get(&subvol.volume, key).await?;
         subvol.present().map(|()| found)
@@ -407,8 +407,7 @@ pub(crate) fn random_bytes(rt: &Rt) -> [u8; 16] {
     bytes
 }
 
-/// An empty directory that nobody can change: what the entry of a subvolume leads to where that
-/// subvolume is not.
+/// An immutable empty directory: the target of a subvolume's entry where that subvolume is not.
 fn placeholder(subvol: &Arc<Subvol>, ino: InodeNo) -> Inode {
     let born = subvol.volume.item().created;
     let item = InodeItem {

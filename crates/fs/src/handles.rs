@@ -1,4 +1,4 @@
-//! What refers to files from outside: look-ups and opens. A file without a name lives as long.
+//! References to files from outside: look-ups and opens. A file without a name lives as long.
 
 use std::sync::Arc;
 
@@ -30,7 +30,8 @@ impl Filesystem {
     }
 
     /// Nodes that were looked up and not used for long: as many as there are too many, and an
-    /// eighth of [`crate::Options::lookups_max`]. What is in use nevertheless the front end keeps.
+    /// eighth of [`crate::Options::lookups_max`]. The front end keeps those that are in use
+    /// nevertheless.
     pub fn surplus_lookups(&self) -> Vec<NodeId> {
         self.inodes.surplus()
     }
@@ -110,7 +111,7 @@ impl Filesystem {
         self.inodes.with_notes(node, |notes| notes.write_past()).unwrap_or(Stale::Nothing)
     }
 
-    /// What [`Stale::All`] asks for has been done, or could not be.
+    /// The cache was dropped as [`Stale::All`] asks, or could not be.
     pub fn cache_dropped(&self, node: NodeId, dropped: bool) {
         self.inodes.with_notes(node, |notes| notes.end_leaving(dropped));
     }
@@ -132,7 +133,7 @@ impl Filesystem {
 
     /// A descriptor is closed. If the file was emptied while it was open, and nothing was written
     /// since, that is durable when this returns (DIRTY-D8). Errors that the background met before
-    /// are told by fsync (R34). The front end need not tell it of a descriptor that has made the
+    /// are returned by fsync (R34). The front end need not report a descriptor that has made the
     /// file.
     pub async fn flush(self: &Arc<Self>, node: NodeId) -> Result<()> {
         if !self.is_noted_emptied(node) || self.breaks(Sabotage::ForgetEmptied) {
@@ -167,7 +168,7 @@ impl Filesystem {
         noted == Some(true)
     }
 
-    /// Tells an inode that is read again what its note says.
+    /// Passes the note to an inode that is read again.
     pub(crate) fn remember_emptied(&self, inode: &Inode) {
         if self.is_noted_emptied(inode.node) {
             inode.state().data.empty();

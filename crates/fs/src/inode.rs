@@ -1,4 +1,4 @@
-//! A file in memory: what is logged of it, what it shows, and its locks.
+//! A file in memory: its logged state, its visible state, and its locks.
 
 use std::sync::Arc;
 
@@ -32,11 +32,12 @@ pub(crate) type InodeRef = Arc<Inode>;
 pub(crate) struct State {
     /// The inode item as it is in the log.
     pub(crate) item: InodeItem,
-    /// What of it callers see otherwise, until the data it belongs to is logged (FILES-F1).
+    /// The attributes that callers see otherwise, until the data they belong to is logged
+    /// (FILES-F1).
     pub(crate) shown: Shown,
     /// The last txg with a change of this file (R34).
     pub(crate) last_txg: Option<Txg>,
-    /// A failed write that no fsync has told yet (R34).
+    /// A failed write that no fsync has returned yet (R34).
     pub(crate) error: Option<Box<FsError>>,
     /// Made without a name: may get its first.
     pub(crate) linkable: bool,
@@ -59,7 +60,7 @@ pub(crate) struct Shown {
 }
 
 impl Inode {
-    /// What is stored of it at byte `offset` is not what was written: logged, here alone.
+    /// The stored content at byte `offset` is not the written content: logged, here alone.
     pub(crate) fn damaged(&self, offset: u64, why: String) -> FsError {
         let NodeId { subvol, ino } = self.node;
         tracing::error!(subvol = subvol.0, ino = ino.0, offset, why, "a file is damaged");
@@ -119,7 +120,7 @@ impl Inode {
         if self.is_dir() { Ok(()) } else { Err(FsError::NotDirectory) }
     }
 
-    /// Regular files only: the answer for others is what read(2) and write(2) give.
+    /// Regular files only: others get the errors of read(2) and write(2).
     pub(crate) fn expect_file(&self) -> Result<()> {
         match self.kind {
             FileKind::Regular => Ok(()),
@@ -151,7 +152,7 @@ pub(crate) fn lock_states<const N: usize>(inodes: [&Inode; N]) -> [MutexGuard<'_
 }
 
 impl State {
-    /// Whether the file only lives until nobody refers to it.
+    /// Whether the file only lives until the last reference to it ends.
     pub(crate) fn is_nameless(&self) -> bool {
         self.item.nlink == 0 && !self.gone
     }
@@ -195,7 +196,7 @@ impl State {
         (allocated + dirty).min(whole.max(allocated)).max(inline)
     }
 
-    /// Refuses what was removed for good.
+    /// Refuses a file that was removed for good.
     pub(crate) fn expect_present(&self) -> Result<()> {
         if self.gone { Err(FsError::Stale) } else { Ok(()) }
     }
@@ -217,7 +218,7 @@ impl State {
         self.data.note_change();
     }
 
-    /// Takes over what a transaction of `txg` has logged.
+    /// Takes over the item that a transaction of `txg` has logged.
     pub(crate) fn logged(&mut self, item: InodeItem, txg: Txg) {
         self.item = item;
         self.atime_lazy = false;

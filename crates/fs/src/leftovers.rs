@@ -1,4 +1,4 @@
-//! What an earlier use of the pool has left undone in a subvolume.
+//! Work that an earlier use of the pool has left undone in a subvolume.
 //!
 //! Problem.  A crash leaves files without a name (ORPHAN items), and blocks behind the logged size
 //!           of a file (TRUNCATE items). The files go, and the blocks go before their file can grow
@@ -101,7 +101,7 @@ impl Leftovers {
 }
 
 impl State {
-    /// What is stored behind the logged size is to be removed (LEFTOVER-O4).
+    /// Extents behind the logged size are to be removed (LEFTOVER-O4).
     fn cut_leftovers(&mut self) {
         let size = self.item.size;
         self.data.cut.resume(size);
@@ -162,7 +162,7 @@ impl Filesystem {
         }
         subvol.leftovers.noted.lock().cuts.extend(cuts.iter().copied());
         for &ino in &cuts {
-            // Whoever is loading it has not seen the note (LEFTOVER-O3).
+            // A task that loads it now has not seen the note (LEFTOVER-O3).
             let _loading = self.inodes.loading(subvol.node(ino)).await;
             if let Some(inode) = self.inodes.get(subvol.node(ino))
                 && subvol.leftovers.take_cut(ino)
@@ -201,7 +201,8 @@ impl Filesystem {
         }
     }
 
-    /// An inode that is being loaded gets the cut that is noted for it, before anybody can find it.
+    /// An inode that is being loaded gets the cut that is noted for it, before a look-up can find
+    /// it.
     pub(crate) fn take_leftovers(&self, inode: &Arc<Inode>) {
         if inode.subvol.leftovers.take_cut(inode.node.ino) {
             self.cut_leftovers_of(inode);

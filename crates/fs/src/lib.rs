@@ -7,11 +7,11 @@
 //!           the mutexes of its inodes are held: so the order of the log is the order in memory.
 //!           File data gathers in memory and is installed by transactions of its own, with the
 //!           size and the times that belong to it.
-//! In core.  `Inode`: what the file shows, what of it is logged, its dirty blocks.
+//! In core.  `Inode`: the file's visible and logged state, and its dirty blocks.
 //!
-//! FILES-F1  What an inode item in the log says never describes data that is not in the log: the
-//!           logged size covers only installed blocks, a pending truncate is logged with what
-//!           follows it (R35, R36).
+//! FILES-F1  An inode item in the log never describes data that is not in the log: the logged size
+//!           covers only installed blocks, a pending truncate is logged with what follows it (R35,
+//!           R36).
 //! FILES-F2  A block of a file is read from the dirty blocks first, then from the extents: a block
 //!           leaves the dirty ones only when its extent is applied. From then on `Pool::read`
 //!           returns its bytes, also those that a commit has still to write: to this file, and to
@@ -20,11 +20,11 @@
 //! FILES-F4  Items are looked up before, and computed within, the section that applies them (R1,
 //!           R4).
 //!
-//! Locks, outermost first; no task takes them in another order (who logs access times, `atimes`,
-//! and who turns a subvolume read-only or writable, `read_only`, holds none of these when its turn
-//! comes):
-//!   1. the lock of moves (async), by what takes an entry of a subvolume to another subvolume, or
-//!      the subvolume's rename lock (async), by renames between its directories;
+//! Locks, outermost first; no task takes them in another order (a task that logs access times,
+//! `atimes`, or turns a subvolume read-only or writable, `read_only`, holds none of these when its
+//! turn comes):
+//!   1. the lock of moves (async), by a call that takes an entry of a subvolume to another
+//!      subvolume, or the subvolume's rename lock (async), by renames between its directories;
 //!   2. directories' entry locks (async), by inode number;
 //!   3. a file's data lock (async): shared by reads and by writes of whole blocks within the file,
 //!      exclusive for other writes, truncates, fallocate;

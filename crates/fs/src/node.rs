@@ -5,7 +5,7 @@ use std::fmt;
 use copyhold_types::{InodeNo, SubvolId};
 
 /// A file of the mounted pool. As a `u64`: 28 bits of `subvolume - 1`, 36 bits of inode number; so
-/// the pool's root directory is 1, which is what FUSE calls the root.
+/// the pool's root directory is 1, as FUSE numbers the root.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId {
     pub subvol: SubvolId,
@@ -16,7 +16,7 @@ impl NodeId {
     /// The root directory of the pool's root subvolume.
     pub const ROOT: NodeId = NodeId { subvol: SubvolId::ROOT, ino: InodeNo::ROOT };
 
-    /// Also what `stat` shows as inode number.
+    /// `stat` shows it as inode number, too.
     pub fn raw(self) -> u64 {
         assert!(self.subvol.0 != 0, "subvolumes are numbered from 1");
         u64::from(self.subvol.0 - 1) << InodeNo::BITS | self.ino.0

@@ -13,12 +13,12 @@
 //! | `Accepted`: bytes and times that a cache in front took earlier | no | no |
 //!
 //! Each change needs a mount, a pool and a subvolume that may be written, too. Reading and the
-//! access times that it sets are no changes. Who may set and clear the two flags is asked where
-//! that is done (`setattr`).
+//! access times that it sets are no changes. The right to set and clear the two flags is checked
+//! where that is done (`setattr`).
 //!
 //! PERMIT-M1  The section that applies a change asks with the inode's state held. An operation that
 //!            takes something away before that section (privileges) asks before it does so, too.
-//! PERMIT-M2  Write-back of data that was accepted asks nobody: the change was made when it was
+//! PERMIT-M2  Write-back of accepted data checks no permission: the change was made when it was
 //!            accepted, here or by a cache in front of a descriptor that may write.
 
 use crate::inode::{Inode, State};

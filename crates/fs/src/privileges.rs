@@ -1,4 +1,5 @@
-//! What a file loses when its content or its owner changes: setuid, setgid, capabilities.
+//! Privileges that a file loses when its content or its owner changes: setuid, setgid,
+//! capabilities.
 //!
 //! | bit | goes | stays |
 //! | --- | --- | --- |
@@ -6,7 +7,7 @@
 //! | setgid | the group may execute, or the caller is outside of it | else: no privilege |
 //! | capabilities | always | |
 //!
-//! Content that is changed by a caller who may keep privileges (CAP_FSETID) takes nothing away; the
+//! A change of content by a caller that may keep privileges (CAP_FSETID) takes nothing away; the
 //! front end knows. Directories keep their setgid bit when their owner changes, and a copy-up of
 //! overlayfs keeps all until it has a name: see [`Filesystem::tmpfile_for_copy_up`].
 //!
@@ -35,7 +36,7 @@ pub(crate) fn without_privileges(mode: u16, gid: u32, caller: Option<&Caller>) -
 }
 
 impl Filesystem {
-    /// Takes away what a change of content must not leave.
+    /// Takes away the privileges that a change of content must not leave.
     pub(crate) async fn strip_privileges(
         self: &Arc<Self>,
         inode: &InodeRef,

@@ -1,8 +1,8 @@
-//! What a write was promised before it was accepted: blocks of the pool, and room under the limits
-//! of whoever pays (R23). Both go with the dirty data until it is installed.
+//! Promises to a write before it is accepted: blocks of the pool, and room under the limits of its
+//! payer (R23). Both go with the dirty data until it is installed.
 //!
-//! Mostly there is room at once. What is done where there is none is much and seldom, so its future
-//! is on the heap: it would make that of every operation as large.
+//! Mostly there is room at once. The work for lack of room is large and rare, so its future is on
+//! the heap: it would make that of every operation as large.
 
 use copyhold_pool::{Credit, Pool, PoolError, Reservation, Tier};
 use copyhold_runtime::yield_now;
@@ -17,8 +17,8 @@ use crate::{Filesystem, FsError, Result};
 /// How long a request takes steps that free space, before a limit refuses it; and how long it asks
 /// again, before the pool is full for it.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Before it is looked again whether the kernel has forgotten what was unlinked; each time twice as
-/// long, so often.
+/// Before it is looked again whether the kernel has forgotten the unlinked files; each time twice
+/// as long, so often.
 const FORGETTING: Duration = Duration::from_millis(2);
 const LOOKS: u32 = 6;
 
@@ -29,7 +29,7 @@ pub(crate) struct Promise {
     pub(crate) hold: Hold,
 }
 
-/// Credit of a transaction, with the hold for what it adds to tables.
+/// Credit of a transaction, with the hold for the items that it adds to tables.
 pub(crate) struct Charge {
     pub(crate) credit: Credit,
     pub(crate) hold: Hold,
@@ -58,10 +58,11 @@ impl Promise {
     }
 }
 
-/// What a block of data adds to nodes, in two copies: an extent takes 11 to 25 bytes in a leaf.
+/// The bytes that a block of data adds to nodes, in two copies: an extent takes 11 to 25 bytes in
+/// a leaf.
 const NODES_PER_BLOCK: u64 = 128;
 
-/// What `blocks` blocks of data need.
+/// The needs of `blocks` blocks of data.
 pub(crate) fn data(blocks: u64) -> Request {
     let (data, metadata) = (blocks * BLOCK_BYTES as u64, blocks * NODES_PER_BLOCK);
     Request { data, metadata, ..Request::default() }
@@ -108,8 +109,9 @@ impl Filesystem {
         }
     }
 
-    /// A promise of `blocks` blocks. Before it is refused, what this filesystem could free is
-    /// (R22). With [`Take::Some`], what there is room for, and why there is no more.
+    /// A promise of `blocks` blocks. Before a refusal this filesystem frees all that it can (R22).
+    /// With [`Take::Some`], as many blocks as there is room for, and the error that refused the
+    /// rest.
     pub(crate) async fn promise(
         self: &Arc<Self>,
         subvol: &Subvol,
@@ -124,8 +126,8 @@ impl Filesystem {
         }
     }
 
-    /// All of `blocks` blocks. What was unlinked is not refused to anybody because the kernel is
-    /// still saying that it has forgotten it.
+    /// All of `blocks` blocks. Space of unlinked files is not refused because the kernel is still
+    /// reporting its forgets.
     pub(crate) async fn promise_all(
         self: &Arc<Self>,
         subvol: &Subvol,
@@ -145,7 +147,7 @@ impl Filesystem {
     async fn promise_patiently(self: &Arc<Self>, subvol: &Subvol, blocks: u64) -> Result<Promise> {
         let (mut looks, until) = (0, self.until());
         loop {
-            // Before it is asked: what is removed meanwhile may come too late for this time.
+            // Before the request: a file removed meanwhile may come too late for this time.
             let is_over = looks > LOOKS || self.rt.now() > until;
             let is_last = looks > 0 && (is_over || !self.is_one_unlinked_lately());
             match self.promise_in_time(subvol, blocks).await {
@@ -160,13 +162,14 @@ impl Filesystem {
         }
     }
 
-    /// All of `blocks` blocks, with what is on its way to be free.
+    /// All of `blocks` blocks, with space that is being freed.
     async fn promise_in_time(self: &Arc<Self>, subvol: &Subvol, blocks: u64) -> Result<Promise> {
         let hold = self.hold(subvol, data(blocks), quota::Tier::Data).await?;
         Ok(Promise { space: self.space(subvol, blocks).await?, hold })
     }
 
-    /// What there is room for at once, of fewer than `blocks` blocks: power of two by power of two.
+    /// The blocks that there is room for at once, fewer than `blocks`: power of two by power of
+    /// two.
     fn promise_most(&self, subvol: &Subvol, blocks: u64) -> Option<Promise> {
         let mut most: Option<Promise> = None;
         let mut step = blocks.next_power_of_two() / 2;
@@ -251,7 +254,7 @@ impl Filesystem {
         edits: usize,
         bytes: usize,
     ) -> Result<Credit> {
-        // Who tidies up may take what is kept for others: it gives back more.
+        // A transaction that tidies up may take space kept for others: it frees more.
         if tier == Tier::Write && self.kept(subvol) > 0 {
             drop(self.space(subvol, 1).await?);
         }
@@ -281,7 +284,7 @@ impl Filesystem {
         wanted: Request,
         tier: quota::Tier,
     ) -> Result<Hold> {
-        // Edits take less than was held for them, and what was freed comes back (R22). No lock of
+        // Edits take less than was held for them, and freed space comes back (R22). No lock of
         // an inode may be waited for: the caller has some.
         if let Err(error) = settle_edits(&self.pool, subvol).await {
             tracing::debug!(%error, "a limit is looked at again, though a flush has failed");
@@ -302,8 +305,8 @@ impl Filesystem {
     }
 
     /// Files that were unlinked count until they are reaped, which is soon done (R22): the kernel
-    /// may still be saying that it has forgotten them. Whoever makes a file has locks of
-    /// directories only, which come before those that the reaper waits for.
+    /// may still be reporting its forgets. A task that makes a file has locks of directories only,
+    /// which come before those that the reaper waits for.
     async fn hold_inodes(
         self: &Arc<Self>,
         subvol: &Subvol,
@@ -323,7 +326,7 @@ impl Filesystem {
     }
 }
 
-/// Turns the estimate of a subvolume's unflushed edits into what they really take.
+/// Turns the estimate of a subvolume's unflushed edits into their real space.
 async fn settle_edits(pool: &Arc<Pool>, subvol: &Subvol) -> Result<()> {
     let table = pool.table(subvol.table());
     if table.unflushed_bytes() > 0 || table.under().is_some() {

@@ -1,7 +1,7 @@
 //! A subvolume is set read-only, or writable again.
 //!
-//! Read-only means that its files do not change any more: a backup of it is of one moment. So what
-//! was accepted before is installed first.
+//! Read-only means that its files do not change any more: a backup of it is of one moment. So data
+//! accepted before is installed first.
 //!
 //! READONLY-O1  `closing` is set first, and every path that accepts data checks it under the
 //!              inode's state. Then all inodes are visited and their data is installed; then the
@@ -94,7 +94,7 @@ impl Filesystem {
         Ok(())
     }
 
-    /// What was left undone when it was made, or before it was set read-only, is taken up now.
+    /// Work left undone when it was made, or before it was set read-only, is taken up now.
     async fn make_writable(self: &Arc<Self>, subvol: &Arc<Subvol>) -> Result<()> {
         let reading = self.invalidate_leftovers(subvol).await;
         let credit = self.credit_to_end(1, Volumes::LIFE_BYTES).await?;

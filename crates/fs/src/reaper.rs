@@ -1,13 +1,13 @@
-//! What the lists of a subvolume announce is done in the background, and in steps (R28): files
-//! without a name are removed when nobody refers to them any more, and leftover blocks behind the
-//! end of a file are cut off (`leftovers`).
+//! The reaper works through a subvolume's lists in the background, in steps (R28): it removes
+//! files without a name after the last reference to them, and cuts off leftover blocks behind the
+//! end of a file (`leftovers`).
 //!
 //! The transaction that takes a file's last name adds an ORPHAN item; the one that removes the last
 //! of its items removes the ORPHAN item too. So whatever a crash leaves is found at the next mount.
 //!
-//! The first file is removed at once; then the task pauses, and what is unlinked meanwhile wakes
-//! nobody and is removed together. [`Filesystem::reaper_idle`] waits for no pause, and a removal
-//! that has begun is finished even if whoever waits for it gives up.
+//! The reaper removes the first file at once; then it pauses, and removes files unlinked during
+//! the pause in one batch. [`Filesystem::reaper_idle`] waits for no pause, and a removal that has
+//! begun is finished even if its waiter is cancelled.
 //!
 //! A removal that fails, for want of space or because a node cannot be read, is tried again: after
 //! [`RETRY`], and after each try that leaves a failure, twice as long, up to about 100 seconds. A
@@ -37,7 +37,7 @@ use crate::{Filesystem, FsError, NodeId, Result};
 /// Items that one transaction removes.
 const STEP: usize = 256;
 
-/// How long what is unlinked may wait for company.
+/// How long an unlinked file may wait for a batch.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// How long a removal that has failed waits for the first further try, and how often that doubles.
@@ -45,7 +45,7 @@ const RETRY: Duration = Duration::from_millis(100);
 const DOUBLINGS: u32 = 10;
 
 /// How long after a file was last found without a name, but in use, the front end may still be
-/// about to say that nobody refers to it any more.
+/// about to report its last forget.
 const LATELY: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
@@ -75,7 +75,7 @@ struct Queue {
 }
 
 impl Filesystem {
-    /// Queues a file if it has no name and nobody refers to it.
+    /// Queues a file if it has no name and no references.
     pub(crate) fn reap_if_unused(self: &Arc<Self>, inode: &Inode) {
         let is_nameless = inode.state().is_nameless();
         if !is_nameless || self.writable().is_err() {
@@ -118,14 +118,14 @@ impl Filesystem {
         self.rt.spawn(Box::pin(reap_in_rounds(self.rt.clone(), Arc::downgrade(self))));
     }
 
-    /// Whatever waits for company is removed now, without anybody waiting for it here.
+    /// Files that wait for a batch are removed now, but this call does not wait.
     pub(crate) fn hurry_reaper(&self) {
         if self.reaper.queue.lock().has_task {
             self.reaper.hurry.notify(usize::MAX);
         }
     }
 
-    /// At the end of a mount nobody refers to anything any more.
+    /// At the end of a mount no references are left.
     pub(crate) fn orphans_are_closed(self: &Arc<Self>) {
         for inode in self.inodes.all() {
             let is_nameless = inode.state().is_nameless();
@@ -135,7 +135,7 @@ impl Filesystem {
         }
     }
 
-    /// Removes all files that have no name and that nobody refers to.
+    /// Removes all files without a name and without references.
     pub async fn reaper_idle(self: &Arc<Self>) {
         if self.is_reaper_idle() {
             return;
@@ -165,8 +165,8 @@ impl Filesystem {
         }
     }
 
-    /// Queues a file for the next try. What a pool that may not be written leaves is done by the
-    /// next mount.
+    /// Queues a file for the next try. If the pool may not be written, the next mount removes the
+    /// file. next mount.
     fn reap_again(self: &Arc<Self>, node: NodeId, error: &FsError) {
         tracing::warn!(%node, %error, "removing an unlinked file failed");
         if self.writable().is_err() || self.pool_runs().is_err() || self.breaks(Sabotage::ReapOnce)
@@ -213,7 +213,7 @@ impl Filesystem {
         removed
     }
 
-    /// Removes what is stored behind a pending cut.
+    /// Removes the extents behind a pending cut.
     async fn cut_now(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
         if inode.state().data.cut.size().is_none() {
             return Ok(());
@@ -221,12 +221,12 @@ impl Filesystem {
         self.write_through(inode, false).await
     }
 
-    /// Whoever still has the file finds it gone, and what was dirty of it is nobody's.
+    /// Holders of the file find it gone, and its dirty blocks are dropped.
     pub(crate) fn end_inode(&self, inode: &InodeRef, mut state: MutexGuard<'_, State>) {
         let was_nameless = state.is_nameless();
         state.gone = true;
         let forgotten = state.data.drop_blocks(0..u64::MAX);
-        // Its size, its times and a pending cut are nobody's, too: nothing would ever log them.
+        // Its size, its times and a pending cut are dropped, too: nothing would ever log them.
         state.data.change_is_logged(true);
         state.data.cut_is_logged();
         drop(state);

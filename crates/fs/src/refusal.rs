@@ -1,7 +1,7 @@
-//! Telling the log who was refused, and by which limit.
+//! Logs refused calls, and the limits that refused them.
 //!
-//! A refused call is one line. Whoever goes on trying could fill the log of the host, so a group
-//! has [`LINES`] of them in [`PERIOD`]; the next one that is told says how many were not.
+//! A refused call is one line. A caller that retries could fill the log of the host, so a group
+//! has [`LINES`] of them in [`PERIOD`]; the next one logged says how many were not.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const PERIOD: Duration = Duration::from_secs(10);
 /// Groups that are remembered; beyond, the history of all begins anew.
 const GROUPS: usize = 256;
 
-/// Of each group that refused somebody lately.
+/// The groups that refused calls lately.
 #[derive(Default)]
 pub(crate) struct Refusals(Mutex<BTreeMap<GroupId, Told>, of::Refusals>);
 
@@ -30,7 +30,7 @@ struct Told {
 }
 
 impl Refusals {
-    /// Whether this one is to be told; if so, how many were not since the last that was.
+    /// Whether this one is to be logged; if so, how many were not since the last that was.
     fn note(&self, group: GroupId, now: Nanos) -> Option<u64> {
         let mut groups = self.0.lock();
         if groups.len() >= GROUPS && !groups.contains_key(&group) {
@@ -50,7 +50,7 @@ impl Refusals {
 }
 
 impl Filesystem {
-    /// A call fails with this: told once, with the group that refused.
+    /// A call fails with this: logged once, with the group that refused.
     pub(crate) fn tell_refused(&self, subvol: &Subvol, refused: &FsError) {
         let FsError::Quota(QuotaError::Exceeded(exceeded)) = refused else { return };
         let Some(untold) = self.refusals.note(exceeded.group, self.rt.now()) else { return };

@@ -1,8 +1,8 @@
-//! A subvolume becomes what a snapshot was, in one transaction.
+//! A subvolume returns to the state of a snapshot, in one transaction.
 //!
-//! What is at the entry afterwards is a new subvolume: node ids of the old state lead to nothing,
-//! or to the old state where that was kept. So a front end forgets the entry, and with it all that
-//! it knows below; of what is open it forgets the content.
+//! The entry then names a new subvolume: node ids of the old state lead to nothing, or to the old
+//! state where that was kept. So a front end forgets the entry, and with it all that it knows
+//! below; it also drops the cached content of open files.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::permit::Way;
 use crate::subvol::{FILES, Subvol};
 use crate::{FileKind, Filesystem, FsError, NodeId, Result};
 
-/// What has taken the place of a subvolume.
+/// The result of a rollback.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RolledBack {
     pub subvol: SubvolId,
@@ -34,7 +34,7 @@ struct Slot<'a> {
     bucket: Bucket,
 }
 
-/// What a transaction does to one directory.
+/// The changes of a transaction to one directory.
 struct Change<'a> {
     dir: &'a Inode,
     /// As they will be.
@@ -44,9 +44,10 @@ struct Change<'a> {
 }
 
 impl Filesystem {
-    /// The subvolume under `name` in `parent` becomes what `snapshot` is: a new, writable snapshot
-    /// of that takes its place, with its quota groups, limits and reserve. The old state is deleted
-    /// as by [`Self::delete_subvolume`], or is a subvolume under the name `keep` from then on.
+    /// The subvolume under `name` in `parent` returns to the state of `snapshot`: a new, writable
+    /// snapshot of that takes its place, with its quota groups, limits and reserve. The old state
+    /// is deleted as by [`Self::delete_subvolume`], or is a subvolume under the name `keep` from
+    /// then on.
     ///
     /// # Errors
     /// It is the root, is read-only, or shares no history with `snapshot`; it holds other
@@ -66,7 +67,7 @@ impl Filesystem {
         };
         let from = self.subvol(snapshot).await?;
         self.write_subvol(snapshot).await?;
-        // What is kept goes elsewhere: the ways to the root stand still meanwhile.
+        // The kept state goes elsewhere: the ways to the root stand still meanwhile.
         let _moves = self.moves.lock().await;
         let there = keep.as_ref().map_or(&dir, |(there, _)| there);
         let (low, high) = if dir.node <= there.node { (&dir, there) } else { (there, &dir) };
@@ -181,7 +182,7 @@ pub(crate) fn place_in(dir: &Inode) -> Place {
     Place { subvol: dir.node.subvol, directory: dir.node.ino }
 }
 
-/// What happens to the directories, that of the entry first.
+/// The changes of the directories, that of the entry first.
 fn changes<'a>(
     slot: &'a Slot<'_>,
     kept: Option<&'a Slot<'_>>,

@@ -7,11 +7,11 @@ use crate::Filesystem;
 /// One broken rule each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// R21: holes take whatever there is, also what the flusher needs.
+    /// R21: punching holes takes any space, also that of the flusher.
     PunchInternally,
     /// CACHE-C3: a refused write looks at inodes' states under the lock of the cache's map.
     AskUnderTheMap,
-    /// R33: a batch installs what it took, also where the file was cut or punched since.
+    /// R33: a batch installs all that it took, also where the file was cut or punched since.
     InstallStale,
     /// R34: fsync does not report an error of a background write.
     ForgetErrors,
@@ -19,28 +19,28 @@ pub enum Sabotage {
     ForgetEvicted,
     /// R34, DIRTY-D8: fsync returns before the times are logged that an overtaken batch left.
     ForgetTimes,
-    /// R34: fsync returns while a batch that began behind it writes what was accepted before.
+    /// R34: fsync returns while a batch that began behind it writes data accepted before.
     ForgetTaken,
     /// DIRTY-D8: a close leaves a truncation in memory.
     ForgetEmptied,
-    /// R35: what was cut off a file stays in the table when the cut is logged.
+    /// R35: extents cut off a file stay in the table when the cut is logged.
     KeepCuts,
     /// R35, DIRTY-D9: batches are taken beside the one that logs a cut.
     TakeBesideCut,
     /// R35: a file takes over a name before its data is written.
     RenameFirst,
-    /// R36: a file grows without a look at what its last block has behind the old end.
+    /// R36: a file grows without a look at the bytes of its last block behind the old end.
     KeepTails,
     /// LEFTOVER-O1: a caller that comes while the leftovers of a subvolume are being read goes on.
     ChangeBeforeKnown,
     /// LEFTOVER-O2: setting a subvolume writable that is so already takes files in use for
     /// leftovers.
     ReplayInUse,
-    /// READONLY-O1: a subvolume is marked read-only before what it has accepted is installed.
+    /// READONLY-O1: a subvolume is marked read-only before its accepted data is installed.
     MarkFirst,
-    /// R37: a snapshot is made before what is dirty of its source is written.
+    /// R37: a snapshot is made before the dirty data of its source is written.
     SnapshotFirst,
-    /// R38: what a snapshot has of files without a name stays.
+    /// R38: files without a name stay in a snapshot.
     KeepOrphans,
     /// R41: a listing goes on with the next hash, whatever else has the last one.
     SkipCollisions,

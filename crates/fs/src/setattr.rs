@@ -191,7 +191,7 @@ impl Filesystem {
     }
 }
 
-/// What a change of attributes is to the file's flags.
+/// The way of an attribute change, which the file's flags permit or refuse.
 fn kind_of(set: &SetAttr) -> Way {
     let times_now = set.mtime == Some(SetTime::Now) && set.atime == Some(SetTime::Now);
     let no_times = set.mtime.is_none() && set.atime.is_none();

@@ -24,7 +24,7 @@ pub(crate) struct Subvol {
     /// Renames between directories, one at a time: so the ways to the root stand still under them.
     pub(crate) rename: FifoMutex,
     /// Held shared from the look at preallocated space to the write that is accepted for it, and
-    /// exclusively by a snapshot until it shares that space: what was accepted for it has no other
+    /// exclusively by a snapshot until it shares that space: data accepted for it has no other
     /// (R10, R22).
     pub(crate) in_place: FifoRwLock,
     /// Its inodes in memory.
@@ -88,7 +88,7 @@ impl Subvol {
         NodeId { subvol: self.id(), ino }
     }
 
-    /// Where its items are now. The caller has pinned what it will read.
+    /// Where its items are now. The caller has pinned the tables that it will read.
     pub(crate) fn table(&self) -> TableId {
         self.volume.files()
     }

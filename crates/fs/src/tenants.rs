@@ -2,11 +2,11 @@
 //!
 //! A subvolume's entry is an entry of a directory like any other, of a type of its own; the record
 //! of the subvolume names the directory, and only there the entry counts (R39). Elsewhere, in a
-//! snapshot of what held it, it is a placeholder that can be removed.
+//! snapshot of its holder, it is a placeholder that can be removed.
 //!
-//! SNAPSHOT-S1  What a snapshot shows was written before its record joins: dirty data of the source
-//!              is installed first, while writers go on; what they write meanwhile is the source's
-//!              alone.
+//! SNAPSHOT-S1  Data that a snapshot shares was written before its record joins: dirty data of the
+//!              source is installed first, while writers go on; data written meanwhile is the
+//!              source's alone.
 //! SNAPSHOT-S2  No lock of an inode is held across the volume layer's locks but those of the
 //!              directory that gets or loses the entry; its state is held while the transaction is
 //!              applied.
@@ -32,7 +32,8 @@ use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result, Sabotage};
 
 /// Files whose dirty data is installed at a time before a snapshot.
 pub(crate) const FILES_AT_ONCE: usize = 16;
-/// Rounds of installing what writers go on making dirty, before the rest is left to the source.
+/// Rounds of installing data that writers go on making dirty, before the rest is left to the
+/// source.
 const ROUNDS: usize = 3;
 
 /// How often a deletion that others work at is looked at.
@@ -45,7 +46,7 @@ pub struct SubvolInfo {
     /// The directory that holds its entry; of the root its own.
     pub parent: NodeId,
     pub read_only: bool,
-    /// What it is a snapshot of.
+    /// The subvolume that it is a snapshot of.
     pub origin: Option<SubvolId>,
     pub created: Timestamp,
     /// Its space is being given back.
@@ -56,17 +57,17 @@ pub struct SubvolInfo {
     pub identity: [u8; 16],
 }
 
-/// What a deletion has done.
+/// The result of a deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deleted {
     pub subvol: SubvolId,
-    /// Nodes that are gone, of whose content or attributes a front end may know: what was open, and
+    /// Nodes that are gone, of whose content or attributes a front end may know: open files, and
     /// directories, in which processes may stand.
     pub stale: Vec<NodeId>,
 }
 
 impl Filesystem {
-    /// What knows of subvolumes as such, and of quotas.
+    /// The interface to subvolumes as such, and to quotas.
     pub fn volumes(&self) -> &Arc<Volumes> {
         &self.volumes
     }
@@ -120,7 +121,8 @@ impl Filesystem {
         Ok(subvol.id())
     }
 
-    /// Makes a subvolume under `name` in `parent` that shows what the subvolume `source` is now.
+    /// Makes a subvolume under `name` in `parent` that shows the present state of the subvolume
+    /// `source`.
     pub async fn snapshot(
         self: &Arc<Self>,
         source: SubvolId,
@@ -184,8 +186,8 @@ impl Filesystem {
         Ok(subvol.id())
     }
 
-    /// Deletes a subvolume by its entry: gone when this returns, its space is given back in the
-    /// background. What it goes on paying for can be given to an heir.
+    /// Deletes a subvolume by its entry: it is gone when this returns, and its space is freed in
+    /// the background. An heir can take over the charges that remain.
     pub async fn delete_subvolume(
         self: &Arc<Self>,
         parent: NodeId,
@@ -226,11 +228,11 @@ impl Filesystem {
         {
             let [mut state, root] = lock_states([&dir, &root]);
             state.expect_removable_from()?;
-            // In one that is read-only nobody could clear the flag.
+            // In a read-only subvolume the flag could not be cleared.
             if subvol.writable().is_ok() {
                 root.permit(Way::Name)?;
             }
-            // With its state held nobody adds a name, and later it is dying.
+            // Under its state lock no call adds a name, and later it is dying.
             if only_empty && root.item.size > 0 {
                 return Err(FsError::NotEmpty);
             }
@@ -247,7 +249,7 @@ impl Filesystem {
         Ok(Deleted { subvol: subvol.id(), stale })
     }
 
-    /// Turns simple quotas on: what is written from now on counts, whoever was there before (R25).
+    /// Turns simple quotas on: all data written from now on counts, in older subvolumes too (R25).
     pub async fn enable_quotas(self: &Arc<Self>) -> Result<()> {
         self.writable()?;
         loop {
@@ -294,13 +296,13 @@ impl Filesystem {
 
     /// Lets a subvolume stamp an epoch that quotas count.
     pub(crate) async fn renew(&self, subvol: &copyhold_volume::Subvol) -> Result<()> {
-        // Whoever asks for the subvolume waits for this, also who is about to delete it.
+        // Every user of the subvolume waits for this, also its deletion.
         let (edits, bytes) = (Volumes::LIFE_EDITS, Volumes::LIFE_BYTES);
         let credit = self.credit_to_end(edits, bytes).await?;
         Ok(self.volumes.renew(subvol, credit).await?)
     }
 
-    /// Credit for what ends a subvolume, or lets it be ended.
+    /// Credit for a transaction that ends a subvolume, or lets it be ended.
     pub(crate) async fn credit_to_end(&self, edits: usize, bytes: usize) -> Result<Credit> {
         self.credit(Tier::DeleteSubvolume, edits, bytes).await
     }
@@ -330,13 +332,13 @@ impl Filesystem {
             } else if !worked && std::mem::replace(&mut is_told, true) {
                 return Ok(());
             } else if !worked {
-                // What was given back counts with the txg; then rows of the dead can go.
+                // Freed space counts with the txg; then rows of the dead can go.
                 self.pool.commit(self.pool.open_txg()).await?;
             }
         }
     }
 
-    /// Installs what is dirty of a subvolume; a few times, if writers go on (SNAPSHOT-S1).
+    /// Installs the dirty data of a subvolume; a few times, if writers go on (SNAPSHOT-S1).
     pub(crate) async fn write_subvol(self: &Arc<Self>, id: SubvolId) -> Result<()> {
         for _ in 0..ROUNDS {
             let files = self.flusher.files_of(id);
@@ -351,7 +353,7 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Writes what was accepted for preallocated space; until the guard goes, nothing else is
+    /// Writes the data accepted for preallocated space; until the guard goes, nothing else is
     /// accepted for it (R10).
     pub(crate) async fn end_in_place<'a>(
         self: &Arc<Self>,
@@ -365,10 +367,10 @@ impl Filesystem {
         Ok(guard)
     }
 
-    /// Inodes of a deleted subvolume are stale, and what was dirty of them is nobody's. Gives those
-    /// of whose content a front end may know: what was open, and directories.
+    /// Inodes of a deleted subvolume are stale, and their dirty blocks are dropped. Returns those
+    /// of whose content a front end may know: open files, and directories.
     pub(crate) fn forget_subvol(&self, id: SubvolId) -> Vec<NodeId> {
-        // Nobody has an inode of what nobody has asked for.
+        // A subvolume that was never requested has no inodes.
         let Some(subvol) = self.subvols.write().remove(&id) else { return Vec::new() };
         let inodes = self.inodes.of_subvol(&subvol).into_iter();
         let is_known = |inode: &InodeRef| inode.is_dir() || self.inodes.is_open(inode.node);

@@ -6,30 +6,30 @@
 //!
 //! Problem.  One program that reads a file through the cache, and then no more, must not slow down
 //!           another that writes it past the cache for hours.
-//! Idea.     Whoever writes past the cache has it drop what it wrote. After some such writes with
+//! Idea.     A write past the cache drops the written range from it. After some such writes with
 //!           nothing through the cache between them, it drops the whole file, once.
 //!
-//! USES-N1  What is in the cache was noted as cached, or as leaving, before it came there.
-//! USES-N2  A note is taken back when all that the cache held since it was made leaving is dropped.
-//!          What came meanwhile was noted again.
+//! USES-N1  Content in the cache was noted as cached, or as leaving, before it came there.
+//! USES-N2  A note is removed when all that the cache held since it was made leaving is dropped.
+//!          Content that came meanwhile was noted again.
 
 /// A set of uses of a file since it was not open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uses(u8);
 
-/// What a cache is to drop of a file that was written past it.
+/// The part that a cache drops of a file that was written past it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stale {
     /// There is nothing in it.
     Nothing,
-    /// What was written.
+    /// The written range.
     Written,
     /// The whole file; then the front end calls [`crate::Filesystem::cache_dropped`].
     All,
 }
 
-/// What is known of a file's uses, and how many writes have gone past the cache since the last note
-/// of something in it.
+/// The known uses of a file, and how many writes have gone past the cache since the last note of
+/// something in it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Notes {
     uses: Uses,
@@ -41,7 +41,7 @@ impl Uses {
     pub const WRITER: Uses = Uses(1);
     /// Content was asked for, or came, through a cache that may keep it.
     pub const CACHED: Uses = Uses(2);
-    /// What was cached is being dropped.
+    /// The cached content is being dropped.
     const LEAVING: Uses = Uses(4);
     /// It was emptied, and nothing was written since (DIRTY-D8): the engine's own note, which stays
     /// when the inode leaves memory.

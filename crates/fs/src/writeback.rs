@@ -85,8 +85,9 @@ impl Flusher {
         self.bytes.fetch_add((blocks * BLOCK_BYTES) as u64, Ordering::Relaxed);
     }
 
-    /// `blocks` have left memory: as many of those who wait for room can go on, each with one.
-    /// Who does not use it lets another wait longer, until half of the room is free for all.
+    /// `blocks` have left memory: as many waiters for room can go on, each with one.
+    /// A waiter that does not use it lets another wait longer, until half of the room is free for
+    /// all.
     pub(crate) fn forget(&self, blocks: usize) {
         let bytes = (blocks * BLOCK_BYTES) as u64;
         let before = self.bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -100,7 +101,7 @@ impl Flusher {
         }
     }
 
-    /// Those who wait for room look again whether there will be any.
+    /// Waiters for room look again whether there will be any.
     pub(crate) fn wake_all(&self) {
         self.room.notify(usize::MAX);
     }
@@ -114,7 +115,7 @@ impl Flusher {
         self.wake_all();
     }
 
-    /// What a task that has failed leaves is tried again; whoever waits for room is told.
+    /// The files that a failed task leaves are tried again; waiters for room get the error.
     fn note_failure(&self, error: FsError) {
         let mut list = self.list.lock();
         list.failures += 1;
@@ -159,13 +160,13 @@ impl Filesystem {
         self.flusher.bytes.load(Ordering::Relaxed)
     }
 
-    /// Puts a file on the list, and starts what its being there calls for.
+    /// Puts a file on the list, and starts the writers that it needs there.
     pub(crate) fn note_dirty(self: &Arc<Self>, inode: &InodeRef) {
         let dirt = self.list_file(inode, &mut inode.state());
         self.see_to_dirty(inode, dirt);
     }
 
-    /// Starts what [`Self::list_file`] has found to be called for.
+    /// Starts the writers that [`Self::list_file`] has found to be needed.
     pub(crate) fn see_to_dirty(self: &Arc<Self>, inode: &InodeRef, dirt: Dirt) {
         if dirt.timer {
             self.start_timer();
@@ -204,7 +205,7 @@ impl Filesystem {
         }));
     }
 
-    /// Starts writing what is old. Whether to go on.
+    /// Starts writing old files. Returns whether to go on.
     fn tick(self: &Arc<Self>) -> bool {
         let interval = self.flusher.interval.as_nanos() as Nanos;
         let tick = interval / Nanos::from(TICKS);
@@ -217,14 +218,14 @@ impl Filesystem {
         list.timer
     }
 
-    /// Starts writing what has been dirty since `due` or longer, the oldest first.
+    /// Starts writing files that have been dirty since `due` or longer, the oldest first.
     fn start_writers(self: &Arc<Self>, due: Nanos) {
         while let Some(group) = self.next_group(due) {
             self.spawn_writer(group);
         }
     }
 
-    /// Starts to write what is dirty of the file now, unless it is being written.
+    /// Starts to write the file's dirty blocks now, unless it is being written.
     fn start_writer(self: &Arc<Self>, node: NodeId) {
         let begun = {
             let mut list = self.flusher.list.lock();
@@ -237,8 +238,8 @@ impl Filesystem {
         }
     }
 
-    /// What one task is to write: the file that has waited longest, and, while that is little,
-    /// those behind it. The task is counted already.
+    /// The files for one task: the one that has waited longest, and, while that is little, those
+    /// behind it. The task is counted already.
     fn next_group(&self, due: Nanos) -> Option<Vec<InodeRef>> {
         let first = {
             let mut list = self.flusher.list.lock();
@@ -274,7 +275,7 @@ impl Filesystem {
                     // No retry helps a pool that has stopped.
                     Err(_) => fs.flusher.end(),
                 }
-                // What is gone with its subvolume is nobody's trouble.
+                // A file that is gone with its subvolume is no failure.
                 if !matches!(error, FsError::Stale) {
                     fs.flusher.note_failure(error);
                 }
@@ -327,7 +328,7 @@ impl Filesystem {
         one.and(other)
     }
 
-    /// Waits until what is under way has ended, whoever writes it.
+    /// Waits until the writes under way have ended, whichever task made them.
     async fn writes_end(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
         self.batches_end(inode).await;
         let attached = inode.state().data.attached_txg();
@@ -337,13 +338,13 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Fails if the pool has stopped: what is only in memory would never be written.
+    /// Fails if the pool has stopped: data only in memory would never be written.
     pub(crate) fn pool_runs(&self) -> Result<()> {
         Ok(self.pool.check_writable()?)
     }
 
-    /// Waits while the limit is used up, unless all that comes of it is an error: then nobody knows
-    /// when there will be room, and the caller is told why.
+    /// Waits while the limit is used up, unless every write-back fails: then it is unknown when
+    /// there will be room, and the caller gets the error.
     pub(crate) async fn wait_for_room(self: &Arc<Self>) -> Result<()> {
         if !self.flusher.is_full() {
             return Ok(());

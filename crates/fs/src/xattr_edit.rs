@@ -1,7 +1,7 @@
 //! Changes of a file's extended attributes, gathered for one transaction.
 //!
 //! Load the bucket of each name, set and remove names, then [`XattrEdit::put`] adds the edits to a
-//! transaction, and what changes with them to the inode's item. Names may share a bucket.
+//! transaction, and their changes to the inode's item. Names may share a bucket.
 //!
 //! The inode's map lock is held exclusively from before the first load until the transaction is
 //! applied (FILES-F4). A file that is being made has no lock and nothing to load.
@@ -142,7 +142,8 @@ impl<'a> XattrEdit<'a> {
         self.buckets.iter().all(|bucket| bucket.changed.is_none())
     }
 
-    /// What the transaction is charged as: what adds nothing works at a limit and when full.
+    /// The tier that the transaction is charged as: one that adds nothing works at a limit and
+    /// when full.
     pub(crate) fn tier(&self) -> Tier {
         if self.grows { Tier::Write } else { Tier::Change }
     }

@@ -1,10 +1,10 @@
 //! Private ioctls: how a program asks the daemon of a mount, through the mount itself.
 //!
-//! So there is nothing to find and nothing to clean up: whoever can open a directory of the mount
-//! can ask, and the kernel tells the daemon who it is.
+//! So there is nothing to find and nothing to clean up: a program that can open a directory of the
+//! mount can ask, and the kernel identifies it to the daemon.
 //!
-//! The kernel copies as many bytes as the command's number says, both ways. What is asked and
-//! answered is text, padded with zeros.
+//! The kernel copies as many bytes as the command's number says, both ways. Question and answer
+//! are text, padded with zeros.
 
 use std::os::fd::AsFd;
 
@@ -51,11 +51,11 @@ impl Command {
     }
 }
 
-/// Asks whoever serves `directory`; the answer, without what pads it.
+/// Asks the daemon that serves `directory`; returns the answer without its padding.
 ///
 /// # Errors
 /// E2BIG for a question that has no room, ENOTTY from filesystems that do not know the command,
-/// ENOTCONN where the daemon is gone, and what the daemon says.
+/// ENOTCONN where the daemon is gone, and the daemon's own errors.
 pub fn ask(directory: impl AsFd, command: Command, question: &[u8]) -> Result<Vec<u8>, Errno> {
     let mut text = question.to_vec();
     if text.len() > command.bytes() {

@@ -1,6 +1,6 @@
 //! Going into the background, in such a way that the caller knows whether it worked.
 //!
-//! Problem.  `mount` must return when the mount can be used, and report what went wrong before; the
+//! Problem.  `mount` must return when the mount can be used, and report an earlier failure; the
 //!           process that serves it lives on. A process with threads cannot fork.
 //! Idea.     [`fork`] comes first, before any thread. The child works on, with a pipe to its
 //!           parent. The parent waits: for "ready" it prints what comes with it and leaves with
@@ -29,10 +29,10 @@ pub enum Side {
     Child(Launch),
 }
 
-/// What the parent hears of its child.
+/// The child's report to its parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// And what its user should know all the same; mostly nothing.
+    /// With a warning for its user; mostly empty.
     Ready(String),
     /// Could not start, and why.
     Failed(String),
@@ -44,13 +44,13 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Launch {
     pipe: File,
-    /// What stands for the terminal from then on, opened while a failure can be reported.
+    /// The terminal's substitute from then on, opened while a failure can be reported.
     nothing: OwnedFd,
     log: OwnedFd,
 }
 
-/// Forks this process. Fails if it has more than one thread. What is written to standard output
-/// and error after [`Launch::ready`] is written to `log`, or lost without one.
+/// Forks this process. Fails if it has more than one thread. Text written to standard output and
+/// error after [`Launch::ready`] is written to `log`, or lost without one.
 pub fn fork(log: Option<File>) -> io::Result<Side> {
     let threads = sys::threads()?;
     assert!(threads == 1, "fork before the first thread is started; there are {threads}");
@@ -108,7 +108,7 @@ impl Launch {
     /// It could not start: the parent prints `text`. The child should end now.
     pub fn failed(mut self, text: &str) {
         let message = [&[FAILED], text.as_bytes()].concat();
-        // Without a parent nobody is left who wants to know.
+        // Without a parent the message has no reader.
         let _ = self.pipe.write_all(&message);
     }
 }

@@ -1,12 +1,12 @@
-//! What becomes of a request, whichever way it came: it is admitted, polled once, and parked if it
-//! must wait.
+//! The way of a request, by device or ring: it is admitted, polled once, and parked if it must
+//! wait.
 //!
 //! Fast path.  The operation is ready when first polled: its answer has been sent from here, and
 //!             its message and its place are used again (see [`crate::place`]). Nothing is
-//!             allocated, nobody is woken.
+//!             allocated, no thread is woken.
 //! Slow path.  It must wait: the future is parked with its message until it can go on (see
 //!             [`crate::parking`]), and the next operation gets another place. The answer is sent
-//!             by whoever polls it last.
+//!             by the last poll.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -28,7 +28,7 @@ use crate::place::{Place, Places, Tray};
 use crate::protocol::{Answer, Dialect, NodeId, Opcode, Request, wire};
 use crate::spawn::Spawner;
 
-/// What all desks of a connection share.
+/// The state that all desks of a connection share.
 pub(crate) struct Connection<O> {
     pub(crate) fs: Arc<O>,
     pub(crate) dialect: Dialect,
@@ -145,7 +145,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Desk<O, F> 
         }
     }
 
-    /// With `allow_root`, others may use what was opened for them, but nothing else.
+    /// With `allow_root`, others may use files opened for them, but nothing else.
     fn may_ask(&self, header: &wire::InHeader, opcode: Option<Opcode>) -> bool {
         let harmless = opcode.is_some_and(|opcode| {
             matches!(
@@ -261,7 +261,7 @@ impl<O: Operations, F> Drop for Parked<O, F> {
     }
 }
 
-/// For threads that poll operations: nobody would wait for the answer of one that panicked in vain.
+/// For threads that poll operations: the caller of one that panicked would wait in vain.
 pub(crate) struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {

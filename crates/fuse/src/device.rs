@@ -21,7 +21,7 @@ const PATH: &str = "/dev/fuse";
 /// The first bytes of a request, as they were read.
 pub(crate) type Head = [u8; wire::WRITE_PREFIX];
 
-/// What a read of the device gave.
+/// The result of a read of the device.
 #[derive(Debug)]
 pub(crate) enum Got {
     /// A request of so many bytes.
@@ -85,8 +85,8 @@ impl Device {
             Err(Os::NOENT | Os::INTR | Os::AGAIN) => Got::Again,
             Err(Os::NODEV) => Got::Ended(End::Unmounted),
             Err(Os::CONNABORTED) => match self.receive(head, rest) {
-                // Who was just being given a request when the connection ended hears of an abort,
-                // however it ended; a further read tells whether it was one.
+                // A reader that was just being given a request when the connection ended gets an
+                // abort, however it ended; a further read shows whether it was one.
                 Err(Os::NODEV) => Got::Ended(End::Unmounted),
                 _ => Got::Ended(End::Aborted),
             },
@@ -99,10 +99,10 @@ impl Device {
         rustix::io::readv(self.fd.as_fd(), &mut pieces)
     }
 
-    /// Sends `answer`; the caller may have given up, then nobody hears it.
+    /// Sends `answer`; the caller may have been interrupted, then the kernel drops it.
     pub(crate) fn reply(&self, unique: u64, answer: &Answer) {
         match answer.with_message(unique, |pieces| self.send(pieces)) {
-            // ENOENT: interrupted or aborted meanwhile. Ended: nobody is left.
+            // ENOENT: interrupted or aborted meanwhile. Ended: no caller is left.
             Ok(()) | Err(Os::NOENT | Os::NODEV | Os::CONNABORTED) => {}
             Err(error) => {
                 tracing::error!(%error, unique, ?answer, "the kernel refused an answer; sent EIO");

@@ -18,7 +18,7 @@ use crate::uring::Lease;
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) header: wire::InHeader,
-    /// What follows the header, without the data of a WRITE.
+    /// The bytes behind the header, without the data of a WRITE.
     pub(crate) args: Vec<u8>,
     /// The data of a WRITE.
     pub(crate) payload: Option<Payload>,

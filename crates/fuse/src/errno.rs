@@ -34,7 +34,7 @@ errnos! {
 impl Errno {
     const MAX: i32 = 511;
 
-    /// `code` as the kernel counts it; what it would not take becomes `EIO`.
+    /// `code` as the kernel counts it; a number that it would not take becomes `EIO`.
     pub const fn new(code: i32) -> Errno {
         if code > 0 && code <= Errno::MAX { Errno(code) } else { Errno::EIO }
     }

@@ -1,4 +1,4 @@
-//! INTERRUPT: a signal reached somebody who waits for an answer.
+//! INTERRUPT: a signal reached a caller that waits for an answer.
 //!
 //! Only requests that may wait for ever (SETLKW) listen; an INTERRUPT for another has no effect,
 //! since the answer will come. Requests and their INTERRUPTs are read by different threads, so one
@@ -44,7 +44,7 @@ impl Interrupts {
         Interrupted { interrupts: Arc::clone(self), unique }
     }
 
-    /// The connection is gone: interrupts all who wait, now and later.
+    /// The connection is gone: interrupts all waiters, now and later.
     pub(crate) fn end(&self) {
         let listening = {
             let mut state = self.state.lock();

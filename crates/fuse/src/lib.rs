@@ -1,9 +1,9 @@
 //! The mount: our own thin FUSE transport.
 //!
 //! Problem.  The mount is what users touch. It must carry every operation that the kernel forwards,
-//!           answer what can be answered at once without allocating, waking or switching threads,
+//!           answer quick requests without allocating, waking or switching threads,
 //!           and never let a waiting operation hold a thread.
-//! Idea.     [`Operations`] is what a filesystem offers: one async method per operation. The
+//! Idea.     [`Operations`] is the interface of a filesystem: one async method per operation. The
 //!           protocol ([`protocol`]) is parsed and written in one place, without I/O. A back end
 //!           carries messages: `/dev/fuse`, with a cloned descriptor for each reader, or a ring,
 //!           with a thread on each CPU.
@@ -11,7 +11,7 @@
 //!           starts the readers, [`Session::wait`] returns when everything is unmounted, finished
 //!           and durable.
 //!
-//! The filesystem below knows nothing of FUSE, and nothing here knows what is stored where.
+//! The filesystem below knows nothing of FUSE, and nothing here knows the layout on disk.
 
 // A front end: readers are threads, and a filesystem in memory has a clock of its own.
 #![allow(clippy::disallowed_methods)]

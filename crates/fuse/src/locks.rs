@@ -3,11 +3,11 @@
 //! Problem.  The kernel asks for locks in terms of its own owners and leaves waiting, waking and
 //!           deadlocks to us. The filesystem below has no locks: they are not stored.
 //! Idea.     Per file two sets of ranges, one for each family of locks, which ignore one another as
-//!           in the kernel. Who waits is a future that tries again when something on that file is
-//!           released; dropping it is giving up.
-//! Deadlock. Before a POSIX lock waits, the owners in its way are followed: what do they wait for,
-//!           and who is in the way of that? Coming back to the asker is EDEADLK. flock locks are
-//!           not followed, as in the kernel.
+//!           in the kernel. A waiter is a future that tries again when something on that file is
+//!           released; dropping it cancels the wait.
+//! Deadlock. Before a POSIX lock waits, the owners in its way are followed: to the locks they wait
+//!           for, and to the owners in the way of those. Coming back to the asker is EDEADLK.
+//!           flock locks are not followed, as in the kernel.
 //!
 //! LOCKS-K3  A file without locks and waiters has no entry.
 //!
@@ -69,12 +69,13 @@ impl File {
 }
 
 impl State {
-    /// Sets `lock` if nothing is in its way. Who should try again is in the answer's first half.
+    /// Sets `lock` if nothing is in its way. The answer's first half has the waiters that should
+    /// try again.
     fn try_set(&mut self, node: NodeId, lock: &Lock) -> (Vec<Waker>, Result<(), Errno>) {
         let file = self.files.entry(node).or_default();
         let ranges = file.ranges(lock.flock);
-        // A flock is converted by giving up the old one first, even if the new one is refused:
-        // otherwise two who want to turn shared into exclusive would wait for each other.
+        // A flock is converted by releasing the old one first, even if the new one is refused:
+        // otherwise two owners that turn shared into exclusive would wait for each other.
         let gave_up = lock.flock && ranges.drop_owner(lock.owner);
         let is_free = ranges.conflicts(lock).next().is_none();
         if is_free {

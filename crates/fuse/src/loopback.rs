@@ -1,9 +1,10 @@
-//! A connection without a kernel: whoever holds it sends requests as bytes and hears the answers.
+//! A connection without a kernel: its owner sends requests as bytes and reads the answers.
 //!
-//! For what must not need a mount: fuzzing, tests of an order of things that a kernel would hardly
-//! come to. A pair of sockets stands for `/dev/fuse`, and everything behind it is what serves a
+//! For tests without a mount: fuzzing, tests of an order of things that a kernel would hardly
+//! come to. A pair of sockets stands for `/dev/fuse`, and everything behind it also serves a
 //! mount: INIT, the reader, the desk, parked operations. Only threads are missing: a request is
-//! read and polled once within [`Loopback::ask`], and what waits goes on where the spawner runs it.
+//! read and polled once within [`Loopback::ask`], and operations that wait go on where the spawner
+//! runs them.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -21,7 +22,7 @@ use crate::reader;
 use crate::session::{Agreed, SessionError, buffer_bytes, shake_hands};
 use crate::spawn::Spawner;
 
-/// Longer answers reach nobody: EIO does instead.
+/// A longer answer is replaced by EIO.
 const ANSWER_MAX: usize = 160 << 10;
 
 /// The kernel's end of a connection, and one reader at the other.
@@ -66,7 +67,7 @@ impl Loopback {
     /// Sends one request and has it polled once. False: it was not taken, being empty or longer
     /// than a socket takes.
     ///
-    /// Hear all answers before the next one: a socket that is full makes who answers wait.
+    /// Hear all answers before the next one: a full socket makes the answering thread wait.
     pub fn ask(&mut self, message: &[&[u8]]) -> bool {
         if message.iter().all(|part| part.is_empty()) {
             return false;

@@ -1,8 +1,8 @@
 //! A filesystem in memory: the reference for tests of the mount, and the ceiling in benchmarks.
 //!
-//! It has names, attributes, extended attributes and locks as anybody expects, behind one mutex.
-//! With [`Contents::Dropped`] file data is counted and thrown away, and reads give zeros: what such
-//! a mount does in a second no filesystem behind the same transport can exceed.
+//! It has names, attributes, extended attributes and locks as usual, behind one mutex. With
+//! [`Contents::Dropped`] file data is counted and thrown away, and reads give zeros: no filesystem
+//! behind the same transport can exceed the throughput of such a mount.
 //!
 //! MEMFS-M1  A node stays while it has links, lookups or is the root; then it is gone.
 
@@ -27,7 +27,7 @@ use crate::{Errno, Payload};
 
 use tree::{Body, Inode, Tree};
 
-/// What becomes of file data.
+/// The treatment of file data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
     Kept,
@@ -82,8 +82,8 @@ impl MemoryFs {
         self.destroyed.load(Ordering::Acquire)
     }
 
-    /// Who opens a file for direct I/O has the kernel drop what it caches of it: each direct write
-    /// would have to, and one that may not wait is tried over and over before the kernel gives up.
+    /// An open for direct I/O has the kernel drop its cache of the file: each direct write would
+    /// have to, and one that may not wait is retried many times before the kernel stops.
     fn opened(open: &Open) -> Opened {
         let mut flags = fopen::CACHE_DIR | fopen::PARALLEL_DIRECT_WRITES;
         if open.flags & libc::O_DIRECT as u32 == 0 {

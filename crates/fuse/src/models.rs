@@ -107,7 +107,7 @@ fn lock(owner: u64, kind: LockKind, flock: bool) -> Lock {
     Lock { handle: Handle(0), owner, kind, start, end, pid: 1, flock }
 }
 
-/// Owners of file locks that wait for one another, and one that gives up.
+/// Owners of file locks that wait for one another, and one that is cancelled.
 pub fn file_locks() {
     const FILE: NodeId = NodeId(1);
     const WRITER: usize = 100;

@@ -2,8 +2,8 @@
 //!
 //! Three ways to the same end, an open `/dev/fuse` connected to a mount point: root calls mount(2);
 //! root on a block device makes it a `fuseblk` mount, so that sync(2) and the end of umount(2)
-//! reach us; anybody else asks fusermount3. The source is shown exactly as it was given, the type
-//! is `fuse.copyhold` or `fuseblk.copyhold`.
+//! reach us; all other users ask fusermount3. The source is shown exactly as it was given, the
+//! type is `fuse.copyhold` or `fuseblk.copyhold`.
 //!
 //! A filesystem may be mounted in more places (`tree.rs`); it ends with the last of them.
 //!
@@ -113,7 +113,7 @@ pub struct Mount {
     fd: OwnedFd,
     /// With `allow_root`: the only user beside root.
     only: Option<u32>,
-    /// Nobody serves it any more.
+    /// No process serves it any more.
     ended: AtomicBool,
     /// We broke the connection. The kernel does not always say so itself: after a forced umount
     /// that took the mount down, readers hear only that it is gone.
@@ -237,8 +237,8 @@ impl Mount {
         all.into_iter().rev().map(judged).collect()
     }
 
-    /// Nobody serves this mount any more. Where it is still in the tree, dead, it is taken out;
-    /// `true` then.
+    /// No process serves this mount any more. Where it is still in the tree, dead, it is taken
+    /// out; `true` then.
     pub(crate) fn end(&self) -> bool {
         if self.ended.swap(true, Ordering::AcqRel) {
             return false;
@@ -292,7 +292,7 @@ impl Mount {
         if self.ended.load(Ordering::Acquire) {
             return Ok(());
         }
-        // Before it is broken: who waits for the end asks right after.
+        // Before it is broken: waiters for the end ask right after.
         let before = self.aborted.swap(true, Ordering::AcqRel);
         let broken = self.break_connection();
         if !matches!(broken, Ok(true)) {
@@ -371,7 +371,7 @@ fn unmount_once(mount_point: &Path, lazy: bool) -> Result<(), MountError> {
 }
 
 /// Changes the flags of the mount at `mount_point`, such as `ro` (root only). The daemon behind it
-/// is not told.
+/// is not notified.
 pub fn remount(mount_point: &Path, options: &MountOptions) -> Result<(), MountError> {
     let path = mount_point.to_owned();
     rustix::mount::mount_remount(mount_point, options.flags, c"").map_err(|error| match error {
@@ -429,9 +429,9 @@ fn not_usable(path: PathBuf, error: io::Error) -> MountError {
     }
 }
 
-/// Attributes of the root would not tell: the kernel may remember those of a mount whose daemon is
-/// gone. The state of the filesystem is asked for each time. A killed daemon that cannot end would
-/// never answer, and is made to end.
+/// Attributes of the root would not show it: the kernel may remember those of a mount whose daemon
+/// is gone. The state of the filesystem is asked for each time. A killed daemon that cannot end
+/// would never answer, and is made to end.
 fn is_dead(path: &Path) -> bool {
     abort_orphans();
     // Cancelled: the kernel is taking down the ring of a daemon that was killed.
@@ -504,7 +504,7 @@ fn tree_of(
     Ok((device, tree))
 }
 
-/// The kernel's refusal to mount at `path`; `device`: what it was to mount as `fuseblk`.
+/// The kernel's refusal to mount at `path`; `device`: the one it was to mount as `fuseblk`.
 fn refused(error: Os, path: &Path, device: Option<&str>) -> MountError {
     let path = path.to_owned();
     match error {

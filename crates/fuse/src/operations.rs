@@ -1,4 +1,4 @@
-//! What a filesystem offers to the kernel: one async method for each operation.
+//! The operations of a filesystem for the kernel: one async method for each.
 //!
 //! Requests and answers are the typed ones of [`crate::protocol`]; nothing here knows whether they
 //! travel through `/dev/fuse` or a ring. A method that can answer at once returns a future that is
@@ -18,7 +18,7 @@ use crate::protocol::{
     Seek, SetAttr, SetXattr, Statfs, Write,
 };
 
-/// What an operation comes to.
+/// The result of an operation.
 pub type Reply<T> = Result<T, Errno>;
 
 macro_rules! unsupported {
@@ -39,7 +39,7 @@ macro_rules! unsupported {
 /// Lookups are counted: each [`Entry`] that is answered, also in READDIRPLUS, adds one to its node,
 /// and FORGET takes them back. Until then the node may be named in requests, unlinked or not.
 pub trait Operations: Send + Sync + 'static {
-    /// Before the first request: what was agreed with the kernel.
+    /// Before the first request: the terms agreed with the kernel.
     fn init(&self, negotiated: &Negotiated) {
         let _ = negotiated;
     }
@@ -50,7 +50,7 @@ pub trait Operations: Send + Sync + 'static {
         async {}
     }
 
-    /// `lookups` of `node` are taken back. Must not wait: nobody listens for an answer.
+    /// `lookups` of `node` are taken back. Must not wait: the kernel expects no answer.
     fn forget(&self, node: NodeId, lookups: u64) {
         let _ = (node, lookups);
     }
@@ -60,7 +60,7 @@ pub trait Operations: Send + Sync + 'static {
         fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> Lookup;
         fn getattr(&self, caller: Caller, node: NodeId, handle: Option<Handle>) -> AttrReply;
         fn setattr(&self, caller: Caller, node: NodeId, set: SetAttr) -> AttrReply;
-        /// Asked instead of `getattr` by who wants the time of birth.
+        /// Called instead of `getattr` if the caller wants the time of birth.
         fn statx(&self, caller: Caller, node: NodeId, handle: Option<Handle>) -> AttrReply;
         fn readlink(&self, caller: Caller, node: NodeId) -> Vec<u8>;
         fn symlink(
@@ -89,7 +89,7 @@ pub trait Operations: Send + Sync + 'static {
         ) -> u32;
         /// A descriptor was closed; its owner's POSIX locks go. ENOSYS: not asked again.
         fn flush(&self, caller: Caller, node: NodeId, handle: Handle, owner: LockOwner) -> ();
-        /// The last descriptor was closed. An error reaches nobody.
+        /// The last descriptor was closed. An error is not reported.
         fn release(&self, caller: Caller, node: NodeId, release: Release) -> ();
         fn fsync(&self, caller: Caller, node: NodeId, handle: Handle, data_only: bool) -> ();
         fn opendir(&self, caller: Caller, node: NodeId, open: Open) -> Opened;

@@ -1,7 +1,7 @@
 //! The data of a WRITE, on pages of its own, and the buffers that it comes from.
 //!
-//! Problem.  Each reader needs a place for the largest WRITE before it knows what will come, and a
-//!           WRITE that waits takes its place along.
+//! Problem.  Each reader needs a place for the largest WRITE before it knows the next request, and
+//!           a WRITE that waits takes its place along.
 //! Idea.     Readers keep their buffer as long as requests are answered at once. One that waits
 //!           takes the buffer along, until it is done. When much is out, small writes are copied
 //!           into buffers of their own size first, so that many waiting 4 KiB writes do not hold
@@ -35,7 +35,7 @@ impl Payload {
         Payload { source: Source::Own(buf), len }
     }
 
-    /// What `lease` has beside its headers.
+    /// The payload of `lease`, beside its headers.
     pub(crate) fn lent(lease: Lease) -> Payload {
         let len = lease.payload().len();
         Payload { source: Source::Lent(lease), len }
@@ -65,7 +65,7 @@ impl Payload {
         }
     }
 
-    /// What is left of the device's buffer.
+    /// The device's buffer, if there is one.
     pub(crate) fn into_buf(self) -> Option<Buf> {
         match self.source {
             Source::Own(buf) => Some(buf),

@@ -3,10 +3,10 @@
 //! Problem.  The state of an operation, of whatever kind, has several KiB. A future for each
 //!           request would be copied to its place with all of it, though nothing is there yet, and
 //!           the memory of one that waits would be freed by another thread than takes the next.
-//! Idea.     A future stays in its place and serves one request after another. What it waits for
-//!           between them is its [`Tray`]; nobody wakes it for that, whoever puts something there
-//!           polls it. One that must wait for something else leaves its desk with its place, and
-//!           comes to the desk's spare ones when its request has been served.
+//! Idea.     A future stays in its place and serves one request after another. Between them it
+//!           waits for its [`Tray`]; no wakeup comes for that: the thread that puts something
+//!           there polls it. One that must wait for something else leaves its desk with its place,
+//!           and comes to the desk's spare ones when its request has been served.
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -21,7 +21,7 @@ use crate::dispatch::Message;
 /// Most places that one desk keeps for later.
 const SPARE_MAX: usize = 64;
 
-/// Where requests come to what serves them, and messages of those that have been served go.
+/// The tray of a future: the next request, and the message of the one served.
 #[derive(Debug, Default)]
 pub(crate) struct Tray {
     state: Mutex<State, of::RequestPlace>,

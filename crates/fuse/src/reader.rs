@@ -1,7 +1,7 @@
 //! The loop of one reader of `/dev/fuse`: read a request, have it polled once, go on.
 //!
-//! What is read to is used again as long as requests are answered at once; an operation that waits
-//! takes it along.
+//! Requests are read into the same buffer as long as they are answered at once; an operation that
+//! waits takes it along.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -36,7 +36,7 @@ pub(crate) fn of_forgets<O: Operations>(channel: Arc<Channel<O>>) -> End {
     })
 }
 
-/// Calls `then` with the operation code of what was served last.
+/// Calls `then` with the operation code of the last request served.
 fn until_the_end<O: Operations>(channel: Arc<Channel<O>>, then: impl Fn(u32)) -> End {
     let mut reader = Reader::new(channel, desk::serve);
     loop {
@@ -71,7 +71,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
         Reader { desk: Desk::new(channel, serve), head, rest: None, args: Vec::new(), last: 0 }
     }
 
-    /// Reads once, and serves what was read; tells when the connection has ended.
+    /// Reads once, and serves the request; reports when the connection has ended.
     fn turn(&mut self) -> Option<End> {
         let Channel { device, connection, .. } = &**self.desk.channel();
         let rest = self.rest.get_or_insert_with(|| connection.buffers.get());
@@ -130,7 +130,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
         Payload::new(rest, len)
     }
 
-    /// Takes back what the next request needs.
+    /// Takes back the buffers that the next request needs.
     fn recycle(&mut self, message: Message) {
         self.args = message.args;
         if let Some(buf) = message.payload.and_then(Payload::into_buf)

@@ -3,9 +3,9 @@
 //! Start.  The first request is INIT. Once it is answered the mount can be used; then each reader
 //!         gets a clone of the device and a thread. With a ring its threads come first and take
 //!         the requests, and one reader is left.
-//! End.    Unmounting (by us or anybody) or aborting makes every read of the device fail: the
-//!         readers leave, what waits is finished, `destroy` is called unless the kernel asked for
-//!         it itself. Only then does [`Session::wait`] return.
+//! End.    Unmounting (by any process) or aborting makes every read of the device fail: the
+//!         readers leave, waiting operations are finished, `destroy` is called unless the kernel
+//!         asked for it itself. Only then does [`Session::wait`] return.
 
 use std::fmt::Debug;
 use std::io;
@@ -92,7 +92,7 @@ pub struct Session {
     finish: Box<dyn FnOnce() + Send>,
 }
 
-/// What was chosen.
+/// The chosen transport.
 struct InUse {
     ring: bool,
     /// Why there is no ring although it was tried.
@@ -102,7 +102,7 @@ struct InUse {
 /// How to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionOptions {
-    /// Threads that read the device, or what suits this machine. A ring needs one.
+    /// Threads that read the device, or a number that suits this machine. A ring needs one.
     pub readers: Option<usize>,
     pub transport: Transport,
     /// Bytes of buffers for requests. Beyond them there are only those of writes that wait, each in
@@ -221,12 +221,12 @@ impl Session {
         }
     }
 
-    /// What was agreed with the kernel.
+    /// The terms agreed with the kernel.
     pub fn negotiated(&self) -> &Negotiated {
         &self.negotiated
     }
 
-    /// For telling the kernel what changed behind its back.
+    /// For notifying the kernel of changes behind its back.
     pub fn notifier(&self) -> Notifier {
         self.notifier.clone()
     }
@@ -239,8 +239,8 @@ impl Session {
         Arc::clone(&self.counters)
     }
 
-    /// Asks the kernel to unmount; `wait` then returns. EBUSY while files are open or somebody's
-    /// working directory is there.
+    /// Asks the kernel to unmount; `wait` then returns. EBUSY while files are open or a
+    /// process has its working directory there.
     pub fn unmount(&self) -> Result<(), MountError> {
         self.mount.unmount()
     }
@@ -284,7 +284,7 @@ fn start_reader(
 
 /// After the last reader: nothing new can come.
 fn finish<O: Operations>(connection: &Arc<Connection<O>>) {
-    // Callers who waited for a lock have been told; nobody else ends that wait.
+    // Callers that waited for a lock have their answer; nothing else ends that wait.
     connection.interrupts.end();
     connection.flight.drain();
     if connection.destroyed.swap(true, Ordering::AcqRel) {
@@ -308,7 +308,7 @@ pub(crate) fn buffer_bytes(max_write: u32) -> usize {
 /// Makes rings of so many bytes for a connection that is about to be agreed, with this `max_write`.
 pub(crate) type Prepare<O> = fn(&Device, u32, usize) -> io::Result<Rings<O>>;
 
-/// What INIT came to.
+/// The result of INIT.
 pub(crate) struct Agreed<O> {
     pub(crate) negotiated: Negotiated,
     rings: Option<Rings<O>>,
@@ -316,7 +316,7 @@ pub(crate) struct Agreed<O> {
     refusal: Option<String>,
 }
 
-/// Answers INIT. Rings are made before, so that the kernel is not promised what will not come.
+/// Answers INIT. Rings are made before, so that the kernel is promised no ring that fails.
 pub(crate) fn shake_hands<O: Operations>(
     device: &Device,
     settings: &Settings,
@@ -370,7 +370,7 @@ pub(crate) fn shake_hands<O: Operations>(
     }
 }
 
-/// Tells the kernel what it should no longer believe.
+/// Notifies the kernel of cached state that is no longer valid.
 ///
 /// These calls wait for locks of the kernel that an operation in progress may hold: they must not
 /// be made by an operation on the same directory or file before it has answered, nor by a thread
@@ -411,7 +411,7 @@ impl Notifier {
         self.notify(&Notification::InvalEntry { parent, name, expire: false })
     }
 
-    /// Has the kernel give up look-ups of `nodes` that it does not use: FORGETs come for them.
+    /// Has the kernel release look-ups of `nodes` that it does not use: FORGETs come for them.
     /// `false`: it does not know how (before Linux 6.18).
     pub fn prune(&self, nodes: &[NodeId]) -> Result<bool, Errno> {
         for nodes in nodes.chunks(PRUNE_MAX) {

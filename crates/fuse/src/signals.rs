@@ -2,7 +2,7 @@
 //!
 //! They are blocked in the thread that calls [`Signals::watch`], which must be the first of the
 //! process, so that every later thread inherits it and none is ever interrupted by them. One thread
-//! waits for them, and does what the daemon's phase allows:
+//! waits for them, and acts as the daemon's phase allows:
 //!
 //! * *Opening*: nothing is mounted, and a pool is opened the same way after a crash. The signal
 //!   ends the process as if it were not blocked.
@@ -117,7 +117,7 @@ impl Shared {
         }
     }
 
-    /// What is to be unmounted. Ends the process where nothing can be mounted yet.
+    /// The mount to unmount. Ends the process where nothing can be mounted yet.
     fn mount(&self, signal: i32) -> Arc<Mount> {
         let mut phase = self.phase.lock();
         loop {

@@ -22,7 +22,7 @@ pub(crate) fn clone_device(device: impl AsFd, of: impl AsFd) -> io::Result<()> {
 /// A command whose number says how many bytes it reads and writes at most.
 pub(crate) fn ioctl_sized(of: BorrowedFd<'_>, number: u32, bytes: &mut [u8]) -> io::Result<()> {
     assert!(bytes.len() >= (number >> 16) as usize & 0x3fff, "the number says more than there is");
-    // SAFETY: the buffer has what the number says, which is what commands of this form copy.
+    // SAFETY: the buffer has at least the number's length, which commands of this form copy.
     match unsafe { libc::ioctl(of.as_raw_fd(), number as _, bytes.as_mut_ptr()) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
@@ -65,7 +65,7 @@ pub(crate) fn signal_fd(signals: &[i32]) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
+    // SAFETY: the kernel has just returned this descriptor, and nothing else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn end_by_signal(signal: i32) -> ! {
         libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());
         libc::raise(signal);
     }
-    // It was ignored by whoever started this process.
+    // The parent of this process had set it to be ignored.
     std::process::exit(128 + signal);
 }
 

@@ -1,9 +1,9 @@
-//! Which way requests come: chosen by the user, or by what the kernel offers.
+//! The way of requests: chosen by the user, or by the kernel's offer.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// What a session is told to use. `docs/transport.md` has the differences.
+/// The transport that a session is to use. `docs/transport.md` has the differences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
     /// The ring where the kernel offers it, else the device.

@@ -40,7 +40,7 @@ const RESERVE_ALL: usize = 2048;
 const PAYLOAD_MIN: usize = 128 << 10;
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
 
-/// What one thread serves.
+/// The work of one thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     /// The CPU that it is bound to.
@@ -70,7 +70,7 @@ pub(crate) struct Rings<O> {
 }
 
 impl<O: Operations> Rings<O> {
-    /// Starts threads that have all they need, but have not told the kernel of it: INIT is not
+    /// Starts threads that have all they need, but have not registered it: INIT is not
     /// answered yet. `max_write`: as it will be agreed. `memory`: of all entries that queues keep.
     pub(crate) fn prepare(device: &Device, max_write: u32, memory: usize) -> io::Result<Rings<O>> {
         if (max_write as usize) < PAYLOAD_MIN {
@@ -102,8 +102,8 @@ impl<O: Operations> Rings<O> {
         self.workers.iter_mut().filter_map(|worker| worker.device.take()).collect()
     }
 
-    /// After INIT: gives the kernel the entries, and serves what comes. After an error the kernel
-    /// has been told to do without; what it has sent until then is served.
+    /// After INIT: gives the kernel the entries, and serves requests. After an error the kernel
+    /// was instructed to do without; requests that it has sent until then are served.
     pub(crate) fn register(&self, channels: Vec<Arc<Channel<O>>>) -> io::Result<()> {
         assert_eq!(channels.len(), self.workers.len());
         for (worker, channel) in self.workers.iter().zip(channels) {

@@ -38,7 +38,7 @@ pub(crate) struct Batch {
     records: usize,
 }
 
-/// What a batch's payload begins with.
+/// The head of a batch's payload.
 struct Head {
     before: u128,
     data_flushed: bool,

@@ -1,4 +1,4 @@
-//! What could not be read, and why.
+//! Damage: the unreadable parts, and the reasons.
 
 use thiserror::Error;
 
@@ -17,7 +17,7 @@ impl Damage {
     }
 }
 
-/// Bytes that are not what the page says; whoever knows where they are makes a [`Damage`] of it.
+/// Bytes that differ from the page; a caller that knows where they are makes a [`Damage`] of it.
 pub(crate) type Parse<T> = Result<T, String>;
 
 /// Fails with `why` unless `holds`.

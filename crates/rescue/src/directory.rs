@@ -26,7 +26,7 @@ pub(crate) enum Target {
     Subvolume(u64),
 }
 
-/// Whether a name can be one of a file: what comes from a damaged image may be "..".
+/// Whether a name can be one of a file: a name of a damaged image may be "..".
 fn is_name(name: &[u8]) -> bool {
     let plain = !name.is_empty() && !name.contains(&0) && !name.contains(&b'/');
     plain && name != b"." && name != b".."
@@ -87,7 +87,7 @@ pub struct Attribute {
     pub value: Vec<u8>,
 }
 
-/// Attributes in the order of their hashes, and what is lost of them.
+/// Attributes in the order of their hashes, and the damage.
 pub(crate) fn attributes(files: &Files<'_>, inode: u64) -> (Vec<Attribute>, Vec<Damage>) {
     let (mut found, mut damage) = (Vec::new(), Vec::new());
     let (first, last) = (Key::new(inode, XATTRS, 0), Key::new(inode, XATTRS, u64::MAX));

@@ -58,7 +58,7 @@ impl Extent {
         (0..).zip(&self.sums).map(one)
     }
 
-    /// Its blocks, and whether each is what was written.
+    /// Its blocks, and whether each has its written content.
     pub(crate) fn checked<'a>(
         &'a self,
         bytes: &'a [u8],

@@ -66,7 +66,7 @@ impl Frame {
         Ok(Frame { kind, digest, incarnation, txg, blocks, stored, payload, packing, at })
     }
 
-    /// What the frame carries.
+    /// The payload of the frame.
     pub(crate) fn payload(&self, source: &dyn Source) -> Result<Vec<u8>, Damage> {
         let mut bytes = Vec::new();
         for (at, blocks) in &self.at {
@@ -147,7 +147,7 @@ impl Frames {
         }
     }
 
-    /// Puts together what neither copy has whole.
+    /// Puts together a frame that neither copy has whole.
     fn mix(&mut self, source: &dyn Source, label: &Label, position: u64, mut frame: Frame) {
         let at_position = (position, 0)..=(position, u128::MAX);
         if self.found.range(at_position).next().is_some() {

@@ -66,7 +66,7 @@ impl FileKind {
     }
 }
 
-/// What is known of a file beside its content.
+/// The attributes of a file beside its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inode {
     pub number: u64,

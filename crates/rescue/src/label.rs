@@ -23,7 +23,7 @@ const FRAGMENTS: u64 = 1 << 0;
 const LEAF_BYTES_MAX: u64 = 512 << 10;
 const BLOCKS_MAX: u64 = 1 << 48;
 
-/// What a device says of its pool.
+/// A device's description of its pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
     pub pool: [u8; 16],
@@ -97,7 +97,7 @@ impl Label {
         }
     }
 
-    /// The label of a device, and what is wrong with the copies.
+    /// The label of a device, and the damage of its copies.
     pub(crate) fn find(source: &dyn Source) -> Result<(Label, Vec<Damage>), Damage> {
         let mut damage = Vec::new();
         let mut at = |block: u64| match label_at(source, block) {
@@ -183,7 +183,7 @@ impl Uberblock {
     }
 
     /// Whether it may serve in place of a newer one: it says something else, and knows no more. One
-    /// that knows more was given up.
+    /// that knows more was discarded.
     pub(crate) fn is_older_than(&self, newest: &Uberblock) -> bool {
         let is_copy = *self == Uberblock { number: self.number, ..newest.clone() };
         !is_copy && self.durable <= newest.durable && self.head <= newest.head

@@ -1,11 +1,11 @@
-//! A second reader of the format: what is in a pool, from `docs/format.md` alone.
+//! A second reader of the format: the content of a pool, from `docs/format.md` alone.
 //!
-//! Problem.  The engine and `check` share the code that replays, merges and parses. What that does
-//!           wrongly, but always in the same way, looks right to both. And a pool that the engine
-//!           does not open gives nothing at all, however much of it is good.
+//! Problem.  The engine and `check` share the code that replays, merges and parses. Whatever that
+//!           does wrongly, but always in the same way, looks right to both. And a pool that the
+//!           engine does not open gives nothing at all, however much of it is good.
 //! Idea.     A small reader, written from the page, that shares no code with the engine. The
 //!           simulation compares the two after crashes; `copyhold debug export` copies with it
-//!           what can be read. Where page and engine disagree one of them is wrong.
+//!           the readable part. Where page and engine disagree one of them is wrong.
 //!
 //! ```text
 //!   label → uberblock → frames → chain → replay ┐
@@ -14,9 +14,9 @@
 //! ```
 //!
 //! It only reads, and decides for itself nothing that the page does not say. Space, quotas,
-//! deadlists and shares are no concern of it: they do not change what a file is.
+//! deadlists and shares are no concern of it: they do not change a file's content.
 //!
-//! RESCUE-S1  Any bytes give an answer or an error: nothing is asserted of what comes from a
+//! RESCUE-S1  Any bytes give an answer or an error: nothing is asserted of the bytes of a
 //!            device.
 //! RESCUE-S2  Memory is for the edits of the log, a bounded cache of nodes, and what a caller
 //!            keeps; never for as much as a pool holds.

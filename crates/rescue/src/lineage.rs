@@ -5,7 +5,7 @@ use crate::damage::{Parse, demand};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lineage {
-    /// What its edits do not say, that table does.
+    /// For keys without edits, that table has the values.
     Over(u64),
     Gone,
 }

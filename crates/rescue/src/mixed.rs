@@ -5,8 +5,8 @@ use crate::source::{BLOCK, Source, read};
 /// Blocks in which the copies may differ: each doubles the number of frames to try.
 const CHOICES: usize = 8;
 
-/// The blocks that make what `verifies`: each at the same distance behind the beginning of one of
-/// the `copies`, and the first one `head`.
+/// The blocks that make up content that `verifies`: each at the same distance behind the beginning
+/// of one of the `copies`, and the first one `head`.
 pub(crate) fn find(
     source: &dyn Source,
     copies: [u64; 2],

@@ -101,7 +101,7 @@ impl Pointer {
     }
 }
 
-/// A key with what it is mapped to.
+/// A key with its value.
 pub(crate) type Item = (Key, Box<[u8]>);
 
 #[derive(Debug)]
@@ -118,7 +118,7 @@ impl Node {
             .map_err(|why| Damage::new(format!("the node in blocks {:?}", pointer.copies), why))
     }
 
-    /// What it takes in memory, about.
+    /// The memory that it takes, about.
     pub(crate) fn cost(&self) -> usize {
         match self {
             Node::Leaf(items) => items.iter().map(|(_, value)| value.len() + 48).sum(),
@@ -222,7 +222,7 @@ struct Section<'a> {
     heap: &'a [u8],
 }
 
-/// What the head of a section says.
+/// The fields of a section's head.
 struct SectionHead {
     kind: u8,
     items: usize,

@@ -1,6 +1,6 @@
 //! Partitions (`docs/format.md`, 7.4 and 7.5): a base, and layers of edits over it.
 //!
-//! What is asked of a tree is the leaf that covers a key, and up to which key it does. So any
+//! A look-up in a tree gives the leaf that covers a key, and the key up to which it does. So any
 //! number of trees over each other can be read a leaf of each at a time.
 
 use crate::bytes::Bytes;
@@ -53,7 +53,7 @@ fn layer(bytes: &mut Bytes<'_>) -> Parse<Tree> {
     Ok(Tree { root, height })
 }
 
-/// A value of a layer: what is put, or that the key is deleted.
+/// A value of a layer: the value put, or that the key is deleted.
 pub(crate) fn layered(value: &[u8]) -> Result<Option<&[u8]>, Damage> {
     match value.split_last() {
         Some((0, value)) => Ok(Some(value)),

@@ -83,8 +83,8 @@ impl<S: Source> Pool<S> {
         &self.label_damage
     }
 
-    /// What is wrong with the log and the tables of the pool: files may be missing, or older than
-    /// they should be.
+    /// The damage of the log and the tables of the pool: files may be missing, or older than they
+    /// should be.
     pub fn damage(&self) -> &[Damage] {
         &self.damage
     }
@@ -189,20 +189,20 @@ impl Files<'_> {
         }
     }
 
-    /// The attributes of a file, and what is lost of them.
+    /// The attributes of a file, and the damage.
     pub fn attributes(&self, inode: &Inode) -> (Vec<Attribute>, Vec<Damage>) {
         attributes(self, inode.number)
     }
 
-    /// Gives the content of a regular file, in the order of offsets; what is neither given nor
-    /// lost is zeros.
+    /// Gives the content of a regular file, in the order of offsets; ranges neither given nor lost
+    /// are zeros.
     pub fn content(&self, inode: &Inode, mut take: impl FnMut(Chunk<'_>)) {
         if inode.kind == FileKind::Regular {
             read_content(self, inode, &mut take);
         }
     }
 
-    /// Gives the extents of a file; returns what is lost of them.
+    /// Gives the extents of a file; returns the damage.
     pub fn extents(&self, inode: &Inode, mut take: impl FnMut(Run)) -> Vec<Damage> {
         read_extents(self, inode.number, &mut take)
     }

@@ -1,4 +1,4 @@
-//! What the log says (`docs/format.md`, 6.6): the last edit of each key, with its txg.
+//! The edits of the log (`docs/format.md`, 6.6): the last edit of each key, with its txg.
 //!
 //! Edits are the one thing that is in memory as a whole: a pool's ring bounds them, and so does
 //! [`EDIT_BYTES_MAX`], whatever a damaged image claims.
@@ -11,11 +11,11 @@ use crate::key::Key;
 use crate::records::{self, Record};
 use crate::source::Source;
 
-/// Most bytes of edits, each with what it costs in memory.
+/// Most bytes of edits, each with its cost in memory.
 const EDIT_BYTES_MAX: u64 = 4 << 30;
 const EDIT_COST: u64 = 128;
 
-/// What an edit made of a key: a value, or nothing.
+/// The result of an edit for a key: a value, or nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Edit {
     pub(crate) txg: u64,
@@ -28,7 +28,7 @@ pub(crate) type Edits = BTreeMap<Key, Edit>;
 #[derive(Debug, Default)]
 pub(crate) struct Replay {
     pub(crate) tables: BTreeMap<u64, Edits>,
-    /// What ended the replay before the end of the chain.
+    /// The damage that ended the replay before the end of the chain.
     pub(crate) damage: Vec<Damage>,
 }
 
@@ -38,7 +38,7 @@ impl Replay {
         let mut bytes = 0;
         for batch in &chain.batches {
             if let Err(damage) = replay.add(batch.txg, batch.records(source), &mut bytes) {
-                // What comes later may rest on what is missing here.
+                // Later batches may rest on a missing one.
                 replay.damage.push(damage);
                 break;
             }

@@ -1,4 +1,4 @@
-//! Tables (`docs/format.md`, 6.7 and 7): what a key is mapped to, over all that says so.
+//! Tables (`docs/format.md`, 6.7 and 7): the value of a key, over all parts that have one.
 //!
 //! ```text
 //!   edits of the table, of those it lies over     in memory, from the log
@@ -7,11 +7,12 @@
 //! ```
 //!
 //! A *window* is a range of keys for which each tree has one leaf; a table is read window by
-//! window. Where a leaf is lost, what lies over it still counts, and the window says that more may
+//! window. Where a leaf is lost, the parts over it still count, and the window says that more may
 //! have been there. So damage costs the keys of that leaf, and no others.
 //!
-//! SALVAGE-T1  What the highest of the parts says of a key is what holds.
-//! SALVAGE-T2  An edit counts over a partition only if its txg is above what that is complete to.
+//! SALVAGE-T1  The value of a key is that in the highest of the parts that have the key.
+//! SALVAGE-T2  An edit counts over a partition only if its txg is above the txg that it is
+//!             complete to.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -106,13 +107,13 @@ impl Tables {
         }
     }
 
-    /// What is lost of the table of tables.
+    /// The damage of the table of tables.
     pub(crate) fn damage(&self) -> impl Iterator<Item = &Damage> {
         self.lost.iter().map(|(_, _, damage)| damage)
     }
 
-    /// Calls `take` with the items from `first` to `last` in their order, until it breaks; what is
-    /// lost of them is told with its keys.
+    /// Calls `take` with the items from `first` to `last` in their order, until it breaks; lost
+    /// ones are reported with their keys.
     pub(crate) fn scan(
         &self,
         source: &dyn Source,
@@ -276,10 +277,10 @@ impl Tables {
     }
 }
 
-/// What a scan comes upon.
+/// A result of a scan.
 pub(crate) enum Found<'a> {
     Item(Key, &'a [u8]),
-    /// Of these keys more may have been there than is told next.
+    /// Of these keys more may have been there than is reported next.
     Lost {
         first: Key,
         last: Key,
@@ -287,7 +288,7 @@ pub(crate) enum Found<'a> {
     },
 }
 
-/// Adds what a leaf says of keys that nothing above it speaks of (SALVAGE-T1).
+/// Adds a leaf's values of keys that no part above it has (SALVAGE-T1).
 fn decide(
     leaf: &Node,
     is_layer: bool,

@@ -1,4 +1,4 @@
-//! All names of a subvolume, each with its file, parents before what is in them.
+//! All names of a subvolume, each with its file, parents before their entries.
 //!
 //! Memory is for one path, a leaf of each directory on it, and a number for each directory: a
 //! damaged image may have them in a circle, so each is gone into once.
@@ -15,7 +15,7 @@ use crate::subvolume::Subvolume;
 /// Longer paths are not followed; a program could not open them at once either.
 const PATH_MAX: usize = 64 << 10;
 
-/// What stands under a path.
+/// The entry under a path.
 #[derive(Debug)]
 pub enum Place {
     File(Inode),

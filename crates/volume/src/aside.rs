@@ -1,10 +1,10 @@
 //! Pending releases that are set aside: a node that they need cannot be read, or records contradict
 //! each other.
 //!
-//! Such a release stays in the table of pending releases. A table cannot tell a transient read
-//! error from lasting damage. So all of them are retried after a pause, and the pause doubles each
-//! time a retry fails. Numbers of pending releases grow, and are taken up in that order; so one
-//! number for each holder says which of its releases were tried.
+//! Such a release stays in the table of pending releases. A table cannot distinguish a transient
+//! read error from lasting damage. So all of them are retried after a pause, and the pause doubles
+//! each time a retry fails. Numbers of pending releases grow, and are taken up in that order; so
+//! one number for each holder says which of its releases were tried.
 //!
 //! RETRY-A1  A release that is set aside is retried when the pause is over, or when its holder
 //!           takes the place of its parent, because it then needs other deadlists.

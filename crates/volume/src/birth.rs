@@ -1,7 +1,7 @@
 //! Subvolumes come into being: empty, or as a snapshot.
 //!
 //! Numbers are obtained first, since that may wait (R9); the rest is one transaction, whatever the
-//! size of what is snapshotted and the number of its snapshots:
+//! size of the source and the number of its snapshots:
 //!
 //! ```text
 //!   ids = volumes.numbers(Some(&source))        settles the oldest of too many layers (R29)
@@ -44,13 +44,13 @@ impl Numbers {
         self.tables[0]
     }
 
-    /// What a new subvolume's pointers carry from the beginning.
+    /// The epoch of a new subvolume's first pointers.
     pub fn epoch(&self) -> EpochId {
         self.epochs[0]
     }
 }
 
-/// What is said of a new subvolume.
+/// The properties of a new subvolume.
 #[derive(Clone, Debug)]
 pub struct NewSubvol {
     /// Whose directory the entry is in; edits of that subvolume are in the transaction.
@@ -91,8 +91,8 @@ impl Volumes {
         Ok(Numbers { subvol, epochs, tables: [table, other], deadlists: [deadlist, others] })
     }
 
-    /// A number that no epoch has; what carried one of two epochs would be charged to one and
-    /// freed by the other.
+    /// A number that no epoch has; pointers with one of two epochs of the same number would be
+    /// charged to one and freed by the other.
     async fn new_epoch(&self) -> Result<EpochId> {
         let epoch = EpochId(self.pool.next_id(IdSpace::Epoch).await?);
         let is_there = self.state.map.read().epochs.contains_key(&epoch);
@@ -136,9 +136,10 @@ impl Volumes {
         Ok((subvol, txg))
     }
 
-    /// Seals what `source` is now, and lets it and a new subvolume go on from there. What the
-    /// caller has not written yet belongs to the time after. `next_inode` is a number that none of
-    /// the source's inodes has reached, if nobody has taken any since the pool was opened.
+    /// Seals the present state of `source`, and lets it and a new subvolume go on from there.
+    /// Edits that the caller has not written yet belong to the time after. `next_inode` is a
+    /// number that none of the source's inodes has reached, if no number was taken since the pool
+    /// was opened.
     pub fn snapshot(
         &self,
         source: &Subvol,
@@ -177,8 +178,8 @@ impl Volumes {
     }
 
     /// Seals `source` and applies everything. Edits of the holders' files come behind the seal, as
-    /// the source itself may hold the entry. What could be refused was; owners are locked. Whoever
-    /// `dies` in the same transaction has no inodes any more.
+    /// the source itself may hold the entry. All refusals came before; owners are locked. A
+    /// subvolume that `dies` in the same transaction has no inodes any more.
     #[allow(clippy::too_many_arguments)] // each is a different thing
     pub(crate) fn branch(
         &self,
@@ -224,17 +225,17 @@ impl Volumes {
         Ok((subvol, txg))
     }
 
-    /// Somebody stamps this number from now on. Owners are locked, and the transaction that says so
-    /// is being applied: so no txg has the count of inodes, which begins here, without it.
+    /// A subvolume stamps this number from now on. Owners are locked, and the transaction that
+    /// says so is being applied: so no txg has the count of inodes, which begins here, without it.
     pub(crate) fn begin_epoch(&self, epoch: EpochId, subvol: SubvolId, next_inode: InodeNo) {
         self.state.newest.fetch_max(epoch.0, Ordering::AcqRel);
         let ledger = &self.state.ledger;
         ledger.told(ledger.begin_epoch(epoch, subvol, next_inode));
     }
 
-    /// Where the inodes of a subvolume that counts from now on begin: behind those that were given
-    /// out, also to whoever waits for its family now. `otherwise`: nobody has taken a number since
-    /// the pool was opened, and this one none has reached.
+    /// Where the inodes of a subvolume that counts from now on begin: behind the numbers given
+    /// out, also to calls that wait for its family now. `otherwise`: no number was taken since the
+    /// pool was opened, and no inode has reached this one.
     fn next_inode(&self, subvol: SubvolId, otherwise: InodeNo) -> InodeNo {
         self.pool.next_id_in_hand(IdSpace::Inode(subvol)).map_or(otherwise, InodeNo)
     }

@@ -1,12 +1,12 @@
-//! The end of a subvolume: at once for whoever looks, in steps for its space.
+//! The end of a subvolume: at once for users, in steps for its space.
 //!
 //! ```text
 //!   delete:  one record: the entry goes, the subvolume is dying; no transaction of its files,
 //!            no snapshot and no reflink from then on
-//!   settle   its table and what lies under it is flushed; the tree stands still from here
-//!   walk     what it owns is released (`walk`), the cursor in the record
+//!   settle   its table and the tables under it are flushed; the tree stands still from here
+//!   walk     its own pointers are released (`walk`), the cursor in the record
 //!   absorb   its sibling takes its parent's place, when nothing is pending for the two
-//!   rebury   what the sibling had dropped is released once more, by the heir that it is now
+//!   rebury   the sibling's drops are released once more, by the heir that it is now
 //!   forget   tables and records go
 //! ```
 //!
@@ -53,11 +53,11 @@ const REFUSALS_MAX: usize = 8;
 /// How often background work is looked for when there was none.
 const IDLE: Duration = Duration::from_millis(100);
 
-/// Who pays for what a deleted subvolume leaves.
+/// The payer for the space that a deleted subvolume leaves.
 #[derive(Clone, Copy, Debug)]
 pub struct Leaving<'a> {
     pub since: Timestamp,
-    /// What it was called.
+    /// The name that it had.
     pub name: &'a [u8],
     pub heir: Option<SubvolId>,
 }
@@ -76,8 +76,8 @@ pub(crate) fn heir_of(step: Step) -> Option<EpochId> {
 }
 
 impl Volumes {
-    /// Deletes a subvolume: when this returns, nobody sees it. `tx` has the edits of the directory
-    /// that held its entry.
+    /// Deletes a subvolume: when this returns, it is invisible. `tx` has the edits of the
+    /// directory that held its entry.
     ///
     /// # Errors
     /// It is the root, or holds other subvolumes.
@@ -143,8 +143,8 @@ impl Volumes {
         }));
     }
 
-    /// One bounded step of what waits: pending releases first, for deletions wait for them; a step
-    /// of each deletion that may go on. Whether there was anything to do.
+    /// One bounded step of waiting work: pending releases first, for deletions wait for them; a
+    /// step of each deletion that may go on. Whether there was anything to do.
     pub async fn background_step(&self) -> Result<bool> {
         let _working = self.state.working.lock().await;
         self.retry_if_due();
@@ -272,7 +272,7 @@ impl Volumes {
         Ok(false)
     }
 
-    /// Works until nothing is left to do now; for tests, and for who waits for deletions.
+    /// Works until nothing is left to do now; for tests, and for calls that wait for deletions.
     pub async fn finish_background(&self) -> Result<()> {
         while self.background_step().await? {}
         Ok(())
@@ -340,7 +340,7 @@ impl Volumes {
         }
     }
 
-    /// `Err`: what is pending for this epoch has to be read first.
+    /// `Err`: pending releases of this epoch have to be read first.
     fn absorb(
         &self,
         subvol: &Subvol,

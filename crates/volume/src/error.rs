@@ -1,4 +1,4 @@
-//! What can go wrong with tenants, in the words of who must act on it.
+//! Errors of subvolumes, in the words of the person who must act on them.
 
 use copyhold_format::FormatError;
 use copyhold_pool::PoolError;

@@ -5,7 +5,7 @@
 //!          ┌────┴─────┐            and 3, the snapshot B's; then one of B seals 3.
 //!        2 A      3 sealed
 //!              ┌──────┴─────┐      What an epoch wrote between its *first* epoch and its end,
-//!            4 B          5 C      nobody outside of its subtree holds.
+//!            4 B          5 C      no epoch outside of its subtree holds.
 //! ```
 //!
 //! When the subvolume of a leaf is gone, the leaf's sibling, its *heir*, takes their parent's
@@ -34,7 +34,7 @@ pub struct FamilyId(pub EpochId);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Epoch {
     pub id: EpochId,
-    /// Whose it is, or was when it was sealed; pays for what it began.
+    /// Whose it is, or was when it was sealed; pays for the space that it began.
     pub subvol: SubvolId,
     pub current: EpochId,
     pub first: EpochId,
@@ -43,11 +43,11 @@ pub struct Epoch {
     pub children: Option<[EpochId; 2]>,
     /// The files.
     pub table: TableId,
-    /// What was dropped by all below it, and is not its own.
+    /// The blocks dropped by all epochs below it that are not its own.
     pub deadlist: Option<TableId>,
 }
 
-/// What a seal is given for one of the two epochs that it begins.
+/// The parameters of one of the two epochs that a seal begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Birth {
     pub id: EpochId,
@@ -56,15 +56,15 @@ pub struct Birth {
     pub deadlist: TableId,
 }
 
-/// What an absorption did.
+/// The result of an absorption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Absorption {
     pub leaf: Epoch,
     pub parent: Epoch,
     pub heir: EpochId,
-    /// What the heir had dropped: to be released once more, at its new place.
+    /// The heir's deadlist: to be released once more, at its new place.
     pub inherited: TableId,
-    /// The leaf's deadlist, which nobody needs.
+    /// The leaf's deadlist, no longer needed.
     pub left: TableId,
 }
 
@@ -84,7 +84,7 @@ pub struct Family {
 }
 
 impl Epoch {
-    /// Whether nobody outside of this subtree holds pointers of that epoch.
+    /// Whether no epoch outside of this subtree holds pointers of that epoch.
     pub fn owns(&self, epoch: EpochId) -> bool {
         epoch >= self.first
     }

@@ -1,14 +1,14 @@
-//! Tenants: subvolumes and their epochs, what a released pointer means, and who pays.
+//! Tenants: subvolumes and their epochs, the release of pointers, and the payers of space.
 //!
 //! `docs/tenants.md` is the theory. The crate knows tables and transactions, and of files only that
 //! their tables have extents.
 //!
-//! The algebra, without I/O: [`family`] is the tree of epochs, [`segment`] how deadlists and shares
-//! speak of blocks, [`release`] what a dropped pointer comes to. Over it, on a pool: [`Volumes`]:
-//! transactions of files (`steady`) and what they read (`read`), nodes (`nodes`), `birth`,
-//! `place`, `rollback`, `deletion` and its `walk`, `reflink`, and what was left for later
-//! (`pending`, `aside`). Looking, without changing anything: `scan` for what differs or is new,
-//! `weigh` for what a deletion would free. Who pays: [`quota`], changed through `owners`.
+//! The algebra, without I/O: [`family`] is the tree of epochs, [`segment`] the form of deadlists
+//! and shares, [`release`] the effect of a dropped pointer. Over it, on a pool: [`Volumes`]:
+//! transactions of files (`steady`) and their reads (`read`), nodes (`nodes`), `birth`, `place`,
+//! `rollback`, `deletion` and its `walk`, `reflink`, and work left for later (`pending`, `aside`).
+//! Looking, without changing anything: `scan` for items that differ or are new, `weigh` for the
+//! space that a deletion would free. The payers: [`quota`], changed through `owners`.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
-//! Nodes of subvolumes' tables: whose they are when a flush writes them, and what it means that a
-//! flush gives some up.
+//! Nodes of subvolumes' tables: their owner when a flush writes them, and their release when a
+//! flush drops them.
 //!
 //! A table of files belongs to an epoch for life. Its nodes are stamped with the number that the
-//! epoch stamps, and released by it like data: what a forked table's flush replaces may still be
-//! another's. All other tables are the pool's own.
+//! epoch stamps, and released by it like data: another table may still refer to nodes that a
+//! forked table's flush replaces. All other tables are the pool's own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
@@ -105,8 +105,8 @@ impl NodeTurnover for Turnover<'_> {
         };
         let evaluation = self.evaluations.get_mut(&family.id).expect("its family is held");
         for release in replaced.iter().flat_map(|ptr| releases(*holder, ptr)) {
-            // The transaction is being applied: what contradicts itself stays allocated, and a
-            // check finds it.
+            // The transaction is being applied: contradictory space stays allocated, and a check
+            // finds it.
             if let Err(damage) = evaluation.release(release) {
                 tracing::error!("{damage}; run a check");
             }
@@ -153,7 +153,7 @@ pub(crate) fn unflushed_of(
     bytes
 }
 
-/// What giving up a node releases: each of its copies.
+/// The releases of a node that is dropped: each of its copies.
 pub(crate) fn releases(holder: EpochId, ptr: &NodePtr) -> impl Iterator<Item = Release> + use<> {
     let epoch = ptr.epoch;
     ptr.runs().map(move |run| {

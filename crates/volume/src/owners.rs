@@ -12,8 +12,8 @@ use crate::quota::{Ledger, QuotaError, Rows};
 use crate::volumes::Volumes;
 
 impl Volumes {
-    /// Makes a change of groups, limits or heirs and logs what the ledger says of it. Credit for
-    /// [`Self::LIFE_EDITS`], or for what the change is known to take.
+    /// Makes a change of groups, limits or heirs and logs the ledger's rows. Credit for
+    /// [`Self::LIFE_EDITS`], or for the edits that the change is known to take.
     pub fn change_quotas(
         &self,
         credit: Credit,
@@ -25,8 +25,8 @@ impl Volumes {
         Ok(self.pool.apply(credit, tx)?)
     }
 
-    /// Turns quotas on: what begins from here on is counted. Nothing is rewritten; a subvolume
-    /// takes a new epoch when it next writes ([`Self::is_outdated`], [`Self::renew`]).
+    /// Turns quotas on: epochs that begin from here on are counted. Nothing is rewritten; a
+    /// subvolume takes a new epoch when it next writes ([`Self::is_outdated`], [`Self::renew`]).
     pub async fn enable_quotas(&self, credit: Credit) -> Result<Txg> {
         let mut credit = Some(credit);
         loop {

@@ -1,16 +1,16 @@
 //! How much of the machine freeing takes: little while others work, all of it while none does.
 //!
-//! Problem.  What a thousand deleted snapshots leave can be freed as fast as the device allows, and
-//!           then everybody else waits behind it: for the CPU, for commits with its records,
+//! Problem.  The space of a thousand deleted snapshots can be freed as fast as the device allows,
+//!           and then all other work waits behind it: for the CPU, for commits with its records,
 //!           for the device.
 //! Idea.     A duty cycle. Steps are bounded (R28). When a step has taken time t and others work,
 //!           the next comes no sooner than 3 t later: a quarter of the time at most, and much
-//!           less if steps are short. That others work is seen by what they have asked the pool
-//!           for in the last moments, so nobody has to say so.
+//!           less if steps are short. The requests to the pool in the last moments show that
+//!           others work, so it needs no report.
 //!
 //! PACE-W1  While others work, freeing has at most one part in four of the time.
-//! PACE-W2  Nothing rests when nobody has worked for `QUIET`, or while there is little space;
-//!          whoever waits for space takes steps himself.
+//! PACE-W2  Nothing rests when no other work came for `QUIET`, or while there is little space; a
+//!          task that waits for space takes steps itself.
 //! PACE-W3  No rest is longer than `REST_MAX`, so freeing goes on whatever the load.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -25,23 +25,23 @@ const RESTS: u64 = 3;
 /// Timers are no finer, and a step that waits for nothing takes less.
 const REST_MIN: Duration = Duration::from_millis(1);
 const REST_MAX: Duration = Duration::from_millis(200);
-/// Who has asked for nothing for so long is not there.
+/// Other work that has asked for nothing for so long is over.
 const QUIET: Duration = Duration::from_millis(50);
 /// Little space is less than this part of the pool.
 const SHORT: u64 = 32;
 
-/// What is looked at between two steps.
+/// The load that is sampled between two steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Load {
     pub(crate) now: Nanos,
-    /// A count of what others have asked for.
+    /// A count of the requests of others.
     pub(crate) asked: u64,
     /// Blocks of the pool, and those that writes can have.
     pub(crate) blocks: u64,
     pub(crate) available: u64,
 }
 
-/// What was done at this pace since the pool was opened.
+/// The work done at this pace since the pool was opened.
 #[derive(Debug, Default)]
 pub(crate) struct Freeing {
     steps: AtomicU64,
@@ -67,7 +67,7 @@ pub struct FreeingWork {
 }
 
 impl Volumes {
-    /// What freeing in the background has taken so far.
+    /// The work of freeing in the background so far.
     pub fn freeing_work(&self) -> FreeingWork {
         let Freeing { steps, worked, rested } = &self.state.freeing;
         FreeingWork {

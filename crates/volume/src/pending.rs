@@ -1,8 +1,8 @@
 //! Releases that were left for later, taken up in bounded steps.
 //!
-//! Look-ups there must not wait, so what they would have to read is read before, and the step is
-//! tried again. It may fail to help, when the cache forgets sooner than the step comes: then what
-//! is unknown stays pending, and the rest is done. Releases that damage is in the way of are set
+//! Look-ups there must not wait, so the nodes that they need are read before, and the step is
+//! tried again. It may fail to help, when the cache forgets sooner than the step comes: then the
+//! unknown ones stay pending, and the rest is done. Releases obstructed by damage are set
 //! aside (`aside`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,13 +26,13 @@ use crate::volumes::{FamilyCell, Volumes};
 pub(crate) const RELEASES_PER_STEP: usize = 64;
 /// Levels that a release climbs in one step.
 const LEVELS_PER_STEP: u32 = 64;
-/// How often what is missing is read before a step does without.
+/// How often missing nodes are read before a step does without.
 const TRIES: usize = 4;
 /// Tier of each step: a deletion that was accepted can always go on.
 const TIER: Tier = Tier::FinishSubvolume;
 /// Bytes of a step's records.
 const RECORD_BYTES: usize = 512;
-/// Should somebody else's releases change what a step comes to, while it waits for credit.
+/// Spare edits, should other releases change the result of a step while it waits for credit.
 const SPARE_EDITS: usize = 32;
 
 /// How long a decision waits that is made early.
@@ -167,8 +167,8 @@ impl Volumes {
         Ok(Vec::new())
     }
 
-    /// Applies `tx` together with what the releases come to. Credit is for just that: a step that
-    /// frees must not want the space of one that buries (R21).
+    /// Applies `tx` together with the outcome of the releases. Credit is for just that: a step
+    /// that frees must not want the space of one that buries (R21).
     pub(crate) async fn release_step(
         &self,
         family: &FamilyCell,
@@ -213,7 +213,7 @@ impl Volumes {
         unreachable!("a step is tried until it is applied")
     }
 
-    /// Breaks R4: what was decided is applied later, without a look at what has changed.
+    /// Breaks R4: a decision is applied later, without a look at changes since.
     async fn release_decided_early(
         &self,
         family: &FamilyCell,
@@ -247,20 +247,20 @@ impl Volumes {
         }
     }
 
-    /// Reads what [`Self::has_pending`] needs.
+    /// Reads the nodes that [`Self::has_pending`] needs.
     pub(crate) async fn fetch_pending(&self, holder: EpochId) -> Result<()> {
         let (from, to) = pending_of(holder);
         self.pool.range(Pool::PENDING, from, to, 1).await?;
         Ok(())
     }
 
-    /// For those who add to the table of shares: what they miss is read.
+    /// For callers that add to the table of shares: reads the nodes that they miss.
     pub(crate) async fn fetch_missing(&self, missing: &BTreeSet<Missing>) -> Result<()> {
         fetch(&self.pool, missing).await
     }
 }
 
-/// What is wrong with a release of an epoch that does not exist.
+/// The error of a release by an epoch that does not exist.
 fn no_holder(key: Key, value: &Value) -> VolumeError {
     match parse(key, value) {
         Ok(Release { holder, pointer, .. }) => Damage::NoHolder { holder, pointer }.into(),

@@ -1,9 +1,9 @@
 //! Where the entries of subvolumes are.
 //!
 //! A subvolume's record names the directory that holds its entry, and only there the entry counts
-//! (R39). So whoever moves an entry rewrites the record in the same transaction. The subvolume that
-//! holds the directory is its *holder*: what is inside a subvolume cannot escape its limit, so with
-//! an entry that goes to another subvolume all that is paid for inside moves along.
+//! (R39). So a move of an entry rewrites the record in the same transaction. The subvolume that
+//! holds the directory is its *holder*: space inside a subvolume cannot escape its limit, so if
+//! an entry goes to another subvolume, all charges inside move along.
 
 use copyhold_format::item::{Place, SubvolItem, subvol_key};
 use copyhold_pool::{Credit, Pool, Transaction};

@@ -1,8 +1,8 @@
-//! Whose turn it is among the deletions: found without looking at those that wait.
+//! The deletion whose turn it is: found without looking at those that wait.
 //!
 //! One deletion at a time goes on in a family, the one that has begun or else the first by id
-//! (DELETE-D1). One that is only forgotten, in no family any more, is in nobody's way. Those that
-//! may go on take turns, so a large one does not keep the small ones waiting.
+//! (DELETE-D1). One that is only forgotten, in no family any more, blocks no other. Those that may
+//! go on take turns, so a large one does not keep the small ones waiting.
 //!
 //! QUEUE-Q1  Of each family with deletions one is `head`: the one that has begun, or the first.
 //! QUEUE-Q2  `ready` are the heads, and those to be forgotten, that can go on.

@@ -1,8 +1,8 @@
 //! Reading a subvolume's files while snapshots move them from table to table.
 //!
-//! A snapshot leaves the content in a table that both sides lie over, and soon that one is no more,
-//! or was none of its own before. What was read is good if the files were not moved meanwhile;
-//! else it is read again, from where they are now.
+//! A snapshot leaves the content in a table that both sides lie over, and soon that table is gone,
+//! or was none of its own before. The result of a read is good if the files were not moved
+//! meanwhile; else it is read again, from where they are now.
 
 use copyhold_pool::{Cached, Value};
 use copyhold_types::{Key, TableId};

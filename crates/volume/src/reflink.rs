@@ -1,9 +1,9 @@
-//! Sharing extents: further references to runs that somebody refers to already.
+//! Sharing extents: further references to runs with a reference already.
 //!
-//! A share is a reference of its own, with the current epoch of whoever makes it and the origin of
-//! what it was made from. Both families stand still from the moment the source's pointers are known
-//! to be there until the shares are applied (R44): the caller holds the files' own locks, so that
-//! the source does not drop what is being shared.
+//! A share is a reference of its own, with the current epoch of its maker and the origin of its
+//! source. Both families stand still from the moment the source's pointers are known to be there
+//! until the shares are applied (R44): the caller holds the files' own locks, so that the source
+//! does not drop the shared runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -19,16 +19,17 @@ use crate::sabotage::Sabotage;
 use crate::steady::Births;
 use crate::volumes::{Subvol, Volumes};
 
-/// What has to be read before runs can be shared.
+/// The nodes that have to be read before runs can be shared.
 #[derive(Debug)]
 pub struct Unread(BTreeSet<Missing>);
 
 impl Volumes {
     /// Makes further references to `runs`, which the caller has seen in `from` and keeps there.
     /// `build` is given the epoch that their pointers are to have, and makes the transaction that
-    /// puts them in `to`, with what it drops there; it is called once, unless something has to be
-    /// read first: then nothing has happened, and `credit` is as it was. Credit is for the edits of
-    /// both, 2 edits of 32 bytes for every 32 blocks of `runs` among them.
+    /// puts them in `to`, with the pointers that it drops there; it is called once, unless
+    /// something has to be read first: then nothing has happened, and `credit` is as it was.
+    /// Credit is for the edits of both, 2 edits of 32 bytes for every 32 blocks of `runs` among
+    /// them.
     pub fn try_reflink(
         &self,
         from: &Subvol,
@@ -45,7 +46,7 @@ impl Volumes {
         let tree = &trees[&to.family.id];
         let leaf = *tree.leaf(to.id()).ok_or(VolumeError::NoSubvolume(to.id()))?;
         let _burial = to.family.lock_burial();
-        // Whoever releases from now on asks for shares.
+        // Releases from now on look for shares.
         self.state.sharing.store(true, Ordering::Release);
         let look = self.stored_locked();
         let mut evaluation = Evaluation::new(tree, &look).within_credit();
@@ -68,7 +69,7 @@ impl Volumes {
         self.apply_decided(credit, tx, evaluation.take(), Some(births)).map(Ok)
     }
 
-    /// Reads what [`Self::try_reflink`] had to know.
+    /// Reads the nodes that [`Self::try_reflink`] needed.
     pub async fn read_shares(&self, unread: Unread) -> Result<()> {
         self.fetch_missing(&unread.0).await
     }

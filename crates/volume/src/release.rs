@@ -1,4 +1,4 @@
-//! What a dropped pointer means: a share given back, space freed, or a line on a deadlist.
+//! The effect of a dropped pointer: a share given back, space freed, or a line on a deadlist.
 //!
 //! ```text
 //!   a holder drops pointers of a run         the holder: an epoch, nothing below it holds them now
@@ -8,14 +8,14 @@
 //!                it, too?                  yes → off the sibling's; the parent is the holder now
 //! ```
 //!
-//! Parts of a run may go different ways. The decision is made from what tables say at the moment it
+//! Parts of a run may go different ways. The decision is made from the tables at the moment it
 //! is applied (R4), by look-ups that never wait: where one would have to read a node, and where a
-//! pointer climbs far, what is left becomes a *pending* release, to be taken up later (R1, R28).
+//! pointer climbs far, the rest becomes a *pending* release, to be taken up later (R1, R28).
 //! Releases are multisets: later is not different.
 //!
-//! An evaluation sees its own changes over what is stored; at its end it tells, for each window
-//! that it touched, what differs. Whoever evaluates holds what keeps others from changing the same
-//! windows until the edits are applied (R16).
+//! An evaluation sees its own changes over the stored state; at its end it returns, for each
+//! window that it touched, the differences. Its caller has the locks that keep others from
+//! changing the same windows until the edits are applied (R16).
 //!
 //! RELEASE-L1  A pointer older than its family's first epoch is damage.
 //! RELEASE-L2  As many references are dropped as there are: one more than the shares of a block, at
@@ -37,7 +37,7 @@ use crate::segment::{Segment, Window, window_of, windows};
 /// How many levels a pointer climbs before the rest is left for later.
 const CLIMB_MAX: u32 = 4;
 
-/// What a deadlist says of blocks: `count` pointers of the set's epoch key were dropped.
+/// A deadlist's mark of blocks: `count` pointers of the set's epoch key were dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dead {
     pub content: Content,
@@ -53,14 +53,14 @@ pub struct DeadWindow {
     pub window: BlockAddr,
 }
 
-/// What tables say, without waiting.
+/// Look-ups in tables, without waiting.
 pub trait Lookup {
     fn dead(&self, at: DeadWindow) -> Result<Cached<Vec<Segment<Dead>>>, Damage>;
 
     /// Counts of shares in the window that begins at this block.
     fn shares(&self, window: BlockAddr) -> Result<Cached<Vec<Segment<u32>>>, Damage>;
 
-    /// Whether nothing at all is shared: then nobody asks.
+    /// Whether nothing at all is shared: then shares need no look-up.
     fn nothing_is_shared(&self) -> bool;
 }
 
@@ -73,7 +73,7 @@ pub struct Release {
     pub count: u32,
 }
 
-/// Space that nobody refers to any more.
+/// Space that is no longer referenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Freed {
     pub run: Run,
@@ -95,13 +95,13 @@ pub enum Place {
     Shares,
 }
 
-/// What evaluated releases come to.
+/// The result of evaluated releases.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub edits: Vec<(Place, Key, Edit)>,
     pub freed: Vec<Freed>,
     pub pending: Vec<Release>,
-    /// What the pending ones wait for.
+    /// The nodes that the pending ones wait for.
     pub missing: BTreeSet<Missing>,
 }
 
@@ -147,7 +147,7 @@ pub struct Evaluation<'a> {
     edits: usize,
     /// Parts not evaluated yet; each may still need one edit, as a pending release.
     parts_left: usize,
-    /// What siblings have dropped is not seen (`Sabotage::BlindBuries`).
+    /// Drops by siblings are not seen (`Sabotage::BlindBuries`).
     pub(crate) blind: bool,
 }
 
@@ -167,7 +167,8 @@ impl<M: Copy + Eq> Overlay<M> {
         (std::mem::replace(&mut self.edits, edits), edits)
     }
 
-    /// What differs from what is stored, which it is now: deletes, then puts.
+    /// The edits from the stored state to the present one, which is stored now: deletes, then
+    /// puts.
     fn take_edits(&mut self, put: impl Fn(&Segment<M>) -> (Key, Edit)) -> Vec<(Key, Edit)> {
         let now = self.now.segments().to_vec();
         let before = std::mem::replace(&mut self.stored, now.clone());
@@ -195,9 +196,9 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Only to tell which references would be gone for good ([`Self::take_dropped`]): what then is
-    /// free, shares decide, at which this does not look. What is [taken](Self::take) is not to be
-    /// applied.
+    /// Only to report which references would be gone for good ([`Self::take_dropped`]): which
+    /// space is then free, shares decide, at which this does not look. The [result](Self::take) is
+    /// not to be applied.
     pub fn weighing(mut self) -> Evaluation<'a> {
         self.dropped = Some(Vec::new());
         self
@@ -219,7 +220,7 @@ impl<'a> Evaluation<'a> {
         self
     }
 
-    /// Whether there is credit for what was evaluated, and for leaving so many parts more.
+    /// Whether there is credit for the evaluated releases, and for leaving so many parts more.
     fn fits(&self, parts: usize) -> bool {
         let all = self.edits + self.outcome.pending.len() + self.parts_left + parts;
         self.credit.is_none_or(|credit| all <= credit)
@@ -276,8 +277,8 @@ impl<'a> Evaluation<'a> {
         Ok(true)
     }
 
-    /// What was evaluated since this was last asked. It is to be applied before anybody else
-    /// evaluates; more may be released then, over what was told.
+    /// The outcome since the last call. It is to be applied before the next evaluation by another;
+    /// more may be released then, over this outcome.
     pub fn take(&mut self) -> Outcome {
         for (at, overlay) in &mut self.dead {
             let place = Place::Deadlist(at.set);
@@ -313,7 +314,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Takes shares where there are any; what has none is free.
+    /// Takes shares where there are any; space without shares is free.
     fn unshare(&mut self, release: Release) -> Result<(), Damage> {
         let Release { pointer, content, count, .. } = release;
         if let Some(dropped) = &mut self.dropped {
@@ -369,8 +370,8 @@ impl<'a> Evaluation<'a> {
         Ok(())
     }
 
-    /// Puts on this epoch's deadlist what its sibling still holds, and goes on with its parent for
-    /// what the sibling had dropped.
+    /// Puts on this epoch's deadlist the pointers that its sibling still holds, and goes on with
+    /// its parent for the pointers that the sibling had dropped.
     fn bury(&mut self, at: &Epoch, release: Release, climbed: u32) -> Result<(), Damage> {
         let Release { pointer, content, count, .. } = release;
         let (Some(sibling), Some(mine)) = (self.family.sibling(at.id), at.deadlist) else {
@@ -508,7 +509,7 @@ impl Release {
         Release { holder, pointer, content, count }
     }
 
-    /// What a segment of a deadlist says was dropped, for `holder` to drop once more.
+    /// The release that a segment of a deadlist recorded, for `holder` to drop once more.
     pub fn of_dead(holder: EpochId, epoch: EpochId, segment: &Segment<Dead>) -> Release {
         let Dead { content, count, origin } = segment.mark;
         let pointer = Pointer { run: segment.run, epoch, origin };

@@ -1,9 +1,9 @@
-//! A subvolume becomes what a snapshot was.
+//! A subvolume returns to the state of a snapshot.
 //!
 //! A new snapshot of that snapshot gets the entry of the subvolume, its groups, limits and reserve;
 //! the subvolume itself is dying from then on, with the new one as heir, or goes on under another
 //! entry. All of it is one transaction: a crash leaves one or the other. The new one has an id of
-//! its own, so nothing that anybody still holds of the old state can be taken for the new.
+//! its own, so references to the old state cannot be taken for the new.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::quota::{Replaced, Resident};
 use crate::trees::Trees;
 use crate::volumes::{Subvol, Volumes};
 
-/// What becomes of the old state.
+/// The fate of the old state.
 #[derive(Clone, Copy, Debug)]
 pub enum OldState<'a> {
-    /// It is deleted, as of now; what it was called.
+    /// It is deleted, as of now; `name` is the name that it had.
     Deleted { since: Timestamp, name: &'a [u8] },
     /// It goes on as the subvolume that it was, with its entry here.
     Kept(Place),

@@ -16,35 +16,35 @@ use crate::volumes::Volumes;
 /// One broken rule each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// R4: what a pending release comes to is decided, and applied some time later.
+    /// R4: the outcome of a pending release is decided, and applied some time later.
     DecideEarly,
-    /// R10: what is preallocated is written in place, whoever else refers to it.
+    /// R10: preallocated space is written in place, even if others refer to it.
     AlwaysInPlace,
-    /// R16: whoever drops an inherited pointer does not see that its sibling has.
+    /// R16: the drop of an inherited pointer does not see that the sibling has dropped it.
     BlindBuries,
     /// R17: all deletions of a family go on at once.
     DeleteTogether,
     /// R18: a tree is walked that is not settled.
     WalkUnsettled,
-    /// R21: what a transaction releases comes to more than there is credit for.
+    /// R21: the releases of a transaction come to more than there is credit for.
     IgnoreCredit,
     /// R23: limits are not looked at.
     IgnoreLimits,
-    /// R23: what comes in the place of a subvolume is not promised what that was.
+    /// R23: the successor of a subvolume is not promised the reserve of the old one.
     LoseReserve,
     /// R24: a txg logs the usage that the one before left.
     LateUsage,
-    /// R25: who was there when quotas were enabled goes on with an epoch that is not counted.
+    /// R25: a subvolume from before quotas goes on with an epoch that is not counted.
     KeepEpoch,
-    /// R26: rows of usage stay when nothing is left of what they count.
+    /// R26: rows of usage stay when no space is left that they count.
     KeepRows,
-    /// R27: what a deadlist says of neighbours is not joined.
+    /// R27: neighbouring segments of a deadlist are not joined.
     SplitSegments,
     /// R28: a deletion releases all that it finds in one step.
     OneStep,
     /// R29: any number of unflushed tables may lie over each other.
     DeepForks,
-    /// R42: what a deleted subvolume leaves is given to its heir some time after the deletion.
+    /// R42: the charges of a deleted subvolume are given to its heir some time after the deletion.
     HeirLater,
     /// R44: a reflink does not say that there is another reference.
     UncountedShares,
@@ -78,9 +78,9 @@ impl Sabotage {
 pub(crate) struct Broken {
     /// One more than its place among all; 0: none.
     rule: AtomicUsize,
-    /// What [`Sabotage::LateUsage`] holds back.
+    /// The rows that [`Sabotage::LateUsage`] delays.
     pub(crate) late: copyhold_sync::Mutex<crate::quota::Rows, copyhold_sync::of::SabotageRows>,
-    /// The dead, and their heirs, that [`Sabotage::HeirLater`] has not told of.
+    /// The dead, and their heirs, that [`Sabotage::HeirLater`] has not reported.
     heirs: copyhold_sync::Mutex<Vec<(SubvolId, SubvolId)>, copyhold_sync::of::SabotageHeirs>,
 }
 
@@ -126,7 +126,7 @@ impl Ledger {
         false
     }
 
-    /// The heir of somebody dead that is to be told of now.
+    /// The heir of a dead owner that is to be reported now.
     #[cfg(feature = "sabotage")]
     pub(crate) fn late_heir(&self, dead: SubvolId) -> Option<SubvolId> {
         let mut heirs = self.broken.heirs.lock();

@@ -1,18 +1,18 @@
 //! Scans of subvolumes' files, in bounded steps that hold nothing in between.
 //!
-//! Problem.  What differs between snapshots, and what is newer than some moment, should cost what
-//!           changed, not what there is. Nobody should wait for whoever looks.
+//! Problem.  A search for differences between snapshots, and for newer items, should cost as much
+//!           as has changed, not as there is. No work should wait for a scan.
 //! Idea.     Snapshots share the nodes that neither has changed (`table::read::part`), and a node
-//!           is as new as the newest pointer in it: nodes carry the epoch that wrote them. So what
-//!           is the same, or older, is passed over with all below it.
+//!           is as new as the newest pointer in it: nodes carry the epoch that wrote them. So a
+//!           node that is the same, or older, is skipped with all below it.
 //!
-//! A step reads some keys and says where to go on: whoever asks keeps that. It is good if the files
-//! were not moved meanwhile, as any reading is (`read`). What changes between two steps may be seen
-//! or not; snapshots that are read-only do not change.
+//! A step reads some keys and says where to go on: the caller keeps that. It is good if the files
+//! were not moved meanwhile, as any reading is (`read`). Changes between two steps may be seen or
+//! not; snapshots that are read-only do not change.
 //!
-//! The *generation* of a subvolume is the number that it stamps on what it writes: a snapshot gives
-//! a new one to both sides. What is of generation *g* or newer is what was written since the
-//! subvolume, or what it is a snapshot of, had *g*.
+//! The *generation* of a subvolume is the number that it stamps on new pointers: a snapshot gives
+//! a new one to both sides. Items of generation *g* or newer were written since the subvolume, or
+//! the source of its snapshot, had *g*.
 
 use std::ops::Range;
 
@@ -42,7 +42,7 @@ pub struct Scanned<T> {
 }
 
 impl Volumes {
-    /// What the subvolume stamps on what it writes.
+    /// The number that the subvolume stamps on new pointers.
     pub fn generation(&self, subvol: &Subvol) -> Result<EpochId> {
         self.leaf(subvol).map(|leaf| leaf.current)
     }
@@ -106,7 +106,7 @@ impl Volumes {
         Ok(Scanned { items: fresh, next })
     }
 
-    /// What edits, layers and the wanted leaves say of the keys of a live subvolume's files from
+    /// The items that edits, layers and the wanted leaves have of a live subvolume's files from
     /// `from` on (`Table::told`).
     pub(crate) async fn told(
         &self,
@@ -127,7 +127,7 @@ impl Volumes {
         }
     }
 
-    /// How many of how many items lie before a key, roughly: for who shows how far a scan is.
+    /// How many of how many items lie before a key, roughly: for progress reports of a scan.
     pub fn position(&self, subvol: &Subvol, at: Key) -> (u64, u64) {
         let mut table = self.pool.table(subvol.files());
         while let Some(under) = table.under() {

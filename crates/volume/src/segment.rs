@@ -1,12 +1,12 @@
-//! Segments of runs in windows: how deadlists and shares say something of blocks.
+//! Segments of runs in windows: the form in which deadlists and shares mark blocks.
 //!
-//! Runs that are dropped or shared overlap in any way. So what is said of blocks is kept in
-//! segments, runs whose blocks all say the same, in a canonical form (`format::item`, R27):
+//! Runs that are dropped or shared overlap in any way. So the marks of blocks are kept in
+//! segments, runs whose blocks have equal marks, in a canonical form (`format::item`, R27):
 //!
 //! SEGMENT-G1  Segments of a window are disjoint and ascend, and none crosses the window.
-//! SEGMENT-G2  Neighbours that touch say different things: there is one way to write a window.
+//! SEGMENT-G2  Neighbours that touch have different marks: there is one way to write a window.
 //!
-//! A change reads a window, changes part of it, and writes what differs.
+//! A change reads a window, changes part of it, and writes the differences.
 
 use copyhold_format::item::WINDOW_BLOCKS;
 use copyhold_types::{BlockAddr, Run};
@@ -58,9 +58,9 @@ impl<M: Copy + Eq> Window<M> {
         &self.segments
     }
 
-    /// Changes what the blocks of `run` say, which lies in this window. `change` is told each part
-    /// of which the same is said so far (`None`: nothing), in order. Returns the window before the
-    /// change.
+    /// Changes the marks of the blocks of `run`, which lies in this window. `change` gets each
+    /// part of which the same is said so far (`None`: nothing), in order. Returns the window
+    /// before the change.
     pub fn update(
         &mut self,
         run: Run,
@@ -68,7 +68,7 @@ impl<M: Copy + Eq> Window<M> {
     ) -> Window<M> {
         let mut out = Vec::with_capacity(self.segments.len() + 2);
         let (from, to) = (run.addr.block(), run.end());
-        // Where the next part of `run` begins that was not told yet.
+        // Where the next part of `run` begins that was not passed yet.
         let mut at = from;
         let mut tell = |out: &mut Vec<Segment<M>>, start: u64, end: u64, mark| {
             if start < end {

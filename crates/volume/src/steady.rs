@@ -1,8 +1,8 @@
 //! Transactions of a subvolume's files, while its family stands still.
 //!
-//! What pointers are stamped with, which of them are owned and what it means to drop one depends on
-//! the family. So it is held still from before the first pointer is made until the transaction is
-//! applied (R4):
+//! The family decides the stamp of pointers, the ownership of pointers and the effect of a drop.
+//! So it is held still from before the first pointer is made until the transaction is applied
+//! (R4):
 //!
 //! ```text
 //!   let still = volumes.steady(&subvol)?;      nothing below may wait
@@ -35,15 +35,15 @@ pub struct Steady<'a> {
     inode: Option<InodeChange>,
 }
 
-/// What a transaction does to the number of its subvolume's inodes: the item of one is new, or is
-/// deleted for good.
+/// The change of the number of its subvolume's inodes by a transaction: the item of one is new, or
+/// is deleted for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InodeChange {
     Born(InodeNo),
     Gone(InodeNo),
 }
 
-/// What is charged for a transaction of files.
+/// The charges of a transaction of files.
 pub(crate) struct Births<'a> {
     pub(crate) subvol: SubvolId,
     /// Whose the allocations are.
@@ -103,7 +103,7 @@ impl Volumes {
 }
 
 impl Steady<'_> {
-    /// What new pointers are stamped with, as epoch and as origin.
+    /// The epoch of new pointers, which is their origin too.
     pub fn epoch(&self) -> EpochId {
         self.leaf.current
     }
@@ -113,8 +113,8 @@ impl Steady<'_> {
         self.leaf.table
     }
 
-    /// Whether nobody else refers to what this pointer does, so that it may be changed in place:
-    /// never of what is shared by snapshot or reflink (R10). Unknown: a node had to be read.
+    /// Whether this pointer is the only reference to its run, so that the run may be changed in
+    /// place: never if it is shared by snapshot or reflink (R10). Unknown: a node had to be read.
     pub fn is_exclusive(&self, pointer: &Pointer) -> Result<Cached<bool>> {
         let look = self.volumes.stored();
         if self.volumes.ledger().breaks(Sabotage::AlwaysInPlace) {
@@ -145,7 +145,7 @@ impl Steady<'_> {
     }
 
     /// Joins the open txg and applies everything at once; never waits. Edits of the subvolume's
-    /// files are led to the table where those are now. What is allocated is charged to the current
+    /// files are led to the table where those are now. Allocations are charged to the current
     /// epoch, `hold` having been taken for it.
     pub fn apply(
         self,
@@ -191,7 +191,7 @@ impl Volumes {
         Stored { _shares_lock: lock, ..look }
     }
 
-    /// Applies what was decided, with its locks held.
+    /// Applies the outcome, with its locks held.
     pub(crate) fn apply_decided(
         &self,
         credit: Credit,
@@ -210,7 +210,7 @@ impl Volumes {
 }
 
 impl State {
-    /// Adds to `tx` what was decided. What is free is to be refunded when the transaction joins.
+    /// Adds the outcome to `tx`. Freed space is to be refunded when the transaction joins.
     pub(crate) fn decided(
         &self,
         pool: &Pool,

@@ -1,5 +1,5 @@
-//! What the tables of a pool say of deadlists and shares, without waiting; and how to make it so
-//! that the next look-up need not wait.
+//! Look-ups of deadlists and shares in the tables of a pool, without waiting; and reads of nodes
+//! so that the next look-up need not wait.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -8,10 +8,10 @@
 //!                                                         table ──▶ family, epoch
 //! ```
 //!
-//! Locks, in order: trees of families by their ids (shared by whoever stamps or releases pointers,
+//! Locks, in order: trees of families by their ids (shared by stamps and releases of pointers,
 //! exclusive for seal, absorption and a subvolume's end, R4); their burials, by id (R16); the
 //! shares; owners and groups; then those of the pool, beginning with the open txg's gate. They are
-//! held from a decision until what was decided is in the log and in the tables: then the order of
+//! held from a decision until its edits are in the log and in the tables: then the order of
 //! decisions is the order of the log. None is held across an await. All of them with all others:
 //! `copyhold_sync::Rank`.
 
@@ -50,25 +50,25 @@ pub struct Volumes {
 pub(crate) struct State {
     pub(crate) pool: Weak<Pool>,
     pub(crate) map: RwLock<Map, of::Volumes>,
-    /// Who changes the table of shares.
+    /// Held by changes of the table of shares.
     pub(crate) shares: Mutex<(), of::Shares>,
     /// Whether that table may have anything.
     pub(crate) sharing: AtomicBool,
     /// Pending releases that cannot be taken up.
     pub(crate) aside: Mutex<Aside, of::ReleasesAside>,
-    /// Who changes owners and groups (`quota`).
+    /// Held by changes of owners and groups (`quota`).
     pub(crate) owners: Mutex<(), of::Owners>,
     pub(crate) ledger: Ledger,
-    /// The newest epoch number that anybody stamps; changed with `owners` held.
+    /// The newest epoch number that is stamped; changed with `owners` held.
     pub(crate) newest: AtomicU64,
     sequence: AtomicU64,
     /// One step of background work at a time.
     pub(crate) working: FifoMutex,
-    /// What the background has done.
+    /// The work that the background has done.
     pub(crate) freeing: Freeing,
 }
 
-/// Who is where. Locked for a moment, after any family.
+/// The index of subvolumes and epochs. Locked for a moment, after any family.
 #[derive(Default)]
 pub(crate) struct Map {
     pub(crate) subvols: BTreeMap<SubvolId, Arc<Subvol>>,
@@ -91,8 +91,8 @@ pub struct Subvol {
     id: SubvolId,
     pub(crate) family: Arc<FamilyCell>,
     item: Mutex<SubvolItem, of::SubvolItem>,
-    /// Of the item, what is asked with each operation: where the files are, and whether it is being
-    /// deleted, or is read-only.
+    /// The part of the item that each operation reads: where the files are, and whether it is
+    /// being deleted, or is read-only.
     files: AtomicU64,
     dying: AtomicBool,
     read_only: AtomicBool,
@@ -124,7 +124,7 @@ impl Subvol {
     }
 
     /// Where its files are now. A snapshot moves them to another table, which begins with the same
-    /// content: who has locks on what it read before may go on, for its edits are led there. But
+    /// content: a task with locks on its earlier reads may go on, for its edits are led there. But
     /// the table that they were moved from may be no more: to read, see [`Volumes::get`].
     pub fn files(&self) -> TableId {
         TableId(self.files.load(Ordering::Acquire))
@@ -143,8 +143,8 @@ impl Subvol {
         self.read_only.load(Ordering::Acquire)
     }
 
-    /// What is durable of its files is found after a crash when this txg is durable, too: that it
-    /// exists, and where its entry is.
+    /// The txg of its existence and of its entry's place: a crash keeps durable changes of its
+    /// files only when this txg is durable, too.
     pub fn told(&self) -> Option<Txg> {
         Txg::new(self.told.load(Ordering::Acquire))
     }
@@ -192,7 +192,7 @@ impl Subvol {
     }
 }
 
-/// What the system table says.
+/// The records of the system table.
 #[derive(Default)]
 struct Records {
     subvols: BTreeMap<SubvolId, SubvolItem>,
@@ -330,8 +330,8 @@ impl Volumes {
     pub const LIFE_EDITS: usize = 32;
     pub const LIFE_BYTES: usize = 4096;
 
-    /// Reads what there is. The pool was opened for tenants (`OpenOptions::tenants`), and begins to
-    /// flush now. What an interrupted deletion has left goes on when background work does.
+    /// Reads the records. The pool was opened for tenants (`OpenOptions::tenants`), and begins to
+    /// flush now. An interrupted deletion goes on when background work does.
     pub async fn open(pool: Arc<Pool>) -> Result<Arc<Volumes>> {
         let Records { subvols, epochs, quotas } = Records::read(&pool).await?;
         let families = Family::restore(&epochs)?;
@@ -388,14 +388,14 @@ impl Volumes {
         self.state.map.read().subvols.values().cloned().collect()
     }
 
-    /// The living, as quotas are told of them.
+    /// The living subvolumes, as quotas get them.
     pub fn residents(&self) -> Vec<Resident> {
         let live = self.list().into_iter().filter(|subvol| !subvol.is_dying());
         live.map(|subvol| resident(subvol.id, &subvol.item())).collect()
     }
 
-    /// Credit for a transaction of a subvolume's files that drops `releases` pointers: what those
-    /// may come to is added.
+    /// Credit for a transaction of a subvolume's files that drops `releases` pointers, with the
+    /// credit for the edits of those releases.
     pub async fn admit(
         &self,
         subvol: &Subvol,
@@ -416,7 +416,7 @@ impl Volumes {
         }
     }
 
-    /// Whether nobody else may refer to what the files of a subvolume refer to.
+    /// Whether the files of a subvolume certainly share no extent.
     fn is_alone(&self, subvol: &Subvol) -> bool {
         let is_only = subvol.family.read_tree().epochs().nth(1).is_none();
         is_only && !self.state.sharing.load(Ordering::Acquire)

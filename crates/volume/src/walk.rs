@@ -1,4 +1,4 @@
-//! What a dying subvolume owns, released in key order and bounded steps.
+//! The pointers that a dying subvolume owns, released in key order and bounded steps.
 //!
 //! Its table is settled and stands still. A node that is older than the subvolume's first epoch
 //! has nothing below it that is not: it is skipped with all that. A partition's own nodes are
@@ -28,7 +28,7 @@ const EXTENTS_PER_STEP: usize = 256;
 /// Items that are read at a time where layers hide others.
 const ITEMS_PER_READ: usize = 1024;
 
-/// Where a walk is: the partition, and what comes behind it.
+/// Where a walk is: the partition, and the position behind it.
 struct Place {
     /// Of so many partitions it is this one.
     index: usize,
@@ -38,7 +38,7 @@ struct Place {
     end: Option<Key>,
 }
 
-/// What a step found from its cursor on.
+/// The result of a step from its cursor on.
 struct Found {
     owned: Vec<Pointer>,
     /// Where the next step begins; `None`: behind the partition.
@@ -55,8 +55,8 @@ impl Default for Found {
 
 impl Volumes {
     /// How far the deletion of a subvolume has come in its tree, in percent, where each partition
-    /// counts the same, and in it each leaf. Behind it are only records and what its relatives had
-    /// dropped. `None`: it lives.
+    /// counts the same, and in it each leaf. Behind it are only records and the drops of its
+    /// relatives. `None`: it lives.
     pub fn walked_percent(&self, subvol: &Subvol) -> Option<u8> {
         let SubvolState::Dying(step) = subvol.item().state else { return None };
         Some(match step {
@@ -206,7 +206,7 @@ impl Place {
         roots.any(|root| leaf.owns(root.epoch))
     }
 
-    /// Nobody who reads this table after a crash meets what is gone.
+    /// A read of this table after a crash meets no released nodes.
     fn tell_empty(&self, table: &Table, tx: &mut Transaction) {
         let PartitionDescriptor { start, complete_to, .. } = self.partition;
         let empty = PartitionDescriptor { complete_to, ..PartitionDescriptor::empty(start) };

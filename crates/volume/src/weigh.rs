@@ -1,15 +1,15 @@
-//! What a subvolume holds, and what would become free were it deleted now: by one scan.
+//! The space of a subvolume, and the part that its deletion now would free: by one scan.
 //!
 //! ```text
-//!   its own pointers    written since its first epoch           nobody else has them by snapshot
+//!   its own pointers    written since its first epoch           no other has them by snapshot
 //!   the sibling's       what the sibling has dropped, and it    the sibling, in their parent's
 //!   deadlist            has not                                 place, releases it: `release`
 //! ```
 //!
 //! It is the deletion (`deletion`) as a dry run: the same items are walked, the same decision is
-//! made for each, and nothing is applied. What shares are left decides about blocks that were
+//! made for each, and nothing is applied. The remaining shares decide about blocks that were
 //! reflinked: they become free if all their references go, of which several may be in this
-//! subvolume. So references to such blocks are handed to whoever asked, who adds them up
+//! subvolume. So references to such blocks are returned to the caller, which adds them up
 //! ([`Tally`]): a step is bounded, and the daemon remembers nothing. Memory for that is about a
 //! hundred bytes for each 128 KiB that are shared by reflink.
 //!
@@ -33,12 +33,12 @@ use crate::volumes::{Subvol, Volumes};
 /// Levels of the family that are climbed at a time.
 const LEVELS: u32 = 64;
 
-/// What a scan looks at.
+/// The scope of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weighing {
     /// All that it holds.
     All,
-    /// Only what may be its alone: the total is not known then.
+    /// Only pointers that may be exclusive: the total is not known then.
     Exclusive,
 }
 
@@ -61,7 +61,7 @@ pub struct SharedRun {
     pub held: bool,
 }
 
-/// What one step found.
+/// The result of one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Weighed {
     /// Blocks with one reference.
@@ -72,7 +72,7 @@ pub struct Weighed {
     pub next: Option<WeighAt>,
 }
 
-/// What steps found, added up.
+/// The results of steps, added up.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     held: u64,
@@ -125,8 +125,8 @@ impl WeighAt {
 }
 
 impl Volumes {
-    /// One step of weighing a live subvolume, over about `most` items; where the files end, what
-    /// its sibling has dropped begins.
+    /// One step of weighing a live subvolume, over about `most` items; where the files end, the
+    /// drops of its sibling begin.
     pub async fn weigh(
         &self,
         subvol: &Subvol,
@@ -241,7 +241,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// What the table of shares has in a window.
+    /// The segments of the table of shares in a window.
     async fn shares(&self, window: BlockAddr) -> Result<Vec<Segment<u32>>> {
         let (from, to) = keys(share_key(window));
         let items = self.pool.range(Pool::SHARES, from, to, WINDOW_BLOCKS as usize).await?;

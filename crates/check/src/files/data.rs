@@ -46,7 +46,7 @@ pub(super) async fn verify(checker: &mut Checker, jobs: Vec<DataJob>) {
     }
 }
 
-/// Stretches of the extent that are not what was written: first, how many, why.
+/// Stretches of the extent that differ from the written data: first, how many, why.
 async fn bad_blocks(device: &DynDevice, job: &DataJob) -> Vec<(u32, u32, String)> {
     let run = job.run;
     let data = match device.read(run.addr.block(), run.blocks, Purpose::Data).await {

@@ -47,7 +47,7 @@ impl Inode {
     }
 }
 
-/// An entry of a directory, without the name itself. Sorted by what it leads to.
+/// An entry of a directory, without the name itself. Sorted by its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Name {
     pub(crate) to: InodeNo,
@@ -59,7 +59,7 @@ impl Name {
         self.dir.ino()
     }
 
-    /// What the entry says the inode is.
+    /// The type of the inode by its entry.
     pub(crate) fn kind(&self) -> u8 {
         self.dir.kind()
     }

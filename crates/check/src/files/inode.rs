@@ -2,7 +2,8 @@
 //!
 //! INODE-I1  An inode has an inode item, and only items that its type has.
 //! INODE-I2  Extents ascend, do not overlap, never cross a multiple of 32 blocks (P11), are of an
-//!           epoch that the subvolume has seen, and sum up to what the inode says is allocated.
+//!           epoch that the subvolume has seen, and sum up to the inode's count of allocated
+//!           blocks.
 //! INODE-I3  A name, of an entry or an attribute, is under the key that its hash gives (R41).
 //! INODE-I4  What an inode counts (entries, attributes, bytes of a target) it has.
 //! INODE-I5  ACLs can be parsed, and an access ACL and the mode say the same of owner, group and
@@ -35,7 +36,7 @@ const ACLS: [(&[u8], u16); 2] =
 const REGULAR: u8 = 8;
 const LINK: u8 = 10;
 
-/// What has been seen of an inode.
+/// The state of an inode so far.
 pub(super) struct Current {
     file: FileId,
     item: Option<InodeItem>,
@@ -247,7 +248,7 @@ impl Current {
         } else {
             checker.refer(run, by);
         }
-        // What snapshots share is read once.
+        // Extents that snapshots share are read once.
         if let ExtentState::Written(sums) = extent.state
             && checker.options.data
             && !(checker.counting && is_read)

@@ -5,10 +5,9 @@
 //!           and for each entry of a subvolume, whether it counts or not.
 //! LINKS-L3  A directory but the root has one name, in the directory that it calls its parent;
 //!           going up from it one comes to the root.
-//! LINKS-L4  An inode without links is on the list of orphans, and what is on the list has none.
+//! LINKS-L4  An inode without links is on the list of orphans, and an inode on the list has none.
 //!
-//! Where items could not be read, what is missing may be among them: then only what is too much is
-//! told.
+//! Where items could not be read, missing ones may be among them: then only a surplus is reported.
 
 use copyhold_format::item::{InodeItem, inode_key};
 use copyhold_types::InodeNo;

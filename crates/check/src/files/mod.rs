@@ -1,8 +1,8 @@
 //! The files of a subvolume.
 //!
-//! One pass over its items in order: those of an inode follow each other, so that what concerns one
-//! file alone is judged when the next begins (`inode`). What concerns several (names and the inodes
-//! they lead to) is noted in two sorted lists of 16 bytes an entry, and judged at the end
+//! One pass over its items in order: those of an inode follow each other, so that rules of one
+//! file alone are judged when the next begins (`inode`). Rules of several (names and the inodes
+//! they lead to) are noted in two sorted lists of 16 bytes an entry, and judged at the end
 //! (`links`). Contents are read page by page beside it (`data`).
 
 mod data;
@@ -25,7 +25,7 @@ pub(crate) use index::FileIndex;
 use data::DataJob;
 use inode::Current;
 
-/// What a pass over a subvolume knows.
+/// The state of a pass over a subvolume.
 pub(super) struct Walk<'a> {
     subvol: SubvolId,
     item: &'a SubvolItem,
@@ -33,7 +33,7 @@ pub(super) struct Walk<'a> {
     index: FileIndex,
     /// Directories with entries of subvolumes, one for each.
     holders: Vec<InodeNo>,
-    /// What extents refer to, if that is counted.
+    /// The references of extents, if they are counted.
     refs: Vec<Ref<1>>,
     /// Inode items that count for quotas.
     inodes: u64,
@@ -45,7 +45,7 @@ pub(super) struct Walk<'a> {
     jobs: Vec<DataJob>,
 }
 
-/// What numbers in a subvolume's items may be.
+/// The bounds of numbers in a subvolume's items.
 #[derive(Clone, Copy)]
 pub(crate) struct Bounds {
     /// Inode numbers from here on were never given out.
@@ -56,7 +56,7 @@ pub(crate) struct Bounds {
     pub(crate) counted_from: InodeNo,
 }
 
-/// What its extents refer to is the answer, if references are counted; and how many inodes count.
+/// Returns the references of its extents, if references are counted; and how many inodes count.
 pub(crate) async fn check(
     checker: &mut Checker,
     subvol: SubvolId,

@@ -14,7 +14,7 @@ const ACCESS_MODES: u32 = 0o3;
 const WRITE_ONLY: u32 = 0o1;
 const O_TRUNC: u32 = 0o1000;
 const O_APPEND: u32 = 0o2000;
-/// What is a file's own of a mode: permissions, set-id bits, sticky.
+/// The bits of a mode that are a file's own: permissions, set-id bits, sticky.
 const PERMISSIONS: u32 = 0o7777;
 /// Preferred size of a request, as stat(2) shows it.
 const BLOCK_SIZE: u32 = 4096;
@@ -24,7 +24,7 @@ const STATX_APPEND: u64 = 0x20;
 const STATX_NODUMP: u64 = 0x40;
 const STATX_SHOWN: u64 = STATX_IMMUTABLE | STATX_APPEND | STATX_NODUMP;
 
-/// The node that the kernel names; it only knows those that it was told.
+/// The node that the kernel names; it only knows those from earlier answers.
 pub(super) fn known(node: NodeId) -> Result<copyhold_fs::NodeId, Errno> {
     copyhold_fs::NodeId::from_raw(node.0).ok_or(Errno::ESTALE)
 }
@@ -138,7 +138,7 @@ pub(super) fn found(entry: &copyhold_fs::Entry) -> Entry {
     }
 }
 
-/// What was read; the bytes of cached buffers are not copied.
+/// The result of a read; the bytes of cached buffers are not copied.
 pub(super) fn data(read: copyhold_fs::ReadData) -> Data {
     let mut data = Data::default();
     for (buf, range) in read.into_pieces() {
@@ -147,8 +147,8 @@ pub(super) fn data(read: copyhold_fs::ReadData) -> Data {
     data
 }
 
-/// The number for each answer. What is damaged, and why a pool has stopped, was logged where it was
-/// found, once.
+/// The number for each answer. Damage, and the reason why a pool has stopped, were logged where
+/// they were found, once.
 pub(crate) fn errno(error: FsError) -> Errno {
     match error {
         FsError::NotFound => Errno::ENOENT,

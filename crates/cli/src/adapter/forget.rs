@@ -1,6 +1,6 @@
-//! Telling the kernel what changed behind its back.
+//! Notifies the kernel of changes behind its back.
 //!
-//! Dropping a name takes the kernel's lock of the directory. Whoever holds that may be waiting for
+//! Dropping a name takes the kernel's lock of the directory. The owner of that may be waiting for
 //! an answer of ours, so no thread that answers may wait for it: a thread of its own does.
 
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use super::tenants::Changed;
 /// How many files have their content dropped at a time.
 const FILES: usize = 256;
 
-/// Drops what the kernel knows of names, be it that there is none, with all that it knows below
-/// them, and the attributes of their directories; then what it has of content that is gone: whoever
-/// still has such a file open asks us, and is told that it is stale.
+/// Drops the names that the kernel knows, negative ones too, with all that it knows below them,
+/// and the attributes of their directories; then its pages of content that is gone: a later access
+/// to a file of those that is still open returns ESTALE.
 pub(super) async fn changed(notifier: &Notifier, pages: &Pages, changed: Changed) {
     let Changed { entries, stale } = changed;
     if !entries.is_empty() {
@@ -29,7 +29,7 @@ pub(super) async fn changed(notifier: &Notifier, pages: &Pages, changed: Changed
         let ask = |node: &FsNode| pages.ask(notifier, NodeId(node.raw()), 0..u64::MAX);
         let asked: Vec<_> = nodes.iter().map(ask).collect();
         for one in asked {
-            // If the kernel cannot be told, the connection has ended, or it knows nothing.
+            // If the kernel cannot be notified, the connection has ended, or it knows nothing.
             let _ = one.answer().await;
         }
     }

@@ -2,13 +2,13 @@
 //!
 //! Mapped pages, and with `writeback_cache` all that was written, are dirty in the kernel until it
 //! writes them back; a program that skipped them as a hole would copy zeros. So the kernel is made
-//! to write back what is about to be called a hole, and then it is looked at again.
+//! to write back a range before the answer calls it a hole, and then it is looked at again.
 //!
-//! HOLES-H1  What is called a hole of a file that is open for writing was still one behind a
+//! HOLES-H1  A range called a hole of a file that is open for writing was still one behind a
 //!           write-back that began after the question came. If that cannot be had, it is called
 //!           data.
-//! HOLES-H2  A file that nobody has open for writing has no dirty pages: the kernel writes them
-//!           back before it says that a descriptor or the last mapping of it is closed.
+//! HOLES-H2  A file without an open for writing has no dirty pages: the kernel writes them back
+//!           before it says that a descriptor or the last mapping of it is closed.
 //!
 //! The kernel holds the lock of the inode meanwhile, so only mapped memory and direct writes change
 //! the file. A write-back takes no lock of inodes (PAGES-K3).

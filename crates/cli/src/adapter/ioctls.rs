@@ -1,4 +1,4 @@
-//! What arrives by ioctl(2): file flags, project ids, labels, trim, shutdown, and our own control.
+//! The ioctls: file flags, project ids, labels, trim, shutdown, and our own control.
 //!
 //! Numbers are those of `<linux/fs.h>`; the group of our own is in `control.rs`.
 

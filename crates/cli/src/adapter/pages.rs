@@ -1,13 +1,13 @@
 //! Pages that the kernel caches of a file, where they must not stay.
 //!
-//! Problem.  When a direct write ends that nobody waits for in a system call (AIO, io_uring), the
-//!           kernel (6.18) leaves the pages alone that were cached while it was under way: whoever
-//!           reads through the cache goes on to see what is no more. And what is dirty in a page is
-//!           not known here before the kernel writes it back.
-//! Idea.     INVAL_INODE has the kernel write back what is dirty of a range, and drop the range. It
-//!           waits for pages that are locked while their READ or WRITE is under way. So threads of
-//!           their own send it, of the operations only the one that needs it waits for them, and
-//!           it is sent when those READs and WRITEs have ended here.
+//! Problem.  When an asynchronous direct write ends (AIO, io_uring), the kernel (6.18) leaves the
+//!           pages alone that were cached while it was under way: reads through the cache go on to
+//!           see replaced content. And dirty content of a page is not known here before the kernel
+//!           writes it back.
+//! Idea.     INVAL_INODE has the kernel write back the dirty pages of a range, and drop the range.
+//!           It waits for pages that are locked while their READ or WRITE is under way. So threads
+//!           of their own send it, of the operations only the one that needs it waits for them,
+//!           and it is sent when those READs and WRITEs have ended here.
 //!
 //! PAGES-K1  A READ or WRITE of pages notes its file as cached (`Uses::CACHED`) before it is
 //!           served. So a file with a page that shows replaced content has the note when the direct
@@ -16,7 +16,7 @@
 //!           the file, and the note goes.
 //! PAGES-K2  A direct write is answered when the pages of its range are dropped. Every page that is
 //!           filled later is read behind the write.
-//! PAGES-K3  No READ and no WRITE of pages waits for a drop: what a drop waits for goes on.
+//! PAGES-K3  No READ and no WRITE of pages waits for a drop: requests that a drop waits for go on.
 //! PAGES-K4  A drop that overlaps READs or WRITEs of pages under way here waits in `underway`, not
 //!           in the kernel. There a killed daemon could not leave it (UNDERWAY-B1 and UNDERWAY-B2,
 //!           with what remains).
@@ -58,7 +58,7 @@ pub(super) struct Transfer<'a> {
 }
 
 /// The drop of all pages of a file. It notes its result also if the operation that waits for it is
-/// given up.
+/// cancelled.
 struct Clearing<'a> {
     fs: &'a Filesystem,
     node: FsNode,
@@ -158,7 +158,7 @@ impl Pages {
     }
 
     /// Has the kernel write back and drop its pages of `range`. Whether it has: not if it cannot be
-    /// told.
+    /// notified.
     pub(super) async fn drop_range(
         &self,
         notifier: &Notifier,
@@ -252,7 +252,7 @@ impl Shared {
 
 impl Dropping {
     fn send(self) {
-        // If the kernel cannot be told, the connection has ended.
+        // If the kernel cannot be notified, the connection has ended.
         let sent = self.notifier.forget_data(self.node, self.range.clone());
         self.end.dropped.store(sent.is_ok(), Ordering::Release);
     }

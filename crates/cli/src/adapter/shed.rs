@@ -1,8 +1,8 @@
-//! Asking the kernel to let go of files that it has looked up and does not use.
+//! Asks the kernel to release files that it has looked up and does not use.
 //!
-//! What is held, and when that is too much, `fs` knows (docs/memory.md, LOOKUP-L1 to LOOKUP-L4). A
-//! thread that lives as long as there is something to ask for does the asking: the kernel may write
-//! what it has of a file before it lets go, and somebody must answer that.
+//! `fs` counts the nodes held, and knows the limit (docs/memory.md, LOOKUP-L1 to LOOKUP-L4). A
+//! thread that lives as long as there is something to ask for does the asking: the kernel may
+//! write back a file's pages before it lets go, and another thread must answer that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

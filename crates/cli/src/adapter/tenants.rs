@@ -1,8 +1,8 @@
-//! Questions about tenants, as they arrive: who may ask what, and answers that fit.
+//! Questions about tenants, as they arrive: the caller's right to ask, and answers that fit.
 //!
-//! TENANTS-T1  What changes groups, limits or whether quotas are on is for root as `who` has it,
+//! TENANTS-T1  A change of groups, limits or whether quotas are on is for root as `who` has it,
 //!             and for the ordinary user who mounted the pool: he has the pool's file.
-//! TENANTS-T2  So is what changes subvolumes, unless the mount allows it to owners
+//! TENANTS-T2  So is a change of subvolumes, unless the mount allows it to owners
 //!             (`user_subvolumes`). Then the caller must own the directory that holds the entry,
 //!             and the root of a subvolume that he snapshots, deletes or makes read-only; choosing
 //!             groups (`-i`) and heirs stays a privilege, since with it one leaves one's limits.
@@ -11,10 +11,10 @@
 //!             shows names and sizes wherever they are: that is for root, for the user who mounted
 //!             the pool, and for the owner of the roots concerned.
 //!             Owners are compared with callers only where that means anything: see `who`.
-//! TENANTS-T4  A refusal is an answer: it tells more than an errno can.
+//! TENANTS-T4  A refusal is an answer: it says more than an errno can.
 //!
-//! When an entry has come or gone, the kernel is told before the answer: it may know better for a
-//! day otherwise.
+//! When an entry has come or gone, the kernel is notified before the answer: it may know better
+//! for a day otherwise.
 
 use copyhold_format::item::GroupId;
 use copyhold_fs::NodeId;
@@ -28,14 +28,14 @@ use crate::engine::tenants::{Answer, Place, Tenants};
 
 /// Rows that are looked up for one page.
 const ROWS: usize = 128;
-/// What is around the rows of a page.
+/// The bytes around the rows of a page.
 const FRAME_BYTES: usize = 128;
 
 const ROOT_ONLY: &str =
     "only root may do this, with CAP_SYS_ADMIN in the daemon's user and pid namespaces";
 const OWNERS_OPTION: &str = "only root may do this, or owners with `mount -o user_subvolumes`";
 
-/// Who may do what.
+/// The rights of callers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     /// The ordinary user who did, if root did not.
@@ -53,7 +53,7 @@ impl Rules {
     }
 }
 
-/// What is told, and what the kernel should forget before.
+/// The answer, and the names that the kernel should forget before.
 #[derive(Debug, Default)]
 pub(super) struct Answered {
     /// Ends with a zero.
@@ -61,12 +61,12 @@ pub(super) struct Answered {
     pub(super) changed: Changed,
 }
 
-/// What changed behind the kernel's back.
+/// The changes behind the kernel's back.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changed {
     /// Names in directories.
     pub(super) entries: Vec<(NodeId, Vec<u8>)>,
-    /// What is gone, of whose content the kernel may know.
+    /// Nodes that are gone, of whose content the kernel may know.
     pub(super) stale: Vec<NodeId>,
 }
 
@@ -184,7 +184,7 @@ impl<T: Tenants> Desk<'_, T> {
         })
     }
 
-    /// What makes or takes away an entry of the directory.
+    /// Makes or takes away an entry of the directory.
     async fn change(&self, question: Question, changed: &mut Changed) -> Answer<Value> {
         let ids = |groups: &[Group]| groups.iter().map(|group| group.0).collect::<Vec<GroupId>>();
         match question {

@@ -3,7 +3,7 @@
 //! Problem.  Where mounts may map ids, the kernel names the caller only in requests that make a
 //!           file, by ids as the pool has them. Most other requests it has judged itself. Some
 //!           ioctls it passes on unjudged: those about subvolumes and quotas, FITRIM, SHUTDOWN.
-//!           Of capabilities no request tells.
+//!           Requests carry no capabilities.
 //! Idea.     The thread that asks waits for the answer, and cannot end or change its ids before
 //!           that. So /proc shows who it is.
 //!
@@ -11,7 +11,7 @@
 //!            CAP_SYS_ADMIN in the daemon's user namespace. Root of a container, and root without
 //!            that capability, are ordinary users.
 //! CALLER-D2  An owner on disk is compared only with ids that the request carries. The ids in /proc
-//!            do not tell by which mount a process came: descriptors can be passed, and tables of
+//!            do not show by which mount a process came: descriptors can be passed, and tables of
 //!            mounts can be hidden. By an idmapped mount the owner's id is another user's.
 //! CALLER-D3  An ioctl or access(2) of an unidentified caller is refused.
 //! CALLER-D4  Callers are looked up only where /proc has the process ids of the daemon's own

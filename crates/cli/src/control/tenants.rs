@@ -2,7 +2,7 @@
 //!
 //! A person names paths; a question is asked on a directory. So the verbs begin with what a path
 //! means: the directory that it is or is in, a subvolume, or an entry that is to be made or taken
-//! away. Numbers of inodes are those of nodes: a subvolume's root tells which subvolume it is.
+//! away. Numbers of inodes are those of nodes: a subvolume's root identifies the subvolume.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -22,7 +22,7 @@ use crate::failure::Failure;
 use crate::mount_table;
 
 impl Control {
-    /// What the daemon answers.
+    /// The daemon's answer.
     pub(crate) fn put<T: DeserializeOwned>(&self, question: &Question) -> Result<T, Failure> {
         let text = serde_json::to_vec(question).expect("questions have string keys");
         let answer = ask(&self.file, TENANTS, &text).map_err(|errno| match errno {

@@ -1,6 +1,6 @@
-//! What program and daemon say to each other about tenants: JSON in both directions.
+//! The messages between program and daemon about tenants: JSON in both directions.
 //!
-//! A question is asked on a directory: that is what it is about, and whose permissions decide. What
+//! A question is asked on a directory: that is its object, and its permissions decide. A list that
 //! may not fit into one answer comes in pages, in the order of a number; each question says behind
 //! which number it goes on, so the daemon remembers nothing.
 //!
@@ -24,7 +24,7 @@ pub(crate) enum Question {
     /// Makes a subvolume in this directory.
     Create {
         name: Vec<u8>,
-        /// Permissions that nobody gets.
+        /// Permissions to withhold from all users.
         umask: u32,
         groups: Vec<Group>,
     },
@@ -92,7 +92,7 @@ pub(crate) struct Keep {
     pub(crate) name: Vec<u8>,
 }
 
-/// What an administrator changes of groups.
+/// An administrator's change of groups.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum GroupChange {
@@ -104,7 +104,7 @@ pub(crate) enum GroupChange {
     Reserve { group: Group, bytes: u64 },
 }
 
-/// What is told to the one who asked.
+/// The daemon's answer to the caller.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Told<T> {
@@ -171,7 +171,7 @@ impl From<Group> for String {
     }
 }
 
-/// What a limit counts.
+/// The resource that a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Limited {
@@ -190,15 +190,15 @@ pub(crate) struct Subvolume {
     /// The subvolume that holds its directory entry.
     pub(crate) parent: Option<u32>,
     pub(crate) readonly: bool,
-    /// What it is a snapshot of.
+    /// The subvolume that it is a snapshot of.
     pub(crate) origin: Option<u32>,
     /// As in RFC 3339, in UTC.
     pub(crate) created: String,
     pub(crate) state: SubvolumeState,
-    /// What it stamps on what it writes, as `subvolume find-new` takes it.
+    /// The number that it stamps on its writes, as `subvolume find-new` takes it.
     pub(crate) generation: Option<u64>,
-    /// Of one that is being freed, what it still pays for, where quotas know: at most so much of
-    /// what it wrote comes back yet, for what snapshots and clones hold of that is in it.
+    /// The bytes that one being freed still pays for, where quotas know: at most so much is yet to
+    /// be freed, for the data that snapshots and clones share is in it.
     pub(crate) freeing_bytes: Option<u64>,
     /// Of one that is being freed, how much of its tree has been gone through.
     pub(crate) freed_percent: Option<u8>,
@@ -232,7 +232,7 @@ pub(crate) struct QuotaStatus {
     pub(crate) mode: Option<String>,
     /// How often they were enabled.
     pub(crate) generation: u64,
-    /// What was written by an older epoch is not counted.
+    /// Data written by an older epoch is not counted.
     pub(crate) counted_from_epoch: Option<u64>,
     /// Records of quotas that were turned off, not yet removed.
     pub(crate) leftovers: u64,
@@ -253,7 +253,7 @@ pub(crate) struct GroupRow {
     pub(crate) data: u64,
     pub(crate) metadata: u64,
     pub(crate) reserved: u64,
-    /// What unflushed changes will take, at most.
+    /// The most that unflushed changes will take.
     pub(crate) unflushed: u64,
     pub(crate) inodes: u64,
     pub(crate) snapshots: u64,
@@ -277,7 +277,7 @@ impl Numbered for GroupRow {
     }
 }
 
-/// What a tenant has left: the smaller of what its limits and the pool leave.
+/// The room of a tenant: the smaller of the rests below its limits and in the pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Room {
     pub(crate) subvolume: u32,

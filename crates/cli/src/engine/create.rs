@@ -52,7 +52,7 @@ impl NewPool<'_> {
         let device = self.device(&machine, is_new)?;
         let made = machine.run(self.fill(&machine, device));
         if made.is_err() && is_new {
-            // Half a pool is of no use to anyone; the failure is what matters.
+            // Half a pool is of no use; only the failure matters.
             let _ = std::fs::remove_file(self.path);
         }
         made
@@ -93,7 +93,7 @@ impl NewPool<'_> {
             ));
         }
         let reactor = machine.executors.reactor();
-        // What is there was looked at, or may go.
+        // The existing content was looked at, or may go.
         Ok(FileDevice::create(reactor, DeviceId(0), self.path, size, !is_new)?)
     }
 
@@ -125,7 +125,7 @@ impl NewPool<'_> {
     }
 }
 
-/// Whoever makes a pool owns its root directory.
+/// The user who makes a pool owns its root directory.
 fn owner() -> Caller {
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     Caller::new(uid.as_raw(), gid.as_raw(), 0)

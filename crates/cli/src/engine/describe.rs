@@ -1,4 +1,4 @@
-//! What `info` says of a pool, mounted or not.
+//! The description of a pool for `info`, mounted or not.
 
 use std::path::Path;
 
@@ -49,7 +49,7 @@ pub(crate) fn pool(pool: &Pool, path: &Path) -> Map<String, Value> {
     fields
 }
 
-/// What is in memory, and what may be.
+/// The memory in use, and its limits.
 pub(crate) fn memory(fs: &Filesystem, shares: &Shares) -> Value {
     let (inodes, lookups) = fs.inodes_and_lookups();
     json!({

@@ -1,4 +1,4 @@
-//! What the engine's errors are to a person at a terminal.
+//! The engine's errors, in words for a person at a terminal.
 
 use copyhold_device::DeviceError;
 use copyhold_fs::FsError;

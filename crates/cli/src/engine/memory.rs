@@ -1,12 +1,12 @@
-//! One budget for the daemon's memory, divided among what takes it (P15, docs/memory.md).
+//! One budget for the daemon's memory, divided among its users (P15, docs/memory.md).
 //!
-//! Problem.  What is in memory has limits of its own, each where it is, and a user who has so much
-//!           for this daemon knows none of them.
-//! Idea.     Fixed shares of what is left when the process and the pool's maps have theirs; the
+//! Problem.  Caches and buffers have limits of their own, each where it is, and a user who has so
+//!           much for this daemon knows none of them.
+//! Idea.     Fixed shares of the rest when the process and the pool's maps have theirs; the
 //!           cache of nodes takes the rest, since it can do with little and use any amount.
 //!
-//! MEMORY-M1  All shares, with what is fixed and what the allocator may hold back, are within the
-//!            budget.
+//! MEMORY-M1  All shares, with the fixed memory and the memory that the allocator may retain, are
+//!            within the budget.
 
 use copyhold_fs::Options;
 use copyhold_fuse::protocol::Settings;
@@ -19,14 +19,14 @@ use crate::size::Size;
 
 const MIB: u64 = 1 << 20;
 
-/// Nobody is given less or more by default.
+/// The default budget is never less or more.
 const USUAL: (u64, u64) = (128 * MIB, 4096 * MIB);
 /// Hundredths of the budget: the allocator keeps what it cannot give back beside what is in use,
 /// and rounds up. With a thousand tenants, 113 MiB were resident for 83 that were in use.
 const USABLE: u64 = 72;
 /// The process, its threads and its code.
 const PROCESS: u64 = 16 * MIB;
-/// What is shared out is this much at least.
+/// The least that is shared out.
 const REST_MIN: u64 = 52 * MIB;
 /// A dirty block takes 4 KiB, and where only one of a file is dirty up to another one.
 const DIRTY_BLOCK: u64 = BLOCK_BYTES as u64 + 1024;
@@ -36,11 +36,11 @@ const LOOKUP: u64 = 64;
 const REPLAYED: u64 = 160;
 /// The largest request of data. A write by a ring is in memory twice until it is answered.
 const REQUEST: u64 = 256 << 10;
-/// Requests that nobody waits for and the kernel has under way, at least and at most: few of one
-/// tenant must not keep those of others away (P20).
+/// Background requests that the kernel has under way, at least and at most: few of one tenant must
+/// not keep those of others away (P20).
 const BACKGROUND: (u64, u64) = (64, 4096);
 
-/// Who has how many bytes.
+/// The bytes of each share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shares {
     /// All of it.
@@ -57,7 +57,7 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// `budget`: what the user says, or what suits this machine. `delta`: what the user says.
+    /// `budget`: the user's choice, or one that suits this machine. `delta`: the user's choice.
     pub(crate) fn of(
         budget: Option<Size>,
         delta: Option<Size>,
@@ -105,7 +105,7 @@ impl Shares {
         Ok(Shares { nodes, ..shares })
     }
 
-    /// What the user should know of a budget that nobody chose.
+    /// A warning to the user about a default budget.
     pub(crate) fn warning(&self) -> Option<String> {
         let (group, least) = (Size(self.tight_group?), self.budget.div_ceil(MIB));
         Some(format!(
@@ -121,7 +121,7 @@ impl Shares {
         (self.requests - self.spare()).min(64 * MIB) as usize
     }
 
-    /// Bytes for buffers that nobody uses now.
+    /// Bytes for unused buffers.
     pub(crate) fn spare(&self) -> u64 {
         (self.requests / 4).min(28 * MIB)
     }
@@ -134,7 +134,7 @@ impl Shares {
     pub(crate) fn limit_pool(&self, limits: &mut Limits) {
         limits.delta_bytes = self.delta;
         limits.node_cache_bytes = self.nodes as usize;
-        // Who recovers has nothing else in memory yet.
+        // Recovery has nothing else in memory yet.
         let Shares { dirty, delta, inodes, lookups, nodes, .. } = self;
         let free = dirty + delta + inodes + lookups + nodes;
         limits.replay_edits = limits.replay_edits.min(free / REPLAYED);

@@ -1,7 +1,7 @@
 //! Waiting for a daemon that is leaving.
 //!
 //! umount(8) returns when the kernel is done, and the daemon holds the lock of its pool until it
-//! has closed it. Who comes right behind, a mount, fsck(8) or mkfs(8), waits for that.
+//! has closed it. A mount, fsck(8) or mkfs(8) that comes right behind waits for that.
 
 use std::path::Path;
 use std::thread;

@@ -26,7 +26,7 @@ use crate::mount::Request;
 use crate::mount_again;
 use crate::mount_options::{EngineOptions, Options};
 
-/// What the kernel reads ahead on this mount.
+/// The kernel's read-ahead on this mount.
 const READ_AHEAD_KIB: u32 = 1024;
 
 /// A mounted pool, being served.
@@ -90,7 +90,7 @@ fn begin(request: Request, signals: &Signals) -> Result<Served, Failure> {
     if let Some(tree) = tree {
         let found = shown.find(&tree, &path);
         if let Err(failure) = found.and_then(|part| Ok(session.mount().attach(tree, part)?)) {
-            // Without its tree it has ended, and closes what it served.
+            // Without its tree it has ended, and closes its pool.
             session.wait();
             return Err(failure);
         }
@@ -111,7 +111,7 @@ fn begin(request: Request, signals: &Signals) -> Result<Served, Failure> {
 }
 
 impl Served {
-    /// What the user should know, although it is mounted.
+    /// Warnings for the user, although it is mounted.
     pub(crate) fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -170,7 +170,7 @@ fn open(
     Ok((opened?, shares))
 }
 
-/// A part of a pool can be shown when there is somebody who serves it.
+/// A part of a pool can be shown when a daemon serves it.
 fn mount(
     path: &Path,
     directory: &Path,
@@ -187,7 +187,7 @@ fn mount(
     Ok((mount, Some(tree)))
 }
 
-/// Only root may; what others get is slower, not wrong.
+/// Only root may; a mount by other users is slower, not wrong.
 fn read_ahead(mount: &Mount) {
     if let Err(error) = mount.set_read_ahead(READ_AHEAD_KIB) {
         tracing::debug!(%error, "read-ahead stays as it is");
@@ -218,7 +218,7 @@ fn describer(
         let mut info = describe::pool(&pool, &path);
         info.shift_insert(1, "pid".into(), std::process::id().into());
         info.shift_insert(2, "io".into(), io.clone().into());
-        // Unknown only to who asks in the moment when serving begins.
+        // Unknown only to a question in the moment when serving begins.
         let transport = transport.get().cloned();
         info.shift_insert(3, "transport".into(), transport.into());
         info.insert("options".into(), options.clone());

@@ -1,7 +1,7 @@
-//! What the engine does for tenants, as the mount's front end asks for it.
+//! The engine's operations for tenants, as the mount's front end asks for them.
 //!
-//! A small trait, so that who may ask what, and how answers travel, is tested without a pool. What
-//! is not there answers ENOSYS: that is what the methods do that nobody has written.
+//! A small trait, so that permissions, and the way of answers, are tested without a pool. Missing
+//! methods answer ENOSYS: that is their default.
 
 mod filesystem;
 mod paths;
@@ -37,10 +37,10 @@ async fn not_built<T>(what: &'static str) -> Answer<T> {
 
 /// The engine, to who asks about tenants. Permissions were checked before.
 pub(crate) trait Tenants: Send + Sync {
-    /// Who owns a file or directory.
+    /// The owner of a file or directory.
     fn owner(&self, node: NodeId) -> impl Future<Output = Answer<u32>> + Send;
 
-    /// What a name leads to.
+    /// The target of a name.
     fn entry(&self, parent: NodeId, name: &[u8]) -> impl Future<Output = Answer<NodeId>> + Send;
 
     fn create(&self, _: Place<'_>) -> impl Future<Output = Answer<SubvolId>> + Send {

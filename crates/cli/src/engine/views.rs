@@ -1,6 +1,6 @@
-//! What `debug` shows: the structures on a device, one function a view, each as JSON.
+//! The views of `debug`: the structures on a device, one function a view, each as JSON.
 //!
-//! Views read with what verifies as little as possible first: `labels` needs no pool that opens,
+//! Views use code that verifies as little as possible: `labels` needs no pool that opens,
 //! `log` needs a label and an uberblock, the others a pool that can be opened read-only.
 
 use std::path::Path;
@@ -170,7 +170,7 @@ fn place(ptr: &NodePtr) -> String {
     format!("{}+{}", copies.join(" "), ptr.blocks)
 }
 
-/// Metaslabs, what is allocated in them, and how contiguous the rest is.
+/// Metaslabs, their allocations, and how contiguous the rest is.
 pub(crate) fn space(pool: &Path) -> Result<Value, Failure> {
     let machine = Machine::start()?;
     let pool = machine.open_to_read(pool)?;

@@ -1,8 +1,8 @@
 //! Log lines on their way to where they are written.
 //!
 //! Problem.  A write of a line may fail, or wait for ever: the file is on a full filesystem, or on
-//!           the very mount that the daemon serves; nobody reads the pipe. A request that logs
-//!           must not wait for that, and a line that is lost is no reason to end.
+//!           the very mount that the daemon serves; a pipe has no reader. A request that logs must
+//!           not wait for that, and a line that is lost is no reason to end.
 //! Idea.     A bounded queue and one thread that writes. A line that finds the queue full is
 //!           dropped and counted, as is one whose write fails; the next one that is written comes
 //!           behind a line that says how many are missing.
@@ -149,7 +149,7 @@ mod tests {
             (&queue).write_all(line.as_bytes()).unwrap();
         }
         drop(queue);
-        // The second cannot even be told of the first, and fails itself.
+        // The second does not even learn of the first, and fails itself.
         let said: Vec<_> = seen.iter().collect();
         assert_eq!(said, [missing_line(2).as_bytes(), b"three\n"]);
     }

@@ -1,8 +1,8 @@
-//! `copyhold qgroup show`: who uses what.
+//! `copyhold qgroup show`: the usage of each group.
 //!
 //! For people a tree: groups that are in no other one first, members under them, a little to the
-//! right. What is in several groups is shown in each; what is below it only once. With `--sort` the
-//! rows are in that order instead, as those of `--json` are.
+//! right. A group that is in several groups is shown in each; the rows below it only once. With
+//! `--sort` the rows are in that order instead, as those of `--json` are.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -143,7 +143,7 @@ fn tree(rows: &[GroupRow]) -> Vec<(usize, &GroupRow)> {
     let is_top = |row: &&GroupRow| !row.parents.iter().any(|parent| known.contains(parent));
     let mut tops: Vec<(usize, &GroupRow)> =
         rows.iter().filter(is_top).map(|row| (0, row)).collect();
-    // The highest levels first: what is shown last is on top of the pile.
+    // The highest levels first: the last one shown is on top of the pile.
     tops.sort_by_key(|(_, row)| (row.id.0.level(), Reverse(row.id)));
     let (mut pile, mut lines) = (tops, Vec::new());
     while let Some((depth, row)) = pile.pop() {

@@ -45,7 +45,7 @@ impl Diff {
         let roots = [tenants::subvolume(&self.old)?, tenants::subvolume(&self.new)?];
         roots[0].with(&roots[1])?;
         let mut asker = Asker { controls: [roots[0].open()?, roots[1].open()?] };
-        // What programs wrote to maps of files is the kernel's still.
+        // The kernel still has the data that programs wrote to maps of files.
         asker.controls[1].write_pages()?;
         for control in &asker.controls {
             let _generation: u64 = control.put(&Question::Scan { step: Scan::Begin })?;

@@ -1,4 +1,4 @@
-//! `copyhold subvolume du`: what subvolumes hold, and what is theirs alone.
+//! `copyhold subvolume du`: the space that subvolumes hold, and their exclusive part.
 
 use std::path::{Path, PathBuf};
 
@@ -79,7 +79,7 @@ fn weigh(path: &Path, exclusive: bool) -> Result<Tally, Failure> {
     Ok(tally)
 }
 
-/// As the engine told it.
+/// As the engine returned it.
 fn weighed(step: &WeighedStep) -> Weighed {
     let shared = step.shared.iter().map(|&(addr, blocks, drops, shares, held)| SharedRun {
         run: Run::new(BlockAddr::from_raw(addr), blocks),

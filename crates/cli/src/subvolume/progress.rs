@@ -1,4 +1,4 @@
-//! How far a scan is, for who waits at a terminal.
+//! The progress of a scan, for a user at a terminal.
 //!
 //! One line on standard error that is written over, and only there: a script sees nothing of it.
 

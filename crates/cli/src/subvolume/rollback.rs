@@ -1,4 +1,4 @@
-//! `copyhold subvolume rollback`: a subvolume becomes what a snapshot was.
+//! `copyhold subvolume rollback`: a subvolume returns to the state of a snapshot.
 
 use std::path::PathBuf;
 
@@ -49,7 +49,7 @@ impl Rollback {
             None => None,
         };
         let control = entry.open()?;
-        // What programs wrote to maps of files is the kernel's still.
+        // The kernel still has the data that programs wrote to maps of files.
         control.write_pages()?;
         let question = Question::RollBack { name: entry.name(), snapshot: snapshot.node, keep };
         let made: u32 = control.put(&question)?;

@@ -1,8 +1,8 @@
 //! How many nodes of a shard the front end holds, and when that is too many.
 //!
-//! Problem.  The front end gives nodes back when it likes. It can be asked to, but not for what is
-//!           in use there, and which that is nobody here knows.
-//! Idea.     Ask for an eighth more than what is too much, and not again before another eighth has
+//! Problem.  The front end releases nodes when it likes. It can be asked to, but not for nodes in
+//!           use there, and the engine does not know which those are.
+//! Idea.     Ask for an eighth more than the surplus, and not again before another eighth has
 //!           come: then asking costs little for each node, even if all of them are in use.
 
 /// A count, its bound, and the count beyond which to ask the next time.

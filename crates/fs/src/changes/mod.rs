@@ -1,22 +1,22 @@
-//! What changed between two snapshots, or a snapshot and what it was made from.
+//! Differences between two snapshots, or between a snapshot and its source.
 //!
-//! Problem.  Tables say which items differ; people want to know which paths do, at a cost of what
-//!           changed.
+//! Problem.  Tables say which items differ; people want to know which paths do, at the cost of
+//!           the changes.
 //! Idea.     Items that differ come in order, so those of one file come together. Each becomes
-//!           *facts* ([`Fact`]), a bounded number at a time, and whoever asked collects them
+//!           *facts* ([`Fact`]), a bounded number at a time, and the caller collects them
 //!           ([`Changes`]) and asks for the names that it lacks (`names`). Nothing is remembered
 //!           here in between.
 //!
 //! CHANGES-C1  A number means the same file on both sides, unless both made files since they
 //!             parted: then the files of one number were born at different times, or are of
 //!             different types, and are two files. Of a directory that is two, all entries are
-//!             told.
+//!             reported.
 //! CHANGES-C2  A file without a name (open and unlinked) is none.
 //!
 //! A file was changed in content when blocks were written, dropped or moved, or its size changed;
-//! whether the bytes are others, nobody compares. Space that is only allocated is no content. What
-//! follows from other changes is not told: access times, change times, a directory's own times and
-//! size where its entries changed, a file's time of modification where its content did.
+//! no comparison of bytes decides that. Space that is only allocated is no content. Consequences
+//! of other changes are not reported: access times, change times, a directory's own times and size
+//! where its entries changed, a file's time of modification where its content did.
 
 mod names;
 mod summary;
@@ -42,7 +42,7 @@ const FIRST: Key = Key { object: InodeNo::ROOT.0, kind: INODE, offset: 0 };
 /// Items of a directory of CHANGES-C1 that are read at a time.
 const ENTRIES: usize = 512;
 
-/// What is known of a file on one side.
+/// The attributes of a file on one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Brief {
     /// Type and permissions.
@@ -55,7 +55,7 @@ pub struct Brief {
     pub home: InodeNo,
 }
 
-/// What a name leads to.
+/// The target of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
     File(InodeNo),
@@ -105,8 +105,8 @@ impl Brief {
 }
 
 impl Filesystem {
-    /// Writes what is dirty of a subvolume, so that a scan of it meets what was accepted before;
-    /// and what it stamps on what it writes from now on (`Volumes::generation`).
+    /// Writes the dirty data of a subvolume, so that a scan of it meets all data accepted before;
+    /// returns the number that it stamps from now on (`Volumes::generation`).
     pub async fn settle_for_scan(self: &std::sync::Arc<Self>, id: SubvolId) -> Result<EpochId> {
         if self.writable().is_ok() {
             self.write_subvol(id).await?;
@@ -121,7 +121,7 @@ impl Filesystem {
         if subvol.is_dying() { Err(FsError::Stale) } else { Ok(subvol) }
     }
 
-    /// What differs from `from` on, about `most` items; each key's facts come together.
+    /// The facts that differ from `from` on, about `most` items; each key's facts come together.
     ///
     /// # Errors
     /// The two do not share by snapshot.
@@ -215,7 +215,7 @@ impl Filesystem {
         Ok(briefs)
     }
 
-    /// What the two values of a key come to.
+    /// The facts that follow from the two values of a key.
     fn facts(&self, subvol: SubvolId, key: Key, pair: &Pair) -> Result<Vec<Fact>> {
         let ino = InodeNo(key.object);
         let facts = match key.kind {

@@ -31,7 +31,7 @@ pub struct Named {
     pub ino: InodeNo,
 }
 
-/// Answers who has facts and wants paths.
+/// Finds paths for a caller that has facts.
 pub trait Names {
     type Error;
 
@@ -62,7 +62,7 @@ impl Filesystem {
         Ok(homes)
     }
 
-    /// Names of `wanted` in `dir`, or in all directories, from `from` on: what one step finds.
+    /// One step: names of `wanted` in `dir`, or in all directories, from `from` on.
     pub async fn named(
         &self,
         subvol: SubvolId,

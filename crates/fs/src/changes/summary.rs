@@ -7,9 +7,9 @@
 //!   other facts of a file on both sides          modified
 //! ```
 //!
-//! Paths begin at the subvolume's root. What is deleted, and what something was renamed from, is
-//! told by its path on the old side, all else on the new one: below a renamed directory that alone
-//! is told as renamed. A file that has several names and changed is told under one of them.
+//! Paths begin at the subvolume's root. A deleted path and the source of a rename are paths of the
+//! old side, all others of the new one: below a renamed directory that alone is reported as
+//! renamed. A file that has several names and changed is reported under one of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ use crate::FileKind;
 /// More directories over each other are a way in a circle.
 const DEPTH_MAX: usize = 4096;
 
-/// What happened to a path.
+/// The kind of a path's change.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum What {
     Deleted,
@@ -39,7 +39,7 @@ pub struct Change {
     pub kind: FileKind,
     /// It is the entry of a nested subvolume, whose files are not compared.
     pub is_subvolume: bool,
-    /// Names of the file, of which only changed ones and one of a modified file are told.
+    /// Names of the file, of which only changed ones and one of a modified file are listed.
     pub links: Option<u32>,
 }
 
@@ -89,7 +89,7 @@ impl What {
         What::Modified { content: !is_dir, metadata: is_dir, xattrs: false }
     }
 
-    /// Of one path; `false`: the two are told apart.
+    /// Of one path; `false`: the two are listed apart.
     fn take_in(&mut self, other: &What) -> bool {
         let What::Modified { content, metadata, xattrs } = self else { return false };
         let What::Modified { content: c, metadata: m, xattrs: x } = *other else { return false };
@@ -125,7 +125,7 @@ impl Changes {
         self.len() == 0
     }
 
-    /// What happened to which path, by path; of one path, what went comes first.
+    /// The changes by path; of one path, deletions come first.
     pub fn summary<N: Names>(mut self, names: &mut N) -> Result<Vec<Change>, N::Error> {
         let mut places = Places::new(names);
         self.tell_two_files(&mut places)?;
@@ -317,7 +317,7 @@ impl<'a, N: Names> Places<'a, N> {
             self.find_some(side, &open, homes)?;
             let above = todo.iter().filter_map(|ino| self.known.get(&(side, *ino)));
             let above: BTreeSet<InodeNo> = above.map(|(dir, _)| *dir).collect();
-            // What is known may lie below what is not; a circle ends where nothing is new.
+            // Known directories may lie below unknown ones; a circle ends where nothing is new.
             todo = above.into_iter().filter(|dir| *dir != InodeNo::ROOT).collect();
             if open.is_empty() && todo.iter().all(|dir| self.is_rooted(side, *dir)) {
                 break;

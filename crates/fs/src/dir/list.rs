@@ -1,7 +1,7 @@
 //! Listing directories.
 //!
-//! In the order of the keys, which is that of the hashes; a listing goes on behind a cookie, so it
-//! never skips or repeats an entry that stays, whatever is made or removed meanwhile (R41).
+//! A listing has the order of the keys, which is that of the hashes, and goes on behind a cookie:
+//! it never skips or repeats an entry that stays, whatever is made or removed meanwhile (R41).
 //!
 //! LISTING-I1  Entries that were taken are answered. An error behind them ends the answer; the next
 //!             call begins at that place and returns the error. So every look-up that was counted

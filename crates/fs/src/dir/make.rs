@@ -29,7 +29,7 @@ pub(super) struct New<'a> {
 }
 
 impl New<'static> {
-    /// What a rename leaves at the old name for a union filesystem.
+    /// The file that a rename leaves at the old name for a union filesystem.
     pub(super) const WHITEOUT: New<'static> =
         New { kind: FileKind::CharDevice, mode: 0, rdev: 0, target: &[], opened: false };
 }

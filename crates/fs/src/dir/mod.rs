@@ -36,7 +36,7 @@ pub(crate) struct Bucket {
     value: Option<Value>,
 }
 
-/// What a name leads to.
+/// The target of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) node: NodeId,
@@ -56,7 +56,7 @@ impl Filesystem {
     }
 
     /// Where the entry of a subvolume leads: to its root if its record names this directory, else,
-    /// in a snapshot of what held it, to a placeholder (R39).
+    /// in a snapshot of its holder, to a placeholder (R39).
     pub(super) fn subvol_entry(&self, dir: NodeId, subvol: SubvolId) -> NodeId {
         let place = Place { subvol: dir.subvol, directory: dir.ino };
         let there = self.volumes.subvol(subvol);
@@ -81,7 +81,7 @@ impl Found {
 }
 
 impl Inode {
-    /// What an entry of this directory leads to.
+    /// The target of an entry of this directory.
     pub(crate) fn found(&self, fs: &Filesystem, ino: InodeNo, kind: u8) -> Found {
         if kind == DIRENT_SUBVOL {
             let node = fs.subvol_entry(self.node, SubvolId(ino.0 as u32));
@@ -142,7 +142,7 @@ impl Bucket {
         Bucket { key: self.key, value: value.map(Value::from) }
     }
 
-    /// The edit that makes it what it is, among these files.
+    /// The edit that writes its present state, among these files.
     pub(crate) fn put(&self, tx: &mut Transaction, files: TableId) {
         match &self.value {
             Some(value) => tx.put(files, self.key, Value::clone(value)),

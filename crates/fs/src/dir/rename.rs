@@ -1,8 +1,8 @@
 //! Renaming: the transaction over up to two directories and two files.
 //!
-//! What replaces an existing name is written first, so that the name never leads to less than it
-//! did (R35). Locks: between directories the subvolume's rename lock, or between subvolumes that of
-//! moves; then both entry locks by number.
+//! A file that replaces an existing name is written first, so that the name never leads to less
+//! than it did (R35). Locks: between directories the subvolume's rename lock, or between
+//! subvolumes that of moves; then both entry locks by number.
 //!
 //! The entry of a subvolume can go to any directory, also of another subvolume, and its record says
 //! so in the same transaction (R39). Nothing else leaves its subvolume.
@@ -67,7 +67,7 @@ struct Delta {
 }
 
 impl Filesystem {
-    /// What takes over an existing name has its data in the same or an earlier txg (R35).
+    /// A file that takes over an existing name has its data in the same or an earlier txg (R35).
     #[allow(clippy::too_many_arguments)] // as renameat2(2) has them
     pub async fn rename(
         self: &Arc<Self>,
@@ -168,7 +168,7 @@ impl Filesystem {
         Ok(None)
     }
 
-    /// What stands for a subvolume is not where that is.
+    /// A subvolume's placeholder is not where the subvolume is.
     async fn check_entries(&self, ends: &Ends<'_>) -> Result<()> {
         let exchanged = ends.target.as_ref().filter(|_| ends.flags.exchange);
         let comes = [Some((&ends.source, &ends.to)), exchanged.map(|other| (other, &ends.from))];
@@ -374,7 +374,7 @@ impl Ends<'_> {
         moves
     }
 
-    /// What edits of this inode, or of its entries, are of.
+    /// The table that edits of this inode, or of its entries, belong to.
     fn files(&self, inode: &Inode) -> TableId {
         if inode.node.subvol == self.from.dir.node.subvol { FILES } else { Volumes::THERE }
     }
@@ -403,7 +403,7 @@ impl Ends<'_> {
         Ok(())
     }
 
-    /// What the old and the new directory gain; together where they are one.
+    /// The changes in the counts of the old and the new directory; added up if they are one.
     fn deltas(&self, whiteout: bool) -> [Delta; 2] {
         let source = i64::from(self.source.is_dir());
         let target = self.target.as_ref().map(|target| i64::from(target.is_dir()));

@@ -1,9 +1,9 @@
 //! One entry of a subvolume in a directory (R39).
 //!
-//! A subvolume's record names the directory of its entry, not the name. So of all entries that name
-//! it, in snapshots of what held it, none may be in that directory: both would lead to it. Whoever
-//! brings a subvolume where such a placeholder is, or a placeholder where its subvolume is, is told
-//! to remove the placeholder first.
+//! A subvolume's record names the directory of its entry, not the name. So of all entries that
+//! name it, in snapshots of its holder, none may be in that directory: both would lead to it. A
+//! call that brings a subvolume where such a placeholder is, or a placeholder where its subvolume
+//! is, reports that the placeholder must be removed first.
 
 use copyhold_format::item::{DIRENT_SUBVOL, DirBucket};
 use copyhold_types::{InodeNo, SubvolId};
@@ -39,7 +39,7 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Whether what is under `name` is an entry of a subvolume.
+    /// Whether `name` is an entry of a subvolume.
     async fn is_entry_of(&self, dir: &Inode, name: &[u8], subvol: SubvolId) -> Result<bool> {
         let found = self.bucket(dir, name).await?.find(self, dir, name);
         Ok(found

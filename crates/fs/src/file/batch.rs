@@ -1,13 +1,13 @@
 //! A batch of dirty blocks on its way to the device.
 //!
-//! Taken in the order of the file, placed contiguously, summed, written in requests of up to 1 MiB,
-//! and only then installed (R31). Small synchronous data is not written here: it travels with the
-//! transaction that installs it (P12). A tiny file goes into its INLINE item.
+//! Its blocks are taken in file order, placed contiguously, summed, written in requests of up to
+//! 1 MiB, and only then installed (R31). Small synchronous data is not written here: it travels
+//! with the transaction that installs it (P12). A tiny file goes into its INLINE item.
 //!
-//! A batch that was taken is finished, also where its caller gives up: the device writes to what
-//! it has claimed, or, in place, to what its map lock covers. An error leaves its blocks as dirty
-//! as they were: what was claimed for them is promised to them again, without asking anybody, so
-//! another try finds the space that was theirs when they were accepted (DIRTY-D2).
+//! A batch that was taken is finished, also if its caller is dropped: the device writes to the
+//! space that it has claimed, or, in place, to the space that its map lock covers. An error leaves
+//! its blocks as dirty as they were: the space claimed for them is promised to them again, without
+//! a new check, so another try finds the space that was theirs when they were accepted (DIRTY-D2).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(crate) struct Batch {
     pub(super) taken: Taken,
     pub(super) took: Vec<(u64, Slot)>,
     reserved: Option<Promise>,
-    /// What the blocks that are claimed are charged to.
+    /// The hold from which the claimed blocks are charged.
     pub(super) hold: Mutex<Hold, of::BatchHold>,
     /// Everything fits the INLINE item.
     inline: bool,
@@ -51,12 +51,12 @@ pub(crate) struct Batch {
     in_place: bool,
 }
 
-/// What is to be installed.
+/// The content to install.
 pub(super) enum Content<'a> {
     /// Size, times or a cut only.
     Nothing,
     Inline(Vec<u8>),
-    /// What of the claims is not installed stays there.
+    /// Claims that are not installed stay there.
     Placed(&'a [Placed], &'a mut VecDeque<Claim>),
 }
 
@@ -88,7 +88,7 @@ impl Filesystem {
         };
         let inode = inode.clone();
         let write = async move {
-            // Before the batch has ended: whoever waits for that asks for errors then.
+            // Before the batch has ended: waiters for that check for errors then.
             let result = batch.write().await;
             inode.tell(result.clone());
             drop(batch);
@@ -199,7 +199,7 @@ impl Batch {
         Ok(claims)
     }
 
-    /// What could not be installed is promised to its blocks again.
+    /// Space that could not be installed is promised to its blocks again.
     pub(super) fn unclaim(&mut self, claims: VecDeque<Claim>) {
         let Some(reserved) = &mut self.reserved else { return };
         claims.into_iter().for_each(|claim| claim.cancel_into(&mut reserved.space));
@@ -221,7 +221,7 @@ impl Batch {
             let mut count = 1;
             for next in &rest[1..] {
                 let joined = run.blocks + next.run.blocks;
-                // On the device and in what was taken: a batch in place leaves blocks out.
+                // On the device and among the blocks taken: a batch in place leaves blocks out.
                 let follows = run.addr.offset(run.blocks.into()) == next.run.addr
                     && first.first + run.blocks as usize == next.first;
                 if !follows || joined > REQUEST_BLOCKS_MAX {

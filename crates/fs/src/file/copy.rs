@@ -1,9 +1,9 @@
 //! copy_file_range: whole blocks are shared, the rest is read and written.
 //!
-//! What is shared is a further reference to the source's extents (a reflink), within a subvolume
-//! and across: nothing is copied, and whoever paid goes on paying. Only what is installed can be
-//! shared, so dirty data of the range is installed first; where it is dirty again, where a block is
-//! not whole, or where content lives in an item, bytes are copied.
+//! Sharing adds a further reference to the source's extents (a reflink), within a subvolume and
+//! across: nothing is copied, and the payer of an extent stays the same. Only installed extents
+//! can be shared, so dirty data of the range is installed first; where it is dirty again, where a
+//! block is not whole, or where content lives in an item, bytes are copied.
 //!
 //! COPY-Y1  The source's map is held from the look-up of its extents until the shares are applied:
 //!          they cannot go meanwhile (R44). Locks of the two files are taken in the order of their
@@ -41,7 +41,7 @@ struct Piece {
 
 impl Filesystem {
     /// Bytes copied: fewer than `len` only at the source's end, or where a later step failed. For a
-    /// caller who may leave privileges on what he changes.
+    /// caller that may leave privileges on the files it changes.
     pub async fn copy_file_range(
         self: &Arc<Self>,
         from: NodeId,
@@ -185,7 +185,7 @@ impl Filesystem {
         self.share(source, from_offset / BLOCK, target, to_offset, bytes).await
     }
 
-    /// Shares what the source has in `bytes` bytes from `first` on. The caller holds all locks of
+    /// Shares the source's extents in `bytes` bytes from `first` on. The caller holds all locks of
     /// both files.
     async fn share(
         self: &Arc<Self>,

@@ -1,15 +1,15 @@
-//! What is in a file's table and does not count: behind a cut, or behind the logged size.
+//! Extents in a file's table that do not count: behind a cut, or behind the logged size.
 //!
 //! A truncation only notes where the file was cut; the extents behind it leave the table with the
 //! next installation, or, if they are many, in steps. So that no crash brings them back, a TRUNCATE
-//! item announces what is still to be removed.
+//! item announces the extents still to be removed.
 //!
-//! CUT-D5  From the first whole block behind the cut on, what the table has is nobody's (R35).
-//!         Its last transaction is not refused for space (DIRTY-D10). While it `wants_steps`
-//!         before, nothing is accepted for the file: steps may be refused, and what was accepted
-//!         may not.
+//! CUT-D5  From the first whole block behind the cut on, extents in the table belong to no content
+//!         (R35). Its last transaction is not refused for space (DIRTY-D10). While it
+//!         `wants_steps` before, nothing is accepted for the file: steps may be refused, and data
+//!         already accepted may not.
 //! CUT-D6  Blocks that are logged behind the logged size are announced as a cut: after a crash they
-//!         are nobody's content, and must not show when the file grows (R36).
+//!         belong to no content, and must not show when the file grows (R36).
 
 use copyhold_types::BLOCK_BYTES;
 
@@ -93,14 +93,14 @@ impl Cut {
         self.wants_steps = true;
     }
 
-    /// A step has removed what was before `block`, and announced the rest.
+    /// A step has removed the extents before `block`, and announced the rest.
     pub(crate) fn is_removed_to(&mut self, block: u64) {
         self.removed_to = block;
         self.announced = true;
         self.ahead_announced = None;
     }
 
-    /// All of it goes with what is being logged, and what was ahead with it.
+    /// All of it goes with the transaction being logged, and so do the blocks ahead.
     pub(crate) fn goes(&mut self) {
         self.ahead = 0;
         if self.announced {
@@ -115,8 +115,8 @@ impl Cut {
         self.wants_steps = false;
     }
 
-    /// What a TRUNCATE item is to say now that `blocks` are logged together with `size`, if that is
-    /// news: from which block on there is nothing, or that there is none (CUT-D6).
+    /// The new content of a TRUNCATE item now that `blocks` are logged together with `size`, if it
+    /// is news: from which block on there is nothing, or that there is none (CUT-D6).
     pub(crate) fn announce(&mut self, size: u64, blocks: &[u64]) -> Option<Option<u64>> {
         let end = blocks.last().map_or(0, |last| (last + 1) * BLOCK);
         let first = size.div_ceil(BLOCK);

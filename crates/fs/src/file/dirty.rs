@@ -1,4 +1,4 @@
-//! What of a file is only in memory: its dirty blocks, and the size that they make.
+//! The part of a file that is only in memory: its dirty blocks, and the size that they make.
 //!
 //! A block is dirty from the write that changes it until a batch that took it is installed. It can
 //! be both taken and dirty again. After an fsync that sent it beside its batch it stays until that
@@ -7,12 +7,11 @@
 //! DIRTY-D1  A block that is dirty, taken or attached is in `blocks`, and is read from there
 //!           (FILES-F2).
 //! DIRTY-D2  `reserved` has a block for each dirty one that is not written in place; a batch takes
-//!           its share with it (FILES-F3), and brings it back with what it could not write. Only
-//!           where the pool has stopped there may be less.
+//!           its share with it (FILES-F3), and brings it back with the blocks that it could not
+//!           write. Only where the pool has stopped there may be less.
 //! DIRTY-D3  Bytes beyond the end of the file are zero in a dirty block.
-//! DIRTY-D4  `covered` of a block: what is logged of it is right for a file of that size. The
-//!           logged size goes no further than the first block that is not covered in full
-//!           (FILES-F1).
+//! DIRTY-D4  `covered` of a block: its logged content is right for a file of that size. The logged
+//!           size goes no further than the first block that is not covered in full (FILES-F1).
 //! DIRTY-D7  A file of which all is logged has no [`Unsettled`]: most files in memory are such.
 //! DIRTY-D8  A file that was `emptied` while it is open for writing (O_TRUNC) is to be durable when
 //!           it is closed, until something is written to it: a note beside the count of opens says
@@ -23,8 +22,8 @@
 //!           with the first blocks that were written since: later ones alone would leave the file
 //!           empty (R35).
 //! DIRTY-D10  The transaction that logs a size that was set, or a cut, is not refused for space:
-//!            what it adds to tables was reserved when the size was set (R21), and `room` holds
-//!            that until both are logged.
+//!            the space that it adds to tables was reserved when the size was set (R21), and
+//!            `room` holds that until both are logged.
 //!
 //! CUT-D5 and CUT-D6 say which blocks of the table do not count: see [`Cut`].
 
@@ -53,7 +52,7 @@ pub(crate) struct DirtyBlock {
     pub(crate) attached: Option<Txg>,
     /// DIRTY-D4.
     pub(crate) covered: u64,
-    /// What the batch writes is right for no larger size: the file was cut here since.
+    /// The batch writes content that is right for no larger size: the file was cut here since.
     taken_limit: u64,
 }
 
@@ -72,7 +71,7 @@ pub(crate) struct Taken {
     pub(crate) size: u64,
 }
 
-/// What [`FileData::take`] took.
+/// The result of [`FileData::take`].
 pub(crate) struct Took {
     pub(crate) id: u64,
     pub(crate) blocks: Vec<(u64, Slot)>,
@@ -88,7 +87,7 @@ pub(crate) struct FileData {
     unsettled: Option<Box<Unsettled>>,
 }
 
-/// What is not in the log, or only just.
+/// The part of a file that is not in the log, or only just.
 #[derive(Default)]
 pub(crate) struct Unsettled {
     pub(crate) blocks: BTreeMap<u64, DirtyBlock>,
@@ -99,7 +98,7 @@ pub(crate) struct Unsettled {
     pub(crate) cut: Cut,
     /// DIRTY-D10.
     room: Option<Reservation>,
-    /// Number of the oldest change of size or times that is not logged. Where blocks hold back the
+    /// Number of the oldest change of size or times that is not logged. Where blocks delay the
     /// size (DIRTY-D4), of the last change when the times were logged: an earlier fsync has not to
     /// wait for later writes.
     unlogged_since: Option<u64>,
@@ -221,8 +220,7 @@ impl FileData {
         id <= self.overtaken
     }
 
-    /// Something was written, or nobody has the file open any more (DIRTY-D8). Says whether it was
-    /// emptied.
+    /// Data was written, or no open of the file is left (DIRTY-D8). Says whether it was emptied.
     pub(crate) fn clear_emptied(&mut self) -> bool {
         let was_emptied = self.emptied.is_some();
         if was_emptied {
@@ -250,7 +248,7 @@ impl FileData {
         }
     }
 
-    /// Keeps space for what is to be logged of a size that was set (DIRTY-D10). Of several, the
+    /// Keeps space for logging a size that was set (DIRTY-D10). Of several, the
     /// most is enough: one transaction logs the last size.
     pub(crate) fn keep_room(&mut self, room: Reservation) {
         let held = self.room.as_ref().map_or(0, Reservation::blocks);
@@ -276,7 +274,7 @@ impl FileData {
         }
     }
 
-    /// `blocks` blocks of what is reserved, or all there is.
+    /// `blocks` blocks of the reservation, or all of it.
     pub(crate) fn take_reserved(&mut self, blocks: u64) -> Option<Promise> {
         let unsettled = self.unsettled.as_mut()?;
         let reserved = unsettled.reserved.as_mut()?;
@@ -374,7 +372,7 @@ impl FileData {
     }
 
     /// The largest size that may be logged (DIRTY-D4) with the blocks that `installing` names,
-    /// which `batch` took: `size`, or what is covered before it.
+    /// which `batch` took: `size`, or the end of the blocks covered before it.
     pub(crate) fn loggable_size(
         &self,
         size: u64,
@@ -479,7 +477,7 @@ impl FileData {
         let Some(entry) = unsettled.blocks.get_mut(&block).filter(of_batch) else { return 0 };
         entry.taken = None;
         unsettled.ready += 1;
-        // In both cases: what was accepted before is in what was written since.
+        // In both cases the data accepted before is part of the data written since.
         if entry.since.replace(0).is_some() {
             return 0;
         }
@@ -658,7 +656,7 @@ mod tests {
         assert_eq!((data.ready(), data.is_writing(batch.id)), (1, false));
     }
 
-    /// R34: whoever waits for the earlier content gets an error, or writes the later.
+    /// R34: a waiter for the earlier content gets an error, or writes the later.
     #[test]
     fn a_block_rewritten_during_a_batch_that_fails_is_as_old_as_what_that_had() {
         let mut data = FileData::default();

@@ -1,8 +1,8 @@
 //! A stretch of a file's extents, changed in memory and turned into edits.
 //!
-//! Load the extents that overlap what is to change; remove ranges, add new extents; then
+//! Load the extents that overlap the changed range; remove ranges, add new extents; then
 //! [`MapEdit::finish`] says which items change and which pointers are given back. An extent that is
-//! cut keeps its pointer for what is left of it, and gives back exactly the rest.
+//! cut keeps its pointer for the part that is left, and gives back exactly the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -27,7 +27,7 @@ pub(crate) fn extent_bytes(blocks: u32) -> usize {
     30 + 4 * blocks as usize
 }
 
-/// What [`MapEdit::finish`] found.
+/// The result of [`MapEdit::finish`].
 pub(crate) struct MapChange {
     /// Items to put, or to delete.
     pub(crate) items: Vec<(u64, Option<Extent>)>,
@@ -74,7 +74,7 @@ impl MapEdit {
         }
     }
 
-    /// Gives the blocks of `range`, which lie in one unwritten extent, the checksums of what was
+    /// Gives the blocks of `range`, which lie in one unwritten extent, the checksums of data
     /// written there. The pointer stays, and its epoch.
     pub(crate) fn convert(&mut self, range: Range<u64>, sums: &[u32]) {
         let (&at, _) = self.now.range(..=range.start).next_back().expect("an extent is there");

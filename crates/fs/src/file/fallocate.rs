@@ -30,7 +30,7 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Chunks of the file that one transaction changes.
 const STEP_CHUNKS: u64 = 8;
 
-/// What `fallocate` is to do; `keep_size` where the size may stay below the range's end.
+/// The operation of `fallocate`; `keep_size` where the size may stay below the range's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FallocateMode {
     Allocate { keep_size: bool },
@@ -49,7 +49,7 @@ impl FallocateMode {
 }
 
 impl Filesystem {
-    /// For a caller who may leave privileges on what he changes.
+    /// For a caller that may leave privileges on the files it changes.
     pub async fn fallocate(
         self: &Arc<Self>,
         node: NodeId,
@@ -88,7 +88,7 @@ impl Filesystem {
         if !caller.is_privileged() {
             Box::pin(self.strip_privileges(&inode, Some(caller))).await?;
         }
-        // The steps below change what is in the table: a cut, and a tiny file's item, go first.
+        // The steps below change the table: a cut, and a tiny file's item, go first.
         self.settle_cut(&inode).await?;
         let changed = self.change_blocks(&inode, offset..end, size, mode).await;
         let grows = match mode {
@@ -101,7 +101,7 @@ impl Filesystem {
             changed => changed,
         };
         if changed.is_err() || !extends {
-            // What is refused may have begun.
+            // A refused operation may have begun.
             let now = self.now();
             let mut state = inode.state();
             inode.subvol.writable()?;
@@ -113,7 +113,7 @@ impl Filesystem {
         self.content_changed(&inode).await
     }
 
-    /// What `mode` does within the range, of whose size nothing changes here.
+    /// The work of `mode` within the range, without a change of the size.
     async fn change_blocks(
         self: &Arc<Self>,
         inode: &InodeRef,

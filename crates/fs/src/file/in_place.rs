@@ -1,8 +1,8 @@
 //! Writing into preallocated space, where a full pool has no other.
 //!
-//! Only what this subvolume owns and nobody else refers to may be written in place, and the map
-//! lock is held from the look-up until the extents are converted (R10). Recovery verifies what a
-//! batch allocates; this is not among it, so the data is made durable before its transaction.
+//! Only space that this subvolume owns exclusively may be written in place, and the map lock is
+//! held from the look-up until the extents are converted (R10). Recovery verifies the allocations
+//! of a batch; this is not among them, so the data is made durable before its transaction.
 
 use std::collections::VecDeque;
 
@@ -20,8 +20,9 @@ use crate::inode::{Inode, InodeRef};
 use crate::{Filesystem, FsError, Result};
 
 impl Filesystem {
-    /// Whether there is room for what `blocks` blocks add to tables when they become content: each
-    /// may cut an extent in three. There is data space, but nothing that was reserved for this.
+    /// Whether there is room for the items that `blocks` blocks add to tables when they become
+    /// content: each may cut an extent in three. There is data space, but nothing that was
+    /// reserved for this.
     pub(super) fn has_room_to_convert(&self, blocks: u64) -> bool {
         self.pool.reserve_now(blocks.div_ceil(4) + 1, Tier::Change).is_ok()
     }
@@ -53,14 +54,14 @@ impl Filesystem {
         Ok(slots.len())
     }
 
-    /// Only space without content that nobody else refers to (R10).
+    /// Only exclusive space without content (R10).
     fn is_writable_in_place(&self, inode: &Inode, extent: &Extent) -> bool {
         let Ok(steady) = self.volumes.steady(&inode.subvol.volume) else { return false };
         let alone = || matches!(steady.is_exclusive(&extent.pointer), Ok(Cached::Known(true)));
         extent.state == ExtentState::Unwritten && alone()
     }
 
-    /// Makes durable what was written before the call.
+    /// Makes data written before the call durable.
     async fn flush_written(&self, inode: &InodeRef) -> Result<()> {
         // A commit flushes only if it has something to commit.
         let credit = self.credit(Tier::Internal, 1, INODE_BYTES).await?;
@@ -117,7 +118,8 @@ impl Batch {
         Ok(())
     }
 
-    /// The map, when what is stored holds behind the logged size: a cut goes first, alone (R36).
+    /// The map, when the stored extents hold behind the logged size: a cut goes first, alone
+    /// (R36).
     async fn map_behind_cuts(&self) -> Result<WriteGuard<'_>> {
         loop {
             let map = self.inode.map.write().await;

@@ -1,9 +1,10 @@
-//! Installing what a batch has written: extents, size and times in one transaction.
+//! Installs the blocks of a batch: extents, size and times in one transaction.
 //!
-//! Under the file's map lock: what is replaced is looked up, credit is obtained, and then, with the
-//! state held, only blocks that still are the batch's go into the transaction (R33). A pending cut
-//! goes with it, so a file that was truncated and rewritten is never empty after a crash (R35); one
-//! with more extents than a transaction takes is cut in steps before, announced by a TRUNCATE item.
+//! Under the file's map lock: replaced extents are looked up, credit is obtained, and then, with
+//! the state held, only blocks that still are the batch's go into the transaction (R33). A pending
+//! cut goes with it, so a file that was truncated and rewritten is never empty after a crash
+//! (R35); one with more extents than a transaction takes is cut in steps before, announced by a
+//! TRUNCATE item.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,7 +24,7 @@ use crate::inode::{Inode, InodeRef, State};
 use crate::subvol::FILES;
 use crate::{Filesystem, Result, Sabotage};
 
-/// Extents that a transaction removes beside what it adds.
+/// Extents that a transaction removes beside those it adds.
 pub(super) const CUT_MAX: usize = 100;
 /// Edits of the map in one transaction; each may come with an allocation and a release.
 const EDITS_MAX: usize = 400;
@@ -158,7 +159,7 @@ impl Batch {
         all.filter(|block| state.data.is_current(*block, self.taken.id)).collect()
     }
 
-    /// Looks up what `placed` replaces, for as many as fit. How many.
+    /// Looks up the extents that `placed` replaces, for as many as fit. Returns how many.
     async fn load_replaced(&self, placed: &[Placed], old: &mut MapEdit) -> Result<usize> {
         let mut count = 0;
         let mut bound = old.len();
@@ -177,8 +178,8 @@ impl Batch {
         Ok(count)
     }
 
-    /// Puts the pieces that are still current in place of what was there. Claims of the others are
-    /// dropped.
+    /// Puts the pieces that are still current in place of the old extents. Claims of the others
+    /// are dropped.
     fn stamp(
         &self,
         placed: &[Placed],

@@ -1,4 +1,4 @@
-//! File data: what is dirty, where the rest is, and the way from one to the other.
+//! File data: dirty blocks, the extents of the rest, and the way from one to the other.
 //!
 //! ```text
 //!   write.rs, truncate.rs  →  dirty.rs  →  batch.rs  →  install.rs  →  extents.rs (the table)
@@ -6,7 +6,7 @@
 //!   fallocate.rs           →  extents.rs, in steps of its own
 //!   together.rs            many small batches in one request
 //!   in_place.rs            writing into preallocated space of a full pool
-//!   cut.rs                 what the table has and does not count
+//!   cut.rs                 extents in the table that do not count
 //!   sync.rs                drives batches to their end, and commits
 //! ```
 

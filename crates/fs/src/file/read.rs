@@ -25,7 +25,7 @@ pub struct ReadFlags {
     pub no_atime: bool,
 }
 
-/// What a read returned: slices of buffers that are not copied.
+/// The result of a read: slices of buffers that are not copied.
 #[derive(Clone, Debug, Default)]
 pub struct ReadData {
     pieces: Pieces,
@@ -177,10 +177,11 @@ impl Filesystem {
 
     /// Turns parts to be looked up into zeros and requests; inline data goes into `bufs` at once.
     ///
-    /// Under the map's lock nothing is installed. So what is in memory is looked at once more: with
-    /// what the table has now it makes the file of one moment, although others overwrite it.
+    /// Under the map's lock nothing is installed. So dirty blocks are looked at once more: with
+    /// the extents that the table has now they make the file of one moment, although others
+    /// overwrite it.
     ///
-    /// The pin comes behind the lock: who holds that may wait for space that a pin keeps (R22).
+    /// The pin comes behind the lock: the lock's owner may wait for space that a pin keeps (R22).
     async fn look_up(
         &self,
         inode: &Inode,
@@ -257,7 +258,7 @@ impl Filesystem {
     }
 }
 
-/// Cuts `blocks` into what is in memory and what is to be looked up.
+/// Cuts `blocks` into those in memory and those to be looked up.
 fn plan(state: &State, blocks: Range<u64>) -> Parts {
     let mut parts = Parts::new();
     let data = &state.data;
@@ -287,7 +288,7 @@ fn plan_gap(state: &State, gap: Range<u64>, parts: &mut Parts) {
     push(cut..gap.end, Source::Zero);
 }
 
-/// Lays `extents` over `blocks`: what joins on the device becomes one request.
+/// Lays `extents` over `blocks`: runs that join on the device become one request.
 fn resolve(
     blocks: Range<u64>,
     extents: &[(u64, Extent)],

@@ -1,4 +1,4 @@
-//! fsync, sync: what was accepted becomes durable.
+//! fsync, sync: accepted changes become durable.
 
 use std::sync::Arc;
 
@@ -13,9 +13,10 @@ const SYNC_FILES: usize = 8;
 
 impl Filesystem {
     /// Data, attributes and name of `node` are durable when this returns, and so is the subvolume
-    /// that it is in: a file of a fresh snapshot is there, too. A write error since the last call
-    /// is told. Whoever is overtaken by the deletion of the file's subvolume finds it gone, as each
-    /// later call does. With `data_only`, times need not be; here that is the same work.
+    /// that it is in: a file of a fresh snapshot is there, too. Returns a write-back error that
+    /// occurred since the last call. A call that races with the deletion of the file's subvolume
+    /// returns [`crate::FsError::Stale`], as each later call does. With `data_only`, times need
+    /// not be; here that is the same work.
     pub async fn fsync(self: &Arc<Self>, node: NodeId, _data_only: bool) -> Result<()> {
         let inode = self.inode(node).await?;
         if self.writable().is_err() {
@@ -31,7 +32,7 @@ impl Filesystem {
 
     async fn fsync_inode(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
         let written = self.write_through(inode, true).await;
-        // An error that a background write met is told once, here (R34).
+        // An error that a background write met is returned once, here (R34).
         let earlier = inode.state().error.take().filter(|_| !self.breaks(Sabotage::ForgetErrors));
         written?;
         earlier.map_or(Ok(()), |earlier| Err(*earlier))?;
@@ -55,7 +56,7 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Installs all that is dirty of the file when this is called, whoever writes it.
+    /// Installs all blocks of the file that are dirty at the call, whichever task writes them.
     pub(crate) async fn write_through(
         self: &Arc<Self>,
         inode: &InodeRef,
@@ -127,8 +128,8 @@ impl Filesystem {
         result
     }
 
-    /// Installs whatever is dirty now. Goes on after an error, and tells the first. What is deleted
-    /// meanwhile with its subvolume is nobody's.
+    /// Installs all blocks that are dirty now. Goes on after an error, and returns the first.
+    /// Blocks deleted meanwhile with their subvolume are dropped without an error.
     pub(crate) async fn write_all(self: &Arc<Self>) -> Result<()> {
         let mut result = Ok(());
         for files in self.flusher.files().chunks(SYNC_FILES) {

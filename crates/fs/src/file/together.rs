@@ -5,8 +5,8 @@
 //! are next to each other on the device most of the time, so the batches of a group are claimed one
 //! after the other and go out in few requests; each is installed by a transaction of its own.
 //!
-//! A request that fails is repeated by those of whose blocks it had some, each for itself: so only
-//! files are told of an error that have one.
+//! If a request fails, each file with blocks in it repeats its part alone: so only files with an
+//! error report one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ struct Ready {
 }
 
 impl Filesystem {
-    /// Writes everything that is dirty of the files when this is called. Each is told of its own
-    /// error, the caller of the first.
+    /// Writes the blocks of the files that are dirty at the call. Each file keeps its own error,
+    /// the caller gets the first.
     pub(crate) async fn write_together(self: &Arc<Self>, files: &[InodeRef]) -> Result<()> {
         let versions: Vec<u64> = files.iter().map(|file| file.state().data.version()).collect();
         let batches = files.iter().zip(&versions);

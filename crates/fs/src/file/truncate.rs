@@ -4,10 +4,10 @@
 //! the file's next batch (R35). So a truncate never waits for the log.
 //!
 //! The transaction that logs a size adds to tables, also where a file becomes shorter: snapshots
-//! may share it. So whoever sets one reserves what it adds (DIRTY-D10), and is refused (R21) where
-//! changes are, or, where extents are cut, where deletes are. A file of many extents is cut in
-//! steps before, which are refused likewise: they are made here, so that the caller is told, and
-//! not somebody whose data was accepted since.
+//! may share it. So the call that sets one reserves what it adds (DIRTY-D10), and is refused (R21)
+//! where changes are, or, where extents are cut, where deletes are. A file of many extents is cut
+//! in steps before, which are refused likewise: they are made here, so that this caller gets the
+//! error, and not a caller whose data was accepted since.
 
 use std::sync::Arc;
 
@@ -63,7 +63,8 @@ impl Filesystem {
         self.cut_in_steps(inode).await
     }
 
-    /// Removes what a pending cut has more than one transaction removes, as far as that is known.
+    /// Removes the extents of a pending cut beyond those that one transaction removes, as far as
+    /// that is known.
     pub(super) async fn cut_in_steps(&self, inode: &InodeRef) -> Result<()> {
         while inode.state().data.cut.wants_steps() {
             self.cut_step(inode, u64::MAX).await?;
@@ -78,7 +79,7 @@ impl Filesystem {
         Ok(self.pool.reserve(growth.div_ceil(BLOCK), tier).await?)
     }
 
-    /// What is behind the old end reads as zero (R36).
+    /// The range behind the old end reads as zero (R36).
     pub(super) async fn extend(
         self: &Arc<Self>,
         inode: &InodeRef,

@@ -1,11 +1,13 @@
 //! Writing into memory: room, reservation, the blocks that are only changed in part.
 //!
-//! The data lock is held throughout, so what a write has looked at stays as it is, but for batches
-//! that take blocks meanwhile: then those need another reservation. Whole blocks within the file
-//! need nothing looked at but its end, so writes of them share the lock: none waits for another.
+//! The data lock is held throughout, so the blocks that a write has looked at stay as they are,
+//! but for batches that take blocks meanwhile: then those need another reservation. Whole blocks
+//! within the file need nothing looked at but its end, so writes of them share the lock: none
+//! waits for another.
 //!
 //! Where there is no room for all blocks of a step, a partial write takes the first ones that there
-//! is room for, and ends there: what the caller is told has been taken is what was promised room.
+//! is room for, and ends there: the count returned to the caller is the length that was promised
+//! room.
 
 use std::sync::Arc;
 
@@ -21,7 +23,7 @@ use crate::{FileFlags, Filesystem, FsError, NodeId, Result, Sabotage};
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Largest size of a file.
 pub(crate) const FILE_BYTES_MAX: u64 = i64::MAX as u64 & !(BLOCK - 1);
-/// What is written in one step, so that a huge write can be throttled.
+/// The length of one step, so that a huge write can be throttled.
 const STEP_BYTES: usize = 1 << 20;
 /// Buffers of this many blocks are kept, smaller ones copied block by block.
 const KEEP_BLOCKS: usize = 16;
@@ -65,7 +67,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// What is exactly one block.
+    /// An input of exactly one block.
     fn whole_block(&self) -> Slot {
         match self {
             Input::Kept(buf, _, skip) => Slot { buf: (*buf).clone(), index: *skip as u32 },
@@ -74,7 +76,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Adds what more was promised.
+/// Adds a further promise.
 fn add(held: &mut Option<Promise>, more: Option<Promise>) {
     match (held, more) {
         (_, None) => {}
@@ -96,8 +98,8 @@ impl Filesystem {
         self.write_input(node, offset, Input::Copied(data), flags).await.map(drop)
     }
 
-    /// As [`Self::write`], but takes what there is room for, in whole blocks from the first byte
-    /// on, and says how many bytes that is. Fails if there is room for none.
+    /// As [`Self::write`], but takes the blocks that there is room for, in whole blocks from the
+    /// first byte on, and says how many bytes that is. Fails if there is room for none.
     pub async fn write_some(
         self: &Arc<Self>,
         node: NodeId,
@@ -110,7 +112,7 @@ impl Filesystem {
     }
 
     /// Writes the first `len` bytes of `data`, which is kept instead of copied where that is
-    /// cheaper: all of them, or what there is room for, as the flags say. How many.
+    /// cheaper: all of them, or those that there is room for, as the flags say. How many.
     pub async fn write_buf(
         self: &Arc<Self>,
         node: NodeId,
@@ -200,7 +202,7 @@ impl Filesystem {
             let step = (STEP_BYTES - (at % BLOCK) as usize).min(rest.bytes().len());
             let (head, tail) = rest.split(step);
             let reached = match self.write_step(inode, at, head, partial).await {
-                // Whoever goes on from there is told.
+                // A call that goes on from there gets the error.
                 Err(refused) if partial && at > offset && refused.is_full() => break,
                 reached => reached?,
             };
@@ -274,7 +276,7 @@ impl Filesystem {
         state.permit(if accepted { Way::Accepted } else { way })
     }
 
-    /// Where in the file ends what was taken.
+    /// The end in the file of the blocks taken.
     async fn write_step(
         self: &Arc<Self>,
         inode: &InodeRef,
@@ -344,7 +346,7 @@ impl Filesystem {
     }
 
     /// The last block, with zeros behind the end at `size`, if it must be written again because
-    /// what is or will be stored has something else there, which would show when the file grows
+    /// the stored block has, or will have, other bytes there, which would show when the file grows
     /// (R36).
     pub(super) async fn stale_tail(&self, inode: &Inode, size: u64) -> Result<Option<(u64, Slot)>> {
         let (block, valid) = (size / BLOCK, (size % BLOCK) as usize);
@@ -386,7 +388,7 @@ impl Filesystem {
     }
 
     /// As [`Self::insert_blocks`], but those behind the first `old` have new content; with
-    /// [`Take::Some`] perhaps not all, but one of these. Where what was taken ends.
+    /// [`Take::Some`] perhaps not all, but one of these. Returns the end of the blocks taken.
     async fn insert(
         self: &Arc<Self>,
         inode: &InodeRef,
@@ -396,7 +398,7 @@ impl Filesystem {
         take: Take,
     ) -> Result<u64> {
         let mut held: Option<Promise> = None;
-        // Preallocated space is not shared before what is put there is dirty.
+        // Preallocated space is not shared before the data put there is dirty.
         let mut in_place = None;
         loop {
             let have = held.as_ref().map_or(0, Promise::blocks);
@@ -420,7 +422,7 @@ impl Filesystem {
             };
             // A batch may take blocks while this waits: then they need more.
             let Ok(more) = self.promise_now(&inode.subvol, missing) else {
-                // What fallocate has promised is there.
+                // Space that fallocate has promised is there.
                 let unshared = inode.subvol.in_place.read().await;
                 let ready = match self.has_room_to_convert(slots.len() as u64) {
                     true => self.preallocated(inode, &slots).await?,

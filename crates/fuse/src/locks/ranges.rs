@@ -51,7 +51,7 @@ impl Ranges {
         })
     }
 
-    /// Makes `lock` so, in place of what its owner had there. Nothing may be in the way.
+    /// Makes `lock` so, in place of its owner's locks there. Nothing may be in the way.
     pub(super) fn set(&mut self, lock: &Lock) {
         assert!(self.conflicts(lock).next().is_none(), "RANGES-K2: a lock in the way of {lock:?}");
         let Lock { owner, kind, mut start, mut end, pid, .. } = *lock;

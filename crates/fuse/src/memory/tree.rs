@@ -373,7 +373,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Cookie, name and node of what comes behind `cookie`.
+    /// Cookie, name and node of the entries behind `cookie`.
     pub(super) fn list(
         &self,
         directory: NodeId,

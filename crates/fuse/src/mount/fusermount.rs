@@ -1,6 +1,6 @@
 //! Mounting as an ordinary user, through the setuid program fusermount3.
 //!
-//! It checks what the user may do, mounts, and sends the device back through a socket. The socket
+//! It checks the user's rights, mounts, and sends the device back through a socket. The socket
 //! is its standard input, so that no other descriptor of ours has to be inherited.
 
 use std::io::{IoSliceMut, Read};
@@ -59,7 +59,7 @@ fn start(command: &mut Command) -> Result<Child, MountError> {
     })
 }
 
-/// What the program had to say if it failed.
+/// The program's message if it failed.
 fn finish(mut child: Child) -> Result<Option<String>, MountError> {
     let failed = |source| MountError::Io { what: PROGRAM, source };
     let mut reason = String::new();

@@ -1,4 +1,4 @@
-//! What stands behind `-o`.
+//! The options behind `-o`.
 //!
 //! Options of three kinds: flags that any mount has, those of FUSE, and those of the filesystem,
 //! which the caller takes for itself. Anything else is an error that names it: a misspelt option
@@ -33,11 +33,11 @@ pub struct MountOptions {
     pub allow_root: bool,
     /// The kernel checks permissions (modes and ACLs) before it asks.
     pub default_permissions: bool,
-    /// Largest READ in bytes, 0 for what the protocol allows.
+    /// Largest READ in bytes, 0 for the protocol's maximum.
     pub max_read: u32,
     /// Block size of a `fuseblk` mount.
     pub block_size: u32,
-    /// What `mount` and `df` show as source, instead of the source itself.
+    /// The source that `mount` and `df` show, instead of the source itself.
     pub fsname: Option<String>,
     /// Kept for `/proc/mounts` and security modules, passed on to the kernel as they are.
     pub passed_on: Vec<String>,
@@ -106,8 +106,8 @@ fn flag(name: &str) -> Option<Change> {
 }
 
 impl MountOptions {
-    /// Reads `text` (`ro,noatime,…`, as often given as you like) on top of what is set. `own` is
-    /// asked first and says whether the option is the filesystem's and was taken.
+    /// Reads `text` (`ro,noatime,…`, as often given as you like) on top of the present options.
+    /// `own` is asked first and says whether the option is the filesystem's and was taken.
     pub fn add(
         &mut self,
         text: &str,
@@ -176,7 +176,7 @@ impl MountOptions {
         flags.into_iter().filter(move |(flag, _)| own.contains(*flag)).map(|(_, name)| name)
     }
 
-    /// What the kernel is told of a connection through descriptor `fd`.
+    /// The kernel's options for a connection through descriptor `fd`.
     pub(super) fn for_kernel(&self, fd: i32, root_mode: u32, uid: u32, gid: u32) -> Vec<String> {
         let mut all = vec![
             format!("fd={fd}"),
@@ -197,7 +197,7 @@ impl MountOptions {
         all
     }
 
-    /// What fusermount3 gets behind `-o`.
+    /// The text behind `-o` for fusermount3.
     pub(super) fn helper_data(&self, fsname: &str) -> String {
         let mut data = format!("fsname={},subtype=copyhold", escape(fsname));
         let flags = [

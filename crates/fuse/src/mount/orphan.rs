@@ -31,7 +31,7 @@ pub fn abort_orphans() {
     if entries.is_empty() {
         return;
     }
-    // Before the look at processes: what has the number of an orphan then is the orphan.
+    // Before the look at processes: a connection with the number of an orphan then is the orphan.
     let entries: Vec<_> = entries.into_iter().map(|entry| (entry.which(), entry)).collect();
     let orphans = orphans();
     for (which, entry) in

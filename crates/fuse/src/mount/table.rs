@@ -11,7 +11,8 @@ use super::which::Which;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
     pub mount_point: PathBuf,
-    /// Major and minor number of the device; tells one mount from the next at the same place.
+    /// Major and minor number of the device; distinguishes one mount from the next at the same
+    /// place.
     pub device: (u32, u32),
     /// Such as `fuse.copyhold`.
     pub kind: String,
@@ -31,7 +32,7 @@ impl MountEntry {
         super::is_dead(&self.mount_point)
     }
 
-    /// Who mounted, as FUSE shows it.
+    /// The user who mounted, as FUSE shows it.
     pub fn user(&self) -> Option<u32> {
         self.options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok())
     }
@@ -41,8 +42,8 @@ impl MountEntry {
         self.options.split(',').any(|option| option == "ro")
     }
 
-    /// What tells this filesystem from all others, as long as it is mounted in whichever namespace,
-    /// or used though it is not; none when it has gone. Device numbers do not: the kernel gives
+    /// A number of this filesystem alone, as long as it is mounted in whichever namespace, or used
+    /// though it is not; none when it has gone. Device numbers are not unique: the kernel gives
     /// them to the next filesystem at once. Numbers of directories in sysfs it gives in turn.
     pub fn identity(&self) -> Option<u64> {
         self.which().identity()
@@ -77,7 +78,7 @@ pub fn mounts() -> io::Result<Vec<MountEntry>> {
     Ok(text.split(|&byte| byte == b'\n').filter_map(MountEntry::parse).collect())
 }
 
-/// What is mounted just at `mount_point` (absolute, without links), if anything.
+/// The mount just at `mount_point` (absolute, without links), if any.
 pub fn mounted_at(mount_point: &Path) -> io::Result<Option<MountEntry>> {
     Ok(mounts()?.into_iter().rfind(|entry| entry.mount_point == mount_point))
 }

@@ -8,7 +8,7 @@
 //!
 //! TREE-T1  Dropping a tree that was not attached unmounts it.
 //! TREE-T2  From Linux 6.15 on the place shows the part and never the whole. Older kernels clone
-//!          only what is attached, so the whole is at the place while the part is cloned.
+//!          only attached trees, so the whole is at the place while the part is cloned.
 
 use std::fs;
 use std::io;
@@ -29,7 +29,7 @@ use super::{MountEntry, MountError, MountOptions};
 /// Number of `/dev/fuse`.
 const FUSE_DEVICE: (u32, u32) = (10, 229);
 
-/// What fsconfig(2) takes. mount(2) takes a page.
+/// The limit of fsconfig(2). mount(2) takes a page.
 pub(super) const SOURCE_BYTES_MAX: usize = 255;
 
 /// A mount that is at no place yet.
@@ -65,7 +65,7 @@ impl DetachedMount {
         Ok(DetachedMount { fd })
     }
 
-    /// One more mount of what is mounted at `of`, from a block device or through `connection`.
+    /// One more mount of the filesystem at `of`, from a block device or through `connection`.
     /// `None`: it has just ended.
     pub fn again(
         of: &MountEntry,
@@ -239,7 +239,7 @@ mod tests {
             let Some((session, tree)) = served(place.path()) else { return };
             let part = tree.directory("part".as_ref()).unwrap();
             match whole_first {
-                // What older kernels need.
+                // Older kernels need this.
                 true => {
                     tree.attach_through_whole(&part, place.path()).unwrap();
                     let found = mounted_at(place.path()).unwrap().unwrap();

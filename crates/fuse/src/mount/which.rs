@@ -17,7 +17,7 @@ use super::MountEntry;
 
 const SHOWN: &str = "/sys/class/bdi";
 
-/// A filesystem: the number that tables of mounts have, and what tells it from all others.
+/// A filesystem: the number that tables of mounts have, and its unique identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Which {
     pub(super) number: (u32, u32),

@@ -54,7 +54,7 @@ impl<'a> Extensions<'a> {
     }
 }
 
-/// Kind, body and what follows of the first extension.
+/// Kind and body of the first extension, and the bytes behind it.
 fn split(bytes: &[u8]) -> Option<(u32, &[u8], &[u8])> {
     let (header, _) = wire::ExtHeader::read_from_prefix(bytes).ok()?;
     let size = header.size as usize;

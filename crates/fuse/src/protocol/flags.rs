@@ -51,11 +51,11 @@ pub mod fattr {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// `OpenOut::open_flags`: what the kernel may do with an open file.
+/// `OpenOut::open_flags`: the kernel's permissions for an open file.
 pub mod fopen {
     /// Past the page cache.
     pub const DIRECT_IO: u32 = 1 << 0;
-    /// What the page cache holds of the file stays valid.
+    /// Pages of the file in the page cache stay valid.
     pub const KEEP_CACHE: u32 = 1 << 1;
     pub const NONSEEKABLE: u32 = 1 << 2;
     /// Entries read from this directory may be cached and served again.
@@ -94,7 +94,7 @@ pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 pub const IOCTL_COMPAT: u32 = 1 << 0;
 /// `IoctlIn::flags`: on a directory.
 pub const IOCTL_DIR: u32 = 1 << 4;
-/// `PollIn::flags`: tell later, by a notification.
+/// `PollIn::flags`: report later, by a notification.
 pub const POLL_SCHEDULE_NOTIFY: u32 = 1 << 0;
 /// `NotifyInvalEntry::flags`: make it look expired, but keep it.
 pub const EXPIRE_ONLY: u32 = 1 << 0;

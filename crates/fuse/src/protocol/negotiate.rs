@@ -1,8 +1,8 @@
-//! INIT: what the kernel offers, what we want, what both will do.
+//! INIT: the kernel's offers, our wishes, and the agreement.
 //!
-//! Every wish is a field of [`Settings`] with a default and its reason; what the kernel does not
-//! offer is left out silently and can be seen in [`Negotiated`]. `/dev/fuse` figures that led to
-//! the defaults are in the book, chapter "operating".
+//! Every wish is a field of [`Settings`] with a default and its reason; a feature that the kernel
+//! does not offer is left out silently and can be seen in [`Negotiated`]. `/dev/fuse` figures that
+//! led to the defaults are in the book, chapter "operating".
 
 use super::flags::init as flag;
 use super::parse::Dialect;
@@ -18,7 +18,7 @@ pub enum ReaddirPlus {
     Always,
 }
 
-/// What we ask of the kernel.
+/// Our requests to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Largest WRITE and READ in bytes, 4 KiB to 1 MiB, whole pages. 128 KiB and 1 MiB cost the
@@ -45,14 +45,14 @@ pub struct Settings {
     /// `posix_acl`, which has the kernel check permissions.
     pub idmapped_mounts: bool,
     /// A file handle finds its file, also when the kernel has forgotten it. overlayfs then keeps
-    /// what a handle led to, and from Linux 6.16 on the kernel refuses that at the second use:
-    /// what a look-up by handle gives has no epoch, and counts as older than any.
+    /// the target of a handle, and from Linux 6.16 on the kernel refuses that at the second use:
+    /// the result of a look-up by handle has no epoch, and counts as older than any.
     pub file_handles: bool,
     /// Security labels travel with the request that creates a file.
     pub security_context: bool,
     /// Direct I/O files may be mapped.
     pub direct_io_mmap: bool,
-    /// The kernel keeps what symbolic links say.
+    /// The kernel caches the targets of symbolic links.
     pub cache_symlinks: bool,
     /// Reading the device of an aborted connection says so.
     pub abort_error: bool,
@@ -82,7 +82,7 @@ impl Default for Settings {
     }
 }
 
-/// What holds for a connection.
+/// The terms of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Negotiated {
     pub minor: u32,
@@ -101,7 +101,7 @@ impl Negotiated {
     }
 }
 
-/// What to answer to an INIT.
+/// The answer to an INIT.
 #[derive(Clone, Copy, Debug)]
 pub enum InitAnswer {
     Agreed(wire::InitOut, Negotiated),
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(Settings::default().wanted() & flag::ATOMIC_O_TRUNC, 0);
     }
 
-    /// The kernel gives up a connection that allows them and does not check permissions.
+    /// The kernel rejects a connection that allows them and does not check permissions.
     #[test]
     fn idmapped_mounts_are_allowed_where_the_kernel_checks_permissions() {
         let allows = |settings: Settings| settings.wanted() & flag::ALLOW_IDMAP != 0;

@@ -1,4 +1,5 @@
-//! What the daemon tells the kernel unasked: drop a name, drop or fill cached data, wake a poll.
+//! Notifications from the daemon to the kernel: drop a name, drop or fill cached data, wake a
+//! poll.
 
 use std::io::IoSlice;
 
@@ -18,9 +19,9 @@ pub enum Notification<'a> {
     /// Cached attributes of `node`, and its data from `offset` on (`len` 0: to the end; a negative
     /// `offset`: attributes only).
     InvalInode { node: NodeId, offset: i64, len: i64 },
-    /// The name and what hangs below it, positive or negative. `expire`: ask again, but keep it.
+    /// The name and the entries below it, positive or negative. `expire`: ask again, but keep it.
     InvalEntry { parent: NodeId, name: &'a [u8], expire: bool },
-    /// The name is gone, and `child` with it if that is what it stands for.
+    /// The name is gone, and `child` with it if the name still refers to it.
     Delete { parent: NodeId, child: NodeId, name: &'a [u8] },
     /// Puts `data` into the page cache of `node`.
     Store { node: NodeId, offset: u64, data: &'a [u8] },

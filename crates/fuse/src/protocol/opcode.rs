@@ -1,4 +1,4 @@
-//! What a request asks for, as the kernel numbers it.
+//! The operation of a request, as the kernel numbers it.
 
 macro_rules! opcodes {
     ($($name:ident = $number:literal),* $(,)?) => {
@@ -42,7 +42,7 @@ impl Opcode {
     }
 }
 
-/// What a notification says.
+/// The kind of a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum NotifyCode {

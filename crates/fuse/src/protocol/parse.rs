@@ -2,7 +2,7 @@
 //!
 //! The kernel is trusted not to lie, but not to be of our version, and the parser is fuzzed like
 //! any other: each length is checked, any bytes give a request or a [`ParseError`]. Bytes behind
-//! what is known are ignored, since the protocol grows at the ends of its structures.
+//! the known fields are ignored, since the protocol grows at the ends of its structures.
 
 use thiserror::Error;
 use zerocopy::FromBytes;
@@ -14,8 +14,8 @@ use super::opcode::Opcode;
 use super::request::*;
 use super::{flags, wire};
 
-/// No kernel reads more at a time: what INIT agrees on is at most this. An answer to more could
-/// take any amount of memory.
+/// No kernel reads more at a time: INIT agrees on at most this. An answer to more could take any
+/// amount of memory.
 const READ_BYTES_MAX: u32 = 1 << 20;
 
 /// Why bytes are no request.
@@ -38,14 +38,14 @@ pub enum ParseError {
     Extension,
 }
 
-/// What INIT agreed on, as far as the form of requests depends on it.
+/// The agreement of INIT, as far as the form of requests depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dialect {
     /// SETXATTR has its long form.
     pub setxattr_ext: bool,
 }
 
-/// The header at the start of a message of `len` bytes, which must be what the header says.
+/// The header at the start of a message of `len` bytes, which must equal the header's length.
 /// `start` has as many of them as were read into it.
 pub fn parse_prefix(start: &[u8], len: usize) -> Result<wire::InHeader, ParseError> {
     let start = &start[..len.min(start.len())];

@@ -1,4 +1,4 @@
-//! Answers: what an operation found, put into the kernel's bytes.
+//! Answers: results of operations, put into the kernel's bytes.
 //!
 //! An [`Answer`] is an error, or a body that is either *fixed* (one of the structures of
 //! [`wire`], kept inline) or *data* (read bytes, entries, attribute values), which is never copied
@@ -16,7 +16,7 @@ use super::request::{Handle, Lock, LockKind, NodeId};
 use super::wire;
 use crate::Errno;
 
-/// What stat(2) and statx(2) show of an inode.
+/// The attributes that stat(2) and statx(2) show of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
     pub ino: u64,
@@ -87,7 +87,7 @@ pub struct Statfs {
     pub name_max: u32,
 }
 
-/// The result of an ioctl: what the call returns, and what is copied to the caller.
+/// The result of an ioctl: the return value of the call, and the bytes copied to the caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IoctlReply {
     pub result: i32,
@@ -180,7 +180,7 @@ enum Body {
     Data(Data),
 }
 
-/// What is sent back for one request.
+/// The answer to one request.
 #[derive(Debug)]
 pub struct Answer {
     error: i32,
@@ -339,7 +339,7 @@ impl Answer {
         }
     }
 
-    /// Writes what follows the header to the start of `place`, which must have room for it.
+    /// Writes the body behind the header to the start of `place`, which must have room for it.
     pub fn write_body(&self, place: &mut [u8]) {
         match &self.body {
             None => {}

@@ -1,4 +1,4 @@
-//! Requests with their meaning: what [`super::parse`] makes of the kernel's bytes.
+//! Requests with their meaning: the result of [`super::parse`] on the kernel's bytes.
 //!
 //! Flags have become `Option`s, `bool`s and enums; names are bytes without NUL, never empty, and
 //! borrow from the message. The node of the header is not repeated here: see [`Caller`].
@@ -8,7 +8,7 @@ use copyhold_types::Timestamp;
 use super::extension::Extensions;
 use super::flags::INVALID_ID;
 
-/// What the kernel calls an inode; the filesystem chose it in an entry. [`NodeId::ROOT`] is fixed.
+/// The kernel's name for an inode; the filesystem chose it in an entry. [`NodeId::ROOT`] is fixed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u64);
 
@@ -16,7 +16,7 @@ impl NodeId {
     pub const ROOT: NodeId = NodeId(1);
 }
 
-/// What the filesystem answered to an open; the kernel repeats it with each use of that file.
+/// The filesystem's answer to an open; the kernel repeats it with each use of that file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle(pub u64);
 
@@ -24,7 +24,7 @@ pub struct Handle(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockOwner(pub u64);
 
-/// Who asks, and about which node.
+/// The caller, and the node that it asks about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// Number of the request on this connection, never used twice.
@@ -59,7 +59,7 @@ pub enum SetTime {
     At(Timestamp),
 }
 
-/// SETATTR: only what is `Some` changes.
+/// SETATTR: only attributes that are `Some` change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
     pub handle: Option<Handle>,
@@ -72,7 +72,7 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// Only from a writeback cache.
     pub ctime: Option<Timestamp>,
-    /// A truncation by a caller who may not keep setuid and setgid: take them away.
+    /// A truncation by a caller that may not keep setuid and setgid: take them away.
     pub kill_suidgid: bool,
 }
 
@@ -97,13 +97,13 @@ pub struct Write {
     /// Flags of the open file, `O_…`.
     pub flags: u32,
     pub lock_owner: Option<LockOwner>,
-    /// From the page cache: the handle is any open one, the caller perhaps somebody else.
+    /// From the page cache: the handle is any open one, the caller perhaps another process.
     pub cached: bool,
     /// Take setuid and setgid away.
     pub kill_suidgid: bool,
 }
 
-/// MKNOD, MKDIR, SYMLINK, TMPFILE, CREATE: what a new inode starts with.
+/// MKNOD, MKDIR, SYMLINK, TMPFILE, CREATE: the attributes that a new inode starts with.
 #[derive(Clone, Copy, Debug)]
 pub struct NewNode<'a> {
     /// Type and permissions. The umask is not applied yet: a default ACL would replace it.
@@ -151,7 +151,7 @@ pub struct SetXattr<'a> {
     pub value: &'a [u8],
     /// `XATTR_CREATE`, `XATTR_REPLACE`.
     pub flags: u32,
-    /// The access ACL is set by somebody who may not keep setgid: take it away.
+    /// The caller that sets the access ACL may not keep setgid: take it away.
     pub kill_sgid: bool,
 }
 
@@ -176,7 +176,7 @@ pub struct Lock {
     pub flock: bool,
 }
 
-/// IOCTL of fixed size: what the number of the command says is copied in and out.
+/// IOCTL of fixed size: the number of the command gives the bytes copied in and out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ioctl<'a> {
     pub handle: Handle,
@@ -196,7 +196,7 @@ pub struct Poll {
     /// Names this waiter in a later notification.
     pub kernel_handle: u64,
     pub events: u32,
-    /// Somebody waits: notify when one of the events happens.
+    /// The caller waits: notify when one of the events happens.
     pub notify: bool,
 }
 

@@ -1,8 +1,8 @@
 //! Answers on their way to the thread that commits them.
 //!
 //! An answer lies in its entry; here is only that it is there. The thread is woken by an eventfd if
-//! it sleeps: it says so, under the lock, having found nothing, and whoever comes next takes that
-//! note away and wakes it. So no answer is left lying, and many wake it once.
+//! it sleeps: it says so, under the lock, having found nothing, and the next answer's thread takes
+//! that note away and wakes it. So no answer is left lying, and many wake it once.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -63,7 +63,7 @@ impl Mailbox {
         self.state.lock().closed
     }
 
-    /// What has come since, into `taken`, which is empty.
+    /// The answers that came since, into `taken`, which is empty.
     pub(super) fn take(&self, taken: &mut Vec<Answered>) {
         debug_assert!(taken.is_empty());
         std::mem::swap(&mut self.state.lock().answered, taken);
@@ -81,7 +81,7 @@ impl Mailbox {
     }
 
     fn ring(&self) {
-        // Full after 2^64 rings that nobody heard: then it is readable anyway.
+        // Full after 2^64 rings without a read: then it is readable anyway.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
@@ -91,8 +91,8 @@ impl Mailbox {
     }
 }
 
-/// A history for shuttle: answers come to a thread that sleeps whenever it may. One that nobody
-/// wakes looks for ever.
+/// A history for shuttle: answers come to a thread that sleeps whenever it may. One whose
+/// wakeup is lost looks for ever.
 #[cfg(shuttle)]
 pub fn answers() {
     use std::sync::Arc;

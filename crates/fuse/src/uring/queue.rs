@@ -1,7 +1,7 @@
 //! The thread of one CPU: takes requests from its ring, has them polled, commits answers.
 //!
-//! A turn: take what has completed, poll each operation once, commit what has been answered, here
-//! or elsewhere, see to it that each queue has an entry in the kernel's hand (URING-U3), and sleep
+//! A turn: take completions, poll each operation once, commit answers, here
+//! or elsewhere, ensure that each queue has an entry in the kernel's hand (URING-U3), and sleep
 //! until something completes or the mailbox's bell is rung. Answers are handed to the kernel
 //! together, but not more than [`TOGETHER`], so that the first caller does not wait for the last.
 
@@ -30,13 +30,13 @@ const TOGETHER: usize = 8;
 /// Data from which on an operation is polled on another CPU.
 const LARGE: usize = 64 << 10;
 /// Entries that are registered at a time when fewer than the reserve are in the kernel's hand: it
-/// gives one that is new only to who comes after it, and looks for who waits only when one is
-/// committed.
+/// gives one that is new only to requests that come after it, and looks for waiting ones only when
+/// one is committed.
 const MORE: usize = 4;
 /// Most entries of a thread. So many requests waiting at once are too many for other reasons.
 const ENTRIES_MAX: usize = 16 << 10;
 
-/// What a thread is started with.
+/// The parameters of a thread.
 pub(super) struct Start {
     pub(super) plan: Plan,
     pub(super) device: Device,
@@ -44,8 +44,8 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// The thread: says whether it has what it needs, waits for the connection, says whether the
-    /// kernel has taken its entries, and serves to the end.
+    /// The thread: reports whether it has its resources, waits for the connection, says whether
+    /// the kernel has taken its entries, and serves to the end.
     pub(super) fn run<O: Operations>(
         self,
         begun: &Receiver<Arc<Channel<O>>>,
@@ -60,7 +60,7 @@ impl Start {
             Ok(ring) => ring,
             Err(error) => return drop(tell.send(Err(error))),
         };
-        // Nobody listens any more if the session could not be started.
+        // If the session could not be started, the receiver is gone.
         let _ = tell.send(Ok(()));
         let Ok(channel) = begun.recv() else { return };
         let mut queue = Queue::new(plan, mailbox, ring, channel, desk::serve);
@@ -191,7 +191,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Queue<O, F>
         }
     }
 
-    /// What `lease` has, if it can be understood.
+    /// The message of `lease`, if it can be understood.
     fn message(&mut self, lease: Lease) -> Option<Message> {
         let header = lease.header();
         let Some(argument) = lease.argument() else {

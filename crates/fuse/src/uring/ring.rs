@@ -1,7 +1,7 @@
 //! One io_uring with the entries of its queues: commands in, requests out.
 //!
 //! Only the queue's thread uses it. It knows which entries are in the kernel's hand, and makes the
-//! lease when one comes back with a request; nothing else does (URING-U1). What is pushed goes to
+//! lease when one comes back with a request; nothing else does (URING-U1). Pushed commands go to
 //! the kernel with the next [`Ring::enter`].
 
 #![allow(unsafe_code)]
@@ -21,9 +21,9 @@ use super::slot::{Lease, Slot};
 use crate::device::Device;
 use crate::protocol::wire;
 
-/// Marks the completion that tells of the mailbox's bell.
+/// Marks the completion that reports the mailbox's bell.
 const BELL: u64 = u64::MAX;
-/// Marks those that nobody listens to.
+/// Marks completions without a receiver.
 const NOBODY: u64 = u64::MAX - 1;
 /// Commands that fit between two calls of the kernel; more are handed over in between.
 const COMMANDS: u32 = 128;
@@ -34,7 +34,7 @@ const SQE_LEN: usize = 24;
 /// A queue that no machine has.
 const NO_QUEUE: u16 = u16::MAX;
 
-/// What came out of the kernel.
+/// An event that came out of the kernel.
 #[derive(Debug)]
 pub(super) enum Event {
     Request(Lease),
@@ -127,7 +127,7 @@ impl Ring {
         self.enter(0)
     }
 
-    /// Answers what an entry has, and fetches the next request into it.
+    /// Answers an entry's request, and fetches the next request into it.
     pub(super) fn commit(&mut self, answered: Answered) -> io::Result<()> {
         let index = answered.index as usize;
         let Held { slot, in_kernel, keeps, is_fat } = &mut self.entries[index];
@@ -170,7 +170,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Gives the kernel what was pushed, and waits for `completions`.
+    /// Submits the pushed commands, and waits for `completions`.
     pub(super) fn enter(&mut self, completions: usize) -> io::Result<()> {
         loop {
             match self.submit_and_wait(completions) {
@@ -189,7 +189,7 @@ impl Ring {
         self.uring.submit_and_wait(completions).map(drop)
     }
 
-    /// Takes what has completed.
+    /// Takes completions.
     pub(super) fn reap(&mut self, events: &mut Vec<Event>) {
         for completion in self.uring.completion() {
             match completion.user_data() {
@@ -269,8 +269,8 @@ impl Ring {
     }
 
     fn push(&mut self, entry: &Entry128) -> io::Result<()> {
-        // SAFETY: what it points to is the memory of an entry that is kept until the kernel has
-        // given it back (URING-U4), or is read before `refuse` returns.
+        // SAFETY: it points to the memory of an entry that is kept until the kernel has given it
+        // back (URING-U4), or is read before `refuse` returns.
         while unsafe { self.uring.submission().push(entry) }.is_err() {
             self.enter(0)?;
         }
@@ -286,7 +286,7 @@ fn count(queues: &mut [(u16, usize)], queue: u16, change: impl FnOnce(&mut usize
 impl Drop for Ring {
     fn drop(&mut self) {
         if !self.is_empty() {
-            // URING-U4: whoever ends early leaves the memory to the kernel.
+            // URING-U4: an early end leaves the memory to the kernel.
             self.entries.drain(..).for_each(|held| std::mem::forget(held.slot));
         }
     }
@@ -296,7 +296,7 @@ impl Drop for Ring {
 mod tests {
     use super::*;
 
-    /// A ring that hears its bell, and no more: what it has as a device is none.
+    /// A ring that hears its bell, and no more: its device is none.
     fn ring(mailbox: &Arc<Mailbox>) -> Ring {
         let device = Device::new(std::fs::File::open("/dev/null").unwrap().into());
         Ring::new(device, Arc::clone(mailbox), &[0], 0).unwrap()

@@ -28,7 +28,7 @@ const IOVECS: usize = 1024;
 const _: () = assert!(size_of::<wire::RingHeaders>() <= IOVECS);
 
 /// An entry's memory. The C library maps it and unmaps it: ThreadSanitizer knows of its calls, and
-/// so does not take the next owner of an address for one who races with the last.
+/// so does not take the next owner of an address for a thread that races with the last.
 pub(super) struct Slot {
     place: NonNull<u8>,
     payload_bytes: usize,
@@ -36,7 +36,7 @@ pub(super) struct Slot {
     pub(super) queue: u16,
 }
 
-// SAFETY: the memory belongs to nobody's thread; who may touch it is URING-U1 and URING-U2.
+// SAFETY: the memory belongs to no thread; URING-U1 and URING-U2 say which one may touch it.
 unsafe impl Send for Slot {}
 // SAFETY: as above; a shared slot gives out addresses, the rest is `Lease`.
 unsafe impl Sync for Slot {}
@@ -61,7 +61,7 @@ impl Slot {
             iov_len,
         };
         let iovecs = [iovec(0, size_of::<wire::RingHeaders>()), iovec(PAGE, payload_bytes)];
-        // SAFETY: within the first page, which is writable, aligned, and nobody else's yet.
+        // SAFETY: within the first page, which is writable, aligned, and not yet shared.
         unsafe { slot.iovecs().cast_mut().cast::<[libc::iovec; 2]>().write(iovecs) };
         Ok(slot)
     }
@@ -81,10 +81,10 @@ impl Slot {
     ///
     /// # Safety
     /// The entry must be in the kernel's hand, its commit submitted, outside `io_uring_enter`, with
-    /// no completion that has not been taken (URING-U2): then nothing of worth is there, and nobody
-    /// looks.
+    /// no completion that has not been taken (URING-U2): then nothing of worth is there, and it
+    /// has no reader.
     pub(super) unsafe fn trim(&self) {
-        // SAFETY: the range is this slot's own mapping, whose content the caller gives up.
+        // SAFETY: the range is this slot's own mapping, whose content the caller discards.
         let _kept = unsafe {
             madvise(self.payload().as_ptr().cast(), self.payload_bytes, Advice::LinuxDontNeed)
         };
@@ -93,13 +93,13 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // SAFETY: URING-U4, nobody refers to the mapping any more.
+        // SAFETY: URING-U4, the mapping is no longer referenced.
         let failed = unsafe { libc::munmap(self.place.as_ptr().cast(), PAGE + self.payload_bytes) };
         debug_assert_eq!(failed, 0);
     }
 }
 
-/// The right to an entry, from the completion that told of its request to the answer. Dropping it
+/// The right to an entry, from the completion that reported its request to the answer. Dropping it
 /// answers EIO.
 pub(crate) struct Lease {
     slot: Arc<Slot>,
@@ -116,8 +116,7 @@ const LARGE: usize = 16 << 10;
 
 impl Lease {
     /// # Safety
-    /// URING-U1: a completion has told that the entry has a request, and no lease was made for that
-    /// yet.
+    /// URING-U1: a completion has reported a request in the entry, and no lease exists for it yet.
     pub(super) unsafe fn new(slot: Arc<Slot>, index: u32, mailbox: Arc<Mailbox>) -> Lease {
         let mut lease = Lease { slot, index, commit_id: 0, mailbox, answered: false, used: 0 };
         lease.commit_id = lease.headers().commit_id;
@@ -141,7 +140,7 @@ impl Lease {
         unsafe { slice::from_raw_parts_mut(self.slot.payload().as_ptr(), self.slot.payload_bytes) }
     }
 
-    /// What came beside the headers.
+    /// The bytes that came beside the headers.
     pub(crate) fn payload(&self) -> &[u8] {
         let len = (self.headers().payload_size as usize).min(self.slot.payload_bytes);
         // SAFETY: URING-U1, borrowed; the mapping has so many bytes there.
@@ -154,8 +153,8 @@ impl Lease {
         header
     }
 
-    /// The operation's own header: what the message has beyond its header and the payload. `None`
-    /// when that makes no sense.
+    /// The operation's own header: the bytes of the message beyond its header and the payload.
+    /// `None` when that makes no sense.
     pub(crate) fn argument(&self) -> Option<&[u8]> {
         let len = (self.header().len as usize)
             .checked_sub(size_of::<wire::InHeader>())?

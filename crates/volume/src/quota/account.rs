@@ -1,4 +1,4 @@
-//! An account: what one owner pays, and the way up from there.
+//! An account: the charges of one owner, and the way up from there.
 //!
 //! Problem.  A group's sum is that of the distinct accounts below it, while charges go on and
 //!           groups are rearranged; and no lock may be shared by tenants (P8).
@@ -31,7 +31,7 @@ pub(super) struct Account {
     /// Its group of level 0.
     pub(super) node: Arc<Node>,
     way: RwLock<Way, of::AccountWay>,
-    /// Its own part of what the gates of its node count.
+    /// Its own part of the counts in the gates of its node.
     inodes: AtomicI64,
     snapshots: AtomicI64,
     taken: AtomicU64,
@@ -151,7 +151,7 @@ impl Account {
         self.with_payer(|account, above| nodes(&account.node, above).any(|node| node.id == group))
     }
 
-    /// Calls `act` for whoever pays, with the nodes above, while neither can change.
+    /// Calls `act` for the payer, with the nodes above, while neither can change.
     fn with_payer<T>(&self, act: impl FnOnce(&Account, &Above) -> T) -> T {
         self.with_payer_at(0, act)
     }
@@ -193,7 +193,7 @@ impl Account {
     }
 
     /// Reserves, here and everywhere above, or nowhere (QUOTA-Q4). It looks before it takes, so
-    /// that what is refused disturbs nobody; only two that take the last room at once can both be
+    /// a refusal disturbs no other call; only two that take the last room at once can both be
     /// refused.
     pub(super) fn hold(self: &Arc<Self>, wanted: Request, tier: Tier) -> Result<Hold, Exceeded> {
         self.with_payer(|account, above| {
@@ -204,7 +204,7 @@ impl Account {
         Ok(Hold::new(Arc::clone(self), wanted))
     }
 
-    /// Takes from every node, or gives back what it has taken from those before.
+    /// Takes from every node, or returns the part taken from those before.
     fn take(&self, above: &Above, wanted: &Request, tier: Tier) -> Result<(), Exceeded> {
         let change = wanted.reserving();
         for (taken, node) in nodes(&self.node, above).enumerate() {
@@ -227,7 +227,7 @@ impl Account {
         self.pay(&left.reserving().negated());
     }
 
-    /// Reserved bytes become an estimate of what edits will take.
+    /// Reserved bytes become an estimate of the space for edits.
     pub(super) fn owe_reserved(&self, bytes: u64) {
         let bytes = bytes as i64;
         if bytes != 0 {
@@ -255,7 +255,7 @@ impl Account {
         }
     }
 
-    /// Gives it another way up; what is on the old one and the new one stays as it is.
+    /// Gives it another way up; the sums on the old one and the new one stay as they are.
     pub(super) fn set_above(&self, above: Above) {
         let mut way = self.way.write();
         assert!(way.heir.is_none(), "ACCOUNT-A2: who has an heir has no way up");
@@ -287,8 +287,8 @@ impl Account {
         way.heir = Some(Arc::clone(heir));
     }
 
-    /// While this is held, nothing changes the sums of this account, nor of what is above it by way
-    /// of this account.
+    /// While this is held, nothing changes the sums of this account, nor of the nodes above it by
+    /// way of this account.
     pub(super) fn still(&self) -> impl Sized + '_ {
         self.way.write_at(self.subvol.0.into())
     }

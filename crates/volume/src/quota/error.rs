@@ -1,4 +1,4 @@
-//! Why a quota operation is refused, and what would be a bug.
+//! The refusals of quota operations, and the errors that would be bugs.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use copyhold_types::{EpochId, SubvolId};
 
 use super::PARENTS_MAX;
 
-/// What a limit counts.
+/// The resource that a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     Bytes,
@@ -16,7 +16,7 @@ pub enum Resource {
 }
 
 /// A limit that stands in the way. `used`, `reserved` and `unflushed` were read one after the other
-/// and are for people; what decided was their sum.
+/// and are for people; their sum decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exceeded {
     /// The group that refuses.
@@ -27,7 +27,7 @@ pub struct Exceeded {
     pub used: u64,
     /// Promised to writes that were accepted.
     pub reserved: u64,
-    /// What unflushed changes will take, at most.
+    /// The most that unflushed changes will take.
     pub unflushed: u64,
     pub limit: u64,
 }
@@ -143,7 +143,7 @@ impl QuotaError {
 }
 
 /// An accounting bug, never a user's mistake. The change was not counted at all, so that sums stay
-/// the sums of their rows; whoever gets this logs it and goes on.
+/// the sums of their rows; a caller that gets this logs it and goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Miscount {
     #[error("epoch {0} is counted by quotas and nobody pays for it; run a check")]

@@ -1,10 +1,10 @@
-//! Groups and their relations: what an administrator changes.
+//! Groups and their relations: the changes that an administrator makes.
 //!
 //! Nothing here is on the way of a write. A change is checked first, then made, then the ways of
 //! the accounts below it are set anew, one by one: each of them is in its old place or in its new
-//! one at any time, with all that it has.
+//! one at any time, with all its sums.
 //!
-//! The refusals are those of btrfs in its simple mode, but for what `docs/quotas.md` lists.
+//! The refusals are those of btrfs in its simple mode, but for the exceptions in `docs/quotas.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -49,12 +49,12 @@ pub(super) struct Owner {
     pub(super) account: Arc<Account>,
     /// The subvolume that holds its directory entry, or held it.
     pub(super) holder: Option<SubvolId>,
-    /// What it is a snapshot of.
+    /// The subvolume that it is a snapshot of.
     pub(super) origin: Option<SubvolId>,
     /// Whose entries it holds.
     pub(super) held: BTreeSet<SubvolId>,
     pub(super) heir: Option<Heir>,
-    /// Who names it as heir, in a record or in the end.
+    /// The owners that name it as heir, in a record or in the end.
     pub(super) heir_of: BTreeSet<SubvolId>,
 }
 
@@ -110,7 +110,7 @@ impl Group {
         }
     }
 
-    /// Whether users see it: who has an heir has nothing left to show.
+    /// Whether users see it: an owner with an heir has nothing left to show.
     pub(super) fn is_visible(&self) -> bool {
         self.owner.as_ref().is_none_or(|owner| owner.heir.is_none())
     }
@@ -258,7 +258,7 @@ impl Ledger {
         Ok(vec![row])
     }
 
-    /// Sets or clears (`None`) a limit. It may be below what is in use: then nothing more is given.
+    /// Sets or clears (`None`) a limit. It may be below the usage: then nothing more is given.
     pub fn limit(
         &self,
         id: GroupId,

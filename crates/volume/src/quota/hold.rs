@@ -1,8 +1,8 @@
-//! Holds: what a write was promised before it was accepted (R23).
+//! Holds: promises to a write before it is accepted (R23).
 //!
 //! A hold is taken against the owner and everything above it, all or nothing. From then on each of
-//! its bytes is in one place only: in the hold, in the usage of what was charged from it, or in the
-//! estimate of unflushed edits; what is left goes back when the hold is dropped.
+//! its bytes is in one place only: in the hold, in the usage that was charged from it, or in the
+//! estimate of unflushed edits; the rest returns when the hold is dropped.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::account::Account;
 use super::ledger::Amount;
 
-/// What is wanted. Zeros want nothing, and so fit whatever the limits say.
+/// The amounts wanted. Zeros want nothing, and so fit whatever the limits say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     pub data: u64,
@@ -24,8 +24,8 @@ impl Request {
     /// More than any device holds; sums of such requests do not overflow.
     pub(super) const MAX: u64 = 1 << 60;
 
-    /// Of `edits` edits of tables, with keys and values of `bytes` bytes: what they may add to the
-    /// tables, in two copies, in leaves that are a third full.
+    /// Of `edits` edits of tables, with keys and values of `bytes` bytes: the most that they add
+    /// to the tables, in two copies, in leaves that are a third full.
     pub fn for_edits(edits: usize, bytes: usize) -> Request {
         const OVERHEAD: u64 = 16;
         const COPIES: u64 = 2;
@@ -43,7 +43,7 @@ impl Request {
     }
 }
 
-/// Who asks.
+/// The kind of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
     /// Data of files. It leaves some room for nodes, which are whole blocks in two copies and so
@@ -51,10 +51,10 @@ pub enum Tier {
     Data,
     /// Whatever else adds something.
     Write,
-    /// What tidies up or barely adds: unlink, truncate down, punch, chmod, rename. May go over a
-    /// limit by 1 MiB and a 64th of it: more than all leaves that map a full subvolume's data take.
-    /// Where more than the limit is in use already, since that was set below it or something was
-    /// inherited, as much over that: whoever is over a limit can always tidy up.
+    /// Transactions that tidy up or barely add: unlink, truncate down, punch, chmod, rename. May
+    /// go over a limit by 1 MiB and a 64th of it: more than all leaves that map a full subvolume's
+    /// data take. Where more than the limit is in use already, since that was set below it or
+    /// something was inherited, as much over that: an owner over a limit can always tidy up.
     Tidy,
 }
 
@@ -77,7 +77,7 @@ impl Tier {
     }
 }
 
-/// What is reserved for one owner. Dropping it gives back what is left.
+/// The reservation for one owner. Dropping it gives back the rest.
 #[must_use = "dropping a hold gives it back"]
 #[derive(Default)]
 pub struct Hold {
@@ -96,7 +96,7 @@ impl Hold {
         Hold::default()
     }
 
-    /// What it still holds.
+    /// The rest that it still holds.
     pub fn left(&self) -> Request {
         self.left
     }
@@ -116,7 +116,7 @@ impl Hold {
         Hold { account: self.account.clone(), left: part }
     }
 
-    /// Adds another one of the same owner. One of somebody else, or from before quotas were turned
+    /// Adds another one of the same owner. One of another owner, or from before quotas were turned
     /// off and on again, comes back.
     pub fn join(&mut self, mut other: Hold) -> Option<Hold> {
         if self.left == Request::default() {
@@ -151,8 +151,8 @@ impl Hold {
         }
     }
 
-    /// Takes out what pays for `amount`, which is being charged to `account`. The caller accounts
-    /// for it.
+    /// Takes out the part that pays for `amount`, which is being charged to `account`. The caller
+    /// accounts for it.
     pub(super) fn settle(&mut self, account: &Arc<Account>, amount: Amount) -> u64 {
         if !self.is_of(Some(account)) {
             return 0;

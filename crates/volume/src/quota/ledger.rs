@@ -1,4 +1,4 @@
-//! The ledger: what the way of a write touches.
+//! The ledger: the part of quotas on the way of a write.
 //!
 //! ```text
 //!   hold   = ledger.hold(subvolume, wanted, tier)     before anything is accepted
@@ -55,7 +55,7 @@ impl Amount {
     }
 }
 
-/// What a subvolume uses, and what its limits and those above it leave; `None` without one.
+/// The usage of a subvolume, and the room below its limits and those above it; `None` without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     pub bytes: u64,
@@ -72,7 +72,7 @@ pub struct Ledger {
     pub(super) counted_from: AtomicU64,
     pub(super) rows: EpochRows,
     pub(super) accounts: Accounts,
-    /// What is not on the way of a write: relations, records, who is dead.
+    /// The part that is not on the way of a write: relations, records, dead owners.
     pub(super) groups: Mutex<Groups, of::QuotaGroups>,
     /// Bytes promised by reserves and not yet taken (COUNTER-N3).
     pub(super) promised: Arc<AtomicI64>,
@@ -103,13 +103,13 @@ impl Default for Ledger {
 impl Ledger {
     pub(super) const OFF: u64 = u64::MAX;
 
-    /// Whether what has this origin is counted (R25). A subvolume whose current epoch is not takes
-    /// a new number before it writes.
+    /// Whether space with this origin is counted (R25). A subvolume whose current epoch is not
+    /// takes a new number before it writes.
     pub fn counts(&self, origin: EpochId) -> bool {
         origin.0 >= self.counted_from.load(Relaxed)
     }
 
-    /// A sum that is wrong is told and does not stop anybody's writes: a check recounts it.
+    /// A wrong sum is logged and stops no writes: a check recounts it.
     pub(crate) fn told(&self, counted: Result<(), Miscount>) {
         if let Err(miscount) = counted {
             self.miscounts.fetch_add(1, Relaxed);
@@ -146,7 +146,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Somebody pays, or has paid, for what this epoch has.
+    /// Whether some owner pays, or has paid, for this epoch's space.
     pub(crate) fn knows(&self, epoch: EpochId) -> bool {
         self.rows.with(epoch, |_| ()).is_some()
     }
@@ -157,7 +157,8 @@ impl Ledger {
         self.rows.end(epoch);
     }
 
-    /// Something is born. What `hold` has for it is used up. While a transaction is applied.
+    /// Charges new space or an inode. It uses up the part of `hold` for it. While a transaction is
+    /// applied.
     pub fn charge(
         &self,
         origin: EpochId,
@@ -196,9 +197,9 @@ impl Ledger {
         if self.counts(origin) { Err(bug) } else { Ok(()) }
     }
 
-    /// Reserves for what `subvol` is about to do, against its limits and all above it, all or
-    /// nothing (R23). Before an EDQUOT reaches anybody, the caller makes what is on its way free
-    /// arrive, and asks once more (R22).
+    /// Reserves for an operation of `subvol`, against its limits and all above it, all or
+    /// nothing (R23). Before it returns EDQUOT to its own caller, the caller waits for space that
+    /// is being freed, and asks once more (R22).
     pub fn hold(&self, subvol: SubvolId, wanted: Request, tier: Tier) -> Result<Hold, QuotaError> {
         let is_free = wanted == Request::default() || self.breaks(Sabotage::IgnoreLimits);
         if !self.is_on() || is_free {
@@ -225,7 +226,7 @@ impl Ledger {
         }
     }
 
-    /// `subvol` has unflushed edits that nobody held space for: those that recovery found.
+    /// `subvol` has unflushed edits without a hold: those that recovery found.
     pub fn owes(&self, subvol: SubvolId, bytes: u64) {
         if let Some(account) = self.accounts.get(subvol) {
             let unflushed = bytes.min(Request::MAX) as i64;
@@ -249,8 +250,8 @@ impl Ledger {
         self.accounts.get(subvol)?.available().1
     }
 
-    /// What `subvol` uses and may use, from the nodes on its way up and nothing else; `None` while
-    /// nobody counts.
+    /// The usage and the room of `subvol`, from the nodes on its way up and nothing else; `None`
+    /// while quotas are off.
     pub fn room(&self, subvol: SubvolId) -> Option<Room> {
         let account = self.accounts.get(subvol)?;
         let (bytes_left, inodes_left) = account.available();
@@ -334,8 +335,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// What has changed up to the end of `txg`, as absolute values, each row once (R24). Called
-    /// while no transaction is joined; the edits go into the records of `txg`.
+    /// The changes up to the end of `txg`, as absolute values, each row once (R24). Called while
+    /// no transaction is joined; the edits go into the records of `txg`.
     pub fn closing(&self, txg: Txg) -> Rows {
         let (mut edits, losers) = self.rows.close(self.breaks(Sabotage::KeepRows));
         let dead = losers.iter().filter(|account| account.is_dead() && !account.has_rows());

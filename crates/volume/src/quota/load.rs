@@ -1,9 +1,9 @@
-//! Loading: the ledger as the records have it.
+//! Loads the ledger from its records.
 //!
 //! The caller reads the system table once and hands over every record of quotas, the living
 //! subvolumes and the epochs that may still be charged. Reservations are memory only and begin at
-//! nothing. What makes no sense is a [`Stray`]: it is left out, told, and the rest is loaded; each
-//! was refused when it could have been made, so a stray is damage, never a crash.
+//! nothing. A senseless record is a [`Stray`]: it is left out, reported, and the rest is loaded;
+//! each was refused when it could have been made, so a stray is damage, never a crash.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -103,8 +103,8 @@ impl Loader {
         self.status.counted_from.is_some()
     }
 
-    /// The ledger, and what does not belong in it. `residents` are all living subvolumes, not those
-    /// being deleted; `epochs` all numbers that may still be charged, with who pays for them.
+    /// The ledger, and the strays that do not belong in it. `residents` are all living subvolumes,
+    /// not those being deleted; `epochs` all numbers that may still be charged, with their payers.
     pub fn finish(
         self,
         residents: impl IntoIterator<Item = Resident>,
@@ -180,7 +180,7 @@ impl Loader {
         }
     }
 
-    /// Follows heirs of heirs; whoever leads nowhere has none.
+    /// Follows heirs of heirs; an owner whose chain has no end has no heir.
     fn load_heirs(&self, ledger: &Ledger, groups: &mut Groups, strays: &mut Vec<Stray>) {
         let mut found = Vec::new();
         for (owner, written) in &self.heirs {

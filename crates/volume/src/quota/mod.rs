@@ -1,20 +1,20 @@
-//! Simple quotas: who pays for what, and how much anybody may have.
+//! Simple quotas: the payer of each extent and node, and the limits of usage.
 //!
 //! Problem.  Limits per tenant that hold with any number of snapshots, are exact after a crash, and
-//!           cost nothing that can be measured: no walk from an extent to whoever refers to it.
+//!           cost nothing that can be measured: no walk from an extent to its referrers.
 //! Idea.     Every extent and node is paid for, for its whole life, by the owner of its *origin
 //!           epoch*. Charged when it is born, refunded when it dies, nothing in between.
 //! On disk.  `format::item::quota`, in the system table; a row of usage for each origin epoch.
 //! In core.  A [`Ledger`]: `rows` by epoch, an account for each owner, a node with running sums and
 //!           limits for each group; all counters are atomics.
 //!
-//! QUOTA-Q1  What is counted has an origin not older than the enabling epoch, at birth and death
+//! QUOTA-Q1  Counted space has an origin not older than the enabling epoch, at birth and death
 //!           (R25).
-//! QUOTA-Q2  The sums of an account are those of the rows that name it, or somebody whose heir it
+//! QUOTA-Q2  The sums of an account are those of the rows that name it, or an owner whose heir it
 //!           is.
 //! QUOTA-Q3  The sums of a group are those of the distinct accounts below it, by however many ways.
-//! QUOTA-Q4  `load` of a node is what it uses, has reserved and owes for unflushed edits; of a
-//!           subvolume also what subvolumes held inside it do. A hold is given while load stays
+//! QUOTA-Q4  `load` of a node is its usage, its reservations and its unflushed edits; of a
+//!           subvolume also those of subvolumes held inside it. A hold is given while load stays
 //!           within the limit of every node on the way up, or of none.
 //! QUOTA-Q5  A reserved byte has one holder: a [`Hold`] has it until it is charged, spent or given
 //!           back.

@@ -1,8 +1,8 @@
 //! Turning quotas on and off.
 //!
-//! *On* is one record that names an epoch, and nothing is rewritten: what has an older origin is
-//! never counted, neither when it was born nor when it dies (R25). It takes effect in memory before
-//! its record is applied: a crash in between leaves rows without a status, which are swept.
+//! *On* is one record that names an epoch, and nothing is rewritten: space with an older origin is
+//! never counted, neither when it was born nor when it dies (R25). It takes effect in memory
+//! before its record is applied: a crash in between leaves rows without a status, which are swept.
 //!
 //! *Off* is one record too, and takes effect after it is applied: until then sums go on, so that a
 //! crash in between finds them right. Then all other records are swept, in steps.
@@ -17,9 +17,9 @@ use super::groups::Groups;
 use super::{Ledger, QuotaError, Resident, Rows};
 
 impl Ledger {
-    /// Turns quotas on, or leaves them on. `from` is an epoch that nobody has begun; the caller
-    /// lets no subvolume and no epoch begin from its choice to the end of this call. `residents`
-    /// are all living subvolumes. Each takes a new epoch before it next writes.
+    /// Turns quotas on, or leaves them on. `from` is an epoch that has not begun; the caller lets
+    /// no subvolume and no epoch begin from its choice to the end of this call. `residents` are
+    /// all living subvolumes. Each takes a new epoch before it next writes.
     pub fn enable(
         &self,
         from: EpochId,
@@ -60,7 +60,7 @@ impl Ledger {
         vec![(quota_key(), Edit::Put((&item.encode()).into()))]
     }
 
-    /// Quotas are off from now on. What is left of them is swept.
+    /// Quotas are off from now on. Their remaining records are swept.
     pub fn disabled(&self) {
         let mut groups = self.groups.lock();
         groups.from = None;

@@ -2,11 +2,11 @@
 //!
 //! COUNTER-N1  `data`, `metadata`, `reserved` and `unflushed` are those of the accounts below a
 //!             group; of a subvolume its own.
-//! COUNTER-N2  `load`, `inodes` and `snapshots` are what limits look at. They are changed by one
-//!             atomic step each, so no two holds can both fit into room for one. Of a subvolume
-//!             they contain what is held inside it.
-//! COUNTER-N3  `promised` of the ledger is the sum over all nodes of what their reserve exceeds
-//!             their load.
+//! COUNTER-N2  `load`, `inodes` and `snapshots` are the counters that limits look at. They are
+//!             changed by one atomic step each, so no two holds can both fit into room for one. Of
+//!             a subvolume they contain those of subvolumes inside it.
+//! COUNTER-N3  `promised` of the ledger is the sum over all nodes of the part of the reserve that
+//!             exceeds the load.
 //!
 //! A reader may see one counter before and another after a change; never a wrong sum once the
 //! change is over.
@@ -52,11 +52,11 @@ impl Sums {
 pub(super) enum Share {
     /// It is below this group.
     Member,
-    /// It is held inside this subvolume: only what limits look at.
+    /// It is held inside this subvolume: only the counters of limits.
     Inside,
 }
 
-/// What a node has of what limits look at.
+/// The counters of a node that limits look at.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) id: GroupId,
@@ -158,7 +158,7 @@ impl Node {
         self.load.count()
     }
 
-    /// What is in use, without what is only promised or estimated.
+    /// The usage, without promises and estimates.
     fn settled(&self) -> i64 {
         self.load() - self.reserved.load(Relaxed) - self.unflushed.load(Relaxed)
     }
@@ -193,7 +193,7 @@ impl Node {
         }
     }
 
-    /// Takes what a hold asks for if it fits, and all of it.
+    /// Takes the amounts of a hold if all of them fit.
     pub(super) fn take(&self, wanted: &Request, tier: Tier) -> Result<(), Exceeded> {
         let bytes = wanted.bytes() as i64;
         let (inodes, snapshots) = (wanted.inodes as i64, wanted.snapshots as i64);
@@ -233,7 +233,7 @@ impl Node {
         }
     }
 
-    /// What its gate has let through is reserved.
+    /// Counts a reservation that its gate has let through.
     pub(super) fn note_reserved(&self, bytes: i64) {
         add(&self.reserved, bytes);
     }
@@ -279,14 +279,14 @@ impl Node {
         (self.load.left(), self.inodes.left())
     }
 
-    /// Nothing may change the load meanwhile: whoever calls this has locked out all that could.
+    /// Nothing may change the load meanwhile: the caller has locked out all that could.
     pub(super) fn set_reserve(&self, reserve: u64) {
         let before = self.promise();
         self.reserve.store(reserve as i64, Relaxed);
         add(&self.promised, self.promise() - before);
     }
 
-    /// What its reserve exceeds its load.
+    /// The part of its reserve that exceeds its load.
     pub(super) fn promise(&self) -> i64 {
         let reserve = self.reserve.load(Relaxed);
         if reserve == 0 { 0 } else { (reserve - self.load()).max(0) }

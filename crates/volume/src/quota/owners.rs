@@ -5,8 +5,8 @@
 //!                        └──heir──▶ pays nothing, its rows are the heir's ──last row──▶ swept
 //! ```
 //!
-//! A dead owner stays in its groups and inside its holder: what is still paid for in its name was
-//! written under their limits.
+//! A dead owner stays in its groups and inside its holder: the space still paid for in its name
+//! was written under their limits.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub struct Resident {
     pub subvol: SubvolId,
     /// The subvolume that holds its directory entry; of the root none.
     pub holder: Option<SubvolId>,
-    /// What it is a snapshot of.
+    /// The subvolume that it is a snapshot of.
     pub origin: Option<SubvolId>,
 }
 
@@ -178,7 +178,7 @@ impl Ledger {
     }
 
     /// A subvolume has been deleted: it is dead, though its extents are yet to be freed. `name` is
-    /// what it was called. With an heir, see [`Self::give_to_heir`]. Its inodes count until
+    /// the name that it had. With an heir, see [`Self::give_to_heir`]. Its inodes count until
     /// [`Self::forget_inodes`].
     pub fn delete_subvolume(
         &self,
@@ -229,9 +229,9 @@ impl Ledger {
         Ok(())
     }
 
-    /// What the dead `owner` pays for, and will pay for while it is being freed, `heir` pays from
-    /// now on: one record, whatever it is (R42). The heir must be alive. It may end above its
-    /// limits, then it can write nothing new.
+    /// From now on `heir` pays for all that the dead `owner` pays for, and will pay for while it
+    /// is being freed: one record, whatever it is (R42). The heir must be alive. It may end above
+    /// its limits, then it can write nothing new.
     pub fn give_to_heir(&self, owner: SubvolId, heir: SubvolId) -> Result<Rows, QuotaError> {
         let mut groups = self.on()?;
         let dead = groups.owner(owner).ok_or(QuotaError::NoGroup(GroupId::of(owner)))?;
@@ -242,7 +242,7 @@ impl Ledger {
         Ok(vec![self.set_heir(&mut groups, owner, heir)])
     }
 
-    /// Gives what `owner` pays, and what it has inherited, to `heir`. Checked.
+    /// Gives the charges of `owner`, its own and inherited ones, to `heir`. Checked.
     fn set_heir(&self, groups: &mut Groups, owner: SubvolId, heir: SubvolId) -> (Key, Edit) {
         let inherited = groups.owner(owner).map(|owner| owner.heir_of.clone());
         let moved = inherited.into_iter().flatten().chain([owner]);

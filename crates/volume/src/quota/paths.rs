@@ -1,9 +1,9 @@
 //! Ways: from an account to each distinct node above it.
 //!
 //! On the way are the groups that it is below, however many memberships lead there, and the
-//! subvolumes that hold its directory entry: what is made inside a subvolume cannot escape its
-//! limit. The root subvolume is not among them, since everything is inside it: its limit is for
-//! its own files.
+//! subvolumes that hold its directory entry: space inside a subvolume cannot escape its limit. The
+//! root subvolume is not among them, since everything is inside it: its limit is for its own
+//! files.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl Groups {
         owners.map(|owner| Arc::clone(&owner.account)).collect()
     }
 
-    /// What is above a subvolume has changed.
+    /// The nodes above a subvolume have changed.
     pub(super) fn set_way(&self, subvol: SubvolId) {
         if let Some(owner) = self.owner(subvol).filter(|owner| owner.heir.is_none()) {
             owner.account.set_above(self.above(subvol));

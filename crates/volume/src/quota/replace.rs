@@ -1,8 +1,8 @@
-//! Owners that come to be elsewhere, and owners in whose place another comes.
+//! Owners that move, and owners that another one replaces.
 //!
 //! A subvolume that is rolled back is a new owner with the groups, the limits and the reserve of
 //! the old one, which leaves it all that it pays for, or goes on as an owner of its own. Nothing
-//! here is refused for want of room: who is above a limit then can write nothing new.
+//! here is refused for want of room: an owner above a limit then can write nothing new.
 
 use copyhold_format::item::{GroupItem, Limits, member_key};
 use copyhold_pool::Edit;
@@ -16,7 +16,7 @@ use super::owners::Resident;
 use super::{GroupId, Ledger, Rows};
 use crate::sabotage::Sabotage;
 
-/// What becomes of an owner in whose place another comes.
+/// The fate of an owner that another one replaces.
 #[derive(Clone, Copy, Debug)]
 pub enum Replaced<'a> {
     /// It is dead; the new one is its heir.

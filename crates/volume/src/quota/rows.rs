@@ -25,7 +25,7 @@ use super::ledger::Amount;
 
 const SHARDS: usize = 64;
 
-/// What has one epoch as its origin.
+/// The usage of one origin epoch.
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) epoch: EpochId,
@@ -151,7 +151,7 @@ impl EpochRows {
         });
     }
 
-    /// Takes what has changed: the edits that say so, and who has lost a row. No transaction is
+    /// Takes the changes: their edits, and the accounts that have lost a row. No transaction is
     /// joined meanwhile.
     /// `keep`: those stay that are over (`Sabotage::KeepRows`).
     pub(super) fn close(&self, keep: bool) -> (Vec<(Key, Edit)>, Vec<Arc<Account>>) {
@@ -181,8 +181,8 @@ impl EpochRows {
         (edits, losers)
     }
 
-    /// Takes a row away that is over. Whether this did: who ends an epoch, or charges it, may do so
-    /// at any moment, and a row that was touched twice is on the lists twice.
+    /// Takes a row away that is over. Whether this did: a task that ends an epoch, or charges it,
+    /// may do so at any moment, and a row that was touched twice is on the lists twice.
     fn remove_over(&self, row: &Arc<Row>) -> bool {
         let mut rows = self.shard(row.epoch).rows.write();
         let is_there = rows.get(&row.epoch).is_some_and(|found| Arc::ptr_eq(found, row));

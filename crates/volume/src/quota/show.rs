@@ -1,4 +1,4 @@
-//! What `quota status` and `qgroup show` show.
+//! The output of `quota status` and `qgroup show`.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::{Ledger, QuotaError};
 /// Whether quotas are on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// On: what has an origin from this epoch on is counted.
+    /// On: space with an origin from this epoch on is counted.
     pub counted_from: Option<EpochId>,
     /// How often quotas were enabled.
     pub generation: u64,
@@ -22,7 +22,8 @@ pub struct Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupState {
     Live,
-    /// A deleted subvolume that still pays, for what others refer to or is yet to be freed.
+    /// A deleted subvolume that still pays, for space that others refer to or that is yet to be
+    /// freed.
     Tombstone,
     /// A deleted subvolume that pays for nothing. It goes by itself.
     Stale,
@@ -44,7 +45,7 @@ impl GroupState {
 pub struct GroupUse {
     pub id: GroupId,
     pub state: GroupState,
-    /// What is known of a deleted subvolume: since when, and what it was called.
+    /// The record of a deleted subvolume: since when, and its name.
     pub tombstone: Option<Tombstone>,
     /// `data` and `metadata`. `exclusive` is the same: every byte has one payer.
     pub referenced: u64,
@@ -52,9 +53,9 @@ pub struct GroupUse {
     pub data: u64,
     pub metadata: u64,
     pub reserved: u64,
-    /// What unflushed edits will take, at most.
+    /// The most that unflushed edits will take.
     pub unflushed: u64,
-    /// Of living subvolumes, with what is held inside them.
+    /// Of living subvolumes, with the subvolumes inside them.
     pub inodes: u64,
     pub snapshots: u64,
     pub limits: Limits,

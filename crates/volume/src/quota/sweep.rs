@@ -1,8 +1,8 @@
-//! Sweeping: what is over goes by itself, in bounded steps.
+//! Sweeping: dead records are removed in the background, in bounded steps.
 //!
-//! A dead owner is swept when its last row has gone. Before that, what refers to it is led past it:
-//! owners that it held get its holder, and those whose record names it as heir get its own heir.
-//! A crash loses nothing: what has not been swept is found again when the ledger is loaded.
+//! A dead owner is swept when its last row has gone. Before that, references to it are led past
+//! it: owners that it held get its holder, and those whose record names it as heir get its own
+//! heir. A crash loses nothing: unswept owners are found again when the ledger is loaded.
 
 use copyhold_format::item::{
     GroupId, encode_heir, group_key, heir_key, inodes_key, member_key, usage_key,
@@ -28,7 +28,7 @@ impl Ledger {
     }
 
     /// Takes the next step: about `edits_max` edits, to be logged. Nothing while there is nothing
-    /// that could go; what cannot go yet comes back by itself.
+    /// that could go; an owner that cannot go yet comes back by itself.
     pub fn sweep(&self, edits_max: usize) -> Rows {
         let mut groups = self.groups.lock();
         let mut rows = Rows::new();
@@ -43,7 +43,7 @@ impl Ledger {
         rows
     }
 
-    /// Drops what is dead and pays for nothing, as a sweep does.
+    /// Drops dead owners that pay for nothing, as a sweep does.
     pub fn clear_stale(&self, edits_max: usize) -> Result<Rows, QuotaError> {
         let groups = self.on()?;
         let owners = groups.all.values().filter_map(|group| group.owner.as_ref());
@@ -124,7 +124,8 @@ impl Ledger {
 }
 
 impl Groups {
-    /// The record names an heir that has one itself: it gets the last. Gives who is named no more.
+    /// The record names an heir that has one itself: it gets the last. Returns the heir that is no
+    /// longer named.
     fn write_last_heir(&mut self, subvol: SubvolId, rows: &mut Rows) -> Option<SubvolId> {
         let heir = self.owner_mut(subvol)?.heir.as_mut()?;
         let led_past = std::mem::replace(&mut heir.written, heir.last);

@@ -140,7 +140,7 @@ fn rules(owners_may: bool) -> Rules {
     Rules { mounted_by: None, owners_may, sees_callers: true }
 }
 
-/// What `uid` is told who asks on `node`, as text; and what the kernel forgets.
+/// The answer to a question of `uid` on `node`, as text; and the names that the kernel forgets.
 fn told(fake: &Fake, rules: Rules, uid: u32, node: NodeId, text: &[u8]) -> (Value, Changed) {
     let by = Some(Who { uid, gid: uid, is_root: uid == 0, knows_owners: true });
     let room = TENANTS.bytes();

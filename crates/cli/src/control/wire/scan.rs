@@ -1,7 +1,7 @@
-//! Steps of looking through a subvolume: what is asked, and what is told.
+//! Steps of looking through a subvolume: questions and answers.
 //!
-//! A step looks at a bounded number of items and says where to go on. Where it stopped is known to
-//! whoever asked, so a program that ends has ended its scan.
+//! A step looks at a bounded number of items and says where to go on. Only the caller knows where
+//! it stopped, so a program that ends has ended its scan.
 
 use copyhold_fs::{Brief, Fact, FileKind, Target};
 use copyhold_types::{InodeNo, Key, Kind, SubvolId, Timestamp};
@@ -21,7 +21,8 @@ pub(crate) enum Scan {
     Named { directory: Option<u64>, inodes: Vec<u64>, at: Option<At> },
     /// [`FreshRow`]s of this generation or newer.
     Fresh { since: u64, at: Option<At> },
-    /// [`WeighedStep`]: what a deletion would free, and without `exclusive` all that is held.
+    /// [`WeighedStep`]: the space that a deletion would free, and without `exclusive` all that is
+    /// held.
     Weigh { exclusive: bool, dropped: bool, at: Option<At> },
 }
 
@@ -58,7 +59,7 @@ pub(crate) struct Done {
     pub(crate) of: u64,
 }
 
-/// What a step found.
+/// The result of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Step<T> {
     pub(crate) rows: Vec<T>,
@@ -90,7 +91,7 @@ pub(crate) struct NameRow {
     pub(crate) inode: u64,
 }
 
-/// What a step of weighing found, in blocks (`copyhold_volume::Weighed`).
+/// The result of a step of weighing, in blocks (`copyhold_volume::Weighed`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct WeighedStep {
     pub(crate) held: u64,

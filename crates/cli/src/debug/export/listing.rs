@@ -1,4 +1,4 @@
-//! A line for each file: what it is, and a digest of its content.
+//! A line for each file: its kind and attributes, and a digest of its content.
 
 use copyhold_rescue::{Chunk, ContentDigest, FileKind, Inode, Time};
 use copyhold_types::Timestamp;

@@ -2,7 +2,7 @@
 //! the owner takes setuid and capabilities away, an ordinary user sets attributes only where the
 //! mode lets him write, and all other changes come before the times.
 //!
-//! Owners are for root; for others they are those of who restores, which is no loss to report.
+//! Owners are for root; for others they are the restoring user's, which is no loss to report.
 
 use std::ffi::OsStr;
 use std::fs::File;

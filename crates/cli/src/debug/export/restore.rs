@@ -34,7 +34,7 @@ use crate::failure::{Failure, Kind};
 struct Level {
     name: Vec<u8>,
     dir: File,
-    /// What is restored when it is left.
+    /// The attributes that are restored when it is left.
     later: Option<(Inode, Vec<Attribute>)>,
 }
 

@@ -1,4 +1,4 @@
-//! The mounted filesystem, as who asks about tenants sees it.
+//! The mounted filesystem, as questions about tenants see it.
 
 use std::sync::Arc;
 
@@ -90,7 +90,7 @@ impl Tenants for Arc<Filesystem> {
     async fn leaving(&self, after: u64, most: usize) -> Answer<Vec<u32>> {
         let all = Filesystem::subvolumes(self);
         if !all.iter().any(|one| one.is_dying) {
-            // What they released and the rows that they leave go with them.
+            // The space that they released and the rows that they leave go with them.
             self.sync_subvolumes(&[]).await.map_err(refused)?;
         }
         let dying = all.into_iter().filter(|one| one.is_dying).map(|one| one.id.0);

@@ -120,7 +120,7 @@ fn fresh_row(key: Key, fresh: &Fresh) -> FreshRow {
     FreshRow { inode: key.object, offset, bytes, extent }
 }
 
-/// Fewer items, where much is shared by reflink and all of it has to be told.
+/// Fewer items, where much is shared by reflink and all of it has to be returned.
 async fn weigh(
     fs: &Filesystem,
     subvol: &Subvol,

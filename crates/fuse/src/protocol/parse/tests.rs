@@ -130,7 +130,7 @@ impl PartialEq for wire::InHeader {
 }
 
 proptest! {
-    /// Visits what the iterators give, too: they were checked only by counting.
+    /// Visits the items of iterators, too: they were checked only by counting.
     #[test]
     fn any_bytes_give_a_request_or_an_error(
         number in prop_oneof![0u32..64, any::<u32>()],

@@ -26,7 +26,7 @@ struct Sub {
     heir: Option<u32>,
 }
 
-/// What is durable, without any sum.
+/// The durable state, without any sum.
 #[derive(Clone, Debug, Default)]
 struct Plain {
     from: Option<u64>,
@@ -195,7 +195,7 @@ impl World {
         epoch
     }
 
-    /// R25: who would write uncounted takes a new number first.
+    /// R25: a subvolume that would write uncounted takes a new number first.
     fn current(&mut self, subvol: u32) -> u64 {
         let epoch = self.plain.subs[&subvol].epoch;
         let is_old = self.plain.from.is_some() && !self.plain.counts(epoch);
@@ -204,7 +204,7 @@ impl World {
 
     // -- the recount ---------------------------------------------------------
 
-    /// What each owner has of its own.
+    /// The own usage of each owner.
     fn own(&self) -> BTreeMap<u32, Own> {
         let plain = &self.plain;
         let mut own: BTreeMap<u32, Own> =
@@ -236,7 +236,7 @@ impl World {
         own
     }
 
-    /// Own sums of a group, and what its limits look at: load, inodes, snapshots.
+    /// Own sums of a group, and the counters of its limits: load, inodes, snapshots.
     fn recount(&self) -> BTreeMap<GroupId, (Own, [u64; 3])> {
         let mut sums: BTreeMap<GroupId, (Own, [u64; 3])> = BTreeMap::new();
         for (id, own) in self.own() {
@@ -388,7 +388,8 @@ impl World {
         assert_eq!(found, usage);
     }
 
-    /// When everything has settled, only who must be there is there, and the records too.
+    /// When everything has settled, only the owners that must be there are there, and their
+    /// records.
     fn check_settled(&mut self) {
         for _ in 0..1000 {
             self.close();

@@ -1,5 +1,5 @@
-//! The steps of a history. Each is given to the ledger and to the model; what the ledger refuses,
-//! and with which code, the model must have expected.
+//! The steps of a history. Each is given to the ledger and to the model; the model must have
+//! expected each refusal of the ledger, and its code.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Section 4: enabling, disabling, and what was there before.
+//! Section 4: enabling, disabling, and data from before.
 
 use std::collections::BTreeMap;
 

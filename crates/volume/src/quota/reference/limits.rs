@@ -1,5 +1,5 @@
-//! Section 6: limits, reservations, counts of inodes and snapshots, reserves. Refusals say who
-//! refuses; what was refused has reserved nothing.
+//! Section 6: limits, reservations, counts of inodes and snapshots, reserves. Refusals name the
+//! group that refuses; a refused call has reserved nothing.
 
 use super::*;
 
@@ -39,7 +39,7 @@ fn metadata_counts_without_any_data() {
         hold.spend_metadata();
         files += 1;
     }
-    // Unflushed edits are counted at what they may take; flushing tells what they do.
+    // Unflushed edits are counted at their most; flushing reports their real size.
     assert_eq!(files, 4 * MIB / one_file.metadata);
     assert_eq!(pool.ledger.show_group(at(A)).unwrap().unflushed, files * one_file.metadata);
     pool.write_after_flush();
@@ -110,7 +110,7 @@ fn a_reserved_byte_has_one_holder_from_the_hold_to_the_charge() {
     drop(part);
     hold.spend_metadata();
     assert_eq!(left(pool), (MIB / 4, MIB / 4, MIB / 2));
-    // An operation that fails: what it held goes back, once.
+    // An operation fails: its hold goes back, once.
     drop(hold);
     assert_eq!(pool.ledger.available(SubvolId(A)), Some(MIB / 4));
 }
@@ -144,7 +144,7 @@ fn tidying_up_works_at_the_limit_by_a_bounded_amount() {
         bytes += unlink.metadata;
     }
     assert!((MIB..=2 * MIB).contains(&bytes), "1 MiB and a 64th of the limit: {bytes}");
-    // What asks for nothing is never refused.
+    // A request for nothing is never refused.
     assert!(pool.ledger.hold(SubvolId(A), Request::default(), Tier::Write).is_ok());
 }
 

@@ -1,6 +1,6 @@
 //! The scenarios that were measured on btrfs in its simple mode, as far as they can be played
-//! without files: what is born and what dies is said here, who pays and who is refused is asked of
-//! the ledger. Names and comments say where we differ on purpose.
+//! without files: the scenario says which extents are born and die, the ledger says which owner
+//! pays and which call is refused. Names and comments say where we differ on purpose.
 
 use std::collections::BTreeMap;
 
@@ -107,7 +107,7 @@ impl Pool {
         self.log(rows);
     }
 
-    /// A commit, and what goes by itself after it.
+    /// A commit, and the sweeps after it.
     fn sync(&mut self) {
         for _ in 0..9 {
             self.close();

@@ -1,4 +1,4 @@
-//! Section 7: who pays, for how long, and who pays after that.
+//! Section 7: the payer of each extent, for how long, and the payer after that.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn shared() -> (Pool, Extent) {
 fn a_snapshot_costs_nothing_and_the_last_reference_refunds_whoever_drops_it() {
     let (pool, extent) = shared();
     assert_eq!((pool.data(A), pool.data(S)), (8 * MIB, 0));
-    // A removes its files: S refers to the extent, so nobody is refunded. Then S does.
+    // A removes its files: S refers to the extent, so there is no refund. Then S does.
     pool.free(extent);
     assert_eq!((pool.data(A), pool.data(S)), (0, 0));
 }
