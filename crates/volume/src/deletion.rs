@@ -46,6 +46,8 @@ const RECORD_EDITS: usize = 8;
 const RECORD_BYTES: usize = 1024;
 /// Rows of owners that one transaction sweeps.
 const ROWS_PER_STEP: usize = 64;
+/// Bytes of a row of an owner or a group, with its key.
+const ROW_BYTES: usize = 100;
 /// How long a request waits for the step of another.
 const WORKER_PATIENCE: Duration = Duration::from_secs(10);
 /// Deletions that one step tries although each is refused space.
@@ -445,7 +447,8 @@ impl Volumes {
         if !self.state.ledger.wants_sweep() {
             return Ok(false);
         }
-        let credit = self.pool.admit(Tier::FinishSubvolume, ROWS_PER_STEP, RECORD_BYTES).await?;
+        let (edits, bytes) = (ROWS_PER_STEP, ROWS_PER_STEP * ROW_BYTES);
+        let credit = self.pool.admit(Tier::FinishSubvolume, edits, bytes).await?;
         let _owners = self.state.owners.lock();
         let rows = self.state.ledger.sweep(ROWS_PER_STEP / 2);
         let any = !rows.is_empty();
