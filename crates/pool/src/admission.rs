@@ -188,7 +188,8 @@ impl Pool {
         };
         let held = match self.grow(grows, tier) {
             Some(held) => held,
-            None => self.reserve(Growth::blocks(grows), tier).await?,
+            // In a box: few requests come here, and all have the memory for it.
+            None => Box::pin(self.reserve(Growth::blocks(grows), tier)).await?,
         };
         let room = match early {
             Some(room) => room,
