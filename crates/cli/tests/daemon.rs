@@ -23,7 +23,12 @@ fn foreground(site: &Site, stderr: impl Into<Stdio>) -> Child {
     let mut command = Command::new("env");
     command.args(["--default-signal=INT,TERM", PROGRAM]);
     command.args(["--log", "debug", "mount", "-f"]).args([site.pool(), site.at("")]);
-    command.stderr(stderr).spawn().unwrap()
+    let daemon = command.stderr(stderr).spawn().unwrap();
+    // Before that a signal may be ignored still.
+    let exe = format!("/proc/{}/exe", daemon.id());
+    let program = Path::new(PROGRAM).file_name();
+    wait_until(|| fs::read_link(&exe).map_or(true, |exe| exe.file_name() == program));
+    daemon
 }
 
 /// Serves with a log that fails or blocks, works, and ends in good order at the first SIGTERM.
