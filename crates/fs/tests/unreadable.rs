@@ -178,7 +178,7 @@ fn mount_without(image: &SimImage, ptr: &NodePtr, read_only: bool, content: &Con
             .err()
             .into_iter()
             .for_each(|error| assert!(is_read_error(error), "{error}"));
-        // What cannot be read is flushed beside it, or stays in the log.
+        // Edits of an unreadable node become a layer, or stay in the log.
         let flushed = fs.pool().flush_all().await;
         let reported = reported + usize::from(written.is_err()) + usize::from(flushed.is_err());
         (reported, written.is_ok())

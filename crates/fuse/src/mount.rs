@@ -430,7 +430,7 @@ fn not_usable(path: PathBuf, error: io::Error) -> MountError {
 }
 
 /// Attributes of the root would not show it: the kernel may remember those of a mount whose daemon
-/// is gone. The state of the filesystem is asked for each time. A killed daemon that cannot end
+/// is gone. Each statfs reaches the daemon. A killed daemon that cannot end
 /// would never answer, and is made to end.
 fn is_dead(path: &Path) -> bool {
     abort_orphans();

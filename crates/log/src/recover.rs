@@ -249,7 +249,7 @@ fn follow(frames: &Frames<'_>, uberblock: &Uberblock) -> (Recovered, End) {
     }
     found.damage = damage(frames, uberblock, &found, incarnation, incomplete);
     found.confirmed = uberblock.durable.get() >= found.last
-        || found.damage.is_some() // What came later was written when it was durable (LOGFMT-G1).
+        || found.damage.is_some() // Later frames prove it durable (LOGFMT-G1).
         || frames.marks().any(|m| m.txg.get() == found.last && m.incarnation >= incarnation);
     let newest = frames.by_position.values().map(|f| f.txg.get()).max().unwrap_or(0);
     let newest = newest.max(found.last).max(uberblock.durable.get());

@@ -120,7 +120,7 @@ fn log_writes_wait_for_the_host_as_data_does() {
     }
 }
 
-/// PATIENT-W3: nobody waits for a mount, and it is told why.
+/// PATIENT-W3: a mount does not wait, and its error names the reason.
 #[test]
 fn a_pool_is_not_opened_where_the_host_has_no_space_for_its_log() {
     let machine = Machine::new();

@@ -1,7 +1,7 @@
 //! A second reader of the format: the content of a pool, from `docs/format.md` alone.
 //!
-//! Problem.  The engine and `check` share the code that replays, merges and parses. Whatever that
-//!           does wrongly, but always in the same way, looks right to both. And a pool that the
+//! Problem.  The engine and `check` share the code that replays, merges and parses. A fault of
+//!           that code, made always in the same way, looks right to both. And a pool that the
 //!           engine does not open gives nothing at all, however much of it is good.
 //! Idea.     A small reader, written from the page, that shares no code with the engine. The
 //!           simulation compares the two after crashes; `copyhold debug export` copies with it

@@ -9,13 +9,12 @@
 //!
 //! What must hold of each, by the plain model of `model`:
 //!
-//! FAULTS-V1  Nothing panics and nobody waits for ever; an error tells what the device said.
-//! FAULTS-V2  What is there can be read, as what it is, also while nothing can be written. What was
-//!            made durable, and what a failed read could not give, is there once the device works
-//!            again.
+//! FAULTS-V1  No task panics or waits for ever; an error names the answer of the device.
+//! FAULTS-V2  Reads return right content, also while no write succeeds. Durable content, and
+//!            content that a failed read could not return, is there once the device works again.
 //! FAULTS-V3  A pool that has stopped accepts no write; one that goes on keeps what it accepts.
-//! FAULTS-V4  What a successful fsync, sync or close was told of, before or after the fault, is
-//!            there after a crash, and `check` finds the pool whole.
+//! FAULTS-V4  Content that a successful fsync, sync or close has covered, before or after the
+//!            fault, is there after a crash, and `check` finds the pool whole.
 
 mod model;
 mod script;

@@ -11,9 +11,9 @@
 //!           share one file, each page of which says what it must show (`mixed.rs`).
 //! Order.    A round: the threads work, the daemon is killed while they do, the pool is checked as
 //!           the kill left it, mounted, and each thread verifies what is there (`thread.rs`,
-//!           THREAD-T1 to THREAD-T4; `file.rs`, CRASHED-F1 to CRASHED-F3). What is found is the
-//!           beginning of the next round. In the last, the daemon is not killed but unmounted, and
-//!           everything is there.
+//!           THREAD-T1 to THREAD-T4; `file.rs`, CRASHED-F1 to CRASHED-F3). The verified state is
+//!           the beginning of the next round. In the last, the daemon is not killed but unmounted,
+//!           and everything is there.
 //!
 //! The seed fixes what each thread chooses among what it has, not which thread comes first.
 

@@ -1,8 +1,8 @@
 //! The messages between program and daemon about tenants: JSON in both directions.
 //!
-//! A question is asked on a directory: that is its object, and its permissions decide. A list that
-//! may not fit into one answer comes in pages, in the order of a number; each question says behind
-//! which number it goes on, so the daemon remembers nothing.
+//! A request names a directory as its object, and the directory's permissions decide. A list that
+//! may not fit into one answer comes in pages, in the order of a number; each request names the
+//! number behind which its page begins, so the daemon remembers nothing.
 //!
 //! Names in questions are bytes, as the kernel has them. Paths in answers are for people and for
 //! JSON, where bytes that are no UTF-8 cannot be.

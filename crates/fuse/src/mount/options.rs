@@ -107,7 +107,7 @@ fn flag(name: &str) -> Option<Change> {
 
 impl MountOptions {
     /// Reads `text` (`ro,noatime,…`, as often given as you like) on top of the present options.
-    /// `own` is asked first and says whether the option is the filesystem's and was taken.
+    /// `own` sees each option first, and returns whether the filesystem has taken it as its own.
     pub fn add(
         &mut self,
         text: &str,

@@ -7,7 +7,7 @@
 //!
 //! ORPHAN-O1  Only a connection of a process whose first thread has ended is aborted. A daemon that
 //!            serves has its first thread until the end.
-//! ORPHAN-O2  Nothing is asked of the mount: that would wait, too.
+//! ORPHAN-O2  The search sends no request to the mount: such a request would wait, too.
 
 use std::collections::HashSet;
 use std::io::Write;
