@@ -149,7 +149,7 @@ impl Filesystem {
         loop {
             // Before the request: a file removed meanwhile may come too late for this time.
             let is_over = looks > LOOKS || self.rt.now() > until;
-            let is_last = looks > 0 && (is_over || !self.is_one_unlinked_lately());
+            let is_last = looks > 0 && (is_over || !self.is_reaping());
             match self.promise_in_time(subvol, blocks).await {
                 Err(refused) if refused.is_full() && !is_last => {}
                 promise => return promise,

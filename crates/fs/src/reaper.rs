@@ -11,7 +11,8 @@
 //!
 //! A removal that fails, for want of space or because a node cannot be read, is tried again: after
 //! [`RETRY`], and after each try that leaves a failure, twice as long, up to about 100 seconds. A
-//! pool that has stopped needs no further try.
+//! pool that has stopped needs no further try. Where space is short, a step removes fewer items
+//! (R28); what still finds no space is also tried again by whoever waits for the reaper (R22).
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -34,8 +35,9 @@ use crate::sabotage::Sabotage;
 use crate::subvol::FILES;
 use crate::{Filesystem, FsError, NodeId, Result};
 
-/// Items that one transaction removes.
+/// Items that one transaction removes, and how few where space is short.
 const STEP: usize = 256;
+const STEP_MIN: usize = 8;
 
 /// How long an unlinked file may wait for a batch.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -62,6 +64,8 @@ struct Queue {
     nodes: BTreeSet<NodeId>,
     /// Their removal has failed.
     failed: BTreeSet<NodeId>,
+    /// Of some of them for want of space, which there may be by now.
+    lacked_space: bool,
     /// Tries, one after the other, that have left some of them.
     tries: u32,
     /// A task will try them again.
@@ -72,6 +76,16 @@ struct Queue {
     found_in_use: Nanos,
     /// It runs, or pauses: either way it looks at the queue again.
     has_task: bool,
+}
+
+impl Queue {
+    /// What has failed is tried again, if some of it for want of space.
+    fn try_again_for_space(&mut self) {
+        if std::mem::take(&mut self.lacked_space) {
+            let failed = std::mem::take(&mut self.failed);
+            self.nodes.extend(failed);
+        }
+    }
 }
 
 impl Filesystem {
@@ -140,12 +154,16 @@ impl Filesystem {
         if self.is_reaper_idle() {
             return;
         }
+        self.reaper.queue.lock().try_again_for_space();
         let fs = self.clone();
         finishing(&self.rt, async move { fs.reap_queue().await }).await;
     }
 
     fn is_reaper_idle(&self) -> bool {
-        self.reaper.queue.lock().nodes.is_empty() && self.reaper.working.try_lock().is_some()
+        let queue = self.reaper.queue.lock();
+        let has_work = queue.lacked_space || !queue.nodes.is_empty();
+        drop(queue);
+        !has_work && self.reaper.working.try_lock().is_some()
     }
 
     /// Whether the removal of an unlinked file is under way or about to begin.
@@ -166,7 +184,7 @@ impl Filesystem {
     }
 
     /// Queues a file for the next try. If the pool may not be written, the next mount removes the
-    /// file. next mount.
+    /// file.
     fn reap_again(self: &Arc<Self>, node: NodeId, error: &FsError) {
         tracing::warn!(%node, %error, "removing an unlinked file failed");
         if self.writable().is_err() || self.pool_runs().is_err() || self.breaks(Sabotage::ReapOnce)
@@ -175,6 +193,7 @@ impl Filesystem {
         }
         let mut queue = self.reaper.queue.lock();
         queue.failed.insert(node);
+        queue.lacked_space |= error.is_full();
         if std::mem::replace(&mut queue.has_retry, true) {
             return;
         }
@@ -242,13 +261,20 @@ impl Filesystem {
         let ino = inode.node.ino;
         let mut from = Key::new(ino.0, copyhold_types::Kind(0), 0);
         let end = Key::new(ino.0 + 1, copyhold_types::Kind(0), 0);
+        let mut step = STEP;
         loop {
-            let items = self.range(&inode.subvol, from, end, STEP).await?;
+            let items = self.range(&inode.subvol, from, end, step).await?;
             let edits = items.len() + 3;
             let extents = items.iter().filter(|(key, _)| key.kind == EXTENT).count();
             let wanted = (edits, edits * KEY_BYTES);
-            let credit =
-                self.credit_to_release(&inode.subvol, Tier::FinishDelete, wanted, extents).await?;
+            let credit = self.credit_to_release(&inode.subvol, Tier::FinishDelete, wanted, extents);
+            let credit = match credit.await {
+                Err(full) if full.is_full() && step.min(items.len()) > STEP_MIN => {
+                    step = step.min(items.len()) / 4;
+                    continue;
+                }
+                credit => credit?,
+            };
             let mut tx = Transaction::new();
             for (key, value) in &items {
                 if key.kind == EXTENT {
@@ -260,7 +286,7 @@ impl Filesystem {
                     tx.delete(FILES, *key);
                 }
             }
-            let last = items.len() < STEP;
+            let last = items.len() < step;
             if last {
                 tx.delete(FILES, inode_key(ino));
                 tx.delete(FILES, orphan_key(ino));
@@ -317,6 +343,7 @@ async fn retry(rt: Rt, fs: Weak<Filesystem>, pause: Duration) {
         let mut queue = fs.reaper.queue.lock();
         let failed = std::mem::take(&mut queue.failed);
         queue.nodes.extend(failed);
+        queue.lacked_space = false;
         queue.has_retry = false;
     }
     fs.reap_queue().await;
