@@ -12,7 +12,8 @@
 //! A removal that fails, for want of space or because a node cannot be read, is tried again: after
 //! [`RETRY`], and after each try that leaves a failure, twice as long, up to about 100 seconds. A
 //! pool that has stopped needs no further try. Where space is short, a step removes fewer items
-//! (R28); what still finds no space is also tried again by whoever waits for the reaper (R22).
+//! (R28); a removal that still finds no space is tried again, too, when a request waits for it
+//! (R22).
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};

@@ -3,7 +3,7 @@
 //! Small synchronous data is written by the commit of its transaction, beside the batch (P12). But
 //! the pointers to it are in the tables as soon as the transaction is applied: a snapshot, rollback
 //! or reflink made at once can read them. So the pool keeps the bytes of each attached run, and
-//! `Pool::read` takes them from here.
+//! `DataStore` takes them from here.
 //!
 //! ATTACH-B1  A run is here before a table names it, and until the commit of its txg has been
 //!            flushed. So a reader that found a pointer in a table reads data that matches the
@@ -29,7 +29,7 @@ pub(crate) type Data = (Run, Bufs);
 type Runs = BTreeMap<u64, Data>;
 
 /// Blocks of a read that are attached: where in the read they begin, and their bytes.
-type Found = Vec<(usize, Buf)>;
+pub(crate) type Found = Vec<(usize, Buf)>;
 
 #[derive(Debug, Default)]
 pub(crate) struct Attached {

@@ -95,7 +95,7 @@ impl Pool {
         }
         self.flush_for_commit().await?;
         self.journal.batch_durable(batch);
-        self.attached.forget(txg);
+        self.data.attached.forget(txg);
         Ok((txg, before))
     }
 
@@ -156,7 +156,7 @@ impl Pool {
 
     /// Writes the data that travels with a txg, adjacent runs in one request.
     async fn write_attached(&self, txg: Txg) -> Result<(), PoolError> {
-        let mut writes = self.attached.of(txg, WRITE_BLOCKS_MAX);
+        let mut writes = self.data.attached.of(txg, WRITE_BLOCKS_MAX);
         // Mostly there is one, which needs no list of futures.
         if writes.len() <= 1 {
             let Some((run, data)) = writes.pop() else { return Ok(()) };

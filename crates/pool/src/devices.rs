@@ -23,14 +23,22 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
+    pub(crate) fn of(all: Vec<(DeviceId, DynDevice)>) -> Devices {
+        Devices { all: all.into() }
+    }
+
     /// Of a pool with one device, which its label calls by this id.
     pub(crate) fn one(id: DeviceId, device: DynDevice) -> Devices {
-        Devices { all: Arc::new([(id, device)]) }
+        Devices::of(vec![(id, device)])
     }
 
     /// The device with the labels and the log.
     pub(crate) fn home(&self) -> &DynDevice {
         &self.all[0].1
+    }
+
+    pub(crate) fn ids(&self) -> impl Iterator<Item = DeviceId> {
+        self.all.iter().map(|(id, _)| *id)
     }
 
     pub(crate) fn get(&self, id: DeviceId) -> Result<&DynDevice, DeviceError> {
@@ -91,7 +99,7 @@ mod tests {
         let device = |id| SimDevice::new(rt.clone() as Rt, DeviceId(id), 16, 1);
         let (three, seven) = (device(3), device(7));
         let all: [(_, DynDevice); 2] = [(DeviceId(3), three.clone()), (DeviceId(7), seven.clone())];
-        let devices = Devices { all: Arc::new(all) };
+        let devices = Devices::of(all.into());
         rt.block_on(async {
             let run = |id| Run::new(BlockAddr::new(DeviceId(id), 5), 1);
             for (id, byte) in [(3, 30), (7, 70)] {

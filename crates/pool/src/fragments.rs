@@ -13,10 +13,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use copyhold_format::node::{Fragment, Node, pieces_of};
+use copyhold_format::node::{Node, pieces_of};
 use copyhold_sync::{Mutex, of};
 use copyhold_table::{NodeFuture, NodeSource, TableError};
-use copyhold_types::{BLOCK_BYTES, Buf, NodePtr, Purpose, Run};
+use copyhold_types::{NodePtr, Purpose};
 
 use crate::nodes::NodeStore;
 use crate::{Pool, Sabotage};
@@ -81,63 +81,4 @@ pub(crate) fn expand(nodes: &[NodePtr], pieces: &Pieces) -> Vec<NodePtr> {
         }
     };
     nodes.iter().flat_map(of).collect()
-}
-
-/// The copies that there are, in the pointer's order.
-pub(crate) type Copies = [Option<Copied>; 2];
-
-/// Where one copy of a node, or of a list, is.
-#[derive(Debug)]
-pub(crate) enum Copied {
-    Whole(Run),
-    Fragments(Vec<Run>),
-}
-
-impl Copied {
-    /// The content of each run of it.
-    pub(crate) fn cut(&self, content: &Buf) -> Vec<(Run, Buf)> {
-        match self {
-            Copied::Whole(run) => vec![(*run, content.clone())],
-            Copied::Fragments(runs) => {
-                let blocks = runs.iter().map(|run| run.blocks);
-                runs.iter().copied().zip(cut(content, blocks)).collect()
-            }
-        }
-    }
-}
-
-/// Consecutive pieces of so many blocks.
-pub(crate) fn cut(content: &Buf, blocks: impl Iterator<Item = u32>) -> impl Iterator<Item = Buf> {
-    let mut at = 0;
-    blocks.map(move |blocks| {
-        let from = at;
-        at += blocks as usize * BLOCK_BYTES;
-        Buf::from_bytes(&content[from..at])
-    })
-}
-
-/// The copies that a pointer itself names.
-pub(crate) fn named_by(ptr: &NodePtr) -> Copies {
-    let blocks = if ptr.fragmented { 1 } else { ptr.blocks };
-    ptr.copies.map(|copy| Some(Copied::Whole(Run::new(copy?, blocks))))
-}
-
-/// The copies of a content in fragments.
-pub(crate) fn fragmented(fragments: &[Fragment]) -> Copies {
-    [0, 1].map(|copy| {
-        let run = |of: &Fragment| Some(Run::new(of.copies[copy]?, of.blocks));
-        fragments.iter().map(run).collect::<Option<_>>().map(Copied::Fragments)
-    })
-}
-
-/// A content whose parts were read.
-pub(crate) fn join(parts: &[Buf]) -> Buf {
-    let mut whole = Buf::scratch(parts.iter().map(Buf::blocks).sum());
-    let mut rest = whole.make_mut();
-    for part in parts {
-        let (bytes, behind) = rest.split_at_mut(part.len());
-        bytes.copy_from_slice(part);
-        rest = behind;
-    }
-    whole
 }

@@ -15,7 +15,8 @@ use copyhold_types::{BLOCK_BYTES, Buf, EpochId, NodePtr, Purpose};
 use futures_util::future::join_all;
 use std::sync::Arc;
 
-use crate::fragments::{Pieces, cut};
+use crate::copies::cut;
+use crate::fragments::Pieces;
 use crate::nodes::COPIES;
 use crate::{Pool, PoolError, Sabotage};
 

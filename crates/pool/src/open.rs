@@ -40,9 +40,9 @@ use copyhold_table::{Edit, Limits as TableLimits, RecoveringTable, Table, Weight
 use copyhold_types::{BlockAddr, Incarnation, Key, Run, TableId, Txg};
 
 use crate::admission::Admission;
-use crate::attached::Attached;
 use crate::config::{CreateOptions, Limits, OpenOptions};
 use crate::cut::Start;
+use crate::data::DataStore;
 use crate::devices::Devices;
 use crate::flush::Flusher;
 use crate::fork::{Forks, Gone};
@@ -55,13 +55,14 @@ use crate::labels::{self, Labels};
 use crate::log_room::piece_bytes;
 use crate::marker::{self, Marker};
 use crate::node_writer::blocks_max;
-use crate::nodes::{CACHE_NODES_MIN, NodeStore, Repair};
+use crate::nodes::{CACHE_NODES_MIN, NodeStore};
 use crate::open_txg::OpenTxg;
 use crate::patient::Patient;
 use crate::pins::Pins;
 use crate::tables::Tables;
 use crate::tail::Tail;
 use crate::tenancy::{NoTenants, Tenancy};
+use crate::verified::{Reader, Repair};
 use crate::{Pool, PoolError, Sabotage, maps, sabotage, tail, uberblocks};
 
 impl Pool {
@@ -105,11 +106,13 @@ impl Pool {
             tracing::error!("the log is damaged behind txg {}; without {cut}", recovered.last);
         }
         let devices = Devices::one(label.device, device.clone());
-        let tail = cut_unverified_tail(&devices, &uberblock, &mut recovered, &options).await?;
+        // Before the first flush of this mount nothing is repaired.
+        let reader = Arc::new(Reader::new(devices, None));
+        let tail = cut_unverified_tail(&reader, &uberblock, &mut recovered, &options).await?;
         cut = cut.or(tail);
         recovered.is_idle &= cut.is_none() && !options.limits.breaks(Sabotage::AlwaysBegin);
         if options.limits.breaks(Sabotage::ReplayReadsBase) {
-            read_early(&devices, &label, &uberblock).await?;
+            read_early(reader, &label, &uberblock).await?;
         }
         let mixes = options.limits.breaks(Sabotage::ReplayMixesPuts);
         let space = restore_space(&rt, &label, &options.limits)?;
@@ -261,7 +264,7 @@ fn log_ring(device: &DynDevice, label: &Label, options: &OpenOptions) -> Ring {
 /// The last batch may be durable without its data: one flush covered both. Returns a description
 /// of the part that was discarded on demand.
 async fn cut_unverified_tail(
-    devices: &Devices,
+    reader: &Reader,
     uberblock: &Uberblock,
     recovered: &mut Recovered,
     options: &OpenOptions,
@@ -274,7 +277,7 @@ async fn cut_unverified_tail(
         return Ok(None);
     }
     let txg = last.txg;
-    let given_up = match tail::verify(devices, last).await? {
+    let given_up = match tail::verify(reader, last).await? {
         Tail::Whole => return Ok(None),
         Tail::Torn => {
             tracing::warn!("txg {txg} was not completely written before the crash; it is cut");
@@ -308,11 +311,11 @@ async fn cut_unverified_tail(
 
 /// Looks things up in the base that the uberblock names, as replay must not (rule R5).
 async fn read_early(
-    devices: &Devices,
+    reader: Arc<Reader>,
     label: &Label,
     uberblock: &Uberblock,
 ) -> Result<(), PoolError> {
-    let nodes = NodeStore::new(devices.clone(), 0, label.node_bytes as usize, None, 0);
+    let nodes = NodeStore::new(reader, 0, label.node_bytes as usize, 0);
     let descriptor = PartitionDescriptor::parse(&uberblock.tables)
         .map_err(|error| PoolError::damaged("the table of tables", error))?;
     let limits = TableLimits { leaf_bytes: label.node_bytes as usize, ..TableLimits::default() };
@@ -396,11 +399,12 @@ async fn assemble(
     let pins = Pins::default();
     let repair = Repair { rt: rt.clone(), pins: pins.clone() };
     let repair = (!options.read_only).then_some(repair);
+    let reader = Arc::new(Reader::new(devices.clone(), repair));
     let node_bytes = label.node_bytes as usize;
     let least = if options.tenants { CACHE_NODES_MIN * node_bytes } else { 0 };
     let cache_bytes = options.limits.node_cache_bytes.max(least);
     let turn = rt.random();
-    let nodes = NodeStore::new(devices.clone(), cache_bytes, node_bytes, repair, turn);
+    let nodes = NodeStore::new(reader.clone(), cache_bytes, node_bytes, turn);
     let limits = TableLimits { leaf_bytes: label.node_bytes as usize, ..TableLimits::default() };
     let root = recovered.batches.last().map_or(&uberblock.tables, |last| &last.batch.tables);
     let root = root.clone();
@@ -439,7 +443,7 @@ async fn assemble(
         read_only: options.read_only.then(|| "it was asked for".to_owned()),
         limits: options.limits,
         health,
-        attached: Attached::default(),
+        data: DataStore::new(reader),
         open: OpenTxg::new(recovered.next_txg.max(last.next()), piece_bytes(ring_blocks)),
         group: Group::new(last),
         pins,

@@ -14,9 +14,9 @@ use copyhold_types::{Buf, Bufs, Key, Purpose, Run, TableId, Txg};
 use crate::PoolError;
 use crate::Sabotage;
 use crate::admission::Admission;
-use crate::attached::{self, Attached};
 use crate::commit::introduced;
 use crate::config::Limits;
+use crate::data::DataStore;
 use crate::devices::Devices;
 use crate::flush::Flusher;
 use crate::fork::Forks;
@@ -31,9 +31,11 @@ use crate::nodes::NodeStore;
 use crate::open_txg::{Joined, OpenTxg};
 use crate::patient::Patient;
 use crate::pins::{Pin, Pins};
+use crate::read_failures::ReadFailures;
 use crate::tables::Tables;
 use crate::tenancy::Tenancy;
 use crate::transaction::{Credit, Transaction};
+use crate::verified::{Expect, Problem};
 
 /// An open pool. Everything takes `&self`; the pool is shared as `Arc<Pool>`.
 pub struct Pool {
@@ -50,7 +52,7 @@ pub struct Pool {
     pub(crate) tables: Tables,
     pub(crate) nodes: NodeStore,
     pub(crate) open: OpenTxg,
-    pub(crate) attached: Attached,
+    pub(crate) data: DataStore,
     pub(crate) group: Group,
     pub(crate) pins: Pins,
     pub(crate) ids: Ids,
@@ -146,18 +148,11 @@ impl Pool {
         Ok(self.table(table).last_below(&self.nodes, below, floor).await?)
     }
 
-    /// Reads a run from the device, and attached data that is not there yet from memory. Verifying
-    /// the bytes is the caller's business.
-    pub async fn read(&self, run: Run, why: Purpose) -> Result<Buf, PoolError> {
-        let found = match self.sabotaged(Sabotage::ReadBeforeWritten) {
-            true => Vec::new(),
-            false => self.attached.find(run),
-        };
-        if !found.is_empty() && attached::is_all(&found, run.blocks) {
-            return Ok(attached::join(found, run.blocks));
-        }
-        let read = self.devices.read(run, why).await?;
-        Ok(attached::overlay(read, &found))
+    /// The content of a run, as expected. The caller holds a pin since before the look-up that has
+    /// found the run (R3).
+    pub async fn read(&self, run: Run, expect: Expect<'_>, why: Purpose) -> Result<Buf, Problem> {
+        let from_device = self.sabotaged(Sabotage::ReadBeforeWritten);
+        self.data.read(run, expect, why, from_device).await
     }
 
     /// As [`Self::range`], for where nothing may wait.
@@ -288,7 +283,7 @@ impl Pool {
         room.resize(blocks_of(records.len() as u64));
         let ticket = credit.ticket;
         let grows = tx.growth();
-        self.attached.add(txg, tx.attached);
+        self.data.attached.add(txg, tx.attached);
         let piece = joined.gather(&records, room, ticket, edits, introduces);
         let edits = tx.edits.into_iter();
         let more = edits.map(|(table, key, edit)| self.tables.apply(txg, table, key, edit)).sum();
@@ -366,13 +361,13 @@ impl Pool {
         self.devices.counters()
     }
 
-    /// Bytes of edits in memory that no base has yet.
-    pub fn delta_bytes(&self) -> u64 {
-        self.flusher.bytes()
+    /// Reads that failed and copies that were repaired since the mount.
+    pub fn read_failures(&self) -> &ReadFailures {
+        self.data.failures()
     }
 
-    /// Bytes of tree nodes in memory.
-    pub fn node_bytes(&self) -> usize {
-        self.nodes.cached_bytes()
+    /// Bytes in memory: of edits that no base has yet, and of tree nodes.
+    pub fn memory(&self) -> (u64, u64) {
+        (self.flusher.bytes(), self.nodes.cached_bytes() as u64)
     }
 }

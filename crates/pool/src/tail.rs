@@ -10,17 +10,13 @@
 use std::collections::BTreeMap;
 
 use copyhold_device::DeviceError;
-use copyhold_format::block_checksum;
 use copyhold_format::item::{EXTENT, Extent, ExtentState};
 use copyhold_format::log::{Record, Records};
 use copyhold_log::RecoveredBatch;
-use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run};
+use copyhold_types::{Purpose, Run};
 
 use crate::PoolError;
-use crate::devices::Devices;
-
-/// How often a block that cannot be read is read.
-const ATTEMPTS: usize = 3;
+use crate::verified::{Cause, Reader};
 
 /// The state of a batch's data.
 pub(crate) enum Tail {
@@ -35,50 +31,22 @@ pub(crate) enum Tail {
 }
 
 /// Looks at all data that `batch` introduces.
-pub(crate) async fn verify(devices: &Devices, batch: &RecoveredBatch) -> Result<Tail, PoolError> {
+pub(crate) async fn verify(reader: &Reader, batch: &RecoveredBatch) -> Result<Tail, PoolError> {
     let (mut matching, mut unreadable, mut last_error) = (0, 0, None);
     for extent in introduced(batch)? {
-        let ExtentState::Written(checksums) = &extent.state else { continue };
-        for (block, wanted) in read(devices, extent.pointer.run).await.iter().zip(checksums.iter())
-        {
-            match block {
-                Ok(found) if found == wanted => matching += 1,
-                Ok(_) => return Ok(Tail::Torn),
-                Err(error) => {
-                    unreadable += 1;
-                    last_error = Some(error.clone());
-                }
-            }
+        let ExtentState::Written(sums) = &extent.state else { continue };
+        let problems = reader.judge(extent.pointer.run, sums, Purpose::Data).await;
+        matching += (sums.len() - problems.len()) as u64;
+        for problem in problems {
+            let Cause::Unreadable(error) = problem.cause else { return Ok(Tail::Torn) };
+            unreadable += 1;
+            last_error = Some(error);
         }
     }
     Ok(match last_error {
         None => Tail::Whole,
         Some(error) => Tail::Unreadable { matching, unreadable, error },
     })
-}
-
-/// Checksums of the blocks of a run.
-async fn read(devices: &Devices, run: Run) -> Vec<Result<u32, DeviceError>> {
-    if let Ok(data) = devices.read(run, Purpose::Data).await {
-        return data.chunks(BLOCK_BYTES).map(|block| Ok(block_checksum(block))).collect();
-    }
-    let mut blocks = Vec::with_capacity(run.blocks as usize);
-    for n in 0..run.blocks {
-        let block = read_again(devices, run.slice(n, 1)).await;
-        blocks.push(block.map(|data| block_checksum(&data)));
-    }
-    blocks
-}
-
-async fn read_again(devices: &Devices, run: Run) -> Result<Buf, DeviceError> {
-    let mut found = devices.read(run, Purpose::Data).await;
-    for _ in 1..ATTEMPTS {
-        if found.is_ok() {
-            break;
-        }
-        found = devices.read(run, Purpose::Data).await;
-    }
-    found
 }
 
 /// Extents of the batch's puts that lie in its allocations, each once.

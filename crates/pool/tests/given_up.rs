@@ -7,7 +7,7 @@ use std::time::Duration;
 use copyhold_device::DynDevice;
 use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
 use copyhold_pool::{
-    CreateOptions, LaneClass, Limits, OpenOptions, Pool, PoolError, Tier, Transaction,
+    CreateOptions, Expect, LaneClass, Limits, OpenOptions, Pool, PoolError, Tier, Transaction,
 };
 use copyhold_runtime::{Rt, SeededRuntime};
 use copyhold_types::{Buf, Bufs, DeviceId, EpochId, Key, Kind, Pointer, Purpose, Run, TableId};
@@ -92,7 +92,7 @@ fn commits_flushes_and_discards_are_finished_whoever_gives_up() {
             rt.sleep(Duration::from_secs(10)).await;
             for (n, runs) in live {
                 for run in runs {
-                    let found = pool.read(run, Purpose::Data).await?;
+                    let found = pool.read(run, Expect::Nothing, Purpose::Data).await?;
                     let same = found.iter().all(|byte| *byte == 1 + n as u8);
                     assert!(same, "seed {seed}: {n} in {run:?} is not what was written");
                 }

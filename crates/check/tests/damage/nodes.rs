@@ -9,7 +9,7 @@ use copyhold_format::node::{
     Child, InnerView, LeafBuilder, LeafView, Level, NodeOrigin, PartitionDescriptor, encode_inner,
 };
 use copyhold_format::space_map::{Descriptor, METASLAB};
-use copyhold_pool::{Pool, Transaction};
+use copyhold_pool::{Expect, Pool, Transaction};
 use copyhold_runtime::Rt;
 use copyhold_types::{Buf, InodeNo, Key, NodePtr, Purpose, Run, TableId};
 
@@ -238,7 +238,7 @@ async fn put_node(pool: &Pool, ptr: NodePtr, bytes: &Buf) -> NodePtr {
 }
 
 async fn read_node(pool: &Pool, ptr: NodePtr) -> Buf {
-    pool.read(ptr.runs().next().unwrap(), Purpose::Leaf).await.unwrap()
+    pool.read(ptr.runs().next().unwrap(), Expect::Nothing, Purpose::Leaf).await.unwrap()
 }
 
 /// Changes a partition's descriptor and the rows of its inner node, behind the pool's back. The

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use copyhold_fs::Filesystem;
-use copyhold_pool::{JoinWait, Pool};
-use copyhold_types::{BLOCK_BYTES, PoolId, Purpose};
+use copyhold_pool::{Failure, JoinWait, Pool, ReadFailures};
+use copyhold_types::{BLOCK_BYTES, DeviceId, PoolId, Purpose};
 use serde_json::{Map, Value, json};
 
 use super::memory::Shares;
@@ -36,6 +36,7 @@ pub(crate) fn pool(pool: &Pool, path: &Path) -> Map<String, Value> {
     fields.insert("flushes".into(), counters.flushes.into());
     fields.insert("discarded_bytes".into(), counters.discarded_bytes.into());
     fields.insert("join_wait".into(), join_wait(&pool.join_wait()));
+    fields.insert("read_failures".into(), read_failures(pool.read_failures()));
     let by_purpose = Purpose::ALL.iter().zip(&counters.purposes).map(|(purpose, count)| {
         let counts = json!({
             "writes": count.writes,
@@ -49,14 +50,24 @@ pub(crate) fn pool(pool: &Pool, path: &Path) -> Map<String, Value> {
     fields
 }
 
+/// By device, since the mount.
+fn read_failures(failures: &ReadFailures) -> Value {
+    let of_device = |id: DeviceId| {
+        let count = |kind: Failure| (kind.name().to_owned(), failures.get(id, kind).into());
+        (id.0.to_string(), Value::Object(Failure::ALL.into_iter().map(count).collect()))
+    };
+    Value::Object(failures.devices().map(of_device).collect())
+}
+
 /// The memory in use, and its limits.
 pub(crate) fn memory(fs: &Filesystem, shares: &Shares) -> Value {
     let (inodes, lookups) = fs.inodes_and_lookups();
+    let (edits, nodes) = fs.pool().memory();
     json!({
         "budget_bytes": shares.budget,
         "dirty_bytes": fs.dirty_bytes(),
-        "unflushed_bytes": fs.pool().delta_bytes(),
-        "node_bytes": fs.pool().node_bytes(),
+        "unflushed_bytes": edits,
+        "node_bytes": nodes,
         "inodes": inodes,
         "lookups": lookups,
     })

@@ -1,12 +1,12 @@
-//! Reading: dirty blocks first, then extents, each block verified.
+//! Reading: dirty blocks first, then extents.
 //!
-//! A read never returns bytes that do not match their checksum: it fails, and says where.
+//! The pool verifies each block of an extent (VERIFY-V1): a read never returns bytes that do not
+//! match their checksum. It fails, and says where.
 
 use std::ops::Range;
 
-use copyhold_format::block_checksum;
 use copyhold_format::item::{Extent, ExtentState, inline_key, parse_inline};
-use copyhold_pool::{Pin, PoolError};
+use copyhold_pool::{Expect, Pin};
 use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
@@ -227,34 +227,19 @@ impl Filesystem {
     }
 
     async fn fetch(&self, inode: &Inode, requests: &[Request]) -> Result<Bufs> {
-        let read = |request: &Request| self.pool.read(request.run, Purpose::Data);
         if let [one] = requests {
-            let buf = self.verify(inode, one, read(one).await)?;
-            return Ok(Bufs::from_elem(buf, 1));
+            return Ok(Bufs::from_elem(self.fetch_one(inode, one).await?, 1));
         }
-        let results = join_all(requests.iter().map(read)).await;
-        let both = requests.iter().zip(results);
-        both.map(|(request, buf)| self.verify(inode, request, buf)).collect()
+        let all = requests.iter().map(|request| self.fetch_one(inode, request));
+        join_all(all).await.into_iter().collect()
     }
 
-    fn verify(&self, inode: &Inode, request: &Request, buf: Result<Buf, PoolError>) -> Result<Buf> {
-        let damaged = |block: u64, why: String| inode.damaged(block * BLOCK, why);
-        let buf = match buf {
-            Ok(buf) => buf,
-            Err(error @ PoolError::Device(_)) => {
-                return Err(damaged(request.at, error.to_string()));
-            }
-            Err(error) => return Err(error.into()),
-        };
-        for (n, sum) in request.sums.iter().enumerate() {
-            let found = block_checksum(&buf[n * BLOCK_BYTES..(n + 1) * BLOCK_BYTES]);
-            if found != *sum {
-                let place = request.run.addr.offset(n as u64);
-                let why = format!("block {place} has checksum {found:08x} instead of {sum:08x}");
-                return Err(damaged(request.at + n as u64, why));
-            }
-        }
-        Ok(buf)
+    async fn fetch_one(&self, inode: &Inode, request: &Request) -> Result<Buf> {
+        let read = self.pool.read(request.run, Expect::Sums(&request.sums), Purpose::Data);
+        read.await.map_err(|problem| {
+            let block = request.at + u64::from(problem.block);
+            inode.damaged(block * BLOCK, problem.to_string())
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use copyhold_format::block_checksum;
 use copyhold_format::item::{EXTENT, Extent, ExtentState};
-use copyhold_pool::{LaneClass, Pool, PoolError, Tier, Transaction};
+use copyhold_pool::{Expect, LaneClass, Pool, PoolError, Tier, Transaction};
 use copyhold_types::{Buf, EpochId, Key, Pointer, Purpose, Run, TableId, Txg};
 
 const TABLE: TableId = TableId(100);
@@ -47,7 +47,7 @@ pub(crate) async fn read(pool: &Arc<Pool>, n: u64) -> Result<Option<u8>, PoolErr
     let Some(item) = pool.get(TABLE, key(n)).await? else { return Ok(None) };
     let extent = Extent::parse(&item).unwrap();
     let ExtentState::Written(sums) = &extent.state else { panic!("written extents only") };
-    let data = pool.read(extent.pointer.run, Purpose::Data).await?;
+    let data = pool.read(extent.pointer.run, Expect::Nothing, Purpose::Data).await?;
     assert_eq!(block_checksum(&data[..4096]), sums[0], "block {n} is not what was written");
     Ok(Some(data[0]))
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use copyhold_format::block_checksum;
 use copyhold_format::item::{EXTENT, Extent, ExtentState};
-use copyhold_pool::{Claim, Credit, IdSpace, LaneClass, Pool, PoolError, Tier, Transaction};
+use copyhold_pool::{
+    Claim, Credit, Expect, IdSpace, LaneClass, Pool, PoolError, Tier, Transaction,
+};
 use copyhold_runtime::FifoMutexGuard;
 use copyhold_types::{Bufs, EpochId, Key, Pointer, Purpose, Run, SubvolId};
 
@@ -324,7 +326,7 @@ impl Client {
         self.pause(bits).await;
         let ExtentState::Written(sums) = &extent.state else { return Ok(()) };
         let run = extent.pointer.run;
-        let data = self.pool.read(run, Purpose::Data).await?;
+        let data = self.pool.read(run, Expect::Nothing, Purpose::Data).await?;
         drop(pin);
         let world = self.shared.world.lock();
         let block = run.addr.block();

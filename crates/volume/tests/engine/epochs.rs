@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use copyhold_format::item::{Content, DeadItem, EPOCH, EpochItem, ShareItem};
-use copyhold_pool::Pool;
+use copyhold_pool::{Expect, Pool};
 use copyhold_types::{EpochId, Key, Purpose, SubvolId, TableId};
 
 use crate::world::World;
@@ -200,7 +200,8 @@ impl World {
         for subvol in self.model.keys() {
             for (_, extent) in self.extents(*subvol) {
                 let run = extent.pointer.run;
-                let data = self.rt.block_on(self.pool().read(run, Purpose::Data)).unwrap();
+                let read = self.pool().read(run, Expect::Nothing, Purpose::Data);
+                let data = self.rt.block_on(read).unwrap();
                 let tag = |block: &[u8]| u64::from_le_bytes(block[..8].try_into().unwrap());
                 tags.extend((run.addr.raw()..).zip(data.chunks(4096).map(tag)));
             }

@@ -1,0 +1,76 @@
+//! Counts of reads that failed, and of repairs, by device and kind.
+//!
+//! Counted since the mount. Requests are counted, not blocks: a block that is read three times in
+//! vain is three failed requests.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use copyhold_types::DeviceId;
+
+/// A kind of failure, or of repair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The device returned an error.
+    Unreadable,
+    /// The device returned content that does not match its protection information.
+    Integrity,
+    /// The content does not match its digest or checksum.
+    Mismatch,
+    /// A bad copy was written again from a good one.
+    Repaired,
+    /// The device refused that.
+    Unrepaired,
+    /// No copy was good: the read failed.
+    Lost,
+}
+
+impl Failure {
+    pub const ALL: [Failure; 6] = [
+        Failure::Unreadable,
+        Failure::Integrity,
+        Failure::Mismatch,
+        Failure::Repaired,
+        Failure::Unrepaired,
+        Failure::Lost,
+    ];
+
+    /// As figures of it are called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Failure::Unreadable => "unreadable",
+            Failure::Integrity => "integrity",
+            Failure::Mismatch => "mismatch",
+            Failure::Repaired => "repaired",
+            Failure::Unrepaired => "unrepaired",
+            Failure::Lost => "lost",
+        }
+    }
+}
+
+/// The counters of each device.
+#[derive(Debug)]
+pub struct ReadFailures {
+    devices: Vec<(DeviceId, [AtomicU64; Failure::ALL.len()])>,
+}
+
+impl ReadFailures {
+    pub(crate) fn of(devices: impl Iterator<Item = DeviceId>) -> ReadFailures {
+        ReadFailures { devices: devices.map(|id| (id, Default::default())).collect() }
+    }
+
+    /// A device that the pool does not have, as in a damaged pointer, has no counters.
+    pub(crate) fn count(&self, device: DeviceId, failure: Failure) {
+        if let Some((_, counts)) = self.devices.iter().find(|(id, _)| *id == device) {
+            counts[failure as usize].fetch_add(1, Relaxed);
+        }
+    }
+
+    pub fn devices(&self) -> impl Iterator<Item = DeviceId> {
+        self.devices.iter().map(|(id, _)| *id)
+    }
+
+    pub fn get(&self, device: DeviceId, failure: Failure) -> u64 {
+        let found = self.devices.iter().find(|(id, _)| *id == device);
+        found.map_or(0, |(_, counts)| counts[failure as usize].load(Relaxed))
+    }
+}

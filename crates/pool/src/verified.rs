@@ -1,0 +1,340 @@
+//! The reader of a pool: content that matches what is expected of it.
+//!
+//! Nodes, maps and file data are read here, and nothing else reads them. Each has one or more
+//! copies, and a digest or checksums. The first copy whose content matches is the result; copies
+//! that failed before it are written again. `check` has a reader of its own, so that a mistake
+//! here does not hide there.
+//!
+//! VERIFY-V1  Content is returned only if it matches. Of data with a checksum for each block, each
+//!            block may come from another copy; of content with one digest, one copy is whole.
+//! VERIFY-V2  A bad copy is written again only from a good one, and only while the caller's pin
+//!            prevents a reallocation of the blocks (R3).
+//! VERIFY-V3  Each request that fails, each content that does not match, each repair and each read
+//!            without a good copy is counted, by device.
+//!
+//! A read whose first copy is good costs one request and no allocation but the device's.
+
+use std::ops::Range;
+
+use copyhold_device::DeviceError;
+use copyhold_format::node::parse_fragments;
+use copyhold_format::{block_checksum, digest};
+use copyhold_runtime::{Rt, finishing};
+use copyhold_types::{BLOCK_BYTES, Buf, DeviceId, Digest, NodePtr, Purpose, Run};
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+
+use crate::PoolError;
+use crate::attached::{self, Found};
+use crate::copies::{Copied, Copies, join};
+use crate::devices::Devices;
+use crate::pins::Pins;
+use crate::read_failures::{Failure, ReadFailures};
+
+/// How often a block is read whose error decides about a batch.
+const ATTEMPTS: usize = 3;
+
+/// What content must be.
+#[derive(Clone, Copy, Debug)]
+pub enum Expect<'a> {
+    /// Anything: nothing is known of it.
+    Nothing,
+    /// One digest over all of it.
+    Digest(Digest),
+    /// A list of the fragments of this node.
+    Fragments(&'a NodePtr),
+    /// A checksum for each block.
+    Sums(&'a [u32]),
+}
+
+impl Expect<'_> {
+    /// The first block that is not as expected.
+    pub(crate) fn judge(&self, content: &Buf) -> Result<(), Problem> {
+        let whole = |why: String| Problem { block: 0, cause: Cause::Mismatch(why) };
+        match self {
+            Expect::Nothing => Ok(()),
+            Expect::Digest(wanted) if digest(content) == *wanted => Ok(()),
+            Expect::Digest(_) => Err(whole("another digest".into())),
+            Expect::Fragments(ptr) => match parse_fragments(content, ptr) {
+                Ok(_) => Ok(()),
+                Err(error) => Err(whole(format!("no such list: {error}"))),
+            },
+            Expect::Sums(sums) => {
+                let mut blocks = content.chunks(BLOCK_BYTES).zip(*sums).enumerate();
+                blocks.try_for_each(|(n, (block, sum))| match block_checksum(block) {
+                    found if found == *sum => Ok(()),
+                    found => Err(Problem { block: n as u32, cause: mismatch(found, *sum) }),
+                })
+            }
+        }
+    }
+}
+
+fn mismatch(found: u32, wanted: u32) -> Cause {
+    Cause::Mismatch(format!("checksum {found:08x} instead of {wanted:08x}"))
+}
+
+/// No copy has what is expected.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{}", self.text())]
+pub struct Problem {
+    /// The block that is wrong, counted from the start of the content; of content with one digest,
+    /// the first.
+    pub block: u32,
+    pub cause: Cause,
+}
+
+/// Why a block is not what is expected.
+#[derive(Clone, Debug)]
+pub enum Cause {
+    /// The device returns an error.
+    Unreadable(DeviceError),
+    /// The device returns something else.
+    Mismatch(String),
+}
+
+impl Problem {
+    fn text(&self) -> String {
+        match &self.cause {
+            Cause::Unreadable(error) => error.to_string(),
+            Cause::Mismatch(why) => why.clone(),
+        }
+    }
+
+    /// With the place of the copy; errors of devices have it.
+    fn at(mut self, copy: &Copied) -> Problem {
+        if let Cause::Mismatch(why) = &mut self.cause {
+            *why = format!("{} has {why}", copy.place(self.block));
+        }
+        self
+    }
+
+    fn kind(&self) -> Failure {
+        match &self.cause {
+            Cause::Unreadable(DeviceError::Integrity { .. }) => Failure::Integrity,
+            Cause::Unreadable(_) => Failure::Unreadable,
+            Cause::Mismatch(_) => Failure::Mismatch,
+        }
+    }
+}
+
+impl From<Problem> for PoolError {
+    fn from(problem: Problem) -> PoolError {
+        match problem.cause {
+            Cause::Unreadable(error) => PoolError::Device(error),
+            Cause::Mismatch(why) => PoolError::damaged("stored content", why),
+        }
+    }
+}
+
+/// Reads and judges content on the devices of a pool.
+pub(crate) struct Reader {
+    devices: Devices,
+    repair: Option<Repair>,
+    failures: ReadFailures,
+}
+
+/// The means to write bad copies again.
+pub(crate) struct Repair {
+    pub(crate) rt: Rt,
+    pub(crate) pins: Pins,
+}
+
+impl Reader {
+    /// Without `repair` bad copies stay as they are.
+    pub(crate) fn new(devices: Devices, repair: Option<Repair>) -> Reader {
+        Reader { failures: ReadFailures::of(devices.ids()), devices, repair }
+    }
+
+    pub(crate) fn failures(&self) -> &ReadFailures {
+        &self.failures
+    }
+
+    /// The content from the first of its copies that is good. The caller holds a pin (VERIFY-V2).
+    pub(crate) async fn read(
+        &self,
+        copies: &[Copied],
+        expect: Expect<'_>,
+        why: Purpose,
+    ) -> Result<Buf, Problem> {
+        self.read_beside(copies, &Found::new(), expect, why).await
+    }
+
+    /// As [`Self::read`]; the blocks of `attached` are in memory.
+    pub(crate) async fn read_beside(
+        &self,
+        copies: &[Copied],
+        attached: &Found,
+        expect: Expect<'_>,
+        why: Purpose,
+    ) -> Result<Buf, Problem> {
+        let mut bad = Problems::new();
+        for copy in copies {
+            match self.read_copy(copy, attached, expect, why).await {
+                Ok(content) => {
+                    if !bad.is_empty() {
+                        Box::pin(self.mend(copies, &bad, &content, why)).await;
+                    }
+                    return Ok(content);
+                }
+                Err(problem) => bad.push(problem),
+            }
+        }
+        match expect {
+            Expect::Sums(sums) => Box::pin(self.read_blocks(copies, attached, sums, why)).await,
+            _ => Err(self.lost(copies, bad)),
+        }
+    }
+
+    async fn read_copy(
+        &self,
+        copy: &Copied,
+        attached: &Found,
+        expect: Expect<'_>,
+        why: Purpose,
+    ) -> Result<Buf, Problem> {
+        let read = match copy {
+            Copied::Whole(run) => self.devices.read(*run, why).await,
+            Copied::Fragments(runs) => Box::pin(self.read_fragments(runs, why)).await,
+        };
+        let judged = match read {
+            Ok(content) => {
+                let content = attached::overlay(content, attached);
+                expect.judge(&content).map(|()| content)
+            }
+            Err(error) => Err(Problem { block: 0, cause: Cause::Unreadable(error) }),
+        };
+        judged.map_err(|problem| {
+            self.failures.count(copy.device(), problem.kind());
+            problem.at(copy)
+        })
+    }
+
+    async fn read_fragments(&self, runs: &[Run], why: Purpose) -> Result<Buf, DeviceError> {
+        let parts = join_all(runs.iter().map(|run| self.devices.read(*run, why))).await;
+        let parts = parts.into_iter().collect::<Result<Vec<Buf>, DeviceError>>()?;
+        Ok(join(&parts))
+    }
+
+    /// Each block from the first copy in which it is good.
+    async fn read_blocks(
+        &self,
+        copies: &[Copied],
+        attached: &Found,
+        sums: &[u32],
+        why: Purpose,
+    ) -> Result<Buf, Problem> {
+        let mut whole = attached::overlay(Buf::scratch(sums.len()), attached);
+        for (n, sum) in sums.iter().enumerate() {
+            if attached.iter().any(|(first, part)| (*first..first + part.blocks()).contains(&n)) {
+                continue;
+            }
+            let of_block = copies.iter().filter_map(|copy| copy.block(n as u32));
+            let of_block: Copies = of_block.map(Copied::Whole).collect();
+            let block = self.read_block(&of_block, *sum, why).await;
+            let block = block.map_err(|problem| Problem { block: n as u32, ..problem })?;
+            whole.make_mut()[bytes(n)].copy_from_slice(&block);
+        }
+        Ok(whole)
+    }
+
+    /// One block from the first copy in which it is good, each read once more.
+    async fn read_block(&self, copies: &[Copied], sum: u32, why: Purpose) -> Result<Buf, Problem> {
+        let mut bad = Problems::new();
+        for copy in copies {
+            match self.read_copy(copy, &Found::new(), Expect::Sums(&[sum]), why).await {
+                Ok(block) => {
+                    self.mend(copies, &bad, &block, why).await;
+                    return Ok(block);
+                }
+                Err(problem) => bad.push(problem),
+            }
+        }
+        Err(self.lost(copies, bad))
+    }
+
+    /// The error of a read without a good copy: of the first, or of all.
+    fn lost(&self, copies: &[Copied], mut bad: Problems) -> Problem {
+        self.failures.count(copies.first().map_or(DeviceId(0), Copied::device), Failure::Lost);
+        if bad.len() == 1 {
+            return bad.remove(0);
+        }
+        let all: Vec<String> = bad.iter().map(Problem::text).collect();
+        Problem {
+            block: bad.first().map_or(0, |first| first.block),
+            cause: Cause::Mismatch(all.join("; ")),
+        }
+    }
+
+    /// Writes good content over the bad copies, which are the first ones (VERIFY-V2). That failing
+    /// is no failure of the read.
+    async fn mend(&self, copies: &[Copied], bad: &[Problem], good: &Buf, why: Purpose) {
+        for (copy, problem) in copies.iter().zip(bad) {
+            tracing::warn!("{why:?} at {}: {problem}; another copy is good", copy.place(0));
+            for (run, content) in copy.cut(good) {
+                self.mend_run(run, content, why).await;
+            }
+        }
+    }
+
+    async fn mend_run(&self, run: Run, good: Buf, why: Purpose) {
+        let Some(Repair { rt, pins }) = &self.repair else { return };
+        // A pin of its own: the caller, and its pin, may be gone before the device is done.
+        let pin = pins.pin_oldest();
+        let write = self.devices.write(run, good.into(), why);
+        let written = finishing(rt, async move { (write.await, pin) });
+        let failure = match written.await {
+            (Ok(()), _) => Failure::Repaired,
+            (Err(error), _) => {
+                tracing::warn!("{run:?} could not be repaired: {error}");
+                Failure::Unrepaired
+            }
+        };
+        self.failures.count(run.addr.device(), failure);
+    }
+
+    /// The blocks of `run` that are not as expected. A block that cannot be read is read again, in
+    /// case that the error passes. Repairs nothing.
+    pub(crate) async fn judge(&self, run: Run, sums: &[u32], why: Purpose) -> Vec<Problem> {
+        let whole = self.devices.read(run, why).await;
+        let mut problems = Vec::new();
+        for (n, sum) in sums.iter().enumerate() {
+            let found = match &whole {
+                Ok(content) => Ok(block_checksum(&content[bytes(n)])),
+                Err(_) => {
+                    let block = self.read_again(run.slice(n as u32, 1), why).await;
+                    block.map(|content| block_checksum(&content))
+                }
+            };
+            let cause = match found {
+                Ok(found) if found == *sum => continue,
+                Ok(found) => mismatch(found, *sum),
+                Err(error) => Cause::Unreadable(error),
+            };
+            let problem = Problem { block: n as u32, cause };
+            self.failures.count(run.addr.device(), problem.kind());
+            problems.push(problem);
+        }
+        problems
+    }
+
+    async fn read_again(&self, run: Run, why: Purpose) -> Result<Buf, DeviceError> {
+        let mut found = self.devices.read(run, why).await;
+        for _ in 1..ATTEMPTS {
+            if found.is_ok() {
+                break;
+            }
+            found = self.devices.read(run, why).await;
+        }
+        found
+    }
+}
+
+type Problems = SmallVec<[Problem; 1]>;
+
+fn bytes(block: usize) -> Range<usize> {
+    block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES
+}
+
+#[cfg(test)]
+mod tests;
