@@ -42,6 +42,7 @@ examples: ## run the library's examples on a pool of their own
 	dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
 	cargo run -q --locked -p copyhold --example hello_pool -- "$$dir/hello.img" && \
 	cargo run -q --locked -p copyhold --example tenants -- "$$dir/tenants.img" && \
+	cargo run -q --locked -p copyhold --example mount -- "$$dir/mount.img" "$$dir/mnt" && \
 	cargo run -q --locked -p copyhold --example durable_counter -- "$$dir/counter.img" 20 && \
 	cargo run -q --locked -p copyhold --example durable_counter -- "$$dir/counter.img" 20
 

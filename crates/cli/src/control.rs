@@ -1,32 +1,20 @@
 //! Talking to the daemon of a mounted pool.
 //!
-//! Until there is a socket, private ioctls on directories of the mount do: one commits everything,
-//! one describes the pool, one carries questions about tenants and their answers (`wire`), all
-//! as JSON. They go through the mount itself, so there is nothing to find, to authenticate or to
-//! clean up.
+//! Until there is a socket, private ioctls on directories of the mount do (`copyhold_serve`).
 
 pub(crate) mod tenants;
-pub(crate) mod wire;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use copyhold_fuse::Errno;
-use copyhold_fuse::ask::{Command, ask};
+use copyhold_fuse::ask::ask;
 use copyhold_fuse::mount::DetachedMount;
+use copyhold_serve::control::{INFO, SYNC};
 use rustix::fs::OFlags;
 use serde_json::Value;
 
 use crate::failure::{Failure, Kind};
-
-/// Group of our private ioctl numbers.
-const GROUP: u8 = b'C';
-/// Commits everything; returns when it is durable.
-pub(crate) const SYNC: Command = Command::bare(GROUP, 1);
-/// Tells how the pool is, as JSON.
-pub(crate) const INFO: Command = Command::answering(GROUP, 2, 8192);
-/// A question about tenants.
-pub(crate) const TENANTS: Command = Command::exchanging(GROUP, 3, (16 << 10) - 8);
 
 /// An open directory of a mounted pool.
 pub(crate) struct Control {

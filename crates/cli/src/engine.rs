@@ -2,14 +2,11 @@
 //!
 //! Everything here starts threads, so nothing here may run before the daemon has forked.
 
-mod cgroup;
+mod budget;
 mod create;
-mod describe;
 mod errors;
-mod memory;
 mod patience;
 mod serve;
-pub(crate) mod tenants;
 mod views;
 
 use std::future::Future;
@@ -21,6 +18,7 @@ use copyhold_format::label::AREA_BLOCKS;
 use copyhold_pool::{OpenOptions, Pool};
 use copyhold_runtime::executors::Config;
 use copyhold_runtime::{Executors, Rt};
+use copyhold_serve::describe;
 use copyhold_types::DeviceId;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -70,11 +68,6 @@ impl Machine {
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
         Ok(self.run(Pool::open(self.rt(), device, options))?)
     }
-}
-
-/// How a pool is that no daemon serves, as JSON.
-pub(crate) fn in_process(pool: &Pool) -> String {
-    serde_json::Value::Object(describe::pool(pool, Path::new("pool"))).to_string()
 }
 
 /// Whether a daemon has the pool open for writing.

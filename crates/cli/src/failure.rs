@@ -4,7 +4,6 @@
 //! The table of exit codes below is the only one: `copyhold help exit-codes`, the man page and
 //! `docs/operating.md` (by a test) print it.
 
-use std::error::Error;
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
@@ -12,7 +11,8 @@ use std::process::ExitCode;
 use copyhold_fuse::Errno;
 use copyhold_fuse::mount::MountError;
 
-use crate::control::wire::Refusal;
+use copyhold_serve::chain;
+use copyhold_serve::wire::Refusal;
 
 /// The kind of failure; decides the exit code and the `code` that `--json` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,21 +200,6 @@ impl From<MountError> for Failure {
         };
         Failure::new(kind, chain(&error))
     }
-}
-
-/// An error with what caused it, in one line.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        // Many repeat the text of their cause.
-        if !text.contains(&more) {
-            text += &format!(": {more}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 impl fmt::Display for Failure {

@@ -8,7 +8,6 @@
 #![deny(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "this is where the machine is asked and passed in")]
 
-mod adapter;
 mod check;
 mod command_line;
 mod control;
@@ -22,7 +21,6 @@ mod generate;
 mod info;
 mod logging;
 mod mkfs_helper;
-mod moment;
 mod mount;
 mod mount_again;
 mod mount_helper;
@@ -33,7 +31,6 @@ mod property;
 mod qgroup;
 mod quota;
 mod report;
-mod serving;
 mod shown_subvolume;
 mod size;
 mod subvolume;
@@ -50,8 +47,6 @@ use clap::error::ErrorKind;
 
 use command_line::CommandLine;
 use failure::Failure;
-
-pub use serving::{operations, settings};
 
 /// The whole program, with the arguments of this process.
 pub fn run() -> ExitCode {

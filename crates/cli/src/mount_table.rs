@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use copyhold_fuse::mount::{self, MountEntry};
 use rustix::io::Errno;
 
-use crate::control::wire::Refusal;
 use crate::failure::{Failure, Kind};
+use copyhold_serve::wire::Refusal;
 
 /// The mounts of Copyhold that this process sees, oldest first.
 pub(crate) fn mounts() -> Result<Vec<MountEntry>, Failure> {

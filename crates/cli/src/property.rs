@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use crate::control::tenants;
-use crate::control::wire::{Question, Subvolume};
 use crate::failure::Failure;
 use crate::report::Report;
+use copyhold_serve::wire::{Question, Subvolume};
 
 /// Show or set whether a subvolume is read-only
 #[derive(Debug, clap::Args)]

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::control::tenants;
-use crate::control::wire::{Group, GroupChange, Limited, Question};
 use crate::failure::Failure;
 use crate::report::Report;
 use crate::size::Size;
+use copyhold_serve::wire::{Group, GroupChange, Limited, Question};
 
 /// Show usage and set limits, of subvolumes and of groups of them
 ///

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use crate::control::tenants;
-use crate::control::wire::{Question, QuotaStatus};
 use crate::failure::Failure;
 use crate::report::Report;
 use crate::view;
+use copyhold_serve::wire::{Question, QuotaStatus};
 
 /// Turn quotas on and off
 ///

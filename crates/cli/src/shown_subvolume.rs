@@ -12,9 +12,9 @@ use copyhold_types::{InodeNo, SubvolId};
 use rustix::io::Errno;
 
 use crate::control::Control;
-use crate::control::wire::{Question, Subvolume};
 use crate::failure::{Failure, Kind};
 use crate::mount_options::parsed;
+use copyhold_serve::wire::{Question, Subvolume};
 
 /// Nothing given: the whole pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -19,11 +19,11 @@ use serde_json::json;
 
 use crate::control::Control;
 use crate::control::tenants::{self, Entry};
-use crate::control::wire::{Group, Question, Subvolume, SubvolumeState};
 use crate::failure::Failure;
 use crate::report::{Report, table};
 use crate::size::Size;
 use crate::view;
+use copyhold_serve::wire::{Group, Question, Subvolume, SubvolumeState};
 
 /// How often `sync` asks: soon at first, less often later.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];

@@ -2,7 +2,10 @@
 
 use copyhold_device::DeviceError;
 use copyhold_fs::FsError;
+use copyhold_fuse::mount::{MountError, OptionError};
+use copyhold_memory::SharesError;
 use copyhold_pool::PoolError;
+use copyhold_serve::ServeError;
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -24,6 +27,14 @@ pub enum Error {
     TooManySymlinks { path: String, max: usize },
     #[error("{path} holds {what}; wipe it first, if that may be lost")]
     Occupied { path: String, what: &'static str },
+    #[error(transparent)]
+    Option(#[from] OptionError),
+    #[error(transparent)]
+    Budget(#[from] SharesError),
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    #[error(transparent)]
+    Serve(#[from] ServeError),
     #[error("the executors could not be started: {0}")]
     Start(std::io::Error),
 }

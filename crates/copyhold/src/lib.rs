@@ -1,4 +1,4 @@
-//! Copyhold as a library: pools and their files, without FUSE.
+//! Copyhold as a library: pools and their files, and mounts of them.
 //!
 //! ```
 //! # fn main() -> Result<(), copyhold::Error> {
@@ -27,6 +27,7 @@
 mod content;
 mod engine;
 mod error;
+mod mounted;
 mod path;
 mod pool;
 mod tenants;
@@ -34,8 +35,10 @@ mod volume;
 
 pub use copyhold_fs::{Attr, FileKind, Filesystem, FsError, StatFs, SubvolInfo};
 pub use copyhold_pool::{CreateOptions, Limits, PoolError};
+pub use copyhold_serve::Options as ServingOptions;
 pub use copyhold_types::SubvolId;
 pub use copyhold_volume::quota::{GroupId, GroupState, GroupUse};
 pub use error::Error;
+pub use mounted::{MountOptions, Mounted};
 pub use pool::{OpenOptions, Pool};
 pub use volume::{DirItem, Volume};

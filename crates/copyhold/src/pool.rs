@@ -140,7 +140,7 @@ fn is_block_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
 
-fn start(cpus: Option<usize>) -> Result<Arc<Executors>, Error> {
+pub(crate) fn start(cpus: Option<usize>) -> Result<Arc<Executors>, Error> {
     Executors::start(Config { cpus, ..Config::default() }).map_err(Error::Start)
 }
 

@@ -23,6 +23,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
+use copyhold_memory::LookupCharge;
 use copyhold_runtime::{FifoMutex, FifoMutexGuard};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{InodeNo, SubvolId, Txg};
@@ -69,6 +70,8 @@ struct ShardMap {
 struct Known {
     inode: Option<InodeRef>,
     lookups: u64,
+    /// While there are look-ups.
+    held: Option<LookupCharge>,
     opens: u32,
     /// While it is open.
     notes: Notes,
@@ -153,8 +156,8 @@ impl InodeCache {
         }
     }
 
-    pub(crate) fn add_lookup(&self, node: NodeId) {
-        if self.shard(node).map.lock().add_lookup(node) {
+    pub(crate) fn add_lookup(&self, inode: &Inode) {
+        if self.shard(inode.node).map.lock().add_lookup(inode) {
             self.crowded.store(true, Ordering::Relaxed);
         }
     }
@@ -310,9 +313,10 @@ impl ShardMap {
     }
 
     /// Whether the shard is crowded (LOOKUP-L1).
-    fn add_lookup(&mut self, node: NodeId) -> bool {
-        let is_first = self.change(node, |known| {
+    fn add_lookup(&mut self, inode: &Inode) -> bool {
+        let is_first = self.change(inode.node, |known| {
             known.lookups += 1;
+            known.held.get_or_insert_with(|| LookupCharge::new(inode.subvol.volume.owner()));
             known.lookups == 1
         });
         is_first && self.held.add()
@@ -322,6 +326,9 @@ impl ShardMap {
         let (before, left) = self.change(node, |known| {
             let before = known.lookups;
             known.lookups = before.saturating_sub(count);
+            if known.lookups == 0 {
+                known.held = None;
+            }
             (before, known.lookups)
         });
         if before > 0 && left == 0 {

@@ -12,7 +12,7 @@ impl Filesystem {
     /// The entry of a file that was found or made, counted.
     pub(crate) fn entry(&self, inode: &Inode) -> Entry {
         if self.options.count_lookups {
-            self.inodes.add_lookup(inode.node);
+            self.inodes.add_lookup(inode);
         }
         Entry { node: inode.node, attr: inode.attr() }
     }

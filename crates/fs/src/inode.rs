@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use copyhold_format::item::{InodeFlags, InodeItem};
+use copyhold_memory::{MemoryClass, MemoryOwner};
 use copyhold_runtime::FifoRwLock;
 use copyhold_sync::{Mutex, MutexGuard, of};
 use copyhold_types::{BLOCK_BYTES, InodeNo, Timestamp, Txg};
@@ -59,7 +60,24 @@ pub(crate) struct Shown {
     pub(crate) ctime: Timestamp,
 }
 
+/// Charged for an inode in memory.
+const INODE_MEMORY: i64 = copyhold_memory::INODE_BYTES as i64;
+
+/// Its charges end with it (CHARGE-C1), also those of blocks that are lost in a crash.
+impl Drop for Inode {
+    fn drop(&mut self) {
+        let dirty = (self.state.get_mut().data.blocks.len() * BLOCK_BYTES) as i64;
+        self.owner().add(MemoryClass::Dirty, -dirty);
+        self.owner().add(MemoryClass::Inode, -INODE_MEMORY);
+    }
+}
+
 impl Inode {
+    /// The owner of its memory.
+    pub(crate) fn owner(&self) -> &MemoryOwner {
+        self.subvol.volume.owner()
+    }
+
     /// The stored content at byte `offset` is not the written content: logged, here alone.
     pub(crate) fn damaged(&self, offset: u64, why: String) -> FsError {
         let NodeId { subvol, ino } = self.node;
@@ -77,6 +95,7 @@ impl Inode {
         let kind = FileKind::from_mode(item.mode.into()).expect("parsed items have a type");
         let shown =
             Shown { size: item.size, atime: item.atime, mtime: item.mtime, ctime: item.ctime };
+        subvol.volume.owner().add(MemoryClass::Inode, INODE_MEMORY);
         Inode {
             node: subvol.node(ino),
             subvol: subvol.clone(),

@@ -12,15 +12,15 @@
 //! A removal that fails, for want of space or because a node cannot be read, is tried again: after
 //! [`RETRY`], and after each try that leaves a failure, twice as long, up to about 100 seconds. A
 //! pool that has stopped needs no further try. Where space is short, a step removes fewer items
-//! (R28); a removal that still finds no space is tried again, too, when a request waits for it
-//! (R22).
+//! (R28). A removal that finds no space even for one item is also tried again when a request waits
+//! for the reaper and the figures of space have changed since (R22).
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use copyhold_format::item::{EXTENT, Extent, ORPHAN, inode_key, orphan_key, truncate_key};
-use copyhold_pool::{Tier, Transaction};
+use copyhold_pool::{Figures, Tier, Transaction};
 use copyhold_runtime::{FifoMutex, Rt, finishing};
 use copyhold_sync::{Mutex, MutexGuard, of};
 use copyhold_types::{Key, Nanos};
@@ -36,9 +36,11 @@ use crate::sabotage::Sabotage;
 use crate::subvol::FILES;
 use crate::{Filesystem, FsError, NodeId, Result};
 
-/// Items that one transaction removes, and how few where space is short.
+/// Items that one transaction removes, at most.
 const STEP: usize = 256;
-const STEP_MIN: usize = 8;
+/// Steps that find space, one after the other, before a small step is doubled: a step that finds
+/// none has waited for commits and readers.
+const STEPS_BEFORE_DOUBLING: usize = 16;
 
 /// How long an unlinked file may wait for a batch.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -65,8 +67,9 @@ struct Queue {
     nodes: BTreeSet<NodeId>,
     /// Their removal has failed.
     failed: BTreeSet<NodeId>,
-    /// Of some of them for want of space, which there may be by now.
-    lacked_space: bool,
+    /// Their removal found no space, where the figures of space were these.
+    short: BTreeSet<NodeId>,
+    figures: Option<Figures>,
     /// Tries, one after the other, that have left some of them.
     tries: u32,
     /// A task will try them again.
@@ -80,11 +83,38 @@ struct Queue {
 }
 
 impl Queue {
-    /// What has failed is tried again, if some of it for want of space.
-    fn try_again_for_space(&mut self) {
-        if std::mem::take(&mut self.lacked_space) {
-            let failed = std::mem::take(&mut self.failed);
-            self.nodes.extend(failed);
+    /// Whether a removal that found no space might find some now.
+    fn may_fit(&self, now: Figures) -> bool {
+        !self.short.is_empty() && self.figures != Some(now)
+    }
+
+    fn try_short_again(&mut self) {
+        let short = std::mem::take(&mut self.short);
+        self.nodes.extend(short);
+    }
+}
+
+/// Items that the next step removes: fewer after a refusal, more after many steps.
+struct Step {
+    items: usize,
+    done: usize,
+}
+
+impl Step {
+    fn new() -> Step {
+        Step { items: STEP, done: 0 }
+    }
+
+    /// A step of so many items found no space. Whether there is a smaller one.
+    fn shrink(&mut self, items: usize) -> bool {
+        *self = Step { items: items.div_ceil(4), done: 0 };
+        items > 1
+    }
+
+    fn is_done(&mut self) {
+        self.done += 1;
+        if self.done == STEPS_BEFORE_DOUBLING {
+            *self = Step { items: (2 * self.items).min(STEP), done: 0 };
         }
     }
 }
@@ -155,14 +185,21 @@ impl Filesystem {
         if self.is_reaper_idle() {
             return;
         }
-        self.reaper.queue.lock().try_again_for_space();
+        let now = self.pool.space();
+        {
+            let mut queue = self.reaper.queue.lock();
+            if queue.may_fit(now) {
+                queue.try_short_again();
+            }
+        }
         let fs = self.clone();
         finishing(&self.rt, async move { fs.reap_queue().await }).await;
     }
 
     fn is_reaper_idle(&self) -> bool {
+        let now = self.pool.space();
         let queue = self.reaper.queue.lock();
-        let has_work = queue.lacked_space || !queue.nodes.is_empty();
+        let has_work = queue.may_fit(now) || !queue.nodes.is_empty();
         drop(queue);
         !has_work && self.reaper.working.try_lock().is_some()
     }
@@ -174,27 +211,33 @@ impl Filesystem {
 
     async fn reap_queue(self: &Arc<Self>) {
         let _working = self.reaper.working.lock().await;
+        let mut step = Step::new();
         loop {
+            let before = self.pool.space();
             let Some(node) = self.reaper.queue.lock().nodes.pop_first() else { return };
-            match self.reap(node).await {
+            match self.reap(node, &mut step).await {
                 // It is gone with its subvolume.
                 Ok(()) | Err(FsError::Stale) => {}
-                Err(error) => self.reap_again(node, &error),
+                Err(error) => self.reap_again(node, &error, before),
             }
         }
     }
 
-    /// Queues a file for the next try. If the pool may not be written, the next mount removes the
-    /// file.
-    fn reap_again(self: &Arc<Self>, node: NodeId, error: &FsError) {
+    /// Queues a file for the next try; `before`: the figures of space before the last one. If
+    /// the pool may not be written, the next mount removes the file.
+    fn reap_again(self: &Arc<Self>, node: NodeId, error: &FsError, before: Figures) {
         tracing::warn!(%node, %error, "removing an unlinked file failed");
         if self.writable().is_err() || self.pool_runs().is_err() || self.breaks(Sabotage::ReapOnce)
         {
             return;
         }
         let mut queue = self.reaper.queue.lock();
-        queue.failed.insert(node);
-        queue.lacked_space |= error.is_full();
+        if error.is_full() {
+            queue.short.insert(node);
+            queue.figures = Some(before);
+        } else {
+            queue.failed.insert(node);
+        }
         if std::mem::replace(&mut queue.has_retry, true) {
             return;
         }
@@ -204,7 +247,7 @@ impl Filesystem {
         self.rt.spawn(Box::pin(retry(self.rt.clone(), Arc::downgrade(self), pause)));
     }
 
-    async fn reap(self: &Arc<Self>, node: NodeId) -> Result<()> {
+    async fn reap(self: &Arc<Self>, node: NodeId, step: &mut Step) -> Result<()> {
         let inode = match self.inode(node).await {
             Ok(inode) => inode,
             Err(FsError::Stale) => {
@@ -228,7 +271,7 @@ impl Filesystem {
             }
             self.end_inode(&inode, state);
         }
-        let removed = self.remove_items(&inode).await;
+        let removed = self.remove_items(&inode, step).await;
         self.inodes.remove(node);
         removed
     }
@@ -253,27 +296,23 @@ impl Filesystem {
         if was_nameless {
             self.forget_in_use(inode.node);
         }
-        self.flusher.forget(forgotten);
+        self.flusher.forget(inode, forgotten);
         self.unlist_if_clean(inode);
     }
 
     /// Removes every item of the file, its inode and place on the lists last.
-    async fn remove_items(&self, inode: &InodeRef) -> Result<()> {
+    async fn remove_items(&self, inode: &InodeRef, step: &mut Step) -> Result<()> {
         let ino = inode.node.ino;
         let mut from = Key::new(ino.0, copyhold_types::Kind(0), 0);
         let end = Key::new(ino.0 + 1, copyhold_types::Kind(0), 0);
-        let mut step = STEP;
         loop {
-            let items = self.range(&inode.subvol, from, end, step).await?;
+            let items = self.range(&inode.subvol, from, end, step.items).await?;
             let edits = items.len() + 3;
             let extents = items.iter().filter(|(key, _)| key.kind == EXTENT).count();
             let wanted = (edits, edits * KEY_BYTES);
             let credit = self.credit_to_release(&inode.subvol, Tier::FinishDelete, wanted, extents);
             let credit = match credit.await {
-                Err(full) if full.is_full() && step.min(items.len()) > STEP_MIN => {
-                    step = step.min(items.len()) / 4;
-                    continue;
-                }
+                Err(full) if full.is_full() && step.shrink(items.len()) => continue,
                 credit => credit?,
             };
             let mut tx = Transaction::new();
@@ -287,7 +326,8 @@ impl Filesystem {
                     tx.delete(FILES, *key);
                 }
             }
-            let last = items.len() < step;
+            let last = items.len() < step.items;
+            step.is_done();
             if last {
                 tx.delete(FILES, inode_key(ino));
                 tx.delete(FILES, orphan_key(ino));
@@ -344,12 +384,12 @@ async fn retry(rt: Rt, fs: Weak<Filesystem>, pause: Duration) {
         let mut queue = fs.reaper.queue.lock();
         let failed = std::mem::take(&mut queue.failed);
         queue.nodes.extend(failed);
-        queue.lacked_space = false;
+        queue.try_short_again();
         queue.has_retry = false;
     }
     fs.reap_queue().await;
     let mut queue = fs.reaper.queue.lock();
-    if queue.failed.is_empty() {
+    if queue.failed.is_empty() && queue.short.is_empty() {
         queue.tries = 0;
     }
 }

@@ -23,6 +23,10 @@ pub enum Sabotage {
     ForgetTaken,
     /// DIRTY-D8: a close leaves a truncation in memory.
     ForgetEmptied,
+    /// CHARGE-C1: dirty data is charged again.
+    ChargeTwice,
+    /// CHARGE-C1: a charge is never ended.
+    LeakCharge,
     /// R35: extents cut off a file stay in the table when the cut is logged.
     KeepCuts,
     /// R35, DIRTY-D9: batches are taken beside the one that logs a cut.
@@ -90,7 +94,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 38] = [
+    pub const ALL: [Sabotage; 40] = [
         Sabotage::PunchInternally,
         Sabotage::AskUnderTheMap,
         Sabotage::InstallStale,
@@ -99,6 +103,8 @@ impl Sabotage {
         Sabotage::ForgetTimes,
         Sabotage::ForgetTaken,
         Sabotage::ForgetEmptied,
+        Sabotage::ChargeTwice,
+        Sabotage::LeakCharge,
         Sabotage::KeepCuts,
         Sabotage::TakeBesideCut,
         Sabotage::RenameFirst,

@@ -12,13 +12,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use copyhold_memory::MemoryClass;
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, Nanos, SubvolId};
 use event_listener::{Event, IntoNotification};
 use futures_util::future::join;
 
 use crate::dirty_files::DirtyFiles;
-use crate::inode::{InodeRef, State};
+use crate::inode::{Inode, InodeRef, State};
 use crate::{Filesystem, FsError, NodeId, Options, Result};
 
 /// Tasks that write at the same time.
@@ -80,16 +81,19 @@ impl Flusher {
         }
     }
 
-    /// `blocks` more are in memory.
-    pub(crate) fn add(&self, blocks: usize) {
-        self.bytes.fetch_add((blocks * BLOCK_BYTES) as u64, Ordering::Relaxed);
+    /// `blocks` more of a file are in memory.
+    pub(crate) fn add(&self, inode: &Inode, blocks: usize) {
+        let bytes = (blocks * BLOCK_BYTES) as u64;
+        inode.owner().add(MemoryClass::Dirty, bytes as i64);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// `blocks` have left memory: as many waiters for room can go on, each with one.
+    /// `blocks` of a file have left memory: as many waiters for room can go on, each with one.
     /// A waiter that does not use it lets another wait longer, until half of the room is free for
     /// all.
-    pub(crate) fn forget(&self, blocks: usize) {
+    pub(crate) fn forget(&self, inode: &Inode, blocks: usize) {
         let bytes = (blocks * BLOCK_BYTES) as u64;
+        inode.owner().add(MemoryClass::Dirty, -(bytes as i64));
         let before = self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         if blocks > 0 {
             self.progress.fetch_add(1, Ordering::Relaxed);
@@ -310,7 +314,7 @@ impl Filesystem {
             }
             settled
         };
-        self.flusher.forget(settled);
+        self.flusher.forget(inode, settled);
     }
 
     /// Writes everything that is dirty of the file up to change number `version`.

@@ -58,7 +58,7 @@ struct Count {
 
 impl Count {
     fn now(fs: &Filesystem) -> Count {
-        let counters = fs.pool().counters();
+        let counters = fs.pool().devices().counters();
         let bytes = |purpose: Purpose| counters.purposes[purpose as usize].written_bytes;
         let all: u64 = counters.purposes.iter().map(|purpose| purpose.written_bytes).sum();
         let (data, log) = (bytes(Purpose::Data), bytes(Purpose::Log));

@@ -417,7 +417,7 @@ fn what_changed_is_what_two_walks_tell() {
 
 /// Reads of nodes from the device.
 fn node_reads(fs: &Filesystem) -> u64 {
-    let counters = fs.pool().counters();
+    let counters = fs.pool().devices().counters();
     [Purpose::Leaf, Purpose::Inner, Purpose::Layer]
         .map(|why| counters.purposes[why as usize].reads)
         .iter()

@@ -27,7 +27,7 @@ struct Cost {
 }
 
 fn spent(fs: &Filesystem) -> Cost {
-    let counters = fs.pool().counters();
+    let counters = fs.pool().devices().counters();
     let of = |count: fn(&copyhold_device::PurposeCount) -> u64| counters.purposes.iter().map(count);
     Cost {
         reads: of(|purpose| purpose.reads).sum(),

@@ -101,7 +101,8 @@ fn an_unlinked_file_that_cannot_be_removed_is_tried_again_ever_less_often() {
         // The directory has been read; what leads to the file's extents has not.
         fs.unlink(ROOT, b"f").await.unwrap();
         fs.forget(node, 1);
-        let reads = || fs.pool().counters().purposes.iter().map(|count| count.reads).sum::<u64>();
+        let reads =
+            || fs.pool().devices().counters().purposes.iter().map(|count| count.reads).sum::<u64>();
         world.rt.sleep(Duration::from_secs(1)).await;
         let before = reads();
         world.rt.sleep(Duration::from_secs(1000)).await;

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
+use copyhold_memory::MemoryCharge;
 use copyhold_sync::{Condvar, Mutex, of};
 
 use crate::Errno;
@@ -188,30 +189,31 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Desk<O, F> 
     /// Polls the operation that `message` asks for, once: the message if it is done, else it is
     /// parked. `held`: bytes of a reader's buffer that it takes along then.
     pub(crate) fn poll(&mut self, message: Message, held: usize) -> Option<Message> {
+        let node = NodeId(message.header.nodeid);
         self.place.put(message);
         match self.place.poll(&mut Context::from_waker(&self.first.waker)) {
             Poll::Ready(message) => Some(message),
             Poll::Pending => {
-                self.park(held);
+                self.park(node, held);
                 None
             }
         }
     }
 
-    fn park(&mut self, held: usize) {
+    fn park(&mut self, node: NodeId, held: usize) {
         let next = self.another_place();
         let place = std::mem::replace(&mut self.place, next);
         let first = FirstPoll::new(&self.channel.connection.spawner);
         let first = std::mem::replace(&mut self.first, first);
         self.channel.connection.flight.parked.fetch_add(1, Ordering::Relaxed);
-        first.bell.park(Box::pin(self.parked(place, held)));
+        first.bell.park(Box::pin(self.parked(place, node, held)));
     }
 
     /// Has the operation that `message` asks for polled on another CPU from the beginning.
     pub(crate) fn hand_over(&self, message: Message) {
-        let place = self.another_place();
+        let (place, node) = (self.another_place(), NodeId(message.header.nodeid));
         place.put(message);
-        self.channel.connection.spawner.run_elsewhere(Box::pin(self.parked(place, 0)));
+        self.channel.connection.spawner.run_elsewhere(Box::pin(self.parked(place, node, 0)));
     }
 
     fn another_place(&self) -> Place<F> {
@@ -219,11 +221,13 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Desk<O, F> 
         self.spare.take().unwrap_or_else(new)
     }
 
-    fn parked(&self, place: Place<F>, held: usize) -> Parked<O, F> {
+    fn parked(&self, place: Place<F>, node: NodeId, held: usize) -> Parked<O, F> {
         let connection = Arc::clone(&self.channel.connection);
         connection.buffers.lend(held);
         connection.flight.start();
-        Parked { place: Some(place), spare: Arc::clone(&self.spare), held, connection }
+        let charge = connection.fs.charge(node, held + size_of::<F>());
+        let spare = Arc::clone(&self.spare);
+        Parked { place: Some(place), spare, held, _charge: charge, connection }
     }
 }
 
@@ -234,6 +238,8 @@ struct Parked<O: Operations, F> {
     spare: Arc<Places<F>>,
     /// Bytes of a reader's buffer that it took along.
     held: usize,
+    /// Of the memory that it takes.
+    _charge: Option<MemoryCharge>,
     connection: Arc<Connection<O>>,
 }
 

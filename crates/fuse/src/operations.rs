@@ -10,6 +10,8 @@
 
 use std::future::Future;
 
+use copyhold_memory::MemoryCharge;
+
 use crate::Errno;
 use crate::payload::Payload;
 use crate::protocol::{
@@ -53,6 +55,13 @@ pub trait Operations: Send + Sync + 'static {
     /// `lookups` of `node` are taken back. Must not wait: the kernel expects no answer.
     fn forget(&self, node: NodeId, lookups: u64) {
         let _ = (node, lookups);
+    }
+
+    /// A request about `node` must wait, and so long takes `bytes` of memory: the charge for it, if
+    /// it has an owner. Must not wait.
+    fn charge(&self, node: NodeId, bytes: usize) -> Option<MemoryCharge> {
+        let _ = (node, bytes);
+        None
     }
 
     unsupported! {

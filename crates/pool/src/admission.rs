@@ -245,7 +245,7 @@ impl Pool {
     /// A count of users' requests: transactions, except those that free deleted data, and data
     /// reads from the device. Background tasks derive from it whether the pool is idle.
     pub fn asked(&self) -> u64 {
-        let reads = self.counters().purposes[Purpose::Data as usize].reads;
+        let reads = self.devices.counters().purposes[Purpose::Data as usize].reads;
         self.admission.asked() + reads
     }
 

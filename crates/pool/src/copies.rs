@@ -1,5 +1,7 @@
 //! Copies of stored content: the runs of each, and the content of each run.
 
+use std::fmt;
+
 use copyhold_format::node::Fragment;
 use copyhold_types::{BLOCK_BYTES, Buf, DeviceId, NodePtr, Run};
 use smallvec::SmallVec;
@@ -37,11 +39,6 @@ impl Copied {
         })
     }
 
-    /// Its block `n`, for messages.
-    pub(crate) fn place(&self, n: u32) -> String {
-        self.block(n).map_or("nowhere".into(), |run| format!("block {}", run.addr))
-    }
-
     /// The content of each run of it.
     pub(crate) fn cut(&self, content: &Buf) -> Vec<(Run, Buf)> {
         match self {
@@ -50,6 +47,21 @@ impl Copied {
                 let blocks = runs.iter().map(|run| run.blocks);
                 runs.iter().copied().zip(cut(content, blocks)).collect()
             }
+        }
+    }
+}
+
+/// The first run, for messages, and how many there are.
+impl fmt::Display for Copied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let runs = match self {
+            Copied::Whole(run) => std::slice::from_ref(run),
+            Copied::Fragments(runs) => runs,
+        };
+        match runs {
+            [] => f.write_str("no block"),
+            [only] => write!(f, "{only:?}"),
+            [first, rest @ ..] => write!(f, "{first:?} and {} more runs", rest.len()),
         }
     }
 }

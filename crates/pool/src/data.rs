@@ -6,7 +6,6 @@ use copyhold_types::{Buf, Purpose, Run};
 
 use crate::attached::{self, Attached, Found};
 use crate::copies::Copied;
-use crate::read_failures::ReadFailures;
 use crate::verified::{Expect, Problem, Reader};
 
 pub(crate) struct DataStore {
@@ -28,14 +27,11 @@ impl DataStore {
         from_device: bool,
     ) -> Result<Buf, Problem> {
         let attached = if from_device { Found::new() } else { self.attached.find(run) };
+        let copy = Copied::Whole(run);
         if !attached.is_empty() && attached::is_all(&attached, run.blocks) {
             let content = attached::join(attached, run.blocks);
-            return expect.judge(&content).map(|()| content);
+            return expect.judge(&content, &copy).map(|()| content);
         }
-        self.reader.read_beside(&[Copied::Whole(run)], &attached, expect, why).await
-    }
-
-    pub(crate) fn failures(&self) -> &ReadFailures {
-        self.reader.failures()
+        self.reader.read_beside(&[copy], &attached, expect, why).await
     }
 }

@@ -6,6 +6,7 @@
 //! DEV-D1  A request is sent to the device that its address names. An address of a device that the
 //!         pool does not have, as in a damaged image, is an error.
 //! DEV-D2  A flush of the pool is a flush of each device; the first error counts.
+//! DEV-D3  Each read that a device fails is counted (`read_failures`).
 
 use std::future::ready;
 use std::sync::Arc;
@@ -15,16 +16,21 @@ use copyhold_runtime::BoxFuture;
 use copyhold_types::{Buf, Bufs, DeviceId, Purpose, Run};
 use futures_util::future::join_all;
 
+use crate::read_failures::{Failure, ReadFailures};
+
 type Request<T> = BoxFuture<'static, Result<T, DeviceError>>;
 
 #[derive(Clone)]
-pub(crate) struct Devices {
+/// The devices of a pool.
+pub struct Devices {
     all: Arc<[(DeviceId, DynDevice)]>,
+    failures: Arc<ReadFailures>,
 }
 
 impl Devices {
     pub(crate) fn of(all: Vec<(DeviceId, DynDevice)>) -> Devices {
-        Devices { all: all.into() }
+        let failures = Arc::new(ReadFailures::of(all.iter().map(|(id, _)| *id)));
+        Devices { all: all.into(), failures }
     }
 
     /// Of a pool with one device, which its label calls by this id.
@@ -37,8 +43,9 @@ impl Devices {
         &self.all[0].1
     }
 
-    pub(crate) fn ids(&self) -> impl Iterator<Item = DeviceId> {
-        self.all.iter().map(|(id, _)| *id)
+    /// Reads that failed and copies that were repaired since the pool was opened.
+    pub fn failures(&self) -> &ReadFailures {
+        &self.failures
     }
 
     pub(crate) fn get(&self, id: DeviceId) -> Result<&DynDevice, DeviceError> {
@@ -46,11 +53,14 @@ impl Devices {
         found.map(|(_, device)| device).ok_or(DeviceError::Missing(id))
     }
 
-    pub(crate) fn read(&self, run: Run, why: Purpose) -> Request<Buf> {
-        match self.get(run.addr.device()) {
-            Ok(device) => device.read(run.addr.block(), run.blocks, why),
-            Err(missing) => Box::pin(ready(Err(missing))),
-        }
+    pub(crate) async fn read(&self, run: Run, why: Purpose) -> Result<Buf, DeviceError> {
+        let id = run.addr.device();
+        let read = self.get(id)?.read(run.addr.block(), run.blocks, why).await;
+        read.inspect_err(|error| {
+            let is_integrity = matches!(error, DeviceError::Integrity { .. });
+            let kind = if is_integrity { Failure::Integrity } else { Failure::Unreadable };
+            self.failures.count(id, kind);
+        })
     }
 
     pub(crate) fn write(&self, run: Run, data: Bufs, why: Purpose) -> Request<()> {
@@ -79,7 +89,7 @@ impl Devices {
     }
 
     /// Requests of all devices.
-    pub(crate) fn counters(&self) -> CounterSnapshot {
+    pub fn counters(&self) -> CounterSnapshot {
         let all = self.all.iter().map(|(_, device)| device.counters().snapshot());
         all.reduce(|sum, more| sum + more).expect("a pool has a device")
     }

@@ -15,10 +15,10 @@ use std::sync::Arc;
 
 use copyhold_format::node::{Node, pieces_of};
 use copyhold_sync::{Mutex, of};
-use copyhold_table::{NodeFuture, NodeSource, TableError};
+use copyhold_table::{NodeFuture, NodeSource, Table, TableError};
 use copyhold_types::{NodePtr, Purpose};
 
-use crate::nodes::NodeStore;
+use crate::nodes::{NodeStore, NodesOf};
 use crate::{Pool, Sabotage};
 
 /// The pieces of fragmented nodes.
@@ -27,15 +27,17 @@ pub(crate) type Pieces = BTreeMap<NodePtr, Vec<NodePtr>>;
 /// Returns a fragmented node only together with its pieces, which it remembers.
 pub(crate) struct Listed<'a> {
     nodes: &'a NodeStore,
+    of: NodesOf<'a>,
     /// [`Sabotage::ForgetFragments`].
     forgets: bool,
     pieces: Mutex<Pieces, of::FlushPieces>,
 }
 
 impl<'a> Listed<'a> {
-    pub(crate) fn new(pool: &'a Pool) -> Listed<'a> {
+    pub(crate) fn new(pool: &'a Pool, table: &'a Table) -> Listed<'a> {
         let forgets = pool.sabotaged(Sabotage::ForgetFragments);
-        Listed { nodes: &pool.nodes, forgets, pieces: Mutex::default() }
+        let (nodes, of) = (&pool.nodes, pool.nodes.of(table));
+        Listed { nodes, of, forgets, pieces: Mutex::default() }
     }
 
     /// The pieces of all fragmented nodes that it has returned.
@@ -65,7 +67,7 @@ impl NodeSource for Listed<'_> {
             }
             match self.nodes.cached(&ptr) {
                 Some(node) => Ok(node),
-                None => self.nodes.read(ptr, why).await,
+                None => self.of.read(ptr, why).await,
             }
         })
     }

@@ -70,6 +70,7 @@ mod verified;
 pub use config::{CreateOptions, Limits, OpenOptions};
 pub use copyhold_space::{Claim, Figures, Lane, LaneClass, Reservation, Tier};
 pub use copyhold_table::{Cached, Edit, Value, Weight};
+pub use devices::Devices;
 pub use error::PoolError;
 pub use fork::FORK_DEPTH_MAX;
 pub use ids::{ID_MARK, IdSpace};

@@ -10,7 +10,7 @@ use copyhold_format::node::{FRAGMENTS_MAX, Fragment, Node, encode_fragments, pie
 use copyhold_runtime::BoxFuture;
 use copyhold_space::{Claim, Lane, LaneClass, Reservation, Tier};
 use copyhold_sync::{Mutex, of};
-use copyhold_table::{NodeFuture, NodeSink, TableError};
+use copyhold_table::{NodeFuture, NodeSink, Table, TableError};
 use copyhold_types::{BLOCK_BYTES, Buf, EpochId, NodePtr, Purpose};
 use futures_util::future::join_all;
 use std::sync::Arc;
@@ -36,6 +36,8 @@ pub(crate) struct NodeWriter {
     reservation: Reservation,
     /// The nodes' pointers carry it.
     pub(crate) epoch: EpochId,
+    /// Its owner pays for them.
+    pub(crate) table: Option<Arc<Table>>,
     claims: Vec<Claim>,
     given_up: Vec<Claim>,
     pieces: Pieces,
@@ -50,6 +52,7 @@ impl NodeWriter {
             pool,
             reservation,
             epoch: EpochId::POOL,
+            table: None,
             claims: Vec::new(),
             given_up: Vec::new(),
             pieces: Pieces::new(),
@@ -173,7 +176,9 @@ impl NodeSink for NodeWriter {
             .map_err(|error| TableError::Unwritable { bytes, source: Arc::new(error) });
         // A node that was written will be read: the cache keeps it, and no read fetches it back.
         if let (Ok(ptr), Ok(node)) = (&placed, Node::parse(node)) {
-            self.pool.nodes.cache.insert(ptr, Arc::new(node));
+            let owner = self.table.as_ref().and_then(|table| table.owner_of(ptr));
+            let owner = owner.as_ref().unwrap_or(self.pool.memory().shared());
+            self.pool.nodes.cache.insert(ptr, Arc::new(node), owner);
         }
         Box::pin(std::future::ready(placed))
     }

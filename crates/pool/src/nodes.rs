@@ -10,8 +10,9 @@
 use std::sync::Arc;
 
 use copyhold_format::node::{Fragment, Node, parse_fragments, pieces_of};
+use copyhold_memory::{Memory, MemoryOwner};
 use copyhold_sync::{Mutex, of};
-use copyhold_table::{NodeCache, NodeFuture, NodeSource, TableError};
+use copyhold_table::{NodeCache, NodeFuture, NodeSource, Table, TableError};
 use copyhold_types::{Buf, NodePtr, Purpose};
 
 use crate::PoolError;
@@ -30,9 +31,10 @@ pub(crate) const CACHE_NODES_MIN: usize = 32;
 /// Copies of each node on a pool of one device.
 pub(crate) const COPIES: u64 = 2;
 
-/// Reads nodes. The table layer's [`NodeSource`].
+/// Reads nodes. The table layer's [`NodeSource`]; of one table, by [`NodeStore::of`].
 pub(crate) struct NodeStore {
     reader: Arc<Reader>,
+    memory: Arc<Memory>,
     pub(crate) cache: NodeCache,
     /// The pieces of fragmented maps in use (FRAGMENT-P1).
     maps: Mutex<Pieces, of::MapPieces>,
@@ -44,17 +46,38 @@ impl NodeStore {
     /// `turn`: drawn anew for each mount.
     pub(crate) fn new(
         reader: Arc<Reader>,
+        memory: Arc<Memory>,
         cache_bytes: usize,
         node_bytes: usize,
         turn: u64,
     ) -> NodeStore {
         let shards = (cache_bytes / (SHARD_NODES * node_bytes)).clamp(1, CACHE_SHARDS);
         let cache = NodeCache::new(cache_bytes, shards);
-        NodeStore { reader, cache, maps: Mutex::default(), turn }
+        NodeStore { reader, memory, cache, maps: Mutex::default(), turn }
     }
 
-    pub(crate) fn cached_bytes(&self) -> usize {
-        self.cache.stats().bytes
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// Nodes that are kept for the owner of a table.
+    pub(crate) fn of<'a>(&'a self, table: &'a Table) -> NodesOf<'a> {
+        NodesOf { nodes: self, table }
+    }
+
+    async fn read_for(
+        &self,
+        ptr: NodePtr,
+        why: Purpose,
+        owner: Option<MemoryOwner>,
+    ) -> Result<Arc<Node>, TableError> {
+        let unreadable = |error: PoolError| TableError::Unreadable { ptr, source: Arc::new(error) };
+        let buf = self.read_verified(ptr, why).await.map_err(unreadable)?;
+        let node = Node::parse(buf).map_err(|source| TableError::Damaged { ptr, source })?;
+        let node = Arc::new(node);
+        let owner = owner.as_ref().unwrap_or(self.memory.shared());
+        self.cache.insert(&ptr, node.clone(), owner);
+        Ok(node)
     }
 
     /// The bytes behind `ptr` from a copy that matches its digest.
@@ -125,14 +148,22 @@ impl NodeSource for NodeStore {
     }
 
     fn read(&self, ptr: NodePtr, why: Purpose) -> NodeFuture<'_, Arc<Node>> {
-        Box::pin(async move {
-            let unreadable =
-                |error: PoolError| TableError::Unreadable { ptr, source: Arc::new(error) };
-            let buf = self.read_verified(ptr, why).await.map_err(unreadable)?;
-            let node = Node::parse(buf).map_err(|source| TableError::Damaged { ptr, source })?;
-            let node = Arc::new(node);
-            self.cache.insert(&ptr, node.clone());
-            Ok(node)
-        })
+        Box::pin(self.read_for(ptr, why, None))
+    }
+}
+
+/// The nodes of a table, charged to its owner.
+pub(crate) struct NodesOf<'a> {
+    nodes: &'a NodeStore,
+    table: &'a Table,
+}
+
+impl NodeSource for NodesOf<'_> {
+    fn cached(&self, ptr: &NodePtr) -> Option<Arc<Node>> {
+        self.nodes.cached(ptr)
+    }
+
+    fn read(&self, ptr: NodePtr, why: Purpose) -> NodeFuture<'_, Arc<Node>> {
+        Box::pin(self.nodes.read_for(ptr, why, self.table.owner_of(&ptr)))
     }
 }

@@ -33,6 +33,7 @@ use copyhold_format::node::{LINEAGE, Lineage, PARTITION, PartitionDescriptor};
 use copyhold_format::space_map::{Descriptor, METASLAB, SpaceMap};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Broken, Recovered, RecoveredBatch, Ring};
+use copyhold_memory::Memory;
 use copyhold_runtime::Rt;
 use copyhold_space::{Config, Figures, MetaslabId, MetaslabLayout, Restore};
 use copyhold_sync::{Mutex, RwLock};
@@ -106,8 +107,8 @@ impl Pool {
             tracing::error!("the log is damaged behind txg {}; without {cut}", recovered.last);
         }
         let devices = Devices::one(label.device, device.clone());
-        // Before the first flush of this mount nothing is repaired.
-        let reader = Arc::new(Reader::new(devices, None));
+        // The tail is judged, and nothing of it is repaired.
+        let reader = Arc::new(Reader::new(devices.clone(), None));
         let tail = cut_unverified_tail(&reader, &uberblock, &mut recovered, &options).await?;
         cut = cut.or(tail);
         recovered.is_idle &= cut.is_none() && !options.limits.breaks(Sabotage::AlwaysBegin);
@@ -120,6 +121,7 @@ impl Pool {
         let pool = assemble(
             rt,
             patient.clone(),
+            devices,
             health,
             label,
             ring.clone(),
@@ -315,7 +317,7 @@ async fn read_early(
     label: &Label,
     uberblock: &Uberblock,
 ) -> Result<(), PoolError> {
-    let nodes = NodeStore::new(reader, 0, label.node_bytes as usize, 0);
+    let nodes = NodeStore::new(reader, Arc::default(), 0, label.node_bytes as usize, 0);
     let descriptor = PartitionDescriptor::parse(&uberblock.tables)
         .map_err(|error| PoolError::damaged("the table of tables", error))?;
     let limits = TableLimits { leaf_bytes: label.node_bytes as usize, ..TableLimits::default() };
@@ -386,6 +388,7 @@ impl Replayed {
 async fn assemble(
     rt: Rt,
     host: Arc<Patient>,
+    devices: Devices,
     health: Arc<Health>,
     label: Label,
     ring: Ring,
@@ -395,7 +398,6 @@ async fn assemble(
     mut replayed: Replayed,
     options: OpenOptions,
 ) -> Result<Pool, PoolError> {
-    let devices = Devices::one(label.device, host.clone());
     let pins = Pins::default();
     let repair = Repair { rt: rt.clone(), pins: pins.clone() };
     let repair = (!options.read_only).then_some(repair);
@@ -404,7 +406,8 @@ async fn assemble(
     let least = if options.tenants { CACHE_NODES_MIN * node_bytes } else { 0 };
     let cache_bytes = options.limits.node_cache_bytes.max(least);
     let turn = rt.random();
-    let nodes = NodeStore::new(reader.clone(), cache_bytes, node_bytes, turn);
+    let memory = Arc::new(Memory::default());
+    let nodes = NodeStore::new(reader.clone(), memory.clone(), cache_bytes, node_bytes, turn);
     let limits = TableLimits { leaf_bytes: label.node_bytes as usize, ..TableLimits::default() };
     let root = recovered.batches.last().map_or(&uberblock.tables, |last| &last.batch.tables);
     let root = root.clone();
@@ -426,7 +429,7 @@ async fn assemble(
         uberblock,
         heads,
     };
-    let tables = Tables::new(limits, root, tables);
+    let tables = Tables::new(limits, root, memory.shared().clone(), tables);
     let ring_blocks = ring.blocks();
     Ok(Pool {
         flusher: Flusher::new(tables.weight()),

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use copyhold_device::{CounterSnapshot, DynDevice};
+use copyhold_device::DynDevice;
 use copyhold_format::label::Label;
+use copyhold_memory::Memory;
 use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_space::{Claim, Figures, Lane, LaneClass, Reservation, Space, Tier};
 use copyhold_sync::{RwLock, of};
@@ -31,7 +32,6 @@ use crate::nodes::NodeStore;
 use crate::open_txg::{Joined, OpenTxg};
 use crate::patient::Patient;
 use crate::pins::{Pin, Pins};
-use crate::read_failures::ReadFailures;
 use crate::tables::Tables;
 use crate::tenancy::Tenancy;
 use crate::transaction::{Credit, Transaction};
@@ -122,7 +122,8 @@ impl Pool {
 
     pub async fn get(&self, table: TableId, key: Key) -> Result<Option<Value>, PoolError> {
         let _pin = self.pin();
-        Ok(self.table(table).get(&self.nodes, key).await?)
+        let table = self.table(table);
+        Ok(table.get(&self.nodes.of(&table), key).await?)
     }
 
     /// Items with `from <= key < to`, ascending, at most `limit`.
@@ -134,7 +135,8 @@ impl Pool {
         limit: usize,
     ) -> Result<Vec<(Key, Value)>, PoolError> {
         let _pin = self.pin();
-        Ok(self.table(table).range(&self.nodes, from..to, limit).await?)
+        let table = self.table(table);
+        Ok(table.range(&self.nodes.of(&table), from..to, limit).await?)
     }
 
     /// The last item with `floor <= key < below`.
@@ -145,7 +147,8 @@ impl Pool {
         floor: Key,
     ) -> Result<Option<(Key, Value)>, PoolError> {
         let _pin = self.pin();
-        Ok(self.table(table).last_below(&self.nodes, below, floor).await?)
+        let table = self.table(table);
+        Ok(table.last_below(&self.nodes.of(&table), below, floor).await?)
     }
 
     /// The content of a run, as expected. The caller holds a pin since before the look-up that has
@@ -279,6 +282,9 @@ impl Pool {
         let introduces = introduced(tx.claims.iter().map(Claim::run));
         self.joined.fetch_max(txg.get(), Ordering::AcqRel);
         self.make_forks(txg, &tx);
+        for (table, owner, first) in &tx.owned {
+            self.table(*table).set_owner(owner, *first);
+        }
         let mut room = std::mem::take(&mut credit.room);
         room.resize(blocks_of(records.len() as u64));
         let ticket = credit.ticket;
@@ -357,17 +363,13 @@ impl Pool {
         self.journal.usage()
     }
 
-    pub fn counters(&self) -> CounterSnapshot {
-        self.devices.counters()
+    /// The devices, with the counts of their requests and failures.
+    pub fn devices(&self) -> &Devices {
+        &self.devices
     }
 
-    /// Reads that failed and copies that were repaired since the mount.
-    pub fn read_failures(&self) -> &ReadFailures {
-        self.data.failures()
-    }
-
-    /// Bytes in memory: of edits that no base has yet, and of tree nodes.
-    pub fn memory(&self) -> (u64, u64) {
-        (self.flusher.bytes(), self.nodes.cached_bytes() as u64)
+    /// The owners of what is in memory.
+    pub fn memory(&self) -> &Arc<Memory> {
+        self.nodes.memory()
     }
 }

@@ -1,7 +1,8 @@
 //! Counts of reads that failed, and of repairs, by device and kind.
 //!
-//! Counted since the mount. Requests are counted, not blocks: a block that is read three times in
-//! vain is three failed requests.
+//! Counted since the pool was opened. `unreadable` and `integrity` are requests, so a block that is
+//! read three times in vain counts three times; `mismatch` are copies, or single blocks where each
+//! is read alone; `repaired` and `unrepaired` are runs.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -20,7 +21,7 @@ pub enum Failure {
     Repaired,
     /// The device refused that.
     Unrepaired,
-    /// No copy was good: the read failed.
+    /// No copy was good: the read failed. Counted once for each device that has a copy.
     Lost,
 }
 

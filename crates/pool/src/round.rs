@@ -18,7 +18,7 @@ use copyhold_types::{Buf, EpochId, Key, NodePtr, Purpose, TableId, Txg};
 
 use crate::fragments::{Listed, Pieces, expand};
 use crate::node_writer::{NodeWriter, blocks_max};
-use crate::nodes::COPIES;
+use crate::nodes::{COPIES, NodesOf};
 use crate::tenancy::{EDITS_PER_RELEASE, NodeTurnover, RELEASE_EDIT_BYTES, free_node};
 use crate::transaction::Transaction;
 use crate::units::{Aim, Unit};
@@ -212,8 +212,9 @@ impl Pool {
         };
         let Some(job) = job else { return Ok(None) };
         writer.epoch = self.tenancy().epoch(table.id());
-        let nodes = Listed::new(self);
-        let flushed = match self.spills(&job, aim).await {
+        writer.table = Some(table.clone());
+        let nodes = Listed::new(self, &table);
+        let flushed = match self.spills(&table, &job, aim).await {
             true if job.is_idle() => {
                 self.give_up(&table, job);
                 return Ok(None);
@@ -243,20 +244,21 @@ impl Pool {
 
     /// Whether the edits become a layer: a node that a merge needs is still unreadable, or a merge
     /// would write more.
-    async fn spills(&self, job: &FlushJob, aim: Aim) -> bool {
+    async fn spills(&self, table: &Table, job: &FlushJob, aim: Aim) -> bool {
+        let nodes = self.nodes.of(table);
         let broken = self.flusher.broken.lock().get(&(job.table(), job.start())).copied();
         match broken {
-            Some(Some(node)) => self.nodes.read(node, Purpose::Leaf).await.is_err(),
+            Some(Some(node)) => nodes.read(node, Purpose::Leaf).await.is_err(),
             Some(None) => false,
-            None if aim != Aim::Settle && job.is_cheaper_to_spill(&self.nodes).await => true,
-            None => !self.has_room_to_merge(job).await,
+            None if aim != Aim::Settle && job.is_cheaper_to_spill(&nodes).await => true,
+            None => !self.has_room_to_merge(&nodes, job).await,
         }
     }
 
     /// Whether there is space for a merge beside the growth of its own edits, which a layer takes.
     /// If leaves are shared, new ones free nothing: that must be users' space. Unshared leaves are
     /// only written anew, and may take the reserve until the old nodes are free (R21).
-    async fn has_room_to_merge(&self, job: &FlushJob) -> bool {
+    async fn has_room_to_merge(&self, nodes: &NodesOf<'_>, job: &FlushJob) -> bool {
         let limits = job.limits();
         let leaf = blocks_max(limits.leaf_bytes as u64);
         let share = job.edits_bytes() as f64 / self.flusher.bytes().max(1) as f64;
@@ -270,7 +272,7 @@ impl Pool {
             return true;
         }
         let own = self.tenancy().own_from(job.table());
-        let MergeSize { leaves, is_shared } = job.merge_size(&self.nodes, own).await;
+        let MergeSize { leaves, is_shared } = job.merge_size(nodes, own).await;
         is_free(leaves, if is_shared { Tier::Write } else { Tier::FinishSubvolume })
     }
 

@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use copyhold_format::node::PartitionDescriptor;
+use copyhold_memory::MemoryOwner;
 use copyhold_sync::{Mutex, RwLock, of};
 use copyhold_table::{Edit, Limits, NodeVisit, Table, Weight};
-use copyhold_types::{Key, NodePtr, TableId, Txg};
+use copyhold_types::{EpochId, Key, NodePtr, TableId, Txg};
 
 use crate::busy::Busy;
 use crate::maps::patiently;
@@ -25,6 +26,8 @@ pub(crate) struct Tables {
     open: RwLock<BTreeMap<TableId, Open>, of::Tables>,
     busy: Mutex<Busy, of::BusyTables>,
     root: Mutex<Vec<u8>, of::TablesRoot>,
+    /// The owner of tables without another.
+    shared: MemoryOwner,
     /// How often a search for work looked at a table.
     looks: AtomicU64,
 }
@@ -47,6 +50,7 @@ impl Tables {
     pub(crate) fn new(
         limits: Limits,
         root: Vec<u8>,
+        shared: MemoryOwner,
         tables: impl IntoIterator<Item = Arc<Table>>,
     ) -> Tables {
         let open: BTreeMap<TableId, Open> =
@@ -56,9 +60,11 @@ impl Tables {
             open: RwLock::new(open),
             busy: Mutex::default(),
             root: Mutex::new(root),
+            shared,
             looks: AtomicU64::new(0),
         };
         for open in tables.open.read().values() {
+            tables.own(&open.table);
             open.table.pin().into_iter().for_each(|pin| tables.note_edit(open, pin));
             tables.note_under(&open.table);
         }
@@ -70,7 +76,11 @@ impl Tables {
         if let Some(open) = self.open.read().get(&id) {
             return open.table.clone();
         }
-        let new = || Open::at_rest(Arc::new(Table::new(id, self.limits)));
+        let new = || {
+            let table = Table::new(id, self.limits);
+            self.own(&table);
+            Open::at_rest(Arc::new(table))
+        };
         self.open.write().entry(id).or_insert_with(new).table.clone()
     }
 
@@ -95,7 +105,12 @@ impl Tables {
         self.apply(txg, id, key, edit)
     }
 
+    fn own(&self, table: &Table) {
+        table.set_owner(&self.shared, EpochId::POOL);
+    }
+
     pub(crate) fn insert(&self, table: Table) {
+        self.own(&table);
         let mut open = self.open.write();
         let id = table.id();
         let table = Arc::new(table);
@@ -257,6 +272,11 @@ impl Pool {
         &self.nodes
     }
 
+    /// As [`Self::node_source`], charged to the owner of a table.
+    pub fn nodes_for<'a>(&'a self, table: &'a Table) -> impl copyhold_table::NodeSource + 'a {
+        self.nodes.of(table)
+    }
+
     /// All blocks of nodes, as pointers to one run each: of a fragmented node its list and its
     /// fragments.
     ///
@@ -291,7 +311,7 @@ impl Pool {
                 failed = failed.take().or(visit.node.and_then(|node| node.err().cloned()));
             }
         };
-        table.for_each_node(&self.nodes, false, &mut visit).await;
+        table.for_each_node(&self.nodes.of(table), false, &mut visit).await;
         failed.map_or(Ok(nodes), |error| Err(error.into()))
     }
 }
@@ -302,7 +322,8 @@ mod tests {
 
     fn tables() -> Tables {
         let table = |id| Arc::new(Table::new(TableId(id), Limits::default()));
-        Tables::new(Limits::default(), Vec::new(), [table(20), table(21)])
+        let shared = copyhold_memory::Memory::default().shared().clone();
+        Tables::new(Limits::default(), Vec::new(), shared, [table(20), table(21)])
     }
 
     #[test]

@@ -16,7 +16,7 @@ use copyhold_log::RecoveredBatch;
 use copyhold_types::{Purpose, Run};
 
 use crate::PoolError;
-use crate::verified::{Cause, Reader};
+use crate::verified::Reader;
 
 /// The state of a batch's data.
 pub(crate) enum Tail {
@@ -38,9 +38,9 @@ pub(crate) async fn verify(reader: &Reader, batch: &RecoveredBatch) -> Result<Ta
         let problems = reader.judge(extent.pointer.run, sums, Purpose::Data).await;
         matching += (sums.len() - problems.len()) as u64;
         for problem in problems {
-            let Cause::Unreadable(error) = problem.cause else { return Ok(Tail::Torn) };
+            let Some(error) = problem.unreadable() else { return Ok(Tail::Torn) };
             unreadable += 1;
-            last_error = Some(error);
+            last_error = Some(error.clone());
         }
     }
     Ok(match last_error {

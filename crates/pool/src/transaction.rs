@@ -1,6 +1,7 @@
 //! A transaction: edits to any tables, allocations and frees, applied as one.
 
 use copyhold_format::log::{Record, RecordWriter};
+use copyhold_memory::MemoryOwner;
 use copyhold_space::{Carried, Claim, Reservation};
 use copyhold_table::{Edit, Value};
 use copyhold_types::{Bufs, EpochId, Key, Nanos, Pointer, Run, TableId};
@@ -18,6 +19,8 @@ pub struct Transaction {
     pub(crate) attached: Vec<(Run, Bufs)>,
     pub(crate) forks: Vec<(TableId, [TableId; 2])>,
     pub(crate) forgotten: Vec<TableId>,
+    /// Tables, their owners, and the epoch from which on their nodes are unshared.
+    pub(crate) owned: Vec<(TableId, MemoryOwner, EpochId)>,
     /// Edits of space that are applied already and are logged once more.
     pub(crate) carried: Vec<Carried>,
 }
@@ -43,6 +46,12 @@ impl Transaction {
         for (of, _, _) in self.edits.iter_mut().filter(|(of, _, _)| *of == name) {
             *of = table;
         }
+    }
+
+    /// `owner` pays from now on for the memory of `table`: for its edits, and for nodes from epoch
+    /// `first` on. Nothing of this is logged.
+    pub fn set_owner(&mut self, table: TableId, owner: &MemoryOwner, first: EpochId) {
+        self.owned.push((table, owner.clone(), first));
     }
 
     pub fn delete(&mut self, table: TableId, key: Key) {

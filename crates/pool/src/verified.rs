@@ -9,11 +9,16 @@
 //!            block may come from another copy; of content with one digest, one copy is whole.
 //! VERIFY-V2  A bad copy is written again only from a good one, and only while the caller's pin
 //!            prevents a reallocation of the blocks (R3).
-//! VERIFY-V3  Each request that fails, each content that does not match, each repair and each read
-//!            without a good copy is counted, by device.
+//! VERIFY-V3  Each copy on a device that does not match, each repair and each read without a good
+//!            copy is counted by device, as failed requests are (DEV-D3).
+//! VERIFY-V4  A device error does not prove that content is bad (R13): after one, each block of
+//!            file data is read once more alone. Nodes are not read again. A mismatch in the only
+//!            copy is an error at once: a second read would hide a read that came before its write
+//!            (R31).
 //!
 //! A read whose first copy is good costs one request and no allocation but the device's.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use copyhold_device::DeviceError;
@@ -31,7 +36,7 @@ use crate::devices::Devices;
 use crate::pins::Pins;
 use crate::read_failures::{Failure, ReadFailures};
 
-/// How often a block is read whose error decides about a batch.
+/// How often [`Reader::judge`] reads a block that returns errors.
 const ATTEMPTS: usize = 3;
 
 /// What content must be.
@@ -48,9 +53,9 @@ pub enum Expect<'a> {
 }
 
 impl Expect<'_> {
-    /// The first block that is not as expected.
-    pub(crate) fn judge(&self, content: &Buf) -> Result<(), Problem> {
-        let whole = |why: String| Problem { block: 0, cause: Cause::Mismatch(why) };
+    /// Whether content that has its place at `copy` is as expected; else its first bad block.
+    pub(crate) fn judge(&self, content: &Buf, copy: &Copied) -> Result<(), Problem> {
+        let whole = |why: String| Problem::new(0, Cause::Mismatch(format!("{copy} has {why}")));
         match self {
             Expect::Nothing => Ok(()),
             Expect::Digest(wanted) if digest(content) == *wanted => Ok(()),
@@ -63,15 +68,16 @@ impl Expect<'_> {
                 let mut blocks = content.chunks(BLOCK_BYTES).zip(*sums).enumerate();
                 blocks.try_for_each(|(n, (block, sum))| match block_checksum(block) {
                     found if found == *sum => Ok(()),
-                    found => Err(Problem { block: n as u32, cause: mismatch(found, *sum) }),
+                    found => Err(Problem::new(n as u32, mismatch(copy, n as u32, found, *sum))),
                 })
             }
         }
     }
 }
 
-fn mismatch(found: u32, wanted: u32) -> Cause {
-    Cause::Mismatch(format!("checksum {found:08x} instead of {wanted:08x}"))
+fn mismatch(copy: &Copied, block: u32, found: u32, wanted: u32) -> Cause {
+    let place = copy.block(block).map_or_else(String::new, |run| run.addr.to_string());
+    Cause::Mismatch(format!("block {place} has checksum {found:08x} instead of {wanted:08x}"))
 }
 
 /// No copy has what is expected.
@@ -81,48 +87,52 @@ pub struct Problem {
     /// The block that is wrong, counted from the start of the content; of content with one digest,
     /// the first.
     pub block: u32,
-    pub cause: Cause,
+    /// Of each copy.
+    pub causes: Vec<Cause>,
 }
 
-/// Why a block is not what is expected.
-#[derive(Clone, Debug)]
+/// Why a copy is not what is expected.
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum Cause {
     /// The device returns an error.
+    #[error(transparent)]
     Unreadable(DeviceError),
     /// The device returns something else.
+    #[error("{0}")]
     Mismatch(String),
 }
 
 impl Problem {
+    fn new(block: u32, cause: Cause) -> Problem {
+        Problem { block, causes: vec![cause] }
+    }
+
     fn text(&self) -> String {
-        match &self.cause {
-            Cause::Unreadable(error) => error.to_string(),
-            Cause::Mismatch(why) => why.clone(),
-        }
+        let causes: Vec<String> = self.causes.iter().map(ToString::to_string).collect();
+        causes.join("; ")
     }
 
-    /// With the place of the copy; errors of devices have it.
-    fn at(mut self, copy: &Copied) -> Problem {
-        if let Cause::Mismatch(why) = &mut self.cause {
-            *why = format!("{} has {why}", copy.place(self.block));
-        }
-        self
+    /// The first error, if no device returns any content.
+    pub fn unreadable(&self) -> Option<&DeviceError> {
+        let errors = self.causes.iter().map(Cause::error).collect::<Option<Vec<_>>>()?;
+        errors.first().copied()
     }
+}
 
-    fn kind(&self) -> Failure {
-        match &self.cause {
-            Cause::Unreadable(DeviceError::Integrity { .. }) => Failure::Integrity,
-            Cause::Unreadable(_) => Failure::Unreadable,
-            Cause::Mismatch(_) => Failure::Mismatch,
+impl Cause {
+    fn error(&self) -> Option<&DeviceError> {
+        match self {
+            Cause::Unreadable(error) => Some(error),
+            Cause::Mismatch(_) => None,
         }
     }
 }
 
 impl From<Problem> for PoolError {
     fn from(problem: Problem) -> PoolError {
-        match problem.cause {
-            Cause::Unreadable(error) => PoolError::Device(error),
-            Cause::Mismatch(why) => PoolError::damaged("stored content", why),
+        match problem.unreadable() {
+            Some(error) => PoolError::Device(error.clone()),
+            None => PoolError::damaged("stored content", problem),
         }
     }
 }
@@ -131,7 +141,6 @@ impl From<Problem> for PoolError {
 pub(crate) struct Reader {
     devices: Devices,
     repair: Option<Repair>,
-    failures: ReadFailures,
 }
 
 /// The means to write bad copies again.
@@ -143,11 +152,11 @@ pub(crate) struct Repair {
 impl Reader {
     /// Without `repair` bad copies stay as they are.
     pub(crate) fn new(devices: Devices, repair: Option<Repair>) -> Reader {
-        Reader { failures: ReadFailures::of(devices.ids()), devices, repair }
+        Reader { devices, repair }
     }
 
     pub(crate) fn failures(&self) -> &ReadFailures {
-        &self.failures
+        self.devices.failures()
     }
 
     /// The content from the first of its copies that is good. The caller holds a pin (VERIFY-V2).
@@ -180,8 +189,11 @@ impl Reader {
                 Err(problem) => bad.push(problem),
             }
         }
+        let has_more = copies.len() > 1 || bad.iter().any(|one| one.unreadable().is_some());
         match expect {
-            Expect::Sums(sums) => Box::pin(self.read_blocks(copies, attached, sums, why)).await,
+            Expect::Sums(sums) if has_more => {
+                Box::pin(self.read_blocks(copies, attached, sums, why)).await
+            }
             _ => Err(self.lost(copies, bad)),
         }
     }
@@ -197,17 +209,17 @@ impl Reader {
             Copied::Whole(run) => self.devices.read(*run, why).await,
             Copied::Fragments(runs) => Box::pin(self.read_fragments(runs, why)).await,
         };
-        let judged = match read {
-            Ok(content) => {
-                let content = attached::overlay(content, attached);
-                expect.judge(&content).map(|()| content)
+        let content = read.map_err(|error| Problem::new(0, Cause::Unreadable(error)))?;
+        let content = attached::overlay(content, attached);
+        match expect.judge(&content, copy) {
+            Ok(()) => Ok(content),
+            Err(problem) => {
+                if !covers(attached, problem.block as usize) {
+                    self.failures().count(copy.device(), Failure::Mismatch);
+                }
+                Err(problem)
             }
-            Err(error) => Err(Problem { block: 0, cause: Cause::Unreadable(error) }),
-        };
-        judged.map_err(|problem| {
-            self.failures.count(copy.device(), problem.kind());
-            problem.at(copy)
-        })
+        }
     }
 
     async fn read_fragments(&self, runs: &[Run], why: Purpose) -> Result<Buf, DeviceError> {
@@ -226,7 +238,7 @@ impl Reader {
     ) -> Result<Buf, Problem> {
         let mut whole = attached::overlay(Buf::scratch(sums.len()), attached);
         for (n, sum) in sums.iter().enumerate() {
-            if attached.iter().any(|(first, part)| (*first..first + part.blocks()).contains(&n)) {
+            if covers(attached, n) {
                 continue;
             }
             let of_block = copies.iter().filter_map(|copy| copy.block(n as u32));
@@ -235,6 +247,8 @@ impl Reader {
             let block = block.map_err(|problem| Problem { block: n as u32, ..problem })?;
             whole.make_mut()[bytes(n)].copy_from_slice(&block);
         }
+        // The attached blocks, too (VERIFY-V1).
+        Expect::Sums(sums).judge(&whole, &copies[0])?;
         Ok(whole)
     }
 
@@ -253,24 +267,19 @@ impl Reader {
         Err(self.lost(copies, bad))
     }
 
-    /// The error of a read without a good copy: of the first, or of all.
-    fn lost(&self, copies: &[Copied], mut bad: Problems) -> Problem {
-        self.failures.count(copies.first().map_or(DeviceId(0), Copied::device), Failure::Lost);
-        if bad.len() == 1 {
-            return bad.remove(0);
-        }
-        let all: Vec<String> = bad.iter().map(Problem::text).collect();
-        Problem {
-            block: bad.first().map_or(0, |first| first.block),
-            cause: Cause::Mismatch(all.join("; ")),
-        }
+    /// The error of a read without a good copy.
+    fn lost(&self, copies: &[Copied], bad: Problems) -> Problem {
+        let devices: BTreeSet<DeviceId> = copies.iter().map(Copied::device).collect();
+        devices.into_iter().for_each(|device| self.failures().count(device, Failure::Lost));
+        let block = bad.first().map_or(0, |first| first.block);
+        Problem { block, causes: bad.into_iter().flat_map(|problem| problem.causes).collect() }
     }
 
     /// Writes good content over the bad copies, which are the first ones (VERIFY-V2). That failing
     /// is no failure of the read.
     async fn mend(&self, copies: &[Copied], bad: &[Problem], good: &Buf, why: Purpose) {
         for (copy, problem) in copies.iter().zip(bad) {
-            tracing::warn!("{why:?} at {}: {problem}; another copy is good", copy.place(0));
+            tracing::warn!("{why:?} at {copy}: {problem}; another copy is good");
             for (run, content) in copy.cut(good) {
                 self.mend_run(run, content, why).await;
             }
@@ -290,11 +299,12 @@ impl Reader {
                 Failure::Unrepaired
             }
         };
-        self.failures.count(run.addr.device(), failure);
+        self.failures().count(run.addr.device(), failure);
     }
 
     /// The blocks of `run` that are not as expected. A block that cannot be read is read again, in
-    /// case that the error passes. Repairs nothing.
+    /// case that the error passes. Repairs nothing, and counts no mismatch: a crash tears the tail
+    /// of the log, which is no failure of the device.
     pub(crate) async fn judge(&self, run: Run, sums: &[u32], why: Purpose) -> Vec<Problem> {
         let whole = self.devices.read(run, why).await;
         let mut problems = Vec::new();
@@ -308,12 +318,10 @@ impl Reader {
             };
             let cause = match found {
                 Ok(found) if found == *sum => continue,
-                Ok(found) => mismatch(found, *sum),
+                Ok(found) => mismatch(&Copied::Whole(run), n as u32, found, *sum),
                 Err(error) => Cause::Unreadable(error),
             };
-            let problem = Problem { block: n as u32, cause };
-            self.failures.count(run.addr.device(), problem.kind());
-            problems.push(problem);
+            problems.push(Problem::new(n as u32, cause));
         }
         problems
     }
@@ -331,6 +339,11 @@ impl Reader {
 }
 
 type Problems = SmallVec<[Problem; 1]>;
+
+/// Whether a block is among the attached ones.
+fn covers(attached: &Found, block: usize) -> bool {
+    attached.iter().any(|(first, part)| (*first..first + part.blocks()).contains(&block))
+}
 
 fn bytes(block: usize) -> Range<usize> {
     block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES

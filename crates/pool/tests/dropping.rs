@@ -52,9 +52,9 @@ fn drop_and_crash(seed: u64, durable: bool) {
         put(&pool, TABLE, 200..500, 2).await;
         put(&pool, OTHER, 0..10, 3).await;
         commit(&pool).await;
-        let (allocated, flushes) = (pool.space().allocated, pool.counters().flushes);
+        let (allocated, flushes) = (pool.space().allocated, pool.devices().counters().flushes);
         pool.drop_table(TABLE).await.unwrap();
-        assert_eq!(pool.counters().flushes, flushes, "edits that go are not flushed");
+        assert_eq!(pool.devices().counters().flushes, flushes, "edits that go are not flushed");
         assert!(pool.space().allocated < allocated, "its nodes are free");
         let counted = pool.tables().iter().map(|table| table.weight()).sum();
         assert_eq!(pool.unflushed(), counted);

@@ -131,9 +131,9 @@ fn an_idle_pool_marks_its_last_batch_once_and_writes_no_more() {
     machine.rt.block_on(async {
         put(&pool, 1).await.expect("there is room");
         machine.rt.sleep(interval * 4).await;
-        let before = pool.counters();
+        let before = pool.devices().counters();
         machine.rt.sleep(Duration::from_secs(60)).await;
-        assert_eq!(pool.counters(), before);
+        assert_eq!(pool.devices().counters(), before);
     });
 }
 
@@ -311,9 +311,9 @@ fn an_idle_pool_flushes_until_little_is_promised() {
         machine.rt.sleep(Duration::from_secs(20)).await;
         let after = pool.space().reserved;
         assert!(before > 2 * most && after <= most, "{after} of {before} blocks, {most} at most");
-        let written = pool.counters().purposes;
+        let written = pool.devices().counters().purposes;
         machine.rt.sleep(Duration::from_secs(600)).await;
-        assert_eq!(pool.counters().purposes, written, "it is at rest");
+        assert_eq!(pool.devices().counters().purposes, written, "it is at rest");
     });
 }
 
@@ -345,9 +345,9 @@ fn an_idle_pool_rests_where_a_promise_cannot_be_reduced() {
         }
         pool.drop_table(TABLE).await.expect_err("its root cannot be read");
         machine.rt.sleep(Duration::from_secs(20)).await;
-        let written = pool.counters().purposes;
+        let written = pool.devices().counters().purposes;
         machine.rt.sleep(Duration::from_secs(600)).await;
-        assert_eq!(pool.counters().purposes, written, "it is at rest");
+        assert_eq!(pool.devices().counters().purposes, written, "it is at rest");
         // The log is not kept for it: many laps of the ring.
         for n in 0..20_000 {
             let mut tx = Transaction::new();

@@ -181,7 +181,7 @@ fn a_map_is_used_as_soon_as_it_can_be_read() {
 
 /// Puts and flushes again and again; the blocks of the log that were written meanwhile.
 fn flush_often(machine: &Machine, pool: &Arc<Pool>) -> u64 {
-    let written = || pool.counters().purposes[Purpose::Log as usize].written_bytes / 4096;
+    let written = || pool.devices().counters().purposes[Purpose::Log as usize].written_bytes / 4096;
     let before = written();
     for n in 0..100 {
         machine.rt.block_on(async {
@@ -231,7 +231,7 @@ fn many_edits_without_a_map_keep_nobody_waiting_and_leave_an_idle_pool_at_rest()
         };
         let freed = rt.block_on(select(Box::pin(freed), rt.sleep(Duration::from_secs(60))));
         assert!(matches!(freed, Either::Left(_)), "{replay_edits}: it waits for ever");
-        let written = || pool.counters().purposes[Purpose::Log as usize].written_bytes;
+        let written = || pool.devices().counters().purposes[Purpose::Log as usize].written_bytes;
         rt.block_on(rt.sleep(Duration::from_secs(10)));
         let before = written();
         rt.block_on(rt.sleep(Duration::from_secs(100)));

@@ -2,6 +2,8 @@
 
 use copyhold_check::{Finding, Problem, Severity, check_device};
 use copyhold_device::sim::SimImage;
+use copyhold_fs::Filesystem;
+use copyhold_memory::{LOOKUP_BYTES, Memory, MemoryClass, MemoryOwner};
 use copyhold_pool::Pool;
 
 use crate::machine::Machine;
@@ -9,6 +11,37 @@ use crate::machine::Machine;
 /// Asserts that no transaction of this mount used more than its credit (ADMIT-A4).
 pub(crate) fn check_credits(pool: &Pool) {
     assert_eq!(pool.overdrawn(), 0, "ADMIT-A4: transactions used more than their credit");
+}
+
+/// Asserts that edits, dirty data and look-ups are charged exactly once, the edits of each table to
+/// its owner, and that the table of a subvolume has the subvolume's owner.
+pub(crate) fn check_charges(fs: &Filesystem) {
+    let pool = fs.pool();
+    let charged = |class: MemoryClass| pool.memory().charged(class);
+    let edits: i64 = pool.tables().iter().map(|table| table.weight().bytes).sum();
+    assert_eq!(charged(MemoryClass::Edit), edits, "CHARGE-C1: edits of all tables");
+    assert_eq!(charged(MemoryClass::Dirty), fs.dirty_bytes() as i64, "CHARGE-C1: dirty data");
+    let lookups = fs.inodes_and_lookups().1 as i64;
+    assert_eq!(charged(MemoryClass::Lookup), lookups * LOOKUP_BYTES as i64, "CHARGE-C1: look-ups");
+    for subvol in fs.volumes().list().into_iter().filter(|subvol| !subvol.is_dying()) {
+        let owner = pool.table(subvol.files()).owner();
+        assert_eq!(owner.as_ref(), Some(subvol.owner()), "the owner of {}'s table", subvol.id());
+    }
+    for owner in pool.memory().owners() {
+        let tables = pool.tables().into_iter().filter(|table| table.owner() == Some(owner.clone()));
+        let edits: i64 = tables.map(|table| table.weight().bytes).sum();
+        assert_eq!(owner.charged(MemoryClass::Edit), edits, "CHARGE-C1: edits of {owner:?}");
+    }
+}
+
+/// Asserts that no charge is left after all objects of a pool have left memory.
+pub(crate) fn check_nothing_charged(memory: &Memory) {
+    let owners = memory.owners();
+    let left =
+        owners.iter().filter(|owner| MemoryClass::ALL.iter().any(|of| owner.charged(*of) != 0));
+    let left: Vec<&MemoryOwner> = left.collect();
+    assert!(left.is_empty(), "CHARGE-C1: nothing is in memory, but charged: {left:?}");
+    assert_eq!(owners.len(), 1, "CHARGE-C2: owners without anything are gone");
 }
 
 /// Nothing is wrong with an image but what a crash leaves, or what damage does if it was damaged

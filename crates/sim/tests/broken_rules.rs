@@ -332,6 +332,16 @@ fn d8_a_close_that_leaves_a_truncation_in_memory_is_noticed() {
 }
 
 #[test]
+fn dirty_data_that_is_charged_twice_is_noticed() {
+    is_noticed_in_files(OfFiles::ChargeTwice);
+}
+
+#[test]
+fn a_charge_that_is_never_ended_is_noticed() {
+    is_noticed_in_files(OfFiles::LeakCharge);
+}
+
+#[test]
 fn r35_what_a_cut_leaves_in_the_table_is_noticed() {
     is_noticed_in_files(OfFiles::KeepCuts);
 }

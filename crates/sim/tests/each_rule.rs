@@ -11,7 +11,7 @@ fn tests() -> String {
     let files = dirs.iter().flat_map(|dir| std::fs::read_dir(dir).expect("a directory of tests"));
     let files = files.map(|file| file.expect("a file").path());
     let others = files.filter(|file| file.is_file() && !file.ends_with("each_rule.rs"));
-    let kernel = here.join("../cli/src/adapter/kernel.rs");
+    let kernel = here.join("../serve/src/adapter/kernel.rs");
     others.chain([kernel]).map(|file| std::fs::read_to_string(file).expect("a file")).collect()
 }
 

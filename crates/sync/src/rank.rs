@@ -217,6 +217,13 @@ ranks! {
     /// An operation behind its first poll.
     Parking,
 
+    // Owners of memory: objects of all layers are charged to them, and are dropped under any lock.
+
+    /// The owners, by slot.
+    MemoryOwners,
+    /// Slots that are free.
+    MemorySlots,
+
     // Rules broken on purpose: nothing is called while one of these is held.
 
     /// Rows kept by a sabotage.

@@ -9,6 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use copyhold_format::node::Node;
+use copyhold_memory::{MemoryCharge, MemoryClass, MemoryOwner};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{BlockAddr, NodePtr};
 
@@ -74,7 +75,7 @@ struct Shard {
 struct Slot {
     name: Name,
     node: Arc<Node>,
-    bytes: usize,
+    charge: MemoryCharge,
     used: bool,
 }
 
@@ -103,11 +104,12 @@ impl NodeCache {
         self.shard(&name).lock().get(&name)
     }
 
-    /// Keeps `node`, which `ptr` refers to. Evicted nodes are dropped outside of the lock.
-    pub fn insert(&self, ptr: &NodePtr, node: Arc<Node>) {
+    /// Keeps `node`, which `ptr` refers to and `owner` pays for. Evicted nodes are dropped outside
+    /// of the lock.
+    pub fn insert(&self, ptr: &NodePtr, node: Arc<Node>, owner: &MemoryOwner) {
         let name = name_of(ptr);
         let mut shard = self.shard(&name).lock();
-        let evicted = shard.insert(name, node);
+        let evicted = shard.insert(name, node, owner);
         drop(shard);
         drop(evicted);
     }
@@ -169,14 +171,15 @@ impl Shard {
     }
 
     /// A new node has no mark: the nodes of a scan are evicted before those that were used again.
-    fn insert(&mut self, name: Name, node: Arc<Node>) -> Vec<Slot> {
+    fn insert(&mut self, name: Name, node: Arc<Node>, owner: &MemoryOwner) -> Vec<Slot> {
         let bytes = node.memory_bytes() + size_of::<Slot>() + size_of::<(Name, usize)>();
         if bytes > self.bytes_max || self.places.contains_key(&name) {
             return Vec::new();
         }
         let evicted = self.make_room(bytes);
         self.places.insert(name, self.ring.len());
-        self.ring.push(Slot { name, node, bytes, used: false });
+        let charge = owner.charge(MemoryClass::Node, bytes as i64);
+        self.ring.push(Slot { name, node, charge, used: false });
         self.bytes += bytes;
         evicted
     }
@@ -206,7 +209,7 @@ impl Shard {
         if let Some(moved) = self.ring.get(at) {
             self.places.insert(moved.name, at);
         }
-        self.bytes -= slot.bytes;
+        self.bytes -= slot.charge.bytes() as usize;
         slot
     }
 }
@@ -214,6 +217,7 @@ impl Shard {
 #[cfg(test)]
 mod tests {
     use copyhold_format::node::{LeafBuilder, NodeOrigin};
+    use copyhold_memory::Memory;
     use copyhold_types::{DeviceId, Digest, EpochId, Key, TableId, Txg};
 
     use super::*;
@@ -236,12 +240,13 @@ mod tests {
 
     #[test]
     fn the_bound_in_bytes_is_kept_and_what_is_used_stays() {
+        let owner = Memory::default().shared().clone();
         let cache = NodeCache::new(50_000, 1);
         let (favourite, content) = node(0);
-        cache.insert(&favourite, content);
+        cache.insert(&favourite, content, &owner);
         for n in 1..100 {
             let (ptr, content) = node(n);
-            cache.insert(&ptr, content);
+            cache.insert(&ptr, content, &owner);
             assert!(cache.get(&favourite).is_some());
             assert!(cache.stats().bytes <= 50_000);
         }
@@ -256,9 +261,10 @@ mod tests {
 
     #[test]
     fn a_reused_address_is_another_node() {
+        let owner = Memory::default().shared().clone();
         let cache = NodeCache::new(1 << 20, 4);
         let (ptr, content) = node(7);
-        cache.insert(&ptr, content);
+        cache.insert(&ptr, content, &owner);
         assert!(cache.get(&NodePtr { digest: Digest(1), ..ptr }).is_none());
         assert!(cache.get(&ptr).is_some());
         cache.clear();

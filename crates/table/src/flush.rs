@@ -176,6 +176,7 @@ impl Table {
             })
             .collect();
         let settled = before - partitions.weight();
+        partitions.charged(Weight::default() - settled);
         drop(partitions);
         drop((job, frozen));
         (edits, settled)
@@ -193,7 +194,10 @@ impl Table {
         drop(job);
         let frozen = Arc::try_unwrap(frozen).unwrap_or_else(|shared| Delta::clone(&shared));
         state.delta.merge_under(frozen);
-        before - state.weight()
+        let settled = before - state.weight();
+        drop(state);
+        partitions.charged(Weight::default() - settled);
+        settled
     }
 }
 

@@ -143,8 +143,10 @@ impl Table {
             list.push(Partition::new(id as u64, start, state));
         }
         list.reverse();
+        let owned = partitions.owned.take();
         *partitions = Partitions::new(list);
-        let more = partitions.weight() - before;
+        partitions.owned = owned;
+        let more = partitions.charged(partitions.weight() - before);
         drop(partitions);
         (self.tell_all(), more)
     }

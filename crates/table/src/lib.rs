@@ -55,6 +55,7 @@ mod fork;
 mod merge;
 #[cfg(test)]
 mod model;
+mod owner;
 mod packer;
 mod partition;
 mod pile;

@@ -12,6 +12,7 @@ use copyhold_sync::{Mutex, of};
 use copyhold_types::{Key, Txg};
 
 use crate::delta::{Delta, Weight, earlier};
+use crate::owner::Owned;
 use crate::settled::Settled;
 use crate::table::Table;
 use crate::{Edit, Value};
@@ -103,6 +104,7 @@ pub(crate) struct Partitions {
     /// The table that it was forked from, until its partitions are handed over (`fork`). While it
     /// is there, there is one partition, without a base.
     pub(crate) under: Option<Arc<Table>>,
+    pub(crate) owned: Option<Owned>,
 }
 
 impl Partitions {
@@ -114,12 +116,18 @@ impl Partitions {
         );
         assert!(list.is_sorted_by(|a, b| a.start < b.start), "PART-P1: starts ascend");
         let next_id = list.iter().map(|partition| partition.id + 1).max().unwrap_or(0);
-        Partitions { list, next_id, under: None }
+        Partitions { list, next_id, under: None, owned: None }
     }
 
     /// Of the edits in memory only.
     pub(crate) fn weight(&self) -> Weight {
         self.iter().map(|partition| partition.state.lock().weight()).sum()
+    }
+
+    /// The edits in memory are so much more, or less: `more`.
+    pub(crate) fn charged(&self, more: Weight) -> Weight {
+        self.owned.iter().for_each(|owned| owned.change(more));
+        more
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Partition> {

@@ -167,7 +167,8 @@ impl Table {
         let partitions = self.read_partitions();
         let before = partitions.weight();
         partitions.iter().for_each(|partition| partition.state.lock().delta = Delta::default());
-        before - partitions.weight()
+        let more = partitions.charged(partitions.weight() - before);
+        Weight::default() - more
     }
 
     /// Makes an edit that `txg` logs. The locks of the layer above, held since before joining the
@@ -179,7 +180,8 @@ impl Table {
     /// As [`Self::apply`]; returns the usage that this adds to memory.
     pub fn apply_weighed(&self, txg: Txg, key: Key, edit: Edit) -> Weight {
         let partitions = self.read_partitions();
-        partitions.covering(key).state.lock().apply(txg, key, edit)
+        let more = partitions.covering(key).state.lock().apply(txg, key, edit);
+        partitions.charged(more)
     }
 
     /// The edit of `key` in memory: its value, or that it is deleted; `None` if there is none.

@@ -126,11 +126,13 @@ impl Volumes {
         put_epoch(&mut tx, &family, epoch);
         let resident = Resident { subvol: id, holder: Some(holder.id()), origin: None };
         self.put_rows(self.state.ledger.create_subvolume(resident, &new.inherit, None)?, &mut tx);
+        let owner = self.pool.memory().add_owner();
+        tx.set_owner(numbers.table(), &owner, epoch);
         // A flush asks whose the table is as soon as it has edits.
         let home = self.state.map.write().add_family(family);
         let begin = || self.begin_epoch(epoch, id, InodeNo::ROOT);
         let txg = self.pool.apply_with(credit, tx, |_, _| begin())?;
-        let subvol = Subvol::new(id, home, item);
+        let subvol = Subvol::new(id, home, item, owner);
         subvol.tell(txg);
         self.state.map.write().subvols.insert(id, subvol.clone());
         Ok((subvol, txg))
@@ -204,6 +206,10 @@ impl Volumes {
             put_epoch(&mut tx, tree, epoch);
         }
         let items = items(source, new, births);
+        let owners = [source.owner().clone(), self.pool.memory().add_owner()];
+        for (birth, owner) in births.iter().zip(&owners) {
+            tx.set_owner(birth.table, owner, birth.id);
+        }
         for (birth, item) in births.iter().zip(&items) {
             tx.put(Pool::SYSTEM, subvol_key(birth.subvol), &item.encode()[..]);
         }
@@ -219,7 +225,8 @@ impl Volumes {
         });
         source.set_moved(items[0]);
         let txg = applied?;
-        let subvol = Subvol::new(numbers.subvol, cell.clone(), items[1]);
+        let [_, owner] = owners;
+        let subvol = Subvol::new(numbers.subvol, cell.clone(), items[1], owner);
         subvol.tell(txg);
         self.state.map.write().subvols.insert(subvol.id(), subvol.clone());
         Ok((subvol, txg))

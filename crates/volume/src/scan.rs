@@ -118,8 +118,9 @@ impl Volumes {
         let _pin = self.pool.pin();
         loop {
             let (files, moves) = subvol.place().await;
-            let (table, nodes) = (self.pool.table(files), self.pool.node_source());
-            let told = table.told(nodes, from..Key::MAX, most, wants).await;
+            let table = self.pool.table(files);
+            let nodes = self.pool.nodes_for(&table);
+            let told = table.told(&nodes, from..Key::MAX, most, wants).await;
             subvol.check_live()?;
             if subvol.moves() == moves {
                 return Ok(told.map_err(PoolError::from)?);

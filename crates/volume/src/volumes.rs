@@ -22,6 +22,7 @@ use std::sync::{Arc, Weak};
 use copyhold_format::item::{
     EPOCH, EpochItem, SUBVOL, SubvolFlags, SubvolItem, SubvolState, subvol_key,
 };
+use copyhold_memory::{Memory, MemoryOwner};
 use copyhold_pool::{Credit, EDITS_PER_RELEASE, Pool, RELEASE_EDIT_BYTES, Tier, Transaction};
 use copyhold_runtime::FifoMutex;
 use copyhold_sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, of};
@@ -90,6 +91,8 @@ pub(crate) struct FamilyCell {
 pub struct Subvol {
     id: SubvolId,
     pub(crate) family: Arc<FamilyCell>,
+    /// Of the memory that its files take.
+    owner: MemoryOwner,
     item: Mutex<SubvolItem, of::SubvolItem>,
     /// The part of the item that each operation reads: where the files are, and whether it is
     /// being deleted, or is read-only.
@@ -105,17 +108,27 @@ pub struct Subvol {
 }
 
 impl Subvol {
-    pub(crate) fn new(id: SubvolId, family: Arc<FamilyCell>, item: SubvolItem) -> Arc<Subvol> {
+    pub(crate) fn new(
+        id: SubvolId,
+        family: Arc<FamilyCell>,
+        item: SubvolItem,
+        owner: MemoryOwner,
+    ) -> Arc<Subvol> {
         let files = AtomicU64::new(item.table.0);
         let dying = AtomicBool::new(item.state != SubvolState::Live);
         let read_only = AtomicBool::new(item.flags.read_only());
         let (moves, told) = (AtomicU64::new(0), AtomicU64::new(0));
         let (item, walked) = (Mutex::new(item), AtomicU8::new(0));
-        Arc::new(Subvol { id, family, item, files, dying, read_only, moves, told, walked })
+        Arc::new(Subvol { id, family, owner, item, files, dying, read_only, moves, told, walked })
     }
 
     pub fn id(&self) -> SubvolId {
         self.id
+    }
+
+    /// The owner of the memory of its files.
+    pub fn owner(&self) -> &MemoryOwner {
+        &self.owner
     }
 
     /// Its record, as of now.
@@ -236,7 +249,11 @@ impl Records {
 }
 
 impl Map {
-    fn of(subvols: BTreeMap<SubvolId, SubvolItem>, families: Vec<Family>) -> Result<Map> {
+    fn of(
+        subvols: BTreeMap<SubvolId, SubvolItem>,
+        families: Vec<Family>,
+        memory: &Memory,
+    ) -> Result<Map> {
         let mut map = Map::default();
         let mut homes = BTreeMap::new();
         for family in families {
@@ -268,7 +285,7 @@ impl Map {
             if let SubvolState::Dying(step) = item.state {
                 map.dying.file(id, home.id, step);
             }
-            map.subvols.insert(id, Subvol::new(id, home, item));
+            map.subvols.insert(id, Subvol::new(id, home, item, memory.add_owner()));
         }
         Ok(map)
     }
@@ -324,6 +341,22 @@ impl State {
     }
 }
 
+/// Makes each subvolume the owner of the memory of the table that it has its files in, and of the
+/// tables under that one that a snapshot has frozen, as far as no other subvolume is.
+fn assign_owners(pool: &Pool, subvols: &[Arc<Subvol>]) {
+    let shared = pool.memory().shared().clone();
+    let by_table: BTreeMap<TableId, &Arc<Subvol>> =
+        subvols.iter().map(|subvol| (subvol.files(), subvol)).collect();
+    for table in pool.tables() {
+        let Some(subvol) = by_table.get(&table.id()) else { continue };
+        let mut next = Some(table);
+        while let Some(table) = next.filter(|table| table.owner().as_ref() == Some(&shared)) {
+            table.set_owner(subvol.owner(), subvol.item().first);
+            next = table.under();
+        }
+    }
+}
+
 impl Volumes {
     /// Most edits, and bytes of them, that creating, snapshotting or deleting a subvolume adds to
     /// the caller's transaction; credit has to cover them.
@@ -344,7 +377,7 @@ impl Volumes {
         let sharing = may_share(&pool).await?;
         let state = Arc::new(State {
             pool: Arc::downgrade(&pool),
-            map: RwLock::new(Map::of(subvols, families)?),
+            map: RwLock::new(Map::of(subvols, families, pool.memory())?),
             shares: Mutex::new(()),
             sharing: AtomicBool::new(sharing),
             aside: Mutex::new(Aside::default()),
@@ -356,6 +389,7 @@ impl Volumes {
             freeing: Freeing::default(),
         });
         let subvols: Vec<_> = state.map.read().subvols.values().cloned().collect();
+        assign_owners(&pool, &subvols);
         for subvol in subvols {
             let family = subvol.family.read_tree();
             let unflushed = unflushed_of(&pool, &family, subvol.id, &BTreeSet::new());

@@ -1,6 +1,6 @@
 //! Snapshots and deletions by one ioctl each, as the programs ask for them.
 //!
-//! Copyhold: a question in JSON, as the program puts it (`crates/cli/src/control/wire.rs`). btrfs:
+//! Copyhold: a question in JSON, as the program puts it (`crates/serve/src/wire.rs`). btrfs:
 //! `BTRFS_IOC_SNAP_CREATE` and `BTRFS_IOC_SNAP_DESTROY`.
 #![allow(unsafe_code)]
 

@@ -16,10 +16,11 @@ use copyhold_fuse::ask::ask;
 use copyhold_types::InodeNo;
 use serde::de::DeserializeOwned;
 
-use super::wire::{Page, Question, Refusal, Told};
-use super::{Control, TENANTS};
+use super::Control;
 use crate::failure::Failure;
 use crate::mount_table;
+use copyhold_serve::control::TENANTS;
+use copyhold_serve::wire::{Page, Question, Refusal, Told};
 
 impl Control {
     /// The daemon's answer.

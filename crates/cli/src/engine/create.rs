@@ -7,11 +7,11 @@ use copyhold_device::{DynDevice, FileDevice, OpenMode};
 use copyhold_format::label::NAME_MAX;
 use copyhold_fs::{Caller, Filesystem};
 use copyhold_pool::{CreateOptions, Pool, read_labels};
+use copyhold_serve::describe;
 use copyhold_types::{BLOCK_BYTES, DeviceId, Purpose};
 use serde_json::{Value, json};
 
 use super::Machine;
-use super::describe;
 use crate::failure::{Failure, Kind};
 use crate::size::Size;
 

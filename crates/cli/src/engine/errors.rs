@@ -4,8 +4,9 @@ use copyhold_device::DeviceError;
 use copyhold_fs::FsError;
 use copyhold_fuse::SessionError;
 use copyhold_pool::PoolError;
+use copyhold_serve::{ServeError, chain};
 
-use crate::failure::{Failure, Kind, chain};
+use crate::failure::{Failure, Kind};
 
 impl From<DeviceError> for Failure {
     fn from(error: DeviceError) -> Failure {
@@ -52,6 +53,18 @@ impl From<FsError> for Failure {
             _ => Kind::Failed,
         };
         Failure::new(kind, chain(&error))
+    }
+}
+
+impl From<ServeError> for Failure {
+    fn from(error: ServeError) -> Failure {
+        match error {
+            ServeError::Pool(error) => error.into(),
+            ServeError::Filesystem(error) => error.into(),
+            ServeError::Session(error) => error.into(),
+            ServeError::Connection(error) => Failure::system("/dev/fuse", &error),
+            error => Failure::new(Kind::Failed, chain(&error)),
+        }
     }
 }
 

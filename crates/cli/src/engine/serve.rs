@@ -1,37 +1,29 @@
-//! Serving a mounted pool, from opening it to its end.
+//! Mounting a pool and serving it, as `mount` does: options of a command line, signals, and the
+//! part of the pool that is shown.
 //!
-//! Order: watch for signals (before any thread), start the executors, open the pool (which recovers
-//! it), mount, begin to serve. The way back is the other way round: unmounted, by whomever, the
-//! session finishes what is in flight and closes the filesystem and the pool; then the process ends
-//! and lets go of the lock.
+//! Order: watch for signals (before any thread), start the executors, open the pool, mount, begin
+//! to serve. When the session has ended the process ends, and lets go of the lock.
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
 
 use copyhold_device::OpenMode;
-use copyhold_fs::{Atime, Filesystem};
+use copyhold_fuse::Signals;
 use copyhold_fuse::mount::{DetachedMount, Mount};
-use copyhold_fuse::{End, Session, SessionOptions, Signals};
-use copyhold_pool::{Limits, OpenOptions, Pool};
+use copyhold_memory::Shares;
+use copyhold_serve::{Opened, Serving};
 use rustix::mount::MountFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use serde_json::Value;
 
-use super::memory::Shares;
-use super::{Machine, describe, patiently, tenants};
-use crate::adapter::{self, Adapter, Rules};
+use super::{Machine, budget, patiently};
 use crate::failure::Failure;
 use crate::mount::Request;
 use crate::mount_again;
 use crate::mount_options::{EngineOptions, Options};
 
-/// The kernel's read-ahead on this mount.
-const READ_AHEAD_KIB: u32 = 1024;
-
 /// A mounted pool, being served.
 pub(crate) struct Served {
-    session: Session,
+    serving: Serving,
     warnings: Vec<String>,
     // Ends last: closing needs it.
     _machine: Machine,
@@ -51,63 +43,38 @@ fn begin(request: Request, signals: &Signals) -> Result<Served, Failure> {
     raise_descriptors();
     let machine = Machine::start()?;
     let Request { pool: path, directory, options, fsname } = request;
-    let (fs, shares) = open(&machine, &path, &options)?;
-    copyhold_types::keep_spare(shares.spare() as usize);
-    let transport = Arc::new(OnceLock::new());
-    let shared = mount_again::described(&options);
-    let describe = describer(&machine, &fs, &path, Arc::clone(&transport), shares, shared);
-    let EngineOptions { readers, writeback_cache, nobtime, export, .. } = options.engine;
-    let wanted = options.engine.transport;
-    let user = rustix::process::geteuid();
-    let mounted_by = (!user.is_root()).then(|| user.as_raw());
-    let (owners_may, sees_callers) = (options.engine.user_subvolumes, adapter::sees_callers());
-    // These options judge callers by their ids, which the kernel would no longer send.
-    let needs_ids = options.mount.allow_root || owners_may;
-    let maps_ids = user.is_root() && sees_callers && !needs_ids;
-    let shown = options.shown.clone();
-    signals.hold();
-    let started = mount(&path, &directory, options, fsname).and_then(|(mount, tree)| {
-        let rules = Rules { mounted_by, owners_may, sees_callers };
-        let adapter = Adapter::new(fs.clone(), describe, rules).telling_births(!nobtime);
-        let adapter = Arc::new(adapter);
-        let spawner = Arc::new(machine.executors.clone());
-        let mut settings = adapter::settings(writeback_cache);
-        (settings.idmapped_mounts, settings.file_handles) = (maps_ids, export);
-        shares.limit_kernel(&mut settings);
-        let how = SessionOptions { readers, transport: wanted, memory: shares.requests() };
-        let session = Session::start(mount, adapter.clone(), spawner, &settings, how)?;
-        let _ = transport.set(session.transport());
-        adapter.notify_through(session.notifier());
-        Ok((session, tree))
-    });
-    let (session, tree) = match started {
-        Ok(started) => started,
-        Err(failure) => {
-            machine.run(close(&fs))?;
-            return Err(failure);
-        }
-    };
-    if let Some(tree) = tree {
-        let found = shown.find(&tree, &path);
-        if let Err(failure) = found.and_then(|part| Ok(session.mount().attach(tree, part)?)) {
-            // Without its tree it has ended, and closes its pool.
-            session.wait();
-            return Err(failure);
-        }
-    }
-    read_ahead(session.mount());
-    signals.unmount_on_arrival(session.mount().clone());
-    tracing::info!("{} is mounted on {}", path.display(), directory.display());
-    let cut = fs.pool().cut().map(|cut| {
+    let how = of_mount(&options);
+    let (opened, shares) = open(&machine, &path, &options, &how)?;
+    let cut = opened.filesystem.pool().cut().map(|cut| {
         let path = path.display();
         format!(
             "the log of {path} was damaged; it goes on without {cut}. `copyhold check` tells \
                  what else that concerns"
         )
     });
-    let tight = shares.warning().inspect(|warning| tracing::warn!("{warning}"));
+    let shown = options.shown.clone();
+    signals.hold();
+    let (mount, tree) = match mount(&path, &directory, options, fsname) {
+        Ok(mounted) => mounted,
+        Err(failure) => {
+            opened.close(&machine.executors)?;
+            return Err(failure);
+        }
+    };
+    let serving = Serving::start(&machine.executors, opened, mount, &how)?;
+    if let Some(tree) = tree {
+        let found = shown.find(&tree, &path);
+        if let Err(failure) = found.and_then(|part| Ok(serving.mount().attach(tree, part)?)) {
+            // Without its tree it has ended, and closes its pool.
+            let _ = serving.wait();
+            return Err(failure);
+        }
+    }
+    signals.unmount_on_arrival(serving.mount().clone());
+    tracing::info!("{} is mounted on {}", path.display(), directory.display());
+    let tight = budget::warning(&shares).inspect(|warning| tracing::warn!("{warning}"));
     let warnings: Vec<String> = cut.into_iter().chain(tight).collect();
-    Ok(Served { session, warnings, _machine: machine })
+    Ok(Served { serving, warnings, _machine: machine })
 }
 
 impl Served {
@@ -118,10 +85,7 @@ impl Served {
 
     /// Waits until it is unmounted and closed.
     pub(crate) fn wait(self) -> Result<(), Failure> {
-        match self.session.wait() {
-            End::Failed(error) => Err(Failure::system("/dev/fuse", &error)),
-            _ => Ok(()),
-        }
+        Ok(self.serving.wait()?)
     }
 }
 
@@ -135,39 +99,37 @@ fn raise_descriptors() {
     }
 }
 
+/// Options of a command line, as the session takes them.
+fn of_mount(options: &Options) -> copyhold_serve::Options {
+    let EngineOptions { commit, readers, transport, writeback_cache, .. } = options.engine;
+    let EngineOptions { nobtime, cut_tail, user_subvolumes, export, .. } = options.engine;
+    copyhold_serve::Options {
+        read_only: options.mount.read_only(),
+        no_atime: options.mount.flags.contains(MountFlags::NOATIME),
+        commit,
+        cut_tail,
+        readers,
+        transport,
+        writeback_cache,
+        no_birth_times: nobtime,
+        user_subvolumes,
+        export,
+        needs_ids: options.mount.allow_root,
+        shown: mount_again::described(options),
+    }
+}
+
 fn open(
     machine: &Machine,
     path: &Path,
     options: &Options,
-) -> Result<(Arc<Filesystem>, Shares), Failure> {
-    let read_only = options.mount.read_only();
-    let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
+    how: &copyhold_serve::Options,
+) -> Result<(Opened, Shares), Failure> {
+    let mode = if how.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let device = patiently(path, || machine.open_device(path, mode))?;
-    let EngineOptions { memory, delta, commit, .. } = options.engine;
-    let shares = Shares::of(memory, delta, device.geometry().blocks)?;
-    let mut limits = Limits::default();
-    shares.limit_pool(&mut limits);
-    limits.txg_interval = commit.unwrap_or(limits.txg_interval);
-    let mut settings = copyhold_fs::Options { read_only, ..Default::default() };
-    shares.limit_files(&mut settings);
-    settings.writeback_interval = limits.txg_interval;
-    if options.mount.flags.contains(MountFlags::NOATIME) {
-        settings.atime = Atime::Never;
-    }
-    let opened = machine.run(async {
-        let cut_tail = options.engine.cut_tail;
-        let open = OpenOptions { read_only, cut_tail, tenants: true, limits };
-        let pool = Pool::open(machine.rt(), device, open).await?;
-        if let Some(why) = pool.read_only().filter(|_| !read_only) {
-            tracing::warn!("the pool can only be read: {why}");
-        }
-        let fs = Filesystem::open(pool, settings).await?;
-        if !read_only && fs.pool().read_only().is_none() {
-            tenants::count_all(&fs).await?;
-        }
-        Ok::<_, Failure>(fs)
-    });
-    Ok((opened?, shares))
+    let EngineOptions { memory, delta, .. } = options.engine;
+    let shares = budget::shares(memory, delta, device.geometry().blocks)?;
+    Ok((copyhold_serve::open(&machine.executors, path, device, shares, how)?, shares))
 }
 
 /// A part of a pool can be shown when a daemon serves it.
@@ -185,46 +147,4 @@ fn mount(
     }
     let (mount, tree) = Mount::unattached(path, directory, &options)?;
     Ok((mount, Some(tree)))
-}
-
-/// Only root may; a mount by other users is slower, not wrong.
-fn read_ahead(mount: &Mount) {
-    if let Err(error) = mount.set_read_ahead(READ_AHEAD_KIB) {
-        tracing::debug!(%error, "read-ahead stays as it is");
-    }
-}
-
-async fn close(fs: &Arc<Filesystem>) -> Result<(), Failure> {
-    fs.close().await?;
-    Ok(fs.pool().close().await?)
-}
-
-/// Answers `info` for as long as the pool is mounted.
-fn describer(
-    machine: &Machine,
-    fs: &Arc<Filesystem>,
-    path: &Path,
-    transport: Arc<OnceLock<String>>,
-    shares: Shares,
-    options: Value,
-) -> adapter::Describe {
-    let (weak, pool, path) = (Arc::downgrade(fs), fs.pool().clone(), path.to_owned());
-    let io = match machine.executors.refusal() {
-        None if machine.executors.has_rings() => "io_uring".to_owned(),
-        None => "threads".to_owned(),
-        Some(error) => format!("threads, since io_uring is refused: {error}"),
-    };
-    Box::new(move || {
-        let mut info = describe::pool(&pool, &path);
-        info.shift_insert(1, "pid".into(), std::process::id().into());
-        info.shift_insert(2, "io".into(), io.clone().into());
-        // Unknown only to a question in the moment when serving begins.
-        let transport = transport.get().cloned();
-        info.shift_insert(3, "transport".into(), transport.into());
-        info.insert("options".into(), options.clone());
-        if let Some(fs) = weak.upgrade() {
-            info.insert("memory".into(), describe::memory(&fs, &shares));
-        }
-        Value::Object(info).to_string()
-    })
 }

@@ -10,10 +10,11 @@ use copyhold_format::label::Label;
 use copyhold_format::node::Level;
 use copyhold_log::{Recovered, Ring, recover};
 use copyhold_pool::{PoolError, newest_uberblock, read_labels, read_uberblocks};
+use copyhold_serve::describe;
 use copyhold_types::{NodePtr, Txg};
 use serde_json::{Value, json};
 
-use super::{Machine, describe};
+use super::Machine;
 use crate::failure::Failure;
 
 /// Labels at both ends, and every uberblock that verifies.

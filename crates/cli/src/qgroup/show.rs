@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use crate::control::tenants;
-use crate::control::wire::{Group, GroupLimits, GroupRow, Question};
 use crate::failure::Failure;
 use crate::report::{Report, table};
 use crate::size::Size;
+use copyhold_serve::wire::{Group, GroupLimits, GroupRow, Question};
 
 /// Show what subvolumes and groups use, and their limits
 ///

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::progress::Progress;
 use crate::control::Control;
 use crate::control::tenants::{self, Root};
-use crate::control::wire::scan::{At, FactRow, NameRow, Scan, Step};
-use crate::control::wire::{Question, Subvolume};
+use copyhold_serve::wire::scan::{At, FactRow, NameRow, Scan, Step};
+use copyhold_serve::wire::{Question, Subvolume};
 
 use crate::failure::{Failure, complain};
 use crate::report::Report;

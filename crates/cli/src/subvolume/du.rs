@@ -8,11 +8,11 @@ use serde::Serialize;
 
 use super::progress::Progress;
 use crate::control::tenants;
-use crate::control::wire::Question;
-use crate::control::wire::scan::{At, Scan, WeighedStep};
 use crate::failure::Failure;
 use crate::report::{Report, table};
 use crate::size::Size;
+use copyhold_serve::wire::Question;
+use copyhold_serve::wire::scan::{At, Scan, WeighedStep};
 
 /// Show how much data subvolumes hold, share, and would free
 ///

@@ -11,10 +11,10 @@ use super::diff::{homes, named, quoted};
 use super::progress::Progress;
 use crate::control::Control;
 use crate::control::tenants;
-use crate::control::wire::Question;
-use crate::control::wire::scan::{FreshRow, Scan, Step};
 use crate::failure::Failure;
 use crate::report::{Report, print};
+use copyhold_serve::wire::Question;
+use copyhold_serve::wire::scan::{FreshRow, Scan, Step};
 
 /// List file data that is of a generation or newer
 ///
@@ -121,7 +121,7 @@ fn line(row: &FreshRow, path: Option<&[u8]>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::wire::scan::ExtentRow;
+    use copyhold_serve::wire::scan::ExtentRow;
 
     #[test]
     fn a_line_is_as_btrfs_has_it() {

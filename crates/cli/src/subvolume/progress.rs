@@ -4,7 +4,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use crate::control::wire::scan::Done;
+use copyhold_serve::wire::scan::Done;
 
 #[derive(Debug)]
 pub(super) struct Progress {

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use crate::control::tenants::{self, Entry};
-use crate::control::wire::{Keep, Question};
 use crate::failure::Failure;
 use crate::report::Report;
+use copyhold_serve::wire::{Keep, Question};
 
 /// Make a subvolume what a snapshot is
 ///

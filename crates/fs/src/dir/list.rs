@@ -151,13 +151,14 @@ impl Filesystem {
             cookie: cookie(bucket, entry.index),
             attr: None,
         };
-        if plus {
-            let inode = self.inode_of_entry(dir, found.node).await?;
-            shown.attr = Some(inode.attr());
+        if !plus {
+            return Ok(visit(&shown));
         }
+        let inode = self.inode_of_entry(dir, found.node).await?;
+        shown.attr = Some(inode.attr());
         let taken = visit(&shown);
-        if taken && plus && self.options.count_lookups {
-            self.inodes.add_lookup(found.node);
+        if taken && self.options.count_lookups {
+            self.inodes.add_lookup(&inode);
         }
         Ok(taken)
     }

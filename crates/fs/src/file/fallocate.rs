@@ -213,7 +213,7 @@ impl Filesystem {
         let mut state = inode.state();
         state.expect_present()?;
         let steady = self.volumes.steady(&inode.subvol.volume)?;
-        self.flusher.forget(state.data.drop_blocks(range.start..to));
+        self.flusher.forget(inode, state.data.drop_blocks(range.start..to));
         // Inline data is dropped with block 0.
         let first = range.start == 0;
         let tx = Transaction::new();

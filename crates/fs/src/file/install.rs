@@ -28,8 +28,8 @@ use crate::{Filesystem, Result, Sabotage};
 pub(super) const CUT_MAX: usize = 100;
 /// Edits of the map in one transaction; each may come with an allocation and a release.
 const EDITS_MAX: usize = 400;
-/// Of an edit that announces a cut.
-pub(super) const ANNOUNCE_BYTES: usize = KEY_BYTES + 8;
+/// Of the edits that announce a cut, and delete an announced one and inline data.
+pub(super) const ANNOUNCE_BYTES: usize = KEY_BYTES + 8 + 2 * KEY_BYTES;
 /// Pieces whose old extents are looked up at once.
 const STRETCH_MAX: usize = 8;
 
@@ -77,7 +77,7 @@ impl Batch {
         let placed = &placed[..count];
         let inline_bytes = inline.as_ref().map_or(0, |bytes| KEY_BYTES + bytes.len());
         let bytes = old.edit_bytes() + new_bytes(placed) + INODE_BYTES + inline_bytes;
-        let wanted = (old.len() + count + 4, bytes + ANNOUNCE_BYTES);
+        let wanted = (2 * old.len() + count + 4, bytes + ANNOUNCE_BYTES);
         let tier = Tier::Internal;
         let credit = fs.credit_to_release(&inode.subvol, tier, wanted, old.len() + count).await?;
 
@@ -142,7 +142,7 @@ impl Batch {
             left += usize::from(state.data.installed(block, self.taken, attached));
         }
         state.logged(item, txg);
-        self.fs.flusher.forget(left);
+        self.fs.flusher.forget(&self.inode, left);
         Ok(())
     }
 

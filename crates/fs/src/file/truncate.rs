@@ -124,7 +124,7 @@ impl Filesystem {
         if empties {
             state.data.empty();
         }
-        self.flusher.forget(gone);
+        self.flusher.forget(inode, gone);
         Ok(())
     }
 }

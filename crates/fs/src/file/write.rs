@@ -11,6 +11,7 @@
 
 use std::sync::Arc;
 
+use copyhold_memory::MemoryClass;
 use copyhold_types::{BLOCK_BYTES, Buf};
 use smallvec::SmallVec;
 
@@ -470,6 +471,12 @@ impl Filesystem {
         }
         state.shown.size = state.shown.size.max(end);
         state.content_changes(now);
-        self.flusher.add(fresh);
+        self.flusher.add(inode, fresh);
+        if self.breaks(Sabotage::ChargeTwice) {
+            inode.owner().add(MemoryClass::Dirty, (fresh * BLOCK_BYTES) as i64);
+        }
+        if self.breaks(Sabotage::LeakCharge) {
+            std::mem::forget(inode.owner().charge(MemoryClass::Dirty, 1));
+        }
     }
 }

@@ -62,9 +62,9 @@ impl Served {
     pub(crate) fn start(init: &[u8]) -> Option<Served> {
         let machine = Machine::on(SETTLED.image.clone());
         let fs = machine.open(How::default()).expect("a sound pool opens");
-        let operations = Arc::new(copyhold_cli::operations(fs.clone()));
+        let operations = Arc::new(copyhold_serve::operations(fs.clone()));
         let spawner: Arc<dyn Spawner> = Arc::new(machine.rt.clone() as Rt);
-        let settings = Settings { max_write: 128 << 10, ..copyhold_cli::settings() };
+        let settings = Settings { max_write: 128 << 10, ..copyhold_serve::settings() };
         let connection = Loopback::start(operations, spawner, &settings, init).ok()?;
         let unanswered = BTreeSet::new();
         Some(Served { machine, fs, connection, nodes: nodes(), unique: 2, unanswered })

@@ -3,7 +3,7 @@
 use copyhold_device::sim::Lasting;
 use copyhold_device::{Device, DynDevice, SimDevice};
 use copyhold_runtime::SeededRuntime;
-use copyhold_types::BlockAddr;
+use copyhold_types::{BlockAddr, DeviceId};
 use proptest::prelude::*;
 
 use super::*;
@@ -143,6 +143,23 @@ fn attached_blocks_are_not_judged_on_the_device() {
     let read = world.reader.read_beside(&copies, &attached, Expect::Sums(&sums), Purpose::Data);
     assert_eq!(world.rt.block_on(read).unwrap()[..], content()[..]);
     assert!(!world.is_good(0, 1));
+    // A wrong attached block is an error on either way (VERIFY-V1).
+    let wrong = vec![(1, Buf::zeroed(1))];
+    for errors in 0..2 {
+        if errors > 0 {
+            world.disks[0].break_block(AT + 2, EIO, Lasting::Once);
+        }
+        let read = world.reader.read_beside(&copies, &wrong, Expect::Sums(&sums), Purpose::Data);
+        assert_eq!(world.rt.block_on(read).expect_err("it is wrong").block, 1);
+    }
+}
+
+#[test]
+fn a_mismatch_in_the_only_copy_is_no_reason_for_a_second_look() {
+    let world = World::new(true);
+    world.disks[0].rot(AT + 3);
+    assert!(world.read(&[copy(0)], Expect::Sums(&sums())).is_err());
+    assert_eq!(world.reads(), 1, "VERIFY-V4");
 }
 
 /// What a block of a copy suffers.
@@ -201,9 +218,9 @@ proptest! {
         }
         let (run, sums) = (Run::new(BlockAddr::new(IDS[0], AT), BLOCKS), sums());
         let problems = world.rt.block_on(world.reader.judge(run, &sums, Purpose::Data));
-        let kind = |problem: &Problem| match problem.cause {
-            Cause::Unreadable(_) => Harm::Error,
-            Cause::Mismatch(_) => Harm::Rot,
+        let kind = |problem: &Problem| match problem.unreadable() {
+            Some(_) => Harm::Error,
+            None => Harm::Rot,
         };
         let found: Vec<_> = problems.iter().map(|it| (it.block, kind(it))).collect();
         let harmed = (0..).zip(harms[0]).filter(|(_, harm)| *harm != Harm::None);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use copyhold_device::sim::{Fault, Lasting, SimDisk, SimImage, Trigger};
 use copyhold_format::label::Label;
 use copyhold_fs::{Caller, FallocateMode, Filesystem, FsError, OpenFlags, Options};
+use copyhold_memory::Memory;
 use copyhold_pool::{Pool, PoolError};
 use copyhold_runtime::BoxFuture;
 use copyhold_types::{BLOCK_BYTES, SubvolId};
@@ -25,7 +26,7 @@ use crate::damage;
 use crate::dice::Dice;
 use crate::machine::Machine;
 use crate::pool_level::Shape;
-use crate::soundness::{check, check_credits};
+use crate::soundness::{check, check_charges, check_credits, check_nothing_charged};
 use crate::weather::Weather;
 use crate::{Outcome, Plan, Sabotage};
 
@@ -138,6 +139,11 @@ impl History {
 
     /// One life; its end is the next one's disk.
     fn life(&mut self) {
+        let memory = self.live();
+        check_nothing_charged(&memory);
+    }
+
+    fn live(&mut self) -> Arc<Memory> {
         let today = Weather::today(&mut self.dice);
         let weather = self.plan.weather.unwrap_or(today);
         let (machine, fs) = loop {
@@ -149,6 +155,7 @@ impl History {
             self.disk = self.crash(&machine).into();
         };
         weather.come_over(&machine, &mut self.dice, 28, &self.plan);
+        let memory = fs.pool().memory().clone();
         let clients = self.clients(&fs, weather.shows());
         let done = machine.run_all(clients);
         self.disk = match done {
@@ -157,6 +164,7 @@ impl History {
             None => self.crash(&machine).into(),
         };
         self.outcome.note(machine.digest());
+        memory
     }
 
     /// False if the power has failed meanwhile.
@@ -331,6 +339,7 @@ impl History {
 
     fn end(&mut self, weather: Weather, machine: &Machine, fs: Arc<Filesystem>) -> SimDisk {
         check_credits(fs.pool());
+        check_charges(&fs);
         machine.disk.disarm();
         match weather {
             Weather::Calm | Weather::HostFull => self.end_well(machine, &fs),
@@ -391,9 +400,12 @@ impl History {
     /// The end: one more recovery, without any faults, and all that has just been made of it.
     fn last_look(&mut self) {
         let (machine, fs) = self.recover();
+        let memory = fs.pool().memory().clone();
         self.disk = self.end_well(&machine, &fs);
         drop(fs);
         self.outcome.note(machine.digest());
+        drop(machine);
+        check_nothing_charged(&memory);
         self.check();
         self.disk = self.goes_on().into();
         self.check();
@@ -409,13 +421,16 @@ impl History {
         });
         let fs = opened.expect("the power is on").expect("it opens");
         self.outcome.refilled += u64::from(goes_on(&machine, &fs));
+        let memory = fs.pool().memory().clone();
         let closed = machine.run(async {
             fs.close().await?;
             Ok::<(), FsError>(fs.pool().close().await?)
         });
         closed.expect("the power is on").expect("the filesystem is well");
         drop(fs);
-        machine.rest()
+        let image = machine.rest();
+        check_nothing_charged(&memory);
+        image
     }
 }
 

@@ -90,7 +90,7 @@ fn work(world: &World) -> Result<(), VolumeError> {
 }
 
 fn reads(world: &World) -> u64 {
-    world.pool().counters().purposes.iter().map(|count| count.reads).sum()
+    world.pool().devices().counters().purposes.iter().map(|count| count.reads).sum()
 }
 
 /// More references are dropped than there can be.

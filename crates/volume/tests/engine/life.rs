@@ -118,11 +118,11 @@ fn a_snapshot_reads_nothing_and_writes_as_little_whatever_its_size() {
         let mut world = world(8);
         fill(&mut world, SubvolId::ROOT, writes);
         flush(&world);
-        let before = world.pool().counters();
+        let before = world.pool().devices().counters();
         world.snapshot_in_root(SubvolId::ROOT);
         let pool = world.pool().clone();
         world.rt.block_on(pool.commit(pool.open_txg())).unwrap();
-        let after = pool.counters();
+        let after = pool.devices().counters();
         let pairs = after.purposes.iter().zip(&before.purposes);
         costs.push(pairs.map(|(now, then)| cost(now, then)).collect::<Vec<_>>());
         world.close();

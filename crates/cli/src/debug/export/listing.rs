@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 
 use super::{Item, Problem, Sink, shown};
 use crate::failure::Failure;
-use crate::moment::rfc3339;
 use crate::report::{Report, print};
+use copyhold_serve::rfc3339;
 
 pub(super) struct Listing {
     pub(super) report: Report,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// A step, asked on the root of a subvolume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Scan {
+pub enum Scan {
     /// Writes what is dirty; its generation.
     Begin,
     /// [`FactRow`]s of what differs from the subvolume with this root to this one.
@@ -28,7 +28,7 @@ pub(crate) enum Scan {
 
 impl Scan {
     /// The root of another subvolume that it looks at, too.
-    pub(crate) fn other(&self) -> Option<u64> {
+    pub fn other(&self) -> Option<u64> {
         match self {
             Scan::Changes { from, .. } => Some(*from),
             _ => None,
@@ -38,7 +38,7 @@ impl Scan {
 
 /// Where a scan goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct At(pub(crate) u64, pub(crate) u8, pub(crate) u64);
+pub struct At(pub u64, pub u8, pub u64);
 
 impl From<Key> for At {
     fn from(key: Key) -> At {
@@ -54,59 +54,59 @@ impl From<At> for Key {
 
 /// How many items of how many lie behind, roughly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Done {
-    pub(crate) done: u64,
-    pub(crate) of: u64,
+pub struct Done {
+    pub done: u64,
+    pub of: u64,
 }
 
 /// The result of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Step<T> {
-    pub(crate) rows: Vec<T>,
-    pub(crate) next: Option<At>,
-    pub(crate) progress: Done,
+pub struct Step<T> {
+    pub rows: Vec<T>,
+    pub next: Option<At>,
+    pub progress: Done,
 }
 
 /// Data of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct FreshRow {
-    pub(crate) inode: u64,
-    pub(crate) offset: u64,
-    pub(crate) bytes: u64,
+pub struct FreshRow {
+    pub inode: u64,
+    pub offset: u64,
+    pub bytes: u64,
     /// `null`: it lies in its item, and what is near that is newer.
-    pub(crate) extent: Option<ExtentRow>,
+    pub extent: Option<ExtentRow>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ExtentRow {
-    pub(crate) address: u64,
-    pub(crate) generation: u64,
-    pub(crate) unwritten: bool,
+pub struct ExtentRow {
+    pub address: u64,
+    pub generation: u64,
+    pub unwritten: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct NameRow {
-    pub(crate) directory: u64,
-    pub(crate) name: Vec<u8>,
-    pub(crate) inode: u64,
+pub struct NameRow {
+    pub directory: u64,
+    pub name: Vec<u8>,
+    pub inode: u64,
 }
 
 /// The result of a step of weighing, in blocks (`copyhold_volume::Weighed`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct WeighedStep {
-    pub(crate) held: u64,
-    pub(crate) exclusive: u64,
+pub struct WeighedStep {
+    pub held: u64,
+    pub exclusive: u64,
     /// Address, blocks, references that would go, references beyond the first, whether it is held.
-    pub(crate) shared: Vec<(u64, u32, u32, u32, bool)>,
+    pub shared: Vec<(u64, u32, u32, u32, bool)>,
     /// With whether it is of what the sibling has dropped.
-    pub(crate) next: Option<(bool, At)>,
-    pub(crate) progress: Done,
+    pub next: Option<(bool, At)>,
+    pub progress: Done,
 }
 
 /// A fact, as it travels.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum FactRow {
+pub enum FactRow {
     Inode { ino: u64, sides: [Option<BriefRow>; 2], metadata: bool, resized: bool, touched: bool },
     Content(u64),
     Xattrs(u64),
@@ -115,7 +115,7 @@ pub(crate) enum FactRow {
 
 /// Mode, user, group, links, birth in seconds and nanoseconds, home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct BriefRow(u32, u32, u32, u32, i64, u32, u64);
+pub struct BriefRow(u32, u32, u32, u32, i64, u32, u64);
 
 impl From<Brief> for BriefRow {
     fn from(brief: Brief) -> BriefRow {

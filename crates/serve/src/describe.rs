@@ -3,14 +3,13 @@
 use std::path::Path;
 
 use copyhold_fs::Filesystem;
+use copyhold_memory::{MemoryClass, Shares};
 use copyhold_pool::{Failure, JoinWait, Pool, ReadFailures};
 use copyhold_types::{BLOCK_BYTES, DeviceId, PoolId, Purpose};
 use serde_json::{Map, Value, json};
 
-use super::memory::Shares;
-
 /// All fields, in the order in which they are shown.
-pub(crate) fn pool(pool: &Pool, path: &Path) -> Map<String, Value> {
+pub fn pool(pool: &Pool, path: &Path) -> Map<String, Value> {
     let label = pool.label();
     let space = pool.space();
     let log = pool.log_use();
@@ -32,11 +31,11 @@ pub(crate) fn pool(pool: &Pool, path: &Path) -> Map<String, Value> {
         "log_edits": log.edits,
     });
     let Value::Object(mut fields) = fields else { unreachable!("an object was made") };
-    let counters = pool.counters();
+    let counters = pool.devices().counters();
     fields.insert("flushes".into(), counters.flushes.into());
     fields.insert("discarded_bytes".into(), counters.discarded_bytes.into());
     fields.insert("join_wait".into(), join_wait(&pool.join_wait()));
-    fields.insert("read_failures".into(), read_failures(pool.read_failures()));
+    fields.insert("read_failures".into(), read_failures(pool.devices().failures()));
     let by_purpose = Purpose::ALL.iter().zip(&counters.purposes).map(|(purpose, count)| {
         let counts = json!({
             "writes": count.writes,
@@ -60,14 +59,14 @@ fn read_failures(failures: &ReadFailures) -> Value {
 }
 
 /// The memory in use, and its limits.
-pub(crate) fn memory(fs: &Filesystem, shares: &Shares) -> Value {
+pub fn memory(fs: &Filesystem, shares: &Shares) -> Value {
     let (inodes, lookups) = fs.inodes_and_lookups();
-    let (edits, nodes) = fs.pool().memory();
+    let charged = |class| fs.pool().memory().charged(class);
     json!({
         "budget_bytes": shares.budget,
         "dirty_bytes": fs.dirty_bytes(),
-        "unflushed_bytes": edits,
-        "node_bytes": nodes,
+        "unflushed_bytes": charged(MemoryClass::Edit),
+        "node_bytes": charged(MemoryClass::Node),
         "inodes": inodes,
         "lookups": lookups,
     })
@@ -87,7 +86,7 @@ fn join_wait(waits: &JoinWait) -> Value {
 }
 
 /// As UUIDs are written.
-pub(crate) fn id(id: PoolId) -> String {
+pub fn id(id: PoolId) -> String {
     let hex: String = id.0.iter().map(|byte| format!("{byte:02x}")).collect();
     let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
     parts.join("-")

@@ -12,9 +12,7 @@ use copyhold_volume::{Fresh, Scanned, Subvol, WeighAt, Weighed, Weighing};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::control::wire::scan::{
-    At, Done, ExtentRow, FactRow, FreshRow, NameRow, Scan, Step, WeighedStep,
-};
+use crate::wire::scan::{At, Done, ExtentRow, FactRow, FreshRow, NameRow, Scan, Step, WeighedStep};
 
 /// Items that a step looks at.
 const ITEMS: usize = 2048;

@@ -23,8 +23,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::who::Who;
-use crate::control::wire::{Group, Numbered, Page, Question, Refusal, Told};
-use crate::engine::tenants::{Answer, Place, Tenants};
+use crate::tenants::{Answer, Place, Tenants};
+use crate::wire::{Group, Numbered, Page, Question, Refusal, Told};
 
 /// Rows that are looked up for one page.
 const ROWS: usize = 128;

@@ -7,7 +7,7 @@
 //! Names in questions are bytes, as the kernel has them. Paths in answers are for people and for
 //! JSON, where bytes that are no UTF-8 cannot be.
 
-pub(crate) mod scan;
+pub mod scan;
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,7 +20,7 @@ use scan::Scan;
 /// One question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "kebab-case")]
-pub(crate) enum Question {
+pub enum Question {
     /// Makes a subvolume in this directory.
     Create {
         name: Vec<u8>,
@@ -87,15 +87,15 @@ pub(crate) enum Question {
 
 /// Where a subvolume goes on that is rolled back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Keep {
-    pub(crate) directory: u64,
-    pub(crate) name: Vec<u8>,
+pub struct Keep {
+    pub directory: u64,
+    pub name: Vec<u8>,
 }
 
 /// An administrator's change of groups.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum GroupChange {
+pub enum GroupChange {
     Create { group: Group },
     Destroy { group: Group },
     Assign { child: Group, parent: Group },
@@ -107,41 +107,41 @@ pub(crate) enum GroupChange {
 /// The daemon's answer to the caller.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Told<T> {
+pub enum Told<T> {
     Answer(T),
     Error(Refusal),
 }
 
 /// Why not, with the name of an errno.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Refusal {
-    pub(crate) code: String,
-    pub(crate) message: String,
+pub struct Refusal {
+    pub code: String,
+    pub message: String,
 }
 
 impl Refusal {
-    pub(crate) fn new(code: &str, message: impl Into<String>) -> Refusal {
+    pub fn new(code: &str, message: impl Into<String>) -> Refusal {
         Refusal { code: code.to_owned(), message: message.into() }
     }
 }
 
 /// Part of a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Page<T> {
-    pub(crate) rows: Vec<T>,
+pub struct Page<T> {
+    pub rows: Vec<T>,
     /// Behind which number the next page begins, if there is one.
-    pub(crate) next: Option<u64>,
+    pub next: Option<u64>,
 }
 
 /// A row of a page, by its number.
-pub(crate) trait Numbered: Serialize {
+pub trait Numbered: Serialize {
     fn number(&self) -> u64;
 }
 
 /// A quota group, written `level/id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub(crate) struct Group(pub(crate) GroupId);
+pub struct Group(pub GroupId);
 
 impl fmt::Display for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -174,7 +174,7 @@ impl From<Group> for String {
 /// The resource that a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Limited {
+pub enum Limited {
     Referenced,
     Exclusive,
     Inodes,
@@ -183,30 +183,30 @@ pub(crate) enum Limited {
 
 /// A subvolume, as `subvolume list` and `show` print it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Subvolume {
-    pub(crate) id: u32,
+pub struct Subvolume {
+    pub id: u32,
     /// From the root of the mount; `null` for one that is being freed.
-    pub(crate) path: Option<String>,
+    pub path: Option<String>,
     /// The subvolume that holds its directory entry.
-    pub(crate) parent: Option<u32>,
-    pub(crate) readonly: bool,
+    pub parent: Option<u32>,
+    pub readonly: bool,
     /// The subvolume that it is a snapshot of.
-    pub(crate) origin: Option<u32>,
+    pub origin: Option<u32>,
     /// As in RFC 3339, in UTC.
-    pub(crate) created: String,
-    pub(crate) state: SubvolumeState,
+    pub created: String,
+    pub state: SubvolumeState,
     /// The number that it stamps on its writes, as `subvolume find-new` takes it.
-    pub(crate) generation: Option<u64>,
+    pub generation: Option<u64>,
     /// The bytes that one being freed still pays for, where quotas know: at most so much is yet to
     /// be freed, for the data that snapshots and clones share is in it.
-    pub(crate) freeing_bytes: Option<u64>,
+    pub freeing_bytes: Option<u64>,
     /// Of one that is being freed, how much of its tree has been gone through.
-    pub(crate) freed_percent: Option<u8>,
+    pub freed_percent: Option<u8>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum SubvolumeState {
+pub enum SubvolumeState {
     Live,
     /// Deleted, and being freed in the background.
     Deleting,
@@ -226,49 +226,49 @@ impl Numbered for u32 {
 
 /// Whether quotas are on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct QuotaStatus {
-    pub(crate) enabled: bool,
+pub struct QuotaStatus {
+    pub enabled: bool,
     /// `simple`, or `null` when they are off.
-    pub(crate) mode: Option<String>,
+    pub mode: Option<String>,
     /// How often they were enabled.
-    pub(crate) generation: u64,
+    pub generation: u64,
     /// Data written by an older epoch is not counted.
-    pub(crate) counted_from_epoch: Option<u64>,
+    pub counted_from_epoch: Option<u64>,
     /// Records of quotas that were turned off, not yet removed.
-    pub(crate) leftovers: u64,
+    pub leftovers: u64,
 }
 
 /// A quota group, as `qgroup show` prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct GroupRow {
-    pub(crate) id: Group,
+pub struct GroupRow {
+    pub id: Group,
     /// Of a subvolume: from the root of the mount, or what a deleted one was called.
-    pub(crate) path: Option<String>,
+    pub path: Option<String>,
     /// `live`, `tombstone` or `stale`
-    pub(crate) state: String,
+    pub state: String,
     /// Of a deleted subvolume: since when it is.
-    pub(crate) deleted: Option<String>,
-    pub(crate) referenced: u64,
-    pub(crate) exclusive: u64,
-    pub(crate) data: u64,
-    pub(crate) metadata: u64,
-    pub(crate) reserved: u64,
+    pub deleted: Option<String>,
+    pub referenced: u64,
+    pub exclusive: u64,
+    pub data: u64,
+    pub metadata: u64,
+    pub reserved: u64,
     /// The most that unflushed changes will take.
-    pub(crate) unflushed: u64,
-    pub(crate) inodes: u64,
-    pub(crate) snapshots: u64,
-    pub(crate) limits: GroupLimits,
+    pub unflushed: u64,
+    pub inodes: u64,
+    pub snapshots: u64,
+    pub limits: GroupLimits,
     /// Bytes that it is sure to get.
-    pub(crate) reserve: u64,
-    pub(crate) parents: Vec<Group>,
+    pub reserve: u64,
+    pub parents: Vec<Group>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct GroupLimits {
-    pub(crate) referenced: Option<u64>,
-    pub(crate) exclusive: Option<u64>,
-    pub(crate) inodes: Option<u64>,
-    pub(crate) snapshots: Option<u64>,
+pub struct GroupLimits {
+    pub referenced: Option<u64>,
+    pub exclusive: Option<u64>,
+    pub inodes: Option<u64>,
+    pub snapshots: Option<u64>,
 }
 
 impl Numbered for GroupRow {
@@ -279,14 +279,14 @@ impl Numbered for GroupRow {
 
 /// The room of a tenant: the smaller of the rests below its limits and in the pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Room {
-    pub(crate) subvolume: u32,
-    pub(crate) size_bytes: u64,
-    pub(crate) used_bytes: u64,
-    pub(crate) available_bytes: u64,
-    pub(crate) inodes_available: u64,
+pub struct Room {
+    pub subvolume: u32,
+    pub size_bytes: u64,
+    pub used_bytes: u64,
+    pub available_bytes: u64,
+    pub inodes_available: u64,
     /// A limit leaves less than the pool does.
-    pub(crate) limited: bool,
+    pub limited: bool,
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ const EPOCH_DAY: i64 = 719_468;
 /// In 400 years.
 const ERA_DAYS: i64 = 146_097;
 
-pub(crate) fn rfc3339(moment: Timestamp) -> String {
+pub fn rfc3339(moment: Timestamp) -> String {
     let (days, second) = (moment.secs.div_euclid(DAY_SECS), moment.secs.rem_euclid(DAY_SECS));
     let (year, month, day) = date(days);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);

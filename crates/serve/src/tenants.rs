@@ -15,8 +15,8 @@ use copyhold_format::item::GroupId;
 use copyhold_fs::{Caller, NodeId, RolledBack};
 use copyhold_types::SubvolId;
 
-use crate::control::wire::scan::Scan;
-use crate::control::wire::{GroupChange, GroupRow, QuotaStatus, Refusal, Room, Subvolume};
+use crate::wire::scan::Scan;
+use crate::wire::{GroupChange, GroupRow, QuotaStatus, Refusal, Room, Subvolume};
 
 /// An answer, or why not.
 pub(crate) type Answer<T> = Result<T, Refusal>;

@@ -38,6 +38,7 @@ use copyhold_fuse::protocol::{
     SetXattr, Settings, Statfs, Write,
 };
 use copyhold_fuse::{Errno, Notifier, Operations, Payload, Reply};
+use copyhold_memory::{MemoryCharge, MemoryClass};
 
 use convert::{answer, file_mode, found, judged, known, maker, set_attr, to_open};
 use holes::SeekRequest;
@@ -205,6 +206,11 @@ impl Operations for Adapter {
         if let Ok(node) = known(node) {
             self.fs.forget(node, lookups);
         }
+    }
+
+    fn charge(&self, node: NodeId, bytes: usize) -> Option<MemoryCharge> {
+        let subvol = self.fs.volumes().subvol(known(node).ok()?.subvol)?;
+        Some(subvol.owner().charge(MemoryClass::Request, bytes as i64))
     }
 
     async fn lookup(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<Lookup> {

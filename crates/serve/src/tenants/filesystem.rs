@@ -12,13 +12,13 @@ use super::paths::Paths;
 use super::scans;
 use super::{Answer, Place, Tenants};
 use crate::adapter::errno;
-use crate::control::wire::scan::Scan;
-use crate::control::wire::{
+use crate::chain;
+use crate::moment::rfc3339;
+use crate::wire::scan::Scan;
+use crate::wire::{
     Group, GroupChange, GroupLimits, GroupRow, Limited, QuotaStatus, Refusal, Room, Subvolume,
     SubvolumeState,
 };
-use crate::failure::chain;
-use crate::moment::rfc3339;
 
 impl Tenants for Arc<Filesystem> {
     async fn owner(&self, node: NodeId) -> Answer<u32> {

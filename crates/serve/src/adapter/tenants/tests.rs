@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::control::TENANTS;
-use crate::control::wire::scan::Scan;
-use crate::control::wire::{GroupChange, GroupRow, Keep, Subvolume, SubvolumeState};
+use crate::wire::scan::Scan;
+use crate::wire::{GroupChange, GroupRow, Keep, Subvolume, SubvolumeState};
 
 const ALICE: u32 = 1000;
 const BOB: u32 = 1001;

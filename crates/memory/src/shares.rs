@@ -8,14 +8,7 @@
 //! MEMORY-M1  All shares, with the fixed memory and the memory that the allocator may retain, are
 //!            within the budget.
 
-use copyhold_fs::Options;
-use copyhold_fuse::protocol::Settings;
-use copyhold_pool::Limits;
 use copyhold_types::BLOCK_BYTES;
-
-use super::cgroup;
-use crate::failure::Failure;
-use crate::size::Size;
 
 const MIB: u64 = 1 << 20;
 
@@ -30,8 +23,10 @@ const PROCESS: u64 = 16 * MIB;
 const REST_MIN: u64 = 52 * MIB;
 /// A dirty block takes 4 KiB, and where only one of a file is dirty up to another one.
 const DIRTY_BLOCK: u64 = BLOCK_BYTES as u64 + 1024;
-const INODE: u64 = 512;
-const LOOKUP: u64 = 64;
+/// An inode in memory.
+pub const INODE_BYTES: u64 = 512;
+/// A node that the front end holds.
+pub const LOOKUP_BYTES: u64 = 64;
 /// An edit while it is replayed: in the log, unpacked, and where it belongs.
 const REPLAYED: u64 = 160;
 /// The largest request of data. A write by a ring is in memory twice until it is answered.
@@ -40,50 +35,61 @@ const REQUEST: u64 = 256 << 10;
 /// not keep those of others away (P20).
 const BACKGROUND: (u64, u64) = (64, 4096);
 
+/// The memory that there is for this process, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AvailableMemory {
+    pub memory: u64,
+    /// The limit of its control group.
+    pub group: Option<u64>,
+}
+
 /// The bytes of each share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shares {
+pub struct Shares {
     /// All of it.
-    pub(super) budget: u64,
+    pub budget: u64,
     /// The limit of a control group that leaves less than the pool needs.
-    tight_group: Option<u64>,
+    pub tight_group: Option<u64>,
     /// Buffers of requests.
-    requests: u64,
-    dirty: u64,
-    delta: u64,
-    inodes: u64,
-    lookups: u64,
-    nodes: u64,
+    pub requests: u64,
+    pub dirty: u64,
+    pub delta: u64,
+    pub inodes: u64,
+    pub lookups: u64,
+    pub nodes: u64,
+}
+
+/// A budget that cannot be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SharesError {
+    #[error("a budget of {budget} bytes is too little: a pool of this size takes {least} at least")]
+    TooLittle { budget: u64, least: u64 },
+    #[error("{delta} bytes of edits are too much of a budget of {budget}: {most} fit")]
+    TooManyEdits { delta: u64, budget: u64, most: u64 },
 }
 
 impl Shares {
-    /// `budget`: the user's choice, or one that suits this machine. `delta`: the user's choice.
-    pub(crate) fn of(
-        budget: Option<Size>,
-        delta: Option<Size>,
+    /// `budget`: the user's choice, or one that suits the machine. `delta`: the user's choice.
+    pub fn of(
+        budget: Option<u64>,
+        delta: Option<u64>,
         pool_blocks: u64,
-    ) -> Result<Shares, Failure> {
+        machine: AvailableMemory,
+    ) -> Result<Shares, SharesError> {
         let fixed = PROCESS + maps(pool_blocks);
         let least = (fixed + REST_MIN) * 100 / USABLE;
         let (budget, tight_group) = match budget {
-            Some(Size(budget)) => (budget, None),
-            None => by_default(of_machine(), cgroup::memory_limit(), least),
+            Some(budget) => (budget, None),
+            None => by_default(machine, least),
         };
         if budget < least {
-            return Err(Failure::usage(format!(
-                "memory={} is too little: a pool of this size takes memory={}M at least",
-                Size(budget),
-                least.div_ceil(MIB),
-            )));
+            return Err(SharesError::TooLittle { budget, least });
         }
         let rest = budget / 100 * USABLE - fixed;
-        let divided = Shares::divided(budget, rest, delta.map(|size| size.0));
+        let divided = Shares::divided(budget, rest, delta);
         divided.map(|shares| Shares { tight_group, ..shares }).map_err(|most| {
-            let (delta, budget) = (delta.unwrap_or(Size(0)), Size(budget));
-            let most = most / MIB;
-            Failure::usage(format!(
-                "delta={delta} is too much of memory={budget}: delta={most}M fits"
-            ))
+            let delta = delta.unwrap_or_default();
+            SharesError::TooManyEdits { delta, budget, most }
         })
     }
 
@@ -105,47 +111,40 @@ impl Shares {
         Ok(Shares { nodes, ..shares })
     }
 
-    /// A warning to the user about a default budget.
-    pub(crate) fn warning(&self) -> Option<String> {
-        let (group, least) = (Size(self.tight_group?), self.budget.div_ceil(MIB));
-        Some(format!(
-            "the control group limits memory to {group}, and the daemon may take {least}M of it, \
-             the least for a pool of this size (`-o memory=` takes no less); raise the group's \
-             limit to {}M, or the daemon may be killed",
-            2 * least
-        ))
-    }
-
     /// Bytes for buffers that requests come in, before small ones are copied out of large ones.
-    pub(crate) fn requests(&self) -> usize {
-        (self.requests - self.spare()).min(64 * MIB) as usize
+    pub fn request_buffers(&self) -> u64 {
+        (self.requests - self.spare()).min(64 * MIB)
     }
 
     /// Bytes for unused buffers.
-    pub(crate) fn spare(&self) -> u64 {
+    pub fn spare(&self) -> u64 {
         (self.requests / 4).min(28 * MIB)
     }
 
-    pub(crate) fn limit_kernel(&self, settings: &mut Settings) {
-        let background = (self.requests / (2 * REQUEST)).clamp(BACKGROUND.0, BACKGROUND.1);
-        settings.max_background = background as u16;
+    /// Requests that the kernel may have under way in the background.
+    pub fn background(&self) -> u64 {
+        (self.requests / (2 * REQUEST)).clamp(BACKGROUND.0, BACKGROUND.1)
     }
 
-    pub(crate) fn limit_pool(&self, limits: &mut Limits) {
-        limits.delta_bytes = self.delta;
-        limits.node_cache_bytes = self.nodes as usize;
-        // Recovery has nothing else in memory yet.
+    /// Edits that recovery may replay: it has nothing else in memory yet.
+    pub fn replay_edits(&self) -> u64 {
         let Shares { dirty, delta, inodes, lookups, nodes, .. } = self;
-        let free = dirty + delta + inodes + lookups + nodes;
-        limits.replay_edits = limits.replay_edits.min(free / REPLAYED);
+        (dirty + delta + inodes + lookups + nodes) / REPLAYED
     }
 
-    pub(crate) fn limit_files(&self, options: &mut Options) {
-        options.dirty_bytes_max = self.dirty / DIRTY_BLOCK * BLOCK_BYTES as u64;
-        options.file_dirty_bytes_start =
-            options.file_dirty_bytes_start.min(options.dirty_bytes_max / 8);
-        options.inodes_max = (self.inodes / INODE) as usize;
-        options.lookups_max = (self.lookups / LOOKUP) as usize;
+    /// Bytes of file data that may be dirty.
+    pub fn dirty_data(&self) -> u64 {
+        self.dirty / DIRTY_BLOCK * BLOCK_BYTES as u64
+    }
+
+    /// How many inodes may be in memory.
+    pub fn inodes_max(&self) -> u64 {
+        self.inodes / INODE_BYTES
+    }
+
+    /// How many nodes the front end may hold.
+    pub fn lookups_max(&self) -> u64 {
+        self.lookups / LOOKUP_BYTES
     }
 }
 
@@ -156,21 +155,16 @@ fn maps(pool_blocks: u64) -> u64 {
 
 /// The usual budget, but what the pool needs `least` in any case; and the group's limit, if that is
 /// more than half of it.
-fn by_default(machine: u64, group: Option<u64>, least: u64) -> (u64, Option<u64>) {
-    let tight_group = group.filter(|limit| least > limit / 2);
-    (usual(machine, group).max(least), tight_group)
+fn by_default(machine: AvailableMemory, least: u64) -> (u64, Option<u64>) {
+    let tight_group = machine.group.filter(|limit| least > limit / 2);
+    (usual(machine).max(least), tight_group)
 }
 
 /// An eighth of the memory that there is for this process. Of a small group it takes no more than
 /// half.
-fn usual(machine: u64, group: Option<u64>) -> u64 {
+fn usual(AvailableMemory { memory, group }: AvailableMemory) -> u64 {
     let group = group.unwrap_or(u64::MAX);
-    (machine.min(group) / 8).clamp(USUAL.0, USUAL.1).min(group / 2)
-}
-
-fn of_machine() -> u64 {
-    let info = rustix::system::sysinfo();
-    info.totalram as u64 * u64::from(info.mem_unit)
+    (memory.min(group) / 8).clamp(USUAL.0, USUAL.1).min(group / 2)
 }
 
 #[cfg(test)]
@@ -179,8 +173,10 @@ mod tests {
 
     const POOL: u64 = (100 << 30) / BLOCK_BYTES as u64;
 
-    fn of(budget: u64, delta: Option<u64>) -> Result<Shares, Failure> {
-        Shares::of(Some(Size(budget)), delta.map(Size), POOL)
+    const MACHINE: AvailableMemory = AvailableMemory { memory: 8192 * MIB, group: None };
+
+    fn of(budget: u64, delta: Option<u64>) -> Result<Shares, SharesError> {
+        Shares::of(Some(budget), delta, POOL, MACHINE)
     }
 
     fn total(shares: Shares) -> u64 {
@@ -202,20 +198,18 @@ mod tests {
     fn what_is_said_of_the_delta_goes_off_the_nodes() {
         let (usual, said) = (of(512 * MIB, None).unwrap(), of(512 * MIB, Some(2 * MIB)).unwrap());
         assert_eq!((said.delta, total(said)), (2 * MIB, total(usual)));
-        let refused = of(512 * MIB, Some(400 * MIB)).unwrap_err().to_string();
-        let fits = refused.split("delta=").nth(2).unwrap().split('M').next().unwrap();
-        let fits = fits.parse::<u64>().unwrap() * MIB;
-        assert!(of(512 * MIB, Some(fits)).is_ok() && of(512 * MIB, Some(fits + MIB)).is_err());
+        let Err(SharesError::TooManyEdits { most, .. }) = of(512 * MIB, Some(400 * MIB)) else {
+            panic!("400 MiB of edits do not fit");
+        };
+        assert!(of(512 * MIB, Some(most)).is_ok() && of(512 * MIB, Some(most + 1)).is_err());
     }
 
     #[test]
     fn too_little_is_refused_with_what_would_do() {
-        let refused = of(32 * MIB, None).unwrap_err().to_string();
-        assert!(refused.contains("at least"), "{refused}");
-        let least: u64 =
-            refused.split("memory=").nth(2).unwrap().split('M').next().unwrap().parse().unwrap();
-        assert!(of(least * MIB, None).is_ok());
-        assert!(of((least - 1) * MIB, None).is_err());
+        let Err(SharesError::TooLittle { least, .. }) = of(32 * MIB, None) else {
+            panic!("32 MiB are too little");
+        };
+        assert!(of(least, None).is_ok() && of(least - 1, None).is_err());
     }
 
     #[test]
@@ -230,32 +224,29 @@ mod tests {
             (1 << 20, None, 4096),
         ] {
             let group = group.map(|mib: u64| mib * MIB);
-            assert_eq!(usual(machine * MIB, group), budget * MIB, "{machine}, {group:?}");
+            let machine = AvailableMemory { memory: machine * MIB, group };
+            assert_eq!(usual(machine), budget * MIB, "{machine:?}");
         }
     }
 
     #[test]
     fn a_group_that_is_too_small_for_the_pool_is_told() {
         let least = 95 * MIB;
-        let of = |group: Option<u64>| by_default(8192 * MIB, group.map(|mib| mib * MIB), least);
+        let of = |group: Option<u64>| {
+            by_default(AvailableMemory { group: group.map(|mib| mib * MIB), ..MACHINE }, least)
+        };
         assert_eq!(of(None), (1024 * MIB, None));
         assert_eq!(of(Some(4096)), (512 * MIB, None));
         assert_eq!(of(Some(190)), (95 * MIB, None));
         for group in [189, 64, 1] {
             assert_eq!(of(Some(group)), (least, Some(group * MIB)), "{group}");
         }
-        let shares = self::of(512 * MIB, None).unwrap();
-        assert_eq!(shares.warning(), None);
-        let tight = Shares { budget: least, tight_group: Some(64 * MIB), ..shares };
-        let warning = tight.warning().unwrap();
-        assert!(warning.contains("64.0 MiB") && warning.contains("95M"), "{warning}");
-        assert!(warning.contains("-o memory=") && !warning.contains('\n'), "{warning}");
     }
 
     #[test]
     fn by_default_it_fits_any_pool() {
         for tib in [0, 1, 100] {
-            assert!(Shares::of(None, None, (tib << 40) / BLOCK_BYTES as u64).is_ok());
+            assert!(Shares::of(None, None, (tib << 40) / BLOCK_BYTES as u64, MACHINE).is_ok());
         }
     }
 }

@@ -1,0 +1,81 @@
+//! The daemon's budget of memory (`copyhold_memory::Shares`), in terms of the mount's options.
+
+use copyhold_memory::{Shares, SharesError};
+use copyhold_serve::budget::machine;
+
+use crate::failure::Failure;
+use crate::size::Size;
+
+const MIB: u64 = 1 << 20;
+
+/// `budget` and `delta`: the user's choice.
+pub(super) fn shares(
+    budget: Option<Size>,
+    delta: Option<Size>,
+    pool_blocks: u64,
+) -> Result<Shares, Failure> {
+    let bytes = |size: Option<Size>| size.map(|size| size.0);
+    Shares::of(bytes(budget), bytes(delta), pool_blocks, machine()).map_err(refusal)
+}
+
+/// In terms of the options.
+fn refusal(error: SharesError) -> Failure {
+    Failure::usage(match error {
+        SharesError::TooLittle { budget, least } => format!(
+            "memory={} is too little: a pool of this size takes memory={}M at least",
+            Size(budget),
+            least.div_ceil(MIB),
+        ),
+        SharesError::TooManyEdits { delta, budget, most } => format!(
+            "delta={} is too much of memory={}: delta={}M fits",
+            Size(delta),
+            Size(budget),
+            most / MIB,
+        ),
+    })
+}
+
+/// A warning to the user about a default budget.
+pub(super) fn warning(shares: &Shares) -> Option<String> {
+    let (group, least) = (Size(shares.tight_group?), shares.budget.div_ceil(MIB));
+    Some(format!(
+        "the control group limits memory to {group}, and the daemon may take {least}M of it, the \
+         least for a pool of this size (`-o memory=` takes no less); raise the group's limit to \
+         {}M, or the daemon may be killed",
+        2 * least
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POOL: u64 = (100 << 30) / 4096;
+
+    /// The number behind `what` in a message, the second time that it is there.
+    fn told(message: &str, what: &str) -> u64 {
+        message.split(what).nth(2).unwrap().split('M').next().unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_refusal_names_an_option_that_fits() {
+        let of = |budget, delta: Option<u64>| shares(Some(Size(budget)), delta.map(Size), POOL);
+        let little = of(32 * MIB, None).unwrap_err().to_string();
+        let least = told(&little, "memory=");
+        assert!(of(least * MIB, None).is_ok() && of((least - 1) * MIB, None).is_err(), "{little}");
+        let much = of(512 * MIB, Some(400 * MIB)).unwrap_err().to_string();
+        let most = told(&much, "delta=");
+        assert!(of(512 * MIB, Some(most * MIB)).is_ok(), "{much}");
+        assert!(of(512 * MIB, Some((most + 1) * MIB)).is_err(), "{much}");
+    }
+
+    #[test]
+    fn a_tight_group_is_a_warning_in_one_line() {
+        let usual = shares(Some(Size(512 * MIB)), None, POOL).unwrap();
+        assert_eq!(warning(&usual), None);
+        let tight = Shares { budget: 95 * MIB, tight_group: Some(64 * MIB), ..usual };
+        let warning = warning(&tight).unwrap();
+        assert!(warning.contains("64.0 MiB") && warning.contains("95M"), "{warning}");
+        assert!(warning.contains("-o memory=") && !warning.contains('\n'), "{warning}");
+    }
+}

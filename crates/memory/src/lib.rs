@@ -1,0 +1,18 @@
+//! The memory of a daemon: its budget, and the bytes of each owner.
+//!
+//! Problem.  Tenants share the caches and buffers of one process. A total says that memory is
+//!           short, but not which tenant has it.
+//! Idea.     Each object in memory belongs to an *owner*, mostly a subvolume, which has a counter
+//!           for each class of objects. The object carries its charge, so that the counter falls
+//!           when the object goes, on whatever path. The budget is one number, cut into shares by
+//!           class ([`Shares`]).
+//!
+//! Nothing here reads a file, waits for anything or evicts: the caches do, by these figures.
+
+#![forbid(unsafe_code)]
+
+mod owner;
+mod shares;
+
+pub use owner::{LookupCharge, Memory, MemoryCharge, MemoryClass, MemoryOwner, Slot};
+pub use shares::{AvailableMemory, INODE_BYTES, LOOKUP_BYTES, Shares, SharesError};

@@ -1,0 +1,371 @@
+//! Owners, and the bytes that are charged to them.
+//!
+//! CHARGE-C1  The counters of an owner are the sum of its charges. Each charge ends with the object
+//!            that carries it; so an owner without objects has counters of zero.
+//! CHARGE-C2  An owner exists as long as anything is charged to it, also when its subvolume is
+//!            gone. Its slot belongs to no other owner until then.
+//!
+//! A change costs two relaxed additions: to the charge and to the owner's counter, which is on a
+//! cache line of this owner alone. A new charge also costs a reference to the owner. The counters
+//! of the shared owner are used by all. Sums over all owners are computed by the reader of a
+//! figure.
+
+use std::fmt;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+
+use copyhold_sync::{Mutex, of};
+
+use crate::LOOKUP_BYTES;
+
+/// A kind of object in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MemoryClass {
+    /// Nodes of trees, in the cache.
+    Node,
+    /// Inodes.
+    Inode,
+    /// File data that is not written back.
+    Dirty,
+    /// Edits of tables that no base has yet.
+    Edit,
+    /// Files that the front end has looked up and not forgotten.
+    Lookup,
+    /// Requests that wait.
+    Request,
+}
+
+impl MemoryClass {
+    pub const ALL: [MemoryClass; 6] = [
+        MemoryClass::Node,
+        MemoryClass::Inode,
+        MemoryClass::Dirty,
+        MemoryClass::Edit,
+        MemoryClass::Lookup,
+        MemoryClass::Request,
+    ];
+
+    /// As figures of it are called.
+    pub fn name(self) -> &'static str {
+        match self {
+            MemoryClass::Node => "node",
+            MemoryClass::Inode => "inode",
+            MemoryClass::Dirty => "dirty",
+            MemoryClass::Edit => "edit",
+            MemoryClass::Lookup => "lookup",
+            MemoryClass::Request => "request",
+        }
+    }
+}
+
+/// On lines of its own, so that no two owners share one.
+#[derive(Default)]
+#[repr(align(64))]
+struct Lines<T>(T);
+
+/// Bytes by class.
+type Counters = [AtomicI64; MemoryClass::ALL.len()];
+
+/// The number of an owner, as small as possible: an index for lists by owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(pub u32);
+
+impl Slot {
+    /// Of the owner of shared objects.
+    pub const SHARED: Slot = Slot(0);
+}
+
+/// All owners of a pool's memory.
+pub struct Memory {
+    slots: Arc<Slots>,
+    shared: MemoryOwner,
+}
+
+#[derive(Default)]
+struct Slots {
+    /// By slot.
+    owners: Mutex<Vec<Weak<Counted>>, of::MemoryOwners>,
+    free: Mutex<Vec<Slot>, of::MemorySlots>,
+}
+
+/// A counter of memory by class. Clones are the same owner.
+#[derive(Clone)]
+pub struct MemoryOwner(Arc<Counted>);
+
+struct Counted {
+    slot: Slot,
+    charged: Lines<Counters>,
+    slots: Weak<Slots>,
+}
+
+impl Default for Memory {
+    fn default() -> Memory {
+        let slots = Arc::new(Slots::default());
+        let shared = MemoryOwner::new(&slots);
+        debug_assert_eq!(shared.slot(), Slot::SHARED);
+        Memory { slots, shared }
+    }
+}
+
+impl Memory {
+    /// The owner of shared objects: the pool's own tables, and content from before the snapshots
+    /// that share it.
+    pub fn shared(&self) -> &MemoryOwner {
+        &self.shared
+    }
+
+    /// Adds an owner with counters of zero. It ends with its last clone and its last charge.
+    pub fn add_owner(&self) -> MemoryOwner {
+        MemoryOwner::new(&self.slots)
+    }
+
+    /// All that there are, by slot.
+    pub fn owners(&self) -> Vec<MemoryOwner> {
+        self.slots.owners.lock().iter().filter_map(Weak::upgrade).map(MemoryOwner).collect()
+    }
+
+    /// Bytes of a class, over all owners.
+    pub fn charged(&self, class: MemoryClass) -> i64 {
+        self.owners().iter().map(|owner| owner.charged(class)).sum()
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.owners()).finish()
+    }
+}
+
+impl MemoryOwner {
+    fn new(slots: &Arc<Slots>) -> MemoryOwner {
+        let free = slots.free.lock().pop();
+        let mut owners = slots.owners.lock();
+        let slot = free.unwrap_or(Slot(owners.len() as u32));
+        let account = Counted { slot, charged: Lines::default(), slots: Arc::downgrade(slots) };
+        let owner = MemoryOwner(Arc::new(account));
+        let entry = Arc::downgrade(&owner.0);
+        match owners.get_mut(slot.0 as usize) {
+            Some(place) => *place = entry,
+            None => owners.push(entry),
+        }
+        owner
+    }
+
+    pub fn slot(&self) -> Slot {
+        self.0.slot
+    }
+
+    /// Bytes of a class.
+    pub fn charged(&self, class: MemoryClass) -> i64 {
+        self.0.charged.0[class as usize].load(Relaxed)
+    }
+
+    /// Charges `bytes` until the result is dropped.
+    pub fn charge(&self, class: MemoryClass, bytes: i64) -> MemoryCharge {
+        self.add(class, bytes);
+        MemoryCharge { owner: self.clone(), class, bytes: AtomicI64::new(bytes) }
+    }
+
+    /// Charges `bytes` more, or fewer if it is negative. The object that has them takes them back
+    /// when it is dropped (CHARGE-C1); where it has a word for that, [`Self::charge`] does.
+    pub fn add(&self, class: MemoryClass, bytes: i64) {
+        self.0.charged.0[class as usize].fetch_add(bytes, Relaxed);
+    }
+}
+
+impl PartialEq for MemoryOwner {
+    fn eq(&self, other: &MemoryOwner) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for MemoryOwner {}
+
+impl fmt::Debug for MemoryOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let charged = MemoryClass::ALL.map(|class| (class.name(), self.charged(class)));
+        let charged = charged.iter().filter(|(_, bytes)| *bytes != 0);
+        write!(f, "{} ", self.0.slot.0)?;
+        f.debug_map().entries(charged.copied()).finish()
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        for class in MemoryClass::ALL {
+            let left = *self.charged.0[class as usize].get_mut();
+            debug_assert_eq!(left, 0, "CHARGE-C1: {class:?} of owner {}", self.slot.0);
+        }
+        if let Some(slots) = self.slots.upgrade() {
+            slots.free.lock().push(self.slot);
+        }
+    }
+}
+
+/// Bytes that are charged to an owner as long as this exists.
+#[must_use = "dropping a charge ends it"]
+pub struct MemoryCharge {
+    owner: MemoryOwner,
+    class: MemoryClass,
+    bytes: AtomicI64,
+}
+
+impl MemoryCharge {
+    /// By so many bytes more, or less.
+    pub fn change(&self, more: i64) {
+        if more != 0 {
+            self.bytes.fetch_add(more, Relaxed);
+            self.owner.add(self.class, more);
+        }
+    }
+
+    pub fn bytes(&self) -> i64 {
+        self.bytes.load(Relaxed)
+    }
+
+    pub fn owner(&self) -> &MemoryOwner {
+        &self.owner
+    }
+
+    /// Charges the same bytes to another owner. The bytes do not change meanwhile.
+    pub fn move_to(&mut self, owner: MemoryOwner) {
+        *self = owner.charge(self.class, *self.bytes.get_mut());
+    }
+}
+
+impl Drop for MemoryCharge {
+    fn drop(&mut self) {
+        self.owner.add(self.class, -*self.bytes.get_mut());
+    }
+}
+
+impl fmt::Debug for MemoryCharge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes of {}", self.bytes(), self.owner.0.slot.0)
+    }
+}
+
+/// The charge of one file that the front end has looked up: one word, for there are very many.
+#[derive(Debug)]
+pub struct LookupCharge(MemoryOwner);
+
+impl LookupCharge {
+    pub fn new(owner: &MemoryOwner) -> LookupCharge {
+        owner.add(MemoryClass::Lookup, LOOKUP_BYTES as i64);
+        LookupCharge(owner.clone())
+    }
+}
+
+impl Drop for LookupCharge {
+    fn drop(&mut self) {
+        self.0.add(MemoryClass::Lookup, -(LOOKUP_BYTES as i64));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_slot_is_given_again_when_nothing_is_charged_to_its_owner() {
+        let memory = Memory::default();
+        let (one, two) = (memory.add_owner(), memory.add_owner());
+        assert_eq!((one.slot(), two.slot()), (Slot(1), Slot(2)));
+        let charge = one.charge(MemoryClass::Edit, 5);
+        drop(one);
+        assert_eq!(memory.add_owner().slot(), Slot(3), "CHARGE-C2");
+        assert_eq!(memory.charged(MemoryClass::Edit), 5);
+        drop(charge);
+        let next = [memory.add_owner(), memory.add_owner()].map(|owner| owner.slot());
+        assert_eq!(memory.charged(MemoryClass::Edit), 0);
+        assert!(next.contains(&Slot(1)), "{next:?}");
+    }
+
+    #[test]
+    fn a_moved_charge_is_the_other_owners() {
+        let memory = Memory::default();
+        let owner = memory.add_owner();
+        let mut charge = memory.shared().charge(MemoryClass::Node, 7);
+        charge.change(3);
+        charge.move_to(owner.clone());
+        assert_eq!(
+            (memory.shared().charged(MemoryClass::Node), owner.charged(MemoryClass::Node)),
+            (0, 10)
+        );
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Owner,
+        Charge(usize, usize, i64),
+        Change(usize, i64),
+        Move(usize, usize),
+        Drop(usize),
+        Leave(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let (n, class, bytes) = (0..8_usize, 0..MemoryClass::ALL.len(), 0..1000_i64);
+        prop_oneof![
+            Just(Step::Owner),
+            (n.clone(), class, bytes.clone()).prop_map(|(n, class, b)| Step::Charge(n, class, b)),
+            (n.clone(), -500..500_i64).prop_map(|(n, more)| Step::Change(n, more)),
+            (n.clone(), n.clone()).prop_map(|(n, to)| Step::Move(n, to)),
+            n.clone().prop_map(Step::Drop),
+            n.prop_map(Step::Leave),
+        ]
+    }
+
+    proptest! {
+        /// CHARGE-C1: the counters are the sums of the charges, and zero when those are gone.
+        #[test]
+        fn counters_are_sums_of_charges(steps in prop::collection::vec(step(), 0..60)) {
+            let memory = Memory::default();
+            let mut owners = vec![memory.shared().clone()];
+            let mut charges: Vec<MemoryCharge> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Owner => owners.push(memory.add_owner()),
+                    Step::Charge(n, class, bytes) => {
+                        let owner = &owners[n % owners.len()];
+                        charges.push(owner.charge(MemoryClass::ALL[class], bytes));
+                    }
+                    Step::Change(n, more) if !charges.is_empty() => {
+                        charges[n % charges.len()].change(more);
+                    }
+                    Step::Move(n, to) if !charges.is_empty() => {
+                        let (n, to) = (n % charges.len(), to % owners.len());
+                        charges[n].move_to(owners[to].clone());
+                    }
+                    Step::Drop(n) if !charges.is_empty() => {
+                        drop(charges.swap_remove(n % charges.len()));
+                    }
+                    Step::Leave(n) if owners.len() > 1 => {
+                        drop(owners.swap_remove(1 + n % (owners.len() - 1)));
+                    }
+                    _ => {}
+                }
+                let mut sums = BTreeMap::new();
+                for charge in &charges {
+                    let key = (charge.owner().slot(), charge.class);
+                    *sums.entry(key).or_insert(0) += charge.bytes();
+                }
+                let slots: Vec<Slot> = memory.owners().iter().map(MemoryOwner::slot).collect();
+                for owner in memory.owners() {
+                    for class in MemoryClass::ALL {
+                        let sum = sums.remove(&(owner.slot(), class)).unwrap_or_default();
+                        prop_assert_eq!(owner.charged(class), sum);
+                    }
+                }
+                prop_assert!(sums.is_empty(), "CHARGE-C2: {:?}", sums);
+                prop_assert!(slots.is_sorted(), "slots are places");
+            }
+            drop(charges);
+            prop_assert!(MemoryClass::ALL.iter().all(|class| memory.charged(*class) == 0));
+        }
+    }
+}

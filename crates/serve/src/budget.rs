@@ -1,0 +1,33 @@
+//! The daemon's budget of memory ([`Shares`]), put into the options of each layer.
+
+use copyhold_fs::Options;
+use copyhold_fuse::protocol::Settings;
+use copyhold_memory::{AvailableMemory, Shares};
+use copyhold_pool::Limits;
+
+use crate::cgroup;
+
+/// The memory that there is for this process.
+pub fn machine() -> AvailableMemory {
+    let info = rustix::system::sysinfo();
+    let memory = info.totalram as u64 * u64::from(info.mem_unit);
+    AvailableMemory { memory, group: cgroup::memory_limit() }
+}
+
+pub(crate) fn limit_kernel(shares: &Shares, settings: &mut Settings) {
+    settings.max_background = shares.background() as u16;
+}
+
+pub(crate) fn limit_pool(shares: &Shares, limits: &mut Limits) {
+    limits.delta_bytes = shares.delta;
+    limits.node_cache_bytes = shares.nodes as usize;
+    limits.replay_edits = limits.replay_edits.min(shares.replay_edits());
+}
+
+pub(crate) fn limit_files(shares: &Shares, options: &mut Options) {
+    options.dirty_bytes_max = shares.dirty_data();
+    options.file_dirty_bytes_start =
+        options.file_dirty_bytes_start.min(options.dirty_bytes_max / 8);
+    options.inodes_max = shares.inodes_max() as usize;
+    options.lookups_max = shares.lookups_max() as usize;
+}

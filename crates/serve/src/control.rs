@@ -1,0 +1,16 @@
+//! The private ioctls of directories of a mount, through which programs ask its daemon.
+//!
+//! One commits everything, one describes the pool, one carries questions about tenants and their
+//! answers ([`crate::wire`]), all as JSON. They go through the mount itself, so there is nothing to
+//! find, to authenticate or to clean up.
+
+use copyhold_fuse::ask::Command;
+
+/// Group of our private ioctl numbers.
+const GROUP: u8 = b'C';
+/// Commits everything; returns when it is durable.
+pub const SYNC: Command = Command::bare(GROUP, 1);
+/// Reports the state of the pool, as JSON.
+pub const INFO: Command = Command::answering(GROUP, 2, 8192);
+/// A question about tenants.
+pub const TENANTS: Command = Command::exchanging(GROUP, 3, (16 << 10) - 8);

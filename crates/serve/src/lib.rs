@@ -1,0 +1,30 @@
+//! Serving a filesystem at a mount point: requests of the kernel, questions of programs, and the
+//! budget of memory.
+//!
+//! ```text
+//!   kernel ── fuse ── adapter ── fs          requests: each method translates values
+//!   program ─ ioctl ─ adapter ── tenants     questions about subvolumes, quotas, the pool (`wire`)
+//!   budget ── options of pool, fs, fuse      shares of one number
+//! ```
+//!
+//! [`open`] opens a pool within a budget, [`Serving::start`] serves it at a mount that the caller
+//! made, until it is unmounted. The program `copyhold` and the library `copyhold` are the callers:
+//! neither arguments of a command line nor forks of a daemon are known here.
+
+#![deny(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "this is where the machine is asked and passed in")]
+
+mod adapter;
+pub mod budget;
+mod cgroup;
+pub mod control;
+pub mod describe;
+mod error;
+mod moment;
+mod serving;
+mod tenants;
+pub mod wire;
+
+pub use error::{ServeError, chain};
+pub use moment::rfc3339;
+pub use serving::{Opened, Options, Serving, open, operations, settings};
