@@ -33,6 +33,8 @@ pub enum Error {
     Budget(#[from] SharesError),
     #[error(transparent)]
     Mount(#[from] MountError),
+    #[error("{path} is covered by another mount; unmount that first")]
+    Covered { path: String },
     #[error(transparent)]
     Serve(#[from] ServeError),
     #[error("the executors could not be started: {0}")]

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use copyhold_device::{DynDevice, FileDevice, OpenMode};
 use copyhold_fs::Filesystem;
-use copyhold_fuse::mount::Mount;
+use copyhold_fuse::mount::{Mount, OptionError};
 use copyhold_memory::Shares;
 use copyhold_runtime::executors::Executors;
 use copyhold_serve::{Opened, Serving, budget};
 use copyhold_types::DeviceId;
+use rustix::mount::MountFlags;
 
 use crate::pool::start;
 use crate::{Error, Pool};
@@ -17,7 +18,7 @@ use crate::{Error, Pool};
 /// How a pool is mounted.
 #[derive(Clone, Debug, Default)]
 pub struct MountOptions {
-    /// Flags and FUSE options, as behind `-o` of mount(8): `ro,nosuid,allow_other`.
+    /// Flags and FUSE options, as behind `-o` of mount(8): `ro,nosuid,allow_other`; not `remount`.
     pub flags: String,
     /// The budget of memory in bytes; `None`: one that suits the machine.
     pub memory: Option<u64>,
@@ -26,7 +27,8 @@ pub struct MountOptions {
 }
 
 /// A mounted pool. Dropping it takes the mount out of the tree, busy or not, and waits for its last
-/// user.
+/// user, which must not be this process itself. A mount that cannot be taken out is aborted: calls
+/// on it fail, and everything accepted until then is written.
 pub struct Mounted {
     filesystem: Arc<Filesystem>,
     serving: Option<Serving>,
@@ -64,9 +66,16 @@ fn mount(
     if !options.flags.is_empty() {
         of_mount.add(&options.flags, &mut |_: &str, _: Option<&str>| Ok(false))?;
     }
+    if of_mount.remount {
+        return Err(OptionError::Unknown { name: "remount".into() }.into());
+    }
+    // Other programs compare the mount's source with paths of their own.
+    let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
     of_mount.fsname.get_or_insert_with(|| path.to_string_lossy().into_owned());
     let mut how = options.serving.clone();
-    how.read_only |= of_mount.read_only();
+    of_mount.flags.set(MountFlags::RDONLY, how.read_only || of_mount.read_only());
+    how.read_only = of_mount.read_only();
+    how.no_atime |= of_mount.flags.contains(MountFlags::NOATIME);
     how.needs_ids |= of_mount.allow_root;
     let mode = if how.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let device: DynDevice = FileDevice::open(executors.reactor(), DeviceId(0), path, mode)?;
@@ -103,10 +112,15 @@ impl Mounted {
     /// Unmounts it, and waits until everything is written and closed. Later calls do nothing.
     ///
     /// # Errors
-    /// [`Error::Mount`] while a program uses the mount: then it stays mounted.
+    /// [`Error::Mount`] while a program uses the mount, [`Error::Covered`] where another mount is
+    /// on top: then it stays mounted.
     pub fn unmount(&mut self) -> Result<(), Error> {
         let Some(serving) = &self.serving else { return Ok(()) };
         serving.mount().unmount()?;
+        if serving.mount().is_in_tree() {
+            let path = serving.mount().mount_point().display().to_string();
+            return Err(Error::Covered { path });
+        }
         match self.serving.take() {
             Some(serving) => Ok(serving.wait()?),
             None => Ok(()),
@@ -126,6 +140,11 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         if let Some(serving) = self.serving.take() {
             serving.mount().detach();
+            if serving.mount().is_in_tree()
+                && let Err(error) = serving.mount().abort()
+            {
+                tracing::error!(%error, "the mount cannot be aborted");
+            }
             if let Err(error) = serving.wait() {
                 tracing::error!(%error, "the mount has ended");
             }

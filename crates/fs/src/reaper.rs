@@ -105,9 +105,9 @@ impl Step {
         Step { items: STEP, done: 0 }
     }
 
-    /// A step of so many items found no space. Whether there is a smaller one.
+    /// A step of so many items, which may be none, found no space. Whether there is a smaller one.
     fn shrink(&mut self, items: usize) -> bool {
-        *self = Step { items: items.div_ceil(4), done: 0 };
+        *self = Step { items: items.div_ceil(4).max(1), done: 0 };
         items > 1
     }
 
@@ -391,5 +391,23 @@ async fn retry(rt: Rt, fs: Weak<Filesystem>, pause: Duration) {
     let mut queue = fs.reaper.queue.lock();
     if queue.failed.is_empty() && queue.short.is_empty() {
         queue.tries = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A step of no items would end a removal that has not begun.
+    #[test]
+    fn a_step_removes_at_least_one_item() {
+        for found in [0, 1, 2, 5, STEP] {
+            let mut step = Step::new();
+            assert_eq!(step.shrink(found), found > 1);
+            assert!((1..=found.max(1)).contains(&step.items), "{found}: {}", step.items);
+            let small = step.items;
+            (0..STEPS_BEFORE_DOUBLING).for_each(|_| step.is_done());
+            assert_eq!(step.items, (2 * small).min(STEP));
+        }
     }
 }

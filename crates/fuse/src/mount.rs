@@ -209,6 +209,12 @@ impl Mount {
         !self.ended.load(Ordering::Acquire) && !self.places().is_empty()
     }
 
+    /// Whether the filesystem is still in the tree, if only below another mount, where it cannot be
+    /// reached.
+    pub fn is_in_tree(&self) -> bool {
+        !self.all_places().is_empty()
+    }
+
     /// Where the filesystem is mounted and no other mount is on top, newest first.
     fn places(&self) -> Vec<PathBuf> {
         let mut seen = HashSet::new();

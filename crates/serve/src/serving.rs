@@ -30,7 +30,8 @@ pub struct Options {
     pub read_only: bool,
     /// Reads never change times of access.
     pub no_atime: bool,
-    /// How old unsynced changes may get; `None`: [`Limits::txg_interval`]'s default.
+    /// How old unsynced changes may get, a second at least; `None`: [`Limits::txg_interval`]'s
+    /// default.
     pub commit: Option<Duration>,
     /// Discard the part of a damaged log that cannot be read.
     pub cut_tail: bool,
@@ -73,7 +74,8 @@ pub fn open(
     let read_only = options.read_only;
     let mut limits = Limits::default();
     budget::limit_pool(&shares, &mut limits);
-    limits.txg_interval = options.commit.unwrap_or(limits.txg_interval);
+    let commit = options.commit.map(|age| age.max(Duration::from_secs(1)));
+    limits.txg_interval = commit.unwrap_or(limits.txg_interval);
     let mut settings = copyhold_fs::Options { read_only, ..Default::default() };
     budget::limit_files(&shares, &mut settings);
     settings.writeback_interval = limits.txg_interval;
