@@ -275,7 +275,9 @@ impl Filesystem {
         edit: &MapEdit,
         added: usize,
     ) -> Result<Credit> {
-        let bytes = edit.edit_bytes() + added * (KEY_BYTES + extent_bytes(1)) + INODE_BYTES;
+        // The last one is of inline data that goes.
+        let added_bytes = added * (KEY_BYTES + extent_bytes(1));
+        let bytes = edit.edit_bytes() + added_bytes + INODE_BYTES + KEY_BYTES;
         let wanted = (2 * edit.len() + added + 2, bytes);
         self.credit_to_release(&inode.subvol, tier, wanted, edit.len()).await
     }
