@@ -25,7 +25,7 @@ pub enum Sabotage {
     ForgetEmptied,
     /// CHARGE-C1: dirty data is charged again.
     ChargeTwice,
-    /// CHARGE-C1: a charge is never ended.
+    /// CHARGE-C1: a charge does not end with its object.
     LeakCharge,
     /// R35: extents cut off a file stay in the table when the cut is logged.
     KeepCuts,

@@ -45,7 +45,7 @@ impl MemoryClass {
         MemoryClass::Request,
     ];
 
-    /// As figures of it are called.
+    /// The key of this class in reports.
     pub fn name(self) -> &'static str {
         match self {
             MemoryClass::Node => "node",
@@ -228,11 +228,6 @@ impl MemoryCharge {
     pub fn owner(&self) -> &MemoryOwner {
         &self.owner
     }
-
-    /// Charges the same bytes to another owner. The bytes do not change meanwhile.
-    pub fn move_to(&mut self, owner: MemoryOwner) {
-        *self = owner.charge(self.class, *self.bytes.get_mut());
-    }
 }
 
 impl Drop for MemoryCharge {
@@ -287,17 +282,11 @@ mod tests {
         assert!(next.contains(&Slot(1)), "{next:?}");
     }
 
+    /// As docs/memory.md has it.
     #[test]
-    fn a_moved_charge_is_the_other_owners() {
-        let memory = Memory::default();
-        let owner = memory.add_owner();
-        let mut charge = memory.shared().charge(MemoryClass::Node, 7);
-        charge.change(3);
-        charge.move_to(owner.clone());
-        assert_eq!(
-            (memory.shared().charged(MemoryClass::Node), owner.charged(MemoryClass::Node)),
-            (0, 10)
-        );
+    fn a_charge_takes_three_words_and_that_of_a_look_up_one() {
+        assert_eq!(size_of::<MemoryCharge>(), 3 * size_of::<usize>());
+        assert_eq!(size_of::<Option<LookupCharge>>(), size_of::<usize>());
     }
 
     #[derive(Clone, Debug)]
@@ -305,7 +294,6 @@ mod tests {
         Owner,
         Charge(usize, usize, i64),
         Change(usize, i64),
-        Move(usize, usize),
         Drop(usize),
         Leave(usize),
     }
@@ -316,7 +304,6 @@ mod tests {
             Just(Step::Owner),
             (n.clone(), class, bytes.clone()).prop_map(|(n, class, b)| Step::Charge(n, class, b)),
             (n.clone(), -500..500_i64).prop_map(|(n, more)| Step::Change(n, more)),
-            (n.clone(), n.clone()).prop_map(|(n, to)| Step::Move(n, to)),
             n.clone().prop_map(Step::Drop),
             n.prop_map(Step::Leave),
         ]
@@ -338,10 +325,6 @@ mod tests {
                     }
                     Step::Change(n, more) if !charges.is_empty() => {
                         charges[n % charges.len()].change(more);
-                    }
-                    Step::Move(n, to) if !charges.is_empty() => {
-                        let (n, to) = (n % charges.len(), to % owners.len());
-                        charges[n].move_to(owners[to].clone());
                     }
                     Step::Drop(n) if !charges.is_empty() => {
                         drop(charges.swap_remove(n % charges.len()));

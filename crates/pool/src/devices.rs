@@ -20,8 +20,8 @@ use crate::read_failures::{Failure, ReadFailures};
 
 type Request<T> = BoxFuture<'static, Result<T, DeviceError>>;
 
-#[derive(Clone)]
 /// The devices of a pool.
+#[derive(Clone)]
 pub struct Devices {
     all: Arc<[(DeviceId, DynDevice)]>,
     failures: Arc<ReadFailures>,

@@ -35,7 +35,7 @@ impl Failure {
         Failure::Lost,
     ];
 
-    /// As figures of it are called.
+    /// The key of this kind in reports.
     pub fn name(self) -> &'static str {
         match self {
             Failure::Unreadable => "unreadable",

@@ -39,7 +39,7 @@ use crate::read_failures::{Failure, ReadFailures};
 /// How often [`Reader::judge`] reads a block that returns errors.
 const ATTEMPTS: usize = 3;
 
-/// What content must be.
+/// The condition that content must meet.
 #[derive(Clone, Copy, Debug)]
 pub enum Expect<'a> {
     /// Anything: nothing is known of it.

@@ -12,7 +12,10 @@
 //! neither arguments of a command line nor forks of a daemon are known here.
 
 #![deny(unsafe_code)]
-#![allow(clippy::disallowed_methods, reason = "this is where the machine is asked and passed in")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "this crate asks the machine and passes its answers in"
+)]
 
 mod adapter;
 pub mod budget;

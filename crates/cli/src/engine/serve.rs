@@ -48,8 +48,8 @@ fn begin(request: Request, signals: &Signals) -> Result<Served, Failure> {
     let cut = opened.filesystem.pool().cut().map(|cut| {
         let path = path.display();
         format!(
-            "the log of {path} was damaged; it goes on without {cut}. `copyhold check` tells \
-                 what else that concerns"
+            "the log of {path} was damaged; it goes on without {cut}. Run `copyhold check` to find \
+             further damage"
         )
     });
     let shown = options.shown.clone();

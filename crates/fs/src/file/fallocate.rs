@@ -275,7 +275,7 @@ impl Filesystem {
         edit: &MapEdit,
         added: usize,
     ) -> Result<Credit> {
-        // The last one is of inline data that goes.
+        // The last key is that of inline data, which may be deleted.
         let added_bytes = added * (KEY_BYTES + extent_bytes(1));
         let bytes = edit.edit_bytes() + added_bytes + INODE_BYTES + KEY_BYTES;
         let wanted = (2 * edit.len() + added + 2, bytes);

@@ -162,7 +162,7 @@ fn a_mismatch_in_the_only_copy_is_no_reason_for_a_second_look() {
     assert_eq!(world.reads(), 1, "VERIFY-V4");
 }
 
-/// What a block of a copy suffers.
+/// The damage of one block of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Harm {
     None,
