@@ -45,11 +45,11 @@ use holes::SeekRequest;
 use pages::Pages;
 use shed::Shedder;
 
-pub(crate) use convert::errno;
 pub(crate) use tenants::Rules;
 pub(crate) use who::sees_callers;
 
 use crate::control;
+use crate::errno::errno;
 
 /// Makes the answer to the control ioctl that asks for the state of the pool: JSON.
 pub(crate) type Describe = Box<dyn Fn() -> String + Send + Sync>;
@@ -86,6 +86,8 @@ pub(crate) struct Adapter {
     notifier: OnceLock<Notifier>,
     shedder: Shedder,
     pages: Pages,
+    /// The result of closing the pool, behind the end of the session.
+    closed: OnceLock<Result<(), FsError>>,
 }
 
 /// How the kernel is to treat this mount.
@@ -117,7 +119,8 @@ fn opened(open: &Open, flush: bool) -> Opened {
 impl Adapter {
     pub(crate) fn new(fs: Arc<Filesystem>, describe: Describe, rules: Rules) -> Adapter {
         let (notifier, shedder, pages) = (OnceLock::new(), Shedder::default(), Pages::default());
-        Adapter { fs, describe, rules, tells_births: true, notifier, shedder, pages }
+        let closed = OnceLock::new();
+        Adapter { fs, describe, rules, tells_births: true, notifier, shedder, pages, closed }
     }
 
     /// Whether it knows when files were made. If not, the kernel soon stops asking for that: a
@@ -129,6 +132,11 @@ impl Adapter {
     /// The way in which the kernel is notified of changes behind its back.
     pub(crate) fn notify_through(&self, notifier: Notifier) {
         let _already = self.notifier.set(notifier);
+    }
+
+    /// The result of closing the pool, once the session has ended.
+    pub(crate) fn closed(&self) -> Result<(), FsError> {
+        self.closed.get().cloned().unwrap_or(Ok(()))
     }
 
     /// An entry that the kernel will hold.
@@ -193,11 +201,15 @@ impl Operations for Adapter {
             Ok(()) => self.fs.pool().close().await.map_err(FsError::from),
             failed => failed.and(self.fs.pool().close().await.map_err(FsError::from)),
         };
-        match closed {
+        match &closed {
             Ok(()) => tracing::info!("closed"),
             Err(FsError::ShutDown) => tracing::info!("closed, having been told to stop before"),
             Err(error) => tracing::error!(%error, "closing failed; mounting again recovers"),
         }
+        let _only_once = self.closed.set(match closed {
+            Err(FsError::ShutDown) => Ok(()),
+            closed => closed,
+        });
         // umount(2) of a `fuseblk` returns when this does, and the user may want the device then.
         self.fs.pool().device().release();
     }

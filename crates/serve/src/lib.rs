@@ -22,12 +22,14 @@ pub mod budget;
 mod cgroup;
 pub mod control;
 pub mod describe;
+mod errno;
 mod error;
 mod moment;
 mod serving;
 mod tenants;
 pub mod wire;
 
+pub use errno::{errno_of, errno_of_device, errno_of_pool};
 pub use error::{ServeError, chain};
 pub use moment::rfc3339;
-pub use serving::{Opened, Options, Serving, open, operations, settings};
+pub use serving::{Opened, Options, Serving, open, open_filesystem, operations, settings};

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use copyhold_device::DynDevice;
 use copyhold_fs::{Atime, Filesystem};
-use copyhold_fuse::mount::Mount;
+use copyhold_fuse::mount::{Mount, MountOptions};
 use copyhold_fuse::protocol::Settings;
 use copyhold_fuse::{End, Operations, Session, SessionOptions, Transport};
 use copyhold_memory::Shares;
 use copyhold_pool::{Limits, OpenOptions, Pool};
-use copyhold_runtime::Executors;
+use copyhold_runtime::{Executors, Rt};
+use rustix::mount::MountFlags;
 use serde_json::Value;
 
 use crate::adapter::{self, Adapter, Rules};
@@ -53,6 +54,18 @@ pub struct Options {
     pub shown: Value,
 }
 
+impl Options {
+    /// With what the options of a mount say of the pool: `ro`, `noatime`, and `allow_root`.
+    pub fn of_mount(self, mount: &MountOptions) -> Options {
+        Options {
+            read_only: mount.read_only(),
+            no_atime: self.no_atime || mount.flags.contains(MountFlags::NOATIME),
+            needs_ids: self.needs_ids || mount.allow_root,
+            ..self
+        }
+    }
+}
+
 /// An open pool, and the budget of its memory.
 pub struct Opened {
     pub filesystem: Arc<Filesystem>,
@@ -84,17 +97,30 @@ pub fn open(
     }
     let open = OpenOptions { read_only, cut_tail: options.cut_tail, tenants: true, limits };
     let filesystem = executors.block_on(async {
-        let pool = Pool::open(executors.clone(), device, open).await?;
-        if let Some(why) = pool.read_only().filter(|_| !read_only) {
+        let fs = open_filesystem(executors.clone(), device, open, settings).await?;
+        if let Some(why) = fs.pool().read_only().filter(|_| !read_only) {
             tracing::warn!("the pool can only be read: {why}");
-        }
-        let fs = Filesystem::open(pool, settings).await?;
-        if !read_only && fs.pool().read_only().is_none() {
-            tenants::count_all(&fs).await?;
         }
         Ok::<_, ServeError>(fs)
     })?;
     Ok(Opened { filesystem, shares, path: path.to_owned() })
+}
+
+/// Opens a pool and its filesystem. If the pool is open for writing, and quotas are on, they count
+/// in all subvolumes from here on: a crash may have come while they were turned on.
+pub async fn open_filesystem(
+    rt: Rt,
+    device: DynDevice,
+    open: OpenOptions,
+    settings: copyhold_fs::Options,
+) -> Result<Arc<Filesystem>, ServeError> {
+    let read_only = settings.read_only;
+    let pool = Pool::open(rt, device, open).await?;
+    let fs = Filesystem::open(pool, settings).await?;
+    if !read_only && fs.pool().read_only().is_none() {
+        tenants::count_all(&fs).await?;
+    }
+    Ok(fs)
 }
 
 impl Opened {
@@ -110,6 +136,7 @@ impl Opened {
 /// A mounted pool.
 pub struct Serving {
     session: Session,
+    adapter: Arc<Adapter>,
 }
 
 impl Serving {
@@ -167,7 +194,7 @@ impl Serving {
         let _ = transport.set(session.transport());
         adapter.notify_through(session.notifier());
         read_ahead(session.mount());
-        Ok(Serving { session })
+        Ok(Serving { session, adapter })
     }
 
     pub fn mount(&self) -> &Arc<Mount> {
@@ -175,10 +202,14 @@ impl Serving {
     }
 
     /// Waits until it is unmounted and closed.
+    ///
+    /// # Errors
+    /// The connection to the kernel has failed, or closing the pool has: the next opening recovers
+    /// all that a sync has returned for.
     pub fn wait(self) -> Result<(), ServeError> {
         match self.session.wait() {
             End::Failed(error) => Err(ServeError::Connection(error)),
-            _ => Ok(()),
+            _ => Ok(self.adapter.closed()?),
         }
     }
 }

@@ -1,12 +1,10 @@
-//! Values of the engine and values of the kernel's protocol, and the one table of error numbers.
+//! Values of the engine and values of the kernel's protocol.
 
-use copyhold_fs::{FsError, OpenFlags};
+use copyhold_fs::OpenFlags;
 use copyhold_fuse::Errno;
 use copyhold_fuse::protocol::{
     Attr, AttrReply, Caller, Data, Entry, NewNode, NodeId, Open, Segment, SetAttr, SetTime,
 };
-use copyhold_pool::PoolError;
-use copyhold_volume::VolumeError;
 
 use super::{ATTRIBUTES_VALID, NAMES_VALID};
 
@@ -147,55 +145,6 @@ pub(super) fn data(read: copyhold_fs::ReadData) -> Data {
     data
 }
 
-/// The number for each answer. Damage, and the reason why a pool has stopped, were logged where
-/// they were found, once.
-pub(crate) fn errno(error: FsError) -> Errno {
-    match error {
-        FsError::NotFound => Errno::ENOENT,
-        FsError::Exists => Errno::EEXIST,
-        FsError::NotDirectory => Errno::ENOTDIR,
-        FsError::IsDirectory => Errno::EISDIR,
-        FsError::NotEmpty => Errno::ENOTEMPTY,
-        FsError::NameTooLong { .. } => Errno::ENAMETOOLONG,
-        FsError::TooManyLinks { .. } => Errno::EMLINK,
-        FsError::Invalid(_) => Errno::EINVAL,
-        FsError::NotPermitted(_) => Errno::EPERM,
-        FsError::AccessDenied => Errno::EACCES,
-        FsError::ReadOnly { .. } => Errno::EROFS,
-        FsError::NoSpace(_) | FsError::Kept { .. } | FsError::Crowded { .. } => Errno::ENOSPC,
-        FsError::FileTooBig { .. } => Errno::EFBIG,
-        FsError::AttributeTooBig { .. } => Errno::E2BIG,
-        FsError::NoAttribute => Errno::ENODATA,
-        FsError::NotSupported(_) => Errno::EOPNOTSUPP,
-        FsError::PastEnd => Errno::ENXIO,
-        FsError::CrossSubvolume => Errno::EXDEV,
-        FsError::Busy(_) | FsError::IsSubvolume(_) => Errno::EBUSY,
-        FsError::Stale => Errno::ESTALE,
-        FsError::Quota(error) => Errno::named(error.code()).unwrap_or(Errno::EIO),
-        FsError::Volume(error) if matches!(*error, VolumeError::Holds(..)) => Errno::EBUSY,
-        FsError::Volume(error)
-            if matches!(
-                *error,
-                VolumeError::Root(_)
-                    | VolumeError::Unrelated { .. }
-                    | VolumeError::Incomparable(..)
-            ) =>
-        {
-            Errno::EINVAL
-        }
-        error => {
-            let stopped = matches!(error, FsError::Pool(PoolError::Stopped { .. }));
-            let logged = matches!(error, FsError::Damaged { .. } | FsError::Record { .. });
-            if stopped || logged || matches!(error, FsError::ShutDown) {
-                tracing::debug!(%error, "answered EIO");
-            } else {
-                tracing::warn!(%error, "answered EIO");
-            }
-            Errno::EIO
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,16 +163,6 @@ mod tests {
         assert!(set_attr(&SetAttr::default()).kill_priv);
         let chmod = SetAttr { mode: Some(0o4755), ..SetAttr::default() };
         assert!(!set_attr(&chmod).kill_priv);
-    }
-
-    #[test]
-    fn what_quotas_refuse_has_its_number() {
-        use copyhold_volume::quota::QuotaError;
-        let nonsense = FsError::Quota(QuotaError::Nonsense(u64::MAX));
-        assert_eq!(errno(nonsense), Errno::EINVAL);
-        assert_eq!(errno(FsError::Quota(QuotaError::Off)), Errno::ENOTCONN);
-        let (outer, inner) = (copyhold_types::SubvolId(2), copyhold_types::SubvolId(3));
-        assert_eq!(errno(VolumeError::Holds(outer, inner).into()), Errno::EBUSY);
     }
 
     #[test]

@@ -8,9 +8,10 @@ use copyhold_fs::{FileFlags, Filesystem, NodeId};
 use copyhold_fuse::protocol::{Caller, Ioctl, IoctlReply};
 use copyhold_fuse::{Errno, Reply};
 
-use super::convert::{errno, judged};
+use super::convert::judged;
 use super::{Describe, Rules};
 use crate::control;
+use crate::errno::errno;
 
 const SYNC: u32 = control::SYNC.number();
 const INFO: u32 = control::INFO.number();

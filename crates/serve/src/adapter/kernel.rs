@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 
-use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
+use copyhold_device::sim::{Fault, SimConfig, SimDevice, SimImage, Trigger};
 use copyhold_fs::{
     Caller as By, FileFlags, Filesystem, FsError, NodeId as FsNode, OpenFlags, Options, Sabotage,
     SetAttr,
@@ -269,9 +269,15 @@ impl Client {
     }
 }
 
-async fn open(rt: Rt, sabotage: Option<Sabotage>) -> Result<Arc<Filesystem>, FsError> {
-    let image = SimImage::empty(4096);
-    let device = SimDevice::from_image(rt.clone(), DeviceId(0), image, SimConfig::new(1));
+fn device(rt: Rt) -> Arc<SimDevice> {
+    SimDevice::from_image(rt, DeviceId(0), SimImage::empty(4096), SimConfig::new(1))
+}
+
+async fn open(
+    rt: Rt,
+    device: Arc<SimDevice>,
+    sabotage: Option<Sabotage>,
+) -> Result<Arc<Filesystem>, FsError> {
     let create = CreateOptions { log_bytes: Some(1 << 20), ..CreateOptions::default() };
     Pool::create(&rt, &(device.clone() as _), &create).await?;
     let pool = OpenOptions { tenants: true, ..OpenOptions::default() };
@@ -289,13 +295,21 @@ async fn make(fs: &Arc<Filesystem>) -> Result<FsNode, FsError> {
     Ok(node)
 }
 
-fn history(seed: u64, sabotage: Option<Sabotage>) -> Found {
-    let executors = Executors::start(Config { cpus: Some(1), ..Config::default() });
-    let executors = executors.expect("threads");
-    let fs = executors.block_on(open(executors.clone(), sabotage)).expect("it opens");
-    let node = executors.block_on(make(&fs)).expect("it is made");
+fn executors() -> Arc<Executors> {
+    Executors::start(Config { cpus: Some(1), ..Config::default() }).expect("threads")
+}
+
+fn adapter(fs: &Arc<Filesystem>) -> Arc<Adapter> {
     let rules = Rules { mounted_by: Some(0), owners_may: true, sees_callers: false };
-    let adapter = Arc::new(Adapter::new(fs.clone(), Box::new(String::new), rules));
+    Arc::new(Adapter::new(fs.clone(), Box::new(String::new), rules))
+}
+
+fn history(seed: u64, sabotage: Option<Sabotage>) -> Found {
+    let executors = executors();
+    let device = device(executors.clone());
+    let fs = executors.block_on(open(executors.clone(), device, sabotage)).expect("it opens");
+    let node = executors.block_on(make(&fs)).expect("it is made");
+    let adapter = adapter(&fs);
     let kernel = Arc::new(Kernel {
         executors: executors.clone(),
         adapter: OnceLock::from(Arc::downgrade(&adapter)),
@@ -347,4 +361,22 @@ fn holes_that_are_reported_over_dirty_pages_are_noticed() {
 #[test]
 fn write_back_that_later_flags_refuse_is_noticed() {
     is_noticed(Sabotage::JudgeAgain);
+}
+
+#[test]
+fn a_failure_of_the_last_close_is_known_when_the_session_has_ended() {
+    for fails in [false, true] {
+        let executors = executors();
+        let device = device(executors.clone());
+        let opening = open(executors.clone(), device.clone(), None);
+        let fs = executors.block_on(opening).expect("it opens");
+        let adapter = adapter(&fs);
+        executors.block_on(make(&fs)).expect("it is made");
+        if fails {
+            device.arm_for_good(Trigger::Flush { nth: 0 }, Fault::Error(5));
+        }
+        executors.block_on(adapter.destroy());
+        assert_eq!(adapter.closed().is_err(), fails, "{:?}", adapter.closed());
+        executors.shutdown();
+    }
 }

@@ -11,8 +11,8 @@ use copyhold_volume::{Subvol, Volumes};
 use super::paths::Paths;
 use super::scans;
 use super::{Answer, Place, Tenants};
-use crate::adapter::errno;
 use crate::chain;
+use crate::errno::errno;
 use crate::moment::rfc3339;
 use crate::wire::scan::Scan;
 use crate::wire::{

@@ -1,0 +1,116 @@
+//! The one table of error numbers: of answers to the kernel, and of the library's errors.
+
+use copyhold_device::DeviceError;
+use copyhold_fs::FsError;
+use copyhold_fuse::Errno;
+use copyhold_pool::PoolError;
+use copyhold_volume::VolumeError;
+
+/// The answer to a request that failed. Damage, and the reason why a pool has stopped, were logged
+/// where they were found, once.
+pub(crate) fn errno(error: FsError) -> Errno {
+    let errno = errno_of(&error);
+    if errno == Errno::EIO {
+        let stopped = matches!(error, FsError::Pool(PoolError::Stopped { .. }));
+        let logged = matches!(error, FsError::Damaged { .. } | FsError::Record { .. });
+        if stopped || logged || matches!(error, FsError::ShutDown) {
+            tracing::debug!(%error, "answered EIO");
+        } else {
+            tracing::warn!(%error, "answered EIO");
+        }
+    }
+    errno
+}
+
+/// The error number of a call on the filesystem.
+pub fn errno_of(error: &FsError) -> Errno {
+    match error {
+        FsError::NotFound => Errno::ENOENT,
+        FsError::Exists => Errno::EEXIST,
+        FsError::NotDirectory => Errno::ENOTDIR,
+        FsError::IsDirectory => Errno::EISDIR,
+        FsError::NotEmpty => Errno::ENOTEMPTY,
+        FsError::NameTooLong { .. } => Errno::ENAMETOOLONG,
+        FsError::TooManyLinks { .. } => Errno::EMLINK,
+        FsError::Invalid(_) => Errno::EINVAL,
+        FsError::NotPermitted(_) => Errno::EPERM,
+        FsError::AccessDenied => Errno::EACCES,
+        FsError::ReadOnly { .. } => Errno::EROFS,
+        FsError::NoSpace(_) | FsError::Kept { .. } | FsError::Crowded { .. } => Errno::ENOSPC,
+        FsError::FileTooBig { .. } => Errno::EFBIG,
+        FsError::AttributeTooBig { .. } => Errno::E2BIG,
+        FsError::NoAttribute => Errno::ENODATA,
+        FsError::NotSupported(_) => Errno::EOPNOTSUPP,
+        FsError::PastEnd => Errno::ENXIO,
+        FsError::CrossSubvolume => Errno::EXDEV,
+        FsError::Busy(_) | FsError::IsSubvolume(_) => Errno::EBUSY,
+        FsError::Stale => Errno::ESTALE,
+        FsError::Quota(error) => Errno::named(error.code()).unwrap_or(Errno::EIO),
+        FsError::Volume(error) => match &**error {
+            VolumeError::Holds(..) => Errno::EBUSY,
+            VolumeError::Root(_)
+            | VolumeError::Unrelated { .. }
+            | VolumeError::Incomparable(..) => Errno::EINVAL,
+            _ => Errno::EIO,
+        },
+        _ => Errno::EIO,
+    }
+}
+
+/// The error number of opening or making a pool.
+pub fn errno_of_pool(error: &PoolError) -> Errno {
+    match error {
+        PoolError::Full { .. } | PoolError::LogFull => Errno::ENOSPC,
+        PoolError::Device(error) => errno_of_device(error),
+        PoolError::ReadOnly { .. } => Errno::EROFS,
+        PoolError::Newer { .. } => Errno::EOPNOTSUPP,
+        PoolError::NotAPool { .. } | PoolError::TooSmall { .. } | PoolError::Layout(_) => {
+            Errno::EINVAL
+        }
+        _ => Errno::EIO,
+    }
+}
+
+/// The error number of a device.
+pub fn errno_of_device(error: &DeviceError) -> Errno {
+    match error {
+        DeviceError::Read { source, .. }
+        | DeviceError::Write { source, .. }
+        | DeviceError::ThinFull { source, .. }
+        | DeviceError::Flush { source, .. }
+        | DeviceError::Discard { source, .. }
+        | DeviceError::Open { source, .. } => Errno::new(source.0),
+        DeviceError::Locked { .. } => Errno::EBUSY,
+        DeviceError::Exists { .. } => Errno::EEXIST,
+        DeviceError::NotADevice { .. } | DeviceError::SectorTooLarge { .. } => Errno::EINVAL,
+        DeviceError::Missing(_) => Errno::ENXIO,
+        _ => Errno::EIO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use copyhold_device::IoError;
+    use copyhold_types::SubvolId;
+    use copyhold_volume::quota::QuotaError;
+
+    use super::*;
+
+    #[test]
+    fn refusals_of_quotas_and_subvolumes_have_their_numbers() {
+        let number = |error: FsError| errno_of(&error);
+        assert_eq!(number(QuotaError::Nonsense(u64::MAX).into()), Errno::EINVAL);
+        assert_eq!(number(QuotaError::Off.into()), Errno::ENOTCONN);
+        assert_eq!(number(VolumeError::Holds(SubvolId(2), SubvolId(3)).into()), Errno::EBUSY);
+        assert_eq!(number(VolumeError::Root(SubvolId(1)).into()), Errno::EINVAL);
+        assert_eq!(errno(FsError::ShutDown), Errno::EIO);
+    }
+
+    #[test]
+    fn a_device_has_the_number_that_the_system_gave() {
+        let name = "disk".to_owned();
+        let open = DeviceError::Open { name: name.clone(), source: IoError(Errno::EACCES.code()) };
+        assert_eq!(errno_of_pool(&PoolError::Device(open)), Errno::EACCES);
+        assert_eq!(errno_of_device(&DeviceError::Locked { name }), Errno::EBUSY);
+    }
+}
