@@ -47,13 +47,14 @@ examples: ## run the library's examples on a pool of their own
 	cargo run -q --locked -p copyhold --example durable_counter -- "$$dir/counter.img" 20
 
 .PHONY: lint
-lint: ## formatting, clippy, lock files, licences and sources of what we depend on
+lint: ## formatting, clippy, API pages, lock files, licences and sources of what we depend on
 	scripts/setup.sh build lint
 	for dir in . shuttle fuzz; do \
 		cargo metadata --manifest-path $$dir/Cargo.toml --locked --quiet --format-version 1 \
 			>/dev/null || exit 1; done
 	cargo fmt --all -- --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 	cargo deny --locked check --hide-inclusion-graph licenses bans sources
 
 .PHONY: simulate
