@@ -3,12 +3,24 @@
 //! The one verb that destroys something, so it looks first: a device or file whose first or last
 //! MiB holds anything but zeros is in use, whether or not we know the format.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use crate::engine::{NewPool, Preallocate};
-use crate::failure::Failure;
+use copyhold::{CreateOptions, Pool};
+use copyhold_serve::describe;
+use serde_json::json;
+
+use crate::failure::{Failure, Kind};
 use crate::report::Report;
 use crate::size::Size;
+
+/// What `create` allocates on the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Preallocate {
+    /// What commits need: the log and the labels
+    Log,
+    /// Everything: the file neither grows nor shrinks, and nothing is discarded
+    Written,
+}
 
 /// Make a pool in a file or on a block device
 ///
@@ -40,14 +52,26 @@ pub(crate) struct Create {
 
 impl Create {
     pub(crate) fn run(self, report: Report) -> Result<(), Failure> {
-        let made = NewPool {
-            path: &self.pool,
-            size: self.size,
+        let options = CreateOptions {
+            bytes: self.size.map(|size| size.0),
+            name: self.label.unwrap_or_default(),
             force: self.force,
-            preallocate: self.preallocate,
-            name: self.label.as_deref().unwrap_or_default(),
-        }
-        .create()?;
+            preallocate: self.preallocate == Preallocate::Written,
+            ..CreateOptions::default()
+        };
+        let id = describe::id(create(&self.pool, &options)?);
+        let made = json!({ "pool": self.pool.to_string_lossy(), "id": id });
         report.show(&made, || format!("{} is a pool; mount it next\n", self.pool.display()))
     }
+}
+
+/// Makes a pool. A device that is missing is no file to be made.
+pub(crate) fn create(path: &Path, options: &CreateOptions) -> Result<copyhold::PoolId, Failure> {
+    if path.starts_with("/dev") && !path.exists() {
+        return Err(Failure::new(
+            Kind::NotFound,
+            format!("{} is not there; `lsblk` lists block devices", path.display()),
+        ));
+    }
+    Ok(Pool::create(path, options)?)
 }

@@ -3,7 +3,6 @@
 //! Everything here starts threads, so nothing here may run before the daemon has forked.
 
 mod budget;
-mod create;
 mod errors;
 mod patience;
 mod serve;
@@ -13,8 +12,7 @@ use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
 
-use copyhold_device::{Device, DynDevice, FileDevice, OpenMode};
-use copyhold_format::label::AREA_BLOCKS;
+use copyhold_device::{DynDevice, FileDevice, OpenMode};
 use copyhold_pool::{OpenOptions, Pool};
 use copyhold_runtime::executors::Config;
 use copyhold_runtime::{Executors, Rt};
@@ -23,9 +21,8 @@ use copyhold_types::DeviceId;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use crate::failure::{Failure, Kind};
+use crate::failure::Failure;
 
-pub(crate) use create::{NewPool, Preallocate};
 pub(crate) use patience::patiently;
 pub(crate) use serve::serve;
 pub(crate) use views::{labels, log, nodes, space, tables};
@@ -51,15 +48,7 @@ impl Machine {
     }
 
     fn open_device(&self, pool: &Path, mode: OpenMode) -> Result<DynDevice, Failure> {
-        let reactor = self.executors.reactor();
-        let device = FileDevice::open(reactor, DeviceId(0), pool, mode)?;
-        if device.geometry().blocks < AREA_BLOCKS {
-            return Err(Failure::new(
-                Kind::NotAPool,
-                format!("{} is no pool: it is too small to be one", pool.display()),
-            ));
-        }
-        Ok(device)
+        Ok(FileDevice::open(self.executors.reactor(), DeviceId(0), pool, mode)?)
     }
 
     /// Opens a pool to look at it: nothing is written, not even what recovery would.

@@ -6,7 +6,10 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use crate::engine::{self, NewPool, Preallocate};
+use copyhold::CreateOptions;
+
+use crate::create::create;
+use crate::engine;
 use crate::failure::Failure;
 use crate::personality::Parsed;
 use crate::size::Size;
@@ -36,9 +39,9 @@ fn make(arguments: Vec<OsString>) -> Result<(), Failure> {
         .transpose()
         .map_err(|why: String| Failure::usage(why))?;
     let name = parsed.values('L').last().unwrap_or_default();
-    let (path, preallocate) = (Path::new(pool), Preallocate::Log);
-    let pool = NewPool { path, size, force: true, preallocate, name: &name };
-    engine::patiently(path, || pool.create()).map(drop)
+    let bytes = size.map(|size| size.0);
+    let options = CreateOptions { bytes, name, force: true, ..CreateOptions::default() };
+    engine::patiently(Path::new(pool), || create(Path::new(pool), &options)).map(drop)
 }
 
 #[cfg(test)]

@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-use copyhold::{OpenOptions, Pool};
+use copyhold::{CreateOptions, OpenOptions, Pool};
 use copyhold_device::{FileDevice, OpenMode};
 use copyhold_fs::{Caller, SetAttr, XattrSet};
-use copyhold_pool::CreateOptions;
 use copyhold_runtime::executors::{Config, Executors};
 use copyhold_types::DeviceId;
 use serde_json::Value;
@@ -42,9 +41,12 @@ impl Place {
     /// A pool with something of everything; what is in the log only is not settled in tables.
     fn new() -> Place {
         let place = Place { dir: tempfile::tempdir().unwrap() };
-        let options =
-            CreateOptions { node_bytes: Some(4096), name: "rescue".into(), ..Default::default() };
-        Pool::create(place.pool(), POOL_BYTES, &options).unwrap();
+        let options = CreateOptions {
+            node_bytes: Some(4096),
+            name: "rescue".into(),
+            ..CreateOptions::sized(POOL_BYTES)
+        };
+        Pool::create(place.pool(), &options).unwrap();
         let executors = Executors::start(Config { cpus: Some(1), ..Config::default() }).unwrap();
         let device =
             FileDevice::open(executors.reactor(), DeviceId(0), &place.pool(), OpenMode::ReadWrite);

@@ -10,7 +10,7 @@ fn main() -> Result<(), Error> {
     let path = args.next().unwrap_or_else(|| "counter.img".into());
     let steps = args.next().and_then(|steps| steps.parse().ok()).unwrap_or(100u64);
     if !std::path::Path::new(&path).exists() {
-        Pool::create(&path, 64 << 20, &CreateOptions::default())?;
+        Pool::create(&path, &CreateOptions::sized(64 << 20))?;
     }
     let pool = Pool::open(&path, OpenOptions::default())?;
     let volume = pool.root();

@@ -7,7 +7,8 @@ use copyhold::{CreateOptions, Error, OpenOptions, Pool};
 
 fn main() -> Result<(), Error> {
     let path = std::env::args_os().nth(1).unwrap_or_else(|| "hello-pool.img".into());
-    Pool::create(&path, 256 << 20, &CreateOptions { name: "hello".into(), ..Default::default() })?;
+    let options = CreateOptions { name: "hello".into(), ..CreateOptions::sized(256 << 20) };
+    Pool::create(&path, &options)?;
 
     let pool = Pool::open(&path, OpenOptions::default())?;
     let volume = pool.root();
@@ -22,7 +23,7 @@ fn main() -> Result<(), Error> {
     let pool = Pool::open(&path, OpenOptions { read_only: true, ..Default::default() })?;
     let volume = pool.root();
     for item in volume.list("greetings")? {
-        let name = String::from_utf8_lossy(&item.name).into_owned();
+        let name = item.name.display().to_string();
         let text = volume.read(format!("greetings/{name}"))?;
         println!("{name}: {}", String::from_utf8_lossy(&text));
     }

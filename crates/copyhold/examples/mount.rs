@@ -13,10 +13,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (Some(pool), Some(directory)) = (arguments.next(), arguments.next()) else {
         return Err("usage: mount POOL DIRECTORY".into());
     };
-    Pool::create(&pool, 256 << 20, &CreateOptions::default())?;
+    Pool::create(&pool, &CreateOptions::sized(256 << 20))?;
     fs::create_dir_all(&directory)?;
 
-    let options = MountOptions { flags: "nosuid,nodev".into(), ..Default::default() };
+    let options = MountOptions::parse("nosuid,nodev")?;
     let mut mounted = Pool::mount(&pool, &directory, &options)?;
     fs::write(directory.join("greeting"), "hello from a mount\n")?;
     print!("{}", fs::read_to_string(directory.join("greeting"))?);

@@ -9,7 +9,7 @@ const MIB: u64 = 1 << 20;
 
 fn main() -> Result<(), Error> {
     let path = std::env::args_os().nth(1).unwrap_or_else(|| "tenants.img".into());
-    Pool::create(&path, 256 * MIB, &CreateOptions::default())?;
+    Pool::create(&path, &CreateOptions::sized(256 * MIB))?;
     let pool = Pool::open(&path, OpenOptions::default())?;
     pool.enable_quotas()?;
 
@@ -34,7 +34,7 @@ fn main() -> Result<(), Error> {
     pool.sync_subvolumes()?;
     root.sync()?;
     println!("bob reads {} KiB of what base wrote", root.read("bob/tools")?.len() >> 10);
-    for group in pool.usage()? {
+    for group in pool.groups().list()? {
         let (id, used) = (group.id, group.referenced >> 10);
         match (group.state, group.tombstone, group.limits.referenced) {
             (GroupState::Live, _, Some(limit)) => println!("{id}: {used} of {} KiB", limit >> 10),

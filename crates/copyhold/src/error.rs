@@ -1,42 +1,118 @@
 //! Errors of the library, for a program that embeds it.
 
+use std::io;
+use std::path::PathBuf;
+
 use copyhold_device::DeviceError;
 use copyhold_fs::FsError;
 use copyhold_fuse::mount::{MountError, OptionError};
 use copyhold_memory::SharesError;
 use copyhold_pool::PoolError;
-use copyhold_serve::ServeError;
+use copyhold_serve::{ServeError, errno_of, errno_of_device, errno_of_pool};
 
+/// The refusal or failure of a call. As an [`io::Error`] it keeps its text and its causes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The device of the pool.
     #[error(transparent)]
     Device(#[from] DeviceError),
     #[error(transparent)]
     Pool(#[from] PoolError),
-    #[error("{path}: {source}")]
+    /// A call on one path.
+    #[error("{}: {source}", path.display())]
     File {
-        /// As the caller gave it, with bytes that are not UTF-8 replaced.
-        path: String,
+        /// As the caller gave it.
+        path: PathBuf,
         #[source]
         source: FsError,
     },
+    /// A call on a subvolume or on the pool.
     #[error(transparent)]
     Filesystem(#[from] FsError),
-    #[error("{path}: more than {max} symbolic links in a row; there may be a loop")]
-    TooManySymlinks { path: String, max: usize },
-    #[error("{path} holds {what}; wipe it first, if that may be lost")]
-    Occupied { path: String, what: &'static str },
+    #[error("{}: more than {max} symbolic links in a row; there may be a loop", path.display())]
+    TooManySymlinks { path: PathBuf, max: usize },
+    #[error("{} is not open to {to}; open it with `FileOptions` that allow that", path.display())]
+    NotOpen { path: PathBuf, to: &'static str },
+    /// [`crate::Pool::create`] found data at its path.
+    #[error("{} holds {found}; `CreateOptions::force` overwrites it", path.display())]
+    Occupied { path: PathBuf, found: &'static str },
+    #[error("{} does not exist; give its size in `CreateOptions::bytes`", path.display())]
+    NoSize { path: PathBuf },
+    #[error("the pool's name has {bytes} bytes; at most {max} are allowed")]
+    LongName { bytes: usize, max: usize },
     #[error(transparent)]
     Option(#[from] OptionError),
     #[error(transparent)]
     Budget(#[from] SharesError),
     #[error(transparent)]
     Mount(#[from] MountError),
-    #[error("{path} is covered by another mount; unmount that first")]
-    Covered { path: String },
+    #[error("{} is covered by another mount; unmount that first", path.display())]
+    Covered { path: PathBuf },
     #[error(transparent)]
-    Serve(#[from] ServeError),
+    Serve(ServeError),
     #[error("the executors could not be started: {0}")]
-    Start(std::io::Error),
+    Start(io::Error),
+}
+
+impl Error {
+    /// The error number that a system call would have set.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Error::Device(error) => errno_of_device(error).code(),
+            Error::Pool(error) => errno_of_pool(error).code(),
+            Error::File { source, .. } | Error::Filesystem(source) => errno_of(source).code(),
+            Error::TooManySymlinks { .. } => libc::ELOOP,
+            Error::NotOpen { .. } => libc::EBADF,
+            Error::Occupied { .. } => libc::EEXIST,
+            Error::NoSize { .. } => libc::ENOENT,
+            Error::LongName { .. } => libc::ENAMETOOLONG,
+            Error::Option(_) | Error::Budget(_) => libc::EINVAL,
+            Error::Mount(error) => errno_of_mount(error),
+            Error::Covered { .. } => libc::EBUSY,
+            Error::Serve(_) => libc::EIO,
+            Error::Start(error) => error.raw_os_error().unwrap_or(libc::EIO),
+        }
+    }
+
+    /// The kind that `std` has for [`Self::errno`].
+    pub fn kind(&self) -> io::ErrorKind {
+        io::Error::from_raw_os_error(self.errno()).kind()
+    }
+}
+
+fn errno_of_mount(error: &MountError) -> i32 {
+    match error {
+        MountError::Missing { .. } => libc::ENOENT,
+        MountError::NotADirectory { .. } => libc::ENOTDIR,
+        MountError::AlreadyMounted { .. }
+        | MountError::Busy { .. }
+        | MountError::SourceBusy { .. } => libc::EBUSY,
+        MountError::NotMounted { .. } => libc::EINVAL,
+        MountError::NoDevice | MountError::NoHelper => libc::ENODEV,
+        MountError::DeviceForbidden { .. }
+        | MountError::Permission { .. }
+        | MountError::AllowOther => libc::EPERM,
+        MountError::LongSource { .. } => libc::ENAMETOOLONG,
+        MountError::Refused { source, .. } | MountError::Io { source, .. } => {
+            source.raw_os_error().unwrap_or(libc::EIO)
+        }
+        _ => libc::EIO,
+    }
+}
+
+impl From<ServeError> for Error {
+    fn from(error: ServeError) -> Error {
+        match error {
+            ServeError::Pool(error) => Error::Pool(error),
+            ServeError::Filesystem(error) => Error::Filesystem(error),
+            error => Error::Serve(error),
+        }
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> io::Error {
+        io::Error::new(error.kind(), error)
+    }
 }

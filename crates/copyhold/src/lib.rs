@@ -6,7 +6,7 @@
 //! # let image = dir.path().join("pool.img");
 //! use copyhold::{CreateOptions, OpenOptions, Pool};
 //!
-//! Pool::create(&image, 64 << 20, &CreateOptions::default())?;
+//! Pool::create(&image, &CreateOptions::sized(64 << 20))?;
 //! let pool = Pool::open(&image, OpenOptions::default())?;
 //! let volume = pool.root();
 //! volume.create_dir("letters")?;
@@ -18,27 +18,50 @@
 //! # }
 //! ```
 //!
-//! Calls block the calling thread; inside, everything is asynchronous ([`copyhold_runtime`]). Any
-//! number of threads may use a [`Volume`] at once. A caller that wants futures instead takes
-//! [`Pool::filesystem`] and runs it on a runtime of their own.
+//! - [`Pool`]: makes, opens and mounts pools; subvolumes and quota groups.
+//! - [`Volume`]: the files of a subvolume by path, as `std::fs`; snapshots, rollback, comparison.
+//! - [`File`]: an open file, with the traits of `std::io`.
+//! - [`nonblocking`]: the same in futures, for any async runtime.
+//! - [`Mounted`]: a pool that this process serves at a directory.
+//!
+//! The calls of the root block their thread, which must not be a thread of the pool's executors.
+//! Inside, everything is asynchronous. [`Pool::filesystem`] is the engine itself, in VFS terms.
 
 #![forbid(unsafe_code)]
 
-mod content;
+mod compare;
+mod create;
 mod engine;
 mod error;
+mod file;
 mod mounted;
-mod path;
+pub mod nonblocking;
 mod pool;
 mod tenants;
+mod view;
 mod volume;
 
-pub use copyhold_fs::{Attr, FileKind, Filesystem, FsError, StatFs, SubvolInfo};
-pub use copyhold_pool::{CreateOptions, Limits, PoolError};
-pub use copyhold_serve::Options as ServingOptions;
-pub use copyhold_types::SubvolId;
-pub use copyhold_volume::quota::{GroupId, GroupState, GroupUse};
+pub use compare::{Change, ChangeKind};
+pub use copyhold_device::{DeviceError, DynDevice};
+pub use copyhold_fs::{
+    Attr, FileFlags, FileKind, Filesystem, FsError, NodeId, SetAttr, SetTime, StatFs, SubvolInfo,
+};
+pub use copyhold_fuse::mount::{
+    DetachedMount, Mount, MountError, MountOptions as KernelOptions, OptionError,
+};
+pub use copyhold_memory::{Shares, SharesError};
+pub use copyhold_pool::{Limits, PoolError};
+pub use copyhold_runtime::executors::Executors;
+pub use copyhold_serve::{Options as ServingOptions, ServeError};
+pub use copyhold_types::{EpochId, InodeNo, PoolId, SubvolId, Timestamp};
+pub use copyhold_volume::VolumeError;
+pub use copyhold_volume::quota::{
+    GroupId, GroupState, GroupUse, LimitKind, Limits as GroupLimits, QuotaError,
+};
+pub use create::CreateOptions;
 pub use error::Error;
-pub use mounted::{MountOptions, Mounted};
+pub use file::{File, FileOptions};
+pub use mounted::{MountOptions, Mounted, Mounting};
 pub use pool::{OpenOptions, Pool};
+pub use tenants::Groups;
 pub use volume::{DirItem, Volume};

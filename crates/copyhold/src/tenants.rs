@@ -6,7 +6,7 @@
 //! # let image = dir.path().join("pool.img");
 //! use copyhold::{CreateOptions, OpenOptions, Pool};
 //!
-//! Pool::create(&image, 64 << 20, &CreateOptions::default())?;
+//! Pool::create(&image, &CreateOptions::sized(64 << 20))?;
 //! let pool = Pool::open(&image, OpenOptions::default())?;
 //! pool.enable_quotas()?;
 //! let root = pool.root();
@@ -20,44 +20,30 @@
 //! # Ok(())
 //! # }
 //! ```
-//!
-//! More of quotas (groups, membership, reserves) is reached through [`Pool::filesystem`].
 
-use copyhold_fs::{Caller, FsError, NodeId, SubvolInfo};
-use copyhold_types::{InodeNo, SubvolId};
+use std::path::Path;
+
+use copyhold_fs::SubvolInfo;
+use copyhold_types::SubvolId;
 use copyhold_volume::quota::{GroupId, GroupUse, LimitKind};
 
-use crate::path::{self, Last, file_error};
+use crate::compare::{self, Change};
 use crate::{Error, Pool, Volume};
 
 impl Volume {
-    /// Which subvolume this is. An id is never used again.
+    /// The subvolume's id, which is never used again.
     pub fn id(&self) -> SubvolId {
         self.root.subvol
     }
 
     /// The subvolume whose root directory `path` is.
-    pub fn subvolume(&self, path: impl AsRef<[u8]>) -> Result<Volume, Error> {
-        let path = path.as_ref();
-        let root = self.run(async |fs| {
-            let found = path::find(fs, self.root, path, Last::Follow).await?.node;
-            match found.ino {
-                InodeNo::ROOT => Ok(found),
-                _ => Err(file_error(path)(FsError::Invalid("not a subvolume"))),
-            }
-        })?;
-        Ok(self.at(root))
+    pub fn subvolume(&self, path: impl AsRef<Path>) -> Result<Volume, Error> {
+        Ok(self.at(self.run(async |view| view.subvolume(path.as_ref()).await)?))
     }
 
     /// Makes an empty subvolume. It joins the quota groups of this one.
-    pub fn create_subvolume(&self, path: impl AsRef<[u8]>) -> Result<Volume, Error> {
-        let path = path.as_ref();
-        let made = self.run(async |fs| {
-            let (dir, name) = path::parent(fs, self.root, path).await?;
-            let made = fs.create_subvolume(&Caller::ROOT, dir, name, None).await;
-            made.map_err(file_error(path))
-        })?;
-        Ok(self.at(root_of(made)))
+    pub fn create_subvolume(&self, path: impl AsRef<Path>) -> Result<Volume, Error> {
+        Ok(self.at(self.run(async |view| view.create_subvolume(path.as_ref()).await)?))
     }
 
     /// Makes a subvolume at `target` that shows the present state of the one at `source`. It takes
@@ -65,72 +51,78 @@ impl Volume {
     /// empty directories in it.
     pub fn snapshot(
         &self,
-        source: impl AsRef<[u8]>,
-        target: impl AsRef<[u8]>,
+        source: impl AsRef<Path>,
+        target: impl AsRef<Path>,
         read_only: bool,
     ) -> Result<Volume, Error> {
-        let source = self.subvolume(source)?.id();
-        let target = target.as_ref();
-        let made = self.run(async |fs| {
-            let (dir, name) = path::parent(fs, self.root, target).await?;
-            let made = fs.snapshot(source, dir, name, read_only, None).await;
-            made.map_err(file_error(target))
-        })?;
-        Ok(self.at(root_of(made)))
+        let (source, target) = (source.as_ref(), target.as_ref());
+        Ok(self.at(self.run(async |view| view.snapshot(source, target, read_only).await)?))
     }
 
     /// Deletes the subvolume at `path` with all that is in it. Its space is freed in the
     /// background; space that others share with it stays.
-    pub fn delete_subvolume(&self, path: impl AsRef<[u8]>) -> Result<(), Error> {
-        let path = path.as_ref();
-        self.run(async |fs| {
-            let (dir, name) = path::parent(fs, self.root, path).await?;
-            let done = fs.delete_subvolume(dir, name, None).await;
-            done.map(drop).map_err(file_error(path))
-        })
+    pub fn delete_subvolume(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        self.run(async |view| view.delete_subvolume(path.as_ref()).await)
+    }
+
+    /// The subvolume at `path` returns to the state of `snapshot`: a new, writable snapshot of that
+    /// takes its place, with its quota groups and limits, and is returned. The old state is
+    /// deleted, or is a subvolume at `keep` from then on.
+    ///
+    /// # Errors
+    /// It is read-only, shares no history with `snapshot`, or holds other subvolumes and is not
+    /// kept.
+    pub fn roll_back(
+        &self,
+        path: impl AsRef<Path>,
+        snapshot: &Volume,
+        keep: Option<&Path>,
+    ) -> Result<Volume, Error> {
+        let (path, snapshot) = (path.as_ref(), snapshot.id());
+        Ok(self.at(self.run(async |view| view.roll_back(path, snapshot, keep).await)?))
+    }
+
+    /// The paths that differ between this state and a newer one, at the cost of the changes: two
+    /// snapshots, or a snapshot and its source. A side that is writable is compared as it is now.
+    ///
+    /// # Errors
+    /// The two do not share by snapshot.
+    pub fn diff(&self, newer: &Volume) -> Result<Vec<Change>, Error> {
+        compare::diff(&self.engine, [self.root, newer.root])
     }
 
     /// Forbids changes of this subvolume, or allows them again.
     pub fn set_read_only(&self, on: bool) -> Result<(), Error> {
-        self.run(async |fs| Ok(fs.set_subvolume_read_only(self.id(), on).await?))
+        self.run(async |view| view.set_read_only(on).await)
     }
 
     /// Sets the most bytes that this subvolume may use, or takes the limit away. It may be below
     /// the usage: then nothing more is given until enough is removed, which always works.
     ///
     /// # Errors
-    /// [`FsError::Quota`] while quotas are off.
+    /// [`FsError::Quota`](crate::FsError::Quota) while quotas are off.
     pub fn limit(&self, bytes: Option<u64>) -> Result<(), Error> {
-        let group = GroupId::of(self.id());
-        self.run(async |fs| {
-            let change =
-                fs.change_quotas(|ledger| ledger.limit(group, LimitKind::Referenced, bytes));
-            Ok(change.await?)
-        })
+        self.run(async |view| view.limit(bytes).await)
     }
 
     /// The usage that this subvolume pays for, and its limits. Exact after [`Volume::sync`].
     ///
     /// # Errors
-    /// [`FsError::Quota`] while quotas are off.
+    /// [`FsError::Quota`](crate::FsError::Quota) while quotas are off.
     pub fn usage(&self) -> Result<GroupUse, Error> {
-        let group = GroupId::of(self.id());
-        self.run(async |fs| Ok(fs.volumes().ledger().show_group(group).map_err(FsError::Quota)?))
+        self.run(async |view| view.usage().await)
     }
 }
 
 impl Pool {
     /// Turns simple quotas on: all data written from now on counts. They stay on.
     pub fn enable_quotas(&self) -> Result<(), Error> {
-        self.root().run(async |fs| Ok(fs.enable_quotas().await?))
+        self.root().run(async |view| view.enable_quotas().await)
     }
 
-    /// All quota groups; those of level 0 are subvolumes, the deleted that still pay among them.
-    ///
-    /// # Errors
-    /// [`FsError::Quota`] while quotas are off.
-    pub fn usage(&self) -> Result<Vec<GroupUse>, Error> {
-        self.root().run(async |fs| Ok(fs.volumes().ledger().show().map_err(FsError::Quota)?))
+    /// The quota groups of the pool.
+    pub fn groups(&self) -> Groups {
+        Groups { root: self.root() }
     }
 
     /// All subvolumes by id, those that are being freed, too.
@@ -140,10 +132,58 @@ impl Pool {
 
     /// Waits until nothing is left to be freed of deleted subvolumes.
     pub fn sync_subvolumes(&self) -> Result<(), Error> {
-        self.root().run(async |fs| Ok(fs.sync_subvolumes(&[]).await?))
+        self.root().run(async |view| view.sync_subvolumes().await)
     }
 }
 
-fn root_of(subvol: SubvolId) -> NodeId {
-    NodeId { subvol, ino: InodeNo::ROOT }
+/// The quota groups of a pool. A group of level 0 is a subvolume, and comes and goes with it; a
+/// group of a higher level holds groups of lower ones, and its limits are those of their sum.
+///
+/// Every call returns [`FsError::Quota`](crate::FsError::Quota) while quotas are off.
+pub struct Groups {
+    root: Volume,
+}
+
+impl Groups {
+    /// All groups by id; deleted subvolumes that still pay for shared space are among them.
+    pub fn list(&self) -> Result<Vec<GroupUse>, Error> {
+        self.root.run(async |view| view.groups().await)
+    }
+
+    /// One group.
+    pub fn get(&self, id: GroupId) -> Result<GroupUse, Error> {
+        self.root.run(async |view| view.group(id).await)
+    }
+
+    /// Makes a group of a level above 0.
+    pub fn create(&self, id: GroupId) -> Result<(), Error> {
+        self.root.run(async |view| view.change_quotas(|ledger| ledger.create(id)).await)
+    }
+
+    /// Removes a group of a level above 0 that has no members.
+    pub fn destroy(&self, id: GroupId) -> Result<(), Error> {
+        self.root.run(async |view| view.change_quotas(|ledger| ledger.destroy(id)).await)
+    }
+
+    /// Makes `member` a member of `group`, which has a higher level.
+    pub fn add_member(&self, group: GroupId, member: GroupId) -> Result<(), Error> {
+        self.root.run(async |view| view.change_quotas(|ledger| ledger.assign(member, group)).await)
+    }
+
+    pub fn remove_member(&self, group: GroupId, member: GroupId) -> Result<(), Error> {
+        self.root.run(async |view| view.change_quotas(|ledger| ledger.remove(member, group)).await)
+    }
+
+    /// Sets a limit, or takes it away.
+    pub fn limit(&self, id: GroupId, kind: LimitKind, limit: Option<u64>) -> Result<(), Error> {
+        self.root.run(async |view| view.change_quotas(|ledger| ledger.limit(id, kind, limit)).await)
+    }
+
+    /// Keeps bytes of the pool for a subvolume's own use; 0 for none.
+    ///
+    /// # Errors
+    /// The pool does not have so many that are free and not kept already.
+    pub fn reserve(&self, id: GroupId, bytes: u64) -> Result<(), Error> {
+        self.root.run(async |view| view.reserve(id, bytes).await)
+    }
 }

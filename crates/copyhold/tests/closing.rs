@@ -29,7 +29,7 @@ fn wait_for(what: &str, expected: usize) {
 fn a_closed_or_dropped_pool_leaves_no_threads_descriptors_or_lock() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool.img");
-    Pool::create(&path, 64 << 20, &CreateOptions::default()).unwrap();
+    Pool::create(&path, &CreateOptions::sized(64 << 20)).unwrap();
     let options = || OpenOptions { threads: Some(2), ..OpenOptions::default() };
     let (threads, files) = (count("task"), count("fd"));
     let mut volumes = Vec::new();

@@ -89,7 +89,7 @@ fn commits_wait_for_a_full_btrfs_and_go_on() {
         return;
     };
     let path = host.path("pool.img");
-    Pool::create(&path, POOL_BYTES, &CreateOptions::default()).unwrap();
+    Pool::create(&path, &CreateOptions::sized(POOL_BYTES)).unwrap();
     let pool = Pool::open(&path, OpenOptions::default()).unwrap();
     let volume = pool.root();
     volume.write("counter", &0u64.to_le_bytes()).unwrap();

@@ -6,7 +6,7 @@ const SIZE: u64 = 64 << 20;
 
 fn new_pool(dir: &tempfile::TempDir) -> std::path::PathBuf {
     let path = dir.path().join("pool.img");
-    Pool::create(&path, SIZE, &CreateOptions::default()).unwrap();
+    Pool::create(&path, &CreateOptions::sized(SIZE)).unwrap();
     path
 }
 
@@ -62,7 +62,7 @@ fn an_existing_file_is_not_overwritten_and_what_is_no_pool_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("letters");
     std::fs::write(&path, vec![b'x'; 1 << 20]).unwrap();
-    assert!(Pool::create(&path, SIZE, &CreateOptions::default()).is_err());
+    assert!(Pool::create(&path, &CreateOptions::sized(SIZE)).is_err());
     assert_eq!(std::fs::read(&path).unwrap(), vec![b'x'; 1 << 20]);
     let error = Pool::open(&path, OpenOptions::default()).err().expect("no pool");
     assert!(error.to_string().contains("is not a Copyhold pool"), "{error}");
@@ -83,7 +83,7 @@ fn a_loop_of_links_is_an_error() {
 fn a_pool_that_is_too_small_is_refused_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tiny.img");
-    let error = Pool::create(&path, 1 << 20, &CreateOptions::default()).expect_err("too small");
+    let error = Pool::create(&path, &CreateOptions::sized(1 << 20)).expect_err("too small");
     assert!(error.to_string().contains("too small for a pool"), "{error}");
     assert!(!path.exists());
 }
@@ -128,7 +128,7 @@ fn tenants_have_their_own_view_limits_and_end() {
     assert!(base.read("file").is_err());
     pool.sync_subvolumes().unwrap();
     assert_eq!(clone.read("file").unwrap(), vec![7; 1 << 20]);
-    let dead = pool.usage().unwrap().into_iter().find(|group| group.tombstone.is_some());
+    let dead = pool.groups().list().unwrap().into_iter().find(|group| group.tombstone.is_some());
     assert_eq!(dead.unwrap().data, 1 << 20);
     pool.close().unwrap();
 
@@ -140,7 +140,7 @@ fn tenants_have_their_own_view_limits_and_end() {
         root.delete_subvolume(name).unwrap();
     }
     pool.sync_subvolumes().unwrap();
-    let groups = pool.usage().unwrap();
+    let groups = pool.groups().list().unwrap();
     assert_eq!((pool.subvolumes().len(), groups.len()), (1, 1), "{groups:?}");
     pool.close().unwrap();
 }
@@ -175,14 +175,14 @@ fn a_block_device_that_holds_anything_is_left_alone_and_never_removed() {
         eprintln!("skipped: needs root and loop devices");
         return;
     };
-    let error = Pool::create(&device.0, SIZE, &CreateOptions::default()).unwrap_err();
+    let error = Pool::create(&device.0, &CreateOptions::sized(SIZE)).unwrap_err();
     assert!(error.to_string().contains("ext4"), "{error}");
     assert_eq!(std::fs::read(&image).unwrap(), bytes);
     drop(device);
     // Nothing is on this one, which is too small.
     std::fs::write(&image, vec![0; 1 << 20]).unwrap();
     let device = Loop::of(&image).unwrap();
-    let error = Pool::create(&device.0, SIZE, &CreateOptions::default()).unwrap_err();
+    let error = Pool::create(&device.0, &CreateOptions::sized(SIZE)).unwrap_err();
     assert!(error.to_string().contains("too small"), "{error}");
     assert!(std::path::Path::new(&device.0).exists());
 }

@@ -17,7 +17,7 @@ const ROUNDS: u8 = 20;
 fn a_dropped_pool_lets_go_of_its_device() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool.img");
-    Pool::create(&path, 64 << 20, &CreateOptions::default()).unwrap();
+    Pool::create(&path, &CreateOptions::sized(64 << 20)).unwrap();
     let executors = Executors::start(Config { cpus: Some(2), ..Config::default() }).unwrap();
     let mut devices = Vec::new();
     for round in 0..ROUNDS {

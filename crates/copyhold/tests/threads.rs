@@ -195,7 +195,7 @@ impl Client {
 
     fn verify_own(&self) {
         let names: Vec<_> = self.mine.list("").unwrap().into_iter().map(|item| item.name).collect();
-        assert_eq!(names, [b"kept"]);
+        assert_eq!(names, ["kept"]);
         assert!(self.mine.read("kept").unwrap() == self.kept);
     }
 
@@ -221,7 +221,7 @@ impl Client {
         let mut found = BTreeSet::new();
         for dir in [format!("own{}", self.place), "all".to_owned()] {
             for item in volume.list(&dir).unwrap() {
-                let name = String::from_utf8(item.name).unwrap();
+                let name = item.name.into_string().unwrap();
                 if dir != "all" || name.starts_with(&format!("{}-", self.place)) {
                     found.insert(format!("{dir}/{name}"));
                 }
@@ -244,7 +244,7 @@ fn mine(place: usize) -> String {
 fn threads_find_what_they_wrote(reactor: ReactorKind) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool.img");
-    Pool::create(&path, SIZE, &CreateOptions::default()).unwrap();
+    Pool::create(&path, &CreateOptions::sized(SIZE)).unwrap();
     let executors = start(reactor);
     let pool = open(&executors, &path);
     pool.enable_quotas().unwrap();
@@ -270,7 +270,7 @@ fn threads_find_what_they_wrote(reactor: ReactorKind) {
             while all_done.try_recv() == Err(TryRecvError::Empty) {
                 let fs = pool.filesystem();
                 executors.block_on(fs.pool().flush_all()).unwrap();
-                assert!(pool.usage().unwrap().len() > 1);
+                assert!(pool.groups().list().unwrap().len() > 1);
             }
         });
     });

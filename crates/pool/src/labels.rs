@@ -22,6 +22,10 @@ pub struct Labels {
 /// Reads both labels. One good label is enough.
 pub async fn read_labels(device: &DynDevice) -> Result<Labels, PoolError> {
     let geometry = device.geometry();
+    if geometry.blocks < AREA_BLOCKS {
+        let why = "it is too small to be one".into();
+        return Err(PoolError::NotAPool { name: geometry.name, why });
+    }
     let first = read_label(device, 0).await;
     // Where the other is follows from the first; without it, from the end of the device, where the
     // other is or, in a pool that is smaller, a copy of it.

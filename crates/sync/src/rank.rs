@@ -27,8 +27,10 @@ macro_rules! ranks {
 ranks! {
     // The library.
 
-    /// A pool that is open, for each call on it.
-    OpenPool,
+    /// The position of an open file, while a thread reads or writes there.
+    FilePosition,
+    /// The calls on a pool that are under way.
+    LibraryCalls,
 
     // The filesystem. States come before the caches, so that a new inode is in the cache before
     // its directory's state is unlocked.

@@ -1,25 +1,14 @@
 //! The daemon's budget of memory (`copyhold_memory::Shares`), in terms of the mount's options.
 
-use copyhold_memory::{Shares, SharesError};
-use copyhold_serve::budget::machine;
+use copyhold::{Shares, SharesError};
 
 use crate::failure::Failure;
 use crate::size::Size;
 
 const MIB: u64 = 1 << 20;
 
-/// `budget` and `delta`: the user's choice.
-pub(super) fn shares(
-    budget: Option<Size>,
-    delta: Option<Size>,
-    pool_blocks: u64,
-) -> Result<Shares, Failure> {
-    let bytes = |size: Option<Size>| size.map(|size| size.0);
-    Shares::of(bytes(budget), bytes(delta), pool_blocks, machine()).map_err(refusal)
-}
-
 /// In terms of the options.
-fn refusal(error: SharesError) -> Failure {
+pub(super) fn refusal(error: SharesError) -> Failure {
     Failure::usage(match error {
         SharesError::TooLittle { budget, least } => format!(
             "memory={} is too little: a pool of this size takes memory={}M at least",
@@ -48,9 +37,16 @@ pub(super) fn warning(shares: &Shares) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use copyhold_serve::budget::machine;
+
     use super::*;
 
     const POOL: u64 = (100 << 30) / 4096;
+
+    fn shares(budget: Option<Size>, delta: Option<Size>, blocks: u64) -> Result<Shares, Failure> {
+        let bytes = |size: Option<Size>| size.map(|size| size.0);
+        Shares::of(bytes(budget), bytes(delta), blocks, machine()).map_err(refusal)
+    }
 
     /// The number behind `what` in a message, the second time that it is there.
     fn told(message: &str, what: &str) -> u64 {

@@ -8,6 +8,32 @@ use copyhold_serve::{ServeError, chain};
 
 use crate::failure::{Failure, Kind};
 
+impl From<copyhold::Error> for Failure {
+    fn from(error: copyhold::Error) -> Failure {
+        use copyhold::Error;
+        match error {
+            Error::Device(error) => error.into(),
+            Error::Pool(error) => error.into(),
+            Error::Filesystem(error) => error.into(),
+            Error::Mount(error) => error.into(),
+            Error::Serve(error) => error.into(),
+            Error::Budget(error) => super::budget::refusal(error),
+            Error::Option(error) => Failure::usage(error.to_string()),
+            Error::Start(error) => Failure::system("starting threads", &error),
+            Error::Occupied { path, found } => Failure::new(
+                Kind::Exists,
+                format!("{} holds {found}; --force overwrites it", path.display()),
+            ),
+            Error::NoSize { path } => Failure::usage(format!(
+                "{} is not there; say how large it shall be with --size",
+                path.display()
+            )),
+            error @ Error::LongName { .. } => Failure::usage(error.to_string()),
+            error => Failure::new(Kind::Failed, chain(&error)),
+        }
+    }
+}
+
 impl From<DeviceError> for Failure {
     fn from(error: DeviceError) -> Failure {
         let kind = match &error {

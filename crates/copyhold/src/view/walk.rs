@@ -1,0 +1,115 @@
+//! From a path to a node: components, and the links between them.
+
+use std::collections::VecDeque;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use copyhold_fs::{Attr, FileKind, FsError, NodeId};
+
+use super::View;
+use crate::Error;
+
+/// As Linux: more links in one path are taken for a loop.
+const SYMLINKS_MAX: usize = 40;
+
+/// Whether a link that a path ends in is followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Last {
+    Follow,
+    Keep,
+}
+
+/// The error of a call on the target of `path`. A file that another call has removed since it was
+/// found is not there.
+pub(crate) fn file_error(path: &Path) -> impl Fn(FsError) -> Error + '_ {
+    |source| match source {
+        FsError::Stale => Error::File { path: path.into(), source: FsError::NotFound },
+        source => Error::File { path: path.into(), source },
+    }
+}
+
+fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = Vec<u8>> + '_ {
+    path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).map(<[u8]>::to_vec)
+}
+
+/// The end of a path.
+pub(crate) enum Target {
+    Found(Attr),
+    /// The directory exists, and has no such name.
+    Missing {
+        dir: NodeId,
+        name: Vec<u8>,
+    },
+}
+
+impl View {
+    /// Finds the target of `path`; absolute and relative paths are the same. Nothing leads out of
+    /// the volume upwards.
+    pub(crate) async fn find(&self, path: &Path, last: Last) -> Result<Attr, Error> {
+        self.find_part(path, path.as_os_str().as_bytes(), last).await
+    }
+
+    /// The target of `path`, or the place where a new file would be it: a link that leads to
+    /// nothing is followed.
+    pub(crate) async fn target(&self, path: &Path) -> Result<Target, Error> {
+        self.walk(path, path.as_os_str().as_bytes(), Last::Follow).await
+    }
+
+    /// The directory that holds the last component of `path`, and that component.
+    pub(crate) async fn parent<'p>(&self, path: &'p Path) -> Result<(NodeId, &'p [u8]), Error> {
+        let bytes = path.as_os_str().as_bytes();
+        let end = bytes.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
+        let slash = bytes[..end].iter().rposition(|&byte| byte == b'/');
+        let start = slash.map_or(0, |slash| slash + 1);
+        if start == end {
+            return Err(file_error(path)(FsError::Invalid("the path names the root")));
+        }
+        let dir = self.find_part(path, &bytes[..start], Last::Follow).await?;
+        Ok((dir.node, &bytes[start..end]))
+    }
+
+    async fn find_part(&self, path: &Path, part: &[u8], last: Last) -> Result<Attr, Error> {
+        match self.walk(path, part, last).await? {
+            Target::Found(attr) => Ok(attr),
+            Target::Missing { .. } => Err(file_error(path)(FsError::NotFound)),
+        }
+    }
+
+    /// Walks along `part`, which is the first part of `path` or all of it.
+    async fn walk(&self, path: &Path, part: &[u8], last: Last) -> Result<Target, Error> {
+        let error = file_error(path);
+        let mut left: VecDeque<Vec<u8>> = components(part).collect();
+        // A volume that is gone is distinguished from a file that is.
+        let gone = |source| Error::File { path: path.into(), source };
+        let mut at = self.fs.getattr(self.root).await.map_err(gone)?;
+        let mut links = 0;
+        while let Some(name) = left.pop_front() {
+            if at.node == self.root && name == b".." {
+                continue;
+            }
+            let found = match self.fs.lookup(at.node, &name).await {
+                Err(FsError::NotFound) if left.is_empty() => {
+                    return Ok(Target::Missing { dir: at.node, name });
+                }
+                found => found.map_err(&error)?.attr,
+            };
+            let is_link = found.kind == FileKind::Symlink;
+            if !is_link || last == Last::Keep && left.is_empty() {
+                at = found;
+                continue;
+            }
+            links += 1;
+            if links > SYMLINKS_MAX {
+                return Err(Error::TooManySymlinks { path: path.into(), max: SYMLINKS_MAX });
+            }
+            let target = self.fs.readlink(found.node).await.map_err(&error)?;
+            if target.first() == Some(&b'/') {
+                at = self.fs.getattr(self.root).await.map_err(gone)?;
+            }
+            for name in components(&target).rev() {
+                left.push_front(name);
+            }
+        }
+        Ok(Target::Found(at))
+    }
+}
