@@ -2,6 +2,8 @@
 
 use std::io;
 
+use copyhold_harness::HarnessError;
+
 #[derive(Debug, thiserror::Error)]
 pub enum TortureError {
     #[error("{what}: {source}")]
@@ -10,12 +12,10 @@ pub enum TortureError {
         #[source]
         source: io::Error,
     },
-    #[error("`{command}` failed: {says}")]
-    Command { command: String, says: String },
+    #[error(transparent)]
+    Harness(#[from] HarnessError),
     #[error("thread {thread}: {what}")]
     Broken { thread: usize, what: String },
-    #[error("interrupted")]
-    Interrupted,
 }
 
 /// Says on what a system call failed.

@@ -1,5 +1,5 @@
-//! What `copyhold-torture` and `copyhold-soak` share: a pool in a file, mounted by the program,
-//! whose daemon can be killed; blocks that name the write they are of; seeded choices.
+//! What `copyhold-torture` and `copyhold-soak` share: a pool with quotas and a log of its
+//! daemon; blocks that name the write they are of; seeded choices.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "it is threads and time that it is about")]
@@ -7,4 +7,4 @@
 pub mod content;
 pub mod dice;
 pub mod error;
-pub mod mount;
+pub mod pool;

@@ -32,16 +32,14 @@ mod worker;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{scope, sleep};
 use std::time::{Duration, SystemTime};
 
 use clap::Parser;
+use copyhold_harness::{HarnessError, Interrupt, Pool};
 use copyhold_torture::dice::Dice;
 use copyhold_torture::error::{On, TortureError};
-use copyhold_torture::mount::Mount;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use copyhold_torture::pool;
 
 use clock::Clock;
 use mixed::Mixed;
@@ -93,24 +91,18 @@ fn main() -> ExitCode {
 
 /// The pool is kept if it fails.
 fn run(given: &CommandLine, seed: u64) -> Result<(), TortureError> {
-    let interrupt = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&interrupt)).on("signals")?;
-    }
-    let beside = std::env::current_exe().on("this program")?.with_file_name("copyhold");
-    let directory = given.dir.clone().unwrap_or_else(std::env::temp_dir);
-    let place = tempfile::Builder::new().prefix("copyhold-torture-").tempdir_in(&directory);
-    let place = place.on(directory.display())?;
-    let program = given.program.clone().unwrap_or(beside);
-    let mount = Mount::create(program, given.options.clone(), place.path().to_owned(), "4G");
-    let result = mount.and_then(|mount| {
-        let mut torture = Torture::new(&mount, given, seed, &interrupt)?;
-        let ended = torture.run().inspect_err(|_| drop(mount.unmount()));
+    let interrupt = Interrupt::watch()?;
+    let (dir, program, options) = (given.dir.clone(), given.program.clone(), given.options.clone());
+    let pool = pool::in_new_directory(dir, "copyhold-torture-", program, options)?;
+    let result = pool::create_and_mount(&pool, "4G").and_then(|()| {
+        let mut torture = Torture::new(&pool, given, seed, &interrupt)?;
+        let ended = torture.run().inspect_err(|_| drop(pool.unmount()));
         // The signal may have been for the programs that it has run, too.
-        if interrupt.load(Relaxed) { Err(TortureError::Interrupted) } else { ended }
+        interrupt.check()?;
+        ended
     });
-    if !matches!(result, Ok(()) | Err(TortureError::Interrupted)) {
-        eprintln!("torture: kept: {}", place.keep().display());
+    if !matches!(result, Ok(()) | Err(TortureError::Harness(HarnessError::Interrupted))) {
+        eprintln!("torture: kept: {}", pool.keep().display());
     }
     result
 }
@@ -119,64 +111,62 @@ fn run(given: &CommandLine, seed: u64) -> Result<(), TortureError> {
 const SHARING: u64 = 1 << 16;
 
 struct Torture<'a> {
-    mount: &'a Mount,
+    pool: &'a Pool,
     clock: Clock,
     mixed: Mixed,
     threads: Vec<Thread>,
     seed: u64,
     rounds: u64,
     millis: u64,
-    interrupt: &'a AtomicBool,
+    interrupt: &'a Interrupt,
 }
 
 impl<'a> Torture<'a> {
     fn new(
-        mount: &'a Mount,
+        pool: &'a Pool,
         given: &CommandLine,
         seed: u64,
-        interrupt: &'a AtomicBool,
+        interrupt: &'a Interrupt,
     ) -> Result<Torture<'a>, TortureError> {
         let threads: Vec<Thread> = (0..given.threads as usize).map(Thread::new).collect();
-        std::fs::create_dir(mount.root().join(COMMON)).on(COMMON)?;
+        std::fs::create_dir(pool.mount_point().join(COMMON)).on(COMMON)?;
         for thread in &threads {
             for tree in thread.trees.keys().filter(|tree| *tree != COMMON) {
-                mount.run(&["subvolume", "create"], &[&mount.root().join(tree)])?;
+                pool.run(&["subvolume", "create"], &[&pool.mount_point().join(tree)])?;
             }
         }
-        mount.run(&["sync"], &[&mount.root()])?;
+        pool.run(&["sync"], &[&pool.mount_point()])?;
         let (rounds, millis) = (given.rounds, given.millis);
         let (clock, mixed) = (Clock::default(), Mixed::default());
-        Ok(Torture { mount, clock, mixed, threads, seed, rounds, millis, interrupt })
+        Ok(Torture { pool, clock, mixed, threads, seed, rounds, millis, interrupt })
     }
 
     fn run(&mut self) -> Result<(), TortureError> {
         let mut dice = Dice::new(self.seed, 0, u64::MAX);
         for round in 0..=self.rounds {
-            if self.interrupt.load(Relaxed) {
-                return Err(TortureError::Interrupted);
-            }
+            self.interrupt.check()?;
             let is_last = round == self.rounds;
             let time = Duration::from_millis(1 + dice.below(self.millis as usize) as u64);
             let operations = self.work(round, time, is_last)?;
-            self.mount.unmount()?;
-            self.mount.check()?;
-            self.mount.mount()?;
+            self.pool.unmount()?;
+            self.pool.check()?;
+            self.pool.mount()?;
             self.verify()?;
             let end = if is_last { "unmounted" } else { "killed" };
             println!("torture: {end} after {time:.1?} and {operations} operations; all is well");
         }
-        self.mount.unmount()?;
-        self.mount.check()
+        self.pool.unmount()?;
+        Ok(self.pool.check()?)
     }
 
     /// All threads work, until the end that this round has. How many operations they did.
     fn work(&mut self, round: u64, time: Duration, is_last: bool) -> Result<u64, TortureError> {
-        let (mount, clock, seed) = (self.mount, &self.clock, self.seed);
-        self.mixed.begin(&mount.root()).on("the file that all share")?;
+        let (pool, clock, seed) = (self.pool, &self.clock, self.seed);
+        self.mixed.begin(&pool.mount_point()).on("the file that all share")?;
         clock.begin_round();
-        let (mixed, root) = (&self.mixed, mount.root());
+        let (mixed, root) = (&self.mixed, pool.mount_point());
         let (killed, worked) = scope(|scope| {
-            let work = |thread| move || Worker::new(mount, clock, thread, seed, round).run();
+            let work = |thread| move || Worker::new(pool, clock, thread, seed, round).run();
             let workers: Vec<_> =
                 self.threads.iter_mut().map(|thread| scope.spawn(work(thread))).collect();
             let mix = |number| {
@@ -186,7 +176,8 @@ impl<'a> Torture<'a> {
             let mixers: Vec<_> = (0..mixed::THREADS).map(|n| scope.spawn(mix(n))).collect();
             sleep(time);
             clock.end_round();
-            let killed = if is_last { Ok(()) } else { mount.kill() };
+            let killed =
+                if is_last { Ok(()) } else { pool.daemon().and_then(|daemon| daemon.kill()) };
             let join = |worker: std::thread::ScopedJoinHandle<'_, _>| {
                 worker.join().expect("a worker does not panic")
             };
@@ -208,7 +199,7 @@ impl<'a> Torture<'a> {
     }
 
     fn verify(&mut self) -> Result<(), TortureError> {
-        let (root, clock) = (self.mount.root(), &self.clock);
+        let (root, clock) = (self.pool.mount_point(), &self.clock);
         let mut cuts = Vec::new();
         for (number, thread) in self.threads.iter_mut().enumerate() {
             let cut = thread.verify(&root, clock);

@@ -11,17 +11,18 @@ mod names;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use copyhold_harness::Pool;
+use copyhold_torture::dice::Dice;
+
 use crate::clock::{Clock, Stamp};
 use crate::names::{Change, FileId, NameOp, Node};
 use crate::thread::Thread;
-use copyhold_torture::dice::Dice;
-use copyhold_torture::mount::Mount;
 
 /// What came of one operation: not done, since there was nothing to do it with, or failed.
 type Step = io::Result<()>;
 
 pub(crate) struct Worker<'a> {
-    mount: &'a Mount,
+    pool: &'a Pool,
     root: PathBuf,
     clock: &'a Clock,
     thread: &'a mut Thread,
@@ -32,7 +33,7 @@ pub(crate) struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     pub(crate) fn new(
-        mount: &'a Mount,
+        pool: &'a Pool,
         clock: &'a Clock,
         thread: &'a mut Thread,
         seed: u64,
@@ -41,7 +42,7 @@ impl<'a> Worker<'a> {
         let dice = Dice::new(seed, round, thread.number as u64);
         // No two writes of any thread in any round have the same.
         let tokens = (round + 1) << 40 | (thread.number as u64) << 32;
-        Worker { mount, root: mount.root(), clock, thread, dice, tokens }
+        Worker { pool, root: pool.mount_point(), clock, thread, dice, tokens }
     }
 
     /// Works until the round is over, and says how much was done. An error before that is a

@@ -22,12 +22,12 @@ impl Worker<'_> {
         }
         let copies = self.copies(&from);
         let is_readonly = self.dice.one_in(3);
-        let (mount, mut verb) = (self.mount, vec!["subvolume", "snapshot"]);
+        let (pool, mut verb) = (self.pool, vec!["subvolume", "snapshot"]);
         verb.extend(is_readonly.then_some("-r"));
         let (source, target) = (self.root.join(&from), self.root.join(&name));
         let change = Change::Snapshot { to: name.clone(), is_readonly, copies };
         self.change(NameOp { tree: from, change }, &[], |_| {
-            mount.run(&verb, &[&source, &target]).map_err(io::Error::other)
+            pool.run(&verb, &[&source, &target]).map_err(io::Error::other)
         })?;
         self.read_all(&name)
     }
@@ -41,9 +41,9 @@ impl Worker<'_> {
             return Ok(());
         }
         let change = Change::RollBack { to: to.clone(), copies: self.copies(&to) };
-        let (mount, snapshot) = (self.mount, self.root.join(&to));
+        let (pool, snapshot) = (self.pool, self.root.join(&to));
         self.change(NameOp { tree: tree.clone(), change }, &[], |tree| {
-            mount.run(&["subvolume", "rollback"], &[tree, &snapshot]).map_err(io::Error::other)
+            pool.run(&["subvolume", "rollback"], &[tree, &snapshot]).map_err(io::Error::other)
         })?;
         self.read_all(&tree)
     }
@@ -71,7 +71,7 @@ impl Worker<'_> {
     fn set_read_only(&self, tree: &str, on: bool) -> Step {
         let (tree, on) = (self.root.join(tree), if on { "true" } else { "false" });
         let given: [&Path; 3] = [&tree, Path::new("ro"), Path::new(on)];
-        self.mount.run(&["property", "set"], &given).map_err(io::Error::other).map(drop)
+        self.pool.run(&["property", "set"], &given).map_err(io::Error::other).map(drop)
     }
 
     /// New files for those of a tree that is about to be copied.
@@ -95,9 +95,9 @@ impl Worker<'_> {
         if self.thread.trees.len() <= 2 {
             return Ok(());
         }
-        let mount = self.mount;
+        let pool = self.pool;
         self.change(NameOp { tree, change: Change::Delete }, &[], |tree| {
-            mount.run(&["subvolume", "delete"], &[tree]).map_err(io::Error::other)
+            pool.run(&["subvolume", "delete"], &[tree]).map_err(io::Error::other)
         })?;
         Ok(())
     }
@@ -105,7 +105,7 @@ impl Worker<'_> {
     /// Everything of everybody that is done is durable, contents included.
     pub(super) fn sync(&mut self) -> Step {
         let start = self.clock.stamp();
-        self.mount.run(&["sync"], &[&self.root]).map_err(io::Error::other)?;
+        self.pool.run(&["sync"], &[&self.root]).map_err(io::Error::other)?;
         self.clock.synced_at(start);
         self.thread.settle_all();
         Ok(())

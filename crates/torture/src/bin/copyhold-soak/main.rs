@@ -26,17 +26,15 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{ScopedJoinHandle, scope, sleep};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use copyhold_harness::{Interrupt, Pool};
 use copyhold_torture::dice::Dice;
 use copyhold_torture::error::{On, TortureError};
-use copyhold_torture::mount::Mount;
+use copyhold_torture::pool;
 use serde_json::Value;
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use pressure::{Pressure, used_percent};
 use series::{Latencies, Series};
@@ -101,25 +99,18 @@ fn main() -> ExitCode {
 
 /// The pool is kept if it fails.
 fn run(given: &CommandLine) -> Result<(), TortureError> {
-    let interrupt = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&interrupt)).on("signals")?;
-    }
-    let beside = std::env::current_exe().on("this program")?.with_file_name("copyhold");
-    let directory = given.dir.clone().unwrap_or_else(std::env::temp_dir);
-    let place = tempfile::Builder::new().prefix("copyhold-soak-").tempdir_in(&directory);
-    let place = place.on(directory.display())?;
-    let program = given.program.clone().unwrap_or(beside);
+    let interrupt = Interrupt::watch()?;
     let lines: Option<Box<dyn Write>> = match &given.samples {
         Some(path) => Some(Box::new(File::create(path).on(path.display())?)),
         None => None,
     };
     let size = format!("{}G", given.gib);
-    let mount = Mount::create(program, given.options.clone(), place.path().to_owned(), &size);
+    let (dir, program, options) = (given.dir.clone(), given.program.clone(), given.options.clone());
+    let pool = pool::in_new_directory(dir, "copyhold-soak-", program, options)?;
     let mut series = Series::new(lines);
-    let result = mount.and_then(|mount| {
-        let ended = Soak { mount: &mount, given, interrupt: &interrupt, series: &mut series }.run();
-        ended.inspect_err(|_| drop(mount.unmount()))
+    let result = pool::create_and_mount(&pool, &size).and_then(|()| {
+        let ended = Soak { pool: &pool, given, interrupt: &interrupt, series: &mut series }.run();
+        ended.inspect_err(|_| drop(pool.unmount()))
     });
     if let Some(path) = &given.plot {
         plot::draw(&series, path)
@@ -127,15 +118,15 @@ fn run(given: &CommandLine) -> Result<(), TortureError> {
             .on(path.display())?;
     }
     if result.is_err() {
-        eprintln!("soak: kept: {}", place.keep().display());
+        eprintln!("soak: kept: {}", pool.keep().display());
     }
     result
 }
 
 struct Soak<'a> {
-    mount: &'a Mount,
+    pool: &'a Pool,
     given: &'a CommandLine,
-    interrupt: &'a AtomicBool,
+    interrupt: &'a Interrupt,
     series: &'a mut Series,
 }
 
@@ -143,7 +134,7 @@ impl Soak<'_> {
     /// An interruption ends it early, and is no failure.
     fn run(&mut self) -> Result<(), TortureError> {
         let (pressure, latencies) = (Pressure::default(), Latencies::default());
-        let cx = Context { mount: self.mount, pressure: &pressure, latencies: &latencies };
+        let cx = Context { pool: self.pool, pressure: &pressure, latencies: &latencies };
         // Disks take three fifths of the pool.
         let blocks = (self.given.gib << 18) * 3 / 5 / self.given.tenants;
         let tenants = (0..self.given.tenants as usize)
@@ -152,7 +143,7 @@ impl Soak<'_> {
             tenants.collect::<io::Result<_>>().on("filling the tenants' disks")?;
         let end = Duration::from_secs_f64(self.given.hours * 3600.0);
         let mut round = 0;
-        while self.series.elapsed() < end && !self.interrupt.load(Relaxed) {
+        while self.series.elapsed() < end && !self.interrupt.is_set() {
             let left = end.saturating_sub(self.series.elapsed());
             let time = left.min(Duration::from_secs(self.given.kill_every));
             let operations = self.round(round, time, &mut tenants, &cx)?;
@@ -167,8 +158,8 @@ impl Soak<'_> {
             );
             round += 1;
         }
-        self.mount.unmount()?;
-        self.mount.check()
+        self.pool.unmount()?;
+        Ok(self.pool.check()?)
     }
 
     /// Tenants work until the daemon is killed, after `time`. The number of operations.
@@ -190,13 +181,15 @@ impl Soak<'_> {
             }
             let controlled = self.control(time, watch, &workers, cx);
             watch.end_round();
-            let killed = self.mount.kill();
+            let killed = self.pool.daemon().and_then(|daemon| daemon.kill());
             let mut operations = 0;
             for (thread, worker) in workers.into_iter().enumerate() {
                 let worked = worker.join().expect("a tenant does not panic");
                 operations += worked.map_err(|what| TortureError::Broken { thread, what })?;
             }
-            controlled.and(killed).map(|()| operations)
+            controlled?;
+            killed?;
+            Ok(operations)
         })
     }
 
@@ -210,8 +203,8 @@ impl Soak<'_> {
     ) -> Result<(), TortureError> {
         let end = Instant::now() + time;
         let mut next = Instant::now() + Duration::from_secs(self.given.sample);
-        let root = self.mount.root();
-        while Instant::now() < end && !self.interrupt.load(Relaxed) {
+        let root = self.pool.mount_point();
+        while Instant::now() < end && !self.interrupt.is_set() {
             sleep(LOOK);
             let used = used_percent(&root).on("statfs")?;
             cx.pressure.note(used);
@@ -231,9 +224,9 @@ impl Soak<'_> {
 
     /// The pool as the kill left it, and what recovery makes of it.
     fn look_at(&mut self, tenants: &mut [Tenant]) -> Result<(), TortureError> {
-        self.mount.unmount()?;
-        self.mount.check()?;
-        let space = self.mount.run(&["debug", "space"], &[&self.mount.image()])?;
+        self.pool.unmount()?;
+        self.pool.check()?;
+        let space = self.pool.run(&["debug", "space"], &[&self.pool.path()])?;
         let space: Value =
             serde_json::from_str(&space).map_err(io::Error::from).on("debug space")?;
         let by_run = space["free_blocks_by_run"].as_array().into_iter().flatten();
@@ -243,9 +236,9 @@ impl Soak<'_> {
         let longest = space["longest_free_blocks"].as_u64().unwrap_or(0);
         let percent = 100.0 * short as f64 / all.max(1) as f64;
         self.series.fragments(longest, percent).on("writing a sample")?;
-        self.mount.mount()?;
+        self.pool.mount()?;
         for (thread, tenant) in tenants.iter_mut().enumerate() {
-            let verified = tenant.verify(self.mount);
+            let verified = tenant.verify(self.pool);
             verified.map_err(|what| TortureError::Broken { thread, what })?;
         }
         Ok(())

@@ -12,8 +12,8 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 
+use copyhold_harness::Pool;
 use copyhold_torture::dice::Dice;
-use copyhold_torture::mount::Mount;
 
 use crate::disk::{Disk, is_full};
 use crate::pressure::Pressure;
@@ -30,7 +30,7 @@ const PUNCH_MAX: usize = 256;
 
 /// The mount, the pressure and the latencies, shared by all tenants.
 pub(crate) struct Context<'a> {
-    pub(crate) mount: &'a Mount,
+    pub(crate) pool: &'a Pool,
     pub(crate) pressure: &'a Pressure,
     pub(crate) latencies: &'a Latencies,
 }
@@ -69,8 +69,8 @@ impl Tenant {
     pub(crate) fn create(number: usize, blocks: usize, cx: &Context<'_>) -> io::Result<Tenant> {
         let mut tenant = Tenant { number, trees: BTreeMap::new(), version: 0, clones: 0 };
         let base = tenant.base();
-        let root = cx.mount.root().join(&base);
-        cx.mount.run(&["subvolume", "create"], &[&root]).map_err(io::Error::other)?;
+        let root = cx.pool.mount_point().join(&base);
+        cx.pool.run(&["subvolume", "create"], &[&root]).map_err(io::Error::other)?;
         fs::create_dir(root.join("small"))?;
         let disk = Disk::new(number as u8, blocks);
         tenant.trees.insert(base.clone(), Tree { disk, small: 0..0, is_durable: false });
@@ -110,12 +110,12 @@ impl Tenant {
     }
 
     /// Behind a crash: every block of every tree.
-    pub(crate) fn verify(&mut self, mount: &Mount) -> Result<(), String> {
-        let found = self.found(mount).map_err(|error| error.to_string())?;
+    pub(crate) fn verify(&mut self, pool: &Pool) -> Result<(), String> {
+        let found = self.found(pool).map_err(|error| error.to_string())?;
         for name in &found {
             if !self.trees.contains_key(name) {
-                let path = mount.root().join(name);
-                mount.run(&["subvolume", "delete"], &[&path]).map_err(|error| error.to_string())?;
+                let path = pool.mount_point().join(name);
+                pool.run(&["subvolume", "delete"], &[&path]).map_err(|error| error.to_string())?;
             }
         }
         let lost = |name: &String, tree: &Tree| tree.is_durable && !found.contains(name);
@@ -124,7 +124,7 @@ impl Tenant {
         }
         self.trees.retain(|name, _| found.contains(name));
         for (name, tree) in &mut self.trees {
-            let root = mount.root().join(name);
+            let root = pool.mount_point().join(name);
             tree.verify(&root).map_err(|error| format!("{name}: {error}"))?;
         }
         Ok(())
@@ -135,9 +135,9 @@ impl Tenant {
     }
 
     /// This tenant's trees on the mount.
-    fn found(&self, mount: &Mount) -> io::Result<Vec<String>> {
+    fn found(&self, pool: &Pool) -> io::Result<Vec<String>> {
         let (base, clone) = (self.base(), format!("{}-", self.base()));
-        let names = fs::read_dir(mount.root())?
+        let names = fs::read_dir(pool.mount_point())?
             .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
         let own = |name: &io::Result<String>| {
             name.as_ref().map_or(true, |name| *name == base || name.starts_with(&clone))
@@ -157,7 +157,7 @@ impl Tenant {
     fn step(&mut self, step: Step, cx: &Context<'_>, dice: &mut Dice) -> io::Result<()> {
         let names: Vec<&String> = self.trees.keys().collect();
         let name = (*dice.pick(&names).expect("there is a base")).clone();
-        let root = cx.mount.root().join(&name);
+        let root = cx.pool.mount_point().join(&name);
         let version = self.next_version();
         let latencies = cx.latencies;
         let tree = self.tree(&name);
@@ -197,9 +197,9 @@ impl Tenant {
         let copy =
             Tree { disk: source.disk.cloned(), small: source.small.clone(), is_durable: false };
         self.trees.insert(clone.clone(), copy);
-        let paths = [&base, &clone].map(|name| cx.mount.root().join(name));
+        let paths = [&base, &clone].map(|name| cx.pool.mount_point().join(name));
         let made = cx.latencies.time(Kind::Snapshot, || {
-            run(cx.mount, &["subvolume", "snapshot"], &[&paths[0], &paths[1]])
+            run(cx.pool, &["subvolume", "snapshot"], &[&paths[0], &paths[1]])
         });
         made.inspect_err(|error| {
             if is_full(error) {
@@ -214,9 +214,9 @@ impl Tenant {
             return Ok(());
         };
         self.trees.remove(&oldest);
-        let path = cx.mount.root().join(&oldest);
+        let path = cx.pool.mount_point().join(&oldest);
         cx.latencies
-            .time(Kind::DeleteSubvolume, || run(cx.mount, &["subvolume", "delete"], &[&path]))
+            .time(Kind::DeleteSubvolume, || run(cx.pool, &["subvolume", "delete"], &[&path]))
     }
 }
 
@@ -252,8 +252,8 @@ fn range(dice: &mut Dice, blocks: usize, step: Step) -> Range<usize> {
 }
 
 /// The program says `full` where a system call says ENOSPC.
-fn run(mount: &Mount, verb: &[&str], paths: &[&std::path::Path]) -> io::Result<()> {
-    mount.run(verb, paths).map(drop).map_err(|error| match error.to_string().contains("\"full\"") {
+fn run(pool: &Pool, verb: &[&str], paths: &[&std::path::Path]) -> io::Result<()> {
+    pool.run(verb, paths).map(drop).map_err(|error| match error.to_string().contains("\"full\"") {
         true => io::Error::new(io::ErrorKind::StorageFull, error),
         false => io::Error::other(error),
     })
