@@ -8,11 +8,12 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
+use copyhold_harness::Place;
+
 use crate::error::{On, SuiteError};
-use crate::filesystem::{Filesystem, Row};
+use crate::filesystem::{Filesystem, PREFIX, Row};
 use crate::ioctl;
 use crate::outcome::{Outcome, run};
-use crate::place::Place;
 use records::Records;
 
 pub(crate) struct Btrfs {
@@ -30,7 +31,8 @@ impl Btrfs {
         if !rustix::process::geteuid().is_root() {
             return Err(SuiteError::NotRoot);
         }
-        let place = Place::new(parent, bytes)?;
+        let place = Place::new(parent, PREFIX)?;
+        place.make_image(bytes)?;
         let nodes = records::NODE_BYTES.to_string();
         run(Command::new("mkfs.btrfs").args(["-q", "-n", &nodes]).arg(place.image()))?;
         // The loop device goes with the mount.
@@ -44,11 +46,11 @@ impl Btrfs {
     fn mount(&self) -> Result<(), SuiteError> {
         let mut mount = Command::new("mount");
         mount.args(["-t", "btrfs", "-o", &self.options]).arg(self.place.image());
-        run(mount.arg(&self.mount_point))?;
-        let mut umount = Command::new("umount");
-        umount.arg(&self.mount_point);
-        self.place.undo_with(umount);
-        Ok(())
+        run(mount.arg(&self.mount_point)).map(drop)
+    }
+
+    fn unmount(&self) -> Result<(), SuiteError> {
+        run(Command::new("umount").arg(&self.mount_point)).map(drop)
     }
 
     fn root(&self) -> Result<File, SuiteError> {
@@ -105,7 +107,7 @@ impl Filesystem for Btrfs {
     }
 
     fn remount(&self) -> Result<(), SuiteError> {
-        self.place.undo_last()?;
+        self.unmount()?;
         self.mount()
     }
 
@@ -117,6 +119,6 @@ impl Filesystem for Btrfs {
     }
 
     fn take_down(&self) -> Result<(), SuiteError> {
-        self.place.undo_all()
+        self.unmount()
     }
 }

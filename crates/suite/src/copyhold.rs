@@ -7,53 +7,35 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use copyhold_harness::{Place, Pool, Program, show};
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::errno::Errno;
 use crate::error::SuiteError;
-use crate::filesystem::{Filesystem, Row};
-use crate::outcome::{Outcome, ask as answer_of, run, show};
-use crate::place::Place;
+use crate::filesystem::{Filesystem, PREFIX, Row};
+use crate::outcome::{Outcome, ask as answer_of, run};
 use crate::scenario::{GroupId, State};
 
 pub(crate) struct Copyhold {
-    program: PathBuf,
-    place: Place,
+    pool: Pool,
     mount_point: PathBuf,
-    options: Option<String>,
 }
 
 impl Copyhold {
     pub(crate) fn make(
-        program: &Path,
+        program: &Program,
         parent: &Path,
         bytes: u64,
         options: Option<&str>,
     ) -> Result<Copyhold, SuiteError> {
-        let place = Place::new(parent, bytes)?;
-        let copyhold = Copyhold {
-            program: program.to_owned(),
-            mount_point: place.mount_point(),
-            place,
-            options: options.map(str::to_owned),
-        };
-        run(copyhold.program().arg("create").arg(copyhold.place.image()))?;
-        copyhold.mount()?;
-        Ok(copyhold)
-    }
-
-    fn mount(&self) -> Result<(), SuiteError> {
-        let mut mount = self.program();
-        mount.arg("mount");
-        if let Some(options) = &self.options {
-            mount.args(["-o", options]);
-        }
-        run(mount.arg(self.place.image()).arg(&self.mount_point))?;
-        let mut umount = self.program();
-        umount.arg("umount").arg(&self.mount_point);
-        self.place.undo_with(umount);
-        Ok(())
+        let place = Place::new(parent, PREFIX)?;
+        place.make_image(bytes)?;
+        let options = options.into_iter().flat_map(|options| ["-o", options]).map(str::to_owned);
+        let pool = Pool::new(program.clone(), place).mounted_with(options);
+        pool.create(&[])?;
+        pool.mount()?;
+        Ok(Copyhold { mount_point: pool.mount_point(), pool })
     }
 }
 
@@ -63,7 +45,7 @@ impl Filesystem for Copyhold {
     }
 
     fn program(&self) -> Command {
-        let mut program = Command::new(&self.program);
+        let mut program = self.pool.program().command();
         program.arg("--json");
         program
     }
@@ -99,8 +81,8 @@ impl Filesystem for Copyhold {
     }
 
     fn remount(&self) -> Result<(), SuiteError> {
-        self.place.undo_last()?;
-        self.mount()
+        self.pool.unmount()?;
+        Ok(self.pool.mount()?)
     }
 
     fn accounts(&self) -> Result<Vec<Row>, SuiteError> {
@@ -114,8 +96,8 @@ impl Filesystem for Copyhold {
     }
 
     fn take_down(&self) -> Result<(), SuiteError> {
-        self.place.undo_all()?;
-        run(self.program().arg("check").arg(self.place.image())).map(drop)
+        self.pool.unmount()?;
+        Ok(self.pool.check()?)
     }
 }
 

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use copyhold_harness::HarnessError;
+
 use crate::parse::ParseError;
 
 #[derive(Debug, thiserror::Error)]
@@ -13,6 +15,8 @@ pub(crate) enum SuiteError {
         #[source]
         source: io::Error,
     },
+    #[error(transparent)]
+    Harness(#[from] HarnessError),
     #[error("`{command}` failed: {says}")]
     Command { command: String, says: String },
     #[error("{}: {source}", file.display())]
@@ -31,8 +35,6 @@ pub(crate) enum SuiteError {
     Records(String),
     #[error("no subvolume was made under the name {0}")]
     UnknownName(String),
-    #[error("interrupted; everything is unmounted and removed")]
-    Interrupted,
 }
 
 /// Says on what a system call failed.

@@ -10,6 +10,9 @@ use crate::error::SuiteError;
 use crate::outcome::Outcome;
 use crate::scenario::{GroupId, State};
 
+/// Directories that hold a filesystem are called so.
+pub(crate) const PREFIX: &str = "copyhold-scenario-";
+
 pub(crate) trait Filesystem {
     fn mount_point(&self) -> &Path;
 

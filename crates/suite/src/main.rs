@@ -5,7 +5,7 @@
 //! Idea.     Each case is a file that reads like the case: steps, and what is expected. It is
 //!           played on the original as well, so what we say of it is true. Where Copyhold differs
 //!           the file says why.
-//! Order.    `parse` reads a `scenario`; `btrfs` and `copyhold` make a `filesystem` in a `place`;
+//! Order.    `parse` reads a `scenario`; `btrfs` and `copyhold` make a `filesystem`;
 //!           `play` performs steps (`files`) and lets `verify` compare; `report` tells.
 
 #![deny(unsafe_code)]
@@ -18,12 +18,10 @@ mod errno;
 mod error;
 mod files;
 mod filesystem;
-mod interrupt;
 mod ioctl;
 mod library;
 mod outcome;
 mod parse;
-mod place;
 mod play;
 mod report;
 mod scenario;
@@ -33,12 +31,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use copyhold_harness::{HarnessError, Interrupt, Program};
 
 use btrfs::Btrfs;
 use copyhold::Copyhold;
 use error::{On, SuiteError};
 use filesystem::Filesystem;
-use interrupt::Interrupt;
 use library::Entry;
 use play::Problem;
 use report::Play;
@@ -92,17 +90,17 @@ fn main() -> ExitCode {
 fn run(given: &CommandLine) -> Result<bool, SuiteError> {
     let interrupt = Interrupt::watch()?;
     let entries = library::load(&given.scenarios)?;
-    let beside = std::env::current_exe().on("this program")?.with_file_name("copyhold");
     let directory = given.dir.clone().unwrap_or_else(std::env::temp_dir);
     let site = Site {
         directory: directory.canonicalize().on(directory.display())?,
-        program: given.program.clone().unwrap_or(beside),
+        program: Program::given_or_beside(given.program.clone())?,
     };
     let mut plays = Vec::new();
     for entry in &entries {
         for &kind in &given.target {
             let play = match site.play(entry, kind, &interrupt) {
-                Err(error @ (SuiteError::Interrupted | SuiteError::NotRoot)) => return Err(error),
+                Err(error @ SuiteError::NotRoot) => return Err(error),
+                Err(error @ SuiteError::Harness(HarnessError::Interrupted)) => return Err(error),
                 Err(error) => Play::failed(entry, kind, error.to_string()),
                 Ok(None) => Play::not_here(entry, kind),
                 Ok(Some(problems)) => Play::of(entry, kind, &problems),
@@ -123,7 +121,7 @@ fn run(given: &CommandLine) -> Result<bool, SuiteError> {
 /// Where filesystems are made, and with what.
 struct Site {
     directory: PathBuf,
-    program: PathBuf,
+    program: Program,
 }
 
 impl Site {
@@ -145,9 +143,9 @@ impl Site {
             Kind::Copyhold => Box::new(Copyhold::make(&self.program, directory, bytes, options)?),
             Kind::Btrfs => Box::new(Btrfs::make(directory, bytes, options)?),
         };
-        let problems = play::play(scenario, kind, &*filesystem, interrupt)?;
-        filesystem.take_down()?;
-        Ok(Some(problems))
+        let problems = play::play(scenario, kind, &*filesystem, interrupt);
+        let down = filesystem.take_down();
+        problems.and_then(|problems| down.map(|()| Some(problems)))
     }
 }
 

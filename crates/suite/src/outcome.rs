@@ -1,12 +1,13 @@
 //! What came of one step: a failure is an answer here, not an error.
 
 use std::io;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
+use copyhold_harness::show;
 use serde_json::Value;
 
 use crate::errno::Errno;
-use crate::error::{On, SuiteError};
+use crate::error::SuiteError;
 
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
@@ -42,7 +43,7 @@ impl Outcome {
 
 /// What a program answers on standard output, or how it failed.
 pub(crate) fn ask(command: &mut Command) -> Result<Result<String, Failure>, SuiteError> {
-    let output = command.stdin(Stdio::null()).output().on(show(command))?;
+    let output = copyhold_harness::output(command)?;
     if output.status.success() {
         return Ok(Ok(String::from_utf8_lossy(&output.stdout).into_owned()));
     }
@@ -70,10 +71,6 @@ fn failure(says: String) -> Failure {
 pub(crate) fn run(command: &mut Command) -> Result<String, SuiteError> {
     let answer = ask(command)?;
     answer.map_err(|failure| SuiteError::Command { command: show(command), says: failure.says })
-}
-
-pub(crate) fn show(command: &Command) -> String {
-    format!("{command:?}").replace('"', "")
 }
 
 #[cfg(test)]

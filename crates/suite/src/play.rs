@@ -10,10 +10,11 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use copyhold_harness::Interrupt;
+
 use crate::error::SuiteError;
 use crate::files::{self, Data};
 use crate::filesystem::{Filesystem, Row};
-use crate::interrupt::Interrupt;
 use crate::outcome::Outcome;
 use crate::scenario::{Action, Expectation, GroupId, GroupName, Kind, Scenario, Step};
 use crate::verify;
