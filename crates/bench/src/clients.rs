@@ -76,8 +76,9 @@ pub(crate) fn together(
 
 #[cfg(test)]
 mod tests {
+    use copyhold_harness::{HarnessError, Interrupt};
+
     use super::*;
-    use crate::interrupt::Interrupt;
     use crate::meter;
 
     #[test]
@@ -86,7 +87,7 @@ mod tests {
         let all = together(4, |_| meter::each(5, &interrupt, |_| Ok(()))).unwrap();
         assert_eq!(all.ops(), 20);
         let failed = together(4, |client| match client {
-            2 => Err(BenchError::Interrupted),
+            2 => Err(HarnessError::Interrupted.into()),
             _ => meter::each(5, &interrupt, |_| Ok(())),
         });
         assert!(failed.is_err());

@@ -104,8 +104,9 @@ fn request(file: &File, way: Way, places: &mut Places, buffer: &mut [Page]) -> s
 mod tests {
     use std::time::Duration;
 
+    use copyhold_harness::Interrupt;
+
     use super::*;
-    use crate::interrupt::Interrupt;
     use crate::meter::Bounds;
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use copyhold_harness::HarnessError;
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BenchError {
     #[error("{what}: {source}")]
@@ -10,8 +12,8 @@ pub(crate) enum BenchError {
         #[source]
         source: io::Error,
     },
-    #[error("`{command}` failed ({status}): {says}")]
-    Command { command: String, status: String, says: String },
+    #[error(transparent)]
+    Harness(#[from] HarnessError),
     #[error("`{0} info --json` gives no counters that this program knows")]
     NoCounters(String),
     #[error("{files} files are more than a process may have open ({open}); use fewer --files")]
@@ -26,8 +28,6 @@ pub(crate) enum BenchError {
         "{what}: {expected} expected, {found} found; the filesystem did not keep what it was given"
     )]
     Wrong { what: &'static str, expected: u64, found: u64 },
-    #[error("interrupted; everything is unmounted and removed")]
-    Interrupted,
 }
 
 /// Says on what a system call failed.

@@ -16,12 +16,12 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use copyhold_harness::Interrupt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 use rustix::fs::{AtFlags, lstat, statat};
 
 use crate::error::{BenchError, On};
-use crate::interrupt::Interrupt;
 use crate::job::{Job, on_fresh};
 use crate::meter::{self, Bounds, Measured, Meter};
 use crate::summary::Sample;

@@ -1,7 +1,8 @@
 //! What every job is to the one that runs them.
 
+use copyhold_harness::Interrupt;
+
 use crate::error::BenchError;
-use crate::interrupt::Interrupt;
 use crate::summary::Sample;
 use crate::target::{Kind, Site, Target};
 
@@ -35,7 +36,7 @@ pub(crate) fn on_fresh(
     work: impl FnOnce(&Target<'_>) -> Result<Vec<Sample>, BenchError>,
 ) -> Result<Vec<Sample>, BenchError> {
     let target = site.set_up(kind)?;
-    let samples = work(&target)?;
-    target.take_down()?;
-    Ok(samples)
+    let samples = work(&target);
+    let down = target.take_down();
+    samples.and_then(|samples| down.map(|()| samples))
 }

@@ -27,7 +27,6 @@ mod counters;
 mod direct;
 mod error;
 mod files;
-mod interrupt;
 mod job;
 mod machine;
 mod measured;
@@ -55,11 +54,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use copyhold_harness::Interrupt;
 
 use cargo_build::CargoBuild;
 use error::{BenchError, On};
 use files::Files;
-use interrupt::Interrupt;
 use job::Job;
 use machine::Machine;
 use memory::Memory;

@@ -5,10 +5,11 @@
 //! daemon has at rest is `empty`. `per_file` is what lookups add for one file. The kernel's own
 //! filesystems have no daemon.
 
+use copyhold_harness::Interrupt;
+
 use crate::counters::{Resident, mib};
 use crate::error::BenchError;
 use crate::files::Forest;
-use crate::interrupt::Interrupt;
 use crate::job::{Job, on_fresh};
 use crate::summary::Sample;
 use crate::target::{Kind, Site, Target};

@@ -5,8 +5,9 @@
 
 use std::time::{Duration, Instant};
 
+use copyhold_harness::Interrupt;
+
 use crate::error::BenchError;
-use crate::interrupt::Interrupt;
 use crate::summary::Sample;
 
 /// When it is enough: at so many operations or behind so much time, whichever is first.

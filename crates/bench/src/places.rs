@@ -4,11 +4,11 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use copyhold_harness::Interrupt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
 use crate::error::{BenchError, On};
-use crate::interrupt::Interrupt;
 
 /// The unit of random jobs.
 pub(crate) const BLOCK: usize = 4096;

@@ -10,10 +10,11 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
+use copyhold_harness::Interrupt;
+
 use crate::clients::{self, Clients};
 use crate::direct::{self, Way};
 use crate::error::{BenchError, On};
-use crate::interrupt::Interrupt;
 use crate::job::Job;
 use crate::meter::{Bounds, Measured, Meter};
 use crate::places::{BLOCK, Places, fill_file};

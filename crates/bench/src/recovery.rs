@@ -7,12 +7,12 @@
 
 use std::time::{Duration, Instant};
 
+use copyhold_harness::Interrupt;
 use serde_json::Value;
 
 use crate::counters::mib;
 use crate::direct::{self, Way};
 use crate::error::{BenchError, On};
-use crate::interrupt::Interrupt;
 use crate::job::{Job, on_fresh};
 use crate::meter::{Bounds, Meter};
 use crate::places::{BLOCK, Places, fill_file};

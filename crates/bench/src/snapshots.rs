@@ -27,13 +27,13 @@ use std::time::{Duration, Instant};
 
 use crate::counters;
 use crate::error::BenchError;
-use crate::interrupt::Interrupt;
 use crate::job::{Job, on_fresh};
 use crate::measured::{Writes, at};
 use crate::summary::{Sample, compared};
 use crate::target::{self, Kind, Target, run};
 use crate::tenant::{self, FILE_BYTES, Fsync, Tenant};
 use crate::unshare::copies;
+use copyhold_harness::Interrupt;
 use ioctl::Control;
 use source::Source;
 
@@ -146,15 +146,19 @@ impl Snapshots {
         };
         let time = Duration::from_secs(self.seconds);
         let quiet = |tenant: &mut Tenant| {
-            let go_on = |_, elapsed| interrupt.check().map(|()| elapsed < time);
-            Writes::measure(tenant, every, go_on)
+            Writes::measure(tenant, every, |_, elapsed| {
+                interrupt.check()?;
+                Ok(elapsed < time)
+            })
         };
         let before = quiet(&mut tenant)?;
         let over = AtomicBool::new(false);
         let (deleting, deletion) = thread::scope(|scope| {
             let writes = scope.spawn(|| {
-                let go_on = |_, _| interrupt.check().map(|()| !over.load(Relaxed));
-                Writes::measure(&mut tenant, every, go_on)
+                Writes::measure(&mut tenant, every, |_, _| {
+                    interrupt.check()?;
+                    Ok(!over.load(Relaxed))
+                })
             });
             let deletion = site.delete_all(left, interrupt);
             over.store(true, Relaxed);

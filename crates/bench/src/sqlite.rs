@@ -9,8 +9,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use copyhold_harness::{HarnessError, Interrupt};
+
 use crate::error::{BenchError, On};
-use crate::interrupt::Interrupt;
 use crate::job::{Job, on_fresh};
 use crate::summary::Sample;
 use crate::target::{Kind, Site, Target};
@@ -114,7 +115,7 @@ fn ask(path: &Path, statements: &str) -> Result<String, BenchError> {
     let says = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     if !output.status.success() || !says.is_empty() {
         let status = output.status.to_string();
-        return Err(BenchError::Command { command: shown, status, says });
+        return Err(HarnessError::Failed { command: shown, status, says }.into());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -9,10 +9,10 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, geteuid, kill_process, test_kill_process};
+use copyhold_harness::{LoopDevice, Place, Pool, Program};
+use rustix::process::geteuid;
 use serde_json::Value;
 
 use crate::error::{BenchError, On};
@@ -74,7 +74,7 @@ impl Kind {
 /// Where filesystems are made, and with what.
 pub(crate) struct Site {
     directory: PathBuf,
-    program: PathBuf,
+    program: Program,
     options: Vec<String>,
     image_bytes: u64,
     /// What was left out and why.
@@ -90,10 +90,9 @@ impl Site {
         data_bytes: u64,
     ) -> Result<Site, BenchError> {
         let directory = directory.canonicalize().on(directory.display())?;
-        let beside = std::env::current_exe().on("this program")?.with_file_name("copyhold");
         Ok(Site {
             directory,
-            program: program.unwrap_or(beside),
+            program: Program::given_or_beside(program)?,
             options: options.to_vec(),
             image_bytes: data_bytes * 5 / 2 + (1 << 30),
             notes: RefCell::default(),
@@ -111,115 +110,106 @@ impl Site {
 
     /// Makes and mounts an empty filesystem.
     pub(crate) fn set_up(&self, kind: Kind) -> Result<Target<'_>, BenchError> {
-        let place = tempfile::Builder::new()
-            .prefix("copyhold-bench-")
-            .tempdir_in(&self.directory)
-            .on(self.directory.display())?;
-        let target = Target { site: self, kind, place, undo: RefCell::default() };
-        fs::create_dir(target.directory()).on("the mount point")?;
-        match kind {
-            Kind::Copyhold => target.mount_pool()?,
-            Kind::Btrfs | Kind::Ext4 | Kind::Xfs => target.mount_loop()?,
-            Kind::Null => target.mount_again()?,
-            Kind::Plain => {}
-        }
+        let place = Place::new(&self.directory, "copyhold-bench-")?;
+        let store = match kind {
+            Kind::Copyhold => Store::Pool(self.make_pool(place)?),
+            Kind::Btrfs | Kind::Ext4 | Kind::Xfs => self.make_kernels(kind, place)?,
+            Kind::Null => Store::Null { served: RefCell::default(), place },
+            Kind::Plain => Store::Plain(place),
+        };
+        let target = Target { site: self, kind, store };
+        target.mount()?;
         Ok(target)
+    }
+
+    fn make_pool(&self, place: Place) -> Result<Pool, BenchError> {
+        let options = self.options.iter().flat_map(|option| ["-o".to_owned(), option.clone()]);
+        let pool = Pool::new(self.program.clone(), place).mounted_with(options);
+        pool.create(&["--size", &self.image_bytes.to_string()])?;
+        Ok(pool)
+    }
+
+    fn make_kernels(&self, kind: Kind, place: Place) -> Result<Store, BenchError> {
+        place.make_image(self.image_bytes)?;
+        let device = LoopDevice::over(place.image(), &["--direct-io=on"])?;
+        let quiet: &[&str] = if kind == Kind::Ext4 { &["-q", "-F"] } else { &["-q", "-f"] };
+        run(Command::new(format!("mkfs.{}", kind.name())).args(quiet).arg(device.path()))?;
+        Ok(Store::Kernels { place, device })
     }
 }
 
-/// A mounted filesystem. Dropping it takes it down and removes it.
+/// A mounted filesystem. Dropping it detaches and removes it.
 pub(crate) struct Target<'a> {
     site: &'a Site,
     kind: Kind,
-    place: tempfile::TempDir,
-    /// What must be undone, newest last.
-    undo: RefCell<Vec<Undo>>,
+    store: Store,
 }
 
-#[derive(Debug)]
-enum Undo {
-    Loop(PathBuf),
-    KernelMount,
-    PoolMount,
-    NullMount(Child),
+/// Fields are dropped in order: the mount before what is under it.
+enum Store {
+    Pool(Pool),
+    Kernels {
+        place: Place,
+        device: LoopDevice,
+    },
+    /// The process while it is mounted.
+    Null {
+        served: RefCell<Option<Child>>,
+        place: Place,
+    },
+    Plain(Place),
 }
 
 impl Target<'_> {
     /// The filesystem's root.
     pub(crate) fn directory(&self) -> PathBuf {
-        self.place.path().join("mnt")
+        self.place().mount_point()
     }
 
     /// A directory beside the filesystem, for what a job needs of its own.
     pub(crate) fn beside(&self) -> &Path {
-        self.place.path()
+        self.place().path()
     }
 
     pub(crate) fn site(&self) -> &Site {
         self.site
     }
 
-    fn image(&self) -> PathBuf {
-        self.place.path().join("image")
+    fn place(&self) -> &Place {
+        match &self.store {
+            Store::Pool(pool) => pool.place(),
+            Store::Kernels { place, .. } | Store::Null { place, .. } | Store::Plain(place) => place,
+        }
     }
 
-    fn mount_pool(&self) -> Result<(), BenchError> {
-        let size = self.site.image_bytes.to_string();
-        run(self.copyhold().arg("create").arg(self.image()).args(["--size", &size]))?;
-        self.mount_again()
-    }
-
-    /// Mounts what was made before. A plain directory is there all the time.
-    fn mount_again(&self) -> Result<(), BenchError> {
-        if self.kind == Kind::Plain {
-            return Ok(());
+    fn mount(&self) -> Result<(), BenchError> {
+        match &self.store {
+            Store::Pool(pool) => pool.mount()?,
+            Store::Kernels { device, .. } => {
+                let mut mount = Command::new("mount");
+                mount.args(["-t", self.kind.name(), "-o", "noatime"]);
+                run(mount.arg(device.path()).arg(self.directory()))?;
+            }
+            Store::Null { served, .. } => {
+                *served.borrow_mut() = Some(null::mount(&self.directory(), &self.site.options)?);
+            }
+            Store::Plain(_) => {}
         }
-        if let Some(device) = self.loop_device() {
-            run(Command::new("mount")
-                .args(["-t", self.kind.name(), "-o", "noatime"])
-                .arg(&device)
-                .arg(self.directory()))?;
-            self.undo.borrow_mut().push(Undo::KernelMount);
-            return Ok(());
-        }
-        if self.kind == Kind::Null {
-            let served = null::mount(&self.directory(), &self.site.options)?;
-            self.undo.borrow_mut().push(Undo::NullMount(served));
-            return Ok(());
-        }
-        let mut mount = self.copyhold();
-        mount.arg("mount");
-        for option in &self.site.options {
-            mount.args(["-o", option]);
-        }
-        run(mount.arg(self.image()).arg(self.directory()))?;
-        self.undo.borrow_mut().push(Undo::PoolMount);
         Ok(())
     }
 
-    fn mount_loop(&self) -> Result<(), BenchError> {
-        let image = File::create_new(self.image()).on(self.image().display())?;
-        image.set_len(self.site.image_bytes).on(self.image().display())?;
-        let attach = ["--find", "--show", "--direct-io=on"];
-        let device = run(Command::new("losetup").args(attach).arg(self.image()))?;
-        let device = PathBuf::from(device.trim());
-        self.undo.borrow_mut().push(Undo::Loop(device.clone()));
-        let quiet: &[&str] = if self.kind == Kind::Ext4 { &["-q", "-F"] } else { &["-q", "-f"] };
-        let mkfs = format!("mkfs.{}", self.kind.name());
-        run(Command::new(mkfs).args(quiet).arg(&device))?;
-        self.mount_again()
+    fn unmount(&self) -> Result<(), BenchError> {
+        match &self.store {
+            Store::Pool(pool) => pool.unmount()?,
+            Store::Kernels { .. } => drop(run(Command::new("umount").arg(self.directory()))?),
+            Store::Null { served, .. } => served.take().map_or(Ok(()), null::unmount)?,
+            Store::Plain(_) => {}
+        }
+        Ok(())
     }
 
     pub(crate) fn kind(&self) -> Kind {
         self.kind
-    }
-
-    fn loop_device(&self) -> Option<PathBuf> {
-        let undo = self.undo.borrow();
-        undo.iter().find_map(|undo| match undo {
-            Undo::Loop(device) => Some(device.clone()),
-            _ => None,
-        })
     }
 
     /// Makes everything durable and forgets what is cached, the filesystem's own caches included:
@@ -247,55 +237,48 @@ impl Target<'_> {
 
     /// The process that serves the mount; the kernel's filesystems have none.
     pub(crate) fn daemon(&self) -> Result<Option<u32>, BenchError> {
-        let served = self.undo.borrow().iter().find_map(|undo| match undo {
-            Undo::NullMount(served) => Some(served.id()),
-            _ => None,
-        });
-        if self.kind != Kind::Copyhold {
-            return Ok(served);
-        }
-        let pid = self.info()?.get("pid").and_then(Value::as_u64);
-        Ok(pid.and_then(|pid| u32::try_from(pid).ok()))
+        Ok(match &self.store {
+            Store::Pool(pool) => Some(pool.daemon()?.pid().as_raw_nonzero().get().unsigned_abs()),
+            Store::Null { served, .. } => served.borrow().as_ref().map(Child::id),
+            Store::Kernels { .. } | Store::Plain(_) => None,
+        })
     }
 
     /// Kills the daemon of a pool and mounts again; how long that mount took.
     pub(crate) fn crash(&self) -> Result<Duration, BenchError> {
-        let program = self.site.program.display().to_string();
-        let daemon = self.daemon()?.and_then(|pid| Pid::from_raw(pid as i32));
-        let daemon = daemon.ok_or(BenchError::NoCounters(program))?;
-        kill_process(daemon, Signal::KILL).on("kill")?;
-        let detach: (&str, &str) =
-            if geteuid().is_root() { ("umount", "-l") } else { ("fusermount3", "-uz") };
-        run(Command::new(detach.0).arg(detach.1).arg(self.directory()))?;
-        self.undo.borrow_mut().pop();
-        while test_kill_process(daemon).is_ok() && !is_over(daemon) {
-            thread::sleep(Duration::from_millis(1));
-        }
+        self.pool()?.crash()?;
         let began = Instant::now();
-        self.mount_again()?;
+        self.mount()?;
         Ok(began.elapsed())
     }
 
     /// Unmounts and mounts again; how long each took.
     pub(crate) fn remount(&self) -> Result<(Duration, Duration), BenchError> {
         let began = Instant::now();
-        let mount = self.undo.borrow_mut().pop();
-        mount.map_or(Ok(()), |mount| self.undo_one(mount))?;
+        self.unmount()?;
         let unmounted = Instant::now();
-        self.mount_again()?;
+        self.mount()?;
         Ok((unmounted - began, unmounted.elapsed()))
     }
 
     pub(crate) fn copyhold(&self) -> Command {
-        Command::new(&self.site.program)
+        self.site.program.command()
+    }
+
+    fn no_counters(&self) -> BenchError {
+        BenchError::NoCounters(self.site.program.path().display().to_string())
+    }
+
+    fn pool(&self) -> Result<&Pool, BenchError> {
+        match &self.store {
+            Store::Pool(pool) => Ok(pool),
+            _ => Err(self.no_counters()),
+        }
     }
 
     /// What `copyhold info --json` says of the mount.
     pub(crate) fn info(&self) -> Result<Value, BenchError> {
-        let mut ask = self.copyhold();
-        let info = run(ask.args(["--json", "info"]).arg(self.directory()))?;
-        let program = self.site.program.display().to_string();
-        serde_json::from_str(&info).map_err(|_| BenchError::NoCounters(program))
+        Ok(self.pool()?.info()?)
     }
 
     /// Makes everything durable that was written.
@@ -311,51 +294,24 @@ impl Target<'_> {
 
     /// What the device was asked to write so far.
     pub(crate) fn traffic(&self) -> Result<Traffic, BenchError> {
-        match self.kind {
-            Kind::Copyhold => {
-                let program = self.site.program.display().to_string();
-                Traffic::of_info(&self.info()?).ok_or(BenchError::NoCounters(program))
-            }
-            Kind::Null | Kind::Plain => Ok(Traffic::default()),
-            Kind::Btrfs | Kind::Ext4 | Kind::Xfs => {
-                let device = self.loop_device().expect("a kernel filesystem has a loop device");
-                let name = device.file_name().expect("devices have names");
+        match &self.store {
+            Store::Pool(pool) => Traffic::of_info(&pool.info()?).ok_or_else(|| self.no_counters()),
+            Store::Kernels { device, .. } => {
+                let name = device.path().file_name().expect("devices have names");
                 let path = Path::new("/sys/block").join(name).join("stat");
                 let stat = fs::read_to_string(&path).on(path.display())?;
                 Ok(Traffic::of_block_stat(&stat))
             }
+            Store::Null { .. } | Store::Plain(_) => Ok(Traffic::default()),
         }
     }
 
-    /// Unmounts and removes; dropping does the same, but has nobody to tell.
+    /// Unmounts, waits until the pool is closed, and removes everything.
     pub(crate) fn take_down(self) -> Result<(), BenchError> {
-        self.undo_all()
-    }
-
-    fn undo_all(&self) -> Result<(), BenchError> {
-        let mut first_failure = Ok(());
-        loop {
-            let Some(undo) = self.undo.borrow_mut().pop() else { return first_failure };
-            let undone = self.undo_one(undo);
-            first_failure = first_failure.and(undone);
-        }
-    }
-
-    fn undo_one(&self, undo: Undo) -> Result<(), BenchError> {
-        match undo {
-            Undo::Loop(device) => run(Command::new("losetup").arg("-d").arg(device)),
-            Undo::KernelMount => run(Command::new("umount").arg(self.directory())),
-            Undo::NullMount(served) => return null::unmount(served),
-            Undo::PoolMount => run(self.copyhold().arg("umount").arg(self.directory())),
-        }
-        .map(drop)
-    }
-}
-
-impl Drop for Target<'_> {
-    fn drop(&mut self) {
-        if let Err(error) = self.undo_all() {
-            eprintln!("copyhold-bench: cleaning up: {error}");
+        self.unmount()?;
+        match self.store {
+            Store::Kernels { device, .. } => Ok(device.detach()?),
+            _ => Ok(()),
         }
     }
 }
@@ -365,24 +321,9 @@ fn drop_caches(which: &str) -> Result<(), BenchError> {
     fs::write(ASK, which).on(ASK)
 }
 
-/// Whether a process has ended, though its parent may not have looked yet.
-fn is_over(process: Pid) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
-    stat.map_or(true, |stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
-}
-
 /// Runs a command to its end; its standard output.
 pub(crate) fn run(command: &mut Command) -> Result<String, BenchError> {
-    let shown = format!("{command:?}").replace('"', "");
-    let output = command.stdin(Stdio::null()).output().on(&shown)?;
-    if !output.status.success() {
-        return Err(BenchError::Command {
-            command: shown,
-            status: output.status.to_string(),
-            says: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-        });
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    Ok(copyhold_harness::run(command)?)
 }
 
 #[cfg(test)]
@@ -393,11 +334,5 @@ mod tests {
     fn what_has_no_mkfs_here_is_not_an_error() {
         assert_eq!(Kind::Copyhold.missing(), None);
         assert_eq!(Kind::Plain.missing(), None);
-    }
-
-    #[test]
-    fn a_command_that_fails_tells_what_it_said() {
-        let error = run(Command::new("sh").args(["-c", "echo no >&2; exit 3"])).unwrap_err();
-        assert!(error.to_string().ends_with("no"), "{error}");
     }
 }

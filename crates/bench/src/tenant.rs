@@ -11,11 +11,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use copyhold_harness::Interrupt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
 use crate::error::{BenchError, On};
-use crate::interrupt::Interrupt;
 use crate::places::BLOCK;
 
 pub(crate) const FILE_BYTES: u64 = 128 << 10;

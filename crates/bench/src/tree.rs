@@ -15,8 +15,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use copyhold_harness::Interrupt;
+
 use crate::error::{BenchError, On};
-use crate::interrupt::Interrupt;
 use crate::job::{Job, on_fresh};
 use crate::summary::Sample;
 use crate::target::{Kind, Site, Target, run};

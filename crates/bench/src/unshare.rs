@@ -28,7 +28,6 @@ use std::time::{Duration, Instant};
 
 use crate::counters::{self, Counters};
 use crate::error::BenchError;
-use crate::interrupt::Interrupt;
 use crate::job::{Job, on_fresh};
 use crate::measured::Writes;
 use crate::summary::{Sample, compared};
@@ -36,6 +35,7 @@ use crate::target::{Kind, Site, Target};
 use crate::tenant::{self, FILE_BYTES, Fsync, Tenant};
 pub(crate) use background::Background;
 use background::Processes;
+use copyhold_harness::Interrupt;
 
 /// Seed of the timed writer; background writers count up from the next.
 const SEED: u64 = 12345;
@@ -162,7 +162,8 @@ impl Unshare {
         let ops = u64::from(self.files) * FILE_BYTES / crate::places::BLOCK as u64;
         let time = Duration::from_secs(self.seconds);
         let writes = Writes::measure(&mut foreground, Duration::ZERO, |done, elapsed| {
-            interrupt.check().map(|()| done < ops && elapsed < time)
+            interrupt.check()?;
+            Ok(done < ops && elapsed < time)
         })?;
         let others = background.written()? - others_before;
         let all = (writes.ops() + others) as f64 / began.elapsed().as_secs_f64();

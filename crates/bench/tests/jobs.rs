@@ -3,14 +3,12 @@
 //! On a plain directory always. On mounts, Copyhold's and the null store's, where there are root
 //! and /dev/fuse; Copyhold's where its program was built beside this one.
 
-#![allow(clippy::disallowed_methods, reason = "CI is told by its environment")]
-
 use std::collections::BTreeSet;
 use std::fs;
-use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 
+use copyhold_harness::needs;
 use serde_json::Value;
 
 const BENCH: &str = env!("CARGO_BIN_EXE_copyhold-bench");
@@ -32,19 +30,12 @@ fn run(job: &[&str]) -> Vec<Value> {
     lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn can_mount() -> bool {
-    let possible = rustix::process::geteuid().is_root()
-        && File::options().read(true).write(true).open("/dev/fuse").is_ok();
-    assert!(possible || std::env::var_os("CI").is_none(), "CI needs root and /dev/fuse");
-    possible
-}
-
 fn has_copyhold() -> bool {
-    can_mount() && Path::new(BENCH).with_file_name("copyhold").is_file()
+    needs::are_met() && Path::new(BENCH).with_file_name("copyhold").is_file()
 }
 
 fn targets() -> Vec<&'static str> {
-    if can_mount() { vec!["plain", "null"] } else { vec!["plain"] }
+    if needs::are_met() { vec!["plain", "null"] } else { vec!["plain"] }
 }
 
 /// The metrics that a target has a figure of, above zero.
@@ -112,7 +103,7 @@ fn tree() {
     assert_metrics(&lines, &["untar.time", "untar_durable.time", "grep.time", "rm.time"]);
     let left_out =
         lines.iter().any(|line| line["left_out"] == "tree on null: git needs what it wrote");
-    assert_eq!(left_out, can_mount());
+    assert_eq!(left_out, needs::are_met());
 }
 
 #[test]
@@ -137,7 +128,7 @@ fn recovery_is_of_copyhold_alone() {
 fn memory_is_of_what_has_a_daemon() {
     let lines = run(&["memory", "--files", "1100"]);
     assert_eq!(metrics(&lines, "plain"), BTreeSet::new());
-    for target in [(can_mount(), "null"), (has_copyhold(), "copyhold")] {
+    for target in [(needs::are_met(), "null"), (has_copyhold(), "copyhold")] {
         let (is_there, target) = target;
         assert!(!is_there || metrics(&lines, target).contains("looked_up.memory_peak"));
     }

@@ -4,11 +4,11 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use copyhold_harness::Interrupt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
 use crate::error::{BenchError, On};
-use crate::interrupt::Interrupt;
 use crate::places::BLOCK;
 
 pub(super) const FILE_BYTES: u64 = BLOCK as u64;

@@ -12,6 +12,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
+use copyhold_harness::HarnessError;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::{SEED, snapshot};
@@ -180,11 +181,9 @@ impl Processes {
         for mut process in processes {
             let status = process.child.wait().on("a process of the background")?;
             if !status.success() {
-                all = Err(BenchError::Command {
-                    command: "copyhold-bench background".into(),
-                    status: status.to_string(),
-                    says: "see above".into(),
-                });
+                let (command, says) = ("copyhold-bench background".into(), "see above".into());
+                let status = status.to_string();
+                all = Err(HarnessError::Failed { command, status, says }.into());
             }
         }
         all
@@ -210,8 +209,9 @@ fn tenants_a_process(files: u32) -> Result<u32, BenchError> {
 
 #[cfg(test)]
 mod tests {
+    use copyhold_harness::Interrupt;
+
     use super::*;
-    use crate::interrupt::Interrupt;
     use crate::tenant;
 
     #[test]

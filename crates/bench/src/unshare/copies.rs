@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use copyhold_harness::Interrupt;
+
 use crate::error::{BenchError, On};
-use crate::interrupt::Interrupt;
 use crate::summary::Sample;
 use crate::target::{Kind, Target, run};
 use crate::tenant;
