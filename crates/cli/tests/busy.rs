@@ -9,40 +9,15 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use copyhold_harness::Mounted;
+use copyhold_harness::mount_table::is_mounted;
 use rustix::io::Errno;
 use serde_json::{Value, json};
 use site::*;
-
-/// A mount, gone at the end.
-struct Mounted<'a>(&'a Path);
-
-impl Mounted<'_> {
-    fn new<'a>(options: &[&str], what: &Path, at: &'a Path) -> Mounted<'a> {
-        let status = Command::new("mount").args(options).arg(what).arg(at).status().unwrap();
-        assert!(status.success(), "{options:?}");
-        Mounted(at)
-    }
-
-    fn unmount(self) -> bool {
-        Command::new("umount").arg(self.0).status().unwrap().success()
-    }
-}
-
-impl Drop for Mounted<'_> {
-    fn drop(&mut self) {
-        let mut umount = Command::new("umount");
-        let _ = umount.arg("--lazy").arg(self.0).stderr(Stdio::null()).status();
-    }
-}
-
-fn is_mount_point(path: &Path) -> bool {
-    let table = fs::read_to_string("/proc/self/mounts").unwrap();
-    table.lines().any(|line| line.split(' ').nth(1) == path.to_str())
-}
 
 #[test]
 fn a_subvolume_is_deleted_whatever_is_mounted_from_it_or_in_it() {
@@ -52,9 +27,9 @@ fn a_subvolume_is_deleted_whatever_is_mounted_from_it_or_in_it() {
     fs::write(site.path("a/dir/file"), "one").unwrap();
     site.snapshot("a", "s");
     let elsewhere = tempfile::tempdir().unwrap();
-    let bound = Mounted::new(&["--bind"], &site.path("a"), elsewhere.path());
+    let bound = worked(Mounted::new(&["--bind"], &site.path("a"), elsewhere.path()));
     let inside = site.path("a/dir");
-    let covered = Mounted::new(&["-t", "tmpfs"], Path::new("none"), &inside);
+    let covered = worked(Mounted::new(&["-t", "tmpfs"], Path::new("none"), &inside));
     assert_eq!(fs::read(elsewhere.path().join("dir/file")).unwrap(), b"one");
     site.delete("a");
     assert!(!site.path("a").exists());
@@ -62,8 +37,8 @@ fn a_subvolume_is_deleted_whatever_is_mounted_from_it_or_in_it() {
     assert_eq!(number(fs::read_dir(elsewhere.path())), Some(Errno::STALE));
     assert_eq!(number(fs::read(elsewhere.path().join("dir/file"))), Some(Errno::STALE));
     assert_eq!(number(fs::write(elsewhere.path().join("new"), "x")), Some(Errno::STALE));
-    assert!(!is_mount_point(&inside));
-    assert!(bound.unmount());
+    assert!(!is_mounted(&inside).unwrap());
+    worked(bound.unmount());
     drop(covered);
     site.done(&["subvolume", "sync", &site.at("")]);
     assert_eq!(fs::read(site.path("s/dir/file")).unwrap(), b"one");
@@ -76,14 +51,14 @@ fn what_is_only_seen_through_a_bind_mount_is_not_deleted_by_that_name() {
     site.subvolume("a");
     fs::write(site.path("a/file"), "one").unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
-    let bound = Mounted::new(&["--bind"], &site.path("a"), elsewhere.path());
+    let bound = worked(Mounted::new(&["--bind"], &site.path("a"), elsewhere.path()));
     let name = elsewhere.path().to_str().unwrap();
     site.refused(&["subvolume", "delete", name], "EBUSY", "not its name in the pool");
     assert_eq!(fs::read(site.path("a/file")).unwrap(), b"one");
     // A snapshot needs no name of its source.
     site.done(&["subvolume", "snapshot", name, &site.at("s")]);
     assert_eq!(fs::read(site.path("s/file")).unwrap(), b"one");
-    assert!(bound.unmount());
+    worked(bound.unmount());
     site.checked();
 }
 

@@ -12,9 +12,11 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use copyhold_harness::mount_table::is_mounted;
+use copyhold_harness::wait::wait_until;
+use copyhold_harness::{Mounted, transport};
 use rustix::fs::{FlockOperation, OFlags, fcntl_setfl, flock};
 use rustix::process::{Pid, Signal, kill_process};
-use site::wait::wait_until;
 use site::*;
 
 /// A daemon in the foreground. A shell ignores SIGINT in what it starts with `&`; `env` resets
@@ -94,8 +96,7 @@ fn a_log_that_is_read_late_has_all_that_fits() {
 
 /// The limits of descriptors of the daemon: soft and hard.
 fn descriptors(site: &Site) -> (String, String) {
-    let pid = &site.done(&["info", &site.at("")])["pid"];
-    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let limits = fs::read_to_string(format!("/proc/{}/limits", site.pid())).unwrap();
     let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
     let mut fields = line.split_whitespace().skip(3).map(str::to_owned);
     (fields.next().unwrap(), fields.next().unwrap())
@@ -151,11 +152,11 @@ fn with_few_descriptors_a_mount_works_or_fails_and_returns() {
             site.done(&["umount", &site.at("")]);
             worked += 1;
         } else {
-            assert!(!is_mount_point(&site.path("")), "{limit}: it has failed");
+            assert!(!is_mounted(&site.path("")).unwrap(), "{limit}: it has failed");
         }
     }
     assert!((1..42).contains(&worked), "the limits are not where it matters: {worked}");
-    if site::transport::has_ring() {
+    if transport::has_ring() {
         let falls_back = |said: &String| said.contains("the ring is refused: Too many open files");
         assert!(transports.iter().any(falls_back), "{transports:?}");
         assert_eq!(transports.last().unwrap(), "io_uring");
@@ -163,12 +164,6 @@ fn with_few_descriptors_a_mount_works_or_fails_and_returns() {
     site.mount(&[]);
     assert_eq!(fs::read(site.path("file")).unwrap(), b"47");
     site.checked();
-}
-
-fn is_mount_point(path: &Path) -> bool {
-    let table = fs::read_to_string("/proc/self/mounts").unwrap();
-    let path = path.to_str().unwrap().trim_end_matches('/');
-    table.lines().any(|line| line.split(' ').nth(1) == Some(path))
 }
 
 #[test]
@@ -196,8 +191,7 @@ fn a_signal_soon_after_the_start_ends_the_daemon_and_loses_nothing() {
     let Some(site) = Site::mounted(&[]) else { return };
     (0..FILES).for_each(|n| fs::write(site.path(&n.to_string()), n.to_string()).unwrap());
     File::open(site.path("")).unwrap().sync_all().unwrap();
-    let pid = site.done(&["info", &site.at("")])["pid"].as_i64().unwrap();
-    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+    site.kill();
     site.done(&["umount", &site.at("")]);
     for millis in [0, 3, 6, 10, 15, 20, 30, 50] {
         let mut daemon = foreground(&site, Stdio::null());
@@ -213,21 +207,8 @@ fn a_signal_soon_after_the_start_ends_the_daemon_and_loses_nothing() {
 }
 
 /// A filesystem over another, gone at the end.
-struct Cover(PathBuf);
-
-impl Cover {
-    fn over(path: &Path) -> Cover {
-        let mut mount = Command::new("mount");
-        let status = mount.args(["-t", "tmpfs", "cover"]).arg(path).status().unwrap();
-        assert!(status.success());
-        Cover(path.to_owned())
-    }
-}
-
-impl Drop for Cover {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.0).stderr(Stdio::null()).status();
-    }
+fn cover(path: &Path) -> Mounted {
+    worked(Mounted::new(&["-t", "tmpfs"], Path::new("cover"), path))
 }
 
 #[test]
@@ -238,7 +219,7 @@ fn a_mount_below_another_ends_when_that_is_gone() {
     let mut daemon = foreground(&site, log.reopen().unwrap());
     wait_until(|| site.run(&["info", &site.at("")]).status.success());
     fs::write(site.path("file"), "content").unwrap();
-    let cover = Cover::over(&site.path(""));
+    let cover = cover(&site.path(""));
     kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
     wait_until(|| fs::read_to_string(log.path()).unwrap().contains("mounted over"));
     assert!(daemon.try_wait().unwrap().is_none(), "it is still mounted");
@@ -256,7 +237,7 @@ fn a_second_signal_ends_a_mount_below_another() {
     let log = tempfile::NamedTempFile::new().unwrap();
     let mut daemon = foreground(&site, log.reopen().unwrap());
     wait_until(|| site.run(&["info", &site.at("")]).status.success());
-    let cover = Cover::over(&site.path(""));
+    let cover = cover(&site.path(""));
     kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
     wait_until(|| fs::read_to_string(log.path()).unwrap().contains("mounted over"));
     kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
@@ -287,7 +268,7 @@ fn a_mount_below_a_covered_directory_ends_when_that_is_gone() {
     for has_same_directory in [false, true] {
         let Some(site) = Site::mounted(&[]) else { return };
         let (mut daemon, log) = served(&site);
-        let cover = Cover::over(site.path("").parent().unwrap());
+        let cover = cover(site.path("").parent().unwrap());
         if has_same_directory {
             fs::create_dir(site.path("")).unwrap();
         }
@@ -311,14 +292,14 @@ fn a_place_that_cannot_be_reached_keeps_no_other_place() {
     fs::create_dir(&place).unwrap();
     // The newest is the first to be unmounted.
     bind(&site.path(""), &place);
-    let cover = Cover::over(elsewhere.path());
+    let cover = cover(elsewhere.path());
     kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
     wait_until(|| fs::read_to_string(log.path()).unwrap().contains("mounted over"));
-    assert!(!is_mount_point(&site.path("")));
+    assert!(!is_mounted(&site.path("")).unwrap());
     assert!(daemon.try_wait().unwrap().is_none(), "it is still mounted");
     drop(cover);
     assert!(ended(&mut daemon).success());
-    assert!(!is_mount_point(&place));
+    assert!(!is_mounted(&place).unwrap());
     site.mount(&[]);
     site.checked();
 }
@@ -332,7 +313,7 @@ fn a_mount_that_is_bound_over_itself_ends_at_the_first_signal() {
     }
     kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
     assert!(ended(&mut daemon).success());
-    assert!(!is_mount_point(&site.path("")));
+    assert!(!is_mounted(&site.path("")).unwrap());
     site.mount(&[]);
     assert_eq!(fs::read(site.path("file")).unwrap(), b"content");
     site.checked();
@@ -389,8 +370,7 @@ fn a_pool_beyond_the_limit_on_file_sizes_is_an_error() {
     // A mount writes to a log that ends in something.
     let file = fs::File::create(site.path("f")).unwrap();
     file.sync_all().unwrap();
-    let pid = site.done(&["info", &site.at("")])["pid"].as_i64().unwrap();
-    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+    site.kill();
     drop(file);
     site.done(&["umount", &site.at("")]);
     let refusal = tempfile::NamedTempFile::new().unwrap();

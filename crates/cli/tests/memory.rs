@@ -28,7 +28,7 @@ fn info(site: &Site) -> Value {
 /// The most that the daemon had, without the pages of its program, which tests have in another
 /// size than users.
 fn peak(site: &Site) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", info(site)["pid"])).unwrap();
+    let status = fs::read_to_string(format!("/proc/{}/status", site.pid())).unwrap();
     let bytes = |field: &str| {
         let line = status.lines().find(|line| line.starts_with(field)).expect("a Linux field");
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
@@ -93,10 +93,7 @@ fn many_writers_of_large_pieces_stay_within_it_and_so_does_recovery() {
         }
     });
     assert!(peak(&site) <= BUDGET, "{} bytes", peak(&site));
-    let pid = info(&site)["pid"].to_string();
-    let killed = std::process::Command::new("kill").args(["-9", &pid]).status().unwrap();
-    assert!(killed.success());
-    site.done(&["umount", "--lazy", &site.at("")]);
+    site.crash();
     site.mount(&["-o", "memory=96M"]);
     for n in 0..48 {
         let content = fs::read(site.path(&format!("f{n}"))).unwrap();

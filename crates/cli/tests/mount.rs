@@ -5,133 +5,53 @@
 
 #![allow(clippy::disallowed_methods, reason = "it looks at processes from outside")]
 
+mod site;
+
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 
+use copyhold_harness::wait::wait_until;
+use copyhold_harness::{LoopDevice, Mounted, mount_table, needs, output, transport};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use wait::wait_until;
+use site::{PROGRAM, Site, copied_program, worked};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_copyhold");
-
-#[path = "site/transport.rs"]
-mod transport;
-#[path = "site/wait.rs"]
-mod wait;
-
-/// A pool file and a mount point, both gone at the end.
-struct Site {
-    place: tempfile::TempDir,
+/// A pool of 256 MiB that is not mounted yet. `None` where nothing can be mounted, by root or by an
+/// ordinary user.
+fn unmounted() -> Option<Site> {
+    needs::has_fuse().then(|| Site::unmounted(&["--size", "256M"]))
 }
 
-impl Site {
-    /// `None` where nothing can be mounted.
-    fn new() -> Option<Site> {
-        if !transport::is_there() {
-            return None;
-        }
-        if File::options().read(true).write(true).open("/dev/fuse").is_err() {
-            assert!(std::env::var_os("CI").is_none(), "CI needs /dev/fuse");
-            eprintln!("skipped: no /dev/fuse here");
-            return None;
-        }
-        let site = Site { place: tempfile::tempdir().unwrap() };
-        fs::create_dir(site.mnt()).unwrap();
-        done(&["create".as_ref(), site.pool().as_os_str(), "--size".as_ref(), "256M".as_ref()]);
-        Some(site)
-    }
-
-    fn pool(&self) -> PathBuf {
-        self.place.path().join("pool.img")
-    }
-
-    fn mnt(&self) -> PathBuf {
-        self.place.path().join("mnt")
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.mnt().join(name)
-    }
-
-    fn verb(&self, verb: &str, more: &[&str]) -> Output {
-        let mut command = Command::new(PROGRAM);
-        command.arg(verb).args(more);
-        if verb == "mount" || verb == "check" {
-            command.arg(self.pool());
-        }
-        if verb == "mount" {
-            command.args(transport::options());
-        }
-        if verb != "check" {
-            command.arg(self.mnt());
-        }
-        command.output().unwrap()
-    }
-
-    #[track_caller]
-    fn does(&self, verb: &str, more: &[&str]) {
-        let output = self.verb(verb, more);
-        assert!(output.status.success(), "{verb}: {}", says(&output));
-    }
-
-    #[track_caller]
-    fn mounted() -> Option<Site> {
-        let site = Site::new()?;
-        site.does("mount", &[]);
-        Some(site)
-    }
-
-    fn info(&self) -> Value {
-        let output = self.verb("info", &["--json"]);
-        assert!(output.status.success(), "{}", says(&output));
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
-
-    fn daemon(&self) -> Pid {
-        let pid = self.info()["pid"].as_i64().expect("a mounted pool has a daemon");
-        Pid::from_raw(pid as i32).unwrap()
-    }
-
-    /// Kills the daemon; returns when it is gone.
-    fn kill(&self) {
-        let daemon = self.daemon();
-        kill_process(daemon, Signal::KILL).unwrap();
-        wait_until(|| !Path::new(&format!("/proc/{}", daemon.as_raw_nonzero())).exists());
-    }
-
-    fn is_mounted(&self) -> bool {
-        is_mount_point(&self.mnt())
-    }
-
-    /// Nobody has the pool open.
-    fn is_closed(&self) -> bool {
-        let file = File::open(self.pool()).unwrap();
-        let operation = rustix::fs::FlockOperation::NonBlockingLockExclusive;
-        rustix::fs::flock(&file, operation).is_ok()
-    }
+fn mounted() -> Option<Site> {
+    let site = unmounted()?;
+    site.mount(&[]);
+    Some(site)
 }
 
-impl Drop for Site {
-    fn drop(&mut self) {
-        while self.is_mounted() {
-            let output = self.verb("umount", &["--lazy"]);
-            if !output.status.success() {
-                break;
-            }
-        }
+/// What the program tells a person about the mount.
+fn tells(site: &Site, verb: &str, more: &[&str]) -> Output {
+    let mut command = Command::new(PROGRAM);
+    command.arg(verb).args(more);
+    if verb == "mount" {
+        command.arg(site.pool()).args(transport::arguments());
     }
+    worked(output(command.arg(site.mnt())))
 }
 
-fn is_mount_point(path: &Path) -> bool {
-    let table = fs::read_to_string("/proc/self/mounts").unwrap();
-    table.lines().any(|line| line.split(' ').nth(1) == path.to_str())
+fn is_mounted(site: &Site) -> bool {
+    worked(mount_table::is_mounted(&site.mnt()))
+}
+
+/// No process has the pool open.
+fn is_closed(site: &Site) -> bool {
+    worked(copyhold_harness::is_closed(site.pool().as_ref()))
 }
 
 fn is_root() -> bool {
@@ -140,12 +60,6 @@ fn is_root() -> bool {
 
 fn says(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-#[track_caller]
-fn done(arguments: &[&OsStr]) {
-    let output = Command::new(PROGRAM).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{arguments:?}: {}", says(&output));
 }
 
 #[track_caller]
@@ -162,76 +76,73 @@ fn write_synced(path: &Path, content: &[u8]) {
 
 #[test]
 fn mount_returns_when_usable_and_umount_when_closed() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = mounted() else { return };
     fs::create_dir(site.path("dir")).unwrap();
     fs::write(site.path("dir/file"), b"hello").unwrap();
-    site.does("umount", &[]);
-    assert!(site.is_closed(), "umount returned before the pool was closed");
+    site.unmount();
+    assert!(is_closed(&site), "umount returned before the pool was closed");
     assert!(fs::read_dir(site.mnt()).unwrap().next().is_none());
-    site.does("mount", &[]);
+    site.mount(&[]);
     assert_eq!(fs::read(site.path("dir/file")).unwrap(), b"hello");
-    site.does("umount", &[]);
-    site.does("check", &[]);
+    site.checked();
 }
 
 #[test]
 fn a_pool_can_be_unmounted_by_its_own_name() {
-    let Some(site) = Site::mounted() else { return };
-    done(&["umount".as_ref(), site.pool().as_os_str()]);
-    assert!(!site.is_mounted() && site.is_closed());
-    refused(&site.verb("umount", &[]), 1, "no pool is mounted");
+    let Some(site) = mounted() else { return };
+    site.done(&["umount", &site.pool()]);
+    assert!(!is_mounted(&site) && is_closed(&site));
+    refused(&tells(&site, "umount", &[]), 1, "no pool is mounted");
 }
 
 #[test]
 fn a_killed_daemon_leaves_a_pool_that_simply_mounts_again() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = mounted() else { return };
     for round in 0..3 {
         let name = format!("file{round}");
         write_synced(&site.path(&name), name.as_bytes());
         fs::write(site.path("unsynced"), b"old or new or absent").unwrap();
         site.kill();
         assert!(fs::read(site.path(&name)).is_err());
-        site.does("mount", &[]);
+        site.mount(&[]);
         for earlier in 0..=round {
             let name = format!("file{earlier}");
             assert_eq!(fs::read(site.path(&name)).unwrap(), name.as_bytes());
         }
     }
-    site.does("umount", &[]);
-    site.does("check", &[]);
+    site.checked();
 }
 
 #[test]
 fn a_mount_right_behind_a_kill_waits_for_the_daemon_to_be_gone() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = mounted() else { return };
     for round in 0..10u8 {
         // Memory takes a dying process longer than anything else.
         fs::write(site.path("file"), vec![round; 96 << 20]).unwrap();
-        kill_process(site.daemon(), Signal::KILL).unwrap();
-        site.does("mount", &[]);
+        worked(site.daemon(&site.at("")).kill());
+        site.mount(&[]);
     }
-    site.does("umount", &[]);
-    site.does("check", &[]);
+    site.checked();
 }
 
 #[test]
 fn umount_removes_the_mount_of_a_dead_daemon() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = mounted() else { return };
     site.kill();
-    refused(&site.verb("sync", &[]), 1, "the daemon of");
-    site.does("umount", &[]);
-    assert!(!site.is_mounted());
+    refused(&tells(&site, "sync", &[]), 1, "the daemon of");
+    site.unmount();
+    assert!(!is_mounted(&site));
 }
 
 #[test]
 fn sync_makes_everything_durable() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = mounted() else { return };
     for number in 0..50 {
         fs::write(site.path(&format!("file{number}")), vec![number; 5000]).unwrap();
     }
-    site.does("sync", &[]);
+    site.done(&["sync", &site.at("")]);
     site.kill();
-    site.does("mount", &[]);
+    site.mount(&[]);
     for number in 0..50 {
         assert_eq!(fs::read(site.path(&format!("file{number}"))).unwrap(), vec![number; 5000]);
     }
@@ -239,21 +150,17 @@ fn sync_makes_everything_durable() {
 
 /// The view `debug NAME` of the pool.
 fn debug(site: &Site, name: &str) -> Value {
-    let pool = site.pool();
-    let mut command = Command::new(PROGRAM);
-    let output = command.args(["debug", name, "--json"]).arg(pool).output().unwrap();
-    assert!(output.status.success(), "{}", says(&output));
-    serde_json::from_slice(&output.stdout).unwrap()
+    site.done(&["debug", name, &site.pool()])
 }
 
 #[test]
 fn a_log_damaged_in_its_middle_is_cut_on_demand_only() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = mounted() else { return };
     for number in 0..8 {
         write_synced(&site.path(&format!("file{number}")), &[number; 5000]);
     }
     site.kill();
-    site.does("umount", &[]);
+    site.unmount();
     let (labels, log) = (debug(&site, "labels"), debug(&site, "log"));
     let batches = log["batches"].as_array().unwrap();
     let lost = batches[batches.len() - 4]["position"].as_u64().unwrap();
@@ -262,42 +169,41 @@ fn a_log_damaged_in_its_middle_is_cut_on_demand_only() {
         let block = copy.as_u64().unwrap() + lost % labels["log_blocks"].as_u64().unwrap();
         file.write_all_at(&[0xa5; 100], block * 4096 + 60).unwrap();
     }
-    refused(&site.verb("mount", &[]), 3, "-o cut-tail");
+    refused(&tells(&site, "mount", &[]), 3, "-o cut-tail");
     let there = || (0..8).filter(|number| site.path(&format!("file{number}")).exists()).count();
-    site.does("mount", &["-o", "ro"]);
+    site.mount(&["-o", "ro"]);
     let beginning = there();
     assert!((1..8).contains(&beginning), "{beginning}");
-    site.does("umount", &[]);
-    let output = site.verb("mount", &["-o", "cut-tail"]);
+    site.unmount();
+    let output = tells(&site, "mount", &["-o", "cut-tail"]);
     assert!(output.status.success() && says(&output).contains("goes on without what txgs"));
     assert_eq!(there(), beginning);
     fs::write(site.path("after"), b"1").unwrap();
-    site.does("umount", &[]);
-    site.does("check", &[]);
-    site.does("mount", &[]);
+    site.checked();
+    site.mount(&[]);
     assert_eq!((there(), site.path("after").exists()), (beginning, true));
 }
 
 #[test]
 fn a_mount_in_use_is_not_unmounted_unless_lazily() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = mounted() else { return };
     let mut file = File::create(site.path("open")).unwrap();
-    refused(&site.verb("umount", &[]), 4, "is busy");
+    refused(&tells(&site, "umount", &[]), 4, "is busy");
     file.write_all(b"still there").unwrap();
-    site.does("umount", &["--lazy"]);
-    assert!(!site.is_mounted());
+    site.done(&["umount", "--lazy", &site.at("")]);
+    assert!(!is_mounted(&site));
     file.write_all(b", and still open").unwrap();
     drop(file);
-    wait_until(|| site.is_closed());
-    site.does("mount", &[]);
+    wait_until(|| is_closed(&site));
+    site.mount(&[]);
     assert_eq!(fs::read(site.path("open")).unwrap(), b"still there, and still open");
 }
 
 #[test]
 fn a_mounted_pool_is_not_mounted_over_itself_nor_made_anew() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = mounted() else { return };
     fs::write(site.path("file"), b"here").unwrap();
-    refused(&site.verb("mount", &[]), 4, "");
+    refused(&tells(&site, "mount", &[]), 4, "");
     let over = Command::new(PROGRAM).args(["create", "--force"]).arg(site.pool()).output();
     refused(&over.unwrap(), 4, "in use");
     assert_eq!(fs::read(site.path("file")).unwrap(), b"here");
@@ -305,8 +211,8 @@ fn a_mounted_pool_is_not_mounted_over_itself_nor_made_anew() {
 
 #[test]
 fn where_births_are_not_told_nothing_else_is_missing() {
-    let Some(site) = Site::new() else { return };
-    site.does("mount", &["-o", "nobtime"]);
+    let Some(site) = unmounted() else { return };
+    site.mount(&["-o", "nobtime"]);
     fs::write(site.path("file"), [1; 10_000]).unwrap();
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     let found = statx(CWD, site.path("file"), AtFlags::empty(), wanted).unwrap();
@@ -318,66 +224,66 @@ fn where_births_are_not_told_nothing_else_is_missing() {
 
 #[test]
 fn mount_points_that_will_not_do_are_told_apart() {
-    let Some(site) = Site::new() else { return };
+    let Some(site) = unmounted() else { return };
     let on = |path: &Path| {
         Command::new(PROGRAM).arg("mount").arg(site.pool()).arg(path).output().unwrap()
     };
     refused(&on(&site.path("missing")), 1, "does not exist");
-    let file = site.place.path().join("file");
+    let file = site.directory().join("file");
     fs::write(&file, "").unwrap();
     refused(&on(&file), 2, "not a directory");
-    let options = site.verb("mount", &["-o", "nonsense"]);
+    let options = tells(&site, "mount", &["-o", "nonsense"]);
     refused(&options, 2, "nonsense");
-    let other = site.place.path().join("other.img");
+    let other = site.directory().join("other.img");
     fs::write(&other, vec![1; 1 << 20]).unwrap();
     let no_pool = Command::new(PROGRAM).arg("mount").arg(&other).arg(site.mnt()).output().unwrap();
     refused(&no_pool, 1, "not a Copyhold pool");
-    assert!(!site.is_mounted() && site.is_closed());
+    assert!(!is_mounted(&site) && is_closed(&site));
 }
 
 #[test]
 fn sigterm_and_ctrl_c_unmount_cleanly() {
-    let Some(site) = Site::new() else { return };
+    let Some(site) = unmounted() else { return };
     for signal in [Signal::TERM, Signal::INT] {
         let mut command = Command::new(PROGRAM);
         command.arg("mount").arg("-f").arg(site.pool()).arg(site.mnt());
-        command.args(transport::options());
+        command.args(transport::arguments());
         let mut daemon: Child = command.stderr(Stdio::piped()).spawn().unwrap();
-        wait_until(|| site.is_mounted() && site.verb("info", &[]).status.success());
+        wait_until(|| is_mounted(&site) && tells(&site, "info", &[]).status.success());
         fs::write(site.path("file"), format!("{signal:?}")).unwrap();
         kill_process(Pid::from_child(&daemon), signal).unwrap();
         let status = daemon.wait().unwrap();
         let mut log = String::new();
         daemon.stderr.take().unwrap().read_to_string(&mut log).unwrap();
         assert!(status.success(), "{status}: {log}");
-        assert!(!site.is_mounted() && site.is_closed());
-        site.does("mount", &[]);
+        assert!(!is_mounted(&site) && is_closed(&site));
+        site.mount(&[]);
         assert_eq!(fs::read_to_string(site.path("file")).unwrap(), format!("{signal:?}"));
-        site.does("umount", &[]);
+        site.unmount();
     }
 }
 
 #[test]
 fn a_read_only_mount_changes_nothing() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = mounted() else { return };
     fs::write(site.path("file"), b"as it was").unwrap();
-    site.does("sync", &[]);
+    site.done(&["sync", &site.at("")]);
     site.kill();
-    site.does("umount", &[]);
+    site.unmount();
     let before = fs::read(site.pool()).unwrap();
-    site.does("mount", &["-o", "ro"]);
+    site.mount(&["-o", "ro"]);
     assert_eq!(fs::read(site.path("file")).unwrap(), b"as it was");
     let denied = fs::write(site.path("other"), b"").unwrap_err();
     assert_eq!(denied.kind(), ErrorKind::ReadOnlyFilesystem);
-    site.does("umount", &[]);
+    site.unmount();
     assert!(fs::read(site.pool()).unwrap() == before, "a read-only mount wrote");
 }
 
 #[test]
 fn info_of_a_mount_counts_what_the_device_did() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = mounted() else { return };
     write_synced(&site.path("file"), &[7; 1 << 20]);
-    let info = site.info();
+    let info = site.done(&["info", &site.at("")]);
     assert_eq!(info["mounted_at"], site.mnt().to_str().unwrap());
     assert!(info["counters"]["data"]["written_bytes"].as_u64().unwrap() >= 1 << 20, "{info}");
     assert!(info["counters"]["log"]["writes"].as_u64().unwrap() > 0, "{info}");
@@ -386,7 +292,7 @@ fn info_of_a_mount_counts_what_the_device_did() {
 
 #[test]
 fn a_full_pool_refuses_writes_keeps_what_it_has_and_can_be_emptied() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = mounted() else { return };
     let mut kept = Vec::new();
     let error = loop {
         let name = format!("file{}", kept.len());
@@ -398,9 +304,9 @@ fn a_full_pool_refuses_writes_keeps_what_it_has_and_can_be_emptied() {
         assert!(kept.len() < 64, "256 MiB never fill up");
     };
     assert_eq!(error.kind(), ErrorKind::StorageFull);
-    site.does("sync", &[]);
-    site.does("umount", &[]);
-    site.does("mount", &[]);
+    site.done(&["sync", &site.at("")]);
+    site.unmount();
+    site.mount(&[]);
     for (name, content) in &kept {
         assert!(fs::read(site.path(name)).unwrap() == *content, "{name}");
     }
@@ -408,21 +314,20 @@ fn a_full_pool_refuses_writes_keeps_what_it_has_and_can_be_emptied() {
         fs::remove_file(site.path(name)).unwrap();
     }
     fs::write(site.path("again"), vec![1; 64 << 20]).unwrap();
-    site.does("umount", &[]);
-    site.does("check", &[]);
+    site.checked();
 }
 
 #[test]
 fn names_are_bytes_and_255_of_them_at_most() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = mounted() else { return };
     let longest = "n".repeat(255);
     fs::write(site.path(&longest), b"long").unwrap();
     let error = fs::write(site.path(&"n".repeat(256)), b"").unwrap_err();
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NAMETOOLONG.raw_os_error()));
     let bytes = OsStr::from_bytes(b"\xff\xfe \n\t\\\x01");
     fs::write(site.mnt().join(bytes), b"bytes").unwrap();
-    site.does("umount", &[]);
-    site.does("mount", &[]);
+    site.unmount();
+    site.mount(&[]);
     assert_eq!(fs::read(site.path(&longest)).unwrap(), b"long");
     let names: Vec<_> = fs::read_dir(site.mnt()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(names.iter().any(|name| name == bytes), "{names:?}");
@@ -430,8 +335,8 @@ fn names_are_bytes_and_255_of_them_at_most() {
 
 #[test]
 fn the_mount_helper_does_as_mount_8_expects() {
-    let Some(site) = Site::new() else { return };
-    let helper = site.place.path().join("mount.fuse.copyhold");
+    let Some(site) = unmounted() else { return };
+    let helper = site.directory().join("mount.fuse.copyhold");
     symlink(PROGRAM, &helper).unwrap();
     let output = Command::new(&helper)
         .arg(site.pool())
@@ -441,15 +346,13 @@ fn the_mount_helper_does_as_mount_8_expects() {
         .unwrap();
     assert!(output.status.success(), "{}", says(&output));
     assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{}", says(&output));
-    let table = fs::read_to_string("/proc/self/mounts").unwrap();
-    let line = table.lines().find(|line| line.contains(site.mnt().to_str().unwrap())).unwrap();
-    let fields: Vec<&str> = line.split(' ').collect();
-    assert_eq!(fields[0], site.pool().to_str().unwrap());
-    assert_eq!(fields[2], "fuse.copyhold");
-    assert!(fields[3].contains("noatime"), "{line}");
+    let entry = mount_table::at(&site.mnt()).unwrap().expect("it is mounted");
+    let options = &entry.options;
+    assert_eq!((&*entry.kind, entry.source), ("fuse.copyhold", site.pool().into()));
+    assert!(options.contains("noatime"), "{options}");
     if is_root() {
-        assert!(!fields[3].contains("nosuid") && !fields[3].contains("nodev"), "{line}");
-        assert!(fields[3].contains("allow_other"), "{line}");
+        assert!(!options.contains("nosuid") && !options.contains("nodev"), "{options}");
+        assert!(options.contains("allow_other"), "{options}");
         let remount = Command::new(&helper)
             .arg(site.pool())
             .arg(site.mnt())
@@ -467,7 +370,7 @@ fn an_ordinary_user_mounts_what_is_his() {
     if !is_root() {
         return;
     }
-    let Some(site) = Site::new() else { return };
+    let Some(site) = unmounted() else { return };
     let mode = fs::metadata("/dev/fuse").unwrap().permissions().mode();
     if mode & 0o006 != 0o006 {
         assert!(std::env::var_os("CI").is_none(), "CI needs a /dev/fuse that all may open");
@@ -475,11 +378,10 @@ fn an_ordinary_user_mounts_what_is_his() {
         return;
     }
     let nobody = 65534;
-    for path in [site.place.path().to_owned(), site.pool(), site.mnt()] {
+    for path in [site.directory().to_owned(), site.pool().into(), site.mnt()] {
         std::os::unix::fs::chown(&path, Some(nobody), Some(nobody)).unwrap();
     }
-    let program = site.place.path().join("copyhold");
-    fs::copy(PROGRAM, &program).unwrap();
+    copied_program(site.directory());
     let line = "set -e\n\
         ./copyhold create mine.img --size 64M\n\
         ./copyhold mount mine.img mnt --log-file log\n\
@@ -493,28 +395,10 @@ fn an_ordinary_user_mounts_what_is_his() {
         ./copyhold umount mine.img\n";
     let output = Command::new("setpriv")
         .args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", line])
-        .current_dir(site.place.path())
+        .current_dir(site.directory())
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", says(&output));
-}
-
-/// A loop device over a file, gone at the end.
-struct Loop(String);
-
-impl Loop {
-    fn over(file: &Path) -> Loop {
-        let attach = ["--find", "--show"];
-        let output = Command::new("losetup").args(attach).arg(file).output().unwrap();
-        assert!(output.status.success(), "{}", says(&output));
-        Loop(String::from_utf8(output.stdout).unwrap().trim().to_owned())
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["-d", &self.0]).status();
-    }
 }
 
 #[test]
@@ -522,21 +406,20 @@ fn on_a_block_device_sync_2_reaches_the_pool() {
     if !is_root() || !Path::new("/dev/loop-control").exists() {
         return;
     }
-    let Some(site) = Site::new() else { return };
-    let device = Loop::over(&site.pool());
-    let mount = || done(&["mount".as_ref(), device.0.as_ref(), site.mnt().as_os_str()]);
+    let Some(site) = unmounted() else { return };
+    let device = worked(LoopDevice::over(site.pool(), &[]));
+    let mount = || site.done(&["mount", device.path().to_str().unwrap(), &site.at("")]);
     mount();
-    let table = fs::read_to_string("/proc/self/mounts").unwrap();
-    let line = table.lines().find(|line| line.contains(site.mnt().to_str().unwrap())).unwrap();
-    assert_eq!(line.split(' ').nth(2), Some("fuseblk.copyhold"));
+    let entry = mount_table::at(&site.mnt()).unwrap().expect("it is mounted");
+    assert_eq!(entry.kind, "fuseblk.copyhold");
     fs::write(site.path("file"), b"synced by sync(2)").unwrap();
     rustix::fs::syncfs(File::open(site.mnt()).unwrap()).unwrap();
     site.kill();
-    site.does("umount", &[]);
+    site.unmount();
     mount();
     assert_eq!(fs::read(site.path("file")).unwrap(), b"synced by sync(2)");
-    site.does("umount", &[]);
-    let output = Command::new(PROGRAM).args(["create", &device.0]).output().unwrap();
+    site.unmount();
+    let output = Command::new(PROGRAM).arg("create").arg(device.path()).output().unwrap();
     refused(&output, 1, "a pool already");
 }
 
@@ -546,15 +429,13 @@ fn a_host_that_fills_up_loses_nothing() {
     if !is_root() {
         return;
     }
-    let Some(site) = Site::new() else { return };
-    let host = site.place.path().join("host");
+    let Some(site) = unmounted() else { return };
+    let host = site.directory().join("host");
     fs::create_dir(&host).unwrap();
-    let options = ["-t", "tmpfs", "-o", "size=48M", "none"];
-    assert!(Command::new("mount").args(options).arg(&host).status().unwrap().success());
+    let options = ["-t", "tmpfs", "-o", "size=48M"];
+    let _mounted = worked(Mounted::new(&options, Path::new("none"), &host));
     let result = std::panic::catch_unwind(|| fill_the_host(&site, &host));
     make_room(&host);
-    let _ = Command::new(PROGRAM).arg("umount").arg(site.mnt()).output();
-    let _ = Command::new("umount").arg("-l").arg(&host).status();
     result.unwrap();
 }
 
@@ -565,8 +446,9 @@ fn make_room(host: &Path) {
 
 fn fill_the_host(site: &Site, host: &Path) {
     let pool = host.join("pool.img");
-    done(&["create".as_ref(), pool.as_os_str(), "--size".as_ref(), "1G".as_ref()]);
-    done(&["mount".as_ref(), pool.as_os_str(), site.mnt().as_os_str()]);
+    let pool = pool.to_str().unwrap();
+    site.done(&["create", pool, "--size", "1G"]);
+    site.done(&["mount", pool, &site.at("")]);
     write_synced(&site.path("kept"), &[1; 1 << 20]);
     let growing = site.path("growing");
     let writer = thread::spawn(move || write_synced(&growing, &vec![2; 64 << 20]));
@@ -576,9 +458,9 @@ fn fill_the_host(site: &Site, host: &Path) {
     make_room(host);
     writer.join().unwrap();
     site.kill();
-    done(&["mount".as_ref(), pool.as_os_str(), site.mnt().as_os_str()]);
+    site.done(&["mount", pool, &site.at("")]);
     assert_eq!(fs::read(site.path("kept")).unwrap(), [1; 1 << 20]);
     assert!(fs::read(site.path("growing")).unwrap() == vec![2; 64 << 20]);
-    done(&["umount".as_ref(), site.mnt().as_os_str()]);
-    done(&["check".as_ref(), pool.as_os_str()]);
+    site.unmount();
+    site.done(&["check", pool]);
 }

@@ -10,19 +10,18 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use rustix::fs::FlockOperation;
+use copyhold_harness::mount_table;
+use copyhold_harness::wait::wait_until;
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal};
+use site::{PROGRAM, Site, loop_device, number};
 
-use site::wait::wait_until;
-use site::{PROGRAM, Site, number};
-
-/// A directory beside the mount point of `site`, unmounted at the end.
+/// A directory beside the mount point of `site`, which unmounts it at the end.
 struct Place(PathBuf);
 
 impl Place {
     fn of(site: &Site, name: &str) -> Place {
-        let path = site.path("").parent().unwrap().join(name);
+        let path = site.directory().join(name);
         fs::create_dir(&path).unwrap();
         Place(path)
     }
@@ -48,47 +47,17 @@ impl Place {
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).stderr(Stdio::null()).status();
-    }
-}
-
-/// A loop device over a file; places on it are dropped before it.
-struct Loop(String);
-
-impl Loop {
-    fn over(file: &str) -> Option<Loop> {
-        let made = Command::new("losetup").args(["--find", "--show", file]).output().unwrap();
-        let device = String::from_utf8(made.stdout).unwrap().trim().to_owned();
-        if device.is_empty() {
-            eprintln!("skipped: no loop devices here");
-            return None;
-        }
-        Some(Loop(device))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["-d", &self.0]).status();
-    }
-}
-
 /// What the table of mounts says of the mount at `path`.
 fn options_at(path: &Path) -> Option<String> {
-    let table = fs::read_to_string("/proc/self/mounts").unwrap();
-    let mut lines = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    lines.find(|line| Path::new(line[1]) == path).map(|line| line[3].to_owned())
+    mount_table::at(path).unwrap().map(|entry| entry.options)
 }
 
 fn is_closed(pool: &str) -> bool {
-    let file = fs::File::open(pool).unwrap();
-    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+    copyhold_harness::is_closed(Path::new(pool)).unwrap()
 }
 
 fn daemon(site: &Site, at: &str) -> Pid {
-    Pid::from_raw(site.done(&["info", at])["pid"].as_i64().unwrap() as i32).unwrap()
+    site.daemon(at).pid()
 }
 
 /// It is refused as being in use, and says this.
@@ -155,7 +124,7 @@ fn flags_belong_to_each_mount_and_what_a_daemon_has_once_must_agree() {
     site.done(&again("commit=1,ro,nosuid,nodev"));
     let shown = options_at(&second.0).unwrap();
     assert!(shown.starts_with("ro,nosuid,nodev,relatime"), "{shown}");
-    let first = options_at(site.path("").parent().unwrap().join("mnt").as_path()).unwrap();
+    let first = options_at(&site.mnt()).unwrap();
     assert!(first.starts_with("rw,noexec"), "{first}");
     fs::write(site.path("file"), b"1").unwrap();
     assert_eq!(number(fs::write(second.path("file"), b"2")), Some(Errno::ROFS));
@@ -248,11 +217,11 @@ fn a_signal_to_the_daemon_takes_down_all_of_its_mounts() {
     let Some(site) = Site::mounted(&[]) else { return };
     let second = Place::of(&site, "second");
     site.done(&["mount", &site.pool(), second.at()]);
-    let daemon = daemon(&site, second.at());
+    let daemon = site.daemon(second.at());
     site.done(&["umount", &site.at("")]);
     site.mount(&[]);
     fs::write(site.path("file"), b"kept").unwrap();
-    kill_process(daemon, Signal::TERM).unwrap();
+    daemon.signal(Signal::TERM).unwrap();
     wait_until(|| is_closed(&site.pool()));
     assert!(!second.is_mounted());
     site.mount(&[]);
@@ -265,7 +234,7 @@ fn dead_mounts_of_a_killed_daemon_are_replaced_one_by_one() {
     let Some(site) = Site::mounted(&[]) else { return };
     let second = Place::of(&site, "second");
     site.done(&["mount", &site.pool(), second.at()]);
-    kill_process(daemon(&site, second.at()), Signal::KILL).unwrap();
+    site.daemon(second.at()).kill().unwrap();
     wait_until(|| number_of(&second.0) == Some(Errno::NOTCONN));
     site.mount(&[]);
     fs::write(site.path("file"), b"alive").unwrap();
@@ -358,7 +327,7 @@ fn a_pool_that_took_the_name_of_a_mounted_one_is_another_pool() {
 #[test]
 fn a_pool_whose_path_is_too_long_for_one_more_mount_says_so() {
     let Some(site) = Site::mounted(&[]) else { return };
-    let deep = site.path("").parent().unwrap().join("d".repeat(200)).join("e".repeat(200));
+    let deep = site.directory().join("d".repeat(200)).join("e".repeat(200));
     fs::create_dir_all(&deep).unwrap();
     let pool = deep.join("pool.img");
     let pool = pool.to_str().unwrap();
@@ -377,8 +346,8 @@ fn a_block_device_is_mounted_again_as_any() {
     site.subvolume("a");
     fs::write(site.path("a/file"), b"kept").unwrap();
     site.done(&["umount", &site.at("")]);
-    let Some(over) = Loop::over(&site.pool()) else { return };
-    let device = over.0.as_str();
+    let Some(device) = loop_device(site.pool()) else { return };
+    let device = device.path().to_str().unwrap();
     let [first, second] = ["first", "again"].map(|name| Place::of(&site, name));
     // It is also mounted from the beginning as a part.
     for options in ["subvol=a", "rw"] {
@@ -399,8 +368,8 @@ fn a_block_device_is_mounted_again_as_any() {
 fn dead_mounts_of_a_block_device_make_room_for_a_new_one() {
     let Some(site) = Site::mounted(&[]) else { return };
     site.done(&["umount", &site.at("")]);
-    let Some(over) = Loop::over(&site.pool()) else { return };
-    let device = over.0.as_str();
+    let Some(device) = loop_device(site.pool()) else { return };
+    let device = device.path().to_str().unwrap();
     let [first, second] = ["first", "again"].map(|name| Place::of(&site, name));
     // One place, two, and those of a subvolume; then the other one is taken.
     for (options, places) in [("rw", 1), ("rw", 2), ("subvolid=1", 2), ("ro", 2)] {
@@ -408,7 +377,7 @@ fn dead_mounts_of_a_block_device_make_room_for_a_new_one() {
         if places == 2 {
             site.done(&["mount", "-o", options, device, second.at()]);
         }
-        kill_process(daemon(&site, first.at()), Signal::KILL).unwrap();
+        site.daemon(first.at()).kill().unwrap();
         wait_until(|| number_of(&first.0) == Some(Errno::NOTCONN));
         site.done(&["mount", device, first.at()]);
         assert!(!second.is_mounted(), "{options} {places}");

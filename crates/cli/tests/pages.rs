@@ -55,7 +55,7 @@ fn write_pages(file: &Arc<File>, rounds: u64, acknowledged: &[AtomicU64]) {
 
 /// Names of the daemon's threads.
 fn threads(site: &Site) -> Vec<String> {
-    let pid = site.done(&["info", &site.at("")])["pid"].as_u64().unwrap();
+    let pid = site.pid();
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
     names.map(|name| name.trim().to_owned()).collect()
@@ -134,7 +134,7 @@ fn a_file_that_is_only_open_for_direct_io_has_nothing_dropped() {
 
 /// Writes to `/dev/fuse`, or to wherever, of the threads that drop pages.
 fn page_drops(site: &Site) -> u64 {
-    let pid = site.done(&["info", &site.at("")])["pid"].as_u64().unwrap();
+    let pid = site.pid();
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|task| task.unwrap().path());
     let droppers = tasks.filter(|task| {
         fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "pages")
@@ -247,8 +247,7 @@ if holder.is_alive() or waiter.is_alive():
 #[test]
 fn a_buffered_write_whose_descriptor_becomes_direct_is_answered() {
     let Some(site) = Site::mounted(&[]) else { return };
-    let pid = site.done(&["info", &site.at("")])["pid"].as_u64().unwrap().to_string();
-    python(TURNED_DIRECT, &[&site.at(""), &pid]);
+    python(TURNED_DIRECT, &[&site.at(""), &site.pid()]);
     site.checked();
 }
 
@@ -293,7 +292,7 @@ fn a_daemon_that_is_killed_beside_a_read_and_a_drop_of_its_pages_ends() {
     let Some(outer) = Site::mounted(&[]) else { return };
     let (pool, inner) = (outer.at("pool.img"), tempfile::tempdir().unwrap());
     let place = inner.path().to_str().unwrap();
-    let pid = |place: &str| outer.done(&["info", place])["pid"].as_u64().unwrap().to_string();
+    let pid = |place: &str| outer.daemon(place).pid().to_string();
     outer.done(&["create", &pool, "--size", "128M"]);
     outer.done(&["mount", &pool, place]);
     let file = File::create(inner.path().join("f")).unwrap();
@@ -413,10 +412,7 @@ fn a_file_that_was_truncated_by_an_open_is_empty_behind_the_close_and_a_kill() {
     fs::write(&path, vec![1; 100_000]).unwrap();
     File::open(&path).unwrap().sync_all().unwrap();
     drop(File::create(&path).unwrap());
-    let pid = site.done(&["info", &site.at("")])["pid"].as_u64().unwrap();
-    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
-    // At once: any process of the machine may look at a mount for a moment.
-    assert!(Command::new("umount").arg("-l").arg(site.path("")).status().unwrap().success());
+    site.crash();
     site.mount(&[]);
     assert_eq!(fs::metadata(&path).unwrap().len(), 0);
     site.checked();

@@ -10,13 +10,9 @@ mod site;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, chown};
-use std::path::Path;
 use std::process::Command;
-use std::thread;
-use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use site::*;
 
@@ -297,13 +293,7 @@ fn deletions_go_on_when_the_pool_is_mounted_again() {
     site.delete("b");
     site.done(&["sync", &site.at("")]);
     // Killed, however far it is; then unmounted, however far it is.
-    let daemon = site.done(&["info", &site.at("")])["pid"].as_i64().unwrap();
-    let daemon = Pid::from_raw(daemon.try_into().unwrap()).unwrap();
-    kill_process(daemon, Signal::KILL).unwrap();
-    let is_there = || Path::new(&format!("/proc/{}", daemon.as_raw_nonzero())).exists();
-    while is_there() || fs::read_dir(site.path("")).is_ok() {
-        thread::sleep(Duration::from_millis(5));
-    }
+    site.kill();
     site.mount(&[]);
     site.delete("a");
     site.done(&["umount", &site.at("")]);

@@ -125,9 +125,7 @@ fn a_full_pool_survives_a_crash_during_the_deletion_that_empties_it() {
     site.done(&["sync", &site.at("")]);
     site.delete("a");
     site.done(&["sync", &site.at("")]);
-    let daemon = site.done(&["info", &site.at("")])["pid"].as_i64().unwrap();
-    let daemon = rustix::process::Pid::from_raw(daemon.try_into().unwrap()).unwrap();
-    rustix::process::kill_process(daemon, rustix::process::Signal::KILL).unwrap();
+    site.kill();
     site.mount(&[]);
     site.done(&["subvolume", "sync", &site.at("")]);
     assert!(fs::read(site.path("s/old")).unwrap() == vec![1; 8 << 20]);

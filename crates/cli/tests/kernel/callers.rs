@@ -5,12 +5,12 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::Duration;
+
+use copyhold_harness::wait::wait_until;
+use copyhold_harness::{Mounted, transport};
 
 use crate::containers::{FIRST, Mapped};
 use crate::site::{PROGRAM, Site};
-use crate::transport;
 
 /// DIRECTORY HOW... WHAT: puts a question on a directory, or one of two ioctls.
 ///
@@ -62,38 +62,24 @@ fn told(dropping: &[&str], directory: &Path, hows: &[&str], what: &str) -> Strin
     String::from_utf8(run.stdout).unwrap().trim().to_owned()
 }
 
-fn done(arguments: &[&str]) {
-    let run = Command::new(PROGRAM).args(arguments).output().unwrap();
-    assert!(run.status.success(), "{arguments:?}: {run:?}");
-}
-
-/// A second mount, of one subvolume.
-struct Tenant(PathBuf);
-
-impl Drop for Tenant {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(&self.0).stderr(Stdio::null()).status();
-    }
-}
-
 #[test]
 fn root_without_capabilities_is_an_ordinary_user() {
-    let Some(site) = Site::mounted() else { return };
-    let at = |name: &str| site.path(name).to_str().unwrap().to_owned();
-    let empty = site.place.path().join("empty");
+    let Some(site) = Site::mounted(&[]) else { return };
+    let empty = site.directory().join("empty");
     fs::create_dir(&empty).unwrap();
     for name in ["tenant", "secret"] {
-        done(&["subvolume", "create", &at(name)]);
+        site.subvolume(name);
     }
     let secret = fs::metadata(site.path("secret")).unwrap().ino();
     fs::write(site.path("secret/secret"), "x").unwrap();
     site.unmount();
     for options in ["rw", "user_subvolumes"] {
-        site.mount_with(options);
-        let tenant = Tenant(site.place.path().join(options));
-        fs::create_dir(&tenant.0).unwrap();
-        let pool = site.pool.to_str().unwrap();
-        done(&["mount", pool, tenant.0.to_str().unwrap(), "-o", "subvol=tenant"]);
+        site.mount(&["-o", options]);
+        let place = site.directory().join(options);
+        fs::create_dir(&place).unwrap();
+        site.done(&["mount", &site.pool(), place.to_str().unwrap(), "-o", "subvol=tenant"]);
+        // A second mount, of one subvolume.
+        let tenant = Mounted::existing(&place);
         let snapshot = format!(
             r#"{{"ask":"snapshot","source":{secret},"name":[115],"read_only":false,"groups":[]}}"#
         );
@@ -110,22 +96,22 @@ fn root_without_capabilities_is_an_ordinary_user() {
         let hidden = [empty.to_str().unwrap()];
         for what in questions {
             for (dropping, hows) in [(&without, &[][..]), (&none, &[]), (&none, &hidden)] {
-                let said = told(dropping, &tenant.0, hows, what);
+                let said = told(dropping, &place, hows, what);
                 assert_eq!(said, "EPERM", "{options}: {what} {dropping:?} {hows:?}");
             }
         }
         // Of another subvolume there is nothing to be seen; the pool serves on, and obeys root.
-        assert!(!tenant.0.join("s").exists());
+        assert!(!place.join("s").exists());
         for what in [&*snapshot, "trim"] {
-            assert_eq!(told(&[], &tenant.0, &[], what), "done", "{options}: {what}");
+            assert_eq!(told(&[], &place, &[], what), "done", "{options}: {what}");
         }
-        assert!(tenant.0.join("s/secret").exists());
+        assert!(place.join("s/secret").exists());
         fs::write(site.path("file"), options).unwrap();
-        done(&["subvolume", "delete", tenant.0.join("s").to_str().unwrap()]);
+        site.done(&["subvolume", "delete", place.join("s").to_str().unwrap()]);
         drop(tenant);
         site.unmount();
     }
-    site.mount();
+    site.mount(&[]);
     assert_eq!(told(&[], &site.mnt(), &[], "shutdown"), "done");
 }
 
@@ -135,9 +121,9 @@ fn no_owner_is_compared_where_mounts_may_map_ids() {
     let Some(mapped) = Mapped::mounted() else { return };
     let site = &mapped.site;
     let base = site.path("base");
-    done(&["subvolume", "create", base.to_str().unwrap()]);
+    site.subvolume("base");
     chown(&base, Some(1000), Some(1000)).unwrap();
-    let empty = site.place.path().join("empty");
+    let empty = site.directory().join("empty");
     fs::create_dir(&empty).unwrap();
     let hidden = empty.to_str().unwrap();
     let container = (FIRST + 1000).to_string();
@@ -152,13 +138,13 @@ fn no_owner_is_compared_where_mounts_may_map_ids() {
 
 #[test]
 fn where_owners_have_rights_no_mount_maps_ids() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     site.unmount();
-    site.mount_with("user_subvolumes");
+    site.mount(&["-o", "user_subvolumes"]);
     let base = site.path("base");
-    done(&["subvolume", "create", base.to_str().unwrap()]);
+    site.subvolume("base");
     chown(&base, Some(1000), Some(1000)).unwrap();
-    let target = site.place.path().join("mapped");
+    let target = site.directory().join("mapped");
     fs::create_dir(&target).unwrap();
     let mapped = Mapped::mount(&site.mnt(), &target);
     assert!(!mapped.status.success(), "{mapped:?}");
@@ -174,7 +160,7 @@ impl Apart {
     fn serving(site: &Site) -> Apart {
         let mut unshare = Command::new("unshare");
         unshare.args(["--pid", "--fork", "--mount-proc", "--kill-child", PROGRAM, "mount", "-f"]);
-        unshare.arg(&site.pool).arg(site.mnt()).args(transport::options()).stderr(Stdio::null());
+        unshare.arg(site.pool()).arg(site.mnt()).args(transport::arguments()).stderr(Stdio::null());
         Apart(unshare.spawn().unwrap())
     }
 
@@ -193,18 +179,13 @@ impl Drop for Apart {
 
 #[test]
 fn a_caller_whom_the_daemon_does_not_see_takes_setgid_away_and_manages_nothing() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     fs::write(site.path("file"), "x").unwrap();
     site.unmount();
     let daemon = Apart::serving(&site);
     let mnt = daemon.mnt(&site);
     let file = mnt.join("file");
-    for _ in 0..3000 {
-        if file.exists() {
-            break;
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
+    wait_until(|| file.exists());
     fs::set_permissions(&file, Permissions::from_mode(0o2666)).unwrap();
     let mut shell = Command::new("setpriv");
     shell.args(["--reuid=65534", "--regid=65534", "--clear-groups", "fallocate", "-l", "128k"]);

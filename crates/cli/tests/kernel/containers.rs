@@ -5,28 +5,21 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use copyhold_harness::Mounted;
 use rustix::fs::{IFlags, XattrFlags, ioctl_getflags, removexattr, setxattr};
 
-use crate::site::{PROGRAM, Site, as_nobody};
+use crate::observer::as_nobody;
+use crate::site::{Site, copied_program, worked};
 
 const IDMAP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/acceptance/idmap.py");
 const CAPABILITY: &str = "security.capability";
 /// Of version 2: net_raw, effective.
 const NET_RAW: [u8; 20] = [1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// A mount over or beside that of the pool.
-struct Over(PathBuf);
-
-impl Drop for Over {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
-    }
-}
-
 /// Both layers are in the pool.
 struct Overlay {
     /// Unmounted before what is under it.
-    over: Option<Over>,
+    over: Option<Mounted>,
     site: Site,
 }
 
@@ -42,9 +35,9 @@ impl Overlay {
             eprintln!("skipped: this kernel has no overlayfs");
             return None;
         }
-        let site = Site::mounted()?;
+        let site = Site::mounted(&[])?;
         site.unmount();
-        site.mount_with(options);
+        site.mount(&["-o", options]);
         for name in ["lower", "upper", "work"] {
             fs::create_dir(site.path(name)).unwrap();
         }
@@ -56,7 +49,7 @@ impl Overlay {
     }
 
     fn at(&self, name: &str) -> PathBuf {
-        self.site.place.path().join("merged").join(name)
+        self.site.directory().join("merged").join(name)
     }
 
     fn mount(&mut self) {
@@ -66,10 +59,8 @@ impl Overlay {
         let layers: Vec<String> =
             layers.map(|(option, name)| option.to_owned() + &layer(name)).collect();
         let options = layers.join(",") + ",index=off";
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "overlay", "overlay", "-o", &options]).arg(self.at(""));
-        assert!(mount.status().unwrap().success());
-        self.over = Some(Over(self.at("")));
+        let options = ["-t", "overlay", "-o", &options];
+        self.over = Some(worked(Mounted::new(&options, Path::new("overlay"), &self.at(""))));
     }
 
     /// As on another day: nothing of it is in the kernel's memory.
@@ -139,7 +130,7 @@ fn a_write_by_a_stranger_takes_setuid_away_through_overlayfs() {
 /// It belongs to a program, which could give it a name.
 #[test]
 fn a_change_of_owner_takes_setuid_from_a_file_without_a_name() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let nameless = rustix::fs::openat(
         rustix::fs::CWD,
         site.mnt(),
@@ -208,7 +199,7 @@ fn a_mount_with_file_handles_that_loses_files_of_an_overlay_is_noticed() {
 
 /// Users of the pool from 0 on are those from 100000 on at the second mount.
 pub(crate) struct Mapped {
-    _over: Over,
+    _over: Mounted,
     pub(crate) site: Site,
 }
 
@@ -226,15 +217,14 @@ impl Mapped {
             eprintln!("skipped: FUSE has idmapped mounts from Linux 6.12 on");
             return None;
         }
-        let site = Site::mounted()?;
+        let site = Site::mounted(&[])?;
         site.unmount();
-        site.mount_with(options);
-        fs::set_permissions(site.place.path(), Permissions::from_mode(0o755)).unwrap();
-        let target = site.place.path().join("mapped");
+        site.mount(&["-o", options]);
+        let target = site.directory().join("mapped");
         fs::create_dir(&target).unwrap();
         let mounted = Mapped::mount(&site.mnt(), &target);
         Some(match mounted.status.success() {
-            true => Ok(Mapped { _over: Over(target), site }),
+            true => Ok(Mapped { _over: Mounted::existing(&target), site }),
             false => Err(mounted),
         })
     }
@@ -247,7 +237,7 @@ impl Mapped {
     }
 
     pub(crate) fn at(&self, name: &str) -> PathBuf {
-        self.site.place.path().join("mapped").join(name)
+        self.site.directory().join("mapped").join(name)
     }
 
     /// What a shell of the user with this number in the pool says there.
@@ -261,11 +251,6 @@ impl Mapped {
     fn owner(&self, name: &str) -> (u32, u32) {
         let found = fs::symlink_metadata(self.site.path(name)).unwrap();
         (found.uid(), found.gid())
-    }
-
-    /// The program, as root of this machine.
-    fn tells(&self, arguments: &[&str]) -> Output {
-        Command::new(PROGRAM).args(arguments).output().unwrap()
     }
 }
 
@@ -380,22 +365,17 @@ fn acls_and_flags_follow_the_mapping() {
 fn who_asks_about_subvolumes_is_known_where_mounts_may_map_owners() {
     let Some(mapped) = Mapped::mounted() else { return };
     let at = |path: PathBuf| path.to_str().unwrap().to_owned();
-    let made = mapped.tells(&["subvolume", "create", &at(mapped.site.path("plain"))]);
-    assert!(made.status.success(), "{made:?}");
-    let made = mapped.tells(&["subvolume", "create", &at(mapped.at("there"))]);
-    assert!(made.status.success(), "{made:?}");
+    mapped.site.subvolume("plain");
+    mapped.site.done(&["subvolume", "create", &at(mapped.at("there"))]);
     assert_eq!(mapped.owner("there"), (0, 0));
     fs::set_permissions(mapped.site.mnt(), Permissions::from_mode(0o777)).unwrap();
-    // The program may be where only root can go.
-    let copy = mapped.site.place.path().join("copyhold");
-    fs::copy(PROGRAM, &copy).unwrap();
+    let copy = copied_program(mapped.site.directory());
     let script = format!("{} subvolume delete plain", copy.display());
     assert!(!mapped.shell(0, &script).status.success(), "root there is nobody here");
     assert!(!as_nobody(&mapped.site, &script));
     assert!(!as_nobody(&mapped.site, "rmdir plain"));
     assert!(mapped.site.path("plain").exists());
-    let deleted = mapped.tells(&["subvolume", "delete", &at(mapped.at("plain"))]);
-    assert!(deleted.status.success(), "{deleted:?}");
+    mapped.site.done(&["subvolume", "delete", &at(mapped.at("plain"))]);
     assert!(Command::new("rmdir").arg(mapped.at("there")).status().unwrap().success());
     assert!(!mapped.site.path("there").exists());
     assert!(Command::new("fstrim").arg(mapped.site.mnt()).status().unwrap().success());

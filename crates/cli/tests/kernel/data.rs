@@ -9,11 +9,12 @@ use std::process::Command;
 use rustix::fs::{FallocateFlags, SeekFrom, copy_file_range, fallocate, seek};
 use rustix::io::Errno;
 
-use crate::site::{Site, number};
+use crate::observer::number;
+use crate::site::Site;
 
 #[test]
 fn direct_and_buffered_data_agree() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let data: Vec<u8> = (0..1 << 20).map(|n: u32| (n * 7 / 3) as u8).collect();
     let path = site.path("file");
     let mut options = OpenOptions::new();
@@ -35,7 +36,7 @@ fn direct_and_buffered_data_agree() {
 
 #[test]
 fn mapped_memory_is_the_file() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     // A program that maps: no map of ours is needed to see that it works.
     let script = "import mmap,os,sys\nf=os.open(sys.argv[1],os.O_RDWR|os.O_CREAT)\n\
                   os.ftruncate(f,100000)\nm=mmap.mmap(f,100000)\nm[5000:5005]=b'hello'\n\
@@ -51,7 +52,7 @@ fn mapped_memory_is_the_file() {
 
 #[test]
 fn ranges_are_allocated_punched_and_zeroed() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let file = site.create("file");
     fallocate(&file, FallocateFlags::empty(), 0, 1 << 20).unwrap();
     let found = file.metadata().unwrap();
@@ -73,7 +74,7 @@ fn ranges_are_allocated_punched_and_zeroed() {
 
 #[test]
 fn data_and_holes_are_found_before_and_after_they_are_written() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let file = site.create("file");
     file.write_all_at(&[1; 4096], 0).unwrap();
     file.write_all_at(&[2; 4096], 1 << 20).unwrap();
@@ -91,7 +92,7 @@ fn data_and_holes_are_found_before_and_after_they_are_written() {
 
 #[test]
 fn ranges_are_copied_within_and_between_files() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let (from, to) = (site.create("from"), site.create("to"));
     let data: Vec<u8> = (0..3 << 20).map(|n: u32| (n / 11) as u8).collect();
     from.write_all_at(&data, 0).unwrap();
@@ -109,7 +110,7 @@ fn ranges_are_copied_within_and_between_files() {
 
 #[test]
 fn locks_exclude_other_processes_until_they_are_let_go() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let path = site.path("file");
     let file = site.create("file");
     let flock_is_free = || {
@@ -135,7 +136,7 @@ fn locks_exclude_other_processes_until_they_are_let_go() {
 
 #[test]
 fn appends_of_two_descriptors_do_not_overwrite_each_other() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let mut options = OpenOptions::new();
     options.append(true).create(true);
     let mut one = options.open(site.path("log")).unwrap();
@@ -149,7 +150,7 @@ fn appends_of_two_descriptors_do_not_overwrite_each_other() {
 
 #[test]
 fn what_is_too_large_is_refused() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let file = site.create("file");
     let error = file.write_all_at(b"x", i64::MAX as u64 - 10).unwrap_err();
     assert!(matches!(number(error), Errno::FBIG | Errno::INVAL));

@@ -9,9 +9,9 @@ mod callers;
 mod containers;
 mod data;
 mod names;
+mod observer;
 mod permissions;
 mod pool;
 mod rights;
+#[path = "../site/mod.rs"]
 mod site;
-#[path = "../site/transport.rs"]
-mod transport;

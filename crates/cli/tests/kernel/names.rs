@@ -16,11 +16,12 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::site::{Site, number};
+use crate::observer::number;
+use crate::site::Site;
 
 #[test]
 fn extended_attributes_of_every_size_survive() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let path = site.path("file");
     fs::write(&path, "").unwrap();
     for size in [0, 1, 3000, 65_536] {
@@ -45,7 +46,7 @@ fn extended_attributes_of_every_size_survive() {
 
 #[test]
 fn renames_exchange_refuse_and_leave_whiteouts() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let (a, b) = (site.path("a"), site.path("b"));
     fs::write(&a, "1").unwrap();
     fs::create_dir(&b).unwrap();
@@ -65,7 +66,7 @@ fn renames_exchange_refuse_and_leave_whiteouts() {
 
 #[test]
 fn a_nameless_file_gets_a_name_or_goes() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o640).custom_flags(0o20200000);
     let mut file = options.open(site.mnt()).unwrap();
@@ -82,7 +83,7 @@ fn a_nameless_file_gets_a_name_or_goes() {
 
 #[test]
 fn nodes_of_every_kind_survive() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let make = |name: &str, kind, device| {
         mknodat(CWD, site.path(name), kind, Mode::from_raw_mode(0o640), device).unwrap();
     };
@@ -104,7 +105,7 @@ fn nodes_of_every_kind_survive() {
 
 #[test]
 fn attributes_survive_and_times_may_be_before_1970() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let file = site.create("file");
     file.set_len(10_000).unwrap();
     let long_ago = std::time::UNIX_EPOCH - std::time::Duration::from_millis(1500);
@@ -125,7 +126,7 @@ fn attributes_survive_and_times_may_be_before_1970() {
 
 #[test]
 fn a_large_directory_is_listed_whole_and_emptied() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     for number in 0..3000 {
         File::create(site.path(&format!("file{number}"))).unwrap();
     }
@@ -144,10 +145,10 @@ fn a_large_directory_is_listed_whole_and_emptied() {
 
 #[test]
 fn a_handle_of_a_file_outlives_the_kernels_caches() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     fs::write(site.path("file"), "by its handle").unwrap();
     site.unmount();
-    site.mount_with("export");
+    site.mount(&["-o", "export"]);
     let script = "import ctypes,os,sys\nL=ctypes.CDLL(None,use_errno=True)\n\
                   class H(ctypes.Structure):\n _fields_=[('n',ctypes.c_uint),('t',ctypes.c_int),\
                   ('b',ctypes.c_char*128)]\n\
@@ -163,7 +164,7 @@ fn a_handle_of_a_file_outlives_the_kernels_caches() {
 
 #[test]
 fn an_unlinked_file_lives_as_long_as_it_is_open() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let file = site.create("file");
     file.write_all_at(&[5; 100_000], 0).unwrap();
     fs::hard_link(site.path("file"), site.path("other")).unwrap();

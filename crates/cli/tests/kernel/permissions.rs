@@ -7,11 +7,12 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use rustix::fs::{IFlags, XattrFlags, getxattr, ioctl_getflags, ioctl_setflags, setxattr};
 use rustix::io::Errno;
 
-use crate::site::{NOBODY, Site, as_nobody, number, tool};
+use crate::observer::{as_nobody, number, tool};
+use crate::site::{NOBODY, Site};
 
 #[test]
 fn a_change_of_owner_and_a_write_by_a_stranger_take_setuid_away() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let path = site.path("program");
     fs::write(&path, "x").unwrap();
     let mode = || fs::metadata(&path).unwrap().mode() & 0o7777;
@@ -33,7 +34,7 @@ fn a_change_of_owner_and_a_write_by_a_stranger_take_setuid_away() {
 
 #[test]
 fn umask_and_the_group_of_a_setgid_directory_are_applied() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let dir = site.path("dir");
     fs::create_dir(&dir).unwrap();
     chown(&dir, None, Some(77)).unwrap();
@@ -47,7 +48,7 @@ fn umask_and_the_group_of_a_setgid_directory_are_applied() {
 
 #[test]
 fn permissions_and_the_sticky_bit_hold_against_others() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     fs::write(site.path("secret"), "mine").unwrap();
     fs::set_permissions(site.path("secret"), Permissions::from_mode(0o600)).unwrap();
     assert!(!as_nobody(&site, "cat secret"));
@@ -74,7 +75,7 @@ fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
 #[test]
 fn acls_grant_deny_are_inherited_and_follow_chmod() {
     const ANY: u32 = u32::MAX;
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let path = site.path("file");
     fs::write(&path, "secret").unwrap();
     let granting = acl(&[(1, 6, ANY), (2, 4, NOBODY), (4, 0, ANY), (0x10, 4, ANY), (0x20, 0, ANY)]);
@@ -102,7 +103,7 @@ fn acls_grant_deny_are_inherited_and_follow_chmod() {
 
 #[test]
 fn immutable_and_append_only_files_are_guarded() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let path = site.path("file");
     fs::write(&path, "abc").unwrap();
     let file = File::open(&path).unwrap();
@@ -128,7 +129,7 @@ fn immutable_and_append_only_files_are_guarded() {
 
 #[test]
 fn a_change_of_flags_shows_in_ctime_at_once() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     fs::write(site.path("file"), b"1").unwrap();
     let changed = || {
         let found = fs::metadata(site.path("file")).unwrap();

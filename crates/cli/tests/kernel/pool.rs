@@ -9,8 +9,8 @@ use rustix::fs::{FlockOperation, statvfs, syncfs};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-use crate::site::{PROGRAM, Site, as_nobody, number, tool};
-use crate::transport;
+use crate::observer::{as_nobody, number, tool};
+use crate::site::Site;
 
 #[test]
 fn a_trim_takes_all_that_is_free_and_no_nonsense() {
@@ -33,7 +33,7 @@ fn a_trim_takes_all_that_is_free_and_no_nonsense() {
 
 #[test]
 fn statfs_tells_the_pools_space() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::sized("256M", &[]) else { return };
     let found = statvfs(site.mnt()).unwrap();
     let bytes = |blocks: u64| blocks * found.f_frsize;
     assert!(bytes(found.f_blocks) > 200 << 20 && bytes(found.f_blocks) <= 256 << 20);
@@ -47,9 +47,10 @@ fn statfs_tells_the_pools_space() {
 
 #[test]
 fn a_preallocated_pool_stays_so() {
-    let Some(site) = Site::of(&["--preallocate", "written"]) else { return };
-    let allocated = || fs::metadata(&site.pool).unwrap().blocks() * 512;
-    let size = fs::metadata(&site.pool).unwrap().len();
+    let created = ["--size", "256M", "--preallocate", "written"];
+    let Some(site) = Site::made(&created, &[]) else { return };
+    let allocated = || fs::metadata(site.pool()).unwrap().blocks() * 512;
+    let size = fs::metadata(site.pool()).unwrap().len();
     assert!(allocated() >= size);
     fs::write(site.path("large"), vec![1; 32 << 20]).unwrap();
     fs::remove_file(site.path("large")).unwrap();
@@ -62,7 +63,7 @@ fn a_preallocated_pool_stays_so() {
 
 #[test]
 fn trimming_gives_space_back_and_is_roots() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let run = tool("fstrim", &["-v"], &site.mnt());
     assert!(run.status.success(), "{run:?}");
     assert!(String::from_utf8_lossy(&run.stdout).contains("trimmed"), "{run:?}");
@@ -78,7 +79,7 @@ fn shut_down(site: &Site) -> bool {
 
 #[test]
 fn going_down_commits_everything_and_stops() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let synced = site.create("synced");
     synced.write_all_at(b"kept", 0).unwrap();
     synced.sync_all().unwrap();
@@ -102,19 +103,16 @@ fn on_a_block_device_sync_reaches_the_pool_and_umount_waits_for_it() {
     site.kill();
     let plain = tool("umount", &[], &site.mnt());
     assert!(plain.status.success(), "{plain:?}");
-    site.mount();
+    site.mount(&[]);
     assert_eq!(fs::read(site.path("file")).unwrap(), b"synced");
     fs::write(site.path("file"), "closed").unwrap();
     let plain = tool("umount", &[], &site.mnt());
     assert!(plain.status.success(), "{plain:?}");
     // Not even copyhold's own waiting is needed.
-    let mut mount = Command::new(PROGRAM);
-    mount.arg("mount").arg(&site.pool).arg(site.mnt()).args(transport::options());
-    let mounted = mount.output();
-    assert!(mounted.unwrap().status.success());
+    site.mount(&[]);
     assert_eq!(fs::read(site.path("file")).unwrap(), b"closed");
-    let create = Command::new(PROGRAM).args(["create", "--force"]).arg(&site.pool).output();
-    assert!(!create.unwrap().status.success(), "a mounted device is in use");
+    let create = site.run(&["create", "--force", &site.pool()]);
+    assert!(!create.status.success(), "a mounted device is in use");
     site.unmount();
 }
 
@@ -124,33 +122,35 @@ fn a_device_is_nobodys_as_soon_as_it_is_unmounted() {
     let Some(site) = Site::on_a_device() else { return };
     for round in 0..5 {
         fs::write(site.path("file"), vec![round; 3 << 20]).unwrap();
-        assert_eq!(holders(&site.pool).len(), 1, "the daemon of the mount");
+        assert_eq!(holders(&site.pool()).len(), 1, "the daemon of the mount");
         // Busy: a child that another test has forked has our files until it runs its program. What
         // umount(2) promises is judged when it has unmounted.
         let unmount = || rustix::mount::unmount(site.mnt(), UnmountFlags::empty());
         let unmounted = std::iter::repeat_with(unmount).find(|it| *it != Err(Errno::BUSY));
         assert_eq!(unmounted, Some(Ok(())));
-        let device = File::options().read(true).write(true).open(&site.pool).unwrap();
+        let device = File::options().read(true).write(true).open(site.pool()).unwrap();
         let alone = rustix::fs::flock(&device, FlockOperation::NonBlockingLockExclusive);
         assert_eq!(alone, Ok(()), "round {round}");
-        let holders = holders(&site.pool);
+        let holders = holders(&site.pool());
         assert!(holders.is_empty(), "round {round}: still open in {holders:?}");
         // Not by closing it: such a child would keep the lock.
         rustix::fs::flock(&device, FlockOperation::Unlock).unwrap();
         drop(device);
-        site.mount();
+        site.mount(&[]);
         assert_eq!(fs::read(site.path("file")).unwrap(), vec![round; 3 << 20]);
     }
 }
 
 /// Daemons that have it open.
-fn holders(path: &Path) -> Vec<String> {
+fn holders(path: &str) -> Vec<String> {
     let others = fs::read_dir("/proc").unwrap().flatten().filter(|process| {
         fs::read(process.path().join("comm")).is_ok_and(|name| name == b"copyhold\n")
     });
     let has_it = |process: &fs::DirEntry| {
         let files = fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
-        files.filter_map(|file| fs::read_link(file.path()).ok()).any(|target| target == path)
+        files
+            .filter_map(|file| fs::read_link(file.path()).ok())
+            .any(|target| target == Path::new(path))
     };
     others.filter(has_it).map(|process| process.path().display().to_string()).collect()
 }
@@ -159,15 +159,11 @@ fn holders(path: &Path) -> Vec<String> {
 fn a_pool_may_be_smaller_than_its_device() {
     let Some(site) = Site::on_a_device() else { return };
     site.unmount();
-    let mut create = Command::new(PROGRAM);
-    create.args(["create", "--force", "--size", "32M"]).arg(&site.pool);
-    assert!(create.status().unwrap().success());
-    site.mount();
+    site.done(&["create", "--force", "--size", "32M", &site.pool()]);
+    site.mount(&[]);
     let found = rustix::fs::statvfs(site.mnt()).unwrap();
     let bytes = found.f_blocks * found.f_frsize;
     assert!((20 << 20..32 << 20).contains(&bytes), "{bytes}");
-    site.unmount();
-    let checked = Command::new(PROGRAM).arg("check").arg(&site.pool).output().unwrap();
-    assert!(checked.status.success(), "{checked:?}");
-    site.mount();
+    site.checked();
+    site.mount(&[]);
 }

@@ -6,8 +6,9 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
+use copyhold_harness::Mounted;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, IFlags, Mode, OFlags, RenameFlags, Timespec, Timestamps,
     XattrFlags, copy_file_range, fallocate, getxattr, ioctl_getflags, ioctl_setflags, linkat,
@@ -15,33 +16,18 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::site::{Site, as_nobody, number};
+use crate::observer::{as_nobody, number};
+use crate::site::Site;
 
 /// ext4 on a loop device, unmounted at the end.
-struct Ext4 {
-    mnt: PathBuf,
-}
-
-impl Ext4 {
-    fn beside(site: &Site) -> Option<Ext4> {
-        let image = site.place.path().join("ext4.img");
-        let mnt = site.place.path().join("ext4");
-        File::create(&image).unwrap().set_len(64 << 20).unwrap();
-        fs::create_dir(&mnt).unwrap();
-        let made = Command::new("mkfs.ext4").arg("-q").arg(&image).status();
-        let mount = || Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&mnt).status();
-        let is_there = made.is_ok_and(|made| made.success()) && mount().unwrap().success();
-        if !is_there {
-            eprintln!("skipped: no ext4 on a loop device here");
-        }
-        is_there.then_some(Ext4 { mnt })
-    }
-}
-
-impl Drop for Ext4 {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.mnt).stderr(Stdio::null()).status();
-    }
+fn ext4_beside(site: &Site) -> Option<Mounted> {
+    let image = site.directory().join("ext4.img");
+    let mnt = site.directory().join("ext4");
+    File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    fs::create_dir(&mnt).unwrap();
+    let made = copyhold_harness::run(Command::new("mkfs.ext4").arg("-q").arg(&image));
+    let mounted = made.and_then(|_| Mounted::new(&["-o", "loop"], &image, &mnt));
+    mounted.inspect_err(|error| eprintln!("skipped: no ext4 on a loop device here: {error}")).ok()
 }
 
 /// Files to try it with, opened before anything is flagged.
@@ -200,8 +186,8 @@ fn outcome(top: &Path, name: &str, way: Way, flags: IFlags, of_file: bool) -> Re
 
 #[test]
 fn immutable_and_append_only_files_answer_each_way_as_on_ext4() {
-    let Some(site) = Site::mounted() else { return };
-    let Some(ext4) = Ext4::beside(&site) else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
+    let Some(ext4) = ext4_beside(&site) else { return };
     let both = [IFlags::empty(), IFlags::APPEND, IFlags::IMMUTABLE];
     let groups = [
         (OF_FILE, true, &both[..]),
@@ -215,7 +201,7 @@ fn immutable_and_append_only_files_answer_each_way_as_on_ext4() {
         for (name, way) in ways {
             for flags in flags {
                 n += 1;
-                let [theirs, ours] = [ext4.mnt.clone(), site.mnt()]
+                let [theirs, ours] = [ext4.path().to_owned(), site.mnt()]
                     .map(|top| outcome(&top, &n.to_string(), *way, *flags, of_file));
                 refused += usize::from(theirs == Err(Errno::PERM));
                 if ours != theirs {
@@ -230,7 +216,7 @@ fn immutable_and_append_only_files_answer_each_way_as_on_ext4() {
 
 #[test]
 fn a_stranger_who_allocates_or_punches_takes_setuid_away_and_the_kernel_knows() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let path = site.path("program");
     fs::write(&path, vec![1; 65_536]).unwrap();
     let mode = || fs::metadata(&path).unwrap().mode() & 0o7777;
@@ -249,7 +235,7 @@ fn a_stranger_who_allocates_or_punches_takes_setuid_away_and_the_kernel_knows() 
 
 #[test]
 fn acls_are_as_long_as_the_kernel_passes_them() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let path = site.path("file");
     fs::write(&path, "x").unwrap();
     let of = |named: u32| {
@@ -274,7 +260,7 @@ fn acls_are_as_long_as_the_kernel_passes_them() {
 
 #[test]
 fn who_opens_with_o_noatime_leaves_the_access_time() {
-    let Some(site) = Site::mounted() else { return };
+    let Some(site) = Site::mounted(&[]) else { return };
     let path = site.path("file");
     File::create(&path).unwrap().write_all(&[1; 9000]).unwrap();
     let old = Timespec { tv_sec: 7, tv_nsec: 7 };
@@ -297,11 +283,11 @@ fn a_mount_that_may_not_write_is_not_trimmed() {
     assert!(trim().status.success(), "{:?}", trim());
     site.unmount();
     for options in ["ro", "ro,norecovery"] {
-        site.mount_with(options);
+        site.mount(&["-o", options]);
         let refused = trim();
         let says = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(!refused.status.success() && says.contains("Read-only"), "{options}: {says}");
         site.unmount();
     }
-    site.mount();
+    site.mount(&[]);
 }

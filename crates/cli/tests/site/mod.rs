@@ -3,25 +3,42 @@
 //! It needs root and /dev/fuse: where there is none, tests say so and pass, except under CI.
 
 #![allow(dead_code, reason = "each test file uses some of it")]
-#![allow(clippy::disallowed_methods, reason = "it looks at processes from outside")]
 
-pub(crate) mod transport;
-pub(crate) mod wait;
-
-use std::fs::{self, File, Permissions};
+use std::env;
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
 
+use copyhold_harness::{
+    Daemon, HarnessError, LoopDevice, Place, Pool, Program, mount_table, needs, transport,
+};
 use rustix::io::Errno;
 use serde_json::Value;
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_copyhold");
 pub(crate) const NOBODY: u32 = 65534;
+/// Only ends a test that hangs.
+const PATIENCE: Duration = Duration::from_secs(600);
 
-pub(crate) struct Site {
-    place: tempfile::TempDir,
+/// A pool that is not made yet, in a directory that all users can enter.
+fn new_pool() -> Pool {
+    let place = Place::new(&env::temp_dir(), "copyhold-test-").unwrap();
+    fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
+    Pool::new(Program::at(PROGRAM).within(PATIENCE), place).mounted_with(transport::arguments())
 }
+
+/// The value, or a panic with all that the program said.
+#[track_caller]
+pub(crate) fn worked<T>(result: Result<T, HarnessError>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+pub(crate) struct Site(Pool);
 
 impl Site {
     pub(crate) fn mounted(options: &[&str]) -> Option<Site> {
@@ -29,52 +46,117 @@ impl Site {
     }
 
     pub(crate) fn sized(size: &str, options: &[&str]) -> Option<Site> {
-        let possible = rustix::process::geteuid().is_root()
-            && File::options().read(true).write(true).open("/dev/fuse").is_ok();
-        assert!(possible || std::env::var_os("CI").is_none(), "CI needs root and /dev/fuse");
-        if !possible {
-            eprintln!("skipped: needs root and /dev/fuse");
+        Site::made(&["--size", size], options)
+    }
+
+    /// `create` and `mount` are arguments of these verbs.
+    pub(crate) fn made(create: &[&str], mount: &[&str]) -> Option<Site> {
+        if !needs::are_met() {
             return None;
         }
-        if !transport::is_there() {
-            return None;
-        }
-        let site = Site { place: tempfile::tempdir().unwrap() };
-        fs::set_permissions(site.place.path(), Permissions::from_mode(0o755)).unwrap();
-        fs::create_dir(site.path("")).unwrap();
-        site.done(&["create", &site.pool(), "--size", size]);
-        site.mount(options);
+        let site = Site::unmounted(create);
+        site.mount(mount);
         Some(site)
     }
 
+    /// On a loop device of 256 MiB, so that the kernel makes it a `fuseblk` mount.
+    pub(crate) fn on_a_device() -> Option<Site> {
+        if !needs::are_met() {
+            return None;
+        }
+        let pool = new_pool();
+        pool.place().make_image(256 << 20).unwrap();
+        let device = loop_device(pool.place().image())?;
+        let site = Site(pool.on(device));
+        worked(site.0.create(&[]));
+        site.mount(&[]);
+        Some(site)
+    }
+
+    /// `create` are arguments of that verb.
+    pub(crate) fn unmounted(create: &[&str]) -> Site {
+        let pool = new_pool();
+        worked(pool.create(create));
+        Site(pool)
+    }
+
+    #[track_caller]
     pub(crate) fn mount(&self, options: &[&str]) {
-        let transport = transport::options();
-        let transport: Vec<&str> = transport.iter().map(String::as_str).collect();
-        self.done(&[&["mount", &self.pool(), &self.at("")], &transport[..], options].concat());
+        worked(self.0.mount_with(options));
+    }
+
+    #[track_caller]
+    pub(crate) fn unmount(&self) {
+        worked(self.0.unmount());
+    }
+
+    #[track_caller]
+    pub(crate) fn again(&self) {
+        self.unmount();
+        self.mount(&[]);
+    }
+
+    /// Kills the daemon; returns when it is gone.
+    #[track_caller]
+    pub(crate) fn kill(&self) {
+        worked(self.0.kill());
+    }
+
+    /// Kills the daemon and detaches its mount.
+    #[track_caller]
+    pub(crate) fn crash(&self) {
+        worked(self.0.crash());
+    }
+
+    /// Serves the mount at `place`.
+    #[track_caller]
+    pub(crate) fn daemon(&self, place: &str) -> Daemon {
+        worked(self.0.program().daemon(Path::new(place)))
+    }
+
+    pub(crate) fn pid(&self) -> String {
+        self.daemon(&self.at("")).pid().to_string()
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        self.0.place().path()
     }
 
     pub(crate) fn pool(&self) -> String {
-        self.place.path().join("pool.img").to_str().unwrap().to_owned()
+        self.0.path().to_str().unwrap().to_owned()
+    }
+
+    pub(crate) fn mnt(&self) -> PathBuf {
+        self.0.mount_point()
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.place.path().join("mnt").join(name)
+        self.mnt().join(name)
     }
 
     pub(crate) fn at(&self, name: &str) -> String {
         self.path(name).to_str().unwrap().to_owned()
     }
 
+    /// The kind of filesystem that the table of mounts names.
+    pub(crate) fn kind(&self) -> String {
+        mount_table::at(&self.mnt()).unwrap().map_or_else(String::new, |entry| entry.kind)
+    }
+
+    pub(crate) fn create(&self, name: &str) -> File {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).open(self.path(name)).unwrap()
+    }
+
     pub(crate) fn run(&self, arguments: &[&str]) -> Output {
-        Command::new(PROGRAM).arg("--json").args(arguments).output().unwrap()
+        worked(self.0.program().ask(arguments, &[]))
     }
 
     /// It works; what it prints.
     #[track_caller]
     pub(crate) fn done(&self, arguments: &[&str]) -> Value {
-        let output = self.run(arguments);
-        assert!(output.status.success(), "{arguments:?}: {output:?}");
-        serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
+        let printed = worked(self.0.run(arguments, &[]));
+        serde_json::from_str(&printed).unwrap_or(Value::Null)
     }
 
     /// It fails with this code, and one line that says this.
@@ -110,35 +192,42 @@ impl Site {
         rows.find(|row| row["id"] == id).unwrap_or_else(|| panic!("no {id} in {shown}")).clone()
     }
 
+    #[track_caller]
+    pub(crate) fn check(&self) {
+        worked(self.0.check());
+    }
+
     /// Unmounts, and finds the pool whole.
     #[track_caller]
     pub(crate) fn checked(&self) {
-        self.done(&["umount", &self.at("")]);
-        let check = self.run(&["check", &self.pool()]);
-        assert!(check.status.success(), "{check:?}");
+        self.unmount();
+        self.check();
     }
 
     /// What the program tells an ordinary user.
     pub(crate) fn nobody(&self, arguments: &[&str]) -> Output {
-        // The program may be where only root can go.
-        let copy = self.place.path().join("copyhold");
-        if !copy.exists() {
-            // By a process: what another thread starts meanwhile would hold the copy open for
-            // writing, and it could not be executed.
-            let copied = Command::new("cp").arg(PROGRAM).arg(&copy).status();
-            assert!(copied.unwrap().success());
-        }
         let mut plain = Command::new("setpriv");
-        plain.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(copy).arg("--json");
+        plain.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        plain.arg(copied_program(self.directory())).arg("--json");
         plain.args(arguments).output().unwrap()
     }
 }
 
-impl Drop for Site {
-    fn drop(&mut self) {
-        let mnt = self.path("");
-        let _ = Command::new("umount").arg("--lazy").arg(&mnt).stderr(Stdio::null()).status();
+/// A copy in `directory`: the program may be where only root can go.
+pub(crate) fn copied_program(directory: &Path) -> PathBuf {
+    let copy = directory.join("copyhold");
+    if !copy.exists() {
+        // By a process: one that another thread starts meanwhile would hold the copy open for
+        // writing, and the copy could not be executed.
+        worked(copyhold_harness::run(Command::new("cp").arg(PROGRAM).arg(&copy)));
     }
+    copy
+}
+
+/// `None` where the machine has no loop devices.
+pub(crate) fn loop_device(file: impl AsRef<Path>) -> Option<LoopDevice> {
+    let device = LoopDevice::over(file, &[]);
+    device.inspect_err(|error| eprintln!("skipped: no loop devices here: {error}")).ok()
 }
 
 pub(crate) fn number<T: std::fmt::Debug>(result: std::io::Result<T>) -> Option<Errno> {
