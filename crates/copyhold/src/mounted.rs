@@ -120,12 +120,16 @@ impl Mounting {
         let unattached = Mount::unattached(&self.path, directory.as_ref(), &self.kernel);
         let (mount, tree) = unattached.map_err(Error::from)?;
         let mounted = self.serve(mount)?;
-        // If there is no part, the mount ends with its tree, and the pool is closed.
-        let part = find(&tree)?;
-        if let Some(mount) = mounted.kernel() {
-            mount.attach(tree, part).map_err(Error::from)?;
-        }
-        Ok(mounted)
+        // The tree goes first where there is no such part: the mount ends with it, and is waited
+        // for.
+        let attached = match (find(&tree), mounted.kernel()) {
+            (Ok(part), Some(mount)) => Ok(mount.attach(tree, part).map_err(Error::from)?),
+            (found, _) => {
+                drop(tree);
+                found.map(drop)
+            }
+        };
+        attached.map(|()| mounted)
     }
 
     fn serve(&mut self, mount: Mount) -> Result<Mounted, Error> {
