@@ -34,7 +34,8 @@ test: ## all tests
 .PHONY: test-uring
 test-uring: ## the mount tests over io_uring (root, /sys/module/fuse/parameters/enable_uring = Y)
 	scripts/setup.sh build demo
-	COPYHOLD_TEST_TRANSPORT=uring cargo test -p copyhold-fuse -p copyhold-cli --locked
+	COPYHOLD_TEST_TRANSPORT=uring cargo test -p copyhold-fuse -p copyhold-memfs -p copyhold-cli \
+		--locked
 
 .PHONY: examples
 examples: ## run the library's examples on a pool of their own

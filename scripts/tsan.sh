@@ -41,7 +41,7 @@ tests() {
 }
 
 tests --lib --tests -p copyhold-types -p copyhold-runtime -p copyhold-device -p copyhold-fuse \
-    -p copyhold
+    -p copyhold-memfs -p copyhold
 # The others of these crates, and those of the crates that are missing, have one thread.
 tests --test threads -p copyhold-space
 tests --lib -p copyhold-table threads_edit

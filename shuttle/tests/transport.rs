@@ -18,7 +18,7 @@ fn an_operation_that_waits_goes_on_once() {
 
 #[test]
 fn an_owner_of_a_file_lock_is_alone_and_found() {
-    explore(models::file_locks);
+    explore(copyhold_memfs::models::file_locks);
 }
 
 #[test]

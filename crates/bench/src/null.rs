@@ -12,10 +12,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 
-use copyhold_fuse::memory::{Contents, MemoryFs};
 use copyhold_fuse::mount::{Mount, MountOptions};
 use copyhold_fuse::protocol::Settings;
 use copyhold_fuse::{Session, SessionOptions, ThreadPerTask, Transport};
+use copyhold_memfs::{Contents, MemoryFs};
 
 use crate::error::{BenchError, On};
 

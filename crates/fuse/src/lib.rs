@@ -13,7 +13,7 @@
 //!
 //! The filesystem below knows nothing of FUSE, and nothing here knows the layout on disk.
 
-// A front end: readers are threads, and a filesystem in memory has a clock of its own.
+// A front end: readers are threads.
 #![allow(clippy::disallowed_methods)]
 // Except in `sys`, which has the calls that no crate wraps, and `uring`, which shares memory with
 // the kernel.
@@ -26,9 +26,7 @@ mod device;
 mod dispatch;
 mod errno;
 mod interrupt;
-pub mod locks;
 pub mod loopback;
-pub mod memory;
 #[cfg(shuttle)]
 pub mod models;
 pub mod mount;
@@ -41,6 +39,8 @@ mod reader;
 mod session;
 mod signals;
 mod spawn;
+#[cfg(test)]
+mod stub;
 mod sys;
 mod transport;
 mod uring;

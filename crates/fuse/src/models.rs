@@ -11,12 +11,9 @@ use copyhold_runtime::BoxFuture;
 use parking_lot::Mutex;
 use parking_lot::thread::{self, JoinHandle, Thread};
 
-use crate::Errno;
 use crate::desk::Flight;
 use crate::interrupt::{Interrupts, unless};
-use crate::locks::Locks;
 use crate::parking::FirstPoll;
-use crate::protocol::{Handle, Lock, LockKind, LockOwner, NodeId};
 use crate::spawn::Spawner;
 pub use crate::uring::answers;
 
@@ -28,7 +25,8 @@ impl Wake for Unpark {
     }
 }
 
-fn wait<T>(future: impl Future<Output = T>) -> T {
+/// Parks the thread until `future` is ready.
+pub fn wait<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     loop {
@@ -39,7 +37,8 @@ fn wait<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-fn join(threads: Vec<JoinHandle<()>>) {
+/// Waits for the end of all `threads`.
+pub fn join(threads: Vec<JoinHandle<()>>) {
     for thread in threads {
         thread.join().expect("what panics ends the history");
     }
@@ -99,52 +98,6 @@ pub fn first_polls() {
     flight.drain();
     assert_eq!(done.load(Ordering::SeqCst), OPERATIONS);
     join(openers);
-}
-
-fn lock(owner: u64, kind: LockKind, flock: bool) -> Lock {
-    let (start, end) = (0, if flock { u64::MAX } else { 9 });
-    let owner = LockOwner(owner);
-    Lock { handle: Handle(0), owner, kind, start, end, pid: 1, flock }
-}
-
-/// Owners of file locks that wait for one another, and one that is cancelled.
-pub fn file_locks() {
-    const FILE: NodeId = NodeId(1);
-    const WRITER: usize = 100;
-    let (locks, inside) = (Arc::new(Locks::default()), Arc::new(AtomicUsize::new(0)));
-    for flock in [false, true] {
-        let owners = (1..=4).map(|owner| {
-            let (locks, inside) = (locks.clone(), inside.clone());
-            thread::spawn(move || {
-                let kind = if owner % 2 == 0 { LockKind::Read } else { LockKind::Write };
-                let weight = if owner % 2 == 0 { 1 } else { WRITER };
-                let mut waiting = Box::pin(locks.wait(FILE, lock(owner, kind, flock)));
-                let result = if owner == 4 {
-                    let polled = waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-                    drop(waiting);
-                    let Poll::Ready(result) = polled else { return };
-                    result
-                } else {
-                    wait(waiting)
-                };
-                assert_eq!(result, Ok(()));
-                let before = inside.fetch_add(weight, Ordering::SeqCst);
-                assert!(before < WRITER && (weight == 1 || before == 0), "{before} are inside");
-                thread::yield_now();
-                inside.fetch_sub(weight, Ordering::SeqCst);
-                match (flock, owner) {
-                    (true, _) => locks.release_flock(FILE, LockOwner(owner)),
-                    (false, 1) => locks.release_posix(FILE, LockOwner(owner)),
-                    (false, _) => {
-                        let unlock = lock(owner, LockKind::Unlock, false);
-                        assert_eq!(locks.set(FILE, &unlock), Ok::<(), Errno>(()));
-                    }
-                }
-            })
-        });
-        join(owners.collect());
-    }
-    assert!(locks.test(FILE, &lock(9, LockKind::Write, false)).is_none());
 }
 
 /// Requests that are interrupted, and some whose connection ends.

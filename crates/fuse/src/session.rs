@@ -449,16 +449,16 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::memory::{Contents, MemoryFs};
     use crate::mount::MountOptions;
     use crate::spawn::ThreadPerTask;
+    use crate::stub::StubFs;
     use crate::uring::plan_too_many_queues;
 
     /// A mount whose kernel is offered a ring with one queue more than it has.
     fn begin(dir: &tempfile::TempDir, transport: Transport) -> Result<Session, SessionError> {
-        let mount = Mount::new("memory".as_ref(), dir.path(), &MountOptions::default()).unwrap();
-        let fs = Arc::new(MemoryFs::new(Contents::Kept));
-        let prepare: Prepare<MemoryFs> =
+        let mount = Mount::new("stub".as_ref(), dir.path(), &MountOptions::default()).unwrap();
+        let fs = Arc::new(StubFs::new());
+        let prepare: Prepare<StubFs> =
             |device, max_write, _| Rings::start(device, plan_too_many_queues(max_write)?);
         let options = SessionOptions { transport, ..SessionOptions::default() };
         let (mount, settings) = (Arc::new(mount), Settings::default());

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{Mounted, can_mount};
 use copyhold_fuse::Transport;
-use copyhold_fuse::memory::{Contents, MemoryFs};
 use copyhold_fuse::protocol::Settings;
+use copyhold_memfs::{Contents, MemoryFs};
 
 struct Counting;
 

@@ -14,10 +14,10 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 
 use copyhold_fuse::daemon::{self, Launch, Outcome, Side};
-use copyhold_fuse::memory::{Contents, MemoryFs};
 use copyhold_fuse::mount::{self, Mount, MountOptions};
 use copyhold_fuse::protocol::Settings;
 use copyhold_fuse::{Session, Signals, ThreadPerTask};
+use copyhold_memfs::{Contents, MemoryFs};
 use tempfile::TempDir;
 
 fn main() {

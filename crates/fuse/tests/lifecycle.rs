@@ -15,21 +15,15 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::thread;
 
-use common::{Mounted, can_mount};
-use copyhold_fuse::memory::{Contents, MemoryFs};
+use common::{Mounted, can_mount, wait_until};
 use copyhold_fuse::mount::{self, Mount, MountError, MountKind, MountOptions};
 use copyhold_fuse::protocol::{
     Attr, AttrReply, Caller, Handle, NodeId, Notification, Settings, Statfs, flags,
 };
 use copyhold_fuse::{End, Errno, Operations, Reply, Session, SessionOptions};
+use copyhold_memfs::{Contents, MemoryFs};
 use rustix::fs::{FlockOperation, StatVfs, flock, statvfs};
 use tempfile::TempDir;
-
-fn wait_until(what: impl Fn() -> bool) {
-    while !what() {
-        thread::yield_now();
-    }
-}
 
 #[test]
 fn the_kernel_agrees_to_what_pays() {
@@ -80,21 +74,6 @@ fn a_waiting_lock_is_given_up_when_its_process_is_killed() {
 }
 
 #[test]
-fn a_waiting_lock_is_granted_when_the_holder_lets_go() {
-    if !can_mount() {
-        return;
-    }
-    let mounted = Mounted::memory();
-    let path = mounted.path("file");
-    let file = File::create(&path).unwrap();
-    flock(&file, FlockOperation::LockExclusive).unwrap();
-    let mut child = Command::new("flock").arg(&path).arg("true").spawn().unwrap();
-    wait_until(|| mounted.counters().parked == 1);
-    flock(&file, FlockOperation::Unlock).unwrap();
-    assert!(child.wait().unwrap().success());
-}
-
-#[test]
 fn who_waits_for_a_lock_does_not_delay_the_end() {
     if !can_mount() {
         return;
@@ -108,27 +87,6 @@ fn who_waits_for_a_lock_does_not_delay_the_end() {
     mounted.mount.abort().unwrap();
     assert!(!child.wait().unwrap().success(), "the waiting process gets an error");
     assert!(matches!(mounted.wait(), End::Aborted));
-}
-
-#[test]
-fn posix_locks_belong_to_processes_and_go_with_close() {
-    if !can_mount() {
-        return;
-    }
-    let mounted = Mounted::memory();
-    let path = mounted.path("file");
-    let file = File::create(&path).unwrap();
-    rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
-    // POSIX locks of one process do not exclude each other; sqlite3-like programs are others.
-    let script = "import fcntl,sys\nf=open(sys.argv[1],'r+')\n\
-                  try: fcntl.lockf(f,fcntl.LOCK_EX|fcntl.LOCK_NB)\nexcept OSError: sys.exit(3)\n";
-    let try_lock = || {
-        let run = Command::new("python3").arg("-c").arg(script).arg(&path).status();
-        run.unwrap().code()
-    };
-    assert_eq!(try_lock(), Some(3));
-    drop(file);
-    assert_eq!(try_lock(), Some(0));
 }
 
 #[test]

@@ -204,10 +204,10 @@ ranks! {
     RequestPlace,
     /// Memory of requests that ended.
     SparePlaces,
-    /// POSIX and flock locks of files.
+    /// POSIX and flock locks of files of the filesystem in memory.
     FileLocks,
-    /// The filesystem in memory that tests of the transport use.
-    FuseMemory,
+    /// Inodes and names of the filesystem in memory, and of the stub in tests of the transport.
+    MemfsTree,
     /// Requests under way.
     Desk,
     /// Answers on their way to a ring's thread.

@@ -139,10 +139,10 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use super::*;
-    use crate::memory::{Contents, MemoryFs};
     use crate::mount::{Mount, MountOptions};
     use crate::protocol::Settings;
     use crate::spawn::ThreadPerTask;
+    use crate::stub::StubFs;
     use crate::{End, Session, SessionOptions};
 
     fn served(place: &Path) -> Option<Session> {
@@ -150,8 +150,8 @@ mod tests {
             println!("left out: needs root and /dev/fuse");
             return None;
         }
-        let mount = Mount::new("memory".as_ref(), place, &MountOptions::default()).unwrap();
-        let (fs, spawner) = (Arc::new(MemoryFs::new(Contents::Kept)), Arc::new(ThreadPerTask));
+        let mount = Mount::new("stub".as_ref(), place, &MountOptions::default()).unwrap();
+        let (fs, spawner) = (Arc::new(StubFs::new()), Arc::new(ThreadPerTask));
         let how = SessionOptions::default();
         Some(Session::start(mount, fs, spawner, &Settings::default(), how).unwrap())
     }

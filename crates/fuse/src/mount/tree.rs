@@ -199,10 +199,10 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::memory::{Contents, MemoryFs};
     use crate::mount::{Mount, mounted_at};
     use crate::protocol::Settings;
     use crate::spawn::ThreadPerTask;
+    use crate::stub::StubFs;
     use crate::{End, Session, SessionOptions};
 
     /// A served tree with a directory `part`, which holds `inner`.
@@ -212,8 +212,8 @@ mod tests {
             return None;
         }
         let options = MountOptions::default();
-        let (mount, tree) = Mount::unattached("memory".as_ref(), place, &options).unwrap();
-        let fs = Arc::new(MemoryFs::new(Contents::Kept));
+        let (mount, tree) = Mount::unattached("stub".as_ref(), place, &options).unwrap();
+        let fs = Arc::new(StubFs::new());
         let spawner = Arc::new(ThreadPerTask);
         let how = SessionOptions::default();
         let session = Session::start(mount, fs, spawner, &Settings::default(), how).unwrap();

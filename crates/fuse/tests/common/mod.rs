@@ -1,4 +1,4 @@
-//! A mounted filesystem in memory for one test.
+//! A mounted filesystem in memory for one test, of the transport or of that filesystem.
 
 #![allow(dead_code, unreachable_pub)]
 
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use copyhold_fuse::memory::{Contents, MemoryFs};
 use copyhold_fuse::mount::{Mount, MountOptions};
 use copyhold_fuse::protocol::Settings;
 use copyhold_fuse::{
     Counters, CountersFn, End, Notifier, Operations, Session, SessionOptions, ThreadPerTask,
     Transport,
 };
+use copyhold_memfs::{Contents, MemoryFs};
 use tempfile::TempDir;
 
 /// Whether mounts can be made here, with the transport that is asked for; says so if not.
@@ -42,6 +42,12 @@ pub fn has_ring() -> bool {
 
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
+}
+
+pub fn wait_until(what: impl Fn() -> bool) {
+    while !what() {
+        std::thread::yield_now();
+    }
 }
 
 pub struct Mounted {

@@ -6,38 +6,30 @@
 //!
 //! MEMFS-M1  A node stays while it has links, lookups or is the root; then it is gone.
 
-mod tree;
+// It is no part of the engine, and asks the machine for the time.
+#![allow(clippy::disallowed_methods)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use copyhold_sync::{Mutex, of};
-
-use copyhold_types::Timestamp;
-
-use crate::locks::Locks;
-use crate::operations::{Operations, Reply};
-use crate::protocol::{
+use copyhold_fuse::protocol::{
     AttrReply, Caller, CopyRange, Data, DirEntry, Entries, Entry, Fallocate, Handle, Ioctl,
     IoctlReply, Lock, LockOwner, Lookup, NewNode, NodeId, Open, Opened, Read, Release, Rename,
     Seek, SetAttr, SetTime, SetXattr, Statfs, Write, flags::fopen,
 };
-use crate::{Errno, Payload};
+use copyhold_fuse::{Errno, Operations, Payload, Reply};
+use copyhold_sync::{Mutex, of};
+use copyhold_types::Timestamp;
 
-use tree::{Body, Inode, Tree};
-
-/// The treatment of file data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Contents {
-    Kept,
-    Dropped,
-}
+use crate::contents::Contents;
+use crate::locks::Locks;
+use crate::tree::{Body, Inode, Tree};
 
 /// See the [module](self).
 #[derive(Debug)]
 pub struct MemoryFs {
-    tree: Mutex<Tree, of::FuseMemory>,
+    tree: Mutex<Tree, of::MemfsTree>,
     locks: Arc<Locks>,
     contents: Contents,
     syncs: AtomicU64,

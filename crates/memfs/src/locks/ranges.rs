@@ -6,7 +6,7 @@
 //! RANGES-K1  Ranges of one owner do not overlap, and neighbours of the same kind are one range.
 //! RANGES-K2  Where ranges of two owners overlap, both are read locks.
 
-use crate::protocol::{Lock, LockKind, LockOwner};
+use copyhold_fuse::protocol::{Lock, LockKind, LockOwner};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Held {
@@ -118,10 +118,10 @@ impl Ranges {
 mod tests {
     use std::collections::BTreeMap;
 
+    use copyhold_fuse::protocol::Handle;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::protocol::Handle;
 
     /// Which owners hold which byte, and how.
     type Model = Vec<BTreeMap<u64, bool>>;

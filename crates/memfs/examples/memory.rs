@@ -10,10 +10,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use copyhold_fuse::daemon::{self, Outcome, Side};
-use copyhold_fuse::memory::{Contents, MemoryFs};
 use copyhold_fuse::mount::{Mount, MountOptions};
 use copyhold_fuse::protocol::Settings;
 use copyhold_fuse::{Session, SessionOptions, Signals, ThreadPerTask};
+use copyhold_memfs::{Contents, MemoryFs};
 
 type Failure = Box<dyn std::error::Error>;
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods)] // tests of threads and processes
 
+#[path = "../../fuse/tests/common/mod.rs"]
 mod common;
 
 use std::collections::BTreeSet;

@@ -1,16 +1,15 @@
-//! Inodes and names of [`super::MemoryFs`].
+//! Inodes and names of [`MemoryFs`](crate::MemoryFs).
 
 use std::collections::BTreeMap;
 
+use copyhold_fuse::protocol::{Attr, Caller, NewNode, NodeId, Rename};
+use copyhold_fuse::{Errno, Reply};
 use copyhold_types::Timestamp;
 
-use super::Contents;
-use crate::Errno;
-use crate::operations::Reply;
-use crate::protocol::{Attr, Caller, NewNode, NodeId, Rename};
+use crate::contents::Contents;
 
 #[derive(Debug)]
-pub(super) enum Body {
+pub(crate) enum Body {
     File(Vec<u8>),
     Directory {
         parent: NodeId,
@@ -23,38 +22,38 @@ pub(super) enum Body {
 }
 
 impl Body {
-    pub(super) fn directory(parent: NodeId) -> Body {
+    pub(crate) fn directory(parent: NodeId) -> Body {
         Body::Directory { parent, names: BTreeMap::new(), order: BTreeMap::new() }
     }
 }
 
 /// Mode, user and group of a new inode.
-pub(super) struct Owner {
-    pub(super) mode: u32,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
+pub(crate) struct Owner {
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
 }
 
 #[derive(Debug)]
-pub(super) struct Inode {
-    pub(super) mode: u32,
-    pub(super) nlink: u32,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
-    pub(super) rdev: u32,
-    pub(super) size: u64,
-    pub(super) atime: Timestamp,
-    pub(super) mtime: Timestamp,
-    pub(super) ctime: Timestamp,
-    pub(super) btime: Timestamp,
-    pub(super) flags: u32,
-    pub(super) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    pub(super) lookups: u64,
-    pub(super) body: Body,
+pub(crate) struct Inode {
+    pub(crate) mode: u32,
+    pub(crate) nlink: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) rdev: u32,
+    pub(crate) size: u64,
+    pub(crate) atime: Timestamp,
+    pub(crate) mtime: Timestamp,
+    pub(crate) ctime: Timestamp,
+    pub(crate) btime: Timestamp,
+    pub(crate) flags: u32,
+    pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    pub(crate) lookups: u64,
+    pub(crate) body: Body,
 }
 
 impl Inode {
-    pub(super) fn new(owner: Owner, rdev: u32, body: Body, time: Timestamp) -> Inode {
+    pub(crate) fn new(owner: Owner, rdev: u32, body: Body, time: Timestamp) -> Inode {
         let (nlink, size) = match &body {
             Body::Directory { .. } => (2, 0),
             Body::Symlink(target) => (1, target.len() as u64),
@@ -78,7 +77,7 @@ impl Inode {
         }
     }
 
-    pub(super) fn attr(&self, node: NodeId) -> Attr {
+    pub(crate) fn attr(&self, node: NodeId) -> Attr {
         Attr {
             ino: node.0,
             size: self.size,
@@ -102,7 +101,7 @@ impl Inode {
         matches!(self.body, Body::Directory { .. })
     }
 
-    pub(super) fn kill_suidgid(&mut self) {
+    pub(crate) fn kill_suidgid(&mut self) {
         if self.is_directory() {
             return;
         }
@@ -112,7 +111,7 @@ impl Inode {
         }
     }
 
-    pub(super) fn resize(&mut self, size: u64, contents: Contents) -> Reply<()> {
+    pub(crate) fn resize(&mut self, size: u64, contents: Contents) -> Reply<()> {
         let Body::File(bytes) = &mut self.body else { return Err(Errno::EISDIR) };
         if contents == Contents::Kept {
             bytes.resize(usize::try_from(size).map_err(|_| Errno::EFBIG)?, 0);
@@ -121,7 +120,7 @@ impl Inode {
         Ok(())
     }
 
-    pub(super) fn write(&mut self, offset: u64, data: &[u8], contents: Contents) -> Reply<()> {
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8], contents: Contents) -> Reply<()> {
         let end = offset.checked_add(data.len() as u64).ok_or(Errno::EFBIG)?;
         if end > self.size {
             self.resize(end, contents)?;
@@ -133,7 +132,7 @@ impl Inode {
         Ok(())
     }
 
-    pub(super) fn zero(&mut self, start: u64, end: u64) {
+    pub(crate) fn zero(&mut self, start: u64, end: u64) {
         let Body::File(bytes) = &mut self.body else { return };
         let end = end.min(bytes.len() as u64) as usize;
         let start = (start as usize).min(end);
@@ -142,7 +141,7 @@ impl Inode {
 }
 
 #[derive(Debug)]
-pub(super) struct Tree {
+pub(crate) struct Tree {
     inodes: BTreeMap<NodeId, Inode>,
     next: u64,
 }
@@ -151,22 +150,22 @@ pub(super) struct Tree {
 const DOTS: [(u64, &[u8]); 2] = [(1, b"."), (2, b"..")];
 
 impl Tree {
-    pub(super) fn new(uid: u32, gid: u32, time: Timestamp) -> Tree {
+    pub(crate) fn new(uid: u32, gid: u32, time: Timestamp) -> Tree {
         let owner = Owner { mode: libc::S_IFDIR | 0o755, uid, gid };
         let root = Inode::new(owner, 0, Body::directory(NodeId::ROOT), time);
         Tree { inodes: BTreeMap::from([(NodeId::ROOT, root)]), next: NodeId::ROOT.0 + 1 }
     }
 
-    pub(super) fn get(&self, node: NodeId) -> Reply<&Inode> {
+    pub(crate) fn get(&self, node: NodeId) -> Reply<&Inode> {
         self.inodes.get(&node).ok_or(Errno::ESTALE)
     }
 
-    pub(super) fn get_mut(&mut self, node: NodeId) -> Reply<&mut Inode> {
+    pub(crate) fn get_mut(&mut self, node: NodeId) -> Reply<&mut Inode> {
         self.inodes.get_mut(&node).ok_or(Errno::ESTALE)
     }
 
     /// Umask and the directory's setgid bit applied.
-    pub(super) fn owner_in(&self, parent: NodeId, by: Caller, new: &NewNode<'_>) -> Reply<Owner> {
+    pub(crate) fn owner_in(&self, parent: NodeId, by: Caller, new: &NewNode<'_>) -> Reply<Owner> {
         let by = by.ids.ok_or(Errno::EOVERFLOW)?;
         let parent = self.get(parent)?;
         let is_link = new.mode & libc::S_IFMT == libc::S_IFLNK;
@@ -181,7 +180,7 @@ impl Tree {
         Ok(Owner { mode, uid: by.uid, gid })
     }
 
-    pub(super) fn add(&mut self, inode: Inode) -> NodeId {
+    pub(crate) fn add(&mut self, inode: Inode) -> NodeId {
         let node = NodeId(self.next);
         self.next += 1;
         self.inodes.insert(node, inode);
@@ -195,7 +194,7 @@ impl Tree {
         }
     }
 
-    pub(super) fn child(&self, parent: NodeId, name: &[u8]) -> Reply<Option<NodeId>> {
+    pub(crate) fn child(&self, parent: NodeId, name: &[u8]) -> Reply<Option<NodeId>> {
         let inode = self.get(parent)?;
         if name == b"." {
             return Ok(Some(parent));
@@ -248,7 +247,7 @@ impl Tree {
         }
     }
 
-    pub(super) fn insert(&mut self, parent: NodeId, name: &[u8], inode: Inode) -> Reply<NodeId> {
+    pub(crate) fn insert(&mut self, parent: NodeId, name: &[u8], inode: Inode) -> Reply<NodeId> {
         if self.names(parent)?.contains_key(name) {
             return Err(Errno::EEXIST);
         }
@@ -262,7 +261,7 @@ impl Tree {
         Ok(node)
     }
 
-    pub(super) fn link(
+    pub(crate) fn link(
         &mut self,
         node: NodeId,
         parent: NodeId,
@@ -278,7 +277,7 @@ impl Tree {
         Ok(())
     }
 
-    pub(super) fn unlink(
+    pub(crate) fn unlink(
         &mut self,
         parent: NodeId,
         name: &[u8],
@@ -305,7 +304,7 @@ impl Tree {
         Ok(())
     }
 
-    pub(super) fn rename(
+    pub(crate) fn rename(
         &mut self,
         parent: NodeId,
         rename: &Rename<'_>,
@@ -374,7 +373,7 @@ impl Tree {
     }
 
     /// Cookie, name and node of the entries behind `cookie`.
-    pub(super) fn list(
+    pub(crate) fn list(
         &self,
         directory: NodeId,
         cookie: u64,
@@ -391,7 +390,7 @@ impl Tree {
         Ok(dots.filter(|dot| dot.0 > cookie).chain(rest).take(AT_ONCE).collect())
     }
 
-    pub(super) fn forget(&mut self, node: NodeId, lookups: u64) {
+    pub(crate) fn forget(&mut self, node: NodeId, lookups: u64) {
         if let Some(inode) = self.inodes.get_mut(&node) {
             inode.lookups = inode.lookups.saturating_sub(lookups);
             self.tidy(node);

@@ -21,16 +21,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use copyhold_fuse::Errno;
+use copyhold_fuse::protocol::{Handle, Lock, LockKind, LockOwner, NodeId};
 use copyhold_sync::{Mutex, of};
-
-use crate::Errno;
-use crate::protocol::{Handle, Lock, LockKind, LockOwner, NodeId};
 
 use ranges::{Held, Ranges};
 
 /// All locks of a mount.
 #[derive(Debug, Default)]
-pub struct Locks {
+pub(crate) struct Locks {
     state: Mutex<State, of::FileLocks>,
 }
 
@@ -126,14 +125,14 @@ impl State {
 
 impl Locks {
     /// A lock that is in the way of `lock`, if any.
-    pub fn test(&self, node: NodeId, lock: &Lock) -> Option<Lock> {
+    pub(crate) fn test(&self, node: NodeId, lock: &Lock) -> Option<Lock> {
         let mut state = self.state.lock();
         let held = *state.files.get_mut(&node)?.ranges(lock.flock).conflicts(lock).next()?;
         Some(shown(&held, lock.flock))
     }
 
     /// Sets or removes a lock, or `EAGAIN`.
-    pub fn set(&self, node: NodeId, lock: &Lock) -> Result<(), Errno> {
+    pub(crate) fn set(&self, node: NodeId, lock: &Lock) -> Result<(), Errno> {
         let (wakers, result) = self.state.lock().try_set(node, lock);
         wakers.into_iter().for_each(Waker::wake);
         result
@@ -141,17 +140,17 @@ impl Locks {
 
     /// Sets a lock when nothing is in its way any more, or `EDEADLK` where that could never be.
     /// Giving up is dropping the future.
-    pub fn wait(self: &Arc<Locks>, node: NodeId, lock: Lock) -> Wait {
+    pub(crate) fn wait(self: &Arc<Locks>, node: NodeId, lock: Lock) -> Wait {
         Wait { locks: Arc::clone(self), node, lock, ticket: None }
     }
 
     /// Drops the POSIX locks of `owner`: it has closed a descriptor of this file.
-    pub fn release_posix(&self, node: NodeId, owner: LockOwner) {
+    pub(crate) fn release_posix(&self, node: NodeId, owner: LockOwner) {
         self.release(node, owner, false);
     }
 
     /// Drops the flock of `owner`: the open file was closed for the last time.
-    pub fn release_flock(&self, node: NodeId, owner: LockOwner) {
+    pub(crate) fn release_flock(&self, node: NodeId, owner: LockOwner) {
         self.release(node, owner, true);
     }
 
@@ -184,7 +183,7 @@ fn shown(held: &Held, flock: bool) -> Lock {
 
 /// See [`Locks::wait`].
 #[derive(Debug)]
-pub struct Wait {
+pub(crate) struct Wait {
     locks: Arc<Locks>,
     node: NodeId,
     lock: Lock,

@@ -1,0 +1,9 @@
+//! What becomes of file data.
+
+/// The treatment of file data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contents {
+    Kept,
+    /// Counted only; reads give zeros.
+    Dropped,
+}
