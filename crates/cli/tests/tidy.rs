@@ -1,5 +1,8 @@
 //! The house rules that a compiler does not know, over the whole workspace.
 
+#[path = "tidy/cycles.rs"]
+mod cycles;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
