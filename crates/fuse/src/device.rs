@@ -66,15 +66,21 @@ impl Device {
     }
 
     /// Another way into the same connection, or the same one where the kernel refuses.
-    pub(crate) fn clone_device(&self) -> io::Result<Device> {
+    fn clone_device(&self) -> io::Result<Device> {
         let device = Device::open()?;
         sys::clone_device(&device, &self.fd)?;
         Ok(Device::new(device.into()))
     }
 
     /// The same descriptor once more.
-    pub(crate) fn duplicate(&self) -> io::Result<Device> {
+    fn duplicate(&self) -> io::Result<Device> {
         Ok(Device::new(self.fd.try_clone()?))
+    }
+
+    /// Another way into the connection.
+    pub(crate) fn another(&self) -> io::Result<Device> {
+        // Old or restricted kernels refuse to clone; sharing the descriptor works, too.
+        self.clone_device().or_else(|_| self.duplicate())
     }
 
     pub(crate) fn read(&self, head: &mut Head, rest: &mut [u8]) -> Got {

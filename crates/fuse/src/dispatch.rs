@@ -12,7 +12,7 @@ use crate::payload::Payload;
 use crate::protocol::{
     Answer, Caller, Data, Dialect, Entries, NodeId, ParseError, Read, Request, Write, wire,
 };
-use crate::uring::Lease;
+use crate::uring::slot::Lease;
 
 /// One request as it was read.
 #[derive(Debug)]

@@ -10,6 +10,8 @@
 //! A mount of a daemon that was killed stays as a dead mount point; making a new one at the same
 //! place removes it first. Where the daemon cannot end, its connection is aborted (`orphan.rs`).
 
+mod dead;
+mod error;
 mod fusermount;
 mod options;
 mod orphan;
@@ -29,68 +31,18 @@ use std::{fs, io, thread};
 
 use rustix::io::Errno as Os;
 use rustix::mount::UnmountFlags;
-use thiserror::Error;
 
 use crate::device::Device;
 
+use dead::is_dead;
+use error::refused;
 use which::Which;
 
+pub use error::MountError;
 pub use options::{MountOptions, OptionError};
 pub use orphan::abort_orphans;
 pub use table::{MountEntry, mounted_at, mounts, unescape};
 pub use tree::{DetachedMount, connection_of};
-
-/// Why a mount could not be made, changed or removed.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum MountError {
-    #[error("mount point {} does not exist; create the directory first", path.display())]
-    Missing { path: PathBuf },
-    #[error("mount point {} is not a directory", path.display())]
-    NotADirectory { path: PathBuf },
-    #[error("{} is already mounted on {}; unmount it first, or choose another directory",
-            source_name, path.display())]
-    AlreadyMounted { path: PathBuf, source_name: String },
-    #[error("{} is busy: files are open on it or it is somebody's working directory; \
-             `fuser -vm {}` shows whose", path.display(), path.display())]
-    Busy { path: PathBuf },
-    #[error("{} is not mounted", path.display())]
-    NotMounted { path: PathBuf },
-    #[error(
-        "/dev/fuse is missing; load the kernel module with `modprobe fuse`, \
-             or give the container the device"
-    )]
-    NoDevice,
-    #[error(
-        "{user} may not open /dev/fuse; the administrator can allow it with \
-             `chmod 666 /dev/fuse`, which is usual"
-    )]
-    DeviceForbidden { user: &'static str },
-    #[error("no permission to mount on {}: {reason}", path.display())]
-    Permission { path: PathBuf, reason: String },
-    #[error("fusermount3 is not installed; install the package fuse3, or mount as root")]
-    NoHelper,
-    #[error(
-        "`allow_other` and `allow_root` need the line `user_allow_other` in /etc/fuse.conf \
-             when an ordinary user mounts"
-    )]
-    AllowOther,
-    #[error("the block device {} is in use by another mount or program", path.display())]
-    SourceBusy { path: PathBuf },
-    #[error(
-        "{source_name} has {} bytes, but Linux takes at most {}; only the first mount, and of the \
-             whole filesystem, takes more",
-        source_name.len(),
-        tree::SOURCE_BYTES_MAX
-    )]
-    LongSource { source_name: String },
-    #[error("fusermount3 refused: {reason}")]
-    Helper { reason: String },
-    #[error("the kernel refused the mount on {}", path.display())]
-    Refused { path: PathBuf, source: io::Error },
-    #[error("{what} failed")]
-    Io { what: &'static str, source: io::Error },
-}
 
 /// How a mount was made, and so how it is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,7 +190,7 @@ impl Mount {
         let all = mounts().unwrap_or_default();
         // After the look at the table (WHICH-W1).
         let which = self.which.get().filter(|which| which.exists());
-        let is_ours = |entry: &MountEntry| which.is_some_and(|which| which.is_at(entry));
+        let is_ours = |entry: &MountEntry| which.is_some_and(|which| entry.shows(which));
         let judged = |entry| (is_ours(&entry), entry);
         all.into_iter().rev().map(judged).collect()
     }
@@ -435,15 +387,6 @@ fn not_usable(path: PathBuf, error: io::Error) -> MountError {
     }
 }
 
-/// Attributes of the root would not show it: the kernel may remember those of a mount whose daemon
-/// is gone. Each statfs reaches the daemon. A killed daemon that cannot end
-/// would never answer, and is made to end.
-fn is_dead(path: &Path) -> bool {
-    abort_orphans();
-    // Cancelled: the kernel is taking down the ring of a daemon that was killed.
-    matches!(rustix::fs::statfs(path), Err(Os::NOTCONN | Os::CONNABORTED | Os::CANCELED))
-}
-
 /// Makes a mount of a block device with `make`, as `fuseblk`, or one of anything else.
 fn as_root<T>(
     source: &Path,
@@ -508,23 +451,4 @@ fn tree_of(
     let tree = DetachedMount::new(block, source, &kernel_options, options)
         .map_err(|error| refused(error, mount_point, block.then_some(source)))?;
     Ok((device, tree))
-}
-
-/// The kernel's refusal to mount at `path`; `device`: the one it was to mount as `fuseblk`.
-fn refused(error: Os, path: &Path, device: Option<&str>) -> MountError {
-    let path = path.to_owned();
-    match error {
-        Os::NODEV => MountError::NoDevice,
-        Os::PERM | Os::ACCESS => {
-            let reason = io::Error::from(error).to_string();
-            MountError::Permission { path, reason }
-        }
-        Os::BUSY => match device {
-            Some(device) => MountError::SourceBusy { path: device.into() },
-            None => MountError::Busy { path },
-        },
-        Os::NOENT => MountError::Missing { path },
-        Os::NOTDIR => MountError::NotADirectory { path },
-        error => MountError::Refused { path, source: error.into() },
-    }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use copyhold_types::{BLOCK_BYTES, Buf};
 
-use crate::uring::Lease;
+use crate::uring::slot::Lease;
 
 /// Data of one WRITE; starts on a page.
 #[derive(Debug)]

@@ -5,6 +5,7 @@
 //! handles INIT. No I/O: the same code serves `/dev/fuse` and a ring, and is tested without either.
 
 mod dirent;
+mod error;
 mod extension;
 pub mod flags;
 mod negotiate;
@@ -16,11 +17,12 @@ mod request;
 pub mod wire;
 
 pub use dirent::{DirEntry, Entries};
+pub use error::ParseError;
 pub use extension::{Extensions, SecurityContext};
 pub use negotiate::{InitAnswer, Negotiated, ReaddirPlus, Settings};
 pub use notification::{Notification, PRUNE_MAX};
 pub use opcode::{NotifyCode, Opcode};
-pub use parse::{Dialect, ParseError, parse_prefix};
+pub use parse::{Dialect, parse_prefix};
 pub use reply::{
     Answer, Attr, AttrReply, Data, Entry, IoctlReply, Lookup, Opened, Segment, Statfs,
 };

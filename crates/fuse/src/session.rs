@@ -152,7 +152,7 @@ impl Session {
     ) -> Result<Session, SessionError> {
         let first = mount.device().map_err(SessionError::device)?;
         // Before a ring takes descriptors: without a reader there is no session.
-        let reader = another(&first).map_err(SessionError::device)?;
+        let reader = first.another().map_err(SessionError::device)?;
         let Agreed { negotiated, mut rings, refusal } =
             shake_hands(&first, settings, options.memory, prepare)?;
         fs.init(&negotiated);
@@ -182,7 +182,7 @@ impl Session {
         let (readers, read_as): (_, fn(_) -> _) =
             if transport.ring { (1, reader::of_forgets) } else { (readers, reader::run) };
         // Where descriptors run out, fewer readers do.
-        let more = (1..readers).map_while(|_| another(&first).ok());
+        let more = (1..readers).map_while(|_| first.another().ok());
         let read = iter::once(reader).chain(more).map(|one| channel(one, &connection));
         let read: Vec<_> = read.collect();
         channels.extend(read.iter().map(Arc::clone));
@@ -259,12 +259,6 @@ impl Session {
         let failed = ends.into_iter().find(|end| matches!(end, End::Failed(_)));
         failed.unwrap_or(if aborted { End::Aborted } else { End::Unmounted })
     }
-}
-
-/// Another way into the connection of `first`.
-pub(crate) fn another(first: &Device) -> io::Result<Device> {
-    // Old or restricted kernels refuse to clone; sharing the descriptor works, too.
-    first.clone_device().or_else(|_| first.duplicate())
 }
 
 fn channel<O>(device: Device, connection: &Arc<Connection<O>>) -> Arc<Channel<O>> {

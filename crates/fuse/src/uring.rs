@@ -3,14 +3,14 @@
 //! `docs/transport.md` has the theory, the order of steps and what happens when one fails; URING-U1
 //! to URING-U4 are explained there. `slot` has the memory that is shared with the kernel, and the
 //! lease of it; `ring` the commands and completions; `mailbox` brings answers to the thread that
-//! commits them; `queue` is that thread. Here they are started and ended.
+//! commits them; `queue` is that thread, `plan` its work. Here they are started and ended.
 
 mod mailbox;
+mod plan;
 mod queue;
 mod ring;
-mod slot;
+pub(crate) mod slot;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,38 +21,14 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use self::mailbox::Mailbox;
 #[cfg(shuttle)]
 pub use self::mailbox::answers;
-pub(crate) use self::slot::Lease;
+use self::plan::{Plan, plans};
 use crate::desk::Channel;
 use crate::device::Device;
 use crate::operations::Operations;
-use crate::session::another;
 
-/// Entries that a queue begins with.
-const DEPTH: usize = 16;
-const DEPTH_MIN: usize = 4;
-/// Entries that a queue has besides, for requests that come before its thread's next turn
-/// (URING-U3): they have a page each until they are used.
-const RESERVE: usize = 128;
-const RESERVE_MIN: usize = 2 * DEPTH_MIN;
-/// Most entries in reserve of all queues.
-const RESERVE_ALL: usize = 2048;
 /// Values of extended attributes come whole, however small the largest WRITE is.
 const PAYLOAD_MIN: usize = 128 << 10;
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
-
-/// The work of one thread.
-#[derive(Clone, Debug)]
-pub(crate) struct Plan {
-    /// The CPU that it is bound to.
-    cpu: usize,
-    /// Numbers of the queues, which are those of the callers' CPUs.
-    queues: Vec<u16>,
-    /// Entries of each queue that keep their memory.
-    depth: usize,
-    /// As many more, and so many are always in the kernel's hand.
-    reserve: usize,
-    payload_bytes: usize,
-}
 
 /// A queue's thread, as its session sees it.
 struct Worker<O> {
@@ -83,7 +59,7 @@ impl<O: Operations> Rings<O> {
     pub(crate) fn start(device: &Device, plans: Vec<Plan>) -> io::Result<Rings<O>> {
         let mut rings = Rings { workers: Vec::new() };
         for plan in plans {
-            let (device, for_channel) = (another(device)?, another(device)?);
+            let (device, for_channel) = (device.another()?, device.another()?);
             let mailbox = Arc::new(Mailbox::new()?);
             let ((begin, begun), (tell, told)) = (channel(), channel());
             let name = format!("fuse-cpu{}", plan.cpu);
@@ -163,24 +139,6 @@ fn queues_of(possible: &str) -> Option<usize> {
     last.parse::<u16>().ok().map(|last| usize::from(last) + 1)
 }
 
-/// A thread for each allowed CPU. It serves its CPU's queue, and its share of those whose CPUs are
-/// not allowed, or not there.
-fn plans(queues: usize, allowed: &[usize], payload_bytes: usize, memory: usize) -> Vec<Plan> {
-    let depth = (memory / payload_bytes / queues).clamp(DEPTH_MIN, DEPTH);
-    let reserve = (RESERVE_ALL / queues).clamp(RESERVE_MIN, RESERVE);
-    let mut bound: Vec<usize> = allowed.iter().copied().filter(|cpu| *cpu < queues).collect();
-    if bound.is_empty() {
-        bound.push(0);
-    }
-    let mut served: BTreeMap<usize, Vec<u16>> = bound.iter().map(|cpu| (*cpu, vec![])).collect();
-    for queue in 0..queues {
-        let cpu = if bound.contains(&queue) { queue } else { bound[queue % bound.len()] };
-        served.get_mut(&cpu).expect("a bound CPU").push(queue as u16);
-    }
-    let plan = |(cpu, queues)| Plan { cpu, queues, depth, reserve, payload_bytes };
-    served.into_iter().map(plan).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -189,24 +147,5 @@ mod tests {
     fn there_are_as_many_queues_as_cpus_may_come() {
         let read = ["0\n", "0-1\n", "0-3,8-11", "", "none"].map(queues_of);
         assert_eq!(read, [Some(1), Some(2), Some(12), None, None]);
-    }
-
-    #[test]
-    fn every_queue_is_served_once_and_by_its_own_cpu_if_that_is_allowed() {
-        let plans = plans(6, &[1, 4, 9], 256 << 10, 64 << 20);
-        assert_eq!(plans.iter().map(|plan| plan.cpu).collect::<Vec<_>>(), [1, 4]);
-        assert!(plans.iter().all(|plan| plan.queues.contains(&(plan.cpu as u16))));
-        let mut served: Vec<u16> = plans.iter().flat_map(|plan| plan.queues.clone()).collect();
-        served.sort_unstable();
-        assert_eq!(served, [0, 1, 2, 3, 4, 5]);
-    }
-
-    #[test]
-    fn many_cpus_get_fewer_entries_each() {
-        let entries = |queues| {
-            let Plan { depth, reserve, .. } = plans(queues, &[0], 256 << 10, 64 << 20)[0];
-            (depth, reserve)
-        };
-        assert_eq!([2, 32, 512].map(entries), [(16, 128), (8, 64), (4, 8)]);
     }
 }

@@ -1,4 +1,4 @@
-//! What becomes of file data.
+//! Whether file data is kept.
 
 /// The treatment of file data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

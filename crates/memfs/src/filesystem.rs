@@ -26,7 +26,7 @@ use crate::contents::Contents;
 use crate::locks::Locks;
 use crate::tree::{Body, Inode, Tree};
 
-/// See the [module](self).
+/// A filesystem in memory, for [`Session`](copyhold_fuse::Session).
 #[derive(Debug)]
 pub struct MemoryFs {
     tree: Mutex<Tree, of::MemfsTree>,

@@ -15,13 +15,12 @@ use std::iter;
 use std::path::Path;
 
 /// Most modules in cycles by crate; the others have none. The numbers only fall.
-const CYCLIC_MAX: [(&str, usize); 15] = [
+const CYCLIC_MAX: [(&str, usize); 14] = [
     ("bench", 5),
     ("check", 11),
     ("cli", 14),
     ("format", 2),
     ("fs", 9),
-    ("fuse", 17),
     ("log", 2),
     ("pool", 4),
     ("rescue", 5),

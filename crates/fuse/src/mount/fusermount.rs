@@ -14,7 +14,8 @@ use rustix::net::{
     recvmsg, socketpair,
 };
 
-use super::{MountError, MountOptions};
+use super::error::MountError;
+use super::options::MountOptions;
 
 const PROGRAM: &str = "fusermount3";
 

@@ -24,8 +24,8 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, UnmountFlags, fsconfig_create, fsmount, fsopen,
 };
 
+use super::table::{MountEntry, mounts};
 use super::which::Which;
-use super::{MountEntry, mounts};
 
 /// Aborts the connections of mounts of ours whose daemons were killed and cannot end.
 pub fn abort_orphans() {

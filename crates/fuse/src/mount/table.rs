@@ -27,11 +27,6 @@ impl MountEntry {
         matches!(self.kind.as_str(), "fuse.copyhold" | "fuseblk.copyhold")
     }
 
-    /// Whether its daemon is gone. Waits for one that is about to be, as any use of the mount does.
-    pub fn is_dead(&self) -> bool {
-        super::is_dead(&self.mount_point)
-    }
-
     /// The user who mounted, as FUSE shows it.
     pub fn user(&self) -> Option<u32> {
         self.options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok())
@@ -54,7 +49,12 @@ impl MountEntry {
         Which::now(self.device, self.is_block())
     }
 
-    pub(super) fn is_block(&self) -> bool {
+    /// Whether it is a mount of `which`, if that exists.
+    pub(super) fn shows(&self, which: &Which) -> bool {
+        self.is_copyhold() && self.device == which.number && self.is_block() == which.is_block
+    }
+
+    fn is_block(&self) -> bool {
         self.kind.starts_with("fuseblk")
     }
 

@@ -24,13 +24,12 @@ use rustix::mount::{
 };
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 
-use super::{MountEntry, MountError, MountOptions};
+use super::error::{MountError, SOURCE_BYTES_MAX, refused};
+use super::options::MountOptions;
+use super::table::MountEntry;
 
 /// Number of `/dev/fuse`.
 const FUSE_DEVICE: (u32, u32) = (10, 229);
-
-/// The limit of fsconfig(2). mount(2) takes a page.
-pub(super) const SOURCE_BYTES_MAX: usize = 255;
 
 /// A mount that is at no place yet.
 #[derive(Debug)]
@@ -116,7 +115,7 @@ impl DetachedMount {
                 Err(error) => Err(error),
             },
         };
-        done.map_err(|error| super::refused(error, place, None))
+        done.map_err(|error| refused(error, place, None))
     }
 
     /// TREE-T2, before Linux 6.15.

@@ -13,15 +13,13 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::MountEntry;
-
 const SHOWN: &str = "/sys/class/bdi";
 
 /// A filesystem: the number that tables of mounts have, and its unique identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Which {
     pub(super) number: (u32, u32),
-    is_block: bool,
+    pub(super) is_block: bool,
     /// None where sysfs is not to be had.
     identity: Option<u64>,
 }
@@ -52,11 +50,6 @@ impl Which {
         let now = Which::now(self.number, self.is_block);
         now == *self || (now.identity.is_none() && !Path::new(SHOWN).exists())
     }
-
-    /// Whether `entry` is a mount of it, if it exists.
-    pub(super) fn is_at(&self, entry: &MountEntry) -> bool {
-        entry.is_copyhold() && entry.device == self.number && entry.is_block() == self.is_block
-    }
 }
 
 /// A block device has one of its own beside that of the filesystem on it.
@@ -68,6 +61,7 @@ fn shown((major, minor): (u32, u32), is_block: bool) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mount::MountEntry;
 
     #[test]
     fn a_number_alone_does_not_make_a_mount_ours() {
@@ -79,10 +73,10 @@ mod tests {
             source: "pool".into(),
             options: String::new(),
         };
-        assert!(which.is_at(&entry("fuse.copyhold", 45)));
-        assert!(!which.is_at(&entry("fuse.copyhold", 46)));
+        assert!(entry("fuse.copyhold", 45).shows(&which));
+        assert!(!entry("fuse.copyhold", 46).shows(&which));
         for kind in ["tmpfs", "fuse.sshfs", "fuseblk.copyhold"] {
-            assert!(!which.is_at(&entry(kind, 45)), "{kind}");
+            assert!(!entry(kind, 45).shows(&which), "{kind}");
         }
     }
 }

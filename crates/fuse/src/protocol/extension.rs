@@ -5,7 +5,7 @@
 
 use zerocopy::FromBytes;
 
-use super::parse::ParseError;
+use super::error::ParseError;
 use super::wire;
 
 /// The checked extensions of one request; empty for most.

@@ -4,11 +4,11 @@
 //! any other: each length is checked, any bytes give a request or a [`ParseError`]. Bytes behind
 //! the known fields are ignored, since the protocol grows at the ends of its structures.
 
-use thiserror::Error;
 use zerocopy::FromBytes;
 
 use copyhold_types::Timestamp;
 
+use super::error::ParseError;
 use super::extension::Extensions;
 use super::opcode::Opcode;
 use super::request::*;
@@ -17,26 +17,6 @@ use super::{flags, wire};
 /// No kernel reads more at a time: INIT agrees on at most this. An answer to more could take any
 /// amount of memory.
 const READ_BYTES_MAX: u32 = 1 << 20;
-
-/// Why bytes are no request.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ParseError {
-    #[error("message of {len} bytes has no header")]
-    NoHeader { len: usize },
-    #[error("message of {found} bytes says that it has {said}")]
-    Length { said: u32, found: usize },
-    #[error("operation {number} is not known to this version")]
-    Opcode { number: u32 },
-    #[error("{opcode:?} with {found} bytes of arguments, {wanted} wanted")]
-    Short { opcode: Opcode, wanted: usize, found: usize },
-    #[error("{opcode:?} with a name that is empty or has no end")]
-    Name { opcode: Opcode },
-    #[error("{opcode:?} with a value that means nothing")]
-    Value { opcode: Opcode },
-    #[error("extension with a length that does not fit")]
-    Extension,
-}
 
 /// The agreement of INIT, as far as the form of requests depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -14,8 +14,8 @@ use std::sync::mpsc::{Receiver, Sender};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use zerocopy::FromBytes;
 
-use super::Plan;
 use super::mailbox::{Answered, Mailbox};
+use super::plan::Plan;
 use super::ring::{Event, Ring};
 use super::slot::Lease;
 use crate::desk::{self, Channel, Desk, Serve};
