@@ -15,7 +15,7 @@ use copyhold_harness::Interrupt;
 
 use crate::error::{BenchError, On};
 use crate::job::{Job, on_fresh};
-use crate::summary::Sample;
+use crate::sample::Sample;
 use crate::target::{Kind, Site, run};
 
 /// What objects and their debug information take, generously.

@@ -9,7 +9,7 @@ use std::thread;
 use crate::error::BenchError;
 use crate::job::on_fresh;
 use crate::meter::Measured;
-use crate::summary::Sample;
+use crate::sample::Sample;
 use crate::target::{Kind, Site, Target};
 
 #[derive(Clone, Debug, clap::Args)]

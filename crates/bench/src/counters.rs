@@ -12,7 +12,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::error::{BenchError, On};
-use crate::summary::Sample;
+use crate::sample::Sample;
 use crate::target::{Kind, Target, run};
 
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -24,7 +24,7 @@ use rustix::fs::{AtFlags, lstat, statat};
 use crate::error::{BenchError, On};
 use crate::job::{Job, on_fresh};
 use crate::meter::{self, Bounds, Measured, Meter};
-use crate::summary::Sample;
+use crate::sample::Sample;
 use crate::target::{Kind, Site, Target};
 
 /// Room for a file's metadata, generously.

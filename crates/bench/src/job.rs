@@ -3,7 +3,7 @@
 use copyhold_harness::Interrupt;
 
 use crate::error::BenchError;
-use crate::summary::Sample;
+use crate::sample::Sample;
 use crate::target::{Kind, Site, Target};
 
 pub(crate) trait Job {

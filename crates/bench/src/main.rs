@@ -38,6 +38,7 @@ mod plot;
 mod random_overwrite;
 mod random_read;
 mod recovery;
+mod sample;
 mod sequential;
 mod size;
 mod snapshots;

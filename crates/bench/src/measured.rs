@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::BenchError;
-use crate::summary::Sample;
+use crate::sample::Sample;
 use crate::tenant::{Tenant, Times};
 
 #[derive(Debug, Default)]

@@ -11,7 +11,7 @@ use crate::counters::{Resident, mib};
 use crate::error::BenchError;
 use crate::files::Forest;
 use crate::job::{Job, on_fresh};
-use crate::summary::Sample;
+use crate::sample::Sample;
 use crate::target::{Kind, Site, Target};
 
 const FILES_A_DIRECTORY: u32 = 1000;

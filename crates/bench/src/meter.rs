@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use copyhold_harness::Interrupt;
 
 use crate::error::BenchError;
-use crate::summary::Sample;
+use crate::sample::Sample;
 
 /// When it is enough: at so many operations or behind so much time, whichever is first.
 #[derive(Clone, Copy, Debug)]

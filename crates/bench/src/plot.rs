@@ -158,7 +158,7 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::machine::Machine;
-    use crate::summary::Sample;
+    use crate::sample::Sample;
 
     fn summary() -> Summary {
         let mut summary = Summary::new(Machine::example(), &[Kind::Copyhold, Kind::Null], 2);

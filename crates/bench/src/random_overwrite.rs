@@ -18,8 +18,8 @@ use crate::error::{BenchError, On};
 use crate::job::Job;
 use crate::meter::{Bounds, Measured, Meter};
 use crate::places::{BLOCK, Places, fill_file};
+use crate::sample::Sample;
 use crate::size;
-use crate::summary::Sample;
 use crate::target::{Kind, Site, Target};
 
 /// Requests in flight of direct random jobs.

@@ -18,8 +18,8 @@ use crate::job::Job;
 use crate::meter::{Bounds, Measured, Meter};
 use crate::places::{BLOCK, Places, fill_file};
 use crate::random_overwrite::DEPTH;
+use crate::sample::Sample;
 use crate::size;
-use crate::summary::Sample;
 use crate::target::{Kind, Site, Target};
 
 #[derive(Clone, Debug, clap::Args)]

@@ -17,8 +17,8 @@ use crate::job::{Job, on_fresh};
 use crate::meter::{Bounds, Meter};
 use crate::places::{BLOCK, Places, fill_file};
 use crate::random_overwrite::DEPTH;
+use crate::sample::Sample;
 use crate::size;
-use crate::summary::Sample;
 use crate::target::{Kind, Site, Target};
 
 /// Writes between two looks at the log.

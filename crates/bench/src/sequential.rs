@@ -17,8 +17,8 @@ use crate::error::{BenchError, On};
 use crate::job::Job;
 use crate::meter::{Bounds, Measured, Meter};
 use crate::places::Places;
+use crate::sample::Sample;
 use crate::size;
-use crate::summary::Sample;
 use crate::target::{Kind, Site, Target};
 
 const UNIT: usize = 1 << 20;

@@ -29,7 +29,7 @@ use crate::counters;
 use crate::error::BenchError;
 use crate::job::{Job, on_fresh};
 use crate::measured::{Writes, at};
-use crate::summary::{Sample, compared};
+use crate::sample::{Sample, compared};
 use crate::target::{self, Kind, Target, run};
 use crate::tenant::{self, FILE_BYTES, Fsync, Tenant};
 use crate::unshare::copies;

@@ -13,7 +13,7 @@ use copyhold_harness::{HarnessError, Interrupt};
 
 use crate::error::{BenchError, On};
 use crate::job::{Job, on_fresh};
-use crate::summary::Sample;
+use crate::sample::Sample;
 use crate::target::{Kind, Site, Target};
 
 /// Does what the program does with statements on standard input.

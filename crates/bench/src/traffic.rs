@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::summary::Sample;
+use crate::sample::Sample;
 
 /// What a device was asked to write, by purpose where the filesystem says so.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -23,27 +23,19 @@ mod background;
 pub(crate) mod copies;
 mod enable;
 
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::counters::{self, Counters};
 use crate::error::BenchError;
 use crate::job::{Job, on_fresh};
 use crate::measured::Writes;
-use crate::summary::{Sample, compared};
+use crate::sample::{Sample, compared};
 use crate::target::{Kind, Site, Target};
 use crate::tenant::{self, FILE_BYTES, Fsync, Tenant};
 pub(crate) use background::Background;
 use background::Processes;
+use copies::{SEED, snapshot};
 use copyhold_harness::Interrupt;
-
-/// Seed of the timed writer; background writers count up from the next.
-const SEED: u64 = 12345;
-
-/// The snapshot of a background writer.
-fn snapshot(mount_point: &Path, number: u32) -> PathBuf {
-    mount_point.join(format!("snap.{number}"))
-}
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Unshare {

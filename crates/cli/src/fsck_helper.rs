@@ -12,7 +12,7 @@ use std::path::Path;
 use crate::check;
 use crate::engine;
 use crate::failure::{Failure, Kind};
-use crate::personality::Parsed;
+use crate::getopt::Parsed;
 use crate::report;
 
 const DAMAGED: u8 = 4;

@@ -11,7 +11,7 @@ use copyhold::CreateOptions;
 use crate::create::create;
 use crate::engine;
 use crate::failure::Failure;
-use crate::personality::Parsed;
+use crate::getopt::Parsed;
 use crate::size::Size;
 
 pub(crate) fn run(arguments: Vec<OsString>) -> u8 {

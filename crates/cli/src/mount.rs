@@ -16,6 +16,7 @@ use copyhold_fuse::mount::abort_orphans;
 use crate::failure::{Failure, Kind, complain};
 use crate::logging::Log;
 use crate::mount_options::Options;
+use crate::mount_request::Request;
 use crate::{engine, logging, mount_again, mount_table};
 
 /// How long a mount that comes and goes is followed.
@@ -72,15 +73,6 @@ pub(crate) struct Mount {
     /// The name that the table of mounts shows [default: the pool's path]
     #[arg(long, hide = true)]
     pub(crate) fsname: Option<OsString>,
-}
-
-/// A mount that makes sense, with paths that hold wherever the daemon goes.
-#[derive(Clone, Debug)]
-pub(crate) struct Request {
-    pub(crate) pool: PathBuf,
-    pub(crate) directory: PathBuf,
-    pub(crate) options: Options,
-    pub(crate) fsname: OsString,
 }
 
 impl Mount {

@@ -19,12 +19,11 @@ use std::path::Path;
 
 use copyhold_fuse::mount::{self, DetachedMount, MountEntry, MountError};
 use rustix::process::Pid;
-use serde_json::Value;
 
 use crate::control::Control;
 use crate::failure::{Failure, Kind};
-use crate::mount::Request;
 use crate::mount_options::Options;
+use crate::mount_request::Request;
 use crate::mount_table;
 
 /// Mounts the pool once more; `false` if it is not mounted, or not by root.
@@ -156,9 +155,4 @@ impl Daemon {
             ),
         ))
     }
-}
-
-/// For `info`.
-pub(crate) fn described(options: &Options) -> Value {
-    serde_json::to_value(options.shared()).expect("names and values are text")
 }

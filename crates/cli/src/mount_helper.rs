@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::failure::{Failure, Kind};
+use crate::getopt::Parsed;
 use crate::mount::Mount;
-use crate::personality::Parsed;
 
 const USAGE: u8 = 1;
 const FAILED: u8 = 32;

@@ -7,9 +7,10 @@ use std::time::Duration;
 use copyhold_fuse::Transport;
 use copyhold_fuse::mount::{MountOptions, OptionError};
 use rustix::mount::MountFlags;
+use serde_json::Value;
 
 use crate::failure::Failure;
-use crate::mount_again;
+use crate::option_value::parsed;
 use crate::shown_subvolume::ShownSubvolume;
 use crate::size::Size;
 
@@ -88,13 +89,18 @@ impl Options {
             ));
         }
         let options = Options { mount, engine, shown, given };
-        let told = mount_again::described(&options).to_string().len();
+        let told = options.described().to_string().len();
         if told > SHARED_BYTES_MAX {
             return Err(Failure::usage(format!(
                 "the mount options take {told} bytes, and there is room for {SHARED_BYTES_MAX}"
             )));
         }
         Ok(options)
+    }
+
+    /// The shared options for `info`.
+    pub(crate) fn described(&self) -> Value {
+        serde_json::to_value(self.shared()).expect("names and values are text")
     }
 
     /// Options of all mounts of a pool, by name: those that its daemon got, and flags of the
@@ -161,17 +167,6 @@ impl EngineOptions {
             _ => Some(String::new()),
         }
     }
-}
-
-pub(crate) fn parsed<T: std::str::FromStr>(
-    name: &str,
-    value: Option<&str>,
-    wanted: &'static str,
-) -> Result<T, OptionError> {
-    let missing = OptionError::Missing { name: name.to_owned(), wanted };
-    let found = value.ok_or(missing)?;
-    let say = |_| OptionError::Value { name: name.to_owned(), wanted, found: found.to_owned() };
-    found.parse().map_err(say)
 }
 
 fn refused(error: OptionError) -> Failure {

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use crate::control::Control;
 use crate::failure::{Failure, Kind};
-use crate::mount_options::parsed;
+use crate::option_value::parsed;
 use copyhold_serve::wire::{Question, Subvolume};
 
 /// Nothing given: the whole pool.

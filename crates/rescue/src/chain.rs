@@ -4,6 +4,7 @@
 //! neither an uberblock nor a mark calls it durable and the data that it introduces is not there;
 //! nothing else is cut. If later txgs were durable the log is damaged, and the chain ends early.
 
+use crate::batch::Batch;
 use crate::bytes::Bytes;
 use crate::damage::{Damage, Parse, demand};
 use crate::frames::{Frame, FrameKind, Frames};
@@ -22,20 +23,6 @@ pub(crate) struct Chain {
     /// The first position behind all frames.
     pub(crate) end: u64,
     pub(crate) damage: Vec<Damage>,
-}
-
-/// A txg of the log, complete.
-#[derive(Debug)]
-pub(crate) struct Batch {
-    pub(crate) txg: u64,
-    digest: u128,
-    incarnation: u64,
-    data_flushed: bool,
-    tables: Vec<u8>,
-    pieces: Vec<Frame>,
-    frame: Frame,
-    /// Bytes of the payload before its records.
-    records: usize,
 }
 
 /// The head of a batch's payload.
@@ -68,18 +55,6 @@ impl Head {
         let tables = bytes.take(length as usize)?.to_vec();
         let records = payload.len() - bytes.0.len();
         Ok(Head { before, data_flushed, pieces, tables, records })
-    }
-}
-
-impl Batch {
-    /// Its records, in their order: those of each piece, then its own.
-    pub(crate) fn records(&self, source: &dyn Source) -> Result<Vec<Vec<u8>>, Damage> {
-        let mut parts = Vec::new();
-        for piece in &self.pieces {
-            parts.push(piece.payload(source)?);
-        }
-        parts.push(self.frame.payload(source)?.split_off(self.records));
-        Ok(parts)
     }
 }
 

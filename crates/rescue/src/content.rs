@@ -16,9 +16,9 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::damage::{Damage, demand};
 use crate::extent::{EXTENT_BLOCKS, Extent};
+use crate::files::Files;
 use crate::inode::{FileKind, Inode};
 use crate::key::{EXTENT, INLINE, Key};
-use crate::pool::Files;
 use crate::source::{BLOCK, Source, read};
 use crate::tables::Found;
 

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use crate::bytes::Bytes;
 use crate::damage::{Damage, Parse, demand};
+use crate::files::Files;
 use crate::key::{ENTRIES, Key, XATTR_PIECE, XATTRS};
-use crate::pool::Files;
 use crate::tables::Found;
 
 /// The type of an entry that leads to a subvolume, by its number.

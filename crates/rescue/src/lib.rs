@@ -26,12 +26,14 @@
 
 #![forbid(unsafe_code)]
 
+mod batch;
 mod bytes;
 mod chain;
 mod content;
 mod damage;
 mod directory;
 mod extent;
+mod files;
 mod frames;
 mod inode;
 mod key;
@@ -52,9 +54,10 @@ mod walk;
 pub use content::{Chunk, ContentDigest, Run};
 pub use damage::Damage;
 pub use directory::Attribute;
+pub use files::Files;
 pub use inode::{FileKind, Inode, ROOT_INODE, Time};
 pub use label::Label;
-pub use pool::{Files, Pool};
+pub use pool::Pool;
 pub use source::{BLOCK, Seekable, Source};
 pub use subvolume::{ROOT_SUBVOLUME, Subvolume};
 pub use walk::{Place, Step};

@@ -13,13 +13,14 @@ use crate::chain::Chain;
 use crate::content::{Chunk, Run, read_content, read_extents};
 use crate::damage::Damage;
 use crate::directory::{Attribute, attributes};
+use crate::files::Files;
 use crate::inode::{FileKind, Inode};
-use crate::key::{INODE, Key, SUBVOLUME, SYMLINK};
+use crate::key::{Key, SUBVOLUME};
 use crate::label::{Label, UBERBLOCKS_KEPT, Uberblock};
 use crate::replay::Replay;
 use crate::source::Source;
 use crate::subvolume::Subvolume;
-use crate::tables::{Found, SYSTEM, Tables, Window};
+use crate::tables::{Found, SYSTEM, Tables};
 
 pub struct Pool<S> {
     source: S,
@@ -158,37 +159,8 @@ fn newest(source: &dyn Source, label: &Label) -> Result<Chain, Damage> {
     Ok(newest)
 }
 
-/// The files of a subvolume.
-#[derive(Clone, Copy)]
-pub struct Files<'a> {
-    pub(crate) source: &'a dyn Source,
-    tables: &'a Tables,
-    table: u64,
-}
-
+// These call `content` and `directory`, which read through `Files`.
 impl Files<'_> {
-    /// # Errors
-    /// It is lost, or there is none.
-    pub fn inode(&self, number: u64) -> Result<Inode, Damage> {
-        let what = || format!("inode {number}");
-        let value = self.get(Key::new(number, INODE, 0))?;
-        let value = value.ok_or_else(|| Damage::new(what(), "there is none"))?;
-        Inode::parse(number, &value).map_err(|why| Damage::new(what(), why))
-    }
-
-    /// The target of a symlink.
-    ///
-    /// # Errors
-    /// It is lost.
-    pub fn target(&self, inode: &Inode) -> Result<Vec<u8>, Damage> {
-        let target = self.get(Key::new(inode.number, SYMLINK, 0))?.unwrap_or_default();
-        let is_target = (1..=4095).contains(&target.len()) && !target.contains(&0);
-        match is_target {
-            true => Ok(target.into()),
-            false => Err(Damage::new("the target of a symlink", "it is none")),
-        }
-    }
-
     /// The attributes of a file, and the damage.
     pub fn attributes(&self, inode: &Inode) -> (Vec<Attribute>, Vec<Damage>) {
         attributes(self, inode.number)
@@ -205,17 +177,5 @@ impl Files<'_> {
     /// Gives the extents of a file; returns the damage.
     pub fn extents(&self, inode: &Inode, mut take: impl FnMut(Run)) -> Vec<Damage> {
         read_extents(self, inode.number, &mut take)
-    }
-
-    pub(crate) fn get(&self, key: Key) -> Result<Option<Box<[u8]>>, Damage> {
-        self.tables.get(self.source, self.table, key)
-    }
-
-    pub(crate) fn window(&self, first: Key, last: Key) -> Window {
-        self.tables.window(self.source, self.table, first, last)
-    }
-
-    pub(crate) fn scan(&self, first: Key, last: Key, take: impl FnMut(Found<'_>)) {
-        self.tables.scan(self.source, self.table, first, last, take);
     }
 }

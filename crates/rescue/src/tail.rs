@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::chain::Batch;
+use crate::batch::Batch;
 use crate::damage::Damage;
 use crate::extent::Extent;
 use crate::key::EXTENT;

@@ -7,8 +7,9 @@ use std::collections::BTreeSet;
 
 use crate::damage::Damage;
 use crate::directory::{Listing, Target};
+use crate::files::Files;
 use crate::inode::{FileKind, Inode, ROOT_INODE};
-use crate::pool::{Files, Pool};
+use crate::pool::Pool;
 use crate::source::Source;
 use crate::subvolume::Subvolume;
 

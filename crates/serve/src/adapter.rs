@@ -19,13 +19,13 @@ mod ioctls;
 #[cfg(test)]
 mod kernel;
 mod pages;
+mod rules;
 mod shed;
 mod tenants;
 mod underway;
 mod who;
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use copyhold_fs::{
     FallocateMode, Filesystem, FsError, ListFlags, NodeId as FsNode, ReadFlags, RenameFlags, Seek,
@@ -40,19 +40,17 @@ use copyhold_fuse::protocol::{
 use copyhold_fuse::{Errno, Notifier, Operations, Payload, Reply};
 use copyhold_memory::{MemoryCharge, MemoryClass};
 
-use convert::{answer, file_mode, found, judged, known, maker, set_attr, to_open};
+use convert::{NAMES_VALID, answer, file_mode, found, judged, known, maker, set_attr, to_open};
 use holes::SeekRequest;
 use pages::Pages;
 use shed::Shedder;
 
-pub(crate) use tenants::Rules;
+pub(crate) use ioctls::Describe;
+pub(crate) use rules::Rules;
 pub(crate) use who::sees_callers;
 
 use crate::control;
 use crate::errno::errno;
-
-/// Makes the answer to the control ioctl that asks for the state of the pool: JSON.
-pub(crate) type Describe = Box<dyn Fn() -> String + Send + Sync>;
 
 const RENAME_NOREPLACE: u32 = 1;
 const RENAME_EXCHANGE: u32 = 2;
@@ -95,10 +93,6 @@ pub(crate) fn settings(writeback_cache: bool) -> Settings {
     Settings { locks: false, writeback_cache, file_handles: false, ..Settings::default() }
 }
 
-/// Names change only through the kernel, which knows what it changes.
-const NAMES_VALID: Duration = Duration::from_secs(24 * 3600);
-/// So do attributes, but for one: the space that a file takes is known once its data is written.
-const ATTRIBUTES_VALID: Duration = Duration::from_secs(60);
 /// Data of so many bytes is kept with its buffer; less is copied where it belongs.
 const KEEP_BYTES: usize = 64 << 10;
 

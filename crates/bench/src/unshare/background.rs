@@ -15,7 +15,7 @@ use std::thread;
 use copyhold_harness::HarnessError;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::{SEED, snapshot};
+use super::copies::{SEED, snapshot};
 use crate::error::{BenchError, On};
 use crate::tenant::{Fsync, Tenant};
 

@@ -8,9 +8,17 @@ use std::time::{Duration, Instant};
 use copyhold_harness::Interrupt;
 
 use crate::error::{BenchError, On};
-use crate::summary::Sample;
+use crate::sample::Sample;
 use crate::target::{Kind, Target, run};
 use crate::tenant;
+
+/// Seed of the timed writer; background writers count up from the next.
+pub(super) const SEED: u64 = 12345;
+
+/// The snapshot of a background writer.
+pub(super) fn snapshot(mount_point: &Path, number: u32) -> PathBuf {
+    mount_point.join(format!("snap.{number}"))
+}
 
 pub(crate) fn make_original(target: &Target<'_>, path: &Path) -> Result<(), BenchError> {
     match program(target) {

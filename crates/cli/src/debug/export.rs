@@ -10,19 +10,22 @@
 mod listing;
 mod metadata;
 mod restore;
+mod sink;
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use copyhold_rescue::{
-    Attribute, FileKind, Files, Inode, Place, Pool, ROOT_SUBVOLUME, Seekable, Step, Subvolume,
+    FileKind, Files, Inode, Place, Pool, ROOT_SUBVOLUME, Seekable, Step, Subvolume,
 };
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Kind};
 use crate::report::{Report, print};
+
+use sink::{Item, Problem, Sink, shown};
 
 /// Copy all readable files of a pool into a directory
 ///
@@ -58,36 +61,6 @@ pub(super) struct Export {
     /// List the files with digests of their contents, and write nothing
     #[arg(long, conflicts_with = "dir")]
     list: bool,
-}
-
-/// A file that is to be shown or restored.
-struct Item<'a> {
-    subvolume: u32,
-    path: &'a [Vec<u8>],
-    inode: &'a Inode,
-    files: &'a Files<'a>,
-    attributes: Vec<Attribute>,
-}
-
-/// A problem, with a text for people.
-enum Problem {
-    /// A structure of the pool is damaged; no single file is.
-    Damaged(String),
-    /// Content or names are lost.
-    Lost(String),
-    /// The destination refuses something.
-    NotRestored(String),
-}
-
-/// Where files go. Each problem is of the file at hand.
-trait Sink {
-    fn file(&mut self, item: Item<'_>, problems: &mut Vec<Problem>) -> Result<(), Failure>;
-
-    /// An entry that leads elsewhere, or nowhere: an empty directory.
-    fn empty(&mut self, path: &[Vec<u8>], problems: &mut Vec<Problem>);
-
-    /// The end; problems of directories, with their paths.
-    fn finish(&mut self) -> Vec<(String, Problem)>;
 }
 
 /// The outcome of an export.
@@ -250,22 +223,6 @@ impl Walk<'_> {
             false => print(&format!("{kind}: {path}: {why}\n")),
         }
     }
-}
-
-impl Problem {
-    fn lost(why: impl ToString) -> Problem {
-        Problem::Lost(why.to_string())
-    }
-
-    fn not_restored(why: impl ToString) -> Problem {
-        Problem::NotRestored(why.to_string())
-    }
-}
-
-/// A path as people and programs read it, from the root of the pool.
-fn shown(path: &[Vec<u8>]) -> String {
-    let shown = String::from_utf8_lossy(&path.join(&b'/')).into_owned();
-    if shown.is_empty() { "/".into() } else { shown }
 }
 
 impl Summary {

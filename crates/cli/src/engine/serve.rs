@@ -10,9 +10,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::{budget, patiently};
 use crate::failure::Failure;
-use crate::mount::Request;
-use crate::mount_again;
 use crate::mount_options::{EngineOptions, Options};
+use crate::mount_request::Request;
 
 /// A mounted pool, being served.
 pub(crate) struct Served {
@@ -103,7 +102,7 @@ fn serving(options: &Options) -> copyhold::ServingOptions {
         no_birth_times: nobtime,
         user_subvolumes,
         export,
-        shown: mount_again::described(options),
+        shown: options.described(),
         ..Default::default()
     }
 }

@@ -1,12 +1,17 @@
 //! Values of the engine and values of the kernel's protocol.
 
+use std::time::Duration;
+
 use copyhold_fs::OpenFlags;
 use copyhold_fuse::Errno;
 use copyhold_fuse::protocol::{
     Attr, AttrReply, Caller, Data, Entry, NewNode, NodeId, Open, Segment, SetAttr, SetTime,
 };
 
-use super::{ATTRIBUTES_VALID, NAMES_VALID};
+/// Names change only through the kernel, which knows what it changes.
+pub(super) const NAMES_VALID: Duration = Duration::from_secs(24 * 3600);
+/// So do attributes, but for one: the space that a file takes is known once its data is written.
+const ATTRIBUTES_VALID: Duration = Duration::from_secs(60);
 
 const ACCESS_MODES: u32 = 0o3;
 const WRITE_ONLY: u32 = 0o1;

@@ -9,9 +9,12 @@ use copyhold_fuse::protocol::{Caller, Ioctl, IoctlReply};
 use copyhold_fuse::{Errno, Reply};
 
 use super::convert::judged;
-use super::{Describe, Rules};
+use super::rules::Rules;
 use crate::control;
 use crate::errno::errno;
+
+/// Makes the answer to the control ioctl that asks for the state of the pool: JSON.
+pub(crate) type Describe = Box<dyn Fn() -> String + Send + Sync>;
 
 const SYNC: u32 = control::SYNC.number();
 const INFO: u32 = control::INFO.number();

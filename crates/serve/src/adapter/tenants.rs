@@ -22,6 +22,7 @@ use copyhold_types::{InodeNo, SubvolId};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::rules::Rules;
 use super::who::Who;
 use crate::tenants::{Answer, Place, Tenants};
 use crate::wire::{Group, Numbered, Page, Question, Refusal, Told};
@@ -34,17 +35,6 @@ const FRAME_BYTES: usize = 128;
 const ROOT_ONLY: &str =
     "only root may do this, with CAP_SYS_ADMIN in the daemon's user and pid namespaces";
 const OWNERS_OPTION: &str = "only root may do this, or owners with `mount -o user_subvolumes`";
-
-/// The rights of callers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rules {
-    /// The ordinary user who did, if root did not.
-    pub(crate) mounted_by: Option<u32>,
-    /// Owners of directories may make and delete subvolumes in them.
-    pub(crate) owners_may: bool,
-    /// Processes that call can be looked up.
-    pub(crate) sees_callers: bool,
-}
 
 impl Rules {
     /// Whether the caller manages the pool (TENANTS-T1).

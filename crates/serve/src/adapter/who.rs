@@ -23,7 +23,7 @@ use std::fs;
 
 use copyhold_fuse::protocol::{Caller, Ids};
 
-use super::Rules;
+use super::rules::Rules;
 
 /// Its number in `<linux/capability.h>`.
 const CAP_SYS_ADMIN: u64 = 1 << 21;

@@ -4,7 +4,7 @@ use copyhold_rescue::{Chunk, ContentDigest, FileKind, Inode, Time};
 use copyhold_types::Timestamp;
 use serde_json::{Map, Value, json};
 
-use super::{Item, Problem, Sink, shown};
+use super::sink::{Item, Problem, Sink, shown};
 use crate::failure::Failure;
 use crate::report::{Report, print};
 use copyhold_serve::rfc3339;

@@ -16,7 +16,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::Problem;
+use super::sink::Problem;
 
 /// Problems of one file.
 pub(super) type Problems = Vec<Problem>;

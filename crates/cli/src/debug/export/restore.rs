@@ -27,7 +27,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::metadata::{Problems, of_name, of_open};
-use super::{Item, Problem, Sink, shown};
+use super::sink::{Item, Problem, Sink, shown};
 use crate::failure::{Failure, Kind};
 
 /// A directory on the way to what is being written.

@@ -1,0 +1,70 @@
+//! Arguments as getopt reads them: flags anywhere, alone or joined, with values joined or apart.
+
+use std::ffi::OsString;
+
+use crate::failure::Failure;
+
+/// See the [module](self).
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Parsed {
+    /// Each flag with its value, in order.
+    pub(crate) flags: Vec<(char, Option<OsString>)>,
+    pub(crate) operands: Vec<OsString>,
+}
+
+impl Parsed {
+    /// `with_value`: the flags that take one.
+    pub(crate) fn new(arguments: Vec<OsString>, with_value: &str) -> Result<Parsed, Failure> {
+        let mut parsed = Parsed::default();
+        let mut arguments = arguments.into_iter();
+        while let Some(argument) = arguments.next() {
+            let text = argument.to_str().unwrap_or_default();
+            if text == "--" {
+                parsed.operands.extend(arguments.by_ref());
+            } else if let Some(letters) = text.strip_prefix('-').filter(|rest| !rest.is_empty()) {
+                for (place, letter) in letters.char_indices() {
+                    if !with_value.contains(letter) {
+                        parsed.flags.push((letter, None));
+                        continue;
+                    }
+                    let joined = &letters[place + letter.len_utf8()..];
+                    let value = match joined.is_empty() {
+                        false => Some(OsString::from(joined)),
+                        true => arguments.next(),
+                    };
+                    let missing = || Failure::usage(format!("-{letter} needs a value"));
+                    parsed.flags.push((letter, Some(value.ok_or_else(missing)?)));
+                    break;
+                }
+            } else {
+                parsed.operands.push(argument);
+            }
+        }
+        Ok(parsed)
+    }
+
+    pub(crate) fn has(&self, letter: char) -> bool {
+        self.flags.iter().any(|(flag, _)| *flag == letter)
+    }
+
+    /// All values of a flag, as text.
+    pub(crate) fn values(&self, letter: char) -> impl Iterator<Item = String> {
+        let of_letter = self.flags.iter().filter(move |(flag, _)| *flag == letter);
+        of_letter.filter_map(|(_, value)| Some(value.as_ref()?.to_string_lossy().into_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_read_as_getopt_reads_them() {
+        let arguments = ["/dev/x", "-sn", "/mnt", "-orw,noatime", "-o", "suid", "--", "-z"];
+        let parsed = Parsed::new(arguments.map(OsString::from).to_vec(), "otN").unwrap();
+        assert_eq!(parsed.operands, ["/dev/x", "/mnt", "-z"]);
+        assert!(parsed.has('s') && parsed.has('n') && !parsed.has('f'));
+        assert_eq!(parsed.values('o').collect::<Vec<_>>(), ["rw,noatime", "suid"]);
+        assert!(Parsed::new(vec!["-o".into()], "o").is_err());
+    }
+}
