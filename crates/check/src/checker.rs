@@ -19,12 +19,14 @@ use copyhold_types::{BlockAddr, InodeNo, Key, NodePtr, Run, SubvolId, TableId};
 
 use crate::files::FileIndex;
 use crate::items::Items;
+use crate::options::Options;
 use crate::problem::{Owner, Problem};
 use crate::reach::{Flaw, Reach};
 use crate::report::{Draft, Report};
-use crate::system::{Role, System};
+use crate::role::Role;
+use crate::system::System;
 use crate::tree::TreeCheck;
-use crate::{Options, families, maps, owners};
+use crate::{families, maps, owners};
 
 /// The state of a check.
 pub(crate) struct Checker {

@@ -11,10 +11,12 @@ use copyhold_runtime::Rt;
 use copyhold_types::Txg;
 
 use crate::checker::Checker;
+use crate::options::Options;
+use crate::problem::Problem;
 use crate::report::{Draft, Report};
-use crate::system::Role;
+use crate::role::Role;
 use crate::tree::TreeCheck;
-use crate::{Options, Problem, labels, log};
+use crate::{labels, log};
 
 /// See [`crate::check_device`].
 pub(crate) async fn check(

@@ -34,12 +34,14 @@ mod labels;
 mod log;
 mod maps;
 mod meaning;
+mod options;
 mod owners;
 mod problem;
 mod reach;
 mod refs;
 mod repair;
 mod report;
+mod role;
 mod system;
 mod tree;
 
@@ -49,22 +51,10 @@ use copyhold_device::DynDevice;
 use copyhold_pool::{Pool, PoolError};
 use copyhold_runtime::Rt;
 
+pub use options::Options;
 pub use problem::{End, FileId, Owner, Problem, Severity};
 pub use repair::{Repaired, repair_device};
 pub use report::{AffectedFile, Finding, Report, Verified};
-
-/// The parts to verify.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// The contents of files, too: reads everything that is allocated.
-    pub data: bool,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options { data: true }
-    }
-}
 
 /// Checks an open pool: one that is open read-only, or to which no other task writes meanwhile.
 /// Labels and log are not looked at: an open pool has repaired them.

@@ -14,8 +14,8 @@ use copyhold_pool::{OpenOptions, Pool, PoolError};
 use copyhold_runtime::Rt;
 use copyhold_space::MetaslabId;
 
-use crate::Options;
 use crate::checker::Checker;
+use crate::options::Options;
 use crate::problem::Severity;
 use crate::report::Draft;
 

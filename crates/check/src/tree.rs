@@ -24,7 +24,7 @@ use crate::copies::Copies;
 use crate::problem::Problem;
 use crate::reach::Reach;
 use crate::report::Draft;
-use crate::system::Role;
+use crate::role::Role;
 
 /// Nodes that are read at the same time.
 const READS: usize = 8;

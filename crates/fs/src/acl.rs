@@ -21,15 +21,6 @@ use crate::subvol::Subvol;
 use crate::xattr_edit::XattrEdit;
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result, Sabotage};
 
-/// How an inode's item marks that it has this attribute, if the attribute is an ACL.
-pub(crate) fn acl_flag(name: &[u8]) -> Option<u16> {
-    match name {
-        ACCESS_ACL => Some(InodeFlags::ACCESS_ACL),
-        DEFAULT_ACL => Some(InodeFlags::DEFAULT_ACL),
-        _ => None,
-    }
-}
-
 /// An ACL as a program has sent it.
 fn sent(bytes: &[u8]) -> Result<Acl<'_>> {
     Acl::parse(bytes).map_err(|error| match error {

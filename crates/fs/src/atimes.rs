@@ -22,8 +22,8 @@ use copyhold_pool::{Credit, Tier, Transaction};
 use copyhold_runtime::{FifoMutex, finishing};
 use copyhold_sync::{Mutex, of};
 
-use crate::filesystem::INODE_BYTES;
 use crate::inode::{Inode, InodeRef, State};
+use crate::item_bytes::INODE_BYTES;
 use crate::{Atime, FileFlags, Filesystem, FsError, NodeId, Options, Result};
 
 /// Times that one transaction logs.

@@ -25,10 +25,6 @@ use crate::subvol::{FILES, Subvol};
 use crate::writeback::Flusher;
 use crate::{Caller, FileFlags, FsError, NodeId, Options, Result, StatFs};
 
-/// Bytes of a key, and of an inode item with its key: for the credit of transactions.
-pub(crate) const KEY_BYTES: usize = Key::BYTES;
-pub(crate) const INODE_BYTES: usize = KEY_BYTES + InodeItem::BYTES;
-
 /// Numbers from here on are placeholders': the subvolume's number is added.
 pub(crate) const FIRST_PLACEHOLDER: u64 = 1 << (InodeNo::BITS - 1);
 

@@ -52,6 +52,7 @@ mod file;
 mod filesystem;
 mod handles;
 mod inode;
+mod item_bytes;
 mod leftovers;
 mod node;
 mod options;

@@ -30,8 +30,8 @@ use event_listener::Event;
 use futures_util::future::select;
 use rustc_hash::FxHashSet;
 
-use crate::filesystem::KEY_BYTES;
 use crate::inode::{Inode, InodeRef, State};
+use crate::item_bytes::KEY_BYTES;
 use crate::sabotage::Sabotage;
 use crate::subvol::FILES;
 use crate::{Filesystem, FsError, NodeId, Result};

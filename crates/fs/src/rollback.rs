@@ -13,8 +13,8 @@ use copyhold_volume::{OldState, Volumes};
 use smallvec::SmallVec;
 
 use crate::dir::{Bucket, Found, Name};
-use crate::filesystem::INODE_BYTES;
 use crate::inode::{Inode, InodeRef};
+use crate::item_bytes::INODE_BYTES;
 use crate::permit::Way;
 use crate::subvol::{FILES, Subvol};
 use crate::{FileKind, Filesystem, FsError, NodeId, Result};

@@ -6,8 +6,8 @@ use copyhold_format::item::InodeItem;
 use copyhold_pool::{Tier, Transaction};
 use copyhold_types::Timestamp;
 
-use crate::filesystem::INODE_BYTES;
 use crate::inode::{Inode, InodeRef, State};
+use crate::item_bytes::INODE_BYTES;
 use crate::permit::Way;
 use crate::privileges::{SET_GID, without_privileges};
 use crate::promise::Charge;

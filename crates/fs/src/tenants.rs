@@ -23,8 +23,9 @@ use copyhold_volume::{Leaving, NewSubvol, VolumeError, Volumes};
 use futures_util::future::join_all;
 
 use crate::dir::{Bucket, Found, Name, put_bucket};
-use crate::filesystem::{INODE_BYTES, new_item, random_bytes};
+use crate::filesystem::{new_item, random_bytes};
 use crate::inode::{Inode, InodeRef, State, lock_states};
+use crate::item_bytes::INODE_BYTES;
 use crate::permit::Way;
 use crate::rollback::place_in;
 use crate::subvol::{FILES, Subvol};

@@ -8,10 +8,9 @@ use copyhold_format::item::{
 use copyhold_pool::Value;
 use copyhold_types::Key;
 
-use crate::acl::acl_flag;
 use crate::inode::{Inode, InodeRef, State};
 use crate::permit::Way;
-use crate::xattr_edit::XattrEdit;
+use crate::xattr_edit::{XattrEdit, acl_flag};
 use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage};
 
 /// How an extended attribute is set.

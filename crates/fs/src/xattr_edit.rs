@@ -9,18 +9,26 @@
 use std::collections::BTreeMap;
 
 use copyhold_format::item::{
-    HashKey, InodeItem, XATTR, XATTR_SHORT_MAX, XATTR_VALUE_PIECE, XattrBucket, XattrValue,
-    xattr_bucket, xattr_piece,
+    ACCESS_ACL, DEFAULT_ACL, HashKey, InodeFlags, InodeItem, XATTR, XATTR_SHORT_MAX,
+    XATTR_VALUE_PIECE, XattrBucket, XattrValue, xattr_bucket, xattr_piece,
 };
 use copyhold_pool::{Tier, Transaction, Value};
 use copyhold_runtime::WriteGuard;
 use copyhold_types::{InodeNo, Key};
 use smallvec::SmallVec;
 
-use crate::acl::acl_flag;
-use crate::filesystem::KEY_BYTES;
+use crate::item_bytes::KEY_BYTES;
 use crate::subvol::{FILES, Subvol};
 use crate::{FsError, Result};
+
+/// How an inode's item marks that it has this attribute, if the attribute is an ACL.
+pub(crate) fn acl_flag(name: &[u8]) -> Option<u16> {
+    match name {
+        ACCESS_ACL => Some(InodeFlags::ACCESS_ACL),
+        DEFAULT_ACL => Some(InodeFlags::DEFAULT_ACL),
+        _ => None,
+    }
+}
 
 pub(crate) struct XattrEdit<'a> {
     ino: InodeNo,

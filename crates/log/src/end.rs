@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use copyhold_format::log::{Batch, FrameKind};
 
-use crate::recover::RecoveredBatch;
+use crate::batch::RecoveredBatch;
 use crate::scan::{Found, Scan};
 
 /// Where a chain ends.

@@ -18,6 +18,7 @@
 
 mod appender;
 mod assemble;
+mod batch;
 mod end;
 mod lap;
 mod recover;
@@ -25,6 +26,7 @@ mod ring;
 mod scan;
 
 pub use appender::{Appender, RingFull, UBERBLOCKS_KEPT};
-pub use recover::{Damage, Recovered, RecoveredBatch, Unreadable, recover, recover_readable};
+pub use batch::RecoveredBatch;
+pub use recover::{Damage, Recovered, Unreadable, recover, recover_readable};
 pub use ring::{Broken, Ring};
 pub use scan::{Found, Scan};

@@ -17,6 +17,7 @@ use copyhold_format::log::{Batch, Frame, FrameKind};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_types::{BLOCK_BYTES, Buf, Digest, Incarnation, Txg};
 
+use crate::batch::RecoveredBatch;
 use crate::end::End;
 use crate::ring::Ring;
 use crate::scan::Scan;
@@ -57,26 +58,6 @@ pub struct Unreadable {
     pub blocks: u64,
     #[source]
     pub error: DeviceError,
-}
-
-/// One batch in order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RecoveredBatch {
-    pub txg: Txg,
-    pub incarnation: Incarnation,
-    pub digest: Digest,
-    /// First position that belongs to it, a piece's or its own.
-    pub start: u64,
-    pub batch: Batch,
-    /// Payloads of its pieces, in order; its last records are `batch.records`.
-    pub pieces: Vec<Arc<[u8]>>,
-}
-
-impl RecoveredBatch {
-    /// Encoded records in order, a piece at a time.
-    pub fn records(&self) -> impl Iterator<Item = &[u8]> {
-        self.pieces.iter().map(|piece| &**piece).chain([&*self.batch.records])
-    }
 }
 
 /// The content of the log.

@@ -8,13 +8,10 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::IntoBytes;
 
+use crate::block::Block;
 use crate::{BLOCK_BYTES, spare};
-
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C, align(4096))]
-pub(crate) struct Block([u8; BLOCK_BYTES]);
 
 /// Whole blocks, aligned to 4 KiB. A clone shares the memory; changing a shared one copies it
 /// first, so memory that a device uses never changes under it.

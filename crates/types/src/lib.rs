@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod block;
 mod buf;
 mod ids;
 mod key;

@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use zerocopy::FromZeros;
 
 use crate::BLOCK_BYTES;
-use crate::buf::Block;
+use crate::block::Block;
 
 /// Sizes are powers of two below this one, in blocks: up to 256 KiB, the largest request of FUSE.
 const SIZES: usize = 7;

@@ -3,7 +3,7 @@
 use crate::FormatError;
 use crate::wire::{Reader, put_varint};
 
-use super::{WHAT, field};
+use super::error::{WHAT, field};
 
 const RUNS: u8 = 0;
 const BITMAP: u8 = 1;

@@ -32,6 +32,7 @@
 
 mod body;
 mod descriptor;
+mod error;
 
 pub use body::{RunsOf, runs};
 pub use descriptor::{Descriptor, METASLAB};
@@ -42,7 +43,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::FormatError;
 
-const WHAT: &str = "space map";
+use error::{WHAT, field};
+
 const MAGIC: [u8; 8] = *b"CHspcmap";
 const VERSION: u16 = 1;
 
@@ -192,10 +194,6 @@ impl SpaceMap {
         }
         Ok(map)
     }
-}
-
-fn field(field: &'static str, value: u64) -> FormatError {
-    FormatError::Field { what: WHAT, field, value }
 }
 
 #[cfg(test)]

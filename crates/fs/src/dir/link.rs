@@ -6,8 +6,8 @@ use copyhold_format::item::orphan_key;
 use copyhold_pool::{Tier, Transaction};
 
 use super::{Found, LINKS_MAX, Name};
-use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::lock_states;
+use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
 use crate::subvol::FILES;
 use crate::{Entry, Filesystem, FsError, NodeId, Result, Sabotage};

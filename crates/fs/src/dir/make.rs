@@ -8,8 +8,9 @@ use copyhold_types::{InodeNo, Timestamp};
 use copyhold_volume::InodeChange;
 
 use super::{Bucket, Found, LINKS_MAX, Name};
-use crate::filesystem::{INODE_BYTES, KEY_BYTES, new_item};
+use crate::filesystem::new_item;
 use crate::inode::{Inode, InodeRef, State};
+use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::subvol::FILES;
 use crate::{
     Caller, Entry, FileFlags, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result, Sabotage,

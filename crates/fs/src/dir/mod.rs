@@ -17,8 +17,9 @@ use copyhold_format::item::{DIRENT, DIRENT_SUBVOL, DirBucket, InodeItem, Place, 
 use copyhold_pool::{Transaction, Value};
 use copyhold_types::{InodeNo, Key, SubvolId, TableId, Timestamp};
 
-use crate::filesystem::{FIRST_PLACEHOLDER, KEY_BYTES};
+use crate::filesystem::FIRST_PLACEHOLDER;
 use crate::inode::{Inode, State};
+use crate::item_bytes::KEY_BYTES;
 use crate::permit::Way;
 use crate::{FileFlags, FileKind, Filesystem, FsError, NodeId, Result};
 

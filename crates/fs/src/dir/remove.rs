@@ -7,8 +7,8 @@ use copyhold_pool::{Tier, Transaction};
 
 use super::Name;
 use super::make::put_bucket;
-use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::lock_states;
+use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
 use crate::subvol::FILES;
 use crate::{Filesystem, FsError, NodeId, Result};

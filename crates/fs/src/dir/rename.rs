@@ -18,8 +18,9 @@ use smallvec::SmallVec;
 
 use super::make::{New, item_of};
 use super::{Bucket, Found, Name};
-use crate::filesystem::{FIRST_PLACEHOLDER, INODE_BYTES, KEY_BYTES};
+use crate::filesystem::FIRST_PLACEHOLDER;
 use crate::inode::{Inode, InodeRef, State};
+use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
 use crate::rollback::place_in;
 use crate::subvol::FILES;

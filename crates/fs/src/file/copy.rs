@@ -20,8 +20,8 @@ use copyhold_types::{BLOCK_BYTES, Pointer, Run};
 use super::extent_map::{MapEdit, extent_bytes};
 use super::extents::{CHUNK, Extents};
 use super::install::count_blocks;
-use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::InodeRef;
+use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
 use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage, WriteFlags};
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 use copyhold_format::item::{EXTENT_BLOCKS_MAX, Extent, ExtentState};
 use copyhold_types::Pointer;
 
-use crate::filesystem::KEY_BYTES;
+use crate::item_bytes::KEY_BYTES;
 
 #[derive(Default)]
 pub(crate) struct MapEdit {

@@ -21,8 +21,8 @@ use super::extent_map::{MapEdit, extent_bytes};
 use super::extents::CHUNK;
 use super::slot::Slot;
 use super::write::FILE_BYTES_MAX;
-use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::{Inode, InodeRef};
+use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
 use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage};
 

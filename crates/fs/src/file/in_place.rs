@@ -15,8 +15,8 @@ use super::batch::{Batch, Placed};
 use super::extent_map::{MapEdit, extent_bytes};
 use super::install::ANNOUNCE_BYTES;
 use super::slot::Slot;
-use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::{Inode, InodeRef};
+use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::{Filesystem, FsError, Result};
 
 impl Filesystem {

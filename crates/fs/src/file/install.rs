@@ -19,8 +19,8 @@ use smallvec::SmallVec;
 
 use super::batch::{Batch, Content, Placed};
 use super::extent_map::{MapChange, MapEdit, extent_bytes};
-use crate::filesystem::{INODE_BYTES, KEY_BYTES};
 use crate::inode::{Inode, InodeRef, State};
+use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::subvol::FILES;
 use crate::{Filesystem, Result, Sabotage};
 

@@ -19,8 +19,9 @@ use copyhold_sync::{RwLock, of};
 use copyhold_types::{InodeNo, SubvolId};
 
 use super::error::Exceeded;
-use super::hold::{Hold, Request, Tier};
+use super::hold::Hold;
 use super::node::{Node, Share, Sums};
+use super::request::{Request, Tier};
 
 /// The nodes above an account, each once, in the order in which they are asked.
 pub(super) type Above = Vec<(Arc<Node>, Share)>;

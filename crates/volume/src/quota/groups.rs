@@ -16,8 +16,8 @@ use copyhold_types::{EpochId, Key, SubvolId};
 
 use super::account::Account;
 use super::error::QuotaError;
-use super::hold::Request;
 use super::node::Node;
+use super::request::Request;
 use super::{Ledger, PARENTS_MAX, Rows};
 
 /// Everything that is known of groups, and of subvolumes as groups of level 0.

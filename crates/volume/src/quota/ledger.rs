@@ -22,38 +22,15 @@ use copyhold_sync::{Mutex, RwLock, of};
 use copyhold_types::{EpochId, InodeNo, SubvolId, Txg};
 
 use super::account::Account;
+use super::amount::Amount;
 use super::error::{Miscount, QuotaError};
 use super::groups::Groups;
-use super::hold::{Hold, Request, Tier};
+use super::hold::Hold;
 use super::node::Sums;
+use super::request::{Request, Tier};
 use super::rows::{EpochRows, Row};
 use super::{GroupId, Rows};
 use crate::sabotage::Sabotage;
-
-/// Bytes that are paid for: whole blocks, nodes in all their copies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Amount {
-    pub data: u64,
-    pub metadata: u64,
-}
-
-impl Amount {
-    pub fn data(data: u64) -> Amount {
-        Amount { data, metadata: 0 }
-    }
-
-    pub fn metadata(metadata: u64) -> Amount {
-        Amount { data: 0, metadata }
-    }
-
-    pub fn bytes(&self) -> u64 {
-        self.data + self.metadata
-    }
-
-    pub(super) fn sums(&self) -> Sums {
-        Sums { data: self.data as i64, metadata: self.metadata as i64, ..Sums::default() }
-    }
-}
 
 /// The usage of a subvolume, and the room below its limits and those above it; `None` without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

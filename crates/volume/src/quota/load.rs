@@ -16,10 +16,10 @@ use copyhold_format::item::{
 };
 use copyhold_types::{EpochId, Key, SubvolId};
 
+use super::amount::Amount;
 use super::groups::{Group, Groups, Heir};
-use super::hold::Request;
-use super::ledger::Amount;
 use super::node::{Node, Sums};
+use super::request::Request;
 use super::rows::Row;
 use super::{Ledger, Resident};
 

@@ -29,6 +29,7 @@
 //! gives are in a transaction that is applied: then their order in the log is their order here.
 
 mod account;
+mod amount;
 mod error;
 mod groups;
 mod hold;
@@ -43,18 +44,21 @@ mod paths;
 #[cfg(test)]
 mod reference;
 mod replace;
+mod request;
 mod rows;
 mod show;
 mod sweep;
 
+pub use amount::Amount;
 pub use copyhold_format::item::{GroupId, Limits};
 pub use error::{Exceeded, Miscount, QuotaError, Resource};
 pub use groups::LimitKind;
-pub use hold::{Hold, Request, Tier};
-pub use ledger::{Amount, Ledger, Room};
+pub use hold::Hold;
+pub use ledger::{Ledger, Room};
 pub use load::{Loader, Stray};
 pub use owners::{Inherit, Resident};
 pub use replace::Replaced;
+pub use request::{Request, Tier};
 pub use show::{GroupState, GroupUse, Status};
 
 /// Most groups of which one can be a member itself: so creating a subvolume is one transaction of

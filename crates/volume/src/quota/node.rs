@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use copyhold_format::item::{GroupId, Limits};
 
 use super::error::{Exceeded, Resource};
-use super::hold::{Request, Tier};
+use super::request::{Request, Tier};
 
 /// Changes of counters, or their values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -21,7 +21,8 @@ use copyhold_types::{InodeNo, Key, SubvolId, Timestamp};
 use super::account::Account;
 use super::error::QuotaError;
 use super::groups::{Group, Groups, Heir, Owner};
-use super::hold::{Hold, Request, Tier};
+use super::hold::Hold;
+use super::request::{Request, Tier};
 use super::{Ledger, PARENTS_MAX, Rows};
 
 /// A living subvolume, as its record has it.

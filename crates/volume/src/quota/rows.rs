@@ -20,8 +20,8 @@ use copyhold_sync::{Mutex, RwLock, of};
 use copyhold_types::{EpochId, Key};
 
 use super::account::Account;
+use super::amount::Amount;
 use super::error::Miscount;
-use super::ledger::Amount;
 
 const SHARDS: usize = 64;
 
