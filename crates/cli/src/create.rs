@@ -1,15 +1,15 @@
 //! `copyhold create`: makes a pool in a file or on a block device.
 //!
-//! The one verb that destroys something, so it looks first: a device or file whose first or last
-//! MiB holds anything but zeros is in use, whether or not we know the format.
+//! The one verb that destroys something, so the library looks first: a device or file whose first
+//! or last MiB holds anything but zeros is in use, whatever its format.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use copyhold::{CreateOptions, Pool};
 use copyhold_serve::describe;
 use serde_json::json;
 
-use crate::failure::{Failure, Kind};
+use crate::failure::Failure;
 use crate::report::Report;
 use crate::size::Size;
 
@@ -59,19 +59,8 @@ impl Create {
             preallocate: self.preallocate == Preallocate::Written,
             ..CreateOptions::default()
         };
-        let id = describe::id(create(&self.pool, &options)?);
+        let id = describe::id(Pool::create(&self.pool, &options)?);
         let made = json!({ "pool": self.pool.to_string_lossy(), "id": id });
         report.show(&made, || format!("{} is a pool; mount it next\n", self.pool.display()))
     }
-}
-
-/// Makes a pool. A device that is missing is no file to be made.
-pub(crate) fn create(path: &Path, options: &CreateOptions) -> Result<copyhold::PoolId, Failure> {
-    if path.starts_with("/dev") && !path.exists() {
-        return Err(Failure::new(
-            Kind::NotFound,
-            format!("{} is not there; `lsblk` lists block devices", path.display()),
-        ));
-    }
-    Ok(Pool::create(path, options)?)
 }

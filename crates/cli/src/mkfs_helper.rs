@@ -6,9 +6,8 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use copyhold::CreateOptions;
+use copyhold::{CreateOptions, Pool};
 
-use crate::create::create;
 use crate::engine;
 use crate::failure::Failure;
 use crate::getopt::Parsed;
@@ -41,7 +40,7 @@ fn make(arguments: Vec<OsString>) -> Result<(), Failure> {
     let name = parsed.values('L').last().unwrap_or_default();
     let bytes = size.map(|size| size.0);
     let options = CreateOptions { bytes, name, force: true, ..CreateOptions::default() };
-    engine::patiently(Path::new(pool), || create(Path::new(pool), &options)).map(drop)
+    engine::patiently(Path::new(pool), || Ok(Pool::create(pool, &options)?)).map(drop)
 }
 
 #[cfg(test)]

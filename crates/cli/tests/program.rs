@@ -127,7 +127,7 @@ fn what_is_no_pool_is_told_apart() {
     refused(&["info", "/no/such/pool"], 1, "not-found", "/no/such/pool");
     let small = place.path("small");
     fs::write(&small, "hello").unwrap();
-    refused(&["info", text(&small)], 1, "not-a-pool", "no pool");
+    refused(&["info", text(&small)], 1, "not-a-pool", "too small");
     let blank = place.path("blank");
     File::create(&blank).unwrap().set_len(64 << 20).unwrap();
     refused(&["info", text(&blank)], 1, "not-a-pool", "not a Copyhold pool");

@@ -1,5 +1,8 @@
 //! Making a pool: in a new file, in one that exists, or on a block device.
+//!
+//! CREATE-C1  The call removes nothing but a file that it created itself.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,7 +16,7 @@ use copyhold_runtime::executors::Executors;
 use copyhold_types::{BLOCK_BYTES, DeviceId, PoolId, Purpose};
 
 use crate::Error;
-use crate::pool::start;
+use crate::engine::start;
 
 /// Permissions of the root directory of a new pool.
 const ROOT_MODE: u32 = 0o755;
@@ -46,22 +49,47 @@ impl CreateOptions {
 }
 
 /// Makes a pool at `path`. The user who runs this process owns its root directory.
+/// CREATE-C1.
 pub(crate) fn create(path: &Path, options: &CreateOptions) -> Result<PoolId, Error> {
     if options.name.len() > NAME_MAX {
         return Err(Error::LongName { bytes: options.name.len(), max: NAME_MAX });
     }
-    let found = std::fs::metadata(path).ok();
-    let executors = start(Some(1))?;
-    let made = match &found {
-        Some(_) if !options.force => expect_empty(&executors, path),
-        _ => Ok(()),
+    let found = match std::fs::metadata(path) {
+        Ok(found) => Some(found),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(source) => return Err(Error::Place { path: path.into(), source }),
     };
-    let made = made.and_then(|()| {
-        let device = device(&executors, path, found.as_ref(), options)?;
-        executors.block_on(fill(executors.clone(), device, options))
-    });
+    let bytes = match (options.bytes, &found) {
+        (Some(bytes), _) => bytes,
+        (None, Some(found)) => found.len(),
+        (None, None) => return Err(Error::NoSize { path: path.into() }),
+    };
+    // A name in /dev that is missing was to be a device.
+    if found.is_none() && path.starts_with("/dev") {
+        return Err(Error::NoDevice { path: path.into() });
+    }
+    let executors = start(Some(1))?;
+    let made = make(&executors, path, found.is_some(), bytes, options);
     executors.shutdown();
-    if made.is_err() && found.is_none() {
+    made
+}
+
+fn make(
+    executors: &Arc<Executors>,
+    path: &Path,
+    exists: bool,
+    bytes: u64,
+    options: &CreateOptions,
+) -> Result<PoolId, Error> {
+    if exists && !options.force {
+        expect_empty(executors, path)?;
+    }
+    let (reactor, id) = (executors.reactor(), DeviceId(0));
+    // Content that exists was looked at, or may go.
+    let device = FileDevice::create(reactor, id, path, bytes, exists)?;
+    let is_own = !exists && !device.is_block_device();
+    let made = executors.block_on(fill(executors.clone(), device, options));
+    if made.is_err() && is_own {
         // Half a pool is of no use; only the failure matters.
         let _ = std::fs::remove_file(path);
     }
@@ -77,21 +105,6 @@ fn expect_empty(executors: &Arc<Executors>, path: &Path) -> Result<(), Error> {
         found = "a pool already";
     }
     Err(Error::Occupied { path: path.into(), found })
-}
-
-fn device(
-    executors: &Arc<Executors>,
-    path: &Path,
-    found: Option<&std::fs::Metadata>,
-    options: &CreateOptions,
-) -> Result<Arc<FileDevice>, Error> {
-    let bytes = match (options.bytes, found) {
-        (Some(bytes), _) => bytes,
-        (None, Some(found)) => found.len(),
-        (None, None) => return Err(Error::NoSize { path: path.into() }),
-    };
-    // Content that exists was looked at, or may go.
-    Ok(FileDevice::create(executors.reactor(), DeviceId(0), path, bytes, found.is_some())?)
 }
 
 /// Makes a pool on the device, and its root directory.

@@ -15,12 +15,17 @@ use std::sync::Arc;
 
 use copyhold_fs::{Filesystem, FsError, NodeId};
 use copyhold_runtime::Runtime;
-use copyhold_runtime::executors::Executors;
+use copyhold_runtime::executors::{Config, Executors};
 use copyhold_sync::{Condvar, Mutex, of};
 use futures_channel::oneshot;
 
 use crate::Error;
 use crate::view::View;
+
+/// Executors for one pool.
+pub(crate) fn start(cpus: Option<usize>) -> Result<Arc<Executors>, Error> {
+    Executors::start(Config { cpus, ..Config::default() }).map_err(Error::Start)
+}
 
 pub(crate) struct Engine {
     calls: Mutex<Calls, of::LibraryCalls>,

@@ -34,11 +34,21 @@ pub enum Error {
     TooManySymlinks { path: PathBuf, max: usize },
     #[error("{} is not open to {to}; open it with `FileOptions` that allow that", path.display())]
     NotOpen { path: PathBuf, to: &'static str },
-    /// [`crate::Pool::create`] found data at its path.
+    /// [`crate::Pool::create`] found data in the first or last MiB of its path.
     #[error("{} holds {found}; `CreateOptions::force` overwrites it", path.display())]
     Occupied { path: PathBuf, found: &'static str },
     #[error("{} does not exist; give its size in `CreateOptions::bytes`", path.display())]
     NoSize { path: PathBuf },
+    #[error("{} does not exist; `lsblk` lists block devices", path.display())]
+    NoDevice { path: PathBuf },
+    #[error("{}: {source}", path.display())]
+    Place {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the volume of subvolume {0} belongs to another pool")]
+    OtherPool(copyhold_types::SubvolId),
     #[error("the pool's name has {bytes} bytes; at most {max} are allowed")]
     LongName { bytes: usize, max: usize },
     #[error(transparent)]
@@ -51,8 +61,8 @@ pub enum Error {
     Covered { path: PathBuf },
     #[error(transparent)]
     Serve(ServeError),
-    #[error("the executors could not be started: {0}")]
-    Start(io::Error),
+    #[error("a thread could not be started: {0}")]
+    Start(#[source] io::Error),
 }
 
 impl Error {
@@ -65,13 +75,16 @@ impl Error {
             Error::TooManySymlinks { .. } => libc::ELOOP,
             Error::NotOpen { .. } => libc::EBADF,
             Error::Occupied { .. } => libc::EEXIST,
-            Error::NoSize { .. } => libc::ENOENT,
+            Error::NoSize { .. } | Error::NoDevice { .. } => libc::ENOENT,
+            Error::OtherPool(_) => libc::EXDEV,
             Error::LongName { .. } => libc::ENAMETOOLONG,
             Error::Option(_) | Error::Budget(_) => libc::EINVAL,
             Error::Mount(error) => errno_of_mount(error),
             Error::Covered { .. } => libc::EBUSY,
             Error::Serve(_) => libc::EIO,
-            Error::Start(error) => error.raw_os_error().unwrap_or(libc::EIO),
+            Error::Place { source: error, .. } | Error::Start(error) => {
+                error.raw_os_error().unwrap_or(libc::EIO)
+            }
         }
     }
 

@@ -42,26 +42,33 @@ mod view;
 mod volume;
 
 pub use compare::{Change, ChangeKind};
-pub use copyhold_device::{DeviceError, DynDevice};
+pub use copyhold_device::{Device, DeviceError, DynDevice, FileDevice, IoError, OpenMode};
 pub use copyhold_fs::{
     Attr, FileFlags, FileKind, Filesystem, FsError, NodeId, SetAttr, SetTime, StatFs, SubvolInfo,
 };
 pub use copyhold_fuse::mount::{
     DetachedMount, Mount, MountError, MountOptions as KernelOptions, OptionError,
 };
+pub use copyhold_fuse::{SessionError, Transport};
 pub use copyhold_memory::{Shares, SharesError};
 pub use copyhold_pool::{Limits, PoolError};
-pub use copyhold_runtime::executors::Executors;
+pub use copyhold_runtime::executors::{Config as ExecutorsConfig, Executors, ReactorKind};
 pub use copyhold_serve::{Options as ServingOptions, ServeError};
-pub use copyhold_types::{EpochId, InodeNo, PoolId, SubvolId, Timestamp};
+pub use copyhold_types::{DeviceId, EpochId, InodeNo, PoolId, Purpose, SubvolId, Timestamp};
 pub use copyhold_volume::VolumeError;
 pub use copyhold_volume::quota::{
-    GroupId, GroupState, GroupUse, LimitKind, Limits as GroupLimits, QuotaError,
+    Exceeded, GroupId, GroupState, GroupUse, LimitKind, Limits as GroupLimits, QuotaError, Resource,
 };
 pub use create::CreateOptions;
 pub use error::Error;
 pub use file::{File, FileOptions};
 pub use mounted::{MountOptions, Mounted, Mounting};
 pub use pool::{OpenOptions, Pool};
+pub use rustix::mount::MountFlags;
 pub use tenants::Groups;
 pub use volume::{DirItem, Volume};
+
+/// The engine in VFS terms, for a front end of its own: the types of [`Pool::filesystem`].
+pub mod vfs {
+    pub use copyhold_fs::*;
+}

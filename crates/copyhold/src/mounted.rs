@@ -13,7 +13,7 @@ use copyhold_serve::{Opened, Serving, budget};
 use copyhold_types::DeviceId;
 use rustix::mount::MountFlags;
 
-use crate::pool::start;
+use crate::engine::start;
 use crate::{Error, KernelOptions, Pool, ServingOptions};
 
 /// How a pool is mounted.

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use copyhold_device::{DynDevice, FileDevice, OpenMode};
 use copyhold_fs::{Filesystem, FsError};
 use copyhold_pool::Limits;
-use copyhold_runtime::executors::{Config, Executors};
+use copyhold_runtime::executors::Executors;
 use copyhold_types::{DeviceId, PoolId};
 
 use crate::create::{self, CreateOptions};
-use crate::engine::{Engine, Open};
+use crate::engine::{Engine, Open, start};
 use crate::{Error, Volume};
 
 /// How a pool is opened.
@@ -36,7 +36,8 @@ impl Pool {
     /// block device.
     ///
     /// # Errors
-    /// [`Error::Occupied`] where the path holds any data, unless [`CreateOptions::force`];
+    /// [`Error::Occupied`] where the path holds data in its first or last MiB, unless
+    /// [`CreateOptions::force`];
     /// [`Error::NoSize`] where it does not exist and no size is given. Then nothing has changed.
     pub fn create(path: impl AsRef<Path>, options: &CreateOptions) -> Result<PoolId, Error> {
         create::create(path.as_ref(), options)
@@ -107,8 +108,4 @@ impl Drop for Pool {
     fn drop(&mut self) {
         drop(self.engine.take());
     }
-}
-
-pub(crate) fn start(cpus: Option<usize>) -> Result<Arc<Executors>, Error> {
-    Executors::start(Config { cpus, ..Config::default() }).map_err(Error::Start)
 }

@@ -78,6 +78,7 @@ impl Volume {
         snapshot: &Volume,
         keep: Option<&Path>,
     ) -> Result<Volume, Error> {
+        self.expect_same_pool(snapshot)?;
         let (path, snapshot) = (path.as_ref(), snapshot.id());
         Ok(self.at(self.run(async |view| view.roll_back(path, snapshot, keep).await)?))
     }
@@ -88,6 +89,7 @@ impl Volume {
     /// # Errors
     /// The two do not share by snapshot.
     pub fn diff(&self, newer: &Volume) -> Result<Vec<Change>, Error> {
+        self.expect_same_pool(newer)?;
         compare::diff(&self.engine, [self.root, newer.root])
     }
 

@@ -41,6 +41,14 @@ impl Volume {
         Volume { root, ..self.clone() }
     }
 
+    /// Refuses a volume of another pool, whose id names another subvolume here.
+    pub(crate) fn expect_same_pool(&self, other: &Volume) -> Result<(), Error> {
+        match Arc::ptr_eq(&self.engine, &other.engine) {
+            true => Ok(()),
+            false => Err(Error::OtherPool(other.root.subvol)),
+        }
+    }
+
     /// Runs `work` on this thread, if the pool is still open.
     pub(crate) fn run<T>(
         &self,

@@ -112,6 +112,10 @@ fn names_are_made_linked_listed_and_removed() {
     assert_eq!(volume.metadata("a/same").unwrap().nlink, 2);
     assert_eq!(volume.copy("a/same", "a/copy").unwrap(), 10_000);
     assert_eq!(volume.read("a/copy").unwrap(), [1; 10_000]);
+    // The target keeps its content where the source is none to copy, or is the target itself.
+    assert_eq!(volume.copy("a/b", "a/copy").unwrap_err().kind(), ErrorKind::IsADirectory);
+    assert_eq!(volume.copy("a/b/file", "a/same").unwrap_err().kind(), InvalidInput);
+    assert_eq!(volume.read("a/copy").unwrap(), volume.read("a/same").unwrap());
     volume.symlink("b/file", "a/link").unwrap();
     assert_eq!(volume.read_link("a/link").unwrap(), Path::new("b/file"));
     assert_eq!(volume.metadata("a/link").unwrap().kind, FileKind::Regular);
@@ -131,8 +135,13 @@ fn names_are_made_linked_listed_and_removed() {
     volume.create_dir("elsewhere").unwrap();
     volume.symlink("elsewhere", "to").unwrap();
     assert_eq!(volume.remove_dir_all("to").unwrap_err().kind(), ErrorKind::NotADirectory);
+    volume.write("elsewhere/kept", b"x").unwrap();
+    volume.symlink("../elsewhere", "a/b/out").unwrap();
+    volume.symlink("nothing", "a/dangling").unwrap();
+    assert_eq!(volume.create_dir_all("a/dangling").unwrap_err().kind(), ErrorKind::NotFound);
     volume.remove_dir_all("a").unwrap();
     assert!(!volume.exists("a").unwrap());
+    assert_eq!(volume.read("elsewhere/kept").unwrap(), b"x");
 }
 
 #[test]
@@ -192,6 +201,14 @@ fn a_subvolume_is_compared_and_rolled_back() {
     assert_ne!(back.id(), work.id());
     let strange = root.create_subvolume("strange").unwrap();
     assert_eq!(root.roll_back("work", &strange, None).err().unwrap().kind(), InvalidInput);
+    // A volume of another pool, where the same number names another subvolume.
+    let elsewhere = tempfile::tempdir().unwrap();
+    let other = new_pool(&elsewhere);
+    other.root().create_subvolume("work").unwrap();
+    let same_id = other.root().snapshot("work", "before", true).unwrap();
+    assert_eq!(same_id.id(), before.id());
+    assert!(matches!(root.roll_back("work", &same_id, None), Err(Error::OtherPool(_))));
+    assert!(matches!(before.diff(&same_id), Err(Error::OtherPool(_))));
 }
 
 #[test]
@@ -233,6 +250,15 @@ fn a_place_that_holds_data_is_overwritten_only_by_force() {
     let path = dir.path().join("pool.img");
     let none = Pool::create(&path, &CreateOptions::default()).unwrap_err();
     assert!(matches!(none, Error::NoSize { .. }) && !path.exists(), "{none}");
+    // What the call did not make stays.
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink("/not/there", &link).unwrap();
+    for options in [CreateOptions::default(), CreateOptions::sized(64 << 20)] {
+        Pool::create(&link, &options).unwrap_err();
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("/not/there"));
+    }
+    let device = Pool::create("/dev/no-such-disk", &CreateOptions::sized(64 << 20)).unwrap_err();
+    assert!(matches!(device, Error::NoDevice { .. }), "{device}");
     let first = Pool::create(&path, &CreateOptions::sized(64 << 20)).unwrap();
     let again = Pool::create(&path, &CreateOptions::default()).unwrap_err();
     assert!(again.to_string().contains("holds a pool already"), "{again}");

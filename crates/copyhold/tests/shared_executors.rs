@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use copyhold::{CreateOptions, OpenOptions, Pool};
-use copyhold_device::{DynDevice, FileDevice, OpenMode};
-use copyhold_runtime::executors::{Config, Executors};
-use copyhold_types::DeviceId;
+use copyhold::{
+    CreateOptions, DeviceId, DynDevice, Executors, ExecutorsConfig, FileDevice, OpenMode,
+    OpenOptions, Pool,
+};
 
 const ROUNDS: u8 = 20;
 
@@ -18,7 +18,8 @@ fn a_dropped_pool_lets_go_of_its_device() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool.img");
     Pool::create(&path, &CreateOptions::sized(64 << 20)).unwrap();
-    let executors = Executors::start(Config { cpus: Some(2), ..Config::default() }).unwrap();
+    let executors =
+        Executors::start(ExecutorsConfig { cpus: Some(2), ..Default::default() }).unwrap();
     let mut devices = Vec::new();
     for round in 0..ROUNDS {
         let device: DynDevice =

@@ -25,6 +25,7 @@ mod tenants;
 mod underway;
 mod who;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use copyhold_fs::{
@@ -84,6 +85,8 @@ pub(crate) struct Adapter {
     notifier: OnceLock<Notifier>,
     shedder: Shedder,
     pages: Pages,
+    /// A program has told the filesystem to go down (GOINGDOWN).
+    told_to_stop: AtomicBool,
     /// The result of closing the pool, behind the end of the session.
     closed: OnceLock<Result<(), FsError>>,
 }
@@ -113,8 +116,19 @@ fn opened(open: &Open, flush: bool) -> Opened {
 impl Adapter {
     pub(crate) fn new(fs: Arc<Filesystem>, describe: Describe, rules: Rules) -> Adapter {
         let (notifier, shedder, pages) = (OnceLock::new(), Shedder::default(), Pages::default());
-        let closed = OnceLock::new();
-        Adapter { fs, describe, rules, tells_births: true, notifier, shedder, pages, closed }
+        let (told_to_stop, closed) = (AtomicBool::new(false), OnceLock::new());
+        let tells_births = true;
+        Adapter {
+            fs,
+            describe,
+            rules,
+            tells_births,
+            notifier,
+            shedder,
+            pages,
+            told_to_stop,
+            closed,
+        }
     }
 
     /// Whether it knows when files were made. If not, the kernel soon stops asking for that: a
@@ -195,15 +209,13 @@ impl Operations for Adapter {
             Ok(()) => self.fs.pool().close().await.map_err(FsError::from),
             failed => failed.and(self.fs.pool().close().await.map_err(FsError::from)),
         };
+        let was_told = self.told_to_stop.load(Ordering::Acquire);
         match &closed {
             Ok(()) => tracing::info!("closed"),
-            Err(FsError::ShutDown) => tracing::info!("closed, having been told to stop before"),
+            Err(_) if was_told => tracing::info!("closed, having been told to stop before"),
             Err(error) => tracing::error!(%error, "closing failed; mounting again recovers"),
         }
-        let _only_once = self.closed.set(match closed {
-            Err(FsError::ShutDown) => Ok(()),
-            closed => closed,
-        });
+        let _only_once = self.closed.set(if was_told { Ok(()) } else { closed });
         // umount(2) of a `fuseblk` returns when this does, and the user may want the device then.
         self.fs.pool().device().release();
     }
@@ -566,6 +578,9 @@ impl Operations for Adapter {
         let on = known(node)?;
         let answer =
             Box::pin(ioctls::answer(&self.fs, &self.describe, self.rules, by, on, &ioctl)).await?;
+        if ioctl.command == ioctls::SHUTDOWN {
+            self.told_to_stop.store(true, Ordering::Release);
+        }
         if ioctls::changes_attributes(ioctl.command) {
             self.forget_attributes(node);
         }

@@ -92,7 +92,7 @@ impl Mounted {
     /// Unmounts it; see [`crate::Mounted::unmount`].
     ///
     /// # Errors
-    /// Of a mount that could not be removed, with the mount.
+    /// With the mount, where it could not be removed; without, where closing the pool failed.
     pub async fn unmount(self) -> Result<(), (Error, Option<Mounted>)> {
         let mut blocking = self.blocking;
         let unmounted = on_a_thread(move || {
@@ -101,7 +101,10 @@ impl Mounted {
         });
         match unmounted.await {
             Ok((Ok(()), _)) => Ok(()),
-            Ok((Err(error), blocking)) => Err((error, Some(Mounted { blocking }))),
+            Ok((Err(error), blocking)) => {
+                let stays = blocking.kernel().is_some();
+                Err((error, stays.then_some(Mounted { blocking })))
+            }
             Err(error) => Err((error, None)),
         }
     }

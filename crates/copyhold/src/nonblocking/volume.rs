@@ -306,6 +306,7 @@ impl Volume {
         snapshot: &Volume,
         keep: Option<&Path>,
     ) -> Result<Volume, Error> {
+        self.blocking.expect_same_pool(&snapshot.blocking)?;
         let (path, snapshot) = (path.as_ref().to_owned(), snapshot.id());
         let keep = keep.map(Path::to_owned);
         let call =
@@ -315,6 +316,7 @@ impl Volume {
 
     /// See [`crate::Volume::diff`].
     pub async fn diff(&self, newer: &Volume) -> Result<Vec<Change>, Error> {
+        self.blocking.expect_same_pool(&newer.blocking)?;
         let (engine, sides) =
             (self.blocking.engine.clone(), [self, newer].map(|v| v.blocking.root));
         on_a_thread(move || compare::diff(&engine, sides)).await

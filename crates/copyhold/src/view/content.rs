@@ -61,8 +61,14 @@ impl View {
     /// Makes `to` a file with the content of `from`, and returns the bytes.
     pub(crate) async fn copy(&self, from: &Path, to: &Path) -> Result<u64, Error> {
         let source = self.open_existing(from).await?;
-        let flags = OpenFlags { truncate: true, ..OpenFlags::READ_WRITE };
-        let target = self.open_or_create(to, flags, FILE_MODE).await?;
+        self.expect_file(from, source.node).await?;
+        let target = self.open_or_create(to, OpenFlags::READ_WRITE, FILE_MODE).await?;
+        if source.node == target.node {
+            return Err(file_error(to)(FsError::Invalid("it is the file to be copied")));
+        }
+        let empty = SetAttr { size: Some(0), ..SetAttr::default() };
+        let emptied = self.fs.setattr(&Caller::ROOT, target.node, &empty).await;
+        emptied.map_err(file_error(to))?;
         let mut copied = 0;
         loop {
             let step = self.fs.copy_file_range(source.node, copied, target.node, copied, STEP);
@@ -103,11 +109,17 @@ impl View {
         } else {
             self.open_with(path, flags).await?
         };
-        let kind = self.fs.getattr(open.node).await.map_err(file_error(path))?.kind;
-        if kind == FileKind::Directory {
-            return Err(file_error(path)(FsError::IsDirectory));
-        }
+        self.expect_file(path, open.node).await?;
         Ok(open.keep())
+    }
+
+    /// Refuses all but regular files: the others have no content of their own.
+    async fn expect_file(&self, path: &Path, node: NodeId) -> Result<(), Error> {
+        match self.fs.getattr(node).await.map_err(file_error(path))?.kind {
+            FileKind::Regular => Ok(()),
+            FileKind::Directory => Err(file_error(path)(FsError::IsDirectory)),
+            _ => Err(file_error(path)(FsError::Invalid("it is not a regular file"))),
+        }
     }
 
     /// Opens the file that `path` names.

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use copyhold_fs::{Caller, FsError, RenameFlags};
+use copyhold_fs::{Caller, FsError, NodeId, RenameFlags};
 use copyhold_types::InodeNo;
 
 use super::View;
@@ -17,16 +17,29 @@ impl View {
     /// The entries of a directory, without "." and "..".
     pub(crate) async fn list(&self, path: &Path) -> Result<Vec<DirItem>, Error> {
         let dir = self.find(path, Last::Follow).await?;
-        let mut items = Vec::new();
-        let mut take = |entry: &copyhold_fs::DirEntry<'_>| {
-            if entry.name != b"." && entry.name != b".." {
-                let name = OsString::from_vec(entry.name.to_vec());
-                items.push(DirItem { name, kind: entry.kind });
+        let found = self.entries(dir.node).await.map_err(file_error(path))?;
+        let item = |(name, _, kind)| DirItem { name: OsString::from_vec(name), kind };
+        Ok(found.into_iter().map(item).collect())
+    }
+
+    /// Name, node and kind of each entry. A listing reports an error only with a call that takes
+    /// no entry, so it is called until it takes none (LISTING-I1).
+    async fn entries(&self, dir: NodeId) -> Result<Vec<(Vec<u8>, NodeId, FileKind)>, FsError> {
+        let (mut entries, mut after) = (Vec::new(), 0);
+        loop {
+            let before = after;
+            let mut take = |entry: &copyhold_fs::DirEntry<'_>| {
+                after = entry.cookie;
+                if entry.name != b"." && entry.name != b".." {
+                    entries.push((entry.name.to_vec(), entry.node, entry.kind));
+                }
+                true
+            };
+            self.fs.readdir(dir, before, &mut take).await?;
+            if after == before {
+                return Ok(entries);
             }
-            true
-        };
-        self.fs.readdir(dir.node, 0, &mut take).await.map_err(file_error(path))?;
-        Ok(items)
+        }
     }
 
     pub(crate) async fn create_dir(&self, path: &Path) -> Result<(), Error> {
@@ -48,8 +61,13 @@ impl View {
         }
         for part in missing.into_iter().rev() {
             match self.create_dir(part).await {
-                // Another call has made it.
-                Err(Error::File { source: FsError::Exists, .. }) => {}
+                // Another call has made it, or something else has the name.
+                Err(Error::File { source: FsError::Exists, .. }) => {
+                    match self.find(part, Last::Follow).await?.kind {
+                        FileKind::Directory => {}
+                        _ => return Err(file_error(part)(FsError::NotDirectory)),
+                    }
+                }
                 made => made?,
             }
         }
@@ -94,38 +112,37 @@ impl View {
     }
 
     /// Removes a directory with the files below it. A subvolume below it is an error, and stays.
+    /// Only the first step goes by the path: the rest goes by nodes, so that a link that takes the
+    /// place of a directory meanwhile is removed and not followed.
     pub(crate) async fn remove_dir_all(&self, path: &Path) -> Result<(), Error> {
-        self.parent(path).await?;
-        self.expect_own(path).await?;
-        // Directories that are still to be removed, each behind the one that holds it.
-        let mut below = vec![path.to_owned()];
-        while let Some(dir) = below.last().cloned() {
+        let (parent, name) = self.parent(path).await?;
+        let top = self.find(path, Last::Keep).await?;
+        let mut below = vec![(parent, name.to_vec(), top.node)];
+        expect_own(top.kind, top.node).map_err(file_error(path))?;
+        while let Some((parent, name, dir)) = below.last().cloned() {
             let before = below.len();
-            for item in self.list(&dir).await? {
-                let item_path = dir.join(&item.name);
-                if item.kind == FileKind::Directory {
-                    self.expect_own(&item_path).await?;
-                    below.push(item_path);
+            for (name, node, kind) in self.entries(dir).await.map_err(file_error(path))? {
+                if kind == FileKind::Directory {
+                    expect_own(kind, node).map_err(file_error(path))?;
+                    below.push((dir, name, node));
                 } else {
-                    self.remove_file(&item_path).await?;
+                    self.fs.unlink(dir, &name).await.map_err(file_error(path))?;
                 }
             }
             if below.len() == before {
-                self.remove_dir(&dir).await?;
+                self.fs.rmdir(parent, &name).await.map_err(file_error(path))?;
                 below.pop();
             }
         }
         Ok(())
     }
+}
 
-    /// Refuses all but directories of files: a link to one, and the root of a subvolume, too.
-    async fn expect_own(&self, path: &Path) -> Result<(), Error> {
-        let found = self.find(path, Last::Keep).await?;
-        let refused = match (found.kind, found.node.ino) {
-            (FileKind::Directory, InodeNo::ROOT) => FsError::IsSubvolume(found.node.subvol),
-            (FileKind::Directory, _) => return Ok(()),
-            _ => FsError::NotDirectory,
-        };
-        Err(file_error(path)(refused))
+/// Refuses all but directories of files: the root of a subvolume, too.
+fn expect_own(kind: FileKind, node: NodeId) -> Result<(), FsError> {
+    match (kind, node.ino) {
+        (FileKind::Directory, InodeNo::ROOT) => Err(FsError::IsSubvolume(node.subvol)),
+        (FileKind::Directory, _) => Ok(()),
+        _ => Err(FsError::NotDirectory),
     }
 }

@@ -28,7 +28,7 @@ const FSGETXATTR: u32 = 0x801c_581f;
 const FSSETXATTR: u32 = 0x401c_5820;
 const GETFSLABEL: u32 = 0x8100_9431;
 const FITRIM: u32 = 0xc018_5879;
-const SHUTDOWN: u32 = 0x8004_587d;
+pub(super) const SHUTDOWN: u32 = 0x8004_587d;
 const LABEL_BYTES: usize = 256;
 const FSXATTR_BYTES: usize = 28;
 /// `SHUTDOWN`: commit everything, then stop; and stop without writing anything more.
