@@ -96,8 +96,8 @@ impl Kind {
 pub(crate) const EXIT_CODES: [(u8, &str); 5] = [
     (0, "it was done"),
     (1, "the operation failed; the message says why and what to do"),
-    (2, "the command line makes no sense"),
-    (3, "damage was found: what was read is not what was written"),
+    (2, "the command line is invalid"),
+    (3, "damage was found: the stored content is not the written content"),
     (4, "in use: another process holds the pool, or programs still use the mount"),
 ];
 

@@ -107,16 +107,35 @@ fn vague_sentences_only_become_fewer() {
         collect(&entry.unwrap().path().join("src"), &mut paths);
     }
     let texts = paths.iter().map(|path| fs::read_to_string(path).unwrap());
-    let vague: usize = texts.map(|text| text.lines().filter(|line| is_vague(line)).count()).sum();
+    let comment = |line: &str| line.trim_start().strip_prefix("//").is_some_and(is_vague);
+    let vague: usize = texts.map(|text| text.lines().filter(|line| comment(line)).count()).sum();
     assert!(vague <= VAGUE_MAX, "{vague} comment lines with a vague subject, at most {VAGUE_MAX}");
 }
 
-/// Whether a clause of the comment begins with a vague word, or names nobody in particular.
+/// Prose only: not blocks of code.
+#[test]
+fn no_page_has_a_vague_sentence() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut pages =
+        ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"].map(|p| root.join(p)).to_vec();
+    pages.extend(fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path()));
+    pages.retain(|path| has_extension(path, "md"));
+    assert!(pages.len() > 10, "the pages are not where this test looks for them");
+    for path in pages {
+        let mut is_code = false;
+        for line in fs::read_to_string(&path).unwrap().lines() {
+            is_code ^= line.starts_with("```");
+            let is_prose = !is_code && !line.starts_with("    ");
+            assert!(!is_prose || !is_vague(line), "{}: {line}", path.display());
+        }
+    }
+}
+
+/// Whether a clause of the line begins with a vague word, or has one of those without a referent.
 fn is_vague(line: &str) -> bool {
-    let Some(comment) = line.trim_start().strip_prefix("//") else { return false };
-    let comment = comment.trim_start_matches(['/', '!']).to_lowercase();
+    let line = line.trim_start_matches(['/', '!']).to_lowercase();
     let mut begins = true;
-    comment.split_whitespace().any(|word| {
+    line.split_whitespace().any(|word| {
         let bare = word.trim_matches(|c: char| !c.is_alphanumeric());
         let anywhere = VAGUE[2..].contains(&bare);
         let found = anywhere || begins && VAGUE.contains(&bare);
