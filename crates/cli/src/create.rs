@@ -13,10 +13,10 @@ use crate::failure::Failure;
 use crate::report::Report;
 use crate::size::Size;
 
-/// What `create` allocates on the host.
+/// The parts of a pool that `create` allocates on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Preallocate {
-    /// What commits need: the log and the labels
+    /// The blocks that commits need: the log and the labels
     Log,
     /// Everything: the file neither grows nor shrinks, and nothing is discarded
     Written,

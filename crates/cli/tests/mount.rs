@@ -35,7 +35,7 @@ fn mounted() -> Option<Site> {
     Some(site)
 }
 
-/// What the program tells a person about the mount.
+/// The text of a verb about the mount, as a person gets it.
 fn tells(site: &Site, verb: &str, more: &[&str]) -> Output {
     let mut command = Command::new(PROGRAM);
     command.arg(verb).args(more);

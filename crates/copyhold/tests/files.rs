@@ -250,7 +250,7 @@ fn a_place_that_holds_data_is_overwritten_only_by_force() {
     let path = dir.path().join("pool.img");
     let none = Pool::create(&path, &CreateOptions::default()).unwrap_err();
     assert!(matches!(none, Error::NoSize { .. }) && !path.exists(), "{none}");
-    // What the call did not make stays.
+    // A call that fails leaves a link alone that it did not make.
     let link = dir.path().join("link");
     std::os::unix::fs::symlink("/not/there", &link).unwrap();
     for options in [CreateOptions::default(), CreateOptions::sized(64 << 20)] {

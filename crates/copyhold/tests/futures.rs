@@ -92,7 +92,7 @@ fn a_call_whose_future_is_dropped_is_done_when_the_pool_closes() {
     let volume = pool.root();
     for n in 0..50_u8 {
         begin(volume.write(format!("file{n}"), vec![n; 20_000]));
-        // The open that nobody receives is released.
+        // The caller drops the future, so the file is created and its handle reaches no caller.
         begin(volume.create(format!("open{n}")));
     }
     block_on(pool.close()).unwrap();

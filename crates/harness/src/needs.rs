@@ -17,7 +17,7 @@ pub fn are_met() -> bool {
 /// `/dev/fuse`, and the transport that the tests are to use.
 pub fn has_fuse() -> bool {
     let fuse = File::options().read(true).write(true).open("/dev/fuse");
-    is_there(fuse.is_ok(), "/dev/fuse") && transport::is_there()
+    is_there(fuse.is_ok(), "/dev/fuse") && is_there(transport::is_offered(), "FUSE over io_uring")
 }
 
 fn is_there(is_there: bool, what: &str) -> bool {

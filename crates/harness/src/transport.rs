@@ -18,11 +18,7 @@ pub fn has_ring() -> bool {
     enabled.is_ok_and(|text| text.starts_with('Y'))
 }
 
-/// Whether the kernel has the chosen one. Prints a note if not.
-pub fn is_there() -> bool {
-    let is_there = named().is_none_or(|name| name != "uring") || has_ring();
-    if !is_there {
-        eprintln!("skipped: the kernel does not offer FUSE over io_uring");
-    }
-    is_there
+/// Whether the kernel offers the chosen one.
+pub(crate) fn is_offered() -> bool {
+    named().is_none_or(|name| name != "uring") || has_ring()
 }

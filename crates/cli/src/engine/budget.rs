@@ -1,4 +1,4 @@
-//! The daemon's budget of memory (`copyhold_memory::Shares`), in terms of the mount's options.
+//! The daemon's budget of memory (`copyhold::Shares`), in terms of the mount's options.
 
 use copyhold::{Shares, SharesError};
 

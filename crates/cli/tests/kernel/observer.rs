@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use crate::site::Site;
 
-/// What a shell of an ordinary user answers.
+/// The output of a shell of an ordinary user.
 pub(crate) fn as_nobody(site: &Site, script: &str) -> bool {
     let mut shell = Command::new("setpriv");
     shell.args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", script]);

@@ -39,7 +39,7 @@ pub enum Tier {
     /// Data of files. It leaves some room for nodes, which are whole blocks in two copies and so
     /// may come to more than was estimated: 64 KiB, of limits below 4 MiB a 64th.
     Data,
-    /// Whatever else adds something.
+    /// Every other addition.
     Write,
     /// Transactions that tidy up or barely add: unlink, truncate down, punch, chmod, rename. May
     /// go over a limit by 1 MiB and a 64th of it: more than all leaves that map a full subvolume's
