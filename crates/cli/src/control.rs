@@ -5,11 +5,12 @@
 pub(crate) mod tenants;
 
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use copyhold_fuse::Errno;
 use copyhold_fuse::ask::ask;
-use copyhold_fuse::mount::DetachedMount;
+use copyhold_fuse::mount::{DetachedMount, means_dead};
 use copyhold_serve::control::{INFO, SYNC};
 use rustix::fs::OFlags;
 use serde_json::Value;
@@ -26,10 +27,7 @@ impl Control {
     pub(crate) fn open(directory: &Path) -> Result<Control, Failure> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(directory, flags, rustix::fs::Mode::empty());
-        let file = opened.map(File::from).map_err(|errno| match errno {
-            rustix::io::Errno::NOTCONN => daemon_is_gone(directory),
-            errno => Failure::system(directory.display(), &errno.into()),
-        })?;
+        let file = opened.map_err(|errno| unreachable(directory, &errno.into()))?.into();
         Ok(Control { file, directory: directory.to_owned() })
     }
 
@@ -78,7 +76,6 @@ impl Control {
     fn failed(&self, errno: Errno) -> Failure {
         let directory = self.directory.display();
         match errno {
-            Errno::ENOTCONN | Errno::ECONNABORTED => daemon_is_gone(&self.directory),
             Errno::ENOTTY | Errno::ENOSYS => Failure::new(
                 Kind::NotMounted,
                 format!("{directory} is on no mounted pool of this program"),
@@ -90,12 +87,15 @@ impl Control {
                      mount it again"
                 ),
             ),
-            _ => Failure::system(directory, &std::io::Error::from_raw_os_error(errno.code())),
+            _ => unreachable(&self.directory, &io::Error::from_raw_os_error(errno.code())),
         }
     }
 }
 
-fn daemon_is_gone(directory: &Path) -> Failure {
+fn unreachable(directory: &Path, error: &io::Error) -> Failure {
+    if !means_dead(error) {
+        return Failure::system(directory.display(), error);
+    }
     Failure::new(
         Kind::NotMounted,
         format!(

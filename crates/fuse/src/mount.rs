@@ -38,6 +38,7 @@ use dead::is_dead;
 use error::refused;
 use which::Which;
 
+pub use dead::means_dead;
 pub use error::MountError;
 pub use options::{MountOptions, OptionError};
 pub use orphan::abort_orphans;
@@ -363,7 +364,7 @@ pub fn checked_mount_point(given: &Path) -> Result<PathBuf, MountError> {
 fn absolute(given: &Path) -> Result<PathBuf, MountError> {
     match given.canonicalize() {
         Ok(path) => Ok(path),
-        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
+        Err(error) if means_dead(&error) => {
             let (parent, name) = match (given.parent(), given.file_name()) {
                 (Some(parent), Some(name)) => (parent, name),
                 _ => return Err(not_usable(given.to_owned(), error)),
