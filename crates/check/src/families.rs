@@ -199,7 +199,7 @@ impl Count {
         list.push(Ref::new(content, pointer, [count]));
     }
 
-    /// Own references to each block, whatever their epoch; reports errors among them.
+    /// Own references to each block, of any epoch; reports errors among them.
     fn own(&mut self, checker: &mut Checker) -> Held {
         let all = std::mem::take(&mut self.own).into_iter().map(|mut one| {
             one.what.epoch = EpochId::POOL;
@@ -367,7 +367,7 @@ fn canonical<T: PartialEq>(
         let is_window =
             run.addr.device() == segment.0.addr.device() && one / window == next / window;
         if is_window && run.end() == next && *says == segment.1 {
-            record(checker, table, key, &"it says the same as the segment before it");
+            record(checker, table, key, &"it has the same data as the segment before it");
         }
     }
     *before = Some(segment);

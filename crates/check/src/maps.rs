@@ -94,7 +94,7 @@ fn wrong(
     }
     if map.complete_to() != descriptor.complete_to {
         let (map, said) = (map.complete_to(), descriptor.complete_to);
-        return Some(format!("it is complete to txg {map}, and its descriptor says {said}"));
+        return Some(format!("it is complete to txg {map}, and its descriptor records {said}"));
     }
     None
 }

@@ -165,8 +165,8 @@ impl Problem {
         match self {
             Problem::Label { .. } | Problem::LogCopy { last: false, .. } => REPAIRED.into(),
             Problem::LabelsDiffer { .. } => {
-                "the one of the higher generation is used; a program wrote only one of them, or a \
-                 label of another pool stands at one end"
+                "the label with the higher generation is used; a program wrote only one of them, \
+                 or the label at one end belongs to another pool"
                     .into()
             }
             Problem::NodeCopy { .. } | Problem::LayerCopy { .. } | Problem::MapCopy { .. } => {
@@ -193,14 +193,14 @@ impl Problem {
                 )
             }
             Problem::Log { last, .. } => format!(
-                "changes of metadata after txg {last} are lost, also synced ones, and what is on \
-                 the device may not fit the state before; {READ_ONLY}"
+                "changes of metadata after txg {last} are lost, also synced ones, and newer blocks \
+                 on the device may not match the older state; {READ_ONLY}"
             ),
             Problem::LogUnreadable { .. } => {
                 format!("recent changes cannot be read, so the pool cannot be opened; {RESTORE}")
             }
             Problem::LogRecord { .. } => {
-                format!("a program wrote what it should not have; {RESTORE}, and report this")
+                format!("a program wrote invalid content; {RESTORE}, and report this")
             }
             Problem::Node { table, .. } | Problem::Layer { table, .. } if is_pools_own(*table) => {
                 format!("the pool cannot be opened without it; {RESTORE}")
@@ -210,15 +210,15 @@ impl Problem {
                  read (EIO); {RESTORE}"
             ),
             Problem::Layer { .. } => format!(
-                "the newest changes of the files named below, or of parts of them, are lost, and \
-                 what they were before is not shown in their place (EIO); {RESTORE}"
+                "the newest changes of the files named below, or of parts of them, are lost; these \
+                 parts return EIO instead of their older content; {RESTORE}"
             ),
             Problem::NodeContent { .. }
             | Problem::LayerContent { .. }
             | Problem::MapContent { .. }
             | Problem::Table { .. } => {
                 format!(
-                    "a program wrote what it should not have, or it was changed on purpose; \
+                    "a program wrote invalid content, or the content was changed on purpose; \
                      {READ_ONLY}"
                 )
             }
@@ -233,53 +233,52 @@ impl Problem {
             }
             Problem::Leaked { .. } => "no file is affected; this space is not used any more".into(),
             Problem::Unaccounted { .. } => {
-                "these blocks may be what the damaged nodes refer to, so they are left alone".into()
+                "the damaged nodes may refer to these blocks, so the repair does not free them"
+                    .into()
             }
             Problem::Dangling { .. } => format!(
-                "what refers to it reads correctly now, but writing to the pool may overwrite it; \
-                 {READ_ONLY}"
+                "its content is correct now, but a write to the pool may overwrite it; {READ_ONLY}"
             ),
             Problem::Twice { .. } => format!(
-                "at most one of both reads correctly, and deleting one destroys the other; \
-                 {READ_ONLY}"
+                "at most one of both has correct content, and the deletion of one destroys the \
+                 other; {READ_ONLY}"
             ),
-            Problem::Outside { .. } => format!("it cannot be read, nor freed; {READ_ONLY}"),
+            Problem::Outside { .. } => format!("these blocks cannot be read or freed; {READ_ONLY}"),
             Problem::NoSubvolume { .. } => {
                 "there are no files in the pool; if its creation was interrupted, create it again"
                     .into()
             }
             Problem::Subvolume { .. } => format!("its files cannot be reached; {RESTORE}"),
             Problem::Epoch { .. } => {
-                format!("what is shared with snapshots is not known; {READ_ONLY}")
+                format!("the blocks that snapshots share are not known; {READ_ONLY}")
             }
             Problem::Family { .. } => {
                 format!(
-                    "what snapshots share is not known, so the pool cannot be mounted; {RESTORE}"
+                    "the blocks that snapshots share are not known, so the pool cannot be mounted; \
+                     {RESTORE}"
                 )
             }
-            Problem::Record { .. } => format!(
-                "what it says of space is not known, and what depends on it fails; {READ_ONLY}"
-            ),
+            Problem::Record { .. } => format!("operations that need this item fail; {READ_ONLY}"),
             Problem::Deadlist { said, found, .. } if said > found => format!(
-                "when the other subvolume lets go of it, it will be freed though it is still in \
-                 use; {READ_ONLY}"
+                "when the other subvolume releases the blocks, they will be freed while they are \
+                 in use; {READ_ONLY}"
             ),
             Problem::Shares { said, found, .. } if said < found => format!(
-                "deleting one of the files that share it destroys what the others read there; \
-                 {READ_ONLY}"
+                "deleting one of the files that share the blocks destroys the content of the \
+                 others; {READ_ONLY}"
             ),
             Problem::Deadlist { .. } | Problem::Shares { .. } => {
                 "no file is affected; its space will not be freed with the last file that uses it"
                     .into()
             }
             Problem::Pending { .. } => {
-                "no file is affected; this space is never freed, nor that of subvolumes that are \
-                 deleted and wait for it"
+                "no file is affected; this space is never freed, and the space of deleted \
+                 subvolumes that wait for these releases is not freed either"
                     .into()
             }
             Problem::Origin { .. } | Problem::Usage { .. } | Problem::Inodes { .. } => {
-                "no file is affected; limits of quotas hold too early or too late. Disable quotas \
-                 and enable them again to count anew"
+                "no file is affected; quota limits refuse writes too early or too late. Disable \
+                 quotas and enable them again to reset the counters"
                     .into()
             }
             Problem::Quota { .. } => {
@@ -289,10 +288,11 @@ impl Problem {
                 "the subvolume is whole, but no path leads to it, or more than one; {READ_ONLY}"
             ),
             Problem::IdMark { .. } => format!(
-                "the number may be given out a second time, and two things become one; {READ_ONLY}"
+                "the number may be assigned a second time, so two objects would have the same \
+                 number; {READ_ONLY}"
             ),
             Problem::UnknownItem { .. } => {
-                "nothing reads it; a newer program may have written it".into()
+                "no code reads this item; a newer program may have written it".into()
             }
             Problem::Item { .. } => {
                 format!("the file, or this part of it, cannot be read (EIO); {RESTORE}")
@@ -304,12 +304,12 @@ impl Problem {
                 format!("the file of this name is gone; {RESTORE}, and remove the name")
             }
             Problem::Entry { .. } => {
-                "the name may be listed and yet not be found; copy the directory elsewhere, and \
-                 remove it"
+                "a look-up may not find the name although the directory lists it; copy the \
+                 directory elsewhere, and remove this one"
                     .into()
             }
             Problem::Links { said, found, .. } if said > found => {
-                "when its last name is removed its space will not be freed".into()
+                "its space will not be freed when its last name is removed".into()
             }
             Problem::Links { .. } => {
                 "removing one of its names removes the file, though others are left; copy it \
@@ -317,8 +317,7 @@ impl Problem {
                     .into()
             }
             Problem::DirectoryNames { .. } | Problem::Parent { .. } => {
-                "walking up from it leads elsewhere than walking down to it; move it to another \
-                 directory"
+                "its `..` is not the directory that has its entry; move it to another directory"
                     .into()
             }
             Problem::Unreachable { .. } => {
@@ -327,21 +326,22 @@ impl Problem {
             Problem::UnlistedOrphan { .. } => {
                 "it was removed, but its space is never freed; no file is affected".into()
             }
-            Problem::Listed { .. } => "no file is affected; the next mount tidies it up".into(),
+            Problem::Listed { .. } => {
+                "no file is affected; the next mount corrects the list".into()
+            }
             Problem::Field { .. } => {
-                "the file reads correctly; what stat shows of it is not exact".into()
+                "the content of the file is correct; this field of stat(2) is not".into()
             }
             Problem::Misplaced { .. } | Problem::Extent { .. } => {
-                format!("this part of the file may read as it never was; {READ_ONLY}")
+                format!("this part of the file may have content that it never had; {READ_ONLY}")
             }
-            Problem::NoTarget { .. } => format!("it leads nowhere; {RESTORE}"),
+            Problem::NoTarget { .. } => format!("the link has no target; {RESTORE}"),
             Problem::NoInline { .. } => format!("the file reads as zeros; {RESTORE}"),
             Problem::Xattr { .. } => {
-                format!("the attribute cannot be read, or not be found; set it again, or {RESTORE}")
+                format!("the attribute cannot be read or found; set it again, or {RESTORE}")
             }
             Problem::Acl { .. } => {
-                "the ACL and the mode do not say together who may use the file; set both again, \
-                 with setfacl and chmod"
+                "the ACL and the mode contradict each other; set both again, with setfacl and chmod"
                     .into()
             }
             Problem::Data { blocks, .. } => format!(

@@ -26,7 +26,7 @@ impl End {
     }
 }
 
-/// A file by its number; its path, where there is one, stands in the finding.
+/// A file by its number; the finding has its path, if there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileId {
     pub subvol: SubvolId,
@@ -155,11 +155,11 @@ pub enum Problem {
         /// Whether it belongs to the last batch that nothing proves durable.
         last: bool,
     },
-    #[error("the log is damaged behind txg {last}, in both copies: {evidence}")]
+    #[error("the log is damaged after txg {last}, in both copies: {evidence}")]
     Log { last: u64, evidence: String },
     #[error("{device}: the log cannot be read: {why}")]
     LogUnreadable { device: String, why: String },
-    #[error("the log has records of txg {txg} that mean nothing: {why}")]
+    #[error("the log has invalid records of txg {txg}: {why}")]
     LogRecord { txg: Txg, why: String },
 
     // -- nodes ----------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ pub enum Problem {
     LayerContent { table: TableId, run: Run, why: String },
     #[error("table {table}: {why}")]
     Table { table: TableId, why: String },
-    #[error("nothing says what table {table} is, which has {items} items")]
+    #[error("no item refers to table {table}, which has {items} items")]
     UnknownTable { table: TableId, items: u64 },
 
     // -- space ----------------------------------------------------------------------------------
@@ -195,7 +195,9 @@ pub enum Problem {
     MapContent { metaslab: MetaslabId, why: String },
     #[error("{run:?} is allocated, but nothing refers to it")]
     Leaked { run: Run },
-    #[error("{blocks} blocks are allocated, and what refers to them is in damaged nodes")]
+    #[error(
+        "{blocks} blocks are allocated without a known reference; damaged nodes may refer to them"
+    )]
     Unaccounted { blocks: u64 },
     #[error("{run:?} is free, but {by} refers to it")]
     Dangling { run: Run, by: Owner },
@@ -211,36 +213,35 @@ pub enum Problem {
     Subvolume { subvol: SubvolId, why: String },
     #[error("epoch {epoch} of subvolume {subvol}: {why}")]
     Epoch { subvol: SubvolId, epoch: u64, why: String },
-    #[error("{what} {number} is in use, but numbers are promised from {mark} on")]
+    #[error("{what} {number} is in use, but the high-water mark of these numbers is {mark}")]
     IdMark { what: &'static str, number: u64, mark: u64 },
-    #[error("table {table} has an item {key} that means nothing here")]
+    #[error("table {table} has an item {key} of a kind that does not belong there")]
     UnknownItem { table: TableId, key: Key },
 
     // -- tenants --------------------------------------------------------------------------------
-    #[error("the epochs of subvolumes make up no families: epoch {epoch}: {why}")]
+    #[error("the epochs of subvolumes do not form valid families: epoch {epoch}: {why}")]
     Family { epoch: EpochId, why: String },
-    #[error("the item {key} of table {table} means nothing: {why}")]
+    #[error("the item {key} of table {table} is invalid: {why}")]
     Record { table: TableId, key: Key, why: String },
     #[error(
-        "epoch {epoch}'s deadlist has {run:?} {said} times; what its sibling holds and it does \
-         not comes to {found}"
+        "the deadlist of epoch {epoch} has {run:?} {said} times, and should have it {found} times"
     )]
     Deadlist { epoch: EpochId, run: Run, said: u32, found: u32 },
-    #[error("releases of epoch {holder} are pending, and cannot be decided: {why}")]
+    #[error("the pending releases of epoch {holder} cannot be evaluated: {why}")]
     Pending { holder: EpochId, why: String },
-    #[error("{run:?} has {said} references beyond the first, and should have {found}")]
+    #[error("{run:?} has {said} shares (references beyond the first), and should have {found}")]
     Shares { run: Run, said: u32, found: u32 },
-    #[error("{run:?} is paid for as a part of epoch {origin}, and of epoch {other}")]
+    #[error("{run:?} has two origins: epoch {origin} and epoch {other}")]
     Origin { run: Run, origin: EpochId, other: EpochId },
-    #[error("the {what} of epoch {epoch} is counted as {said} bytes, and is {found}")]
+    #[error("the usage of epoch {epoch} records {said} bytes of {what}, and should be {found}")]
     Usage { epoch: EpochId, what: &'static str, said: u64, found: u64 },
-    #[error("subvolume {subvol} is said to have {said} inodes that count, and has {found}")]
+    #[error("the inode count of subvolume {subvol} is {said}, and should be {found}")]
     Inodes { subvol: SubvolId, said: u64, found: u64 },
-    #[error("records of quotas contradict each other: {why}")]
+    #[error("quota items contradict each other: {why}")]
     Quota { why: String },
     #[error(
-        "subvolume {subvol} is in directory {directory} of subvolume {holder}, says its record, \
-         but {why}"
+        "by its item, subvolume {subvol} is in directory {directory} of subvolume {holder}, but \
+         {why}"
     )]
     SubvolumeEntry { subvol: SubvolId, holder: SubvolId, directory: InodeNo, why: String },
 
@@ -253,11 +254,11 @@ pub enum Problem {
     MissingInode { dir: FileId, name: String, to: InodeNo },
     #[error("the entry {name:?} in directory {dir} is wrong: {why}")]
     Entry { dir: FileId, name: String, why: String },
-    #[error("{file} says that it has {said} links, and has {found}")]
+    #[error("the link count of {file} is {said}, and should be {found}")]
     Links { file: FileId, said: u32, found: u32 },
     #[error("{file} is a directory with {names} names")]
     DirectoryNames { file: FileId, names: u32 },
-    #[error("{file} is a directory in {found}, and says that it is in {said}")]
+    #[error("{file} is a directory in {found}, and records {said} as its parent")]
     Parent { file: FileId, said: InodeNo, found: InodeNo },
     #[error("{file} cannot be reached: {why}")]
     Unreachable { file: FileId, why: &'static str },

@@ -111,7 +111,7 @@ impl Report {
     }
 }
 
-/// A report while the check goes on.
+/// A report during the check.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
     pub(crate) problems: Vec<Problem>,

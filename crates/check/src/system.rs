@@ -324,7 +324,7 @@ impl System {
         for subvol in self.live().filter(|subvol| !self.inodes.contains_key(subvol)) {
             let epoch = self.epochs.get(&self.subvols[&subvol].epoch).map(|item| item.current);
             if self.quotas.counted_from.is_some_and(|from| epoch.is_some_and(|at| at >= from)) {
-                let why = format!("no record says how many inodes subvolume {subvol} has");
+                let why = format!("no item records the inode count of subvolume {subvol}");
                 checker.report.add(Problem::Quota { why });
             }
         }

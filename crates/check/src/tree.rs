@@ -100,8 +100,8 @@ impl TreeCheck<'_> {
         let Some(Node::Inner(inner)) = self.node(&root, copies) else { return };
         let found = self.leaves(&inner, &root).await;
         if found.is_some_and(|found| found != all) {
-            let why = format!("it says that it has {all} items");
-            self.wrong(&root, format!("{why}, and has {}", found.unwrap_or(0)));
+            let why = format!("its count of items is {all}");
+            self.wrong(&root, format!("{why}, and its leaves have {}", found.unwrap_or(0)));
         }
     }
 
@@ -159,7 +159,7 @@ impl TreeCheck<'_> {
                 }
                 return Some(node);
             }
-            Some(Ok(_)) => "it is of another level than its parent says".to_owned(),
+            Some(Ok(_)) => "its level is not the one that its parent records".to_owned(),
             Some(Err(error)) => error.to_string(),
             None => copies.complaints(),
         };
@@ -195,7 +195,7 @@ impl TreeCheck<'_> {
     fn check_edits(&mut self, said: &Said, leaf: &LeafView) {
         let wrong = |(key, value)| parse_edit(value).err().map(|error| (key, error));
         if let Some((key, error)) = leaf.iter().find_map(wrong) {
-            self.wrong(said, format!("what it says of {key} means nothing: {error}"));
+            self.wrong(said, format!("its edit of {key} is invalid: {error}"));
         }
     }
 
@@ -218,7 +218,7 @@ impl TreeCheck<'_> {
         if let Some(wanted) = said.items
             && wanted != items
         {
-            self.wrong(said, format!("it has {items} items, and its parent says {wanted}"));
+            self.wrong(said, format!("it has {items} items, and its parent records {wanted}"));
         }
     }
 

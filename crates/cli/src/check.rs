@@ -10,10 +10,9 @@ use crate::report::Report;
 
 /// Verify a whole pool that is not mounted
 ///
-/// Reads every pointer and compares every digest, counts every block against the space maps and
-/// every name against the links, and changes nothing. Exits with 3 when it finds damage.
-/// `--repair` first makes space maps anew whose copies are all damaged, if everything that refers
-/// to space can be read.
+/// Follows every pointer, compares every digest, compares every block with the space maps and every
+/// name with the link counts, and changes nothing. Exits with 3 when it finds damage. `--repair`
+/// first rebuilds space maps whose copies are all damaged, if all references to space can be read.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold check /srv/pool.img\n  \
@@ -27,7 +26,7 @@ pub(crate) struct Check {
     data: bool,
     /// First rebuild space maps whose copies are both damaged, then verify the pool
     ///
-    /// It writes only if there is such a map, and everything that refers to space can be read.
+    /// It writes only if there is such a map, and all references to space can be read.
     #[arg(long)]
     repair: bool,
 }
@@ -57,7 +56,7 @@ struct Shown<'a> {
 
 fn tell(repaired: &Repaired) {
     for map in &repaired.maps {
-        complain(&format!("copyhold: the space map of {map} was made anew"));
+        complain(&format!("copyhold: the space map of {map} was rebuilt"));
     }
     if let Some(why) = &repaired.refused {
         complain(&format!("copyhold: nothing was repaired: {why}"));

@@ -29,7 +29,7 @@ Examples:
   copyhold umount /mnt                        returns when the pool is closed
   copyhold check /srv/pool.img                verifies every pointer and digest
 
-`copyhold help VERB` tells more about each, `copyhold help exit-codes` what scripts can rely on.";
+`copyhold help VERB` describes each verb, `copyhold help exit-codes` the exit codes for scripts.";
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -48,7 +48,7 @@ pub(crate) struct CommandLine {
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
-    /// What to log on standard error or, once in the background, to the system log
+    /// The level of messages on standard error or, in the background, in the system log
     #[arg(
         long,
         global = true,
@@ -77,7 +77,7 @@ pub(crate) enum Verb {
     Check(check::Check),
     Debug(debug::Debug),
     Version(version::Version),
-    /// What the exit codes mean
+    /// The meaning of the exit codes
     ///
     /// Helpers that other programs call (mount.fuse.copyhold, fsck.copyhold and the like) exit with
     /// the codes of mount(8) and fsck(8) instead.

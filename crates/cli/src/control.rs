@@ -66,8 +66,8 @@ impl Control {
         Failure::new(
             Kind::Failed,
             format!(
-                "the daemon of {} answers what this program does not understand ({error}); use the \
-                 program that mounted it",
+                "this program does not understand the answer of the daemon of {} ({error}); use \
+                 the program that mounted the pool",
                 self.directory.display()
             ),
         )
@@ -78,7 +78,7 @@ impl Control {
         match errno {
             Errno::ENOTTY | Errno::ENOSYS => Failure::new(
                 Kind::NotMounted,
-                format!("{directory} is on no mounted pool of this program"),
+                format!("{directory} is not on a mounted pool of this program"),
             ),
             Errno::EIO => Failure::new(
                 Kind::Device,
@@ -99,7 +99,7 @@ fn unreachable(directory: &Path, error: &io::Error) -> Failure {
     Failure::new(
         Kind::NotMounted,
         format!(
-            "the daemon of {0} is gone; `copyhold umount {0}`, then mount the pool again",
+            "the daemon of {0} has ended; `copyhold umount {0}`, then mount the pool again",
             directory.display()
         ),
     )

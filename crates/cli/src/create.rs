@@ -24,8 +24,8 @@ pub(crate) enum Preallocate {
 
 /// Make a pool in a file or on a block device
 ///
-/// A file is made sparse: it takes the room of what is written to it. Only what commits need is
-/// really allocated at once, so that a full host disk cannot fail them.
+/// The pool file is sparse: it takes host space as data is written. Only the space that commits
+/// need is allocated at once, so that a full host disk cannot fail them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold create /srv/pool.img --size 10G\n  \
@@ -34,18 +34,18 @@ pub(crate) enum Preallocate {
     copyhold create db.img --size 9G --preallocate written\n\n\
     The last one takes all its room now: no write fails for want of room on the host.")]
 pub(crate) struct Create {
-    /// A file, made if it is not there, or a block device
+    /// A file, which is created if it does not exist, or a block device
     pool: PathBuf,
     /// Size of the pool: bytes, or a number with K, M, G or T [default: that of the device or file]
     #[arg(long, short)]
     size: Option<Size>,
-    /// Overwrite what is there, whatever it is
+    /// Overwrite any content of the file or device
     #[arg(long, short)]
     force: bool,
-    /// What to allocate on the host now
+    /// The parts of the pool to allocate on the host now
     #[arg(long, value_enum, default_value_t = Preallocate::Log)]
     preallocate: Preallocate,
-    /// A name to know the pool by, up to 64 bytes
+    /// A name for the pool, up to 64 bytes
     #[arg(long, short = 'L', value_name = "NAME")]
     label: Option<String>,
 }

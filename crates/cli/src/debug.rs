@@ -11,7 +11,7 @@ use crate::{engine, view};
 /// Show the structures on a pool's device, or rescue its files
 ///
 /// The pool must not be mounted; nothing is changed. Damaged structures are shown as far as they
-/// can be read. docs/format.md says what the fields mean.
+/// can be read. docs/format.md describes the fields.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Debug {
     #[command(subcommand)]
@@ -26,12 +26,12 @@ enum View {
     /// Batches of the log, from its head to the last one
     #[command(after_help = "Example:\n  copyhold debug log /srv/pool.img --json | jq .")]
     Log(Target),
-    /// Tables: their partitions, roots, and what the log holds for them
+    /// Tables: their partitions, roots, and records in the log
     #[command(after_help = "Example:\n  copyhold debug tables /srv/pool.img --json | jq .")]
     Tables(Target),
     /// Nodes of the tables, with their items
     Nodes(Nodes),
-    /// Metaslabs and what is free in them
+    /// Metaslabs and their free space
     #[command(after_help = "Example:\n  copyhold debug space /srv/pool.img --json | jq .")]
     Space(Target),
     Export(export::Export),

@@ -10,10 +10,10 @@ use crate::report::Report;
 use crate::view;
 use copyhold_serve::wire::{Question, Room};
 
-/// Show how much room there is, as whoever writes there will find it
+/// Show the space that writes to a directory may still take
 ///
-/// The smaller of what the pool and the limits of the subvolume and its quota groups leave. df(1)
-/// shows the same figures.
+/// The smaller of the free space of the pool and the space below the limits of the subvolume and
+/// its quota groups. df(1) shows the same figures.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  copyhold df /mnt/alice --json | jq .available_bytes")]
 pub(crate) struct Df {

@@ -167,7 +167,7 @@ impl Failure {
         Failure::new(Kind::from_code(code).unwrap_or(Kind::Failed), message)
     }
 
-    /// Tells standard error, as text or as one JSON object, and gives the exit code.
+    /// Prints to standard error, as text or as one JSON object, and returns the exit code.
     pub(crate) fn report(&self, json: bool) -> ExitCode {
         if json {
             let error = serde_json::json!({
@@ -181,7 +181,7 @@ impl Failure {
     }
 }
 
-/// Tells standard error, if that takes it.
+/// Prints to standard error; errors of that are ignored.
 pub(crate) fn complain(text: &impl fmt::Display) {
     let _full_or_closed = writeln!(io::stderr(), "{text}");
 }

@@ -12,10 +12,10 @@ use crate::failure::{Failure, Kind};
 use crate::report::Report;
 use crate::{engine, mount_table, view};
 
-/// Show what a pool is and how it does
+/// Show the identity, the space and the state of a pool
 ///
-/// Of a mounted pool also what its devices did since the mount, by purpose: file data, log, nodes
-/// of tables, space maps, labels.
+/// A mounted pool also shows the requests to its device since the mount, by purpose: file data,
+/// log, nodes of tables, space maps, labels.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold info /srv/pool.img\n  \

@@ -1,5 +1,5 @@
-//! Where the daemon's log goes: standard error in the foreground, the system log in the background,
-//! or a file that was asked for.
+//! The destination of the daemon's log: standard error in the foreground, the system log in the
+//! background, or a requested file.
 //!
 //! The system log is the datagram socket /dev/log (RFC 3164), which journald and every syslog
 //! offer. Where there is none, /var/log/copyhold.log is appended to, if we may.
@@ -44,8 +44,8 @@ impl Log {
         }
     }
 
-    /// From here on a panic, in whatever thread, is logged and ends the process: the daemon never
-    /// goes on in part.
+    /// From here on a panic in any thread is logged and ends the process: the daemon never
+    /// continues in part.
     pub(crate) fn end_on_panic(&self) {
         let log = Log(self.0.clone());
         std::panic::set_hook(Box::new(move |panic| {

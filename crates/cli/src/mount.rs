@@ -114,8 +114,8 @@ impl Mount {
                 Some(entry) => Err(Failure::new(
                     Kind::InUse,
                     format!(
-                        "{} is mounted on {} already, by a daemon that serves one more mount as \
-                         well; leave out -f",
+                        "{} is mounted on {} already, by a daemon that can serve another mount; \
+                         leave out -f",
                         request.pool.display(),
                         entry.mount_point.display()
                     ),
@@ -150,7 +150,10 @@ impl Mount {
             Side::Parent(Outcome::Failed(text)) => Err(Failure::from_text(&text)),
             Side::Parent(Outcome::Died(status)) => Err(Failure::new(
                 Kind::Failed,
-                format!("the daemon ended ({status}) before it could serve; `mount -f` shows why"),
+                format!(
+                    "the daemon ended ({status}) before the mount was ready; `mount -f` shows \
+                         why"
+                ),
             )),
             Side::Child(launch) => {
                 let ended = self.be_the_daemon(launch, request.clone(), log);
@@ -186,7 +189,7 @@ impl Mount {
             return Err(Failure::new(
                 Kind::NotFound,
                 format!(
-                    "{0} is not there; `copyhold create {0} --size SIZE` makes a pool",
+                    "{0} does not exist; `copyhold create {0} --size SIZE` makes a pool",
                     self.pool.display()
                 ),
             ));

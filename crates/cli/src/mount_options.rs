@@ -84,15 +84,13 @@ impl Options {
             }
         }
         if engine.norecovery && !mount.read_only() {
-            return Err(Failure::usage(
-                "mount option `norecovery` wants `ro` beside it".to_owned(),
-            ));
+            return Err(Failure::usage("mount option `norecovery` needs `ro` as well".to_owned()));
         }
         let options = Options { mount, engine, shown, given };
         let told = options.described().to_string().len();
         if told > SHARED_BYTES_MAX {
             return Err(Failure::usage(format!(
-                "the mount options take {told} bytes, and there is room for {SHARED_BYTES_MAX}"
+                "the mount options have {told} bytes; at most {SHARED_BYTES_MAX} are allowed"
             )));
         }
         Ok(options)
@@ -210,7 +208,7 @@ mod tests {
     fn more_options_than_info_has_room_for_are_refused() {
         let context = |bytes: usize| format!("context={}", "c".repeat(bytes));
         assert!(parse(&context(1010)).is_ok());
-        assert!(parse(&context(1011)).unwrap_err().to_string().contains("room for 1024"));
+        assert!(parse(&context(1011)).unwrap_err().to_string().contains("at most 1024"));
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(crate) fn named(target: &Path) -> Result<Vec<MountEntry>, Failure> {
     choose(mounts()?, &target).ok_or_else(|| {
         Failure::new(
             Kind::NotMounted,
-            format!("no pool is mounted at {0}, and {0} is no mounted pool", target.display()),
+            format!("{0} is neither a mounted pool nor a mount point of one", target.display()),
         )
     })
 }
@@ -39,7 +39,7 @@ fn choose(mounts: Vec<MountEntry>, target: &Path) -> Option<Vec<MountEntry>> {
     (!of_pool.is_empty()).then_some(of_pool)
 }
 
-/// The mounted pool that holds `path`, whichever file or directory of it that is.
+/// The mounted pool of `path`, which may be any file or directory on it.
 pub(crate) fn holding(given: &Path) -> Result<MountEntry, Failure> {
     let path = absolute(given);
     innermost(mounts()?, &path).ok_or_else(|| match rustix::fs::stat(given) {
@@ -50,7 +50,7 @@ pub(crate) fn holding(given: &Path) -> Result<MountEntry, Failure> {
         )),
         _ => Failure::new(
             Kind::NotMounted,
-            format!("{} is on no mounted pool; `copyhold mount` makes one", path.display()),
+            format!("{} is not on a mounted pool; mount one with `copyhold mount`", path.display()),
         ),
     })
 }

@@ -34,7 +34,7 @@ struct Get {
 
 /// Set a property of a subvolume
 ///
-/// With `ro true` nothing in it can be changed, by root neither. Files that are open for writing
+/// With `ro true` no user can change the subvolume, not even root. Files that are open for writing
 /// refuse writes from then on.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  copyhold property set /mnt/backups/alice ro false")]

@@ -15,10 +15,10 @@ use copyhold_serve::wire::{Group, GroupChange, Limited, Question};
 
 /// Show usage and set limits, of subvolumes and of groups of them
 ///
-/// Each subvolume is a group of level 0: subvolume 7 is 0/7. Groups of higher levels are made by
-/// hand and have groups of lower levels as members. A limit binds everything below its group. A
-/// new subvolume joins the groups of the one that holds its directory entry, and its use counts
-/// against that one's own limit, too.
+/// Each subvolume is a group of level 0: subvolume 7 is 0/7. An administrator creates groups of
+/// higher levels, which have groups of lower levels as members. A limit applies to the group and
+/// all groups below it. A new subvolume joins the groups of its parent subvolume, whose directory
+/// has its entry, and its usage also counts against the limit of the parent subvolume.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Verb {
     #[command(subcommand)]
@@ -47,9 +47,9 @@ struct Create {
     path: PathBuf,
 }
 
-/// Take away a group that has no members
+/// Remove a group that has no members
 ///
-/// Groups of subvolumes go by themselves, when the last byte goes that a deleted one pays for.
+/// The group of a deleted subvolume is removed when the subvolume pays for no more bytes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  copyhold qgroup destroy 1/100 /mnt")]
 struct Destroy {
@@ -85,15 +85,15 @@ struct Remove {
 
 /// Set or clear the limit of a group
 ///
-/// A limit may be below what is used: then nothing more is given until enough is deleted, which
-/// always works.
+/// A limit may be below the usage. Writes are then refused until enough files are deleted; a
+/// deletion is never refused.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold qgroup limit 10G 0/7 /mnt\n  \
     copyhold qgroup limit none 1/100 /mnt\n  \
     copyhold qgroup limit --inodes 100K 0/7 /mnt")]
 struct Limit {
-    /// Limit what is used exclusively; with simple quotas that is everything
+    /// Limit the exclusive usage; with simple quotas all usage is exclusive
     #[arg(short = 'e', long, group = "kind")]
     exclusive: bool,
     /// Limit the number of files and directories
@@ -110,9 +110,9 @@ struct Limit {
     path: PathBuf,
 }
 
-/// Guarantee room to a subvolume
+/// Reserve space for a subvolume
 ///
-/// So much of the pool is kept for it, whatever others write.
+/// Writes of other subvolumes cannot take this part of the pool.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  copyhold qgroup reserve 1G 0/7 /mnt")]
 struct Reserve {
@@ -124,9 +124,9 @@ struct Reserve {
     path: PathBuf,
 }
 
-/// Forget groups of deleted subvolumes that pay for nothing
+/// Remove groups of deleted subvolumes that pay for nothing
 ///
-/// They also go by themselves.
+/// A background task also removes them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  copyhold qgroup clear-stale /mnt")]
 struct ClearStale {
@@ -170,7 +170,7 @@ impl Verb {
             }
             What::ClearStale(ClearStale { path }) => {
                 let gone: u64 = tenants::directory(&path)?.put(&Question::GroupClearStale)?;
-                report.note(|| format!("{gone} groups are gone"))
+                report.note(|| format!("{gone} groups were removed"))
             }
         }
     }

@@ -12,9 +12,9 @@ use copyhold_serve::wire::{Question, QuotaStatus};
 
 /// Turn quotas on and off
 ///
-/// Simple quotas: every block is paid for, for its whole life, by the subvolume that wrote it.
-/// Snapshots cost nothing, and limits hold however many there are. What was written before quotas
-/// were enabled is not counted. `copyhold help qgroup` sets limits and shows usage.
+/// With simple quotas the subvolume that wrote a block pays for it as long as the block exists.
+/// Snapshots cost nothing, and limits hold for any number of them. Blocks written before quotas
+/// were enabled do not count. `copyhold help qgroup` describes limits and usage.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Verb {
     #[command(subcommand)]
@@ -29,14 +29,15 @@ enum What {
     Rescan(Rescan),
 }
 
-/// Count from now on who pays for what is written
+/// Count the writes of each subvolume from now on
 ///
-/// It takes no time, whatever is on the pool. Enabling again changes nothing. Full quotas, which
-/// know what is shared with whom, are not built: they become slower with each snapshot.
+/// The time does not depend on the content of the pool. Enabling quotas twice changes nothing. Full
+/// quotas, which also count shared blocks, are not implemented: they become slower with each
+/// snapshot.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  copyhold quota enable --simple /mnt")]
 struct Enable {
-    /// The only mode there is
+    /// The only mode
     #[arg(long, short = 's')]
     simple: bool,
     /// Any directory or file of the mount
@@ -51,7 +52,7 @@ struct Disable {
     path: PathBuf,
 }
 
-/// Tell whether quotas are on
+/// Show whether quotas are on
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  copyhold quota status /mnt --json | jq .enabled")]
 struct Status {
@@ -59,11 +60,11 @@ struct Status {
     path: PathBuf,
 }
 
-/// Refused, since there is never anything to rescan
+/// Always refused: simple quotas need no rescan
 ///
-/// Simple quotas are exact after every commit. The verb is there for scripts made for btrfs.
+/// Simple quotas are exact after every commit. The verb exists for scripts written for btrfs.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  copyhold quota rescan /mnt     says why not")]
+#[command(after_help = "Example:\n  copyhold quota rescan /mnt     gives the reason")]
 struct Rescan {
     /// Any directory or file of the mount
     path: PathBuf,

@@ -53,7 +53,8 @@ impl ShownSubvolume {
                 Some(Errno::LOOP) => Failure::new(
                     Kind::Failed,
                     format!(
-                        "subvol={shown}: there is a link on this path; name the directory itself"
+                        "subvol={shown}: this path contains a symbolic link; give the path of the \
+                         directory itself"
                     ),
                 ),
                 _ => Failure::system(format!("subvol={shown}"), &error),

@@ -30,12 +30,12 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(
 
 /// Make, snapshot, list and delete subvolumes
 ///
-/// A subvolume looks like a directory. It can be snapshotted at once, whatever its size, be held to
-/// a limit (`copyhold help qgroup`) and be deleted at once. Snapshots are subvolumes, too: nothing
-/// depends on the order in which they are deleted.
+/// A subvolume looks like a directory. Its snapshot and its deletion take constant time for any
+/// size, and it can have a limit (`copyhold help qgroup`). Snapshots are subvolumes, too, and can
+/// be deleted in any order.
 ///
-/// Only root and whoever mounted the pool may change subvolumes, and with `mount -o
-/// user_subvolumes` the owner of the directories that it concerns.
+/// Only root and the user who mounted the pool may change subvolumes; with `mount -o
+/// user_subvolumes`, the owner of the affected directories may change them as well.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Verb {
     #[command(subcommand)]
@@ -65,23 +65,23 @@ struct Create {
     /// Put it into this quota group, and not into those of the subvolume around it
     #[arg(short = 'i', value_name = "GROUP")]
     groups: Vec<Group>,
-    /// What is to be made
+    /// The path of the new subvolume
     path: PathBuf,
 }
 
-/// Delete subvolumes, with all that is in them
+/// Delete subvolumes with their content
 ///
 /// Returns at once; the space is freed in the background (`subvolume sync` waits, `subvolume list`
-/// shows what remains). What snapshots share with them stays. A subvolume that holds others cannot
-/// be deleted; when several are named and one cannot be deleted, the others are. `rmdir` deletes an
-/// empty one, too. While others share what a deleted one has paid for, its quota group stays as a
-/// `tombstone`, unless there is an heir.
+/// shows the remaining ones). Blocks that snapshots share remain. A subvolume with subvolumes
+/// inside it cannot be deleted; if one of several subvolumes cannot be deleted, the others are.
+/// `rmdir` also deletes an empty subvolume. While other subvolumes share blocks of a deleted one,
+/// its quota group remains as a `tombstone`, unless it has an heir.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold subvolume delete /mnt/alice /mnt/bob\n  \
     copyhold subvolume delete --heir /mnt/clone /mnt/base")]
 struct Delete {
-    /// The subvolume that pays from now on for what this one leaves
+    /// The subvolume that pays from now on for the remaining blocks of this one
     #[arg(long, value_name = "PATH")]
     heir: Option<PathBuf>,
     /// Roots of subvolumes
@@ -99,7 +99,7 @@ struct List {
     path: PathBuf,
 }
 
-/// Tell about one subvolume
+/// Show the properties of one subvolume
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  copyhold subvolume show /mnt/alice")]
 struct Show {
@@ -109,15 +109,15 @@ struct Show {
 
 /// Make a snapshot of a subvolume
 ///
-/// It takes milliseconds and no space, whatever the size, and can be written like its source unless
-/// it is made with -r. It has what was written before it was asked for. Subvolumes inside the
-/// source are empty directories in it.
+/// A snapshot takes milliseconds and no space for any size, and is writable unless it is made with
+/// -r. It has all writes that returned before the call. Subvolumes inside the source are empty
+/// directories in the snapshot.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold subvolume snapshot /mnt/base /mnt/alice\n  \
     copyhold subvolume snapshot -r /mnt/alice /mnt/backups     as /mnt/backups/alice")]
 struct Snapshot {
-    /// It cannot be changed, until `property set PATH ro false`
+    /// Make the snapshot read-only, until `property set PATH ro false`
     #[arg(short = 'r')]
     read_only: bool,
     /// Put it into this quota group, and not into those of the subvolume around it
@@ -125,13 +125,14 @@ struct Snapshot {
     groups: Vec<Group>,
     /// The root of a subvolume
     source: PathBuf,
-    /// What is to be made, or an existing directory: then under the source's name in it
+    /// The path of the snapshot, or an existing directory, where it gets the name of the
+    /// source
     target: PathBuf,
 }
 
 /// Wait until deleted subvolumes are freed
 ///
-/// Those that are deleted now; others may be deleted meanwhile.
+/// Waits for the subvolumes that are deleted at the time of the call.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  copyhold subvolume delete /mnt/a && copyhold subvolume sync /mnt"

@@ -12,8 +12,8 @@ use crate::mount_table;
 
 /// Make everything written to a mounted pool durable
 ///
-/// On a plain FUSE mount the kernel keeps sync(2) to itself; this does what it promises. fsync(2)
-/// of a file is exact on every mount. See docs/semantics.md.
+/// On a plain FUSE mount the kernel does not forward sync(2) to the daemon; this verb has the
+/// effect that sync(2) promises. fsync(2) of a file is exact on every mount. See docs/semantics.md.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  copyhold sync /mnt && echo safe")]
 pub(crate) struct Sync {

@@ -20,9 +20,9 @@ use crate::{engine, mount_table};
 
 /// Unmount a pool, and wait until it is closed
 ///
-/// Returns when everything is durable and the daemon has let go of the pool. Fails, and changes
-/// nothing, while programs use the mount. Of a pool that is mounted in several places, a directory
-/// is unmounted alone, and the pool is closed with the last one.
+/// Returns when all data is durable and the daemon has closed the pool. Fails, and changes nothing,
+/// while programs use the mount. If a pool is mounted in several places, only the given directory
+/// is unmounted, and the pool is closed with the last one.
 #[derive(Debug, clap::Args)]
 #[command(
     visible_alias = "unmount",
@@ -37,7 +37,7 @@ pub(crate) struct Umount {
     /// Detach the directory now, although programs use it; do not wait for the pool to close
     #[arg(long, short)]
     lazy: bool,
-    /// Give up waiting for the pool to close after this many seconds; it closes all the same
+    /// Stop waiting for the pool to close after this many seconds; it still closes
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     timeout: u64,
 }

@@ -53,7 +53,7 @@ fn what_is_only_seen_through_a_bind_mount_is_not_deleted_by_that_name() {
     let elsewhere = tempfile::tempdir().unwrap();
     let bound = worked(Mounted::new(&["--bind"], &site.path("a"), elsewhere.path()));
     let name = elsewhere.path().to_str().unwrap();
-    site.refused(&["subvolume", "delete", name], "EBUSY", "not its name in the pool");
+    site.refused(&["subvolume", "delete", name], "EBUSY", "use its path in the pool");
     assert_eq!(fs::read(site.path("a/file")).unwrap(), b"one");
     // A snapshot needs no name of its source.
     site.done(&["subvolume", "snapshot", name, &site.at("s")]);

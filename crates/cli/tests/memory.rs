@@ -111,7 +111,7 @@ fn a_budget_that_does_not_do_is_refused_with_one_that_does() {
     let refused = mount("memory=20M");
     assert!(!refused.status.success());
     let says = String::from_utf8(refused.stderr).unwrap();
-    let least = says.split("takes ").nth(1).unwrap().split(' ').next().unwrap();
+    let least = says.split("needs ").nth(1).unwrap().split(' ').next().unwrap();
     assert!(least.starts_with("memory="), "{says}");
     assert!(mount(least).status.success());
     site.checked();

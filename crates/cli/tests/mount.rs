@@ -92,7 +92,7 @@ fn a_pool_can_be_unmounted_by_its_own_name() {
     let Some(site) = mounted() else { return };
     site.done(&["umount", &site.pool()]);
     assert!(!is_mounted(&site) && is_closed(&site));
-    refused(&tells(&site, "umount", &[]), 1, "no pool is mounted");
+    refused(&tells(&site, "umount", &[]), 1, "neither a mounted pool");
 }
 
 #[test]

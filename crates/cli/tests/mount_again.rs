@@ -157,7 +157,7 @@ fn a_mount_may_show_one_subvolume() {
         ("subvol=c", "not-found", "has no subvol=c"),
         ("subvolid=77", "not-found", "has no subvolid=77"),
         ("subvol=dir", "failed", "not a subvolume"),
-        ("subvol=link", "failed", "a link"),
+        ("subvol=link", "failed", "a symbolic link"),
         ("subvol=../a", "failed", "subvol=../a"),
         (&format!("subvol=a,subvolid={other}"), "failed", "not subvolid="),
     ] {
@@ -333,9 +333,9 @@ fn a_pool_whose_path_is_too_long_for_one_more_mount_says_so() {
     let pool = pool.to_str().unwrap();
     let [first, second] = ["first", "again"].map(|name| Place::of(&site, name));
     site.done(&["create", pool, "--size", "64M"]);
-    site.refused(&["mount", "-o", "subvolid=7", pool, first.at()], "failed", "takes at most 255");
+    site.refused(&["mount", "-o", "subvolid=7", pool, first.at()], "failed", "accepts at most 255");
     site.done(&["mount", pool, first.at()]);
-    site.refused(&["mount", pool, second.at()], "failed", "takes at most 255");
+    site.refused(&["mount", pool, second.at()], "failed", "accepts at most 255");
     site.done(&["umount", pool]);
     assert!(is_closed(pool));
 }

@@ -131,8 +131,8 @@ fn what_is_no_pool_is_told_apart() {
     let blank = place.path("blank");
     File::create(&blank).unwrap().set_len(64 << 20).unwrap();
     refused(&["info", text(&blank)], 1, "not-a-pool", "not a Copyhold pool");
-    refused(&["umount", text(&blank)], 1, "not-mounted", "no pool is mounted");
-    refused(&["sync", text(place.0.path())], 1, "not-mounted", "on no mounted pool");
+    refused(&["umount", text(&blank)], 1, "not-mounted", "neither a mounted pool");
+    refused(&["sync", text(place.0.path())], 1, "not-mounted", "not on a mounted pool");
 }
 
 #[test]

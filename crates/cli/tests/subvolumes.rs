@@ -78,8 +78,8 @@ fn what_is_no_state_of_a_subvolume_is_refused_with_the_reason() {
     };
     refused("a", "b", "EINVAL", "share no history");
     refused("a", "a", "EINVAL", "the same");
-    refused("a", "plain", "EINVAL", "no subvolume");
-    refused("plain", "s", "EINVAL", "no subvolume");
+    refused("a", "plain", "EINVAL", "not a subvolume");
+    refused("plain", "s", "EINVAL", "not a subvolume");
     refused("", "s", "EINVAL", "root of the pool");
     refused("s", "a", "EROFS", "read-only");
     refused("a", "none", "ENOENT", "No such file");

@@ -153,16 +153,20 @@ fn what_cannot_be_done_to_subvolumes_is_refused_with_the_reason() {
     site.refused(&["subvolume", "create", &a], "EEXIST", "exists already");
     site.refused(&["subvolume", "create", &site.at("none/x")], "ENOENT", "No such file");
     site.refused(&["subvolume", "create", &site.at(&"n".repeat(256))], "ENAMETOOLONG", "");
-    site.refused(&["subvolume", "delete", &plain], "EINVAL", "no subvolume");
+    site.refused(&["subvolume", "delete", &plain], "EINVAL", "not a subvolume");
     site.refused(&["subvolume", "delete", &none], "ENOENT", "No such file");
     site.refused(&["subvolume", "delete", &site.at("")], "EINVAL", "root of the pool");
     site.refused(&["subvolume", "delete", &a], "EBUSY", "holds subvolume");
-    site.refused(&["subvolume", "show", &file], "EINVAL", "no subvolume");
-    site.refused(&["subvolume", "snapshot", &plain, &none], "EINVAL", "no subvolume");
+    site.refused(&["subvolume", "show", &file], "EINVAL", "not a subvolume");
+    site.refused(&["subvolume", "snapshot", &plain, &none], "EINVAL", "not a subvolume");
     site.refused(&["subvolume", "snapshot", &a, &file], "EEXIST", "exists already");
     site.refused(&["subvolume", "snapshot", &a, "/tmp/snapshot-elsewhere"], "EXDEV", "mounts");
-    site.refused(&["subvolume", "create", "/tmp/no-such-mount"], "not-mounted", "no mounted pool");
-    site.refused(&["property", "set", &plain, "ro", "true"], "EINVAL", "no subvolume");
+    site.refused(
+        &["subvolume", "create", "/tmp/no-such-mount"],
+        "not-mounted",
+        "not on a mounted pool",
+    );
+    site.refused(&["property", "set", &plain, "ro", "true"], "EINVAL", "not a subvolume");
     assert_eq!(site.list().len(), 2);
     // A second snapshot into a directory has its source's name there, which is taken then.
     site.snapshot("a/inner", "plain");
@@ -178,7 +182,7 @@ fn limits_hold_and_tell_who_refused() {
     let id = site.subvolume("a");
     site.refused(&["qgroup", "show", &mnt], "ENOTCONN", "quota enable --simple");
     site.refused(&["quota", "rescan", &mnt], "ENOTCONN", "off");
-    site.refused(&["quota", "enable", &mnt], "EOPNOTSUPP", "full quotas are not built");
+    site.refused(&["quota", "enable", &mnt], "EOPNOTSUPP", "full quotas are not implemented");
     site.done(&["quota", "enable", "--simple", &mnt]);
     site.done(&["quota", "enable", "--simple", &mnt]);
     let status = site.done(&["quota", "status", &mnt]);
@@ -231,8 +235,12 @@ fn wrong_relations_have_the_errors_of_btrfs() {
     site.refused(&["qgroup", "destroy", own, mnt], "EBUSY", "living");
     site.refused(&["qgroup", "destroy", "1/9", mnt], "ENOENT", "no quota group");
     site.refused(&["qgroup", "limit", "1G", "1/9", mnt], "ENOENT", "no quota group");
-    site.refused(&["qgroup", "limit", "8E", "1/1", mnt], "EINVAL", "not a number of bytes");
-    site.refused(&["qgroup", "reserve", "1T", own, mnt], "ENOSPC", "cannot be promised");
+    site.refused(
+        &["qgroup", "limit", "8E", "1/1", mnt],
+        "EINVAL",
+        "not a possible number of bytes",
+    );
+    site.refused(&["qgroup", "reserve", "1T", own, mnt], "ENOSPC", "is too large");
     site.refused(&["subvolume", "create", "-i", "1/9", &site.at("b")], "ENOENT", "no quota group");
     assert!(!site.path("b").exists());
     site.done(&["qgroup", "remove", own, "1/1", mnt]);
@@ -506,7 +514,7 @@ fn what_changed_is_listed_and_weighed() {
     let alone = site.done(&["subvolume", "du", "--exclusive", &site.at("s")]);
     assert_eq!((&alone[0]["exclusive_bytes"], &alone[0]["total_bytes"]), (&block(6), &json!(null)));
 
-    site.refused(&["subvolume", "diff", &site.at("s"), &site.at("")], "EINVAL", "no snapshots of");
+    site.refused(&["subvolume", "diff", &site.at("s"), &site.at("")], "EINVAL", "share no history");
     let refused = site.nobody(&["subvolume", "du", &site.at("a")]);
     assert!(!refused.status.success());
     assert!(String::from_utf8_lossy(&refused.stderr).contains("EPERM"), "{refused:?}");

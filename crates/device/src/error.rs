@@ -33,7 +33,7 @@ pub enum DeviceError {
     },
     #[error(
         "{name}: writing {blocks} blocks at {block} for {why:?} failed: {source}; the device is \
-             thin, and what is below it is full"
+         thin, and the storage below it is full; add storage there"
     )]
     ThinFull {
         name: String,
@@ -43,7 +43,7 @@ pub enum DeviceError {
         #[source]
         source: IoError,
     },
-    #[error("{name}: flush failed: {source}; what was written since the last one may be lost")]
+    #[error("{name}: flush failed: {source}; writes since the last flush may be lost")]
     Flush {
         name: String,
         #[source]
@@ -67,7 +67,9 @@ pub enum DeviceError {
         #[source]
         source: IoError,
     },
-    #[error("{name} exists already; choose another path, or force to lose what is in it")]
+    #[error(
+        "{name} exists already; choose another path, or force the creation and lose its content"
+    )]
     Exists { name: String },
     #[error("{name} is neither a regular file nor a block device")]
     NotADevice { name: String },

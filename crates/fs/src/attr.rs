@@ -174,7 +174,7 @@ pub struct StatFs {
     pub files: u64,
     pub files_free: u64,
     pub name_max: u32,
-    /// Tells this filesystem from others.
+    /// Distinguishes this filesystem from others.
     pub fsid: u64,
 }
 

@@ -4,8 +4,9 @@
 //! the front end knows it, or has it open: only the counts stay, until they are released. So a
 //! file that a tenant has open takes a few words, and no inode for which there is no room.
 //!
-//! Every request looks here, so all of it stands in one entry of a hash map. A subvolume that is
-//! deleted takes its inodes along: it counts them, and they are looked for among all.
+//! Every request looks here, so all of it is in one entry of a hash map. The deletion of a
+//! subvolume removes its inodes: the subvolume counts them, and the search for them goes through
+//! all inodes.
 //!
 //! CACHE-C1  An inode is in memory at most once: it is loaded under its shard's load lock, and
 //!           leaves only when nothing but the cache refers to it.
@@ -125,12 +126,15 @@ impl InodeCache {
         assert!(before.is_none(), "CACHE-C1: an inode is in memory once");
     }
 
-    /// Adds a new inode. No other inode has its number, unless the mark of numbers is damaged:
-    /// then users of the other inode go on with one that is no longer cached.
+    /// Adds a new inode. No other inode has its number, unless the high-water mark of numbers is
+    /// damaged: then users of the other inode continue with one that is no longer cached.
     pub(crate) fn insert_new(&self, inode: InodeRef) {
         let node = inode.node;
         if self.put(inode).is_some() {
-            tracing::error!("{node} was there already: the mark of inode numbers is damaged");
+            tracing::error!(
+                "{node} exists already: the high-water mark of inode numbers is \
+                             damaged"
+            );
         }
     }
 
@@ -145,7 +149,7 @@ impl InodeCache {
         before
     }
 
-    /// Takes out an inode that was removed for good.
+    /// Takes out a removed inode.
     pub(crate) fn remove(&self, node: NodeId) {
         let mut map = self.shard(node).map.lock();
         map.take(node);

@@ -1,7 +1,7 @@
 //! The dirty files, and which of them is to be written next.
 //!
 //! There may be as many as there are blocks in the limit, each with one dirty block: a hundred
-//! tenants that write here and there. So whatever happens for each write takes one step of a tree.
+//! tenants that write here and there. So each operation of a write takes one step of a tree.
 //!
 //! DIRTYSET-D1  A file waits in `queue`, under the time since when, exactly while no task writes
 //!              it.

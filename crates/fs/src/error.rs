@@ -1,4 +1,4 @@
-//! Errors of filesystem operations, one variant for each answer that a caller can tell apart. The
+//! Errors of filesystem operations, one variant for each answer that a caller can distinguish. The
 //! front ends map each to their own kind of answer (an errno, a message).
 
 use std::sync::Arc;
@@ -51,8 +51,8 @@ pub enum FsError {
     NoSpace(PoolError),
     /// ENOSPC: the rest of the pool's space is promised.
     #[error(
-        "{blocks} blocks wanted, and {kept} blocks are kept for reserves of other subvolumes; \
-         delete something or make reserves smaller"
+        "{blocks} blocks wanted, but {kept} blocks are kept for quota reserves of other \
+         subvolumes; delete files or reduce a reserve"
     )]
     Kept { blocks: u64, kept: u64 },
     /// ENOSPC: not the pool, but a structure of fixed size is full.
@@ -71,7 +71,7 @@ pub enum FsError {
     #[error("{0} is not supported")]
     NotSupported(&'static str),
     /// ENXIO: seeking data or a hole at or behind the end.
-    #[error("no data at or behind this offset")]
+    #[error("no data at or after this offset")]
     PastEnd,
     /// EXDEV
     #[error("source and target are in different subvolumes")]
@@ -80,10 +80,10 @@ pub enum FsError {
     #[error("{0} is in use")]
     Busy(&'static str),
     /// EBUSY
-    #[error("it is subvolume {0}; delete it as one")]
+    #[error("the entry is subvolume {0}; delete it as a subvolume")]
     IsSubvolume(SubvolId),
     /// ESTALE: a node id of something that is gone.
-    #[error("the file is gone")]
+    #[error("the file no longer exists")]
     Stale,
     /// EIO: the stored data is not the written data. Logged where it was found.
     #[error(
@@ -141,7 +141,9 @@ impl From<VolumeError> for FsError {
             VolumeError::Pool(error) => error.into(),
             VolumeError::Quota(error) => FsError::Quota(error),
             VolumeError::NoSubvolume(_) | VolumeError::Dying(_) => FsError::Stale,
-            VolumeError::ReadOnly(_) => FsError::ReadOnly { why: "the subvolume is".into() },
+            VolumeError::ReadOnly(_) => {
+                FsError::ReadOnly { why: "this subvolume is read-only".into() }
+            }
             other => FsError::Volume(Arc::new(other)),
         }
     }

@@ -43,9 +43,9 @@ pub struct Filesystem {
     /// For tasks that outlive the call that begins them.
     pub(crate) me: Weak<Filesystem>,
     pub(crate) volumes: Arc<Volumes>,
-    /// Those that were asked for.
+    /// The subvolumes in use.
     pub(crate) subvols: RwLock<BTreeMap<SubvolId, Arc<Subvol>>, of::Subvols>,
-    /// Entries of subvolumes go to other subvolumes one at a time: so that none comes to be inside
+    /// Moves of subvolumes between subvolumes, one at a time: so no subvolume becomes nested inside
     /// itself.
     pub(crate) moves: FifoMutex,
     pub(crate) inodes: InodeCache,
@@ -238,8 +238,8 @@ impl Filesystem {
         self.rt.wall_clock()
     }
 
-    /// A subvolume that is there and not being deleted, with its leftovers known: those of its last
-    /// use, or, of a snapshot, of its source (R38).
+    /// An existing subvolume that is not being deleted, with its leftovers known: those of its last
+    /// use, or, for a snapshot, of its source (R38).
     pub(crate) async fn subvol(&self, id: SubvolId) -> Result<Arc<Subvol>> {
         let known = self.subvols.read().get(&id).cloned();
         let subvol = match known {
@@ -344,8 +344,9 @@ impl Filesystem {
         tx.put(FILES, item::inode_key(ino), &item.encode()[..]);
     }
 
-    /// The value of a key among a subvolume's files. As the two below it is asked behind the look
-    /// whether the subvolume is there: a deleted one has no table, which reads as an empty one.
+    /// The value of a key among a subvolume's files. Like the two functions below, it is called
+    /// after the check that the subvolume exists: a deleted one has no table, which reads as an
+    /// empty one.
     pub(crate) async fn get(&self, subvol: &Subvol, key: Key) -> Result<Option<Value>> {
         let found = self.volumes.get(&subvol.volume, key).await?;
         subvol.present().map(|()| found)
@@ -383,7 +384,7 @@ impl Filesystem {
         if self.inodes.get(node).is_some() {
             let source = FormatError::Field { what: "id mark", field: "next", value: ino };
             return Err(self.damaged_record(
-                "the mark of numbers that are taken, at",
+                "the high-water mark of inode numbers, at",
                 node,
                 source,
             ));

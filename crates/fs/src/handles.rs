@@ -17,7 +17,7 @@ impl Filesystem {
         Entry { node: inode.node, attr: inode.attr() }
     }
 
-    /// Gives back `count` look-ups.
+    /// Releases `count` look-ups.
     pub fn forget(self: &Arc<Self>, node: NodeId, count: u64) {
         if self.inodes.drop_lookups(node, count) && !self.breaks(Sabotage::ForgetNothing) {
             self.unused(node);

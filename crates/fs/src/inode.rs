@@ -12,7 +12,7 @@ use crate::file::FileData;
 use crate::subvol::Subvol;
 use crate::{Attr, FileFlags, FileKind, FsError, NodeId, Result};
 
-/// A file that is in use, or was lately. Where the locks stand in the order: see the crate.
+/// A file that is in use, or was lately. The head of the crate has the order of its locks.
 pub(crate) struct Inode {
     pub(crate) node: NodeId,
     pub(crate) subvol: Arc<Subvol>,
@@ -45,7 +45,7 @@ pub(crate) struct State {
     /// The kernel copies a file into this one, and no program can reach it yet: see
     /// [`crate::Filesystem::tmpfile_for_copy_up`].
     pub(crate) in_copy_up: bool,
-    /// Removed for good.
+    /// Removed.
     pub(crate) gone: bool,
     /// The access time is newer than the logged one and goes out with the next change.
     pub(crate) atime_lazy: bool,
@@ -215,7 +215,7 @@ impl State {
         (allocated + dirty).min(whole.max(allocated)).max(inline)
     }
 
-    /// Refuses a file that was removed for good.
+    /// Refuses a removed file.
     pub(crate) fn expect_present(&self) -> Result<()> {
         if self.gone { Err(FsError::Stale) } else { Ok(()) }
     }

@@ -10,7 +10,7 @@
 //!           removals in the background.
 //!
 //! LEFTOVER-O1  This mount changes nothing of a subvolume before the leftovers are known. All
-//!              callers await one reading of the lists. After an error reads go on,
+//!              callers await one reading of the lists. After an error reads continue,
 //!              [`Leftovers::check`] refuses changes, and the next caller repeats the reading. On a
 //!              read-only mount or subvolume the lists are not read: nothing can change there, and
 //!              `make_writable` reads them.
@@ -20,7 +20,7 @@
 //!              read-only; such a file stays until it is released.
 //! LEFTOVER-O3  When the leftovers are known, each inode in memory that has leftover blocks has its
 //!              cut pending. Others get it when they are loaded.
-//! LEFTOVER-O4  The cut is at the logged size, whatever the item says: content is never cut.
+//! LEFTOVER-O4  The cut is at the logged size, for any size in the item: content is never cut.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -141,7 +141,7 @@ impl Filesystem {
             && !matches!(error, FsError::Stale)
         {
             let id = subvol.id();
-            tracing::warn!(%id, %error, "a subvolume cannot be changed before its lists are read");
+            tracing::warn!(%id, %error, "a subvolume is not writable until its lists are read");
         }
         subvol.leftovers.end_reading(read);
     }

@@ -2,7 +2,7 @@
 //!
 //! Problem.  A kernel's request must be answered without waiting where it can be, its effect must
 //!           reach the log in the order in which it was seen, and an accepted write must survive
-//!           whatever happens between the reply and the device.
+//!           any event between the reply and the device.
 //! Idea.     Every change of metadata is one transaction of absolute items, built and applied while
 //!           the mutexes of its inodes are held: so the order of the log is the order in memory.
 //!           File data gathers in memory and is installed by transactions of its own, with the

@@ -29,12 +29,12 @@ pub struct Options {
     /// Nodes that the front end may hold before it is asked to give some up
     /// ([`crate::Filesystem::surplus_lookups`]).
     pub lookups_max: usize,
-    /// Whether returned entries count as look-ups that `forget` gives back. A front end without
-    /// a name cache of its own says no; then an unlinked file lives as long as it is open.
+    /// Whether returned entries count as look-ups that `forget` releases. A front end without a
+    /// name cache of its own sets it to false; then an unlinked file exists as long as it is open.
     pub count_lookups: bool,
     /// Refuse changes, although the pool could take them.
     pub read_only: bool,
-    /// A rule that is broken, where the feature `sabotage` is there.
+    /// A broken rule, with the feature `sabotage`.
     pub sabotage: Option<Sabotage>,
 }
 

@@ -48,7 +48,7 @@ impl Promise {
 
     pub(crate) fn join(&mut self, other: Promise) {
         self.space.join(other.space);
-        // One from before quotas were turned off and on again is given back.
+        // A hold from before quotas were turned off and on again is released.
         drop(self.hold.join(other.hold));
     }
 

@@ -2,14 +2,15 @@
 //! files without a name after the last reference to them, and cuts off leftover blocks behind the
 //! end of a file (`leftovers`).
 //!
-//! The transaction that takes a file's last name adds an ORPHAN item; the one that removes the last
-//! of its items removes the ORPHAN item too. So whatever a crash leaves is found at the next mount.
+//! The transaction that removes a file's last name adds an ORPHAN item; the transaction that
+//! removes the last of its items removes the ORPHAN item too. So the next mount finds every orphan
+//! of a crash.
 //!
 //! The reaper removes the first file at once; then it pauses, and removes files unlinked during
 //! the pause in one batch. [`Filesystem::reaper_idle`] waits for no pause, and a removal that has
 //! begun is finished even if its waiter is cancelled.
 //!
-//! A removal that fails, for want of space or because a node cannot be read, is tried again: after
+//! A removal that fails, for lack of space or because a node cannot be read, is tried again: after
 //! [`RETRY`], and after each try that leaves a failure, twice as long, up to about 100 seconds. A
 //! pool that has stopped needs no further try. Where space is short, a step removes fewer items
 //! (R28). A removal that finds no space even for one item is also tried again when a request waits

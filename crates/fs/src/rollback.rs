@@ -67,7 +67,7 @@ impl Filesystem {
         };
         let from = self.subvol(snapshot).await?;
         self.write_subvol(snapshot).await?;
-        // The kept state goes elsewhere: the ways to the root stand still meanwhile.
+        // The kept state moves elsewhere: no path to the root changes meanwhile.
         let _moves = self.moves.lock().await;
         let there = keep.as_ref().map_or(&dir, |(there, _)| there);
         let (low, high) = if dir.node <= there.node { (&dir, there) } else { (there, &dir) };

@@ -35,7 +35,8 @@ pub enum Sabotage {
     RenameFirst,
     /// R36: a file grows without a look at the bytes of its last block behind the old end.
     KeepTails,
-    /// LEFTOVER-O1: a caller that comes while the leftovers of a subvolume are being read goes on.
+    /// LEFTOVER-O1: a caller that comes while the leftovers of a subvolume are being read
+    /// continues.
     ChangeBeforeKnown,
     /// LEFTOVER-O2: setting a subvolume writable that is so already takes files in use for
     /// leftovers.
@@ -46,7 +47,7 @@ pub enum Sabotage {
     SnapshotFirst,
     /// R38: files without a name stay in a snapshot.
     KeepOrphans,
-    /// R41: a listing goes on with the next hash, whatever else has the last one.
+    /// R41: a listing continues with the next hash, even if another entry has the last one.
     SkipCollisions,
     /// A copy does not ask the flags of the file that it goes to.
     CopyUnasked,

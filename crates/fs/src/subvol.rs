@@ -17,11 +17,11 @@ use crate::{FsError, NodeId, Result};
 /// The files of the subvolume that a transaction is applied to: any table behind the pool's own.
 pub(crate) const FILES: TableId = TableId(15);
 
-/// A subvolume that was asked for.
+/// A subvolume in use.
 pub(crate) struct Subvol {
     pub(crate) volume: Arc<volume::Subvol>,
     pub(crate) hash_key: HashKey,
-    /// Renames between directories, one at a time: so the ways to the root stand still under them.
+    /// Renames between directories, one at a time: so no path to the root changes during one.
     pub(crate) rename: FifoMutex,
     /// Held shared from the look at preallocated space to the write that is accepted for it, and
     /// exclusively by a snapshot until it shares that space: data accepted for it has no other
@@ -65,7 +65,7 @@ impl Subvol {
     pub(crate) fn writable(&self) -> Result<()> {
         self.expect_read_write()?;
         if self.closing.load(Ordering::SeqCst) {
-            return Err(FsError::ReadOnly { why: "the subvolume is becoming so".into() });
+            return Err(FsError::ReadOnly { why: "this subvolume is becoming read-only".into() });
         }
         self.leftovers.check()
     }
@@ -73,7 +73,7 @@ impl Subvol {
     pub(crate) fn expect_read_write(&self) -> Result<()> {
         self.present()?;
         match self.volume.is_read_only() {
-            true => Err(FsError::ReadOnly { why: "the subvolume is".into() }),
+            true => Err(FsError::ReadOnly { why: "this subvolume is read-only".into() }),
             false => Ok(()),
         }
     }

@@ -5,7 +5,7 @@
 //! snapshot of its holder, it is a placeholder that can be removed.
 //!
 //! SNAPSHOT-S1  Data that a snapshot shares was written before its record joins: dirty data of the
-//!              source is installed first, while writers go on; data written meanwhile is the
+//!              source is installed first, while writers continue; data written meanwhile is the
 //!              source's alone.
 //! SNAPSHOT-S2  No lock of an inode is held across the volume layer's locks but those of the
 //!              directory that gets or loses the entry; its state is held while the transaction is
@@ -33,8 +33,7 @@ use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result, Sabotage};
 
 /// Files whose dirty data is installed at a time before a snapshot.
 pub(crate) const FILES_AT_ONCE: usize = 16;
-/// Rounds of installing data that writers go on making dirty, before the rest is left to the
-/// source.
+/// Rounds of installing data that writers keep dirtying, before the rest is left to the source.
 const ROUNDS: usize = 3;
 
 /// How often a deletion that others work at is looked at.
@@ -50,7 +49,7 @@ pub struct SubvolInfo {
     /// The subvolume that it is a snapshot of.
     pub origin: Option<SubvolId>,
     pub created: Timestamp,
-    /// Its space is being given back.
+    /// Its space is being freed.
     pub is_dying: bool,
     /// How much of its tree the deletion has gone through.
     pub walked_percent: Option<u8>,
@@ -62,8 +61,8 @@ pub struct SubvolInfo {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deleted {
     pub subvol: SubvolId,
-    /// Nodes that are gone, of whose content or attributes a front end may know: open files, and
-    /// directories, in which processes may stand.
+    /// Removed nodes whose content or attributes a front end may have: open files, and directories,
+    /// which may be working directories of processes.
     pub stale: Vec<NodeId>,
 }
 
@@ -315,7 +314,7 @@ impl Filesystem {
     /// Waits until nothing of these subvolumes, or of all, is left to be given back.
     ///
     /// # Errors
-    /// Damage is in the way: it would be in vain to wait.
+    /// Damage prevents the deletion, so it would not end.
     pub async fn sync_subvolumes(self: &Arc<Self>, ids: &[SubvolId]) -> Result<()> {
         let is_meant = |id: SubvolId| ids.is_empty() || ids.contains(&id);
         let mut is_told = false;
@@ -339,7 +338,7 @@ impl Filesystem {
         }
     }
 
-    /// Installs the dirty data of a subvolume; a few times, if writers go on (SNAPSHOT-S1).
+    /// Installs the dirty data of a subvolume; a few times, if writers continue (SNAPSHOT-S1).
     pub(crate) async fn write_subvol(self: &Arc<Self>, id: SubvolId) -> Result<()> {
         for _ in 0..ROUNDS {
             let files = self.flusher.files_of(id);

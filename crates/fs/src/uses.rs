@@ -39,7 +39,7 @@ pub(crate) struct Notes {
 impl Uses {
     /// It was opened for writing.
     pub const WRITER: Uses = Uses(1);
-    /// Content was asked for, or came, through a cache that may keep it.
+    /// Content was requested, or came, through a cache that may keep it.
     pub const CACHED: Uses = Uses(2);
     /// The cached content is being dropped.
     const LEAVING: Uses = Uses(4);

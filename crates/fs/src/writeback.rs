@@ -88,8 +88,8 @@ impl Flusher {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// `blocks` of a file have left memory: as many waiters for room can go on, each with one.
-    /// A waiter that does not use it lets another wait longer, until half of the room is free for
+    /// `blocks` of a file have left memory: as many waiting writers can continue, each with one. A
+    /// waiter that does not use it lets another wait longer, until half of the limit is free for
     /// all.
     pub(crate) fn forget(&self, inode: &Inode, blocks: usize) {
         let bytes = (blocks * BLOCK_BYTES) as u64;
@@ -209,7 +209,7 @@ impl Filesystem {
         }));
     }
 
-    /// Starts writing old files. Returns whether to go on.
+    /// Starts writing old files. Returns whether to continue.
     fn tick(self: &Arc<Self>) -> bool {
         let interval = self.flusher.interval.as_nanos() as Nanos;
         let tick = interval / Nanos::from(TICKS);
@@ -273,7 +273,7 @@ impl Filesystem {
             }
             if let Err(error) = result {
                 let node = group[0].node;
-                tracing::warn!(%node, %error, "writing dirty data failed; it stays");
+                tracing::warn!(%node, %error, "write-back failed; the data stays in memory");
                 match fs.pool_runs() {
                     Ok(()) => fs.rt.sleep(RETRY).await,
                     // No retry helps a pool that has stopped.
@@ -332,7 +332,7 @@ impl Filesystem {
         one.and(other)
     }
 
-    /// Waits until the writes under way have ended, whichever task made them.
+    /// Waits until the writes under way have ended, of any task.
     async fn writes_end(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
         self.batches_end(inode).await;
         let attached = inode.state().data.attached_txg();

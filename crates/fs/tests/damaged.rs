@@ -81,7 +81,7 @@ fn a_number_that_a_subvolume_or_an_epoch_has_already_is_refused() {
             let fs = world.open().await;
             let made = fs.snapshot(SubvolId::ROOT, ROOT, b"snap", true, None).await;
             let error = made.unwrap_err().to_string();
-            assert!(error.contains(what) && error.contains("mark of numbers"), "{error}");
+            assert!(error.contains(what) && error.contains("high-water mark"), "{error}");
             assert!(lookup(&fs, "snap").await.is_err());
             world.close(fs).await;
         });

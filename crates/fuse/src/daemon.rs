@@ -2,12 +2,12 @@
 //!
 //! Problem.  `mount` must return when the mount can be used, and report an earlier failure; the
 //!           process that serves it lives on. A process with threads cannot fork.
-//! Idea.     [`fork`] comes first, before any thread. The child works on, with a pipe to its
-//!           parent. The parent waits: for "ready" it prints what comes with it and leaves with
-//!           success, for a failure it prints that and fails; if the child ends without a word it
-//!           fails with the child's exit code.
-//! Order.    `fork`; open the pool, mount, start the session; [`Launch::ready`], which also lets go
-//!           of the terminal; serve.
+//! Idea.     [`fork`] comes first, before any thread. The child continues, with a pipe to its
+//!           parent. The parent waits: for "ready" it prints the text of the message and exits
+//!           with success, for a failure it prints that and fails; if the child ends without a
+//!           message it fails with the child's exit code.
+//! Order.    `fork`; open the pool, mount, start the session; [`Launch::ready`], which also
+//!           detaches from the terminal; serve.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -92,7 +92,7 @@ impl Launch {
     /// working directory. The parent goes even after an error.
     pub fn ready(mut self, text: &str) -> io::Result<()> {
         let left = self.leave_terminal();
-        // Whatever came of that, it is mounted, and the parent waits for this.
+        // With any result of that, the pool is mounted, and the parent waits for this.
         self.pipe.write_all(&[&[READY], text.as_bytes()].concat())?;
         left
     }

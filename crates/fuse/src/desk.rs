@@ -4,7 +4,7 @@
 //! Fast path.  The operation is ready when first polled: its answer has been sent from here, and
 //!             its message and its place are used again (see [`crate::place`]). Nothing is
 //!             allocated, no thread is woken.
-//! Slow path.  It must wait: the future is parked with its message until it can go on (see
+//! Slow path.  It must wait: the future is parked with its message until it can continue (see
 //!             [`crate::parking`]), and the next operation gets another place. The answer is sent
 //!             by the last poll.
 

@@ -154,7 +154,7 @@ async fn call<O: Operations>(
 /// The answer to the older COPY_FILE_RANGE has 32 bits.
 const NARROW_COPY_MAX: u64 = !0xfff_u32 as u64;
 
-/// A READ must not answer more than was asked for: the kernel would fail it.
+/// A READ must not answer more than was requested: the kernel would fail it.
 fn bounded(data: Data, room: u32) -> Reply<Data> {
     let len = data.len();
     if len > room as usize {

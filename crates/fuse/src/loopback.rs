@@ -1,10 +1,10 @@
 //! A connection without a kernel: its owner sends requests as bytes and reads the answers.
 //!
-//! For tests without a mount: fuzzing, tests of an order of things that a kernel would hardly
-//! come to. A pair of sockets stands for `/dev/fuse`, and everything behind it also serves a
-//! mount: INIT, the reader, the desk, parked operations. Only threads are missing: a request is
-//! read and polled once within [`Loopback::ask`], and operations that wait go on where the spawner
-//! runs them.
+//! For tests without a mount: fuzzing, tests of orders of events that a kernel would hardly
+//! produce. A pair of sockets stands for `/dev/fuse`, and the code behind it is that of a mount:
+//! INIT, the reader, the desk, parked operations. Only threads are missing: a request is read and
+//! polled once within [`Loopback::ask`], and waiting operations continue where the spawner runs
+//! them.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -79,7 +79,7 @@ impl Loopback {
         (self.turn)().is_none()
     }
 
-    /// An answer that is there, from its header on.
+    /// An available answer, from its header on.
     pub fn hear(&mut self) -> Option<&[u8]> {
         let flags = RecvFlags::DONTWAIT;
         let (len, _) = rustix::net::recv(&self.kernel, &mut self.answer[..], flags).ok()?;

@@ -52,8 +52,8 @@ impl Spawner for Threads {
     }
 }
 
-/// Operations that wait after their first poll, and are woken during it, behind it, or later: each
-/// goes on once, and is waited for.
+/// Operations that wait after their first poll, and are woken during it, after it, or later: each
+/// continues once, and is waited for.
 pub fn first_polls() {
     const OPERATIONS: usize = 3;
     let spawner: Arc<dyn Spawner> = Arc::new(Threads);

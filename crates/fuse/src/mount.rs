@@ -244,9 +244,9 @@ impl Mount {
         if self.ended.load(Ordering::Acquire) { Vec::new() } else { self.places() }
     }
 
-    /// Breaks the connection: every call on the mount fails from now on, also those that wait. Root
-    /// may do that, and the user who mounted where `/sys/fs/fuse/connections` is there. Fine when
-    /// there is none any more.
+    /// Breaks the connection: every call on the mount fails from now on, also waiting ones. Root
+    /// may do that, and the user who mounted if `/sys/fs/fuse/connections` exists. Succeeds if
+    /// there is no connection any more.
     pub fn abort(&self) -> io::Result<()> {
         if self.ended.load(Ordering::Acquire) {
             return Ok(());
@@ -295,9 +295,9 @@ fn take_out(places: &[PathBuf]) -> bool {
 /// runs its own program.
 const BUSY_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Unmounts whatever is topmost at `mount_point`, as root through umount2(2), else by fusermount3.
-/// Busy is tried again for a second. `lazy`: also when it is busy; it disappears from the tree and
-/// ends with its last user.
+/// Unmounts the topmost mount at `mount_point`, as root through umount2(2), else by fusermount3.
+/// Retries for a second while it is busy. `lazy`: unmounts also a busy mount, which disappears from
+/// the tree and ends with its last user.
 pub fn unmount(mount_point: &Path, lazy: bool) -> Result<(), MountError> {
     let begin = Instant::now();
     let mut pause = Duration::from_millis(1);

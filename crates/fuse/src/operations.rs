@@ -113,16 +113,16 @@ pub trait Operations: Send + Sync + 'static {
         /// sync(2), syncfs(2). Arrives on `fuseblk` mounts only.
         fn syncfs(&self, caller: Caller) -> ();
         fn setxattr(&self, caller: Caller, node: NodeId, set: SetXattr<'_>) -> ();
-        /// The whole value, whatever room the caller has.
+        /// The whole value, for any buffer size of the caller.
         fn getxattr(&self, caller: Caller, node: NodeId, name: &[u8]) -> Vec<u8>;
         /// All names, each with a NUL behind it.
         fn listxattr(&self, caller: Caller, node: NodeId) -> Vec<u8>;
         fn removexattr(&self, caller: Caller, node: NodeId, name: &[u8]) -> ();
         /// access(2), on mounts without `default_permissions`.
         fn access(&self, caller: Caller, node: NodeId, mask: u32) -> ();
-        /// The lock that is in the way of `lock`, if any.
+        /// The lock that conflicts with `lock`, if any.
         fn getlk(&self, caller: Caller, node: NodeId, lock: Lock) -> Option<Lock>;
-        /// Sets or removes a lock; EAGAIN when another is in the way.
+        /// Sets or removes a lock; EAGAIN if another lock conflicts.
         fn setlk(&self, caller: Caller, node: NodeId, lock: Lock) -> ();
         /// Waits for the lock. A signal to the caller drops the future, and the answer is EINTR.
         fn setlkw(&self, caller: Caller, node: NodeId, lock: Lock) -> ();
@@ -131,7 +131,7 @@ pub trait Operations: Send + Sync + 'static {
         /// Bytes copied; 0 at the end of the source.
         fn copy_range(&self, caller: Caller, node: NodeId, copy: CopyRange) -> u64;
         fn ioctl(&self, caller: Caller, node: NodeId, ioctl: Ioctl<'_>) -> IoctlReply;
-        /// The events that are there now.
+        /// The events that are ready now.
         fn poll(&self, caller: Caller, node: NodeId, poll: Poll) -> u32;
         /// Block of the device that holds `block` of the file. Arrives on `fuseblk` mounts only.
         fn bmap(&self, caller: Caller, node: NodeId, block: u64, block_size: u32) -> u64;

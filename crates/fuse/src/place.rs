@@ -1,12 +1,12 @@
 //! Places where operations are served, one after another.
 //!
-//! Problem.  The state of an operation, of whatever kind, has several KiB. A future for each
-//!           request would be copied to its place with all of it, though nothing is there yet, and
-//!           the memory of one that waits would be freed by another thread than takes the next.
+//! Problem.  The state of an operation of any kind has several KiB. A future for each request would
+//!           be copied to its place with all of it, though it is empty yet, and the memory of a
+//!           waiting one would be freed by another thread than takes the next.
 //! Idea.     A future stays in its place and serves one request after another. Between them it
-//!           waits for its [`Tray`]; no wakeup comes for that: the thread that puts something
-//!           there polls it. One that must wait for something else leaves its desk with its place,
-//!           and comes to the desk's spare ones when its request has been served.
+//!           waits for its [`Tray`]; no wakeup comes for that: the thread that fills the tray polls
+//!           the future. A future that must wait for another event leaves its desk with its place,
+//!           and joins the desk's spare ones when its request has been served.
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -63,7 +63,7 @@ impl<F: Future<Output = Infallible>> Place<F> {
         debug_assert!(before.is_none(), "one request at a time");
     }
 
-    /// Goes on with the request: its message when it has been served.
+    /// Continues with the request: its message when it has been served.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Message> {
         let Poll::Pending = self.serving.as_mut().poll(cx);
         self.tray.state.lock().served.take().map_or(Poll::Pending, Poll::Ready)

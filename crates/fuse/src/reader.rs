@@ -1,4 +1,4 @@
-//! The loop of one reader of `/dev/fuse`: read a request, have it polled once, go on.
+//! The loop of one reader of `/dev/fuse`: read a request, have it polled once, continue.
 //!
 //! Requests are read into the same buffer as long as they are answered at once; an operation that
 //! waits takes it along.

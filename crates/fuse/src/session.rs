@@ -4,8 +4,8 @@
 //!         gets a clone of the device and a thread. With a ring its threads come first and take
 //!         the requests, and one reader is left.
 //! End.    Unmounting (by any process) or aborting makes every read of the device fail: the
-//!         readers leave, waiting operations are finished, `destroy` is called unless the kernel
-//!         asked for it itself. Only then does [`Session::wait`] return.
+//!         readers end, waiting operations are finished, `destroy` is called unless the kernel
+//!         requested it itself. Only then does [`Session::wait`] return.
 
 use std::fmt::Debug;
 use std::io;
@@ -41,7 +41,7 @@ pub enum SessionError {
         "the kernel's FUSE protocol {major}.{minor} is older than 7.31; Linux 5.4 or newer is needed"
     )]
     TooOld { major: u32, minor: u32 },
-    #[error("the mount was gone before it could be served")]
+    #[error("the mount was removed before the daemon could serve it")]
     Gone,
     #[error("reading from /dev/fuse failed; is another program using the same descriptor?")]
     Device(#[source] io::Error),
@@ -52,9 +52,9 @@ pub enum SessionError {
     #[error("a thread for the mount could not be started; raise the limit on processes")]
     Thread(#[source] io::Error),
     #[error(
-        "FUSE over io_uring cannot be had: {reason}; as root `echo Y > \
-             /sys/module/fuse/parameters/enable_uring` (Linux 6.14 or newer), or mount with \
-             transport=auto"
+        "FUSE over io_uring is not available: {reason}; enable it as root with `echo Y > \
+         /sys/module/fuse/parameters/enable_uring` (Linux 6.14 or newer), or mount with \
+         transport=auto"
     )]
     NoRing { reason: String },
 }

@@ -169,8 +169,8 @@ fn tell_why(place: &Path, failed: Option<MountError>) {
     match failed {
         // No path leads to it.
         None | Some(MountError::Missing { .. }) => tracing::warn!(
-            "another filesystem is mounted over {place} or over a directory above it; unmounted \
-                 as soon as that is gone. A second signal breaks the connection"
+            "another filesystem is mounted over {place} or over a directory above it; {place} \
+             is unmounted as soon as that mount is gone. A second signal breaks the connection"
         ),
         Some(error) => tracing::error!(
             %error,

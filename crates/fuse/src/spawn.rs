@@ -19,7 +19,7 @@ pub trait Spawner: Send + Sync + 'static {
     }
 }
 
-/// Operations go on where they were woken.
+/// Operations continue where they were woken.
 impl Spawner for Arc<Executors> {
     fn run(&self, task: BoxFuture<'static, ()>) {
         self.spawn_here(task);

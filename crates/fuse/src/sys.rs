@@ -32,7 +32,7 @@ pub(crate) fn ioctl_sized(of: BorrowedFd<'_>, number: u32, bytes: &mut [u8]) -> 
 /// Blocks `signals` for this thread and those that it starts later.
 pub(crate) fn block_signals(signals: &[i32]) -> io::Result<()> {
     let set = signal_set(signals);
-    // SAFETY: `set` is initialised, and the old mask is not asked for.
+    // SAFETY: `set` is initialised, and the old mask is not requested.
     let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
     if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
@@ -72,8 +72,8 @@ pub(crate) fn signal_fd(signals: &[i32]) -> io::Result<OwnedFd> {
 /// Ends this process by `signal`, which is blocked, as if it were not.
 pub(crate) fn end_by_signal(signal: i32) -> ! {
     let set = signal_set(&[signal]);
-    // SAFETY: `set` is initialised; the old mask is not asked for. No handler was ever set, so the
-    // signal has its usual effect, and this is the only thread that lets it in.
+    // SAFETY: `set` is initialised; the old mask is not requested. No handler was ever set, so the
+    // signal has its usual effect, and this is the only thread that unblocks it.
     unsafe {
         libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());
         libc::raise(signal);
@@ -100,8 +100,8 @@ pub(crate) enum Fork {
     Child,
 }
 
-/// Forks. The caller makes sure that the process has only one thread, so that the child may do
-/// whatever it wants.
+/// Forks. The caller makes sure that the process has only one thread, so that the child may make
+/// any calls.
 pub(crate) fn fork() -> io::Result<Fork> {
     // SAFETY: with one thread no lock can be held by a thread that the child does not have.
     match unsafe { libc::fork() } {

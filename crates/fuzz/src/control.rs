@@ -1,5 +1,5 @@
-//! What `copyhold` asks the daemon, as it arrives: ioctls on nodes of a mount, most of them with a
-//! question about tenants in JSON.
+//! The requests of `copyhold` to the daemon, as they arrive: ioctls on nodes of a mount, most of
+//! them with a question about tenants in JSON.
 
 use copyhold_fuse::ask::Command;
 use copyhold_fuse::protocol::{Opcode, wire};
@@ -26,7 +26,7 @@ const COMMANDS: [u32; 12] = [
     TENANTS,
 ];
 const QUESTIONS_MAX: usize = 24;
-/// The kernel lets nobody ask for more.
+/// The kernel limits requests to this size.
 const ROOM_MAX: u32 = (16 << 10) - 8;
 
 pub(crate) fn run(input: &[u8]) {

@@ -1,4 +1,4 @@
-//! Structures of the disk, each by itself: what parses is encoded again as it was.
+//! Structures of the disk, each by itself: a parsed structure is encoded again to the same bytes.
 //!
 //! Inputs to begin with are what stands in the pool that `base` makes.
 

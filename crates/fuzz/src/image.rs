@@ -1,10 +1,10 @@
 //! A whole pool, damaged: read by the second reader, checked, opened to read and to write, walked,
 //! changed, checked again.
 //!
-//! An input says what is damaged. Bytes of the device; the digests of labels and uberblocks are
-//! made right again. Bytes of what a mount writes (nodes, maps, the log) before its digests are
-//! made: so everything that refers to them holds. Items, put and deleted by transactions: what a
-//! program of another version, or a wrong one, would have written.
+//! An input contains the damage. It has three kinds: bytes of the device, after which the digests
+//! of labels and uberblocks are corrected; bytes of nodes, maps and the log before their digests
+//! are made, so that all references to them are valid; and items, put and deleted by transactions,
+//! as a program of another version, or a wrong one, would have written them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,13 +27,13 @@ const CHANGES_MAX: usize = 24;
 /// Writes that are told apart; about as many are made.
 const WRITES: usize = 64;
 
-/// What an input does to a pool.
+/// The effect of an input on a pool.
 #[derive(Default)]
 struct Damage {
     crashed: bool,
-    /// Which of the blocks in use, where in it, what is xored.
+    /// The number of the used block, the place in it, the bits to flip.
     blocks: Vec<(usize, usize, Vec<u8>)>,
-    /// Which write, where in it, what is xored.
+    /// The number of the write, the place in it, the bits to flip.
     writes: Vec<(usize, usize, Vec<u8>)>,
     items: Vec<ItemChange>,
 }
@@ -114,7 +114,7 @@ fn damage_block(image: &mut SimImage, block: u64, at: usize, xor: &[u8]) {
     });
 }
 
-/// What a pool is after a program wrote what is asked for, whether that fails or not.
+/// A pool after a program has written the requested bytes, successfully or not.
 fn rewritten(image: SimImage, damage: Damage) -> SimImage {
     let machine = Machine::on(image);
     let Damage { writes, items, .. } = damage;

@@ -26,7 +26,7 @@ mod requests;
 mod rescue;
 mod walk;
 
-/// What is fuzzed.
+/// The target.
 pub struct Target {
     pub name: &'static str,
     /// One input; panics when something is wrong.

@@ -1,6 +1,6 @@
-//! What a kernel may send to a mount: requests in any order, with any content, answered or not
-//! before the next one comes. Each request that can be understood is answered; then the pool is
-//! closed, and check finds nothing.
+//! The requests of a kernel to a mount: in any order, with any content, answered or not before the
+//! next one comes. Each valid request is answered; then the pool is closed, and check finds
+//! nothing.
 
 use copyhold_fuse::protocol::{Opcode, wire};
 use zerocopy::IntoBytes;

@@ -21,7 +21,7 @@ const READ_BYTES: usize = 64 << 10;
 /// How many of each kind are changed.
 const CHANGED_MAX: usize = 4;
 
-/// What was found, in the order in which it was.
+/// The found objects, in the order of the walk.
 #[derive(Default)]
 pub(crate) struct Seen {
     dirs: Vec<NodeId>,

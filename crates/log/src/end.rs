@@ -24,7 +24,7 @@ impl End {
         End { from, pieces: Vec::new() }
     }
 
-    /// `batch` comes next, and not all of its pieces are there.
+    /// `batch` comes next, and some of its pieces are missing.
     pub(crate) fn misses(&mut self, batch: &Batch) {
         let pieces = batch.pieces.iter();
         self.pieces = pieces.map(|piece| piece.position..piece.position + piece.blocks).collect();

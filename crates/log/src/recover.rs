@@ -25,9 +25,9 @@ use crate::scan::Scan;
 /// The log is broken in its middle. The part before can be read; nothing may be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the log is damaged behind txg {last}: {evidence}; both copies of what is between are bad. \
-     Mount it read-only (-o ro) to copy what was there as of txg {last}; `-o cut-tail` goes on \
-     from txg {last} and gives up {lost} for good",
+    "the log is damaged after txg {last}: {evidence}; both copies of the blocks between are bad. \
+     Mount the pool read-only (-o ro) to copy its state as of txg {last}; `-o cut-tail` continues \
+     from txg {last} and discards {lost} permanently",
     lost = self.lost()
 )]
 pub struct Damage {
@@ -51,7 +51,7 @@ impl Damage {
 
 /// Blocks of the log could not be read that may hold the continuation behind its end.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{blocks} blocks of the log behind txg {last}, the first at position {position}")]
+#[error("{blocks} blocks of the log after txg {last}, the first at position {position}")]
 pub struct Unreadable {
     pub last: u64,
     pub position: u64,

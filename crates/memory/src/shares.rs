@@ -14,8 +14,8 @@ const MIB: u64 = 1 << 20;
 
 /// The default budget is never less or more.
 const USUAL: (u64, u64) = (128 * MIB, 4096 * MIB);
-/// Hundredths of the budget: the allocator keeps what it cannot give back beside what is in use,
-/// and rounds up. With a thousand tenants, 113 MiB were resident for 83 that were in use.
+/// Hundredths of the budget: the allocator keeps freed memory that has neighbours in use, and
+/// rounds up. With a thousand tenants, 113 MiB were resident for 83 in use.
 const USABLE: u64 = 72;
 /// The process, its threads and its code.
 const PROCESS: u64 = 16 * MIB;
@@ -62,9 +62,9 @@ pub struct Shares {
 /// A budget that cannot be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SharesError {
-    #[error("a budget of {budget} bytes is too little: a pool of this size takes {least} at least")]
+    #[error("a budget of {budget} bytes is too small: a pool of this size needs at least {least}")]
     TooLittle { budget: u64, least: u64 },
-    #[error("{delta} bytes of edits are too much of a budget of {budget}: {most} fit")]
+    #[error("{delta} bytes of edits exceed a budget of {budget} bytes; at most {most} fit")]
     TooManyEdits { delta: u64, budget: u64, most: u64 },
 }
 

@@ -29,7 +29,7 @@ pub struct CreateOptions {
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     pub read_only: bool,
-    /// A log that is damaged in its middle, or unreadable, is cut there, for good (R14). Without
+    /// A log that is damaged in its middle, or unreadable, is cut there, permanently (R14). Without
     /// this, such a pool does not open for writing.
     pub cut_tail: bool,
     /// A layer above will name the owner of each table ([`crate::Tenancy`]); nothing is flushed

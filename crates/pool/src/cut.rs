@@ -65,7 +65,7 @@ impl Start {
                 return Err(unreadable.into());
             }
             if damage.is_none() {
-                let cut = format!("what cannot be read: {unreadable}");
+                let cut = format!("the part that cannot be read: {unreadable}");
                 return Ok(Start { cut: Some(cut), ..newest });
             }
         }

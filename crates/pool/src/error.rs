@@ -29,8 +29,8 @@ pub enum PoolError {
     /// Nothing is decided by an error (R13): the administrator may.
     #[error(
         "{what} cannot be read ({source}). Mount the pool again; if the error lasts, mount it \
-         read-only (-o ro) to copy what can be read, or with `-o cut-tail`, which gives up {lost} \
-         for good"
+         read-only (-o ro) to copy the readable files, or with `-o cut-tail`, which discards \
+         {lost} permanently"
     )]
     Unreadable {
         what: String,
@@ -48,18 +48,18 @@ pub enum PoolError {
     },
     #[error(
         "{name} has shrunk: the pool needs {wanted} blocks of 4 KiB, the device has {found}; \
-         give it back its size, nothing has been changed"
+         restore its size; nothing has been changed"
     )]
     Shrunk { name: String, wanted: u64, found: u64 },
     #[error("{name} is too small for a pool: {found} blocks of 4 KiB, at least {wanted} needed")]
     TooSmall { name: String, wanted: u64, found: u64 },
-    #[error("a pool cannot be made like this: {0}")]
+    #[error("the layout of the new pool is invalid: {0}")]
     Layout(FormatError),
     #[error("the pool is open read-only: {why}")]
     ReadOnly { why: String },
-    #[error("the pool has stopped: {why}; nothing more is written, mount it again")]
+    #[error("the pool has stopped: {why}; it accepts no more writes until it is mounted again")]
     Stopped { why: String },
-    #[error("the pool ran out of {0} numbers; they are never used again")]
+    #[error("the pool has used all {0} numbers, which are never assigned twice")]
     NoIds(&'static str),
 }
 

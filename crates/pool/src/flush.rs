@@ -241,7 +241,7 @@ impl Pool {
     /// for space, and before a long rest.
     ///
     /// # Errors
-    /// A unit could not be flushed, for want of space or because of damage. All other units are
+    /// A unit could not be flushed, for lack of space or because of damage. All other units are
     /// flushed, unless that unit pins a full log ([`PoolError::LogFull`]).
     pub async fn flush_all(self: &Arc<Self>) -> Result<(), PoolError> {
         // A pass flushes only the lowest table of those that lie over each other, so passes that

@@ -341,7 +341,7 @@ impl Journal {
     pub(crate) async fn renew(&self, recovered: &Recovered) {
         let (unreadable, end) = (&recovered.unreadable, self.state.lock().appender.limit());
         if let Err(error) = self.ring.renew(unreadable, end).await {
-            tracing::warn!("a bad block of the log could not be written over: {error}");
+            tracing::warn!("a bad block of the log could not be rewritten: {error}");
         }
     }
 

@@ -104,7 +104,10 @@ impl Pool {
             heads = vec![uberblock.head];
         }
         if let Some(cut) = &cut {
-            tracing::error!("the log is damaged behind txg {}; without {cut}", recovered.last);
+            tracing::error!(
+                "the log is damaged after txg {}; continuing without {cut}",
+                recovered.last
+            );
         }
         let devices = Devices::one(label.device, device.clone());
         // The tail is judged, and nothing of it is repaired.
@@ -289,12 +292,12 @@ async fn cut_unverified_tail(
         Tail::Unreadable { matching, unreadable, error } => {
             let what = format!("txg {txg}, which has {unreadable} blocks of data");
             if !options.cut_tail && (options.read_only || matching > 0) {
-                tracing::error!("{what} that cannot be read: {error}; the others are kept");
+                tracing::error!("{what} that cannot be read: {error}; its other blocks are kept");
                 return Ok(None);
             }
             if !options.cut_tail {
                 let what = format!("data that txg {txg} wrote ({unreadable} blocks)");
-                let lost = format!("what txg {txg} changed");
+                let lost = format!("the changes of txg {txg}");
                 return Err(PoolError::Unreadable { what, lost, source: Box::new(error) });
             }
             tracing::error!("{what} that cannot be read: {error}; it is cut");
@@ -554,7 +557,7 @@ async fn load_maps(
             None if descriptor.is_lost => {
                 tracing::error!(
                     "the space map of {id} is lost: nothing is allocated there until `copyhold \
-                     check --repair` has made a new one"
+                     check --repair` has rebuilt it"
                 );
                 space.set_aside(*id, *descriptor).map_err(|e| wrong(&e))?;
                 continue;
@@ -565,7 +568,7 @@ async fn load_maps(
                 Err(error) => {
                     tracing::error!(
                         "the space map of {id} cannot be read: nothing is allocated there until \
-                         it can, or until `copyhold check --repair` has made a new one; {error}"
+                         the map can be read or `copyhold check --repair` has rebuilt it; {error}"
                     );
                     space.set_aside(*id, *descriptor).map_err(|e| wrong(&e))?;
                     continue;

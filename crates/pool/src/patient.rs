@@ -138,7 +138,7 @@ impl Drop for Waiting {
         let goes_on = self.is_written && state.waiting == 0;
         drop(state);
         if goes_on {
-            tracing::warn!("{} has space again: writes go on", self.name);
+            tracing::warn!("{} has space again: writes continue", self.name);
         }
     }
 }

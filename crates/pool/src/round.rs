@@ -300,7 +300,7 @@ impl Pool {
         let mark = writer.mark();
         match job.merge(nodes, writer).await {
             Err(error) if !error.is_unwritable() => {
-                tracing::error!("{error}; what is new is kept beside it");
+                tracing::error!("{error}; new edits are written as a layer");
                 self.flusher.broken.lock().insert(unit, error.node());
                 writer.give_up(mark);
                 self.spill(job, nodes, writer).await
@@ -312,7 +312,7 @@ impl Pool {
             }
             Ok(flushed) => {
                 if self.flusher.broken.lock().remove(&unit).is_some() {
-                    tracing::info!("keys from {} of table {} are whole again", unit.1, unit.0);
+                    tracing::info!("keys from {} of table {} can be read again", unit.1, unit.0);
                 }
                 Ok(flushed)
             }

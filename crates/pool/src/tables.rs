@@ -84,7 +84,7 @@ impl Tables {
         self.open.write().entry(id).or_insert_with(new).table.clone()
     }
 
-    /// The table, if it is there.
+    /// The table, if it exists.
     pub(crate) fn find(&self, id: TableId) -> Option<Arc<Table>> {
         self.open.read().get(&id).map(|open| open.table.clone())
     }

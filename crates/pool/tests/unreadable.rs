@@ -180,7 +180,8 @@ fn a_block_that_no_copy_gives_is_told_and_nothing_is_lost_with_it() {
                     refused += 1;
                     let text = error.to_string();
                     // Of labels and tables there is nothing to be given up.
-                    let is_told = text.contains("for Label failed") || text.contains("run a check");
+                    let is_told =
+                        text.contains("for Label failed") || text.contains("`copyhold check`");
                     let names_ways_out = text.contains("-o ro") && text.contains("-o cut-tail");
                     assert!(is_told || names_ways_out, "{what}: {text}");
                 }

@@ -105,7 +105,7 @@ impl Chain {
         open
     }
 
-    /// Follows the digests, as far as all pieces are there.
+    /// Follows the digests, as far as no piece is missing.
     fn link(&mut self, frames: &Frames, open: &[(Head, &Frame)], from: &Uberblock) {
         loop {
             let (txg, digest, incarnation) = self.last(from);

@@ -1,7 +1,7 @@
 //! The content of a file (`docs/format.md`, 9 and 9.5): blocks in their order, holes left out.
 //!
-//! Unreadable parts are reported as lost, with their ranges, and the rest goes on. Ranges neither
-//! given nor lost read as zeros.
+//! Unreadable parts are reported as lost, with their ranges, and the reader continues after them.
+//! Ranges neither given nor lost read as zeros.
 //!
 //! A lost extent may have reached behind the keys that are lost with it: to the next extent, or to
 //! the end of its window of the file. Those blocks are lost, too.
@@ -181,7 +181,8 @@ impl Reader<'_> {
     }
 }
 
-/// Gives the extents of a file to `take`, joined where both sides go on. Returns the damage.
+/// Gives the extents of a file to `take`, joined where they continue in file and device. Returns
+/// the damage.
 pub(crate) fn read_extents(
     files: &Files<'_>,
     inode: u64,

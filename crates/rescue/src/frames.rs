@@ -58,7 +58,7 @@ impl Frame {
         demand(bytes.u64()? == position, "of another position")?;
         let txg = bytes.u64()?;
         let (stored, payload, packing) = (bytes.u32()?, bytes.u32()?, bytes.u8()?);
-        demand(packing <= 1 && payload.max(stored) <= PAYLOAD_MAX, "a payload that cannot be")?;
+        demand(packing <= 1 && payload.max(stored) <= PAYLOAD_MAX, "an invalid payload")?;
         let blocks = (HEADER + stored as usize).div_ceil(BLOCK) as u64;
         let left = label.log_blocks - position % label.log_blocks;
         demand(blocks <= left, "it crosses the end of the ring")?;

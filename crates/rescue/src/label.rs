@@ -1,8 +1,8 @@
 //! Labels and uberblocks (`docs/format.md`, 2 to 4): where the log is, and where to read it from.
 //!
-//! Both stand at both ends of the device. Of two good labels that differ the one of the higher
-//! generation counts, of all good uberblocks the one of the highest number; older ones serve a
-//! log that is damaged.
+//! Both are at both ends of the device. Of two good labels that differ, the one of the higher
+//! generation counts; of all good uberblocks, the one of the highest number; older ones serve a
+//! damaged log.
 
 use std::collections::BTreeMap;
 

@@ -135,7 +135,7 @@ impl Node {
         let (used, items) = (bytes.u32()? as usize, bytes.u32()?);
         bytes.take(48)?;
         let (groups, sections) = (bytes.u32()?, bytes.u32()?);
-        demand((HEADER..=block.len()).contains(&used), "a length that cannot be")?;
+        demand((HEADER..=block.len()).contains(&used), "an invalid length")?;
         demand((1..=65535).contains(&items), "no number of items")?;
         let body = Bytes(&block[HEADER..used]);
         match level {

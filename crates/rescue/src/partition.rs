@@ -32,7 +32,7 @@ impl Partition {
         let mut bytes = Bytes(value);
         let start = Key::parse(&mut bytes)?;
         let (height, rooted, layers) = (bytes.u8()?, bytes.u8()?, bytes.u8()?);
-        demand(height <= 1 && rooted <= 1 && layers <= LAYERS_MAX, "a shape that cannot be")?;
+        demand(height <= 1 && rooted <= 1 && layers <= LAYERS_MAX, "an invalid shape")?;
         bytes.u64()?;
         let complete_to = bytes.u64()?;
         let base = if rooted == 1 {

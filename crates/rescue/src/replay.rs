@@ -1,7 +1,7 @@
 //! The edits of the log (`docs/format.md`, 6.6): the last edit of each key, with its txg.
 //!
-//! Edits are the one thing that is in memory as a whole: a pool's ring bounds them, and so does
-//! [`EDIT_BYTES_MAX`], whatever a damaged image claims.
+//! Edits are the only data that is in memory as a whole: a pool's ring bounds them, and so does
+//! [`EDIT_BYTES_MAX`] for any damaged image.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Whether the data is there that the last batch introduces (`docs/format.md`, 6.5).
+//! Whether the data of the last batch exists (`docs/format.md`, 6.5).
 
 use std::collections::BTreeMap;
 

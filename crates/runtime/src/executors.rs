@@ -196,8 +196,8 @@ impl Executors {
         self.refusal.as_ref()
     }
 
-    /// Ends: waits for the I/O submitted to files, then drops every task where it stands and joins
-    /// the threads. On a thread of the runtime itself only the first part of this is begun.
+    /// Ends: waits for the I/O submitted to files, then drops every task at its present await and
+    /// joins the threads. On a thread of the runtime itself only the first part of this is begun.
     pub fn shutdown(&self) {
         self.shared.cpus.iter().for_each(|cpu| cpu.stop());
         if worker::is_worker() {

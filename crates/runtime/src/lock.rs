@@ -231,7 +231,7 @@ impl Drop for WriteGuard<'_> {
     }
 }
 
-/// Stands in the queue from its first poll on.
+/// In the queue from its first poll on.
 struct Wait<'a> {
     lock: &'a FifoRwLock,
     mode: Mode,

@@ -1,4 +1,4 @@
-//! File operations in flight, whichever reactor carries them.
+//! File operations in flight, in any reactor.
 //!
 //! RINGOP-O1  An operation owns its file and its memory until the kernel is done with them, also
 //!            without a waiter: dropping a [`Completion`] stops waiting, not the operation.

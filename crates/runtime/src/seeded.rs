@@ -12,7 +12,7 @@
 //! SEEDED-S2  No lock is held while a future is polled or dropped or a waker is called.
 //! SEEDED-S3  A task is in the ready list at most once.
 //!
-//! Losing power is [`SeededRuntime::drop_tasks`]: every task is dropped where it stands.
+//! Losing power is [`SeededRuntime::drop_tasks`]: every task is dropped at its present await.
 //!
 //! Tasks usually hold the runtime, and it holds them: call `drop_tasks` when done with it.
 

@@ -1,7 +1,7 @@
 //! The kernel's side of a [`crate::ring::Ring`]: its calls, and entries in its form.
 //!
-//! Under shuttle a simulated one stands for it (`simulated`), which completes operations in any
-//! order, takes as many as it likes, and is interrupted: all that the kernel may do.
+//! Under shuttle a simulated one replaces it (`simulated`), which completes operations in any
+//! order, accepts any number of them, and is interrupted, as the kernel may do.
 
 #![allow(unsafe_code)]
 

@@ -14,8 +14,8 @@ struct Worker {
     executor: Option<(usize, usize)>,
 }
 
-/// Marks this thread as a runtime's, for good. `executor`: an identity of the executors, and which
-/// of them this is.
+/// Marks this thread permanently as one of a runtime. `executor`: an identity of the executors, and
+/// the number of this one.
 pub(crate) fn enter(executor: Option<(usize, usize)>) {
     WORKER.with(|worker| worker.set(Some(Worker { executor })));
 }

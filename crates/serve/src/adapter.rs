@@ -164,7 +164,7 @@ impl Adapter {
         Ok((caller, takes))
     }
 
-    /// The kernel would go on with the attributes that it knows (6.18): a mode, and what it allows.
+    /// The kernel would continue to use its cached attributes (6.18): a mode, and its permissions.
     fn forget_attributes(&self, node: NodeId) {
         if let Some(notifier) = self.notifier.get() {
             // If the kernel cannot be notified, its attributes are old for a minute.
@@ -212,7 +212,7 @@ impl Operations for Adapter {
         let was_told = self.told_to_stop.load(Ordering::Acquire);
         match &closed {
             Ok(()) => tracing::info!("closed"),
-            Err(_) if was_told => tracing::info!("closed, having been told to stop before"),
+            Err(_) if was_told => tracing::info!("closed; the filesystem was shut down before"),
             Err(error) => tracing::error!(%error, "closing failed; mounting again recovers"),
         }
         let _only_once = self.closed.set(if was_told { Ok(()) } else { closed });

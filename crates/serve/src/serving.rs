@@ -99,7 +99,7 @@ pub fn open(
     let filesystem = executors.block_on(async {
         let fs = open_filesystem(executors.clone(), device, open, settings).await?;
         if let Some(why) = fs.pool().read_only().filter(|_| !read_only) {
-            tracing::warn!("the pool can only be read: {why}");
+            tracing::warn!("the pool is read-only: {why}");
         }
         Ok::<_, ServeError>(fs)
     })?;

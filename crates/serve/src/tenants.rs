@@ -32,7 +32,7 @@ pub(crate) struct Place<'a> {
 }
 
 async fn not_built<T>(what: &'static str) -> Answer<T> {
-    Err(Refusal::new("ENOSYS", format!("{what}: not built yet")))
+    Err(Refusal::new("ENOSYS", format!("{what}: not implemented yet")))
 }
 
 /// The engine, to who asks about tenants. Permissions were checked before.
@@ -66,8 +66,8 @@ pub(crate) trait Tenants: Send + Sync {
         not_built("deleting subvolumes")
     }
 
-    /// Puts a new snapshot of `snapshot` in the place of what `name` in `parent` leads to, which
-    /// goes on as `keep`, if anywhere.
+    /// Puts a new snapshot of `snapshot` in the place of the subvolume that `name` in `parent`
+    /// leads to, which gets the place `keep`, if there is one.
     fn roll_back(
         &self,
         _parent: NodeId,

@@ -85,7 +85,7 @@ pub enum Question {
     GroupClearStale,
 }
 
-/// Where a subvolume goes on that is rolled back.
+/// The new place of the old state after a rollback.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keep {
     pub directory: u64,

@@ -13,8 +13,8 @@ use crate::dice::Dice;
 use crate::machine::Machine;
 use crate::weather::Weather;
 
-/// What a weather does when the power has failed; blocks that it makes unreadable are added to
-/// those that are.
+/// Applies the damage of a weather after a power failure; newly unreadable blocks are added to the
+/// unreadable ones.
 pub(crate) fn by_weather(
     weather: Weather,
     dice: &mut Dice,
@@ -69,7 +69,7 @@ fn unreadable_log(dice: &mut Dice, label: &Label, image: &mut SimImage) -> Vec<(
         2 => vec![label.log[0] + at, label.log[1] + at],
         3 => vec![label.log[0] + at, label.log[1] + other],
         _ => {
-            // Mostly of the last frame: what is before another is missed there.
+            // Mostly the last frame: a later frame shows that an earlier one is missing.
             let frames = &frames[..frames.len() - 1];
             let last = frames.last().filter(|_| !dice.one_in(4));
             let head = last.map_or(frame, |frame| frame)[0];

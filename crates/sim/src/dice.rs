@@ -14,7 +14,7 @@ impl Dice {
         Dice(Xoshiro256PlusPlus::seed_from_u64(seed))
     }
 
-    /// Dice of their own for one client: what it throws does not depend on the others.
+    /// Separate dice for one client: its throws do not depend on the other clients.
     pub fn fork(&mut self) -> Dice {
         Dice::new(self.number())
     }

@@ -3,9 +3,9 @@
 //! Problem.  Random histories find what happens often, or what a seed happens upon. Most bugs of
 //!           filesystems in crashes need two operations and one fsync, of the right kind.
 //! Idea.     So do all of those: each operation on a small tree, each persistence point behind it,
-//!           then a second, and at each moment each set of writes that a crash could keep. What is
-//!           found must be what the model of the random histories allows. The method is that of
-//!           CrashMonkey and ACE (Mohan et al., OSDI 2018).
+//!           then a second, and at each moment each set of writes that a crash could keep. The
+//!           recovered state must be one that the model of the random histories allows. The method
+//!           is that of CrashMonkey and ACE (Mohan et al., OSDI 2018).
 //!
 //! A workload of two is looked at from its second operation on: before that it is one of the
 //! workloads of one. States that are the same, of workloads that differ in their last persistence
@@ -53,7 +53,7 @@ pub struct Enumeration {
     pub until_failure: bool,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Workloads, but for their last persistence point: so far, and in all.
@@ -129,7 +129,7 @@ fn run_family(stage: &Stage, family: &Family, tally: &mut Tally) {
     }
 }
 
-/// Recovers from every crash; what is wrong, if anything is.
+/// Recovers from every crash; returns the first error, if there is one.
 fn look_at(
     stage: &Stage,
     family: &Family,

@@ -7,7 +7,7 @@
 //!           discards, and then once for each of them that fails: that one only, or it and all of
 //!           its kind from there on.
 //!
-//! What must hold of each, by the plain model of `model`:
+//! Each play must have these properties, by the plain model of `model`:
 //!
 //! FAULTS-V1  No task panics or waits for ever; an error names the answer of the device.
 //! FAULTS-V2  Reads return right content, also while no write succeeds. Durable content, and
@@ -99,7 +99,7 @@ impl std::str::FromStr for Point {
     }
 }
 
-/// What the workload saw of a fault.
+/// The effect of a fault on the workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// No operation failed: it was tried again, or another copy was read.
@@ -162,7 +162,7 @@ impl Faults {
     /// Plays the workload with one fault.
     ///
     /// # Errors
-    /// What did not hold.
+    /// The property that was violated.
     pub fn play(&self, point: Point) -> Result<Fate, String> {
         let play = || self.run(Some(point)).1;
         catch_unwind(AssertUnwindSafe(play)).map_err(|panic| {
@@ -289,7 +289,7 @@ fn verify(image: SimImage, model: &Model) {
     machine.run(verified).expect("the power is on");
 }
 
-/// What is left of a copy that could not be written is made again by recovery.
+/// Recovery rewrites the rest of a copy that could not be written.
 fn check(image: &SimImage) {
     let machine = Machine::on(SEED, image.clone());
     let checked = check_device(machine.rt(), machine.device(), Default::default());

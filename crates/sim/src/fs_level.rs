@@ -10,7 +10,7 @@
 //! each object a second one, with the data that the first had when it began.
 //!
 //! After a recovery another reader of the image, which shares no code with the engine, must find
-//! what the engine shows (`second_opinion`).
+//! the engine's state (`second_opinion`).
 //!
 //! In some histories all content is whole blocks that no two writes make alike: then it is known to
 //! the byte what each subvolume pays for (`usage`), which is compared when nothing is on its way.

@@ -13,7 +13,7 @@
 //! RUNFULL-U3  When all is deleted, all space is free again. A write can use it right after the
 //!             last deletion, within [`REFILL_WITHIN`]. No operation is refused for space while a
 //!             background step could free some (R22).
-//! RUNFULL-U4  What nobody has changed reads as it was written; `check` finds nothing at any time.
+//! RUNFULL-U4  Unchanged files keep their content; `check` finds nothing at any time.
 //! RUNFULL-U5  `flush_all` returns Ok only when no edit from before the call is unflushed.
 //!
 //! Content is the business of `fs_level`; here one client goes on after every refusal.
@@ -48,7 +48,7 @@ const SETTLING: usize = 16;
 const REFILL_WITHIN: Duration = Duration::from_secs(120);
 /// Bytes that it writes at a time.
 const REFILL_STEP: u64 = 1 << 20;
-/// One in so many blocks is not told apart: what a flush of the pool's own tables takes.
+/// One in so many blocks is within the tolerance: a flush of the pool's own tables takes that much.
 const SLACK: u64 = 16;
 
 /// Runs a pool full. Panics when it is not what it must be.
@@ -82,7 +82,7 @@ struct Client<'a> {
     fs: &'a Arc<Filesystem>,
     dice: &'a mut Dice,
     clones: &'a mut Vec<Vec<u8>>,
-    /// Makes names that nobody has.
+    /// Makes unused names.
     fresh: u64,
 }
 
@@ -90,7 +90,7 @@ fn root_of(subvol: SubvolId) -> NodeId {
     NodeId { subvol, ino: InodeNo::ROOT }
 }
 
-/// What no write changes.
+/// The files that no write changes.
 fn content(n: u64) -> Vec<u8> {
     Dice::new(n).bytes(6000)
 }
@@ -264,7 +264,7 @@ impl History {
         self.unmount(machine, fs);
     }
 
-    /// What is free and promised to nobody, when all is flushed.
+    /// Free blocks without a reservation, after all edits are flushed.
     fn left(&self, machine: &Machine, fs: &Arc<Filesystem>) -> u64 {
         let settled = machine.run(async {
             match fs.sync().await {
@@ -305,7 +305,7 @@ impl History {
             let name = String::from_utf8_lossy(&name).into_owned();
             deleted.unwrap_or_else(|error| panic!("RUNFULL-U2: {name} cannot be deleted: {error}"));
             if self.dice.one_in(8) {
-                // What is deleted stays so, and is not deleted twice.
+                // A deletion is permanent, and not repeated.
                 machine.run(fs.sync()).expect("the power is on").ok();
                 self.unmount(machine, fs);
                 (machine, fs) = self.mount();

@@ -1,7 +1,7 @@
 //! Crash simulation: random histories on a simulated disk, and a model that knows better.
 //!
-//! Problem.  What a crash leaves depends on which writes had reached the medium, on who was doing
-//!           what, and on what had gone wrong before. No hand-written test thinks of the case.
+//! Problem.  The state after a crash depends on the writes that had reached the medium, on the
+//!           operations under way, and on earlier faults. No hand-written test thinks of the case.
 //! Idea.     One seed makes a history: several clients in one deterministic thread, a disk that
 //!           loses, tears and reorders what was not flushed, faults, and crashes at any moment,
 //!           also during recovery. After each recovery the engine must be what a plain model was

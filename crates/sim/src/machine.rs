@@ -16,11 +16,11 @@ use crate::dice::Dice;
 
 const EIO: i32 = 5;
 
-/// Nothing that a history does takes longer; what does waits for something that never comes.
+/// Every operation of a history is shorter; a longer one waits for an event that never comes.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// Nor more turns of tasks than this; what takes more goes in circles, or does too much of
-/// something while little time passes.
+/// The greatest number of turns of tasks. An operation with more loops for ever, or repeats a step
+/// too often while little time passes.
 const TURNS: u64 = 1_000_000;
 
 /// From power on to power off.

@@ -1,5 +1,5 @@
-//! `copyhold-simulate`: runs histories by seed, or every short workload with every crash, and says
-//! what failed and how to see it again.
+//! `copyhold-simulate`: runs histories by seed, or every short workload with every crash, and
+//! reports each failure with the command that repeats it.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "it measures itself and chooses fresh seeds")]

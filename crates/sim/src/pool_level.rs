@@ -1,5 +1,5 @@
-//! Histories of a pool: several clients change a few thousand keys and the data behind them, and
-//! what can go wrong does.
+//! Histories of a pool: several clients change a few thousand keys and the data behind them, with
+//! every kind of fault.
 //!
 //! The model is a map and the list of transactions. After each recovery the pool must be what the
 //! map was after some transaction not older than the last synced one, with all data in place, and

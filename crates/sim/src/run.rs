@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::{Sabotage, Weather, fs_level, full, pool_level};
 
-/// What is simulated.
+/// The level of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     Pool,
@@ -97,7 +97,7 @@ impl Plan {
     }
 }
 
-/// What a panic says.
+/// The message of a panic.
 pub(crate) fn reason(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string()));

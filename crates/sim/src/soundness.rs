@@ -1,4 +1,4 @@
-//! What `check` says of a disk that is switched off.
+//! The findings of `check` on a disk that is switched off.
 
 use copyhold_check::{Finding, Problem, Severity, check_device};
 use copyhold_device::sim::SimImage;

@@ -1,4 +1,4 @@
-//! What goes wrong in a life, from switching a machine on to its end.
+//! The faults of a life, from switching a machine on to its end.
 
 use copyhold_device::sim::{Fault, Trigger};
 use copyhold_types::Purpose;
@@ -106,7 +106,7 @@ impl Weather {
         }
     }
 
-    /// What is to happen to the disk's requests.
+    /// The planned faults of the disk's requests.
     fn fault(self, dice: &mut Dice) -> Option<(Trigger, Fault)> {
         let nth = dice.magnitude(8);
         let any = Trigger::Write { nth, why: None };

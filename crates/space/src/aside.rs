@@ -1,4 +1,4 @@
-//! A metaslab whose map cannot be read: it is set aside until the map is there.
+//! A metaslab whose map cannot be read: it is set aside until the map can be read.
 //!
 //! Problem.  Without its map it is unknown which blocks of a metaslab are allocated. But a read
 //!           error may pass, so nothing that is written may depend on it.

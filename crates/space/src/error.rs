@@ -9,8 +9,8 @@ use crate::layout::MetaslabId;
 #[non_exhaustive]
 pub enum SpaceError {
     #[error(
-        "{run:?} in {metaslab} is to be freed, but is not allocated: a pointer or the space map \
-             is damaged; mount read-only and run `copyhold check`"
+        "{run:?} in {metaslab} cannot be freed, because it is not allocated: a pointer or the \
+         space map is damaged; mount read-only and run `copyhold check`"
     )]
     NotAllocated { run: Run, metaslab: MetaslabId },
     #[error("{run:?} does not lie on any device of the pool; run `copyhold check`")]
@@ -21,8 +21,8 @@ pub enum SpaceError {
     )]
     Fixed { run: Run, metaslab: MetaslabId },
     #[error(
-        "the space map of {metaslab} has {what} = {found}, its descriptor wants {wanted}; run \
-             `copyhold check`"
+        "the space map of {metaslab} has {what} = {found}, but its descriptor has {wanted}; run \
+         `copyhold check`"
     )]
     Mismatch { metaslab: MetaslabId, what: &'static str, found: u64, wanted: u64 },
     #[error("there is no {metaslab}; run `copyhold check`")]

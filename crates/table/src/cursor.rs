@@ -51,8 +51,8 @@ impl<'n> Cursor<'n> {
         Cursor::new(nodes, tree, Key::MIN, Key::MIN, false)
     }
 
-    /// Stands on the first item of `tree` at or above `from`; goes up, and reads `read_ahead`
-    /// leaves beyond the one that it is in.
+    /// Begins at the first item of `tree` at or above `from`; goes up, and reads `read_ahead`
+    /// leaves beyond its own.
     pub(crate) async fn upwards(
         nodes: &'n dyn NodeSource,
         tree: Tree,
@@ -102,7 +102,7 @@ impl<'n> Cursor<'n> {
         Ok(cursor)
     }
 
-    /// Stands on the last item of `tree` below `to`; goes down.
+    /// Begins at the last item of `tree` below `to`; goes down.
     pub(crate) async fn downwards(
         nodes: &'n dyn NodeSource,
         tree: Tree,

@@ -12,23 +12,24 @@ use copyhold_types::{Key, NodePtr, TableId};
 #[non_exhaustive]
 pub enum TableError {
     /// For a [`crate::NodeSource`]: no copy could be read or verified.
-    #[error("{ptr:?} cannot be read from any of its copies; run a check to see what it held")]
+    #[error("{ptr:?} cannot be read in any copy; run `copyhold check` to list the affected files")]
     Unreadable { ptr: NodePtr, source: Arc<dyn Error + Send + Sync> },
-    #[error("{ptr:?} is not a node as it should be; run a check to see what it held")]
+    #[error("{ptr:?} is not a valid node; run `copyhold check` to list the affected files")]
     Damaged { ptr: NodePtr, source: FormatError },
-    #[error("{ptr:?} is not the {level:?} node that its parent says; run a check")]
+    #[error("{ptr:?} is not the {level:?} node that its parent records; run `copyhold check`")]
     Level { ptr: NodePtr, level: Level },
     /// For a [`crate::NodeSink`]: no space, or a device that fails.
     #[error("a node of {bytes} bytes cannot be written")]
     Unwritable { bytes: usize, source: Arc<dyn Error + Send + Sync> },
-    #[error("keys from {start} of table {table} cannot be settled; other tables are not affected")]
+    #[error("keys from {start} of table {table} cannot be flushed; other tables are not affected")]
     Partition { table: TableId, start: Key, source: Box<TableError> },
     /// Layers that cannot be read and merged take up all that the partition may have.
     #[error(
-        "no more edits can be laid over what cannot be read; {layers} layers are there; run a check"
+        "an unreadable partition has {layers} layers and accepts no more edits; run `copyhold \
+         check`"
     )]
     Layers { layers: usize },
-    #[error("the partitions of table {table} do not fit together: {why}; run a check")]
+    #[error("the partitions of table {table} contradict each other: {why}; run `copyhold check`")]
     Descriptors { table: TableId, why: String },
 }
 

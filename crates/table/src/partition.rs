@@ -101,8 +101,8 @@ impl Partition {
 pub(crate) struct Partitions {
     list: Vec<Partition>,
     next_id: u64,
-    /// The table that it was forked from, until its partitions are handed over (`fork`). While it
-    /// is there, there is one partition, without a base.
+    /// The table that it was forked from, until its partitions are handed over (`fork`). Until then
+    /// there is one partition, without a base.
     pub(crate) under: Option<Arc<Table>>,
     pub(crate) owned: Option<Owned>,
 }

@@ -69,7 +69,7 @@ impl Buf {
         Arc::make_mut(&mut self.memory).blocks.as_mut_slice().as_mut_bytes()
     }
 
-    /// Whether a clone of this buffer is alive somewhere.
+    /// Whether another clone of this buffer is alive.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.memory) > 1
     }

@@ -48,8 +48,8 @@ struct Pause {
 impl Pause {
     fn begin(&mut self, now: Nanos) {
         if self.ends.is_some() {
-            // A pass over all that fails may take a while, and is not to begin within itself; but
-            // new failures do not put the retry off for good.
+            // A pass over all failures may take a while, and does not begin within itself; but new
+            // failures do not postpone the retry for ever.
             let latest = self.began + 2 * nanos(self.length);
             self.ends = Some(latest.min(now + nanos(self.length)));
             return;

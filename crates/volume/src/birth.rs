@@ -1,7 +1,7 @@
 //! Subvolumes come into being: empty, or as a snapshot.
 //!
-//! Numbers are obtained first, since that may wait (R9); the rest is one transaction, whatever the
-//! size of the source and the number of its snapshots:
+//! Numbers are obtained first, since that may wait (R9); the rest is one transaction, for any size
+//! of the source and any number of its snapshots:
 //!
 //! ```text
 //!   ids = volumes.numbers(Some(&source))        settles the oldest of too many layers (R29)
@@ -138,10 +138,9 @@ impl Volumes {
         Ok((subvol, txg))
     }
 
-    /// Seals the present state of `source`, and lets it and a new subvolume go on from there.
-    /// Edits that the caller has not written yet belong to the time after. `next_inode` is a
-    /// number that none of the source's inodes has reached, if no number was taken since the pool
-    /// was opened.
+    /// Seals the present state of `source`, from which `source` and a new subvolume continue. Edits
+    /// that the caller has not written yet belong to the time after. `next_inode` is a number that
+    /// none of the source's inodes has reached, if no number was taken since the pool was opened.
     pub fn snapshot(
         &self,
         source: &Subvol,
@@ -165,7 +164,7 @@ impl Volumes {
         self.branch(&mut trees, source, holders, numbers, new, next_inode, None, credit, tx)
     }
 
-    /// Whether [`Self::branch`] can go on from here.
+    /// Whether [`Self::branch`] can continue.
     pub(crate) fn check_sealable(
         &self,
         trees: &Trees<'_>,
@@ -295,7 +294,7 @@ fn flags(new: &NewSubvol) -> SubvolFlags {
     SubvolFlags(if new.read_only { SubvolFlags::READ_ONLY } else { 0 })
 }
 
-/// The source goes on in the first.
+/// The source continues in the first.
 fn births(source: SubvolId, numbers: &Numbers) -> [Birth; 2] {
     let birth = |n: usize, subvol| Birth {
         id: numbers.epochs[n],

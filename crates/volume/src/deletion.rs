@@ -1,13 +1,13 @@
 //! The end of a subvolume: at once for users, in steps for its space.
 //!
 //! ```text
-//!   delete:  one record: the entry goes, the subvolume is dying; no transaction of its files,
+//!   delete:  one record: no entry any more, the subvolume is dying; no transaction of its files,
 //!            no snapshot and no reflink from then on
-//!   settle   its table and the tables under it are flushed; the tree stands still from here
+//!   settle   its table and the tables under it are flushed; the tree does not change from here
 //!   walk     its own pointers are released (`walk`), the cursor in the record
 //!   absorb   its sibling takes its parent's place, when nothing is pending for the two
-//!   rebury   the sibling's drops are released once more, by the heir that it is now
-//!   forget   tables and records go
+//!   rebury   the sibling's drops are released once more, by the sibling in its new place
+//!   forget   tables and records are deleted
 //! ```
 //!
 //! DELETE-D1  One deletion at a time in a family; the others wait at *settle*, and are begun by id
@@ -64,12 +64,12 @@ pub struct Leaving<'a> {
     pub heir: Option<SubvolId>,
 }
 
-/// Whether its tree stands still, for good.
+/// Whether its tree does not change any more.
 pub(crate) fn is_retired(step: Step) -> bool {
     !matches!(step, Step::Settle)
 }
 
-/// The epoch in whose place a deletion goes on, once its own is gone.
+/// The epoch in whose place a deletion continues, once its own is absorbed.
 pub(crate) fn heir_of(step: Step) -> Option<EpochId> {
     match step {
         Step::Rebury { heir, .. } => Some(heir),
@@ -222,9 +222,9 @@ impl Volumes {
         }
     }
 
-    /// Deletions that may go on, of families in which one pays into this group: an extent is
-    /// charged to its creator, and only its family refers to it; but for reflinks, which may lead
-    /// anywhere.
+    /// The ready deletions of families in which a subvolume pays into this group: an extent is
+    /// charged to its creator, and only its family refers to it; except for reflinks, whose
+    /// references may be in any family.
     fn deletions_for(&self, group: GroupId) -> Vec<Arc<Subvol>> {
         let map = self.state.map.read();
         let ready = map.dying.ready().into_iter().filter_map(|id| map.subvols.get(&id));
@@ -263,7 +263,7 @@ impl Volumes {
         }
     }
 
-    /// Stops a damaged deletion until the next retry; other deletions go on.
+    /// Stops a damaged deletion until the next retry; other deletions continue.
     fn step_failed(&self, subvol: &Subvol, error: VolumeError) -> Result<bool> {
         if !error.is_damage() {
             return Err(error);
@@ -280,7 +280,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// The deletions that may go on (`queue`).
+    /// The deletions that are ready (`queue`).
     fn deletions(&self) -> Vec<Arc<Subvol>> {
         let map = self.state.map.read();
         let together = self.ledger().breaks(Sabotage::DeleteTogether);
@@ -511,7 +511,7 @@ async fn background(volumes: &Weak<Volumes>, pace: &mut Pace) -> Option<Duration
         Ok(false) => Some(IDLE),
         Err(VolumeError::Pool(PoolError::Stopped { .. } | PoolError::ReadOnly { .. })) => None,
         Err(error) => {
-            tracing::error!("in the background: {error}");
+            tracing::error!("freeing in the background: {error}");
             Some(IDLE)
         }
     }

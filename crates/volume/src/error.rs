@@ -13,7 +13,7 @@ use crate::release::Damage;
 pub enum VolumeError {
     #[error("there is no subvolume {0}")]
     NoSubvolume(SubvolId),
-    #[error("subvolume {0} is being deleted; close what is open in it")]
+    #[error("subvolume {0} is being deleted; close its open files")]
     Dying(SubvolId),
     #[error("subvolume {0} is read-only")]
     ReadOnly(SubvolId),
@@ -22,37 +22,38 @@ pub enum VolumeError {
     #[error("subvolume {0} holds subvolume {1}; delete or move that one first")]
     Holds(SubvolId, SubvolId),
     #[error(
-        "subvolume {subvol} cannot become what subvolume {snapshot} is: they share no history, or \
-         are the same; take a snapshot of it, or of what it was made from"
+        "subvolume {subvol} cannot be rolled back to subvolume {snapshot}: they share no history, \
+         or are the same; choose a snapshot of it, or of its snapshot source"
     )]
     Unrelated { subvol: SubvolId, snapshot: SubvolId },
-    #[error("subvolume {0} has taken a newer epoch than the snapshot was given; try again")]
+    #[error("subvolume {0} has begun a newer epoch than its snapshot; try again")]
     Overtaken(SubvolId),
     #[error(
-        "subvolumes {0} and {1} are no snapshots of each other, nor of one that both were made from"
+        "subvolumes {0} and {1} share no history: neither of them is a snapshot of the other, nor \
+         both of a third"
     )]
     Incomparable(SubvolId, SubvolId),
     #[error(
-        "subvolume {0} cannot be freed now: a node is damaged or unreadable; freeing is tried again \
-         after a pause; run a check if this lasts"
+        "subvolume {0} cannot be freed now: a node is damaged or unreadable; the deletion tries \
+         again after a pause; run `copyhold check` if this lasts"
     )]
     Unfreeable(SubvolId),
-    #[error("epoch {0} has pending releases that cannot be taken up, for there is damage")]
+    #[error("damage prevents the pending releases of epoch {0}; run `copyhold check`")]
     Aside(EpochId),
     #[error(
-        "{0} exists already, though its number is to come next: the mark of numbers is damaged; run \
-         a check"
+        "{0} exists already, at or above the high-water mark of its numbers, which is damaged; run \
+         `copyhold check`"
     )]
     Mark(String),
-    #[error("the record {key} of the system table: {source}")]
+    #[error("the item {key} of the system table: {source}")]
     Record {
         key: Key,
         #[source]
         source: FormatError,
     },
-    #[error("subvolumes do not go with their epochs: {0}; run a check")]
+    #[error("subvolumes and their epochs do not match: {0}; run `copyhold check`")]
     Family(#[from] BadFamily),
-    #[error("{0}; nothing more is freed here, run a check")]
+    #[error("{0}; no more space is freed here; run `copyhold check`")]
     Damage(#[from] Damage),
     #[error(transparent)]
     Quota(#[from] QuotaError),

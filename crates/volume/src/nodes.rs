@@ -108,7 +108,7 @@ impl NodeTurnover for Turnover<'_> {
             // The transaction is being applied: contradictory space stays allocated, and a check
             // finds it.
             if let Err(damage) = evaluation.release(release) {
-                tracing::error!("{damage}; run a check");
+                tracing::error!("{damage}; run `copyhold check`");
             }
         }
         let freed = self.state.decided(self.pool, evaluation.take(), tx);

@@ -8,10 +8,10 @@
 //!           less if steps are short. The requests to the pool in the last moments show that
 //!           others work, so it needs no report.
 //!
-//! PACE-W1  While others work, freeing has at most one part in four of the time.
-//! PACE-W2  Nothing rests when no other work came for `QUIET`, or while there is little space; a
-//!          task that waits for space takes steps itself.
-//! PACE-W3  No rest is longer than `REST_MAX`, so freeing goes on whatever the load.
+//! PACE-W1  While other work runs, freeing has at most one part in four of the time.
+//! PACE-W2  Freeing does not rest when no other work came for `QUIET`, or while there is little
+//!          space; a task that waits for space takes steps itself.
+//! PACE-W3  No rest is longer than `REST_MAX`, so freeing continues under any load.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

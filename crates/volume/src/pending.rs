@@ -28,7 +28,7 @@ pub(crate) const RELEASES_PER_STEP: usize = 64;
 const LEVELS_PER_STEP: u32 = 64;
 /// How often missing nodes are read before a step does without.
 const TRIES: usize = 4;
-/// Tier of each step: a deletion that was accepted can always go on.
+/// Tier of each step: an accepted deletion can always continue.
 const TIER: Tier = Tier::FinishSubvolume;
 /// Bytes of a step's records.
 const RECORD_BYTES: usize = 512;

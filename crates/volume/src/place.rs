@@ -19,10 +19,10 @@ impl Volumes {
     /// this table are the second's.
     pub const THERE: TableId = TableId(14);
 
-    /// Entries have gone to other directories; `tx` has the edits of the directories, which are
-    /// `holders[0]`'s, or those of [`Self::THERE`] `holders[1]`'s. That none comes to be inside
-    /// itself is the caller's business. A new holder may end above its limit. `made`: an inode that
-    /// comes to be in `holders[0]`, for which `hold` is.
+    /// Entries have moved to other directories; `tx` has the edits of the directories, which are in
+    /// `holders[0]`, or those of [`Self::THERE`] in `holders[1]`. The caller ensures that no
+    /// subvolume moves into itself. A new parent subvolume may end above its limit. `made`: an
+    /// inode that is created in `holders[0]`, for which `hold` is.
     pub fn moved(
         &self,
         moves: &[(&Subvol, Place)],

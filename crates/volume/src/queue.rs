@@ -1,11 +1,12 @@
 //! The deletion whose turn it is: found without looking at those that wait.
 //!
-//! One deletion at a time goes on in a family, the one that has begun or else the first by id
-//! (DELETE-D1). One that is only forgotten, in no family any more, blocks no other. Those that may
-//! go on take turns, so a large one does not keep the small ones waiting.
+//! A family runs one deletion at a time, the one that has begun or else the first by id
+//! (DELETE-D1). A deletion that has only records left to delete, and is in no family any more,
+//! blocks no other. The ready deletions take turns, so a large one does not keep the small ones
+//! waiting.
 //!
 //! QUEUE-Q1  Of each family with deletions one is `head`: the one that has begun, or the first.
-//! QUEUE-Q2  `ready` are the heads, and those to be forgotten, that can go on.
+//! QUEUE-Q2  `ready` are the heads, and the deletions with only records left, that can continue.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,7 +41,7 @@ struct Waiting {
 }
 
 impl Queue {
-    /// A subvolume is being deleted, and has come to this step.
+    /// A subvolume is being deleted, and has reached this step.
     pub(crate) fn file(&mut self, id: SubvolId, family: FamilyId, step: Step) {
         let begun = Deletion { family, goes_on: true, is_forgotten: false };
         let deletion = self.all.entry(id).or_insert(begun);
@@ -68,7 +69,7 @@ impl Queue {
         }
     }
 
-    /// All deletions may go on again.
+    /// All deletions are ready again.
     pub(crate) fn retry_all(&mut self) {
         self.all.values_mut().for_each(|deletion| deletion.goes_on = true);
         let heads = self.families.values().filter_map(|waiting| waiting.head);
@@ -102,7 +103,7 @@ impl Queue {
         }
     }
 
-    /// Those that may go on, by id.
+    /// The ready deletions, by id.
     pub(crate) fn ready(&self) -> Vec<SubvolId> {
         self.ready.iter().copied().collect()
     }

@@ -1,9 +1,9 @@
 //! Sharing extents: further references to runs with a reference already.
 //!
 //! A share is a reference of its own, with the current epoch of its maker and the origin of its
-//! source. Both families stand still from the moment the source's pointers are known to be there
-//! until the shares are applied (R44): the caller holds the files' own locks, so that the source
-//! does not drop the shared runs.
+//! source. Neither family changes from the moment the source's pointers are known to exist until
+//! the shares are applied (R44): the caller holds the files' own locks, so that the source does not
+//! drop the shared runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;

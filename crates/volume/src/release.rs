@@ -1,4 +1,4 @@
-//! The effect of a dropped pointer: a share given back, space freed, or a line on a deadlist.
+//! The effect of a dropped pointer: a share removed, space freed, or a line on a deadlist.
 //!
 //! ```text
 //!   a holder drops pointers of a run         the holder: an epoch, nothing below it holds them now
@@ -138,7 +138,7 @@ pub struct Evaluation<'a> {
     shares: BTreeMap<BlockAddr, Overlay<u32>>,
     outcome: Outcome,
     climb_max: u32,
-    /// Instead of taking shares: which references are gone for good.
+    /// Instead of taking shares: the references to drop.
     dropped: Option<Vec<(Run, u32)>>,
     /// Edits that the transaction has credit for. `None`: the caller obtains credit for the
     /// outcome.
@@ -196,9 +196,9 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Only to report which references would be gone for good ([`Self::take_dropped`]): which
-    /// space is then free, shares decide, at which this does not look. The [result](Self::take) is
-    /// not to be applied.
+    /// Only reports the references that would be dropped ([`Self::take_dropped`]). Shares, which
+    /// this ignores, then decide about the free space. The [result](Self::take) is not to be
+    /// applied.
     pub fn weighing(mut self) -> Evaluation<'a> {
         self.dropped = Some(Vec::new());
         self
@@ -370,7 +370,7 @@ impl<'a> Evaluation<'a> {
         Ok(())
     }
 
-    /// Puts on this epoch's deadlist the pointers that its sibling still holds, and goes on with
+    /// Puts on this epoch's deadlist the pointers that its sibling still has, and continues with
     /// its parent for the pointers that the sibling had dropped.
     fn bury(&mut self, at: &Epoch, release: Release, climbed: u32) -> Result<(), Damage> {
         let Release { pointer, content, count, .. } = release;

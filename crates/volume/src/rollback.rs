@@ -1,9 +1,9 @@
 //! A subvolume returns to the state of a snapshot.
 //!
-//! A new snapshot of that snapshot gets the entry of the subvolume, its groups, limits and reserve;
-//! the subvolume itself is dying from then on, with the new one as heir, or goes on under another
-//! entry. All of it is one transaction: a crash leaves one or the other. The new one has an id of
-//! its own, so references to the old state cannot be taken for the new.
+//! A new snapshot of that snapshot gets the entry of the subvolume, its groups, limits and reserve.
+//! The old subvolume is dying from then on, with the new one as heir, or stays alive under another
+//! entry. All of it is one transaction: a crash leaves the state before or after. The new one has
+//! an id of its own, so references to the old state cannot be taken for the new.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::volumes::{Subvol, Volumes};
 pub enum OldState<'a> {
     /// It is deleted, as of now; `name` is the name that it had.
     Deleted { since: Timestamp, name: &'a [u8] },
-    /// It goes on as the subvolume that it was, with its entry here.
+    /// The old state stays a subvolume, with its entry here.
     Kept(Place),
 }
 

@@ -22,11 +22,11 @@ pub enum Sabotage {
     AlwaysInPlace,
     /// R16: the drop of an inherited pointer does not see that the sibling has dropped it.
     BlindBuries,
-    /// R17: all deletions of a family go on at once.
+    /// R17: all deletions of a family run at once.
     DeleteTogether,
     /// R18: a tree is walked that is not settled.
     WalkUnsettled,
-    /// R21: the releases of a transaction come to more than there is credit for.
+    /// R21: the releases of a transaction exceed its credit.
     IgnoreCredit,
     /// R23: limits are not looked at.
     IgnoreLimits,
@@ -34,7 +34,7 @@ pub enum Sabotage {
     LoseReserve,
     /// R24: a txg logs the usage that the one before left.
     LateUsage,
-    /// R25: a subvolume from before quotas goes on with an epoch that is not counted.
+    /// R25: a subvolume from before quotas keeps an epoch that is not counted.
     KeepEpoch,
     /// R26: rows of usage stay when no space is left that they count.
     KeepRows,

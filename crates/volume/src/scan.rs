@@ -6,9 +6,9 @@
 //!           is as new as the newest pointer in it: nodes carry the epoch that wrote them. So a
 //!           node that is the same, or older, is skipped with all below it.
 //!
-//! A step reads some keys and says where to go on: the caller keeps that. It is good if the files
-//! were not moved meanwhile, as any reading is (`read`). Changes between two steps may be seen or
-//! not; snapshots that are read-only do not change.
+//! A step reads some keys and returns the cursor for the next step, which the caller keeps. A step
+//! is valid if the files were not moved meanwhile, as any read is (`read`). Changes between two
+//! steps may be seen or not; read-only snapshots do not change.
 //!
 //! The *generation* of a subvolume is the number that it stamps on new pointers: a snapshot gives
 //! a new one to both sides. Items of generation *g* or newer were written since the subvolume, or
@@ -37,7 +37,7 @@ pub enum Fresh {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scanned<T> {
     pub items: Vec<T>,
-    /// Where to go on, if there is more.
+    /// The cursor of the next step, if there is more.
     pub next: Option<Key>,
 }
 
@@ -106,8 +106,8 @@ impl Volumes {
         Ok(Scanned { items: fresh, next })
     }
 
-    /// The items that edits, layers and the wanted leaves have of a live subvolume's files from
-    /// `from` on (`Table::told`).
+    /// The items of a live subvolume's files from `from` on, of edits, layers and the wanted leaves
+    /// (`Table::told`).
     pub(crate) async fn told(
         &self,
         subvol: &Subvol,

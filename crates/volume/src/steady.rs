@@ -1,4 +1,4 @@
-//! Transactions of a subvolume's files, while its family stands still.
+//! Transactions of a subvolume's files, while its family does not change.
 //!
 //! The family decides the stamp of pointers, the ownership of pointers and the effect of a drop.
 //! So it is held still from before the first pointer is made until the transaction is applied
@@ -26,7 +26,7 @@ use crate::segment::{window_of, windows};
 use crate::stored::Stored;
 use crate::volumes::{State, Subvol, Volumes};
 
-/// A live subvolume whose family stands still. Others of the family may make transactions, too.
+/// A live subvolume whose family does not change. Others of the family may make transactions, too.
 pub struct Steady<'a> {
     volumes: &'a Volumes,
     subvol: &'a Subvol,
@@ -35,8 +35,8 @@ pub struct Steady<'a> {
     inode: Option<InodeChange>,
 }
 
-/// The change of the number of its subvolume's inodes by a transaction: the item of one is new, or
-/// is deleted for good.
+/// The change of the number of its subvolume's inodes by a transaction: it puts a new inode item,
+/// or deletes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InodeChange {
     Born(InodeNo),
@@ -89,8 +89,8 @@ impl Volumes {
         Ok(Steady { volumes: self, subvol, tree, leaf, inode: None })
     }
 
-    /// Applies a transaction of a subvolume's files that makes no pointers, or whose pointers are
-    /// of the epoch that is current whatever happens.
+    /// Applies a transaction of a subvolume's files that makes no pointers, or only pointers of the
+    /// epoch that is current when it is applied.
     pub fn apply(
         &self,
         subvol: &Subvol,

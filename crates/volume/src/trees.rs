@@ -10,7 +10,7 @@ use crate::error::{Result, VolumeError};
 use crate::family::{Epoch, Family, FamilyId};
 use crate::volumes::{FamilyCell, Subvol, Volumes};
 
-/// Families that stand still, some of them to be changed.
+/// Locked families, some of them to be changed.
 pub(crate) struct Trees<'a>(BTreeMap<FamilyId, Guard<'a>>);
 
 enum Guard<'a> {

@@ -136,9 +136,9 @@ impl Subvol {
         *self.item.lock()
     }
 
-    /// Where its files are now. A snapshot moves them to another table, which begins with the same
-    /// content: a task with locks on its earlier reads may go on, for its edits are led there. But
-    /// the table that they were moved from may be no more: to read, see [`Volumes::get`].
+    /// The present table of its files. A snapshot moves them to another table, which begins with
+    /// the same content: a task with locks on its earlier reads may continue, because its edits are
+    /// applied to that table. But the former table may be dropped: to read, see [`Volumes::get`].
     pub fn files(&self) -> TableId {
         TableId(self.files.load(Ordering::Acquire))
     }
@@ -195,7 +195,7 @@ impl Subvol {
         }
     }
 
-    /// Its files may be changed. The family stands still.
+    /// Its files may be changed. The family does not change.
     pub(crate) fn check_changeable(&self) -> Result<()> {
         self.check_live()?;
         match self.is_read_only() {
@@ -279,7 +279,7 @@ impl Map {
             let alone = || FamilyCell::new(Family::new(item.epoch, id, item.table));
             let home = home.unwrap_or_else(alone);
             if is_wrong {
-                let why = "its subvolume's record says something else";
+                let why = "the item of its subvolume contradicts it";
                 return Err(crate::family::BadFamily { epoch: item.epoch, why }.into());
             }
             if let SubvolState::Dying(step) = item.state {
@@ -331,8 +331,8 @@ impl FamilyCell {
 }
 
 impl State {
-    /// Tells pending releases apart, across crashes too: a txg of which the log has any trace is
-    /// never used again (R13).
+    /// Distinguishes pending releases, across crashes too: a txg with any trace in the log is never
+    /// used again (R13).
     pub(crate) fn next_sequence(&self, open: Txg) -> u64 {
         let floor = open.get() << SEQUENCE_BITS;
         let next = |last: u64| Some(floor.max(last + 1));
@@ -364,7 +364,7 @@ impl Volumes {
     pub const LIFE_BYTES: usize = 4096;
 
     /// Reads the records. The pool was opened for tenants (`OpenOptions::tenants`), and begins to
-    /// flush now. An interrupted deletion goes on when background work does.
+    /// flush now. An interrupted deletion continues with the background work.
     pub async fn open(pool: Arc<Pool>) -> Result<Arc<Volumes>> {
         let Records { subvols, epochs, quotas } = Records::read(&pool).await?;
         let families = Family::restore(&epochs)?;
@@ -373,7 +373,7 @@ impl Volumes {
         let newest = epochs.values().map(|item| item.current.0).max().unwrap_or(0);
         let payers = epochs.values().map(|item| (item.current, item.subvol));
         let (ledger, strays) = quotas.finish(live.map(resident), payers);
-        strays.iter().for_each(|stray| tracing::error!("{stray}; run a check"));
+        strays.iter().for_each(|stray| tracing::error!("{stray}; run `copyhold check`"));
         let sharing = may_share(&pool).await?;
         let state = Arc::new(State {
             pool: Arc::downgrade(&pool),

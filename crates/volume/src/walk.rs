@@ -1,9 +1,9 @@
 //! The pointers that a dying subvolume owns, released in key order and bounded steps.
 //!
-//! Its table is settled and stands still. A node that is older than the subvolume's first epoch
-//! has nothing below it that is not: it is skipped with all that. A partition's own nodes are
-//! released when its items have been, so that after a crash the cursor never leads to a node that
-//! is gone (R18). Layers hide items of the base, so a partition that has some is read as a whole.
+//! Its table is settled and does not change. All nodes below a node that is older than the
+//! subvolume's first epoch are older, too: the walk skips them. A partition's own nodes are
+//! released after its items, so that after a crash the cursor never leads to a freed node (R18).
+//! Layers hide items of the base, so a partition with layers is read as a whole.
 //!
 //! A step is one transaction: releases, and the cursor behind them.
 

@@ -13,8 +13,8 @@
 //! ([`Tally`]): a step is bounded, and the daemon remembers nothing. Memory for that is about a
 //! hundred bytes for each 128 KiB that are shared by reflink.
 //!
-//! Data only: nodes are left out. While others write, and while deletions go on, the result is of
-//! no single moment; else it is exact.
+//! Data only: nodes are left out. While other tasks write or deletions run, the result has no
+//! single moment; else it is exact.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -190,7 +190,7 @@ impl Volumes {
         Ok(weighed)
     }
 
-    /// Which references would be gone for good, if this one were released.
+    /// The references that the release of this one would drop.
     async fn dropped(&self, subvol: &Subvol, release: Release) -> Result<Vec<(Run, u32)>> {
         let (mut dropped, mut todo) = (Vec::new(), vec![release]);
         while !todo.is_empty() {

@@ -67,7 +67,7 @@ impl Walk<'_> {
         for (dir, to, found) in wrong {
             let name = names.get(&(dir, to)).cloned().unwrap_or_default();
             let dir = self.file(dir.0);
-            let why = "it says that the file is of another type than it is".to_owned();
+            let why = "it records another type than the file has".to_owned();
             checker.report.add(match found {
                 None => Problem::MissingInode { dir, name, to },
                 Some(_) => Problem::Entry { dir, name, why },

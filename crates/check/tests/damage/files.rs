@@ -41,7 +41,7 @@ fn too_many_links_leak_and_too_few_lose() {
     let (kinds, worst, text) =
         after(async |files| files.change_inode(SHORT, |item| item.nlink = 3).await);
     assert_eq!((kinds, worst), (vec!["links"], Severity::Leak));
-    assert!(text.contains("says that it has 3 links, and has 2 [/dir/"), "{text}");
+    assert!(text.contains("is 3, and should be 2 [/dir/"), "{text}");
 
     let (kinds, worst, text) =
         after(async |files| files.change_inode(SHORT, |item| item.nlink = 1).await);

@@ -325,9 +325,9 @@ fn keys_outside_of_the_range_of_a_node_are_told() {
 #[test]
 fn a_count_of_items_that_is_wrong_is_told_for_leaf_and_partition() {
     let leaf = rewritten(&sound(), async |_, _, rows| rows[0].items -= 1);
-    assert!(complaints(&leaf).contains("and its parent says"));
+    assert!(complaints(&leaf).contains("and its parent records"));
     let partition = rewritten(&sound(), async |_, descriptor, _| descriptor.items += 5);
-    assert!(complaints(&partition).contains("it says that it has"));
+    assert!(complaints(&partition).contains("its count of items is"));
     assert_eq!(kinds(&partition), ["node-content"]);
 }
 
@@ -360,7 +360,7 @@ fn a_leaf_where_an_inner_node_should_be_is_told() {
     });
     let report = report(&image);
     let found =
-        report.findings.iter().any(|f| f.what.contains("another level than its parent says"));
+        report.findings.iter().any(|f| f.what.contains("not the one that its parent records"));
     assert!(found, "{report:#?}");
 }
 
@@ -375,5 +375,5 @@ fn partitions_that_do_not_cover_all_keys_are_told() {
     });
     let report = report(&image);
     assert_eq!(kinds(&image), ["cannot-open"]);
-    assert!(report.findings[0].what.contains("do not fit together"), "{report:#?}");
+    assert!(report.findings[0].what.contains("contradict each other"), "{report:#?}");
 }

@@ -321,7 +321,7 @@ fn usage_that_names_another_payer_is_told() {
         assert!(changed > 0, "a pays for something");
     });
     assert_eq!(kinds(&image), ["quota"]);
-    assert!(report(&image).findings[0].what.contains("is counted as"));
+    assert!(report(&image).findings[0].what.contains("but its usage item names"));
 }
 
 #[test]

@@ -83,7 +83,7 @@ pub(crate) fn subvolume(path: &Path) -> Result<Root, Failure> {
         Failure::refused(Refusal::new(
             "EINVAL",
             format!(
-                "{0} is no subvolume; `copyhold subvolume list {0}` shows them",
+                "{0} is not a subvolume; `copyhold subvolume list {0}` shows them",
                 path.display()
             ),
         ))
@@ -122,7 +122,7 @@ impl Root {
                 Err(Failure::refused(Refusal::new(
                     "EBUSY",
                     format!(
-                        "{} is where the subvolume is mounted, not its name in the pool; use that",
+                        "{} is a mount point of the subvolume; use its path in the pool",
                         self.path.display()
                     ),
                 )))

@@ -29,16 +29,16 @@ use sink::{Item, Problem, Sink, shown};
 
 /// Copy all readable files of a pool into a directory
 ///
-/// For a pool that does not open. It needs one label and one uberblock. If neither copy of the log
-/// can be read, files are shown as the tables have them, and may be old or mixed. The pool is only
-/// read.
+/// This verb is for a pool that does not open. It needs one label and one uberblock. If neither
+/// copy of the log can be read, files have the content of the tables, which may be old or mixed.
+/// The pool is only read.
 ///
 /// Each problem is a line: `damaged` for a structure of the pool, `lost` for content or names, with
 /// zeros where bytes are lost, `not restored` for what the destination refuses. The command exits
 /// with 3 if anything was lost, or if the log or the tables are damaged, so that files may be old;
 /// else with 1 if something was not restored.
 ///
-/// Subvolumes come where their entries are, and those whose entry is lost as `subvolume-ID`.
+/// Subvolumes are copied to the paths of their entries; one whose entry is lost is `subvolume-ID`.
 /// Owners, device files and attributes need root. The file flags of chattr are not restored.
 /// With --json each line is an object, the last one the summary.
 #[derive(Debug, clap::Args)]
@@ -127,7 +127,7 @@ impl Export {
         }
         let source = Seekable::new(file).map_err(wrong)?;
         Pool::open(source).map_err(|damage| {
-            let why = format!("{}: nothing can be read of it: {damage}", self.pool.display());
+            let why = format!("{}: no file can be read: {damage}", self.pool.display());
             Failure::new(Kind::NotAPool, why)
         })
     }

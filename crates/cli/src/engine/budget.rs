@@ -11,12 +11,12 @@ const MIB: u64 = 1 << 20;
 pub(super) fn refusal(error: SharesError) -> Failure {
     Failure::usage(match error {
         SharesError::TooLittle { budget, least } => format!(
-            "memory={} is too little: a pool of this size takes memory={}M at least",
+            "memory={} is too small: a pool of this size needs memory={}M or more",
             Size(budget),
             least.div_ceil(MIB),
         ),
         SharesError::TooManyEdits { delta, budget, most } => format!(
-            "delta={} is too much of memory={}: delta={}M fits",
+            "delta={} is too large for memory={}; delta={}M fits",
             Size(delta),
             Size(budget),
             most / MIB,
@@ -28,9 +28,9 @@ pub(super) fn refusal(error: SharesError) -> Failure {
 pub(super) fn warning(shares: &Shares) -> Option<String> {
     let (group, least) = (Size(shares.tight_group?), shares.budget.div_ceil(MIB));
     Some(format!(
-        "the control group limits memory to {group}, and the daemon may take {least}M of it, the \
-         least for a pool of this size (`-o memory=` takes no less); raise the group's limit to \
-         {}M, or the daemon may be killed",
+        "the control group limits memory to {group}, and the daemon may use {least}M of it, the \
+         least for a pool of this size (`-o memory=` accepts no less); raise the limit of the \
+         group to {}M, or the kernel may kill the daemon",
         2 * least
     ))
 }

@@ -25,7 +25,7 @@ impl From<copyhold::Error> for Failure {
                 format!("{} holds {found}; --force overwrites it", path.display()),
             ),
             Error::NoSize { path } => Failure::usage(format!(
-                "{} is not there; say how large it shall be with --size",
+                "{} does not exist; give the size of the new pool with --size",
                 path.display()
             )),
             error @ Error::NoDevice { .. } => Failure::new(Kind::NotFound, error.to_string()),

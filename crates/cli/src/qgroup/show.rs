@@ -14,11 +14,11 @@ use crate::report::{Report, table};
 use crate::size::Size;
 use copyhold_serve::wire::{Group, GroupLimits, GroupRow, Question};
 
-/// Show what subvolumes and groups use, and their limits
+/// Show the usage and the limits of subvolumes and groups
 ///
-/// `used` is what was written by the subvolume and still has somebody who needs it, be it a
-/// snapshot. Members stand under their group. A `tombstone` is a deleted subvolume that still pays
-/// for what others share.
+/// `used` counts the blocks that the subvolume wrote and that a file or a snapshot still refers to.
+/// Members are listed under their group. A `tombstone` is a deleted subvolume that still pays for
+/// blocks that other subvolumes share.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold qgroup show /mnt\n  \
@@ -28,10 +28,10 @@ pub(super) struct Show {
     /// Show bytes
     #[arg(long)]
     raw: bool,
-    /// In this order, largest first, and not as a tree
+    /// Sort by this column, largest first, and do not show a tree
     #[arg(long, value_name = "FIELD")]
     sort: Option<Field>,
-    /// Write everything to the pool first, so that the figures are those of files
+    /// Write all dirty data to the pool first, so that the figures include it
     #[arg(long)]
     sync: bool,
     /// Any directory or file of the mount

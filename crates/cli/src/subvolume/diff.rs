@@ -21,14 +21,14 @@ const ASKED: usize = 512;
 
 /// List the paths that changed between two snapshots
 ///
-/// Or between a snapshot and the subvolume that it was made from, as that is now: what changes
-/// while the comparison goes on is listed or not. Both must share by snapshot. What they share is
-/// not read, so it takes as long as there are changes, not files.
+/// The new side may also be the subvolume itself, in its current state: changes during the
+/// comparison are listed or not. Both sides must share by snapshot. The comparison does not read
+/// shared nodes, so its time depends on the number of changes, not of files.
 ///
-/// One path in a line, from the subvolume's root: `A` it was added; `D` it was deleted; `R` it was
-/// renamed, with what is below it; `M` it was changed, and what of it: content (it was written to,
-/// cut or replaced), metadata (owner, permissions, flags, times), xattrs. A file with several names
-/// that was changed is listed under one of them. Nested subvolumes are not compared.
+/// Each line is a path from the root of the subvolume: `A` the path was added; `D` it was deleted;
+/// `R` it was renamed, with all paths below it; `M` it was changed, with the changed parts: content
+/// (written, truncated or replaced), metadata (owner, permissions, flags, times), xattrs. A changed
+/// file with several names is listed under one of them. Nested subvolumes are not compared.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold subvolume diff /mnt/backups/monday /mnt/backups/tuesday\n  \
@@ -86,7 +86,7 @@ impl Asker {
             let subvolume: Subvolume = control.put(&Question::Subvolume)?;
             if !subvolume.readonly {
                 let path = root.path.display();
-                complain(&format!("copyhold: {path} can be written; it was compared as it is now"));
+                complain(&format!("copyhold: {path} is writable; its current state was compared"));
             }
         }
         Ok(())

@@ -16,22 +16,22 @@ use copyhold_serve::wire::scan::{At, Scan, WeighedStep};
 
 /// Show how much data subvolumes hold, share, and would free
 ///
-/// Exclusive is what would become free if the subvolume were deleted now: what is shared with no
-/// other, by snapshot or by reflink. It is found by reading the extents of all files, in steps
-/// beside other work; nobody waits for it, and ending the program ends it. While files are written
-/// or subvolumes freed meanwhile, the figures are near what is; else they are exact. Each block is
-/// counted once, whatever number of references a subvolume has to it.
+/// Exclusive bytes would become free if the subvolume were deleted now: no other subvolume shares
+/// them by snapshot or by reflink. The daemon reads the extents of all files, in steps between
+/// other operations, and stops when this program ends. The figures are exact if no file is written
+/// and no subvolume is freed meanwhile, and approximate otherwise. Each block counts once, for any
+/// number of references from a subvolume.
 ///
-/// Data only: names, attributes and maps of extents are not counted. They lie in nodes that many
-/// files, and snapshots, have together, and many of their changes are in memory until the node is
-/// written; so a node is nobody's alone for long. What metadata a subvolume pays for is told by
-/// `qgroup show`. A file of up to a few hundred bytes is metadata, too.
+/// The figures are of data only, without names, attributes and extent items. Many files and
+/// snapshots share the nodes with these items, and many changes are in memory until the node is
+/// written, so few nodes are exclusive for long. `qgroup show` shows the metadata that a subvolume
+/// pays for. A file of up to a few hundred bytes is metadata, too.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold subvolume du /mnt/alice /mnt/backups/alice\n  \
     copyhold subvolume du --exclusive /mnt/backups/*     faster: only what is not shared is read")]
 pub(super) struct Du {
-    /// Only what is exclusive, which needs less reading
+    /// Only the exclusive bytes, which need fewer reads
     #[arg(long)]
     exclusive: bool,
     /// Roots of subvolumes

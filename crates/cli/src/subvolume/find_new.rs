@@ -18,13 +18,13 @@ use copyhold_serve::wire::scan::{FreshRow, Scan, Step};
 
 /// List file data that is of a generation or newer
 ///
-/// A subvolume stamps its generation on what it writes, and takes a new one when it is snapshotted.
-/// So with the generation that a snapshot shows (`subvolume show`), this lists what was written
-/// to its source since. What is older is not read. The last line has the marker for the next time:
-/// the generation of what is written from now on.
+/// A subvolume writes its generation into its extents, and takes a new one at each snapshot. With
+/// the generation of a snapshot (`subvolume show`), this verb lists the data written to the source
+/// since that snapshot. It does not read older data. The last line has the marker for the next
+/// call: the generation of writes from now on.
 ///
-/// Data of tiny files lies in their inodes and has no generation of its own; it is listed, as
-/// INLINE, where something near it is new.
+/// The data of tiny files is in their inodes and has no generation; it is listed, as INLINE, if an
+/// item near it is new.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold subvolume find-new /mnt/alice 9999999     only the marker\n  \
@@ -32,7 +32,7 @@ use copyhold_serve::wire::scan::{FreshRow, Scan, Step};
 pub(super) struct FindNew {
     /// The root of a subvolume
     path: PathBuf,
-    /// A generation, as `subvolume show` and the marker tell it
+    /// A generation, from `subvolume show` or from the marker
     generation: u64,
 }
 

@@ -9,17 +9,17 @@ use crate::failure::Failure;
 use crate::report::Report;
 use copyhold_serve::wire::{Keep, Question};
 
-/// Make a subvolume what a snapshot is
+/// Replace a subvolume by a new snapshot of a snapshot
 ///
-/// At once, whatever the size: a new, writable snapshot of SNAPSHOT takes the place of SUBVOLUME,
-/// with its quota groups, limits and reserve, and pays from then on for what the old state leaves.
-/// It has an id of its own. The old state is deleted, as by `subvolume delete`; with --keep it is a
-/// subvolume at another path instead. Files of the old state that are open answer ESTALE when it is
-/// deleted; SNAPSHOT stays as it is.
+/// A new, writable snapshot of SNAPSHOT replaces SUBVOLUME in constant time, with its quota groups,
+/// limits and reserve, and pays from then on for the remaining blocks of the old state. It has an
+/// id of its own. The old state is deleted, as by `subvolume delete`; with --keep it becomes a
+/// subvolume at another path instead. After its deletion, open files of the old state return
+/// ESTALE. SNAPSHOT does not change.
 ///
-/// SNAPSHOT is any subvolume that shares history with SUBVOLUME: a snapshot of it, or what it was
-/// made from. A subvolume that holds others can only be rolled back with --keep; they stay in the
-/// old state.
+/// SNAPSHOT is any subvolume that shares history with SUBVOLUME: a snapshot of it, or its source. A
+/// subvolume with subvolumes inside it can only be rolled back with --keep; they remain in the old
+/// state.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold subvolume rollback /mnt/alice /mnt/backups/alice-monday\n  \
@@ -29,9 +29,9 @@ pub(super) struct Rollback {
     /// Keep the old state as a subvolume of this path
     #[arg(long, value_name = "PATH")]
     keep: Option<PathBuf>,
-    /// The root of the subvolume that is to change
+    /// The root of the subvolume to replace
     subvolume: PathBuf,
-    /// The root of what it is to become
+    /// The root of the snapshot
     snapshot: PathBuf,
 }
 

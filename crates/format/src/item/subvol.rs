@@ -79,7 +79,7 @@ pub enum Step {
     /// Its sibling is to take its parent's place.
     Absorb,
     /// Pointers that the sibling had dropped when it became the heir are to be released once more,
-    /// for good.
+    /// permanently.
     Rebury { heir: EpochId, inherited: TableId, left: TableId },
     /// Its table is to be dropped, these sets too, and the record.
     Forget { sets: Option<[TableId; 2]> },

@@ -271,7 +271,7 @@ impl Section {
         self.bytes = self.measure();
     }
 
-    /// Counts in the statistics the value of `len` bytes that stands at `at`.
+    /// Counts in the statistics the value of `len` bytes at `at`.
     fn learn(&mut self, offset: u64, len: usize, mut at: usize) {
         if len < self.shortest {
             self.shortest = len;

@@ -171,7 +171,7 @@ fn bits_of(max: u64) -> u8 {
     (64 - max.leading_zeros()) as u8
 }
 
-/// A column where it stands in a node's bytes.
+/// A column in place in a node's bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Column {
     base: u64,

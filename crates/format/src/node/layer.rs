@@ -1,8 +1,7 @@
 //! Edits as values of a layer: a put is its value and a byte 0, a delete any bytes and a byte 1.
 //!
-//! The mark stands behind the value, so that a layer's leaves pack in the same columns as a
-//! base's. The bytes of a delete before its mark mean nothing; bytes like those of the puts around
-//! it pack best.
+//! The mark follows the value, so that a layer's leaves pack in the same columns as a base's. The
+//! bytes of a delete before its mark are ignored; bytes like those of the puts around it pack best.
 
 use super::{ValueRef, field};
 use crate::FormatError;

@@ -286,7 +286,7 @@ impl Changes {
     }
 }
 
-/// Where files are, as far as it was asked for.
+/// The paths of files, as far as they were requested.
 pub struct Places<'a, N> {
     names: &'a mut N,
     known: BTreeMap<(Side, InodeNo), Entry>,

@@ -1,7 +1,8 @@
 //! Listing directories.
 //!
-//! A listing has the order of the keys, which is that of the hashes, and goes on behind a cookie:
-//! it never skips or repeats an entry that stays, whatever is made or removed meanwhile (R41).
+//! A listing has the order of the keys, which is that of the hashes, and continues after a cookie:
+//! it never skips or repeats an entry that stays, for any entries that are made or removed
+//! meanwhile (R41).
 //!
 //! LISTING-I1  Entries that were taken are answered. An error behind them ends the answer; the next
 //!             call begins at that place and returns the error. So every look-up that was counted
@@ -24,7 +25,7 @@ pub struct DirEntry<'a> {
     pub name: &'a [u8],
     pub node: NodeId,
     pub kind: FileKind,
-    /// Go on behind this entry with it; below 2^63. 0 is the start (R41).
+    /// A listing with this cookie continues after this entry; below 2^63. 0 is the start (R41).
     pub cookie: u64,
     /// In `readdirplus`, for all but "." and "..".
     pub attr: Option<Attr>,

@@ -268,8 +268,8 @@ pub(crate) fn put_bucket(tx: &mut Transaction, bucket: Bucket) {
     bucket.put(tx, FILES);
 }
 
-/// The item of a new file in a directory: owner, group and flags as the directory has it, and the
-/// mode that is left of the one asked for.
+/// The item of a new file in a directory: owner, group and flags by the directory, and the
+/// remaining bits of the requested mode.
 pub(super) fn item_of(
     new: New<'_>,
     caller: &Caller,

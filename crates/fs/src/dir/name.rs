@@ -18,7 +18,7 @@ impl<'a> Name<'a> {
             return Err(FsError::NotFound);
         }
         if name.iter().any(|&byte| byte == 0 || byte == b'/') {
-            return Err(FsError::Invalid("a name holds no slash and no zero byte"));
+            return Err(FsError::Invalid("a name contains no slash and no zero byte"));
         }
         Ok(Name(name))
     }

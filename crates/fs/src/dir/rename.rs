@@ -81,7 +81,7 @@ impl Filesystem {
     ) -> Result<()> {
         self.writable()?;
         if flags.exchange && (flags.no_replace || flags.whiteout) {
-            return Err(FsError::Invalid("these flags of rename do not go together"));
+            return Err(FsError::Invalid("these flags of rename exclude each other"));
         }
         let (name, new_name) = (Name::parse(name)?, Name::parse(new_name)?);
         if name.is_dots() || new_name.is_dots() {

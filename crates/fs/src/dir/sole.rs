@@ -14,7 +14,7 @@ use crate::inode::{Inode, InodeRef};
 use crate::{Filesystem, FsError, Result};
 
 const TWICE: FsError =
-    FsError::Busy("an empty directory that stands for this subvolume is there; remove that first");
+    FsError::Busy("a placeholder of this subvolume in the directory (remove it first)");
 
 impl Filesystem {
     /// `inode` is to come from another directory to `dir`, under `name`. The caller holds the entry

@@ -195,7 +195,7 @@ impl Batch {
             self.fs.pool.claim(class, blocks, &mut reserved.space)?.into();
         drop(self.hold.lock().join(std::mem::take(&mut reserved.hold)));
         let placed: u64 = claims.iter().map(|claim| u64::from(claim.run().blocks)).sum();
-        assert_eq!(placed, blocks, "FILES-F3: what is reserved can be claimed");
+        assert_eq!(placed, blocks, "FILES-F3: reserved space can be claimed");
         Ok(claims)
     }
 

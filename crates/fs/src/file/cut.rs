@@ -72,7 +72,7 @@ impl Cut {
         self.size.map_or(u64::MAX, |size| size.div_ceil(BLOCK))
     }
 
-    /// Where the removal in steps goes on.
+    /// The position at which the removal in steps continues.
     pub(crate) fn from(&self) -> u64 {
         self.block().max(self.removed_to)
     }

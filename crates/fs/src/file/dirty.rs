@@ -151,7 +151,7 @@ impl DerefMut for FileData {
 }
 
 impl FileData {
-    /// DIRTY-D7. Behind whatever may have been the last.
+    /// DIRTY-D7. Called after any block that may have been the last.
     fn let_go(&mut self) {
         match &mut self.unsettled {
             Some(unsettled) if unsettled.is_nothing() => self.unsettled = None,
@@ -337,7 +337,7 @@ impl FileData {
         self.blocks.values().any(|entry| entry.in_place)
     }
 
-    /// Forgets blocks, in whatever state. How many there were.
+    /// Drops blocks in any state. Returns their number.
     pub(crate) fn drop_blocks(&mut self, range: Range<u64>) -> usize {
         let gone: Vec<u64> = self.blocks.range(range).map(|(&block, _)| block).collect();
         let mut dirty = 0;
@@ -530,7 +530,7 @@ impl FileData {
         self.blocks.values().filter_map(|entry| entry.attached).max()
     }
 
-    /// Lets go the blocks that have become durable. How many.
+    /// Drops the blocks that have become durable. Returns their number.
     pub(crate) fn settle_attached(&mut self, durable: Txg) -> usize {
         let Some(unsettled) = &mut self.unsettled else { return 0 };
         let before = unsettled.blocks.len();

@@ -1,8 +1,8 @@
 //! A stretch of a file's extents, changed in memory and turned into edits.
 //!
 //! Load the extents that overlap the changed range; remove ranges, add new extents; then
-//! [`MapEdit::finish`] says which items change and which pointers are given back. An extent that is
-//! cut keeps its pointer for the part that is left, and gives back exactly the rest.
+//! [`MapEdit::finish`] returns the changed items and the released pointers. An extent that is cut
+//! keeps its pointer for the remaining part, and releases exactly the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -43,7 +43,7 @@ impl MapEdit {
         self.now.extend(extents);
     }
 
-    /// Gives back whatever the blocks of `range` have.
+    /// Releases all extents of the blocks of `range`.
     pub(crate) fn remove(&mut self, range: Range<u64>) {
         let first = self.now.range(..=range.start).next_back().map_or(range.start, |(&at, _)| at);
         let hit: Vec<u64> = self

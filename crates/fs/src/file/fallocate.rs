@@ -195,7 +195,7 @@ impl Filesystem {
         Ok(Some((block, slot)))
     }
 
-    /// Makes a hole of the beginning of `range`. Where to go on.
+    /// Makes a hole of the beginning of `range`. Returns the position to continue at.
     async fn punch_step(self: &Arc<Self>, inode: &InodeRef, range: Range<u64>) -> Result<u64> {
         let limit = (STEP_CHUNKS * CHUNK) as usize;
         let _map = inode.map.write().await;

@@ -56,7 +56,8 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Installs all blocks of the file that are dirty at the call, whichever task writes them.
+    /// Installs all blocks of the file that are dirty at the call, including those that another
+    /// task writes.
     pub(crate) async fn write_through(
         self: &Arc<Self>,
         inode: &InodeRef,
@@ -128,7 +129,7 @@ impl Filesystem {
         result
     }
 
-    /// Installs all blocks that are dirty now. Goes on after an error, and returns the first.
+    /// Installs all blocks that are dirty now. Continues after an error, and returns the first.
     /// Blocks deleted meanwhile with their subvolume are dropped without an error.
     pub(crate) async fn write_all(self: &Arc<Self>) -> Result<()> {
         let mut result = Ok(());

@@ -21,8 +21,8 @@ use crate::permit::Way;
 use crate::{Filesystem, FsError, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// By which tables may grow for the file's record, and for each extent that a cut removes: two rows
-/// of 64 bytes in all, and what its release may come to; each in two copies at the worst fill
+/// The possible growth of tables for the file's record, and for each extent that a cut removes: two
+/// rows of 64 bytes in all, and the growth of its release; each in two copies at the worst fill
 /// (`Pool::admit`).
 const EXTENT_GROWTH: u64 = 6 * (64 + EDITS_PER_RELEASE * (RELEASE_EDIT_BYTES + 16)) as u64;
 

@@ -203,7 +203,7 @@ impl Filesystem {
             let step = (STEP_BYTES - (at % BLOCK) as usize).min(rest.bytes().len());
             let (head, tail) = rest.split(step);
             let reached = match self.write_step(inode, at, head, partial).await {
-                // A call that goes on from there gets the error.
+                // A call that continues from there gets the error.
                 Err(refused) if partial && at > offset && refused.is_full() => break,
                 reached => reached?,
             };
@@ -216,8 +216,8 @@ impl Filesystem {
         Ok((at - offset) as usize)
     }
 
-    /// Content or size of a file has changed, in whatever way: it is durable now if the file is to
-    /// be written synchronously.
+    /// Content or size of a file has changed, by any operation: the change is made durable now if
+    /// the file is to be written synchronously.
     pub(crate) async fn content_changed(self: &Arc<Self>, inode: &Inode) -> Result<()> {
         if inode.state().has_flag(FileFlags::SYNC) {
             self.fsync(inode.node, false).await?;
@@ -423,7 +423,7 @@ impl Filesystem {
             };
             // A batch may take blocks while this waits: then they need more.
             let Ok(more) = self.promise_now(&inode.subvol, missing) else {
-                // Space that fallocate has promised is there.
+                // Space preallocated by fallocate is available.
                 let unshared = inode.subvol.in_place.read().await;
                 let ready = match self.has_room_to_convert(slots.len() as u64) {
                     true => self.preallocated(inode, &slots).await?,

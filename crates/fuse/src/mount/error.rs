@@ -20,8 +20,8 @@ pub enum MountError {
     #[error("{} is already mounted on {}; unmount it first, or choose another directory",
             source_name, path.display())]
     AlreadyMounted { path: PathBuf, source_name: String },
-    #[error("{} is busy: files are open on it or it is somebody's working directory; \
-             `fuser -vm {}` shows whose", path.display(), path.display())]
+    #[error("{} is busy: a process has an open file or its working directory on it; `fuser -vm {}` \
+             lists the processes", path.display(), path.display())]
     Busy { path: PathBuf },
     #[error("{} is not mounted", path.display())]
     NotMounted { path: PathBuf },
@@ -47,8 +47,8 @@ pub enum MountError {
     #[error("the block device {} is in use by another mount or program", path.display())]
     SourceBusy { path: PathBuf },
     #[error(
-        "{source_name} has {} bytes, but Linux takes at most {}; only the first mount, and of the \
-             whole filesystem, takes more",
+        "{source_name} has {} bytes, but Linux accepts at most {}; only the first mount, of the \
+             whole filesystem, accepts more",
         source_name.len(),
         SOURCE_BYTES_MAX
     )]

@@ -13,9 +13,9 @@ use thiserror::Error;
 pub enum OptionError {
     #[error("mount option `{name}` is not known; see the list in `copyhold mount --help`")]
     Unknown { name: String },
-    #[error("mount option `{name}` wants {wanted}, not `{found}`")]
+    #[error("mount option `{name}` needs {wanted}, not `{found}`")]
     Value { name: String, wanted: &'static str, found: String },
-    #[error("mount option `{name}` wants a value: `{name}={wanted}`")]
+    #[error("mount option `{name}` needs a value: `{name}={wanted}`")]
     Missing { name: String, wanted: &'static str },
     #[error("mount options `{first}` and `{second}` exclude each other; give one of them")]
     Conflict { first: &'static str, second: &'static str },
@@ -275,7 +275,7 @@ mod tests {
     fn an_unknown_option_is_named() {
         assert_eq!(parse("ro,nonsense=3"), Err(OptionError::Unknown { name: "nonsense".into() }));
         let text = parse("max_read=many").unwrap_err().to_string();
-        assert_eq!(text, "mount option `max_read` wants a number of bytes, not `many`");
+        assert_eq!(text, "mount option `max_read` needs a number of bytes, not `many`");
         assert!(parse("max_read").is_err());
         assert!(parse("ro=1").is_err());
     }

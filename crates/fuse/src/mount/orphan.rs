@@ -43,7 +43,8 @@ pub fn abort_orphans() {
         let path = entry.mount_point.display();
         match abort(which, Some(&entry.mount_point)) {
             Ok(_) => tracing::info!(%path, "aborted the connection of a daemon that was killed"),
-            Err(error) => tracing::warn!(%path, %error, "a killed daemon cannot be made to end"),
+            Err(error) => tracing::warn!(%path, %error, "the connection of a killed daemon could \
+                                                         not be aborted"),
         }
     }
 }

@@ -37,9 +37,9 @@ impl MountEntry {
         self.options.split(',').any(|option| option == "ro")
     }
 
-    /// A number of this filesystem alone, as long as it is mounted in whichever namespace, or used
-    /// though it is not; none when it has gone. Device numbers are not unique: the kernel gives
-    /// them to the next filesystem at once. Numbers of directories in sysfs it gives in turn.
+    /// A number of this filesystem alone, as long as it is mounted in any namespace, or used
+    /// without a mount; none after its end. Device numbers are not unique: the kernel gives them to
+    /// the next filesystem at once. It gives numbers of directories in sysfs in turn.
     pub fn identity(&self) -> Option<u64> {
         self.which().identity()
     }

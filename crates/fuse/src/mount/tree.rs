@@ -1,9 +1,9 @@
 //! Mounts that are at no place yet: one more mount of a filesystem that is mounted, and mounts that
 //! show one directory of it.
 //!
-//! One more mount.  Asked for a block device that is mounted (`fuseblk`), or with a connection that
-//!     is in use (`fuse`, Linux 5.15), the kernel makes a mount of the filesystem that is there. It
-//!     has flags of its own and, other than a bind mount, propagates nothing to the first one.
+//! One more mount.  For a block device that is mounted (`fuseblk`), or a connection that is in use
+//!     (`fuse`, Linux 5.15), the kernel makes a further mount of the existing filesystem. It has
+//!     flags of its own and, other than a bind mount, propagates nothing to the first one.
 //! A part.  A directory of the tree is cloned, and the clone is attached in place of the whole.
 //!
 //! TREE-T1  Dropping a tree that was not attached unmounts it.

@@ -1,10 +1,10 @@
 //! Which filesystem a mount shows.
 //!
-//! Problem.  The kernel gives the number of a filesystem that has gone to the next one at once. A
-//!           daemon that closes its pool must not unmount or abort that one.
+//! Problem.  The kernel gives the number of a former filesystem to the next one at once. A daemon
+//!           that closes its pool must not unmount or abort the next one.
 //! Idea.     The directory of the filesystem in `/sys/class/bdi` has the same number in its name,
-//!           and an inode number that no other filesystem gets. It is there as long as the
-//!           filesystem is.
+//!           and an inode number that no other filesystem gets. It exists as long as the
+//!           filesystem.
 //!
 //! WHICH-W1  The file or directory is opened first, then the filesystem is looked up. If it still
 //!           exists, it had its number when the file was opened, so the file belongs to it.
@@ -45,7 +45,7 @@ impl Which {
         shown(self.number, self.is_block)
     }
 
-    /// Whether it is mounted somewhere or used. Without sysfs the number is all there is.
+    /// Whether it is mounted or used. Without sysfs the number is the only evidence.
     pub(super) fn exists(&self) -> bool {
         let now = Which::now(self.number, self.is_block);
         now == *self || (now.identity.is_none() && !Path::new(SHOWN).exists())

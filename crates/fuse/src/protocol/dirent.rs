@@ -16,7 +16,7 @@ use super::wire;
 #[derive(Clone, Copy, Debug)]
 pub struct DirEntry<'a> {
     pub ino: u64,
-    /// Where to go on behind this entry: passed back as `offset`. Below 2⁶³, not 0.
+    /// The position after this entry: passed back as `offset`. Below 2⁶³, not 0.
     pub cookie: u64,
     /// Type bits of the mode, `S_IFMT`.
     pub mode: u32,

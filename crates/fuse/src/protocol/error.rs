@@ -10,7 +10,7 @@ use super::opcode::Opcode;
 pub enum ParseError {
     #[error("message of {len} bytes has no header")]
     NoHeader { len: usize },
-    #[error("message of {found} bytes says that it has {said}")]
+    #[error("message of {found} bytes declares a length of {said}")]
     Length { said: u32, found: usize },
     #[error("operation {number} is not known to this version")]
     Opcode { number: u32 },
@@ -18,7 +18,7 @@ pub enum ParseError {
     Short { opcode: Opcode, wanted: usize, found: usize },
     #[error("{opcode:?} with a name that is empty or has no end")]
     Name { opcode: Opcode },
-    #[error("{opcode:?} with a value that means nothing")]
+    #[error("{opcode:?} with an invalid value")]
     Value { opcode: Opcode },
     #[error("extension with a length that does not fit")]
     Extension,

@@ -36,7 +36,7 @@ pub struct Settings {
     /// kernel then has a running program truncated before it finds that it must refuse
     /// (`O_RDONLY | O_TRUNC`), and OPEN may not be answered with ENOSYS: off.
     pub truncating_open: bool,
-    /// fcntl(2) and flock(2) locks come to us; else the kernel keeps them itself, as well.
+    /// The daemon gets fcntl(2) and flock(2) locks; else the kernel keeps them itself, as well.
     pub locks: bool,
     /// The kernel checks and caches POSIX ACLs, and we apply the umask where no default ACL is.
     pub posix_acl: bool,

@@ -283,7 +283,7 @@ impl Answer {
         })
     }
 
-    /// GETXATTR and LISTXATTR: with `room` 0 only the size is asked for.
+    /// GETXATTR and LISTXATTR: with `room` 0 the answer is only the size.
     pub fn xattr(value: Vec<u8>, room: u32) -> Answer {
         match u32::try_from(value.len()) {
             Ok(size) if room == 0 => Answer::fixed(&wire::GetxattrOut { size, padding: 0 }),
@@ -292,7 +292,7 @@ impl Answer {
         }
     }
 
-    /// GETLK: the lock that is in the way, or none.
+    /// GETLK: the conflicting lock, or none.
     pub fn lock(conflict: Option<&Lock>) -> Answer {
         let lk = conflict.map_or_else(
             || wire::FileLock { kind: libc::F_UNLCK as u32, ..Default::default() },

@@ -1,8 +1,8 @@
 //! The structures of `<linux/fuse.h>`, protocol 7.45, byte for byte.
 //!
-//! Names are the kernel's without `fuse_`; fields too, except where a Rust word was in the way.
-//! Native byte order, no implicit padding (zerocopy refuses it), sizes pinned below. Nothing here
-//! has a meaning yet: requests get one in `request.rs`, replies in `reply.rs`.
+//! Names are the kernel's without `fuse_`; fields too, except for reserved words of Rust. Native
+//! byte order, no implicit padding (zerocopy refuses it), sizes pinned below. Nothing here has a
+//! meaning yet: requests get one in `request.rs`, replies in `reply.rs`.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

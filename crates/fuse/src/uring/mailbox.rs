@@ -1,8 +1,9 @@
 //! Answers on their way to the thread that commits them.
 //!
-//! An answer lies in its entry; here is only that it is there. The thread is woken by an eventfd if
-//! it sleeps: it says so, under the lock, having found nothing, and the next answer's thread takes
-//! that note away and wakes it. So no answer is left lying, and many wake it once.
+//! An entry contains its answer; the mailbox has only the number of the entry. An eventfd wakes a
+//! sleeping thread. A thread that finds no answer notes, under the lock, that it sleeps; the thread
+//! of the next answer clears that note and wakes it. So no answer is left behind, and many answers
+//! wake it once.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -91,8 +92,8 @@ impl Mailbox {
     }
 }
 
-/// A history for shuttle: answers come to a thread that sleeps whenever it may. One whose
-/// wakeup is lost looks for ever.
+/// A history for shuttle: answers come to a thread that sleeps whenever it may. A thread with a
+/// lost wakeup waits for ever.
 #[cfg(shuttle)]
 pub fn answers() {
     use std::sync::Arc;

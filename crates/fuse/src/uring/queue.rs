@@ -117,7 +117,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Queue<O, F>
         if registered.is_err()
             && let Err(error) = self.ring.refuse()
         {
-            tracing::error!(%error, "the kernel waits for a ring that will not come");
+            tracing::error!(%error, "the FUSE ring could not start, and the kernel waits for it");
         }
         registered
     }

@@ -38,7 +38,7 @@ const NO_QUEUE: u16 = u16::MAX;
 #[derive(Debug)]
 pub(super) enum Event {
     Request(Lease),
-    /// The kernel gave an entry back without a request, for good; an errno says why.
+    /// The kernel returned an entry without a request, permanently; an errno is the reason.
     Lost(i32),
 }
 
@@ -218,7 +218,7 @@ impl Ring {
         }
     }
 
-    /// Gives back the pages of entries that were added, were used for large requests, and wait for
+    /// Returns the pages of entries that were added, were used for large requests, and wait for
     /// another. Right after [`Ring::reap`].
     pub(super) fn trim(&mut self) {
         if !self.has_fat {

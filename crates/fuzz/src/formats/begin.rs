@@ -1,4 +1,4 @@
-//! What stands in a sound pool, as inputs to begin with.
+//! The structures of a sound pool, as inputs to begin with.
 
 use std::collections::BTreeMap;
 

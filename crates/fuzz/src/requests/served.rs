@@ -19,7 +19,7 @@ use crate::machine::{How, Machine, TURNS_MAX};
 pub(super) const USUAL_INIT: [u8; 104] = usual_init();
 /// Nodes that are remembered.
 const NODES_MAX: usize = 100;
-/// What requests name besides nodes that they were told: inodes of the base, with its subvolumes.
+/// The nodes that requests name besides those in answers: inodes of the base, with its subvolumes.
 const INODES: u64 = 12;
 const SUBVOLS: u32 = 5;
 
@@ -40,7 +40,7 @@ const fn usual_init() -> [u8; 104] {
     bytes
 }
 
-/// What the kernel could have been told of before.
+/// Nodes that the kernel could know from earlier answers.
 fn nodes() -> Vec<u64> {
     let node = |subvol, ino| NodeId { subvol: SubvolId(subvol), ino: InodeNo(ino) }.raw();
     let inside = (2..=SUBVOLS).flat_map(|subvol| [node(subvol, 1), node(subvol, 2)]);

@@ -48,6 +48,8 @@ async fn forget_entries(notifier: Notifier, entries: Vec<(FsNode, Vec<u8>)>) {
     };
     match thread::Builder::new().name("forget".into()).spawn(forget) {
         Ok(_) => listener.await,
-        Err(error) => tracing::error!(%error, "the kernel may show for a day what is gone"),
+        Err(error) => {
+            tracing::error!(%error, "the kernel may show removed entries for up to a day")
+        }
     }
 }

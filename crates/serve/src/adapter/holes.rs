@@ -38,7 +38,7 @@ pub(super) struct SeekRequest<'a> {
 struct Implied {
     /// The hole that the answer names.
     said: Range<u64>,
-    /// How far it goes on.
+    /// The end of the hole.
     end: u64,
 }
 

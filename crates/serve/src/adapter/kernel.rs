@@ -1,7 +1,7 @@
 //! A small kernel before the adapter, for random histories of one file: it caches pages, of which
-//! some are dirty, and treats them as Linux does. An asynchronous direct write leaves the
-//! pages alone that a reader filled while it was under way. LSEEK asks the daemon, whatever is
-//! dirty here. Only a notification writes pages back and drops them.
+//! some are dirty, and treats them as Linux does. An asynchronous direct write does not drop the
+//! pages that a reader filled while it was under way. LSEEK asks the daemon, for any dirty pages
+//! here. Only a notification writes pages back and drops them.
 //!
 //! A client reads, writes, maps, seeks, and sets flags, and compares what it sees with a plain
 //! model: the last number that was written to each page.

@@ -1,8 +1,8 @@
 //! Pages that the kernel caches of a file, where they must not stay.
 //!
-//! Problem.  When an asynchronous direct write ends (AIO, io_uring), the kernel (6.18) leaves the
-//!           pages alone that were cached while it was under way: reads through the cache go on to
-//!           see replaced content. And dirty content of a page is not known here before the kernel
+//! Problem.  When an asynchronous direct write ends (AIO, io_uring), the kernel (6.18) keeps the
+//!           pages that were cached while it was under way: reads through the cache continue to see
+//!           replaced content. And dirty content of a page is not known here before the kernel
 //!           writes it back.
 //! Idea.     INVAL_INODE has the kernel write back the dirty pages of a range, and drop the range.
 //!           It waits for pages that are locked while their READ or WRITE is under way. So threads
@@ -16,7 +16,8 @@
 //!           the file, and the note goes.
 //! PAGES-K2  A direct write is answered when the pages of its range are dropped. Every page that is
 //!           filled later is read behind the write.
-//! PAGES-K3  No READ and no WRITE of pages waits for a drop: requests that a drop waits for go on.
+//! PAGES-K3  No READ and no WRITE of pages waits for a drop: the requests that a drop waits for
+//!           continue.
 //! PAGES-K4  A drop that overlaps READs or WRITEs of pages under way here waits in `underway`, not
 //!           in the kernel. There a killed daemon could not leave it (UNDERWAY-B1 and UNDERWAY-B2,
 //!           with what remains).
@@ -71,7 +72,7 @@ impl Drop for Clearing<'_> {
     }
 }
 
-/// The end of a drop, for the operation that asked for it.
+/// The end of a drop, for the operation that requested it.
 pub(super) struct Asked {
     end: Arc<End>,
     listener: EventListener,
@@ -191,7 +192,7 @@ impl Pages {
         match start(&self.shared) {
             Ok(()) => queue.threads += 1,
             Err(error) if queue.threads == 0 => {
-                tracing::error!(%error, "the kernel may show pages that are no more");
+                tracing::error!(%error, "the kernel may show outdated pages");
                 let unsent = std::mem::take(&mut queue.drops);
                 drop(queue);
                 drop(unsent);

@@ -1,8 +1,8 @@
 //! Asks the kernel to release files that it has looked up and does not use.
 //!
 //! `fs` counts the nodes held, and knows the limit (docs/memory.md, LOOKUP-L1 to LOOKUP-L4). A
-//! thread that lives as long as there is something to ask for does the asking: the kernel may
-//! write back a file's pages before it lets go, and another thread must answer that.
+//! thread that lives as long as there are nodes to drop sends the notifications: before the kernel
+//! drops a file, it may write back the file's pages, and another thread must answer that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +35,8 @@ impl Shedder {
             }
         };
         if let Err(error) = thread::Builder::new().name("shed".into()).spawn(work) {
-            tracing::warn!(%error, "the kernel is not asked to forget what it does not use");
+            tracing::warn!(%error, "a thread that asks the kernel to forget unused files could not \
+                                    start");
             self.taken.store(false, Ordering::Release);
         }
     }
@@ -49,7 +50,7 @@ fn shed(fs: &Filesystem, notifier: &Notifier) -> bool {
         match notifier.prune(&nodes) {
             Ok(true) => tracing::debug!("asked the kernel to forget {} files", nodes.len()),
             Ok(false) => {
-                tracing::info!("the kernel cannot be asked to forget files; Linux 6.18 can");
+                tracing::info!("this kernel cannot forget files on request; Linux 6.18 can");
                 return false;
             }
             // The connection has ended, or the kernel is short of memory: others may ask again.

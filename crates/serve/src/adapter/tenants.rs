@@ -76,7 +76,9 @@ pub(super) async fn answer<T: Tenants>(
         Ok(question) => desk.answer(question, &mut changed).await,
         Err(error) => Err(Refusal::new(
             "EINVAL",
-            format!("the daemon does not understand ({error}); use the program that mounted it"),
+            format!(
+                "the daemon does not understand the request ({error}); use the program that mounted the pool"
+            ),
         )),
     };
     let mut text = encode(told);
@@ -229,7 +231,7 @@ impl<T: Tenants> Desk<'_, T> {
         let found = self.tenants.entry(self.node, name).await?;
         root(found).map(|_| found).map_err(|_| {
             let name = String::from_utf8_lossy(name);
-            Refusal::new("EINVAL", format!("{name} is no subvolume; rm and rmdir delete it"))
+            Refusal::new("EINVAL", format!("{name} is not a subvolume; rm and rmdir delete it"))
         })
     }
 
@@ -319,7 +321,7 @@ impl<T: Tenants> Desk<'_, T> {
 }
 
 fn unknown() -> Refusal {
-    Refusal::new("EPERM", "the daemon cannot see which process asks")
+    Refusal::new("EPERM", "the daemon cannot identify the calling process")
 }
 
 fn length(row: &impl Serialize) -> usize {
@@ -327,7 +329,7 @@ fn length(row: &impl Serialize) -> usize {
 }
 
 fn node(raw: u64) -> Answer<NodeId> {
-    NodeId::from_raw(raw).ok_or_else(|| Refusal::new("EINVAL", format!("{raw} is no node")))
+    NodeId::from_raw(raw).ok_or_else(|| Refusal::new("EINVAL", format!("{raw} is not a node id")))
 }
 
 /// The subvolume whose root this is.

@@ -7,7 +7,7 @@
 //! Idea.     The thread that asks waits for the answer, and cannot end or change its ids before
 //!           that. So /proc shows who it is.
 //!
-//! CALLER-D1  Root manages the pool: uid 0 on this machine, whatever mount it came by, with
+//! CALLER-D1  Root manages the pool: uid 0 on this machine, through any mount, with
 //!            CAP_SYS_ADMIN in the daemon's user namespace. Root of a container, and root without
 //!            that capability, are ordinary users.
 //! CALLER-D2  An owner on disk is compared only with ids that the request carries. The ids in /proc

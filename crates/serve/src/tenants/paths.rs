@@ -1,8 +1,8 @@
 //! Where subvolumes are: their paths from the root of the mount.
 //!
-//! A subvolume's record names the directory that holds its entry, not the entry's name: renames
-//! cost it nothing. So that directory is read, and those on the way up from there. Each is read
-//! once for all subvolumes that are asked for together.
+//! A subvolume's record names the directory that has its entry, not the entry's name: renames cost
+//! it nothing. So that directory is read, and those on the way up from there. Each is read once for
+//! all requested subvolumes.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! Steps of looking through a subvolume: questions and answers.
 //!
-//! A step looks at a bounded number of items and says where to go on. Only the caller knows where
-//! it stopped, so a program that ends has ended its scan.
+//! A step looks at a bounded number of items and returns the cursor of the next step. Only the
+//! caller keeps the cursor, so a scan ends with its program.
 
 use copyhold_fs::{Brief, Fact, FileKind, Target};
 use copyhold_types::{InodeNo, Key, Kind, SubvolId, Timestamp};
@@ -36,7 +36,7 @@ impl Scan {
     }
 }
 
-/// Where a scan goes on.
+/// The position at which a scan continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct At(pub u64, pub u8, pub u64);
 

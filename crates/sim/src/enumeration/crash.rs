@@ -15,7 +15,7 @@ const ALL_SUBSETS_MAX: usize = 6;
 const SECTOR_BYTES: usize = copyhold_device::sim::SECTOR_BYTES;
 const SECTORS: usize = BLOCK_BYTES / SECTOR_BYTES;
 
-/// What is there of a write.
+/// The part of a write that a crash keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kept {
     Nothing,
@@ -24,7 +24,7 @@ pub(super) enum Kept {
     SecondHalf,
 }
 
-/// What is there of each write that was not durable.
+/// The part of each non-durable write that a crash keeps.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Choice(Vec<Kept>);
 
@@ -57,7 +57,7 @@ pub(super) fn choices(count: usize) -> Vec<Choice> {
 }
 
 impl Moment {
-    /// What a crash leaves that keeps this.
+    /// The disk after a crash that keeps these parts.
     pub(super) fn crash(&self, beginning: &SimImage, choice: &Choice) -> Overlay {
         let mut found = self.durable.clone();
         for (change, kept) in self.loose.iter().zip(&choice.0) {

@@ -1,4 +1,4 @@
-//! What a workload can do, and what that makes of the model's tree and of a file's content.
+//! The operations of a workload, and their effects on the model's tree and on a file's content.
 //!
 //! An operation names directories and files by their number in the model, so it means the same
 //! thing wherever operations before it have moved them.
@@ -188,12 +188,12 @@ impl Xattr {
     }
 }
 
-/// What an operation on names and attributes makes of the tree.
+/// The effect of an operation on names and attributes of the tree.
 pub(super) struct Effect {
     pub(super) tree: Tree,
-    /// What it makes, but for the copies of a snapshot.
+    /// The new objects, except for the copies of a snapshot.
     pub(super) made: Option<ObjectId>,
-    /// What a snapshot has of each object of its source.
+    /// The snapshot's object for each object of its source.
     pub(super) copies: BTreeMap<ObjectId, ObjectId>,
     /// Objects whose data is there if this is (R35).
     pub(super) brings: Vec<ObjectId>,
@@ -279,7 +279,7 @@ impl Operation {
         Some(effect)
     }
 
-    /// What becomes of the content of the file that it changes; `source`: what a reflink takes.
+    /// The new content of the changed file; `source`: the content that a reflink copies.
     pub(super) fn change(&self, content: &mut Content, source: Option<&Content>) {
         match self {
             Operation::Write(id, stretch) => {
@@ -307,14 +307,14 @@ impl Operation {
         }
     }
 
-    /// What a write brings: the same each time, and different in each file and place.
+    /// The content of a write: the same each time, and different in each file and place.
     pub(super) fn bytes(&self, id: ObjectId, stretch: Stretch) -> Vec<u8> {
         let (offset, len) = stretch.range();
         Dice::new(id << 32 | offset).bytes(len as usize)
     }
 
-    /// The objects whose own last change this is, of those that there are afterwards: an fsync of
-    /// one of them promises it. (Copying nothing changes nothing, too; who runs it sees that.)
+    /// The objects whose own last change this is, of those that exist afterwards: an fsync of one
+    /// of them promises it. (A copy of nothing changes nothing; the caller checks that.)
     pub(super) fn touches(&self, before: &Tree, effect: Option<&Effect>) -> Vec<ObjectId> {
         let of = |place: &Place| before.entries.get(place).copied();
         let dir = |place: &Place| match place.0 {
@@ -388,7 +388,7 @@ impl Operation {
     }
 }
 
-/// What is appended to a file.
+/// The content that is appended to a file.
 pub(super) fn appended(id: ObjectId) -> Vec<u8> {
     Dice::new(id << 32 | 1).bytes(APPENDED_BYTES)
 }

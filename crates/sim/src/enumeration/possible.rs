@@ -1,4 +1,4 @@
-//! What can be done to a tree: every operation, in the few places that are enumerated.
+//! The possible operations on a tree: every operation, in the few places that are enumerated.
 
 use super::operation::{Allocation, Operation, Part, Size, Stretch, XATTR, Xattr};
 use super::symmetry::original;
@@ -115,7 +115,7 @@ fn free_names(
     places.filter(|place| !tree.entries.contains_key(place)).collect()
 }
 
-/// What is in a directory that is new has one name only.
+/// Objects in a new directory have one name only.
 fn file_names(dir: ObjectId) -> Vec<&'static [u8]> {
     if original(dir).is_some() {
         vec![FILE_NAMES[0], FILE_NAMES[1], NEW]

@@ -20,7 +20,7 @@ use crate::machine::Machine;
 /// By then timers have made everything durable: data after 5 seconds, and a txg 5 seconds later.
 const TIMERS: Duration = Duration::from_secs(12);
 
-/// What is to be looked at of a workload.
+/// The part of a workload to examine.
 pub(super) struct Recording {
     /// When the last operation began.
     pub(super) before: Moment,
@@ -134,7 +134,7 @@ impl Run {
         Ok(())
     }
 
-    /// What is made by it, if anything.
+    /// The object that it creates, if any.
     async fn do_to_tree(
         &self,
         operation: &Operation,

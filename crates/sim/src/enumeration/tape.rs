@@ -30,7 +30,7 @@ use crate::machine::Machine;
 
 type Bytes = [u8; BLOCK_BYTES];
 
-/// What one block holds, and a number for it.
+/// The content of one block, and a number for it.
 #[derive(Clone, Debug)]
 pub(super) struct Content {
     bytes: Option<Arc<Bytes>>,
@@ -53,7 +53,7 @@ impl Content {
 /// Blocks that went to the device together.
 pub(super) type Change = Vec<(u64, Content)>;
 
-/// What the device holds, where that is not what it held at the beginning.
+/// The blocks of the device that differ from its initial content.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Overlay(BTreeMap<u64, Content>);
 
@@ -88,9 +88,9 @@ impl Overlay {
 #[derive(Clone, Debug)]
 pub(super) struct Moment {
     pub(super) durable: Overlay,
-    /// Written, in the order of completion; what is in flight is last.
+    /// Written, in the order of completion; the writes in flight are last.
     pub(super) loose: Vec<Change>,
-    /// What the model knows then, and what had been promised.
+    /// The state of the model at that moment, and the earlier promises.
     pub(super) world: World,
 }
 
@@ -176,7 +176,7 @@ impl Recorder {
         self.tape.lock().moment(world)
     }
 
-    /// What was noted, and how it ended.
+    /// The recorded requests, and their end.
     pub(super) fn end(&self) -> Vec<Moment> {
         let now = self.now();
         let mut moments = std::mem::take(&mut self.tape.lock().moments);
@@ -258,7 +258,7 @@ impl Device for Recorder {
         })
     }
 
-    /// What was discarded is zeros, or what it was.
+    /// A discarded block is zeros, or has its old content.
     fn discard(&self, block: u64, blocks: u64) -> BoxFuture<'static, Result<(), DeviceError>> {
         let hole = Content::of(None);
         let request = self.change((block..block + blocks).map(|at| (at, hole.clone())).collect());

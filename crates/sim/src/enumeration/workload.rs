@@ -1,9 +1,9 @@
 //! Every workload of one operation and of two, each operation with a persistence point behind it.
 //!
 //! They begin with the same small tree, all of it durable: a subvolume with the directories `A` and
-//! `B`, and in each the files `foo` and `bar`, alike but for their content. What is new is called
-//! `new`, or what had gone. Workloads that differ only in which of the two directories is which,
-//! and which of the two files of one, are the same: the smallest of them stands for all.
+//! `B`, and in each the files `foo` and `bar`, alike but for their content. A new object is called
+//! `new`, or gets a name that was removed. Workloads that differ only by an exchange of the two
+//! directories, or of the two files of one, are the same: the smallest of them stands for all.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use super::possible::operations;
 use super::symmetry::is_smallest;
 use crate::fs_level::tree::{Dir, Kind, Object, ObjectId, Tree};
 
-// What there is at the beginning, by number.
+// The initial objects, by number.
 pub(super) const HOME: ObjectId = 1;
 pub(super) const SUBVOL: ObjectId = 2;
 pub(super) const DIRS: [ObjectId; 2] = [3, 4];
@@ -24,7 +24,7 @@ pub(super) const DIR_NAMES: [&[u8]; 2] = [b"A", b"B"];
 pub(super) const FILE_NAMES: [&[u8]; 2] = [b"foo", b"bar"];
 pub(super) const NEW: &[u8] = b"new";
 
-/// What is done behind an operation, so that it lasts.
+/// The step after an operation that makes it durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Persistence {
     Nothing,

@@ -1,8 +1,8 @@
-//! What each file may be, now and after a crash.
+//! The possible contents of each file, now and after a crash.
 //!
-//! A file is the list of what it has been, from what was durable last. An operation that failed may
-//! have been done, or not; so there may be several that it can be now. What is not durable may be
-//! lost, block by block: of a block any content since then may be found.
+//! A file is the list of its contents, from the last durable one. A failed operation may have been
+//! done, or not; so several contents may be possible now. Data that is not durable may be lost,
+//! block by block: a block may have any content since then.
 
 use std::collections::BTreeMap;
 

@@ -20,12 +20,12 @@ const ALL: usize = 4 << 20;
 pub(super) struct Player<'a> {
     fs: &'a Arc<Filesystem>,
     model: &'a mut Model,
-    /// What a failed flush lost may be missed: what is not durable cannot be read then.
+    /// Data that a failed flush lost may be missing: data that is not durable cannot be read then.
     forgetful: bool,
     failed: u64,
 }
 
-/// FAULTS-V1: an error says what the device said, whoever tells it.
+/// FAULTS-V1: every error contains the device's error.
 pub(super) fn expect_told(what: &str, error: &dyn std::error::Error) {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -158,14 +158,14 @@ impl<'a> Player<'a> {
         for path in ["new", "old", "cut", "logged", "many7"] {
             self.read(path).await;
         }
-        // What was told once is not told again, and must be true then.
+        // A promise is not repeated, and must hold then.
         for path in ["new", "old", "moved", "s/f", "cut", "logged"] {
             self.fsync(path).await;
         }
     }
 
-    /// FAULTS-V2: all files are there, as what they are. After a failed flush nobody knows what of
-    /// the last moments there is on the device; that must show as an error.
+    /// FAULTS-V2: all files exist, with their types. After a failed flush the device may lack any
+    /// of the last writes; a read of those must return an error.
     pub(super) async fn look(&mut self) {
         for (path, versions) in &self.model.files {
             match content(self.fs, path).await {
@@ -218,7 +218,7 @@ impl<'a> Player<'a> {
     fn note(&mut self, what: &str, result: Result<(), FsError>) -> bool {
         let done = result.is_ok();
         if let Err(error) = result {
-            // What could not be made, or was not deleted, may be in the way later.
+            // An object that could not be made, or was not deleted, may be in the way later.
             let follows = matches!(error, FsError::NotFound | FsError::Exists);
             if !(follows && self.failed > 0) {
                 expect_told(what, &error);

@@ -1,4 +1,4 @@
-//! A client of a filesystem: what it does in its own names, and what it checks while it lives.
+//! A client of a filesystem: its operations under its own names, and its checks while it lives.
 
 mod data;
 mod fresh;
@@ -113,7 +113,7 @@ impl Client {
         self.world().logs[self.id].now().clone()
     }
 
-    /// What an operation gave: nothing when the pool is full, or a limit is reached.
+    /// The result of an operation: none when the pool is full, or a limit is reached.
     fn given<T>(&self, what: &str, result: Result<T, FsError>) -> Result<Option<T>, Stopped> {
         match result {
             Ok(value) => Ok(Some(value)),
@@ -121,7 +121,7 @@ impl Client {
                 let PoolError::Full { wanted, free, reserve, on_the_way } = full else {
                     panic!("{what} is refused for no space: {full}");
                 };
-                // What gives space back may take half of the reserve (R21).
+                // An operation that frees space may take half of the reserve (R21).
                 let kept = match what {
                     "remove" | "delete subvolume" => reserve / 2,
                     "chmod" | "chown" => reserve - reserve / 4,
@@ -406,7 +406,7 @@ impl Client {
         Some((id, world.nodes[&id]))
     }
 
-    /// What an operation gives, unless this client gives it up before.
+    /// The result of an operation, unless this client cancels it before.
     async fn with_patience<T>(&mut self, operation: impl Future<Output = T>) -> Option<T> {
         if !self.dice.one_in(8) {
             return Some(operation.await);
@@ -442,7 +442,7 @@ impl Client {
 
     fn fsynced(&self, result: Result<(), FsError>, fsync: &Fsync) -> Done {
         match result {
-            // Somebody has removed it meanwhile.
+            // Another client has removed it meanwhile.
             Err(FsError::Stale) => return Ok(()),
             Err(FsError::NoSpace(error)) => panic!("R22: accepted, but not written: {error}"),
             result => self.given("fsync", result)?,

@@ -1,4 +1,4 @@
-//! Names with the same hash (R41), which nobody meets by chance.
+//! Names with the same hash (R41), which random names do not have.
 //!
 //! Hashes have a key for each subvolume. Here the pool's root has one that is known, and for that
 //! a search of some billion names has found pairs that share a bucket. Each name is of the client

@@ -1,4 +1,4 @@
-//! What a file has held: every version since it was last known to be durable.
+//! The contents of a file: every version since the last one that is known to be durable.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,7 +15,7 @@ static ZEROS: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Content {
     size: u64,
-    /// What is not there is zero, as is what lies behind the size.
+    /// Missing blocks are zero, as are bytes behind the size.
     blocks: BTreeMap<u64, Arc<Vec<u8>>>,
 }
 
@@ -93,7 +93,7 @@ fn pieces(offset: u64, len: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Versions {
     all: Vec<Content>,
-    /// What made each of them, for messages.
+    /// The operation that made each of them, for messages.
     names: Vec<&'static str>,
     /// When each was made.
     times: Vec<Span>,
@@ -144,7 +144,7 @@ impl Versions {
         *self.times.last().expect("there is always a version")
     }
 
-    /// What an fsync that begins now makes durable.
+    /// The version that an fsync beginning now makes durable.
     pub(crate) fn done(&self) -> usize {
         self.done
     }
@@ -171,7 +171,7 @@ impl Versions {
         })
     }
 
-    /// What is wrong with `found`, which must be made of versions not older than `least`.
+    /// The error in `found`, which must consist of versions not older than `least`.
     pub(crate) fn problem(&self, found: &[u8], least: usize) -> Option<String> {
         let (synced, names) = (self.synced.max(self.closed), &self.names);
         let history = || format!("synced {synced}, at least {least} of {names:?}");

@@ -1,10 +1,10 @@
-//! Quotas are turned on and off beside clients that work: what is known of who pays then.
+//! Quotas are turned on and off while clients work: the knowledge of owners then.
 //!
-//! Each turning begins another era. While it is under way it is not known on which side of it an
-//! operation falls; so what happens then is sure of the era before, and may be of the new one. What
-//! is written and not yet installed when quotas are turned on may count or not, too: that is told
-//! by when it is installed. All else is determined: what was made with quotas off, and installed
-//! before they were turned on, is charged to nobody.
+//! Each turning begins another era. While it is under way, an operation may belong to either side
+//! of it; so its charges are certain in the era before, and possible in the new one. Data that is
+//! written and not yet installed when quotas are turned on may count or not, too; the time of its
+//! installation decides. All other charges are determined: data that was made with quotas off, and
+//! installed before they were turned on, is charged to no subvolume.
 //!
 //! A crash may bring the era before back, with all of its sums, as long as the turning is not known
 //! to be durable.
@@ -26,13 +26,13 @@ pub(crate) struct Era {
     pub(crate) begun: Moment,
     /// When it had ended; nothing while it is under way.
     since: Option<Moment>,
-    /// Who pays for a block while anybody holds it; false: if anybody does.
+    /// The owner that pays for a block while a file has it; false: it pays if any owner does.
     payers: BTreeMap<BlockId, (SubvolId, bool)>,
-    /// What was made in it, and what was snapshotted of that: these inodes count.
+    /// Inodes that were created in it, or are in snapshots of those: they count.
     counted: BTreeMap<ObjectId, bool>,
-    /// Who was to inherit of whom; a crash may have undone it.
+    /// The heirs that were requested; a crash may have undone them.
     heirs: Vec<(SubvolId, SubvolId, bool)>,
-    /// Who is to inherit, when its number is known.
+    /// The requested heir, when its number is known.
     heirs_to_come: Vec<(SubvolId, ObjectId, bool)>,
 }
 
@@ -41,7 +41,7 @@ impl Era {
         (self.on, self.generation) == (on, generation)
     }
 
-    /// Of whoever pays for a block: nobody, one, or one of several; and whether one of them does.
+    /// The owners that may pay for a block: none, one, or several; and whether one certainly does.
     pub(crate) fn payers_of(&self, block: BlockId) -> (BTreeSet<SubvolId>, bool) {
         let mut payers = BTreeSet::new();
         let Some((payer, sure)) = self.payers.get(&block) else { return (payers, false) };
@@ -49,7 +49,8 @@ impl Era {
         (payers, *sure)
     }
 
-    /// Nobody inherits from the living, so whoever is an heir's heir died later.
+    /// Living subvolumes have no heirs, so each owner of a chain of heirs died later than its
+    /// predecessor.
     fn follow(&self, payer: SubvolId, payers: &mut BTreeSet<SubvolId>) {
         let heirs = || self.heirs.iter().filter(|(dead, ..)| *dead == payer);
         if !heirs().any(|(.., sure)| *sure) && !payers.insert(payer) {
@@ -64,7 +65,7 @@ impl Era {
 pub(crate) struct Eras {
     /// The last is now, or is coming.
     all: Vec<Era>,
-    /// Who wrote what is not known to be installed; and when it had been written.
+    /// The writers whose data is not known to be installed; and the times of their writes.
     dirty: BTreeMap<BlockId, (SubvolId, Option<Moment>)>,
     /// How often quotas were being turned.
     turns: u64,
@@ -93,7 +94,7 @@ impl Eras {
         self.now().since.is_none()
     }
 
-    /// Quotas are on, and nobody is turning them.
+    /// Quotas are on, and no client is turning them.
     pub(crate) fn is_steadily_on(&self) -> bool {
         self.is_on() && !self.is_turning()
     }
@@ -139,7 +140,7 @@ impl Eras {
         self.all.last_mut().expect("there is always one").since = Some(ended);
     }
 
-    /// Quotas have been turned while nobody worked and nothing was dirty.
+    /// Quotas have been turned while no client worked and no data was dirty.
     pub(crate) fn turned(&mut self, moment: Moment, on: bool, generation: u64) {
         if !self.now().is(on, generation) {
             self.dirty.clear();
@@ -158,7 +159,7 @@ impl Eras {
         self.begin_turn(moment, (true, generation + 1), []);
     }
 
-    /// What a crash brings back: an era that has begun, not before the last whose turning had ended
+    /// A crash restores an era that has begun, not before the last era whose turning had ended
     /// before `synced`.
     pub(crate) fn settle(&mut self, on: bool, generation: u64, synced: Moment) {
         let durable = |era: &Era| era.since.is_some_and(|since| since < synced);
@@ -204,7 +205,7 @@ impl Eras {
         }
     }
 
-    /// What had been written before this moment is installed.
+    /// Data that had been written before this moment is installed.
     pub(crate) fn installed(&mut self, moment: Moment) {
         self.dirty.retain(|_, (_, written)| written.is_none_or(|written| written >= moment));
     }
@@ -260,7 +261,7 @@ impl Eras {
         all.map(|(_, heir, _)| *heir).collect()
     }
 
-    /// Whoever lives leaves nothing to anybody.
+    /// Living subvolumes have no heirs.
     pub(crate) fn retain_heirs_of(&mut self, is_dead: impl Fn(SubvolId) -> bool) {
         self.all.iter_mut().for_each(|era| era.heirs.retain(|(dead, ..)| is_dead(*dead)));
     }

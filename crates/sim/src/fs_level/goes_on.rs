@@ -1,5 +1,5 @@
-//! Liveness: whatever a history has made of a filesystem, a file can be deleted, what that frees
-//! can be written again, all of it can be flushed, and nothing of this takes long (R21).
+//! Liveness: after any history of a filesystem, a file can be deleted, the freed space can be
+//! written again, all of it can be flushed, and none of this takes long (R21).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub(super) fn goes_on(machine: &Machine, fs: &Arc<Filesystem>) -> bool {
 }
 
 async fn delete_and_write(fs: &Arc<Filesystem>) -> Result<bool, FsError> {
-    // What crowds a pool may be in snapshots, too, and give nothing back.
+    // Blocks that fill a pool may be in snapshots, too, and their deletion then frees nothing.
     match delete(fs, &shared_name(SHARED_DIRS)).await {
         Ok(()) | Err(FsError::NotFound) => {}
         Err(error) => return Err(error),

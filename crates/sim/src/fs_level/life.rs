@@ -63,13 +63,14 @@ struct History {
     tenancy: u64,
     /// Quotas are turned on and off.
     quotas: bool,
-    /// What clients do about quotas is chosen by these, so that all else stays as it was.
+    /// These dice choose the clients' operations on quotas, so that all other choices stay the
+    /// same.
     managing: Dice,
     /// Clients turn them on and off, too.
     turning: bool,
-    /// Who comes first after a recovery.
+    /// The first visitor after a recovery.
     visiting: Dice,
-    /// What clients do by habit is chosen by these, likewise.
+    /// These dice choose the clients' habits, likewise.
     habits: Dice,
     /// They care for rights, and hold files in other ways than by name.
     careful: bool,
@@ -251,8 +252,8 @@ impl History {
         }
     }
 
-    /// After a third of the recoveries several come to all subvolumes at once, before anybody else.
-    /// Whether they have: then times are not those of the image.
+    /// After a third of the recoveries several visitors open all subvolumes at once, before any
+    /// client. Returns whether they have: then times are not those of the image.
     fn visit(&mut self, machine: &Machine, fs: &Arc<Filesystem>) -> bool {
         if !self.visiting.one_in(3) {
             return false;
@@ -411,7 +412,7 @@ impl History {
         self.check();
     }
 
-    /// Nobody is left who remembers what was in it, so anything may be deleted.
+    /// No client knows its content any more, so anything may be deleted.
     fn goes_on(&mut self) -> SimImage {
         let machine = Machine::on(self.plan.seed, self.disk.image().clone());
         let options = Options { count_lookups: false, ..self.options.clone() };
@@ -434,7 +435,7 @@ impl History {
     }
 }
 
-/// Takes all space but so many blocks, in a file that nobody touches.
+/// Takes all space but so many blocks, in a file that no client touches.
 async fn crowd(fs: &Arc<Filesystem>, left: u64) -> Result<(), FsError> {
     let (root, flags) = (&Caller::ROOT, OpenFlags::READ_WRITE);
     let name = shared_name(SHARED_DIRS);
@@ -456,7 +457,7 @@ fn options(dice: &mut Dice, exact: bool) -> Options {
         writeback_interval: Duration::from_millis(dice.pick(&[5, 100, 5000])),
         dirty_bytes_max: dice.pick(&[128 << 10, 1 << 20, 64 << 20]),
         file_dirty_bytes_start: dice.pick(&[32 << 10, 256 << 10, 8 << 20]),
-        // What is in the log only is copied, where other content is shared.
+        // A record that is only in the log is copied, where other content is shared.
         attach_bytes_max: if exact { 0 } else { attach },
         inodes_max: dice.pick(&[4, 32, 65_536]),
         count_lookups: false,

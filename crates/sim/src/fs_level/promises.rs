@@ -1,8 +1,8 @@
-//! What has been promised to subvolumes and groups: limits, reserves, memberships.
+//! The promises to subvolumes and groups: limits, reserves, memberships.
 //!
-//! Each client has subvolumes and groups of its own, so it knows in which order it changed what.
-//! Its promises are a part of its tree: what a recovery finds of them must be as it was after the
-//! same number of steps as everything else.
+//! Each client has subvolumes and groups of its own, so it knows the order of its changes. Its
+//! promises are a part of its tree: after a recovery they must be as they were after the same
+//! number of steps as the rest of the tree.
 //!
 //! They are those of one enabling of quotas: turning them off loses them all. But a crash may undo
 //! that, so those of an earlier one are kept until the next recovery.
@@ -26,7 +26,7 @@ pub(crate) enum Holder {
     Group(GroupId),
 }
 
-/// What one of them has.
+/// The promises of one of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Promise {
     pub(crate) limits: Limits,
@@ -94,8 +94,8 @@ impl Promises {
         }
     }
 
-    /// What comes in the place of `old` has all that was promised to it. Where `old` goes on, it
-    /// stays in its groups, with its limits.
+    /// The replacement of `old` takes over all promises to it. If `old` still exists, it stays in
+    /// its groups, with its limits.
     pub(crate) fn replace(&mut self, old: ObjectId, new: ObjectId) {
         for promises in self.all.values_mut() {
             let Some(promise) = promises.get_mut(&Holder::Subvol(old)) else { continue };
@@ -110,7 +110,7 @@ impl Promises {
         self.all.retain(|generation, _| shown.on && *generation == shown.generation);
     }
 
-    /// What is otherwise with this client's subvolumes, whose numbers are known, and its groups.
+    /// The other settings of this client's subvolumes, whose numbers are known, and of its groups.
     pub(crate) fn difference(
         &self,
         client: usize,

@@ -37,7 +37,7 @@ impl Acl {
         self.owner << 6 | self.mask.unwrap_or(self.group) << 3 | self.other
     }
 
-    /// What it becomes when its classes do.
+    /// The ACL after a change of its classes.
     fn with_classes(&self, class: impl Fn(u32, u32) -> u32) -> Acl {
         let mut acl = self.clone();
         acl.owner = class(self.owner, 6);
@@ -74,7 +74,7 @@ impl Acl {
         bytes
     }
 
-    /// What [`Self::encode`] made.
+    /// Parses the output of [`Self::encode`].
     pub(crate) fn decode(bytes: &[u8]) -> Acl {
         let mut acl = Acl::default();
         for entry in bytes[4..].chunks_exact(8) {
@@ -94,8 +94,8 @@ impl Acl {
     }
 }
 
-/// What a change of content or owner leaves of the mode of a file that is in a group; by a caller
-/// who may be outside of that.
+/// The mode of a file after a change of its content or owner, if the file is in a group and the
+/// caller may be outside of it.
 pub(crate) fn without_privileges(mode: u32, gid: u32, by: Option<&Caller>) -> u32 {
     let mode = mode & !SET_UID;
     let is_outside = by.is_some_and(|by| !by.is_privileged() && !by.in_group(gid));
@@ -125,7 +125,8 @@ impl Object {
         self.xattrs.get(name).map(|bytes| Acl::decode(bytes))
     }
 
-    /// What `caller` makes in a directory; without one, in a directory that passes nothing on.
+    /// The rights of a file that `caller` creates in a directory; without one, in a directory
+    /// without a default ACL.
     pub(crate) fn made_in(dir: Option<&Object>, kind: Kind, mode: u32, caller: &Caller) -> Object {
         let mut new = Object::new(kind, mode & !caller.umask);
         (new.uid, new.gid) = (caller.uid, caller.gid);
@@ -175,7 +176,7 @@ impl Object {
         }
     }
 
-    /// `None` takes it away; what a mode says as well is not kept.
+    /// `None` removes it; an ACL equivalent to a mode is not kept.
     pub(crate) fn set_acl(&mut self, name: &[u8], acl: Option<&Acl>) {
         let is_access = name == ACCESS;
         if let Some(acl) = acl.filter(|_| is_access) {

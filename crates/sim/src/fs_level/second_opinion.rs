@@ -1,12 +1,12 @@
-//! What another reader of the same image says that there is.
+//! The state of an image as another reader finds it.
 //!
-//! Problem.  The model allows what was not promised, and `check` replays and parses with the code
-//!           of the engine. A replay that is wrong, but always in the same way and within what the
-//!           model allows, is wrong for ever.
+//! Problem.  The model allows every state that no promise excludes, and `check` replays and parses
+//!           with the code of the engine. A replay that is wrong, but always in the same way and
+//!           within the bounds of the model, is never noticed.
 //! Idea.     `copyhold-rescue` shares no code with the engine and is written from the page of the
-//!           format. It reads the image that the engine is to recover from; what the engine shows
-//!           when it has recovered, before anybody changes anything, must be the same: names,
-//!           inodes with their times, targets, attributes and content.
+//!           format. It reads the image that the engine is to recover from. The engine's state
+//!           after recovery, before any change, must be the same: names, inodes with their times,
+//!           targets, attributes and content.
 //!
 //! Times of access are left out: looking changes them.
 
@@ -27,7 +27,7 @@ use super::verify::{Found, Names};
 /// Numbers from here on are placeholders': the subvolume's number is added.
 const FIRST_PLACEHOLDER: u64 = 1 << (InodeNo::BITS - 1);
 
-/// What both say of a name.
+/// The compared properties of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
     File(Box<File>),

@@ -1,4 +1,4 @@
-//! What an operator does between the lives of a filesystem: quotas are turned on and off, groups
+//! The operator's changes between the lives of a filesystem: quotas are turned on and off, groups
 //! made, members assigned and removed.
 
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use crate::dice::Dice;
 /// Groups of level 1 and 2.
 const GROUPS: u64 = 3;
 
-/// What an operator has done.
+/// The changes that an operator has made.
 pub(crate) struct Changed {
-    /// What was shown in between: a crash may bring that back.
+    /// The state in between: a crash may restore it.
     pub(crate) between: Option<Shown>,
     /// No crash undoes it.
     pub(crate) lasting: bool,

@@ -11,7 +11,7 @@ pub(crate) enum Span {
     Between(Timestamp, Timestamp),
     /// Set to that, or found by a machine whose clock may be behind that of the one before.
     At(Timestamp),
-    /// Nobody knows.
+    /// The number is not known.
     Any,
 }
 

@@ -1,4 +1,4 @@
-//! What one client has made: its names, and what they lead to.
+//! The objects of one client: its names, and their targets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +26,7 @@ pub(crate) enum Kind {
     Symlink(Vec<u8>),
     /// Seen as a directory.
     Subvol,
-    /// What a snapshot has where its source had the entry of a subvolume (R39): empty.
+    /// The entry in a snapshot for a subvolume of its source (R39): an empty directory.
     Placeholder,
 }
 
@@ -88,11 +88,11 @@ pub(crate) type Path = Vec<Vec<u8>>;
 pub(crate) struct Tree {
     pub(crate) entries: BTreeMap<Place, ObjectId>,
     pub(crate) objects: BTreeMap<ObjectId, Object>,
-    /// Subvolumes that nobody may change.
+    /// Subvolumes that are read-only.
     pub(crate) read_only: BTreeSet<ObjectId>,
     /// The subvolume that each placeholder stands for.
     pub(crate) stands_for: BTreeMap<ObjectId, ObjectId>,
-    /// What each snapshot was made of, also where that is gone.
+    /// The source of each snapshot, also of a deleted one.
     pub(crate) origins: BTreeMap<ObjectId, ObjectId>,
     /// To its subvolumes and groups.
     pub(crate) promises: Promises,
@@ -216,7 +216,7 @@ impl Tree {
         }
     }
 
-    /// Who holds a subvolume, and who holds those, but for the one that holds everything.
+    /// The parent subvolumes of a subvolume, up to the root subvolume, which is omitted.
     pub(crate) fn holders(&self, subvol: Option<ObjectId>) -> Vec<ObjectId> {
         let holder = |of: ObjectId| self.home_of(of);
         std::iter::successors(subvol.and_then(holder), |of| holder(*of)).collect()
@@ -302,7 +302,8 @@ impl Tree {
         self.promises.join(id, holder);
     }
 
-    /// What is at `place` becomes a snapshot of `subvol`; what it was is gone, or kept elsewhere.
+    /// The subvolume at `place` becomes a snapshot of `subvol`; the old one is deleted, or moved
+    /// elsewhere.
     pub(crate) fn roll_back(
         &mut self,
         place: &Place,
@@ -371,7 +372,8 @@ impl Tree {
         placeholders.into_iter().any(|(dir, subvol)| dir_of(subvol) == Some(dir))
     }
 
-    /// What all that share anything by snapshot have in common: the first of them.
+    /// The representative of a family, the subvolumes that share anything by snapshot: the first of
+    /// them.
     pub(crate) fn family_of(&self, subvol: ObjectId) -> ObjectId {
         self.origins.get(&subvol).map_or(subvol, |origin| self.family_of(*origin))
     }

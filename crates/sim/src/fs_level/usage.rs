@@ -1,9 +1,9 @@
-//! Who pays for what, predicted to the byte (rules R23 to R26, R42).
+//! The charges of each owner, predicted to the byte (rules R23 to R26, R42).
 //!
-//! The plainest model: content is whole blocks, each with a number of its own. Whoever writes one
-//! pays for it while any file holds it, whoever else comes to hold it by snapshot or reflink. So
-//! usage is counted from the files that there are: for each number that one of them holds, one
-//! block of its payer's.
+//! The plainest model: content is whole blocks, each with a number of its own. The subvolume that
+//! writes a block pays for it while any file has it, also files that get it by snapshot or reflink.
+//! So usage is counted from the existing files: for each number that one of them has, one block of
+//! its owner's.
 //!
 //! Where quotas are turned on and off beside clients, some of it is a range (`eras`).
 
@@ -20,7 +20,7 @@ use super::tree::ObjectId;
 use super::world::Moment;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// What a block holds begins with its number; zeros are nobody's.
+/// The content of a block begins with its number; blocks of zeros have no owner.
 pub(crate) type BlockId = u128;
 
 fn block_id(bytes: &[u8]) -> Option<BlockId> {
@@ -32,7 +32,7 @@ fn block_ids(bytes: &[u8]) -> impl Iterator<Item = BlockId> + Clone {
     bytes.chunks(BLOCK_BYTES).filter_map(block_id)
 }
 
-/// What the engine says of quotas.
+/// The engine's figures of quotas.
 pub(crate) struct Shown {
     pub(crate) on: bool,
     pub(crate) generation: u64,
@@ -66,7 +66,7 @@ impl Shown {
     }
 }
 
-/// Bytes that somebody pays for: what is sure, and with what may be.
+/// Charged bytes: the certain ones, and those with the possible ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bytes {
     pub(crate) least: u64,
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(may(&[2]), Bytes { least: 0, most: BLOCK });
         assert_eq!(may(&[3]), Bytes { least: 0, most: BLOCK });
         assert_eq!(may(&[4]), exactly(BLOCK));
-        // A crash undoes it: nobody pays for what is still there.
+        // A crash undoes it: the remaining blocks then have no owner.
         usage.eras.settle(false, 0, 4);
         assert_eq!(usage.of(&[of(&[1, 2, 3])]), BTreeMap::new());
     }

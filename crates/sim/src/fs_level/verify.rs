@@ -1,4 +1,4 @@
-//! What a filesystem must be like after every recovery.
+//! The required state of a filesystem after every recovery.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -80,8 +80,8 @@ pub(crate) async fn look_at(fs: &Filesystem, node: NodeId) -> Result<Found, FsEr
     Ok(found)
 }
 
-/// When nobody holds anything any more, every inode has a name, but in what nobody may change, and
-/// no node counts as looked up (R34, R38).
+/// When no client has a look-up any more, every inode has a name, except in read-only subvolumes,
+/// and no node counts as looked up (R34, R38).
 pub(crate) async fn check_leaks(fs: &Arc<Filesystem>) -> Result<(), FsError> {
     fs.sync().await?;
     // Files without a name are removed when their subvolume is looked at.
@@ -142,10 +142,10 @@ fn owner(path: &Path) -> Option<usize> {
     Some(number.and_then(|number| number.parse().ok()).expect("a client's name"))
 }
 
-/// After which numbers of steps, not fewer than the synced ones, the client's names are these, its
-/// promises, and the content of its files. Turning quotas on or off has its place in the order of
-/// all: what had ended before it began is there if it is, and nothing that began when it had ended
-/// is there if it is not.
+/// The numbers of steps, not fewer than the synced ones, after which the client has these names,
+/// these promises, and files of this content. Turning quotas on or off has its place in the order
+/// of all changes: if the turning is there, so is every change that had ended before it began; if
+/// not, no change is there that began after it had ended.
 fn matching(
     world: &World,
     client: usize,
@@ -228,7 +228,7 @@ fn promised_otherwise(
     tree.promises.difference(client, &subvols, shown)
 }
 
-/// What is wrong with what a client sees of its own.
+/// The error in a client's view of its own objects.
 pub(crate) fn is_otherwise(
     world: &World,
     tree: &Tree,
@@ -300,8 +300,8 @@ fn differs_in_attributes(tree: &Tree, id: ObjectId, attr: &Attr) -> Option<Strin
     }
 }
 
-/// What is wrong with an object's times. Those of what is no file are in the order of all changes;
-/// a file's come with the data that they belong to.
+/// The error in an object's times. The times of other objects than files are in the order of all
+/// changes; the times of a file change with the data that they describe.
 pub(crate) fn is_of_another_time(
     world: &World,
     tree: &Tree,
@@ -376,8 +376,8 @@ fn check_shared(names: &Names, trees: &[Tree]) {
     }
 }
 
-/// What is wrong with the content of a client's files, after these steps: each has at least the
-/// data that one of them brought.
+/// The error in the content of a client's files, after these steps: each has at least the data of
+/// one of them.
 fn other_content(
     world: &World,
     steps: &[Step],
@@ -402,7 +402,7 @@ fn other_content(
     })
 }
 
-/// What is found is all that ever was.
+/// Reduces the model to the recovered state.
 fn forget_the_rest(
     world: &mut World,
     trees: Vec<Tree>,

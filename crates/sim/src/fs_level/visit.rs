@@ -1,9 +1,9 @@
 //! Several visitors come to all subvolumes at once, right behind a recovery.
 //!
-//! Each goes through all names, so the first in a subvolume is anybody. Of the files each has a
-//! part: it makes them longer, looks behind their end, and cuts them again. There are zeros,
-//! whatever a crash has left behind the logged size (R36). Afterwards each file is what it was, and
-//! durable.
+//! Each goes through all names, so any visitor may be the first in a subvolume. Each has a part of
+//! the files: it extends them, reads past their end, and truncates them again. The bytes there are
+//! zeros, for any blocks that a crash has left behind the logged size (R36). Afterwards each file
+//! has its former content, and is durable.
 
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ async fn look_behind_the_end(
     };
     let was_set = fs.setattr(&Caller::ROOT, node, &back).await;
     if let Err(FsError::NoSpace(_)) = was_set {
-        // Visitors have used the last of it together; what they gave back comes with a sync.
+        // Visitors have used the last space together; a sync makes the released space available.
         fs.sync().await?;
         return fs.setattr(&Caller::ROOT, node, &back).await.map(drop);
     }

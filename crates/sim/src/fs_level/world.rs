@@ -1,4 +1,4 @@
-//! What is known of a filesystem from outside.
+//! The external knowledge of a filesystem.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -66,17 +66,17 @@ impl Log {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct World {
     moment: Moment,
-    /// What the clock has shown last.
+    /// The last reading of the clock.
     pub(crate) now: Timestamp,
     pub(crate) logs: Vec<Log>,
     pub(crate) data: BTreeMap<ObjectId, Versions>,
     pub(crate) nodes: BTreeMap<ObjectId, NodeId>,
     /// Every number that was ever given to something (R9).
     given: BTreeSet<NodeId>,
-    /// What has had each number since the last recovery.
+    /// The objects that had each number since the last recovery.
     objects: BTreeMap<NodeId, ObjectId>,
     pub(crate) shared: [Option<NodeId>; SHARED_DIRS],
-    /// What had ended before this moment is durable.
+    /// All changes that ended before this moment are durable.
     pub(crate) synced: Moment,
     next_object: ObjectId,
     /// When the last operation on an object began that has ended.
@@ -87,7 +87,7 @@ pub(crate) struct World {
     touching: BTreeMap<usize, (Moment, Vec<ObjectId>)>,
     /// Files that are being made without a name; or their making was refused.
     nameless: BTreeSet<ObjectId>,
-    /// Somebody was told of an error: from now on a success says less.
+    /// An operation returned an error: from now on a success proves less.
     pub(crate) troubled: bool,
     pub(crate) usage: Usage,
 }
@@ -130,7 +130,7 @@ impl World {
         self.objects.insert(node, id);
     }
 
-    /// What has, or had, this number.
+    /// The object that has, or had, this number.
     pub(crate) fn object(&self, node: NodeId) -> Option<ObjectId> {
         self.objects.get(&node).copied()
     }
@@ -155,7 +155,7 @@ impl World {
         self.data.get_mut(&id).expect("a file has data").begin(name, content, since);
     }
 
-    /// The content of a file is this, nobody knows since when.
+    /// The file has this content since an unknown time.
     pub(crate) fn found_data(&mut self, id: ObjectId, content: Content) {
         self.data.get_mut(&id).expect("a file has data").begin("found", content, Span::Any);
     }
@@ -187,8 +187,8 @@ impl World {
         files.filter(|id| self.data.contains_key(id)).collect()
     }
 
-    /// What inodes and snapshots count for each subvolume; `nameless` are the files without a name
-    /// that are left in some.
+    /// The counts of inodes and snapshots for each subvolume; `nameless` are the files without a
+    /// name that remain in some.
     pub(crate) fn counts(&self, nameless: &BTreeMap<SubvolId, u64>) -> BTreeMap<SubvolId, Count> {
         let mut sums: BTreeMap<SubvolId, Count> = BTreeMap::new();
         let left = |id| self.nodes.get(&id).and_then(|node: &NodeId| nameless.get(&node.subvol));
@@ -196,7 +196,7 @@ impl World {
         let of = |log: &Log| counts::of(log.now(), &self.usage, left);
         for (subvol, count) in self.logs.iter().flat_map(of) {
             let node = subvol.map(|id| self.nodes.get(&id));
-            // What is being made has no number yet.
+            // An object that is being created has no number yet.
             let Some(subvol) = node.map_or(Some(SubvolId::ROOT), |node| Some(node?.subvol)) else {
                 continue;
             };
@@ -205,7 +205,8 @@ impl World {
         sums
     }
 
-    /// Quotas are being turned, unless somebody is at that, or at what depends on it; whether on.
+    /// Begins to turn quotas, unless a client turns them or depends on them; returns whether to
+    /// turn them on.
     pub(crate) fn begin_turn(&mut self) -> Option<bool> {
         let eras = &self.usage.eras;
         if eras.is_turning() || eras.promising > 0 {
@@ -218,7 +219,7 @@ impl World {
         Some(on)
     }
 
-    /// What is being made now.
+    /// The objects that are being created now.
     fn coming(&self) -> Vec<ObjectId> {
         let mut coming: Vec<ObjectId> = self.nameless.iter().copied().collect();
         for log in &self.logs {
@@ -276,19 +277,20 @@ impl World {
         self.touching.remove(&client);
     }
 
-    /// Whoever was doing something is gone.
+    /// The operations under way have ended with the life.
     pub(crate) fn forget_touches(&mut self) {
         self.touching.clear();
         self.changed.clear();
     }
 
-    /// What was to be logged of an object may not be any more.
+    /// Changes of an object that were to be logged may be lost.
     pub(crate) fn forget_touch(&mut self, id: ObjectId) {
         self.touched.remove(&id);
     }
 
-    /// What an fsync that begins now makes durable: the object's data; its own last change, with
-    /// all that its client did before; and what others had ended before that change began.
+    /// The changes that an fsync beginning now makes durable: the object's data; its own last
+    /// change, with all earlier changes of its client; and the changes of others that ended before
+    /// that change began.
     pub(crate) fn before_fsync(&self, id: ObjectId) -> Fsync {
         Fsync {
             id,
@@ -326,7 +328,7 @@ impl World {
         self.logs[client].steps.last_mut().expect("it has begun").brings = versions;
     }
 
-    /// What a sync that begins now makes durable.
+    /// The changes that a sync beginning now makes durable.
     pub(crate) fn before_sync(&mut self) -> (Moment, Vec<(ObjectId, usize)>) {
         let versions = self.data.iter().map(|(id, data)| (*id, data.done())).collect();
         (self.tick(), versions)
@@ -344,8 +346,8 @@ impl World {
         }
     }
 
-    /// What was acknowledged as durable: how many of each client's steps, and which version of each
-    /// file.
+    /// The changes acknowledged as durable: the number of each client's steps, and the version of
+    /// each file.
     pub(crate) fn promised(&self) -> Vec<usize> {
         let steps = self.logs.iter().map(|log| log.least(self.synced));
         steps.chain(self.data.values().map(Versions::least)).collect()

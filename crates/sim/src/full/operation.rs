@@ -1,4 +1,4 @@
-//! What adds to a pool: each kind of operation, in whichever clone.
+//! The operations that fill a pool: each kind of operation, in any clone.
 
 use copyhold_fs::{
     FallocateMode, FileFlags, FsError, NodeId, RenameFlags, SetAttr, WriteFlags, XattrSet,
@@ -26,7 +26,7 @@ impl Class {
         }
     }
 
-    /// What asks for no more than this.
+    /// The kinds of operations that take no more of the reserve than this class.
     pub(crate) fn kinds(self) -> &'static [Kind] {
         match self {
             Class::Fill => &[
@@ -109,7 +109,7 @@ impl Client<'_> {
                     refused += 1;
                 }
                 Err(FsError::Quota(QuotaError::Exceeded(_))) => refused += 1,
-                // What others of its kind have removed, or made.
+                // Another operation of this kind has removed or made it.
                 Err(
                     FsError::NotFound
                     | FsError::Exists

@@ -1,4 +1,4 @@
-//! A client of a pool: what it does, and what it checks while it lives.
+//! A client of a pool: its operations, and its checks while it lives.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,7 +81,7 @@ impl Client {
     pub(crate) async fn transact(&mut self) -> Result<(), PoolError> {
         let (pool, shared) = (self.pool.clone(), self.shared.clone());
         self.large = self.dice.one_in(12);
-        // What is obtained first does not matter, as long as joining comes last (rule R1).
+        // The order of the other steps does not matter, as long as joining comes last (rule R1).
         let early = if self.dice.one_in(2) { self.admit(Tier::Write).await? } else { None };
         let (a, b) = (self.dice.below(OBJECTS), self.dice.below(OBJECTS));
         let mut locked: Vec<(u64, FifoMutexGuard<'_>)> = Vec::new();
@@ -209,7 +209,7 @@ impl Client {
         }
     }
 
-    /// Puts extents where nobody looks until only so many blocks are left.
+    /// Puts extents under unused keys until only so many blocks are left.
     pub(crate) async fn fill(&mut self, left: u64) -> Result<(), PoolError> {
         let ballast = Key::new(OBJECTS + 1, EXTENT, 0)..Key::new(OBJECTS + 1, EXTENT, u64::MAX);
         let last =
@@ -233,7 +233,7 @@ impl Client {
         Ok(())
     }
 
-    /// Deletes a good part of an object: what must always be possible (rule R21).
+    /// Deletes a good part of an object, which must always be possible (rule R21).
     async fn make_room(&mut self) -> Result<(), PoolError> {
         let object = self.dice.below(OBJECTS);
         let shared = self.shared.clone();
@@ -313,8 +313,8 @@ impl Client {
 
     // -- looking ------------------------------------------------------------
 
-    /// Looks something up, takes its time, and reads what it found: under its pin that is still
-    /// what it was (rule R3).
+    /// Looks up a key, waits, and reads the data that it found: under its pin the data is unchanged
+    /// (rule R3).
     async fn read_slowly(&mut self) -> Result<(), PoolError> {
         let key = Key::new(1 + self.dice.below(OBJECTS), EXTENT, 0);
         let to = Key::new(key.object, EXTENT, OFFSETS);
@@ -330,7 +330,7 @@ impl Client {
         drop(pin);
         let world = self.shared.world.lock();
         let block = run.addr.block();
-        // What a failed flush has lost shows; it was never synced.
+        // Data that a failed flush has lost may be missing; it was never synced.
         let stopped = self.forgiving && self.pool.reserve_now(0, Tier::Internal).is_err();
         for (i, (bytes, sum)) in data.chunks(copyhold_types::BLOCK_BYTES).zip(sums).enumerate() {
             let right = block_checksum(bytes) == *sum;

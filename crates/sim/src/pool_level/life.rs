@@ -76,7 +76,7 @@ impl History {
         }
     }
 
-    /// Fills the pool with what nobody touches again, if that is its shape.
+    /// Fills the pool with data that no client touches again, if that is its shape.
     fn crowd(&mut self) {
         if !self.shape.crowded {
             return;
@@ -148,7 +148,7 @@ impl History {
                     self.verify(&machine, &pool);
                     return (machine, pool);
                 }
-                // What cannot be read is no reason to forget anything; the next attempt can.
+                // A read error loses nothing; the next attempt can read.
                 Some(Err(error @ (PoolError::Device(_) | PoolError::Unreadable { .. }))) => {
                     self.plan.tell(|| format!("not opened: {error}"));
                     if let PoolError::Unreadable { .. } = error {
@@ -385,7 +385,7 @@ impl History {
         maps.expect("the power is on").expect("the pool is well")
     }
 
-    /// Lists of fragmented nodes cannot be read while these may be replaced: what they list is
+    /// Lists of fragmented nodes cannot be read while these may be replaced: the listed blocks are
     /// freed later.
     fn hide_lists(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimDisk {
         let lists = machine.run(verify::lists(pool)).expect("the power is on");
@@ -400,8 +400,8 @@ impl History {
         self.end_well(machine, pool)
     }
 
-    /// Data of the last two txgs cannot be read for a while. What comes of it is the batch with
-    /// data that may be torn, or no batch, if it was not acknowledged; or one more attempt.
+    /// Data of the last two txgs cannot be read for a while. The result is the batch with data that
+    /// may be torn, or no batch, if it was not acknowledged; or one more attempt.
     fn hide_tail(&mut self) {
         let runs = self.shared.world.lock().extents_of_last(2);
         if runs.is_empty() {

@@ -19,7 +19,7 @@ pub(crate) fn counter(client: u64) -> Key {
     Key::new(0, COUNTER, client)
 }
 
-/// What a table has under a key, and what the blocks behind it hold.
+/// The value of a key in a table, and the content of its blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stored {
     pub(crate) value: Vec<u8>,
@@ -53,11 +53,11 @@ pub(crate) fn holds(block: &[u8], stamp: u64, index: u32) -> bool {
 
 pub(crate) type State = BTreeMap<Key, Stored>;
 
-/// One transaction: what it made of the keys it touched.
+/// One transaction: the new values of the keys that it touched.
 pub(crate) type Changes = Vec<(Key, Option<Stored>)>;
 
-/// What is known of a pool from outside. Transactions are numbered from 1, in the order in which
-/// they were applied.
+/// The external knowledge of a pool. Transactions are numbered from 1, in the order in which they
+/// were applied.
 #[derive(Debug, Default)]
 pub(crate) struct World {
     /// The state after transaction `settled`, and the transactions since.
@@ -96,7 +96,7 @@ impl World {
         self.synced_txg = self.synced_txg.max(Some(txg));
     }
 
-    /// The pool knows `txg` to be durable, whoever was told.
+    /// The pool knows `txg` to be durable, even if no client was told.
     pub(crate) fn know_durable(&mut self, txg: Txg) {
         let count = self.log.partition_point(|(of, _)| *of <= txg) as u64;
         self.sync(txg, self.settled + count);
@@ -179,7 +179,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Fresh locks: whoever held one is gone.
+    /// Fresh locks: their former holders have ended.
     pub(crate) fn with(world: World) -> Shared {
         Shared { world: Mutex::new(world), ..Shared::default() }
     }

@@ -1,4 +1,4 @@
-//! What a pool must be like after every recovery.
+//! The required state of a pool after every recovery.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -35,7 +35,7 @@ pub(crate) async fn find_prefix(
     Ok(n)
 }
 
-/// While nobody changes anything, a pool is as the last transaction left it.
+/// Without changes, a pool has the state after the last transaction.
 pub(crate) async fn is_now(pool: &Arc<Pool>, world: &World) -> Result<(), PoolError> {
     compare(&contents(pool).await?, &world.now, world.last());
     Ok(())
@@ -97,7 +97,7 @@ pub(crate) async fn check_space(pool: &Arc<Pool>, state: &State) -> Result<(), P
 
 type SettledParts = (Vec<Vec<(u64, PartitionDescriptor)>>, Vec<(Key, Vec<u8>)>, Vec<Run>);
 
-/// What changes when something is flushed.
+/// The parts of a pool that a flush changes.
 async fn settled_parts(pool: &Arc<Pool>) -> Result<SettledParts, PoolError> {
     let items = pool.range(Pool::TABLES, Key::MIN, Key::MAX, usize::MAX).await?;
     let items = items.into_iter().map(|(key, value)| (key, value.to_vec())).collect();

@@ -15,8 +15,8 @@ pub enum Resource {
     Snapshots,
 }
 
-/// A limit that stands in the way. `used`, `reserved` and `unflushed` were read one after the other
-/// and are for people; their sum decided.
+/// A limit that refuses. `used`, `reserved` and `unflushed` were read one after the other, for the
+/// message; their sum decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exceeded {
     /// The group that refuses.
@@ -39,8 +39,8 @@ impl fmt::Display for Exceeded {
             Resource::Bytes => write!(
                 f,
                 "quota group {group} is at its limit: {wanted} bytes wanted, {used} used, \
-                 {reserved} reserved, {unflushed} for unflushed changes, of {limit}; delete \
-                 something or raise the limit"
+                 {reserved} reserved, {unflushed} for unflushed changes, of {limit}; delete files \
+                 or raise the limit"
             ),
             Resource::Inodes => write!(
                 f,
@@ -65,19 +65,21 @@ pub enum QuotaError {
     #[error("quotas are off; turn them on with `quota enable --simple`")]
     Off,
     #[error(
-        "full quotas are not built: they walk from every extent to all that refer to it, and so \
-         become slower with each snapshot; use `quota enable --simple`"
+        "full quotas are not implemented: they follow each reference to each extent, which becomes \
+         slower with each snapshot; use `quota enable --simple`"
     )]
     FullMode,
     #[error("nothing to rescan: simple quotas are exact after every commit")]
     Rescan,
-    #[error("records of the quotas before are still being removed; try again")]
+    #[error("items of the previous quotas are still being removed; try again")]
     Clearing,
     #[error("there is no quota group {0}")]
     NoGroup(GroupId),
     #[error("quota group {0} exists already")]
     Exists(GroupId),
-    #[error("quota group {0} is a subvolume; such groups come and go with their subvolumes")]
+    #[error(
+        "quota group {0} is a subvolume; such groups are created and removed with their subvolumes"
+    )]
     SubvolumeGroup(GroupId),
     #[error("quota group {0} does not exist, so it cannot be in a relation")]
     NoEnd(GroupId),
@@ -91,27 +93,30 @@ pub enum QuotaError {
     TooMany(GroupId),
     #[error("quota group {0} has members; remove them first")]
     HasMembers(GroupId),
-    #[error("quota group {0} is a living subvolume; delete that")]
+    #[error("quota group {0} is a living subvolume; delete the subvolume")]
     Living(GroupId),
-    #[error("deleted subvolume {group} still pays for {bytes} bytes; it goes with its last byte")]
+    #[error(
+        "deleted subvolume {group} still pays for {bytes} bytes; its group is removed with the \
+         last byte"
+    )]
     StillPays { group: GroupId, bytes: u64 },
-    #[error("deleted subvolume {0} is still being freed; `subvolume sync` waits")]
+    #[error("deleted subvolume {0} is still being freed; `subvolume sync` waits for it")]
     BeingFreed(GroupId),
     #[error("subvolume {0} is deleted")]
     Deleted(SubvolId),
-    #[error("subvolume {0} is not deleted; only what a deleted one leaves goes to an heir")]
+    #[error("subvolume {0} is not deleted; only a deleted subvolume can have an heir")]
     NotDeleted(SubvolId),
     #[error("subvolume {0} has an heir already")]
     HasHeir(SubvolId),
     #[error("subvolume {0} cannot be its own heir")]
     OwnHeir(SubvolId),
-    #[error("only a subvolume can have a reserve, quota group {0} is none")]
+    #[error("quota group {0} is not a subvolume; only a subvolume can have a reserve")]
     ReserveOfGroup(GroupId),
     #[error("a reserve of {reserve} bytes is above the limit of {limit}")]
     ReserveAboveLimit { reserve: u64, limit: u64 },
-    #[error("a reserve of {reserve} bytes cannot be promised: {free} bytes are free for it")]
+    #[error("a reserve of {reserve} bytes is too large: {free} bytes are free for it")]
     NoRoom { reserve: u64, free: u64 },
-    #[error("{0} is not a number of bytes that anything could have")]
+    #[error("{0} is not a possible number of bytes")]
     Nonsense(u64),
 }
 
@@ -143,18 +148,18 @@ impl QuotaError {
 }
 
 /// An accounting bug, never a user's mistake. The change was not counted at all, so that sums stay
-/// the sums of their rows; a caller that gets this logs it and goes on.
+/// the sums of their rows; a caller that gets this logs it and continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Miscount {
-    #[error("epoch {0} is counted by quotas and nobody pays for it; run a check")]
+    #[error("epoch {0} counts for quotas, but has no owner; run `copyhold check`")]
     UnknownEpoch(EpochId),
     #[error(
-        "epoch {epoch} gives back {data} bytes of data and {metadata} of metadata, more than it \
-         has; run a check"
+        "epoch {epoch} refunds {data} bytes of data and {metadata} of metadata, more than its \
+         usage; run `copyhold check`"
     )]
     Underflow { epoch: EpochId, data: u64, metadata: u64 },
-    #[error("subvolume {0} has no account and changes its inodes; run a check")]
+    #[error("subvolume {0} has no account, but changes its inode count; run `copyhold check`")]
     UnknownSubvolume(SubvolId),
-    #[error("subvolume {0} removes more inodes than it has; run a check")]
+    #[error("subvolume {0} removes more inodes than it has; run `copyhold check`")]
     Inodes(SubvolId),
 }

@@ -11,7 +11,7 @@ use super::account::Account;
 use super::amount::Amount;
 use super::request::Request;
 
-/// The reservation for one owner. Dropping it gives back the rest.
+/// The reservation for one owner. Dropping it releases the rest.
 #[must_use = "dropping a hold gives it back"]
 #[derive(Default)]
 pub struct Hold {

@@ -129,7 +129,7 @@ impl Ledger {
     }
 
     /// Nothing will be charged to `epoch` any more: it is sealed and its tables are flushed and
-    /// handed over, or its subvolume is gone. Refunds go on.
+    /// handed over, or its subvolume is deleted. Refunds continue.
     pub fn end_epoch(&self, epoch: EpochId) {
         self.rows.end(epoch);
     }

@@ -27,15 +27,15 @@ use super::{Ledger, Resident};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Stray {
-    #[error("epoch {epoch} has a payer, {owner}, that does not exist")]
+    #[error("the owner of epoch {epoch}, subvolume {owner}, does not exist")]
     Payer { epoch: EpochId, owner: SubvolId },
-    #[error("epoch {epoch} is one of subvolume {owner}, and its usage is counted as {said}'s")]
+    #[error("the owner of epoch {epoch} is subvolume {owner}, but its usage item names {said}")]
     OtherPayer { epoch: EpochId, said: SubvolId, owner: SubvolId },
     #[error("epoch {0} has more usage than any pool could have")]
     Usage(EpochId),
-    #[error("epoch {0} has usage and is older than quotas")]
+    #[error("epoch {0} has usage, but is older than quotas")]
     OldEpoch(EpochId),
-    #[error("quota group {0} is a living subvolume that does not exist")]
+    #[error("quota group {0} is recorded as a living subvolume, which does not exist")]
     Subvolume(GroupId),
     #[error("quota group {0} is a tombstone of a living subvolume")]
     Undead(GroupId),

@@ -4,8 +4,8 @@
 //! never counted, neither when it was born nor when it dies (R25). It takes effect in memory
 //! before its record is applied: a crash in between leaves rows without a status, which are swept.
 //!
-//! *Off* is one record too, and takes effect after it is applied: until then sums go on, so that a
-//! crash in between finds them right. Then all other records are swept, in steps.
+//! *Off* is one record too, and takes effect after it is applied: until then sums are kept, so that
+//! they are right after a crash in between. Then all other records are swept, in steps.
 
 use std::sync::atomic::Ordering::Relaxed;
 

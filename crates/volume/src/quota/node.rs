@@ -163,7 +163,7 @@ impl Node {
         self.load() - self.reserved.load(Relaxed) - self.unflushed.load(Relaxed)
     }
 
-    /// Changes counters, whatever the limits say.
+    /// Changes counters at any limits.
     pub(super) fn add(&self, change: &Sums, share: Share) {
         if share == Share::Member {
             add(&self.data, change.data);

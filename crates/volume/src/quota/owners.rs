@@ -230,9 +230,9 @@ impl Ledger {
         Ok(())
     }
 
-    /// From now on `heir` pays for all that the dead `owner` pays for, and will pay for while it
-    /// is being freed: one record, whatever it is (R42). The heir must be alive. It may end above
-    /// its limits, then it can write nothing new.
+    /// From now on `heir` pays for all blocks of the dead `owner`, also while it is being freed:
+    /// one record for any amount (R42). The heir must be alive. It may end above its limits; then
+    /// its writes are refused.
     pub fn give_to_heir(&self, owner: SubvolId, heir: SubvolId) -> Result<Rows, QuotaError> {
         let mut groups = self.on()?;
         let dead = groups.owner(owner).ok_or(QuotaError::NoGroup(GroupId::of(owner)))?;

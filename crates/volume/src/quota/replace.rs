@@ -92,7 +92,7 @@ impl Groups {
         }
     }
 
-    /// As many inodes as `origin` has, whatever the limits.
+    /// As many inodes as `origin` has, at any limits.
     fn take_inodes(&self, account: &Account, origin: SubvolId, rows: &mut Rows) {
         let Some(item) = self.owner(origin).and_then(|origin| origin.account.files.item()) else {
             return;

@@ -36,8 +36,8 @@ impl Request {
 /// The kind of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// Data of files. It leaves some room for nodes, which are whole blocks in two copies and so
-    /// may come to more than was estimated: 64 KiB, of limits below 4 MiB a 64th.
+    /// Data of files. It leaves some space for nodes, which are whole blocks in two copies and may
+    /// exceed the estimate: 64 KiB, of limits below 4 MiB a 64th.
     Data,
     /// Every other addition.
     Write,

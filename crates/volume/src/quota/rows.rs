@@ -134,7 +134,7 @@ impl EpochRows {
         assert!(old.is_none(), "epoch {epoch} begins once");
     }
 
-    /// The row has changed, or may have come to its end.
+    /// The row has changed, or may be deletable.
     pub(super) fn touch(&self, row: &Arc<Row>) {
         if !row.dirty.swap(true, Relaxed) {
             self.shard(row.epoch).dirty.lock().push(Arc::clone(row));

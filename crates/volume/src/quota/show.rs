@@ -75,8 +75,8 @@ impl Ledger {
         }
     }
 
-    /// All groups, in order of their ids. Charges go on meanwhile, so sums of different groups may
-    /// be of different moments.
+    /// All groups, in order of their ids. Charges continue meanwhile, so sums of different groups
+    /// may be of different moments.
     pub fn show(&self) -> Result<Vec<GroupUse>, QuotaError> {
         let groups = self.on()?;
         let visible = groups.all.values().filter(|group| group.is_visible());

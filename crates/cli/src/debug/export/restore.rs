@@ -86,7 +86,7 @@ impl Tree {
         }
     }
 
-    /// Comes to a directory: leaves those that are not on the way, and opens the others.
+    /// Enters a directory: leaves those that are not on the way, and opens the others.
     fn enter(&mut self, path: &[Vec<u8>]) -> Result<&mut Level, Errno> {
         let names = self.levels[1..].iter().map(|level| &level.name);
         let common = names.zip(path).take_while(|(one, other)| one == other).count();
@@ -99,7 +99,7 @@ impl Tree {
         Ok(self.levels.last_mut().expect("the first is kept"))
     }
 
-    /// Makes a directory, unless it is there, and comes to it.
+    /// Makes a directory, unless it exists, and enters it.
     fn directory(&mut self, path: &[Vec<u8>]) -> Result<&mut Level, Errno> {
         if let Some((name, above)) = path.split_last() {
             let above = self.enter(above)?.dir.as_fd();

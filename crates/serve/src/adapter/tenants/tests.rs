@@ -245,7 +245,7 @@ fn owners_have_no_rights_where_ids_are_mapped_and_nobody_has_who_is_not_identifi
     assert!(mapped.unwrap_err().contains("user_subvolumes"));
     let powerless = may_at(at(1, 6), Some(Who { uid: 0, ..who }));
     assert!(powerless.unwrap_err().contains("CAP_SYS_ADMIN"));
-    assert!(may(None).unwrap_err().contains("which process"));
+    assert!(may(None).unwrap_err().contains("the calling process"));
 }
 
 #[test]
@@ -346,7 +346,7 @@ fn a_row_that_fits_nowhere_is_told() {
 fn only_subvolumes_are_treated_as_such() {
     let fake = Fake::default();
     let on = |question| ask(&fake, rules(false), 0, at(1, 5), question);
-    refused(&on(delete("directory")), "EINVAL", "no subvolume");
+    refused(&on(delete("directory")), "EINVAL", "not a subvolume");
     refused(&on(delete("nothing")), "ENOENT", "no such file");
     refused(&on(Question::SetReadOnly { on: true }), "EINVAL", "root of a subvolume");
     let name = b"new".to_vec();
@@ -361,7 +361,7 @@ fn refusals_are_answers_and_nonsense_is_refused() {
     let fake = Fake::default();
     refused(&ask(&fake, rules(false), 0, at(1, 1), Question::QuotaDisable), "ENOTCONN", "off");
     let room = ask(&fake, rules(false), 0, at(1, 1), Question::Room);
-    refused(&room, "ENOSYS", "not built yet");
+    refused(&room, "ENOSYS", "not implemented yet");
     for nonsense in ["", "{}", "{\"ask\": \"dance\"}", "\u{0}", "[[[["] {
         let (told, _) = told(&fake, rules(false), 0, at(1, 1), nonsense.as_bytes());
         refused(&told, "EINVAL", "does not understand");

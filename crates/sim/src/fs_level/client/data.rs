@@ -1,4 +1,4 @@
-//! What a client does with the content of files.
+//! A client's operations on the content of files.
 //!
 //! Where it is to be known who pays for what, content is whole blocks, each of which has a number
 //! that no other has: its first bytes.
@@ -36,7 +36,7 @@ impl Client {
         world.begin_data(id, name, content);
     }
 
-    /// The operation has ended. Where the pool was full, what it did is looked up.
+    /// The operation has ended. Where the pool was full, its effect is looked up.
     pub(super) async fn end_data(&mut self, id: ObjectId, node: NodeId, done: bool) -> Done {
         if !done {
             let held = self.fs.read(node, 0, 4 << 20).await;
@@ -71,7 +71,7 @@ impl Client {
         // Often where something is, so that it is overwritten.
         let offset = if self.dice.one_in(2) { offset % (16 << 10) } else { offset };
         self.write_at((id, node), offset, len).await?;
-        // What an editor does, or a database.
+        // The operations of an editor, or a database.
         if self.dice.one_in(6) && self.world().logs[self.id].now().objects.contains_key(&id) {
             return self.fsync(id).await;
         }
@@ -139,8 +139,8 @@ impl Client {
         Ok(())
     }
 
-    /// What is preallocated when a snapshot is made is written on both sides, when there is no
-    /// other space (R10): only then is anything written in place.
+    /// Preallocated blocks that a snapshot shares are written on both sides, when there is no other
+    /// space (R10): only then is anything written in place.
     pub(super) async fn part_preallocated(&mut self, tree: Tree, subvol: ObjectId) -> Done {
         let files = tree.within(subvol).into_iter();
         let files = files.filter(|id| tree.objects[id].kind == Kind::File && tree.may_change(*id));
@@ -188,7 +188,7 @@ impl Client {
         }
     }
 
-    /// What is preallocated far behind the end changes no content, but perhaps times.
+    /// Preallocation far behind the end changes no content, but perhaps times.
     async fn hoard(&self, (id, node): File, len: u64, mode: FallocateMode) -> Result<(), FsError> {
         self.begin_data("hoard", id, |_| {});
         let done = self.fs.fallocate(node, HOARD, len, mode).await;
@@ -201,7 +201,7 @@ impl Client {
         let (offset, len) = self.a_range();
         let keep_size = self.dice.one_in(2);
         let mode = match self.exact {
-            // What is preallocated is written in place or not, as there is room.
+            // Preallocated blocks are written in place or not, depending on the free space.
             true => FallocateMode::Punch,
             false => self.dice.pick(&[
                 FallocateMode::Allocate { keep_size },

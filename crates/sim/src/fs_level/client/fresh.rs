@@ -1,6 +1,6 @@
-//! What a client does with subvolumes while data is on its way: it reads snapshots and rollbacks as
-//! soon as they are made, while an fsync of their source has not ended; and it sets properties,
-//! also to what they are, while a file has no name and is open.
+//! A client's operations on subvolumes while data is being written: it reads snapshots and
+//! rollbacks as soon as they are made, while an fsync of their source has not ended; and it sets
+//! properties, also to the present value, while a file without a name is open.
 
 use copyhold_fs::OpenFlags;
 use futures_util::future::join;
@@ -127,7 +127,8 @@ impl Client {
             if !tree.objects.contains_key(&subvol) {
                 break;
             }
-            // What has no name, nobody would remove behind a crash where nothing may change (R38).
+            // After a crash, no task would remove files without a name from a read-only subvolume
+            // (R38).
             match self.exact || self.dice.one_in(2) {
                 true => self.set_nothing(&tree, subvol).await?,
                 false => self.set_read_only(tree, subvol).await?,

@@ -1,5 +1,5 @@
-//! What a client holds of files beside their names: look-ups that it gives back some time later,
-//! files that it has open, also when they lose their last name, files that have none yet.
+//! A client's references to files beside their names: look-ups that it releases some time later,
+//! files that it has open, also after the removal of their last name, files that have none yet.
 
 use copyhold_fs::{Caller, Entry, FsError, NodeId, OpenFlags, SetAttr, WriteFlags};
 
@@ -14,7 +14,7 @@ const OPEN_MAX: usize = 3;
 /// Look-ups that it does not give back at once.
 const LOOKUPS_MAX: usize = 8;
 
-/// What a client does beside what all do, chosen by dice of its own.
+/// A client's operations beside the common ones, chosen by separate dice.
 pub(crate) struct Habits {
     pub(crate) dice: Dice,
     /// It cares for owners, ACLs and flags, and keeps files open.
@@ -113,7 +113,7 @@ impl Client {
         let same = read.to_vec() == self.world().data[&id].now().read(offset, len);
         let state = if tree.objects.contains_key(&id) { "open" } else { "open and unlinked" };
         assert!(same || self.forgiving, "object {id}, {state}: wrong bytes at {offset}");
-        // Who pays for what has no name is not followed.
+        // The model does not follow the owners of files without a name.
         let is_nameless = !tree.objects.contains_key(&id);
         if is_nameless && !self.exact && self.is_writable(&tree, node) && self.dice.one_in(2) {
             self.write_at((id, node), offset, len).await?;
@@ -138,7 +138,7 @@ impl Client {
 
     // -- ways to write ------------------------------------------------------
 
-    /// What may only grow does.
+    /// Appends to a file, append-only or not.
     async fn append(&mut self) -> Done {
         let may_grow = |tree: &Tree, id: ObjectId| {
             tree.is_in_writable(id) && !tree.objects[&id].is_immutable()

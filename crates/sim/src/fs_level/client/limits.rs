@@ -1,8 +1,8 @@
-//! What a client does about quotas, and what it knows of the room that limits leave it.
+//! A client's operations on quotas, and its knowledge of the remaining quota.
 //!
-//! Not all that counts is known: what is freed may be on its way, and nodes count. So a bound is
-//! predicted on both sides: a write after which more data is referred to than a limit allows is
-//! refused; one that leaves a wide margin is accepted (rule R23).
+//! Not all charges are known: freed blocks may be pending, and nodes count. So a bound is predicted
+//! on both sides: a write after which files refer to more data than a limit allows is refused; one
+//! that leaves a wide margin is accepted (rule R23).
 
 use std::collections::BTreeMap;
 
@@ -24,12 +24,12 @@ pub(super) const MARGIN: u64 = 4 << 20;
 /// More than a client ever has, with what is yet to be given back.
 const INODES_MARGIN: u64 = 1 << 20;
 
-/// What limits must say of a write.
+/// The expected effect of limits on a write.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Room {
     none: bool,
     ample: bool,
-    /// It was known while nobody had turned quotas more often.
+    /// It was known while no client had turned quotas again.
     turns: u64,
 }
 
@@ -72,13 +72,13 @@ impl Client {
         self.promise("limit", holder, promise, change).await
     }
 
-    /// What is known of the room for an inode in a directory.
+    /// The known remaining quota for an inode in a directory.
     pub(super) fn room_for_inode(&self, tree: &Tree, dir: Dir) -> Room {
         let more = Count { inodes: 1, ..Count::default() };
         self.room_for_more(tree, tree.subvol_of(dir), more)
     }
 
-    /// What is known of the room for a snapshot, whose entry is to be in a directory.
+    /// The known remaining quota for a snapshot, whose entry is to be in a directory.
     pub(super) fn room_for_snapshot(&self, tree: &Tree, source: ObjectId, dir: Dir) -> Room {
         let more = Count { snapshots: 1, ..Count::default() };
         let of_source = self.room_for_more(tree, Some(source), more);
@@ -102,7 +102,7 @@ impl Client {
         }
     }
 
-    /// What limits on inodes and snapshots leave in a subvolume and in those that hold it.
+    /// The remaining limits on inodes and snapshots of a subvolume and of its parent subvolumes.
     fn room_for_more(&self, tree: &Tree, subvol: Option<ObjectId>, more: Count) -> Room {
         let world = self.world();
         if !self.exact || !world.usage.eras.is_steadily_on() {
@@ -136,7 +136,7 @@ impl Client {
         room
     }
 
-    /// What is known of the room for a write, which begins.
+    /// The known remaining quota for a write, which begins.
     pub(super) fn room_for(&self, id: ObjectId, offset: u64, bytes: &[u8]) -> Room {
         let mut world = self.world();
         if !self.exact {

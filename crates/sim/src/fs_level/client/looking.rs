@@ -1,5 +1,5 @@
-//! What a client sees while it lives: of its own exactly what it did, of others what they may have
-//! done; and what is refused.
+//! A client's view while it lives: of its own files exactly its own changes, of others their
+//! possible changes; and refused operations.
 
 use copyhold_fs::{Caller, DirEntry, FsError, NodeId};
 
@@ -17,8 +17,8 @@ impl Client {
         Ok(())
     }
 
-    /// Reads a file that another may be changing or removing, without opening it. Each block is
-    /// what it was at some time.
+    /// Reads a file that another client may be changing or removing, without opening it. Each block
+    /// has a content that it had at some time.
     pub(super) async fn read_anothers(&mut self) -> Done {
         let Some((id, node)) = self.anybodys_file() else { return Ok(()) };
         let (offset, len) = self.a_range();

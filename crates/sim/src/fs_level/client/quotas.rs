@@ -1,5 +1,5 @@
-//! What a client does about quotas: it turns them on and off, beside all others, and promises
-//! limits, reserves and memberships to its subvolumes and groups.
+//! A client's operations on quotas: it turns them on and off, beside all other clients, and
+//! promises limits, reserves and memberships to its subvolumes and groups.
 //!
 //! It chooses by dice of its own, so all else that it does stays what it was.
 
@@ -40,8 +40,8 @@ impl Client {
         Ok(())
     }
 
-    /// A subvolume gets a reserve, and then becomes what a relative is: what comes in its place has
-    /// the reserve, and pays for what it leaves.
+    /// A subvolume gets a reserve, and is then rolled back to a relative: the new subvolume has the
+    /// reserve, and pays for the remaining blocks of the old one.
     async fn roll_back_what_was_promised(&mut self) -> Done {
         let tree = self.tree();
         let (all, full) = (tree.subvols(), tree.subvols().len() >= SUBVOLS_MAX);
@@ -188,7 +188,7 @@ impl Client {
         world.logs[self.id].now().promises.has(generation, id)
     }
 
-    /// What is promised to it now.
+    /// The present promises to it.
     pub(super) fn promised(&self, holder: Holder) -> Promise {
         let world = self.world();
         let generation = world.usage.eras.now().generation;
@@ -232,7 +232,7 @@ impl Client {
     }
 }
 
-/// What a subvolume can be rolled back to.
+/// The subvolumes to which a subvolume can be rolled back.
 fn relatives(tree: &Tree, subvol: ObjectId) -> Vec<ObjectId> {
     let family = tree.family_of(subvol);
     let all = tree.subvols().into_iter().map(|(_, id)| id);

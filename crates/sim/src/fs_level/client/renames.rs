@@ -1,4 +1,4 @@
-//! What a client renames: files, directories, subvolumes, and what stands for those in snapshots.
+//! A client's renames: files, directories, subvolumes, and their placeholders in snapshots.
 //!
 //! Subvolumes go to any directory, also of another subvolume; all else stays in its own (R39).
 

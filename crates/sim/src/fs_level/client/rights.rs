@@ -1,4 +1,4 @@
-//! What a client does about rights: modes, owners, ACLs, flags and times; and what flags forbid.
+//! A client's operations on rights: modes, owners, ACLs, flags and times; and the effects of flags.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ impl Client {
         Caller { groups, ..Caller::new(uid, gid, self.dice.pick(&[0, 0o022, 0o077])) }
     }
 
-    /// Who makes something, and with which mode: by its habits.
+    /// The caller that creates an object, and the mode: by its habits.
     pub(super) fn somebodys(&mut self, mode: u32) -> (u32, Caller) {
         std::mem::swap(&mut self.dice, &mut self.habits.dice);
         let special = self.dice.pick(&[0, 0, 0o4000, 0o2000, 0o6000]);
@@ -169,7 +169,7 @@ impl Client {
         if before != (object.mode, object.xattrs.clone()) {
             object.ctime = Span::Now;
         } else {
-            // Who says what is so already may have changed something, or nothing.
+            // A call that sets the present value may have changed something, or nothing.
             return Ok(());
         }
         let node = self.world().nodes[&id];
@@ -186,7 +186,7 @@ impl Client {
         Ok(())
     }
 
-    /// What is guarded soon is not any more: else there would be nothing left to do.
+    /// Protected objects soon lose their protection: otherwise there would be nothing left to do.
     async fn set_flags(&mut self) -> Done {
         let tree = self.tree();
         let guarded = self.dice.one_in(2).then(|| self.a_guarded_entry(&tree)).flatten();
@@ -223,7 +223,7 @@ impl Client {
         (!guarded.is_empty()).then(|| self.dice.pick_ref(&guarded).clone())
     }
 
-    /// What is this client's own is exactly what it made of it.
+    /// The client's own objects are exactly as it left them.
     async fn stat(&mut self) -> Done {
         let tree = self.tree();
         let Some((_, id)) = self.an_entry(&tree) else { return Ok(()) };
@@ -237,7 +237,7 @@ impl Client {
 
     // -- privileges ---------------------------------------------------------
 
-    /// Who changes content: by its habits. Whoever is privileged takes nothing away.
+    /// The caller that changes content: by its habits. A privileged caller removes no privileges.
     pub(super) fn a_changer(&mut self) -> Caller {
         if !self.habits.careful {
             return Caller::ROOT;
@@ -245,8 +245,8 @@ impl Client {
         self.somebodys(0).1
     }
 
-    /// A change of content begins that takes set-user-id and set-group-id away: what is left of
-    /// the mode, if that is another.
+    /// A change of content begins that removes set-user-id and set-group-id: the remaining mode, if
+    /// it differs.
     pub(super) fn begin_kill(&mut self, id: ObjectId, by: Option<&Caller>) -> Option<u32> {
         let mut tree = self.tree();
         let object = tree.objects.get_mut(&id)?;
@@ -281,7 +281,7 @@ impl Client {
         self.write_by(file, offset, len, flags).await
     }
 
-    /// What is immutable, or may only grow, is not changed in any other way.
+    /// Immutable or append-only files are not changed in any other way.
     async fn expect_not_permitted(&mut self) -> Done {
         let tree = self.tree();
         let Some((place, id)) = self.a_guarded_entry(&tree) else { return Ok(()) };
@@ -384,5 +384,5 @@ impl Client {
     }
 }
 
-/// What was tried, and what came of it.
+/// The attempted operation, and its result.
 type Tried = (&'static str, Result<(), FsError>);

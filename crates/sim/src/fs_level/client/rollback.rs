@@ -1,4 +1,4 @@
-//! What a client rolls back: a subvolume becomes what a relative of it is.
+//! A client's rollbacks: a subvolume gets the content of a relative.
 
 use copyhold_fs::{FsError, NodeId};
 use copyhold_volume::VolumeError;
@@ -7,11 +7,12 @@ use super::{Client, Done};
 use crate::fs_level::tree::{ObjectId, Place, Tree};
 
 impl Client {
-    /// The subvolume at `place` becomes what another is; what it was is deleted, or kept elsewhere.
+    /// The subvolume at `place` gets the content of another; its old state is deleted, or kept
+    /// elsewhere.
     pub(super) async fn roll_back(&mut self, tree: Tree, place: Place) -> Done {
         let old = tree.entries[&place];
         if self.manager.promises && self.manager.dice.one_in(2) {
-            // What takes its place is to have that, too.
+            // The replacement must have this promise, too.
             self.promise_to(old).await?;
         }
         let tree = self.tree();

@@ -1,8 +1,8 @@
-//! What a client does with subvolumes: made, snapshotted, deleted in any order, among all else.
+//! A client's operations on subvolumes: made, snapshotted, deleted in any order, among all others.
 //!
 //! A snapshot is one operation: it gives each object of its source a second one, which has the data
-//! that the first had when the operation began. Nobody but this client writes there, so if the
-//! snapshot is there after a crash, that data is.
+//! that the first had when the operation began. Only this client writes there, so if the snapshot
+//! is there after a crash, that data is.
 
 use std::collections::BTreeMap;
 
@@ -86,7 +86,7 @@ impl Client {
         }
         let copies: Vec<ObjectId> = ids.values().copied().collect();
         if read_only && self.exact {
-            // What has no name any more, nobody would remove there (R38).
+            // No task would remove files there that have lost their last name (R38).
             self.let_go();
             self.fs.reaper_idle().await;
         }
@@ -161,7 +161,7 @@ impl Client {
         }
     }
 
-    /// `property set ro`, there and back again. What is read-only has all data that it had.
+    /// `property set ro`, there and back again. A read-only subvolume has all its former data.
     pub(super) async fn set_read_only(&mut self, mut tree: Tree, id: ObjectId) -> Done {
         let on = !tree.read_only.remove(&id);
         if on {
@@ -213,7 +213,7 @@ impl Client {
         Ok(())
     }
 
-    /// Who is to pay for what a subvolume leaves (rule R42).
+    /// The subvolume that is to pay for the remaining blocks of a deleted one (rule R42).
     fn an_heir(&mut self, tree: &Tree, dead: ObjectId) -> Option<SubvolId> {
         let all = tree.subvols().into_iter().map(|(_, id)| id).filter(|id| *id != dead);
         let all: Vec<ObjectId> = all.collect();

@@ -104,7 +104,7 @@ impl World {
             Some(_) => (of_origin.inodes, of_origin.next_inode, of_origin.counted_from),
         };
         let held = Sub { holder: Some(holder), ..Sub::default() };
-        // They are asked for before they count.
+        // They are reserved before they count.
         let counted = inodes.range(counted_from.unwrap_or(u64::MAX)..).count() as u64;
         let sub = Sub { origin, inodes, next_inode, ..held };
         self.plain.subs.insert(id, sub);
