@@ -1,16 +1,18 @@
 //! Making a pool: in a new file, in one that exists, or on a block device.
 //!
-//! CREATE-C1  The call removes nothing but a file that it created itself.
+//! CREATE-C1  The call removes nothing but a file that it created itself, while no other process
+//!            can have it open.
+//! CREATE-C2  Whatever it refuses, the content of a file or device that existed is as it was: its
+//!            shape is checked before, and its content looked at behind the lock.
 
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
-use copyhold_device::file::probe_signature;
-use copyhold_device::{Device, DynDevice, FileDevice, OpenMode};
+use copyhold_device::{Device, DeviceError, DynDevice, FileDevice, OpenMode};
 use copyhold_format::label::NAME_MAX;
 use copyhold_fs::{Caller, Filesystem};
-use copyhold_pool::read_labels;
+use copyhold_pool::{CreateOptions as Shape, read_labels};
 use copyhold_runtime::Rt;
 use copyhold_runtime::executors::Executors;
 use copyhold_types::{BLOCK_BYTES, DeviceId, PoolId, Purpose};
@@ -49,7 +51,7 @@ impl CreateOptions {
 }
 
 /// Makes a pool at `path`. The user who runs this process owns its root directory.
-/// CREATE-C1.
+/// CREATE-C1, CREATE-C2.
 pub(crate) fn create(path: &Path, options: &CreateOptions) -> Result<PoolId, Error> {
     if options.name.len() > NAME_MAX {
         return Err(Error::LongName { bytes: options.name.len(), max: NAME_MAX });
@@ -68,67 +70,72 @@ pub(crate) fn create(path: &Path, options: &CreateOptions) -> Result<PoolId, Err
     if found.is_none() && path.starts_with("/dev") {
         return Err(Error::NoDevice { path: path.into() });
     }
+    let shape = shape_of(options);
+    if found.is_none_or(|found| found.is_file()) {
+        shape.check(path.display().to_string(), bytes / BLOCK)?;
+    }
     let executors = start(Some(1))?;
-    let made = make(&executors, path, found.is_some(), bytes, options);
+    let made = make(&executors, path, bytes, options.force, &shape);
     executors.shutdown();
     made
+}
+
+fn shape_of(options: &CreateOptions) -> Shape {
+    Shape {
+        name: options.name.clone(),
+        blocks: options.bytes.map(|bytes| bytes / BLOCK),
+        log_bytes: options.log_bytes,
+        node_bytes: options.node_bytes,
+        preallocated: options.preallocate,
+        ..Default::default()
+    }
 }
 
 fn make(
     executors: &Arc<Executors>,
     path: &Path,
-    exists: bool,
     bytes: u64,
-    options: &CreateOptions,
+    force: bool,
+    shape: &Shape,
 ) -> Result<PoolId, Error> {
-    if exists && !options.force {
-        expect_empty(executors, path)?;
-    }
-    let (reactor, id) = (executors.reactor(), DeviceId(0));
-    // Content that exists was looked at, or may go.
-    let device = FileDevice::create(reactor, id, path, bytes, exists)?;
-    let is_own = !exists && !device.is_block_device();
-    let made = executors.block_on(fill(executors.clone(), device, options));
-    if made.is_err() && is_own {
-        // Half a pool is of no use; only the failure matters.
+    let device = FileDevice::create(executors.reactor(), DeviceId(0), path, bytes, force);
+    let device = device.map_err(|error| occupied(executors, path, error))?;
+    let made = executors.block_on(fill(executors.clone(), device.clone(), shape));
+    if made.is_err() && device.is_new() {
+        // Half a pool is of no use; only the failure matters. The lock still keeps others out.
         let _ = std::fs::remove_file(path);
     }
     made
 }
 
-/// Refuses a place that holds data.
-fn expect_empty(executors: &Arc<Executors>, path: &Path) -> Result<(), Error> {
-    let Some(mut found) = probe_signature(path)? else { return Ok(()) };
-    let device = FileDevice::open(executors.reactor(), DeviceId(0), path, OpenMode::ReadOnly)?;
-    let device: DynDevice = device;
-    if executors.block_on(read_labels(&device)).is_ok() {
+/// Names a pool that occupies the place.
+fn occupied(executors: &Arc<Executors>, path: &Path, error: DeviceError) -> Error {
+    let DeviceError::Occupied { mut found, .. } = error else { return error.into() };
+    let opened = FileDevice::open(executors.reactor(), DeviceId(0), path, OpenMode::ReadOnly).ok();
+    let is_pool = opened.is_some_and(|device| {
+        let device: DynDevice = device;
+        executors.block_on(read_labels(&device)).is_ok()
+    });
+    if is_pool {
         found = "a pool already";
     }
-    Err(Error::Occupied { path: path.into(), found })
+    Error::Occupied { path: path.into(), found }
 }
 
 /// Makes a pool on the device, and its root directory.
 async fn fill(
     executors: Arc<Executors>,
     device: Arc<FileDevice>,
-    options: &CreateOptions,
+    shape: &Shape,
 ) -> Result<PoolId, Error> {
     let whole = device.geometry().blocks;
-    let blocks = options.bytes.map(|bytes| bytes / BLOCK);
-    if options.preallocate {
-        let blocks = blocks.unwrap_or(whole).min(whole);
+    shape.check(device.geometry().name, whole)?;
+    if shape.preallocated {
+        let blocks = shape.blocks.unwrap_or(whole).min(whole);
         device.preallocate(0, blocks, Purpose::Data).await?;
     }
-    let shape = copyhold_pool::CreateOptions {
-        name: options.name.clone(),
-        blocks,
-        log_bytes: options.log_bytes,
-        node_bytes: options.node_bytes,
-        preallocated: options.preallocate,
-        ..Default::default()
-    };
     let (rt, device): (Rt, DynDevice) = (executors, device);
-    let label = copyhold_pool::Pool::create(&rt, &device, &shape).await?;
+    let label = copyhold_pool::Pool::create(&rt, &device, shape).await?;
     let pool = copyhold_pool::Pool::open(rt, device, Default::default()).await?;
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     Filesystem::format(&pool, &Caller::new(uid.as_raw(), gid.as_raw(), 0), ROOT_MODE).await?;

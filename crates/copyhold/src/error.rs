@@ -8,7 +8,9 @@ use copyhold_fs::FsError;
 use copyhold_fuse::mount::{MountError, OptionError};
 use copyhold_memory::SharesError;
 use copyhold_pool::PoolError;
-use copyhold_serve::{ServeError, errno_of, errno_of_device, errno_of_pool};
+use copyhold_serve::{
+    ServeError, errno_of, errno_of_device, errno_of_mount, errno_of_pool, errno_of_serving,
+};
 
 /// The refusal or failure of a call. As an [`io::Error`] it keeps its text and its causes.
 #[derive(Debug, thiserror::Error)]
@@ -79,9 +81,9 @@ impl Error {
             Error::OtherPool(_) => libc::EXDEV,
             Error::LongName { .. } => libc::ENAMETOOLONG,
             Error::Option(_) | Error::Budget(_) => libc::EINVAL,
-            Error::Mount(error) => errno_of_mount(error),
+            Error::Mount(error) => errno_of_mount(error).code(),
             Error::Covered { .. } => libc::EBUSY,
-            Error::Serve(_) => libc::EIO,
+            Error::Serve(error) => errno_of_serving(error).code(),
             Error::Place { source: error, .. } | Error::Start(error) => {
                 error.raw_os_error().unwrap_or(libc::EIO)
             }
@@ -91,26 +93,6 @@ impl Error {
     /// The kind that `std` has for [`Self::errno`].
     pub fn kind(&self) -> io::ErrorKind {
         io::Error::from_raw_os_error(self.errno()).kind()
-    }
-}
-
-fn errno_of_mount(error: &MountError) -> i32 {
-    match error {
-        MountError::Missing { .. } => libc::ENOENT,
-        MountError::NotADirectory { .. } => libc::ENOTDIR,
-        MountError::AlreadyMounted { .. }
-        | MountError::Busy { .. }
-        | MountError::SourceBusy { .. } => libc::EBUSY,
-        MountError::NotMounted { .. } => libc::EINVAL,
-        MountError::NoDevice | MountError::NoHelper => libc::ENODEV,
-        MountError::DeviceForbidden { .. }
-        | MountError::Permission { .. }
-        | MountError::AllowOther => libc::EPERM,
-        MountError::LongSource { .. } => libc::ENAMETOOLONG,
-        MountError::Refused { source, .. } | MountError::Io { source, .. } => {
-            source.raw_os_error().unwrap_or(libc::EIO)
-        }
-        _ => libc::EIO,
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod handle;
 
+use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -46,13 +47,13 @@ impl FileOptions {
     }
 
     /// Of a file to read and write, which exists.
-    pub fn writing() -> FileOptions {
+    pub fn read_write() -> FileOptions {
         FileOptions { write: true, ..FileOptions::reading() }
     }
 
     /// Of an empty file to read and write, created or with its content removed.
     pub fn creating() -> FileOptions {
-        FileOptions { create: true, truncate: true, ..FileOptions::writing() }
+        FileOptions { create: true, truncate: true, ..FileOptions::read_write() }
     }
 }
 
@@ -85,6 +86,12 @@ pub struct File {
     volume: Volume,
     handle: Arc<Handle>,
     position: Mutex<u64, of::FilePosition>,
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("File").field("path", &self.path()).finish_non_exhaustive()
+    }
 }
 
 impl File {

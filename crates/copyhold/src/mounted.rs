@@ -1,5 +1,6 @@
 //! A pool that this process serves at a mount point, without the program.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -214,6 +215,13 @@ impl Mounted {
             Some(serving) => Ok(serving.wait()?),
             None => Ok(()),
         }
+    }
+}
+
+impl fmt::Debug for Mounted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = self.kernel().map(|mount| mount.mount_point());
+        f.debug_struct("Mounted").field("at", &at).finish_non_exhaustive()
     }
 }
 

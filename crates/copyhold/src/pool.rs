@@ -1,5 +1,6 @@
 //! A pool, opened by this process.
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,6 +19,9 @@ use crate::{Error, Volume};
 pub struct OpenOptions {
     /// Nothing is written, not even what recovery would write.
     pub read_only: bool,
+    /// A log that is damaged in its middle, or unreadable, is cut there, and what follows is lost.
+    /// Without this, such a pool does not open for writing.
+    pub cut_tail: bool,
     pub limits: Limits,
     /// Threads that run the engine; as many as CPUs, if not given.
     pub threads: Option<usize>,
@@ -72,15 +76,19 @@ impl Pool {
         options: OpenOptions,
         is_alone: bool,
     ) -> Result<Pool, Error> {
-        let OpenOptions { read_only, limits, .. } = options;
-        let open =
-            copyhold_pool::OpenOptions { read_only, tenants: true, limits, ..Default::default() };
+        let OpenOptions { read_only, cut_tail, limits, .. } = options;
+        let open = copyhold_pool::OpenOptions { read_only, cut_tail, tenants: true, limits };
         let settings =
             copyhold_fs::Options { count_lookups: false, read_only, ..Default::default() };
         let opening = copyhold_serve::open_filesystem(executors.clone(), device, open, settings);
         let filesystem = executors.block_on(opening)?;
         let open = Open { executors: executors.clone(), filesystem: filesystem.clone(), is_alone };
         Ok(Pool { engine: Engine::new(open), filesystem })
+    }
+
+    /// The id that its creation gave it.
+    pub fn id(&self) -> PoolId {
+        self.filesystem.pool().label().pool
     }
 
     /// The pool's root subvolume.
@@ -101,6 +109,12 @@ impl Pool {
             open.filesystem.pool().close().await?;
             Ok(())
         })
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("id", &self.id()).finish_non_exhaustive()
     }
 }
 

@@ -12,7 +12,7 @@
 //! let root = pool.root();
 //! root.create_subvolume("base")?.write("letter", b"Dear reader")?;
 //! let alice = root.snapshot("base", "alice", false)?;
-//! alice.limit(Some(1 << 20))?;
+//! alice.set_limit(Some(1 << 20))?;
 //! assert!(alice.write("flood", &vec![7; 2 << 20]).is_err());
 //! root.delete_subvolume("base")?;
 //! assert_eq!(alice.read("letter")?, b"Dear reader");
@@ -103,8 +103,8 @@ impl Volume {
     ///
     /// # Errors
     /// [`FsError::Quota`](crate::FsError::Quota) while quotas are off.
-    pub fn limit(&self, bytes: Option<u64>) -> Result<(), Error> {
-        self.run(async |view| view.limit(bytes).await)
+    pub fn set_limit(&self, bytes: Option<u64>) -> Result<(), Error> {
+        self.run(async |view| view.set_limit(bytes).await)
     }
 
     /// The usage that this subvolume pays for, and its limits. Exact after [`Volume::sync`].
@@ -142,6 +142,7 @@ impl Pool {
 /// group of a higher level holds groups of lower ones, and its limits are those of their sum.
 ///
 /// Every call returns [`FsError::Quota`](crate::FsError::Quota) while quotas are off.
+#[derive(Debug)]
 pub struct Groups {
     root: Volume,
 }
@@ -177,7 +178,7 @@ impl Groups {
     }
 
     /// Sets a limit, or takes it away.
-    pub fn limit(&self, id: GroupId, kind: LimitKind, limit: Option<u64>) -> Result<(), Error> {
+    pub fn set_limit(&self, id: GroupId, kind: LimitKind, limit: Option<u64>) -> Result<(), Error> {
         self.root.run(async |view| view.change_quotas(|ledger| ledger.limit(id, kind, limit)).await)
     }
 
@@ -185,7 +186,7 @@ impl Groups {
     ///
     /// # Errors
     /// The pool does not have so many that are free and not kept already.
-    pub fn reserve(&self, id: GroupId, bytes: u64) -> Result<(), Error> {
-        self.root.run(async |view| view.reserve(id, bytes).await)
+    pub fn set_reserve(&self, id: GroupId, bytes: u64) -> Result<(), Error> {
+        self.root.run(async |view| view.set_reserve(id, bytes).await)
     }
 }

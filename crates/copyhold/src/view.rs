@@ -6,6 +6,7 @@
 mod attributes;
 mod content;
 mod names;
+mod open;
 mod tenants;
 mod walk;
 

@@ -5,6 +5,7 @@
 //! where a call does the same.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,6 +30,12 @@ pub struct Volume {
 pub struct DirItem {
     pub name: OsString,
     pub kind: FileKind,
+}
+
+impl fmt::Debug for Volume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Volume").field("id", &self.id()).finish_non_exhaustive()
+    }
 }
 
 impl Volume {

@@ -67,8 +67,8 @@ fn options_of_an_open_decide_what_a_file_takes() {
     let pool = new_pool(&dir);
     let volume = pool.root();
     let open = |path: &str, options: FileOptions| volume.open_with(path, &options);
-    assert_eq!(open("a", FileOptions::writing()).err().unwrap().kind(), ErrorKind::NotFound);
-    let new = FileOptions { create_new: true, ..FileOptions::writing() };
+    assert_eq!(open("a", FileOptions::read_write()).err().unwrap().kind(), ErrorKind::NotFound);
+    let new = FileOptions { create_new: true, ..FileOptions::read_write() };
     write!(open("a", new.clone()).unwrap(), "first").unwrap();
     assert_eq!(open("a", new).err().unwrap().kind(), ErrorKind::AlreadyExists);
 
@@ -82,7 +82,7 @@ fn options_of_an_open_decide_what_a_file_takes() {
     let refused = reading.write(b"x").unwrap_err();
     let source = refused.get_ref().and_then(|error| error.downcast_ref::<Error>()).unwrap();
     assert!(matches!(source, Error::NotOpen { to: "write", .. }), "{refused}");
-    let write_only = FileOptions { read: false, ..FileOptions::writing() };
+    let write_only = FileOptions { read: false, ..FileOptions::read_write() };
     assert!(open("a", write_only).unwrap().read(&mut [0]).is_err());
 
     // A link that leads to nothing is followed where a file is made, and names no new file.
@@ -91,7 +91,7 @@ fn options_of_an_open_decide_what_a_file_takes() {
     volume.write("link", b"through").unwrap();
     assert_eq!(volume.read("d/made").unwrap(), b"through");
     volume.symlink("nowhere", "other").unwrap();
-    let new = FileOptions { create_new: true, ..FileOptions::writing() };
+    let new = FileOptions { create_new: true, ..FileOptions::read_write() };
     assert_eq!(open("other", new).err().unwrap().kind(), ErrorKind::AlreadyExists);
     assert_eq!(volume.open("d").err().unwrap().kind(), ErrorKind::IsADirectory);
     let cut = FileOptions { truncate: true, ..FileOptions::reading() };
@@ -224,7 +224,7 @@ fn a_group_limits_the_sum_of_its_members() {
     for tenant in &tenants {
         groups.add_member(team, GroupId::of(tenant.id())).unwrap();
     }
-    groups.limit(team, LimitKind::Referenced, Some(4 << 20)).unwrap();
+    groups.set_limit(team, LimitKind::Referenced, Some(4 << 20)).unwrap();
     tenants[0].write("f", &vec![1; 3 << 20]).unwrap();
     let full = tenants[1].write("f", &vec![1; 3 << 20]).unwrap_err();
     assert_eq!(full.kind(), ErrorKind::QuotaExceeded, "{full}");
@@ -235,9 +235,9 @@ fn a_group_limits_the_sum_of_its_members() {
     groups.remove_member(team, GroupId::of(tenants[1].id())).unwrap();
     tenants[1].write("f", &vec![1; 3 << 20]).unwrap();
     let first = GroupId::of(tenants[0].id());
-    groups.reserve(first, 8 << 20).unwrap();
+    groups.set_reserve(first, 8 << 20).unwrap();
     assert_eq!(groups.get(first).unwrap().reserve, 8 << 20);
-    assert!(groups.reserve(first, 1 << 40).is_err(), "the pool has not so much");
+    assert!(groups.set_reserve(first, 1 << 40).is_err(), "the pool has not so much");
     assert!(groups.destroy(team).is_err(), "it has a member");
     groups.remove_member(team, first).unwrap();
     groups.destroy(team).unwrap();
@@ -272,4 +272,25 @@ fn a_place_that_holds_data_is_overwritten_only_by_force() {
     fs::File::create(&empty).unwrap().set_len(64 << 20).unwrap();
     Pool::create(&empty, &CreateOptions::default()).unwrap();
     assert_eq!(fs::metadata(&empty).unwrap().len(), 64 << 20);
+}
+
+/// As path_resolution(7) has it.
+#[test]
+fn a_slash_at_the_end_demands_a_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = new_pool(&dir);
+    let volume = pool.root();
+    volume.write("file", b"x").unwrap();
+    volume.create_dir("dir/").unwrap();
+    volume.symlink("dir", "link").unwrap();
+    let errno = |result: Result<(), Error>| result.unwrap_err().errno();
+    assert_eq!(errno(volume.read("file/").map(drop)), libc::ENOTDIR);
+    assert_eq!(errno(volume.remove_file("file/")), libc::ENOTDIR);
+    assert_eq!(errno(volume.write("new/", b"x")), libc::EISDIR);
+    assert_eq!(errno(volume.symlink("file", "other/")), libc::ENOTDIR);
+    assert_eq!(volume.symlink_metadata("link").unwrap().kind, FileKind::Symlink);
+    assert_eq!(volume.symlink_metadata("link/").unwrap().kind, FileKind::Directory);
+    assert_eq!(volume.list("").unwrap().len(), 3);
+    volume.remove_dir("dir/").unwrap();
+    pool.close().unwrap();
 }

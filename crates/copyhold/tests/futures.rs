@@ -39,7 +39,7 @@ fn files_tenants_and_groups_work_in_futures() {
         assert_eq!(base.read_at("file", 160_000, 9).await.unwrap(), b"end");
 
         let clone = root.snapshot("base", "clone", false).await.unwrap();
-        clone.limit(Some(1 << 20)).await.unwrap();
+        clone.set_limit(Some(1 << 20)).await.unwrap();
         assert!(clone.write("flood", vec![7; 2 << 20]).await.is_err());
         clone.remove_file("file").await.unwrap();
         let names = base.diff(&clone).await.unwrap().into_iter().map(|change| change.path);

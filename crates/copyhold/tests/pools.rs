@@ -52,7 +52,7 @@ fn a_pool_is_opened_by_one_writer_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let path = new_pool(&dir);
     let pool = Pool::open(&path, OpenOptions::default()).unwrap();
-    let second = Pool::open(&path, OpenOptions::default()).err().expect("it is locked");
+    let second = Pool::open(&path, OpenOptions::default()).expect_err("it is locked");
     assert!(second.to_string().contains("in use by another process"), "{second}");
     pool.close().unwrap();
 }
@@ -64,8 +64,46 @@ fn an_existing_file_is_not_overwritten_and_what_is_no_pool_is_told() {
     std::fs::write(&path, vec![b'x'; 1 << 20]).unwrap();
     assert!(Pool::create(&path, &CreateOptions::sized(SIZE)).is_err());
     assert_eq!(std::fs::read(&path).unwrap(), vec![b'x'; 1 << 20]);
-    let error = Pool::open(&path, OpenOptions::default()).err().expect("no pool");
+    let error = Pool::open(&path, OpenOptions::default()).expect_err("no pool");
     assert!(error.to_string().contains("is not a Copyhold pool"), "{error}");
+}
+
+/// CREATE-C2.
+#[test]
+fn a_refused_shape_leaves_a_file_as_it_was_even_by_force() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("letters");
+    std::fs::write(&path, b"a letter").unwrap();
+    let odd_node = CreateOptions { node_bytes: Some(4097), ..CreateOptions::sized(SIZE) };
+    for options in [CreateOptions::sized(1 << 20), CreateOptions::sized(u64::MAX), odd_node] {
+        let refused = Pool::create(&path, &CreateOptions { force: true, ..options.clone() });
+        assert!(refused.is_err(), "{options:?}");
+        assert_eq!(std::fs::read(&path).unwrap(), b"a letter", "{options:?}");
+    }
+}
+
+/// CREATE-C1 and CREATE-C2: of creations at the same place at the same time, one succeeds, and its
+/// pool is there afterwards.
+#[test]
+#[allow(clippy::disallowed_methods, reason = "other programs are threads here")]
+fn of_two_creations_at_once_one_makes_the_pool() {
+    for round in 0..8 {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pool.img");
+        if round % 2 == 0 {
+            std::fs::File::create(&path).unwrap().set_len(SIZE).unwrap();
+        }
+        let create = || Pool::create(&path, &CreateOptions::sized(SIZE));
+        let made = std::thread::scope(|scope| {
+            let both = [scope.spawn(create), scope.spawn(create)];
+            both.map(|thread| thread.join().unwrap())
+        });
+        let made: Vec<_> = made.into_iter().flatten().collect();
+        assert_eq!(made.len(), 1);
+        let pool = Pool::open(&path, OpenOptions::default()).unwrap();
+        assert_eq!(pool.id(), made[0]);
+        pool.close().unwrap();
+    }
 }
 
 #[test]
@@ -117,11 +155,11 @@ fn tenants_have_their_own_view_limits_and_end() {
     clone.write("secret", b"own").unwrap();
     assert_eq!(clone.read("out").unwrap(), b"own");
 
-    clone.limit(Some(2 << 20)).unwrap();
+    clone.set_limit(Some(2 << 20)).unwrap();
     assert!(clone.write("flood", &vec![7; 4 << 20]).is_err());
     let left = clone.statfs().unwrap();
     assert!(left.blocks * u64::from(left.block_bytes) <= 2 << 20);
-    clone.limit(None).unwrap();
+    clone.set_limit(None).unwrap();
     clone.write("flood", &vec![7; 4 << 20]).unwrap();
 
     root.delete_subvolume("base").unwrap();

@@ -67,10 +67,8 @@ pub enum DeviceError {
         #[source]
         source: IoError,
     },
-    #[error(
-        "{name} exists already; choose another path, or force the creation and lose its content"
-    )]
-    Exists { name: String },
+    #[error("{name} holds {found}; choose another path, or force the creation and lose it")]
+    Occupied { name: String, found: &'static str },
     #[error("{name} is neither a regular file nor a block device")]
     NotADevice { name: String },
     #[error("{name} has sectors of {bytes} bytes; more than 4096 are not supported")]

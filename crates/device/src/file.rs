@@ -38,6 +38,7 @@ pub struct FileDevice {
     mode: OpenMode,
     is_block_device: bool,
     is_direct: bool,
+    is_new: bool,
     counters: Counters,
     shared: Arc<Shared>,
 }
@@ -62,8 +63,11 @@ impl FileDevice {
     }
 
     /// Creates a sparse regular file of `bytes`, which becomes durable with its name. One that
-    /// exists is refused with [`DeviceError::Exists`], or, if `force`, emptied. A block device is
-    /// opened as it is, in its size: ask [`probe_signature`] before.
+    /// exists is emptied; a block device is opened as it is, in its size.
+    ///
+    /// [`DeviceError::Occupied`] where [`probe_signature`] finds data, unless `force`. It looks
+    /// when the place is locked, so of two creations one is refused. Whatever the error, a file
+    /// that existed is as it was.
     pub fn create(
         reactor: Arc<dyn Reactor>,
         id: DeviceId,
@@ -71,12 +75,14 @@ impl FileDevice {
         bytes: u64,
         force: bool,
     ) -> Result<Arc<FileDevice>, DeviceError> {
-        let mode = OpenMode::ReadWrite;
-        let opened = match open::is_block_device(path) {
-            Ok(true) => open::open(path, mode)?,
-            _ => open::create(path, bytes, force)?,
-        };
-        Ok(FileDevice::new(reactor, id, path, mode, opened))
+        let mut opened = open::open_or_make(path)?;
+        let is_new = opened.is_new;
+        let ready = open::make_ready(&mut opened, path, bytes, force);
+        if ready.is_err() && is_new {
+            // Only the failure matters.
+            let _ = std::fs::remove_file(path);
+        }
+        ready.map(|()| FileDevice::new(reactor, id, path, OpenMode::ReadWrite, opened))
     }
 
     fn new(
@@ -98,6 +104,7 @@ impl FileDevice {
             mode,
             is_block_device: opened.is_block_device,
             is_direct: opened.is_direct,
+            is_new: opened.is_new,
             counters: Counters::default(),
             shared: Arc::new(shared),
         })
@@ -107,6 +114,11 @@ impl FileDevice {
     /// cache holds data twice, and nothing else differs.
     pub fn is_direct(&self) -> bool {
         self.is_direct
+    }
+
+    /// Whether [`FileDevice::create`] made the file: it did not exist before.
+    pub fn is_new(&self) -> bool {
+        self.is_new
     }
 
     pub fn is_block_device(&self) -> bool {

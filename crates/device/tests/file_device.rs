@@ -154,12 +154,15 @@ fn one_writer_keeps_everyone_else_out() {
 }
 
 #[test]
-fn creating_refuses_what_exists_unless_forced() {
+fn creating_refuses_data_unless_forced_and_leaves_it_at_each_refusal() {
     on_each(|_, reactor| {
         let (_dir, path) = pool_file();
         fs::write(&path, b"somebody's data").unwrap();
         let make = |force| FileDevice::create(reactor.clone(), DeviceId(0), &path, MIB, force);
-        assert!(matches!(make(false), Err(DeviceError::Exists { .. })));
+        assert!(matches!(make(false), Err(DeviceError::Occupied { .. })));
+        let too_large =
+            FileDevice::create(reactor.clone(), DeviceId(0), &path, u64::MAX >> 1, true);
+        assert!(matches!(too_large, Err(DeviceError::Open { .. })));
         assert_eq!(fs::read(&path).unwrap(), b"somebody's data");
         let device = make(true).unwrap();
         assert_eq!(device.geometry().blocks, 256);
@@ -311,7 +314,7 @@ fn a_block_device_is_a_device() {
     let device_path = &device_path.0;
     assert_eq!(probe_signature(device_path).unwrap(), None);
     on_each(|executors, reactor| {
-        let make = || FileDevice::create(reactor.clone(), DeviceId(0), device_path, MIB, false);
+        let make = || FileDevice::create(reactor.clone(), DeviceId(0), device_path, MIB, true);
         let device = make().unwrap();
         assert!(device.is_block_device());
         assert_eq!(device.geometry().blocks, 4096);
@@ -327,6 +330,10 @@ fn a_block_device_is_a_device() {
         });
     });
     assert_eq!(probe_signature(device_path).unwrap(), Some("data of an unknown kind"));
+    on_each(|_, reactor| {
+        let refused = FileDevice::create(reactor, DeviceId(0), device_path, MIB, false);
+        assert!(matches!(refused, Err(DeviceError::Occupied { .. })));
+    });
 }
 
 #[test]

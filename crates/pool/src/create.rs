@@ -41,7 +41,13 @@ pub(crate) async fn create(
     device: &DynDevice,
     options: &CreateOptions,
 ) -> Result<Label, PoolError> {
-    let label = layout(rt, device, options)?;
+    let geometry = device.geometry();
+    let label = Label {
+        pool: options.id.unwrap_or_else(|| random_id(rt)),
+        secret: rt.random(),
+        created: rt.wall_clock(),
+        ..layout(geometry.name, geometry.blocks, options)?
+    };
     for start in label.log {
         write_zeros(device, start, label.log_blocks).await?;
     }
@@ -56,17 +62,17 @@ pub(crate) async fn create(
     Ok(label)
 }
 
-fn layout(rt: &Rt, device: &DynDevice, options: &CreateOptions) -> Result<Label, PoolError> {
-    let geometry = device.geometry();
+/// The label of a pool on a device of `has` blocks, without its identity.
+pub(crate) fn layout(name: String, has: u64, options: &CreateOptions) -> Result<Label, PoolError> {
     let blocks = match options.blocks {
         // Behind it there is room for a copy of the label.
-        Some(blocks) if blocks < geometry.blocks => blocks.min(geometry.blocks - AREA_BLOCKS),
+        Some(blocks) if blocks < has => blocks.min(has.saturating_sub(AREA_BLOCKS)),
         Some(blocks) => blocks,
-        None => geometry.blocks,
+        None => has,
     };
-    for (found, wanted) in [(geometry.blocks, blocks), (blocks, BLOCKS_MIN)] {
+    for (found, wanted) in [(has, blocks), (blocks, BLOCKS_MIN)] {
         if found < wanted {
-            return Err(PoolError::TooSmall { name: geometry.name, wanted, found });
+            return Err(PoolError::TooSmall { name, wanted, found });
         }
     }
     assert!(options.name.len() <= NAME_MAX, "names are checked where they are given");
@@ -79,8 +85,8 @@ fn layout(rt: &Rt, device: &DynDevice, options: &CreateOptions) -> Result<Label,
     let log_blocks = log_bytes / BLOCK_BYTES as u64;
     let metaslab = (blocks / METASLABS).next_power_of_two();
     let label = Label {
-        pool: options.id.unwrap_or_else(|| random_id(rt)),
-        secret: rt.random(),
+        pool: PoolId([0; 16]),
+        secret: 0,
         device: DeviceId(0),
         devices: 1,
         generation: 1,
@@ -88,7 +94,7 @@ fn layout(rt: &Rt, device: &DynDevice, options: &CreateOptions) -> Result<Label,
             compat: if options.preallocated { Features::PREALLOCATED } else { 0 },
             ..Features::default().in_use()
         },
-        created: rt.wall_clock(),
+        created: Default::default(),
         blocks,
         log: [AREA_BLOCKS, blocks - AREA_BLOCKS - log_blocks],
         log_blocks,

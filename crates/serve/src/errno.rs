@@ -1,10 +1,15 @@
 //! The one table of error numbers: of answers to the kernel, and of the library's errors.
 
+use std::io;
+
 use copyhold_device::DeviceError;
 use copyhold_fs::FsError;
 use copyhold_fuse::Errno;
+use copyhold_fuse::mount::MountError;
 use copyhold_pool::PoolError;
 use copyhold_volume::VolumeError;
+
+use crate::ServeError;
 
 /// The answer to a request that failed. Damage, and the reason why a pool has stopped, were logged
 /// where they were found, once.
@@ -81,11 +86,44 @@ pub fn errno_of_device(error: &DeviceError) -> Errno {
         | DeviceError::Discard { source, .. }
         | DeviceError::Open { source, .. } => Errno::new(source.0),
         DeviceError::Locked { .. } => Errno::EBUSY,
-        DeviceError::Exists { .. } => Errno::EEXIST,
+        DeviceError::Occupied { .. } => Errno::EEXIST,
         DeviceError::NotADevice { .. } | DeviceError::SectorTooLarge { .. } => Errno::EINVAL,
         DeviceError::Missing(_) => Errno::ENXIO,
         _ => Errno::EIO,
     }
+}
+
+/// The error number of mounting and unmounting.
+pub fn errno_of_mount(error: &MountError) -> Errno {
+    match error {
+        MountError::Missing { .. } => Errno::ENOENT,
+        MountError::NotADirectory { .. } => Errno::ENOTDIR,
+        MountError::AlreadyMounted { .. }
+        | MountError::Busy { .. }
+        | MountError::SourceBusy { .. } => Errno::EBUSY,
+        MountError::NotMounted { .. } => Errno::EINVAL,
+        MountError::NoDevice | MountError::NoHelper => Errno::ENODEV,
+        MountError::DeviceForbidden { .. }
+        | MountError::Permission { .. }
+        | MountError::AllowOther => Errno::EPERM,
+        MountError::LongSource { .. } => Errno::ENAMETOOLONG,
+        MountError::Refused { source, .. } | MountError::Io { source, .. } => number_of(source),
+        _ => Errno::EIO,
+    }
+}
+
+/// The error number of serving a pool.
+pub fn errno_of_serving(error: &ServeError) -> Errno {
+    match error {
+        ServeError::Pool(error) => errno_of_pool(error),
+        ServeError::Filesystem(error) => errno_of(error),
+        ServeError::Connection(error) => number_of(error),
+        ServeError::Session(_) => Errno::EIO,
+    }
+}
+
+fn number_of(error: &io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::new)
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ impl From<DeviceError> for Failure {
         let kind = match &error {
             error if error.is_host_full() || error.is_thin_full() => Kind::Full,
             DeviceError::Locked { .. } => Kind::InUse,
-            DeviceError::Exists { .. } => Kind::Exists,
+            DeviceError::Occupied { .. } => Kind::Exists,
             DeviceError::NotADevice { .. } => Kind::Usage,
             DeviceError::Open { source, .. } => match source.0 {
                 code if code == rustix::io::Errno::NOENT.raw_os_error() => Kind::NotFound,

@@ -2,6 +2,7 @@
 //!
 //! HANDLE-H1  An open file keeps its content when its last name is removed, until it is dropped.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -20,6 +21,12 @@ pub(crate) struct Handle {
     may_read: bool,
     may_write: bool,
     append: bool,
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("path", &self.path).finish_non_exhaustive()
+    }
 }
 
 impl Handle {

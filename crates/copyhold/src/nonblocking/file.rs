@@ -11,7 +11,7 @@ use crate::file::Handle;
 
 /// An open file of a pool; see [`crate::File`]. It has no position. Cheap to clone: clones are the
 /// same open.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct File {
     volume: Volume,
     handle: Arc<Handle>,

@@ -1,9 +1,11 @@
 //! A pool, its mount, and its quota groups.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 
-use copyhold_fs::{FsError, SubvolInfo};
+use copyhold_fs::{Filesystem, FsError, SubvolInfo};
+use copyhold_fuse::mount::Mount;
 use copyhold_types::PoolId;
 use copyhold_volume::quota::{GroupId, GroupUse, LimitKind};
 use futures_channel::oneshot;
@@ -13,6 +15,7 @@ use crate::{CreateOptions, Error, MountOptions, OpenOptions};
 
 /// An open pool; see [`crate::Pool`]. Dropping it blocks the thread until calls under way have
 /// ended; [`Pool::close`] does not.
+#[derive(Debug)]
 pub struct Pool {
     blocking: crate::Pool,
 }
@@ -39,6 +42,11 @@ impl Pool {
         let (path, directory) = (path.as_ref().to_owned(), directory.as_ref().to_owned());
         let mount = move || crate::Pool::mount(path, directory, &options);
         on_a_thread(move || mount().map(|blocking| Mounted { blocking })).await
+    }
+
+    /// The id that its creation gave it.
+    pub fn id(&self) -> PoolId {
+        self.blocking.id()
     }
 
     /// The pool's root subvolume.
@@ -84,11 +92,22 @@ impl From<crate::Pool> for Pool {
 }
 
 /// A mounted pool; see [`crate::Mounted`]. Dropping it blocks the thread until the mount has ended.
+#[derive(Debug)]
 pub struct Mounted {
     blocking: crate::Mounted,
 }
 
 impl Mounted {
+    /// The filesystem itself, in futures and VFS terms.
+    pub fn filesystem(&self) -> &Arc<Filesystem> {
+        self.blocking.filesystem()
+    }
+
+    /// The kernel's mount. There is none once it is unmounted.
+    pub fn kernel(&self) -> Option<&Arc<Mount>> {
+        self.blocking.kernel()
+    }
+
     /// Unmounts it; see [`crate::Mounted::unmount`].
     ///
     /// # Errors
@@ -116,6 +135,7 @@ impl Mounted {
 }
 
 /// The quota groups of a pool; see [`crate::Groups`].
+#[derive(Debug)]
 pub struct Groups {
     root: Volume,
 }
@@ -151,8 +171,8 @@ impl Groups {
         self.root.change_quotas(move |ledger| ledger.remove(member, group)).await
     }
 
-    /// See [`crate::Groups::limit`].
-    pub async fn limit(
+    /// See [`crate::Groups::set_limit`].
+    pub async fn set_limit(
         &self,
         id: GroupId,
         kind: LimitKind,
@@ -161,9 +181,9 @@ impl Groups {
         self.root.change_quotas(move |ledger| ledger.limit(id, kind, limit)).await
     }
 
-    /// See [`crate::Groups::reserve`].
-    pub async fn reserve(&self, id: GroupId, bytes: u64) -> Result<(), Error> {
-        self.root.spawn(move |view| async move { view.reserve(id, bytes).await }).await
+    /// See [`crate::Groups::set_reserve`].
+    pub async fn set_reserve(&self, id: GroupId, bytes: u64) -> Result<(), Error> {
+        self.root.spawn(move |view| async move { view.set_reserve(id, bytes).await }).await
     }
 }
 

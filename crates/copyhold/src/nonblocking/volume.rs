@@ -17,7 +17,7 @@ use crate::view::View;
 use crate::{DirItem, Error, FileOptions};
 
 /// A subvolume of an open pool; see [`crate::Volume`]. Cheap to clone.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Volume {
     blocking: crate::Volume,
 }
@@ -327,9 +327,9 @@ impl Volume {
         self.spawn(move |view| async move { view.set_read_only(on).await }).await
     }
 
-    /// See [`crate::Volume::limit`].
-    pub async fn limit(&self, bytes: Option<u64>) -> Result<(), Error> {
-        self.spawn(move |view| async move { view.limit(bytes).await }).await
+    /// See [`crate::Volume::set_limit`].
+    pub async fn set_limit(&self, bytes: Option<u64>) -> Result<(), Error> {
+        self.spawn(move |view| async move { view.set_limit(bytes).await }).await
     }
 
     /// See [`crate::Volume::usage`].

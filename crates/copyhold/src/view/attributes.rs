@@ -28,15 +28,15 @@ impl View {
     }
 
     pub(crate) async fn set_attributes(&self, path: &Path, set: &SetAttr) -> Result<(), Error> {
-        let node = self.find(path, Last::Follow).await?.node;
-        let done = self.fs.setattr(&Caller::ROOT, node, set).await;
+        let file = self.open_existing(path).await?;
+        let done = self.fs.setattr(&Caller::ROOT, file.node, set).await;
         done.map(drop).map_err(file_error(path))
     }
 
     /// The value of an extended attribute, if the file has it.
     pub(crate) async fn xattr(&self, path: &Path, name: &OsStr) -> Result<Option<Vec<u8>>, Error> {
-        let node = self.find(path, Last::Follow).await?.node;
-        match self.fs.get_xattr(node, name.as_bytes()).await {
+        let file = self.open_existing(path).await?;
+        match self.fs.get_xattr(file.node, name.as_bytes()).await {
             Ok(value) => Ok(Some(value)),
             Err(FsError::NoAttribute) => Ok(None),
             Err(error) => Err(file_error(path)(error)),
@@ -49,20 +49,20 @@ impl View {
         name: &OsStr,
         value: &[u8],
     ) -> Result<(), Error> {
-        let node = self.find(path, Last::Follow).await?.node;
+        let file = self.open_existing(path).await?;
         let (caller, name) = (&Caller::ROOT, name.as_bytes());
-        let set = self.fs.set_xattr(caller, node, name, value, XattrSet::Any, false).await;
+        let set = self.fs.set_xattr(caller, file.node, name, value, XattrSet::Any, false).await;
         set.map_err(file_error(path))
     }
 
     pub(crate) async fn remove_xattr(&self, path: &Path, name: &OsStr) -> Result<(), Error> {
-        let node = self.find(path, Last::Follow).await?.node;
-        self.fs.remove_xattr(node, name.as_bytes()).await.map_err(file_error(path))
+        let file = self.open_existing(path).await?;
+        self.fs.remove_xattr(file.node, name.as_bytes()).await.map_err(file_error(path))
     }
 
     pub(crate) async fn xattrs(&self, path: &Path) -> Result<Vec<OsString>, Error> {
-        let node = self.find(path, Last::Follow).await?.node;
-        let names = self.fs.list_xattr(node).await.map_err(file_error(path))?;
+        let file = self.open_existing(path).await?;
+        let names = self.fs.list_xattr(file.node).await.map_err(file_error(path))?;
         let names = names.split(|&byte| byte == 0).filter(|name| !name.is_empty());
         Ok(names.map(|name| OsString::from_vec(name.to_vec())).collect())
     }

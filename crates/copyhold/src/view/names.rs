@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use copyhold_fs::{Caller, FsError, NodeId, RenameFlags};
+use copyhold_fs::{Caller, FsError, NodeId, OpenFlags, RenameFlags};
 use copyhold_types::InodeNo;
 
 use super::View;
@@ -75,21 +75,21 @@ impl View {
     }
 
     pub(crate) async fn symlink(&self, target: &Path, path: &Path) -> Result<(), Error> {
-        let (dir, name) = self.parent(path).await?;
+        let (dir, name) = self.parent_of_file(path).await?;
         let target = target.as_os_str().as_bytes();
         let made = self.fs.symlink(&Caller::ROOT, dir, name, target).await;
         made.map(drop).map_err(file_error(path))
     }
 
     pub(crate) async fn read_link(&self, path: &Path) -> Result<PathBuf, Error> {
-        let link = self.find(path, Last::Keep).await?;
+        let link = self.open_with(path, Last::Keep, OpenFlags::default()).await?;
         let target = self.fs.readlink(link.node).await.map_err(file_error(path))?;
         Ok(PathBuf::from(OsString::from_vec(target)))
     }
 
     pub(crate) async fn hard_link(&self, path: &Path, link: &Path) -> Result<(), Error> {
         let node = self.find(path, Last::Keep).await?.node;
-        let (dir, name) = self.parent(link).await?;
+        let (dir, name) = self.parent_of_file(link).await?;
         self.fs.link(node, dir, name).await.map(drop).map_err(file_error(link))
     }
 
@@ -102,7 +102,7 @@ impl View {
     }
 
     pub(crate) async fn remove_file(&self, path: &Path) -> Result<(), Error> {
-        let (dir, name) = self.parent(path).await?;
+        let (dir, name) = self.parent_of_file(path).await?;
         self.fs.unlink(dir, name).await.map_err(file_error(path))
     }
 

@@ -67,7 +67,7 @@ impl View {
     }
 
     /// Sets or takes away the limit of bytes of this subvolume.
-    pub(crate) async fn limit(&self, bytes: Option<u64>) -> Result<(), Error> {
+    pub(crate) async fn set_limit(&self, bytes: Option<u64>) -> Result<(), Error> {
         let group = GroupId::of(self.root.subvol);
         self.change_quotas(|ledger| ledger.limit(group, LimitKind::Referenced, bytes)).await
     }
@@ -84,7 +84,7 @@ impl View {
         Ok(self.fs.volumes().ledger().show().map_err(FsError::Quota)?)
     }
 
-    pub(crate) async fn reserve(&self, id: GroupId, bytes: u64) -> Result<(), Error> {
+    pub(crate) async fn set_reserve(&self, id: GroupId, bytes: u64) -> Result<(), Error> {
         let pool = self.fs.statfs();
         let free = pool.blocks_available * u64::from(pool.block_bytes);
         self.change_quotas(|ledger| ledger.reserve(id, bytes, free)).await

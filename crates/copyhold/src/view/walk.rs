@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use copyhold_fs::{Attr, FileKind, FsError, NodeId};
+use copyhold_fs::{Attr, FileKind, FsError, NodeId, OpenFlags};
+use copyhold_runtime::BoxFuture;
 
 use super::View;
 use crate::Error;
@@ -32,6 +33,11 @@ fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = Vec<u8>> + '_ {
     path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).map(<[u8]>::to_vec)
 }
 
+/// Whether a path can only lead to a directory.
+fn is_directory(path: &[u8]) -> bool {
+    path.last() == Some(&b'/')
+}
+
 /// The end of a path.
 pub(crate) enum Target {
     Found(Attr),
@@ -52,7 +58,24 @@ impl View {
     /// The target of `path`, or the place where a new file would be it: a link that leads to
     /// nothing is followed.
     pub(crate) async fn target(&self, path: &Path) -> Result<Target, Error> {
-        self.walk(path, path.as_os_str().as_bytes(), Last::Follow).await
+        let bytes = path.as_os_str().as_bytes();
+        match self.walk(path, bytes, Last::Follow).await? {
+            Target::Missing { .. } if is_directory(bytes) => {
+                Err(file_error(path)(FsError::IsDirectory))
+            }
+            target => Ok(target),
+        }
+    }
+
+    /// As [`Self::parent`], for a name of a file that is no directory.
+    pub(crate) async fn parent_of_file<'p>(
+        &self,
+        path: &'p Path,
+    ) -> Result<(NodeId, &'p [u8]), Error> {
+        match is_directory(path.as_os_str().as_bytes()) {
+            true => Err(file_error(path)(FsError::NotDirectory)),
+            false => self.parent(path).await,
+        }
     }
 
     /// The directory that holds the last component of `path`, and that component.
@@ -75,9 +98,11 @@ impl View {
         }
     }
 
-    /// Walks along `part`, which is the first part of `path` or all of it.
+    /// Walks along `part`, which is the first part of `path` or all of it. A `/` at its end demands
+    /// a directory, and has a link followed.
     async fn walk(&self, path: &Path, part: &[u8], last: Last) -> Result<Target, Error> {
         let error = file_error(path);
+        let last = if is_directory(part) { Last::Follow } else { last };
         let mut left: VecDeque<Vec<u8>> = components(part).collect();
         // A volume that is gone is distinguished from a file that is.
         let gone = |source| Error::File { path: path.into(), source };
@@ -102,7 +127,10 @@ impl View {
             if links > SYMLINKS_MAX {
                 return Err(Error::TooManySymlinks { path: path.into(), max: SYMLINKS_MAX });
             }
-            let target = self.fs.readlink(found.node).await.map_err(&error)?;
+            let Some(target) = self.target_of(path, found.node).await? else {
+                left.push_front(name);
+                continue;
+            };
             if target.first() == Some(&b'/') {
                 at = self.fs.getattr(self.root).await.map_err(gone)?;
             }
@@ -110,6 +138,26 @@ impl View {
                 left.push_front(name);
             }
         }
-        Ok(Target::Found(at))
+        match at.kind {
+            FileKind::Directory => Ok(Target::Found(at)),
+            _ if is_directory(part) => Err(error(FsError::NotDirectory)),
+            _ => Ok(Target::Found(at)),
+        }
+    }
+
+    /// The target of a link on the way of `path`; none, if it was removed since it was found.
+    /// Boxed: the type of a future that holds all that it awaits grows beyond the compiler's bound.
+    fn target_of<'a>(
+        &'a self,
+        path: &'a Path,
+        link: NodeId,
+    ) -> BoxFuture<'a, Result<Option<Vec<u8>>, Error>> {
+        Box::pin(async move {
+            let Some(open) = self.open_node(path, link, OpenFlags::default()).await? else {
+                return Ok(None);
+            };
+            let target = self.fs.readlink(open.node).await;
+            target.map(Some).map_err(file_error(path))
+        })
     }
 }

@@ -16,6 +16,7 @@ use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::block_device;
+use super::signature::probe_signature;
 use crate::{DeviceError, IoError};
 
 /// The mode in which a device is opened.
@@ -50,6 +51,8 @@ pub(super) struct Opened {
     pub(super) fd: Locked,
     pub(super) is_block_device: bool,
     pub(super) is_direct: bool,
+    /// Made by this opening.
+    pub(super) is_new: bool,
     pub(super) bytes: u64,
 }
 
@@ -89,30 +92,42 @@ fn open_file(path: &Path, flags: OFlags) -> Result<OwnedFd, DeviceError> {
     })
 }
 
-/// Creates a regular file of `bytes` that must not exist, or (`replace`) may: then it is emptied,
-/// once it is locked.
-pub(super) fn create(path: &Path, bytes: u64, replace: bool) -> Result<Opened, DeviceError> {
+/// Opens a regular file for a creation, or a block device; one that is missing is made, as a file.
+pub(super) fn open_or_make(path: &Path) -> Result<Opened, DeviceError> {
     let fresh = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
-    let (mut file, is_new) = match opened(path, fresh, OpenMode::ReadWrite, false) {
-        Ok(file) => (file, true),
-        Err(DeviceError::Open { source: IoError(libc::EEXIST), .. }) if replace => {
-            (open(path, OpenMode::ReadWrite)?, false)
+    match opened(path, fresh, OpenMode::ReadWrite, false) {
+        Ok(file) => Ok(Opened { is_new: true, ..file }),
+        Err(DeviceError::Open { source: IoError(libc::EEXIST), .. }) => {
+            let file = open(path, OpenMode::ReadWrite)?;
+            file.expect_at(path)?;
+            Ok(file)
         }
-        Err(DeviceError::Open { name, source: IoError(libc::EEXIST) }) => {
-            return Err(DeviceError::Exists { name });
-        }
-        Err(error) => return Err(error),
-    };
-    let sized = size(&mut file, path, bytes);
-    if sized.is_err() && is_new {
-        // No other process has seen it, so its removal has no effect.
-        let _still_there = std::fs::remove_file(path);
+        Err(error) => Err(error),
     }
-    sized.map(|()| file)
 }
 
-/// Gives a new file its size, and makes size and name durable.
+/// Refuses a place that holds data, unless `force`; then gives a file its size.
+pub(super) fn make_ready(
+    opened: &mut Opened,
+    path: &Path,
+    bytes: u64,
+    force: bool,
+) -> Result<(), DeviceError> {
+    if !opened.is_new
+        && !force
+        && let Some(found) = probe_signature(path)?
+    {
+        return Err(DeviceError::Occupied { name: name_of(path), found });
+    }
+    if opened.is_block_device { Ok(()) } else { size(opened, path, bytes) }
+}
+
+/// Empties a file, gives it its size, and makes size and name durable. Nothing is lost where the
+/// host refuses the size.
 fn size(file: &mut Opened, path: &Path, bytes: u64) -> Result<(), DeviceError> {
+    if bytes > file.bytes {
+        rustix::fs::ftruncate(&file.fd, bytes).map_err(failed(path))?;
+    }
     rustix::fs::ftruncate(&file.fd, 0).map_err(failed(path))?;
     rustix::fs::ftruncate(&file.fd, bytes).map_err(failed(path))?;
     rustix::fs::fsync(&file.fd).map_err(failed(path))?;
@@ -142,7 +157,7 @@ fn opened(
     is_block_device: bool,
 ) -> Result<Opened, DeviceError> {
     let fd = lock(open_file(path, flags)?, path, mode)?;
-    let mut opened = Opened { fd, is_block_device, is_direct: false, bytes: 0 };
+    let mut opened = Opened { fd, is_block_device, is_direct: false, is_new: false, bytes: 0 };
     opened.measure(path)?;
     opened.check_direct(path)?;
     Ok(opened)
@@ -193,6 +208,17 @@ impl Opened {
         }
         self.bytes = block_device::size(&self.fd).map_err(failed_io)?;
         Ok(())
+    }
+
+    /// Refuses a file that `path` does not name any more: its creation failed, and removed it
+    /// while this opening waited for the lock.
+    fn expect_at(&self, path: &Path) -> Result<(), DeviceError> {
+        let ours = rustix::fs::fstat(&self.fd).map_err(failed(path))?;
+        let named = rustix::fs::stat(path).map_err(failed(path))?;
+        match (ours.st_dev, ours.st_ino) == (named.st_dev, named.st_ino) {
+            true => Ok(()),
+            false => Err(DeviceError::Locked { name: name_of(path) }),
+        }
     }
 
     /// Uses direct I/O where a trial read of one block succeeds with it.
