@@ -77,7 +77,7 @@ impl FileDevice {
     ) -> Result<Arc<FileDevice>, DeviceError> {
         let mut opened = open::open_or_make(path)?;
         let is_new = opened.is_new;
-        let ready = open::make_ready(&mut opened, path, bytes, force);
+        let ready = make_ready(&mut opened, path, bytes, force);
         if ready.is_err() && is_new {
             // Only the failure matters.
             let _ = std::fs::remove_file(path);
@@ -190,6 +190,22 @@ fn bytes(blocks: u64) -> u64 {
 /// A future that is an answer already.
 fn at_once<T: Send + 'static>(answer: T) -> BoxFuture<'static, T> {
     Box::pin(std::future::ready(answer))
+}
+
+/// Refuses a place that holds data, unless `force`; then gives a file its size.
+fn make_ready(
+    opened: &mut Opened,
+    path: &Path,
+    bytes: u64,
+    force: bool,
+) -> Result<(), DeviceError> {
+    if !opened.is_new
+        && !force
+        && let Some(found) = probe_signature(path)?
+    {
+        return Err(DeviceError::Occupied { name: open::name_of(path), found });
+    }
+    if opened.is_block_device { Ok(()) } else { open::size(opened, path, bytes) }
 }
 
 impl Device for FileDevice {

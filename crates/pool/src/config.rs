@@ -5,9 +5,6 @@ use std::time::Duration;
 
 use copyhold_types::{Buf, PoolId, Purpose};
 
-use crate::PoolError;
-use crate::create::layout;
-
 /// Shape of a new pool. `None` and 0 choose by the size of the device.
 #[derive(Clone, Debug, Default)]
 pub struct CreateOptions {
@@ -26,13 +23,6 @@ pub struct CreateOptions {
     /// Most bytes of a tree node, and most leaves of a partition (P2, P3).
     pub node_bytes: Option<u32>,
     pub partition_leaves: Option<u32>,
-}
-
-impl CreateOptions {
-    /// Refuses a shape that a device `name` of `blocks` cannot have, before it is touched.
-    pub fn check(&self, name: String, blocks: u64) -> Result<(), PoolError> {
-        layout(name, blocks, self).map(drop)
-    }
 }
 
 /// How a pool is opened.

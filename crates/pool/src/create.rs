@@ -62,8 +62,15 @@ pub(crate) async fn create(
     Ok(label)
 }
 
+impl CreateOptions {
+    /// Refuses a shape that a device `name` of `blocks` cannot have, before it is touched.
+    pub fn check(&self, name: String, blocks: u64) -> Result<(), PoolError> {
+        layout(name, blocks, self).map(drop)
+    }
+}
+
 /// The label of a pool on a device of `has` blocks, without its identity.
-pub(crate) fn layout(name: String, has: u64, options: &CreateOptions) -> Result<Label, PoolError> {
+fn layout(name: String, has: u64, options: &CreateOptions) -> Result<Label, PoolError> {
     let blocks = match options.blocks {
         // Behind it there is room for a copy of the label.
         Some(blocks) if blocks < has => blocks.min(has.saturating_sub(AREA_BLOCKS)),

@@ -16,7 +16,6 @@ use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::block_device;
-use super::signature::probe_signature;
 use crate::{DeviceError, IoError};
 
 /// The mode in which a device is opened.
@@ -106,25 +105,9 @@ pub(super) fn open_or_make(path: &Path) -> Result<Opened, DeviceError> {
     }
 }
 
-/// Refuses a place that holds data, unless `force`; then gives a file its size.
-pub(super) fn make_ready(
-    opened: &mut Opened,
-    path: &Path,
-    bytes: u64,
-    force: bool,
-) -> Result<(), DeviceError> {
-    if !opened.is_new
-        && !force
-        && let Some(found) = probe_signature(path)?
-    {
-        return Err(DeviceError::Occupied { name: name_of(path), found });
-    }
-    if opened.is_block_device { Ok(()) } else { size(opened, path, bytes) }
-}
-
 /// Empties a file, gives it its size, and makes size and name durable. Nothing is lost where the
 /// host refuses the size.
-fn size(file: &mut Opened, path: &Path, bytes: u64) -> Result<(), DeviceError> {
+pub(super) fn size(file: &mut Opened, path: &Path, bytes: u64) -> Result<(), DeviceError> {
     if bytes > file.bytes {
         rustix::fs::ftruncate(&file.fd, bytes).map_err(failed(path))?;
     }
