@@ -10,9 +10,10 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{Mounted, can_mount};
+use common::Mounted;
 use copyhold_fuse::Transport;
 use copyhold_fuse::protocol::Settings;
+use copyhold_harness::needs;
 use copyhold_memfs::{Contents, MemoryFs};
 
 struct Counting;
@@ -45,7 +46,7 @@ fn allocations(work: impl FnOnce()) -> u64 {
 
 #[test]
 fn reads_and_writes_that_are_ready_at_once_allocate_nothing() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let fs = Arc::new(MemoryFs::new(Contents::Dropped));
@@ -55,7 +56,7 @@ fn reads_and_writes_that_are_ready_at_once_allocate_nothing() {
     let file = options.open(mounted.path("file")).unwrap();
     // A ring hands larger ones to another CPU, which costs some.
     let is_ring = match common::options().transport {
-        Transport::Auto => common::has_ring(),
+        Transport::Auto => copyhold_harness::transport::has_ring(),
         forced => forced == Transport::Uring,
     };
     let mut data = vec![1; if is_ring { 32 << 10 } else { 128 << 10 }];

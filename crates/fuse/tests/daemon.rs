@@ -24,7 +24,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
         Some("serve") => serve(&arguments[1], arguments.get(2).map_or("", String::as_str)),
-        _ if common::can_mount() => {
+        _ if copyhold_harness::needs::are_met() => {
             let tests: [(&str, fn()); 6] = [
                 ("returns_when_the_mount_can_be_used", returns_when_the_mount_can_be_used),
                 ("reports_what_went_wrong_before", reports_what_went_wrong_before),

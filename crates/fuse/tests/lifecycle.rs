@@ -15,19 +15,20 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::thread;
 
-use common::{Mounted, can_mount, wait_until};
+use common::{Mounted, wait_until};
 use copyhold_fuse::mount::{self, Mount, MountError, MountKind, MountOptions};
 use copyhold_fuse::protocol::{
     Attr, AttrReply, Caller, Handle, NodeId, Notification, Settings, Statfs, flags,
 };
 use copyhold_fuse::{End, Errno, Operations, Reply, Session, SessionOptions};
+use copyhold_harness::{LoopDevice, needs};
 use copyhold_memfs::{Contents, MemoryFs};
 use rustix::fs::{FlockOperation, StatVfs, flock, statvfs};
 use tempfile::TempDir;
 
 #[test]
 fn the_kernel_agrees_to_what_pays() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let dir = TempDir::new().unwrap();
@@ -52,7 +53,7 @@ fn the_kernel_agrees_to_what_pays() {
 
 #[test]
 fn a_waiting_lock_is_given_up_when_its_process_is_killed() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -75,7 +76,7 @@ fn a_waiting_lock_is_given_up_when_its_process_is_killed() {
 
 #[test]
 fn who_waits_for_a_lock_does_not_delay_the_end() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -91,7 +92,7 @@ fn who_waits_for_a_lock_does_not_delay_the_end() {
 
 #[test]
 fn a_busy_mount_is_not_unmounted_and_says_so() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -106,7 +107,7 @@ fn a_busy_mount_is_not_unmounted_and_says_so() {
 /// The kernel gives the number of the one to the next.
 #[test]
 fn a_filesystem_that_has_gone_is_not_taken_for_the_next_one() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -126,7 +127,7 @@ fn a_filesystem_that_has_gone_is_not_taken_for_the_next_one() {
 
 #[test]
 fn a_detached_mount_serves_its_last_user() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -198,7 +199,7 @@ impl Operations for Gate {
 
 #[test]
 fn a_waiting_operation_holds_no_reader_and_is_answered_later() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let gate = Arc::new(Gate::default());
@@ -222,7 +223,7 @@ fn a_waiting_operation_holds_no_reader_and_is_answered_later() {
 
 #[test]
 fn an_abort_fails_the_callers_and_waits_for_what_is_in_flight() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let gate = Arc::new(Gate::default());
@@ -244,7 +245,7 @@ fn an_abort_fails_the_callers_and_waits_for_what_is_in_flight() {
 
 #[test]
 fn an_abort_that_takes_an_idle_mount_down_is_still_an_abort() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -254,7 +255,7 @@ fn an_abort_that_takes_an_idle_mount_down_is_still_an_abort() {
 
 #[test]
 fn unsupported_operations_have_a_proper_errno() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let gate = Arc::new(Gate::default());
@@ -267,7 +268,7 @@ fn unsupported_operations_have_a_proper_errno() {
 
 #[test]
 fn a_name_that_is_forgotten_is_asked_for_again() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -287,7 +288,7 @@ fn a_name_that_is_forgotten_is_asked_for_again() {
 
 #[test]
 fn what_is_stored_is_read_without_asking_and_what_is_deleted_is_gone() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -306,7 +307,7 @@ fn what_is_stored_is_read_without_asking_and_what_is_deleted_is_gone() {
 
 #[test]
 fn with_allow_root_nobody_else_comes_in() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let dir = TempDir::new().unwrap();
@@ -332,7 +333,7 @@ fn with_allow_root_nobody_else_comes_in() {
 
 #[test]
 fn mount_points_that_cannot_be_used_are_refused_with_a_reason() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let dir = TempDir::new().unwrap();
@@ -351,7 +352,7 @@ fn mount_points_that_cannot_be_used_are_refused_with_a_reason() {
 
 #[test]
 fn remounting_read_only_makes_writes_fail() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -366,27 +367,21 @@ fn remounting_read_only_makes_writes_fail() {
     fs::write(mounted.path("file"), b"2").unwrap();
 }
 
-fn tool(name: &str, arguments: &[&str]) -> Option<String> {
-    let run = Command::new(name).args(arguments).stderr(Stdio::null()).output().ok()?;
-    run.status.success().then(|| String::from_utf8_lossy(&run.stdout).trim().to_owned())
-}
-
 #[test]
 fn on_a_block_device_sync_arrives_and_unmounting_waits_for_the_end() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let dir = TempDir::new().unwrap();
     let image = dir.path().join("image");
     File::create(&image).unwrap().set_len(16 << 20).unwrap();
-    let image = image.to_str().unwrap();
-    let Some(device) = tool("losetup", &["--find", "--show", image]) else {
+    let Ok(device) = LoopDevice::over(&image, &[]) else {
         println!("left out: no loop devices here");
         return;
     };
     let fs = Arc::new(MemoryFs::new(Contents::Kept));
     let point = TempDir::new().unwrap();
-    let made = Mount::new(Path::new(&device), point.path(), &MountOptions::default());
+    let made = Mount::new(device.path(), point.path(), &MountOptions::default());
     let mounted = made.map(|mount| {
         assert_eq!(mount.kind(), MountKind::Block);
         Mounted::serve(point, mount, Arc::clone(&fs), &Settings::default())
@@ -408,7 +403,6 @@ fn on_a_block_device_sync_arrives_and_unmounting_waits_for_the_end() {
         assert!(fs.is_destroyed(), "umount waits for the filesystem");
         mounted.wait()
     });
-    let detached = tool("losetup", &["--detach", &device]);
     assert!(matches!(checked, Ok(End::Unmounted)), "{checked:?}");
-    assert!(detached.is_some());
+    device.detach().unwrap();
 }

@@ -13,8 +13,9 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, sy
 use std::path::Path;
 use std::thread;
 
-use common::{Mounted, can_mount};
+use common::Mounted;
 use copyhold_fuse::End;
+use copyhold_harness::needs;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, RenameFlags, StatxFlags, XattrFlags, copy_file_range, fallocate,
     getxattr, listxattr, removexattr, renameat_with, setxattr, statx,
@@ -22,7 +23,7 @@ use rustix::fs::{
 
 #[test]
 fn files_are_written_read_renamed_and_removed() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -48,7 +49,7 @@ fn files_are_written_read_renamed_and_removed() {
 
 #[test]
 fn attributes_are_set_and_shown() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -72,7 +73,7 @@ fn attributes_are_set_and_shown() {
 
 #[test]
 fn a_mebibyte_is_written_at_once_and_comes_back() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -98,7 +99,7 @@ fn a_mebibyte_is_written_at_once_and_comes_back() {
 
 #[test]
 fn a_large_directory_is_read_whole_with_and_without_attributes() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -130,7 +131,7 @@ fn a_large_directory_is_read_whole_with_and_without_attributes() {
 
 #[test]
 fn extended_attributes_come_and_go() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -156,7 +157,7 @@ fn extended_attributes_come_and_go() {
 
 #[test]
 fn rename_exchanges_and_refuses_as_asked() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -174,7 +175,7 @@ fn rename_exchanges_and_refuses_as_asked() {
 
 #[test]
 fn a_nameless_file_gets_its_name_later() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -192,7 +193,7 @@ fn a_nameless_file_gets_its_name_later() {
 
 #[test]
 fn an_unlinked_open_file_can_be_used_until_it_is_closed() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -210,7 +211,7 @@ fn an_unlinked_open_file_can_be_used_until_it_is_closed() {
 
 #[test]
 fn ranges_are_allocated_punched_copied_and_sought() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -241,7 +242,7 @@ fn ranges_are_allocated_punched_copied_and_sought() {
 
 #[test]
 fn statfs_and_flags_reach_the_caller() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -255,7 +256,7 @@ fn statfs_and_flags_reach_the_caller() {
 
 #[test]
 fn a_running_program_is_neither_written_nor_truncated() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -278,7 +279,7 @@ fn a_running_program_is_neither_written_nor_truncated() {
 #[test]
 fn names_of_any_bytes_and_255_of_them_are_fine() {
     use std::os::unix::ffi::OsStrExt;
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -294,7 +295,7 @@ fn names_of_any_bytes_and_255_of_them_are_fine() {
 
 #[test]
 fn many_threads_see_their_own_work_and_no_other() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -325,7 +326,7 @@ fn many_threads_see_their_own_work_and_no_other() {
 
 #[test]
 fn many_large_direct_writes_at_once_are_all_taken_whole() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();

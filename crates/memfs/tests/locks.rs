@@ -8,12 +8,13 @@ mod common;
 use std::fs::File;
 use std::process::Command;
 
-use common::{Mounted, can_mount, wait_until};
+use common::{Mounted, wait_until};
+use copyhold_harness::needs;
 use rustix::fs::{FlockOperation, flock};
 
 #[test]
 fn a_waiting_lock_is_granted_when_the_holder_lets_go() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();
@@ -28,7 +29,7 @@ fn a_waiting_lock_is_granted_when_the_holder_lets_go() {
 
 #[test]
 fn posix_locks_belong_to_processes_and_go_with_close() {
-    if !can_mount() {
+    if !needs::are_met() {
         return;
     }
     let mounted = Mounted::memory();

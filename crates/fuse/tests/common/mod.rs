@@ -15,33 +15,11 @@ use copyhold_fuse::{
 use copyhold_memfs::{Contents, MemoryFs};
 use tempfile::TempDir;
 
-/// Whether mounts can be made here, with the transport that is asked for; says so if not.
-pub fn can_mount() -> bool {
-    let possible = Path::new("/dev/fuse").exists() && is_root();
-    if !possible {
-        println!("left out: this test mounts, which needs root and /dev/fuse");
-    }
-    let has_transport = options().transport != Transport::Uring || has_ring();
-    if !has_transport {
-        println!("left out: the kernel does not offer FUSE over io_uring");
-    }
-    possible && has_transport
-}
-
 /// All tests run on the transport that `COPYHOLD_TEST_TRANSPORT` names: auto, dev or uring.
 pub fn options() -> SessionOptions {
     let named = std::env::var("COPYHOLD_TEST_TRANSPORT").ok();
     let transport = named.map_or(Transport::Auto, |name| name.parse().unwrap());
     SessionOptions { transport, ..SessionOptions::default() }
-}
-
-pub fn has_ring() -> bool {
-    let enabled = std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
-    enabled.is_ok_and(|text| text.starts_with('Y'))
-}
-
-pub fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
 }
 
 pub fn wait_until(what: impl Fn() -> bool) {
