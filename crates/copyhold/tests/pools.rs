@@ -1,6 +1,7 @@
 //! The library as an embedding program sees it, on real files.
 
 use copyhold::{CreateOptions, Error, FsError, OpenOptions, Pool};
+use copyhold_harness::LoopDevice;
 
 const SIZE: u64 = 64 << 20;
 
@@ -183,25 +184,6 @@ fn tenants_have_their_own_view_limits_and_end() {
     pool.close().unwrap();
 }
 
-/// A loop device, gone at the end.
-struct Loop(String);
-
-impl Loop {
-    /// None without root or loop devices.
-    fn of(image: &std::path::Path) -> Option<Loop> {
-        let mut losetup = std::process::Command::new("losetup");
-        let output = losetup.args(["--find", "--show"]).arg(image).output().ok()?;
-        let name = String::from_utf8(output.stdout).unwrap().trim().to_owned();
-        output.status.success().then_some(Loop(name))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("losetup").args(["--detach", &self.0]).status();
-    }
-}
-
 #[test]
 fn a_block_device_that_holds_anything_is_left_alone_and_never_removed() {
     let dir = tempfile::tempdir().unwrap();
@@ -209,18 +191,18 @@ fn a_block_device_that_holds_anything_is_left_alone_and_never_removed() {
     let mut bytes = vec![0; 1 << 20];
     bytes[0x438..0x43a].copy_from_slice(b"\x53\xef");
     std::fs::write(&image, &bytes).unwrap();
-    let Some(device) = Loop::of(&image) else {
+    let Ok(device) = LoopDevice::over(&image, &[]) else {
         eprintln!("skipped: needs root and loop devices");
         return;
     };
-    let error = Pool::create(&device.0, &CreateOptions::sized(SIZE)).unwrap_err();
+    let error = Pool::create(device.path(), &CreateOptions::sized(SIZE)).unwrap_err();
     assert!(error.to_string().contains("ext4"), "{error}");
     assert_eq!(std::fs::read(&image).unwrap(), bytes);
     drop(device);
     // Nothing is on this one, which is too small.
     std::fs::write(&image, vec![0; 1 << 20]).unwrap();
-    let device = Loop::of(&image).unwrap();
-    let error = Pool::create(&device.0, &CreateOptions::sized(SIZE)).unwrap_err();
+    let device = LoopDevice::over(&image, &[]).unwrap();
+    let error = Pool::create(device.path(), &CreateOptions::sized(SIZE)).unwrap_err();
     assert!(error.to_string().contains("too small"), "{error}");
-    assert!(std::path::Path::new(&device.0).exists());
+    assert!(std::path::Path::new(device.path()).exists());
 }
