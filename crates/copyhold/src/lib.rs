@@ -72,3 +72,8 @@ pub use volume::{DirItem, Volume};
 pub mod vfs {
     pub use copyhold_fs::*;
 }
+
+/// The example of the page is compiled with those of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/library.md")]
+mod page {}
