@@ -47,6 +47,6 @@ tests --test threads -p copyhold-space
 tests --lib -p copyhold-table threads_edit
 for round in $(seq 2 "$rounds"); do
     echo "round $round of $rounds"
-    tests --test threads -p copyhold
+    tests --test all -p copyhold threads::
 done
 tests --tests -p copyhold-cli

@@ -5,10 +5,15 @@
 //! simulated: a change that makes anything dearer fails here, and so does one that makes it
 //! cheaper, until the new figure is recorded. Allocations may become fewer without that. With
 //! `RECORD=1` the test writes the file.
+//!
+//! The allocator counts for the whole process, so no other test may run beside this one: it is a
+//! program of its own.
 
 #![allow(unsafe_code)] // an allocator that counts
 #![allow(clippy::disallowed_methods)] // a test program's arguments, and a file beside it
 
+#[path = "all/common/mod.rs"]
+#[allow(dead_code, reason = "the other tests use more of it")]
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};

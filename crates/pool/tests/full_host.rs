@@ -1,5 +1,8 @@
 //! What the pool does where there is no space below it: a file's host is waited for, whatever is
 //! written; a thin device only for a while (rule R32).
+//!
+//! A program of its own, since each of its tests listens to what the pool reports: beside tests
+//! without a listener, a place in the code could be asked in their threads, and be silent for all.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};

@@ -1,0 +1,19 @@
+//! The tests of this crate, in one program: the bodies of async functions are compiled in the crate
+//! that polls them, so each program of tests compiles the engine again.
+
+mod damaged_log;
+mod dropping;
+mod extents;
+mod features;
+mod forks;
+mod fragment_lists;
+mod given_up;
+mod killed;
+mod layers;
+mod machine;
+mod promises;
+mod short_runs;
+mod smaller;
+mod uberblocks;
+mod unreadable;
+mod unreadable_maps;

@@ -1,0 +1,51 @@
+//! Recorded seeds and a bounded number of others; `make simulate SEEDS=N` runs fresh ones.
+
+use copyhold_sim::{Level, Outcome, Plan};
+
+const SEEDS: u64 = 60;
+
+fn holds(plan: Plan) -> Outcome {
+    plan.run().unwrap_or_else(|failure| panic!("{failure}"))
+}
+
+#[test]
+fn recorded_regressions_hold() {
+    for line in include_str!("../../regressions.txt").lines().filter(|line| !line.starts_with('#'))
+    {
+        let mut words = line.split_whitespace();
+        let name = words.next().expect("a level");
+        let level = Level::ALL.into_iter().find(|level| level.name() == name).expect("a level");
+        let seed = words.next().and_then(|seed| seed.parse().ok()).expect("a seed");
+        holds(Plan::new(level, seed));
+    }
+}
+
+#[test]
+fn histories_of_every_level_hold() {
+    for level in Level::ALL {
+        let mut sum = Outcome::default();
+        (0..SEEDS).for_each(|seed| sum.add(&holds(Plan::new(level, seed))));
+        // Half of the histories of full pools refill theirs; of the others most have enough to
+        // delete.
+        let least = if level == Level::Full { SEEDS / 3 } else { SEEDS / 2 };
+        let refilled = sum.refilled;
+        assert!(
+            refilled > least,
+            "{}: only {refilled} of {SEEDS} histories refilled",
+            level.name()
+        );
+    }
+}
+
+#[test]
+fn one_seed_is_one_history() {
+    for level in Level::ALL {
+        for seed in 0..20 {
+            // Each tells a number for all turns of all tasks, and all requests with their bytes.
+            let [one, other] = [1, 2].map(|_| Plan::new(level, seed).run().expect("it holds"));
+            assert_eq!(one, other, "{} seed {seed}", level.name());
+            let fresh = Plan::new(level, seed + 1000).run().expect("it holds");
+            assert_ne!(one.digest, fresh.digest);
+        }
+    }
+}
