@@ -4,6 +4,7 @@
 mod files;
 mod full_btrfs;
 mod futures;
+mod mounts;
 mod pools;
 mod shared_executors;
 mod threads;
