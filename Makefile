@@ -1,4 +1,4 @@
-# Copyhold: what a person runs. `make demo` and `make test` set up a bare Debian machine themselves.
+# Copyhold: the commands of users and developers. `make demo` and `make test` set up a bare Debian machine themselves.
 
 PREFIX ?= /usr/local
 SBINDIR ?= /sbin
@@ -17,7 +17,7 @@ HELPERS := mount.fuse.copyhold mount.fuseblk.copyhold mkfs.copyhold mkfs.fuse.co
 	mkfs.fuseblk.copyhold fsck.copyhold fsck.fuse.copyhold fsck.fuseblk.copyhold
 
 .PHONY: help
-help: ## what there is (this list)
+help: ## list the targets
 	@echo "Copyhold: a copy-on-write filesystem in user space."
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
@@ -87,7 +87,7 @@ bench: ## beside other filesystems (root): JOB=core AGAINST=btrfs,ext4,null ROUN
 		$(if $(PLOT),--plot $(PLOT))
 
 .PHONY: scenarios
-scenarios: ## who pays for what, case by case, beside kernel btrfs (root): TARGETS=copyhold,btrfs
+scenarios: ## quota scenarios, beside kernel btrfs (root): TARGETS=copyhold,btrfs
 	scripts/setup.sh build bench
 	cargo build --release --locked -p copyhold-cli -p copyhold-suite
 	$(TARGET)/release/copyhold-scenarios crates/suite/scenarios --target $(TARGETS)
@@ -103,12 +103,12 @@ shuttle: ## tasks that are stopped at any lock, in many orders: TIMES=1000 for m
 	cd shuttle && cargo test --locked
 
 .PHONY: miri
-miri: ## what can be interpreted, under Miri (a nightly toolchain)
+miri: ## the tests that Miri can interpret (a nightly toolchain)
 	scripts/setup.sh build miri
 	scripts/miri.sh
 
 .PHONY: tsan
-tsan: ## what runs with real threads, under ThreadSanitizer (a nightly toolchain)
+tsan: ## the tests with real threads, under ThreadSanitizer (a nightly toolchain)
 	scripts/setup.sh build tsan
 	scripts/tsan.sh
 
@@ -159,7 +159,7 @@ install: build man ## program, helpers, man pages, completions: PREFIX=/usr/loca
 		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/copyhold.fish
 
 .PHONY: uninstall
-uninstall: ## remove what install put there
+uninstall: ## remove the installed files
 	rm -f $(DESTDIR)$(PREFIX)/bin/copyhold $(addprefix $(DESTDIR)$(SBINDIR)/,$(HELPERS)) \
 		$(DESTDIR)$(PREFIX)/share/man/man1/copyhold*.1 \
 		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/copyhold \

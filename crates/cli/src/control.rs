@@ -16,6 +16,7 @@ use rustix::fs::OFlags;
 use serde_json::Value;
 
 use crate::failure::{Failure, Kind};
+use crate::mount_table;
 
 /// An open directory of a mounted pool.
 pub(crate) struct Control {
@@ -35,7 +36,7 @@ impl Control {
     pub(crate) fn of(tree: &DetachedMount, pool: &Path) -> Result<Control, Failure> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(tree, ".", flags, rustix::fs::Mode::empty());
-        let file = opened.map_err(|errno| Failure::system(pool.display(), &errno.into()))?;
+        let file = opened.map_err(|errno| unreachable(pool, &errno.into()))?;
         Ok(Control { file: file.into(), directory: pool.to_owned() })
     }
 
@@ -93,14 +94,21 @@ impl Control {
 }
 
 fn unreachable(directory: &Path, error: &io::Error) -> Failure {
-    if !means_dead(error) {
-        return Failure::system(directory.display(), error);
+    match means_dead(error) {
+        true => daemon_is_gone(directory),
+        false => Failure::system(directory.display(), error),
     }
+}
+
+/// Of a mount that `path` is on.
+fn daemon_is_gone(path: &Path) -> Failure {
+    let mount_point = mount_table::holding(path).map(|entry| entry.mount_point);
+    let mount_point = mount_point.unwrap_or_else(|_| path.to_owned());
     Failure::new(
         Kind::NotMounted,
         format!(
-            "the daemon of {0} has ended; `copyhold umount {0}`, then mount the pool again",
-            directory.display()
+            "the daemon of {0} is gone; `copyhold umount {0}`, then mount the pool again",
+            mount_point.display()
         ),
     )
 }

@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use copyhold_fuse::mount::{self, DetachedMount, MountEntry, MountError};
+use copyhold_fuse::mount::{self, DetachedMount, MountEntry};
 use rustix::process::Pid;
 
 use crate::control::Control;
@@ -67,12 +67,10 @@ pub(crate) fn remove_dead(pool: &Path) -> Result<(), Failure> {
     if !is_block_device(pool) || !rustix::process::geteuid().is_root() {
         return Ok(());
     }
-    for entry in all_of(pool)?.iter().filter(|entry| entry.is_dead()) {
-        tracing::info!(place = %entry.mount_point.display(), "removing a dead mount of the device");
-        match mount::unmount(&entry.mount_point, true) {
-            // It went with one before it, or another process removed it.
-            Ok(()) | Err(MountError::NotMounted { .. } | MountError::Missing { .. }) => {}
-            Err(error) => return Err(error.into()),
+    for entry in all_of(pool)? {
+        if mount::remove_if_dead(&entry.mount_point)? {
+            let place = entry.mount_point.display();
+            tracing::info!(%place, "removed a dead mount of the device");
         }
     }
     Ok(())
@@ -107,10 +105,11 @@ impl Daemon {
     /// `None` when the mount cannot be reached, for one that covers it, or has just ended.
     fn of(entry: &MountEntry) -> Result<Option<Daemon>, Failure> {
         let Ok(control) = Control::open(&entry.mount_point) else { return Ok(None) };
-        if control.number()? != entry.device {
-            return Ok(None);
-        }
-        let info = match control.info() {
+        let info = match control.number() {
+            Ok(number) if number != entry.device => return Ok(None),
+            number => number.and_then(|_| control.info()),
+        };
+        let info = match info {
             Err(failure) if failure.kind == Kind::NotMounted => return Ok(None),
             info => info?,
         };

@@ -99,7 +99,7 @@ fn fill(executors: &Arc<Executors>, pool: &Pool) {
     root.symlink("many/7", "symlink").unwrap();
     let tenant = root.create_subvolume("tenant").unwrap();
     tenant.write("its", b"of the tenant").unwrap();
-    root.snapshot("tenant", "snapshot", true).unwrap();
+    root.snapshot_read_only("tenant", "snapshot").unwrap();
     tenant.write("its", b"changed since").unwrap();
     let fs = pool.filesystem();
     executors.block_on(async {

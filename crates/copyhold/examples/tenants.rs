@@ -17,7 +17,7 @@ fn main() -> Result<(), Error> {
     let base = root.create_subvolume("base")?;
     base.write("tools", &vec![1; 4 << 20])?;
     for name in ["alice", "bob", "carol"] {
-        root.snapshot("base", name, false)?.set_limit(Some(8 * MIB))?;
+        root.snapshot("base", name)?.set_limit(Some(8 * MIB))?;
     }
     let carol = root.subvolume("carol")?;
     let mut end = 0;

@@ -1,7 +1,6 @@
 //! Making a pool: in a new file, in one that exists, or on a block device.
 //!
-//! CREATE-C1  The call removes nothing but a file that it created itself, while no other process
-//!            can have it open.
+//! CREATE-C1  The call removes nothing but a file that it created itself, and has locked.
 //! CREATE-C2  Whatever it refuses, the content of a file or device that existed is as it was: its
 //!            shape is checked before, and its content looked at behind the lock.
 
@@ -53,9 +52,7 @@ impl CreateOptions {
 /// Makes a pool at `path`. The user who runs this process owns its root directory.
 /// CREATE-C1, CREATE-C2.
 pub(crate) fn create(path: &Path, options: &CreateOptions) -> Result<PoolId, Error> {
-    if options.name.len() > NAME_MAX {
-        return Err(Error::LongName { bytes: options.name.len(), max: NAME_MAX });
-    }
+    expect_name(options)?;
     let found = match std::fs::metadata(path) {
         Ok(found) => Some(found),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
@@ -80,6 +77,23 @@ pub(crate) fn create(path: &Path, options: &CreateOptions) -> Result<PoolId, Err
     made
 }
 
+/// Makes a pool on a device. The user who runs this process owns its root directory.
+pub(crate) fn create_on(
+    executors: &Arc<Executors>,
+    device: DynDevice,
+    options: &CreateOptions,
+) -> Result<PoolId, Error> {
+    expect_name(options)?;
+    executors.block_on(fill(executors.clone(), device, &shape_of(options)))
+}
+
+fn expect_name(options: &CreateOptions) -> Result<(), Error> {
+    match options.name.len() {
+        0..=NAME_MAX => Ok(()),
+        bytes => Err(Error::LongName { bytes, max: NAME_MAX }),
+    }
+}
+
 fn shape_of(options: &CreateOptions) -> Shape {
     Shape {
         name: options.name.clone(),
@@ -100,10 +114,15 @@ fn make(
 ) -> Result<PoolId, Error> {
     let device = FileDevice::create(executors.reactor(), DeviceId(0), path, bytes, force);
     let device = device.map_err(|error| occupied(executors, path, error))?;
-    let made = executors.block_on(fill(executors.clone(), device.clone(), shape));
-    if made.is_err() && device.is_new() {
-        // Half a pool is of no use; only the failure matters. The lock still keeps others out.
-        let _ = std::fs::remove_file(path);
+    let made = executors.block_on(async {
+        if shape.preallocated {
+            allocate(&device, shape).await?;
+        }
+        fill(executors.clone(), device.clone(), shape).await
+    });
+    if made.is_err() {
+        // Half a pool is of no use.
+        device.remove_if_made();
     }
     made
 }
@@ -122,19 +141,16 @@ fn occupied(executors: &Arc<Executors>, path: &Path, error: DeviceError) -> Erro
     Error::Occupied { path: path.into(), found }
 }
 
+/// Allocates the blocks of a pool on the host.
+async fn allocate(device: &FileDevice, shape: &Shape) -> Result<(), Error> {
+    let geometry = device.geometry();
+    shape.check(geometry.name, geometry.blocks)?;
+    let blocks = shape.blocks.unwrap_or(geometry.blocks).min(geometry.blocks);
+    Ok(device.preallocate(0, blocks, Purpose::Data).await?)
+}
+
 /// Makes a pool on the device, and its root directory.
-async fn fill(
-    executors: Arc<Executors>,
-    device: Arc<FileDevice>,
-    shape: &Shape,
-) -> Result<PoolId, Error> {
-    let whole = device.geometry().blocks;
-    shape.check(device.geometry().name, whole)?;
-    if shape.preallocated {
-        let blocks = shape.blocks.unwrap_or(whole).min(whole);
-        device.preallocate(0, blocks, Purpose::Data).await?;
-    }
-    let (rt, device): (Rt, DynDevice) = (executors, device);
+async fn fill(rt: Rt, device: DynDevice, shape: &Shape) -> Result<PoolId, Error> {
     let label = copyhold_pool::Pool::create(&rt, &device, shape).await?;
     let pool = copyhold_pool::Pool::open(rt, device, Default::default()).await?;
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());

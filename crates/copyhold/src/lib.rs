@@ -42,7 +42,10 @@ mod view;
 mod volume;
 
 pub use compare::{Change, ChangeKind};
-pub use copyhold_device::{Device, DeviceError, DynDevice, FileDevice, IoError, OpenMode};
+pub use copyhold_device::{
+    Counters, Device, DeviceError, DynDevice, FileDevice, Geometry, IoError, OpenMode,
+};
+pub use copyhold_format::item::Tombstone;
 pub use copyhold_fs::{
     Attr, FileFlags, FileKind, Filesystem, FsError, NodeId, SetAttr, SetTime, StatFs, SubvolInfo,
 };
@@ -54,7 +57,9 @@ pub use copyhold_memory::{Shares, SharesError};
 pub use copyhold_pool::{Limits, PoolError};
 pub use copyhold_runtime::executors::{Config as ExecutorsConfig, Executors, ReactorKind};
 pub use copyhold_serve::{Options as ServingOptions, ServeError};
-pub use copyhold_types::{DeviceId, EpochId, InodeNo, PoolId, Purpose, SubvolId, Timestamp};
+pub use copyhold_types::{
+    Buf, Bufs, DeviceId, EpochId, InodeNo, PoolId, Purpose, SubvolId, Timestamp,
+};
 pub use copyhold_volume::VolumeError;
 pub use copyhold_volume::quota::{
     Exceeded, GroupId, GroupState, GroupUse, LimitKind, Limits as GroupLimits, QuotaError, Resource,

@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use copyhold_device::{DynDevice, FileDevice, OpenMode};
 use copyhold_fs::{Filesystem, FsError};
+use copyhold_memory::Shares;
 use copyhold_pool::Limits;
 use copyhold_runtime::executors::Executors;
+use copyhold_serve::budget;
 use copyhold_types::{DeviceId, PoolId};
 
 use crate::create::{self, CreateOptions};
@@ -23,6 +25,9 @@ pub struct OpenOptions {
     /// Without this, such a pool does not open for writing.
     pub cut_tail: bool,
     pub limits: Limits,
+    /// The budget of memory in bytes, which then decides those of [`Self::limits`] that are bytes
+    /// in memory; `None`: the limits, and 64 MiB of data that is not written yet.
+    pub memory: Option<u64>,
     /// Threads that run the engine; as many as CPUs, if not given.
     pub threads: Option<usize>,
 }
@@ -45,6 +50,16 @@ impl Pool {
     /// [`Error::NoSize`] where it does not exist and no size is given. Then nothing has changed.
     pub fn create(path: impl AsRef<Path>, options: &CreateOptions) -> Result<PoolId, Error> {
         create::create(path.as_ref(), options)
+    }
+
+    /// Makes a pool on any device, on executors that are running already. The content of the device
+    /// is lost. [`CreateOptions::preallocate`] states here that the host has allocated all of it.
+    pub fn create_on(
+        executors: &Arc<Executors>,
+        device: DynDevice,
+        options: &CreateOptions,
+    ) -> Result<PoolId, Error> {
+        create::create_on(executors, device, options)
     }
 
     /// Opens the pool at `path`, a file or a block device, after a crash as after a clean close.
@@ -76,10 +91,16 @@ impl Pool {
         options: OpenOptions,
         is_alone: bool,
     ) -> Result<Pool, Error> {
-        let OpenOptions { read_only, cut_tail, limits, .. } = options;
-        let open = copyhold_pool::OpenOptions { read_only, cut_tail, tenants: true, limits };
-        let settings =
+        let OpenOptions { read_only, cut_tail, mut limits, memory, .. } = options;
+        let mut settings =
             copyhold_fs::Options { count_lookups: false, read_only, ..Default::default() };
+        if memory.is_some() {
+            let blocks = device.geometry().blocks;
+            let shares = Shares::of(memory, None, blocks, budget::machine())?;
+            budget::limit_pool(&shares, &mut limits);
+            budget::limit_files(&shares, &mut settings);
+        }
+        let open = copyhold_pool::OpenOptions { read_only, cut_tail, tenants: true, limits };
         let opening = copyhold_serve::open_filesystem(executors.clone(), device, open, settings);
         let filesystem = executors.block_on(opening)?;
         let open = Open { executors: executors.clone(), filesystem: filesystem.clone(), is_alone };

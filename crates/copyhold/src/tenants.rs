@@ -11,7 +11,7 @@
 //! pool.enable_quotas()?;
 //! let root = pool.root();
 //! root.create_subvolume("base")?.write("letter", b"Dear reader")?;
-//! let alice = root.snapshot("base", "alice", false)?;
+//! let alice = root.snapshot("base", "alice")?;
 //! alice.set_limit(Some(1 << 20))?;
 //! assert!(alice.write("flood", &vec![7; 2 << 20]).is_err());
 //! root.delete_subvolume("base")?;
@@ -53,10 +53,19 @@ impl Volume {
         &self,
         source: impl AsRef<Path>,
         target: impl AsRef<Path>,
-        read_only: bool,
     ) -> Result<Volume, Error> {
         let (source, target) = (source.as_ref(), target.as_ref());
-        Ok(self.at(self.run(async |view| view.snapshot(source, target, read_only).await)?))
+        Ok(self.at(self.run(async |view| view.snapshot(source, target, false).await)?))
+    }
+
+    /// As [`Self::snapshot`]; the new subvolume is read-only from the start.
+    pub fn snapshot_read_only(
+        &self,
+        source: impl AsRef<Path>,
+        target: impl AsRef<Path>,
+    ) -> Result<Volume, Error> {
+        let (source, target) = (source.as_ref(), target.as_ref());
+        Ok(self.at(self.run(async |view| view.snapshot(source, target, true).await)?))
     }
 
     /// Deletes the subvolume at `path` with all that is in it. Its space is freed in the
@@ -125,6 +134,15 @@ impl Pool {
     /// The quota groups of the pool.
     pub fn groups(&self) -> Groups {
         Groups { root: self.root() }
+    }
+
+    /// The subvolume with an id, as [`Self::subvolumes`] lists them.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`](crate::FsError::NotFound) if there is none, or it is being freed.
+    pub fn volume(&self, id: SubvolId) -> Result<Volume, Error> {
+        let root = self.root();
+        Ok(root.at(root.run(async |view| view.volume(id).await)?))
     }
 
     /// All subvolumes by id, those that are being freed, too.

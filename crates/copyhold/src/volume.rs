@@ -9,7 +9,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use copyhold_fs::{Attr, FileKind, NodeId, SetAttr, StatFs};
+use copyhold_fs::{Attr, FileKind, FsError, NodeId, SetAttr, StatFs};
 
 use crate::engine::Engine;
 use crate::file::Handle;
@@ -71,13 +71,25 @@ impl Volume {
         self.read_at(path, 0, usize::MAX)
     }
 
+    /// The content of a file of text.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`](crate::FsError::Invalid) where it is not UTF-8.
+    pub fn read_to_string(&self, path: impl AsRef<Path>) -> Result<String, Error> {
+        let path = path.as_ref();
+        String::from_utf8(self.read(path)?).map_err(|_| Error::File {
+            path: path.into(),
+            source: FsError::Invalid("the content is not UTF-8"),
+        })
+    }
+
     /// Makes `data` the content of a file, which is created if it does not exist.
     pub fn write(&self, path: impl AsRef<Path>, data: &[u8]) -> Result<(), Error> {
         self.run(async |view| view.replace(path.as_ref(), data).await)
     }
 
     /// Makes `to` a file with the content of `from`, and returns its bytes. The two share whole
-    /// blocks until one of them is written to. Permissions and attributes are not copied.
+    /// blocks until one of them is written to. Permissions are copied, extended attributes are not.
     pub fn copy(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<u64, Error> {
         self.run(async |view| view.copy(from.as_ref(), to.as_ref()).await)
     }

@@ -8,6 +8,7 @@
 //! flight.
 
 mod block_device;
+mod create;
 mod open;
 mod signature;
 
@@ -20,6 +21,7 @@ use copyhold_runtime::{BoxFuture, Completion, Op, Reactor};
 use copyhold_sync::{RwLock, of};
 use copyhold_types::{BLOCK_BYTES, Buf, Bufs, DeviceId, Purpose};
 
+use self::create::Made;
 pub use self::open::OpenMode;
 use self::open::{Locked, Opened, io_error};
 pub use self::signature::probe_signature;
@@ -38,7 +40,7 @@ pub struct FileDevice {
     mode: OpenMode,
     is_block_device: bool,
     is_direct: bool,
-    is_new: bool,
+    made: Option<Made>,
     counters: Counters,
     shared: Arc<Shared>,
 }
@@ -59,15 +61,15 @@ impl FileDevice {
         path: &Path,
         mode: OpenMode,
     ) -> Result<Arc<FileDevice>, DeviceError> {
-        Ok(FileDevice::new(reactor, id, path, mode, open::open(path, mode)?))
+        Ok(FileDevice::new(reactor, id, path, mode, open::open(path, mode)?, None))
     }
 
     /// Creates a sparse regular file of `bytes`, which becomes durable with its name. One that
     /// exists is emptied; a block device is opened as it is, in its size.
     ///
     /// [`DeviceError::Occupied`] where [`probe_signature`] finds data, unless `force`. It looks
-    /// when the place is locked, so of two creations one is refused. Whatever the error, a file
-    /// that existed is as it was.
+    /// when the place is locked, so of two creations one is refused. A file that existed keeps its
+    /// content where the creation is refused; an I/O error may come later.
     pub fn create(
         reactor: Arc<dyn Reactor>,
         id: DeviceId,
@@ -75,14 +77,16 @@ impl FileDevice {
         bytes: u64,
         force: bool,
     ) -> Result<Arc<FileDevice>, DeviceError> {
-        let mut opened = open::open_or_make(path)?;
-        let is_new = opened.is_new;
-        let ready = make_ready(&mut opened, path, bytes, force);
-        if ready.is_err() && is_new {
-            // Only the failure matters.
-            let _ = std::fs::remove_file(path);
+        let (opened, made) = create::create(path, bytes, force)?;
+        Ok(FileDevice::new(reactor, id, path, OpenMode::ReadWrite, opened, made))
+    }
+
+    /// Removes the file, if [`Self::create`] has made it and it still has its name. The lock keeps
+    /// other openings of this library out until the device is dropped.
+    pub fn remove_if_made(&self) {
+        if let (Some(made), Some(fd)) = (&self.made, self.fd.read().as_deref()) {
+            made.remove(fd);
         }
-        ready.map(|()| FileDevice::new(reactor, id, path, OpenMode::ReadWrite, opened))
     }
 
     fn new(
@@ -91,6 +95,7 @@ impl FileDevice {
         path: &Path,
         mode: OpenMode,
         opened: Opened,
+        made: Option<Made>,
     ) -> Arc<FileDevice> {
         let shared = Shared {
             name: open::name_of(path),
@@ -104,7 +109,7 @@ impl FileDevice {
             mode,
             is_block_device: opened.is_block_device,
             is_direct: opened.is_direct,
-            is_new: opened.is_new,
+            made,
             counters: Counters::default(),
             shared: Arc::new(shared),
         })
@@ -114,11 +119,6 @@ impl FileDevice {
     /// cache holds data twice, and nothing else differs.
     pub fn is_direct(&self) -> bool {
         self.is_direct
-    }
-
-    /// Whether [`FileDevice::create`] made the file: it did not exist before.
-    pub fn is_new(&self) -> bool {
-        self.is_new
     }
 
     pub fn is_block_device(&self) -> bool {
@@ -190,22 +190,6 @@ fn bytes(blocks: u64) -> u64 {
 /// A future that is an answer already.
 fn at_once<T: Send + 'static>(answer: T) -> BoxFuture<'static, T> {
     Box::pin(std::future::ready(answer))
-}
-
-/// Refuses a place that holds data, unless `force`; then gives a file its size.
-fn make_ready(
-    opened: &mut Opened,
-    path: &Path,
-    bytes: u64,
-    force: bool,
-) -> Result<(), DeviceError> {
-    if !opened.is_new
-        && !force
-        && let Some(found) = probe_signature(path)?
-    {
-        return Err(DeviceError::Occupied { name: open::name_of(path), found });
-    }
-    if opened.is_block_device { Ok(()) } else { open::size(opened, path, bytes) }
 }
 
 impl Device for FileDevice {

@@ -171,6 +171,43 @@ fn creating_refuses_data_unless_forced_and_leaves_it_at_each_refusal() {
     });
 }
 
+/// MAKE-M2.
+#[test]
+fn only_the_file_that_was_made_is_removed() {
+    on_each(|_, reactor| {
+        let (dir, path) = pool_file();
+        let moved = dir.path().join("moved");
+        let make = || FileDevice::create(reactor.clone(), DeviceId(0), &path, MIB, false).unwrap();
+        let device = make();
+        fs::rename(&path, &moved).unwrap();
+        fs::write(&path, b"another file").unwrap();
+        device.remove_if_made();
+        assert!(moved.exists() && path.exists(), "the name is that of another file");
+        fs::remove_file(&path).unwrap();
+        let device = make();
+        device.remove_if_made();
+        assert!(!path.exists());
+        drop(device);
+        drop(make());
+        let device = make();
+        device.remove_if_made();
+        assert!(path.exists(), "it existed before");
+    });
+}
+
+/// Holes, growing and shrinking: the file is zeros of the new size.
+#[test]
+fn a_file_that_is_replaced_is_emptied_at_any_size() {
+    on_each(|_, reactor| {
+        for (old, new) in [(MIB, MIB), (MIB + 777, 16 * 4096), (4097, MIB), (0, MIB)] {
+            let (_dir, path) = pool_file();
+            fs::write(&path, vec![7; old as usize]).unwrap();
+            drop(FileDevice::create(reactor.clone(), DeviceId(0), &path, new, true).unwrap());
+            assert!(fs::read(&path).unwrap() == vec![0; new as usize], "{old} to {new}");
+        }
+    });
+}
+
 #[test]
 fn a_size_that_the_host_cannot_hold_leaves_no_file() {
     on_each(|_, reactor| {

@@ -38,7 +38,7 @@ use dead::is_dead;
 use error::refused;
 use which::Which;
 
-pub use dead::means_dead;
+pub use dead::{means_dead, remove_if_dead};
 pub use error::MountError;
 pub use options::{MountOptions, OptionError};
 pub use orphan::abort_orphans;
@@ -346,12 +346,11 @@ pub fn remount(mount_point: &Path, options: &MountOptions) -> Result<(), MountEr
 pub fn checked_mount_point(given: &Path) -> Result<PathBuf, MountError> {
     let path = absolute(given)?;
     if let Some(entry) = mounted_at(&path).ok().flatten().filter(MountEntry::is_copyhold) {
-        if !is_dead(&path) {
+        if !remove_if_dead(&path)? {
             let source_name = entry.source.to_string_lossy().into_owned();
             return Err(MountError::AlreadyMounted { path, source_name });
         }
-        tracing::info!(path = %path.display(), "removing the mount point of a daemon that is gone");
-        unmount(&path, true)?;
+        tracing::info!(path = %path.display(), "removed the mount of a daemon that is gone");
     }
     match fs::metadata(&path) {
         Ok(found) if found.is_dir() => Ok(path),

@@ -18,13 +18,15 @@ pub(crate) fn limit_kernel(shares: &Shares, settings: &mut Settings) {
     settings.max_background = shares.background() as u16;
 }
 
-pub(crate) fn limit_pool(shares: &Shares, limits: &mut Limits) {
+/// Limits of a pool that keep its shares.
+pub fn limit_pool(shares: &Shares, limits: &mut Limits) {
     limits.delta_bytes = shares.delta;
     limits.node_cache_bytes = shares.nodes as usize;
     limits.replay_edits = limits.replay_edits.min(shares.replay_edits());
 }
 
-pub(crate) fn limit_files(shares: &Shares, options: &mut Options) {
+/// Limits of a filesystem that keep its shares.
+pub fn limit_files(shares: &Shares, options: &mut Options) {
     options.dirty_bytes_max = shares.dirty_data();
     options.file_dirty_bytes_start =
         options.file_dirty_bytes_start.min(options.dirty_bytes_max / 8);

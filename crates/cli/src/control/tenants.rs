@@ -13,10 +13,11 @@ use std::path::{Path, PathBuf};
 use copyhold_fs::NodeId;
 use copyhold_fuse::Errno;
 use copyhold_fuse::ask::ask;
+use copyhold_fuse::mount::means_dead;
 use copyhold_types::InodeNo;
 use serde::de::DeserializeOwned;
 
-use super::Control;
+use super::{Control, daemon_is_gone};
 use crate::failure::Failure;
 use crate::mount_table;
 use copyhold_serve::control::TENANTS;
@@ -205,7 +206,10 @@ impl Entry {
 }
 
 fn metadata(path: &Path) -> Result<fs::Metadata, Failure> {
-    fs::metadata(path).map_err(|error| Failure::call(path.display(), &error))
+    fs::metadata(path).map_err(|error| match means_dead(&error) {
+        true => daemon_is_gone(path),
+        false => Failure::call(path.display(), &error),
+    })
 }
 
 fn exists(path: &Path) -> Failure {

@@ -6,7 +6,7 @@ use std::thread;
 
 use copyhold_fs::{Filesystem, FsError, SubvolInfo};
 use copyhold_fuse::mount::Mount;
-use copyhold_types::PoolId;
+use copyhold_types::{PoolId, SubvolId};
 use copyhold_volume::quota::{GroupId, GroupUse, LimitKind};
 use futures_channel::oneshot;
 
@@ -62,6 +62,13 @@ impl Pool {
     /// The quota groups of the pool.
     pub fn groups(&self) -> Groups {
         Groups { root: self.root() }
+    }
+
+    /// See [`crate::Pool::volume`].
+    pub async fn volume(&self, id: SubvolId) -> Result<Volume, Error> {
+        let root = self.root();
+        let node = root.spawn(move |view| async move { view.volume(id).await }).await?;
+        Ok(self.blocking.root().at(node).into())
     }
 
     /// All subvolumes by id, those that are being freed, too.

@@ -284,10 +284,26 @@ impl Volume {
         &self,
         source: impl AsRef<Path>,
         target: impl AsRef<Path>,
+    ) -> Result<Volume, Error> {
+        self.make_snapshot(source.as_ref(), target.as_ref(), false).await
+    }
+
+    /// See [`crate::Volume::snapshot_read_only`].
+    pub async fn snapshot_read_only(
+        &self,
+        source: impl AsRef<Path>,
+        target: impl AsRef<Path>,
+    ) -> Result<Volume, Error> {
+        self.make_snapshot(source.as_ref(), target.as_ref(), true).await
+    }
+
+    async fn make_snapshot(
+        &self,
+        source: &Path,
+        target: &Path,
         read_only: bool,
     ) -> Result<Volume, Error> {
-        let source = source.as_ref().to_owned();
-        let target = target.as_ref().to_owned();
+        let (source, target) = (source.to_owned(), target.to_owned());
         let call =
             move |view: View| async move { view.snapshot(&source, &target, read_only).await };
         Ok(self.blocking.at(self.spawn(call).await?).into())

@@ -2,14 +2,15 @@
 
 use std::path::Path;
 
-use copyhold_fs::{Caller, FileKind, FsError, NodeId, OpenFlags, SetAttr, WriteFlags};
+use copyhold_fs::{Attr, Caller, FileKind, FsError, NodeId, OpenFlags, SetAttr, WriteFlags};
 
 use super::View;
 use super::open::Open;
-use super::walk::{Last, Target, file_error};
+use super::walk::{Last, Target, file_error, is_directory};
 use crate::{Error, FileOptions};
 
 const FILE_MODE: u32 = 0o644;
+const MODE_BITS: u32 = 0o7777;
 /// Bytes of one step of a copy.
 const STEP: u64 = 1 << 30;
 
@@ -51,12 +52,12 @@ impl View {
     /// Makes `to` a file with the content of `from`, and returns the bytes.
     pub(crate) async fn copy(&self, from: &Path, to: &Path) -> Result<u64, Error> {
         let source = self.open_existing(from).await?;
-        self.expect_file(from, source.node).await?;
-        let target = self.open_or_create(to, OpenFlags::READ_WRITE, FILE_MODE).await?;
+        let mode = self.expect_file(from, source.node).await?.mode & MODE_BITS;
+        let target = self.open_or_create(to, OpenFlags::READ_WRITE, mode).await?;
         if source.node == target.node {
             return Err(file_error(to)(FsError::Invalid("it is the file to be copied")));
         }
-        let empty = SetAttr { size: Some(0), ..SetAttr::default() };
+        let empty = SetAttr { size: Some(0), mode: Some(mode), ..SetAttr::default() };
         let emptied = self.fs.setattr(&Caller::ROOT, target.node, &empty).await;
         emptied.map_err(file_error(to))?;
         let mut copied = 0;
@@ -90,7 +91,10 @@ impl View {
             )));
         }
         if options.create_new {
-            let place = self.parent_of_file(path).await?;
+            if is_directory(path) {
+                return Err(file_error(path)(FsError::IsDirectory));
+            }
+            let place = self.parent(path).await?;
             let open = self.create(path, place, options.mode, flags, true).await?;
             return Ok(open.keep());
         }
@@ -104,9 +108,10 @@ impl View {
     }
 
     /// Refuses all but regular files: the others have no content of their own.
-    async fn expect_file(&self, path: &Path, node: NodeId) -> Result<(), Error> {
-        match self.fs.getattr(node).await.map_err(file_error(path))?.kind {
-            FileKind::Regular => Ok(()),
+    async fn expect_file(&self, path: &Path, node: NodeId) -> Result<Attr, Error> {
+        let attr = self.fs.getattr(node).await.map_err(file_error(path))?;
+        match attr.kind {
+            FileKind::Regular => Ok(attr),
             FileKind::Directory => Err(file_error(path)(FsError::IsDirectory)),
             _ => Err(file_error(path)(FsError::Invalid("it is not a regular file"))),
         }

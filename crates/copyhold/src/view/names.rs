@@ -8,7 +8,7 @@ use copyhold_fs::{Caller, FsError, NodeId, OpenFlags, RenameFlags};
 use copyhold_types::InodeNo;
 
 use super::View;
-use super::walk::{Last, file_error};
+use super::walk::{Last, file_error, is_directory};
 use crate::{DirItem, Error, FileKind};
 
 const DIR_MODE: u32 = 0o755;
@@ -75,7 +75,7 @@ impl View {
     }
 
     pub(crate) async fn symlink(&self, target: &Path, path: &Path) -> Result<(), Error> {
-        let (dir, name) = self.parent_of_file(path).await?;
+        let (dir, name) = self.parent_of_new(path).await?;
         let target = target.as_os_str().as_bytes();
         let made = self.fs.symlink(&Caller::ROOT, dir, name, target).await;
         made.map(drop).map_err(file_error(path))
@@ -88,21 +88,31 @@ impl View {
     }
 
     pub(crate) async fn hard_link(&self, path: &Path, link: &Path) -> Result<(), Error> {
-        let node = self.find(path, Last::Keep).await?.node;
-        let (dir, name) = self.parent_of_file(link).await?;
-        self.fs.link(node, dir, name).await.map(drop).map_err(file_error(link))
+        let source = self.open_with(path, Last::Keep, OpenFlags::default()).await?;
+        let (dir, name) = self.parent_of_new(link).await?;
+        self.fs.link(source.node, dir, name).await.map(drop).map_err(file_error(link))
     }
 
     pub(crate) async fn rename(&self, from: &Path, to: &Path) -> Result<(), Error> {
         let (dir, name) = self.parent(from).await?;
         let (new_dir, new_name) = self.parent(to).await?;
+        if is_directory(from) || is_directory(to) {
+            let source = self.fs.lookup(dir, name).await.map_err(file_error(from))?.attr;
+            if source.kind != FileKind::Directory {
+                return Err(file_error(from)(FsError::NotDirectory));
+            }
+        }
         let flags = RenameFlags::default();
         let done = self.fs.rename(&Caller::ROOT, dir, name, new_dir, new_name, flags).await;
         done.map_err(file_error(from))
     }
 
     pub(crate) async fn remove_file(&self, path: &Path) -> Result<(), Error> {
-        let (dir, name) = self.parent_of_file(path).await?;
+        if is_directory(path) {
+            self.find(path, Last::Follow).await?;
+            return Err(file_error(path)(FsError::IsDirectory));
+        }
+        let (dir, name) = self.parent(path).await?;
         self.fs.unlink(dir, name).await.map_err(file_error(path))
     }
 
@@ -116,7 +126,10 @@ impl View {
     /// place of a directory meanwhile is removed and not followed.
     pub(crate) async fn remove_dir_all(&self, path: &Path) -> Result<(), Error> {
         let (parent, name) = self.parent(path).await?;
-        let top = self.find(path, Last::Keep).await?;
+        if [&b"."[..], b".."].contains(&name) {
+            return Err(file_error(path)(FsError::Invalid("the path ends in `.` or `..`")));
+        }
+        let top = self.fs.lookup(parent, name).await.map_err(file_error(path))?.attr;
         let mut below = vec![(parent, name.to_vec(), top.node)];
         expect_own(top.kind, top.node).map_err(file_error(path))?;
         while let Some((parent, name, dir)) = below.last().cloned() {

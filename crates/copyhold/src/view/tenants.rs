@@ -20,6 +20,15 @@ impl View {
         }
     }
 
+    /// The root of a subvolume of the pool.
+    pub(crate) async fn volume(&self, id: SubvolId) -> Result<NodeId, Error> {
+        match self.fs.getattr(root_of(id)).await {
+            Ok(found) => Ok(found.node),
+            Err(FsError::Stale) => Err(Error::Filesystem(FsError::NotFound)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Returns the new subvolume's root.
     pub(crate) async fn create_subvolume(&self, path: &Path) -> Result<NodeId, Error> {
         let (dir, name) = self.parent(path).await?;

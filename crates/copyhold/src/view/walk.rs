@@ -34,7 +34,11 @@ fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = Vec<u8>> + '_ {
 }
 
 /// Whether a path can only lead to a directory.
-fn is_directory(path: &[u8]) -> bool {
+pub(crate) fn is_directory(path: &Path) -> bool {
+    ends_in_slash(path.as_os_str().as_bytes())
+}
+
+fn ends_in_slash(path: &[u8]) -> bool {
     path.last() == Some(&b'/')
 }
 
@@ -58,24 +62,23 @@ impl View {
     /// The target of `path`, or the place where a new file would be it: a link that leads to
     /// nothing is followed.
     pub(crate) async fn target(&self, path: &Path) -> Result<Target, Error> {
-        let bytes = path.as_os_str().as_bytes();
-        match self.walk(path, bytes, Last::Follow).await? {
-            Target::Missing { .. } if is_directory(bytes) => {
-                Err(file_error(path)(FsError::IsDirectory))
-            }
-            target => Ok(target),
+        match is_directory(path) {
+            true => Err(file_error(path)(FsError::IsDirectory)),
+            false => self.walk(path, path.as_os_str().as_bytes(), Last::Follow).await,
         }
     }
 
-    /// As [`Self::parent`], for a name of a file that is no directory.
-    pub(crate) async fn parent_of_file<'p>(
+    /// As [`Self::parent`], for the name of a new file that is no directory.
+    pub(crate) async fn parent_of_new<'p>(
         &self,
         path: &'p Path,
     ) -> Result<(NodeId, &'p [u8]), Error> {
-        match is_directory(path.as_os_str().as_bytes()) {
-            true => Err(file_error(path)(FsError::NotDirectory)),
-            false => self.parent(path).await,
+        let place = self.parent(path).await?;
+        if is_directory(path) {
+            self.fs.lookup(place.0, place.1).await.map_err(file_error(path))?;
+            return Err(file_error(path)(FsError::Exists));
         }
+        Ok(place)
     }
 
     /// The directory that holds the last component of `path`, and that component.
@@ -102,7 +105,8 @@ impl View {
     /// a directory, and has a link followed.
     async fn walk(&self, path: &Path, part: &[u8], last: Last) -> Result<Target, Error> {
         let error = file_error(path);
-        let last = if is_directory(part) { Last::Follow } else { last };
+        let mut is_directory = ends_in_slash(part);
+        let last = if is_directory { Last::Follow } else { last };
         let mut left: VecDeque<Vec<u8>> = components(part).collect();
         // A volume that is gone is distinguished from a file that is.
         let gone = |source| Error::File { path: path.into(), source };
@@ -113,7 +117,7 @@ impl View {
                 continue;
             }
             let found = match self.fs.lookup(at.node, &name).await {
-                Err(FsError::NotFound) if left.is_empty() => {
+                Err(FsError::NotFound) if left.is_empty() && !is_directory => {
                     return Ok(Target::Missing { dir: at.node, name });
                 }
                 found => found.map_err(&error)?.attr,
@@ -123,14 +127,15 @@ impl View {
                 at = found;
                 continue;
             }
-            links += 1;
-            if links > SYMLINKS_MAX {
-                return Err(Error::TooManySymlinks { path: path.into(), max: SYMLINKS_MAX });
-            }
             let Some(target) = self.target_of(path, found.node).await? else {
                 left.push_front(name);
                 continue;
             };
+            links += 1;
+            if links > SYMLINKS_MAX {
+                return Err(Error::TooManySymlinks { path: path.into(), max: SYMLINKS_MAX });
+            }
+            is_directory |= left.is_empty() && ends_in_slash(&target);
             if target.first() == Some(&b'/') {
                 at = self.fs.getattr(self.root).await.map_err(gone)?;
             }
@@ -140,7 +145,7 @@ impl View {
         }
         match at.kind {
             FileKind::Directory => Ok(Target::Found(at)),
-            _ if is_directory(part) => Err(error(FsError::NotDirectory)),
+            _ if is_directory => Err(error(FsError::NotDirectory)),
             _ => Ok(Target::Found(at)),
         }
     }

@@ -182,7 +182,7 @@ fn a_subvolume_is_compared_and_rolled_back() {
     work.create_dir("src").unwrap();
     work.write("src/old", b"same").unwrap();
     work.write("gone", b"x").unwrap();
-    let before = root.snapshot("work", "before", true).unwrap();
+    let before = root.snapshot_read_only("work", "before").unwrap();
     work.rename("src/old", "src/new").unwrap();
     work.remove_file("gone").unwrap();
     work.write("src/added", b"y").unwrap();
@@ -205,7 +205,7 @@ fn a_subvolume_is_compared_and_rolled_back() {
     let elsewhere = tempfile::tempdir().unwrap();
     let other = new_pool(&elsewhere);
     other.root().create_subvolume("work").unwrap();
-    let same_id = other.root().snapshot("work", "before", true).unwrap();
+    let same_id = other.root().snapshot_read_only("work", "before").unwrap();
     assert_eq!(same_id.id(), before.id());
     assert!(matches!(root.roll_back("work", &same_id, None), Err(Error::OtherPool(_))));
     assert!(matches!(before.diff(&same_id), Err(Error::OtherPool(_))));
@@ -283,14 +283,44 @@ fn a_slash_at_the_end_demands_a_directory() {
     volume.write("file", b"x").unwrap();
     volume.create_dir("dir/").unwrap();
     volume.symlink("dir", "link").unwrap();
+    volume.symlink("file/", "to-file").unwrap();
+    volume.symlink("new/", "to-new").unwrap();
     let errno = |result: Result<(), Error>| result.unwrap_err().errno();
     assert_eq!(errno(volume.read("file/").map(drop)), libc::ENOTDIR);
+    assert_eq!(errno(volume.read("to-file").map(drop)), libc::ENOTDIR);
     assert_eq!(errno(volume.remove_file("file/")), libc::ENOTDIR);
+    assert_eq!(errno(volume.remove_file("dir/")), libc::EISDIR);
+    assert_eq!(errno(volume.remove_file("missing/")), libc::ENOENT);
     assert_eq!(errno(volume.write("new/", b"x")), libc::EISDIR);
-    assert_eq!(errno(volume.symlink("file", "other/")), libc::ENOTDIR);
+    assert_eq!(errno(volume.write("file/", b"x")), libc::EISDIR);
+    assert!(volume.write("to-new", b"x").is_err());
+    assert_eq!(errno(volume.symlink("file", "other/")), libc::ENOENT);
+    assert_eq!(errno(volume.hard_link("file", "dir/")), libc::EEXIST);
+    assert_eq!(errno(volume.rename("file", "moved/")), libc::ENOTDIR);
+    assert_eq!(errno(volume.rename("file/", "moved")), libc::ENOTDIR);
     assert_eq!(volume.symlink_metadata("link").unwrap().kind, FileKind::Symlink);
     assert_eq!(volume.symlink_metadata("link/").unwrap().kind, FileKind::Directory);
-    assert_eq!(volume.list("").unwrap().len(), 3);
+    volume.rename("dir/", "other/").unwrap();
+    volume.rename("other", "dir").unwrap();
+    assert_eq!(volume.list("").unwrap().len(), 5);
     volume.remove_dir("dir/").unwrap();
+    pool.close().unwrap();
+}
+
+/// A path that leads to another directory than the one it names must not have that emptied.
+#[test]
+fn a_tree_is_removed_only_by_its_own_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = new_pool(&dir);
+    let volume = pool.root();
+    volume.create_dir_all("d/sub").unwrap();
+    volume.write("d/x", b"kept").unwrap();
+    volume.symlink("d", "link").unwrap();
+    for other in ["link/", "link", "d/.", "d/sub/..", "d/x"] {
+        volume.remove_dir_all(other).expect_err(other);
+        assert_eq!(volume.read("d/x").unwrap(), b"kept", "{other}");
+    }
+    volume.remove_dir_all("d/").unwrap();
+    assert!(!volume.exists("d").unwrap());
     pool.close().unwrap();
 }

@@ -38,7 +38,7 @@ fn files_tenants_and_groups_work_in_futures() {
         log.write_at(0, b"end".to_vec()).await.unwrap();
         assert_eq!(base.read_at("file", 160_000, 9).await.unwrap(), b"end");
 
-        let clone = root.snapshot("base", "clone", false).await.unwrap();
+        let clone = root.snapshot("base", "clone").await.unwrap();
         clone.set_limit(Some(1 << 20)).await.unwrap();
         assert!(clone.write("flood", vec![7; 2 << 20]).await.is_err());
         clone.remove_file("file").await.unwrap();

@@ -1,6 +1,6 @@
 //! The library as an embedding program sees it, on real files.
 
-use copyhold::{CreateOptions, Error, FsError, OpenOptions, Pool};
+use copyhold::{CreateOptions, Error, FsError, OpenOptions, Pool, SubvolId};
 use copyhold_harness::LoopDevice;
 
 const SIZE: u64 = 64 << 20;
@@ -137,12 +137,14 @@ fn tenants_have_their_own_view_limits_and_end() {
     assert!(matches!(base.usage(), Err(Error::Filesystem(FsError::Quota(_)))), "they are off");
     pool.enable_quotas().unwrap();
     base.write("file", &vec![7; 1 << 20]).unwrap();
-    let clone = root.snapshot("base", "clone", false).unwrap();
-    let kept = root.snapshot("base", "kept", true).unwrap();
+    let clone = root.snapshot("base", "clone").unwrap();
+    let kept = root.snapshot_read_only("base", "kept").unwrap();
     let refused = kept.write("file", b"x");
     assert!(matches!(refused, Err(Error::File { source: FsError::ReadOnly { .. }, .. })));
     kept.set_read_only(false).unwrap();
     kept.write("file", b"x").unwrap();
+    assert_eq!(pool.volume(kept.id()).unwrap().read("file").unwrap(), b"x");
+    assert!(pool.volume(SubvolId(999)).is_err_and(|error| error.errno() == libc::ENOENT));
     root.create_dir("plain").unwrap();
     assert!(root.subvolume("plain").is_err());
 
@@ -205,4 +207,20 @@ fn a_block_device_that_holds_anything_is_left_alone_and_never_removed() {
     let error = Pool::create(device.path(), &CreateOptions::sized(SIZE)).unwrap_err();
     assert!(error.to_string().contains("too small"), "{error}");
     assert!(std::path::Path::new(device.path()).exists());
+}
+
+#[test]
+fn a_pool_is_opened_within_a_budget_that_suits_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = new_pool(&dir);
+    let within = |memory| {
+        let options = OpenOptions { memory: Some(memory), ..OpenOptions::default() };
+        Pool::open(&path, options)
+    };
+    let refused = within(1 << 20).expect_err("too little");
+    assert_eq!(refused.errno(), libc::EINVAL);
+    let pool = within(128 << 20).unwrap();
+    pool.root().write("file", &vec![7; 40 << 20]).unwrap();
+    pool.root().sync().unwrap();
+    pool.close().unwrap();
 }

@@ -178,7 +178,7 @@ impl Client {
         let (mine, then) = (mine(self.place), format!("then{}", self.place));
         self.kept = vec![byte; self.below(FILE_BYTES_MAX) as usize];
         self.mine.write("kept", &self.kept).unwrap();
-        let snapshot = self.root.snapshot(&mine, &then, byte.is_multiple_of(2)).unwrap();
+        let snapshot = snapshot(&self.root, &mine, &then, byte.is_multiple_of(2));
         assert!(snapshot.read("kept").unwrap() == self.kept);
         self.mine.write_at("kept", 100, &[!byte; 5000]).unwrap();
         self.mine.write("more", &[byte; 100]).unwrap();
@@ -203,7 +203,7 @@ impl Client {
     fn snapshot(&mut self) {
         let name = format!("snapshot{}-{}", self.place, self.snapshots.len());
         let is_read_only = self.below(2) == 0;
-        let snapshot = self.root.snapshot(WORK, &name, is_read_only).unwrap();
+        let snapshot = snapshot(&self.root, WORK, &name, is_read_only);
         self.verify(&snapshot);
         if is_read_only {
             snapshot.set_read_only(false).unwrap();
@@ -305,4 +305,12 @@ fn threads_find_what_they_wrote_with_rings() {
 #[test]
 fn threads_find_what_they_wrote_with_a_pool_of_threads() {
     threads_find_what_they_wrote(ReactorKind::Threads);
+}
+
+fn snapshot(root: &Volume, source: &str, target: &str, read_only: bool) -> Volume {
+    let made = match read_only {
+        true => root.snapshot_read_only(source, target),
+        false => root.snapshot(source, target),
+    };
+    made.unwrap()
 }

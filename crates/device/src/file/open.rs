@@ -5,7 +5,6 @@
 //! cache is written out and dropped before the first read, which then returns the same as a later
 //! one.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -50,8 +49,6 @@ pub(super) struct Opened {
     pub(super) fd: Locked,
     pub(super) is_block_device: bool,
     pub(super) is_direct: bool,
-    /// Made by this opening.
-    pub(super) is_new: bool,
     pub(super) bytes: u64,
 }
 
@@ -81,7 +78,9 @@ pub(super) fn open(path: &Path, mode: OpenMode) -> Result<Opened, DeviceError> {
         // of this very pool makes the kernel claim the device for itself.
         drop(open_file(path, flags | OFlags::EXCL)?);
     }
-    opened(path, flags, mode, is_block_device)
+    let opened = opened(open_file(path, flags)?, path, mode, is_block_device)?;
+    opened.expect_at(path)?;
+    Ok(opened)
 }
 
 fn open_file(path: &Path, flags: OFlags) -> Result<OwnedFd, DeviceError> {
@@ -89,37 +88,6 @@ fn open_file(path: &Path, flags: OFlags) -> Result<OwnedFd, DeviceError> {
         Errno::BUSY => DeviceError::Locked { name: name_of(path) },
         errno => failed(path)(errno),
     })
-}
-
-/// Opens a regular file for a creation, or a block device; one that is missing is made, as a file.
-pub(super) fn open_or_make(path: &Path) -> Result<Opened, DeviceError> {
-    let fresh = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
-    match opened(path, fresh, OpenMode::ReadWrite, false) {
-        Ok(file) => Ok(Opened { is_new: true, ..file }),
-        Err(DeviceError::Open { source: IoError(libc::EEXIST), .. }) => {
-            let file = open(path, OpenMode::ReadWrite)?;
-            file.expect_at(path)?;
-            Ok(file)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Empties a file, gives it its size, and makes size and name durable. Nothing is lost where the
-/// host refuses the size.
-pub(super) fn size(file: &mut Opened, path: &Path, bytes: u64) -> Result<(), DeviceError> {
-    if bytes > file.bytes {
-        rustix::fs::ftruncate(&file.fd, bytes).map_err(failed(path))?;
-    }
-    rustix::fs::ftruncate(&file.fd, 0).map_err(failed(path))?;
-    rustix::fs::ftruncate(&file.fd, bytes).map_err(failed(path))?;
-    rustix::fs::fsync(&file.fd).map_err(failed(path))?;
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let parent = parent.unwrap_or(Path::new("."));
-    let synced = File::open(parent).and_then(|parent| parent.sync_all());
-    synced.map_err(|error| DeviceError::Open { name: name_of(path), source: io_error(&error) })?;
-    file.bytes = bytes;
-    file.check_direct(path)
 }
 
 /// Whether it is a block device; an error unless it is that or a regular file. Opening others
@@ -133,14 +101,15 @@ pub(super) fn is_block_device(path: &Path) -> Result<bool, DeviceError> {
     }
 }
 
-fn opened(
+/// Locks a descriptor of `path`, and finds its properties.
+pub(super) fn opened(
+    fd: OwnedFd,
     path: &Path,
-    flags: OFlags,
     mode: OpenMode,
     is_block_device: bool,
 ) -> Result<Opened, DeviceError> {
-    let fd = lock(open_file(path, flags)?, path, mode)?;
-    let mut opened = Opened { fd, is_block_device, is_direct: false, is_new: false, bytes: 0 };
+    let fd = lock(fd, path, mode)?;
+    let mut opened = Opened { fd, is_block_device, is_direct: false, bytes: 0 };
     opened.measure(path)?;
     opened.check_direct(path)?;
     Ok(opened)
@@ -193,8 +162,8 @@ impl Opened {
         Ok(())
     }
 
-    /// Refuses a file that `path` does not name any more: its creation failed, and removed it
-    /// while this opening waited for the lock.
+    /// Refuses a file that `path` does not name any more: its creation has failed and removed it
+    /// before this opening had the lock.
     fn expect_at(&self, path: &Path) -> Result<(), DeviceError> {
         let ours = rustix::fs::fstat(&self.fd).map_err(failed(path))?;
         let named = rustix::fs::stat(path).map_err(failed(path))?;
@@ -205,7 +174,7 @@ impl Opened {
     }
 
     /// Uses direct I/O where a trial read of one block succeeds with it.
-    fn check_direct(&mut self, path: &Path) -> Result<(), DeviceError> {
+    pub(super) fn check_direct(&mut self, path: &Path) -> Result<(), DeviceError> {
         let flags = rustix::fs::fcntl_getfl(&self.fd).map_err(failed(path))?;
         let accepted = rustix::fs::fcntl_setfl(&self.fd, flags | OFlags::DIRECT).is_ok();
         self.is_direct = accepted && self.reads_a_block();
@@ -227,11 +196,26 @@ impl Opened {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::io::Write;
 
     use rustix::io::ReadWriteFlags;
 
     use super::*;
+
+    #[test]
+    fn a_file_that_has_lost_its_name_is_not_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, moved) = (dir.path().join("a"), dir.path().join("b"));
+        File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let file = open(&path, OpenMode::ReadOnly).unwrap();
+        file.expect_at(&path).unwrap();
+        std::fs::rename(&path, &moved).unwrap();
+        assert!(matches!(file.expect_at(&path), Err(DeviceError::Open { .. })));
+        File::create(&path).unwrap();
+        assert!(matches!(file.expect_at(&path), Err(DeviceError::Locked { .. })));
+        file.expect_at(&moved).unwrap();
+    }
 
     /// Whether the first block is in the page cache. `None`, if the filesystem cannot report it.
     fn is_cached(file: &File) -> Option<bool> {
