@@ -56,7 +56,7 @@ pub(crate) fn create(path: &Path, options: &CreateOptions) -> Result<PoolId, Err
     let found = match std::fs::metadata(path) {
         Ok(found) => Some(found),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(source) => return Err(Error::Place { path: path.into(), source }),
+        Err(source) => return Err(Error::Path { path: path.into(), source }),
     };
     let bytes = match (options.bytes, &found) {
         (Some(bytes), _) => bytes,

@@ -44,7 +44,7 @@ pub enum Error {
     #[error("{} does not exist; `lsblk` lists block devices", path.display())]
     NoDevice { path: PathBuf },
     #[error("{}: {source}", path.display())]
-    Place {
+    Path {
         path: PathBuf,
         #[source]
         source: io::Error,
@@ -84,7 +84,7 @@ impl Error {
             Error::Mount(error) => errno_of_mount(error).code(),
             Error::Covered { .. } => libc::EBUSY,
             Error::Serve(error) => errno_of_serving(error).code(),
-            Error::Place { source: error, .. } | Error::Start(error) => {
+            Error::Path { source: error, .. } | Error::Start(error) => {
                 error.raw_os_error().unwrap_or(libc::EIO)
             }
         }

@@ -39,7 +39,7 @@ use rand_xoshiro::rand_core::RngCore;
 pub use self::disk::SimDisk;
 pub use self::fault::{Fault, FaultRates, Lasting, Trigger};
 pub use self::image::{SECTOR_BYTES, SimImage};
-use self::state::{RequestId, State};
+use self::state::{DiskState, RequestId};
 use crate::{Counters, Device, DeviceError, Geometry, IoError};
 
 /// How a simulated device behaves.
@@ -82,7 +82,7 @@ struct Shared {
     name: String,
     blocks: u64,
     counters: Counters,
-    state: Mutex<State, of::SimDevice>,
+    state: Mutex<DiskState, of::SimDevice>,
 }
 
 impl SimDevice {
@@ -101,7 +101,7 @@ impl SimDevice {
             name: format!("sim{}", id.0),
             blocks: disk.image().blocks(),
             counters: Counters::default(),
-            state: Mutex::new(State::new(config.seed, disk, config.rates)),
+            state: Mutex::new(DiskState::new(config.seed, disk, config.rates)),
         };
         Arc::new(SimDevice { id, rt, config, shared: Arc::new(shared) })
     }
@@ -239,7 +239,7 @@ impl SimDevice {
         }
     }
 
-    fn delay(&self, state: &mut State, range: &Range<Nanos>) -> BoxFuture<'static, ()> {
+    fn delay(&self, state: &mut DiskState, range: &Range<Nanos>) -> BoxFuture<'static, ()> {
         let width = range.end.saturating_sub(range.start).max(1);
         let mut nanos = range.start + state.rng.next_u64() % width;
         let slow = self.config.one_slow_in;
@@ -250,7 +250,7 @@ impl SimDevice {
     }
 
     /// Notes a request and completes some older, abandoned ones.
-    fn note(&self, state: &mut State, words: [u64; 4]) {
+    fn note(&self, state: &mut DiskState, words: [u64; 4]) {
         words.into_iter().for_each(|word| state.note(word));
         if !state.off {
             state.land_abandoned();
@@ -272,7 +272,7 @@ impl Shared {
     async fn when_done<T>(
         &self,
         delay: BoxFuture<'static, ()>,
-        done: impl FnOnce(&mut State) -> T,
+        done: impl FnOnce(&mut DiskState) -> T,
     ) -> T {
         delay.await;
         let result = {

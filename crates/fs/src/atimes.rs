@@ -22,7 +22,7 @@ use copyhold_pool::{Credit, Tier, Transaction};
 use copyhold_runtime::{FifoMutex, finishing};
 use copyhold_sync::{Mutex, of};
 
-use crate::inode::{Inode, InodeRef, State};
+use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::INODE_BYTES;
 use crate::{Atime, FileFlags, Filesystem, FsError, NodeId, Options, Result};
 
@@ -168,7 +168,7 @@ impl Filesystem {
     }
 }
 
-impl State {
+impl InodeState {
     /// Callers see the logged access time again.
     fn give_up_atime(&mut self) {
         if std::mem::take(&mut self.atime_lazy) {

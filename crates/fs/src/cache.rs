@@ -31,7 +31,7 @@ use copyhold_types::{InodeNo, SubvolId, Txg};
 use rustc_hash::FxHashMap;
 
 use self::held::Held;
-use crate::inode::{Inode, InodeRef, State};
+use crate::inode::{Inode, InodeRef, InodeState};
 use crate::subvol::Subvol;
 use crate::uses::Notes;
 use crate::{NodeId, Options, Uses};
@@ -259,7 +259,7 @@ impl InodeCache {
     }
 
     /// Whether the state of an inode in memory `is` so; asked against CACHE-C3.
-    pub(crate) fn any_state(&self, is: impl Fn(&State) -> bool) -> bool {
+    pub(crate) fn any_state(&self, is: impl Fn(&InodeState) -> bool) -> bool {
         self.shards.iter().any(|shard| {
             let map = shard.map.lock();
             map.inodes().any(|inode| is(&inode.state()))

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use copyhold_format::FormatError;
 use copyhold_format::item::{
-    self, EPOCH, EpochItem, HashKey, InodeFlags, InodeItem, Place, SUBVOL, SubvolItem,
+    self, EPOCH, EpochItem, HashKey, InodeFlags, InodeItem, ParentDirectory, SUBVOL, SubvolItem,
 };
 use copyhold_pool::{Credit, IdSpace, Pool, Tier, Transaction, Value};
 use copyhold_runtime::{FifoMutex, Rt};
@@ -22,7 +22,7 @@ use crate::reaper::Reaper;
 use crate::refusal::Refusals;
 use crate::sabotage::Sabotage;
 use crate::subvol::{FILES, Subvol};
-use crate::writeback::Flusher;
+use crate::writeback::WritebackScheduler;
 use crate::{Caller, FileFlags, FsError, NodeId, Options, Result, StatFs};
 
 /// Numbers from here on are placeholders': the subvolume's number is added.
@@ -49,7 +49,7 @@ pub struct Filesystem {
     /// itself.
     pub(crate) moves: FifoMutex,
     pub(crate) inodes: InodeCache,
-    pub(crate) flusher: Flusher,
+    pub(crate) flusher: WritebackScheduler,
     pub(crate) reaper: Reaper,
     pub(crate) refusals: Refusals,
     pub(crate) atimes: Atimes,
@@ -71,7 +71,7 @@ impl Filesystem {
         let table = pool.new_table().await?;
         let epoch = EpochId(pool.next_id(IdSpace::Epoch).await?);
         let now = rt.wall_clock();
-        let place = Place { subvol: SubvolId::ROOT, directory: InodeNo::ROOT };
+        let place = ParentDirectory { subvol: SubvolId::ROOT, directory: InodeNo::ROOT };
         let hash_key = HashKey(random_bytes(rt));
         let subvol = SubvolItem::new(table, epoch, place, hash_key, now, random_bytes(rt));
         let record = EpochItem::root(SubvolId::ROOT, table, epoch);
@@ -104,7 +104,7 @@ impl Filesystem {
             subvols: RwLock::default(),
             moves: FifoMutex::new(),
             inodes: InodeCache::new(&options),
-            flusher: Flusher::new(&options),
+            flusher: WritebackScheduler::new(&options),
             reaper: Reaper::default(),
             refusals: Refusals::default(),
             atimes: Atimes::new(&options),
@@ -336,8 +336,8 @@ impl Filesystem {
         change: InodeChange,
     ) -> Result<Txg> {
         let Charge { credit, mut hold } = charge.into();
-        let steady = self.volumes.steady(&subvol.volume)?.with_inode(change);
-        Ok(steady.apply(credit, tx, Some(&mut hold))?)
+        let guard = self.volumes.snapshot_guard(&subvol.volume)?.with_inode(change);
+        Ok(guard.apply(credit, tx, Some(&mut hold))?)
     }
 
     pub(crate) fn put_inode(&self, tx: &mut Transaction, ino: InodeNo, item: &InodeItem) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::inode::{Inode, InodeRef, State};
+use crate::inode::{Inode, InodeRef, InodeState};
 use crate::permit::Way;
 use crate::{
     Entry, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result, Sabotage, Stale, Uses,
@@ -155,7 +155,7 @@ impl Filesystem {
 
     /// Notes that the file is to be durably empty when it is closed (DIRTY-D8), unless it is
     /// durably empty now. The cut is not made yet.
-    pub(crate) fn will_be_emptied(&self, inode: &Inode, state: &State) {
+    pub(crate) fn will_be_emptied(&self, inode: &Inode, state: &InodeState) {
         let is_empty = state.item.size == 0 && state.data.cut.size().is_none();
         let is_durable = || inode.newest_txg(state) <= Some(self.pool.durable_txg());
         if !(is_empty && is_durable()) {
@@ -176,7 +176,7 @@ impl Filesystem {
     }
 
     /// The caller has written to the file.
-    pub(crate) fn has_written(&self, inode: &Inode, state: &mut State) {
+    pub(crate) fn has_written(&self, inode: &Inode, state: &mut InodeState) {
         if state.data.clear_emptied() {
             self.inodes.with_notes(inode.node, |notes| notes.take_back(Uses::EMPTIED));
         }

@@ -22,7 +22,7 @@ pub(crate) struct Inode {
     pub(crate) lock: FifoRwLock,
     /// The extent items.
     pub(crate) map: FifoRwLock,
-    state: Mutex<State, of::InodeState>,
+    state: Mutex<InodeState, of::InodeState>,
     /// A batch of dirty blocks has ended.
     pub(crate) batch_ended: event_listener::Event,
 }
@@ -30,7 +30,7 @@ pub(crate) struct Inode {
 /// How the rest of the crate holds one.
 pub(crate) type InodeRef = Arc<Inode>;
 
-pub(crate) struct State {
+pub(crate) struct InodeState {
     /// The inode item as it is in the log.
     pub(crate) item: InodeItem,
     /// The attributes that callers see otherwise, until the data they belong to is logged
@@ -102,7 +102,7 @@ impl Inode {
             kind,
             lock: FifoRwLock::new(),
             map: FifoRwLock::new(),
-            state: Mutex::new(State {
+            state: Mutex::new(InodeState {
                 item,
                 shown,
                 last_txg,
@@ -117,18 +117,18 @@ impl Inode {
         }
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, InodeState> {
         self.state.lock_at(self.node.raw())
     }
 
     /// The state, if no thread holds it.
-    pub(crate) fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+    pub(crate) fn try_state(&self) -> Option<MutexGuard<'_, InodeState>> {
         self.state.try_lock()
     }
 
     /// All of it that is logged is found after a crash once this is durable.
-    pub(crate) fn newest_txg(&self, state: &State) -> Option<Txg> {
-        state.last_txg.max(self.subvol.volume.told())
+    pub(crate) fn newest_txg(&self, state: &InodeState) -> Option<Txg> {
+        state.last_txg.max(self.subvol.volume.last_txg())
     }
 
     pub(crate) fn is_dir(&self) -> bool {
@@ -160,7 +160,7 @@ fn shown_links(stored: u32) -> u32 {
 }
 
 /// Locks the states of several different inodes in the order of their numbers.
-pub(crate) fn lock_states<const N: usize>(inodes: [&Inode; N]) -> [MutexGuard<'_, State>; N] {
+pub(crate) fn lock_states<const N: usize>(inodes: [&Inode; N]) -> [MutexGuard<'_, InodeState>; N] {
     let mut order: [usize; N] = std::array::from_fn(|n| n);
     order.sort_unstable_by_key(|&n| inodes[n].node);
     let mut guards = [const { None }; N];
@@ -170,7 +170,7 @@ pub(crate) fn lock_states<const N: usize>(inodes: [&Inode; N]) -> [MutexGuard<'_
     guards.map(|guard| guard.expect("each was locked"))
 }
 
-impl State {
+impl InodeState {
     /// Whether the file only lives until the last reference to it ends.
     pub(crate) fn is_nameless(&self) -> bool {
         self.item.nlink == 0 && !self.gone

@@ -32,7 +32,7 @@ use copyhold_runtime::{FifoMutex, FifoMutexGuard};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{InodeNo, Key};
 
-use crate::inode::{Inode, State};
+use crate::inode::{Inode, InodeState};
 use crate::sabotage::Sabotage;
 use crate::subvol::Subvol;
 use crate::{FileKind, Filesystem, FsError, Result};
@@ -100,7 +100,7 @@ impl Leftovers {
     }
 }
 
-impl State {
+impl InodeState {
     /// Extents behind the logged size are to be removed (LEFTOVER-O4).
     fn cut_leftovers(&mut self) {
         let size = self.item.size;

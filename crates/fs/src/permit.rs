@@ -21,7 +21,7 @@
 //! PERMIT-M2  Write-back of accepted data checks no permission: the change was made when it was
 //!            accepted, here or by a cache in front of a descriptor that may write.
 
-use crate::inode::{Inode, State};
+use crate::inode::{Inode, InodeState};
 use crate::subvol::Subvol;
 use crate::{FileFlags, Filesystem, FsError, Result};
 
@@ -50,7 +50,7 @@ impl Way {
     }
 }
 
-impl State {
+impl InodeState {
     /// Refuses a change that the file's flags forbid.
     pub(crate) fn permit(&self, way: Way) -> Result<()> {
         if way == Way::Accepted {

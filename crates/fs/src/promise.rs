@@ -214,7 +214,7 @@ impl Filesystem {
         };
         let wanted = Request { inodes, ..Request::for_edits(edits, bytes) };
         let hold = self.hold(subvol, wanted, strict).await;
-        let hold = hold.inspect_err(|refused| self.tell_refused(subvol, refused))?;
+        let hold = hold.inspect_err(|refused| self.report_refusal(subvol, refused))?;
         let credit = match self.admit(subvol, tier, edits, bytes).await {
             Err(refused) if refused.is_full() && inodes > 0 && self.is_reaping() => {
                 Box::pin(self.admit_patiently(subvol, tier, edits, bytes)).await?

@@ -6,9 +6,9 @@
 //! READONLY-O1  `closing` is set first, and every path that accepts data checks it under the
 //!              inode's state. Then all inodes are visited and their data is installed; then the
 //!              record is logged.
-//! READONLY-O2  A transaction of files is applied before the record, or refused (`volume::steady`).
-//!              Files without a name are the exception: no path leads to them, and the reaper
-//!              removes them.
+//! READONLY-O2  A transaction of files is applied before the record, or refused
+//!              (`volume::snapshot_guard`). Files without a name are the exception: no path leads
+//!              to them, and the reaper removes them.
 //! READONLY-O3  Setting the property to the value that it has changes nothing.
 //! READONLY-O4  Setting and clearing the property are admitted as a deletion is: deleting a
 //!              subvolume may require it to be writable first (R21).

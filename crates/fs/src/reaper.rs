@@ -31,7 +31,7 @@ use event_listener::Event;
 use futures_util::future::select;
 use rustc_hash::FxHashSet;
 
-use crate::inode::{Inode, InodeRef, State};
+use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::KEY_BYTES;
 use crate::sabotage::Sabotage;
 use crate::subvol::FILES;
@@ -142,7 +142,7 @@ impl Filesystem {
     /// has not said yet that it is not.
     pub(crate) fn is_one_unlinked_lately(&self) -> bool {
         if self.breaks(Sabotage::AskUnderTheMap) {
-            return self.inodes.any_state(State::is_nameless);
+            return self.inodes.any_state(InodeState::is_nameless);
         }
         let queue = self.reaper.queue.lock();
         let lately = queue.found_in_use + LATELY.as_nanos() as Nanos;
@@ -286,7 +286,7 @@ impl Filesystem {
     }
 
     /// Holders of the file find it gone, and its dirty blocks are dropped.
-    pub(crate) fn end_inode(&self, inode: &InodeRef, mut state: MutexGuard<'_, State>) {
+    pub(crate) fn end_inode(&self, inode: &InodeRef, mut state: MutexGuard<'_, InodeState>) {
         let was_nameless = state.is_nameless();
         state.gone = true;
         let forgotten = state.data.drop_blocks(0..u64::MAX);
@@ -334,7 +334,7 @@ impl Filesystem {
                 tx.delete(FILES, orphan_key(ino));
                 tx.delete(FILES, truncate_key(ino));
             }
-            let still = self.volumes.steady_to_tidy(&inode.subvol.volume)?;
+            let still = self.volumes.snapshot_guard_to_tidy(&inode.subvol.volume)?;
             let still = if last { still.with_inode(InodeChange::Gone(ino)) } else { still };
             let txg = still.apply(credit, tx, Some(&mut Hold::nothing()))?;
             inode.state().last_txg = Some(txg);
@@ -353,7 +353,7 @@ impl Filesystem {
         debug_assert_eq!(orphan_key(node.ino).kind, ORPHAN);
         tx.delete(FILES, orphan_key(node.ino));
         tx.delete(FILES, truncate_key(node.ino));
-        self.volumes.steady_to_tidy(&subvol.volume)?.apply(credit, tx, None)?;
+        self.volumes.snapshot_guard_to_tidy(&subvol.volume)?.apply(credit, tx, None)?;
         Ok(())
     }
 }

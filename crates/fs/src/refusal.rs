@@ -20,10 +20,10 @@ const GROUPS: usize = 256;
 
 /// The groups that refused calls lately.
 #[derive(Default)]
-pub(crate) struct Refusals(Mutex<BTreeMap<GroupId, Told>, of::Refusals>);
+pub(crate) struct Refusals(Mutex<BTreeMap<GroupId, Reported>, of::Refusals>);
 
 #[derive(Clone, Copy, Default)]
-struct Told {
+struct Reported {
     since: Nanos,
     lines: u32,
     untold: u64,
@@ -36,22 +36,23 @@ impl Refusals {
         if groups.len() >= GROUPS && !groups.contains_key(&group) {
             groups.clear();
         }
-        let told = groups.entry(group).or_insert(Told { since: now, ..Told::default() });
-        if now.saturating_sub(told.since) >= PERIOD.as_nanos() as Nanos {
-            (told.since, told.lines) = (now, 0);
+        let reported =
+            groups.entry(group).or_insert(Reported { since: now, ..Reported::default() });
+        if now.saturating_sub(reported.since) >= PERIOD.as_nanos() as Nanos {
+            (reported.since, reported.lines) = (now, 0);
         }
-        if told.lines == LINES {
-            told.untold += 1;
+        if reported.lines == LINES {
+            reported.untold += 1;
             return None;
         }
-        told.lines += 1;
-        Some(std::mem::take(&mut told.untold))
+        reported.lines += 1;
+        Some(std::mem::take(&mut reported.untold))
     }
 }
 
 impl Filesystem {
     /// A call fails with this: logged once, with the group that refused.
-    pub(crate) fn tell_refused(&self, subvol: &Subvol, refused: &FsError) {
+    pub(crate) fn report_refusal(&self, subvol: &Subvol, refused: &FsError) {
         let FsError::Quota(QuotaError::Exceeded(exceeded)) = refused else { return };
         let Some(untold) = self.refusals.note(exceeded.group, self.rt.now()) else { return };
         let Exceeded { group, wanted, used, reserved, unflushed, limit, .. } = *exceeded;
@@ -70,8 +71,8 @@ mod tests {
     fn a_loop_of_refused_calls_does_not_fill_the_log_and_is_counted() {
         let refusals = Refusals::default();
         let [one, other] = [1, 2].map(|id| GroupId::new(1, id).unwrap());
-        let told = (0..1000).filter(|now| refusals.note(one, *now) == Some(0)).count();
-        assert_eq!(told, LINES as usize);
+        let reported = (0..1000).filter(|now| refusals.note(one, *now) == Some(0)).count();
+        assert_eq!(reported, LINES as usize);
         assert_eq!(refusals.note(other, 1000), Some(0), "it has lines of its own");
         let later = PERIOD.as_nanos() as Nanos;
         assert_eq!(refusals.note(one, later), Some(1000 - u64::from(LINES)));

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use copyhold_format::item::{Place, inode_key};
+use copyhold_format::item::{ParentDirectory, inode_key};
 use copyhold_pool::{IdSpace, Pool, Tier, Transaction};
 use copyhold_types::{InodeNo, SubvolId, Timestamp, Txg};
 use copyhold_volume::{OldState, Volumes};
@@ -178,8 +178,8 @@ impl Filesystem {
     }
 }
 
-pub(crate) fn place_in(dir: &Inode) -> Place {
-    Place { subvol: dir.node.subvol, directory: dir.node.ino }
+pub(crate) fn place_in(dir: &Inode) -> ParentDirectory {
+    ParentDirectory { subvol: dir.node.subvol, directory: dir.node.ino }
 }
 
 /// The changes of the directories, that of the entry first.

@@ -6,7 +6,7 @@ use copyhold_format::item::InodeItem;
 use copyhold_pool::{Tier, Transaction};
 use copyhold_types::Timestamp;
 
-use crate::inode::{Inode, InodeRef, State};
+use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::INODE_BYTES;
 use crate::permit::Way;
 use crate::privileges::{SET_GID, without_privileges};
@@ -67,7 +67,7 @@ impl Filesystem {
         set: &SetAttr,
     ) -> Result<()> {
         let now = self.now();
-        let change = |state: &mut State, item: &mut InodeItem| {
+        let change = |state: &mut InodeState, item: &mut InodeItem| {
             state.permit(kind_of(set))?;
             change(state, item, caller, set, now);
             Ok(())
@@ -91,7 +91,7 @@ impl Filesystem {
     pub(crate) async fn change_inode(
         self: &Arc<Self>,
         inode: &Inode,
-        change: impl FnOnce(&mut State, &mut InodeItem) -> Result<()>,
+        change: impl FnOnce(&mut InodeState, &mut InodeItem) -> Result<()>,
     ) -> Result<()> {
         let charge = self.charge(&inode.subvol, Tier::Change, 1, INODE_BYTES).await?;
         self.apply_change(charge, inode, None, |state, item| {
@@ -105,7 +105,7 @@ impl Filesystem {
         &self,
         charge: Charge,
         inode: &Inode,
-        change: impl FnOnce(&mut State, &mut InodeItem) -> Result<()>,
+        change: impl FnOnce(&mut InodeState, &mut InodeItem) -> Result<()>,
     ) -> Result<()> {
         self.apply_change(charge, inode, None, change)
     }
@@ -115,7 +115,7 @@ impl Filesystem {
         self: &Arc<Self>,
         inode: &Inode,
         mut edit: XattrEdit<'_>,
-        change: impl FnOnce(&mut State, &mut InodeItem) -> Result<()>,
+        change: impl FnOnce(&mut InodeState, &mut InodeItem) -> Result<()>,
     ) -> Result<()> {
         let (edits, bytes) = (1 + edit.edits(), INODE_BYTES + edit.bytes());
         let grows = edits > 1 && self.breaks(Sabotage::GrowAcls);
@@ -132,7 +132,7 @@ impl Filesystem {
         charge: Charge,
         inode: &Inode,
         edit: Option<&mut XattrEdit<'_>>,
-        change: impl FnOnce(&mut State, &mut InodeItem) -> Result<()>,
+        change: impl FnOnce(&mut InodeState, &mut InodeItem) -> Result<()>,
     ) -> Result<()> {
         let mut state = inode.state();
         state.expect_present()?;
@@ -204,7 +204,13 @@ fn kind_of(set: &SetAttr) -> Way {
     }
 }
 
-fn change(state: &mut State, item: &mut InodeItem, caller: &Caller, set: &SetAttr, now: Timestamp) {
+fn change(
+    state: &mut InodeState,
+    item: &mut InodeItem,
+    caller: &Caller,
+    set: &SetAttr,
+    now: Timestamp,
+) {
     if set.uid.is_some() || set.gid.is_some() {
         item.uid = set.uid.unwrap_or(item.uid);
         item.gid = set.gid.unwrap_or(item.gid);

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use copyhold_format::item::{HashKey, Place};
+use copyhold_format::item::{HashKey, ParentDirectory};
 use copyhold_runtime::{FifoMutex, FifoRwLock};
 use copyhold_types::{InodeNo, SubvolId, TableId};
 use copyhold_volume as volume;
@@ -80,7 +80,7 @@ impl Subvol {
 
     /// The directory that holds its entry; of the pool's root subvolume, itself.
     pub(crate) fn parent(&self) -> NodeId {
-        let Place { subvol, directory } = self.volume.item().place;
+        let ParentDirectory { subvol, directory } = self.volume.item().place;
         NodeId { subvol, ino: directory }
     }
 

@@ -24,7 +24,7 @@ use futures_util::future::join_all;
 
 use crate::dir::{Bucket, Found, Name, put_bucket};
 use crate::filesystem::{new_item, random_bytes};
-use crate::inode::{Inode, InodeRef, State, lock_states};
+use crate::inode::{Inode, InodeRef, InodeState, lock_states};
 use crate::item_bytes::INODE_BYTES;
 use crate::permit::Way;
 use crate::rollback::place_in;
@@ -436,7 +436,7 @@ fn life_weight(bucket: &Bucket, name: Name<'_>) -> (usize, usize) {
 
 /// The edit that adds the entry of a subvolume to a directory.
 fn add_entry(
-    dir: &State,
+    dir: &InodeState,
     bucket: &Bucket,
     name: Name<'_>,
     subvol: SubvolId,

@@ -19,7 +19,7 @@ use event_listener::{Event, IntoNotification};
 use futures_util::future::join;
 
 use crate::dirty_files::DirtyFiles;
-use crate::inode::{Inode, InodeRef, State};
+use crate::inode::{Inode, InodeRef, InodeState};
 use crate::{Filesystem, FsError, NodeId, Options, Result};
 
 /// Tasks that write at the same time.
@@ -31,7 +31,7 @@ const TICKS: u32 = 5;
 /// Pause after a failed write, before the next writer may take the file.
 const RETRY: Duration = Duration::from_millis(200);
 
-pub(crate) struct Flusher {
+pub(crate) struct WritebackScheduler {
     /// Bytes of dirty blocks, taken ones included.
     bytes: AtomicU64,
     bytes_max: u64,
@@ -68,9 +68,9 @@ impl List {
     }
 }
 
-impl Flusher {
-    pub(crate) fn new(options: &Options) -> Flusher {
-        Flusher {
+impl WritebackScheduler {
+    pub(crate) fn new(options: &Options) -> WritebackScheduler {
+        WritebackScheduler {
             bytes: AtomicU64::new(0),
             bytes_max: options.dirty_bytes_max.max(1 << 20),
             file_bytes_start: options.file_dirty_bytes_start,
@@ -167,11 +167,11 @@ impl Filesystem {
     /// Puts a file on the list, and starts the writers that it needs there.
     pub(crate) fn note_dirty(self: &Arc<Self>, inode: &InodeRef) {
         let dirt = self.list_file(inode, &mut inode.state());
-        self.see_to_dirty(inode, dirt);
+        self.schedule_writeback(inode, dirt);
     }
 
     /// Starts the writers that [`Self::list_file`] has found to be needed.
-    pub(crate) fn see_to_dirty(self: &Arc<Self>, inode: &InodeRef, dirt: Dirt) {
+    pub(crate) fn schedule_writeback(self: &Arc<Self>, inode: &InodeRef, dirt: Dirt) {
         if dirt.timer {
             self.start_timer();
         }
@@ -184,7 +184,7 @@ impl Filesystem {
 
     /// Puts a file on the list while its state is held: a writer that finds the file `listed`, and
     /// then asks for a sync or a snapshot, has to find it there.
-    pub(crate) fn list_file(&self, inode: &InodeRef, state: &mut State) -> Dirt {
+    pub(crate) fn list_file(&self, inode: &InodeRef, state: &mut InodeState) -> Dirt {
         let mut timer = false;
         if !state.data.list(true) {
             let mut list = self.flusher.list.lock();

@@ -8,7 +8,7 @@ use copyhold_format::item::{
 use copyhold_pool::Value;
 use copyhold_types::Key;
 
-use crate::inode::{Inode, InodeRef, State};
+use crate::inode::{Inode, InodeRef, InodeState};
 use crate::permit::Way;
 use crate::xattr_edit::{XattrEdit, acl_flag};
 use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage};
@@ -177,7 +177,7 @@ impl Filesystem {
     /// Applies a change of attributes that concerns nothing else.
     async fn change_xattrs(self: &Arc<Self>, inode: &InodeRef, edit: XattrEdit<'_>) -> Result<()> {
         let now = self.now();
-        self.change_inode_with_xattrs(inode, edit, |state: &mut State, item| {
+        self.change_inode_with_xattrs(inode, edit, |state: &mut InodeState, item| {
             state.permit(Way::Attributes)?;
             (state.shown.ctime, item.ctime) = (now, now);
             Ok(())

@@ -25,7 +25,7 @@ use crate::interrupt::Interrupts;
 use crate::operations::Operations;
 use crate::parking::FirstPoll;
 use crate::payload::Buffers;
-use crate::place::{Place, Places, Tray};
+use crate::place::{Places, RequestTask, Tray};
 use crate::protocol::{Answer, Dialect, NodeId, Opcode, Request, wire};
 use crate::spawn::Spawner;
 
@@ -109,7 +109,7 @@ pub(crate) type Serve<O, F> = fn(Arc<Channel<O>>, Arc<Tray>) -> F;
 pub(crate) struct Desk<O, F> {
     channel: Arc<Channel<O>>,
     serve: Serve<O, F>,
-    place: Place<F>,
+    place: RequestTask<F>,
     spare: Arc<Places<F>>,
     first: FirstPoll,
 }
@@ -117,7 +117,7 @@ pub(crate) struct Desk<O, F> {
 impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Desk<O, F> {
     pub(crate) fn new(channel: Arc<Channel<O>>, serve: Serve<O, F>) -> Desk<O, F> {
         let first = FirstPoll::new(&channel.connection.spawner);
-        let place = Place::new(|tray| serve(Arc::clone(&channel), tray));
+        let place = RequestTask::new(|tray| serve(Arc::clone(&channel), tray));
         Desk { channel, serve, place, spare: Arc::default(), first }
     }
 
@@ -216,12 +216,12 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Desk<O, F> 
         self.channel.connection.spawner.run_elsewhere(Box::pin(self.parked(place, node, 0)));
     }
 
-    fn another_place(&self) -> Place<F> {
-        let new = || Place::new(|tray| (self.serve)(Arc::clone(&self.channel), tray));
+    fn another_place(&self) -> RequestTask<F> {
+        let new = || RequestTask::new(|tray| (self.serve)(Arc::clone(&self.channel), tray));
         self.spare.take().unwrap_or_else(new)
     }
 
-    fn parked(&self, place: Place<F>, node: NodeId, held: usize) -> Parked<O, F> {
+    fn parked(&self, place: RequestTask<F>, node: NodeId, held: usize) -> Parked<O, F> {
         let connection = Arc::clone(&self.channel.connection);
         connection.buffers.lend(held);
         connection.flight.start();
@@ -234,7 +234,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Desk<O, F> 
 /// An operation that waits, wherever it is polled.
 struct Parked<O: Operations, F> {
     /// None when it has been served.
-    place: Option<Place<F>>,
+    place: Option<RequestTask<F>>,
     spare: Arc<Places<F>>,
     /// Bytes of a reader's buffer that it took along.
     held: usize,

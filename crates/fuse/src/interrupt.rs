@@ -17,7 +17,7 @@ use copyhold_sync::{Mutex, of};
 const STRAYS_MAX: usize = 256;
 
 #[derive(Debug, Default)]
-struct State {
+struct InterruptState {
     /// Listeners by the number of their request, with their waker once they were polled.
     listening: BTreeMap<u64, Option<Waker>>,
     strays: VecDeque<u64>,
@@ -27,7 +27,7 @@ struct State {
 /// The listeners of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Interrupts {
-    state: Mutex<State, of::Interrupts>,
+    state: Mutex<InterruptState, of::Interrupts>,
 }
 
 impl Interrupts {

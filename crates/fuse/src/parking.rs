@@ -17,7 +17,7 @@ use copyhold_sync::{Mutex, of};
 
 use crate::spawn::Spawner;
 
-enum State {
+enum ParkingState {
     /// Being polled for the first time, or between two operations.
     Quiet,
     /// Rung meanwhile.
@@ -29,13 +29,13 @@ enum State {
 }
 
 pub(crate) struct Bell {
-    state: Mutex<State, of::Parking>,
+    state: Mutex<ParkingState, of::Parking>,
     spawner: Arc<dyn Spawner>,
 }
 
 impl Bell {
     pub(crate) fn new(spawner: &Arc<dyn Spawner>) -> Arc<Bell> {
-        Arc::new(Bell { state: Mutex::new(State::Quiet), spawner: Arc::clone(spawner) })
+        Arc::new(Bell { state: Mutex::new(ParkingState::Quiet), spawner: Arc::clone(spawner) })
     }
 
     /// Leaves an operation here that has been polled with this bell once, and was not ready. The
@@ -43,13 +43,15 @@ impl Bell {
     pub(crate) fn park(&self, operation: BoxFuture<'static, ()>) {
         let mut state = self.state.lock();
         match *state {
-            State::Quiet => *state = State::Parked(operation),
-            State::Rung => {
-                *state = State::Left;
+            ParkingState::Quiet => *state = ParkingState::Parked(operation),
+            ParkingState::Rung => {
+                *state = ParkingState::Left;
                 drop(state);
                 self.spawner.run(operation);
             }
-            State::Parked(_) | State::Left => unreachable!("a bell serves one waiting operation"),
+            ParkingState::Parked(_) | ParkingState::Left => {
+                unreachable!("a bell serves one waiting operation")
+            }
         }
     }
 }
@@ -61,10 +63,10 @@ impl Wake for Bell {
 
     fn wake_by_ref(self: &Arc<Bell>) {
         let mut state = self.state.lock();
-        match std::mem::replace(&mut *state, State::Left) {
-            State::Quiet | State::Rung => *state = State::Rung,
-            State::Left => {}
-            State::Parked(operation) => {
+        match std::mem::replace(&mut *state, ParkingState::Left) {
+            ParkingState::Quiet | ParkingState::Rung => *state = ParkingState::Rung,
+            ParkingState::Left => {}
+            ParkingState::Parked(operation) => {
                 drop(state);
                 self.spawner.run(operation);
             }

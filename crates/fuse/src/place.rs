@@ -24,11 +24,11 @@ const SPARE_MAX: usize = 64;
 /// The tray of a future: the next request, and the message of the one served.
 #[derive(Debug, Default)]
 pub(crate) struct Tray {
-    state: Mutex<State, of::RequestPlace>,
+    state: Mutex<RequestTaskState, of::RequestPlace>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RequestTaskState {
     request: Option<Message>,
     served: Option<Message>,
 }
@@ -46,15 +46,15 @@ impl Tray {
 }
 
 /// A future that serves its tray for ever.
-pub(crate) struct Place<F> {
+pub(crate) struct RequestTask<F> {
     tray: Arc<Tray>,
     serving: Pin<Box<F>>,
 }
 
-impl<F: Future<Output = Infallible>> Place<F> {
-    pub(crate) fn new(serve: impl FnOnce(Arc<Tray>) -> F) -> Place<F> {
+impl<F: Future<Output = Infallible>> RequestTask<F> {
+    pub(crate) fn new(serve: impl FnOnce(Arc<Tray>) -> F) -> RequestTask<F> {
         let tray = Arc::<Tray>::default();
-        Place { serving: Box::pin(serve(Arc::clone(&tray))), tray }
+        RequestTask { serving: Box::pin(serve(Arc::clone(&tray))), tray }
     }
 
     /// Puts a request into the tray, which is empty: it is to be polled then, to its end.
@@ -72,7 +72,7 @@ impl<F: Future<Output = Infallible>> Place<F> {
 
 /// The places of one desk that serve nothing.
 pub(crate) struct Places<F> {
-    spare: Mutex<Vec<Place<F>>, of::SparePlaces>,
+    spare: Mutex<Vec<RequestTask<F>>, of::SparePlaces>,
 }
 
 impl<F> Default for Places<F> {
@@ -82,12 +82,12 @@ impl<F> Default for Places<F> {
 }
 
 impl<F> Places<F> {
-    pub(crate) fn take(&self) -> Option<Place<F>> {
+    pub(crate) fn take(&self) -> Option<RequestTask<F>> {
         self.spare.lock().pop()
     }
 
     /// Keeps a place whose request has been served.
-    pub(crate) fn give_back(&self, place: Place<F>) {
+    pub(crate) fn give_back(&self, place: RequestTask<F>) {
         let mut spare = self.spare.lock();
         if spare.len() < SPARE_MAX {
             spare.push(place);
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn a_place_serves_one_request_after_another() {
         let cx = &mut Context::from_waker(Waker::noop());
-        let mut place = Place::new(serve);
+        let mut place = RequestTask::new(serve);
         for unique in 1..4 {
             let header = wire::InHeader { unique, ..wire::InHeader::new_zeroed() };
             place.put(Message { header, args: Vec::new(), payload: None, lease: None });
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn so_many_places_are_kept() {
         let places = Places::default();
-        (0..SPARE_MAX + 2).for_each(|_| places.give_back(Place::new(serve)));
+        (0..SPARE_MAX + 2).for_each(|_| places.give_back(RequestTask::new(serve)));
         assert_eq!(std::iter::from_fn(|| places.take()).count(), SPARE_MAX);
     }
 }

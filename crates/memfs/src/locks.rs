@@ -30,11 +30,11 @@ use ranges::{Held, Ranges};
 /// All locks of a mount.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
-    state: Mutex<State, of::FileLocks>,
+    state: Mutex<LocksState, of::FileLocks>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct LocksState {
     files: BTreeMap<NodeId, File>,
     next_ticket: u64,
 }
@@ -67,7 +67,7 @@ impl File {
     }
 }
 
-impl State {
+impl LocksState {
     /// Sets `lock` if nothing is in its way. The answer's first half has the waiters that should
     /// try again.
     fn try_set(&mut self, node: NodeId, lock: &Lock) -> (Vec<Waker>, Result<(), Errno>) {

@@ -218,12 +218,7 @@ impl Pool {
         self.admission.room.take(blocks, is_short, |largest| self.journal.room(largest))
     }
 
-    /// As [`Self::admit`], but never waits: `None` when it would have to.
-    pub fn try_admit(&self, tier: Tier, edits: usize, bytes: usize) -> Option<Credit> {
-        self.try_admit_freeing(tier, edits, bytes, 0)
-    }
-
-    /// As [`Self::admit_freeing`], but never waits.
+    /// As [`Self::admit_freeing`], but never waits: `None` when it would have to.
     pub fn try_admit_freeing(
         &self,
         tier: Tier,

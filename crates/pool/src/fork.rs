@@ -98,7 +98,7 @@ impl Pool {
     }
 
     /// The edits that log the forks and the forgotten tables.
-    pub(crate) fn tell_lineage(&self, txg: Txg, tx: &mut Transaction) {
+    pub(crate) fn log_lineage(&self, txg: Txg, tx: &mut Transaction) {
         for (from, children) in tx.forks.clone() {
             let under = self.table(from).fork_point();
             for child in children {
@@ -109,11 +109,11 @@ impl Pool {
             }
         }
         for table in tx.forgotten.clone() {
-            self.tell_gone(txg, &self.table(table), tx);
+            self.log_gone(txg, &self.table(table), tx);
         }
     }
 
-    fn tell_gone(&self, txg: Txg, table: &Table, tx: &mut Transaction) {
+    fn log_gone(&self, txg: Txg, table: &Table, tx: &mut Transaction) {
         for told in table.gone() {
             tx.edit(Pool::TABLES, told.key(), told.edit());
         }
@@ -220,7 +220,7 @@ impl Pool {
                 self.tables.adopted(child.id(), under.id());
             }
             if is_last && !self.sabotaged(Sabotage::KeepSealed) {
-                self.tell_gone(txg, under, tx);
+                self.log_gone(txg, under, tx);
                 self.tables.remove(under.id());
             }
         })?;

@@ -20,11 +20,11 @@ use crate::health::Health;
 
 #[derive(Debug)]
 pub(crate) struct Group {
-    state: Mutex<State, of::CommitGroup>,
+    state: Mutex<CommitGroupState, of::CommitGroup>,
 }
 
 #[derive(Debug)]
-struct State {
+struct CommitGroupState {
     durable: Txg,
     leading: bool,
     waiters: Vec<Waker>,
@@ -39,7 +39,9 @@ pub(crate) enum Turn {
 
 impl Group {
     pub(crate) fn new(durable: Txg) -> Group {
-        Group { state: Mutex::new(State { durable, leading: false, waiters: Vec::new() }) }
+        Group {
+            state: Mutex::new(CommitGroupState { durable, leading: false, waiters: Vec::new() }),
+        }
     }
 
     pub(crate) fn durable(&self) -> Txg {

@@ -31,10 +31,10 @@ pub(crate) struct Journal {
     incarnation: Incarnation,
     /// Read only for the rule that is broken on purpose.
     limits: Limits,
-    state: Mutex<State, of::Journal>,
+    state: Mutex<JournalState, of::Journal>,
 }
 
-struct State {
+struct JournalState {
     appender: Appender,
     /// Batches that are durable, oldest first, from the head on.
     batches: VecDeque<BatchMark>,
@@ -123,7 +123,7 @@ impl Journal {
             })
             .collect();
         Journal {
-            state: Mutex::new(State {
+            state: Mutex::new(JournalState {
                 appender: Appender::new(ring.blocks(), resume.next_position, &resume.heads),
                 edits: marks.iter().map(|b| b.edits).sum(),
                 batches: marks,

@@ -52,11 +52,11 @@ struct Waits {
     begun: AtomicBool,
     /// Purposes of writes that have found no space since `full_since`, a bit each.
     refused: AtomicU8,
-    state: Mutex<State, of::HostSpace>,
+    state: Mutex<HostSpaceState, of::HostSpace>,
 }
 
 #[derive(Default)]
-struct State {
+struct HostSpaceState {
     waiting: u64,
     /// Since when no write has found space.
     full_since: Option<Nanos>,

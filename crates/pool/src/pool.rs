@@ -263,7 +263,7 @@ impl Pool {
         let order = tx.changes_lineage().then(|| self.forks.order.lock());
         let joined = self.join(credit.waited);
         if order.is_some() {
-            self.tell_lineage(joined.txg(), &mut tx);
+            self.log_lineage(joined.txg(), &mut tx);
         }
         prepare(joined.txg(), &mut tx);
         let records = tx.records(true);

@@ -391,7 +391,7 @@ impl Pool {
         let tables = tables_of(roots.as_deref().unwrap_or_default());
         let mut job = Some((credit, claims));
         let mut record = None;
-        self.tenancy().steady(&tables, &mut |turnover| {
+        self.tenancy().with_families_locked(&tables, &mut |turnover| {
             // From the first base that counts until the record is applied: a table is not handed
             // over before the table of tables contains its bases (FORK-G1).
             let _order = self.forks.order.lock();

@@ -28,7 +28,11 @@ pub trait Tenancy: Send + Sync {
 
     /// Runs `apply`, which joins the open txg, while the families of these tables are locked: the
     /// locks of the layer above come before the pool's.
-    fn steady(&self, tables: &[TableId], apply: &mut dyn FnMut(&mut dyn NodeTurnover));
+    fn with_families_locked(
+        &self,
+        tables: &[TableId],
+        apply: &mut dyn FnMut(&mut dyn NodeTurnover),
+    );
 
     /// Edits that belong to a txg as a whole. Nothing is joined to any txg while it answers; it
     /// never waits.
@@ -65,7 +69,7 @@ impl Tenancy for NoTenants {
         EpochId::POOL
     }
 
-    fn steady(&self, _: &[TableId], apply: &mut dyn FnMut(&mut dyn NodeTurnover)) {
+    fn with_families_locked(&self, _: &[TableId], apply: &mut dyn FnMut(&mut dyn NodeTurnover)) {
         apply(&mut NoTenants);
     }
 

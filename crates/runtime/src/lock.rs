@@ -47,12 +47,12 @@ const READER: usize = 4;
 #[derive(Debug, Default)]
 pub struct FifoRwLock {
     state: AtomicUsize,
-    queue: Mutex<Place, of::TaskQueue>,
+    queue: Mutex<WaitQueue, of::TaskQueue>,
 }
 
 /// Where the queue is. Once made it stays: tickets are not assigned twice.
 #[derive(Debug, Default)]
-struct Place(Option<Box<Queue>>);
+struct WaitQueue(Option<Box<Queue>>);
 
 #[derive(Debug, Default)]
 struct Queue {
@@ -74,7 +74,7 @@ enum Mode {
     Write,
 }
 
-impl Place {
+impl WaitQueue {
     fn queue(&mut self) -> &mut Queue {
         self.0.get_or_insert_default()
     }

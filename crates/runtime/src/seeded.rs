@@ -57,11 +57,11 @@ pub struct SeededRuntime {
 
 struct Inner {
     config: SeededConfig,
-    state: Mutex<State, of::SeededState>,
+    state: Mutex<SeededState, of::SeededState>,
     ready: Arc<Ready>,
 }
 
-struct State {
+struct SeededState {
     /// Decides the order of things.
     schedule: Xoshiro256PlusPlus,
     /// The source of [`Runtime::random`]: apart, so that one more draw does not reorder tasks.
@@ -133,7 +133,7 @@ impl SeededRuntime {
         assert!(config.cpus > 0, "a machine has a CPU");
         let mut schedule = Xoshiro256PlusPlus::seed_from_u64(seed);
         let random = Xoshiro256PlusPlus::seed_from_u64(schedule.next_u64());
-        let state = State {
+        let state = SeededState {
             schedule,
             random,
             now: 0,
@@ -273,7 +273,7 @@ impl Runtime for SeededRuntime {
     }
 }
 
-impl State {
+impl SeededState {
     fn new_id(&mut self) -> u64 {
         let id = self.next_id;
         self.next_id += 1;

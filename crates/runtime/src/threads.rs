@@ -25,12 +25,12 @@ pub struct ThreadReactor {
 
 struct Pool {
     threads_max: usize,
-    state: Mutex<State, of::ThreadReactor>,
+    state: Mutex<ReactorState, of::ThreadReactor>,
     arrived: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ReactorState {
     queue: VecDeque<Arc<Flight>>,
     /// Threads that wait for an operation; some of them may already be meant for one in the queue.
     idle: usize,
@@ -104,7 +104,7 @@ impl Drop for ThreadReactor {
     }
 }
 
-impl State {
+impl ReactorState {
     fn start_thread(&mut self, pool: &Arc<Pool>) -> io::Result<()> {
         let pool = pool.clone();
         let thread = thread::Builder::new().name("copyhold-io".into()).spawn(move || {

@@ -23,7 +23,7 @@ pub(crate) type Answer<T> = Result<T, Refusal>;
 
 /// Where a new subvolume is to be, and for whom.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct NewEntry<'a> {
     pub(crate) by: &'a Caller,
     pub(crate) parent: NodeId,
     pub(crate) name: &'a [u8],
@@ -43,14 +43,14 @@ pub(crate) trait Tenants: Send + Sync {
     /// The target of a name.
     fn entry(&self, parent: NodeId, name: &[u8]) -> impl Future<Output = Answer<NodeId>> + Send;
 
-    fn create(&self, _: Place<'_>) -> impl Future<Output = Answer<SubvolId>> + Send {
+    fn create(&self, _: NewEntry<'_>) -> impl Future<Output = Answer<SubvolId>> + Send {
         not_built("creating subvolumes")
     }
 
     fn snapshot(
         &self,
         _source: SubvolId,
-        _: Place<'_>,
+        _: NewEntry<'_>,
         _read_only: bool,
     ) -> impl Future<Output = Answer<SubvolId>> + Send {
         not_built("snapshots")

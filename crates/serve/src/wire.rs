@@ -107,7 +107,7 @@ pub enum GroupChange {
 /// The daemon's answer to the caller.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Told<T> {
+pub enum Response<T> {
     Answer(T),
     Error(Refusal),
 }
@@ -323,10 +323,10 @@ mod tests {
 
     #[test]
     fn an_answer_and_a_refusal_are_told_apart() {
-        let told = json!(Told::Answer(Page { rows: vec![3], next: None::<u64> }));
+        let told = json!(Response::Answer(Page { rows: vec![3], next: None::<u64> }));
         assert_eq!(told, json!({"answer": {"rows": [3], "next": null}}));
         let refusal = json!({"error": {"code": "EDQUOT", "message": "no"}});
-        let told: Told<Page<u32>> = serde_json::from_value(refusal).unwrap();
-        assert_eq!(told, Told::Error(Refusal::new("EDQUOT", "no")));
+        let told: Response<Page<u32>> = serde_json::from_value(refusal).unwrap();
+        assert_eq!(told, Response::Error(Refusal::new("EDQUOT", "no")));
     }
 }

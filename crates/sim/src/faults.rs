@@ -105,7 +105,7 @@ pub enum Fate {
     /// No operation failed: it was tried again, or another copy was read.
     Unseen,
     /// Some failed, and the pool went on.
-    Told,
+    Reported,
     /// The pool stopped writing.
     Stopped,
     /// The pool could not be opened while it lasted.
@@ -113,7 +113,7 @@ pub enum Fate {
 }
 
 impl Fate {
-    pub const ALL: [Fate; 4] = [Fate::Unseen, Fate::Told, Fate::Stopped, Fate::NotOpened];
+    pub const ALL: [Fate; 4] = [Fate::Unseen, Fate::Reported, Fate::Stopped, Fate::NotOpened];
 }
 
 /// The workload, ready to be played.
@@ -213,7 +213,7 @@ async fn live(
     let fs = match open(machine, broken).await {
         Ok(fs) => fs,
         Err(error) => {
-            script::expect_told("open", &error);
+            script::expect_reported("open", &error);
             return Fate::NotOpened;
         }
     };

@@ -18,7 +18,7 @@
 //! MAPFLUSH-F3  Until `installed`, the pin stays where it was: log positions that the old map
 //!              needs are never released for a descriptor that may not survive (R6).
 
-use copyhold_format::space_map::{Descriptor, Place, SpaceMap};
+use copyhold_format::space_map::{Descriptor, MapRange, SpaceMap};
 use copyhold_types::{Key, NodePtr, Txg};
 
 use crate::layout::MetaslabId;
@@ -140,7 +140,7 @@ impl Space {
         drop(state);
         let MetaslabId { device, index: number } = id;
         let (first_block, blocks) = (metaslab.first_block, metaslab.blocks);
-        let place = Place { device, index: number, first_block, blocks };
+        let place = MapRange { device, index: number, first_block, blocks };
         let map = words.map(|words| SpaceMap::new(place, closed, words));
         let (space, complete_to) = (self.clone(), closed);
         Some(MapJob { space, index, complete_to, map, replaces, done: false })

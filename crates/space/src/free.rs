@@ -52,7 +52,7 @@ impl Grade {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum FreeState {
     /// Free blocks are offered under a grade, if there are any.
     Idle(Option<Grade>),
     /// A lane holds it.
@@ -67,7 +67,7 @@ struct Chunk {
     warm: bool,
     /// It was discarded, and not taken since.
     hole: bool,
-    state: State,
+    state: FreeState,
     /// The newest txg whose frees became allocatable here.
     freed: Option<Txg>,
 }
@@ -93,7 +93,7 @@ impl FreeMap {
             let size = (blocks - at * CHUNK_BLOCKS).min(CHUNK_BLOCKS);
             let count = free.count_in(at * CHUNK_BLOCKS, size);
             let (free, warm) = (count as u16, count < size);
-            Chunk { free, warm, hole: false, state: State::Idle(None), freed: None }
+            Chunk { free, warm, hole: false, state: FreeState::Idle(None), freed: None }
         });
         let chunks: Vec<Chunk> = chunks.collect();
         let warm = chunks.iter().filter(|chunk| chunk.warm);
@@ -146,19 +146,19 @@ impl FreeMap {
         }
     }
 
-    fn set_state(&mut self, at: usize, state: State) {
-        if let State::Idle(Some(grade)) = self.chunks[at].state {
+    fn set_state(&mut self, at: usize, state: FreeState) {
+        if let FreeState::Idle(Some(grade)) = self.chunks[at].state {
             self.counts[grade as usize] -= 1;
         }
-        if let State::Idle(Some(grade)) = state {
+        if let FreeState::Idle(Some(grade)) = state {
             self.counts[grade as usize] += 1;
         }
         self.chunks[at].state = state;
     }
 
     fn regrade(&mut self, at: usize) {
-        if let State::Idle(_) = self.chunks[at].state {
-            self.set_state(at, State::Idle(self.grade_of(at)));
+        if let FreeState::Idle(_) = self.chunks[at].state {
+            self.set_state(at, FreeState::Idle(self.grade_of(at)));
         }
     }
 
@@ -227,10 +227,10 @@ impl FreeMap {
         if self.counts[grade as usize] == 0 {
             return None;
         }
-        let wanted = State::Idle(Some(grade));
+        let wanted = FreeState::Idle(Some(grade));
         let at = self.round_from_cursor().find(|&at| self.chunks[at].state == wanted)?;
         let bits = self.bits(at);
-        self.set_state(at, State::Held);
+        self.set_state(at, FreeState::Held);
         for (first, blocks) in bits.runs() {
             self.occupy(at as u32 * CHUNK_BLOCKS + first, blocks);
         }
@@ -240,11 +240,11 @@ impl FreeMap {
 
     /// Takes back a chunk that a lane held, with the rest of its blocks.
     pub(crate) fn give_up_chunk(&mut self, at: u32, rest: ChunkBits) {
-        assert_eq!(self.chunks[at as usize].state, State::Held, "FREE-M2: chunk {at}");
+        assert_eq!(self.chunks[at as usize].state, FreeState::Held, "FREE-M2: chunk {at}");
         for (first, blocks) in rest.runs() {
             self.vacate(at * CHUNK_BLOCKS + first, blocks, None);
         }
-        self.set_state(at as usize, State::Idle(None));
+        self.set_state(at as usize, FreeState::Idle(None));
         self.regrade(at as usize);
     }
 
@@ -254,7 +254,7 @@ impl FreeMap {
         if self.counts[grade as usize] == 0 {
             return None;
         }
-        let wanted = State::Idle(Some(grade));
+        let wanted = FreeState::Idle(Some(grade));
         let at = self.round_from_cursor().find(|&at| self.chunks[at].state == wanted)?;
         let follow = self.chunks[at..].iter().take(most as usize);
         let count = follow.take_while(|chunk| chunk.state == wanted).count();
@@ -270,7 +270,7 @@ impl FreeMap {
         let mut best: Option<(usize, u32, u32)> = None;
         for at in self.round_from_cursor() {
             let chunk = self.chunks[at];
-            let is_good = matches!(chunk.state, State::Idle(Some(grade)) if grade.is_good());
+            let is_good = matches!(chunk.state, FreeState::Idle(Some(grade)) if grade.is_good());
             if chunk.free == 0 || is_good != good {
                 continue;
             }
@@ -327,8 +327,8 @@ impl FreeMap {
     ) -> Option<(u32, u32)> {
         let old = |chunk: &Chunk| {
             let whole = match chunk.state {
-                State::Idle(Some(Grade::WholeWarm)) => true,
-                State::Idle(Some(Grade::WholeCold)) => which.unknown && !chunk.hole,
+                FreeState::Idle(Some(Grade::WholeWarm)) => true,
+                FreeState::Idle(Some(Grade::WholeCold)) => which.unknown && !chunk.hole,
                 _ => false,
             };
             let before = |txg| chunk.freed.is_none_or(|freed| freed < txg);
@@ -347,7 +347,7 @@ impl FreeMap {
             if count >= least {
                 let (first, blocks) = (at as u32 * CHUNK_BLOCKS, count as u32 * CHUNK_BLOCKS);
                 self.occupy(first, blocks);
-                (at..at + count).for_each(|at| self.set_state(at, State::Discarding));
+                (at..at + count).for_each(|at| self.set_state(at, FreeState::Discarding));
                 return Some((first, blocks));
             }
             at += count + 1;
@@ -358,8 +358,12 @@ impl FreeMap {
     /// Returns the run that [`Self::take_discardable`] took; `cold`: it was discarded.
     pub(crate) fn end_discard(&mut self, first: u32, blocks: u32, cold: bool) {
         for (at, _, _) in chunks_of(first, blocks) {
-            assert_eq!(self.chunks[at].state, State::Discarding, "chunk {at} is not in a discard");
-            self.set_state(at, State::Idle(None));
+            assert_eq!(
+                self.chunks[at].state,
+                FreeState::Discarding,
+                "chunk {at} is not in a discard"
+            );
+            self.set_state(at, FreeState::Idle(None));
             self.set_warm(at, !cold);
             self.chunks[at].hole = cold;
         }
@@ -369,8 +373,8 @@ impl FreeMap {
     /// Blocks that are being discarded, and chunks that lanes hold.
     pub(crate) fn set_aside(&self) -> (u64, usize) {
         let count = |state| self.chunks.iter().filter(|chunk| chunk.state == state).count();
-        let discarding = count(State::Discarding) as u64 * u64::from(CHUNK_BLOCKS);
-        (discarding, count(State::Held))
+        let discarding = count(FreeState::Discarding) as u64 * u64::from(CHUNK_BLOCKS);
+        (discarding, count(FreeState::Held))
     }
 
     /// FREE-M1 to FREE-M4.
@@ -381,12 +385,12 @@ impl FreeMap {
             let free = self.bits(at).count();
             assert_eq!(u32::from(chunk.free), free, "FREE-M1: chunk {at}");
             match chunk.state {
-                State::Idle(grade) => {
+                FreeState::Idle(grade) => {
                     assert_eq!(grade, self.grade_of(at), "FREE-M4: chunk {at}");
                     grade.into_iter().for_each(|grade| counts[grade as usize] += 1);
                 }
-                State::Held => {}
-                State::Discarding => assert_eq!(free, 0, "chunk {at} is in a discard"),
+                FreeState::Held => {}
+                FreeState::Discarding => assert_eq!(free, 0, "chunk {at} is in a discard"),
             }
             warm_free += if chunk.warm { u64::from(free) } else { 0 };
             free_blocks += free;

@@ -1,6 +1,6 @@
 //! Opening a pool whose maps, descriptors or log are not what they should be.
 
-use copyhold_format::space_map::{Descriptor, Place, SpaceMap};
+use copyhold_format::space_map::{Descriptor, MapRange, SpaceMap};
 use copyhold_space::*;
 use copyhold_types::{BlockAddr, DeviceId, Digest, EpochId, NodePtr, Run, Txg};
 
@@ -23,7 +23,7 @@ fn restore() -> Restore {
 
 fn map(index: u32, allocated: u64) -> (Descriptor, SpaceMap) {
     let first_block = u64::from(index) * 1024;
-    let place = Place { device: DeviceId(0), index, first_block, blocks: 1024 };
+    let place = MapRange { device: DeviceId(0), index, first_block, blocks: 1024 };
     let mut words = vec![0; 16];
     words[2] = allocated;
     let map = SpaceMap::new(place, txg(10), words);

@@ -2,7 +2,7 @@
 //!
 //! A base or layer is at most two levels high: a leaf, or one inner node over leaves.
 
-use copyhold_format::node::{Level, Place, ValueRef};
+use copyhold_format::node::{LeafPosition, Level, ValueRef};
 use copyhold_types::{Key, NodePtr};
 
 use crate::read_ahead::ReadAhead;
@@ -28,7 +28,7 @@ pub(crate) struct Cursor<'n> {
     inner: Option<InnerNode>,
     /// Of `inner`, the child in which `leaf` is.
     child: usize,
-    at: Option<(LeafNode, Place)>,
+    at: Option<(LeafNode, LeafPosition)>,
     /// The leaves behind, if they are read ahead.
     ahead: Option<ReadAhead<'n>>,
 }

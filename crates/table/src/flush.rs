@@ -16,7 +16,7 @@ use copyhold_types::{Key, TableId, Txg};
 
 use crate::delta::{Delta, Weight};
 use crate::merge::{Flushed, Part};
-use crate::partition::{Partitions, State, Sweep};
+use crate::partition::{PartitionState, Partitions, Sweep};
 use crate::settled::Settled;
 use crate::table::{Limits, Table};
 use crate::{Edit, Value};
@@ -79,11 +79,6 @@ impl FlushJob {
         self.table
     }
 
-    /// Edits that are being flushed.
-    pub fn edits_len(&self) -> usize {
-        self.frozen.len()
-    }
-
     /// The memory that they take.
     pub fn edits_bytes(&self) -> usize {
         self.frozen.bytes()
@@ -99,7 +94,8 @@ impl Table {
 
     /// As [`Self::freeze`], for a merge that is not due: a partition with layers needs no edits.
     pub fn freeze_layers(&self, start: Key, point: FreezePoint) -> Option<FlushJob> {
-        let has_any = |state: &State| !state.delta.is_empty() || !state.settled.layers.is_empty();
+        let has_any =
+            |state: &PartitionState| !state.delta.is_empty() || !state.settled.layers.is_empty();
         self.freeze_if(start, point, has_any)
     }
 
@@ -107,7 +103,7 @@ impl Table {
         &self,
         start: Key,
         point: FreezePoint,
-        is_due: impl FnOnce(&State) -> bool,
+        is_due: impl FnOnce(&PartitionState) -> bool,
     ) -> Option<FlushJob> {
         assert!(point.edits_max > 0, "a flush takes an edit");
         let partitions = self.read_partitions();
@@ -201,7 +197,7 @@ impl Table {
     }
 }
 
-impl State {
+impl PartitionState {
     /// Takes the next edits of a sweep out of the delta, and where they end.
     fn take_part(&mut self, start: Key, point: FreezePoint) -> (Delta, Option<Key>) {
         let begin = Sweep { complete_to: point.complete_to, resume: start, fresh: None };
@@ -228,12 +224,12 @@ impl State {
         parts: &[Part],
         end: Option<Key>,
         upto: Option<Key>,
-    ) -> Vec<(Key, State)> {
+    ) -> Vec<(Key, PartitionState)> {
         let sweep = self.sweep.expect("PART-P3: a flush is a step of a sweep");
         let mut states = Vec::with_capacity(parts.len());
         for (n, part) in parts.iter().enumerate().rev() {
             let end = parts.get(n + 1).map(|next| next.start).or(end);
-            let mut state = State {
+            let mut state = PartitionState {
                 settled: Settled { base: part.base(), layers: Default::default() },
                 delta: if n == 0 {
                     std::mem::take(&mut self.delta)
@@ -241,7 +237,7 @@ impl State {
                     self.delta.split_off(&part.start)
                 },
                 complete_to: self.complete_to,
-                ..State::default()
+                ..PartitionState::default()
             };
             match upto {
                 Some(upto) if end.is_none_or(|end| upto < end) && !state.delta.is_empty() => {

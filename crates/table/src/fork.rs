@@ -27,7 +27,7 @@ use copyhold_types::{Key, TableId, Txg};
 
 use crate::delta::Weight;
 use crate::flush::DescriptorEdit;
-use crate::partition::{Partition, Partitions, State};
+use crate::partition::{Partition, PartitionState, Partitions};
 use crate::settled::Settled;
 use crate::table::Table;
 
@@ -139,7 +139,7 @@ impl Table {
         let mut list = Vec::with_capacity(bases.len());
         for (id, (start, settled)) in bases.into_iter().enumerate().rev() {
             let delta = if id == 0 { std::mem::take(&mut delta) } else { delta.split_off(&start) };
-            let state = State { settled, delta, ..State::default() };
+            let state = PartitionState { settled, delta, ..PartitionState::default() };
             list.push(Partition::new(id as u64, start, state));
         }
         list.reverse();

@@ -76,7 +76,7 @@ pub use delta::{Delta, EDIT_BYTES, Weight};
 pub use error::TableError;
 pub use flush::{DescriptorEdit, FlushJob, FreezePoint};
 pub use merge::{Flushed, Part};
-pub use read::{Differing, Told};
+pub use read::{Differing, PartialItems};
 pub use recovery::RecoveringTable;
 pub use source::{NodeFuture, NodeSink, NodeSource};
 pub use spill::MergeSize;

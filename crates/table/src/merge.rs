@@ -137,7 +137,7 @@ struct Leaf {
 }
 
 /// A leaf of the old base, where the keys that belong in it end, and whether it is read ahead.
-struct Place {
+struct OldLeaf {
     child: Child,
     to: Option<Key>,
     ahead: bool,
@@ -178,14 +178,14 @@ impl Merge<'_> {
         self.finish().await
     }
 
-    async fn plan(&mut self) -> Result<Vec<Place>, TableError> {
+    async fn plan(&mut self) -> Result<Vec<OldLeaf>, TableError> {
         let children = self.job.children(self.nodes).await?;
         let mut from = self.job.start;
         let mut places = Vec::with_capacity(children.len());
         for (n, child) in children.iter().enumerate() {
             let to = children.get(n + 1).map(|next| next.first);
             let ahead = self.edits.are_likely_in(&self.job.frozen, from, to);
-            places.push(Place { child: *child, to, ahead });
+            places.push(OldLeaf { child: *child, to, ahead });
             from = to.unwrap_or(from);
         }
         Ok(places)
@@ -198,7 +198,7 @@ impl Merge<'_> {
     }
 
     /// Whether edits change the leaf; those before the first that does are dropped.
-    async fn is_rewritten(&mut self, leaf: &LeafNode, place: &Place) -> Result<bool, TableError> {
+    async fn is_rewritten(&mut self, leaf: &LeafNode, place: &OldLeaf) -> Result<bool, TableError> {
         while let Some((key, edit)) = self.edits.peek_before(place.to) {
             let changes = match (leaf.find(*key), edit) {
                 (None, Edit::Delete) => false,

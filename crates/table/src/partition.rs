@@ -29,7 +29,7 @@ pub(crate) struct Sweep {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct PartitionState {
     pub(crate) settled: Settled,
     pub(crate) delta: Delta,
     pub(crate) frozen: Option<Arc<Delta>>,
@@ -41,10 +41,10 @@ pub(crate) struct State {
 pub(crate) struct Partition {
     pub(crate) id: u64,
     pub(crate) start: Key,
-    pub(crate) state: Mutex<State, of::Partition>,
+    pub(crate) state: Mutex<PartitionState, of::Partition>,
 }
 
-impl State {
+impl PartitionState {
     /// Returns the usage that this adds to the delta.
     pub(crate) fn apply(&mut self, txg: Txg, key: Key, edit: Edit) -> Weight {
         if let Some(sweep) = &mut self.sweep {
@@ -78,7 +78,7 @@ impl State {
 }
 
 impl Partition {
-    pub(crate) fn new(id: u64, start: Key, state: State) -> Partition {
+    pub(crate) fn new(id: u64, start: Key, state: PartitionState) -> Partition {
         Partition { id, start, state: Mutex::new(state) }
     }
 
@@ -162,7 +162,7 @@ impl Partitions {
     }
 
     /// Puts new partitions behind the one at `index`; they get ids of their own.
-    pub(crate) fn insert_behind(&mut self, index: usize, states: Vec<(Key, State)>) {
+    pub(crate) fn insert_behind(&mut self, index: usize, states: Vec<(Key, PartitionState)>) {
         let first_id = self.next_id;
         self.next_id += states.len() as u64;
         let new = states.into_iter().zip(first_id..);

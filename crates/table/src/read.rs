@@ -33,7 +33,7 @@ use crate::settled::Settled;
 use crate::table::{Cached, Table};
 use crate::{Edit, NodeFuture, NodeSource, TableError, Value};
 
-pub use part::{Differing, Told};
+pub use part::{Differing, PartialItems};
 
 /// Most edits that are copied under a partition's lock.
 const STRETCH_EDITS: usize = if cfg!(test) { 5 } else { 4096 };

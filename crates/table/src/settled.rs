@@ -12,7 +12,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use copyhold_format::node::{LayerDescriptor, Level, Place, ValueRef, parse_edit};
+use copyhold_format::node::{LayerDescriptor, LeafPosition, Level, ValueRef, parse_edit};
 use copyhold_types::{Key, NodePtr, Purpose};
 
 use crate::source::{InnerNode, LeafNode};
@@ -115,7 +115,7 @@ impl Settled {
 struct Located {
     ptr: NodePtr,
     leaf: LeafNode,
-    place: Place,
+    place: LeafPosition,
 }
 
 impl Located {

@@ -7,7 +7,7 @@ use copyhold_sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, of};
 use copyhold_types::{Key, TableId, Txg};
 
 use crate::delta::{Delta, Weight, earlier};
-use crate::partition::{Partition, Partitions, State};
+use crate::partition::{Partition, PartitionState, Partitions};
 use crate::settled::{Base, Settled};
 use crate::{Edit, TableError};
 
@@ -84,7 +84,11 @@ impl Table {
 
     /// A table without items.
     pub fn new(id: TableId, limits: Limits) -> Table {
-        Table::with_partitions(id, limits, vec![Partition::new(0, Key::MIN, State::default())])
+        Table::with_partitions(
+            id,
+            limits,
+            vec![Partition::new(0, Key::MIN, PartitionState::default())],
+        )
     }
 
     /// The table whose partitions the table of tables lists, as (partition id, descriptor) in any
@@ -118,7 +122,8 @@ impl Table {
         for (partition, d) in descriptors {
             let base = Base { root: d.root, height: d.height, items: d.items };
             let settled = Settled { base, layers: d.layers.into() };
-            let state = State { settled, complete_to: d.complete_to, ..State::default() };
+            let state =
+                PartitionState { settled, complete_to: d.complete_to, ..PartitionState::default() };
             list.push(Partition::new(partition, d.start, state));
         }
         Ok(Table::with_partitions(id, limits, list))

@@ -122,13 +122,6 @@ impl Edit {
         }
     }
 
-    pub fn into_value(self) -> Option<Value> {
-        match self {
-            Edit::Put(value) => Some(value),
-            Edit::Delete => None,
-        }
-    }
-
     pub(crate) fn heap_bytes(&self) -> usize {
         self.value().map_or(0, Value::heap_bytes)
     }

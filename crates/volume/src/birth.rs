@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use copyhold_format::item::{
-    HashKey, Place, SubvolFlags, SubvolItem, SubvolState, epoch_key, subvol_key,
+    HashKey, ParentDirectory, SubvolFlags, SubvolItem, SubvolState, epoch_key, subvol_key,
 };
 use copyhold_pool::{Credit, FORK_DEPTH_MAX, IdSpace, Pool, Transaction};
 use copyhold_types::{EpochId, InodeNo, SubvolId, TableId, Timestamp, Txg};
@@ -54,7 +54,7 @@ impl Numbers {
 #[derive(Clone, Debug)]
 pub struct NewSubvol {
     /// Whose directory the entry is in; edits of that subvolume are in the transaction.
-    pub place: Place,
+    pub place: ParentDirectory,
     pub read_only: bool,
     /// Of its names; a snapshot has its source's.
     pub hash_key: HashKey,
@@ -133,7 +133,7 @@ impl Volumes {
         let begin = || self.begin_epoch(epoch, id, InodeNo::ROOT);
         let txg = self.pool.apply_with(credit, tx, |_, _| begin())?;
         let subvol = Subvol::new(id, home, item, owner);
-        subvol.tell(txg);
+        subvol.set_last_txg(txg);
         self.state.map.write().subvols.insert(id, subvol.clone());
         Ok((subvol, txg))
     }
@@ -226,7 +226,7 @@ impl Volumes {
         let txg = applied?;
         let [_, owner] = owners;
         let subvol = Subvol::new(numbers.subvol, cell.clone(), items[1], owner);
-        subvol.tell(txg);
+        subvol.set_last_txg(txg);
         self.state.map.write().subvols.insert(subvol.id(), subvol.clone());
         Ok((subvol, txg))
     }
@@ -236,7 +236,7 @@ impl Volumes {
     pub(crate) fn begin_epoch(&self, epoch: EpochId, subvol: SubvolId, next_inode: InodeNo) {
         self.state.newest.fetch_max(epoch.0, Ordering::AcqRel);
         let ledger = &self.state.ledger;
-        ledger.told(ledger.begin_epoch(epoch, subvol, next_inode));
+        ledger.report_miscount(ledger.begin_epoch(epoch, subvol, next_inode));
     }
 
     /// Where the inodes of a subvolume that counts from now on begin: behind the numbers given
@@ -246,7 +246,10 @@ impl Volumes {
         self.pool.next_id_in_hand(IdSpace::Inode(subvol)).map_or(otherwise, InodeNo)
     }
 
-    pub(crate) fn holder(&self, Place { subvol: holder, .. }: Place) -> Result<Arc<Subvol>> {
+    pub(crate) fn holder(
+        &self,
+        ParentDirectory { subvol: holder, .. }: ParentDirectory,
+    ) -> Result<Arc<Subvol>> {
         self.subvol(holder).ok_or(VolumeError::NoSubvolume(holder))
     }
 

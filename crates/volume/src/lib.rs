@@ -5,8 +5,9 @@
 //!
 //! The algebra, without I/O: [`family`] is the tree of epochs, [`segment`] the form of deadlists
 //! and shares, [`release`] the effect of a dropped pointer. Over it, on a pool: [`Volumes`]:
-//! transactions of files (`steady`) and their reads (`read`), nodes (`nodes`), `birth`, `place`,
-//! `rollback`, `deletion` and its `walk`, `reflink`, and work left for later (`pending`, `aside`).
+//! transactions of files (`snapshot_guard`) and their reads (`read`), nodes (`nodes`), `birth`,
+//! `place`, `rollback`, `deletion` and its `walk`, `reflink`, and work left for later (`pending`,
+//! `aside`).
 //! Looking, without changing anything: `scan` for items that differ or are new, `weigh` for the
 //! space that a deletion would free. The payers: [`quota`], changed through `owners`.
 
@@ -31,7 +32,7 @@ mod rollback;
 mod sabotage;
 mod scan;
 pub mod segment;
-mod steady;
+mod snapshot_guard;
 mod stored;
 mod trees;
 mod volumes;
@@ -45,6 +46,6 @@ pub use reflink::Unread;
 pub use rollback::OldState;
 pub use sabotage::Sabotage;
 pub use scan::{Fresh, Scanned};
-pub use steady::{InodeChange, Steady};
+pub use snapshot_guard::{InodeChange, SnapshotGuard};
 pub use volumes::{Subvol, Volumes};
 pub use weigh::{SharedRun, Tally, WeighAt, Weighed, Weighing};

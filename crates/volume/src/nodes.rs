@@ -17,12 +17,12 @@ use copyhold_types::{EpochId, Key, NodePtr, Pointer, SubvolId, TableId, Txg};
 use crate::family::{Epoch, Family, FamilyId};
 use crate::quota::Amount;
 use crate::release::{Evaluation, Release};
-use crate::steady::refund;
+use crate::snapshot_guard::refund;
 use crate::stored::Stored;
-use crate::volumes::{FamilyCell, State, Volumes};
+use crate::volumes::{FamilyCell, Volumes, VolumesState};
 
 /// Answers the pool.
-pub(crate) struct Tenants(pub(crate) Arc<State>);
+pub(crate) struct Tenants(pub(crate) Arc<VolumesState>);
 
 impl Tenancy for Tenants {
     fn epoch(&self, table: TableId) -> EpochId {
@@ -33,7 +33,11 @@ impl Tenancy for Tenants {
         self.0.epoch_of(table).map_or(EpochId::POOL, |epoch| epoch.first)
     }
 
-    fn steady(&self, tables: &[TableId], apply: &mut dyn FnMut(&mut dyn NodeTurnover)) {
+    fn with_families_locked(
+        &self,
+        tables: &[TableId],
+        apply: &mut dyn FnMut(&mut dyn NodeTurnover),
+    ) {
         let Some(pool) = self.0.pool.upgrade() else { return };
         let homes: BTreeMap<TableId, (Arc<FamilyCell>, EpochId)> = {
             let map = self.0.map.read();
@@ -68,7 +72,7 @@ impl Tenancy for Tenants {
     }
 }
 
-impl State {
+impl VolumesState {
     /// The epoch whose files the table has; none: it is the pool's own.
     fn epoch_of(&self, table: TableId) -> Option<Epoch> {
         let (family, epoch) = self.map.read().tables.get(&table).cloned()?;
@@ -79,7 +83,7 @@ impl State {
 
 /// The turnover of one flush, with the families of its tables held still.
 struct Turnover<'a> {
-    state: &'a State,
+    state: &'a VolumesState,
     pool: &'a Pool,
     homes: &'a BTreeMap<TableId, (Arc<FamilyCell>, EpochId)>,
     evaluations: BTreeMap<FamilyId, Evaluation<'a>>,
@@ -98,7 +102,7 @@ impl NodeTurnover for Turnover<'_> {
         for ptr in written {
             let bytes = ptr.runs().map(|run| run.bytes()).sum();
             let ledger = &self.state.ledger;
-            ledger.told(ledger.charge(ptr.epoch, Amount::metadata(bytes), None));
+            ledger.report_miscount(ledger.charge(ptr.epoch, Amount::metadata(bytes), None));
         }
         let Some((family, holder)) = self.homes.get(&table) else {
             return replaced.iter().for_each(|ptr| free_node(tx, ptr));

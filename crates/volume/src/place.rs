@@ -5,7 +5,7 @@
 //! holds the directory is its *holder*: space inside a subvolume cannot escape its limit, so if
 //! an entry goes to another subvolume, all charges inside move along.
 
-use copyhold_format::item::{Place, SubvolItem, subvol_key};
+use copyhold_format::item::{ParentDirectory, SubvolItem, subvol_key};
 use copyhold_pool::{Credit, Pool, Transaction};
 use copyhold_types::{InodeNo, SubvolId, TableId, Txg};
 
@@ -25,7 +25,7 @@ impl Volumes {
     /// inode that is created in `holders[0]`, for which `hold` is.
     pub fn moved(
         &self,
-        moves: &[(&Subvol, Place)],
+        moves: &[(&Subvol, ParentDirectory)],
         holders: [&Subvol; 2],
         made: Option<InodeNo>,
         (credit, mut hold): (Credit, Hold),
@@ -53,13 +53,14 @@ impl Volumes {
         }
         let ledger = &self.state.ledger;
         let txg = self.pool.apply_with(credit, tx, |_, _| {
-            let count = |ino| ledger.told(ledger.created(holders[0].id(), ino, Some(&mut hold)));
+            let count =
+                |ino| ledger.report_miscount(ledger.created(holders[0].id(), ino, Some(&mut hold)));
             made.into_iter().for_each(count);
             hold.spend_metadata();
         })?;
         for (subvol, item) in subvols.into_iter().zip(items) {
             subvol.set_item(item);
-            subvol.tell(txg);
+            subvol.set_last_txg(txg);
         }
         Ok(txg)
     }

@@ -16,7 +16,7 @@ use crate::error::{Result, VolumeError};
 use crate::quota::Hold;
 use crate::release::{Evaluation, Missing, Release};
 use crate::sabotage::Sabotage;
-use crate::steady::Births;
+use crate::snapshot_guard::Births;
 use crate::volumes::{Subvol, Volumes};
 
 /// The nodes that have to be read before runs can be shared.

@@ -90,7 +90,7 @@ pub enum Missing {
 
 /// A table that edits belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum EditTable {
     Deadlist(TableId),
     Shares,
 }
@@ -98,7 +98,7 @@ pub enum Place {
 /// The result of evaluated releases.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    pub edits: Vec<(Place, Key, Edit)>,
+    pub edits: Vec<(EditTable, Key, Edit)>,
     pub freed: Vec<Freed>,
     pub pending: Vec<Release>,
     /// The nodes that the pending ones wait for.
@@ -119,7 +119,7 @@ pub enum Damage {
     #[error("segments of {0:?} overlap or cross their window (SEGMENT-G1)")]
     Segments(Missing),
     #[error("item {key} of {place:?}: {source}")]
-    Item { place: Place, key: Key, source: FormatError },
+    Item { place: EditTable, key: Key, source: FormatError },
 }
 
 /// A window as it was, and as it is to be.
@@ -281,7 +281,7 @@ impl<'a> Evaluation<'a> {
     /// more may be released then, over this outcome.
     pub fn take(&mut self) -> Outcome {
         for (at, overlay) in &mut self.dead {
-            let place = Place::Deadlist(at.set);
+            let place = EditTable::Deadlist(at.set);
             overlay.edits = 0;
             let edits = overlay.take_edits(|segment| dead_put(at.epoch, segment));
             self.outcome.edits.extend(edits.into_iter().map(|(key, edit)| (place, key, edit)));
@@ -289,7 +289,7 @@ impl<'a> Evaluation<'a> {
         for overlay in self.shares.values_mut() {
             overlay.edits = 0;
             let edits = overlay.take_edits(share_put).into_iter();
-            self.outcome.edits.extend(edits.map(|(key, edit)| (Place::Shares, key, edit)));
+            self.outcome.edits.extend(edits.map(|(key, edit)| (EditTable::Shares, key, edit)));
         }
         (self.edits, self.parts_left) = (0, 0);
         self.credit = self.credit.map(|_| 0);

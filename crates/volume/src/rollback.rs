@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use copyhold_format::item::{Place, Step, SubvolItem, SubvolState, subvol_key};
+use copyhold_format::item::{ParentDirectory, Step, SubvolItem, SubvolState, subvol_key};
 use copyhold_pool::{Credit, Pool, Transaction};
 use copyhold_types::{InodeNo, SubvolId, Timestamp, Txg};
 
@@ -23,7 +23,7 @@ pub enum OldState<'a> {
     /// It is deleted, as of now; `name` is the name that it had.
     Deleted { since: Timestamp, name: &'a [u8] },
     /// The old state stays a subvolume, with its entry here.
-    Kept(Place),
+    Kept(ParentDirectory),
 }
 
 impl Volumes {
@@ -89,7 +89,7 @@ impl Volumes {
             SubvolState::Live => old.set_item(item),
             SubvolState::Dying(_) => self.set_step(old, item),
         }
-        old.tell(made.1);
+        old.set_last_txg(made.1);
         Ok(made)
     }
 }

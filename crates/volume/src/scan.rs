@@ -18,7 +18,7 @@ use std::ops::Range;
 
 use copyhold_format::item::{EXTENT, Extent, INLINE};
 use copyhold_pool::PoolError;
-use copyhold_table::{Differing, Told};
+use copyhold_table::{Differing, PartialItems};
 use copyhold_types::{EpochId, Key, NodePtr};
 
 use crate::error::{Result, VolumeError};
@@ -87,7 +87,7 @@ impl Volumes {
             return Ok(Scanned { items: Vec::new(), next: None });
         }
         let wants = |ptr: &NodePtr| ptr.epoch >= since;
-        let Told { items, next } = self.told(subvol, from, most, &wants).await?;
+        let PartialItems { items, next } = self.partial_items(subvol, from, most, &wants).await?;
         let mut fresh = Vec::new();
         for (key, value) in items {
             let Some(value) = value else { continue };
@@ -107,20 +107,20 @@ impl Volumes {
     }
 
     /// The items of a live subvolume's files from `from` on, of edits, layers and the wanted leaves
-    /// (`Table::told`).
-    pub(crate) async fn told(
+    /// (`Table::partial_items`).
+    pub(crate) async fn partial_items(
         &self,
         subvol: &Subvol,
         from: Key,
         most: usize,
         wants: &(dyn Fn(&NodePtr) -> bool + Send + Sync),
-    ) -> Result<Told> {
+    ) -> Result<PartialItems> {
         let _pin = self.pool.pin();
         loop {
             let (files, moves) = subvol.place().await;
             let table = self.pool.table(files);
             let nodes = self.pool.nodes_for(&table);
-            let told = table.told(&nodes, from..Key::MAX, most, wants).await;
+            let told = table.partial_items(&nodes, from..Key::MAX, most, wants).await;
             subvol.check_live()?;
             if subvol.moves() == moves {
                 return Ok(told.map_err(PoolError::from)?);

@@ -10,7 +10,7 @@ use copyhold_sync::MutexGuard;
 use copyhold_types::{BlockAddr, Key, Run, TableId};
 
 use crate::error::Result;
-use crate::release::{Damage, Dead, DeadWindow, Lookup, Missing, Place};
+use crate::release::{Damage, Dead, DeadWindow, EditTable, Lookup, Missing};
 use crate::segment::Segment;
 
 /// A window in a table: from this key, up to that one.
@@ -67,7 +67,7 @@ pub(crate) fn dead_segment(
     key: Key,
     value: &[u8],
 ) -> std::result::Result<Segment<Dead>, Damage> {
-    let damage = |source| Damage::Item { place: Place::Deadlist(set), key, source };
+    let damage = |source| Damage::Item { place: EditTable::Deadlist(set), key, source };
     let DeadItem { blocks, content, count, origin } =
         DeadItem::parse(key, value).map_err(damage)?;
     let run = Run::new(BlockAddr::from_raw(key.offset), blocks);
@@ -76,7 +76,7 @@ pub(crate) fn dead_segment(
 
 /// A segment of the shares as it is stored.
 pub(crate) fn share_segment(key: Key, value: &[u8]) -> std::result::Result<Segment<u32>, Damage> {
-    let damage = |source| Damage::Item { place: Place::Shares, key, source };
+    let damage = |source| Damage::Item { place: EditTable::Shares, key, source };
     let item = ShareItem::parse(key, value).map_err(damage)?;
     let run = Run::new(BlockAddr::from_raw(key.offset), item.blocks);
     Ok(Segment { run, mark: item.count })

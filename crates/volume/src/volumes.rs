@@ -44,11 +44,11 @@ const SEQUENCE_BITS: u32 = 24;
 /// All subvolumes of an open pool. Cheap to build from its two parts (`nodes::Tenants`).
 pub struct Volumes {
     pub(crate) pool: Arc<Pool>,
-    pub(crate) state: Arc<State>,
+    pub(crate) state: Arc<VolumesState>,
 }
 
 /// All state of [`Volumes`]. It refers to the pool weakly, because the pool's `Tenancy` keeps it.
-pub(crate) struct State {
+pub(crate) struct VolumesState {
     pub(crate) pool: Weak<Pool>,
     pub(crate) map: RwLock<Map, of::Volumes>,
     /// Held by changes of the table of shares.
@@ -158,11 +158,11 @@ impl Subvol {
 
     /// The txg of its existence and of its entry's place: a crash keeps durable changes of its
     /// files only when this txg is durable, too.
-    pub fn told(&self) -> Option<Txg> {
+    pub fn last_txg(&self) -> Option<Txg> {
         Txg::new(self.told.load(Ordering::Acquire))
     }
 
-    pub(crate) fn tell(&self, txg: Txg) {
+    pub(crate) fn set_last_txg(&self, txg: Txg) {
         self.told.fetch_max(txg.get(), Ordering::AcqRel);
     }
 
@@ -330,7 +330,7 @@ impl FamilyCell {
     }
 }
 
-impl State {
+impl VolumesState {
     /// Distinguishes pending releases, across crashes too: a txg with any trace in the log is never
     /// used again (R13).
     pub(crate) fn next_sequence(&self, open: Txg) -> u64 {
@@ -375,7 +375,7 @@ impl Volumes {
         let (ledger, strays) = quotas.finish(live.map(resident), payers);
         strays.iter().for_each(|stray| tracing::error!("{stray}; run `copyhold check`"));
         let sharing = may_share(&pool).await?;
-        let state = Arc::new(State {
+        let state = Arc::new(VolumesState {
             pool: Arc::downgrade(&pool),
             map: RwLock::new(Map::of(subvols, families, pool.memory())?),
             shares: Mutex::new(()),
@@ -471,7 +471,7 @@ impl Volumes {
         tx.put(Pool::SYSTEM, subvol_key(subvol.id), &item.encode()[..]);
         let txg = self.pool.apply(credit, tx)?;
         subvol.set_item(item);
-        subvol.tell(txg);
+        subvol.set_last_txg(txg);
         Ok(txg)
     }
 

@@ -29,7 +29,7 @@ const EXTENTS_PER_STEP: usize = 256;
 const ITEMS_PER_READ: usize = 1024;
 
 /// Where a walk is: the partition, and the position behind it.
-struct Place {
+struct WalkPosition {
     /// Of so many partitions it is this one.
     index: usize,
     partitions: usize,
@@ -105,7 +105,7 @@ impl Volumes {
     }
 
     /// Owned extents under owned leaves.
-    async fn owned_below(&self, leaf: &Epoch, place: &Place, from: Key) -> Result<Found> {
+    async fn owned_below(&self, leaf: &Epoch, place: &WalkPosition, from: Key) -> Result<Found> {
         let mut found = Found::default();
         let Some(root) = place.partition.root.filter(|root| leaf.owns(root.epoch)) else {
             return Ok(found);
@@ -145,7 +145,7 @@ impl Volumes {
         &self,
         leaf: &Epoch,
         table: &Table,
-        place: &Place,
+        place: &WalkPosition,
         from: Key,
     ) -> Result<Found> {
         let mut found = Found::default();
@@ -166,7 +166,7 @@ impl Volumes {
         &self,
         leaf: &Epoch,
         table: &Table,
-        place: &Place,
+        place: &WalkPosition,
     ) -> Result<Vec<NodePtr>> {
         if !place.has_owned(leaf) {
             return Ok(Vec::new());
@@ -193,7 +193,7 @@ impl Volumes {
     }
 }
 
-impl Place {
+impl WalkPosition {
     /// How much of the tree lies behind, with so much of this partition.
     fn percent(&self, (passed, all): (usize, usize)) -> u8 {
         ((self.index * all + passed) * 100 / (self.partitions * all)) as u8
@@ -232,12 +232,12 @@ impl Found {
 }
 
 /// The partition that has `from`.
-fn place(table: &Table, from: Key) -> Place {
+fn place(table: &Table, from: Key) -> WalkPosition {
     let mut partitions = table.descriptors();
     partitions.sort_by_key(|(_, partition)| partition.start);
     let at = partitions.partition_point(|(_, partition)| partition.start <= from);
     let end = partitions.get(at).map(|(_, next)| next.start);
     let count = partitions.len();
     let (id, partition) = partitions.swap_remove(at - 1);
-    Place { index: at - 1, partitions: count, id, partition, end }
+    WalkPosition { index: at - 1, partitions: count, id, partition, end }
 }

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 
 use copyhold_format::item::{Content, EXTENT, Extent, WINDOW_BLOCKS, share_key};
 use copyhold_pool::Pool;
-use copyhold_table::Told;
+use copyhold_table::PartialItems;
 use copyhold_types::{BlockAddr, EpochId, Key, NodePtr, Run};
 
 use crate::error::{Result, VolumeError};
@@ -149,7 +149,7 @@ impl Volumes {
     ) -> Result<Weighed> {
         let leaf = self.leaf(subvol)?;
         let wants = |ptr: &NodePtr| what == Weighing::All || leaf.owns(ptr.epoch);
-        let Told { items, next } = self.told(subvol, from, most, &wants).await?;
+        let PartialItems { items, next } = self.partial_items(subvol, from, most, &wants).await?;
         let next = next.map_or(WeighAt::Dropped(Key::MIN), WeighAt::Files);
         let mut weighed = Weighed { next: Some(next), ..Weighed::default() };
         for (key, value) in items {

@@ -21,7 +21,7 @@ use super::{Control, daemon_is_gone};
 use crate::failure::Failure;
 use crate::mount_table;
 use copyhold_serve::control::TENANTS;
-use copyhold_serve::wire::{Page, Question, Refusal, Told};
+use copyhold_serve::wire::{Page, Question, Refusal, Response};
 
 impl Control {
     /// The daemon's answer.
@@ -33,8 +33,8 @@ impl Control {
         })?;
         let told = serde_json::from_slice(&answer).map_err(|error| self.misunderstood(&error))?;
         match told {
-            Told::Answer(answer) => Ok(answer),
-            Told::Error(refusal) => Err(Failure::refused(refusal)),
+            Response::Answer(answer) => Ok(answer),
+            Response::Error(refusal) => Err(Failure::refused(refusal)),
         }
     }
 

@@ -1,11 +1,13 @@
 //! Creating: a place that is empty, or may be emptied, becomes a file of the wanted size.
 //!
-//! Problem.  A check of the place, its opening and its emptying are steps, and other programs create,
-//!           move and remove files between them. And many errors are found only by trying.
-//! Idea.     All steps behind the lock go by its descriptor, not by the path. What can be refused is
-//!           tried before the content is removed: the parent directory is opened, and the file grown.
+//! Problem.  A check of the place, its opening and its emptying are steps, and other programs
+//!           create, move and remove files between them. And many errors are found only by trying.
+//! Idea.     All steps behind the lock go by its descriptor, not by the path. The steps that the
+//!           host can refuse come before the removal of the content: the parent directory is
+//!           opened, and the file grown.
 //!
-//! MAKE-M1  A file that existed has its content until nothing but an I/O error can stop the creation.
+//! MAKE-M1  A file that existed has its content until nothing but an I/O error can stop the
+//!          creation.
 //! MAKE-M2  The file that is removed after a failure is the one that was made: the name is compared
 //!          with the descriptor.
 
@@ -115,8 +117,8 @@ fn resize(file: &Opened, bytes: u64) -> rustix::io::Result<()> {
 }
 
 impl Made {
-    /// Removes the file, of which `fd` is a descriptor, if it still has its name (MAKE-M2). Only the
-    /// failure before this matters.
+    /// Removes the file, of which `fd` is a descriptor, if it still has its name (MAKE-M2). An
+    /// error of the removal is dropped: the creation has one already.
     pub(super) fn remove(&self, fd: impl AsFd) {
         let named = rustix::fs::statat(&self.parent, &self.name, AtFlags::SYMLINK_NOFOLLOW);
         if let (Ok(ours), Ok(named)) = (rustix::fs::fstat(fd), named)

@@ -24,7 +24,7 @@ struct InFlight {
     fault: Option<Fault>,
 }
 
-pub(super) struct State {
+pub(super) struct DiskState {
     pub(super) rng: Xoshiro256PlusPlus,
     /// The content that reads return: `durable` with `unflushed` applied in order.
     pub(super) current: SimImage,
@@ -50,9 +50,9 @@ pub(super) struct State {
     digest: u64,
 }
 
-impl State {
-    pub(super) fn new(seed: u64, disk: SimDisk, rates: FaultRates) -> State {
-        State {
+impl DiskState {
+    pub(super) fn new(seed: u64, disk: SimDisk, rates: FaultRates) -> DiskState {
+        DiskState {
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
             end: disk.current.blocks(),
             durable: disk.durable,

@@ -51,7 +51,7 @@ pub use quota::{
     QuotaItem, TOMBSTONE_NAME_MAX, Tombstone, USAGE, UsageItem, encode_heir, group_key, heir_key,
     inodes_key, member_key, parse_heir, quota_key, usage_key,
 };
-pub use subvol::{Place, Step, SubvolFlags, SubvolItem, SubvolState, subvol_key};
+pub use subvol::{ParentDirectory, Step, SubvolFlags, SubvolItem, SubvolState, subvol_key};
 pub use xattr::{
     XATTR_BUCKET_MAX, XATTR_NAME_MAX, XATTR_SHORT_MAX, XATTR_VALUE_MAX, XATTR_VALUE_PIECE, Xattr,
     XattrBucket, XattrValue, xattr_piece,

@@ -49,7 +49,7 @@ pub struct SubvolItem {
     /// A random UUID.
     pub identity: [u8; 16],
     /// Where its entry is; any other entry that names it does not count (R39).
-    pub place: Place,
+    pub place: ParentDirectory,
     /// The subvolume that it is a snapshot of.
     pub origin: Option<SubvolId>,
 }
@@ -57,7 +57,7 @@ pub struct SubvolItem {
 /// The directory that holds a subvolume's entry. The root subvolume has none and names its own root
 /// directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ParentDirectory {
     pub subvol: SubvolId,
     pub directory: InodeNo,
 }
@@ -152,7 +152,7 @@ impl SubvolItem {
     pub fn new(
         table: TableId,
         epoch: EpochId,
-        place: Place,
+        place: ParentDirectory,
         hash_key: HashKey,
         created: Timestamp,
         identity: [u8; 16],
@@ -229,7 +229,7 @@ impl SubvolItem {
             created: Timestamp { secs: disk.created_secs.get(), nanos: disk.created_nanos.get() },
             state,
             identity: disk.identity,
-            place: Place { subvol: SubvolId(holder), directory: InodeNo(directory) },
+            place: ParentDirectory { subvol: SubvolId(holder), directory: InodeNo(directory) },
             origin: (origin != 0).then_some(SubvolId(origin)),
         })
     }
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     fn snapshot(state: SubvolState) -> SubvolItem {
-        let place = Place { subvol: SubvolId(4), directory: InodeNo(77) };
+        let place = ParentDirectory { subvol: SubvolId(4), directory: InodeNo(77) };
         let created = Timestamp { secs: -1, nanos: 5 };
         let hash_key = HashKey([9; 16]);
         SubvolItem {

@@ -74,7 +74,7 @@ struct Section {
 
 /// The place of an item in one leaf; it has no meaning in another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct LeafPosition {
     /// Index of the item in key order.
     pub item: usize,
     group: usize,
@@ -131,13 +131,13 @@ impl LeafView {
     }
 
     /// The place of `key`, if it is here.
-    pub fn find(&self, key: Key) -> Option<Place> {
+    pub fn find(&self, key: Key) -> Option<LeafPosition> {
         let place = self.lower_bound(key)?;
         (self.key(&place) == key).then_some(place)
     }
 
     /// The first item whose key is not below `key`.
-    pub fn lower_bound(&self, key: Key) -> Option<Place> {
+    pub fn lower_bound(&self, key: Key) -> Option<LeafPosition> {
         let wanted = (key.object, key.kind);
         let group = partition_point(0, self.header.groups, |g| self.group_name(g) < wanted);
         if group == self.header.groups {
@@ -154,39 +154,39 @@ impl LeafView {
         if rank == ranks.1 {
             return (group + 1 < self.header.groups).then(|| self.place_of_group(group + 1));
         }
-        Some(Place { item: first.start + (rank - first.rank), rank, ..first })
+        Some(LeafPosition { item: first.start + (rank - first.rank), rank, ..first })
     }
 
-    pub fn first(&self) -> Place {
+    pub fn first(&self) -> LeafPosition {
         self.place_of_group(0)
     }
 
-    pub fn last(&self) -> Place {
+    pub fn last(&self) -> LeafPosition {
         self.last_of_group(self.header.groups - 1)
     }
 
     /// The place behind `place`.
-    pub fn next(&self, place: &Place) -> Option<Place> {
+    pub fn next(&self, place: &LeafPosition) -> Option<LeafPosition> {
         if place.item + 1 < place.end {
-            return Some(Place { item: place.item + 1, rank: place.rank + 1, ..*place });
+            return Some(LeafPosition { item: place.item + 1, rank: place.rank + 1, ..*place });
         }
         (place.group + 1 < self.header.groups).then(|| self.place_of_group(place.group + 1))
     }
 
     /// The place before `place`.
-    pub fn previous(&self, place: &Place) -> Option<Place> {
+    pub fn previous(&self, place: &LeafPosition) -> Option<LeafPosition> {
         if place.item > place.start {
-            return Some(Place { item: place.item - 1, rank: place.rank - 1, ..*place });
+            return Some(LeafPosition { item: place.item - 1, rank: place.rank - 1, ..*place });
         }
         place.group.checked_sub(1).map(|group| self.last_of_group(group))
     }
 
-    pub fn key(&self, place: &Place) -> Key {
+    pub fn key(&self, place: &LeafPosition) -> Key {
         let section = &self.sections[place.section];
         Key::new(place.object, section.kind, section.offsets.get(&self.buf, place.rank))
     }
 
-    pub fn value(&self, place: &Place) -> ValueRef<'_> {
+    pub fn value(&self, place: &LeafPosition) -> ValueRef<'_> {
         let section = &self.sections[place.section];
         let (from, to) = self.tail(section, place.rank);
         let heap = &self.buf[section.heap_at..section.heap_at + section.heap_bytes];
@@ -212,9 +212,9 @@ impl LeafView {
         self.groups[2].get(&self.buf, group) as usize
     }
 
-    fn place_of_group(&self, group: usize) -> Place {
+    fn place_of_group(&self, group: usize) -> LeafPosition {
         let start = self.group_start(group);
-        Place {
+        LeafPosition {
             item: start,
             group,
             start,
@@ -225,10 +225,10 @@ impl LeafView {
         }
     }
 
-    fn last_of_group(&self, group: usize) -> Place {
+    fn last_of_group(&self, group: usize) -> LeafPosition {
         let first = self.place_of_group(group);
         let more = first.end - first.start - 1;
-        Place { item: first.item + more, rank: first.rank + more, ..first }
+        LeafPosition { item: first.item + more, rank: first.rank + more, ..first }
     }
 
     /// Where in the section's heap the tail begins and ends.
@@ -282,7 +282,7 @@ impl LeafView {
         Ok(())
     }
 
-    fn check_offsets(&self, first: &Place) -> Result<(), FormatError> {
+    fn check_offsets(&self, first: &LeafPosition) -> Result<(), FormatError> {
         let (node, offsets) = (&self.buf[..], &self.sections[first.section].offsets);
         let mut before = offsets.get(node, first.rank);
         for rank in first.rank + 1..first.rank + (first.end - first.start) {

@@ -38,7 +38,7 @@ pub use descriptor::{LAYERS_MAX, LayerDescriptor, PARTITION, PartitionDescriptor
 pub use fragments::{FRAGMENTS_MAX, Fragment, encode_fragments, parse_fragments, pieces_of};
 pub use inner::{Child, InnerView, encode_inner};
 pub use layer::{encode_edit, parse_edit};
-pub use leaf::{LeafView, Place, ValueRef};
+pub use leaf::{LeafPosition, LeafView, ValueRef};
 pub use lineage::{LINEAGE, Lineage};
 pub use pointer::{NODE_BLOCKS_MAX, NODE_PTR_BYTES, decode_ptr, encode_ptr};
 

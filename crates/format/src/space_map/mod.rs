@@ -71,7 +71,7 @@ const _: () = assert!(size_of::<HeaderDisk>() == 48);
 
 /// Where the metaslab of a map is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct MapRange {
     pub device: DeviceId,
     /// Number of the metaslab on its device.
     pub index: u32,
@@ -83,7 +83,7 @@ pub struct Place {
 /// The allocated blocks of one metaslab.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpaceMap {
-    place: Place,
+    place: MapRange,
     complete_to: Txg,
     words: Vec<u64>,
     allocated: u32,
@@ -92,14 +92,14 @@ pub struct SpaceMap {
 impl SpaceMap {
     /// `words`: bit `i % 64` of word `i / 64` is set where block `i` of the metaslab is allocated;
     /// exactly as many words as its blocks need, no bit beyond them.
-    pub fn new(place: Place, complete_to: Txg, words: Vec<u64>) -> SpaceMap {
+    pub fn new(place: MapRange, complete_to: Txg, words: Vec<u64>) -> SpaceMap {
         assert!(place.blocks <= MAX_BLOCKS, "{place:?} is larger than a map can describe");
         assert!(body::fits(&words, place.blocks), "SPACEMAP-F2: bits beyond {place:?}");
         let allocated = words.iter().map(|word| word.count_ones()).sum();
         SpaceMap { place, complete_to, words, allocated }
     }
 
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> MapRange {
         self.place
     }
 
@@ -170,7 +170,7 @@ impl SpaceMap {
             return Err(field("reserved", header.reserved_b.get().into()));
         }
         let complete_to = header.complete_to.get();
-        let place = Place {
+        let place = MapRange {
             device: DeviceId(header.device.get()),
             index: header.index.get(),
             first_block: header.first_block.get(),
@@ -201,8 +201,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn place(blocks: u32) -> Place {
-        Place { device: DeviceId(3), index: 7, first_block: 7 * 4096, blocks }
+    fn place(blocks: u32) -> MapRange {
+        MapRange { device: DeviceId(3), index: 7, first_block: 7 * 4096, blocks }
     }
 
     fn map_of(blocks: u32, allocated: &[u32]) -> SpaceMap {

@@ -9,7 +9,7 @@ use copyhold_volume::InodeChange;
 
 use super::{Bucket, Found, LINKS_MAX, Name};
 use crate::filesystem::new_item;
-use crate::inode::{Inode, InodeRef, State};
+use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::subvol::FILES;
 use crate::{
@@ -273,7 +273,7 @@ pub(crate) fn put_bucket(tx: &mut Transaction, bucket: Bucket) {
 pub(super) fn item_of(
     new: New<'_>,
     caller: &Caller,
-    dir: &State,
+    dir: &InodeState,
     mode: u32,
     now: Timestamp,
 ) -> InodeItem {

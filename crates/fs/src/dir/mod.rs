@@ -13,12 +13,14 @@ mod remove;
 mod rename;
 mod sole;
 
-use copyhold_format::item::{DIRENT, DIRENT_SUBVOL, DirBucket, InodeItem, Place, dirent_bucket};
+use copyhold_format::item::{
+    DIRENT, DIRENT_SUBVOL, DirBucket, InodeItem, ParentDirectory, dirent_bucket,
+};
 use copyhold_pool::{Transaction, Value};
 use copyhold_types::{InodeNo, Key, SubvolId, TableId, Timestamp};
 
 use crate::filesystem::FIRST_PLACEHOLDER;
-use crate::inode::{Inode, State};
+use crate::inode::{Inode, InodeState};
 use crate::item_bytes::KEY_BYTES;
 use crate::permit::Way;
 use crate::{FileFlags, FileKind, Filesystem, FsError, NodeId, Result};
@@ -59,7 +61,7 @@ impl Filesystem {
     /// Where the entry of a subvolume leads: to its root if its record names this directory, else,
     /// in a snapshot of its holder, to a placeholder (R39).
     pub(super) fn subvol_entry(&self, dir: NodeId, subvol: SubvolId) -> NodeId {
-        let place = Place { subvol: dir.subvol, directory: dir.ino };
+        let place = ParentDirectory { subvol: dir.subvol, directory: dir.ino };
         let there = self.volumes.subvol(subvol);
         match there.is_some_and(|there| !there.is_dying() && there.item().place == place) {
             true => NodeId { subvol, ino: InodeNo::ROOT },
@@ -152,7 +154,7 @@ impl Bucket {
     }
 }
 
-impl State {
+impl InodeState {
     /// A directory that can take a name, or give it up.
     pub(crate) fn expect_live_dir(&self) -> Result<()> {
         if self.gone || self.item.nlink == 0 { Err(FsError::NotFound) } else { Ok(()) }

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use super::make::{New, item_of};
 use super::{Bucket, Found, Name};
 use crate::filesystem::FIRST_PLACEHOLDER;
-use crate::inode::{Inode, InodeRef, State};
+use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
 use crate::rollback::place_in;
@@ -40,14 +40,14 @@ pub struct RenameFlags {
 
 /// Both ends, looked up under their directories' locks.
 struct Ends<'a> {
-    from: Place<'a>,
-    to: Place<'a>,
+    from: LockedName<'a>,
+    to: LockedName<'a>,
     source: InodeRef,
     target: Option<InodeRef>,
     flags: RenameFlags,
 }
 
-struct Place<'a> {
+struct LockedName<'a> {
     dir: &'a InodeRef,
     name: Name<'a>,
     bucket: Bucket,
@@ -147,8 +147,8 @@ impl Filesystem {
             None => None,
         };
         let ends = Ends {
-            from: Place { dir, name, bucket: from },
-            to: Place { dir: new_dir, name: new_name, bucket: to },
+            from: LockedName { dir, name, bucket: from },
+            to: LockedName { dir: new_dir, name: new_name, bucket: to },
             source,
             target,
             flags,
@@ -362,7 +362,7 @@ impl Ends<'_> {
     }
 
     /// Whose records name another directory afterwards.
-    fn moves(&self) -> SmallVec<[(&volume::Subvol, copyhold_format::item::Place); 2]> {
+    fn moves(&self) -> SmallVec<[(&volume::Subvol, copyhold_format::item::ParentDirectory); 2]> {
         let mut moves = SmallVec::new();
         let (from, to) = (self.from.dir, self.to.dir);
         let exchanged = self.target.as_ref().filter(|_| self.flags.exchange);
@@ -422,7 +422,7 @@ impl Ends<'_> {
 }
 
 /// The states of all that a rename touches, each locked once, by number.
-struct States<'a>(SmallVec<[(NodeId, MutexGuard<'a, State>); 4]>);
+struct States<'a>(SmallVec<[(NodeId, MutexGuard<'a, InodeState>); 4]>);
 
 impl<'a> States<'a> {
     fn lock(ends: &'a Ends<'_>) -> States<'a> {
@@ -439,11 +439,11 @@ impl<'a> States<'a> {
         place.expect("every inode of a rename is locked")
     }
 
-    fn get(&self, inode: &Inode) -> &State {
+    fn get(&self, inode: &Inode) -> &InodeState {
         &self.0[self.at(inode)].1
     }
 
-    fn of(&mut self, inode: &Inode) -> &mut State {
+    fn of(&mut self, inode: &Inode) -> &mut InodeState {
         let at = self.at(inode);
         &mut self.0[at].1
     }
@@ -485,11 +485,11 @@ impl<'a> States<'a> {
     }
 }
 
-fn moved(state: &State, into: &Inode, now: Timestamp) -> InodeItem {
+fn moved(state: &InodeState, into: &Inode, now: Timestamp) -> InodeItem {
     InodeItem { ctime: now, parent: into.node.ino, ..state.next_item() }
 }
 
-fn replaced(state: &State, inode: &Inode, now: Timestamp) -> InodeItem {
+fn replaced(state: &InodeState, inode: &Inode, now: Timestamp) -> InodeItem {
     let mut item = state.next_item();
     item.ctime = now;
     item.nlink = if inode.is_dir() { 0 } else { item.nlink.saturating_sub(1) };

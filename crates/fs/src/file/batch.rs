@@ -36,7 +36,7 @@ const PIECES_MAX: usize = 256;
 /// Blocks of one request: 1 MiB.
 pub(crate) const REQUEST_BLOCKS_MAX: u32 = 256;
 
-pub(crate) struct Batch {
+pub(crate) struct WritebackJob {
     pub(super) fs: Arc<Filesystem>,
     pub(super) inode: InodeRef,
     pub(super) taken: Taken,
@@ -79,7 +79,7 @@ impl Filesystem {
         attach: bool,
     ) -> Result<bool> {
         let mut batch = loop {
-            match Batch::take(self, inode, version, attach) {
+            match WritebackJob::take(self, inode, version, attach) {
                 Some(batch) => break batch,
                 // DIRTY-D9.
                 None if inode.state().data.waits_for_cut() => self.batches_end(inode).await,
@@ -90,7 +90,7 @@ impl Filesystem {
         let write = async move {
             // Before the batch has ended: waiters for that check for errors then.
             let result = batch.write().await;
-            inode.tell(result.clone());
+            inode.record_error(result.clone());
             drop(batch);
             result.map(|()| true)
         };
@@ -100,20 +100,20 @@ impl Filesystem {
 
 impl Inode {
     /// Keeps the first error of background writes for the next fsync (R34).
-    pub(super) fn tell(&self, written: Result<()>) {
+    pub(super) fn record_error(&self, written: Result<()>) {
         if let Err(error) = written {
             self.state().error.get_or_insert_with(|| Box::new(error));
         }
     }
 }
 
-impl Batch {
+impl WritebackJob {
     pub(super) fn take(
         fs: &Arc<Filesystem>,
         inode: &InodeRef,
         version: u64,
         attach: bool,
-    ) -> Option<Batch> {
+    ) -> Option<WritebackJob> {
         let mut state = inode.state();
         // DIRTY-D9.
         let is_cutting = state.data.is_cutting() && !fs.breaks(Sabotage::TakeBesideCut);
@@ -130,7 +130,7 @@ impl Batch {
         let alone = took.len() == 1 && took[0].0 == 0;
         let no_extents = state.item.allocated == 0 || state.data.cut.block() == 0;
         let small = (took.len() * BLOCK_BYTES) as u64 <= fs.options.attach_bytes_max;
-        Some(Batch {
+        Some(WritebackJob {
             fs: fs.clone(),
             inode: inode.clone(),
             taken: Taken { id, size },
@@ -251,7 +251,7 @@ impl Batch {
     }
 }
 
-impl Drop for Batch {
+impl Drop for WritebackJob {
     fn drop(&mut self) {
         let mut state = self.inode.state();
         let mut wanting = 0;

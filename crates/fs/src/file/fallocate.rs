@@ -14,7 +14,7 @@ use std::sync::Arc;
 use copyhold_format::item::{Extent, ExtentState};
 use copyhold_pool::{Credit, LaneClass, Tier, Transaction};
 use copyhold_types::{BLOCK_BYTES, Pointer, Run};
-use copyhold_volume::Steady;
+use copyhold_volume::SnapshotGuard;
 use copyhold_volume::quota::Hold;
 
 use super::extent_map::{MapEdit, extent_bytes};
@@ -127,7 +127,7 @@ impl Filesystem {
         if mode != FallocateMode::Punch {
             let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
             let allocated = self.allocate(inode, blocks).await;
-            allocated.inspect_err(|refused| self.tell_refused(&inode.subvol, refused))?;
+            allocated.inspect_err(|refused| self.report_refusal(&inode.subvol, refused))?;
         }
         Ok(())
     }
@@ -212,12 +212,12 @@ impl Filesystem {
         edit.remove(range.start..to);
         let mut state = inode.state();
         state.expect_present()?;
-        let steady = self.volumes.steady(&inode.subvol.volume)?;
+        let guard = self.volumes.snapshot_guard(&inode.subvol.volume)?;
         self.flusher.forget(inode, state.data.drop_blocks(range.start..to));
         // Inline data is dropped with block 0.
         let first = range.start == 0;
         let tx = Transaction::new();
-        self.log_map(inode, &mut state, steady, (credit, None), tx, edit, first)?;
+        self.log_map(inode, &mut state, guard, (credit, None), tx, edit, first)?;
         Ok(to)
     }
 
@@ -251,15 +251,15 @@ impl Filesystem {
                 let credit = self.map_credit(inode, tier, &edit, holes.len()).await?;
                 let mut state = inode.state();
                 state.expect_present()?;
-                let steady = self.volumes.steady(&inode.subvol.volume)?;
+                let guard = self.volumes.snapshot_guard(&inode.subvol.volume)?;
                 for (start, run) in lay_out(&holes, &runs) {
-                    let pointer = Pointer { run, epoch: steady.epoch(), origin: steady.epoch() };
+                    let pointer = Pointer { run, epoch: guard.epoch(), origin: guard.epoch() };
                     edit.add(start, Extent { pointer, birth: 0, state: ExtentState::Unwritten });
                 }
                 let mut tx = Transaction::new();
                 claims.into_iter().for_each(|claim| tx.allocate(claim));
                 let hold = Some(&mut promise.hold);
-                self.log_map(inode, &mut state, steady, (credit, hold), tx, edit, false)?;
+                self.log_map(inode, &mut state, guard, (credit, hold), tx, edit, false)?;
             }
             at = to;
         }
@@ -286,8 +286,8 @@ impl Filesystem {
     fn log_map(
         &self,
         inode: &InodeRef,
-        state: &mut crate::inode::State,
-        steady: Steady<'_>,
+        state: &mut crate::inode::InodeState,
+        guard: SnapshotGuard<'_>,
         (credit, hold): (Credit, Option<&mut Hold>),
         mut tx: Transaction,
         edit: MapEdit,
@@ -303,7 +303,7 @@ impl Filesystem {
         super::install::count_blocks(&mut item, &change);
         self.put_extents(&mut tx, inode.node.ino, &change);
         self.put_inode(&mut tx, inode.node.ino, &item);
-        let txg = steady.apply(credit, tx, hold)?;
+        let txg = guard.apply(credit, tx, hold)?;
         state.logged(item, txg);
         Ok(())
     }

@@ -11,7 +11,7 @@ use copyhold_format::item::{Extent, ExtentState};
 use copyhold_pool::{Cached, Tier, Transaction};
 use copyhold_runtime::WriteGuard;
 
-use super::batch::{Batch, Placed};
+use super::batch::{Placed, WritebackJob};
 use super::extent_map::{MapEdit, extent_bytes};
 use super::install::ANNOUNCE_BYTES;
 use super::slot::Slot;
@@ -56,8 +56,8 @@ impl Filesystem {
 
     /// Only exclusive space without content (R10).
     fn is_writable_in_place(&self, inode: &Inode, extent: &Extent) -> bool {
-        let Ok(steady) = self.volumes.steady(&inode.subvol.volume) else { return false };
-        let alone = || matches!(steady.is_exclusive(&extent.pointer), Ok(Cached::Known(true)));
+        let Ok(guard) = self.volumes.snapshot_guard(&inode.subvol.volume) else { return false };
+        let alone = || matches!(guard.is_exclusive(&extent.pointer), Ok(Cached::Known(true)));
         extent.state == ExtentState::Unwritten && alone()
     }
 
@@ -73,7 +73,7 @@ impl Filesystem {
     }
 }
 
-impl Batch {
+impl WritebackJob {
     pub(super) async fn write_in_place(&self) -> Result<()> {
         let (fs, inode) = (&self.fs, &self.inode);
         let _map = self.map_behind_cuts().await?;
@@ -112,8 +112,8 @@ impl Batch {
         fs.put_extents(&mut tx, inode.node.ino, &edit.finish());
         let item = state.next_item();
         let blocks = self.installed_blocks(&placed, &state, false);
-        let steady = fs.volumes.steady(&inode.subvol.volume)?;
-        self.log(&mut state, steady, credit, tx, item, &blocks)?;
+        let guard = fs.volumes.snapshot_guard(&inode.subvol.volume)?;
+        self.log(&mut state, guard, credit, tx, item, &blocks)?;
         state.note_logged();
         Ok(())
     }

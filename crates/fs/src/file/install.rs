@@ -14,12 +14,12 @@ use copyhold_format::item::{
 };
 use copyhold_pool::{Claim, Credit, PoolError, Tier, Transaction};
 use copyhold_types::{BLOCK_BYTES, EpochId, Pointer, Txg};
-use copyhold_volume::Steady;
+use copyhold_volume::SnapshotGuard;
 use smallvec::SmallVec;
 
-use super::batch::{Batch, Content, Placed};
+use super::batch::{Content, Placed, WritebackJob};
 use super::extent_map::{MapChange, MapEdit, extent_bytes};
-use crate::inode::{Inode, InodeRef, State};
+use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::subvol::FILES;
 use crate::{Filesystem, Result, Sabotage};
@@ -33,7 +33,7 @@ pub(super) const ANNOUNCE_BYTES: usize = KEY_BYTES + 8 + 2 * KEY_BYTES;
 /// Pieces whose old extents are looked up at once.
 const STRETCH_MAX: usize = 8;
 
-impl Batch {
+impl WritebackJob {
     pub(super) async fn install(&self, content: Content<'_>) -> Result<()> {
         match content {
             Content::Nothing => self.install_some(&[], &mut VecDeque::new(), None).await.map(drop),
@@ -85,13 +85,13 @@ impl Batch {
         if state.gone {
             return Ok(count);
         }
-        let steady = fs.volumes.steady(&inode.subvol.volume)?;
+        let guard = fs.volumes.snapshot_guard(&inode.subvol.volume)?;
         let mut tx = Transaction::new();
         let mut item = state.next_item();
         if cut && !fs.breaks(Sabotage::KeepCuts) {
             old.remove(cut_from..u64::MAX);
         }
-        self.stamp(placed, claims, &mut old, &mut tx, &state, steady.epoch());
+        self.stamp(placed, claims, &mut old, &mut tx, &state, guard.epoch());
         let change = old.finish();
         fs.put_extents(&mut tx, inode.node.ino, &change);
         count_blocks(&mut item, &change);
@@ -106,7 +106,7 @@ impl Batch {
         if cut {
             state.data.cut.goes();
         }
-        self.log(&mut state, steady, credit, tx, item, &blocks)?;
+        self.log(&mut state, guard, credit, tx, item, &blocks)?;
         if cut {
             state.data.cut_is_logged();
         }
@@ -118,8 +118,8 @@ impl Batch {
     #[allow(clippy::too_many_arguments)] // a transaction and what it changes
     pub(super) fn log(
         &self,
-        state: &mut State,
-        steady: Steady<'_>,
+        state: &mut InodeState,
+        guard: SnapshotGuard<'_>,
         credit: Credit,
         mut tx: Transaction,
         mut item: InodeItem,
@@ -135,7 +135,7 @@ impl Batch {
             None => {}
         }
         self.fs.put_inode(&mut tx, self.inode.node.ino, &item);
-        let txg = steady.apply(credit, tx, Some(&mut *self.hold.lock()))?;
+        let txg = guard.apply(credit, tx, Some(&mut *self.hold.lock()))?;
         let attached = self.attach.then_some(txg);
         let mut left = 0;
         for &block in blocks {
@@ -149,7 +149,7 @@ impl Batch {
     pub(super) fn installed_blocks(
         &self,
         placed: &[Placed],
-        state: &State,
+        state: &InodeState,
         inline: bool,
     ) -> Vec<u64> {
         if inline {
@@ -186,7 +186,7 @@ impl Batch {
         claims: &mut VecDeque<Claim>,
         old: &mut MapEdit,
         tx: &mut Transaction,
-        state: &State,
+        state: &InodeState,
         epoch: EpochId,
     ) {
         // Consecutive blocks that are all current, or all not.
@@ -223,7 +223,11 @@ impl Batch {
 
     /// The piece cut where its blocks cease, or begin, to be the batch's: first block, count,
     /// whether they are.
-    pub(super) fn parts(&self, piece: &Placed, state: &State) -> SmallVec<[(u32, u32, bool); 2]> {
+    pub(super) fn parts(
+        &self,
+        piece: &Placed,
+        state: &InodeState,
+    ) -> SmallVec<[(u32, u32, bool); 2]> {
         let mut parts: SmallVec<[(u32, u32, bool); 2]> = SmallVec::new();
         for skip in 0..piece.run.blocks {
             let current = state.data.is_current(piece.at + u64::from(skip), self.taken.id)
@@ -237,7 +241,7 @@ impl Batch {
     }
 }
 
-impl State {
+impl InodeState {
     /// A batch has logged the times, and as much of the size as may be (DIRTY-D4).
     pub(super) fn note_logged(&mut self) {
         let (item, shown) = (&self.item, &self.shown);

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use super::batch::REQUEST_BLOCKS_MAX;
 use super::slot::Slot;
-use crate::inode::{Inode, State};
+use crate::inode::{Inode, InodeState};
 use crate::{Filesystem, NodeId, Result, Sabotage};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -244,7 +244,7 @@ impl Filesystem {
 }
 
 /// Cuts `blocks` into those in memory and those to be looked up.
-fn plan(state: &State, blocks: Range<u64>) -> Parts {
+fn plan(state: &InodeState, blocks: Range<u64>) -> Parts {
     let mut parts = Parts::new();
     let data = &state.data;
     let mut at = blocks.start;
@@ -258,7 +258,7 @@ fn plan(state: &State, blocks: Range<u64>) -> Parts {
     parts
 }
 
-fn plan_gap(state: &State, gap: Range<u64>, parts: &mut Parts) {
+fn plan_gap(state: &InodeState, gap: Range<u64>, parts: &mut Parts) {
     let mut push = |blocks: Range<u64>, source| {
         if !blocks.is_empty() {
             parts.push(Part { blocks, source });

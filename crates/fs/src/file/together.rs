@@ -16,13 +16,13 @@ use copyhold_runtime::finishing;
 use copyhold_types::{Bufs, Purpose, Run};
 use futures_util::future::join_all;
 
-use super::batch::{Batch, Content, Placed, REQUEST_BLOCKS_MAX, gather, place};
+use super::batch::{Content, Placed, REQUEST_BLOCKS_MAX, WritebackJob, gather, place};
 use crate::inode::InodeRef;
 use crate::{Filesystem, Result};
 
 /// A batch with its place, not sent yet.
 struct Ready {
-    batch: Batch,
+    batch: WritebackJob,
     placed: Vec<Placed>,
     claims: VecDeque<Claim>,
 }
@@ -33,8 +33,8 @@ impl Filesystem {
     pub(crate) async fn write_together(self: &Arc<Self>, files: &[InodeRef]) -> Result<()> {
         let versions: Vec<u64> = files.iter().map(|file| file.state().data.version()).collect();
         let batches = files.iter().zip(&versions);
-        let batches: Vec<Batch> = batches
-            .filter_map(|(file, version)| Batch::take(self, file, *version, false))
+        let batches: Vec<WritebackJob> = batches
+            .filter_map(|(file, version)| WritebackJob::take(self, file, *version, false))
             .collect();
         let fs = self.clone();
         let mut result = finishing(&self.rt, async move { fs.write_batches(batches).await }).await;
@@ -47,7 +47,7 @@ impl Filesystem {
         result
     }
 
-    async fn write_batches(&self, batches: Vec<Batch>) -> Result<()> {
+    async fn write_batches(&self, batches: Vec<WritebackJob>) -> Result<()> {
         let mut group = Vec::with_capacity(batches.len());
         let mut told = Ok(());
         for mut batch in batches {
@@ -64,7 +64,7 @@ impl Filesystem {
                 batch.write().await
             };
             // Before the batch has ended: an fsync that waits for that asks for errors then.
-            batch.inode.tell(result.clone());
+            batch.inode.record_error(result.clone());
             told = told.and(result);
         }
         let sent = self.send_together(&group).await;
@@ -75,7 +75,7 @@ impl Filesystem {
                 false => batch.send_and_install(&placed, &mut claims).await,
             };
             batch.unclaim(claims);
-            batch.inode.tell(result.clone());
+            batch.inode.record_error(result.clone());
             told = told.and(result);
         }
         told

@@ -16,7 +16,7 @@ use copyhold_types::{BLOCK_BYTES, Buf};
 use smallvec::SmallVec;
 
 use super::slot::Slot;
-use crate::inode::{Inode, InodeRef, State};
+use crate::inode::{Inode, InodeRef, InodeState};
 use crate::permit::Way;
 use crate::promise::{Promise, Take};
 use crate::{FileFlags, Filesystem, FsError, NodeId, Result, Sabotage};
@@ -182,9 +182,9 @@ impl Filesystem {
             Box::pin(self.strip_privileges(inode, None)).await?;
         }
         let cut = self.cut_in_steps(inode).await;
-        cut.inspect_err(|refused| self.tell_refused(&inode.subvol, refused))?;
+        cut.inspect_err(|refused| self.report_refusal(&inode.subvol, refused))?;
         let taken = self.write_steps(inode, offset, input, flags.partial).await;
-        taken.inspect_err(|refused| self.tell_refused(&inode.subvol, refused))
+        taken.inspect_err(|refused| self.report_refusal(&inode.subvol, refused))
     }
 
     /// Bytes that were taken.
@@ -263,7 +263,7 @@ impl Filesystem {
             self.has_written(inode, &mut state);
             self.list_file(inode, &mut state)
         };
-        self.see_to_dirty(inode, dirt);
+        self.schedule_writeback(inode, dirt);
         true
     }
 
@@ -385,7 +385,7 @@ impl Filesystem {
     ) -> Result<()> {
         let old = slots.len();
         let inserted = self.insert(inode, slots, old, end, Take::All).await;
-        inserted.inspect_err(|refused| self.tell_refused(&inode.subvol, refused)).map(drop)
+        inserted.inspect_err(|refused| self.report_refusal(&inode.subvol, refused)).map(drop)
     }
 
     /// As [`Self::insert_blocks`], but those behind the first `old` have new content; with
@@ -457,7 +457,7 @@ impl Filesystem {
     fn put_dirty(
         &self,
         inode: &Inode,
-        state: &mut State,
+        state: &mut InodeState,
         slots: impl IntoIterator<Item = (u64, Slot)>,
         end: u64,
         in_place: bool,

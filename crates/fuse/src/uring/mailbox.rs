@@ -22,12 +22,12 @@ pub(super) struct Answered {
 
 #[derive(Debug)]
 pub(super) struct Mailbox {
-    state: Mutex<State, of::Mailbox>,
+    state: Mutex<MailboxState, of::Mailbox>,
     bell: OwnedFd,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct MailboxState {
     answered: Vec<Answered>,
     asleep: bool,
     closed: bool,

@@ -28,7 +28,7 @@ impl Tenancy for Hoarder {
         EpochId(table.0)
     }
 
-    fn steady(&self, _: &[TableId], apply: &mut dyn FnMut(&mut dyn NodeTurnover)) {
+    fn with_families_locked(&self, _: &[TableId], apply: &mut dyn FnMut(&mut dyn NodeTurnover)) {
         apply(&mut Hoarder);
     }
 

@@ -251,18 +251,18 @@ pin_project_lite::pin_project! {
     pub(super) struct Tracked<F> {
         #[pin]
         future: F,
-        place: Place,
+        place: TaskRegistration,
     }
 }
 
-struct Place {
+struct TaskRegistration {
     cpu: Arc<Cpu>,
     slot: Option<usize>,
 }
 
 impl<F> Tracked<F> {
     pub(super) fn new(future: F, cpu: Arc<Cpu>) -> Tracked<F> {
-        Tracked { future, place: Place { cpu, slot: None } }
+        Tracked { future, place: TaskRegistration { cpu, slot: None } }
     }
 }
 
@@ -279,7 +279,7 @@ impl<F: Future<Output = ()>> Future for Tracked<F> {
     }
 }
 
-impl Place {
+impl TaskRegistration {
     fn park(&mut self, waker: &Waker) {
         if self.slot.is_some() {
             return; // A task has the same waker all its life.
@@ -294,7 +294,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TaskRegistration {
     fn drop(&mut self) {
         let Some(slot) = self.slot else { return };
         let mut parked = self.cpu.parked.lock();

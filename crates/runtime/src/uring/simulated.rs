@@ -23,12 +23,12 @@ const COMPLETIONS: u32 = 4;
 pub(crate) struct Uring {
     entries: u32,
     manner: Manner,
-    state: Mutex<State>,
+    state: Mutex<RingState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct RingState {
     /// Whose it is.
     owner: Option<ThreadId>,
     submitted: VecDeque<Entry>,
@@ -80,7 +80,7 @@ impl Uring {
     }
 
     /// RING-U1.
-    fn own(&self) -> MutexGuard<'_, State> {
+    fn own(&self) -> MutexGuard<'_, RingState> {
         let state = self.state.lock();
         assert_eq!(state.owner, Some(thread::current().id()), "RING-U1: used by another thread");
         state
@@ -156,7 +156,7 @@ impl Uring {
 
     fn wait<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, RingState>,
         completions: usize,
         timeout: Option<Duration>,
     ) -> io::Result<()> {
@@ -195,7 +195,7 @@ impl Uring {
         taken.extend(state.completed.drain(..));
     }
 
-    fn begin(&self, state: &mut State, entry: Entry) {
+    fn begin(&self, state: &mut RingState, entry: Entry) {
         let Entry { token, kind } = entry;
         match kind {
             Kind::Trial => self.end(state, Completed { token, result: 0, has_more: false }),
@@ -210,7 +210,7 @@ impl Uring {
     }
 
     /// The bell is rung. Several rings before a completion may count as one.
-    fn hear(&self, state: &mut State) {
+    fn hear(&self, state: &mut RingState) {
         let Some(token) = state.listener else { return };
         if state.deferred.iter().any(|one| one.token == token) && once_in(2) {
             return;
@@ -223,14 +223,14 @@ impl Uring {
     }
 
     /// Operations end by themselves.
-    fn go_on(&self, state: &mut State) {
+    fn go_on(&self, state: &mut RingState) {
         if !state.under_way.is_empty() && once_in(2) {
             self.end_some(state);
         }
     }
 
     /// One of the operations under way ends, or more.
-    fn end_some(&self, state: &mut State) {
+    fn end_some(&self, state: &mut RingState) {
         for _ in 0..thread_rng().gen_range(1..=state.under_way.len()) {
             let one = thread_rng().gen_range(0..state.under_way.len());
             let Entry { token, kind } = state.under_way.swap_remove(one);
@@ -245,7 +245,7 @@ impl Uring {
         }
     }
 
-    fn end(&self, state: &mut State, completed: Completed) {
+    fn end(&self, state: &mut RingState, completed: Completed) {
         match self.manner {
             Manner::Own => state.deferred.push(completed),
             Manner::Plain => self.show(state, completed),
@@ -253,7 +253,7 @@ impl Uring {
         self.changed.notify_all();
     }
 
-    fn show(&self, state: &mut State, completed: Completed) {
+    fn show(&self, state: &mut RingState, completed: Completed) {
         if state.completed.len() < self.completions_max() as usize {
             state.completed.push_back(completed);
         } else {

@@ -24,8 +24,8 @@ use serde_json::{Value, json};
 
 use super::rules::Rules;
 use super::who::Who;
-use crate::tenants::{Answer, Place, Tenants};
-use crate::wire::{Group, Numbered, Page, Question, Refusal, Told};
+use crate::tenants::{Answer, NewEntry, Tenants};
+use crate::wire::{Group, Numbered, Page, Question, Refusal, Response};
 
 /// Rows that are looked up for one page.
 const ROWS: usize = 128;
@@ -105,8 +105,8 @@ pub(super) async fn may_delete<T: Tenants>(
 
 fn encode(told: Answer<Value>) -> Vec<u8> {
     let told = match told {
-        Ok(answer) => Told::Answer(answer),
-        Err(refusal) => Told::Error(refusal),
+        Ok(answer) => Response::Answer(answer),
+        Err(refusal) => Response::Error(refusal),
     };
     serde_json::to_vec(&told).expect("answers have string keys")
 }
@@ -184,7 +184,7 @@ impl<T: Tenants> Desk<'_, T> {
                 self.may_change(&[self.node], !groups.is_empty()).await?;
                 let by = copyhold_fs::Caller { umask, ..self.maker()? };
                 let groups = ids(&groups);
-                let place = Place { by: &by, parent: self.node, name: &name, groups: &groups };
+                let place = NewEntry { by: &by, parent: self.node, name: &name, groups: &groups };
                 let made = self.tenants.create(place).await?;
                 changed.entries.push((self.node, name));
                 Ok(json!(made.0))
@@ -194,7 +194,7 @@ impl<T: Tenants> Desk<'_, T> {
                 let subvol = root(source)?;
                 self.may_change(&[self.node, source], !groups.is_empty()).await?;
                 let (by, groups) = (self.maker()?, ids(&groups));
-                let place = Place { by: &by, parent: self.node, name: &name, groups: &groups };
+                let place = NewEntry { by: &by, parent: self.node, name: &name, groups: &groups };
                 let made = self.tenants.snapshot(subvol, place, read_only).await?;
                 changed.entries.push((self.node, name));
                 Ok(json!(made.0))

@@ -10,7 +10,7 @@ use copyhold_volume::{Subvol, Volumes};
 
 use super::paths::Paths;
 use super::scans;
-use super::{Answer, Place, Tenants};
+use super::{Answer, NewEntry, Tenants};
 use crate::chain;
 use crate::errno::errno;
 use crate::moment::rfc3339;
@@ -31,8 +31,8 @@ impl Tenants for Arc<Filesystem> {
         Ok(found)
     }
 
-    async fn create(&self, place: Place<'_>) -> Answer<SubvolId> {
-        let Place { by, parent, name, .. } = place;
+    async fn create(&self, place: NewEntry<'_>) -> Answer<SubvolId> {
+        let NewEntry { by, parent, name, .. } = place;
         let made = self.create_subvolume(by, parent, name, groups(place)).await;
         made.map_err(refused)
     }
@@ -40,10 +40,10 @@ impl Tenants for Arc<Filesystem> {
     async fn snapshot(
         &self,
         source: SubvolId,
-        place: Place<'_>,
+        place: NewEntry<'_>,
         read_only: bool,
     ) -> Answer<SubvolId> {
-        let Place { parent, name, .. } = place;
+        let NewEntry { parent, name, .. } = place;
         let made = Filesystem::snapshot(self, source, parent, name, read_only, groups(place)).await;
         made.map_err(refused)
     }
@@ -210,7 +210,7 @@ fn of(kind: Limited) -> LimitKind {
     }
 }
 
-fn groups(place: Place<'_>) -> Option<Vec<GroupId>> {
+fn groups(place: NewEntry<'_>) -> Option<Vec<GroupId>> {
     (!place.groups.is_empty()).then(|| place.groups.to_vec())
 }
 

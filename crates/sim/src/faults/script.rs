@@ -26,15 +26,15 @@ pub(super) struct Player<'a> {
 }
 
 /// FAULTS-V1: every error contains the device's error.
-pub(super) fn expect_told(what: &str, error: &dyn std::error::Error) {
+pub(super) fn expect_reported(what: &str, error: &dyn std::error::Error) {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(inner) = source {
         text = format!("{text}: {inner}");
         source = inner.source();
     }
-    let told = text.contains("os error 5");
-    assert!(told, "FAULTS-V1: {what} does not tell what has failed: {text}");
+    let is_reported = text.contains("os error 5");
+    assert!(is_reported, "FAULTS-V1: {what} does not name the cause: {text}");
 }
 
 fn bytes(salt: u8, len: usize) -> Vec<u8> {
@@ -205,7 +205,7 @@ impl<'a> Player<'a> {
         match self.failed {
             _ if self.has_stopped() => Fate::Stopped,
             0 => Fate::Unseen,
-            _ => Fate::Told,
+            _ => Fate::Reported,
         }
     }
 
@@ -221,7 +221,7 @@ impl<'a> Player<'a> {
             // An object that could not be made, or was not deleted, may be in the way later.
             let follows = matches!(error, FsError::NotFound | FsError::Exists);
             if !(follows && self.failed > 0) {
-                expect_told(what, &error);
+                expect_reported(what, &error);
             }
             self.failed += 1;
         }

@@ -26,8 +26,8 @@ fn whatever_request_fails_nothing_is_lost_that_was_promised() {
     for ((kind, for_good), fates) in rows {
         let kind = format!("{:?}", Kind::ALL[kind as usize]).to_lowercase();
         let how = if for_good { "for good" } else { "once" };
-        let [unseen, told, stopped, closed] = fates;
-        let row = format!("| {kind} | {how} | {unseen} | {told} | {stopped} | {closed} |");
+        let [unseen, reported, stopped, closed] = fates;
+        let row = format!("| {kind} | {how} | {unseen} | {reported} | {stopped} | {closed} |");
         assert!(page.contains(&row), "docs/testing.md, Faults, does not say {row}");
     }
 }

@@ -35,7 +35,7 @@ impl Tenancy for Owners {
     fn own_from(&self, _: TableId) -> EpochId {
         EpochId::POOL
     }
-    fn steady(&self, _: &[TableId], apply: &mut dyn FnMut(&mut dyn NodeTurnover)) {
+    fn with_families_locked(&self, _: &[TableId], apply: &mut dyn FnMut(&mut dyn NodeTurnover)) {
         apply(&mut Owners);
     }
     fn closing(&self, _: Txg) -> Vec<(TableId, Key, Edit)> {

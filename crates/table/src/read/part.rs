@@ -37,7 +37,7 @@ const STRETCHES_MAX: usize = 4096;
 
 /// A part of a table's items for some keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct PartialItems {
     /// In order; `None`: it is deleted.
     pub items: Vec<(Key, Option<Value>)>,
     /// The key at which to continue, if the range has more.
@@ -57,13 +57,13 @@ impl Table {
     /// The content of edits, layers and the wanted leaves of bases for keys in `range`, about
     /// `most` of them. `wants` is called for roots, too: an unwanted inner node excludes all nodes
     /// below it.
-    pub async fn told(
+    pub async fn partial_items(
         &self,
         nodes: &dyn NodeSource,
         range: Range<Key>,
         most: usize,
         wants: &(dyn Fn(&NodePtr) -> bool + Send + Sync),
-    ) -> Result<Told, TableError> {
+    ) -> Result<PartialItems, TableError> {
         let (mut items, mut from) = (Vec::new(), range.start);
         for _ in 0..STRETCHES_MAX {
             if from >= range.end || items.len() >= most {
@@ -73,11 +73,12 @@ impl Table {
             let mut base = stretch.settled.base.tree();
             base.root = base.root.filter(wants);
             let layers = stretch.settled.layers.clone();
-            let told = stretch.told(nodes, (&layers, base), wants, most - items.len()).await?;
+            let told =
+                stretch.partial_items(nodes, (&layers, base), wants, most - items.len()).await?;
             items.extend(told.0);
             from = told.1;
         }
-        Ok(Told { items, next: (from < range.end).then_some(from) })
+        Ok(PartialItems { items, next: (from < range.end).then_some(from) })
     }
 
     /// Keys in `range` with different values in this table and `other`, about `most` of them.
@@ -138,9 +139,11 @@ async fn tell_both(
         let all: &[LayerDescriptor] = &settled[n].layers;
         all[..all.len() - same].to_vec()
     });
-    let (mut told, to) = one.told(nodes, (&layers[0], tree(&settled[0])), wants, most).await?;
+    let (mut told, to) =
+        one.partial_items(nodes, (&layers[0], tree(&settled[0])), wants, most).await?;
     let two = two.cut(to);
-    let (other, end) = two.told(nodes, (&layers[1], tree(&settled[1])), wants, most).await?;
+    let (other, end) =
+        two.partial_items(nodes, (&layers[1], tree(&settled[1])), wants, most).await?;
     debug_assert!(range.contains(&end) || end == range.end);
     told.truncate(told.partition_point(|(key, _)| *key < end));
     Ok(([told, other], end))
@@ -188,7 +191,7 @@ impl Stretch {
 
     /// The content of edits, these layers and the wanted leaves of this base, at most `most` keys;
     /// and the key up to which that is all.
-    async fn told(
+    async fn partial_items(
         self,
         nodes: &dyn NodeSource,
         trees: (&[LayerDescriptor], Tree),
@@ -324,11 +327,11 @@ mod tests {
         flush(&table, &store, true);
         table.apply(Txg::FIRST, key(80), Edit::Delete);
         let told = |wants: &(dyn Fn(&NodePtr) -> bool + Send + Sync)| {
-            block_on(table.told(&*store, Key::MIN..Key::MAX, 10_000, wants)).unwrap()
+            block_on(table.partial_items(&*store, Key::MIN..Key::MAX, 10_000, wants)).unwrap()
         };
         let found = told(&|ptr| ptr.epoch > EpochId::POOL);
         let both = vec![(key(70), Some(Value::from(&[2]))), (key(80), None)];
-        assert_eq!(found, Told { items: both, next: None });
+        assert_eq!(found, PartialItems { items: both, next: None });
         assert_eq!(told(&|_| true).items.len(), 500);
     }
 

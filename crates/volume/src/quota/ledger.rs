@@ -87,7 +87,7 @@ impl Ledger {
     }
 
     /// A wrong sum is logged and stops no writes: a check recounts it.
-    pub(crate) fn told(&self, counted: Result<(), Miscount>) {
+    pub(crate) fn report_miscount(&self, counted: Result<(), Miscount>) {
         if let Err(miscount) = counted {
             self.miscounts.fetch_add(1, Relaxed);
             tracing::error!("{miscount}");

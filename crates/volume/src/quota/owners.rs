@@ -132,14 +132,6 @@ impl Ledger {
         account
     }
 
-    /// Whether [`Self::create_subvolume`] would know the groups: to refuse a request before work.
-    pub fn check_inherit(&self, new: &Resident, inherit: &Inherit) -> Result<(), QuotaError> {
-        match self.on() {
-            Ok(groups) => groups.inherited(new, inherit).map(drop),
-            Err(_) => Ok(()),
-        }
-    }
-
     /// A subvolume or snapshot comes into being; its epoch begins after this. `hold` may have the
     /// snapshot's place under a limit of its origin. A snapshot has all the inodes of its origin, a
     /// subvolume its root directory, and groups with a limit on inodes may refuse it. Nothing

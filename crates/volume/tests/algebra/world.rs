@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use copyhold_format::item::{
-    Content, DeadItem, EpochItem, HashKey, PendingItem, Place as Entry, ShareItem, Step,
+    Content, DeadItem, EpochItem, HashKey, ParentDirectory as Entry, PendingItem, ShareItem, Step,
     SubvolItem, SubvolState, dead_key, epoch_key, pending_key, share_key, subvol_key,
 };
 use copyhold_pool::EDITS_PER_RELEASE;
@@ -13,7 +13,7 @@ use copyhold_types::{
 };
 use copyhold_volume::family::{Birth, Family, FamilyId};
 use copyhold_volume::release::{
-    Damage, Dead, DeadWindow, Evaluation, Lookup, Outcome, Place, Release,
+    Damage, Dead, DeadWindow, EditTable, Evaluation, Lookup, Outcome, Release,
 };
 use copyhold_volume::segment::Segment;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -232,8 +232,8 @@ impl World {
     pub(crate) fn apply(&mut self, outcome: Outcome) -> Result<(), String> {
         for (place, key, edit) in outcome.edits {
             let table = match place {
-                Place::Deadlist(set) => set,
-                Place::Shares => SHARES,
+                EditTable::Deadlist(set) => set,
+                EditTable::Shares => SHARES,
             };
             let items = self.tables.entry(table).or_default();
             match edit {

@@ -224,8 +224,10 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     let refused = volumes.delete(&root, &leaving, credit(), Transaction::new());
     assert!(matches!(refused, Err(VolumeError::Root(_))));
 
-    let inside =
-        NewSubvol { place: copyhold_format::item::Place { subvol: holder, ..ROOT_PLACE }, ..new() };
+    let inside = NewSubvol {
+        place: copyhold_format::item::ParentDirectory { subvol: holder, ..ROOT_PLACE },
+        ..new()
+    };
     let numbers = world.rt.block_on(volumes.numbers(None)).unwrap();
     let (inside, _) = volumes.create(&numbers, &inside, credit(), Transaction::new()).unwrap();
     let held = volumes.subvol(holder).unwrap();
@@ -244,7 +246,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     let refused = world.rt.block_on(from);
     assert!(matches!(refused, Err(VolumeError::Dying(_))), "no reflink from what is deleted");
     let in_it = NewSubvol {
-        place: copyhold_format::item::Place { subvol: inside.id(), ..ROOT_PLACE },
+        place: copyhold_format::item::ParentDirectory { subvol: inside.id(), ..ROOT_PLACE },
         ..new()
     };
     let refused = volumes.create(&numbers, &in_it, credit(), Transaction::new());
@@ -276,7 +278,7 @@ fn numbers_are_never_given_out_again() {
 fn a_read_only_mark_and_a_place_survive_a_crash() {
     let mut world = world(12);
     let snapshot = world.snapshot_in_root(SubvolId::ROOT);
-    let moved = copyhold_format::item::Place { directory: InodeNo(7), ..ROOT_PLACE };
+    let moved = copyhold_format::item::ParentDirectory { directory: InodeNo(7), ..ROOT_PLACE };
     let volumes = world.volumes.clone();
     let subvol = volumes.subvol(snapshot).unwrap();
     let credit = || world.rt.block_on(volumes.pool().admit(Tier::Write, 2, 512)).unwrap();

@@ -7,8 +7,8 @@ use crate::epochs::Epochs;
 use copyhold_device::DynDevice;
 use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
 use copyhold_format::item::{
-    EXTENT, EpochItem, Extent, ExtentState, HashKey, Place, SubvolItem, epoch_key, extent_key,
-    subvol_key,
+    EXTENT, EpochItem, Extent, ExtentState, HashKey, ParentDirectory, SubvolItem, epoch_key,
+    extent_key, subvol_key,
 };
 use copyhold_pool::{
     CreateOptions, IdSpace, LaneClass, Limits, OpenOptions, Pool, Tier, Transaction,
@@ -44,7 +44,8 @@ impl Default for Config {
     }
 }
 
-pub(crate) const ROOT_PLACE: Place = Place { subvol: SubvolId::ROOT, directory: InodeNo::ROOT };
+pub(crate) const ROOT_PLACE: ParentDirectory =
+    ParentDirectory { subvol: SubvolId::ROOT, directory: InodeNo::ROOT };
 
 /// What is in each block: a number that was never written before.
 pub(crate) type Files = BTreeMap<(u64, u64), u64>;
@@ -89,7 +90,7 @@ fn open(rt: &Arc<SeededRuntime>, disk: &Arc<SimDevice>, config: Config) -> Arc<V
 async fn format(pool: &Arc<Pool>) {
     let table = pool.new_table().await.unwrap();
     let epoch = EpochId(pool.next_id(IdSpace::Epoch).await.unwrap());
-    let place = Place { subvol: SubvolId::ROOT, directory: InodeNo::ROOT };
+    let place = ParentDirectory { subvol: SubvolId::ROOT, directory: InodeNo::ROOT };
     let (hash, now) = (HashKey([1; 16]), Timestamp::default());
     let item = SubvolItem::new(table, epoch, place, hash, now, [1; 16]);
     let mut tx = Transaction::new();
@@ -141,7 +142,7 @@ impl World {
             world.enable_quotas();
         }
         if config.plain {
-            let current = world.volumes.steady(&root).unwrap().epoch();
+            let current = world.volumes.snapshot_guard(&root).unwrap().epoch();
             let plain = world.plain.insert(Epochs::default());
             plain.create(SubvolId::ROOT, root.item().epoch, current);
         }
@@ -260,7 +261,7 @@ impl World {
             let mut tx = Transaction::new();
             Self::take(&volumes, subvol, file, range.clone(), &mut tx).await;
             let credit = volumes.admit(subvol, Tier::Write, 64, 8192, 24).await.unwrap();
-            let still = volumes.steady(subvol).unwrap();
+            let still = volumes.snapshot_guard(subvol).unwrap();
             let (epoch, mut at) = (still.epoch(), range.start);
             for claim in claims {
                 let run = claim.run();
@@ -366,7 +367,7 @@ impl World {
             _ => SubvolId::ROOT,
         };
         NewSubvol {
-            place: Place { subvol: holder, directory: InodeNo::ROOT },
+            place: ParentDirectory { subvol: holder, directory: InodeNo::ROOT },
             read_only: false,
             hash_key: HashKey([2; 16]),
             created: Timestamp::default(),
@@ -461,7 +462,10 @@ impl World {
             Ok(_) => {
                 self.model.remove(&subvol.id());
                 self.plain.iter_mut().for_each(|plain| plain.delete(subvol.id()));
-                assert!(volumes.steady(subvol).is_err(), "nobody writes to what is deleted");
+                assert!(
+                    volumes.snapshot_guard(subvol).is_err(),
+                    "nobody writes to what is deleted"
+                );
             }
             Err(refused) => {
                 let is_holder = self.holds(subvol.id()) || subvol.id() == SubvolId::ROOT;
@@ -529,7 +533,7 @@ impl World {
             tx.put(table, key, &b"entry"[..]);
         }
         let credit = self.rt.block_on(self.pool().admit(Tier::Write, 4, 1024)).unwrap();
-        let place = Place { subvol: to.id(), directory: InodeNo::ROOT };
+        let place = ParentDirectory { subvol: to.id(), directory: InodeNo::ROOT };
         self.volumes
             .moved(&[(&subvol, place)], [&from, &to], None, (credit, Hold::nothing()), tx)
             .unwrap();
@@ -621,7 +625,7 @@ impl World {
             assert!(!volumes.is_outdated(&root));
             // No crash undoes it: what follows is about quotas that are on.
             pool.commit(pool.open_txg()).await.unwrap();
-            volumes.steady(&root).unwrap().epoch()
+            volumes.snapshot_guard(&root).unwrap().epoch()
         });
         self.owners.insert(renewed, SubvolId::ROOT);
     }

@@ -254,7 +254,7 @@ impl Files {
         let epoch = pool.next_id(IdSpace::Epoch).await.unwrap().max(1);
         let space = IdSpace::Inode(SubvolId::ROOT);
         assert_eq!(pool.next_id(space).await.unwrap(), DIR.0);
-        let place = item::Place { subvol: SubvolId::ROOT, directory: InodeNo::ROOT };
+        let place = item::ParentDirectory { subvol: SubvolId::ROOT, directory: InodeNo::ROOT };
         let (created, identity, first) = (Timestamp::default(), [3; 16], EpochId(epoch));
         let subvol = SubvolItem::new(TABLE, first, place, HASH, created, identity);
         let record = EpochItem::root(SubvolId::ROOT, TABLE, first);

@@ -10,8 +10,8 @@ use copyhold_check::{Problem, Report, Severity};
 use copyhold_device::sim::SimImage;
 use copyhold_format::item::{
     Content, DEAD, DIRENT, DeadItem, EXTENT, EpochItem, Extent, GroupId, GroupItem, InodesItem,
-    PendingItem, Place, QuotaItem, SHARE, SubvolItem, UsageItem, dead_key, epoch_key, group_key,
-    inodes_key, member_key, pending_key, quota_key, share_key, subvol_key, usage_key,
+    ParentDirectory, PendingItem, QuotaItem, SHARE, SubvolItem, UsageItem, dead_key, epoch_key,
+    group_key, inodes_key, member_key, pending_key, quota_key, share_key, subvol_key, usage_key,
 };
 use copyhold_fs::{Caller, Filesystem, NodeId, OpenFlags};
 use copyhold_pool::{CreateOptions, OpenOptions, Pool, Transaction};
@@ -261,7 +261,7 @@ fn inodes_that_are_counted_wrong_or_not_at_all_are_told() {
 #[test]
 fn a_subvolume_whose_record_names_another_place_is_told() {
     let (kinds, report) = after(async |files, (mut a, epoch), _| {
-        a.place = Place { directory: InodeNo(77), ..a.place };
+        a.place = ParentDirectory { directory: InodeNo(77), ..a.place };
         put(files, Pool::SYSTEM, subvol_key(epoch.subvol), &a.encode()).await;
     });
     assert_eq!((kinds, report.worst()), (vec!["subvolume-entry"], Some(Severity::DataLost)));

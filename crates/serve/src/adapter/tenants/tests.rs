@@ -42,13 +42,13 @@ impl Tenants for Fake {
         }
     }
 
-    async fn create(&self, place: Place<'_>) -> Answer<SubvolId> {
+    async fn create(&self, place: NewEntry<'_>) -> Answer<SubvolId> {
         let By { uid, umask, .. } = place.by;
         self.did(format!("create in {} for {uid}, umask {umask:o}", place.parent));
         Ok(SubvolId(42))
     }
 
-    async fn snapshot(&self, source: SubvolId, _: Place<'_>, _: bool) -> Answer<SubvolId> {
+    async fn snapshot(&self, source: SubvolId, _: NewEntry<'_>, _: bool) -> Answer<SubvolId> {
         self.did(format!("snapshot {source}"));
         Ok(SubvolId(43))
     }

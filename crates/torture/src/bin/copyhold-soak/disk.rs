@@ -22,7 +22,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 const AT_ONCE: usize = 256;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct State {
+struct LoopDiskState {
     promised: u32,
     newest: u32,
     hole: u32,
@@ -32,14 +32,14 @@ struct State {
 pub(crate) struct Disk {
     /// Of the tenant: its clones show what it wrote.
     family: u8,
-    blocks: Vec<State>,
+    blocks: Vec<LoopDiskState>,
     /// Blocks with something newer than what is promised.
     pending: Vec<u32>,
 }
 
 impl Disk {
     pub(crate) fn new(family: u8, blocks: usize) -> Disk {
-        Disk { family, blocks: vec![State::default(); blocks], pending: Vec::new() }
+        Disk { family, blocks: vec![LoopDiskState::default(); blocks], pending: Vec::new() }
     }
 
     pub(crate) fn blocks(&self) -> usize {
@@ -97,7 +97,7 @@ impl Disk {
         let shown = tokens(file, range.clone())?;
         for (number, shown) in range.zip(shown) {
             let state = self.blocks[number];
-            self.expect(number, shown, State { promised: state.newest, ..state })?;
+            self.expect(number, shown, LoopDiskState { promised: state.newest, ..state })?;
         }
         Ok(())
     }
@@ -122,7 +122,7 @@ impl Disk {
     }
 
     /// The version that `shown` is, if `state` allows it.
-    fn expect(&self, number: usize, shown: Option<Token>, state: State) -> io::Result<u32> {
+    fn expect(&self, number: usize, shown: Option<Token>, state: LoopDiskState) -> io::Result<u32> {
         let version = match shown {
             Some(0) => Some(state.hole),
             Some(token) if token >> 32 == self.token(number, 0) >> 32 => Some(token as u32),
@@ -140,7 +140,7 @@ impl Disk {
     }
 
     /// The states before `version`.
-    fn note(&mut self, range: Range<usize>, version: u32) -> Vec<State> {
+    fn note(&mut self, range: Range<usize>, version: u32) -> Vec<LoopDiskState> {
         let before = self.blocks[range.clone()].to_vec();
         self.pending.extend(range.clone().map(|number| number as u32));
         self.blocks[range].iter_mut().for_each(|state| state.newest = version);
@@ -152,7 +152,7 @@ impl Disk {
         &mut self,
         file: &File,
         range: Range<usize>,
-        before: &[State],
+        before: &[LoopDiskState],
         error: io::Error,
     ) -> io::Result<()> {
         if !is_full(&error) {
@@ -161,9 +161,9 @@ impl Disk {
         let shown = tokens(file, range.clone())?;
         for ((number, shown), before) in range.zip(shown).zip(before) {
             let now = self.blocks[number];
-            let done = self.expect(number, shown, State { promised: now.newest, ..now });
+            let done = self.expect(number, shown, LoopDiskState { promised: now.newest, ..now });
             if done.is_err() {
-                self.expect(number, shown, State { promised: before.newest, ..*before })?;
+                self.expect(number, shown, LoopDiskState { promised: before.newest, ..*before })?;
                 self.blocks[number] = *before;
             }
         }

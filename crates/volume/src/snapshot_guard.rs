@@ -5,7 +5,7 @@
 //! (R4):
 //!
 //! ```text
-//!   let still = volumes.steady(&subvol)?;      nothing below may wait
+//!   let still = volumes.snapshot_guard(&subvol)?;      nothing below may wait
 //!   … make pointers of epoch still.epoch() …
 //!   still.apply(credit, tx, hold)
 //! ```
@@ -20,14 +20,14 @@ use copyhold_types::{EpochId, InodeNo, Pointer, Run, SubvolId, TableId, Txg};
 use crate::error::{Result, VolumeError};
 use crate::family::{Epoch, Family};
 use crate::quota::{Amount, Hold, Ledger};
-use crate::release::{Evaluation, Freed, Lookup, Outcome, Place, Release};
+use crate::release::{EditTable, Evaluation, Freed, Lookup, Outcome, Release};
 use crate::sabotage::{self, Sabotage};
 use crate::segment::{window_of, windows};
 use crate::stored::Stored;
-use crate::volumes::{State, Subvol, Volumes};
+use crate::volumes::{Subvol, Volumes, VolumesState};
 
 /// A live subvolume whose family does not change. Others of the family may make transactions, too.
-pub struct Steady<'a> {
+pub struct SnapshotGuard<'a> {
     volumes: &'a Volumes,
     subvol: &'a Subvol,
     tree: RwLockReadGuard<'a, Family>,
@@ -58,14 +58,14 @@ impl Births<'_> {
         let Births { subvol, epoch, inode, mut hold } = self;
         let born: u64 = tx.allocated().map(Run::bytes).sum();
         if born != 0 {
-            ledger.told(ledger.charge(epoch, Amount::data(born), hold.as_deref_mut()));
+            ledger.report_miscount(ledger.charge(epoch, Amount::data(born), hold.as_deref_mut()));
         }
         match inode {
             None => {}
             Some(InodeChange::Born(ino)) => {
-                ledger.told(ledger.created(subvol, ino, hold.as_deref_mut()));
+                ledger.report_miscount(ledger.created(subvol, ino, hold.as_deref_mut()));
             }
-            Some(InodeChange::Gone(ino)) => ledger.told(ledger.removed(subvol, ino)),
+            Some(InodeChange::Gone(ino)) => ledger.report_miscount(ledger.removed(subvol, ino)),
         }
         hold.into_iter().for_each(Hold::spend_metadata);
     }
@@ -74,19 +74,19 @@ impl Births<'_> {
 impl Volumes {
     /// Holds the family of a subvolume still that is live and not read-only. Nothing may wait until
     /// the guard is dropped.
-    pub fn steady<'a>(&'a self, subvol: &'a Subvol) -> Result<Steady<'a>> {
-        let still = self.steady_to_tidy(subvol)?;
+    pub fn snapshot_guard<'a>(&'a self, subvol: &'a Subvol) -> Result<SnapshotGuard<'a>> {
+        let still = self.snapshot_guard_to_tidy(subvol)?;
         subvol.check_changeable()?;
         Ok(still)
     }
 
-    /// As [`Self::steady`], also of a subvolume that is read-only: to remove items that nothing in
-    /// it leads to.
-    pub fn steady_to_tidy<'a>(&'a self, subvol: &'a Subvol) -> Result<Steady<'a>> {
+    /// As [`Self::snapshot_guard`], also of a subvolume that is read-only: to remove items that
+    /// nothing in it leads to.
+    pub fn snapshot_guard_to_tidy<'a>(&'a self, subvol: &'a Subvol) -> Result<SnapshotGuard<'a>> {
         let tree = subvol.family.read_tree();
         subvol.check_live()?;
         let leaf = *tree.leaf(subvol.id()).ok_or(VolumeError::NoSubvolume(subvol.id()))?;
-        Ok(Steady { volumes: self, subvol, tree, leaf, inode: None })
+        Ok(SnapshotGuard { volumes: self, subvol, tree, leaf, inode: None })
     }
 
     /// Applies a transaction of a subvolume's files that makes no pointers, or only pointers of the
@@ -98,11 +98,11 @@ impl Volumes {
         tx: Transaction,
         hold: Option<&mut Hold>,
     ) -> Result<Txg> {
-        self.steady(subvol)?.apply(credit, tx, hold)
+        self.snapshot_guard(subvol)?.apply(credit, tx, hold)
     }
 }
 
-impl Steady<'_> {
+impl SnapshotGuard<'_> {
     /// The epoch of new pointers, which is their origin too.
     pub fn epoch(&self) -> EpochId {
         self.leaf.current
@@ -141,7 +141,7 @@ impl Steady<'_> {
 
     /// Says that the transaction adds an inode, or takes one away.
     pub fn with_inode(self, change: InodeChange) -> Self {
-        Steady { inode: Some(change), ..self }
+        SnapshotGuard { inode: Some(change), ..self }
     }
 
     /// Joins the open txg and applies everything at once; never waits. Edits of the subvolume's
@@ -153,7 +153,7 @@ impl Steady<'_> {
         mut tx: Transaction,
         hold: Option<&mut Hold>,
     ) -> Result<Txg> {
-        let Steady { volumes, subvol, tree, leaf, inode } = self;
+        let SnapshotGuard { volumes, subvol, tree, leaf, inode } = self;
         tx.readdress(|table| if table > Pool::PENDING { leaf.table } else { table });
         let releases: Vec<Release> = tx
             .take_released()
@@ -209,7 +209,7 @@ impl Volumes {
     }
 }
 
-impl State {
+impl VolumesState {
     /// Adds the outcome to `tx`. Freed space is to be refunded when the transaction joins.
     pub(crate) fn decided(
         &self,
@@ -219,8 +219,8 @@ impl State {
     ) -> Vec<Freed> {
         for (place, key, edit) in outcome.edits {
             let table = match place {
-                Place::Deadlist(set) => set,
-                Place::Shares => Pool::SHARES,
+                EditTable::Deadlist(set) => set,
+                EditTable::Shares => Pool::SHARES,
             };
             match self.ledger.breaks(Sabotage::SplitSegments) {
                 true => sabotage::split(table, key, edit, tx),
@@ -238,11 +238,11 @@ impl State {
 }
 
 /// While a transaction is applied.
-pub(crate) fn refund(state: &State, freed: &Freed) {
+pub(crate) fn refund(state: &VolumesState, freed: &Freed) {
     let bytes = freed.run.bytes();
     let amount = match freed.content {
         Content::Data => Amount::data(bytes),
         Content::Node => Amount::metadata(bytes),
     };
-    state.ledger.told(state.ledger.refund(freed.origin, amount));
+    state.ledger.report_miscount(state.ledger.refund(freed.origin, amount));
 }
