@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use copyhold_fuse::Errno;
 use copyhold_fuse::ask::ask;
-use copyhold_fuse::mount::{DetachedMount, means_dead};
+use copyhold_fuse::mount::{DetachedMount, MountEntry, means_dead};
 use copyhold_serve::control::{INFO, SYNC};
 use rustix::fs::OFlags;
 use serde_json::Value;
@@ -36,7 +36,7 @@ impl Control {
     pub(crate) fn of(tree: &DetachedMount, pool: &Path) -> Result<Control, Failure> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(tree, ".", flags, rustix::fs::Mode::empty());
-        let file = opened.map_err(|errno| unreachable(pool, &errno.into()))?;
+        let file = opened.map_err(|errno| Failure::system(pool.display(), &errno.into()))?;
         Ok(Control { file: file.into(), directory: pool.to_owned() })
     }
 
@@ -102,8 +102,8 @@ fn unreachable(directory: &Path, error: &io::Error) -> Failure {
 
 /// Of a mount that `path` is on.
 fn daemon_is_gone(path: &Path) -> Failure {
-    let mount_point = mount_table::holding(path).map(|entry| entry.mount_point);
-    let mount_point = mount_point.unwrap_or_else(|_| path.to_owned());
+    let mount = mount_table::holding(path).ok().filter(MountEntry::is_dead);
+    let mount_point = mount.map_or_else(|| path.to_owned(), |entry| entry.mount_point);
     Failure::new(
         Kind::NotMounted,
         format!(

@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use copyhold_fuse::mount::{self, DetachedMount, MountEntry};
+use copyhold_fuse::mount::{self, DetachedMount, MountEntry, MountError};
 use rustix::process::Pid;
 
 use crate::control::Control;
@@ -68,9 +68,14 @@ pub(crate) fn remove_dead(pool: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     for entry in all_of(pool)? {
-        if mount::remove_if_dead(&entry.mount_point)? {
-            let place = entry.mount_point.display();
-            tracing::info!(%place, "removed a dead mount of the device");
+        match mount::remove_if_dead(&entry) {
+            Ok(true) => {
+                let place = entry.mount_point.display();
+                tracing::info!(%place, "removed a dead mount of the device");
+            }
+            // It lives, is covered, or another process has removed it.
+            Ok(false) | Err(MountError::NotMounted { .. }) => {}
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(())

@@ -60,22 +60,34 @@ fn innermost(mounts: Vec<MountEntry>, path: &Path) -> Option<MountEntry> {
     around.max_by_key(|mount| mount.mount_point.as_os_str().len())
 }
 
-/// `path` without links and dots; of a directory whose daemon is gone, which cannot be asked, the
-/// path that its parent has.
+/// `path` without links and dots, as far as it can be followed: behind a mount whose daemon is gone
+/// it is left as it is.
 pub(crate) fn absolute(path: &Path) -> PathBuf {
-    if let Ok(path) = path.canonicalize() {
-        return path;
-    }
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    match (path.parent().and_then(|parent| parent.canonicalize().ok()), path.file_name()) {
-        (Some(parent), Some(name)) => parent.join(name),
-        _ => path,
+    let resolved = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
+    match resolved {
+        Some((above, real)) => match path.strip_prefix(above) {
+            Ok(rest) if !rest.as_os_str().is_empty() => real.join(rest),
+            _ => real,
+        },
+        None => path,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_is_followed_as_far_as_it_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap();
+        std::fs::create_dir(real.join("d")).unwrap();
+        std::os::unix::fs::symlink("d", real.join("link")).unwrap();
+        assert_eq!(absolute(&real.join("link/x/y")), real.join("d/x/y"));
+        assert_eq!(absolute(&real.join("link")), real.join("d"));
+        assert_eq!(absolute(&real.join("d/../d")), real.join("d"));
+    }
 
     fn mount(source: &str, mount_point: &str) -> MountEntry {
         MountEntry {

@@ -342,15 +342,27 @@ pub fn remount(mount_point: &Path, options: &MountOptions) -> Result<(), MountEr
     })
 }
 
-/// The mount point without links; a dead mount of ours that covers it is removed.
+/// How often a dead mount may change while it is removed.
+const DEAD_MAX: usize = 8;
+
+/// The mount point without links; dead mounts of ours that cover it are removed.
 pub fn checked_mount_point(given: &Path) -> Result<PathBuf, MountError> {
     let path = absolute(given)?;
-    if let Some(entry) = mounted_at(&path).ok().flatten().filter(MountEntry::is_copyhold) {
-        if !remove_if_dead(&path)? {
-            let source_name = entry.source.to_string_lossy().into_owned();
-            return Err(MountError::AlreadyMounted { path, source_name });
+    let ours = || mounted_at(&path).ok().flatten().filter(MountEntry::is_copyhold);
+    let mut tries = 0..DEAD_MAX;
+    while let Some(entry) = ours() {
+        match remove_if_dead(&entry) {
+            Ok(true) => {
+                tracing::info!(path = %path.display(), "removed the mount of a daemon that is gone");
+            }
+            Ok(false) => {
+                let source_name = entry.source.to_string_lossy().into_owned();
+                return Err(MountError::AlreadyMounted { path, source_name });
+            }
+            // Another process has changed it: judged once more.
+            Err(MountError::NotMounted { .. }) if tries.next().is_some() => {}
+            Err(error) => return Err(error),
         }
-        tracing::info!(path = %path.display(), "removed the mount of a daemon that is gone");
     }
     match fs::metadata(&path) {
         Ok(found) if found.is_dir() => Ok(path),

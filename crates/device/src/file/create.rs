@@ -2,24 +2,25 @@
 //!
 //! Problem.  A check of the place, its opening and its emptying are steps, and other programs
 //!           create, move and remove files between them. And many errors are found only by trying.
-//! Idea.     All steps behind the lock go by its descriptor, not by the path. The steps that the
-//!           host can refuse come before the removal of the content: the parent directory is
-//!           opened, and the file grown.
+//! Idea.     All steps behind the lock go by its descriptor, not by the path. The steps that can be
+//!           refused come before the removal of the content: the probe, the sync of the directory,
+//!           and the growth of the file.
 //!
-//! MAKE-M1  A file that existed has its content until nothing but an I/O error can stop the
-//!          creation.
-//! MAKE-M2  The file that is removed after a failure is the one that was made: the name is compared
-//!          with the descriptor.
+//! MAKE-M1  A file that existed, or got content since it was made, is emptied only by `force`, and
+//!          behind all steps that can be refused.
+//! MAKE-M2  The file that is removed after a failure is the one that was made: it is locked, and
+//!          the name is compared with the descriptor.
 
 use std::ffi::OsString;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
-use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::io::Errno;
 
-use super::open::{OpenMode, Opened, failed, name_of, open, opened};
-use super::signature::probe_signature;
+use super::open::{OpenMode, Opened, failed, lock, name_of, open_locked};
+use super::signature::probe;
 use crate::DeviceError;
 
 /// The name of a file that a creation has made, in its directory.
@@ -35,71 +36,82 @@ pub(super) fn create(
     bytes: u64,
     force: bool,
 ) -> Result<(Opened, Option<Made>), DeviceError> {
-    let parent = parent_of(path)?;
-    let (mut file, made) = open_or_make(path, &parent)?;
-    let ready = make_ready(&mut file, path, &parent, bytes, force || made.is_some());
-    match (ready, made) {
-        (Ok(()), made) => Ok((file, made)),
-        (Err(error), Some(made)) => {
-            made.remove(&file.fd);
-            Err(error)
-        }
-        (Err(error), None) => Err(error),
-    }
-}
-
-/// The directory of `path`, open.
-fn parent_of(path: &Path) -> Result<OwnedFd, DeviceError> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::open(parent.unwrap_or(Path::new(".")), flags, Mode::empty()).map_err(failed(path))
-}
-
-fn open_or_make(path: &Path, parent: &OwnedFd) -> Result<(Opened, Option<Made>), DeviceError> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let name = path.file_name().unwrap_or_default();
-    let fd = match rustix::fs::openat(parent, name, flags, Mode::RUSR | Mode::WUSR) {
-        Ok(fd) => fd,
-        // A link, or `..`, has its target opened.
-        Err(Errno::EXIST | Errno::ISDIR | Errno::NOENT) => {
-            return Ok((open(path, OpenMode::ReadWrite)?, None));
-        }
-        Err(errno) => return Err(failed(path)(errno)),
+    let (mut file, mut made) = match make(path)? {
+        Some((file, made)) => (file, Some(made)),
+        None => (open_locked(path, OpenMode::ReadWrite)?, None),
     };
-    let again = |fd: &OwnedFd| fcntl_dupfd_cloexec(fd, 0).map_err(failed(path));
-    let made = Made { parent: again(parent)?, name: name.to_owned() };
-    let new = again(&fd)?;
-    match opened(fd, path, OpenMode::ReadWrite, false) {
-        Ok(file) => Ok((file, Some(made))),
-        // Another creation has opened it since, and has it now.
-        Err(error @ DeviceError::Locked { .. }) => Err(error),
-        Err(error) => {
-            made.remove(new);
-            Err(error)
+    let ready = make_ready(&mut file, &mut made, path, bytes, force);
+    if let (Err(_), Some(made)) = (&ready, &made) {
+        made.remove(&file.fd);
+    }
+    ready.map(|()| (file, made))
+}
+
+/// Makes and locks a file. None, if the name exists.
+fn make(path: &Path) -> Result<Option<(Opened, Made)>, DeviceError> {
+    let bytes = path.as_os_str().as_bytes();
+    let (Some(name), false) = (path.file_name(), bytes.ends_with(b"/") || bytes.ends_with(b"/."))
+    else {
+        return Ok(None);
+    };
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let parent = rustix::fs::open(parent.unwrap_or(Path::new(".")), flags, Mode::empty());
+    let made = Made { parent: parent.map_err(failed(path))?, name: name.to_owned() };
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    match rustix::fs::openat(&made.parent, name, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(fd) => {
+            interlude(path);
+            // Another creation may have opened it since, and be the one that has it.
+            Ok(Some((Opened::new(lock(fd, path, OpenMode::ReadWrite)?, false), made)))
         }
+        Err(Errno::EXIST) => Ok(None),
+        Err(errno) => Err(failed(path)(errno)),
     }
 }
 
+/// `made` is none behind this where another creation has used the file since it was made.
 fn make_ready(
     file: &mut Opened,
+    made: &mut Option<Made>,
     path: &Path,
-    parent: &OwnedFd,
     bytes: u64,
     force: bool,
 ) -> Result<(), DeviceError> {
-    // Opened anew, without direct I/O.
-    let by_descriptor = format!("/proc/self/fd/{}", file.fd.as_fd().as_raw_fd());
-    if !force && let Some(found) = probe_signature(by_descriptor.as_ref())? {
+    file.measure(path)?;
+    if made.is_some() && file.bytes != 0 {
+        *made = None;
+    }
+    file.expect_at(path)?;
+    if !force && let Some(found) = probe(&file.fd).map_err(failed(path))? {
         return Err(DeviceError::Occupied { name: name_of(path), found });
     }
-    if file.is_block_device {
-        return Ok(());
+    if !file.is_block_device {
+        sync_parent(made.as_ref(), path).map_err(failed(path))?;
+        resize(file, bytes).map_err(failed(path))?;
+        rustix::fs::fsync(&file.fd).map_err(failed(path))?;
+        file.bytes = bytes;
     }
-    resize(file, bytes).map_err(failed(path))?;
-    rustix::fs::fsync(&file.fd).map_err(failed(path))?;
-    rustix::fs::fsync(parent).map_err(failed(path))?;
-    file.bytes = bytes;
     file.check_direct(path)
+}
+
+/// Makes the name durable. That of a file that existed may be so already: then its directory need
+/// not be readable.
+fn sync_parent(made: Option<&Made>, path: &Path) -> rustix::io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let synced = match made {
+        Some(made) => rustix::fs::openat(&made.parent, ".", flags, Mode::empty()),
+        None => {
+            let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+            let parent = path.parent().unwrap_or(Path::new("."));
+            rustix::fs::open(parent, flags, Mode::empty())
+        }
+    };
+    match (synced.and_then(rustix::fs::fsync), made) {
+        // Some filesystems have no fsync of directories.
+        (Err(Errno::INVAL), _) | (Err(Errno::ACCESS | Errno::PERM), None) => Ok(()),
+        (synced, _) => synced,
+    }
 }
 
 /// Empties the file, and makes it `bytes` long (MAKE-M1).
@@ -126,5 +138,62 @@ impl Made {
         {
             let _ = rustix::fs::unlinkat(&self.parent, &self.name, AtFlags::empty());
         }
+    }
+}
+
+/// Other programs may run between the making of a file and its lock; in tests one does.
+fn interlude(_path: &Path) {
+    #[cfg(test)]
+    if let Some(program) = tests::INTERLUDE.take() {
+        program(_path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::fs;
+
+    use super::*;
+
+    thread_local! {
+        /// Runs once between the making of a file and its lock.
+        pub(super) static INTERLUDE: Cell<Option<fn(&Path)>> = const { Cell::new(None) };
+    }
+
+    const BYTES: u64 = 1 << 20;
+
+    #[test]
+    fn a_file_that_gets_content_before_it_is_locked_is_another_programs() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pool");
+        INTERLUDE.set(Some(|path| fs::write(path, b"a letter").unwrap()));
+        assert!(matches!(create(&path, BYTES, false), Err(DeviceError::Occupied { .. })));
+        assert_eq!(fs::read(&path).unwrap(), b"a letter");
+        fs::remove_file(&path).unwrap();
+        INTERLUDE.set(Some(|path| drop(create(path, BYTES, false).unwrap())));
+        let (_, made) = create(&path, BYTES, false).unwrap();
+        assert!(made.is_none(), "the other creation has made it, and may remove it");
+    }
+
+    #[test]
+    fn a_file_that_loses_its_name_before_it_is_locked_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pool");
+        INTERLUDE.set(Some(|path| {
+            fs::remove_file(path).unwrap();
+            fs::write(path, b"a letter").unwrap();
+        }));
+        assert!(matches!(create(&path, BYTES, true), Err(DeviceError::Locked { .. })));
+        assert_eq!(fs::read(&path).unwrap(), b"a letter");
+    }
+
+    #[test]
+    fn a_directory_is_not_made_into_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["new/", "new/.", ".", ".."] {
+            assert!(create(&dir.path().join(name), BYTES, true).is_err(), "{name}");
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 }

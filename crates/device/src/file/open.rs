@@ -66,8 +66,17 @@ pub(super) fn failed(path: &Path) -> impl Fn(Errno) -> DeviceError + use<> {
     move |errno| DeviceError::Open { name: name.clone(), source: IoError(errno.raw_os_error()) }
 }
 
-/// Opens an existing file.
+/// Opens an existing file or block device.
 pub(super) fn open(path: &Path, mode: OpenMode) -> Result<Opened, DeviceError> {
+    let mut opened = open_locked(path, mode)?;
+    opened.expect_at(path)?;
+    opened.measure(path)?;
+    opened.check_direct(path)?;
+    Ok(opened)
+}
+
+/// Opens and locks an existing file or block device, of which no more is known then.
+pub(super) fn open_locked(path: &Path, mode: OpenMode) -> Result<Opened, DeviceError> {
     let is_block_device = is_block_device(path)?;
     let flags = match mode {
         OpenMode::ReadWrite => OFlags::RDWR,
@@ -78,9 +87,7 @@ pub(super) fn open(path: &Path, mode: OpenMode) -> Result<Opened, DeviceError> {
         // of this very pool makes the kernel claim the device for itself.
         drop(open_file(path, flags | OFlags::EXCL)?);
     }
-    let opened = opened(open_file(path, flags)?, path, mode, is_block_device)?;
-    opened.expect_at(path)?;
-    Ok(opened)
+    Ok(Opened::new(lock(open_file(path, flags)?, path, mode)?, is_block_device))
 }
 
 fn open_file(path: &Path, flags: OFlags) -> Result<OwnedFd, DeviceError> {
@@ -101,20 +108,6 @@ pub(super) fn is_block_device(path: &Path) -> Result<bool, DeviceError> {
     }
 }
 
-/// Locks a descriptor of `path`, and finds its properties.
-pub(super) fn opened(
-    fd: OwnedFd,
-    path: &Path,
-    mode: OpenMode,
-    is_block_device: bool,
-) -> Result<Opened, DeviceError> {
-    let fd = lock(fd, path, mode)?;
-    let mut opened = Opened { fd, is_block_device, is_direct: false, bytes: 0 };
-    opened.measure(path)?;
-    opened.check_direct(path)?;
-    Ok(opened)
-}
-
 /// A block device that was just closed can be busy for a moment, see [`Locked`].
 #[allow(clippy::disallowed_methods, reason = "opening happens before there are tasks")]
 fn open_patiently(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
@@ -128,7 +121,7 @@ fn open_patiently(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)
 }
 
-fn lock(fd: OwnedFd, path: &Path, mode: OpenMode) -> Result<Locked, DeviceError> {
+pub(super) fn lock(fd: OwnedFd, path: &Path, mode: OpenMode) -> Result<Locked, DeviceError> {
     let operation = match mode {
         OpenMode::ReadWrite => FlockOperation::NonBlockingLockExclusive,
         OpenMode::ReadOnly => FlockOperation::NonBlockingLockShared,
@@ -147,7 +140,11 @@ fn drop_cached_pages(file: impl AsFd) -> rustix::io::Result<()> {
 }
 
 impl Opened {
-    fn measure(&mut self, path: &Path) -> Result<(), DeviceError> {
+    pub(super) fn new(fd: Locked, is_block_device: bool) -> Opened {
+        Opened { fd, is_block_device, is_direct: false, bytes: 0 }
+    }
+
+    pub(super) fn measure(&mut self, path: &Path) -> Result<(), DeviceError> {
         let failed_io = |error| DeviceError::Open { name: name_of(path), source: io_error(&error) };
         if !self.is_block_device {
             let stat = rustix::fs::fstat(&self.fd).map_err(failed(path))?;
@@ -164,7 +161,7 @@ impl Opened {
 
     /// Refuses a file that `path` does not name any more: its creation has failed and removed it
     /// before this opening had the lock.
-    fn expect_at(&self, path: &Path) -> Result<(), DeviceError> {
+    pub(super) fn expect_at(&self, path: &Path) -> Result<(), DeviceError> {
         let ours = rustix::fs::fstat(&self.fd).map_err(failed(path))?;
         let named = rustix::fs::stat(path).map_err(failed(path))?;
         match (ours.st_dev, ours.st_ino) == (named.st_dev, named.st_ino) {

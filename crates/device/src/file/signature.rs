@@ -3,11 +3,13 @@
 //! The places and magics are those that blkid(8) and wipefs(8) know. Zeros mean nothing here:
 //! a device is taken for unused only if its first and last MiB are zero.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsFd;
 use std::path::Path;
 
-use super::open::{io_error, is_block_device, name_of};
+use rustix::fs::{Mode, OFlags, SeekFrom};
+use rustix::io::Errno;
+
+use super::open::{failed, is_block_device};
 use crate::DeviceError;
 
 /// How much is looked at, at either end, in bytes.
@@ -79,17 +81,30 @@ const MAGICS: [Magic; 39] = [
 /// XFS filesystem"); `None` if its first and last MiB are zero.
 pub fn probe_signature(path: &Path) -> Result<Option<&'static str>, DeviceError> {
     is_block_device(path)?;
-    let failed = |error| DeviceError::Open { name: name_of(path), source: io_error(&error) };
-    let file = File::open(path).map_err(failed)?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(failed(path))?;
+    probe(&file).map_err(failed(path))
+}
+
+/// As [`probe_signature`], of a file that is open without direct I/O.
+pub(super) fn probe(file: impl AsFd) -> rustix::io::Result<Option<&'static str>> {
     // Unlike its metadata, the end of a seek is right for block devices too.
-    let bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))
-        .map_err(|errno| failed(errno.into()))?;
-    let look = |from: u64| {
-        let mut seen = vec![0; LOOK.min(bytes - from) as usize];
-        file.read_exact_at(&mut seen, from).map(|()| seen).map_err(failed)
-    };
-    let (head, tail) = (look(0)?, look(bytes.saturating_sub(LOOK))?);
+    let bytes = rustix::fs::seek(&file, SeekFrom::End(0))?;
+    let (head, tail) = (look(&file, 0, bytes)?, look(&file, bytes.saturating_sub(LOOK), bytes)?);
     Ok(recognise(&head, &tail))
+}
+
+/// Reads from an offset on, up to the end.
+fn look(file: impl AsFd, from: u64, end: u64) -> rustix::io::Result<Vec<u8>> {
+    let mut seen = vec![0; LOOK.min(end - from) as usize];
+    let mut filled = 0;
+    while filled < seen.len() {
+        match rustix::io::pread(&file, &mut seen[filled..], from + filled as u64)? {
+            0 => return Err(Errno::IO),
+            bytes => filled += bytes,
+        }
+    }
+    Ok(seen)
 }
 
 fn recognise(head: &[u8], tail: &[u8]) -> Option<&'static str> {

@@ -4,7 +4,6 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno as Os;
 use rustix::mount::UnmountFlags;
 
@@ -12,6 +11,7 @@ use super::error::MountError;
 use super::fusermount;
 use super::orphan::abort_orphans;
 use super::table::MountEntry;
+use super::which;
 
 impl MountEntry {
     /// Whether its daemon is gone. Waits for one that is about to be, as any use of the mount does.
@@ -28,31 +28,31 @@ pub(super) fn is_dead(path: &Path) -> bool {
     rustix::fs::statfs(path).is_err_and(|error| means_dead(&error.into()))
 }
 
-/// Takes the topmost mount at `path` out of the tree if its daemon is gone; returns whether it was.
-/// Root judges and removes it by one descriptor: a mount that another process makes there meanwhile
-/// stays.
-pub fn remove_if_dead(path: &Path) -> Result<bool, MountError> {
+/// Takes a mount out of the tree if its daemon is gone; returns whether it was. Root judges and
+/// removes it by one descriptor: if another mount has taken its place, the error is
+/// [`MountError::NotMounted`], and that mount stays. As with umount(8), a mount that is put on top
+/// of it in this moment would go in its stead.
+pub fn remove_if_dead(entry: &MountEntry) -> Result<bool, MountError> {
+    let path = &entry.mount_point;
     if !rustix::process::geteuid().is_root() {
-        let dead = is_dead(path);
+        let dead = entry.is_dead();
         return if dead { fusermount::unmount(path, true).map(|()| true) } else { Ok(false) };
     }
     abort_orphans();
-    let refused = |error: Os| MountError::Refused { path: path.to_owned(), source: error.into() };
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let place = match rustix::fs::open(path, flags, Mode::empty()) {
-        // Another process has removed the mount point.
-        Err(Os::NOENT) => return Ok(false),
-        opened => opened.map_err(refused)?,
+    let gone = || MountError::NotMounted { path: path.clone() };
+    let refused = |error: Os| match error {
+        Os::NOENT | Os::INVAL => gone(),
+        error => MountError::Refused { path: path.clone(), source: error.into() },
     };
+    let (place, number) = which::opened(path).map_err(refused)?;
+    if number != entry.device {
+        return Err(gone());
+    }
     if !rustix::fs::fstatfs(&place).is_err_and(|error| means_dead(&error.into())) {
         return Ok(false);
     }
     let place = format!("/proc/self/fd/{}", place.as_raw_fd());
-    match rustix::mount::unmount(place, UnmountFlags::DETACH) {
-        // INVAL: another process has taken it out.
-        Ok(()) | Err(Os::INVAL) => Ok(true),
-        Err(error) => Err(refused(error)),
-    }
+    rustix::mount::unmount(place, UnmountFlags::DETACH).map(|()| true).map_err(refused)
 }
 
 /// Whether a call on a mount failed with `error` because its daemon is gone.
@@ -67,6 +67,23 @@ pub fn means_dead(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_mount_than_the_one_in_question_stays() {
+        let entry = MountEntry {
+            mount_point: "/proc".into(),
+            device: (u32::MAX, u32::MAX),
+            kind: "fuse.copyhold".into(),
+            source: "pool".into(),
+            options: String::new(),
+        };
+        match remove_if_dead(&entry) {
+            Ok(false) if !rustix::process::geteuid().is_root() => {}
+            Err(MountError::NotMounted { path }) => assert_eq!(path, entry.mount_point),
+            other => panic!("{other:?}"),
+        }
+        assert!(Path::new("/proc/self").exists());
+    }
 
     #[test]
     fn a_daemon_that_goes_amid_a_request_is_gone_too() {

@@ -18,14 +18,14 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::{fs, io};
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, openat};
+use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno as Os;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, UnmountFlags, fsconfig_create, fsmount, fsopen,
 };
 
 use super::table::{MountEntry, mounts};
-use super::which::Which;
+use super::which::{self, Which};
 
 /// Aborts the connections of mounts of ours whose daemons were killed and cannot end.
 pub fn abort_orphans() {
@@ -70,11 +70,8 @@ pub(super) fn abort(which: &Which, place: Option<&Path>) -> io::Result<bool> {
 fn force(which: &Which, place: &Path) -> io::Result<bool> {
     // Open, the place cannot become that of another filesystem (WHICH-W1), and is not removed: the
     // caller is to find it, dead.
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let opened = rustix::fs::open(place, flags, Mode::empty())?;
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let found = rustix::fs::statx(&opened, c"", flags, StatxFlags::empty())?;
-    if (found.stx_dev_major, found.stx_dev_minor) != which.number || !which.exists() {
+    let (opened, number) = which::opened(place)?;
+    if number != which.number || !which.exists() {
         return Ok(false);
     }
     let path = format!("/proc/self/fd/{}", opened.as_raw_fd());

@@ -10,8 +10,11 @@
 //!           exists, it had its number when the file was opened, so the file belongs to it.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 
 const SHOWN: &str = "/sys/class/bdi";
 
@@ -56,6 +59,15 @@ impl Which {
 fn shown((major, minor): (u32, u32), is_block: bool) -> PathBuf {
     let suffix = if is_block { "-fuseblk" } else { "" };
     Path::new(SHOWN).join(format!("{major}:{minor}{suffix}"))
+}
+
+/// A mount's root, and the number of its filesystem. Opened without a request to its daemon.
+pub(super) fn opened(place: &Path) -> rustix::io::Result<(OwnedFd, (u32, u32))> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(place, flags, Mode::empty())?;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(&opened, c"", flags, StatxFlags::empty())?;
+    Ok((opened, (found.stx_dev_major, found.stx_dev_minor)))
 }
 
 #[cfg(test)]
