@@ -1,9 +1,9 @@
 //! Making a pool: in a new file, in one that exists, or on a block device.
 //!
 //! CREATE-C1  The call removes nothing but a file that it created itself, and has locked.
-//! CREATE-C2  A refusal leaves the content of a file or device that existed as it was: its shape is
-//!            checked before, and its content looked at behind the lock. With `force`, errors of the
-//!            host behind that (I/O, no space) may come when the content is gone.
+//! CREATE-C2  A refusal leaves the content of a file or device that existed as it was: its shape
+//!            is checked before, and its content looked at behind the lock. With `force`, errors of
+//!            the host behind that (I/O, no space) may come when the content is gone.
 
 use std::io::ErrorKind;
 use std::path::Path;
