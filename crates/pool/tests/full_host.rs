@@ -290,7 +290,7 @@ impl tracing::Subscriber for Lines {
     fn event(&self, event: &tracing::Event<'_>) {
         let mut message = Message(String::new());
         event.record(&mut message);
-        let counted = [("writes wait", &self.full), ("writes go on", &self.again)];
+        let counted = [("writes wait", &self.full), ("writes continue", &self.again)];
         for (_, count) in counted.into_iter().filter(|(text, _)| message.0.contains(text)) {
             count.fetch_add(1, Relaxed);
         }
