@@ -1,5 +1,5 @@
-//! What is left of a pool that was closed or dropped: nothing. One test in a program of its own,
-//! since it counts what the whole process has.
+//! A pool that was closed or dropped leaves no thread, descriptor or lock. One test in a program of
+//! its own, since it counts what the whole process has.
 
 #![allow(clippy::disallowed_methods, reason = "it waits for threads of the kernel's table")]
 

@@ -143,10 +143,9 @@ impl View {
                 left.push_front(name);
             }
         }
-        match at.kind {
-            FileKind::Directory => Ok(Target::Found(at)),
-            _ if is_directory => Err(error(FsError::NotDirectory)),
-            _ => Ok(Target::Found(at)),
+        match is_directory && at.kind != FileKind::Directory {
+            true => Err(error(FsError::NotDirectory)),
+            false => Ok(Target::Found(at)),
         }
     }
 

@@ -42,3 +42,20 @@ fn a_dropped_pool_lets_go_of_its_device() {
     let left = devices.iter().filter(|device| device.strong_count() > 0).count();
     panic!("{left} of {ROUNDS} devices are still held");
 }
+
+#[test]
+fn a_pool_is_made_and_opened_on_a_device_of_the_caller() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool.img");
+    let executors =
+        Executors::start(ExecutorsConfig { cpus: Some(1), ..Default::default() }).unwrap();
+    let device: DynDevice =
+        FileDevice::create(executors.reactor(), DeviceId(0), &path, 64 << 20, false).unwrap();
+    let long = CreateOptions { name: "n".repeat(65), ..Default::default() };
+    assert!(Pool::create_on(&executors, device.clone(), &long).is_err());
+    let id = Pool::create_on(&executors, device.clone(), &CreateOptions::default()).unwrap();
+    let pool = Pool::open_device(executors.clone(), device, OpenOptions::default()).unwrap();
+    assert_eq!(pool.id(), id);
+    pool.close().unwrap();
+    executors.shutdown();
+}

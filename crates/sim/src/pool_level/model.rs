@@ -96,7 +96,7 @@ impl World {
         self.synced_txg = self.synced_txg.max(Some(txg));
     }
 
-    /// The pool knows `txg` to be durable, even if no client was told.
+    /// The pool knows `txg` to be durable, even if no client has received its answer.
     pub(crate) fn know_durable(&mut self, txg: Txg) {
         let count = self.log.partition_point(|(of, _)| *of <= txg) as u64;
         self.sync(txg, self.settled + count);
