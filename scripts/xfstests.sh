@@ -94,6 +94,8 @@ export FSTYP=fuseblk.copyhold
 export TEST_DEV=${LOOPS[0]} TEST_DIR=$PLACE/test
 export SCRATCH_DEV=${LOOPS[1]} SCRATCH_MNT=$PLACE/scratch
 export RESULT_BASE=$PLACE/results
+# Tests that make a filesystem where there is one; 740, which expects a refusal, does not use it.
+export MKFS_OPTIONS=-f
 # In a namespace of processes, /proc/locks leaves out what ended: 504 looks at the outer one.
 export FSTESTS_ISOL=privatens
 END

@@ -1,7 +1,8 @@
 //! `mkfs.copyhold [-qvfF] [-L label] POOL [SIZE]`, as mkfs(8) and test suites call it.
 //!
-//! Unlike `copyhold create` it does not ask: existing content is overwritten, old labels at the
-//! device's far end included, unless it is in use. A size without a suffix is in bytes.
+//! It refuses what `copyhold create` refuses. `-f` of mkfs.xfs and mkfs.btrfs, `-F` of mkfs.ext4 and
+//! `--force` overwrite any content, old labels at the device's far end included, unless it is in
+//! use. A size without a suffix is in bytes.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -24,7 +25,9 @@ pub(crate) fn run(arguments: Vec<OsString>) -> u8 {
 }
 
 fn make(arguments: Vec<OsString>) -> Result<(), Failure> {
-    let parsed = Parsed::new(arguments, "Lt")?;
+    let is_force = |argument: &OsString| argument == "--force";
+    let short = |argument| if is_force(&argument) { "-f".into() } else { argument };
+    let parsed = Parsed::new(arguments.into_iter().map(short).collect(), "Lt")?;
     if parsed.has('V') {
         return crate::report::print(concat!("mkfs.copyhold ", env!("CARGO_PKG_VERSION"), "\n"));
     }
@@ -39,7 +42,8 @@ fn make(arguments: Vec<OsString>) -> Result<(), Failure> {
         .map_err(|why: String| Failure::usage(why))?;
     let name = parsed.values('L').last().unwrap_or_default();
     let bytes = size.map(|size| size.0);
-    let options = CreateOptions { bytes, name, force: true, ..CreateOptions::default() };
+    let force = parsed.has('f') || parsed.has('F');
+    let options = CreateOptions { bytes, name, force, ..CreateOptions::default() };
     engine::patiently(Path::new(pool), || Ok(Pool::create(pool, &options)?)).map(drop)
 }
 

@@ -195,8 +195,16 @@ fn the_helpers_answer_under_their_names() {
     let pool = place.path("pool.img");
     let made = named("mkfs.fuse.copyhold").arg("-q").arg(&pool).arg("64M").output().unwrap();
     assert!(made.status.success() && made.stdout.is_empty(), "{}", stderr(&made));
-    let again = named("mkfs.copyhold").arg(&pool).output().unwrap();
-    assert!(again.status.success(), "mkfs does not ask: {}", stderr(&again));
+    let holds = fs::read(&pool).unwrap();
+    let refused = Command::new(place.path("mkfs.fuse.copyhold")).arg(&pool).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("holds a pool already; --force"), "{}", stderr(&refused));
+    assert!(fs::read(&pool).unwrap() == holds, "a refusal changes nothing");
+    for force in ["-f", "-F", "--force"] {
+        let mut mkfs = Command::new(place.path("mkfs.fuse.copyhold"));
+        let again = mkfs.arg(force).arg(&pool).output().unwrap();
+        assert!(again.status.success(), "{force}: {}", stderr(&again));
+    }
     assert_eq!(named("fsck.fuseblk.copyhold").output().unwrap().status.code(), Some(16));
     assert_eq!(named("fsck.copyhold").arg("/no/pool").output().unwrap().status.code(), Some(8));
     let mount = named("mount.fuse.copyhold").arg("/no/pool").arg("/mnt").output().unwrap();
@@ -215,7 +223,8 @@ fn the_helpers_wait_for_a_daemon_that_is_leaving() {
         std::os::unix::fs::symlink(PROGRAM, &link).unwrap();
         let held = File::open(&pool).unwrap();
         rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
-        let helper = Command::new(link).arg(&pool).stdout(Stdio::null()).spawn();
+        let force = name.starts_with("mkfs").then_some("-f");
+        let helper = Command::new(link).args(force).arg(&pool).stdout(Stdio::null()).spawn();
         std::thread::sleep(std::time::Duration::from_millis(300));
         drop(held);
         assert!(helper.unwrap().wait().unwrap().success(), "{name}");
