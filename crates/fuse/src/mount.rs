@@ -348,9 +348,8 @@ const DEAD_MAX: usize = 8;
 /// The mount point without links; dead mounts of ours that cover it are removed.
 pub fn checked_mount_point(given: &Path) -> Result<PathBuf, MountError> {
     let path = absolute(given)?;
-    let ours = || mounted_at(&path).ok().flatten().filter(MountEntry::is_copyhold);
     let mut tries = 0..DEAD_MAX;
-    while let Some(entry) = ours() {
+    while let Some(entry) = ours_on_top(&path) {
         match remove_if_dead(&entry) {
             Ok(true) => {
                 tracing::info!(path = %path.display(), "removed the mount of a daemon that is gone");
@@ -359,8 +358,12 @@ pub fn checked_mount_point(given: &Path) -> Result<PathBuf, MountError> {
                 let source_name = entry.source.to_string_lossy().into_owned();
                 return Err(MountError::AlreadyMounted { path, source_name });
             }
-            // Another process has changed it: judged once more.
-            Err(MountError::NotMounted { .. }) if tries.next().is_some() => {}
+            // Another process has changed it: judged once more. Or it cannot be removed.
+            Err(MountError::NotMounted { .. }) => {
+                if tries.next().is_none() {
+                    break;
+                }
+            }
             Err(error) => return Err(error),
         }
     }
@@ -369,6 +372,13 @@ pub fn checked_mount_point(given: &Path) -> Result<PathBuf, MountError> {
         Ok(_) => Err(MountError::NotADirectory { path }),
         Err(error) => Err(not_usable(path, error)),
     }
+}
+
+/// The mount at `path` if it is one of ours. The table may list it before one that it covers.
+fn ours_on_top(path: &Path) -> Option<MountEntry> {
+    let (_, number) = which::opened(path).ok()?;
+    let is_top = |entry: &MountEntry| entry.mount_point == path && entry.device == number;
+    mounts().ok()?.into_iter().rfind(|entry| is_top(entry) && entry.is_copyhold())
 }
 
 /// Links are followed in the parents only, since the place itself may be a dead mount.
