@@ -15,6 +15,10 @@ TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 PROGRAM := $(TARGET)/release/copyhold
 HELPERS := mount.fuse.copyhold mount.fuseblk.copyhold mkfs.copyhold mkfs.fuse.copyhold \
 	mkfs.fuseblk.copyhold fsck.copyhold fsck.fuse.copyhold fsck.fuseblk.copyhold
+# Named, not chosen by package: the features of the crates below are then those of `make test`, and
+# nothing is built twice.
+MOUNT_TESTS := $(patsubst %,--test %,$(sort $(basename $(notdir \
+	$(wildcard crates/fuse/tests/*.rs crates/memfs/tests/*.rs crates/cli/tests/*.rs)))))
 
 .PHONY: help
 help: ## list the targets
@@ -34,18 +38,18 @@ test: ## all tests
 .PHONY: test-uring
 test-uring: ## the mount tests over io_uring (root, /sys/module/fuse/parameters/enable_uring = Y)
 	scripts/setup.sh build demo
-	COPYHOLD_TEST_TRANSPORT=uring cargo test -p copyhold-fuse -p copyhold-memfs -p copyhold-cli \
-		--locked
+	COPYHOLD_TEST_TRANSPORT=uring cargo test --workspace --locked $(MOUNT_TESTS)
 
 .PHONY: examples
 examples: ## run the library's examples on a pool of their own
 	scripts/setup.sh build
-	dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
-	cargo run -q --locked -p copyhold --example hello_pool -- "$$dir/hello.img" && \
-	cargo run -q --locked -p copyhold --example tenants -- "$$dir/tenants.img" && \
-	cargo run -q --locked -p copyhold --example mount -- "$$dir/mount.img" "$$dir/mnt" && \
-	cargo run -q --locked -p copyhold --example durable_counter -- "$$dir/counter.img" 20 && \
-	cargo run -q --locked -p copyhold --example durable_counter -- "$$dir/counter.img" 20
+	cargo build --workspace --examples --locked
+	dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && cd $(TARGET)/debug/examples && \
+	./hello_pool "$$dir/hello.img" && \
+	./tenants "$$dir/tenants.img" && \
+	./mount "$$dir/mount.img" "$$dir/mnt" && \
+	./durable_counter "$$dir/counter.img" 20 && \
+	./durable_counter "$$dir/counter.img" 20
 
 .PHONY: lint
 lint: ## formatting, clippy, API pages, lock files, licences and sources of what we depend on
