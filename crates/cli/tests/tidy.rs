@@ -20,9 +20,9 @@ const TOOLS: [&str; 4] = ["torture", "sim", "bench", "suite"];
 /// The types with methods in many files: crate, file of the definition, name, most methods, most
 /// fields that the crate sees. A capability is a component with private fields, so these only fall.
 const LARGE: [(&str, &str, &str, usize, usize); 3] = [
-    ("pool", "pool.rs", "Pool", 162, 26),
-    ("fs", "filesystem.rs", "Filesystem", 296, 13),
-    ("volume", "volumes.rs", "Volumes", 100, 2),
+    ("pool", "pool.rs", "Pool", 157, 26),
+    ("fs", "filesystem.rs", "Filesystem", 295, 13),
+    ("volume", "volumes.rs", "Volumes", 92, 2),
 ];
 /// Most comment lines of the programs with a subject that is no thing of the field. It only falls.
 const VAGUE_MAX: usize = 103;

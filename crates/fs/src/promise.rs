@@ -139,13 +139,8 @@ impl Filesystem {
         }
     }
 
-    /// When a request that begins now is refused at the latest.
-    fn until(&self) -> Nanos {
-        self.rt.now() + PATIENCE.as_nanos() as Nanos
-    }
-
     async fn promise_patiently(self: &Arc<Self>, subvol: &Subvol, blocks: u64) -> Result<Promise> {
-        let (mut looks, until) = (0, self.until());
+        let (mut looks, until) = (0, refused_at(self.rt.now()));
         loop {
             // Before the request: a file removed meanwhile may come too late for this time.
             let is_over = looks > LOOKS || self.rt.now() > until;
@@ -233,7 +228,7 @@ impl Filesystem {
         edits: usize,
         bytes: usize,
     ) -> Result<Credit> {
-        let until = self.until();
+        let until = refused_at(self.rt.now());
         for look in 0..LOOKS {
             self.reaper_idle().await;
             // Read before the attempt: a file reaped later would be missed.
@@ -290,7 +285,7 @@ impl Filesystem {
             tracing::debug!(%error, "a limit is looked at again, though a flush has failed");
             self.pool.check_writable()?;
         }
-        let until = self.until();
+        let until = refused_at(self.rt.now());
         loop {
             let group = match self.volumes.ledger().hold(subvol.id(), wanted, tier) {
                 Err(QuotaError::Exceeded(of)) if self.rt.now() < until => of.group,
@@ -324,6 +319,11 @@ impl Filesystem {
         self.reaper_idle().await;
         Ok(ledger.hold(subvol.id(), wanted, tier)?)
     }
+}
+
+/// When a request that begins now is refused at the latest.
+fn refused_at(now: Nanos) -> Nanos {
+    now + PATIENCE.as_nanos() as Nanos
 }
 
 /// Turns the estimate of a subvolume's unflushed edits into their real space.

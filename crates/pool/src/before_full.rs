@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use copyhold_runtime::yield_now;
-use copyhold_space::{Reservation, Tier};
+use copyhold_space::{NoSpace, Reservation, Tier};
 use copyhold_types::Nanos;
 
 use crate::{Pool, PoolError, Sabotage};
@@ -43,103 +43,126 @@ impl Pool {
         tier: Tier,
     ) -> Result<Reservation, PoolError> {
         self.check_writable()?;
-        let tier = self.tier(tier);
+        Request { pool: self, blocks, tier: self.tier(tier) }.serve().await
+    }
+}
+
+/// A reservation that is wanted.
+struct Request<'p> {
+    pool: &'p Arc<Pool>,
+    blocks: u64,
+    tier: Tier,
+}
+
+impl Request<'_> {
+    async fn serve(&self) -> Result<Reservation, PoolError> {
         for attempt in 0..3 {
-            match self.space.reserve(blocks, tier) {
+            match self.attempt() {
                 Ok(reservation) => return Ok(reservation),
-                Err(full) if self.sabotaged(Sabotage::RefuseAtOnce) => return Err(full.into()),
+                Err(full) if self.pool.sabotaged(Sabotage::RefuseAtOnce) => return Err(full.into()),
                 Err(_) => {}
             }
             if attempt == 1 {
-                self.flush_for_space().await?;
+                self.flush().await?;
             }
             self.hasten_frees().await?;
         }
-        self.wait_for_space(blocks, tier).await
+        self.wait().await
+    }
+
+    fn attempt(&self) -> Result<Reservation, NoSpace> {
+        self.pool.space.reserve(self.blocks, self.tier)
+    }
+
+    fn missing(&self) -> u64 {
+        self.pool.space.missing(self.blocks, self.tier)
+    }
+
+    fn now(&self) -> Nanos {
+        self.pool.rt.now()
+    }
+
+    fn after(&self, patience: Duration) -> Nanos {
+        self.now() + patience.as_nanos() as Nanos
     }
 
     /// Takes steps of the layer above until enough freed space is pending, then waits for the
     /// readers that pin it. While writes wait for the host, the wait for readers does not end.
-    async fn wait_for_space(
-        self: &Arc<Self>,
-        blocks: u64,
-        tier: Tier,
-    ) -> Result<Reservation, PoolError> {
-        let after = |patience: Duration| self.rt.now() + patience.as_nanos() as Nanos;
-        let steps_until = after(STEPS_PATIENCE);
-        let (mut patience, mut pause) = (after(READERS_PATIENCE), READERS_STEP);
+    async fn wait(&self) -> Result<Reservation, PoolError> {
+        let steps_until = self.after(STEPS_PATIENCE);
+        let (mut patience, mut pause) = (self.after(READERS_PATIENCE), READERS_STEP);
         let mut unflushed_steps = false;
         loop {
-            self.release_deferred();
-            if self.host.writes_wait() {
-                patience = after(READERS_PATIENCE);
+            self.pool.release_deferred();
+            if self.pool.host.writes_wait() {
+                patience = self.after(READERS_PATIENCE);
             }
-            let before = match self.space.reserve(blocks, tier) {
+            let before = match self.attempt() {
                 Ok(reservation) => return Ok(reservation),
                 Err(full) => full,
             };
-            let is_enough = before.on_the_way >= self.space.missing(blocks, tier);
-            let wants_step = !is_enough || self.rt.now() > patience;
-            if wants_step && self.rt.now() < steps_until {
-                let since = self.rt.now();
-                let stepped = self.free_step(tier).await;
+            let wants_step = before.on_the_way < self.missing() || self.now() > patience;
+            if wants_step && self.now() < steps_until {
+                let since = self.now();
+                let stepped = self.free_step().await;
                 // It may have waited for steps of others.
-                unflushed_steps |= stepped || self.rt.now() - since > WAITED;
+                unflushed_steps |= stepped || self.now() - since > WAITED;
                 if stepped {
-                    (patience, pause) = (after(READERS_PATIENCE), READERS_STEP);
+                    (patience, pause) = (self.after(READERS_PATIENCE), READERS_STEP);
                     yield_now().await;
                     continue;
                 }
             }
-            self.check_writable()?;
+            self.pool.check_writable()?;
             // The last step may have been another task's, for which this one has waited.
-            let full = match self.space.reserve(blocks, tier) {
+            let full = match self.attempt() {
                 Ok(reservation) => return Ok(reservation),
                 Err(full) => full,
             };
             if full.on_the_way > before.on_the_way {
-                patience = after(READERS_PATIENCE);
+                patience = self.after(READERS_PATIENCE);
             }
-            let is_over = full.on_the_way == 0 || self.rt.now() > patience;
+            let is_over = full.on_the_way == 0 || self.now() > patience;
             if is_over && std::mem::take(&mut unflushed_steps) {
                 // The edits of steps take less than their reservation, too.
-                self.flush_for_space().await?;
-            } else if is_over && self.space.missing(blocks, tier) > 0 {
+                self.flush().await?;
+            } else if is_over && self.missing() > 0 {
                 return Err(full.into());
             } else {
-                self.rt.sleep(pause).await;
+                self.pool.rt.sleep(pause).await;
                 pause = (pause * 2).min(READERS_STEP_MAX);
             }
             self.hasten_frees().await?;
-            self.check_writable()?;
+            self.pool.check_writable()?;
         }
     }
 
     /// A failed flush is no reason to refuse: there may be enough space now.
-    async fn flush_for_space(self: &Arc<Self>) -> Result<(), PoolError> {
-        if let Err(error) = self.flush_all().await {
-            self.check_writable()?;
+    async fn flush(&self) -> Result<(), PoolError> {
+        if let Err(error) = self.pool.flush_all().await {
+            self.pool.check_writable()?;
             tracing::error!("flushing for space: {error}");
         }
         Ok(())
     }
 
     /// One step of the layer above (FULL-B2). Returns whether it did anything.
-    async fn free_step(&self, tier: Tier) -> bool {
-        let is_own = matches!(tier, Tier::FinishDelete | Tier::FinishSubvolume | Tier::Internal);
-        if is_own || self.sabotaged(Sabotage::RefuseBeforeDeletions) {
+    async fn free_step(&self) -> bool {
+        let is_own =
+            matches!(self.tier, Tier::FinishDelete | Tier::FinishSubvolume | Tier::Internal);
+        if is_own || self.pool.sabotaged(Sabotage::RefuseBeforeDeletions) {
             return false;
         }
-        let tenancy = self.tenancy();
+        let tenancy = self.pool.tenancy();
         tenancy.free_step().await
     }
 
     /// Commits twice, so that all blocks freed until now are allocatable if no reader pins them
     /// (FULL-B3).
-    async fn hasten_frees(self: &Arc<Self>) -> Result<(), PoolError> {
+    async fn hasten_frees(&self) -> Result<(), PoolError> {
         for _ in 0..2 {
-            if !self.is_full() {
-                self.commit_empty().await?;
+            if !self.pool.is_full() {
+                self.pool.commit_empty().await?;
             }
         }
         Ok(())

@@ -52,6 +52,13 @@ pub(crate) struct Forks {
     pub(crate) gone: Mutex<Vec<Gone>, of::ForkGone>,
 }
 
+impl Forks {
+    /// Most rows that [`Pool::forget_gone`] takes away.
+    pub(crate) fn gone_most(&self) -> usize {
+        self.gone.lock().len().min(GONE_PER_STEP)
+    }
+}
+
 /// The result of handing a table over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -381,11 +388,6 @@ impl Pool {
         }
         self.settled(table.weight());
         self.admission.settled(|| self.unflushed());
-    }
-
-    /// Most rows that [`Self::forget_gone`] takes away.
-    pub(crate) fn gone_most(&self) -> usize {
-        self.forks.gone.lock().len().min(GONE_PER_STEP)
     }
 
     /// Items of tables that the log has nothing of any more are deleted with a flush's record.

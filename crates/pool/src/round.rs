@@ -370,7 +370,7 @@ impl Pool {
         let copies = COPIES as usize;
         let buried: usize = done.iter().map(|work| buried(work) * copies * EDITS_PER_RELEASE).sum();
         let freed: usize = done.iter().map(|work| work.replaced().len() * copies).sum();
-        let gone = self.gone_most();
+        let gone = self.forks.gone_most();
         let bytes = done.len() * DESCRIPTOR_BYTES + buried * RELEASE_EDIT_BYTES + gone * Key::BYTES;
         (done.len() * 2 + buried + gone, bytes, claims.len() + freed)
     }

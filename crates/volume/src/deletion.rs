@@ -17,24 +17,14 @@
 //!
 //! Nothing here is needed to open a pool.
 
-use std::collections::BTreeSet;
-use std::pin::pin;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
-
 use copyhold_format::item::{Step, SubvolItem, SubvolState, epoch_key, subvol_key};
-use copyhold_pool::{Cached, Credit, IdSpace, Pool, PoolError, Tier, Transaction};
-use copyhold_runtime::FifoMutexGuard;
+use copyhold_pool::{Cached, Credit, IdSpace, Pool, Tier, Transaction};
 use copyhold_types::{EpochId, Key, SubvolId, TableId, Timestamp, Txg};
-use futures_util::future::{Either, select};
 
 use crate::birth::put_epoch;
 use crate::error::{Result, VolumeError};
 use crate::family::Absorption;
-use crate::pace::{Load, Pace};
 use crate::pending::RELEASES_PER_STEP;
-use crate::quota::GroupId;
 use crate::release::Release;
 use crate::sabotage::Sabotage;
 use crate::stored::dead_segment;
@@ -48,12 +38,6 @@ const RECORD_BYTES: usize = 1024;
 const ROWS_PER_STEP: usize = 64;
 /// Bytes of a row of an owner or a group, with its key.
 const ROW_BYTES: usize = 100;
-/// How long a request waits for the step of another.
-const WORKER_PATIENCE: Duration = Duration::from_secs(10);
-/// Deletions that one step tries although each is refused space.
-const REFUSALS_MAX: usize = 8;
-/// How often background work is looked for when there was none.
-const IDLE: Duration = Duration::from_millis(100);
 
 /// The payer for the space that a deleted subvolume leaves.
 #[derive(Clone, Copy, Debug)]
@@ -128,166 +112,6 @@ impl Volumes {
             .map(|held| held.id())
     }
 
-    // -- in the background --------------------------------------------------
-
-    /// Works in the background until the pool is closed or stopped, at its pace (`pace`).
-    pub fn begin_background(self: &Arc<Self>) {
-        let (rt, weak) = (self.pool.runtime().clone(), Arc::downgrade(self));
-        self.pool.runtime().spawn(Box::pin(async move {
-            let mut pace = Pace::default();
-            loop {
-                match background(&weak, &mut pace).await {
-                    Some(Duration::ZERO) => copyhold_runtime::yield_now().await,
-                    Some(rest) => rt.sleep(rest).await,
-                    None => return,
-                }
-            }
-        }));
-    }
-
-    /// One bounded step of waiting work: pending releases first, for deletions wait for them; a
-    /// step of each deletion that may go on. Whether there was anything to do.
-    pub async fn background_step(&self) -> Result<bool> {
-        let _working = self.state.working.lock().await;
-        self.retry_if_due();
-        if self.pending_step().await? || self.sweep_step().await? {
-            return Ok(true);
-        }
-        let mut any = false;
-        for subvol in self.deletions() {
-            any |= self.step_of(&subvol).await?;
-        }
-        Ok(any)
-    }
-
-    /// As [`Self::background_step`], but takes a step of only one deletion. A step that is refused
-    /// space is skipped, because a later one may free space. The caller holds `working`.
-    async fn small_step(&self) -> Result<bool> {
-        self.retry_if_due();
-        let mut refused = None;
-        if skip_if_full(self.pending_step().await, &mut refused)?
-            || skip_if_full(self.sweep_step().await, &mut refused)?
-        {
-            return Ok(true);
-        }
-        let ready = self.state.map.read().dying.ready_len();
-        let mut refusals = 0;
-        for _ in 0..ready {
-            let next = {
-                let mut map = self.state.map.write();
-                map.dying.next().and_then(|id| map.subvols.get(&id).cloned())
-            };
-            let Some(subvol) = next else { continue };
-            let mut full = None;
-            if skip_if_full(self.step_of(&subvol).await, &mut full)? {
-                return Ok(true);
-            }
-            // A refusal takes commits and a flush; the next step begins with the next deletion.
-            refusals += usize::from(full.is_some());
-            refused = full.or(refused);
-            if refusals == REFUSALS_MAX {
-                break;
-            }
-        }
-        refused.map_or(Ok(false), Err)
-    }
-
-    /// Takes one step that may free space which counts in this group: of pending releases, or of a
-    /// deletion that pays into it or is in the way of one. False: nothing is left to do for the
-    /// group, or the step failed.
-    pub async fn free_step_for(&self, group: GroupId) -> bool {
-        let Some(_working) = self.worker().await else { return false };
-        self.retry_if_due();
-        let step = async {
-            let mut refused = None;
-            if skip_if_full(self.pending_step().await, &mut refused)? {
-                return Ok(true);
-            }
-            for of in self.deletions_for(group) {
-                if skip_if_full(self.step_of(&of).await, &mut refused)? {
-                    return Ok(true);
-                }
-            }
-            Ok(false)
-        };
-        done(step.await)
-    }
-
-    /// The right to make a step; `None`: a step of another takes too long.
-    async fn worker(&self) -> Option<FifoMutexGuard<'_>> {
-        let late = self.pool.runtime().sleep(WORKER_PATIENCE);
-        match select(pin!(self.state.working.lock()), late).await {
-            Either::Left((working, _)) => Some(working),
-            Either::Right(_) => None,
-        }
-    }
-
-    /// The ready deletions of families in which a subvolume pays into this group: an extent is
-    /// charged to its creator, and only its family refers to it; except for reflinks, whose
-    /// references may be in any family.
-    fn deletions_for(&self, group: GroupId) -> Vec<Arc<Subvol>> {
-        let map = self.state.map.read();
-        let ready = map.dying.ready().into_iter().filter_map(|id| map.subvols.get(&id));
-        if self.state.sharing.load(Ordering::Acquire) {
-            return ready.cloned().collect();
-        }
-        let paying = map.subvols.values().filter(|of| self.ledger().pays_into(of.id(), group));
-        let families: BTreeSet<_> = paying.map(|of| of.family.id).collect();
-        ready.filter(|of| families.contains(&of.family.id)).cloned().collect()
-    }
-
-    /// Takes one step that may free space. False: nothing is left to do, or the step failed.
-    pub async fn free_step(&self) -> bool {
-        let Some(_working) = self.worker().await else { return false };
-        done(self.small_step().await)
-    }
-
-    async fn step_of(&self, subvol: &Subvol) -> Result<bool> {
-        match self.deletion_step(subvol).await {
-            Ok(done) => Ok(done),
-            Err(error) => self.step_failed(subvol, error),
-        }
-    }
-
-    fn load(&self) -> Load {
-        let space = self.pool.space();
-        let (now, asked) = (self.pool.runtime().now(), self.pool.asked());
-        Load { now, asked, blocks: space.total, available: space.available() }
-    }
-
-    /// Retries work that damage stopped, once the pause is over (`aside`).
-    fn retry_if_due(&self) {
-        let now = self.pool.runtime().now();
-        if self.state.aside.lock().take_retry(now) {
-            self.state.map.write().dying.retry_all();
-        }
-    }
-
-    /// Stops a damaged deletion until the next retry; other deletions continue.
-    fn step_failed(&self, subvol: &Subvol, error: VolumeError) -> Result<bool> {
-        if !error.is_damage() {
-            return Err(error);
-        }
-        tracing::error!("subvolume {} cannot be freed now: {error}", subvol.id());
-        self.state.aside.lock().note_failure(self.pool.runtime().now());
-        self.state.map.write().dying.stop(subvol.id());
-        Ok(false)
-    }
-
-    /// Works until nothing is left to do now; for tests, and for calls that wait for deletions.
-    pub async fn finish_background(&self) -> Result<()> {
-        while self.background_step().await? {}
-        Ok(())
-    }
-
-    /// The deletions that are ready (`queue`).
-    fn deletions(&self) -> Vec<Arc<Subvol>> {
-        let map = self.state.map.read();
-        let together = self.ledger().breaks(Sabotage::DeleteTogether);
-        let ids = if together { map.dying.all() } else { map.dying.ready() };
-        ids.iter().filter_map(|id| map.subvols.get(id).cloned()).collect()
-    }
-
     /// Subvolumes whose space is still being freed.
     pub fn dying(&self) -> Vec<SubvolId> {
         self.state.map.read().dying.all()
@@ -299,7 +123,7 @@ impl Volumes {
     }
 
     /// Whether anything could be done.
-    async fn deletion_step(&self, subvol: &Subvol) -> Result<bool> {
+    pub(crate) async fn deletion_step(&self, subvol: &Subvol) -> Result<bool> {
         let SubvolState::Dying(step) = subvol.item().state else { return Ok(false) };
         match step {
             Step::Settle => {
@@ -443,7 +267,7 @@ impl Volumes {
     }
 
     /// Rows of owners that are dead and pay for nothing any more (R26).
-    async fn sweep_step(&self) -> Result<bool> {
+    pub(crate) async fn sweep_step(&self) -> Result<bool> {
         if !self.state.ledger.wants_sweep() {
             return Ok(false);
         }
@@ -461,25 +285,6 @@ impl Volumes {
     }
 }
 
-/// Whether a step did anything; its error is logged.
-fn done(step: Result<bool>) -> bool {
-    step.unwrap_or_else(|error| {
-        tracing::debug!(%error, "released space cannot be freed now");
-        false
-    })
-}
-
-/// Turns "pool is full" into "no step taken", and notes the error in `refused`.
-fn skip_if_full(step: Result<bool>, refused: &mut Option<VolumeError>) -> Result<bool> {
-    match step {
-        Err(full @ VolumeError::Pool(PoolError::Full { .. })) => {
-            *refused = Some(full);
-            Ok(false)
-        }
-        step => step,
-    }
-}
-
 impl Map {
     fn forget_epoch(&mut self, epoch: EpochId, table: TableId) {
         self.epochs.remove(&epoch);
@@ -491,28 +296,4 @@ pub(crate) fn put_step(subvol: &Subvol, step: Step, tx: &mut Transaction) -> Sub
     let item = SubvolItem { state: SubvolState::Dying(step), ..subvol.item() };
     tx.put(Pool::SYSTEM, subvol_key(subvol.id()), &item.encode()[..]);
     item
-}
-
-/// A step, if there still is a pool to make it in; how long to rest before the next.
-async fn background(volumes: &Weak<Volumes>, pace: &mut Pace) -> Option<Duration> {
-    let volumes = volumes.upgrade()?;
-    let rt = volumes.pool.runtime();
-    let since = rt.now();
-    let working = volumes.state.working.lock().await;
-    let step = volumes.small_step().await;
-    drop(working);
-    match step {
-        Ok(true) => {
-            let took = rt.now().saturating_sub(since);
-            let rest = pace.rest(took, volumes.load());
-            volumes.state.freeing.note(took, rest);
-            Some(rest)
-        }
-        Ok(false) => Some(IDLE),
-        Err(VolumeError::Pool(PoolError::Stopped { .. } | PoolError::ReadOnly { .. })) => None,
-        Err(error) => {
-            tracing::error!("freeing in the background: {error}");
-            Some(IDLE)
-        }
-    }
 }

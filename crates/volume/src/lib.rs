@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod aside;
+mod background;
 mod birth;
 mod deletion;
 mod error;
