@@ -23,9 +23,9 @@ _mount() {
     esac
 }
 
-# An ACL has 1 KiB.
+# The kernel takes an ACL of a page.
 _acl_get_max() {
-    echo $(((1024 - 4) / 8))
+    echo $(((4096 - 4) / 8))
 }
 
 _require_names_are_bytes() {
