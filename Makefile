@@ -17,8 +17,10 @@ HELPERS := mount.fuse.copyhold mount.fuseblk.copyhold mkfs.copyhold mkfs.fuse.co
 	mkfs.fuseblk.copyhold fsck.copyhold fsck.fuse.copyhold fsck.fuseblk.copyhold
 # Named, not chosen by package: the features of the crates below are then those of `make test`, and
 # nothing is built twice.
+MOUNT_DIRS := $(addsuffix /tests,crates/fuse crates/memfs crates/cli)
 MOUNT_TESTS := $(patsubst %,--test %,$(sort $(basename $(notdir \
-	$(wildcard crates/fuse/tests/*.rs crates/memfs/tests/*.rs crates/cli/tests/*.rs)))))
+	$(wildcard $(addsuffix /*.rs,$(MOUNT_DIRS))) \
+	$(patsubst %/main.rs,%,$(wildcard $(addsuffix /*/main.rs,$(MOUNT_DIRS))))))))
 
 .PHONY: help
 help: ## list the targets

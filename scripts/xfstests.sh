@@ -114,7 +114,7 @@ make_ready() {
     done
     if ! fsck -t fuseblk.copyhold -n "${LOOPS[0]}" >/dev/null 2>&1 &&
         ! mountpoint -q "$PLACE/test"; then
-        mkfs -t fuseblk.copyhold "${LOOPS[0]}"
+        mkfs -t fuseblk.copyhold -f "${LOOPS[0]}"
     fi
 }
 

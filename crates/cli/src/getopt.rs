@@ -15,12 +15,25 @@ pub(crate) struct Parsed {
 impl Parsed {
     /// `with_value`: the flags that take one.
     pub(crate) fn new(arguments: Vec<OsString>, with_value: &str) -> Result<Parsed, Failure> {
+        Parsed::with_long(arguments, with_value, &[])
+    }
+
+    /// As [`Self::new`], with long names of flags.
+    pub(crate) fn with_long(
+        arguments: Vec<OsString>,
+        with_value: &str,
+        names: &[(&str, char)],
+    ) -> Result<Parsed, Failure> {
         let mut parsed = Parsed::default();
         let mut arguments = arguments.into_iter();
         while let Some(argument) = arguments.next() {
             let text = argument.to_str().unwrap_or_default();
             if text == "--" {
                 parsed.operands.extend(arguments.by_ref());
+            } else if let Some(long) = text.strip_prefix("--") {
+                let known = names.iter().find(|(name, _)| *name == long);
+                let unknown = || Failure::usage(format!("there is no option {text}"));
+                parsed.flags.push((known.ok_or_else(unknown)?.1, None));
             } else if let Some(letters) = text.strip_prefix('-').filter(|rest| !rest.is_empty()) {
                 for (place, letter) in letters.char_indices() {
                     if !with_value.contains(letter) {
@@ -66,5 +79,19 @@ mod tests {
         assert!(parsed.has('s') && parsed.has('n') && !parsed.has('f'));
         assert_eq!(parsed.values('o').collect::<Vec<_>>(), ["rw,noatime", "suid"]);
         assert!(Parsed::new(vec!["-o".into()], "o").is_err());
+    }
+
+    #[test]
+    fn a_long_name_is_a_flag_of_its_own_or_refused() {
+        let read = |arguments: &[&str]| {
+            let arguments = arguments.iter().map(OsString::from).collect();
+            Parsed::with_long(arguments, "L", &[("force", 'f')])
+        };
+        assert!(read(&["--force", "pool"]).unwrap().has('f'));
+        let label = read(&["-L", "--force", "--", "--force"]).unwrap();
+        assert_eq!(label.values('L').collect::<Vec<_>>(), ["--force"]);
+        assert_eq!(label.operands, ["--force"]);
+        assert!(!label.has('f'));
+        assert!(read(&["--offset", "pool"]).is_err());
     }
 }

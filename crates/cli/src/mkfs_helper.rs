@@ -25,16 +25,18 @@ pub(crate) fn run(arguments: Vec<OsString>) -> u8 {
 }
 
 fn make(arguments: Vec<OsString>) -> Result<(), Failure> {
-    let is_force = |argument: &OsString| argument == "--force";
-    let short = |argument| if is_force(&argument) { "-f".into() } else { argument };
-    let parsed = Parsed::new(arguments.into_iter().map(short).collect(), "Lt")?;
+    let parsed = Parsed::with_long(arguments, "Lt", &[("force", 'f')])?;
     if parsed.has('V') {
         return crate::report::print(concat!("mkfs.copyhold ", env!("CARGO_PKG_VERSION"), "\n"));
     }
     let (pool, size) = match &parsed.operands[..] {
         [pool] => (pool, None),
         [pool, size] => (pool, Some(size)),
-        _ => return Err(Failure::usage("usage: mkfs.copyhold [-qvf] [-L LABEL] POOL [SIZE]")),
+        _ => {
+            return Err(Failure::usage(
+                "usage: mkfs.copyhold [-qvfF] [--force] [-L LABEL] POOL [SIZE]",
+            ));
+        }
     };
     let size: Option<Size> = size
         .map(|size| size.to_string_lossy().parse())

@@ -1,14 +1,14 @@
 //! Background work: pending releases, records of owners that are over, and deletions, in steps.
 //!
-//! Problem.  A task at its pace takes steps, and so does a request that lacks space; some calls
-//!           wait for the end of all. Each wants other steps, and no two may take one at once.
-//! Idea.     A [`Worker`] is the right to take steps. It chooses the next step and knows nothing
-//!           of what a step does.
+//! Problem.  A task at its pace takes steps, and so does a request that lacks space; `subvolume
+//!           sync` and tests take all. Each wants other steps, and no two may take one at once.
+//! Idea.     A [`Worker`] is the right to take steps. It chooses the next step, and each
+//!           kind of step is a function elsewhere.
 //!
 //! STEPS-B1  There is one worker at a time.
 //! STEPS-B2  Pending releases come before deletions, which wait for them.
-//! STEPS-B3  A step that is refused space is skipped if a later one may free space. Refusals are
-//!           counted, since each takes commits and a flush.
+//! STEPS-B3  The task and a request that lacks space skip a step that is refused space, as a later
+//!           one may free some. The task counts refusals, since each takes commits and a flush.
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -126,7 +126,8 @@ impl<'v> Worker<'v> {
         Ok(any)
     }
 
-    /// As [`Self::step_of_all`], but of one deletion only: each time of another one.
+    /// As [`Self::step_of_all`], but of one deletion only: each time of another one. A step that is
+    /// refused space is skipped (STEPS-B3).
     async fn step_of_one(&self) -> Result<bool> {
         let volumes = self.volumes;
         let mut refused = None;
