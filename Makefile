@@ -16,7 +16,7 @@ PROGRAM := $(TARGET)/release/copyhold
 HELPERS := mount.fuse.copyhold mount.fuseblk.copyhold mkfs.copyhold mkfs.fuse.copyhold \
 	mkfs.fuseblk.copyhold fsck.copyhold fsck.fuse.copyhold fsck.fuseblk.copyhold
 # Named, not chosen by package: the features of the crates below are then those of `make test`, and
-# nothing is built twice.
+# the engine is not compiled once more. Unit tests are not among them.
 MOUNT_DIRS := $(addsuffix /tests,crates/fuse crates/memfs crates/cli)
 MOUNT_TESTS := $(patsubst %,--test %,$(sort $(basename $(notdir \
 	$(wildcard $(addsuffix /*.rs,$(MOUNT_DIRS))) \

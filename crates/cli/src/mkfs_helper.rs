@@ -1,4 +1,4 @@
-//! `mkfs.copyhold [-qvfF] [-L label] POOL [SIZE]`, as mkfs(8) and test suites call it.
+//! `mkfs.copyhold [-qvfF] [--force] [-L label] POOL [SIZE]`, as mkfs(8) and test suites call it.
 //!
 //! It refuses what `copyhold create` refuses. `-f` of mkfs.xfs and mkfs.btrfs, `-F` of mkfs.ext4
 //! and `--force` overwrite any content, old labels at the device's far end included, unless it is

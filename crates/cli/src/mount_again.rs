@@ -75,7 +75,8 @@ pub(crate) fn remove_dead(pool: &Path) -> Result<(), Failure> {
             }
             // It lives, is covered, or another process has removed it.
             Ok(false) | Err(MountError::NotMounted { .. }) => {}
-            // It is within another dead mount, and goes with that.
+            // Its path leads through another dead mount. Where that is one of this pool, it goes
+            // with that; else it stays, and the device is in use.
             Err(MountError::Refused { source, .. }) if mount::means_dead(&source) => {}
             Err(error) => return Err(error.into()),
         }
