@@ -16,7 +16,7 @@ PROGRAM := $(TARGET)/release/copyhold
 HELPERS := mount.fuse.copyhold mount.fuseblk.copyhold mkfs.copyhold mkfs.fuse.copyhold \
 	mkfs.fuseblk.copyhold fsck.copyhold fsck.fuse.copyhold fsck.fuseblk.copyhold
 # Named, not chosen by package: the features of the crates below are then those of `make test`, and
-# the engine is not compiled once more. Unit tests are not among them.
+# the engine is not compiled once more. Some unit tests mount, too.
 MOUNT_DIRS := $(addsuffix /tests,crates/fuse crates/memfs crates/cli)
 MOUNT_TESTS := $(patsubst %,--test %,$(sort $(basename $(notdir \
 	$(wildcard $(addsuffix /*.rs,$(MOUNT_DIRS))) \
@@ -40,7 +40,8 @@ test: ## all tests
 .PHONY: test-uring
 test-uring: ## the mount tests over io_uring (root, /sys/module/fuse/parameters/enable_uring = Y)
 	scripts/setup.sh build demo
-	COPYHOLD_TEST_TRANSPORT=uring cargo test --workspace --locked $(MOUNT_TESTS)
+	COPYHOLD_TEST_TRANSPORT=uring cargo test --workspace --locked --lib --bins \
+		$(MOUNT_TESTS)
 
 .PHONY: examples
 examples: ## run the library's examples on a pool of their own
