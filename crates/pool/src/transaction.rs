@@ -5,6 +5,7 @@ use copyhold_memory::MemoryOwner;
 use copyhold_space::{Carried, Claim, Reservation};
 use copyhold_table::{Edit, Value};
 use copyhold_types::{Bufs, EpochId, Key, Nanos, Pointer, Run, TableId};
+use smallvec::SmallVec;
 
 use crate::admission::growth_of;
 use crate::log_room::LogRoom;
@@ -20,7 +21,7 @@ pub struct Transaction {
     pub(crate) forks: Vec<(TableId, [TableId; 2])>,
     pub(crate) forgotten: Vec<TableId>,
     /// Tables, their owners, and the epoch from which on their nodes are unshared.
-    pub(crate) owned: Vec<(TableId, MemoryOwner, EpochId)>,
+    pub(crate) owned: SmallVec<[(TableId, MemoryOwner, EpochId); 1]>,
     /// Edits of space that are applied already and are logged once more.
     pub(crate) carried: Vec<Carried>,
 }

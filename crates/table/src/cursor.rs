@@ -207,7 +207,7 @@ impl<'n> Cursor<'n> {
             let leaf = match &mut self.ahead {
                 Some(ahead) => {
                     let (ptr, leaf) = ahead.next().await.expect("every leaf was asked for");
-                    LeafNode::new(leaf?, ptr)?
+                    inner.own(next, LeafNode::new(leaf?, ptr)?)?
                 }
                 None => self.leaf_of(&inner).await?,
             };
@@ -239,7 +239,8 @@ impl<'n> Cursor<'n> {
 
     async fn leaf_of(&mut self, inner: &InnerNode) -> Result<LeafNode, TableError> {
         let why = self.tree.purpose(Level::Leaf);
-        LeafNode::fetch(self.nodes, inner.child(self.child).ptr, why).await
+        let leaf = LeafNode::fetch(self.nodes, inner.child(self.child).ptr, why).await?;
+        inner.own(self.child, leaf)
     }
 }
 

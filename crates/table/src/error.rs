@@ -18,6 +18,12 @@ pub enum TableError {
     Damaged { ptr: NodePtr, source: FormatError },
     #[error("{ptr:?} is not the {level:?} node that its parent records; run `copyhold check`")]
     Level { ptr: NodePtr, level: Level },
+    /// A node with the right digest and the wrong content, which only a program writes.
+    #[error(
+        "{ptr:?} has keys outside the range from {from} that its parent records; run `copyhold \
+         check`"
+    )]
+    Keys { ptr: NodePtr, from: Key },
     /// For a [`crate::NodeSink`]: no space, or a device that fails.
     #[error("a node of {bytes} bytes cannot be written")]
     Unwritable { bytes: usize, source: Arc<dyn Error + Send + Sync> },
@@ -39,7 +45,8 @@ impl TableError {
         match self {
             TableError::Unreadable { ptr, .. }
             | TableError::Damaged { ptr, .. }
-            | TableError::Level { ptr, .. } => Some(*ptr),
+            | TableError::Level { ptr, .. }
+            | TableError::Keys { ptr, .. } => Some(*ptr),
             TableError::Partition { source, .. } => source.node(),
             _ => None,
         }

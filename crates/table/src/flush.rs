@@ -44,6 +44,8 @@ pub struct FlushJob {
     pub(crate) frozen: Arc<Delta>,
     /// Where the edits of a bounded flush end; `None`: at the partition's end.
     upto: Option<Key>,
+    /// Where the next partition begins.
+    pub(crate) end: Option<Key>,
 }
 
 /// A change of one partition in the table of tables.
@@ -107,7 +109,9 @@ impl Table {
     ) -> Option<FlushJob> {
         assert!(point.edits_max > 0, "a flush takes an edit");
         let partitions = self.read_partitions();
-        let partition = partitions.get(partitions.index_starting(start)?);
+        let index = partitions.index_starting(start)?;
+        let end = partitions.iter().nth(index + 1).map(|next| next.start);
+        let partition = partitions.get(index);
         let mut state = partition.state.lock();
         if self.retired.load(Ordering::Acquire)
             || partitions.under.is_some()
@@ -127,6 +131,7 @@ impl Table {
             settled: state.settled.clone(),
             frozen,
             upto,
+            end,
         })
     }
 

@@ -133,12 +133,14 @@ struct Merge<'a> {
 
 struct Leaf {
     child: Child,
-    kept: bool,
+    /// Of one that is kept, where its keys end.
+    kept: Option<Option<Key>>,
 }
 
 /// A leaf of the old base, where the keys that belong in it end, and whether it is read ahead.
 struct OldLeaf {
     child: Child,
+    from: Key,
     to: Option<Key>,
     ahead: bool,
 }
@@ -155,9 +157,10 @@ impl Merge<'_> {
         for place in &places {
             let leaf = if place.ahead {
                 let (ptr, leaf) = leaves.next().await.expect("the leaf was asked for");
-                Some(LeafNode::new(leaf?, ptr)?)
+                Some(self.own(place, LeafNode::new(leaf?, ptr)?)?)
             } else if self.edits.peek_before(place.to).is_some() || self.joins(&place.child.ptr) {
-                Some(LeafNode::fetch(self.nodes, place.child.ptr, Purpose::Leaf).await?)
+                let leaf = LeafNode::fetch(self.nodes, place.child.ptr, Purpose::Leaf).await?;
+                Some(self.own(place, leaf)?)
             } else {
                 None
             };
@@ -170,12 +173,18 @@ impl Merge<'_> {
                 }
                 _ => {
                     self.close_stretch(false).await?;
-                    self.out.push(Leaf { child: place.child, kept: true });
+                    let to = place.to.or(self.job.end);
+                    self.out.push(Leaf { child: place.child, kept: Some(to) });
                 }
             }
         }
         self.close_stretch(true).await?;
         self.finish().await
+    }
+
+    /// The leaf, if its keys belong there.
+    fn own(&self, place: &OldLeaf, leaf: LeafNode) -> Result<LeafNode, TableError> {
+        leaf.within(place.child.ptr, place.from, place.to.or(self.job.end))
     }
 
     async fn plan(&mut self) -> Result<Vec<OldLeaf>, TableError> {
@@ -185,7 +194,7 @@ impl Merge<'_> {
         for (n, child) in children.iter().enumerate() {
             let to = children.get(n + 1).map(|next| next.first);
             let ahead = self.edits.are_likely_in(&self.job.frozen, from, to);
-            places.push(OldLeaf { child: *child, to, ahead });
+            places.push(OldLeaf { child: *child, from, to, ahead });
             from = to.unwrap_or(from);
         }
         Ok(places)
@@ -267,12 +276,14 @@ impl Merge<'_> {
 
     /// Takes in the leaf before the stretch, if both then make one.
     async fn join_left(&mut self) -> Result<(), TableError> {
-        let Some(Leaf { child, kept: true }) = self.out.last() else { return Ok(()) };
-        let ptr = child.ptr;
+        let Some(Leaf { child, kept: Some(to) }) = self.out.last() else { return Ok(()) };
+        let (ptr, first, to) = (child.ptr, child.first, *to);
         if !self.packer.is_only() || !self.joins(&ptr) {
             return Ok(());
         }
         let left = LeafNode::fetch(self.nodes, ptr, Purpose::Leaf).await?;
+        let from = if self.out.len() == 1 { self.job.start } else { first };
+        let left = left.within(ptr, from, to)?;
         self.leaves_read += 1;
         let right = self.packer.take_only().expect("it is the only one");
         for (key, value) in left.iter() {
@@ -294,7 +305,7 @@ impl Merge<'_> {
     async fn write_leaf(&mut self, leaf: &LeafBuilder) -> Result<(), TableError> {
         let ptr = self.write(Purpose::Leaf, leaf.finish(self.job.origin())).await?;
         let child = Child { first: leaf.first(), ptr, items: leaf.items() as u32 };
-        self.out.push(Leaf { child, kept: false });
+        self.out.push(Leaf { child, kept: None });
         Ok(())
     }
 
@@ -370,6 +381,7 @@ mod tests {
     use copyhold_format::node::Level;
     use copyhold_types::{Kind, TableId, Txg};
 
+    use crate::cursor::Cursor;
     use crate::store::{Sink, Store, block_on};
     use crate::{Edit, FreezePoint, Limits, Table};
 
@@ -413,12 +425,17 @@ mod tests {
             leaves
         }
 
-        /// Makes one edit of each key and flushes.
-        fn edit(&self, keys: Range<u64>, edit: Edit) {
+        /// Makes one edit of each key, to be flushed.
+        fn job(&self, keys: Range<u64>, edit: &Edit) -> FlushJob {
             keys.for_each(|n| self.table.apply(Txg::FIRST, key(n), edit.clone()));
             let birth = Txg::FIRST.next();
             let point = FreezePoint { complete_to: Txg::FIRST, birth, edits_max: 1000 };
-            let job = self.table.freeze(Key::MIN, point).unwrap();
+            self.table.freeze(Key::MIN, point).unwrap()
+        }
+
+        /// Makes one edit of each key and flushes.
+        fn edit(&self, keys: Range<u64>, edit: Edit) {
+            let job = self.job(keys, &edit);
             let flushed = block_on(job.merge(&*self.store, &mut Sink::new(&self.store))).unwrap();
             flushed.replaced.iter().for_each(|ptr| self.store.free(ptr));
             self.table.install(job, flushed);
@@ -445,6 +462,34 @@ mod tests {
         let mut expect: Vec<u64> = (0..5).flat_map(kept).chain(fourth.0..200).collect();
         expect.sort();
         assert_eq!(settled.items(), expect);
+    }
+
+    /// An image that was made by hand can have any leaf in any place, with right digests.
+    #[test]
+    fn a_leaf_in_the_place_of_another_is_damage() {
+        let settled = Settled::new();
+        let store = &settled.store;
+        let mut job = settled.job(0..200, &Edit::put(vec![2; 200]));
+        let mut children = block_on(job.children(&**store)).unwrap();
+        let (one, other) = (children[1].ptr, children[2].ptr);
+        (children[1].ptr, children[2].ptr) = (other, one);
+        let inner = encode_inner(job.origin(), &children);
+        let root = block_on(Sink::new(store).write(Purpose::Inner, inner)).unwrap();
+        job.settled.base.root = Some(root);
+        let merged = block_on(job.merge(&**store, &mut Sink::new(store)));
+        assert_eq!(merged.unwrap_err().node(), Some(other));
+        let tree = job.settled.base.tree();
+        for read_ahead in [0, 2] {
+            let walked = block_on(async {
+                let walk = Cursor::upwards(&**store, tree, Key::MIN, Key::MAX, read_ahead);
+                let mut cursor = walk.await?;
+                while cursor.key().is_some() {
+                    cursor.advance().await?;
+                }
+                Ok(())
+            });
+            assert!(matches!(walked, Err(TableError::Keys { ptr, .. }) if ptr == other));
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use copyhold_format::node::{InnerView, LeafView, Level, Node};
-use copyhold_types::{Buf, NodePtr, Purpose};
+use copyhold_types::{Buf, Key, NodePtr, Purpose};
 
 use crate::TableError;
 
@@ -55,9 +55,32 @@ impl LeafNode {
     ) -> Result<LeafNode, TableError> {
         LeafNode::new(fetch(nodes, ptr, why).await?, ptr)
     }
+
+    /// The leaf, if all its keys are in the range that its parent records. Digests protect from
+    /// rot, not from an image that was made by hand: merges and walks want keys that ascend.
+    pub(crate) fn within(
+        self,
+        ptr: NodePtr,
+        from: Key,
+        to: Option<Key>,
+    ) -> Result<LeafNode, TableError> {
+        let (first, last) = (self.key(&self.first()), self.key(&self.last()));
+        match from <= first && to.is_none_or(|to| last < to) {
+            true => Ok(self),
+            false => Err(TableError::Keys { ptr, from }),
+        }
+    }
 }
 
 impl InnerNode {
+    /// The `n`th child's leaf, if its keys belong there.
+    pub(crate) fn own(&self, n: usize, leaf: LeafNode) -> Result<LeafNode, TableError> {
+        let child = self.child(n);
+        let from = if n == 0 { Key::MIN } else { child.first };
+        let to = (n + 1 < self.children()).then(|| self.child(n + 1).first);
+        leaf.within(child.ptr, from, to)
+    }
+
     pub(crate) fn new(node: Arc<Node>, ptr: NodePtr) -> Result<InnerNode, TableError> {
         match node.level() {
             Level::Inner => Ok(InnerNode(node)),

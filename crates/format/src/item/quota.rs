@@ -5,10 +5,12 @@
 //! (0, QUOTA, 0)             mode u8 (0 off, 1 simple) · 7 zeros · enabling epoch u64 ·
 //!                           generation u64
 //! (origin epoch, USAGE, 0)  owner u32 · 0 u32 · data u64 · metadata u64
-//! (group, GROUP, 0)         flags u64 (bit 0: tombstone) · limits: referenced, exclusive, inodes,
-//!                           snapshots u64 (2⁶⁴ − 1: none) · reserve u64 ·
+//! (group, GROUP, 0)         flags u64 (bit 0: tombstone, bit 1: see below) · limits:
+//!                           referenced, exclusive, inodes, snapshots u64 (2⁶⁴ − 1: none) ·
+//!                           reserve u64 ·
 //!                        48 dead since: seconds i64, nanoseconds u32 · holder u32 (0: none) ·
-//!                        64 last name, at most 255 bytes
+//!                        64 if bit 1 of the flags is set: limit of subvolumes u64 ·
+//!                           last name, at most 255 bytes
 //! (child, MEMBER, parent)   empty
 //! (owner, HEIR, 0)          heir u32 · 0 u32
 //! (subvolume, INODES, 0)    first counted u64 · count u64
@@ -138,6 +140,8 @@ pub struct Limits {
     pub exclusive: Option<u64>,
     pub inodes: Option<u64>,
     pub snapshots: Option<u64>,
+    /// Living subvolumes below a group, or inside a subvolume.
+    pub subvolumes: Option<u64>,
 }
 
 /// A group, or a subvolume with limits or a record.
@@ -296,7 +300,7 @@ impl Limits {
     fn parse(disk: [U64; 4]) -> Limits {
         let [referenced, exclusive, inodes, snapshots] =
             disk.map(|limit| (limit.get() != Self::NONE).then_some(limit.get()));
-        Limits { referenced, exclusive, inodes, snapshots }
+        Limits { referenced, exclusive, inodes, snapshots, subvolumes: None }
     }
 
     /// The limit of a group in bytes: the lower of the two.
@@ -310,13 +314,16 @@ impl GroupItem {
     pub const BYTES: usize = 64;
     const WHAT: &str = "quota group";
     const TOMBSTONE: u64 = 1;
+    const SUBVOLUMES: u64 = 2;
 
     pub fn encode(&self) -> Vec<u8> {
         let nobody = Tombstone::default();
         let dead = self.tombstone.as_ref();
         let Tombstone { since, holder, name } = dead.unwrap_or(&nobody);
+        let tombstone = dead.map_or(0, |_| Self::TOMBSTONE);
+        let subvolumes = self.limits.subvolumes.map_or(0, |_| Self::SUBVOLUMES);
         let disk = GroupDisk {
-            flags: dead.map_or(0, |_| Self::TOMBSTONE).into(),
+            flags: (tombstone | subvolumes).into(),
             limits: self.limits.encode(),
             reserve: self.reserve.into(),
             since_secs: since.secs.into(),
@@ -324,22 +331,29 @@ impl GroupItem {
             holder: holder.map_or(0, |holder| holder.0).into(),
         };
         let name = &name[..name.len().min(TOMBSTONE_NAME_MAX)];
-        [disk.as_bytes(), name].concat()
+        let limit = self.limits.subvolumes.map(u64::to_le_bytes);
+        [disk.as_bytes(), limit.as_ref().map_or(&[], |limit| &limit[..]), name].concat()
     }
 
     pub fn parse(value: &[u8]) -> Result<GroupItem, FormatError> {
-        let (disk, name) = GroupDisk::ref_from_prefix(value)
+        let (disk, mut name) = GroupDisk::ref_from_prefix(value)
             .map_err(|_| FormatError::Short { what: Self::WHAT, len: value.len() })?;
         let bad = |field, value| FormatError::Field { what: Self::WHAT, field, value };
         let (flags, reserve) = (disk.flags.get(), disk.reserve.get());
-        if flags & !Self::TOMBSTONE != 0 {
+        if flags & !(Self::TOMBSTONE | Self::SUBVOLUMES) != 0 {
             return Err(bad("flags", flags));
         }
         if reserve > UsageItem::MAX {
             return Err(bad("reserve", reserve));
         }
-        let limits = Limits::parse(disk.limits);
-        let tombstone = if flags == Self::TOMBSTONE {
+        let mut limits = Limits::parse(disk.limits);
+        if flags & Self::SUBVOLUMES != 0 {
+            let (limit, rest) = U64::ref_from_prefix(name)
+                .map_err(|_| FormatError::Short { what: Self::WHAT, len: value.len() })?;
+            limits.subvolumes = Some(limit.get());
+            name = rest;
+        }
+        let tombstone = if flags & Self::TOMBSTONE != 0 {
             Some(Tombstone::parse(disk, name)?)
         } else if name.is_empty() && disk.since_secs.get() == 0 && disk.is_alive() {
             None
@@ -479,12 +493,13 @@ mod tests {
 
     fn limits() -> impl Strategy<Value = Limits> {
         let limit = || proptest::option::of(0..u64::MAX);
-        (limit(), limit(), limit(), limit()).prop_map(
-            |(referenced, exclusive, inodes, snapshots)| Limits {
+        (limit(), limit(), limit(), limit(), limit()).prop_map(
+            |(referenced, exclusive, inodes, snapshots, subvolumes)| Limits {
                 referenced,
                 exclusive,
                 inodes,
                 snapshots,
+                subvolumes,
             },
         )
     }
