@@ -216,6 +216,8 @@ ranks! {
     Interrupts,
     /// Ranges of files whose pages the kernel is to drop.
     PageDrops,
+    /// Tokens of open directories.
+    Tokens,
     /// An operation behind its first poll.
     Parking,
 

@@ -115,6 +115,7 @@ impl Volumes {
         holder.check_changeable()?;
         trees.lead(&mut tx, [&*holder; 2], Some(numbers.table()))?;
         let _owners = self.state.owners.lock();
+        self.state.map.read().check_nesting(holder.id(), None)?;
         let (id, epoch) = (numbers.subvol, numbers.epoch());
         let NewSubvol { place, hash_key, created, identity, .. } = *new;
         let item = SubvolItem {
@@ -156,6 +157,7 @@ impl Volumes {
         holder.check_changeable()?;
         self.check_sealable(&trees, source, numbers)?;
         let _owners = self.state.owners.lock();
+        self.state.map.read().check_nesting(holder.id(), None)?;
         let (subvol, origin) = (numbers.subvol, Some(source.id()));
         let resident = Resident { subvol, holder: Some(holder.id()), origin };
         let rows = self.state.ledger.create_subvolume(resident, &new.inherit, hold)?;

@@ -4,6 +4,7 @@ use copyhold_format::FormatError;
 use copyhold_pool::PoolError;
 use copyhold_types::{EpochId, Key, SubvolId};
 
+use crate::NESTING_MAX;
 use crate::family::BadFamily;
 use crate::quota::QuotaError;
 use crate::release::Damage;
@@ -21,6 +22,11 @@ pub enum VolumeError {
     Root(SubvolId),
     #[error("subvolume {0} holds subvolume {1}; delete or move that one first")]
     Holds(SubvolId, SubvolId),
+    #[error(
+        "subvolume {0} cannot hold this one: subvolumes are nested at most {NESTING_MAX} deep; \
+         choose a directory of a subvolume further up"
+    )]
+    TooDeep(SubvolId),
     #[error(
         "subvolume {subvol} cannot be rolled back to subvolume {snapshot}: they share no history, \
          or are the same; choose a snapshot of it, or of its snapshot source"

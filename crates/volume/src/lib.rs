@@ -50,3 +50,6 @@ pub use scan::{Fresh, Scanned};
 pub use snapshot_guard::{InodeChange, SnapshotGuard};
 pub use volumes::{Subvol, Volumes};
 pub use weigh::{SharedRun, Tally, WeighAt, Weighed, Weighing};
+
+/// The most subvolumes that one can be inside.
+pub const NESTING_MAX: usize = 32;

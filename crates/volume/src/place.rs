@@ -4,15 +4,54 @@
 //! (R39). So a move of an entry rewrites the record in the same transaction. The subvolume that
 //! holds the directory is its *holder*: space inside a subvolume cannot escape its limit, so if
 //! an entry goes to another subvolume, all charges inside move along.
+//!
+//! PLACE-P1  A subvolume is inside at most [`NESTING_MAX`] others, the root not counted: moving one
+//!           changes the charges of each subvolume inside it in each holder above it, under locks
+//!           that all subvolumes share (R28).
+
+use std::collections::BTreeMap;
 
 use copyhold_format::item::{ParentDirectory, SubvolItem, subvol_key};
 use copyhold_pool::{Credit, Pool, Transaction};
 use copyhold_types::{InodeNo, SubvolId, TableId, Txg};
 
+use crate::NESTING_MAX;
 use crate::error::{Result, VolumeError};
 use crate::quota::Hold;
 use crate::trees::Trees;
-use crate::volumes::{Subvol, Volumes};
+use crate::volumes::{Map, Subvol, Volumes};
+
+impl Map {
+    /// Whether a subvolume may come into being inside `holder`, or `moved` may go there (PLACE-P1).
+    pub(crate) fn check_nesting(&self, holder: SubvolId, moved: Option<SubvolId>) -> Result<()> {
+        let inside = moved.map_or(0, |moved| self.levels_inside(moved));
+        match self.holders_of(holder).count() + inside >= NESTING_MAX {
+            true => Err(VolumeError::TooDeep(holder)),
+            false => Ok(()),
+        }
+    }
+
+    /// The holders of a subvolume, from itself upwards, without the root.
+    fn holders_of(&self, subvol: SubvolId) -> impl Iterator<Item = SubvolId> {
+        let holder = |at: &SubvolId| Some(self.subvols.get(at)?.item().place.subvol);
+        let up = std::iter::successors(Some(subvol), holder);
+        up.take_while(|at| *at != SubvolId::ROOT).take(NESTING_MAX + 1)
+    }
+
+    /// One look at each subvolume, and one at each that is inside.
+    fn levels_inside(&self, subvol: SubvolId) -> usize {
+        let mut held: BTreeMap<SubvolId, Vec<SubvolId>> = BTreeMap::new();
+        for of in self.subvols.values().filter(|of| !of.is_dying()) {
+            held.entry(of.item().place.subvol).or_default().push(of.id());
+        }
+        let (mut levels, mut level) = (0, held.remove(&subvol).unwrap_or_default());
+        while !level.is_empty() && levels < NESTING_MAX {
+            levels += 1;
+            level = level.iter().flat_map(|at| held.remove(at).unwrap_or_default()).collect();
+        }
+        levels
+    }
+}
 
 impl Volumes {
     /// Whose files edits are, in a transaction that changes directories of two subvolumes: those of
@@ -21,13 +60,14 @@ impl Volumes {
 
     /// Entries have moved to other directories; `tx` has the edits of the directories, which are in
     /// `holders[0]`, or those of [`Self::THERE`] in `holders[1]`. The caller ensures that no
-    /// subvolume moves into itself. A new parent subvolume may end above its limit. `made`: an
-    /// inode that is created in `holders[0]`, for which `hold` is.
+    /// subvolume moves into itself. `asks`: limits of a new parent subvolume may refuse the move; or
+    /// it may end above them. `made`: an inode that is created in `holders[0]`, for which `hold` is.
     pub fn moved(
         &self,
         moves: &[(&Subvol, ParentDirectory)],
         holders: [&Subvol; 2],
         made: Option<InodeNo>,
+        asks: bool,
         (credit, mut hold): (Credit, Hold),
         mut tx: Transaction,
     ) -> Result<Txg> {
@@ -40,6 +80,12 @@ impl Volumes {
         }
         trees.lead(&mut tx, holders, None)?;
         let _owners = self.state.owners.lock();
+        for (subvol, place) in moves.iter().filter(|(of, to)| of.item().place.subvol != to.subvol) {
+            self.state.map.read().check_nesting(place.subvol, Some(subvol.id()))?;
+            if asks {
+                self.state.ledger.check_move(subvol.id(), place.subvol)?;
+            }
+        }
         let items = moves.iter().map(|(subvol, place)| {
             assert!(holders.iter().any(|holder| holder.id() == place.subvol), "a holder is one");
             SubvolItem { place: *place, ..subvol.item() }

@@ -67,6 +67,9 @@ impl Volumes {
         if let (OldState::Deleted { .. }, Some(held)) = (then, self.held_by(old.id())) {
             return Err(VolumeError::Holds(old.id(), held));
         }
+        if let OldState::Kept(_) = then {
+            self.state.map.read().check_nesting(there.id(), Some(old.id()))?;
+        }
         self.check_sealable(&trees, snapshot, numbers)?;
         let (holder, origin) = (Some(here.id()), Some(snapshot.id()));
         let resident = Resident { subvol: numbers.subvol, holder, origin };

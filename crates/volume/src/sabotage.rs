@@ -30,6 +30,10 @@ pub enum Sabotage {
     IgnoreCredit,
     /// R23: limits are not looked at.
     IgnoreLimits,
+    /// COUNTER-N4: the overdraft follows the usage.
+    FeedOverdraft,
+    /// R23: owners that were deleted inside one count no more when that has an heir.
+    LoseTombstones,
     /// R23: the successor of a subvolume is not promised the reserve of the old one.
     LoseReserve,
     /// R24: a txg logs the usage that the one before left.
@@ -52,7 +56,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 16] = [
+    pub const ALL: [Sabotage; 18] = [
         Sabotage::DecideEarly,
         Sabotage::AlwaysInPlace,
         Sabotage::BlindBuries,
@@ -60,6 +64,8 @@ impl Sabotage {
         Sabotage::WalkUnsettled,
         Sabotage::IgnoreCredit,
         Sabotage::IgnoreLimits,
+        Sabotage::FeedOverdraft,
+        Sabotage::LoseTombstones,
         Sabotage::LoseReserve,
         Sabotage::LateUsage,
         Sabotage::KeepEpoch,

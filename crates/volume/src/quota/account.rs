@@ -20,8 +20,9 @@ use copyhold_types::{InodeNo, SubvolId};
 
 use super::error::Exceeded;
 use super::hold::Hold;
-use super::node::{Node, Share, Sums};
+use super::node::{Node, Sums};
 use super::request::{Request, Tier};
+use super::share::Share;
 
 /// The nodes above an account, each once, in the order in which they are asked.
 pub(super) type Above = Vec<(Arc<Node>, Share)>;
@@ -35,6 +36,8 @@ pub(super) struct Account {
     /// Its own part of the counts in the gates of its node.
     inodes: AtomicI64,
     snapshots: AtomicI64,
+    /// One while it lives.
+    subvolumes: AtomicI64,
     taken: AtomicU64,
     /// Rows that name it.
     pub(super) rows: AtomicU64,
@@ -103,6 +106,7 @@ impl Account {
             way: RwLock::default(),
             inodes: AtomicI64::new(0),
             snapshots: AtomicI64::new(0),
+            subvolumes: AtomicI64::new(0),
             taken: AtomicU64::new(0),
             rows: AtomicU64::new(0),
             dead: AtomicBool::new(false),
@@ -166,13 +170,33 @@ impl Account {
     }
 
     fn add(&self, change: &Sums) {
-        self.node.add(change, Share::Member);
+        self.node.add(change, Share::Own);
+        self.count(change);
+    }
+
+    /// Its part of the counts in gates.
+    fn count(&self, change: &Sums) {
         if change.inodes != 0 {
             self.inodes.fetch_add(change.inodes, Relaxed);
         }
         if change.snapshots != 0 {
             self.snapshots.fetch_add(change.snapshots, Relaxed);
         }
+        if change.subvolumes != 0 {
+            self.subvolumes.fetch_add(change.subvolumes, Relaxed);
+        }
+    }
+
+    /// It counts as a living subvolume from now on, at any limits.
+    pub(super) fn begin_life(&self) {
+        self.pay(&Sums { subvolumes: 1, ..Sums::default() });
+    }
+
+    /// It is dead.
+    pub(super) fn end_life(&self) {
+        self.dead.store(true, Relaxed);
+        let counted = self.subvolumes.load(Relaxed);
+        self.pay(&Sums { subvolumes: -counted, ..Sums::default() });
     }
 
     /// Its inodes count no more.
@@ -193,13 +217,20 @@ impl Account {
         });
     }
 
+    /// Breaks COUNTER-N4.
+    pub(super) fn excuse_all(&self) {
+        self.with_payer(|account, above| {
+            nodes(&account.node, above).for_each(|of| of.excuse_all())
+        });
+    }
+
     /// Reserves, here and everywhere above, or nowhere (QUOTA-Q4). It looks before it takes, so
     /// a refusal disturbs no other call; only two that take the last room at once can both be
     /// refused.
     pub(super) fn hold(self: &Arc<Self>, wanted: Request, tier: Tier) -> Result<Hold, Exceeded> {
         self.with_payer(|account, above| {
-            let mut nodes = nodes(&account.node, above);
-            nodes.try_for_each(|node| node.would_take(&wanted, tier))?;
+            let mut nodes = shares(&account.node, above);
+            nodes.try_for_each(|(node, share)| node.would_take(&wanted, share, tier))?;
             account.take(above, &wanted, tier)
         })?;
         Ok(Hold::new(Arc::clone(self), wanted))
@@ -208,17 +239,16 @@ impl Account {
     /// Takes from every node, or returns the part taken from those before.
     fn take(&self, above: &Above, wanted: &Request, tier: Tier) -> Result<(), Exceeded> {
         let change = wanted.reserving();
-        for (taken, node) in nodes(&self.node, above).enumerate() {
-            if let Err(exceeded) = node.take(wanted, tier) {
+        for (taken, (node, share)) in shares(&self.node, above).enumerate() {
+            if let Err(exceeded) = node.take(wanted, share, tier) {
                 let back = change.negated();
-                let before = nodes(&self.node, above).take(taken);
-                before.for_each(|node| node.add(&back, Share::Inside));
+                let before = shares(&self.node, above).take(taken);
+                before.for_each(|(node, share)| node.add_to_gates(&back, share));
                 return Err(exceeded);
             }
         }
         self.node.note_reserved(change.reserved);
-        self.inodes.fetch_add(change.inodes, Relaxed);
-        self.snapshots.fetch_add(change.snapshots, Relaxed);
+        self.count(&change);
         let members = above.iter().filter(|(_, share)| *share == Share::Member);
         members.for_each(|(node, _)| node.note_reserved(change.reserved));
         Ok(())
@@ -252,8 +282,21 @@ impl Account {
         Sums {
             inodes: self.inodes.load(Relaxed),
             snapshots: self.snapshots.load(Relaxed),
+            subvolumes: self.subvolumes.load(Relaxed),
             ..self.node.sums()
         }
+    }
+
+    /// Adds what it counts to a request.
+    pub(super) fn add_to(&self, wanted: &mut Request) {
+        let own = self.own();
+        let positive = |count: i64| count.max(0) as u64;
+        wanted.data += positive(own.data + own.reserved);
+        wanted.metadata += positive(own.metadata + own.unflushed);
+        wanted.inodes += positive(own.inodes);
+        let small = |count: i64| u32::try_from(count.max(0)).unwrap_or(u32::MAX);
+        wanted.snapshots = wanted.snapshots.saturating_add(small(own.snapshots));
+        wanted.subvolumes = wanted.subvolumes.saturating_add(small(own.subvolumes));
     }
 
     /// Gives it another way up; the sums on the old one and the new one stay as they are.
@@ -263,10 +306,10 @@ impl Account {
         let own = self.own();
         let is_on = |nodes: &Above, id: GroupId| nodes.iter().any(|(node, _)| node.id == id);
         for (node, share) in above.iter().filter(|(node, _)| !is_on(&way.above, node.id)) {
-            node.add(&own, *share);
+            node.add_moved(&own, *share);
         }
         for (node, share) in way.above.iter().filter(|(node, _)| !is_on(&above, node.id)) {
-            node.add(&own.negated(), *share);
+            node.add_moved(&own.negated(), *share);
         }
         way.above = above;
     }
@@ -279,13 +322,32 @@ impl Account {
         let mut way = self.way.write();
         if way.heir.is_none() {
             let own = self.own();
+            let is_ours =
+                |of: &Node| shares(&self.node, &way.above).any(|(node, _)| node.id == of.id);
             // First the heir: a moment of too much is safe, a moment of too little is not.
-            heir.pay_at(1, &Sums { unflushed: 0, ..own });
+            let theirs = heir.inherit(&Sums { unflushed: 0, ..own }, is_ours);
             let gone = own.negated();
-            self.add(&gone);
-            std::mem::take(&mut way.above).iter().for_each(|(node, share)| node.add(&gone, *share));
+            self.count(&gone);
+            for (node, share) in shares(&self.node, &way.above) {
+                node.move_in(&gone, share, theirs.contains(&node.id));
+            }
+            way.above.clear();
         }
         way.heir = Some(Arc::clone(heir));
+    }
+
+    /// Takes over the sums of another account, whose way some of the nodes may be on. Returns the
+    /// nodes that count them now.
+    fn inherit(&self, own: &Sums, is_counted: impl Fn(&Node) -> bool) -> Vec<GroupId> {
+        self.with_payer_at(1, |account, above| {
+            account.count(own);
+            let mut counting = Vec::with_capacity(above.len() + 1);
+            for (node, share) in shares(&account.node, above) {
+                node.move_in(own, share, is_counted(node));
+                counting.push(node.id);
+            }
+            counting
+        })
     }
 
     /// While this is held, nothing changes the sums of this account, nor of the nodes above it by
@@ -306,6 +368,15 @@ impl Account {
     }
 }
 
+/// As [`nodes`], with the share of the account's sums that each counts.
+fn shares<'a>(
+    own: &'a Arc<Node>,
+    above: &'a Above,
+) -> impl Iterator<Item = (&'a Arc<Node>, Share)> {
+    let above = above.iter().map(|(node, share)| (node, *share));
+    std::iter::once((own, Share::Own)).chain(above)
+}
+
 /// An account's own node, and those above.
 fn nodes<'a>(own: &'a Arc<Node>, above: &'a Above) -> impl Iterator<Item = &'a Arc<Node>> {
     std::iter::once(own).chain(above.iter().map(|(node, _)| node))
@@ -317,7 +388,8 @@ impl Request {
         Sums {
             reserved: self.bytes() as i64,
             inodes: self.inodes as i64,
-            snapshots: self.snapshots as i64,
+            snapshots: self.snapshots.into(),
+            subvolumes: self.subvolumes.into(),
             ..Sums::default()
         }
     }
@@ -336,11 +408,12 @@ mod tests {
         let node = |id| Arc::new(Node::new(GroupId::new(1, id).unwrap(), Arc::clone(&promised)));
         let (first, last) = (node(1), node(2));
         let above = vec![(Arc::clone(&first), Share::Member), (Arc::clone(&last), Share::Member)];
-        let wanted = Request { data: 4096, metadata: 4096, inodes: 2, snapshots: 1 };
+        let wanted = Request { data: 4096, metadata: 4096, inodes: 2, snapshots: 1, subvolumes: 1 };
         for limits in [
             Limits { referenced: Some(8191), ..Limits::default() },
             Limits { inodes: Some(1), ..Limits::default() },
             Limits { snapshots: Some(0), ..Limits::default() },
+            Limits { subvolumes: Some(0), ..Limits::default() },
         ] {
             last.set_limits(&limits);
             // It looked before, and there was room.

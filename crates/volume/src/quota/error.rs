@@ -13,6 +13,7 @@ pub enum Resource {
     Bytes,
     Inodes,
     Snapshots,
+    Subvolumes,
 }
 
 /// A limit that refuses. `used`, `reserved` and `unflushed` were read one after the other, for the
@@ -51,6 +52,11 @@ impl fmt::Display for Exceeded {
                 f,
                 "quota group {group} is at its limit: {wanted} snapshots wanted, {used} of {limit} \
                  there; delete snapshots or raise the limit"
+            ),
+            Resource::Subvolumes => write!(
+                f,
+                "quota group {group} is at its limit: {wanted} subvolumes wanted, {used} of \
+                 {limit} there; delete subvolumes or raise the limit"
             ),
         }
     }

@@ -72,6 +72,7 @@ pub enum LimitKind {
     Exclusive,
     Inodes,
     Snapshots,
+    Subvolumes,
 }
 
 impl LimitKind {
@@ -81,6 +82,7 @@ impl LimitKind {
             LimitKind::Exclusive => &mut limits.exclusive,
             LimitKind::Inodes => &mut limits.inodes,
             LimitKind::Snapshots => &mut limits.snapshots,
+            LimitKind::Subvolumes => &mut limits.subvolumes,
         } = limit;
     }
 }

@@ -42,11 +42,13 @@ impl Hold {
             metadata: part.metadata.min(self.left.metadata),
             inodes: part.inodes.min(self.left.inodes),
             snapshots: part.snapshots.min(self.left.snapshots),
+            subvolumes: part.subvolumes.min(self.left.subvolumes),
         };
         self.left.data -= part.data;
         self.left.metadata -= part.metadata;
         self.left.inodes -= part.inodes;
         self.left.snapshots -= part.snapshots;
+        self.left.subvolumes -= part.subvolumes;
         Hold { account: self.account.clone(), left: part }
     }
 
@@ -65,6 +67,7 @@ impl Hold {
         self.left.metadata += more.metadata;
         self.left.inodes += more.inodes;
         self.left.snapshots += more.snapshots;
+        self.left.subvolumes += more.subvolumes;
         None
     }
 
@@ -75,6 +78,12 @@ impl Hold {
         if let Some(account) = &self.account {
             account.owe_reserved(metadata);
         }
+    }
+
+    /// As [`Self::spend_metadata`], of content that has become an edit, too: of a tiny file.
+    pub fn spend_all(&mut self) {
+        self.left.metadata += std::mem::take(&mut self.left.data);
+        self.spend_metadata();
     }
 
     fn is_of(&self, account: Option<&Arc<Account>>) -> bool {
@@ -107,8 +116,15 @@ impl Hold {
 
     pub(super) fn settle_snapshot(&mut self, account: &Arc<Account>) -> bool {
         let has = self.is_of(Some(account)) && self.left.snapshots > 0;
-        self.left.snapshots -= u64::from(has);
+        self.left.snapshots -= u32::from(has);
         has
+    }
+}
+
+impl Hold {
+    /// The subvolume that it was taken for lives from now on.
+    pub(super) fn settle_subvolume(&mut self) {
+        self.left.subvolumes = 0;
     }
 }
 

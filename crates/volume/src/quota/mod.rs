@@ -46,6 +46,7 @@ mod reference;
 mod replace;
 mod request;
 mod rows;
+mod share;
 mod show;
 mod sweep;
 

@@ -2,11 +2,16 @@
 //!
 //! COUNTER-N1  `data`, `metadata`, `reserved` and `unflushed` are those of the accounts below a
 //!             group; of a subvolume its own.
-//! COUNTER-N2  `load`, `inodes` and `snapshots` are the counters that limits look at. They are
-//!             changed by one atomic step each, so no two holds can both fit into room for one. Of
-//!             a subvolume they contain those of subvolumes inside it.
+//! COUNTER-N2  `load`, `inodes`, `snapshots` and `subvolumes` are the counters that limits look at.
+//!             They are changed by one atomic step each, so no two holds can both fit into room for
+//!             one. Of a subvolume they contain those of subvolumes inside it, and the records of
+//!             these.
 //! COUNTER-N3  `promised` of the ledger is the sum over all nodes of the part of the reserve that
 //!             exceeds the load.
+//! COUNTER-N4  `excused` is the part of the load over the limit that no hold has brought: the
+//!             limit was set below the load, or the group has inherited. Holds never raise it, and
+//!             it falls with the usage: so an overdraft does not feed itself, and an owner that is
+//!             over its limit can still remove its files.
 //!
 //! A reader may see one counter before and another after a change; never a wrong sum once the
 //! change is over.
@@ -18,6 +23,7 @@ use copyhold_format::item::{GroupId, Limits};
 
 use super::error::{Exceeded, Resource};
 use super::request::{Request, Tier};
+use super::share::Share;
 
 /// Changes of counters, or their values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,6 +34,7 @@ pub(super) struct Sums {
     pub(super) unflushed: i64,
     pub(super) inodes: i64,
     pub(super) snapshots: i64,
+    pub(super) subvolumes: i64,
 }
 
 impl Sums {
@@ -43,17 +50,9 @@ impl Sums {
             unflushed: -self.unflushed,
             inodes: -self.inodes,
             snapshots: -self.snapshots,
+            subvolumes: -self.subvolumes,
         }
     }
-}
-
-/// How an account's sums enter those of a node above it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Share {
-    /// It is below this group.
-    Member,
-    /// It is held inside this subvolume: only the counters of limits.
-    Inside,
 }
 
 /// The counters of a node that limits look at.
@@ -67,6 +66,10 @@ pub(super) struct Node {
     load: Gate,
     inodes: Gate,
     snapshots: Gate,
+    /// Living subvolumes below it or inside it, without itself.
+    subvolumes: Gate,
+    /// Bytes (COUNTER-N4).
+    excused: AtomicI64,
     reserve: AtomicI64,
     promised: Arc<AtomicI64>,
 }
@@ -121,6 +124,9 @@ fn positive(count: i64) -> u64 {
 }
 
 impl Node {
+    /// How much an estimate of metadata may be wrong by.
+    const OVERDRAFT_ERROR: i64 = 64 << 10;
+
     pub(super) fn new(id: GroupId, promised: Arc<AtomicI64>) -> Node {
         Node {
             id,
@@ -131,15 +137,22 @@ impl Node {
             load: Gate::new(),
             inodes: Gate::new(),
             snapshots: Gate::new(),
+            subvolumes: Gate::new(),
+            excused: AtomicI64::new(0),
             reserve: AtomicI64::new(0),
             promised,
         }
     }
 
     pub(super) fn set_limits(&self, limits: &Limits) {
+        let before = self.load.limit();
         self.load.set_limit(limits.bytes());
+        if self.load.limit() != before {
+            self.excused.store(self.over(), Relaxed);
+        }
         self.inodes.set_limit(limits.inodes);
         self.snapshots.set_limit(limits.snapshots);
+        self.subvolumes.set_limit(limits.subvolumes);
     }
 
     /// Its own sums, or those of its members. Inodes and snapshots are those of the gates.
@@ -151,6 +164,7 @@ impl Node {
             unflushed: self.unflushed.load(Relaxed),
             inodes: self.inodes.count(),
             snapshots: self.snapshots.count(),
+            subvolumes: self.subvolumes.count(),
         }
     }
 
@@ -158,28 +172,89 @@ impl Node {
         self.load.count()
     }
 
-    /// The usage, without promises and estimates.
-    fn settled(&self) -> i64 {
-        self.load() - self.reserved.load(Relaxed) - self.unflushed.load(Relaxed)
+    /// How far the load is over the limit: with promises, which become usage later.
+    fn over(&self) -> i64 {
+        self.load().saturating_sub(self.load.limit()).max(0)
+    }
+
+    /// Takes the place of `old`, whose limits it has and whose usage it has inherited: what was not
+    /// excused there is not excused here.
+    pub(super) fn succeed(&self, old: &Node) {
+        let excused = old.excused.load(Relaxed);
+        self.excuse(|_, over| excused.min(over));
+    }
+
+    /// After loading, when nothing says how the usage came about: the part over the overdraft
+    /// cannot be the owner's own work. Where there is some, a quarter of the overdraft is left, for
+    /// an owner over its limit must be able to remove files.
+    pub(super) fn excuse_loaded(&self) {
+        let limit = self.load.limit();
+        let overdraft = Tier::overdraft(limit);
+        let most = Tier::Delete.slack(limit, 0);
+        let own = match self.over() > most.saturating_add(Self::OVERDRAFT_ERROR) {
+            true => most - overdraft / 4,
+            false => most,
+        };
+        self.excused.store((self.over() - own).max(0), Relaxed);
+    }
+
+    /// Usage that an heir takes over. A node that counts both accounts has no more of it after than
+    /// before, so it excuses nothing.
+    pub(super) fn move_in(&self, change: &Sums, share: Share, counts_both: bool) {
+        if counts_both { self.add(change, share) } else { self.add_moved(change, share) }
+    }
+
+    /// As [`Self::add`], of usage that comes from, or goes to, other accounts.
+    pub(super) fn add_moved(&self, change: &Sums, share: Share) {
+        let load = change.load() + share.records(change.subvolumes);
+        if load < 0 {
+            self.excuse(|excused, _| excused + load);
+        }
+        self.add(change, share);
+        if load > 0 {
+            self.excuse(|excused, over| (excused + load).min(over));
+        }
+    }
+
+    /// Breaks COUNTER-N4.
+    pub(super) fn excuse_all(&self) {
+        self.excuse(|_, over| over);
+    }
+
+    fn excuse(&self, excused: impl Fn(i64, i64) -> i64) {
+        let over = self.over();
+        let change = |before: i64| Some(excused(before, over).max(0));
+        self.excused.fetch_update(Relaxed, Relaxed, change).expect("never refuses");
     }
 
     /// Changes counters at any limits.
     pub(super) fn add(&self, change: &Sums, share: Share) {
-        if share == Share::Member {
+        if share != Share::Inside {
             add(&self.data, change.data);
             add(&self.metadata, change.metadata);
             add(&self.reserved, change.reserved);
             add(&self.unflushed, change.unflushed);
         }
-        self.move_load(change.load());
+        self.add_to_gates(change, share);
+    }
+
+    /// Changes the counters that limits look at, and no others.
+    pub(super) fn add_to_gates(&self, change: &Sums, share: Share) {
+        self.move_load(change.load() + share.records(change.subvolumes));
         add(&self.inodes.count, change.inodes);
         add(&self.snapshots.count, change.snapshots);
+        if share != Share::Own {
+            add(&self.subvolumes.count, change.subvolumes);
+        }
     }
 
     fn move_load(&self, change: i64) {
         if change != 0 {
             let before = self.load.count.fetch_add(change, Relaxed);
             self.keep_promise(before, before + change);
+        }
+        if change < 0 && self.excused.load(Relaxed) > 0 {
+            self.excuse(|excused, over| excused.min(over));
         }
     }
 
@@ -194,11 +269,13 @@ impl Node {
     }
 
     /// Takes the amounts of a hold if all of them fit.
-    pub(super) fn take(&self, wanted: &Request, tier: Tier) -> Result<(), Exceeded> {
-        let bytes = wanted.bytes() as i64;
-        let (inodes, snapshots) = (wanted.inodes as i64, wanted.snapshots as i64);
+    pub(super) fn take(&self, wanted: &Request, share: Share, tier: Tier) -> Result<(), Exceeded> {
+        let wanted = &wanted.of(share);
+        let bytes = wanted.bytes() as i64 + share.records(wanted.subvolumes.into());
+        let (inodes, snapshots) = (wanted.inodes as i64, i64::from(wanted.snapshots));
+        let subvolumes = i64::from(wanted.subvolumes);
         if bytes != 0 {
-            let slack = tier.slack(self.load.limit(), self.settled());
+            let slack = tier.slack(self.load.limit(), self.excused.load(Relaxed));
             let taken = self.load.take(bytes, slack);
             let before = taken.map_err(|_| self.exceeded(Resource::Bytes, wanted))?;
             self.keep_promise(before, before + bytes);
@@ -212,22 +289,37 @@ impl Node {
             add(&self.inodes.count, -inodes);
             return Err(self.exceeded(Resource::Snapshots, wanted));
         }
+        if subvolumes != 0 && self.subvolumes.take(subvolumes, 0).is_err() {
+            self.move_load(-bytes);
+            add(&self.inodes.count, -inodes);
+            add(&self.snapshots.count, -snapshots);
+            return Err(self.exceeded(Resource::Subvolumes, wanted));
+        }
         Ok(())
     }
 
     /// As [`Self::take`], taking nothing.
-    pub(super) fn would_take(&self, wanted: &Request, tier: Tier) -> Result<(), Exceeded> {
+    pub(super) fn would_take(
+        &self,
+        wanted: &Request,
+        share: Share,
+        tier: Tier,
+    ) -> Result<(), Exceeded> {
+        let wanted = &wanted.of(share);
+        let bytes = wanted.bytes() + share.records(wanted.subvolumes.into()) as u64;
         let fits = |gate: &Gate, wanted: u64, slack: i64| {
             let limit = gate.limit().saturating_add(slack);
             wanted == 0 || gate.count().saturating_add(wanted as i64) <= limit
         };
-        let slack = tier.slack(self.load.limit(), self.settled());
-        if !fits(&self.load, wanted.bytes(), slack) {
+        let slack = tier.slack(self.load.limit(), self.excused.load(Relaxed));
+        if !fits(&self.load, bytes, slack) {
             Err(self.exceeded(Resource::Bytes, wanted))
         } else if !fits(&self.inodes, wanted.inodes, 0) {
             Err(self.exceeded(Resource::Inodes, wanted))
-        } else if !fits(&self.snapshots, wanted.snapshots, 0) {
+        } else if !fits(&self.snapshots, wanted.snapshots.into(), 0) {
             Err(self.exceeded(Resource::Snapshots, wanted))
+        } else if !fits(&self.subvolumes, wanted.subvolumes.into(), 0) {
+            Err(self.exceeded(Resource::Subvolumes, wanted))
         } else {
             Ok(())
         }
@@ -254,7 +346,8 @@ impl Node {
         let (gate, wanted) = match resource {
             Resource::Bytes => (&self.load, request.bytes()),
             Resource::Inodes => (&self.inodes, request.inodes),
-            Resource::Snapshots => (&self.snapshots, request.snapshots),
+            Resource::Snapshots => (&self.snapshots, request.snapshots.into()),
+            Resource::Subvolumes => (&self.subvolumes, request.subvolumes.into()),
         };
         let mut exceeded = Exceeded {
             group: self.id,

@@ -24,6 +24,7 @@ use super::groups::{Group, Groups, Heir, Owner};
 use super::hold::Hold;
 use super::request::{Request, Tier};
 use super::{Ledger, PARENTS_MAX, Rows};
+use crate::sabotage::Sabotage;
 
 /// A living subvolume, as its record has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,9 +89,13 @@ impl Groups {
         }
     }
 
-    /// Puts living subvolumes in their places and counts snapshots. The ways are set afterwards.
+    /// Puts living subvolumes in their places and counts them, and snapshots. The ways are set
+    /// afterwards.
     pub(super) fn place_residents(&mut self, residents: &[Resident]) {
         for Resident { subvol, holder, origin } in residents {
+            if let Some(owner) = self.owner(*subvol) {
+                owner.account.begin_life();
+            }
             self.set_holder(*subvol, *holder);
             if let Some(origin) = origin {
                 self.count_snapshot(*subvol, *origin, false);
@@ -153,7 +158,7 @@ impl Ledger {
         parents.iter().for_each(|parent| groups.link(id, *parent));
         account.set_above(groups.above(new.subvol));
         let mut rows = Rows::new();
-        if let Err(refused) = first_inodes(&groups, &account, new.origin, &mut rows) {
+        if let Err(refused) = begin(&groups, &account, new.origin, &mut rows) {
             account.set_above(vec![]);
             groups.take_back(new.subvol, &parents);
             self.accounts.remove(new.subvol);
@@ -206,7 +211,7 @@ impl Ledger {
     ) -> Result<(), QuotaError> {
         let owner = groups.owner(subvol).ok_or(QuotaError::NoGroup(GroupId::of(subvol)))?;
         let (account, holder) = (Arc::clone(&owner.account), owner.holder);
-        account.set_dead();
+        account.end_life();
         account.uncount_snapshots(account.snapshots());
         groups.forget_snapshot(subvol);
         groups.set_reserve(subvol, 0);
@@ -243,14 +248,19 @@ impl Ledger {
         for subvol in moved {
             groups.redirect(subvol, heir);
             self.sweepable.lock().insert(subvol);
+            // Owners that were deleted inside it count in the heir from now on.
+            let is_lost = self.breaks(Sabotage::LoseTombstones);
+            for inside in groups.accounts_inside(subvol).into_iter().filter(|_| !is_lost) {
+                groups.set_way(inside.subvol);
+            }
         }
         (heir_key(owner), Edit::Put((&encode_heir(heir)).into()))
     }
 }
 
 /// A subvolume begins with its root directory; a snapshot with the inodes of its origin, if those
-/// are counted.
-fn first_inodes(
+/// are counted. Limits may refuse these, or one subvolume more.
+fn begin(
     groups: &Groups,
     account: &Arc<Account>,
     origin: Option<SubvolId>,
@@ -261,9 +271,11 @@ fn first_inodes(
         Some(origin) => of_origin(origin),
         None => Some(InodesItem { counted_from: InodeNo::ROOT, count: 1 }),
     };
-    let Some(item) = item else { return Ok(()) };
-    let wanted = Request { inodes: item.count, ..Request::default() };
+    let inodes = item.map_or(0, |item| item.count);
+    let wanted = Request { inodes, subvolumes: 1, ..Request::default() };
     let mut hold = account.hold(wanted, Tier::Write).map_err(QuotaError::Exceeded)?;
+    hold.settle_subvolume();
+    let Some(item) = item else { return Ok(()) };
     hold.settle_inodes(account, item.count);
     account.files.set(&item);
     rows.push((inodes_key(account.subvol), Edit::Put((&item.encode()).into())));

@@ -1,9 +1,10 @@
 //! Ways: from an account to each distinct node above it.
 //!
 //! On the way are the groups that it is below, however many memberships lead there, and the
-//! subvolumes that hold its directory entry: space inside a subvolume cannot escape its limit. The
-//! root subvolume is not among them, since everything is inside it: its limit is for its own
-//! files.
+//! subvolumes that hold its directory entry: space inside a subvolume cannot escape its limit. In
+//! the place of one that has an heir is the heir: a tombstone inside a subvolume counts in the one
+//! that this is rolled back to. The root subvolume is not among them, since everything is
+//! inside it: its limit is for its own files.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,23 +14,42 @@ use copyhold_types::SubvolId;
 
 use super::account::{Above, Account};
 use super::groups::Groups;
-use super::node::Share;
+use super::share::Share;
 
 impl Groups {
     /// The nodes above a subvolume, nearest holder first, then groups in order.
     pub(super) fn above(&self, subvol: SubvolId) -> Above {
         let mut above = Above::new();
-        let mut seen = BTreeSet::from([subvol]);
-        let mut holder = self.owner(subvol).and_then(|owner| owner.holder);
-        while let Some(at) = holder.filter(|at| *at != SubvolId::ROOT && seen.insert(*at)) {
+        for at in self.holders(subvol) {
             let Some(group) = self.all.get(&GroupId::of(at)) else { break };
             above.push((Arc::clone(&group.node), Share::Inside));
-            holder = group.owner.as_ref().and_then(|owner| owner.holder);
         }
         for id in self.groups_above(GroupId::of(subvol)) {
             above.push((Arc::clone(&self.all[&id].node), Share::Member));
         }
         above
+    }
+
+    /// The subvolumes that a subvolume counts in, nearest first.
+    pub(super) fn holders(&self, subvol: SubvolId) -> Vec<SubvolId> {
+        let mut holders = Vec::new();
+        let mut holder = self.holder(subvol);
+        // Nothing is inside itself, whatever damaged records say.
+        while let Some(at) = holder.filter(|at| *at != SubvolId::ROOT && *at != subvol) {
+            if holders.contains(&at) {
+                break;
+            }
+            holders.push(at);
+            holder = self.holder(at);
+        }
+        holders
+    }
+
+    /// The subvolume that a subvolume counts in: its holder, or the last heir of that.
+    pub(super) fn holder(&self, subvol: SubvolId) -> Option<SubvolId> {
+        let holder = self.owner(subvol)?.holder?;
+        let heir = self.owner(holder).and_then(|holder| holder.heir);
+        Some(heir.map_or(holder, |heir| heir.last))
     }
 
     fn groups_above(&self, id: GroupId) -> BTreeSet<GroupId> {
@@ -54,12 +74,19 @@ impl Groups {
         owners.map(|owner| Arc::clone(&owner.account)).collect()
     }
 
-    /// The account of a subvolume and of all that are held inside it.
+    /// The account of a subvolume and of all that are held inside it, or inside a subvolume whose
+    /// heir it is.
     pub(super) fn accounts_inside(&self, subvol: SubvolId) -> Vec<Arc<Account>> {
         let mut inside = BTreeSet::from([subvol]);
         let mut next = vec![subvol];
-        while let Some(owner) = next.pop().and_then(|subvol| self.owner(subvol)) {
-            next.extend(owner.held.iter().filter(|held| inside.insert(**held)));
+        while let Some(at) = next.pop() {
+            let Some(owner) = self.owner(at) else { continue };
+            let is_heir = |of: &&SubvolId| {
+                let heir = self.owner(**of).and_then(|of| of.heir);
+                heir.is_some_and(|heir| heir.last == at)
+            };
+            let below = owner.held.iter().chain(owner.heir_of.iter().filter(is_heir));
+            next.extend(below.filter(|below| inside.insert(**below)));
         }
         let owners = inside.iter().filter_map(|subvol| self.owner(*subvol));
         owners.map(|owner| Arc::clone(&owner.account)).collect()

@@ -4,6 +4,8 @@
 //! the old one, which leaves it all that it pays for, or goes on as an owner of its own. Nothing
 //! here is refused for want of room: an owner above a limit then can write nothing new.
 
+use std::sync::Arc;
+
 use copyhold_format::item::{GroupItem, Limits, member_key};
 use copyhold_pool::Edit;
 use copyhold_types::{SubvolId, Timestamp};
@@ -11,8 +13,10 @@ use copyhold_types::{SubvolId, Timestamp};
 use super::account::Account;
 use super::error::QuotaError;
 use super::groups::Groups;
-use super::node::Sums;
+use super::node::{Node, Sums};
 use super::owners::Resident;
+use super::request::{Request, Tier};
+use super::share::Share;
 use super::{GroupId, Ledger, Rows};
 use crate::sabotage::Sabotage;
 
@@ -34,6 +38,24 @@ impl Ledger {
         }
     }
 
+    /// Whether all that a subvolume holds fits under the limits that its move to `holder` brings
+    /// it under.
+    pub fn check_move(&self, subvol: SubvolId, holder: SubvolId) -> Result<(), QuotaError> {
+        let Ok(groups) = self.on() else { return Ok(()) };
+        let mut moved = Request::default();
+        for account in groups.accounts_inside(subvol) {
+            account.add_to(&mut moved);
+        }
+        let before = groups.above(subvol);
+        let is_new = |node: &Node| !before.iter().any(|(other, _)| other.id == node.id);
+        let inside = std::iter::once(holder).chain(groups.holders(holder));
+        let nodes = inside.filter(|at| *at != SubvolId::ROOT).filter_map(|at| groups.owner(at));
+        let mut nodes = nodes.map(|owner| &owner.account.node).filter(|node| is_new(node));
+        nodes
+            .try_for_each(|node| node.would_take(&moved, Share::Inside, Tier::Write))
+            .map_err(QuotaError::Exceeded)
+    }
+
     /// `new`, a snapshot of its origin, comes in the place of `old`. It has all the inodes of its
     /// origin.
     pub fn replace_subvolume(
@@ -52,6 +74,7 @@ impl Ledger {
             return Err(QuotaError::Deleted(old));
         }
         let (parents, limits) = (group.parents.clone(), group.item.limits);
+        let old_node = Arc::clone(&group.node);
         let is_lost = self.breaks(Sabotage::LoseReserve);
         let reserve = if is_lost { 0 } else { group.item.reserve };
 
@@ -63,6 +86,7 @@ impl Ledger {
             rows.push((member_key(id, parent), Edit::Put((&[]).into())));
         }
         account.set_above(groups.above(new.subvol));
+        account.begin_life();
         if let Some(origin) = new.origin {
             groups.take_inodes(&account, origin, &mut rows);
             groups.count_snapshot(new.subvol, origin, false);
@@ -76,6 +100,7 @@ impl Ledger {
             Replaced::Kept { holder } => groups.move_owner(old, holder),
         }
         groups.promise(new.subvol, limits, reserve, &mut rows)?;
+        account.node.succeed(&old_node);
         Ok(rows)
     }
 }

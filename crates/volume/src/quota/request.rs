@@ -1,5 +1,7 @@
 //! The room under limits that an operation needs, and how far over a limit it may go.
 
+use super::share::Share;
+
 /// The amounts wanted. Zeros want nothing, and so fit whatever the limits say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
@@ -7,7 +9,8 @@ pub struct Request {
     /// An estimate: nodes, in all their copies.
     pub metadata: u64,
     pub inodes: u64,
-    pub snapshots: u64,
+    pub snapshots: u32,
+    pub subvolumes: u32,
 }
 
 impl Request {
@@ -28,41 +31,56 @@ impl Request {
         self.data + self.metadata
     }
 
+    /// The part that a node with this share of the account counts.
+    pub(super) fn of(&self, share: Share) -> Request {
+        match share {
+            Share::Own => Request { subvolumes: 0, ..*self },
+            Share::Member | Share::Inside => *self,
+        }
+    }
+
     pub(super) fn is_sane(&self) -> bool {
-        [self.data, self.metadata, self.inodes, self.snapshots].iter().all(|n| *n <= Self::MAX)
+        [self.data, self.metadata, self.inodes].iter().all(|n| *n <= Self::MAX)
     }
 }
 
-/// The kind of the request.
+/// The kind of the request, by its effect on the owner's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// Data of files. It leaves some space for nodes, which are whole blocks in two copies and may
-    /// exceed the estimate: 64 KiB, of limits below 4 MiB a 64th.
+    /// Adds data of files. It leaves some space for nodes, which are whole blocks in two copies and
+    /// may exceed the estimate: 64 KiB, of limits below 4 MiB a 64th.
     Data,
-    /// Every other addition.
+    /// Adds anything else.
     Write,
-    /// Transactions that tidy up or barely add: unlink, truncate down, punch, chmod, rename. May
-    /// go over a limit by 1 MiB and a 64th of it: more than all leaves that map a full subvolume's
-    /// data take. Where more than the limit is in use already, since that was set below it or
-    /// something was inherited, as much over that: an owner over a limit can always tidy up.
-    Tidy,
+    /// Replaces items by ones that are no larger: chmod, rename to a name that is no longer. May
+    /// take half of the overdraft: it only copies leaves that snapshots share.
+    Change,
+    /// Removes items: unlink, truncate. May take the whole overdraft, and as much as the limit: a
+    /// removal copies leaves that snapshots share, and what was removed is never removed again.
+    Delete,
 }
 
 impl Tier {
     const DATA_ROOM: i64 = 64 << 10;
     const DATA_PART: i64 = 64;
-    const TIDY_MIN: i64 = 1 << 20;
-    const TIDY_PART: i64 = 64;
+    const OVERDRAFT_MIN: i64 = 1 << 20;
+    const OVERDRAFT_PART: i64 = 64;
 
-    /// Bytes beyond `limit`, where `used` bytes are in use.
-    pub(super) fn slack(self, limit: i64, used: i64) -> i64 {
+    /// The most that an owner may be over its limit by its own operations: 1 MiB and a 64th of the
+    /// limit, more than all leaves that map a full subvolume's data take.
+    pub(super) fn overdraft(limit: i64) -> i64 {
+        Self::OVERDRAFT_MIN + limit / Self::OVERDRAFT_PART
+    }
+
+    /// Bytes beyond `limit` (negative: below), where `excused` bytes over it are no work of the
+    /// owner's own.
+    pub(super) fn slack(self, limit: i64, excused: i64) -> i64 {
+        let overdraft = || Self::overdraft(limit.saturating_add(excused));
         match self {
             Tier::Data => -Self::DATA_ROOM.min(limit / Self::DATA_PART),
             Tier::Write => 0,
-            Tier::Tidy => {
-                let over = used.saturating_sub(limit).max(0);
-                Self::TIDY_MIN + limit / Self::TIDY_PART + over
-            }
+            Tier::Change => excused + overdraft() / 2,
+            Tier::Delete => limit.saturating_add(excused + overdraft()),
         }
     }
 }

@@ -58,6 +58,8 @@ pub struct GroupUse {
     /// Of living subvolumes, with the subvolumes inside them.
     pub inodes: u64,
     pub snapshots: u64,
+    /// Living subvolumes below the group, or inside the subvolume.
+    pub subvolumes: u64,
     pub limits: Limits,
     /// Bytes that it is sure to get.
     pub reserve: u64,
@@ -119,6 +121,7 @@ impl GroupUse {
             unflushed: positive(sums.unflushed),
             inodes: positive(sums.inodes),
             snapshots: positive(sums.snapshots),
+            subvolumes: positive(sums.subvolumes),
             limits: group.item.limits,
             reserve: group.item.reserve,
             parents: group.parents.iter().copied().collect(),

@@ -1,8 +1,9 @@
 //! Sweeping: dead records are removed in the background, in bounded steps.
 //!
 //! A dead owner is swept when its last row has gone. Before that, references to it are led past
-//! it: owners that it held get its holder, and those whose record names it as heir get its own
-//! heir. A crash loses nothing: unswept owners are found again when the ledger is loaded.
+//! it: owners that it held get its heir as their holder, or else its own holder, and those whose
+//! record names it as heir get its own heir. A crash loses nothing: unswept owners are found again
+//! when the ledger is loaded.
 
 use copyhold_format::item::{
     GroupId, encode_heir, group_key, heir_key, inodes_key, member_key, usage_key,
@@ -141,11 +142,11 @@ impl Groups {
         rows.extend(parents.into_iter().map(|parent| self.unlink(id, parent)));
     }
 
-    /// Owners whose entry the dead one held are inside its holder now.
+    /// Owners whose entry the dead one held are inside its heir now, or inside its holder.
     fn lead_held_past(&mut self, subvol: SubvolId, max: usize, rows: &mut Rows) {
         while rows.len() < max {
             let Some(owner) = self.owner_mut(subvol) else { return };
-            let holder = owner.holder;
+            let holder = owner.heir.map_or(owner.holder, |heir| Some(heir.last));
             let Some(held) = owner.held.pop_first() else { return };
             // Nothing is inside itself, whatever damaged records say.
             let holder = holder.filter(|holder| *holder != held);

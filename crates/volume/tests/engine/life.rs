@@ -285,7 +285,7 @@ fn a_read_only_mark_and_a_place_survive_a_crash() {
     volumes.set_read_only(&subvol, true, credit()).unwrap();
     let root = volumes.subvol(SubvolId::ROOT).unwrap();
     let (moves, tx) = ([(&*subvol, moved)], Transaction::new());
-    volumes.moved(&moves, [&*root; 2], None, (credit(), Hold::nothing()), tx).unwrap();
+    volumes.moved(&moves, [&*root; 2], None, false, (credit(), Hold::nothing()), tx).unwrap();
     drop(root);
     drop((volumes, subvol));
     world.crash();

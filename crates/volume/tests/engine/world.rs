@@ -535,7 +535,7 @@ impl World {
         let credit = self.rt.block_on(self.pool().admit(Tier::Write, 4, 1024)).unwrap();
         let place = ParentDirectory { subvol: to.id(), directory: InodeNo::ROOT };
         self.volumes
-            .moved(&[(&subvol, place)], [&from, &to], None, (credit, Hold::nothing()), tx)
+            .moved(&[(&subvol, place)], [&from, &to], None, false, (credit, Hold::nothing()), tx)
             .unwrap();
     }
 

@@ -17,6 +17,8 @@ const KIB: u64 = 1024;
 #[derive(Clone, Debug, Default)]
 struct Sub {
     dead: bool,
+    /// It is among the living subvolumes.
+    begun: bool,
     holder: Option<u32>,
     origin: Option<u32>,
     epoch: u64,
@@ -58,6 +60,11 @@ struct World {
     open: Rows,
     holds: Vec<(Hold, u32)>,
     owed: BTreeMap<u32, u64>,
+    /// The least and the most that may be excused over the limit of each group: moves between two
+    /// accounts that a group counts both are not told from others.
+    excused: [BTreeMap<GroupId, i64>; 2],
+    /// The subvolume that the present step has put in the place of another one.
+    replaced: Option<(GroupId, GroupId)>,
     txg: Txg,
 }
 
@@ -88,7 +95,7 @@ impl Plain {
         }
         let mut holders = BTreeSet::new();
         let mut holder = self.subs[&subvol].holder;
-        while let Some(at) = holder.filter(|at| *at != 1) {
+        while let Some(at) = holder.map(|at| self.payer(at)).filter(|at| *at != 1) {
             holders.insert(at);
             holder = self.subs[&at].holder;
         }
@@ -112,7 +119,7 @@ impl Plain {
 impl World {
     fn new() -> World {
         let mut plain = Plain { next_epoch: 1, ..Plain::default() };
-        plain.subs.insert(1, Sub { epoch: 1, next_inode: 1, ..Sub::default() });
+        plain.subs.insert(1, Sub { epoch: 1, next_inode: 1, begun: true, ..Sub::default() });
         plain.epochs.insert(1, (1, true));
         plain.next_epoch = 2;
         World {
@@ -123,6 +130,8 @@ impl World {
             open: Rows::new(),
             holds: Vec::new(),
             owed: BTreeMap::new(),
+            excused: Default::default(),
+            replaced: None,
             txg: Txg::FIRST,
         }
     }
@@ -168,6 +177,55 @@ impl World {
         let (ledger, strays) = loader.finish(self.residents(), live);
         assert_eq!(strays, vec![]);
         self.ledger = ledger;
+        self.excused = Default::default();
+        for (id, over) in self.over() {
+            let limit = self.limits(id).bytes().unwrap_or_default() as i64;
+            let overdraft = (1 << 20) + limit / 64;
+            let most = limit + overdraft;
+            let own = if over > most + 65536 { most - overdraft / 4 } else { most };
+            for of in &mut self.excused {
+                of.insert(id, (over - own).max(0));
+            }
+        }
+    }
+
+    /// The loads of all groups.
+    fn loads(&self) -> BTreeMap<GroupId, i64> {
+        let load = |(_, [load, ..]): (Own, [u64; 4])| load as i64;
+        self.recount().into_iter().map(|(id, sums)| (id, load(sums))).collect()
+    }
+
+    /// How far each group is over its limit.
+    fn over(&self) -> BTreeMap<GroupId, i64> {
+        let over = |(id, load): (GroupId, i64)| {
+            self.limits(id).bytes().map(|limit| (id, (load - limit as i64).max(0)))
+        };
+        self.loads().into_iter().filter_map(over).collect()
+    }
+
+    /// A step is over, which began with these sums. One that moves usage between accounts excuses
+    /// it, and no other does.
+    fn note_excused(&mut self, before: &BTreeMap<GroupId, i64>, moves: bool) {
+        let after = self.loads();
+        let replaced = self.replaced.take();
+        for (id, over) in self.over() {
+            if let Some((_, old)) = replaced.filter(|(new, _)| *new == id) {
+                for of in &mut self.excused {
+                    let excused = of.get(&old).copied().unwrap_or_default();
+                    of.insert(id, excused.min(over));
+                }
+                continue;
+            }
+            let was = before.get(&id).copied().unwrap_or_default();
+            let moved = if moves { after[&id] - was } else { 0 };
+            let [least, most] = &mut self.excused;
+            let change = |of: &mut BTreeMap<GroupId, i64>, moved: i64| {
+                let excused = of.entry(id).or_default();
+                *excused = (*excused + moved).min(over).max(0);
+            };
+            change(least, moved);
+            change(most, moved.max(0));
+        }
     }
 
     fn residents(&self) -> Vec<Resident> {
@@ -220,7 +278,7 @@ impl World {
             let at = own.get_mut(&plain.payer(*owner)).unwrap();
             at.reserved += hold.left().data + hold.left().metadata;
             at.inodes += hold.left().inodes;
-            at.snapshots += hold.left().snapshots;
+            at.snapshots += u64::from(hold.left().snapshots);
         }
         for (owner, bytes) in self.owed.iter().filter(|(owner, _)| is_there(**owner)) {
             own.get_mut(owner).unwrap().unflushed += bytes;
@@ -236,9 +294,9 @@ impl World {
         own
     }
 
-    /// Own sums of a group, and the counters of its limits: load, inodes, snapshots.
-    fn recount(&self) -> BTreeMap<GroupId, (Own, [u64; 3])> {
-        let mut sums: BTreeMap<GroupId, (Own, [u64; 3])> = BTreeMap::new();
+    /// Own sums of a group, and the counters of its limits: load, inodes, snapshots, subvolumes.
+    fn recount(&self) -> BTreeMap<GroupId, (Own, [u64; 4])> {
+        let mut sums: BTreeMap<GroupId, (Own, [u64; 4])> = BTreeMap::new();
         for (id, own) in self.own() {
             let load = own.amount.bytes() + own.reserved + own.unflushed;
             let (groups, holders) = self.plain.above(id);
@@ -250,6 +308,14 @@ impl World {
                 sum.unflushed += own.unflushed;
             }
             let (groups, _) = self.plain.above(id);
+            let sub = &self.plain.subs[&id];
+            let lives = u64::from(sub.begun && !sub.dead);
+            for holder in &holders {
+                sums.entry(zero(*holder)).or_default().1[0] += lives * 4096;
+            }
+            for group in holders.iter().copied().map(zero).chain(groups.iter().copied()) {
+                sums.entry(group).or_default().1[3] += lives;
+            }
             let all = holders.into_iter().chain([id]).map(zero).chain(groups);
             for group in all {
                 let (_, gates) = sums.entry(group).or_default();
@@ -272,26 +338,47 @@ impl World {
 
     /// The groups that must refuse.
     fn refusing(&self, subvol: u32, wanted: Request, tier: Tier) -> BTreeSet<GroupId> {
+        self.refusing_with(&self.excused[1], subvol, wanted, tier)
+    }
+
+    /// The groups that may refuse.
+    fn may_refuse(&self, subvol: u32, wanted: Request, tier: Tier) -> BTreeSet<GroupId> {
+        self.refusing_with(&self.excused[0], subvol, wanted, tier)
+    }
+
+    fn refusing_with(
+        &self,
+        excused: &BTreeMap<GroupId, i64>,
+        subvol: u32,
+        wanted: Request,
+        tier: Tier,
+    ) -> BTreeSet<GroupId> {
         let sums = self.recount();
         let (groups, holders) = self.plain.above(subvol);
-        let nodes = holders.into_iter().chain([subvol]).map(zero).chain(groups);
+        let nodes = holders.clone().into_iter().chain([subvol]).map(zero).chain(groups);
         let refuses = |id: &GroupId| {
             let limits = self.limits(*id);
-            let (own, gates) = sums.get(id).copied().unwrap_or_default();
-            let [load, inodes, snapshots] = gates;
-            let settled = load - own.reserved - own.unflushed;
+            let (_, gates) = sums.get(id).copied().unwrap_or_default();
+            let [load, inodes, snapshots, subvolumes] = gates;
+            let excused = excused.get(id).map_or(0, |bytes| *bytes as u64);
+            let overdraft = |limit: u64| (1 << 20) + (limit + excused) / 64;
             let end = |limit: u64| match tier {
                 Tier::Data => limit - (64 * KIB).min(limit / 64),
                 Tier::Write => limit,
-                Tier::Tidy => limit + (1 << 20) + limit / 64 + settled.saturating_sub(limit),
+                Tier::Change => limit + excused + overdraft(limit) / 2,
+                Tier::Delete => 2 * limit + excused + overdraft(limit),
             };
-            let bytes = wanted.data + wanted.metadata;
+            let is_inside = id.subvol().is_some_and(|id| holders.contains(&id.0));
+            let records = if is_inside { u64::from(wanted.subvolumes) * 4096 } else { 0 };
+            let more = if *id == zero(subvol) { 0 } else { wanted.subvolumes.into() };
+            let bytes = wanted.data + wanted.metadata + records;
             let over = |count: u64, wanted: u64, limit: Option<u64>| {
                 wanted > 0 && limit.is_some_and(|limit| count + wanted > limit)
             };
             over(load, bytes, limits.bytes().map(end))
                 || over(inodes, wanted.inodes, limits.inodes)
-                || over(snapshots, wanted.snapshots, limits.snapshots)
+                || over(snapshots, wanted.snapshots.into(), limits.snapshots)
+                || over(subvolumes, more, limits.subvolumes)
         };
         if self.plain.from.is_some() { nodes.filter(refuses).collect() } else { BTreeSet::new() }
     }
@@ -336,7 +423,8 @@ impl World {
             let parents: Vec<_> = parents.map(|(_, parent)| *parent).collect();
             assert_eq!(group.parents, parents, "{id}");
             if state == GroupState::Live {
-                assert_eq!([group.inodes, group.snapshots], gates[1..], "{id}");
+                let counted = [group.inodes, group.snapshots, group.subvolumes];
+                assert_eq!(counted, gates[1..], "{id}");
             }
         }
         for (id, (own, _)) in sums {

@@ -23,6 +23,7 @@ fn pick<T: Copy>(from: &[T], at: u32) -> Option<T> {
 impl World {
     fn run(&mut self, step: Step) {
         let Step { what, a, b, c } = step;
+        let before = self.loads();
         match what {
             0..=3 => self.create(a, b, c),
             4..=6 => self.snapshot(a, b),
@@ -47,8 +48,10 @@ impl World {
             63..=65 => drop(self.holds.pop()),
             66..=69 => self.create_inode(a),
             70..=71 => self.remove_inode(a, b),
+            72..=74 => self.replace(a, b, c),
             _ => self.check_settled(),
         }
+        self.note_excused(&before, matches!(what, 31..=34 | 43..=47 | 72..=74));
         self.check();
     }
 
@@ -116,8 +119,8 @@ impl World {
             };
             self.plain.members.extend(inherited.into_iter().map(|parent| (zero(id), parent)));
         }
-        let refusing =
-            self.refusing(id, Request { inodes: counted, ..Request::default() }, Tier::Write);
+        let wanted = Request { inodes: counted, subvolumes: 1, ..Request::default() };
+        let refusing = self.refusing(id, wanted, Tier::Write);
         let mut hold = origin.and_then(|_| self.holds.pop());
         let hold_of = hold.as_mut().map(|(hold, _)| hold);
         match self.ledger.create_subvolume(new, &inherit, hold_of) {
@@ -128,7 +131,8 @@ impl World {
             Ok(rows) => {
                 assert!(refusing.is_empty());
                 self.open.extend(rows);
-                self.plain.subs.get_mut(&id).unwrap().counted_from = counted_from;
+                let sub = self.plain.subs.get_mut(&id).unwrap();
+                (sub.counted_from, sub.begun) = (counted_from, true);
                 if let Some(origin) = origin {
                     self.new_epoch(origin);
                 }
@@ -146,13 +150,15 @@ impl World {
             ..Request::default()
         };
         let tier = match c % 5 {
-            0 => Tier::Tidy,
+            0 if b.is_multiple_of(3) => Tier::Change,
+            0 => Tier::Delete,
             1 | 2 => Tier::Data,
             _ => Tier::Write,
         };
         let refusing = self.refusing(subvol, wanted, tier);
+        let may_refuse = self.may_refuse(subvol, wanted, tier);
         let mut hold = match self.ledger.hold(SubvolId(subvol), wanted, tier) {
-            Err(refused) => return self.expect_refused(refused, refusing),
+            Err(refused) => return self.expect_refused(refused, may_refuse),
             Ok(hold) => hold,
         };
         assert_eq!(refusing, BTreeSet::new());
@@ -240,6 +246,67 @@ impl World {
         self.plain.members.retain(|(child, _)| *child != zero(owner));
         self.plain.limits.remove(&zero(owner));
         self.owed.remove(&owner);
+    }
+
+    /// A snapshot of any subvolume comes in the place of another one: a rollback.
+    fn replace(&mut self, a: u32, b: u32, c: u32) {
+        let alive = self.plain.alive();
+        let holds_one =
+            |id: u32| self.plain.subs.values().any(|sub| !sub.dead && sub.holder == Some(id));
+        let leaves: Vec<_> =
+            alive.iter().copied().filter(|id| *id != 1 && !holds_one(*id)).collect();
+        let Some(old) = pick(&leaves, a) else { return };
+        let others: Vec<_> = alive.iter().copied().filter(|id| *id != old).collect();
+        let origin = pick(&others, b).unwrap();
+        let id = *self.plain.subs.last_key_value().unwrap().0 + 1;
+        let holder = self.plain.subs[&old].holder;
+        let kept = pick(&alive, c / 2).filter(|kept| c.is_multiple_of(2) && *kept != old);
+        let replaced = match kept {
+            Some(holder) => Replaced::Kept { holder: SubvolId(holder) },
+            None => Replaced::Deleted { since: Timestamp { secs: 7, nanos: 0 }, name: b"name" },
+        };
+        let new = Resident {
+            subvol: SubvolId(id),
+            holder: holder.map(SubvolId),
+            origin: Some(SubvolId(origin)),
+        };
+        let code = self.ledger.replace_subvolume(new, SubvolId(old), replaced);
+        assert_eq!(self.log(code), "");
+        let of = self.plain.subs[&origin].clone();
+        let sub = Sub {
+            holder,
+            origin: Some(origin),
+            inodes: of.inodes,
+            next_inode: of.next_inode,
+            counted_from: of.counted_from,
+            begun: true,
+            ..Sub::default()
+        };
+        self.plain.subs.insert(id, sub);
+        let is_on = self.plain.from.is_some();
+        self.replaced = Some((zero(id), zero(old)));
+        if is_on {
+            let members = self.plain.members.iter().filter(|(child, _)| *child == zero(old));
+            let members: Vec<_> = members.map(|(_, parent)| (zero(id), *parent)).collect();
+            self.plain.members.extend(members);
+            let limits = self.limits(zero(old));
+            self.plain.limits.insert(zero(id), limits);
+            if let Some(reserve) = self.plain.reserves.remove(&old) {
+                self.plain.reserves.insert(id, reserve);
+            }
+        }
+        match kept {
+            Some(holder) => self.plain.subs.get_mut(&old).unwrap().holder = Some(holder),
+            None => {
+                self.ledger.forget_inodes(SubvolId(old));
+                self.plain.subs.get_mut(&old).unwrap().dead = true;
+                if is_on {
+                    self.set_heir(old, id);
+                }
+            }
+        }
+        self.new_epoch(origin);
+        self.new_epoch(id);
     }
 
     fn give(&mut self, a: u32, b: u32) {
@@ -355,10 +422,15 @@ impl World {
 
     fn limit(&mut self, a: u32, b: u32, c: u32) {
         let id = self.group(a);
-        let kinds =
-            [LimitKind::Referenced, LimitKind::Exclusive, LimitKind::Inodes, LimitKind::Snapshots];
-        let kind = kinds[c as usize % 4];
-        let unit = if c % 4 < 2 { 64 * KIB } else { 1 };
+        let kinds = [
+            LimitKind::Referenced,
+            LimitKind::Exclusive,
+            LimitKind::Inodes,
+            LimitKind::Snapshots,
+            LimitKind::Subvolumes,
+        ];
+        let kind = kinds[c as usize % 5];
+        let unit = if c % 5 < 2 { 64 * KIB } else { 1 };
         let limit = (!b.is_multiple_of(4)).then(|| u64::from(b % 24) * unit);
         let code = self.ledger.limit(id, kind, limit);
         let is_there = self.is_there(id);
@@ -372,11 +444,19 @@ impl World {
             code => {
                 assert_eq!(code, "");
                 let limits = self.plain.limits.entry(id).or_default();
+                let before = limits.bytes();
                 match kind {
                     LimitKind::Referenced => limits.referenced = limit,
                     LimitKind::Exclusive => limits.exclusive = limit,
                     LimitKind::Inodes => limits.inodes = limit,
                     LimitKind::Snapshots => limits.snapshots = limit,
+                    LimitKind::Subvolumes => limits.subvolumes = limit,
+                }
+                if limits.bytes() != before {
+                    // All that is over it now.
+                    for of in &mut self.excused {
+                        of.insert(id, i64::MAX / 2);
+                    }
                 }
             }
         }
@@ -444,6 +524,7 @@ impl World {
         }
         self.owed.clear();
         self.holds.clear();
+        self.excused = Default::default();
     }
 
     fn create_inode(&mut self, a: u32) {
@@ -474,7 +555,7 @@ impl World {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    (0..74u8, any::<u32>(), any::<u32>(), any::<u32>()).prop_map(|(what, a, b, c)| Step {
+    (0..77u8, any::<u32>(), any::<u32>(), any::<u32>()).prop_map(|(what, a, b, c)| Step {
         what,
         a,
         b,

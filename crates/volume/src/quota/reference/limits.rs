@@ -139,13 +139,69 @@ fn tidying_up_works_at_the_limit_by_a_bounded_amount() {
     let unlink = Request::for_edits(4, 200);
     assert!(pool.ledger.hold(SubvolId(A), unlink, Tier::Write).is_err());
     let mut bytes = 0;
-    while let Ok(mut hold) = pool.ledger.hold(SubvolId(A), unlink, Tier::Tidy) {
+    let change = |pool: &Pool| pool.ledger.hold(SubvolId(A), unlink, Tier::Change).is_ok();
+    assert!(change(&pool));
+    while let Ok(mut hold) = pool.ledger.hold(SubvolId(A), unlink, Tier::Delete) {
         hold.spend_metadata();
         bytes += unlink.metadata;
     }
-    assert!((MIB..=2 * MIB).contains(&bytes), "1 MiB and a 64th of the limit: {bytes}");
+    let most = 64 * MIB + 2 * MIB;
+    assert!((most - MIB..=most).contains(&bytes), "the limit, 1 MiB and a 64th of it: {bytes}");
+    assert!(!change(&pool), "changes may take less");
+    // Its edits become nodes: the overdraft does not follow them.
+    pool.new_epoch(A);
+    let epoch = EpochId(pool.epochs[&A]);
+    pool.ledger.charge(epoch, Amount::metadata(bytes), None).unwrap();
+    pool.ledger.flushed(SubvolId(A), 1, 0);
+    assert!(pool.ledger.hold(SubvolId(A), unlink, Tier::Delete).is_err());
+    pool.sync();
+    assert_eq!(pool.crash(), vec![]);
+    assert!(pool.ledger.hold(SubvolId(A), unlink, Tier::Delete).is_err(), "nor a mount");
     // A request for nothing is never refused.
     assert!(pool.ledger.hold(SubvolId(A), Request::default(), Tier::Write).is_ok());
+}
+
+#[test]
+fn an_owner_over_its_limit_by_no_work_of_its_own_can_remove_files() {
+    let mut pool = Pool::on();
+    let young = pool.write(A, 100 * MIB);
+    pool.limit(at(A), 64 * MIB);
+    let unlink = Request::for_edits(4, 200);
+    let can = |pool: &Pool| pool.ledger.hold(SubvolId(A), unlink, Tier::Delete).is_ok();
+    assert!(can(&pool), "the limit was set below its usage");
+    pool.free(young);
+    assert!(can(&pool));
+    pool.write(B, 80 * MIB);
+    pool.delete(B, Some(A)).unwrap();
+    assert!(can(&pool), "it inherited");
+    pool.sync();
+    assert_eq!(pool.crash(), vec![]);
+    assert!(can(&pool));
+}
+
+#[test]
+fn usage_that_goes_to_and_fro_excuses_nothing() {
+    let mut pool = Pool::on();
+    let all = pool.group("1/1", &["0/2"]);
+    pool.limit(all, 16 * MIB);
+    pool.write(A, 16 * MIB);
+    pool.write(B, 8 * MIB);
+    let unlink = Request { metadata: 64 << 10, ..Request::default() };
+    let mut taken = 0;
+    for _ in 0..8 {
+        while let Ok(mut hold) = pool.ledger.hold(SubvolId(A), unlink, Tier::Change) {
+            hold.spend_metadata();
+            taken += unlink.metadata;
+        }
+        pool.new_epoch(A);
+        let epoch = EpochId(pool.epochs[&A]);
+        let unflushed = pool.ledger.show_group(at(A)).unwrap().unflushed;
+        pool.ledger.charge(epoch, Amount::metadata(unflushed), None).unwrap();
+        pool.ledger.flushed(SubvolId(A), 1, 0);
+        pool.done(pool.ledger.assign(at(B), all));
+        pool.done(pool.ledger.remove(at(B), all));
+    }
+    assert!(taken <= MIB + MIB / 4, "{taken}");
 }
 
 #[test]
@@ -200,7 +256,7 @@ fn inodes_are_limited_and_old_ones_are_not_counted() {
         let mut hold = pool.ledger.hold(SubvolId(A), wanted, Tier::Write).unwrap();
         pool.ledger.created(SubvolId(A), InodeNo(ino), Some(&mut hold)).unwrap();
     }
-    let refused = pool.ledger.hold(SubvolId(A), wanted, Tier::Tidy).unwrap_err();
+    let refused = pool.ledger.hold(SubvolId(A), wanted, Tier::Delete).unwrap_err();
     assert!(refused.to_string().contains("2 used of 2"), "{refused}");
     assert_eq!(pool.ledger.available_inodes(SubvolId(A)), Some(0));
     // A snapshot has as many, and would pass the limit of the group that it would join.

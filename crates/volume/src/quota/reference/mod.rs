@@ -16,6 +16,8 @@ mod relations;
 mod replaced;
 
 const MIB: u64 = 1 << 20;
+/// The records of a subvolume, which count in those that hold it.
+const RECORDS: u64 = 4096;
 const ROOT: u32 = 1;
 const A: u32 = 2;
 const B: u32 = 3;

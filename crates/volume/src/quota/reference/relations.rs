@@ -114,16 +114,43 @@ fn nobody_is_a_member_of_more_groups_than_one_transaction_can_say() {
 #[test]
 fn a_child_cannot_escape_the_limit_of_the_subvolume_that_holds_it() {
     let mut pool = Pool::on();
-    pool.limit(at(A), MIB);
+    pool.limit(at(A), MIB + 2 * RECORDS);
     pool.create(S, A);
     pool.create(T, S);
     let extent = pool.write(T, MIB);
     assert_eq!(pool.refused(T, 4096).group, at(A));
-    assert_eq!(pool.refused(A, 4096).used, MIB);
+    assert_eq!(pool.refused(A, 4096).used, MIB + 2 * RECORDS);
     assert_eq!(pool.ledger.available(SubvolId(T)), Some(0));
     assert_eq!((pool.data(A), pool.data(S), pool.data(T)), (0, 0, MIB), "and A is not charged");
     pool.free(extent);
     pool.write(A, MIB);
+}
+
+#[test]
+fn subvolumes_inside_one_have_a_number_and_cost_their_records() {
+    let mut pool = Pool::on();
+    pool.limit(at(A), 3 * RECORDS);
+    pool.done(pool.ledger.limit(at(A), LimitKind::Subvolumes, Some(2)));
+    pool.create(S, A);
+    pool.create(T, S);
+    let shown = |pool: &Pool| pool.ledger.show_group(at(A)).unwrap().subvolumes;
+    assert_eq!((shown(&pool), pool.ledger.available(SubvolId(A))), (2, Some(RECORDS)));
+    let refused = pool.try_create(9, A, Inherit::FromHolder).unwrap_err();
+    assert!(refused.to_string().contains("1 subvolumes wanted, 2 of 2 there"), "{refused}");
+    assert_eq!(code(pool.ledger.show_group(at(9))), "ENOENT");
+    assert_eq!(code(pool.snapshot(B, 9, T)), "EDQUOT", "a snapshot is a subvolume more");
+    pool.sync();
+    assert_eq!(pool.crash(), vec![]);
+    assert_eq!((shown(&pool), pool.ledger.available(SubvolId(A))), (2, Some(RECORDS)));
+    pool.delete(T, None).unwrap();
+    pool.done(pool.ledger.limit(at(A), LimitKind::Subvolumes, None));
+    pool.create(9, A);
+    pool.create(10, S);
+    assert_eq!(code(pool.try_create(11, S, Inherit::FromHolder)), "EDQUOT", "no bytes are left");
+    assert_eq!(shown(&pool), 3);
+    // Of a group, its members.
+    let all = pool.group("1/1", &["0/2", "0/3"]);
+    assert_eq!(pool.ledger.show_group(all).unwrap().subvolumes, 2);
 }
 
 #[test]

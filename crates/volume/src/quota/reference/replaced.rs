@@ -84,7 +84,8 @@ fn the_old_state_that_is_kept_pays_for_itself() {
         assert_eq!([limits(A), limits(T)], [Some(8 * MIB); 2]);
         let reserves = [A, T].map(|id| pool.ledger.show_group(at(id)).unwrap().reserve);
         assert_eq!(reserves, [0, 6 * MIB], "a promise is not doubled");
-        assert_eq!(pool.ledger.available(SubvolId(B)), Some(3 * MIB), "it is inside B now");
+        let left = Some(3 * MIB - RECORDS);
+        assert_eq!(pool.ledger.available(SubvolId(B)), left, "it is inside B now");
     });
 }
 
@@ -108,12 +109,12 @@ fn a_subvolume_that_is_rolled_back_has_the_inodes_of_the_snapshot() {
 fn what_is_inside_a_subvolume_moves_with_its_entry() {
     let mut pool = Pool::on();
     pool.limit(at(A), 16 * MIB);
-    pool.limit(at(B), 4 * MIB);
+    pool.limit(at(B), 4 * MIB + 2 * RECORDS);
     pool.create(S, A);
     pool.create(T, S);
     pool.write(S, 2 * MIB);
     let inner = pool.write(T, 3 * MIB);
-    assert_eq!(pool.ledger.available(SubvolId(A)), Some(11 * MIB));
+    assert_eq!(pool.ledger.available(SubvolId(A)), Some(11 * MIB - 2 * RECORDS));
     pool.ledger.move_subvolume(SubvolId(S), SubvolId(B));
     let moved = pool.residents.iter_mut().find(|resident| resident.subvol.0 == S);
     moved.unwrap().holder = Some(SubvolId(B));
@@ -127,5 +128,79 @@ fn what_is_inside_a_subvolume_moves_with_its_entry() {
     assert_eq!(pool.refused(T, 3 * MIB).group, at(B));
     pool.write(T, 2 * MIB);
     pool.delete(T, None).unwrap();
-    assert_eq!(pool.ledger.available(SubvolId(B)), Some(0));
+    assert_eq!(pool.ledger.available(SubvolId(B)), Some(RECORDS));
+}
+
+#[test]
+fn what_was_deleted_inside_counts_in_the_subvolume_that_it_is_rolled_back_to() {
+    let mut pool = Pool::on();
+    pool.limit(at(A), 16 * MIB);
+    pool.create(S, A);
+    pool.write(S, 10 * MIB);
+    pool.delete(S, None).unwrap();
+    assert_eq!(pool.ledger.available(SubvolId(A)), Some(6 * MIB), "a tombstone inside counts");
+    pool.snapshot(A, T, ROOT).unwrap();
+    pool.replace(A, T, 9, DELETED);
+    pool.both_ways(|pool| assert_eq!(pool.ledger.available(SubvolId(9)), Some(6 * MIB)));
+    // And once more.
+    pool.replace(9, T, 10, DELETED);
+    pool.both_ways(|pool| assert_eq!(pool.ledger.available(SubvolId(10)), Some(6 * MIB)));
+}
+
+#[test]
+fn what_was_deleted_inside_counts_in_the_heir() {
+    let mut pool = Pool::on();
+    pool.limit(at(B), 16 * MIB);
+    pool.create(S, A);
+    pool.write(S, 10 * MIB);
+    pool.delete(S, None).unwrap();
+    pool.delete(A, Some(B)).unwrap();
+    pool.both_ways(|pool| assert_eq!(pool.ledger.available(SubvolId(B)), Some(6 * MIB)));
+}
+
+#[test]
+fn a_rollback_excuses_nothing_that_was_not_excused() {
+    let mut pool = Pool::on();
+    pool.limit(at(A), 16 * MIB);
+    pool.write(A, 16 * MIB);
+    let change = Request { metadata: 64 << 10, ..Request::default() };
+    let spend = |pool: &mut Pool, id: u32| {
+        let mut taken = 0;
+        while let Ok(mut hold) = pool.ledger.hold(SubvolId(id), change, Tier::Change) {
+            hold.spend_metadata();
+            taken += change.metadata;
+        }
+        let nodes = Amount::metadata(taken);
+        pool.new_epoch(id);
+        pool.ledger.charge(EpochId(pool.epochs[&id]), nodes, None).unwrap();
+        pool.ledger.flushed(SubvolId(id), 1, 0);
+        taken
+    };
+    let mut taken = spend(&mut pool, A);
+    assert!(taken > 0);
+    pool.snapshot(A, S, ROOT).unwrap();
+    for (old, new) in [(A, 9), (9, 10), (10, 11)] {
+        pool.replace(old, S, new, DELETED);
+        taken += spend(&mut pool, new);
+    }
+    assert!(taken <= MIB, "{taken}: half of the overdraft, once");
+}
+
+#[test]
+fn a_move_asks_the_limits_that_it_brings_a_subvolume_under() {
+    let mut pool = Pool::on();
+    pool.limit(at(A), 4 * MIB);
+    pool.done(pool.ledger.limit(at(A), LimitKind::Subvolumes, Some(2)));
+    pool.create(S, B);
+    pool.create(T, S);
+    pool.create(9, A);
+    pool.write(T, 3 * MIB);
+    let moves = |pool: &Pool, to: u32| pool.ledger.check_move(SubvolId(S), SubvolId(to));
+    assert_eq!(code(moves(&pool, A)), "EDQUOT", "it brings two subvolumes, and one is there");
+    pool.delete(9, None).unwrap();
+    moves(&pool, A).unwrap();
+    pool.write(T, MIB);
+    assert_eq!(code(moves(&pool, A)), "EDQUOT");
+    moves(&pool, ROOT).unwrap();
+    moves(&pool, B).unwrap();
 }
