@@ -13,17 +13,20 @@
 //!           a task's hands another one. Beyond, a read leaves no time.
 //! ATIME-A3  Files of a read-only subvolume have the times that they had.
 //! ATIME-A4  Times free nothing, and are not worth the space of transactions that do: on a full
-//!           pool they are discarded (R21).
+//!           pool they are discarded (R21), and where their owner has no room under a limit. A
+//!           reader of its files is often another tenant.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
-use copyhold_pool::{Credit, Tier, Transaction};
+use copyhold_pool::{Tier, Transaction};
 use copyhold_runtime::{FifoMutex, finishing};
 use copyhold_sync::{Mutex, of};
+use copyhold_volume::quota::{self, Request};
 
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::INODE_BYTES;
+use crate::promise::Charge;
 use crate::{Atime, FileFlags, Filesystem, FsError, NodeId, Options, Result};
 
 /// Times that one transaction logs.
@@ -128,7 +131,7 @@ impl Filesystem {
         }
         match logged {
             // A deleted or read-only file needs no access time.
-            Err(FsError::Stale | FsError::ReadOnly { .. }) => Ok(()),
+            Err(FsError::Stale | FsError::ReadOnly { .. } | FsError::Quota(_)) => Ok(()),
             Err(refused) if refused.is_full() => Ok(()),
             logged => logged,
         }
@@ -137,13 +140,17 @@ impl Filesystem {
     /// All of one subvolume, by number.
     async fn log_atimes_of(&self, inodes: &[InodeRef]) -> Result<()> {
         let edits = inodes.len();
+        let Some(first) = inodes.first() else { return Ok(()) };
         // Nothing is flushed for their sake.
+        let wanted = Request::for_edits(edits, edits * INODE_BYTES);
+        let owner = first.subvol.id();
+        let hold = self.volumes.ledger().hold(owner, wanted, quota::Tier::Write)?;
         drop(self.pool.reserve_now(STEP_BLOCKS, Tier::Write)?);
         let credit = self.credit(Tier::Write, edits, edits * INODE_BYTES).await?;
-        self.put_atimes(inodes, credit)
+        self.put_atimes(inodes, Charge { credit, hold })
     }
 
-    fn put_atimes(&self, inodes: &[InodeRef], credit: Credit) -> Result<()> {
+    fn put_atimes(&self, inodes: &[InodeRef], charge: Charge) -> Result<()> {
         let Some(first) = inodes.first() else { return Ok(()) };
         first.subvol.expect_read_write()?;
         // By number, as all tasks with several locks do.
@@ -159,7 +166,7 @@ impl Filesystem {
         if states.is_empty() {
             return Ok(());
         }
-        let txg = self.apply(&first.subvol, credit, tx)?;
+        let txg = self.apply(&first.subvol, charge, tx)?;
         for mut state in states {
             let item = state.next_item();
             state.logged(item, txg);

@@ -10,7 +10,8 @@
 //!
 //! CACHE-C1  An inode is in memory at most once: it is loaded under its shard's load lock, and
 //!           leaves only when nothing but the cache refers to it.
-//! CACHE-C2  What an inode had logged before it left is in a txg up to `evicted_txg` (R34).
+//! CACHE-C2  The last change that an inode logged before it left is in a txg up to `evicted_txg`
+//!           (R34).
 //! CACHE-C3  Under the lock of a shard's map no inode's state is waited for: inodes are added while
 //!           the state of their directory is held.
 //!

@@ -31,6 +31,12 @@ pub enum FsError {
     /// ENAMETOOLONG
     #[error("the name has {len} bytes; at most {max} are allowed")]
     NameTooLong { len: usize, max: usize },
+    /// ENAMETOOLONG: no path leads there.
+    #[error(
+        "directories are not moved to a place more than {max} levels below the root; move the \
+         place up first"
+    )]
+    TooDeep { max: usize },
     /// EMLINK
     #[error("the file has as many links as it can have ({max})")]
     TooManyLinks { max: u32 },
@@ -64,6 +70,12 @@ pub enum FsError {
     /// E2BIG
     #[error("the attribute's value has {len} bytes; at most {max} are allowed")]
     AttributeTooBig { len: usize, max: usize },
+    /// E2BIG: an inode of an older version of this program, which did not bound the names.
+    #[error(
+        "the names of the file's attributes have more than {max} bytes and cannot be listed; \
+         remove attributes by name"
+    )]
+    AttributeListTooBig { max: usize },
     /// ENODATA
     #[error("no such attribute")]
     NoAttribute,

@@ -214,7 +214,7 @@ impl Filesystem {
         Ok(blocks * BLOCK_BYTES as u64)
     }
 
-    // -- what operations need ------------------------------------------------------------------
+    // -- the needs of operations ---------------------------------------------------------------
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)

@@ -9,6 +9,7 @@ use copyhold_sync::{Mutex, MutexGuard, of};
 use copyhold_types::{BLOCK_BYTES, InodeNo, Timestamp, Txg};
 
 use crate::file::FileData;
+use crate::name_bytes::NameBytes;
 use crate::subvol::Subvol;
 use crate::{Attr, FileFlags, FileKind, FsError, NodeId, Result};
 
@@ -49,6 +50,7 @@ pub(crate) struct InodeState {
     pub(crate) gone: bool,
     /// The access time is newer than the logged one and goes out with the next change.
     pub(crate) atime_lazy: bool,
+    pub(crate) xattr_names: NameBytes,
     pub(crate) data: FileData,
 }
 
@@ -111,6 +113,7 @@ impl Inode {
                 in_copy_up: false,
                 gone: false,
                 atime_lazy: false,
+                xattr_names: NameBytes::default(),
                 data: FileData::default(),
             }),
             batch_ended: event_listener::Event::new(),

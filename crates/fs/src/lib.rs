@@ -54,6 +54,7 @@ mod handles;
 mod inode;
 mod item_bytes;
 mod leftovers;
+mod name_bytes;
 mod node;
 mod options;
 mod permit;
@@ -71,6 +72,7 @@ mod uses;
 mod writeback;
 mod xattr;
 mod xattr_edit;
+mod xattr_list;
 
 pub use attr::{Attr, Entry, FileFlags, FileKind, OpenFlags, SetAttr, SetTime, StatFs};
 pub use caller::Caller;

@@ -23,7 +23,7 @@
 
 use crate::inode::{Inode, InodeState};
 use crate::subvol::Subvol;
-use crate::{FileFlags, Filesystem, FsError, Result};
+use crate::{FileFlags, Filesystem, FsError, Result, Sabotage};
 
 /// How one file or directory is to be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +47,14 @@ impl Way {
     /// Nothing that was there is replaced.
     fn only_adds(self) -> bool {
         matches!(self, Way::Append | Way::Touch | Way::AddEntry)
+    }
+}
+
+/// The permission that a copy to `offset` in a file of `size` bytes needs.
+pub(crate) fn way_of_copy(fs: &Filesystem, offset: u64, size: u64) -> Way {
+    match fs.breaks(Sabotage::CopyUnasked) {
+        true => Way::Accepted,
+        false => Way::content(offset, size),
     }
 }
 

@@ -11,7 +11,7 @@
 //! front end knows. Directories keep their setgid bit when their owner changes, and a copy-up of
 //! overlayfs keeps all until it has a name: see [`Filesystem::tmpfile_for_copy_up`].
 //!
-//! PRIVS-V1  What goes, goes in one transaction, with the change of owner if that is the cause: a
+//! PRIVS-V1  Privileges go in one transaction, with the change of owner if that is the cause: a
 //!           refused chown takes nothing, and no crash leaves capabilities with a new owner.
 
 use std::sync::Arc;

@@ -203,12 +203,8 @@ impl Filesystem {
         bytes: usize,
         inodes: u64,
     ) -> Result<Charge> {
-        let strict = match tier {
-            Tier::Write => quota::Tier::Write,
-            _ => quota::Tier::Tidy,
-        };
         let wanted = Request { inodes, ..Request::for_edits(edits, bytes) };
-        let hold = self.hold(subvol, wanted, strict).await;
+        let hold = self.hold(subvol, wanted, quota_tier(tier)).await;
         let hold = hold.inspect_err(|refused| self.report_refusal(subvol, refused))?;
         let credit = match self.admit(subvol, tier, edits, bytes).await {
             Err(refused) if refused.is_full() && inodes > 0 && self.is_reaping() => {
@@ -256,7 +252,7 @@ impl Filesystem {
         Ok(self.pool.admit(tier, edits, bytes).await?)
     }
 
-    async fn hold(
+    pub(crate) async fn hold(
         self: &Arc<Self>,
         subvol: &Subvol,
         wanted: Request,
@@ -318,6 +314,36 @@ impl Filesystem {
         }
         self.reaper_idle().await;
         Ok(ledger.hold(subvol.id(), wanted, tier)?)
+    }
+}
+
+/// As [`Filesystem::charge`], of a transaction that drops at most `releases` pointers.
+pub(crate) async fn charge_to_release(
+    fs: &Arc<Filesystem>,
+    subvol: &Subvol,
+    tier: Tier,
+    (edits, bytes): (usize, usize),
+    releases: usize,
+) -> Result<Charge> {
+    let wanted = Request::for_edits(edits, bytes);
+    let hold = fs.hold(subvol, wanted, quota_tier(tier)).await;
+    let hold = hold.inspect_err(|refused| fs.report_refusal(subvol, refused))?;
+    let credit = fs.credit_to_release(subvol, tier, (edits, bytes), releases).await?;
+    Ok(Charge { credit, hold })
+}
+
+/// Counts the edits of a transaction that finishes an accepted removal, and so is refused by no
+/// limit. Items of one file lie together, so nothing but the ends of their range is copied.
+pub(crate) fn owe(fs: &Filesystem, subvol: &Subvol, edits: usize, bytes: usize) {
+    fs.volumes.ledger().owes(subvol.id(), Request::for_edits(edits, bytes).metadata);
+}
+
+/// The part of a limit that a transaction of this tier may take.
+pub(crate) fn quota_tier(tier: Tier) -> quota::Tier {
+    match tier {
+        Tier::Write => quota::Tier::Write,
+        Tier::Change => quota::Tier::Change,
+        _ => quota::Tier::Delete,
     }
 }
 

@@ -26,13 +26,13 @@ use copyhold_runtime::{FifoMutex, Rt, finishing};
 use copyhold_sync::{Mutex, MutexGuard, of};
 use copyhold_types::{Key, Nanos};
 use copyhold_volume::InodeChange;
-use copyhold_volume::quota::Hold;
 use event_listener::Event;
 use futures_util::future::select;
 use rustc_hash::FxHashSet;
 
 use crate::inode::{Inode, InodeRef, InodeState};
-use crate::item_bytes::KEY_BYTES;
+use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
+use crate::promise::owe;
 use crate::sabotage::Sabotage;
 use crate::subvol::FILES;
 use crate::{Filesystem, FsError, NodeId, Result};
@@ -290,6 +290,7 @@ impl Filesystem {
         let was_nameless = state.is_nameless();
         state.gone = true;
         let forgotten = state.data.drop_blocks(0..u64::MAX);
+        state.data.drop_room();
         // Its size, its times and a pending cut are dropped, too: nothing would ever log them.
         state.data.change_is_logged(true);
         state.data.cut_is_logged();
@@ -336,7 +337,8 @@ impl Filesystem {
             }
             let still = self.volumes.snapshot_guard_to_tidy(&inode.subvol.volume)?;
             let still = if last { still.with_inode(InodeChange::Gone(ino)) } else { still };
-            let txg = still.apply(credit, tx, Some(&mut Hold::nothing()))?;
+            let txg = still.apply(credit, tx, None)?;
+            owe(self, &inode.subvol, 2, INODE_BYTES + KEY_BYTES);
             inode.state().last_txg = Some(txg);
             match items.last().and_then(|(key, _)| key.successor()) {
                 Some(next) if !last => from = next,

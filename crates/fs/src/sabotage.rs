@@ -9,6 +9,8 @@ use crate::Filesystem;
 pub enum Sabotage {
     /// R21: punching holes takes any space, also that of the flusher.
     PunchInternally,
+    /// R23: a reflink asks no limit.
+    ShareUnasked,
     /// CACHE-C3: a refused write looks at inodes' states under the lock of the cache's map.
     AskUnderTheMap,
     /// R33: a batch installs all that it took, also where the file was cut or punched since.
@@ -95,8 +97,9 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 40] = [
+    pub const ALL: [Sabotage; 41] = [
         Sabotage::PunchInternally,
+        Sabotage::ShareUnasked,
         Sabotage::AskUnderTheMap,
         Sabotage::InstallStale,
         Sabotage::ForgetErrors,

@@ -12,6 +12,7 @@ use crate::permit::Way;
 use crate::privileges::{SET_GID, without_privileges};
 use crate::promise::Charge;
 use crate::xattr_edit::XattrEdit;
+use crate::xattr_list::expect_room_for_names;
 use crate::{
     Attr, Caller, FileFlags, Filesystem, FsError, NodeId, Result, Sabotage, SetAttr, SetTime,
 };
@@ -117,6 +118,7 @@ impl Filesystem {
         mut edit: XattrEdit<'_>,
         change: impl FnOnce(&mut InodeState, &mut InodeItem) -> Result<()>,
     ) -> Result<()> {
+        expect_room_for_names(self, inode, edit.name_bytes()).await?;
         let (edits, bytes) = (1 + edit.edits(), INODE_BYTES + edit.bytes());
         let grows = edits > 1 && self.breaks(Sabotage::GrowAcls);
         let tier = if grows { Tier::Write } else { edit.tier() };
@@ -142,12 +144,14 @@ impl Filesystem {
         let mut item = state.next_item();
         change(&mut state, &mut item)?;
         let mut tx = Transaction::new();
+        let name_bytes = edit.as_ref().map_or(0, |edit| edit.name_bytes());
         if let Some(edit) = edit {
             edit.put(&mut tx, &mut item);
         }
         self.put_inode(&mut tx, inode.node.ino, &item);
         let txg = self.apply(&inode.subvol, charge, tx)?;
         state.logged(item, txg);
+        state.xattr_names.change(name_bytes);
         Ok(())
     }
 

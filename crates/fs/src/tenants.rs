@@ -18,7 +18,7 @@ use copyhold_format::item::{HashKey, SubvolState};
 use copyhold_pool::{Credit, IdSpace, Tier, Transaction};
 use copyhold_runtime::WriteGuard;
 use copyhold_types::{InodeNo, SubvolId, Timestamp};
-use copyhold_volume::quota::{self, GroupId, Inherit, Ledger, QuotaError, Request, Rows};
+use copyhold_volume::quota::{self, GroupId, Hold, Inherit, Ledger, QuotaError, Request, Rows};
 use copyhold_volume::{Leaving, NewSubvol, VolumeError, Volumes};
 use futures_util::future::join_all;
 
@@ -107,6 +107,7 @@ impl Filesystem {
         let now = self.now();
         let root = new_item(FileKind::Directory.mode_bits() | (0o777 & !caller.umask), caller, now);
         let root = copyhold_format::item::InodeItem { nlink: 2, parent: InodeNo::ROOT, ..root };
+        let mut entry = hold_entry(self, &dir.subvol, &bucket, name).await?;
         let credit = self.life_credit(Tier::Write, &bucket, name).await?;
 
         let mut state = dir.state();
@@ -117,6 +118,7 @@ impl Filesystem {
         self.put_inode(&mut tx, dir.node.ino, &item);
         let new = self.new_subvol(&dir, HashKey(random_bytes(&self.rt)), false, groups);
         let (subvol, txg) = self.volumes.create(&numbers, &new, credit, tx)?;
+        entry.spend_metadata();
         state.logged_and_shown(item, txg, true);
         Ok(subvol.id())
     }
@@ -160,6 +162,7 @@ impl Filesystem {
         let _unshared = self.end_in_place(from).await?;
         let numbers = self.volumes.numbers(Some(&from.volume)).await?;
         let mark = self.pool.next_id(IdSpace::Inode(source)).await?;
+        let mut entry = hold_entry(self, &dir.subvol, bucket, name).await?;
         let credit = self.life_credit(Tier::Write, bucket, name).await?;
         let one = Request { snapshots: 1, ..Request::default() };
         let mut hold = self.volumes.ledger().hold(source, one, quota::Tier::Write)?;
@@ -182,6 +185,7 @@ impl Filesystem {
             (credit, Some(&mut hold)),
             tx,
         )?;
+        entry.spend_metadata();
         state.logged_and_shown(item, txg, true);
         Ok(subvol.id())
     }
@@ -426,6 +430,17 @@ impl Filesystem {
             inherit: groups.map_or(Inherit::FromHolder, Inherit::Groups),
         }
     }
+}
+
+/// For the entry of a new subvolume, in a directory of `holder`.
+async fn hold_entry(
+    fs: &Arc<Filesystem>,
+    holder: &Subvol,
+    bucket: &Bucket,
+    name: Name<'_>,
+) -> Result<Hold> {
+    let wanted = Request::for_edits(2, INODE_BYTES + bucket.edit_bytes(name.bytes()));
+    fs.hold(holder, wanted, quota::Tier::Write).await
 }
 
 /// Edits and bytes of a transaction that makes or ends a subvolume, its entry included.

@@ -11,6 +11,7 @@ use copyhold_types::Key;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::permit::Way;
 use crate::xattr_edit::{XattrEdit, acl_flag};
+use crate::xattr_list::names;
 use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage};
 
 /// How an extended attribute is set.
@@ -101,31 +102,15 @@ impl Filesystem {
         self.change_xattrs(&inode, edit).await
     }
 
-    /// The names, each ended by a zero byte, as `listxattr` returns them.
+    /// The names, each ended by a zero byte, as `listxattr` returns them: at most 64 KiB, else
+    /// [`FsError::AttributeListTooBig`].
     pub async fn list_xattr(&self, node: NodeId) -> Result<Vec<u8>> {
         let inode = self.inode(node).await?;
-        let mut names = Vec::new();
         if inode.state().item.xattrs == 0 {
-            return Ok(names);
+            return Ok(Vec::new());
         }
         let _map = inode.map.read().await;
-        let mut from = Key::new(node.ino.0, XATTR, 0);
-        let end = Key::new(node.ino.0, copyhold_types::Kind(XATTR.0 + 1), 0);
-        loop {
-            let items = self.range(&inode.subvol, from, end, 64).await?;
-            for (_, value) in &items {
-                let bucket = XattrBucket::parse(value)
-                    .map_err(|source| self.damaged_record("an attribute bucket", node, source))?;
-                for entry in bucket.iter() {
-                    names.extend_from_slice(entry.name);
-                    names.push(0);
-                }
-            }
-            match items.last().and_then(|(key, _)| key.successor()) {
-                Some(next) => from = next,
-                None => return Ok(names),
-            }
-        }
+        names(self, &inode).await
     }
 
     /// An ACL that is not there is no error, as on Linux.

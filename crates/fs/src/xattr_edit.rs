@@ -30,6 +30,11 @@ pub(crate) fn acl_flag(name: &[u8]) -> Option<u16> {
     }
 }
 
+/// Bytes of a name in a list, with the zero that ends it.
+fn listed_bytes(name: &[u8]) -> i64 {
+    name.len() as i64 + 1
+}
+
 pub(crate) struct XattrEdit<'a> {
     ino: InodeNo,
     hash_key: HashKey,
@@ -39,6 +44,8 @@ pub(crate) struct XattrEdit<'a> {
     pieces: BTreeMap<Key, Option<Vec<u8>>>,
     /// Attributes more than before.
     added: i32,
+    /// Bytes of the list of names more than before.
+    name_bytes: i64,
     acls: SmallVec<[(u16, bool); 2]>,
     grows: bool,
 }
@@ -67,6 +74,7 @@ impl<'a> XattrEdit<'a> {
             buckets: SmallVec::new(),
             pieces: BTreeMap::new(),
             added: 0,
+            name_bytes: 0,
             acls: SmallVec::new(),
             grows: false,
         }
@@ -120,7 +128,10 @@ impl<'a> XattrEdit<'a> {
         let old_pieces = old.map_or(0, |old| old.pieces());
         // An ACL that does not grow takes rights away, or changes them: that works when full.
         self.grows |= acl_flag(name).is_none() || old.is_none_or(|old| old.len() < value.len());
-        self.added += i32::from(old.is_none());
+        if old.is_none() {
+            self.added += 1;
+            self.name_bytes += listed_bytes(name);
+        }
         self.buckets[at].changed = Some(bytes);
         let mut pieces = value.chunks(XATTR_VALUE_PIECE).take(stored.pieces());
         for n in 0..stored.pieces().max(old_pieces) {
@@ -139,6 +150,7 @@ impl<'a> XattrEdit<'a> {
         let (index, pieces) = (old.index, old.value.pieces());
         let left = bucket.without(name);
         self.added -= 1;
+        self.name_bytes -= listed_bytes(name);
         self.buckets[at].changed = Some(left);
         let keys = (0..pieces).map(|n| xattr_piece(self.ino, key.offset, index, n));
         self.pieces.extend(keys.map(|key| (key, None)));
@@ -148,6 +160,11 @@ impl<'a> XattrEdit<'a> {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.buckets.iter().all(|bucket| bucket.changed.is_none())
+    }
+
+    /// Bytes by which the list of names becomes longer.
+    pub(crate) fn name_bytes(&self) -> i64 {
+        self.name_bytes
     }
 
     /// The tier that the transaction is charged as: one that adds nothing works at a limit and

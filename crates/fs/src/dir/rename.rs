@@ -12,7 +12,8 @@ use std::sync::Arc;
 use copyhold_format::item::{InodeItem, SubvolItem, inode_key, orphan_key};
 use copyhold_pool::{Tier, Transaction};
 use copyhold_sync::MutexGuard;
-use copyhold_types::{InodeNo, TableId, Timestamp};
+use copyhold_types::{InodeNo, SubvolId, TableId, Timestamp};
+use copyhold_volume::quota::{self, Hold, Request};
 use copyhold_volume::{self as volume, InodeChange, Volumes};
 use smallvec::SmallVec;
 
@@ -27,8 +28,11 @@ use crate::subvol::FILES;
 use crate::xattr_edit::XattrEdit;
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result, Sabotage};
 
-/// No directory is deeper; more steps to the root mean a loop.
-const DEPTH_MAX: usize = 1 << 20;
+/// Levels above a directory that another is moved to: the walk to the root is under the lock of
+/// renames, and visits so many inodes at most. A path of 4096 bytes has no more levels.
+const DEPTH_MAX: usize = 2048;
+/// Bytes by which a name may grow without being an addition, such as `.1` or `.old`.
+const SUFFIX: usize = 8;
 
 /// Flags of rename, as `renameat2`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -154,6 +158,9 @@ impl Filesystem {
             flags,
         };
         ends.check_subvols()?;
+        if ends.from.dir.node.subvol != ends.to.dir.node.subvol {
+            Box::pin(ends.check_receivers(self, caller)).await?;
+        }
         self.check_entries(&ends).await?;
         self.check_tree(&ends).await?;
         if let Some(target) = &ends.target {
@@ -203,10 +210,11 @@ impl Filesystem {
         }
     }
 
-    /// `dir` must not be `top` or under it. The caller holds the rename lock.
+    /// `dir` must not be `top` or under it, nor below too many levels. The caller holds the rename
+    /// lock.
     pub(crate) async fn expect_outside(&self, dir: &InodeRef, top: &Inode) -> Result<()> {
         let mut at = dir.clone();
-        for _ in 0..DEPTH_MAX {
+        for _ in 0..=DEPTH_MAX {
             if at.node == top.node {
                 return Err(FsError::Invalid("a directory cannot be moved under itself"));
             }
@@ -216,7 +224,7 @@ impl Filesystem {
             }
             at = self.inode(parent).await?;
         }
-        Err(dir.damaged(0, "its parents form a loop".into()))
+        Err(FsError::TooDeep { max: DEPTH_MAX })
     }
 
     async fn new_whiteout(&self, dir: &InodeRef) -> Result<Box<Whiteout>> {
@@ -242,9 +250,13 @@ impl Filesystem {
         let bytes = bytes + records * (KEY_BYTES + SubvolItem::BYTES) + acls.1;
         let inodes = u64::from(whiteout.is_some());
         let subvol = &ends.from.dir.subvol;
-        // A whiteout is a file more.
-        let tier = if whiteout.is_some() { Tier::Write } else { Tier::Change };
+        // A whiteout is a file more. A longer name adds, unless it replaces one; a suffix does not
+        // count, so that logs are rotated at a limit.
+        let is_longer = ends.to.name.bytes().len() > ends.from.name.bytes().len() + SUFFIX;
+        let adds = whiteout.is_some() || (is_longer && ends.target.is_none());
+        let tier = if adds { Tier::Write } else { Tier::Change };
         let charge = self.charge_for(subvol, tier, 8 + records + acls.0, bytes, inodes).await?;
+        let mut entry = Box::pin(hold_entry(self, &ends)).await?;
         let now = self.now();
         let (txg, sync) = {
             let mut states = States::lock(&ends);
@@ -280,11 +292,13 @@ impl Filesystem {
                         &moves,
                         holders,
                         whiteout,
+                        !caller.is_privileged(),
                         (charge.credit, charge.hold),
                         tx,
                     )?
                 }
             };
+            entry.spend_metadata();
             for (inode, item) in items.drain(..) {
                 states.of(inode).logged_and_shown(item, txg, inode.is_dir());
             }
@@ -342,6 +356,16 @@ impl Filesystem {
     }
 }
 
+/// For the entry that comes into a directory of another subvolume, whose table has it then.
+async fn hold_entry(fs: &Arc<Filesystem>, ends: &Ends<'_>) -> Result<Hold> {
+    let there = &ends.to.dir.subvol;
+    if there.id() == ends.from.dir.subvol.id() {
+        return Ok(Hold::nothing());
+    }
+    let bytes = INODE_BYTES + ends.to.bucket.edit_bytes(ends.to.name.bytes());
+    fs.hold(there, Request::for_edits(2, bytes), quota::Tier::Write).await
+}
+
 impl Ends<'_> {
     /// Only subvolumes go to other subvolumes, and they are not replaced.
     fn check_subvols(&self) -> Result<()> {
@@ -359,6 +383,26 @@ impl Ends<'_> {
             true => Err(FsError::NotEmpty),
             false => Ok(()),
         }
+    }
+
+    /// A subvolume counts under the limits of the one that holds it, whose owner cannot remove
+    /// another's. So none but the owner of the holder brings it there. Nothing counts in the root.
+    async fn check_receivers(&self, fs: &Filesystem, caller: &Caller) -> Result<()> {
+        let exchanged = self.flags.exchange.then_some(self.from.dir);
+        let receivers = [Some(self.to.dir), exchanged];
+        for dir in receivers.into_iter().flatten() {
+            let holder = dir.node.subvol;
+            if caller.is_privileged() || holder == SubvolId::ROOT {
+                continue;
+            }
+            let root = fs.inode(dir.subvol.node(InodeNo::ROOT)).await?;
+            if root.state().item.uid != caller.uid {
+                return Err(FsError::NotPermitted(
+                    "the subvolume that is to hold this one belongs to another user",
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Whose records name another directory afterwards.

@@ -157,7 +157,10 @@ impl WritebackJob {
         }
         if self.inline {
             let bytes = self.took[0].1.bytes()[..self.taken.size as usize].to_vec();
-            return self.install(Content::Inline(bytes)).await;
+            self.use_hold();
+            let result = self.install(Content::Inline(bytes)).await;
+            self.unclaim(VecDeque::new());
+            return result;
         }
         if self.in_place {
             return self.write_in_place().await;
@@ -193,10 +196,17 @@ impl WritebackJob {
         let class = if self.attach { LaneClass::Sync } else { LaneClass::Data };
         let claims: VecDeque<Claim> =
             self.fs.pool.claim(class, blocks, &mut reserved.space)?.into();
-        drop(self.hold.lock().join(std::mem::take(&mut reserved.hold)));
+        self.use_hold();
         let placed: u64 = claims.iter().map(|claim| u64::from(claim.run().blocks)).sum();
         assert_eq!(placed, blocks, "FILES-F3: reserved space can be claimed");
         Ok(claims)
+    }
+
+    /// The installation is charged to the hold of the blocks taken.
+    fn use_hold(&mut self) {
+        if let Some(reserved) = &mut self.reserved {
+            drop(self.hold.lock().join(std::mem::take(&mut reserved.hold)));
+        }
     }
 
     /// Space that could not be installed is promised to its blocks again.

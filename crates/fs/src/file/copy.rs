@@ -10,19 +10,25 @@
 //!          numbers.
 //! COPY-Y2  The block at the source's end may be shared if it becomes the target's end: bytes
 //!          behind the end mean nothing on disk (R36).
+//! COPY-Y3  One request takes at most [`STEPS_MAX`] steps of bounded work and yields between them.
+//!          It returns a short count then, and callers repeat it, so a signal ends a long copy
+//!          between two requests.
 
 use std::sync::Arc;
 
 use copyhold_format::item::{Extent, ExtentState};
 use copyhold_pool::{Tier, Transaction};
+use copyhold_runtime::yield_now;
 use copyhold_types::{BLOCK_BYTES, Pointer, Run};
 
+use super::copy_hole::{content_at, copy_hole, hole_at};
 use super::extent_map::{MapEdit, extent_bytes};
 use super::extents::{CHUNK, Extents};
 use super::install::count_blocks;
 use crate::inode::InodeRef;
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
-use crate::permit::Way;
+use crate::permit::way_of_copy;
+use crate::promise::{Charge, charge_to_release};
 use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage, WriteFlags};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -32,6 +38,9 @@ const STEP: u64 = 1 << 20;
 const SHARE_BLOCKS: u64 = 2048;
 /// Extents of one step that shares.
 const SHARE_EXTENTS: usize = 96;
+/// Steps of one request (COPY-Y3): 32 MiB that are copied take about 0.1 s, and 256 MiB in large
+/// extents are shared in less.
+const STEPS_MAX: usize = 32;
 
 /// An extent of the source where the target is to have it.
 struct Piece {
@@ -40,7 +49,8 @@ struct Piece {
 }
 
 impl Filesystem {
-    /// Bytes copied: fewer than `len` only at the source's end, or where a later step failed. For a
+    /// Returns the bytes copied: fewer than `len` at the source's end, where a later step failed,
+    /// and where the request has taken all its steps (COPY-Y3); 0 only at the source's end. For a
     /// caller that may leave privileges on the files it changes.
     pub async fn copy_file_range(
         self: &Arc<Self>,
@@ -67,7 +77,7 @@ impl Filesystem {
         let (source, target) = (self.inode(from).await?, self.inode(to).await?);
         source.expect_file()?;
         target.expect_file()?;
-        let way = self.way_of_copy(to_offset, target.state().shown.size);
+        let way = way_of_copy(self, to_offset, target.state().shown.size);
         self.permit(&target, way)?;
         let overlap = from_offset.abs_diff(to_offset) < len;
         if from == to && overlap && len > 0 {
@@ -76,40 +86,34 @@ impl Filesystem {
         if len > 0 && !caller.is_privileged() {
             Box::pin(self.strip_privileges(&target, Some(caller))).await?;
         }
-        let copied = self.copy_steps(&source, from_offset, &target, to_offset, len).await?;
+        let request = CopyRequest { fs: self, source: &source, target: &target };
+        let copied = request.serve(from_offset, to_offset, len).await?;
         if copied > 0 && !self.breaks(Sabotage::CopyUnsynced) {
             self.content_changed(&target).await?;
         }
         Ok(copied)
     }
+}
 
-    /// The permission that a copy to `offset` in a file of `size` bytes needs.
-    fn way_of_copy(&self, offset: u64, size: u64) -> Way {
-        match self.breaks(Sabotage::CopyUnasked) {
-            true => Way::Accepted,
-            false => Way::content(offset, size),
-        }
-    }
+/// A copy between two files.
+struct CopyRequest<'r> {
+    fs: &'r Arc<Filesystem>,
+    source: &'r InodeRef,
+    target: &'r InodeRef,
+}
 
-    async fn copy_steps(
-        self: &Arc<Self>,
-        source: &InodeRef,
-        from_offset: u64,
-        target: &InodeRef,
-        to_offset: u64,
-        len: u64,
-    ) -> Result<u64> {
+impl CopyRequest<'_> {
+    async fn serve(&self, from_offset: u64, to_offset: u64, len: u64) -> Result<u64> {
         let mut copied = 0;
-        while copied < len {
-            let (at, to_at, rest) = (from_offset + copied, to_offset + copied, len - copied);
-            let shared = match self.share_step(source, at, target, to_at, rest).await {
-                Ok(0) => {
-                    let step = rest.min(STEP - at % BLOCK) as usize;
-                    Box::pin(self.copy_step(source.node, at, target, to_at, step)).await
-                }
-                other => other,
-            };
-            match shared {
+        for step in 0..STEPS_MAX {
+            if copied == len {
+                break;
+            }
+            if step > 0 {
+                yield_now().await;
+            }
+            let (at, to_at) = (from_offset + copied, to_offset + copied);
+            match Box::pin(self.step(at, to_at, len - copied)).await {
                 Ok(0) => break,
                 Ok(bytes) => copied += bytes,
                 Err(error) if copied == 0 => return Err(error),
@@ -119,19 +123,31 @@ impl Filesystem {
         Ok(copied)
     }
 
-    async fn copy_step(
-        self: &Arc<Self>,
-        from: NodeId,
-        from_offset: u64,
-        target: &InodeRef,
-        to_offset: u64,
-        len: usize,
-    ) -> Result<u64> {
-        let data = self.read(from, from_offset, len).await?;
+    /// Skips a hole, shares blocks, or copies bytes. Returns the bytes that the target has now.
+    async fn step(&self, at: u64, to_at: u64, rest: u64) -> Result<u64> {
+        let CopyRequest { fs, source, target } = *self;
+        let hole = hole_at(fs, source, at, rest).await?;
+        if hole > SHARE_BLOCKS * BLOCK {
+            return copy_hole(fs, target, to_at, hole).await;
+        }
+        let shared = self.share_step(at, to_at, rest).await?;
+        if shared > 0 {
+            return Ok(shared);
+        }
+        // A shorter hole costs less as zeros than as a step of its own.
+        if hole >= CHUNK * BLOCK {
+            return copy_hole(fs, target, to_at, hole).await;
+        }
+        let step = content_at(fs, source, at, rest.min(STEP - at % BLOCK)).await?;
+        self.copy_step(at, to_at, step as usize).await
+    }
+
+    async fn copy_step(&self, from_offset: u64, to_offset: u64, len: usize) -> Result<u64> {
+        let data = self.fs.read(self.source.node, from_offset, len).await?;
         let mut at = to_offset;
         for slice in data.slices() {
             let flags = WriteFlags { partial: true, ..WriteFlags::default() };
-            let taken = self.write_part(target, at, slice, flags).await;
+            let taken = self.fs.write_part(self.target, at, slice, flags).await;
             let taken = match taken {
                 Err(refused) if at > to_offset && refused.is_full() => break,
                 taken => taken?,
@@ -145,24 +161,18 @@ impl Filesystem {
     }
 
     /// Bytes that could be shared; 0: the next ones are to be copied.
-    async fn share_step(
-        self: &Arc<Self>,
-        source: &InodeRef,
-        from_offset: u64,
-        target: &InodeRef,
-        to_offset: u64,
-        len: u64,
-    ) -> Result<u64> {
+    async fn share_step(&self, from_offset: u64, to_offset: u64, len: u64) -> Result<u64> {
+        let CopyRequest { fs, source, target } = *self;
         let (from, to) = (source.node, target.node);
         if from == to || !from_offset.is_multiple_of(BLOCK) || !to_offset.is_multiple_of(BLOCK) {
             return Ok(0);
         }
-        self.permit_in(&target.subvol)?;
+        fs.permit_in(&target.subvol)?;
         if shareable(source, from_offset, target, to_offset, len) < BLOCK {
             return Ok(0);
         }
-        self.write_through(source, false).await?;
-        self.write_through(target, false).await?;
+        fs.write_through(source, false).await?;
+        fs.write_through(target, false).await?;
         let (low, high) = if from < to { (source, target) } else { (target, source) };
         let is_source = |inode: &InodeRef| inode.node == from;
         let _low = match is_source(low) {
@@ -182,21 +192,15 @@ impl Filesystem {
             false => (None, Some(high.map.write().await)),
         };
         let bytes = shareable(source, from_offset, target, to_offset, len);
-        self.share(source, from_offset / BLOCK, target, to_offset, bytes).await
+        self.share(from_offset / BLOCK, to_offset, bytes).await
     }
 
     /// Shares the source's extents in `bytes` bytes from `first` on. The caller holds all locks of
     /// both files.
-    async fn share(
-        self: &Arc<Self>,
-        source: &InodeRef,
-        first: u64,
-        target: &InodeRef,
-        to_offset: u64,
-        bytes: u64,
-    ) -> Result<u64> {
+    async fn share(&self, first: u64, to_offset: u64, bytes: u64) -> Result<u64> {
+        let CopyRequest { fs, source, target } = *self;
         let mut blocks = bytes.div_ceil(BLOCK);
-        let found = self.extents(source, first..first + blocks, SHARE_EXTENTS + 1).await?;
+        let found = fs.extents(source, first..first + blocks, SHARE_EXTENTS + 1).await?;
         if found.len() > SHARE_EXTENTS {
             blocks = found[SHARE_EXTENTS].0 - first;
         }
@@ -212,21 +216,28 @@ impl Filesystem {
         }
         let pieces = pieces(found, first, blocks, to);
         let mut edit = MapEdit::default();
-        edit.load(self.extents(target, to..to + blocks, usize::MAX >> 1).await?);
+        edit.load(fs.extents(target, to..to + blocks, usize::MAX >> 1).await?);
         let runs: Vec<Run> = pieces.iter().map(|piece| piece.extent.pointer.run).collect();
         let items: usize = pieces.iter().map(|p| KEY_BYTES + extent_bytes(p.extent.blocks())).sum();
         let edits = 2 * edit.len() + 5 * pieces.len() + 1;
         let cost = edit.edit_bytes() + items + pieces.len() * 160 + INODE_BYTES;
         let (wanted, releases) = ((edits, cost), edit.len());
-        let credit = self.credit_to_release(&target.subvol, Tier::Write, wanted, releases).await?;
+        let charge = match fs.breaks(Sabotage::ShareUnasked) {
+            true => {
+                let credit = fs.credit_to_release(&target.subvol, Tier::Write, wanted, releases);
+                credit.await?.into()
+            }
+            false => charge_to_release(fs, &target.subvol, Tier::Write, wanted, releases).await?,
+        };
+        let Charge { credit, mut hold } = charge;
         let mut credit = Some(credit);
         let mut work = Some((edit, pieces));
         loop {
             let unread = {
                 let mut state = target.state();
                 state.expect_present()?;
-                state.permit(self.way_of_copy(to_offset, state.shown.size))?;
-                let now = self.now();
+                state.permit(way_of_copy(fs, to_offset, state.shown.size))?;
+                let now = fs.now();
                 let mut item = state.next_item();
                 let build = |epoch| {
                     let (mut edit, pieces) = work.take().expect("it is built once");
@@ -237,18 +248,19 @@ impl Filesystem {
                     }
                     let change = edit.finish();
                     let mut tx = Transaction::new();
-                    self.put_extents(&mut tx, target.node.ino, &change);
+                    fs.put_extents(&mut tx, target.node.ino, &change);
                     count_blocks(&mut item, &change);
                     item.size = item.size.max(to_offset + bytes);
                     (item.mtime, item.ctime) = (now, now);
-                    self.put_inode(&mut tx, target.node.ino, &item);
+                    fs.put_inode(&mut tx, target.node.ino, &item);
                     tx
                 };
                 let (from, into) = (&source.subvol.volume, &target.subvol.volume);
-                match self.volumes.try_reflink(from, into, &runs, (&mut credit, None), build)? {
+                let cost = (&mut credit, Some(&mut hold));
+                match fs.volumes.try_reflink(from, into, &runs, cost, build)? {
                     Ok(txg) => {
                         state.shown.size = state.shown.size.max(item.size);
-                        self.has_written(target, &mut state);
+                        fs.has_written(target, &mut state);
                         (state.shown.mtime, state.shown.ctime) = (now, now);
                         state.logged(item, txg);
                         return Ok(bytes);
@@ -256,7 +268,7 @@ impl Filesystem {
                     Err(unread) => unread,
                 }
             };
-            self.volumes.read_shares(unread).await?;
+            fs.volumes.read_shares(unread).await?;
         }
     }
 }

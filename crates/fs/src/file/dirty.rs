@@ -30,7 +30,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut, Range};
 
-use copyhold_pool::Reservation;
 use copyhold_types::{BLOCK_BYTES, Txg};
 
 use super::cut::Cut;
@@ -97,7 +96,7 @@ pub(crate) struct Unsettled {
     batches: BTreeSet<u64>,
     pub(crate) cut: Cut,
     /// DIRTY-D10.
-    room: Option<Reservation>,
+    room: Option<Promise>,
     /// Number of the oldest change of size or times that is not logged. Where blocks delay the
     /// size (DIRTY-D4), of the last change when the times were logged: an earlier fsync has not to
     /// wait for later writes.
@@ -250,11 +249,16 @@ impl FileData {
 
     /// Keeps space for logging a size that was set (DIRTY-D10). Of several, the
     /// most is enough: one transaction logs the last size.
-    pub(crate) fn keep_room(&mut self, room: Reservation) {
-        let held = self.room.as_ref().map_or(0, Reservation::blocks);
+    pub(crate) fn keep_room(&mut self, room: Promise) {
+        let held = self.room.as_ref().map_or(0, Promise::blocks);
         if self.wants_room() && room.blocks() > held {
             self.room = Some(room);
         }
+    }
+
+    /// Nothing will be logged of the file.
+    pub(crate) fn drop_room(&mut self) {
+        self.room = None;
     }
 
     fn wants_room(&self) -> bool {
@@ -262,8 +266,10 @@ impl FileData {
     }
 
     fn give_room_back(&mut self) {
-        if self.room.is_some() && !self.wants_room() {
-            self.room = None;
+        if !self.wants_room()
+            && let Some(mut room) = self.room.take()
+        {
+            room.hold.spend_metadata();
         }
     }
 

@@ -24,6 +24,7 @@ use super::write::FILE_BYTES_MAX;
 use crate::inode::{Inode, InodeRef};
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
+use crate::promise::{Charge, charge_to_release};
 use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -132,7 +133,7 @@ impl Filesystem {
         Ok(())
     }
 
-    async fn settle_cut(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
+    pub(super) async fn settle_cut(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
         if inode.state().data.cut.size().is_some() {
             self.write_through(inode, false).await?;
         }
@@ -179,7 +180,7 @@ impl Filesystem {
     }
 
     /// The block around `part`, with zeros there; `None` if it has them.
-    async fn zeroed_part(
+    pub(super) async fn zeroed_part(
         &self,
         inode: &InodeRef,
         part: Range<u64>,
@@ -196,7 +197,11 @@ impl Filesystem {
     }
 
     /// Makes a hole of the beginning of `range`. Returns the position to continue at.
-    async fn punch_step(self: &Arc<Self>, inode: &InodeRef, range: Range<u64>) -> Result<u64> {
+    pub(super) async fn punch_step(
+        self: &Arc<Self>,
+        inode: &InodeRef,
+        range: Range<u64>,
+    ) -> Result<u64> {
         let limit = (STEP_CHUNKS * CHUNK) as usize;
         let _map = inode.map.write().await;
         let extents = self.extents(inode, range.clone(), limit + 1).await?;
@@ -208,7 +213,8 @@ impl Filesystem {
         edit.load(extents.into_iter().filter(|(start, _)| *start < to));
         let tier =
             if self.breaks(Sabotage::PunchInternally) { Tier::Internal } else { Tier::Change };
-        let credit = self.map_credit(inode, tier, &edit, 0).await?;
+        let Charge { credit, mut hold } =
+            charge_to_release(self, &inode.subvol, tier, map_edits(&edit, 0), edit.len()).await?;
         edit.remove(range.start..to);
         let mut state = inode.state();
         state.expect_present()?;
@@ -217,7 +223,7 @@ impl Filesystem {
         // Inline data is dropped with block 0.
         let first = range.start == 0;
         let tx = Transaction::new();
-        self.log_map(inode, &mut state, guard, (credit, None), tx, edit, first)?;
+        self.log_map(inode, &mut state, guard, (credit, &mut hold), tx, edit, first)?;
         Ok(to)
     }
 
@@ -258,7 +264,7 @@ impl Filesystem {
                 }
                 let mut tx = Transaction::new();
                 claims.into_iter().for_each(|claim| tx.allocate(claim));
-                let hold = Some(&mut promise.hold);
+                let hold = &mut promise.hold;
                 self.log_map(inode, &mut state, guard, (credit, hold), tx, edit, false)?;
             }
             at = to;
@@ -275,10 +281,7 @@ impl Filesystem {
         edit: &MapEdit,
         added: usize,
     ) -> Result<Credit> {
-        // The last key is that of inline data, which may be deleted.
-        let added_bytes = added * (KEY_BYTES + extent_bytes(1));
-        let bytes = edit.edit_bytes() + added_bytes + INODE_BYTES + KEY_BYTES;
-        let wanted = (2 * edit.len() + added + 2, bytes);
+        let wanted = map_edits(edit, added);
         self.credit_to_release(&inode.subvol, tier, wanted, edit.len()).await
     }
 
@@ -288,7 +291,7 @@ impl Filesystem {
         inode: &InodeRef,
         state: &mut crate::inode::InodeState,
         guard: SnapshotGuard<'_>,
-        (credit, hold): (Credit, Option<&mut Hold>),
+        (credit, hold): (Credit, &mut Hold),
         mut tx: Transaction,
         edit: MapEdit,
         first: bool,
@@ -303,10 +306,18 @@ impl Filesystem {
         super::install::count_blocks(&mut item, &change);
         self.put_extents(&mut tx, inode.node.ino, &change);
         self.put_inode(&mut tx, inode.node.ino, &item);
-        let txg = guard.apply(credit, tx, hold)?;
+        let txg = guard.apply(credit, tx, Some(hold))?;
         state.logged(item, txg);
         Ok(())
     }
+}
+
+/// Edits and bytes for cutting each extent of `edit` and adding `added` extents.
+fn map_edits(edit: &MapEdit, added: usize) -> (usize, usize) {
+    // The last key is that of inline data, which may be deleted.
+    let added_bytes = added * (KEY_BYTES + extent_bytes(1));
+    let bytes = edit.edit_bytes() + added_bytes + INODE_BYTES + KEY_BYTES;
+    (2 * edit.len() + added + 2, bytes)
 }
 
 /// Cuts `blocks` into extents over `runs`: consecutive, within a chunk of the file and a run.

@@ -21,6 +21,7 @@ use super::batch::{Content, Placed, WritebackJob};
 use super::extent_map::{MapChange, MapEdit, extent_bytes};
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
+use crate::promise::owe;
 use crate::subvol::FILES;
 use crate::{Filesystem, Result, Sabotage};
 
@@ -97,7 +98,8 @@ impl WritebackJob {
         count_blocks(&mut item, &change);
 
         let inline = inline.filter(|_| state.data.is_current(0, self.taken.id));
-        let blocks = self.installed_blocks(placed, &state, inline.is_some());
+        let is_inline = inline.is_some();
+        let blocks = self.installed_blocks(placed, &state, is_inline);
         let inline_goes = blocks.first() == Some(&0) || (cut && state.data.cut.block() == 0);
         fs.put_inline(&mut tx, inode, &mut item, inline, inline_goes);
         if state.data.cut.is_announced() {
@@ -107,6 +109,9 @@ impl WritebackJob {
             state.data.cut.goes();
         }
         self.log(&mut state, guard, credit, tx, item, &blocks)?;
+        if is_inline {
+            self.hold.lock().spend_all();
+        }
         if cut {
             state.data.cut_is_logged();
         }
@@ -294,6 +299,7 @@ impl Filesystem {
         tx.put(FILES, truncate_key(inode.node.ino), &encode_truncate(first)[..]);
         self.put_inode(&mut tx, inode.node.ino, &item);
         let txg = self.apply(&inode.subvol, credit, tx)?;
+        owe(self, &inode.subvol, 2, INODE_BYTES + KEY_BYTES);
         state.data.cut.is_removed_to(to);
         state.logged(item, txg);
         Ok(false)

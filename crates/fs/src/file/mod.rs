@@ -12,6 +12,7 @@
 
 mod batch;
 mod copy;
+mod copy_hole;
 mod cut;
 mod dirty;
 mod extent_map;

@@ -50,8 +50,8 @@ impl Filesystem {
         }
     }
 
-    /// Which of the blocks `from..to` are data.
-    async fn data_blocks(&self, inode: &Inode, from: u64, to: u64) -> Result<Vec<bool>> {
+    /// Which of the blocks `from..to` are data. The caller holds the data lock.
+    pub(super) async fn data_blocks(&self, inode: &Inode, from: u64, to: u64) -> Result<Vec<bool>> {
         let mut data = vec![false; (to - from) as usize];
         let cut = {
             let state = inode.state();

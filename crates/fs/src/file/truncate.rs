@@ -11,13 +11,16 @@
 
 use std::sync::Arc;
 
-use copyhold_pool::{EDITS_PER_RELEASE, RELEASE_EDIT_BYTES, Reservation, Tier};
+use copyhold_pool::{EDITS_PER_RELEASE, RELEASE_EDIT_BYTES, Tier};
 use copyhold_types::BLOCK_BYTES;
+use copyhold_volume::quota::Request;
 
 use super::install::CUT_MAX;
 use super::write::FILE_BYTES_MAX;
 use crate::inode::InodeRef;
+use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
+use crate::promise::{Promise, quota_tier};
 use crate::{Filesystem, FsError, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -50,14 +53,15 @@ impl Filesystem {
         };
         if size > old {
             self.cut_in_steps(inode).await?;
-            let room = self.room_for_size(0).await?;
+            let room = self.room_for_size(inode, 0, Tier::Change).await?;
             self.extend(inode, old, size).await?;
             inode.state().data.keep_room(room);
             self.note_dirty(inode);
             return Ok(());
         }
         let cuts = if size < old { inode.state().item.allocated / BLOCK } else { 0 };
-        let room = self.room_for_size(cuts).await?;
+        let tier = if size < old { Tier::Delete } else { Tier::Change };
+        let room = self.room_for_size(inode, cuts, tier).await?;
         self.shorten(inode, size, room, empties).await?;
         self.note_dirty(inode);
         self.cut_in_steps(inode).await
@@ -73,10 +77,18 @@ impl Filesystem {
     }
 
     /// For the transaction that logs a size, and with it the last part of a cut of so many extents.
-    async fn room_for_size(&self, extents: u64) -> Result<Reservation> {
-        let tier = if extents > 0 { Tier::Delete } else { Tier::Change };
-        let growth = (1 + extents.min(CUT_MAX as u64)) * EXTENT_GROWTH;
-        Ok(self.pool.reserve(growth.div_ceil(BLOCK), tier).await?)
+    pub(super) async fn room_for_size(
+        self: &Arc<Self>,
+        inode: &InodeRef,
+        extents: u64,
+        tier: Tier,
+    ) -> Result<Promise> {
+        let extents = extents.min(CUT_MAX as u64);
+        let growth = (1 + extents) * EXTENT_GROWTH;
+        let edits = 1 + 2 * extents as usize;
+        let wanted = Request::for_edits(edits, INODE_BYTES + edits * KEY_BYTES);
+        let hold = self.hold(&inode.subvol, wanted, quota_tier(tier)).await?;
+        Ok(Promise { space: self.pool.reserve(growth.div_ceil(BLOCK), tier).await?, hold })
     }
 
     /// The range behind the old end reads as zero (R36).
@@ -97,7 +109,7 @@ impl Filesystem {
         &self,
         inode: &InodeRef,
         size: u64,
-        room: Reservation,
+        room: Promise,
         empties: bool,
     ) -> Result<()> {
         // Against batches that are being installed (R33).

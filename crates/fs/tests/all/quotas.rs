@@ -22,25 +22,25 @@ use crate::common::*;
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
 
-fn root_of(subvol: SubvolId) -> NodeId {
+pub(crate) fn root_of(subvol: SubvolId) -> NodeId {
     NodeId { subvol, ino: InodeNo::ROOT }
 }
 
-async fn subvolume(fs: &Arc<Filesystem>, name: &str) -> SubvolId {
+pub(crate) async fn subvolume(fs: &Arc<Filesystem>, name: &str) -> SubvolId {
     fs.create_subvolume(&Caller::ROOT, ROOT, name.as_bytes(), None).await.unwrap()
 }
 
-async fn make(fs: &Arc<Filesystem>, dir: NodeId, name: &str) -> Result<NodeId> {
+pub(crate) async fn make(fs: &Arc<Filesystem>, dir: NodeId, name: &str) -> Result<NodeId> {
     let flags = OpenFlags::READ_WRITE;
     let made = fs.create(&Caller::ROOT, dir, name.as_bytes(), 0o644, flags, true).await;
     made.map(|(entry, _)| entry.node)
 }
 
-async fn limit(fs: &Arc<Filesystem>, group: GroupId, kind: LimitKind, limit: u64) {
+pub(crate) async fn limit(fs: &Arc<Filesystem>, group: GroupId, kind: LimitKind, limit: u64) {
     fs.change_quotas(|ledger: &Ledger| ledger.limit(group, kind, Some(limit))).await.unwrap();
 }
 
-fn shown(fs: &Arc<Filesystem>, subvol: SubvolId) -> GroupUse {
+pub(crate) fn shown(fs: &Arc<Filesystem>, subvol: SubvolId) -> GroupUse {
     fs.volumes().ledger().show_group(GroupId::of(subvol)).unwrap()
 }
 
@@ -51,7 +51,7 @@ async fn rest(world: &World) {
     }
 }
 
-fn is_over_quota<T: std::fmt::Debug>(result: Result<T>) -> bool {
+pub(crate) fn is_over_quota<T: std::fmt::Debug>(result: Result<T>) -> bool {
     match result {
         Err(FsError::Quota(refused)) => refused.code() == "EDQUOT",
         other => panic!("{other:?}"),

@@ -1,0 +1,335 @@
+//! Ways around a limit that a tenant, or a reader of its files, could take.
+
+use std::sync::Arc;
+
+use copyhold_fs::{Caller, Filesystem, FsError, NodeId, Options, RenameFlags, SetAttr};
+use copyhold_runtime::Runtime;
+use copyhold_types::SubvolId;
+use copyhold_volume::NESTING_MAX;
+use copyhold_volume::quota::{GroupId, LimitKind};
+
+use crate::common::*;
+use crate::quotas::{is_over_quota, limit, make, root_of, shown, subvolume};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
+
+/// The most that may be used under a limit: the overdraft, and an error of the estimate.
+fn most(limit: u64) -> u64 {
+    limit + MIB + limit / 64 + 64 * KIB
+}
+
+async fn open(world: &World) -> Arc<Filesystem> {
+    let fs = world.open_with(Options { count_lookups: false, ..Options::default() }).await;
+    fs.enable_quotas().await.unwrap();
+    fs
+}
+
+/// Usage once all edits are nodes.
+async fn used(fs: &Arc<Filesystem>, subvol: SubvolId) -> u64 {
+    fs.sync().await.unwrap();
+    fs.pool().flush_all().await.unwrap();
+    shown(fs, subvol).referenced
+}
+
+fn name(n: u64) -> String {
+    format!("{n:0200}")
+}
+
+#[test]
+fn references_to_shared_extents_count() {
+    let world = World::with_log(31, 32768, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let a = subvolume(&fs, "a").await;
+        let most_bytes = 6 * MIB;
+        limit(&fs, GroupId::of(a), LimitKind::Referenced, most_bytes).await;
+        let source = make(&fs, root_of(a), "source").await.unwrap();
+        let blocks = 400u64;
+        for n in 0..blocks {
+            write(&fs, source, 2 * n * BLOCK, &pattern(n as u8, 4096)).await;
+        }
+        fs.sync().await.unwrap();
+        let target = make(&fs, root_of(a), "target").await.unwrap();
+        let len = 2 * blocks * BLOCK;
+        let mut copies = 0;
+        while let Ok(bytes @ 1..) = fs.copy_file_range(source, 0, target, copies * len, len).await {
+            copies += 1;
+            assert!(copies < 2000, "no copy of {bytes} bytes is refused");
+        }
+        let used = used(&fs, a).await;
+        assert!(used <= most(most_bytes), "{used} after {copies} copies");
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn whiteouts_count() {
+    let world = World::with_log(33, 32768, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let a = subvolume(&fs, "a").await;
+        let (dir, most_bytes) = (root_of(a), 4 * MIB);
+        limit(&fs, GroupId::of(a), LimitKind::Referenced, most_bytes).await;
+        let file = make(&fs, dir, &name(0)).await.unwrap();
+        fs.release(file);
+        let white = RenameFlags { whiteout: true, ..RenameFlags::default() };
+        for n in 0..60_000 {
+            let (from, to) = (name(n), name(n + 1));
+            let (from, to) = (from.as_bytes(), to.as_bytes());
+            if fs.rename(&Caller::ROOT, dir, from, dir, to, white).await.is_err() {
+                break;
+            }
+            assert!(n < 50_000, "no whiteout is refused");
+        }
+        let used = used(&fs, a).await;
+        assert!(used <= most(most_bytes), "{used}");
+        world.close(fs).await;
+    });
+}
+
+/// Renames each of `n` short names to one of 255 bytes, until that is refused.
+async fn lengthen(fs: &Arc<Filesystem>, dir: NodeId, names: u64) -> u64 {
+    for k in 0..names {
+        let long = format!("{}{k}", "L".repeat(249));
+        let (from, to) = (k.to_string(), long.as_bytes());
+        let flags = RenameFlags::default();
+        if fs.rename(&Caller::ROOT, dir, from.as_bytes(), dir, to, flags).await.is_err() {
+            return k;
+        }
+        if k.is_multiple_of(500) {
+            fs.pool().flush_all().await.ok();
+        }
+    }
+    names
+}
+
+#[test]
+fn longer_names_count() {
+    let world = World::new(77, 16384);
+    world.run(async {
+        let fs = open(&world).await;
+        let a = subvolume(&fs, "a").await;
+        let (dir, most_bytes) = (root_of(a), 256 * KIB);
+        limit(&fs, GroupId::of(a), LimitKind::Referenced, most_bytes).await;
+        let file = make(&fs, dir, "0").await.unwrap();
+        let mut n = 1;
+        while fs.link(file, dir, n.to_string().as_bytes()).await.is_ok() {
+            n += 1;
+        }
+        let renamed = lengthen(&fs, dir, n).await;
+        assert!(renamed < n, "{n} names");
+        let now = used(&fs, a).await;
+        assert!(now <= most_bytes + 64 * KIB, "{now}: a longer name adds");
+        // A name that is no longer is no addition, and removals make room.
+        let rename = async |from: &str, to: &str| {
+            let flags = RenameFlags::default();
+            fs.rename(&Caller::ROOT, dir, from.as_bytes(), dir, to.as_bytes(), flags).await
+        };
+        let (last, other) = ((n - 1).to_string(), "x".repeat((n - 1).to_string().len()));
+        rename(&last, &other).await.unwrap();
+        for k in renamed..n - 1 {
+            fs.unlink(dir, k.to_string().as_bytes()).await.unwrap();
+        }
+        rename(&other, &"L".repeat(255)).await.unwrap();
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn a_full_pool_deletes_after_any_number_of_renames() {
+    let world = World::new(78, 16384);
+    world.run(async {
+        let fs = world.open().await;
+        let file = make(&fs, ROOT, "0").await.unwrap();
+        let names = 20_000;
+        for n in 1..names {
+            fs.link(file, ROOT, n.to_string().as_bytes()).await.unwrap();
+        }
+        for len in [256 << 10, 4096] {
+            for n in 0..4000 {
+                let Ok(node) = make(&fs, ROOT, &format!("d{len}.{n}")).await else { break };
+                let full = fs.write(node, 0, &vec![7; len], Default::default()).await;
+                fs.release(node);
+                if full.is_err() {
+                    break;
+                }
+            }
+        }
+        fs.sync().await.unwrap();
+        lengthen(&fs, ROOT, names).await;
+        fs.sync().await.unwrap();
+        for n in 0..5 {
+            fs.unlink(ROOT, format!("d4096.{n}").as_bytes()).await.expect("deleting works");
+        }
+    });
+}
+
+#[test]
+fn a_reader_brings_no_owner_over_its_limit() {
+    let world = World::with_log(35, 32768, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let a = subvolume(&fs, "a").await;
+        let files = 20_000;
+        for n in 0..files {
+            let file = make(&fs, root_of(a), &name(n)).await.unwrap();
+            write(&fs, file, 0, b"content").await;
+            fs.release(file);
+        }
+        fs.sync().await.unwrap();
+        let clone = fs.snapshot(a, ROOT, b"clone", false, None).await.unwrap();
+        let most_bytes = 256 * KIB;
+        limit(&fs, GroupId::of(clone), LimitKind::Referenced, most_bytes).await;
+        world.rt.sleep(std::time::Duration::from_secs(2)).await;
+        for n in 0..files {
+            let node = fs.lookup(root_of(clone), name(n).as_bytes()).await.unwrap().node;
+            fs.read(node, 0, 7).await.unwrap();
+            if n.is_multiple_of(100) {
+                fs.sync().await.unwrap();
+            }
+        }
+        let used = used(&fs, clone).await;
+        assert!(used <= most_bytes + 64 * KIB, "{used}");
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn content_in_items_counts() {
+    let world = World::with_log(37, 32768, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let a = subvolume(&fs, "a").await;
+        let most_bytes = 4 * MIB;
+        limit(&fs, GroupId::of(a), LimitKind::Referenced, most_bytes).await;
+        'all: for n in 0..20_000 {
+            let Ok(file) = make(&fs, root_of(a), &format!("{n}")).await else { break 'all };
+            let written = fs.write(file, 0, &pattern(n as u8, 2000), Default::default()).await;
+            fs.release(file);
+            if written.is_err() {
+                break;
+            }
+        }
+        let used = used(&fs, a).await;
+        assert!(used <= most_bytes + 64 * KIB, "{used}");
+        assert!(used > most_bytes / 2, "{used}: most of the limit can be used");
+        world.close(fs).await;
+    });
+}
+
+/// Snapshots share all leaves, so each change and each removal copies one.
+#[test]
+fn copies_of_shared_leaves_stay_within_the_overdraft() {
+    let world = World::with_log(39, 65536, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let a = subvolume(&fs, "a").await;
+        let dir = root_of(a);
+        let files = 8000;
+        for n in 0..files {
+            let file = make(&fs, dir, &name(n)).await.unwrap();
+            fs.release(file);
+        }
+        let most_bytes = used(&fs, a).await;
+        limit(&fs, GroupId::of(a), LimitKind::Referenced, most_bytes).await;
+        for round in 0..12u32 {
+            fs.snapshot(a, ROOT, format!("s{round}").as_bytes(), true, None).await.unwrap();
+            for n in 0..files {
+                let Ok(found) = fs.lookup(dir, name(n).as_bytes()).await else { continue };
+                let mode = SetAttr { mode: Some(0o600 + round % 2), ..SetAttr::default() };
+                let done = fs.setattr(&Caller::ROOT, found.node, &mode).await.is_ok();
+                if !done || (n + u64::from(round)).is_multiple_of(40) {
+                    fs.unlink(dir, name(n).as_bytes()).await.ok();
+                }
+            }
+        }
+        let used = used(&fs, a).await;
+        // A change of one item may copy its whole leaf, at most once.
+        assert!(used <= most(most_bytes) + most_bytes, "{used} of {most_bytes}");
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn subvolumes_count_in_the_one_that_holds_them() {
+    let world = World::new(41, 16384);
+    world.run(async {
+        let fs = open(&world).await;
+        let a = subvolume(&fs, "a").await;
+        limit(&fs, GroupId::of(a), LimitKind::Subvolumes, 3).await;
+        let create = async |dir, name: String| {
+            fs.create_subvolume(&Caller::ROOT, dir, name.as_bytes(), None).await
+        };
+        let inner = create(root_of(a), "b".into()).await.unwrap();
+        create(root_of(inner), "c".into()).await.unwrap();
+        fs.snapshot(inner, root_of(a), b"s", true, None).await.unwrap();
+        assert!(is_over_quota(create(root_of(inner), "d".into()).await));
+        assert!(is_over_quota(fs.snapshot(a, root_of(inner), b"d", false, None).await));
+        fs.delete_subvolume(root_of(inner), b"c", None).await.unwrap();
+        create(root_of(inner), "d".into()).await.unwrap();
+        // And each takes of the limit in bytes.
+        let b = subvolume(&fs, "bytes").await;
+        limit(&fs, GroupId::of(b), LimitKind::Referenced, MIB).await;
+        let mut n = 0;
+        while create(root_of(b), format!("{n}")).await.is_ok() {
+            n += 1;
+            assert!(n < 1000);
+        }
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn subvolumes_nest_to_a_bounded_depth() {
+    let world = World::new(43, 16384);
+    world.run(async {
+        let fs = world.open().await;
+        let create = async |dir| fs.create_subvolume(&Caller::ROOT, dir, b"in", None).await;
+        let (mut dirs, mut dir) = (vec![], ROOT);
+        while let Ok(made) = create(dir).await {
+            dir = root_of(made);
+            dirs.push(dir);
+        }
+        assert_eq!(dirs.len(), NESTING_MAX);
+        let refused = create(dir).await.unwrap_err().to_string();
+        assert!(refused.contains("nested at most 32 deep"), "{refused}");
+        // A move takes along those inside.
+        let two = fs.create_subvolume(&Caller::ROOT, ROOT, b"two", None).await.unwrap();
+        create(root_of(two)).await.unwrap();
+        let go = async |into: NodeId| {
+            let flags = RenameFlags::default();
+            fs.rename(&Caller::ROOT, ROOT, b"two", into, b"two", flags).await
+        };
+        go(dirs[NESTING_MAX - 2]).await.unwrap_err();
+        go(dirs[NESTING_MAX - 3]).await.unwrap();
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn a_subvolume_comes_to_another_by_that_ones_owner_only() {
+    let world = World::new(45, 16384);
+    world.run(async {
+        let fs = world.open().await;
+        let (alice, bob) = (Caller::new(1, 1, 0), Caller::new(2, 2, 0));
+        let own = async |caller: &Caller, name: &str| {
+            let made = fs.create_subvolume(caller, ROOT, name.as_bytes(), None).await;
+            root_of(made.unwrap())
+        };
+        let (of_alice, of_bob) = (own(&alice, "alice").await, own(&bob, "bob").await);
+        let open = fs.mkdir(&bob, of_bob, b"open", 0o777).await.unwrap().node;
+        fs.create_subvolume(&alice, of_alice, b"gift", None).await.unwrap();
+        let rename = async |caller: &Caller, from: NodeId, to: NodeId| {
+            fs.rename(caller, from, b"gift", to, b"gift", RenameFlags::default()).await
+        };
+        let refused = rename(&alice, of_alice, open).await.unwrap_err();
+        assert!(matches!(refused, FsError::NotPermitted(_)), "{refused}");
+        rename(&bob, of_alice, open).await.unwrap();
+        rename(&alice, open, of_alice).await.unwrap();
+        rename(&Caller::ROOT, of_alice, open).await.unwrap();
+        rename(&alice, open, ROOT).await.unwrap();
+        world.close(fs).await;
+    });
+}
