@@ -45,6 +45,7 @@ const PAUSE: Duration = Duration::from_millis(20);
     norecovery      with ro: write nothing to the device, as ro does in any case\n  \
     cut-tail        give up, for good, what comes after the damage in a damaged log\n  \
     user_subvolumes owners of directories may make and delete subvolumes; no idmapped mounts\n  \
+    admin_namespaces=any  root manages the pool from any mount namespace, not only the daemon's\n  \
     export          files can be opened by their handles, as NFS does; not below overlayfs\n  \
     subvol=PATH     show this subvolume only; subvolid=ID names it by its id (root only)\n\n\
     A pool may be mounted in more places, by root: mount it again. One daemon serves all of its\n\

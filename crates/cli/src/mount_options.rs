@@ -2,10 +2,13 @@
 //! `fuse` knows.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use copyhold_fuse::Transport;
 use copyhold_fuse::mount::{MountOptions, OptionError};
+use copyhold_serve::Namespaces;
 use rustix::mount::MountFlags;
 use serde_json::Value;
 
@@ -54,6 +57,8 @@ pub(crate) struct EngineOptions {
     pub(crate) norecovery: bool,
     /// Owners of directories may make, snapshot and delete subvolumes in them.
     pub(crate) user_subvolumes: bool,
+    /// The mount namespaces from which the pool is managed.
+    pub(crate) namespaces: Namespaces,
     /// Files can be opened by their handles.
     pub(crate) export: bool,
 }
@@ -147,6 +152,10 @@ impl EngineOptions {
             "cut-tail" => self.cut_tail = true,
             "norecovery" => self.norecovery = true,
             "user_subvolumes" => self.user_subvolumes = true,
+            "admin_namespaces" => {
+                let AdminNamespaces(namespaces) = parsed(name, value, "own or any")?;
+                self.namespaces = namespaces;
+            }
             "export" => self.export = true,
             _ => return Ok(false),
         }
@@ -161,9 +170,34 @@ impl EngineOptions {
             "commit" => self.commit.map(|age| age.as_secs().to_string()),
             "readers" => self.readers.map(|readers| readers.to_string()),
             "transport" => Some(self.transport.to_string()),
+            "admin_namespaces" => Some(AdminNamespaces(self.namespaces).to_string()),
             "norecovery" => None,
             _ => Some(String::new()),
         }
+    }
+}
+
+/// The value of `admin_namespaces`.
+struct AdminNamespaces(Namespaces);
+
+impl FromStr for AdminNamespaces {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<AdminNamespaces, ()> {
+        match text {
+            "own" => Ok(AdminNamespaces(Namespaces::Own)),
+            "any" => Ok(AdminNamespaces(Namespaces::Any)),
+            _ => Err(()),
+        }
+    }
+}
+
+impl fmt::Display for AdminNamespaces {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Namespaces::Own => "own",
+            Namespaces::Any => "any",
+        })
     }
 }
 
@@ -220,6 +254,7 @@ mod tests {
         assert_ne!(shared("memory=1G"), shared("memory=1025M"));
         assert_ne!(shared("transport=dev"), shared("transport=auto"));
         assert_eq!(shared("ro,norecovery"), shared("ro"));
+        assert_eq!(shared("admin_namespaces=any")["admin_namespaces"], "any");
     }
 
     #[test]
@@ -232,6 +267,8 @@ mod tests {
             "transport=tcp",
             "nonsense",
             "norecovery",
+            "admin_namespaces",
+            "admin_namespaces=all",
         ] {
             assert!(parse(list).is_err(), "{list}");
         }

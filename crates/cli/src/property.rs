@@ -66,7 +66,7 @@ impl Verb {
                     // Data written before belongs to it.
                     control.write_pages()?;
                 }
-                control.put(&Question::SetReadOnly { on: value })
+                control.change(|| Ok(Question::SetReadOnly { on: value }))
             }
         }
     }

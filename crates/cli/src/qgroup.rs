@@ -102,6 +102,9 @@ struct Limit {
     /// Limit the number of snapshots that are made of the subvolume
     #[arg(long, group = "kind")]
     snapshots: bool,
+    /// Limit the number of subvolumes inside the subvolume, or in the group
+    #[arg(long, group = "kind")]
+    subvolumes: bool,
     /// Bytes, or a number with K, M, G or T; or `none`
     size: Bound,
     /// As level/id
@@ -169,7 +172,8 @@ impl Verb {
                 put(&path, GroupChange::Reserve { group: id, bytes: bytes.unwrap_or(0) })
             }
             What::ClearStale(ClearStale { path }) => {
-                let gone: u64 = tenants::directory(&path)?.put(&Question::GroupClearStale)?;
+                let gone: u64 =
+                    tenants::directory(&path)?.change(|| Ok(Question::GroupClearStale))?;
                 report.note(|| format!("{gone} groups were removed"))
             }
         }
@@ -177,15 +181,16 @@ impl Verb {
 }
 
 fn put(path: &Path, change: GroupChange) -> Result<(), Failure> {
-    tenants::directory(path)?.put(&Question::Regroup { change })
+    tenants::directory(path)?.change(|| Ok(Question::Regroup { change: change.clone() }))
 }
 
 impl Limit {
     fn kind(&self) -> Limited {
-        match (self.exclusive, self.inodes, self.snapshots) {
+        match (self.exclusive, self.inodes, self.snapshots, self.subvolumes) {
             (true, ..) => Limited::Exclusive,
-            (_, true, _) => Limited::Inodes,
-            (.., true) => Limited::Snapshots,
+            (_, true, ..) => Limited::Inodes,
+            (_, _, true, _) => Limited::Snapshots,
+            (.., true) => Limited::Subvolumes,
             _ => Limited::Referenced,
         }
     }

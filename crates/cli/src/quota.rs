@@ -82,6 +82,10 @@ impl Verb {
                 return report.show(&status, || view::text(&json!(status)));
             }
         };
-        tenants::directory(&path)?.put(&question)
+        let control = tenants::directory(&path)?;
+        match question.changes() {
+            true => control.change(|| Ok(question.clone())),
+            false => control.put(&question),
+        }
     }
 }

@@ -165,8 +165,9 @@ impl Verb {
 impl Create {
     fn run(self, report: Report) -> Result<(), Failure> {
         let entry = Entry::new(&self.path)?;
-        let question = Question::Create { name: entry.name(), umask: umask(), groups: self.groups };
-        let made: u32 = entry.open()?.put(&question)?;
+        let (name, umask, groups) = (entry.name(), umask(), self.groups);
+        let question = Question::Create { name, umask, groups };
+        let made: u32 = entry.open()?.change(|| Ok(question.clone()))?;
         let path = entry.path().display().to_string();
         let text = || format!("made subvolume {made} at {path}\n");
         report.show(&json!({ "id": made, "path": path }), text)
@@ -184,10 +185,10 @@ impl Delete {
     /// Subvolumes that cannot be deleted are reported, and the others are deleted.
     fn run(self, report: Report) -> Result<(), Failure> {
         let heir = self.heir.as_deref().map(tenants::subvolume).transpose()?;
-        let heir = heir.map(|heir| heir.node);
+        let heir = heir.map(|heir| heir.open()).transpose()?;
         let mut last = None;
         for path in &self.paths {
-            if let Err(failure) = delete(path, heir, report)
+            if let Err(failure) = delete(path, heir.as_ref(), report)
                 && let Some(before) = last.replace(failure)
             {
                 before.report(report.json);
@@ -197,9 +198,12 @@ impl Delete {
     }
 }
 
-fn delete(path: &Path, heir: Option<u64>, report: Report) -> Result<(), Failure> {
+fn delete(path: &Path, heir: Option<&Control>, report: Report) -> Result<(), Failure> {
     let entry = tenants::subvolume(path)?.entry()?;
-    let gone: u32 = entry.open()?.put(&Question::Delete { name: entry.name(), heir })?;
+    let gone: u32 = entry.open()?.change(|| {
+        let heir = heir.map(Control::token).transpose()?;
+        Ok(Question::Delete { name: entry.name(), heir })
+    })?;
     report.note(|| format!("deleted subvolume {gone} at {}", path.display()))
 }
 
@@ -254,13 +258,11 @@ impl Snapshot {
         let control = entry.open()?;
         // The kernel still has the data that programs wrote to maps of files.
         control.write_pages()?;
-        let question = Question::Snapshot {
-            source: source.node,
-            name: entry.name(),
-            read_only: self.read_only,
-            groups: self.groups,
-        };
-        let made: u32 = control.put(&question)?;
+        let source = source.open()?;
+        let made: u32 = control.change(|| {
+            let (source, name, groups) = (source.token()?, entry.name(), self.groups.clone());
+            Ok(Question::Snapshot { source, name, read_only: self.read_only, groups })
+        })?;
         let (from, path) = (self.source.display(), entry.path().display().to_string());
         let text = || format!("made subvolume {made} at {path}, a snapshot of {from}\n");
         report.show(&json!({ "id": made, "path": path }), text)

@@ -248,10 +248,16 @@ fn wrong_relations_have_the_errors_of_btrfs() {
     site.done(&["qgroup", "limit", "-e", "1M", own, mnt]);
     site.done(&["qgroup", "limit", "--inodes", "5", own, mnt]);
     site.done(&["qgroup", "limit", "--snapshots", "1", own, mnt]);
-    assert_eq!(
-        site.group(own)["limits"],
-        json!({"referenced": null, "exclusive": 1 << 20, "inodes": 5, "snapshots": 1})
-    );
+    site.done(&["qgroup", "limit", "--subvolumes", "0", own, mnt]);
+    let limits = json!({
+        "referenced": null,
+        "exclusive": 1 << 20,
+        "inodes": 5,
+        "snapshots": 1,
+        "subvolumes": 0,
+    });
+    assert_eq!(site.group(own)["limits"], limits);
+    site.refused(&["subvolume", "create", &site.at("a/in")], "EDQUOT", "1 subvolumes wanted");
     let nonsense = site.run(&["qgroup", "limit", "much", own, mnt]);
     assert_eq!(nonsense.status.code(), Some(2));
 }

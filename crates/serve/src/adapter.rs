@@ -6,7 +6,8 @@
 //! all their owners come through it.
 //!
 //! `convert` translates values, `ioctls` answers ioctl(2), `tenants` answers questions about
-//! subvolumes and quotas, and `who` identifies callers that the kernel does not name. The others
+//! subvolumes and quotas, `tokens` keeps the proofs that these need, and `who` identifies callers
+//! that the kernel does not name. The others
 //! send notifications to the kernel: `forget` drops names and attributes that changed without it,
 //! `pages` drops cached pages (`underway` delays that behind READs and WRITEs of them), `holes` has
 //! dirty pages written back before a hole is reported, and `shed` makes the kernel forget inodes.
@@ -22,6 +23,7 @@ mod pages;
 mod rules;
 mod shed;
 mod tenants;
+mod tokens;
 mod underway;
 mod who;
 
@@ -45,6 +47,8 @@ use convert::{NAMES_VALID, answer, file_mode, found, judged, known, maker, set_a
 use holes::SeekRequest;
 use pages::Pages;
 use shed::Shedder;
+use tenants::Terms;
+use tokens::Tokens;
 
 pub(crate) use ioctls::Describe;
 pub(crate) use rules::Rules;
@@ -85,6 +89,7 @@ pub(crate) struct Adapter {
     notifier: OnceLock<Notifier>,
     shedder: Shedder,
     pages: Pages,
+    tokens: Tokens,
     /// A program has told the filesystem to go down (GOINGDOWN).
     told_to_stop: AtomicBool,
     /// The result of closing the pool, behind the end of the session.
@@ -126,6 +131,7 @@ impl Adapter {
             notifier,
             shedder,
             pages,
+            tokens: Tokens::default(),
             told_to_stop,
             closed,
         }
@@ -177,10 +183,15 @@ impl Adapter {
         Ok(answer(&attr))
     }
 
+    fn terms(&self) -> Terms<'_> {
+        let rt = self.fs.pool().runtime();
+        Terms { rules: self.rules, tokens: &self.tokens, rt: &**rt }
+    }
+
     async fn ask_tenants(&self, by: Caller, node: NodeId, ioctl: &Ioctl<'_>) -> Reply<IoctlReply> {
         let (on, room) = (known(node)?, ioctl.output_size as usize);
         let who = self.rules.who(by);
-        let answered = tenants::answer(&self.fs, self.rules, who, on, ioctl.input, room).await;
+        let answered = tenants::answer(&self.fs, self.terms(), who, on, ioctl.input, room).await;
         self.kernel_forgets(answered.changed).await;
         Ok(IoctlReply { result: 0, output: answered.text })
     }
@@ -193,7 +204,8 @@ impl Adapter {
 
     /// An empty subvolume goes as a directory does, if the caller may delete subvolumes.
     async fn remove_subvolume(&self, by: Caller, parent: FsNode, name: &[u8]) -> Reply<()> {
-        let may = tenants::may_delete(&self.fs, self.rules, self.rules.who(by), parent, name).await;
+        let who = self.rules.who(by);
+        let may = tenants::may_delete(&self.fs, self.terms(), who, parent, name).await;
         may.map_err(|refusal| Errno::named(&refusal.code).unwrap_or(Errno::EIO))?;
         let deleted = self.fs.remove_empty_subvolume(parent, name).await.map_err(errno)?;
         // The entry it forgets itself, having been asked to remove it.
@@ -505,6 +517,10 @@ impl Operations for Adapter {
             _ => return Err(Errno::EINVAL),
         };
         let (caller, node) = (judged(by), known(node)?);
+        if set.name == control::CHECKED.as_bytes() {
+            let is_valid = self.tokens.make_writable(&**self.fs.pool().runtime(), node, set.value);
+            return if is_valid { Ok(()) } else { Err(Errno::EKEYEXPIRED) };
+        }
         let done = self.fs.set_xattr(&caller, node, set.name, set.value, how, set.kill_sgid).await;
         done.map_err(errno)
     }

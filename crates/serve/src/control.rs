@@ -12,5 +12,8 @@ const GROUP: u8 = b'C';
 pub const SYNC: Command = Command::bare(GROUP, 1);
 /// Reports the state of the pool, as JSON.
 pub const INFO: Command = Command::answering(GROUP, 2, 8192);
+/// The attribute whose value is the token of the directory on which it is set: the kernel checks
+/// that the caller's mount permits writes, and the daemon notes that for the token.
+pub const CHECKED: &str = "system.copyhold.checked";
 /// A question about tenants.
 pub const TENANTS: Command = Command::exchanging(GROUP, 3, (16 << 10) - 8);

@@ -35,7 +35,7 @@ pub fn errno_of(error: &FsError) -> Errno {
         FsError::NotDirectory => Errno::ENOTDIR,
         FsError::IsDirectory => Errno::EISDIR,
         FsError::NotEmpty => Errno::ENOTEMPTY,
-        FsError::NameTooLong { .. } => Errno::ENAMETOOLONG,
+        FsError::NameTooLong { .. } | FsError::TooDeep { .. } => Errno::ENAMETOOLONG,
         FsError::TooManyLinks { .. } => Errno::EMLINK,
         FsError::Invalid(_) => Errno::EINVAL,
         FsError::NotPermitted(_) => Errno::EPERM,
@@ -43,7 +43,7 @@ pub fn errno_of(error: &FsError) -> Errno {
         FsError::ReadOnly { .. } => Errno::EROFS,
         FsError::NoSpace(_) | FsError::Kept { .. } | FsError::Crowded { .. } => Errno::ENOSPC,
         FsError::FileTooBig { .. } => Errno::EFBIG,
-        FsError::AttributeTooBig { .. } => Errno::E2BIG,
+        FsError::AttributeTooBig { .. } | FsError::AttributeListTooBig { .. } => Errno::E2BIG,
         FsError::NoAttribute => Errno::ENODATA,
         FsError::NotSupported(_) => Errno::EOPNOTSUPP,
         FsError::PastEnd => Errno::ENXIO,
@@ -53,6 +53,7 @@ pub fn errno_of(error: &FsError) -> Errno {
         FsError::Quota(error) => Errno::named(error.code()).unwrap_or(Errno::EIO),
         FsError::Volume(error) => match &**error {
             VolumeError::Holds(..) => Errno::EBUSY,
+            VolumeError::TooDeep(_) => Errno::EMLINK,
             VolumeError::Root(_)
             | VolumeError::Unrelated { .. }
             | VolumeError::Incomparable(..) => Errno::EINVAL,

@@ -20,7 +20,7 @@ use rustix::mount::MountFlags;
 use serde_json::Value;
 
 use crate::adapter::{self, Adapter, Rules};
-use crate::{ServeError, budget, describe, tenants};
+use crate::{Namespaces, ServeError, budget, describe, tenants};
 
 /// The kernel's read-ahead on a mount.
 const READ_AHEAD_KIB: u32 = 1024;
@@ -46,6 +46,8 @@ pub struct Options {
     pub no_birth_times: bool,
     /// Owners of directories may make, snapshot and delete subvolumes in them.
     pub user_subvolumes: bool,
+    /// The mount namespaces from which the pool is managed.
+    pub namespaces: Namespaces,
     /// Files can be opened by their handles.
     pub export: bool,
     /// The kernel judges callers by their ids (`allow_root`).
@@ -175,6 +177,7 @@ impl Serving {
             mounted_by: (!user.is_root()).then(|| user.as_raw()),
             owners_may: options.user_subvolumes,
             sees_callers,
+            namespaces: options.namespaces,
         };
         let adapter = Adapter::new(opened.filesystem.clone(), describe, rules);
         let adapter = Arc::new(adapter.telling_births(!options.no_birth_times));
@@ -256,7 +259,8 @@ fn describer(
 pub fn operations(fs: Arc<Filesystem>) -> impl Operations {
     let described = fs.pool().clone();
     let describe = move || Value::Object(describe::pool(&described, Path::new("pool"))).to_string();
-    let rules = Rules { mounted_by: Some(0), owners_may: true, sees_callers: false };
+    let (sees_callers, namespaces) = (false, Namespaces::Any);
+    let rules = Rules { mounted_by: Some(0), owners_may: true, sees_callers, namespaces };
     Adapter::new(fs, Box::new(describe), rules)
 }
 

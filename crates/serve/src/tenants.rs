@@ -96,10 +96,11 @@ pub(crate) trait Tenants: Send + Sync {
         not_built("listing deleted subvolumes")
     }
 
-    /// A step of looking through a subvolume, whose answer takes at most so many bytes.
+    /// A step of looking through a subvolume, or two; the answer takes at most so many bytes.
     fn scan(
         &self,
         _: SubvolId,
+        _other: Option<SubvolId>,
         _: &Scan,
         _room: usize,
     ) -> impl Future<Output = Answer<serde_json::Value>> + Send {

@@ -8,6 +8,7 @@
 //! JSON, where bytes that are no UTF-8 cannot be.
 
 pub mod scan;
+mod token;
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,10 +18,23 @@ use serde::{Deserialize, Serialize};
 
 use scan::Scan;
 
+pub use token::Token;
+
+/// A question, and the token of the directory on which it is asked if it changes something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asked {
+    #[serde(default)]
+    pub token: Option<Token>,
+    #[serde(flatten)]
+    pub question: Question,
+}
+
 /// One question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "kebab-case")]
 pub enum Question {
+    /// A [`Token`] of this directory.
+    Token,
     /// Makes a subvolume in this directory.
     Create {
         name: Vec<u8>,
@@ -28,9 +42,9 @@ pub enum Question {
         umask: u32,
         groups: Vec<Group>,
     },
-    /// Snapshots a subvolume, named by its root's number, into this directory.
+    /// Snapshots a subvolume, named by its root's token, into this directory.
     Snapshot {
-        source: u64,
+        source: Token,
         name: Vec<u8>,
         read_only: bool,
         groups: Vec<Group>,
@@ -38,13 +52,14 @@ pub enum Question {
     /// Deletes a subvolume of this directory.
     Delete {
         name: Vec<u8>,
-        heir: Option<u64>,
+        /// The token of its root.
+        heir: Option<Token>,
     },
-    /// Puts a new snapshot of a subvolume, named by its root's number, in the place of a subvolume
+    /// Puts a new snapshot of a subvolume, named by its root's token, in the place of a subvolume
     /// of this directory.
     RollBack {
         name: Vec<u8>,
-        snapshot: u64,
+        snapshot: Token,
         keep: Option<Keep>,
     },
     /// [`Subvolume`]s with ids behind this one, in a [`Page`].
@@ -85,10 +100,38 @@ pub enum Question {
     GroupClearStale,
 }
 
+impl Question {
+    /// Whether the answer changes the pool: the question then needs a writable token of the
+    /// directory on which it is asked.
+    pub fn changes(&self) -> bool {
+        match self {
+            Question::Create { .. }
+            | Question::Snapshot { .. }
+            | Question::Delete { .. }
+            | Question::RollBack { .. }
+            | Question::SetReadOnly { .. }
+            | Question::QuotaEnable { .. }
+            | Question::QuotaDisable
+            | Question::Regroup { .. }
+            | Question::GroupClearStale => true,
+            Question::Token
+            | Question::Subvolumes { .. }
+            | Question::Subvolume
+            | Question::Leaving { .. }
+            | Question::Scan { .. }
+            | Question::Room
+            | Question::QuotaStatus
+            | Question::QuotaRescan
+            | Question::Groups { .. } => false,
+        }
+    }
+}
+
 /// The new place of the old state after a rollback.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keep {
-    pub directory: u64,
+    /// Its writable token.
+    pub directory: Token,
     pub name: Vec<u8>,
 }
 
@@ -179,6 +222,7 @@ pub enum Limited {
     Exclusive,
     Inodes,
     Snapshots,
+    Subvolumes,
 }
 
 /// A subvolume, as `subvolume list` and `show` print it.
@@ -257,6 +301,8 @@ pub struct GroupRow {
     pub unflushed: u64,
     pub inodes: u64,
     pub snapshots: u64,
+    /// Living subvolumes below the group, or inside the subvolume.
+    pub subvolumes: u64,
     pub limits: GroupLimits,
     /// Bytes that it is sure to get.
     pub reserve: u64,
@@ -269,6 +315,7 @@ pub struct GroupLimits {
     pub exclusive: Option<u64>,
     pub inodes: Option<u64>,
     pub snapshots: Option<u64>,
+    pub subvolumes: Option<u64>,
 }
 
 impl Numbered for GroupRow {
@@ -309,14 +356,20 @@ mod tests {
         let groups = vec!["1/7".parse().unwrap()];
         let questions = [
             Question::Create { name: vec![0xff, b'a'], umask: 0o22, groups: groups.clone() },
-            Question::Snapshot { source: 1 << 36 | 1, name: vec![b'b'], read_only: true, groups },
+            Question::Snapshot {
+                source: Token::from_random([7, 1]),
+                name: vec![b'b'],
+                read_only: true,
+                groups,
+            },
             Question::Subvolume,
             Question::Groups { after: u64::MAX },
             Question::Regroup { change: GroupChange::Create { group: "1/7".parse().unwrap() } },
         ];
         for question in questions {
-            let text = serde_json::to_vec(&question).unwrap();
-            assert_eq!(serde_json::from_slice::<Question>(&text).unwrap(), question);
+            let asked = Asked { token: Some(Token::from_random([1, 2])), question };
+            let text = serde_json::to_vec(&asked).unwrap();
+            assert_eq!(serde_json::from_slice::<Asked>(&text).unwrap(), asked);
         }
         assert!(serde_json::from_value::<Question>(json!({"ask": "dance"})).is_err());
     }

@@ -7,16 +7,18 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use copyhold_fuse::ask::{self, ask};
+use rustix::fs::{XattrFlags, fsetxattr};
 use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
 use serde_json::{Value, json};
 
 use crate::error::{BenchError, On};
 use crate::target::Kind;
 
+/// As in `crates/serve/src/control.rs`.
+const CHECKED: &str = "system.copyhold.checked";
 const TENANTS: ask::Command = ask::Command::exchanging(b'C', 3, (16 << 10) - 8);
 
 /// `struct btrfs_ioctl_vol_args`.
@@ -45,13 +47,14 @@ impl Control {
     pub(super) fn snapshot(&self, source: &Path, name: &str) -> Result<(), BenchError> {
         let source = File::open(source).on(source.display())?;
         match self.kind {
-            Kind::Copyhold => self.put(&json!({
-                "ask": "snapshot",
-                "source": source.metadata().on("the source")?.ino(),
-                "name": name.as_bytes(),
-                "read_only": false,
-                "groups": [],
-            })),
+            Kind::Copyhold => {
+                let source = token(&source)?;
+                let name = name.as_bytes();
+                self.change(&json!({
+                    "ask": "snapshot", "source": source, "name": name, "read_only": false,
+                    "groups": [],
+                }))
+            }
             _ => self.btrfs::<SNAP_CREATE>(source.as_raw_fd(), name),
         }
     }
@@ -59,7 +62,7 @@ impl Control {
     pub(super) fn delete(&self, name: &str) -> Result<(), BenchError> {
         match self.kind {
             Kind::Copyhold => {
-                self.put(&json!({ "ask": "delete", "name": name.as_bytes(), "heir": null }))
+                self.change(&json!({ "ask": "delete", "name": name.as_bytes(), "heir": null }))
             }
             _ => self.btrfs::<SNAP_DESTROY>(0, name),
         }
@@ -68,21 +71,19 @@ impl Control {
     /// Asks what costs nothing; btrfs is not asked.
     pub(super) fn question(&self) -> Result<(), BenchError> {
         match self.kind {
-            Kind::Copyhold => self.put(&json!({ "ask": "room" })),
+            Kind::Copyhold => put(&self.directory, &json!({ "ask": "room" })).map(drop),
             _ => Ok(()),
         }
     }
 
-    fn put(&self, question: &Value) -> Result<(), BenchError> {
-        let answer = ask(&self.directory, TENANTS, question.to_string().as_bytes());
-        let answer = answer.map_err(|errno| io::Error::from_raw_os_error(errno.code()));
-        let told: Value = serde_json::from_slice(&answer.on("asking the daemon")?)
-            .map_err(io::Error::from)
-            .on("the daemon's answer")?;
-        match told.get("error") {
-            Some(error) => Err(BenchError::Refused(error.to_string())),
-            None => Ok(()),
-        }
+    /// Puts a question that changes something, with the proof that the mount permits it.
+    fn change(&self, question: &Value) -> Result<(), BenchError> {
+        let token = token(&self.directory)?;
+        let text = token.as_str().unwrap_or_default();
+        fsetxattr(&self.directory, CHECKED, text.as_bytes(), XattrFlags::empty()).on(CHECKED)?;
+        let mut asked = question.clone();
+        asked["token"] = token;
+        put(&self.directory, &asked).map(drop)
     }
 
     fn btrfs<const COMMAND: Opcode>(&self, fd: RawFd, name: &str) -> Result<(), BenchError> {
@@ -91,5 +92,22 @@ impl Control {
         // SAFETY: both numbers were made of the structure's size, and the kernel only reads it, a
         // zero behind the name included, while the call lasts.
         unsafe { ioctl(&self.directory, Setter::<COMMAND, _>::new(arguments)) }.on(name)
+    }
+}
+
+/// Proves that this process has `directory` open.
+fn token(directory: &File) -> Result<Value, BenchError> {
+    put(directory, &json!({ "ask": "token" }))
+}
+
+fn put(directory: &File, question: &Value) -> Result<Value, BenchError> {
+    let answer = ask(directory, TENANTS, question.to_string().as_bytes());
+    let answer = answer.map_err(|errno| io::Error::from_raw_os_error(errno.code()));
+    let told: Value = serde_json::from_slice(&answer.on("asking the daemon")?)
+        .map_err(io::Error::from)
+        .on("the daemon's answer")?;
+    match told.get("error") {
+        Some(error) => Err(BenchError::Refused(error.to_string())),
+        None => Ok(told["answer"].clone()),
     }
 }

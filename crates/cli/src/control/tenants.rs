@@ -15,18 +15,66 @@ use copyhold_fuse::Errno;
 use copyhold_fuse::ask::ask;
 use copyhold_fuse::mount::means_dead;
 use copyhold_types::InodeNo;
+use rustix::fs::{XattrFlags, fsetxattr};
 use serde::de::DeserializeOwned;
 
 use super::{Control, daemon_is_gone};
 use crate::failure::Failure;
 use crate::mount_table;
-use copyhold_serve::control::TENANTS;
-use copyhold_serve::wire::{Page, Question, Refusal, Response};
+use copyhold_serve::control::{CHECKED, TENANTS};
+use copyhold_serve::wire::{Asked, Page, Question, Refusal, Response, Token};
+
+/// The code of a token that is valid no longer.
+const EXPIRED: &str = "EKEYEXPIRED";
+/// How often a change asks for new tokens.
+const ATTEMPTS: usize = 4;
 
 impl Control {
-    /// The daemon's answer.
+    /// The daemon's answer to a question that changes nothing.
     pub(crate) fn put<T: DeserializeOwned>(&self, question: &Question) -> Result<T, Failure> {
-        let text = serde_json::to_vec(question).expect("questions have string keys");
+        self.ask(&Asked { token: None, question: question.clone() })
+    }
+
+    /// The daemon's answer to a question that changes something, with all proofs that it needs.
+    /// `question` obtains the tokens of other directories.
+    pub(crate) fn change<T: DeserializeOwned>(
+        &self,
+        question: impl Fn() -> Result<Question, Failure>,
+    ) -> Result<T, Failure> {
+        let mut attempts = ATTEMPTS;
+        loop {
+            attempts -= 1;
+            let asked = |token| Ok(Asked { token: Some(token), question: question()? });
+            match self.writable_token().and_then(asked).and_then(|asked| self.ask(&asked)) {
+                Err(failure) if failure.code() == EXPIRED && attempts > 0 => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// Proves that this process has the directory open.
+    pub(crate) fn token(&self) -> Result<Token, Failure> {
+        self.put(&Question::Token)
+    }
+
+    /// Proves also that its mount permits writes: the kernel refuses the attribute otherwise.
+    pub(crate) fn writable_token(&self) -> Result<Token, Failure> {
+        let token = self.token()?;
+        let set = fsetxattr(&self.file, CHECKED, token.as_bytes(), XattrFlags::empty());
+        set.map(|()| token).map_err(|errno| {
+            let directory = self.directory.display();
+            match errno {
+                rustix::io::Errno::ROFS => Failure::refused(Refusal::new(
+                    "EROFS",
+                    format!("{directory} is on a read-only mount; ask at a writable one"),
+                )),
+                errno => Failure::call(directory, &errno.into()),
+            }
+        })
+    }
+
+    fn ask<T: DeserializeOwned>(&self, asked: &Asked) -> Result<T, Failure> {
+        let text = serde_json::to_vec(asked).expect("questions have string keys");
         let answer = ask(&self.file, TENANTS, &text).map_err(|errno| match errno {
             Errno::E2BIG => Failure::refused(Refusal::new("E2BIG", "too many groups at once")),
             errno => self.failed(errno),
@@ -189,11 +237,6 @@ impl Entry {
     pub(crate) fn open(&self) -> Result<Control, Failure> {
         mount_table::holding(&self.directory)?;
         Control::open(&self.directory)
-    }
-
-    /// The number of the directory.
-    pub(crate) fn directory_node(&self) -> Result<u64, Failure> {
-        Ok(metadata(&self.directory)?.ino())
     }
 
     pub(crate) fn name(&self) -> Vec<u8> {

@@ -111,6 +111,7 @@ fn what(row: &GroupRow, bytes: impl Fn(u64) -> String) -> String {
     for (limit, used, things) in [
         (row.limits.inodes, row.inodes, "inodes"),
         (row.limits.snapshots, row.snapshots, "snapshots"),
+        (row.limits.subvolumes, row.subvolumes, "subvolumes"),
     ] {
         if let Some(limit) = limit {
             add(format!("{used} of {limit} {things}"));
@@ -174,6 +175,7 @@ mod tests {
             unflushed: 0,
             inodes: 0,
             snapshots: 0,
+            subvolumes: 0,
             limits: GroupLimits::default(),
             reserve: 0,
             parents: parents.iter().map(|parent| parent.parse().unwrap()).collect(),

@@ -50,7 +50,7 @@ impl Diff {
         for control in &asker.controls {
             let _generation: u64 = control.put(&Question::Scan { step: Scan::Begin })?;
         }
-        let changes = asker.changes(&roots[0])?.summary(&mut asker)?;
+        let changes = asker.changes()?.summary(&mut asker)?;
         if !report.json {
             asker.note(&roots)?;
         }
@@ -65,11 +65,11 @@ struct Asker {
 }
 
 impl Asker {
-    fn changes(&self, old: &Root) -> Result<Changes, Failure> {
+    fn changes(&self) -> Result<Changes, Failure> {
         let mut progress = Progress::new("comparing");
         let (mut changes, mut at): (_, Option<At>) = (Changes::default(), None);
         loop {
-            let step = Scan::Changes { from: old.node, at };
+            let step = Scan::Changes { from: self.controls[0].token()?, at };
             let found: Step<FactRow> = self.controls[1].put(&Question::Scan { step })?;
             found.rows.into_iter().for_each(|row| changes.add(row.into()));
             progress.at(found.progress);

@@ -41,18 +41,19 @@ impl Rollback {
         let snapshot = tenants::subvolume(&self.snapshot)?;
         snapshot.expect_same_mount(&entry)?;
         let kept = self.keep.as_deref().map(Entry::new).transpose()?;
-        let keep = match &kept {
-            Some(kept) => {
-                snapshot.expect_same_mount(kept)?;
-                Some(Keep { directory: kept.directory_node()?, name: kept.name() })
-            }
-            None => None,
-        };
+        kept.iter().try_for_each(|kept| snapshot.expect_same_mount(kept))?;
+        let place = kept.as_ref().map(Entry::open).transpose()?;
+        let snapshot = snapshot.open()?;
         let control = entry.open()?;
         // The kernel still has the data that programs wrote to maps of files.
         control.write_pages()?;
-        let question = Question::RollBack { name: entry.name(), snapshot: snapshot.node, keep };
-        let made: u32 = control.put(&question)?;
+        let made: u32 = control.change(|| {
+            let keep = kept.as_ref().zip(place.as_ref()).map(|(kept, place)| {
+                Ok::<_, Failure>(Keep { directory: place.writable_token()?, name: kept.name() })
+            });
+            let (snapshot, keep) = (snapshot.token()?, keep.transpose()?);
+            Ok(Question::RollBack { name: entry.name(), snapshot, keep })
+        })?;
         let (path, of) = (self.subvolume.display().to_string(), self.snapshot.display());
         let kept = kept.map(|kept| kept.path().display().to_string());
         let text = || {

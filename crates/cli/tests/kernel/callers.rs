@@ -12,7 +12,8 @@ use copyhold_harness::{Mounted, transport};
 use crate::containers::{FIRST, Mapped};
 use crate::site::{PROGRAM, Site};
 
-/// DIRECTORY HOW... WHAT: puts a question on a directory, or one of two ioctls.
+/// DIRECTORY HOW... WHAT: puts a question on a directory with the tokens that it needs, or one of
+/// two ioctls. A source that is a path is opened for its token.
 ///
 /// Each HOW is a user id, to be that user; or a directory, to ask from a user namespace of its own
 /// with that directory as the root, so that the table of mounts is empty.
@@ -21,6 +22,15 @@ import ctypes, fcntl, json, os, struct, sys
 directory, *hows, what = sys.argv[1:]
 libc = ctypes.CDLL(None)
 at = os.open(directory, os.O_RDONLY)
+question = json.loads(what) if what.startswith('{') else {}
+source = question.get('source')
+source = os.open(source, os.O_RDONLY) if str(source).startswith('/') else None
+def ask(on, question):
+    text = bytearray(json.dumps(question).encode().ljust(16376, b'\\0'))
+    fcntl.ioctl(on, 0xfff84303, text)
+    return json.loads(text.split(b'\\0')[0])
+def token(on):
+    return ask(on, {'ask': 'token'})['answer']
 for how in hows:
     if how.isdigit():
         os.setgroups([])
@@ -35,28 +45,32 @@ try:
     elif what == 'trim':
         fcntl.ioctl(at, 0xc0185879, struct.pack('QQQ', 0, 2**64 - 1, 0))
     else:
-        text = bytearray(what.encode().ljust(16376, b'\\0'))
-        fcntl.ioctl(at, 0xfff84303, text)
-        told = json.loads(text.split(b'\\0')[0])
+        if source:
+            question['source'] = token(source)
+        question['token'] = token(at)
+        os.setxattr(at, 'system.copyhold.checked', question['token'].encode())
+        told = ask(at, question)
         print(told['error']['code'] if 'error' in told else 'done')
         sys.exit()
     print('done')
 except OSError as error:
-    print({1: 'EPERM'}.get(error.errno, error.errno))
+    print({1: 'EPERM', 30: 'EROFS'}.get(error.errno, error.errno))
 ";
 
 /// The answer to a process; `dropping`: options of setpriv(1) that take capabilities away.
 #[track_caller]
 fn told(dropping: &[&str], directory: &Path, hows: &[&str], what: &str) -> String {
-    let mut ask = match dropping {
-        [] => Command::new("python3"),
-        dropping => {
-            let mut setpriv = Command::new("setpriv");
-            setpriv.args(dropping).arg("python3");
-            setpriv
-        }
-    };
-    ask.args(["-c", ASK]).arg(directory).args(hows).arg(what);
+    match dropping {
+        [] => told_by(&[], directory, hows, what),
+        dropping => told_by(&[&["setpriv"], dropping].concat(), directory, hows, what),
+    }
+}
+
+/// The answer to a process that a program starts.
+#[track_caller]
+fn told_by(starter: &[&str], directory: &Path, hows: &[&str], what: &str) -> String {
+    let mut ask = Command::new("env");
+    ask.args(starter).args(["python3", "-c", ASK]).arg(directory).args(hows).arg(what);
     let run = ask.output().unwrap();
     assert!(run.status.success(), "{run:?}");
     String::from_utf8(run.stdout).unwrap().trim().to_owned()
@@ -70,7 +84,13 @@ fn root_without_capabilities_is_an_ordinary_user() {
     for name in ["tenant", "secret"] {
         site.subvolume(name);
     }
-    let secret = fs::metadata(site.path("secret")).unwrap().ino();
+    let number = fs::metadata(site.path("secret")).unwrap().ino();
+    let source = |source: &str| {
+        format!(
+            r#"{{"ask":"snapshot","source":{source},"name":[115],"read_only":false,"groups":[]}}"#
+        )
+    };
+    let snapshot = source(&format!("{:?}", site.path("secret")));
     fs::write(site.path("secret/secret"), "x").unwrap();
     site.unmount();
     for options in ["rw", "user_subvolumes"] {
@@ -80,9 +100,6 @@ fn root_without_capabilities_is_an_ordinary_user() {
         site.done(&["mount", &site.pool(), place.to_str().unwrap(), "-o", "subvol=tenant"]);
         // A second mount, of one subvolume.
         let tenant = Mounted::existing(&place);
-        let snapshot = format!(
-            r#"{{"ask":"snapshot","source":{secret},"name":[115],"read_only":false,"groups":[]}}"#
-        );
         let questions = [
             &*snapshot,
             r#"{"ask":"create","name":[115],"umask":0,"groups":[]}"#,
@@ -100,6 +117,10 @@ fn root_without_capabilities_is_an_ordinary_user() {
                 assert_eq!(said, "EPERM", "{options}: {what} {dropping:?} {hows:?}");
             }
         }
+        // A source is named by neither a number nor a guess, even by root.
+        assert_eq!(told(&[], &place, &[], &source(&number.to_string())), "EINVAL");
+        let guess = source(&format!("\"{number:032x}\""));
+        assert_eq!(told(&[], &place, &[], &guess), "EKEYEXPIRED");
         // Of another subvolume there is nothing to be seen; the pool serves on, and obeys root.
         assert!(!place.join("s").exists());
         for what in [&*snapshot, "trim"] {
@@ -113,6 +134,92 @@ fn root_without_capabilities_is_an_ordinary_user() {
     }
     site.mount(&[]);
     assert_eq!(told(&[], &site.mnt(), &[], "shutdown"), "done");
+}
+
+/// A container with all capabilities has a mount namespace of its own.
+#[test]
+fn root_of_another_mount_namespace_manages_the_pool_only_with_the_option() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    site.subvolume("base");
+    let create = r#"{"ask":"create","name":[115],"umask":0,"groups":[]}"#;
+    let enable = r#"{"ask":"quota-enable","simple":true}"#;
+    let apart = ["unshare", "--mount"];
+    let powerless = ["unshare", "--mount", "setpriv", "--bounding-set=-all", "--inh-caps=-all"];
+    let contained = ["unshare", "--mount", "--user", "--map-root-user"];
+    for what in [create, enable, "trim", "shutdown"] {
+        assert_eq!(told_by(&apart, &site.mnt(), &[], what), "EPERM", "{what}");
+    }
+    let mut list = Command::new("unshare");
+    list.args(["--mount", PROGRAM, "subvolume", "delete"]).arg(site.path("base"));
+    let refused = list.output().unwrap();
+    let says = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && says.contains("admin_namespaces=any"), "{says}");
+    site.unmount();
+    site.mount(&["-o", "admin_namespaces=any"]);
+    for what in [create, enable, "trim", "shutdown"] {
+        for starter in [&powerless[..], &contained] {
+            assert_eq!(told_by(starter, &site.mnt(), &[], what), "EPERM", "{what} {starter:?}");
+        }
+        assert_eq!(told_by(&apart, &site.mnt(), &[], what), "done", "{what}");
+    }
+}
+
+/// The pool at a second place, read-only, as a container gets a shared base.
+#[test]
+fn a_read_only_bind_mount_permits_no_change() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    for name in ["base", "base/inner"] {
+        site.subvolume(name);
+    }
+    fs::write(site.path("base/file"), "x").unwrap();
+    let bind = site.directory().join("bind");
+    fs::create_dir(&bind).unwrap();
+    let base = site.path("base");
+    let bound = Mounted::new(&["--bind"], &base, &bind).unwrap();
+    let again = Command::new("mount").args(["-o", "remount,bind,ro"]).arg(&bind).status().unwrap();
+    assert!(again.success());
+    let inner = format!("{:?}", bind.join("inner"));
+    for what in [
+        r#"{"ask":"create","name":[115],"umask":0,"groups":[]}"#,
+        &format!(
+            r#"{{"ask":"snapshot","source":{inner},"name":[115],"read_only":false,"groups":[]}}"#
+        ),
+        r#"{"ask":"delete","name":[105,110,110,101,114],"heir":null}"#,
+        r#"{"ask":"set-read-only","on":true}"#,
+        r#"{"ask":"quota-enable","simple":true}"#,
+    ] {
+        assert_eq!(told(&[], &bind, &[], what), "EROFS", "{what}");
+    }
+    site.refused(
+        &["subvolume", "create", bind.join("new").to_str().unwrap()],
+        "EROFS",
+        "read-only",
+    );
+    site.done(&["subvolume", "show", bind.join("inner").to_str().unwrap()]);
+    // FS_IOC_SETFLAGS, its number for 32 bits, and FS_IOC_FSSETXATTR.
+    let flag = "
+import fcntl, struct, sys
+at = open(sys.argv[1])
+for number, data in (0x40086602, 'Q'), (0x40046602, 'I'), (0x401c5820, 'I24x'):
+    try:
+        fcntl.ioctl(at, number, struct.pack(data, 0x10 if data != 'I24x' else 8))
+        print('set')
+    except OSError as error:
+        print(error.errno)
+";
+    let flags_by = |starter: &[&str], path: &Path| {
+        let mut python = Command::new("env");
+        let run = python.args(starter).args(["python3", "-c", flag]).arg(path).output().unwrap();
+        String::from_utf8(run.stdout).unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let none = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"];
+    let (rofs, notty, perm) = (30, 25, 1);
+    assert_eq!(flags_by(&none, &bind.join("file")), format!("{rofs} {notty} {rofs}"));
+    assert_eq!(flags_by(&[], &bind.join("file")), format!("{rofs} {notty} {rofs}"));
+    assert_eq!(flags_by(&none, &base.join("file")), format!("{perm} {notty} {perm}"));
+    fs::write(base.join("file"), "it has no flag").unwrap();
+    drop(bound);
+    site.subvolume("base/later");
 }
 
 /// The id that owns a container's files is another user's on this machine.

@@ -22,7 +22,8 @@ const INFO: u32 = control::INFO.number();
 const GETFLAGS: u32 = 0x8008_6601;
 const SETFLAGS: u32 = 0x4008_6602;
 const GETFLAGS_32: u32 = 0x8004_6601;
-const SETFLAGS_32: u32 = 0x4004_6602;
+/// The value of the kernel; that of a caller has the size of the command.
+const SETFLAGS_BYTES: usize = 4;
 const GETVERSION: u32 = 0x8008_7601;
 const FSGETXATTR: u32 = 0x801c_581f;
 const FSSETXATTR: u32 = 0x401c_5820;
@@ -47,7 +48,15 @@ const XFLAGS: [(u32, FileFlags); 6] = [
 
 /// The kernel does not know what its users ask for by these.
 pub(super) fn changes_attributes(command: u32) -> bool {
-    matches!(command, SETFLAGS | SETFLAGS_32 | FSSETXATTR)
+    matches!(command, SETFLAGS | FSSETXATTR)
+}
+
+/// Whether the kernel has made this request of an ioctl of its own: then it has checked the owner,
+/// CAP_LINUX_IMMUTABLE and that the mount permits writes, and sends its own value, without an
+/// address of the caller. A caller's ioctl arrives with that address, unchecked; SETFLAGS has eight
+/// bytes then. Linux before 5.13 passes all of them on unchecked.
+fn is_checked(ioctl: &Ioctl<'_>) -> bool {
+    ioctl.arg == 0 && (ioctl.command != SETFLAGS || ioctl.input.len() == SETFLAGS_BYTES)
 }
 
 pub(super) async fn answer(
@@ -59,11 +68,11 @@ pub(super) async fn answer(
     ioctl: &Ioctl<'_>,
 ) -> Reply<IoctlReply> {
     let output = match ioctl.command {
-        GETFLAGS | GETFLAGS_32 => flags_of(fs, node).await?.0.to_ne_bytes().to_vec(),
-        // The kernel judges the first and makes it of the second for programs of 32 bits. From
-        // others the second comes unjudged, and other filesystems do not know it there.
-        SETFLAGS_32 if by.ids.is_none() => return Err(Errno::ENOTTY),
-        SETFLAGS | SETFLAGS_32 => {
+        GETFLAGS => flags_of(fs, node).await?.0.to_ne_bytes().to_vec(),
+        // The kernel turns the commands of programs of 32 bits into the others.
+        GETFLAGS_32 if ioctl.compat => flags_of(fs, node).await?.0.to_ne_bytes().to_vec(),
+        SETFLAGS | FSSETXATTR if !is_checked(ioctl) => return Err(Errno::ENOTTY),
+        SETFLAGS => {
             let flags = FileFlags(word(ioctl.input, 0)?);
             fs.set_flags(&judged(by), node, flags, None).await.map_err(errno)?;
             Vec::new()

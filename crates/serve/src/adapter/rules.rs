@@ -1,5 +1,7 @@
 //! The rights of callers, as the mount gives them.
 
+use crate::namespaces::Namespaces;
+
 /// See the [module](self). `tenants` and `who` answer questions by them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
@@ -9,4 +11,6 @@ pub(crate) struct Rules {
     pub(crate) owners_may: bool,
     /// Processes that call can be looked up.
     pub(crate) sees_callers: bool,
+    /// The mount namespaces of administrators.
+    pub(crate) namespaces: Namespaces,
 }

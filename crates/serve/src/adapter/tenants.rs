@@ -1,7 +1,7 @@
 //! Questions about tenants, as they arrive: the caller's right to ask, and answers that fit.
 //!
-//! TENANTS-T1  A change of groups, limits or whether quotas are on is for root as `who` has it,
-//!             and for the ordinary user who mounted the pool: he has the pool's file.
+//! TENANTS-T1  A change of groups, limits or whether quotas are on is for administrators as `who`
+//!             has them, and for the ordinary user who mounted the pool: he has the pool's file.
 //! TENANTS-T2  So is a change of subvolumes, unless the mount allows it to owners
 //!             (`user_subvolumes`). Then the caller must own the directory that holds the entry,
 //!             and the root of a subvolume that he snapshots, deletes or makes read-only; choosing
@@ -12,34 +12,41 @@
 //!             the pool, and for the owner of the roots concerned.
 //!             Owners are compared with callers only where that means anything: see `who`.
 //! TENANTS-T4  A refusal is an answer: it says more than an errno can.
+//! TENANTS-T5  A directory that is not the object of the request is named by a token, which proves
+//!             that the caller has it open. A change needs a writable token of each directory whose
+//!             entries or subvolume it changes (`tokens`): read-only mounts do not permit it.
 //!
 //! When an entry has come or gone, the kernel is notified before the answer: it may know better
 //! for a day otherwise.
 
 use copyhold_format::item::GroupId;
 use copyhold_fs::NodeId;
+use copyhold_runtime::Runtime;
 use copyhold_types::{InodeNo, SubvolId};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::rules::Rules;
+use super::tokens::Tokens;
 use super::who::Who;
 use crate::tenants::{Answer, NewEntry, Tenants};
-use crate::wire::{Group, Numbered, Page, Question, Refusal, Response};
+use crate::wire::{Asked, Group, Keep, Numbered, Page, Question, Refusal, Response, Token};
 
 /// Rows that are looked up for one page.
 const ROWS: usize = 128;
 /// The bytes around the rows of a page.
 const FRAME_BYTES: usize = 128;
 
-const ROOT_ONLY: &str =
-    "only root may do this, with CAP_SYS_ADMIN in the daemon's user and pid namespaces";
+const ROOT_ONLY: &str = "only root may do this, with CAP_SYS_ADMIN in the daemon's user, pid and \
+                         mount namespaces (any mount namespace: `mount -o admin_namespaces=any`)";
+const NO_TOKEN: &str = "a change needs a token of the directory that setxattr(2) has presented \
+                        there; use the program that mounted the pool";
 const OWNERS_OPTION: &str = "only root may do this, or owners with `mount -o user_subvolumes`";
 
 impl Rules {
     /// Whether the caller manages the pool (TENANTS-T1).
     pub(super) fn privileges(&self, by: Option<Who>) -> bool {
-        by.is_some_and(|who| who.is_root || self.mounted_by == Some(who.uid))
+        by.is_some_and(|who| who.is_admin || (who.is_near && self.mounted_by == Some(who.uid)))
     }
 }
 
@@ -60,20 +67,28 @@ pub(super) struct Changed {
     pub(super) stale: Vec<NodeId>,
 }
 
+/// The rules by which a mount answers.
+#[derive(Clone, Copy)]
+pub(super) struct Terms<'a> {
+    pub(super) rules: Rules,
+    pub(super) tokens: &'a Tokens,
+    pub(super) rt: &'a dyn Runtime,
+}
+
 /// Answers what was asked on the directory `node`, in less than `room` bytes.
 pub(super) async fn answer<T: Tenants>(
     tenants: &T,
-    rules: Rules,
+    terms: Terms<'_>,
     by: Option<Who>,
     node: NodeId,
     question: &[u8],
     room: usize,
 ) -> Answered {
     let end = question.iter().position(|&byte| byte == 0).unwrap_or(question.len());
-    let desk = Desk { tenants, rules, by, node, room };
+    let desk = Desk { tenants, terms, by, node, room };
     let mut changed = Changed::default();
     let told = match serde_json::from_slice(&question[..end]) {
-        Ok(question) => desk.answer(question, &mut changed).await,
+        Ok(asked) => desk.answer(asked, &mut changed).await,
         Err(error) => Err(Refusal::new(
             "EINVAL",
             format!(
@@ -93,12 +108,12 @@ pub(super) async fn answer<T: Tenants>(
 /// Whether the one who asks may delete the subvolume that this name in `node` leads to.
 pub(super) async fn may_delete<T: Tenants>(
     tenants: &T,
-    rules: Rules,
+    terms: Terms<'_>,
     by: Option<Who>,
     node: NodeId,
     name: &[u8],
 ) -> Answer<()> {
-    let desk = Desk { tenants, rules, by, node, room: 0 };
+    let desk = Desk { tenants, terms, by, node, room: 0 };
     let found = tenants.entry(node, name).await?;
     desk.may_change(&[node, found], false).await
 }
@@ -114,16 +129,23 @@ fn encode(told: Answer<Value>) -> Vec<u8> {
 /// One question on its way.
 struct Desk<'a, T> {
     tenants: &'a T,
-    rules: Rules,
+    terms: Terms<'a>,
     by: Option<Who>,
     node: NodeId,
     room: usize,
 }
 
 impl<T: Tenants> Desk<'_, T> {
-    async fn answer(&self, question: Question, changed: &mut Changed) -> Answer<Value> {
-        let tenants = self.tenants;
+    async fn answer(&self, asked: Asked, changed: &mut Changed) -> Answer<Value> {
+        let (tenants, Asked { token, question }) = (self.tenants, asked);
+        if question.changes() {
+            let token = token.ok_or_else(|| Refusal::new("EACCES", NO_TOKEN))?;
+            if self.writable(&token)? != self.node {
+                return Err(Refusal::new("EACCES", NO_TOKEN));
+            }
+        }
         Ok(match question {
+            Question::Token => json!(self.terms.tokens.issue(self.terms.rt, self.node)),
             Question::Create { .. }
             | Question::Snapshot { .. }
             | Question::Delete { .. }
@@ -148,11 +170,11 @@ impl<T: Tenants> Desk<'_, T> {
             Question::Groups { after } => self.page(tenants.groups(after, ROWS).await?)?,
             Question::Scan { step } => {
                 let subvol = root(self.node)?;
-                let other = step.other().map(node).transpose()?;
-                other.map(root).transpose()?;
+                let other = step.other().map(|token| self.opened(token)).transpose()?;
+                let from = other.map(root).transpose()?;
                 self.may_scan(&[Some(self.node), other]).await?;
                 let room = self.room.saturating_sub(FRAME_BYTES);
-                tenants.scan(subvol, &step, room).await?
+                tenants.scan(subvol, from, &step, room).await?
             }
             Question::Room => json!(tenants.room(self.node).await?),
             Question::QuotaStatus => json!(tenants.quota_status().await?),
@@ -190,7 +212,7 @@ impl<T: Tenants> Desk<'_, T> {
                 Ok(json!(made.0))
             }
             Question::Snapshot { source, name, read_only, groups } => {
-                let source = node(source)?;
+                let source = self.opened(&source)?;
                 let subvol = root(source)?;
                 self.may_change(&[self.node, source], !groups.is_empty()).await?;
                 let (by, groups) = (self.maker()?, ids(&groups));
@@ -202,16 +224,17 @@ impl<T: Tenants> Desk<'_, T> {
             Question::Delete { name, heir } => {
                 let found = self.subvolume_at(&name).await?;
                 self.may_change(&[self.node, found], heir.is_some()).await?;
-                let heir = heir.map(|heir| root(node(heir)?)).transpose()?;
+                let heir = heir.map(|heir| root(self.opened(&heir)?)).transpose()?;
                 changed.stale = self.tenants.delete(self.node, &name, heir).await?;
                 changed.entries.push((self.node, name));
                 Ok(json!(found.subvol.0))
             }
             Question::RollBack { name, snapshot, keep } => {
                 let found = self.subvolume_at(&name).await?;
-                let snapshot = node(snapshot)?;
+                let snapshot = self.opened(&snapshot)?;
                 let subvol = root(snapshot)?;
-                let keep = keep.map(|keep| Ok((node(keep.directory)?, keep.name))).transpose()?;
+                let place = |Keep { directory, name }| Ok((self.writable(&directory)?, name));
+                let keep = keep.map(place).transpose()?;
                 let mut owned = vec![self.node, found, snapshot];
                 owned.extend(keep.iter().map(|(directory, _)| *directory));
                 self.may_change(&owned, false).await?;
@@ -224,6 +247,26 @@ impl<T: Tenants> Desk<'_, T> {
             }
             _ => unreachable!("only these make or take away an entry"),
         }
+    }
+
+    /// The directory that the caller has open, by its token.
+    fn opened(&self, token: &Token) -> Answer<NodeId> {
+        Ok(self.found(token)?.0)
+    }
+
+    /// The same where the kernel has checked its mount for writing.
+    fn writable(&self, token: &Token) -> Answer<NodeId> {
+        match self.found(token)? {
+            (node, true) => Ok(node),
+            _ => Err(Refusal::new("EACCES", NO_TOKEN)),
+        }
+    }
+
+    fn found(&self, token: &Token) -> Answer<(NodeId, bool)> {
+        let found = self.terms.tokens.find(self.terms.rt, token);
+        found.ok_or_else(|| {
+            Refusal::new("EKEYEXPIRED", "the token of a directory has expired; ask for a new one")
+        })
     }
 
     /// The root of the subvolume that this name leads to.
@@ -253,7 +296,7 @@ impl<T: Tenants> Desk<'_, T> {
     }
 
     fn is_privileged(&self) -> bool {
-        self.rules.privileges(self.by)
+        self.terms.rules.privileges(self.by)
     }
 
     fn privileged(&self) -> Answer<()> {
@@ -268,8 +311,10 @@ impl<T: Tenants> Desk<'_, T> {
         if self.is_privileged() {
             return Ok(());
         }
-        if !self.rules.owners_may {
-            return Err(Refusal::new("EPERM", OWNERS_OPTION));
+        if !self.terms.rules.owners_may {
+            let is_root = self.by.is_some_and(|who| who.uid == 0);
+            let why = if is_root { ROOT_ONLY } else { OWNERS_OPTION };
+            return Err(Refusal::new("EPERM", why));
         }
         if freely {
             return Err(Refusal::new("EPERM", "only root may choose quota groups and heirs"));
@@ -326,10 +371,6 @@ fn unknown() -> Refusal {
 
 fn length(row: &impl Serialize) -> usize {
     serde_json::to_vec(row).expect("rows have string keys").len()
-}
-
-fn node(raw: u64) -> Answer<NodeId> {
-    NodeId::from_raw(raw).ok_or_else(|| Refusal::new("EINVAL", format!("{raw} is not a node id")))
 }
 
 /// The subvolume whose root this is.

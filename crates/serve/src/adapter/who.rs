@@ -7,9 +7,12 @@
 //! Idea.     The thread that asks waits for the answer, and cannot end or change its ids before
 //!           that. So /proc shows who it is.
 //!
-//! CALLER-D1  Root manages the pool: uid 0 on this machine, through any mount, with
-//!            CAP_SYS_ADMIN in the daemon's user namespace. Root of a container, and root without
-//!            that capability, are ordinary users.
+//! CALLER-D1  An administrator manages the pool: a thread of uid 0 with CAP_SYS_ADMIN in the
+//!            daemon's user namespace. It is in the daemon's mount namespace, too, unless the mount
+//!            allows all (`admin_namespaces=any`): a container with all capabilities has a mount
+//!            namespace of its own. The same namespaces are required of the ordinary user who
+//!            mounted the pool. All other callers are ordinary users. A property that /proc does
+//!            not show is taken as absent.
 //! CALLER-D2  An owner on disk is compared only with ids that the request carries. The ids in /proc
 //!            do not show by which mount a process came: descriptors can be passed, and tables of
 //!            mounts can be hidden. By an idmapped mount the owner's id is another user's.
@@ -24,6 +27,7 @@ use std::fs;
 use copyhold_fuse::protocol::{Caller, Ids};
 
 use super::rules::Rules;
+use crate::namespaces::Namespaces;
 
 /// Its number in `<linux/capability.h>`.
 const CAP_SYS_ADMIN: u64 = 1 << 21;
@@ -33,8 +37,10 @@ const CAP_SYS_ADMIN: u64 = 1 << 21;
 pub(super) struct Who {
     pub(super) uid: u32,
     pub(super) gid: u32,
-    /// Root as CALLER-D1 has it.
-    pub(super) is_root: bool,
+    /// An administrator by CALLER-D1.
+    pub(super) is_admin: bool,
+    /// The caller's user and mount namespaces may manage the pool (CALLER-D1).
+    pub(super) is_near: bool,
     /// Whether `uid` may be compared with owners on disk (CALLER-D2).
     pub(super) knows_owners: bool,
 }
@@ -50,8 +56,13 @@ impl Rules {
     pub(super) fn who(&self, by: Caller) -> Option<Who> {
         let process = self.process(by);
         let Ids { uid, gid } = by.ids.or_else(|| process.as_ref()?.ids())?;
-        let is_root = uid == 0 && process.is_some_and(|process| process.is_admin());
-        Some(Who { uid, gid, is_root, knows_owners: by.ids.is_some() })
+        let is_near = match &process {
+            Some(process) => process.is_near(self.namespaces),
+            // The daemon cannot look anywhere; its mount is of its user.
+            None => !self.sees_callers && self.namespaces == Namespaces::Any,
+        };
+        let is_admin = uid == 0 && is_near && process.is_some_and(|process| process.is_capable());
+        Some(Who { uid, gid, is_admin, is_near, knows_owners: by.ids.is_some() })
     }
 
     /// The caller's ids on this machine; none if it cannot be identified.
@@ -92,19 +103,24 @@ impl Process {
         Some(Ids { uid, gid })
     }
 
-    /// Whether it has CAP_SYS_ADMIN in the daemon's user namespace. In one of its own, any process
-    /// has all capabilities.
-    fn is_admin(&self) -> bool {
-        let namespace = user_namespace(&self.pid.to_string());
+    /// CAP_SYS_ADMIN in the thread's own user namespace, where any process may have it.
+    fn is_capable(&self) -> bool {
         capabilities(&self.status) & CAP_SYS_ADMIN != 0
-            && namespace.is_some()
-            && namespace == user_namespace("self")
+    }
+
+    /// Whether the thread is in namespaces from which the pool can be managed.
+    fn is_near(&self, namespaces: Namespaces) -> bool {
+        let is_shared = |kind| {
+            let own = namespace("self", kind);
+            own.is_some() && own == namespace(&self.pid.to_string(), kind)
+        };
+        is_shared("user") && (namespaces == Namespaces::Any || is_shared("mnt"))
     }
 }
 
 /// None where the daemon may not look at that process.
-fn user_namespace(process: &str) -> Option<OsString> {
-    Some(fs::read_link(format!("/proc/{process}/ns/user")).ok()?.into_os_string())
+fn namespace(process: &str, kind: &str) -> Option<OsString> {
+    Some(fs::read_link(format!("/proc/{process}/ns/{kind}")).ok()?.into_os_string())
 }
 
 /// Those in effect.
@@ -145,6 +161,7 @@ mod tests {
         assert_eq!(found.ids().unwrap().uid, rustix::process::geteuid().as_raw());
         assert!(Process::of(0).is_none());
         let powers = capabilities(&found.status);
-        assert_eq!(found.is_admin(), powers & CAP_SYS_ADMIN != 0, "it is in its own namespace");
+        assert_eq!(found.is_capable(), powers & CAP_SYS_ADMIN != 0);
+        assert!(found.is_near(Namespaces::Own), "a process shares its own namespaces");
     }
 }

@@ -97,8 +97,14 @@ impl Tenants for Arc<Filesystem> {
         Ok(dying.filter(|&id| u64::from(id) > after).take(most).collect())
     }
 
-    async fn scan(&self, subvol: SubvolId, step: &Scan, room: usize) -> Answer<serde_json::Value> {
-        scans::step(self, subvol, step, room).await.map_err(refused)
+    async fn scan(
+        &self,
+        subvol: SubvolId,
+        other: Option<SubvolId>,
+        step: &Scan,
+        room: usize,
+    ) -> Answer<serde_json::Value> {
+        scans::step(self, subvol, other, step, room).await.map_err(refused)
     }
 
     async fn room(&self, node: NodeId) -> Answer<Room> {
@@ -207,6 +213,7 @@ fn of(kind: Limited) -> LimitKind {
         Limited::Exclusive => LimitKind::Exclusive,
         Limited::Inodes => LimitKind::Inodes,
         Limited::Snapshots => LimitKind::Snapshots,
+        Limited::Subvolumes => LimitKind::Subvolumes,
     }
 }
 
@@ -252,11 +259,13 @@ fn group_row(group: &GroupUse, path: Option<String>) -> GroupRow {
         unflushed: group.unflushed,
         inodes: group.inodes,
         snapshots: group.snapshots,
+        subvolumes: group.subvolumes,
         limits: GroupLimits {
             referenced: limits.referenced,
             exclusive: limits.exclusive,
             inodes: limits.inodes,
             snapshots: limits.snapshots,
+            subvolumes: limits.subvolumes,
         },
         reserve: group.reserve,
         parents: group.parents.iter().map(|parent| Group(*parent)).collect(),

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use copyhold_format::item::ExtentState;
-use copyhold_fs::{Filesystem, FsError, NodeId};
+use copyhold_fs::{Filesystem, FsError};
 use copyhold_types::{BLOCK_BYTES, EpochId, InodeNo, Key, SubvolId};
 use copyhold_volume::{Fresh, Scanned, Subvol, WeighAt, Weighed, Weighing};
 use serde::Serialize;
@@ -20,6 +20,7 @@ const ITEMS: usize = 2048;
 pub(super) async fn step(
     fs: &Arc<Filesystem>,
     subvol: SubvolId,
+    other: Option<SubvolId>,
     step: &Scan,
     room: usize,
 ) -> Result<Value, FsError> {
@@ -27,8 +28,8 @@ pub(super) async fn step(
     let key = |at: &Option<At>| at.map(Key::from);
     Ok(match step {
         Scan::Begin => json!(fs.settle_for_scan(subvol).await?.0),
-        Scan::Changes { from, at } => {
-            let from = NodeId::from_raw(*from).ok_or(FsError::Stale)?.subvol;
+        Scan::Changes { at, .. } => {
+            let from = other.ok_or(FsError::Stale)?;
             let found = fs.changes([from, subvol], key(at), ITEMS).await?;
             let rows = found.items.into_iter().map(|(key, facts)| {
                 (key, facts.into_iter().map(FactRow::from).collect::<Vec<_>>())

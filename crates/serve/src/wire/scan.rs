@@ -7,14 +7,16 @@ use copyhold_fs::{Brief, Fact, FileKind, Target};
 use copyhold_types::{InodeNo, Key, Kind, SubvolId, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use super::token::Token;
+
 /// A step, asked on the root of a subvolume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scan {
     /// Writes what is dirty; its generation.
     Begin,
-    /// [`FactRow`]s of what differs from the subvolume with this root to this one.
-    Changes { from: u64, at: Option<At> },
+    /// [`FactRow`]s of the differences from another subvolume, named by its root's token, to this.
+    Changes { from: Token, at: Option<At> },
     /// For each inode the directory of its latest name; `null`: there is no such inode.
     Homes { inodes: Vec<u64> },
     /// [`NameRow`]s in a directory, or in all of them.
@@ -27,10 +29,10 @@ pub enum Scan {
 }
 
 impl Scan {
-    /// The root of another subvolume that it looks at, too.
-    pub fn other(&self) -> Option<u64> {
+    /// The token of another subvolume that it looks at, too.
+    pub fn other(&self) -> Option<&Token> {
         match self {
-            Scan::Changes { from, .. } => Some(*from),
+            Scan::Changes { from, .. } => Some(from),
             _ => None,
         }
     }

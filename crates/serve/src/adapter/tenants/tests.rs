@@ -1,13 +1,16 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use copyhold_fs::{Caller as By, RolledBack};
+use copyhold_runtime::SeededRuntime;
 use parking_lot::Mutex;
 
 use super::*;
 use crate::control::TENANTS;
+use crate::namespaces::Namespaces;
 use crate::wire::scan::Scan;
 use crate::wire::{GroupChange, GroupRow, Keep, Subvolume, SubvolumeState};
 
@@ -21,11 +24,38 @@ struct Fake {
     subvolumes: u32,
     path: String,
     done: Mutex<Vec<String>>,
+    tokens: Tokens,
+    rt: Clock,
+}
+
+/// A seeded runtime, for numbers and time.
+struct Clock(Arc<SeededRuntime>);
+
+impl Default for Clock {
+    fn default() -> Clock {
+        Clock(SeededRuntime::new(1))
+    }
 }
 
 impl Fake {
     fn did(&self, what: String) {
         self.done.lock().push(what);
+    }
+
+    fn terms(&self, rules: Rules) -> Terms<'_> {
+        Terms { rules, tokens: &self.tokens, rt: &*self.rt.0 }
+    }
+
+    /// A token of a caller that has this directory open.
+    fn token(&self, node: NodeId) -> Token {
+        self.tokens.issue(&*self.rt.0, node)
+    }
+
+    /// The same through a mount that permits writes.
+    fn writable(&self, node: NodeId) -> Token {
+        let token = self.token(node);
+        assert!(self.tokens.make_writable(&*self.rt.0, node, token.as_bytes()));
+        token
     }
 }
 
@@ -92,8 +122,14 @@ impl Tenants for Fake {
             .collect())
     }
 
-    async fn scan(&self, subvol: SubvolId, step: &Scan, _: usize) -> Answer<Value> {
-        self.did(format!("scan {subvol} {step:?}"));
+    async fn scan(
+        &self,
+        subvol: SubvolId,
+        other: Option<SubvolId>,
+        _: &Scan,
+        _: usize,
+    ) -> Answer<Value> {
+        self.did(format!("scan {subvol} {other:?}"));
         Ok(json!(null))
     }
 
@@ -122,14 +158,13 @@ fn only_owners_of_roots_look_through_subvolumes() {
     let owners = BTreeMap::from([(at(7, 1), ALICE), (at(8, 1), BOB), (at(7, 5), ALICE)]);
     let fake = Fake { owners, ..Fake::default() };
     let ask = |uid, node, step: Scan| {
-        let text = serde_json::to_vec(&Question::Scan { step }).unwrap();
-        told(&fake, rules(false), uid, node, &text).0
+        super::tests::ask(&fake, rules(false), uid, node, Question::Scan { step })
     };
     assert_eq!(ask(ALICE, at(7, 1), Scan::Begin), json!({"answer": null}));
     assert_eq!(ask(0, at(8, 1), Scan::Begin), json!({"answer": null}));
     assert_eq!(ask(BOB, at(7, 1), Scan::Begin)["error"]["code"], "EPERM");
     assert_eq!(ask(ALICE, at(7, 5), Scan::Begin)["error"]["code"], "EINVAL");
-    let changes = |from: NodeId| Scan::Changes { from: from.raw(), at: None };
+    let changes = |from: NodeId| Scan::Changes { from: fake.token(from), at: None };
     assert_eq!(ask(ALICE, at(7, 1), changes(at(8, 1)))["error"]["code"], "EPERM");
     assert_eq!(ask(0, at(7, 1), changes(at(8, 1))), json!({"answer": null}));
     assert_eq!(ask(0, at(7, 1), changes(at(8, 9)))["error"]["code"], "EINVAL");
@@ -137,23 +172,29 @@ fn only_owners_of_roots_look_through_subvolumes() {
 }
 
 fn rules(owners_may: bool) -> Rules {
-    Rules { mounted_by: None, owners_may, sees_callers: true }
+    Rules { mounted_by: None, owners_may, sees_callers: true, namespaces: Namespaces::Own }
 }
 
 /// The answer to a question of `uid` on `node`, as text; and the names that the kernel forgets.
 fn told(fake: &Fake, rules: Rules, uid: u32, node: NodeId, text: &[u8]) -> (Value, Changed) {
-    let by = Some(Who { uid, gid: uid, is_root: uid == 0, knows_owners: true });
+    let by = Some(Who { uid, gid: uid, is_admin: uid == 0, is_near: true, knows_owners: true });
     let room = TENANTS.bytes();
-    let Answered { mut text, changed } = now(answer(fake, rules, by, node, text, room));
+    let Answered { mut text, changed } = now(answer(fake, fake.terms(rules), by, node, text, room));
     assert!(text.len() <= room);
     assert_eq!(text.pop(), Some(0));
     (serde_json::from_slice(&text).unwrap(), changed)
 }
 
 fn ask(fake: &Fake, rules: Rules, uid: u32, node: NodeId, question: Question) -> Value {
-    let mut text = serde_json::to_vec(&question).unwrap();
+    let mut text = asked(fake, node, question);
     text.resize(TENANTS.bytes(), 0);
     told(fake, rules, uid, node, &text).0
+}
+
+/// The text of a question with a writable token.
+fn asked(fake: &Fake, node: NodeId, question: Question) -> Vec<u8> {
+    let token = Some(fake.writable(node));
+    serde_json::to_vec(&Asked { token, question }).unwrap()
 }
 
 #[track_caller]
@@ -166,15 +207,16 @@ fn create() -> Question {
     Question::Create { name: b"new".to_vec(), umask: 0o27, groups: vec![] }
 }
 
-fn roll_back(keep: Option<NodeId>) -> Question {
-    let snapshot = at(7, 1).raw();
-    let keep = keep.map(|directory| Keep { directory: directory.raw(), name: b"kept".to_vec() });
+fn roll_back(fake: &Fake, keep: Option<NodeId>) -> Question {
+    let snapshot = fake.token(at(7, 1));
+    let keep =
+        keep.map(|directory| Keep { directory: fake.writable(directory), name: b"kept".to_vec() });
     Question::RollBack { name: b"sub".to_vec(), snapshot, keep }
 }
 
-fn snapshot() -> Question {
-    let name = b"new".to_vec();
-    Question::Snapshot { source: at(7, 1).raw(), name, read_only: false, groups: vec![] }
+fn snapshot(fake: &Fake) -> Question {
+    let (name, source) = (b"new".to_vec(), fake.token(at(7, 1)));
+    Question::Snapshot { source, name, read_only: false, groups: vec![] }
 }
 
 fn delete(name: &str) -> Question {
@@ -184,11 +226,11 @@ fn delete(name: &str) -> Question {
 #[test]
 fn root_changes_everything_and_the_kernel_forgets_the_entry() {
     let fake = Fake::default();
-    let text = serde_json::to_vec(&create()).unwrap();
+    let text = asked(&fake, at(1, 5), create());
     let (told, changed) = told(&fake, rules(false), 0, at(1, 5), &text);
     let forgotten = Changed { entries: vec![(at(1, 5), b"new".to_vec())], stale: vec![] };
     assert_eq!((told, changed), (json!({"answer": 42}), forgotten));
-    assert_eq!(ask(&fake, rules(false), 0, at(1, 5), snapshot()), json!({"answer": 43}));
+    assert_eq!(ask(&fake, rules(false), 0, at(1, 5), snapshot(&fake)), json!({"answer": 43}));
     assert_eq!(ask(&fake, rules(false), 0, at(1, 5), delete("sub")), json!({"answer": 7}));
     let done = ["create in 1/5 for 0, umask 27", "snapshot 7", "delete, heir None"];
     assert_eq!(*fake.done.lock(), done);
@@ -198,10 +240,10 @@ fn root_changes_everything_and_the_kernel_forgets_the_entry() {
 fn the_kernel_forgets_both_names_and_what_is_gone() {
     let fake = Fake::default();
     let asked = |question: &Question| {
-        let text = serde_json::to_vec(question).unwrap();
+        let text = asked(&fake, at(1, 5), question.clone());
         told(&fake, rules(false), 0, at(1, 5), &text)
     };
-    let (answer, changed) = asked(&roll_back(Some(at(1, 6))));
+    let (answer, changed) = asked(&roll_back(&fake, Some(at(1, 6))));
     assert_eq!(answer, json!({"answer": 44}));
     let entries = vec![(at(1, 5), b"sub".to_vec()), (at(1, 6), b"kept".to_vec())];
     assert_eq!(changed, Changed { entries, stale: vec![at(7, 13)] });
@@ -213,13 +255,48 @@ fn the_kernel_forgets_both_names_and_what_is_gone() {
     assert_eq!(*fake.done.lock(), ["roll back to 7, keep true", "delete, heir None"]);
 }
 
+/// Numbers of directories are not secret, and the kernel does not check mounts for ioctls.
+#[test]
+fn a_change_needs_writable_tokens_and_a_source_that_is_open() {
+    let fake = Fake::default();
+    let on = |token: Option<Token>, question: Question| {
+        let text = serde_json::to_vec(&Asked { token, question }).unwrap();
+        told(&fake, rules(false), 0, at(1, 5), &text).0
+    };
+    let changes = [
+        create(),
+        snapshot(&fake),
+        delete("sub"),
+        roll_back(&fake, None),
+        Question::SetReadOnly { on: true },
+        Question::QuotaEnable { simple: true },
+        Question::QuotaDisable,
+        Question::GroupClearStale,
+    ];
+    for question in changes {
+        refused(&on(None, question.clone()), "EACCES", "token");
+        refused(&on(Some(fake.token(at(1, 5))), question.clone()), "EACCES", "setxattr(2)");
+        refused(&on(Some(fake.writable(at(1, 6))), question.clone()), "EACCES", "token");
+        refused(&on(Some(Token::from_random([1, 2])), question), "EKEYEXPIRED", "expired");
+    }
+    let (source, name) = (Token::from_random([1, 2]), b"new".to_vec());
+    let guessed = Question::Snapshot { source, name, read_only: false, groups: vec![] };
+    refused(&on(Some(fake.writable(at(1, 5))), guessed), "EKEYEXPIRED", "expired");
+    let keep = Some(Keep { directory: fake.token(at(1, 6)), name: b"kept".to_vec() });
+    let (name, snapshot) = (b"sub".to_vec(), fake.token(at(7, 1)));
+    let kept = Question::RollBack { name, snapshot, keep };
+    refused(&on(Some(fake.writable(at(1, 5))), kept), "EACCES", "setxattr(2)");
+    assert!(fake.done.lock().is_empty());
+    assert!(on(None, Question::Token)["answer"].is_string());
+}
+
 #[test]
 fn who_may_delete_a_subvolume_may_remove_an_empty_one() {
     let mine = [(at(1, 5), ALICE), (at(7, 1), ALICE), (at(1, 6), BOB)];
     let fake = Fake { owners: mine.into(), ..Fake::default() };
     let may = |rules, uid, node| {
-        let by = Some(Who { uid, gid: uid, is_root: uid == 0, knows_owners: true });
-        now(may_delete(&fake, rules, by, node, b"sub")).map_err(|refusal| refusal.code)
+        let by = Some(Who { uid, gid: uid, is_admin: uid == 0, is_near: true, knows_owners: true });
+        now(may_delete(&fake, fake.terms(rules), by, node, b"sub")).map_err(|refusal| refusal.code)
     };
     let not = Err("EPERM".to_owned());
     assert_eq!(may(rules(false), 0, at(1, 5)), Ok(()));
@@ -234,13 +311,13 @@ fn owners_have_no_rights_where_ids_are_mapped_and_nobody_has_who_is_not_identifi
     let owners = [(at(1, 5), ALICE), (at(7, 1), ALICE), (at(1, 6), 0)];
     let fake = Fake { owners: owners.into(), ..Fake::default() };
     let may_at = |node, by| {
-        let told = now(may_delete(&fake, rules(true), by, node, b"sub"));
+        let told = now(may_delete(&fake, fake.terms(rules(true)), by, node, b"sub"));
         told.map_err(|refusal| refusal.message)
     };
     let may = |by| may_at(at(1, 5), by);
-    let who = Who { uid: ALICE, gid: ALICE, is_root: false, knows_owners: true };
+    let who = Who { uid: ALICE, gid: ALICE, is_admin: false, is_near: true, knows_owners: true };
     assert_eq!(may(Some(who)), Ok(()));
-    assert_eq!(may(Some(Who { uid: 0, is_root: true, knows_owners: false, ..who })), Ok(()));
+    assert_eq!(may(Some(Who { uid: 0, is_admin: true, knows_owners: false, ..who })), Ok(()));
     let mapped = may(Some(Who { knows_owners: false, ..who }));
     assert!(mapped.unwrap_err().contains("user_subvolumes"));
     let powerless = may_at(at(1, 6), Some(Who { uid: 0, ..who }));
@@ -250,7 +327,7 @@ fn owners_have_no_rights_where_ids_are_mapped_and_nobody_has_who_is_not_identifi
 
 #[test]
 fn who_mounted_the_pool_is_as_good_as_root() {
-    let mine = Rules { mounted_by: Some(ALICE), owners_may: false, sees_callers: true };
+    let mine = Rules { mounted_by: Some(ALICE), ..rules(false) };
     assert_eq!(ask(&Fake::default(), mine, ALICE, at(1, 5), create())["answer"], 42);
     refused(&ask(&Fake::default(), mine, BOB, at(1, 5), create()), "EPERM", "user_subvolumes");
 }
@@ -259,17 +336,18 @@ fn who_mounted_the_pool_is_as_good_as_root() {
 fn owners_need_the_option_and_all_that_is_concerned() {
     let mine = [(at(1, 5), ALICE), (at(7, 1), ALICE), (at(1, 6), BOB)];
     let fake = Fake { owners: mine.into(), ..Fake::default() };
-    for question in [create(), snapshot(), delete("sub"), roll_back(None)] {
+    for question in [create(), snapshot(&fake), delete("sub"), roll_back(&fake, None)] {
         let on = |rules, uid, node| ask(&fake, rules, uid, node, question.clone());
         refused(&on(rules(false), ALICE, at(1, 5)), "EPERM", "user_subvolumes");
         refused(&on(rules(true), BOB, at(1, 5)), "EPERM", "owner of the directory");
         assert!(on(rules(true), ALICE, at(1, 5))["answer"].is_u64());
     }
-    let keep = |directory| ask(&fake, rules(true), ALICE, at(1, 5), roll_back(Some(directory)));
+    let keep =
+        |directory| ask(&fake, rules(true), ALICE, at(1, 5), roll_back(&fake, Some(directory)));
     assert!(keep(at(1, 5))["answer"].is_u64());
     refused(&keep(at(1, 6)), "EPERM", "owner of the directory");
     // His directory, her subvolume.
-    for question in [snapshot(), delete("sub"), roll_back(None)] {
+    for question in [snapshot(&fake), delete("sub"), roll_back(&fake, None)] {
         refused(&ask(&fake, rules(true), BOB, at(1, 6), question), "EPERM", "subvolume's root");
     }
     let set = Question::SetReadOnly { on: true };
@@ -283,10 +361,10 @@ fn owners_cannot_leave_their_limits() {
     let fake = Fake { owners: mine.into(), ..Fake::default() };
     let group: Group = "1/100".parse().unwrap();
     let (name, groups) = (b"new".to_vec(), vec![group]);
-    let heir = Some(at(7, 1).raw());
+    let heir = Some(fake.token(at(7, 1)));
     for question in [
         Question::Create { name: name.clone(), umask: 0, groups: groups.clone() },
-        Question::Snapshot { source: at(7, 1).raw(), name, read_only: false, groups },
+        Question::Snapshot { source: fake.token(at(7, 1)), name, read_only: false, groups },
         Question::Delete { name: b"sub".to_vec(), heir },
     ] {
         refused(&ask(&fake, rules(true), ALICE, at(1, 5), question), "EPERM", "groups and heirs");
@@ -350,7 +428,7 @@ fn only_subvolumes_are_treated_as_such() {
     refused(&on(delete("nothing")), "ENOENT", "no such file");
     refused(&on(Question::SetReadOnly { on: true }), "EINVAL", "root of a subvolume");
     let name = b"new".to_vec();
-    let source = at(3, 77).raw();
+    let source = fake.token(at(3, 77));
     let inside = Question::Snapshot { source, name, read_only: true, groups: vec![] };
     refused(&on(inside), "EINVAL", "root of a subvolume");
     assert!(fake.done.lock().is_empty());
