@@ -343,7 +343,7 @@ impl History {
             "RUNFULL-U3: {} in an empty pool, now {space:?}",
             self.empty
         );
-        self.outcome.refilled += u64::from(at_once);
+        self.outcome.reached += u64::from(at_once);
         self.class = Class::Fill;
         self.unmount(machine, fs);
         check(self.dice.number(), &self.image, false);

@@ -21,6 +21,7 @@ mod full;
 mod machine;
 mod mounted;
 pub mod pool_level;
+mod rogue;
 mod run;
 mod sabotage;
 mod soundness;

@@ -14,9 +14,9 @@ use copyhold_sim::{Enumeration, Level, Outcome, Plan, Sabotage, Tally, Weather};
 const USAGE: &str = "\
 copyhold-simulate: crash simulation by seed
 
-  --seeds N      run N histories of each level, of full pools a tenth (default 100)
+  --seeds N      run N histories of each level, of full pools and rogues a tenth (default 100)
   --start S      from this seed on (default: a fresh one)
-  --level L      only this level: pool, fs or full
+  --level L      only this level: pool, fs, full or rogue
   --seed X       replay one history
   --weather W    the same weather in every life
   --break R      break a rule on purpose, and see it noticed
@@ -79,8 +79,8 @@ fn run_level(level: Level, start: u64, args: &Args) -> u64 {
     let mut failed = 0;
     let mut told = begin;
     let seeds = match level {
-        // One fills a pool dozens of times, which takes as long as ten others.
-        Level::Full => args.seeds.div_ceil(10),
+        // One fills a pool, or comes to a limit, many times: that takes as long as ten others.
+        Level::Full | Level::Rogue => args.seeds.div_ceil(10),
         Level::Pool | Level::Fs => args.seeds,
     };
     for seed in start..start + seeds {
@@ -106,14 +106,14 @@ fn run_level(level: Level, start: u64, args: &Args) -> u64 {
     let seconds = begin.elapsed().as_secs_f64();
     println!(
         "{}: {} seeds from {start} in {seconds:.1} s ({:.1} seeds/s): {} operations, {} crashes, \
-         {} recoveries, {} refilled, digest {:016x}, {failed} failed",
+         {} recoveries, {} reached, digest {:016x}, {failed} failed",
         level.name(),
         seeds,
         seeds as f64 / seconds,
         sum.operations,
         sum.crashes,
         sum.recoveries,
-        sum.refilled,
+        sum.reached,
         sum.digest,
     );
     failed

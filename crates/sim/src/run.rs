@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::{Sabotage, Weather, fs_level, full, pool_level};
+use crate::{Sabotage, Weather, fs_level, full, pool_level, rogue};
 
 /// The level of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,16 +13,19 @@ pub enum Level {
     Fs,
     /// Pools that are run full; they have no weather.
     Full,
+    /// A tenant at its limit; no weather either.
+    Rogue,
 }
 
 impl Level {
-    pub const ALL: [Level; 3] = [Level::Pool, Level::Fs, Level::Full];
+    pub const ALL: [Level; 4] = [Level::Pool, Level::Fs, Level::Full, Level::Rogue];
 
     pub fn name(self) -> &'static str {
         match self {
             Level::Pool => "pool",
             Level::Fs => "fs",
             Level::Full => "full",
+            Level::Rogue => "rogue",
         }
     }
 }
@@ -48,8 +51,9 @@ pub struct Outcome {
     pub operations: u64,
     pub crashes: u64,
     pub recoveries: u64,
-    /// Histories that deleted data on a full pool and wrote the freed space again.
-    pub refilled: u64,
+    /// Histories that reached the state that their level is about: they deleted data on a full pool
+    /// and wrote the freed space again, or used nine tenths of a limit.
+    pub reached: u64,
     /// A number for all that happened, on every disk and in every task.
     pub digest: u64,
 }
@@ -63,7 +67,7 @@ impl Outcome {
         self.operations += other.operations;
         self.crashes += other.crashes;
         self.recoveries += other.recoveries;
-        self.refilled += other.refilled;
+        self.reached += other.reached;
         self.note(other.digest);
     }
 }
@@ -91,6 +95,7 @@ impl Plan {
             Level::Pool => pool_level::history(self),
             Level::Fs => fs_level::history(self),
             Level::Full => full::history(self),
+            Level::Rogue => rogue::history(self),
         };
         catch_unwind(AssertUnwindSafe(history))
             .map_err(|panic| Failure { plan: *self, why: reason(&*panic) })

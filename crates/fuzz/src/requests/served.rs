@@ -55,6 +55,8 @@ pub(crate) struct Served {
     unique: u64,
     /// Requests that must be answered.
     unanswered: BTreeSet<u64>,
+    /// The content of the last answer.
+    heard: Vec<u8>,
 }
 
 impl Served {
@@ -67,7 +69,8 @@ impl Served {
         let settings = Settings { max_write: 128 << 10, ..copyhold_serve::settings() };
         let connection = Loopback::start(operations, spawner, &settings, init).ok()?;
         let unanswered = BTreeSet::new();
-        Some(Served { machine, fs, connection, nodes: nodes(), unique: 2, unanswered })
+        let (nodes, heard) = (nodes(), Vec::new());
+        Some(Served { machine, fs, connection, nodes, unique: 2, unanswered, heard })
     }
 
     /// With a kernel of today.
@@ -78,6 +81,11 @@ impl Served {
     /// A node that the kernel could know.
     pub(crate) fn node(&self, choice: u8) -> u64 {
         self.nodes[usize::from(choice) % self.nodes.len()]
+    }
+
+    /// The content of the last answer.
+    pub(crate) fn heard(&self) -> &[u8] {
+        &self.heard
     }
 
     /// A request with a header that fits.
@@ -125,6 +133,7 @@ impl Served {
             assert_eq!(out.len as usize, answer.len(), "the length of an answer");
             assert!(out.error <= 0 && out.error > -4096, "{} is no error", out.error);
             self.unanswered.remove(&out.unique);
+            self.heard = body.to_vec();
             // An entry begins with its node.
             if let Ok((entry, _)) = wire::EntryOut::read_from_prefix(body)
                 && self.nodes.len() < NODES_MAX

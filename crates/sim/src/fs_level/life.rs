@@ -421,7 +421,7 @@ impl History {
             Filesystem::open(pool.await?, options).await
         });
         let fs = opened.expect("the power is on").expect("it opens");
-        self.outcome.refilled += u64::from(goes_on(&machine, &fs));
+        self.outcome.reached += u64::from(goes_on(&machine, &fs));
         let memory = fs.pool().memory().clone();
         let closed = machine.run(async {
             fs.close().await?;

@@ -444,7 +444,7 @@ impl History {
         let done = done.expect("the power is on");
         let refilled =
             done.unwrap_or_else(|error| panic!("R21: deleting, writing and flushing: {error}"));
-        self.outcome.refilled += u64::from(refilled);
+        self.outcome.reached += u64::from(refilled);
         let took = Duration::from_nanos(machine.rt.now() - since);
         assert!(took < GOES_ON_WITHIN, "R21: a deletion and a write took {took:?}");
     }

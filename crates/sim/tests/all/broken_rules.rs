@@ -270,6 +270,21 @@ fn r23_limits_that_are_not_looked_at_are_noticed() {
 }
 
 #[test]
+fn r23_an_overdraft_that_follows_the_usage_is_noticed() {
+    is_noticed_at(Level::Rogue, OfTenants::FeedOverdraft, None);
+}
+
+#[test]
+fn r23_tombstones_that_a_rollback_loses_are_noticed() {
+    is_noticed_at(Level::Rogue, OfTenants::LoseTombstones, None);
+}
+
+#[test]
+fn r23_a_reflink_that_asks_no_limit_is_noticed() {
+    is_noticed_at(Level::Rogue, OfFiles::ShareUnasked, None);
+}
+
+#[test]
 fn r23_a_reserve_that_a_rollback_loses_is_noticed() {
     is_noticed_among_tenants(OfTenants::LoseReserve);
 }

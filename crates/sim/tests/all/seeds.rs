@@ -26,14 +26,10 @@ fn histories_of_every_level_hold() {
         let mut sum = Outcome::default();
         (0..SEEDS).for_each(|seed| sum.add(&holds(Plan::new(level, seed))));
         // Half of the histories of full pools refill theirs; of the others most have enough to
-        // delete.
+        // delete, and of rogues most come to their limit.
         let least = if level == Level::Full { SEEDS / 3 } else { SEEDS / 2 };
-        let refilled = sum.refilled;
-        assert!(
-            refilled > least,
-            "{}: only {refilled} of {SEEDS} histories refilled",
-            level.name()
-        );
+        let reached = sum.reached;
+        assert!(reached > least, "{}: only {reached} of {SEEDS} histories did", level.name());
     }
 }
 
