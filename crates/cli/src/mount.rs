@@ -45,6 +45,7 @@ const PAUSE: Duration = Duration::from_millis(20);
     norecovery      with ro: write nothing to the device, as ro does in any case\n  \
     cut-tail        give up, for good, what comes after the damage in a damaged log\n  \
     user_subvolumes owners of directories may make and delete subvolumes; no idmapped mounts\n  \
+    public_lists    all users see all subvolumes, quota groups and the state of the pool\n  \
     admin_namespaces=any  root manages the pool from any mount namespace, not only the daemon's\n  \
     export          files can be opened by their handles, as NFS does; not below overlayfs\n  \
     subvol=PATH     show this subvolume only; subvolid=ID names it by its id (root only)\n\n\

@@ -339,7 +339,7 @@ fn ordinary_users_may_look_and_change_what_they_are_let() {
             false => error["error"]["code"].as_str().unwrap_or("nothing told").to_owned(),
         }
     };
-    assert_eq!(code(&["subvolume", "list", &site.at("")]), "done");
+    assert_eq!(code(&["subvolume", "list", &site.at("")]), "EPERM");
     assert_eq!(code(&["df", &site.at("home")]), "done");
     assert_eq!(code(&["subvolume", "create", &site.at("home/a")]), "EPERM");
     assert_eq!(code(&["quota", "enable", "--simple", &site.at("")]), "EPERM");

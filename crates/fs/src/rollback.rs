@@ -16,6 +16,7 @@ use crate::dir::{Bucket, Found, Name};
 use crate::inode::{Inode, InodeRef};
 use crate::item_bytes::INODE_BYTES;
 use crate::permit::Way;
+use crate::right::{Right, SubvolumeCalls};
 use crate::subvol::{FILES, Subvol};
 use crate::{FileKind, Filesystem, FsError, NodeId, Result};
 
@@ -59,97 +60,15 @@ impl Filesystem {
         snapshot: SubvolId,
         keep: Option<(NodeId, &[u8])>,
     ) -> Result<RolledBack> {
-        let dir = self.dir_to_change(parent).await?;
-        let name = Name::parse(name)?;
-        let keep = match keep {
-            Some((parent, name)) => Some((self.dir_to_change(parent).await?, Name::to_make(name)?)),
-            None => None,
-        };
-        let from = self.subvol(snapshot).await?;
-        self.write_subvol(snapshot).await?;
-        // The kept state moves elsewhere: no path to the root changes meanwhile.
-        let _moves = self.moves.lock().await;
-        let there = keep.as_ref().map_or(&dir, |(there, _)| there);
-        let (low, high) = if dir.node <= there.node { (&dir, there) } else { (there, &dir) };
-        let _low = low.lock.write().await;
-        let _high = if low.node != high.node { Some(high.lock.write().await) } else { None };
-
-        let slot = Slot { dir: &dir, name, bucket: self.bucket(&dir, name.bytes()).await? };
-        let found = slot.bucket.find(self, &dir, name.bytes()).ok_or(FsError::NotFound)?;
-        if found.node.ino != InodeNo::ROOT {
-            return Err(FsError::Invalid("not a subvolume"));
-        }
-        let old = self.subvol(found.node.subvol).await?;
-        old.expect_read_write()?;
-        self.inode(found.node).await?.state().permit(Way::Name)?;
-        let kept = match &keep {
-            Some((there, name)) => {
-                let root = self.inode(found.node).await?;
-                self.expect_outside(there, &root).await?;
-                if there.node != dir.node {
-                    self.expect_sole_entry(&root, there, name.bytes()).await?;
-                }
-                let bucket = self.free_place(there, *name).await?;
-                Some(Slot { dir: there, name: *name, bucket })
-            }
-            None => None,
-        };
-        let made = loop {
-            match self.put_in_place(&old, &from, &slot, kept.as_ref()).await {
-                Err(error) if error.is_overtaken() => {}
-                made => break made?,
-            }
-        };
-        let stale = match kept {
-            Some(_) => Vec::new(),
-            None => self.forget_subvol(old.id()),
-        };
-        Ok(RolledBack { subvol: made, stale })
-    }
-
-    /// The transaction. The entry locks are held.
-    async fn put_in_place(
-        self: &Arc<Self>,
-        old: &Subvol,
-        from: &Subvol,
-        slot: &Slot<'_>,
-        kept: Option<&Slot<'_>>,
-    ) -> Result<SubvolId> {
-        let _unshared = self.end_in_place(from).await?;
-        let numbers = self.volumes.numbers(Some(&from.volume)).await?;
-        let mark = self.pool.next_id(IdSpace::Inode(from.id())).await?;
-        let slots = [Some(slot), kept].into_iter().flatten();
-        let names: usize = slots.map(|slot| slot.bucket.edit_bytes(slot.name.bytes())).sum();
-        let bytes = 2 * (Volumes::LIFE_BYTES + INODE_BYTES) + names;
-        // At a limit or in a full pool this may be the way out: it is a deletion, too.
-        let tier = if kept.is_some() { Tier::Write } else { Tier::DeleteSubvolume };
-        let credit = self.credit(tier, 2 * Volumes::LIFE_EDITS + 4, bytes).await?;
-
-        let now = self.now();
-        let mut tx = Transaction::new();
-        // All numbers that the snapshot's files have lie below its mark (R9).
-        let mark = self.pool.id_mark(IdSpace::Inode(from.id()), mark);
-        let key = IdSpace::Inode(numbers.subvol).key();
-        tx.put(Pool::SYSTEM, key, &mark.to_le_bytes());
-        let new = self.new_subvol(slot.dir, from.hash_key, false, None);
-        let then = match kept {
-            Some(kept) => OldState::Kept(place_in(kept.dir)),
-            None => OldState::Deleted { since: now, name: slot.name.bytes() },
-        };
-        let changes = changes(slot, kept, numbers.subvol, old.id())?;
-        self.change_dirs(&changes, now, tx, |tx| {
-            let (old, from) = (&old.volume, &from.volume);
-            let next = InodeNo(mark);
-            let (made, txg) =
-                self.volumes.roll_back(old, from, &numbers, &new, next, then, credit, tx)?;
-            Ok((made.id(), txg))
-        })
+        let calls = SubvolumeCalls::new(self, Right::Administrator);
+        calls.roll_back(parent, name, snapshot, keep).await
     }
 
     /// Applies a transaction that changes directories; the first says which subvolume's [`FILES`]
     /// are.
     fn change_dirs<T>(
         &self,
+        right: Right,
         changes: &[Change<'_>],
         now: Timestamp,
         mut tx: Transaction,
@@ -160,6 +79,7 @@ impl Filesystem {
         let mut states: SmallVec<[_; 2]> = SmallVec::new();
         for change in order {
             let state = change.dir.state();
+            right.permit(&state)?;
             state.expect_removable_from()?;
             let is_here = change.dir.node.subvol == changes[0].dir.node.subvol;
             let files = if is_here { FILES } else { Volumes::THERE };
@@ -175,6 +95,110 @@ impl Filesystem {
             state.logged_and_shown(item, txg, true);
         }
         Ok(done)
+    }
+}
+
+impl SubvolumeCalls<'_> {
+    /// See [`Filesystem::roll_back_subvolume`].
+    pub async fn roll_back(
+        self,
+        parent: NodeId,
+        name: &[u8],
+        snapshot: SubvolId,
+        keep: Option<(NodeId, &[u8])>,
+    ) -> Result<RolledBack> {
+        let (fs, right) = (self.fs, self.right);
+        self.permit(NodeId { subvol: snapshot, ino: InodeNo::ROOT }).await?;
+        let dir = fs.dir_to_change(parent).await?;
+        right.permit(&dir.state())?;
+        let name = Name::parse(name)?;
+        let keep = match keep {
+            Some((parent, name)) => Some((fs.dir_to_change(parent).await?, Name::to_make(name)?)),
+            None => None,
+        };
+        let from = fs.subvol(snapshot).await?;
+        fs.write_subvol(snapshot).await?;
+        // The kept state moves elsewhere: no path to the root changes meanwhile.
+        let _moves = fs.moves.lock().await;
+        let there = keep.as_ref().map_or(&dir, |(there, _)| there);
+        let (low, high) = if dir.node <= there.node { (&dir, there) } else { (there, &dir) };
+        let _low = low.lock.write().await;
+        let _high = if low.node != high.node { Some(high.lock.write().await) } else { None };
+
+        right.permit(&dir.state())?;
+        right.permit(&there.state())?;
+        let slot = Slot { dir: &dir, name, bucket: fs.bucket(&dir, name.bytes()).await? };
+        let found = slot.bucket.find(fs, &dir, name.bytes()).ok_or(FsError::NotFound)?;
+        if found.node.ino != InodeNo::ROOT {
+            return Err(FsError::Invalid("not a subvolume"));
+        }
+        let old = fs.subvol(found.node.subvol).await?;
+        old.expect_read_write()?;
+        let root = fs.inode(found.node).await?;
+        right.permit(&root.state())?;
+        root.state().permit(Way::Name)?;
+        let kept = match &keep {
+            Some((there, name)) => {
+                fs.expect_outside(there, &root).await?;
+                if there.node != dir.node {
+                    fs.expect_sole_entry(&root, there, name.bytes()).await?;
+                }
+                let bucket = fs.free_place(there, *name).await?;
+                Some(Slot { dir: there, name: *name, bucket })
+            }
+            None => None,
+        };
+        let made = loop {
+            match self.put_in_place(&old, &from, &slot, kept.as_ref()).await {
+                Err(error) if error.is_overtaken() => {}
+                made => break made?,
+            }
+        };
+        let stale = match kept {
+            Some(_) => Vec::new(),
+            None => fs.forget_subvol(old.id()),
+        };
+        Ok(RolledBack { subvol: made, stale })
+    }
+
+    /// The transaction. The entry locks are held.
+    async fn put_in_place(
+        self,
+        old: &Subvol,
+        from: &Subvol,
+        slot: &Slot<'_>,
+        kept: Option<&Slot<'_>>,
+    ) -> Result<SubvolId> {
+        let fs = self.fs;
+        let _unshared = fs.end_in_place(from).await?;
+        let numbers = fs.volumes.numbers(Some(&from.volume)).await?;
+        let mark = fs.pool.next_id(IdSpace::Inode(from.id())).await?;
+        let slots = [Some(slot), kept].into_iter().flatten();
+        let names: usize = slots.map(|slot| slot.bucket.edit_bytes(slot.name.bytes())).sum();
+        let bytes = 2 * (Volumes::LIFE_BYTES + INODE_BYTES) + names;
+        // At a limit or in a full pool this may be the way out: it is a deletion, too.
+        let tier = if kept.is_some() { Tier::Write } else { Tier::DeleteSubvolume };
+        let credit = fs.credit(tier, 2 * Volumes::LIFE_EDITS + 4, bytes).await?;
+
+        let now = fs.now();
+        let mut tx = Transaction::new();
+        // All numbers that the snapshot's files have lie below its mark (R9).
+        let mark = fs.pool.id_mark(IdSpace::Inode(from.id()), mark);
+        let key = IdSpace::Inode(numbers.subvol).key();
+        tx.put(Pool::SYSTEM, key, &mark.to_le_bytes());
+        let new = fs.new_subvol(slot.dir, from.hash_key, false, None);
+        let then = match kept {
+            Some(kept) => OldState::Kept(place_in(kept.dir)),
+            None => OldState::Deleted { since: now, name: slot.name.bytes() },
+        };
+        let changes = changes(slot, kept, numbers.subvol, old.id())?;
+        fs.change_dirs(self.right, &changes, now, tx, |tx| {
+            let (old, from) = (&old.volume, &from.volume);
+            let next = InodeNo(mark);
+            let (made, txg) =
+                fs.volumes.roll_back(old, from, &numbers, &new, next, then, credit, tx)?;
+            Ok((made.id(), txg))
+        })
     }
 }
 

@@ -27,6 +27,7 @@ use crate::filesystem::{new_item, random_bytes};
 use crate::inode::{Inode, InodeRef, InodeState, lock_states};
 use crate::item_bytes::INODE_BYTES;
 use crate::permit::Way;
+use crate::right::{Right, SubvolumeCalls};
 use crate::rollback::place_in;
 use crate::subvol::{FILES, Subvol};
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result, Sabotage};
@@ -74,6 +75,11 @@ impl Filesystem {
 
     /// All subvolumes by id, those that are being deleted, too.
     pub fn subvolumes(&self) -> Vec<SubvolInfo> {
+        self.subvolumes_behind(SubvolId(0), usize::MAX)
+    }
+
+    /// At most `most` of them, with ids behind `after`.
+    pub fn subvolumes_behind(&self, after: SubvolId, most: usize) -> Vec<SubvolInfo> {
         let info = |subvol: Arc<copyhold_volume::Subvol>| {
             let item = subvol.item();
             SubvolInfo {
@@ -87,7 +93,7 @@ impl Filesystem {
                 identity: item.identity,
             }
         };
-        self.volumes.list().into_iter().map(info).collect()
+        self.volumes.list_behind(after, most).into_iter().map(info).collect()
     }
 
     /// Makes an empty subvolume under `name` in `parent`; it joins the quota groups of the
@@ -99,28 +105,8 @@ impl Filesystem {
         name: &[u8],
         groups: Option<Vec<GroupId>>,
     ) -> Result<SubvolId> {
-        let dir = self.dir_to_change(parent).await?;
-        let name = Name::to_make(name)?;
-        let _entries = dir.lock.write().await;
-        let bucket = self.free_place(&dir, name).await?;
-        let numbers = self.volumes.numbers(None).await?;
-        let now = self.now();
-        let root = new_item(FileKind::Directory.mode_bits() | (0o777 & !caller.umask), caller, now);
-        let root = copyhold_format::item::InodeItem { nlink: 2, parent: InodeNo::ROOT, ..root };
-        let mut entry = hold_entry(self, &dir.subvol, &bucket, name).await?;
-        let credit = self.life_credit(Tier::Write, &bucket, name).await?;
-
-        let mut state = dir.state();
-        let mut tx = add_entry(&state, &bucket, name, numbers.subvol)?;
-        let key = copyhold_format::item::inode_key(InodeNo::ROOT);
-        tx.put(numbers.table(), key, &root.encode()[..]);
-        let item = state.dir_item(1, 1, now);
-        self.put_inode(&mut tx, dir.node.ino, &item);
-        let new = self.new_subvol(&dir, HashKey(random_bytes(&self.rt)), false, groups);
-        let (subvol, txg) = self.volumes.create(&numbers, &new, credit, tx)?;
-        entry.spend_metadata();
-        state.logged_and_shown(item, txg, true);
-        Ok(subvol.id())
+        let calls = SubvolumeCalls::new(self, Right::Administrator);
+        calls.create(caller, parent, name, groups).await
     }
 
     /// Makes a subvolume under `name` in `parent` that shows the present state of the subvolume
@@ -133,61 +119,8 @@ impl Filesystem {
         read_only: bool,
         groups: Option<Vec<GroupId>>,
     ) -> Result<SubvolId> {
-        let from = self.subvol(source).await?;
-        if !self.breaks(Sabotage::SnapshotFirst) {
-            self.write_subvol(source).await?;
-        }
-        let dir = self.dir_to_change(parent).await?;
-        let name = Name::to_make(name)?;
-        let _entries = dir.lock.write().await;
-        let bucket = self.free_place(&dir, name).await?;
-        loop {
-            let groups = groups.clone();
-            match self.try_snapshot(&from, (&dir, &bucket, name), read_only, groups).await {
-                Err(error) if error.is_overtaken() => {}
-                made => return made,
-            }
-        }
-    }
-
-    /// The entry lock of the directory is held.
-    async fn try_snapshot(
-        self: &Arc<Self>,
-        from: &Subvol,
-        (dir, bucket, name): (&InodeRef, &Bucket, Name<'_>),
-        read_only: bool,
-        groups: Option<Vec<GroupId>>,
-    ) -> Result<SubvolId> {
-        let source = from.id();
-        let _unshared = self.end_in_place(from).await?;
-        let numbers = self.volumes.numbers(Some(&from.volume)).await?;
-        let mark = self.pool.next_id(IdSpace::Inode(source)).await?;
-        let mut entry = hold_entry(self, &dir.subvol, bucket, name).await?;
-        let credit = self.life_credit(Tier::Write, bucket, name).await?;
-        let one = Request { snapshots: 1, ..Request::default() };
-        let mut hold = self.volumes.ledger().hold(source, one, quota::Tier::Write)?;
-
-        let mut state = dir.state();
-        let mut tx = add_entry(&state, bucket, name, numbers.subvol)?;
-        let item = state.dir_item(1, 1, self.now());
-        self.put_inode(&mut tx, dir.node.ino, &item);
-        // All numbers that the source has given out lie below its mark (R9).
-        let mark = self.pool.id_mark(IdSpace::Inode(source), mark);
-        let key = IdSpace::Inode(numbers.subvol).key();
-        tx.put(copyhold_pool::Pool::SYSTEM, key, &mark.to_le_bytes());
-        let new = self.new_subvol(dir, from.hash_key, read_only, groups);
-        let next = InodeNo(mark);
-        let (subvol, txg) = self.volumes.snapshot(
-            &from.volume,
-            &numbers,
-            &new,
-            next,
-            (credit, Some(&mut hold)),
-            tx,
-        )?;
-        entry.spend_metadata();
-        state.logged_and_shown(item, txg, true);
-        Ok(subvol.id())
+        let calls = SubvolumeCalls::new(self, Right::Administrator);
+        calls.snapshot(source, parent, name, read_only, groups).await
     }
 
     /// Deletes a subvolume by its entry: it is gone when this returns, and its space is freed in
@@ -198,7 +131,7 @@ impl Filesystem {
         name: &[u8],
         heir: Option<SubvolId>,
     ) -> Result<Deleted> {
-        self.end_subvolume(parent, name, heir, false).await
+        SubvolumeCalls::new(self, Right::Administrator).delete(parent, name, heir).await
     }
 
     /// As [`Self::delete_subvolume`], of a subvolume that has no files.
@@ -207,50 +140,7 @@ impl Filesystem {
         parent: NodeId,
         name: &[u8],
     ) -> Result<Deleted> {
-        self.end_subvolume(parent, name, None, true).await
-    }
-
-    async fn end_subvolume(
-        self: &Arc<Self>,
-        parent: NodeId,
-        name: &[u8],
-        heir: Option<SubvolId>,
-        only_empty: bool,
-    ) -> Result<Deleted> {
-        let dir = self.dir_to_change(parent).await?;
-        let name = Name::parse(name)?;
-        let _entries = dir.lock.write().await;
-        let bucket = self.bucket(&dir, name.bytes()).await?;
-        let found = bucket.find(self, &dir, name.bytes()).ok_or(FsError::NotFound)?;
-        if found.node.ino != InodeNo::ROOT {
-            return Err(FsError::Invalid("not a subvolume"));
-        }
-        let subvol = self.subvol(found.node.subvol).await?;
-        let root = self.inode(found.node).await?;
-        let (edits, bytes) = life_weight(&bucket, name);
-        let credit = self.credit_to_end(edits, bytes).await?;
-        {
-            let [mut state, root] = lock_states([&dir, &root]);
-            state.expect_removable_from()?;
-            // In a read-only subvolume the flag could not be cleared.
-            if subvol.writable().is_ok() {
-                root.permit(Way::Name)?;
-            }
-            // Under its state lock no call adds a name, and later it is dying.
-            if only_empty && root.item.size > 0 {
-                return Err(FsError::NotEmpty);
-            }
-            let mut tx = Transaction::new();
-            let left = bucket.without(name.bytes());
-            put_bucket(&mut tx, bucket.changed(left));
-            let item = state.dir_item(-1, -1, self.now());
-            self.put_inode(&mut tx, dir.node.ino, &item);
-            let leaving = Leaving { since: self.now(), name: name.bytes(), heir };
-            let txg = self.volumes.delete(&subvol.volume, &leaving, credit, tx)?;
-            state.logged_and_shown(item, txg, true);
-        }
-        let stale = self.forget_subvol(subvol.id());
-        Ok(Deleted { subvol: subvol.id(), stale })
+        SubvolumeCalls::new(self, Right::Administrator).remove_empty(parent, name).await
     }
 
     /// Turns simple quotas on: all data written from now on counts, in older subvolumes too (R25).
@@ -409,11 +299,6 @@ impl Filesystem {
         }
     }
 
-    async fn life_credit(&self, tier: Tier, bucket: &Bucket, name: Name<'_>) -> Result<Credit> {
-        let (edits, bytes) = life_weight(bucket, name);
-        self.credit(tier, edits, bytes).await
-    }
-
     pub(crate) fn new_subvol(
         &self,
         dir: &Inode,
@@ -441,6 +326,183 @@ async fn hold_entry(
 ) -> Result<Hold> {
     let wanted = Request::for_edits(2, INODE_BYTES + bucket.edit_bytes(name.bytes()));
     fs.hold(holder, wanted, quota::Tier::Write).await
+}
+
+impl SubvolumeCalls<'_> {
+    /// See [`Filesystem::create_subvolume`].
+    pub async fn create(
+        self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &[u8],
+        groups: Option<Vec<GroupId>>,
+    ) -> Result<SubvolId> {
+        let (fs, right) = (self.fs, self.right);
+        let dir = fs.dir_to_change(parent).await?;
+        let name = Name::to_make(name)?;
+        let _entries = dir.lock.write().await;
+        right.permit(&dir.state())?;
+        let bucket = fs.free_place(&dir, name).await?;
+        let numbers = fs.volumes.numbers(None).await?;
+        let now = fs.now();
+        let root = new_item(FileKind::Directory.mode_bits() | (0o777 & !caller.umask), caller, now);
+        let root = copyhold_format::item::InodeItem { nlink: 2, parent: InodeNo::ROOT, ..root };
+        let mut entry = hold_entry(fs, &dir.subvol, &bucket, name).await?;
+        let credit = self.life_credit(Tier::Write, &bucket, name).await?;
+
+        let mut state = dir.state();
+        right.permit(&state)?;
+        let mut tx = add_entry(&state, &bucket, name, numbers.subvol)?;
+        let key = copyhold_format::item::inode_key(InodeNo::ROOT);
+        tx.put(numbers.table(), key, &root.encode()[..]);
+        let item = state.dir_item(1, 1, now);
+        fs.put_inode(&mut tx, dir.node.ino, &item);
+        let new = fs.new_subvol(&dir, HashKey(random_bytes(&fs.rt)), false, groups);
+        let (subvol, txg) = fs.volumes.create(&numbers, &new, credit, tx)?;
+        entry.spend_metadata();
+        state.logged_and_shown(item, txg, true);
+        Ok(subvol.id())
+    }
+
+    /// See [`Filesystem::snapshot`].
+    pub async fn snapshot(
+        self,
+        source: SubvolId,
+        parent: NodeId,
+        name: &[u8],
+        read_only: bool,
+        groups: Option<Vec<GroupId>>,
+    ) -> Result<SubvolId> {
+        let (fs, right) = (self.fs, self.right);
+        let from = fs.subvol(source).await?;
+        self.permit(from.node(InodeNo::ROOT)).await?;
+        self.permit(parent).await?;
+        if !fs.breaks(Sabotage::SnapshotFirst) {
+            fs.write_subvol(source).await?;
+        }
+        let dir = fs.dir_to_change(parent).await?;
+        let name = Name::to_make(name)?;
+        let _entries = dir.lock.write().await;
+        right.permit(&dir.state())?;
+        let bucket = fs.free_place(&dir, name).await?;
+        loop {
+            let groups = groups.clone();
+            match self.try_snapshot(&from, (&dir, &bucket, name), read_only, groups).await {
+                Err(error) if error.is_overtaken() => {}
+                made => return made,
+            }
+        }
+    }
+
+    /// The entry lock of the directory is held.
+    async fn try_snapshot(
+        self,
+        from: &Subvol,
+        (dir, bucket, name): (&InodeRef, &Bucket, Name<'_>),
+        read_only: bool,
+        groups: Option<Vec<GroupId>>,
+    ) -> Result<SubvolId> {
+        let (fs, right, source) = (self.fs, self.right, from.id());
+        self.permit(from.node(InodeNo::ROOT)).await?;
+        let _unshared = fs.end_in_place(from).await?;
+        let numbers = fs.volumes.numbers(Some(&from.volume)).await?;
+        let mark = fs.pool.next_id(IdSpace::Inode(source)).await?;
+        let mut entry = hold_entry(fs, &dir.subvol, bucket, name).await?;
+        let credit = self.life_credit(Tier::Write, bucket, name).await?;
+        let one = Request { snapshots: 1, ..Request::default() };
+        let mut hold = fs.volumes.ledger().hold(source, one, quota::Tier::Write)?;
+
+        let mut state = dir.state();
+        right.permit(&state)?;
+        let mut tx = add_entry(&state, bucket, name, numbers.subvol)?;
+        let item = state.dir_item(1, 1, fs.now());
+        fs.put_inode(&mut tx, dir.node.ino, &item);
+        // All numbers that the source has given out lie below its mark (R9).
+        let mark = fs.pool.id_mark(IdSpace::Inode(source), mark);
+        let key = IdSpace::Inode(numbers.subvol).key();
+        tx.put(copyhold_pool::Pool::SYSTEM, key, &mark.to_le_bytes());
+        let new = fs.new_subvol(dir, from.hash_key, read_only, groups);
+        let next = InodeNo(mark);
+        let (subvol, txg) = fs.volumes.snapshot(
+            &from.volume,
+            &numbers,
+            &new,
+            next,
+            (credit, Some(&mut hold)),
+            tx,
+        )?;
+        entry.spend_metadata();
+        state.logged_and_shown(item, txg, true);
+        Ok(subvol.id())
+    }
+
+    /// See [`Filesystem::delete_subvolume`].
+    pub async fn delete(
+        self,
+        parent: NodeId,
+        name: &[u8],
+        heir: Option<SubvolId>,
+    ) -> Result<Deleted> {
+        self.end_subvolume(parent, name, heir, false).await
+    }
+
+    /// See [`Filesystem::remove_empty_subvolume`].
+    pub async fn remove_empty(self, parent: NodeId, name: &[u8]) -> Result<Deleted> {
+        self.end_subvolume(parent, name, None, true).await
+    }
+
+    async fn end_subvolume(
+        self,
+        parent: NodeId,
+        name: &[u8],
+        heir: Option<SubvolId>,
+        only_empty: bool,
+    ) -> Result<Deleted> {
+        let (fs, right) = (self.fs, self.right);
+        let dir = fs.dir_to_change(parent).await?;
+        let name = Name::parse(name)?;
+        let _entries = dir.lock.write().await;
+        right.permit(&dir.state())?;
+        let bucket = fs.bucket(&dir, name.bytes()).await?;
+        let found = bucket.find(fs, &dir, name.bytes()).ok_or(FsError::NotFound)?;
+        if found.node.ino != InodeNo::ROOT {
+            return Err(FsError::Invalid("not a subvolume"));
+        }
+        let subvol = fs.subvol(found.node.subvol).await?;
+        let root = fs.inode(found.node).await?;
+        right.permit(&root.state())?;
+        let (edits, bytes) = life_weight(&bucket, name);
+        let credit = fs.credit_to_end(edits, bytes).await?;
+        {
+            let [mut state, root] = lock_states([&dir, &root]);
+            right.permit(&state)?;
+            right.permit(&root)?;
+            state.expect_removable_from()?;
+            // In a read-only subvolume the flag could not be cleared.
+            if subvol.writable().is_ok() {
+                root.permit(Way::Name)?;
+            }
+            // Under its state lock no call adds a name, and later it is dying.
+            if only_empty && root.item.size > 0 {
+                return Err(FsError::NotEmpty);
+            }
+            let mut tx = Transaction::new();
+            let left = bucket.without(name.bytes());
+            put_bucket(&mut tx, bucket.changed(left));
+            let item = state.dir_item(-1, -1, fs.now());
+            fs.put_inode(&mut tx, dir.node.ino, &item);
+            let leaving = Leaving { since: fs.now(), name: name.bytes(), heir };
+            let txg = fs.volumes.delete(&subvol.volume, &leaving, credit, tx)?;
+            state.logged_and_shown(item, txg, true);
+        }
+        let stale = fs.forget_subvol(subvol.id());
+        Ok(Deleted { subvol: subvol.id(), stale })
+    }
+
+    async fn life_credit(self, tier: Tier, bucket: &Bucket, name: Name<'_>) -> Result<Credit> {
+        let (edits, bytes) = life_weight(bucket, name);
+        self.fs.credit(tier, edits, bytes).await
+    }
 }
 
 /// Edits and bytes of a transaction that makes or ends a subvolume, its entry included.

@@ -32,7 +32,7 @@ use std::sync::{Arc, OnceLock};
 
 use copyhold_fs::{
     FallocateMode, Filesystem, FsError, ListFlags, NodeId as FsNode, ReadFlags, RenameFlags, Seek,
-    Uses, WriteFlags, XattrSet,
+    SubvolumeCalls, Uses, WriteFlags, XattrSet,
 };
 use copyhold_fuse::protocol::flags::fopen;
 use copyhold_fuse::protocol::{
@@ -204,10 +204,10 @@ impl Adapter {
 
     /// An empty subvolume goes as a directory does, if the caller may delete subvolumes.
     async fn remove_subvolume(&self, by: Caller, parent: FsNode, name: &[u8]) -> Reply<()> {
-        let who = self.rules.who(by);
-        let may = tenants::may_delete(&self.fs, self.terms(), who, parent, name).await;
-        may.map_err(|refusal| Errno::named(&refusal.code).unwrap_or(Errno::EIO))?;
-        let deleted = self.fs.remove_empty_subvolume(parent, name).await.map_err(errno)?;
+        let right = self.rules.right(self.rules.who(by), false);
+        let right = right.map_err(|refusal| Errno::named(&refusal.code).unwrap_or(Errno::EIO))?;
+        let calls = SubvolumeCalls::new(&self.fs, right);
+        let deleted = calls.remove_empty(parent, name).await.map_err(errno)?;
         // The entry it forgets itself, having been asked to remove it.
         self.kernel_forgets(tenants::Changed { stale: deleted.stale, entries: vec![] }).await;
         Ok(())

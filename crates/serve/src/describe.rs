@@ -49,6 +49,18 @@ pub fn pool(pool: &Pool, path: &Path) -> Map<String, Value> {
     fields
 }
 
+/// The fields for callers without privilege: df(1) shows the same.
+pub fn outline(pool: &Pool) -> Value {
+    let (label, space) = (pool.label(), pool.space());
+    let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
+    json!({
+        "label": label.name,
+        "read_only": pool.is_read_only(),
+        "size_bytes": bytes(label.blocks),
+        "available_bytes": bytes(space.available()),
+    })
+}
+
 /// By device, since the mount.
 fn read_failures(failures: &ReadFailures) -> Value {
     let of_device = |id: DeviceId| {

@@ -46,6 +46,8 @@ pub struct Options {
     pub no_birth_times: bool,
     /// Owners of directories may make, snapshot and delete subvolumes in them.
     pub user_subvolumes: bool,
+    /// All users see all subvolumes and groups, and the state of the pool.
+    pub public_lists: bool,
     /// The mount namespaces from which the pool is managed.
     pub namespaces: Namespaces,
     /// Files can be opened by their handles.
@@ -177,6 +179,7 @@ impl Serving {
             mounted_by: (!user.is_root()).then(|| user.as_raw()),
             owners_may: options.user_subvolumes,
             sees_callers,
+            public_lists: options.public_lists,
             namespaces: options.namespaces,
         };
         let adapter = Adapter::new(opened.filesystem.clone(), describe, rules);
@@ -238,7 +241,10 @@ fn describer(
         None => "threads".to_owned(),
         Some(error) => format!("threads, since io_uring is refused: {error}"),
     };
-    Box::new(move || {
+    Box::new(move |is_full| {
+        if !is_full {
+            return describe::outline(&pool).to_string();
+        }
         let mut info = describe::pool(&pool, &path);
         info.shift_insert(1, "pid".into(), std::process::id().into());
         info.shift_insert(2, "io".into(), io.clone().into());
@@ -258,9 +264,13 @@ fn describer(
 /// subvolumes. There are no processes to look up: user 0 is root.
 pub fn operations(fs: Arc<Filesystem>) -> impl Operations {
     let described = fs.pool().clone();
-    let describe = move || Value::Object(describe::pool(&described, Path::new("pool"))).to_string();
+    let describe = move |is_full: bool| match is_full {
+        true => Value::Object(describe::pool(&described, Path::new("pool"))).to_string(),
+        false => describe::outline(&described).to_string(),
+    };
     let (sees_callers, namespaces) = (false, Namespaces::Any);
-    let rules = Rules { mounted_by: Some(0), owners_may: true, sees_callers, namespaces };
+    let (mounted_by, owners_may, public_lists) = (Some(0), true, false);
+    let rules = Rules { mounted_by, owners_may, sees_callers, public_lists, namespaces };
     Adapter::new(fs, Box::new(describe), rules)
 }
 

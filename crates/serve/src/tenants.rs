@@ -3,7 +3,9 @@
 //! A small trait, so that permissions, and the way of answers, are tested without a pool. Missing
 //! methods answer ENOSYS: that is their default.
 
+mod answers;
 mod filesystem;
+mod owned;
 mod paths;
 mod scans;
 
@@ -12,7 +14,7 @@ pub(crate) use filesystem::count_all;
 use std::future::Future;
 
 use copyhold_format::item::GroupId;
-use copyhold_fs::{Caller, NodeId, RolledBack};
+use copyhold_fs::{Caller, Deleted, NodeId, Right, RolledBack};
 use copyhold_types::SubvolId;
 
 use crate::wire::scan::Scan;
@@ -24,6 +26,7 @@ pub(crate) type Answer<T> = Result<T, Refusal>;
 /// Where a new subvolume is to be, and for whom.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewEntry<'a> {
+    pub(crate) right: Right,
     pub(crate) by: &'a Caller,
     pub(crate) parent: NodeId,
     pub(crate) name: &'a [u8],
@@ -31,17 +34,23 @@ pub(crate) struct NewEntry<'a> {
     pub(crate) groups: &'a [GroupId],
 }
 
+/// Rows of a list, some of which may have been left out.
+#[derive(Debug)]
+pub(crate) struct Part<R> {
+    pub(crate) rows: Vec<R>,
+    /// The number behind which the list continues.
+    pub(crate) next: Option<u64>,
+}
+
 async fn not_built<T>(what: &'static str) -> Answer<T> {
     Err(Refusal::new("ENOSYS", format!("{what}: not implemented yet")))
 }
 
-/// The engine, to who asks about tenants. Permissions were checked before.
+/// The engine, for questions about tenants. Privileges of the caller were checked before; a
+/// [`Right`] is checked with the change that it is for.
 pub(crate) trait Tenants: Send + Sync {
     /// The owner of a file or directory.
     fn owner(&self, node: NodeId) -> impl Future<Output = Answer<u32>> + Send;
-
-    /// The target of a name.
-    fn entry(&self, parent: NodeId, name: &[u8]) -> impl Future<Output = Answer<NodeId>> + Send;
 
     fn create(&self, _: NewEntry<'_>) -> impl Future<Output = Answer<SubvolId>> + Send {
         not_built("creating subvolumes")
@@ -56,13 +65,14 @@ pub(crate) trait Tenants: Send + Sync {
         not_built("snapshots")
     }
 
-    /// Deletes the subvolume that `name` in `parent` leads to; nodes that have become stale.
+    /// Deletes the subvolume that `name` in `parent` leads to.
     fn delete(
         &self,
+        _: Right,
         _parent: NodeId,
         _name: &[u8],
         _heir: Option<SubvolId>,
-    ) -> impl Future<Output = Answer<Vec<NodeId>>> + Send {
+    ) -> impl Future<Output = Answer<Deleted>> + Send {
         not_built("deleting subvolumes")
     }
 
@@ -70,6 +80,7 @@ pub(crate) trait Tenants: Send + Sync {
     /// leads to, which gets the place `keep`, if there is one.
     fn roll_back(
         &self,
+        _: Right,
         _parent: NodeId,
         _name: &[u8],
         _snapshot: SubvolId,
@@ -89,6 +100,26 @@ pub(crate) trait Tenants: Send + Sync {
         _most: usize,
     ) -> impl Future<Output = Answer<Vec<Subvolume>>> + Send {
         not_built("listing subvolumes")
+    }
+
+    /// The living subvolumes of an owner, with names only, of at most `most` behind `after`.
+    fn own_subvolumes(
+        &self,
+        _owner: u32,
+        _after: u64,
+        _most: usize,
+    ) -> impl Future<Output = Answer<Part<Subvolume>>> + Send {
+        not_built("listing subvolumes")
+    }
+
+    /// The subvolume that a directory is in, as a caller sees it who has that directory open: its
+    /// name is for its owner.
+    fn shown(
+        &self,
+        _: SubvolId,
+        _owner: Option<u32>,
+    ) -> impl Future<Output = Answer<Subvolume>> + Send {
+        not_built("showing subvolumes")
     }
 
     /// Ids of those that are being freed, likewise.
@@ -133,6 +164,16 @@ pub(crate) trait Tenants: Send + Sync {
         _after: u64,
         _most: usize,
     ) -> impl Future<Output = Answer<Vec<GroupRow>>> + Send {
+        not_built("quotas")
+    }
+
+    /// The groups of the living subvolumes of an owner, with names only, likewise.
+    fn own_groups(
+        &self,
+        _owner: u32,
+        _after: u64,
+        _most: usize,
+    ) -> impl Future<Output = Answer<Part<GroupRow>>> + Send {
         not_built("quotas")
     }
 

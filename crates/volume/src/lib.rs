@@ -48,7 +48,7 @@ pub use rollback::OldState;
 pub use sabotage::Sabotage;
 pub use scan::{Fresh, Scanned};
 pub use snapshot_guard::{InodeChange, SnapshotGuard};
-pub use volumes::{Subvol, Volumes};
+pub use volumes::{Subvol, Volumes, residents};
 pub use weigh::{SharedRun, Tally, WeighAt, Weighed, Weighing};
 
 /// The most subvolumes that one can be inside.

@@ -9,7 +9,7 @@ use copyhold_types::{EpochId, Txg};
 
 use crate::error::Result;
 use crate::quota::{Ledger, QuotaError, Rows};
-use crate::volumes::Volumes;
+use crate::volumes::{Volumes, residents};
 
 impl Volumes {
     /// Makes a change of groups, limits or heirs and logs the ledger's rows. Credit for
@@ -31,15 +31,15 @@ impl Volumes {
         let mut credit = Some(credit);
         loop {
             let from = EpochId(self.pool.next_id(IdSpace::Epoch).await?);
-            let residents = self.residents();
+            let living = residents(self);
             let _owners = self.state.owners.lock();
             // Neither an epoch nor a subvolume has begun meanwhile.
             let is_newest = self.state.newest.load(Ordering::Acquire) < from.0;
-            if !is_newest || residents != self.residents() {
+            if !is_newest || living != residents(self) {
                 continue;
             }
             let mut tx = Transaction::new();
-            self.put_rows(self.state.ledger.enable(from, residents)?, &mut tx);
+            self.put_rows(self.state.ledger.enable(from, living)?, &mut tx);
             let credit = credit.take().expect("it is applied once");
             return Ok(self.pool.apply(credit, tx)?);
         }

@@ -16,6 +16,7 @@
 //! `copyhold_sync::Rank`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -419,13 +420,14 @@ impl Volumes {
 
     /// All subvolumes by id, live and being deleted.
     pub fn list(&self) -> Vec<Arc<Subvol>> {
-        self.state.map.read().subvols.values().cloned().collect()
+        self.list_behind(SubvolId(0), usize::MAX)
     }
 
-    /// The living subvolumes, as quotas get them.
-    pub fn residents(&self) -> Vec<Resident> {
-        let live = self.list().into_iter().filter(|subvol| !subvol.is_dying());
-        live.map(|subvol| resident(subvol.id, &subvol.item())).collect()
+    /// At most `most` of them, with ids behind `after`.
+    pub fn list_behind(&self, after: SubvolId, most: usize) -> Vec<Arc<Subvol>> {
+        let behind = (Bound::Excluded(after), Bound::Unbounded);
+        let map = self.state.map.read();
+        map.subvols.range(behind).take(most).map(|(_, subvol)| subvol.clone()).collect()
     }
 
     /// Credit for a transaction of a subvolume's files that drops `releases` pointers, with the
@@ -495,6 +497,12 @@ async fn may_share(pool: &Arc<Pool>) -> Result<bool> {
         }
         shares => Ok(!shares?.is_empty()),
     }
+}
+
+/// The living subvolumes, as quotas get them.
+pub fn residents(volumes: &Volumes) -> Vec<Resident> {
+    let live = volumes.list().into_iter().filter(|subvol| !subvol.is_dying());
+    live.map(|subvol| resident(subvol.id, &subvol.item())).collect()
 }
 
 fn resident(subvol: SubvolId, item: &SubvolItem) -> Resident {

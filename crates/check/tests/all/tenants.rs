@@ -117,7 +117,7 @@ impl History {
 async fn enable_quotas(fs: &Arc<Filesystem>) {
     let (volumes, pool) = (fs.volumes(), fs.pool());
     let from = EpochId(pool.next_id(IdSpace::Epoch).await.unwrap());
-    let rows = volumes.ledger().enable(from, volumes.residents()).unwrap();
+    let rows = volumes.ledger().enable(from, copyhold_volume::residents(volumes)).unwrap();
     let mut tx = Transaction::new();
     rows.into_iter().for_each(|(key, edit)| tx.edit(Pool::SYSTEM, key, edit));
     let credit = pool.admit(Tier::Write, 64, 8192).await.unwrap();

@@ -92,8 +92,8 @@ fn raise_descriptors() {
 /// The options of a command line that a session takes.
 fn serving(options: &Options) -> copyhold::ServingOptions {
     let EngineOptions { commit, readers, transport, writeback_cache, .. } = options.engine;
-    let EngineOptions { nobtime, cut_tail, user_subvolumes, namespaces, export, .. } =
-        options.engine;
+    let EngineOptions { nobtime, cut_tail, user_subvolumes, export, .. } = options.engine;
+    let EngineOptions { public_lists, namespaces, .. } = options.engine;
     copyhold::ServingOptions {
         commit,
         cut_tail,
@@ -102,6 +102,7 @@ fn serving(options: &Options) -> copyhold::ServingOptions {
         writeback_cache,
         no_birth_times: nobtime,
         user_subvolumes,
+        public_lists,
         namespaces,
         export,
         shown: options.described(),

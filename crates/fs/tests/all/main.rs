@@ -20,6 +20,7 @@ mod leftovers;
 mod lookups;
 mod model;
 mod names;
+mod owners;
 mod quotas;
 mod random;
 mod read_only;

@@ -13,8 +13,9 @@ use super::rules::Rules;
 use crate::control;
 use crate::errno::errno;
 
-/// Makes the answer to the control ioctl that asks for the state of the pool: JSON.
-pub(crate) type Describe = Box<dyn Fn() -> String + Send + Sync>;
+/// Makes the answer to the control ioctl that asks for the state of the pool: JSON, with all fields
+/// or with those for callers without privilege.
+pub(crate) type Describe = Box<dyn Fn(bool) -> String + Send + Sync>;
 
 const SYNC: u32 = control::SYNC.number();
 const INFO: u32 = control::INFO.number();
@@ -103,7 +104,7 @@ pub(super) async fn answer(
             Vec::new()
         }
         INFO => {
-            let mut text = describe().into_bytes();
+            let mut text = describe(rules.sees_all(rules.who(by))).into_bytes();
             // One zero at least ends the text.
             if text.len() >= ioctl.output_size as usize {
                 return Err(Errno::EOVERFLOW);

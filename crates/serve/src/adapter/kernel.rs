@@ -301,8 +301,9 @@ fn executors() -> Arc<Executors> {
 
 fn adapter(fs: &Arc<Filesystem>) -> Arc<Adapter> {
     let (sees_callers, namespaces) = (false, crate::namespaces::Namespaces::Any);
-    let rules = Rules { mounted_by: Some(0), owners_may: true, sees_callers, namespaces };
-    Arc::new(Adapter::new(fs.clone(), Box::new(String::new), rules))
+    let (mounted_by, owners_may, public_lists) = (Some(0), true, false);
+    let rules = Rules { mounted_by, owners_may, sees_callers, public_lists, namespaces };
+    Arc::new(Adapter::new(fs.clone(), Box::new(|_| String::new()), rules))
 }
 
 fn history(seed: u64, sabotage: Option<Sabotage>) -> Found {

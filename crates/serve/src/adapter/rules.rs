@@ -11,6 +11,8 @@ pub(crate) struct Rules {
     pub(crate) owners_may: bool,
     /// Processes that call can be looked up.
     pub(crate) sees_callers: bool,
+    /// All callers see all subvolumes and groups, and the state of the pool.
+    pub(crate) public_lists: bool,
     /// The mount namespaces of administrators.
     pub(crate) namespaces: Namespaces,
 }

@@ -7,10 +7,15 @@
 //!             and the root of a subvolume that he snapshots, deletes or makes read-only; choosing
 //!             groups (`-i`) and heirs stays a privilege, since with it one leaves one's limits.
 //!             Root without privilege is no owner: most of all tenants is root's.
-//! TENANTS-T3  Looking needs no privilege, as on btrfs; but looking through a subvolume's files
-//!             shows names and sizes wherever they are: that is for root, for the user who mounted
-//!             the pool, and for the owner of the roots concerned.
+//! TENANTS-T3  Lists of subvolumes and groups are for administrators. Owners see their own living
+//!             subvolumes in them, by name, and the usage and limits of these; with the option
+//!             `public_lists` all callers see everything. A caller sees the properties of the
+//!             subvolume of which it has a directory open, without its path. A look through a
+//!             subvolume's files shows names and sizes wherever they are: that is for
+//!             administrators and for the owner of the roots concerned.
 //!             Owners are compared with callers only where that means anything: see `who`.
+//!             The owners of an entry's directory and subvolume are checked by the filesystem, with
+//!             the change (`copyhold_fs::Right`): an earlier look-up of the name proves nothing.
 //! TENANTS-T4  A refusal is an answer: it says more than an errno can.
 //! TENANTS-T5  A directory that is not the object of the request is named by a token, which proves
 //!             that the caller has it open. A change needs a writable token of each directory whose
@@ -20,7 +25,7 @@
 //! for a day otherwise.
 
 use copyhold_format::item::GroupId;
-use copyhold_fs::NodeId;
+use copyhold_fs::{NodeId, Right};
 use copyhold_runtime::Runtime;
 use copyhold_types::{InodeNo, SubvolId};
 use serde::Serialize;
@@ -29,7 +34,7 @@ use serde_json::{Value, json};
 use super::rules::Rules;
 use super::tokens::Tokens;
 use super::who::Who;
-use crate::tenants::{Answer, NewEntry, Tenants};
+use crate::tenants::{Answer, NewEntry, Part, Tenants};
 use crate::wire::{Asked, Group, Keep, Numbered, Page, Question, Refusal, Response, Token};
 
 /// Rows that are looked up for one page.
@@ -41,9 +46,18 @@ const ROOT_ONLY: &str = "only root may do this, with CAP_SYS_ADMIN in the daemon
                          mount namespaces (any mount namespace: `mount -o admin_namespaces=any`)";
 const NO_TOKEN: &str = "a change needs a token of the directory that setxattr(2) has presented \
                         there; use the program that mounted the pool";
+const NOT_OWNER: &str = "only the owner of the subvolume's root may do this";
+const LISTS_OPTION: &str = "only root sees subvolumes and groups; with `mount -o user_subvolumes` \
+                            owners see theirs, with `public_lists` all users see all";
+const NO_LOOK: &str = "only root and the owner of the subvolume's root may look through it";
 const OWNERS_OPTION: &str = "only root may do this, or owners with `mount -o user_subvolumes`";
 
 impl Rules {
+    /// Whether the caller sees all of the pool's properties (TENANTS-T3).
+    pub(super) fn sees_all(&self, by: Option<Who>) -> bool {
+        self.public_lists || self.privileges(by)
+    }
+
     /// Whether the caller manages the pool (TENANTS-T1).
     pub(super) fn privileges(&self, by: Option<Who>) -> bool {
         by.is_some_and(|who| who.is_admin || (who.is_near && self.mounted_by == Some(who.uid)))
@@ -105,17 +119,34 @@ pub(super) async fn answer<T: Tenants>(
     Answered { text, changed }
 }
 
-/// Whether the one who asks may delete the subvolume that this name in `node` leads to.
-pub(super) async fn may_delete<T: Tenants>(
-    tenants: &T,
-    terms: Terms<'_>,
-    by: Option<Who>,
-    node: NodeId,
-    name: &[u8],
-) -> Answer<()> {
-    let desk = Desk { tenants, terms, by, node, room: 0 };
-    let found = tenants.entry(node, name).await?;
-    desk.may_change(&[node, found], false).await
+impl Rules {
+    /// The right of a caller to change subvolumes; `freely`: beyond the limits of an owner.
+    pub(super) fn right(&self, by: Option<Who>, freely: bool) -> Answer<Right> {
+        if self.privileges(by) {
+            return Ok(Right::Administrator);
+        }
+        if !self.owners_may {
+            let is_root = by.is_some_and(|who| who.uid == 0);
+            let why = if is_root { ROOT_ONLY } else { OWNERS_OPTION };
+            return Err(Refusal::new("EPERM", why));
+        }
+        if freely {
+            return Err(Refusal::new("EPERM", "only root may choose quota groups and heirs"));
+        }
+        owner(by).map(Right::Owner)
+    }
+}
+
+/// The id that a caller has as an owner.
+fn owner(by: Option<Who>) -> Answer<u32> {
+    let who = by.ok_or_else(unknown)?;
+    if !who.knows_owners {
+        return Err(Refusal::new("EPERM", OWNERS_OPTION));
+    }
+    if who.uid == 0 {
+        return Err(Refusal::new("EPERM", ROOT_ONLY));
+    }
+    Ok(who.uid)
 }
 
 fn encode(told: Answer<Value>) -> Vec<u8> {
@@ -151,11 +182,18 @@ impl<T: Tenants> Desk<'_, T> {
             | Question::Delete { .. }
             | Question::RollBack { .. } => return self.change(question, changed).await,
             Question::SetReadOnly { on } => {
-                self.may_change(&[self.node], false).await?;
+                // The descriptor names the root itself.
+                if let Right::Owner(_) = self.right(false)? {
+                    self.owns(&[self.node], NOT_OWNER).await?;
+                }
                 let subvol = root(self.node)?;
                 json!(tenants.set_read_only(subvol, on).await?)
             }
             Question::Subvolume => {
+                if !self.sees_all() {
+                    let shown = tenants.shown(self.node.subvol, owner(self.by).ok()).await?;
+                    return Ok(json!(shown));
+                }
                 let after = u64::from(self.node.subvol.0) - 1;
                 let found = tenants.subvolumes(after, 1).await?.into_iter().next();
                 let found = found.filter(|found| found.id == self.node.subvol.0);
@@ -164,9 +202,22 @@ impl<T: Tenants> Desk<'_, T> {
             Question::Subvolumes { after } => {
                 // The root is where they all are, not one of them.
                 let after = after.max(SubvolId::ROOT.0.into());
+                if !self.sees_all() {
+                    let Part { rows, next } =
+                        tenants.own_subvolumes(self.lister()?, after, ROWS).await?;
+                    return self.page_until(rows, next);
+                }
                 self.page(tenants.subvolumes(after, ROWS).await?)?
             }
-            Question::Leaving { after } => self.page(tenants.leaving(after, ROWS).await?)?,
+            Question::Leaving { after } => {
+                // The daemon works at deletions and commits for the answer.
+                self.privileged()?;
+                self.page(tenants.leaving(after, ROWS).await?)?
+            }
+            Question::Groups { after } if !self.sees_all() => {
+                let Part { rows, next } = tenants.own_groups(self.lister()?, after, ROWS).await?;
+                return self.page_until(rows, next);
+            }
             Question::Groups { after } => self.page(tenants.groups(after, ROWS).await?)?,
             Question::Scan { step } => {
                 let subvol = root(self.node)?;
@@ -203,10 +254,11 @@ impl<T: Tenants> Desk<'_, T> {
         let ids = |groups: &[Group]| groups.iter().map(|group| group.0).collect::<Vec<GroupId>>();
         match question {
             Question::Create { name, umask, groups } => {
-                self.may_change(&[self.node], !groups.is_empty()).await?;
+                let right = self.right(!groups.is_empty())?;
                 let by = copyhold_fs::Caller { umask, ..self.maker()? };
                 let groups = ids(&groups);
-                let place = NewEntry { by: &by, parent: self.node, name: &name, groups: &groups };
+                let (by, parent, groups) = (&by, self.node, &groups[..]);
+                let place = NewEntry { right, by, parent, name: &name, groups };
                 let made = self.tenants.create(place).await?;
                 changed.entries.push((self.node, name));
                 Ok(json!(made.0))
@@ -214,32 +266,30 @@ impl<T: Tenants> Desk<'_, T> {
             Question::Snapshot { source, name, read_only, groups } => {
                 let source = self.opened(&source)?;
                 let subvol = root(source)?;
-                self.may_change(&[self.node, source], !groups.is_empty()).await?;
+                let right = self.right(!groups.is_empty())?;
                 let (by, groups) = (self.maker()?, ids(&groups));
-                let place = NewEntry { by: &by, parent: self.node, name: &name, groups: &groups };
+                let (by, parent, groups) = (&by, self.node, &groups[..]);
+                let place = NewEntry { right, by, parent, name: &name, groups };
                 let made = self.tenants.snapshot(subvol, place, read_only).await?;
                 changed.entries.push((self.node, name));
                 Ok(json!(made.0))
             }
             Question::Delete { name, heir } => {
-                let found = self.subvolume_at(&name).await?;
-                self.may_change(&[self.node, found], heir.is_some()).await?;
+                let right = self.right(heir.is_some())?;
                 let heir = heir.map(|heir| root(self.opened(&heir)?)).transpose()?;
-                changed.stale = self.tenants.delete(self.node, &name, heir).await?;
+                let deleted = self.tenants.delete(right, self.node, &name, heir).await?;
+                changed.stale = deleted.stale;
                 changed.entries.push((self.node, name));
-                Ok(json!(found.subvol.0))
+                Ok(json!(deleted.subvol.0))
             }
             Question::RollBack { name, snapshot, keep } => {
-                let found = self.subvolume_at(&name).await?;
+                let right = self.right(false)?;
                 let snapshot = self.opened(&snapshot)?;
                 let subvol = root(snapshot)?;
                 let place = |Keep { directory, name }| Ok((self.writable(&directory)?, name));
                 let keep = keep.map(place).transpose()?;
-                let mut owned = vec![self.node, found, snapshot];
-                owned.extend(keep.iter().map(|(directory, _)| *directory));
-                self.may_change(&owned, false).await?;
                 let to = keep.as_ref().map(|(directory, name)| (*directory, &name[..]));
-                let made = self.tenants.roll_back(self.node, &name, subvol, to).await?;
+                let made = self.tenants.roll_back(right, self.node, &name, subvol, to).await?;
                 changed.stale = made.stale;
                 changed.entries.push((self.node, name));
                 changed.entries.extend(keep);
@@ -269,30 +319,23 @@ impl<T: Tenants> Desk<'_, T> {
         })
     }
 
-    /// The root of the subvolume that this name leads to.
-    async fn subvolume_at(&self, name: &[u8]) -> Answer<NodeId> {
-        let found = self.tenants.entry(self.node, name).await?;
-        root(found).map(|_| found).map_err(|_| {
-            let name = String::from_utf8_lossy(name);
-            Refusal::new("EINVAL", format!("{name} is not a subvolume; rm and rmdir delete it"))
-        })
-    }
-
     /// The owner of a new subvolume.
     fn maker(&self) -> Answer<copyhold_fs::Caller> {
         self.by.map(|who| who.caller()).ok_or_else(unknown)
     }
 
-    /// The id that the caller has as an owner.
-    fn owner(&self) -> Answer<u32> {
-        let who = self.by.ok_or_else(unknown)?;
-        if !who.knows_owners {
-            return Err(Refusal::new("EPERM", OWNERS_OPTION));
-        }
-        if who.uid == 0 {
-            return Err(Refusal::new("EPERM", ROOT_ONLY));
-        }
-        Ok(who.uid)
+    fn right(&self, freely: bool) -> Answer<Right> {
+        self.terms.rules.right(self.by, freely)
+    }
+
+    /// Whether lists are complete for the caller.
+    fn sees_all(&self) -> bool {
+        self.terms.rules.sees_all(self.by)
+    }
+
+    /// The owner whose subvolumes are listed.
+    fn lister(&self) -> Answer<u32> {
+        owner(self.by).map_err(|_| Refusal::new("EPERM", LISTS_OPTION))
     }
 
     fn is_privileged(&self) -> bool {
@@ -306,38 +349,19 @@ impl<T: Tenants> Desk<'_, T> {
         }
     }
 
-    /// Whether subvolumes may be changed by the owner of all `owned`; `freely`: beyond his limits.
-    async fn may_change(&self, owned: &[NodeId], freely: bool) -> Answer<()> {
-        if self.is_privileged() {
-            return Ok(());
-        }
-        if !self.terms.rules.owners_may {
-            let is_root = self.by.is_some_and(|who| who.uid == 0);
-            let why = if is_root { ROOT_ONLY } else { OWNERS_OPTION };
-            return Err(Refusal::new("EPERM", why));
-        }
-        if freely {
-            return Err(Refusal::new("EPERM", "only root may choose quota groups and heirs"));
-        }
-        let uid = self.owner()?;
-        for &node in owned {
-            if self.tenants.owner(node).await? != uid {
-                let why = "only the owner of the directory and of the subvolume's root may do this";
-                return Err(Refusal::new("EPERM", why));
-            }
-        }
-        Ok(())
-    }
-
     /// Whether the caller may look through all of these subvolumes.
     async fn may_scan(&self, roots: &[Option<NodeId>]) -> Answer<()> {
-        if self.is_privileged() {
-            return Ok(());
+        match self.is_privileged() {
+            true => Ok(()),
+            false => self.owns(&roots.iter().flatten().copied().collect::<Vec<_>>(), NO_LOOK).await,
         }
-        let uid = self.owner()?;
-        for &node in roots.iter().flatten() {
+    }
+
+    /// Refuses with this reason unless the caller owns all of these nodes.
+    async fn owns(&self, nodes: &[NodeId], why: &str) -> Answer<()> {
+        let uid = owner(self.by)?;
+        for &node in nodes {
             if self.tenants.owner(node).await? != uid {
-                let why = "only root and the owner of the subvolume's root may look through it";
                 return Err(Refusal::new("EPERM", why));
             }
         }
@@ -346,6 +370,12 @@ impl<T: Tenants> Desk<'_, T> {
 
     /// As many rows as fit.
     fn page<R: Numbered>(&self, rows: Vec<R>) -> Answer<Value> {
+        let next = rows.last().filter(|_| rows.len() == ROWS).map(Numbered::number);
+        self.page_until(rows, next)
+    }
+
+    /// As many rows as fit; the list continues behind `next`.
+    fn page_until<R: Numbered>(&self, rows: Vec<R>, next: Option<u64>) -> Answer<Value> {
         let mut room = self.room.saturating_sub(FRAME_BYTES);
         let (all, mut shown, mut last) = (rows.len(), Vec::new(), None);
         for row in rows {
@@ -360,7 +390,7 @@ impl<T: Tenants> Desk<'_, T> {
         if shown.is_empty() && all > 0 {
             return Err(Refusal::new("EOVERFLOW", "one row is larger than an answer can be"));
         }
-        let next = last.filter(|_| shown.len() < all || all == ROWS);
+        let next = if shown.len() < all { last } else { next };
         Ok(json!(Page { rows: shown, next }))
     }
 }

@@ -16,6 +16,8 @@
 //! CALLER-D2  An owner on disk is compared only with ids that the request carries. The ids in /proc
 //!            do not show by which mount a process came: descriptors can be passed, and tables of
 //!            mounts can be hidden. By an idmapped mount the owner's id is another user's.
+//!            So they are compared only where the mount gives owners rights: such a mount permits
+//!            no mapping of ids.
 //! CALLER-D3  An ioctl or access(2) of an unidentified caller is refused.
 //! CALLER-D4  Callers are looked up only where /proc has the process ids of the daemon's own
 //!            namespace; in another, the same number is another process. Idmapped mounts are
@@ -62,7 +64,8 @@ impl Rules {
             None => !self.sees_callers && self.namespaces == Namespaces::Any,
         };
         let is_admin = uid == 0 && is_near && process.is_some_and(|process| process.is_capable());
-        Some(Who { uid, gid, is_admin, is_near, knows_owners: by.ids.is_some() })
+        let knows_owners = self.owners_may && by.ids.is_some();
+        Some(Who { uid, gid, is_admin, is_near, knows_owners })
     }
 
     /// The caller's ids on this machine; none if it cannot be identified.

@@ -3,37 +3,28 @@
 use std::sync::Arc;
 
 use copyhold_format::item::GroupId;
-use copyhold_fs::{Filesystem, FsError, NodeId, RolledBack, SubvolInfo};
+use copyhold_fs::{
+    Deleted, Filesystem, FsError, NodeId, Right, RolledBack, SubvolInfo, SubvolumeCalls,
+};
 use copyhold_types::SubvolId;
-use copyhold_volume::quota::{GroupState, GroupUse, Ledger, LimitKind, QuotaError};
+use copyhold_volume::quota::{GroupState, Ledger, LimitKind, QuotaError};
 use copyhold_volume::{Subvol, Volumes};
 
+use super::answers::{group_row, refused, row};
 use super::paths::Paths;
-use super::scans;
-use super::{Answer, NewEntry, Tenants};
-use crate::chain;
-use crate::errno::errno;
-use crate::moment::rfc3339;
+use super::{Answer, NewEntry, Part, Tenants, owned, scans};
 use crate::wire::scan::Scan;
-use crate::wire::{
-    Group, GroupChange, GroupLimits, GroupRow, Limited, QuotaStatus, Refusal, Room, Subvolume,
-    SubvolumeState,
-};
+use crate::wire::{GroupChange, GroupRow, Limited, QuotaStatus, Refusal, Room, Subvolume};
 
 impl Tenants for Arc<Filesystem> {
     async fn owner(&self, node: NodeId) -> Answer<u32> {
         Ok(self.getattr(node).await.map_err(refused)?.uid)
     }
 
-    async fn entry(&self, parent: NodeId, name: &[u8]) -> Answer<NodeId> {
-        let found = self.lookup(parent, name).await.map_err(refused)?.node;
-        self.forget(found, 1);
-        Ok(found)
-    }
-
     async fn create(&self, place: NewEntry<'_>) -> Answer<SubvolId> {
-        let NewEntry { by, parent, name, .. } = place;
-        let made = self.create_subvolume(by, parent, name, groups(place)).await;
+        let NewEntry { right, by, parent, name, .. } = place;
+        let calls = SubvolumeCalls::new(self, right);
+        let made = calls.create(by, parent, name, groups(place)).await;
         made.map_err(refused)
     }
 
@@ -43,29 +34,33 @@ impl Tenants for Arc<Filesystem> {
         place: NewEntry<'_>,
         read_only: bool,
     ) -> Answer<SubvolId> {
-        let NewEntry { parent, name, .. } = place;
-        let made = Filesystem::snapshot(self, source, parent, name, read_only, groups(place)).await;
+        let NewEntry { right, parent, name, .. } = place;
+        let calls = SubvolumeCalls::new(self, right);
+        let made = calls.snapshot(source, parent, name, read_only, groups(place)).await;
         made.map_err(refused)
     }
 
     async fn delete(
         &self,
+        right: Right,
         parent: NodeId,
         name: &[u8],
         heir: Option<SubvolId>,
-    ) -> Answer<Vec<NodeId>> {
-        let deleted = self.delete_subvolume(parent, name, heir).await.map_err(refused)?;
-        Ok(deleted.stale)
+    ) -> Answer<Deleted> {
+        let deleted = SubvolumeCalls::new(self, right).delete(parent, name, heir).await;
+        deleted.map_err(refused)
     }
 
     async fn roll_back(
         &self,
+        right: Right,
         parent: NodeId,
         name: &[u8],
         snapshot: SubvolId,
         keep: Option<(NodeId, &[u8])>,
     ) -> Answer<RolledBack> {
-        self.roll_back_subvolume(parent, name, snapshot, keep).await.map_err(refused)
+        let calls = SubvolumeCalls::new(self, right);
+        calls.roll_back(parent, name, snapshot, keep).await.map_err(refused)
     }
 
     async fn set_read_only(&self, subvol: SubvolId, on: bool) -> Answer<()> {
@@ -73,8 +68,8 @@ impl Tenants for Arc<Filesystem> {
     }
 
     async fn subvolumes(&self, after: u64, most: usize) -> Answer<Vec<Subvolume>> {
-        let behind = Filesystem::subvolumes(self).into_iter();
-        let behind = behind.filter(|one| u64::from(one.id.0) > after).take(most);
+        let after = SubvolId(u32::try_from(after).unwrap_or(u32::MAX));
+        let behind = self.subvolumes_behind(after, most);
         let mut paths = Paths::new(self);
         let mut rows = Vec::new();
         for info in behind {
@@ -85,6 +80,23 @@ impl Tenants for Arc<Filesystem> {
             rows.push(row(self, &info, path));
         }
         Ok(rows)
+    }
+
+    async fn own_subvolumes(&self, owner: u32, after: u64, most: usize) -> Answer<Part<Subvolume>> {
+        let make = |info: &SubvolInfo, name| Some(owned::outline(self, info, name));
+        owned::rows(self, owner, (after, most), make).await
+    }
+
+    async fn shown(&self, subvol: SubvolId, owner: Option<u32>) -> Answer<Subvolume> {
+        owned::shown(self, subvol, owner).await
+    }
+
+    async fn own_groups(&self, owner: u32, after: u64, most: usize) -> Answer<Part<GroupRow>> {
+        if !self.volumes().ledger().is_on() {
+            return Err(quota(QuotaError::Off));
+        }
+        let make = |info: &SubvolInfo, name| owned::group(self, info, name);
+        owned::rows(self, owner, (after, most), make).await
     }
 
     async fn leaving(&self, after: u64, most: usize) -> Answer<Vec<u32>> {
@@ -221,67 +233,6 @@ fn groups(place: NewEntry<'_>) -> Option<Vec<GroupId>> {
     (!place.groups.is_empty()).then(|| place.groups.to_vec())
 }
 
-fn row(fs: &Filesystem, info: &SubvolInfo, path: Option<String>) -> Subvolume {
-    let state = match info.is_dying {
-        true => SubvolumeState::Deleting,
-        false => SubvolumeState::Live,
-    };
-    let group = GroupId::of(info.id);
-    let paid = || fs.volumes().ledger().show_group(group).ok().map(|group| group.referenced);
-    let subvol = fs.volumes().subvol(info.id);
-    let generation = subvol.and_then(|subvol| fs.volumes().generation(&subvol).ok());
-    Subvolume {
-        id: info.id.0,
-        path,
-        parent: (info.id != SubvolId::ROOT).then_some(info.parent.subvol.0),
-        readonly: info.read_only,
-        origin: info.origin.map(|origin| origin.0),
-        created: rfc3339(info.created),
-        state,
-        generation: generation.map(|epoch| epoch.0),
-        freeing_bytes: info.is_dying.then(paid).flatten(),
-        freed_percent: info.walked_percent,
-    }
-}
-
-fn group_row(group: &GroupUse, path: Option<String>) -> GroupRow {
-    let limits = &group.limits;
-    GroupRow {
-        id: Group(group.id),
-        path,
-        state: group.state.name().into(),
-        deleted: group.tombstone.as_ref().map(|stone| rfc3339(stone.since)),
-        referenced: group.referenced,
-        exclusive: group.exclusive,
-        data: group.data,
-        metadata: group.metadata,
-        reserved: group.reserved,
-        unflushed: group.unflushed,
-        inodes: group.inodes,
-        snapshots: group.snapshots,
-        subvolumes: group.subvolumes,
-        limits: GroupLimits {
-            referenced: limits.referenced,
-            exclusive: limits.exclusive,
-            inodes: limits.inodes,
-            snapshots: limits.snapshots,
-            subvolumes: limits.subvolumes,
-        },
-        reserve: group.reserve,
-        parents: group.parents.iter().map(|parent| Group(*parent)).collect(),
-    }
-}
-
 fn quota(error: QuotaError) -> Refusal {
     Refusal::new(error.code(), error.to_string())
-}
-
-/// The errno that a system call would have answered with, and more words.
-fn refused(error: FsError) -> Refusal {
-    let text = chain(&error);
-    let code = match &error {
-        FsError::Quota(error) => error.code(),
-        _ => errno(error).name().unwrap_or("EIO"),
-    };
-    Refusal::new(code, text)
 }

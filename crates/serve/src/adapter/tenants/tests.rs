@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use copyhold_fs::{Caller as By, RolledBack};
+use copyhold_fs::{Caller as By, Deleted, RolledBack};
 use copyhold_runtime::SeededRuntime;
 use parking_lot::Mutex;
 
@@ -42,6 +42,18 @@ impl Fake {
         self.done.lock().push(what);
     }
 
+    /// As the filesystem checks owners.
+    fn permit(&self, right: Right, nodes: &[NodeId]) -> Answer<()> {
+        let owner = |node| self.owners.get(node).copied().unwrap_or(0);
+        match right {
+            Right::Owner(uid) if nodes.iter().any(|node| owner(node) != uid) => Err(Refusal::new(
+                "EPERM",
+                "only the owner of the directory and the subvolume's root",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     fn terms(&self, rules: Rules) -> Terms<'_> {
         Terms { rules, tokens: &self.tokens, rt: &*self.rt.0 }
     }
@@ -64,37 +76,41 @@ impl Tenants for Fake {
         Ok(self.owners.get(&node).copied().unwrap_or(0))
     }
 
-    async fn entry(&self, _: NodeId, name: &[u8]) -> Answer<NodeId> {
-        match name {
-            b"sub" => Ok(at(7, 1)),
-            b"directory" => Ok(at(1, 99)),
-            _ => Err(Refusal::new("ENOENT", "no such file or directory")),
-        }
-    }
-
     async fn create(&self, place: NewEntry<'_>) -> Answer<SubvolId> {
+        self.permit(place.right, &[place.parent])?;
         let By { uid, umask, .. } = place.by;
         self.did(format!("create in {} for {uid}, umask {umask:o}", place.parent));
         Ok(SubvolId(42))
     }
 
-    async fn snapshot(&self, source: SubvolId, _: NewEntry<'_>, _: bool) -> Answer<SubvolId> {
+    async fn snapshot(&self, source: SubvolId, place: NewEntry<'_>, _: bool) -> Answer<SubvolId> {
+        self.permit(place.right, &[place.parent, at(source.0, 1)])?;
         self.did(format!("snapshot {source}"));
         Ok(SubvolId(43))
     }
 
-    async fn delete(&self, _: NodeId, _: &[u8], heir: Option<SubvolId>) -> Answer<Vec<NodeId>> {
+    async fn delete(
+        &self,
+        right: Right,
+        parent: NodeId,
+        _: &[u8],
+        heir: Option<SubvolId>,
+    ) -> Answer<Deleted> {
+        self.permit(right, &[parent, at(7, 1)])?;
         self.did(format!("delete, heir {heir:?}"));
-        Ok(vec![at(7, 12)])
+        Ok(Deleted { subvol: SubvolId(7), stale: vec![at(7, 12)] })
     }
 
     async fn roll_back(
         &self,
-        _: NodeId,
+        right: Right,
+        parent: NodeId,
         _: &[u8],
         snapshot: SubvolId,
         keep: Option<(NodeId, &[u8])>,
     ) -> Answer<RolledBack> {
+        let there = keep.map_or(parent, |(directory, _)| directory);
+        self.permit(right, &[parent, there, at(7, 1), at(snapshot.0, 1)])?;
         self.did(format!("roll back to {snapshot}, keep {}", keep.is_some()));
         Ok(RolledBack { subvol: SubvolId(44), stale: vec![at(7, 13)] })
     }
@@ -102,6 +118,13 @@ impl Tenants for Fake {
     async fn set_read_only(&self, subvol: SubvolId, on: bool) -> Answer<()> {
         self.did(format!("{subvol} ro {on}"));
         Ok(())
+    }
+
+    async fn own_subvolumes(&self, owner: u32, after: u64, most: usize) -> Answer<Part<Subvolume>> {
+        let mut rows = self.subvolumes(after, most).await?;
+        rows.truncate(1);
+        rows.iter_mut().for_each(|row| row.path = Some(format!("of {owner}")));
+        Ok(Part { rows, next: Some(after + most as u64) })
     }
 
     async fn subvolumes(&self, after: u64, most: usize) -> Answer<Vec<Subvolume>> {
@@ -172,7 +195,8 @@ fn only_owners_of_roots_look_through_subvolumes() {
 }
 
 fn rules(owners_may: bool) -> Rules {
-    Rules { mounted_by: None, owners_may, sees_callers: true, namespaces: Namespaces::Own }
+    let (mounted_by, public_lists, namespaces) = (None, false, Namespaces::Own);
+    Rules { mounted_by, owners_may, sees_callers: true, public_lists, namespaces }
 }
 
 /// The answer to a question of `uid` on `node`, as text; and the names that the kernel forgets.
@@ -250,8 +274,6 @@ fn the_kernel_forgets_both_names_and_what_is_gone() {
     let (_, changed) = asked(&delete("sub"));
     let entries = vec![(at(1, 5), b"sub".to_vec())];
     assert_eq!(changed, Changed { entries, stale: vec![at(7, 12)] });
-    let (refused, changed) = asked(&delete("directory"));
-    assert_eq!((refused["error"]["code"].as_str(), changed), (Some("EINVAL"), Changed::default()));
     assert_eq!(*fake.done.lock(), ["roll back to 7, keep true", "delete, heir None"]);
 }
 
@@ -291,38 +313,29 @@ fn a_change_needs_writable_tokens_and_a_source_that_is_open() {
 }
 
 #[test]
-fn who_may_delete_a_subvolume_may_remove_an_empty_one() {
-    let mine = [(at(1, 5), ALICE), (at(7, 1), ALICE), (at(1, 6), BOB)];
-    let fake = Fake { owners: mine.into(), ..Fake::default() };
-    let may = |rules, uid, node| {
-        let by = Some(Who { uid, gid: uid, is_admin: uid == 0, is_near: true, knows_owners: true });
-        now(may_delete(&fake, fake.terms(rules), by, node, b"sub")).map_err(|refusal| refusal.code)
-    };
-    let not = Err("EPERM".to_owned());
-    assert_eq!(may(rules(false), 0, at(1, 5)), Ok(()));
-    assert_eq!(may(rules(false), ALICE, at(1, 5)), not);
-    assert_eq!(may(rules(true), ALICE, at(1, 5)), Ok(()));
-    assert_eq!(may(rules(true), BOB, at(1, 6)), not);
+fn a_right_comes_from_privilege_or_from_ownership_with_the_option() {
+    let alice = Who { uid: ALICE, gid: ALICE, is_admin: false, is_near: true, knows_owners: true };
+    let right = |owners_may, by| rules(owners_may).right(by, false).map_err(|no| no.message);
+    assert_eq!(right(true, Some(alice)), Ok(Right::Owner(ALICE)));
+    let admin = Who { uid: 0, is_admin: true, knows_owners: false, ..alice };
+    assert_eq!(right(false, Some(admin)), Ok(Right::Administrator));
+    assert!(right(false, Some(alice)).unwrap_err().contains("user_subvolumes"));
+    // By a mount that maps ids the owner's id is another user's.
+    let mapped = right(true, Some(Who { knows_owners: false, ..alice }));
+    assert!(mapped.unwrap_err().contains("user_subvolumes"));
+    let powerless = right(true, Some(Who { uid: 0, ..alice }));
+    assert!(powerless.unwrap_err().contains("CAP_SYS_ADMIN"));
+    assert!(right(true, None).unwrap_err().contains("the calling process"));
+    assert!(rules(true).right(Some(alice), true).unwrap_err().message.contains("heirs"));
 }
 
-/// By such a mount the owner's id is another user's.
 #[test]
-fn owners_have_no_rights_where_ids_are_mapped_and_nobody_has_who_is_not_identified() {
-    let owners = [(at(1, 5), ALICE), (at(7, 1), ALICE), (at(1, 6), 0)];
-    let fake = Fake { owners: owners.into(), ..Fake::default() };
-    let may_at = |node, by| {
-        let told = now(may_delete(&fake, fake.terms(rules(true)), by, node, b"sub"));
-        told.map_err(|refusal| refusal.message)
-    };
-    let may = |by| may_at(at(1, 5), by);
-    let who = Who { uid: ALICE, gid: ALICE, is_admin: false, is_near: true, knows_owners: true };
-    assert_eq!(may(Some(who)), Ok(()));
-    assert_eq!(may(Some(Who { uid: 0, is_admin: true, knows_owners: false, ..who })), Ok(()));
-    let mapped = may(Some(Who { knows_owners: false, ..who }));
-    assert!(mapped.unwrap_err().contains("user_subvolumes"));
-    let powerless = may_at(at(1, 6), Some(Who { uid: 0, ..who }));
-    assert!(powerless.unwrap_err().contains("CAP_SYS_ADMIN"));
-    assert!(may(None).unwrap_err().contains("the calling process"));
+fn the_user_who_mounted_manages_the_pool_from_the_daemons_namespaces() {
+    let mine = Rules { mounted_by: Some(ALICE), ..rules(false) };
+    let near = Who { uid: ALICE, gid: ALICE, is_admin: false, is_near: true, knows_owners: true };
+    assert!(mine.privileges(Some(near)));
+    assert!(!mine.privileges(Some(Who { is_near: false, ..near })));
+    assert!(!mine.privileges(Some(Who { uid: BOB, ..near })));
 }
 
 #[test]
@@ -381,13 +394,37 @@ fn owners_cannot_leave_their_limits() {
 }
 
 #[test]
-fn looking_needs_no_privilege() {
+fn lists_are_complete_for_administrators_and_by_an_option() {
     let fake = Fake { subvolumes: 3, ..Fake::default() };
-    let list = ask(&fake, rules(false), BOB, at(1, 5), Question::Subvolumes { after: 0 });
-    assert_eq!(list["answer"]["rows"].as_array().unwrap().len(), 2, "the root is not listed");
-    let show = ask(&fake, rules(false), BOB, at(3, 8), Question::Subvolume);
-    assert_eq!(show["answer"]["id"], 3);
-    refused(&ask(&fake, rules(false), BOB, at(9, 1), Question::Subvolume), "ESTALE", "deleted");
+    let public = Rules { public_lists: true, ..rules(false) };
+    for (rules, uid) in [(rules(false), 0), (public, BOB)] {
+        let list = ask(&fake, rules, uid, at(1, 5), Question::Subvolumes { after: 0 });
+        assert_eq!(list["answer"]["rows"].as_array().unwrap().len(), 2, "the root is not listed");
+        let show = ask(&fake, rules, uid, at(3, 8), Question::Subvolume);
+        assert_eq!(show["answer"]["id"], 3);
+        refused(&ask(&fake, rules, uid, at(9, 1), Question::Subvolume), "ESTALE", "deleted");
+    }
+    let leaving = ask(&fake, public, BOB, at(1, 5), Question::Leaving { after: 0 });
+    refused(&leaving, "EPERM", "only root");
+}
+
+#[test]
+fn an_owner_sees_his_own_rows_and_other_users_see_none() {
+    let fake = Fake { subvolumes: 300, ..Fake::default() };
+    let list = |by| {
+        let text = br#"{"ask":"subvolumes","after":0}"#;
+        let Answered { mut text, .. } =
+            now(answer(&fake, fake.terms(rules(true)), by, at(1, 5), text, TENANTS.bytes()));
+        text.pop();
+        serde_json::from_slice::<Value>(&text).unwrap()
+    };
+    let alice = Who { uid: ALICE, gid: ALICE, is_admin: false, is_near: true, knows_owners: true };
+    let own = &list(Some(alice))["answer"];
+    assert_eq!(own["rows"][0]["path"], format!("of {ALICE}"));
+    assert_eq!((own["rows"].as_array().unwrap().len(), own["next"].as_u64()), (1, Some(129)));
+    for by in [None, Some(Who { knows_owners: false, ..alice }), Some(Who { uid: 0, ..alice })] {
+        refused(&list(by), "EPERM", "public_lists");
+    }
 }
 
 #[test]
@@ -424,8 +461,6 @@ fn a_row_that_fits_nowhere_is_told() {
 fn only_subvolumes_are_treated_as_such() {
     let fake = Fake::default();
     let on = |question| ask(&fake, rules(false), 0, at(1, 5), question);
-    refused(&on(delete("directory")), "EINVAL", "not a subvolume");
-    refused(&on(delete("nothing")), "ENOENT", "no such file");
     refused(&on(Question::SetReadOnly { on: true }), "EINVAL", "root of a subvolume");
     let name = b"new".to_vec();
     let source = fake.token(at(3, 77));
