@@ -10,6 +10,7 @@
 
 mod check;
 mod command_line;
+mod confinement;
 mod control;
 mod create;
 mod debug;

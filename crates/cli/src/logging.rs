@@ -11,6 +11,7 @@ mod line_queue;
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process;
@@ -114,6 +115,7 @@ pub(crate) fn append(path: &Path) -> Result<File, Failure> {
     File::options()
         .create(true)
         .append(true)
+        .mode(0o640)
         .open(path)
         .map_err(|error| Failure::system(path.display(), &error))
 }

@@ -4,6 +4,7 @@
 //! recovers and mounts the pool, and then reports. With `-f` this process is the daemon.
 
 use std::ffi::OsString;
+use std::io;
 use std::path::PathBuf;
 use std::process;
 use std::thread;
@@ -13,6 +14,7 @@ use copyhold_fuse::Signals;
 use copyhold_fuse::daemon::{self, Launch, Outcome, Side};
 use copyhold_fuse::mount::abort_orphans;
 
+use crate::confinement::confine;
 use crate::failure::{Failure, Kind, complain};
 use crate::logging::Log;
 use crate::mount_options::Options;
@@ -45,6 +47,7 @@ const PAUSE: Duration = Duration::from_millis(20);
     norecovery      with ro: write nothing to the device, as ro does in any case\n  \
     cut-tail        give up, for good, what comes after the damage in a damaged log\n  \
     user_subvolumes owners of directories may make and delete subvolumes; no idmapped mounts\n  \
+    core_dumps      a crash may dump the daemon's memory, with data of tenants, to a file\n  \
     public_lists    all users see all subvolumes, quota groups and the state of the pool\n  \
     admin_namespaces=any  root manages the pool from any mount namespace, not only the daemon's\n  \
     export          files can be opened by their handles, as NFS does; not below overlayfs\n  \
@@ -81,7 +84,8 @@ impl Mount {
     pub(crate) fn run(self, log: &str) -> Result<(), Failure> {
         abort_orphans();
         let request = self.request()?;
-        let here = if self.foreground { Some(self.be_the_daemon_here(log)?) } else { None };
+        let here =
+            if self.foreground { Some(self.be_the_daemon_here(&request, log)?) } else { None };
         let begin = Instant::now();
         loop {
             if self.again(&request)? {
@@ -128,13 +132,15 @@ impl Mount {
     }
 
     /// Prepares signals and log in this process, as a daemon does before it opens its pool (`-f`).
-    fn be_the_daemon_here(&self, log: &str) -> Result<(Signals, Log), Failure> {
+    fn be_the_daemon_here(&self, request: &Request, log: &str) -> Result<(Signals, Log), Failure> {
         let signals = watch_signals()?;
+        let confined = confine(request);
         let log = match &self.log_file {
             Some(file) => logging::in_background(log, Some(file))?,
             None => logging::to_stderr(log)?,
         };
         log.end_on_panic();
+        report_powers(confined);
         Ok((signals, log))
     }
 
@@ -168,8 +174,10 @@ impl Mount {
     fn be_the_daemon(&self, launch: Launch, request: Request, log: &str) -> Result<(), Failure> {
         let begun = || {
             let signals = watch_signals()?;
+            let confined = confine(&request);
             let log = logging::in_background(log, self.log_file.as_deref())?;
             log.end_on_panic();
+            report_powers(confined);
             Ok((engine::serve(request, &signals)?, log))
         };
         let (served, _log) = match begun() {
@@ -200,6 +208,12 @@ impl Mount {
         let directory = mount_table::absolute(&self.directory);
         let fsname = self.fsname.clone().unwrap_or_else(|| pool.clone().into());
         Ok(Request { pool, directory, options, fsname })
+    }
+}
+
+fn report_powers(confined: io::Result<()>) {
+    if let Err(error) = confined {
+        tracing::warn!(%error, "the daemon keeps powers that it does not need");
     }
 }
 

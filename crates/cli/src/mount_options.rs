@@ -57,6 +57,8 @@ pub(crate) struct EngineOptions {
     pub(crate) norecovery: bool,
     /// Owners of directories may make, snapshot and delete subvolumes in them.
     pub(crate) user_subvolumes: bool,
+    /// The kernel may dump the daemon's memory, with data of tenants, to a file.
+    pub(crate) core_dumps: bool,
     /// All users see all subvolumes and groups, and the state of the pool.
     pub(crate) public_lists: bool,
     /// The mount namespaces from which the pool is managed.
@@ -154,6 +156,7 @@ impl EngineOptions {
             "cut-tail" => self.cut_tail = true,
             "norecovery" => self.norecovery = true,
             "user_subvolumes" => self.user_subvolumes = true,
+            "core_dumps" => self.core_dumps = true,
             "public_lists" => self.public_lists = true,
             "admin_namespaces" => {
                 let AdminNamespaces(namespaces) = parsed(name, value, "own or any")?;

@@ -225,3 +225,44 @@ fn each_caller_may_do_with_each_verb_as_the_tables_say() {
     }
     assert!(differing.is_empty(), "{differing:#?}");
 }
+
+#[test]
+fn the_daemon_keeps_few_powers() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    let status = || fs::read_to_string(format!("/proc/{}/status", site.pid())).unwrap();
+    let field = |status: &str, name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        u64::from_str_radix(line.trim(), 16).unwrap()
+    };
+    let own = fs::read_to_string("/proc/self/status").unwrap();
+    let (sys_ptrace, sys_admin, sys_resource, ipc_lock) = (1 << 19, 1 << 21, 1 << 24, 1 << 14);
+    if field(&own, "CapPrm:") & sys_ptrace == 0 {
+        return eprintln!("skipped: without CAP_SYS_PTRACE the daemon keeps what it has");
+    }
+    let tasks = fs::read_dir(format!("/proc/{}/task", site.pid())).unwrap();
+    for task in tasks {
+        let path = task.unwrap().path();
+        let Ok(status) = fs::read_to_string(path.join("status")) else { continue };
+        for set in ["CapEff:", "CapPrm:"] {
+            let kept = field(&status, set);
+            let unknown = kept & !(sys_ptrace | sys_admin | sys_resource | ipc_lock);
+            assert_eq!(unknown, 0, "{} {set} {kept:x}", path.display());
+        }
+        assert_eq!(field(&status, "CapInh:") | field(&status, "CapAmb:"), 0);
+        assert!(status.contains("NoNewPrivs:\t1"));
+    }
+    assert!(status().contains("Umask:\t0077"));
+    let dumps = || {
+        let read = |name| fs::read_to_string(format!("/proc/{}/{name}", site.pid())).unwrap();
+        let limit = read("limits").lines().find_map(|line| {
+            let words = line.strip_prefix("Max core file size")?.split_whitespace();
+            Some(words.take(2).map(str::to_owned).collect::<Vec<_>>())
+        });
+        (limit.unwrap(), read("coredump_filter").trim().to_owned())
+    };
+    let none = (vec!["1".to_owned(), "1".to_owned()], "00000000".to_owned());
+    assert_eq!(dumps(), none);
+    site.unmount();
+    site.mount(&["-o", "core_dumps"]);
+    assert_ne!(dumps(), none);
+}
