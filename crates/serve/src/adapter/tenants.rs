@@ -32,7 +32,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::rules::Rules;
-use super::tokens::Tokens;
+use super::tokens::{Holder, Tokens};
 use super::who::Who;
 use crate::tenants::{Answer, NewEntry, Part, Tenants};
 use crate::wire::{Asked, Group, Keep, Numbered, Page, Question, Refusal, Response, Token};
@@ -176,7 +176,10 @@ impl<T: Tenants> Desk<'_, T> {
             }
         }
         Ok(match question {
-            Question::Token => json!(self.terms.tokens.issue(self.terms.rt, self.node)),
+            Question::Token => {
+                let Terms { tokens, rt, .. } = self.terms;
+                json!(tokens.issue(rt, self.holder(), self.node))
+            }
             Question::Create { .. }
             | Question::Snapshot { .. }
             | Question::Delete { .. }
@@ -317,6 +320,15 @@ impl<T: Tenants> Desk<'_, T> {
         found.ok_or_else(|| {
             Refusal::new("EKEYEXPIRED", "the token of a directory has expired; ask for a new one")
         })
+    }
+
+    /// The holder of the caller's tokens.
+    fn holder(&self) -> Holder {
+        match self.by {
+            _ if self.is_privileged() => Holder::Administrator,
+            Some(who) => Holder::User(who.uid),
+            None => Holder::Unknown,
+        }
     }
 
     /// The owner of a new subvolume.

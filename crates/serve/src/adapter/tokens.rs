@@ -16,10 +16,11 @@
 //! TOKENS-T3  A token is writable once setxattr(2) of [`CHECKED`](crate::control::CHECKED) on its
 //!            own directory has presented it. The kernel has then checked that a mount through
 //!            which the caller has the directory permits writes.
-//! TOKENS-T4  At most [`TOKENS_MAX`] tokens are kept. A new one takes the place of the oldest:
-//!            then its owner is refused and can ask for another one.
+//! TOKENS-T4  At most [`TOKENS_MAX`] tokens are kept. Beyond that, the user with the most tokens
+//!            loses its oldest one: the threads of one user cannot evict the tokens of others. An
+//!            administrator loses a token only if no other user has one.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use copyhold_fs::NodeId;
@@ -29,14 +30,22 @@ use copyhold_sync::{Mutex, of};
 use crate::wire::Token;
 
 const LIFETIME: Duration = Duration::from_secs(10);
-/// A token that is used at once is not evicted even by callers that do nothing else than ask.
 const TOKENS_MAX: usize = 4096;
+
+/// The user to whom tokens are issued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Holder {
+    Administrator,
+    User(u32),
+    /// A caller that the daemon cannot identify.
+    Unknown,
+}
 
 /// The tokens of a mount.
 #[derive(Default)]
 pub(super) struct Tokens {
     /// Oldest first.
-    issued: Mutex<VecDeque<Issued>, of::Tokens>,
+    issued: Mutex<BTreeMap<Holder, VecDeque<Issued>>, of::Tokens>,
 }
 
 struct Issued {
@@ -49,15 +58,24 @@ struct Issued {
 
 impl Tokens {
     /// A new token for a directory that the caller has open.
-    pub(super) fn issue(&self, rt: &dyn Runtime, node: NodeId) -> Token {
-        let token = Token::from_random([rt.random(), rt.random()]);
-        let expires = rt.now() + LIFETIME.as_nanos() as u64;
+    pub(super) fn issue(&self, rt: &dyn Runtime, holder: Holder, node: NodeId) -> Token {
+        let (token, now) = (Token::from_random([rt.random(), rt.random()]), rt.now());
         let mut issued = self.issued.lock();
-        while issued.len() >= TOKENS_MAX || issued.front().is_some_and(|one| one.expires < rt.now())
-        {
-            issued.pop_front();
+        issued.retain(|_, tokens| {
+            while tokens.front().is_some_and(|one| one.expires < now) {
+                tokens.pop_front();
+            }
+            !tokens.is_empty()
+        });
+        if issued.values().map(VecDeque::len).sum::<usize>() >= TOKENS_MAX {
+            let most = issued
+                .iter_mut()
+                .max_by_key(|(holder, tokens)| (**holder != Holder::Administrator, tokens.len()));
+            let _evicted = most.and_then(|(_, tokens)| tokens.pop_front());
         }
-        issued.push_back(Issued { token: token.clone(), node, is_writable: false, expires });
+        let expires = now + LIFETIME.as_nanos() as u64;
+        let new = Issued { token: token.clone(), node, is_writable: false, expires };
+        issued.entry(holder).or_default().push_back(new);
         token
     }
 
@@ -68,7 +86,7 @@ impl Tokens {
         let is_meant = |one: &&mut Issued| {
             one.node == node && one.expires >= rt.now() && one.token.as_bytes() == token
         };
-        let found = issued.iter_mut().rev().find(is_meant);
+        let found = issued.values_mut().flatten().find(is_meant);
         found.map(|one| one.is_writable = true).is_some()
     }
 
@@ -76,7 +94,7 @@ impl Tokens {
     pub(super) fn find(&self, rt: &dyn Runtime, token: &Token) -> Option<(NodeId, bool)> {
         let issued = self.issued.lock();
         let is_meant = |one: &&Issued| one.expires >= rt.now() && one.token == *token;
-        issued.iter().rev().find(is_meant).map(|one| (one.node, one.is_writable))
+        issued.values().flatten().find(is_meant).map(|one| (one.node, one.is_writable))
     }
 }
 
@@ -91,11 +109,13 @@ mod tests {
         NodeId { subvol: SubvolId(7), ino: InodeNo(ino) }
     }
 
+    const ALICE: Holder = Holder::User(1000);
+
     #[test]
     fn a_token_is_writable_after_it_was_presented_on_its_own_directory() {
         let (rt, tokens) = (SeededRuntime::new(1), Tokens::default());
-        let token = tokens.issue(&*rt, at(1));
-        assert_ne!(tokens.issue(&*rt, at(1)), token);
+        let token = tokens.issue(&*rt, ALICE, at(1));
+        assert_ne!(tokens.issue(&*rt, ALICE, at(1)), token);
         assert_eq!(tokens.find(&*rt, &token), Some((at(1), false)));
         assert!(!tokens.make_writable(&*rt, at(2), token.as_bytes()));
         assert!(!tokens.make_writable(&*rt, at(1), b"guessed"));
@@ -106,16 +126,27 @@ mod tests {
     }
 
     #[test]
-    fn tokens_expire_and_the_oldest_make_room() {
+    fn a_flood_of_one_user_evicts_only_that_users_tokens() {
         let (rt, tokens) = (SeededRuntime::new(1), Tokens::default());
-        let first = tokens.issue(&*rt, at(1));
-        let more: Vec<Token> = (0..TOKENS_MAX as u64).map(|n| tokens.issue(&*rt, at(n))).collect();
-        assert_eq!(tokens.find(&*rt, &first), None);
-        assert!(more.iter().all(|token| tokens.find(&*rt, token).is_some()));
+        let root = tokens.issue(&*rt, Holder::Administrator, at(1));
+        let alice = tokens.issue(&*rt, ALICE, at(2));
+        let flood = |n| tokens.issue(&*rt, Holder::User(1001), at(n));
+        let bob: Vec<Token> = (0..2 * TOKENS_MAX as u64).map(flood).collect();
+        assert!(tokens.find(&*rt, &root).is_some() && tokens.find(&*rt, &alice).is_some());
+        let kept = bob.iter().filter(|token| tokens.find(&*rt, token).is_some());
+        assert_eq!(kept.count(), TOKENS_MAX - 2);
+        assert!(tokens.find(&*rt, bob.last().unwrap()).is_some());
+    }
+
+    #[test]
+    fn tokens_expire() {
+        let (rt, tokens) = (SeededRuntime::new(1), Tokens::default());
+        let old = [ALICE, Holder::Unknown].map(|holder| tokens.issue(&*rt, holder, at(1)));
         let sleeper = rt.clone();
         rt.block_on(async move { sleeper.sleep(LIFETIME + Duration::from_secs(1)).await });
-        assert!(more.iter().all(|token| tokens.find(&*rt, token).is_none()));
-        tokens.issue(&*rt, at(1));
+        assert!(old.iter().all(|token| tokens.find(&*rt, token).is_none()));
+        assert!(!tokens.make_writable(&*rt, at(1), old[0].as_bytes()));
+        tokens.issue(&*rt, ALICE, at(1));
         assert_eq!(tokens.issued.lock().len(), 1);
     }
 }
