@@ -63,6 +63,7 @@ mod promise;
 mod read_only;
 mod reaper;
 mod refusal;
+mod refusal_pace;
 mod right;
 mod rollback;
 mod sabotage;

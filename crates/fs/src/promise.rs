@@ -145,14 +145,29 @@ impl Filesystem {
             // Before the request: a file removed meanwhile may come too late for this time.
             let is_over = looks > LOOKS || self.rt.now() > until;
             let is_last = looks > 0 && (is_over || !self.is_reaping());
-            match self.promise_in_time(subvol, blocks).await {
-                Err(refused) if refused.is_full() && !is_last => {}
+            let refused = match self.promise_in_time(subvol, blocks).await {
+                Err(refused) if refused.is_full() && !is_last => refused,
                 promise => return promise,
-            }
+            };
             if looks > 0 {
                 self.rt.sleep(FORGETTING * 2_u32.pow(looks - 1)).await;
             }
-            self.write_back_and_reap().await;
+            if matches!(refused, FsError::Quota(_)) {
+                let turn = subvol.refusal_pace.write_back.turn().await;
+                if let Ok(promise) = self.promise_now(subvol, blocks) {
+                    return Ok(promise);
+                }
+                if looks == 0 && !turn.begin(self.rt.now()) {
+                    return Err(refused);
+                }
+                self.write_back_and_reap().await;
+                if let Ok(promise) = self.promise_now(subvol, blocks) {
+                    turn.note_room();
+                    return Ok(promise);
+                }
+            } else {
+                self.write_back_and_reap().await;
+            }
             looks += 1;
         }
     }
@@ -265,7 +280,13 @@ impl Filesystem {
             Err(QuotaError::Exceeded(_)) => {
                 Box::pin(self.hold_patiently(subvol, wanted, tier)).await
             }
-            other => Ok(other?),
+            other => {
+                let hold = other?;
+                if tier == quota::Tier::Delete {
+                    subvol.refusal_pace.note_deletion();
+                }
+                Ok(hold)
+            }
         }
     }
 
@@ -277,9 +298,8 @@ impl Filesystem {
     ) -> Result<Hold> {
         // Edits take less than was held for them, and freed space comes back (R22). No lock of
         // an inode may be waited for: the caller has some.
-        if let Err(error) = settle_edits(&self.pool, subvol).await {
-            tracing::debug!(%error, "a limit is looked at again, though a flush has failed");
-            self.pool.check_writable()?;
+        if let Some(hold) = hold_settled(self, subvol, wanted, tier).await? {
+            return Ok(hold);
         }
         let until = refused_at(self.rt.now());
         loop {
@@ -335,6 +355,7 @@ pub(crate) async fn charge_to_release(
 /// Counts the edits of a transaction that finishes an accepted removal, and so is refused by no
 /// limit. Items of one file lie together, so nothing but the ends of their range is copied.
 pub(crate) fn owe(fs: &Filesystem, subvol: &Subvol, edits: usize, bytes: usize) {
+    subvol.refusal_pace.note_deletion();
     fs.volumes.ledger().owes(subvol.id(), Request::for_edits(edits, bytes).metadata);
 }
 
@@ -352,11 +373,38 @@ fn refused_at(now: Nanos) -> Nanos {
     now + PATIENCE.as_nanos() as Nanos
 }
 
-/// Turns the estimate of a subvolume's unflushed edits into their real space.
-async fn settle_edits(pool: &Arc<Pool>, subvol: &Subvol) -> Result<()> {
-    let table = pool.table(subvol.table());
-    if table.unflushed_bytes() > 0 || table.under().is_some() {
-        pool.flush_edits_of(subvol.table()).await?;
+/// A hold in the room that a flush of the owner's edits makes; `None` if it makes too little, or
+/// if flushes made none lately (`refusal_pace`).
+async fn hold_settled(
+    fs: &Filesystem,
+    subvol: &Subvol,
+    wanted: Request,
+    tier: quota::Tier,
+) -> Result<Option<Hold>> {
+    let ledger = fs.volumes.ledger();
+    let turn = subvol.refusal_pace.flush.turn().await;
+    match ledger.hold(subvol.id(), wanted, tier) {
+        Err(QuotaError::Exceeded(_)) => {}
+        hold => return Ok(Some(hold?)),
     }
-    Ok(())
+    if !has_edits(&fs.pool, subvol) || !turn.begin(fs.rt.now()) {
+        return Ok(None);
+    }
+    if let Err(error) = fs.pool.flush_edits_of(subvol.table()).await {
+        tracing::debug!(%error, "a limit is looked at again, though a flush has failed");
+        fs.pool.check_writable()?;
+    }
+    match ledger.hold(subvol.id(), wanted, tier) {
+        Err(QuotaError::Exceeded(_)) => Ok(None),
+        hold => {
+            turn.note_room();
+            Ok(Some(hold?))
+        }
+    }
+}
+
+/// Whether a flush turns an estimate of a subvolume's unflushed edits into their real space.
+fn has_edits(pool: &Arc<Pool>, subvol: &Subvol) -> bool {
+    let table = pool.table(subvol.table());
+    table.unflushed_bytes() > 0 || table.under().is_some()
 }

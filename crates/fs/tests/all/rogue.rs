@@ -9,9 +9,12 @@ use copyhold_fs::{
     XattrSet,
 };
 use copyhold_pool::{Tier, Transaction};
+use copyhold_runtime::Runtime;
 use copyhold_types::{Key, SubvolId};
+use copyhold_volume::quota::{GroupId, LimitKind};
 
 use crate::common::*;
+use crate::quotas::{is_over_quota, limit, make, root_of, shown, subvolume};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
@@ -131,7 +134,7 @@ fn copies_of_sparse_files_have_the_bytes_of_their_source() {
             let fs = open(&world).await;
             let nodes = [create(&fs, "a").await, create(&fs, "b").await];
             let mut models = [Vec::new(), Vec::new()];
-            let below = |most: u64| copyhold_runtime::Runtime::random(&*world.rt) % most;
+            let below = |most: u64| world.rt.random() % most;
             let place = || match below(2) {
                 0 => below(SIZE / BLOCK) * BLOCK,
                 _ => below(SIZE),
@@ -315,6 +318,76 @@ fn directories_are_not_moved_below_2048_levels() {
         assert!(matches!(under_itself, Err(FsError::Invalid(_))), "{under_itself:?}");
         rename(levels[1000], "d", moved, "d").await.unwrap();
         assert_eq!(names(&fs, levels[2100]).await.len(), 3);
+        world.close(fs).await;
+    });
+}
+
+/// Changes that are refused at a limit, each after one that is accepted.
+#[test]
+fn refusals_at_a_limit_flush_a_few_times_a_second() {
+    let world = World::with_log(41, 32768, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        fs.enable_quotas().await.unwrap();
+        let a = subvolume(&fs, "a").await;
+        let (dir, file) = (root_of(a), make(&fs, root_of(a), "file").await.unwrap());
+        for n in 0..2000 {
+            let node = make(&fs, dir, &format!("file{n}")).await.unwrap();
+            fs.release(node);
+        }
+        fs.sync().await.unwrap();
+        fs.pool().flush_all().await.unwrap();
+        let used = shown(&fs, a).referenced;
+        limit(&fs, GroupId::of(a), LimitKind::Referenced, used).await;
+        let (since, before) = (world.rt.now(), fs.pool().counters().flushes);
+        for n in 0..200 {
+            let mode = SetAttr { mode: Some(0o600 + n % 2), ..SetAttr::default() };
+            fs.setattr(&Caller::ROOT, file, &mode).await.unwrap();
+            assert!(is_over_quota(make(&fs, dir, "more").await));
+        }
+        let flushes = fs.pool().counters().flushes - before;
+        let seconds = 1 + (world.rt.now() - since) / 1_000_000_000;
+        assert!(flushes <= 12 * seconds, "{flushes} flushes in {seconds} s");
+
+        // Deleted files make room for the next call, whatever was refused before.
+        for n in 0..1000 {
+            fs.unlink(dir, format!("file{n}").as_bytes()).await.unwrap();
+        }
+        fs.reaper_idle().await;
+        make(&fs, dir, "more").await.unwrap();
+        world.close(fs).await;
+    });
+}
+
+/// Writes that are refused at a limit do not write the data of others each time.
+#[test]
+fn refused_writes_leave_dirty_data_of_others_in_memory() {
+    let world = World::with_log(46, 32768, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        fs.enable_quotas().await.unwrap();
+        let (a, b) = (subvolume(&fs, "a").await, subvolume(&fs, "b").await);
+        let file = make(&fs, root_of(a), "file").await.unwrap();
+        let other = make(&fs, root_of(b), "other").await.unwrap();
+        limit(&fs, GroupId::of(a), LimitKind::Referenced, MIB).await;
+        let written = || -> u64 {
+            fs.pool().counters().purposes.iter().map(|purpose| purpose.written_bytes).sum()
+        };
+        let (since, mut writes) = (world.rt.now(), 0);
+        for n in 0..200 {
+            write(&fs, other, n * BLOCK, &pattern(1, 4096)).await;
+            let before = written();
+            let refused = fs.write(file, 0, &pattern(2, 2 << 20), Default::default()).await;
+            assert!(is_over_quota(refused));
+            writes += u64::from(written() > before);
+        }
+        let seconds = 1 + (world.rt.now() - since) / 1_000_000_000;
+        assert!(writes <= 12 * seconds, "{writes} refused writes wrote data in {seconds} s");
+        // A deleted file makes room for the next write.
+        fs.unlink(root_of(a), b"file").await.unwrap();
+        fs.release(file);
+        let file = make(&fs, root_of(a), "file").await.unwrap();
+        write(&fs, file, 0, &pattern(3, 1 << 19)).await;
         world.close(fs).await;
     });
 }

@@ -1,0 +1,110 @@
+//! Work before a limit refuses a request: at a bounded rate for each owner.
+//!
+//! Problem.  Unflushed edits count by an estimate that is too high, and write-back frees replaced
+//!           blocks. So before a limit refuses a request, the edits of its owner are flushed, and
+//!           before it refuses a write, all dirty data is written (R22). An owner at its limit that
+//!           tries again and again repeats this work, and all owners share the device.
+//! Idea.     Work that makes room has its use. Work that makes none is counted, and beyond
+//!           [`FUTILE_MAX`] times in a [`PERIOD`] the sums decide as they are.
+//!
+//! SETTLE-P1  One request of an owner works at a time. The others look again at the limit when
+//!            their turn comes, so none is refused while work makes room for it.
+//! SETTLE-P2  A deletion may make more room than its work costs: after one, the owner works again.
+//!            An owner has no more deletions than it has files.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use copyhold_runtime::{FifoMutex, FifoMutexGuard};
+use copyhold_types::Nanos;
+
+/// How often in a period work may make no room.
+const FUTILE_MAX: u64 = 4;
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// The work of one owner.
+#[derive(Default)]
+pub(crate) struct RefusalPace {
+    pub(crate) flush: Pace,
+    pub(crate) write_back: Pace,
+}
+
+impl RefusalPace {
+    /// The owner has deleted something (SETTLE-P2).
+    pub(crate) fn note_deletion(&self) {
+        self.flush.futile.store(0, Relaxed);
+        self.write_back.futile.store(0, Relaxed);
+    }
+}
+
+/// One kind of work.
+#[derive(Default)]
+pub(crate) struct Pace {
+    turn: FifoMutex,
+    /// When the period began.
+    since: AtomicU64,
+    /// Work of the period, without the work that made room.
+    futile: AtomicU64,
+}
+
+/// The right to work (SETTLE-P1).
+pub(crate) struct Turn<'p> {
+    pace: &'p Pace,
+    _turn: FifoMutexGuard<'p>,
+}
+
+impl Pace {
+    pub(crate) async fn turn(&self) -> Turn<'_> {
+        Turn { pace: self, _turn: self.turn.lock().await }
+    }
+}
+
+impl Turn<'_> {
+    /// Whether the owner may work now; the work counts until [`Self::note_room`].
+    pub(crate) fn begin(&self, now: Nanos) -> bool {
+        let Pace { since, futile, .. } = self.pace;
+        if now.saturating_sub(since.load(Relaxed)) >= PERIOD.as_nanos() as Nanos {
+            since.store(now, Relaxed);
+            futile.store(0, Relaxed);
+        }
+        let may = futile.load(Relaxed) < FUTILE_MAX;
+        if may {
+            futile.fetch_add(1, Relaxed);
+        }
+        may
+    }
+
+    /// The work made room for the request.
+    pub(crate) fn note_room(self) {
+        let less = |count: u64| Some(count.saturating_sub(1));
+        self.pace.futile.fetch_update(Relaxed, Relaxed, less).expect("never refuses");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use copyhold_runtime::SeededRuntime;
+
+    use super::*;
+
+    #[test]
+    fn work_that_makes_no_room_is_bounded_and_a_deletion_allows_more() {
+        SeededRuntime::new(1).block_on(async {
+            let pace = RefusalPace::default();
+            let period = PERIOD.as_nanos() as Nanos;
+            for now in 0..100 {
+                let turn = pace.flush.turn().await;
+                assert!(turn.begin(period + now), "it makes room");
+                turn.note_room();
+            }
+            let mut works = 0;
+            for now in 0..100 {
+                works += u64::from(pace.flush.turn().await.begin(period + now));
+            }
+            assert_eq!(works, FUTILE_MAX);
+            pace.note_deletion();
+            assert!(pace.flush.turn().await.begin(period + 100));
+            assert!(pace.flush.turn().await.begin(3 * period));
+        });
+    }
+}
