@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use copyhold_device::Device;
 use copyhold_format::item::{InodeItem, XATTR, XattrBucket, XattrValue, inode_key, xattr_bucket};
 use copyhold_fs::{
     Caller, FallocateMode, Filesystem, FsError, NodeId, Options, RenameFlags, Result, SetAttr,
@@ -341,13 +342,13 @@ fn refusals_at_a_limit_flush_a_few_times_a_second() {
         fs.pool().flush_all().await.unwrap();
         let used = shown(&fs, a).referenced;
         limit(&fs, GroupId::of(a), LimitKind::Referenced, used).await;
-        let (since, before) = (world.rt.now(), fs.pool().counters().flushes);
+        let (since, before) = (world.rt.now(), world.device.counters().snapshot().flushes);
         for n in 0..200 {
             let mode = SetAttr { mode: Some(0o600 + n % 2), ..SetAttr::default() };
             fs.setattr(&Caller::ROOT, file, &mode).await.unwrap();
             assert!(is_over_quota(make(&fs, dir, "more").await));
         }
-        let flushes = fs.pool().counters().flushes - before;
+        let flushes = world.device.counters().snapshot().flushes - before;
         let seconds = 1 + (world.rt.now() - since) / 1_000_000_000;
         assert!(flushes <= 12 * seconds, "{flushes} flushes in {seconds} s");
 
@@ -373,7 +374,7 @@ fn refused_writes_leave_dirty_data_of_others_in_memory() {
         let other = make(&fs, root_of(b), "other").await.unwrap();
         limit(&fs, GroupId::of(a), LimitKind::Referenced, MIB).await;
         let written = || -> u64 {
-            fs.pool().counters().purposes.iter().map(|purpose| purpose.written_bytes).sum()
+            world.device.counters().snapshot().purposes.iter().map(|purpose| purpose.written_bytes).sum()
         };
         let (since, mut writes) = (world.rt.now(), 0);
         for n in 0..200 {

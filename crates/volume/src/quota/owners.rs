@@ -236,6 +236,10 @@ impl Ledger {
         if !dead.account.is_dead() {
             return Err(QuotaError::NotDeleted(owner));
         }
+        // A sweep may be leading past it the owners that it held.
+        if dead.is_ending() {
+            return Err(QuotaError::NoGroup(GroupId::of(owner)));
+        }
         groups.check_heir(owner, heir)?;
         Ok(vec![self.set_heir(&mut groups, owner, heir)])
     }

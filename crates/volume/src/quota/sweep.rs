@@ -1,8 +1,8 @@
 //! Sweeping: dead records are removed in the background, in bounded steps.
 //!
-//! A dead owner is swept when its last row has gone. Before that, references to it are led past
-//! it: owners that it held get its heir as their holder, or else its own holder, and those whose
-//! record names it as heir get its own heir. A crash loses nothing: unswept owners are found again
+//! A dead owner is swept when its last row has gone. Then, or when it has an heir, references to it
+//! are led past it: owners that it held get its heir as their holder, or else its own holder, and
+//! those whose record names it as heir get its own heir. A crash loses nothing: unswept owners are found again
 //! when the ledger is loaded.
 
 use copyhold_format::item::{
@@ -17,8 +17,13 @@ use super::{Ledger, QuotaError, Rows};
 impl Owner {
     /// Dead, and nothing is left of it but its record.
     pub(super) fn is_over(&self) -> bool {
-        let is_named = !self.held.is_empty() || !self.heir_of.is_empty();
-        self.account.is_dead() && !self.account.has_rows() && !is_named
+        self.is_ending() && self.held.is_empty()
+    }
+
+    /// Dead, and it pays for nothing, nor is it named as an heir. Until then it holds owners that
+    /// were deleted inside it: if it gets an heir, they count there.
+    pub(super) fn is_ending(&self) -> bool {
+        self.account.is_dead() && !self.account.has_rows() && self.heir_of.is_empty()
     }
 }
 
@@ -65,6 +70,9 @@ impl Ledger {
         }
         if heir.is_some() {
             groups.drop_members(subvol, rows);
+        }
+        if heir.is_none() && !groups.owner(subvol).is_some_and(Owner::is_ending) {
+            return;
         }
         groups.lead_held_past(subvol, max, rows);
         let Some(owner) = groups.owner(subvol) else { return };

@@ -318,7 +318,7 @@ impl World {
         let (dead, of_heir) = (&self.plain.subs[&owner], &self.plain.subs[&heir]);
         match code {
             "ENOTCONN" => assert!(self.plain.from.is_none()),
-            "ENOENT" => assert!(!is_there || !heir_is_there),
+            "ENOENT" => assert!(!is_there || !heir_is_there || !self.plain.has_life(owner)),
             "EEXIST" => assert!(dead.heir.is_some()),
             "EINVAL" => assert!(owner == heir || !dead.dead),
             "ESTALE" => assert!(of_heir.dead),

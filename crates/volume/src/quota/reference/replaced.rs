@@ -204,3 +204,19 @@ fn a_move_asks_the_limits_that_it_brings_a_subvolume_under() {
     moves(&pool, ROOT).unwrap();
     moves(&pool, B).unwrap();
 }
+
+#[test]
+fn what_was_deleted_inside_waits_for_an_heir_as_long_as_its_holder_does() {
+    let mut pool = Pool::on();
+    pool.limit(at(B), 16 * MIB);
+    pool.create(S, A);
+    pool.write(S, 10 * MIB);
+    pool.write(A, MIB);
+    pool.delete(S, None).unwrap();
+    pool.delete(A, None).unwrap();
+    pool.sync();
+    let rows = pool.ledger.sweep(100);
+    pool.done(Ok(rows));
+    pool.done(pool.ledger.give_to_heir(SubvolId(A), SubvolId(B)));
+    pool.both_ways(|pool| assert_eq!(pool.ledger.available(SubvolId(B)), Some(5 * MIB)));
+}
