@@ -227,6 +227,11 @@ impl InodeState {
         self.item.has.has(InodeFlags::INLINE)
     }
 
+    /// Whether tables have content of it: extents, or an inline item.
+    pub(crate) fn stores_content(&self) -> bool {
+        self.item.allocated > 0 || self.is_inline()
+    }
+
     /// The item for a transaction that changes more than data: with the access time, which waits
     /// for such an occasion.
     pub(crate) fn next_item(&self) -> InodeItem {

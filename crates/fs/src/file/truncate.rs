@@ -59,8 +59,11 @@ impl Filesystem {
             self.note_dirty(inode);
             return Ok(());
         }
-        let cuts = if size < old { inode.state().item.allocated / BLOCK } else { 0 };
-        let tier = if size < old { Tier::Delete } else { Tier::Change };
+        let (cuts, frees) = match inode.state() {
+            state if size < old => (state.item.allocated / BLOCK, state.stores_content()),
+            _ => (0, false),
+        };
+        let tier = if frees { Tier::Delete } else { Tier::Change };
         let room = self.room_for_size(inode, cuts, tier).await?;
         self.shorten(inode, size, room, empties).await?;
         self.note_dirty(inode);
@@ -121,7 +124,7 @@ impl Filesystem {
         if empties {
             self.will_be_emptied(inode, state);
         }
-        let stored = state.item.allocated > 0 || state.is_inline();
+        let stored = state.stores_content();
         let gone = if size < state.shown.size {
             state.data.truncate(size, state.item.size, stored)
         } else {
