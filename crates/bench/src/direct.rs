@@ -24,7 +24,7 @@ pub(crate) enum Way {
 /// A piece of a buffer as direct I/O wants it.
 #[derive(Clone)]
 #[repr(align(4096))]
-struct Page([u8; BLOCK]);
+pub(crate) struct Page(pub(crate) [u8; BLOCK]);
 
 /// Opens a file past the page cache.
 pub(crate) fn open(path: &Path, way: Way) -> Result<File, BenchError> {
@@ -41,50 +41,76 @@ pub(crate) fn transfer(
     places: &mut Places,
     meter: &mut Meter<'_>,
 ) -> Result<(), BenchError> {
-    let mut ring = IoUring::new(depth.next_power_of_two() as u32).on("io_uring")?;
-    let pages = places.unit() / BLOCK;
-    let mut buffers = vec![Page([0; BLOCK]); depth * pages];
-    let mut began = vec![Instant::now(); depth];
-    let mut idle: Vec<usize> = (0..depth).collect();
-    let mut failure = None;
-    // What is in flight points into `buffers`, so this loop ends only when nothing is.
-    loop {
-        let go_on = failure.is_none() && meter.go_on(depth - idle.len());
-        if go_on {
-            while let Some(slot) = idle.pop() {
-                let buffer = &mut buffers[slot * pages..][..pages];
-                let request = request(file, way, places, buffer).user_data(slot as u64);
-                began[slot] = Instant::now();
-                // SAFETY: `file` and the slot's part of `buffers` outlive the request: the slot is
-                // not idle until its completion was seen, and the loop is not left before every
-                // slot is idle.
-                unsafe { ring.submission().push(&request) }.expect("one entry a slot");
-                if !meter.go_on(depth - idle.len()) {
-                    break;
-                }
-            }
-        } else if idle.len() == depth {
-            break;
-        }
-        match ring.submit_and_wait(1) {
-            Err(error) if error.kind() != io::ErrorKind::Interrupted => {
-                // The kernel may still use the buffers; they must not be freed.
-                std::mem::forget(buffers);
-                return Err(error).on("io_uring");
-            }
-            _ => {}
-        }
-        for completion in ring.completion() {
-            let slot = completion.user_data() as usize;
-            if completion.result() != places.unit() as i32 {
-                let error = io::Error::from_raw_os_error(-completion.result().min(-1));
-                failure.get_or_insert(error);
-            }
-            meter.done(began[slot]);
-            idle.push(slot);
-        }
+    Queue::new(depth, places.unit())?.transfer(file, way, places, meter).map(drop)
+}
+
+/// The ring and the buffers of so many requests.
+pub(crate) struct Queue {
+    ring: IoUring,
+    depth: usize,
+    buffers: Vec<Page>,
+}
+
+impl Queue {
+    /// For requests of `unit` bytes.
+    pub(crate) fn new(depth: usize, unit: usize) -> Result<Queue, BenchError> {
+        let ring = IoUring::new(depth.next_power_of_two() as u32).on("io_uring")?;
+        let buffers = vec![Page([0; BLOCK]); depth * (unit / BLOCK)];
+        Ok(Queue { ring, depth, buffers })
     }
-    failure.map_or(Ok(()), Err::<(), _>).on("direct I/O")
+
+    /// Returns the queue, when the meter says that it is enough and nothing is in flight.
+    pub(crate) fn transfer(
+        self,
+        file: &File,
+        way: Way,
+        places: &mut Places,
+        meter: &mut Meter<'_>,
+    ) -> Result<Queue, BenchError> {
+        let Queue { mut ring, depth, mut buffers } = self;
+        let pages = places.unit() / BLOCK;
+        let mut began = vec![Instant::now(); depth];
+        let mut idle: Vec<usize> = (0..depth).collect();
+        let mut failure = None;
+        // What is in flight points into `buffers`, so this loop ends only when nothing is.
+        loop {
+            let go_on = failure.is_none() && meter.go_on(depth - idle.len());
+            if go_on {
+                while let Some(slot) = idle.pop() {
+                    let buffer = &mut buffers[slot * pages..][..pages];
+                    let request = request(file, way, places, buffer).user_data(slot as u64);
+                    began[slot] = Instant::now();
+                    // SAFETY: `file` and the slot's part of `buffers` outlive the request: the slot
+                    // is not idle until its completion was seen, and the loop is not left before
+                    // every slot is idle.
+                    unsafe { ring.submission().push(&request) }.expect("one entry a slot");
+                    if !meter.go_on(depth - idle.len()) {
+                        break;
+                    }
+                }
+            } else if idle.len() == depth {
+                break;
+            }
+            match ring.submit_and_wait(1) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                    // The kernel may still use the buffers; they must not be freed.
+                    std::mem::forget(buffers);
+                    return Err(error).on("io_uring");
+                }
+                _ => {}
+            }
+            for completion in ring.completion() {
+                let slot = completion.user_data() as usize;
+                if completion.result() != places.unit() as i32 {
+                    let error = io::Error::from_raw_os_error(-completion.result().min(-1));
+                    failure.get_or_insert(error);
+                }
+                meter.done(began[slot]);
+                idle.push(slot);
+            }
+        }
+        failure.map_or(Ok(Queue { ring, depth, buffers }), Err).on("direct I/O")
+    }
 }
 
 /// The next one, of a unit, from or into `buffer`.

@@ -20,8 +20,10 @@ pub(crate) enum BenchError {
     TooManyFiles { files: u32, open: u64 },
     #[error("the daemon refuses: {0}")]
     Refused(String),
-    #[error("the background could not begin to write; what it said is above")]
-    NoBackground,
+    #[error("the process `copyhold-bench {0}` does not answer; its own message is above")]
+    NoAnswer(&'static str),
+    #[error("{0}: the filesystem reports no number of this subvolume")]
+    NoId(String),
     #[error("the null mount could not be served: {0}")]
     Null(String),
     #[error(

@@ -102,10 +102,17 @@ impl Forest {
 
     /// As most programs do it, without the time of birth.
     pub(crate) fn stat(&self, interrupt: &Interrupt) -> Result<Measured, BenchError> {
-        self.each(interrupt, |shuffled, _| {
-            let path = self.path("f", shuffled);
-            lstat(&path).map_err(io::Error::from).on(path.display()).map(drop)
-        })
+        self.each(interrupt, |shuffled, _| self.stat_file(shuffled))
+    }
+
+    /// Stats the file that is number `index` in random order; behind the last comes the first.
+    pub(crate) fn stat_next(&self, index: u64) -> Result<(), BenchError> {
+        self.stat_file(self.shuffled[(index % u64::from(self.files)) as usize])
+    }
+
+    fn stat_file(&self, number: u32) -> Result<(), BenchError> {
+        let path = self.path("f", number);
+        lstat(&path).map_err(io::Error::from).on(path.display()).map(drop)
     }
 
     /// With the time of birth, as those in Rust and in Node do.

@@ -9,7 +9,7 @@
 //!           its name; `places`, `direct` and `clients` are how they reach files, `meter` their
 //!           rates; `summary` turns samples into lines, `machine` says where, `plot` draws them.
 //!           `core_list` is the jobs that a change is judged by. `tenant` and `measured` are of
-//!           those with many snapshots.
+//!           those with many snapshots. `own_process` runs hidden jobs beside the measured one.
 //!
 //! Beside time it reports device bytes per byte that the job wrote: a benchmark that is over before
 //! bookkeeping is due would hide them (P4), so run it with a data set many times the memory for
@@ -33,11 +33,13 @@ mod measured;
 mod memory;
 mod meter;
 mod null;
+mod own_process;
 mod places;
 mod plot;
 mod random_overwrite;
 mod random_read;
 mod recovery;
+mod rogue;
 mod sample;
 mod sequential;
 mod size;
@@ -67,6 +69,7 @@ use null::Null;
 use random_overwrite::RandomOverwrite;
 use random_read::RandomRead;
 use recovery::Recovery;
+use rogue::{Rogue, RogueTenant};
 use sequential::Sequential;
 use snapshots::Snapshots;
 use sqlite::Sqlite;
@@ -87,7 +90,8 @@ Examples:
   copyhold-bench memory --files 1000000 --rounds 1
   copyhold-bench unshare --files 200 --snapshots 50 --quota off,simple --against btrfs
   copyhold-bench unshare --files 200 --snapshots 10,100,1000 --rounds 1
-  copyhold-bench snapshots --files 100000 --snapshots 1000 --against btrfs";
+  copyhold-bench snapshots --files 100000 --snapshots 1000 --against btrfs
+  copyhold-bench rogue --kinds limit,xattr,queue --seconds 10 --plot rogue.svg";
 
 /// Measure Copyhold, and kernel filesystems beside it
 #[derive(Debug, Parser)]
@@ -155,9 +159,14 @@ enum Given {
     Unshare(Unshare),
     /// Snapshots made and deleted, and what a neighbour notices of it
     Snapshots(Snapshots),
+    /// The waiting times of a tenant, alone and beside each kind of rogue
+    Rogue(Rogue),
     /// A process that `unshare` starts
     #[command(hide = true)]
     Background(Background),
+    /// The process of a rogue
+    #[command(hide = true)]
+    RogueTenant(RogueTenant),
     /// The process that serves the null mount
     #[command(hide = true)]
     Null(Null),
@@ -184,6 +193,7 @@ fn run(job: Given, common: &Common) -> Result<(), BenchError> {
     let jobs: Vec<Box<dyn Job>> = match job {
         Given::Background(job) => return job.run(),
         Given::Null(job) => return job.run(),
+        Given::RogueTenant(job) => return job.run(&interrupt),
         Given::Core => core_list::jobs(),
         Given::RandomOverwrite(job) => vec![Box::new(job)],
         Given::RandomRead(job) => vec![Box::new(job)],
@@ -196,6 +206,7 @@ fn run(job: Given, common: &Common) -> Result<(), BenchError> {
         Given::Memory(job) => vec![Box::new(job)],
         Given::Unshare(job) => vec![Box::new(job)],
         Given::Snapshots(job) => vec![Box::new(job)],
+        Given::Rogue(job) => vec![Box::new(job)],
     };
     measure(&jobs, common, &interrupt)
 }

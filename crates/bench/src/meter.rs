@@ -27,7 +27,7 @@ pub(crate) struct Meter<'a> {
     bounds: Bounds,
     interrupt: &'a Interrupt,
     began: Instant,
-    latencies_ns: Vec<u32>,
+    latencies_ns: Vec<u64>,
 }
 
 impl<'a> Meter<'a> {
@@ -43,7 +43,7 @@ impl<'a> Meter<'a> {
     ) -> Result<(), BenchError> {
         while self.go_on(0) {
             let began = Instant::now();
-            operation(self.latencies_ns.len() as u64)?;
+            operation(self.ops())?;
             self.done(began);
         }
         Ok(())
@@ -51,13 +51,18 @@ impl<'a> Meter<'a> {
 
     /// Whether another operation may begin, with `in_flight` of them not done yet.
     pub(crate) fn go_on(&self, in_flight: usize) -> bool {
-        ((self.latencies_ns.len() + in_flight) as u64) < self.bounds.ops
+        self.ops() + (in_flight as u64) < self.bounds.ops
             && self.began.elapsed() < self.bounds.time
             && self.interrupt.check().is_ok()
     }
 
     pub(crate) fn done(&mut self, began: Instant) {
-        self.latencies_ns.push(began.elapsed().as_nanos().min(u128::from(u32::MAX)) as u32);
+        self.latencies_ns.push(began.elapsed().as_nanos() as u64);
+    }
+
+    /// How many operations are done.
+    pub(crate) fn ops(&self) -> u64 {
+        self.latencies_ns.len() as u64
     }
 
     pub(crate) fn end(mut self) -> Result<Measured, BenchError> {
@@ -84,10 +89,16 @@ pub(crate) fn each(
 pub(crate) struct Measured {
     seconds: f64,
     /// Ascending.
-    latencies_ns: Vec<u32>,
+    latencies_ns: Vec<u64>,
 }
 
 impl Measured {
+    /// One operation of this time.
+    #[cfg(test)]
+    pub(crate) fn example(time: Duration) -> Measured {
+        Measured { seconds: time.as_secs_f64(), latencies_ns: vec![time.as_nanos() as u64] }
+    }
+
     pub(crate) fn ops(&self) -> u64 {
         self.latencies_ns.len() as u64
     }
@@ -98,6 +109,12 @@ impl Measured {
         self.latencies_ns.extend(other.latencies_ns);
         self.latencies_ns.sort_unstable();
         self
+    }
+
+    /// This and a later measurement of the same client.
+    pub(crate) fn then(self, later: Measured) -> Measured {
+        let seconds = self.seconds + later.seconds;
+        Measured { seconds, ..self.beside(later) }
     }
 
     /// Operations a second, and how long one took.
@@ -119,11 +136,11 @@ impl Measured {
         self.ops() as f64 / self.seconds.max(f64::MIN_POSITIVE)
     }
 
-    fn percentiles(&self, variant: &str) -> [Sample; 2] {
+    pub(crate) fn percentiles(&self, variant: &str) -> [Sample; 2] {
         [("p50", 0.50), ("p99", 0.99)].map(|(name, share)| {
             let index = (self.latencies_ns.len() as f64 * share) as usize;
             let ns = self.latencies_ns.get(index).copied().unwrap_or_default();
-            Sample::new(variant, name, "us", f64::from(ns) / 1000.0)
+            Sample::new(variant, name, "us", ns as f64 / 1000.0)
         })
     }
 }
@@ -157,5 +174,18 @@ mod tests {
         ];
         assert_eq!(both.samples("x"), expected);
         assert_eq!(both.throughput("x", 1 << 20)[0], Sample::new("x", "rate", "MiB/s", 2.0));
+    }
+
+    #[test]
+    fn turns_of_one_client_add_up_their_time() {
+        let first = Measured { seconds: 2.0, latencies_ns: vec![5000] };
+        let later = Measured { seconds: 2.0, latencies_ns: vec![1000, 3000, 4000] };
+        let all = first.then(later);
+        let expected = [
+            Sample::new("x", "iops", "ops/s", 1.0),
+            Sample::new("x", "p50", "us", 4.0),
+            Sample::new("x", "p99", "us", 5.0),
+        ];
+        assert_eq!(all.samples("x"), expected);
     }
 }

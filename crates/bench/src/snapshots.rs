@@ -16,7 +16,7 @@
 //! Kernel filesystems without snapshots have no part in it. `ioctl` asks, `source` is what is
 //! snapshotted.
 
-mod ioctl;
+pub(crate) mod ioctl;
 mod source;
 
 use std::path::PathBuf;

@@ -21,7 +21,7 @@
 
 mod background;
 pub(crate) mod copies;
-mod enable;
+pub(crate) mod enable;
 
 use std::time::{Duration, Instant};
 

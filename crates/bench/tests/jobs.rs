@@ -152,6 +152,26 @@ fn snapshots_are_of_what_has_them() {
 }
 
 #[test]
+fn rogue() {
+    let neighbour = ["--files", "50", "--size", "1M", "--seconds", "1"];
+    let sizes = ["--threads", "4", "--limit", "2M"];
+    let kinds = ["rogue", "--kinds", "limit,rename"];
+    let lines = run(&[&kinds[..], &neighbour, &sizes].concat());
+    let calls = ["write_fsync", "read_cold", "read_direct"];
+    let of_rename = calls.map(|call| {
+        let names = ["alone.rename", "beside.rename", "beside_to_alone.rename"];
+        names.map(|name| format!("{name}.{call}.p99"))
+    });
+    let mut expected: Vec<&str> = of_rename.as_flattened().iter().map(String::as_str).collect();
+    expected.push("rogue.rename.calls");
+    assert_metrics(&lines, &expected);
+    let found = metrics(&lines, "copyhold");
+    let refused = ["rogue.limit.refused", "beside_to_alone.limit.stat.p50"];
+    assert!(!has_copyhold() || refused.iter().all(|it| found.contains(it)), "{found:?}");
+    assert!(!metrics(&lines, "plain").contains("rogue.limit.refused"), "it has no limits");
+}
+
+#[test]
 fn figures_are_drawn() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("files.svg");

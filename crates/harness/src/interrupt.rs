@@ -26,6 +26,11 @@ impl Interrupt {
         Interrupt(Arc::default())
     }
 
+    /// Asks for an end, as a signal does.
+    pub fn set(&self) {
+        self.0.store(true, Relaxed);
+    }
+
     pub fn is_set(&self) -> bool {
         self.0.load(Relaxed)
     }

@@ -32,19 +32,19 @@ const SNAP_CREATE: Opcode = opcode::write::<VolumeArguments>(0x94, 1);
 const SNAP_DESTROY: Opcode = opcode::write::<VolumeArguments>(0x94, 15);
 
 /// A directory in which snapshots are made and deleted.
-pub(super) struct Control {
+pub(crate) struct Control {
     kind: Kind,
     directory: File,
 }
 
 impl Control {
-    pub(super) fn open(kind: Kind, directory: &Path) -> Result<Control, BenchError> {
+    pub(crate) fn open(kind: Kind, directory: &Path) -> Result<Control, BenchError> {
         let directory = File::open(directory).on(directory.display())?;
         Ok(Control { kind, directory })
     }
 
     /// A writable snapshot of the subvolume whose root `source` is.
-    pub(super) fn snapshot(&self, source: &Path, name: &str) -> Result<(), BenchError> {
+    pub(crate) fn snapshot(&self, source: &Path, name: &str) -> Result<(), BenchError> {
         let source = File::open(source).on(source.display())?;
         match self.kind {
             Kind::Copyhold => {
@@ -59,7 +59,7 @@ impl Control {
         }
     }
 
-    pub(super) fn delete(&self, name: &str) -> Result<(), BenchError> {
+    pub(crate) fn delete(&self, name: &str) -> Result<(), BenchError> {
         match self.kind {
             Kind::Copyhold => {
                 self.change(&json!({ "ask": "delete", "name": name.as_bytes(), "heir": null }))

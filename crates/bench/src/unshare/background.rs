@@ -1,29 +1,24 @@
 //! The writers that nobody times.
 //!
 //! All files of all snapshots are open at once, and a process may have only so many. So the
-//! writers are threads of as many processes as that takes: this program again, by a job that help
-//! does not show. Such a process says when it is ready, tells how much was written whenever a line
-//! asks, and ends when its standard input does, which it does in any case when the one that started
-//! it is gone.
+//! writers are threads of as many processes as that takes (`own_process.rs`). Each answers a line
+//! with the number of writes so far.
 
-use std::io::{self, BufRead, BufReader, Write};
+use std::ffi::OsString;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
-use copyhold_harness::HarnessError;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
 use super::copies::{SEED, snapshot};
 use crate::error::{BenchError, On};
+use crate::own_process::{OwnProcess, READY, raise_open_files, say};
 use crate::tenant::{Fsync, Tenant};
 
 /// A writer needs little, and there may be thousands.
 const STACK_BYTES: usize = 128 << 10;
 /// Descriptors that are for something else.
 const SPARE_FILES: u64 = 64;
-const READY: &str = "ready";
 
 /// What one process does: the snapshots from `from` up to `to`.
 #[derive(Clone, Debug, clap::Args)]
@@ -43,10 +38,6 @@ pub(crate) struct Background {
 impl Background {
     /// Writes until standard input ends.
     pub(crate) fn run(&self) -> Result<(), BenchError> {
-        let say = |what: &dyn std::fmt::Display| {
-            let mut output = io::stdout();
-            writeln!(output, "{what}").and_then(|()| output.flush()).on("standard output")
-        };
         self.write_until(
             || say(&READY),
             |written| {
@@ -107,26 +98,7 @@ impl Drop for EndOnDrop<'_> {
 }
 
 /// Processes that write. Dropping them ends them.
-pub(super) struct Processes(Vec<Process>);
-
-struct Process {
-    child: Child,
-    says: BufReader<ChildStdout>,
-}
-
-impl Process {
-    fn line(&mut self) -> Result<String, BenchError> {
-        let mut line = String::new();
-        self.says.read_line(&mut line).on("a process of the background")?;
-        Ok(line.trim().to_owned())
-    }
-
-    fn written(&mut self) -> Result<u64, BenchError> {
-        let ask = self.child.stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(b"\n"));
-        ask.on("a process of the background")?;
-        self.line()?.parse().map_err(|_| BenchError::NoBackground)
-    }
-}
+pub(super) struct Processes(Vec<OwnProcess>);
 
 impl Processes {
     /// Returns when all of them write.
@@ -136,37 +108,31 @@ impl Processes {
         files: u32,
         fsync: Fsync,
     ) -> Result<Processes, BenchError> {
-        let program = std::env::current_exe().on("this program")?;
         let each = tenants_a_process(files)?;
         let mut processes = Processes(Vec::new());
         let mut from = 0;
         while from < snapshots {
             let to = snapshots.min(from.saturating_add(each));
-            let mut command = Command::new(&program);
-            command.arg("background").arg("--mount-point").arg(mount_point);
+            let mut arguments: Vec<OsString> = vec!["--mount-point".into(), mount_point.into()];
             for (name, value) in [("--from", from), ("--to", to), ("--files", files)] {
-                command.arg(name).arg(value.to_string());
+                arguments.extend([name.into(), value.to_string().into()]);
             }
             if fsync == Fsync::Strict {
-                command.arg("--strict");
+                arguments.push("--strict".into());
             }
-            command.stdin(Stdio::piped()).stdout(Stdio::piped());
-            let mut child = command.spawn().on("a process for the background")?;
-            let says = BufReader::new(child.stdout.take().expect("it is piped"));
-            processes.0.push(Process { child, says });
+            processes.0.push(OwnProcess::start("background", arguments)?);
             from = to;
         }
-        for process in &mut processes.0 {
-            if process.line()? != READY {
-                return Err(BenchError::NoBackground);
-            }
-        }
+        processes.0.iter_mut().try_for_each(OwnProcess::wait_until_ready)?;
         Ok(processes)
     }
 
     /// How often all of them have written so far.
     pub(super) fn written(&mut self) -> Result<u64, BenchError> {
-        self.0.iter_mut().map(Process::written).sum()
+        let written = |process: &mut OwnProcess| {
+            process.ask()?.parse::<u64>().map_err(|_| process.no_answer())
+        };
+        self.0.iter_mut().map(written).sum()
     }
 
     /// Returns when nothing is written any more.
@@ -176,15 +142,10 @@ impl Processes {
 
     fn end_all(&mut self) -> Result<(), BenchError> {
         let mut processes = std::mem::take(&mut self.0);
-        processes.iter_mut().for_each(|process| drop(process.child.stdin.take()));
+        processes.iter_mut().for_each(OwnProcess::close);
         let mut all = Ok(());
-        for mut process in processes {
-            let status = process.child.wait().on("a process of the background")?;
-            if !status.success() {
-                let (command, says) = ("copyhold-bench background".into(), "see above".into());
-                let status = status.to_string();
-                all = Err(HarnessError::Failed { command, status, says }.into());
-            }
+        for process in &mut processes {
+            all = process.wait().and(all);
         }
         all
     }
@@ -200,9 +161,7 @@ impl Drop for Processes {
 
 /// How many writers' files one process may have open; raises the limit as far as it goes.
 fn tenants_a_process(files: u32) -> Result<u32, BenchError> {
-    let maximum = getrlimit(Resource::Nofile).maximum;
-    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).on("the limit of files")?;
-    let open = maximum.unwrap_or(u64::MAX).saturating_sub(SPARE_FILES);
+    let open = raise_open_files()?.saturating_sub(SPARE_FILES);
     let tenants = u32::try_from(open / u64::from(files)).unwrap_or(u32::MAX);
     if tenants == 0 { Err(BenchError::TooManyFiles { files, open }) } else { Ok(tenants) }
 }

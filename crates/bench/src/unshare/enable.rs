@@ -20,7 +20,7 @@ struct QuotaControl {
 const QUOTA_CONTROL: Opcode = opcode::read_write::<QuotaControl>(0x94, 40);
 const ENABLE_SIMPLE: u64 = 4;
 
-pub(super) fn simple_quotas(target: &Target<'_>) -> Result<(), BenchError> {
+pub(crate) fn simple_quotas(target: &Target<'_>) -> Result<(), BenchError> {
     match target.kind() {
         Kind::Copyhold => {
             let mut enable = target.copyhold();
