@@ -44,6 +44,16 @@ const BURSTS: u64 = 6;
 const CALLS: u64 = 400;
 /// Kinds of calls.
 const KINDS: u64 = 33;
+/// Inodes whose leaves are copied, in so many clones.
+const STAMPED: u64 = 128;
+const CLONES: u64 = 12;
+/// Deletions of one burst whose data a snapshot keeps.
+const PINS: u64 = 16;
+/// Extents of a scattered file.
+const EXTENTS: u64 = 64;
+/// Copies of one, and the end of all, at most.
+const COPIES: u64 = 600;
+const COPIED_MAX: u64 = 2 << 30;
 /// Blocks of the pool: far more than any limit, so that nothing else refuses.
 const BLOCKS: u64 = 32768;
 
@@ -83,6 +93,36 @@ struct Tenant<'a> {
     dirs: Vec<NodeId>,
 }
 
+/// Changes all inodes until a limit refuses that, twice: edits have become nodes in between.
+async fn restamp(fs: &Arc<Filesystem>, dir: NodeId) -> Result<(), FsError> {
+    for mode in [0o600, 0o640] {
+        for n in 0..STAMPED {
+            let node = fs.lookup(dir, n.to_string().as_bytes()).await?.node;
+            let change = SetAttr { mode: Some(mode), ..SetAttr::default() };
+            if fs.setattr(&ROOT, node, &change).await.is_err() {
+                break;
+            }
+        }
+        fs.pool().flush_all().await?;
+    }
+    Ok(())
+}
+
+/// A new file of [`EXTENTS`] extents, open, and its end.
+async fn scattered(
+    fs: &Arc<Filesystem>,
+    dir: NodeId,
+    name: &[u8],
+) -> Result<(NodeId, u64), FsError> {
+    let flags = OpenFlags::READ_WRITE;
+    let made = fs.create(&ROOT, dir, name, 0o644, flags, false).await?.0.node;
+    for n in 0..EXTENTS {
+        fs.write(made, 2 * n * BLOCK, &[8; 4096], WriteFlags::default()).await?;
+    }
+    fs.fsync(made, false).await?;
+    Ok((made, 2 * EXTENTS * BLOCK))
+}
+
 fn root_of(subvol: SubvolId) -> NodeId {
     NodeId { subvol, ino: InodeNo::ROOT }
 }
@@ -103,7 +143,7 @@ impl History {
             image: SimImage::empty(shape.blocks),
             shape,
             options,
-            limit: dice.within(1..5) * MIB,
+            limit: dice.within(2..7) * (MIB / 2),
             of_group: dice.one_in(2),
             peak: 0,
             home: root_of(SubvolId::ROOT),
@@ -158,7 +198,7 @@ impl History {
         }
         for burst in 0..BURSTS {
             let mut tenant = Tenant::of(&fs, &mut self.dice, self.home);
-            let calls = machine.run(tenant.burst()).expect("the power is on");
+            let calls = tenant.burst(&machine);
             self.home = tenant.home;
             self.outcome.operations += calls;
             let used = machine.run(at_rest(&fs)).expect("the power is on");
@@ -206,15 +246,19 @@ impl<'a> Tenant<'a> {
     }
 
     /// Calls of one kind, with others among them; how many.
-    async fn burst(&mut self) -> u64 {
+    fn burst(&mut self, machine: &Machine) -> u64 {
         let calls = self.dice.within(1..CALLS);
         let (kind, dir) = (self.dice.below(KINDS), self.dice.pick(&self.dirs));
         for _ in 0..calls {
             let kind = if self.dice.one_in(4) { self.dice.below(KINDS) } else { kind };
-            self.call(kind, dir).await;
+            machine.run(self.call(kind, dir)).expect("the power is on");
         }
-        if self.dice.one_in(3) {
-            self.change_subvolumes().await;
+        match self.dice.below(8) {
+            0..3 => machine.run(self.change_subvolumes()).expect("the power is on"),
+            3 | 4 => machine.run(self.pin_and_roll_back()).expect("the power is on"),
+            5 => self.share_again_and_again(machine, dir),
+            6 => self.restamp(machine, dir),
+            _ => {}
         }
         calls
     }
@@ -308,6 +352,58 @@ impl<'a> Tenant<'a> {
             }
             4 => drop(fs.roll_back_subvolume(home, &name, source, None).await),
             _ => self.roll_home_back().await,
+        }
+    }
+
+    /// Copies two files of many extents behind each other, again and again.
+    fn share_again_and_again(&mut self, machine: &Machine, dir: NodeId) {
+        let (fs, names) = (self.fs, [self.name(), self.name()]);
+        let made = names.map(|name| machine.run(scattered(fs, dir, &name)).expect("it is on"));
+        let [Ok(mut from), Ok(mut to)] = made else { return };
+        for _ in 0..COPIES {
+            let copy = fs.copy_file_range(from.0, 0, to.0, to.1, from.1);
+            match machine.run(copy).expect("the power is on") {
+                Ok(copied) if copied > 0 && to.1 < COPIED_MAX => to.1 += copied,
+                _ => break,
+            }
+            std::mem::swap(&mut from, &mut to);
+        }
+        [from, to].into_iter().for_each(|(node, _)| fs.release(node));
+    }
+
+    /// Makes clones, fills the limit, and changes the inodes of each clone, which copies leaves.
+    fn restamp(&mut self, machine: &Machine, dir: NodeId) {
+        let fs = self.fs;
+        for n in 0..STAMPED {
+            let name = n.to_string();
+            let made = self.create(dir, name.as_bytes(), 1500);
+            drop(machine.run(made).expect("the power is on"));
+        }
+        let mut clones = Vec::new();
+        for n in 0..CLONES {
+            let name = format!("subvolume {n}").into_bytes();
+            let clone = fs.snapshot(dir.subvol, self.home, &name, false, None);
+            clones.extend(machine.run(clone).expect("the power is on"));
+        }
+        drop(machine.run(self.create(dir, b"large", 8 << 20)).expect("the power is on"));
+        for clone in clones {
+            let restamped = restamp(fs, root_of(clone));
+            drop(machine.run(restamped).expect("the power is on"));
+        }
+    }
+
+    /// Deletes subvolumes whose data snapshots elsewhere keep, and rolls the first one back.
+    async fn pin_and_roll_back(&mut self) {
+        let (fs, root) = (self.fs, self.fs.root());
+        for n in 0..PINS {
+            let (home, pin) = (self.home, format!("pin {}", self.dice.below(4 * PINS)));
+            let Ok(inner) = fs.create_subvolume(&ROOT, home, b"inner", None).await else { break };
+            drop(self.create(root_of(inner), b"f", 256 << 10).await);
+            drop(fs.snapshot(inner, root, pin.as_bytes(), true, None).await);
+            drop(fs.delete_subvolume(home, b"inner", None).await);
+            if n % 4 == 3 {
+                self.roll_home_back().await;
+            }
         }
     }
 

@@ -374,7 +374,14 @@ fn refused_writes_leave_dirty_data_of_others_in_memory() {
         let other = make(&fs, root_of(b), "other").await.unwrap();
         limit(&fs, GroupId::of(a), LimitKind::Referenced, MIB).await;
         let written = || -> u64 {
-            world.device.counters().snapshot().purposes.iter().map(|purpose| purpose.written_bytes).sum()
+            world
+                .device
+                .counters()
+                .snapshot()
+                .purposes
+                .iter()
+                .map(|purpose| purpose.written_bytes)
+                .sum()
         };
         let (since, mut writes) = (world.rt.now(), 0);
         for n in 0..200 {
