@@ -6,9 +6,10 @@
 
 use std::sync::Arc;
 
-use copyhold_format::item::{ParentDirectory, inode_key};
+use copyhold_format::item::inode_key;
 use copyhold_pool::{IdSpace, Pool, Tier, Transaction};
 use copyhold_types::{InodeNo, SubvolId, Timestamp, Txg};
+use copyhold_volume::quota::Hold;
 use copyhold_volume::{OldState, Volumes};
 use smallvec::SmallVec;
 
@@ -18,6 +19,7 @@ use crate::item_bytes::INODE_BYTES;
 use crate::permit::Way;
 use crate::right::{Right, SubvolumeCalls};
 use crate::subvol::{FILES, Subvol};
+use crate::tenants::{hold_entry, place_in};
 use crate::{FileKind, Filesystem, FsError, NodeId, Result};
 
 /// The result of a rollback.
@@ -52,7 +54,7 @@ impl Filesystem {
     ///
     /// # Errors
     /// It is the root, is read-only, or shares no history with `snapshot`; it holds other
-    /// subvolumes and is not kept.
+    /// subvolumes and is not kept; a limit refuses what the rollback adds.
     pub async fn roll_back_subvolume(
         self: &Arc<Self>,
         parent: NodeId,
@@ -178,6 +180,10 @@ impl SubvolumeCalls<'_> {
         let bytes = 2 * (Volumes::LIFE_BYTES + INODE_BYTES) + names;
         // At a limit or in a full pool this may be the way out: it is a deletion, too.
         let tier = if kept.is_some() { Tier::Write } else { Tier::DeleteSubvolume };
+        let mut entry = match kept {
+            Some(kept) => hold_entry(fs, &kept.dir.subvol, &kept.bucket, kept.name).await?,
+            None => Hold::nothing(),
+        };
         let credit = fs.credit(tier, 2 * Volumes::LIFE_EDITS + 4, bytes).await?;
 
         let now = fs.now();
@@ -197,13 +203,10 @@ impl SubvolumeCalls<'_> {
             let next = InodeNo(mark);
             let (made, txg) =
                 fs.volumes.roll_back(old, from, &numbers, &new, next, then, credit, tx)?;
+            entry.spend_metadata();
             Ok((made.id(), txg))
         })
     }
-}
-
-pub(crate) fn place_in(dir: &Inode) -> ParentDirectory {
-    ParentDirectory { subvol: dir.node.subvol, directory: dir.node.ino }
 }
 
 /// The changes of the directories, that of the entry first.

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use copyhold_format::item::{HashKey, SubvolState};
+use copyhold_format::item::{HashKey, ParentDirectory, SubvolState};
 use copyhold_pool::{Credit, IdSpace, Tier, Transaction};
 use copyhold_runtime::WriteGuard;
 use copyhold_types::{InodeNo, SubvolId, Timestamp};
@@ -28,7 +28,6 @@ use crate::inode::{Inode, InodeRef, InodeState, lock_states};
 use crate::item_bytes::INODE_BYTES;
 use crate::permit::Way;
 use crate::right::{Right, SubvolumeCalls};
-use crate::rollback::place_in;
 use crate::subvol::{FILES, Subvol};
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result, Sabotage};
 
@@ -317,8 +316,13 @@ impl Filesystem {
     }
 }
 
-/// For the entry of a new subvolume, in a directory of `holder`.
-async fn hold_entry(
+/// Where an entry in this directory is.
+pub(crate) fn place_in(dir: &Inode) -> ParentDirectory {
+    ParentDirectory { subvol: dir.node.subvol, directory: dir.node.ino }
+}
+
+/// For the entry that a subvolume gets in a directory of `holder`.
+pub(crate) async fn hold_entry(
     fs: &Arc<Filesystem>,
     holder: &Subvol,
     bucket: &Bucket,

@@ -32,7 +32,8 @@ impl Volumes {
     /// and under [`Self::THERE`] those of the one where `old` goes on.
     ///
     /// # Errors
-    /// `old` is the root, or holds others and is not kept; the two share no history.
+    /// `old` is the root, or holds others and is not kept; the two share no history. A limit
+    /// refuses what the rollback adds.
     #[allow(clippy::too_many_arguments)] // each is a different thing
     pub fn roll_back(
         &self,
@@ -69,6 +70,7 @@ impl Volumes {
         }
         if let OldState::Kept(_) = then {
             self.state.map.read().check_nesting(there.id(), Some(old.id()))?;
+            self.state.ledger.check_move(old.id(), there.id())?;
         }
         self.check_sealable(&trees, snapshot, numbers)?;
         let (holder, origin) = (Some(here.id()), Some(snapshot.id()));

@@ -23,8 +23,8 @@ use crate::filesystem::FIRST_PLACEHOLDER;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
-use crate::rollback::place_in;
 use crate::subvol::FILES;
+use crate::tenants::place_in;
 use crate::xattr_edit::XattrEdit;
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result, Sabotage};
 

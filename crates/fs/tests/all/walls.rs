@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use copyhold_fs::{Caller, Filesystem, FsError, NodeId, Options, RenameFlags, SetAttr};
+use copyhold_fs::{
+    Caller, Filesystem, FsError, NodeId, Options, RenameFlags, Right, SetAttr, SubvolumeCalls,
+};
 use copyhold_runtime::Runtime;
 use copyhold_types::SubvolId;
 use copyhold_volume::NESTING_MAX;
@@ -330,6 +332,49 @@ fn a_subvolume_comes_to_another_by_that_ones_owner_only() {
         rename(&alice, open, of_alice).await.unwrap();
         rename(&Caller::ROOT, of_alice, open).await.unwrap();
         rename(&alice, open, ROOT).await.unwrap();
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn a_rollback_brings_no_owner_over_its_limit() {
+    let world = World::new(47, 16384);
+    world.run(async {
+        let fs = open(&world).await;
+        let alice = Caller::new(1, 1, 0);
+        let calls = SubvolumeCalls::new(&fs, Right::Owner(1));
+        let own = fs.create_subvolume(&alice, ROOT, b"own", None).await.unwrap();
+        let top = root_of(own);
+        let a = calls.create(&alice, top, b"a", None).await.unwrap();
+        for n in 0..5 {
+            let file = make(&fs, root_of(a), &name(n)).await.unwrap();
+            fs.release(file);
+        }
+        let s = calls.snapshot(a, top, b"s", true, None).await.unwrap();
+        // The old state that is kept is a subvolume more: with inodes, bytes and a name.
+        let keep = async |n: u64| {
+            let name = name(n);
+            calls.roll_back(top, b"a", s, Some((top, name.as_bytes()))).await
+        };
+        for (kind, most) in [(LimitKind::Subvolumes, 2), (LimitKind::Inodes, 15)] {
+            limit(&fs, GroupId::of(own), kind, most).await;
+            assert!(is_over_quota(keep(0).await), "{kind:?}");
+            fs.change_quotas(|ledger| ledger.limit(GroupId::of(own), kind, None)).await.unwrap();
+        }
+        limit(&fs, GroupId::of(own), LimitKind::Referenced, 256 * KIB).await;
+        let mut kept = 0;
+        while keep(kept).await.is_ok() {
+            kept += 1;
+            assert!(kept < 100, "no rollback is refused");
+        }
+        // One that adds nothing is the way out, and inodes are asked for again.
+        limit(&fs, GroupId::of(own), LimitKind::Inodes, 1).await;
+        let a = calls.roll_back(top, b"a", s, None).await.unwrap().subvol;
+        for n in 0..5 {
+            fs.unlink(root_of(a), name(n).as_bytes()).await.unwrap();
+        }
+        fs.reaper_idle().await;
+        assert!(is_over_quota(calls.roll_back(top, b"a", s, None).await));
         world.close(fs).await;
     });
 }

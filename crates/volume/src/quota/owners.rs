@@ -137,6 +137,32 @@ impl Ledger {
         account
     }
 
+    /// An owner in its place, which counts nothing yet and of which nothing is logged.
+    pub(super) fn add_resident(
+        &self,
+        groups: &mut Groups,
+        new: &Resident,
+        parents: &BTreeSet<GroupId>,
+    ) -> Arc<Account> {
+        let account = self.add_account(groups, new.subvol);
+        groups.set_holder(new.subvol, new.holder);
+        parents.iter().for_each(|parent| groups.link(GroupId::of(new.subvol), *parent));
+        account.set_above(groups.above(new.subvol));
+        account
+    }
+
+    /// Undoes [`Self::add_resident`].
+    pub(super) fn take_back(
+        &self,
+        groups: &mut Groups,
+        account: &Account,
+        parents: &BTreeSet<GroupId>,
+    ) {
+        account.set_above(vec![]);
+        groups.take_back(account.subvol, parents);
+        self.accounts.remove(account.subvol);
+    }
+
     /// A subvolume or snapshot comes into being; its epoch begins after this. `hold` may have the
     /// snapshot's place under a limit of its origin. A snapshot has all the inodes of its origin, a
     /// subvolume its root directory, and groups with a limit on inodes may refuse it. Nothing
@@ -153,15 +179,10 @@ impl Ledger {
             return Err(QuotaError::Exists(id));
         }
         let parents = groups.inherited(&new, inherit)?;
-        let account = self.add_account(&mut groups, new.subvol);
-        groups.set_holder(new.subvol, new.holder);
-        parents.iter().for_each(|parent| groups.link(id, *parent));
-        account.set_above(groups.above(new.subvol));
+        let account = self.add_resident(&mut groups, &new, &parents);
         let mut rows = Rows::new();
         if let Err(refused) = begin(&groups, &account, new.origin, &mut rows) {
-            account.set_above(vec![]);
-            groups.take_back(new.subvol, &parents);
-            self.accounts.remove(new.subvol);
+            self.take_back(&mut groups, &account, &parents);
             return Err(refused);
         }
         if let Some(origin) = new.origin {
@@ -264,15 +285,14 @@ impl Ledger {
 
 /// A subvolume begins with its root directory; a snapshot with the inodes of its origin, if those
 /// are counted. Limits may refuse these, or one subvolume more.
-fn begin(
+pub(super) fn begin(
     groups: &Groups,
     account: &Arc<Account>,
     origin: Option<SubvolId>,
     rows: &mut Rows,
 ) -> Result<(), QuotaError> {
-    let of_origin = |origin| groups.owner(origin)?.account.files.item();
     let item = match origin {
-        Some(origin) => of_origin(origin),
+        Some(origin) => groups.inodes_of(origin),
         None => Some(InodesItem { counted_from: InodeNo::ROOT, count: 1 }),
     };
     let inodes = item.map_or(0, |item| item.count);
@@ -287,6 +307,11 @@ fn begin(
 }
 
 impl Groups {
+    /// The inodes of a subvolume, if they are counted.
+    pub(super) fn inodes_of(&self, subvol: SubvolId) -> Option<InodesItem> {
+        self.owner(subvol)?.account.files.item()
+    }
+
     fn check_heir(&self, owner: SubvolId, heir: SubvolId) -> Result<(), QuotaError> {
         if owner == heir {
             return Err(QuotaError::OwnHeir(owner));

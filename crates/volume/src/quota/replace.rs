@@ -1,8 +1,11 @@
 //! Owners that move, and owners that another one replaces.
 //!
 //! A subvolume that is rolled back is a new owner with the groups, the limits and the reserve of
-//! the old one, which leaves it all that it pays for, or goes on as an owner of its own. Nothing
-//! here is refused for want of room: an owner above a limit then can write nothing new.
+//! the old one, which leaves it all that it pays for, or goes on as an owner of its own.
+//!
+//! Limits refuse only what a rollback adds: inodes, if the snapshot has more than the old state,
+//! and a subvolume, if the old state is kept. A rollback that adds nothing is a way out of a limit,
+//! and never refused.
 
 use std::sync::Arc;
 
@@ -13,8 +16,9 @@ use copyhold_types::{SubvolId, Timestamp};
 use super::account::Account;
 use super::error::QuotaError;
 use super::groups::Groups;
+use super::hold::Hold;
 use super::node::{Node, Sums};
-use super::owners::Resident;
+use super::owners::{Resident, begin};
 use super::request::{Request, Tier};
 use super::share::Share;
 use super::{GroupId, Ledger, Rows};
@@ -57,7 +61,7 @@ impl Ledger {
     }
 
     /// `new`, a snapshot of its origin, comes in the place of `old`. It has all the inodes of its
-    /// origin.
+    /// origin. Limits may refuse what this adds.
     pub fn replace_subvolume(
         &self,
         new: Resident,
@@ -78,18 +82,31 @@ impl Ledger {
         let is_lost = self.breaks(Sabotage::LoseReserve);
         let reserve = if is_lost { 0 } else { group.item.reserve };
 
+        let mut more = match replaced {
+            Replaced::Deleted { .. } => groups.hold_more_inodes(old, new.origin)?,
+            Replaced::Kept { .. } => groups.hold_snapshot(new.origin)?,
+        };
         let mut rows = Rows::new();
-        let account = self.add_account(&mut groups, new.subvol);
-        groups.set_holder(new.subvol, new.holder);
-        for parent in parents {
-            groups.link(id, parent);
-            rows.push((member_key(id, parent), Edit::Put((&[]).into())));
+        let account = self.add_resident(&mut groups, &new, &parents);
+        account.node.set_limits(&limits);
+        match replaced {
+            Replaced::Deleted { .. } => {
+                account.begin_life();
+                groups.take_inodes(&account, new.origin, &mut rows);
+            }
+            Replaced::Kept { .. } => {
+                if let Err(refused) = begin(&groups, &account, new.origin, &mut rows) {
+                    self.take_back(&mut groups, &account, &parents);
+                    return Err(refused);
+                }
+            }
         }
-        account.set_above(groups.above(new.subvol));
-        account.begin_life();
+        let link = |parent: &GroupId| (member_key(id, *parent), Edit::Put((&[]).into()));
+        rows.extend(parents.iter().map(link));
         if let Some(origin) = new.origin {
-            groups.take_inodes(&account, origin, &mut rows);
-            groups.count_snapshot(new.subvol, origin, false);
+            let held = groups.owner(origin).map(|owner| Arc::clone(&owner.account));
+            let gated = held.is_some_and(|origin| more.settle_snapshot(&origin));
+            groups.count_snapshot(new.subvol, origin, gated);
         }
         // One of the two has the reserve at any time, or none.
         groups.promise(old, limits, 0, &mut rows)?;
@@ -117,11 +134,32 @@ impl Groups {
         }
     }
 
+    /// For the inodes that `origin` has beyond those of `old`, whose place it takes.
+    fn hold_more_inodes(
+        &self,
+        old: SubvolId,
+        origin: Option<SubvolId>,
+    ) -> Result<Hold, QuotaError> {
+        let count = |of: SubvolId| self.inodes_of(of).map_or(0, |item| item.count);
+        let inodes = origin.map_or(0, count).saturating_sub(count(old));
+        self.hold_of(old, Request { inodes, ..Request::default() })
+    }
+
+    /// For one more snapshot of `origin`.
+    fn hold_snapshot(&self, origin: Option<SubvolId>) -> Result<Hold, QuotaError> {
+        let one = Request { snapshots: 1, ..Request::default() };
+        origin.map_or(Ok(Hold::nothing()), |origin| self.hold_of(origin, one))
+    }
+
+    fn hold_of(&self, subvol: SubvolId, wanted: Request) -> Result<Hold, QuotaError> {
+        let living = self.owner(subvol).filter(|owner| !owner.account.is_dead());
+        let hold = living.map(|owner| owner.account.hold(wanted, Tier::Write)).transpose();
+        Ok(hold.map_err(QuotaError::Exceeded)?.unwrap_or_default())
+    }
+
     /// As many inodes as `origin` has, at any limits.
-    fn take_inodes(&self, account: &Account, origin: SubvolId, rows: &mut Rows) {
-        let Some(item) = self.owner(origin).and_then(|origin| origin.account.files.item()) else {
-            return;
-        };
+    fn take_inodes(&self, account: &Account, origin: Option<SubvolId>, rows: &mut Rows) {
+        let Some(item) = origin.and_then(|origin| self.inodes_of(origin)) else { return };
         account.files.set(&item);
         account.pay(&Sums { inodes: item.count as i64, ..Sums::default() });
         rows.push((

@@ -270,8 +270,12 @@ impl World {
             holder: holder.map(SubvolId),
             origin: Some(SubvolId(origin)),
         };
-        let code = self.ledger.replace_subvolume(new, SubvolId(old), replaced);
-        assert_eq!(self.log(code), "");
+        let refusing = self.refusing_replacement(old, origin, id, kept.is_some());
+        match self.ledger.replace_subvolume(new, SubvolId(old), replaced) {
+            Err(refused) => return self.expect_refused(refused, refusing),
+            Ok(rows) => self.open.extend(rows),
+        }
+        assert_eq!(refusing, BTreeSet::new());
         let of = self.plain.subs[&origin].clone();
         let sub = Sub {
             holder,
@@ -307,6 +311,37 @@ impl World {
         }
         self.new_epoch(origin);
         self.new_epoch(id);
+    }
+
+    /// The groups that must refuse what a rollback adds: inodes, or a subvolume with its inodes,
+    /// which is a snapshot.
+    fn refusing_replacement(
+        &mut self,
+        old: u32,
+        origin: u32,
+        new: u32,
+        is_kept: bool,
+    ) -> BTreeSet<GroupId> {
+        let nothing = Request::default();
+        let inodes = self.plain.counted_inodes(origin);
+        if !is_kept {
+            let inodes = inodes.saturating_sub(self.plain.counted_inodes(old));
+            return self.refusing(old, Request { inodes, ..nothing }, Tier::Write);
+        }
+        let snapshot = self.refusing(origin, Request { snapshots: 1, ..nothing }, Tier::Write);
+        if self.plain.from.is_none() || !snapshot.is_empty() {
+            return snapshot;
+        }
+        let before = self.plain.clone();
+        let sub = Sub { holder: self.plain.subs[&old].holder, ..Sub::default() };
+        self.plain.subs.insert(new, sub);
+        let members = before.members.iter().filter(|(child, _)| *child == zero(old));
+        self.plain.members.extend(members.map(|(_, parent)| (zero(new), *parent)));
+        self.plain.limits.insert(zero(new), self.limits(zero(old)));
+        let wanted = Request { inodes, subvolumes: 1, ..nothing };
+        let refusing = self.refusing(new, wanted, Tier::Write);
+        self.plain = before;
+        refusing
     }
 
     fn give(&mut self, a: u32, b: u32) {

@@ -7,12 +7,19 @@ const DELETED: Replaced<'_> =
     Replaced::Deleted { since: Timestamp { secs: 1_700_000_000, nanos: 0 }, name: b"a" };
 
 impl Pool {
-    /// `new`, a snapshot of `snapshot`, comes in the place of `old`, which is at the top.
-    fn replace(&mut self, old: u32, snapshot: u32, new: u32, replaced: Replaced<'_>) {
-        let (holder, origin) = (Some(SubvolId(ROOT)), Some(SubvolId(snapshot)));
+    /// `new`, a snapshot of `snapshot`, comes in the place of `old`.
+    fn try_replace(
+        &mut self,
+        old: u32,
+        snapshot: u32,
+        new: u32,
+        replaced: Replaced<'_>,
+    ) -> Result<(), QuotaError> {
+        let of_old = self.residents.iter().find(|resident| resident.subvol.0 == old).unwrap();
+        let (holder, origin) = (of_old.holder, Some(SubvolId(snapshot)));
         let resident = Resident { subvol: SubvolId(new), holder, origin };
-        let rows = self.ledger.replace_subvolume(resident, SubvolId(old), replaced);
-        self.done(rows);
+        let rows = self.ledger.replace_subvolume(resident, SubvolId(old), replaced)?;
+        self.log(rows);
         self.residents.push(resident);
         match replaced {
             Replaced::Deleted { .. } => {
@@ -27,6 +34,11 @@ impl Pool {
         }
         self.new_epoch(snapshot);
         self.new_epoch(new);
+        Ok(())
+    }
+
+    fn replace(&mut self, old: u32, snapshot: u32, new: u32, replaced: Replaced<'_>) {
+        self.try_replace(old, snapshot, new, replaced).unwrap();
     }
 
     fn both_ways(&mut self, check: impl Fn(&Pool)) {
@@ -219,4 +231,36 @@ fn what_was_deleted_inside_waits_for_an_heir_as_long_as_its_holder_does() {
     pool.done(Ok(rows));
     pool.done(pool.ledger.give_to_heir(SubvolId(A), SubvolId(B)));
     pool.both_ways(|pool| assert_eq!(pool.ledger.available(SubvolId(B)), Some(5 * MIB)));
+}
+
+#[test]
+fn a_rollback_asks_the_limits_for_what_it_adds() {
+    let mut pool = Pool::on();
+    pool.create(S, B);
+    pool.ledger.begin_epoch(EpochId(50), SubvolId(S), InodeNo(10)).unwrap();
+    let inode = |pool: &Pool, ino| pool.ledger.created(SubvolId(S), InodeNo(ino), None).unwrap();
+    [10, 11].into_iter().for_each(|ino| inode(&pool, ino));
+    pool.snapshot(S, T, ROOT).unwrap();
+    pool.ledger.removed(SubvolId(S), InodeNo(11)).unwrap();
+    let kept = Replaced::Kept { holder: SubvolId(B) };
+    let limits =
+        [(LimitKind::Subvolumes, 1), (LimitKind::Inodes, 2), (LimitKind::Referenced, 5000)];
+    for (kind, limit) in limits {
+        pool.done(pool.ledger.limit(at(B), kind, Some(limit)));
+        assert_eq!(code(pool.try_replace(S, T, 9, kept)), "EDQUOT", "{kind:?}");
+        assert_eq!(code(pool.ledger.show_group(at(9))), "ENOENT");
+        pool.done(pool.ledger.limit(at(B), kind, None));
+    }
+    pool.done(pool.ledger.limit(at(T), LimitKind::Snapshots, Some(0)));
+    assert_eq!(code(pool.try_replace(S, T, 9, kept)), "EDQUOT");
+    // The snapshot has one inode more than the present state.
+    pool.done(pool.ledger.limit(at(B), LimitKind::Inodes, Some(2)));
+    assert_eq!(code(pool.try_replace(S, T, 9, DELETED)), "EDQUOT");
+    inode(&pool, 12);
+    for (kind, limit) in limits {
+        pool.done(pool.ledger.limit(at(B), kind, Some(limit - 1)));
+    }
+    pool.replace(S, T, 9, DELETED);
+    let shown = pool.ledger.show_group(at(B)).unwrap();
+    assert_eq!((shown.subvolumes, shown.inodes, shown.reserved), (1, 3, 0), "it adds nothing");
 }
