@@ -7,10 +7,16 @@
 //! RIGHT-G1  The owners of the directory and of the subvolume that an entry names are checked with
 //!           the entry lock of the directory held, on the inodes that the transaction changes.
 //! RIGHT-G2  A caller without the right learns nothing: it is refused before the name is looked up.
+//! RIGHT-G3  A subvolume counts under the limits of the subvolume that holds its entry, and the
+//!           owner of that one cannot remove it. So only the owner of the holder's root brings one
+//!           there, by creation, snapshot, rollback or rename; to own the directory is not enough.
+//!           The pool's root subvolume receives all: its limit counts nothing that is inside it.
 
 use std::sync::Arc;
 
-use crate::inode::InodeState;
+use copyhold_types::{InodeNo, SubvolId};
+
+use crate::inode::{Inode, InodeState};
 use crate::{Filesystem, FsError, NodeId, Result};
 
 /// The directories and subvolumes that a caller may change.
@@ -30,6 +36,21 @@ impl Right {
                 "only the owner of the directory and of the subvolume's root may do this",
             )),
             _ => Ok(()),
+        }
+    }
+
+    /// `dir` gets the entry of a subvolume (RIGHT-G3). Its entry lock is held.
+    pub(crate) async fn permit_receiving(self, fs: &Filesystem, dir: &Inode) -> Result<()> {
+        let Right::Owner(uid) = self else { return Ok(()) };
+        if dir.node.subvol == SubvolId::ROOT {
+            return Ok(());
+        }
+        let root = fs.inode(dir.subvol.node(InodeNo::ROOT)).await?;
+        match root.state().item.uid == uid {
+            true => Ok(()),
+            false => Err(FsError::NotPermitted(
+                "the subvolume that is to hold this one belongs to another user",
+            )),
         }
     }
 }

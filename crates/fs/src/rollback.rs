@@ -129,6 +129,9 @@ impl SubvolumeCalls<'_> {
 
         right.permit(&dir.state())?;
         right.permit(&there.state())?;
+        if keep.is_some() {
+            right.permit_receiving(fs, there).await?;
+        }
         let slot = Slot { dir: &dir, name, bucket: fs.bucket(&dir, name.bytes()).await? };
         let found = slot.bucket.find(fs, &dir, name.bytes()).ok_or(FsError::NotFound)?;
         if found.node.ino != InodeNo::ROOT {

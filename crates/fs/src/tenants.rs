@@ -346,6 +346,7 @@ impl SubvolumeCalls<'_> {
         let name = Name::to_make(name)?;
         let _entries = dir.lock.write().await;
         right.permit(&dir.state())?;
+        right.permit_receiving(fs, &dir).await?;
         let bucket = fs.free_place(&dir, name).await?;
         let numbers = fs.volumes.numbers(None).await?;
         let now = fs.now();
@@ -388,6 +389,7 @@ impl SubvolumeCalls<'_> {
         let name = Name::to_make(name)?;
         let _entries = dir.lock.write().await;
         right.permit(&dir.state())?;
+        right.permit_receiving(fs, &dir).await?;
         let bucket = fs.free_place(&dir, name).await?;
         loop {
             let groups = groups.clone();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use copyhold_format::item::{InodeItem, SubvolItem, inode_key, orphan_key};
 use copyhold_pool::{Tier, Transaction};
 use copyhold_sync::MutexGuard;
-use copyhold_types::{InodeNo, SubvolId, TableId, Timestamp};
+use copyhold_types::{InodeNo, TableId, Timestamp};
 use copyhold_volume::quota::{self, Hold, Request};
 use copyhold_volume::{self as volume, InodeChange, Volumes};
 use smallvec::SmallVec;
@@ -23,6 +23,7 @@ use crate::filesystem::FIRST_PLACEHOLDER;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
+use crate::right::Right;
 use crate::subvol::FILES;
 use crate::tenants::place_in;
 use crate::xattr_edit::XattrEdit;
@@ -385,22 +386,15 @@ impl Ends<'_> {
         }
     }
 
-    /// A subvolume counts under the limits of the one that holds it, whose owner cannot remove
-    /// another's. So none but the owner of the holder brings it there. Nothing counts in the root.
+    /// Both subvolumes of an exchange get one (RIGHT-G3).
     async fn check_receivers(&self, fs: &Filesystem, caller: &Caller) -> Result<()> {
+        let right = match caller.is_privileged() {
+            true => Right::Administrator,
+            false => Right::Owner(caller.uid),
+        };
         let exchanged = self.flags.exchange.then_some(self.from.dir);
-        let receivers = [Some(self.to.dir), exchanged];
-        for dir in receivers.into_iter().flatten() {
-            let holder = dir.node.subvol;
-            if caller.is_privileged() || holder == SubvolId::ROOT {
-                continue;
-            }
-            let root = fs.inode(dir.subvol.node(InodeNo::ROOT)).await?;
-            if root.state().item.uid != caller.uid {
-                return Err(FsError::NotPermitted(
-                    "the subvolume that is to hold this one belongs to another user",
-                ));
-            }
+        for dir in [Some(self.to.dir), exchanged].into_iter().flatten() {
+            right.permit_receiving(fs, dir).await?;
         }
         Ok(())
     }

@@ -378,3 +378,42 @@ fn a_rollback_brings_no_owner_over_its_limit() {
         world.close(fs).await;
     });
 }
+
+#[test]
+fn a_subvolume_is_made_in_another_by_that_ones_owner_only() {
+    let world = World::new(48, 16384);
+    world.run(async {
+        let fs = world.open().await;
+        let (alice, bob) = (Caller::new(1, 1, 0), Caller::new(2, 2, 0));
+        let own = async |caller: &Caller, name: &str| {
+            let made = fs.create_subvolume(caller, ROOT, name.as_bytes(), None).await;
+            root_of(made.unwrap())
+        };
+        let (of_alice, of_bob) = (own(&alice, "alice").await, own(&bob, "bob").await);
+        let open = fs.mkdir(&bob, of_bob, b"open", 0o1777).await.unwrap().node;
+        let (hers, his) = (
+            fs.mkdir(&alice, open, b"hers", 0o755).await.unwrap().node,
+            fs.mkdir(&bob, of_bob, b"his", 0o755).await.unwrap().node,
+        );
+        let free = fs.mkdir(&alice, ROOT, b"free", 0o755).await.unwrap().node;
+        let hers_inside = fs.mkdir(&alice, of_alice, b"inside", 0o755).await.unwrap().node;
+        let refused = |done: Result<SubvolId, FsError>| {
+            assert!(matches!(done, Err(FsError::NotPermitted(_))), "{done:?}");
+        };
+        let calls = SubvolumeCalls::new(&fs, Right::Owner(1));
+        refused(calls.create(&alice, hers, b"new", None).await);
+        calls.create(&alice, hers_inside, b"new", None).await.unwrap();
+        let a = calls.create(&alice, free, b"a", None).await.unwrap();
+        refused(calls.snapshot(a, hers, b"s", true, None).await);
+        let s = calls.snapshot(a, free, b"s", true, None).await.unwrap();
+        let keep = async |to: NodeId| {
+            let kept = Some((to, &b"kept"[..]));
+            Ok(calls.roll_back(free, b"a", s, kept).await?.subvol)
+        };
+        refused(keep(hers).await);
+        keep(of_alice).await.unwrap();
+        let calls = SubvolumeCalls::new(&fs, Right::Owner(2));
+        calls.create(&bob, his, b"new", None).await.unwrap();
+        world.close(fs).await;
+    });
+}
