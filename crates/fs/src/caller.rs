@@ -1,5 +1,7 @@
 //! The caller: ownership of created files, and the credentials that `access` checks.
 
+use crate::right::Right;
+
 /// The identity behind an operation. Operations trust their caller (the kernel checks permissions
 /// before it asks); only [`crate::Filesystem::access`] judges.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,14 +13,24 @@ pub struct Caller {
     pub groups: Option<Vec<u32>>,
     /// Cleared from the mode of a created file, unless the directory has a default ACL.
     pub umask: u32,
+    /// Manages the pool, as only the front end knows: uid 0 alone proves nothing, since every
+    /// container has one.
+    pub is_administrator: bool,
 }
 
 impl Caller {
     /// Everything is allowed, nothing is masked.
-    pub const ROOT: Caller = Caller { uid: 0, gid: 0, groups: None, umask: 0 };
+    pub const ROOT: Caller =
+        Caller { uid: 0, gid: 0, groups: None, umask: 0, is_administrator: true };
 
-    pub fn new(uid: u32, gid: u32, umask: u32) -> Caller {
-        Caller { uid, gid, groups: None, umask }
+    /// An ordinary caller, whatever its ids.
+    pub const fn new(uid: u32, gid: u32, umask: u32) -> Caller {
+        Caller { uid, gid, groups: None, umask, is_administrator: false }
+    }
+
+    /// To subvolumes: an owner, of uid 0 as of any other.
+    pub(crate) fn right(&self) -> Right {
+        if self.is_administrator { Right::Administrator } else { Right::Owner(self.uid) }
     }
 
     pub fn is_privileged(&self) -> bool {

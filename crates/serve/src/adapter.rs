@@ -36,7 +36,7 @@ use copyhold_fs::{
 };
 use copyhold_fuse::protocol::flags::fopen;
 use copyhold_fuse::protocol::{
-    AttrReply, Caller, CopyRange, Data, DirEntry, Entries, Entry, Fallocate, Handle, Ioctl,
+    AttrReply, Caller, CopyRange, Data, DirEntry, Entries, Entry, Fallocate, Handle, Ids, Ioctl,
     IoctlReply, LockOwner, Lookup, NewNode, NodeId, Open, Opened, Read, Release, Rename, SetAttr,
     SetXattr, Settings, Statfs, Write,
 };
@@ -76,8 +76,7 @@ const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
 
 /// A caller that is neither root nor in any group.
-const STRANGER: copyhold_fs::Caller =
-    copyhold_fs::Caller { uid: u32::MAX, gid: u32::MAX, groups: None, umask: 0 };
+const STRANGER: copyhold_fs::Caller = copyhold_fs::Caller::new(u32::MAX, u32::MAX, 0);
 
 /// A filesystem being served.
 pub(crate) struct Adapter {
@@ -168,6 +167,14 @@ impl Adapter {
         let caller = if has_any { self.rules.ids(by).unwrap_or(STRANGER) } else { judged(by) };
         let takes = has_any && !caller.is_privileged();
         Ok((caller, takes))
+    }
+
+    /// The caller of a rename from one subvolume to another: an owner by the ids of the request
+    /// (CALLER-D2), unless it manages the pool.
+    fn mover(&self, by: Caller) -> copyhold_fs::Caller {
+        let is_administrator = self.rules.privileges(self.rules.who(by));
+        let by_ids = |ids: Ids| copyhold_fs::Caller::new(ids.uid, ids.gid, 0);
+        copyhold_fs::Caller { is_administrator, ..by.ids.map_or(STRANGER, by_ids) }
     }
 
     /// The kernel would continue to use its cached attributes (6.18): a mode, and its permissions.
@@ -376,7 +383,11 @@ impl Operations for Adapter {
             whiteout: has(RENAME_WHITEOUT),
         };
         let (from, to) = (known(parent)?, known(rename.new_parent)?);
-        let caller = if flags.whiteout { maker(by, None)? } else { judged(by) };
+        let caller = match () {
+            () if from.subvol != to.subvol => self.mover(by),
+            () if flags.whiteout => maker(by, None)?,
+            () => judged(by),
+        };
         let renamed = self.fs.rename(&caller, from, rename.name, to, rename.new_name, flags).await;
         renamed.map_err(errno)
     }

@@ -23,7 +23,6 @@ use crate::filesystem::FIRST_PLACEHOLDER;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
-use crate::right::Right;
 use crate::subvol::FILES;
 use crate::tenants::place_in;
 use crate::xattr_edit::XattrEdit;
@@ -293,7 +292,7 @@ impl Filesystem {
                         &moves,
                         holders,
                         whiteout,
-                        !caller.is_privileged(),
+                        !caller.is_administrator,
                         (charge.credit, charge.hold),
                         tx,
                     )?
@@ -388,13 +387,9 @@ impl Ends<'_> {
 
     /// Both subvolumes of an exchange get one (RIGHT-G3).
     async fn check_receivers(&self, fs: &Filesystem, caller: &Caller) -> Result<()> {
-        let right = match caller.is_privileged() {
-            true => Right::Administrator,
-            false => Right::Owner(caller.uid),
-        };
         let exchanged = self.flags.exchange.then_some(self.from.dir);
         for dir in [Some(self.to.dir), exchanged].into_iter().flatten() {
-            right.permit_receiving(fs, dir).await?;
+            caller.right().permit_receiving(fs, dir).await?;
         }
         Ok(())
     }

@@ -330,8 +330,13 @@ fn a_subvolume_comes_to_another_by_that_ones_owner_only() {
         assert!(matches!(refused, FsError::NotPermitted(_)), "{refused}");
         rename(&bob, of_alice, open).await.unwrap();
         rename(&alice, open, of_alice).await.unwrap();
+        // User 0 of a container is a user like others; an administrator is more.
+        let refused = rename(&Caller::new(0, 0, 0), of_alice, open).await.unwrap_err();
+        assert!(matches!(refused, FsError::NotPermitted(_)), "{refused}");
         rename(&Caller::ROOT, of_alice, open).await.unwrap();
         rename(&alice, open, ROOT).await.unwrap();
+        let of_root = own(&Caller::ROOT, "root").await;
+        rename(&Caller::new(0, 0, 0), ROOT, of_root).await.unwrap();
         world.close(fs).await;
     });
 }

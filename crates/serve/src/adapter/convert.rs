@@ -49,7 +49,7 @@ pub(super) fn maker(by: Caller, new: Option<&NewNode<'_>>) -> Result<copyhold_fs
             !groups.is_empty()
         });
     let umask = new.map_or(0, |new| new.umask);
-    Ok(copyhold_fs::Caller { uid: ids.uid, gid: ids.gid, groups, umask })
+    Ok(copyhold_fs::Caller { groups, ..copyhold_fs::Caller::new(ids.uid, ids.gid, umask) })
 }
 
 /// The caller of a change that the kernel has judged already.
