@@ -185,17 +185,17 @@ impl Node {
     }
 
     /// After loading, when nothing says how the usage came about: the part over the overdraft
-    /// cannot be the owner's own work. Where there is some, a quarter of the overdraft is left, for
-    /// an owner over its limit must be able to remove files.
+    /// cannot be the owner's own work. Where there is some, a quarter of the limit's overdraft is
+    /// left, for an owner over its limit must be able to remove files. A mount gives no more,
+    /// however large the usage is, and to removals only.
     pub(super) fn excuse_loaded(&self) {
         let limit = self.load.limit();
-        let overdraft = Tier::overdraft(limit);
-        let most = Tier::Delete.slack(limit, 0);
-        let own = match self.over() > most.saturating_add(Self::OVERDRAFT_ERROR) {
-            true => most - overdraft / 4,
-            false => most,
+        let over = self.over() - Tier::Delete.slack(limit, 0);
+        let excused = match over > Self::OVERDRAFT_ERROR {
+            true => Tier::excuse_for(over + Tier::overdraft(limit) / 4),
+            false => over,
         };
-        self.excused.store((self.over() - own).max(0), Relaxed);
+        self.excused.store(excused.max(0), Relaxed);
     }
 
     /// Usage that an heir takes over. A node that counts both accounts has no more of it after than

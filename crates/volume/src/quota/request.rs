@@ -72,6 +72,13 @@ impl Tier {
         Self::OVERDRAFT_MIN + limit / Self::OVERDRAFT_PART
     }
 
+    /// The largest excuse that makes the room of removals larger by at most `bytes`: an excuse
+    /// adds to the overdraft, too.
+    pub(super) fn excuse_for(bytes: i64) -> i64 {
+        (bytes as i128 * i128::from(Self::OVERDRAFT_PART) / i128::from(Self::OVERDRAFT_PART + 1))
+            as i64
+    }
+
     /// Bytes beyond `limit` (negative: below), where `excused` bytes over it are no work of the
     /// owner's own.
     pub(super) fn slack(self, limit: i64, excused: i64) -> i64 {

@@ -181,10 +181,13 @@ impl World {
         for (id, over) in self.over() {
             let limit = self.limits(id).bytes().unwrap_or_default() as i64;
             let overdraft = (1 << 20) + limit / 64;
-            let most = limit + overdraft;
-            let own = if over > most + 65536 { most - overdraft / 4 } else { most };
+            let beyond = over - limit - overdraft;
+            let excused = match beyond > 65536 {
+                true => (beyond + overdraft / 4) * 64 / 65,
+                false => beyond.max(0),
+            };
             for of in &mut self.excused {
-                of.insert(id, (over - own).max(0));
+                of.insert(id, excused);
             }
         }
     }

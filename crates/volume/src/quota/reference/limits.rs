@@ -179,6 +179,42 @@ fn an_owner_over_its_limit_by_no_work_of_its_own_can_remove_files() {
     assert!(can(&pool));
 }
 
+impl Pool {
+    /// Takes requests of 64 KiB until one is refused, which become nodes.
+    fn spend(&mut self, tier: Tier) -> u64 {
+        let wanted = Request { metadata: 64 << 10, ..Request::default() };
+        let mut taken = 0;
+        while let Ok(mut hold) = self.ledger.hold(SubvolId(A), wanted, tier) {
+            hold.spend_metadata();
+            taken += wanted.metadata;
+        }
+        self.new_epoch(A);
+        let epoch = EpochId(self.epochs[&A]);
+        self.ledger.charge(epoch, Amount::metadata(taken), None).unwrap();
+        self.ledger.flushed(SubvolId(A), 1, 0);
+        taken
+    }
+}
+
+#[test]
+fn a_mount_gives_a_quarter_of_the_overdraft_and_to_removals_only() {
+    let mut pool = Pool::on();
+    pool.write(A, 4096 * MIB);
+    pool.limit(at(A), MIB);
+    pool.spend(Tier::Delete);
+    let quarter = (MIB + MIB / 64) / 4;
+    let mut most = 0;
+    for _ in 0..10 {
+        pool.sync();
+        assert_eq!(pool.crash(), vec![]);
+        assert_eq!(pool.spend(Tier::Change), 0, "changes are refused beyond half of the overdraft");
+        let removals = pool.spend(Tier::Delete);
+        assert!(removals >= quarter - (64 << 10), "{removals}: files can be removed");
+        most += removals;
+    }
+    assert!(most <= 10 * quarter, "{most} in ten mounts");
+}
+
 #[test]
 fn usage_that_goes_to_and_fro_excuses_nothing() {
     let mut pool = Pool::on();
@@ -186,18 +222,9 @@ fn usage_that_goes_to_and_fro_excuses_nothing() {
     pool.limit(all, 16 * MIB);
     pool.write(A, 16 * MIB);
     pool.write(B, 8 * MIB);
-    let unlink = Request { metadata: 64 << 10, ..Request::default() };
     let mut taken = 0;
     for _ in 0..8 {
-        while let Ok(mut hold) = pool.ledger.hold(SubvolId(A), unlink, Tier::Change) {
-            hold.spend_metadata();
-            taken += unlink.metadata;
-        }
-        pool.new_epoch(A);
-        let epoch = EpochId(pool.epochs[&A]);
-        let unflushed = pool.ledger.show_group(at(A)).unwrap().unflushed;
-        pool.ledger.charge(epoch, Amount::metadata(unflushed), None).unwrap();
-        pool.ledger.flushed(SubvolId(A), 1, 0);
+        taken += pool.spend(Tier::Change);
         pool.done(pool.ledger.assign(at(B), all));
         pool.done(pool.ledger.remove(at(B), all));
     }
