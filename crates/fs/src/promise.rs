@@ -75,6 +75,9 @@ pub(crate) enum Take {
     All,
     /// As many as there is room for.
     Some,
+    /// All or none: content that becomes zeros. Blocks replace others, so a limit may be exceeded
+    /// as by a change.
+    Zeros,
 }
 
 impl Filesystem {
@@ -335,6 +338,20 @@ impl Filesystem {
         self.reaper_idle().await;
         Ok(ledger.hold(subvol.id(), wanted, tier)?)
     }
+}
+
+/// As [`Filesystem::promise_now`], of blocks that are made dirty in this way.
+pub(crate) fn promise_now_to(
+    fs: &Filesystem,
+    subvol: &Subvol,
+    blocks: u64,
+    take: Take,
+) -> Result<Promise> {
+    if take != Take::Zeros {
+        return fs.promise_now(subvol, blocks);
+    }
+    let hold = fs.volumes.ledger().hold(subvol.id(), data(blocks), quota::Tier::Change)?;
+    Ok(Promise { space: fs.space_now(subvol, blocks)?, hold })
 }
 
 /// As [`Filesystem::charge`], of a transaction that drops at most `releases` pointers.

@@ -19,6 +19,7 @@ use super::extents::CHUNK;
 use super::write::FILE_BYTES_MAX;
 use crate::inode::{Inode, InodeRef};
 use crate::permit::way_of_copy;
+use crate::promise::Take;
 use crate::{Filesystem, FsError, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -117,7 +118,7 @@ pub(super) async fn copy_hole(
         state.permit(way_of_copy(fs, offset, state.shown.size))?;
         state.shown.size
     };
-    fs.settle_cut(target).await?;
+    fs.settle_cut(target, Take::Zeros).await?;
     let reached = zero_and_extend(fs, target, offset..end, size).await;
     {
         // A refused step may have begun.
@@ -168,7 +169,7 @@ async fn zero_step(
     if part.start < size
         && let Some(slot) = fs.zeroed_part(inode, part.clone(), size).await?
     {
-        fs.insert_blocks(inode, vec![slot], 0).await?;
+        fs.insert_blocks(inode, vec![slot], 0, Take::Zeros).await?;
     }
     Ok(part.end)
 }

@@ -24,7 +24,7 @@ use super::write::FILE_BYTES_MAX;
 use crate::inode::{Inode, InodeRef};
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
-use crate::promise::{Charge, charge_to_release};
+use crate::promise::{Charge, Take, charge_to_release};
 use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -45,6 +45,13 @@ impl FallocateMode {
         match self {
             FallocateMode::Allocate { .. } => Way::Append,
             FallocateMode::Punch | FallocateMode::Zero { .. } => Way::Overwrite,
+        }
+    }
+
+    fn take(self) -> Take {
+        match self {
+            FallocateMode::Allocate { .. } => Take::All,
+            FallocateMode::Punch | FallocateMode::Zero { .. } => Take::Zeros,
         }
     }
 }
@@ -90,7 +97,7 @@ impl Filesystem {
             Box::pin(self.strip_privileges(&inode, Some(caller))).await?;
         }
         // The steps below change the table: a cut, and a tiny file's item, go first.
-        self.settle_cut(&inode).await?;
+        self.settle_cut(&inode, mode.take()).await?;
         let changed = self.change_blocks(&inode, offset..end, size, mode).await;
         let grows = match mode {
             FallocateMode::Allocate { keep_size } | FallocateMode::Zero { keep_size } => !keep_size,
@@ -133,14 +140,15 @@ impl Filesystem {
         Ok(())
     }
 
-    pub(super) async fn settle_cut(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
+    /// Logs a pending cut, and gives a tiny file a block.
+    pub(super) async fn settle_cut(self: &Arc<Self>, inode: &InodeRef, take: Take) -> Result<()> {
         if inode.state().data.cut.size().is_some() {
             self.write_through(inode, false).await?;
         }
         let size = inode.state().shown.size;
         if inode.state().is_inline() {
             let slot = self.block_to_change(inode, 0, size).await?;
-            self.insert_blocks(inode, vec![(0, slot)], size).await?;
+            self.insert_blocks(inode, vec![(0, slot)], size, take).await?;
         }
         Ok(())
     }
@@ -170,7 +178,7 @@ impl Filesystem {
             slots.extend(self.zeroed_part(inode, part, size).await?);
         }
         if !slots.is_empty() {
-            self.insert_blocks(inode, slots, 0).await?;
+            self.insert_blocks(inode, slots, 0, Take::Zeros).await?;
         }
         let mut at = whole.start;
         while at < whole.end {

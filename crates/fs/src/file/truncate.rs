@@ -20,7 +20,7 @@ use super::write::FILE_BYTES_MAX;
 use crate::inode::InodeRef;
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
-use crate::promise::{Promise, quota_tier};
+use crate::promise::{Promise, Take, quota_tier};
 use crate::{Filesystem, FsError, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -105,7 +105,7 @@ impl Filesystem {
             0 => None,
             _ => self.stale_tail(inode, old).await?,
         };
-        self.insert_blocks(inode, tail.into_iter().collect(), size).await
+        self.insert_blocks(inode, tail.into_iter().collect(), size, Take::All).await
     }
 
     async fn shorten(

@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use super::slot::Slot;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::permit::Way;
-use crate::promise::{Promise, Take};
+use crate::promise::{Promise, Take, promise_now_to};
 use crate::{FileFlags, Filesystem, FsError, NodeId, Result, Sabotage};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -382,9 +382,10 @@ impl Filesystem {
         inode: &InodeRef,
         slots: Vec<(u64, Slot)>,
         end: u64,
+        take: Take,
     ) -> Result<()> {
         let old = slots.len();
-        let inserted = self.insert(inode, slots, old, end, Take::All).await;
+        let inserted = self.insert(inode, slots, old, end, take).await;
         inserted.inspect_err(|refused| self.report_refusal(&inode.subvol, refused)).map(drop)
     }
 
@@ -422,7 +423,7 @@ impl Filesystem {
                 wanted - have
             };
             // A batch may take blocks while this waits: then they need more.
-            let Ok(more) = self.promise_now(&inode.subvol, missing) else {
+            let Ok(more) = promise_now_to(self, &inode.subvol, missing, take) else {
                 // Space preallocated by fallocate is available.
                 let unshared = inode.subvol.in_place.read().await;
                 let ready = match self.has_room_to_convert(slots.len() as u64) {

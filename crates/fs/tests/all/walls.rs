@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use copyhold_fs::{
-    Caller, Filesystem, FsError, NodeId, Options, RenameFlags, Right, SetAttr, SubvolumeCalls,
+    Caller, FallocateMode, Filesystem, FsError, NodeId, Options, RenameFlags, Right, SetAttr,
+    SubvolumeCalls,
 };
 use copyhold_runtime::Runtime;
 use copyhold_types::SubvolId;
@@ -33,6 +34,22 @@ async fn used(fs: &Arc<Filesystem>, subvol: SubvolId) -> u64 {
     fs.sync().await.unwrap();
     fs.pool().flush_all().await.unwrap();
     shown(fs, subvol).referenced
+}
+
+/// Writes a file until its owner is at its limit. Returns its size.
+async fn fill(fs: &Arc<Filesystem>, file: NodeId) -> u64 {
+    let mut size = 0;
+    loop {
+        let before = size;
+        while fs.write(file, size, &pattern(2, 4096), Default::default()).await.is_ok() {
+            size += BLOCK;
+        }
+        fs.sync().await.unwrap();
+        fs.pool().flush_all().await.unwrap();
+        if size == before {
+            return size;
+        }
+    }
 }
 
 fn name(n: u64) -> String {
@@ -419,6 +436,35 @@ fn a_subvolume_is_made_in_another_by_that_ones_owner_only() {
         keep(of_alice).await.unwrap();
         let calls = SubvolumeCalls::new(&fs, Right::Owner(2));
         calls.create(&bob, his, b"new", None).await.unwrap();
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn holes_with_ends_inside_blocks_are_punched_at_the_limit() {
+    let world = World::with_log(49, 32768, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let a = subvolume(&fs, "a").await;
+        let most_bytes = 8 * MIB;
+        limit(&fs, GroupId::of(a), LimitKind::Referenced, most_bytes).await;
+        let tiny = make(&fs, root_of(a), "tiny").await.unwrap();
+        write(&fs, tiny, 0, &pattern(1, 500)).await;
+        let file = make(&fs, root_of(a), "file").await.unwrap();
+        let size = fill(&fs, file).await;
+        fs.fallocate(tiny, 100, 100, FallocateMode::Punch).await.unwrap();
+        assert!(read(&fs, tiny, 100, 100).await.iter().all(|byte| *byte == 0));
+        fs.fallocate(file, 100, 5 * BLOCK, FallocateMode::Punch).await.unwrap();
+        let kept = read(&fs, file, 0, 100).await;
+        assert_eq!(kept, pattern(2, 4096)[..100]);
+        assert!(read(&fs, file, 100, 5 * BLOCK as usize).await.iter().all(|byte| *byte == 0));
+        // A snapshot keeps the blocks, so each end adds one: to the overdraft, and no further.
+        fs.snapshot(a, ROOT, b"s", true, None).await.unwrap();
+        for at in (8..size / BLOCK).step_by(2) {
+            fs.fallocate(file, at * BLOCK + 1, 1, FallocateMode::Punch).await.ok();
+        }
+        let used = used(&fs, a).await;
+        assert!(used <= most(most_bytes), "{used}");
         world.close(fs).await;
     });
 }
