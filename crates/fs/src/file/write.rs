@@ -13,10 +13,13 @@ use std::sync::Arc;
 
 use copyhold_memory::MemoryClass;
 use copyhold_types::{BLOCK_BYTES, Buf};
+use copyhold_volume::quota::{Hold, Request, Tier};
 use smallvec::SmallVec;
 
+use super::extent_map::extent_bytes;
 use super::slot::Slot;
 use crate::inode::{Inode, InodeRef, InodeState};
+use crate::item_bytes::KEY_BYTES;
 use crate::permit::Way;
 use crate::promise::{Promise, Take, promise_now_to};
 use crate::{FileFlags, Filesystem, FsError, NodeId, Result, Sabotage};
@@ -75,6 +78,15 @@ impl<'a> Input<'a> {
             Input::Copied(bytes) => Slot { buf: Buf::from_bytes(bytes), index: 0 },
         }
     }
+}
+
+/// The items that preallocated space gets when these blocks are content: each stretch may cut an
+/// extent in three, and each block has a checksum. The space itself counts already.
+fn items_in_place(slots: &[(u64, Slot)]) -> Request {
+    let gaps = slots.windows(2).filter(|pair| pair[0].0 + 1 != pair[1].0).count();
+    let items = 2 * (gaps + 1);
+    let sums = extent_bytes(slots.len() as u32) - extent_bytes(0);
+    Request::for_edits(items, items * (KEY_BYTES + extent_bytes(0)) + sums)
 }
 
 /// Adds a further promise.
@@ -401,7 +413,7 @@ impl Filesystem {
     ) -> Result<u64> {
         let mut held: Option<Promise> = None;
         // Preallocated space is not shared before the data put there is dirty.
-        let mut in_place = None;
+        let mut in_place: Option<(_, Hold)> = None;
         loop {
             let have = held.as_ref().map_or(0, Promise::blocks);
             let missing = {
@@ -412,6 +424,9 @@ impl Filesystem {
                 if have >= wanted || in_place.is_some() {
                     if let Some(mut reserved) = held.filter(|_| in_place.is_none()) {
                         state.data.add_reserved(reserved.split(wanted));
+                    }
+                    if let Some((_, items)) = &mut in_place {
+                        items.spend_metadata();
                     }
                     let has_new = slots.len() > old;
                     self.put_dirty(inode, &mut state, slots, end, in_place.is_some());
@@ -424,17 +439,19 @@ impl Filesystem {
             };
             // A batch may take blocks while this waits: then they need more.
             let Ok(more) = promise_now_to(self, &inode.subvol, missing, take) else {
-                // Space preallocated by fallocate is available.
+                // Space preallocated by fallocate is available, if the items that it is cut into
+                // have room.
+                let items = self.hold(&inode.subvol, items_in_place(&slots), Tier::Change).await;
                 let unshared = inode.subvol.in_place.read().await;
-                let ready = match self.has_room_to_convert(slots.len() as u64) {
+                let ready = match items.is_ok() && self.has_room_to_convert(slots.len() as u64) {
                     true => self.preallocated(inode, &slots).await?,
                     false => 0,
                 };
                 if ready == slots.len() {
-                    in_place = Some(unshared);
+                    in_place = Some((unshared, items?));
                     continue;
                 }
-                drop(unshared);
+                drop((unshared, items));
                 let (more, refused) = self.promise(&inode.subvol, missing, take).await?;
                 add(&mut held, more);
                 if let Some(refused) = refused {

@@ -468,3 +468,34 @@ fn holes_with_ends_inside_blocks_are_punched_at_the_limit() {
         world.close(fs).await;
     });
 }
+
+/// Each block that is written cuts an extent in three.
+#[test]
+fn writes_into_preallocated_space_count() {
+    let world = World::with_log(51, 65536, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let a = subvolume(&fs, "a").await;
+        let most_bytes = 64 * MIB;
+        limit(&fs, GroupId::of(a), LimitKind::Referenced, most_bytes).await;
+        let file = make(&fs, root_of(a), "file").await.unwrap();
+        let mode = FallocateMode::Allocate { keep_size: false };
+        let size = most_bytes - MIB;
+        fs.fallocate(file, 0, size, mode).await.unwrap();
+        let rest = make(&fs, root_of(a), "rest").await.unwrap();
+        fill(&fs, rest).await;
+        for block in (0..size / BLOCK).step_by(2) {
+            let before = shown(&fs, a).unflushed;
+            let data = pattern(1, 4096);
+            fs.write(file, block * BLOCK, &data, Default::default()).await.unwrap();
+            assert!(block > 0 || shown(&fs, a).unflushed > before, "its items are asked for");
+            if block.is_multiple_of(512) {
+                fs.sync().await.unwrap();
+            }
+        }
+        let used = used(&fs, a).await;
+        let changes = (MIB + most_bytes / 64) / 2;
+        assert!(used <= most_bytes + changes + 64 * KIB, "{used}");
+        world.close(fs).await;
+    });
+}
