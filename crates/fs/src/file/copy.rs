@@ -13,6 +13,9 @@
 //! COPY-Y3  One request takes at most [`STEPS_MAX`] steps of bounded work and yields between them.
 //!          It returns a short count then, and callers repeat it, so a signal ends a long copy
 //!          between two requests.
+//! COPY-Y4  Under the locks of the files, a share asks its limit and does not wait for room: that
+//!          takes steps of deletions, for up to half a minute. It waits once without locks, and
+//!          then asks again.
 
 use std::sync::Arc;
 
@@ -20,6 +23,7 @@ use copyhold_format::item::{Extent, ExtentState};
 use copyhold_pool::{Tier, Transaction};
 use copyhold_runtime::yield_now;
 use copyhold_types::{BLOCK_BYTES, Pointer, Run};
+use copyhold_volume::quota::{self, QuotaError, Request};
 
 use super::copy_hole::{content_at, copy_hole, hole_at};
 use super::extent_map::{MapEdit, extent_bytes};
@@ -28,7 +32,6 @@ use super::install::count_blocks;
 use crate::inode::InodeRef;
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::way_of_copy;
-use crate::promise::{Charge, charge_to_release};
 use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage, WriteFlags};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -171,6 +174,25 @@ impl CopyRequest<'_> {
         if shareable(source, from_offset, target, to_offset, len) < BLOCK {
             return Ok(0);
         }
+        let refused = match self.try_share(from_offset, to_offset, len).await {
+            Err(FsError::Quota(QuotaError::Exceeded(refused))) => refused,
+            done => return done,
+        };
+        let wanted = Request { metadata: refused.wanted, ..Request::default() };
+        let shared = match fs.hold(&target.subvol, wanted, quota::Tier::Write).await {
+            Ok(room) => {
+                drop(room);
+                self.try_share(from_offset, to_offset, len).await
+            }
+            Err(refused) => Err(refused),
+        };
+        shared.inspect_err(|refused| fs.report_refusal(&target.subvol, refused))
+    }
+
+    /// Shares at once, or is refused (COPY-Y4).
+    async fn try_share(&self, from_offset: u64, to_offset: u64, len: u64) -> Result<u64> {
+        let CopyRequest { fs, source, target } = *self;
+        let (from, to) = (source.node, target.node);
         fs.write_through(source, false).await?;
         fs.write_through(target, false).await?;
         let (low, high) = if from < to { (source, target) } else { (target, source) };
@@ -221,15 +243,13 @@ impl CopyRequest<'_> {
         let items: usize = pieces.iter().map(|p| KEY_BYTES + extent_bytes(p.extent.blocks())).sum();
         let edits = 2 * edit.len() + 5 * pieces.len() + 1;
         let cost = edit.edit_bytes() + items + pieces.len() * 160 + INODE_BYTES;
-        let (wanted, releases) = ((edits, cost), edit.len());
-        let charge = match fs.breaks(Sabotage::ShareUnasked) {
-            true => {
-                let credit = fs.credit_to_release(&target.subvol, Tier::Write, wanted, releases);
-                credit.await?.into()
-            }
-            false => charge_to_release(fs, &target.subvol, Tier::Write, wanted, releases).await?,
+        let wanted = match fs.breaks(Sabotage::ShareUnasked) {
+            true => Request::default(),
+            false => Request::for_edits(edits, cost),
         };
-        let Charge { credit, mut hold } = charge;
+        let into = &target.subvol;
+        let mut hold = fs.volumes.ledger().hold(into.id(), wanted, quota::Tier::Write)?;
+        let credit = fs.credit_to_release(into, Tier::Write, (edits, cost), edit.len()).await?;
         let mut credit = Some(credit);
         let mut work = Some((edit, pieces));
         loop {

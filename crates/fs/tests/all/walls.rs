@@ -499,3 +499,39 @@ fn writes_into_preallocated_space_count() {
         world.close(fs).await;
     });
 }
+
+#[test]
+fn a_copy_that_waits_at_its_limit_locks_no_file() {
+    let world = World::with_log(52, 65536, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let a = subvolume(&fs, "a").await;
+        let file = async |name: &str| {
+            let node = make(&fs, root_of(a), name).await.unwrap();
+            write(&fs, node, 0, &pattern(1, 64 << 10)).await;
+            node
+        };
+        let (source, target) = (file("source").await, file("target").await);
+        fs.sync().await.unwrap();
+        limit(&fs, GroupId::of(a), LimitKind::Referenced, 64 * KIB).await;
+        // Their edits may take less than their estimate, so the copy waits for a flush.
+        for n in 0..500 {
+            let mode = SetAttr { mode: Some(0o600 + n % 2), ..SetAttr::default() };
+            fs.setattr(&Caller::ROOT, target, &mode).await.unwrap();
+        }
+        let begun = world.rt.now();
+        let copy = async {
+            let copied = fs.copy_file_range(source, 0, target, 0, 32 << 10).await;
+            (copied, world.rt.now() - begun)
+        };
+        let read = async {
+            world.rt.sleep(std::time::Duration::from_micros(1)).await;
+            fs.read(target, 0, 4096).await.unwrap();
+            world.rt.now() - begun
+        };
+        let ((copied, waited), read) = futures_util::join!(copy, read);
+        assert!(is_over_quota(copied));
+        assert!(read < waited, "the target was read after {read} ns, and copied after {waited} ns");
+        world.close(fs).await;
+    });
+}
