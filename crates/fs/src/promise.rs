@@ -155,8 +155,9 @@ impl Filesystem {
             if looks > 0 {
                 self.rt.sleep(FORGETTING * 2_u32.pow(looks - 1)).await;
             }
-            if matches!(refused, FsError::Quota(_)) {
-                let turn = subvol.refusal_pace.write_back.turn().await;
+            if let FsError::Quota(QuotaError::Exceeded(Exceeded { group, .. })) = refused {
+                let turn =
+                    self.refusals.paces.of(group, &subvol.last_refusal).write_back.turn().await;
                 if let Ok(promise) = self.promise_now(subvol, blocks) {
                     return Ok(promise);
                 }
@@ -286,7 +287,7 @@ impl Filesystem {
             other => {
                 let hold = other?;
                 if tier == quota::Tier::Delete {
-                    subvol.refusal_pace.note_deletion();
+                    self.refusals.paces.note_deletion(&subvol.last_refusal);
                 }
                 Ok(hold)
             }
@@ -372,7 +373,7 @@ pub(crate) async fn charge_to_release(
 /// Counts the edits of a transaction that finishes an accepted removal, and so is refused by no
 /// limit. Items of one file lie together, so nothing but the ends of their range is copied.
 pub(crate) fn owe(fs: &Filesystem, subvol: &Subvol, edits: usize, bytes: usize) {
-    subvol.refusal_pace.note_deletion();
+    fs.refusals.paces.note_deletion(&subvol.last_refusal);
     fs.volumes.ledger().owes(subvol.id(), Request::for_edits(edits, bytes).metadata);
 }
 
@@ -399,7 +400,11 @@ async fn hold_settled(
     tier: quota::Tier,
 ) -> Result<Option<Hold>> {
     let ledger = fs.volumes.ledger();
-    let turn = subvol.refusal_pace.flush.turn().await;
+    let group = match ledger.hold(subvol.id(), wanted, tier) {
+        Err(QuotaError::Exceeded(of)) => of.group,
+        hold => return Ok(Some(hold?)),
+    };
+    let turn = fs.refusals.paces.of(group, &subvol.last_refusal).flush.turn().await;
     match ledger.hold(subvol.id(), wanted, tier) {
         Err(QuotaError::Exceeded(_)) => {}
         hold => return Ok(Some(hold?)),

@@ -10,6 +10,7 @@ use copyhold_sync::{Mutex, of};
 use copyhold_types::Nanos;
 use copyhold_volume::quota::{Exceeded, GroupId, QuotaError};
 
+use crate::refusal_pace::RefusalPaces;
 use crate::subvol::Subvol;
 use crate::{Filesystem, FsError};
 
@@ -20,7 +21,10 @@ const GROUPS: usize = 256;
 
 /// The groups that refused calls lately.
 #[derive(Default)]
-pub(crate) struct Refusals(Mutex<BTreeMap<GroupId, Reported>, of::Refusals>);
+pub(crate) struct Refusals {
+    reported: Mutex<BTreeMap<GroupId, Reported>, of::Refusals>,
+    pub(crate) paces: RefusalPaces,
+}
 
 #[derive(Clone, Copy, Default)]
 struct Reported {
@@ -32,7 +36,7 @@ struct Reported {
 impl Refusals {
     /// Whether this one is to be logged; if so, how many were not since the last that was.
     fn note(&self, group: GroupId, now: Nanos) -> Option<u64> {
-        let mut groups = self.0.lock();
+        let mut groups = self.reported.lock();
         if groups.len() >= GROUPS && !groups.contains_key(&group) {
             groups.clear();
         }
@@ -80,6 +84,6 @@ mod tests {
         for id in 3..GROUPS as u64 * 2 {
             refusals.note(GroupId::new(1, id).unwrap(), later);
         }
-        assert!(refusals.0.lock().len() <= GROUPS);
+        assert!(refusals.reported.lock().len() <= GROUPS);
     }
 }

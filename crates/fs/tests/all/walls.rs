@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use copyhold_device::Device;
 use copyhold_fs::{
     Caller, FallocateMode, Filesystem, FsError, NodeId, Options, RenameFlags, Right, SetAttr,
     SubvolumeCalls,
@@ -532,6 +533,50 @@ fn a_copy_that_waits_at_its_limit_locks_no_file() {
         let ((copied, waited), read) = futures_util::join!(copy, read);
         assert!(is_over_quota(copied));
         assert!(read < waited, "the target was read after {read} ns, and copied after {waited} ns");
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn refusals_of_one_group_flush_a_few_times_a_second() {
+    let world = World::with_log(53, 32768, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let group = GroupId::new(1, 1).unwrap();
+        fs.change_quotas(|ledger| ledger.create(group)).await.unwrap();
+        let mut members = vec![];
+        for n in 0..60 {
+            let (name, groups) = (format!("{n}"), Some(vec![group]));
+            let made = fs.create_subvolume(&Caller::ROOT, ROOT, name.as_bytes(), groups).await;
+            let dir = root_of(made.unwrap());
+            members.push((dir, make(&fs, dir, "file").await.unwrap()));
+        }
+        let first = members[0].0;
+        for n in 0..2000 {
+            let node = make(&fs, first, &name(n)).await.unwrap();
+            fs.release(node);
+        }
+        fs.sync().await.unwrap();
+        fs.pool().flush_all().await.unwrap();
+        let used = fs.volumes().ledger().show_group(group).unwrap().referenced;
+        limit(&fs, group, LimitKind::Referenced, used).await;
+        let (since, before) = (world.rt.now(), world.device.counters().snapshot().flushes);
+        for (dir, file) in &members {
+            for mode in [0o600, 0o601] {
+                let mode = SetAttr { mode: Some(mode), ..SetAttr::default() };
+                fs.setattr(&Caller::ROOT, *file, &mode).await.unwrap();
+                assert!(is_over_quota(make(&fs, *dir, "more").await));
+            }
+        }
+        let flushes = world.device.counters().snapshot().flushes - before;
+        let seconds = 1 + (world.rt.now() - since) / 1_000_000_000;
+        assert!(flushes <= 12 * seconds, "{flushes} flushes in {seconds} s");
+        // Deleted files make room for the next call.
+        for n in 0..2000 {
+            fs.unlink(first, name(n).as_bytes()).await.unwrap();
+        }
+        fs.reaper_idle().await;
+        make(&fs, first, "more").await.unwrap();
         world.close(fs).await;
     });
 }
