@@ -325,7 +325,7 @@ fn what_moves_counts_where_it_is() {
         put(&fs, root_of(inner), "f", &pattern(1, 6 << 20)).await;
         fs.sync().await.unwrap();
         let left = |fs: &Filesystem, subvol| fs.volumes().ledger().available(subvol).unwrap() >> 20;
-        assert!(left(&fs, a) < 2 && left(&fs, b) == 8);
+        assert!(left(&fs, a) < 2 && left(&fs, b) >= 7);
         rename(&fs, (root_of(a), "inner"), (root_of(b), "inner"), PLAIN).await.unwrap();
         assert!(left(&fs, b) < 2 && left(&fs, a) >= 7, "{} {}", left(&fs, b), left(&fs, a));
         let node = where_is(&fs, root_of(inner), "f").await;

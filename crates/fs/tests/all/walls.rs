@@ -516,7 +516,7 @@ fn a_copy_that_waits_at_its_limit_locks_no_file() {
         fs.sync().await.unwrap();
         limit(&fs, GroupId::of(a), LimitKind::Referenced, 64 * KIB).await;
         // Their edits may take less than their estimate, so the copy waits for a flush.
-        for n in 0..500 {
+        for n in 0..200 {
             let mode = SetAttr { mode: Some(0o600 + n % 2), ..SetAttr::default() };
             fs.setattr(&Caller::ROOT, target, &mode).await.unwrap();
         }
@@ -577,6 +577,49 @@ fn refusals_of_one_group_flush_a_few_times_a_second() {
         }
         fs.reaper_idle().await;
         make(&fs, first, "more").await.unwrap();
+        world.close(fs).await;
+    });
+}
+
+/// Each clone has its first change in memory before any of them is written.
+#[test]
+fn first_changes_of_many_clones_stay_within_the_overdraft() {
+    let world = World::with_log(50, 65536, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let group = GroupId::new(1, 1).unwrap();
+        fs.change_quotas(|ledger| ledger.create(group)).await.unwrap();
+        let groups = || Some(vec![group]);
+        let a = fs.create_subvolume(&Caller::ROOT, ROOT, b"a", groups()).await.unwrap();
+        for n in 0..8000 {
+            let file = make(&fs, root_of(a), &name(n)).await.unwrap();
+            fs.release(file);
+        }
+        let mut clones = vec![];
+        for n in 0..200 {
+            let clone = format!("clone{n}");
+            clones.push(fs.snapshot(a, ROOT, clone.as_bytes(), false, groups()).await.unwrap());
+        }
+        let shown = async || {
+            fs.sync().await.unwrap();
+            fs.pool().flush_all().await.unwrap();
+            fs.volumes().ledger().show_group(group).unwrap().referenced
+        };
+        let most_bytes = shown().await + 256 * KIB;
+        limit(&fs, group, LimitKind::Referenced, most_bytes).await;
+        let (mut made, mut changed) = (0, 0);
+        for (n, clone) in clones.iter().enumerate() {
+            if n.is_multiple_of(2) {
+                made += u64::from(make(&fs, root_of(*clone), "new").await.is_ok());
+                continue;
+            }
+            let node = fs.lookup(root_of(*clone), name(77).as_bytes()).await.unwrap().node;
+            let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+            changed += u64::from(fs.setattr(&Caller::ROOT, node, &mode).await.is_ok());
+        }
+        let used = shown().await;
+        assert!(made > 0 && changed > 0, "{made} made, {changed} changed");
+        assert!(used <= most(most_bytes), "{used} of {most_bytes}: {made} made, {changed} changed");
         world.close(fs).await;
     });
 }

@@ -10,6 +10,10 @@
 //! ACCOUNT-A1  A change is added to the account and to all of its way, or it is added to the
 //!             heir's.
 //! ACCOUNT-A2  The way of an account with an heir is empty, and so are its sums.
+//! ACCOUNT-A3  A subvolume without a node of its own owes [`Request::LEAF`] or [`Request::PATH`]
+//!             beyond the estimate of its edits: it has no leaf that they fit into. A new
+//!             subvolume owes it from its creation, a snapshot from its first edits, until a flush
+//!             has written them. So many clones with one change each stay under their limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -42,6 +46,8 @@ pub(super) struct Account {
     /// Rows that name it.
     pub(super) rows: AtomicU64,
     dead: AtomicBool,
+    /// A snapshot that has had no edits: all its nodes are shared (ACCOUNT-A3).
+    is_unedited: AtomicBool,
     pub(super) files: Files,
 }
 
@@ -110,6 +116,7 @@ impl Account {
             taken: AtomicU64::new(0),
             rows: AtomicU64::new(0),
             dead: AtomicBool::new(false),
+            is_unedited: AtomicBool::new(false),
             files: Files {
                 from: AtomicU64::new(Files::UNCOUNTED),
                 count: AtomicU64::new(0),
@@ -228,6 +235,38 @@ impl Account {
     /// a refusal disturbs no other call; only two that take the last room at once can both be
     /// refused.
     pub(super) fn hold(self: &Arc<Self>, wanted: Request, tier: Tier) -> Result<Hold, Exceeded> {
+        if wanted.metadata == 0 || !self.shares_all() {
+            return self.hold_this(wanted, tier);
+        }
+        let path = Request { metadata: Request::PATH, ..Request::default() };
+        let wanted = Request { metadata: wanted.metadata + path.metadata, ..wanted };
+        let mut hold = self.hold_this(wanted, tier)?;
+        let mut path = hold.split(path);
+        // Of several first edits one owes it, whatever becomes of the operation.
+        if self.is_unedited.swap(false, Relaxed) {
+            path.spend_metadata();
+        }
+        Ok(hold)
+    }
+
+    /// Its next edits are the first, and copy a path of shared nodes (ACCOUNT-A3).
+    fn shares_all(&self) -> bool {
+        if !self.is_unedited.load(Relaxed) {
+            return false;
+        }
+        let has_nodes = self.node.sums().metadata > 0;
+        if has_nodes {
+            self.is_unedited.store(false, Relaxed);
+        }
+        !has_nodes
+    }
+
+    /// It begins as a snapshot.
+    pub(super) fn begin_unedited(&self) {
+        self.is_unedited.store(true, Relaxed);
+    }
+
+    fn hold_this(self: &Arc<Self>, wanted: Request, tier: Tier) -> Result<Hold, Exceeded> {
         self.with_payer(|account, above| {
             let mut nodes = shares(&account.node, above);
             nodes.try_for_each(|(node, share)| node.would_take(&wanted, share, tier))?;

@@ -95,6 +95,9 @@ impl Groups {
         for Resident { subvol, holder, origin } in residents {
             if let Some(owner) = self.owner(*subvol) {
                 owner.account.begin_life();
+                if origin.is_some() {
+                    owner.account.begin_unedited();
+                }
             }
             self.set_holder(*subvol, *holder);
             if let Some(origin) = origin {
@@ -284,7 +287,7 @@ impl Ledger {
 }
 
 /// A subvolume begins with its root directory; a snapshot with the inodes of its origin, if those
-/// are counted. Limits may refuse these, or one subvolume more.
+/// are counted. Limits may refuse these, the first leaf, or one subvolume more.
 pub(super) fn begin(
     groups: &Groups,
     account: &Arc<Account>,
@@ -296,9 +299,14 @@ pub(super) fn begin(
         None => Some(InodesItem { counted_from: InodeNo::ROOT, count: 1 }),
     };
     let inodes = item.map_or(0, |item| item.count);
-    let wanted = Request { inodes, subvolumes: 1, ..Request::default() };
+    let metadata = if origin.is_some() { 0 } else { Request::LEAF };
+    let wanted = Request { metadata, inodes, subvolumes: 1, ..Request::default() };
     let mut hold = account.hold(wanted, Tier::Write).map_err(QuotaError::Exceeded)?;
     hold.settle_subvolume();
+    hold.spend_metadata();
+    if origin.is_some() {
+        account.begin_unedited();
+    }
     let Some(item) = item else { return Ok(()) };
     hold.settle_inodes(account, item.count);
     account.files.set(&item);

@@ -92,6 +92,7 @@ impl Ledger {
         match replaced {
             Replaced::Deleted { .. } => {
                 account.begin_life();
+                account.begin_unedited();
                 groups.take_inodes(&account, new.origin, &mut rows);
             }
             Replaced::Kept { .. } => {

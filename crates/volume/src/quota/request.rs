@@ -14,6 +14,12 @@ pub struct Request {
 }
 
 impl Request {
+    const COPIES: u64 = 2;
+    /// The only leaf of a new subvolume.
+    pub(super) const LEAF: u64 = Self::COPIES * 4096;
+    /// The nodes that the first edits of a snapshot copy: a leaf and the node above it, of the size
+    /// that pools have unless they are made otherwise.
+    pub(super) const PATH: u64 = Self::COPIES * 2 * (32 << 10);
     /// More than any device holds; sums of such requests do not overflow.
     pub(super) const MAX: u64 = 1 << 60;
 
@@ -21,9 +27,8 @@ impl Request {
     /// to the tables, in two copies, in leaves that are a third full.
     pub fn for_edits(edits: usize, bytes: usize) -> Request {
         const OVERHEAD: u64 = 16;
-        const COPIES: u64 = 2;
         const WORST_FILL: u64 = 3;
-        let metadata = (bytes as u64 + edits as u64 * OVERHEAD) * COPIES * WORST_FILL;
+        let metadata = (bytes as u64 + edits as u64 * OVERHEAD) * Self::COPIES * WORST_FILL;
         Request { metadata, ..Request::default() }
     }
 

@@ -19,6 +19,8 @@ struct Sub {
     dead: bool,
     /// It is among the living subvolumes.
     begun: bool,
+    /// A snapshot without edits.
+    unedited: bool,
     holder: Option<u32>,
     origin: Option<u32>,
     epoch: u64,
@@ -177,6 +179,7 @@ impl World {
         let (ledger, strays) = loader.finish(self.residents(), live);
         assert_eq!(strays, vec![]);
         self.ledger = ledger;
+        self.all_unedited();
         self.excused = Default::default();
         for (id, over) in self.over() {
             let limit = self.limits(id).bytes().unwrap_or_default() as i64;
@@ -190,6 +193,19 @@ impl World {
                 of.insert(id, excused);
             }
         }
+    }
+
+    /// Snapshots may have had no edits, as far as the records say.
+    fn all_unedited(&mut self) {
+        self.plain.subs.values_mut().for_each(|sub| sub.unedited = sub.origin.is_some());
+    }
+
+    /// The nodes that edits of an owner copy, if they are the first.
+    fn path(&mut self, subvol: u32) -> u64 {
+        let has_nodes = self.own()[&subvol].amount.metadata > 0;
+        let sub = self.plain.subs.get_mut(&subvol).unwrap();
+        sub.unedited &= !has_nodes;
+        if sub.unedited && self.plain.from.is_some() { Request::PATH } else { 0 }
     }
 
     /// The loads of all groups.

@@ -119,7 +119,8 @@ impl World {
             };
             self.plain.members.extend(inherited.into_iter().map(|parent| (zero(id), parent)));
         }
-        let wanted = Request { inodes: counted, subvolumes: 1, ..Request::default() };
+        let metadata = if origin.is_some() { 0 } else { Request::LEAF };
+        let wanted = Request { metadata, inodes: counted, subvolumes: 1, ..Request::default() };
         let refusing = self.refusing(id, wanted, Tier::Write);
         let mut hold = origin.and_then(|_| self.holds.pop());
         let hold_of = hold.as_mut().map(|(hold, _)| hold);
@@ -133,6 +134,10 @@ impl World {
                 self.open.extend(rows);
                 let sub = self.plain.subs.get_mut(&id).unwrap();
                 (sub.counted_from, sub.begun) = (counted_from, true);
+                sub.unedited = origin.is_some();
+                if metadata > 0 && self.plain.from.is_some() {
+                    self.owed.insert(id, metadata);
+                }
                 if let Some(origin) = origin {
                     self.new_epoch(origin);
                 }
@@ -155,13 +160,19 @@ impl World {
             1 | 2 => Tier::Data,
             _ => Tier::Write,
         };
-        let refusing = self.refusing(subvol, wanted, tier);
-        let may_refuse = self.may_refuse(subvol, wanted, tier);
+        let path = if wanted.metadata > 0 { self.path(subvol) } else { 0 };
+        let with_path = Request { metadata: wanted.metadata + path, ..wanted };
+        let refusing = self.refusing(subvol, with_path, tier);
+        let may_refuse = self.may_refuse(subvol, with_path, tier);
         let mut hold = match self.ledger.hold(SubvolId(subvol), wanted, tier) {
             Err(refused) => return self.expect_refused(refused, may_refuse),
             Ok(hold) => hold,
         };
         assert_eq!(refusing, BTreeSet::new());
+        if path > 0 {
+            self.plain.subs.get_mut(&subvol).unwrap().unedited = false;
+            *self.owed.entry(subvol).or_default() += path;
+        }
         let amount = Amount { data: wanted.data / (1 + u64::from(b % 3)), metadata: 0 };
         self.ledger.charge(EpochId(origin), amount, Some(&mut hold)).unwrap();
         self.born(origin, amount);
@@ -284,6 +295,7 @@ impl World {
             next_inode: of.next_inode,
             counted_from: of.counted_from,
             begun: true,
+            unedited: true,
             ..Sub::default()
         };
         self.plain.subs.insert(id, sub);
@@ -534,6 +546,7 @@ impl World {
             None => {
                 assert_eq!(code, "");
                 self.plain.from = Some(from);
+                self.all_unedited();
             }
         }
     }

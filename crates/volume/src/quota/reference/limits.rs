@@ -336,3 +336,39 @@ fn a_reserve_is_kept_from_others_until_it_is_used() {
     pool.delete(A, None).unwrap();
     assert_eq!(pool.ledger.kept_for_others(SubvolId(B)), 0);
 }
+
+#[test]
+fn many_clones_with_one_change_each_stay_under_the_limit() {
+    let mut pool = Pool::on();
+    let all = pool.group("1/1", &["0/2"]);
+    pool.write_amount(A, Amount::metadata(MIB)).unwrap();
+    (100..300).for_each(|id| {
+        pool.snapshot(A, id, ROOT).unwrap();
+        pool.done(pool.ledger.assign(at(id), all));
+    });
+    pool.limit(all, 2 * MIB);
+    let change = Request::for_edits(1, 200);
+    let mut changed = 0;
+    for id in 100..300 {
+        // Each copies a path of 64 KiB, in two copies.
+        let Ok(mut hold) = pool.ledger.hold(SubvolId(id), change, Tier::Write) else { continue };
+        hold.spend_metadata();
+        changed += 1;
+        // The next change of the clone is in the same nodes.
+        pool.ledger.hold(SubvolId(id), change, Tier::Write).unwrap().spend_metadata();
+    }
+    assert_eq!(changed, 7);
+    for id in 100..107 {
+        let epoch = EpochId(pool.epochs[&id]);
+        pool.ledger.charge(epoch, Amount::metadata(128 << 10), None).unwrap();
+        pool.ledger.flushed(SubvolId(id), 1, 0);
+    }
+    assert!(pool.used(all) <= 2 * MIB, "{}", pool.used(all));
+    assert_eq!(pool.ledger.show_group(all).unwrap().unflushed, 0);
+    // One that has written is asked for its edits only, also after a mount; others for a path.
+    pool.sync();
+    assert_eq!(pool.crash(), vec![]);
+    pool.limit(all, pool.used(all) + (64 << 10));
+    pool.ledger.hold(SubvolId(100), change, Tier::Write).unwrap().spend_metadata();
+    pool.ledger.hold(SubvolId(200), change, Tier::Write).unwrap_err();
+}

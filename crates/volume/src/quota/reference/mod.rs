@@ -142,6 +142,8 @@ impl Pool {
         self.log(rows);
         self.residents.push(new);
         self.new_epoch(id);
+        // Its first leaf was owed; here it has none.
+        self.ledger.flushed(SubvolId(id), 1, 0);
         Ok(())
     }
 

@@ -129,19 +129,25 @@ fn a_child_cannot_escape_the_limit_of_the_subvolume_that_holds_it() {
 #[test]
 fn subvolumes_inside_one_have_a_number_and_cost_their_records() {
     let mut pool = Pool::on();
-    pool.limit(at(A), 3 * RECORDS);
+    pool.limit(at(A), 3 * RECORDS + Request::LEAF);
     pool.done(pool.ledger.limit(at(A), LimitKind::Subvolumes, Some(2)));
     pool.create(S, A);
     pool.create(T, S);
     let shown = |pool: &Pool| pool.ledger.show_group(at(A)).unwrap().subvolumes;
-    assert_eq!((shown(&pool), pool.ledger.available(SubvolId(A))), (2, Some(RECORDS)));
+    assert_eq!(
+        (shown(&pool), pool.ledger.available(SubvolId(A))),
+        (2, Some(RECORDS + Request::LEAF))
+    );
     let refused = pool.try_create(9, A, Inherit::FromHolder).unwrap_err();
     assert!(refused.to_string().contains("1 subvolumes wanted, 2 of 2 there"), "{refused}");
     assert_eq!(code(pool.ledger.show_group(at(9))), "ENOENT");
     assert_eq!(code(pool.snapshot(B, 9, T)), "EDQUOT", "a snapshot is a subvolume more");
     pool.sync();
     assert_eq!(pool.crash(), vec![]);
-    assert_eq!((shown(&pool), pool.ledger.available(SubvolId(A))), (2, Some(RECORDS)));
+    assert_eq!(
+        (shown(&pool), pool.ledger.available(SubvolId(A))),
+        (2, Some(RECORDS + Request::LEAF))
+    );
     pool.delete(T, None).unwrap();
     pool.done(pool.ledger.limit(at(A), LimitKind::Subvolumes, None));
     pool.create(9, A);
