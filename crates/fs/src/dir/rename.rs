@@ -172,7 +172,7 @@ impl Filesystem {
                 return Ok(Some(file.clone()));
             }
         }
-        self.apply_rename(caller, ends).await?;
+        self.apply_rename(caller, &ends).await?;
         Ok(None)
     }
 
@@ -237,7 +237,7 @@ impl Filesystem {
         Ok(Box::new(Whiteout { ino, mode: inherited.mode, acls }))
     }
 
-    async fn apply_rename(self: &Arc<Self>, caller: &Caller, ends: Ends<'_>) -> Result<()> {
+    async fn apply_rename(self: &Arc<Self>, caller: &Caller, ends: &Ends<'_>) -> Result<()> {
         let mut white = match ends.flags.whiteout {
             true => Some(Box::pin(self.new_whiteout(ends.from.dir)).await?),
             false => None,
@@ -256,15 +256,15 @@ impl Filesystem {
         let adds = whiteout.is_some() || (is_longer && ends.target.is_none());
         let tier = if adds { Tier::Write } else { Tier::Change };
         let charge = self.charge_for(subvol, tier, 8 + records + acls.0, bytes, inodes).await?;
-        let mut entry = Box::pin(hold_entry(self, &ends)).await?;
+        let mut entry = Box::pin(hold_entry(self, ends)).await?;
         let now = self.now();
         let (txg, sync) = {
-            let mut states = States::lock(&ends);
+            let mut states = States::lock(ends);
             ends.check_states(&states)?;
 
             let mut tx = Transaction::new();
-            self.rename_buckets(&mut tx, &ends, whiteout)?;
-            let mut items = states.items(&ends, now, whiteout.is_some());
+            self.rename_buckets(&mut tx, ends, whiteout)?;
+            let mut items = states.items(ends, now, whiteout.is_some());
             for (inode, item) in &items {
                 let files = ends.files(inode);
                 tx.put(files, inode_key(inode.node.ino), &item.encode()[..]);
