@@ -82,9 +82,10 @@ impl Tokens {
     /// The kernel has checked the mount of this directory for writing (TOKENS-T3); false for a
     /// token that is not valid for it.
     pub(super) fn make_writable(&self, rt: &dyn Runtime, node: NodeId, token: &[u8]) -> bool {
+        let now = rt.now();
         let mut issued = self.issued.lock();
         let is_meant = |one: &&mut Issued| {
-            one.node == node && one.expires >= rt.now() && one.token.as_bytes() == token
+            one.node == node && one.expires >= now && one.token.as_bytes() == token
         };
         let found = issued.values_mut().flatten().find(is_meant);
         found.map(|one| one.is_writable = true).is_some()
@@ -92,8 +93,9 @@ impl Tokens {
 
     /// The directory of a token, and whether the token is writable.
     pub(super) fn find(&self, rt: &dyn Runtime, token: &Token) -> Option<(NodeId, bool)> {
+        let now = rt.now();
         let issued = self.issued.lock();
-        let is_meant = |one: &&Issued| one.expires >= rt.now() && one.token == *token;
+        let is_meant = |one: &&Issued| one.expires >= now && one.token == *token;
         issued.values().flatten().find(is_meant).map(|one| (one.node, one.is_writable))
     }
 }
