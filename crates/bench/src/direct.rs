@@ -72,7 +72,7 @@ impl Queue {
         let mut began = vec![Instant::now(); depth];
         let mut idle: Vec<usize> = (0..depth).collect();
         let mut failure = None;
-        // What is in flight points into `buffers`, so this loop ends only when nothing is.
+        // Requests in flight point into `buffers`, so this loop ends only when none is left.
         loop {
             let go_on = failure.is_none() && meter.go_on(depth - idle.len());
             if go_on {

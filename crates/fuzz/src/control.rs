@@ -59,8 +59,8 @@ pub(crate) fn run(input: &[u8]) {
     served.end();
 }
 
-/// The question on `own` with a writable token in the place of each `"@?"`: of `own` for `"@@"`, and
-/// else of the node that the last byte chooses.
+/// The question on `own` with a writable token in the place of each `"@?"`: of `own` for `"@@"`,
+/// and else of the node that the last byte chooses.
 fn with_tokens(served: &mut Served, own: u64, question: &[u8]) -> Vec<u8> {
     let mut text = question.to_vec();
     for _ in 0..TOKENS_MAX {

@@ -1,14 +1,14 @@
 //! A tenant that calls everything, in any order, to use more than its limit.
 //!
-//! Problem.  Ways around a limit were operations that nobody had thought of as additions: renames,
+//! Problem.  Ways around a limit were operations that were not taken for additions: renames,
 //!           reflinks, rollbacks, reads. A test for each finds no other.
 //! Idea.     A subvolume has a limit, or a group of which all that it makes becomes a member.
 //!           Bursts of calls of one kind, mixed with others, go on at the limit, with deletions,
 //!           rollbacks and heirs between them. At rest the usage of all subvolumes but the root and
 //!           the neighbour is compared with the limit. Power fails between the lives of a history.
 //!
-//! ROGUE-W1  When all edits are flushed, the usage is within the limit, the overdraft, and the copies
-//!           of leaves that snapshots share: as much metadata as there was (R23).
+//! ROGUE-W1  When all edits are flushed, the usage is within the limit, the overdraft, and the
+//!           copies of leaves that snapshots share: as much metadata as there was (R23).
 //! ROGUE-W2  A neighbour without a limit can always write and create.
 //! ROGUE-W3  `check` finds nothing after a life.
 //!
@@ -282,7 +282,7 @@ impl<'a> Tenant<'a> {
         let (file, small) = (self.file(dir).await, 1 + self.dice.below(2048) as usize);
         let (offset, len) = (self.dice.below(64) * BLOCK, self.dice.within(1..17) * BLOCK);
         let attribute = [b"user.", &other[..other.len().min(200)]].concat();
-        // Whatever comes of it.
+        // Any answer is right.
         match kind {
             0..4 => drop(self.create(dir, &name, small).await),
             4 => drop(fs.mkdir(&ROOT, dir, &name, 0o755).await),

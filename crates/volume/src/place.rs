@@ -59,9 +59,9 @@ impl Volumes {
     pub const THERE: TableId = TableId(14);
 
     /// Entries have moved to other directories; `tx` has the edits of the directories, which are in
-    /// `holders[0]`, or those of [`Self::THERE`] in `holders[1]`. The caller ensures that no
-    /// subvolume moves into itself. `asks`: limits of a new parent subvolume may refuse the move; or
-    /// it may end above them. `made`: an inode that is created in `holders[0]`, for which `hold` is.
+    /// `holders[0]`, or those of [`Self::THERE`] in `holders[1]`. No subvolume moves into itself.
+    /// `asks`: limits of a new parent subvolume may refuse the move; or it may end above them.
+    /// `made`: an inode that is created in `holders[0]`; the hold is for it.
     pub fn moved(
         &self,
         moves: &[(&Subvol, ParentDirectory)],

@@ -2,8 +2,8 @@
 //!
 //! A dead owner is swept when its last row has gone. Then, or when it has an heir, references to it
 //! are led past it: owners that it held get its heir as their holder, or else its own holder, and
-//! those whose record names it as heir get its own heir. A crash loses nothing: unswept owners are found again
-//! when the ledger is loaded.
+//! those whose record names it as heir get its own heir. A crash loses nothing: unswept owners are
+//! found again when the ledger is loaded.
 
 use copyhold_format::item::{
     GroupId, encode_heir, group_key, heir_key, inodes_key, member_key, usage_key,
