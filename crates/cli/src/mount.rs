@@ -133,8 +133,8 @@ impl Mount {
 
     /// Prepares signals and log in this process, as a daemon does before it opens its pool (`-f`).
     fn be_the_daemon_here(&self, request: &Request, log: &str) -> Result<(Signals, Log), Failure> {
-        let signals = watch_signals()?;
         let confined = confine(request);
+        let signals = watch_signals()?;
         let log = match &self.log_file {
             Some(file) => logging::in_background(log, Some(file))?,
             None => logging::to_stderr(log)?,
@@ -173,8 +173,8 @@ impl Mount {
     /// In the child: its return value is not read, the parent gets the reports of `launch`.
     fn be_the_daemon(&self, launch: Launch, request: Request, log: &str) -> Result<(), Failure> {
         let begun = || {
-            let signals = watch_signals()?;
             let confined = confine(&request);
+            let signals = watch_signals()?;
             let log = logging::in_background(log, self.log_file.as_deref())?;
             log.end_on_panic();
             report_powers(confined);

@@ -53,7 +53,7 @@ impl Loopback {
             fs,
             dialect: agreed.negotiated.dialect(),
             spawner,
-            buffers: Buffers::new(buffer_bytes(agreed.negotiated.max_write), 64 << 20),
+            buffers: Buffers::new(buffer_bytes(agreed.negotiated.max_write), 64 << 20, usize::MAX),
             interrupts: Arc::default(),
             flight: Flight::default(),
             destroyed: AtomicBool::new(false),

@@ -6,8 +6,14 @@
 //!           takes the buffer along, until it is done. When much is out, small writes are copied
 //!           into buffers of their own size first, so that many waiting 4 KiB writes do not hold
 //!           256 KiB each.
+//!
+//! PAYLOAD-M1  When more than a bound waits, readers pause: what the kernel has not sent takes no
+//!             memory here. A pause has an end, for an operation that waits may need the next
+//!             request: the kernel writes pages back before it drops them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use copyhold_types::{BLOCK_BYTES, Buf};
 
@@ -65,6 +71,14 @@ impl Payload {
         }
     }
 
+    /// Bytes of memory that it takes, beside the entries of rings.
+    pub(crate) fn held(&self) -> usize {
+        match &self.source {
+            Source::Own(buf) => buf.len(),
+            Source::Lent(_) => 0,
+        }
+    }
+
     /// The device's buffer, if there is one.
     pub(crate) fn into_buf(self) -> Option<Buf> {
         match self.source {
@@ -91,18 +105,29 @@ pub(crate) struct Buffers {
     blocks: usize,
     out: AtomicUsize,
     out_max: usize,
+    waiting_max: usize,
 }
+
+/// A look at the bytes that wait, and how many looks make the longest pause.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const LOOKS: usize = 50;
 
 impl Buffers {
     /// Buffers of `bytes`. With more than `out_max` in waiting requests small writes no longer keep
-    /// large buffers.
-    pub(crate) fn new(bytes: usize, out_max: usize) -> Buffers {
-        Buffers { blocks: bytes.div_ceil(BLOCK_BYTES), out: AtomicUsize::new(0), out_max }
+    /// large buffers; with more than `waiting_max`, readers pause.
+    pub(crate) fn new(bytes: usize, out_max: usize, waiting_max: usize) -> Buffers {
+        let blocks = bytes.div_ceil(BLOCK_BYTES);
+        Buffers { blocks, out: AtomicUsize::new(0), out_max, waiting_max }
     }
 
-    /// Size of a buffer.
-    pub(crate) fn bytes(&self) -> usize {
-        self.blocks * BLOCK_BYTES
+    /// Blocks a reader as long as too much waits (PAYLOAD-M1).
+    pub(crate) fn pause(&self) {
+        for _ in 0..LOOKS {
+            if self.out.load(Ordering::Relaxed) <= self.waiting_max {
+                break;
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
     }
 
     /// A buffer that nothing else refers to; its content is arbitrary.
@@ -144,7 +169,7 @@ mod tests {
 
     #[test]
     fn small_writes_are_copied_only_when_much_is_out() {
-        let buffers = Buffers::new(256 << 10, OUT_MAX);
+        let buffers = Buffers::new(256 << 10, OUT_MAX, usize::MAX);
         assert!(!buffers.wants_copy(4096));
         buffers.lend(OUT_MAX + 1);
         assert!(buffers.wants_copy(4096));

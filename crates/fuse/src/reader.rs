@@ -74,6 +74,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
     /// Reads once, and serves the request; reports when the connection has ended.
     fn turn(&mut self) -> Option<End> {
         let Channel { device, connection, .. } = &**self.desk.channel();
+        connection.buffers.pause();
         let rest = self.rest.get_or_insert_with(|| connection.buffers.get());
         let len = match device.read(&mut self.head, rest.make_mut()) {
             Got::Request(len) => len,
@@ -86,8 +87,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
             self.recycle(message);
             return None;
         }
-        let buffer_bytes = self.desk.channel().connection.buffers.bytes();
-        let held = if self.rest.is_none() { buffer_bytes } else { 0 };
+        let held = message.payload.as_ref().map_or(0, Payload::held);
         if let Some(message) = self.desk.poll(message, held) {
             self.recycle(message);
         }

@@ -108,11 +108,18 @@ pub struct SessionOptions {
     /// Bytes of buffers for requests. Beyond them there are only those of writes that wait, each in
     /// one of its own size.
     pub memory: usize,
+    /// Bytes of data of writes that wait, beyond which the readers of the device pause.
+    pub waiting: usize,
 }
 
 impl Default for SessionOptions {
     fn default() -> SessionOptions {
-        SessionOptions { readers: None, transport: Transport::default(), memory: 64 << 20 }
+        SessionOptions {
+            readers: None,
+            transport: Transport::default(),
+            memory: 64 << 20,
+            waiting: 256 << 20,
+        }
     }
 }
 
@@ -161,7 +168,11 @@ impl Session {
             fs,
             dialect: negotiated.dialect(),
             spawner,
-            buffers: Buffers::new(buffer_bytes(negotiated.max_write), options.memory),
+            buffers: Buffers::new(
+                buffer_bytes(negotiated.max_write),
+                options.memory,
+                options.waiting,
+            ),
             interrupts: Arc::default(),
             flight: Flight::default(),
             destroyed: AtomicBool::new(false),

@@ -6,9 +6,9 @@
 //! all their owners come through it.
 //!
 //! `convert` translates values, `ioctls` answers ioctl(2), `tenants` answers questions about
-//! subvolumes and quotas, `tokens` keeps the proofs that these need, and `who` identifies callers
-//! that the kernel does not name. The others
-//! send notifications to the kernel: `forget` drops names and attributes that changed without it,
+//! subvolumes and quotas, `tokens` keeps the proofs that these need, `who` identifies callers that
+//! the kernel does not name, and `turns` keeps the requests of one tenant from those of others. The
+//! others send notifications to the kernel: `forget` drops names and attributes that changed without it,
 //! `pages` drops cached pages (`underway` delays that behind READs and WRITEs of them), `holes` has
 //! dirty pages written back before a hole is reported, and `shed` makes the kernel forget inodes.
 //! Tests have a small `kernel` with pages before all of it.
@@ -24,6 +24,7 @@ mod rules;
 mod shed;
 mod tenants;
 mod tokens;
+mod turns;
 mod underway;
 mod who;
 
@@ -49,6 +50,7 @@ use pages::Pages;
 use shed::Shedder;
 use tenants::Terms;
 use tokens::Tokens;
+use turns::{Turn, Turns};
 
 pub(crate) use ioctls::Describe;
 pub(crate) use rules::Rules;
@@ -89,6 +91,7 @@ pub(crate) struct Adapter {
     shedder: Shedder,
     pages: Pages,
     tokens: Tokens,
+    turns: Turns,
     /// A program has told the filesystem to go down (GOINGDOWN).
     told_to_stop: AtomicBool,
     /// The result of closing the pool, behind the end of the session.
@@ -131,6 +134,7 @@ impl Adapter {
             shedder,
             pages,
             tokens: Tokens::default(),
+            turns: Turns::default(),
             told_to_stop,
             closed,
         }
@@ -188,6 +192,11 @@ impl Adapter {
     async fn attributes(&self, node: NodeId) -> Reply<AttrReply> {
         let attr = self.fs.getattr(known(node)?).await.map_err(errno)?;
         Ok(answer(&attr))
+    }
+
+    /// Waits until a request of this node's subvolume may work that moves so many bytes.
+    fn turn(&self, node: FsNode, bytes: usize) -> impl Future<Output = Turn<'_>> {
+        self.turns.take(&**self.fs.pool().runtime(), node.subvol, bytes)
     }
 
     fn terms(&self) -> Terms<'_> {
@@ -279,6 +288,7 @@ impl Operations for Adapter {
         // O_TRUNC comes behind the OPEN, and names no descriptor: like truncate(2) of a file that
         // is open.
         set.empties &= self.fs.uses(node).has(Uses::WRITER);
+        let _turn = self.turn(node, 0).await;
         let changed = self.fs.setattr(&judged(by), node, &set).await;
         changed.map(|attr| answer(&attr)).map_err(errno)
     }
@@ -296,7 +306,9 @@ impl Operations for Adapter {
         new: NewNode<'_>,
     ) -> Reply<Entry> {
         let caller = maker(by, Some(&new))?;
-        let made = self.fs.symlink(&caller, known(parent)?, name, target).await;
+        let parent = known(parent)?;
+        let _turn = self.turn(parent, target.len()).await;
+        let made = self.fs.symlink(&caller, parent, name, target).await;
         made.map(|entry| self.held(&entry)).map_err(errno)
     }
 
@@ -308,7 +320,9 @@ impl Operations for Adapter {
         new: NewNode<'_>,
     ) -> Reply<Entry> {
         let caller = maker(by, Some(&new))?;
-        let made = self.fs.mknod(&caller, known(parent)?, name, new.mode, new.rdev).await;
+        let parent = known(parent)?;
+        let _turn = self.turn(parent, 0).await;
+        let made = self.fs.mknod(&caller, parent, name, new.mode, new.rdev).await;
         made.map(|entry| self.held(&entry)).map_err(errno)
     }
 
@@ -320,7 +334,9 @@ impl Operations for Adapter {
         new: NewNode<'_>,
     ) -> Reply<Entry> {
         let caller = maker(by, Some(&new))?;
-        let made = self.fs.mkdir(&caller, known(parent)?, name, file_mode(&new)).await;
+        let parent = known(parent)?;
+        let _turn = self.turn(parent, 0).await;
+        let made = self.fs.mkdir(&caller, parent, name, file_mode(&new)).await;
         made.map(|entry| self.held(&entry)).map_err(errno)
     }
 
@@ -337,7 +353,9 @@ impl Operations for Adapter {
         // The kernel has looked the name up under the directory's lock and found nothing; that may
         // have been long ago.
         let exclusive = open.flags & O_EXCL != 0;
-        let made = self.fs.create(&caller, known(parent)?, name, mode, flags, exclusive).await;
+        let parent = known(parent)?;
+        let _turn = self.turn(parent, 0).await;
+        let made = self.fs.create(&caller, parent, name, mode, flags, exclusive).await;
         let (entry, is_new) = made.map_err(errno)?;
         Ok((self.held(&entry), opened(&open, !is_new && flags.write)))
     }
@@ -361,7 +379,9 @@ impl Operations for Adapter {
     }
 
     async fn unlink(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
-        self.fs.unlink(known(parent)?, name).await.map_err(errno)
+        let parent = known(parent)?;
+        let _turn = self.turn(parent, 0).await;
+        self.fs.unlink(parent, name).await.map_err(errno)
     }
 
     async fn rmdir(&self, by: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
@@ -388,6 +408,7 @@ impl Operations for Adapter {
             () if flags.whiteout => maker(by, None)?,
             () => judged(by),
         };
+        let _turn = self.turn(from, 0).await;
         let renamed = self.fs.rename(&caller, from, rename.name, to, rename.new_name, flags).await;
         renamed.map_err(errno)
     }
@@ -410,6 +431,7 @@ impl Operations for Adapter {
             self.fs.note_uses(node, Uses::CACHED);
             self.pages.transfer(inode, pages::range(read.offset, read.size))
         });
+        let _turn = self.turn(node, read.size as usize).await;
         let data = self.fs.read_with(node, read.offset, read.size as usize, flags).await;
         data.map(convert::data).map_err(errno)
     }
@@ -429,6 +451,7 @@ impl Operations for Adapter {
             self.fs.note_uses(node, Uses::CACHED);
             self.pages.transfer(inode, range.clone())
         });
+        let turn = self.turn(node, length).await;
         let was_privileged = write.kill_suidgid
             && Box::pin(self.fs.getattr(node)).await.map_err(errno)?.mode & SET_ID != 0;
         let written = if length >= KEEP_BYTES {
@@ -438,6 +461,8 @@ impl Operations for Adapter {
         } else {
             self.fs.write(node, write.offset, data.bytes(), flags).await.map(|()| length)
         };
+        // TURN-Q2.
+        drop(turn);
         if was_privileged {
             self.forget_attributes(inode);
         }
@@ -458,7 +483,9 @@ impl Operations for Adapter {
     }
 
     async fn fsync(&self, _: Caller, node: NodeId, _: Handle, data_only: bool) -> Reply<()> {
-        self.fs.fsync(known(node)?, data_only).await.map_err(errno)
+        let node = known(node)?;
+        let _turn = self.turn(node, 0).await;
+        self.fs.fsync(node, data_only).await.map_err(errno)
     }
 
     async fn opendir(&self, by: Caller, node: NodeId, open: Open) -> Reply<Opened> {
@@ -532,12 +559,15 @@ impl Operations for Adapter {
             let is_valid = self.tokens.make_writable(&**self.fs.pool().runtime(), node, set.value);
             return if is_valid { Ok(()) } else { Err(Errno::EKEYEXPIRED) };
         }
+        let _turn = self.turn(node, set.value.len()).await;
         let done = self.fs.set_xattr(&caller, node, set.name, set.value, how, set.kill_sgid).await;
         done.map_err(errno)
     }
 
     async fn getxattr(&self, _: Caller, node: NodeId, name: &[u8]) -> Reply<Vec<u8>> {
-        self.fs.get_xattr(known(node)?, name).await.map_err(errno)
+        let node = known(node)?;
+        let _turn = self.turn(node, 0).await;
+        self.fs.get_xattr(node, name).await.map_err(errno)
     }
 
     async fn listxattr(&self, _: Caller, node: NodeId) -> Reply<Vec<u8>> {
@@ -563,7 +593,9 @@ impl Operations for Adapter {
         };
         let node = known(inode)?;
         let (caller, was_privileged) = self.writer(by, node).await?;
+        let turn = self.turn(node, range.length as usize).await;
         let done = self.fs.fallocate_by(&caller, node, range.offset, range.length, mode).await;
+        drop(turn);
         if was_privileged {
             self.forget_attributes(inode);
         }
@@ -591,7 +623,9 @@ impl Operations for Adapter {
         let (from, to) = (known(node)?, known(copy.target)?);
         let (caller, was_privileged) = self.writer(by, to).await?;
         let ends = ((from, copy.offset), (to, copy.target_offset));
+        let turn = self.turn(to, copy.length as usize).await;
         let copied = self.fs.copy_file_range_by(&caller, ends.0, ends.1, copy.length).await;
+        drop(turn);
         if was_privileged {
             self.forget_attributes(copy.target);
         }

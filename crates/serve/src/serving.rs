@@ -194,6 +194,7 @@ impl Serving {
             readers: options.readers,
             transport: options.transport,
             memory: shares.request_buffers() as usize,
+            waiting: shares.requests as usize,
         };
         let spawner = Arc::new(executors.clone());
         let session = Session::start(mount, adapter.clone(), spawner, &settings, how)?;
