@@ -7,8 +7,8 @@
 //!           into buffers of their own size first, so that many waiting 4 KiB writes do not hold
 //!           256 KiB each.
 //!
-//! PAYLOAD-M1  When more than a bound waits, readers pause: what the kernel has not sent takes no
-//!             memory here. A pause has an end, for an operation that waits may need the next
+//! PAYLOAD-M1  When more than a bound waits, readers pause: requests that they have not read take
+//!             no memory here. A pause has an end, for an operation that waits may need the next
 //!             request: the kernel writes pages back before it drops them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -6,11 +6,12 @@
 //! all their owners come through it.
 //!
 //! `convert` translates values, `ioctls` answers ioctl(2), `tenants` answers questions about
-//! subvolumes and quotas, `tokens` keeps the proofs that these need, `who` identifies callers that
-//! the kernel does not name, and `turns` keeps the requests of one tenant from those of others. The
-//! others send notifications to the kernel: `forget` drops names and attributes that changed without it,
-//! `pages` drops cached pages (`underway` delays that behind READs and WRITEs of them), `holes` has
-//! dirty pages written back before a hole is reported, and `shed` makes the kernel forget inodes.
+//! subvolumes and quotas, `tokens` keeps the proofs that these need, and `turns` keeps the requests
+//! of one tenant from those of others. Callers that the kernel does not name are identified by
+//! `who`. The others send notifications to the kernel: `forget` drops names and attributes that
+//! changed without it, `pages` drops cached pages (`underway` delays that behind READs and WRITEs
+//! of them), `holes` has dirty pages written back before a hole is reported, and `shed` makes the
+//! kernel forget inodes.
 //! Tests have a small `kernel` with pages before all of it.
 
 mod convert;

@@ -81,7 +81,7 @@ impl Turns {
     fn is_crowded(&self, rt: &dyn Runtime, subvol: SubvolId) -> bool {
         if self.last.load(Relaxed) != subvol.0 {
             let until = rt.now() + PRESENCE.as_nanos() as u64;
-            // The first request of all meets nobody.
+            // The first request of all has no other one beside it.
             let is_first = self.last.swap(subvol.0, Relaxed) == 0;
             self.crowded_until.store(if is_first { 0 } else { until }, Relaxed);
         }

@@ -177,8 +177,8 @@ impl Node {
         self.load().saturating_sub(self.load.limit()).max(0)
     }
 
-    /// Takes the place of `old`, whose limits it has and whose usage it has inherited: load that was not
-    /// excused there is not excused here.
+    /// Takes the place of `old`, whose limits it has and whose usage it has inherited: load that
+    /// was not excused there is not excused here.
     pub(super) fn succeed(&self, old: &Node) {
         let excused = old.excused.load(Relaxed);
         self.excuse(|_, over| excused.min(over));
