@@ -479,13 +479,14 @@ impl SubvolumeCalls<'_> {
         right.permit(&root.state())?;
         let (edits, bytes) = life_weight(&bucket, name);
         let credit = fs.credit_to_end(edits, bytes).await?;
+        let is_writable = subvol.writable().is_ok();
         {
             let [mut state, root] = lock_states([&dir, &root]);
             right.permit(&state)?;
             right.permit(&root)?;
             state.expect_removable_from()?;
             // In a read-only subvolume the flag could not be cleared.
-            if subvol.writable().is_ok() {
+            if is_writable {
                 root.permit(Way::Name)?;
             }
             // Under its state lock no call adds a name, and later it is dying.

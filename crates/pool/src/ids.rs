@@ -101,10 +101,6 @@ impl Pool {
         loop {
             let durable = (!self.sabotaged(Sabotage::ReissueIds)).then(|| self.durable_txg());
             if let Some((number, low)) = self.ids.take(space, durable) {
-                if space == IdSpace::Table && self.tables.is_known(TableId(number)) {
-                    let why = format!("it allows table {number}, which is there");
-                    return Err(PoolError::damaged("an id mark", why));
-                }
                 if low && let Some(_extending) = self.ids.extending.try_lock() {
                     self.extend_ids(space).await?;
                 }
@@ -128,6 +124,7 @@ impl Pool {
     async fn extend_ids(self: &Arc<Self>, space: IdSpace) -> Result<Txg, PoolError> {
         let (_, end) = space.range();
         let mark = self.read_id_mark(space).await?;
+        self.check_first(space, mark)?;
         let to = mark.saturating_add(STEP).min(end);
         if to == mark {
             return Err(PoolError::NoIds(space.name()));
@@ -141,6 +138,21 @@ impl Pool {
         let range = spaces.entry(space).or_insert(fresh);
         (range.logged, range.by) = (to, by);
         Ok(by)
+    }
+
+    /// Before the first number is assigned: all tables lie below the mark. A snapshot's tables must
+    /// be newer than those that they lie over.
+    fn check_first(&self, space: IdSpace, mark: u64) -> Result<(), PoolError> {
+        if space != IdSpace::Table || self.ids.spaces.lock().contains_key(&space) {
+            return Ok(());
+        }
+        match self.tables.newest().filter(|newest| newest.0 >= mark) {
+            Some(newest) => {
+                let why = format!("it allows table {mark}, and table {newest} is there");
+                Err(PoolError::damaged("an id mark", why))
+            }
+            None => Ok(()),
+        }
     }
 
     /// The mark below which all assigned numbers of a space lie, for a space that continues from

@@ -89,8 +89,9 @@ impl Tables {
         self.open.read().get(&id).map(|open| open.table.clone())
     }
 
-    pub(crate) fn is_known(&self, id: TableId) -> bool {
-        self.open.read().contains_key(&id)
+    /// The greatest number of a table.
+    pub(crate) fn newest(&self) -> Option<TableId> {
+        self.open.read().last_key_value().map(|(id, _)| *id)
     }
 
     /// While the transaction of `txg` is being applied; returns the addition to the edits in

@@ -50,6 +50,8 @@ pub(super) async fn hole_at(fs: &Filesystem, inode: &Inode, offset: u64, len: u6
         true => first_content(fs, inode, first..counted).await?.unwrap_or(last),
         false => last,
     };
+    // An extent may reach beyond the range, over a block that is dirty.
+    let until = until.min(last);
     Ok((until * BLOCK).min(end).saturating_sub(offset))
 }
 
