@@ -2,6 +2,7 @@
 
 use copyhold_fs::{FsError, NodeId};
 use copyhold_volume::VolumeError;
+use copyhold_volume::quota::{QuotaError, Resource};
 
 use super::{Client, Done};
 use crate::fs_level::tree::{ObjectId, Place, Tree};
@@ -57,6 +58,11 @@ impl Client {
         let parent = self.node(place.0);
         let kept = keep.as_ref().map(|keep| (self.node(keep.0), &keep.1[..]));
         let made = self.fs.roll_back_subvolume(parent, &place.1, of, kept).await;
+        // The source may have more inodes than the old state has.
+        let brings_inodes = matches!(
+            &made,
+            Err(FsError::Quota(QuotaError::Exceeded(of))) if of.resource == Resource::Inodes
+        );
         match self.given("rollback", made)? {
             Some(made) => {
                 self.name_copies(&ids, made.subvol);
@@ -68,7 +74,8 @@ impl Client {
                 self.end(true);
                 Ok(())
             }
-            None if keep.is_some() => {
+            None if keep.is_some() || brings_inodes => {
+                self.world().usage.eras.has_come(ids[&source], None);
                 copies.iter().for_each(|id| drop(self.world().data.remove(id)));
                 self.end(false);
                 self.make_room().await
@@ -88,7 +95,13 @@ impl Client {
         let kept = keep.as_ref().map(|keep| (self.node(keep.0), &keep.1[..]));
         let refused = self.fs.roll_back_subvolume(parent, &place.1, of, kept).await;
         // The place where it is to be kept is looked at first.
-        let is_no_place = matches!(refused, Err(FsError::NoSpace(_) | FsError::Busy(_)));
+        let is_no_place = matches!(
+            refused,
+            Err(FsError::NoSpace(_)
+                | FsError::Busy(_)
+                | FsError::Quota(QuotaError::Exceeded(_))
+                | FsError::Kept { .. })
+        );
         let as_it_must = refused.as_ref().is_err_and(is_as_it_must);
         let as_it_must = as_it_must || (keep.is_some() && is_no_place);
         assert!(self.forgiving || as_it_must, "{refused:?}");
