@@ -85,8 +85,8 @@ struct Remove {
 
 /// Set or clear the limit of a group
 ///
-/// A limit may be below the usage. Writes are then refused until enough files are deleted; a
-/// deletion is never refused.
+/// A limit may be below the usage. Writes are then refused until enough files are deleted;
+/// deletions may exceed a limit by an overdraft.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold qgroup limit 10G 0/7 /mnt\n  \

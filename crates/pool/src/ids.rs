@@ -62,6 +62,21 @@ impl IdSpace {
     }
 }
 
+/// Before the first number is assigned: all tables lie below the mark. A snapshot's tables must be
+/// newer than those that they lie over.
+fn check_first(pool: &Pool, space: IdSpace, mark: u64) -> Result<(), PoolError> {
+    if space != IdSpace::Table || pool.ids.spaces.lock().contains_key(&space) {
+        return Ok(());
+    }
+    match pool.tables.newest().filter(|newest| newest.0 >= mark) {
+        Some(newest) => {
+            let why = format!("it allows table {mark}, and table {newest} is there");
+            Err(PoolError::damaged("an id mark", why))
+        }
+        None => Ok(()),
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Ids {
     spaces: Mutex<BTreeMap<IdSpace, Range>, of::Ids>,
@@ -124,7 +139,7 @@ impl Pool {
     async fn extend_ids(self: &Arc<Self>, space: IdSpace) -> Result<Txg, PoolError> {
         let (_, end) = space.range();
         let mark = self.read_id_mark(space).await?;
-        self.check_first(space, mark)?;
+        check_first(self, space, mark)?;
         let to = mark.saturating_add(STEP).min(end);
         if to == mark {
             return Err(PoolError::NoIds(space.name()));
@@ -138,21 +153,6 @@ impl Pool {
         let range = spaces.entry(space).or_insert(fresh);
         (range.logged, range.by) = (to, by);
         Ok(by)
-    }
-
-    /// Before the first number is assigned: all tables lie below the mark. A snapshot's tables must
-    /// be newer than those that they lie over.
-    fn check_first(&self, space: IdSpace, mark: u64) -> Result<(), PoolError> {
-        if space != IdSpace::Table || self.ids.spaces.lock().contains_key(&space) {
-            return Ok(());
-        }
-        match self.tables.newest().filter(|newest| newest.0 >= mark) {
-            Some(newest) => {
-                let why = format!("it allows table {mark}, and table {newest} is there");
-                Err(PoolError::damaged("an id mark", why))
-            }
-            None => Ok(()),
-        }
     }
 
     /// The mark below which all assigned numbers of a space lie, for a space that continues from

@@ -370,6 +370,7 @@ impl Operations for Adapter {
     ) -> Reply<(Entry, Opened)> {
         let caller = maker(by, Some(&new))?;
         let (parent, mode) = (known(parent)?, file_mode(&new));
+        let _turn = self.turn(parent, 0).await;
         // open(2) makes no file without a name but by this flag: without it the kernel has made
         // one for itself, and overlayfs does.
         let made = match open.flags & O_TMPFILE {
@@ -387,7 +388,10 @@ impl Operations for Adapter {
 
     async fn rmdir(&self, by: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
         let parent = known(parent)?;
-        match self.fs.rmdir(parent, name).await {
+        let turn = self.turn(parent, 0).await;
+        let removed = self.fs.rmdir(parent, name).await;
+        drop(turn);
+        match removed {
             Err(FsError::IsSubvolume(_)) => Box::pin(self.remove_subvolume(by, parent, name)).await,
             removed => removed.map_err(errno),
         }
@@ -415,7 +419,9 @@ impl Operations for Adapter {
     }
 
     async fn link(&self, _: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> Reply<Entry> {
-        let linked = self.fs.link(known(node)?, known(parent)?, name).await;
+        let (node, parent) = (known(node)?, known(parent)?);
+        let _turn = self.turn(parent, 0).await;
+        let linked = self.fs.link(node, parent, name).await;
         linked.map(|entry| self.held(&entry)).map_err(errno)
     }
 
@@ -527,7 +533,9 @@ impl Operations for Adapter {
     }
 
     async fn fsyncdir(&self, _: Caller, node: NodeId, _: Handle, _: bool) -> Reply<()> {
-        self.fs.fsyncdir(known(node)?).await.map_err(errno)
+        let node = known(node)?;
+        let _turn = self.turn(node, 0).await;
+        self.fs.fsyncdir(node).await.map_err(errno)
     }
 
     async fn statfs(&self, _: Caller, node: NodeId) -> Reply<Statfs> {
@@ -572,11 +580,15 @@ impl Operations for Adapter {
     }
 
     async fn listxattr(&self, _: Caller, node: NodeId) -> Reply<Vec<u8>> {
-        self.fs.list_xattr(known(node)?).await.map_err(errno)
+        let node = known(node)?;
+        let _turn = self.turn(node, 0).await;
+        self.fs.list_xattr(node).await.map_err(errno)
     }
 
     async fn removexattr(&self, _: Caller, node: NodeId, name: &[u8]) -> Reply<()> {
-        self.fs.remove_xattr(known(node)?, name).await.map_err(errno)
+        let node = known(node)?;
+        let _turn = self.turn(node, 0).await;
+        self.fs.remove_xattr(node, name).await.map_err(errno)
     }
 
     async fn access(&self, by: Caller, node: NodeId, mask: u32) -> Reply<()> {

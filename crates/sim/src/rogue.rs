@@ -208,8 +208,8 @@ impl History {
     }
 }
 
-/// The usage of all that is the tenant's, and that of nodes alone, once all edits are nodes; the neighbour has worked
-/// before.
+/// The usage of all that is the tenant's, and that of nodes alone, once all edits are nodes; the
+/// neighbour has worked before.
 async fn at_rest(fs: &Arc<Filesystem>) -> Result<(u64, u64), FsError> {
     let neighbour = fs.lookup(fs.root(), b"neighbour").await?.node;
     let flags = OpenFlags::READ_WRITE;

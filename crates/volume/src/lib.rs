@@ -51,5 +51,5 @@ pub use snapshot_guard::{InodeChange, SnapshotGuard};
 pub use volumes::{Subvol, Volumes, residents};
 pub use weigh::{SharedRun, Tally, WeighAt, Weighed, Weighing};
 
-/// The most subvolumes that one can be inside.
+/// The most subvolumes of a chain in which each is inside the one before, without the root.
 pub const NESTING_MAX: usize = 32;

@@ -5,9 +5,9 @@
 //! holds the directory is its *holder*: space inside a subvolume cannot escape its limit, so if
 //! an entry goes to another subvolume, all charges inside move along.
 //!
-//! PLACE-P1  A subvolume is inside at most [`NESTING_MAX`] others, the root not counted: moving one
-//!           changes the charges of each subvolume inside it in each holder above it, under locks
-//!           that all subvolumes share (R28).
+//! PLACE-P1  A chain of subvolumes inside each other has at most [`NESTING_MAX`] members, the root
+//!           not counted: moving one changes the charges of each subvolume inside it in each holder
+//!           above it, under locks that all subvolumes share (R28).
 
 use std::collections::BTreeMap;
 

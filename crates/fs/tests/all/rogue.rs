@@ -84,6 +84,27 @@ fn one_request_copies_a_hole_of_any_length() {
     });
 }
 
+/// The last extent that one step looks at begins before a dirty block, and ends behind it.
+#[test]
+fn preallocated_space_with_a_dirty_block_is_no_hole() {
+    let world = World::with_log(38, 32768, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let (source, target) = (create(&fs, "source").await, create(&fs, "target").await);
+        let mode = FallocateMode::Allocate { keep_size: false };
+        fs.fallocate(source, 0, 40 * MIB, mode).await.unwrap();
+        fs.fsync(source, false).await.unwrap();
+        for extent in [255, 256] {
+            let at = extent * (128 << 10) + BLOCK;
+            write(&fs, source, at, &pattern(extent as u8, 4096)).await;
+        }
+        copy_all(&fs, (source, 0), (target, 0), 40 * MIB).await;
+        let all = read(&fs, source, 0, 40 << 20).await;
+        assert!(read(&fs, target, 0, 40 << 20).await == all);
+        world.close(fs).await;
+    });
+}
+
 #[test]
 fn one_request_copies_the_longest_hole() {
     let world = World::new(36, 8192);

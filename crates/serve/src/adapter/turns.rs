@@ -3,9 +3,11 @@
 //! Problem.  A tenant with a thousand threads, or one thread with a deep queue, has a thousand
 //!           requests in front of each one of its neighbour: at the device, at the locks of the
 //!           pool, and in the queues of the executors.
-//! Idea.     Requests that work take a turn of their subvolume first. The turns are lanes in which
-//!           one request works at a time, in the order of arrival. The requests of a tenant queue
-//!           behind those of this tenant, and not before those of others.
+//! Idea.     Requests that change something, or move data, take a turn of their subvolume first.
+//!           The turns are lanes, which requests join in rotation; in each, one works at a time, in
+//!           the order of arrival. So the requests of a tenant queue behind those of this tenant,
+//!           and not before those of others. Look-ups and listings take none: their answers are
+//!           mostly in memory, and parking one would cost more.
 //!
 //! Turns are taken beside others only. A subvolume that is alone has as many requests under way as
 //! it sends, so that a deep queue makes use of a fast device.
@@ -15,6 +17,8 @@
 //! TURN-Q2  A request with a turn never waits for a turn: it takes one before any lock, and ends it
 //!          before the daemon notifies the kernel, which may wait for another request.
 //! TURN-Q3  Requests that wait for other processes (locks, questions of programs) take no turn.
+//!
+//! A tenant with many subvolumes has the lanes of each.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -22,8 +26,8 @@ use std::time::Duration;
 use copyhold_runtime::{FifoMutex, FifoMutexGuard, Runtime};
 use copyhold_types::SubvolId;
 
-/// Subvolumes whose numbers have the same rest share lanes.
-const GROUPS: usize = 128;
+/// Subvolumes whose numbers have the same rest share a set of lanes.
+const LANE_SETS: usize = 128;
 const SMALL_LANES: usize = 16;
 const LARGE_LANES: usize = 2;
 /// A request of so many bytes is large.
@@ -36,7 +40,7 @@ pub(super) type Turn<'t> = Option<FifoMutexGuard<'t>>;
 
 /// The turns of all subvolumes.
 pub(super) struct Turns {
-    groups: Box<[Lanes]>,
+    sets: Box<[Lanes]>,
     /// The subvolume of the last request.
     last: AtomicU32,
     /// Until when several subvolumes count as being there, by the clock of the runtime; zero: only
@@ -54,8 +58,8 @@ struct Lanes {
 
 impl Default for Turns {
     fn default() -> Turns {
-        let groups = std::iter::repeat_with(Lanes::default).take(GROUPS).collect();
-        Turns { groups, last: AtomicU32::new(0), crowded_until: AtomicU64::new(0) }
+        let sets = std::iter::repeat_with(Lanes::default).take(LANE_SETS).collect();
+        Turns { sets, last: AtomicU32::new(0), crowded_until: AtomicU64::new(0) }
     }
 }
 
@@ -69,7 +73,7 @@ impl Turns {
     }
 
     fn lane(&self, subvol: SubvolId, bytes: usize) -> &FifoMutex {
-        let lanes = &self.groups[subvol.0 as usize % GROUPS];
+        let lanes = &self.sets[subvol.0 as usize % LANE_SETS];
         let turn = lanes.taken.fetch_add(1, Relaxed);
         match bytes < LARGE {
             true => &lanes.small[turn % SMALL_LANES],
@@ -91,7 +95,8 @@ impl Turns {
         }
         let is_crowded = rt.now() < until;
         if !is_crowded {
-            self.crowded_until.store(0, Relaxed);
+            // Another request may have set a later time.
+            let _later = self.crowded_until.compare_exchange(until, 0, Relaxed, Relaxed);
         }
         is_crowded
     }

@@ -106,9 +106,11 @@ impl Process {
         Some(Ids { uid, gid })
     }
 
-    /// CAP_SYS_ADMIN in the thread's own user namespace, where any process may have it.
+    /// CAP_SYS_ADMIN in the thread's own user namespace, where any process may have it. A thread of
+    /// the kernel, which has no memory of its own, acts for a client (NFS): its own powers say
+    /// nothing.
     fn is_capable(&self) -> bool {
-        capabilities(&self.status) & CAP_SYS_ADMIN != 0
+        self.status.contains("\nVmSize:") && capabilities(&self.status) & CAP_SYS_ADMIN != 0
     }
 
     /// Whether the thread is in namespaces from which the pool can be managed.

@@ -57,8 +57,8 @@ pub enum Tier {
     Data,
     /// Adds anything else.
     Write,
-    /// Replaces items by ones that are no larger: chmod, rename to a name that is no longer. May
-    /// take half of the overdraft: it only copies leaves that snapshots share.
+    /// Replaces items by ones that are hardly larger: chmod, rename to a name at most 8 bytes
+    /// longer, blocks at the ends of a punched hole. May take half of the overdraft.
     Change,
     /// Removes items: unlink, truncate. May take the whole overdraft, and as much as the limit: a
     /// removal copies leaves that snapshots share, and what was removed is never removed again.
