@@ -623,3 +623,34 @@ fn first_changes_of_many_clones_stay_within_the_overdraft() {
         world.close(fs).await;
     });
 }
+
+/// A snapshot is made between each two changes of one subvolume, and nothing is written meanwhile.
+#[test]
+fn changes_between_snapshots_stay_within_the_overdraft() {
+    let world = World::with_log(51, 65536, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let a = subvolume(&fs, "a").await;
+        for n in 0..8000 {
+            let file = make(&fs, root_of(a), &name(n)).await.unwrap();
+            fs.release(file);
+        }
+        let shown = async || {
+            fs.sync().await.unwrap();
+            fs.pool().flush_all().await.unwrap();
+            fs.volumes().ledger().show_group(GroupId::of(a)).unwrap().referenced
+        };
+        let most_bytes = shown().await + 256 * KIB;
+        limit(&fs, GroupId::of(a), LimitKind::Referenced, most_bytes).await;
+        let mut made = 0;
+        for n in 0..200 {
+            let snapshot = format!("snapshot{n}");
+            drop(fs.snapshot(a, root_of(a), snapshot.as_bytes(), false, None).await);
+            made += u64::from(make(&fs, root_of(a), &format!("new{n}")).await.is_ok());
+        }
+        let used = shown().await;
+        assert!(made > 0, "some find room");
+        assert!(used <= most(most_bytes), "{used} of {most_bytes}: {made} made");
+        world.close(fs).await;
+    });
+}

@@ -13,7 +13,9 @@
 //! ACCOUNT-A3  A subvolume without a node of its own owes [`Request::LEAF`] or [`Request::PATH`]
 //!             beyond the estimate of its edits: it has no leaf that they fit into. A new
 //!             subvolume owes it from its creation, a snapshot from its first edits, until a flush
-//!             has written them. So many clones with one change each stay under their limit.
+//!             has written them. So many clones with one change each stay under their limit. The
+//!             source of a snapshot owes a path again, from its next edits on: it shares all that
+//!             it has.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -48,6 +50,8 @@ pub(super) struct Account {
     dead: AtomicBool,
     /// A snapshot that has had no edits: all its nodes are shared (ACCOUNT-A3).
     is_unedited: AtomicBool,
+    /// It has had no edits since a snapshot of it was made (ACCOUNT-A3).
+    is_shared: AtomicBool,
     pub(super) files: Files,
 }
 
@@ -117,6 +121,7 @@ impl Account {
             rows: AtomicU64::new(0),
             dead: AtomicBool::new(false),
             is_unedited: AtomicBool::new(false),
+            is_shared: AtomicBool::new(false),
             files: Files {
                 from: AtomicU64::new(Files::UNCOUNTED),
                 count: AtomicU64::new(0),
@@ -144,6 +149,7 @@ impl Account {
 
     /// A snapshot of it has been made; `gated` if a hold has let it through.
     pub(super) fn count_snapshot(&self, gated: bool) {
+        self.is_shared.store(true, Relaxed);
         self.taken.fetch_add(1, Relaxed);
         if !gated {
             self.pay(&Sums { snapshots: 1, ..Sums::default() });
@@ -243,7 +249,7 @@ impl Account {
         let mut hold = self.hold_this(wanted, tier)?;
         let mut path = hold.split(path);
         // Of several first edits one owes it, whatever becomes of the operation.
-        if self.is_unedited.swap(false, Relaxed) {
+        if self.is_unedited.swap(false, Relaxed) | self.is_shared.swap(false, Relaxed) {
             path.spend_metadata();
         }
         Ok(hold)
@@ -251,8 +257,8 @@ impl Account {
 
     /// Its next edits are the first, and copy a path of shared nodes (ACCOUNT-A3).
     fn shares_all(&self) -> bool {
-        if !self.is_unedited.load(Relaxed) {
-            return false;
+        if !self.is_unedited.load(Relaxed) || self.is_shared.load(Relaxed) {
+            return self.is_shared.load(Relaxed);
         }
         let has_nodes = self.node.sums().metadata > 0;
         if has_nodes {

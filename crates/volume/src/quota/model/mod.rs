@@ -21,6 +21,8 @@ struct Sub {
     begun: bool,
     /// A snapshot without edits.
     unedited: bool,
+    /// Without edits since its last snapshot.
+    shared: bool,
     holder: Option<u32>,
     origin: Option<u32>,
     epoch: u64,
@@ -197,7 +199,12 @@ impl World {
 
     /// Snapshots may have had no edits, as far as the records say.
     fn all_unedited(&mut self) {
-        self.plain.subs.values_mut().for_each(|sub| sub.unedited = sub.origin.is_some());
+        let alive = self.plain.alive();
+        let origins: Vec<_> = alive.iter().filter_map(|id| self.plain.subs[id].origin).collect();
+        for (id, sub) in &mut self.plain.subs {
+            sub.unedited = sub.origin.is_some();
+            sub.shared = origins.contains(id) && alive.contains(id);
+        }
     }
 
     /// The nodes that edits of an owner copy, if they are the first.
@@ -205,7 +212,8 @@ impl World {
         let has_nodes = self.own()[&subvol].amount.metadata > 0;
         let sub = self.plain.subs.get_mut(&subvol).unwrap();
         sub.unedited &= !has_nodes;
-        if sub.unedited && self.plain.from.is_some() { Request::PATH } else { 0 }
+        let shares_all = sub.unedited || sub.shared;
+        if shares_all && self.plain.from.is_some() { Request::PATH } else { 0 }
     }
 
     /// The loads of all groups.

@@ -139,6 +139,7 @@ impl World {
                     self.owed.insert(id, metadata);
                 }
                 if let Some(origin) = origin {
+                    self.plain.subs.get_mut(&origin).unwrap().shared = true;
                     self.new_epoch(origin);
                 }
                 self.new_epoch(id);
@@ -170,7 +171,8 @@ impl World {
         };
         assert_eq!(refusing, BTreeSet::new());
         if path > 0 {
-            self.plain.subs.get_mut(&subvol).unwrap().unedited = false;
+            let sub = self.plain.subs.get_mut(&subvol).unwrap();
+            (sub.unedited, sub.shared) = (false, false);
             *self.owed.entry(subvol).or_default() += path;
         }
         let amount = Amount { data: wanted.data / (1 + u64::from(b % 3)), metadata: 0 };
@@ -321,6 +323,7 @@ impl World {
                 }
             }
         }
+        self.plain.subs.get_mut(&origin).unwrap().shared = true;
         self.new_epoch(origin);
         self.new_epoch(id);
     }
