@@ -12,8 +12,8 @@
 //!
 //! SETTLE-P1  One request of a group works at a time. The others look again at the limit when
 //!            their turn comes, so none is refused while work makes room for it.
-//! SETTLE-P2  A deletion may make more room than its work costs: after one, a refused owner works
-//!            again. An owner has no more deletions than it has files.
+//! SETTLE-P2  A deletion may make more room than its work costs: each one of a refused owner allows
+//!            one work more. So beyond the bound, a work costs its owner a deletion.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -59,8 +59,8 @@ impl RefusalPaces {
     /// The owner has deleted something (SETTLE-P2).
     pub(crate) fn note_deletion(&self, last: &LastRefusal) {
         let Some(pace) = self.0.get(last.0.load(Relaxed)) else { return };
-        pace.flush.futile.store(0, Relaxed);
-        pace.write_back.futile.store(0, Relaxed);
+        pace.flush.allow_one();
+        pace.write_back.allow_one();
     }
 }
 
@@ -84,6 +84,11 @@ impl Pace {
     pub(crate) async fn turn(&self) -> Turn<'_> {
         Turn { pace: self, _turn: self.turn.lock().await }
     }
+
+    fn allow_one(&self) {
+        let less = |count: u64| count.checked_sub(1);
+        let _was_none = self.futile.fetch_update(Relaxed, Relaxed, less);
+    }
 }
 
 impl Turn<'_> {
@@ -103,8 +108,7 @@ impl Turn<'_> {
 
     /// The work made room for the request.
     pub(crate) fn note_room(self) {
-        let less = |count: u64| Some(count.saturating_sub(1));
-        self.pace.futile.fetch_update(Relaxed, Relaxed, less).expect("never refuses");
+        self.pace.allow_one();
     }
 }
 
@@ -129,6 +133,9 @@ mod tests {
                 works += u64::from(pace.turn().await.begin(period + now));
             }
             assert_eq!(works, FUTILE_MAX);
+            pace.allow_one();
+            assert!(pace.turn().await.begin(period + 100), "SETTLE-P2");
+            assert!(!pace.turn().await.begin(period + 100));
             assert!(pace.turn().await.begin(3 * period));
         });
     }

@@ -24,6 +24,8 @@ mod pages;
 mod rules;
 mod shed;
 mod tenants;
+#[cfg(test)]
+mod tests;
 mod tokens;
 mod turns;
 mod underway;
@@ -200,6 +202,12 @@ impl Adapter {
         self.turns.take(&**self.fs.pool().runtime(), node.subvol, bytes)
     }
 
+    /// The node of a request, and its turn: see [`Self::turn`].
+    async fn enter(&self, node: NodeId, bytes: usize) -> Reply<(FsNode, Turn<'_>)> {
+        let node = known(node)?;
+        Ok((node, self.turn(node, bytes).await))
+    }
+
     fn terms(&self) -> Terms<'_> {
         let rt = self.fs.pool().runtime();
         Terms { rules: self.rules, tokens: &self.tokens, rt: &**rt }
@@ -307,8 +315,7 @@ impl Operations for Adapter {
         new: NewNode<'_>,
     ) -> Reply<Entry> {
         let caller = maker(by, Some(&new))?;
-        let parent = known(parent)?;
-        let _turn = self.turn(parent, target.len()).await;
+        let (parent, _turn) = self.enter(parent, target.len()).await?;
         let made = self.fs.symlink(&caller, parent, name, target).await;
         made.map(|entry| self.held(&entry)).map_err(errno)
     }
@@ -321,8 +328,7 @@ impl Operations for Adapter {
         new: NewNode<'_>,
     ) -> Reply<Entry> {
         let caller = maker(by, Some(&new))?;
-        let parent = known(parent)?;
-        let _turn = self.turn(parent, 0).await;
+        let (parent, _turn) = self.enter(parent, 0).await?;
         let made = self.fs.mknod(&caller, parent, name, new.mode, new.rdev).await;
         made.map(|entry| self.held(&entry)).map_err(errno)
     }
@@ -335,8 +341,7 @@ impl Operations for Adapter {
         new: NewNode<'_>,
     ) -> Reply<Entry> {
         let caller = maker(by, Some(&new))?;
-        let parent = known(parent)?;
-        let _turn = self.turn(parent, 0).await;
+        let (parent, _turn) = self.enter(parent, 0).await?;
         let made = self.fs.mkdir(&caller, parent, name, file_mode(&new)).await;
         made.map(|entry| self.held(&entry)).map_err(errno)
     }
@@ -354,8 +359,7 @@ impl Operations for Adapter {
         // The kernel has looked the name up under the directory's lock and found nothing; that may
         // have been long ago.
         let exclusive = open.flags & O_EXCL != 0;
-        let parent = known(parent)?;
-        let _turn = self.turn(parent, 0).await;
+        let (parent, _turn) = self.enter(parent, 0).await?;
         let made = self.fs.create(&caller, parent, name, mode, flags, exclusive).await;
         let (entry, is_new) = made.map_err(errno)?;
         Ok((self.held(&entry), opened(&open, !is_new && flags.write)))
@@ -381,8 +385,7 @@ impl Operations for Adapter {
     }
 
     async fn unlink(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
-        let parent = known(parent)?;
-        let _turn = self.turn(parent, 0).await;
+        let (parent, _turn) = self.enter(parent, 0).await?;
         self.fs.unlink(parent, name).await.map_err(errno)
     }
 
@@ -408,10 +411,12 @@ impl Operations for Adapter {
             whiteout: has(RENAME_WHITEOUT),
         };
         let (from, to) = (known(parent)?, known(rename.new_parent)?);
-        let caller = match () {
-            () if from.subvol != to.subvol => self.mover(by),
-            () if flags.whiteout => maker(by, None)?,
-            () => judged(by),
+        let caller = if from.subvol != to.subvol {
+            self.mover(by)
+        } else if flags.whiteout {
+            maker(by, None)?
+        } else {
+            judged(by)
         };
         let _turn = self.turn(from, 0).await;
         let renamed = self.fs.rename(&caller, from, rename.name, to, rename.new_name, flags).await;
@@ -490,8 +495,7 @@ impl Operations for Adapter {
     }
 
     async fn fsync(&self, _: Caller, node: NodeId, _: Handle, data_only: bool) -> Reply<()> {
-        let node = known(node)?;
-        let _turn = self.turn(node, 0).await;
+        let (node, _turn) = self.enter(node, 0).await?;
         self.fs.fsync(node, data_only).await.map_err(errno)
     }
 
@@ -533,8 +537,7 @@ impl Operations for Adapter {
     }
 
     async fn fsyncdir(&self, _: Caller, node: NodeId, _: Handle, _: bool) -> Reply<()> {
-        let node = known(node)?;
-        let _turn = self.turn(node, 0).await;
+        let (node, _turn) = self.enter(node, 0).await?;
         self.fs.fsyncdir(node).await.map_err(errno)
     }
 
@@ -574,20 +577,17 @@ impl Operations for Adapter {
     }
 
     async fn getxattr(&self, _: Caller, node: NodeId, name: &[u8]) -> Reply<Vec<u8>> {
-        let node = known(node)?;
-        let _turn = self.turn(node, 0).await;
+        let (node, _turn) = self.enter(node, 0).await?;
         self.fs.get_xattr(node, name).await.map_err(errno)
     }
 
     async fn listxattr(&self, _: Caller, node: NodeId) -> Reply<Vec<u8>> {
-        let node = known(node)?;
-        let _turn = self.turn(node, 0).await;
+        let (node, _turn) = self.enter(node, 0).await?;
         self.fs.list_xattr(node).await.map_err(errno)
     }
 
     async fn removexattr(&self, _: Caller, node: NodeId, name: &[u8]) -> Reply<()> {
-        let node = known(node)?;
-        let _turn = self.turn(node, 0).await;
+        let (node, _turn) = self.enter(node, 0).await?;
         self.fs.remove_xattr(node, name).await.map_err(errno)
     }
 
@@ -659,62 +659,5 @@ impl Operations for Adapter {
             self.forget_attributes(node);
         }
         Ok(answer)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn bytes<'a, F: Future>(_: impl FnOnce(&'a Adapter) -> F) -> usize {
-        size_of::<F>()
-    }
-
-    fn any<T>() -> T {
-        unreachable!("only the type is asked for")
-    }
-
-    /// A request that waits is in memory for as long, and tenants have many of them wait: large
-    /// state that is rarely needed is to be on the heap.
-    #[test]
-    fn a_request_that_waits_takes_little_memory() {
-        let operations = [
-            ("destroy", bytes(|fs| fs.destroy())),
-            ("lookup", bytes(|fs| fs.lookup(any(), any(), any()))),
-            ("getattr", bytes(|fs| fs.getattr(any(), any(), any()))),
-            ("statx", bytes(|fs| fs.statx(any(), any(), any()))),
-            ("setattr", bytes(|fs| fs.setattr(any(), any(), any()))),
-            ("readlink", bytes(|fs| fs.readlink(any(), any()))),
-            ("symlink", bytes(|fs| fs.symlink(any(), any(), any(), any(), any()))),
-            ("mknod", bytes(|fs| fs.mknod(any(), any(), any(), any()))),
-            ("mkdir", bytes(|fs| fs.mkdir(any(), any(), any(), any()))),
-            ("create", bytes(|fs| fs.create(any(), any(), any(), any(), any()))),
-            ("tmpfile", bytes(|fs| fs.tmpfile(any(), any(), any(), any()))),
-            ("unlink", bytes(|fs| fs.unlink(any(), any(), any()))),
-            ("rmdir", bytes(|fs| fs.rmdir(any(), any(), any()))),
-            ("rename", bytes(|fs| fs.rename(any(), any(), any()))),
-            ("link", bytes(|fs| fs.link(any(), any(), any(), any()))),
-            ("open", bytes(|fs| fs.open(any(), any(), any()))),
-            ("read", bytes(|fs| fs.read(any(), any(), any()))),
-            ("write", bytes(|fs| fs.write(any(), any(), any(), any()))),
-            ("flush", bytes(|fs| fs.flush(any(), any(), any(), any()))),
-            ("release", bytes(|fs| fs.release(any(), any(), any()))),
-            ("fsync", bytes(|fs| fs.fsync(any(), any(), any(), any()))),
-            ("readdir", bytes(|fs| fs.readdir(any(), any(), any(), any()))),
-            ("fsyncdir", bytes(|fs| fs.fsyncdir(any(), any(), any(), any()))),
-            ("statfs", bytes(|fs| fs.statfs(any(), any()))),
-            ("syncfs", bytes(|fs| fs.syncfs(any()))),
-            ("setxattr", bytes(|fs| fs.setxattr(any(), any(), any()))),
-            ("getxattr", bytes(|fs| fs.getxattr(any(), any(), any()))),
-            ("listxattr", bytes(|fs| fs.listxattr(any(), any()))),
-            ("removexattr", bytes(|fs| fs.removexattr(any(), any(), any()))),
-            ("access", bytes(|fs| fs.access(any(), any(), any()))),
-            ("fallocate", bytes(|fs| fs.fallocate(any(), any(), any()))),
-            ("lseek", bytes(|fs| fs.lseek(any(), any(), any()))),
-            ("copy_range", bytes(|fs| fs.copy_range(any(), any(), any()))),
-            ("ioctl", bytes(|fs| fs.ioctl(any(), any(), any()))),
-        ];
-        let large: Vec<_> = operations.into_iter().filter(|(_, bytes)| *bytes > 2304).collect();
-        assert!(large.is_empty(), "{large:?}");
     }
 }

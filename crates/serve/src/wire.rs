@@ -20,7 +20,7 @@ use scan::Scan;
 
 pub use token::Token;
 
-/// A question, and the token of the directory on which it is asked if it changes something.
+/// A question. If its answer changes the pool, it has a writable token of its own directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
     #[serde(default)]
@@ -101,8 +101,8 @@ pub enum Question {
 }
 
 impl Question {
-    /// Whether the answer changes the pool: the question then needs a writable token of the
-    /// directory on which it is asked.
+    /// Whether the answer changes the pool: the question then needs a writable token of its own
+    /// directory.
     pub fn changes(&self) -> bool {
         match self {
             Question::Create { .. }

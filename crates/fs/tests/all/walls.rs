@@ -390,7 +390,7 @@ fn a_rollback_brings_no_owner_over_its_limit() {
             kept += 1;
             assert!(kept < 100, "no rollback is refused");
         }
-        // One that adds nothing is the way out, and inodes are asked for again.
+        // A rollback that adds nothing is the way out. One that adds inodes asks their limit.
         limit(&fs, GroupId::of(own), LimitKind::Inodes, 1).await;
         let a = calls.roll_back(top, b"a", s, None).await.unwrap().subvol;
         for n in 0..5 {
@@ -489,7 +489,10 @@ fn writes_into_preallocated_space_count() {
             let before = shown(&fs, a).unflushed;
             let data = pattern(1, 4096);
             fs.write(file, block * BLOCK, &data, Default::default()).await.unwrap();
-            assert!(block > 0 || shown(&fs, a).unflushed > before, "its items are asked for");
+            assert!(
+                block > 0 || shown(&fs, a).unflushed > before,
+                "the hold of the first write has its items"
+            );
             if block.is_multiple_of(512) {
                 fs.sync().await.unwrap();
             }

@@ -269,11 +269,11 @@ impl Client {
     }
 }
 
-fn device(rt: Rt) -> Arc<SimDevice> {
+pub(super) fn device(rt: Rt) -> Arc<SimDevice> {
     SimDevice::from_image(rt, DeviceId(0), SimImage::empty(4096), SimConfig::new(1))
 }
 
-async fn open(
+pub(super) async fn open(
     rt: Rt,
     device: Arc<SimDevice>,
     sabotage: Option<Sabotage>,
@@ -295,11 +295,11 @@ async fn make(fs: &Arc<Filesystem>) -> Result<FsNode, FsError> {
     Ok(node)
 }
 
-fn executors() -> Arc<Executors> {
+pub(super) fn executors() -> Arc<Executors> {
     Executors::start(Config { cpus: Some(1), ..Config::default() }).expect("threads")
 }
 
-fn adapter(fs: &Arc<Filesystem>) -> Arc<Adapter> {
+pub(super) fn adapter(fs: &Arc<Filesystem>) -> Arc<Adapter> {
     let (sees_callers, namespaces) = (false, crate::namespaces::Namespaces::Any);
     let (mounted_by, owners_may, public_lists) = (Some(0), true, false);
     let rules = Rules { mounted_by, owners_may, sees_callers, public_lists, namespaces };

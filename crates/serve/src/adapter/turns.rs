@@ -72,8 +72,18 @@ impl Turns {
         Some(self.lane(subvol, bytes).lock().await)
     }
 
+    /// How many turns the subvolumes of this set took.
+    #[cfg(test)]
+    pub(super) fn taken(&self, subvol: SubvolId) -> usize {
+        self.lanes(subvol).taken.load(Relaxed)
+    }
+
+    fn lanes(&self, subvol: SubvolId) -> &Lanes {
+        &self.sets[subvol.0 as usize % LANE_SETS]
+    }
+
     fn lane(&self, subvol: SubvolId, bytes: usize) -> &FifoMutex {
-        let lanes = &self.sets[subvol.0 as usize % LANE_SETS];
+        let lanes = self.lanes(subvol);
         let turn = lanes.taken.fetch_add(1, Relaxed);
         match bytes < LARGE {
             true => &lanes.small[turn % SMALL_LANES],

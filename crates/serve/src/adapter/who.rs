@@ -161,6 +161,16 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_of_the_kernel_has_no_powers_of_its_own() {
+        let is_capable = |memory: &str| {
+            let status = format!("Name:\tnfsd\n{memory}CapEff:\t000001ffffffffff\n");
+            Process { pid: 7, status }.is_capable()
+        };
+        assert!(is_capable("VmSize:\t  2048 kB\n"));
+        assert!(!is_capable(""));
+    }
+
+    #[test]
     fn this_process_is_identified_and_a_stranger_is_not() {
         let found = Process::of(std::process::id()).unwrap();
         assert_eq!(found.ids().unwrap().uid, rustix::process::geteuid().as_raw());

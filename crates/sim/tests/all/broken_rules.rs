@@ -195,7 +195,7 @@ fn reading_attached_data_before_it_is_written_is_noticed() {
 
 #[test]
 fn through_files_reusing_what_somebody_reads_is_noticed() {
-    // About one history in 150 notices it, and none of the first 700.
+    // About one history in 150 notices it.
     is_noticed_from(600, Level::Fs, Sabotage::IgnorePins, Some(Weather::Calm));
 }
 

@@ -48,10 +48,9 @@ pub(super) struct Account {
     /// Rows that name it.
     pub(super) rows: AtomicU64,
     dead: AtomicBool,
-    /// A snapshot that has had no edits: all its nodes are shared (ACCOUNT-A3).
-    is_unedited: AtomicBool,
-    /// It has had no edits since a snapshot of it was made (ACCOUNT-A3).
-    is_shared: AtomicBool,
+    /// All its nodes are shared: it has had no edits since it began as a snapshot, or since a
+    /// snapshot of it was made (ACCOUNT-A3).
+    shares_all: AtomicBool,
     pub(super) files: Files,
 }
 
@@ -120,8 +119,7 @@ impl Account {
             taken: AtomicU64::new(0),
             rows: AtomicU64::new(0),
             dead: AtomicBool::new(false),
-            is_unedited: AtomicBool::new(false),
-            is_shared: AtomicBool::new(false),
+            shares_all: AtomicBool::new(false),
             files: Files {
                 from: AtomicU64::new(Files::UNCOUNTED),
                 count: AtomicU64::new(0),
@@ -149,7 +147,7 @@ impl Account {
 
     /// A snapshot of it has been made; `gated` if a hold has let it through.
     pub(super) fn count_snapshot(&self, gated: bool) {
-        self.is_shared.store(true, Relaxed);
+        self.share_all();
         self.taken.fetch_add(1, Relaxed);
         if !gated {
             self.pay(&Sums { snapshots: 1, ..Sums::default() });
@@ -241,7 +239,7 @@ impl Account {
     /// a refusal disturbs no other call; only two that take the last room at once can both be
     /// refused.
     pub(super) fn hold(self: &Arc<Self>, wanted: Request, tier: Tier) -> Result<Hold, Exceeded> {
-        if wanted.metadata == 0 || !self.shares_all() {
+        if wanted.metadata == 0 || !self.shares_all.load(Relaxed) {
             return self.hold_this(wanted, tier);
         }
         let path = Request { metadata: Request::PATH, ..Request::default() };
@@ -249,27 +247,19 @@ impl Account {
         let mut hold = self.hold_this(wanted, tier)?;
         let mut path = hold.split(path);
         // Of several first edits one owes it, whatever becomes of the operation.
-        if self.is_unedited.swap(false, Relaxed) | self.is_shared.swap(false, Relaxed) {
+        if self.shares_all.swap(false, Relaxed) {
             path.spend_metadata();
         }
         Ok(hold)
     }
 
-    /// Its next edits are the first, and copy a path of shared nodes (ACCOUNT-A3).
-    fn shares_all(&self) -> bool {
-        if !self.is_unedited.load(Relaxed) || self.is_shared.load(Relaxed) {
-            return self.is_shared.load(Relaxed);
-        }
-        let has_nodes = self.node.sums().metadata > 0;
-        if has_nodes {
-            self.is_unedited.store(false, Relaxed);
-        }
-        !has_nodes
+    /// Its next edits copy a path of shared nodes (ACCOUNT-A3).
+    pub(super) fn share_all(&self) {
+        self.shares_all.store(true, Relaxed);
     }
 
-    /// It begins as a snapshot.
-    pub(super) fn begin_unedited(&self) {
-        self.is_unedited.store(true, Relaxed);
+    pub(super) fn has_nodes(&self) -> bool {
+        self.node.sums().metadata > 0
     }
 
     fn hold_this(self: &Arc<Self>, wanted: Request, tier: Tier) -> Result<Hold, Exceeded> {

@@ -129,6 +129,7 @@ impl Loader {
         self.load_inodes(&mut groups, &mut strays);
         set_all_ways(&groups);
         self.load_usage(&ledger, &mut groups, epochs, &mut strays);
+        groups.share_residents(&residents);
         groups.all.values().for_each(|group| group.node.excuse_loaded());
         for group in groups.all.values() {
             if let Some(owner) = group.owner.as_ref().filter(|owner| owner.account.is_dead()) {

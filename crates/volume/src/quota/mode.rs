@@ -37,6 +37,7 @@ impl Ledger {
             self.add_account(&mut groups, resident.subvol);
         }
         groups.place_residents(&residents);
+        groups.share_residents(&residents);
         residents.iter().for_each(|resident| groups.set_way(resident.subvol));
         groups.from = Some(from);
         groups.generation += 1;

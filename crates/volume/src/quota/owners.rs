@@ -95,9 +95,6 @@ impl Groups {
         for Resident { subvol, holder, origin } in residents {
             if let Some(owner) = self.owner(*subvol) {
                 owner.account.begin_life();
-                if origin.is_some() {
-                    owner.account.begin_unedited();
-                }
             }
             self.set_holder(*subvol, *holder);
             if let Some(origin) = origin {
@@ -118,6 +115,14 @@ impl Groups {
         {
             holder.held.remove(&subvol);
         }
+    }
+
+    /// The usage is known. Snapshots without a node of their own share all (ACCOUNT-A3).
+    pub(super) fn share_residents(&self, residents: &[Resident]) {
+        let snapshots = residents.iter().filter(|resident| resident.origin.is_some());
+        let owners = snapshots.filter_map(|resident| self.owner(resident.subvol));
+        let new = owners.filter(|owner| !owner.account.has_nodes());
+        new.for_each(|owner| owner.account.share_all());
     }
 
     /// Counts one more living snapshot of `origin`, if that lives.
@@ -305,7 +310,7 @@ pub(super) fn begin(
     hold.settle_subvolume();
     hold.spend_metadata();
     if origin.is_some() {
-        account.begin_unedited();
+        account.share_all();
     }
     let Some(item) = item else { return Ok(()) };
     hold.settle_inodes(account, item.count);

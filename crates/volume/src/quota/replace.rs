@@ -92,7 +92,7 @@ impl Ledger {
         match replaced {
             Replaced::Deleted { .. } => {
                 account.begin_life();
-                account.begin_unedited();
+                account.share_all();
                 groups.take_inodes(&account, new.origin, &mut rows);
             }
             Replaced::Kept { .. } => {

@@ -19,9 +19,7 @@ struct Sub {
     dead: bool,
     /// It is among the living subvolumes.
     begun: bool,
-    /// A snapshot without edits.
-    unedited: bool,
-    /// Without edits since its last snapshot.
+    /// Without edits since it began as a snapshot, or since its last snapshot.
     shared: bool,
     holder: Option<u32>,
     origin: Option<u32>,
@@ -181,7 +179,7 @@ impl World {
         let (ledger, strays) = loader.finish(self.residents(), live);
         assert_eq!(strays, vec![]);
         self.ledger = ledger;
-        self.all_unedited();
+        self.all_shared();
         self.excused = Default::default();
         for (id, over) in self.over() {
             let limit = self.limits(id).bytes().unwrap_or_default() as i64;
@@ -197,23 +195,20 @@ impl World {
         }
     }
 
-    /// Snapshots may have had no edits, as far as the records say.
-    fn all_unedited(&mut self) {
-        let alive = self.plain.alive();
+    /// As far as the records say.
+    fn all_shared(&mut self) {
+        let (alive, own) = (self.plain.alive(), self.own());
         let origins: Vec<_> = alive.iter().filter_map(|id| self.plain.subs[id].origin).collect();
         for (id, sub) in &mut self.plain.subs {
-            sub.unedited = sub.origin.is_some();
-            sub.shared = origins.contains(id) && alive.contains(id);
+            let is_new = sub.origin.is_some() && own[id].amount.metadata == 0;
+            sub.shared = alive.contains(id) && (is_new || origins.contains(id));
         }
     }
 
-    /// The nodes that edits of an owner copy, if they are the first.
-    fn path(&mut self, subvol: u32) -> u64 {
-        let has_nodes = self.own()[&subvol].amount.metadata > 0;
-        let sub = self.plain.subs.get_mut(&subvol).unwrap();
-        sub.unedited &= !has_nodes;
-        let shares_all = sub.unedited || sub.shared;
-        if shares_all && self.plain.from.is_some() { Request::PATH } else { 0 }
+    /// The nodes that edits of an owner copy, if it shares all.
+    fn path(&self, subvol: u32) -> u64 {
+        let is_shared = self.plain.subs[&subvol].shared && self.plain.from.is_some();
+        if is_shared { Request::PATH } else { 0 }
     }
 
     /// The loads of all groups.

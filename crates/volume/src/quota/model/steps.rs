@@ -134,7 +134,7 @@ impl World {
                 self.open.extend(rows);
                 let sub = self.plain.subs.get_mut(&id).unwrap();
                 (sub.counted_from, sub.begun) = (counted_from, true);
-                sub.unedited = origin.is_some();
+                sub.shared = origin.is_some();
                 if metadata > 0 && self.plain.from.is_some() {
                     self.owed.insert(id, metadata);
                 }
@@ -171,8 +171,7 @@ impl World {
         };
         assert_eq!(refusing, BTreeSet::new());
         if path > 0 {
-            let sub = self.plain.subs.get_mut(&subvol).unwrap();
-            (sub.unedited, sub.shared) = (false, false);
+            self.plain.subs.get_mut(&subvol).unwrap().shared = false;
             *self.owed.entry(subvol).or_default() += path;
         }
         let amount = Amount { data: wanted.data / (1 + u64::from(b % 3)), metadata: 0 };
@@ -297,7 +296,7 @@ impl World {
             next_inode: of.next_inode,
             counted_from: of.counted_from,
             begun: true,
-            unedited: true,
+            shared: true,
             ..Sub::default()
         };
         self.plain.subs.insert(id, sub);
@@ -549,7 +548,7 @@ impl World {
             None => {
                 assert_eq!(code, "");
                 self.plain.from = Some(from);
-                self.all_unedited();
+                self.all_shared();
             }
         }
     }

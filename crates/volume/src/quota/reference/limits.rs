@@ -365,7 +365,7 @@ fn many_clones_with_one_change_each_stay_under_the_limit() {
     }
     assert!(pool.used(all) <= 2 * MIB, "{}", pool.used(all));
     assert_eq!(pool.ledger.show_group(all).unwrap().unflushed, 0);
-    // One that has written is asked for its edits only, also after a mount; others for a path.
+    // A clone with nodes of its own holds its edits only, also after a mount; others hold a path.
     pool.sync();
     assert_eq!(pool.crash(), vec![]);
     pool.limit(all, pool.used(all) + (64 << 10));

@@ -1,0 +1,132 @@
+//! Properties of all operations: the memory of one that waits, and the turns that they take.
+
+use copyhold_fuse::protocol::Extensions;
+use copyhold_types::{BLOCK_BYTES, Buf, SubvolId};
+
+use super::kernel::{adapter, device, executors, open};
+use super::*;
+
+fn bytes<'a, F: Future>(_: impl FnOnce(&'a Adapter) -> F) -> usize {
+    size_of::<F>()
+}
+
+fn any<T>() -> T {
+    unreachable!("only the type is asked for")
+}
+
+/// A request that waits is in memory for as long, and tenants have many of them wait: large
+/// state that is rarely needed is to be on the heap.
+#[test]
+fn a_request_that_waits_takes_little_memory() {
+    let operations = [
+        ("destroy", bytes(|fs| fs.destroy())),
+        ("lookup", bytes(|fs| fs.lookup(any(), any(), any()))),
+        ("getattr", bytes(|fs| fs.getattr(any(), any(), any()))),
+        ("statx", bytes(|fs| fs.statx(any(), any(), any()))),
+        ("setattr", bytes(|fs| fs.setattr(any(), any(), any()))),
+        ("readlink", bytes(|fs| fs.readlink(any(), any()))),
+        ("symlink", bytes(|fs| fs.symlink(any(), any(), any(), any(), any()))),
+        ("mknod", bytes(|fs| fs.mknod(any(), any(), any(), any()))),
+        ("mkdir", bytes(|fs| fs.mkdir(any(), any(), any(), any()))),
+        ("create", bytes(|fs| fs.create(any(), any(), any(), any(), any()))),
+        ("tmpfile", bytes(|fs| fs.tmpfile(any(), any(), any(), any()))),
+        ("unlink", bytes(|fs| fs.unlink(any(), any(), any()))),
+        ("rmdir", bytes(|fs| fs.rmdir(any(), any(), any()))),
+        ("rename", bytes(|fs| fs.rename(any(), any(), any()))),
+        ("link", bytes(|fs| fs.link(any(), any(), any(), any()))),
+        ("open", bytes(|fs| fs.open(any(), any(), any()))),
+        ("read", bytes(|fs| fs.read(any(), any(), any()))),
+        ("write", bytes(|fs| fs.write(any(), any(), any(), any()))),
+        ("flush", bytes(|fs| fs.flush(any(), any(), any(), any()))),
+        ("release", bytes(|fs| fs.release(any(), any(), any()))),
+        ("fsync", bytes(|fs| fs.fsync(any(), any(), any(), any()))),
+        ("readdir", bytes(|fs| fs.readdir(any(), any(), any(), any()))),
+        ("fsyncdir", bytes(|fs| fs.fsyncdir(any(), any(), any(), any()))),
+        ("statfs", bytes(|fs| fs.statfs(any(), any()))),
+        ("syncfs", bytes(|fs| fs.syncfs(any()))),
+        ("setxattr", bytes(|fs| fs.setxattr(any(), any(), any()))),
+        ("getxattr", bytes(|fs| fs.getxattr(any(), any(), any()))),
+        ("listxattr", bytes(|fs| fs.listxattr(any(), any()))),
+        ("removexattr", bytes(|fs| fs.removexattr(any(), any(), any()))),
+        ("access", bytes(|fs| fs.access(any(), any(), any()))),
+        ("fallocate", bytes(|fs| fs.fallocate(any(), any(), any()))),
+        ("lseek", bytes(|fs| fs.lseek(any(), any(), any()))),
+        ("copy_range", bytes(|fs| fs.copy_range(any(), any(), any()))),
+        ("ioctl", bytes(|fs| fs.ioctl(any(), any(), any()))),
+    ];
+    let large: Vec<_> = operations.into_iter().filter(|(_, bytes)| *bytes > 2304).collect();
+    assert!(large.is_empty(), "{large:?}");
+}
+
+const ROOT: NodeId = NodeId::ROOT;
+const BY: Caller = Caller { unique: 1, ids: Some(Ids { uid: 0, gid: 0 }), pid: 0 };
+const HANDLE: Handle = Handle(0);
+
+fn new_node() -> NewNode<'static> {
+    NewNode { mode: 0o644, umask: 0, rdev: 0, extensions: Extensions::default() }
+}
+
+/// The turns that operations take beside another subvolume, by name; each succeeds.
+async fn turns_taken(fs: &Adapter) -> Vec<(&'static str, usize)> {
+    let mut taken = Vec::new();
+    macro_rules! note {
+        ($name:literal, $operation:expr) => {{
+            // Another subvolume is there.
+            drop(fs.turns.take(&**fs.fs.pool().runtime(), SubvolId(99), 0).await);
+            let before = fs.turns.taken(SubvolId::ROOT);
+            let answer = $operation.await;
+            let answer = answer.unwrap_or_else(|error| panic!("{}: {error:?}", $name));
+            taken.push(($name, fs.turns.taken(SubvolId::ROOT) - before));
+            answer
+        }};
+    }
+    let write = |offset| {
+        let (handle, size) = (HANDLE, BLOCK_BYTES as u32);
+        let (lock_owner, cached, kill_suidgid) = (None, false, false);
+        Write { handle, offset, size, flags: 1, lock_owner, cached, kill_suidgid }
+    };
+    let opens = Open { flags: 2, kill_suidgid: false };
+    let (entry, _) = note!("create", fs.create(BY, ROOT, b"file", new_node(), opens));
+    let (file, target) = (
+        entry.node,
+        note!("mknod", fs.mknod(BY, ROOT, b"target", NewNode { mode: 0o100_644, ..new_node() }))
+            .node,
+    );
+    note!("mkdir", fs.mkdir(BY, ROOT, b"dir", new_node()));
+    note!("symlink", fs.symlink(BY, ROOT, b"link", b"file", new_node()));
+    note!("link", fs.link(BY, file, ROOT, b"other"));
+    note!("tmpfile", fs.tmpfile(BY, ROOT, new_node(), Open { flags: O_TMPFILE, ..opens }));
+    let mut data = Payload::new(Buf::from_bytes(&[7; BLOCK_BYTES]), BLOCK_BYTES);
+    note!("write", fs.write(BY, file, write(0), &mut data));
+    let (offset, size) = (0, BLOCK_BYTES as u32);
+    let read = Read { handle: HANDLE, offset, size, flags: 0, lock_owner: None };
+    note!("read", fs.read(BY, file, read));
+    note!("setattr", fs.setattr(BY, file, SetAttr { mode: Some(0o600), ..SetAttr::default() }));
+    note!("fsync", fs.fsync(BY, file, HANDLE, false));
+    note!("fsyncdir", fs.fsyncdir(BY, ROOT, HANDLE, false));
+    let (name, value) = (&b"user.x"[..], &b"1"[..]);
+    note!("setxattr", fs.setxattr(BY, file, SetXattr { name, value, flags: 0, kill_sgid: false }));
+    note!("getxattr", fs.getxattr(BY, file, name));
+    note!("listxattr", fs.listxattr(BY, file));
+    note!("removexattr", fs.removexattr(BY, file, name));
+    let (handle, length) = (HANDLE, BLOCK_BYTES as u64);
+    note!("fallocate", fs.fallocate(BY, file, Fallocate { handle, offset, length, mode: 0 }));
+    let (target_handle, target_offset) = (HANDLE, 0);
+    let copy = CopyRange { handle, offset, target, target_handle, target_offset, length, flags: 0 };
+    note!("copy_range", fs.copy_range(BY, file, copy));
+    let (new_parent, new_name) = (ROOT, &b"new"[..]);
+    note!("rename", fs.rename(BY, ROOT, Rename { name: b"other", new_parent, new_name, flags: 0 }));
+    note!("unlink", fs.unlink(BY, ROOT, b"new"));
+    note!("rmdir", fs.rmdir(BY, ROOT, b"dir"));
+    taken
+}
+
+#[test]
+fn changes_and_transfers_take_one_turn_each_beside_another_subvolume() {
+    let executors = executors();
+    let fs = executors.block_on(open(executors.clone(), device(executors.clone()), None));
+    let adapter = adapter(&fs.expect("it opens"));
+    let taken = executors.block_on(turns_taken(&adapter));
+    let wrong: Vec<_> = taken.iter().filter(|(_, turns)| *turns != 1).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
