@@ -237,8 +237,8 @@ impl Pool {
     }
 
     /// Flushes all edits but those of metaslabs that are set aside, which are logged again only
-    /// when they are due (`maps`); merges layers where there is room, and trims the log: for tests,
-    /// for space, and before a long rest.
+    /// when they are due (`maps`); merges layers where there is room, but for inherited ones, and
+    /// trims the log: for tests, for space, and before a long rest.
     ///
     /// # Errors
     /// A unit could not be flushed, for lack of space or because of damage. All other units are
@@ -311,28 +311,20 @@ impl Pool {
         self.flush_units(one_round(self.units(aim)), aim).await
     }
 
-    /// Flushes partitions of these tables, and merges their `layers`, too. Returns whether there
-    /// was anything to flush. Its records are durable some time later.
+    /// Flushes partitions of these tables. Returns whether there was anything to flush. Its records
+    /// are durable some time later.
     pub(crate) async fn flush_only(
         self: &Arc<Self>,
         tables: impl IntoIterator<Item = &Arc<Table>>,
-        layers: bool,
     ) -> Result<bool, PoolError> {
         let mut units = Vec::new();
         for table in tables {
             let stats = table.stats().into_iter();
-            let due = stats.filter(|stats| stats.edits > 0 || layers && stats.layers > 0);
+            let due = stats.filter(|stats| stats.edits > 0);
             let unit = |edits: u64, start| (Unit::Partition(table.id(), start), edits);
             units.extend(due.map(|stats| unit(stats.edits as u64, stats.start)));
         }
-        let aim = if layers { Aim::Settle } else { Aim::Hand };
-        Ok(self.flush_units(one_round(units), aim).await?.flushed > 0)
-    }
-
-    /// Whether a part of this table can only be kept in layers, since its base is unreadable.
-    pub(crate) fn is_broken(&self, table: TableId) -> bool {
-        let broken = self.flusher.broken.lock();
-        broken.range((table, Key::MIN)..).next().is_some_and(|((of, _), _)| *of == table)
+        Ok(self.flush_units(one_round(units), Aim::Hand).await?.flushed > 0)
     }
 
     /// If the caller is cancelled, the round continues: its claims have nodes under write, and its

@@ -86,8 +86,9 @@ impl Gone {
 }
 
 impl Transaction {
-    /// Makes two tables with the content of `from`, which takes no edits any more; also none in
-    /// this transaction. Edits of the children may be in it.
+    /// Makes two tables with the content of `from`: the first continues it, the second is a
+    /// snapshot. `from` takes no edits any more, also none in this transaction. Edits of the
+    /// children may be in it.
     pub fn fork(&mut self, from: TableId, children: [TableId; 2]) {
         self.forks.push((from, children));
     }
@@ -133,12 +134,12 @@ impl Pool {
     pub(crate) fn make_forks(&self, txg: Txg, tx: &Transaction) {
         for (from, children) in &tx.forks {
             let parent = self.table(*from);
-            for child in children {
-                let table = Table::over(&parent, *child);
-                let is_deep = table.depth() > FORK_DEPTH_KEPT;
+            let [next, snapshot] = *children;
+            for table in [Table::over(&parent, next), Table::snapshot(&parent, snapshot)] {
+                let (child, is_deep) = (table.id(), table.depth() > FORK_DEPTH_KEPT);
                 self.tables.insert(table);
                 if is_deep {
-                    self.tables.is_deep(*child);
+                    self.tables.is_deep(child);
                     self.flusher.kick();
                 }
             }
@@ -157,7 +158,7 @@ impl Pool {
     pub async fn flush_edits_of(self: &Arc<Self>, table: TableId) -> Result<(), PoolError> {
         let table = self.table(table);
         self.settle_under(&table).await?;
-        self.flush_only([&table], false).await.map(drop)
+        self.flush_only([&table]).await.map(drop)
     }
 
     /// Hands settled tables over to the tables over them. Returns whether there was any.
@@ -187,7 +188,7 @@ impl Pool {
         deep.iter().for_each(|table| self.tables.is_deep(table.id()));
         let lowest: BTreeMap<TableId, Arc<Table>> =
             deep.iter().filter_map(lowest_under).map(|table| (table.id(), table)).collect();
-        if lowest.is_empty() || !self.flush_only(lowest.values(), false).await? {
+        if lowest.is_empty() || !self.flush_only(lowest.values()).await? {
             return Ok(false);
         }
         self.hand_over().await?;
@@ -234,25 +235,15 @@ impl Pool {
         Ok(if is_last { Step::Last } else { Step::Some(txg) })
     }
 
-    /// Flushes `table` and the tables under it, until all edits are in bases of its own, without
+    /// Flushes `table` and the tables under it, until all edits are in bases of its own and in
     /// layers. It must take no edits meanwhile, or this may not end.
-    ///
-    /// # Errors
-    /// A part of it cannot be read.
     pub async fn settle(self: &Arc<Self>, table: TableId) -> Result<(), PoolError> {
-        loop {
-            let top = self.table(table);
-            let has_layers = top.stats().iter().any(|stats| stats.layers > 0);
-            if top.is_settled() && !has_layers {
-                return Ok(());
-            }
-            if has_layers && self.is_broken(table) {
-                let why = "a part of it cannot be read, so it cannot be settled";
-                return Err(PoolError::damaged(format!("table {table}"), why));
-            }
+        let top = self.table(table);
+        while !top.is_settled() {
             self.settle_under(&top).await?;
-            self.flush_table(&top, true).await?;
+            self.flush_table(&top).await?;
         }
+        Ok(())
     }
 
     /// Readies a table for the release of its nodes: it has no edits, lies over nothing, and is
@@ -269,7 +260,7 @@ impl Pool {
                 }
             }
             self.settle_under(&table).await?;
-            self.flush_table(&table, false).await?;
+            self.flush_table(&table).await?;
         }
     }
 
@@ -291,7 +282,7 @@ impl Pool {
         table: &Arc<Table>,
     ) -> Result<bool, PoolError> {
         let Some(lowest) = lowest_under(table) else { return Ok(false) };
-        self.flush_table(&lowest, false).await?;
+        self.flush_table(&lowest).await?;
         if !self.hand_over().await? && table.under().is_some() {
             // Others do it, or there is no room in the log yet.
             self.check_writable()?;
@@ -301,15 +292,11 @@ impl Pool {
     }
 
     /// Flushes the partitions of one table, or waits for another task that does.
-    async fn flush_table(
-        self: &Arc<Self>,
-        table: &Arc<Table>,
-        layers: bool,
-    ) -> Result<(), PoolError> {
-        if table.is_settled() && !layers {
+    async fn flush_table(self: &Arc<Self>, table: &Arc<Table>) -> Result<(), PoolError> {
+        if table.is_settled() {
             return Ok(());
         }
-        if !self.flush_only([table], layers).await? {
+        if !self.flush_only([table]).await? {
             self.check_writable()?;
             self.rt.sleep(PAUSE).await;
         }

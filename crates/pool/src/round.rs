@@ -205,7 +205,8 @@ impl Pool {
         let _pin = self.pin();
         let birth = self.open_txg();
         let Some(complete_to) = birth.prev() else { return Ok(None) };
-        let point = FreezePoint { complete_to, birth, edits_max: EDITS_PER_FLUSH };
+        let own = self.tenancy().own_from(table.id());
+        let point = FreezePoint { complete_to, birth, own, edits_max: EDITS_PER_FLUSH };
         let job = match aim {
             Aim::Trim | Aim::Hand => table.freeze(start, point),
             Aim::Settle => table.freeze_layers(start, point),
@@ -250,6 +251,9 @@ impl Pool {
         match broken {
             Some(Some(node)) => nodes.read(node, Purpose::Leaf).await.is_err(),
             Some(None) => false,
+            None if aim == Aim::Settle && job.is_in_vain() => {
+                !self.sabotaged(Sabotage::MergeShared)
+            }
             None if aim != Aim::Settle && job.is_cheaper_to_spill(&nodes).await => true,
             None => !self.has_room_to_merge(&nodes, job).await,
         }
@@ -271,8 +275,7 @@ impl Pool {
         if is_free(partition, Tier::Write) {
             return true;
         }
-        let own = self.tenancy().own_from(job.table());
-        let MergeSize { leaves, is_shared } = job.merge_size(nodes, own).await;
+        let MergeSize { leaves, is_shared } = job.merge_size(nodes).await;
         is_free(leaves, if is_shared { Tier::Write } else { Tier::FinishSubvolume })
     }
 

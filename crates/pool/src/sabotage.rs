@@ -63,6 +63,8 @@ pub enum Sabotage {
     DiscardEarly,
     /// R19: an allocation is logged when it is claimed, before any pointer refers to it.
     LogClaims,
+    /// LAYERS-L3: a flush for space merges the layers of each snapshot, though all have the same.
+    MergeShared,
     /// R21: writes may take the reserve.
     NoReserve,
     /// R21: a node needs a run: blocks are counted, and no run is found.
@@ -102,7 +104,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 37] = [
+    pub const ALL: [Sabotage; 38] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::WholeFrameRecovery,
@@ -124,6 +126,7 @@ impl Sabotage {
         Sabotage::NoMark,
         Sabotage::DiscardEarly,
         Sabotage::LogClaims,
+        Sabotage::MergeShared,
         Sabotage::NoReserve,
         Sabotage::WholeNodes,
         Sabotage::RefuseAtOnce,

@@ -60,8 +60,8 @@ const BLOCKS: u64 = 32768;
 /// Plays one tenant. Panics when a wall does not hold.
 pub(crate) fn history(plan: &Plan) -> Outcome {
     let mut history = History::begin(plan);
-    for _ in 0..LIVES {
-        history.life();
+    for life in 0..LIVES {
+        history.life(life == 0);
     }
     let History { mut outcome, peak, limit, .. } = history;
     outcome.reached = u64::from(peak > limit / 10 * 9);
@@ -169,7 +169,7 @@ impl History {
         self.outcome.note(machine.digest());
     }
 
-    fn life(&mut self) {
+    fn life(&mut self, is_first: bool) {
         let machine = Machine::on(self.dice.number(), self.image.clone());
         let opened = machine.run(async {
             let options = self.shape.open_for_tenants();
@@ -180,6 +180,9 @@ impl History {
         let fs = opened.expect("the power is on").expect("a sound pool is mounted");
         if let Some(rule) = self.plan.broken.and_then(Sabotage::of_volume) {
             fs.volumes().break_rule(rule);
+        }
+        if is_first && self.dice.one_in(2) {
+            Tenant::of(&fs, &mut self.dice, self.home).pass_layers_on(&machine);
         }
         for burst in 0..BURSTS {
             let mut tenant = Tenant::of(&fs, &mut self.dice, self.home);
@@ -392,6 +395,38 @@ impl<'a> Tenant<'a> {
         drop(machine.run(self.create(dir, b"large", 8 << 20)).expect("the power is on"));
         for clone in clones {
             self.change_all(machine, root_of(clone));
+        }
+    }
+
+    /// Makes clones that begin with a layer of few edits over many items, and changes each a
+    /// little: later in a history, there may be no room for as many.
+    fn pass_layers_on(&mut self, machine: &Machine) {
+        let (fs, dir) = (self.fs, self.home);
+        for n in 0..2 * STAMPED {
+            let name = n.to_string();
+            let made = self.create(dir, name.as_bytes(), 700);
+            drop(machine.run(made).expect("the power is on"));
+        }
+        drop(machine.run(fs.pool().flush_all()).expect("the power is on"));
+        for n in (0..2 * STAMPED).step_by(5) {
+            let change = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+            let name = n.to_string();
+            let changed = machine.run(async {
+                let node = fs.lookup(dir, name.as_bytes()).await?.node;
+                fs.setattr(&ROOT, node, &change).await
+            });
+            drop(changed.expect("the power is on"));
+        }
+        if let Some(source) = fs.volumes().subvol(dir.subvol) {
+            drop(machine.run(fs.pool().flush_edits_of(source.files())).expect("the power is on"));
+        }
+        for n in 0..2 * CLONES {
+            let name = format!("subvolume {n}").into_bytes();
+            let clone = machine.run(fs.snapshot(dir.subvol, self.home, &name, false, None));
+            if let Ok(clone) = clone.expect("the power is on") {
+                let made = self.create(root_of(clone), b"new", 100);
+                drop(machine.run(made).expect("the power is on"));
+            }
         }
     }
 

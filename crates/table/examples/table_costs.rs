@@ -98,7 +98,12 @@ fn timed<T>(what: &str, count: u64, run: impl FnOnce() -> T) -> T {
 fn flush_all(table: &Table, nodes: &mut Nodes, txg: Txg) -> (usize, usize) {
     let (mut written, mut bytes) = (0, 0);
     for stats in table.stats() {
-        let point = FreezePoint { complete_to: txg, birth: txg.next(), edits_max: usize::MAX };
+        let point = FreezePoint {
+            complete_to: txg,
+            birth: txg.next(),
+            own: EpochId::POOL,
+            edits_max: usize::MAX,
+        };
         let Some(job) = table.freeze(stats.start, point) else { continue };
         let mut sink = Sink(Vec::new(), nodes.next);
         let flushed = block_on(job.merge(nodes, &mut sink)).expect("memory does not fail");

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use copyhold_format::node::PartitionDescriptor;
-use copyhold_types::{Key, TableId, Txg};
+use copyhold_types::{EpochId, Key, TableId, Txg};
 
 use crate::delta::{Delta, Weight};
 use crate::merge::{Flushed, Part};
 use crate::partition::{PartitionState, Partitions, Sweep};
-use crate::settled::Settled;
+use crate::settled::{Inherited, Settled};
 use crate::table::{Limits, Table};
 use crate::{Edit, Value};
 
@@ -28,6 +28,8 @@ pub struct FreezePoint {
     pub complete_to: Txg,
     /// The open txg; the birth of the nodes that are written.
     pub birth: Txg,
+    /// Nodes of this epoch and newer ones are this table's alone.
+    pub own: EpochId,
     /// Most edits that this flush takes.
     pub edits_max: usize,
 }
@@ -40,6 +42,7 @@ pub struct FlushJob {
     pub(crate) start: Key,
     pub(crate) limits: Limits,
     pub(crate) birth: Txg,
+    pub(crate) own: EpochId,
     pub(crate) settled: Settled,
     pub(crate) frozen: Arc<Delta>,
     /// Where the edits of a bounded flush end; `None`: at the partition's end.
@@ -123,11 +126,13 @@ impl Table {
         let (frozen, upto) = state.take_part(start, point);
         let frozen = Arc::new(frozen);
         state.frozen = Some(frozen.clone());
+        state.settled.inherited = Inherited::Known(state.settled.inherited(point.own));
         Some(FlushJob {
             table: self.id(),
             start,
             limits: self.limits,
             birth: point.birth,
+            own: point.own,
             settled: state.settled.clone(),
             frozen,
             upto,
@@ -152,13 +157,17 @@ impl Table {
             "TABLE-T4: the first part starts the partition"
         );
         let old = std::mem::take(state);
+        let inherited = old.settled.inherited;
         let mut states = old.into_parts(&flushed.parts, end, job.upto);
         let (_, mut first) = states.remove(0);
         assert!(
             flushed.layers.is_empty() || states.is_empty(),
             "LAYERS-L2: layers lie over one base"
         );
-        first.settled.layers = flushed.layers.into();
+        if !flushed.layers.is_empty() {
+            first.settled.layers = flushed.layers.into();
+            first.settled.inherited = inherited;
+        }
         *partitions.get_mut(index).state.get_mut() = first;
         let parts = 1 + states.len();
         partitions.insert_behind(index, states);
@@ -235,7 +244,7 @@ impl PartitionState {
         for (n, part) in parts.iter().enumerate().rev() {
             let end = parts.get(n + 1).map(|next| next.start).or(end);
             let mut state = PartitionState {
-                settled: Settled { base: part.base(), layers: Default::default() },
+                settled: Settled { base: part.base(), ..Settled::default() },
                 delta: if n == 0 {
                     std::mem::take(&mut self.delta)
                 } else {
@@ -306,7 +315,12 @@ mod tests {
     }
 
     fn point(complete_to: u64, edits_max: usize) -> FreezePoint {
-        FreezePoint { complete_to: txg(complete_to), birth: txg(complete_to + 1), edits_max }
+        FreezePoint {
+            complete_to: txg(complete_to),
+            birth: txg(complete_to + 1),
+            own: EpochId::POOL,
+            edits_max,
+        }
     }
 
     fn merge(job: &FlushJob, store: &Arc<Store>) -> Flushed {

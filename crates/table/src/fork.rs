@@ -32,10 +32,17 @@ use crate::settled::Settled;
 use crate::table::Table;
 
 impl Table {
-    /// A table with the content of `parent`, which takes no edits from now on.
+    /// A table that continues `parent`, which takes no edits from now on.
     pub fn over(parent: &Arc<Table>, id: TableId) -> Table {
         let child = Table::new(id, parent.limits());
         child.write_partitions().under = Some(parent.fork_point());
+        child
+    }
+
+    /// As [`Self::over`], beside the table that continues (LAYERS-L3).
+    pub fn snapshot(parent: &Arc<Table>, id: TableId) -> Table {
+        let child = Table::over(parent, id);
+        child.write_partitions().is_snapshot = true;
         child
     }
 
@@ -133,7 +140,11 @@ impl Table {
         let mut delta = own.delta;
         let bases: Vec<(Key, Settled)> = {
             let of = under.read_partitions();
-            let settled = |partition: &Partition| partition.state.lock().settled.clone();
+            let is_snapshot = partitions.is_snapshot;
+            let settled = |partition: &Partition| match &partition.state.lock().settled {
+                settled if is_snapshot => settled.for_snapshot(),
+                settled => settled.clone(),
+            };
             of.iter().map(|partition| (partition.start, settled(partition))).collect()
         };
         let mut list = Vec::with_capacity(bases.len());
@@ -170,7 +181,7 @@ impl Table {
 mod tests {
     use std::collections::BTreeMap;
 
-    use copyhold_types::Kind;
+    use copyhold_types::{EpochId, Kind};
     use proptest::prelude::*;
 
     use super::*;
@@ -187,8 +198,12 @@ mod tests {
 
     fn flush(table: &Table, store: &Arc<Store>, edits_max: usize) {
         for stats in table.stats() {
-            let point =
-                FreezePoint { complete_to: Txg::FIRST, birth: Txg::FIRST.next(), edits_max };
+            let point = FreezePoint {
+                complete_to: Txg::FIRST,
+                birth: Txg::FIRST.next(),
+                own: EpochId::POOL,
+                edits_max,
+            };
             let Some(job) = table.freeze(stats.start, point) else { continue };
             let flushed = block_on(job.merge(&**store, &mut Sink::new(store))).unwrap();
             table.install(job, flushed);
@@ -212,8 +227,12 @@ mod tests {
     fn no_flush_begins_of_what_is_about_to_be_adopted() {
         let store = Arc::<Store>::default();
         let table = Arc::new(Table::new(TableId(1), LIMITS));
-        let point =
-            FreezePoint { complete_to: Txg::FIRST, birth: Txg::FIRST.next(), edits_max: 10_000 };
+        let point = FreezePoint {
+            complete_to: Txg::FIRST,
+            birth: Txg::FIRST.next(),
+            own: EpochId::POOL,
+            edits_max: 10_000,
+        };
         table.apply(Txg::FIRST, key(1), Edit::Put((&[1][..]).into()));
         let edits = table.freeze(Key::MIN, point).expect("it has edits");
         assert!(!table.stand_still(), "a flush is under way");
@@ -337,7 +356,12 @@ mod tests {
             newest
                 .freeze(
                     Key::MIN,
-                    FreezePoint { complete_to: Txg::FIRST, birth: Txg::FIRST, edits_max: 1 }
+                    FreezePoint {
+                        complete_to: Txg::FIRST,
+                        birth: Txg::FIRST,
+                        own: EpochId::POOL,
+                        edits_max: 1
+                    }
                 )
                 .is_none()
         );

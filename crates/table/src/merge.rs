@@ -379,7 +379,7 @@ mod tests {
     use std::sync::Arc;
 
     use copyhold_format::node::Level;
-    use copyhold_types::{Kind, TableId, Txg};
+    use copyhold_types::{EpochId, Kind, TableId, Txg};
 
     use crate::cursor::Cursor;
     use crate::store::{Sink, Store, block_on};
@@ -429,7 +429,8 @@ mod tests {
         fn job(&self, keys: Range<u64>, edit: &Edit) -> FlushJob {
             keys.for_each(|n| self.table.apply(Txg::FIRST, key(n), edit.clone()));
             let birth = Txg::FIRST.next();
-            let point = FreezePoint { complete_to: Txg::FIRST, birth, edits_max: 1000 };
+            let point =
+                FreezePoint { complete_to: Txg::FIRST, birth, own: EpochId::POOL, edits_max: 1000 };
             self.table.freeze(Key::MIN, point).unwrap()
         }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use copyhold_format::node::PartitionDescriptor;
-use copyhold_types::{Key, Kind, NodePtr, TableId, Txg};
+use copyhold_types::{EpochId, Key, Kind, NodePtr, TableId, Txg};
 use proptest::prelude::*;
 
 use crate::store::{Sink, Store, block_on};
@@ -232,7 +232,7 @@ impl World {
     fn flush(&mut self, partition: usize, edits_max: usize, how: How) {
         let starts: Vec<Key> = self.table.stats().iter().map(|stats| stats.start).collect();
         let Some(complete_to) = self.open.prev() else { return };
-        let point = FreezePoint { complete_to, birth: self.open, edits_max };
+        let point = FreezePoint { complete_to, birth: self.open, own: EpochId::POOL, edits_max };
         let start = starts[partition % starts.len()];
         let job = match how {
             How::Layers => self.table.freeze_layers(start, point),

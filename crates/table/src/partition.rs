@@ -84,7 +84,7 @@ impl Partition {
 
     pub(crate) fn descriptor(&self) -> PartitionDescriptor {
         let state = self.state.lock();
-        let Settled { base, layers } = &state.settled;
+        let Settled { base, layers, .. } = &state.settled;
         PartitionDescriptor {
             start: self.start,
             root: base.root,
@@ -104,6 +104,8 @@ pub(crate) struct Partitions {
     /// The table that it was forked from, until its partitions are handed over (`fork`). Until then
     /// there is one partition, without a base.
     pub(crate) under: Option<Arc<Table>>,
+    /// It does not continue the table under it (LAYERS-L3).
+    pub(crate) is_snapshot: bool,
     pub(crate) owned: Option<Owned>,
 }
 
@@ -116,7 +118,7 @@ impl Partitions {
         );
         assert!(list.is_sorted_by(|a, b| a.start < b.start), "PART-P1: starts ascend");
         let next_id = list.iter().map(|partition| partition.id + 1).max().unwrap_or(0);
-        Partitions { list, next_id, under: None, owned: None }
+        Partitions { list, next_id, under: None, is_snapshot: false, owned: None }
     }
 
     /// Of the edits in memory only.

@@ -463,7 +463,7 @@ impl<'a, U: Iterator<Item = (&'a Key, &'a Edit)>> Iterator for Overlay<U> {
 
 #[cfg(test)]
 mod tests {
-    use copyhold_types::{Kind, TableId, Txg};
+    use copyhold_types::{EpochId, Kind, TableId, Txg};
 
     use super::*;
     use crate::store::{Sink, Store, block_on};
@@ -481,7 +481,8 @@ mod tests {
             table.apply(Txg::FIRST, key(n), Edit::put(vec![n as u8; 500]));
         }
         let birth = Txg::FIRST.next();
-        let point = FreezePoint { complete_to: Txg::FIRST, birth, edits_max: 1000 };
+        let point =
+            FreezePoint { complete_to: Txg::FIRST, birth, own: EpochId::POOL, edits_max: 1000 };
         let job = table.freeze(Key::MIN, point).unwrap();
         let flushed = block_on(job.merge(&*store, &mut Sink::new(&store))).unwrap();
         assert!(flushed.written.len() > 4);
@@ -525,7 +526,8 @@ mod tests {
         let (table, store) = settled();
         table.apply(Txg::FIRST, key(78), Edit::put(&[1]));
         let birth = Txg::FIRST.next();
-        let point = FreezePoint { complete_to: Txg::FIRST, birth, edits_max: 1000 };
+        let point =
+            FreezePoint { complete_to: Txg::FIRST, birth, own: EpochId::POOL, edits_max: 1000 };
         let start = table.stats().last().unwrap().start;
         let job = table.freeze(start, point).unwrap();
         let spilled = block_on(job.spill(&*store, &mut Sink::new(&store), u64::MAX)).unwrap();

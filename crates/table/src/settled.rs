@@ -8,12 +8,15 @@
 //! LAYERS-L1  The newest layer comes first. Its edit of a key counts, then the next, last the
 //!            base.
 //! LAYERS-L2  A layer has edits of its partition's keys only, at least one.
+//! LAYERS-L3  A table that is a snapshot *inherits* layers. All other snapshots of the same table
+//!            have these, too, and each would copy the same leaves to merge them. So inherited
+//!            edits make no merge due: those of the table itself do, however many it inherits.
 
 use std::ops::Deref;
 use std::sync::Arc;
 
 use copyhold_format::node::{LayerDescriptor, LeafPosition, Level, ValueRef, parse_edit};
-use copyhold_types::{Key, NodePtr, Purpose};
+use copyhold_types::{EpochId, Key, NodePtr, Purpose};
 
 use crate::source::{InnerNode, LeafNode};
 use crate::table::Cached;
@@ -36,6 +39,23 @@ pub(crate) struct Layers(Option<Arc<[LayerDescriptor]>>);
 pub(crate) struct Settled {
     pub(crate) base: Base,
     pub(crate) layers: Layers,
+    /// LAYERS-L3; since a mount it may be unknown.
+    pub(crate) inherited: Inherited,
+}
+
+/// How many edits of the layers, from the oldest on, are inherited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Inherited {
+    Known(u64),
+    /// The layers with nodes that other tables may have, but no more than a share of the base: else
+    /// a table that is snapshotted and mounted again and again would never be merged.
+    Unknown,
+}
+
+impl Default for Inherited {
+    fn default() -> Inherited {
+        Inherited::Known(0)
+    }
 }
 
 /// A base or a layer: at most two levels.
@@ -75,6 +95,24 @@ impl Layers {
 impl Settled {
     pub(crate) fn is_empty(&self) -> bool {
         self.base.root.is_none() && self.layers.is_empty()
+    }
+
+    /// How many edits of the layers are inherited (LAYERS-L3). `own`: nodes of this epoch and newer
+    /// ones are this table's alone.
+    pub(crate) fn inherited(&self, own: EpochId) -> u64 {
+        match self.inherited {
+            Inherited::Known(edits) => edits.min(self.layers.edits()),
+            Inherited::Unknown => {
+                let others = self.layers.iter().filter(|layer| layer.root.epoch < own);
+                let edits: u64 = others.map(|layer| layer.items).sum();
+                edits.min(self.base.items)
+            }
+        }
+    }
+
+    /// As a snapshot of the table has it.
+    pub(crate) fn for_snapshot(&self) -> Settled {
+        Settled { inherited: Inherited::Known(self.layers.edits()), ..self.clone() }
     }
 
     pub(crate) async fn get(

@@ -13,7 +13,7 @@
 use copyhold_format::node::{
     Child, LAYERS_MAX, LayerDescriptor, LeafBuilder, Level, encode_edit, encode_inner,
 };
-use copyhold_types::{EpochId, Key, NodePtr, Purpose, Txg};
+use copyhold_types::{Key, NodePtr, Purpose, Txg};
 
 use crate::delta::earlier;
 use crate::edits::Edits;
@@ -43,7 +43,7 @@ impl FlushJob {
     /// to the merge.
     pub async fn is_cheaper_to_spill(&self, nodes: &dyn NodeSource) -> bool {
         let edits = self.frozen.len() as u64;
-        if edits == 0 || (self.settled.layers.edits() + edits) * SHARE > self.settled.base.items {
+        if edits == 0 || self.is_merge_due() {
             return false;
         }
         if !self.settled.layers.is_empty() {
@@ -58,9 +58,25 @@ impl FlushJob {
         }
     }
 
-    /// The maximal size of a merge. `own`: nodes of this epoch and newer ones are this table's
-    /// alone. Read errors are left to the merge.
-    pub async fn merge_size(&self, nodes: &dyn NodeSource, own: EpochId) -> MergeSize {
+    /// Whether a merge would copy leaves that other tables keep, long before it is due.
+    pub fn is_in_vain(&self) -> bool {
+        let base = self.settled.base.root;
+        let is_shared = self.inherited() > 0 || base.is_some_and(|root| root.epoch < self.own);
+        is_shared && !self.is_merge_due()
+    }
+
+    /// Whether the edits of this table itself are no small share of the base.
+    fn is_merge_due(&self) -> bool {
+        let own = self.settled.layers.edits() - self.inherited() + self.frozen.len() as u64;
+        own * SHARE > self.settled.base.items
+    }
+
+    fn inherited(&self) -> u64 {
+        self.settled.inherited(self.own)
+    }
+
+    /// The maximal size of a merge. Read errors are left to the merge.
+    pub async fn merge_size(&self, nodes: &dyn NodeSource) -> MergeSize {
         let Ok(children) = self.children(nodes).await else { return MergeSize::default() };
         let (base, layers) = (self.settled.base.root, &self.settled.layers);
         let mut touched: Vec<&Child> = self.touched(&children).collect();
@@ -77,7 +93,7 @@ impl FlushJob {
         // The first and last leaf may take in neighbours; the root is new, too.
         let edits = (2 * self.frozen.bytes()).div_ceil(self.limits.leaf_bytes);
         let leaves = touched.len() + more + 3 + edits;
-        MergeSize { leaves, is_shared: replaced.any(|ptr| ptr.epoch < own) }
+        MergeSize { leaves, is_shared: replaced.any(|ptr| ptr.epoch < self.own) }
     }
 
     /// Nothing but layers to be merged.
@@ -142,16 +158,21 @@ impl FlushJob {
         Ok(Flushed { layers, replaced, written: run.written, ..nothing })
     }
 
-    /// How many of the newest layers the new one takes in, if they can be read.
+    /// How many of the newest layers the new one takes in, if they can be read. Inherited ones stay
+    /// as long as there is room (LAYERS-L3).
     fn taken(&self) -> usize {
         let layers = &self.settled.layers;
         let mut edits = self.frozen.len() as u64;
+        let mut own = layers.edits() - self.inherited();
         let mut taken = 0;
         for layer in layers.iter() {
-            if layer.items > edits && layers.len() - taken < LAYERS_WANTED {
+            let is_inherited = own == 0 && self.inherited() > 0;
+            let wanted = if is_inherited { LAYERS_MAX } else { LAYERS_WANTED };
+            if (is_inherited || layer.items > edits) && layers.len() - taken < wanted {
                 break;
             }
             edits += layer.items;
+            own = own.saturating_sub(layer.items);
             taken += 1;
         }
         taken
@@ -274,7 +295,7 @@ impl Run<'_> {
 mod tests {
     use std::sync::Arc;
 
-    use copyhold_types::{BlockAddr, Kind, TableId};
+    use copyhold_types::{BlockAddr, EpochId, Kind, TableId};
 
     use super::*;
     use crate::store::{Sink, Store, block_on};
@@ -313,7 +334,8 @@ mod tests {
         fn job(&mut self) -> FlushJob {
             let complete_to = self.txg;
             self.txg = self.txg.next();
-            let point = FreezePoint { complete_to, birth: self.txg, edits_max: 10_000 };
+            let point =
+                FreezePoint { complete_to, birth: self.txg, own: EpochId::POOL, edits_max: 10_000 };
             self.table.freeze(Key::MIN, point).unwrap()
         }
 
@@ -387,6 +409,64 @@ mod tests {
 
     fn not_zero(byte: u8) -> Option<u8> {
         (byte > 0).then_some(byte)
+    }
+
+    fn freeze(table: &Table, own: EpochId) -> FlushJob {
+        let (complete_to, birth) = (Txg::new(50).unwrap(), Txg::new(51).unwrap());
+        table.freeze(Key::MIN, FreezePoint { complete_to, birth, own, edits_max: 999 }).unwrap()
+    }
+
+    /// The layer that both have is not small beside the base: one more edit makes its merge due.
+    #[test]
+    fn a_snapshot_merges_when_its_own_edits_are_enough() {
+        let mut world = World::new();
+        world.put((0..80).map(|n| n * 50), 2);
+        world.flush(true);
+        let source = Arc::new(world.table);
+        let children = [Table::over(&source, TableId(2)), Table::snapshot(&source, TableId(3))];
+        children.iter().for_each(|child| drop(child.adopt()));
+        let [next, snapshot] = children;
+        let store = &*world.store;
+        let put = |table: &Table, keys: std::ops::Range<u64>| {
+            for n in keys {
+                let _ = table.apply(Txg::new(50).unwrap(), key(n), Edit::put(&[3]));
+            }
+        };
+        put(&next, 0..1);
+        let job = freeze(&next, EpochId::POOL);
+        assert!(!block_on(job.is_cheaper_to_spill(store)) && !job.is_in_vain());
+
+        let mut own = 0;
+        for (more, merges) in [(1, false), (40, false), (39, false), (1, true)] {
+            put(&snapshot, own..own + more);
+            own += more;
+            let job = freeze(&snapshot, EpochId::POOL);
+            assert_eq!(!block_on(job.is_cheaper_to_spill(store)), merges, "{own} edits");
+            assert_eq!(!job.is_in_vain(), merges);
+            let mut sink = Sink::new(&world.store);
+            let spilled = block_on(job.spill(store, &mut sink, u64::MAX)).unwrap();
+            assert_eq!(spilled.layers.last().unwrap().items, 80, "the inherited one stays");
+            snapshot.install(job, spilled);
+        }
+    }
+
+    /// After a mount, the layers with nodes of others are inherited, up to the size of the base.
+    #[test]
+    fn a_recovered_table_merges_when_its_own_edits_are_enough() {
+        let mut world = World::new();
+        world.put((0..80).map(|n| n * 50), 2);
+        world.flush(true);
+        let recover = |world: &World| {
+            let mut recovering = RecoveringTable::new(TableId(1));
+            recovering.apply(Txg::new(50).unwrap(), key(3), Edit::put(&[3]));
+            recovering.finish(LIMITS, world.table.descriptors()).unwrap()
+        };
+        let is_in_vain = |table: &Table, own| freeze(table, own).is_in_vain();
+        assert!(!is_in_vain(&recover(&world), EpochId::POOL), "it is this table's alone");
+        assert!(is_in_vain(&recover(&world), EpochId(u64::MAX)));
+        world.put((0..500).map(|n| n * 8), 2);
+        world.flush(true);
+        assert!(!is_in_vain(&recover(&world), EpochId(u64::MAX)), "it is larger than the base");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use copyhold_types::{Key, TableId, Txg};
 
 use crate::delta::{Delta, Weight, earlier};
 use crate::partition::{Partition, PartitionState, Partitions};
-use crate::settled::{Base, Settled};
+use crate::settled::{Base, Inherited, Settled};
 use crate::{Edit, TableError};
 
 /// Sizes of nodes and partitions, and how a flush reads.
@@ -121,7 +121,8 @@ impl Table {
         let mut list = Vec::with_capacity(descriptors.len());
         for (partition, d) in descriptors {
             let base = Base { root: d.root, height: d.height, items: d.items };
-            let settled = Settled { base, layers: d.layers.into() };
+            let inherited = Inherited::Unknown;
+            let settled = Settled { base, layers: d.layers.into(), inherited };
             let state =
                 PartitionState { settled, complete_to: d.complete_to, ..PartitionState::default() };
             list.push(Partition::new(partition, d.start, state));
@@ -240,7 +241,7 @@ impl Table {
                 "TABLE-T4: an edit is astray"
             );
             assert!(state.delta.is_empty() == state.delta.oldest().is_none(), "TABLE-T2: delta");
-            let Settled { base, layers } = &state.settled;
+            let Settled { base, layers, .. } = &state.settled;
             assert!(base.root.is_some() == (base.items > 0), "a base and its count");
             assert!(layers.iter().all(|layer| layer.items > 0), "LAYERS-L2: a layer without edits");
             let newest_first = layers.is_sorted_by(|a, b| a.last_txg >= b.last_txg);

@@ -103,7 +103,7 @@ impl Walk<'_> {
 mod tests {
     use std::sync::Arc;
 
-    use copyhold_types::{Kind, TableId, Txg};
+    use copyhold_types::{EpochId, Kind, TableId, Txg};
 
     use super::*;
     use crate::store::{Sink, Store, block_on};
@@ -117,7 +117,8 @@ mod tests {
             table.apply(Txg::FIRST, Key::new(7, Kind(1), n), Edit::put(vec![1; 200]));
         }
         let birth = Txg::FIRST.next();
-        let point = FreezePoint { complete_to: Txg::FIRST, birth, edits_max: 1000 };
+        let point =
+            FreezePoint { complete_to: Txg::FIRST, birth, own: EpochId::POOL, edits_max: 1000 };
         let job = table.freeze(Key::MIN, point).unwrap();
         let flushed = block_on(job.merge(&*store, &mut Sink::new(&store))).unwrap();
         let written = flushed.written.len();

@@ -37,6 +37,16 @@ async fn used(fs: &Arc<Filesystem>, subvol: SubvolId) -> u64 {
     shown(fs, subvol).referenced
 }
 
+/// Usage of all subvolumes but the root, once all edits are nodes.
+async fn used_by_all(fs: &Arc<Filesystem>) -> u64 {
+    fs.sync().await.unwrap();
+    fs.pool().flush_all().await.unwrap();
+    let groups = fs.volumes().ledger().show().unwrap().into_iter();
+    let root = GroupId::of(SubvolId::ROOT);
+    let subvolumes = groups.filter(|group| group.id.level() == 0 && group.id != root);
+    subvolumes.map(|group| group.referenced).sum()
+}
+
 /// Writes a file until its owner is at its limit. Returns its size.
 async fn fill(fs: &Arc<Filesystem>, file: NodeId) -> u64 {
     let mut size = 0;
@@ -638,12 +648,7 @@ fn changes_between_snapshots_stay_within_the_overdraft() {
             let file = make(&fs, root_of(a), &name(n)).await.unwrap();
             fs.release(file);
         }
-        let shown = async || {
-            fs.sync().await.unwrap();
-            fs.pool().flush_all().await.unwrap();
-            fs.volumes().ledger().show_group(GroupId::of(a)).unwrap().referenced
-        };
-        let most_bytes = shown().await + 256 * KIB;
+        let most_bytes = used_by_all(&fs).await + 256 * KIB;
         limit(&fs, GroupId::of(a), LimitKind::Referenced, most_bytes).await;
         let mut made = 0;
         for n in 0..200 {
@@ -651,9 +656,44 @@ fn changes_between_snapshots_stay_within_the_overdraft() {
             drop(fs.snapshot(a, root_of(a), snapshot.as_bytes(), false, None).await);
             made += u64::from(make(&fs, root_of(a), &format!("new{n}")).await.is_ok());
         }
-        let used = shown().await;
+        let used = used_by_all(&fs).await;
         assert!(made > 0, "some find room");
         assert!(used <= most(most_bytes), "{used} of {most_bytes}: {made} made");
+        world.close(fs).await;
+    });
+}
+
+/// Each clone begins with the same edits in a layer, which a merge would copy into all leaves.
+#[test]
+fn clones_with_few_changes_copy_no_inherited_edits() {
+    let world = World::with_log(52, 65536, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let a = subvolume(&fs, "a").await;
+        for n in 0..8000 {
+            let file = make(&fs, root_of(a), &name(n)).await.unwrap();
+            fs.release(file);
+        }
+        fs.pool().flush_all().await.unwrap();
+        let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        for n in 0..700 {
+            let node = fs.lookup(root_of(a), name(n * 11).as_bytes()).await.unwrap().node;
+            fs.setattr(&Caller::ROOT, node, &mode).await.unwrap();
+        }
+        fs.sync().await.unwrap();
+        let files = fs.volumes().subvol(a).unwrap().files();
+        fs.pool().flush_edits_of(files).await.unwrap();
+        let before = shown(&fs, a).referenced;
+        limit(&fs, GroupId::of(a), LimitKind::Referenced, before + 5 * MIB).await;
+        let mut made = 0;
+        for n in 0..24 {
+            let clone = format!("clone{n}");
+            let clone = fs.snapshot(a, root_of(a), clone.as_bytes(), false, None).await.unwrap();
+            made += u64::from(make(&fs, root_of(clone), "new").await.is_ok());
+        }
+        let used = used_by_all(&fs).await;
+        let most = most(before + 5 * MIB);
+        assert!(made > 12 && used <= most, "{used} of {most}, {before} before: {made} made");
         world.close(fs).await;
     });
 }

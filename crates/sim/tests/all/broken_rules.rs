@@ -292,6 +292,11 @@ fn r23_tombstones_that_a_rollback_loses_are_noticed() {
 }
 
 #[test]
+fn r23_layers_that_each_snapshot_merges_are_noticed() {
+    is_noticed_at(Level::Rogue, Sabotage::MergeShared, None);
+}
+
+#[test]
 fn r23_a_reflink_that_asks_no_limit_is_noticed() {
     is_noticed_at(Level::Rogue, OfFiles::ShareUnasked, None);
 }

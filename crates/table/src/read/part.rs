@@ -248,7 +248,7 @@ mod tests {
     fn flush(table: &Table, store: &Arc<Store>, lay: bool) {
         for stats in table.stats() {
             let (complete_to, birth) = (Txg::FIRST, Txg::FIRST.next());
-            let point = FreezePoint { complete_to, birth, edits_max: 10_000 };
+            let point = FreezePoint { complete_to, birth, own: EpochId::POOL, edits_max: 10_000 };
             let Some(job) = table.freeze(stats.start, point) else { continue };
             let mut sink = Sink::new(store);
             let flushed = match lay && stats.layers < 6 {
