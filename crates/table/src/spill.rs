@@ -429,7 +429,7 @@ mod tests {
         let store = &*world.store;
         let put = |table: &Table, keys: std::ops::Range<u64>| {
             for n in keys {
-                let _ = table.apply(Txg::new(50).unwrap(), key(n), Edit::put(&[3]));
+                table.apply(Txg::new(50).unwrap(), key(n), Edit::put(&[3]));
             }
         };
         put(&next, 0..1);
