@@ -142,6 +142,8 @@ ranks! {
 
     /// The pieces of the maps in use.
     MapPieces,
+    /// The nodes that one decision has read.
+    KeptNodes,
     /// A shard of the cache of nodes.
     NodeCache,
     /// The store of tests.

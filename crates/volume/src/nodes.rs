@@ -50,7 +50,7 @@ impl Tenancy for Tenants {
             cells.iter().map(|(id, family)| (*id, family.read_tree())).collect();
         let _burials: Vec<_> = cells.values().map(|family| family.lock_burial()).collect();
         // Nodes are never shared by reflink.
-        let look = Stored { pool: &pool, sharing: false, _shares_lock: None };
+        let look = Stored { pool: &pool, sharing: false, _shares_lock: None, kept: None };
         let evaluations = trees
             .iter()
             .map(|(id, tree)| (*id, Evaluation::new(tree, &look).within_credit()))

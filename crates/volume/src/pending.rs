@@ -1,23 +1,24 @@
 //! Releases that were left for later, taken up in bounded steps.
 //!
-//! Look-ups there must not wait, so the nodes that they need are read before, and the step is
-//! tried again. It may fail to help, when the cache forgets sooner than the step comes: then the
-//! unknown ones stay pending, and the rest is done. Releases obstructed by damage are set
-//! aside (`aside`).
+//! Look-ups there must not wait, so the nodes that they need are read before and kept, and the step
+//! is tried again. Where that does not help, since the tables change faster, the unknown ones stay
+//! pending, and the rest is done. Releases obstructed by damage are set aside (`aside`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use copyhold_format::item::{PENDING, PendingItem};
-use copyhold_pool::{Cached, Credit, Pool, RELEASE_EDIT_BYTES, Tier, Transaction, Value};
+use copyhold_pool::{
+    Cached, Credit, KeptNodes, Pool, RELEASE_EDIT_BYTES, Tier, Transaction, Value,
+};
 
 const _: () = assert!(RELEASE_EDIT_BYTES == Key::BYTES + PendingItem::BYTES);
 use copyhold_types::{EpochId, Key};
 
 use crate::error::{Result, VolumeError};
 use crate::family::{Family, FamilyId};
-use crate::release::{Damage, Evaluation, Missing, Outcome, Release};
+use crate::release::{Damage, Evaluation, Outcome, Release};
 use crate::sabotage::Sabotage;
 use crate::stored::{Stored, fetch};
 use crate::volumes::{FamilyCell, Volumes};
@@ -177,6 +178,7 @@ impl Volumes {
     ) -> Result<()> {
         let mut tx = Some(tx);
         let mut held: Option<Held> = None;
+        let kept = KeptNodes::default();
         if self.ledger().breaks(Sabotage::DecideEarly) {
             return self.release_decided_early(family, releases, tx.take()).await;
         }
@@ -184,7 +186,7 @@ impl Volumes {
             let (missing, wanted) = {
                 let tree = family.read_tree();
                 let _burial = family.lock_burial();
-                let look = self.stored_locked();
+                let look = self.stored_locked().with(&kept);
                 let outcome = self.evaluate(&tree, releases, &look)?;
                 if !outcome.missing.is_empty() && attempt < TRIES {
                     (outcome.missing, None)
@@ -203,7 +205,7 @@ impl Volumes {
                     (BTreeSet::new(), Some((edits + SPARE_EDITS, freed + SPARE_EDITS)))
                 }
             };
-            fetch(&self.pool, &missing).await?;
+            fetch(&self.pool, &missing, &kept).await?;
             if let Some((edits, runs)) = wanted {
                 let bytes = bytes_of(edits);
                 let credit = self.pool.admit_freeing(TIER, edits, bytes, runs).await?;
@@ -220,10 +222,12 @@ impl Volumes {
         releases: &[Release],
         tx: Option<Transaction>,
     ) -> Result<()> {
-        let evaluate = || self.evaluate(&family.read_tree(), releases, &self.stored());
+        let kept = KeptNodes::default();
+        let look = || self.stored().with(&kept);
+        let evaluate = || self.evaluate(&family.read_tree(), releases, &look());
         let mut outcome = evaluate()?;
         for _ in 0..TRIES {
-            fetch(&self.pool, &outcome.missing).await?;
+            fetch(&self.pool, &outcome.missing, &kept).await?;
             outcome = evaluate()?;
         }
         let edits = outcome.edits.len() + outcome.pending.len() + SPARE_EDITS;
@@ -252,11 +256,6 @@ impl Volumes {
         let (from, to) = pending_of(holder);
         self.pool.range(Pool::PENDING, from, to, 1).await?;
         Ok(())
-    }
-
-    /// For callers that add to the table of shares: reads the nodes that they miss.
-    pub(crate) async fn fetch_missing(&self, missing: &BTreeSet<Missing>) -> Result<()> {
-        fetch(&self.pool, missing).await
     }
 }
 

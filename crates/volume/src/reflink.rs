@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
 use copyhold_format::item::Content;
-use copyhold_pool::{Credit, Pool, Transaction};
+use copyhold_pool::{Credit, KeptNodes, Pool, Transaction};
 use copyhold_types::{EpochId, Run, Txg};
 
 use crate::error::{Result, VolumeError};
@@ -17,6 +17,7 @@ use crate::quota::Hold;
 use crate::release::{Evaluation, Missing, Release};
 use crate::sabotage::Sabotage;
 use crate::snapshot_guard::Births;
+use crate::stored::fetch;
 use crate::volumes::{Subvol, Volumes};
 
 /// The nodes that have to be read before runs can be shared.
@@ -35,6 +36,7 @@ impl Volumes {
         from: &Subvol,
         to: &Subvol,
         runs: &[Run],
+        kept: &KeptNodes,
         (credit, hold): (&mut Option<Credit>, Option<&mut Hold>),
         build: impl FnOnce(EpochId) -> Transaction,
     ) -> Result<std::result::Result<Txg, Unread>> {
@@ -48,7 +50,7 @@ impl Volumes {
         let _burial = to.family.lock_burial();
         // Releases from now on look for shares.
         self.state.sharing.store(true, Ordering::Release);
-        let look = self.stored_locked();
+        let look = self.stored_locked().with(kept);
         let mut evaluation = Evaluation::new(tree, &look).within_credit();
         let mut known = true;
         let uncounted = self.ledger().breaks(Sabotage::UncountedShares);
@@ -69,9 +71,9 @@ impl Volumes {
         self.apply_decided(credit, tx, evaluation.take(), Some(births)).map(Ok)
     }
 
-    /// Reads the nodes that [`Self::try_reflink`] needed.
-    pub async fn read_shares(&self, unread: Unread) -> Result<()> {
-        self.fetch_missing(&unread.0).await
+    /// Reads the nodes that [`Self::try_reflink`] needed, and keeps them for the next try.
+    pub async fn read_shares(&self, unread: Unread, kept: &KeptNodes) -> Result<()> {
+        fetch(&self.pool, &unread.0, kept).await
     }
 
     /// As [`Self::try_reflink`], again and again until all is read.
@@ -84,12 +86,13 @@ impl Volumes {
         build: impl FnOnce(EpochId) -> Transaction,
     ) -> Result<Txg> {
         let (mut credit, mut build) = (Some(credit), Some(build));
+        let kept = KeptNodes::default();
         loop {
             let made = |epoch| (build.take().expect("it is built once"))(epoch);
             let cost = (&mut credit, hold.as_deref_mut());
-            match self.try_reflink(from, to, runs, cost, made)? {
+            match self.try_reflink(from, to, runs, &kept, cost, made)? {
                 Ok(txg) => return Ok(txg),
-                Err(unread) => self.read_shares(unread).await?,
+                Err(unread) => self.read_shares(unread, &kept).await?,
             }
         }
     }

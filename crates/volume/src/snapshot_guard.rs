@@ -180,7 +180,7 @@ impl SnapshotGuard<'_> {
 impl Volumes {
     pub(crate) fn stored(&self) -> Stored<'_> {
         let sharing = self.state.sharing.load(Ordering::Acquire);
-        Stored { pool: &self.pool, sharing, _shares_lock: None }
+        Stored { pool: &self.pool, sharing, _shares_lock: None, kept: None }
     }
 
     /// As [`Self::stored`], and locks the shares until it is dropped, so that a decision made with

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use copyhold_format::item::{DeadItem, ShareItem, WINDOW_BLOCKS, dead_key, share_key};
-use copyhold_pool::{Cached, Pool, Value};
+use copyhold_pool::{Cached, KeptNodes, Pool, Value};
 use copyhold_sync::MutexGuard;
 use copyhold_types::{BlockAddr, Key, Run, TableId};
 
@@ -25,17 +25,28 @@ pub(crate) struct Stored<'a> {
     /// Locks the table of shares while a decision reads it. `None`: nothing is shared, or the
     /// caller decides nothing.
     pub(crate) _shares_lock: Option<MutexGuard<'a, ()>>,
+    /// The nodes that [`fetch`] has read before.
+    pub(crate) kept: Option<&'a KeptNodes>,
 }
 
-impl Stored<'_> {
+impl<'a> Stored<'a> {
+    /// With the nodes read for earlier tries.
+    pub(crate) fn with(self, kept: &'a KeptNodes) -> Stored<'a> {
+        Stored { kept: Some(kept), ..self }
+    }
+
     fn segments<M>(
         &self,
         table: TableId,
         first: Key,
         parse: impl Fn(Key, &Value) -> std::result::Result<Segment<M>, Damage>,
     ) -> std::result::Result<Cached<Vec<Segment<M>>>, Damage> {
-        let (from, to) = keys(first);
-        match self.pool.range_cached(table, from, to, WINDOW_BLOCKS as usize) {
+        let (range, limit) = (keys(first), WINDOW_BLOCKS as usize);
+        let items = match self.kept {
+            Some(kept) => kept.range_cached(self.pool, table, range, limit),
+            None => self.pool.range_cached(table, range.0, range.1, limit),
+        };
+        match items {
             Cached::Unknown => Ok(Cached::Unknown),
             Cached::Known(items) => {
                 let segments = items.iter().map(|(key, value)| parse(*key, value));
@@ -82,14 +93,18 @@ pub(crate) fn share_segment(key: Key, value: &[u8]) -> std::result::Result<Segme
     Ok(Segment { run, mark: item.count })
 }
 
-/// Reads the nodes that were missing.
-pub(crate) async fn fetch(pool: &Arc<Pool>, missing: &BTreeSet<Missing>) -> Result<()> {
+/// Reads the nodes that were missing, and keeps them.
+pub(crate) async fn fetch(
+    pool: &Arc<Pool>,
+    missing: &BTreeSet<Missing>,
+    kept: &KeptNodes,
+) -> Result<()> {
     for missing in missing {
-        let (table, (from, to)) = match missing {
+        let (table, range) = match missing {
             Missing::Dead(at) => (at.set, keys(dead_key(at.epoch, at.window))),
             Missing::Shares(window) => (Pool::SHARES, keys(share_key(*window))),
         };
-        pool.range(table, from, to, WINDOW_BLOCKS as usize).await?;
+        kept.range(pool, table, range, WINDOW_BLOCKS as usize).await?;
     }
     Ok(())
 }

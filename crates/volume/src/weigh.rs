@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use copyhold_format::item::{Content, EXTENT, Extent, WINDOW_BLOCKS, share_key};
-use copyhold_pool::Pool;
+use copyhold_pool::{KeptNodes, Pool};
 use copyhold_table::PartialItems;
 use copyhold_types::{BlockAddr, EpochId, Key, NodePtr, Run};
 
@@ -193,11 +193,12 @@ impl Volumes {
     /// The references that the release of this one would drop.
     async fn dropped(&self, subvol: &Subvol, release: Release) -> Result<Vec<(Run, u32)>> {
         let (mut dropped, mut todo) = (Vec::new(), vec![release]);
+        let kept = KeptNodes::default();
         while !todo.is_empty() {
             let missing = {
                 let tree = subvol.family.read_tree();
                 let _burial = subvol.family.lock_burial();
-                let look = self.stored();
+                let look = self.stored().with(&kept);
                 let mut evaluation = Evaluation::new(&tree, &look).climbing(LEVELS).weighing();
                 for release in std::mem::take(&mut todo) {
                     match evaluation.release(release) {
@@ -211,7 +212,7 @@ impl Volumes {
                 todo = outcome.pending;
                 outcome.missing
             };
-            fetch(&self.pool, &missing).await?;
+            fetch(&self.pool, &missing, &kept).await?;
         }
         Ok(dropped)
     }

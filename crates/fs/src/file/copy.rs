@@ -20,7 +20,7 @@
 use std::sync::Arc;
 
 use copyhold_format::item::{Extent, ExtentState};
-use copyhold_pool::{Tier, Transaction};
+use copyhold_pool::{KeptNodes, Tier, Transaction};
 use copyhold_runtime::yield_now;
 use copyhold_types::{BLOCK_BYTES, Pointer, Run};
 use copyhold_volume::quota::{self, QuotaError, Request};
@@ -252,6 +252,7 @@ impl CopyRequest<'_> {
         let credit = fs.credit_to_release(into, Tier::Write, (edits, cost), edit.len()).await?;
         let mut credit = Some(credit);
         let mut work = Some((edit, pieces));
+        let kept = KeptNodes::default();
         loop {
             let unread = {
                 let mut state = target.state();
@@ -277,7 +278,7 @@ impl CopyRequest<'_> {
                 };
                 let (from, into) = (&source.subvol.volume, &target.subvol.volume);
                 let cost = (&mut credit, Some(&mut hold));
-                match fs.volumes.try_reflink(from, into, &runs, cost, build)? {
+                match fs.volumes.try_reflink(from, into, &runs, &kept, cost, build)? {
                     Ok(txg) => {
                         state.shown.size = state.shown.size.max(item.size);
                         fs.has_written(target, &mut state);
@@ -288,7 +289,7 @@ impl CopyRequest<'_> {
                     Err(unread) => unread,
                 }
             };
-            fs.volumes.read_shares(unread).await?;
+            fs.volumes.read_shares(unread, &kept).await?;
         }
     }
 }

@@ -7,7 +7,8 @@ use async_lock::{Semaphore, SemaphoreGuard};
 use copyhold_device::sim::{Lasting, SimDevice, SimImage};
 use copyhold_device::{Counters, Device, DeviceError, DynDevice, Geometry};
 use copyhold_pool::{
-    CreateOptions, LaneClass, Limits, OpenOptions, Pool, PoolError, Tier, Transaction,
+    Cached, CreateOptions, KeptNodes, LaneClass, Limits, OpenOptions, Pool, PoolError, Tier,
+    Transaction,
 };
 use copyhold_runtime::{BoxFuture, Rt, Runtime, SeededRuntime};
 use copyhold_types::{
@@ -534,5 +535,27 @@ fn a_table_that_cannot_be_flushed_makes_writers_wait_and_does_not_fill_the_log()
         assert!(log.live_blocks >= log.ring_blocks / 2, "writers waited for nothing: {log:?}");
         assert!(log.live_blocks < log.ring_blocks * 3 / 4, "{log:?}");
         drop(pool.reserve(1, Tier::Internal).await.expect("it has not stopped"));
+    });
+}
+
+/// A decision that must not wait ends, though the cache forgets each node at once.
+#[test]
+fn nodes_that_are_read_for_a_decision_are_kept_until_it_is_made() {
+    let machine = Machine::new();
+    let pool = machine.new_pool(Limits { node_cache_bytes: 0, ..Limits::default() });
+    machine.rt.block_on(async {
+        for n in 0..600 {
+            put(&pool, n).await.expect("there is room");
+        }
+        pool.flush_all().await.expect("it flushes");
+        assert!(leaves(&pool, TABLE).await.len() > 4);
+        let (range, kept) = ((Key::MIN, Key::MAX), KeptNodes::default());
+        assert_eq!(kept.range_cached(&pool, TABLE, range, 600), Cached::Unknown);
+        kept.range(&pool, TABLE, range, 600).await.unwrap();
+        let Cached::Known(items) = kept.range_cached(&pool, TABLE, range, 600) else {
+            panic!("all nodes have been read");
+        };
+        assert_eq!(items.len(), 600);
+        assert_eq!(pool.range_cached(TABLE, Key::MIN, Key::MAX, 600), Cached::Unknown);
     });
 }
