@@ -17,9 +17,10 @@ use crate::dir::{Bucket, Found, Name};
 use crate::inode::{Inode, InodeRef};
 use crate::item_bytes::INODE_BYTES;
 use crate::permit::Way;
+use crate::promise::owe;
 use crate::right::{Right, SubvolumeCalls};
 use crate::subvol::{FILES, Subvol};
-use crate::tenants::{hold_entry, place_in};
+use crate::tenants::{entry_weight, hold_entry, place_in};
 use crate::{FileKind, Filesystem, FsError, NodeId, Result};
 
 /// The result of a rollback.
@@ -207,6 +208,10 @@ impl SubvolumeCalls<'_> {
             let (made, txg) =
                 fs.volumes.roll_back(old, from, &numbers, &new, next, then, credit, tx)?;
             entry.spend_metadata();
+            if kept.is_none() {
+                let (edits, bytes) = entry_weight(&slot.bucket, slot.name);
+                owe(fs, &slot.dir.subvol, edits, bytes);
+            }
             Ok((made.id(), txg))
         })
     }

@@ -27,6 +27,7 @@ use crate::filesystem::{new_item, random_bytes};
 use crate::inode::{Inode, InodeRef, InodeState, lock_states};
 use crate::item_bytes::INODE_BYTES;
 use crate::permit::Way;
+use crate::promise::owe;
 use crate::right::{Right, SubvolumeCalls};
 use crate::subvol::{FILES, Subvol};
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result, Sabotage};
@@ -328,8 +329,13 @@ pub(crate) async fn hold_entry(
     bucket: &Bucket,
     name: Name<'_>,
 ) -> Result<Hold> {
-    let wanted = Request::for_edits(2, INODE_BYTES + bucket.edit_bytes(name.bytes()));
-    fs.hold(holder, wanted, quota::Tier::Write).await
+    let (edits, bytes) = entry_weight(bucket, name);
+    fs.hold(holder, Request::for_edits(edits, bytes), quota::Tier::Write).await
+}
+
+/// Edits and bytes of the holder's part: its directory, and the entry there.
+pub(crate) fn entry_weight(bucket: &Bucket, name: Name<'_>) -> (usize, usize) {
+    (2, INODE_BYTES + bucket.edit_bytes(name.bytes()))
 }
 
 impl SubvolumeCalls<'_> {
@@ -501,6 +507,8 @@ impl SubvolumeCalls<'_> {
             let leaving = Leaving { since: fs.now(), name: name.bytes(), heir };
             let txg = fs.volumes.delete(&subvol.volume, &leaving, credit, tx)?;
             state.logged_and_shown(item, txg, true);
+            let (edits, bytes) = entry_weight(&bucket, name);
+            owe(fs, &dir.subvol, edits, bytes);
         }
         let stale = fs.forget_subvol(subvol.id());
         Ok(Deleted { subvol: subvol.id(), stale })

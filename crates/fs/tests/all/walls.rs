@@ -697,3 +697,24 @@ fn clones_with_few_changes_copy_no_inherited_edits() {
         world.close(fs).await;
     });
 }
+
+/// The directory that loses the entry is in a leaf that a flush writes anew, for its owner.
+#[test]
+fn deletions_and_rollbacks_inside_a_subvolume_count_there() {
+    let world = World::new(53, 16384);
+    world.run(async {
+        let fs = open(&world).await;
+        let a = subvolume(&fs, "a").await;
+        let inner = fs.create_subvolume(&Caller::ROOT, root_of(a), b"inner", None).await.unwrap();
+        let state = fs.snapshot(inner, ROOT, b"state", true, None).await.unwrap();
+        used(&fs, a).await;
+        assert_eq!(shown(&fs, a).unflushed, 0);
+        fs.roll_back_subvolume(root_of(a), b"inner", state, None).await.unwrap();
+        assert!(shown(&fs, a).unflushed > 0, "a rollback");
+        used(&fs, a).await;
+        assert_eq!(shown(&fs, a).unflushed, 0);
+        fs.delete_subvolume(root_of(a), b"inner", None).await.unwrap();
+        assert!(shown(&fs, a).unflushed > 0, "a deletion");
+        world.close(fs).await;
+    });
+}

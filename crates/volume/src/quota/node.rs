@@ -124,9 +124,6 @@ fn positive(count: i64) -> u64 {
 }
 
 impl Node {
-    /// How much an estimate of metadata may be wrong by.
-    const OVERDRAFT_ERROR: i64 = 64 << 10;
-
     pub(super) fn new(id: GroupId, promised: Arc<AtomicI64>) -> Node {
         Node {
             id,
@@ -191,11 +188,11 @@ impl Node {
     pub(super) fn excuse_loaded(&self) {
         let limit = self.load.limit();
         let over = self.over() - Tier::Delete.slack(limit, 0);
-        let excused = match over > Self::OVERDRAFT_ERROR {
+        let excused = match over > 0 {
             true => Tier::excuse_for(over + Tier::overdraft(limit) / 4),
-            false => over,
+            false => 0,
         };
-        self.excused.store(excused.max(0), Relaxed);
+        self.excused.store(excused, Relaxed);
     }
 
     /// Usage that an heir takes over. A node that counts both accounts has no more of it after than
@@ -383,5 +380,30 @@ impl Node {
     pub(super) fn promise(&self) -> i64 {
         let reserve = self.reserve.load(Relaxed);
         if reserve == 0 { 0 } else { (reserve - self.load()).max(0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use copyhold_types::SubvolId;
+
+    use super::*;
+
+    /// However little the usage is above the room of removals: after a mount some are possible.
+    #[test]
+    fn an_owner_above_its_limits_can_remove_files_after_a_mount() {
+        let limit: i64 = 8 << 20;
+        for beyond in [1, 30 << 10, 65 << 10, 100 << 20] {
+            let node = Node::new(GroupId::of(SubvolId(7)), Arc::default());
+            let limits = Limits { referenced: Some(limit as u64), ..Limits::default() };
+            node.set_limits(&limits);
+            let data = limit + Tier::Delete.slack(limit, 0) + beyond;
+            node.add(&Sums { data, ..Sums::default() }, Share::Own);
+            node.excuse_loaded();
+            let wanted = Request { metadata: 128 << 10, ..Request::default() };
+            assert!(node.would_take(&wanted, Share::Own, Tier::Delete).is_ok(), "{beyond}");
+            let much = Request { metadata: 512 << 10, ..Request::default() };
+            assert!(node.would_take(&much, Share::Own, Tier::Delete).is_err(), "{beyond}");
+        }
     }
 }

@@ -185,9 +185,9 @@ impl World {
             let limit = self.limits(id).bytes().unwrap_or_default() as i64;
             let overdraft = (1 << 20) + limit / 64;
             let beyond = over - limit - overdraft;
-            let excused = match beyond > 65536 {
+            let excused = match beyond > 0 {
                 true => (beyond + overdraft / 4) * 64 / 65,
-                false => beyond.max(0),
+                false => 0,
             };
             for of in &mut self.excused {
                 of.insert(id, excused);
