@@ -197,9 +197,10 @@ impl Adapter {
         Ok(answer(&attr))
     }
 
-    /// Waits until a request of this node's subvolume may work that moves so many bytes.
+    /// Waits until a request of this node's tenant may work that moves so many bytes.
     fn turn(&self, node: FsNode, bytes: usize) -> impl Future<Output = Turn<'_>> {
-        self.turns.take(&**self.fs.pool().runtime(), node.subvol, bytes)
+        let tenant = move || copyhold_volume::tenant_of(self.fs.volumes(), node.subvol);
+        self.turns.take(&**self.fs.pool().runtime(), node.subvol, tenant, bytes)
     }
 
     /// The node of a request, and its turn: see [`Self::turn`].

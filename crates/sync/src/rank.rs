@@ -220,6 +220,8 @@ ranks! {
     PageDrops,
     /// Tokens of open directories.
     Tokens,
+    /// Tenants with requests that have turns or wait for them.
+    Turns,
     /// An operation behind its first poll.
     Parking,
 

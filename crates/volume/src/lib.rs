@@ -43,6 +43,7 @@ mod weigh;
 pub use birth::{NewSubvol, Numbers};
 pub use deletion::Leaving;
 pub use error::VolumeError;
+pub use place::tenant_of;
 pub use reflink::Unread;
 pub use rollback::OldState;
 pub use sabotage::Sabotage;

@@ -21,6 +21,15 @@ use crate::quota::Hold;
 use crate::trees::Trees;
 use crate::volumes::{Map, Subvol, Volumes};
 
+/// The tenant of a subvolume: the outermost subvolume that it is inside of, or it itself, below the
+/// root subvolume, which is a tenant of its own.
+pub fn tenant_of(volumes: &Volumes, subvol: SubvolId) -> SubvolId {
+    match subvol {
+        SubvolId::ROOT => subvol,
+        _ => volumes.state.map.read().holders_of(subvol).last().unwrap_or(subvol),
+    }
+}
+
 impl Map {
     /// Whether a subvolume may come into being inside `holder`, or `moved` may go there (PLACE-P1).
     pub(crate) fn check_nesting(&self, holder: SubvolId, moved: Option<SubvolId>) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Properties of all operations: the memory of one that waits, and the turns that they take.
 
 use copyhold_fuse::protocol::Extensions;
-use copyhold_types::{BLOCK_BYTES, Buf, SubvolId};
+use copyhold_types::{BLOCK_BYTES, Buf, InodeNo, SubvolId};
 
 use super::kernel::{adapter, device, executors, open};
 use super::*;
@@ -66,17 +66,18 @@ fn new_node() -> NewNode<'static> {
     NewNode { mode: 0o644, umask: 0, rdev: 0, extensions: Extensions::default() }
 }
 
-/// The turns that operations take beside another subvolume, by name; each succeeds.
+/// The turns that operations take beside another tenant, by name; each succeeds.
 async fn turns_taken(fs: &Adapter) -> Vec<(&'static str, usize)> {
     let mut taken = Vec::new();
     macro_rules! note {
         ($name:literal, $operation:expr) => {{
-            // Another subvolume is there.
-            drop(fs.turns.take(&**fs.fs.pool().runtime(), SubvolId(99), 0).await);
-            let before = fs.turns.taken(SubvolId::ROOT);
+            // Another tenant is there.
+            let other = SubvolId(99);
+            drop(fs.turns.take(&**fs.fs.pool().runtime(), other, || other, 0).await);
+            let before = fs.turns.taken();
             let answer = $operation.await;
             let answer = answer.unwrap_or_else(|error| panic!("{}: {error:?}", $name));
-            taken.push(($name, fs.turns.taken(SubvolId::ROOT) - before));
+            taken.push(($name, fs.turns.taken() - before));
             answer
         }};
     }
@@ -122,11 +123,33 @@ async fn turns_taken(fs: &Adapter) -> Vec<(&'static str, usize)> {
 }
 
 #[test]
-fn changes_and_transfers_take_one_turn_each_beside_another_subvolume() {
+fn changes_and_transfers_take_one_turn_each_beside_another_tenant() {
     let executors = executors();
     let fs = executors.block_on(open(executors.clone(), device(executors.clone()), None));
     let adapter = adapter(&fs.expect("it opens"));
     let taken = executors.block_on(turns_taken(&adapter));
     let wrong: Vec<_> = taken.iter().filter(|(_, turns)| *turns != 1).collect();
     assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+#[test]
+fn the_tenant_of_a_subvolume_is_the_outermost_one_that_holds_it() {
+    let executors = executors();
+    executors.block_on(async {
+        let fs = open(executors.clone(), device(executors.clone()), None).await.expect("it opens");
+        let tenant = |subvol| copyhold_volume::tenant_of(fs.volumes(), subvol);
+        let root_of = |subvol| FsNode { subvol, ino: InodeNo::ROOT };
+        let (by, root) = (copyhold_fs::Caller::ROOT, root_of(SubvolId::ROOT));
+        let outer = fs.create_subvolume(&by, root, b"outer", None).await.expect("there is room");
+        let inner = fs.create_subvolume(&by, root_of(outer), b"inner", None).await;
+        let inner = inner.expect("there is room");
+        let last = fs.create_subvolume(&by, root_of(inner), b"last", None).await;
+        let last = last.expect("there is room");
+        let tenants = || [SubvolId::ROOT, outer, inner, last].map(tenant);
+        assert_eq!(tenants(), [SubvolId::ROOT, outer, outer, outer]);
+        let flags = RenameFlags::default();
+        let moved = fs.rename(&by, root_of(outer), b"inner", root, b"moved", flags).await;
+        moved.expect("the names differ");
+        assert_eq!(tenants(), [SubvolId::ROOT, outer, inner, inner]);
+    });
 }
