@@ -52,6 +52,11 @@ pub(crate) trait Tenants: Send + Sync {
     /// The owner of a file or directory.
     fn owner(&self, node: NodeId) -> impl Future<Output = Answer<u32>> + Send;
 
+    /// The outermost subvolume below the root that holds this one.
+    fn tenant(&self, subvol: SubvolId) -> SubvolId {
+        subvol
+    }
+
     fn create(&self, _: NewEntry<'_>) -> impl Future<Output = Answer<SubvolId>> + Send {
         not_built("creating subvolumes")
     }

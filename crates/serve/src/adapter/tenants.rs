@@ -178,7 +178,8 @@ impl<T: Tenants> Desk<'_, T> {
         Ok(match question {
             Question::Token => {
                 let Terms { tokens, rt, .. } = self.terms;
-                json!(tokens.issue(rt, self.holder(), self.node))
+                let tenant = tenants.tenant(self.node.subvol);
+                json!(tokens.issue(rt, (tenant, self.holder()), self.node))
             }
             Question::Create { .. }
             | Question::Snapshot { .. }

@@ -16,9 +16,10 @@
 //! TOKENS-T3  A token is writable once setxattr(2) of [`CHECKED`](crate::control::CHECKED) on its
 //!            own directory has presented it. The kernel has then checked that a mount through
 //!            which the caller has the directory permits writes.
-//! TOKENS-T4  At most [`TOKENS_MAX`] tokens are kept. Beyond that, the user with the most tokens
-//!            loses its oldest one: the threads of one user cannot evict the tokens of others. An
-//!            administrator loses a token only if no other user has one.
+//! TOKENS-T4  At most [`TOKENS_MAX`] tokens are kept. Beyond that, the tenant in whose directories
+//!            most are loses one: there, the user with the most loses its oldest. So the threads of
+//!            one user cannot evict the tokens of others, nor can a tenant with many users evict
+//!            those of another tenant. Administrators' tokens go last.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -26,6 +27,7 @@ use std::time::Duration;
 use copyhold_fs::NodeId;
 use copyhold_runtime::Runtime;
 use copyhold_sync::{Mutex, of};
+use copyhold_types::SubvolId;
 
 use crate::wire::Token;
 
@@ -44,8 +46,8 @@ pub(super) enum Holder {
 /// The tokens of a mount.
 #[derive(Default)]
 pub(super) struct Tokens {
-    /// Oldest first.
-    issued: Mutex<BTreeMap<Holder, VecDeque<Issued>>, of::Tokens>,
+    /// By the tenant of the directory and the user; oldest first.
+    issued: Mutex<BTreeMap<(SubvolId, Holder), VecDeque<Issued>>, of::Tokens>,
 }
 
 struct Issued {
@@ -57,8 +59,13 @@ struct Issued {
 }
 
 impl Tokens {
-    /// A new token for a directory that the caller has open.
-    pub(super) fn issue(&self, rt: &dyn Runtime, holder: Holder, node: NodeId) -> Token {
+    /// A new token for a directory of `tenant` that the caller has open.
+    pub(super) fn issue(
+        &self,
+        rt: &dyn Runtime,
+        (tenant, holder): (SubvolId, Holder),
+        node: NodeId,
+    ) -> Token {
         let (token, now) = (Token::from_random([rt.random(), rt.random()]), rt.now());
         let mut issued = self.issued.lock();
         issued.retain(|_, tokens| {
@@ -68,14 +75,11 @@ impl Tokens {
             !tokens.is_empty()
         });
         if issued.values().map(VecDeque::len).sum::<usize>() >= TOKENS_MAX {
-            let most = issued
-                .iter_mut()
-                .max_by_key(|(holder, tokens)| (**holder != Holder::Administrator, tokens.len()));
-            let _evicted = most.and_then(|(_, tokens)| tokens.pop_front());
+            evict_one(&mut issued);
         }
         let expires = now + LIFETIME.as_nanos() as u64;
         let new = Issued { token: token.clone(), node, is_writable: false, expires };
-        issued.entry(holder).or_default().push_back(new);
+        issued.entry((tenant, holder)).or_default().push_back(new);
         token
     }
 
@@ -100,10 +104,23 @@ impl Tokens {
     }
 }
 
+/// TOKENS-T4.
+fn evict_one(issued: &mut BTreeMap<(SubvolId, Holder), VecDeque<Issued>>) {
+    let mut of_tenants: BTreeMap<SubvolId, usize> = BTreeMap::new();
+    for ((tenant, holder), tokens) in issued.iter() {
+        let count = if *holder == Holder::Administrator { 0 } else { tokens.len() };
+        *of_tenants.entry(*tenant).or_default() += count;
+    }
+    let most = issued.iter_mut().max_by_key(|((tenant, holder), tokens)| {
+        (*holder != Holder::Administrator, of_tenants[tenant], tokens.len())
+    });
+    let _evicted = most.and_then(|(_, tokens)| tokens.pop_front());
+}
+
 #[cfg(test)]
 mod tests {
     use copyhold_runtime::SeededRuntime;
-    use copyhold_types::{InodeNo, SubvolId};
+    use copyhold_types::InodeNo;
 
     use super::*;
 
@@ -111,7 +128,8 @@ mod tests {
         NodeId { subvol: SubvolId(7), ino: InodeNo(ino) }
     }
 
-    const ALICE: Holder = Holder::User(1000);
+    const TENANT: SubvolId = SubvolId(7);
+    const ALICE: (SubvolId, Holder) = (TENANT, Holder::User(1000));
 
     #[test]
     fn a_token_is_writable_after_it_was_presented_on_its_own_directory() {
@@ -130,9 +148,9 @@ mod tests {
     #[test]
     fn a_flood_of_one_user_evicts_only_that_users_tokens() {
         let (rt, tokens) = (SeededRuntime::new(1), Tokens::default());
-        let root = tokens.issue(&*rt, Holder::Administrator, at(1));
+        let root = tokens.issue(&*rt, (TENANT, Holder::Administrator), at(1));
         let alice = tokens.issue(&*rt, ALICE, at(2));
-        let flood = |n| tokens.issue(&*rt, Holder::User(1001), at(n));
+        let flood = |n| tokens.issue(&*rt, (TENANT, Holder::User(1001)), at(n));
         let bob: Vec<Token> = (0..2 * TOKENS_MAX as u64).map(flood).collect();
         assert!(tokens.find(&*rt, &root).is_some() && tokens.find(&*rt, &alice).is_some());
         let kept = bob.iter().filter(|token| tokens.find(&*rt, token).is_some());
@@ -141,9 +159,20 @@ mod tests {
     }
 
     #[test]
+    fn a_flood_of_many_users_evicts_only_tokens_of_their_tenant() {
+        let (rt, tokens) = (SeededRuntime::new(1), Tokens::default());
+        let alice = tokens.issue(&*rt, ALICE, at(2));
+        for user in 0..2 * TOKENS_MAX as u32 {
+            tokens.issue(&*rt, (SubvolId(8), Holder::User(2000 + user)), at(3));
+        }
+        assert!(tokens.find(&*rt, &alice).is_some());
+    }
+
+    #[test]
     fn tokens_expire() {
         let (rt, tokens) = (SeededRuntime::new(1), Tokens::default());
-        let old = [ALICE, Holder::Unknown].map(|holder| tokens.issue(&*rt, holder, at(1)));
+        let old =
+            [ALICE, (TENANT, Holder::Unknown)].map(|holder| tokens.issue(&*rt, holder, at(1)));
         let sleeper = rt.clone();
         rt.block_on(async move { sleeper.sleep(LIFETIME + Duration::from_secs(1)).await });
         assert!(old.iter().all(|token| tokens.find(&*rt, token).is_none()));

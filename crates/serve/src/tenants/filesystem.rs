@@ -8,7 +8,7 @@ use copyhold_fs::{
 };
 use copyhold_types::SubvolId;
 use copyhold_volume::quota::{GroupState, Ledger, LimitKind, QuotaError};
-use copyhold_volume::{Subvol, Volumes};
+use copyhold_volume::{Subvol, Volumes, tenant_of};
 
 use super::answers::{group_row, refused, row};
 use super::paths::Paths;
@@ -17,6 +17,10 @@ use crate::wire::scan::Scan;
 use crate::wire::{GroupChange, GroupRow, Limited, QuotaStatus, Refusal, Room, Subvolume};
 
 impl Tenants for Arc<Filesystem> {
+    fn tenant(&self, subvol: SubvolId) -> SubvolId {
+        tenant_of(self.volumes(), subvol)
+    }
+
     async fn owner(&self, node: NodeId) -> Answer<u32> {
         Ok(self.getattr(node).await.map_err(refused)?.uid)
     }

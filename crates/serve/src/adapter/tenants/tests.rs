@@ -60,7 +60,7 @@ impl Fake {
 
     /// A token of a caller that has this directory open.
     fn token(&self, node: NodeId) -> Token {
-        self.tokens.issue(&*self.rt.0, Holder::Administrator, node)
+        self.tokens.issue(&*self.rt.0, (node.subvol, Holder::Administrator), node)
     }
 
     /// The same through a mount that permits writes.
