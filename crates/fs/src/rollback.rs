@@ -9,7 +9,7 @@ use std::sync::Arc;
 use copyhold_format::item::inode_key;
 use copyhold_pool::{IdSpace, Pool, Tier, Transaction};
 use copyhold_types::{InodeNo, SubvolId, Timestamp, Txg};
-use copyhold_volume::quota::Hold;
+use copyhold_volume::quota::{self, Request};
 use copyhold_volume::{OldState, Volumes};
 use smallvec::SmallVec;
 
@@ -17,7 +17,6 @@ use crate::dir::{Bucket, Found, Name};
 use crate::inode::{Inode, InodeRef};
 use crate::item_bytes::INODE_BYTES;
 use crate::permit::Way;
-use crate::promise::owe;
 use crate::right::{Right, SubvolumeCalls};
 use crate::subvol::{FILES, Subvol};
 use crate::tenants::{entry_weight, hold_entry, place_in};
@@ -186,7 +185,12 @@ impl SubvolumeCalls<'_> {
         let tier = if kept.is_some() { Tier::Write } else { Tier::DeleteSubvolume };
         let mut entry = match kept {
             Some(kept) => hold_entry(fs, &kept.dir.subvol, &kept.bucket, kept.name).await?,
-            None => Hold::nothing(),
+            // As a removal: it replaces an entry.
+            None => {
+                let (edits, bytes) = entry_weight(&slot.bucket, slot.name);
+                let wanted = Request::for_edits(edits, bytes);
+                fs.hold(&slot.dir.subvol, wanted, quota::Tier::Delete).await?
+            }
         };
         let credit = fs.credit(tier, 2 * Volumes::LIFE_EDITS + 4, bytes).await?;
 
@@ -208,10 +212,6 @@ impl SubvolumeCalls<'_> {
             let (made, txg) =
                 fs.volumes.roll_back(old, from, &numbers, &new, next, then, credit, tx)?;
             entry.spend_metadata();
-            if kept.is_none() {
-                let (edits, bytes) = entry_weight(&slot.bucket, slot.name);
-                owe(fs, &slot.dir.subvol, edits, bytes);
-            }
             Ok((made.id(), txg))
         })
     }

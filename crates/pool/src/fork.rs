@@ -26,11 +26,11 @@ use std::time::Duration;
 use copyhold_format::node::{Lineage, PartitionDescriptor};
 use copyhold_log::UBERBLOCKS_KEPT;
 use copyhold_sync::{Mutex, of};
-use copyhold_table::{Edit, Table};
+use copyhold_table::{Edit, LAYERS_HANDED, PartitionStats, Table};
 use copyhold_types::{Key, TableId, Txg};
 
 use crate::tenancy::free_node;
-use crate::units::Aim;
+use crate::units::{Aim, Unit};
 use crate::{Pool, PoolError, Sabotage, Transaction};
 
 /// Unflushed tables that may lie over each other before a fork has to wait (R29); a look-up
@@ -150,6 +150,20 @@ impl Pool {
         for table in &tx.forgotten {
             self.drop_edits(txg, &self.table(*table));
             self.tables.remove(*table);
+        }
+    }
+
+    /// Leaves few layers in a table that is about to be forked: its snapshots have all of them, and
+    /// each would rewrite some to make room for its own (LAYERS-L3). There are so many only in a
+    /// snapshot of a snapshot, and after damage.
+    pub async fn compact(self: &Arc<Self>, table: TableId) -> Result<(), PoolError> {
+        let table = self.table(table);
+        let many = table.stats().into_iter().filter(|stats| stats.layers >= LAYERS_HANDED);
+        let unit = |stats: PartitionStats| Unit::Partition(table.id(), stats.start);
+        let units: Vec<Unit> = many.map(unit).collect();
+        match units.is_empty() || table.under().is_some() {
+            true => Ok(()),
+            false => self.flush_units(units, Aim::Compact).await.map(drop),
         }
     }
 

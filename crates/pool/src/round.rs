@@ -209,18 +209,24 @@ impl Pool {
         let point = FreezePoint { complete_to, birth, own, edits_max: EDITS_PER_FLUSH };
         let job = match aim {
             Aim::Trim | Aim::Hand => table.freeze(start, point),
-            Aim::Settle => table.freeze_layers(start, point),
+            Aim::Settle | Aim::Compact => table.freeze_layers(start, point),
         };
-        let Some(job) = job else { return Ok(None) };
+        let Some(mut job) = job else { return Ok(None) };
+        if aim == Aim::Compact || self.tables.is_under(table.id()) {
+            job = job.compacting();
+        }
         writer.epoch = self.tenancy().epoch(table.id());
         writer.table = Some(table.clone());
         let nodes = Listed::new(self, &table);
         let flushed = match self.spills(&table, &job, aim).await {
-            true if job.is_idle() => {
+            true if job.is_idle() && aim != Aim::Compact => {
                 self.give_up(&table, job);
                 return Ok(None);
             }
-            true => self.spill(&job, &nodes, writer).await,
+            true => match self.spill(&job, &nodes, writer).await {
+                Err(error) if error.is_of_layers() => job.merge(&nodes, writer).await,
+                spilled => spilled,
+            },
             false => self.merge(&job, &nodes, writer).await,
         };
         match flushed {
@@ -251,6 +257,7 @@ impl Pool {
         match broken {
             Some(Some(node)) => nodes.read(node, Purpose::Leaf).await.is_err(),
             Some(None) => false,
+            None if aim == Aim::Compact => true,
             None if aim == Aim::Settle && job.is_in_vain() => {
                 !self.sabotaged(Sabotage::MergeShared)
             }
@@ -271,7 +278,8 @@ impl Pool {
             let more = (leaves as u64 * leaf).saturating_sub(promised);
             self.space.reserve(more, tier).is_ok()
         };
-        let partition = 2 * limits.partition_leaves.min(1 << 16);
+        // Layers have hardly more edits than the base has items (LAYERS-L3).
+        let partition = 3 * limits.partition_leaves.min(1 << 16);
         if is_free(partition, Tier::Write) {
             return true;
         }

@@ -172,6 +172,11 @@ impl Tables {
 
     // -- forked tables --------------------------------------------------------
 
+    /// Whether others lie over this table.
+    pub(crate) fn is_under(&self, id: TableId) -> bool {
+        self.busy.lock().is_under(id)
+    }
+
     /// Tables that others lie over.
     pub(crate) fn under(&self) -> BTreeSet<TableId> {
         self.busy.lock().under()

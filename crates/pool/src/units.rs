@@ -24,14 +24,16 @@ pub(crate) enum Aim {
     Trim,
     /// To hand tables over, or to release their nodes; the log does not matter.
     Hand,
-    /// To settle everything in bases.
+    /// To settle everything in bases, but for merges that copy shared leaves before they are due.
     Settle,
+    /// To leave few layers to snapshots.
+    Compact,
 }
 
 impl Aim {
     /// Whether the log is shorter afterwards.
     pub(crate) fn trims(self) -> bool {
-        self != Aim::Hand
+        !matches!(self, Aim::Hand | Aim::Compact)
     }
 }
 

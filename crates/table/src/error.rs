@@ -52,6 +52,15 @@ impl TableError {
         }
     }
 
+    /// A partition has no place for one more layer.
+    pub fn is_of_layers(&self) -> bool {
+        match self {
+            TableError::Layers { .. } => true,
+            TableError::Partition { source, .. } => source.is_of_layers(),
+            _ => false,
+        }
+    }
+
     /// Whether the cause was lack of space or a failing device, not the stored data.
     pub fn is_unwritable(&self) -> bool {
         match self {

@@ -18,6 +18,7 @@ use crate::delta::{Delta, Weight};
 use crate::merge::{Flushed, Part};
 use crate::partition::{PartitionState, Partitions, Sweep};
 use crate::settled::{Inherited, Settled};
+use crate::spill::LAYERS_HANDED;
 use crate::table::{Limits, Table};
 use crate::{Edit, Value};
 
@@ -43,6 +44,8 @@ pub struct FlushJob {
     pub(crate) limits: Limits,
     pub(crate) birth: Txg,
     pub(crate) own: EpochId,
+    /// Whether it leaves few layers.
+    pub(crate) compacts: bool,
     pub(crate) settled: Settled,
     pub(crate) frozen: Arc<Delta>,
     /// Where the edits of a bounded flush end; `None`: at the partition's end.
@@ -82,6 +85,12 @@ impl FlushJob {
 
     pub fn table(&self) -> TableId {
         self.table
+    }
+
+    /// The table is, or will be, under others, which inherit its layers: of many it makes few
+    /// (LAYERS-L3).
+    pub fn compacting(self) -> FlushJob {
+        FlushJob { compacts: self.settled.layers.len() >= LAYERS_HANDED, ..self }
     }
 
     /// The memory that they take.
@@ -133,6 +142,7 @@ impl Table {
             limits: self.limits,
             birth: point.birth,
             own: point.own,
+            compacts: false,
             settled: state.settled.clone(),
             frozen,
             upto,

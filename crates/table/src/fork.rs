@@ -28,21 +28,27 @@ use copyhold_types::{Key, TableId, Txg};
 use crate::delta::Weight;
 use crate::flush::DescriptorEdit;
 use crate::partition::{Partition, PartitionState, Partitions};
-use crate::settled::Settled;
+use crate::settled::{Lineage, Settled};
 use crate::table::Table;
 
 impl Table {
     /// A table that continues `parent`, which takes no edits from now on.
     pub fn over(parent: &Arc<Table>, id: TableId) -> Table {
-        let child = Table::new(id, parent.limits());
-        child.write_partitions().under = Some(parent.fork_point());
+        let (child, under) = (Table::new(id, parent.limits()), parent.fork_point());
+        let is_passed_over = under.id() != parent.id();
+        let lineage = parent.read_partitions().lineage;
+        let mut partitions = child.write_partitions();
+        partitions.under = Some(under);
+        // It continues what the parent was a snapshot of.
+        partitions.lineage = if is_passed_over { lineage } else { Lineage::Continues };
+        drop(partitions);
         child
     }
 
     /// As [`Self::over`], beside the table that continues (LAYERS-L3).
     pub fn snapshot(parent: &Arc<Table>, id: TableId) -> Table {
         let child = Table::over(parent, id);
-        child.write_partitions().is_snapshot = true;
+        child.write_partitions().lineage = Lineage::Snapshot;
         child
     }
 
@@ -65,6 +71,7 @@ impl Table {
         let mut partitions = self.write_partitions();
         assert!(partitions.iter().count() == 1, "TABFORK-K1: {} has bases of its own", self.id());
         partitions.under = Some(under);
+        partitions.lineage = Lineage::Recovered;
     }
 
     /// How many tables lie under this one.
@@ -140,11 +147,8 @@ impl Table {
         let mut delta = own.delta;
         let bases: Vec<(Key, Settled)> = {
             let of = under.read_partitions();
-            let is_snapshot = partitions.is_snapshot;
-            let settled = |partition: &Partition| match &partition.state.lock().settled {
-                settled if is_snapshot => settled.for_snapshot(),
-                settled => settled.clone(),
-            };
+            let lineage = partitions.lineage;
+            let settled = |partition: &Partition| partition.state.lock().settled.for_child(lineage);
             of.iter().map(|partition| (partition.start, settled(partition))).collect()
         };
         let mut list = Vec::with_capacity(bases.len());
@@ -205,8 +209,13 @@ mod tests {
                 edits_max,
             };
             let Some(job) = table.freeze(stats.start, point) else { continue };
-            let flushed = block_on(job.merge(&**store, &mut Sink::new(store))).unwrap();
-            table.install(job, flushed);
+            let job = job.compacting();
+            let spills = block_on(job.is_cheaper_to_spill(&**store));
+            let flushed = match spills {
+                true => block_on(job.spill(&**store, &mut Sink::new(store), u64::MAX)),
+                false => block_on(job.merge(&**store, &mut Sink::new(store))),
+            };
+            table.install(job, flushed.unwrap());
         }
     }
 
@@ -314,8 +323,8 @@ mod tests {
                     Op::Fork(at) if live.len() < 6 => {
                         let at = at % live.len();
                         let (parent, content) = live.remove(at);
-                        for _ in 0..2 {
-                            let child = Arc::new(Table::over(&parent, TableId(next)));
+                        for make in [Table::over, Table::snapshot] {
+                            let child = Arc::new(make(&parent, TableId(next)));
                             next += 1;
                             live.push((child, content.clone()));
                         }

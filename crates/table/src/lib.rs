@@ -79,7 +79,7 @@ pub use merge::{Flushed, Part};
 pub use read::{Differing, PartialItems};
 pub use recovery::RecoveringTable;
 pub use source::{NodeFuture, NodeSink, NodeSource};
-pub use spill::MergeSize;
+pub use spill::{LAYERS_HANDED, MergeSize};
 pub use table::{Cached, Limits, PartitionStats, Table};
 pub use value::{Edit, Value};
 pub use walk::NodeVisit;

@@ -11,6 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use copyhold_format::node::LAYERS_MAX;
 use copyhold_format::node::PartitionDescriptor;
 use copyhold_types::{EpochId, Key, Kind, NodePtr, TableId, Txg};
 use proptest::prelude::*;
@@ -232,7 +233,9 @@ impl World {
     fn flush(&mut self, partition: usize, edits_max: usize, how: How) {
         let starts: Vec<Key> = self.table.stats().iter().map(|stats| stats.start).collect();
         let Some(complete_to) = self.open.prev() else { return };
-        let point = FreezePoint { complete_to, birth: self.open, own: EpochId::POOL, edits_max };
+        // After a crash, all layers may be those of others (LAYERS-L3).
+        let own = EpochId(u64::MAX);
+        let point = FreezePoint { complete_to, birth: self.open, own, edits_max };
         let start = starts[partition % starts.len()];
         let job = match how {
             How::Layers => self.table.freeze_layers(start, point),
@@ -295,7 +298,7 @@ impl World {
         }
         let flushed = merged.unwrap();
         assert_eq!(flushed.written, sink.written);
-        assert!(flushed.layers.len() <= 4 || self.failed, "SPILL-S1: {:?}", flushed.layers);
+        assert!(flushed.layers.len() <= LAYERS_MAX, "SPILL-S1: {:?}", flushed.layers);
         self.released.extend(&flushed.replaced);
         let (tells, settled) = self.table.install(job, flushed);
         self.weight = self.weight - settled;

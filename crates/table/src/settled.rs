@@ -10,7 +10,9 @@
 //! LAYERS-L2  A layer has edits of its partition's keys only, at least one.
 //! LAYERS-L3  A table that is a snapshot *inherits* layers. All other snapshots of the same table
 //!            have these, too, and each would copy the same leaves to merge them. So inherited
-//!            edits make no merge due: those of the table itself do, however many it inherits.
+//!            edits make no merge due: those of the table itself do. At most as many edits as the
+//!            base has items count as inherited, so layers do not grow without bound from snapshot
+//!            to snapshot.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -47,9 +49,19 @@ pub(crate) struct Settled {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Inherited {
     Known(u64),
-    /// The layers with nodes that other tables may have, but no more than a share of the base: else
-    /// a table that is snapshotted and mounted again and again would never be merged.
+    /// The layers with nodes that other tables may have.
     Unknown,
+}
+
+/// How a table is related to the one under it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Lineage {
+    /// It is the same subvolume's.
+    #[default]
+    Continues,
+    Snapshot,
+    /// One of both: a mount does not know.
+    Recovered,
 }
 
 impl Default for Inherited {
@@ -100,19 +112,24 @@ impl Settled {
     /// How many edits of the layers are inherited (LAYERS-L3). `own`: nodes of this epoch and newer
     /// ones are this table's alone.
     pub(crate) fn inherited(&self, own: EpochId) -> u64 {
-        match self.inherited {
+        let edits = match self.inherited {
             Inherited::Known(edits) => edits.min(self.layers.edits()),
             Inherited::Unknown => {
                 let others = self.layers.iter().filter(|layer| layer.root.epoch < own);
-                let edits: u64 = others.map(|layer| layer.items).sum();
-                edits.min(self.base.items)
+                others.map(|layer| layer.items).sum()
             }
-        }
+        };
+        edits.min(self.base.items)
     }
 
-    /// As a snapshot of the table has it.
-    pub(crate) fn for_snapshot(&self) -> Settled {
-        Settled { inherited: Inherited::Known(self.layers.edits()), ..self.clone() }
+    /// As a table over this one has it that is related to it so.
+    pub(crate) fn for_child(&self, lineage: Lineage) -> Settled {
+        let inherited = match lineage {
+            Lineage::Continues => self.inherited,
+            Lineage::Snapshot => Inherited::Known(self.layers.edits()),
+            Lineage::Recovered => Inherited::Unknown,
+        };
+        Settled { inherited, ..self.clone() }
     }
 
     pub(crate) async fn get(

@@ -28,6 +28,9 @@ use crate::{NodeSink, NodeSource, TableError};
 /// Layers of a partition, as far as they can be merged among themselves.
 const LAYERS_WANTED: usize = 4;
 
+/// A table with so many leaves fewer to its snapshots, which then have places for their own.
+pub const LAYERS_HANDED: usize = LAYERS_MAX - 3;
+
 /// Layers are merged as long as they have fewer leaves together.
 const LEAVES_MAX: usize = 4096;
 
@@ -116,7 +119,8 @@ impl FlushJob {
         })
     }
 
-    /// Makes a layer of the edits, for [`crate::Table::install`]. `room`: blocks of one copy that
+    /// Makes a layer of the edits, for [`crate::Table::install`]; without edits, one layer of the
+    /// newest of many. `room`: blocks of one copy that
     /// layers may take that are written anew, until the old ones are free.
     ///
     /// # Errors
@@ -141,7 +145,7 @@ impl FlushJob {
         let parts = vec![Part { start: self.start, root, height, items }];
         let layers = self.settled.layers.to_vec();
         let nothing = Flushed { parts, layers, replaced: vec![], written: vec![], leaves_read: 0 };
-        if self.frozen.is_empty() {
+        if self.is_idle() && !self.compacts {
             return Ok(nothing);
         }
         let taken = self.readable(nodes, self.taken(), room).await;
@@ -159,23 +163,36 @@ impl FlushJob {
     }
 
     /// How many of the newest layers the new one takes in, if they can be read. Inherited ones stay
-    /// as long as there is room (LAYERS-L3).
+    /// as long as there is a place for the new one (LAYERS-L3).
     fn taken(&self) -> usize {
         let layers = &self.settled.layers;
+        if self.compacts {
+            return layers.len() - (LAYERS_WANTED - 1);
+        }
+        let inherited = self.inherited_layers();
+        let own = layers.len() - inherited;
+        let wanted = LAYERS_WANTED.min(LAYERS_MAX - inherited);
         let mut edits = self.frozen.len() as u64;
-        let mut own = layers.edits() - self.inherited();
         let mut taken = 0;
-        for layer in layers.iter() {
-            let is_inherited = own == 0 && self.inherited() > 0;
-            let wanted = if is_inherited { LAYERS_MAX } else { LAYERS_WANTED };
-            if (is_inherited || layer.items > edits) && layers.len() - taken < wanted {
+        for layer in layers[..own].iter() {
+            if layer.items > edits && own - taken < wanted {
                 break;
             }
             edits += layer.items;
-            own = own.saturating_sub(layer.items);
             taken += 1;
         }
-        taken
+        taken.max(layers.len().saturating_sub(LAYERS_MAX - 1))
+    }
+
+    /// How many of the oldest layers are inherited.
+    fn inherited_layers(&self) -> usize {
+        let (mut left, layers) = (self.inherited(), self.settled.layers.iter().rev());
+        let is_inherited = |layer: &&LayerDescriptor| {
+            let begins = left > 0;
+            left = left.saturating_sub(layer.items);
+            begins
+        };
+        layers.take_while(is_inherited).count()
     }
 
     /// How many of the newest `most` layers can be read, and are not too large together (SPILL-S2).
@@ -219,7 +236,7 @@ impl FlushJob {
     fn first_txg(&self, taken: &[LayerDescriptor]) -> Txg {
         let firsts = taken.iter().map(|layer| Some(layer.first_txg));
         let first = firsts.fold(self.frozen.oldest(), earlier);
-        first.expect("TABLE-T2: there are edits").min(self.birth)
+        first.expect("LAYERS-L2: there are edits").min(self.birth)
     }
 }
 
@@ -299,7 +316,7 @@ mod tests {
 
     use super::*;
     use crate::store::{Sink, Store, block_on};
-    use crate::{Cached, Edit, FreezePoint, Limits, RecoveringTable, Table, Value};
+    use crate::{Cached, Edit, FreezePoint, Limits, PartitionStats, RecoveringTable, Table, Value};
 
     const LIMITS: Limits = Limits { leaf_bytes: 4096, partition_leaves: 64, read_ahead: 2 };
 
@@ -447,6 +464,53 @@ mod tests {
             let spilled = block_on(job.spill(store, &mut sink, u64::MAX)).unwrap();
             assert_eq!(spilled.layers.last().unwrap().items, 80, "the inherited one stays");
             snapshot.install(job, spilled);
+        }
+    }
+
+    /// Each generation is a snapshot of the one before, with a layer of its own: their number and
+    /// size are bounded, and no snapshot rewrites what it has inherited for one edit.
+    #[test]
+    fn a_hundred_generations_of_snapshots_keep_few_layers() {
+        let mut world = World::new();
+        let mut table =
+            Arc::new(std::mem::replace(&mut world.table, Table::new(TableId(1), LIMITS)));
+        let txg = Txg::new(50).unwrap();
+        let flush = |table: &Table, store: &Arc<Store>, few: bool| {
+            let with_edits = |stats: &PartitionStats| (stats.edits > 0).then_some(stats.start);
+            let starts: Vec<Key> = table.stats().iter().filter_map(with_edits).collect();
+            let flush_one = |start: Key| {
+                let (birth, own) = (txg.next(), EpochId::POOL);
+                let point = FreezePoint { complete_to: txg, birth, own, edits_max: 999 };
+                let job = table.freeze(start, point).unwrap();
+                let job = if few { job.compacting() } else { job };
+                let flushed = match block_on(job.is_cheaper_to_spill(&**store)) {
+                    true => block_on(job.spill(&**store, &mut Sink::new(store), u64::MAX)),
+                    false => block_on(job.merge(&**store, &mut Sink::new(store))),
+                };
+                let flushed = flushed.unwrap();
+                let written = flushed.written.len();
+                table.install(job, flushed);
+                written
+            };
+            starts.into_iter().map(flush_one).sum::<usize>()
+        };
+        for generation in 0..100_u64 {
+            for n in 0..60 {
+                let _ = table.apply(txg, key(generation * 1000 + n * 7), Edit::put(&[9; 100]));
+            }
+            flush(&table, &world.store, true);
+            for PartitionStats { layers, layer_edits, base_items, .. } in table.stats() {
+                assert!(layers <= LAYERS_HANDED, "{generation}: {layers} layers");
+                let most = base_items + base_items / 2;
+                assert!(layer_edits <= most, "{generation}: {layer_edits} edits, {base_items}");
+            }
+            let clone = Table::snapshot(&table, TableId(1000 + generation));
+            drop(clone.adopt());
+            let _ = clone.apply(txg, key(1), Edit::put(&[1]));
+            assert!(flush(&clone, &world.store, false) <= 2, "{generation}: one leaf of its own");
+            let next = Table::snapshot(&table, TableId(2 + generation));
+            drop(next.adopt());
+            table = Arc::new(next);
         }
     }
 

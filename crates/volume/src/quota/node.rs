@@ -188,10 +188,7 @@ impl Node {
     pub(super) fn excuse_loaded(&self) {
         let limit = self.load.limit();
         let over = self.over() - Tier::Delete.slack(limit, 0);
-        let excused = match over > 0 {
-            true => Tier::excuse_for(over + Tier::overdraft(limit) / 4),
-            false => 0,
-        };
+        let excused = Tier::excuse_for((over + Tier::overdraft(limit) / 4).max(0));
         self.excused.store(excused, Relaxed);
     }
 
@@ -389,11 +386,11 @@ mod tests {
 
     use super::*;
 
-    /// However little the usage is above the room of removals: after a mount some are possible.
+    /// However near the usage is to the end of the room of removals: after a mount some are possible.
     #[test]
     fn an_owner_above_its_limits_can_remove_files_after_a_mount() {
         let limit: i64 = 8 << 20;
-        for beyond in [1, 30 << 10, 65 << 10, 100 << 20] {
+        for beyond in [-(100 << 10), 0, 1, 30 << 10, 65 << 10, 100 << 20] {
             let node = Node::new(GroupId::of(SubvolId(7)), Arc::default());
             let limits = Limits { referenced: Some(limit as u64), ..Limits::default() };
             node.set_limits(&limits);

@@ -185,10 +185,7 @@ impl World {
             let limit = self.limits(id).bytes().unwrap_or_default() as i64;
             let overdraft = (1 << 20) + limit / 64;
             let beyond = over - limit - overdraft;
-            let excused = match beyond > 0 {
-                true => (beyond + overdraft / 4) * 64 / 65,
-                false => 0,
-            };
+            let excused = (beyond + overdraft / 4).max(0) * 64 / 65;
             for of in &mut self.excused {
                 of.insert(id, excused);
             }
