@@ -14,9 +14,10 @@ use copyhold_format::item::{
 };
 use copyhold_types::InodeNo;
 
-use crate::inode::{Inode, InodeRef};
+use crate::inode::{Inode, InodeRef, InodeState};
 use crate::permit::Way;
 use crate::privileges::SET_GID;
+use crate::room::Room;
 use crate::subvol::Subvol;
 use crate::xattr_edit::XattrEdit;
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result, Sabotage};
@@ -171,28 +172,34 @@ impl Filesystem {
             FileKind::Symlink => return Err(FsError::NotSupported("an ACL on a symlink")),
             _ => {}
         }
-        let mut edit = self.edit_xattrs(inode).await;
-        self.load_xattr(inode, &mut edit, name).await?;
-        match acl.is_empty() || (acl.is_plain() && !is_default) {
-            true => drop(edit.remove(name)),
-            false => edit.set(name, value)?,
-        }
         let new_mode = |item: &InodeItem| match is_default {
             true => item.mode,
             false => mode_for(&acl, item, caller, kill_sgid),
         };
         let is_same = |item: &InodeItem| new_mode(item) == item.mode;
-        if edit.is_empty() && is_same(&inode.state().item) {
-            return Ok(());
-        }
         let now = self.now();
-        self.change_inode_with_xattrs(inode, edit, |state, item| {
+        let change = |state: &mut InodeState, item: &mut InodeItem| {
             state.permit(Way::Attributes)?;
             item.mode = new_mode(item);
             (state.shown.ctime, item.ctime) = (now, now);
             Ok(())
-        })
-        .await
+        };
+        let mut room = Room::default();
+        loop {
+            let mut edit = self.edit_xattrs(inode).await;
+            self.load_xattr(inode, &mut edit, name).await?;
+            match acl.is_empty() || (acl.is_plain() && !is_default) {
+                true => drop(edit.remove(name)),
+                false => edit.set(name, value)?,
+            }
+            if edit.is_empty() && is_same(&inode.state().item) {
+                return Ok(());
+            }
+            match self.change_inode_with_xattrs(inode, edit, &mut room, change).await {
+                Err(refused) => room.wait(self, &inode.subvol, refused).await?,
+                done => return done,
+            }
+        }
     }
 
     /// Whether `caller` may read (4), write (2), execute or search (1) `node`; mode and ACL decide.

@@ -67,6 +67,7 @@ mod refusal;
 mod refusal_pace;
 mod right;
 mod rollback;
+mod room;
 mod sabotage;
 mod setattr;
 mod subvol;

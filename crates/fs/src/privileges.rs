@@ -18,7 +18,8 @@ use std::sync::Arc;
 
 use copyhold_format::item::InodeItem;
 
-use crate::inode::{Inode, InodeRef};
+use crate::inode::{Inode, InodeRef, InodeState};
+use crate::room::Room;
 use crate::xattr_edit::XattrEdit;
 use crate::{Caller, FileKind, Filesystem, Result, Sabotage};
 
@@ -52,16 +53,22 @@ impl Filesystem {
         if nothing || self.breaks(Sabotage::KeepPrivileges) {
             return Ok(());
         }
-        let mut edit = self.edit_xattrs(inode).await;
-        self.remove_capabilities(inode, &mut edit).await?;
         let now = self.now();
-        self.change_inode_with_xattrs(inode, edit, |state, item| {
+        let change = |state: &mut InodeState, item: &mut InodeItem| {
             item.mode = stripped(item);
             item.ctime = now;
             state.shown.ctime = now;
             Ok(())
-        })
-        .await
+        };
+        let mut room = Room::default();
+        loop {
+            let mut edit = self.edit_xattrs(inode).await;
+            self.remove_capabilities(inode, &mut edit).await?;
+            match self.change_inode_with_xattrs(inode, edit, &mut room, change).await {
+                Err(refused) => room.wait(self, &inode.subvol, refused).await?,
+                done => return done,
+            }
+        }
     }
 
     /// Adds the removal of a regular file's capabilities to `edit`.

@@ -225,12 +225,7 @@ impl Filesystem {
         let wanted = Request { inodes, ..Request::for_edits(edits, bytes) };
         let hold = self.hold(subvol, wanted, quota_tier(tier)).await;
         let hold = hold.inspect_err(|refused| self.report_refusal(subvol, refused))?;
-        let credit = match self.admit(subvol, tier, edits, bytes).await {
-            Err(refused) if refused.is_full() && inodes > 0 && self.is_reaping() => {
-                Box::pin(self.admit_patiently(subvol, tier, edits, bytes)).await?
-            }
-            credit => credit?,
-        };
+        let credit = credit_for(self, subvol, tier, (edits, bytes), inodes).await?;
         Ok(Charge { credit, hold })
     }
 
@@ -355,26 +350,27 @@ pub(crate) fn promise_now_to(
     Ok(Promise { space: fs.space_now(subvol, blocks)?, hold })
 }
 
-/// As [`Filesystem::charge`], of a transaction that drops at most `releases` pointers.
-pub(crate) async fn charge_to_release(
+/// The part of [`Filesystem::charge_for`] that the pool gives.
+pub(crate) async fn credit_for(
     fs: &Arc<Filesystem>,
     subvol: &Subvol,
     tier: Tier,
     (edits, bytes): (usize, usize),
-    releases: usize,
-) -> Result<Charge> {
-    let wanted = Request::for_edits(edits, bytes);
-    let hold = fs.hold(subvol, wanted, quota_tier(tier)).await;
-    let hold = hold.inspect_err(|refused| fs.report_refusal(subvol, refused))?;
-    let credit = fs.credit_to_release(subvol, tier, (edits, bytes), releases).await?;
-    Ok(Charge { credit, hold })
+    inodes: u64,
+) -> Result<Credit> {
+    match fs.admit(subvol, tier, edits, bytes).await {
+        Err(refused) if refused.is_full() && inodes > 0 && fs.is_reaping() => {
+            Box::pin(fs.admit_patiently(subvol, tier, edits, bytes)).await
+        }
+        credit => credit,
+    }
 }
 
 /// Counts the edits of a transaction that finishes an accepted removal, and so is refused by no
 /// limit. Items of one file lie together, so nothing but the ends of their range is copied.
-pub(crate) fn owe(fs: &Filesystem, subvol: &Subvol, edits: usize, bytes: usize) {
+pub(crate) fn owe(fs: &Filesystem, subvol: &Subvol, needs: Request) {
     fs.refusals.paces.note_deletion(&subvol.last_refusal);
-    fs.volumes.ledger().owes(subvol.id(), Request::for_edits(edits, bytes).metadata);
+    fs.volumes.ledger().owes(subvol.id(), needs.metadata);
 }
 
 /// The part of a limit that a transaction of this tier may take.

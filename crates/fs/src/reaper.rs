@@ -25,7 +25,7 @@ use copyhold_pool::{Figures, Tier, Transaction};
 use copyhold_runtime::{FifoMutex, Rt, finishing};
 use copyhold_sync::{Mutex, MutexGuard, of};
 use copyhold_types::{Key, Nanos};
-use copyhold_volume::InodeChange;
+use copyhold_volume::{InodeChange, quota};
 use event_listener::Event;
 use futures_util::future::select;
 use rustc_hash::FxHashSet;
@@ -338,7 +338,7 @@ impl Filesystem {
             let still = self.volumes.snapshot_guard_to_tidy(&inode.subvol.volume)?;
             let still = if last { still.with_inode(InodeChange::Gone(ino)) } else { still };
             let txg = still.apply(credit, tx, None)?;
-            owe(self, &inode.subvol, 2, INODE_BYTES + KEY_BYTES);
+            owe(self, &inode.subvol, quota::Request::for_edits(2, INODE_BYTES + KEY_BYTES));
             inode.state().last_txg = Some(txg);
             match items.last().and_then(|(key, _)| key.successor()) {
                 Some(next) if !last => from = next,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use copyhold_format::item::inode_key;
 use copyhold_pool::{IdSpace, Pool, Tier, Transaction};
 use copyhold_types::{InodeNo, SubvolId, Timestamp, Txg};
-use copyhold_volume::quota::{self, Request};
+use copyhold_volume::quota;
 use copyhold_volume::{OldState, Volumes};
 use smallvec::SmallVec;
 
@@ -18,8 +18,9 @@ use crate::inode::{Inode, InodeRef};
 use crate::item_bytes::INODE_BYTES;
 use crate::permit::Way;
 use crate::right::{Right, SubvolumeCalls};
+use crate::room::Room;
 use crate::subvol::{FILES, Subvol};
-use crate::tenants::{entry_weight, hold_entry, place_in};
+use crate::tenants::{entry_needs, place_in};
 use crate::{FileKind, Filesystem, FsError, NodeId, Result};
 
 /// The result of a rollback.
@@ -120,10 +121,29 @@ impl SubvolumeCalls<'_> {
         };
         let from = fs.subvol(snapshot).await?;
         fs.write_subvol(snapshot).await?;
+        let there = keep.as_ref().map_or(&dir, |(there, _)| there);
+        let mut room = Room::default();
+        loop {
+            match self.try_roll_back((&dir, name), &from, keep.as_ref(), &mut room).await {
+                Err(refused) => room.wait(fs, &there.subvol, refused).await?,
+                done => return done,
+            }
+        }
+    }
+
+    /// One attempt of [`Self::roll_back`] (ROOM-W1).
+    async fn try_roll_back(
+        self,
+        (dir, name): (&InodeRef, Name<'_>),
+        from: &Subvol,
+        keep: Option<&(InodeRef, Name<'_>)>,
+        room: &mut Room,
+    ) -> Result<RolledBack> {
+        let (fs, right) = (self.fs, self.right);
         // The kept state moves elsewhere: no path to the root changes meanwhile.
         let _moves = fs.moves.lock().await;
-        let there = keep.as_ref().map_or(&dir, |(there, _)| there);
-        let (low, high) = if dir.node <= there.node { (&dir, there) } else { (there, &dir) };
+        let there = keep.map_or(dir, |(there, _)| there);
+        let (low, high) = if dir.node <= there.node { (dir, there) } else { (there, dir) };
         let _low = low.lock.write().await;
         let _high = if low.node != high.node { Some(high.lock.write().await) } else { None };
 
@@ -132,8 +152,8 @@ impl SubvolumeCalls<'_> {
         if keep.is_some() {
             right.permit_receiving(fs, there).await?;
         }
-        let slot = Slot { dir: &dir, name, bucket: fs.bucket(&dir, name.bytes()).await? };
-        let found = slot.bucket.find(fs, &dir, name.bytes()).ok_or(FsError::NotFound)?;
+        let slot = Slot { dir, name, bucket: fs.bucket(dir, name.bytes()).await? };
+        let found = slot.bucket.find(fs, dir, name.bytes()).ok_or(FsError::NotFound)?;
         if found.node.ino != InodeNo::ROOT {
             return Err(FsError::Invalid("not a subvolume"));
         }
@@ -142,7 +162,7 @@ impl SubvolumeCalls<'_> {
         let root = fs.inode(found.node).await?;
         right.permit(&root.state())?;
         root.state().permit(Way::Name)?;
-        let kept = match &keep {
+        let kept = match keep {
             Some((there, name)) => {
                 fs.expect_outside(there, &root).await?;
                 if there.node != dir.node {
@@ -154,7 +174,7 @@ impl SubvolumeCalls<'_> {
             None => None,
         };
         let made = loop {
-            match self.put_in_place(&old, &from, &slot, kept.as_ref()).await {
+            match self.put_in_place(&old, from, &slot, kept.as_ref(), room).await {
                 Err(error) if error.is_overtaken() => {}
                 made => break made?,
             }
@@ -173,6 +193,7 @@ impl SubvolumeCalls<'_> {
         from: &Subvol,
         slot: &Slot<'_>,
         kept: Option<&Slot<'_>>,
+        room: &mut Room,
     ) -> Result<SubvolId> {
         let fs = self.fs;
         let _unshared = fs.end_in_place(from).await?;
@@ -184,12 +205,14 @@ impl SubvolumeCalls<'_> {
         // At a limit or in a full pool this may be the way out: it is a deletion, too.
         let tier = if kept.is_some() { Tier::Write } else { Tier::DeleteSubvolume };
         let mut entry = match kept {
-            Some(kept) => hold_entry(fs, &kept.dir.subvol, &kept.bucket, kept.name).await?,
+            Some(kept) => {
+                let wanted = entry_needs(&kept.bucket, kept.name);
+                room.hold(fs, &kept.dir.subvol, wanted, quota::Tier::Write)?
+            }
             // As a removal: it replaces an entry.
             None => {
-                let (edits, bytes) = entry_weight(&slot.bucket, slot.name);
-                let wanted = Request::for_edits(edits, bytes);
-                fs.hold(&slot.dir.subvol, wanted, quota::Tier::Delete).await?
+                let wanted = entry_needs(&slot.bucket, slot.name);
+                room.hold(fs, &slot.dir.subvol, wanted, quota::Tier::Delete)?
             }
         };
         let credit = fs.credit(tier, 2 * Volumes::LIFE_EDITS + 4, bytes).await?;

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use copyhold_format::item::InodeItem;
 use copyhold_pool::{Tier, Transaction};
 use copyhold_types::Timestamp;
+use copyhold_volume::quota::Request;
 
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::INODE_BYTES;
 use crate::permit::Way;
 use crate::privileges::{SET_GID, without_privileges};
-use crate::promise::Charge;
+use crate::promise::{Charge, credit_for, quota_tier};
+use crate::room::Room;
 use crate::xattr_edit::XattrEdit;
 use crate::xattr_list::expect_room_for_names;
 use crate::{
@@ -77,15 +79,21 @@ impl Filesystem {
         if set.mode.is_none() && !owner_changes {
             return self.change_inode(inode, change).await;
         }
-        let mut edit = self.edit_xattrs(inode).await;
-        if let Some(mode) = set.mode {
-            self.restrict_acl(inode, &mut edit, mode).await?;
+        let mut room = Room::default();
+        loop {
+            let mut edit = self.edit_xattrs(inode).await;
+            if let Some(mode) = set.mode {
+                self.restrict_acl(inode, &mut edit, mode).await?;
+            }
+            let in_copy_up = inode.state().in_copy_up;
+            if owner_changes && !in_copy_up {
+                self.remove_capabilities(inode, &mut edit).await?;
+            }
+            match self.change_inode_with_xattrs(inode, edit, &mut room, change).await {
+                Err(refused) => room.wait(self, &inode.subvol, refused).await?,
+                done => return done,
+            }
         }
-        let in_copy_up = inode.state().in_copy_up;
-        if owner_changes && !in_copy_up {
-            self.remove_capabilities(inode, &mut edit).await?;
-        }
-        self.change_inode_with_xattrs(inode, edit, change).await
     }
 
     /// Logs a change of the inode item alone. `change` sees the state and the item to be logged.
@@ -111,18 +119,23 @@ impl Filesystem {
         self.apply_change(charge, inode, None, change)
     }
 
-    /// As [`Self::change_inode`], with changes of attributes in the same transaction.
+    /// As [`Self::change_inode`], with changes of attributes in the same transaction. If `room` is
+    /// refused, the caller waits for it and begins again, for `edit` has the map lock (ROOM-W1).
     pub(crate) async fn change_inode_with_xattrs(
         self: &Arc<Self>,
         inode: &Inode,
         mut edit: XattrEdit<'_>,
+        room: &mut Room,
         change: impl FnOnce(&mut InodeState, &mut InodeItem) -> Result<()>,
     ) -> Result<()> {
         expect_room_for_names(self, inode, edit.name_bytes()).await?;
         let (edits, bytes) = (1 + edit.edits(), INODE_BYTES + edit.bytes());
         let grows = edits > 1 && self.breaks(Sabotage::GrowAcls);
         let tier = if grows { Tier::Write } else { edit.tier() };
-        let charge = self.charge(&inode.subvol, tier, edits, bytes).await?;
+        let wanted = Request::for_edits(edits, bytes);
+        let hold = room.hold(self, &inode.subvol, wanted, quota_tier(tier))?;
+        let credit = credit_for(self, &inode.subvol, tier, (edits, bytes), 0).await?;
+        let charge = Charge { credit, hold };
         self.apply_change(charge, inode, Some(&mut edit), |state, item| {
             inode.subvol.writable()?;
             change(state, item)

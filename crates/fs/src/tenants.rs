@@ -322,20 +322,19 @@ pub(crate) fn place_in(dir: &Inode) -> ParentDirectory {
     ParentDirectory { subvol: dir.node.subvol, directory: dir.node.ino }
 }
 
+/// The needs of the entry that a subvolume gets in a directory, under the limits of its holder.
+pub(crate) fn entry_needs(bucket: &Bucket, name: Name<'_>) -> Request {
+    Request::for_edits(2, INODE_BYTES + bucket.edit_bytes(name.bytes()))
+}
+
 /// For the entry that a subvolume gets in a directory of `holder`.
-pub(crate) async fn hold_entry(
+async fn hold_entry(
     fs: &Arc<Filesystem>,
     holder: &Subvol,
     bucket: &Bucket,
     name: Name<'_>,
 ) -> Result<Hold> {
-    let (edits, bytes) = entry_weight(bucket, name);
-    fs.hold(holder, Request::for_edits(edits, bytes), quota::Tier::Write).await
-}
-
-/// Edits and bytes of the holder's part: its directory, and the entry there.
-pub(crate) fn entry_weight(bucket: &Bucket, name: Name<'_>) -> (usize, usize) {
-    (2, INODE_BYTES + bucket.edit_bytes(name.bytes()))
+    fs.hold(holder, entry_needs(bucket, name), quota::Tier::Write).await
 }
 
 impl SubvolumeCalls<'_> {
@@ -416,10 +415,11 @@ impl SubvolumeCalls<'_> {
     ) -> Result<SubvolId> {
         let (fs, right, source) = (self.fs, self.right, from.id());
         self.permit(from.node(InodeNo::ROOT)).await?;
+        // Waited for before the lock of preallocated space: the source may have another owner.
+        let mut entry = hold_entry(fs, &dir.subvol, bucket, name).await?;
         let _unshared = fs.end_in_place(from).await?;
         let numbers = fs.volumes.numbers(Some(&from.volume)).await?;
         let mark = fs.pool.next_id(IdSpace::Inode(source)).await?;
-        let mut entry = hold_entry(fs, &dir.subvol, bucket, name).await?;
         let credit = self.life_credit(Tier::Write, bucket, name).await?;
         let one = Request { snapshots: 1, ..Request::default() };
         let mut hold = fs.volumes.ledger().hold(source, one, quota::Tier::Write)?;
@@ -507,8 +507,7 @@ impl SubvolumeCalls<'_> {
             let leaving = Leaving { since: fs.now(), name: name.bytes(), heir };
             let txg = fs.volumes.delete(&subvol.volume, &leaving, credit, tx)?;
             state.logged_and_shown(item, txg, true);
-            let (edits, bytes) = entry_weight(&bucket, name);
-            owe(fs, &dir.subvol, edits, bytes);
+            owe(fs, &dir.subvol, entry_needs(&bucket, name));
         }
         let stale = fs.forget_subvol(subvol.id());
         Ok(Deleted { subvol: subvol.id(), stale })

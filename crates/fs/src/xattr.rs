@@ -10,6 +10,7 @@ use copyhold_types::Key;
 
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::permit::Way;
+use crate::room::Room;
 use crate::xattr_edit::{XattrEdit, acl_flag};
 use crate::xattr_list::names;
 use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage};
@@ -91,15 +92,21 @@ impl Filesystem {
         if acl_flag(name).is_some() {
             return self.set_acl(caller, &inode, name, value, kill_sgid).await;
         }
-        let mut edit = self.edit_xattrs(&inode).await;
-        self.load_xattr(&inode, &mut edit, name).await?;
-        match (how, edit.has(name)) {
-            (XattrSet::Create, true) => return Err(FsError::Exists),
-            (XattrSet::Replace, false) => return Err(FsError::NoAttribute),
-            _ => {}
+        let mut room = Room::default();
+        loop {
+            let mut edit = self.edit_xattrs(&inode).await;
+            self.load_xattr(&inode, &mut edit, name).await?;
+            match (how, edit.has(name)) {
+                (XattrSet::Create, true) => return Err(FsError::Exists),
+                (XattrSet::Replace, false) => return Err(FsError::NoAttribute),
+                _ => {}
+            }
+            edit.set(name, value)?;
+            match self.change_xattrs(&inode, edit, &mut room).await {
+                Err(refused) => room.wait(self, &inode.subvol, refused).await?,
+                done => return done,
+            }
         }
-        edit.set(name, value)?;
-        self.change_xattrs(&inode, edit).await
     }
 
     /// The names, each ended by a zero byte, as `listxattr` returns them: at most 64 KiB, else
@@ -119,12 +126,19 @@ impl Filesystem {
         let inode = self.inode(node).await?;
         self.permit(&inode, Way::Attributes)?;
         check_name(name)?;
-        let mut edit = self.edit_xattrs(&inode).await;
-        self.load_xattr(&inode, &mut edit, name).await?;
-        match edit.remove(name) {
-            true => self.change_xattrs(&inode, edit).await,
-            false if acl_flag(name).is_some() && !self.breaks(Sabotage::RefuseAbsentAcls) => Ok(()),
-            false => Err(FsError::NoAttribute),
+        let mut room = Room::default();
+        loop {
+            let mut edit = self.edit_xattrs(&inode).await;
+            self.load_xattr(&inode, &mut edit, name).await?;
+            if !edit.remove(name) {
+                let is_refused =
+                    acl_flag(name).is_none() || self.breaks(Sabotage::RefuseAbsentAcls);
+                return if is_refused { Err(FsError::NoAttribute) } else { Ok(()) };
+            }
+            match self.change_xattrs(&inode, edit, &mut room).await {
+                Err(refused) => room.wait(self, &inode.subvol, refused).await?,
+                done => return done,
+            }
         }
     }
 
@@ -160,9 +174,14 @@ impl Filesystem {
     }
 
     /// Applies a change of attributes that concerns nothing else.
-    async fn change_xattrs(self: &Arc<Self>, inode: &InodeRef, edit: XattrEdit<'_>) -> Result<()> {
+    async fn change_xattrs(
+        self: &Arc<Self>,
+        inode: &InodeRef,
+        edit: XattrEdit<'_>,
+        room: &mut Room,
+    ) -> Result<()> {
         let now = self.now();
-        self.change_inode_with_xattrs(inode, edit, |state: &mut InodeState, item| {
+        self.change_inode_with_xattrs(inode, edit, room, |state: &mut InodeState, item| {
             state.permit(Way::Attributes)?;
             (state.shown.ctime, item.ctime) = (now, now);
             Ok(())

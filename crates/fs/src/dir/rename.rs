@@ -23,6 +23,8 @@ use crate::filesystem::FIRST_PLACEHOLDER;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
+use crate::promise::{Charge, credit_for, quota_tier};
+use crate::room::Room;
 use crate::subvol::FILES;
 use crate::tenants::place_in;
 use crate::xattr_edit::XattrEdit;
@@ -55,6 +57,14 @@ struct LockedName<'a> {
     dir: &'a InodeRef,
     name: Name<'a>,
     bucket: Bucket,
+}
+
+/// Room for the owners of both directories: of the change, and of an entry that comes from another
+/// subvolume.
+#[derive(Default)]
+struct Rooms {
+    here: Room,
+    there: Room,
 }
 
 /// A whiteout to be made in the old directory, as mknod would make it.
@@ -98,23 +108,27 @@ impl Filesystem {
         self.permit_in(&dir.subvol)?;
         self.permit_in(&new_dir.subvol)?;
         let mut written: SmallVec<[NodeId; 2]> = SmallVec::new();
+        let mut rooms = Rooms::default();
         loop {
-            match self
-                .try_rename(caller, (&dir, name), (&new_dir, new_name), flags, &written)
-                .await?
-            {
-                None => return Ok(()),
-                Some(file) => {
+            let ends = ((&dir, name), (&new_dir, new_name));
+            match self.try_rename(caller, ends.0, ends.1, flags, &written, &mut rooms).await {
+                Ok(None) => return Ok(()),
+                Ok(Some(file)) => {
                     if !self.breaks(Sabotage::RenameFirst) {
                         self.write_through(&file, false).await?;
                     }
                     written.push(file.node);
                 }
+                Err(refused) if rooms.there.is_refused() => {
+                    rooms.there.wait(self, &new_dir.subvol, refused).await?;
+                }
+                Err(refused) => rooms.here.wait(self, &dir.subvol, refused).await?,
             }
         }
     }
 
-    /// Renames, or returns the file whose data must be written first; `written` was.
+    /// Renames, or returns the file whose data must be written first; `written` was. One attempt
+    /// (ROOM-W1).
     async fn try_rename(
         self: &Arc<Self>,
         caller: &Caller,
@@ -122,6 +136,7 @@ impl Filesystem {
         (new_dir, new_name): (&InodeRef, Name<'_>),
         flags: RenameFlags,
         written: &[NodeId],
+        rooms: &mut Rooms,
     ) -> Result<Option<InodeRef>> {
         let across = dir.node != new_dir.node;
         let _tree = match () {
@@ -172,7 +187,7 @@ impl Filesystem {
                 return Ok(Some(file.clone()));
             }
         }
-        self.apply_rename(caller, &ends).await?;
+        self.apply_rename(caller, &ends, rooms).await?;
         Ok(None)
     }
 
@@ -237,7 +252,12 @@ impl Filesystem {
         Ok(Box::new(Whiteout { ino, mode: inherited.mode, acls }))
     }
 
-    async fn apply_rename(self: &Arc<Self>, caller: &Caller, ends: &Ends<'_>) -> Result<()> {
+    async fn apply_rename(
+        self: &Arc<Self>,
+        caller: &Caller,
+        ends: &Ends<'_>,
+        rooms: &mut Rooms,
+    ) -> Result<()> {
         let mut white = match ends.flags.whiteout {
             true => Some(Box::pin(self.new_whiteout(ends.from.dir)).await?),
             false => None,
@@ -255,8 +275,11 @@ impl Filesystem {
         let is_longer = ends.to.name.bytes().len() > ends.from.name.bytes().len() + SUFFIX;
         let adds = whiteout.is_some() || (is_longer && ends.target.is_none());
         let tier = if adds { Tier::Write } else { Tier::Change };
-        let charge = self.charge_for(subvol, tier, 8 + records + acls.0, bytes, inodes).await?;
-        let mut entry = Box::pin(hold_entry(self, ends)).await?;
+        let weight = (8 + records + acls.0, bytes);
+        let wanted = Request { inodes, ..Request::for_edits(weight.0, weight.1) };
+        let hold = rooms.here.hold(self, subvol, wanted, quota_tier(tier))?;
+        let mut entry = hold_entry(self, ends, &mut rooms.there)?;
+        let charge = Charge { credit: credit_for(self, subvol, tier, weight, inodes).await?, hold };
         let now = self.now();
         let (txg, sync) = {
             let mut states = States::lock(ends);
@@ -357,13 +380,13 @@ impl Filesystem {
 }
 
 /// For the entry that comes into a directory of another subvolume, whose table has it then.
-async fn hold_entry(fs: &Arc<Filesystem>, ends: &Ends<'_>) -> Result<Hold> {
+fn hold_entry(fs: &Filesystem, ends: &Ends<'_>, room: &mut Room) -> Result<Hold> {
     let there = &ends.to.dir.subvol;
     if there.id() == ends.from.dir.subvol.id() {
         return Ok(Hold::nothing());
     }
     let bytes = INODE_BYTES + ends.to.bucket.edit_bytes(ends.to.name.bytes());
-    fs.hold(there, Request::for_edits(2, bytes), quota::Tier::Write).await
+    room.hold(fs, there, Request::for_edits(2, bytes), quota::Tier::Write)
 }
 
 impl Ends<'_> {

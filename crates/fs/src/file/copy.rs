@@ -14,8 +14,8 @@
 //!          It returns a short count then, and callers repeat it, so a signal ends a long copy
 //!          between two requests.
 //! COPY-Y4  Under the locks of the files, a share asks its limit and does not wait for room: that
-//!          takes steps of deletions, for up to half a minute. It waits once without locks, and
-//!          then asks again.
+//!          takes steps of deletions, for up to half a minute. It waits without locks, and then
+//!          begins again (ROOM-W1).
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use copyhold_format::item::{Extent, ExtentState};
 use copyhold_pool::{KeptNodes, Tier, Transaction};
 use copyhold_runtime::yield_now;
 use copyhold_types::{BLOCK_BYTES, Pointer, Run};
-use copyhold_volume::quota::{self, QuotaError, Request};
+use copyhold_volume::quota::{self, Request};
 
 use super::copy_hole::{content_at, copy_hole, hole_at};
 use super::extent_map::{MapEdit, extent_bytes};
@@ -32,6 +32,7 @@ use super::install::count_blocks;
 use crate::inode::InodeRef;
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::way_of_copy;
+use crate::room::Room;
 use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage, WriteFlags};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -174,23 +175,23 @@ impl CopyRequest<'_> {
         if shareable(source, from_offset, target, to_offset, len) < BLOCK {
             return Ok(0);
         }
-        let refused = match self.try_share(from_offset, to_offset, len).await {
-            Err(FsError::Quota(QuotaError::Exceeded(refused))) => refused,
-            done => return done,
-        };
-        let wanted = Request { metadata: refused.wanted, ..Request::default() };
-        let shared = match fs.hold(&target.subvol, wanted, quota::Tier::Write).await {
-            Ok(room) => {
-                drop(room);
-                self.try_share(from_offset, to_offset, len).await
+        let mut room = Room::default();
+        loop {
+            match self.try_share(from_offset, to_offset, len, &mut room).await {
+                Err(refused) => room.wait(fs, &target.subvol, refused).await?,
+                done => return done,
             }
-            Err(refused) => Err(refused),
-        };
-        shared.inspect_err(|refused| fs.report_refusal(&target.subvol, refused))
+        }
     }
 
     /// Shares at once, or is refused (COPY-Y4).
-    async fn try_share(&self, from_offset: u64, to_offset: u64, len: u64) -> Result<u64> {
+    async fn try_share(
+        &self,
+        from_offset: u64,
+        to_offset: u64,
+        len: u64,
+        room: &mut Room,
+    ) -> Result<u64> {
         let CopyRequest { fs, source, target } = *self;
         let (from, to) = (source.node, target.node);
         fs.write_through(source, false).await?;
@@ -214,12 +215,12 @@ impl CopyRequest<'_> {
             false => (None, Some(high.map.write().await)),
         };
         let bytes = shareable(source, from_offset, target, to_offset, len);
-        self.share(from_offset / BLOCK, to_offset, bytes).await
+        self.share(from_offset / BLOCK, to_offset, bytes, room).await
     }
 
     /// Shares the source's extents in `bytes` bytes from `first` on. The caller holds all locks of
     /// both files.
-    async fn share(&self, first: u64, to_offset: u64, bytes: u64) -> Result<u64> {
+    async fn share(&self, first: u64, to_offset: u64, bytes: u64, room: &mut Room) -> Result<u64> {
         let CopyRequest { fs, source, target } = *self;
         let mut blocks = bytes.div_ceil(BLOCK);
         let found = fs.extents(source, first..first + blocks, SHARE_EXTENTS + 1).await?;
@@ -248,7 +249,7 @@ impl CopyRequest<'_> {
             false => Request::for_edits(edits, cost),
         };
         let into = &target.subvol;
-        let mut hold = fs.volumes.ledger().hold(into.id(), wanted, quota::Tier::Write)?;
+        let mut hold = room.hold(fs, into, wanted, quota::Tier::Write)?;
         let credit = fs.credit_to_release(into, Tier::Write, (edits, cost), edit.len()).await?;
         let mut credit = Some(credit);
         let mut work = Some((edit, pieces));

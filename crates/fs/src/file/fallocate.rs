@@ -15,7 +15,7 @@ use copyhold_format::item::{Extent, ExtentState};
 use copyhold_pool::{Credit, LaneClass, Tier, Transaction};
 use copyhold_types::{BLOCK_BYTES, Pointer, Run};
 use copyhold_volume::SnapshotGuard;
-use copyhold_volume::quota::Hold;
+use copyhold_volume::quota::{Hold, Request};
 
 use super::extent_map::{MapEdit, extent_bytes};
 use super::extents::CHUNK;
@@ -24,7 +24,8 @@ use super::write::FILE_BYTES_MAX;
 use crate::inode::{Inode, InodeRef};
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
-use crate::promise::{Charge, Take, charge_to_release};
+use crate::promise::{Take, quota_tier};
+use crate::room::Room;
 use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -210,29 +211,13 @@ impl Filesystem {
         inode: &InodeRef,
         range: Range<u64>,
     ) -> Result<u64> {
-        let limit = (STEP_CHUNKS * CHUNK) as usize;
-        let _map = inode.map.write().await;
-        let extents = self.extents(inode, range.clone(), limit + 1).await?;
-        let to = match extents.get(limit) {
-            Some((next, _)) => *next,
-            None => range.end,
-        };
-        let mut edit = MapEdit::default();
-        edit.load(extents.into_iter().filter(|(start, _)| *start < to));
-        let tier =
-            if self.breaks(Sabotage::PunchInternally) { Tier::Internal } else { Tier::Change };
-        let Charge { credit, mut hold } =
-            charge_to_release(self, &inode.subvol, tier, map_edits(&edit, 0), edit.len()).await?;
-        edit.remove(range.start..to);
-        let mut state = inode.state();
-        state.expect_present()?;
-        let guard = self.volumes.snapshot_guard(&inode.subvol.volume)?;
-        self.flusher.forget(inode, state.data.drop_blocks(range.start..to));
-        // Inline data is dropped with block 0.
-        let first = range.start == 0;
-        let tx = Transaction::new();
-        self.log_map(inode, &mut state, guard, (credit, &mut hold), tx, edit, first)?;
-        Ok(to)
+        let mut room = Room::default();
+        loop {
+            match try_punch(self, inode, range.clone(), &mut room).await {
+                Err(refused) => room.wait(self, &inode.subvol, refused).await?,
+                done => return done,
+            }
+        }
     }
 
     /// Gives every block of `range` that has none a place on the device.
@@ -318,6 +303,39 @@ impl Filesystem {
         state.logged(item, txg);
         Ok(())
     }
+}
+
+/// One attempt of [`Filesystem::punch_step`] (ROOM-W1).
+async fn try_punch(
+    fs: &Filesystem,
+    inode: &InodeRef,
+    range: Range<u64>,
+    room: &mut Room,
+) -> Result<u64> {
+    let limit = (STEP_CHUNKS * CHUNK) as usize;
+    let _map = inode.map.write().await;
+    let extents = fs.extents(inode, range.clone(), limit + 1).await?;
+    let to = match extents.get(limit) {
+        Some((next, _)) => *next,
+        None => range.end,
+    };
+    let mut edit = MapEdit::default();
+    edit.load(extents.into_iter().filter(|(start, _)| *start < to));
+    let tier = if fs.breaks(Sabotage::PunchInternally) { Tier::Internal } else { Tier::Change };
+    let (edits, bytes) = map_edits(&edit, 0);
+    let wanted = Request::for_edits(edits, bytes);
+    let mut hold = room.hold(fs, &inode.subvol, wanted, quota_tier(tier))?;
+    let credit = fs.map_credit(inode, tier, &edit, 0).await?;
+    edit.remove(range.start..to);
+    let mut state = inode.state();
+    state.expect_present()?;
+    let guard = fs.volumes.snapshot_guard(&inode.subvol.volume)?;
+    fs.flusher.forget(inode, state.data.drop_blocks(range.start..to));
+    // Inline data is dropped with block 0.
+    let first = range.start == 0;
+    let tx = Transaction::new();
+    fs.log_map(inode, &mut state, guard, (credit, &mut hold), tx, edit, first)?;
+    Ok(to)
 }
 
 /// Edits and bytes for cutting each extent of `edit` and adding `added` extents.

@@ -14,7 +14,7 @@ use copyhold_format::item::{
 };
 use copyhold_pool::{Claim, Credit, PoolError, Tier, Transaction};
 use copyhold_types::{BLOCK_BYTES, EpochId, Pointer, Txg};
-use copyhold_volume::SnapshotGuard;
+use copyhold_volume::{SnapshotGuard, quota};
 use smallvec::SmallVec;
 
 use super::batch::{Content, Placed, WritebackJob};
@@ -299,7 +299,7 @@ impl Filesystem {
         tx.put(FILES, truncate_key(inode.node.ino), &encode_truncate(first)[..]);
         self.put_inode(&mut tx, inode.node.ino, &item);
         let txg = self.apply(&inode.subvol, credit, tx)?;
-        owe(self, &inode.subvol, 2, INODE_BYTES + KEY_BYTES);
+        owe(self, &inode.subvol, quota::Request::for_edits(2, INODE_BYTES + KEY_BYTES));
         state.data.cut.is_removed_to(to);
         state.logged(item, txg);
         Ok(false)

@@ -33,5 +33,6 @@ mod truncated;
 mod turning;
 mod under_way;
 mod unreadable;
+mod waiting;
 mod walls;
 mod whole;

@@ -1,0 +1,172 @@
+//! A call that waits at a limit makes no other call wait: it has no lock that others need.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use copyhold_fs::{
+    Caller, FallocateMode, Filesystem, NodeId, Options, RenameFlags, Right, SetAttr,
+    SubvolumeCalls, XattrSet,
+};
+use copyhold_runtime::Runtime;
+use copyhold_types::{Nanos, SubvolId};
+use copyhold_volume::quota::{GroupId, LimitKind};
+
+use crate::common::*;
+use crate::quotas::{is_over_quota, limit, make, root_of, shown, subvolume};
+
+const KIB: u64 = 1 << 10;
+const BLOCK: u64 = 4096;
+
+async fn open(world: &World) -> Arc<Filesystem> {
+    let fs = world.open_with(Options { count_lookups: false, ..Options::default() }).await;
+    fs.enable_quotas().await.unwrap();
+    fs
+}
+
+async fn chmod(fs: &Arc<Filesystem>, file: NodeId, n: u32) {
+    let mode = SetAttr { mode: Some(0o600 + n % 2), ..SetAttr::default() };
+    fs.setattr(&Caller::ROOT, file, &mode).await.unwrap();
+}
+
+/// Brings the owner to its limit, mostly by the estimate of changes in memory: a further addition
+/// waits for a flush.
+async fn owe_changes(fs: &Arc<Filesystem>, owner: SubvolId, file: NodeId) {
+    fs.sync().await.unwrap();
+    limit(fs, GroupId::of(owner), LimitKind::Referenced, 64 * KIB).await;
+    for n in 0..200 {
+        chmod(fs, file, n).await;
+    }
+}
+
+/// As [`owe_changes`], until a change of more than 64 KiB waits, too.
+async fn owe_all_changes(fs: &Arc<Filesystem>, owner: SubvolId, file: NodeId) {
+    owe_changes(fs, owner, file).await;
+    let mut most = 0;
+    for n in 0.. {
+        let owed = shown(fs, owner).unflushed;
+        if owed < most {
+            break;
+        }
+        most = owed;
+        chmod(fs, file, n).await;
+    }
+    for n in 0.. {
+        if shown(fs, owner).unflushed + 64 * KIB > most {
+            break;
+        }
+        chmod(fs, file, n).await;
+    }
+}
+
+/// Runs both, the second a little later. Returns the result of the first, and the times that they
+/// took.
+async fn race<T>(
+    world: &World,
+    first: impl Future<Output = T>,
+    second: impl Future<Output = ()>,
+) -> (T, Nanos, Nanos) {
+    let begun = world.rt.now();
+    let first = async {
+        let done = first.await;
+        (done, world.rt.now() - begun)
+    };
+    let second = async {
+        world.rt.sleep(Duration::from_micros(1)).await;
+        second.await;
+        world.rt.now() - begun
+    };
+    let ((done, waited), other) = futures_util::join!(first, second);
+    (done, waited, other)
+}
+
+#[test]
+fn a_punch_that_waits_at_its_limit_has_no_map_lock() {
+    let world = World::with_log(61, 65536, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let a = subvolume(&fs, "a").await;
+        let file = make(&fs, root_of(a), "file").await.unwrap();
+        fs.set_xattr(&Caller::ROOT, file, b"user.a", b"1", XattrSet::Any, false).await.unwrap();
+        for n in 0..200 {
+            write(&fs, file, 2 * n * BLOCK, &pattern(1, 4096)).await;
+        }
+        owe_all_changes(&fs, a, file).await;
+        let punch = fs.fallocate(file, 0, 400 * BLOCK, FallocateMode::Punch);
+        let look = async { drop(fs.list_xattr(file).await.unwrap()) };
+        let (done, waited, other) = race(&world, punch, look).await;
+        done.unwrap();
+        assert!(other < waited, "the map was free after {other} ns, punched after {waited} ns");
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn an_attribute_that_waits_at_its_limit_has_no_map_lock() {
+    let world = World::with_log(62, 65536, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let a = subvolume(&fs, "a").await;
+        let file = make(&fs, root_of(a), "file").await.unwrap();
+        let set = async |name: &[u8]| {
+            fs.set_xattr(&Caller::ROOT, file, name, b"1", XattrSet::Any, false).await
+        };
+        set(b"user.a").await.unwrap();
+        write(&fs, file, 0, &pattern(1, 64 << 10)).await;
+        owe_changes(&fs, a, file).await;
+        let look = async { drop(fs.list_xattr(file).await.unwrap()) };
+        let (done, waited, other) = race(&world, set(b"user.b"), look).await;
+        assert!(is_over_quota(done));
+        assert!(other < waited, "the map was free after {other} ns, refused after {waited} ns");
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn a_move_that_waits_at_a_limit_lets_other_moves_pass() {
+    let world = World::with_log(63, 65536, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let (a, b) = (subvolume(&fs, "a").await, subvolume(&fs, "b").await);
+        subvolume(&fs, "gift").await;
+        subvolume(&fs, "other").await;
+        let file = make(&fs, root_of(a), "file").await.unwrap();
+        write(&fs, file, 0, &pattern(1, 64 << 10)).await;
+        owe_changes(&fs, a, file).await;
+        let to = async |owner: SubvolId, name: &[u8]| {
+            let flags = RenameFlags::default();
+            fs.rename(&Caller::ROOT, ROOT, name, root_of(owner), name, flags).await
+        };
+        let pass = async { to(b, b"other").await.unwrap() };
+        let (done, waited, other) = race(&world, to(a, b"gift"), pass).await;
+        assert!(is_over_quota(done));
+        assert!(other < waited, "one moved after {other} ns, one was refused after {waited} ns");
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn a_rollback_that_waits_at_a_limit_lets_moves_pass() {
+    let world = World::with_log(64, 65536, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let (a, b) = (subvolume(&fs, "a").await, subvolume(&fs, "b").await);
+        let c = subvolume(&fs, "c").await;
+        subvolume(&fs, "other").await;
+        let state = fs.snapshot(c, ROOT, b"state", true, None).await.unwrap();
+        let file = make(&fs, root_of(a), "file").await.unwrap();
+        write(&fs, file, 0, &pattern(1, 64 << 10)).await;
+        owe_changes(&fs, a, file).await;
+        let calls = SubvolumeCalls::new(&fs, Right::Administrator);
+        let kept = Some((root_of(a), &b"kept"[..]));
+        let roll_back = calls.roll_back(ROOT, b"c", state, kept);
+        let pass = async {
+            let flags = RenameFlags::default();
+            let moved = fs.rename(&Caller::ROOT, ROOT, b"other", root_of(b), b"other", flags).await;
+            moved.unwrap();
+        };
+        let (done, waited, other) = race(&world, roll_back, pass).await;
+        assert!(is_over_quota(done));
+        assert!(other < waited, "one moved after {other} ns, one was refused after {waited} ns");
+        world.close(fs).await;
+    });
+}
