@@ -156,17 +156,22 @@ impl Filesystem {
                 self.rt.sleep(FORGETTING * 2_u32.pow(looks - 1)).await;
             }
             if let FsError::Quota(QuotaError::Exceeded(Exceeded { group, .. })) = refused {
-                let turn =
-                    self.refusals.paces.of(group, &subvol.last_refusal).write_back.turn().await;
+                let pace = self.refusals.paces.of(group, &subvol.deletions);
+                let turn = pace.write_back.turn().await;
                 if let Ok(promise) = self.promise_now(subvol, blocks) {
                     return Ok(promise);
                 }
-                if looks == 0 && !turn.begin(self.rt.now()) {
-                    return Err(refused);
+                let may_work = turn.begin(self.rt.now());
+                match may_work {
+                    true => self.write_back_and_reap().await,
+                    false if looks == 0 => return Err(refused),
+                    // A deletion has paid for a removal under way (SETTLE-P3).
+                    false => self.reaper_idle().await,
                 }
-                self.write_back_and_reap().await;
                 if let Ok(promise) = self.promise_now(subvol, blocks) {
-                    turn.note_room();
+                    if may_work {
+                        turn.note_room();
+                    }
                     return Ok(promise);
                 }
             } else {
@@ -282,7 +287,7 @@ impl Filesystem {
             other => {
                 let hold = other?;
                 if tier == quota::Tier::Delete {
-                    self.refusals.paces.note_deletion(&subvol.last_refusal);
+                    subvol.deletions.note_one();
                 }
                 Ok(hold)
             }
@@ -369,7 +374,7 @@ pub(crate) async fn credit_for(
 /// Counts the edits of a transaction that finishes an accepted removal, and so is refused by no
 /// limit. Items of one file lie together, so nothing but the ends of their range is copied.
 pub(crate) fn owe(fs: &Filesystem, subvol: &Subvol, needs: Request) {
-    fs.refusals.paces.note_deletion(&subvol.last_refusal);
+    subvol.deletions.note_one();
     fs.volumes.ledger().owes(subvol.id(), needs.metadata);
 }
 
@@ -400,7 +405,8 @@ async fn hold_settled(
         Err(QuotaError::Exceeded(of)) => of.group,
         hold => return Ok(Some(hold?)),
     };
-    let turn = fs.refusals.paces.of(group, &subvol.last_refusal).flush.turn().await;
+    let pace = fs.refusals.paces.of(group, &subvol.deletions);
+    let turn = pace.flush.turn().await;
     match ledger.hold(subvol.id(), wanted, tier) {
         Err(QuotaError::Exceeded(_)) => {}
         hold => return Ok(Some(hold?)),

@@ -12,7 +12,7 @@ use copyhold_types::{InodeNo, SubvolId, TableId};
 use copyhold_volume as volume;
 
 use crate::leftovers::Leftovers;
-use crate::refusal_pace::LastRefusal;
+use crate::refusal_pace::Deletions;
 use crate::{FsError, NodeId, Result};
 
 /// The files of the subvolume that a transaction is applied to: any table behind the pool's own.
@@ -35,7 +35,7 @@ pub(crate) struct Subvol {
     /// It is being set read-only: nothing is accepted any more (READONLY-O1).
     pub(crate) closing: AtomicBool,
     pub(crate) leftovers: Leftovers,
-    pub(crate) last_refusal: LastRefusal,
+    pub(crate) deletions: Deletions,
 }
 
 impl Subvol {
@@ -50,7 +50,7 @@ impl Subvol {
             property_lock: FifoMutex::new(),
             closing: AtomicBool::new(false),
             leftovers: Leftovers::default(),
-            last_refusal: LastRefusal::default(),
+            deletions: Deletions::default(),
         }
     }
 

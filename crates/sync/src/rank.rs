@@ -39,7 +39,7 @@ ranks! {
     Leftovers,
     /// Files without a name.
     ReaperQueue,
-    /// Refusals that were logged lately.
+    /// Refusals that were logged lately, and the work before them.
     Refusals,
     /// The state of one inode, by its number.
     InodeState,

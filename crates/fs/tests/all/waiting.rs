@@ -1,4 +1,5 @@
-//! A call that waits at a limit makes no other call wait: it has no lock that others need.
+//! A call that waits at a limit makes no other call wait: it has no lock that others need, and its
+//! futile work is bounded.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -167,6 +168,88 @@ fn a_rollback_that_waits_at_a_limit_lets_moves_pass() {
         let (done, waited, other) = race(&world, roll_back, pass).await;
         assert!(is_over_quota(done));
         assert!(other < waited, "one moved after {other} ns, one was refused after {waited} ns");
+        world.close(fs).await;
+    });
+}
+
+/// An unlinked file that is still open lets a refused write look again several times.
+#[test]
+fn each_round_of_write_back_before_refusals_counts() {
+    let world = World::with_log(65, 65536, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let (a, b) = (subvolume(&fs, "a").await, subvolume(&fs, "b").await);
+        let file = make(&fs, root_of(a), "file").await.unwrap();
+        let unlinked = make(&fs, root_of(a), "unlinked").await.unwrap();
+        let neighbour = make(&fs, root_of(b), "file").await.unwrap();
+        write(&fs, file, 0, &pattern(1, 64 << 10)).await;
+        fs.sync().await.unwrap();
+        fs.pool().flush_all().await.unwrap();
+        limit(&fs, GroupId::of(a), LimitKind::Referenced, 64 * KIB).await;
+        fs.unlink(root_of(a), b"unlinked").await.unwrap();
+        let begun = world.rt.now();
+        let is_over = || world.rt.now() > begun + 900_000_000;
+        let refused = async {
+            let mut calls = 0;
+            while !is_over() {
+                let done = fs.write(file, 64 * KIB, &pattern(2, 4096), Default::default()).await;
+                assert!(is_over_quota(done));
+                calls += 1;
+                world.rt.sleep(Duration::from_millis(1)).await;
+            }
+            calls
+        };
+        let write_backs = async {
+            let mut rounds = 0;
+            while !is_over() {
+                if fs.dirty_bytes() == 0 {
+                    rounds += 1;
+                    write(&fs, neighbour, 0, &pattern(3, 4096)).await;
+                }
+                world.rt.sleep(Duration::from_micros(100)).await;
+            }
+            rounds
+        };
+        let (calls, rounds) = futures_util::join!(refused, write_backs);
+        assert!(calls > 5, "{calls} calls");
+        assert!(rounds <= 1 + 4, "{rounds} rounds of write-back in {calls} calls");
+        fs.release(unlinked);
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn a_flush_for_one_group_needs_no_allowance_of_another() {
+    let world = World::with_log(66, 65536, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let victim = subvolume(&fs, "victim").await;
+        let mut rogues = vec![];
+        for n in 0..17 {
+            let rogue = subvolume(&fs, &format!("rogue{n}")).await;
+            let file = make(&fs, root_of(rogue), "file").await.unwrap();
+            write(&fs, file, 0, &pattern(1, 64 << 10)).await;
+            rogues.push((rogue, file));
+        }
+        let file = make(&fs, root_of(victim), "file").await.unwrap();
+        write(&fs, file, 0, &pattern(1, 64 << 10)).await;
+        fs.sync().await.unwrap();
+        fs.pool().flush_all().await.unwrap();
+        let used = shown(&fs, victim).referenced;
+        limit(&fs, GroupId::of(victim), LimitKind::Referenced, used + 64 * KIB).await;
+        for n in 0..200 {
+            chmod(&fs, file, n).await;
+        }
+        for (rogue, file) in rogues {
+            limit(&fs, GroupId::of(rogue), LimitKind::Referenced, 4 * KIB).await;
+            for n in 0..5 {
+                chmod(&fs, file, n).await;
+                assert!(is_over_quota(make(&fs, root_of(rogue), "more").await));
+            }
+        }
+        let begun = shown(&fs, victim);
+        assert!(begun.unflushed > 64 * KIB, "only a flush makes room");
+        make(&fs, root_of(victim), "more").await.unwrap();
         world.close(fs).await;
     });
 }
