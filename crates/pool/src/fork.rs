@@ -158,13 +158,12 @@ impl Pool {
     /// snapshot of a snapshot, and after damage.
     pub async fn compact(self: &Arc<Self>, table: TableId) -> Result<(), PoolError> {
         let table = self.table(table);
+        if table.layers_most() < LAYERS_HANDED || table.under().is_some() {
+            return Ok(());
+        }
         let many = table.stats().into_iter().filter(|stats| stats.layers >= LAYERS_HANDED);
         let unit = |stats: PartitionStats| Unit::Partition(table.id(), stats.start);
-        let units: Vec<Unit> = many.map(unit).collect();
-        match units.is_empty() || table.under().is_some() {
-            true => Ok(()),
-            false => self.flush_units(units, Aim::Compact).await.map(drop),
-        }
+        self.flush_units(many.map(unit).collect(), Aim::Compact).await.map(drop)
     }
 
     /// Flushes the edits of one table, as far as it has bases of its own or lies over a table that

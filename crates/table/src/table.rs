@@ -228,6 +228,13 @@ impl Table {
         partitions.iter().map(|partition| (partition.id, partition.descriptor())).collect()
     }
 
+    /// The layers of the partition that has most.
+    pub fn layers_most(&self) -> usize {
+        let partitions = self.read_partitions();
+        let layers = |partition: &Partition| partition.state.lock().settled.layers.len();
+        partitions.iter().map(layers).max().unwrap_or(0)
+    }
+
     /// Whether bases and edits are as they must be; for tests and `check`.
     pub fn check(&self) {
         let partitions = self.read_partitions();
