@@ -192,7 +192,9 @@ mod tests {
         buffers.lend(full.held());
         assert!(buffers.is_overfull(), "PAYLOAD-M1");
         // Nothing settles: it ends all the same.
+        let began = std::time::Instant::now();
         buffers.pause();
+        assert!(began.elapsed() >= LOOK_AGAIN * LOOKS as u32, "it looks again for a while");
         buffers.settle(full.held());
         assert!(!buffers.is_overfull());
     }

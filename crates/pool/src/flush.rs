@@ -237,8 +237,9 @@ impl Pool {
     }
 
     /// Flushes all edits but those of metaslabs that are set aside, which are logged again only
-    /// when they are due (`maps`); merges layers where there is room, but for inherited ones, and
-    /// trims the log: for tests, for space, and before a long rest.
+    /// when they are due (`maps`); merges layers where there is room, unless other tables share
+    /// nodes and the merge is not due, and trims the log: for tests, for space, and before a long
+    /// rest.
     ///
     /// # Errors
     /// A unit could not be flushed, for lack of space or because of damage. All other units are

@@ -16,7 +16,7 @@ use copyhold_types::{Key, NodePtr, Purpose, TableId};
 
 use crate::{Pool, PoolError};
 
-/// Bounded by the reads of its owner.
+/// At most the nodes of the look-ups of one decision: 64 releases, or the extents of one reflink.
 #[derive(Debug, Default)]
 pub struct KeptNodes(Mutex<BTreeMap<NodePtr, Arc<Node>>, of::KeptNodes>);
 

@@ -8,7 +8,7 @@
 //!           the neighbour is compared with the limit. Power fails between the lives of a history.
 //!
 //! ROGUE-W1  When all edits are flushed, the usage is within twice the limit (removals may take as
-//!           much again) and the overdraft (R23).
+//!           much again), the overdraft, and 64 KiB for the error of the estimate (R23).
 //! ROGUE-W2  A neighbour without a limit can always write and create.
 //! ROGUE-W3  `check` finds nothing after a life.
 //!

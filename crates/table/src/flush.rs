@@ -17,8 +17,7 @@ use copyhold_types::{EpochId, Key, TableId, Txg};
 use crate::delta::{Delta, Weight};
 use crate::merge::{Flushed, Part};
 use crate::partition::{PartitionState, Partitions, Sweep};
-use crate::settled::{Inherited, Settled};
-use crate::spill::LAYERS_HANDED;
+use crate::settled::{Inherited, LAYERS_HANDED, Settled};
 use crate::table::{Limits, Table};
 use crate::{Edit, Value};
 

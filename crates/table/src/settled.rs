@@ -17,12 +17,17 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use copyhold_format::node::{LayerDescriptor, LeafPosition, Level, ValueRef, parse_edit};
+use copyhold_format::node::{
+    LAYERS_MAX, LayerDescriptor, LeafPosition, Level, ValueRef, parse_edit,
+};
 use copyhold_types::{EpochId, Key, NodePtr, Purpose};
 
 use crate::source::{InnerNode, LeafNode};
 use crate::table::Cached;
 use crate::{NodeSource, TableError, Value};
+
+/// A table with so many leaves fewer to its snapshots, which then have places for their own.
+pub const LAYERS_HANDED: usize = LAYERS_MAX - 3;
 
 /// The subtree of a partition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -28,9 +28,6 @@ use crate::{NodeSink, NodeSource, TableError};
 /// Layers of a partition, as far as they can be merged among themselves.
 const LAYERS_WANTED: usize = 4;
 
-/// A table with so many leaves fewer to its snapshots, which then have places for their own.
-pub const LAYERS_HANDED: usize = LAYERS_MAX - 3;
-
 /// Layers are merged as long as they have fewer leaves together.
 const LEAVES_MAX: usize = 4096;
 
@@ -315,6 +312,7 @@ mod tests {
     use copyhold_types::{BlockAddr, EpochId, Kind, TableId};
 
     use super::*;
+    use crate::settled::LAYERS_HANDED;
     use crate::store::{Sink, Store, block_on};
     use crate::{Cached, Edit, FreezePoint, Limits, PartitionStats, RecoveringTable, Table, Value};
 
@@ -516,7 +514,7 @@ mod tests {
 
     /// After a mount, the layers with nodes of others are inherited, up to the size of the base.
     #[test]
-    fn a_recovered_table_merges_when_its_own_edits_are_enough() {
+    fn after_a_mount_layers_count_as_inherited_up_to_the_size_of_the_base() {
         let mut world = World::new();
         world.put((0..80).map(|n| n * 50), 2);
         world.flush(true);

@@ -665,7 +665,7 @@ fn changes_between_snapshots_stay_within_the_overdraft() {
 
 /// Each clone begins with the same edits in a layer, which a merge would copy into all leaves.
 #[test]
-fn clones_with_few_changes_copy_no_inherited_edits() {
+fn clones_over_an_inherited_layer_stay_within_the_overdraft() {
     let world = World::with_log(52, 65536, 4 << 20);
     world.run(async {
         let fs = open(&world).await;
@@ -698,7 +698,7 @@ fn clones_with_few_changes_copy_no_inherited_edits() {
     });
 }
 
-/// The directory that loses the entry is in a leaf that a flush writes anew, for its owner.
+/// A flush rewrites the leaf of the changed directory, at its owner's cost.
 #[test]
 fn deletions_and_rollbacks_inside_a_subvolume_count_there() {
     let world = World::new(53, 16384);

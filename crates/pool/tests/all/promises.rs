@@ -540,7 +540,7 @@ fn a_table_that_cannot_be_flushed_makes_writers_wait_and_does_not_fill_the_log()
 
 /// A decision that must not wait ends, though the cache forgets each node at once.
 #[test]
-fn nodes_that_are_read_for_a_decision_are_kept_until_it_is_made() {
+fn kept_nodes_answer_look_ups_without_a_cache() {
     let machine = Machine::new();
     let pool = machine.new_pool(Limits { node_cache_bytes: 0, ..Limits::default() });
     machine.rt.block_on(async {

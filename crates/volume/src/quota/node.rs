@@ -386,7 +386,7 @@ mod tests {
 
     use super::*;
 
-    /// However near the usage is to the end of the room of removals: after a mount some are possible.
+    /// However near the usage is to the end of the room of removals.
     #[test]
     fn an_owner_above_its_limits_can_remove_files_after_a_mount() {
         let limit: i64 = 8 << 20;
