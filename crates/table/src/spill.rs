@@ -494,7 +494,7 @@ mod tests {
         };
         for generation in 0..100_u64 {
             for n in 0..60 {
-                let _ = table.apply(txg, key(generation * 1000 + n * 7), Edit::put(&[9; 100]));
+                table.apply(txg, key(generation * 1000 + n * 7), Edit::put(&[9; 100]));
             }
             flush(&table, &world.store, true);
             for PartitionStats { layers, layer_edits, base_items, .. } in table.stats() {
@@ -504,7 +504,7 @@ mod tests {
             }
             let clone = Table::snapshot(&table, TableId(1000 + generation));
             drop(clone.adopt());
-            let _ = clone.apply(txg, key(1), Edit::put(&[1]));
+            clone.apply(txg, key(1), Edit::put(&[1]));
             assert!(flush(&clone, &world.store, false) <= 2, "{generation}: one leaf of its own");
             let next = Table::snapshot(&table, TableId(2 + generation));
             drop(next.adopt());
