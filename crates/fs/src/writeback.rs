@@ -5,13 +5,10 @@
 //! its own, or together with others where little of each is dirty. So devices are busy long before
 //! a writer has to wait, which it does at the limit.
 //!
-//! Fewer tasks write while another tenant waits for the device (`foreground.rs`): a task that is
-//! one too many leaves between two batches, and its file waits again.
-//!
 //! One timer runs while the list is not empty. Tasks hold the filesystem weakly: one that is
 //! dropped ends them.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -22,15 +19,11 @@ use event_listener::{Event, IntoNotification};
 use futures_util::future::join;
 
 use crate::dirty_files::DirtyFiles;
-use crate::foreground::{self, Foreground};
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::{Filesystem, FsError, NodeId, Options, Result};
 
 /// Tasks that write at the same time.
 const WRITERS_MAX: usize = 8;
-/// As many while another tenant waits for the device. Each has two batches of up to 4 MiB under
-/// way, so the device is busy.
-const WRITERS_BESIDE: usize = 2;
 /// Files with less than this much ready are written together with others: a request in all.
 const GROUP_BLOCKS: usize = 256;
 /// The timer looks this often in an interval.
@@ -48,7 +41,6 @@ pub(crate) struct WritebackScheduler {
     /// How often blocks have left memory.
     progress: AtomicU64,
     room: Event,
-    pub(crate) foreground: Foreground,
 }
 
 #[derive(Default)]
@@ -64,17 +56,10 @@ struct List {
 
 impl List {
     /// Counts one more task that writes, if there may be one.
-    fn begin_writer(&mut self, max: usize) -> bool {
-        let may = !self.ended && self.writers < max;
+    fn begin_writer(&mut self) -> bool {
+        let may = !self.ended && self.writers < WRITERS_MAX;
         self.writers += usize::from(may);
         may
-    }
-
-    /// Counts one task less, if there is one too many.
-    fn leave_writer(&mut self, max: usize) -> bool {
-        let leaves = self.writers > max;
-        self.writers -= usize::from(leaves);
-        leaves
     }
 
     fn begin_oldest(&mut self, due: Nanos, now: Nanos) -> Option<InodeRef> {
@@ -93,7 +78,6 @@ impl WritebackScheduler {
             list: Mutex::new(List::default()),
             progress: AtomicU64::new(0),
             room: Event::new(),
-            foreground: Foreground::default(),
         }
     }
 
@@ -247,10 +231,9 @@ impl Filesystem {
 
     /// Starts to write the file's dirty blocks now, unless it is being written.
     fn start_writer(self: &Arc<Self>, node: NodeId) {
-        let max = writers_max(self, node.subvol);
         let begun = {
             let mut list = self.flusher.list.lock();
-            list.begin_writer(max).then(|| list.files.begin(node, self.rt.now()))
+            list.begin_writer().then(|| list.files.begin(node, self.rt.now()))
         };
         match begun {
             Some(Some(inode)) => self.spawn_writer(vec![inode]),
@@ -262,12 +245,10 @@ impl Filesystem {
     /// The files for one task: the one that has waited longest, and, while that is little, those
     /// behind it. The task is counted already.
     fn next_group(&self, due: Nanos) -> Option<Vec<InodeRef>> {
-        let oldest = self.flusher.list.lock().files.oldest(due)?;
-        let max = writers_max(self, oldest.subvol);
         let first = {
             let mut list = self.flusher.list.lock();
             list.files.oldest(due)?;
-            list.begin_writer(max).then(|| list.begin_oldest(due, self.rt.now())).flatten()?
+            list.begin_writer().then(|| list.begin_oldest(due, self.rt.now())).flatten()?
         };
         let mut blocks = first.state().data.ready();
         let mut group = vec![first];
@@ -283,9 +264,8 @@ impl Filesystem {
     fn spawn_writer(self: &Arc<Self>, group: Vec<InodeRef>) {
         let fs = self.clone();
         self.rt.spawn(Box::pin(async move {
-            let leaves = AtomicBool::new(false);
             let mut result = match &group[..] {
-                [inode] => fs.write_out_twice(inode, &leaves).await,
+                [inode] => fs.write_out_twice(inode).await,
                 files => fs.write_together(files).await,
             };
             for inode in &group {
@@ -304,14 +284,14 @@ impl Filesystem {
                     fs.flusher.note_failure(error);
                 }
             }
-            fs.writer_ended(&group, leaves.into_inner());
+            fs.writer_ended(&group);
         }));
     }
 
-    fn writer_ended(self: &Arc<Self>, group: &[InodeRef], has_left: bool) {
+    fn writer_ended(self: &Arc<Self>, group: &[InodeRef]) {
         {
             let mut list = self.flusher.list.lock();
-            list.writers -= usize::from(!has_left);
+            list.writers -= 1;
             group.iter().for_each(|inode| list.files.ended(inode.node));
         }
         group.iter().for_each(|inode| self.unlist_if_clean(inode));
@@ -344,20 +324,11 @@ impl Filesystem {
     }
 
     /// As [`Self::write_out`] of all there is now, one batch being summed while another is being
-    /// written; until the task `leaves`, being one too many.
-    async fn write_out_twice(
-        self: &Arc<Self>,
-        inode: &InodeRef,
-        leaves: &AtomicBool,
-    ) -> Result<()> {
+    /// written.
+    async fn write_out_twice(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
         let version = inode.state().data.version();
-        let write = || async {
-            while !leave_between_batches(self, inode, leaves)
-                && self.write_batch(inode, version, false).await?
-            {}
-            Ok(())
-        };
-        let (one, other) = join(write(), write()).await;
+        let (one, other) =
+            join(self.write_out(inode, version), self.write_out(inode, version)).await;
         one.and(other)
     }
 
@@ -400,109 +371,5 @@ impl Filesystem {
             before = now;
         }
         Ok(())
-    }
-}
-
-/// How many tasks may write at the same time, for the next one to write files of this subvolume.
-fn writers_max(fs: &Filesystem, subvol: SubvolId) -> usize {
-    if foreground::is_beside(fs, subvol) { WRITERS_BESIDE } else { WRITERS_MAX }
-}
-
-/// Whether a task that writes this file ends before its next batch. It counts no longer then.
-fn leave_between_batches(fs: &Filesystem, inode: &Inode, leaves: &AtomicBool) -> bool {
-    if leaves.load(Ordering::Relaxed) {
-        return true;
-    }
-    let max = writers_max(fs, inode.node.subvol);
-    let left = max < WRITERS_MAX && fs.flusher.list.lock().leave_writer(max);
-    leaves.fetch_or(left, Ordering::Relaxed);
-    left
-}
-
-#[cfg(test)]
-mod tests {
-    use copyhold_device::DynDevice;
-    use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
-    use copyhold_pool::{CreateOptions, OpenOptions, Pool};
-    use copyhold_runtime::{Rt, Runtime, SeededRuntime};
-    use copyhold_types::{DeviceId, InodeNo};
-
-    use super::*;
-    use crate::{Caller, OpenFlags, WriteFlags};
-
-    const ROOT: NodeId = NodeId { subvol: SubvolId::ROOT, ino: InodeNo::ROOT };
-    const FILES: u64 = 10;
-
-    async fn open(rt: &Rt) -> Arc<Filesystem> {
-        let image = SimImage::empty(65_536);
-        let device: DynDevice =
-            SimDevice::from_image(rt.clone(), DeviceId(0), image, SimConfig::new(1));
-        Pool::create(rt, &device, &CreateOptions::default()).await.unwrap();
-        let options = OpenOptions { tenants: true, ..OpenOptions::default() };
-        let pool = Pool::open(rt.clone(), device, options).await.unwrap();
-        Filesystem::format(&pool, &Caller::ROOT, 0o755).await.unwrap();
-        let (dirty_bytes_max, file_dirty_bytes_start) = (1 << 30, 1 << 30);
-        let writeback_interval = Duration::from_secs(3600);
-        let options = Options {
-            dirty_bytes_max,
-            file_dirty_bytes_start,
-            writeback_interval,
-            ..Options::default()
-        };
-        Filesystem::open(pool, options).await.unwrap()
-    }
-
-    /// Files of a new subvolume of the root, each of which has more than two batches of dirty
-    /// stretches.
-    async fn dirty_tenant(fs: &Arc<Filesystem>) -> SubvolId {
-        let subvol = fs.create_subvolume(&Caller::ROOT, ROOT, b"tenant", None).await.unwrap();
-        let root = NodeId { subvol, ino: InodeNo::ROOT };
-        for n in 0..FILES {
-            let (name, flags) = (format!("file{n}"), OpenFlags::READ_WRITE);
-            let by = &Caller::ROOT;
-            let made = fs.create(by, root, name.as_bytes(), 0o644, flags, false).await;
-            let node = made.unwrap().0.node;
-            for block in 0..800 {
-                let at = block * 2 * BLOCK_BYTES as u64;
-                fs.write(node, at, &[7; BLOCK_BYTES], WriteFlags::default()).await.unwrap();
-            }
-        }
-        subvol
-    }
-
-    fn writers(fs: &Filesystem) -> usize {
-        fs.flusher.list.lock().writers
-    }
-
-    #[test]
-    fn fewer_tasks_write_while_another_tenant_waits_for_the_device() {
-        let rt = SeededRuntime::new(1);
-        rt.block_on(async {
-            let fs = open(&(rt.clone() as Rt)).await;
-            let subvol = dirty_tenant(&fs).await;
-            // Of the tenant itself, that is alone: it writes as fast as before.
-            foreground::note_wait(&fs, subvol);
-            fs.start_writers(Nanos::MAX);
-            assert_eq!(writers(&fs), WRITERS_MAX);
-            let before = fs.dirty_bytes();
-            while fs.dirty_bytes() == before {
-                rt.sleep(Duration::from_micros(10)).await;
-            }
-            assert_eq!(writers(&fs), WRITERS_MAX, "they continue");
-            foreground::note_wait(&fs, SubvolId::ROOT);
-            while writers(&fs) > WRITERS_BESIDE {
-                rt.sleep(Duration::from_micros(10)).await;
-            }
-            assert!(fs.dirty_bytes() > before / 4, "a task has left before the end of its file");
-            fs.start_writers(Nanos::MAX);
-            assert_eq!(writers(&fs), WRITERS_BESIDE);
-            // The note is old some day, and then tasks write the rest.
-            while fs.dirty_bytes() > 0 {
-                rt.sleep(Duration::from_secs(1)).await;
-                assert!(writers(&fs) <= WRITERS_MAX);
-                fs.start_writers(Nanos::MAX);
-            }
-            fs.close().await.unwrap();
-        });
     }
 }
