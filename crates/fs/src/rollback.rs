@@ -120,7 +120,7 @@ impl SubvolumeCalls<'_> {
             None => None,
         };
         let from = fs.subvol(snapshot).await?;
-        fs.write_subvol(snapshot).await?;
+        fs.ready_for_snapshot(snapshot).await?;
         let there = keep.as_ref().map_or(&dir, |(there, _)| there);
         let mut room = Room::default();
         loop {

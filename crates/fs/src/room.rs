@@ -47,7 +47,11 @@ impl Room {
         if matches!(hold, Err(QuotaError::Exceeded(_))) {
             self.refused = Some((wanted, tier));
         }
-        Ok(hold?)
+        let hold = hold?;
+        if tier == quota::Tier::Delete {
+            owner.deletions.note_one();
+        }
+        Ok(hold)
     }
 
     /// The last attempt ended because the owner had no room.

@@ -232,6 +232,15 @@ impl Filesystem {
         }
     }
 
+    /// Work ahead of the locks of a snapshot.
+    pub(crate) async fn ready_for_snapshot(self: &Arc<Self>, id: SubvolId) -> Result<()> {
+        self.write_subvol(id).await?;
+        match self.volumes.subvol(id) {
+            Some(subvol) => Ok(self.pool.compact(subvol.files()).await?),
+            None => Ok(()),
+        }
+    }
+
     /// Installs the dirty data of a subvolume; a few times, if writers continue (SNAPSHOT-S1).
     pub(crate) async fn write_subvol(self: &Arc<Self>, id: SubvolId) -> Result<()> {
         for _ in 0..ROUNDS {
@@ -388,7 +397,7 @@ impl SubvolumeCalls<'_> {
         self.permit(from.node(InodeNo::ROOT)).await?;
         self.permit(parent).await?;
         if !fs.breaks(Sabotage::SnapshotFirst) {
-            fs.write_subvol(source).await?;
+            fs.ready_for_snapshot(source).await?;
         }
         let dir = fs.dir_to_change(parent).await?;
         let name = Name::to_make(name)?;

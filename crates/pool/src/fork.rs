@@ -30,7 +30,7 @@ use copyhold_table::{Edit, LAYERS_HANDED, PartitionStats, Table};
 use copyhold_types::{Key, TableId, Txg};
 
 use crate::tenancy::free_node;
-use crate::units::{Aim, Unit};
+use crate::units::{Aim, UNITS_PER_ROUND, Unit};
 use crate::{Pool, PoolError, Sabotage, Transaction};
 
 /// Unflushed tables that may lie over each other before a fork has to wait (R29); a look-up
@@ -163,7 +163,11 @@ impl Pool {
         }
         let many = table.stats().into_iter().filter(|stats| stats.layers >= LAYERS_HANDED);
         let unit = |stats: PartitionStats| Unit::Partition(table.id(), stats.start);
-        self.flush_units(many.map(unit).collect(), Aim::Compact).await.map(drop)
+        let units: Vec<Unit> = many.map(unit).collect();
+        for units in units.chunks(UNITS_PER_ROUND) {
+            self.flush_units(units.to_vec(), Aim::Compact).await?;
+        }
+        Ok(())
     }
 
     /// Flushes the edits of one table, as far as it has bases of its own or lies over a table that

@@ -218,18 +218,29 @@ impl Pool {
         writer.epoch = self.tenancy().epoch(table.id());
         writer.table = Some(table.clone());
         let nodes = Listed::new(self, &table);
+        let of = self.nodes.of(&table);
+        // A compaction is no reason to use space that others need.
+        let has_room = aim != Aim::Compact || self.has_room_to_merge(&of, &job).await;
         let flushed = match self.spills(&table, &job, aim).await {
-            true if job.is_idle() && aim != Aim::Compact => {
+            true if job.is_idle() && !(aim == Aim::Compact && has_room) => {
                 self.give_up(&table, job);
                 return Ok(None);
             }
             true => match self.spill(&job, &nodes, writer).await {
-                Err(error) if error.is_of_layers() => job.merge(&nodes, writer).await,
+                Err(error) if error.is_of_layers() && self.has_room_to_merge(&of, &job).await => {
+                    self.merge(&job, &nodes, writer).await
+                }
                 spilled => spilled,
             },
             false => self.merge(&job, &nodes, writer).await,
         };
         match flushed {
+            Ok(flushed)
+                if flushed.written.is_empty() && flushed.replaced.is_empty() && job.is_idle() =>
+            {
+                self.give_up(&table, job);
+                Ok(None)
+            }
             Ok(flushed) => {
                 let replaced = expand(&flushed.replaced, &nodes.pieces());
                 Ok(Some(Work::Partition { table, job, flushed, replaced }))

@@ -13,7 +13,7 @@ use crate::Pool;
 
 /// The maximum for one round; more if each unit has few edits, as with a thousand tenants that
 /// write a little.
-const UNITS_PER_ROUND: usize = 8;
+pub(crate) const UNITS_PER_ROUND: usize = 8;
 const SMALL_UNITS_PER_ROUND: usize = 64;
 const EDITS_OF_SMALL_UNITS: usize = 4096;
 

@@ -146,6 +146,9 @@ impl FlushJob {
             return Ok(nothing);
         }
         let taken = self.readable(nodes, self.taken(), room).await;
+        if self.is_idle() && taken < 2 {
+            return Ok(nothing);
+        }
         let (taken, kept) = nothing.layers.split_at(taken);
         if kept.len() == LAYERS_MAX {
             return Err(TableError::Layers { layers: kept.len() });
@@ -463,6 +466,48 @@ mod tests {
             assert_eq!(spilled.layers.last().unwrap().items, 80, "the inherited one stays");
             snapshot.install(job, spilled);
         }
+    }
+
+    /// Before a fork, of many layers few are made; with a layer that cannot be read, or without
+    /// space, all stay as they are.
+    #[test]
+    fn a_compaction_makes_few_layers_or_changes_nothing() {
+        let mut world = World::new();
+        for n in 0..6 {
+            world.put(n * 10..n * 10 + 3, 5);
+            let job = world.job();
+            let spilled = block_on(job.spill(&*world.store, &mut Sink::new(&world.store), 0));
+            world.table.install(job, spilled.unwrap());
+        }
+        assert_eq!(world.layers().len(), 6);
+        let compact = |world: &World, room: u64| {
+            let (complete_to, birth) = (Txg::new(50).unwrap(), Txg::new(51).unwrap());
+            let own = EpochId::POOL;
+            let point = FreezePoint { complete_to, birth, own, edits_max: 999 };
+            let job = world.table.freeze_layers(Key::MIN, point).unwrap().compacting();
+            let mut sink = Sink::new(&world.store);
+            let spilled = block_on(job.spill(&*world.store, &mut sink, room)).unwrap();
+            let changed = !spilled.written.is_empty() || !spilled.replaced.is_empty();
+            match changed {
+                true => drop(world.table.install(job, spilled)),
+                false => drop(world.table.abort(job)),
+            }
+            changed
+        };
+        assert!(!compact(&world, 0), "there is no space");
+        assert!(compact(&world, u64::MAX));
+        assert_eq!(world.layers().len(), LAYERS_WANTED);
+        assert_eq!([0, 21, 52, 3].map(|n| world.byte(n)), [5, 5, 5, 0].map(not_zero));
+        for n in 0..4 {
+            world.put(n * 10 + 5..n * 10 + 6, 6);
+            let job = world.job();
+            let spilled = block_on(job.spill(&*world.store, &mut Sink::new(&world.store), 0));
+            world.table.install(job, spilled.unwrap());
+        }
+        world.rot(Some(0));
+        let before = world.layers();
+        assert!(!compact(&world, u64::MAX), "the newest cannot be read");
+        assert_eq!(world.layers(), before);
     }
 
     /// Each generation is a snapshot of the one before, with a layer of its own: their number and

@@ -73,7 +73,6 @@ impl Volumes {
                 source.check_live()?;
                 self.pool.settle_lowest_under(&self.pool.table(source.files())).await?;
             }
-            self.pool.compact(source.files()).await?;
         }
         let pool = &self.pool;
         let subvol = SubvolId(pool.next_id(IdSpace::Subvol).await? as u32);
