@@ -22,10 +22,16 @@ const WAITS_MAX: u32 = 8;
 /// The room of one owner for the attempts of a change.
 #[derive(Default)]
 pub(crate) struct Room {
-    /// Obtained by a wait.
-    hold: Option<(Hold, quota::Tier)>,
+    /// Since a limit refused an attempt.
+    refusal: Option<Box<Refusal>>,
+}
+
+#[derive(Default)]
+struct Refusal {
     /// The last request, if a limit refused it.
     refused: Option<(Request, quota::Tier)>,
+    /// Obtained by a wait.
+    hold: Option<(Hold, quota::Tier)>,
     waits: u32,
 }
 
@@ -38,14 +44,16 @@ impl Room {
         wanted: Request,
         tier: quota::Tier,
     ) -> Result<Hold> {
-        self.refused = None;
-        match self.hold.take() {
-            Some((hold, of)) if of == tier && covers(hold.left(), wanted) => return Ok(hold),
-            other => drop(other),
+        if let Some(refusal) = &mut self.refusal {
+            refusal.refused = None;
+            match refusal.hold.take() {
+                Some((hold, of)) if of == tier && covers(hold.left(), wanted) => return Ok(hold),
+                other => drop(other),
+            }
         }
         let hold = fs.volumes.ledger().hold(owner.id(), wanted, tier);
         if matches!(hold, Err(QuotaError::Exceeded(_))) {
-            self.refused = Some((wanted, tier));
+            self.refusal.get_or_insert_default().refused = Some((wanted, tier));
         }
         let hold = hold?;
         if tier == quota::Tier::Delete {
@@ -56,7 +64,7 @@ impl Room {
 
     /// The last attempt ended because the owner had no room.
     pub(crate) fn is_refused(&self) -> bool {
-        self.refused.is_some()
+        self.refusal.as_ref().is_some_and(|refusal| refusal.refused.is_some())
     }
 
     /// Waits for the room that an attempt lacked; then there may be another one. Returns `error`,
@@ -67,13 +75,15 @@ impl Room {
         owner: &Subvol,
         error: FsError,
     ) -> Result<()> {
-        let Some((wanted, tier)) = self.refused.take() else { return Err(error) };
-        let hold = match self.waits < WAITS_MAX {
-            true => fs.hold(owner, wanted, tier).await,
+        let Some(refusal) = &mut self.refusal else { return Err(error) };
+        let Some((wanted, tier)) = refusal.refused.take() else { return Err(error) };
+        let hold = match refusal.waits < WAITS_MAX {
+            true => Box::pin(fs.hold(owner, wanted, tier)).await,
             false => Err(error),
         };
-        self.waits += 1;
-        self.hold = Some((hold.inspect_err(|error| fs.report_refusal(owner, error))?, tier));
+        refusal.waits += 1;
+        let hold = hold.inspect_err(|error| fs.report_refusal(owner, error))?;
+        refusal.hold = Some((hold, tier));
         Ok(())
     }
 }

@@ -90,7 +90,7 @@ impl Filesystem {
             return Err(FsError::AttributeTooBig { len: value.len(), max: XATTR_VALUE_MAX });
         }
         if acl_flag(name).is_some() {
-            return self.set_acl(caller, &inode, name, value, kill_sgid).await;
+            return Box::pin(self.set_acl(caller, &inode, name, value, kill_sgid)).await;
         }
         let mut room = Room::default();
         loop {
@@ -103,7 +103,7 @@ impl Filesystem {
             }
             edit.set(name, value)?;
             match self.change_xattrs(&inode, edit, &mut room).await {
-                Err(refused) => room.wait(self, &inode.subvol, refused).await?,
+                Err(refused) => Box::pin(room.wait(self, &inode.subvol, refused)).await?,
                 done => return done,
             }
         }
@@ -136,7 +136,7 @@ impl Filesystem {
                 return if is_refused { Err(FsError::NoAttribute) } else { Ok(()) };
             }
             match self.change_xattrs(&inode, edit, &mut room).await {
-                Err(refused) => room.wait(self, &inode.subvol, refused).await?,
+                Err(refused) => Box::pin(room.wait(self, &inode.subvol, refused)).await?,
                 done => return done,
             }
         }

@@ -120,9 +120,9 @@ impl Filesystem {
                     written.push(file.node);
                 }
                 Err(refused) if rooms.there.is_refused() => {
-                    rooms.there.wait(self, &new_dir.subvol, refused).await?;
+                    Box::pin(rooms.there.wait(self, &new_dir.subvol, refused)).await?;
                 }
-                Err(refused) => rooms.here.wait(self, &dir.subvol, refused).await?,
+                Err(refused) => Box::pin(rooms.here.wait(self, &dir.subvol, refused)).await?,
             }
         }
     }

@@ -196,7 +196,7 @@ fn reading_attached_data_before_it_is_written_is_noticed() {
 #[test]
 fn through_files_reusing_what_somebody_reads_is_noticed() {
     // About one history in 250 notices it.
-    is_noticed_from(90, Level::Fs, Sabotage::IgnorePins, Some(Weather::Calm));
+    is_noticed_from(120, Level::Fs, Sabotage::IgnorePins, Some(Weather::Calm));
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn is_noticed_among_tenants(rule: OfTenants) {
 #[test]
 fn r4_deciding_before_what_is_decided_is_applied_is_noticed() {
     // About one history in 400 notices it.
-    is_noticed_from(220, Level::Fs, OfTenants::DecideEarly, Some(Weather::Calm));
+    is_noticed_from(430, Level::Fs, OfTenants::DecideEarly, Some(Weather::Calm));
 }
 
 #[test]
