@@ -18,7 +18,7 @@
 //! Nothing here is needed to open a pool.
 
 use copyhold_format::item::{Step, SubvolItem, SubvolState, epoch_key, subvol_key};
-use copyhold_pool::{Cached, Credit, IdSpace, Pool, Tier, Transaction};
+use copyhold_pool::{Cached, Credit, IdSpace, KeptNodes, Pool, Tier, Transaction};
 use copyhold_types::{EpochId, Key, SubvolId, TableId, Timestamp, Txg};
 
 use crate::birth::put_epoch;
@@ -157,11 +157,12 @@ impl Volumes {
 
     /// `false`: something is pending for the leaf or its parent.
     async fn absorb_step(&self, subvol: &Subvol) -> Result<bool> {
+        let kept = KeptNodes::default();
         loop {
             let credit = self.small_credit().await?;
-            match self.absorb(subvol, credit)? {
+            match self.absorb(subvol, credit, &kept)? {
                 Ok(done) => return Ok(done),
-                Err(unknown) => self.fetch_pending(unknown).await?,
+                Err(unknown) => self.fetch_pending(unknown, &kept).await?,
             }
         }
     }
@@ -171,11 +172,12 @@ impl Volumes {
         &self,
         subvol: &Subvol,
         credit: Credit,
+        kept: &KeptNodes,
     ) -> Result<std::result::Result<bool, EpochId>> {
         let mut tree = subvol.family.write_tree();
         let leaf = *tree.leaf(subvol.id()).ok_or(VolumeError::NoSubvolume(subvol.id()))?;
         for holder in [Some(leaf.id), leaf.parent].into_iter().flatten() {
-            match self.has_pending(holder) {
+            match self.has_pending(holder, kept) {
                 Cached::Known(false) => {}
                 Cached::Known(true) if self.state.aside.lock().has(holder) => {
                     return Err(VolumeError::Aside(holder));

@@ -243,18 +243,16 @@ impl Volumes {
     }
 
     /// Whether a release of this holder is pending; `Unknown`: a node has to be read.
-    pub(crate) fn has_pending(&self, holder: EpochId) -> Cached<bool> {
-        let (from, to) = pending_of(holder);
-        match self.pool.range_cached(Pool::PENDING, from, to, 1) {
+    pub(crate) fn has_pending(&self, holder: EpochId, kept: &KeptNodes) -> Cached<bool> {
+        match kept.range_cached(&self.pool, Pool::PENDING, pending_of(holder), 1) {
             Cached::Known(items) => Cached::Known(!items.is_empty()),
             Cached::Unknown => Cached::Unknown,
         }
     }
 
     /// Reads the nodes that [`Self::has_pending`] needs.
-    pub(crate) async fn fetch_pending(&self, holder: EpochId) -> Result<()> {
-        let (from, to) = pending_of(holder);
-        self.pool.range(Pool::PENDING, from, to, 1).await?;
+    pub(crate) async fn fetch_pending(&self, holder: EpochId, kept: &KeptNodes) -> Result<()> {
+        kept.range(&self.pool, Pool::PENDING, pending_of(holder), 1).await?;
         Ok(())
     }
 }
