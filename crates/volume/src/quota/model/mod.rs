@@ -185,7 +185,10 @@ impl World {
             let limit = self.limits(id).bytes().unwrap_or_default() as i64;
             let overdraft = (1 << 20) + limit / 64;
             let beyond = over - limit - overdraft;
-            let excused = (beyond + overdraft / 4).max(0) * 64 / 65;
+            let excused = match beyond > 65536 {
+                true => (beyond + overdraft / 4) * 64 / 65,
+                false => beyond.max(0),
+            };
             for of in &mut self.excused {
                 of.insert(id, excused);
             }
