@@ -196,7 +196,7 @@ fn reading_attached_data_before_it_is_written_is_noticed() {
 #[test]
 fn through_files_reusing_what_somebody_reads_is_noticed() {
     // About one history in 250 notices it.
-    is_noticed_from(120, Level::Fs, Sabotage::IgnorePins, Some(Weather::Calm));
+    is_noticed_from(205, Level::Fs, Sabotage::IgnorePins, Some(Weather::Calm));
 }
 
 #[test]
