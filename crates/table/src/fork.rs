@@ -28,7 +28,7 @@ use copyhold_types::{Key, TableId, Txg};
 use crate::delta::Weight;
 use crate::flush::DescriptorEdit;
 use crate::partition::{Partition, PartitionState, Partitions};
-use crate::settled::{Lineage, Settled};
+use crate::settled::{Descent, Settled};
 use crate::table::Table;
 
 impl Table {
@@ -36,11 +36,11 @@ impl Table {
     pub fn over(parent: &Arc<Table>, id: TableId) -> Table {
         let (child, under) = (Table::new(id, parent.limits()), parent.fork_point());
         let is_passed_over = under.id() != parent.id();
-        let lineage = parent.read_partitions().lineage;
+        let descent = parent.read_partitions().descent;
         let mut partitions = child.write_partitions();
         partitions.under = Some(under);
         // It continues what the parent was a snapshot of.
-        partitions.lineage = if is_passed_over { lineage } else { Lineage::Continues };
+        partitions.descent = if is_passed_over { descent } else { Descent::Continues };
         drop(partitions);
         child
     }
@@ -48,7 +48,7 @@ impl Table {
     /// As [`Self::over`], beside the table that continues (LAYERS-L3).
     pub fn snapshot(parent: &Arc<Table>, id: TableId) -> Table {
         let child = Table::over(parent, id);
-        child.write_partitions().lineage = Lineage::Snapshot;
+        child.write_partitions().descent = Descent::Snapshot;
         child
     }
 
@@ -71,7 +71,7 @@ impl Table {
         let mut partitions = self.write_partitions();
         assert!(partitions.iter().count() == 1, "TABFORK-K1: {} has bases of its own", self.id());
         partitions.under = Some(under);
-        partitions.lineage = Lineage::Recovered;
+        partitions.descent = Descent::Recovered;
     }
 
     /// How many tables lie under this one.
@@ -147,8 +147,8 @@ impl Table {
         let mut delta = own.delta;
         let bases: Vec<(Key, Settled)> = {
             let of = under.read_partitions();
-            let lineage = partitions.lineage;
-            let settled = |partition: &Partition| partition.state.lock().settled.for_child(lineage);
+            let descent = partitions.descent;
+            let settled = |partition: &Partition| partition.state.lock().settled.for_child(descent);
             of.iter().map(|partition| (partition.start, settled(partition))).collect()
         };
         let mut list = Vec::with_capacity(bases.len());

@@ -13,7 +13,7 @@ use copyhold_types::{Key, Txg};
 
 use crate::delta::{Delta, Weight, earlier};
 use crate::owner::Owned;
-use crate::settled::{Lineage, Settled};
+use crate::settled::{Descent, Settled};
 use crate::table::Table;
 use crate::{Edit, Value};
 
@@ -104,7 +104,7 @@ pub(crate) struct Partitions {
     /// The table that it was forked from, until its partitions are handed over (`fork`). Until then
     /// there is one partition, without a base.
     pub(crate) under: Option<Arc<Table>>,
-    pub(crate) lineage: Lineage,
+    pub(crate) descent: Descent,
     pub(crate) owned: Option<Owned>,
 }
 
@@ -117,7 +117,7 @@ impl Partitions {
         );
         assert!(list.is_sorted_by(|a, b| a.start < b.start), "PART-P1: starts ascend");
         let next_id = list.iter().map(|partition| partition.id + 1).max().unwrap_or(0);
-        Partitions { list, next_id, under: None, lineage: Lineage::default(), owned: None }
+        Partitions { list, next_id, under: None, descent: Descent::default(), owned: None }
     }
 
     /// Of the edits in memory only.

@@ -60,7 +60,7 @@ pub(crate) enum Inherited {
 
 /// How a table is related to the one under it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Lineage {
+pub(crate) enum Descent {
     /// It is the same subvolume's.
     #[default]
     Continues,
@@ -128,11 +128,11 @@ impl Settled {
     }
 
     /// As a table over this one has it that is related to it so.
-    pub(crate) fn for_child(&self, lineage: Lineage) -> Settled {
-        let inherited = match lineage {
-            Lineage::Continues => self.inherited,
-            Lineage::Snapshot => Inherited::Known(self.layers.edits()),
-            Lineage::Recovered => Inherited::Unknown,
+    pub(crate) fn for_child(&self, descent: Descent) -> Settled {
+        let inherited = match descent {
+            Descent::Continues => self.inherited,
+            Descent::Snapshot => Inherited::Known(self.layers.edits()),
+            Descent::Recovered => Inherited::Unknown,
         };
         Settled { inherited, ..self.clone() }
     }
