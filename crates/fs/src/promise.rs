@@ -8,6 +8,7 @@ use copyhold_pool::{Credit, Pool, PoolError, Reservation, Tier};
 use copyhold_runtime::yield_now;
 use copyhold_types::{BLOCK_BYTES, Nanos};
 use copyhold_volume::quota::{self, Exceeded, Hold, QuotaError, Request, Resource};
+use copyhold_volume::tenant_of;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -156,7 +157,8 @@ impl Filesystem {
                 self.rt.sleep(FORGETTING * 2_u32.pow(looks - 1)).await;
             }
             if let FsError::Quota(QuotaError::Exceeded(Exceeded { group, .. })) = refused {
-                let pace = self.refusals.paces.of(group, &subvol.deletions);
+                let tenant = tenant_of(&self.volumes, subvol.id());
+                let pace = self.refusals.paces.of(group, tenant, &subvol.deletions, self.rt.now());
                 let turn = pace.write_back.turn().await;
                 if let Ok(promise) = self.promise_now(subvol, blocks) {
                     return Ok(promise);
@@ -170,7 +172,7 @@ impl Filesystem {
                 }
                 if let Ok(promise) = self.promise_now(subvol, blocks) {
                     if may_work {
-                        turn.note_room();
+                        turn.note_room(self.rt.now());
                     }
                     return Ok(promise);
                 }
@@ -405,7 +407,8 @@ async fn hold_settled(
         Err(QuotaError::Exceeded(of)) => of.group,
         hold => return Ok(Some(hold?)),
     };
-    let pace = fs.refusals.paces.of(group, &subvol.deletions);
+    let tenant = tenant_of(&fs.volumes, subvol.id());
+    let pace = fs.refusals.paces.of(group, tenant, &subvol.deletions, fs.rt.now());
     let turn = pace.flush.turn().await;
     match ledger.hold(subvol.id(), wanted, tier) {
         Err(QuotaError::Exceeded(_)) => {}
@@ -421,7 +424,7 @@ async fn hold_settled(
     match ledger.hold(subvol.id(), wanted, tier) {
         Err(QuotaError::Exceeded(_)) => Ok(None),
         hold => {
-            turn.note_room();
+            turn.note_room(fs.rt.now());
             Ok(Some(hold?))
         }
     }

@@ -1,4 +1,5 @@
-//! Work before a limit refuses a request: at a bounded rate for each quota group, and for all.
+//! Work before a limit refuses a request: at a bounded rate for each quota group, each tenant, and
+//! the pool.
 //!
 //! Problem.  Unflushed edits count by an estimate that is too high, and write-back frees replaced
 //!           blocks. So before a limit refuses a request, the edits of its owner are flushed, and
@@ -8,18 +9,20 @@
 //! Idea.     Work that makes room has its use. Work that makes none is counted for the group that
 //!           refuses, and beyond [`FUTILE_MAX`] times in a [`PERIOD`] the sums decide as they are.
 //!           A rollback copies the limit of a subvolume, so a tenant may have thousands of groups
-//!           that refuse, too: the work of all groups together is counted as well.
-//!           If few groups repeat futile work, they leave [`FIRST_MAX`] of [`POOL_MAX`] to the
-//!           others: a group without futile work in its period is refused early only if many
-//!           groups work at once.
-//! In core.  A count for the pool, and one for each of the last [`GROUPS`] groups that refused. A
-//!           group that is forgotten has a new allowance; the count of the pool remains.
+//!           that refuse, too: the work for all groups of a tenant is counted as well, and that of
+//!           all tenants together. Of [`POOL_MAX`], [`FIRST_MAX`] are for tenants without futile
+//!           work in their period: such a tenant is refused early only if more than that many
+//!           tenants are in one period. A tenant is the outermost subvolume (`tenant_of`)
+//!           below the root subvolume, with all inside.
+//! In core.  A count for the pool, and one for each of the last [`REMEMBERED`] groups and tenants
+//!           that were refused. One that is forgotten has a new allowance; the count of the pool
+//!           remains.
 //!
 //! SETTLE-P1  One request of a group works at a time. The others look again at the limit when
 //!            their turn comes, so none is refused while work makes room for it.
-//! SETTLE-P2  A deletion may make more room than its work costs: each one of an owner allows one
-//!            work more after the works that were futile before it. So beyond the bound, a work
-//!            costs its owner a deletion.
+//! SETTLE-P2  A deletion may make more room than its work costs: each one of an owner takes one
+//!            futile work off the counts of its group, its tenant and the pool. So beyond the
+//!            bound, a work costs its owner a deletion.
 //! SETTLE-P3  All work of a request is counted: each further flush or write-back for the same
 //!            request begins with a turn, too.
 
@@ -30,38 +33,39 @@ use std::time::Duration;
 
 use copyhold_runtime::{FifoMutex, FifoMutexGuard};
 use copyhold_sync::{Mutex, of};
-use copyhold_types::Nanos;
+use copyhold_types::{Nanos, SubvolId};
 use copyhold_volume::quota::GroupId;
 
 /// How often in a period work for a group may make no room.
 const FUTILE_MAX: u64 = 4;
 const PERIOD: Duration = Duration::from_secs(1);
-/// As [`FUTILE_MAX`], for all groups together: a part of a disk's time.
+/// As [`FUTILE_MAX`], for all groups of a tenant together.
+const TENANT_MAX: u64 = 16;
+/// As [`FUTILE_MAX`], for all tenants together: a part of a disk's time.
 const POOL_MAX: u64 = 64;
-/// The part of [`POOL_MAX`] that only the first futile works of groups in their periods may take.
+/// The part of [`POOL_MAX`] that only the first futile works of tenants in their periods may take.
 const FIRST_MAX: u64 = 32;
-/// Groups that are remembered.
-const GROUPS: usize = 256;
+/// Groups, and tenants, that are remembered.
+const REMEMBERED: usize = 256;
 
-/// The paces of a pool's groups.
+/// The paces of a pool's groups and tenants.
 #[derive(Default)]
 pub(crate) struct RefusalPaces {
-    groups: Mutex<Groups, of::Refusals>,
-    flush: Arc<Count>,
-    write_back: Arc<Count>,
+    remembered: Mutex<Remembered, of::Refusals>,
+    pool: PerKind<Arc<Count>>,
 }
 
 #[derive(Default)]
-struct Groups {
-    paces: BTreeMap<GroupId, (u64, Arc<RefusalPace>)>,
-    /// The number of the last use of any.
-    uses: u64,
+struct Remembered {
+    groups: Recent<GroupId, PerKind<Arc<GroupWork>>>,
+    tenants: Recent<SubvolId, PerKind<Arc<Count>>>,
 }
 
-/// The work of one group.
-pub(crate) struct RefusalPace {
-    pub(crate) flush: Pace,
-    pub(crate) write_back: Pace,
+/// One for each kind of work.
+#[derive(Clone, Default)]
+pub(crate) struct PerKind<T> {
+    pub(crate) flush: T,
+    pub(crate) write_back: T,
 }
 
 /// Deletions of an owner since a limit refused it last.
@@ -75,32 +79,54 @@ impl Deletions {
 }
 
 impl RefusalPaces {
-    /// That of `group`, which refuses a request of an owner with these deletions (SETTLE-P2).
-    pub(crate) fn of(&self, group: GroupId, deletions: &Deletions) -> Arc<RefusalPace> {
-        let pace = self.pace(group);
+    /// The paces of `group` for requests of `tenant`. The owner that it refuses had these deletions
+    /// (SETTLE-P2).
+    pub(crate) fn of(
+        &self,
+        group: GroupId,
+        tenant: SubvolId,
+        deletions: &Deletions,
+        now: Nanos,
+    ) -> PerKind<Pace> {
+        let (group, tenant) = {
+            let mut remembered = self.remembered.lock();
+            (remembered.groups.of(group), remembered.tenants.of(tenant))
+        };
+        let PerKind { flush, write_back } = self.pool.clone();
+        let flush = Pace { group: group.flush, tenant: tenant.flush, pool: flush };
+        let write_back =
+            Pace { group: group.write_back, tenant: tenant.write_back, pool: write_back };
         let more = deletions.0.swap(0, Relaxed);
-        pace.flush.allow(more);
-        pace.write_back.allow(more);
-        pace
+        flush.allow(more, now);
+        write_back.allow(more, now);
+        PerKind { flush, write_back }
     }
+}
 
-    fn pace(&self, group: GroupId) -> Arc<RefusalPace> {
-        let mut groups = self.groups.lock();
-        groups.uses += 1;
-        let now = groups.uses;
-        if let Some((used, pace)) = groups.paces.get_mut(&group) {
-            *used = now;
-            return pace.clone();
-        }
-        if groups.paces.len() == GROUPS {
-            let oldest = groups.paces.iter().min_by_key(|(_, (used, _))| *used);
+/// The values of the last [`REMEMBERED`] keys that were asked for.
+struct Recent<K, V> {
+    /// With the number of the last use.
+    values: BTreeMap<K, (u64, V)>,
+    uses: u64,
+}
+
+impl<K: Copy + Ord, V: Clone + Default> Recent<K, V> {
+    fn of(&mut self, key: K) -> V {
+        if self.values.len() == REMEMBERED && !self.values.contains_key(&key) {
+            let oldest = self.values.iter().min_by_key(|(_, (used, _))| *used);
             let oldest = *oldest.expect("there are many").0;
-            groups.paces.remove(&oldest);
+            self.values.remove(&oldest);
         }
-        let [flush, write_back] = [&self.flush, &self.write_back].map(Pace::new);
-        let pace = Arc::new(RefusalPace { flush, write_back });
-        groups.paces.insert(group, (now, pace.clone()));
-        pace
+        self.uses += 1;
+        let (used, value) = self.values.entry(key).or_default();
+        *used = self.uses;
+        value.clone()
+    }
+}
+
+impl<K, V> Default for Recent<K, V> {
+    fn default() -> Self {
+        Recent { values: BTreeMap::new(), uses: 0 }
     }
 }
 
@@ -121,6 +147,10 @@ impl Count {
         self.futile.load(Relaxed)
     }
 
+    fn add(&self) {
+        self.futile.fetch_add(1, Relaxed);
+    }
+
     /// Counts one more, unless there are `most`.
     fn add_below(&self, most: u64) -> bool {
         let more = |count: u64| (count < most).then_some(count + 1);
@@ -135,11 +165,19 @@ impl Count {
     }
 }
 
-/// One kind of work of a group.
-pub(crate) struct Pace {
+/// One kind of work for a group.
+#[derive(Default)]
+struct GroupWork {
     turn: FifoMutex,
     count: Count,
-    /// Of all groups.
+}
+
+/// One kind of work for a group, by requests of a tenant.
+pub(crate) struct Pace {
+    group: Arc<GroupWork>,
+    /// Of this tenant for all groups.
+    tenant: Arc<Count>,
+    /// Of all tenants.
     pool: Arc<Count>,
 }
 
@@ -150,32 +188,40 @@ pub(crate) struct Turn<'p> {
 }
 
 impl Pace {
-    fn new(pool: &Arc<Count>) -> Pace {
-        Pace { turn: FifoMutex::new(), count: Count::default(), pool: pool.clone() }
-    }
-
     pub(crate) async fn turn(&self) -> Turn<'_> {
-        Turn { pace: self, _turn: self.turn.lock().await }
+        Turn { pace: self, _turn: self.group.turn.lock().await }
     }
 
-    fn allow(&self, works: u64) {
-        self.pool.subtract(self.count.subtract(works));
+    fn allow(&self, works: u64, now: Nanos) {
+        for count in [&self.group.count, &*self.tenant, &*self.pool] {
+            count.at(now);
+        }
+        let of_group = self.group.count.subtract(works);
+        let of_tenant = self.tenant.subtract(works);
+        self.pool.subtract(of_group.max(of_tenant));
     }
 }
 
 impl Turn<'_> {
     /// Whether the group may work now; the work counts until [`Self::note_room`].
     pub(crate) fn begin(&self, now: Nanos) -> bool {
-        let Pace { count, pool, .. } = self.pace;
-        let done = count.at(now);
-        pool.at(now);
-        let most = if done == 0 { POOL_MAX } else { POOL_MAX - FIRST_MAX };
-        done < FUTILE_MAX && pool.add_below(most) && count.add_below(FUTILE_MAX)
+        let Pace { group, tenant, pool } = self.pace;
+        let [group_count, tenant_count, _] =
+            [&group.count, &**tenant, &**pool].map(|count| count.at(now));
+        let pool_max = if tenant_count == 0 { POOL_MAX } else { POOL_MAX - FIRST_MAX };
+        let may = group_count < FUTILE_MAX && tenant_count < TENANT_MAX && pool.add_below(pool_max);
+        if may {
+            // This turn is the only one of the group. Requests of the tenant for other groups that
+            // begin at this moment may each pass its bound by one, or count as its first.
+            group.count.add();
+            tenant.add();
+        }
+        may
     }
 
     /// The work made room for the request.
-    pub(crate) fn note_room(&self) {
-        self.pace.allow(1);
+    pub(crate) fn note_room(&self, now: Nanos) {
+        self.pace.allow(1, now);
     }
 }
 
@@ -191,9 +237,9 @@ mod tests {
         GroupId::new(1, id).unwrap()
     }
 
-    /// Futile works of this group that are begun, of 100 that are wanted.
-    async fn works(paces: &RefusalPaces, id: u64, now: Nanos) -> u64 {
-        let pace = paces.of(group(id), &Deletions::default());
+    /// Futile works of this tenant for this group that are begun, of 100 that are wanted.
+    async fn works(paces: &RefusalPaces, tenant: u32, id: u64, now: Nanos) -> u64 {
+        let pace = paces.of(group(id), SubvolId(tenant), &Deletions::default(), now);
         let mut works = 0;
         for _ in 0..100 {
             works += u64::from(pace.flush.turn().await.begin(now));
@@ -206,36 +252,56 @@ mod tests {
         SeededRuntime::new(1).block_on(async {
             let paces = RefusalPaces::default();
             let deletions = Deletions::default();
-            let pace = paces.of(group(1), &deletions);
+            let pace = paces.of(group(1), SubvolId(1), &deletions, SECOND);
             for now in 0..100 {
                 let turn = pace.flush.turn().await;
                 assert!(turn.begin(SECOND + now), "it makes room");
-                turn.note_room();
+                turn.note_room(SECOND);
             }
-            assert_eq!(works(&paces, 1, SECOND).await, FUTILE_MAX);
+            assert_eq!(works(&paces, 1, 1, SECOND).await, FUTILE_MAX);
             deletions.note_one();
-            assert!(paces.of(group(1), &deletions).flush.turn().await.begin(SECOND), "SETTLE-P2");
-            assert_eq!(works(&paces, 1, SECOND + 1).await, 0);
-            assert_eq!(works(&paces, 1, 3 * SECOND).await, FUTILE_MAX);
+            let pace = paces.of(group(1), SubvolId(1), &deletions, SECOND);
+            assert!(pace.flush.turn().await.begin(SECOND), "SETTLE-P2");
+            assert_eq!(works(&paces, 1, 1, SECOND + 1).await, 0);
+            assert_eq!(works(&paces, 1, 1, 3 * SECOND).await, FUTILE_MAX);
         });
     }
 
     #[test]
-    fn the_first_work_of_a_group_has_a_share_of_the_pool() {
+    fn many_groups_of_a_tenant_have_the_allowance_of_a_tenant() {
         SeededRuntime::new(1).block_on(async {
             let paces = RefusalPaces::default();
             let mut begun = 0;
-            for id in 1..17 {
-                begun += works(&paces, id, SECOND).await;
+            for id in 1..1000 {
+                begun += works(&paces, 1, id, SECOND).await;
+            }
+            assert_eq!(begun, TENANT_MAX);
+            let deletions = Deletions::default();
+            deletions.note_one();
+            let other = paces.of(group(1000), SubvolId(1), &deletions, SECOND);
+            assert!(other.flush.turn().await.begin(SECOND), "SETTLE-P2");
+            assert!(!other.flush.turn().await.begin(SECOND));
+            assert_eq!(works(&paces, 2, 1001, SECOND).await, FUTILE_MAX, "another one has its own");
+            assert!(paces.remembered.lock().groups.values.len() <= REMEMBERED);
+            assert_eq!(works(&paces, 1, 999, 2 * SECOND).await, FUTILE_MAX);
+        });
+    }
+
+    #[test]
+    fn the_first_work_of_a_tenant_has_a_share_of_the_pool() {
+        SeededRuntime::new(1).block_on(async {
+            let paces = RefusalPaces::default();
+            let mut begun = 0;
+            for tenant in 1..17 {
+                begun += works(&paces, tenant, u64::from(tenant), SECOND).await;
             }
             assert!(begun < POOL_MAX - 16, "{begun}");
-            assert_eq!(works(&paces, 99, SECOND).await, 1, "it has done none");
-            for id in 100..1000 {
-                begun += works(&paces, id, SECOND).await;
+            assert_eq!(works(&paces, 99, 99, SECOND).await, 1, "it has done none");
+            for tenant in 100..1000 {
+                begun += works(&paces, tenant, u64::from(tenant), SECOND).await;
             }
             assert_eq!(begun + 1, POOL_MAX);
-            assert!(paces.groups.lock().paces.len() <= GROUPS);
-            assert_eq!(works(&paces, 99, 2 * SECOND).await, FUTILE_MAX);
+            assert_eq!(works(&paces, 99, 99, 2 * SECOND).await, FUTILE_MAX);
         });
     }
 }
