@@ -42,8 +42,9 @@ const SMALL_MAX: usize = 16;
 const LARGE_MAX: usize = 2 << 20;
 /// A request of so many bytes is large.
 const LARGE: usize = 64 << 10;
-/// How long a tenant counts as being there after a request.
-const PRESENCE: Duration = Duration::from_millis(100);
+/// How long a tenant counts as being there after a request that another tenant followed: longer
+/// than most flushes, so that the tenant's own wait does not lift the bound of others.
+const PRESENCE: Duration = Duration::from_secs(1);
 
 /// The right to work, until it is dropped; none is needed by a tenant that is alone.
 pub(super) type Turn<'t> = Option<Box<Held<'t>>>;
@@ -150,7 +151,8 @@ impl Turns {
         if until == 0 {
             return None;
         }
-        let is_crowded = rt.now() < until;
+        let waits = || self.active.lock().keys().any(|other| *other != tenant);
+        let is_crowded = rt.now() < until || waits();
         if !is_crowded {
             // Another request may have set a later time.
             let _later = self.crowded_until.compare_exchange(until, 0, Relaxed, Relaxed);
@@ -349,9 +351,9 @@ mod tests {
         });
     }
 
-    /// Large requests that a tenant completes in a second: 32 at a time, of `bytes` each, on a
-    /// device that answers each after a millisecond; while a neighbour sends one small request each
-    /// 90 ms.
+    /// Large requests that a tenant completes in ten [`PRESENCE`]s: 32 at a time, of `bytes` each,
+    /// on a device that answers each after a millisecond; while a neighbour sends a small request
+    /// before each one ends.
     fn completed(bytes: usize, has_neighbour: bool) -> usize {
         let rt = SeededRuntime::new(1);
         let (turns, done) = (Arc::new(Turns::default()), Arc::new(Count::new(0)));
@@ -375,6 +377,22 @@ mod tests {
         });
         rt.drop_tasks();
         done.load(Relaxed)
+    }
+
+    #[test]
+    fn a_neighbour_that_waits_for_a_flush_is_still_there() {
+        let rt = SeededRuntime::new(1);
+        rt.block_on(async {
+            let turns = Turns::default();
+            crowd(&turns, &*rt, [ROGUE, NEIGHBOUR]).await;
+            rt.sleep(Duration::from_millis(500)).await;
+            let flush = take(&turns, &*rt, NEIGHBOUR, 1).await;
+            rt.sleep(2 * PRESENCE).await;
+            assert!(take(&turns, &*rt, ROGUE, LARGE).await.is_some());
+            drop(flush);
+            rt.sleep(2 * PRESENCE).await;
+            assert!(take(&turns, &*rt, ROGUE, LARGE).await.is_none());
+        });
     }
 
     #[test]
