@@ -215,8 +215,11 @@ impl SubvolumeCalls<'_> {
                 room.hold(fs, &slot.dir.subvol, wanted, quota::Tier::Delete)?
             }
         };
+        let root = fs.inode(from.node(InodeNo::ROOT)).await?;
         let credit = fs.credit(tier, 2 * Volumes::LIFE_EDITS + 4, bytes).await?;
 
+        // Nothing waits from here on.
+        self.right.permit(&root.state())?;
         let now = fs.now();
         let mut tx = Transaction::new();
         // All numbers that the snapshot's files have lie below its mark (R9).

@@ -423,7 +423,7 @@ impl SubvolumeCalls<'_> {
         groups: Option<Vec<GroupId>>,
     ) -> Result<SubvolId> {
         let (fs, right, source) = (self.fs, self.right, from.id());
-        self.permit(from.node(InodeNo::ROOT)).await?;
+        let root = fs.inode(from.node(InodeNo::ROOT)).await?;
         // Waited for before the lock of preallocated space: the source may have another owner.
         let mut entry = hold_entry(fs, &dir.subvol, bucket, name).await?;
         let _unshared = fs.end_in_place(from).await?;
@@ -433,6 +433,8 @@ impl SubvolumeCalls<'_> {
         let one = Request { snapshots: 1, ..Request::default() };
         let mut hold = fs.volumes.ledger().hold(source, one, quota::Tier::Write)?;
 
+        // Nothing waits from here on.
+        right.permit(&root.state())?;
         let mut state = dir.state();
         right.permit(&state)?;
         let mut tx = add_entry(&state, bucket, name, numbers.subvol)?;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use copyhold_fs::{
-    Caller, FallocateMode, Filesystem, NodeId, Options, RenameFlags, Right, SetAttr,
+    Caller, FallocateMode, Filesystem, FsError, NodeId, Options, RenameFlags, Right, SetAttr,
     SubvolumeCalls, XattrSet,
 };
 use copyhold_runtime::Runtime;
 use copyhold_types::{Nanos, SubvolId};
-use copyhold_volume::quota::{GroupId, LimitKind};
+use copyhold_volume::quota::{GroupId, Ledger, LimitKind};
 
 use crate::common::*;
 use crate::quotas::{is_over_quota, limit, make, root_of, shown, subvolume};
@@ -168,6 +168,44 @@ fn a_rollback_that_waits_at_a_limit_lets_moves_pass() {
         let (done, waited, other) = race(&world, roll_back, pass).await;
         assert!(is_over_quota(done));
         assert!(other < waited, "one moved after {other} ns, one was refused after {waited} ns");
+        world.close(fs).await;
+    });
+}
+
+#[test]
+fn a_call_that_waited_asks_again_who_owns_the_source() {
+    let world = World::with_log(66, 65536, 4 << 20);
+    world.run(async {
+        let fs = open(&world).await;
+        let alice = Caller::new(1, 1, 0);
+        let a = fs.create_subvolume(&alice, ROOT, b"a", None).await.unwrap();
+        let c = fs.create_subvolume(&alice, root_of(a), b"c", None).await.unwrap();
+        let state = fs.snapshot(c, ROOT, b"state", false, None).await.unwrap();
+        let file = make(&fs, root_of(a), "file").await.unwrap();
+        let give = async |uid: u32| {
+            let owner = SetAttr { uid: Some(uid), ..SetAttr::default() };
+            fs.setattr(&Caller::ROOT, root_of(state), &owner).await.unwrap();
+        };
+        let calls = SubvolumeCalls::new(&fs, Right::Owner(1));
+        let kept = Some((root_of(a), &b"kept"[..]));
+        let roll_back = async || calls.roll_back(root_of(a), b"c", state, kept).await.map(drop);
+        let snapshot =
+            async || calls.snapshot(state, root_of(a), b"snapshot", false, None).await.map(drop);
+        for is_snapshot in [false, true] {
+            give(1).await;
+            write(&fs, file, 0, &pattern(1, 64 << 10)).await;
+            owe_changes(&fs, a, file).await;
+            let call = async { if is_snapshot { snapshot().await } else { roll_back().await } };
+            let pass = async {
+                give(2).await;
+                let group = GroupId::of(a);
+                let limits = |ledger: &Ledger| ledger.limit(group, LimitKind::Referenced, None);
+                fs.change_quotas(limits).await.unwrap();
+            };
+            let (done, ..) = race(&world, call, pass).await;
+            let refused = done.unwrap_err();
+            assert!(matches!(refused, FsError::NotPermitted(_)), "{is_snapshot}: {refused}");
+        }
         world.close(fs).await;
     });
 }
