@@ -28,6 +28,7 @@ mod reaping;
 mod rights;
 mod rogue;
 mod rollback;
+mod subvolume_walls;
 mod tenants;
 mod truncated;
 mod turning;
