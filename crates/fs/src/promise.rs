@@ -7,11 +7,12 @@
 use copyhold_pool::{Credit, Pool, PoolError, Reservation, Tier};
 use copyhold_runtime::yield_now;
 use copyhold_types::{BLOCK_BYTES, Nanos};
-use copyhold_volume::quota::{self, Exceeded, Hold, QuotaError, Request, Resource};
+use copyhold_volume::quota::{self, Exceeded, GroupId, Hold, QuotaError, Request, Resource};
 use copyhold_volume::tenant_of;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::refusal_pace::{Pace, PerKind};
 use crate::subvol::Subvol;
 use crate::{Filesystem, FsError, Result};
 
@@ -157,8 +158,7 @@ impl Filesystem {
                 self.rt.sleep(FORGETTING * 2_u32.pow(looks - 1)).await;
             }
             if let FsError::Quota(QuotaError::Exceeded(Exceeded { group, .. })) = refused {
-                let tenant = tenant_of(&self.volumes, subvol.id());
-                let pace = self.refusals.paces.of(group, tenant, &subvol.deletions, self.rt.now());
+                let pace = pace_of(self, subvol, group);
                 let turn = pace.write_back.turn().await;
                 if let Ok(promise) = self.promise_now(subvol, blocks) {
                     return Ok(promise);
@@ -394,6 +394,12 @@ fn refused_at(now: Nanos) -> Nanos {
     now + PATIENCE.as_nanos() as Nanos
 }
 
+/// The pace of work before `group` refuses a request of this owner.
+fn pace_of(fs: &Filesystem, subvol: &Subvol, group: GroupId) -> PerKind<Pace> {
+    let tenant = tenant_of(&fs.volumes, subvol.id());
+    fs.refusals.paces.of(group, tenant, &subvol.deletions, fs.rt.now())
+}
+
 /// A hold in the room that a flush of the owner's edits makes; `None` if it makes too little, or
 /// if flushes made none lately (`refusal_pace`).
 async fn hold_settled(
@@ -407,8 +413,7 @@ async fn hold_settled(
         Err(QuotaError::Exceeded(of)) => of.group,
         hold => return Ok(Some(hold?)),
     };
-    let tenant = tenant_of(&fs.volumes, subvol.id());
-    let pace = fs.refusals.paces.of(group, tenant, &subvol.deletions, fs.rt.now());
+    let pace = pace_of(fs, subvol, group);
     let turn = pace.flush.turn().await;
     match ledger.hold(subvol.id(), wanted, tier) {
         Err(QuotaError::Exceeded(_)) => {}

@@ -103,7 +103,7 @@ impl RefusalPaces {
     }
 }
 
-/// The values of the last [`REMEMBERED`] keys that were asked for.
+/// A map that keeps the [`REMEMBERED`] keys that were used last.
 struct Recent<K, V> {
     /// With the number of the last use.
     values: BTreeMap<K, (u64, V)>,

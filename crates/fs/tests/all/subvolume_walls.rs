@@ -1,6 +1,10 @@
 //! Limits of subvolumes: number, nesting, owners, and the cost to the subvolume that holds them.
 
-use copyhold_fs::{Caller, FsError, NodeId, RenameFlags, Right, SetAttr, SubvolumeCalls};
+use std::sync::Arc;
+
+use copyhold_fs::{
+    Caller, Filesystem, FsError, NodeId, RenameFlags, Right, SetAttr, SubvolumeCalls,
+};
 use copyhold_table::LAYERS_HANDED;
 use copyhold_types::SubvolId;
 use copyhold_volume::NESTING_MAX;
@@ -9,6 +13,11 @@ use copyhold_volume::quota::{GroupId, LimitKind};
 use crate::common::*;
 use crate::quotas::{is_over_quota, limit, make, root_of, shown, subvolume};
 use crate::walls::{KIB, MIB, name, open, used};
+
+/// The root of a new subvolume in the root subvolume.
+async fn made_by(fs: &Arc<Filesystem>, caller: &Caller, name: &str) -> NodeId {
+    root_of(fs.create_subvolume(caller, ROOT, name.as_bytes(), None).await.unwrap())
+}
 
 #[test]
 fn subvolumes_count_in_the_one_that_holds_them() {
@@ -72,11 +81,8 @@ fn a_subvolume_comes_to_another_by_that_ones_owner_only() {
     world.run(async {
         let fs = world.open().await;
         let (alice, bob) = (Caller::new(1, 1, 0), Caller::new(2, 2, 0));
-        let own = async |caller: &Caller, name: &str| {
-            let made = fs.create_subvolume(caller, ROOT, name.as_bytes(), None).await;
-            root_of(made.unwrap())
-        };
-        let (of_alice, of_bob) = (own(&alice, "alice").await, own(&bob, "bob").await);
+        let (of_alice, of_bob) =
+            (made_by(&fs, &alice, "alice").await, made_by(&fs, &bob, "bob").await);
         let open = fs.mkdir(&bob, of_bob, b"open", 0o777).await.unwrap().node;
         fs.create_subvolume(&alice, of_alice, b"gift", None).await.unwrap();
         let rename = async |caller: &Caller, from: NodeId, to: NodeId| {
@@ -91,7 +97,7 @@ fn a_subvolume_comes_to_another_by_that_ones_owner_only() {
         assert!(matches!(refused, FsError::NotPermitted(_)), "{refused}");
         rename(&Caller::ROOT, of_alice, open).await.unwrap();
         rename(&alice, open, ROOT).await.unwrap();
-        let of_root = own(&Caller::ROOT, "root").await;
+        let of_root = made_by(&fs, &Caller::ROOT, "root").await;
         rename(&Caller::new(0, 0, 0), ROOT, of_root).await.unwrap();
         world.close(fs).await;
     });
@@ -146,11 +152,8 @@ fn a_subvolume_is_made_in_another_by_that_ones_owner_only() {
     world.run(async {
         let fs = world.open().await;
         let (alice, bob) = (Caller::new(1, 1, 0), Caller::new(2, 2, 0));
-        let own = async |caller: &Caller, name: &str| {
-            let made = fs.create_subvolume(caller, ROOT, name.as_bytes(), None).await;
-            root_of(made.unwrap())
-        };
-        let (of_alice, of_bob) = (own(&alice, "alice").await, own(&bob, "bob").await);
+        let (of_alice, of_bob) =
+            (made_by(&fs, &alice, "alice").await, made_by(&fs, &bob, "bob").await);
         let open = fs.mkdir(&bob, of_bob, b"open", 0o1777).await.unwrap().node;
         let (hers, his) = (
             fs.mkdir(&alice, open, b"hers", 0o755).await.unwrap().node,
