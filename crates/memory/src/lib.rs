@@ -12,7 +12,13 @@
 #![forbid(unsafe_code)]
 
 mod owner;
+mod protection;
+mod reclaim;
+mod scan;
 mod shares;
 
 pub use owner::{LookupCharge, Memory, MemoryCharge, MemoryClass, MemoryOwner, Slot};
+pub use protection::{GroupUse, Promise, protections};
+pub use reclaim::{Lists, Reclaimed, reclaim};
+pub use scan::{Arm, Carry, Pass, Scan};
 pub use shares::{AvailableMemory, INODE_BYTES, LOOKUP_BYTES, Shares, SharesError};

@@ -1,0 +1,190 @@
+//! How much of a group's memory a pass of reclaim looks at.
+//!
+//! Problem.  A walk that looks at all of a group, or at nothing, has a cliff at the protection: a
+//!           page more, and the group loses as much as one without protection.
+//! Idea.     The part of a group that is looked at is the part of its usage above its protection:
+//!           it rises from nothing, and rises as the group grows.
+//!
+//! SCAN-P1  A group within its protection is not looked at (equal counts as within).
+//! SCAN-P2  The first pass keeps `low`, the second only `min`. A pass that left out anything for
+//!          `low`, or took less for it, says so: before any refusal the second one follows.
+//! SCAN-P3  A pass looks at a small part first, then at twice as much, and so on ([`Carry`]); what
+//!          is less than a byte of a list is kept for the next time.
+//!
+//! The other arms are for comparison, in the same build: as published first, in 2019, all or
+//! nothing, and none.
+
+use crate::protection::Promise;
+
+/// The rule by which protections count (`-o reclaim=`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Arm {
+    #[default]
+    Proportional,
+    /// The first published formula: the overage beside the protection, 128 KiB at least.
+    Published,
+    /// All of a group that is above its protection.
+    Binary,
+    /// No protection counts.
+    Off,
+}
+
+/// The passes of one request for memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    KeepsLow,
+    KeepsMin,
+}
+
+/// How much of a list is looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scan {
+    pub bytes: u64,
+    /// `low` was a reason for less.
+    pub low_skipped: bool,
+}
+
+/// A pass looks at this much of a group above its protection, or a tenth of its overage if that is
+/// less: so it comes to an end.
+const FLOOR: u64 = 128 << 10;
+const FLOOR_PART: u64 = 10;
+
+impl Arm {
+    /// Of a list of `size` bytes of a group that uses `usage` bytes.
+    pub fn scan(self, size: u64, usage: u64, given: Promise, pass: Pass) -> Scan {
+        let keeps_low = pass == Pass::KeepsLow && given.low > given.min;
+        let guard = match (self, pass) {
+            (Arm::Off, _) => return Scan { bytes: size, low_skipped: false },
+            (_, Pass::KeepsLow) => given.low.max(given.min),
+            (_, Pass::KeepsMin) => given.min,
+        };
+        if usage <= guard {
+            // One that is within `min` has nothing to give in any pass.
+            return Scan { bytes: 0, low_skipped: keeps_low && usage > given.min };
+        }
+        let bytes = match self {
+            Arm::Proportional => {
+                let floor = FLOOR.min((usage - guard) / FLOOR_PART);
+                (size - part(size, guard, usage + 1)).max(floor)
+            }
+            Arm::Published if guard > 0 => part(size, usage, guard).saturating_sub(size).max(FLOOR),
+            _ => size,
+        };
+        let bytes = bytes.min(size);
+        Scan { bytes, low_skipped: keeps_low && bytes < size }
+    }
+}
+
+/// `size · by / of`, at most the largest number.
+fn part(size: u64, by: u64, of: u64) -> u64 {
+    u64::try_from(u128::from(size) * u128::from(by) / u128::from(of)).unwrap_or(u64::MAX)
+}
+
+/// The part of a list's scans that has not been done (SCAN-P3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carry(u64);
+
+impl Carry {
+    /// A `2^priority`th of `bytes`, together with the earlier remainders.
+    pub fn take(&mut self, bytes: u64, priority: u32) -> u64 {
+        // Of list that became small since, no more than twice of it.
+        let sum = u128::from(self.0 % (1 << priority)) + u128::from(bytes);
+        self.0 = (sum % (1 << priority)) as u64;
+        (sum >> priority) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PAGE: u64 = 4096;
+
+    fn low(low: u64) -> Promise {
+        Promise { min: 0, low }
+    }
+
+    fn all(arm: Arm, size: u64, given: Promise, pass: Pass) -> Scan {
+        arm.scan(size, size, given, pass)
+    }
+
+    #[test]
+    fn a_group_at_its_protection_is_left_alone_and_a_page_above_nearly() {
+        let size = 10_000 * PAGE;
+        let scan = |usage: u64| Arm::Proportional.scan(usage, usage, low(size), Pass::KeepsLow);
+        assert_eq!(scan(size), Scan { bytes: 0, low_skipped: true }, "SCAN-P1");
+        let above = scan(size + PAGE);
+        assert!(above.bytes <= PAGE + 1 && above.bytes > 0 && above.low_skipped, "{above:?}");
+        let binary = Arm::Binary.scan(size + PAGE, size + PAGE, low(size), Pass::KeepsLow);
+        assert_eq!(binary.bytes, size + PAGE, "the cliff");
+    }
+
+    /// The line of section 10 of the reference: 1 - low / usage, within a thousandth.
+    #[test]
+    fn scans_follow_the_part_above_the_protection() {
+        let size = 19 << 30;
+        for (of, thousandths) in [(21, 0), (17, 105), (12, 368), (8, 579), (4, 789), (0, 1000)] {
+            let scan = all(Arm::Proportional, size, low(of << 30), Pass::KeepsLow);
+            let part = scan.bytes / (size / 1000);
+            assert!(part.abs_diff(thousandths) <= 1, "{of} GiB: {part} thousandths");
+            assert_eq!(scan.low_skipped, of > 0, "SCAN-P2");
+        }
+        // W / low - 1, at most all.
+        for (of, thousandths) in [(17, 117), (12, 583), (8, 1000), (4, 1000)] {
+            let scan = all(Arm::Published, size, low(of << 30), Pass::KeepsLow);
+            let part = scan.bytes / (size / 1000);
+            assert!(part.abs_diff(thousandths) <= 1, "{of} GiB: {part} thousandths");
+        }
+    }
+
+    #[test]
+    fn the_second_pass_keeps_only_what_is_never_taken() {
+        let given = Promise { min: 400 * PAGE, low: 2000 * PAGE };
+        let scan = |pass| all(Arm::Proportional, 1000 * PAGE, given, pass);
+        assert_eq!(scan(Pass::KeepsLow), Scan { bytes: 0, low_skipped: true });
+        let second = scan(Pass::KeepsMin);
+        assert!(second.bytes.abs_diff(600 * PAGE) <= PAGE && !second.low_skipped, "{second:?}");
+        let within = Arm::Proportional.scan(300 * PAGE, 300 * PAGE, given, Pass::KeepsLow);
+        assert_eq!(within, Scan::default(), "no second pass helps");
+    }
+
+    #[test]
+    fn extremes_are_no_overflow() {
+        for usage in [0, 1, PAGE, u64::MAX >> 4, u64::MAX - 1] {
+            for promised in [0, 1, u64::MAX >> 4, u64::MAX] {
+                for arm in [Arm::Proportional, Arm::Published, Arm::Binary, Arm::Off] {
+                    let given = Promise { min: promised / 2, low: promised };
+                    for pass in [Pass::KeepsLow, Pass::KeepsMin] {
+                        assert!(arm.scan(usage, usage, given, pass).bytes <= usage);
+                    }
+                }
+            }
+        }
+    }
+
+    proptest! {
+        /// A list far smaller than 2^12 pages gets its part all the same.
+        #[test]
+        fn nothing_is_lost_by_small_parts(
+            scans in prop::collection::vec((0..1_u64 << 30, 0..=12_u32), 1..40)
+        ) {
+            let mut carry = Carry::default();
+            let priority = scans[0].1;
+            let sum: u64 = scans.iter().map(|(bytes, _)| bytes).sum();
+            let taken: u64 = scans.iter().map(|(bytes, _)| carry.take(*bytes, priority)).sum();
+            prop_assert!(taken == sum >> priority, "{} of {} by {}", taken, sum, priority);
+        }
+
+        /// More usage, or less protection, never means less to look at.
+        #[test]
+        fn scans_are_monotone(
+            size in 1..1_u64 << 40, given in 0..1_u64 << 40, more in 0..1_u64 << 30
+        ) {
+            let scan = |size, given| all(Arm::Proportional, size, low(given), Pass::KeepsLow).bytes;
+            prop_assert!(scan(size + more, given) >= scan(size, given));
+            prop_assert!(scan(size, given + more) <= scan(size, given));
+        }
+    }
+}
