@@ -11,12 +11,14 @@
 
 #![forbid(unsafe_code)]
 
+mod group;
 mod owner;
 mod protection;
 mod reclaim;
 mod scan;
 mod shares;
 
+pub use group::{GroupLimits, Picture};
 pub use owner::{LookupCharge, Memory, MemoryCharge, MemoryClass, MemoryOwner, Slot};
 pub use protection::{GroupUse, Promise, protections};
 pub use reclaim::{Lists, Reclaimed, reclaim};

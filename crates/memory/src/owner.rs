@@ -17,6 +17,7 @@ use std::sync::{Arc, Weak};
 use copyhold_sync::{Mutex, of};
 
 use crate::LOOKUP_BYTES;
+use crate::group::Place;
 
 /// A kind of object in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -95,6 +96,7 @@ pub struct MemoryOwner(Arc<Counted>);
 struct Counted {
     slot: Slot,
     charged: Lines<Counters>,
+    place: Place,
     slots: Weak<Slots>,
 }
 
@@ -141,7 +143,9 @@ impl MemoryOwner {
         let free = slots.free.lock().pop();
         let mut owners = slots.owners.lock();
         let slot = free.unwrap_or(Slot(owners.len() as u32));
-        let account = Counted { slot, charged: Lines::default(), slots: Arc::downgrade(slots) };
+        let slots_of = Arc::downgrade(slots);
+        let place = Place::default();
+        let account = Counted { slot, charged: Lines::default(), place, slots: slots_of };
         let owner = MemoryOwner(Arc::new(account));
         let entry = Arc::downgrade(&owner.0);
         match owners.get_mut(slot.0 as usize) {
@@ -153,6 +157,10 @@ impl MemoryOwner {
 
     pub fn slot(&self) -> Slot {
         self.0.slot
+    }
+
+    pub(crate) fn place(&self) -> &Place {
+        &self.0.place
     }
 
     /// Bytes of a class.

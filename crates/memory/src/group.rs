@@ -1,0 +1,250 @@
+//! Groups: owners in a tree, with limits.
+//!
+//! Problem.  A subvolume holds others, and is itself held; a limit of it is for all of them, as the
+//!           limits of quotas are.
+//! Idea.     An owner knows its holder. A walk of reclaim takes a picture of the tree below its
+//!           root: the usage of each group with all that it holds, from the counters as they are.
+//!           Nothing is summed up before, so a charge costs no more in a deep tree.
+//!
+//! GROUP-T1  A group has a list of its own objects. Where it holds others, that list is a child of
+//!           the group beside them, without a promise of its own: the holder's promise goes to all
+//!           of them by use.
+//! GROUP-T2  A group without usage is no part of a picture.
+//! GROUP-T3  Holders form no circle: what would close one is taken for a child of the root.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use crate::owner::{Memory, MemoryOwner, Slot};
+use crate::protection::{GroupUse, Promise};
+
+/// The limits of a group in bytes. `high` and `max` are for the group with all that it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupLimits {
+    pub promise: Promise,
+    /// Above it, reclaim and delays; `u64::MAX`: none.
+    pub high: u64,
+    /// Never above it; `u64::MAX`: none.
+    pub max: u64,
+}
+
+impl Default for GroupLimits {
+    fn default() -> GroupLimits {
+        GroupLimits { promise: Promise::default(), high: u64::MAX, max: u64::MAX }
+    }
+}
+
+/// The limits and the place of an owner.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// The slot of its holder; [`Self::TOP`] without one.
+    holder: AtomicU32,
+    min: AtomicU64,
+    low: AtomicU64,
+    high: AtomicU64,
+    max: AtomicU64,
+}
+
+impl Place {
+    const TOP: u32 = u32::MAX;
+}
+
+impl Default for Place {
+    fn default() -> Place {
+        let GroupLimits { promise, high, max } = GroupLimits::default();
+        Place {
+            holder: AtomicU32::new(Self::TOP),
+            min: AtomicU64::new(promise.min),
+            low: AtomicU64::new(promise.low),
+            high: AtomicU64::new(high),
+            max: AtomicU64::new(max),
+        }
+    }
+}
+
+impl MemoryOwner {
+    pub fn limits(&self) -> GroupLimits {
+        let Place { min, low, high, max, .. } = self.place();
+        GroupLimits {
+            promise: Promise { min: min.load(Relaxed), low: low.load(Relaxed) },
+            high: high.load(Relaxed),
+            max: max.load(Relaxed),
+        }
+    }
+
+    pub fn set_limits(&self, limits: &GroupLimits) {
+        let place = self.place();
+        place.min.store(limits.promise.min, Relaxed);
+        place.low.store(limits.promise.low, Relaxed);
+        place.high.store(limits.high, Relaxed);
+        place.max.store(limits.max, Relaxed);
+    }
+
+    /// Says which owner holds it; none: it is a child of the root.
+    pub fn set_holder(&self, holder: Option<&MemoryOwner>) {
+        let slot = holder.map_or(Place::TOP, |holder| holder.slot().0);
+        self.place().holder.store(slot, Relaxed);
+    }
+
+    fn holder(&self) -> Option<Slot> {
+        let slot = self.place().holder.load(Relaxed);
+        (slot != Place::TOP).then_some(Slot(slot))
+    }
+}
+
+/// The groups of one walk.
+#[derive(Clone, Debug, Default)]
+pub struct Picture {
+    /// The root first, parents before their children.
+    pub groups: Vec<GroupUse>,
+    /// Whose list it is; none for groups that hold others.
+    pub lists: Vec<Option<Slot>>,
+}
+
+/// A group while its picture is taken.
+struct Seen {
+    slot: Slot,
+    holder: Option<usize>,
+    own: u64,
+    promise: Promise,
+    /// With all that it holds.
+    usage: u64,
+    children: Vec<usize>,
+}
+
+impl Memory {
+    /// All groups with some usage; `of`: the usage of an owner.
+    pub fn picture(&self, of: impl Fn(&MemoryOwner) -> u64) -> Picture {
+        let owners = self.owners();
+        let places: HashMap<Slot, usize> =
+            owners.iter().enumerate().map(|(at, owner)| (owner.slot(), at)).collect();
+        let mut seen: Vec<Seen> = Vec::with_capacity(owners.len());
+        for owner in &owners {
+            let own = of(owner);
+            seen.push(Seen {
+                slot: owner.slot(),
+                holder: owner.holder().and_then(|holder| places.get(&holder).copied()),
+                own,
+                promise: owner.limits().promise,
+                usage: own,
+                children: Vec::new(),
+            });
+        }
+        let tops = plant(&mut seen);
+        let mut picture = Picture::default();
+        let usage = tops.iter().map(|top| seen[*top].usage).sum();
+        picture.groups.push(GroupUse { usage, ..GroupUse::default() });
+        picture.lists.push(None);
+        let mut todo: Vec<(usize, usize)> = tops.into_iter().rev().map(|top| (top, 0)).collect();
+        while let Some((at, parent)) = todo.pop() {
+            let group = &seen[at];
+            if group.usage == 0 {
+                continue;
+            }
+            let place = picture.groups.len();
+            let parent = Some(parent);
+            picture.groups.push(GroupUse { parent, usage: group.usage, promise: group.promise });
+            if group.children.is_empty() {
+                picture.lists.push(Some(group.slot));
+                continue;
+            }
+            picture.lists.push(None);
+            // GROUP-T1.
+            let promise = Promise::default();
+            picture.groups.push(GroupUse { parent: Some(place), usage: group.own, promise });
+            picture.lists.push(Some(group.slot));
+            todo.extend(group.children.iter().rev().map(|child| (*child, place)));
+        }
+        picture
+    }
+}
+
+/// Sums usages up, from the leaves. Returns the children of the root.
+fn plant(seen: &mut [Seen]) -> Vec<usize> {
+    let depth = |mut at: usize| {
+        let mut depth = 0;
+        while let Some(holder) = seen[at].holder {
+            (at, depth) = (holder, depth + 1);
+            if depth > seen.len() {
+                return None;
+            }
+        }
+        Some(depth)
+    };
+    let depths: Vec<Option<usize>> = (0..seen.len()).map(depth).collect();
+    let mut deepest: Vec<usize> = (0..seen.len()).collect();
+    deepest.sort_by_key(|at| std::cmp::Reverse(depths[*at]));
+    let mut tops = Vec::new();
+    for at in deepest {
+        // GROUP-T3.
+        match seen[at].holder.filter(|_| depths[at].is_some()) {
+            Some(holder) => {
+                let usage = seen[at].usage;
+                seen[holder].usage += usage;
+                if usage > 0 {
+                    seen[holder].children.push(at);
+                }
+            }
+            None => tops.push(at),
+        }
+    }
+    tops.sort_unstable();
+    tops
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MemoryCharge, MemoryClass};
+
+    fn total(owner: &MemoryOwner) -> u64 {
+        MemoryClass::ALL.iter().map(|class| owner.charged(*class).max(0) as u64).sum()
+    }
+
+    fn with(memory: &Memory, bytes: i64) -> (MemoryOwner, MemoryCharge) {
+        let owner = memory.add_owner();
+        let charge = owner.charge(MemoryClass::Node, bytes);
+        (owner, charge)
+    }
+
+    #[test]
+    fn a_holder_counts_all_that_it_holds() {
+        let memory = Memory::default();
+        let ((a, _a), (b, _b), (c, _c)) = (with(&memory, 10), with(&memory, 20), with(&memory, 30));
+        let (idle, _idle) = with(&memory, 0);
+        b.set_holder(Some(&a));
+        c.set_holder(Some(&b));
+        idle.set_holder(Some(&c));
+        let low = |low| GroupLimits { promise: Promise { min: 0, low }, ..GroupLimits::default() };
+        a.set_limits(&low(40));
+        let Picture { groups, lists } = memory.picture(total);
+        let of = |slot: &MemoryOwner| {
+            lists.iter().position(|list| *list == Some(slot.slot())).expect("it has a list")
+        };
+        assert_eq!(groups[0].usage, 60);
+        let (own, inner) = (groups[of(&a)], groups[of(&c)]);
+        assert_eq!((own.usage, own.promise.low), (10, 0), "GROUP-T1");
+        let a = groups[own.parent.unwrap()];
+        assert_eq!((a.usage, a.promise.low, a.parent), (60, 40, Some(0)));
+        let b = groups[inner.parent.unwrap()];
+        assert_eq!((inner.usage, b.usage), (30, 50));
+        assert!(!lists.contains(&Some(idle.slot())), "GROUP-T2");
+        assert!(groups.iter().enumerate().all(|(at, of)| of.parent.is_none_or(|p| p < at)));
+    }
+
+    #[test]
+    fn a_circle_of_holders_ends() {
+        let memory = Memory::default();
+        let ((a, _a), (b, _b), (c, _c)) = (with(&memory, 1), with(&memory, 2), with(&memory, 4));
+        a.set_holder(Some(&b));
+        b.set_holder(Some(&a));
+        c.set_holder(Some(&b));
+        let picture = memory.picture(total);
+        assert_eq!(picture.groups[0].usage, 7, "GROUP-T3");
+        assert_eq!(picture.lists.iter().flatten().count(), 3);
+        // A holder whose subvolume is gone.
+        drop((a, _a));
+        let left = memory.picture(total);
+        assert_eq!(left.groups[0].usage, 6);
+    }
+}
