@@ -52,7 +52,7 @@ impl NodeStore {
         turn: u64,
     ) -> NodeStore {
         let shards = (cache_bytes / (SHARD_NODES * node_bytes)).clamp(1, CACHE_SHARDS);
-        let cache = NodeCache::new(cache_bytes, shards);
+        let cache = NodeCache::new(memory.clone(), cache_bytes, shards);
         NodeStore { reader, memory, cache, maps: Mutex::default(), turn }
     }
 
