@@ -10,10 +10,11 @@
 //!           the group beside them, without a promise of its own: the holder's promise goes to all
 //!           of them by use.
 //! GROUP-T2  A group without usage is no part of a picture.
-//! GROUP-T3  Holders form no circle: what would close one is taken for a child of the root.
+//! GROUP-T3  Holders form no circle: what would close one is taken for a child of the root. So is
+//!           a group whose holder is gone, whatever has its slot now.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::owner::{Memory, MemoryOwner, Slot};
 use crate::protection::{GroupUse, Promise};
@@ -37,8 +38,8 @@ impl Default for GroupLimits {
 /// The limits and the place of an owner.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// The slot of its holder; [`Self::TOP`] without one.
-    holder: AtomicU32,
+    /// The serial number of its holder; [`Self::TOP`] without one.
+    holder: AtomicU64,
     min: AtomicU64,
     low: AtomicU64,
     high: AtomicU64,
@@ -46,14 +47,14 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    const TOP: u32 = u32::MAX;
+    const TOP: u64 = u64::MAX;
 }
 
 impl Default for Place {
     fn default() -> Place {
         let GroupLimits { promise, high, max } = GroupLimits::default();
         Place {
-            holder: AtomicU32::new(Self::TOP),
+            holder: AtomicU64::new(Self::TOP),
             min: AtomicU64::new(promise.min),
             low: AtomicU64::new(promise.low),
             high: AtomicU64::new(high),
@@ -82,13 +83,13 @@ impl MemoryOwner {
 
     /// Says which owner holds it; none: it is a child of the root.
     pub fn set_holder(&self, holder: Option<&MemoryOwner>) {
-        let slot = holder.map_or(Place::TOP, |holder| holder.slot().0);
-        self.place().holder.store(slot, Relaxed);
+        let serial = holder.map_or(Place::TOP, MemoryOwner::serial);
+        self.place().holder.store(serial, Relaxed);
     }
 
-    fn holder(&self) -> Option<Slot> {
-        let slot = self.place().holder.load(Relaxed);
-        (slot != Place::TOP).then_some(Slot(slot))
+    /// Whether this is the owner that holds it; none: the root.
+    pub fn is_held_by(&self, holder: Option<&MemoryOwner>) -> bool {
+        self.place().holder.load(Relaxed) == holder.map_or(Place::TOP, MemoryOwner::serial)
     }
 }
 
@@ -116,14 +117,14 @@ impl Memory {
     /// All groups with some usage; `of`: the usage of an owner.
     pub fn picture(&self, of: impl Fn(&MemoryOwner) -> u64) -> Picture {
         let owners = self.owners();
-        let places: HashMap<Slot, usize> =
-            owners.iter().enumerate().map(|(at, owner)| (owner.slot(), at)).collect();
+        let places: HashMap<u64, usize> =
+            owners.iter().enumerate().map(|(at, owner)| (owner.serial(), at)).collect();
         let mut seen: Vec<Seen> = Vec::with_capacity(owners.len());
         for owner in &owners {
             let own = of(owner);
             seen.push(Seen {
                 slot: owner.slot(),
-                holder: owner.holder().and_then(|holder| places.get(&holder).copied()),
+                holder: places.get(&owner.place().holder.load(Relaxed)).copied(),
                 own,
                 promise: owner.limits().promise,
                 usage: own,
@@ -242,9 +243,18 @@ mod tests {
         let picture = memory.picture(total);
         assert_eq!(picture.groups[0].usage, 7, "GROUP-T3");
         assert_eq!(picture.lists.iter().flatten().count(), 3);
-        // A holder whose subvolume is gone.
+    }
+
+    #[test]
+    fn another_owner_in_the_slot_of_a_holder_holds_nothing() {
+        let memory = Memory::default();
+        let ((a, _a), (b, _b)) = (with(&memory, 1), with(&memory, 2));
+        b.set_holder(Some(&a));
+        let slot = a.slot();
         drop((a, _a));
-        let left = memory.picture(total);
-        assert_eq!(left.groups[0].usage, 6);
+        let (other, _other) = with(&memory, 4);
+        assert_eq!(other.slot(), slot);
+        let Picture { groups, lists } = memory.picture(total);
+        assert_eq!((groups[0].usage, lists.len()), (6, 3), "GROUP-T3: the root and two lists");
     }
 }

@@ -11,7 +11,7 @@
 //! figure.
 
 use std::fmt;
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use copyhold_sync::{Mutex, of};
@@ -87,6 +87,8 @@ struct Slots {
     /// By slot.
     owners: Mutex<Vec<Weak<Counted>>, of::MemoryOwners>,
     free: Mutex<Vec<Slot>, of::MemorySlots>,
+    /// Owners that there were.
+    made: AtomicU64,
 }
 
 /// A counter of memory by class. Clones are the same owner.
@@ -95,6 +97,8 @@ pub struct MemoryOwner(Arc<Counted>);
 
 struct Counted {
     slot: Slot,
+    /// Its number among all that there were: a slot is used again.
+    serial: u64,
     charged: Lines<Counters>,
     place: Place,
     slots: Weak<Slots>,
@@ -145,7 +149,8 @@ impl MemoryOwner {
         let slot = free.unwrap_or(Slot(owners.len() as u32));
         let slots_of = Arc::downgrade(slots);
         let place = Place::default();
-        let account = Counted { slot, charged: Lines::default(), place, slots: slots_of };
+        let serial = slots.made.fetch_add(1, Relaxed);
+        let account = Counted { slot, serial, charged: Lines::default(), place, slots: slots_of };
         let owner = MemoryOwner(Arc::new(account));
         let entry = Arc::downgrade(&owner.0);
         match owners.get_mut(slot.0 as usize) {
@@ -157,6 +162,10 @@ impl MemoryOwner {
 
     pub fn slot(&self) -> Slot {
         self.0.slot
+    }
+
+    pub(crate) fn serial(&self) -> u64 {
+        self.0.serial
     }
 
     pub(crate) fn place(&self) -> &Place {

@@ -135,7 +135,7 @@ impl Volumes {
         let txg = self.pool.apply_with(credit, tx, |_, _| begin())?;
         let subvol = Subvol::new(id, home, item, owner);
         subvol.set_last_txg(txg);
-        self.state.map.write().subvols.insert(id, subvol.clone());
+        self.state.map.write().add(&subvol);
         Ok((subvol, txg))
     }
 
@@ -229,7 +229,7 @@ impl Volumes {
         let [_, owner] = owners;
         let subvol = Subvol::new(numbers.subvol, cell.clone(), items[1], owner);
         subvol.set_last_txg(txg);
-        self.state.map.write().subvols.insert(subvol.id(), subvol.clone());
+        self.state.map.write().add(&subvol);
         Ok((subvol, txg))
     }
 

@@ -13,6 +13,7 @@ use copyhold_types::{InodeNo, SubvolId, Timestamp, Txg};
 
 use crate::birth::{NewSubvol, Numbers};
 use crate::error::{Result, VolumeError};
+use crate::place::tell_holder;
 use crate::quota::{Replaced, Resident};
 use crate::trees::Trees;
 use crate::volumes::{Subvol, Volumes};
@@ -91,7 +92,10 @@ impl Volumes {
         let made =
             self.branch(&mut trees, snapshot, holders, numbers, new, next_inode, dies, credit, tx)?;
         match item.state {
-            SubvolState::Live => old.set_item(item),
+            SubvolState::Live => {
+                old.set_item(item);
+                tell_holder(&self.state.map.read(), old);
+            }
             SubvolState::Dying(_) => self.set_step(old, item),
         }
         old.set_last_txg(made.1);

@@ -34,6 +34,7 @@ use crate::error::{Result, VolumeError};
 use crate::family::{Birth, Family, FamilyId};
 use crate::nodes::{Tenants, unflushed_of};
 use crate::pace::Freeing;
+use crate::place::tell_holder;
 use crate::queue::Queue;
 use crate::quota::{Ledger, Loader, Resident};
 
@@ -288,6 +289,7 @@ impl Map {
             }
             map.subvols.insert(id, Subvol::new(id, home, item, memory.add_owner()));
         }
+        map.subvols.values().for_each(|subvol| tell_holder(&map, subvol));
         Ok(map)
     }
 

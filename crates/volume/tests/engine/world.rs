@@ -182,6 +182,18 @@ impl World {
             98.. => self.crash_at_once(),
             _ => self.write(),
         }
+        self.check_holders();
+    }
+
+    /// The memory of each subvolume has the owner that the record of its entry's place says; the
+    /// root's children are children of the root of memory.
+    fn check_holders(&self) {
+        for subvol in self.volumes.list() {
+            let holder = subvol.item().place.subvol;
+            let holder = self.volumes.subvol(holder).filter(|_| holder != SubvolId::ROOT);
+            let is_right = subvol.owner().is_held_by(holder.as_ref().map(|of| of.owner()));
+            assert!(is_right, "GROUP-T1: the holder of {}", subvol.id());
+        }
     }
 
     fn range(&mut self) -> (u64, std::ops::Range<u64>) {
