@@ -11,8 +11,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use copyhold_format::item::{
-    EPOCH, EpochItem, EpochState, GROUP, HEIR, INODES, InodesItem, MEMBER, QUOTA, QuotaItem,
-    SUBVOL, Step, SubvolItem, SubvolState, USAGE, UsageItem, usage_key,
+    EPOCH, EpochItem, EpochState, GROUP, HEIR, INODES, InodesItem, MEMBER, MEMORY, MemoryItem,
+    QUOTA, QuotaItem, SUBVOL, Step, SubvolItem, SubvolState, USAGE, UsageItem, memory_key,
+    usage_key,
 };
 use copyhold_pool::{ID_MARK, IdSpace, Pool};
 use copyhold_types::{EpochId, InodeNo, Key, SubvolId, TableId};
@@ -35,6 +36,8 @@ pub(crate) struct System {
     quotas: QuotaItem,
     usage: BTreeMap<EpochId, UsageItem>,
     inodes: BTreeMap<SubvolId, InodesItem>,
+    /// Subvolumes with limits of memory.
+    memory: Vec<SubvolId>,
     groups: Loader,
     /// Subvolumes with a record that means nothing.
     bad: Vec<SubvolId>,
@@ -78,8 +81,19 @@ impl System {
                 let mark = u64::from_le_bytes(value.try_into().expect("eight bytes"));
                 self.marks.insert(key, mark);
             }
+            MEMORY => self.add_memory(checker, key, value),
             QUOTA | USAGE | GROUP | MEMBER | HEIR | INODES => self.add_quota(checker, key, value),
             _ => checker.report.add(Problem::UnknownItem { table: Pool::SYSTEM, key }),
+        }
+    }
+
+    fn add_memory(&mut self, checker: &mut Checker, key: Key, value: &[u8]) {
+        match MemoryItem::parse(key, value) {
+            Ok((subvol, _)) => self.memory.push(subvol),
+            Err(error) => {
+                let (table, why) = (Pool::SYSTEM, error.to_string());
+                checker.report.add(Problem::Record { table, key, why });
+            }
         }
     }
 
@@ -154,6 +168,7 @@ impl System {
             self.check_epoch(checker, epoch, item);
         }
         self.check_groups(checker);
+        self.check_memory(checker);
         checker.counting = self.is_several() || self.quotas.counted_from.is_some();
         for table in [Pool::SHARES, Pool::PENDING] {
             if let Some(table) = checker.table(table) {
@@ -304,6 +319,16 @@ impl System {
             at = holder.place.subvol;
         }
         at == SubvolId::ROOT
+    }
+
+    /// LIMITS-M1.
+    fn check_memory(&self, checker: &mut Checker) {
+        let lives = |subvol: &SubvolId| self.live().any(|live| live == *subvol);
+        for subvol in self.memory.iter().filter(|subvol| !lives(subvol)) {
+            let (table, key) = (Pool::SYSTEM, memory_key(*subvol));
+            let why = "limits of memory of a subvolume that does not live".to_owned();
+            checker.report.add(Problem::Record { table, key, why });
+        }
     }
 
     /// SYSTEM-Y4.

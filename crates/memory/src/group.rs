@@ -14,7 +14,7 @@
 //!           a group whose holder is gone, whatever has its slot now.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::owner::{Memory, MemoryOwner, Slot};
 use crate::protection::{GroupUse, Promise};
@@ -27,11 +27,13 @@ pub struct GroupLimits {
     pub high: u64,
     /// Never above it; `u64::MAX`: none.
     pub max: u64,
+    /// Its share of what is scarce, beside others with the same holder.
+    pub weight: u32,
 }
 
 impl Default for GroupLimits {
     fn default() -> GroupLimits {
-        GroupLimits { promise: Promise::default(), high: u64::MAX, max: u64::MAX }
+        GroupLimits { promise: Promise::default(), high: u64::MAX, max: u64::MAX, weight: 100 }
     }
 }
 
@@ -44,6 +46,7 @@ pub(crate) struct Place {
     low: AtomicU64,
     high: AtomicU64,
     max: AtomicU64,
+    weight: AtomicU32,
 }
 
 impl Place {
@@ -52,24 +55,26 @@ impl Place {
 
 impl Default for Place {
     fn default() -> Place {
-        let GroupLimits { promise, high, max } = GroupLimits::default();
+        let GroupLimits { promise, high, max, weight } = GroupLimits::default();
         Place {
             holder: AtomicU64::new(Self::TOP),
             min: AtomicU64::new(promise.min),
             low: AtomicU64::new(promise.low),
             high: AtomicU64::new(high),
             max: AtomicU64::new(max),
+            weight: AtomicU32::new(weight),
         }
     }
 }
 
 impl MemoryOwner {
     pub fn limits(&self) -> GroupLimits {
-        let Place { min, low, high, max, .. } = self.place();
+        let Place { min, low, high, max, weight, .. } = self.place();
         GroupLimits {
             promise: Promise { min: min.load(Relaxed), low: low.load(Relaxed) },
             high: high.load(Relaxed),
             max: max.load(Relaxed),
+            weight: weight.load(Relaxed),
         }
     }
 
@@ -79,6 +84,7 @@ impl MemoryOwner {
         place.low.store(limits.promise.low, Relaxed);
         place.high.store(limits.high, Relaxed);
         place.max.store(limits.max, Relaxed);
+        place.weight.store(limits.weight, Relaxed);
     }
 
     /// Says which owner holds it; none: it is a child of the root.

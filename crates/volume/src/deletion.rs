@@ -18,12 +18,14 @@
 //! Nothing here is needed to open a pool.
 
 use copyhold_format::item::{Step, SubvolItem, SubvolState, epoch_key, subvol_key};
+use copyhold_memory::GroupLimits;
 use copyhold_pool::{Cached, Credit, IdSpace, KeptNodes, Pool, Tier, Transaction};
 use copyhold_types::{EpochId, Key, SubvolId, TableId, Timestamp, Txg};
 
 use crate::birth::put_epoch;
 use crate::error::{Result, VolumeError};
 use crate::family::Absorption;
+use crate::memory;
 use crate::pending::RELEASES_PER_STEP;
 use crate::release::Release;
 use crate::sabotage::Sabotage;
@@ -91,9 +93,11 @@ impl Volumes {
         self.put_rows(rows, &mut tx);
         let item = SubvolItem { state: SubvolState::Dying(Step::Settle), ..subvol.item() };
         tx.put(Pool::SYSTEM, subvol_key(subvol.id()), &item.encode()[..]);
+        memory::forget(&mut tx, subvol);
         let forget = || self.state.ledger.forget_inodes(subvol.id());
         let txg = self.pool.apply_with(credit, tx, |_, _| forget())?;
         self.set_step(subvol, item);
+        subvol.owner().set_limits(&GroupLimits::default());
         Ok(txg)
     }
 

@@ -8,11 +8,13 @@
 use std::sync::Arc;
 
 use copyhold_format::item::{ParentDirectory, Step, SubvolItem, SubvolState, subvol_key};
+use copyhold_memory::GroupLimits;
 use copyhold_pool::{Credit, Pool, Transaction};
 use copyhold_types::{InodeNo, SubvolId, Timestamp, Txg};
 
 use crate::birth::{NewSubvol, Numbers};
 use crate::error::{Result, VolumeError};
+use crate::memory;
 use crate::place::tell_holder;
 use crate::quota::{Replaced, Resident};
 use crate::trees::Trees;
@@ -88,15 +90,23 @@ impl Volumes {
         let rows = self.state.ledger.replace_subvolume(resident, old.id(), replaced)?;
         self.put_rows(rows, &mut tx);
         tx.put(Pool::SYSTEM, subvol_key(old.id()), &item.encode()[..]);
+        memory::copy(&mut tx, old, numbers.subvol);
         let dies = (item.state != SubvolState::Live).then(|| old.id());
+        if dies.is_some() {
+            memory::forget(&mut tx, old);
+        }
         let made =
             self.branch(&mut trees, snapshot, holders, numbers, new, next_inode, dies, credit, tx)?;
+        made.0.owner().set_limits(&old.owner().limits());
         match item.state {
             SubvolState::Live => {
                 old.set_item(item);
                 tell_holder(&self.state.map.read(), old);
             }
-            SubvolState::Dying(_) => self.set_step(old, item),
+            SubvolState::Dying(_) => {
+                self.set_step(old, item);
+                old.owner().set_limits(&GroupLimits::default());
+            }
         }
         old.set_last_txg(made.1);
         Ok(made)

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use copyhold_format::item::{
-    EPOCH, EpochItem, SUBVOL, SubvolFlags, SubvolItem, SubvolState, subvol_key,
+    EPOCH, EpochItem, MEMORY, MemoryItem, SUBVOL, SubvolFlags, SubvolItem, SubvolState, subvol_key,
 };
 use copyhold_memory::{Memory, MemoryOwner};
 use copyhold_pool::{Credit, EDITS_PER_RELEASE, Pool, RELEASE_EDIT_BYTES, Tier, Transaction};
@@ -212,6 +212,7 @@ impl Subvol {
 struct Records {
     subvols: BTreeMap<SubvolId, SubvolItem>,
     epochs: BTreeMap<EpochId, EpochItem>,
+    memory: BTreeMap<SubvolId, MemoryItem>,
     quotas: Loader,
 }
 
@@ -241,6 +242,10 @@ impl Records {
             }
             EPOCH => {
                 self.epochs.insert(EpochId(key.object), EpochItem::parse(key, value)?);
+            }
+            MEMORY => {
+                let (subvol, item) = MemoryItem::parse(key, value)?;
+                self.memory.insert(subvol, item);
             }
             _ => {
                 self.quotas.row(key, value)?;
@@ -369,7 +374,7 @@ impl Volumes {
     /// Reads the records. The pool was opened for tenants (`OpenOptions::tenants`), and begins to
     /// flush now. An interrupted deletion continues with the background work.
     pub async fn open(pool: Arc<Pool>) -> Result<Arc<Volumes>> {
-        let Records { subvols, epochs, quotas } = Records::read(&pool).await?;
+        let Records { subvols, epochs, memory, quotas } = Records::read(&pool).await?;
         let families = Family::restore(&epochs)?;
         let resident = |(&subvol, item): (&SubvolId, &SubvolItem)| resident(subvol, item);
         let live = subvols.iter().filter(|(_, item)| item.state == SubvolState::Live);
@@ -392,6 +397,10 @@ impl Volumes {
             freeing: Freeing::default(),
         });
         let subvols: Vec<_> = state.map.read().subvols.values().cloned().collect();
+        for subvol in &subvols {
+            let item = memory.get(&subvol.id).copied().unwrap_or_default();
+            subvol.owner().set_limits(&crate::memory::limits(&item));
+        }
         assign_owners(&pool, &subvols);
         for subvol in subvols {
             let family = subvol.family.read_tree();

@@ -14,6 +14,7 @@
 //! the pool's system table
 //!   (subvolume, SUBVOL, 0)                              subvol.rs
 //!   (epoch, EPOCH, 0)                                   epoch.rs
+//!   (subvolume, MEMORY, 0)                              memory.rs
 //!   QUOTA, USAGE, GROUP, MEMBER, HEIR, INODES           quota.rs
 //! a deadlist set, the shares, pending releases
 //!   (epoch, DEAD, address), (0, SHARE, address), (holder, PENDING, sequence)   deadlist.rs
@@ -28,6 +29,7 @@ mod epoch;
 mod extent;
 mod hash;
 mod inode;
+mod memory;
 mod quota;
 mod subvol;
 mod xattr;
@@ -46,6 +48,7 @@ pub use epoch::{EpochItem, EpochState, epoch_key};
 pub use extent::{EXTENT_BLOCKS_MAX, Extent, ExtentState};
 pub use hash::{HashKey, cookie, dirent_bucket, xattr_bucket};
 pub use inode::{InodeFlags, InodeItem};
+pub use memory::{MEMORY, MemoryItem, memory_key};
 pub use quota::{
     BadGroupId, GROUP, GroupId, GroupItem, HEIR, INODES, InodesItem, Limits, MEMBER, QUOTA,
     QuotaItem, TOMBSTONE_NAME_MAX, Tombstone, USAGE, UsageItem, encode_heir, group_key, heir_key,
@@ -147,6 +150,8 @@ pub fn parse_symlink(value: &[u8]) -> Result<&[u8], FormatError> {
 mod tests {
     use proptest::prelude::*;
 
+    use copyhold_types::SubvolId;
+
     use super::*;
 
     proptest! {
@@ -158,6 +163,7 @@ mod tests {
             let _ = Extent::parse(&bytes);
             let _ = SubvolItem::parse(&bytes);
             let _ = EpochItem::parse(Key::new(7, EPOCH, 0), &bytes);
+            let _ = MemoryItem::parse(memory_key(SubvolId(7)), &bytes);
             let _ = parse_truncate(&bytes);
             let _ = parse_inline(&bytes);
             let _ = parse_symlink(&bytes);

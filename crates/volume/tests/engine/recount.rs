@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use copyhold_format::item::{GroupId, ShareItem};
+use copyhold_format::item::{GroupId, MEMORY, ShareItem};
 use copyhold_format::label::{AREA_BLOCKS, Label};
 use copyhold_format::space_map::{Descriptor, METASLAB};
 use copyhold_pool::{Expect, Pool};
 use copyhold_table::NodeVisit;
 use copyhold_types::{BlockAddr, EpochId, Key, NodePtr, Purpose, Run, SubvolId};
 
-use crate::world::{Files, World};
+use crate::world::{Files, LOW, World};
 
 fn blocks(run: Run) -> std::ops::Range<u64> {
     run.addr.block()..run.end()
@@ -33,7 +33,9 @@ impl World {
     }
 
     fn files_of(&self, subvol: SubvolId) -> Files {
-        let mut found = Files::new();
+        let limits = self.volumes.subvol(subvol).unwrap().owner().limits();
+        let low = Some(limits.promise.low).filter(|low| *low > 0);
+        let mut found: Files = low.map(|low| (LOW, low)).into_iter().collect();
         for (key, extent) in self.extents(subvol) {
             let run = extent.pointer.run;
             let read = self.pool().read(run, Expect::Nothing, Purpose::Data);
@@ -47,9 +49,21 @@ impl World {
         found
     }
 
+    /// LIMITS-M1.
+    fn check_limits(&self) {
+        let (from, to) = (Key::MIN, Key::MAX);
+        let rows = self.rt.block_on(self.pool().range(Pool::SYSTEM, from, to, usize::MAX)).unwrap();
+        let limited = rows.into_iter().filter(|(key, _)| key.kind == MEMORY);
+        let limited: Vec<SubvolId> = limited.map(|(key, _)| SubvolId(key.object as u32)).collect();
+        let has_limits = |(_, files): &(&SubvolId, &Files)| files.contains_key(&LOW);
+        let wanted: Vec<SubvolId> = self.model.iter().filter(has_limits).map(|of| *of.0).collect();
+        assert_eq!(limited, wanted, "LIMITS-M1");
+    }
+
     /// RECOUNT-E1, RECOUNT-E2 and RECOUNT-E6, when all that is on its way has arrived.
     pub(crate) fn recount(&mut self) {
         self.finish();
+        self.check_limits();
         let nodes = self.nodes();
         let mut held: BTreeMap<u64, String> = BTreeMap::new();
         let mut hold = |run: Run, what: String| {

@@ -10,6 +10,7 @@ use copyhold_format::item::{
     EXTENT, EpochItem, Extent, ExtentState, HashKey, ParentDirectory, SubvolItem, epoch_key,
     extent_key, subvol_key,
 };
+use copyhold_memory::{GroupLimits, Promise};
 use copyhold_pool::{
     CreateOptions, IdSpace, LaneClass, Limits, OpenOptions, Pool, Tier, Transaction,
 };
@@ -18,7 +19,7 @@ use copyhold_types::{
     Buf, DeviceId, EpochId, InodeNo, Key, Pointer, Purpose, Run, SubvolId, TableId, Timestamp,
 };
 use copyhold_volume::quota::{Hold, Inherit};
-use copyhold_volume::{Leaving, NewSubvol, OldState, Subvol, Volumes};
+use copyhold_volume::{Leaving, NewSubvol, OldState, Subvol, Volumes, set_memory_limits};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
@@ -49,6 +50,9 @@ pub(crate) const ROOT_PLACE: ParentDirectory =
 
 /// What is in each block: a number that was never written before.
 pub(crate) type Files = BTreeMap<(u64, u64), u64>;
+
+/// The place of the limit `low` of a subvolume's memory among its files, if it has one.
+pub(crate) const LOW: (u64, u64) = (u64::MAX, 0);
 
 pub(crate) struct World {
     pub(crate) rt: Arc<SeededRuntime>,
@@ -168,7 +172,8 @@ impl World {
         match self.below(100) {
             0..40 => self.write(),
             40..50 => self.reflink(),
-            50..52 => self.move_entry(),
+            50 => self.set_limits(),
+            51 => self.move_entry(),
             52..60 => self.drop_range(),
             60..72 if self.model.len() < SUBVOLS => self.snapshot(),
             72..74 if self.model.len() < SUBVOLS => self.create(),
@@ -397,6 +402,16 @@ impl World {
         tx
     }
 
+    fn set_limits(&mut self) {
+        let (subvol, low) = (self.any(), self.below(3));
+        let promise = Promise { low, ..Promise::default() };
+        let limits = GroupLimits { promise, ..GroupLimits::default() };
+        self.rt.block_on(set_memory_limits(&self.volumes, &subvol, &limits)).unwrap();
+        let files = self.model.get_mut(&subvol.id()).expect("it lives");
+        files.remove(&LOW);
+        files.extend((low > 0).then_some((LOW, low)));
+    }
+
     fn snapshot(&mut self) {
         let (source, new) = (self.any(), self.new_subvol());
         self.snapshot_of(&source, &new);
@@ -420,7 +435,8 @@ impl World {
             let made = volumes.snapshot(source, &numbers, new, next, (credit, None), tx);
             (made.unwrap().0, numbers)
         });
-        let files = self.model[&source.id()].clone();
+        let mut files = self.model[&source.id()].clone();
+        files.remove(&LOW);
         self.model.insert(subvol.id(), files);
         self.owners.insert(numbers.epoch(), subvol.id());
         self.owners.insert(source.item().epoch, source.id());
@@ -512,7 +528,10 @@ impl World {
         let may = old_id != SubvolId::ROOT && old_id != snapshot.id() && related;
         assert_eq!(done.is_ok(), may && (keep || !self.holds(old_id)), "{old_id}, keep {keep}");
         let Ok((subvol, _)) = done else { return };
-        self.model.insert(subvol.id(), self.model[&snapshot.id()].clone());
+        let mut files = self.model[&snapshot.id()].clone();
+        files.remove(&LOW);
+        files.extend(self.model[&old_id].get_key_value(&LOW));
+        self.model.insert(subvol.id(), files);
         self.owners.insert(numbers.epoch(), subvol.id());
         self.owners.insert(snapshot.item().epoch, snapshot.id());
         let ids = [snapshot.item().epoch, numbers.epoch()];
