@@ -6,66 +6,19 @@
 //!           root: the usage of each group with all that it holds, from the counters as they are.
 //!           Nothing is summed up before, so a charge costs no more in a deep tree.
 //!
-//! GROUP-T1  A group has a list of its own objects. Where it holds others, that list is a child of
-//!           the group beside them, without a promise of its own: the holder's promise goes to all
-//!           of them by use.
-//! GROUP-T2  A group without usage is no part of a picture.
-//! GROUP-T3  Holders form no circle: what would close one is taken for a child of the root. So is
-//!           a group whose holder is gone, whatever has its slot now.
+//! MEMGROUP-T1  A group has a list of its own objects. Where it holds others, that list is a child
+//!              of the group beside them, without a promise of its own: the holder's promise goes
+//!              to all of them by use.
+//! MEMGROUP-T2  A group without usage is no part of a picture.
+//! MEMGROUP-T3  Holders form no circle: a group that would close one is taken for a child of the
+//!              root. So is a group whose holder is gone, though another has its slot now.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::owner::{Memory, MemoryOwner, Slot};
+use crate::place::{GroupLimits, Place};
 use crate::protection::{GroupUse, Promise};
-
-/// The limits of a group in bytes. `high` and `max` are for the group with all that it holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GroupLimits {
-    pub promise: Promise,
-    /// Above it, reclaim and delays; `u64::MAX`: none.
-    pub high: u64,
-    /// Never above it; `u64::MAX`: none.
-    pub max: u64,
-    /// Its share of what is scarce, beside others with the same holder.
-    pub weight: u32,
-}
-
-impl Default for GroupLimits {
-    fn default() -> GroupLimits {
-        GroupLimits { promise: Promise::default(), high: u64::MAX, max: u64::MAX, weight: 100 }
-    }
-}
-
-/// The limits and the place of an owner.
-#[derive(Debug)]
-pub(crate) struct Place {
-    /// The serial number of its holder; [`Self::TOP`] without one.
-    holder: AtomicU64,
-    min: AtomicU64,
-    low: AtomicU64,
-    high: AtomicU64,
-    max: AtomicU64,
-    weight: AtomicU32,
-}
-
-impl Place {
-    const TOP: u64 = u64::MAX;
-}
-
-impl Default for Place {
-    fn default() -> Place {
-        let GroupLimits { promise, high, max, weight } = GroupLimits::default();
-        Place {
-            holder: AtomicU64::new(Self::TOP),
-            min: AtomicU64::new(promise.min),
-            low: AtomicU64::new(promise.low),
-            high: AtomicU64::new(high),
-            max: AtomicU64::new(max),
-            weight: AtomicU32::new(weight),
-        }
-    }
-}
 
 impl MemoryOwner {
     pub fn limits(&self) -> GroupLimits {
@@ -104,7 +57,7 @@ impl MemoryOwner {
 pub struct Picture {
     /// The root first, parents before their children.
     pub groups: Vec<GroupUse>,
-    /// Whose list it is; none for groups that hold others.
+    /// The owner of each group's list; none for groups that hold others.
     pub lists: Vec<Option<Slot>>,
 }
 
@@ -156,7 +109,7 @@ impl Memory {
                 continue;
             }
             picture.lists.push(None);
-            // GROUP-T1.
+            // MEMGROUP-T1.
             let promise = Promise::default();
             picture.groups.push(GroupUse { parent: Some(place), usage: group.own, promise });
             picture.lists.push(Some(group.slot));
@@ -183,7 +136,7 @@ fn plant(seen: &mut [Seen]) -> Vec<usize> {
     deepest.sort_by_key(|at| std::cmp::Reverse(depths[*at]));
     let mut tops = Vec::new();
     for at in deepest {
-        // GROUP-T3.
+        // MEMGROUP-T3.
         match seen[at].holder.filter(|_| depths[at].is_some()) {
             Some(holder) => {
                 let usage = seen[at].usage;
@@ -230,12 +183,12 @@ mod tests {
         };
         assert_eq!(groups[0].usage, 60);
         let (own, inner) = (groups[of(&a)], groups[of(&c)]);
-        assert_eq!((own.usage, own.promise.low), (10, 0), "GROUP-T1");
+        assert_eq!((own.usage, own.promise.low), (10, 0), "MEMGROUP-T1");
         let a = groups[own.parent.unwrap()];
         assert_eq!((a.usage, a.promise.low, a.parent), (60, 40, Some(0)));
         let b = groups[inner.parent.unwrap()];
         assert_eq!((inner.usage, b.usage), (30, 50));
-        assert!(!lists.contains(&Some(idle.slot())), "GROUP-T2");
+        assert!(!lists.contains(&Some(idle.slot())), "MEMGROUP-T2");
         assert!(groups.iter().enumerate().all(|(at, of)| of.parent.is_none_or(|p| p < at)));
     }
 
@@ -247,7 +200,7 @@ mod tests {
         b.set_holder(Some(&a));
         c.set_holder(Some(&b));
         let picture = memory.picture(total);
-        assert_eq!(picture.groups[0].usage, 7, "GROUP-T3");
+        assert_eq!(picture.groups[0].usage, 7, "MEMGROUP-T3");
         assert_eq!(picture.lists.iter().flatten().count(), 3);
     }
 
@@ -261,6 +214,6 @@ mod tests {
         let (other, _other) = with(&memory, 4);
         assert_eq!(other.slot(), slot);
         let Picture { groups, lists } = memory.picture(total);
-        assert_eq!((groups[0].usage, lists.len()), (6, 3), "GROUP-T3: the root and two lists");
+        assert_eq!((groups[0].usage, lists.len()), (6, 3), "MEMGROUP-T3: the root and two lists");
     }
 }

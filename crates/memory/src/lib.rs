@@ -13,13 +13,15 @@
 
 mod group;
 mod owner;
+mod place;
 mod protection;
 mod reclaim;
 mod scan;
 mod shares;
 
-pub use group::{GroupLimits, Picture};
+pub use group::Picture;
 pub use owner::{LookupCharge, Memory, MemoryCharge, MemoryClass, MemoryOwner, Slot};
+pub use place::GroupLimits;
 pub use protection::{GroupUse, Promise, protections};
 pub use reclaim::{Lists, Reclaimed, reclaim};
 pub use scan::{Arm, Carry, Pass, Scan};

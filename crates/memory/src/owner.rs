@@ -17,7 +17,7 @@ use std::sync::{Arc, Weak};
 use copyhold_sync::{Mutex, of};
 
 use crate::LOOKUP_BYTES;
-use crate::group::Place;
+use crate::place::Place;
 
 /// A kind of object in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -86,7 +86,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const PAGE: u64 = 4096;
 
-    /// Lists of pages that nobody uses: all that is looked at comes free.
+    /// Lists of pages without users: each page that is looked at comes free.
     struct Pages {
         groups: Vec<GroupUse>,
         pages: Vec<u64>,
@@ -194,7 +194,7 @@ mod tests {
         }
     }
 
-    /// What is protected, and idle, is not looked at; and its rival takes nothing from it.
+    /// A protected and idle group is not looked at; and its rival takes nothing from it.
     #[test]
     fn an_idle_group_within_its_promise_is_never_looked_at() {
         let mut pages = Pages::new(&[
@@ -206,7 +206,7 @@ mod tests {
             let done = pages.add(2, MIB, 480 * MIB, Arm::Proportional);
             assert_eq!(done.broken, []);
         }
-        assert_eq!((pages.pages[1], pages.scanned[1]), (300 * MIB, 0), "SCAN-P1");
+        assert_eq!((pages.pages[1], pages.scanned[1]), (300 * MIB, 0), "SCANS-P1");
         assert!(pages.sum() <= 480 * MIB);
     }
 
@@ -246,9 +246,9 @@ mod tests {
         assert!(pages.pages[1] >= 99 * MIB, "{done:?}, {} left", pages.pages[1]);
     }
 
-    /// Steps of the protection from above the usage down to nothing, beside a rival of the same size
-    /// without protection: a page of the group is looked at as much less often as the ideal says, by
-    /// three hundredths at most; all or nothing has a cliff instead.
+    /// Steps of the protection from above the usage down to nothing, beside a rival of the same
+    /// size without protection: a page of the group is looked at as much less often as the ideal
+    /// says, by three hundredths at most; all or nothing has a cliff instead.
     #[test]
     fn pressure_follows_the_part_that_is_not_protected() {
         let pressure = |arm: Arm, of: u64| {

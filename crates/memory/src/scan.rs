@@ -5,11 +5,11 @@
 //! Idea.     The part of a group that is looked at is the part of its usage above its protection:
 //!           it rises from nothing, and rises as the group grows.
 //!
-//! SCAN-P1  A group within its protection is not looked at (equal counts as within).
-//! SCAN-P2  The first pass keeps `low`, the second only `min`. A pass that left out anything for
-//!          `low`, or took less for it, says so: before any refusal the second one follows.
-//! SCAN-P3  A pass looks at a small part first, then at twice as much, and so on ([`Carry`]); what
-//!          is less than a byte of a list is kept for the next time.
+//! SCANS-P1  A group within its protection is not looked at (equal counts as within).
+//! SCANS-P2  The first pass keeps `low`, the second only `min`. A pass that left out objects for
+//!           `low`, or took less for it, says so: before any refusal the second one follows.
+//! SCANS-P3  A pass looks at a small part first, then at twice as much, and so on ([`Carry`]). The
+//!           part of a list that is less than a byte is kept for the next time.
 //!
 //! The other arms are for comparison, in the same build: as published first, in 2019, all or
 //! nothing, and none.
@@ -80,7 +80,7 @@ fn part(size: u64, by: u64, of: u64) -> u64 {
     u64::try_from(u128::from(size) * u128::from(by) / u128::from(of)).unwrap_or(u64::MAX)
 }
 
-/// The part of a list's scans that has not been done (SCAN-P3).
+/// The part of a list's scans that has not been done (SCANS-P3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carry(u64);
 
@@ -114,7 +114,7 @@ mod tests {
     fn a_group_at_its_protection_is_left_alone_and_a_page_above_nearly() {
         let size = 10_000 * PAGE;
         let scan = |usage: u64| Arm::Proportional.scan(usage, usage, low(size), Pass::KeepsLow);
-        assert_eq!(scan(size), Scan { bytes: 0, low_skipped: true }, "SCAN-P1");
+        assert_eq!(scan(size), Scan { bytes: 0, low_skipped: true }, "SCANS-P1");
         let above = scan(size + PAGE);
         assert!(above.bytes <= PAGE + 1 && above.bytes > 0 && above.low_skipped, "{above:?}");
         let binary = Arm::Binary.scan(size + PAGE, size + PAGE, low(size), Pass::KeepsLow);
@@ -129,7 +129,7 @@ mod tests {
             let scan = all(Arm::Proportional, size, low(of << 30), Pass::KeepsLow);
             let part = scan.bytes / (size / 1000);
             assert!(part.abs_diff(thousandths) <= 1, "{of} GiB: {part} thousandths");
-            assert_eq!(scan.low_skipped, of > 0, "SCAN-P2");
+            assert_eq!(scan.low_skipped, of > 0, "SCANS-P2");
         }
         // W / low - 1, at most all.
         for (of, thousandths) in [(17, 117), (12, 583), (8, 1000), (4, 1000)] {

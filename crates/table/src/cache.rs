@@ -294,7 +294,7 @@ impl Shard {
     }
 }
 
-/// What an owner has in memory, of all classes.
+/// Bytes of an owner in memory, of all classes.
 fn usage(owner: &MemoryOwner) -> u64 {
     MemoryClass::ALL.iter().map(|class| owner.charged(*class).max(0) as u64).sum()
 }

@@ -25,7 +25,7 @@ use copyhold_types::{EpochId, Key, SubvolId, TableId, Timestamp, Txg};
 use crate::birth::put_epoch;
 use crate::error::{Result, VolumeError};
 use crate::family::Absorption;
-use crate::memory;
+use crate::limits;
 use crate::pending::RELEASES_PER_STEP;
 use crate::release::Release;
 use crate::sabotage::Sabotage;
@@ -93,7 +93,7 @@ impl Volumes {
         self.put_rows(rows, &mut tx);
         let item = SubvolItem { state: SubvolState::Dying(Step::Settle), ..subvol.item() };
         tx.put(Pool::SYSTEM, subvol_key(subvol.id()), &item.encode()[..]);
-        memory::forget(&mut tx, subvol);
+        limits::forget(&mut tx, subvol.id(), subvol.owner());
         let forget = || self.state.ledger.forget_inodes(subvol.id());
         let txg = self.pool.apply_with(credit, tx, |_, _| forget())?;
         self.set_step(subvol, item);

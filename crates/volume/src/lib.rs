@@ -19,6 +19,7 @@ mod birth;
 mod deletion;
 mod error;
 pub mod family;
+mod limits;
 mod memory;
 mod nodes;
 mod owners;

@@ -10,7 +10,6 @@
 //!           above it, under locks that all subvolumes share (R28).
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use copyhold_format::item::{ParentDirectory, SubvolItem, subvol_key};
 use copyhold_pool::{Credit, Pool, Transaction};
@@ -31,21 +30,7 @@ pub fn tenant_of(volumes: &Volumes, subvol: SubvolId) -> SubvolId {
     }
 }
 
-/// Tells the owner of a subvolume's memory the one of its holder. What the root subvolume holds
-/// are tenants: their groups are beside its own, not below.
-pub(crate) fn tell_holder(map: &Map, subvol: &Subvol) {
-    let holder = subvol.item().place.subvol;
-    let holder = map.subvols.get(&holder).filter(|_| holder != SubvolId::ROOT);
-    subvol.owner().set_holder(holder.map(|holder| holder.owner()));
-}
-
 impl Map {
-    /// Adds a subvolume that came into being.
-    pub(crate) fn add(&mut self, subvol: &Arc<Subvol>) {
-        self.subvols.insert(subvol.id(), subvol.clone());
-        tell_holder(self, subvol);
-    }
-
     /// Whether a subvolume may come into being inside `holder`, or `moved` may go there (PLACE-P1).
     pub(crate) fn check_nesting(&self, holder: SubvolId, moved: Option<SubvolId>) -> Result<()> {
         let inside = moved.map_or(0, |moved| self.levels_inside(moved));
@@ -130,7 +115,7 @@ impl Volumes {
         })?;
         for (subvol, item) in subvols.into_iter().zip(items) {
             subvol.set_item(item);
-            tell_holder(&self.state.map.read(), subvol);
+            self.state.map.read().tell_holder(subvol);
             subvol.set_last_txg(txg);
         }
         Ok(txg)

@@ -14,8 +14,7 @@ use copyhold_types::{InodeNo, SubvolId, Timestamp, Txg};
 
 use crate::birth::{NewSubvol, Numbers};
 use crate::error::{Result, VolumeError};
-use crate::memory;
-use crate::place::tell_holder;
+use crate::limits;
 use crate::quota::{Replaced, Resident};
 use crate::trees::Trees;
 use crate::volumes::{Subvol, Volumes};
@@ -90,10 +89,10 @@ impl Volumes {
         let rows = self.state.ledger.replace_subvolume(resident, old.id(), replaced)?;
         self.put_rows(rows, &mut tx);
         tx.put(Pool::SYSTEM, subvol_key(old.id()), &item.encode()[..]);
-        memory::copy(&mut tx, old, numbers.subvol);
+        limits::copy(&mut tx, old.owner(), numbers.subvol);
         let dies = (item.state != SubvolState::Live).then(|| old.id());
         if dies.is_some() {
-            memory::forget(&mut tx, old);
+            limits::forget(&mut tx, old.id(), old.owner());
         }
         let made =
             self.branch(&mut trees, snapshot, holders, numbers, new, next_inode, dies, credit, tx)?;
@@ -101,7 +100,7 @@ impl Volumes {
         match item.state {
             SubvolState::Live => {
                 old.set_item(item);
-                tell_holder(&self.state.map.read(), old);
+                self.state.map.read().tell_holder(old);
             }
             SubvolState::Dying(_) => {
                 self.set_step(old, item);

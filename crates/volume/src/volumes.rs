@@ -32,9 +32,9 @@ use copyhold_types::{EpochId, Key, SubvolId, TableId, Txg};
 use crate::aside::Aside;
 use crate::error::{Result, VolumeError};
 use crate::family::{Birth, Family, FamilyId};
+use crate::limits;
 use crate::nodes::{Tenants, unflushed_of};
 use crate::pace::Freeing;
-use crate::place::tell_holder;
 use crate::queue::Queue;
 use crate::quota::{Ledger, Loader, Resident};
 
@@ -294,7 +294,7 @@ impl Map {
             }
             map.subvols.insert(id, Subvol::new(id, home, item, memory.add_owner()));
         }
-        map.subvols.values().for_each(|subvol| tell_holder(&map, subvol));
+        map.subvols.values().for_each(|subvol| map.tell_holder(subvol));
         Ok(map)
     }
 
@@ -310,6 +310,20 @@ impl Map {
 }
 
 impl Map {
+    /// Adds a subvolume that came into being.
+    pub(crate) fn add(&mut self, subvol: &Arc<Subvol>) {
+        self.subvols.insert(subvol.id, subvol.clone());
+        self.tell_holder(subvol);
+    }
+
+    /// Tells the owner of a subvolume's memory the one of its holder. Subvolumes in the root
+    /// subvolume are tenants: their groups are beside its own, not below.
+    pub(crate) fn tell_holder(&self, subvol: &Subvol) {
+        let holder = subvol.item().place.subvol;
+        let holder = self.subvols.get(&holder).filter(|_| holder != SubvolId::ROOT);
+        subvol.owner.set_holder(holder.map(|holder| &holder.owner));
+    }
+
     /// Two epochs begin in a family.
     pub(crate) fn add_births(&mut self, family: &Arc<FamilyCell>, births: [Birth; 2]) {
         for birth in births {
@@ -399,7 +413,7 @@ impl Volumes {
         let subvols: Vec<_> = state.map.read().subvols.values().cloned().collect();
         for subvol in &subvols {
             let item = memory.get(&subvol.id).copied().unwrap_or_default();
-            subvol.owner().set_limits(&crate::memory::limits(&item));
+            subvol.owner().set_limits(&limits::limits(&item));
         }
         assign_owners(&pool, &subvols);
         for subvol in subvols {

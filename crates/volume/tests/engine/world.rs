@@ -197,7 +197,7 @@ impl World {
             let holder = subvol.item().place.subvol;
             let holder = self.volumes.subvol(holder).filter(|_| holder != SubvolId::ROOT);
             let is_right = subvol.owner().is_held_by(holder.as_ref().map(|of| of.owner()));
-            assert!(is_right, "GROUP-T1: the holder of {}", subvol.id());
+            assert!(is_right, "MEMGROUP-T1: the holder of {}", subvol.id());
         }
     }
 

@@ -1,0 +1,53 @@
+//! The limits of a group, and its place in the tree of groups.
+
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::protection::Promise;
+
+/// The limits of a group in bytes. `high` and `max` are for the group with all that it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupLimits {
+    pub promise: Promise,
+    /// Above it, reclaim and delays; `u64::MAX`: none.
+    pub high: u64,
+    /// Never above it; `u64::MAX`: none.
+    pub max: u64,
+    /// Its share of what is scarce, beside others with the same holder.
+    pub weight: u32,
+}
+
+impl Default for GroupLimits {
+    fn default() -> GroupLimits {
+        GroupLimits { promise: Promise::default(), high: u64::MAX, max: u64::MAX, weight: 100 }
+    }
+}
+
+/// The limits and the place of an owner.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// The serial number of its holder; [`Self::TOP`] without one.
+    pub(crate) holder: AtomicU64,
+    pub(crate) min: AtomicU64,
+    pub(crate) low: AtomicU64,
+    pub(crate) high: AtomicU64,
+    pub(crate) max: AtomicU64,
+    pub(crate) weight: AtomicU32,
+}
+
+impl Place {
+    pub(crate) const TOP: u64 = u64::MAX;
+}
+
+impl Default for Place {
+    fn default() -> Place {
+        let GroupLimits { promise, high, max, weight } = GroupLimits::default();
+        Place {
+            holder: AtomicU64::new(Self::TOP),
+            min: AtomicU64::new(promise.min),
+            low: AtomicU64::new(promise.low),
+            high: AtomicU64::new(high),
+            max: AtomicU64::new(max),
+            weight: AtomicU32::new(weight),
+        }
+    }
+}
