@@ -1,10 +1,13 @@
 //! The dirty files, and which of them is to be written next.
 //!
 //! There may be as many as there are blocks in the limit, each with one dirty block: a hundred
-//! tenants that write here and there. So each operation of a write takes one step of a tree.
+//! tenants that write here and there. So each operation of a write takes few steps of trees. The
+//! files of a tenant that has enough tasks are passed over in one step.
 //!
 //! DIRTYSET-D1  A file waits in `queue`, under the time since when, exactly while no task writes
-//!              it.
+//!              it. `heads` has the oldest of each tenant.
+//! DIRTYSET-D2  The tenant of a file is that of its subvolume when the file became dirty: a move of
+//!              the subvolume changes it for the next time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,57 +18,77 @@ use crate::inode::InodeRef;
 
 pub(crate) struct DirtyFiles<T = InodeRef> {
     files: BTreeMap<NodeId, Dirty<T>>,
-    queue: BTreeSet<(Nanos, NodeId)>,
+    /// By tenant, time and number.
+    queue: BTreeSet<(SubvolId, Nanos, NodeId)>,
+    heads: BTreeSet<(Nanos, SubvolId)>,
 }
 
 impl<T> Default for DirtyFiles<T> {
     fn default() -> Self {
-        DirtyFiles { files: BTreeMap::new(), queue: BTreeSet::new() }
+        let (files, queue, heads) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+        DirtyFiles { files, queue, heads }
     }
 }
 
 struct Dirty<T> {
     file: T,
+    tenant: SubvolId,
     since: Nanos,
     /// A task is writing it.
     writing: bool,
 }
 
 impl<T: Clone> DirtyFiles<T> {
-    /// The file is dirty since `now`, if it was not before.
-    pub(crate) fn insert(&mut self, node: NodeId, file: &T, now: Nanos) {
-        self.files.entry(node).or_insert_with(|| {
-            self.queue.insert((now, node));
-            Dirty { file: file.clone(), since: now, writing: false }
-        });
+    /// The file of this tenant is dirty since `now`, if it was not before.
+    pub(crate) fn insert(&mut self, node: NodeId, file: &T, tenant: SubvolId, now: Nanos) {
+        if self.files.contains_key(&node) {
+            return;
+        }
+        let dirty = Dirty { file: file.clone(), tenant, since: now, writing: false };
+        self.files.insert(node, dirty);
+        self.wait(tenant, |queue| queue.insert((tenant, now, node)));
     }
 
     pub(crate) fn remove(&mut self, node: NodeId) {
-        if let Some(dirty) = self.files.remove(&node) {
-            self.queue.remove(&(dirty.since, node));
+        if let Some(Dirty { tenant, since, .. }) = self.files.remove(&node) {
+            self.wait(tenant, |queue| queue.remove(&(tenant, since, node)));
         }
     }
 
-    /// The file that has waited longest, if it waits since `due` or longer.
-    pub(crate) fn oldest(&self, due: Nanos) -> Option<NodeId> {
-        self.queue.first().filter(|(since, _)| *since <= due).map(|(_, node)| *node)
+    /// The file that has waited longest, if it waits since `due` or longer, and its tenant; of
+    /// tenants that `may` be chosen.
+    pub(crate) fn oldest(
+        &self,
+        due: Nanos,
+        may: impl Fn(SubvolId) -> bool,
+    ) -> Option<(SubvolId, NodeId)> {
+        let old = self.heads.iter().take_while(|(since, _)| *since <= due);
+        let tenant = old.map(|(_, tenant)| *tenant).find(|tenant| may(*tenant))?;
+        self.head(tenant).map(|(_, node)| (tenant, node))
     }
 
     /// A task begins to write a file that waits; blocks that become dirty meanwhile are so since
     /// `now`.
     pub(crate) fn begin(&mut self, node: NodeId, now: Nanos) -> Option<T> {
         let dirty = self.files.get_mut(&node).filter(|dirty| !dirty.writing)?;
-        self.queue.remove(&(dirty.since, node));
+        let (tenant, since, file) = (dirty.tenant, dirty.since, dirty.file.clone());
         (dirty.since, dirty.writing) = (now, true);
-        Some(dirty.file.clone())
+        self.wait(tenant, |queue| queue.remove(&(tenant, since, node)));
+        Some(file)
     }
 
     /// The task has ended; the file waits again.
     pub(crate) fn ended(&mut self, node: NodeId) {
         if let Some(dirty) = self.files.get_mut(&node) {
             dirty.writing = false;
-            self.queue.insert((dirty.since, node));
+            let (tenant, since) = (dirty.tenant, dirty.since);
+            self.wait(tenant, |queue| queue.insert((tenant, since, node)));
         }
+    }
+
+    /// The tenant that a dirty file had when it became dirty.
+    pub(crate) fn tenant_of(&self, node: NodeId) -> Option<SubvolId> {
+        self.files.get(&node).map(|dirty| dirty.tenant)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -83,14 +106,42 @@ impl<T: Clone> DirtyFiles<T> {
         let own = self.files.range(first..).take_while(|(node, _)| node.subvol == subvol);
         own.map(|(_, dirty)| dirty.file.clone()).collect()
     }
+
+    /// The file of a tenant that has waited longest.
+    fn head(&self, tenant: SubvolId) -> Option<(Nanos, NodeId)> {
+        let first = NodeId { subvol: SubvolId(0), ino: InodeNo(0) };
+        let next = self.queue.range((tenant, 0, first)..).next();
+        next.filter(|(of, ..)| *of == tenant).map(|(_, since, node)| (*since, *node))
+    }
+
+    /// Changes the queue of a tenant (DIRTYSET-D1).
+    fn wait<R>(
+        &mut self,
+        tenant: SubvolId,
+        change: impl FnOnce(&mut BTreeSet<(SubvolId, Nanos, NodeId)>) -> R,
+    ) {
+        let before = self.head(tenant);
+        change(&mut self.queue);
+        let after = self.head(tenant);
+        if before != after {
+            before.map(|(since, _)| self.heads.remove(&(since, tenant)));
+            after.map(|(since, _)| self.heads.insert((since, tenant)));
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn node(subvol: u32, ino: u64) -> NodeId {
         NodeId { subvol: SubvolId(subvol), ino: InodeNo(ino) }
+    }
+
+    fn oldest<T: Clone>(dirty: &DirtyFiles<T>, due: Nanos) -> Option<NodeId> {
+        dirty.oldest(due, |_| true).map(|(_, node)| node)
     }
 
     #[test]
@@ -98,28 +149,90 @@ mod tests {
         let mut dirty = DirtyFiles::default();
         let (one, two, three) = (node(1, 7), node(1, 5), node(2, 5));
         for (node, name, now) in [(one, "one", 3), (two, "two", 9), (three, "three", 9)] {
-            dirty.insert(node, &name, now);
+            dirty.insert(node, &name, node.subvol, now);
         }
-        dirty.insert(one, &"again", 20);
-        assert_eq!((dirty.oldest(2), dirty.oldest(3)), (None, Some(one)));
+        dirty.insert(one, &"again", one.subvol, 20);
+        assert_eq!((oldest(&dirty, 2), oldest(&dirty, 3)), (None, Some(one)));
         assert_eq!(dirty.begin(one, 10), Some("one"));
         assert_eq!(dirty.begin(one, 10), None);
-        assert_eq!(dirty.oldest(Nanos::MAX), Some(two));
+        assert_eq!(oldest(&dirty, Nanos::MAX), Some(two));
         dirty.remove(two);
-        assert_eq!(dirty.oldest(Nanos::MAX), Some(three));
+        assert_eq!(oldest(&dirty, Nanos::MAX), Some(three));
         dirty.ended(one);
-        assert_eq!((dirty.oldest(9), dirty.begin(three, 11)), (Some(three), Some("three")));
-        assert_eq!(dirty.oldest(Nanos::MAX), Some(one));
+        assert_eq!((oldest(&dirty, 9), dirty.begin(three, 11)), (Some(three), Some("three")));
+        assert_eq!(oldest(&dirty, Nanos::MAX), Some(one));
         assert_eq!((dirty.all(), dirty.of(SubvolId::ROOT)), (vec!["one", "three"], vec!["one"]));
     }
 
     #[test]
     fn a_file_that_is_clean_before_its_task_has_ended_waits_for_nothing() {
         let mut dirty = DirtyFiles::default();
-        dirty.insert(node(1, 7), &(), 3);
+        dirty.insert(node(1, 7), &(), SubvolId(1), 3);
         dirty.begin(node(1, 7), 4);
         dirty.remove(node(1, 7));
         dirty.ended(node(1, 7));
-        assert!(dirty.is_empty() && dirty.oldest(Nanos::MAX).is_none());
+        assert!(dirty.is_empty() && oldest(&dirty, Nanos::MAX).is_none());
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Insert(NodeId, SubvolId),
+        Remove(NodeId),
+        Begin(NodeId),
+        End(NodeId),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let file = (1..4_u32, 1..4_u64).prop_map(|(subvol, ino)| node(subvol, ino));
+        prop_oneof![
+            (file.clone(), 1..4_u32)
+                .prop_map(|(file, tenant)| Step::Insert(file, SubvolId(tenant))),
+            file.clone().prop_map(Step::Remove),
+            file.clone().prop_map(Step::Begin),
+            file.prop_map(Step::End),
+        ]
+    }
+
+    proptest! {
+        /// DIRTYSET-D1 and DIRTYSET-D2 against a list.
+        #[test]
+        fn the_oldest_of_the_tenants_that_may_be_chosen_is_next(
+            steps in prop::collection::vec(step(), 0..60),
+            passed in 1..4_u32,
+        ) {
+            let mut dirty = DirtyFiles::default();
+            let mut plain: BTreeMap<NodeId, (Nanos, SubvolId, bool)> = BTreeMap::new();
+            for (now, step) in steps.into_iter().enumerate() {
+                let now = now as Nanos;
+                match step {
+                    Step::Insert(file, tenant) => {
+                        dirty.insert(file, &(), tenant, now);
+                        plain.entry(file).or_insert((now, tenant, false));
+                    }
+                    Step::Remove(file) => {
+                        dirty.remove(file);
+                        plain.remove(&file);
+                    }
+                    Step::Begin(file) => {
+                        let may = plain.get_mut(&file).filter(|(.., writing)| !writing);
+                        prop_assert_eq!(dirty.begin(file, now).is_some(), may.is_some());
+                        may.into_iter().for_each(|entry| (entry.0, entry.2) = (now, true));
+                    }
+                    Step::End(file) => {
+                        dirty.ended(file);
+                        plain.get_mut(&file).into_iter().for_each(|entry| entry.2 = false);
+                    }
+                }
+                for due in [now / 2, Nanos::MAX] {
+                    let may = |tenant: SubvolId| tenant.0 != passed;
+                    let waits = plain.iter().filter(|(_, (since, tenant, writing))| {
+                        !writing && *since <= due && may(*tenant)
+                    });
+                    let first = waits.map(|(node, (since, tenant, _))| (*since, *tenant, *node)).min();
+                    let next = dirty.oldest(due, may);
+                    prop_assert_eq!(next, first.map(|(_, tenant, node)| (tenant, node)));
+                }
+            }
+        }
     }
 }

@@ -50,6 +50,7 @@ mod dirty_files;
 mod error;
 mod file;
 mod filesystem;
+mod foreground;
 mod handles;
 mod inode;
 mod item_bytes;

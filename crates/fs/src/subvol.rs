@@ -10,6 +10,7 @@ use copyhold_format::item::{HashKey, ParentDirectory};
 use copyhold_runtime::{FifoMutex, FifoRwLock};
 use copyhold_types::{InodeNo, SubvolId, TableId};
 use copyhold_volume as volume;
+use event_listener::Event;
 
 use crate::leftovers::Leftovers;
 use crate::refusal_pace::Deletions;
@@ -36,6 +37,8 @@ pub(crate) struct Subvol {
     pub(crate) closing: AtomicBool,
     pub(crate) leftovers: Leftovers,
     pub(crate) deletions: Deletions,
+    /// Some of its dirty data has left memory, and it has less than its part of the limit.
+    pub(crate) dirty_room: Event,
 }
 
 impl Subvol {
@@ -51,6 +54,7 @@ impl Subvol {
             closing: AtomicBool::new(false),
             leftovers: Leftovers::default(),
             deletions: Deletions::default(),
+            dirty_room: Event::new(),
         }
     }
 

@@ -66,7 +66,7 @@ struct Seen {
     slot: Slot,
     holder: Option<usize>,
     own: u64,
-    promise: Promise,
+    limits: GroupLimits,
     /// With all that it holds.
     usage: u64,
     children: Vec<usize>,
@@ -85,7 +85,7 @@ impl Memory {
                 slot: owner.slot(),
                 holder: places.get(&owner.place().holder.load(Relaxed)).copied(),
                 own,
-                promise: owner.limits().promise,
+                limits: owner.limits(),
                 usage: own,
                 children: Vec::new(),
             });
@@ -102,16 +102,18 @@ impl Memory {
                 continue;
             }
             let place = picture.groups.len();
-            let parent = Some(parent);
-            picture.groups.push(GroupUse { parent, usage: group.usage, promise: group.promise });
+            let GroupLimits { promise, weight, .. } = group.limits;
+            let (parent, usage) = (Some(parent), group.usage);
+            picture.groups.push(GroupUse { parent, usage, promise, weight });
             if group.children.is_empty() {
                 picture.lists.push(Some(group.slot));
                 continue;
             }
             picture.lists.push(None);
             // MEMGROUP-T1.
-            let promise = Promise::default();
-            picture.groups.push(GroupUse { parent: Some(place), usage: group.own, promise });
+            let GroupLimits { promise, weight, .. } = GroupLimits::default();
+            let (parent, usage) = (Some(place), group.own);
+            picture.groups.push(GroupUse { parent, usage, promise, weight });
             picture.lists.push(Some(group.slot));
             todo.extend(group.children.iter().rev().map(|child| (*child, place)));
         }

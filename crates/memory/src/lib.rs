@@ -17,6 +17,7 @@ mod place;
 mod protection;
 mod reclaim;
 mod scan;
+mod scarce;
 mod shares;
 
 pub use group::Picture;
@@ -25,4 +26,5 @@ pub use place::GroupLimits;
 pub use protection::{GroupUse, Promise, protections};
 pub use reclaim::{Lists, Reclaimed, reclaim};
 pub use scan::{Arm, Carry, Pass, Scan};
+pub use scarce::{Room, Scarce};
 pub use shares::{AvailableMemory, INODE_BYTES, LOOKUP_BYTES, Shares, SharesError};

@@ -101,6 +101,8 @@ struct Counted {
     serial: u64,
     charged: Lines<Counters>,
     place: Place,
+    /// The part of a class that is its own when that is scarce (SCARCE-P3).
+    parts: [AtomicU64; MemoryClass::ALL.len()],
     slots: Weak<Slots>,
 }
 
@@ -150,7 +152,9 @@ impl MemoryOwner {
         let slots_of = Arc::downgrade(slots);
         let place = Place::default();
         let serial = slots.made.fetch_add(1, Relaxed);
-        let account = Counted { slot, serial, charged: Lines::default(), place, slots: slots_of };
+        let charged = Lines::default();
+        let parts = MemoryClass::ALL.map(|_| AtomicU64::new(u64::MAX));
+        let account = Counted { slot, serial, charged, place, parts, slots: slots_of };
         let owner = MemoryOwner(Arc::new(account));
         let entry = Arc::downgrade(&owner.0);
         match owners.get_mut(slot.0 as usize) {
@@ -170,6 +174,14 @@ impl MemoryOwner {
 
     pub(crate) fn place(&self) -> &Place {
         &self.0.place
+    }
+
+    pub(crate) fn part(&self, class: MemoryClass) -> u64 {
+        self.0.parts[class as usize].load(Relaxed)
+    }
+
+    pub(crate) fn set_part(&self, class: MemoryClass, bytes: u64) {
+        self.0.parts[class as usize].store(bytes, Relaxed);
     }
 
     /// Bytes of a class.

@@ -30,6 +30,8 @@ pub struct GroupUse {
     pub parent: Option<usize>,
     pub usage: u64,
     pub promise: Promise,
+    /// Its share of what is scarce, beside the other children of its parent.
+    pub weight: u32,
 }
 
 /// The protection of each group; the first is the root, and parents come before their children.
@@ -86,7 +88,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn group(parent: usize, usage: u64, low: u64) -> GroupUse {
-        GroupUse { parent: Some(parent), usage, promise: Promise { min: 0, low } }
+        GroupUse { parent: Some(parent), usage, promise: Promise { min: 0, low }, weight: 0 }
     }
 
     fn root(usage: u64) -> GroupUse {
@@ -125,7 +127,8 @@ mod tests {
             let mut groups = vec![GroupUse::default()];
             for (parent, usage, min, low) in leaves {
                 let parent = Some(parent % groups.len());
-                groups.push(GroupUse { parent, usage, promise: Promise { min, low } });
+                let promise = Promise { min, low };
+                groups.push(GroupUse { parent, usage, promise, weight: 0 });
             }
             for at in (1..groups.len()).rev() {
                 let parent = groups[at].parent.expect("only the root has none");

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use super::batch::REQUEST_BLOCKS_MAX;
 use super::slot::Slot;
+use crate::foreground::note_wait;
 use crate::inode::{Inode, InodeState};
 use crate::{Filesystem, NodeId, Result, Sabotage};
 
@@ -162,7 +163,12 @@ impl Filesystem {
         if parts.iter().any(|part| matches!(part.source, Source::Table | Source::Inline)) {
             // From the look-up to the end of the last request (R3).
             let (_pin, requests) = self.look_up(inode, &mut parts, &mut bufs).await?;
-            bufs.extend(self.fetch(inode, &requests).await?);
+            if !requests.is_empty() {
+                note_wait(self, inode.node.subvol);
+                let fetched = self.fetch(inode, &requests).await;
+                note_wait(self, inode.node.subvol);
+                bufs.extend(fetched?);
+            }
         }
         let resolve = |part: Part| {
             let place = match part.source {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 
 use super::FileData;
+use crate::foreground::note_wait;
 use crate::inode::{Inode, InodeRef};
 use crate::{Filesystem, NodeId, Result, Sabotage};
 
@@ -22,7 +23,10 @@ impl Filesystem {
         if self.writable().is_err() {
             return self.usable();
         }
-        self.fsync_inode(&inode).await
+        note_wait(self, node.subvol);
+        let synced = self.fsync_inode(&inode).await;
+        note_wait(self, node.subvol);
+        synced
     }
 
     /// The entries and attributes of a directory are durable when this returns.

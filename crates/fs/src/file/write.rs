@@ -182,7 +182,7 @@ impl Filesystem {
         if len == 0 {
             return Ok(0);
         }
-        self.wait_for_room().await?;
+        self.wait_for_room(&inode.subvol).await?;
         if self.overwrite(inode, offset, input, flags).await {
             return Ok(len);
         }
@@ -210,7 +210,7 @@ impl Filesystem {
         let (mut at, mut rest) = (offset, input);
         while !rest.bytes().is_empty() {
             if at > offset {
-                self.wait_for_room().await?;
+                self.wait_for_room(&inode.subvol).await?;
             }
             let step = (STEP_BYTES - (at % BLOCK) as usize).min(rest.bytes().len());
             let (head, tail) = rest.split(step);

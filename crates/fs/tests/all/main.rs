@@ -10,6 +10,7 @@ mod cuts;
 mod damaged;
 mod data;
 mod deletions;
+mod dirty_parts;
 mod fragments;
 mod fresh_snapshots;
 mod full;

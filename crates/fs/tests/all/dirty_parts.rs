@@ -1,0 +1,75 @@
+//! Dirty data is shared out among tenants when it is scarce.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use copyhold_fs::{Filesystem, NodeId, Options};
+use copyhold_runtime::Runtime;
+use futures_util::future::join_all;
+
+use crate::common::{World, pattern, write};
+use crate::quotas::{make, root_of, subvolume};
+
+const LIMIT: u64 = 4 << 20;
+
+/// Writers of this tenant fill the limit, in files of a MiB each.
+async fn flood(fs: &Arc<Filesystem>, files: &[NodeId]) {
+    let all = files.iter().map(|file| async {
+        for at in 0..16 {
+            write(fs, *file, at * 65_536, &pattern(1, 65_536)).await;
+        }
+    });
+    join_all(all).await;
+}
+
+/// SCARCE-P2.
+#[test]
+fn a_tenant_writes_without_a_wait_beside_one_that_has_more_than_its_part() {
+    let world = World::new(71, 65536);
+    world.run(async {
+        let options = Options { dirty_bytes_max: LIMIT, ..Options::default() };
+        let fs = world.open_with(options).await;
+        let (rogue, neighbour) = (subvolume(&fs, "rogue").await, subvolume(&fs, "neighbour").await);
+        let mut files = Vec::new();
+        for n in 0..32 {
+            files.push(make(&fs, root_of(rogue), &format!("file{n}")).await.unwrap());
+        }
+        let file = make(&fs, root_of(neighbour), "file").await.unwrap();
+        write(&fs, file, 0, &pattern(2, 65_536)).await;
+        fs.sync().await.unwrap();
+        let (begun, mut scarce) = (world.rt.now(), 0);
+        let mut flooding = Box::pin(flood(&fs, &files));
+        while futures_util::poll!(&mut flooding).is_pending() {
+            let before = world.rt.now();
+            scarce += usize::from(fs.dirty_bytes() >= LIMIT * 3 / 4);
+            write(&fs, file, 0, &pattern(3, 65_536)).await;
+            assert_eq!(world.rt.now(), before, "the neighbour waits");
+            world.rt.sleep(Duration::from_micros(50)).await;
+        }
+        drop(flooding);
+        assert!(world.rt.now() > begun && scarce > 20, "the rogue waits, in {scarce} looks");
+        world.close(fs).await;
+    });
+}
+
+/// A tenant that waits for room has its fsync answered.
+#[test]
+fn an_fsync_goes_on_while_writers_of_its_tenant_wait_for_room() {
+    let world = World::new(72, 65536);
+    world.run(async {
+        let options = Options { dirty_bytes_max: LIMIT, ..Options::default() };
+        let fs = world.open_with(options).await;
+        let rogue = subvolume(&fs, "rogue").await;
+        let mut files = Vec::new();
+        for n in 0..32 {
+            files.push(make(&fs, root_of(rogue), &format!("file{n}")).await.unwrap());
+        }
+        let mut flooding = Box::pin(flood(&fs, &files[1..]));
+        write(&fs, files[0], 0, &pattern(2, 65_536)).await;
+        assert!(futures_util::poll!(&mut flooding).is_pending(), "its writers wait");
+        fs.fsync(files[0], false).await.unwrap();
+        assert!(futures_util::poll!(&mut flooding).is_pending(), "they still do");
+        flooding.await;
+        world.close(fs).await;
+    });
+}

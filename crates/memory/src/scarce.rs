@@ -1,0 +1,206 @@
+//! A class of memory that is shared out when it is scarce.
+//!
+//! Problem.  All writers wait when the limit of dirty data is used up, also by another tenant: one
+//!           that writes fast makes all others wait for the device.
+//! Idea.     Each group has a *part* of the limit, by weight among the groups that use some of the
+//!           class now, at each level of the tree. Beyond its part a group waits, for its own
+//!           memory to come back; below it, it goes on. An eighth of the limit is in no part: room
+//!           for a group that begins when the others have theirs.
+//! In core.  A part for each owner, computed anew when some of the class has come or gone.
+//!
+//! SCARCE-P1  While less than half of the limit is used, no group waits: so one that is alone, or
+//!            beside others that use little, is not held to its part.
+//! SCARCE-P2  Parts are within seven eighths of the limit. A group with less than its part
+//!            waits only while the whole limit is used.
+//! SCARCE-P3  Parts are those of a moment less than a 64th of the limit ago, in bytes that came or
+//!            went. The part of a group that used nothing then is the whole limit.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::owner::{Memory, MemoryClass, MemoryOwner};
+use crate::protection::GroupUse;
+
+/// A class with a limit for all owners.
+#[derive(Debug)]
+pub struct Scarce {
+    class: MemoryClass,
+    limit: u64,
+    used: AtomicU64,
+    /// Bytes that came or went since the parts were computed.
+    moved: AtomicU64,
+}
+
+/// Whether a group may use more of a class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    Free,
+    /// The group has its part: it waits for its own memory.
+    OverPart,
+    /// The limit of all is used up.
+    Full,
+}
+
+impl Scarce {
+    pub fn new(class: MemoryClass, limit: u64) -> Scarce {
+        Scarce { class, limit, used: AtomicU64::new(0), moved: AtomicU64::new(u64::MAX / 2) }
+    }
+
+    /// Bytes in use, of all owners.
+    pub fn used(&self) -> u64 {
+        self.used.load(Relaxed)
+    }
+
+    pub fn is_half_used(&self) -> bool {
+        self.used() >= self.limit / 2
+    }
+
+    pub fn add(&self, owner: &MemoryOwner, bytes: u64) {
+        owner.add(self.class, bytes as i64);
+        self.used.fetch_add(bytes, Relaxed);
+        self.moved.fetch_add(bytes, Relaxed);
+    }
+
+    pub fn forget(&self, owner: &MemoryOwner, bytes: u64) {
+        owner.add(self.class, -(bytes as i64));
+        self.used.fetch_sub(bytes, Relaxed);
+        self.moved.fetch_add(bytes, Relaxed);
+    }
+
+    /// Whether the owner may use more.
+    pub fn room(&self, memory: &Memory, owner: &MemoryOwner) -> Room {
+        if !self.is_half_used() {
+            return Room::Free;
+        }
+        self.divide_when_due(memory);
+        if self.has_part(owner) {
+            Room::OverPart
+        } else if self.used() >= self.limit {
+            Room::Full
+        } else {
+            Room::Free
+        }
+    }
+
+    /// Whether the owner uses all of the part that it had last.
+    pub fn has_part(&self, owner: &MemoryOwner) -> bool {
+        // With nothing of its own a group would wait for nothing.
+        owner.charged(self.class).max(0) as u64 >= owner.part(self.class).max(1)
+    }
+
+    /// SCARCE-P3.
+    fn divide_when_due(&self, memory: &Memory) {
+        if self.moved.load(Relaxed) < self.limit / 64 || self.moved.swap(0, Relaxed) == 0 {
+            return;
+        }
+        let used = |owner: &MemoryOwner| owner.charged(self.class).max(0) as u64;
+        let picture = memory.picture(used);
+        let parts = parts(&picture.groups, self.limit - self.limit / 8);
+        let owners = memory.owners();
+        owners.iter().for_each(|owner| owner.set_part(self.class, self.limit));
+        let mut by_slot: Vec<_> = owners.iter().map(|owner| (owner.slot(), owner)).collect();
+        by_slot.sort_unstable_by_key(|(slot, _)| *slot);
+        for (slot, part) in picture.lists.iter().zip(parts) {
+            let Some(slot) = slot else { continue };
+            if let Ok(at) = by_slot.binary_search_by_key(slot, |(slot, _)| *slot) {
+                by_slot[at].1.set_part(self.class, part);
+            }
+        }
+    }
+}
+
+/// The part of each group: that of its parent, by weight among the children.
+fn parts(groups: &[GroupUse], whole: u64) -> Vec<u64> {
+    let weight = |group: &GroupUse| u64::from(group.weight.max(1));
+    let mut weights = vec![0; groups.len()];
+    for group in groups {
+        if let Some(parent) = group.parent {
+            weights[parent] += weight(group);
+        }
+    }
+    let mut parts: Vec<u64> = Vec::with_capacity(groups.len());
+    for group in groups {
+        parts.push(group.parent.map_or(whole, |parent| {
+            let part = u128::from(parts[parent]) * u128::from(weight(group));
+            (part / u128::from(weights[parent])) as u64
+        }));
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::GroupLimits;
+
+    const LIMIT: u64 = 6400;
+
+    fn scarce() -> Scarce {
+        Scarce::new(MemoryClass::Dirty, LIMIT)
+    }
+
+    #[test]
+    fn no_group_waits_while_half_is_free_and_above_only_those_with_their_parts() {
+        let (memory, scarce) = (Memory::default(), scarce());
+        let (one, two) = (memory.add_owner(), memory.add_owner());
+        two.set_limits(&GroupLimits { weight: 300, ..GroupLimits::default() });
+        let room = || [&one, &two].map(|owner| scarce.room(&memory, owner));
+        scarce.add(&one, LIMIT / 2 - 1);
+        assert_eq!(room(), [Room::Free; 2], "SCARCE-P1");
+        scarce.add(&two, 100);
+        // A quarter and three quarters of seven eighths.
+        assert_eq!(room(), [Room::OverPart, Room::Free]);
+        scarce.add(&two, 4099);
+        assert_eq!(room(), [Room::OverPart, Room::Full], "SCARCE-P2");
+        scarce.forget(&one, 2000);
+        assert_eq!(room(), [Room::Free; 2]);
+        scarce.add(&two, 1);
+        assert_eq!(room(), [Room::Free, Room::OverPart]);
+        scarce.forget(&two, 4200);
+        scarce.forget(&one, LIMIT / 2 - 2001);
+        assert_eq!(scarce.used(), 0);
+    }
+
+    #[test]
+    fn a_group_that_begins_finds_room_beside_one_that_has_filled_the_rest() {
+        let (memory, scarce) = (Memory::default(), scarce());
+        let (rogue, other) = (memory.add_owner(), memory.add_owner());
+        while scarce.room(&memory, &rogue) == Room::Free {
+            scarce.add(&rogue, 10);
+        }
+        assert_eq!(scarce.used(), LIMIT - LIMIT / 8);
+        let mut had = 0;
+        while scarce.room(&memory, &other) == Room::Free {
+            scarce.add(&other, 10);
+            had += 10;
+        }
+        assert_eq!((had, scarce.room(&memory, &other)), (LIMIT / 8, Room::Full), "SCARCE-P2");
+        scarce.forget(&rogue, LIMIT - LIMIT / 8);
+        scarce.forget(&other, had);
+    }
+
+    proptest! {
+        /// SCARCE-P2, at each level.
+        #[test]
+        fn the_parts_of_children_are_within_that_of_their_parent(
+            weights in prop::collection::vec((any::<prop::sample::Index>(), 0..2000_u32), 0..30),
+            whole in 0..u64::MAX,
+        ) {
+            let mut groups = vec![GroupUse::default()];
+            for (parent, weight) in weights {
+                let parent = Some(parent.index(groups.len()));
+                groups.push(GroupUse { parent, weight, ..GroupUse::default() });
+            }
+            let parts = parts(&groups, whole);
+            for (at, part) in parts.iter().enumerate() {
+                let children: Vec<usize> =
+                    (0..groups.len()).filter(|child| groups[*child].parent == Some(at)).collect();
+                let sum: u64 = children.iter().map(|child| parts[*child]).sum();
+                prop_assert!(sum <= *part);
+                // Rounded down, each.
+                prop_assert!(children.is_empty() || sum + children.len() as u64 >= *part);
+            }
+        }
+    }
+}
