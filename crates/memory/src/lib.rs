@@ -7,7 +7,8 @@
 //!           when the object goes, on whatever path. The budget is one number, cut into shares by
 //!           class ([`Shares`]).
 //!
-//! Nothing here reads a file, waits for anything or evicts: the caches do, by these figures.
+//! A cache keeps its objects in [`Rings`], which evict by these figures. Nothing here reads a file
+//! or waits for anything.
 
 #![forbid(unsafe_code)]
 
@@ -16,6 +17,7 @@ mod owner;
 mod place;
 mod protection;
 mod reclaim;
+mod rings;
 mod scan;
 mod scarce;
 mod shares;
@@ -25,6 +27,7 @@ pub use owner::{LookupCharge, Memory, MemoryCharge, MemoryClass, MemoryOwner, Sl
 pub use place::GroupLimits;
 pub use protection::{GroupUse, Promise, protections};
 pub use reclaim::{Lists, Reclaimed, reclaim};
+pub use rings::{AsIs, Evicted, Kind as RingKind, Rings};
 pub use scan::{Arm, Carry, Pass, Scan};
 pub use scarce::{Room, Scarce};
 pub use shares::{AvailableMemory, INODE_BYTES, LOOKUP_BYTES, Shares, SharesError};

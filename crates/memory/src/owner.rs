@@ -26,6 +26,8 @@ pub enum MemoryClass {
     Node,
     /// Inodes.
     Inode,
+    /// Clean file data, in the cache.
+    Data,
     /// File data that is not written back.
     Dirty,
     /// Edits of tables that no base has yet.
@@ -37,9 +39,10 @@ pub enum MemoryClass {
 }
 
 impl MemoryClass {
-    pub const ALL: [MemoryClass; 6] = [
+    pub const ALL: [MemoryClass; 7] = [
         MemoryClass::Node,
         MemoryClass::Inode,
+        MemoryClass::Data,
         MemoryClass::Dirty,
         MemoryClass::Edit,
         MemoryClass::Lookup,
@@ -51,6 +54,7 @@ impl MemoryClass {
         match self {
             MemoryClass::Node => "node",
             MemoryClass::Inode => "inode",
+            MemoryClass::Data => "data",
             MemoryClass::Dirty => "dirty",
             MemoryClass::Edit => "edit",
             MemoryClass::Lookup => "lookup",

@@ -1,0 +1,486 @@
+//! A bounded map of cached objects that groups share: a part of a cache, under a lock of its own.
+//!
+//! Each owner has a list of its objects. When the bound is reached, reclaim says how much of which
+//! list is looked at ([`crate::reclaim`]), by the owners' usage and protection. In a list eviction
+//! is CLOCK: a use sets a mark, the hand clears marks and evicts objects without one. Which object
+//! goes depends on the order of calls only, never on a hash's seed.
+//!
+//! ```text
+//!   insertion → cold ring: hand → without a mark: evicted
+//!                               → with a mark:    Kind::OneRing  another round
+//!                                                 Kind::TwoRings hot ring, and back when hot > cold
+//! ```
+//!
+//! RINGS-N1  If protections leave too little to evict, an object is not kept: its reader has it,
+//!           and no request fails.
+//! RINGS-N2  An owner without objects has no list.
+//! RINGS-N3  With two rings, objects that were used twice are not looked at while they are at most
+//!           half of their owner's list: no scan evicts them, of whatever length.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+
+use slab::Slab;
+
+use crate::{
+    Arm, Carry, GroupUse, Lists, Memory, MemoryCharge, MemoryClass, MemoryOwner, Picture,
+    Slot as OwnerSlot, reclaim,
+};
+
+/// A full map evicts one in so many of its bytes at once.
+const BATCH: usize = 64;
+
+/// How objects are told apart that were used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    OneRing,
+    TwoRings,
+}
+
+/// Keys are hashed as one number that is random enough as it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AsIs(u64);
+
+impl Hasher for AsIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("a key is hashed as one number");
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number;
+    }
+}
+
+#[derive(Debug)]
+pub struct Rings<K, V> {
+    class: MemoryClass,
+    kind: Kind,
+    places: HashMap<K, usize, BuildHasherDefault<AsIs>>,
+    entries: Slab<Entry<K, V>>,
+    lists: BTreeMap<OwnerSlot, List>,
+    bytes: usize,
+    bytes_max: usize,
+    evictions: u64,
+}
+
+#[derive(Debug)]
+struct Entry<K, V> {
+    key: K,
+    value: V,
+    charge: MemoryCharge,
+    used: bool,
+    hot: bool,
+    /// The neighbours in its ring, by place in the slab.
+    before: usize,
+    behind: usize,
+}
+
+/// The objects of one owner; never empty (RINGS-N2).
+#[derive(Debug, Default)]
+struct List {
+    cold: Ring,
+    hot: Ring,
+    carry: Carry,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    /// The object that is looked at next: new ones come before it. None: the ring is empty.
+    hand: Option<usize>,
+    bytes: usize,
+}
+
+/// Objects that were evicted, to be dropped without the lock.
+#[derive(Debug)]
+#[must_use = "it is dropped without the lock"]
+pub struct Evicted<K, V>(Vec<Entry<K, V>>);
+
+impl<K, V> Evicted<K, V> {
+    pub fn bytes(&self) -> usize {
+        self.0.iter().map(|entry| entry.charge.bytes() as usize).sum()
+    }
+}
+
+impl<K: Copy + Eq + Hash, V> Rings<K, V> {
+    /// Keeps nothing before [`Self::set_bytes_max`].
+    pub fn new(class: MemoryClass, kind: Kind) -> Rings<K, V> {
+        Rings {
+            class,
+            kind,
+            places: HashMap::default(),
+            entries: Slab::new(),
+            lists: BTreeMap::new(),
+            bytes: 0,
+            bytes_max: 0,
+            evictions: 0,
+        }
+    }
+
+    /// The bytes that the map itself takes for each object.
+    pub const fn overhead() -> usize {
+        size_of::<Entry<K, V>>() + size_of::<(K, usize)>()
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn evictions(&self) -> u64 {
+        self.evictions
+    }
+
+    /// A use of an object.
+    pub fn get(&mut self, key: &K) -> Option<&V> {
+        let entry = &mut self.entries[*self.places.get(key)?];
+        entry.used = true;
+        Some(&entry.value)
+    }
+
+    pub fn contains(&self, key: &K) -> bool {
+        self.places.contains_key(key)
+    }
+
+    /// A new bound, kept at once, whatever is protected.
+    pub fn set_bytes_max(&mut self, memory: &Memory, bytes_max: usize) -> Evicted<K, V> {
+        self.bytes_max = bytes_max;
+        let mut evicted = Evicted(Vec::new());
+        while self.bytes > bytes_max {
+            self.make_room(memory, 0, Arm::Off, &mut evicted);
+        }
+        evicted
+    }
+
+    /// Keeps `value`, which takes `bytes` with [`Self::overhead`] and for which `owner` pays. A new
+    /// object has no mark: the objects of a scan are evicted before those that were used again.
+    /// Whether it is kept.
+    pub fn insert(
+        &mut self,
+        memory: &Memory,
+        key: K,
+        value: V,
+        bytes: usize,
+        owner: &MemoryOwner,
+    ) -> (bool, Evicted<K, V>) {
+        let mut evicted = Evicted(Vec::new());
+        if bytes > self.bytes_max || self.places.contains_key(&key) {
+            return (false, evicted);
+        }
+        self.make_room(memory, bytes, Arm::Proportional, &mut evicted);
+        if self.bytes + bytes > self.bytes_max {
+            return (false, evicted);
+        }
+        let charge = owner.charge(self.class, bytes as i64);
+        let (used, hot, before, behind) = (false, false, 0, 0);
+        let at = self.entries.insert(Entry { key, value, charge, used, hot, before, behind });
+        self.places.insert(key, at);
+        self.bytes += bytes;
+        self.link(at, false);
+        (true, evicted)
+    }
+
+    pub fn remove(&mut self, key: &K) -> Option<Evicted<K, V>> {
+        let at = *self.places.get(key)?;
+        Some(Evicted(vec![self.take(at)]))
+    }
+
+    pub fn clear(&mut self) -> Evicted<K, V> {
+        self.places.clear();
+        self.lists.clear();
+        self.bytes = 0;
+        Evicted(self.entries.drain().collect())
+    }
+
+    /// Puts an object at the end of a ring of its owner: before the hand.
+    fn link(&mut self, at: usize, hot: bool) {
+        let entry = &mut self.entries[at];
+        entry.hot = hot;
+        let bytes = entry.charge.bytes() as usize;
+        let ring = self.lists.entry(entry.charge.owner().slot()).or_default().ring(hot);
+        ring.bytes += bytes;
+        let hand = *ring.hand.get_or_insert(at);
+        if hand == at {
+            (entry.before, entry.behind) = (at, at);
+            return;
+        }
+        let last = self.entries[hand].before;
+        (self.entries[at].before, self.entries[at].behind) = (last, hand);
+        self.entries[last].behind = at;
+        self.entries[hand].before = at;
+    }
+
+    /// Takes an object out of its ring; its list may be empty now.
+    fn unlink(&mut self, at: usize) {
+        let entry = &self.entries[at];
+        let (before, behind, bytes) = (entry.before, entry.behind, entry.charge.bytes() as usize);
+        let list = self.lists.get_mut(&entry.charge.owner().slot());
+        let ring = list.expect("RINGS-N2: it has objects").ring(entry.hot);
+        ring.bytes -= bytes;
+        if ring.hand == Some(at) {
+            ring.hand = Some(behind).filter(|behind| *behind != at);
+        }
+        self.entries[before].behind = behind;
+        self.entries[behind].before = before;
+    }
+
+    /// Takes out the object at `at`.
+    fn take(&mut self, at: usize) -> Entry<K, V> {
+        self.unlink(at);
+        let entry = self.entries.remove(at);
+        self.places.remove(&entry.key);
+        self.bytes -= entry.charge.bytes() as usize;
+        let owner = entry.charge.owner().slot();
+        if self.lists[&owner].size() == 0 {
+            self.lists.remove(&owner);
+        }
+        entry
+    }
+
+    /// Evicts, so that `bytes` more keep the bound if that is possible.
+    fn make_room(&mut self, memory: &Memory, bytes: usize, arm: Arm, evicted: &mut Evicted<K, V>) {
+        let over = (self.bytes + bytes).saturating_sub(self.bytes_max);
+        if over == 0 {
+            return;
+        }
+        let need = over.max(self.bytes_max / BATCH) as u64;
+        let mut walk = Walk { picture: memory.picture(usage), rings: self, evicted };
+        reclaim(&mut walk, need, arm);
+    }
+
+    /// Looks at the next `bytes` of a list. Returns the bytes that it has evicted.
+    fn shrink(&mut self, owner: OwnerSlot, bytes: u64, evicted: &mut Evicted<K, V>) -> u64 {
+        let (mut seen, mut freed) = (0, 0);
+        while seen < bytes {
+            let Some(list) = self.lists.get_mut(&owner) else { break };
+            let hot = list.hot.bytes > list.cold.bytes;
+            let ring = list.ring(hot);
+            let at = ring.hand.expect("a list has objects, and the larger ring has some");
+            let entry = &mut self.entries[at];
+            let size = entry.charge.bytes() as u64;
+            seen += size;
+            let used = std::mem::take(&mut entry.used);
+            match (hot, used) {
+                (true, true) => ring.hand = Some(entry.behind),
+                (false, true) if self.kind == Kind::OneRing => ring.hand = Some(entry.behind),
+                (false, false) => {
+                    evicted.0.push(self.take(at));
+                    self.evictions += 1;
+                    freed += size;
+                }
+                // To the other ring.
+                (true, false) | (false, true) => {
+                    self.unlink(at);
+                    self.link(at, !hot);
+                }
+            }
+        }
+        freed
+    }
+}
+
+impl List {
+    fn ring(&mut self, hot: bool) -> &mut Ring {
+        if hot { &mut self.hot } else { &mut self.cold }
+    }
+
+    fn size(&self) -> usize {
+        self.cold.bytes + self.hot.bytes
+    }
+}
+
+/// Bytes of an owner in memory, of all classes.
+fn usage(owner: &MemoryOwner) -> u64 {
+    MemoryClass::ALL.iter().map(|class| owner.charged(*class).max(0) as u64).sum()
+}
+
+/// The lists of a map, in the groups' order.
+struct Walk<'a, K, V> {
+    picture: Picture,
+    rings: &'a mut Rings<K, V>,
+    evicted: &'a mut Evicted<K, V>,
+}
+
+impl<K: Copy + Eq + Hash, V> Lists for Walk<'_, K, V> {
+    fn groups(&self) -> Vec<GroupUse> {
+        self.picture.groups.clone()
+    }
+
+    fn size(&self, group: usize) -> u64 {
+        let list = self.picture.lists[group].and_then(|owner| self.rings.lists.get(&owner));
+        list.map_or(0, |list| list.size() as u64)
+    }
+
+    fn carry(&mut self, group: usize) -> &mut Carry {
+        let owner = self.picture.lists[group].expect("a list has an owner");
+        &mut self.rings.lists.get_mut(&owner).expect("it has a size").carry
+    }
+
+    fn shrink(&mut self, group: usize, bytes: u64) -> u64 {
+        let Some(owner) = self.picture.lists[group] else { return 0 };
+        let freed = self.rings.shrink(owner, bytes, self.evicted);
+        let mut at = Some(group);
+        while let Some(of) = at {
+            let of = &mut self.picture.groups[of];
+            of.usage = of.usage.saturating_sub(freed);
+            at = of.parent;
+        }
+        freed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Hashed as it is.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    struct Key(u64);
+
+    impl Hash for Key {
+        fn hash<H: Hasher>(&self, state: &mut H) {
+            state.write_u64(self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        }
+    }
+
+    fn rings(memory: &Memory, kind: Kind, bytes_max: usize) -> Rings<Key, u64> {
+        let mut rings = Rings::new(MemoryClass::Data, kind);
+        drop(rings.set_bytes_max(memory, bytes_max));
+        rings
+    }
+
+    /// Both the hot set and the scan are larger than a round of the hand: CLOCK alone evicts the
+    /// hot set, two rings keep it (RINGS-N3).
+    #[test]
+    fn a_long_scan_leaves_objects_that_were_used_again() {
+        let kept = |kind: Kind| {
+            let memory = Memory::default();
+            let owner = memory.add_owner();
+            let mut rings = rings(&memory, kind, 1000);
+            let put = |rings: &mut Rings<Key, u64>, n: u64| {
+                let _ = rings.insert(&memory, Key(n), n, 10, &owner);
+            };
+            (0..40).for_each(|n| put(&mut rings, n));
+            (0..40).for_each(|n| assert!(rings.get(&Key(n)).is_some()));
+            (1000..11_000).for_each(|n| put(&mut rings, n));
+            assert!(rings.bytes() <= 1000 && rings.bytes() > 900);
+            (0..40).filter(|n| rings.contains(&Key(*n))).count()
+        };
+        assert_eq!(kept(Kind::TwoRings), 40, "RINGS-N3");
+        assert_eq!(kept(Kind::OneRing), 0);
+    }
+
+    /// A hot set that is no longer used makes place for the next one.
+    #[test]
+    fn a_new_hot_set_replaces_the_one_before() {
+        let memory = Memory::default();
+        let owner = memory.add_owner();
+        let mut rings = rings(&memory, Kind::TwoRings, 1000);
+        for round in 0..200 {
+            let first = if round < 100 { 0 } else { 500 };
+            for n in first..first + 80 {
+                if rings.get(&Key(n)).is_none() {
+                    let _ = rings.insert(&memory, Key(n), n, 10, &owner);
+                }
+            }
+        }
+        let new = (500..580).filter(|n| rings.contains(&Key(*n))).count();
+        assert!(new >= 79, "{new} of 80");
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Insert { key: u64, bytes: usize, owner: usize },
+        Get(u64),
+        Remove(u64),
+        Bound(usize),
+        Clear,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            12 => (0..60_u64, 1..40_usize, 0..3_usize)
+                .prop_map(|(key, bytes, owner)| Step::Insert { key, bytes, owner }),
+            8 => (0..60_u64).prop_map(Step::Get),
+            2 => (0..60_u64).prop_map(Step::Remove),
+            1 => (0..600_usize).prop_map(Step::Bound),
+            1 => Just(Step::Clear),
+        ]
+    }
+
+    proptest! {
+        /// Beside a plain map: an object is there as it was put, or evicted; bytes and charges are
+        /// sums; the bound is kept; and an owner without objects has no list (RINGS-N2).
+        #[test]
+        fn objects_are_as_in_a_map_that_forgets(
+            steps in prop::collection::vec(step(), 0..200), two in any::<bool>(),
+        ) {
+            let memory = Memory::default();
+            let owners = [memory.shared().clone(), memory.add_owner(), memory.add_owner()];
+            let kind = if two { Kind::TwoRings } else { Kind::OneRing };
+            let (mut rings, mut max) = (rings(&memory, kind, 300), 300);
+            let mut model: BTreeMap<Key, (u64, usize, usize)> = BTreeMap::new();
+            for (n, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::Insert { key, bytes, owner } => {
+                        let was = rings.contains(&Key(key));
+                        let value = n as u64;
+                        let (kept, evicted) =
+                            rings.insert(&memory, Key(key), value, bytes, &owners[owner]);
+                        evicted.0.iter().for_each(|entry| drop(model.remove(&entry.key)));
+                        prop_assert!(!(was && kept));
+                        prop_assert!(was || kept || bytes > max, "nothing is protected");
+                        if kept {
+                            model.insert(Key(key), (value, bytes, owner));
+                        }
+                    }
+                    Step::Get(key) => {
+                        let wanted = model.get(&Key(key)).map(|(value, _, _)| value);
+                        prop_assert_eq!(rings.get(&Key(key)), wanted);
+                    }
+                    Step::Remove(key) => {
+                        let removed = rings.remove(&Key(key)).is_some();
+                        prop_assert_eq!(removed, model.remove(&Key(key)).is_some());
+                    }
+                    Step::Bound(bytes) => {
+                        max = bytes;
+                        let evicted = rings.set_bytes_max(&memory, bytes);
+                        evicted.0.iter().for_each(|entry| drop(model.remove(&entry.key)));
+                    }
+                    Step::Clear => {
+                        drop(rings.clear());
+                        model.clear();
+                    }
+                }
+                prop_assert_eq!(rings.len(), model.len());
+                prop_assert_eq!(rings.bytes(), model.values().map(|(_, bytes, _)| bytes).sum());
+                prop_assert!(rings.bytes() <= max);
+                for (owner, memory) in owners.iter().enumerate() {
+                    let of = model.values().filter(|(_, _, of)| *of == owner);
+                    let sum: usize = of.map(|(_, bytes, _)| bytes).sum();
+                    prop_assert_eq!(memory.charged(MemoryClass::Data), sum as i64);
+                }
+                let with: BTreeSet<OwnerSlot> =
+                    model.values().map(|(_, _, owner)| owners[*owner].slot()).collect();
+                let lists: BTreeSet<OwnerSlot> = rings.lists.keys().copied().collect();
+                prop_assert_eq!(lists, with, "RINGS-N2");
+            }
+            drop(rings);
+            prop_assert_eq!(memory.charged(MemoryClass::Data), 0);
+        }
+    }
+}
