@@ -10,13 +10,12 @@
 //!              of the group beside them, without a promise of its own: the holder's promise goes
 //!              to all of them by use.
 //! MEMGROUP-T2  A group without usage is no part of a picture.
-//! MEMGROUP-T3  Holders form no circle: a group that would close one is taken for a child of the
-//!              root. So is a group whose holder is gone, though another has its slot now.
+//!
+//! The tree itself is `tree`.
 
-use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::owner::{Memory, MemoryOwner, Slot};
+use crate::owner::{Memory, MemoryClass, MemoryOwner, Slot};
 use crate::place::{GroupLimits, Place};
 use crate::protection::{GroupUse, Promise};
 
@@ -43,6 +42,8 @@ impl MemoryOwner {
     /// Says which owner holds it; none: it is a child of the root.
     pub fn set_holder(&self, holder: Option<&MemoryOwner>) {
         let serial = holder.map_or(Place::TOP, MemoryOwner::serial);
+        let slot = holder.map_or(Slot::SHARED, MemoryOwner::slot);
+        self.place().slot.store(slot.0, Relaxed);
         self.place().holder.store(serial, Relaxed);
     }
 
@@ -55,113 +56,97 @@ impl MemoryOwner {
 /// The groups of one walk.
 #[derive(Clone, Debug, Default)]
 pub struct Picture {
-    /// The root first, parents before their children.
+    /// The root first, parents before their children, and all of a group before the next one.
     pub groups: Vec<GroupUse>,
     /// The owner of each group's list; none for groups that hold others.
     pub lists: Vec<Option<Slot>>,
-}
-
-/// A group while its picture is taken.
-struct Seen {
-    slot: Slot,
-    holder: Option<usize>,
-    own: u64,
-    limits: GroupLimits,
-    /// With all that it holds.
-    usage: u64,
-    children: Vec<usize>,
+    /// The owner with the limits of each group; none for the root, and for the list of a holder.
+    limited: Vec<Option<Slot>>,
 }
 
 impl Memory {
-    /// All groups with some usage; `of`: the usage of an owner.
-    pub fn picture(&self, of: impl Fn(&MemoryOwner) -> u64) -> Picture {
-        let owners = self.owners();
-        let places: HashMap<u64, usize> =
-            owners.iter().enumerate().map(|(at, owner)| (owner.serial(), at)).collect();
-        let mut seen: Vec<Seen> = Vec::with_capacity(owners.len());
-        for owner in &owners {
-            let own = of(owner);
-            seen.push(Seen {
-                slot: owner.slot(),
-                holder: places.get(&owner.place().holder.load(Relaxed)).copied(),
-                own,
-                limits: owner.limits(),
-                usage: own,
-                children: Vec::new(),
-            });
-        }
-        let tops = plant(&mut seen);
+    /// All groups with some usage.
+    pub fn picture(&self) -> Picture {
+        self.draw(MemoryOwner::usage, MemoryOwner::note_peak)
+    }
+
+    /// All groups with some usage of a class, which is the usage here.
+    pub fn picture_of(&self, class: MemoryClass) -> Picture {
+        self.draw(|owner| owner.charged(class).max(0) as u64, |_, _| {})
+    }
+
+    /// `own`: the usage of an owner; `sees` each group with all that it holds.
+    fn draw(&self, own: impl Fn(&MemoryOwner) -> u64, sees: impl Fn(&MemoryOwner, u64)) -> Picture {
+        let tree = self.tree();
+        let own: Vec<u64> = tree.owners.iter().map(own).collect();
+        let usage = tree.sums(own.clone(), |sum, more| *sum += more);
         let mut picture = Picture::default();
-        let usage = tops.iter().map(|top| seen[*top].usage).sum();
-        picture.groups.push(GroupUse { usage, ..GroupUse::default() });
-        picture.lists.push(None);
-        let mut todo: Vec<(usize, usize)> = tops.into_iter().rev().map(|top| (top, 0)).collect();
+        let all = tree.tops().map(|top| usage[top]).sum();
+        picture.push(GroupUse { usage: all, ..GroupUse::default() }, None, None);
+        let children = tree.children(|at| usage[at] > 0);
+        let mut todo: Vec<(usize, usize)> = tree.tops().rev().map(|top| (top, 0)).collect();
         while let Some((at, parent)) = todo.pop() {
-            let group = &seen[at];
-            if group.usage == 0 {
+            // MEMGROUP-T2.
+            if usage[at] == 0 {
                 continue;
             }
-            let place = picture.groups.len();
-            let GroupLimits { promise, weight, .. } = group.limits;
-            let (parent, usage) = (Some(parent), group.usage);
-            picture.groups.push(GroupUse { parent, usage, promise, weight });
-            if group.children.is_empty() {
-                picture.lists.push(Some(group.slot));
+            let owner = &tree.owners[at];
+            sees(owner, usage[at]);
+            let slot = Some(owner.slot());
+            let GroupLimits { promise, weight, .. } = owner.limits();
+            let group = GroupUse { parent: Some(parent), usage: usage[at], promise, weight };
+            if children[at].is_empty() {
+                picture.push(group, slot, slot);
                 continue;
             }
-            picture.lists.push(None);
+            let place = picture.push(group, None, slot);
             // MEMGROUP-T1.
             let GroupLimits { promise, weight, .. } = GroupLimits::default();
-            let (parent, usage) = (Some(place), group.own);
-            picture.groups.push(GroupUse { parent, usage, promise, weight });
-            picture.lists.push(Some(group.slot));
-            todo.extend(group.children.iter().rev().map(|child| (*child, place)));
+            let group = GroupUse { parent: Some(place), usage: own[at], promise, weight };
+            picture.push(group, slot, None);
+            todo.extend(children[at].iter().rev().map(|child| (*child, place)));
         }
         picture
     }
 }
 
-/// Sums usages up, from the leaves. Returns the children of the root.
-fn plant(seen: &mut [Seen]) -> Vec<usize> {
-    let depth = |mut at: usize| {
-        let mut depth = 0;
-        while let Some(holder) = seen[at].holder {
-            (at, depth) = (holder, depth + 1);
-            if depth > seen.len() {
-                return None;
-            }
-        }
-        Some(depth)
-    };
-    let depths: Vec<Option<usize>> = (0..seen.len()).map(depth).collect();
-    let mut deepest: Vec<usize> = (0..seen.len()).collect();
-    deepest.sort_by_key(|at| std::cmp::Reverse(depths[*at]));
-    let mut tops = Vec::new();
-    for at in deepest {
-        // MEMGROUP-T3.
-        match seen[at].holder.filter(|_| depths[at].is_some()) {
-            Some(holder) => {
-                let usage = seen[at].usage;
-                seen[holder].usage += usage;
-                if usage > 0 {
-                    seen[holder].children.push(at);
-                }
-            }
-            None => tops.push(at),
-        }
+impl Picture {
+    fn push(&mut self, group: GroupUse, list: Option<Slot>, limited: Option<Slot>) -> usize {
+        self.groups.push(group);
+        self.lists.push(list);
+        self.limited.push(limited);
+        self.groups.len() - 1
     }
-    tops.sort_unstable();
-    tops
+
+    /// The place of the group with the limits of this owner, if it has some usage.
+    pub(crate) fn place(&self, of: Slot) -> Option<usize> {
+        self.limited.iter().position(|slot| *slot == Some(of))
+    }
+
+    /// The owner with the limits of a group.
+    pub(crate) fn limited(&self, group: usize) -> Option<Slot> {
+        self.limited[group]
+    }
+
+    /// The part at and below a group, which is the root of it: so its own promise does not count,
+    /// and those of the groups that it holds do. None if it has no usage.
+    pub fn below(&self, of: Slot) -> Option<Picture> {
+        let root = self.place(of)?;
+        let is_outside = |group: &GroupUse| group.parent < Some(root);
+        let behind = self.groups[root + 1..].iter().position(is_outside);
+        let all = root..behind.map_or(self.groups.len(), |n| root + 1 + n);
+        let mut groups = self.groups[all.clone()].to_vec();
+        groups[0].parent = None;
+        groups[1..].iter_mut().for_each(|group| group.parent = group.parent.map(|at| at - root));
+        let [lists, limited] = [&self.lists, &self.limited].map(|of| of[all.clone()].to_vec());
+        Some(Picture { groups, lists, limited })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{MemoryCharge, MemoryClass};
-
-    fn total(owner: &MemoryOwner) -> u64 {
-        MemoryClass::ALL.iter().map(|class| owner.charged(*class).max(0) as u64).sum()
-    }
+    use crate::MemoryCharge;
 
     fn with(memory: &Memory, bytes: i64) -> (MemoryOwner, MemoryCharge) {
         let owner = memory.add_owner();
@@ -179,7 +164,7 @@ mod tests {
         idle.set_holder(Some(&c));
         let low = |low| GroupLimits { promise: Promise { min: 0, low }, ..GroupLimits::default() };
         a.set_limits(&low(40));
-        let Picture { groups, lists } = memory.picture(total);
+        let Picture { groups, lists, .. } = memory.picture();
         let of = |slot: &MemoryOwner| {
             lists.iter().position(|list| *list == Some(slot.slot())).expect("it has a list")
         };
@@ -195,14 +180,38 @@ mod tests {
     }
 
     #[test]
+    fn the_part_below_a_group_has_all_that_it_holds_and_no_promise_of_its_own() {
+        let memory = Memory::default();
+        let of = [10, 20, 30, 40, 50].map(|bytes| with(&memory, bytes));
+        let [first, top, inner, leaf, last] = of.each_ref().map(|(owner, _)| owner);
+        inner.set_holder(Some(top));
+        leaf.set_holder(Some(inner));
+        let low = |low| GroupLimits { promise: Promise { min: 0, low }, ..GroupLimits::default() };
+        [top, inner, leaf].iter().for_each(|owner| owner.set_limits(&low(25)));
+        let picture = memory.picture();
+        let below = picture.below(top.slot()).expect("it has some usage");
+        assert_eq!((below.groups[0].usage, below.groups[0].parent), (90, None));
+        let given = crate::protections(&below.groups);
+        let of = |owner: &MemoryOwner| given[below.place(owner.slot()).unwrap()].low;
+        assert_eq!([of(top), of(inner), of(leaf)], [0, 25, 25]);
+        let mut lists: Vec<Slot> = below.lists.iter().flatten().copied().collect();
+        lists.sort();
+        assert_eq!(lists, [top, inner, leaf].map(MemoryOwner::slot));
+        let single = picture.below(last.slot()).unwrap();
+        assert_eq!((single.groups.len(), single.lists[0]), (1, Some(last.slot())));
+        assert_eq!(picture.below(first.slot()).unwrap().groups[0].usage, 10);
+        assert!(picture.below(Slot(99)).is_none());
+    }
+
+    #[test]
     fn a_circle_of_holders_ends() {
         let memory = Memory::default();
         let ((a, _a), (b, _b), (c, _c)) = (with(&memory, 1), with(&memory, 2), with(&memory, 4));
         a.set_holder(Some(&b));
         b.set_holder(Some(&a));
         c.set_holder(Some(&b));
-        let picture = memory.picture(total);
-        assert_eq!(picture.groups[0].usage, 7, "MEMGROUP-T3");
+        let picture = memory.picture();
+        assert_eq!(picture.groups[0].usage, 7, "HELD-T1");
         assert_eq!(picture.lists.iter().flatten().count(), 3);
     }
 
@@ -215,7 +224,7 @@ mod tests {
         drop((a, _a));
         let (other, _other) = with(&memory, 4);
         assert_eq!(other.slot(), slot);
-        let Picture { groups, lists } = memory.picture(total);
-        assert_eq!((groups[0].usage, lists.len()), (6, 3), "MEMGROUP-T3: the root and two lists");
+        let Picture { groups, lists, .. } = memory.picture();
+        assert_eq!((groups[0].usage, lists.len()), (6, 3), "HELD-T1: the root and two lists");
     }
 }

@@ -12,22 +12,31 @@
 
 #![forbid(unsafe_code)]
 
+mod events;
+mod figures;
 mod group;
 mod owner;
 mod place;
+mod pressure;
 mod protection;
 mod reclaim;
 mod rings;
 mod scan;
 mod scarce;
 mod shares;
+mod stall;
+mod tree;
 
+pub use events::{Counts, Event, Stat};
+pub use figures::{Figures, Survey};
 pub use group::Picture;
 pub use owner::{LookupCharge, Memory, MemoryCharge, MemoryClass, MemoryOwner, Slot};
 pub use place::GroupLimits;
+pub use pressure::Pressure;
 pub use protection::{GroupUse, Promise, protections};
 pub use reclaim::{Lists, Reclaimed, reclaim};
 pub use rings::{AsIs, Evicted, Kind as RingKind, Rings};
 pub use scan::{Arm, Carry, Pass, Scan};
 pub use scarce::{Room, Scarce};
 pub use shares::{AvailableMemory, INODE_BYTES, LOOKUP_BYTES, Shares, SharesError};
+pub use stall::Stall;

@@ -9,6 +9,9 @@
 //! cache line of this owner alone. A new charge also costs a reference to the owner. The counters
 //! of the shared owner are used by all. Sums over all owners are computed by the reader of a
 //! figure.
+//!
+//! CHARGE-C3  An owner's highest usage is noted when one of its counters passes a multiple of
+//!            64 KiB. So `peak` misses at most 64 KiB for each class.
 
 use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -17,7 +20,9 @@ use std::sync::{Arc, Weak};
 use copyhold_sync::{Mutex, of};
 
 use crate::LOOKUP_BYTES;
+use crate::events::CountCells;
 use crate::place::Place;
+use crate::pressure::Stalls;
 
 /// A kind of object in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,6 +73,9 @@ impl MemoryClass {
 #[repr(align(64))]
 struct Lines<T>(T);
 
+/// A counter that passes a multiple of this power of two notes the peak (CHARGE-C3).
+const PEAK_BITS: u32 = 16;
+
 /// Bytes by class.
 type Counters = [AtomicI64; MemoryClass::ALL.len()];
 
@@ -104,10 +112,21 @@ struct Counted {
     /// Its number among all that there were: a slot is used again.
     serial: u64,
     charged: Lines<Counters>,
+    /// Apart from the charges, which change far more often.
+    record: Lines<Record>,
     place: Place,
     /// The part of a class that is its own when that is scarce (SCARCE-P3).
     parts: [AtomicU64; MemoryClass::ALL.len()],
     slots: Weak<Slots>,
+}
+
+/// The history of an owner.
+#[derive(Default)]
+pub(crate) struct Record {
+    pub(crate) counts: CountCells,
+    /// Most bytes so far; of a holder, as far as its usage with all that it holds was read.
+    pub(crate) peak: AtomicU64,
+    pub(crate) stalls: Mutex<Stalls, of::MemoryStalls>,
 }
 
 impl Default for Memory {
@@ -136,9 +155,27 @@ impl Memory {
         self.slots.owners.lock().iter().filter_map(Weak::upgrade).map(MemoryOwner).collect()
     }
 
+    /// The owner that has this slot now.
+    pub fn owner(&self, slot: Slot) -> Option<MemoryOwner> {
+        self.slots.owner(slot)
+    }
+
     /// Bytes of a class, over all owners.
     pub fn charged(&self, class: MemoryClass) -> i64 {
         self.owners().iter().map(|owner| owner.charged(class)).sum()
+    }
+}
+
+impl Slots {
+    fn owner(&self, slot: Slot) -> Option<MemoryOwner> {
+        let owners = self.owners.lock();
+        owners.get(slot.0 as usize).and_then(Weak::upgrade).map(MemoryOwner)
+    }
+
+    /// The holder of an owner, unless it has ended.
+    fn holder(&self, of: &Place) -> Option<MemoryOwner> {
+        let (slot, serial) = of.holder()?;
+        self.owner(Slot(slot)).filter(|holder| holder.serial() == serial)
     }
 }
 
@@ -156,9 +193,9 @@ impl MemoryOwner {
         let slots_of = Arc::downgrade(slots);
         let place = Place::default();
         let serial = slots.made.fetch_add(1, Relaxed);
-        let charged = Lines::default();
+        let (charged, record) = (Lines::default(), Lines::default());
         let parts = MemoryClass::ALL.map(|_| AtomicU64::new(u64::MAX));
-        let account = Counted { slot, serial, charged, place, parts, slots: slots_of };
+        let account = Counted { slot, serial, charged, record, place, parts, slots: slots_of };
         let owner = MemoryOwner(Arc::new(account));
         let entry = Arc::downgrade(&owner.0);
         match owners.get_mut(slot.0 as usize) {
@@ -188,6 +225,20 @@ impl MemoryOwner {
         self.0.parts[class as usize].store(bytes, Relaxed);
     }
 
+    pub(crate) fn record(&self) -> &Record {
+        &self.0.record.0
+    }
+
+    /// Its holder; none, if it is a child of the root.
+    pub(crate) fn holder(&self) -> Option<MemoryOwner> {
+        self.0.slots.upgrade()?.holder(&self.0.place)
+    }
+
+    /// Bytes of all classes, without those of the groups that it holds.
+    pub fn usage(&self) -> u64 {
+        MemoryClass::ALL.iter().map(|class| self.charged(*class).max(0) as u64).sum()
+    }
+
     /// Bytes of a class.
     pub fn charged(&self, class: MemoryClass) -> i64 {
         self.0.charged.0[class as usize].load(Relaxed)
@@ -202,7 +253,18 @@ impl MemoryOwner {
     /// Charges `bytes` more, or fewer if it is negative. The object that has them takes them back
     /// when it is dropped (CHARGE-C1); where it has a word for that, [`Self::charge`] does.
     pub fn add(&self, class: MemoryClass, bytes: i64) {
-        self.0.charged.0[class as usize].fetch_add(bytes, Relaxed);
+        let before = self.0.charged.0[class as usize].fetch_add(bytes, Relaxed);
+        // CHARGE-C3.
+        if bytes > 0 && (before ^ before.wrapping_add(bytes)) >> PEAK_BITS != 0 {
+            self.note_peak(self.usage());
+        }
+    }
+
+    pub(crate) fn note_peak(&self, usage: u64) {
+        let peak = &self.record().peak;
+        if usage > peak.load(Relaxed) {
+            peak.fetch_max(usage, Relaxed);
+        }
     }
 }
 
@@ -232,6 +294,11 @@ impl Drop for Counted {
             debug_assert!(is_right, "CHARGE-C1: {class:?} of owner {}: {left}", self.slot.0);
         }
         if let Some(slots) = self.slots.upgrade() {
+            if let Some(holder) = slots.holder(&self.place) {
+                let Record { counts, peak, .. } = &self.record.0;
+                holder.record().counts.inherit(&counts.read());
+                holder.note_peak(peak.load(Relaxed));
+            }
             slots.free.lock().push(self.slot);
         }
     }
@@ -299,6 +366,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::Event;
 
     #[test]
     fn a_slot_is_given_again_when_nothing_is_charged_to_its_owner() {
@@ -320,6 +388,41 @@ mod tests {
     fn a_charge_takes_three_words_and_that_of_a_look_up_one() {
         assert_eq!(size_of::<MemoryCharge>(), 3 * size_of::<usize>());
         assert_eq!(size_of::<Option<LookupCharge>>(), size_of::<usize>());
+    }
+
+    #[test]
+    fn an_owner_that_ends_leaves_its_counts_to_its_holder() {
+        let memory = Memory::default();
+        let (holder, held) = (memory.add_owner(), memory.add_owner());
+        held.set_holder(Some(&holder));
+        held.count(Event::Bypass);
+        drop(held.charge(MemoryClass::Node, 1 << 20));
+        drop(held);
+        assert_eq!(holder.counts().event(Event::Bypass), 1);
+        assert_eq!(holder.record().peak.load(Relaxed), 1 << 20);
+        // A slot that another owner has now is no holder.
+        let held = memory.add_owner();
+        held.set_holder(Some(&holder));
+        held.count(Event::Bypass);
+        let slot = holder.slot();
+        drop(holder);
+        let other = memory.add_owner();
+        assert_eq!(other.slot(), slot);
+        drop(held);
+        assert_eq!(other.counts().event(Event::Bypass), 0);
+    }
+
+    #[test]
+    fn the_highest_usage_is_noted() {
+        let owner = Memory::default().add_owner();
+        for _ in 0..1000 {
+            owner.add(MemoryClass::Edit, 1000);
+        }
+        owner.add(MemoryClass::Edit, -900_000);
+        owner.add(MemoryClass::Edit, 100_000);
+        let peak = owner.record().peak.load(Relaxed);
+        assert!((1_000_000 - (1 << PEAK_BITS)..=1_000_000).contains(&peak), "CHARGE-C3: {peak}");
+        owner.add(MemoryClass::Edit, -200_000);
     }
 
     #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! The limits of a group, and its place in the tree of groups.
 
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::protection::Promise;
 
@@ -27,6 +27,8 @@ impl Default for GroupLimits {
 pub(crate) struct Place {
     /// The serial number of its holder; [`Self::TOP`] without one.
     pub(crate) holder: AtomicU64,
+    /// The slot of its holder.
+    pub(crate) slot: AtomicU32,
     pub(crate) min: AtomicU64,
     pub(crate) low: AtomicU64,
     pub(crate) high: AtomicU64,
@@ -36,6 +38,13 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) const TOP: u64 = u64::MAX;
+
+    /// Slot and serial number of its holder. A change is two stores: a reader beside one compares
+    /// the serial number with that of the slot's owner, and finds none at worst.
+    pub(crate) fn holder(&self) -> Option<(u32, u64)> {
+        let serial = self.holder.load(Relaxed);
+        (serial != Self::TOP).then(|| (self.slot.load(Relaxed), serial))
+    }
 }
 
 impl Default for Place {
@@ -43,6 +52,7 @@ impl Default for Place {
         let GroupLimits { promise, high, max, weight } = GroupLimits::default();
         Place {
             holder: AtomicU64::new(Self::TOP),
+            slot: AtomicU32::new(0),
             min: AtomicU64::new(promise.min),
             low: AtomicU64::new(promise.low),
             high: AtomicU64::new(high),

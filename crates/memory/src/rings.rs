@@ -254,7 +254,7 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
             return;
         }
         let need = over.max(self.bytes_max / BATCH) as u64;
-        let mut walk = Walk { picture: memory.picture(usage), rings: self, evicted };
+        let mut walk = Walk { picture: memory.picture(), rings: self, evicted };
         reclaim(&mut walk, need, arm);
     }
 
@@ -297,11 +297,6 @@ impl List {
     fn size(&self) -> usize {
         self.cold.bytes + self.hot.bytes
     }
-}
-
-/// Bytes of an owner in memory, of all classes.
-fn usage(owner: &MemoryOwner) -> u64 {
-    MemoryClass::ALL.iter().map(|class| owner.charged(*class).max(0) as u64).sum()
 }
 
 /// The lists of a map, in the groups' order.
@@ -441,7 +436,7 @@ mod tests {
                         let value = n as u64;
                         let (kept, evicted) =
                             rings.insert(&memory, Key(key), value, bytes, &owners[owner]);
-                        evicted.0.iter().for_each(|entry| drop(model.remove(&entry.key)));
+                        evicted.0.iter().for_each(|entry| _ = model.remove(&entry.key));
                         prop_assert!(!(was && kept));
                         prop_assert!(was || kept || bytes > max, "nothing is protected");
                         if kept {
@@ -459,7 +454,7 @@ mod tests {
                     Step::Bound(bytes) => {
                         max = bytes;
                         let evicted = rings.set_bytes_max(&memory, bytes);
-                        evicted.0.iter().for_each(|entry| drop(model.remove(&entry.key)));
+                        evicted.0.iter().for_each(|entry| _ = model.remove(&entry.key));
                     }
                     Step::Clear => {
                         drop(rings.clear());

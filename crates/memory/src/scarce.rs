@@ -92,8 +92,7 @@ impl Scarce {
         if self.moved.load(Relaxed) < self.limit / 64 || self.moved.swap(0, Relaxed) == 0 {
             return;
         }
-        let used = |owner: &MemoryOwner| owner.charged(self.class).max(0) as u64;
-        let picture = memory.picture(used);
+        let picture = memory.picture_of(self.class);
         let parts = parts(&picture.groups, self.limit - self.limit / 8);
         let owners = memory.owners();
         owners.iter().for_each(|owner| owner.set_part(self.class, self.limit));

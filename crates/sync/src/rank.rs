@@ -231,6 +231,8 @@ ranks! {
     MemoryOwners,
     /// Slots that are free.
     MemorySlots,
+    /// The waits of one owner's requests.
+    MemoryStalls,
 
     // Rules broken on purpose: nothing is called while one of these is held.
 

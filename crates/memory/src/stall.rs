@@ -1,0 +1,121 @@
+//! Requests that wait because memory is short, on the accounts of their groups.
+//!
+//! A wait counts for its group and for each group above: `some` of a group is the time in which a
+//! request of it, or of any group that it holds, waits. A wait takes a short lock for each of these
+//! at its begin and its end.
+
+use std::time::Duration;
+
+use copyhold_types::Nanos;
+
+use crate::events::{Counts, Event, Stat};
+use crate::owner::MemoryOwner;
+use crate::pressure::Pressure;
+
+/// A wait, until this is dropped.
+#[must_use = "the wait ends when this is dropped"]
+pub struct Stall<C: Fn() -> Nanos> {
+    /// The group of the request, then those above it, as they were when the wait began.
+    groups: Vec<MemoryOwner>,
+    began: Nanos,
+    clock: C,
+}
+
+impl MemoryOwner {
+    /// A request of this owner waits from now on; `clock` gives the time of the runtime.
+    pub fn stall<C: Fn() -> Nanos>(&self, clock: C) -> Stall<C> {
+        let mut groups = vec![self.clone()];
+        while let Some(holder) = groups.last().and_then(MemoryOwner::holder)
+            && !groups.contains(&holder)
+        {
+            groups.push(holder);
+        }
+        let began = clock();
+        groups.iter().for_each(|group| group.record().stalls.lock().begin(began));
+        Stall { groups, began, clock }
+    }
+
+    /// The pressure of the group with all that it holds.
+    pub fn pressure(&self, now: Nanos) -> Pressure {
+        self.record().stalls.lock().read(now)
+    }
+
+    /// An occasion of this owner.
+    pub fn count(&self, event: Event) {
+        self.record().counts.event(event);
+    }
+
+    pub fn add_stat(&self, stat: Stat, more: u64) {
+        self.record().counts.stat(stat, more);
+    }
+
+    /// Its own counters, with those of groups that it held until they ended.
+    pub fn counts(&self) -> Counts {
+        self.record().counts.read()
+    }
+}
+
+impl<C: Fn() -> Nanos> Drop for Stall<C> {
+    fn drop(&mut self) {
+        let now = (self.clock)();
+        self.groups.iter().for_each(|group| group.record().stalls.lock().end(now));
+        let waited = Duration::from_nanos(now.saturating_sub(self.began));
+        self.groups[0].add_stat(Stat::Throttle, waited.as_micros() as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::Memory;
+
+    const SECOND: Nanos = 1_000_000_000;
+
+    #[test]
+    fn a_wait_counts_for_all_groups_above() {
+        let memory = Memory::default();
+        let [top, middle, low, other] = std::array::from_fn(|_| memory.add_owner());
+        middle.set_holder(Some(&top));
+        low.set_holder(Some(&middle));
+        let time = Cell::new(SECOND);
+        let total = |owner: &MemoryOwner| owner.pressure(time.get()).total.as_secs();
+        let first = low.stall(|| time.get());
+        time.set(2 * SECOND);
+        let second = middle.stall(|| time.get());
+        time.set(4 * SECOND);
+        drop(first);
+        time.set(5 * SECOND);
+        drop(second);
+        time.set(9 * SECOND);
+        assert_eq!([&top, &middle, &low, &other].map(total), [4, 4, 3, 0]);
+        let throttled = [&top, &middle, &low].map(|owner| owner.counts().stat(Stat::Throttle));
+        assert_eq!(throttled, [0, 3_000_000, 3_000_000], "each wait by itself, at its own group");
+    }
+
+    #[test]
+    fn a_group_that_moves_during_a_wait_ends_it_where_it_began() {
+        let memory = Memory::default();
+        let [from, to, moved] = std::array::from_fn(|_| memory.add_owner());
+        moved.set_holder(Some(&from));
+        let time = Cell::new(0);
+        let wait = moved.stall(|| time.get());
+        moved.set_holder(Some(&to));
+        time.set(SECOND);
+        drop(wait);
+        time.set(9 * SECOND);
+        let totals = [&from, &to].map(|owner| owner.pressure(time.get()).total.as_secs());
+        assert_eq!(totals, [1, 0]);
+    }
+
+    #[test]
+    fn a_wait_in_a_circle_of_holders_begins() {
+        let memory = Memory::default();
+        let [one, two] = std::array::from_fn(|_| memory.add_owner());
+        one.set_holder(Some(&two));
+        two.set_holder(Some(&one));
+        drop(one.stall(|| SECOND));
+        assert_eq!(one.pressure(SECOND).total, Duration::ZERO);
+    }
+}
