@@ -14,6 +14,7 @@
 
 mod events;
 mod figures;
+mod fit;
 mod group;
 mod owner;
 mod place;
@@ -29,6 +30,7 @@ mod tree;
 
 pub use events::{Counts, Event, Stat};
 pub use figures::{Figures, Survey};
+pub use fit::LimitsError;
 pub use group::Picture;
 pub use owner::{LookupCharge, Memory, MemoryCharge, MemoryClass, MemoryOwner, Slot};
 pub use place::GroupLimits;

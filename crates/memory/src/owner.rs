@@ -92,6 +92,7 @@ impl Slot {
 pub struct Memory {
     slots: Arc<Slots>,
     shared: MemoryOwner,
+    budget: AtomicU64,
 }
 
 #[derive(Default)]
@@ -134,7 +135,7 @@ impl Default for Memory {
         let slots = Arc::new(Slots::default());
         let shared = MemoryOwner::new(&slots);
         debug_assert_eq!(shared.slot(), Slot::SHARED);
-        Memory { slots, shared }
+        Memory { slots, shared, budget: AtomicU64::new(u64::MAX) }
     }
 }
 
@@ -153,6 +154,10 @@ impl Memory {
     /// All that there are, by slot.
     pub fn owners(&self) -> Vec<MemoryOwner> {
         self.slots.owners.lock().iter().filter_map(Weak::upgrade).map(MemoryOwner).collect()
+    }
+
+    pub(crate) fn budget_cell(&self) -> &AtomicU64 {
+        &self.budget
     }
 
     /// The owner that has this slot now.
@@ -232,6 +237,18 @@ impl MemoryOwner {
     /// Its holder; none, if it is a child of the root.
     pub(crate) fn holder(&self) -> Option<MemoryOwner> {
         self.0.slots.upgrade()?.holder(&self.0.place)
+    }
+
+    /// Its holder, then that one's, and so on.
+    pub(crate) fn above(&self) -> Vec<MemoryOwner> {
+        let mut above: Vec<MemoryOwner> = Vec::new();
+        while let Some(holder) = above.last().unwrap_or(self).holder()
+            && holder != *self
+            && !above.contains(&holder)
+        {
+            above.push(holder);
+        }
+        above
     }
 
     /// Bytes of all classes, without those of the groups that it holds.

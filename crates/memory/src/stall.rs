@@ -24,12 +24,7 @@ pub struct Stall<C: Fn() -> Nanos> {
 impl MemoryOwner {
     /// A request of this owner waits from now on; `clock` gives the time of the runtime.
     pub fn stall<C: Fn() -> Nanos>(&self, clock: C) -> Stall<C> {
-        let mut groups = vec![self.clone()];
-        while let Some(holder) = groups.last().and_then(MemoryOwner::holder)
-            && !groups.contains(&holder)
-        {
-            groups.push(holder);
-        }
+        let groups: Vec<_> = std::iter::once(self.clone()).chain(self.above()).collect();
         let began = clock();
         groups.iter().for_each(|group| group.record().stalls.lock().begin(began));
         Stall { groups, began, clock }
