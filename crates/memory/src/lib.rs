@@ -27,6 +27,7 @@ mod scarce;
 mod shares;
 mod stall;
 mod tree;
+mod walk;
 
 pub use events::{Counts, Event, Stat};
 pub use figures::{Figures, Survey};
@@ -42,3 +43,4 @@ pub use scan::{Arm, Carry, Pass, Scan};
 pub use scarce::{Room, Scarce};
 pub use shares::{AvailableMemory, INODE_BYTES, LOOKUP_BYTES, Shares, SharesError};
 pub use stall::Stall;
+pub use walk::{Cause, OwnerLists};

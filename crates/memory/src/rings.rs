@@ -23,8 +23,8 @@ use std::hash::{BuildHasherDefault, Hash, Hasher};
 use slab::Slab;
 
 use crate::{
-    Arm, Carry, GroupUse, Lists, Memory, MemoryCharge, MemoryClass, MemoryOwner, Picture,
-    Slot as OwnerSlot, reclaim,
+    Arm, Carry, Cause, Event, Memory, MemoryCharge, MemoryClass, MemoryOwner, OwnerLists,
+    Slot as OwnerSlot,
 };
 
 /// A full map evicts one in so many of its bytes at once.
@@ -157,7 +157,9 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         self.bytes_max = bytes_max;
         let mut evicted = Evicted(Vec::new());
         while self.bytes > bytes_max {
-            self.make_room(memory, 0, Arm::Off, &mut evicted);
+            let need = (self.bytes - bytes_max).max(bytes_max / BATCH) as u64;
+            let mut walk = Walk { rings: self, evicted: &mut evicted };
+            memory.reclaim(&mut walk, need, Arm::Off, Cause::Order);
         }
         evicted
     }
@@ -174,11 +176,14 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         owner: &MemoryOwner,
     ) -> (bool, Evicted<K, V>) {
         let mut evicted = Evicted(Vec::new());
-        if bytes > self.bytes_max || self.places.contains_key(&key) {
+        if self.places.contains_key(&key) {
             return (false, evicted);
         }
-        self.make_room(memory, bytes, Arm::Proportional, &mut evicted);
+        if bytes <= self.bytes_max {
+            self.make_room(memory, bytes, &mut evicted);
+        }
         if self.bytes + bytes > self.bytes_max {
+            owner.count(Event::Bypass);
             return (false, evicted);
         }
         let charge = owner.charge(self.class, bytes as i64);
@@ -247,19 +252,27 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         entry
     }
 
-    /// Evicts, so that `bytes` more keep the bound if that is possible.
-    fn make_room(&mut self, memory: &Memory, bytes: usize, arm: Arm, evicted: &mut Evicted<K, V>) {
-        let over = (self.bytes + bytes).saturating_sub(self.bytes_max);
-        if over == 0 {
-            return;
-        }
-        let need = over.max(self.bytes_max / BATCH) as u64;
-        let mut walk = Walk { picture: memory.picture(), rings: self, evicted };
-        reclaim(&mut walk, need, arm);
+    /// Evicts `bytes` of a group and of all that it holds, if there are as many
+    /// ([`Memory::reclaim_below`]).
+    pub fn reclaim(&mut self, memory: &Memory, group: OwnerSlot, bytes: u64) -> Evicted<K, V> {
+        let mut evicted = Evicted(Vec::new());
+        memory.reclaim_below(group, &mut Walk { rings: self, evicted: &mut evicted }, bytes);
+        evicted
     }
 
-    /// Looks at the next `bytes` of a list. Returns the bytes that it has evicted.
-    fn shrink(&mut self, owner: OwnerSlot, bytes: u64, evicted: &mut Evicted<K, V>) -> u64 {
+    /// Evicts, so that `bytes` more keep the bound if that is possible.
+    fn make_room(&mut self, memory: &Memory, bytes: usize, evicted: &mut Evicted<K, V>) {
+        let over = (self.bytes + bytes).saturating_sub(self.bytes_max);
+        if over > 0 {
+            let need = over.max(self.bytes_max / BATCH) as u64;
+            let mut walk = Walk { rings: self, evicted };
+            memory.reclaim(&mut walk, need, Arm::Proportional, Cause::Request);
+        }
+    }
+
+    /// Looks at the next `bytes` of a list. Returns the bytes that it has looked at, and those that
+    /// it has evicted.
+    fn shrink(&mut self, owner: OwnerSlot, bytes: u64, evicted: &mut Evicted<K, V>) -> (u64, u64) {
         let (mut seen, mut freed) = (0, 0);
         while seen < bytes {
             let Some(list) = self.lists.get_mut(&owner) else { break };
@@ -285,7 +298,7 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
                 }
             }
         }
-        freed
+        (seen, freed)
     }
 }
 
@@ -299,38 +312,22 @@ impl List {
     }
 }
 
-/// The lists of a map, in the groups' order.
 struct Walk<'a, K, V> {
-    picture: Picture,
     rings: &'a mut Rings<K, V>,
     evicted: &'a mut Evicted<K, V>,
 }
 
-impl<K: Copy + Eq + Hash, V> Lists for Walk<'_, K, V> {
-    fn groups(&self) -> Vec<GroupUse> {
-        self.picture.groups.clone()
+impl<K: Copy + Eq + Hash, V> OwnerLists for Walk<'_, K, V> {
+    fn size(&self, owner: OwnerSlot) -> u64 {
+        self.rings.lists.get(&owner).map_or(0, |list| list.size() as u64)
     }
 
-    fn size(&self, group: usize) -> u64 {
-        let list = self.picture.lists[group].and_then(|owner| self.rings.lists.get(&owner));
-        list.map_or(0, |list| list.size() as u64)
-    }
-
-    fn carry(&mut self, group: usize) -> &mut Carry {
-        let owner = self.picture.lists[group].expect("a list has an owner");
+    fn carry(&mut self, owner: OwnerSlot) -> &mut Carry {
         &mut self.rings.lists.get_mut(&owner).expect("it has a size").carry
     }
 
-    fn shrink(&mut self, group: usize, bytes: u64) -> u64 {
-        let Some(owner) = self.picture.lists[group] else { return 0 };
-        let freed = self.rings.shrink(owner, bytes, self.evicted);
-        let mut at = Some(group);
-        while let Some(of) = at {
-            let of = &mut self.picture.groups[of];
-            of.usage = of.usage.saturating_sub(freed);
-            at = of.parent;
-        }
-        freed
+    fn shrink(&mut self, owner: OwnerSlot, bytes: u64) -> (u64, u64) {
+        self.rings.shrink(owner, bytes, self.evicted)
     }
 }
 

@@ -88,6 +88,36 @@ impl NodeCache {
         evicted.bytes()
     }
 
+    /// Evicts `bytes` of the nodes of a group and of all that it holds, if there are as many. Its
+    /// own promise does not count, those of the groups that it holds do, `low` as long as anything
+    /// else is left. Returns the bytes that were evicted.
+    pub fn reclaim(&self, group: &MemoryOwner, bytes: u64) -> u64 {
+        let (mut freed, mut shards) = (0, self.shards.len() as u64);
+        for shard in &self.shards {
+            let need = (bytes.saturating_sub(freed)).div_ceil(shards);
+            freed += self.reclaim_in(shard, group, need);
+            shards -= 1;
+        }
+        // Shards have different parts of the group.
+        for shard in &self.shards {
+            freed += self.reclaim_in(shard, group, bytes.saturating_sub(freed));
+        }
+        freed
+    }
+
+    fn reclaim_in(
+        &self,
+        shard: &Mutex<Shard, of::NodeCache>,
+        group: &MemoryOwner,
+        need: u64,
+    ) -> u64 {
+        if need == 0 {
+            return 0;
+        }
+        let evicted = shard.lock().nodes.reclaim(&self.memory, group.slot(), need);
+        evicted.bytes() as u64
+    }
+
     /// Forgets a node, because its place is free or its copies are damaged.
     pub fn remove(&self, ptr: &NodePtr) {
         let name = name_of(ptr);
@@ -149,7 +179,7 @@ impl Shard {
 #[cfg(test)]
 mod tests {
     use copyhold_format::node::{LeafBuilder, NodeOrigin};
-    use copyhold_memory::{GroupLimits, Memory, Promise};
+    use copyhold_memory::{Event, GroupLimits, Memory, Promise, Stat};
     use copyhold_types::{DeviceId, Digest, EpochId, Key, TableId, Txg};
 
     use super::*;
@@ -248,5 +278,81 @@ mod tests {
         assert_eq!(cache.stats().nodes, before.nodes);
         cache.set_bytes_max(0);
         assert_eq!((cache.stats().nodes, owner.charged(MemoryClass::Node)), (0, 0));
+    }
+
+    /// A cache with so many nodes of each owner.
+    fn filled(memory: &Arc<Memory>, owners: &[&MemoryOwner], nodes: u64) -> NodeCache {
+        let cache = NodeCache::new(memory.clone(), 64 << 20, 4);
+        for (n, owner) in owners.iter().enumerate() {
+            for at in 0..nodes {
+                let (ptr, content) = node(1000 * n as u64 + at);
+                cache.insert(&ptr, content, owner);
+            }
+        }
+        cache
+    }
+
+    fn low(low: u64) -> GroupLimits {
+        GroupLimits { promise: Promise { min: 0, low }, ..GroupLimits::default() }
+    }
+
+    fn bytes(owner: &MemoryOwner) -> u64 {
+        owner.charged(MemoryClass::Node) as u64
+    }
+
+    #[test]
+    fn reclaim_of_a_group_ignores_its_own_promise_and_keeps_those_inside() {
+        let memory = Arc::new(Memory::default());
+        let [group, kept, other] = std::array::from_fn(|_| memory.add_owner());
+        kept.set_holder(Some(&group));
+        let cache = filled(&memory, &[&group, &kept, &other], 200);
+        let each = bytes(&group);
+        group.set_limits(&low(1 << 30));
+        kept.set_limits(&low(1 << 30));
+        let freed = cache.reclaim(&group, each / 2);
+        assert!((each / 2..each).contains(&freed), "{freed} of {each}");
+        assert_eq!([&kept, &other].map(bytes), [each; 2]);
+        assert_eq!(bytes(&group), each - freed);
+        let counts = group.counts();
+        assert_eq!(counts.stat(Stat::Steal), freed);
+        assert_eq!(counts.stat(Stat::ScanDirect), 0, "no request needed the room");
+        assert!(counts.stat(Stat::Scan) >= freed);
+        assert_eq!(kept.counts().event(Event::Low), 0);
+        // Then nothing but the promise inside is left, and it gives way.
+        assert_eq!(cache.reclaim(&group, 4 * each), 2 * each - freed);
+        assert!(kept.counts().event(Event::Low) > 0, "WALK-N1");
+        assert_eq!([&group, &kept, &other].map(bytes), [0, 0, each]);
+        assert_eq!(cache.reclaim(&group, 1), 0);
+    }
+
+    #[test]
+    fn reclaim_never_takes_what_is_promised_as_min_inside() {
+        let memory = Arc::new(Memory::default());
+        let [group, kept] = std::array::from_fn(|_| memory.add_owner());
+        kept.set_holder(Some(&group));
+        let cache = filled(&memory, &[&kept], 100);
+        let promise = Promise { min: 1 << 30, low: 0 };
+        kept.set_limits(&GroupLimits { promise, ..GroupLimits::default() });
+        assert_eq!(cache.reclaim(&group, 1 << 20), 0);
+        assert!(cache.reclaim(&kept, 1 << 20) > 0, "its own promise does not count");
+    }
+
+    #[test]
+    fn a_request_that_needs_room_is_counted_to_the_groups_that_give_it() {
+        let memory = Arc::new(Memory::default());
+        let (owner, rival) = (memory.add_owner(), memory.add_owner());
+        let cache = NodeCache::new(memory, 1 << 20, 1);
+        for (n, owner) in (0..600).map(|n| (n, if n < 100 { &owner } else { &rival })) {
+            let (ptr, content) = node(n);
+            cache.insert(&ptr, content, owner);
+        }
+        let counts = [&owner, &rival].map(MemoryOwner::counts);
+        for of in counts {
+            assert_eq!(of.stat(Stat::Scan), of.stat(Stat::ScanDirect));
+            assert_eq!(of.stat(Stat::Scan), of.stat(Stat::Steal), "no node was used again");
+        }
+        let size = cache.stats().bytes / cache.stats().nodes;
+        let evicted = counts[0].stat(Stat::Steal) + counts[1].stat(Stat::Steal);
+        assert_eq!(evicted, cache.stats().evictions * size as u64);
     }
 }

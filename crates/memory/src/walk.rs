@@ -1,0 +1,101 @@
+//! A walk of reclaim over lists by owner: the picture of the groups, and the counts of the work.
+//!
+//! WALK-N1  Each byte that a list looks at is counted to the owner of the list, and each that it
+//!          frees ([`Stat::Scan`], [`Stat::Steal`]); each pass below `low`, too ([`Event::Low`]).
+
+use crate::events::{Event, Stat};
+use crate::group::Picture;
+use crate::owner::{Memory, Slot};
+use crate::protection::GroupUse;
+use crate::reclaim::{Lists, reclaim};
+use crate::scan::{Arm, Carry};
+
+/// The lists of objects of one kind, by owner.
+pub trait OwnerLists {
+    /// Bytes in the list of an owner; zero if there is none.
+    fn size(&self, owner: Slot) -> u64;
+
+    /// The remainder of a list's scans; asked only of one that has a size.
+    fn carry(&mut self, owner: Slot) -> &mut Carry;
+
+    /// Looks at the next `bytes` of a list. Returns the bytes that it looked at, and those of them
+    /// that are free now.
+    fn shrink(&mut self, owner: Slot, bytes: u64) -> (u64, u64);
+}
+
+/// The reason for a walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// A request needs the room ([`Stat::ScanDirect`]).
+    Request,
+    /// Room was asked for, or the bound is smaller now.
+    Order,
+}
+
+impl Memory {
+    /// Frees `need` bytes of the lists of all groups, if that is possible; how many it did.
+    pub fn reclaim(&self, lists: &mut dyn OwnerLists, need: u64, arm: Arm, cause: Cause) -> u64 {
+        Walk { memory: self, picture: self.picture(), lists, cause }.run(need, arm)
+    }
+
+    /// The same of a group and of all that it holds: its own promise does not count, those of the
+    /// groups that it holds do.
+    pub fn reclaim_below(&self, group: Slot, lists: &mut dyn OwnerLists, need: u64) -> u64 {
+        let picture = self.picture().below(group);
+        picture.map_or(0, |picture| {
+            let cause = Cause::Order;
+            Walk { memory: self, picture, lists, cause }.run(need, Arm::Proportional)
+        })
+    }
+}
+
+struct Walk<'a> {
+    memory: &'a Memory,
+    picture: Picture,
+    lists: &'a mut dyn OwnerLists,
+    cause: Cause,
+}
+
+impl Walk<'_> {
+    fn run(mut self, need: u64, arm: Arm) -> u64 {
+        let done = reclaim(&mut self, need, arm);
+        for list in done.broken {
+            let owner = self.picture.lists[list].and_then(|slot| self.memory.owner(slot));
+            owner.inspect(|owner| owner.count(Event::Low));
+        }
+        done.freed
+    }
+}
+
+impl Lists for Walk<'_> {
+    fn groups(&self) -> Vec<GroupUse> {
+        self.picture.groups.clone()
+    }
+
+    fn size(&self, group: usize) -> u64 {
+        self.picture.lists[group].map_or(0, |owner| self.lists.size(owner))
+    }
+
+    fn carry(&mut self, group: usize) -> &mut Carry {
+        self.lists.carry(self.picture.lists[group].expect("a list has an owner"))
+    }
+
+    fn shrink(&mut self, group: usize, bytes: u64) -> u64 {
+        let Some(slot) = self.picture.lists[group] else { return 0 };
+        // Its objects may be the last that keep it.
+        let owner = self.memory.owner(slot);
+        let (seen, freed) = self.lists.shrink(slot, bytes);
+        if let Some(owner) = owner {
+            owner.add_stat(Stat::Scan, seen);
+            owner.add_stat(Stat::Steal, freed);
+            owner.add_stat(Stat::ScanDirect, if self.cause == Cause::Request { seen } else { 0 });
+        }
+        let mut at = Some(group);
+        while let Some(of) = at {
+            let of = &mut self.picture.groups[of];
+            of.usage = of.usage.saturating_sub(freed);
+            at = of.parent;
+        }
+        freed
+    }
+}
