@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use copyhold_format::item::{
     EPOCH, EpochItem, EpochState, GROUP, HEIR, INODES, InodesItem, MEMBER, MEMORY, MemoryItem,
-    QUOTA, QuotaItem, SUBVOL, Step, SubvolItem, SubvolState, USAGE, UsageItem, memory_key,
-    usage_key,
+    QUOTA, QuotaItem, SHARED_MEMORY, SUBVOL, Step, SubvolItem, SubvolState, USAGE, UsageItem,
+    memory_key, usage_key,
 };
 use copyhold_pool::{ID_MARK, IdSpace, Pool};
 use copyhold_types::{EpochId, InodeNo, Key, SubvolId, TableId};
@@ -323,7 +323,8 @@ impl System {
 
     /// LIMITS-M1.
     fn check_memory(&self, checker: &mut Checker) {
-        let lives = |subvol: &SubvolId| self.live().any(|live| live == *subvol);
+        let lives =
+            |subvol: &SubvolId| *subvol == SHARED_MEMORY || self.live().any(|live| live == *subvol);
         for subvol in self.memory.iter().filter(|subvol| !lives(subvol)) {
             let (table, key) = (Pool::SYSTEM, memory_key(*subvol));
             let why = "limits of memory of a subvolume that does not live".to_owned();

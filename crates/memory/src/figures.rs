@@ -3,7 +3,7 @@
 //! FIGURES-F1  A group's bytes and counters are the sums over itself and the groups that it holds,
 //!             at any depth.
 //! FIGURES-F2  `effective` is the protection that the next walk of reclaim over all groups gives:
-//!             of what is promised, the part that the groups above can keep.
+//!             the part of its promise that the groups above can keep.
 //!
 //! One look costs a walk over all owners, as a walk of reclaim does.
 
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_of_a_holder_is_that_of_what_was_read_together() {
+    fn the_peak_of_a_holder_is_the_highest_sum_that_was_read() {
         let memory = Memory::default();
         let [top, one, two] = std::array::from_fn(|_| memory.add_owner());
         one.set_holder(Some(&top));
@@ -146,7 +146,7 @@ mod tests {
         ]
     }
 
-    /// A group of the model: what it has itself.
+    /// A group of the model, without those that it holds.
     #[derive(Clone, Default)]
     struct Plain {
         holder: Option<usize>,

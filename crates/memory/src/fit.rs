@@ -16,6 +16,8 @@ use crate::place::GroupLimits;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitsError {
+    #[error("weight={weight}: a weight is between 1 and {}", GroupLimits::WEIGHT_MAX)]
+    Weight { weight: u32 },
     #[error(
         "min={min} is above max={max}: a group cannot keep more than it may have; lower min, or \
          raise max"
@@ -41,6 +43,10 @@ pub enum LimitsError {
 impl Memory {
     /// Checks new limits of a group against the present ones of the others (FIT-L1).
     pub fn check_limits(&self, of: &MemoryOwner, new: &GroupLimits) -> Result<(), LimitsError> {
+        let weight = new.weight;
+        if !(1..=GroupLimits::WEIGHT_MAX).contains(&weight) {
+            return Err(LimitsError::Weight { weight });
+        }
         let (old, min, max) = (of.limits(), new.promise.min, new.max);
         let changes_own = min != old.promise.min || max != old.max;
         if changes_own && min > max {
@@ -117,6 +123,10 @@ mod tests {
         let refused = LimitsError::Budget { min: NONE, sum: NONE, budget: 1000 };
         assert_eq!(set(&beside, limits(NONE, NONE)), Err(refused));
         assert_eq!(set(&beside, limits(600, NONE)), Ok(()));
+        for weight in [0, 10_001] {
+            let new = GroupLimits { weight, ..two.limits() };
+            assert_eq!(set(&two, new), Err(LimitsError::Weight { weight }));
+        }
         memory.set_budget(100);
         let weight = GroupLimits { weight: 7, ..two.limits() };
         assert_eq!(set(&two, weight), Ok(()), "a promise that is there is not judged again");

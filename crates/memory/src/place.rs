@@ -16,6 +16,10 @@ pub struct GroupLimits {
     pub weight: u32,
 }
 
+impl GroupLimits {
+    pub const WEIGHT_MAX: u32 = 10_000;
+}
+
 impl Default for GroupLimits {
     fn default() -> GroupLimits {
         GroupLimits { promise: Promise::default(), high: u64::MAX, max: u64::MAX, weight: 100 }

@@ -4,9 +4,14 @@
 //! Either label is enough to open a pool; a damaged one is written again from the other before
 //! anything else is written.
 
+use std::ops::Deref;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
 use copyhold_device::{DeviceError, DynDevice};
 use copyhold_format::FormatError;
-use copyhold_format::label::{self, AREA_BLOCKS, Label};
+use copyhold_format::label::{self, AREA_BLOCKS, Features, Label};
+use copyhold_runtime::FifoMutex;
 use copyhold_types::{Buf, Purpose};
 
 use crate::PoolError;
@@ -17,6 +22,50 @@ pub struct Labels {
     pub label: Label,
     /// The defects of the label at the start and of the one at the end.
     pub problems: [Option<String>; 2],
+}
+
+/// The label of an open pool. It changes when the pool begins to use a feature (`features`); its
+/// other fields, and those of the label that this derefs to, stay.
+#[derive(Debug)]
+pub(crate) struct OpenLabel {
+    opened: Label,
+    /// Held while the labels on the device change.
+    pub(crate) changing: FifoMutex,
+    /// As both labels on the device have them.
+    ro_compat: AtomicU64,
+    generation: AtomicU64,
+}
+
+impl OpenLabel {
+    pub(crate) fn new(opened: Label) -> OpenLabel {
+        let ro_compat = AtomicU64::new(opened.features.ro_compat);
+        let generation = AtomicU64::new(opened.generation);
+        OpenLabel { opened, changing: FifoMutex::new(), ro_compat, generation }
+    }
+
+    /// The next label, which has this feature; none if the present one has it.
+    pub(crate) fn with(&self, ro_compat: u64) -> Option<Label> {
+        let now = self.ro_compat.load(Acquire);
+        (now & ro_compat != ro_compat).then(|| {
+            let features = Features { ro_compat: now | ro_compat, ..self.opened.features };
+            let generation = self.generation.load(Acquire) + 1;
+            Label { features, generation, ..self.opened.clone() }
+        })
+    }
+
+    /// Both labels on the device are this one.
+    pub(crate) fn written(&self, label: &Label) {
+        self.generation.store(label.generation, Release);
+        self.ro_compat.store(label.features.ro_compat, Release);
+    }
+}
+
+impl Deref for OpenLabel {
+    type Target = Label;
+
+    fn deref(&self) -> &Label {
+        &self.opened
+    }
 }
 
 /// Reads both labels. One good label is enough.

@@ -15,10 +15,10 @@ use copyhold_sync::{Mutex, of};
 use copyhold_table::{NodeCache, NodeFuture, NodeSource, Table, TableError};
 use copyhold_types::{Buf, NodePtr, Purpose};
 
-use crate::PoolError;
 use crate::copies::{Copies, fragmented, named_by};
 use crate::fragments::Pieces;
 use crate::verified::{Expect, Reader};
+use crate::{Pool, PoolError};
 
 /// Parts of the node cache, each under a lock of its own.
 const CACHE_SHARDS: usize = 8;
@@ -140,6 +140,11 @@ impl NodeStore {
         let read = self.reader.read(&copies, expect, why).await;
         read.map_err(|problem| PoolError::damaged(format!("{ptr:?}"), problem))
     }
+}
+
+/// Evicts nodes of a memory group ([`NodeCache::reclaim`]); how many bytes that were.
+pub fn reclaim_nodes(pool: &Pool, group: &MemoryOwner, bytes: u64) -> u64 {
+    pool.nodes.cache.reclaim(group, bytes)
 }
 
 impl NodeSource for NodeStore {

@@ -45,6 +45,7 @@ use crate::config::{CreateOptions, Limits, OpenOptions};
 use crate::cut::Start;
 use crate::data::DataStore;
 use crate::devices::Devices;
+use crate::features;
 use crate::flush::Flusher;
 use crate::fork::{Forks, Gone};
 use crate::group::Group;
@@ -52,7 +53,7 @@ use crate::health::Health;
 use crate::ids::Ids;
 use crate::join_wait::JoinWaits;
 use crate::journal::{Journal, Resume};
-use crate::labels::{self, Labels};
+use crate::labels::{self, Labels, OpenLabel};
 use crate::log_room::piece_bytes;
 use crate::marker::{self, Marker};
 use crate::node_writer::blocks_max;
@@ -166,8 +167,8 @@ impl Pool {
         recovered: &Recovered,
     ) -> Result<(), PoolError> {
         labels::repair_labels(self.devices.home(), labels).await?;
-        if self.label != labels.label {
-            self.say_features().await?;
+        if *self.label != labels.label {
+            features::write_labels(self, &self.label).await?;
         }
         ring.repair(&recovered.repairs).await?;
         self.journal.renew(recovered).await;
@@ -190,16 +191,6 @@ impl Pool {
         self.rt.spawn(Box::pin(marker::run(Arc::downgrade(self))));
         if !self.space.set_aside().is_empty() {
             self.rt.spawn(Box::pin(maps::run(self.rt.clone(), Arc::downgrade(self))));
-        }
-        Ok(())
-    }
-
-    /// Records in the labels the features that may be used from now on. One label at a time: so
-    /// one of the two is whole, whenever the power fails.
-    async fn say_features(&self) -> Result<(), PoolError> {
-        for at in labels::places(self.devices.home(), &self.label) {
-            labels::write_label(self.devices.home(), &self.label, at).await?;
-            self.flush_device().await?;
         }
         Ok(())
     }
@@ -465,7 +456,7 @@ async fn assemble(
         proven: AtomicU64::new(0),
         rt,
         devices,
-        label,
+        label: OpenLabel::new(label),
         space,
         nodes,
     })

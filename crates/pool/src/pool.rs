@@ -26,6 +26,7 @@ use crate::health::Health;
 use crate::ids::Ids;
 use crate::join_wait::JoinWaits;
 use crate::journal::{Journal, LogUse};
+use crate::labels::OpenLabel;
 use crate::log_room::blocks_of;
 use crate::marker::Marker;
 use crate::nodes::NodeStore;
@@ -41,7 +42,7 @@ use crate::verified::{Expect, Problem};
 pub struct Pool {
     pub(crate) rt: Rt,
     pub(crate) devices: Devices,
-    pub(crate) label: Label,
+    pub(crate) label: OpenLabel,
     pub(crate) limits: Limits,
     /// Why the pool may not be written at all; `None`: it may.
     pub(crate) read_only: Option<String>,

@@ -1,6 +1,7 @@
 //! Errors of subvolumes, in the words of the person who must act on them.
 
 use copyhold_format::FormatError;
+use copyhold_memory::LimitsError;
 use copyhold_pool::PoolError;
 use copyhold_types::{EpochId, Key, SubvolId};
 
@@ -61,6 +62,8 @@ pub enum VolumeError {
     Family(#[from] BadFamily),
     #[error("{0}; no more space is freed here; run `copyhold check`")]
     Damage(#[from] Damage),
+    #[error(transparent)]
+    MemoryLimits(#[from] LimitsError),
     #[error(transparent)]
     Quota(#[from] QuotaError),
     #[error(transparent)]

@@ -45,7 +45,7 @@ mod weigh;
 pub use birth::{NewSubvol, Numbers};
 pub use deletion::Leaving;
 pub use error::VolumeError;
-pub use memory::set_memory_limits;
+pub use memory::{MemoryGroup, change_memory_limits};
 pub use place::tenant_of;
 pub use reflink::Unread;
 pub use rollback::OldState;

@@ -1,6 +1,7 @@
-//! The limits of subvolumes' memory as records.
+//! The limits of memory groups as records.
 //!
-//! LIMITS-M1  Only a living subvolume has a record: the transaction that deletes one deletes it.
+//! LIMITS-M1  Of subvolumes, only living ones have a record: the transaction that deletes one
+//!            deletes it. The shared group may always have one.
 //! LIMITS-M2  A rollback gives the limits to the state that takes the place. A snapshot has none of
 //!            its source's: limits are for the users of a subvolume, not for its content.
 
@@ -9,7 +10,9 @@ use copyhold_memory::{GroupLimits, MemoryOwner, Promise};
 use copyhold_pool::{Pool, Transaction};
 use copyhold_types::SubvolId;
 
-/// The record of a living subvolume; the defaults need none.
+const _: () = assert!(GroupLimits::WEIGHT_MAX == MemoryItem::WEIGHT_MAX);
+
+/// The record of a living subvolume, or of the shared group; the defaults need none.
 pub(crate) fn put(tx: &mut Transaction, subvol: SubvolId, limits: &GroupLimits) {
     let item = item(limits);
     match item == MemoryItem::default() {

@@ -21,7 +21,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use copyhold_format::item::{
-    EPOCH, EpochItem, MEMORY, MemoryItem, SUBVOL, SubvolFlags, SubvolItem, SubvolState, subvol_key,
+    EPOCH, EpochItem, MEMORY, MemoryItem, SHARED_MEMORY, SUBVOL, SubvolFlags, SubvolItem,
+    SubvolState, subvol_key,
 };
 use copyhold_memory::{Memory, MemoryOwner};
 use copyhold_pool::{Credit, EDITS_PER_RELEASE, Pool, RELEASE_EDIT_BYTES, Tier, Transaction};
@@ -411,6 +412,9 @@ impl Volumes {
             freeing: Freeing::default(),
         });
         let subvols: Vec<_> = state.map.read().subvols.values().cloned().collect();
+        if let Some(item) = memory.get(&SHARED_MEMORY) {
+            pool.memory().shared().set_limits(&limits::limits(item));
+        }
         for subvol in &subvols {
             let item = memory.get(&subvol.id).copied().unwrap_or_default();
             subvol.owner().set_limits(&limits::limits(&item));

@@ -1,4 +1,4 @@
-//! The limits of a subvolume's memory.
+//! The limits of a memory group: of a subvolume, or of the shared group.
 //!
 //! ```text
 //!   0 min u64 · low u64
@@ -6,8 +6,9 @@
 //!  32 weight u32 · 4 zeros
 //! ```
 //!
-//! A subvolume without a record has the defaults. Only living ones have records. Limits may
-//! contradict each other, or those of other subvolumes: the memory decides at each walk.
+//! A group without a record has the defaults. Of subvolumes, only living ones have records; the
+//! shared group has the number 0, which no subvolume has. Limits may contradict each other, or
+//! those of other groups: the memory decides at each walk.
 
 use copyhold_types::{Key, Kind, SubvolId};
 use zerocopy::little_endian::{U32, U64};
@@ -16,6 +17,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::FormatError;
 
 pub const MEMORY: Kind = Kind(25);
+
+/// The number of the shared group, in the place of a subvolume's.
+pub const SHARED_MEMORY: SubvolId = SubvolId(0);
 
 /// Limits in bytes, for the subvolume with all that it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +80,7 @@ impl MemoryItem {
     /// The record under `key`, of the subvolume that this returns.
     pub fn parse(key: Key, value: &[u8]) -> Result<(SubvolId, MemoryItem), FormatError> {
         let bad = |field, value| FormatError::Field { what: Self::WHAT, field, value };
-        if key.object == 0 || key.object >> SubvolId::BITS != 0 {
+        if key.object >> SubvolId::BITS != 0 {
             return Err(bad("subvolume", key.object));
         }
         if key.offset != 0 {
@@ -107,7 +111,9 @@ mod tests {
         let (subvol, bytes) = (SubvolId(7), item.encode());
         assert_eq!(MemoryItem::parse(memory_key(subvol), &bytes).unwrap(), (subvol, item));
         let refused = |key, bytes: &[u8]| MemoryItem::parse(key, bytes).unwrap_err();
-        refused(Key::new(0, MEMORY, 0), &bytes);
+        let shared = MemoryItem::parse(memory_key(SHARED_MEMORY), &bytes).unwrap();
+        assert_eq!(shared, (SHARED_MEMORY, item));
+        refused(Key::new(1 << SubvolId::BITS, MEMORY, 0), &bytes);
         refused(Key::new(7, MEMORY, 1), &bytes);
         refused(memory_key(subvol), &bytes[1..]);
         for weight in [0, MemoryItem::WEIGHT_MAX + 1, u32::MAX] {

@@ -48,7 +48,7 @@ pub use epoch::{EpochItem, EpochState, epoch_key};
 pub use extent::{EXTENT_BLOCKS_MAX, Extent, ExtentState};
 pub use hash::{HashKey, cookie, dirent_bucket, xattr_bucket};
 pub use inode::{InodeFlags, InodeItem};
-pub use memory::{MEMORY, MemoryItem, memory_key};
+pub use memory::{MEMORY, MemoryItem, SHARED_MEMORY, memory_key};
 pub use quota::{
     BadGroupId, GROUP, GroupId, GroupItem, HEIR, INODES, InodesItem, Limits, MEMBER, QUOTA,
     QuotaItem, TOMBSTONE_NAME_MAX, Tombstone, USAGE, UsageItem, encode_heir, group_key, heir_key,

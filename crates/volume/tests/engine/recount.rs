@@ -9,7 +9,7 @@ use copyhold_pool::{Expect, Pool};
 use copyhold_table::NodeVisit;
 use copyhold_types::{BlockAddr, EpochId, Key, NodePtr, Purpose, Run, SubvolId};
 
-use crate::world::{Files, LOW, World};
+use crate::world::{Files, LIMITS, World, numbers_of};
 
 fn blocks(run: Run) -> std::ops::Range<u64> {
     run.addr.block()..run.end()
@@ -34,8 +34,7 @@ impl World {
 
     fn files_of(&self, subvol: SubvolId) -> Files {
         let limits = self.volumes.subvol(subvol).unwrap().owner().limits();
-        let low = Some(limits.promise.low).filter(|low| *low > 0);
-        let mut found: Files = low.map(|low| (LOW, low)).into_iter().collect();
+        let mut found: Files = numbers_of(&limits).into_iter().collect();
         for (key, extent) in self.extents(subvol) {
             let run = extent.pointer.run;
             let read = self.pool().read(run, Expect::Nothing, Purpose::Data);
@@ -55,7 +54,8 @@ impl World {
         let rows = self.rt.block_on(self.pool().range(Pool::SYSTEM, from, to, usize::MAX)).unwrap();
         let limited = rows.into_iter().filter(|(key, _)| key.kind == MEMORY);
         let limited: Vec<SubvolId> = limited.map(|(key, _)| SubvolId(key.object as u32)).collect();
-        let has_limits = |(_, files): &(&SubvolId, &Files)| files.contains_key(&LOW);
+        let has_limits =
+            |(_, files): &(&SubvolId, &Files)| files.range((LIMITS, 0)..).next().is_some();
         let wanted: Vec<SubvolId> = self.model.iter().filter(has_limits).map(|of| *of.0).collect();
         assert_eq!(limited, wanted, "LIMITS-M1");
     }

@@ -19,7 +19,9 @@ use copyhold_types::{
     Buf, DeviceId, EpochId, InodeNo, Key, Pointer, Purpose, Run, SubvolId, TableId, Timestamp,
 };
 use copyhold_volume::quota::{Hold, Inherit};
-use copyhold_volume::{Leaving, NewSubvol, OldState, Subvol, Volumes, set_memory_limits};
+use copyhold_volume::{
+    Leaving, MemoryGroup, NewSubvol, OldState, Subvol, Volumes, change_memory_limits,
+};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
@@ -51,8 +53,22 @@ pub(crate) const ROOT_PLACE: ParentDirectory =
 /// What is in each block: a number that was never written before.
 pub(crate) type Files = BTreeMap<(u64, u64), u64>;
 
-/// The place of the limit `low` of a subvolume's memory among its files, if it has one.
-pub(crate) const LOW: (u64, u64) = (u64::MAX, 0);
+/// The object, among the files of a subvolume, whose five blocks are the limits of its memory,
+/// unless they are the defaults.
+pub(crate) const LIMITS: u64 = u64::MAX;
+
+pub(crate) fn numbers_of(limits: &GroupLimits) -> Vec<((u64, u64), u64)> {
+    let GroupLimits { promise: Promise { min, low }, high, max, weight } = *limits;
+    let numbers = [min, low, high, max, weight.into()];
+    let is_default = *limits == GroupLimits::default();
+    let places = numbers.into_iter().zip(0..).map(|(number, at)| ((LIMITS, at), number));
+    places.filter(|_| !is_default).collect()
+}
+
+/// Takes the limits out of the files.
+fn take_limits(files: &mut Files) -> Files {
+    files.split_off(&(LIMITS, 0))
+}
 
 pub(crate) struct World {
     pub(crate) rt: Arc<SeededRuntime>,
@@ -403,13 +419,32 @@ impl World {
     }
 
     fn set_limits(&mut self) {
-        let (subvol, low) = (self.any(), self.below(3));
-        let promise = Promise { low, ..Promise::default() };
-        let limits = GroupLimits { promise, ..GroupLimits::default() };
-        self.rt.block_on(set_memory_limits(&self.volumes, &subvol, &limits)).unwrap();
+        let (subvol, which, number) = (self.any(), self.below(6), self.below(3));
+        // Promises are never above limits, so that none is refused.
+        let limit = [u64::MAX, 10_000, 20_000][number as usize];
         let files = self.model.get_mut(&subvol.id()).expect("it lives");
-        files.remove(&LOW);
-        files.extend((low > 0).then_some((LOW, low)));
+        let old: Vec<u64> = take_limits(files).into_values().collect();
+        let limits = match old[..] {
+            [min, low, high, max, weight] => {
+                GroupLimits { promise: Promise { min, low }, high, max, weight: weight as u32 }
+            }
+            _ => GroupLimits::default(),
+        };
+        let change = |limits: &GroupLimits| {
+            let mut new = *limits;
+            match which {
+                0 => new.promise.min = number,
+                1 => new.promise.low = number,
+                2 => new.high = limit,
+                3 => new.max = limit,
+                4 => new.weight = 99 + number as u32,
+                _ => new = GroupLimits::default(),
+            }
+            new
+        };
+        files.extend(numbers_of(&change(&limits)));
+        let group = MemoryGroup::Of(&subvol);
+        self.rt.block_on(change_memory_limits(&self.volumes, group, change)).unwrap();
     }
 
     fn snapshot(&mut self) {
@@ -436,7 +471,7 @@ impl World {
             (made.unwrap().0, numbers)
         });
         let mut files = self.model[&source.id()].clone();
-        files.remove(&LOW);
+        take_limits(&mut files);
         self.model.insert(subvol.id(), files);
         self.owners.insert(numbers.epoch(), subvol.id());
         self.owners.insert(source.item().epoch, source.id());
@@ -529,8 +564,8 @@ impl World {
         assert_eq!(done.is_ok(), may && (keep || !self.holds(old_id)), "{old_id}, keep {keep}");
         let Ok((subvol, _)) = done else { return };
         let mut files = self.model[&snapshot.id()].clone();
-        files.remove(&LOW);
-        files.extend(self.model[&old_id].get_key_value(&LOW));
+        take_limits(&mut files);
+        files.extend(self.model[&old_id].range((LIMITS, 0)..));
         self.model.insert(subvol.id(), files);
         self.owners.insert(numbers.epoch(), subvol.id());
         self.owners.insert(snapshot.item().epoch, snapshot.id());
