@@ -81,6 +81,7 @@ pub fn memory(fs: &Filesystem, shares: &Shares) -> Value {
         "node_bytes": charged(MemoryClass::Node),
         "inodes": inodes,
         "lookups": lookups,
+        "groups": fs.pool().memory().owners().len(),
     })
 }
 

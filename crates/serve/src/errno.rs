@@ -54,7 +54,8 @@ pub fn errno_of(error: &FsError) -> Errno {
         FsError::Volume(error) => match &**error {
             VolumeError::Holds(..) => Errno::EBUSY,
             VolumeError::TooDeep(_) => Errno::EMLINK,
-            VolumeError::Root(_)
+            VolumeError::MemoryLimits(_)
+            | VolumeError::Root(_)
             | VolumeError::Unrelated { .. }
             | VolumeError::Incomparable(..) => Errno::EINVAL,
             _ => Errno::EIO,

@@ -102,6 +102,7 @@ pub fn open(
     let open = OpenOptions { read_only, cut_tail: options.cut_tail, tenants: true, limits };
     let filesystem = executors.block_on(async {
         let fs = open_filesystem(executors.clone(), device, open, settings).await?;
+        fs.pool().memory().set_budget(shares.budget);
         if let Some(why) = fs.pool().read_only().filter(|_| !read_only) {
             tracing::warn!("the pool is read-only: {why}");
         }

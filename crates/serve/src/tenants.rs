@@ -5,6 +5,7 @@
 
 mod answers;
 mod filesystem;
+mod memory;
 mod owned;
 mod paths;
 mod scans;
@@ -17,6 +18,7 @@ use copyhold_format::item::GroupId;
 use copyhold_fs::{Caller, Deleted, NodeId, Right, RolledBack};
 use copyhold_types::SubvolId;
 
+use crate::wire::memory::{Brief, MemoryChange, MemoryRow};
 use crate::wire::scan::Scan;
 use crate::wire::{GroupChange, GroupRow, QuotaStatus, Refusal, Room, Subvolume};
 
@@ -189,5 +191,52 @@ pub(crate) trait Tenants: Send + Sync {
     /// Forgets what is stale; how many groups that were.
     fn clear_stale(&self) -> impl Future<Output = Answer<u64>> + Send {
         not_built("quotas")
+    }
+
+    /// At most `most` memory groups at and inside a subvolume, of the root all, behind `after`.
+    fn memory(
+        &self,
+        _: SubvolId,
+        _after: u64,
+        _most: usize,
+    ) -> impl Future<Output = Answer<Vec<Brief>>> + Send {
+        not_built("memory groups")
+    }
+
+    /// The memory groups of the living subvolumes of an owner, by name, likewise.
+    fn own_memory(
+        &self,
+        _owner: u32,
+        _after: u64,
+        _most: usize,
+    ) -> impl Future<Output = Answer<Part<Brief>>> + Send {
+        not_built("memory groups")
+    }
+
+    /// The memory group of a subvolume, or the shared one; `named`: with its path.
+    fn memory_group(
+        &self,
+        _: Option<SubvolId>,
+        _named: bool,
+    ) -> impl Future<Output = Answer<MemoryRow>> + Send {
+        not_built("memory groups")
+    }
+
+    /// Changes the limits of such a group, durably.
+    fn set_memory(
+        &self,
+        _: Option<SubvolId>,
+        _: &MemoryChange,
+    ) -> impl Future<Output = Answer<()>> + Send {
+        not_built("memory groups")
+    }
+
+    /// Evicts caches of such a group; how many bytes that were.
+    fn reclaim_memory(
+        &self,
+        _: Option<SubvolId>,
+        _bytes: u64,
+    ) -> impl Future<Output = Answer<u64>> + Send {
+        not_built("memory groups")
     }
 }

@@ -7,6 +7,7 @@
 //! Names in questions are bytes, as the kernel has them. Paths in answers are for people and for
 //! JSON, where bytes that are no UTF-8 cannot be.
 
+pub mod memory;
 pub mod scan;
 mod token;
 
@@ -16,6 +17,7 @@ use std::str::FromStr;
 use copyhold_format::item::{BadGroupId, GroupId};
 use serde::{Deserialize, Serialize};
 
+use memory::MemoryChange;
 use scan::Scan;
 
 pub use token::Token;
@@ -98,6 +100,26 @@ pub enum Question {
     },
     /// How many went.
     GroupClearStale,
+    /// [`memory::MemoryRow`]s behind this number in a [`Page`]: of all groups at the root
+    /// subvolume, else of those at and inside the subvolume that this directory is in. The number
+    /// of a row is its id and one.
+    Memory {
+        after: u64,
+    },
+    /// The [`memory::MemoryRow`] of the subvolume that this directory is in, or of the shared group.
+    MemoryGroup {
+        shared: bool,
+    },
+    /// Changes limits of the subvolume whose root this directory is, or of the shared group.
+    SetMemory {
+        shared: bool,
+        change: MemoryChange,
+    },
+    /// Evicts caches of the same; how many bytes that were.
+    ReclaimMemory {
+        shared: bool,
+        bytes: u64,
+    },
 }
 
 impl Question {
@@ -113,7 +135,8 @@ impl Question {
             | Question::QuotaEnable { .. }
             | Question::QuotaDisable
             | Question::Regroup { .. }
-            | Question::GroupClearStale => true,
+            | Question::GroupClearStale
+            | Question::SetMemory { .. } => true,
             Question::Token
             | Question::Subvolumes { .. }
             | Question::Subvolume
@@ -122,7 +145,10 @@ impl Question {
             | Question::Room
             | Question::QuotaStatus
             | Question::QuotaRescan
-            | Question::Groups { .. } => false,
+            | Question::Groups { .. }
+            | Question::Memory { .. }
+            | Question::MemoryGroup { .. }
+            | Question::ReclaimMemory { .. } => false,
         }
     }
 }

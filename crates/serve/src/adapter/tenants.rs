@@ -1,13 +1,14 @@
 //! Questions about tenants, as they arrive: the caller's right to ask, and answers that fit.
 //!
-//! TENANTS-T1  A change of groups, limits or whether quotas are on is for administrators as `who`
-//!             has them, and for the ordinary user who mounted the pool: he has the pool's file.
+//! TENANTS-T1  A change of groups, limits, of memory too, or whether quotas are on is for
+//!             administrators as `who` has them, and for the ordinary user who mounted the pool: he
+//!             has the pool's file. So is the eviction of a group's caches.
 //! TENANTS-T2  So is a change of subvolumes, unless the mount allows it to owners
 //!             (`user_subvolumes`). Then the caller must own the directory that holds the entry,
 //!             and the root of a subvolume that he snapshots, deletes or makes read-only; choosing
 //!             groups (`-i`) and heirs stays a privilege, since with it one leaves one's limits.
 //!             Root without privilege is no owner: most of all tenants is root's.
-//! TENANTS-T3  Lists of subvolumes and groups are for administrators. Owners see their own living
+//! TENANTS-T3  Lists of subvolumes and groups, of memory too, are for administrators. Owners see their own living
 //!             subvolumes in them, by name, and the usage and limits of these; with the option
 //!             `public_lists` all callers see everything. A caller sees the properties of the
 //!             subvolume of which it has a directory open, without its path. A look through a
@@ -250,6 +251,33 @@ impl<T: Tenants> Desk<'_, T> {
                 self.privileged()?;
                 json!(tenants.clear_stale().await?)
             }
+            Question::Memory { after } if !self.sees_all() => {
+                let Part { rows, next } = tenants.own_memory(self.lister()?, after, ROWS).await?;
+                return self.page_until(rows, next);
+            }
+            Question::Memory { after } => {
+                self.page(tenants.memory(self.node.subvol, after, ROWS).await?)?
+            }
+            Question::MemoryGroup { shared } => {
+                let sees_all = self.sees_all();
+                if !sees_all && shared {
+                    return Err(Refusal::new("EPERM", LISTS_OPTION));
+                }
+                if !sees_all {
+                    let root = NodeId { ino: InodeNo::ROOT, ..self.node };
+                    self.owns(&[root], NOT_OWNER).await?;
+                }
+                let of = (!shared).then_some(self.node.subvol);
+                json!(tenants.memory_group(of, sees_all).await?)
+            }
+            Question::SetMemory { shared, change } => {
+                self.privileged()?;
+                json!(tenants.set_memory(self.memory_group(shared)?, &change).await?)
+            }
+            Question::ReclaimMemory { shared, bytes } => {
+                self.privileged()?;
+                json!(tenants.reclaim_memory(self.memory_group(shared)?, bytes).await?)
+            }
         })
     }
 
@@ -300,6 +328,14 @@ impl<T: Tenants> Desk<'_, T> {
                 Ok(json!(made.subvol.0))
             }
             _ => unreachable!("only these make or take away an entry"),
+        }
+    }
+
+    /// The memory group that is meant: the shared one, or that of the root that this directory is.
+    fn memory_group(&self, shared: bool) -> Answer<Option<SubvolId>> {
+        match shared {
+            true => Ok(None),
+            false => root(self.node).map(Some),
         }
     }
 

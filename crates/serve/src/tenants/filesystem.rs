@@ -8,11 +8,12 @@ use copyhold_fs::{
 };
 use copyhold_types::SubvolId;
 use copyhold_volume::quota::{GroupState, Ledger, LimitKind, QuotaError};
-use copyhold_volume::{Subvol, Volumes, tenant_of};
+use copyhold_volume::{MemoryGroup, Subvol, Volumes, tenant_of};
 
 use super::answers::{group_row, refused, row};
 use super::paths::Paths;
-use super::{Answer, NewEntry, Part, Tenants, owned, scans};
+use super::{Answer, NewEntry, Part, Tenants, memory, owned, scans};
+use crate::wire::memory::{Brief, MemoryChange, MemoryRow};
 use crate::wire::scan::Scan;
 use crate::wire::{GroupChange, GroupRow, Limited, QuotaStatus, Refusal, Room, Subvolume};
 
@@ -209,6 +210,35 @@ impl Tenants for Arc<Filesystem> {
             self.change_quotas(clear).await.map_err(refused)?;
         }
         Ok(before.saturating_sub(shown()?.len()) as u64)
+    }
+
+    async fn memory(&self, top: SubvolId, after: u64, most: usize) -> Answer<Vec<Brief>> {
+        memory::rows(self, top, after, most).await
+    }
+
+    async fn own_memory(&self, owner: u32, after: u64, most: usize) -> Answer<Part<Brief>> {
+        let groups = memory::Groups::new(self);
+        let make = |info: &SubvolInfo, name| {
+            let subvol = self.volumes().subvol(info.id)?;
+            let row = groups.row(MemoryGroup::Of(&subvol), name);
+            Some(Brief(MemoryRow { parent: None, ..row }))
+        };
+        // The number of a row is its id and one.
+        let mut part = owned::rows(self, owner, (after.saturating_sub(1), most), make).await?;
+        part.next = part.next.map(|last| last + 1);
+        Ok(part)
+    }
+
+    async fn memory_group(&self, of: Option<SubvolId>, named: bool) -> Answer<MemoryRow> {
+        memory::row(self, of, named).await
+    }
+
+    async fn set_memory(&self, of: Option<SubvolId>, change: &MemoryChange) -> Answer<()> {
+        memory::set(self, of, change).await
+    }
+
+    async fn reclaim_memory(&self, of: Option<SubvolId>, bytes: u64) -> Answer<u64> {
+        memory::reclaim(self, of, bytes)
     }
 }
 

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use super::*;
 use crate::control::TENANTS;
 use crate::namespaces::Namespaces;
+use crate::wire::memory::{Bound, Brief, MemoryChange, MemoryRow};
 use crate::wire::scan::Scan;
 use crate::wire::{GroupChange, GroupRow, Keep, Subvolume, SubvolumeState};
 
@@ -118,6 +119,33 @@ impl Tenants for Fake {
     async fn set_read_only(&self, subvol: SubvolId, on: bool) -> Answer<()> {
         self.did(format!("{subvol} ro {on}"));
         Ok(())
+    }
+
+    async fn memory(&self, top: SubvolId, after: u64, most: usize) -> Answer<Vec<Brief>> {
+        let row = |id| MemoryRow { id, path: Some(self.path.clone()), ..MemoryRow::default() };
+        let behind = (0..=self.subvolumes).filter(|id| u64::from(*id) >= after && *id >= top.0 - 1);
+        Ok(behind.take(most).map(|id| Brief(row(id))).collect())
+    }
+
+    async fn own_memory(&self, owner: u32, _: u64, most: usize) -> Answer<Part<Brief>> {
+        let path = Some(format!("of {owner}"));
+        let rows = vec![Brief(MemoryRow { id: 7, path, ..MemoryRow::default() })];
+        Ok(Part { rows, next: Some(most as u64) })
+    }
+
+    async fn memory_group(&self, of: Option<SubvolId>, named: bool) -> Answer<MemoryRow> {
+        let path = named.then(|| self.path.clone());
+        Ok(MemoryRow { id: of.map_or(0, |of| of.0), path, ..MemoryRow::default() })
+    }
+
+    async fn set_memory(&self, of: Option<SubvolId>, change: &MemoryChange) -> Answer<()> {
+        self.did(format!("{of:?} low {:?}", change.low));
+        Ok(())
+    }
+
+    async fn reclaim_memory(&self, of: Option<SubvolId>, bytes: u64) -> Answer<u64> {
+        self.did(format!("reclaim of {of:?}"));
+        Ok(bytes / 2)
     }
 
     async fn own_subvolumes(&self, owner: u32, after: u64, most: usize) -> Answer<Part<Subvolume>> {
@@ -479,4 +507,68 @@ fn refusals_are_answers_and_nonsense_is_refused() {
         let (told, _) = told(&fake, rules(false), 0, at(1, 1), nonsense.as_bytes());
         refused(&told, "EINVAL", "does not understand");
     }
+}
+
+#[test]
+fn limits_of_memory_and_evictions_are_for_administrators() {
+    let fake = Fake::default();
+    let low = Some(Bound(340));
+    let set = |shared| Question::SetMemory {
+        shared,
+        change: MemoryChange { low, ..MemoryChange::default() },
+    };
+    let reclaim = |shared| Question::ReclaimMemory { shared, bytes: 64 };
+    let root = at(7, 1);
+    let fake = Fake { owners: BTreeMap::from([(root, ALICE), (at(1, 1), ALICE)]), ..fake };
+    for question in [set(false), set(true), reclaim(false), reclaim(true)] {
+        refused(&ask(&fake, rules(true), ALICE, root, question), "EPERM", "only root");
+    }
+    let inside = |question| ask(&fake, rules(false), 0, at(7, 5), question);
+    refused(&inside(set(false)), "EINVAL", "root of a subvolume");
+    refused(&inside(reclaim(false)), "EINVAL", "root of a subvolume");
+    assert!(fake.done.lock().is_empty());
+    assert_eq!(inside(set(true)), json!({ "answer": null }));
+    assert_eq!(ask(&fake, rules(false), 0, root, set(false)), json!({ "answer": null }));
+    assert_eq!(ask(&fake, rules(false), 0, root, reclaim(false))["answer"], 32);
+    let wanted = [
+        "None low Some(Bound(340))",
+        "Some(SubvolId(7)) low Some(Bound(340))",
+        "reclaim of Some(SubvolId(7))",
+    ];
+    assert_eq!(*fake.done.lock(), wanted);
+}
+
+#[test]
+fn figures_of_memory_are_for_administrators_and_for_the_owner_of_the_subvolume() {
+    let owners = BTreeMap::from([(at(7, 1), ALICE), (at(1, 1), ALICE)]);
+    let fake = Fake { owners, path: "deep/a".into(), ..Fake::default() };
+    let one =
+        |uid, shared| ask(&fake, rules(true), uid, at(7, 5), Question::MemoryGroup { shared });
+    assert_eq!(one(0, false)["answer"]["path"], "deep/a");
+    assert_eq!(one(0, true)["answer"]["id"], 0);
+    let own = one(ALICE, false);
+    assert_eq!((&own["answer"]["id"], &own["answer"]["path"]), (&json!(7), &json!(null)));
+    refused(&one(BOB, false), "EPERM", "only the owner");
+    refused(&one(ALICE, true), "EPERM", "only root");
+    let list = ask(&fake, rules(true), ALICE, at(7, 5), Question::Memory { after: 0 });
+    assert_eq!(list["answer"]["rows"][0]["path"], format!("of {ALICE}"));
+}
+
+/// Ten thousand idle groups in less than two hundred answers.
+#[test]
+fn the_rows_of_many_idle_groups_come_in_few_pages() {
+    let fake = Fake { subvolumes: 10_000, path: "tenants/some-name".into(), ..Fake::default() };
+    let (mut ids, mut after, mut pages) = (Vec::new(), 0, 0);
+    loop {
+        let page = &ask(&fake, rules(false), 0, at(1, 1), Question::Memory { after })["answer"];
+        let page: Page<MemoryRow> = serde_json::from_value(page.clone()).unwrap();
+        ids.extend(page.rows.iter().map(|row| row.id));
+        pages += 1;
+        match page.next {
+            Some(next) => after = next,
+            None => break,
+        }
+    }
+    assert_eq!(ids, (0..=10_000).collect::<Vec<u32>>());
+    assert!(pages < 200, "{pages}");
 }

@@ -1,0 +1,141 @@
+//! Memory groups of the mounted filesystem, as questions show and change them.
+//!
+//! Each answer looks at all groups once, for the sums; rows are made of those that were asked for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use copyhold_format::item::SHARED_MEMORY;
+use copyhold_fs::{Filesystem, FsError};
+use copyhold_memory::Survey;
+use copyhold_pool::reclaim_nodes;
+use copyhold_types::SubvolId;
+use copyhold_volume::{MemoryGroup, Subvol, VolumeError, change_memory_limits};
+
+use super::Answer;
+use super::answers::refused;
+use super::paths::Paths;
+use crate::wire::Refusal;
+use crate::wire::memory::{Brief, MemoryChange, MemoryRow};
+
+/// The groups at one moment.
+pub(super) struct Groups<'a> {
+    fs: &'a Filesystem,
+    survey: Survey,
+}
+
+impl<'a> Groups<'a> {
+    pub(super) fn new(fs: &'a Filesystem) -> Groups<'a> {
+        Groups { fs, survey: fs.pool().memory().survey() }
+    }
+
+    /// The row of a group; its path is for a caller who may know it.
+    pub(super) fn row(&self, group: MemoryGroup<'_>, path: Option<String>) -> MemoryRow {
+        let owner = group.owner(self.fs.volumes());
+        let now = self.fs.pool().runtime().now();
+        let row = MemoryRow::new(&owner.limits(), &self.survey.of(&owner), &owner.pressure(now));
+        match group {
+            MemoryGroup::Shared => MemoryRow { id: SHARED_MEMORY.0, ..row },
+            MemoryGroup::Of(subvol) => {
+                let parent = subvol.item().place.subvol;
+                let parent = (parent != SubvolId::ROOT).then_some(parent.0);
+                MemoryRow { id: subvol.id().0, path, parent, ..row }
+            }
+        }
+    }
+}
+
+/// At most `most` groups at and inside a subvolume, of the root all, with numbers behind `after`.
+pub(super) async fn rows(
+    fs: &Filesystem,
+    top: SubvolId,
+    after: u64,
+    most: usize,
+) -> Answer<Vec<Brief>> {
+    let (groups, mut paths) = (Groups::new(fs), Paths::new(fs));
+    let mut rows = Vec::new();
+    if after == 0 && top == SubvolId::ROOT {
+        rows.push(Brief(groups.row(MemoryGroup::Shared, None)));
+    }
+    let all = fs.volumes().list();
+    let living = || all.iter().filter(|subvol| !subvol.is_dying());
+    let holders: BTreeMap<SubvolId, SubvolId> =
+        living().map(|subvol| (subvol.id(), subvol.item().place.subvol)).collect();
+    let behind = living().filter(|of| u64::from(of.id().0) >= after);
+    let inside = behind.filter(|of| top == SubvolId::ROOT || is_inside(&holders, of.id(), top));
+    for subvol in inside.take(most - rows.len()) {
+        let path = paths.of(subvol.id()).await.map_err(refused)?;
+        rows.push(Brief(groups.row(MemoryGroup::Of(subvol), path)));
+    }
+    Ok(rows)
+}
+
+/// Whether a subvolume is this one, or inside it.
+fn is_inside(holders: &BTreeMap<SubvolId, SubvolId>, of: SubvolId, top: SubvolId) -> bool {
+    let holder = |at: &SubvolId| holders.get(at).copied().filter(|holder| holder != at);
+    std::iter::successors(Some(of), holder).take(holders.len()).any(|at| at == top)
+}
+
+/// The row of one group; none: the shared one.
+pub(super) async fn row(fs: &Filesystem, of: Option<SubvolId>, named: bool) -> Answer<MemoryRow> {
+    let Some(id) = of else { return Ok(Groups::new(fs).row(MemoryGroup::Shared, None)) };
+    let subvol = living(fs, id)?;
+    let path = match named {
+        true => Paths::new(fs).of(id).await.map_err(refused)?,
+        false => None,
+    };
+    Ok(Groups::new(fs).row(MemoryGroup::Of(&subvol), path))
+}
+
+/// Changes limits, durably.
+pub(super) async fn set(
+    fs: &Filesystem,
+    of: Option<SubvolId>,
+    change: &MemoryChange,
+) -> Answer<()> {
+    let subvol = of.map(|id| living(fs, id)).transpose()?;
+    let group = subvol.as_deref().map_or(MemoryGroup::Shared, MemoryGroup::Of);
+    let changed = change_memory_limits(fs.volumes(), group, |old| change.apply(old)).await;
+    let txg = changed.map_err(told)?;
+    fs.pool().commit(txg).await.map_err(|error| refused(error.into()))
+}
+
+/// Evicts caches of a group; how many bytes that were.
+pub(super) fn reclaim(fs: &Filesystem, of: Option<SubvolId>, bytes: u64) -> Answer<u64> {
+    let subvol = of.map(|id| living(fs, id)).transpose()?;
+    let group = subvol.as_deref().map_or(MemoryGroup::Shared, MemoryGroup::Of);
+    Ok(reclaim_nodes(fs.pool(), &group.owner(fs.volumes()), bytes))
+}
+
+fn living(fs: &Filesystem, id: SubvolId) -> Answer<Arc<Subvol>> {
+    let subvol = fs.volumes().subvol(id).filter(|subvol| !subvol.is_dying());
+    subvol.ok_or_else(gone)
+}
+
+fn gone() -> Refusal {
+    Refusal::new("ESTALE", "the subvolume is deleted, and its group with it")
+}
+
+fn told(error: VolumeError) -> Refusal {
+    match FsError::from(error) {
+        FsError::Stale => gone(),
+        error => refused(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subvolume_is_inside_those_above_it() {
+        let id = SubvolId;
+        let holders =
+            BTreeMap::from([(id(1), id(1)), (id(2), id(1)), (id(5), id(2)), (id(6), id(5))]);
+        let inside = |of, top| is_inside(&holders, id(of), id(top));
+        assert!(inside(6, 2) && inside(6, 6) && inside(5, 2));
+        assert!(!inside(2, 6) && !inside(1, 2) && !inside(9, 2));
+        let circle = BTreeMap::from([(id(7), id(8)), (id(8), id(7))]);
+        assert!(!is_inside(&circle, id(7), id(2)));
+    }
+}
