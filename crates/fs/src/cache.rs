@@ -12,6 +12,9 @@
 //!           leaves only when nothing but the cache refers to it.
 //! CACHE-C2  The last change that an inode logged before it left is in a txg up to `evicted_txg`
 //!           (R34).
+//! CACHE-C4  A full shard lets inodes go by groups, as far as their memory is above its protection
+//!           (`memory::reclaim`); of an owner's inodes, those that were not asked for since they were
+//!           looked at last. Beyond its bound it has inodes that are in use, dirty or protected.
 //! CACHE-C3  Under the lock of a shard's map no inode's state is waited for: inodes are added while
 //!           the state of their directory is held.
 //!
@@ -19,27 +22,32 @@
 //! they are too many (docs/memory.md, LOOKUP-L1 to LOOKUP-L3).
 
 mod held;
+mod queues;
 
-use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-use copyhold_memory::LookupCharge;
+use copyhold_memory::{Carry, Cause, INODE_BYTES, LookupCharge, Memory, OwnerLists, Slot};
 use copyhold_runtime::{FifoMutex, FifoMutexGuard};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{InodeNo, SubvolId, Txg};
 use rustc_hash::FxHashMap;
 
 use self::held::Held;
+use self::queues::Queues;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::subvol::Subvol;
 use crate::uses::Notes;
 use crate::{NodeId, Options, Uses};
 
 const SHARDS: usize = 64;
+/// A full shard lets one in so many inodes go at once, and after a search that was in vain it
+/// searches again when it has that many more.
+const BATCH: usize = 16;
 
 pub(crate) struct InodeCache {
+    memory: Arc<Memory>,
     shards: Vec<Shard>,
     per_shard_max: usize,
     /// A shard is, or was when it was last looked at.
@@ -62,8 +70,10 @@ struct ShardMap {
     /// Nodes that are open, and their inodes not in memory.
     away: usize,
     held: Held,
-    /// Candidates for leaving, oldest first: each cached inode once, and some that were removed.
-    order: VecDeque<NodeId>,
+    /// Candidates for leaving.
+    queues: Queues,
+    /// With fewer inodes it is in vain to search for some that may leave: the last search was.
+    search_from: usize,
     evicted_txg: Option<Txg>,
 }
 
@@ -71,6 +81,8 @@ struct ShardMap {
 #[derive(Default)]
 struct Known {
     inode: Option<InodeRef>,
+    /// The inode was asked for since it was looked at last.
+    used: bool,
     lookups: u64,
     /// While there are look-ups.
     held: Option<LookupCharge>,
@@ -90,13 +102,14 @@ impl Known {
 }
 
 impl InodeCache {
-    pub(crate) fn new(options: &Options) -> InodeCache {
+    pub(crate) fn new(memory: Arc<Memory>, options: &Options) -> InodeCache {
         let held_max = options.lookups_max.div_ceil(SHARDS);
         let shard = |_| {
             let map = ShardMap { held: Held::new(held_max), ..Default::default() };
             Shard { load: FifoMutex::default(), map: Mutex::new(map) }
         };
         InodeCache {
+            memory,
             shards: (0..SHARDS).map(shard).collect(),
             per_shard_max: options.inodes_max.div_ceil(SHARDS).max(1),
             crowded: AtomicBool::new(false),
@@ -108,7 +121,10 @@ impl InodeCache {
     }
 
     pub(crate) fn get(&self, node: NodeId) -> Option<InodeRef> {
-        self.shard(node).map.lock().known(node)?.inode.clone()
+        let mut map = self.shard(node).map.lock();
+        let known = map.nodes.get_mut(&node.raw())?;
+        known.used = true;
+        known.inode.clone()
     }
 
     /// Taken, and the cache asked again, before an inode is read from the table (CACHE-C1).
@@ -141,8 +157,7 @@ impl InodeCache {
 
     fn put(&self, inode: InodeRef) -> Option<InodeRef> {
         let mut map = self.shard(inode.node).map.lock();
-        map.make_room(self.per_shard_max);
-        map.order.push_back(inode.node);
+        map.make_room(&self.memory, self.per_shard_max);
         let before = map.put(inode);
         drop(map);
         // The count of its subvolume changes before later questions about the subvolume.
@@ -152,13 +167,7 @@ impl InodeCache {
 
     /// Takes out a removed inode.
     pub(crate) fn remove(&self, node: NodeId) {
-        let mut map = self.shard(node).map.lock();
-        map.take(node);
-        if map.order.len() > 2 * map.cached + 64 {
-            let mut order = std::mem::take(&mut map.order);
-            order.retain(|&node| map.known(node).is_some_and(|known| known.inode.is_some()));
-            map.order = order;
-        }
+        self.shard(node).map.lock().take(node);
     }
 
     pub(crate) fn add_lookup(&self, inode: &Inode) {
@@ -366,7 +375,11 @@ impl ShardMap {
     fn put(&mut self, inode: InodeRef) -> Option<InodeRef> {
         inode.subvol.cached.fetch_add(1, Ordering::Relaxed);
         self.cached += 1;
-        let before = self.change(inode.node, |known| known.inode.replace(inode));
+        self.queues.push(inode.owner().slot(), inode.node);
+        let before = self.change(inode.node, |known| {
+            known.used = false;
+            known.inode.replace(inode)
+        });
         before.inspect(|before| self.has_left(before))
     }
 
@@ -378,28 +391,68 @@ impl ShardMap {
     fn has_left(&mut self, inode: &Inode) {
         self.cached -= 1;
         inode.subvol.cached.fetch_sub(1, Ordering::Relaxed);
+        let nodes = &self.nodes;
+        self.queues.left(inode.owner().slot(), |node| {
+            nodes.get(&node.raw()).is_some_and(|known| known.inode.is_some())
+        });
     }
 
-    /// Lets a few clean inodes go if there are `max`. The cache may exceed it by those in use.
-    fn make_room(&mut self, max: usize) {
-        let mut tries = 8.min(self.order.len());
-        while self.cached >= max && tries > 0 {
-            tries -= 1;
-            let Some(node) = self.order.pop_front() else { return };
-            let Some(inode) = self.known(node).and_then(|known| known.inode.as_ref()) else {
+    /// Lets clean inodes go if there are `max` (CACHE-C4).
+    fn make_room(&mut self, memory: &Memory, max: usize) {
+        if self.cached < max {
+            self.search_from = max;
+        } else if self.cached >= self.search_from {
+            let wanted = (self.cached + 1 - max).max(max / BATCH);
+            memory.reclaim(self, wanted as u64 * INODE_BYTES, Cause::Request);
+            self.search_from = self.cached + max.div_ceil(BATCH);
+        }
+    }
+
+    /// Lets an inode go if nothing needs it.
+    fn let_go(&mut self, node: NodeId) -> bool {
+        let Some(known) = self.nodes.get_mut(&node.raw()) else { return false };
+        let Some(inode) = &known.inode else { return false };
+        let was_used = std::mem::take(&mut known.used);
+        // Every other reference was cloned from this one under this lock, or from such a clone.
+        // States come before the map in the order of locks, so they are not waited for here.
+        let is_idle = !was_used
+            && Arc::strong_count(inode) == 1
+            && inode.try_state().is_some_and(|state| state.is_clean() && !state.atime_lazy);
+        if is_idle {
+            let gone = self.take(node).expect("looked up above");
+            let last_txg = gone.try_state().expect("nobody else has it").last_txg;
+            self.evicted_txg = self.evicted_txg.max(last_txg);
+        }
+        is_idle
+    }
+
+    fn is_cached(&self, node: NodeId) -> bool {
+        self.known(node).is_some_and(|known| known.inode.is_some())
+    }
+}
+
+impl OwnerLists for ShardMap {
+    fn size(&self, owner: Slot) -> u64 {
+        self.queues.size(owner)
+    }
+
+    fn carry(&mut self, owner: Slot) -> &mut Carry {
+        self.queues.carry(owner)
+    }
+
+    fn shrink(&mut self, owner: Slot, bytes: u64) -> (u64, u64) {
+        let (mut seen, mut freed) = (0, 0);
+        while seen < bytes {
+            let Some(node) = self.queues.next(owner) else { break };
+            if !self.is_cached(node) {
                 continue;
-            };
-            // Every other reference was cloned from this one under this lock, or from such a clone.
-            // States come before the map in the order of locks, so they are not waited for here.
-            let idle = Arc::strong_count(inode) == 1
-                && inode.try_state().is_some_and(|state| state.is_clean() && !state.atime_lazy);
-            if idle {
-                let gone = self.take(node).expect("looked up above");
-                let last_txg = gone.try_state().expect("nobody else has it").last_txg;
-                self.evicted_txg = self.evicted_txg.max(last_txg);
-            } else {
-                self.order.push_back(node);
+            }
+            seen += INODE_BYTES;
+            match self.let_go(node) {
+                true => freed += INODE_BYTES,
+                false => self.queues.again(owner, node),
             }
         }
+        (seen, freed)
     }
 }

@@ -103,7 +103,7 @@ impl Filesystem {
             volumes,
             subvols: RwLock::default(),
             moves: FifoMutex::new(),
-            inodes: InodeCache::new(&options),
+            inodes: InodeCache::new(pool.memory().clone(), &options),
             flusher: WritebackScheduler::new(&options),
             reaper: Reaper::default(),
             refusals: Refusals::default(),

@@ -14,7 +14,7 @@
 //!            64 KiB. So `peak` misses at most 64 KiB for each class.
 
 use std::fmt;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use copyhold_sync::{Mutex, of};
@@ -23,6 +23,7 @@ use crate::LOOKUP_BYTES;
 use crate::events::CountCells;
 use crate::place::Place;
 use crate::pressure::Stalls;
+use crate::scan::Arm;
 
 /// A kind of object in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,6 +94,8 @@ pub struct Memory {
     slots: Arc<Slots>,
     shared: MemoryOwner,
     budget: AtomicU64,
+    /// A place in [`Arm::ALL`].
+    arm: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -135,7 +138,7 @@ impl Default for Memory {
         let slots = Arc::new(Slots::default());
         let shared = MemoryOwner::new(&slots);
         debug_assert_eq!(shared.slot(), Slot::SHARED);
-        Memory { slots, shared, budget: AtomicU64::new(u64::MAX) }
+        Memory { slots, shared, budget: AtomicU64::new(u64::MAX), arm: AtomicUsize::new(0) }
     }
 }
 
@@ -149,6 +152,16 @@ impl Memory {
     /// Adds an owner with counters of zero. It ends with its last clone and its last charge.
     pub fn add_owner(&self) -> MemoryOwner {
         MemoryOwner::new(&self.slots)
+    }
+
+    /// The rule by which protections count.
+    pub fn arm(&self) -> Arm {
+        Arm::ALL[self.arm.load(Relaxed)]
+    }
+
+    pub fn set_arm(&self, arm: Arm) {
+        let place = Arm::ALL.iter().position(|of| *of == arm);
+        self.arm.store(place.expect("all are there"), Relaxed);
     }
 
     /// All that there are, by slot.

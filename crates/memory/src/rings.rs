@@ -23,7 +23,7 @@ use std::hash::{BuildHasherDefault, Hash, Hasher};
 use slab::Slab;
 
 use crate::{
-    Arm, Carry, Cause, Event, Memory, MemoryCharge, MemoryClass, MemoryOwner, OwnerLists,
+    Carry, Cause, Event, Memory, MemoryCharge, MemoryClass, MemoryOwner, OwnerLists,
     Slot as OwnerSlot,
 };
 
@@ -159,7 +159,7 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         while self.bytes > bytes_max {
             let need = (self.bytes - bytes_max).max(bytes_max / BATCH) as u64;
             let mut walk = Walk { rings: self, evicted: &mut evicted };
-            memory.reclaim(&mut walk, need, Arm::Off, Cause::Order);
+            memory.reclaim_anyway(&mut walk, need);
         }
         evicted
     }
@@ -266,7 +266,7 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         if over > 0 {
             let need = over.max(self.bytes_max / BATCH) as u64;
             let mut walk = Walk { rings: self, evicted };
-            memory.reclaim(&mut walk, need, Arm::Proportional, Cause::Request);
+            memory.reclaim(&mut walk, need, Cause::Request);
         }
     }
 

@@ -29,6 +29,20 @@ pub enum Arm {
     Off,
 }
 
+impl Arm {
+    pub const ALL: [Arm; 4] = [Arm::Proportional, Arm::Published, Arm::Binary, Arm::Off];
+
+    /// The word of mount options.
+    pub fn name(self) -> &'static str {
+        match self {
+            Arm::Proportional => "proportional",
+            Arm::Published => "published",
+            Arm::Binary => "binary",
+            Arm::Off => "off",
+        }
+    }
+}
+
 /// The passes of one request for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {

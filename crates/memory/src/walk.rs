@@ -33,18 +33,23 @@ pub enum Cause {
 }
 
 impl Memory {
-    /// Frees `need` bytes of the lists of all groups, if that is possible; how many it did.
-    pub fn reclaim(&self, lists: &mut dyn OwnerLists, need: u64, arm: Arm, cause: Cause) -> u64 {
-        Walk { memory: self, picture: self.picture(), lists, cause }.run(need, arm)
+    /// Frees `need` bytes of the lists of all groups, as far as protections leave; how many it did.
+    pub fn reclaim(&self, lists: &mut dyn OwnerLists, need: u64, cause: Cause) -> u64 {
+        Walk { memory: self, picture: self.picture(), lists, cause }.run(need, self.arm())
     }
 
-    /// The same of a group and of all that it holds: its own promise does not count, those of the
-    /// groups that it holds do.
+    /// Frees `need` bytes of the lists of all groups, however they are protected.
+    pub fn reclaim_anyway(&self, lists: &mut dyn OwnerLists, need: u64) -> u64 {
+        let cause = Cause::Order;
+        Walk { memory: self, picture: self.picture(), lists, cause }.run(need, Arm::Off)
+    }
+
+    /// Frees `need` bytes of the lists of a group and of all that it holds: its own promise does
+    /// not count, those of the groups that it holds do.
     pub fn reclaim_below(&self, group: Slot, lists: &mut dyn OwnerLists, need: u64) -> u64 {
         let picture = self.picture().below(group);
         picture.map_or(0, |picture| {
-            let cause = Cause::Order;
-            Walk { memory: self, picture, lists, cause }.run(need, Arm::Proportional)
+            Walk { memory: self, picture, lists, cause: Cause::Order }.run(need, self.arm())
         })
     }
 }

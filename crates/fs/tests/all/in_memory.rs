@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use copyhold_fs::{Filesystem, FsError, NodeId, OpenFlags, Options};
+use copyhold_memory::{GroupLimits, INODE_BYTES, MemoryClass, Promise};
 use copyhold_types::{SubvolId, Timestamp};
 
 use crate::common::tenants::{file, root_of, snapshot, subvolume};
@@ -210,4 +211,40 @@ fn reading_a_read_only_subvolume_changes_nothing_of_it() {
         assert_eq!(times(&fs, a, &nodes).await, seen);
         world.close(fs).await;
     });
+}
+
+/// Makes files, and has each looked at once.
+async fn walk(fs: &Arc<Filesystem>, dir: NodeId, files: usize) {
+    for n in 0..files {
+        let node = file(fs, dir, &format!("f{n}")).await;
+        fs.release(node);
+        fs.forget(node, 1);
+    }
+    fs.sync().await.unwrap();
+    for n in 0..files {
+        let entry = fs.lookup(dir, format!("f{n}").as_bytes()).await.unwrap();
+        fs.forget(entry.node, 1);
+    }
+}
+
+/// CACHE-C4: the inodes of a tenant that are left beside another one that walks over many files.
+#[test]
+fn a_walk_of_a_tenant_leaves_inodes_of_another_one_that_are_promised() {
+    for (low, kept) in [(u64::MAX, 64..=80), (0, 0..=12)] {
+        let world = World::new(12, 32_768);
+        world.run(async {
+            let fs = world.open_with(options()).await;
+            let (neighbour, rogue) = (subvolume(&fs, "n").await, subvolume(&fs, "r").await);
+            let owner = |subvol| fs.volumes().subvol(subvol).unwrap().owner().clone();
+            let owner = owner(neighbour);
+            let promise = Promise { min: 0, low };
+            owner.set_limits(&GroupLimits { promise, ..GroupLimits::default() });
+            walk(&fs, root_of(neighbour), 64).await;
+            walk(&fs, root_of(rogue), FILES).await;
+            let left = owner.charged(MemoryClass::Inode) as u64 / INODE_BYTES;
+            assert!(kept.contains(&left), "{left} inodes with low {low}");
+            expect_few(&fs);
+            world.close(fs).await;
+        });
+    }
 }
