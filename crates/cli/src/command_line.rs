@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 use crate::failure::{Failure, exit_codes_text};
 use crate::report::Report;
 use crate::{
-    check, create, debug, df, generate, info, mount, property, qgroup, quota, report, subvolume,
-    sync, umount, version,
+    check, create, debug, df, generate, info, memory, mount, property, qgroup, quota, report,
+    subvolume, sync, umount, version,
 };
 
 const ABOUT: &str = "Copy-on-write filesystem in user space for hosts with many tenants";
@@ -25,6 +25,7 @@ Examples:
   copyhold sync /mnt                          everything written so far is durable
   copyhold subvolume snapshot /mnt/a /mnt/b   a clone of /mnt/a, at once
   copyhold qgroup limit 10G 0/2 /mnt          no more than that for subvolume 2
+  copyhold memory set /mnt/a low=340M         so much of its caches is protected
   copyhold info /mnt                          space, state and device traffic
   copyhold umount /mnt                        returns when the pool is closed
   copyhold check /srv/pool.img                verifies every pointer and digest
@@ -73,6 +74,7 @@ pub(crate) enum Verb {
     Property(property::Verb),
     Quota(quota::Verb),
     Qgroup(qgroup::Verb),
+    Memory(memory::Verb),
     Df(df::Df),
     Check(check::Check),
     Debug(debug::Debug),
@@ -100,6 +102,7 @@ impl CommandLine {
             Verb::Property(verb) => verb.run(report),
             Verb::Quota(verb) => verb.run(report),
             Verb::Qgroup(verb) => verb.run(report),
+            Verb::Memory(verb) => verb.run(report),
             Verb::Df(verb) => verb.run(report),
             Verb::Check(verb) => verb.run(report),
             Verb::Debug(verb) => verb.run(report),
@@ -147,6 +150,13 @@ mod tests {
             "qgroup limit --inodes 100 0/5 /m",
             "qgroup reserve 1G 0/5 /m",
             "qgroup clear-stale /m",
+            "memory show --json --raw /m",
+            "memory set /m/a low=340M max=1G",
+            "memory set --shared /m weight=7",
+            "memory events /m/a",
+            "memory stat --shared /m",
+            "memory pressure --json /m/a",
+            "memory reclaim 64M /m/a",
             "df /m/a",
         ] {
             let words = std::iter::once("copyhold").chain(line.split(' '));
@@ -164,6 +174,11 @@ mod tests {
             "qgroup limit -e --inodes 5 0/5 /m",
             "qgroup assign 0/5 /m",
             "qgroup show --sort beauty /m",
+            "memory set /m/a",
+            "memory set low=340M",
+            "memory set /m/a color=red",
+            "memory reclaim /m/a",
+            "memory reclaim lots /m/a",
         ] {
             let words = std::iter::once("copyhold").chain(line.split(' '));
             assert!(CommandLine::try_parse_from(words).is_err(), "{line}");

@@ -91,6 +91,7 @@ mod tests {
             "copyhold-property-set.1",
             "copyhold-quota-enable.1",
             "copyhold-qgroup-limit.1",
+            "copyhold-memory-set.1",
             "copyhold-df.1",
             "_copyhold",
         ] {

@@ -22,6 +22,7 @@ mod generate;
 mod getopt;
 mod info;
 mod logging;
+mod memory;
 mod mkfs_helper;
 mod mount;
 mod mount_again;

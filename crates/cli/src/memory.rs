@@ -1,0 +1,189 @@
+//! `copyhold memory`: memory groups, their figures and limits.
+//!
+//! Verbs and words are those of memory in cgroup v2; a group is a subvolume. `show` is in
+//! `memory/show.rs`, the keys of `set` in `memory/setting.rs`.
+
+mod setting;
+mod show;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use crate::control::Control;
+use crate::control::tenants;
+use crate::failure::Failure;
+use crate::report::Report;
+use crate::size::Size;
+use copyhold_serve::wire::memory::MemoryRow;
+use copyhold_serve::wire::{Question, Refusal};
+use setting::Setting;
+
+/// Show and limit the daemon's memory by subvolume
+///
+/// A subvolume with all subvolumes inside is a memory group. Limits and figures have the names of
+/// cgroup v2, in bytes. `min` and `low` protect the caches of the group: `low` gives way when all
+/// that is left is protected, `min` does not. Above them, groups lose memory in proportion. A group
+/// that would be promised more than its holder can keep gets its part, by use. Data that belongs to
+/// no single subvolume, such as the content that clones share, has a group of its own (`--shared`).
+///
+/// The page cache and the dentries of the kernel are no part of it: they belong to the control
+/// group of the reader.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Verb {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    Show(show::Show),
+    Set(Set),
+    Events(Events),
+    Stat(Stat),
+    Pressure(Pressure),
+    Reclaim(Reclaim),
+}
+
+/// Change limits of a group
+///
+/// The keys are `min`, `low`, `high`, `max` (bytes, or a number with K, M, G or T; `max` for no
+/// limit) and `weight` (1 to 10000). Limits that are not named stay. They are durable when the
+/// program returns, and follow the subvolume through moves and rollbacks; a snapshot has none.
+/// Promises (`min`) beyond the limit of a group above, or beyond the budget, are refused.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    copyhold memory set /mnt/a low=340M max=1G\n  \
+    copyhold memory set /mnt/a low=0 max=max weight=200\n  \
+    copyhold memory set --shared /mnt low=1G")]
+struct Set {
+    /// Change the group of data that belongs to no single subvolume
+    #[arg(long)]
+    shared: bool,
+    /// The root directory of the subvolume; with `--shared` any directory of the mount
+    directory: PathBuf,
+    /// `KEY=VALUE`
+    #[arg(required = true, value_name = "KEY=VALUE")]
+    settings: Vec<Setting>,
+}
+
+/// Show how often limits of a group counted
+///
+/// `low`: caches were reclaimed below `low`. `bypass`: an object was not kept, because nothing could
+/// be reclaimed for it; its reader had it all the same. `high`, `max`, `oom` and `forced` are as
+/// `docs/memory.md` has them; nothing is killed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  copyhold memory events /mnt/a")]
+struct Events {
+    #[command(flatten)]
+    group: Group,
+}
+
+/// Show the bytes of a group by class, and the work of reclaim
+///
+/// `pgscan` and `pgsteal` are the bytes that reclaim looked at and evicted, `pgscan_direct` those
+/// that requests which needed room looked at, `throttle_us` the time that requests waited.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  copyhold memory stat /mnt/a | grep pgscan")]
+struct Stat {
+    #[command(flatten)]
+    group: Group,
+}
+
+/// Show the share of time in which requests of a group waited for memory
+///
+/// As the pressure files of Linux: the last 10, 60 and 300 seconds in hundredths of the time, and
+/// all of it in microseconds.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  copyhold memory pressure /mnt/a")]
+struct Pressure {
+    #[command(flatten)]
+    group: Group,
+}
+
+#[derive(Debug, clap::Args)]
+struct Group {
+    /// The group of data that belongs to no single subvolume
+    #[arg(long)]
+    shared: bool,
+    /// Any directory of the subvolume
+    directory: PathBuf,
+}
+
+/// Evict caches of a group now
+///
+/// The promises of the group itself do not count, those of the groups inside do. Fails if less than
+/// SIZE was evicted. Only nodes of tables are evicted as yet.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  copyhold memory reclaim 64M /mnt/a")]
+struct Reclaim {
+    /// Evict from the group of data that belongs to no single subvolume
+    #[arg(long)]
+    shared: bool,
+    /// Bytes, or a number with K, M, G or T
+    size: Size,
+    /// The root directory of the subvolume; with `--shared` any directory of the mount
+    directory: PathBuf,
+}
+
+impl Verb {
+    pub(crate) fn run(self, report: Report) -> Result<(), Failure> {
+        match self.what {
+            What::Show(show) => show.run(report),
+            What::Set(Set { shared, directory, settings }) => {
+                let change = setting::change(&settings)?;
+                let control = open(&directory, shared)?;
+                control.change(|| Ok(Question::SetMemory { shared, change }))
+            }
+            What::Events(Events { group }) => {
+                let MemoryRow { events, .. } = group.row()?;
+                report.show(&events, || lines(&events))
+            }
+            What::Stat(Stat { group }) => {
+                let MemoryRow { mut class, stat, .. } = group.row()?;
+                class.extend(stat);
+                report.show(&class, || lines(&class))
+            }
+            What::Pressure(Pressure { group }) => {
+                let MemoryRow { pressure, .. } = group.row()?;
+                let some = pressure.some;
+                report.show(&pressure, || {
+                    format!(
+                        "some avg10={:.2} avg60={:.2} avg300={:.2} total={}\n",
+                        some.avg10, some.avg60, some.avg300, some.total_us
+                    )
+                })
+            }
+            What::Reclaim(Reclaim { shared, size: Size(bytes), directory }) => {
+                let question = Question::ReclaimMemory { shared, bytes };
+                let freed: u64 = open(&directory, shared)?.put(&question)?;
+                if freed < bytes {
+                    let (freed, wanted) = (Size(freed), Size(bytes));
+                    let why = format!("only {freed} of {wanted} could be evicted");
+                    return Err(Failure::refused(Refusal::new("EAGAIN", why)));
+                }
+                report.show(&json!({ "freed": freed }), || format!("{} evicted\n", Size(freed)))
+            }
+        }
+    }
+}
+
+impl Group {
+    fn row(&self) -> Result<MemoryRow, Failure> {
+        let question = Question::MemoryGroup { shared: self.shared };
+        tenants::directory(&self.directory)?.put(&question)
+    }
+}
+
+/// The root of the subvolume, or any directory for the shared group.
+fn open(directory: &Path, shared: bool) -> Result<Control, Failure> {
+    match shared {
+        true => tenants::directory(directory),
+        false => tenants::subvolume(directory)?.open(),
+    }
+}
+
+/// As the flat files of cgroup v2.
+fn lines(fields: &Map<String, Value>) -> String {
+    fields.iter().map(|(name, value)| format!("{name} {value}\n")).collect()
+}
