@@ -7,6 +7,7 @@ use copyhold_device::sim::{Fault, SimConfig, SimDevice, SimImage, Trigger};
 use copyhold_format::label::{Features, Label, NODE_BYTES_MAX};
 use copyhold_pool::{
     CreateOptions, Limits, OpenOptions, Pool, PoolError, Tier, Transaction, read_labels,
+    use_features,
 };
 use copyhold_runtime::{Rt, SeededRuntime};
 use copyhold_types::{DeviceId, Key, Kind, TableId};
@@ -109,6 +110,55 @@ fn the_power_may_fail_at_any_moment_of_that_mount() {
         writes += 1;
     }
     assert!(writes > 2, "{writes} writes are those of the labels only");
+}
+
+fn has_limits(label: &Label) -> bool {
+    label.features.ro_compat == Features::MEMORY_LIMITS
+}
+
+/// A feature that comes into use later is in both labels when the call returns; if the power fails
+/// before, one label is whole, and the next call writes both.
+#[test]
+fn the_power_may_fail_at_any_moment_of_naming_a_feature() {
+    let machine = Machine::on(SimImage::empty(BLOCKS));
+    machine.create(&CreateOptions::default()).unwrap();
+    let image = machine.disk.image();
+    for writes in 0.. {
+        let machine = Machine::on(image.clone());
+        let pool = machine.open(OpenOptions::default()).unwrap();
+        machine.disk.arm(Trigger::Write { nth: writes, why: None }, Fault::PowerOff);
+        let named = select(
+            Box::pin(use_features(&pool, Features::MEMORY_LIMITS)),
+            machine.disk.until_off(),
+        );
+        let named = machine.rt.block_on(async { matches!(named.await, Either::Left((Ok(()), _))) });
+        drop(pool);
+        let machine = Machine::on(machine.crash());
+        let pool = machine.open(OpenOptions::default()).unwrap();
+        let (label, is_same) = machine.label();
+        assert!(is_same && (has_limits(&label) || !named), "after {writes} writes: {label:?}");
+        machine.rt.block_on(use_features(&pool, Features::MEMORY_LIMITS)).unwrap();
+        let (again, is_same) = machine.label();
+        assert!(has_limits(&again) && is_same, "after {writes} writes: {again:?}");
+        let grew = again.generation - label.generation;
+        assert_eq!(grew, u64::from(!has_limits(&label)), "it is written once");
+        if named {
+            assert!(writes >= 2, "each label is written");
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_read_only_pool_names_no_feature() {
+    let machine = Machine::on(SimImage::empty(BLOCKS));
+    machine.create(&CreateOptions::default()).unwrap();
+    let image = machine.disk.image();
+    let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let pool = machine.open(read_only).unwrap();
+    let named = machine.rt.block_on(use_features(&pool, Features::MEMORY_LIMITS));
+    assert!(matches!(named, Err(PoolError::ReadOnly { .. })), "{named:?}");
+    assert_eq!(machine.disk.image(), image);
 }
 
 async fn put(pool: &Arc<Pool>, n: u64) {

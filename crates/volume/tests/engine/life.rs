@@ -1,10 +1,14 @@
 //! Lives of subvolumes, one matter at a time.
 
 use copyhold_device::PurposeCount;
-use copyhold_pool::{Credit, FORK_DEPTH_MAX, Tier, Transaction};
+use copyhold_format::label::Features;
+use copyhold_memory::GroupLimits;
+use copyhold_pool::{Credit, FORK_DEPTH_MAX, Tier, Transaction, read_labels};
 use copyhold_types::{InodeNo, SubvolId};
 use copyhold_volume::quota::Hold;
-use copyhold_volume::{Leaving, NewSubvol, VolumeError, Volumes};
+use copyhold_volume::{
+    Leaving, MemoryGroup, NewSubvol, VolumeError, Volumes, change_memory_limits,
+};
 
 use crate::world::{Config, ROOT_PLACE, World};
 
@@ -320,4 +324,80 @@ fn new() -> NewSubvol {
         identity: [3; 16],
         inherit: copyhold_volume::quota::Inherit::FromHolder,
     }
+}
+
+/// The features in the labels on the device, if both are the same.
+fn features(world: &World) -> Features {
+    let labels = world.rt.block_on(read_labels(world.pool().device())).unwrap();
+    assert_eq!(labels.problems, [None, None]);
+    labels.label.features
+}
+
+fn heavy(limits: &GroupLimits) -> GroupLimits {
+    GroupLimits { weight: 300, ..*limits }
+}
+
+#[test]
+fn the_shared_group_keeps_its_limits_and_the_labels_say_that_there_are_some() {
+    let mut world = world(21);
+    let before = features(&world);
+    let shared = |world: &World, change: fn(&GroupLimits) -> GroupLimits| {
+        let changed = change_memory_limits(&world.volumes, MemoryGroup::Shared, change);
+        world.rt.block_on(changed).map(|_| features(world))
+    };
+    // The defaults need no record, so no feature.
+    assert_eq!(shared(&world, |limits| *limits).unwrap(), before);
+    let after = shared(&world, heavy).unwrap();
+    assert_eq!(after, Features { ro_compat: Features::MEMORY_LIMITS, ..before }, "FEATURE-F1");
+    world.commit();
+    world.crash_after(0);
+    assert_eq!(features(&world), after);
+    assert_eq!(world.pool().memory().shared().limits(), heavy(&GroupLimits::default()));
+    assert_eq!(shared(&world, |_| GroupLimits::default()).unwrap(), after);
+    world.commit();
+    world.crash_after(0);
+    assert_eq!(world.pool().memory().shared().limits(), GroupLimits::default());
+    world.close();
+}
+
+#[test]
+fn a_deleted_subvolume_gets_no_limits() {
+    let mut world = world(22);
+    let id = world.create_in_root();
+    let subvol = world.volumes.subvol(id).unwrap();
+    assert!(world.delete_one(&subvol));
+    let changed = change_memory_limits(&world.volumes, MemoryGroup::Of(&subvol), heavy);
+    let refused = world.rt.block_on(changed).unwrap_err();
+    assert!(matches!(refused, VolumeError::Dying(_) | VolumeError::NoSubvolume(_)), "{refused}");
+    assert_eq!(subvol.owner().limits(), GroupLimits::default());
+    drop(subvol);
+    world.recount();
+    world.close();
+}
+
+/// Each change is judged by the limits of the others, and a refused one changes nothing.
+#[test]
+fn promises_beyond_the_limit_above_are_refused() {
+    let mut world = world(23);
+    let [one, two] = [world.create_in_root(), world.create_in_root()];
+    world.pool().memory().set_budget(100);
+    let set = |world: &World, id, min: u64| {
+        let subvol = world.volumes.subvol(id).unwrap();
+        let change = |limits: &GroupLimits| {
+            let mut new = *limits;
+            new.promise.min = min;
+            new
+        };
+        world.rt.block_on(change_memory_limits(&world.volumes, MemoryGroup::Of(&subvol), change))
+    };
+    set(&world, one, 60).unwrap();
+    let refused = set(&world, two, 41).unwrap_err();
+    assert!(matches!(refused, VolumeError::MemoryLimits(_)), "{refused}");
+    set(&world, two, 40).unwrap();
+    let refused = set(&world, one, 61).unwrap_err();
+    assert!(refused.to_string().contains("promised 101 bytes"), "{refused}");
+    let mins = [one, two].map(|id| world.volumes.subvol(id).unwrap().owner().limits().promise.min);
+    assert_eq!(mins, [60, 40]);
+    world.delete_everything();
+    world.close();
 }
