@@ -69,8 +69,8 @@ struct Set {
 
 /// Show how often limits of a group counted
 ///
-/// `low`: caches were reclaimed below `low`. `bypass`: an object was not kept, because nothing could
-/// be reclaimed for it; its reader had it all the same. `high`, `max`, `oom` and `forced` are as
+/// `low`: caches were reclaimed below `low`. `bypass`: an object was not kept, because reclaim
+/// found no room for it; its reader had it all the same. `high`, `max`, `oom` and `forced` are as
 /// `docs/memory.md` has them; nothing is killed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  copyhold memory events /mnt/a")]

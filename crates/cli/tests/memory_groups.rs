@@ -60,8 +60,14 @@ fn limits_last_and_follow_the_subvolume() {
     assert_eq!(limits(&site, Some("a")), wanted);
     set(&site, "a/in", &["low=1M"]);
     site.done(&["memory", "set", "--shared", &site.at("b"), "low=8M"]);
+    fs::write(site.path("a/in/file"), "content").unwrap();
+    site.done(&["sync", &site.at("")]);
     // A set is durable when it returns: the daemon is killed.
     site.crash();
+    // The independent reader passes over the records.
+    let copies = site.directory().join("copies");
+    let found = site.done(&["debug", "export", &site.pool(), copies.to_str().unwrap()]);
+    assert_eq!(fs::read(copies.join("a/in/file")).unwrap(), b"content", "{found}");
     site.mount(&[]);
     assert_eq!(limits(&site, Some("a")), wanted);
     assert_eq!(limits(&site, Some("a/in"))[1], 1 << 20);

@@ -153,12 +153,16 @@ impl World {
             "quota enable" => succeeds(run(&["quota", "enable", "--simple", &at("home")])),
             "qgroup limit" => succeeds(run(&["qgroup", "limit", "1G", GROUP, &at("home")])),
             "qgroup clear-stale" => succeeds(run(&["qgroup", "clear-stale", &at("home")])),
+            "memory set" => succeeds(run(&["memory", "set", &at("home/sub"), "low=1M"])),
+            "memory reclaim" => succeeds(run(&["memory", "reclaim", "0", &at("home/sub")])),
+            "memory events" => succeeds(run(&["memory", "events", &at("home/sub")])),
             "fstrim" => succeeds(self.by(caller, &["fstrim", &at("")])),
             "subvolume sync" => succeeds(run(&["subvolume", "sync", &at("")])),
             "subvolume du" => succeeds(run(&["subvolume", "du", &at("home/sub")])),
             "df" => succeeds(run(&["df", &at("home")])),
             "sync" => succeeds(run(&["sync", &at("home")])),
             "subvolume list" => listed(run(&["subvolume", "list", &at("")]), succeeds),
+            "memory show" => listed(run(&["memory", "show", &at("")]), succeeds),
             "qgroup show" => listed(run(&["qgroup", "show", &at("")]), succeeds),
             "subvolume show" => {
                 let output = run(&["subvolume", "show", &at("home/sub")]);

@@ -49,8 +49,8 @@ impl Features {
     /// Incompat: nodes and maps may lie in fragments. A program that may write sets it before it
     /// writes anything else.
     pub const FRAGMENTS: u64 = 1 << 0;
-    /// Ro-compat: groups may have limits of memory. A program that does not know their records would
-    /// leave those of subvolumes that it deletes. It is set before the first record.
+    /// Ro-compat: groups may have limits of memory. A program that does not know their records
+    /// would leave those of subvolumes that it deletes. It is set before the first record.
     pub const MEMORY_LIMITS: u64 = 1 << 0;
     /// The features that this program knows. Version 2 is the base that features are added to.
     pub const KNOWN: Features = Features {

@@ -98,7 +98,7 @@ fn token(served: &mut Served, node: u64) -> Option<Vec<u8>> {
 }
 
 /// One of each question, on the root, on a directory or on a subvolume.
-const QUESTIONS: [&str; 27] = [
+const QUESTIONS: [&str; 32] = [
     r#"{"ask":"token"}"#,
     r#"{"token":"@@","ask":"create","name":[97,98],"umask":18,"groups":["1/7"]}"#,
     r#"{"token":"@@","ask":"snapshot","source":"@0","name":[115],"read_only":true,"groups":[]}"#,
@@ -108,6 +108,11 @@ const QUESTIONS: [&str; 27] = [
     r#"{"token":"@@","ask":"roll-back","name":[115],"snapshot":"@<","keep":{"directory":"@1","name":[107]}}"#,
     r#"{"ask":"subvolumes","after":0}"#,
     r#"{"ask":"subvolume"}"#,
+    r#"{"ask":"memory","after":0}"#,
+    r#"{"ask":"memory-group","shared":false}"#,
+    r#"{"token":"@@","ask":"set-memory","shared":false,"change":{"low":4096,"max":"max"}}"#,
+    r#"{"token":"@@","ask":"set-memory","shared":true,"change":{"min":"max","weight":0}}"#,
+    r#"{"ask":"reclaim-memory","shared":false,"bytes":65536}"#,
     r#"{"ask":"leaving","after":0}"#,
     r#"{"token":"@@","ask":"set-read-only","on":true}"#,
     r#"{"ask":"room"}"#,

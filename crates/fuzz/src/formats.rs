@@ -7,9 +7,10 @@ mod nodes;
 
 use copyhold_format::digest;
 use copyhold_format::item::{
-    Acl, DeadItem, DirBucket, EpochItem, Extent, GroupId, GroupItem, InodeItem, InodesItem,
-    PendingItem, QuotaItem, ShareItem, SubvolItem, UsageItem, XattrBucket, dead_key, encode_acl,
-    encode_heir, epoch_key, parse_heir, parse_inline, parse_symlink, parse_truncate, share_key,
+    Acl, DeadItem, DirBucket, EpochItem, Extent, GroupId, GroupItem, InodeItem, InodesItem, MEMORY,
+    MemoryItem, PendingItem, QuotaItem, ShareItem, SubvolItem, UsageItem, XattrBucket, dead_key,
+    encode_acl, encode_heir, epoch_key, memory_key, parse_heir, parse_inline, parse_symlink,
+    parse_truncate, share_key,
 };
 use copyhold_format::label::Label;
 use copyhold_format::log::{Batch, Frame, Record, RecordWriter, Records};
@@ -18,7 +19,7 @@ use copyhold_format::node::{
 };
 use copyhold_format::space_map::{Descriptor, SpaceMap};
 use copyhold_format::uberblock::Uberblock;
-use copyhold_types::{BlockAddr, DeviceId, Digest, EpochId, InodeNo, NodePtr, PoolId, Txg};
+use copyhold_types::{BlockAddr, DeviceId, Digest, EpochId, InodeNo, Key, NodePtr, PoolId, Txg};
 use xxhash_rust::xxh3::xxh3_64;
 
 pub(crate) use begin::*;
@@ -159,7 +160,7 @@ pub(crate) fn items(data: &[u8]) {
     let _ = (parse_inline(data), parse_symlink(data), parse_truncate(data));
 }
 
-/// Records of epochs, deadlists, shares and pending releases, under any key.
+/// Records of epochs, limits of memory, deadlists, shares and pending releases, under any key.
 pub(crate) fn families(data: &[u8]) {
     let Some((object, rest)) = data.split_first_chunk() else { return };
     let Some((offset, value)) = rest.split_first_chunk() else { return };
@@ -167,6 +168,10 @@ pub(crate) fn families(data: &[u8]) {
     let addr = BlockAddr::from_raw(u64::from_le_bytes(*offset));
     if let Ok(item) = EpochItem::parse(epoch_key(epoch), value) {
         assert_eq!(item.encode(), value);
+    }
+    let key = Key::new(epoch.0, MEMORY, addr.raw());
+    if let Ok((subvol, item)) = MemoryItem::parse(key, value) {
+        assert_eq!((memory_key(subvol), &item.encode()[..]), (key, value));
     }
     if let Ok(item) = DeadItem::parse(dead_key(epoch, addr), value) {
         assert_eq!(item.encode(), value);

@@ -42,5 +42,5 @@ pub use rings::{AsIs, Evicted, Kind as RingKind, Rings};
 pub use scan::{Arm, Carry, Pass, Scan};
 pub use scarce::{Room, Scarce};
 pub use shares::{AvailableMemory, INODE_BYTES, LOOKUP_BYTES, Shares, SharesError};
-pub use stall::Stall;
+pub use stall::{Stall, stalled};
 pub use walk::{Cause, OwnerLists};

@@ -4,6 +4,9 @@
 //! request of it, or of any group that it holds, waits. A wait takes a short lock for each of these
 //! at its begin and its end.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use copyhold_types::Nanos;
@@ -19,6 +22,27 @@ pub struct Stall<C: Fn() -> Nanos> {
     groups: Vec<MemoryOwner>,
     began: Nanos,
     clock: C,
+}
+
+/// Runs `wait`, and counts the time of it as a wait of `owner`, unless it ends at once: then no
+/// lock is taken.
+pub async fn stalled<F: Future>(
+    owner: &MemoryOwner,
+    clock: impl Fn() -> Nanos,
+    wait: F,
+) -> F::Output {
+    let mut wait = pin!(wait);
+    let at_once = poll_fn(|cx| match wait.as_mut().poll(cx) {
+        Poll::Ready(done) => Poll::Ready(Some(done)),
+        Poll::Pending => Poll::Ready(None),
+    });
+    match at_once.await {
+        Some(done) => done,
+        None => {
+            let _stall = owner.stall(clock);
+            wait.await
+        }
+    }
 }
 
 impl MemoryOwner {
@@ -62,6 +86,7 @@ impl<C: Fn() -> Nanos> Drop for Stall<C> {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::task::{Context, Waker};
 
     use super::*;
     use crate::Memory;
@@ -102,6 +127,34 @@ mod tests {
         time.set(9 * SECOND);
         let totals = [&from, &to].map(|owner| owner.pressure(time.get()).total.as_secs());
         assert_eq!(totals, [1, 0]);
+    }
+
+    #[test]
+    fn a_future_that_waits_is_counted_until_it_ends_or_is_dropped() {
+        let memory = Memory::default();
+        let (owner, time) = (memory.add_owner(), Cell::new(SECOND));
+        let total = || owner.pressure(time.get()).total.as_secs();
+        let mut cx = Context::from_waker(Waker::noop());
+        let ready = pin!(stalled(&owner, || time.get(), std::future::ready(7)));
+        assert_eq!(ready.poll(&mut cx), Poll::Ready(7));
+        let open = Cell::new(false);
+        let gate = || poll_fn(|_| if open.get() { Poll::Ready(8) } else { Poll::Pending });
+        let mut first = Box::pin(stalled(&owner, || time.get(), gate()));
+        let mut second = Box::pin(stalled(&owner, || time.get(), gate()));
+        assert!(first.as_mut().poll(&mut cx).is_pending());
+        time.set(3 * SECOND);
+        assert_eq!(total(), 2);
+        open.set(true);
+        assert_eq!(first.as_mut().poll(&mut cx), Poll::Ready(8));
+        time.set(5 * SECOND);
+        assert_eq!(total(), 2, "it has ended");
+        open.set(false);
+        assert!(second.as_mut().poll(&mut cx).is_pending());
+        time.set(6 * SECOND);
+        drop(second);
+        time.set(9 * SECOND);
+        assert_eq!(total(), 3, "a request that is cancelled waits no longer");
+        assert_eq!(owner.counts().stat(Stat::Throttle), 3_000_000);
     }
 
     #[test]

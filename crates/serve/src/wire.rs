@@ -17,7 +17,7 @@ use std::str::FromStr;
 use copyhold_format::item::{BadGroupId, GroupId};
 use serde::{Deserialize, Serialize};
 
-use memory::MemoryChange;
+use memory::{Brief, MemoryChange};
 use scan::Scan;
 
 pub use token::Token;
@@ -106,7 +106,8 @@ pub enum Question {
     Memory {
         after: u64,
     },
-    /// The [`memory::MemoryRow`] of the subvolume that this directory is in, or of the shared group.
+    /// The [`memory::MemoryRow`] of the subvolume that this directory is in, or of the shared
+    /// group.
     MemoryGroup {
         shared: bool,
     },
@@ -291,6 +292,13 @@ impl Numbered for Subvolume {
 impl Numbered for u32 {
     fn number(&self) -> u64 {
         (*self).into()
+    }
+}
+
+/// Rows are behind 0, and the shared group is the first.
+impl Numbered for Brief {
+    fn number(&self) -> u64 {
+        u64::from(self.0.id) + 1
     }
 }
 

@@ -30,7 +30,8 @@ impl MemoryGroup<'_> {
 /// Changes the limits of the shared group, or of a living subvolume; the defaults need no record.
 ///
 /// # Errors
-/// The subvolume is being deleted, the pool is read-only, or the change promises more than there is.
+/// The subvolume is being deleted, the pool is read-only, or the change promises more than there
+/// is.
 pub async fn change_memory_limits(
     volumes: &Volumes,
     group: MemoryGroup<'_>,

@@ -8,15 +8,15 @@
 //!             and the root of a subvolume that he snapshots, deletes or makes read-only; choosing
 //!             groups (`-i`) and heirs stays a privilege, since with it one leaves one's limits.
 //!             Root without privilege is no owner: most of all tenants is root's.
-//! TENANTS-T3  Lists of subvolumes and groups, of memory too, are for administrators. Owners see their own living
-//!             subvolumes in them, by name, and the usage and limits of these; with the option
-//!             `public_lists` all callers see everything. A caller sees the properties of the
-//!             subvolume of which it has a directory open, without its path. A look through a
-//!             subvolume's files shows names and sizes wherever they are: that is for
-//!             administrators and for the owner of the roots concerned.
-//!             Owners are compared with callers only where that means anything: see `who`.
-//!             The owners of an entry's directory and subvolume are checked by the filesystem, with
-//!             the change (`copyhold_fs::Right`): an earlier look-up of the name proves nothing.
+//! TENANTS-T3  Lists of subvolumes and groups, of memory too, are for administrators. Owners see
+//!             their own living subvolumes in them, by name, and the usage and limits of these;
+//!             with the option `public_lists` all callers see everything. A caller sees the
+//!             properties of the subvolume of which it has a directory open, without its path. A
+//!             look through a subvolume's files shows names and sizes wherever they are: that is
+//!             for administrators and for the owner of the roots concerned. Owners are compared
+//!             with callers only where that means anything: see `who`. The owners of an entry's
+//!             directory and subvolume are checked by the filesystem, with the change
+//!             (`copyhold_fs::Right`): an earlier look-up of the name proves nothing.
 //! TENANTS-T4  A refusal is an answer: it says more than an errno can.
 //! TENANTS-T5  A directory that is not the object of the request is named by a token, which proves
 //!             that the caller has it open. A change needs a writable token of each directory whose

@@ -8,8 +8,6 @@ use copyhold_memory::{Counts, Event, Figures, GroupLimits, MemoryClass, Pressure
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
-use super::Numbered;
-
 /// A number of bytes, or no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound(pub u64);
@@ -174,13 +172,6 @@ impl Serialize for Brief {
         let Value::Object(fields) = own else { unreachable!("a row has fields") };
         let told: Map<_, _> = fields.into_iter().filter(|(name, own)| new[name] != *own).collect();
         told.serialize(to)
-    }
-}
-
-/// Rows are behind 0, and the shared group is the first.
-impl Numbered for Brief {
-    fn number(&self) -> u64 {
-        u64::from(self.0.id) + 1
     }
 }
 
