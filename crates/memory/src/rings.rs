@@ -164,6 +164,15 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         evicted
     }
 
+    /// A lower bound, as far as protections allow. Returns the bound that is kept now.
+    pub fn lower_bytes_max(&mut self, memory: &Memory, bytes_max: usize) -> (usize, Evicted<K, V>) {
+        let mut evicted = Evicted(Vec::new());
+        self.bytes_max = bytes_max;
+        self.make_room(memory, 0, &mut evicted);
+        self.bytes_max = bytes_max.max(self.bytes);
+        (self.bytes_max, evicted)
+    }
+
     /// Keeps `value`, which takes `bytes` with [`Self::overhead`] and for which `owner` pays. A new
     /// object has no mark: the objects of a scan are evicted before those that were used again.
     /// Whether it is kept.

@@ -51,6 +51,8 @@ pub struct Limits {
     pub replay_edits: u64,
     /// Bytes of clean tree nodes in memory; on a pool of tenants room for a few at least.
     pub node_cache_bytes: usize,
+    /// Of these bytes at most so many for clean file data; nodes keep a quarter (BALANCE-B2).
+    pub clean_data_bytes: usize,
     /// The longest run of blocks that is allocated, for simulations of fragmented space.
     pub run_max: Option<u32>,
     /// Data that one txg may introduce before a flush goes between it and the batch.
@@ -117,6 +119,7 @@ impl Default for Limits {
             delta_bytes: 64 << 20,
             replay_edits: 1_500_000,
             node_cache_bytes: 64 << 20,
+            clean_data_bytes: 0,
             run_max: None,
             tail_verify_bytes: 64 << 20,
             handover_edits: crate::Transaction::MAX_EDITS,

@@ -1,29 +1,38 @@
-//! Blocks of file data: attached ones from memory, the others from the devices, verified.
+//! Blocks of file data: attached ones from memory, clean ones from memory if the reader shares them,
+//! the others from the devices, verified.
 
 use std::sync::Arc;
 
+use copyhold_memory::MemoryOwner;
 use copyhold_types::{Buf, Purpose, Run};
 
 use crate::attached::{self, Attached, Found};
+use crate::balance::Balance;
 use crate::copies::Copied;
 use crate::verified::{Expect, Problem, Reader};
+
+/// A reader waits for so many fetches of others (CLEAN-D4).
+const WAITS: usize = 4;
 
 pub(crate) struct DataStore {
     pub(crate) attached: Attached,
     reader: Arc<Reader>,
+    balance: Arc<Balance>,
 }
 
 impl DataStore {
-    pub(crate) fn new(reader: Arc<Reader>) -> DataStore {
-        DataStore { attached: Attached::default(), reader }
+    pub(crate) fn new(reader: Arc<Reader>, balance: Arc<Balance>) -> DataStore {
+        DataStore { attached: Attached::default(), reader, balance }
     }
 
-    /// The content of a run. `from_device`: also of blocks that are attached, be they there or not.
+    /// The content of a run. `keep`: blocks with checksums are kept in memory for this owner, and
+    /// found there. `from_device`: also blocks that are attached, be they there or not.
     pub(crate) async fn read(
         &self,
         run: Run,
         expect: Expect<'_>,
         why: Purpose,
+        keep: Option<&MemoryOwner>,
         from_device: bool,
     ) -> Result<Buf, Problem> {
         let attached = if from_device { Found::new() } else { self.attached.find(run) };
@@ -32,6 +41,42 @@ impl DataStore {
             let content = attached::join(attached, run.blocks);
             return expect.judge(&content, &copy).map(|()| content);
         }
+        let clean = self.reader.devices().clean();
+        if let (Some(owner), Expect::Sums(sums)) = (keep, expect)
+            && attached.is_empty()
+            && clean.is_on()
+        {
+            return match clean.find(run, sums) {
+                Some(content) => Ok(content),
+                None => Box::pin(self.fetch(run, sums, why, owner)).await,
+            };
+        }
         self.reader.read_beside(&[copy], &attached, expect, why).await
+    }
+
+    /// Reads a run from its device, or waits for another reader of it; and keeps it.
+    async fn fetch(
+        &self,
+        run: Run,
+        sums: &[u32],
+        why: Purpose,
+        owner: &MemoryOwner,
+    ) -> Result<Buf, Problem> {
+        let clean = self.reader.devices().clean();
+        let mut fetch = clean.begin(run, true);
+        for waited in 1..=WAITS {
+            let Err(other) = fetch else { break };
+            other.await;
+            if let Some(content) = clean.find(run, sums) {
+                return Ok(content);
+            }
+            fetch = clean.begin(run, waited < WAITS);
+        }
+        let copies = [Copied::Whole(run)];
+        let content = self.reader.read(&copies, Expect::Sums(sums), why).await?;
+        if let Ok(fetch) = fetch {
+            self.balance.data_evicted(fetch.keep(&content, owner));
+        }
+        Ok(content)
     }
 }

@@ -7,6 +7,9 @@
 //!         pool does not have, as in a damaged image, is an error.
 //! DEV-D2  A flush of the pool is a flush of each device; the first error counts.
 //! DEV-D3  Each read that a device fails is counted (`read_failures`).
+//! DEV-D4  A write or discard of blocks removes them from clean data before it begins (CLEAN-D2).
+//!         All writes to allocated blocks are sent here; only labels, uberblocks and log, in their
+//!         fixed areas, are not.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -16,6 +19,7 @@ use copyhold_runtime::BoxFuture;
 use copyhold_types::{Buf, Bufs, DeviceId, Purpose, Run};
 use futures_util::future::join_all;
 
+use crate::clean::CleanData;
 use crate::read_failures::{Failure, ReadFailures};
 
 type Request<T> = BoxFuture<'static, Result<T, DeviceError>>;
@@ -25,17 +29,18 @@ type Request<T> = BoxFuture<'static, Result<T, DeviceError>>;
 pub struct Devices {
     all: Arc<[(DeviceId, DynDevice)]>,
     failures: Arc<ReadFailures>,
+    clean: Arc<CleanData>,
 }
 
 impl Devices {
-    pub(crate) fn of(all: Vec<(DeviceId, DynDevice)>) -> Devices {
+    pub(crate) fn of(all: Vec<(DeviceId, DynDevice)>, clean: Arc<CleanData>) -> Devices {
         let failures = Arc::new(ReadFailures::of(all.iter().map(|(id, _)| *id)));
-        Devices { all: all.into(), failures }
+        Devices { all: all.into(), failures, clean }
     }
 
     /// Of a pool with one device, which its label calls by this id.
-    pub(crate) fn one(id: DeviceId, device: DynDevice) -> Devices {
-        Devices::of(vec![(id, device)])
+    pub(crate) fn one(id: DeviceId, device: DynDevice, clean: Arc<CleanData>) -> Devices {
+        Devices::of(vec![(id, device)], clean)
     }
 
     /// The device with the labels and the log.
@@ -46,6 +51,11 @@ impl Devices {
     /// Reads that failed and copies that were repaired since the pool was opened.
     pub fn failures(&self) -> &ReadFailures {
         &self.failures
+    }
+
+    /// The blocks of file data that are in memory.
+    pub fn clean(&self) -> &Arc<CleanData> {
+        &self.clean
     }
 
     pub(crate) fn get(&self, id: DeviceId) -> Result<&DynDevice, DeviceError> {
@@ -64,6 +74,7 @@ impl Devices {
     }
 
     pub(crate) fn write(&self, run: Run, data: Bufs, why: Purpose) -> Request<()> {
+        self.clean.remove(run);
         match self.get(run.addr.device()) {
             Ok(device) => device.write(run.addr.block(), data, why),
             Err(missing) => Box::pin(ready(Err(missing))),
@@ -71,6 +82,7 @@ impl Devices {
     }
 
     pub(crate) fn discard(&self, run: Run) -> Request<()> {
+        self.clean.remove(run);
         match self.get(run.addr.device()) {
             Ok(device) => device.discard(run.addr.block(), run.blocks.into()),
             Err(missing) => Box::pin(ready(Err(missing))),
@@ -109,7 +121,7 @@ mod tests {
         let device = |id| SimDevice::new(rt.clone() as Rt, DeviceId(id), 16, 1);
         let (three, seven) = (device(3), device(7));
         let all: [(_, DynDevice); 2] = [(DeviceId(3), three.clone()), (DeviceId(7), seven.clone())];
-        let devices = Devices::of(all.into());
+        let devices = Devices::of(all.into(), CleanData::none());
         rt.block_on(async {
             let run = |id| Run::new(BlockAddr::new(DeviceId(id), 5), 1);
             for (id, byte) in [(3, 30), (7, 70)] {

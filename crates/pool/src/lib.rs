@@ -26,8 +26,10 @@
 
 mod admission;
 mod attached;
+mod balance;
 mod before_full;
 mod busy;
+mod clean;
 mod commit;
 mod config;
 mod copies;
@@ -69,6 +71,7 @@ mod uberblocks;
 mod units;
 mod verified;
 
+pub use clean::{CleanData, CleanStats};
 pub use config::{CreateOptions, Limits, OpenOptions};
 pub use copyhold_space::{Claim, Figures, Lane, LaneClass, Reservation, Tier};
 pub use copyhold_table::{Cached, Edit, Value, Weight};

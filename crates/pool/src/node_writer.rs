@@ -177,8 +177,7 @@ impl NodeSink for NodeWriter {
         // A node that was written will be read: the cache keeps it, and no read fetches it back.
         if let (Ok(ptr), Ok(node)) = (&placed, Node::parse(node)) {
             let owner = self.table.as_ref().and_then(|table| table.owner_of(ptr));
-            let owner = owner.as_ref().unwrap_or(self.pool.memory().shared());
-            self.pool.nodes.cache.insert(ptr, Arc::new(node), owner);
+            self.pool.nodes.keep(ptr, Arc::new(node), owner.as_ref());
         }
         Box::pin(std::future::ready(placed))
     }

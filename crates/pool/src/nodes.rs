@@ -15,6 +15,8 @@ use copyhold_sync::{Mutex, of};
 use copyhold_table::{NodeCache, NodeFuture, NodeSource, Table, TableError};
 use copyhold_types::{Buf, NodePtr, Purpose};
 
+use crate::balance::{Balance, Bounds};
+use crate::clean::CleanData;
 use crate::copies::{Copies, fragmented, named_by};
 use crate::fragments::Pieces;
 use crate::verified::{Expect, Reader};
@@ -35,7 +37,8 @@ pub(crate) const COPIES: u64 = 2;
 pub(crate) struct NodeStore {
     reader: Arc<Reader>,
     memory: Arc<Memory>,
-    pub(crate) cache: NodeCache,
+    cache: Arc<NodeCache>,
+    balance: Arc<Balance>,
     /// The pieces of fragmented maps in use (FRAGMENT-P1).
     maps: Mutex<Pieces, of::MapPieces>,
     /// Drawn at each mount: decides which copy is read first.
@@ -46,14 +49,27 @@ impl NodeStore {
     /// `turn`: drawn anew for each mount.
     pub(crate) fn new(
         reader: Arc<Reader>,
-        memory: Arc<Memory>,
-        cache_bytes: usize,
+        clean: Arc<CleanData>,
+        bounds: Bounds,
         node_bytes: usize,
         turn: u64,
     ) -> NodeStore {
-        let shards = (cache_bytes / (SHARD_NODES * node_bytes)).clamp(1, CACHE_SHARDS);
-        let cache = NodeCache::new(memory.clone(), cache_bytes, shards);
-        NodeStore { reader, memory, cache, maps: Mutex::default(), turn }
+        let memory = clean.memory().clone();
+        let shards = (bounds.whole / (SHARD_NODES * node_bytes)).clamp(1, CACHE_SHARDS);
+        let cache = Arc::new(NodeCache::new(memory.clone(), 0, shards));
+        let balance = Arc::new(Balance::new(cache.clone(), clean, bounds));
+        NodeStore { reader, memory, cache, balance, maps: Mutex::default(), turn }
+    }
+
+    /// The room of the cache, and of the one beside it.
+    pub(crate) fn balance(&self) -> &Arc<Balance> {
+        &self.balance
+    }
+
+    /// Keeps a node for `owner`; none: it is shared.
+    pub(crate) fn keep(&self, ptr: &NodePtr, node: Arc<Node>, owner: Option<&MemoryOwner>) {
+        let owner = owner.unwrap_or(self.memory.shared());
+        self.balance.nodes_evicted(self.cache.insert(ptr, node, owner));
     }
 
     pub(crate) fn memory(&self) -> &Arc<Memory> {
@@ -75,8 +91,7 @@ impl NodeStore {
         let buf = self.read_verified(ptr, why).await.map_err(unreadable)?;
         let node = Node::parse(buf).map_err(|source| TableError::Damaged { ptr, source })?;
         let node = Arc::new(node);
-        let owner = owner.as_ref().unwrap_or(self.memory.shared());
-        self.cache.insert(&ptr, node.clone(), owner);
+        self.keep(&ptr, node.clone(), owner.as_ref());
         Ok(node)
     }
 

@@ -33,7 +33,6 @@ use copyhold_format::node::{LINEAGE, Lineage, PARTITION, PartitionDescriptor};
 use copyhold_format::space_map::{Descriptor, METASLAB, SpaceMap};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Broken, Recovered, RecoveredBatch, Ring};
-use copyhold_memory::Memory;
 use copyhold_runtime::Rt;
 use copyhold_space::{Config, Figures, MetaslabId, MetaslabLayout, Restore};
 use copyhold_sync::{Mutex, RwLock};
@@ -41,6 +40,8 @@ use copyhold_table::{Edit, Limits as TableLimits, RecoveringTable, Table, Weight
 use copyhold_types::{BlockAddr, Incarnation, Key, Run, TableId, Txg};
 
 use crate::admission::Admission;
+use crate::balance::Bounds;
+use crate::clean::{self, CleanData};
 use crate::config::{CreateOptions, Limits, OpenOptions};
 use crate::cut::Start;
 use crate::data::DataStore;
@@ -110,7 +111,9 @@ impl Pool {
                 recovered.last
             );
         }
-        let devices = Devices::one(label.device, device.clone());
+        let bounds = cache_bounds(&label, &options);
+        let clean = CleanData::new(Arc::default(), bounds.data_max, broken(&options.limits));
+        let devices = Devices::one(label.device, device.clone(), Arc::new(clean));
         // The tail is judged, and nothing of it is repaired.
         let reader = Arc::new(Reader::new(devices.clone(), None));
         let tail = cut_unverified_tail(&reader, &uberblock, &mut recovered, &options).await?;
@@ -305,13 +308,28 @@ async fn cut_unverified_tail(
     Ok(given_up)
 }
 
+/// The memory of nodes and clean data.
+fn cache_bounds(label: &Label, options: &OpenOptions) -> Bounds {
+    let limits = &options.limits;
+    let least = if options.tenants { CACHE_NODES_MIN * label.node_bytes as usize } else { 0 };
+    Bounds::new(limits.node_cache_bytes.max(least), limits.clean_data_bytes, least)
+}
+
+fn broken(limits: &Limits) -> clean::Broken {
+    clean::Broken {
+        keep_overwritten: limits.breaks(Sabotage::KeepOverwritten),
+        keep_overtaken: limits.breaks(Sabotage::KeepOvertaken),
+    }
+}
+
 /// Looks things up in the base that the uberblock names, as replay must not (rule R5).
 async fn read_early(
     reader: Arc<Reader>,
     label: &Label,
     uberblock: &Uberblock,
 ) -> Result<(), PoolError> {
-    let nodes = NodeStore::new(reader, Arc::default(), 0, label.node_bytes as usize, 0);
+    let clean = reader.devices().clean().clone();
+    let nodes = NodeStore::new(reader, clean, Bounds::default(), label.node_bytes as usize, 0);
     let descriptor = PartitionDescriptor::parse(&uberblock.tables)
         .map_err(|error| PoolError::damaged("the table of tables", error))?;
     let limits = TableLimits { leaf_bytes: label.node_bytes as usize, ..TableLimits::default() };
@@ -397,11 +415,10 @@ async fn assemble(
     let repair = (!options.read_only).then_some(repair);
     let reader = Arc::new(Reader::new(devices.clone(), repair));
     let node_bytes = label.node_bytes as usize;
-    let least = if options.tenants { CACHE_NODES_MIN * node_bytes } else { 0 };
-    let cache_bytes = options.limits.node_cache_bytes.max(least);
-    let turn = rt.random();
-    let memory = Arc::new(Memory::default());
-    let nodes = NodeStore::new(reader.clone(), memory.clone(), cache_bytes, node_bytes, turn);
+    let (turn, clean) = (rt.random(), devices.clean().clone());
+    let memory = clean.memory().clone();
+    let bounds = cache_bounds(&label, &options);
+    let nodes = NodeStore::new(reader.clone(), clean, bounds, node_bytes, turn);
     let limits = TableLimits { leaf_bytes: label.node_bytes as usize, ..TableLimits::default() };
     let root = recovered.batches.last().map_or(&uberblock.tables, |last| &last.batch.tables);
     let root = root.clone();
@@ -440,7 +457,7 @@ async fn assemble(
         read_only: options.read_only.then(|| "it was asked for".to_owned()),
         limits: options.limits,
         health,
-        data: DataStore::new(reader),
+        data: DataStore::new(reader, nodes.balance().clone()),
         open: OpenTxg::new(recovered.next_txg.max(last.next()), piece_bytes(ring_blocks)),
         group: Group::new(last),
         pins,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use copyhold_device::DynDevice;
 use copyhold_format::label::Label;
-use copyhold_memory::Memory;
+use copyhold_memory::{Memory, MemoryOwner};
 use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_space::{Claim, Figures, Lane, LaneClass, Reservation, Space, Tier};
 use copyhold_sync::{RwLock, of};
@@ -153,10 +153,16 @@ impl Pool {
     }
 
     /// The content of a run, as expected. The caller holds a pin since before the look-up that has
-    /// found the run (R3).
-    pub async fn read(&self, run: Run, expect: Expect<'_>, why: Purpose) -> Result<Buf, Problem> {
+    /// found the run (R3). `keep`: clean data is kept in memory for this owner, and found there.
+    pub async fn read(
+        &self,
+        run: Run,
+        expect: Expect<'_>,
+        why: Purpose,
+        keep: Option<&MemoryOwner>,
+    ) -> Result<Buf, Problem> {
         let from_device = self.sabotaged(Sabotage::ReadBeforeWritten);
-        self.data.read(run, expect, why, from_device).await
+        self.data.read(run, expect, why, keep, from_device).await
     }
 
     /// As [`Self::range`], for where nothing may wait.
@@ -299,6 +305,7 @@ impl Pool {
             self.space.log_alloc(txg, claim);
         }
         for pointer in tx.released {
+            self.devices.clean().remove(pointer.run);
             if let Err(error) = self.space.log_free(txg, pointer.run) {
                 self.stop(&format!("{:?} was freed twice: {error}", pointer.run));
             }

@@ -100,11 +100,15 @@ pub enum Sabotage {
     LogDoesNotWait,
     /// ATTACH-B1: attached data is read from the device, be it there or not.
     ReadBeforeWritten,
+    /// CLEAN-D2: a write, a free or a discard leaves the blocks in memory that it overtakes.
+    KeepOverwritten,
+    /// CLEAN-D3: a fetch keeps blocks that were removed since it began.
+    KeepOvertaken,
 }
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 38] = [
+    pub const ALL: [Sabotage; 40] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::WholeFrameRecovery,
@@ -143,6 +147,8 @@ impl Sabotage {
         Sabotage::ForgetFragments,
         Sabotage::LogDoesNotWait,
         Sabotage::ReadBeforeWritten,
+        Sabotage::KeepOverwritten,
+        Sabotage::KeepOvertaken,
     ];
 }
 

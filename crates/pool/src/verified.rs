@@ -155,6 +155,10 @@ impl Reader {
         Reader { devices, repair }
     }
 
+    pub(crate) fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
     pub(crate) fn failures(&self) -> &ReadFailures {
         self.devices.failures()
     }

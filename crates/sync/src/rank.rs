@@ -144,8 +144,12 @@ ranks! {
     MapPieces,
     /// The nodes that one decision has read.
     KeptNodes,
+    /// The boundary between the caches of nodes and of clean data.
+    CacheBalance,
     /// A shard of the cache of nodes.
     NodeCache,
+    /// A shard of the cache of clean data.
+    CleanData,
     /// The store of tests.
     TableStore,
     /// The partitions of one table, newer tables first.

@@ -72,6 +72,17 @@ impl NodeCache {
         self.change(|shard| shard.nodes.set_bytes_max(&self.memory, each));
     }
 
+    /// A lower bound, as far as protections allow. Returns the bound that is kept now.
+    pub fn lower_bytes_max(&self, bytes_max: usize) -> usize {
+        let each = bytes_max / self.shards.len();
+        let lower = |shard: &Mutex<Shard, of::NodeCache>| {
+            let (kept, evicted) = shard.lock().nodes.lower_bytes_max(&self.memory, each);
+            drop(evicted);
+            kept
+        };
+        self.shards.iter().map(lower).sum()
+    }
+
     pub fn get(&self, ptr: &NodePtr) -> Option<Arc<Node>> {
         let name = name_of(ptr);
         self.shard(&name).lock().get(&name)

@@ -7,7 +7,7 @@ use copyhold_types::{BlockAddr, DeviceId};
 use proptest::prelude::*;
 
 use super::*;
-use crate::Pin;
+use crate::{CleanData, Pin};
 
 const EIO: i32 = 5;
 const EILSEQ: i32 = 84;
@@ -47,7 +47,7 @@ impl World {
         let pins = Pins::default();
         let pin = pins.pin(copyhold_types::Txg::FIRST);
         let repair = repairs.then(|| Repair { rt: rt.clone() as Rt, pins });
-        let reader = Reader::new(Devices::of(devices.collect()), repair);
+        let reader = Reader::new(Devices::of(devices.collect(), CleanData::none()), repair);
         let world = World { rt, disks, reader, _pin: pin };
         for disk in &world.disks {
             world.rt.block_on(disk.write(AT, content().into(), Purpose::Data)).unwrap();

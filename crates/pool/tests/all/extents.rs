@@ -47,7 +47,7 @@ pub(crate) async fn read(pool: &Arc<Pool>, n: u64) -> Result<Option<u8>, PoolErr
     let Some(item) = pool.get(TABLE, key(n)).await? else { return Ok(None) };
     let extent = Extent::parse(&item).unwrap();
     let ExtentState::Written(sums) = &extent.state else { panic!("written extents only") };
-    let data = pool.read(extent.pointer.run, Expect::Nothing, Purpose::Data).await?;
+    let data = pool.read(extent.pointer.run, Expect::Nothing, Purpose::Data, None).await?;
     assert_eq!(block_checksum(&data[..4096]), sums[0], "block {n} is not what was written");
     Ok(Some(data[0]))
 }

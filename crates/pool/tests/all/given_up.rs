@@ -92,7 +92,7 @@ fn commits_flushes_and_discards_are_finished_whoever_gives_up() {
             rt.sleep(Duration::from_secs(10)).await;
             for (n, runs) in live {
                 for run in runs {
-                    let found = pool.read(run, Expect::Nothing, Purpose::Data).await?;
+                    let found = pool.read(run, Expect::Nothing, Purpose::Data, None).await?;
                     let same = found.iter().all(|byte| *byte == 1 + n as u8);
                     assert!(same, "seed {seed}: {n} in {run:?} is not what was written");
                 }

@@ -326,7 +326,7 @@ impl Client {
         self.pause(bits).await;
         let ExtentState::Written(sums) = &extent.state else { return Ok(()) };
         let run = extent.pointer.run;
-        let data = self.pool.read(run, Expect::Nothing, Purpose::Data).await?;
+        let data = self.pool.read(run, Expect::Nothing, Purpose::Data, None).await?;
         drop(pin);
         let world = self.shared.world.lock();
         let block = run.addr.block();

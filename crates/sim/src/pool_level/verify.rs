@@ -68,7 +68,7 @@ async fn read_all(pool: &Pool, world: &World, state: &State) -> Result<(), PoolE
             continue;
         }
         let run = extent.pointer.run;
-        let data = pool.read(run, Expect::Nothing, Purpose::Data).await?;
+        let data = pool.read(run, Expect::Nothing, Purpose::Data, None).await?;
         for (i, block) in data.chunks(BLOCK_BYTES).enumerate() {
             let spoiled = world.spoiled.contains(&(run.addr.block() + i as u64));
             let right = holds(block, stored.stamp, i as u32);

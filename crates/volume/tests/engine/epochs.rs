@@ -200,7 +200,7 @@ impl World {
         for subvol in self.model.keys() {
             for (_, extent) in self.extents(*subvol) {
                 let run = extent.pointer.run;
-                let read = self.pool().read(run, Expect::Nothing, Purpose::Data);
+                let read = self.pool().read(run, Expect::Nothing, Purpose::Data, None);
                 let data = self.rt.block_on(read).unwrap();
                 let tag = |block: &[u8]| u64::from_le_bytes(block[..8].try_into().unwrap());
                 tags.extend((run.addr.raw()..).zip(data.chunks(4096).map(tag)));

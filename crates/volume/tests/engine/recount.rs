@@ -37,7 +37,7 @@ impl World {
         let mut found: Files = numbers_of(&limits).into_iter().collect();
         for (key, extent) in self.extents(subvol) {
             let run = extent.pointer.run;
-            let read = self.pool().read(run, Expect::Nothing, Purpose::Data);
+            let read = self.pool().read(run, Expect::Nothing, Purpose::Data, None);
             let data = self.rt.block_on(read).unwrap();
             for (n, block) in data.chunks(4096).enumerate() {
                 let tag = u64::from_le_bytes(block[..8].try_into().unwrap());

@@ -197,7 +197,7 @@ fn a_layer_whose_values_are_no_edits_is_told() {
     let image = rewritten(async |pool, descriptor| {
         let layer = descriptor.layers.iter_mut().find(|layer| layer.height == 0).unwrap();
         let run = layer.root.runs().next().unwrap();
-        let leaf = pool.read(run, Expect::Nothing, Purpose::Layer).await.unwrap();
+        let leaf = pool.read(run, Expect::Nothing, Purpose::Layer, None).await.unwrap();
         let leaf = LeafView::parse(leaf).unwrap();
         let mut builder = LeafBuilder::new(layer.root.blocks as usize * 4096);
         for (key, value) in leaf.iter() {

@@ -238,7 +238,7 @@ async fn put_node(pool: &Pool, ptr: NodePtr, bytes: &Buf) -> NodePtr {
 }
 
 async fn read_node(pool: &Pool, ptr: NodePtr) -> Buf {
-    pool.read(ptr.runs().next().unwrap(), Expect::Nothing, Purpose::Leaf).await.unwrap()
+    pool.read(ptr.runs().next().unwrap(), Expect::Nothing, Purpose::Leaf, None).await.unwrap()
 }
 
 /// Changes a partition's descriptor and the rows of its inner node, behind the pool's back. The
