@@ -6,6 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use copyhold_fs::DataCache;
 use copyhold_fuse::Transport;
 use copyhold_fuse::mount::{MountOptions, OptionError};
 use copyhold_serve::Namespaces;
@@ -41,6 +42,8 @@ pub(crate) struct EngineOptions {
     pub(crate) memory: Option<Size>,
     /// Of it, for changes that the tables do not have yet.
     pub(crate) delta: Option<Size>,
+    /// The reads of which clean data is kept in memory.
+    pub(crate) data_cache: DataCache,
     /// How old unsynced changes may get.
     pub(crate) commit: Option<Duration>,
     /// Threads that read the kernel's requests.
@@ -142,6 +145,9 @@ impl EngineOptions {
         match name {
             "memory" => self.memory = Some(parsed(name, value, "a size such as 512M")?),
             "delta" => self.delta = Some(parsed(name, value, "a size such as 64M")?),
+            "data_cache" => {
+                self.data_cache = parsed(name, value, "off, shared, direct or all")?;
+            }
             "commit" => {
                 let seconds: u64 = parsed(name, value, "a number of seconds")?;
                 self.commit = Some(Duration::from_secs(seconds.max(1)));
@@ -173,6 +179,7 @@ impl EngineOptions {
         match name {
             "memory" => self.memory.map(Size::exact),
             "delta" => self.delta.map(Size::exact),
+            "data_cache" => Some(self.data_cache.to_string()),
             "commit" => self.commit.map(|age| age.as_secs().to_string()),
             "readers" => self.readers.map(|readers| readers.to_string()),
             "transport" => Some(self.transport.to_string()),
@@ -260,6 +267,7 @@ mod tests {
         assert_ne!(shared("memory=1G"), shared("memory=1025M"));
         assert_ne!(shared("transport=dev"), shared("transport=auto"));
         assert_eq!(shared("ro,norecovery"), shared("ro"));
+        assert_eq!(shared("data_cache=direct")["data_cache"], "direct");
         assert_eq!(shared("admin_namespaces=any")["admin_namespaces"], "any");
     }
 
@@ -271,6 +279,8 @@ mod tests {
             "memory=lots",
             "commit=soon",
             "transport=tcp",
+            "data_cache",
+            "data_cache=on",
             "nonsense",
             "norecovery",
             "admin_namespaces",

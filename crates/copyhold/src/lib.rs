@@ -47,7 +47,8 @@ pub use copyhold_device::{
 };
 pub use copyhold_format::item::Tombstone;
 pub use copyhold_fs::{
-    Attr, FileFlags, FileKind, Filesystem, FsError, NodeId, SetAttr, SetTime, StatFs, SubvolInfo,
+    Attr, DataCache, FileFlags, FileKind, Filesystem, FsError, NodeId, SetAttr, SetTime, StatFs,
+    SubvolInfo,
 };
 pub use copyhold_fuse::mount::{
     DetachedMount, Mount, MountError, MountOptions as KernelOptions, OptionError,

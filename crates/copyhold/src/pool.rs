@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use copyhold_device::{DynDevice, FileDevice, OpenMode};
-use copyhold_fs::{Filesystem, FsError};
+use copyhold_fs::{DataCache, Filesystem, FsError};
 use copyhold_memory::Shares;
 use copyhold_pool::Limits;
 use copyhold_runtime::executors::Executors;
@@ -28,6 +28,9 @@ pub struct OpenOptions {
     /// The budget of memory in bytes, which then decides those of [`Self::limits`] that are bytes
     /// in memory; `None`: the limits, and 64 MiB of data that is not written yet.
     pub memory: Option<u64>,
+    /// The reads of which data is kept in memory: within [`Limits::clean_data_bytes`], or a budget's
+    /// share. A process that reads a file more than once wants [`DataCache::All`].
+    pub data_cache: DataCache,
     /// Threads that run the engine; as many as CPUs, if not given.
     pub threads: Option<usize>,
 }
@@ -91,13 +94,17 @@ impl Pool {
         options: OpenOptions,
         is_alone: bool,
     ) -> Result<Pool, Error> {
-        let OpenOptions { read_only, cut_tail, mut limits, memory, .. } = options;
-        let mut settings =
-            copyhold_fs::Options { count_lookups: false, read_only, ..Default::default() };
+        let OpenOptions { read_only, cut_tail, mut limits, memory, data_cache, .. } = options;
+        let mut settings = copyhold_fs::Options {
+            count_lookups: false,
+            read_only,
+            data_cache,
+            ..Default::default()
+        };
         if memory.is_some() {
             let blocks = device.geometry().blocks;
             let shares = Shares::of(memory, None, blocks, budget::machine())?;
-            budget::limit_pool(&shares, &mut limits);
+            budget::limit_pool(&shares, data_cache, &mut limits);
             budget::limit_files(&shares, &mut settings);
         }
         let open = copyhold_pool::OpenOptions { read_only, cut_tail, tenants: true, limits };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::Sabotage;
+use crate::{DataCache, Sabotage};
 
 /// When reading changes the access time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub struct Options {
     /// An fsync with at most this much dirty data sends it beside the batch (P12); 0 never.
     pub attach_bytes_max: u64,
     pub atime: Atime,
+    /// The reads of which the pool keeps data in memory, within its `clean_data_bytes`.
+    pub data_cache: DataCache,
     /// Clean inodes kept in memory.
     pub inodes_max: usize,
     /// Nodes that the front end may hold before it is asked to give some up
@@ -46,6 +48,7 @@ impl Default for Options {
             file_dirty_bytes_start: 8 << 20,
             attach_bytes_max: 64 << 10,
             atime: Atime::Relative,
+            data_cache: DataCache::default(),
             inodes_max: 65_536,
             lookups_max: 1 << 20,
             count_lookups: true,

@@ -2,8 +2,9 @@
 //!
 //! Problem.  Clean data is worth much to clones that read their base, and nothing to tenants that
 //!           read their own files once. A fixed share would be too little, or lost for nodes.
-//! Idea.     The cache that evicts more takes room from the other, a step at a time. A node counts
-//!           for more than data: one fetch of it saves many look-ups a search for their place.
+//! Idea.     A cache that evicts takes the room that the other does not use. If there is none, the
+//!           one that evicts more takes room from the other, a step at a time. A node counts for
+//!           more than data, because each fetch of a node serves many look-ups.
 //!
 //! BALANCE-B1  The two bounds are together at most the whole, at every moment: one is lowered
 //!             before the other is raised.
@@ -85,20 +86,30 @@ impl Balance {
         if by == 0 || self.bounds.data_max == 0 {
             return;
         }
-        let tilt = self.tilt.fetch_add(by, Ordering::Relaxed) + by;
-        if tilt.unsigned_abs() < self.bounds.step() as u64 {
-            return;
-        }
         // One that is being moved already is enough.
         let Some(mut boundary) = self.boundary.try_lock() else { return };
-        self.tilt.store(0, Ordering::Relaxed);
-        *boundary = if tilt > 0 { self.raise(*boundary) } else { self.lower(*boundary) };
+        let tilt = self.tilt.fetch_add(by, Ordering::Relaxed) + by;
+        let step = self.bounds.step();
+        let (whole, more) = (self.bounds.whole, by > 0);
+        let unused = match more {
+            true => whole.saturating_sub(*boundary + self.nodes.bytes()),
+            false => boundary.saturating_sub(self.clean.bytes()),
+        };
+        let is_due = tilt.unsigned_abs() >= step as u64 && more == (tilt > 0);
+        let by = match unused.saturating_sub(step) {
+            0 if is_due => step,
+            free => free,
+        };
+        if by > 0 {
+            self.tilt.store(0, Ordering::Relaxed);
+            *boundary = if more { self.raise(*boundary, by) } else { self.lower(*boundary, by) };
+        }
     }
 
     /// More for clean data.
-    fn raise(&self, from: usize) -> usize {
-        let Bounds { whole, data_max, .. } = self.bounds;
-        let wanted = (from + self.bounds.step()).min(data_max);
+    fn raise(&self, from: usize, by: usize) -> usize {
+        let Bounds { whole, data_max } = self.bounds;
+        let wanted = (from + by).min(data_max);
         if wanted <= from {
             return from;
         }
@@ -110,8 +121,8 @@ impl Balance {
     }
 
     /// More for nodes; a step remains for clean data, so that it can grow again.
-    fn lower(&self, from: usize) -> usize {
-        let wanted = (from - self.bounds.step().min(from)).max(self.bounds.step());
+    fn lower(&self, from: usize, by: usize) -> usize {
+        let wanted = from.saturating_sub(by).max(self.bounds.step());
         if wanted >= from {
             return from;
         }

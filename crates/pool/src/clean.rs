@@ -34,9 +34,11 @@ use smallvec::SmallVec;
 
 /// Most parts, each under a lock of its own, and the bytes that make one worth while.
 const SHARDS: usize = 16;
-const SHARD_BYTES: usize = 4 << 20;
-/// So many neighbours are in one part: as many as the largest request of FUSE has.
-const CHUNK: u64 = 64;
+const SHARD_BYTES: usize = 16 << 20;
+/// So many neighbours are in one part.
+const CHUNK: u64 = 16;
+/// Blocks of the largest request of FUSE.
+const REQUEST: usize = 64;
 /// Memory of a block beside its bytes and its entry.
 const BUF_BYTES: usize = 64;
 
@@ -156,6 +158,10 @@ impl CleanData {
         self.shards.iter().map(lower).sum()
     }
 
+    pub(crate) fn bytes(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().blocks.bytes()).sum()
+    }
+
     pub fn stats(&self) -> CleanStats {
         let mut sum = CleanStats::default();
         for shard in &self.shards {
@@ -175,7 +181,7 @@ impl CleanData {
     /// The content of a run, if all of it is here and matches `sums` (CLEAN-D1). One block is not
     /// copied.
     pub(crate) fn find(&self, run: Run, sums: &[u32]) -> Option<Buf> {
-        let mut found: SmallVec<[Buf; CHUNK as usize]> = SmallVec::new();
+        let mut found: SmallVec<[Buf; REQUEST]> = SmallVec::new();
         for chunk in chunks(run) {
             let mut shard = self.shard(chunk).lock();
             for block in blocks(chunk) {

@@ -438,9 +438,9 @@ impl Operations for Adapter {
     }
 
     async fn read(&self, _: Caller, inode: NodeId, read: Read) -> Reply<Data> {
-        let flags = ReadFlags { no_atime: read.flags & O_NOATIME != 0 };
-        let node = known(inode)?;
-        let _transfer = pages::fills_pages(&read).then(|| {
+        let (node, fills_pages) = (known(inode)?, pages::fills_pages(&read));
+        let flags = ReadFlags { no_atime: read.flags & O_NOATIME != 0, direct: !fills_pages };
+        let _transfer = fills_pages.then(|| {
             self.fs.note_uses(node, Uses::CACHED);
             self.pages.transfer(inode, pages::range(read.offset, read.size))
         });

@@ -1,6 +1,6 @@
 //! The daemon's budget of memory ([`Shares`]), put into the options of each layer.
 
-use copyhold_fs::Options;
+use copyhold_fs::{DataCache, Options};
 use copyhold_fuse::protocol::Settings;
 use copyhold_memory::{AvailableMemory, Shares};
 use copyhold_pool::Limits;
@@ -19,9 +19,14 @@ pub(crate) fn limit_kernel(shares: &Shares, settings: &mut Settings) {
 }
 
 /// Limits of a pool that keep its shares.
-pub fn limit_pool(shares: &Shares, limits: &mut Limits) {
+pub fn limit_pool(shares: &Shares, data_cache: DataCache, limits: &mut Limits) {
     limits.delta_bytes = shares.delta;
     limits.node_cache_bytes = shares.nodes as usize;
+    limits.clean_data_bytes = match data_cache {
+        DataCache::Off => 0,
+        // The boundary moves; nodes keep their part (BALANCE-B2).
+        _ => shares.nodes as usize,
+    };
     limits.replay_edits = limits.replay_edits.min(shares.replay_edits());
 }
 

@@ -74,11 +74,21 @@ fn read_failures(failures: &ReadFailures) -> Value {
 pub fn memory(fs: &Filesystem, shares: &Shares) -> Value {
     let (inodes, lookups) = fs.inodes_and_lookups();
     let charged = |class| fs.pool().memory().charged(class);
+    let clean = fs.pool().devices().clean().stats();
     json!({
         "budget_bytes": shares.budget,
         "dirty_bytes": fs.dirty_bytes(),
         "unflushed_bytes": charged(MemoryClass::Edit),
         "node_bytes": charged(MemoryClass::Node),
+        "data_bytes": charged(MemoryClass::Data),
+        "data": {
+            "hits": clean.hits,
+            "misses": clean.misses,
+            "evictions": clean.evictions,
+            "waits": clean.waits,
+            "overtaken": clean.overtaken,
+            "mismatches": clean.mismatches,
+        },
         "inodes": inodes,
         "lookups": lookups,
         "groups": fs.pool().memory().owners().len(),

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use copyhold_device::DynDevice;
-use copyhold_fs::{Atime, Filesystem};
+use copyhold_fs::{Atime, DataCache, Filesystem};
 use copyhold_fuse::mount::{Mount, MountOptions};
 use copyhold_fuse::protocol::Settings;
 use copyhold_fuse::{End, Operations, Session, SessionOptions, Transport};
@@ -36,6 +36,8 @@ pub struct Options {
     pub commit: Option<Duration>,
     /// Discard the part of a damaged log that cannot be read.
     pub cut_tail: bool,
+    /// The reads of which clean data is kept in memory.
+    pub data_cache: DataCache,
     /// Threads that read the kernel's requests.
     pub readers: Option<usize>,
     /// How requests come from the kernel.
@@ -90,10 +92,11 @@ pub fn open(
 ) -> Result<Opened, ServeError> {
     let read_only = options.read_only;
     let mut limits = Limits::default();
-    budget::limit_pool(&shares, &mut limits);
+    budget::limit_pool(&shares, options.data_cache, &mut limits);
     let commit = options.commit.map(|age| age.max(Duration::from_secs(1)));
     limits.txg_interval = commit.unwrap_or(limits.txg_interval);
-    let mut settings = copyhold_fs::Options { read_only, ..Default::default() };
+    let data_cache = options.data_cache;
+    let mut settings = copyhold_fs::Options { read_only, data_cache, ..Default::default() };
     budget::limit_files(&shares, &mut settings);
     settings.writeback_interval = limits.txg_interval;
     if options.no_atime {

@@ -83,6 +83,10 @@ impl NodeCache {
         self.shards.iter().map(lower).sum()
     }
 
+    pub fn bytes(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().nodes.bytes()).sum()
+    }
+
     pub fn get(&self, ptr: &NodePtr) -> Option<Arc<Node>> {
         let name = name_of(ptr);
         self.shard(&name).lock().get(&name)

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use super::batch::REQUEST_BLOCKS_MAX;
 use super::slot::Slot;
+use crate::clean::{Keep, KeepRule};
 use crate::foreground::note_wait;
 use crate::inode::{Inode, InodeState};
 use crate::{Filesystem, NodeId, Result, Sabotage};
@@ -24,6 +25,8 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 pub struct ReadFlags {
     /// The access time stays (`O_NOATIME`).
     pub no_atime: bool,
+    /// The front end keeps nothing of it (`O_DIRECT`).
+    pub direct: bool,
 }
 
 /// The result of a read: slices of buffers that are not copied.
@@ -111,6 +114,7 @@ struct Request {
     at: u64,
     run: Run,
     sums: SmallVec<[u32; 4]>,
+    keep: Keep,
 }
 
 impl Filesystem {
@@ -135,7 +139,7 @@ impl Filesystem {
             return Ok(ReadData::default());
         }
         let blocks = offset / BLOCK..end.div_ceil(BLOCK);
-        let parts = self.read_blocks(&inode, blocks).await?;
+        let parts = self.read_blocks(&inode, blocks, flags.direct).await?;
         if !flags.no_atime || self.breaks(Sabotage::AtimeAnyway) {
             self.touch_atime(&inode);
         }
@@ -145,7 +149,7 @@ impl Filesystem {
     /// The content of one block, as it is now; zeros where nothing is. The caller holds the data
     /// lock.
     pub(super) async fn read_block(&self, inode: &Inode, block: u64) -> Result<Slot> {
-        let parts = self.read_blocks(inode, block..block + 1).await?;
+        let parts = self.read_blocks(inode, block..block + 1, false).await?;
         let Some((buf, index)) = &parts[0].1 else {
             return Ok(Slot { buf: Buf::zeroed(1), index: 0 });
         };
@@ -157,12 +161,13 @@ impl Filesystem {
         &self,
         inode: &Inode,
         blocks: Range<u64>,
+        direct: bool,
     ) -> Result<SmallVec<[Located; 1]>> {
         let mut parts = plan(&inode.state(), blocks);
         let mut bufs = Bufs::new();
         if parts.iter().any(|part| matches!(part.source, Source::Table | Source::Inline)) {
             // From the look-up to the end of the last request (R3).
-            let (_pin, requests) = self.look_up(inode, &mut parts, &mut bufs).await?;
+            let (_pin, requests) = self.look_up(inode, direct, &mut parts, &mut bufs).await?;
             if !requests.is_empty() {
                 note_wait(self, inode.node.subvol);
                 let fetched = self.fetch(inode, &requests).await;
@@ -191,6 +196,7 @@ impl Filesystem {
     async fn look_up(
         &self,
         inode: &Inode,
+        direct: bool,
         parts: &mut Parts,
         bufs: &mut Bufs,
     ) -> Result<(Pin, Requests)> {
@@ -211,7 +217,8 @@ impl Filesystem {
                     let first = bufs.len();
                     let count = (part.blocks.end - part.blocks.start) as usize;
                     let extents = self.extents(inode, part.blocks.clone(), count).await?;
-                    resolve(part.blocks, &extents, first, &mut requests, &mut done);
+                    let rule = KeepRule::of(self.options.data_cache, inode, direct);
+                    resolve(part.blocks, &extents, rule, first, &mut requests, &mut done);
                 }
                 _ => done.push(part),
             }
@@ -241,7 +248,8 @@ impl Filesystem {
     }
 
     async fn fetch_one(&self, inode: &Inode, request: &Request) -> Result<Buf> {
-        let read = self.pool.read(request.run, Expect::Sums(&request.sums), Purpose::Data);
+        let (expect, keep) = (Expect::Sums(&request.sums), request.keep.owner(self, inode));
+        let read = self.pool.read(request.run, expect, Purpose::Data, keep);
         read.await.map_err(|problem| {
             let block = request.at + u64::from(problem.block);
             inode.damaged(block * BLOCK, problem.to_string())
@@ -283,6 +291,7 @@ fn plan_gap(state: &InodeState, gap: Range<u64>, parts: &mut Parts) {
 fn resolve(
     blocks: Range<u64>,
     extents: &[(u64, Extent)],
+    rule: KeepRule,
     first: usize,
     requests: &mut Requests,
     parts: &mut Parts,
@@ -302,9 +311,10 @@ fn resolve(
         let (skip, count) = ((from - start) as u32, (to - from) as u32);
         let run = extent.pointer.run.slice(skip, count);
         let sums = &sums[skip as usize..(skip + count) as usize];
-        let joins = requests.last().is_some_and(|last| last.takes(from, run));
+        let keep = rule.keep(&extent.pointer);
+        let joins = requests.last().is_some_and(|last| last.takes(from, run, keep));
         if !joins {
-            requests.push(Request { at: from, run, sums: SmallVec::from_slice(sums) });
+            requests.push(Request { at: from, run, sums: SmallVec::from_slice(sums), keep });
         } else if let Some(last) = requests.last_mut() {
             last.run.blocks += count;
             last.sums.extend_from_slice(sums);
@@ -321,10 +331,12 @@ fn resolve(
 
 impl Request {
     /// Whether `run`, for file blocks from `at`, continues this request.
-    fn takes(&self, at: u64, run: Run) -> bool {
+    fn takes(&self, at: u64, run: Run, keep: Keep) -> bool {
         self.at + u64::from(self.run.blocks) == at
             && self.run.addr.offset(self.run.blocks.into()) == run.addr
             && self.run.blocks + run.blocks <= REQUEST_BLOCKS_MAX
+            // KEEP-S2.
+            && self.keep == keep
     }
 }
 

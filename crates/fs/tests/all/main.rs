@@ -3,6 +3,7 @@
 
 mod before_full;
 mod changes;
+mod clean;
 mod clients;
 mod common;
 mod costs;

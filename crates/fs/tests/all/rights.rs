@@ -613,7 +613,7 @@ fn who_reads_without_access_times_leaves_them() {
             (file, fs.getattr(ROOT).await.unwrap().atime)
         };
         let before = atimes().await;
-        let quiet = ReadFlags { no_atime: true };
+        let quiet = ReadFlags { no_atime: true, ..ReadFlags::default() };
         assert_eq!(fs.read_with(node, 0, 7, quiet).await.unwrap().to_vec(), b"content");
         let listing = ListFlags { no_atime: true, ..ListFlags::default() };
         fs.list(ROOT, 0, listing, &mut |_| true).await.unwrap();

@@ -207,9 +207,9 @@ fn without_room_everything_is_read_all_the_same() {
 #[test]
 fn runs_are_cut_at_chunks() {
     let cut = |run| chunks(run).map(|run| (run.addr.block(), run.blocks)).collect::<Vec<_>>();
-    assert_eq!(cut(run(0, 64)), [(0, 64)]);
-    assert_eq!(cut(run(63, 2)), [(63, 1), (64, 1)]);
-    assert_eq!(cut(run(10, 200)), [(10, 54), (64, 64), (128, 64), (192, 18)]);
+    assert_eq!(cut(run(0, 16)), [(0, 16)]);
+    assert_eq!(cut(run(15, 2)), [(15, 1), (16, 1)]);
+    assert_eq!(cut(run(10, 40)), [(10, 6), (16, 16), (32, 16), (48, 2)]);
 }
 
 #[derive(Clone, Debug)]
