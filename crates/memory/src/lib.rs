@@ -38,7 +38,7 @@ pub use place::GroupLimits;
 pub use pressure::Pressure;
 pub use protection::{GroupUse, Promise, protections};
 pub use reclaim::{Lists, Reclaimed, reclaim};
-pub use rings::{AsIs, Evicted, Kind as RingKind, Rings};
+pub use rings::{AsIs, Entry, Evicted, Kind as RingKind, Rings};
 pub use scan::{Arm, Carry, Pass, Scan};
 pub use scarce::{Room, Scarce};
 pub use shares::{AvailableMemory, INODE_BYTES, LOOKUP_BYTES, Shares, SharesError};

@@ -67,8 +67,10 @@ pub struct Rings<K, V> {
     evictions: u64,
 }
 
+/// An object in the map, or removed from it.
 #[derive(Debug)]
-struct Entry<K, V> {
+#[must_use = "it is dropped without the lock"]
+pub struct Entry<K, V> {
     key: K,
     value: V,
     charge: MemoryCharge,
@@ -204,9 +206,9 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         (true, evicted)
     }
 
-    pub fn remove(&mut self, key: &K) -> Option<Evicted<K, V>> {
+    pub fn remove(&mut self, key: &K) -> Option<Entry<K, V>> {
         let at = *self.places.get(key)?;
-        Some(Evicted(vec![self.take(at)]))
+        Some(self.take(at))
     }
 
     pub fn clear(&mut self) -> Evicted<K, V> {

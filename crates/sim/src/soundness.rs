@@ -13,7 +13,7 @@ pub(crate) fn check_credits(pool: &Pool) {
     assert_eq!(pool.overdrawn(), 0, "ADMIT-A4: transactions used more than their credit");
 }
 
-/// Asserts that edits, dirty data and look-ups are charged exactly once, the edits of each table to
+/// Asserts that edits, dirty and clean data and look-ups are charged exactly once, the edits of each table to
 /// its owner, and that the table of a subvolume has the subvolume's owner.
 pub(crate) fn check_charges(fs: &Filesystem) {
     let pool = fs.pool();
@@ -21,6 +21,10 @@ pub(crate) fn check_charges(fs: &Filesystem) {
     let edits: i64 = pool.tables().iter().map(|table| table.weight().bytes).sum();
     assert_eq!(charged(MemoryClass::Edit), edits, "CHARGE-C1: edits of all tables");
     assert_eq!(charged(MemoryClass::Dirty), fs.dirty_bytes() as i64, "CHARGE-C1: dirty data");
+    let clean = pool.devices().clean().stats();
+    assert_eq!(charged(MemoryClass::Data), clean.bytes as i64, "CHARGE-C1: clean data");
+    // The memory of the simulation is good: content from before a write was found.
+    assert_eq!(clean.mismatches, 0, "CLEAN-D2: blocks in memory were overwritten on the device");
     let lookups = fs.inodes_and_lookups().1 as i64;
     assert_eq!(charged(MemoryClass::Lookup), lookups * LOOKUP_BYTES as i64, "CHARGE-C1: look-ups");
     for subvol in fs.volumes().list().into_iter().filter(|subvol| !subvol.is_dying()) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use copyhold_device::sim::{Fault, Lasting, SimDisk, SimImage, Trigger};
 use copyhold_format::label::Label;
-use copyhold_fs::{Caller, FallocateMode, Filesystem, FsError, OpenFlags, Options};
+use copyhold_fs::{Caller, DataCache, FallocateMode, Filesystem, FsError, OpenFlags, Options};
 use copyhold_memory::Memory;
 use copyhold_pool::{Pool, PoolError};
 use copyhold_runtime::BoxFuture;
@@ -460,6 +460,7 @@ fn options(dice: &mut Dice, exact: bool) -> Options {
         // A record that is only in the log is copied, where other content is shared.
         attach_bytes_max: if exact { 0 } else { attach },
         inodes_max: dice.pick(&[4, 32, 65_536]),
+        data_cache: DataCache::All,
         count_lookups: false,
         ..Options::default()
     }

@@ -8,6 +8,9 @@ use copyhold_types::PoolId;
 use crate::Sabotage;
 use crate::dice::Dice;
 
+/// The nodes that a pool of tenants keeps in any case, and a few more.
+const NODES: usize = 40;
+
 /// Sizes of one pool, and the limits it runs under.
 #[derive(Clone, Debug)]
 pub struct Shape {
@@ -40,6 +43,7 @@ impl Shape {
             delta_bytes: dice.pick(&[4 << 10, 16 << 10, 64 << 10]),
             replay_edits: dice.pick(&[100, 500, 4000]),
             node_cache_bytes: dice.pick(&[0, 16 << 10, 64 << 20]),
+            clean_data_bytes: 0,
             run_max,
             tail_verify_bytes: dice.pick(&[16 << 10, 64 << 20, 64 << 20]),
             handover_edits: if create.partition_leaves == Some(2) { 1 } else { 1024 },
@@ -52,8 +56,16 @@ impl Shape {
         Shape { blocks, create, limits, crowded }
     }
 
+    /// With clean data in memory, more often than not so little that it is evicted.
     pub fn open_for_tenants(&self) -> OpenOptions {
-        OpenOptions { tenants: true, ..self.open(false) }
+        let mut limits = self.limits.clone();
+        let number = self.create.id.map_or(0, |id| id.0[0]);
+        limits.clean_data_bytes = [0, 64 << 10, 1 << 20][usize::from(number % 3)];
+        if limits.clean_data_bytes > 0 {
+            let nodes = NODES * self.create.node_bytes.unwrap_or_default() as usize;
+            limits.node_cache_bytes = limits.node_cache_bytes.max(nodes + limits.clean_data_bytes);
+        }
+        OpenOptions { tenants: true, limits, ..OpenOptions::default() }
     }
 
     pub fn open(&self, read_only: bool) -> OpenOptions {
