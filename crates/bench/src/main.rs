@@ -27,6 +27,7 @@ mod counters;
 mod direct;
 mod error;
 mod files;
+mod groups;
 mod job;
 mod machine;
 mod measured;
@@ -62,6 +63,7 @@ use copyhold_harness::Interrupt;
 use cargo_build::CargoBuild;
 use error::{BenchError, On};
 use files::Files;
+use groups::Groups;
 use job::Job;
 use machine::Machine;
 use memory::Memory;
@@ -91,6 +93,7 @@ Examples:
   copyhold-bench unshare --files 200 --snapshots 50 --quota off,simple --against btrfs
   copyhold-bench unshare --files 200 --snapshots 10,100,1000 --rounds 1
   copyhold-bench snapshots --files 100000 --snapshots 1000 --against btrfs
+  copyhold-bench groups --clones 100 --option memory=1G
   copyhold-bench rogue --kinds limit,xattr,queue --seconds 10 --plot rogue.svg";
 
 /// Measure Copyhold, and kernel filesystems beside it
@@ -159,6 +162,8 @@ enum Given {
     Unshare(Unshare),
     /// Snapshots made and deleted, and what a neighbour notices of it
     Snapshots(Snapshots),
+    /// The daemon's memory, as tenants share it
+    Groups(Groups),
     /// The waiting times of a tenant, alone and beside each kind of rogue
     Rogue(Rogue),
     /// A process that `unshare` starts
@@ -206,6 +211,7 @@ fn run(job: Given, common: &Common) -> Result<(), BenchError> {
         Given::Memory(job) => vec![Box::new(job)],
         Given::Unshare(job) => vec![Box::new(job)],
         Given::Snapshots(job) => vec![Box::new(job)],
+        Given::Groups(job) => vec![Box::new(job)],
         Given::Rogue(job) => vec![Box::new(job)],
     };
     measure(&jobs, common, &interrupt)

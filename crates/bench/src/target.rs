@@ -99,6 +99,14 @@ impl Site {
         })
     }
 
+    /// The same with one more mount option of Copyhold, and notes of its own.
+    pub(crate) fn with_option(&self, option: String) -> Site {
+        let mut options = self.options.clone();
+        options.push(option);
+        let (directory, program) = (self.directory.clone(), self.program.clone());
+        Site { directory, program, options, notes: RefCell::default(), ..*self }
+    }
+
     /// Says in the summary what was left out.
     pub(crate) fn note(&self, job: &str, kind: Kind, what: &str) {
         self.notes.borrow_mut().insert(format!("{job} on {}: {what}", kind.name()));
@@ -265,7 +273,7 @@ impl Target<'_> {
         self.site.program.command()
     }
 
-    fn no_counters(&self) -> BenchError {
+    pub(crate) fn no_counters(&self) -> BenchError {
         BenchError::NoCounters(self.site.program.path().display().to_string())
     }
 

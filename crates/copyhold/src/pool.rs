@@ -28,8 +28,8 @@ pub struct OpenOptions {
     /// The budget of memory in bytes, which then decides those of [`Self::limits`] that are bytes
     /// in memory; `None`: the limits, and 64 MiB of data that is not written yet.
     pub memory: Option<u64>,
-    /// The reads of which data is kept in memory: within [`Limits::clean_data_bytes`], or a budget's
-    /// share. A process that reads a file more than once wants [`DataCache::All`].
+    /// The reads of which data is kept in memory: within [`Limits::clean_data_bytes`], or a
+    /// budget's share. A process that reads a file more than once wants [`DataCache::All`].
     pub data_cache: DataCache,
     /// Threads that run the engine; as many as CPUs, if not given.
     pub threads: Option<usize>,

@@ -7,8 +7,8 @@
 //!
 //! ```text
 //!   insertion → cold ring: hand → without a mark: evicted
-//!                               → with a mark:    Kind::OneRing  another round
-//!                                                 Kind::TwoRings hot ring, and back when hot > cold
+//!                               → with a mark, Kind::OneRing:  another round
+//!                               → with a mark, Kind::TwoRings: hot ring; back when hot > cold
 //! ```
 //!
 //! RINGS-N1  If protections leave too little to evict, an object is not kept: its reader has it,

@@ -55,7 +55,7 @@ pub struct CleanData {
 pub(crate) struct Broken {
     /// CLEAN-D2.
     pub(crate) keep_overwritten: bool,
-    /// CLEAN-D3.
+    /// CLEAN-D3. Pins hide it from the simulation; the tests of this file break it.
     pub(crate) keep_overtaken: bool,
 }
 
@@ -222,8 +222,8 @@ impl CleanData {
         }
     }
 
-    /// Begins a fetch of `run`. The error, with `wait`: the end of another fetch of some of it, which
-    /// comes first (CLEAN-D4).
+    /// Begins a fetch of `run`. The error, with `wait`: the end of another fetch of some of it,
+    /// which comes first (CLEAN-D4).
     pub(crate) fn begin(&self, run: Run, wait: bool) -> Result<Fetch<'_>, EventListener> {
         let underway =
             Arc::new(Underway { run, overtaken: AtomicBool::new(false), ended: Event::new() });

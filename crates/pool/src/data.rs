@@ -1,4 +1,4 @@
-//! Blocks of file data: attached ones from memory, clean ones from memory if the reader shares them,
+//! Blocks of file data: attached ones from memory, clean ones too if the reader wants that,
 //! the others from the devices, verified.
 
 use std::sync::Arc;

@@ -316,10 +316,8 @@ fn cache_bounds(label: &Label, options: &OpenOptions) -> Bounds {
 }
 
 fn broken(limits: &Limits) -> clean::Broken {
-    clean::Broken {
-        keep_overwritten: limits.breaks(Sabotage::KeepOverwritten),
-        keep_overtaken: limits.breaks(Sabotage::KeepOvertaken),
-    }
+    let keep_overwritten = limits.breaks(Sabotage::KeepOverwritten);
+    clean::Broken { keep_overwritten, ..clean::Broken::default() }
 }
 
 /// Looks things up in the base that the uberblock names, as replay must not (rule R5).

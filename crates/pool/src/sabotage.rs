@@ -102,13 +102,11 @@ pub enum Sabotage {
     ReadBeforeWritten,
     /// CLEAN-D2: a write, a free or a discard leaves the blocks in memory that it overtakes.
     KeepOverwritten,
-    /// CLEAN-D3: a fetch keeps blocks that were removed since it began.
-    KeepOvertaken,
 }
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 40] = [
+    pub const ALL: [Sabotage; 39] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::WholeFrameRecovery,
@@ -148,7 +146,6 @@ impl Sabotage {
         Sabotage::LogDoesNotWait,
         Sabotage::ReadBeforeWritten,
         Sabotage::KeepOverwritten,
-        Sabotage::KeepOvertaken,
     ];
 }
 

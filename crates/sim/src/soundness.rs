@@ -13,8 +13,8 @@ pub(crate) fn check_credits(pool: &Pool) {
     assert_eq!(pool.overdrawn(), 0, "ADMIT-A4: transactions used more than their credit");
 }
 
-/// Asserts that edits, dirty and clean data and look-ups are charged exactly once, the edits of each table to
-/// its owner, and that the table of a subvolume has the subvolume's owner.
+/// Asserts that edits, dirty and clean data and look-ups are charged exactly once, the edits of
+/// each table to its owner, and that the table of a subvolume has the subvolume's owner.
 pub(crate) fn check_charges(fs: &Filesystem) {
     let pool = fs.pool();
     let charged = |class: MemoryClass| pool.memory().charged(class);

@@ -1,8 +1,8 @@
 //! A cache of parsed nodes, bounded in bytes, shared by memory groups.
 //!
 //! Nodes are kept as they are on disk, under address and digest: an address alone may have been
-//! reused since (R3). Each shard has the nodes of all owners in [`Rings`], which evict by groups: if
-//! protections leave too little to evict, a node is not kept (RINGS-N1).
+//! reused since (R3). Each shard has the nodes of all owners in [`Rings`], which evict by groups:
+//! if protections leave too little to evict, a node is not kept (RINGS-N1).
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -92,8 +92,8 @@ impl NodeCache {
         self.shard(&name).lock().get(&name)
     }
 
-    /// Keeps `node`, which `ptr` refers to and `owner` pays for. Returns the bytes that were evicted
-    /// for it: a measure for how short of room the cache is.
+    /// Keeps `node`, which `ptr` refers to and `owner` pays for. Returns the bytes that were
+    /// evicted for it: a measure for how short of room the cache is.
     pub fn insert(&self, ptr: &NodePtr, node: Arc<Node>, owner: &MemoryOwner) -> usize {
         let name = name_of(ptr);
         let bytes = node.memory_bytes() + Rings::<Name, Arc<Node>>::overhead();

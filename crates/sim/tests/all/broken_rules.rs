@@ -190,6 +190,11 @@ fn reading_attached_data_before_it_is_written_is_noticed() {
     is_noticed(Sabotage::ReadBeforeWritten, Weather::Calm);
 }
 
+#[test]
+fn d2_clean_data_that_writes_and_frees_leave_in_memory_is_noticed() {
+    is_noticed_from(140, Level::Fs, Sabotage::KeepOverwritten, None);
+}
+
 // Through files a broken rule shows less often: what is read is mostly in memory, and what a crash
 // takes was mostly not promised. These need the weather that they are about there, too.
 
