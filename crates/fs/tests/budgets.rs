@@ -21,7 +21,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::*;
-use copyhold_fs::{Caller, Filesystem, FsError, NodeId, RenameFlags, XattrSet};
+use copyhold_fs::{
+    Caller, DataCache, Filesystem, FsError, NodeId, ReadFlags, RenameFlags, XattrSet,
+};
 use copyhold_types::{Purpose, SubvolId};
 
 struct Counting;
@@ -233,6 +235,24 @@ async fn snapshots(book: &mut Book) {
     book.count("delete a snapshot", 4, delete).await;
 }
 
+/// Direct reads of a file whose data is in memory.
+async fn from_memory(book: &mut Book) {
+    const SIZE: u64 = 8 << 20;
+    let fs = book.fs.clone();
+    let (fs, node) = (&fs, create(&book.fs, "read again").await);
+    write(fs, node, 0, &vec![7; SIZE as usize]).await;
+    fs.sync().await.unwrap();
+    let direct = ReadFlags { direct: true, ..ReadFlags::default() };
+    for n in 0..8 {
+        drop(fs.read_with(node, n << 20, 1 << 20, direct).await.unwrap());
+    }
+    let read = |n, len: u64| async move {
+        drop(fs.read_with(node, n * len % SIZE, len as usize, direct).await.unwrap());
+    };
+    book.count("read 4 KiB from memory", 500, |n| read(n * 7, BLOCK)).await;
+    book.count("read 256 KiB from memory", 32, |n| read(n, 256 << 10)).await;
+}
+
 #[test]
 fn each_operation_costs_what_is_recorded() {
     let world = World::with_log(1, 1 << 16, 16 << 20);
@@ -242,6 +262,9 @@ fn each_operation_costs_what_is_recorded() {
         data(&mut book).await;
         names(&mut book).await;
         snapshots(&mut book).await;
+        world.close(book.fs).await;
+        book.fs = world.open_clean(DataCache::Direct).await;
+        from_memory(&mut book).await;
         world.close(book.fs).await;
         book.lines
     });

@@ -396,7 +396,7 @@ mod tests {
             for round in 1..50 {
                 (0..80).for_each(|n| put(&mut rings, round * 1000 + n));
                 assert!(rings.bytes() <= 1000 && rings.bytes() > 900);
-                (0..40).for_each(|n| drop(rings.get(&Key(n))));
+                (0..40).for_each(|n| _ = rings.get(&Key(n)));
             }
             (0..40).filter(|n| rings.contains(&Key(*n))).count()
         };
@@ -442,6 +442,12 @@ mod tests {
         ]
     }
 
+    type Model = BTreeMap<Key, (u64, usize, usize)>;
+
+    fn forget(model: &mut Model, evicted: &Evicted<Key, u64>) {
+        evicted.0.iter().for_each(|entry| _ = model.remove(&entry.key));
+    }
+
     proptest! {
         /// Beside a plain map: an object is there as it was put, or evicted; bytes and charges are
         /// sums; the bound is kept; and an owner without objects has no list (RINGS-N2).
@@ -453,7 +459,7 @@ mod tests {
             let owners = [memory.shared().clone(), memory.add_owner(), memory.add_owner()];
             let kind = if two { Kind::TwoRings } else { Kind::OneRing };
             let (mut rings, mut max) = (rings(&memory, kind, 300), 300);
-            let mut model: BTreeMap<Key, (u64, usize, usize)> = BTreeMap::new();
+            let mut model = Model::new();
             for (n, step) in steps.into_iter().enumerate() {
                 match step {
                     Step::Insert { key, bytes, owner } => {
@@ -461,18 +467,18 @@ mod tests {
                         let value = n as u64;
                         let (kept, evicted) =
                             rings.insert(&memory, Key(key), value, bytes, &owners[owner]);
-                        evicted.0.iter().for_each(|entry| _ = model.remove(&entry.key));
+                        forget(&mut model, &evicted);
                         prop_assert!(!(was && kept));
                         // Marks of all objects keep a new one out once: they are gone then.
                         let (kept, evicted) = match kept || was {
                             true => (kept, evicted),
                             false => {
                                 let key = Key(key);
-                                evicted.0.iter().for_each(|entry| drop(model.remove(&entry.key)));
+                                forget(&mut model, &evicted);
                                 rings.insert(&memory, key, value, bytes, &owners[owner])
                             }
                         };
-                        evicted.0.iter().for_each(|entry| drop(model.remove(&entry.key)));
+                        forget(&mut model, &evicted);
                         prop_assert!(was || kept || bytes > max, "nothing is protected");
                         if kept {
                             model.insert(Key(key), (value, bytes, owner));
@@ -489,7 +495,7 @@ mod tests {
                     Step::Bound(bytes) => {
                         max = bytes;
                         let evicted = rings.set_bytes_max(&memory, bytes);
-                        evicted.0.iter().for_each(|entry| _ = model.remove(&entry.key));
+                        forget(&mut model, &evicted);
                     }
                     Step::Clear => {
                         drop(rings.clear());

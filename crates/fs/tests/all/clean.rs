@@ -2,25 +2,15 @@
 
 use std::sync::Arc;
 
-use copyhold_device::DynDevice;
-use copyhold_fs::{DataCache, FallocateMode, Filesystem, NodeId, Options, ReadFlags};
+use copyhold_fs::{DataCache, FallocateMode, Filesystem, NodeId, ReadFlags};
 use copyhold_memory::MemoryClass;
-use copyhold_pool::{CleanStats, Limits, OpenOptions, Pool};
-use copyhold_runtime::Rt;
+use copyhold_pool::CleanStats;
 use copyhold_types::{Purpose, SubvolId};
 
 use crate::common::tenants::*;
 use crate::common::*;
 
 const LEN: usize = 1 << 20;
-
-async fn open(world: &World, data_cache: DataCache) -> Arc<Filesystem> {
-    let limits = Limits { clean_data_bytes: 32 << 20, ..Limits::default() };
-    let options = OpenOptions { tenants: true, limits, ..OpenOptions::default() };
-    let device: DynDevice = world.device.clone();
-    let pool = Pool::open(world.rt.clone() as Rt, device, options).await.unwrap();
-    Filesystem::open(pool, Options { data_cache, ..Options::default() }).await.unwrap()
-}
 
 fn reads(fs: &Filesystem) -> u64 {
     fs.pool().devices().counters().purposes[Purpose::Data as usize].reads
@@ -60,7 +50,7 @@ fn clones_fetch_their_base_once() {
     let fetched = |mode| {
         let world = World::new(1, 16384);
         world.run(async {
-            let fs = open(&world, mode).await;
+            let fs = world.open_clean(mode).await;
             let (_, clones) = clones(&fs, 10).await;
             let before = reads(&fs);
             for clone in &clones {
@@ -88,7 +78,7 @@ fn a_mount_chooses_the_reads_of_which_data_is_kept() {
     ] {
         let world = World::new(2, 16384);
         world.run(async {
-            let fs = open(&world, mode).await;
+            let fs = world.open_clean(mode).await;
             let a = subvolume(&fs, "a").await;
             let node = file(&fs, root_of(a), "f").await;
             write(&fs, node, 0, &pattern(1, LEN)).await;
@@ -111,7 +101,7 @@ fn a_mount_chooses_the_reads_of_which_data_is_kept() {
 fn content_in_memory_changes_with_the_file() {
     let world = World::new(3, 16384);
     world.run(async {
-        let fs = open(&world, DataCache::All).await;
+        let fs = world.open_clean(DataCache::All).await;
         let (base, clones) = clones(&fs, 2).await;
         let node = fs.lookup(root_of(clones[0]), b"f").await.unwrap().node;
         let mut wanted = pattern(1, LEN);
@@ -149,7 +139,7 @@ fn content_in_memory_changes_with_the_file() {
 fn a_deleted_subvolume_leaves_nothing_in_memory() {
     let world = World::new(4, 16384);
     world.run(async {
-        let fs = open(&world, DataCache::All).await;
+        let fs = world.open_clean(DataCache::All).await;
         let (base, clones) = clones(&fs, 1).await;
         let node = file(&fs, root_of(clones[0]), "own").await;
         write(&fs, node, 0, &pattern(7, LEN)).await;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use copyhold_device::DynDevice;
 use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
 use copyhold_format::{item, space_map};
-use copyhold_fs::{Caller, Entry, Filesystem, NodeId, OpenFlags, Options, Result};
-use copyhold_pool::{CreateOptions, OpenOptions, Pool};
+use copyhold_fs::{Caller, DataCache, Entry, Filesystem, NodeId, OpenFlags, Options, Result};
+use copyhold_pool::{CreateOptions, Limits, OpenOptions, Pool};
 use copyhold_runtime::{Rt, SeededRuntime};
 use copyhold_types::{DeviceId, Key, Run};
 
@@ -70,6 +70,15 @@ impl World {
 
     pub(crate) async fn open_with(&self, options: Options) -> Arc<Filesystem> {
         Filesystem::open(self.pool(false).await, options).await.unwrap()
+    }
+
+    /// With room for clean data in memory.
+    pub(crate) async fn open_clean(&self, data_cache: DataCache) -> Arc<Filesystem> {
+        let limits = Limits { clean_data_bytes: 32 << 20, ..Limits::default() };
+        let options = OpenOptions { tenants: true, limits, ..OpenOptions::default() };
+        let device: DynDevice = self.device.clone();
+        let pool = Pool::open(self.rt.clone() as Rt, device, options).await.unwrap();
+        Filesystem::open(pool, Options { data_cache, ..Options::default() }).await.unwrap()
     }
 
     pub(crate) async fn close(&self, fs: Arc<Filesystem>) {
