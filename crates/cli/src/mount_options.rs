@@ -9,7 +9,7 @@ use std::time::Duration;
 use copyhold_fs::DataCache;
 use copyhold_fuse::Transport;
 use copyhold_fuse::mount::{MountOptions, OptionError};
-use copyhold_serve::Namespaces;
+use copyhold_serve::{Namespaces, ReclaimArm};
 use rustix::mount::MountFlags;
 use serde_json::Value;
 
@@ -44,6 +44,7 @@ pub(crate) struct EngineOptions {
     pub(crate) delta: Option<Size>,
     /// The reads of which clean data is kept in memory.
     pub(crate) data_cache: DataCache,
+    pub(crate) reclaim: ReclaimArm,
     /// How old unsynced changes may get.
     pub(crate) commit: Option<Duration>,
     /// Threads that read the kernel's requests.
@@ -148,6 +149,9 @@ impl EngineOptions {
             "data_cache" => {
                 self.data_cache = parsed(name, value, "off, shared, direct or all")?;
             }
+            "reclaim" => {
+                self.reclaim = parsed(name, value, "proportional, published, binary or off")?;
+            }
             "commit" => {
                 let seconds: u64 = parsed(name, value, "a number of seconds")?;
                 self.commit = Some(Duration::from_secs(seconds.max(1)));
@@ -180,6 +184,7 @@ impl EngineOptions {
             "memory" => self.memory.map(Size::exact),
             "delta" => self.delta.map(Size::exact),
             "data_cache" => Some(self.data_cache.to_string()),
+            "reclaim" => Some(self.reclaim.to_string()),
             "commit" => self.commit.map(|age| age.as_secs().to_string()),
             "readers" => self.readers.map(|readers| readers.to_string()),
             "transport" => Some(self.transport.to_string()),
@@ -268,6 +273,7 @@ mod tests {
         assert_ne!(shared("transport=dev"), shared("transport=auto"));
         assert_eq!(shared("ro,norecovery"), shared("ro"));
         assert_eq!(shared("data_cache=direct")["data_cache"], "direct");
+        assert_eq!(shared("reclaim=binary")["reclaim"], "binary");
         assert_eq!(shared("admin_namespaces=any")["admin_namespaces"], "any");
     }
 
@@ -281,6 +287,7 @@ mod tests {
             "transport=tcp",
             "data_cache",
             "data_cache=on",
+            "reclaim=on",
             "nonsense",
             "norecovery",
             "admin_namespaces",

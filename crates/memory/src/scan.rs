@@ -14,6 +14,9 @@
 //! The other arms are for comparison, in the same build: as published first, in 2019, all or
 //! nothing, and none.
 
+use std::fmt;
+use std::str::FromStr;
+
 use crate::protection::Promise;
 
 /// The rule by which protections count (`-o reclaim=`).
@@ -40,6 +43,20 @@ impl Arm {
             Arm::Binary => "binary",
             Arm::Off => "off",
         }
+    }
+}
+
+impl fmt::Display for Arm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Arm {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Arm, ()> {
+        Arm::ALL.into_iter().find(|arm| arm.name() == text).ok_or(())
     }
 }
 

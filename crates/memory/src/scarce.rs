@@ -12,6 +12,7 @@
 //!            beside others that use little, is not held to its part.
 //! SCARCE-P2  Parts are within seven eighths of the limit. A group with less than its part
 //!            waits only while the whole limit is used.
+//! SCARCE-P4  With [`Arm::Off`] there are no parts: all groups wait at the limit alone.
 //! SCARCE-P3  Parts are those of a moment less than a 64th of the limit ago, in bytes that came or
 //!            went. The part of a group that used nothing then is the whole limit.
 
@@ -19,6 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::owner::{Memory, MemoryClass, MemoryOwner};
 use crate::protection::GroupUse;
+use crate::scan::Arm;
 
 /// A class with a limit for all owners.
 #[derive(Debug)]
@@ -72,7 +74,7 @@ impl Scarce {
             return Room::Free;
         }
         self.divide_when_due(memory);
-        if self.has_part(owner) {
+        if memory.arm() != Arm::Off && self.has_part(owner) {
             Room::OverPart
         } else if self.used() >= self.limit {
             Room::Full
@@ -175,8 +177,12 @@ mod tests {
             had += 10;
         }
         assert_eq!((had, scarce.room(&memory, &other)), (LIMIT / 8, Room::Full), "SCARCE-P2");
+        memory.set_arm(Arm::Off);
+        scarce.forget(&other, 10);
+        let room = [&rogue, &other].map(|owner| scarce.room(&memory, owner));
+        assert_eq!(room, [Room::Free; 2], "SCARCE-P4");
         scarce.forget(&rogue, LIMIT - LIMIT / 8);
-        scarce.forget(&other, had);
+        scarce.forget(&other, had - 10);
     }
 
     proptest! {

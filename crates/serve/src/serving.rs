@@ -13,7 +13,7 @@ use copyhold_fs::{Atime, DataCache, Filesystem};
 use copyhold_fuse::mount::{Mount, MountOptions};
 use copyhold_fuse::protocol::Settings;
 use copyhold_fuse::{End, Operations, Session, SessionOptions, Transport};
-use copyhold_memory::Shares;
+use copyhold_memory::{Arm, Shares};
 use copyhold_pool::{Limits, OpenOptions, Pool};
 use copyhold_runtime::{Executors, Rt};
 use rustix::mount::MountFlags;
@@ -38,6 +38,8 @@ pub struct Options {
     pub cut_tail: bool,
     /// The reads of which clean data is kept in memory.
     pub data_cache: DataCache,
+    /// How promises to memory groups count.
+    pub reclaim: Arm,
     /// Threads that read the kernel's requests.
     pub readers: Option<usize>,
     /// How requests come from the kernel.
@@ -106,6 +108,7 @@ pub fn open(
     let filesystem = executors.block_on(async {
         let fs = open_filesystem(executors.clone(), device, open, settings).await?;
         fs.pool().memory().set_budget(shares.budget);
+        fs.pool().memory().set_arm(options.reclaim);
         if let Some(why) = fs.pool().read_only().filter(|_| !read_only) {
             tracing::warn!("the pool is read-only: {why}");
         }
