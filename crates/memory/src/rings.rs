@@ -145,6 +145,11 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         self.bytes
     }
 
+    /// Whether `bytes` more need no eviction.
+    pub fn has_room(&self, bytes: usize) -> bool {
+        self.bytes + bytes <= self.bytes_max
+    }
+
     pub fn evictions(&self) -> u64 {
         self.evictions
     }

@@ -16,6 +16,8 @@
 //!           fetch, but for few fetches only; then it reads by itself. So an error reaches only the
 //!           reader of its request, and a reader that gives up leaves no other waiting.
 //! CLEAN-D5  No reader waits for memory: blocks that find no room are not kept (RINGS-N1).
+//! CLEAN-D6  If all that a part had was evicted without a hit, it keeps one fetch in eight. So data
+//!           that is read in turn and does not fit costs little, and a part of it stays.
 //!
 //! Blocks with attached data (ATTACH-B1) are read around this cache.
 //!
@@ -37,6 +39,8 @@ const SHARDS: usize = 16;
 const SHARD_BYTES: usize = 16 << 20;
 /// So many neighbours are in one part.
 const CHUNK: u64 = 16;
+/// A part without hits keeps one fetch in so many.
+const SAMPLE: u64 = 8;
 /// Blocks of the largest request of FUSE.
 const REQUEST: usize = 64;
 /// Memory of a block beside its bytes and its entry.
@@ -96,6 +100,9 @@ struct Shard {
     /// The fetches of which blocks belong here.
     fetches: Vec<Arc<Underway>>,
     stats: CleanStats,
+    /// Evictions up to the last hit, and fetches that ended since the part is without hits.
+    evicted_at_hit: u64,
+    without_hits: u64,
 }
 
 /// A fetch of a run.
@@ -188,6 +195,7 @@ impl CleanData {
                 found.push(shard.blocks.get(&block)?.clone());
             }
             shard.stats.hits += u64::from(chunk.blocks);
+            shard.evicted_at_hit = shard.blocks.evictions();
         }
         let content = match &found[..] {
             [one] => one.clone(),
@@ -298,14 +306,18 @@ impl Fetch<'_> {
         let mut pressed = 0;
         let mut skip = 0;
         for chunk in chunks(self.underway.run) {
+            let (first, count) = (skip, chunk.blocks as usize);
+            skip += count;
+            if !self.of.shard(chunk).lock().admits() {
+                continue;
+            }
             let parts: SmallVec<[Buf; CHUNK as usize]> = match content.blocks() {
                 1 => SmallVec::from_iter([content.clone()]),
-                _ => content[skip * BLOCK_BYTES..][..chunk.blocks as usize * BLOCK_BYTES]
+                _ => content[first * BLOCK_BYTES..][..count * BLOCK_BYTES]
                     .chunks(BLOCK_BYTES)
                     .map(Buf::from_bytes)
                     .collect(),
             };
-            skip += chunk.blocks as usize;
             let mut all_evicted: SmallVec<[_; 1]> = SmallVec::new();
             let mut shard = self.of.shard(chunk).lock();
             if self.underway.overtaken.load(Ordering::Relaxed) && !broken.keep_overtaken {
@@ -346,7 +358,19 @@ impl Shard {
             blocks: Rings::new(MemoryClass::Data, RingKind::TwoRings),
             fetches: Vec::new(),
             stats: CleanStats::default(),
+            evicted_at_hit: 0,
+            without_hits: 0,
         }
+    }
+
+    /// CLEAN-D6.
+    fn admits(&mut self) -> bool {
+        let evicted = self.blocks.evictions() - self.evicted_at_hit;
+        if self.blocks.has_room(block_bytes()) || evicted < self.blocks.len() as u64 {
+            return true;
+        }
+        self.without_hits += 1;
+        self.without_hits.is_multiple_of(SAMPLE)
     }
 }
 

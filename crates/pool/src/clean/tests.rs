@@ -204,6 +204,24 @@ fn without_room_everything_is_read_all_the_same() {
     assert!(world.clean().stats().blocks <= 2);
 }
 
+/// CLEAN-D6: of twice as much as fits, read in turn, a part is found; all of it would push all of
+/// it out.
+#[test]
+fn a_part_of_a_large_loop_stays() {
+    let world = World::new(256 * block_bytes(), Broken::default());
+    world.write(run(0, 256), 1);
+    world.write(run(256, 256), 1);
+    let mut hits = Vec::new();
+    for _ in 0..12 {
+        let before = world.clean().stats().hits;
+        for at in (0..BLOCKS).step_by(16) {
+            assert_eq!(world.read(run(at, 16), 1)[..], content(run(at, 16), 1)[..]);
+        }
+        hits.push(world.clean().stats().hits - before);
+    }
+    assert!(hits[6..].iter().all(|hits| *hits >= BLOCKS / 10), "{hits:?}");
+}
+
 #[test]
 fn runs_are_cut_at_chunks() {
     let cut = |run| chunks(run).map(|run| (run.addr.block(), run.blocks)).collect::<Vec<_>>();
