@@ -303,14 +303,15 @@ impl Fetch<'_> {
     /// evicted or found no room: a measure for how short of room the cache is.
     pub(crate) fn keep(self, content: &Buf, owner: &MemoryOwner) -> usize {
         let CleanData { memory, broken, .. } = self.of;
-        let mut pressed = 0;
-        let mut skip = 0;
+        let (mut pressed, mut skip) = (0, 0);
+        // All of a fetch or nothing: a read finds whole runs only.
+        let first = self.underway.run.slice(0, 1);
+        if !self.of.shard(first).lock().admits() {
+            return 0;
+        }
         for chunk in chunks(self.underway.run) {
             let (first, count) = (skip, chunk.blocks as usize);
             skip += count;
-            if !self.of.shard(chunk).lock().admits() {
-                continue;
-            }
             let parts: SmallVec<[Buf; CHUNK as usize]> = match content.blocks() {
                 1 => SmallVec::from_iter([content.clone()]),
                 _ => content[first * BLOCK_BYTES..][..count * BLOCK_BYTES]
