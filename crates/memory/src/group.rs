@@ -75,42 +75,46 @@ impl Memory {
         self.draw(|owner| owner.charged(class).max(0) as u64, |_, _| {})
     }
 
-    /// `own`: the usage of an owner; `sees` each group with all that it holds.
+    /// `own`: the usage of an owner; `sees` each group that holds others, with all of them.
     fn draw(&self, own: impl Fn(&MemoryOwner) -> u64, sees: impl Fn(&MemoryOwner, u64)) -> Picture {
         let tree = self.tree();
-        let own: Vec<u64> = tree.owners.iter().map(own).collect();
-        let usage = tree.sums(own.clone(), |sum, more| *sum += more);
-        let mut picture = Picture::default();
+        // One look at each owner: there may be many, and each is on cache lines of its own.
+        let seen: Vec<(u64, GroupLimits)> =
+            tree.owners.iter().map(|owner| (own(owner), owner.limits())).collect();
+        let usage = tree.sums(seen.iter().map(|(own, _)| *own).collect(), |sum, more| *sum += more);
+        let mut picture = Picture::with_room(usage.iter().filter(|usage| **usage > 0).count() + 1);
         let all = tree.tops().map(|top| usage[top]).sum();
         picture.push(GroupUse { usage: all, ..GroupUse::default() }, None, None);
+        // MEMGROUP-T2.
         let children = tree.children(|at| usage[at] > 0);
-        let mut todo: Vec<(usize, usize)> = tree.tops().rev().map(|top| (top, 0)).collect();
+        let tops = tree.tops().rev().filter(|top| usage[*top] > 0);
+        let mut todo: Vec<(usize, usize)> = tops.map(|top| (top, 0)).collect();
         while let Some((at, parent)) = todo.pop() {
-            // MEMGROUP-T2.
-            if usage[at] == 0 {
-                continue;
-            }
-            let owner = &tree.owners[at];
-            sees(owner, usage[at]);
-            let slot = Some(owner.slot());
-            let GroupLimits { promise, weight, .. } = owner.limits();
+            let ((own, limits), slot) = (seen[at], Some(tree.slots[at]));
+            let GroupLimits { promise, weight, .. } = limits;
             let group = GroupUse { parent: Some(parent), usage: usage[at], promise, weight };
-            if children[at].is_empty() {
+            let Some(children) = children.get(&at) else {
                 picture.push(group, slot, slot);
                 continue;
-            }
+            };
+            // That of a group alone is noted by its charges.
+            sees(&tree.owners[at], usage[at]);
             let place = picture.push(group, None, slot);
             // MEMGROUP-T1.
             let GroupLimits { promise, weight, .. } = GroupLimits::default();
-            let group = GroupUse { parent: Some(place), usage: own[at], promise, weight };
-            picture.push(group, slot, None);
-            todo.extend(children[at].iter().rev().map(|child| (*child, place)));
+            picture.push(GroupUse { parent: Some(place), usage: own, promise, weight }, slot, None);
+            todo.extend(children.iter().rev().map(|child| (*child, place)));
         }
         picture
     }
 }
 
 impl Picture {
+    fn with_room(groups: usize) -> Picture {
+        let lists = || Vec::with_capacity(groups);
+        Picture { groups: Vec::with_capacity(groups), lists: lists(), limited: lists() }
+    }
+
     fn push(&mut self, group: GroupUse, list: Option<Slot>, limited: Option<Slot>) -> usize {
         self.groups.push(group);
         self.lists.push(list);

@@ -4,14 +4,14 @@
 //!          So is a group whose holder is gone, though another has its slot now.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering::Relaxed;
 
-use crate::owner::{Memory, MemoryOwner};
+use crate::owner::{Memory, MemoryOwner, Slot};
 
 /// All owners, by place in a list.
 pub(crate) struct Tree {
     /// By slot.
     pub(crate) owners: Vec<MemoryOwner>,
+    pub(crate) slots: Vec<Slot>,
     /// The place of the holder of each; none for the children of the root.
     holders: Vec<Option<usize>>,
     /// All places, each before the one of its holder.
@@ -21,17 +21,20 @@ pub(crate) struct Tree {
 impl Memory {
     pub(crate) fn tree(&self) -> Tree {
         let owners = self.owners();
-        let places: HashMap<u64, usize> =
-            owners.iter().enumerate().map(|(at, owner)| (owner.serial(), at)).collect();
-        let holder = |owner: &MemoryOwner| owner.place().holder.load(Relaxed);
-        let holders: Vec<Option<usize>> =
-            owners.iter().map(|owner| places.get(&holder(owner)).copied()).collect();
-        Tree::new(owners, holders)
+        let slots: Vec<Slot> = owners.iter().map(MemoryOwner::slot).collect();
+        // Slots are ascending, so that of a holder leads to its place.
+        let holder = |owner: &MemoryOwner| {
+            let (slot, serial) = owner.place().holder()?;
+            let at = slots.binary_search(&Slot(slot)).ok()?;
+            (owners[at].serial() == serial).then_some(at)
+        };
+        let holders = owners.iter().map(holder).collect();
+        Tree::new(owners, slots, holders)
     }
 }
 
 impl Tree {
-    fn new(owners: Vec<MemoryOwner>, mut holders: Vec<Option<usize>>) -> Tree {
+    fn new(owners: Vec<MemoryOwner>, slots: Vec<Slot>, mut holders: Vec<Option<usize>>) -> Tree {
         let depth = |at: usize| {
             let up = std::iter::successors(Some(at), |at| holders[*at]);
             up.take(holders.len() + 1).count()
@@ -42,7 +45,7 @@ impl Tree {
         // A way of more steps than there are groups is a circle.
         let in_circle = |at: &usize| depths[*at] > depths.len();
         upwards.iter().filter(|at| in_circle(at)).for_each(|at| holders[*at] = None);
-        Tree { owners, holders, upwards }
+        Tree { owners, slots, holders, upwards }
     }
 
     /// The children of the root, by slot.
@@ -50,13 +53,16 @@ impl Tree {
         (0..self.holders.len()).filter(|at| self.holders[*at].is_none())
     }
 
-    /// The children of each group, by slot, as far as they are counted.
-    pub(crate) fn children(&self, is_counted: impl Fn(usize) -> bool) -> Vec<Vec<usize>> {
-        let mut children = vec![Vec::new(); self.owners.len()];
-        for at in (0..self.owners.len()).filter(|at| is_counted(*at)) {
-            if let Some(holder) = self.holders[at] {
-                children[holder].push(at);
-            }
+    /// The children, by slot, of each group that has some which are counted.
+    pub(crate) fn children(
+        &self,
+        is_counted: impl Fn(usize) -> bool,
+    ) -> HashMap<usize, Vec<usize>> {
+        let mut children: HashMap<usize, Vec<usize>> = HashMap::new();
+        let held =
+            self.holders.iter().enumerate().filter_map(|(at, holder)| Some((at, (*holder)?)));
+        for (at, holder) in held.filter(|(at, _)| is_counted(*at)) {
+            children.entry(holder).or_default().push(at);
         }
         children
     }
