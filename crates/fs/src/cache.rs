@@ -12,11 +12,12 @@
 //!           leaves only when nothing but the cache refers to it.
 //! CACHE-C2  The last change that an inode logged before it left is in a txg up to `evicted_txg`
 //!           (R34).
-//! CACHE-C4  A full shard lets inodes go by groups, as far as their memory is above its protection
-//!           (`memory::reclaim`); of an owner's inodes, those that were not asked for since they were
-//!           looked at last. Beyond its bound it has inodes that are in use, dirty or protected.
 //! CACHE-C3  Under the lock of a shard's map no inode's state is waited for: inodes are added while
 //!           the state of their directory is held.
+//! CACHE-C4  A full shard lets inodes go by groups, as far as their memory is above its protection
+//!           (`memory::reclaim`); of an owner's inodes, those that were not asked for since they
+//!           were looked at last. Beyond its bound it has inodes that are in use or dirty, and
+//!           protected ones up to a quarter of it.
 //!
 //! The front end may hold any number of nodes. `held` counts them, and finds some to release when
 //! they are too many (docs/memory.md, LOOKUP-L1 to LOOKUP-L3).
@@ -404,6 +405,12 @@ impl ShardMap {
         } else if self.cached >= self.search_from {
             let wanted = (self.cached + 1 - max).max(max / BATCH);
             memory.reclaim(self, wanted as u64 * INODE_BYTES, Cause::Request);
+            // Promises of memory do not make the class larger without a bound.
+            let most = max + max.div_ceil(4);
+            let over = self.cached.saturating_sub(most) as u64;
+            if over > 0 {
+                memory.reclaim_anyway(self, over * INODE_BYTES);
+            }
             self.search_from = self.cached + max.div_ceil(BATCH);
         }
     }

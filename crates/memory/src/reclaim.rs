@@ -43,7 +43,7 @@ pub struct Reclaimed {
 pub fn reclaim(lists: &mut dyn Lists, need: u64, arm: Arm) -> Reclaimed {
     let mut done = Reclaimed::default();
     let skipped = pass(lists, need, arm, Pass::KeepsLow, &mut done);
-    if done.freed == 0 && skipped {
+    if done.freed < need && skipped {
         pass(lists, need, arm, Pass::KeepsMin, &mut done);
     }
     done
