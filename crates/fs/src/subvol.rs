@@ -4,7 +4,7 @@
 //! are applied, since a snapshot gives a subvolume another one.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use copyhold_format::item::{HashKey, ParentDirectory};
 use copyhold_runtime::{FifoMutex, FifoRwLock};
@@ -39,6 +39,8 @@ pub(crate) struct Subvol {
     pub(crate) deletions: Deletions,
     /// Some of its dirty data has left memory, and it has less than its part of the limit.
     pub(crate) dirty_room: Event,
+    /// How often dirty blocks of it have left memory.
+    pub(crate) dirty_progress: AtomicU64,
 }
 
 impl Subvol {
@@ -55,6 +57,7 @@ impl Subvol {
             leftovers: Leftovers::default(),
             deletions: Deletions::default(),
             dirty_room: Event::new(),
+            dirty_progress: AtomicU64::new(0),
         }
     }
 

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use copyhold_memory::{MemoryClass, Room, Scarce};
+use copyhold_memory::{MemoryClass, Room, Scarce, stalled};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, Nanos, SubvolId};
 use copyhold_volume::tenant_of;
@@ -64,8 +64,22 @@ struct List {
     writers: Writers,
     ended: bool,
     /// How often a task has failed, and the last error.
-    failures: u64,
-    failure: Option<FsError>,
+    failures: Failures,
+    /// The same by subvolume, of those whose last task has failed.
+    failures_of: BTreeMap<SubvolId, Failures>,
+}
+
+#[derive(Clone, Default)]
+struct Failures {
+    count: u64,
+    last: Option<FsError>,
+}
+
+impl Failures {
+    fn note(&mut self, error: &FsError) {
+        self.count += 1;
+        self.last = Some(error.clone());
+    }
 }
 
 /// Tasks that write.
@@ -101,9 +115,14 @@ impl List {
         !self.ended && self.writers.all < WRITERS_MAX && self.writers.of(tenant) < max
     }
 
-    /// Begins to write the file that has waited longest.
-    fn begin_oldest(&mut self, due: Nanos, now: Nanos) -> Option<InodeRef> {
-        let (_, node) = self.files.oldest(due, |_| true)?;
+    /// Begins to write the file that has waited longest, of tenants that `may`.
+    fn begin_oldest(
+        &mut self,
+        due: Nanos,
+        now: Nanos,
+        may: impl Fn(SubvolId) -> bool,
+    ) -> Option<InodeRef> {
+        let (_, node) = self.files.oldest(due, may)?;
         self.files.begin(node, now)
     }
 }
@@ -134,13 +153,15 @@ impl WritebackScheduler {
         self.bytes.forget(inode.owner(), (blocks * BLOCK_BYTES) as u64);
         if blocks > 0 {
             self.progress.fetch_add(1, Ordering::Relaxed);
+            inode.subvol.dirty_progress.fetch_add(1, Ordering::Relaxed);
         }
         if !self.bytes.is_half_used() {
             self.wake_all();
         } else if blocks > 0 {
             self.room.notify(blocks.additional());
+            // All of them: none may be left when nothing of the owner is to come back any more.
             if !self.bytes.has_part(inode.owner()) {
-                inode.subvol.dirty_room.notify(blocks.additional());
+                inode.subvol.dirty_room.notify(usize::MAX);
             }
         }
     }
@@ -161,15 +182,31 @@ impl WritebackScheduler {
     }
 
     /// The files that a failed task leaves are tried again; waiters for room get the error.
-    fn note_failure(&self, error: FsError) {
+    fn note_failure(&self, group: &[InodeRef], error: &FsError) {
         let mut list = self.list.lock();
-        list.failures += 1;
-        list.failure = Some(error);
+        list.failures.note(error);
+        for inode in group {
+            list.failures_of.entry(inode.node.subvol).or_default().note(error);
+        }
     }
 
-    /// How often blocks have left memory, and how often writing them has failed.
-    fn course(&self) -> (u64, u64) {
-        (self.progress.load(Ordering::Relaxed), self.list.lock().failures)
+    /// A task for these files was successful.
+    fn note_success(&self, group: &[InodeRef]) {
+        let mut list = self.list.lock();
+        group.iter().for_each(|inode| _ = list.failures_of.remove(&inode.node.subvol));
+    }
+
+    /// How often blocks have left memory, and how writing them has failed: of all files, or, for a
+    /// waiter for its part, of its own subvolume.
+    fn course(&self, room: Room, subvol: &Subvol) -> (u64, Failures) {
+        let list = self.list.lock();
+        match room {
+            Room::OverPart => {
+                let failures = list.failures_of.get(&subvol.id()).cloned().unwrap_or_default();
+                (subvol.dirty_progress.load(Ordering::Relaxed), failures)
+            }
+            _ => (self.progress.load(Ordering::Relaxed), list.failures.clone()),
+        }
     }
 
     /// How many tasks may write for this tenant.
@@ -309,6 +346,9 @@ impl Filesystem {
         let now = self.rt.now();
         let (tenant, first) = {
             let mut list = self.flusher.list.lock();
+            if list.writers.all >= WRITERS_MAX {
+                return None;
+            }
             let may = |tenant| list.may_begin(tenant, self.flusher.writers_max(tenant, now));
             let (tenant, node) = list.files.oldest(due, may)?;
             let inode = list.files.begin(node, now)?;
@@ -318,9 +358,17 @@ impl Filesystem {
         let mut blocks = first.state().data.ready();
         let mut group = vec![first];
         while blocks < GROUP_BLOCKS && group.len() < GROUP_BLOCKS {
-            let next = self.flusher.list.lock().begin_oldest(due, now);
+            // A tenant that is held to few tasks has no files in those of others.
+            let may = |of| of == tenant || self.flusher.writers_max(of, now) == WRITERS_MAX;
+            let next = self.flusher.list.lock().begin_oldest(due, now, may);
             let Some(inode) = next else { break };
-            blocks += inode.state().data.ready();
+            let ready = inode.state().data.ready();
+            if ready >= GROUP_BLOCKS {
+                // It gets a task of its own.
+                self.flusher.list.lock().files.ended(inode.node);
+                break;
+            }
+            blocks += ready;
             group.push(inode);
         }
         Some((tenant, group))
@@ -337,6 +385,9 @@ impl Filesystem {
             for inode in &group {
                 result = result.and(fs.writes_end(inode).await);
             }
+            if result.is_ok() {
+                fs.flusher.note_success(&group);
+            }
             if let Err(error) = result {
                 let node = group[0].node;
                 tracing::warn!(%node, %error, "write-back failed; the data stays in memory");
@@ -347,7 +398,7 @@ impl Filesystem {
                 }
                 // A file that is gone with its subvolume is no failure.
                 if !matches!(error, FsError::Stale) {
-                    fs.flusher.note_failure(error);
+                    fs.flusher.note_failure(&group, &error);
                 }
             }
             fs.writer_ended(tenant, &group, has_left.into_inner());
@@ -435,9 +486,13 @@ impl Filesystem {
         if self.dirty_room(subvol) == Room::Free {
             return Ok(());
         }
-        let mut before = self.flusher.course();
+        let wait = Box::pin(self.wait_for_dirty_room(subvol));
+        stalled(subvol.volume.owner(), || self.rt.now(), wait).await
+    }
+
+    async fn wait_for_dirty_room(self: &Arc<Self>, subvol: &Subvol) -> Result<()> {
         loop {
-            let mut room = self.dirty_room(subvol);
+            let room = self.dirty_room(subvol);
             let relief = self.flusher.relief.listen();
             let listener = match room {
                 Room::Free => return Ok(()),
@@ -449,15 +504,14 @@ impl Filesystem {
             }
             self.writable()?;
             self.pool_runs()?;
+            let before = self.flusher.course(room, subvol);
             self.start_writers(Nanos::MAX);
             select(listener, relief).await;
-            room = self.dirty_room(subvol);
-            let now = self.flusher.course();
-            if now.0 == before.0 && now.1 != before.1 && room != Room::Free {
-                let failure = self.flusher.list.lock().failure.clone();
-                return failure.map_or(Ok(()), Err);
+            let now = self.flusher.course(room, subvol);
+            let has_failed = now.0 == before.0 && now.1.count > before.1.count;
+            if has_failed && self.dirty_room(subvol) == room {
+                return now.1.last.map_or(Ok(()), Err);
             }
-            before = now;
         }
     }
 
