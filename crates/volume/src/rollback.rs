@@ -91,12 +91,12 @@ impl Volumes {
         tx.put(Pool::SYSTEM, subvol_key(old.id()), &item.encode()[..]);
         limits::copy(&mut tx, old.owner(), numbers.subvol);
         let dies = (item.state != SubvolState::Live).then(|| old.id());
-        if dies.is_some() {
-            limits::forget(&mut tx, old.id(), old.owner());
-        }
+        // Given, not copied: a kept state would have the same promise beside it (LIMITS-M2).
+        limits::forget(&mut tx, old.id(), old.owner());
         let made =
             self.branch(&mut trees, snapshot, holders, numbers, new, next_inode, dies, credit, tx)?;
         made.0.owner().set_limits(&old.owner().limits());
+        old.owner().set_limits(&GroupLimits::default());
         match item.state {
             SubvolState::Live => {
                 old.set_item(item);
@@ -104,7 +104,6 @@ impl Volumes {
             }
             SubvolState::Dying(_) => {
                 self.set_step(old, item);
-                old.owner().set_limits(&GroupLimits::default());
             }
         }
         old.set_last_txg(made.1);
