@@ -38,7 +38,7 @@ const PAUSE: Duration = Duration::from_millis(20);
     copyhold mount -f /srv/pool.img /mnt     stay here, log to the terminal, Ctrl-C unmounts\n\n\
     Options for -o are those of mount(8) and FUSE, and:\n  \
     memory=SIZE     memory of the daemon [an eighth of the machine's or its group's, 128M to 4G]\n  \
-    data_cache=WHAT file data kept in memory: off, shared by clones, direct, all [shared]\n  \
+    data_cache=WHAT file data kept in memory: off, shared by clones, direct, all [off]\n  \
     reclaim=RULE    protection of groups: proportional, published, binary, off [proportional]\n  \
     delta=SIZE      part of it for changes not yet in the tables [a quarter, up to 64M]\n  \
     commit=SECONDS  how old unsynced changes may get [5]\n  \

@@ -3,9 +3,9 @@
 //! Problem.  The kernel's page cache keeps what a file's reader has read, by inode. A second copy
 //!           here would only take memory from it, except where the page cache keeps nothing, or the
 //!           same once for each clone.
-//! Idea.     A mount chooses ([`DataCache`]). By default only those extents are kept that are older
-//!           than their reader's first epoch: several subvolumes may refer to them, so no owner
-//!           pays for them alone.
+//! Idea.     A mount chooses ([`DataCache`]), and keeps nothing by default. `shared` keeps those
+//!           extents that are older than their reader's first epoch: several subvolumes may refer
+//!           to them, so no owner pays for them alone.
 //!
 //! KEEP-S1  An extent is *shared* if its epoch or its origin is before the first epoch of the
 //!          reader's subvolume: it was inherited by a snapshot, or cloned from such an extent. The
@@ -24,9 +24,9 @@ use crate::inode::Inode;
 /// The reads of which data is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DataCache {
+    #[default]
     Off,
     /// Of extents that clones share.
-    #[default]
     Shared,
     /// These, and direct reads: the kernel keeps nothing of them.
     Direct,

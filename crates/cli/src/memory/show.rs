@@ -137,7 +137,8 @@ mod tests {
         let show = |raw| Show { raw, directory: "/".into() }.text(&[row(0, None), own.clone()]);
         let text = show(false);
         let lines: Vec<&str> = text.lines().collect();
-        let heads = "group current peak min low high max weight kept min kept low node inode dirty";
+        let heads =
+            "group current peak min low high max weight kept min kept low node inode data dirty";
         let found: Vec<&str> = lines[0].split_whitespace().collect();
         assert!(found.join(" ").starts_with(heads), "{text}");
         assert!(lines[1].starts_with("shared        0"), "{text}");
