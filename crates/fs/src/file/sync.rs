@@ -23,10 +23,7 @@ impl Filesystem {
         if self.writable().is_err() {
             return self.usable();
         }
-        note_wait(self, node.subvol);
-        let synced = self.fsync_inode(&inode).await;
-        note_wait(self, node.subvol);
-        synced
+        self.fsync_inode(&inode).await
     }
 
     /// The entries and attributes of a directory are durable when this returns.
@@ -54,7 +51,9 @@ impl Filesystem {
         if let Some(txg) = txg
             && txg > self.pool.durable_txg()
         {
+            note_wait(self, inode.node.subvol);
             self.pool.commit(txg).await?;
+            note_wait(self, inode.node.subvol);
         }
         self.unlist_if_clean(inode);
         Ok(())

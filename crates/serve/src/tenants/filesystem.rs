@@ -230,7 +230,10 @@ impl Tenants for Arc<Filesystem> {
     }
 
     async fn memory_group(&self, of: Option<SubvolId>, named: bool) -> Answer<MemoryRow> {
-        memory::row(self, of, named).await
+        let row = memory::row(self, of, named).await?;
+        // An owner of the group alone is not told which subvolume holds it.
+        let parent = row.parent.filter(|_| named);
+        Ok(MemoryRow { parent, ..row })
     }
 
     async fn set_memory(&self, of: Option<SubvolId>, change: &MemoryChange) -> Answer<()> {
