@@ -38,9 +38,9 @@ const PAUSE: Duration = Duration::from_millis(20);
     copyhold mount -f /srv/pool.img /mnt     stay here, log to the terminal, Ctrl-C unmounts\n\n\
     Options for -o are those of mount(8) and FUSE, and:\n  \
     memory=SIZE     memory of the daemon [an eighth of the machine's or its group's, 128M to 4G]\n  \
-    data_cache=WHAT file data kept in memory: off, shared by clones, direct, all [off]\n  \
     reclaim=RULE    protection of groups: proportional, published, binary, off [proportional]\n  \
-    delta=SIZE      part of it for changes not yet in the tables [a quarter, up to 64M]\n  \
+    delta=SIZE      part of memory= for changes not yet in the tables [a quarter, up to 64M]\n  \
+    data_cache=WHAT file data kept for later readers: off, shared by clones, direct, all [off]\n  \
     commit=SECONDS  how old unsynced changes may get [5]\n  \
     transport=T     how requests come from the kernel: auto, dev (/dev/fuse), uring [auto]\n  \
     readers=N       threads that read the kernel's requests [2 for each CPU, at most 16]\n  \

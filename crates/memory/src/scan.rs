@@ -118,7 +118,7 @@ pub struct Carry(u64);
 impl Carry {
     /// A `2^priority`th of `bytes`, together with the earlier remainders.
     pub fn take(&mut self, bytes: u64, priority: u32) -> u64 {
-        // Of list that became small since, no more than twice of it.
+        // If the list has become small since, no more than twice of it.
         let sum = u128::from(self.0 % (1 << priority)) + u128::from(bytes);
         self.0 = (sum % (1 << priority)) as u64;
         (sum >> priority) as u64
