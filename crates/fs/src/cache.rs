@@ -82,7 +82,7 @@ struct ShardMap {
 #[derive(Default)]
 struct Known {
     inode: Option<InodeRef>,
-    /// The inode was asked for since it was looked at last.
+    /// A request has used the inode since reclaim looked at it last.
     used: bool,
     lookups: u64,
     /// While there are look-ups.

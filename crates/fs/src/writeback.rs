@@ -362,13 +362,7 @@ impl Filesystem {
             let may = |of| of == tenant || self.flusher.writers_max(of, now) == WRITERS_MAX;
             let next = self.flusher.list.lock().begin_oldest(due, now, may);
             let Some(inode) = next else { break };
-            let ready = inode.state().data.ready();
-            if ready >= GROUP_BLOCKS {
-                // It gets a task of its own.
-                self.flusher.list.lock().files.ended(inode.node);
-                break;
-            }
-            blocks += ready;
+            blocks += inode.state().data.ready();
             group.push(inode);
         }
         Some((tenant, group))

@@ -34,7 +34,7 @@ const BATCH: usize = 64;
 /// The hot ring is looked at once for so many looks at the cold one.
 const AGE: u32 = 8;
 
-/// How objects are told apart that were used again.
+/// The rings of an owner's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     OneRing,

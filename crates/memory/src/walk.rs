@@ -28,7 +28,7 @@ pub trait OwnerLists {
 pub enum Cause {
     /// A request needs the room ([`Stat::ScanDirect`]).
     Request,
-    /// Room was asked for, or the bound is smaller now.
+    /// An operator orders it, or the bound is smaller now.
     Order,
 }
 

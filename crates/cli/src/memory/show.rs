@@ -148,7 +148,7 @@ mod tests {
         assert!(show(true).contains(" 356515840 "), "{}", show(true));
     }
 
-    /// Whatever the parents of rows are, each row is shown once.
+    /// A table shows each row once, with any parents.
     #[test]
     fn each_row_is_shown_once() {
         const ROWS: u32 = 4;

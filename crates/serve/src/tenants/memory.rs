@@ -1,6 +1,6 @@
 //! Memory groups of the mounted filesystem, as questions show and change them.
 //!
-//! Each answer looks at all groups once, for the sums; rows are made of those that were asked for.
+//! Each answer looks at all groups once, for the sums, and makes rows of those in question.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
