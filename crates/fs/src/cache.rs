@@ -29,7 +29,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-use copyhold_memory::{Carry, Cause, INODE_BYTES, LookupCharge, Memory, OwnerLists, Slot};
+use copyhold_memory::{Carry, Cause, INODE_BYTES, Look, LookupCharge, Memory, OwnerLists, Slot};
 use copyhold_runtime::{FifoMutex, FifoMutexGuard};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{InodeNo, SubvolId, Txg};
@@ -447,9 +447,9 @@ impl OwnerLists for ShardMap {
         self.queues.carry(owner)
     }
 
-    fn shrink(&mut self, owner: Slot, bytes: u64) -> (u64, u64) {
+    fn shrink(&mut self, owner: Slot, look: Look) -> (u64, u64) {
         let (mut seen, mut freed) = (0, 0);
-        while seen < bytes {
+        while look.goes_on(seen, freed, INODE_BYTES) {
             let Some(node) = self.queues.next(owner) else { break };
             if !self.is_cached(node) {
                 continue;

@@ -39,7 +39,7 @@ pub use pressure::Pressure;
 pub use protection::{GroupUse, Promise, protections};
 pub use reclaim::{Lists, Reclaimed, reclaim};
 pub use rings::{AsIs, Entry, Evicted, Kind as RingKind, Rings};
-pub use scan::{Arm, Carry, Pass, Scan};
+pub use scan::{Arm, Carry, Look, Pass, Scan};
 pub use scarce::{Room, Scarce};
 pub use shares::{AvailableMemory, INODE_BYTES, LOOKUP_BYTES, Shares, SharesError};
 pub use stall::{Stall, stalled};

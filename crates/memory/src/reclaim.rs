@@ -9,9 +9,11 @@
 //! RECLAIM-R1  Each round takes from every list its part, also when enough is free before the last
 //!             list: the first lists do not pay for all.
 //! RECLAIM-R2  Nothing is refused before pass 2 has looked at all that is not within `min`.
+//! RECLAIM-R3  No list gives more than the request needs in a round: after rounds that found only
+//!             objects in use, the next one looks at twice as much, up to all of a list.
 
 use crate::protection::{GroupUse, protections};
-use crate::scan::{Arm, Carry, Pass};
+use crate::scan::{Arm, Carry, Look, Pass};
 
 /// A first round looks at one in so many bytes, as a power of two.
 const GENTLEST: u32 = 12;
@@ -27,8 +29,9 @@ pub trait Lists {
     /// The remainder of the list's scans.
     fn carry(&mut self, group: usize) -> &mut Carry;
 
-    /// Looks at the next `bytes` of a list. Returns the bytes that are free now.
-    fn shrink(&mut self, group: usize, bytes: u64) -> u64;
+    /// Looks at the next objects of a list. Returns the bytes that it looked at, and those of them
+    /// that are free now.
+    fn shrink(&mut self, group: usize, look: Look) -> (u64, u64);
 }
 
 /// The result of a request.
@@ -62,14 +65,23 @@ fn pass(lists: &mut dyn Lists, need: u64, arm: Arm, pass: Pass, done: &mut Recla
             }
             let scan = arm.scan(size, group.usage, given, pass);
             skipped |= scan.low_skipped;
-            let bytes = lists.carry(at).take(scan.bytes, priority);
-            if bytes == 0 {
+            if scan.bytes == 0 {
                 continue;
             }
-            if pass == Pass::KeepsMin && group.usage <= given.low && !done.broken.contains(&at) {
+            let bytes = lists.carry(at).add(scan.bytes, priority);
+            let look = Look { bytes, enough: need, over: priority == 0 };
+            let (seen, freed) = lists.shrink(at, look);
+            if lists.size(at) > 0 {
+                lists.carry(at).spend(seen);
+                if freed >= need {
+                    lists.carry(at).forgive();
+                }
+            }
+            let breaks_low = pass == Pass::KeepsMin && group.usage <= given.low;
+            if breaks_low && seen > 0 && !done.broken.contains(&at) {
                 done.broken.push(at);
             }
-            done.freed += lists.shrink(at, bytes);
+            done.freed += freed;
         }
         if done.freed >= need {
             break;
@@ -143,11 +155,11 @@ mod tests {
             &mut self.carries[group]
         }
 
-        fn shrink(&mut self, group: usize, bytes: u64) -> u64 {
-            let freed = bytes.min(self.pages[group]);
+        fn shrink(&mut self, group: usize, look: Look) -> (u64, u64) {
+            let freed = look.bytes.min(self.pages[group]).min(look.enough);
             self.pages[group] -= freed;
-            self.scanned[group] += bytes;
-            freed
+            self.scanned[group] += freed;
+            (freed, freed)
         }
     }
 

@@ -19,13 +19,14 @@
 //!           used once while it passes through several times their bytes; and objects that are not
 //!           used any more make place for others.
 
+use std::collections::btree_map::Entry::{Occupied, Vacant};
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
 use slab::Slab;
 
 use crate::{
-    Carry, Cause, Event, Memory, MemoryCharge, MemoryClass, MemoryOwner, OwnerLists,
+    Carry, Cause, Event, Look, Memory, MemoryCharge, MemoryClass, MemoryOwner, OwnerLists,
     Slot as OwnerSlot,
 };
 
@@ -66,6 +67,8 @@ pub struct Rings<K, V> {
     places: HashMap<K, usize, BuildHasherDefault<AsIs>>,
     entries: Slab<Entry<K, V>>,
     lists: BTreeMap<OwnerSlot, List>,
+    /// Lists that there were.
+    lists_made: u64,
     bytes: usize,
     bytes_max: usize,
     evictions: u64,
@@ -122,6 +125,7 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
             places: HashMap::default(),
             entries: Slab::new(),
             lists: BTreeMap::new(),
+            lists_made: 0,
             bytes: 0,
             bytes_max: 0,
             evictions: 0,
@@ -234,7 +238,15 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         let entry = &mut self.entries[at];
         entry.hot = hot;
         let bytes = entry.charge.bytes() as usize;
-        let ring = self.lists.entry(entry.charge.owner().slot()).or_default().ring(hot);
+        let slot = entry.charge.owner().slot();
+        let ring = match self.lists.entry(slot) {
+            Occupied(list) => list.into_mut(),
+            Vacant(place) => {
+                self.lists_made += 1;
+                place.insert(List::new(self.lists_made, bytes as u64))
+            }
+        }
+        .ring(hot);
         ring.bytes += bytes;
         let hand = *ring.hand.get_or_insert(at);
         if hand == at {
@@ -292,18 +304,20 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         }
     }
 
-    /// Looks at the next `bytes` of a list. Returns the bytes that it has looked at, and those that
-    /// it has evicted.
-    fn shrink(&mut self, owner: OwnerSlot, bytes: u64, evicted: &mut Evicted<K, V>) -> (u64, u64) {
+    /// As [`OwnerLists::shrink`].
+    fn shrink(&mut self, owner: OwnerSlot, look: Look, evicted: &mut Evicted<K, V>) -> (u64, u64) {
         let (mut seen, mut freed) = (0, 0);
-        while seen < bytes {
-            let Some(list) = self.lists.get_mut(&owner) else { break };
+        while let Some(list) = self.lists.get_mut(&owner) {
             let hot = list.looks_at_hot();
-            list.cold_looks = if hot { 0 } else { list.cold_looks + 1 };
             let ring = list.ring(hot);
             let at = ring.hand.expect("a list has objects, and the larger ring has some");
             let entry = &mut self.entries[at];
             let size = entry.charge.bytes() as u64;
+            if !look.goes_on(seen, freed, size) {
+                break;
+            }
+            list.cold_looks = if hot { 0 } else { list.cold_looks + 1 };
+            let ring = list.ring(hot);
             let used = std::mem::take(&mut entry.used);
             // A move to the cold ring is free: one look at it evicts the object.
             seen += if hot && !used { 0 } else { size };
@@ -327,6 +341,11 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
 }
 
 impl List {
+    /// The `nth`, with a first object of so many bytes.
+    fn new(nth: u64, object: u64) -> List {
+        List { carry: Carry::of_list(nth, object), ..List::default() }
+    }
+
     fn ring(&mut self, hot: bool) -> &mut Ring {
         if hot { &mut self.hot } else { &mut self.cold }
     }
@@ -356,8 +375,8 @@ impl<K: Copy + Eq + Hash, V> OwnerLists for Walk<'_, K, V> {
         &mut self.rings.lists.get_mut(&owner).expect("it has a size").carry
     }
 
-    fn shrink(&mut self, owner: OwnerSlot, bytes: u64) -> (u64, u64) {
-        self.rings.shrink(owner, bytes, self.evicted)
+    fn shrink(&mut self, owner: OwnerSlot, look: Look) -> (u64, u64) {
+        self.rings.shrink(owner, look, self.evicted)
     }
 }
 

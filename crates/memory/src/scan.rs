@@ -8,8 +8,10 @@
 //! SCANS-P1  A group within its protection is not looked at (equal counts as within).
 //! SCANS-P2  The first pass keeps `low`, the second only `min`. A pass that left out objects for
 //!           `low`, or took less for it, says so: before any refusal the second one follows.
-//! SCANS-P3  A pass looks at a small part first, then at twice as much, and so on ([`Carry`]). The
-//!           part of a list that is less than a byte is kept for the next time.
+//! SCANS-P3  A pass looks at a small part first, then at twice as much, and so on. A list whose
+//!           part is less than its next object keeps it for the next time, so lists of a few
+//!           objects give in proportion, too; and they do not all give an object at the same
+//!           time ([`Carry`]).
 //!
 //! The other arms are for comparison, in the same build: as published first, in 2019, all or
 //! nothing, and none.
@@ -113,15 +115,60 @@ fn part(size: u64, by: u64, of: u64) -> u64 {
 
 /// The part of a list's scans that has not been done (SCANS-P3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Carry(u64);
+pub struct Carry {
+    /// Of a byte, in the parts of the last request.
+    remainder: u64,
+    /// Bytes to look at: fewer than the next object has. Negative if more was looked at.
+    credit: i64,
+}
 
 impl Carry {
-    /// A `2^priority`th of `bytes`, together with the earlier remainders.
-    pub fn take(&mut self, bytes: u64, priority: u32) -> u64 {
+    /// Of the `nth` list of a cache, the first object of which has so many bytes. Two lists in a
+    /// row begin with different parts of that.
+    pub fn of_list(nth: u64, object: u64) -> Carry {
+        // Fibonacci hashing: any number of lists in a row divide an object evenly.
+        let part = nth.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let credit = (u128::from(part) * u128::from(object)) >> u64::BITS;
+        Carry { remainder: 0, credit: credit as i64 }
+    }
+
+    /// The bytes to look at now: a `2^priority`th of `bytes`, and all that was left.
+    pub fn add(&mut self, bytes: u64, priority: u32) -> u64 {
         // If the list has become small since, no more than twice of it.
-        let sum = u128::from(self.0 % (1 << priority)) + u128::from(bytes);
-        self.0 = (sum % (1 << priority)) as u64;
-        (sum >> priority) as u64
+        let sum = u128::from(self.remainder % (1 << priority)) + u128::from(bytes);
+        self.remainder = (sum % (1 << priority)) as u64;
+        self.credit = self.credit.saturating_add_unsigned((sum >> priority) as u64);
+        self.credit.max(0) as u64
+    }
+
+    /// So many bytes were looked at.
+    pub fn spend(&mut self, seen: u64) {
+        self.credit = self.credit.saturating_sub_unsigned(seen);
+    }
+
+    /// Looks that a request did not need are not made up for.
+    pub fn forgive(&mut self) {
+        self.credit = self.credit.min(0);
+    }
+}
+
+/// One look at a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// At objects of so many bytes.
+    pub bytes: u64,
+    /// Or at fewer, if so many come free (RECLAIM-R3).
+    pub enough: u64,
+    /// The last object may have more bytes than are left: nothing comes after this look.
+    pub over: bool,
+}
+
+impl Look {
+    /// Whether the next object, of `size` bytes, is looked at after `seen` bytes, of which `freed`
+    /// are free now.
+    pub fn goes_on(&self, seen: u64, freed: u64, size: u64) -> bool {
+        let fits = if self.over { seen < self.bytes } else { seen + size <= self.bytes };
+        freed < self.enough && fits
     }
 }
 
@@ -204,8 +251,14 @@ mod tests {
             let mut carry = Carry::default();
             let priority = scans[0].1;
             let sum: u64 = scans.iter().map(|(bytes, _)| bytes).sum();
-            let taken: u64 = scans.iter().map(|(bytes, _)| carry.take(*bytes, priority)).sum();
-            prop_assert!(taken == sum >> priority, "{} of {} by {}", taken, sum, priority);
+            let mut seen = 0;
+            for (bytes, _) in scans {
+                let pages = carry.add(bytes, priority) / PAGE * PAGE;
+                carry.spend(pages);
+                seen += pages;
+            }
+            let left = (sum >> priority) - seen;
+            prop_assert!(left < PAGE, "{} of {} by {}", seen, sum, priority);
         }
 
         /// More usage, or less protection, never means less to look at.

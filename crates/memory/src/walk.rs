@@ -8,7 +8,7 @@ use crate::group::Picture;
 use crate::owner::{Memory, Slot};
 use crate::protection::GroupUse;
 use crate::reclaim::{Lists, reclaim};
-use crate::scan::{Arm, Carry};
+use crate::scan::{Arm, Carry, Look};
 
 /// The lists of objects of one kind, by owner.
 pub trait OwnerLists {
@@ -18,9 +18,9 @@ pub trait OwnerLists {
     /// The remainder of a list's scans; asked only of one that has a size.
     fn carry(&mut self, owner: Slot) -> &mut Carry;
 
-    /// Looks at the next `bytes` of a list. Returns the bytes that it looked at, and those of them
+    /// Looks at the next objects of a list. Returns the bytes that it looked at, and those of them
     /// that are free now.
-    fn shrink(&mut self, owner: Slot, bytes: u64) -> (u64, u64);
+    fn shrink(&mut self, owner: Slot, look: Look) -> (u64, u64);
 }
 
 /// The reason for a walk.
@@ -85,11 +85,11 @@ impl Lists for Walk<'_> {
         self.lists.carry(self.picture.lists[group].expect("a list has an owner"))
     }
 
-    fn shrink(&mut self, group: usize, bytes: u64) -> u64 {
-        let Some(slot) = self.picture.lists[group] else { return 0 };
+    fn shrink(&mut self, group: usize, look: Look) -> (u64, u64) {
+        let Some(slot) = self.picture.lists[group] else { return (0, 0) };
         // Its objects may be the last that keep it.
         let owner = self.memory.owner(slot);
-        let (seen, freed) = self.lists.shrink(slot, bytes);
+        let (seen, freed) = self.lists.shrink(slot, look);
         if let Some(owner) = owner {
             owner.add_stat(Stat::Scan, seen);
             owner.add_stat(Stat::Steal, freed);
@@ -101,6 +101,6 @@ impl Lists for Walk<'_> {
             of.usage = of.usage.saturating_sub(freed);
             at = of.parent;
         }
-        freed
+        (seen, freed)
     }
 }

@@ -16,6 +16,8 @@ const REMOVED: usize = 64;
 #[derive(Default)]
 pub(super) struct Queues {
     queues: BTreeMap<Slot, Queue>,
+    /// Queues that there were.
+    made: u64,
 }
 
 #[derive(Default)]
@@ -29,7 +31,10 @@ struct Queue {
 impl Queues {
     /// An inode comes into memory, or is looked at again behind all others.
     pub(super) fn push(&mut self, owner: Slot, node: NodeId) {
-        let queue = self.queues.entry(owner).or_default();
+        let queue = self.queues.entry(owner).or_insert_with(|| {
+            self.made += 1;
+            Queue { carry: Carry::of_list(self.made, INODE_BYTES), ..Queue::default() }
+        });
         queue.cached += 1;
         queue.order.push_back(node);
     }
