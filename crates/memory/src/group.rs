@@ -15,8 +15,8 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::owner::{Memory, MemoryClass, MemoryOwner, Slot};
-use crate::place::{GroupLimits, Place};
+use crate::owner::{Memory, MemoryClass, MemoryOwner};
+use crate::place::{GroupLimits, Place, Slot};
 use crate::protection::{GroupUse, Promise};
 
 impl MemoryOwner {
@@ -37,14 +37,19 @@ impl MemoryOwner {
         place.high.store(limits.high, Relaxed);
         place.max.store(limits.max, Relaxed);
         place.weight.store(limits.weight, Relaxed);
+        if limits.high.min(limits.max) < u64::MAX {
+            self.has_new_limits();
+        }
     }
 
     /// Says which owner holds it; none: it is a child of the root.
     pub fn set_holder(&self, holder: Option<&MemoryOwner>) {
         let serial = holder.map_or(Place::TOP, MemoryOwner::serial);
         let slot = holder.map_or(Slot::SHARED, MemoryOwner::slot);
-        self.place().slot.store(slot.0, Relaxed);
-        self.place().holder.store(serial, Relaxed);
+        self.move_sum(|| {
+            self.place().slot.store(slot.0, Relaxed);
+            self.place().holder.store(serial, Relaxed);
+        });
     }
 
     /// Whether this is the owner that holds it; none: the root.

@@ -11,7 +11,8 @@
 //! figure.
 //!
 //! CHARGE-C3  An owner's highest usage is noted when one of its counters passes a multiple of
-//!            64 KiB. So `peak` misses at most 64 KiB for each class.
+//!            64 KiB. So `peak` misses at most 64 KiB for each class. Limits are judged then, too
+//!            (`limit`).
 
 use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -21,7 +22,8 @@ use copyhold_sync::{Mutex, of};
 
 use crate::LOOKUP_BYTES;
 use crate::events::CountCells;
-use crate::place::Place;
+use crate::ledger::{Judged, Ledger};
+use crate::place::{Place, Slot};
 use crate::pressure::Stalls;
 use crate::scan::Arm;
 
@@ -74,20 +76,11 @@ impl MemoryClass {
 #[repr(align(64))]
 struct Lines<T>(T);
 
-/// A counter that passes a multiple of this power of two notes the peak (CHARGE-C3).
-const PEAK_BITS: u32 = 16;
+/// A counter that passes a multiple of it notes the peak, and is reported (CHARGE-C3).
+pub(crate) const STEP: i64 = 64 << 10;
 
 /// Bytes by class.
 type Counters = [AtomicI64; MemoryClass::ALL.len()];
-
-/// The number of an owner, as small as possible: an index for lists by owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(pub u32);
-
-impl Slot {
-    /// Of the owner of shared objects.
-    pub const SHARED: Slot = Slot(0);
-}
 
 /// All owners of a pool's memory.
 pub struct Memory {
@@ -105,6 +98,7 @@ struct Slots {
     free: Mutex<Vec<Slot>, of::MemorySlots>,
     /// Owners that there were.
     made: AtomicU64,
+    ledger: Arc<Ledger>,
 }
 
 /// A counter of memory by class. Clones are the same owner.
@@ -122,6 +116,8 @@ struct Counted {
     /// The part of a class that is its own when that is scarce (SCARCE-P3).
     parts: [AtomicU64; MemoryClass::ALL.len()],
     slots: Weak<Slots>,
+    ledger: Arc<Ledger>,
+    judged: Judged,
 }
 
 /// The history of an owner.
@@ -166,7 +162,7 @@ impl Memory {
 
     /// All that there are, by slot.
     pub fn owners(&self) -> Vec<MemoryOwner> {
-        self.slots.owners.lock().iter().filter_map(Weak::upgrade).map(MemoryOwner).collect()
+        self.slots.all()
     }
 
     pub(crate) fn budget_cell(&self) -> &AtomicU64 {
@@ -185,6 +181,10 @@ impl Memory {
 }
 
 impl Slots {
+    fn all(&self) -> Vec<MemoryOwner> {
+        self.owners.lock().iter().filter_map(Weak::upgrade).map(MemoryOwner).collect()
+    }
+
     fn owner(&self, slot: Slot) -> Option<MemoryOwner> {
         let owners = self.owners.lock();
         owners.get(slot.0 as usize).and_then(Weak::upgrade).map(MemoryOwner)
@@ -213,7 +213,17 @@ impl MemoryOwner {
         let serial = slots.made.fetch_add(1, Relaxed);
         let (charged, record) = (Lines::default(), Lines::default());
         let parts = MemoryClass::ALL.map(|_| AtomicU64::new(u64::MAX));
-        let account = Counted { slot, serial, charged, record, place, parts, slots: slots_of };
+        let account = Counted {
+            slot,
+            serial,
+            charged,
+            record,
+            place,
+            parts,
+            slots: slots_of,
+            ledger: slots.ledger.clone(),
+            judged: Judged::default(),
+        };
         let owner = MemoryOwner(Arc::new(account));
         let entry = Arc::downgrade(&owner.0);
         match owners.get_mut(slot.0 as usize) {
@@ -247,6 +257,19 @@ impl MemoryOwner {
         &self.0.record.0
     }
 
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.0.ledger
+    }
+
+    pub(crate) fn judged(&self) -> &Judged {
+        &self.0.judged
+    }
+
+    /// All owners of the same memory.
+    pub(crate) fn all(&self) -> Vec<MemoryOwner> {
+        self.0.slots.upgrade().map_or(Vec::new(), |slots| slots.all())
+    }
+
     /// Its holder; none, if it is a child of the root.
     pub(crate) fn holder(&self) -> Option<MemoryOwner> {
         self.0.slots.upgrade()?.holder(&self.0.place)
@@ -254,14 +277,18 @@ impl MemoryOwner {
 
     /// Its holder, then that one's, and so on.
     pub(crate) fn above(&self) -> Vec<MemoryOwner> {
-        let mut above: Vec<MemoryOwner> = Vec::new();
-        while let Some(holder) = above.last().unwrap_or(self).holder()
-            && holder != *self
-            && !above.contains(&holder)
-        {
-            above.push(holder);
+        self.holder().map_or(Vec::new(), |holder| holder.upwards(Some(self)))
+    }
+
+    /// This group and those above it, up to the first that comes again, or is `end`.
+    fn upwards(self, end: Option<&MemoryOwner>) -> Vec<MemoryOwner> {
+        let mut chain: Vec<MemoryOwner> = Vec::new();
+        let mut next = Some(self);
+        while let Some(group) = next.filter(|group| Some(group) != end && !chain.contains(group)) {
+            next = group.holder();
+            chain.push(group);
         }
-        above
+        chain
     }
 
     /// Bytes of all classes, without those of the groups that it holds.
@@ -285,8 +312,9 @@ impl MemoryOwner {
     pub fn add(&self, class: MemoryClass, bytes: i64) {
         let before = self.0.charged.0[class as usize].fetch_add(bytes, Relaxed);
         // CHARGE-C3.
-        if bytes > 0 && (before ^ before.wrapping_add(bytes)) >> PEAK_BITS != 0 {
+        if (before ^ before.wrapping_add(bytes)) & !(STEP - 1) != 0 {
             self.note_peak(self.usage());
+            self.has_passed_step();
         }
     }
 
@@ -324,6 +352,12 @@ impl Drop for Counted {
             debug_assert!(is_right, "CHARGE-C1: {class:?} of owner {}: {left}", self.slot.0);
         }
         if let Some(slots) = self.slots.upgrade() {
+            let above = || {
+                let holder = slots.holder(&self.place);
+                let up = holder.map_or(Vec::new(), |holder| holder.upwards(None));
+                up.iter().map(MemoryOwner::slot).collect()
+            };
+            self.ledger.end(self.slot, &above);
             if let Some(holder) = slots.holder(&self.place) {
                 let Record { counts, peak, .. } = &self.record.0;
                 holder.record().counts.inherit(&counts.read());
@@ -451,7 +485,7 @@ mod tests {
         owner.add(MemoryClass::Edit, -900_000);
         owner.add(MemoryClass::Edit, 100_000);
         let peak = owner.record().peak.load(Relaxed);
-        assert!((1_000_000 - (1 << PEAK_BITS)..=1_000_000).contains(&peak), "CHARGE-C3: {peak}");
+        assert!((1_000_000 - STEP as u64..=1_000_000).contains(&peak), "CHARGE-C3: {peak}");
         owner.add(MemoryClass::Edit, -200_000);
     }
 

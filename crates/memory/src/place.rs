@@ -4,6 +4,15 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::protection::Promise;
 
+/// The number of an owner, as small as possible: an index for lists by owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(pub u32);
+
+impl Slot {
+    /// Of the owner of shared objects.
+    pub const SHARED: Slot = Slot(0);
+}
+
 /// The limits of a group in bytes. `high` and `max` are for the group with all that it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupLimits {

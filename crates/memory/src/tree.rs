@@ -5,7 +5,8 @@
 
 use std::collections::HashMap;
 
-use crate::owner::{Memory, MemoryOwner, Slot};
+use crate::owner::{Memory, MemoryOwner};
+use crate::place::Slot;
 
 /// All owners, by place in a list.
 pub(crate) struct Tree {

@@ -5,7 +5,8 @@
 
 use crate::events::{Event, Stat};
 use crate::group::Picture;
-use crate::owner::{Memory, Slot};
+use crate::owner::Memory;
+use crate::place::Slot;
 use crate::protection::GroupUse;
 use crate::reclaim::{Lists, reclaim};
 use crate::scan::{Arm, Carry, Look};

@@ -235,6 +235,8 @@ ranks! {
     MemoryOwners,
     /// Slots that are free.
     MemorySlots,
+    /// The reported usage of all owners.
+    MemoryLimits,
     /// The waits of one owner's requests.
     MemoryStalls,
 

@@ -1,0 +1,258 @@
+//! The limits `high` and `max`: whether a group may use more.
+//!
+//! An owner whose counter passes a step reports, and is *near* a limit or not; a request of one
+//! that is near asks the `ledger` again (LEDGER-L2).
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::ledger::Judged;
+use crate::owner::{MemoryOwner, STEP};
+
+/// A limit of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Limit {
+    /// Above it, the group's caches are reclaimed and its writers are delayed.
+    High,
+    /// Nothing passes it.
+    Max,
+}
+
+/// A group that would pass a limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverLimit {
+    pub group: MemoryOwner,
+    pub limit: Limit,
+    /// By so many bytes.
+    pub over: u64,
+}
+
+impl MemoryOwner {
+    /// Whether this group, or one above, may be near a limit: then [`Self::over_limit`] says more.
+    pub fn is_near_limit(&self) -> bool {
+        self.judged().0.load(Relaxed) != self.ledger().limits.load(Relaxed)
+    }
+
+    /// The nearest group, from this one upwards, that would pass its `max` with `more` bytes of
+    /// this owner; or else its `high`.
+    pub fn over_limit(&self, more: u64) -> Option<OverLimit> {
+        if !self.is_near_limit() {
+            return None;
+        }
+        let chain = self.report();
+        let over = |(group, all): &(MemoryOwner, i64), limit: Limit| {
+            let over = (*all).max(0) as u64 + more;
+            let over = over.checked_sub(group.limit(limit)).filter(|over| *over > 0)?;
+            Some(OverLimit { group: group.clone(), limit, over })
+        };
+        let nearest = |limit| chain.iter().find_map(|of| over(of, limit));
+        nearest(Limit::Max).or_else(|| nearest(Limit::High))
+    }
+
+    /// It has other limits (LEDGER-L2).
+    pub(crate) fn has_new_limits(&self) {
+        if self.ledger().limits.fetch_add(1, Relaxed) == 0 {
+            self.all().iter().for_each(|owner| _ = owner.report());
+        }
+    }
+
+    fn limit(&self, of: Limit) -> u64 {
+        match of {
+            Limit::High => self.place().high.load(Relaxed),
+            Limit::Max => self.place().max.load(Relaxed),
+        }
+    }
+
+    /// Whether the sum of this group is at a limit of its own, but for a step.
+    fn is_near(&self, all: i64) -> bool {
+        (all + STEP).max(0) as u64 > self.limit(Limit::High).min(self.limit(Limit::Max))
+    }
+
+    /// A counter has passed a multiple of [`STEP`].
+    pub(crate) fn has_passed_step(&self) {
+        if self.ledger().limits.load(Relaxed) > 0 {
+            self.report();
+        }
+    }
+
+    /// Tells the ledger the usage of now. Returns the sums of this group and of those above.
+    fn report(&self) -> Vec<(MemoryOwner, i64)> {
+        let limits = self.ledger().limits.load(Relaxed);
+        let chain: Vec<(MemoryOwner, i64)> = self.ledger().with(&|| self.above(), |sums, above| {
+            let own = self.usage() as i64;
+            let more = own - std::mem::replace(&mut sums.of(self.slot()).own, own);
+            let up = std::iter::once(self).chain(above);
+            up.map(|group| {
+                let all = &mut sums.of(group.slot()).all;
+                *all += more;
+                (group.clone(), *all)
+            })
+            .collect()
+        });
+        let is_near = chain.iter().any(|(group, all)| group.is_near(*all));
+        self.judged().0.store(if is_near { Judged::NEAR } else { limits }, Relaxed);
+        chain
+    }
+
+    /// This group has another holder, as `set` says: its sum moves along.
+    pub(crate) fn move_sum(&self, set: impl Fn()) {
+        let ledger = self.ledger();
+        let all = ledger.with(&|| self.above(), |sums, above| {
+            let all = sums.of(self.slot()).all;
+            above.iter().for_each(|group| sums.of(group.slot()).all -= all);
+            // Reports that have found the groups above look again.
+            ledger.moves.fetch_add(1, Relaxed);
+            set();
+            all
+        });
+        ledger.with(&|| self.above(), |sums, above| {
+            above.iter().for_each(|group| sums.of(group.slot()).all += all);
+        });
+        match all {
+            _ if ledger.limits.load(Relaxed) == 0 => {}
+            0 => self.judged().0.store(Judged::NEAR, Relaxed),
+            _ => _ = ledger.limits.fetch_add(1, Relaxed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{GroupLimits, Memory, MemoryClass};
+
+    fn max(max: u64) -> GroupLimits {
+        GroupLimits { max, ..GroupLimits::default() }
+    }
+
+    #[test]
+    fn a_limit_holds_for_all_that_a_group_holds_and_for_no_other() {
+        let memory = Memory::default();
+        let [top, one, two, other] = std::array::from_fn(|_| memory.add_owner());
+        one.set_holder(Some(&top));
+        two.set_holder(Some(&top));
+        let charge = one.charge(MemoryClass::Node, 600 << 10);
+        assert!(!one.is_near_limit(), "LEDGER-L3");
+        top.set_limits(&max(1 << 20));
+        assert_eq!(two.over_limit(0), None);
+        assert!(!two.is_near_limit());
+        let more = two.charge(MemoryClass::Dirty, 500 << 10);
+        let over = |more| OverLimit { group: top.clone(), limit: Limit::Max, over: more };
+        assert_eq!(two.over_limit(0), Some(over(76 << 10)));
+        assert_eq!(one.over_limit(5), None, "LEDGER-L2: its last report was before");
+        charge.change(64 << 10);
+        assert_eq!(one.over_limit(5), Some(over((140 << 10) + 5)));
+        assert_eq!(other.over_limit(1 << 40), None);
+        drop(more);
+        assert_eq!(one.over_limit(0), None);
+    }
+
+    #[test]
+    fn max_comes_before_high_and_the_nearest_group_before_those_above() {
+        let memory = Memory::default();
+        let [top, one] = std::array::from_fn(|_| memory.add_owner());
+        one.set_holder(Some(&top));
+        top.set_limits(&GroupLimits { high: 100, ..max(500) });
+        one.set_limits(&GroupLimits { high: 50, ..max(900) });
+        let found = |bytes| one.over_limit(bytes).map(|of| (of.group == top, of.limit, of.over));
+        assert_eq!(found(50), None);
+        assert_eq!(found(60), Some((false, Limit::High, 10)));
+        assert_eq!(found(200), Some((false, Limit::High, 150)));
+        assert_eq!(found(600), Some((true, Limit::Max, 100)));
+        assert_eq!(found(1000), Some((false, Limit::Max, 100)));
+        let new = memory.add_owner();
+        new.set_holder(Some(&one));
+        assert_eq!(new.over_limit(60).map(|of| of.over), Some(10), "LEDGER-L2: it has moved");
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Change(usize, usize, i64),
+        Limit(usize, u64),
+        Hold(usize, Option<usize>),
+        End(usize),
+        Ask(usize, u64),
+    }
+
+    const GROUPS: usize = 6;
+
+    fn step() -> impl Strategy<Value = Step> {
+        let group = || 0..GROUPS;
+        let bytes = || 0..300_000_u64;
+        prop_oneof![
+            4 => (group(), 0..MemoryClass::ALL.len(), -200_000..300_000_i64)
+                .prop_map(|(g, class, bytes)| Step::Change(g, class, bytes)),
+            1 => (group(), bytes()).prop_map(|(g, max)| Step::Limit(g, max * 5)),
+            2 => (group(), prop::option::of(group())).prop_map(|(g, h)| Step::Hold(g, h)),
+            1 => group().prop_map(Step::End),
+            4 => (group(), bytes()).prop_map(|(g, more)| Step::Ask(g, more)),
+        ]
+    }
+
+    fn is_at_or_above(holders: &[Option<usize>], above: usize, at: usize) -> bool {
+        std::iter::successors(Some(at), |at| holders[*at]).any(|at| at == above)
+    }
+
+    proptest! {
+        /// Beside a plain model: nothing is over a limit without need, and no more passes one than
+        /// the steps in which owners report.
+        #[test]
+        fn limits_are_those_of_plain_sums(steps in prop::collection::vec(step(), 0..120)) {
+            let memory = Memory::default();
+            let mut owners: Vec<MemoryOwner> = (0..GROUPS).map(|_| memory.add_owner()).collect();
+            let mut charged = [[0_i64; MemoryClass::ALL.len()]; GROUPS];
+            let mut holders = [None; GROUPS];
+            for step in steps {
+                match step {
+                    Step::Change(g, class, bytes) => {
+                        let bytes = bytes.max(-charged[g][class]);
+                        owners[g].add(MemoryClass::ALL[class], bytes);
+                        charged[g][class] += bytes;
+                    }
+                    Step::Limit(g, bytes) => owners[g].set_limits(&max(bytes)),
+                    Step::Hold(g, holder) => {
+                        let holder = holder.filter(|h| !is_at_or_above(&holders, g, *h));
+                        owners[g].set_holder(holder.map(|h| &owners[h]));
+                        holders[g] = holder;
+                    }
+                    Step::End(g) if holders.iter().all(|holder| *holder != Some(g)) => {
+                        for (class, bytes) in MemoryClass::ALL.into_iter().zip(charged[g]) {
+                            owners[g].add(class, -bytes);
+                        }
+                        owners[g] = memory.shared().clone();
+                        owners[g] = memory.add_owner();
+                        (charged[g], holders[g]) = ([0; MemoryClass::ALL.len()], None);
+                    }
+                    Step::End(_) => {}
+                    Step::Ask(g, more) => {
+                        let over = |of: usize| {
+                            let inside = |at: &usize| is_at_or_above(&holders, of, *at);
+                            let of_inside = (0..GROUPS).filter(inside);
+                            let sum: i64 = of_inside.flat_map(|at| charged[at]).sum();
+                            sum as u64 + more
+                        };
+                        let found = owners[g].over_limit(more);
+                        let slack = ((GROUPS * MemoryClass::ALL.len()) as i64 * STEP) as u64;
+                        let above = std::iter::successors(Some(g), |at| holders[*at]);
+                        for of in above {
+                            let max = owners[of].limits().max;
+                            let is_found = found.as_ref().is_some_and(|it| it.group == owners[of]);
+                            prop_assert!(!is_found || over(of) + slack > max);
+                            let is_far = over(of).saturating_sub(slack) > max;
+                            prop_assert!(!is_far || found.is_some(), "{} of {}", over(of), max);
+                        }
+                        owners.iter().for_each(|owner| _ = owner.report());
+                        for (of, owner) in owners.iter().enumerate() {
+                            let all = owner.ledger().with(&Vec::<()>::new, |sums, _| sums.of(owner.slot()).all);
+                            prop_assert_eq!(all as u64, over(of) - more, "LEDGER-L1");
+                        }
+                    }
+                }
+            }
+            for (owner, charged) in owners.iter().zip(charged) {
+                MemoryClass::ALL.into_iter().zip(charged).for_each(|(of, n)| owner.add(of, -n));
+            }
+        }
+    }
+}
