@@ -83,6 +83,13 @@ impl Device {
         self.clone_device().or_else(|_| self.duplicate())
     }
 
+    /// A way into the connection whose reads never wait, if the kernel gives it one of its own.
+    pub(crate) fn without_waiting(&self) -> Option<Device> {
+        let device = self.clone_device().ok()?;
+        rustix::io::ioctl_fionbio(&device.fd, true).ok()?;
+        Some(device)
+    }
+
     pub(crate) fn read(&self, head: &mut Head, rest: &mut [u8]) -> Got {
         match self.receive(head, rest) {
             Ok(0) => Got::Ended(End::Unmounted),

@@ -5,12 +5,14 @@
 
 use std::sync::Arc;
 
+use zerocopy::FromBytes;
+
 use crate::Errno;
 use crate::interrupt::{Interrupts, unless};
 use crate::operations::{Operations, Reply};
 use crate::payload::Payload;
 use crate::protocol::{
-    Answer, Caller, Data, Dialect, Entries, NodeId, ParseError, Read, Request, Write, wire,
+    Answer, Caller, Data, Dialect, Entries, NodeId, Opcode, ParseError, Read, Request, Write, wire,
 };
 use crate::uring::slot::Lease;
 
@@ -31,6 +33,17 @@ impl Message {
     pub(crate) fn take_lease(&mut self) -> Option<Lease> {
         let lent = || self.payload.take_if(|payload| payload.is_lent())?.into_lease();
         self.lease.take().or_else(lent)
+    }
+
+    /// Bytes of data that the request moves.
+    pub(crate) fn moved(&self) -> usize {
+        match Opcode::new(self.header.opcode) {
+            Some(Opcode::Write) => self.payload.as_ref().map_or(0, |data| data.bytes().len()),
+            Some(Opcode::Read) => {
+                wire::ReadIn::read_from_prefix(&self.args).map_or(0, |(read, _)| read.size as usize)
+            }
+            _ => 0,
+        }
     }
 }
 

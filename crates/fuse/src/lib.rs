@@ -20,11 +20,13 @@
 #![deny(unsafe_code)]
 
 pub mod ask;
+mod backlog;
 pub mod daemon;
 mod desk;
 mod device;
 mod dispatch;
 mod errno;
+mod fair;
 mod interrupt;
 pub mod loopback;
 #[cfg(shuttle)]
@@ -47,6 +49,7 @@ mod uring;
 
 pub use device::End;
 pub use errno::Errno;
+pub use fair::Share;
 pub use operations::{Operations, Reply};
 pub use payload::Payload;
 pub use session::{

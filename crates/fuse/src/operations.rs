@@ -13,6 +13,7 @@ use std::future::Future;
 use copyhold_memory::MemoryCharge;
 
 use crate::Errno;
+use crate::fair::Share;
 use crate::payload::Payload;
 use crate::protocol::{
     AttrReply, Caller, CopyRange, Data, Entries, Entry, Fallocate, Handle, Ioctl, IoctlReply, Lock,
@@ -62,6 +63,13 @@ pub trait Operations: Send + Sync + 'static {
     fn charge(&self, node: NodeId, bytes: usize) -> Option<MemoryCharge> {
         let _ = (node, bytes);
         None
+    }
+
+    /// The tenant of a request about `node`, for a fair order among those that wait to be begun.
+    /// Must not wait.
+    fn share(&self, node: NodeId) -> Share {
+        let _ = node;
+        Share::default()
     }
 
     unsupported! {

@@ -130,7 +130,7 @@ impl Buffers {
         }
     }
 
-    fn is_overfull(&self) -> bool {
+    pub(crate) fn is_overfull(&self) -> bool {
         self.out.load(Ordering::Relaxed) > self.waiting_max
     }
 
@@ -139,9 +139,16 @@ impl Buffers {
         Buf::scratch(self.blocks)
     }
 
-    /// Whether a write of `len` bytes, about to start, should have a buffer of its own size.
-    pub(crate) fn wants_copy(&self, len: usize) -> bool {
-        len * 4 <= self.blocks * BLOCK_BYTES && self.out.load(Ordering::Relaxed) > self.out_max
+    /// Whether `buf` is one of them, and nothing else refers to it.
+    pub(crate) fn is_one(&self, buf: &Buf) -> bool {
+        buf.blocks() == self.blocks && !buf.is_shared()
+    }
+
+    /// Whether a write of `len` bytes should have a buffer of its own size, because it `waits` or
+    /// much is out.
+    pub(crate) fn wants_copy(&self, len: usize, waits: bool) -> bool {
+        let is_small = len * 4 <= self.blocks * BLOCK_BYTES;
+        is_small && (waits || self.out.load(Ordering::Relaxed) > self.out_max)
     }
 
     /// A request with `bytes` of buffer waits; give the same number to [`Buffers::settle`].
@@ -174,12 +181,13 @@ mod tests {
     #[test]
     fn small_writes_are_copied_only_when_much_is_out() {
         let buffers = Buffers::new(256 << 10, OUT_MAX, usize::MAX);
-        assert!(!buffers.wants_copy(4096));
+        assert!(!buffers.wants_copy(4096, false));
         buffers.lend(OUT_MAX + 1);
-        assert!(buffers.wants_copy(4096));
-        assert!(!buffers.wants_copy(128 << 10));
+        assert!(buffers.wants_copy(4096, false));
+        assert!(!buffers.wants_copy(128 << 10, true));
         buffers.settle(OUT_MAX + 1);
-        assert!(!buffers.wants_copy(4096));
+        assert!(!buffers.wants_copy(4096, false));
+        assert!(buffers.wants_copy(4096, true));
     }
 
     #[test]

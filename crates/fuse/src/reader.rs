@@ -1,7 +1,8 @@
 //! The loop of one reader of `/dev/fuse`: read a request, have it polled once, continue.
 //!
 //! Requests are read into the same buffer as long as they are answered at once; an operation that
-//! waits takes it along.
+//! waits takes it along. If requests come faster than they are answered, readers move the kernel's
+//! queue into memory, and serve it in turn by tenant (see [`crate::backlog`]).
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use copyhold_types::Buf;
 
+use crate::backlog::{Backlog, DRAIN_MAX, Look};
 use crate::desk::{self, Channel, Desk, Serve};
 use crate::device::{End, Got, Head};
 use crate::dispatch::Message;
@@ -22,28 +24,29 @@ use crate::protocol::{Opcode, parse_prefix, wire};
 const GATHERING: Duration = Duration::from_millis(1);
 
 /// Serves requests until the connection ends.
-pub(crate) fn run<O: Operations>(channel: Arc<Channel<O>>) -> End {
-    until_the_end(channel, |_| {})
+pub(crate) fn run<O: Operations>(
+    channel: Arc<Channel<O>>,
+    backlog: Option<Arc<Backlog<O>>>,
+) -> End {
+    let mut reader = Reader::new(channel, desk::serve, backlog);
+    loop {
+        if let Some(end) = reader.turn() {
+            return end;
+        }
+    }
 }
 
 /// The same where requests come another way, and here FORGET and INTERRUPT alone. Pauses behind
 /// each FORGET: the kernel gathers the next ones meanwhile, and one message wakes us for all.
 pub(crate) fn of_forgets<O: Operations>(channel: Arc<Channel<O>>) -> End {
-    until_the_end(channel, |served| {
-        if matches!(Opcode::new(served), Some(Opcode::Forget | Opcode::BatchForget)) {
-            thread::sleep(GATHERING);
-        }
-    })
-}
-
-/// Calls `then` with the operation code of the last request served.
-fn until_the_end<O: Operations>(channel: Arc<Channel<O>>, then: impl Fn(u32)) -> End {
-    let mut reader = Reader::new(channel, desk::serve);
+    let mut reader = Reader::new(channel, desk::serve, None);
     loop {
         if let Some(end) = reader.turn() {
             return end;
         }
-        then(reader.last);
+        if matches!(Opcode::new(reader.last), Some(Opcode::Forget | Opcode::BatchForget)) {
+            thread::sleep(GATHERING);
+        }
     }
 }
 
@@ -51,12 +54,13 @@ fn until_the_end<O: Operations>(channel: Arc<Channel<O>>, then: impl Fn(u32)) ->
 pub(crate) fn by_turns<O: Operations>(
     channel: Arc<Channel<O>>,
 ) -> impl FnMut() -> Option<End> + Send {
-    let mut reader = Reader::new(channel, desk::serve);
+    let mut reader = Reader::new(channel, desk::serve, None);
     move || reader.turn()
 }
 
 struct Reader<O, F> {
     desk: Desk<O, F>,
+    backlog: Option<BacklogReader<O, F>>,
     head: Head,
     /// Where the rest of a request is read to; none when a WRITE has taken it.
     rest: Option<Buf>,
@@ -65,37 +69,139 @@ struct Reader<O, F> {
     last: u32,
 }
 
+/// The side of a reader that drains the kernel's queue, and serves the requests from there.
+struct BacklogReader<O, F> {
+    backlog: Arc<Backlog<O>>,
+    desk: Desk<O, F>,
+    look: Look,
+}
+
+impl<O: Operations, F> BacklogReader<O, F> {
+    fn is_drain_due(&self) -> bool {
+        let buffers = &self.backlog.channel().connection.buffers;
+        self.look.is_due() && !self.backlog.is_full() && !buffers.is_overfull()
+    }
+}
+
 impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F> {
-    fn new(channel: Arc<Channel<O>>, serve: Serve<O, F>) -> Reader<O, F> {
+    fn new(
+        channel: Arc<Channel<O>>,
+        serve: Serve<O, F>,
+        backlog: Option<Arc<Backlog<O>>>,
+    ) -> Reader<O, F> {
         let head = [0; wire::WRITE_PREFIX];
-        Reader { desk: Desk::new(channel, serve), head, rest: None, args: Vec::new(), last: 0 }
+        let backlog = backlog.map(|backlog| BacklogReader {
+            desk: Desk::new(Arc::clone(backlog.channel()), serve),
+            backlog,
+            look: Look::new(),
+        });
+        let desk = Desk::new(channel, serve);
+        Reader { desk, backlog, head, rest: None, args: Vec::new(), last: 0 }
     }
 
-    /// Reads once, and serves the request; reports when the connection has ended.
+    /// Serves one request, or moves the kernel's queue into memory; reports when the connection
+    /// has ended.
     fn turn(&mut self) -> Option<End> {
-        let Channel { device, connection, .. } = &**self.desk.channel();
-        connection.buffers.pause();
-        let rest = self.rest.get_or_insert_with(|| connection.buffers.get());
-        let len = match device.read(&mut self.head, rest.make_mut()) {
+        if self.backlog.as_ref().is_some_and(BacklogReader::is_drain_due)
+            && let Some(end) = self.drain()
+        {
+            self.serve_backlog();
+            return Some(end);
+        }
+        if self.serve_next() { None } else { self.read_and_serve() }
+    }
+
+    /// Reads once, waiting for a request, and serves it.
+    fn read_and_serve(&mut self) -> Option<End> {
+        self.desk.channel().connection.buffers.pause();
+        let len = match self.read(true) {
             Got::Request(len) => len,
             Got::Again => return None,
-            Got::Ended(end) => return Some(end),
+            Got::Ended(end) => {
+                self.serve_backlog();
+                return Some(end);
+            }
         };
-        let mut message = self.message(len)?;
+        if let Some(backlog) = &mut self.backlog {
+            backlog.look.served();
+        }
+        let mut message = self.message(len, false)?;
         self.last = message.header.opcode;
         if !self.desk.admits(&mut message) {
             self.recycle(message);
             return None;
         }
-        let held = message.payload.as_ref().map_or(0, Payload::held);
-        if let Some(message) = self.desk.poll(message, held) {
+        if is_destroy(&message) {
+            self.serve_backlog();
+        }
+        if let Some(message) = poll(&mut self.desk, message) {
             self.recycle(message);
         }
         None
     }
 
-    /// The request of `len` bytes that was just read, if it can be understood.
-    fn message(&mut self, len: usize) -> Option<Message> {
+    /// Reads from the kernel's queue; `waits`: until there is a request.
+    fn read(&mut self, waits: bool) -> Got {
+        let Channel { device, connection, .. } = match &self.backlog {
+            Some(one) if !waits => &**one.backlog.channel(),
+            _ => &**self.desk.channel(),
+        };
+        let rest = self.rest.get_or_insert_with(|| connection.buffers.get());
+        device.read(&mut self.head, rest.make_mut())
+    }
+
+    /// Moves requests from the kernel's queue to the backlog until there is none left.
+    fn drain(&mut self) -> Option<End> {
+        let backlog = Arc::clone(&self.backlog.as_ref()?.backlog);
+        let mut found = 0;
+        for _ in 0..DRAIN_MAX {
+            let len = match self.read(false) {
+                Got::Request(len) => len,
+                Got::Again => break,
+                Got::Ended(end) => return Some(end),
+            };
+            let Some(mut message) = self.message(len, true) else { continue };
+            let desk = &self.backlog.as_ref()?.desk;
+            if !desk.admits(&mut message) {
+                self.recycle(message);
+                continue;
+            }
+            if is_destroy(&message) {
+                self.serve_backlog();
+            }
+            backlog.add(message);
+            found += 1;
+            if backlog.is_full() {
+                break;
+            }
+        }
+        self.backlog.as_mut()?.look.found(found);
+        None
+    }
+
+    /// Serves the request of the backlog that is next; `false`: there is none.
+    fn serve_next(&mut self) -> bool {
+        let Some(BacklogReader { backlog, desk, look }) = &mut self.backlog else { return false };
+        let Some(message) = backlog.next() else { return false };
+        look.served();
+        let message = poll(desk, message);
+        if backlog.is_empty() {
+            look.at_once();
+        }
+        if let Some(message) = message {
+            self.recycle(message);
+        }
+        true
+    }
+
+    /// Serves the whole backlog (BACKLOG-B3).
+    fn serve_backlog(&mut self) {
+        while self.serve_next() {}
+    }
+
+    /// The request of `len` bytes that was just read, if it can be understood. `waits`: it is not
+    /// begun at once.
+    fn message(&mut self, len: usize, waits: bool) -> Option<Message> {
         let header = match parse_prefix(&self.head, len) {
             Ok(header) => header,
             Err(error) => {
@@ -111,7 +217,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
         args.extend_from_slice(&self.head[start..in_head]);
         let mut payload = None;
         if Opcode::new(header.opcode) == Some(Opcode::Write) {
-            payload = Some(self.payload(in_rest));
+            payload = Some(self.payload(in_rest, waits));
         } else {
             args.extend_from_slice(&self.rest.as_ref().expect("just read to")[..in_rest]);
         }
@@ -119,10 +225,10 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
     }
 
     /// The `len` bytes in `rest` as the data of a WRITE.
-    fn payload(&mut self, len: usize) -> Payload {
+    fn payload(&mut self, len: usize, waits: bool) -> Payload {
         let buffers = &self.desk.channel().connection.buffers;
         let rest = self.rest.take().expect("just read to");
-        if buffers.wants_copy(len) {
+        if buffers.wants_copy(len, waits) {
             let own = Buf::from_bytes(&rest[..len]);
             self.rest = Some(rest);
             return Payload::new(own, len);
@@ -135,10 +241,23 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
         self.args = message.args;
         if let Some(buf) = message.payload.and_then(Payload::into_buf)
             && self.rest.is_none()
-            && buf.blocks() > 0
-            && !buf.is_shared()
+            && self.desk.channel().connection.buffers.is_one(&buf)
         {
             self.rest = Some(buf);
         }
     }
+}
+
+/// Polls an operation once: its message if it is done.
+fn poll<O, F>(desk: &mut Desk<O, F>, message: Message) -> Option<Message>
+where
+    O: Operations,
+    F: Future<Output = Infallible> + Send + 'static,
+{
+    let held = message.payload.as_ref().map_or(0, Payload::held);
+    desk.poll(message, held)
+}
+
+fn is_destroy(message: &Message) -> bool {
+    Opcode::new(message.header.opcode) == Some(Opcode::Destroy)
 }

@@ -19,6 +19,7 @@ use std::thread::{self, JoinHandle};
 use thiserror::Error;
 
 use crate::Errno;
+use crate::backlog::Backlog;
 use crate::desk::{AbortOnPanic, Channel, Connection, Flight};
 use crate::device::{Device, End, Got};
 use crate::mount::{Mount, MountError};
@@ -71,11 +72,14 @@ impl SessionError {
     }
 }
 
-/// How many requests were served, and how many of them had to wait.
+/// How many requests were served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     pub requests: u64,
+    /// Of these: operations that had to wait.
     pub parked: u64,
+    /// Requests that readers moved from the kernel's queue into memory before they served them.
+    pub drained: u64,
 }
 
 /// Reads the counters of a session, also when it is over.
@@ -190,19 +194,30 @@ impl Session {
         if options.transport == Transport::Uring && !transport.ring {
             return Err(SessionError::NoRing { reason: transport.refusal.unwrap_or_default() });
         }
-        let (readers, read_as): (_, fn(_) -> _) =
-            if transport.ring { (1, reader::of_forgets) } else { (readers, reader::run) };
+        let is_ring = transport.ring;
+        let readers = if is_ring { 1 } else { readers };
+        let backlog = if is_ring { None } else { backlog(&first, &connection, options.waiting) };
         // Where descriptors run out, fewer readers do.
         let more = (1..readers).map_while(|_| first.another().ok());
         let read = iter::once(reader).chain(more).map(|one| channel(one, &connection));
         let read: Vec<_> = read.collect();
         channels.extend(read.iter().map(Arc::clone));
-        let start = |(number, one)| start_reader(number, move || read_as(one));
+        channels.extend(backlog.iter().map(|one| Arc::clone(one.channel())));
+        let drained = backlog.clone();
+        let start = |(number, one)| {
+            let backlog = backlog.clone();
+            let read = move || match is_ring {
+                true => reader::of_forgets(one),
+                false => reader::run(one, backlog),
+            };
+            start_reader(number, read)
+        };
         let threads: io::Result<Vec<_>> = read.into_iter().enumerate().map(start).collect();
         let counted = Arc::clone(&connection);
         let counters = move || Counters {
             requests: channels.iter().map(|one| one.requests.load(Ordering::Relaxed)).sum(),
             parked: counted.flight.parked.load(Ordering::Relaxed),
+            drained: drained.as_ref().map_or(0, |backlog| backlog.drained()),
         };
         let end = move || {
             if let Some(rings) = rings {
@@ -274,6 +289,19 @@ impl Session {
 
 fn channel<O>(device: Device, connection: &Arc<Connection<O>>) -> Arc<Channel<O>> {
     Arc::new(Channel { device, connection: Arc::clone(connection), requests: AtomicU64::new(0) })
+}
+
+/// The part of the memory of waiting requests that a backlog may have: 1/4.
+const BACKLOG_PART: usize = 4;
+
+/// The backlog of readers; none where the kernel gives no descriptor for it.
+fn backlog<O: Operations>(
+    device: &Device,
+    connection: &Arc<Connection<O>>,
+    waiting: usize,
+) -> Option<Arc<Backlog<O>>> {
+    let device = device.without_waiting()?;
+    Some(Arc::new(Backlog::new(channel(device, connection), waiting / BACKLOG_PART)))
 }
 
 fn start_reader(

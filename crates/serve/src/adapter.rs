@@ -44,8 +44,9 @@ use copyhold_fuse::protocol::{
     IoctlReply, LockOwner, Lookup, NewNode, NodeId, Open, Opened, Read, Release, Rename, SetAttr,
     SetXattr, Settings, Statfs, Write,
 };
-use copyhold_fuse::{Errno, Notifier, Operations, Payload, Reply};
+use copyhold_fuse::{Errno, Notifier, Operations, Payload, Reply, Share};
 use copyhold_memory::{MemoryCharge, MemoryClass};
+use copyhold_types::SubvolId;
 
 use convert::{NAMES_VALID, answer, file_mode, found, judged, known, maker, set_attr, to_open};
 use holes::SeekRequest;
@@ -267,6 +268,15 @@ impl Operations for Adapter {
     fn charge(&self, node: NodeId, bytes: usize) -> Option<MemoryCharge> {
         let subvol = self.fs.volumes().subvol(known(node).ok()?.subvol)?;
         Some(subvol.owner().charge(MemoryClass::Request, bytes as i64))
+    }
+
+    fn share(&self, node: NodeId) -> Share {
+        let subvol = known(node).map_or(SubvolId::ROOT, |node| node.subvol);
+        let volumes = self.fs.volumes();
+        let tenant = copyhold_volume::tenant_of(volumes, subvol);
+        let group = volumes.subvol(tenant);
+        let weight = group.map_or(Share::default().weight, |one| one.owner().limits().weight);
+        Share { tenant: tenant.0.into(), weight }
     }
 
     async fn lookup(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<Lookup> {

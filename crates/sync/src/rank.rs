@@ -214,6 +214,8 @@ ranks! {
     FileLocks,
     /// Inodes and names of the filesystem in memory, and of the stub in tests of the transport.
     MemfsTree,
+    /// Requests that were read and not begun.
+    Backlog,
     /// Requests under way.
     Desk,
     /// Answers on their way to a ring's thread.

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
-use zerocopy::FromBytes;
 
 use super::mailbox::{Answered, Mailbox};
 use super::plan::Plan;
@@ -23,7 +22,7 @@ use crate::device::Device;
 use crate::dispatch::Message;
 use crate::operations::Operations;
 use crate::payload::Payload;
-use crate::protocol::{Opcode, wire};
+use crate::protocol::Opcode;
 
 /// Requests that are polled before their answers are committed.
 const TOGETHER: usize = 8;
@@ -184,7 +183,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Queue<O, F>
             self.args = message.args;
             return;
         }
-        if is_large(&message) {
+        if message.moved() >= LARGE {
             self.desk.hand_over(message);
         } else if let Some(message) = self.desk.poll(message, 0) {
             self.args = message.args;
@@ -254,16 +253,4 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Queue<O, F>
             self.is_full = true;
         }
     }
-}
-
-/// Whether so much is moved that it should not be done here.
-fn is_large(message: &Message) -> bool {
-    let moved = match Opcode::new(message.header.opcode) {
-        Some(Opcode::Write) => message.payload.as_ref().map_or(0, |data| data.bytes().len()),
-        Some(Opcode::Read) => {
-            wire::ReadIn::read_from_prefix(&message.args).map_or(0, |(read, _)| read.size as usize)
-        }
-        _ => 0,
-    };
-    moved >= LARGE
 }

@@ -42,10 +42,17 @@ impl Mounted {
     }
 
     pub fn new<O: Operations>(fs: Arc<O>, settings: &Settings) -> Mounted {
+        Mounted::with(fs, settings, options())
+    }
+
+    pub fn with<O: Operations>(
+        fs: Arc<O>,
+        settings: &Settings,
+        options: SessionOptions,
+    ) -> Mounted {
         let dir = TempDir::new().unwrap();
-        let options = MountOptions::default();
-        let mount = Mount::new(Path::new("memory"), dir.path(), &options).unwrap();
-        Mounted::serve(dir, mount, fs, settings)
+        let mount = Mount::new(Path::new("memory"), dir.path(), &MountOptions::default()).unwrap();
+        Mounted::start(dir, mount, fs, settings, options)
     }
 
     pub fn serve<O: Operations>(
@@ -54,8 +61,18 @@ impl Mounted {
         fs: Arc<O>,
         settings: &Settings,
     ) -> Mounted {
+        Mounted::start(dir, mount, fs, settings, options())
+    }
+
+    fn start<O: Operations>(
+        dir: TempDir,
+        mount: Mount,
+        fs: Arc<O>,
+        settings: &Settings,
+        options: SessionOptions,
+    ) -> Mounted {
         let spawner = Arc::new(ThreadPerTask);
-        let session = Session::start(mount, fs, spawner, settings, options()).unwrap();
+        let session = Session::start(mount, fs, spawner, settings, options).unwrap();
         let mount = Arc::clone(session.mount());
         let notifier = session.notifier();
         let counters = session.counters();

@@ -1,0 +1,179 @@
+//! Requests that the readers of `/dev/fuse` have read before they serve them, in turn by tenant.
+//!
+//! Problem.  The kernel's queue has one order, that of arrival, and is read from its head alone. If
+//!           a tenant's requests come faster than they are answered, those of all tenants wait.
+//! Idea.     When the kernel's queue is not empty, a reader moves it here (a *drain*), by a
+//!           descriptor whose reads do not wait, and all readers serve the [`FairQueue`] of it
+//!           until it is empty. Drains are repeated meanwhile, so a new request finds its place
+//!           soon. Messages without an answer (FORGET, INTERRUPT) are dealt with by the drain.
+//! Cost.     A read does not report whether the next one would wait. So a reader drains after some
+//!           requests ([`Look`]): after 8 during a backlog, after up to 64 as long as drains find
+//!           no request. A drain without a request is one system call. Requests that a drain moves
+//!           are copied into memory of their size.
+//!
+//! BACKLOG-B1  Memory for requests here is bounded: a drain ends when they take up the room. The
+//!             other requests stay in the kernel, in the order of arrival. Requests here count as
+//!             memory of waiting requests (PAYLOAD-M1).
+//! BACKLOG-B2  The reader that has drained serves until this queue is empty, before it reads in a
+//!             way that may wait. So no request here waits for another one to come.
+//! BACKLOG-B3  DESTROY begins when this queue is empty. A reader that ends serves the queue first.
+//!
+//! Between its arrival and its begin, a request waits for those that each reader serves until a
+//! drain, and then as FAIR-F3 states. The first drain of a backlog may be 64 requests away.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use copyhold_sync::{Mutex, of};
+
+use crate::desk::Channel;
+use crate::dispatch::Message;
+use crate::fair::FairQueue;
+use crate::operations::Operations;
+use crate::payload::Payload;
+use crate::protocol::NodeId;
+
+/// The work of any request, in bytes that could be copied meanwhile.
+const WORK: usize = 16 << 10;
+/// Most requests of one drain: the reader serves some, too.
+pub(crate) const DRAIN_MAX: usize = 256;
+
+/// The requests of a connection that were drained and not begun.
+pub(crate) struct Backlog<O> {
+    /// Its device never waits. The requests are answered by it.
+    channel: Arc<Channel<O>>,
+    queue: Mutex<FairQueue<Message>, of::Backlog>,
+    /// Requests in the queue.
+    waiting: AtomicUsize,
+    bytes: AtomicUsize,
+    bytes_max: usize,
+    /// How many requests ever were here.
+    drained: AtomicU64,
+}
+
+impl<O: Operations> Backlog<O> {
+    pub(crate) fn new(channel: Arc<Channel<O>>, bytes_max: usize) -> Backlog<O> {
+        let (waiting, bytes, drained) = Default::default();
+        Backlog { channel, queue: Mutex::default(), waiting, bytes, bytes_max, drained }
+    }
+
+    pub(crate) fn channel(&self) -> &Arc<Channel<O>> {
+        &self.channel
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.load(Relaxed) == 0
+    }
+
+    /// Whether a drain must end (BACKLOG-B1).
+    pub(crate) fn is_full(&self) -> bool {
+        self.bytes.load(Relaxed) >= self.bytes_max
+    }
+
+    pub(crate) fn drained(&self) -> u64 {
+        self.drained.load(Relaxed)
+    }
+
+    pub(crate) fn add(&self, message: Message) {
+        let connection = &self.channel.connection;
+        let share = connection.fs.share(NodeId(message.header.nodeid));
+        let bytes = bytes(&message);
+        connection.buffers.lend(bytes);
+        self.bytes.fetch_add(bytes, Relaxed);
+        self.drained.fetch_add(1, Relaxed);
+        let mut queue = self.queue.lock();
+        queue.push(share, WORK + message.moved(), message);
+        self.waiting.fetch_add(1, Relaxed);
+    }
+
+    /// The request that is to be begun now.
+    pub(crate) fn next(&self) -> Option<Message> {
+        if self.is_empty() {
+            return None;
+        }
+        let mut queue = self.queue.lock();
+        let message = queue.pop()?;
+        self.waiting.fetch_sub(1, Relaxed);
+        drop(queue);
+        let bytes = bytes(&message);
+        self.bytes.fetch_sub(bytes, Relaxed);
+        self.channel.connection.buffers.settle(bytes);
+        Some(message)
+    }
+}
+
+/// Memory that a request takes here.
+fn bytes(message: &Message) -> usize {
+    let payload = message.payload.as_ref().map_or(0, Payload::held);
+    size_of::<Message>() + message.args.capacity() + payload
+}
+
+/// When a reader drains the kernel's queue again.
+#[derive(Debug)]
+pub(crate) struct Look {
+    /// Requests until then.
+    left: u32,
+    /// Requests from the last time to then.
+    every: u32,
+}
+
+impl Look {
+    const SOONEST: u32 = 8;
+    const LATEST: u32 = 64;
+
+    pub(crate) fn new() -> Look {
+        Look { left: Look::SOONEST, every: Look::SOONEST }
+    }
+
+    pub(crate) fn is_due(&self) -> bool {
+        self.left == 0
+    }
+
+    /// A request was served.
+    pub(crate) fn served(&mut self) {
+        self.left = self.left.saturating_sub(1);
+    }
+
+    /// The queue is served: look before a read that waits.
+    pub(crate) fn at_once(&mut self) {
+        self.left = 0;
+    }
+
+    /// A drain has found so many requests.
+    pub(crate) fn found(&mut self, requests: usize) {
+        self.every = match requests {
+            0 => (self.every * 2).min(Look::LATEST),
+            _ => Look::SOONEST,
+        };
+        self.left = self.every;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Requests served from one look to the next.
+    fn until_due(look: &mut Look) -> u32 {
+        let served = (0..).take_while(|_| {
+            !look.is_due() && {
+                look.served();
+                true
+            }
+        });
+        served.count() as u32
+    }
+
+    #[test]
+    fn a_reader_looks_seldom_while_it_finds_nothing_and_often_in_a_backlog() {
+        let mut look = Look::new();
+        let mut times = Vec::new();
+        for found in [0, 0, 0, 0, 1, 300, 0] {
+            times.push(until_due(&mut look));
+            look.found(found);
+        }
+        assert_eq!(times, [8, 16, 32, 64, 64, 8, 8]);
+        look.at_once();
+        assert!(look.is_due());
+    }
+}
