@@ -29,13 +29,16 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-use copyhold_memory::{Carry, Cause, INODE_BYTES, Look, LookupCharge, Memory, OwnerLists, Slot};
+use copyhold_memory::{
+    Carry, Cause, INODE_BYTES, LOOKUP_BYTES, Look, LookupCharge, Memory, MemoryClass, OwnerLists,
+    Slot,
+};
 use copyhold_runtime::{FifoMutex, FifoMutexGuard};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{InodeNo, SubvolId, Txg};
 use rustc_hash::FxHashMap;
 
-use self::held::Held;
+use self::held::{Held, Surplus};
 use self::queues::Queues;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::subvol::Subvol;
@@ -51,6 +54,7 @@ pub(crate) struct InodeCache {
     memory: Arc<Memory>,
     shards: Vec<Shard>,
     per_shard_max: usize,
+    lookups_max: usize,
     /// A shard is, or was when it was last looked at.
     crowded: AtomicBool,
 }
@@ -113,6 +117,7 @@ impl InodeCache {
             memory,
             shards: (0..SHARDS).map(shard).collect(),
             per_shard_max: options.inodes_max.div_ceil(SHARDS).max(1),
+            lookups_max: options.lookups_max,
             crowded: AtomicBool::new(false),
         }
     }
@@ -244,15 +249,17 @@ impl InodeCache {
         self.crowded.load(Ordering::Relaxed)
     }
 
-    /// Nodes that the front end may release: held, but not in memory. Each call names others until
-    /// more have come.
+    /// Nodes that the front end may release: held, but not in memory, of owners that hold more than
+    /// their part (LOOKUP-L5). Each call names others until more have come.
     pub(crate) fn surplus(&self) -> Vec<NodeId> {
         self.crowded.store(false, Ordering::Relaxed);
-        let mut surplus = Vec::new();
+        let bound = self.lookups_max as u64 * LOOKUP_BYTES;
+        let over = self.memory.over_parts(MemoryClass::Lookup, bound);
+        let mut surplus = Surplus::of(&over, self.lookups_max.div_ceil(8));
         for shard in &self.shards {
             shard.map.lock().surplus(&mut surplus);
         }
-        surplus
+        surplus.nodes
     }
 
     /// The inodes in memory of one subvolume. Goes through all others, unless there is none but its
@@ -353,15 +360,17 @@ impl ShardMap {
     }
 
     /// Adds the surplus to `surplus`, of nodes that are not in memory (LOOKUP-L2).
-    fn surplus(&mut self, surplus: &mut Vec<NodeId>) {
+    fn surplus(&mut self, surplus: &mut Surplus) {
         let count = self.held.take_surplus();
         if count == 0 {
             return;
         }
-        let is_idle =
-            |known: &Known| known.inode.is_none() && known.lookups > 0 && known.opens == 0;
+        let is_idle = |known: &Known| known.inode.is_none() && known.opens == 0;
         let idle = self.nodes.iter().filter(|(_, known)| is_idle(known));
-        surplus.extend(idle.filter_map(|(&raw, _)| NodeId::from_raw(raw)).take(count));
+        let held = idle.filter_map(|(&raw, known)| {
+            Some((NodeId::from_raw(raw)?, known.held.as_ref()?.owner().slot()))
+        });
+        surplus.take(held, count);
     }
 
     fn away_of(&self, subvol: SubvolId, away: &mut Vec<NodeId>) {

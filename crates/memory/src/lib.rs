@@ -18,6 +18,7 @@ mod fit;
 mod group;
 mod ledger;
 mod limit;
+mod over;
 mod owner;
 mod place;
 mod pressure;

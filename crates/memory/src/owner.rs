@@ -415,6 +415,10 @@ impl LookupCharge {
         owner.add(MemoryClass::Lookup, LOOKUP_BYTES as i64);
         LookupCharge(owner.clone())
     }
+
+    pub fn owner(&self) -> &MemoryOwner {
+        &self.0
+    }
 }
 
 impl Drop for LookupCharge {

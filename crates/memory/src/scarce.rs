@@ -110,7 +110,7 @@ impl Scarce {
 }
 
 /// The part of each group: that of its parent, by weight among the children.
-fn parts(groups: &[GroupUse], whole: u64) -> Vec<u64> {
+pub(crate) fn parts(groups: &[GroupUse], whole: u64) -> Vec<u64> {
     let weight = |group: &GroupUse| u64::from(group.weight.max(1));
     let mut weights = vec![0; groups.len()];
     for group in groups {

@@ -3,7 +3,13 @@
 //! Problem.  The front end releases nodes when it likes. It can be asked to, but not for nodes in
 //!           use there, and the engine does not know which those are.
 //! Idea.     Ask for an eighth more than the surplus, and not again before another eighth has
-//!           come: then asking costs little for each node, even if all of them are in use.
+//!           come: then asking costs little for each node, even if all of them are in use. Owners
+//!           within their part of the bound are not asked (LOOKUP-L5).
+
+use copyhold_memory::{LOOKUP_BYTES, Slot};
+use rustc_hash::FxHashMap;
+
+use crate::NodeId;
 
 /// A count, its bound, and the count beyond which to ask the next time.
 #[derive(Debug, Default)]
@@ -50,9 +56,72 @@ impl Held {
     }
 }
 
+/// The nodes to ask for, of all shards.
+pub(super) struct Surplus {
+    /// The place of each owner that is asked, and how many nodes are left to ask it for: the one
+    /// that is most over its part first.
+    places: FxHashMap<Slot, usize>,
+    left: Vec<usize>,
+    pub(super) nodes: Vec<NodeId>,
+}
+
+impl Surplus {
+    /// `over`: owners beyond their parts, and the bytes. `more`: nodes of each beside those.
+    pub(super) fn of(over: &[(Slot, u64)], more: usize) -> Surplus {
+        let places = over.iter().enumerate().map(|(place, (slot, _))| (*slot, place)).collect();
+        let nodes = |bytes: u64| bytes.div_ceil(LOOKUP_BYTES) as usize;
+        let left = over.iter().map(|(_, bytes)| nodes(*bytes) + more).collect();
+        Surplus { places, left, nodes: Vec::new() }
+    }
+
+    /// Takes up to `count` of the nodes of a shard.
+    pub(super) fn take(&mut self, idle: impl Iterator<Item = (NodeId, Slot)>, count: usize) {
+        let mut found: Vec<Vec<NodeId>> = vec![Vec::new(); self.left.len()];
+        for (node, owner) in idle {
+            let Some(&place) = self.places.get(&owner) else { continue };
+            if found[place].len() < count.min(self.left[place]) {
+                found[place].push(node);
+            }
+            if found[0].len() == count {
+                break;
+            }
+        }
+        let mut wanted = count;
+        for (place, nodes) in found.into_iter().enumerate() {
+            let taken = nodes.len().min(wanted);
+            wanted -= taken;
+            self.left[place] -= taken;
+            self.nodes.extend(&nodes[..taken]);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use copyhold_types::{InodeNo, SubvolId};
+
     use super::*;
+
+    fn nodes(owner: u32, count: u64) -> impl Iterator<Item = (NodeId, Slot)> {
+        let node = move |n| NodeId { subvol: SubvolId(owner), ino: InodeNo(n) };
+        (0..count).map(move |n| (node(n), Slot(owner)))
+    }
+
+    #[test]
+    fn the_owner_most_over_its_part_is_asked_first_and_one_within_it_never() {
+        let over = [(Slot(2), 10 * LOOKUP_BYTES), (Slot(3), 5 * LOOKUP_BYTES)];
+        let mut surplus = Surplus::of(&over, 2);
+        let asked = |surplus: &Surplus| {
+            [1, 2, 3].map(|of| surplus.nodes.iter().filter(|node| node.subvol.0 == of).count())
+        };
+        let shard = || nodes(1, 100).chain(nodes(3, 100)).chain(nodes(2, 8));
+        surplus.take(shard(), 6);
+        assert_eq!(asked(&surplus), [0, 6, 0], "LOOKUP-L5");
+        surplus.take(shard(), 8);
+        assert_eq!(asked(&surplus), [0, 12, 2]);
+        surplus.take(shard(), 100);
+        assert_eq!(asked(&surplus), [0, 12, 7], "no more than their excess, and two");
+    }
 
     #[test]
     fn what_is_in_use_is_asked_for_once_in_an_eighth() {

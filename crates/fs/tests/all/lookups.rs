@@ -8,6 +8,7 @@ use copyhold_fs::{Caller, Filesystem, NodeId, Options};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
+use crate::common::tenants::{file, root_of, subvolume};
 use crate::common::{self, World, seeds};
 
 const FILES: u64 = 1500;
@@ -111,6 +112,38 @@ fn a_front_end_that_gives_up_nothing_is_not_asked_each_time() {
         }
         assert!((1..=FILES / 2).contains(&asked), "{asked} of {FILES}");
         assert_eq!(fs.inodes_and_lookups().1 as u64, FILES);
+        world.close(fs).await;
+    });
+}
+
+/// LOOKUP-L5: a walk beside a tenant that holds its part.
+#[test]
+fn a_walk_costs_no_tenant_within_its_part_a_look_up() {
+    let world = World::new(1, 20_000);
+    world.run(async {
+        let fs = world.open_with(options()).await;
+        let (rogue, neighbour) = (subvolume(&fs, "rogue").await, subvolume(&fs, "other").await);
+        let mut kept = Vec::new();
+        for n in 0..LOOKUPS_MAX / 4 {
+            kept.push(file(&fs, root_of(neighbour), &format!("f{n}")).await);
+        }
+        kept.iter().for_each(|node| fs.release(*node));
+        let (mut asked, mut most) = (0, 0);
+        for n in 0..FILES {
+            let node = file(&fs, root_of(rogue), &format!("f{n}")).await;
+            fs.release(node);
+            if fs.is_crowded() {
+                for node in fs.surplus_lookups() {
+                    assert_eq!(node.subvol, rogue, "LOOKUP-L5");
+                    fs.forget(node, 1);
+                    asked += 1;
+                }
+            }
+            let (inodes, lookups) = fs.inodes_and_lookups();
+            most = most.max(lookups.saturating_sub(inodes));
+        }
+        assert!(asked > FILES / 2, "{asked} of {FILES}");
+        assert!(most <= 3 * LOOKUPS_MAX, "{most}");
         world.close(fs).await;
     });
 }
