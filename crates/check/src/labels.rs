@@ -1,8 +1,9 @@
 //! Labels and uberblocks, at both ends of a device.
 //!
-//! LABEL-B1: the labels differ in nothing. A slot of the uberblock ring is zero, or an uberblock
-//! that is the same at both ends. The slot that would be written next may be torn: a crash does
-//! that, and the one before it is still good.
+//! LABEL-B1: the labels differ in nothing, or one is out of date: a crash leaves it so while
+//! features change (FEATURE-F1), and the next mount writes it again. A slot of the uberblock ring
+//! is zero, or an uberblock that is the same at both ends. The slot that would be written next may
+//! be torn: a crash does that, and the one before it is still good.
 
 use copyhold_device::DynDevice;
 use copyhold_format::label::{AREA_BLOCKS, Label, RING_SLOTS, RING_START};
@@ -75,11 +76,23 @@ pub(crate) fn check_labels(device: &str, areas: &[Area; 2], report: &mut Draft) 
             }
         }
     }
-    if let [Ok(a), Ok(b)] = [&areas[0].label, &areas[1].label]
-        && let Some(what) = difference(a, b)
-    {
-        report.add(Problem::LabelsDiffer { device: device.into(), what });
+    let [Ok(a), Ok(b)] = [&areas[0].label, &areas[1].label] else { return };
+    let device = device.to_owned();
+    if let Some(end) = out_of_date(a, b) {
+        let why = "it is out of date".into();
+        report.add(Problem::Label { device, end, why });
+    } else if let Some(what) = difference(a, b) {
+        report.add(Problem::LabelsDiffer { device, what });
     }
+}
+
+/// The end whose label the power cut left while the features of the pool changed.
+fn out_of_date(start: &Label, end: &Label) -> Option<End> {
+    let changed = Label { generation: end.generation, features: end.features, ..start.clone() };
+    if start.generation == end.generation || changed != *end {
+        return None;
+    }
+    Some(if start.generation < end.generation { End::Start } else { End::End })
 }
 
 fn difference(a: &Label, b: &Label) -> Option<&'static str> {

@@ -142,3 +142,23 @@ fn a_slot_at_each_end_that_cannot_be_read_hides_nothing() {
     wanted.sort_unstable();
     assert_eq!(copies, wanted);
 }
+
+/// Features change in one label after the other (FEATURE-F1): the power fails between the two.
+#[test]
+fn a_label_that_is_out_of_date_is_repaired_by_the_newer_one() {
+    for (newer, end) in [End::End, End::Start].into_iter().enumerate() {
+        let mut image = sound();
+        let old = label(&image, ENDS[newer]);
+        let next = Label { generation: old.generation + 1, ..old };
+        image.corrupt(ENDS[newer], |block| block.copy_from_slice(&next.encode()));
+        let report = report(&image);
+        let [Problem::Label { end: found, .. }] = report.problems().collect::<Vec<_>>()[..] else {
+            panic!("{report:?}");
+        };
+        assert_eq!((*found, report.worst()), (end, Some(Severity::Repairable)));
+        let power = Power::on(&image);
+        let pool = power.open(false).unwrap();
+        power.rt.block_on(pool.close()).unwrap();
+        assert!(kinds(&power.device.image()).is_empty(), "both labels are new");
+    }
+}
