@@ -31,6 +31,7 @@ use copyhold_volume::quota::{GroupId, Ledger, LimitKind};
 
 use crate::dice::Dice;
 use crate::machine::Machine;
+use crate::memory_orders;
 use crate::pool_level::Shape;
 use crate::soundness::{check, check_credits};
 use crate::{Outcome, Plan, Sabotage};
@@ -74,6 +75,8 @@ struct History {
     class: Class,
     /// Blocks that are allocated in the empty pool.
     empty: u64,
+    /// These dice choose orders about memory groups, so that all else stays what it was.
+    operating: Dice,
     outcome: Outcome,
 }
 
@@ -122,6 +125,7 @@ impl History {
             clones: vec![b"origin".to_vec()],
             class: Class::Fill,
             empty: 0,
+            operating: Dice::new(plan.seed ^ 0x6d_65_6d_6f_72_79),
             outcome: Outcome::default(),
             dice,
         };
@@ -238,6 +242,11 @@ impl History {
     fn phase(&mut self) {
         let (machine, fs) = self.mount();
         let reserve = fs.pool().space().reserve;
+        if self.operating.one_in(4) {
+            let subvols: Vec<SubvolId> = fs.subvolumes().iter().map(|subvol| subvol.id).collect();
+            let orders = memory_orders::give(&fs, &mut self.operating, &subvols);
+            machine.run(orders).expect("the power is on");
+        }
         for _ in 0..self.dice.within(1..4) {
             let class = self.dice.pick(&[Class::Fill, Class::Change, Class::Delete]);
             let kind = self.dice.pick(class.kinds());

@@ -19,6 +19,7 @@ pub mod faults;
 pub mod fs_level;
 mod full;
 mod machine;
+mod memory_orders;
 mod mounted;
 pub mod pool_level;
 mod rogue;

@@ -27,6 +27,7 @@ use copyhold_volume::quota::{GroupId, Ledger, LimitKind};
 
 use crate::dice::Dice;
 use crate::machine::Machine;
+use crate::memory_orders;
 use crate::pool_level::Shape;
 use crate::soundness::check;
 use crate::{Outcome, Plan, Sabotage};
@@ -81,6 +82,8 @@ struct History {
     peak: u64,
     /// The root of the tenant's first subvolume.
     home: NodeId,
+    /// These dice choose orders about memory groups, so that all else stays what it was.
+    operating: Dice,
     outcome: Outcome,
 }
 
@@ -132,6 +135,7 @@ impl History {
             of_group: dice.one_in(2),
             peak: 0,
             home: root_of(SubvolId::ROOT),
+            operating: Dice::new(plan.seed ^ 0x6d_65_6d_6f_72_79),
             outcome: Outcome::default(),
             dice,
         };
@@ -185,6 +189,11 @@ impl History {
             Tenant::of(&fs, &mut self.dice, self.home).pass_layers_on(&machine);
         }
         for burst in 0..BURSTS {
+            if self.operating.one_in(4) {
+                let subvols = [self.home.subvol, SubvolId::ROOT];
+                let orders = memory_orders::give(&fs, &mut self.operating, &subvols);
+                machine.run(orders).expect("the power is on");
+            }
             let mut tenant = Tenant::of(&fs, &mut self.dice, self.home);
             let calls = tenant.burst(&machine);
             self.home = tenant.home;

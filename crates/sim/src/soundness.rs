@@ -58,8 +58,10 @@ pub(crate) fn check(seed: u64, image: &SimImage, damaged: bool) {
     let checked = check_device(machine.rt(), machine.device(), Default::default());
     match machine.run(checked).expect("the power is on") {
         Ok(report) => {
-            // A crash tears the uberblock that is being written.
-            let torn = |of: &Finding| matches!(of.problem, Problem::UberblockCopy { .. });
+            // A crash tears the uberblock that is being written, and comes between two labels.
+            let torn = |of: &Finding| {
+                matches!(of.problem, Problem::UberblockCopy { .. } | Problem::Label { .. })
+            };
             let excused = |of: &Finding| match of.severity {
                 Severity::Cosmetic => true,
                 Severity::Repairable => torn(of) || damaged,

@@ -16,6 +16,7 @@ use crate::birth::{NewSubvol, Numbers};
 use crate::error::{Result, VolumeError};
 use crate::limits;
 use crate::quota::{Replaced, Resident};
+use crate::sabotage::Sabotage;
 use crate::trees::Trees;
 use crate::volumes::{Subvol, Volumes};
 
@@ -89,7 +90,9 @@ impl Volumes {
         let rows = self.state.ledger.replace_subvolume(resident, old.id(), replaced)?;
         self.put_rows(rows, &mut tx);
         tx.put(Pool::SYSTEM, subvol_key(old.id()), &item.encode()[..]);
-        limits::copy(&mut tx, old.owner(), numbers.subvol);
+        if !self.ledger().breaks(Sabotage::LoseMemoryLimits) {
+            limits::copy(&mut tx, old.owner(), numbers.subvol);
+        }
         let dies = (item.state != SubvolState::Live).then(|| old.id());
         // Given, not copied: a kept state would have the same promise beside it (LIMITS-M2).
         limits::forget(&mut tx, old.id(), old.owner());

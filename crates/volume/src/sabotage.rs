@@ -52,11 +52,13 @@ pub enum Sabotage {
     HeirLater,
     /// R44: a reflink does not say that there is another reference.
     UncountedShares,
+    /// LIMITS-M2: a rollback records no limits of memory for the state that takes the place.
+    LoseMemoryLimits,
 }
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 18] = [
+    pub const ALL: [Sabotage; 19] = [
         Sabotage::DecideEarly,
         Sabotage::AlwaysInPlace,
         Sabotage::BlindBuries,
@@ -75,6 +77,7 @@ impl Sabotage {
         Sabotage::DeepForks,
         Sabotage::HeirLater,
         Sabotage::UncountedShares,
+        Sabotage::LoseMemoryLimits,
     ];
 }
 

@@ -5,6 +5,7 @@ mod fresh;
 mod handles;
 mod limits;
 mod looking;
+mod memory;
 mod quotas;
 mod renames;
 mod rights;
@@ -23,6 +24,7 @@ use futures_util::pin_mut;
 use parking_lot::MutexGuard;
 
 pub(crate) use self::handles::Habits;
+pub(crate) use self::memory::Operator;
 pub(crate) use self::quotas::Manager;
 use super::collisions;
 use super::content::{Content, Versions};
@@ -53,6 +55,7 @@ pub(crate) struct Client {
     pub(crate) tenancy: u64,
     pub(crate) manager: Manager,
     pub(crate) habits: Habits,
+    pub(crate) operator: Operator,
 }
 
 impl Client {
@@ -69,6 +72,7 @@ impl Client {
 
     async fn do_something(&mut self) -> Done {
         self.manage_quotas().await?;
+        self.manage_memory().await?;
         self.follow_habits().await?;
         match self.dice.below(100) {
             n if n < self.tenancy => self.live_in_subvolumes().await,

@@ -13,7 +13,7 @@ use copyhold_pool::{Pool, PoolError};
 use copyhold_runtime::BoxFuture;
 use copyhold_types::{BLOCK_BYTES, SubvolId};
 
-use super::client::{Client, Habits, Manager};
+use super::client::{Client, Habits, Manager, Operator};
 use super::collisions;
 use super::goes_on::goes_on;
 use super::second_opinion;
@@ -74,6 +74,10 @@ struct History {
     habits: Dice,
     /// They care for rights, and hold files in other ways than by name.
     careful: bool,
+    /// These dice choose the clients' changes of memory groups, likewise.
+    operating: Dice,
+    /// They change their limits.
+    limiting: bool,
 }
 
 impl History {
@@ -115,6 +119,8 @@ impl History {
         made.expect("the power is on").expect("a filesystem is made");
         let mut managing = Dice::new(plan.seed ^ 0x71_75_6f_74_61_73);
         let turning = quotas && managing.one_in(3);
+        let mut operating = Dice::new(plan.seed ^ 0x6d_65_6d_6f_72_79);
+        let limiting = operating.one_in(3);
         History {
             plan: *plan,
             shape,
@@ -134,6 +140,8 @@ impl History {
             visiting: Dice::new(plan.seed ^ 0x76_69_73_69_74),
             habits,
             careful,
+            operating,
+            limiting,
             dice,
         }
     }
@@ -208,8 +216,19 @@ impl History {
                 let (tenancy, promises, turns) = (self.tenancy, self.quotas, self.turning);
                 let manager = Manager { dice: self.managing.fork(), promises, turns };
                 let habits = Habits::new(self.habits.fork(), self.careful);
-                let client =
-                    Client { id, fs, shared, dice, forgiving, exact, tenancy, manager, habits };
+                let operator = Operator { dice: self.operating.fork(), limits: self.limiting };
+                let client = Client {
+                    id,
+                    fs,
+                    shared,
+                    dice,
+                    forgiving,
+                    exact,
+                    tenancy,
+                    manager,
+                    habits,
+                    operator,
+                };
                 self.outcome.operations += operations;
                 Box::pin(client.live(operations)) as BoxFuture<'static, ()>
             })

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use copyhold_fs::{Attr, FileFlags};
+use copyhold_memory::GroupLimits;
 use copyhold_types::Timestamp;
 
 use super::promises::{Holder, Promises};
@@ -96,6 +97,8 @@ pub(crate) struct Tree {
     pub(crate) origins: BTreeMap<ObjectId, ObjectId>,
     /// To its subvolumes and groups.
     pub(crate) promises: Promises,
+    /// Limits of the memory of subvolumes; the default limits are left out.
+    pub(crate) memory: BTreeMap<ObjectId, GroupLimits>,
 }
 
 impl Tree {
@@ -313,7 +316,11 @@ impl Tree {
     ) {
         let copies = self.copies(subvol, ids);
         self.names_change(place.0);
-        self.promises.replace(self.entries[place], ids[&subvol]);
+        let old = self.entries[place];
+        self.promises.replace(old, ids[&subvol]);
+        if let Some(limits) = self.memory.remove(&old) {
+            self.memory.insert(ids[&subvol], limits);
+        }
         match keep {
             Some(keep) => self.rename(place, keep.clone()),
             None => self.delete(place),
@@ -387,6 +394,7 @@ impl Tree {
         self.objects.retain(|id, _| !gone.contains(id));
         self.read_only.remove(&subvol);
         self.promises.remove(Holder::Subvol(subvol));
+        self.memory.remove(&subvol);
     }
 
     /// Every name with its whole path.

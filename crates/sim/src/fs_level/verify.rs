@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use copyhold_format::item::{LISTS, ORPHAN};
 use copyhold_fs::{Attr, FileKind, Filesystem, FsError, NodeId};
+use copyhold_memory::GroupLimits;
 use copyhold_types::{InodeNo, Key, SubvolId};
 use copyhold_volume::Subvol;
 
@@ -22,6 +23,7 @@ pub(crate) struct Found {
     pub(super) bytes: Vec<u8>,
     /// Of a subvolume's root.
     pub(super) read_only: bool,
+    pub(super) memory: GroupLimits,
 }
 
 pub(crate) type Names = BTreeMap<Path, Found>;
@@ -60,11 +62,14 @@ pub(super) async fn list(fs: &Filesystem, dir: NodeId) -> Result<Vec<Vec<u8>>, F
 pub(crate) async fn look_at(fs: &Filesystem, node: NodeId) -> Result<Found, FsError> {
     let attr = fs.getattr(node).await?;
     let (target, xattrs, bytes) = (Vec::new(), BTreeMap::new(), Vec::new());
-    let mut found = Found { attr, target, xattrs, bytes, read_only: false };
+    let memory = GroupLimits::default();
+    let mut found = Found { attr, target, xattrs, bytes, read_only: false, memory };
     if node.ino == InodeNo::ROOT {
         let subvols = fs.subvolumes();
         let subvol = subvols.iter().find(|subvol| subvol.id == node.subvol);
         found.read_only = subvol.is_some_and(|subvol| subvol.read_only);
+        let subvol = fs.volumes().subvol(node.subvol);
+        found.memory = subvol.map(|subvol| subvol.owner().limits()).unwrap_or_default();
     }
     if attr.kind == FileKind::Symlink {
         found.target = fs.readlink(node).await?;
@@ -254,6 +259,10 @@ fn differs(tree: &Tree, id: ObjectId, found: &Found) -> Option<String> {
     }
     if found.read_only != tree.read_only.contains(&id) {
         return Some(format!("read-only: {}", found.read_only));
+    }
+    let memory = tree.memory.get(&id).copied().unwrap_or_default();
+    if found.memory != memory {
+        return Some(format!("LIMITS-M1: {:?}, not {memory:?}", found.memory));
     }
     if found.xattrs != object.xattrs {
         return Some("other attributes".into());

@@ -347,6 +347,11 @@ fn r44_a_reflink_that_is_not_counted_is_noticed() {
     is_noticed_among_tenants(OfTenants::UncountedShares);
 }
 
+#[test]
+fn limits_of_memory_that_a_rollback_loses_are_noticed() {
+    is_noticed_among_tenants(OfTenants::LoseMemoryLimits);
+}
+
 // Rules of files.
 
 #[track_caller]
