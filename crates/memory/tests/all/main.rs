@@ -5,3 +5,4 @@ mod cache;
 mod curve;
 mod growth;
 mod small;
+mod threads;

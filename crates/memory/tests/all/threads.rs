@@ -1,0 +1,68 @@
+//! Threads that charge, set limits, move, make and end groups, and reclaim, all at the same time:
+//! no counter is left over, and no look at the groups fails.
+#![allow(clippy::disallowed_methods, reason = "threads are the subject of this test")]
+
+use std::thread;
+
+use copyhold_memory::{GroupLimits, Memory, MemoryClass, MemoryOwner, Promise};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use rand_xoshiro::rand_core::{RngCore, SeedableRng};
+
+const GROUPS: usize = 8;
+const ROUNDS: u64 = 2000;
+
+/// Any amount: nothing, a little, nearly all that a number can say.
+fn any(random: &mut Xoshiro256PlusPlus) -> u64 {
+    let number = random.next_u64();
+    number.checked_shr((number % 70) as u32).unwrap_or(0)
+}
+
+fn limits(random: &mut Xoshiro256PlusPlus) -> GroupLimits {
+    let promise = Promise { min: any(random), low: any(random) };
+    let (high, max) = (any(random), any(random));
+    GroupLimits { promise, high, max, weight: 1 + (random.next_u64() % 10_000) as u32 }
+}
+
+#[test]
+fn counters_return_to_zero_after_threads_did_all_at_once() {
+    let memory = Memory::default();
+    let groups: Vec<MemoryOwner> = (0..GROUPS).map(|_| memory.add_owner()).collect();
+    let pick = |random: &mut Xoshiro256PlusPlus| &groups[random.next_u64() as usize % GROUPS];
+    let repeat = |seed: u64, step: &(dyn Fn(&mut Xoshiro256PlusPlus) + Sync)| {
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
+        (0..ROUNDS).for_each(|_| step(&mut random));
+    };
+    let charge = |random: &mut Xoshiro256PlusPlus| {
+        let class = MemoryClass::ALL[random.next_u64() as usize % MemoryClass::ALL.len()];
+        let charge = pick(random).charge(class, (random.next_u64() % (1 << 40)) as i64);
+        charge.change(-charge.bytes() / 2);
+    };
+    let set = |random: &mut Xoshiro256PlusPlus| pick(random).set_limits(&limits(random));
+    let make = |random: &mut Xoshiro256PlusPlus| {
+        let made = memory.add_owner();
+        made.set_holder(Some(pick(random)));
+        let _charge = made.charge(MemoryClass::Node, 5000);
+        made.set_limits(&limits(random));
+        // Circles come and go (HELD-T1).
+        pick(random).set_holder(Some(pick(random)));
+    };
+    let look = |_: &mut Xoshiro256PlusPlus| {
+        let picture = memory.picture();
+        assert_eq!(copyhold_memory::protections(&picture.groups).len(), picture.groups.len());
+        drop(memory.survey());
+    };
+    thread::scope(|scope| {
+        for seed in 0..4 {
+            scope.spawn(move || repeat(seed, &charge));
+        }
+        let others: [&(dyn Fn(&mut Xoshiro256PlusPlus) + Sync); 4] = [&set, &set, &make, &look];
+        for (seed, step) in (4..).zip(others) {
+            scope.spawn(move || repeat(seed, step));
+        }
+    });
+    for group in &groups {
+        assert!(MemoryClass::ALL.iter().all(|class| group.charged(*class) == 0), "{group:?}");
+    }
+    drop(groups);
+    assert_eq!(memory.owners().len(), 1, "CHARGE-C2: only the shared group is left");
+}
