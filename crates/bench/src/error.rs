@@ -18,6 +18,8 @@ pub(crate) enum BenchError {
     NoCounters(String),
     #[error("{files} files are more than a process may have open ({open}); use fewer --files")]
     TooManyFiles { files: u32, open: u64 },
+    #[error("--files-max {bytes} is too small for the room of clean data: at least {least}")]
+    FilesTooSmall { bytes: u64, least: u64 },
     #[error("the daemon refuses: {0}")]
     Refused(String),
     #[error("the process `copyhold-bench {0}` does not answer; its own message is above")]

@@ -2,8 +2,14 @@
 //! its option is given, and compares arms: the same on a filesystem made anew with other options.
 //!
 //! - `--clones N` (`clones`): clones that read their base.
+//! - `--curve` (`curve`): scans of a tenant's memory, as its protection is lowered.
+//! - `--rogue KINDS` (`beside`): the waiting times of a neighbour beside a rogue, with groups and
+//!   without.
 
+mod beside;
 mod clones;
+mod curve;
+mod group;
 
 use copyhold_harness::Interrupt;
 
@@ -11,12 +17,18 @@ use crate::error::BenchError;
 use crate::job::Job;
 use crate::sample::Sample;
 use crate::target::{Kind, Site};
+use beside::Beside;
 use clones::Clones;
+use curve::Curve;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Groups {
     #[command(flatten)]
     clones: Clones,
+    #[command(flatten)]
+    curve: Curve,
+    #[command(flatten)]
+    beside: Beside,
 }
 
 impl Job for Groups {
@@ -25,7 +37,8 @@ impl Job for Groups {
     }
 
     fn data_bytes(&self) -> u64 {
-        self.clones.data_bytes()
+        let all = [self.clones.data_bytes(), self.curve.data_bytes(), self.beside.data_bytes()];
+        all.into_iter().max().unwrap_or_default()
     }
 
     fn left_out(&self, kind: Kind) -> Option<&'static str> {
@@ -39,6 +52,9 @@ impl Job for Groups {
         _round: u32,
         interrupt: &Interrupt,
     ) -> Result<Vec<Sample>, BenchError> {
-        self.clones.round(site, kind, interrupt)
+        let mut samples = self.clones.round(site, kind, interrupt)?;
+        samples.extend(self.curve.round(site, kind, interrupt)?);
+        samples.extend(self.beside.round(site, kind, interrupt)?);
+        Ok(samples)
     }
 }

@@ -3,24 +3,25 @@
 //! One chart for each job and unit, so that what is in a chart has one scale. A metric has a bar
 //! for each target, of the median; a line across its end goes from the least to the greatest value
 //! of all rounds. On top stands where it was measured. Bars, lines and text are all that it takes,
-//! so it is written out by hand.
+//! so it is written out by hand. Metrics of several places are drawn as `lines`.
+
+mod lines;
+mod picture;
+
+pub(crate) use lines::UNIT as LINES;
 
 use std::fmt::Write;
 
 use crate::summary::{Metric, Spread, Summary, number};
 use crate::target::Kind;
+use picture::{MARGIN, Picture, ROW, TITLE};
 
-const WIDTH: u32 = 1000;
 /// Where bars begin: names of metrics stand left of it.
 const LEFT: u32 = 260;
 /// The length of the longest bar; its figure stands right of it.
 const LONGEST: u32 = 520;
-const ROW: u32 = 16;
 /// Between two metrics.
 const GAP: u32 = 6;
-/// For a chart's title, and between charts.
-const TITLE: u32 = 40;
-const MARGIN: u32 = 20;
 
 /// The whole picture.
 pub(crate) fn svg(summary: &Summary) -> String {
@@ -29,6 +30,7 @@ pub(crate) fn svg(summary: &Summary) -> String {
         picture.text(MARGIN, "start", line);
         picture.y += ROW;
     }
+    lines::draw(summary, &mut picture);
     for chart in charts(summary) {
         chart.draw(&mut picture);
     }
@@ -51,7 +53,7 @@ struct Bar<'a> {
 /// In the order in which metrics first came.
 fn charts(summary: &Summary) -> Vec<Chart<'_>> {
     let mut charts: Vec<Chart<'_>> = Vec::new();
-    for metric in summary.metrics() {
+    for metric in summary.metrics().iter().filter(|metric| metric.unit != lines::UNIT) {
         let title = (metric.job, metric.unit);
         let found = charts.iter().position(|chart| chart.title == title);
         let index = found.unwrap_or_else(|| {
@@ -80,62 +82,34 @@ impl Chart<'_> {
                 picture.text(LEFT - 8, "end", bar.metric.name.trim_end_matches(".time"));
                 above = Some(&bar.metric.name);
             }
-            picture.bar(bar, self.greatest);
+            bar.draw(picture, self.greatest);
             picture.y += ROW;
         }
     }
 }
 
-/// Shapes so far, and where the next one goes.
-struct Picture {
-    shapes: String,
-    y: u32,
-}
-
-impl Picture {
-    fn text(&mut self, x: u32, anchor: &str, text: &str) {
-        let (y, text) = (self.y + 12, escaped(text));
-        let _ =
-            writeln!(self.shapes, r#"<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>"#);
-    }
-
-    fn title(&mut self, text: &str) {
-        let (y, text) = (self.y, escaped(text));
-        let _ = writeln!(self.shapes, r#"<text x="{MARGIN}" y="{y}" class="title">{text}</text>"#);
-    }
-
+impl Bar<'_> {
     /// The bar, its whisker, and what it stands for.
-    fn bar(&mut self, bar: &Bar<'_>, greatest: f64) {
+    fn draw(&self, picture: &mut Picture, greatest: f64) {
         let length = |value: f64| match greatest > 0.0 {
             true => value.max(0.0) / greatest * f64::from(LONGEST),
             false => 0.0,
         };
-        let (top, middle) = (self.y + 2, self.y + ROW / 2);
-        let (width, height, colour) = (length(bar.spread.median), ROW - 4, colour(bar.kind));
+        let (top, middle) = (picture.y + 2, picture.y + ROW / 2);
+        let (width, height, colour) = (length(self.spread.median), ROW - 4, colour(self.kind));
         let _ = writeln!(
-            self.shapes,
+            picture.shapes,
             r#"<rect x="{LEFT}" y="{top}" width="{width:.1}" height="{height}" fill="{colour}"/>"#
         );
-        let (least, most) = (length(bar.spread.min), length(bar.spread.max));
+        let (least, most) = (length(self.spread.min), length(self.spread.max));
         let ends = [least, most].map(|end| f64::from(LEFT) + end);
         let _ = writeln!(
-            self.shapes,
+            picture.shapes,
             r#"<path d="M{:.1} {middle}H{:.1}M{:.1} {top}v{height}M{:.1} {top}v{height}"/>"#,
             ends[0], ends[1], ends[0], ends[1]
         );
-        let figure = format!("{} {}", number(bar.spread.median), bar.kind.name());
-        self.text(LEFT + most as u32 + 8, "start", &figure);
-    }
-
-    fn end(self) -> String {
-        let height = self.y + MARGIN;
-        format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\">\n\
-             <style>text {{ font: 12px sans-serif }} .title {{ font: bold 14px sans-serif }} \
-             path {{ stroke: black; fill: none }}</style>\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n{}</svg>\n",
-            self.shapes
-        )
+        let figure = format!("{} {}", number(self.spread.median), self.kind.name());
+        picture.text(LEFT + most as u32 + 8, "start", &figure);
     }
 }
 
@@ -148,10 +122,6 @@ fn colour(kind: Kind) -> &'static str {
         Kind::Null => "#bbbbbb",
         Kind::Plain => "#228833",
     }
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]

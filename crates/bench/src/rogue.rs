@@ -21,6 +21,7 @@
 //! that need limits, snapshots or shared copies.
 
 mod copies;
+mod creates;
 mod deep;
 mod holes;
 mod interrupts;
@@ -31,6 +32,7 @@ mod mapping;
 mod neighbour;
 mod queue;
 mod quota;
+mod reads;
 mod renames;
 mod setting;
 mod sizes;
@@ -55,7 +57,7 @@ use crate::own_process::OwnProcess;
 use crate::sample::{Sample, compared};
 use crate::target::{Kind, Site, Target, run};
 use crate::unshare::{copies::make_original, enable};
-use kind::RogueKind;
+pub(crate) use kind::RogueKind;
 use neighbour::{Figures, Neighbour, NeighbourSizes};
 use sizes::Sizes;
 use tenant::Report;
@@ -70,6 +72,13 @@ pub(crate) struct Rogue {
     #[arg(long, value_enum, value_delimiter = ',')]
     #[arg(default_values_t = RogueKind::value_variants().to_vec())]
     kinds: Vec<RogueKind>,
+    #[command(flatten)]
+    trial: Trial,
+}
+
+/// A neighbour alone, beside a rogue, and alone again.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Trial {
     /// How long the neighbour is measured beside each rogue; alone, half before and half after
     #[arg(long, default_value_t = 5)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -86,7 +95,7 @@ impl Job for Rogue {
     }
 
     fn data_bytes(&self) -> u64 {
-        self.neighbour.data_bytes() + self.sizes.data_bytes()
+        self.trial.data_bytes()
     }
 
     fn round(
@@ -103,19 +112,26 @@ impl Job for Rogue {
                 continue;
             }
             eprintln!("rogue: {}: {rogue}", kind.name());
-            samples.extend(on_fresh(site, kind, |target| self.run(target, rogue, interrupt))?);
+            samples.extend(on_fresh(site, kind, |target| {
+                self.trial.run(target, rogue, interrupt, |_| Ok(()))
+            })?);
         }
         Ok(samples)
     }
 }
 
-impl Rogue {
-    /// On an empty filesystem.
-    fn run(
+impl Trial {
+    pub(crate) fn data_bytes(&self) -> u64 {
+        self.neighbour.data_bytes() + self.sizes.data_bytes()
+    }
+
+    /// On an empty filesystem. `prepare` gets the subvolume of the neighbour.
+    pub(crate) fn run(
         &self,
         target: &Target<'_>,
         rogue: RogueKind,
         interrupt: &Interrupt,
+        prepare: impl FnOnce(&Path) -> Result<(), BenchError>,
     ) -> Result<Vec<Sample>, BenchError> {
         if quota::has_quotas(target.kind()) {
             enable::simple_quotas(target)?;
@@ -123,6 +139,7 @@ impl Rogue {
         let [home, den] = ["neighbour", "rogue"].map(|name| target.directory().join(name));
         make_original(target, &home)?;
         make_original(target, &den)?;
+        prepare(&home)?;
         if rogue.has_limit() {
             quota::limit(target, &den, self.sizes.limit)?;
         }

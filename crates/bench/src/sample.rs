@@ -16,6 +16,11 @@ impl Sample {
         Sample { metric: format!("{variant}.{metric}"), unit, value }
     }
 
+    /// The same of one arm of an experiment.
+    pub(crate) fn of(self, arm: &str) -> Sample {
+        Sample { metric: format!("{arm}.{}", self.metric), ..self }
+    }
+
     /// How long a variant took.
     pub(crate) fn seconds(variant: &str, time: Duration) -> Sample {
         Sample::new(variant, "time", "s", time.as_secs_f64())

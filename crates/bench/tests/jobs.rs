@@ -152,6 +152,28 @@ fn snapshots_are_of_what_has_them() {
 }
 
 #[test]
+fn groups_show_the_curve_of_reclaim() {
+    let small = ["--curve", "--reclaim", "proportional", "--eagerness", "1", "--files-max", "16M"];
+    let lines = run(&[&["groups", "--option", "memory=128M"], &small[..]].concat());
+    let expected = ["curve.17.ideal", "curve.0.proportional", "curve.0.proportional.rival_pgscan"];
+    let found = metrics(&lines, "copyhold");
+    assert!(!has_copyhold() || expected.iter().all(|it| found.contains(it)), "{found:?}");
+}
+
+#[test]
+fn groups_compare_a_neighbour_with_them_and_without() {
+    let small = ["--files", "50", "--size", "1M", "--seconds", "1", "--entries", "40"];
+    let rogue = ["groups", "--rogue", "create,read", "--threads", "2", "--mapping", "1M"];
+    let lines = run(&[&rogue[..], &small].concat());
+    let expected = ["on", "off"].map(|arm| {
+        ["create", "read"].map(|kind| format!("{arm}.beside_to_alone.{kind}.read_direct.p99"))
+    });
+    let found = metrics(&lines, "copyhold");
+    let mut expected = expected.as_flattened().iter();
+    assert!(!has_copyhold() || expected.all(|it| found.contains(it.as_str())), "{found:?}");
+}
+
+#[test]
 fn rogue() {
     let neighbour = ["--files", "50", "--size", "1M", "--seconds", "1"];
     let sizes = ["--threads", "4", "--limit", "2M"];

@@ -82,6 +82,7 @@ pub fn memory(fs: &Filesystem, shares: &Shares) -> Value {
         "node_bytes": charged(MemoryClass::Node),
         "data_bytes": charged(MemoryClass::Data),
         "data": {
+            "blocks": clean.blocks,
             "hits": clean.hits,
             "misses": clean.misses,
             "evictions": clean.evictions,

@@ -5,8 +5,8 @@ use rustix::io::Errno;
 
 use super::setting::{Setting, Step};
 use super::{
-    copies, deep, holes, interrupts, listings, locks, mapping, queue, renames, spin, subvolumes,
-    writes, xattrs,
+    copies, creates, deep, holes, interrupts, listings, locks, mapping, queue, reads, renames,
+    spin, subvolumes, writes, xattrs,
 };
 use crate::error::BenchError;
 use crate::target::Kind;
@@ -18,12 +18,14 @@ pub(crate) enum RogueKind {
     /// Many threads that write at their full limit
     Limit,
     /// A thousand threads that write 256 KiB at a time
+    #[value(alias = "write")]
     Dirty,
     /// Asynchronous direct writes of 1 MiB, a thousand in flight
     Queue,
     /// A thousand threads that write 4 KiB directly
     Direct,
     /// Listings of a huge directory, with a stat of each entry that asks the filesystem
+    #[value(alias = "walk")]
     List,
     /// Extended attributes of 64 KiB
     Xattr,
@@ -43,6 +45,10 @@ pub(crate) enum RogueKind {
     Mmap,
     /// Directories renamed at the bottom of a deep tree
     Deep,
+    /// Files made and unlinked, so many of each thread at a time
+    Create,
+    /// Direct reads of a large file at random
+    Read,
 }
 
 impl RogueKind {
@@ -93,6 +99,8 @@ impl RogueKind {
             RogueKind::Copy => copies::of_a_sparse_file(setting),
             RogueKind::Mmap => mapping::dirtied(setting),
             RogueKind::Deep => deep::renames(setting),
+            RogueKind::Create => creates::of_new_names(setting),
+            RogueKind::Read => reads::of_a_large_file(setting),
         }
     }
 }

@@ -4,19 +4,19 @@ use crate::size;
 
 #[derive(Debug, Clone, PartialEq, Eq, clap::Args)]
 pub(super) struct Sizes {
-    /// Threads of the rogues limit, rename, locks and interrupts
+    /// Threads of the rogues limit, rename, locks, interrupts and read
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(super) threads: u32,
     /// Threads of the rogues dirty and direct
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub(super) writers: u32,
-    /// Threads of the rogues list, xattr, punch, snapshots, copy and deep
+    /// Threads of the rogues list, xattr, punch, snapshots, copy, deep and create
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(super) workers: u32,
     /// Direct writes of 1 MiB that the rogue queue has in flight
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(super) depth: u32,
-    /// Entries of the directory that the rogue list lists
+    /// Entries of the directory that the rogue list lists, and files that the rogue create keeps
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) entries: u32,
     /// Quota limit of the rogue limit
@@ -25,7 +25,7 @@ pub(super) struct Sizes {
     /// Size of the sparse file that the rogue copy copies
     #[arg(long, default_value = "1024G", value_parser = size::parse)]
     pub(super) copy: u64,
-    /// Size of the mapping that the rogue mmap dirties
+    /// Size of the mapping that the rogue mmap dirties, and of the file that the rogue read reads
     #[arg(long, default_value = "256M", value_parser = size::parse)]
     pub(super) mapping: u64,
     /// Levels of the tree at whose lowest directory the rogue deep renames

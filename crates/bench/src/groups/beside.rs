@@ -1,0 +1,106 @@
+//! A neighbour beside a rogue, with groups of memory and without: data, names and metadata.
+//!
+//! The same trial as that of the job `rogue`, on two filesystems: `on` protects the neighbour by
+//! `low`, `off` has `reclaim=off`, under which no protection counts and dirty data has no parts.
+//! Both keep the data of direct reads. `ARM.beside_to_alone.KIND.CALL` has the ratios.
+
+use copyhold_harness::Interrupt;
+
+use super::group::Group;
+use crate::error::BenchError;
+use crate::job::on_fresh;
+use crate::rogue::{RogueKind, Trial};
+use crate::sample::Sample;
+use crate::size;
+use crate::target::{Kind, Site};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Arm {
+    On,
+    Off,
+}
+
+impl Arm {
+    fn name(self) -> &'static str {
+        match self {
+            Arm::On => "on",
+            Arm::Off => "off",
+        }
+    }
+
+    fn option(self) -> &'static str {
+        match self {
+            Arm::On => "reclaim=proportional",
+            Arm::Off => "reclaim=off",
+        }
+    }
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Beside {
+    /// Measure a neighbour beside these kinds of rogues, with groups and without
+    #[arg(long, value_enum, value_delimiter = ',')]
+    rogue: Vec<RogueKind>,
+    /// With groups, or without
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "on,off")]
+    arms: Vec<Arm>,
+    /// `low` of the neighbour with groups: a number with K, M or G
+    #[arg(long, default_value = "64M", value_parser = size::parse)]
+    low: u64,
+    #[command(flatten)]
+    trial: Trial,
+}
+
+impl Beside {
+    pub(super) fn data_bytes(&self) -> u64 {
+        if self.rogue.is_empty() { 0 } else { self.trial.data_bytes() }
+    }
+
+    pub(super) fn round(
+        &self,
+        site: &Site,
+        kind: Kind,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Sample>, BenchError> {
+        let mut samples = Vec::new();
+        for &rogue in &self.rogue {
+            for &arm in &self.arms {
+                eprintln!("groups: {}: {rogue}", arm.name());
+                let site = site.with_option(arm.option().into());
+                let site = site.with_option("data_cache=direct".into());
+                let of_arm = on_fresh(&site, kind, |target| {
+                    self.trial.run(target, rogue, interrupt, |home| match arm {
+                        Arm::On => Group::new(target, home).set("low", self.low),
+                        Arm::Off => Ok(()),
+                    })
+                })?;
+                samples.extend(of_arm.into_iter().map(|sample| sample.of(arm.name())));
+            }
+        }
+        Ok(samples)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        beside: Beside,
+    }
+
+    #[test]
+    fn rogues_have_the_names_of_their_work_and_both_arms_run_without_a_choice() {
+        let parsed = |line: &str| Line::try_parse_from(line.split(' ')).map(|line| line.beside);
+        assert_eq!(parsed("x").unwrap().data_bytes(), 0);
+        let all = parsed("x --rogue write,create,walk,read").unwrap();
+        let kinds = [RogueKind::Dirty, RogueKind::Create, RogueKind::List, RogueKind::Read];
+        assert_eq!((&all.rogue[..], &all.arms[..]), (&kinds[..], &[Arm::On, Arm::Off][..]));
+        assert_eq!(parsed("x --rogue read --arms off").unwrap().arms, [Arm::Off]);
+        assert!(parsed("x --rogue reads").is_err());
+    }
+}
