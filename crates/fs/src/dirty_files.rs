@@ -8,6 +8,8 @@
 //!              it. `heads` has the oldest of each tenant.
 //! DIRTYSET-D2  The tenant of a file is that of its subvolume when the file became dirty: a move of
 //!              the subvolume changes it for the next time.
+//! DIRTYSET-D3  A file is written by the task that began it last. A task that ends later than its
+//!              entry (the file was clean meanwhile, and dirty again) changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,6 +17,10 @@ use copyhold_types::{InodeNo, Nanos, SubvolId};
 
 use crate::NodeId;
 use crate::inode::InodeRef;
+
+/// The number of a task that writes files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TaskId(pub(crate) u64);
 
 pub(crate) struct DirtyFiles<T = InodeRef> {
     files: BTreeMap<NodeId, Dirty<T>>,
@@ -34,8 +40,8 @@ struct Dirty<T> {
     file: T,
     tenant: SubvolId,
     since: Nanos,
-    /// A task is writing it.
-    writing: bool,
+    /// The task that is writing it.
+    writer: Option<TaskId>,
 }
 
 impl<T: Clone> DirtyFiles<T> {
@@ -44,7 +50,7 @@ impl<T: Clone> DirtyFiles<T> {
         if self.files.contains_key(&node) {
             return;
         }
-        let dirty = Dirty { file: file.clone(), tenant, since: now, writing: false };
+        let dirty = Dirty { file: file.clone(), tenant, since: now, writer: None };
         self.files.insert(node, dirty);
         self.wait(tenant, |queue| queue.insert((tenant, now, node)));
     }
@@ -69,18 +75,19 @@ impl<T: Clone> DirtyFiles<T> {
 
     /// A task begins to write a file that waits; blocks that become dirty meanwhile are so since
     /// `now`.
-    pub(crate) fn begin(&mut self, node: NodeId, now: Nanos) -> Option<T> {
-        let dirty = self.files.get_mut(&node).filter(|dirty| !dirty.writing)?;
+    pub(crate) fn begin(&mut self, node: NodeId, now: Nanos, task: TaskId) -> Option<T> {
+        let dirty = self.files.get_mut(&node).filter(|dirty| dirty.writer.is_none())?;
         let (tenant, since, file) = (dirty.tenant, dirty.since, dirty.file.clone());
-        (dirty.since, dirty.writing) = (now, true);
+        (dirty.since, dirty.writer) = (now, Some(task));
         self.wait(tenant, |queue| queue.remove(&(tenant, since, node)));
         Some(file)
     }
 
-    /// The task has ended; the file waits again.
-    pub(crate) fn ended(&mut self, node: NodeId) {
-        if let Some(dirty) = self.files.get_mut(&node) {
-            dirty.writing = false;
+    /// The task has ended; the file waits again (DIRTYSET-D3).
+    pub(crate) fn ended(&mut self, node: NodeId, task: TaskId) {
+        let dirty = self.files.get_mut(&node);
+        if let Some(dirty) = dirty.filter(|dirty| dirty.writer == Some(task)) {
+            dirty.writer = None;
             let (tenant, since) = (dirty.tenant, dirty.since);
             self.wait(tenant, |queue| queue.insert((tenant, since, node)));
         }
@@ -89,6 +96,20 @@ impl<T: Clone> DirtyFiles<T> {
     /// The tenant that a dirty file had when it became dirty.
     pub(crate) fn tenant_of(&self, node: NodeId) -> Option<SubvolId> {
         self.files.get(&node).map(|dirty| dirty.tenant)
+    }
+
+    pub(crate) fn find(&self, node: NodeId) -> Option<T> {
+        self.files.get(&node).map(|dirty| dirty.file.clone())
+    }
+
+    /// Whether a file of the tenant waits.
+    pub(crate) fn waits(&self, tenant: SubvolId) -> bool {
+        self.head(tenant).is_some()
+    }
+
+    /// Tenants of which a file waits.
+    pub(crate) fn tenants_that_wait(&self) -> usize {
+        self.heads.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -136,6 +157,8 @@ mod tests {
 
     use super::*;
 
+    const TASK: TaskId = TaskId(1);
+
     fn node(subvol: u32, ino: u64) -> NodeId {
         NodeId { subvol: SubvolId(subvol), ino: InodeNo(ino) }
     }
@@ -153,13 +176,13 @@ mod tests {
         }
         dirty.insert(one, &"again", one.subvol, 20);
         assert_eq!((oldest(&dirty, 2), oldest(&dirty, 3)), (None, Some(one)));
-        assert_eq!(dirty.begin(one, 10), Some("one"));
-        assert_eq!(dirty.begin(one, 10), None);
+        assert_eq!(dirty.begin(one, 10, TASK), Some("one"));
+        assert_eq!(dirty.begin(one, 10, TASK), None);
         assert_eq!(oldest(&dirty, Nanos::MAX), Some(two));
         dirty.remove(two);
         assert_eq!(oldest(&dirty, Nanos::MAX), Some(three));
-        dirty.ended(one);
-        assert_eq!((oldest(&dirty, 9), dirty.begin(three, 11)), (Some(three), Some("three")));
+        dirty.ended(one, TASK);
+        assert_eq!((oldest(&dirty, 9), dirty.begin(three, 11, TASK)), (Some(three), Some("three")));
         assert_eq!(oldest(&dirty, Nanos::MAX), Some(one));
         assert_eq!((dirty.all(), dirty.of(SubvolId::ROOT)), (vec!["one", "three"], vec!["one"]));
     }
@@ -168,10 +191,25 @@ mod tests {
     fn a_file_that_is_clean_before_its_task_has_ended_waits_for_nothing() {
         let mut dirty = DirtyFiles::default();
         dirty.insert(node(1, 7), &(), SubvolId(1), 3);
-        dirty.begin(node(1, 7), 4);
+        dirty.begin(node(1, 7), 4, TASK);
         dirty.remove(node(1, 7));
-        dirty.ended(node(1, 7));
+        dirty.ended(node(1, 7), TASK);
         assert!(dirty.is_empty() && oldest(&dirty, Nanos::MAX).is_none());
+    }
+
+    /// DIRTYSET-D3.
+    #[test]
+    fn a_task_that_ends_late_leaves_the_file_to_the_next_one() {
+        let (mut dirty, late, next) = (DirtyFiles::default(), TASK, TaskId(2));
+        dirty.insert(node(1, 7), &(), SubvolId(1), 3);
+        dirty.begin(node(1, 7), 4, late);
+        dirty.remove(node(1, 7));
+        dirty.insert(node(1, 7), &(), SubvolId(1), 5);
+        assert!(dirty.begin(node(1, 7), 6, next).is_some());
+        dirty.ended(node(1, 7), late);
+        assert_eq!(oldest(&dirty, Nanos::MAX), None);
+        dirty.ended(node(1, 7), next);
+        assert_eq!(oldest(&dirty, Nanos::MAX), Some(node(1, 7)));
     }
 
     #[derive(Clone, Debug)]
@@ -179,7 +217,8 @@ mod tests {
         Insert(NodeId, SubvolId),
         Remove(NodeId),
         Begin(NodeId),
-        End(NodeId),
+        /// Of the task that began it so many begins ago, of any file.
+        End(NodeId, u64),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -189,44 +228,53 @@ mod tests {
                 .prop_map(|(file, tenant)| Step::Insert(file, SubvolId(tenant))),
             file.clone().prop_map(Step::Remove),
             file.clone().prop_map(Step::Begin),
-            file.prop_map(Step::End),
+            (file, 0..3_u64).prop_map(|(file, ago)| Step::End(file, ago)),
         ]
     }
 
     proptest! {
-        /// DIRTYSET-D1 and DIRTYSET-D2 against a list.
+        /// DIRTYSET-D1 to DIRTYSET-D3 against a list.
         #[test]
         fn the_oldest_of_the_tenants_that_may_be_chosen_is_next(
             steps in prop::collection::vec(step(), 0..60),
             passed in 1..4_u32,
         ) {
             let mut dirty = DirtyFiles::default();
-            let mut plain: BTreeMap<NodeId, (Nanos, SubvolId, bool)> = BTreeMap::new();
+            let mut plain: BTreeMap<NodeId, (Nanos, SubvolId, Option<TaskId>)> = BTreeMap::new();
+            let mut last = 0;
             for (now, step) in steps.into_iter().enumerate() {
                 let now = now as Nanos;
                 match step {
                     Step::Insert(file, tenant) => {
                         dirty.insert(file, &(), tenant, now);
-                        plain.entry(file).or_insert((now, tenant, false));
+                        plain.entry(file).or_insert((now, tenant, None));
                     }
                     Step::Remove(file) => {
                         dirty.remove(file);
                         plain.remove(&file);
                     }
                     Step::Begin(file) => {
-                        let may = plain.get_mut(&file).filter(|(.., writing)| !writing);
-                        prop_assert_eq!(dirty.begin(file, now).is_some(), may.is_some());
-                        may.into_iter().for_each(|entry| (entry.0, entry.2) = (now, true));
+                        last += 1;
+                        let may = plain.get_mut(&file).filter(|(.., writer)| writer.is_none());
+                        let begun = dirty.begin(file, now, TaskId(last));
+                        prop_assert_eq!(begun.is_some(), may.is_some());
+                        may.into_iter()
+                            .for_each(|entry| (entry.0, entry.2) = (now, Some(TaskId(last))));
                     }
-                    Step::End(file) => {
-                        dirty.ended(file);
-                        plain.get_mut(&file).into_iter().for_each(|entry| entry.2 = false);
+                    Step::End(file, ago) => {
+                        let task = TaskId(last.saturating_sub(ago));
+                        dirty.ended(file, task);
+                        plain
+                            .get_mut(&file)
+                            .filter(|(.., writer)| *writer == Some(task))
+                            .into_iter()
+                            .for_each(|entry| entry.2 = None);
                     }
                 }
                 for due in [now / 2, Nanos::MAX] {
                     let may = |tenant: SubvolId| tenant.0 != passed;
-                    let waits = plain.iter().filter(|(_, (since, tenant, writing))| {
-                        !writing && *since <= due && may(*tenant)
+                    let waits = plain.iter().filter(|(_, (since, tenant, writer))| {
+                        writer.is_none() && *since <= due && may(*tenant)
                     });
                     let first = waits.map(|(node, (since, tenant, _))| (*since, *tenant, *node)).min();
                     let next = dirty.oldest(due, may);

@@ -3,8 +3,9 @@
 //! Problem.  Write-back has many requests at the device at a time, in front of each read and flush
 //!           for which a caller waits.
 //! Idea.     An fsync, and a read from the device, note their tenant when they begin and end. While
-//!           such a note is fresh, fewer tasks write back data of other tenants. The notes of a
-//!           tenant do not slow its own write-back.
+//!           such a note is fresh, fewer tasks write back data of other tenants (`writers`), with
+//!           few bytes at the device (`flight`). The notes of a tenant do not slow its own
+//!           write-back.
 //! In core.  The tenant of the last note, its time, and that of the last note of another tenant.
 //!
 //! FOREGROUND-F1  `is_beside(tenant)` is true if another tenant has a fresh note. Of two notes at
@@ -18,9 +19,9 @@ use copyhold_volume::tenant_of;
 
 use crate::Filesystem;
 
-/// How long a note is fresh. Between two calls of a program that waits for each, write-back is not
-/// to begin anew.
-const FRESH: Duration = Duration::from_secs(1);
+/// How long a note is fresh. During a call that waits, and between two calls of a program that
+/// makes a block durable now and then, write-back of others has few bytes at the device.
+const FRESH: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 pub(crate) struct Foreground {

@@ -298,7 +298,7 @@ impl Filesystem {
         if was_nameless {
             self.forget_in_use(inode.node);
         }
-        self.flusher.forget(inode, forgotten);
+        self.flusher.room.forget(inode, forgotten);
         self.unlist_if_clean(inode);
     }
 

@@ -45,6 +45,8 @@ ranks! {
     InodeState,
     /// Files with dirty data.
     DirtyFiles,
+    /// Failures of write-back, for writers that wait for room.
+    DirtyFailures,
     /// A shard of the inodes in memory.
     InodeCache,
     /// Access times that wait to be logged.

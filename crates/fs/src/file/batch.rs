@@ -25,12 +25,13 @@ use smallvec::SmallVec;
 use super::dirty::{Taken, Took};
 use super::extents::CHUNK;
 use super::slot::Slot;
+use crate::flight::Flying;
 use crate::inode::{Inode, InodeRef};
 use crate::promise::Promise;
 use crate::{Filesystem, Result, Sabotage};
 
 /// Blocks of one batch: 4 MiB.
-const BLOCKS_MAX: usize = 1024;
+pub(crate) const BATCH_BLOCKS: usize = 1024;
 /// Stretches of one batch, so that it fits a transaction where every old extent is cut in two.
 const PIECES_MAX: usize = 256;
 /// Blocks of one request: 1 MiB.
@@ -49,6 +50,8 @@ pub(crate) struct WritebackJob {
     pub(super) attach: bool,
     /// There is no reservation: the content goes into preallocated space.
     in_place: bool,
+    /// Until the device has its bytes.
+    flying: Option<Flying>,
 }
 
 /// The content to install.
@@ -71,21 +74,25 @@ pub(super) struct Placed {
 
 impl Filesystem {
     /// Writes and installs a batch of blocks made dirty up to change number `version`; if none is
-    /// left at all, logs a pending cut, size or time. Says whether there was anything to do.
+    /// left at all, logs a pending cut, size or time. Says whether there was anything to do. A task
+    /// has room at the device for the batch, `flying`.
     pub(crate) async fn write_batch(
         self: &Arc<Self>,
         inode: &InodeRef,
         version: u64,
         attach: bool,
+        flying: Option<Flying>,
     ) -> Result<bool> {
+        let blocks = flying.as_ref().map_or(BATCH_BLOCKS, Flying::blocks);
         let mut batch = loop {
-            match WritebackJob::take(self, inode, version, attach) {
+            match WritebackJob::take(self, inode, version, attach, blocks) {
                 Some(batch) => break batch,
                 // DIRTY-D9.
                 None if inode.state().data.waits_for_cut() => self.batches_end(inode).await,
                 None => return Ok(false),
             }
         };
+        batch.fly(flying);
         let inode = inode.clone();
         let write = async move {
             // Before the batch has ended: waiters for that check for errors then.
@@ -113,6 +120,7 @@ impl WritebackJob {
         inode: &InodeRef,
         version: u64,
         attach: bool,
+        blocks_max: usize,
     ) -> Option<WritebackJob> {
         let mut state = inode.state();
         // DIRTY-D9.
@@ -123,7 +131,7 @@ impl WritebackJob {
         let size = state.shown.size;
         let was_ready = state.data.ready();
         let Took { id, blocks: took, in_place } =
-            state.data.take(version, BLOCKS_MAX, PIECES_MAX, CHUNK);
+            state.data.take(version, blocks_max, PIECES_MAX, CHUNK);
         if took.is_empty() && !state.data.take_nothing(id, version) {
             return None;
         }
@@ -140,10 +148,18 @@ impl WritebackJob {
             },
             hold: Mutex::default(),
             in_place,
+            flying: None,
             inline: alone && size <= INLINE_MAX as u64 && no_extents,
             attach: attach && small && took.len() == was_ready && !in_place,
             took,
         })
+    }
+
+    fn fly(&mut self, flying: Option<Flying>) {
+        self.flying = flying;
+        if let Some(flying) = &mut self.flying {
+            flying.keep_blocks(self.took.len());
+        }
     }
 
     /// Its blocks get new places on the device.
@@ -176,11 +192,12 @@ impl WritebackJob {
     }
 
     pub(super) async fn send_and_install(
-        &self,
+        &mut self,
         placed: &[Placed],
         claims: &mut VecDeque<Claim>,
     ) -> Result<()> {
         self.send(placed).await?;
+        self.flying = None;
         self.install(Content::Placed(placed, claims)).await
     }
 

@@ -330,7 +330,7 @@ async fn try_punch(
     let mut state = inode.state();
     state.expect_present()?;
     let guard = fs.volumes.snapshot_guard(&inode.subvol.volume)?;
-    fs.flusher.forget(inode, state.data.drop_blocks(range.start..to));
+    fs.flusher.room.forget(inode, state.data.drop_blocks(range.start..to));
     // Inline data is dropped with block 0.
     let first = range.start == 0;
     let tx = Transaction::new();

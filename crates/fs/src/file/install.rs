@@ -147,7 +147,7 @@ impl WritebackJob {
             left += usize::from(state.data.installed(block, self.taken, attached));
         }
         state.logged(item, txg);
-        self.fs.flusher.forget(&self.inode, left);
+        self.fs.flusher.room.forget(&self.inode, left);
         Ok(())
     }
 

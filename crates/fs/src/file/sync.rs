@@ -73,8 +73,11 @@ impl Filesystem {
             }
             (state.data.version(), state.shown.size)
         };
+        if attach {
+            note_wait(self, inode.node.subvol);
+        }
         loop {
-            while self.write_batch(inode, version, attach).await? {}
+            while self.write_batch(inode, version, attach, None).await? {}
             self.batches_end(inode).await;
             let state = inode.state();
             let data = &state.data;

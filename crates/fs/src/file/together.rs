@@ -17,7 +17,9 @@ use copyhold_types::{Bufs, Purpose, Run};
 use futures_util::future::join_all;
 
 use super::batch::{Content, Placed, REQUEST_BLOCKS_MAX, WritebackJob, gather, place};
+use crate::flight::Flying;
 use crate::inode::InodeRef;
+use crate::writers::WriterTask;
 use crate::{Filesystem, Result};
 
 /// A batch with its place, not sent yet.
@@ -30,24 +32,35 @@ struct Ready {
 impl Filesystem {
     /// Writes the blocks of the files that are dirty at the call. Each file keeps its own error,
     /// the caller gets the first.
-    pub(crate) async fn write_together(self: &Arc<Self>, files: &[InodeRef]) -> Result<()> {
+    pub(crate) async fn write_together(
+        self: &Arc<Self>,
+        files: &[InodeRef],
+        task: &WriterTask,
+    ) -> Result<()> {
+        let ready = files.iter().map(|file| file.state().data.ready()).sum();
+        let flying = task.take_room(self, ready).await;
         let versions: Vec<u64> = files.iter().map(|file| file.state().data.version()).collect();
-        let batches = files.iter().zip(&versions);
-        let batches: Vec<WritebackJob> = batches
-            .filter_map(|(file, version)| WritebackJob::take(self, file, *version, false))
-            .collect();
+        let (mut batches, mut left) = (Vec::with_capacity(files.len()), flying.blocks());
+        for (file, version) in files.iter().zip(&versions) {
+            let Some(batch) = WritebackJob::take(self, file, *version, false, left) else {
+                continue;
+            };
+            left -= batch.took.len();
+            batches.push(batch);
+        }
         let fs = self.clone();
-        let mut result = finishing(&self.rt, async move { fs.write_batches(batches).await }).await;
+        let write = async move { fs.write_batches(batches, flying).await };
+        let mut result = finishing(&self.rt, write).await;
         for (file, version) in files.iter().zip(versions) {
-            // More than one batch takes.
+            // More than one batch takes, or than there was room for.
             if file.state().data.has_dirty_block(version) {
-                result = result.and(self.write_out(file, version).await);
+                result = result.and(task.write_out(self, file, version).await);
             }
         }
         result
     }
 
-    async fn write_batches(&self, batches: Vec<WritebackJob>) -> Result<()> {
+    async fn write_batches(&self, batches: Vec<WritebackJob>, flying: Flying) -> Result<()> {
         let mut group = Vec::with_capacity(batches.len());
         let mut told = Ok(());
         for mut batch in batches {
@@ -68,6 +81,7 @@ impl Filesystem {
             told = told.and(result);
         }
         let sent = self.send_together(&group).await;
+        drop(flying);
         for (ready, sent) in group.into_iter().zip(sent) {
             let Ready { mut batch, placed, mut claims } = ready;
             let result = match sent {

@@ -139,7 +139,7 @@ impl Filesystem {
         if empties {
             state.data.empty();
         }
-        self.flusher.forget(inode, gone);
+        self.flusher.room.forget(inode, gone);
         Ok(())
     }
 }

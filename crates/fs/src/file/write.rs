@@ -489,7 +489,7 @@ impl Filesystem {
         }
         state.shown.size = state.shown.size.max(end);
         state.content_changes(now);
-        self.flusher.add(inode, fresh);
+        self.flusher.room.add(inode, fresh);
         if self.breaks(Sabotage::ChargeTwice) {
             inode.owner().add(MemoryClass::Dirty, (fresh * BLOCK_BYTES) as i64);
         }

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use copyhold_fs::{Filesystem, NodeId, Options};
-use copyhold_runtime::Runtime;
+use copyhold_pool::{OpenOptions, Pool};
+use copyhold_runtime::{Rt, Runtime};
 use futures_util::future::join_all;
 
+use crate::common::queued::QueuedDevice;
 use crate::common::{World, pattern, write};
 use crate::quotas::{make, root_of, subvolume};
 
@@ -70,6 +72,54 @@ fn an_fsync_goes_on_while_writers_of_its_tenant_wait_for_room() {
         fs.fsync(files[0], false).await.unwrap();
         assert!(futures_util::poll!(&mut flooding).is_pending(), "they still do");
         flooding.await;
+        world.close(fs).await;
+    });
+}
+
+/// A tenant writes large files as fast as it may; another one makes a block durable now and then.
+/// Its fsync waits at the device for few bytes of the first one's data (FLIGHT-L1).
+#[test]
+fn an_fsync_waits_for_few_bytes_that_others_write_back() {
+    const ALONE: u64 = 16 << 20;
+    const BESIDE: u64 = 2 << 20;
+    let world = World::with_log(73, 262_144, 32 << 20);
+    world.run(async {
+        let rt: Rt = world.rt.clone();
+        let device = QueuedDevice::new(rt.clone(), world.device.clone());
+        let options = OpenOptions { tenants: true, ..OpenOptions::default() };
+        let pool = Pool::open(rt, device.clone(), options).await.unwrap();
+        let fs = Filesystem::open(pool, Options::default()).await.unwrap();
+        let (rogue, neighbour) = (subvolume(&fs, "rogue").await, subvolume(&fs, "neighbour").await);
+        let mut files = Vec::new();
+        for n in 0..16 {
+            files.push(make(&fs, root_of(rogue), &format!("file{n}")).await.unwrap());
+        }
+        let file = make(&fs, root_of(neighbour), "file").await.unwrap();
+        fs.sync().await.unwrap();
+        let flood = async {
+            let all = files.iter().map(|file| async {
+                for at in 0..24 {
+                    write(&fs, *file, at << 20, &pattern(1, 1 << 20)).await;
+                }
+            });
+            join_all(all).await;
+        };
+        let mut flooding = Box::pin(flood);
+        let mut waits = Vec::new();
+        while futures_util::poll!(&mut flooding).is_pending() {
+            world.rt.sleep(Duration::from_millis(10)).await;
+            write(&fs, file, 0, &pattern(3, 4096)).await;
+            let (ahead, begun) = (device.data_bytes(), world.rt.now());
+            fs.fsync(file, false).await.unwrap();
+            waits.push((ahead, Duration::from_nanos(world.rt.now() - begun)));
+        }
+        let (first, later) = waits.split_first().unwrap();
+        assert!(first.0 <= ALONE && later.len() > 20, "{waits:?}");
+        assert!(later.iter().all(|(ahead, _)| *ahead <= BESIDE), "FLIGHT-L1: {waits:?}");
+        // Each of few requests waits for these bytes.
+        let most = QueuedDevice::time_of(4 * BESIDE, 64);
+        assert!(later.iter().all(|(_, took)| *took < most), "{waits:?}");
+        drop(flooding);
         world.close(fs).await;
     });
 }

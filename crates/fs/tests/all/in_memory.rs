@@ -248,3 +248,19 @@ fn a_walk_of_a_tenant_leaves_inodes_of_another_one_that_are_promised() {
         });
     }
 }
+
+/// CACHE-C4: promises do not make the cache of inodes larger without a bound.
+#[test]
+fn a_walk_within_a_promise_keeps_a_quarter_more_inodes_at_most() {
+    let world = World::new(13, 32_768);
+    world.run(async {
+        let fs = world.open_with(options()).await;
+        let tenant = subvolume(&fs, "t").await;
+        let owner = fs.volumes().subvol(tenant).unwrap().owner().clone();
+        let promise = Promise { min: u64::MAX, low: u64::MAX };
+        owner.set_limits(&GroupLimits { promise, ..GroupLimits::default() });
+        walk(&fs, root_of(tenant), FILES).await;
+        expect_few(&fs);
+        world.close(fs).await;
+    });
+}

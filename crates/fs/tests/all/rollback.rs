@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use copyhold_fs::{Caller, Filesystem, FsError, NodeId, OpenFlags, RenameFlags};
+use copyhold_memory::{GroupLimits, Promise};
 use copyhold_types::{InodeNo, SubvolId};
-use copyhold_volume::VolumeError;
 use copyhold_volume::quota::{GroupId, Ledger, LimitKind, QuotaError};
+use copyhold_volume::{MemoryGroup, VolumeError, change_memory_limits};
 
 use crate::common::*;
 
@@ -412,6 +413,35 @@ fn an_empty_subvolume_is_removed_and_a_full_one_is_not() {
         assert!(matches!(plain.0, Err(FsError::Invalid(_))));
         fs.sync_subvolumes(&[]).await.unwrap();
         assert_eq!(fs.subvolumes().len(), 1);
+        world.close(fs).await;
+    });
+}
+
+/// LIMITS-M2: rollbacks multiply no promise of memory.
+#[test]
+fn a_state_that_is_kept_has_no_promise_beside_the_new_one() {
+    let world = World::new(14, 16384);
+    let promise = Promise { min: 1 << 20, low: 2 << 20 };
+    let promised = GroupLimits { promise, ..GroupLimits::default() };
+    let limits_of = |fs: &Filesystem, subvols: [SubvolId; 2]| {
+        subvols.map(|subvol| fs.volumes().subvol(subvol).unwrap().owner().limits())
+    };
+    let subvols = world.run(async {
+        let fs = world.open().await;
+        let old = subvolume(&fs, ROOT, "a").await;
+        let state = snapshot(&fs, old, "s").await;
+        let subvol = fs.volumes().subvol(old).unwrap();
+        let group = MemoryGroup::Of(&subvol);
+        change_memory_limits(fs.volumes(), group, |_| promised).await.unwrap();
+        drop(subvol);
+        let new = roll_back(&fs, "a", state, Some((ROOT, "kept"))).await.unwrap();
+        assert_eq!(limits_of(&fs, [old, new]), [GroupLimits::default(), promised]);
+        world.close(fs).await;
+        [old, new]
+    });
+    world.run(async {
+        let fs = world.open().await;
+        assert_eq!(limits_of(&fs, subvols), [GroupLimits::default(), promised]);
         world.close(fs).await;
     });
 }

@@ -1,5 +1,6 @@
 //! A filesystem on a simulated device, under a seeded runtime.
 
+pub(crate) mod queued;
 pub(crate) mod tenants;
 
 use std::collections::{BTreeMap, BTreeSet};

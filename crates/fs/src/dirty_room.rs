@@ -1,0 +1,259 @@
+//! Room for dirty data, and the writers that wait for it.
+//!
+//! A writer waits when the limit of dirty data is used up; beside other tenants that have dirty
+//! data, at its part of the limit (`memory::scarce`): a tenant that writes fast waits for its own
+//! data. A wait ends with an error when writing back fails instead.
+//!
+//! DIRTYROOM-D1  Progress and failures of the data that a writer waits for decide about its wait:
+//!               of its own subvolume while it waits for its part, else of all.
+//! DIRTYROOM-D2  When a group has room in its part again, all its writers look: none may be left
+//!               when nothing of its data is to leave memory any more.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use copyhold_memory::{MemoryClass, Room, Scarce, stalled};
+use copyhold_sync::{Mutex, of};
+use copyhold_types::{BLOCK_BYTES, Nanos, SubvolId};
+use event_listener::{Event, IntoNotification};
+use futures_util::future::select;
+
+use crate::inode::{Inode, InodeRef};
+use crate::subvol::Subvol;
+use crate::{Filesystem, FsError, Result};
+
+pub(crate) struct DirtyRoom {
+    /// Bytes of dirty blocks, taken ones included.
+    bytes: Scarce,
+    /// How often blocks have left memory.
+    progress: AtomicU64,
+    /// There is room for all again.
+    room: Event,
+    /// Half of the limit is free: no group waits for its part.
+    relief: Event,
+    failures: Mutex<Failures, of::DirtyFailures>,
+}
+
+/// How often a task has failed, and the last error.
+#[derive(Default)]
+struct Failures {
+    of_all: Failed,
+    /// Of subvolumes whose last task has failed.
+    of: BTreeMap<SubvolId, Failed>,
+}
+
+#[derive(Clone, Default)]
+struct Failed {
+    count: u64,
+    last: Option<FsError>,
+}
+
+/// The course of write-back up to a moment.
+struct Course {
+    progress: u64,
+    failed: Failed,
+}
+
+impl Failed {
+    fn note(&mut self, error: &FsError) {
+        self.count += 1;
+        self.last = Some(error.clone());
+    }
+}
+
+impl DirtyRoom {
+    pub(crate) fn new(limit: u64) -> DirtyRoom {
+        DirtyRoom {
+            bytes: Scarce::new(MemoryClass::Dirty, limit),
+            progress: AtomicU64::new(0),
+            room: Event::new(),
+            relief: Event::new(),
+            failures: Mutex::new(Failures::default()),
+        }
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        self.bytes.used()
+    }
+
+    pub(crate) fn is_half_used(&self) -> bool {
+        self.bytes.is_half_used()
+    }
+
+    /// `blocks` more of a file are in memory.
+    pub(crate) fn add(&self, inode: &Inode, blocks: usize) {
+        self.bytes.add(inode.owner(), (blocks * BLOCK_BYTES) as u64);
+    }
+
+    /// `blocks` of a file have left memory: as many waiting writers can continue, each with one. A
+    /// waiter that does not use it lets another wait longer, until half of the limit is free for
+    /// all.
+    pub(crate) fn forget(&self, inode: &Inode, blocks: usize) {
+        self.bytes.forget(inode.owner(), (blocks * BLOCK_BYTES) as u64);
+        if blocks > 0 {
+            self.progress.fetch_add(1, Relaxed);
+            inode.subvol.dirty_progress.fetch_add(1, Relaxed);
+        }
+        if !self.bytes.is_half_used() {
+            self.wake_all();
+        } else if blocks > 0 {
+            self.room.notify(blocks.additional());
+            // DIRTYROOM-D2.
+            if !self.bytes.has_part(inode.owner()) {
+                inode.subvol.dirty_room.notify(usize::MAX);
+            }
+        }
+    }
+
+    /// Waiters look again whether there will be room.
+    pub(crate) fn wake_all(&self) {
+        self.room.notify(usize::MAX);
+        self.relief.notify(usize::MAX);
+    }
+
+    /// The files that a failed task leaves are tried again; waiters for room get the error.
+    pub(crate) fn note_failure(&self, files: &[InodeRef], error: &FsError) {
+        let mut failures = self.failures.lock();
+        failures.of_all.note(error);
+        for inode in files {
+            failures.of.entry(inode.node.subvol).or_default().note(error);
+        }
+    }
+
+    /// A task for these files was successful.
+    pub(crate) fn note_success(&self, files: &[InodeRef]) {
+        let mut failures = self.failures.lock();
+        files.iter().for_each(|inode| _ = failures.of.remove(&inode.node.subvol));
+    }
+
+    /// DIRTYROOM-D1.
+    fn course(&self, room: Room, subvol: &Subvol) -> Course {
+        let failures = self.failures.lock();
+        let (progress, failed) = match room {
+            Room::OverPart => (&subvol.dirty_progress, failures.of.get(&subvol.id()).cloned()),
+            _ => (&self.progress, Some(failures.of_all.clone())),
+        };
+        Course { progress: progress.load(Relaxed), failed: failed.unwrap_or_default() }
+    }
+}
+
+impl Filesystem {
+    /// Waits while the limit is used up, or this subvolume's part of it beside others, unless every
+    /// write-back fails: then it is unknown when there will be room, and the caller gets the error.
+    pub(crate) async fn wait_for_room(self: &Arc<Self>, subvol: &Subvol) -> Result<()> {
+        if self.dirty_room(subvol) == Room::Free {
+            return Ok(());
+        }
+        let wait = Box::pin(self.wait_for_dirty_room(subvol));
+        stalled(subvol.volume.owner(), || self.rt.now(), wait).await
+    }
+
+    async fn wait_for_dirty_room(self: &Arc<Self>, subvol: &Subvol) -> Result<()> {
+        let waiting = &self.flusher.room;
+        loop {
+            let room = self.dirty_room(subvol);
+            let relief = waiting.relief.listen();
+            let listener = match room {
+                Room::Free => return Ok(()),
+                Room::OverPart => subvol.dirty_room.listen(),
+                Room::Full => waiting.room.listen(),
+            };
+            if self.dirty_room(subvol) != room {
+                continue;
+            }
+            self.writable()?;
+            self.pool_runs()?;
+            let before = waiting.course(room, subvol);
+            self.start_writers(Nanos::MAX);
+            select(listener, relief).await;
+            let now = waiting.course(room, subvol);
+            let has_failed =
+                now.progress == before.progress && now.failed.count > before.failed.count;
+            if has_failed && self.dirty_room(subvol) == room {
+                return now.failed.last.map_or(Ok(()), Err);
+            }
+        }
+    }
+
+    fn dirty_room(&self, subvol: &Subvol) -> Room {
+        self.flusher.room.bytes.room(self.pool.memory(), subvol.volume.owner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use copyhold_runtime::{Rt, SeededRuntime};
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::testing::{dirty_file, open, tenant};
+
+    const LIMIT_BLOCKS: usize = 256;
+
+    /// A filesystem, and a clean file of each of two tenants. The first has more than its part of
+    /// dirty data, which no task can write; the second has some.
+    async fn crowded(rt: &Rt) -> (Arc<Filesystem>, [InodeRef; 2]) {
+        let fs = open(rt, (LIMIT_BLOCKS * BLOCK_BYTES) as u64).await;
+        let mut files = Vec::new();
+        for (name, blocks) in [("first", LIMIT_BLOCKS / 2), ("second", LIMIT_BLOCKS / 8)] {
+            let tenant = tenant(&fs, name).await;
+            let node = dirty_file(&fs, tenant, "file", 0).await;
+            let inode = fs.inode(node).await.unwrap();
+            fs.flusher.room.add(&inode, blocks);
+            files.push(inode);
+        }
+        (fs, files.try_into().ok().unwrap())
+    }
+
+    /// DIRTYROOM-D1.
+    #[test]
+    fn progress_and_failures_of_others_do_not_end_a_wait_for_a_part() {
+        let rt = SeededRuntime::new(4);
+        rt.block_on(async {
+            let (fs, [first, second]) = crowded(&(rt.clone() as Rt)).await;
+            let room = &fs.flusher.room;
+            let mut wait = pin!(fs.wait_for_room(&first.subvol));
+            assert!(wait.as_mut().now_or_never().is_none());
+            let failed = |of: &InodeRef| {
+                let error = FsError::Invalid("a failed write");
+                room.note_failure(std::slice::from_ref(of), &error);
+                room.wake_all();
+            };
+            failed(&second);
+            assert!(wait.as_mut().now_or_never().is_none(), "an error of the other tenant");
+            room.forget(&second, 1);
+            failed(&first);
+            let error = wait.now_or_never().expect("its own data cannot be written").unwrap_err();
+            assert!(matches!(error, FsError::Invalid(_)), "{error}");
+            room.forget(&first, LIMIT_BLOCKS / 2);
+            room.forget(&second, LIMIT_BLOCKS / 8 - 1);
+            fs.close().await.unwrap();
+        });
+    }
+
+    /// DIRTYROOM-D2.
+    #[test]
+    fn all_writers_of_a_group_continue_when_it_has_room_in_its_part() {
+        let rt = SeededRuntime::new(5);
+        rt.block_on(async {
+            let (fs, [first, second]) = crowded(&(rt.clone() as Rt)).await;
+            let room = &fs.flusher.room;
+            room.add(&second, LIMIT_BLOCKS / 4);
+            let mut waits: Vec<_> =
+                (0..3).map(|_| Box::pin(fs.wait_for_room(&first.subvol))).collect();
+            assert!(waits.iter_mut().all(|wait| wait.now_or_never().is_none()));
+            room.forget(&first, LIMIT_BLOCKS / 8);
+            assert!(room.is_half_used());
+            for wait in &mut waits {
+                wait.now_or_never().expect("there is room in its part").unwrap();
+            }
+            drop(waits);
+            room.forget(&first, LIMIT_BLOCKS / 2 - LIMIT_BLOCKS / 8);
+            room.forget(&second, LIMIT_BLOCKS / 8 + LIMIT_BLOCKS / 4);
+            fs.close().await.unwrap();
+        });
+    }
+}
