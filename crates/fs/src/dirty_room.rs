@@ -6,14 +6,19 @@
 //!
 //! DIRTYROOM-D1  Progress and failures of the data that a writer waits for decide about its wait:
 //!               of its own subvolume while it waits for its part, else of all.
-//! DIRTYROOM-D2  When a group has room in its part again, all its writers look: none may be left
-//!               when nothing of its data is to leave memory any more.
+//! DIRTYROOM-D2  When data of a group has left memory, all its writers look: none may be left when
+//!               nothing of its data is to leave memory any more.
+//! DIRTYROOM-D3  A writer of a group above its `max` waits for dirty data of its own subvolume.
+//!               With none left it goes on (`forced`): no limit of memory stops a write for ever.
+//! DIRTYROOM-D4  While a writer waits, each task that ends is followed by others, if files wait.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use copyhold_memory::{MemoryClass, Room, Scarce, stalled};
+use copyhold_memory::{
+    Event as MemoryEvent, Limit, MemoryClass, MemoryOwner, Room, Scarce, stalled,
+};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, Nanos, SubvolId};
 use event_listener::{Event, IntoNotification};
@@ -21,6 +26,7 @@ use futures_util::future::select;
 
 use crate::inode::{Inode, InodeRef};
 use crate::subvol::Subvol;
+use crate::throttle::reclaim_over;
 use crate::{Filesystem, FsError, Result};
 
 pub(crate) struct DirtyRoom {
@@ -33,6 +39,23 @@ pub(crate) struct DirtyRoom {
     /// Half of the limit is free: no group waits for its part.
     relief: Event,
     failures: Mutex<Failures, of::DirtyFailures>,
+    waiters: AtomicUsize,
+}
+
+/// A writer that waits, until it is dropped.
+struct Waiter<'a>(&'a AtomicUsize);
+
+impl<'a> Waiter<'a> {
+    fn of(room: &'a DirtyRoom) -> Waiter<'a> {
+        room.waiters.fetch_add(1, Relaxed);
+        Waiter(&room.waiters)
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
 }
 
 /// How often a task has failed, and the last error.
@@ -70,6 +93,7 @@ impl DirtyRoom {
             room: Event::new(),
             relief: Event::new(),
             failures: Mutex::new(Failures::default()),
+            waiters: AtomicUsize::new(0),
         }
     }
 
@@ -79,6 +103,11 @@ impl DirtyRoom {
 
     pub(crate) fn is_half_used(&self) -> bool {
         self.bytes.is_half_used()
+    }
+
+    /// DIRTYROOM-D4.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.waiters.load(Relaxed) > 0
     }
 
     /// `blocks` more of a file are in memory.
@@ -100,9 +129,7 @@ impl DirtyRoom {
         } else if blocks > 0 {
             self.room.notify(blocks.additional());
             // DIRTYROOM-D2.
-            if !self.bytes.has_part(inode.owner()) {
-                inode.subvol.dirty_room.notify(usize::MAX);
-            }
+            inode.subvol.dirty_room.notify(usize::MAX);
         }
     }
 
@@ -128,57 +155,90 @@ impl DirtyRoom {
     }
 
     /// DIRTYROOM-D1.
-    fn course(&self, room: Room, subvol: &Subvol) -> Course {
+    fn course(&self, wait: Option<Wait>, subvol: &Subvol) -> Course {
         let failures = self.failures.lock();
-        let (progress, failed) = match room {
-            Room::OverPart => (&subvol.dirty_progress, failures.of.get(&subvol.id()).cloned()),
+        let (progress, failed) = match wait {
+            Some(Wait::Own) => (&subvol.dirty_progress, failures.of.get(&subvol.id()).cloned()),
             _ => (&self.progress, Some(failures.of_all.clone())),
         };
         Course { progress: progress.load(Relaxed), failed: failed.unwrap_or_default() }
     }
 }
 
+/// The data for which a writer waits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    /// That of its own subvolume: its part is used up, or a group is above its `max`.
+    Own,
+    /// Any: the limit is used up.
+    Any,
+}
+
 impl Filesystem {
-    /// Waits while the limit is used up, or this subvolume's part of it beside others, unless every
-    /// write-back fails: then it is unknown when there will be room, and the caller gets the error.
+    /// Waits while the limit is used up, or this subvolume's part of it beside others, and while
+    /// its group is above its `max` and has data to write back, unless every write-back fails: then
+    /// it is unknown when there will be room, and the caller gets the error.
     pub(crate) async fn wait_for_room(self: &Arc<Self>, subvol: &Subvol) -> Result<()> {
-        if self.dirty_room(subvol) == Room::Free {
-            return Ok(());
+        let owner = subvol.volume.owner();
+        if owner.is_near_limit()
+            && let Some(over) = reclaim_over(self, owner, Limit::Max)
+        {
+            over.group.count(MemoryEvent::Max);
         }
-        let wait = Box::pin(self.wait_for_dirty_room(subvol));
-        stalled(subvol.volume.owner(), || self.rt.now(), wait).await
+        if self.wait_of(subvol).is_some() {
+            let wait = Box::pin(self.wait_for_dirty_room(subvol));
+            stalled(owner, || self.rt.now(), wait).await?;
+        }
+        if owner.is_near_limit() && is_above_max(owner) {
+            owner.count(MemoryEvent::Forced);
+        }
+        Ok(())
     }
 
     async fn wait_for_dirty_room(self: &Arc<Self>, subvol: &Subvol) -> Result<()> {
         let waiting = &self.flusher.room;
+        let _waiter = Waiter::of(waiting);
         loop {
-            let room = self.dirty_room(subvol);
+            let wait = self.wait_of(subvol);
             let relief = waiting.relief.listen();
-            let listener = match room {
-                Room::Free => return Ok(()),
-                Room::OverPart => subvol.dirty_room.listen(),
-                Room::Full => waiting.room.listen(),
+            let listener = match wait {
+                None => return Ok(()),
+                Some(Wait::Own) => subvol.dirty_room.listen(),
+                Some(Wait::Any) => waiting.room.listen(),
             };
-            if self.dirty_room(subvol) != room {
+            if self.wait_of(subvol) != wait {
                 continue;
             }
             self.writable()?;
             self.pool_runs()?;
-            let before = waiting.course(room, subvol);
+            let before = waiting.course(wait, subvol);
             self.start_writers(Nanos::MAX);
             select(listener, relief).await;
-            let now = waiting.course(room, subvol);
+            let now = waiting.course(wait, subvol);
             let has_failed =
                 now.progress == before.progress && now.failed.count > before.failed.count;
-            if has_failed && self.dirty_room(subvol) == room {
+            if has_failed && self.wait_of(subvol) == wait {
                 return now.failed.last.map_or(Ok(()), Err);
             }
         }
     }
 
-    fn dirty_room(&self, subvol: &Subvol) -> Room {
-        self.flusher.room.bytes.room(self.pool.memory(), subvol.volume.owner())
+    fn wait_of(&self, subvol: &Subvol) -> Option<Wait> {
+        let owner = subvol.volume.owner();
+        match self.flusher.room.bytes.room(self.pool.memory(), owner) {
+            Room::OverPart => Some(Wait::Own),
+            Room::Full => Some(Wait::Any),
+            // DIRTYROOM-D3.
+            Room::Free => {
+                (owner.charged(MemoryClass::Dirty) > 0 && is_above_max(owner)).then_some(Wait::Own)
+            }
+        }
     }
+}
+
+/// Whether this group, or one above, is above its `max`.
+fn is_above_max(owner: &MemoryOwner) -> bool {
+    owner.over_limit(0).is_some_and(|over| over.limit == Limit::Max)
 }
 
 #[cfg(test)]

@@ -77,6 +77,7 @@ mod subvol;
 mod tenants;
 #[cfg(test)]
 mod testing;
+mod throttle;
 mod uses;
 mod writeback;
 mod writers;

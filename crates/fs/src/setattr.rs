@@ -13,6 +13,7 @@ use crate::permit::Way;
 use crate::privileges::{SET_GID, without_privileges};
 use crate::promise::{Charge, credit_for, quota_tier};
 use crate::room::Room;
+use crate::throttle::before_change;
 use crate::xattr_edit::XattrEdit;
 use crate::xattr_list::expect_room_for_names;
 use crate::{
@@ -36,6 +37,7 @@ impl Filesystem {
             Box::pin(self.strip_privileges(&inode, None)).await?;
         }
         self.permit(&inode, kind_of(set))?;
+        before_change(self, inode.subvol.volume.owner()).await?;
         if let Some(size) = set.size {
             inode.expect_file()?;
             let data = inode.lock.write().await;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use copyhold_format::item::{HashKey, ParentDirectory};
+use copyhold_memory::OwedDelay;
 use copyhold_runtime::{FifoMutex, FifoRwLock};
 use copyhold_types::{InodeNo, SubvolId, TableId};
 use copyhold_volume as volume;
@@ -37,10 +38,11 @@ pub(crate) struct Subvol {
     pub(crate) closing: AtomicBool,
     pub(crate) leftovers: Leftovers,
     pub(crate) deletions: Deletions,
-    /// Some of its dirty data has left memory, and it has less than its part of the limit.
+    /// Some of its dirty data has left memory.
     pub(crate) dirty_room: Event,
     /// How often dirty blocks of it have left memory.
     pub(crate) dirty_progress: AtomicU64,
+    pub(crate) owed_delay: OwedDelay,
 }
 
 impl Subvol {
@@ -58,6 +60,7 @@ impl Subvol {
             deletions: Deletions::default(),
             dirty_room: Event::new(),
             dirty_progress: AtomicU64::new(0),
+            owed_delay: OwedDelay::default(),
         }
     }
 

@@ -28,6 +28,7 @@ use crate::dirty_files::{DirtyFiles, TaskId};
 use crate::file::BATCH_BLOCKS;
 use crate::flight::{ALONE, BESIDE, Flying};
 use crate::inode::InodeRef;
+use crate::throttle::before_change;
 use crate::{Filesystem, FsError, NodeId, Result};
 
 /// Tasks that write at the same time.
@@ -213,7 +214,7 @@ impl Filesystem {
         task.files.iter().for_each(|inode| self.unlist_if_clean(inode));
         if task.files.iter().any(|inode| inode.state().error.is_some()) {
             self.flusher.room.wake_all();
-        } else if self.flusher.room.is_half_used() {
+        } else if self.flusher.room.is_half_used() || self.flusher.room.is_waited_for() {
             self.start_writers(Nanos::MAX);
         }
     }
@@ -258,6 +259,7 @@ impl WriterTask {
         inode: &InodeRef,
         version: u64,
     ) -> Result<bool> {
+        before_change(fs, inode.owner()).await?;
         let flying = self.take_room(fs, BATCH_BLOCKS).await;
         fs.write_batch(inode, version, false, Some(flying)).await
     }

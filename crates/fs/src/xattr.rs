@@ -11,6 +11,7 @@ use copyhold_types::Key;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::permit::Way;
 use crate::room::Room;
+use crate::throttle::before_change;
 use crate::xattr_edit::{XattrEdit, acl_flag};
 use crate::xattr_list::names;
 use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage};
@@ -85,6 +86,7 @@ impl Filesystem {
         self.writable()?;
         let inode = self.inode(node).await?;
         self.permit(&inode, Way::Attributes)?;
+        before_change(self, inode.subvol.volume.owner()).await?;
         check_name(name)?;
         if value.len() > XATTR_VALUE_MAX {
             return Err(FsError::AttributeTooBig { len: value.len(), max: XATTR_VALUE_MAX });
@@ -125,6 +127,7 @@ impl Filesystem {
         self.writable()?;
         let inode = self.inode(node).await?;
         self.permit(&inode, Way::Attributes)?;
+        before_change(self, inode.subvol.volume.owner()).await?;
         check_name(name)?;
         let mut room = Room::default();
         loop {

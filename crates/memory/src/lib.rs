@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod delay;
 mod events;
 mod figures;
 mod fit;
@@ -32,6 +33,7 @@ mod stall;
 mod tree;
 mod walk;
 
+pub use delay::{OwedDelay, delay_above_high};
 pub use events::{Counts, Event, Stat};
 pub use figures::{Figures, Survey};
 pub use fit::LimitsError;
@@ -44,7 +46,7 @@ pub use protection::{GroupUse, Promise, protections};
 pub use reclaim::{Lists, Reclaimed, reclaim};
 pub use rings::{AsIs, Entry, Evicted, Kind as RingKind, Rings};
 pub use scan::{Arm, Carry, Look, Pass, Scan};
-pub use scarce::{Room, Scarce};
+pub use scarce::{Parts, Room, Scarce};
 pub use shares::{AvailableMemory, INODE_BYTES, LOOKUP_BYTES, Shares, SharesError};
 pub use stall::{Stall, stalled};
 pub use walk::{Cause, OwnerLists};

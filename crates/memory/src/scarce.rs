@@ -16,18 +16,26 @@
 //! SCARCE-P3  Parts are those of a moment less than a 64th of the limit ago, in bytes that came or
 //!            went. The part of a group that used nothing then is the whole limit.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::owner::{Memory, MemoryClass, MemoryOwner};
+use crate::place::Slot;
 use crate::protection::GroupUse;
 use crate::scan::Arm;
 
 /// A class with a limit for all owners.
 #[derive(Debug)]
 pub struct Scarce {
+    parts: Parts,
+    used: AtomicU64,
+}
+
+/// The parts of the limit of a class.
+#[derive(Debug)]
+pub struct Parts {
     class: MemoryClass,
     limit: u64,
-    used: AtomicU64,
     /// Bytes that came or went since the parts were computed.
     moved: AtomicU64,
 }
@@ -44,7 +52,7 @@ pub enum Room {
 
 impl Scarce {
     pub fn new(class: MemoryClass, limit: u64) -> Scarce {
-        Scarce { class, limit, used: AtomicU64::new(0), moved: AtomicU64::new(u64::MAX / 2) }
+        Scarce { parts: Parts::new(class, limit), used: AtomicU64::new(0) }
     }
 
     /// Bytes in use, of all owners.
@@ -53,38 +61,53 @@ impl Scarce {
     }
 
     pub fn is_half_used(&self) -> bool {
-        self.used() >= self.limit / 2
+        self.used() >= self.parts.limit / 2
     }
 
     pub fn add(&self, owner: &MemoryOwner, bytes: u64) {
-        owner.add(self.class, bytes as i64);
+        owner.add(self.parts.class, bytes as i64);
         self.used.fetch_add(bytes, Relaxed);
-        self.moved.fetch_add(bytes, Relaxed);
+        self.parts.note_moved(bytes);
     }
 
     pub fn forget(&self, owner: &MemoryOwner, bytes: u64) {
-        owner.add(self.class, -(bytes as i64));
+        owner.add(self.parts.class, -(bytes as i64));
         self.used.fetch_sub(bytes, Relaxed);
-        self.moved.fetch_add(bytes, Relaxed);
+        self.parts.note_moved(bytes);
     }
 
     /// Whether the owner may use more.
     pub fn room(&self, memory: &Memory, owner: &MemoryOwner) -> Room {
         if !self.is_half_used() {
-            return Room::Free;
-        }
-        self.divide_when_due(memory);
-        if memory.arm() != Arm::Off && self.has_part(owner) {
+            Room::Free
+        } else if self.parts.is_used_up(memory, owner) {
             Room::OverPart
-        } else if self.used() >= self.limit {
+        } else if self.used() >= self.parts.limit {
             Room::Full
         } else {
             Room::Free
         }
     }
+}
+
+impl Parts {
+    pub fn new(class: MemoryClass, limit: u64) -> Parts {
+        Parts { class, limit, moved: AtomicU64::new(u64::MAX / 2) }
+    }
+
+    /// So many bytes of the class came or went.
+    pub fn note_moved(&self, bytes: u64) {
+        self.moved.fetch_add(bytes, Relaxed);
+    }
+
+    /// Whether the owner uses all of its part now.
+    pub fn is_used_up(&self, memory: &Memory, owner: &MemoryOwner) -> bool {
+        self.divide_when_due(memory);
+        memory.arm() != Arm::Off && self.was_used_up(owner)
+    }
 
     /// Whether the owner uses all of the part that it had last.
-    pub fn has_part(&self, owner: &MemoryOwner) -> bool {
+    pub fn was_used_up(&self, owner: &MemoryOwner) -> bool {
         // With nothing of its own a group would wait for nothing.
         owner.charged(self.class).max(0) as u64 >= owner.part(self.class).max(1)
     }
@@ -96,15 +119,12 @@ impl Scarce {
         }
         let picture = memory.picture_of(self.class);
         let parts = parts(&picture.groups, self.limit - self.limit / 8);
-        let owners = memory.owners();
-        owners.iter().for_each(|owner| owner.set_part(self.class, self.limit));
-        let mut by_slot: Vec<_> = owners.iter().map(|owner| (owner.slot(), owner)).collect();
-        by_slot.sort_unstable_by_key(|(slot, _)| *slot);
-        for (slot, part) in picture.lists.iter().zip(parts) {
-            let Some(slot) = slot else { continue };
-            if let Ok(at) = by_slot.binary_search_by_key(slot, |(slot, _)| *slot) {
-                by_slot[at].1.set_part(self.class, part);
-            }
+        let lists = picture.lists.iter().zip(parts);
+        let by_slot: BTreeMap<Slot, u64> =
+            lists.filter_map(|(slot, part)| Some(((*slot)?, part))).collect();
+        for owner in memory.owners() {
+            let part = by_slot.get(&owner.slot()).copied().unwrap_or(self.limit);
+            owner.set_part(self.class, part);
         }
     }
 }
@@ -186,6 +206,49 @@ mod tests {
     }
 
     proptest! {
+        /// SCARCE-P1 and SCARCE-P2 against sums: owners beside each other, each step of which is
+        /// so large that parts are computed anew.
+        #[test]
+        fn a_group_waits_exactly_when_a_plain_model_says_so(
+            steps in prop::collection::vec((0..4_usize, 100..800_u64, any::<bool>()), 1..60),
+            weights in prop::array::uniform4(1..400_u32),
+        ) {
+            let (memory, scarce) = (Memory::default(), scarce());
+            let owners = weights.map(|weight| {
+                let owner = memory.add_owner();
+                owner.set_limits(&GroupLimits { weight, ..GroupLimits::default() });
+                owner
+            });
+            let mut uses = [0; 4];
+            for (n, bytes, comes) in steps {
+                let bytes = if comes { bytes } else { bytes.min(uses[n]) };
+                if comes {
+                    scarce.add(&owners[n], bytes);
+                    uses[n] += bytes;
+                } else {
+                    scarce.forget(&owners[n], bytes);
+                    uses[n] -= bytes;
+                }
+                let used: u64 = uses.iter().sum();
+                // A smaller step leaves the parts of the step before.
+                if used < LIMIT / 2 || bytes < LIMIT / 64 {
+                    continue;
+                }
+                let users = (0..4).filter(|of| uses[*of] > 0);
+                let all: u64 = users.map(|of| u64::from(weights[of])).sum();
+                for (of, owner) in owners.iter().enumerate() {
+                    let part = (LIMIT - LIMIT / 8) * u64::from(weights[of]) / all;
+                    let wanted = match uses[of] {
+                        mine if mine > 0 && mine >= part => Room::OverPart,
+                        _ if used >= LIMIT => Room::Full,
+                        _ => Room::Free,
+                    };
+                    prop_assert_eq!(scarce.room(&memory, owner), wanted, "{:?}", uses);
+                }
+            }
+            (0..4).for_each(|of| scarce.forget(&owners[of], uses[of]));
+        }
+
         /// SCARCE-P2, at each level.
         #[test]
         fn the_parts_of_children_are_within_that_of_their_parent(

@@ -27,6 +27,7 @@ use copyhold_sync::{Mutex, of};
 use copyhold_table::{EDIT_BYTES, Weight};
 use copyhold_types::{BLOCK_BYTES, Nanos, Purpose};
 
+use crate::edit_parts::EditParts;
 use crate::log_room::{self, LogRoom, Room};
 use crate::nodes::COPIES;
 use crate::transaction::Credit;
@@ -53,6 +54,7 @@ pub(crate) struct Admission {
     asked: AtomicU64,
     /// Transactions that used more growth than their credit held (ADMIT-A4).
     overdrawn: AtomicU64,
+    pub(crate) parts: EditParts,
 }
 
 #[derive(Debug, Default)]
@@ -104,6 +106,11 @@ fn hold(held: &mut Option<Reservation>, space: &Space, blocks: u64) {
 }
 
 impl Admission {
+    /// `delta_bytes`: the limit of edits in memory.
+    pub(crate) fn new(delta_bytes: u64) -> Admission {
+        Admission { parts: EditParts::new(delta_bytes), ..Admission::default() }
+    }
+
     /// Edits have reached a base: keeps as much growth as the edits that are `left` may need, by
     /// their bytes. A share of all growth would not do: a flush of many small edits would release
     /// the growth of a few large ones.
@@ -133,6 +140,11 @@ impl Admission {
     pub(crate) fn are_dirty(&self, space: &Space, partitions: impl FnOnce() -> u64) {
         let mut layers = self.layers.lock();
         hold(&mut layers, space, partitions() * LAYER_BLOCKS);
+    }
+
+    /// The flusher wakes this task when it has looked for units again.
+    pub(crate) fn wake_later(&self, waker: &Waker) {
+        self.waiters.lock().push(waker.clone());
     }
 
     pub(crate) fn wake(&self) {
@@ -283,7 +295,7 @@ impl Pool {
             if !self.is_full() {
                 return Poll::Ready(Ok(()));
             }
-            self.admission.waiters.lock().push(cx.waker().clone());
+            self.admission.wake_later(cx.waker());
             self.flusher.kick();
             // A record that was applied before the waker was registered has not woken it.
             if self.is_full() { Poll::Pending } else { Poll::Ready(Ok(())) }

@@ -36,6 +36,7 @@ use copyhold_sync::{Mutex, of};
 use copyhold_table::{NodeSource, Table, Weight};
 use copyhold_types::{Key, Nanos, NodePtr, Purpose, TableId, Txg};
 
+use crate::edit_parts::START;
 use crate::marker::Kick;
 use crate::round::Round;
 use crate::units::{Aim, Unit, one_round};
@@ -48,8 +49,7 @@ const IDLE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(50);
 /// After so many commits all freed blocks are allocatable, unless a reader pins them.
 const COMMITS_TO_FREE: u32 = 2;
-/// From where one round follows each commit, and from where rounds follow each other.
-const START: f64 = 0.7;
+/// From where rounds follow each other.
 const HURRY: f64 = 0.85;
 /// The part of the space that an idle pool may reserve for growth: a 64th, 16 MiB of 1 GiB.
 const PROMISED: u64 = 64;
@@ -166,6 +166,8 @@ pub(crate) async fn run(pool: Weak<Pool>) {
             true => strong.flush_promised(rest.asked).await,
             false => strong.flush_by_policy().await,
         };
+        let flushed_nothing = !matches!(flushed, Ok(true)) && strong.wants_rounds();
+        strong.admission.parts.note_round(flushed_nothing);
         match flushed {
             // Nothing can be flushed now; the waiters would only kick again.
             Ok(false) if strong.is_full() => {
@@ -393,6 +395,7 @@ impl Pool {
     pub(crate) fn edited(&self, more: Weight) {
         let flusher = &self.flusher;
         flusher.edits.fetch_add(more.edits, Relaxed);
+        self.admission.parts.note_moved(more.bytes);
         let bytes = flusher.bytes.fetch_add(more.bytes, Relaxed) + more.bytes;
         let limit = self.limits.delta_bytes as f64 * START;
         if bytes as f64 > limit && !flusher.urged.swap(true, Relaxed) {

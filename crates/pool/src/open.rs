@@ -440,6 +440,7 @@ async fn assemble(
     };
     let tables = Tables::new(limits, root, memory.shared().clone(), tables);
     let ring_blocks = ring.blocks();
+    let admission = Admission::new(options.limits.delta_bytes);
     Ok(Pool {
         flusher: Flusher::new(tables.weight()),
         journal: Journal::new(
@@ -460,7 +461,7 @@ async fn assemble(
         group: Group::new(last),
         pins,
         ids: Ids::default(),
-        admission: Admission::default(),
+        admission,
         marker: Marker::default(),
         forks: Forks { gone: Mutex::new(gone), ..Forks::default() },
         tenants: options.tenants,

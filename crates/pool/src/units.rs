@@ -1,8 +1,9 @@
 //! The units of a flush round: those that pin the log, the most urgent first.
 //!
 //! The unit that pins the oldest part of the log goes first, at equal age the one with most edits;
-//! if the memory of deltas presses more than the log, the one with most edits. Tables under others
-//! go before all else, since they keep the tables over them from being flushed.
+//! if the memory of deltas presses more than the log, the one with most edits, of groups that have
+//! used up their part of it before all others (`edit_parts`). Tables under others go before all
+//! else, since they keep the tables over them from being flushed.
 
 use std::cmp::Reverse;
 
@@ -49,9 +50,9 @@ impl Pool {
     /// presses more than the log, those with most edits; metaslabs hold none.
     pub(crate) fn units(&self, aim: Aim) -> Vec<(Unit, u64)> {
         let memory = self.delta_pressure() > self.journal.pressure(self.limits.replay_edits);
-        let urgency = |pin: Txg, edits: u64| match memory {
-            true => (Reverse(edits), pin.get(), Reverse(edits)),
-            false => (Reverse(0), pin.get(), Reverse(edits)),
+        let urgency = |pin: Txg, edits: u64, is_over: bool| match memory {
+            true => (Reverse((is_over, edits)), pin.get(), Reverse(edits)),
+            false => (Reverse((false, 0)), pin.get(), Reverse(edits)),
         };
         let broken = self.flusher.broken.lock().clone();
         let forked = self.tables.under();
@@ -63,6 +64,8 @@ impl Pool {
             }
             // A table under others keeps them from being flushed.
             let first = !forked.contains(&table.id());
+            let parts = &self.admission.parts;
+            let is_over = memory && table.owner().is_some_and(|owner| parts.was_used_up(&owner));
             for stats in table.stats() {
                 let unit = (table.id(), stats.start);
                 // Layers pin nothing; there is no hurry to merge them.
@@ -71,7 +74,7 @@ impl Pool {
                 if let Some(pin) = pin.filter(|_| !stats.flushing) {
                     let edits = stats.edits as u64;
                     let unit = Unit::Partition(unit.0, unit.1);
-                    units.push(((first, urgency(pin, edits)), unit, edits));
+                    units.push(((first, urgency(pin, edits, is_over)), unit, edits));
                 }
             }
         }
@@ -79,7 +82,7 @@ impl Pool {
         let is_due = |pin: &Pin| !pin.flushing && !not_due.contains(&pin.metaslab);
         for pin in self.space.pins().filter(is_due) {
             let edits = if memory { 0 } else { pin.edits };
-            let urgency = (true, urgency(pin.oldest, edits));
+            let urgency = (true, urgency(pin.oldest, edits, false));
             units.push((urgency, Unit::Metaslab(pin.metaslab), pin.edits));
         }
         units.sort();

@@ -10,6 +10,7 @@ use crate::inode::lock_states;
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
 use crate::subvol::FILES;
+use crate::throttle::before_change;
 use crate::{Entry, Filesystem, FsError, NodeId, Result, Sabotage};
 
 impl Filesystem {
@@ -26,6 +27,7 @@ impl Filesystem {
         }
         let inode = self.inode(node).await?;
         self.permit_in(&inode.subvol)?;
+        before_change(self, inode.subvol.volume.owner()).await?;
         if inode.is_dir() {
             return Err(FsError::NotPermitted("a directory has one name"));
         }

@@ -11,6 +11,7 @@ use crate::inode::lock_states;
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
 use crate::subvol::FILES;
+use crate::throttle::before_change;
 use crate::{Filesystem, FsError, NodeId, Result};
 
 impl Filesystem {
@@ -33,6 +34,7 @@ impl Filesystem {
         let dir = self.inode(parent).await?;
         self.permit_in(&dir.subvol)?;
         dir.expect_dir()?;
+        before_change(self, dir.subvol.volume.owner()).await?;
         let name = Name::parse(name)?;
         if name.is_dots() {
             return Err(FsError::IsDirectory);

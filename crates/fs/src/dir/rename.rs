@@ -27,6 +27,7 @@ use crate::promise::{Charge, credit_for, quota_tier};
 use crate::room::Room;
 use crate::subvol::FILES;
 use crate::tenants::place_in;
+use crate::throttle::before_change;
 use crate::xattr_edit::XattrEdit;
 use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result, Sabotage};
 
@@ -107,6 +108,7 @@ impl Filesystem {
         new_dir.expect_dir()?;
         self.permit_in(&dir.subvol)?;
         self.permit_in(&new_dir.subvol)?;
+        before_change(self, dir.subvol.volume.owner()).await?;
         let mut written: SmallVec<[NodeId; 2]> = SmallVec::new();
         let mut rooms = Rooms::default();
         loop {

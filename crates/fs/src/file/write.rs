@@ -22,6 +22,7 @@ use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::KEY_BYTES;
 use crate::permit::Way;
 use crate::promise::{Promise, Take, promise_now_to};
+use crate::throttle::slow_above_high;
 use crate::{FileFlags, Filesystem, FsError, NodeId, Result, Sabotage};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -153,6 +154,7 @@ impl Filesystem {
         let flags = WriteFlags { accepted, ..flags };
         let inode = self.inode(node).await?;
         let taken = self.take_input(&inode, offset, input, flags).await?;
+        slow_above_high(self, &inode.subvol, taken).await;
         self.content_changed(&inode).await?;
         Ok(taken)
     }

@@ -32,6 +32,7 @@ mod rogue;
 mod rollback;
 mod subvolume_walls;
 mod tenants;
+mod throttled;
 mod truncated;
 mod turning;
 mod under_way;

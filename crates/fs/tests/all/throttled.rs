@@ -1,0 +1,129 @@
+//! A group that is over its memory waits for itself, and no other group waits for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use copyhold_fs::{Caller, Filesystem, NodeId, Options, SetAttr};
+use copyhold_memory::{Event, GroupLimits, MemoryOwner, Stat};
+use copyhold_pool::{Limits, OpenOptions, Pool};
+use copyhold_runtime::{Rt, Runtime};
+use copyhold_types::{Nanos, SubvolId};
+use futures_util::future::join_all;
+
+use crate::common::{World, pattern, write};
+use crate::quotas::{make, root_of, subvolume};
+
+fn owner(fs: &Filesystem, subvol: SubvolId) -> MemoryOwner {
+    fs.volumes().subvol(subvol).unwrap().owner().clone()
+}
+
+async fn chmod(fs: &Arc<Filesystem>, node: NodeId, mode: u32) {
+    let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+    fs.setattr(&Caller::ROOT, node, &set).await.unwrap();
+}
+
+/// EDITS-E1 and EDITS-E2: a tenant makes files as fast as it may, another one changes one of its.
+#[test]
+fn a_tenant_changes_files_without_a_wait_beside_one_with_its_part_of_edits() {
+    let world = World::with_log(81, 65_536, 32 << 20);
+    world.run(async {
+        let limits = Limits { delta_bytes: 256 << 10, ..Limits::default() };
+        let options = OpenOptions { tenants: true, limits, ..OpenOptions::default() };
+        let rt: Rt = world.rt.clone();
+        let pool = Pool::open(rt, world.device.clone(), options).await.unwrap();
+        let fs = Filesystem::open(pool, Options::default()).await.unwrap();
+        let (rogue, neighbour) = (subvolume(&fs, "rogue").await, subvolume(&fs, "neighbour").await);
+        let file = make(&fs, root_of(neighbour), "file").await.unwrap();
+        let flood = (0..8).map(|thread| {
+            let fs = &fs;
+            async move {
+                for n in 0..400 {
+                    make(fs, root_of(rogue), &format!("{thread}.{n}")).await.unwrap();
+                }
+            }
+        });
+        let mut flooding = Box::pin(join_all(flood));
+        let mut mode = 0;
+        while futures_util::poll!(&mut flooding).is_pending() {
+            let before = world.rt.now();
+            mode += 1;
+            chmod(&fs, file, 0o600 | (mode % 8)).await;
+            assert_eq!(world.rt.now(), before, "the neighbour waits");
+            world.rt.sleep(Duration::from_micros(50)).await;
+        }
+        drop(flooding);
+        let waited = [rogue, neighbour].map(|of| owner(&fs, of).counts().stat(Stat::Throttle));
+        assert!(waited[0] > 0 && waited[1] == 0, "{waited:?}");
+        world.close(fs).await;
+    });
+}
+
+/// A file of a tenant whose group has these limits; its memory is used by nothing else.
+async fn limited(fs: &Arc<Filesystem>, limits: GroupLimits) -> (NodeId, MemoryOwner) {
+    let tenant = subvolume(fs, "tenant").await;
+    let file = make(fs, root_of(tenant), "file").await.unwrap();
+    fs.sync().await.unwrap();
+    let owner = owner(fs, tenant);
+    owner.set_limits(&limits);
+    (file, owner)
+}
+
+/// DIRTYROOM-D3.
+#[test]
+fn a_writer_above_the_limit_waits_for_its_own_data_and_goes_on_without_any() {
+    const MAX: u64 = 256 << 10;
+    const PIECE: u64 = 64 << 10;
+    for max in [MAX, 0] {
+        let world = World::new(82, 65_536);
+        world.run(async {
+            let fs = world.open().await;
+            let limits = GroupLimits { max, ..GroupLimits::default() };
+            let (file, owner) = limited(&fs, limits).await;
+            let other = subvolume(&fs, "other").await;
+            let other = make(&fs, root_of(other), "file").await.unwrap();
+            for n in 0..64 {
+                write(&fs, file, n * PIECE, &pattern(1, PIECE as usize)).await;
+                let now = world.rt.now();
+                write(&fs, other, 0, &pattern(2, 100)).await;
+                assert_eq!(world.rt.now(), now, "another tenant waits");
+                let dirty = fs.dirty_bytes();
+                assert!(dirty <= max + PIECE + 4096, "{dirty} bytes are dirty with {max}");
+            }
+            let counts = owner.counts();
+            assert!(counts.event(Event::Max) > 0 && counts.stat(Stat::Throttle) > 0);
+            assert_eq!(counts.event(Event::Forced) > 0, max == 0);
+            world.close(fs).await;
+        });
+    }
+}
+
+/// THROTTLE-T2.
+#[test]
+fn a_writer_above_high_is_delayed_and_its_fsync_and_removals_are_not() {
+    const HIGH: u64 = 2 << 20;
+    const PIECE: usize = 256 << 10;
+    let world = World::with_log(83, 65_536, 8 << 20);
+    world.run(async {
+        let fs = world.open().await;
+        let limits = GroupLimits { high: HIGH, ..GroupLimits::default() };
+        let (file, owner) = limited(&fs, limits).await;
+        let gone = make(&fs, root_of(file.subvol), "gone").await.unwrap();
+        let mut waits = Vec::new();
+        for n in 0..10 {
+            let before = world.rt.now();
+            write(&fs, file, n * PIECE as u64, &pattern(1, PIECE)).await;
+            waits.push(Duration::from_nanos(world.rt.now() - before));
+        }
+        let long = Duration::from_millis(10);
+        assert!(waits[0] < long && waits.is_sorted(), "{waits:?}");
+        assert!(waits[9] >= long && waits[9] < Duration::from_secs(2) + long, "{waits:?}");
+        assert!(owner.counts().event(Event::High) > 0);
+        let since = |before: Nanos| Duration::from_nanos(world.rt.now() - before);
+        let before = world.rt.now();
+        fs.unlink(root_of(file.subvol), b"gone").await.unwrap();
+        fs.fsync(file, false).await.unwrap();
+        assert!(since(before) < long, "{:?}", since(before));
+        fs.release(gone);
+        world.close(fs).await;
+    });
+}
